@@ -16,39 +16,20 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, permutations
 from math import prod
-from typing import NamedTuple
 
 from ..checkpoint import Tensor
 from . import cuts, orders
 from .bundle_orders import FUSED, PARTS
 from .cells import FORGET, SUMMED
 from .conventions import is_kernel
-from .doubt import (
-    FLAT,
-    FLAT_GATES,
-    FLAT_NOT,
-    FLATTENED,
-    GATES,
-    IMAGE_NOT,
-    IMAGED,
-    KEPT_GATES,
-    PLAIN,
-    SHAPED_IMAGE,
-)  # fmt: skip
+from .doubt import FLAT, FLAT_NOT, FLATTENED, IMAGE_NOT, KEPT_GATES, SHAPED_IMAGE
+from .images import flattened, shaped
 from .orders import Order, Shape
-from .pairs import Pair, leaf, parent
+from .pairs import Alternative, Pair, leaf, parent
 
 MAX_HEADS = 8
 MAX_PARTS = 3  # of a tensor, whose other orders are tried
-MAX_CHANNELS = 6
 SETTLED = {FLAT, FLAT_NOT, KEPT_GATES, SHAPED_IMAGE, IMAGE_NOT}  # why matrices are as they are, which others try
-
-
-class Alternative(NamedTuple):
-    """What is tried, in words, and the pairs that it replaces by their places in the proposal."""
-
-    text: str
-    pairs: Mapping[int, Pair]
 
 
 def alternatives(
@@ -57,65 +38,14 @@ def alternatives(
     """All alternatives to the pairs that are not sure; `target` holds the shapes of the module's tensors."""
     unsure = {k: p for k, p in enumerate(pairs) if not p.sure}
     likely = {k: p for k, p in unsure.items() if FLAT in p.why or FLAT_NOT in p.why}
-    yield from _flattened(likely, source)
-    yield from _shaped(unsure, source)
+    yield from flattened(likely, source, target)
+    yield from shaped(unsure, source)
     yield from _turned(unsure, source, target)
     yield from _gates(unsure, source)
     yield from interleaved(unsure, source, target)
     yield from _reordered(unsure)
     yield from _crossed(unsure, target)
-    yield from _flattened({k: p for k, p in unsure.items() if k not in likely}, source)
-
-
-def _flattened(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iterator[Alternative]:
-    """Dense layers behind a flattened image: the channels come first in torch and last in TensorFlow."""
-    channels = sorted({t.shape[-1] for t in source.values() if len(t.shape) in (3, 4, 5)}, reverse=True)
-    beside: dict[tuple[int, str], dict[int, Pair]] = defaultdict(dict)
-    for k, p in unsure.items():
-        shape = source[p.sources[0]].shape
-        if len(shape) != 2 or len(p.sources) != 1 or len(p.targets) != 1 or ("(" in p.order.text and not _image(p)):
-            continue
-        turned = _image(p) or orders.essence(p.order, shape) == (1, 0)
-        way = FLAT_GATES if p.order.text in (GATES, FLAT_GATES) else FLATTENED if turned else "o (s c) -> o (c s)"
-        beside[shape[0] if turned else shape[1], way][k] = p
-    for (inputs, way), several in beside.items():
-        groups = [several, *({k: p} for k, p in several.items())] if len(several) > 1 else [several]
-        for group in groups:
-            first = next(iter(group.values())).targets[0]
-            name = first if len(group) == 1 else f"{first} and others of {inputs} inputs"
-            flat = {k: p._replace(order=Order(PLAIN[way])) for k, p in group.items() if p.order.text in PLAIN}
-            if flat:
-                yield Alternative(f"{name} behind no image", flat)
-            for c in [c for c in channels if 1 < c < inputs and inputs % c == 0][:MAX_CHANNELS]:
-                order = Order(way, (("c", c),))
-                if other := {k: p._replace(order=order) for k, p in group.items() if p.order != order}:
-                    yield Alternative(f"{name} behind an image of {c} channels", other)
-
-
-def _shaped(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iterator[Alternative]:
-    """Dense layers in front of an image, with their biases: plain, or of so many channels."""
-    groups: dict[int, dict[int, Pair]] = defaultdict(dict)
-    for k, p in unsure.items():
-        if {SHAPED_IMAGE, IMAGE_NOT} & {*p.why}:
-            groups[source[p.sources[0]].shape[-1]][k] = p
-    plain = {shaped: text for text, shaped in IMAGED.items()}
-    for width, found in groups.items():
-        name = f"{next(iter(found.values())).targets[0]} and others of {width} outputs"
-        if there := {
-            k: p._replace(order=Order(plain[p.order.text])) for k, p in found.items() if p.order.text in plain
-        }:
-            yield Alternative(f"{name} in front of no image", there)
-        sizes = {n for t in source.values() if len(t.shape) in (3, 4, 5) for n in t.shape[-2:]}
-        for c in sorted((c for c in sizes if 1 < c < width and width % c == 0), reverse=True)[:MAX_CHANNELS]:
-            made = {k: Order(IMAGED[plain.get(p.order.text, p.order.text)], (("c", c),)) for k, p in found.items()}
-            if any(order != found[k].order for k, order in made.items()):
-                shaped = {k: found[k]._replace(order=order) for k, order in made.items()}
-                yield Alternative(f"{name} in front of an image of {c} channels", shaped)
-
-
-def _image(p: Pair) -> bool:
-    """Whether the order is one of those behind an image, or the gates of a GRU, which may stand there."""
-    return p.order.text in (*PLAIN, GATES)
+    yield from flattened({k: p for k, p in unsure.items() if k not in likely}, source, target)
 
 
 def _turned(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
+from math import prod
 from typing import NamedTuple
 
 from ..checkpoint import Tensor
@@ -50,14 +51,25 @@ class Judge:
     """What is known of the source as a whole: which widths its layers have; and whether the target is a module."""
 
     def __init__(
-        self, a: Mapping[str, Tensor], *, module: bool = False, images: Mapping[int, int] | None = None
+        self,
+        a: Mapping[str, Tensor],
+        *,
+        module: bool = False,
+        images: Mapping[int, int] | None = None,
+        kinds: Mapping[str, str] | None = None,
     ) -> None:
-        """`images`: the channels of images that dense layers of so many outputs are shaped into."""
-        self.module, self.images = module, images or {}
+        """`images`: the channels of images that dense layers of so many outputs are shaped into.
+
+        `kinds` are the source's classes: those of Keras say what follows a Flatten.
+        """
+        self.module, self.images, self.kinds = module, images or {}, kinds or {}
         convolved = [t for n, t in a.items() if len(t.shape) in (3, 4, 5) and not HEADS & {*words(n)}]
-        self.channels = {t.shape[-1] for t in convolved if t.shape[-1] > 1}
+        each = {prod(t.shape[-2:]) if "depthwise" in t.name.lower() else t.shape[-1] for t in convolved}
+        self.channels = each - {1}
         self.branches = _branches(convolved)
-        self.widths = Counter(t.shape[-1] for t in a.values() if len(t.shape) == 2) + Counter(self.channels)
+        # [1, n] is a scale or a bias, unless it is called a kernel
+        matrices = [t for n, t in a.items() if len(t.shape) == 2 and (t.shape[0] > 1 or conventions.is_kernel(leaf(n)))]
+        self.widths = Counter(t.shape[-1] for t in matrices) + Counter(self.channels)
 
     def order(self, a: Tensor, b: Tensor) -> Judged | None:
         """The order that names and shapes give; None if there is none."""
@@ -90,7 +102,8 @@ class Judge:
     def flattened(self, a: Tensor, found: Order) -> Judged | None:
         """The order of a dense layer or a cell that may stand behind a flattened image: torch has channels first.
 
-        The file of a port is taken unchanged, because many ports permute the image before they flatten it.
+        The file of a port is taken unchanged, because many ports permute the image before they flatten it; so are
+        inputs that may be another layer's outputs, where only Keras says that there is a Flatten, perhaps of those.
         """
         if len(a.shape) != 2 or not conventions.is_kernel(leaf(a.name)):
             return None
@@ -99,12 +112,17 @@ class Judge:
         others = (
             self.widths[n] - (a.shape[1] == n) - (n in self.images)
         )  # whose outputs these inputs may be: not its own
-        if others > 0 or not channels:
+        if (others > 0 and not follows_flatten(self.kinds, a.name)) or not channels:
             return None
         flat = next((text for text, plain in PLAIN.items() if found.text == plain), "")
-        if not self.module or not flat or n in self.branches:
+        if not self.module or not flat or n in self.branches or others > 0:
             return Judged(found, FLAT_NOT, True)
         return Judged(Order(flat, (("c", channels),)), FLAT, True)
+
+
+def follows_flatten(kinds: Mapping[str, str], name: str) -> bool:
+    """Whether the config of a Keras model says that a layer is fed by a Flatten."""
+    return kinds.get(name, "").startswith(("flat_", "mixed_"))
 
 
 def images(a: Mapping[str, Tensor], b: Mapping[str, Tensor], kinds: Mapping[str, str]) -> dict[int, int]:

@@ -63,7 +63,7 @@ def known_of(sides: Sides, trained: bool) -> Known:
     ]
     statistics = [any(words(n)[-1:] == ("running_var",) for n in side.tensors) for side in sides]
     shaped = images(sides[0].tensors, sides[1].tensors, sides[1].kinds)
-    judge = Judge(sides[0].tensors, module=bool(sides[1].kinds), images=shaped)
+    judge = Judge(sides[0].tensors, module=bool(sides[1].kinds), images=shaped, kinds=sides[0].kinds)
     return Known(
         judge, Unique(*read), trained, statistics == [True, False],
         ({i.name: i for i in read[0]}, {i.name: i for i in read[1]}), cells, (biased[0], biased[1]),

@@ -98,6 +98,13 @@ class Pair(NamedTuple):
     each: tuple[int, int] | None = None
 
 
+class Alternative(NamedTuple):
+    """What is tried, in words, and the pairs that it replaces by their places in the proposal."""
+
+    text: str
+    pairs: Mapping[int, Pair]
+
+
 WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 COPY = re.compile(r":[0-9]+$")  # TensorFlow's
 DIGITS = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")

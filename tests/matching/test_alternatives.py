@@ -58,6 +58,13 @@ def test_dense_layers_behind_images() -> None:
     ]
 
 
+def test_a_dense_layer_of_one_output_is_no_vector() -> None:
+    row = pair("f/kernel", "f.weight", FLAT_ORDER, FLAT)
+    found = tried([row], IMAGE | {"f/kernel": (24, 1)}, {"f.weight": (1, 24)})
+    assert found[0] == "f.weight behind no image | 0: i o -> o i"
+    assert found[1:] == [f"f.weight behind an image of {c} channels | 0: {FLATTENED}; c={c}" for c in (6, 4)]
+
+
 def test_cells_behind_one_image() -> None:
     """Both ways of a GRU together, then each."""
     names = ("f", "b")
@@ -69,6 +76,43 @@ def test_cells_behind_one_image() -> None:
         f"f.weight_ih {image} | 0: {FLAT_GATES}; c=2",
         f"b.weight_ih {image} | 1: {FLAT_GATES}; c=2",
     ]
+
+
+BETWEEN = {  # how a kernel and the vectors in front of it are now, what is tried of all, and of the vectors alone
+    "behind an image": (FLAT, "(s c) -> (c s)", ["no image", "6", "4"], True),
+    "behind none": (FLAT_NOT, "", ["6", "4", "3"], False),
+}
+
+
+@pytest.mark.parametrize("case", BETWEEN)
+def test_vectors_go_with_the_kernel_behind_them(case: str) -> None:
+    """All that stands behind one image together, then the layers; reasons say what each would do."""
+    why, text, ways, now = BETWEEN[case]
+    source: dict[str, Shape] = IMAGE | {"n/gamma": (24,), "n/beta": (1, 24), "f/kernel": (24, 5), "other": (24,)}
+    target: dict[str, Shape] = {"n.weight": (24,), "n.bias": (24,), "f.weight": (5, 24), "o": (24,)}
+    size = (("c", 3),) if now else ()
+    rows = [
+        pair("n/gamma", "n.weight", Order(text, size), why),
+        pair("n/beta", "n.bias", Order("1 (s c) -> (c s)" if now else "1 b -> b", size), why),
+        pair("f/kernel", "f.weight", FLAT_ORDER if now else "i o -> o i", why),
+        pair("other", "o"),
+    ]
+    behind = [f"behind {'an image of ' * w.isdigit()}{w}{' channels' * w.isdigit()}" for w in ways]
+    groups = ["n.weight and others of 24 inputs"] * 2 + ["f.weight"]
+    found = tried(rows, source, target)
+    assert [t.split(" | ")[0] for t in found] == [f"{g} {w}" for g in groups for w in behind]
+    plain, image = (
+        [f"0: {a}", f"1: {b}", f"2: {c}"]
+        for a, b, c in (
+            ("", "1 b -> b", "i o -> o i"),
+            ("(s c) -> (c s); c=6", "1 (s c) -> (c s); c=6", f"{FLATTENED}; c=6"),
+        )
+    )
+    first = plain if now else image
+    assert [t.split(" | ")[1:] for t in found[:: len(ways)]] == [first, first[:2], first[2:]]
+    tensors = {n: held(n, np.zeros(shape, "f4")) for n, shape in source.items()}
+    for other in alternatives(rows, tensors, target):
+        assert {p.why for p in other.pairs.values()} == {(FLAT_NOT if "no image" in other.text else FLAT,)}
 
 
 def test_an_image_of_a_matrix_that_is_not_turned() -> None:

@@ -11,11 +11,25 @@ import pytest
 from ckptconv import UsageError
 from ckptconv.checkpoint import Tensor, held
 from ckptconv.matching import cells, checked, parts, prints
-from ckptconv.matching.doubt import CHOSEN, FLAT, FLAT_GATES, FLATTENED, KEPT_GATES, PLAIN, VOTED, Judge, voted
+from ckptconv.matching.behind import behind
+from ckptconv.matching.doubt import (
+    CHOSEN,
+    FLAT,
+    FLAT_GATES,
+    FLAT_NOT,
+    FLATTENED,
+    KEPT_GATES,
+    PLAIN,
+    SHAPED_IMAGE,
+    VOTED,
+    Judge,
+    voted,
+)  # fmt: skip
 from ckptconv.matching.lengths import _axis, padded
 from ckptconv.matching.orders import Order
 from ckptconv.matching.pairs import Length, Pair, Proposal, folded, leaf, parent
 from ckptconv.matching.prints import Print, fingerprint, fingerprints
+from ckptconv.matching.side import Side
 from ckptconv.matching.toml import summary, toml
 from ckptconv.matching.units import Unit
 from ckptconv.moves.sources import Sources
@@ -99,6 +113,71 @@ def test_a_cell_behind_a_flattened_image(gates: int, text: str) -> None:
         found, state = cells.cell(x, y, judge)
         assert (found.order, found.also, found.real) == want
         assert (state.also, state.real) == ("", False)
+
+
+CONV: dict[str, tuple[int, ...]] = {"c/kernel": (1, 1, 2, 5), "c/bias": (5,)}
+NORM, DENSE = {"n/gamma": (60,)}, {"d/kernel": (60, 6), "d/bias": (6,)}
+SQUARE: dict[str, tuple[int, ...]] = {"d/kernel": (60, 60), "d/bias": (60,)}
+DECODER: dict[str, tuple[int, ...]] = {"z/kernel": (6, 60), "z/bias": (60,), "t/kernel": (1, 1, 5, 2)}
+OWN = {"n.gamma": "batchnorm1d", "c.kernel": "conv2d"}
+TURNED = ("(s c) -> (c s)", FLAT)
+# The source; the classes of the target ({} of a file) and of the source; what becomes of vectors beside an image.
+VECTORS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, str], str, dict[str, tuple[str, str]]]] = {
+    "a normalisation": (CONV | NORM | DENSE, OWN, "", {"n.gamma": TURNED}),
+    "all of it": (CONV | NORM | {"n/beta": (60,)} | DENSE, OWN, "", {"n.gamma": TURNED, "n.beta": TURNED}),
+    "with one output": (CONV | NORM | {"d/kernel": (60, 1), "d/bias": (1,)}, OWN, "", {"n.gamma": TURNED}),
+    "with one input": (CONV | {"e/kernel": (1, 60), "e/bias": (60,)} | NORM | DENSE, OWN, "", {}),
+    "defined later": (CONV | DENSE | NORM, OWN, "", {"n.gamma": TURNED}),
+    "of a class of one's own": (CONV | NORM | DENSE, {"c.kernel": "conv2d"}, "", {"n.gamma": TURNED}),
+    "into a file": (CONV | NORM | DENSE, {}, "", {"n.gamma": ("", FLAT_NOT)}),
+    "of an image": (CONV | NORM | DENSE, {"n.gamma": "batchnorm2d"}, "", {}),
+    "of another length": (CONV | {"n/gamma": (30,)} | DENSE, OWN, "", {}),
+    "of no image": ({"c/kernel": (1, 1, 2, 7)} | NORM | DENSE, OWN, "", {}),
+    "as long as the outputs of a layer": (CONV | {"e/kernel": (7, 60), "e/bias": (60,)} | NORM | DENSE, OWN, "", {}),
+    "as long as those, but Keras says": (
+        CONV | {"e/kernel": (7, 60), "e/bias": (60,)} | NORM | DENSE, OWN, "flat_x", {"n.gamma": ("", FLAT_NOT)},
+    ),
+    "in front of a square matrix": (CONV | NORM | SQUARE, OWN, "", {"n.gamma": TURNED}),
+    "behind it": (CONV | SQUARE | NORM, OWN, "", {"n.gamma": ("", FLAT_NOT)}),
+    "behind it, but Keras says": (CONV | SQUARE | NORM, OWN, "flat_batch_normalization", {"n.gamma": TURNED}),
+    "a row": (CONV | {"n/scale": (1, 60)} | DENSE, OWN, "", {"n.scale": ("1 (s c) -> 1 (c s)", FLAT)}),
+    "joined channels": (CONV | NORM | {"e/kernel": (1, 1, 60, 4)} | DENSE, OWN, "", {}),
+    "behind branches": (
+        {"a/kernel": (1, 1, 2, 20), "b/kernel": (1, 1, 2, 40)} | NORM | DENSE, OWN, "", {"n.gamma": ("", FLAT_NOT)},
+    ),
+    "the bias of heads": (CONV | {"n/kernel": (3, 6, 10), "n/bias": (60,)} | DENSE, OWN, "", {}),
+    "channels of a depthwise kernel": (
+        CONV | {"e/depthwise_kernel": (3, 3, 5, 12)} | NORM | DENSE, OWN, "", {},
+    ),
+    "with a decoder": (
+        CONV | NORM | DENSE | DECODER, OWN, "", {"n.gamma": TURNED, "z.bias": ("(s c) -> (c s)", SHAPED_IMAGE)},
+    ),
+    "behind a decoder's": (
+        CONV | DENSE | {"z/kernel": (6, 60), "z/bias": (60,)} | NORM | {"t/kernel": (1, 1, 5, 2)}, OWN, "",
+        dict.fromkeys(("z.bias", "n.gamma"), ("(s c) -> (c s)", SHAPED_IMAGE)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", VECTORS)
+def test_vectors_behind_a_flattened_image(case: str) -> None:
+    """As the kernel of as many inputs, unless they have the length that a layer gives, or are of an image."""
+    source, kinds, keras, want = VECTORS[case]
+    a = {n: tensor(n, s) for n, s in source.items()}
+    shapes = {n.replace("/", "."): s if s == (1, 60) else s[::-1] for n, s in source.items()}
+    b = {n: tensor(n, s) for n, s in shapes.items()}
+    sides = Side(a, dict.fromkeys(a, keras)), Side(b, kinds)
+    judge = Judge(a, module=bool(kinds), images={60: 5} if "z/kernel" in a else {}, kinds=sides[0].kinds)
+    pairs = []
+    for x, y in zip(a.values(), b.values(), strict=True):
+        found = judge.order(x, replace(y, name=y.name.replace("kernel", "weight")))
+        assert found is not None
+        why = (found.doubt,) if found.doubt else ()
+        pairs.append(Pair((x.name,), (y.name,), found.order, "names", not why, why, real=found.real))
+    made = {p.targets[0]: p for p in behind(pairs, sides)}
+    assert {n: (p.order.text, *p.why) for n, p in made.items() if not p.sure and "kernel" not in n} == want
+    assert [p for p in made.values() if "kernel" in p.sources[0]] == [p for p in pairs if "kernel" in p.sources[0]]
+    assert all(p.real and dict(p.order.sizes).get("c", 5) == 5 for n, p in made.items() if n in want and FLAT in p.why)
 
 
 def test_a_cell_of_torch_stays_what_it_is() -> None:

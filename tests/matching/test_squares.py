@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +21,22 @@ Arrays = dict[str, Any]
 
 
 class Behind(nn.Module):
-    """A dense layer behind an image of N x N x N, as wide as the image; the port may permute it first."""
+    """A dense layer behind an image of N x N x N, as wide as the image; the port may permute it first.
 
-    def __init__(self, permuted: bool = False) -> None:
+    A normalisation or an activation with weights may stand between the two, and one behind.
+    """
+
+    def __init__(self, permuted: bool = False, between: Any = nn.Identity, after: Any = nn.Identity) -> None:
         super().__init__()
         self.permuted = permuted
         self.conv1, self.conv2 = nn.Conv2d(N, N, 3, padding=1), nn.Conv2d(N, N, 3, padding=1)
-        self.fc, self.out = nn.Linear(N**3, N**3), nn.Linear(N**3, N)
+        self.between = between()
+        self.fc, self.after, self.out = nn.Linear(N**3, N**3), after(), nn.Linear(N**3, N)
 
     def forward(self, x: Any) -> Any:
         x = self.conv2(self.conv1(x).relu()).relu()
         x = x.permute(0, 2, 3, 1) if self.permuted else x
-        return self.out(self.fc(x.flatten(1)).relu())
+        return self.out(self.after(self.fc(self.between(x.flatten(1)))).relu())
 
 
 class Before(nn.Module):
@@ -60,9 +66,26 @@ class Image(nn.Module):
         return self.conv2(self.conv1(x).relu())
 
 
+VECTORS = {"running_mean": "moving_mean", "running_var": "moving_variance", "bias": "beta", "weight": "gamma"}
+
+
+def vectors(module: Any, dense: str) -> Arrays:
+    """The normalisations as Keras stores them, behind an image or not."""
+    out: Arrays = {}
+    for name in ("between", "after"):
+        for k, t in getattr(module, name, nn.Identity()).state_dict().items():
+            if k in VECTORS:
+                word = "alpha" if isinstance(getattr(module, name), nn.PReLU) else VECTORS[k]
+                turns = name == "between" and dense == "behind"
+                out[f"{name}/{word}"] = (
+                    t.numpy().reshape(N, N, N).transpose(1, 2, 0).reshape(-1) if turns else t.numpy()
+                )
+    return out
+
+
 def stored(module: Any, dense: str) -> Arrays:
     """As Keras stores it; `dense` is where fc stands: behind an image, before one, or neither."""
-    out: Arrays = {}
+    out = vectors(module, dense)
     for name in ("fc", "conv1", "conv2", "out"):
         if not hasattr(module, name):
             continue
@@ -80,16 +103,29 @@ def drawn(seed: int, module: Any) -> Any:
     with torch.no_grad():
         for p in module.parameters():
             p.normal_(0, 0.3)
+        for name, t in module.named_buffers():
+            if "running" in name:
+                t.uniform_(0.5, 2)
     return module.eval()
 
 
 PORTS: dict[str, tuple[Any, str, bool]] = {  # how it is built, where fc stands, whether names alone are right
     "behind an image": (Behind, "behind", True),
     "behind a permuted image": (lambda: Behind(True), "", False),
+    **{
+        f"{name}, behind {'a permuted' if permuted else 'an'} image": (
+            partial(Behind, permuted, partial(kind, N**3)), "" if permuted else "behind", not permuted,
+        )
+        for name, kind in (("a batch norm", nn.BatchNorm1d), ("a layer norm", nn.LayerNorm), ("a PReLU", nn.PReLU))
+        for permuted in (False, True)
+    },
+    "between two norms": (
+        partial(Behind, False, partial(nn.BatchNorm1d, N**3), partial(nn.LayerNorm, N**3)), "behind", True,
+    ),
     "before an image": (Before, "before", True),
     "before an image, defined last": (lambda: Before(first=False), "before", True),
     "before an image that is permuted": (lambda: Before(plain=True), "", False),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", PORTS)
@@ -115,11 +151,15 @@ def wrong(original: Any, found: Any, tmp_path: Path, *, real: bool = False) -> l
     from ckptconv.torch import load_into
 
     (tmp_path / "r.toml").write_text(found.rules)
-    fresh = drawn(5, type(original)())
+    fresh = drawn(5, deepcopy(original))
     load_into(fresh, tmp_path / "a.npz", converter=str(tmp_path / "r.toml"))
     want = original.state_dict()
     marked = {n for p in found.proposal.pairs if p.real and not p.sure for n in p.targets}
-    return [n for n, t in fresh.state_dict().items() if not torch.equal(t, want[n]) and (n in marked or not real)]
+    return [
+        n
+        for n, t in fresh.state_dict().items()
+        if t.shape and not torch.equal(t, want[n]) and (n in marked or not real)
+    ]
 
 
 @pytest.mark.parametrize("last", ["", "inputs", "outputs", "inputs and outputs"])
