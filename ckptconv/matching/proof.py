@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from ..checkpoint import Checkpoint
 from ..messages import many, paragraphs
 from ..verification.outputs import Comparison
-from . import settings
+from . import bundle_orders, cells, doubt, modules, settings
 from .attempts import Runner, Search
 from .evidence import ENOUGH, bits
-from .pairs import Proposal
+from .pairs import Pair, Proposal
 
 if TYPE_CHECKING:
     from ..verification.outputs import Outputs
@@ -35,6 +35,11 @@ FEW = (
     "the outputs hold too little to prove weights, as others give them by chance, so that none are tried; give more "
     "rows, or what comes before a last argmax or threshold"
 )
+ASSUMED = {  # what is no longer so when something else was taken; images.py changes its own
+    doubt.CHOSEN, doubt.SHAPED, doubt.VOTED, doubt.KEPT_GATES, bundle_orders.FUSED, bundle_orders.PARTS, cells.FORGET,
+    modules.PLACE, modules.SOME, modules.NUMBERS,
+}  # fmt: skip
+CHANGED = "changed by the check, as the outputs are nearer so"
 AS_RUN = "the modules in the order in which they run"
 
 
@@ -109,8 +114,8 @@ def prove(
     found = search.hints()
     settled, undecided = (set(), ()) if few or not search.comparison.same else search.settled()
     pairs = tuple(
-        p._replace(evidence="proved", sure=True, real=False, why=(), rivals=()) if k in settled else p
-        for k, p in enumerate(search.pairs)
+        p._replace(evidence="proved", sure=True, real=False, why=(), rivals=()) if k in settled else said(p, before)
+        for k, (p, before) in enumerate(zip(search.pairs, proposal.pairs, strict=True))
     )
     return Proof(
         replace(proposal, pairs=pairs), as_it_is, search.tried, tuple(search.kept), undecided, search.why,
@@ -120,6 +125,14 @@ def prove(
             *([FEW] if few else []),
         ),
     )  # fmt: skip
+
+
+def said(p: Pair, before: Pair) -> Pair:
+    """The pair with reasons that say what it does: those for what was proposed are gone if the check changed that."""
+    if (p.order, p.sources, p.targets, p.fills) == (before.order, before.sources, before.targets, before.fills):
+        return p
+    kept = tuple(w for w in p.why if w not in ASSUMED)
+    return p._replace(why=kept if kept == p.why else (*kept, CHANGED))
 
 
 def _either(one: Search, other: Search) -> Search:

@@ -11,6 +11,10 @@ import pytest
 from ckptconv.checkpoint import Checkpoint
 from ckptconv.matching import attempts, proof, settings
 from ckptconv.matching.attempts import Distance
+from ckptconv.matching.cells import FORGET
+from ckptconv.matching.doubt import CHOSEN, FLAT, FLAT_NOT, KEPT_GATES
+from ckptconv.matching.modules import NAMES, PLACE
+from ckptconv.matching.orders import Order
 from ckptconv.matching.pairs import Pair, Proposal
 from ckptconv.verification.outputs import Comparison, Step
 
@@ -187,6 +191,23 @@ def test_the_alternative_that_comes_nearest_is_kept(
     monkeypatch.setattr(search, "_keep", lambda alternative: taken.append(str(alternative.k)))
     assert search.improve() is bool(kept)
     assert (len(seen), "".join(taken)) == (looked, kept)
+
+
+CHANGES: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[str, ...]]] = {
+    "as it was": ((CHOSEN, "w"), {}, (CHOSEN, "w")),
+    "turned": ((CHOSEN, "w"), {"order": Order("i o -> o i")}, ("w", proof.CHANGED)),
+    "an image that is not": ((FLAT_NOT,), {"order": Order("i o -> o i")}, (FLAT_NOT,)),
+    "gates": ((KEPT_GATES, FLAT), {"order": Order("(h.i + h.j) -> (h.j + h.i)")}, (FLAT, proof.CHANGED)),
+    "no forget bias": ((FORGET,), {"fills": (("u", (0.0,)),)}, (proof.CHANGED,)),
+    "exchanged": ((PLACE, NAMES), {"targets": ("y",)}, (NAMES, proof.CHANGED)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_reasons_say_what_the_rule_does_after_the_check(case: str) -> None:
+    why, change, want = CHANGES[case]
+    before = Pair(("a",), ("x",), sure=False, why=why)
+    assert proof.said(before._replace(**change), before).why == want
 
 
 TEXTS: list[tuple[dict[str, Any], list[str]]] = [
