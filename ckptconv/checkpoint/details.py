@@ -65,6 +65,7 @@ class Details(TypedDict, total=False):
     collections: dict[str, list[str]]  # TensorFlow 1: the variables in each
     trainable: list[str]
     kinds: dict[str, str]  # the class of the layer that a tensor belongs to, in snake case
+    images: dict[str, list[int]]  # height and width of the image that its layer takes flattened, by tensor
     layers: list[Any]  # Keras: [layer, [[tensor, weight], ...]] in the order in which it loads
     guess: str  # Keras: what the order was guessed from
     doubts: list[list[str]]  # Keras: tensors that the guess may have swapped

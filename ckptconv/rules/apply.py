@@ -61,7 +61,7 @@ def apply(
     targets = {source: went.target for source, went in out.went.items()}
     made = whole.with_tensors(out.tensors, *untied, *out.notes(found))
     made = replace(made, ties=ties.renamed(whole.ties, targets))
-    result = provenance.remember(converter, made, out.moved, out.sizes.params, whole)
+    result = provenance.remember(converter, made, out.moved, out.sizes.recorded(), whole)
     result, copies = ties.tied(converter, result, out.names)
     # a rename passes other names by, with a rule that nobody wrote
     moved = {n: Move("" if converter.every and m.names == (n,) else m.rule, m.names) for n, m in out.moved.items()}
@@ -164,9 +164,8 @@ class _Builder:
         """The sizes of axes that are known besides the shapes of the sources."""
         if rule.pattern is None:
             return {}
-        known = self.sizes.of(
-            rule, values if rule.backward else group.values, () if group.shapes else rule.undetermined
-        )
+        spoken, undetermined = values if rule.backward else group.values, () if group.shapes else rule.undetermined
+        known = self.sizes.of(rule, spoken, undetermined, first=next(iter(group.members[0].values()), ""))
         shapes = group.shapes[:1] if rule.merges else group.shapes
         return rule.pattern.inverse.unrolled(shapes).solve(shapes, known) if shapes else known
 
@@ -258,7 +257,7 @@ class _Builder:
             affix = name.replace(base, "", 1).strip("/.").replace(*self.converter.separators)
             shape, parts = tensor.shape, tensor.parts
             if rule.pattern is not None:
-                ((shape, parts),) = rule.pattern.apply([tensor], self.sizes.of(rule, went.values))
+                ((shape, parts),) = rule.pattern.apply([tensor], self.sizes.of(rule, went.values, first=base))
             new = Tensor(f"{went.target}{self.converter.separators[1]}{affix}", tensor.dtype, shape, parts, "slot")
             self.went[name] = went._replace(target=new.name)
             self._put(went.rule, [name], new)

@@ -185,7 +185,8 @@ def _take(names: Names, name: str, known: str, begin: int, out: Assignment) -> t
             return None
         if not why:
             return m.number, m.values
-        out.reasons.setdefault(name, f"{rule.label} {why}")
+        if not rule.refuse:
+            out.reasons.setdefault(name, f"{rule.label} {why}")
     return None
 
 
@@ -203,8 +204,10 @@ def layer_kind(checkpoint: Checkpoint, name: str) -> str:
 
 
 def _of_kind(kinds: tuple[str, ...], kind: str) -> bool:
-    """Whether a kind is one of `kinds`, or, if those begin with `!`, none of them."""
-    return f"!{kind}" not in kinds if kinds[0].startswith("!") else kind in kinds
+    """Whether a kind is one of `kinds`, or, if those begin with `!`, none of them; `flat_` is all that begin so."""
+    listed = [k.removeprefix("!") for k in kinds]
+    found = any(kind == k or (k.endswith("_") and kind.startswith(k)) for k in listed)
+    return found != kinds[0].startswith("!")
 
 
 def _refuses(rule: Rule, k: int, values: dict[str, str], names: Names, shape: tuple[int, ...]) -> str:

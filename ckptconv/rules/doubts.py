@@ -4,6 +4,10 @@ doubts = { class = "TEXT", flatten = "TEXT" }          in a [[rule]]; TEXT is th
 
 class      neither the file nor a default name (conv2d_transpose_3) tells the layer's class
 flatten    the rows of a dense layer can be those of flattened images, and no config says whether they are
+unsure     the config says that they can be: a layer that is not known stands between
+shaped     the config says that its outputs become an image
+equation   an EinsumDense, of which no config tells the equation
+images     several that take images of one given size, while the file does not tell theirs
 """
 
 from __future__ import annotations
@@ -48,6 +52,22 @@ def _flattened(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
     return (n for n, size in rows.items() if size not in outputs and any(c and not size % c for c in channels - {1}))
 
 
-DOUBTS: dict[str, Callable[[Checkpoint, Sequence[str]], Iterable[str]]] = {"class": _unclassed, "flatten": _flattened}
+def _of_kind(begin: str) -> Callable[[Checkpoint, Sequence[str]], Iterable[str]]:
+    return lambda found, names: (n for n in names if layer_kind(found, n).startswith(begin))
+
+
+def _untold(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
+    return () if CONFIGS & checkpoint.metadata.keys() else _of_kind("einsum_dense")(checkpoint, names)
+
+
+def _of_one_size(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
+    rest = [n for n in names if n not in checkpoint.details.get("images", {})]
+    return rest if len(rest) > 1 else ()
+
+
+DOUBTS: dict[str, Callable[[Checkpoint, Sequence[str]], Iterable[str]]] = {
+    "class": _unclassed, "flatten": _flattened, "unsure": _of_kind("maybe_"), "shaped": _of_kind("shaped_"),
+    "equation": _untold, "images": _of_one_size,
+}  # fmt: skip
 
 __all__ = ["DOUBTS", "notes"]

@@ -63,7 +63,7 @@ def refuse_unmatched(converter: Converter, checkpoint: Checkpoint, found: Assign
     if not found.unmatched:
         return
     lines = []
-    rules = [(_triples(t.text), r.label) for r in converter.rules for t in r.sources]
+    rules = [(_triples(t.text), r.label) for r in converter.rules if not r.refuse for t in r.sources]
     for i, f in enumerate(fold(found.unmatched)):
         shape = list(checkpoint[f.names[0]].shape)
         why = found.reasons.get(f.names[0], "")

@@ -34,6 +34,9 @@ def checked(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
     return out
 
 
+IMAGE = ("height", "width")  # of the image that a layer takes flattened: parameters that a file may tell
+
+
 class SizeFinder:
     """Looks sizes up; collects parameters that it finds in `params`, and those that lack a value in `missing`.
 
@@ -44,15 +47,27 @@ class SizeFinder:
         self.converter, self.names, self.params = converter, names, params
         self.missing: dict[str, str] = {}
         self.configured: list[str] = []
+        self.given = frozenset(params)
+        self.told: dict[str, set[int]] = {}
         self._config = Config(names.checkpoint.urls)
 
-    def of(self, rule: Rule, values: Mapping[str, str], undetermined: Sequence[str] = ()) -> dict[str, int]:
+    def of(
+        self,
+        rule: Rule,
+        values: Mapping[str, str],
+        undetermined: Sequence[str] = (),
+        first: str = "",
+    ) -> dict[str, int]:
         """The sizes of a rule's axes for these captures; LayoutError if one cannot be found.
 
-        undetermined: axes of an inverse whose sizes are not recorded, so that a person must give them.
+        undetermined: axes of an inverse whose sizes are not recorded, so that a person must give them. first: the first
+        source's name, of whose layer the file may tell the values of parameters.
         """
         out = {s: len(rule.where[s].table) for t in rule.targets for s in t.stacks if rule.counted(s)}
-        out |= {axis: self.one(size, values) for axis, size in rule.sizes.items()}
+        told = dict(zip(IMAGE, self.names.checkpoint.details.get("images", {}).get(first, ()), strict=False))
+        for axis, size in rule.sizes.items():
+            known = told.get(size) if isinstance(size, str) else None
+            out[axis] = self.one(size, values) if known is None else self._told(str(size), known)
         if undetermined and rule.backward and rule.pattern:
             out |= {axis: self.params[axis] for axis in undetermined if axis in self.params}
             needed = list[str]()
@@ -77,6 +92,17 @@ class SizeFinder:
         if (length := size.length(shape)) is None:
             raise LayoutError(f"the size is an axis of {printable(name)}, which does not exist")
         return length
+
+    def recorded(self) -> dict[str, int]:
+        """The parameters that an inverse needs, but those that the file told of several layers in several ways."""
+        return self.params | {name: n for name, (n, *more) in self.told.items() if not more}
+
+    def _told(self, name: str, number: int) -> int:
+        """What the file tells of one layer; LayoutError if a person says otherwise."""
+        if self.params.get(name, number) != number and name in self.given:
+            raise LayoutError(f"by the file, {name} is {number}; {self.params[name]} was given")
+        self.told.setdefault(name, set()).add(number)
+        return number
 
     def _param(self, name: str) -> int:
         """The value of a parameter; LayoutError if it has none."""

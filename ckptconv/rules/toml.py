@@ -23,7 +23,7 @@ from typing import Any
 from ..errors import LayoutError, UsageError
 from ..messages import brief, printable
 from ..storage.paths import inside
-from . import entries
+from . import doubts, entries
 from .converter import Converter, Fill, Rule
 from .domains import Domain, domain
 from .templates import Template, template
@@ -231,7 +231,7 @@ def _nameless(table: dict[str, Any], let: Mapping[str, Sequence[str]]) -> Rule:
         resize=entries.resize(table, side),
         same=entries.flag(table, "same"), sum=str(table.get("sum", "")), shared=entries.flag(table, "shared"),
         optional=entries.flag(table, "optional"), note=str(table.get("note", "")),
-        doubts=entries.known(table.get("doubts", {}), ("class", "flatten"), "doubts"),
+        doubts=entries.known(table.get("doubts", {}), doubts.DOUBTS, "doubts"),
         refuse=str(table.get("refuse", "")),
     )  # fmt: skip
 

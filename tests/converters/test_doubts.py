@@ -55,7 +55,9 @@ def test_a_config_leaves_no_doubt() -> None:
 def test_a_variable_without_a_name_is_refused_with_what_to_do() -> None:
     norm: Shapes = {f"norm/{v}": (3,) for v in ("var_0", "moving_mean", "moving_variance")}
     whole = built({"dense/kernel": (4, 3), "dense/bias": (3,), **norm})
-    with pytest.raises(ckptconv.ConversionError, match=r"norm/var_0 \[3\] - .* gamma or beta .*: convert the .keras"):
+    with pytest.raises(
+        ckptconv.ConversionError, match=r"norm/var_0 \[3\] - .* gamma or beta.*: rename it first, or convert the .keras"
+    ):
         library.change(whole, "keras-torch")
     with pytest.raises(ckptconv.UsageError, match="keras-torch takes all but 1 of 5, which converter='keras-torch'"):
         library.change(whole, "auto")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -296,7 +297,7 @@ def test_attention(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_flatten_then_dense(name: str, tmp_path: Path) -> None:
-    """The config tells that a Flatten comes before; the size of its images is asked for."""
+    """The config tells that a Flatten comes before, and but for legacy files of Keras 2 the size of its images."""
     k = {"keras": keras, "tf_keras": tf_keras}[name]
     k.backend.clear_session()
     layers = k.layers
@@ -308,10 +309,11 @@ def test_flatten_then_dense(name: str, tmp_path: Path) -> None:
     want = np.asarray(model(x))
     for file in FILES[name]:
         model.save(str(tmp_path / file))
-        with pytest.raises(CkptError, match="param='height=NUMBER'"):
-            apply(library.load("keras-torch"), ckptconv.open(tmp_path / file))
+        told = (name, file) != ("tf_keras", "up.h5")
+        with pytest.raises(CkptError, match="by the file, height is 3; 4 was" if told else "param='height=NUMBER'"):
+            apply(library.load("keras-torch"), ckptconv.open(tmp_path / file), {"height": 4} if told else {})
         parts = [nn.Conv2d(3, 3, 2), nn.Flatten(), nn.BatchNorm1d(36, eps=1e-3), nn.Linear(36, 36), nn.Linear(36, 36)]
-        module = load(nn.Sequential(*parts), tmp_path / file, height=3, width=4)
+        module = load(nn.Sequential(*parts), tmp_path / file, **({} if told else {"height": 3, "width": 4}))
         with torch.no_grad():
             got = module(first(torch.from_numpy(x))).numpy()
         assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
@@ -329,6 +331,53 @@ def test_what_torch_cannot_hold_is_refused(tmp_path: Path) -> None:
     model.save(str(tmp_path / "einsum.keras"))
     with pytest.raises(CkptError, match=r"up/kernel.*lacks up/bias"):
         apply(library.load("keras-torch"), ckptconv.open(tmp_path / "einsum.keras"))
+    model = keras.Sequential([keras.Input((5, 6)), layers.EinsumDense("abc,dc->abd", (None, 6), name="up")])
+    model.save(str(tmp_path / "turned.keras"))
+    with pytest.raises(CkptError, match=r"up/kernel.*EinsumDense with an equation of its own"):
+        apply(library.load("keras-torch"), ckptconv.open(tmp_path / "turned.keras"))
+    model.save_weights(str(tmp_path / "turned.weights.h5"))
+    made = apply(library.load("keras-torch"), ckptconv.open(tmp_path / "turned.weights.h5"))
+    assert any("does not tell its equation" in n.text for n in made.notes)
+
+
+def test_names_of_attributes_and_no_names(tmp_path: Path) -> None:
+    """Attention in a checkpoint of Keras 2, whose biases alone were joined; one of Keras 3; weights without names."""
+    for k, save in (tf_keras, "save_weights"), (keras, "checkpoint"):
+        k.backend.clear_session()
+        x = k.Input((5, 6))
+        model = k.Model(x, k.layers.Dense(3, name="d")(k.layers.MultiHeadAttention(2, 3, name="a")(x, x)))
+        fill(model)
+        if save == "checkpoint":
+            at = tf.train.Checkpoint(model=model).write(str(tmp_path / save))
+        else:
+            model.save_weights(at := str(tmp_path / save))
+        made = apply(library.load("keras-torch"), ckptconv.open(at, weights_only=True))
+        names = Counter(n.rpartition(".")[2] for n in made)
+        assert names == {"in_proj_bias": 1, "in_proj_weight": 1, "bias": 2, "weight": 2}
+    tf_keras.Sequential([tf_keras.Input((3,)), tf_keras.layers.Dense(2)]).save_weights(str(tmp_path / "a.weights.h5"))
+    with pytest.raises(CkptError, match="names neither its layers nor their variables"):
+        apply(library.load("keras-torch"), ckptconv.open(tmp_path / "a.weights.h5"))
+
+
+def test_each_flatten_has_its_image(tmp_path: Path) -> None:
+    """Two of as many elements, of which one size was taken for both; and norms behind one."""
+    layers = keras.layers
+    keras.backend.clear_session()
+    a, b = keras.Input((4, 2, 6)), keras.Input((2, 4, 6))
+    norm = layers.LayerNormalization(name="norm")(layers.PReLU(name="slope")(layers.Flatten()(a)))
+    model = keras.Model([a, b], [layers.Dense(3, name="a")(norm), layers.Dense(3, name="b")(layers.Reshape((48,))(b))])
+    fill(model)
+    model.save(str(tmp_path / "two.keras"))
+    made = apply(library.load("keras-torch"), ckptconv.open(tmp_path / "two.keras"))
+    x, y = inputs((4, 2, 6)), inputs((2, 4, 6))
+    behind = {"slope": nn.PReLU(48), "norm": nn.LayerNorm(48, 1e-3), "a": nn.Linear(48, 3)}
+    one, two = (nn.ModuleDict(parts) for parts in (behind, {"b": nn.Linear(48, 3)}))
+    for parts, given, expected in zip((one, two), (x, y), model([x, y]), strict=True):
+        parts.load_state_dict({n: torch.from_numpy(made[n].numpy().copy()) for n in parts.state_dict()})
+        module, expected = nn.Sequential(nn.Flatten(), *parts.values()), np.asarray(expected)
+        with torch.no_grad():
+            got = module(first(torch.from_numpy(given))).numpy()
+        assert np.abs(got - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 def test_a_flatten_merged_with_something_else_is_refused(tmp_path: Path) -> None:

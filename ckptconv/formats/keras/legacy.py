@@ -108,7 +108,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     notes = [*tied, *found.notes, *_unread(found, {e.stored.path for e in (*listed, *slots.values())})]
     metadata = _metadata(found, base)
     details: Details = {"layers": _layers(found, base, listed, called)}
-    details["kinds"] = _kinds(metadata.get("model_config", ""), tensors)
+    details |= _of_config(metadata.get("model_config", ""), tensors)
     return Checkpoint(tensors, metadata, (), "keras", (url,), tuple(notes), details)
 
 
@@ -132,14 +132,19 @@ def _slots(found: Tree) -> dict[str, Listed]:
     return slots
 
 
-def _kinds(config: str, tensors: Iterable[str]) -> dict[str, str]:
-    """The class of the layer that each tensor belongs to, if the model's config lists it."""
+def _of_config(text: str, tensors: Iterable[str]) -> Details:
+    """The class of the layer that each tensor belongs to and the image that it takes, if the model's config says so."""
     try:
-        known = naming.kinds(json.loads(config)) if config else {}
+        config = json.loads(text) if text else None
+        known = naming.kinds(config) if config else {}
+        taken = {layer.name: layer.image for layer in naming.listed(config) if layer.image} if config else {}
     except (ValueError, RecursionError):
-        known = {}
-    owners = ((n, n.rpartition("/")[0].rpartition("/")[2]) for n in (tensors if known else ()))
-    return {n: known[owner] for n, owner in owners if owner in known}
+        known, taken = {}, {}
+    owners = {n: n.rpartition("/")[0].rpartition("/")[2] for n in (tensors if known else ())}
+    return {
+        "kinds": {n: known[owner] for n, owner in owners.items() if owner in known},
+        "images": {n: list(taken[owner]) for n, owner in owners.items() if owner in taken},
+    }
 
 
 def _weights(found: Tree, base: str) -> Iterator[Listed]:

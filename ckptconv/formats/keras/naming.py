@@ -13,6 +13,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from . import images
+from .images import snake
+
 TOP = "top_level_model_weights"
 OPTIMIZER = "optimizer_weights"
 
@@ -57,11 +60,15 @@ RECURRENT = {"lstm": "lstm_cell", "gru": "gru_cell", "simple_rnn": "simple_rnn_c
 
 
 class Listed(NamedTuple):
-    """A layer that a model's config.json lists: its class, name and config."""
+    """A layer that a model's config.json lists: its class, name and config.
+
+    kind: with the prefix of what its inputs are (see images.py). image: height and width of the image that they are.
+    """
 
     kind: str
     name: str
     config: Mapping[str, Any]
+    image: tuple[int, int] | None = None
 
 
 # Other variables of one class, in order of creation: attention, quantised layers, batch normalization of Keras 1.
@@ -104,20 +111,13 @@ def place(word: str) -> tuple[str, int] | None:
     return _PLACES.get(word.lstrip("_").removesuffix("_dense"))
 
 
-def snake(name: str) -> str:
-    """Spell a class as Keras does in paths: LSTMCell -> lstm_cell, Conv2D -> conv2d."""
-    name = re.sub(r"\W+", "", name)
-    name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)
-    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
-
-
 def is_name(value: Any) -> bool:
     """Whether a value can be the name of a class or a layer; it prefixes many names, so its length is limited."""
     return isinstance(value, str) and len(value) <= MAX_NAME
 
 
 def configured(
-    config: Any, groups: Mapping[str, set[str]], path: str = "", depth: int = 0
+    config: Any, groups: Mapping[str, set[str]], path: str = "", depth: int = 0, known: images.Known | None = None
 ) -> Iterator[tuple[str, Listed]]:
     """Yield the path of every layer that a model's config.json lists and the file stores, nested models too.
 
@@ -127,89 +127,48 @@ def configured(
     stored = groups.get(f"{path}layers")
     if stored is None or depth > MAX_DEPTH:
         return
-    for word, found, row in _layers(config):
+    known = images.behind(config) if known is None else known
+    for word, found, row in _layers(config, known):
         if word in stored:
             here = f"{path}layers/{word}"
             if found:
                 yield here, found
-            yield from configured(row, groups, here + "/", depth + 1)
+            yield from configured(row, groups, here + "/", depth + 1, known)
 
 
-def listed(config: Any, depth: int = 0) -> Iterator[Listed]:
+def listed(config: Any, depth: int = 0, known: images.Known | None = None) -> Iterator[Listed]:
     """Yield all layers with names that a model's config.json lists, nested models too."""
-    for _, found, row in _layers(config) if depth <= MAX_DEPTH else ():
+    if depth > MAX_DEPTH:
+        return
+    known = images.behind(config) if known is None else known
+    for _, found, row in _layers(config, known):
         if found:
             yield found
-        yield from listed(row, depth + 1)
+        yield from listed(row, depth + 1, known)
 
 
-def _layers(config: Any) -> Iterator[tuple[str, Listed | None, Any]]:
+def _layers(config: Any, known: images.Known) -> Iterator[tuple[str, Listed | None, Any]]:
     """Yield (last component of its path, layer, row) of every row of one model's list; a layer has a name."""
     inner = config.get("config") if isinstance(config, dict) else None
     layers = inner.get("layers") if isinstance(inner, dict) else None
     if not isinstance(layers, list):
         return
     met: dict[str, int] = {}
-    flat = _after_flatten(layers, config.get("class_name") == "Sequential")
     for row in layers:
         own = row.get("config") if isinstance(row, dict) else None
         if not isinstance(own, dict) or not is_name(row.get("class_name")):
             continue
         kind = snake(row["class_name"])
         number = met[kind] = met.get(kind, -1) + 1
-        found = Listed(flat.get(own["name"], "") + kind, own["name"], own) if is_name(own.get("name")) else None
+        prefix, image = known.get(id(row), ("", None))
+        found = Listed(prefix + kind, own["name"], own, image) if is_name(own.get("name")) else None
         yield kind + (f"_{number}" if number else ""), found, row
-
-
-PASSING = {"dropout", "activation", "re_lu", "leaky_re_lu", "gaussian_noise", "gaussian_dropout", "alpha_dropout"}
-MERGING = {"concatenate", "add", "multiply", "average", "maximum", "minimum", "subtract"}
-
-
-def _after_flatten(rows: Sequence[Any], chain: bool) -> dict[str, str]:
-    """Dense and BatchNormalization layers fed by a Flatten: "flat_", or "mixed_" if by other layers as well.
-
-    rows: a model's layers as its config lists them. chain: the input of each layer is the output of the one before.
-    """
-    state: dict[str, str] = {}  # of a layer's output
-    out: dict[str, str] = {}
-    before = ""
-    for row in rows:
-        own = row.get("config") if isinstance(row, dict) else None
-        name = own.get("name") if isinstance(own, dict) else None
-        if not isinstance(name, str) or not isinstance(row.get("class_name"), str):
-            continue
-        kind = snake(row["class_name"])
-        seen = {state.get(p, "") for p in ([before] if chain else _parents(row.get("inbound_nodes")))}
-        if kind in ("dense", "batch_normalization") and max(seen, default=""):
-            out[name] = max(seen)  # mixed before flat
-        if kind == "flatten":
-            state[name] = "flat_"
-        elif kind in MERGING and seen - {""}:
-            state[name] = "mixed_"
-        elif kind in PASSING or kind == "batch_normalization":
-            state[name] = max(seen, default="")
-        before = name
-    return out
-
-
-def _parents(value: Any, depth: int = 0) -> Iterator[str]:
-    """The names of layers in an inbound_nodes list: keras_history of Keras 3, [name, node, tensor, ...] before."""
-    if isinstance(value, dict):
-        history = value.get("keras_history")
-        value = [history] if history else list(value.values())
-    if not isinstance(value, list) or depth > 16:
-        return
-    if len(value) > 2 and isinstance(value[0], str) and type(value[1]) is type(value[2]) is int:
-        yield value[0]
-        return
-    for v in value:
-        yield from _parents(v, depth + 1)
 
 
 def kinds(config: Any) -> dict[str, str]:
     """The class of each layer by its name; for a wrapper, the class of the layer inside."""
     out: dict[str, str] = {}
-    for wrapper, name, own in listed(config):
+    for wrapper, name, own, _ in listed(config):
         kind, called = inside(wrapper, own)
         if called:
             out |= {f"{way}{called}": kind for way in ("", "forward_", "backward_")}
@@ -218,13 +177,16 @@ def kinds(config: Any) -> dict[str, str]:
 
 
 def inside(kind: str, config: Mapping[str, Any]) -> tuple[str, str]:
-    """The class and name of the layer or cell inside a wrapper; for any other layer, its own class and no name."""
+    """The class and name of the layer or cell inside a wrapper; for any other layer, its own class and no name.
+
+    What the wrapper's inputs are, those of the layer inside are as well.
+    """
     row = config.get("layer") or config.get("cell")
     if not isinstance(row, dict) or not isinstance(row.get("class_name"), str):
         return kind, ""
     own = row.get("config")
     name = own.get("name") if isinstance(own, dict) else ""
-    return snake(row["class_name"]), name if isinstance(name, str) else ""
+    return images.prefix(kind) + snake(row["class_name"]), name if isinstance(name, str) else ""
 
 
 def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
@@ -235,7 +197,7 @@ def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
     above = (
         listed.get("/".join(words[:n])) or re.sub(r"_\d+$", "", words[n - 1]) for n in range(len(words) - 1, 0, -1)
     )
-    return next((kind for kind in above if kind.removesuffix("_cell") in RECURRENT), "")
+    return next((kind for kind in above if images.bare(kind).removesuffix("_cell") in RECURRENT), "")
 
 
 def kind_of(path: str, called: str) -> str:
@@ -255,7 +217,7 @@ def variables(
 ) -> tuple[list[str], bool]:
     """Name the variables of one layer; also return whether the names were guessed from the shapes."""
     count = len(shapes)
-    kind = re.sub(r"^(flat|mixed)_", "", kind)
+    kind = images.bare(kind)
     names = [n for n in VARIABLES.get(kind, ()) if config.get(OPTIONAL.get(n, ""), True) is not False]
     if kind == "einsum_dense" and config.get("bias_axes", "") is None:
         names = names[:1]

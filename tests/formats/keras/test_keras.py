@@ -7,6 +7,7 @@ import shutil
 import zipfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import h5py
 import ml_dtypes
@@ -18,7 +19,7 @@ import ckptconv
 from ckptconv.api import Target
 from ckptconv.errors import CorruptCheckpoint, Unrepresentable, UsageError
 from ckptconv.formats.detect import open_checkpoint
-from ckptconv.formats.keras import naming
+from ckptconv.formats.keras import images, naming
 from ckptconv.moves.part import Span
 
 GOLDEN = FIXTURES / "keras"
@@ -398,7 +399,7 @@ def wired(kind: str, inputs: object) -> list[str]:
         {"class_name": kind, "config": {"name": "d"}, "inbound_nodes": inputs},
     ]
     config = {"class_name": "Functional", "config": {"layers": rows}}
-    return [taken for taken, name, _ in naming.listed(config) if name == "d"]
+    return [layer.kind for layer in naming.listed(config) if layer.name == "d"]
 
 
 def nested(value: object, depth: int) -> object:
@@ -423,14 +424,69 @@ def test_what_follows_a_flatten_by_its_inputs(inputs: object, taken: str) -> Non
     assert wired("Dense", inputs) == [taken]
 
 
-@pytest.mark.parametrize(
-    ("between", "taken"),
-    [("Dropout", "flat_dense"), ("BatchNormalization", "flat_dense"), ("Conv2D", "dense"), ("Add", "mixed_dense")],
-)
-def test_what_a_flatten_leaves_behind_other_layers(between: str, taken: str) -> None:
-    rows = [{"class_name": kind, "config": {"name": kind}} for kind in ("Flatten", between, "Dense")]
+IMAGES = [
+    # what stands in front of a Dense, and what that is then
+    ("Flatten", "flat_dense"), ("Flatten Dropout BatchNormalization", "flat_dense"), ("Conv2D Flatten", "flat_dense"),
+    ("Flatten LayerNormalization PReLU UnitNormalization", "flat_dense"), ("Reshape:-1", "flat_dense"),
+    ("Flatten RepeatVector", "flat_dense"), ("TimeDistributed:Flatten", "flat_dense"),
+    ("Flatten Flatten", "flat_dense"),
+    ("", "dense"), ("Flatten Conv2D", "dense"), ("Flatten Dense", "dense"), ("Conv2D", "dense"),
+    ("GlobalAveragePooling2D Flatten", "dense"), ("Conv2D MyBlock Conv2D GlobalMaxPooling2D", "dense"),
+    ("Flatten Add", "mixed_dense"), ("Permute Flatten", "mixed_dense"), ("Permute Conv2D Flatten", "flat_dense"),
+    ("Conv2D:channels_first Flatten", "dense"), ("Conv2D:channels_first Flatten:channels_first", "flat_dense"),
+    ("Conv2D Flatten:channels_first", "mixed_dense"),
+    ("Flatten MyNorm", "maybe_dense"), ("Flatten Lambda Dropout", "maybe_dense"), ("MyFlatten", "maybe_dense"),
+    ("Conv2D Reshape:5:5", "maybe_dense"), ("Flatten Reshape:5:5:3", "maybe_dense"),
+    # features are last on both sides
+    ("Embedding Flatten", "dense"), ("LSTM Flatten", "dense"),
+    ("MultiHeadAttention LayerNormalization Flatten", "dense"), ("Embedding Conv1D Flatten", "flat_dense"),
+    ("Input:28:28 Flatten", "dense"), ("Input:28:28:1 Flatten", "flat_dense"),
+    ("Input:9 Dense Reshape:3:3:1 Flatten", "dense"), ("Input:9 Dense Reshape:3:3:1 Conv2D Flatten", "flat_dense"),
+]  # fmt: skip
+
+
+def layer(text: str, name: str = "") -> dict[str, Any]:
+    """Kind:option:option as a config lists it."""
+    kind, *options = text.split(":")
+    own: dict[str, Any] = {"name": name or text}
+    if kind == "TimeDistributed":
+        own["layer"] = layer(options[0])
+    elif kind in ("Reshape", "Input"):
+        own["target_shape" if kind == "Reshape" else "batch_shape"] = [None] * (kind == "Input") + [*map(int, options)]
+    elif options:
+        own["data_format"] = options[0]
+    return {"class_name": "InputLayer" if kind == "Input" else kind, "config": own}
+
+
+@pytest.mark.parametrize(("before", "taken"), IMAGES)
+def test_what_its_inputs_make_of_a_dense_layer(before: str, taken: str) -> None:
+    """In a chain, in a model within it, and behind such a model."""
+    rows = [layer(text) for text in before.split()]
+    last = layer("Dense", "last")
+    head = {"class_name": "Sequential", "config": {"name": "head", "layers": [last]}}
+    body = {"class_name": "Sequential", "config": {"name": "body", "layers": rows}}
+    for layers in [*rows, last], [*rows, head], [body, last], [body, head]:
+        found = naming.listed({"class_name": "Sequential", "config": {"layers": layers}})
+        assert [one.kind for one in found if one.name == "last"] == [taken]
+
+
+def test_what_becomes_an_image_is_said() -> None:
+    rows = [layer(text) for text in ["Input:9", "Dense", "BatchNormalization", "ReLU", "Reshape:3:3:1", "Conv2D"]]
     found = naming.listed({"class_name": "Sequential", "config": {"layers": rows}})
-    assert [kind for kind, name, _ in found if name == "Dense"] == [taken]
+    kinds = [one.kind for one in found]
+    assert kinds[1:4] == ["shaped_dense", "shaped_batch_normalization", "shaped_re_lu"]
+
+
+@pytest.mark.parametrize(
+    ("equation", "usual"),
+    [
+        ("abc,cd->abd", True), ("...c,cd->...d", True), ("abc,cde->abde", True), ("abcd,cde->abe", True), (None, True),
+        ("abc,dc->abd", False), ("abc,bd->adc", False), ("abc,abd->abcd", False), ("abc,cd->adb", False),
+        ("abc,acd->abd", False), ("abc", False), (3, False), ("a" * 10**6, False),
+    ],
+)  # fmt: skip
+def test_equations_of_inputs_times_kernel(equation: object, usual: bool) -> None:
+    assert images.is_usual(equation) is usual
 
 
 @pytest.mark.parametrize(
@@ -442,7 +498,8 @@ def test_what_a_flatten_leaves_behind_other_layers(between: str, taken: str) -> 
 )  # fmt: skip
 def test_what_is_no_layer_does_not_come_between(between: object) -> None:
     rows = [{"class_name": kind, "config": {"name": kind}} for kind in ("Flatten", "Dense")]
-    assert naming._after_flatten([rows[0], between, rows[1]], True) == {"Dense": "flat_"}
+    config = {"class_name": "Sequential", "config": {"layers": [rows[0], between, rows[1]]}}
+    assert images.behind(config) == {id(rows[1]): ("flat_", None)}
 
 
 @pytest.mark.parametrize(
@@ -459,13 +516,11 @@ def test_what_is_inside_a_wrapper(config: dict[str, object], taken: tuple[str, s
     assert naming.inside("wrapper", config) == taken
 
 
-@pytest.mark.parametrize(("file", "mixed", "dense"), [("net.keras", "mixed_dense", 5), ("net.weights.h5", "dense", 7)])
-def test_classes_come_from_the_config_or_from_default_names(file: str, mixed: str, dense: int) -> None:
-    """That a layer computes in a dtype of its own is in the config alone."""
+@pytest.mark.parametrize("file", ["net.keras", "net.weights.h5"])
+def test_classes_come_from_the_config_or_from_default_names(file: str) -> None:
     kinds = Counter(ckptconv.open(FIXTURES / "keras" / file).details["kinds"].values())
     rest = {"batch_normalization": 3, "einsum_dense": 8, "layer_normalization": 2, "lstm_cell": 6}
-    assert kinds == Counter(rest) + Counter({"dense": 5}) + Counter({mixed: 2})
-    assert kinds["dense"] == dense
+    assert kinds == Counter(rest | {"dense": 7})
 
 
 CREATED = [
