@@ -65,7 +65,9 @@ class Details(TypedDict, total=False):
     collections: dict[str, list[str]]  # TensorFlow 1: the variables in each
     trainable: list[str]
     kinds: dict[str, str]  # the class of the layer that a tensor belongs to, in snake case
-    images: dict[str, list[int]]  # height and width of the image that its layer takes flattened, by tensor
+    images: dict[
+        str, list[int]
+    ]  # Keras, by tensor whose layer a config lists: height and width of a flattened image, or []
     layers: list[Any]  # Keras: [layer, [[tensor, weight], ...]] in the order in which it loads
     guess: str  # Keras: what the order was guessed from
     doubts: list[list[str]]  # Keras: tensors that the guess may have swapped

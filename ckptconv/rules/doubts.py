@@ -19,7 +19,6 @@ from .assign import Assignment, layer_kind
 from .converter import Converter
 
 PLAIN = {"conv1d", "conv2d", "conv3d", "Conv"}  # default names of layers for which the rules of convolutions are right
-CONFIGS = {"config", "model_config"}  # metadata of Keras: which layer feeds which
 
 
 def notes(converter: Converter, checkpoint: Checkpoint, found: Assignment) -> Iterator[Note]:
@@ -40,15 +39,14 @@ def _unclassed(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
 
 def _flattened(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
     """Matrices whose rows are a multiple of the channels of a convolution, but the output of no layer here."""
-    if CONFIGS & checkpoint.metadata.keys():
-        return ()
+    listed = checkpoint.details.get("images", {})
     channels = {
         t.shape[-1]
         for n, t in checkpoint.tensors.items()
         if not t.role and (len(t.shape) in (4, 5) or (len(t.shape) == 3 and layer_kind(checkpoint, n) == "conv1d"))
     }
     outputs = channels | {checkpoint[n].shape[-1] for n in names}
-    rows = {n: checkpoint[n].shape[0] for n in names if len(checkpoint[n].shape) == 2}
+    rows = {n: checkpoint[n].shape[0] for n in names if n not in listed and len(checkpoint[n].shape) == 2}
     return (n for n, size in rows.items() if size not in outputs and any(c and not size % c for c in channels - {1}))
 
 
@@ -57,11 +55,12 @@ def _of_kind(begin: str) -> Callable[[Checkpoint, Sequence[str]], Iterable[str]]
 
 
 def _untold(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
-    return () if CONFIGS & checkpoint.metadata.keys() else _of_kind("einsum_dense")(checkpoint, names)
+    listed = checkpoint.details.get("images", {})
+    return _of_kind("einsum_dense")(checkpoint, [n for n in names if n not in listed])
 
 
 def _of_one_size(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
-    rest = [n for n in names if n not in checkpoint.details.get("images", {})]
+    rest = [n for n in names if not checkpoint.details.get("images", {}).get(n)]
     return rest if len(rest) > 1 else ()
 
 

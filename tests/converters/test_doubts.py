@@ -45,9 +45,12 @@ def test_doubts(converter: str, shapes: Shapes, classes: list[str], rows: list[s
     assert doubted(found, "follows a Flatten") == rows
 
 
-def test_a_config_leaves_no_doubt() -> None:
-    shapes: Shapes = {"conv2d/kernel": (3, 3, 3, 8), "dense/kernel": (288, 10)}
-    assert not doubted(library.change(built(shapes, config="{}"), "keras-torch"), "follows a Flatten")
+def test_a_config_leaves_no_doubt_about_layers_that_it_lists() -> None:
+    """That of a subclassed model lists none."""
+    whole = built({"conv2d/kernel": (3, 3, 3, 8), "dense/kernel": (288, 10)}, config="{}")
+    assert doubted(library.change(whole, "keras-torch"), "follows a Flatten") == ["dense/kernel"]
+    listed = replace(whole, details={"images": {"dense/kernel": []}})
+    assert not doubted(library.change(listed, "keras-torch"), "follows a Flatten")
     told = replace(built({"stem/kernel": (3, 3, 3, 8)}), details={"kinds": {"stem/kernel": "conv2d"}})
     assert not doubted(library.change(told, "keras-torch"), "plain convolution")
 

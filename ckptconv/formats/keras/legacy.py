@@ -137,7 +137,7 @@ def _of_config(text: str, tensors: Iterable[str]) -> Details:
     try:
         config = json.loads(text) if text else None
         known = naming.kinds(config) if config else {}
-        taken = {layer.name: layer.image for layer in naming.listed(config) if layer.image} if config else {}
+        taken = {layer.name: layer.image or () for layer in naming.listed(config)} if config else {}
     except (ValueError, RecursionError):
         known, taken = {}, {}
     owners = {n: n.rpartition("/")[0].rpartition("/")[2] for n in (tensors if known else ())}

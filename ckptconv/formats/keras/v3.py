@@ -100,7 +100,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     names = object_names(shelf)
     details: Details = {"paths": {name: path for path, name in labels.items()}, "names": dict(names)}
     details["kinds"] = kinds(shelf, labels, names)
-    details["images"] = {n: list(i) for n, i in _images(shelf, labels).items()}
+    details["images"] = _images(shelf, labels)
     weights = {path: tensors[name] for path, name in labels.items() if not tensors[name].role}
     details |= order.detailed(_order(shelf, weights))
     return Checkpoint(tensors, dict(shelf.metadata), (), "keras3", urls, tuple(notes), details)
@@ -262,10 +262,10 @@ def kinds(shelf: Shelf, labels: Mapping[str, str], names: Mapping[str, str]) -> 
     return {name: classes[owners[path]] for path, name in labels.items() if classes[owners[path]]}
 
 
-def _images(shelf: Shelf, labels: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """Height and width of the image that a layer takes flattened, by tensor."""
+def _images(shelf: Shelf, labels: Mapping[str, str]) -> dict[str, list[int]]:
+    """Height and width of the image that a layer takes flattened, by tensor; [] of others that config.json lists."""
     layers = {name: shelf.listed.get(path.rpartition("vars/")[0].rstrip("/")) for path, name in labels.items()}
-    return {name: layer.image for name, layer in layers.items() if layer and layer.image}
+    return {name: list(layer.image or ()) for name, layer in layers.items() if layer}
 
 
 def object_names(shelf: Shelf) -> dict[str, str]:
