@@ -122,7 +122,7 @@ class Judge:
 
 def follows_flatten(kinds: Mapping[str, str], name: str) -> bool:
     """Whether the config of a Keras model says that a layer is fed by a Flatten."""
-    return kinds.get(name, "").startswith(("flat_", "mixed_"))
+    return kinds.get(name, "").startswith(("flat_", "mixed_", "maybe_"))
 
 
 def images(a: Mapping[str, Tensor], b: Mapping[str, Tensor], kinds: Mapping[str, str]) -> dict[int, int]:
