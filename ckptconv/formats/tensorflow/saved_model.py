@@ -160,19 +160,30 @@ def _named(read: Bundle, f: Ranges, regions: Regions) -> Checkpoint:
 
 
 def _copies(tensors: dict[str, Tensor], names: dict[str, str]) -> tuple[str, ...]:
-    """Keys under `_all_variables` whose name and checksum are those of one variable elsewhere.
+    """Keys under `_all_variables` whose name and checksum are those of a variable elsewhere, one of each such list.
 
-    Their bytes are not compared: opening would read all of the model, twice.
+    Names need not be unique: each variable has one copy in a list, so of two copies that are equal one variable is not
+    both. The bytes are not compared: opening would read all of the model, twice.
     """
-    others = {names[k]: tensors[k] for k in names if not _COPY.match(k)}
-    return tuple(k for k in names if _COPY.match(k) and names[k] in others and _equal(tensors[k], others[names[k]]))
+    others = Counter(_identity(names[k], tensors[k]) for k in names if not _COPY.match(k))
+    found: list[str] = []
+    taken: dict[str, Counter[object]] = {}
+    for key in names:
+        if not (place := _COPY.match(key)) or not (same := _identity(names[key], tensors[key])):
+            continue
+        used = taken.setdefault(place[1], Counter())
+        if used[same] < others[same]:
+            used[same] += 1
+            found.append(key)
+    return tuple(found)
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same bytes, judged by their checksums."""
-    x, y = a.parts[0].data, b.parts[0].data
-    same = (a.dtype, a.shape, len(a.parts)) == (b.dtype, b.shape, len(b.parts))
-    return same and isinstance(x, Span) and isinstance(y, Span) and (x.size, x.check) == (y.size, y.check)
+def _identity(name: str, tensor: Tensor) -> tuple[object, ...] | None:
+    """By what a copy is known: the variable's name and layout, and the checksum of its bytes; None if it has none."""
+    data = tensor.parts[0].data
+    if not isinstance(data, Span) or len(tensor.parts) > 1:
+        return None
+    return name, tensor.dtype, tensor.shape, data.size, data.check
 
 
 def _choose(preferred: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

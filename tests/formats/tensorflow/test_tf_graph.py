@@ -217,6 +217,31 @@ def test_keras_exports_go_by_the_names_of_layers(tmp_path):
         assert same(found[name if name in found else f"{model.name}/{name}"].numpy(), array)
 
 
+def test_keras_exports_of_layers_with_one_name(tmp_path):
+    """Each variable is given once, whatever the layers of a subclassed model are called."""
+    keras = pytest.importorskip("keras")
+
+    class Twins(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.blocks = [keras.layers.Dense(2, name="s") for _ in range(4)]
+
+        def call(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    model = Twins()
+    model(np.ones((1, 2), "f4"))
+    for block in model.blocks[:2]:  # the biases of the others are equal, which makes no two of them one
+        block.bias.assign(np.random.default_rng(0).normal(size=2))
+    model.export(tmp_path / "m", verbose=False)
+    found = ckptconv.open(tmp_path / "m")
+    values = sorted(t.numpy().tobytes() for t in found.values())
+    assert values == sorted(v.numpy().tobytes() for v in model.variables)
+    assert [n for n in found if n.startswith("_")] == []
+
+
 def test_tf_keras_models(tmp_path):
     keras = pytest.importorskip("tf_keras")
     model = keras.Sequential([keras.layers.Dense(4, name="d", input_shape=(3,)), keras.layers.Dense(1, name="e")])

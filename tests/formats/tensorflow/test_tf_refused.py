@@ -299,6 +299,19 @@ def test_copies_are_those_with_the_same_bytes_and_name() -> None:
     assert not copied(held("x", np.zeros(2, "f4")))
 
 
+def test_of_variables_with_one_name_each_has_its_own_copy() -> None:
+    """Keras names a layer's variables after the layer, and nothing keeps two layers from having one name."""
+
+    def stored(check: str) -> Tensor:
+        return view("x", DTYPES["float32"], (2,), Span("f", 0, 8, f"crc32c:{check}"), offset=0, strides=(1,))
+
+    values = {"variables/0": "a", "variables/1": "b", "variables/2": "b"}  # the last two are still zeros
+    copies = {f"_{kind}_variables/{i}/": c for kind in ("all", "trainable") for i, c in enumerate("bbabc")}
+    tensors = {key: stored(check) for key, check in (values | copies).items()}
+    found = saved_model._copies(tensors, dict.fromkeys(tensors, "s/bias"))
+    assert found == tuple(f"_{kind}_variables/{i}/" for kind in ("all", "trainable") for i in range(3))
+
+
 def test_object_graphs_refer_to_nodes_that_exist() -> None:
     saved = pb.SavedObjectGraph(nodes=[pb.SavedObject()])
     beside = pb.TrackableObjectGraph(nodes=[pb.TrackableObjectGraph.TrackableObject()])
