@@ -98,7 +98,8 @@ def open(url: str, how: Reading) -> Checkpoint:
         notes.append(Note("assumed", "called kernel and bias by their shapes alone", tuple(assumed)))
     urls = tuple(dict.fromkeys([url, *(t.url for t in shelf.trees)]))
     names = object_names(shelf)
-    details: Details = {"paths": {name: path for path, name in labels.items()}, "names": dict(names)}
+    details: Details = {"paths": {name: path for path, name in labels.items()}}
+    details["names"] = {**names, **{o: "" for o in _objects(shelf) if o not in names}}
     details["kinds"] = kinds(shelf, labels, names)
     details["images"] = _images(shelf, labels)
     weights = {path: tensors[name] for path, name in labels.items() if not tensors[name].role}
@@ -109,12 +110,17 @@ def open(url: str, how: Reading) -> Checkpoint:
 def _order(shelf: Shelf, weights: Mapping[str, Tensor]) -> order.Order:
     """The layers as a legacy file lists them; `weights` by their paths."""
     rank = {path: i for i, path in enumerate(shelf.listed)}
-    objects = {p.rpartition("vars")[0].rstrip("/") for t in shelf.trees for p in t.groups if is_vars(p)} | rank.keys()
+    objects = _objects(shelf).keys() | rank.keys()
     place = {t.name: shelf.found[path].stored.offset for path, t in weights.items()}
     integer = {t.name for t in weights.values() if t.dtype.kind not in "fc"}
     frozen = {path for path, layer in shelf.listed.items() if layer.config.get("trainable") is False}
     model = paths.Model(rank, frozen, objects, place, integer)
     return paths.of_paths({p: t.name for p, t in weights.items()}, model, {t.name: t.shape for t in weights.values()})
+
+
+def _objects(shelf: Shelf) -> dict[str, None]:
+    """The paths of the objects that have a group of variables, be it empty."""
+    return dict.fromkeys(p.rpartition("vars")[0].rstrip("/") for t in shelf.trees for p in t.groups if is_vars(p))
 
 
 def role(path: str, name: str, stored: Stored) -> Role:

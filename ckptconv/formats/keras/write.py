@@ -140,7 +140,8 @@ class Keras3Writer:
         paths = by_path(checkpoint)
         names = order.said(checkpoint).get("names", {})
         groups: dict[str, dict[str, Any]] = {"": {k: v for k, v in checkpoint.metadata.items() if k != order.KEY}}
-        groups |= {join(path, "vars"): {"name": name} for path, name in names.items()}
+        # empty groups, too: Keras 2 looks for that of the model and, up to 2.12, for that of each object on the way
+        groups |= {join(path, "vars"): {"name": name} if name else {} for path, name in {"": "", **names}.items()}
         for path, name in paths.items():
             groups.setdefault(path.rpartition("/")[0], {})
             if name != path:
