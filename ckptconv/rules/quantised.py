@@ -4,11 +4,13 @@
     l.weight   uint8           l.weight.absmax, l.weight.quant_map, l.weight.nested_absmax
     l.weight   int8            l.SCB, l.scale, l.zero_point, l.input_scale, l.k_scale   or of its layer
     l.qweight  int32           l.scales, l.qzeros
+    l.var_0    int8, float8    l.var_1, l.var_2       variables of a layer of Keras that have numbers, not names
+    l.kernel   float32         l.kernel_scale, l.kernel_amax_history       brought to float8 in use: the scale stays
 
 Cast alone, such a weight is another number than it stands for, and a scale loses what it has beyond the other dtype.
-The names are those of DeepSeek, compressed-tensors, ModelOpt, GPTQ, AWQ, bitsandbytes, MLX, HQQ, torchao, quanto, AQT
-and PyTorch's own quantisation. A tensor of 8 bits without a scale beside it is a plain number, and so is an integer of
-more bits (an index, a counter), unless it is called as those are that hold several numbers each.
+The names are those of DeepSeek, compressed-tensors, ModelOpt, GPTQ, AWQ, bitsandbytes, MLX, HQQ, torchao, quanto, AQT,
+Keras, Flax and PyTorch's own quantisation. A tensor of 8 bits without a scale beside it is a plain number, and so is
+an integer of more bits (an index, a counter), unless it is called as those are that hold several numbers each.
 """
 
 from __future__ import annotations
@@ -32,15 +34,17 @@ PACKED = re.compile(r"q_?weight|.*_packed|codes|Qidxs|W_q|qvalue|q_?kernel|.*qda
 INDEX = re.compile(r"(?:.*_)?ids?|.*(?:mask|index|idx|indices|shape|format)")
 STEM = re.compile(r"(.+?)(?:[._](?:packed|quantized|q?data|blocks|q|_data|_packed))?", re.DOTALL)  # of a weight's name
 _NUMBER = (
-    r"(?:(?:input|output|weight|act|global|inner|nested)_)*"
+    r"(?:(?:input|output|weight|act|global|inner|nested|awq)_)*"
     r"(?:scales?|scaling_factors?|scaled_zeros|q?zeros?|zero_points?|shift|offset|absmax|quant_map|amax|codebooks?)"
     r"(?:_inv|_max|_ub|_\d)?(?:[./]\d+)?"
 )
 OF_NAME = re.compile(rf"_?(?:{_NUMBER}|nested_.+|quant_state\..+)")  # after the name of the weight
 OF_LAYER = re.compile(
-    rf"{_NUMBER}|q_scale_max|biases|SCB|scale_(?:weight|input|output)|(?:absmax|qmap|(?:new_)?max)[12]"
+    rf"{_NUMBER}|q_scale_max|biases|SCB|g_idx|scale_(?:weight|input|output)|(?:absmax|qmap|(?:new_)?max)[12]"
 )
 CACHE = re.compile(r"(?:[qkv]|kv|prob)_scale")  # of the cache of keys and values; a layer holds several weights
+NUMBERED = re.compile(r"((?:.*/)?)(?:var_|vars/)\d+", re.DOTALL)  # the layer of a variable without a name
+HISTORY = "_amax_history"  # of what is brought to float8 while it is used
 LONGEST = 80  # characters of what follows the name of a weight or a layer
 _PACKED = "._packed_params"  # of torch.ao, between a layer and its weights
 
@@ -61,7 +65,7 @@ def scaled(checkpoint: Checkpoint) -> set[str]:
 
 def _scaled(tensors: Mapping[str, Tensor], left: Iterable[str]) -> set[str]:
     of_name, of_layer, above = _quantised(tensors)
-    found, weights = set[str](), dict[int, list[str]]()
+    found, weights = _numbered(tensors) | _float8(tensors), dict[int, list[str]]()
     for name in (*tensors, *left) if of_name else ():
         for start, rest in _splits(name):
             for there, of in (of_name.get(start, ()), OF_NAME), (of_layer.get(start, ()), OF_LAYER):
@@ -73,12 +77,32 @@ def _scaled(tensors: Mapping[str, Tensor], left: Iterable[str]) -> set[str]:
     return found.union(*weights.values())
 
 
+def _numbered(tensors: Mapping[str, Tensor]) -> set[str]:
+    """All variables of layers that have a number of 8 bits among those without names: which is a scale is not known."""
+    layers = dict[str, list[str]]()
+    for name in tensors:
+        if m := NUMBERED.fullmatch(name):
+            layers.setdefault(m[1], []).append(name)
+    several = (names for names in layers.values() if len(names) > 1)
+    return {n for names in several if any(_small(tensors[n]) and tensors[n].shape for n in names) for n in names}
+
+
+def _float8(tensors: Mapping[str, Tensor]) -> set[str]:
+    """The scales and the largest values of late, from which they are computed, of layers that compute in float8."""
+    stems = (n.removesuffix(HISTORY) for n in tensors if n.endswith(HISTORY))
+    return {n for stem in stems if f"{stem}_scale" in tensors for n in (f"{stem}_scale", stem + HISTORY)}
+
+
+def _small(t: Tensor) -> bool:
+    return t.dtype.itemsize == 1 and t.dtype.kind in "iuxf"
+
+
 def _quantised(tensors: Mapping[str, Tensor]) -> tuple[dict[str, list[str]], dict[str, list[str]], set[str]]:
     """What may be quantised: by the name that a scale is named after, and by layer; and layers of those of 8 bits."""
     stems, layers, above = dict[str, list[str]](), dict[str, list[str]](), set[str]()
     for name, t in tensors.items():
         layer, leaf = _cut(name)
-        small = t.dtype.itemsize == 1 and t.dtype.kind in "iuxf"
+        small = _small(t)
         packed = t.dtype.kind in "iu" and PACKED.fullmatch(leaf) is not None
         if not (t.shape and (small or packed or _is_word(t, leaf))):
             continue

@@ -56,6 +56,14 @@ def checkpoint(text: str) -> Checkpoint:
         ("l._weight_qdata:i8 l._weight_scale:f32", "l._weight_scale"),  # torchao
         ("l/qrhs/frozen/qvalue:i8 l/qrhs/frozen/scale/0:f32", "l/qrhs/frozen/scale/0"),  # AQT
         ("dense/kernel:i8 dense/kernel_scale:f32", "dense/kernel_scale"),  # Keras
+        ("e/embeddings:i8 e/embeddings_scale:f32 e/embeddings_zero:i8 e/g_idx:f32", "e/embeddings_scale e/g_idx"),
+        ("d/kernel:u8 d/bias:f32 d/kernel_scale:f32 d/kernel_zero:u8 d/awq_scales:f32 d/g_idx:f32",
+         "d/kernel_scale d/awq_scales d/g_idx"),
+        ("d/kernel:f32 d/bias:f32 d/kernel_scale:f32 d/kernel_amax_history:f32 d/outputs_grad_scale:f32 "
+         "d/outputs_grad_amax_history:f32",
+         "d/kernel_scale d/kernel_amax_history d/outputs_grad_scale d/outputs_grad_amax_history"),
+        ("mine/var_0:f32 mine/var_1:i8 mine/var_2:f32 other/var_0:f32", "mine/var_0 mine/var_2"),  # without names
+        ("layers/mine/vars/0:f8 layers/mine/vars/1:f32 vars/0:f32", "layers/mine/vars/0 layers/mine/vars/1"),
         ("dense_kernel_quantized:i8 dense_kernel_scale:f32", "dense_kernel_scale"),  # ONNX
         ("l.weight:f8 l.scale_weight:f32 l.scale_input:f32", "l.weight l.scale_weight l.scale_input"),  # ComfyUI
         ("c.weight:i8 c.weight.scale:f64 c.weight.zero_point:i64 c.scale:f64", "c.weight.scale c.scale"),  # PyTorch
@@ -70,6 +78,8 @@ def checkpoint(text: str) -> Checkpoint:
         ("l.centroids:i16 l.centroids_scale:f32", "l.centroids_scale"),
         ("l.codes:i64 l.codebooks:f32 l.scales:f32", "l.codebooks l.scales"),  # AQLM
         # plain numbers, of which a cast is what it says
+        ("mine/var_0:f32 mine/var_1:f32 d/var_2:i32 d/var_3:f32 e/var_0:f8", ""),
+        ("d/kernel:f32 d/kernel_scale:f32 e/loss_amax_history:f32 e/g_idx:f32", ""),
         ("a.k_proj.weight:f16 a.k_scale:f32 a.k_proj.k_scale:f32", ""),
         ("l.weight:f8 l.bias:f8 l.norm.scale:f8", ""),
         ("ln/scale:f8 ln/bias:f8", ""),

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from . import images
+from . import images, quantised
 from .images import snake
 
 TOP = "top_level_model_weights"
@@ -40,7 +40,7 @@ VARIABLES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("conv1d_transpose", "conv2d_transpose", "conv3d_transpose"), KERNEL),
     **dict.fromkeys(("depthwise_conv1d", "depthwise_conv2d"), KERNEL),
     **dict.fromkeys(("separable_conv1d", "separable_conv2d"), ("depthwise_kernel", "pointwise_kernel", "bias")),
-    "embedding": ("embeddings",),
+    **dict.fromkeys(("embedding", "reversible_embedding"), ("embeddings",)),
     "batch_normalization": ("gamma", "beta", "moving_mean", "moving_variance"),
     "layer_normalization": ("gamma", "beta"),
     "group_normalization": ("gamma", "beta"),
@@ -71,15 +71,15 @@ class Listed(NamedTuple):
     image: tuple[int, int] | None = None
 
 
-# Other variables of one class, in order of creation: attention, quantised layers, batch normalization of Keras 1.
+# Other variables of one class, in order of creation: quantised layers, attention, batch normalization of Keras 1.
 _MORE = (
-    ("scale", "concat_score_weight"), ("kernel", "bias", "kernel_scale"), ("vector_u",), ("sn_u",),
+    *quantised.CREATED, ("scale", "concat_score_weight"), ("vector_u",), ("sn_u",),
     ("adapt_mean", "adapt_variance", "count"), ("real_kernel", "imag_kernel"),
     ("gamma", "beta", "moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev"),
 )  # fmt: skip
 FIXED = {  # variables that are never trained
     "mean", "variance", "count", "adapt_mean", "adapt_variance", "moving_mean", "moving_variance", "moving_stddev",
-    "renorm_mean", "renorm_stddev", "kernel_scale", "vector_u", "sn_u", "summary", "seed_generator_state",
+    "renorm_mean", "renorm_stddev", "vector_u", "sn_u", "summary", "seed_generator_state", *quantised.FIXED,
 }  # fmt: skip
 NAMES = {name for names in (*VARIABLES.values(), *_MORE) for name in names}
 # The objects inside a layer of Keras, grouped into families, in order of creation.
@@ -218,11 +218,11 @@ def variables(
     """Name the variables of one layer; also return whether the names were guessed from the shapes."""
     count = len(shapes)
     kind = images.bare(kind)
+    if found := quantised.variables(kind, shapes, dtypes):
+        return found, False
     names = [n for n in VARIABLES.get(kind, ()) if config.get(OPTIONAL.get(n, ""), True) is not False]
     if kind == "einsum_dense" and config.get("bias_axes", "") is None:
         names = names[:1]
-    if names and dtypes[0] == "int8" and kind in ("dense", "einsum_dense"):
-        names = [*names[: count - 1], "kernel_scale"]
     if len(names) == count:
         return names, False
     if kind in VARIABLES and not config:

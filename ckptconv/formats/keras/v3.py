@@ -100,8 +100,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     names = object_names(shelf)
     details: Details = {"paths": {name: path for path, name in labels.items()}}
     details["names"] = {**names, **{o: "" for o in _objects(shelf) if o not in names}}
-    details["kinds"] = kinds(shelf, labels, names)
-    details["images"] = _images(shelf, labels)
+    details |= {"kinds": kinds(shelf, labels, names), "images": _images(shelf, labels)}
     weights = {path: tensors[name] for path, name in labels.items() if not tensors[name].role}
     details |= order.detailed(_order(shelf, weights))
     return Checkpoint(tensors, dict(shelf.metadata), (), "keras3", urls, tuple(notes), details)

@@ -331,8 +331,48 @@ def test_snake_case(name: str, snake: str) -> None:
 CASES = [
     ("dense", [(2, 3), (3,)], "float32", {}, ["kernel", "bias"]),
     ("dense", [(2, 3)], "float32", {}, ["kernel"]),
-    ("dense", [(2, 3), (3,), (3,)], "int8", {"use_bias": True}, ["kernel", "bias", "kernel_scale"]),
-    ("dense", [(2, 3), (3,)], "int8", {"use_bias": False}, ["kernel", "kernel_scale"]),
+    ("dense", [(2, 3), (3,), (3,)], "int8 float32 float32", {"use_bias": True}, ["kernel", "bias", "kernel_scale"]),
+    ("dense", [(2, 3), (3,)], "int8 float16", {"use_bias": False}, ["kernel", "kernel_scale"]),
+    ("dense", [(2, 3), (3,)], "int8 int8", {}, ["kernel", "bias"]),
+    ("dense", [(2, 3), (3,)], "uint8 bfloat16", {}, ["kernel", "bias"]),
+    (
+        "dense",
+        [(4, 2), (1, 4), (1, 4), (8,)],
+        "int8 float32 int8 float32",
+        {},
+        ["kernel", "kernel_scale", "kernel_zero", "g_idx"],
+    ),
+    (
+        "einsum_dense",
+        [(3,), (3, 2), (3, 1), (3, 1), (2,)],
+        "float32 uint8 float32 uint8 float32",
+        {},
+        ["bias", "kernel", "kernel_scale", "zero_point", "g_idx"],
+    ),
+    (
+        "dense",
+        [(3, 2), (3, 1), (3, 1), (2,), (2,)],
+        "uint8 float32 uint8 float32 float32",
+        {},
+        ["kernel", "kernel_scale", "kernel_zero", "awq_scales", "g_idx"],
+    ),
+    ("embedding", [(5, 4), (5,)], "int8 float32", {}, ["embeddings", "embeddings_scale"]),
+    ("reversible_embedding", [(5, 4)], "float32", {}, ["embeddings"]),
+    ("reversible_embedding", [(5, 4), (4, 5)], "float32", {}, ["embeddings", "reverse_embeddings"]),
+    (
+        "reversible_embedding",
+        [(5, 2), (5, 1), (5, 1), (4,)],
+        "int8 float32 int8 float32",
+        {},
+        ["embeddings", "embeddings_scale", "embeddings_zero", "g_idx"],
+    ),
+    (
+        "reversible_embedding",
+        [(5, 2), (5,), (2, 5), (5,)],
+        "int8 float32 int8 float32",
+        {},
+        ["embeddings", "embeddings_scale", "reverse_embeddings", "reverse_embeddings_scale"],
+    ),
     ("layer_normalization", [(3,)], "float32", {"scale": False}, ["beta"]),
     ("layer_normalization", [(3,)], "float32", {}, ["var_0"]),
     ("batch_normalization", [(3,)] * 2, "float32", {}, ["moving_mean", "moving_variance"]),
@@ -359,7 +399,8 @@ def test_names_guessed_from_shapes_are_noted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "shapes", "dtype", "config", "names"), CASES)
 def test_variable_names(kind: str, shapes: list[tuple[int, ...]], dtype: str, config: dict, names: list[str]) -> None:
-    assert naming.variables(kind, shapes, [dtype] * len(shapes), config)[0] == names
+    dtypes = dtype.split() if " " in dtype else [dtype] * len(shapes)
+    assert naming.variables(kind, shapes, dtypes, config)[0] == names
 
 
 # --- real files ------------------------------------------------------------------------------------------------
@@ -524,7 +565,9 @@ def test_classes_come_from_the_config_or_from_default_names(file: str) -> None:
 
 
 CREATED = [
-    "scale concat_score_weight", "kernel bias kernel_scale", "vector_u", "sn_u", "adapt_mean adapt_variance count",
+    "scale concat_score_weight", "kernel bias kernel_scale kernel_zero zero_point awq_scales g_idx",
+    "vector_u", "sn_u", "adapt_mean adapt_variance count",
+    "embeddings embeddings_scale embeddings_zero g_idx reverse_embeddings reverse_embeddings_scale",
     "real_kernel imag_kernel", "gamma beta moving_mean moving_variance moving_stddev renorm_mean renorm_stddev",
 ]  # fmt: skip
 
