@@ -11,7 +11,7 @@ from .plain import SCALARS, Inert, Known, Ordered
 WalkRole = Literal[Settled, "attribute"]
 ATTRIBUTE: Final = "attribute"  # the role of what is not in a module's state_dict()
 MESH = 64  # axes of a mesh of devices, at most
-_GROUPS = ("_parameters", "_buffers", "_modules")
+GROUPS = ("_parameters", "_buffers", "_modules")
 
 
 def segment(key: Any) -> str:
@@ -33,7 +33,7 @@ def states(thing: Inert) -> list[dict[Any, Any]]:
 
 def extent(thing: Inert) -> int:
     """How many values are looked at to list what it holds, at each place where it occurs: also those left out."""
-    parts = [v for part in states(thing) for v in (part, *map(part.get, _GROUPS))]
+    parts = [v for part in states(thing) for v in (part, *map(part.get, GROUPS))]
     several = [*parts, thing.state, thing.pairs, thing.items, thing.args]
     return sum(len(v) for v in several if type(v) in (dict, Ordered, list, tuple))
 
@@ -54,7 +54,7 @@ def of_module(thing: Inert) -> Iterator[tuple[str, Any, WalkRole]]:
     for part in states(thing):
         transient = part.get("_non_persistent_buffers_set")
         left: Any = transient if type(transient) in (set, frozenset) else ()
-        groups = {g: part[g] for g in _GROUPS if type(part.get(g)) in (dict, Ordered)}
+        groups = {g: part[g] for g in GROUPS if type(part.get(g)) in (dict, Ordered)}
         for group, inside in groups.items():
             for key, value in inside.items():
                 if value is not None:

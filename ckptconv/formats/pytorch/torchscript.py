@@ -2,17 +2,17 @@
 
     R/data.pkl        GLOBAL "__torch__.Net" EMPTY_TUPLE NEWOBJ {"fc": {...}, "weight": T, "training": False} BUILD
     R/constants.pkl   a tuple; a frozen module has all its weights here, without names
-    R/code/...        source text, never looked at
+    R/code/...        source text: classes with lists of their parameters and buffers (state_names.py), never run
     R/data/0  R/constants/0        the storages of the one and of the other
 
-Attributes become dotted names; a constant is called `constants.3`, as CONSTANTS.c3 in the code. Classes below
-`__torch__` are always placeholders, whatever they would do. Specification: torch/csrc/jit/serialization.
+Attributes become dotted names; those of modules that are not in the state_dict() are left out with a note, unless it is
+empty, as that of a container of tensors for C++. A constant is called `constants.3`, as CONSTANTS.c3 in the code.
+Classes below `__torch__` are always placeholders, whatever they would do. Specification: torch/csrc/jit/serialization.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ...checkpoint import Checkpoint, Details, Note
 from ...errors import NameCollision
@@ -23,6 +23,7 @@ from .archive import claim, enter
 from .flatten import checkpoint
 from .known import TORCH
 from .pickle import load
+from .state_names import Classes, sort
 
 SCRIPT = ("__torch__",)
 
@@ -32,19 +33,27 @@ def sniff(seen: Seen) -> int:
 
 
 def open(url: str, how: Reading) -> Checkpoint:
+    foreign: bool | tuple[str, ...] = True if how.opaque else SCRIPT
     with Reader(url) as f:
         archive = enter(f, salvage=how.salvage)
-        made = []
+        made, notes = [], list[Note]()
         for name, folder in (("data", "data"), ("constants", "constants")):
             if name + ".pkl" not in archive.members and name == "constants":
                 continue
             raw, packed = archive.pickle(f, name + ".pkl"), archive.packed(name + ".pkl")
-            foreign: bool | tuple[str, ...] = True if how.opaque else SCRIPT
             find = archive.storage(folder)
-            root = load(raw, allowed=TORCH, persistent_load=find, opaque=foreign, url=url, packed=packed)
-            value: Any = root if name == "data" else {"constants": root}
+            value = load(raw, allowed=TORCH, persistent_load=find, opaque=foreign, url=url, packed=packed)
+            classes = Classes(archive, f, how.salvage)
+            only = not sort(value, classes) and any(names for _, names in classes.found.values())
+            value = value if name == "data" else {"constants": value}
             made.append(checkpoint(value, packed, how, url=url, format="torchscript", quiet=True))
-    notes = archive.notes()
+            if only and len(made[-1]):
+                text = "attributes of modules without any parameters or buffers, whose state_dict() is empty"
+                notes.append(Note("assumed", text, tuple(made[-1])))
+            if classes.damaged:
+                text = "cannot be read, so attributes that are not in the state_dict() may be among the tensors"
+                notes.append(Note("damaged", text, tuple(classes.damaged)))
+    notes += archive.notes()
     if archive.cut and "constants.pkl" not in archive.members:
         notes.append(Note("damaged", "lost with the end of the file", ("constants.pkl",)))
     return _joined(made, notes)

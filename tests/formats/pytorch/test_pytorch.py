@@ -652,6 +652,65 @@ def test_torchscript(tmp_path: Path) -> None:
             assert same(got[name].numpy(), t.numpy())
 
 
+def attributes(torch: Any) -> Any:
+    """A module with all kinds of attributes: of those that hold tensors, only some are in its state_dict()."""
+    nn = torch.nn
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c, self.w = torch.ones(2), nn.Parameter(torch.zeros(2))
+
+        def forward(self, x):
+            return x + self.c + self.w
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c, self.some, self.named = torch.ones(2), [torch.ones(3)], {"k": torch.ones(2)}
+            self.lstm, self.bn, self.inner = nn.LSTM(2, 2), nn.BatchNorm1d(2), nn.ModuleList([Inner(), Inner()])
+            self.plain, self.listed = nn.Linear(2, 2, bias=False), nn.ParameterList([nn.Parameter(torch.ones(2))])
+            self.register_buffer("kept", torch.ones(2))
+            self.register_buffer("transient", torch.ones(2), persistent=False)
+            self.register_buffer("none", None)
+            self.tied, self.frozen = self.plain.weight, nn.Parameter(torch.ones(1), requires_grad=False)
+
+        def forward(self, x):
+            for inner in self.inner:
+                x = inner(x) + self.c + self.some[0].sum() + self.named["k"] + self.kept + self.transient
+            return self.plain(self.bn(x)) + self.lstm(x[None])[0][0] + self.listed[0]
+
+    return Outer().eval()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript_gives_the_state_dict(tmp_path: Path) -> None:
+    """Of the loaded module, which also holds buffers that were not persistent."""
+    torch = pytest.importorskip("torch")
+    for made in (torch.jit.script(attributes(torch)), torch.jit.trace(attributes(torch), torch.ones(4, 2))):
+        made.save(str(tmp_path / "s.pt"))
+        got = ckptconv.open(tmp_path / "s.pt")
+        loaded = torch.jit.load(tmp_path / "s.pt")
+        assert [n for n in got if not n.startswith("constants.")] == list(loaded.state_dict())
+        left = [n for note in got.notes if "plain attributes of modules" in note.text for n in note.names]
+        flat = [f"lstm._flat_weights.{i}" for i in range(4)]
+        scripted = [*flat, "inner.0.c", "inner.1.c", "c", "some.0", "named.k"]
+        assert left == ([] if isinstance(made, torch.jit.TopLevelTracedModule) else scripted)
+        for name, t in loaded.state_dict().items():
+            assert same(got[name].numpy(), t.numpy())
+
+
+def test_torchscript_without_parameters(tmp_path: Path) -> None:
+    """Tensors are brought to C++ as attributes of an empty module."""
+    torch = pytest.importorskip("torch")
+    box = torch.nn.Module()
+    box.a, box.b = torch.ones(2), torch.zeros(3)
+    torch.jit.script(box).save(str(tmp_path / "s.pt"))
+    got = ckptconv.open(tmp_path / "s.pt")
+    assert set(got) == {"a", "b"}
+    assert [n.names for n in got.notes if "state_dict() is empty" in n.text] == [tuple(got)]
+
+
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_legacy_protocols(protocol: int, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")

@@ -7,7 +7,9 @@ import json
 import pickle
 import struct
 import tarfile
+import time
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from pickles import Call, Global, Id, Raw, archive, pickled
 
 import ckptconv
 from ckptconv.formats.detect import open_checkpoint
-from ckptconv.formats.pytorch import bare, dense
+from ckptconv.formats.pytorch import bare, dense, state_names
 from ckptconv.formats.reading import Reading
 
 ORDERED = Call(Global("collections.OrderedDict"))
@@ -840,8 +842,8 @@ def test_pieces_that_repeat_what_is_stored(tmp_path: Path) -> None:
 # --- TorchScript --------------------------------------------------------------------------------------------------
 
 
-def script(value: Any, constants: Any = None) -> bytes:
-    members = {"a/data.pkl": pickled(value), "a/data/0": ONES, "a/constants/0": ONES, "a/version": b"3"}
+def script(value: Any, constants: Any = None, code: Mapping[str, bytes] | None = None) -> bytes:
+    members = {"a/data.pkl": pickled(value), "a/data/0": ONES, "a/constants/0": ONES, "a/version": b"3", **(code or {})}
     return zipped(members | ({"a/constants.pkl": pickled(constants)} if constants is not None else {}))
 
 
@@ -853,6 +855,79 @@ def test_scripts(tmp_path: Path) -> None:
     assert list(ckptconv.open(tmp_path / "b.pt", format="torchscript")) == ["w"]
     with refused("attributes and constants of the same names:\n *constants.0"):
         opened(tmp_path / "a.pt", script({"constants": [tensor()]}, (tensor(),)))
+
+
+def made(name: str, **state: Any) -> Call:
+    """An object of TorchScript."""
+    return Call(Global(f"__torch__.m.{name}"), (), (state,), new=True)
+
+
+MODULE = 'class Net(Module):\n  __parameters__ = ["w", ]\n  __buffers__ = ["b", ]\n  c : Tensor\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (MODULE, "w b"),
+        ("op_version = 1\n" + MODULE + "  def f(self) -> int:\n    return 3\nclass Other(Module):\n  x : int\n", "w b"),
+        (MODULE.replace('"b", ', ""), "w"),
+        (MODULE.replace('"w", ', "").replace('"b", ', ""), "w b c"),  # a container of attributes
+        # the lists are not what torch writes: nothing is left out
+        ("", "w b c"),
+        (MODULE.replace("Net", "Net_"), "w b c"),
+        (MODULE.replace("  __buffers__", "  buffers"), "w b c"),  # PyTorch before 1.6
+        (MODULE + MODULE, "w b c"),
+        (MODULE + "class Net:\n", "w b c"),
+        (MODULE + '  __buffers__ = ["b", ]\n', "w b c"),
+        (MODULE.replace('["w", ]', '["w"]'), "w b c"),
+        (MODULE.replace('["w", ]', '["\\x77", ]'), "w b c"),
+        (MODULE.replace("class", '"""\nclass') + '"""\n', "w b c"),
+        (MODULE.replace("(Module)", ""), "w b c"),
+        (MODULE.replace("  __", "    __"), "w b c"),
+        (MODULE.replace("class Net", "class N(Module):\ndef Net"), "w b c"),
+        (MODULE.replace("\n", "\r\n"), "w b c"),
+    ],
+)  # fmt: skip
+def test_lists_of_classes(text: str, names: str, tmp_path: Path) -> None:
+    """Which attributes of a script's modules are in their state_dict()."""
+    value = made("Net", w=tensor(), b=tensor(), c=tensor())
+    raw = script(value, (), {"a/code/__torch__/m.py": text.encode()})
+    assert list(opened(tmp_path / "a.pt", raw)) == names.split()
+
+
+def test_what_scripts_hold_that_is_no_module(tmp_path: Path) -> None:
+    """Attributes of an object of a plain class are not in the state_dict(); what a class without text holds stays."""
+    text = MODULE + "class Plain:\n  w : Tensor\nclass Pair(NamedTuple):\n  w : Tensor\n"
+    inner = {name: made(name, w=tensor()) for name in ("Plain", "Pair", "Net", "Gone")}
+    raw = script(made("Net", **inner, b=tensor()), (), {"a/code/__torch__/m.py": text.encode()})
+    found = opened(tmp_path / "a.pt", raw)
+    assert list(found) == ["b", "Net.w", "Gone.w"]
+    assert [n.names for n in found.notes if "plain attributes" in n.text] == [("Plain.w", "Pair.w")]
+
+
+def test_code_of_a_script_is_bounded(tmp_path: Path) -> None:
+    """More text, or more names, than any model has are not looked at; nor is a state copied for each of its owners."""
+    value = made("Net", w=tensor(), c=tensor())
+    many = MODULE.replace('"w", ', '"w", ' * state_names.MAX_NAMES)
+    for text in (MODULE + " " * state_names.MAX_CODE, many):
+        raw = script(value, (), {"a/code/__torch__/m.py": text.encode()})
+        assert list(opened(tmp_path / "a.pt", raw)) == ["w", "c"]
+    shared = pickled({str(i): i for i in range(20_000)})[2:-1]
+    owner = pickled(Call(Global("__torch__.m.Net"), new=True))[2:-1]
+    many_owners = Raw(b"(" + shared + b"q\0" + (owner + b"h\0b") * 20_000 + b"t")
+    began = time.process_time()
+    with refused("values without end"):
+        opened(tmp_path / "a.pt", script(many_owners, (), {"a/code/__torch__/m.py": MODULE.encode()}))
+    assert time.process_time() - began < 5
+
+
+def test_damaged_code_of_a_script(tmp_path: Path) -> None:
+    raw = script(made("Net", w=tensor(), c=tensor()), (), {"a/code/__torch__/m.py": MODULE.encode()})
+    with refused("CRC-32 of a/code/__torch__/m.py is wrong"):
+        opened(tmp_path / "a.pt", raw.replace(b"  __buffers__", b"  _-buffers__"))
+    found = opened(tmp_path / "a.pt", raw.replace(b"  __buffers__", b"  _-buffers__"), salvage=True)
+    assert list(found) == ["w", "c"]
+    assert [n.names for n in found.notes if n.kind == "damaged"] == [("code/__torch__/m.py",)]
 
 
 # --- recorded objects ---------------------------------------------------------------------------------------------
