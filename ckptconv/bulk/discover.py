@@ -3,6 +3,7 @@
     model.ckpt-100.index + .data-00000-of-00002 + .meta     one: model.ckpt-100
     model.ckpt-00000-of-00003 ... (version 1)               one: its first file
     x.safetensors.index.json + x-00001-of-00003.safetensors one: the index, which names its shards
+    shard-00001-model-00001-of-00001.safetensors, shard-... one: the first of these, which hold parts of tensors
     export/saved_model.pb + variables/                      one: the folder
     arrays/*.npy and nothing else                           one: the folder
     run/3/params/manifest.ocdbt, step_1/target.w/.zarray    one: run/3/params, step_1
@@ -22,7 +23,7 @@ from fnmatch import fnmatchcase
 from itertools import takewhile
 
 from ..errors import CkptError, StorageError, UnsafeCheckpoint, UsageError
-from ..formats import detect
+from ..formats import detect, offsets
 from ..formats.orbax import locate as orbax
 from ..formats.signatures import DISTRIBUTED, SAVED_MODELS
 from ..messages import links as chain
@@ -111,9 +112,11 @@ def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoin
     """The checkpoint of a single source: a file, or a prefix with all its files."""
     folder, base = split(source)[0], file_name(source)
     status = stat(source)
-    if status is not None and not SHARD.fullmatch(base) and not base.endswith((".index", ".meta", *INDEXES)):
+    several = SHARD.fullmatch(base) or offsets.SHARD.fullmatch(base) or base.endswith((".index", ".meta", *INDEXES))
+    if status is not None and not several:
         return FoundCheckpoint(source, *split_suffix(base), ((source, status),))
     stem = re.split(r"(?:\.data)?-\d{5}-of-|\.index$|\.meta$|\.index\.json$|\.weights\.json$", base)[0]
+    stem = "shard-" if offsets.SHARD.fullmatch(base) else stem
     here = listed(folder)
     near: dict[str, Stat] = {}
     for n in takewhile(lambda n: n.startswith(stem), here[bisect_left(here, stem) :]):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from ..errors import AmbiguousFormat, CkptError
-from ..formats import companions, detect, shard_index, table
+from ..formats import companions, detect, offsets, shard_index, table
 from ..formats.tensorflow.locate import STATE_FILE, is_state
 from ..storage.files import Stat, join, read_all
 from .found import FoundCheckpoint
@@ -53,6 +53,17 @@ def sets(folder: str, left: dict[str, Stat], under: str) -> Iterator[FoundCheckp
         pieces = _pieces(join(folder, n), left[n]) if n in left else None
         if pieces is not None:
             yield take(n, *split_suffix(n), [n, *pieces])
+    parts = offsets.shards(left)
+    if parts and _are_joined(join(folder, parts[0])):
+        yield take(parts[0], "model", ".safetensors", parts)
+
+
+def _are_joined(url: str) -> bool:
+    """Whether the shards of a distributed run are one checkpoint: only if the first says so, or cannot be read."""
+    try:
+        return detect.detect(url).name == detect.INDEX
+    except CkptError:
+        return True
 
 
 def _is_graph(name: str, left: Mapping[str, Stat], beside: bool) -> bool:

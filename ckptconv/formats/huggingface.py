@@ -4,7 +4,8 @@
     model-00001-of-00002.safetensors   a complete checkpoint of its own (also .bin, .msgpack)
     model-00002-of-00002.safetensors
 
-The model is read from the index, from any of its shards, or from the folder; a folder can also hold one file instead.
+The model is read from the index, from any of its shards, or from the folder; a folder can also hold one file instead,
+or the shards of a distributed run of torch, which have no index (distributed.py).
 Tensors in the weight map must be present; tensors that are not in it are left out with a note.
 Specification: transformers, modeling_utils.py (load_sharded_checkpoint); huggingface_hub, serialization.
 """
@@ -22,11 +23,12 @@ from ..output.destination import OutputFile
 from ..storage.files import Seen, exists, is_dir, join, names, sibling, split
 from ..storage.paths import beginning, beside
 from ..storage.remote import peek
-from . import safetensors, shard_index
+from . import distributed, offsets, safetensors, shard_index
 from .detect import detect, open_checkpoint
 from .placement import Patch, Placement, Slot
 from .reading import Reading
-from .safetensors import SafetensorsWriter, prove
+from .reference import prove
+from .safetensors import SafetensorsWriter
 
 PEEKED = 32  # remote shards whose headers are fetched before the first of them is opened
 SHARD_SIZE = 5_000_000_000  # bytes, by default, of the shards in a new folder
@@ -43,12 +45,23 @@ WEIGHTS = re.compile(r".+\.(safetensors|bin|msgpack)(\.index\.json)?")
 
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
-        return 3 if set(MODELS) & set(seen.files) else 2 if _candidates(seen.files) else 0
+        return 3 if set(MODELS) & set(seen.files) else 2 if _candidates(seen.files) or _pieces(seen.files) else 0
     if seen.size < 0 and seen.base + shard_index.SUFFIX in seen.files:
         return 3  # the name under which the shards were written
     if seen.base.endswith(shard_index.SUFFIX) and seen.head.lstrip()[:1] == b"{":
         return 3
-    return 4 if seen.size >= 0 and index_of(seen.url) else 0
+    return 4 if seen.size >= 0 and (index_of(seen.url) or _is_piece(seen)) else 0
+
+
+def _pieces(files: Sequence[str]) -> list[str]:
+    """The shards of a distributed run, which torch writes without an index, if nothing else is the folder's model."""
+    found = [] if set(MODELS) & set(files) else offsets.shards(files)
+    return [n for n in found if not (m := SHARD.fullmatch(n)) or f"{m[1]}{m[2]}{shard_index.SUFFIX}" not in files]
+
+
+def _is_piece(seen: Seen) -> bool:
+    """Whether a file is one of them."""
+    return offsets.SHARD.fullmatch(seen.base) is not None and offsets.INFO.encode() in seen.head
 
 
 def index_of(url: str) -> str:
@@ -70,6 +83,11 @@ def open(url: str, how: Reading) -> Checkpoint:
         whole = open_index(index, how)
         note = Note("hint", "a shard was given, and its whole index is read; from_= reads the shard alone", (base,))
         return replace(whole, notes=(note, *whole.notes))
+    folder, base = split(url)
+    if offsets.SHARD.fullmatch(base) and exists(url):
+        whole = distributed.open(folder, offsets.shards(names(folder)), how)
+        note = Note("hint", "a shard was given, and all of its folder are read", (base,))
+        return replace(whole, notes=(note, *whole.notes))
     return open_index(url if exists(url) else beside(url, url + shard_index.SUFFIX), how)
 
 
@@ -82,6 +100,8 @@ def _candidates(files: Sequence[str]) -> list[str]:
 def _open_folder(url: str, how: Reading) -> Checkpoint:
     files = names(url)
     candidates = _candidates(files)
+    if pieces := _pieces(files):
+        return _beside(distributed.open(url, pieces, how), pieces, candidates, files)
     if not candidates:
         shards = [n for n in files if SHARD.fullmatch(n)]
         what = f"holds shards ({shards[0]}, ...) but not their index" if shards else "holds no known model"
@@ -92,14 +112,19 @@ def _open_folder(url: str, how: Reading) -> Checkpoint:
     # the Keras format handles its own spelling of names in shards
     ours = path.endswith(shard_index.SUFFIX) and not path.endswith(".h5" + shard_index.SUFFIX)
     whole = open_index(path, how) if ours else open_checkpoint(path, how)
+    return _beside(whole, candidates[:1], candidates[1:], files)
+
+
+def _beside(whole: Checkpoint, read: Sequence[str], candidates: Sequence[str], files: Sequence[str]) -> Checkpoint:
+    """Note which other models lie in the folder."""
     alone = [
         n for n in files if (n.lower().endswith(OTHERS) or WEIGHTS.fullmatch(n)) and not re.search(rf"{NUMBERED}\.", n)
     ]
     used = {split(u)[1] for u in whole.urls}
-    others = candidates[1:] + [n for n in alone if n not in candidates and n not in used]
+    others = [*candidates, *(n for n in alone if n not in read and n not in candidates and n not in used)]
     if not others:
         return whole
-    note = Note("hint", f"{candidates[0]} is read; give another file to read that one", tuple(others))
+    note = Note("hint", f"{read[0]} is read; give another file to read that one", tuple(others))
     return replace(whole, notes=(note, *whole.notes))
 
 

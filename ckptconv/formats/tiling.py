@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from math import prod
 from typing import NamedTuple
 
-from ..errors import UnsafeCheckpoint
+from ..errors import CorruptCheckpoint, UnsafeCheckpoint
 
 COMPARISONS = 256  # of a tile with others, on average; a grid of 150 by 150 needs fewer
 
@@ -38,3 +39,18 @@ def overlap(tiles: Iterable[Tile]) -> tuple[Tile, Tile] | None:
                 return a, b
         active.append(b)
     return None
+
+
+def check_tiling(name: str, shape: tuple[int, ...], tiles: Sequence[Tile], url: str) -> None:
+    """Refuse chunks that reach out of the tensor, overlap, or do not fill it (ranks and signs are checked before)."""
+    for at, size in tiles:
+        if any(a + n > whole for a, n, whole in zip(at, size, shape, strict=True)):
+            raise CorruptCheckpoint(
+                f"a chunk at {list(at)} of size {list(size)} reaches out of it", url=url, tensor=name
+            )
+    filled = [b for b in tiles if prod(b.shape)]
+    twice = overlap(filled)
+    if twice:
+        raise CorruptCheckpoint(f"its chunk at {list(twice[1].start)} overlaps another", url=url, tensor=name)
+    if sum(prod(b.shape) for b in filled) != prod(shape):
+        raise CorruptCheckpoint(f"its chunks do not fill its shape {list(shape)}", url=url, tensor=name)

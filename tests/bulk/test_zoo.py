@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from kit import Run
+from safetensors.numpy import save_file
 
 import ckptconv
 from ckptconv.api import Resources
@@ -87,6 +88,21 @@ def test_a_folder_that_is_a_checkpoint_is_one_even_if_named(tmp_path: Path, fixt
     assert [f.name for f in discover([str(fixtures / "torch" / "dcp")])] == ["dcp"]
     save(tmp_path / "arrays", format="npy")
     assert planned(tmp_path / "arrays") == ["arrays.safetensors"]
+
+
+def test_shards_of_a_distributed_run_are_one(tmp_path: Path) -> None:
+    """Each holds parts of tensors; files of that name which do not are several."""
+    for start in (0, 2):
+        info = json.dumps({"w": {"saved_offsets": [start]}})
+        file = tmp_path / "run" / f"shard-{start:05d}-model-00001-of-00001.safetensors"
+        file.parent.mkdir(exist_ok=True)
+        save_file({"w": np.arange(start, start + 2)}, file, {"DCP_SHARDING_INFO": info})
+        save(tmp_path / "other" / file.name)
+    shards = [f"shard-{i:05d}-model-00001-of-00001.safetensors" for i in (0, 2)]
+    assert names(tmp_path) == [*(f"other/{n}" for n in shards), f"run/{shards[0]}"]
+    assert planned(tmp_path / "run") == planned(tmp_path / "run" / shards[1]) == ["model.safetensors"]
+    ckptconv.zoo([tmp_path / "run"], tmp_path / "out", to="npz")
+    assert ckptconv.open(tmp_path / "out" / "model.npz")["w"].numpy().tolist() == [0, 1, 2, 3]
 
 
 def test_steps_of_a_series(tmp_path: Path) -> None:

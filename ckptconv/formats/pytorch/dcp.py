@@ -16,7 +16,6 @@ from collections.abc import Collection, Container, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import prod
 from typing import Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Role, Tensor
@@ -25,10 +24,9 @@ from ...messages import brief, printable
 from ...moves.part import MAX_AXES, Part, c_strides, checked_count
 from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling
 from ...storage.ranges import Slice
-from .. import tiling
 from ..reading import Reading
 from ..signatures import DISTRIBUTED
-from ..tiling import overlap
+from ..tiling import Tile, check_tiling
 from .archive import enter
 from .entries import OPTIMIZER, Leaf, unwrap
 from .flatten import Made, jsonable
@@ -277,31 +275,13 @@ class Folder:
             if view.shape != size or view.torch != (kind := kind or view.torch):
                 what = f"is {view.torch}{list(view.shape)}, not as described"
                 raise CorruptCheckpoint(f"its chunk at {list(at)} {what}", url=self.url, tensor=name)
-            boxes.append((at, size))
+            boxes.append(Tile(at, size))
             if total:
                 start = sum(a * b for a, b in zip(at, steps, strict=True))
                 parts.append(Part(view.storage.data, view.row, size, view.offset, view.strides, start, steps, view.ops))
-        _check_tiling(name, shape, boxes, self.url)
+        check_tiling(name, shape, boxes, self.url)
         if view is None:
             raise CorruptCheckpoint("has no chunks", url=self.url, tensor=name)
         if not total:
             parts = [Part(view.storage.data, view.row, shape, 0, steps, 0, steps)]
         return (shape, tuple(parts)), view
-
-
-Chunk = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-def _check_tiling(name: str, shape: tuple[int, ...], boxes: list[Chunk], url: str) -> None:
-    """Refuse chunks that reach out of the tensor, overlap, or do not fill it (ranks and signs are checked before)."""
-    for at, size in boxes:
-        if any(a + n > whole for a, n, whole in zip(at, size, shape, strict=True)):
-            raise CorruptCheckpoint(
-                f"a chunk at {list(at)} of size {list(size)} reaches out of it", url=url, tensor=name
-            )
-    filled = [b for b in boxes if prod(b[1])]
-    if sum(prod(size) for _, size in filled) != prod(shape):
-        raise CorruptCheckpoint(f"its chunks do not fill its shape {list(shape)}", url=url, tensor=name)
-    twice = overlap(tiling.Tile(*b) for b in filled)
-    if twice:
-        raise CorruptCheckpoint(f"its chunk at {list(twice[1].start)} overlaps another", url=url, tensor=name)

@@ -1,0 +1,115 @@
+"""A folder of safetensors files in which each process of a distributed run of torch saved its parts of tensors.
+
+    shard-00001-model-00001-of-00001.safetensors     a.w: 2x3, from [0, 0] on
+    shard-00002-model-00001-of-00001.safetensors     a.w: 2x3, from [2, 0] on          ->  a.w: 4x3
+
+The parts of a tensor (offsets.py) must tile it. How large it is no file says: it reaches as far as its parts do, as for
+torch, so a shard that is missing at the end is not noticed unless another tensor has a hole; a note says so. Processes
+without a part write no file, so numbers may be missing. Specification: torch/distributed/checkpoint/hf_storage.py
+(HuggingFaceStorageReader) and _consolidate_hf_safetensors.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..checkpoint import Checkpoint, Details, Note, Tensor
+from ..errors import CkptError, CorruptCheckpoint
+from ..messages import many, printable
+from ..moves.part import Part, c_strides, checked_count
+from ..storage.files import join, sibling
+from ..storage.remote import peek
+from . import offsets, safetensors
+from .reading import Reading
+from .tiling import Tile, check_tiling
+
+PEEKED = 32  # remote shards whose headers are fetched before the first of them is opened
+
+Piece = tuple[Tensor, offsets.Start]
+
+
+def open(folder: str, files: Sequence[str], how: Reading) -> Checkpoint:
+    """Open all shards of a folder, and join the parts of each tensor."""
+    if len({m[1] for file in files if (m := offsets.SHARD.fullmatch(file))}) > 1:
+        raise CorruptCheckpoint("holds shards of several checkpoints: their names end in other numbers", url=folder)
+    pieces: dict[str, list[Piece]] = {}
+    metadata: dict[str, str] = {}
+    notes: dict[Note, None] = {}
+    counts: dict[str, int] = {}
+    paths = {file: sibling(join(folder, "."), file) for file in files}
+    for at, (file, path) in enumerate(paths.items()):
+        if at % PEEKED == 0:
+            peek([paths[f] for f in files[at : at + PEEKED]])
+        try:
+            shard = safetensors.read(path, how)
+            starts = offsets.read(shard.metadata, path)
+            for name, t in shard.items():
+                pieces.setdefault(name, []).append((t, _start(t, starts, path)))
+        except CkptError as e:
+            if not how.salvage:
+                raise
+            text = f"the shard {printable(file)} cannot be opened: {' '.join(e.message.split())}"
+            notes[Note("damaged", text)] = None
+            continue
+        counts[file] = len(shard)
+        metadata = shard.metadata | metadata
+        notes |= dict.fromkeys(shard.notes)
+    tensors, damaged = _joined(pieces, folder, how)
+    text = (
+        f"joined from {many(len(counts), 'shard')} of a distributed run; tensors reach as far as their parts, so a "
+        "shard that is missing at the end would not be noticed"
+    )
+    metadata = {k: v for k, v in metadata.items() if k not in offsets.KEYS}
+    details: Details = {"shards": counts}
+    urls = tuple(paths[file] for file in counts)
+    return Checkpoint(tensors, metadata, (), "safetensors", urls, (Note("assumed", text), *notes, *damaged), details)
+
+
+def _start(t: Tensor, starts: dict[str, offsets.Start], url: str) -> offsets.Start:
+    """Where a part begins, which must have as many axes."""
+    start = starts.get(t.name)
+    if start is None or len(start) != len(t.shape):
+        what = "says nothing" if start is None else f"says {list(start)}"
+        raise CorruptCheckpoint(f"its {offsets.INFO} {what} of where this begins", url=url, tensor=t.name)
+    return start
+
+
+def _joined(pieces: dict[str, list[Piece]], url: str, how: Reading) -> tuple[dict[str, Tensor], list[Note]]:
+    """The tensors, in the order of the first shard that has each, and notes on those that are not whole."""
+    tensors: dict[str, Tensor] = {}
+    damaged: list[Note] = []
+    for name, parts in pieces.items():
+        try:
+            tensors[name] = _join(name, parts, url)
+        except CorruptCheckpoint as e:
+            if not how.salvage:
+                raise
+            damaged.append(Note("damaged", f"not whole: {' '.join(e.message.split())}", (name,)))
+    return tensors, damaged
+
+
+def _join(name: str, pieces: list[Piece], url: str) -> Tensor:
+    """One tensor of parts that begin at different places."""
+    first = pieces[0][0]
+    if any((t.dtype, len(t.shape)) != (first.dtype, len(first.shape)) for t, _ in pieces):
+        raise CorruptCheckpoint("its parts have different dtypes or numbers of axes", url=url, tensor=name)
+    shape = tuple(max(a + n for a, n in zip(*axis, strict=True)) for axis in _axes(pieces))
+    total, steps = checked_count(shape, url=url, tensor=name), c_strides(shape)
+    check_tiling(name, shape, [Tile(start, t.shape) for t, start in pieces], url)
+    if len(pieces) == 1:  # and so the whole
+        return first
+    parts = []
+    for t, start in pieces:
+        if t.count:
+            at = sum(a * b for a, b in zip(start, steps, strict=True))
+            parts.append(Part(t.parts[0].data, t.dtype, t.shape, 0, c_strides(t.shape), at, steps))
+    if not total:
+        parts = [Part(first.parts[0].data, first.dtype, shape, 0, steps, 0, steps)]
+    return Tensor(name, first.dtype, shape, tuple(parts))
+
+
+def _axes(pieces: list[Piece]) -> list[tuple[list[int], list[int]]]:
+    """For each axis where the parts begin, and how long they are."""
+    return [
+        ([start[axis] for _, start in pieces], [t.shape[axis] for t, _ in pieces]) for axis in range(len(pieces[0][1]))
+    ]
