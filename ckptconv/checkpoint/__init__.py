@@ -57,16 +57,27 @@ class Note(NamedTuple):
     """Something that the user should know, as a text, and the names of the tensors that it concerns.
 
     kind: skipped (left out), dropped (left out on request), damaged, lossy (values changed), assumed (a guess of the
-    reader), unread (not looked at), tied (written once for several names), or hint (what to do).
+    reader), unread (not looked at), tied (written once for several names), or hint (what to do). tensors: whether the
+    names of what is skipped or unread are of tensors; False for settings, files and the like.
     """
 
     kind: NoteKind
     text: str
     names: tuple[str, ...] = ()
+    tensors: bool = True
 
     def __str__(self) -> str:
         """The line that the command line prints."""
         return paragraph(f"{self.kind}: {self.text}" + (f" ({shortened(self.names)})" if self.names else ""))
+
+    @property
+    def unread(self) -> bool:
+        """Whether it names tensors that the source has and nothing here has looked at."""
+        return self.kind in ("skipped", "unread") and self.tensors and bool(self.names)
+
+    def to_json(self) -> dict[str, Any]:
+        """The note as JSON values."""
+        return {"kind": self.kind, "text": self.text, "names": self.names}
 
 
 @dataclass(frozen=True, repr=False)

@@ -63,7 +63,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         raise NameCollision(f"names are equal because a key contains '/':\n{listing(collisions)}", url=url)
     notes = (
         Note("assumed", "Python's numbers, read as tensors without axes", tuple(numbers)),
-        Note("skipped", "values that are not tensors", tuple(skipped)),
+        Note("skipped", "values that are not tensors", tuple(skipped), tensors=False),
     )
     tensors |= {n: replace(tensors[n], role=role) for n, role in training.of_names(tensors).items()}
     return Checkpoint(tensors, format="flax", urls=(url,), notes=tuple(n for n in notes if n.names))

@@ -203,7 +203,9 @@ def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkp
         notes |= dict.fromkeys(part.notes)
         urls += shard.urls
     if extra:
-        notes[Note("unread", "tensors that the index does not take from this shard", tuple(extra))] = None
+        # tensors, but not of this checkpoint: what loads it by its index does not load them either
+        text = "tensors that the index does not take from this shard"
+        notes[Note("unread", text, tuple(extra), tensors=False)] = None
     first = next(iter(shards.values()))
     return Checkpoint(tensors, metadata, tuple(ties), first.format, tuple(urls), tuple(notes), details)
 

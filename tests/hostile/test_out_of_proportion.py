@@ -328,7 +328,7 @@ def test_a_dtype_that_is_not_read_is_not_kept(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as z:
         z.writestr("a.npy", _npy("[('" + "a" * 60_000 + "', '<f4')]"))
     (note,) = (n for n in ckptconv.open(tmp_path / "x.npz").notes if n.kind == "skipped")
-    assert len(note.names[0]) < 300
+    assert len(str(note)) < 300
 
 
 def _npy(descr: str) -> bytes:

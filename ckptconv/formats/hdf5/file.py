@@ -28,9 +28,12 @@ from . import child, records
 from . import member as archive
 from .child import FileImage
 from .records import Record
+from .scan import NO_DATA
 
 if TYPE_CHECKING:
     from .write import Hdf5Writer
+
+ODD_ATTRIBUTES = "attributes that are neither numbers nor text"
 
 
 class Stored(NamedTuple):
@@ -152,7 +155,7 @@ def _tree(seen: FileImage, url: str, member: str) -> Tree:
         first = datasets.get(record.same)
         attrs = first.attrs if first else record.attrs
         for key in [k for k in attrs if k.startswith("?")]:
-            skipped = notes.setdefault(("skipped", "attributes that are neither numbers nor text"), [])
+            skipped = notes.setdefault(("skipped", ODD_ATTRIBUTES), [])
             skipped.append(f"{path}@{key[1:]}")
             del attrs[key]
         if path in datasets or path in groups:
@@ -167,7 +170,8 @@ def _tree(seen: FileImage, url: str, member: str) -> Tree:
                 notes.setdefault(("assumed", record.note), []).append(path)
     if "" not in groups:
         raise CorruptCheckpoint("the HDF5 library sent no root group: the file is hostile", url=url)
-    listed = tuple(Note(kind, what, tuple(names)) for (kind, what), names in notes.items())
+    beside = (ODD_ATTRIBUTES, *(what for _, what in notes if what.endswith(NO_DATA)))
+    listed = tuple(Note(k, what, tuple(names), tensors=what not in beside) for (k, what), names in notes.items())
     return Tree(url, member, datasets, groups, listed)
 
 

@@ -32,6 +32,7 @@ MAX_OBJECTS = 1_000_000
 MAX_ATTRIBUTE = 64 << 20
 VALUE, COPIES = 128, 16  # bytes of memory, here and in the parent, for a value of an attribute and a byte of its text
 ATTRIBUTES, MORE_ATTRIBUTES = 48, 32 << 20  # bytes of memory for all of them, per byte of the file and in addition
+NO_DATA = "without data"  # how the reason ends for which something is left out that no tensor could be made of
 
 Record = dict[str, Any]
 
@@ -97,7 +98,7 @@ def tree(file: Any, size: int) -> Iterator[Record]:
                 raise Refused("corrupt", f"datasets store {stored} bytes in a file of {size}: they overlap at {here}")
             yield record
         else:
-            yield {"path": here, "skip": "a named datatype without data"}
+            yield {"path": here, "skip": f"a named datatype {NO_DATA}"}
         first.setdefault(at, here)
         if len(first) > MAX_OBJECTS:
             raise Refused("unsafe", f"more than {MAX_OBJECTS} objects")
@@ -146,7 +147,7 @@ def dataset(thing: Any, here: str, size: int, room: Room) -> Record:
     attrs = attributes(thing, room)
     space = thing.get_space()
     if space.get_simple_extent_type() == h5py.h5s.NULL:
-        return {"path": here, "skip": "an empty dataspace without data", "bytes": 0, "stored": 0, "attrs": attrs}
+        return {"path": here, "skip": f"an empty dataspace {NO_DATA}", "bytes": 0, "stored": 0, "attrs": attrs}
     shape = [int(n) for n in space.shape]
     stored_type = thing.get_type()
     kind, swap, note = element(stored_type, attrs)

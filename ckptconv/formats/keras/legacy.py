@@ -273,7 +273,8 @@ def _metadata(found: Tree, base: str) -> dict[str, str]:
 
 def _unread(found: Tree, used: set[str]) -> list[Note]:
     left = [p for p in found.datasets if p not in used]
-    return [Note("unread", "datasets that no layer lists", tuple(left))] if left else []
+    # Keras does not load them either
+    return [Note("unread", "datasets that no layer lists", tuple(left), tensors=False)] if left else []
 
 
 def writer(url: str, max_shard_size: int | None = None) -> LegacyWriter:

@@ -186,7 +186,7 @@ def _archive(url: str) -> Shelf:
     parts = {n: member.read_json(url, n, MAX_JSON) for n in ABOUT if n in inside}
     about = _about(parts, url)
     rest = tuple(n for n in inside if n not in (KERAS_WEIGHTS, *ABOUT) and not n.endswith("/"))
-    notes = (Note("skipped", "files in the archive that are not weights", rest),) if rest else ()
+    notes = (Note("skipped", "files in the archive that are not weights", rest, tensors=False),) if rest else ()
     return _shelf([hdf5.look(url, KERAS_WEIGHTS)], notes=notes, **about)
 
 

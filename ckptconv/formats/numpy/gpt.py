@@ -68,7 +68,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     for name, shape, start in zip(known[1:], shapes[2:], starts[2:], strict=False):
         tensors.append(Tensor(name, pieces[0].kind, shape, tuple(_parts(pieces, start, prod(shape), 0))))
     others = tuple(n for n in files if n not in (SHAPES, NAMES) and not n.startswith("params_"))
-    notes = (Note("unread", "files that hold no weights", others),) if others else ()
+    notes = (Note("unread", "files that hold no weights", others, tensors=False),) if others else ()
     urls = tuple(p.url for p in pieces)
     return Checkpoint({t.name: t for t in tensors}, format="gpt", urls=urls, notes=notes)
 

@@ -32,17 +32,15 @@ from ..placement import Patch, Placement, Slot, refuse_unheld
 from ..reading import Reading
 from ..signatures import NPY, is_npy
 from .literal import literal
+from .objects import MAX_PREFIX, OBJECTS, check_pickle, together, unpickled, within
 from .text import check_text
 
 SUFFIX = ".npy"
 OURS = "ckptconv.json"  # metadata of ours in a folder (carried.py)
 MAX_OURS = 64 << 20
 MAX_HEAD = 12 + 2**16  # bytes; NumPy writes at most 64 KiB as version 1.0, and no plain array needs more
-MAX_PICKLE = 2**31  # bytes
 MAX_EMPTY = 2**16  # strings without characters
 MAX_DESCR = 200  # characters that are kept of a dtype that is not read
-MAX_PREFIX = 300  # characters of the name of an array of objects, which prefixes the names of the tensors in it
-OBJECTS = "|O"
 SPELLING = {
     "b1": "bool", "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64", "u1": "uint8", "u2": "uint16",
     "u4": "uint32", "u8": "uint64", "f2": "float16", "f4": "float32", "f8": "float64", "c8": "complex64",
@@ -82,7 +80,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     others = tuple(n for n in names(url) if not n.endswith(SUFFIX) and n != OURS)
     urls = tuple(sibling(join(url, "."), n) for n in files)
     arrays = [(_name(n), *_file(path, how.opaque)) for n, path in zip(files, urls, strict=True)]
-    found = collect(arrays, urls, "npy", Note("unread", "files other than .npy", others))
+    found = collect(arrays, urls, "npy", Note("unread", "files other than .npy", others, tensors=False))
     if OURS not in names(url):
         return found
     return replace(found, metadata=carried.unpacked(read_all(sibling(join(url, "."), OURS), MAX_OURS)))
@@ -104,24 +102,6 @@ def _file(url: str, opaque: bool) -> tuple[Head, Data | Checkpoint]:
     if head.kind.kind == "s":
         return head, Coded(__name__, url, "", head.nbytes)
     return head, Span(url, head.size, head.nbytes)
-
-
-def check_pickle(size: int, url: str) -> None:
-    if size > MAX_PICKLE:
-        raise CorruptCheckpoint(f"an array of objects in {size} bytes; at most {MAX_PICKLE} are unpickled", url=url)
-
-
-def unpickled(raw: bytes, url: str, opaque: bool, packed: int | None = None) -> Checkpoint:
-    """The arrays in an array of objects, under the names of the dictionaries and lists that hold them."""
-    from ..pytorch import flatten, pickle
-    from ..pytorch.arrays import NUMPY, PickledArray
-    from ..pytorch.plain import PLAIN
-
-    value = pickle.load(raw, allowed={**PLAIN, **NUMPY}, opaque=opaque, url=url, packed=packed)
-    if not isinstance(value, PickledArray) or not isinstance(value.items, list):
-        raise CorruptCheckpoint("claims to hold objects, but its pickle is not an array of objects", url=url)
-    root = value.items[0] if value.shape == () else dict(enumerate(value.items))
-    return flatten.checkpoint(root, len(raw) if packed is None else packed, url=url, format="npy")
 
 
 def decode(coded: Coded) -> Iterator[bytes]:
@@ -146,7 +126,7 @@ def collect(arrays: Sequence[Found], urls: tuple[str, ...], format: str, *notes:
                 raise UnsafeCheckpoint("an array of objects has a name of many characters", url=urls[0], tensor=name)
             prefix = f"{name}." if name else ""
             own = [t.renamed(prefix + n) for n, t in data.items()]
-            notes += data.notes
+            notes += tuple(within(prefix, n) for n in data.notes)
             values |= {prefix + n: v for n, v in data.details.get("values", {}).items()}
         elif head.kind:
             own = [as_tensor(name, head, data)]
@@ -155,14 +135,15 @@ def collect(arrays: Sequence[Found], urls: tuple[str, ...], format: str, *notes:
     if collisions:
         text = f"names in arrays of objects are also names of other arrays:\n{listing(collisions)}"
         raise NameCollision(text, url=urls[0])
-    notes = tuple(n for n in (*notes, *_notes(arrays)) if n.names or n.kind == "hint")
+    notes = tuple(n for n in (*together(notes), *_notes(arrays)) if n.names or n.kind == "hint")
     return Checkpoint(tensors, format=format, urls=urls, notes=notes, details={"values": values} if values else {})
 
 
 def _notes(arrays: Sequence[Found]) -> Iterator[Note]:
     """Notes on arrays without a dtype of ours, and on dtypes that NumPy does not store."""
-    skipped = (f"{n}: {head.descr}" for n, head, data in arrays if not head.kind and not isinstance(data, Checkpoint))
-    yield Note("skipped", "arrays whose dtype no checkpoint holds", tuple(skipped))
+    odd = {name: head.descr for name, head, data in arrays if not head.kind and not isinstance(data, Checkpoint)}
+    kinds = ", ".join(list(dict.fromkeys(odd.values()))[:3]) + ", ..." * (len({*odd.values()}) > 3)
+    yield Note("skipped", f"arrays whose dtype no checkpoint holds: {kinds}", tuple(odd))
     for code, kind in ASSUMED.items():
         assumed = tuple(name for name, head, _ in arrays if head.descr[1:] == code)
         yield Note("assumed", f"NumPy lost the dtype ({code}); assumed to be {kind}", assumed)

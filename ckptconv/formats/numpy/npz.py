@@ -32,20 +32,8 @@ from ..containers.zip import STORED, Member, fields, members
 from ..containers.zip_write import PlacedMember, directory, lay_out, local_header
 from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from ..reading import Reading
-from .npy import (
-    MAX_HEAD,
-    OBJECTS,
-    SUFFIX,
-    Head,
-    check_pickle,
-    collect,
-    head_bytes,
-    head_size,
-    parse_head,
-    strings,
-    unheld,
-    unpickled,
-)
+from .npy import MAX_HEAD, SUFFIX, Head, collect, head_bytes, head_size, parse_head, strings, unheld
+from .objects import OBJECTS, check_pickle, unpickled
 
 OURS = 0x4B43  # "CK": the extra field of the first member, and of the next where it is long
 LONGEST = 65_000
@@ -71,7 +59,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     others = tuple(name for name in files if not name.endswith(SUFFIX))
     if others and not arrays:
         raise CorruptCheckpoint(f"is a zip without any {SUFFIX} member; it holds {shortened(others)}", url=url)
-    found = collect(arrays, (url,), "npz", Note("unread", "members other than .npy", others))
+    found = collect(arrays, (url,), "npz", Note("unread", "members other than .npy", others, tensors=False))
     return replace(found, metadata=carried.unpacked(ours)) if ours else found
 
 

@@ -35,11 +35,11 @@ def read(place: locate.Place, how: Reading) -> Checkpoint:
     if place.step:
         notes.append(Note("assumed", f"of the steps in the folder the newest, {printable(brief(place.step))}, is read"))
     if place.passed:
-        notes.append(Note("unread", "newer steps, which are not finished", place.passed))
+        notes.append(Note("unread", "newer steps, which are not finished", place.passed, tensors=False))
     if place.loose:
         notes.append(Note("assumed", "the folders are read as items of one checkpoint", tuple(place.items)))
     if place.others:
-        notes.append(Note("unread", "items that hold no arrays", place.others))
+        notes.append(Note("unread", "items that hold no arrays", place.others, tensors=False))
     kinds = {n: k for one in found for n, k in one.details["keys"].items()}
     return Checkpoint(
         tensors, found[0].metadata if len(found) == 1 else {}, format="orbax",
@@ -89,8 +89,8 @@ def _item(root: str, item: str, how: Reading, room: Room) -> Checkpoint:
         Note("assumed", "chunks are absent: the fill value is read", tuple(made.absent)),
         random,
         Note("assumed", f"without a {locate.METADATA}, names are divided at each dot", dotted),
-        Note("skipped", "leaves that are not arrays", skipped),
-        Note("unread", "files", tuple(aside)),
+        Note("skipped", "leaves that are not arrays", skipped, tensors=False),
+        Note("unread", "files", tuple(aside), tensors=False),
     )
     used = [v for name in found for v in chunks[name].values()]
     urls = (*heads, *files_of(used))

@@ -147,7 +147,7 @@ class Archive:
         """What no tensor referred to, and what is lost with the end of the file."""
         used = self.known
         left = [n for n in self.members if n.startswith(("data/", "constants/")) and n not in used and n[-1] != "/"]
-        notes = [Note("unread", "stored data to which no tensor refers", tuple(left))] if left else []
+        notes = [Note("unread", "stored data to which no tensor refers", tuple(left), tensors=False)] if left else []
         if self.cut:
             notes.append(Note("damaged", "the end of the file is gone; what is whole was found without its directory"))
         return notes

@@ -208,7 +208,8 @@ class Made:
         if self.computed:
             yield Note("assumed", "sparse or quantised in the source, computed in full here", tuple(self.computed))
         if self.values and not quiet:
-            yield Note("skipped", "values that are not tensors; inspect with graph=True shows them", tuple(self.values))
+            text = "values that are not tensors; inspect with graph=True shows them"
+            yield Note("skipped", text, tuple(self.values), tensors=False)
         shared = tuple(name for spots in self.extents.values() for name in _overlapping(spots))
         if shared:
             yield Note("lossy", "these share memory in part in the source; they are written apart", shared)

@@ -199,7 +199,8 @@ class Walk:
                 f"{listing(self.refused)}", url=self.url,
             )  # fmt: skip
         if self.cyclic:
-            yield Note("skipped", "containers that hold themselves, left out where they repeat", tuple(self.cyclic))
+            text = "containers that hold themselves, left out where they repeat"
+            yield Note("skipped", text, tuple(self.cyclic), tensors=False)
         foreign = tuple(p for p in self.inert if not p.startswith("__torch__") and p not in HARMLESS)
         if foreign:
             yield Note("assumed", "objects of unknown classes, read as plain containers of their attributes", foreign)
@@ -208,7 +209,7 @@ class Walk:
             yield Note("skipped", text, tuple(self.attributes))
         if self.hung:
             text = "attributes that Python code hung on tensors and dictionaries"
-            yield Note("skipped", text, tuple(self.hung))
+            yield Note("skipped", text, tuple(self.hung), tensors=False)
 
 
 def is_plain(value: Any) -> bool:

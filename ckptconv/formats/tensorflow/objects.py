@@ -64,7 +64,8 @@ def renamed(bundle: Bundle, graph: pb.TrackableObjectGraph, names: Mapping[str, 
         for key, name in names.items()
         if key not in text
     }
-    notes = (*bundle.notes, Note("skipped", "descriptions of layers in JSON", tuple(text))) if text else bundle.notes
+    described = (Note("skipped", "descriptions of layers in JSON", tuple(text), tensors=False),) if text else ()
+    notes = (*bundle.notes, *described)
     if not bundle.graph:
         return Checkpoint(tensors, bundle.metadata, (), FORMAT, bundle.urls, notes, bundle.details.copy())
     details: Details = {**bundle.details, "object_graph": len(graph.nodes)}

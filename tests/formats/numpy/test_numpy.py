@@ -169,9 +169,19 @@ def test_types_that_are_no_tensors(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", w=np.ones(1), d=np.array(["2020-01-01"], "M8[D]"), s=np.zeros(2, "i4,f4"))
     found = ckptconv.open(tmp_path / "x.npz")
     assert list(found) == ["w"]
-    assert [(note.kind, note.names) for note in found.notes] == [
-        ("skipped", ("d: <M8[D]", "s: [('f0', '<i4'), ('f1', '<f4')]"))
-    ]
+    text = "arrays whose dtype no checkpoint holds: <M8[D], [('f0', '<i4'), ('f1', '<f4')]"
+    assert [note[:3] for note in found.notes] == [("skipped", text, ("d", "s"))]
+
+
+def test_what_an_array_of_objects_holds_has_its_key(tmp_path: Path) -> None:
+    """Also what is skipped, in one note of all such arrays."""
+    listed, named = np.empty(2, object), np.empty((), object)
+    listed[:] = ["x", "y"]
+    named[()] = {"lr": 0.1, "w": np.ones(2)}
+    np.savez(tmp_path / "x.npz", classes=listed, opt=named)
+    found = ckptconv.open(tmp_path / "x.npz")
+    assert list(found) == ["opt.w"]
+    assert [note.names for note in found.notes] == [("classes.0", "classes.1", "opt.lr")]
 
 
 def test_strings(tmp_path: Path) -> None:
