@@ -57,6 +57,9 @@ NOTES = many(
     ),
     "What the user should know.",
 )
+LEFT = NOTES | {"description": "What the file has that is skipped or unread, and was not checked."}
+UNREAD = NOTES | {"description": "Tensors of A or B that no reader looks at; then the exit code is not 0."}
+BESIDE = NOTES | {"description": "What A or B has that is not compared, as it is not a tensor; the exit code stays."}
 LOST = NOTES | {"description": "What --keep-going left out; then the exit code is not 0."}
 SHAPE = many(count())
 SIDE = of(
@@ -252,18 +255,20 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
                 )
             ),
             damaged=LOST,
+            unread=UNREAD,
+            beside=BESIDE,
         ),
     ),
     "verify": (
         "ckptconv verify SRC DST --json",
         record("The destination is what the conversion gives; otherwise there is an error.",
-               same=yes("Always true."), tensors=count(), bytes=count(), damaged=LOST),
+               same=yes("Always true."), tensors=count(), bytes=count(), damaged=LOST, notes=LEFT),
     ),
     "verify-one": (
         "ckptconv verify FILE --json",
         record("The file agrees with its own checksums and hashes; otherwise there is an error.",
                sound=yes("Always true."), tensors=count(), hashed=count("Tensors whose content hash was compared."),
-               checked_bytes=count("Bytes whose checksums were compared.")),
+               checked_bytes=count("Bytes whose checksums were compared."), notes=LEFT),
     ),
     "match": (
         "ckptconv match SRC TARGET --json",

@@ -15,9 +15,10 @@ from ..formats.hash_metadata import OPTIONS
 from ..formats.keras import order
 from ..messages import listing
 from ..rules import passes
+from ..rules.unseen import unseen
 from ..verification.readback import unlike
 from .options import CHANGE, SELECT, Options, Path, bundle, departing, takes
-from .reading import list_of, opened, prepare, selected, whole
+from .reading import changed, list_of, merged, opened, prepare, selected, whole
 from .values import path as text
 from .writing import MADE_WITH, holdable
 
@@ -48,25 +49,29 @@ def diff(
     tensors that only `b` has are not differences. rtol, atol: values are equal if |a - b| <= atol + rtol |b|; a
     different dtype alone is then not a difference. Without them, values are compared bit for bit.
 
-    Returns a Diff: `same`, `equal` (the number of equal tensors), `pairs` (the differences) and `damaged` (what
-    `keep_going` left out; then they are not the same). print() shows it as a table, and `by("layer")` sums the changes
-    of layers. Raises UsageError for a negative tolerance, and what `open` and the conversion raise.
+    Returns a Diff: `same`, `equal` (the number of equal tensors), `pairs` (the differences), `damaged` (what
+    `keep_going` left out) and `unread` (tensors that no reader looks at, in files that are not the same byte for byte):
+    with either they are not the same. `beside` is what the files have that is not a tensor, and is not compared.
+    print() shows it as a table, and `by("layer")` sums the changes of layers. Raises UsageError for a negative
+    tolerance, and what `open` and the conversion raise.
     """
-    from ..verification import compare
+    from ..verification import compare, unread
 
     select, change, _, resources = bundle(given, *READ)
-    left = prepare([a] if isinstance(a, Checkpoint) else list_of(a), select, change)
+    source = merged([a] if isinstance(a, Checkpoint) else list_of(a), select, change)
+    left = changed(source, change)
     other = replace(select, format=None, at=None, strip_prefix=(), include=(), exclude=(), ema=False)
     right = opened(b, other)
     if select.include or select.exclude:
         renames = change.converter or change.renames or change.regexes
         wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)
-        notes = passes.damage(right.notes, lambda n: n * wanted(n), some=bool(select.include))
+        notes = unseen(right.notes, lambda n: n * wanted(n), some=bool(select.include))
         right = replace(right, notes=notes).with_tensors({n: t for n, t in right.items() if wanted(n)})
     found = compare.diff(left, right, compare.Tolerance(rtol, atol), workers=resources.workers)
     sides = (("A", left), ("B", right))
     lost = [n._replace(text=f"in {side}: {n.text}") for side, c in sides for n in c.notes if n.kind == "damaged"]
-    return replace(found, damaged=tuple(lost))
+    tensors, others = unread.told(source, right)
+    return replace(found, damaged=tuple(lost), unread=tensors, beside=others)
 
 
 @overload
@@ -84,8 +89,8 @@ def verify(
     sources, destination: as in `convert`; give the options of that conversion. Returns the checkpoint that the
     destination should hold; VerifyError lists the tensors that differ, and the first index. Without a destination, the
     source is read completely and compared with its own checksums and hashes; returns a Checked: the number of tensors,
-    of tensors with a hash, and of bytes with a checksum. UsageError for options of a conversion without a destination,
-    and what reading raises.
+    of tensors with a hash, and of bytes with a checksum, and notes on what the file has beside these tensors.
+    UsageError for options of a conversion without a destination, and what reading raises.
     """
     found = bundle(given, *VERIFY)
     if destination is not None:
@@ -114,7 +119,7 @@ def check_itself(source: str, how: Options) -> Checked:
         raise
     if lost:
         raise VerifyError(f"is damaged:\n{listing(map(str, lost))}", url=source)
-    return checked
+    return checked._replace(notes=tuple(n for n in chosen.notes if n.kind in ("skipped", "unread")))
 
 
 def _derived(sources: list[Path], url: str, how: Options) -> Checkpoint:

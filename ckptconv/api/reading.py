@@ -125,6 +125,12 @@ def prepare(sources: Sequence[Path | Checkpoint], select: Select, change: Change
 
     guard: what is read later is compared with the hashes that the sources carry; VerifyError if they are of others.
     """
+    return changed(merged(sources, select, change, guard=guard), change)
+
+
+@checkpoint.uncollected()
+def merged(sources: Sequence[Path | Checkpoint], select: Select, change: Change, *, guard: bool = False) -> Checkpoint:
+    """Open the sources, and select from them: one checkpoint of all, before rules and casts."""
     if not sources:
         raise UsageError("no source was given")
     if change.scopes and len(change.scopes) != len(sources):
@@ -133,18 +139,24 @@ def prepare(sources: Sequence[Path | Checkpoint], select: Select, change: Change
     found = [opened(s, select, guard=guard) for s in sources]
     if change.scopes:
         found = [passes.scope(c, name) for c, name in zip(found, change.scopes, strict=True)]
-    merged = passes.merge(found)
-    if not merged.tensors and merged.notes:  # a file of settings, for example
-        raise UsageError(f"no tensor was found:\n{listing(map(str, merged.notes))}", url=url_of(sources[0]))
+    made = passes.merge(found)
+    if not made.tensors and made.notes:  # a file of settings, for example
+        raise UsageError(f"no tensor was found:\n{listing(map(str, made.notes))}", url=url_of(sources[0]))
+    return made
+
+
+@checkpoint.uncollected()
+def changed(made: Checkpoint, change: Change) -> Checkpoint:
+    """Apply rules, renames and a cast."""
     if change.converter or change.renames or change.inverse or change.params:
         from ..rules import library
 
-        merged = library.change(merged, change.converter, change.renames, inverse=change.inverse, params=change.params)
+        made = library.change(made, change.converter, change.renames, inverse=change.inverse, params=change.params)
     if change.regexes:
         from ..rules import regex
 
-        merged = regex.replaced(merged, change.regexes)
-    return prefixes.hinted(passes.cast(merged, dtype(change.dtype)) if change.dtype else merged)
+        made = regex.replaced(made, change.regexes)
+    return prefixes.hinted(passes.cast(made, dtype(change.dtype)) if change.dtype else made)
 
 
 def dated(
@@ -169,5 +181,6 @@ def list_of(sources: Path | Sequence[Path]) -> list[Path]:
 
 
 __all__ = [
-    "dated", "list_of", "open", "opened", "prepare", "refuse_nameless", "seen", "selected", "url_of", "whole",
+    "changed", "dated", "list_of", "merged", "open", "opened", "prepare", "refuse_nameless", "seen", "selected",
+    "url_of", "whole",
 ]  # fmt: skip

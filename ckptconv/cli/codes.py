@@ -16,7 +16,10 @@ OF = {
         6: "some tensors cannot be converted; all are listed", 7: "the output is not what was to be written",
     },
     "inspect": {0: "listed", 1: "--check found errors or warnings, or --keep-going damage"},
-    "diff": {0: "the same", 1: "different, or damaged (--keep-going)", 6: "A cannot be converted as asked"},
+    "diff": {
+        0: "the same", 1: "different, or not known to be the same: tensors are unread, or damaged (--keep-going)",
+        6: "A cannot be converted as asked",
+    },
     "verify": {
         0: "every bit is right", 1: "right, but damaged tensors of SRC were left out (--keep-going)",
         6: "SRC cannot be converted as asked", 7: "something differs or is damaged",

@@ -135,7 +135,7 @@ def _show_fit(into: str, sources: list[str], options: dict[str, Any], as_json: b
         why = indented(fit.described("would fit"))
         raise ConversionError(f"the checkpoint does not fit the module; nothing would be written\n{why}")
     if as_json:
-        notes = [n._asdict() for n in found.notes]
+        notes = [n.to_json() for n in found.notes]
         show.as_json({"loaded": fit.loaded, "missing": fit.missing, "cast": fit.cast, "notes": notes})
         return
     show.talk(f"{into}: {fit.described('would fit')}")

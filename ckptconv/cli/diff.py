@@ -64,10 +64,10 @@ def diff(
     if as_json:
         summed = {"by": by, "groups": [g._asdict() for g in groups]} if by else {}
         pairs = [_json(p) for p in found.pairs]
-        lost = [n._asdict() for n in found.damaged]
-        show.as_json({"same": found.same, "equal": found.equal, **summed, "differences": pairs, "damaged": lost})
+        noted = {key: [n.to_json() for n in getattr(found, key)] for key in ("damaged", "unread", "beside")}
+        show.as_json({"same": found.same, "equal": found.equal, **summed, "differences": pairs, **noted})
     else:
-        show.notes(found.damaged)
+        show.notes([*found.damaged, *found.unread, *(() if quiet else found.beside)])
     if not (as_json or quiet):
         rows = found.rows(folded=not no_fold)
         if by:

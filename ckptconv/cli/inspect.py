@@ -92,6 +92,7 @@ def _findings(made: Inspection) -> None:
     if made.findings:
         rows = [(f.severity, f.check, f.tensor, f.text) for f in made.findings]
         show.table(("severity", "check", "name", "what"), rows, "llll", [COLOURS[f.severity] for f in made.findings])
+    show.notes([n for n in made.checkpoint.notes if n.kind in ("skipped", "unread")])
     kinds = Counter(f.severity for f in made.findings or ())
     counts = ", ".join(many(n, kind) for kind, n in kinds.items())
     show.talk(f"{many(made.totals.tensors, 'tensor')} checked: {counts or 'nothing found'}")

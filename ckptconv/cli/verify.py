@@ -50,11 +50,12 @@ def verify(
             e.message = f"{what}{stated}:\n    {command('verify', [*map(redacted, paths)], e.options)}"
         raise
     lost = [n for n in held.notes if n.kind == "damaged"]
+    left = [n for n in held.notes if n.kind in ("skipped", "unread")]
     if as_json:
-        notes = [n._asdict() for n in lost]
-        show.as_json({"same": True, "tensors": len(held), "bytes": held.nbytes, "damaged": notes})
+        notes = {key: [n.to_json() for n in found] for key, found in (("damaged", lost), ("notes", left))}
+        show.as_json({"same": True, "tensors": len(held), "bytes": held.nbytes, **notes})
     else:
-        show.notes(lost)
+        show.notes([*lost, *(() if quiet else left)])
     if not (as_json or quiet):
         what = f"{many(len(held), 'tensor')}, {in_bytes(held.nbytes)}"
         show.talk(f"verified: {what}, are bit for bit what the conversion gives")
@@ -64,6 +65,8 @@ def verify(
 
 def _show(found: Checked, as_json: bool, quiet: bool) -> None:
     if as_json:
-        show.as_json({"sound": True, "tensors": found.tensors, "hashed": found.hashed, "checked_bytes": found.checked})
+        counts = {"tensors": found.tensors, "hashed": found.hashed, "checked_bytes": found.checked}
+        show.as_json({"sound": True, **counts, "notes": [n.to_json() for n in found.notes]})
     elif not quiet:
+        show.notes(found.notes)
         show.talk(str(found))

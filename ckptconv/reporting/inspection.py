@@ -90,7 +90,7 @@ class Inspection:
         return {
             "url": redacted(self.url), "format": c.format, "totals": self.totals._asdict(), "tensors": rows,
             "metadata": c.metadata, "ties": c.ties,
-            "notes": [n._asdict() for n in c.notes if n.kind != "dropped"],
+            "notes": [n.to_json() for n in c.notes if n.kind != "dropped"],
             **({} if found is None else {"findings": found}),
         }  # fmt: skip
 

@@ -27,6 +27,7 @@ from ..errors import CorruptCheckpoint, NameCollision, UsageError
 from ..messages import did_you_mean, listing, many
 from . import quantised
 from .averages import AVERAGE
+from .unseen import lost, unread, unseen
 
 # What optimizers append to a variable's name: tf.train and contrib slots, BERT's and LAMB's adam_m, Mesh's _slot_vr.
 SLOT = re.compile(
@@ -99,7 +100,8 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     yes, idle_in = _matcher(include)
     no, idle_out = _matcher(exclude)
     gone = lost(checkpoint)
-    wanted = {n for n in (*checkpoint.tensors, *gone) if (not include or yes(n)) and not no(n)}
+    aside = unread(checkpoint)  # which a glob may mean, as one leaves out what diff cannot compare
+    wanted = {n for n in (*checkpoint.tensors, *gone, *aside) if (not include or yes(n)) and not no(n)}
     keep = {n: t for n, t in checkpoint.tensors.items() if n in wanted}
     for glob in (*idle_in, *idle_out):
         hint = did_you_mean(glob, checkpoint.tensors, count=3)
@@ -107,30 +109,12 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     if checkpoint.tensors and not keep:
         if damaged := [n for n in gone if n in wanted]:
             raise CorruptCheckpoint(f"all that is selected is damaged:\n{listing(damaged)}")
+        if skipped := [str(n) for n in unseen(checkpoint.notes, lambda n: n * (n in wanted)) if n.unread]:
+            raise UsageError(f"all that is selected is left out when the file is read:\n{listing(skipped)}")
         raise UsageError(f"include= and exclude= leave none of {len(checkpoint.tensors)} tensors")
     left = tuple(n for n in (*checkpoint.tensors, *gone) if n not in wanted)
-    made = replace(checkpoint, notes=damage(checkpoint.notes, lambda n: n * (n in wanted), some=bool(include)))
+    made = replace(checkpoint, notes=unseen(checkpoint.notes, lambda n: n * (n in wanted), some=bool(include)))
     return made.with_tensors(keep, *([Note("dropped", "not selected", left)] if left else []))
-
-
-def lost(checkpoint: Checkpoint) -> list[str]:
-    """The names of what was left out as damaged."""
-    return [name for note in checkpoint.notes if note.kind == "damaged" for name in note.names]
-
-
-def damage(notes: Iterable[Note], new: Callable[[str], str], *, some: bool = False) -> tuple[Note, ...]:
-    """The notes, those on damage with new names of what they concern, '' for what is not taken.
-
-    some: tensors were included by name. What is damaged without a name is then none of them, as far as is known.
-    """
-    out = []
-    for note in notes:
-        if note.kind == "damaged" and note.names:
-            note = note._replace(names=tuple(filter(None, map(new, note.names))))
-            out += [note] if note.names else []
-        else:
-            out.append(note._replace(kind="unread") if note.kind == "damaged" and some else note)
-    return tuple(out)
 
 
 def select_either(

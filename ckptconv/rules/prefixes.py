@@ -16,7 +16,8 @@ from ..checkpoint import Checkpoint, Note
 from ..errors import CorruptCheckpoint, UsageError
 from ..messages import did_you_mean, listing
 from ..storage.paths import beginning
-from .passes import damage, lost, renamed
+from .passes import renamed
+from .unseen import lost, unread, unseen
 
 MAX_ENTRIES = 12  # that an error lists
 
@@ -42,7 +43,9 @@ def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
     cleared = {n: replace(t, role="") if t.role in ("average", "state") else t for n, t in kept.items()}
     details = checkpoint.details.copy()
     details.pop("entry", None)
-    notes = damage((n for n in checkpoint.notes if not n.text.startswith(CHOICES)), lambda n: found.get(n, ""))
+    others = unread(checkpoint)
+    new = (_inside(others, entry) if _inside(names, entry) else _of_main(checkpoint, others, entry)) | found
+    notes = unseen((n for n in checkpoint.notes if not n.text.startswith(CHOICES)), lambda n: new.get(n, ""))
     only = replace(checkpoint, details=details, notes=notes).with_tensors(cleared)
     made = renamed(only, found.__getitem__, f"at={entry}")
     return replace(made, notes=(*made.notes, Note("dropped", f"not in the entry {entry!r}", left))) if left else made
@@ -80,14 +83,15 @@ def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
         raise UsageError(f"strip_prefix= takes prefixes, not {','.join(prefixes)!r}")
     used: set[str] = set()
     head = _owner([n for n, t in checkpoint.tensors.items() if not t.role], wanted)
-    new = {
-        name: head * name.startswith(head) + _stripped(name.removeprefix(head), wanted, used)
-        for name in (*checkpoint.tensors, *lost(checkpoint))
-    }
+
+    def bare(name: str, used: set[str]) -> str:
+        return head * name.startswith(head) + _stripped(name.removeprefix(head), wanted, used)
+
+    new = {name: bare(name, used) for name in (*checkpoint.tensors, *lost(checkpoint))}
     unused = [p for p in wanted if p not in used]
     if unused:
         raise UsageError(f"no name begins with {', '.join(map(repr, unused))}. `inspect` lists the names")
-    noted = replace(checkpoint, notes=damage(checkpoint.notes, new.__getitem__))
+    noted = replace(checkpoint, notes=unseen(checkpoint.notes, lambda n: new.get(n) or bare(n, set())))
     return renamed(noted, new.__getitem__, f"strip_prefix={','.join(wanted)}")
 
 

@@ -117,13 +117,17 @@ class Diff:
     kept: the tensors of A that are equal in B; `equal` is their number. pairs: all differences, in the order of A, then
     of B; each has `kind` (only_a, only_b, renamed, shape, dtype or values), `name`, the tensors `a` and `b`, and
     `values` with measures. tolerance: what was allowed. damaged: notes on tensors of either side that could not be
-    compared, because `keep_going` left them out. `by` sums the changes.
+    compared, because `keep_going` left them out; unread: on those that no reader looks at (a dtype that nothing else
+    can hold, constants of a graph). beside: notes on what is not compared because it is not a tensor (settings, files),
+    or is unread in files that are the same byte for byte. `by` sums the changes.
     """
 
     kept: tuple[Tensor, ...]
     pairs: tuple[Difference, ...]
     tolerance: Tolerance
     damaged: tuple[Note, ...] = ()
+    unread: tuple[Note, ...] = ()
+    beside: tuple[Note, ...] = ()
 
     @property
     def equal(self) -> int:
@@ -152,10 +156,12 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        """True if nothing differs or is damaged; with a tolerance, a different dtype alone does not count."""
-        return not self.damaged and all(
-            p.kind == "dtype" and p.values is None and not self.tolerance.exact for p in self.pairs
-        )
+        """True if nothing differs, is damaged or unread; with a tolerance, a different dtype alone does not count."""
+        return not (self.damaged or self.unread or self._differs)
+
+    @property
+    def _differs(self) -> bool:
+        return any(p.kind != "dtype" or p.values is not None or self.tolerance.exact for p in self.pairs)
 
     def __bool__(self) -> bool:
         """Refuse: `assert diff(a, b)` would always hold."""
@@ -190,7 +196,8 @@ class Diff:
         return rows
 
     def __str__(self) -> str:
-        return "\n".join([*(table(self.columns, self.rows(), SIDES) if self.pairs else ()), self.sum()])
+        rows = table(self.columns, self.rows(), SIDES) if self.pairs else ()
+        return "\n".join([*rows, *map(str, (*self.damaged, *self.unread, *self.beside)), self.sum()])
 
     def __repr__(self) -> str:
         return f"<Diff: {self.sum()}>"
@@ -198,11 +205,13 @@ class Diff:
     def sum(self) -> str:
         """One line: whether the checkpoints are the same, and how many tensors are equal or differ in each way."""
         kinds = Counter(p.kind for p in self.pairs)
-        damaged = sum(len(n.names) or 1 for n in self.damaged)
-        counts = ", ".join(
-            [*(f"{n} {SUMS.get(k, k)}" for k, n in kinds.items()), *[f"{damaged} damaged"] * (damaged > 0)]
-        )
-        word = "different" if not self.same else "the same within the tolerance" if kinds else "the same"
+        damaged, unread = (sum(len(n.names) or 1 for n in notes) for notes in (self.damaged, self.unread))
+        known = [f"{n} {SUMS.get(k, k)}" for k, n in kinds.items()]
+        unknown = [*[f"{damaged} damaged"] * (damaged > 0), *[f"{unread} unread"] * (unread > 0)]
+        counts = ", ".join([*known, *unknown])
+        word = "the same within the tolerance" if kinds else "the same"
+        if not self.same:
+            word = "different" if self.damaged or self._differs else "not known to be the same"
         return f"{word}: {many(self.equal, 'tensor')} equal" + (f"; {counts}" if counts else "")
 
 

@@ -32,11 +32,13 @@ class Checked(NamedTuple):
     """What `verify` checked in a checkpoint alone.
 
     tensors: the number of tensors. hashed: how many of them have a hash. checked: the number of bytes with a checksum.
+    notes: on what the file has that no reader looks at, and was not checked.
     """
 
     tensors: int
     hashed: int
     checked: int
+    notes: tuple[Note, ...] = ()
 
     def __str__(self) -> str:
         """What the command line prints."""

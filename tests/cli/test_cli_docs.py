@@ -123,6 +123,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     broken = {f"block{i}/kernel": ramp(8, 8, scale=i) for i in range(1, 4)}
     broken["block2/kernel"][3, 5], broken["block3/kernel"][:] = np.nan, 0
     ckptconv.save(broken, home / "broken.npz")
+    np.savez(home / "dated.npz", w=np.ones(2), day=np.array(["2026-01-01"], "M8[D]"))
     (home / "train").mkdir()
     for step in (1000, 2000):
         ckptconv.save(encoder(1, step, slots=False), home / f"train/model.ckpt-{step}", format="tf")
