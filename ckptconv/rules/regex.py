@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+from warnings import catch_warnings, simplefilter
 
 from ..checkpoint import Checkpoint
 from ..errors import UsageError
@@ -20,6 +21,8 @@ from .templates import halves
 MAX_STEPS = 5000  # of a program: counted repetitions are written out
 MAX_DEPTH = 50  # of groups in groups
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]")
+_FLAGS = re.compile(r"\?[A-Za-z]*-?[A-Za-z]+[:)]")
+_POSIX = re.compile(r"\[[:.=][^\]]*[:.=]\]")
 _COUNT = re.compile(r"\{(\d+)(,?)(\d*)\}")
 _REPEATS = {"*": (0, -1), "+": (1, -1), "?": (0, 1)}
 
@@ -63,16 +66,14 @@ class Regex:
 
     def sub(self, to: str, text: str) -> str:
         """Replace every match; \\1 in `to` is a group, \\\\ a backslash."""
-        out, at = "", 0
+        out, at, some = "", 0, False
         while at <= len(text):
-            found = self._search(text, at)
+            found = self._search(text, at, some=some)
             if found is None:
                 break
             start, end = found[0], found[1]
             out += text[at:start] + self._filled(to, text, found)
-            if end == start:  # an empty match is before the next character
-                out += text[start : start + 1]
-            at = max(end, start + (end == start))
+            at, some = end, end == start  # after an empty match, `re` looks for another one at the same place
         return out + text[at:]
 
     def check(self, to: str) -> None:
@@ -92,8 +93,8 @@ class Regex:
 
     # --- running
 
-    def _search(self, text: str, begin: int) -> list[int] | None:
-        """The positions of the first match from `begin` on, and of its groups."""
+    def _search(self, text: str, begin: int, *, some: bool = False) -> list[int] | None:
+        """The positions of the first match from `begin` on, and of its groups; `some`: there it is not empty."""
         none = [-1] * (2 * self.groups + 2)
         best: list[int] | None = None
         threads: list[tuple[int, list[int]]] = []
@@ -107,6 +108,8 @@ class Regex:
             for pc, saved in ready:
                 step = self.steps[pc]
                 if step.kind == "match":
+                    if some and at == begin:
+                        continue
                     best = saved
                     break  # those behind it are less preferred
                 if at < len(text) and step.test(text[at]):
@@ -200,13 +203,17 @@ class Regex:
             found = _CLASS.match(self.text, begin)
             if not found:
                 raise self._wrong("has a class without its end")
+            if posix := _POSIX.search(self.text, begin + 1, found.end() + 1):
+                raise self._wrong(f"has {posix[0]}, which is no class here; write its characters, such as a-z")
             self.at = found.end()
         elif char == "\\":
             if self.at == len(self.text) or self.text[self.at].isdigit() or self.text[self.at] in "bBAZ":
                 raise self._wrong("has a backslash that stands for nothing here")
             self.at += 1
         try:
-            test = re.compile(self.text[begin : self.at] if char in ".[\\" else re.escape(char), re.S).fullmatch
+            with catch_warnings():  # `re` warns of a [ or -- in a class, which may mean something else one day
+                simplefilter("ignore", FutureWarning)
+                test = re.compile(self.text[begin : self.at] if char in ".[\\" else re.escape(char), re.S).fullmatch
         except re.error as e:
             raise self._wrong(f"is not one: {e.msg}") from e
         return [Step("char", test)]
@@ -217,7 +224,11 @@ class Regex:
         if self.text.startswith("?:", self.at):
             self.at += 2
         elif self.text.startswith("?", self.at):
-            raise self._wrong("looks around or names a group, which is not possible here")
+            flags = _FLAGS.match(self.text, self.at)
+            raise self._wrong(
+                "sets flags, which are not taken: write [Aa] for letters of either case"
+                if flags else "looks around or names a group, which is not possible here"
+            )  # fmt: skip
         else:
             self.groups += 1
             number = self.groups

@@ -33,18 +33,14 @@ def pattern(rnd: random.Random, depth: int = 0) -> str:
 
 
 def test_it_replaces_what_re_replaces() -> None:
-    rnd, compared = random.Random(1), 0
+    rnd = random.Random(1)
     tries = max(100, int(1500 * EFFORT))
     for _ in range(tries):
         text = pattern(rnd)
         theirs = re.compile(text, re.DOTALL)
-        if theirs.match("") and "|" in text:  # after an empty match `re` tries the next alternative at the same place
-            continue
         to = "<" + "".join(f"\\{i + 1}," for i in range(theirs.groups)) + ">"
         name = "".join(rnd.choice("ab1.{]") for _ in range(rnd.randrange(9)))
         assert Regex(text).sub(to, name) == theirs.sub(to, name), (text, name)
-        compared += 1
-    assert compared > 0.6 * tries
 
 
 @pytest.mark.parametrize(
@@ -58,6 +54,9 @@ def test_it_replaces_what_re_replaces() -> None:
         (r"a{2,3}?", "x", "aaa", "xa"),
         (r"/", r"\\", "a/b", r"a\b"),
         (r"(a)|b", r"[\1]", "ab", "[a][]"),
+        (r"a||b", "x", "bab", "xxxxxx"),
+        (r"a??", "<>", "aa", "<><><><><>"),
+        (r"[[a]", "x", "[ab", "xxb"),
     ],
 )
 def test_replacements(text: str, to: str, name: str, wanted: str) -> None:
@@ -73,7 +72,9 @@ def test_replacements(text: str, to: str, name: str, wanted: str) -> None:
         (r"(a)\1", "backslash"),
         (r"a\b", "backslash"), ("(?=a)", "looks around"), ("a{9999}", "too large"), ("(a{999}){9}", "too large"),
         ("a{3,2}", "ends before it begins"), ("(" * 60 + ")" * 60, "nests groups too deeply"),
-        ("[z-a]", "is not one: bad"),
+        ("[z-a]", "is not one: bad"), ("(?i)a", "sets flags, which are not taken"), ("(?m)", "sets flags"),
+        ("(?x)a", "sets flags"), ("(?s-i:a)", "sets flags"), ("(?P<n>a)", "names a group"),
+        ("[[:alpha:]]", r"has \[:alpha:\], which is no class here"), ("[^0[:word:]]", r"has \[:word:\]"),
         (r"\y", "is not one: bad escape"), ("a{999}" * 9, "repeats too much"),
     ],
 )  # fmt: skip
