@@ -104,7 +104,7 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     wanted = {n for n in (*checkpoint.tensors, *gone, *aside) if (not include or yes(n)) and not no(n)}
     keep = {n: t for n, t in checkpoint.tensors.items() if n in wanted}
     for glob in (*idle_in, *idle_out):
-        hint = did_you_mean(glob, checkpoint.tensors, count=3)
+        hint = did_you_mean(glob, map(literal, checkpoint.tensors), count=3)
         raise UsageError(f"no tensor matches {glob!r}{hint or '.'} `inspect` lists the names")
     if checkpoint.tensors and not keep:
         if damaged := [n for n in gone if n in wanted]:
@@ -128,7 +128,9 @@ def select_either(
     names = [*a.tensors, *b.tensors]
     for glob in (*include, *exclude):
         if not any(map(_matcher([glob])[0], names)):
-            raise UsageError(f"no tensor of either checkpoint matches {glob!r}{did_you_mean(glob, names, count=3)}")
+            raise UsageError(
+                f"no tensor of either checkpoint matches {glob!r}{did_you_mean(glob, map(literal, names), count=3)}"
+            )
 
     def one(checkpoint: Checkpoint) -> Checkpoint:
         here = [g for g in include if any(map(_matcher([g])[0], checkpoint))]
@@ -142,6 +144,11 @@ def wanted(include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Callable
     """The test of `select` as a function of a name, for other checkpoints; here a glob may match nothing."""
     yes, no = _matcher(include)[0], _matcher(exclude)[0]
     return lambda name: (not include or yes(name)) and not no(name)
+
+
+def literal(name: str) -> str:
+    """The glob that matches a name and nothing else, for a hint that can be used as it is."""
+    return re.sub(r"[*?[]", r"[\g<0>]", name)
 
 
 def _matcher(globs: Sequence[str]) -> tuple[Callable[[str], bool], set[str]]:

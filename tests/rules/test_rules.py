@@ -298,6 +298,17 @@ def test_a_rename_of_what_is_there_only_in_part_says_so() -> None:
         library.change(checkpoint({"a": [1]}), None, ["a{x}=b{x}"])
 
 
+@pytest.mark.parametrize("name", ["m[1].k", "a*b", "what?", "word[", "x]y", "abc[[]", "[!abc]"])
+def test_a_hint_for_a_glob_is_a_glob(name: str) -> None:
+    """It matches the tensor that it names, and nothing else."""
+    found = checkpoint({name: [1], "other": [2], "m1.k": [3]})
+    for call in (lambda: passes.select(found, [f"{name}_"]), lambda: passes.select_either(found, found, [f"{name}_"])):
+        with pytest.raises(UsageError, match=r"matches .*; did you mean ") as e:
+            call()
+        hint = e.value.message.partition("did you mean ")[2].rpartition("?")[0].split(", ")[0]
+        assert list(passes.select(found, [hint])) == [name]
+
+
 LONG = "x" * 100_000
 
 
