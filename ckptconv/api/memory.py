@@ -103,7 +103,29 @@ def _tensor(name: str, value: Any) -> Tensor:
     from ..moves.part import Held
     from ..moves.torch import kind_of, to_array
 
-    return contiguous(name, kind_of(value), tuple(value.shape), Held(to_array(value)))
+    if why := _valueless(value):
+        raise TypeError(why)
+    kind = kind_of(value)
+    try:
+        return contiguous(name, kind, tuple(value.shape), Held(to_array(value)))
+    except (RuntimeError, TypeError) as e:
+        what = type(value).__name__
+        raise TypeError(f"torch gives no array of this {what}: {str(e).partition(chr(10))[0]}") from e
+
+
+def _valueless(value: Any) -> str:
+    """Why a torch tensor is not one array of values, and what is; '' if it is one. Torch names its own internals."""
+    if value.is_meta:
+        return "it is on the meta device, where tensors have no values; load some, then save it"
+    if hasattr(value, "materialize"):
+        return "it has no shape yet; run its module once, then save it"
+    if value.is_nested:
+        return "it is nested, tensors of different shapes; save its unbind(), or its to_padded_tensor(0)"
+    if (layout := str(value.layout).removeprefix("torch.")) != "strided":
+        return f"its layout is {layout.removeprefix('_')}; save its to_dense(), or its parts under names of their own"
+    if value.is_quantized:
+        return "it is quantised; save its dequantize(), or its int_repr() and its scale under names of their own"
+    return ""
 
 
 def _array(value: Any) -> Any:

@@ -292,6 +292,29 @@ def test_what_is_loaded_is_compared_with_the_hashes_of_its_file(kind: str, tmp_p
             assert into.load_into(module, source, rules, verify=False).complete
 
 
+VALUELESS = {  # what `save` does not take, and what it says of it
+    "sparse": (lambda: torch.eye(3).to_sparse(), r"its layout is sparse_coo; save its to_dense\(\)"),
+    "rows": (lambda: torch.eye(3).to_sparse_csr(), r"its layout is sparse_csr; save its to_dense\(\)"),
+    "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "it is nested, .* its unbind"),
+    "jagged": (
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "it is nested, .* its",
+    ),
+    "meta": (lambda: torch.ones(2, device="meta"), "on the meta device, where tensors have no values; load some"),
+    "lazy": (lambda: nn.LazyLinear(2).weight, "it has no shape yet; run its module once"),
+    "quantised": (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), r"save its dequantize\(\)"),
+    "complex32": (lambda: torch.ones(2).to(torch.complex32), "torch's dtype complex32 is not supported"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Sparse|.*prototype stage|.*[Qq]uantiz")
+@pytest.mark.parametrize("what", VALUELESS)
+def test_save_says_which_tensor_is_no_array_and_what_is(what: str, tmp_path: Path) -> None:
+    """Not in the words of torch's internals."""
+    make, says = VALUELESS[what]
+    with pytest.raises(ckptconv.UsageError, match=rf"1 of 2 values are not .*\n  net\.w: .*{says}"):
+        ckptconv.save({"net.w": make(), "ok": torch.ones(1)}, tmp_path / "a.safetensors")
+
+
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("name", ["m.safetensors", "m.npz", "m.hdf5"])
 def test_another_file_under_the_same_names_is_not_loaded(
