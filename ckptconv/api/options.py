@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, 
 from ..errors import UsageError
 from ..messages import did_you_mean
 from .elsewhere import elsewhere
-from .values import Cleaned, Verify, bar, kind, params, renames, several, size, verification
+from .values import Cleaned, Verify, bar, kind, params, renames, several, size, threads, verification
 
 if TYPE_CHECKING:
     from ..engine.run import Map, Progress
@@ -119,7 +119,7 @@ class Resources(Cleaned):
     """The resources that a run may use: memory in bytes, threads or a cluster."""
 
     max_memory: int = option(MEMORY, "Limit of the memory for buffers (default: 512MB).", clean=size)
-    jobs: int | None = option(None, "Number of threads (default: one per processor, at most 8).")
+    jobs: int | None = option(None, "Number of threads (default: one per processor, at most 8).", clean=threads)
     map: Map | None = option(None, "A function that runs the jobs, instead of threads.")
     progress: Progress | None = option(
         None, "A function that is called with the bytes done and the bytes in all; True shows a bar.", clean=bar

@@ -6,9 +6,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
+from operator import index
 from typing import Any, Literal, cast
 
 from ..errors import MissingExtra, UsageError
+from ..messages import brief
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 Verify = Literal["none", "receipts", "full"]
@@ -24,22 +26,64 @@ class Cleaned:
         """Raises UsageError for a value that is none of its option."""
         for f in fields(cast("Any", self)):
             meaning = f.metadata.get("meaning")  # a subclass may have fields of its own
-            value, clean = getattr(self, f.name), meaning and meaning.clean
+            keyword, value = (meaning and meaning.keyword) or f.name, getattr(self, f.name)
             if value is None:
                 value = f.default if f.default_factory is MISSING else f.default_factory()
             empty = isinstance(value, str) and not value
-            made = clean(value) if clean and value is not None and not empty else value
-            if empty or (isinstance(made, tuple) and "" in made):
-                raise UsageError(
-                    f"{(meaning and meaning.keyword) or f.name}='' is empty: give a value, or leave it out"
-                )
-            object.__setattr__(self, f.name, made)
+            if meaning and value is not None and not empty:
+                value = _made(keyword, value, meaning.clean, str(f.type))
+            if empty or (isinstance(value, tuple) and "" in value):
+                raise UsageError(f"{keyword}='' is empty: give a value, or leave it out")
+            object.__setattr__(self, f.name, value)
 
 
-def size(value: int | str) -> int:
-    """Bytes of '5GB' (decimal), '512MiB' (binary), '1000' or 1000."""
+def _made(keyword: str, value: Any, clean: Callable[[Any], Any] | None, declared: str) -> Any:
+    """The value of an option, normalised; UsageError if it is not of the type that its field declares."""
+    what, of_kind = next((test for kind, test in KINDS.items() if declared.startswith(kind)), ("", _anything))
+    value = os.fspath(value) if declared.startswith("str") and isinstance(value, os.PathLike) else value
+    try:
+        made = clean(value) if clean else value
+        right = of_kind(made)
+    except (TypeError, ValueError):  # of what is no text, number or mapping at all
+        right = False
+    if not right:
+        raise UsageError(f"{keyword}= takes {what or 'another kind of value'}, not {brief(repr(value), 100)}")
+    return made
+
+
+def _anything(value: object) -> bool:
+    return True
+
+
+def texts(value: object) -> bool:
+    """Whether it is a tuple of texts."""
+    return isinstance(value, tuple) and all(isinstance(v, str) for v in value)
+
+
+KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # by how the type of a field begins: what it takes
+    "str": ("a text", lambda v: isinstance(v, str)),
+    "bool": ("True or False", lambda v: v in (True, False)),
+    "int": ("a number", lambda v: isinstance(v, int)),
+    "Sequence[str]": ("a text or several", texts),
+    "Mapping": ("a mapping of names, or texts 'NAME=VALUE'", lambda v: all(isinstance(k, str) for k in v)),
+    "Map": ("a function", callable),
+}
+
+
+def threads(value: Any) -> int:
+    """A number of threads, at least one."""
+    if isinstance(value, bool) or (count := index(value)) < 1:
+        raise UsageError(f"jobs={value!r} is not a number of threads: it is at least 1")
+    return count
+
+
+def size(value: int | float | str) -> int:
+    """Bytes of '5GB' (decimal), '512MiB' (binary), '1000', 1000 or 1e3."""
     if not isinstance(value, str):
-        return value
+        count = int(value) if isinstance(value, float) and value.is_integer() else index(cast("Any", value))
+        if count < 1 or isinstance(value, bool):
+            raise UsageError(f"{value!r} is not a size; write it like 512MB, 5GB or 2GiB")
+        return count
     m = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kmgt]i?|)b?\s*", value.lower())
     if not m or not (count := int(float(m[1]) * UNITS[m[2]])):
         raise UsageError(f"{value!r} is not a size; write it like 512MB, 5GB or 2GiB")
@@ -68,7 +112,11 @@ def several(value: str | Iterable[str]) -> tuple[str, ...]:
 def renames(value: str | Iterable[str] | Mapping[str, str]) -> tuple[str, ...]:
     """One or several 'FROM=TO', or a mapping, as texts."""
     if not isinstance(value, Mapping):
-        return several(value)
+        if not texts(found := several(value)):
+            raise UsageError(
+                f"rename= takes 'FROM=TO', several, or a mapping {{FROM: TO}}, not {brief(repr(value), 100)}"
+            )
+        return found
     return tuple(re.sub(r"[\\=]", r"\\\g<0>", str(a)) + f"={b}" for a, b in value.items())
 
 
@@ -77,7 +125,9 @@ def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     out: dict[str, Any] = {}
-    for pair in several(value):
+    if not texts(pairs := several(value)):
+        raise TypeError("not texts")
+    for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
             raise UsageError(f"param takes NAME=VALUE, not {pair!r}")

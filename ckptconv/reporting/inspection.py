@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,8 @@ from .. import api
 from ..api.options import SELECT, Path, takes
 from ..api.reading import url_of
 from ..checkpoint import Checkpoint, Tensor, uncollected
-from ..messages import in_bytes, in_digits, in_shape, many, redacted, table
+from ..errors import UsageError
+from ..messages import brief, in_bytes, in_digits, in_shape, many, redacted, table
 from ..moves.read import each, hash_tensor
 from ..rules import passes
 from ..storage.lookups import once
@@ -161,7 +162,10 @@ def _found(
 ) -> tuple[Finding, ...]:
     from . import checks
 
-    known = checks.limits([limit] if isinstance(limit, str) else limit)
+    wanted = [limit] if isinstance(limit, str) else limit
+    if not (isinstance(wanted, Iterable) and all(isinstance(text, str) for text in wanted)):
+        raise UsageError(f"a limit is a text such as 'outliers=20', not {brief(repr(limit), 100)}")
+    known = checks.limits(wanted)
     return tuple(checks.check(c, known, workers=workers, reference=reference))
 
 

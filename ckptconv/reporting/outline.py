@@ -44,7 +44,7 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
 
 def ordered(tensors: Iterable[Tensor], key: str) -> list[Tensor]:
     """Sort by a column; `-key` reverses the order. UsageError lists the columns."""
-    word = key.removeprefix("-")
+    word = str(key).removeprefix("-")
     if word not in KEYS:
         raise UsageError(f"sort= takes a column, not {key!r}{did_you_mean(word, KEYS, 'columns')}")
     return sorted(tensors, key=KEYS[word], reverse=key.startswith("-"))

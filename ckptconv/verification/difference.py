@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -44,7 +45,7 @@ class Tolerance(NamedTuple):
 
     def checked(self) -> Tolerance:
         """Return self; UsageError unless both are finite and not negative."""
-        if not all(x is None or (x >= 0 and math.isfinite(x)) for x in self):
+        if not all(x is None or (isinstance(x, Real) and x >= 0 and math.isfinite(x)) for x in self):
             raise UsageError("rtol= and atol= must be finite and not negative")
         return self
 

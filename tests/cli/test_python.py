@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from kit import SUBJECTS
 
 import ckptconv
+from ckptconv.api.options import KNOWN
 
 
 @pytest.fixture
@@ -453,6 +456,62 @@ def test_what_is_not_a_path_is_a_usage_error(path: Path, tmp_path: Path) -> None
     with pytest.raises(AttributeError, match=r"no attribute 'load_file'; open\(path\) opens a checkpoint"):
         ckptconv.load_file  # noqa: B018
     assert not out.exists()
+
+
+ODD = (
+    object(),
+    3,
+    0,
+    -1,
+    1.5,
+    math.nan,
+    "2",
+    b"x",
+    [("a", "x")],
+    ("a", None),
+    [1],
+    {1: 2},
+    {"a": 3},
+    set(),
+    np.ones(2),
+)
+
+
+@pytest.mark.parametrize("keyword", [k for k in KNOWN if k not in ("map", "progress")])
+def test_a_value_of_another_kind_is_a_usage_error(keyword: str, tmp_path: Path) -> None:
+    """Or it is taken: what is raised is an error of ours, whatever the value."""
+    ckptconv.save({"a/b": np.ones(3, "f4")}, tmp_path / "x.npz")
+    for value in ODD:
+        with suppress(ckptconv.CkptError):
+            ckptconv.convert(tmp_path / "x.npz", tmp_path / "o.safetensors", **{"force": True, keyword: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"jobs": "2"}, "jobs= takes a number, not '2'"),
+        ({"jobs": 0}, "jobs=0 is not a number of threads: it is at least 1"),
+        ({"jobs": -1}, "jobs=-1 is not a number"), ({"jobs": 1.5}, "jobs= takes a number, not 1.5"),
+        ({"rename": [("a", "x")]}, r"rename= takes 'FROM=TO', several, or a mapping {FROM: TO}, not \[\('a', 'x'\)\]"),
+        ({"include": 3}, "include= takes a text or several, not 3"), ({"at": 3}, "at= takes a text, not 3"),
+        ({"weights_only": "no"}, "weights_only= takes True or False, not 'no'"), ({"map": 3}, "map= takes a function"),
+        ({"max_memory": -1}, "-1 is not a size"), ({"param": [1]}, "param= takes a mapping of names, or texts"),
+    ],
+)  # fmt: skip
+def test_what_an_option_takes_is_said(given: dict[str, Any], says: str, path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ckptconv.UsageError, match=says):
+        ckptconv.convert(path, tmp_path / "o.npz", **given)
+
+
+def test_other_arguments_of_another_kind(path: Path) -> None:
+    for call, says in (
+        (lambda: ckptconv.diff(path, path, rtol="1"), "rtol= and atol= must be finite and not negative"),
+        (lambda: ckptconv.inspect(path, sort=3), "sort= takes a column, not 3"),
+        (lambda: ckptconv.check(path, limit=[("spike", 1)]), "a limit is a text such as 'outliers=20'"),
+        (lambda: ckptconv.check(path, limit=3), "a limit is a text such as 'outliers=20', not 3"),
+    ):
+        with pytest.raises(ckptconv.UsageError, match=says):
+            call()
 
 
 def test_habits_of_numpy_h5py_and_safetensors(path: Path, tmp_path: Path) -> None:
