@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..messages import brief, did_you_mean, in_bytes, in_shape, many, paragraph, printable, redacted, shortened, table
+from ..messages import brief, did_you_mean, in_shape, paragraph, printable, redacted, shortened, table
 from .details import Details, Entry, Move, ObjectGraph, onward
-from .tensor import Role, Tensor, contiguous, held, origin, tiled, view
+from .tensor import Role, Tensor, contiguous, counted, held, in_known, in_size, origin, tiled, view
 
 if TYPE_CHECKING:
     import numpy as np
@@ -166,12 +166,12 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def _head(self) -> str:
         where = f" {brief(printable(redacted(self.urls[0])), 200)!r}" if self.urls else ""
-        return f"{self.format}{where}: {many(len(self), 'tensor')}, {in_bytes(self.nbytes)}".strip()
+        return f"{self.format}{where}: {counted(len(self), in_size(self.tensors.values()))}".strip()
 
     def _rows(self, limit: int) -> list[tuple[str, ...]]:
         """Name, dtype, shape and size of the first tensors."""
         first = list(self.tensors.values())[:limit]
-        return [(brief(printable(t.name), 100), t.dtype.name, in_shape(t.shape), in_bytes(t.nbytes)) for t in first]
+        return [(brief(printable(t.name), 100), t.dtype.name, in_shape(t.shape), in_size([t])) for t in first]
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self._head()}>"
@@ -223,7 +223,10 @@ __all__ = [
     "Role",
     "Tensor",
     "contiguous",
+    "counted",
     "held",
+    "in_known",
+    "in_size",
     "onward",
     "origin",
     "tiled",

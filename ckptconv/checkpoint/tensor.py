@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..dtypes import DTYPES, DType, of_numpy
-from ..messages import brief, in_bytes, printable
+from ..messages import brief, in_bytes, many, printable
 from ..moves.part import Data, Held, Part, Stored, c_strides
 
 if TYPE_CHECKING:
@@ -120,7 +120,8 @@ class Tensor(Stored):
     def __repr__(self) -> str:
         role = f", {self.role}" if self.role else ""
         dims = "x".join(map(str, self.shape)) or "scalar"
-        return f"<Tensor {brief(printable(self.name), 100)!r}: {self.dtype.name} {dims}, {in_bytes(self.nbytes)}{role}>"
+        size = f", {size}" if (size := in_size([self])) else ""
+        return f"<Tensor {brief(printable(self.name), 100)!r}: {self.dtype.name} {dims}{size}{role}>"
 
     def since(self, opened: Opened) -> Tensor:
         """Say what is known of its file since it was opened, to this very tensor, which was just made."""
@@ -130,6 +131,24 @@ class Tensor(Stored):
     def renamed(self, name: str) -> Tensor:
         """The same tensor under another name."""
         return replace(self, name=name)
+
+
+def in_size(tensors: Iterable[Stored]) -> str:
+    """The size of tensors as people write it; '' of strings alone, whose lengths are not known before they are read."""
+    size, strings = 0, False
+    for t in tensors:
+        size, strings = size + t.nbytes, strings or t.dtype.kind == "s"
+    return in_known(size, strings=strings)
+
+
+def counted(tensors: int, size: str) -> str:
+    """How many tensors there are, and their size if it is known: 2 tensors, 37.2 kB."""
+    return f"{many(tensors, 'tensor')}, {size}" if size else many(tensors, "tensor")
+
+
+def in_known(size: int, *, strings: bool) -> str:
+    """The bytes of tensors, of which some may be strings that no size is known of."""
+    return f"{in_bytes(size)}{' without strings' * strings}" if size or not strings else ""
 
 
 _NAME, _DTYPE, _SHAPE, _PARTS, _ROLE, _OPENED, _WHOLE = (

@@ -122,7 +122,8 @@ def _cells(extra: Mapping[str, Any]) -> list[str]:
 def _sizes(shape: tuple[int, ...], itemsize: int) -> tuple[str, str, str]:
     """The cells that tensors of one shape and size share."""
     count = prod(shape)
-    return in_shape(shape), f"{count:,}", in_bytes(count * itemsize)
+    # of strings, no header says how long they are
+    return in_shape(shape), f"{count:,}", in_bytes(count * itemsize) if itemsize else ""
 
 
 def _table(tensors: Sequence[Tensor], extra: Mapping[str, Mapping[str, Any]]) -> None:
@@ -139,6 +140,8 @@ def _table(tensors: Sequence[Tensor], extra: Mapping[str, Mapping[str, Any]]) ->
 
 def _tree(root: Node, extra: Mapping[str, Mapping[str, Any]]) -> None:
     """Print scopes with their sums, and folded tensors with their count."""
+    from ..reporting.outline import size_of
+
     rows: list[list[str]] = []
 
     def walk(node: Node, depth: int) -> None:
@@ -148,7 +151,7 @@ def _tree(root: Node, extra: Mapping[str, Mapping[str, Any]]) -> None:
             first = tensors[0]
             kinds = (first.dtype.name, in_shape(first.shape), first.role) if child.line else ("", "", "")
             many = f"x{len(tensors)}" if len(tensors) > 1 else ""
-            sums = f"{sum(t.count for t in tensors):,}", in_bytes(sum(t.nbytes for t in tensors))
+            sums = f"{sum(t.count for t in tensors):,}", size_of(tensors)
             more = _cells(extra[first.name]) if extra and child.line and len(tensors) == 1 else []
             rows.append(["  " * depth + child.text, many, *kinds[:2], *sums, kinds[2], *more])
             walk(child, depth + 1)
@@ -174,7 +177,7 @@ def _say(found: Checkpoint, total: Totals) -> None:
     counts = f"{total.parameters:,} parameters in weights"
     if total.all != total.parameters:
         counts += f", {total.all:,} with {total.others}"
-    show.talk(f"{found.format}: {many(total.tensors, 'tensor')}, {in_bytes(total.bytes)}, {counts}")
+    show.talk(f"{found.format}: {total.size}, {counts}")
 
 
 def _first(what: str, texts: Sequence[str], count: int) -> list[str]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from .. import api
 from ..api.options import SELECT, Path, takes
 from ..api.reading import url_of
-from ..checkpoint import Checkpoint, Tensor, uncollected
+from ..checkpoint import Checkpoint, Tensor, in_size, uncollected
 from ..errors import UsageError
-from ..messages import brief, in_bytes, in_digits, in_shape, many, redacted, table
+from ..messages import brief, in_digits, in_shape, many, redacted, table
 from ..moves.read import each, hash_tensor
 from ..rules import passes
 from ..storage.lookups import once
@@ -58,7 +58,7 @@ class Inspection:
             return "\n".join([*head, self._counts()])
         more = list(next(iter(self.extra.values()), ()))
         rows = [
-            (t.name, t.dtype.name, in_shape(t.shape), f"{t.count:,}", in_bytes(t.nbytes), t.role,
+            (t.name, t.dtype.name, in_shape(t.shape), f"{t.count:,}", in_size([t]), t.role,
              *(in_digits(self.extra[t.name][k]) for k in more))
             for t in self.tensors
         ]  # fmt: skip
@@ -74,8 +74,7 @@ class Inspection:
         return f"{many(self.totals.tensors, 'tensor')} checked: {counts or 'nothing found'}"
 
     def _sum(self) -> str:
-        count, size = many(self.totals.tensors, "tensor"), in_bytes(self.totals.bytes)
-        return f"{self.checkpoint.format}: {count}, {size}, {self.totals.parameters:,} parameters in weights"
+        return f"{self.checkpoint.format}: {self.totals.size}, {self.totals.parameters:,} parameters in weights"
 
     def to_json(self) -> dict[str, Any]:
         """The inspection as JSON values."""

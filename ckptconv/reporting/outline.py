@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
-from ..checkpoint import Checkpoint, Tensor
+from ..checkpoint import Checkpoint, Tensor, counted, in_known, in_size
 from ..dtypes import DTYPES
 from ..errors import UsageError
 from ..messages import did_you_mean, fold
@@ -50,6 +50,11 @@ def ordered(tensors: Iterable[Tensor], key: str) -> list[Tensor]:
     return sorted(tensors, key=KEYS[word], reverse=key.startswith("-"))
 
 
+def size_of(tensors: Iterable[Tensor]) -> str:
+    """The size of tensors, as far as it is known."""
+    return in_size(tensors)
+
+
 class Totals(NamedTuple):
     """Counts over a checkpoint; tied tensors count once."""
 
@@ -59,6 +64,11 @@ class Totals(NamedTuple):
     all: int  # of weights, slots and the rest
     roles: dict[str, int]  # tensors by role
     dtypes: dict[str, int]  # bytes by dtype
+
+    @property
+    def size(self) -> str:
+        """The number of tensors and their size, as far as it is known."""
+        return counted(self.tensors, in_known(self.bytes, strings="string" in self.dtypes))
 
     @property
     def others(self) -> str:

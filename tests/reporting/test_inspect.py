@@ -334,6 +334,32 @@ def test_values_that_are_no_tensors_are_shown_where_the_note_says(cli: Run, fixt
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("others", "size"), [({}, ""), ({"w": np.ones(3)}, ", 24 B without strings"), ({"w": np.ones((0, 3))}, "")]
+)
+def test_strings_have_no_size_before_they_are_read(
+    others: dict[str, np.ndarray], size: str, cli: Run, tmp_path: Path
+) -> None:
+    ckptconv.save({"words": np.array([b"ab", b"c"], object), **others}, tmp_path / "m.ckpt")
+    count = "1 tensor" if not others else "2 tensors"
+    parameters = 2 + sum(a.size for a in others.values())
+    for options in ([], ["--tree"]):
+        done = cli("inspect", "m.ckpt", *options)
+        assert next(line.split() for line in done.stdout.splitlines() if "words" in line) == [
+            "words",
+            "string",
+            "2",
+            "2",
+        ]
+        assert done.stderr == f"tf: {count}{size}, {parameters} parameters in weights\n"
+    opened = ckptconv.open(tmp_path / "m.ckpt")
+    assert repr(opened["words"]) == "<Tensor 'words': string 2>"
+    assert repr(opened).endswith(f"m.ckpt.index': {count}{size}>")
+    shown = str(ckptconv.inspect(tmp_path / "m.ckpt")).splitlines()
+    assert [line.split() for line in shown if "words" in line] == [["words", "string", "2", "2"]]
+    assert shown[-1] == f"tf: {count}{size}, {parameters} parameters in weights"
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "cp1252"])
 def test_names_that_the_output_cannot_hold_are_escaped(cli: Run, tmp_path: Path, encoding: str) -> None:
     odd = ["日本", "\U0001f600", "é", "a\udcf2b"]
