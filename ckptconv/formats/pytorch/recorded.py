@@ -11,6 +11,7 @@ from .plain import SCALARS, Inert, Known, Ordered
 WalkRole = Literal[Settled, "attribute"]
 ATTRIBUTE: Final = "attribute"  # the role of what is not in a module's state_dict()
 MESH = 64  # axes of a mesh of devices, at most
+STATES = 8  # parts of a state that are looked at for attributes, at each place where the object is
 GROUPS = ("_parameters", "_buffers", "_modules")
 
 
@@ -26,9 +27,9 @@ def segment(key: Any) -> str:
 
 
 def states(thing: Inert) -> list[dict[Any, Any]]:
-    """The dictionaries of a recorded state: of attributes, or of attributes and slots, as Python sets a pair."""
-    parts = thing.state if type(thing.state) is tuple and len(thing.state) == 2 else (thing.state,)
-    return [part for part in parts if type(part) in (dict, Ordered)]
+    """The dictionaries of a recorded state: of attributes, and of slots; in a tuple only among as few as classes write."""
+    parts = thing.state if type(thing.state) is tuple else (thing.state,)
+    return [part for part in parts if type(part) in (dict, Ordered)] if len(parts) <= STATES else []
 
 
 def extent(thing: Inert) -> int:

@@ -80,9 +80,7 @@ class Walk:
         self.values += size // VALUE
 
     def leaves(self, value: Any, name: str = "", role: WalkRole = "", top: str = "", depth: int = 0) -> Iterator[Leaf]:
-        self.visit(1)
-        if depth > MAX_DEPTH:
-            raise UnsafeCheckpoint("its containers are nested too deeply", url=self.url)
+        self.visit(1, depth)
         if type(value) is Tagged:
             yield from self.tags(value, name or "tensor", role, top, depth)
             value = value.value
@@ -108,10 +106,10 @@ class Walk:
                 yield from self.leaves(child, child_name, child_role, top or key, depth + 1)
         self.open.discard(id(value))
 
-    def visit(self, count: int) -> None:
+    def visit(self, count: int, depth: int = 0) -> None:
         """Count values that are looked at, which may occur at several places."""
         self.left -= count
-        if self.left < 0:
+        if self.left < 0 or depth > MAX_DEPTH:
             raise UnsafeCheckpoint("its containers are nested or shared without bound", url=self.url)
 
     def name(self, name: str, times: int = 1) -> None:
