@@ -27,7 +27,7 @@ def segment(key: Any) -> str:
 
 
 def states(thing: Inert) -> list[dict[Any, Any]]:
-    """The dictionaries of a recorded state: of attributes, and of slots; in a tuple only among as few as classes write."""
+    """The dictionaries of a recorded state: of attributes, and of slots; only in as short a tuple as classes write."""
     parts = thing.state if type(thing.state) is tuple else (thing.state,)
     return [part for part in parts if type(part) in (dict, Ordered)] if len(parts) <= STATES else []
 
