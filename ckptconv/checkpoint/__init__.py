@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..messages import brief, did_you_mean, in_shape, paragraph, printable, redacted, shortened, table
-from .details import Details, Entry, Move, ObjectGraph, onward
+from .details import Details, Entry, Move, ObjectGraph, joined, named, onward
 from .tensor import Role, Tensor, contiguous, counted, held, in_known, in_size, origin, tiled, view
 
 if TYPE_CHECKING:
@@ -227,6 +227,8 @@ __all__ = [
     "held",
     "in_known",
     "in_size",
+    "joined",
+    "named",
     "onward",
     "origin",
     "tiled",

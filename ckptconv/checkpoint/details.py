@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, NamedTuple, TypedDict
 
 
@@ -74,3 +74,31 @@ class Details(TypedDict, total=False):
     paths: dict[str, str]  # Keras 3: the path in the file, by tensor
     keys: dict[str, list[list[Any]]]  # JAX: paths in the tree that names do not determine: [key, kind of node]
     names: dict[str, str]  # Keras 3: the name of a layer, by its path
+
+
+BY_TENSOR = ("kinds", "images", "keys")  # what is about single tensors, and goes with them
+
+
+def named(details: Details, names: Iterable[str], new: Callable[[str], str]) -> Details:
+    """What is known of the tensors `names`, under their new names. Every step that renames in front of others needs it.
+
+    What is said of names that are no tensors any more is left out: another tensor may come to be called so.
+    """
+    names = list(names)
+    made: dict[str, Any] = {}
+    for key in BY_TENSOR:
+        if key in details:
+            own: Mapping[str, Any] = details[key]  # type: ignore[literal-required]
+            made[key] = {new(n): own[n] for n in names if n in own}
+    return details | made  # type: ignore[return-value]
+
+
+def joined(several: Iterable[tuple[Container[str], Details]]) -> Details:
+    """What is known of the tensors of several checkpoints whose names differ. several: names and details of each."""
+    made: dict[str, dict[str, Any]] = {}
+    for names, details in several:
+        for key in BY_TENSOR:
+            if key in details:
+                own: Mapping[str, Any] = details[key]  # type: ignore[literal-required]
+                made.setdefault(key, {}).update({n: value for n, value in own.items() if n in names})
+    return made  # type: ignore[return-value]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, onward, origin, uncollected
+from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, named, onward, origin, uncollected
 from ..errors import LayoutError
 from ..messages import many
 from ..moves.part import Part
@@ -60,7 +60,8 @@ def apply(
     out.share()
     targets = {source: went.target for source, went in out.went.items()}
     made = whole.with_tensors(out.tensors, *untied, *out.notes(found))
-    made = replace(made, ties=ties.renamed(whole.ties, targets))
+    kept = {n: w.target for n, w in out.went.items() if w.target and not converter.rules[w.rule].pattern}
+    made = replace(made, ties=ties.renamed(whole.ties, targets), details=named(whole.details, kept, kept.__getitem__))
     result = provenance.remember(converter, made, out.moved, out.sizes.recorded(), whole)
     result, copies = ties.tied(converter, result, out.names)
     # a rename passes other names by, with a rule that nobody wrote
@@ -240,7 +241,7 @@ class _Builder:
         """Compare numbers in names, lengths of axes and parameters with each other; raise what is wrong."""
         self.problems.refused += counts.refused(self.converter, self.sizes)
         self.problems.uncounted += counts.wrong(self.converter, self.checkpoint, self.tensors, self.sizes)
-        self.problems.uneven += self.lengths.wrong(self.sizes)
+        self.problems.uneven += (*self.lengths.wrong(self.sizes), *self.sizes.denied())
         self.problems.missing |= self.sizes.missing
         self.problems.check(self.converter.name)
 

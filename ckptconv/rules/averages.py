@@ -18,7 +18,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import takewhile
 
-from ..checkpoint import Checkpoint, Move, Note, Tensor, onward, origin
+from ..checkpoint import Checkpoint, Move, Note, Tensor, named, onward, origin
 from ..checkpoint.training import is_average
 from ..errors import UsageError
 from ..messages import listing, printable
@@ -67,7 +67,9 @@ def averages(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda name
         notes.append(Note("hint", "have no moving average and stay as they are", unaveraged))
     alone = {base: Move("ema=True", (name,)) for name, base in shadow.items() if base and base not in tensors}
     moved = {**checkpoint.moved, **onward(checkpoint.moved, alone)}  # one that has a weight is in the weight's place
-    return replace(checkpoint.with_tensors(out, *notes), moved=moved)
+    known = [*out, *(move.sources[0] for move in alone.values())]
+    details = named(checkpoint.details, known, lambda n: shadow.get(n) or n)
+    return replace(checkpoint.with_tensors(out, *notes), details=details, moved=moved)
 
 
 def _of_one(shadow: Mapping[str, str], tensors: Mapping[str, Tensor], wanted: Callable[[str], bool]) -> dict[str, str]:

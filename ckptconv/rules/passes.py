@@ -21,7 +21,7 @@ from dataclasses import replace
 from fnmatch import translate
 from functools import lru_cache
 
-from ..checkpoint import Checkpoint, Details, Move, Note, Role, Tensor, onward, training
+from ..checkpoint import Checkpoint, Move, Note, Role, Tensor, joined, named, onward, training
 from ..dtypes import DType
 from ..errors import CorruptCheckpoint, NameCollision, UsageError
 from ..messages import did_you_mean, listing, many
@@ -213,7 +213,8 @@ def renamed(checkpoint: Checkpoint, new: Callable[[str], str], rule: str) -> Che
     if clashes:
         raise NameCollision(f"{len(clashes)} names would collide:\n{listing(clashes)}")
     ties = tuple(tuple(new(n) for n in group) for group in checkpoint.ties)
-    return replace(checkpoint, tensors=out, ties=ties, moved=onward(checkpoint.moved, moved))
+    details = named(checkpoint.details, checkpoint, new)
+    return replace(checkpoint, tensors=out, ties=ties, details=details, moved=onward(checkpoint.moved, moved))
 
 
 def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
@@ -235,7 +236,7 @@ def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
         first,
         tensors=out,
         metadata=metadata,
-        details=first.details | _by_tensor([c.details for c in checkpoints]),
+        details=first.details | joined((c, c.details) for c in checkpoints),
         ties=tuple(g for c in checkpoints for g in c.ties),
         urls=tuple(u for c in checkpoints for u in c.urls),
         notes=(*(n for c in checkpoints for n in c.notes), *notes),
@@ -260,16 +261,6 @@ def _merged(several: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[
         text = "the sources record this differently, so it is left out; undo one at a time, with include= and param="
         notes.append(Note("lossy", text, tuple(lacking)))
     return metadata | records, notes
-
-
-def _by_tensor(several: Sequence[Details]) -> Details:
-    """The details that are about single tensors, of all checkpoints."""
-    out: Details = {}
-    if any("kinds" in d for d in several):
-        out["kinds"] = {n: kind for d in several for n, kind in d.get("kinds", {}).items()}
-    if any("keys" in d for d in several):
-        out["keys"] = {n: keys for d in several for n, keys in d.get("keys", {}).items()}
-    return out
 
 
 def cast(checkpoint: Checkpoint, to: DType) -> Checkpoint:

@@ -5,7 +5,7 @@ A parameter is given, or else taken from a tensor, or else read from config.json
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LayoutError, UsageError
@@ -49,6 +49,7 @@ class SizeFinder:
         self.configured: list[str] = []
         self.given = frozenset(params)
         self.told: dict[str, set[int]] = {}
+        self.used: set[str] = set()  # the parameters that something needed
         self._config = Config(names.checkpoint.urls)
 
     def of(
@@ -66,8 +67,11 @@ class SizeFinder:
         out = {s: len(rule.where[s].table) for t in rule.targets for s in t.stacks if rule.counted(s)}
         told = dict(zip(IMAGE, self.names.checkpoint.details.get("images", {}).get(first, ()), strict=False))
         for axis, size in rule.sizes.items():
-            known = told.get(size) if isinstance(size, str) else None
-            out[axis] = self.one(size, values) if known is None else self._told(str(size), known)
+            if isinstance(size, str) and size in told:
+                out[axis] = told[size]
+                self.told.setdefault(size, set()).add(told[size])
+            else:
+                out[axis] = self.one(size, values)
         if undetermined and rule.backward and rule.pattern:
             out |= {axis: self.params[axis] for axis in undetermined if axis in self.params}
             needed = list[str]()
@@ -95,17 +99,17 @@ class SizeFinder:
 
     def recorded(self) -> dict[str, int]:
         """The parameters that an inverse needs, but those that the file told of several layers in several ways."""
-        return self.params | {name: n for name, (n, *more) in self.told.items() if not more}
+        return {name: n for name, (n, *more) in self.told.items() if not more} | self.params
 
-    def _told(self, name: str, number: int) -> int:
-        """What the file tells of one layer; LayoutError if a person says otherwise."""
-        if self.params.get(name, number) != number and name in self.given:
-            raise LayoutError(f"by the file, {name} is {number}; {self.params[name]} was given")
-        self.told.setdefault(name, set()).add(number)
-        return number
+    def denied(self) -> Iterator[str]:
+        """Sizes that were given although the file tells others of all layers: else they are those of the rest."""
+        for name, numbers in self.told.items():
+            if name in self.given - self.used and numbers != {self.params[name]}:
+                yield f"by the file, {name} is {' or '.join(map(str, sorted(numbers)))}; {self.params[name]} was given"
 
     def _param(self, name: str) -> int:
         """The value of a parameter; LayoutError if it has none."""
+        self.used.add(name)
         if (found := self.known(name)) is not None:
             return found
         param = self.converter.params.get(name)

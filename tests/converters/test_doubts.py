@@ -10,7 +10,9 @@ import pytest
 import ckptconv
 from ckptconv.api.memory import gathered
 from ckptconv.checkpoint import Checkpoint
+from ckptconv.errors import LayoutError
 from ckptconv.rules import library
+from ckptconv.rules.apply import apply
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -53,6 +55,38 @@ def test_a_config_leaves_no_doubt_about_layers_that_it_lists() -> None:
     assert not doubted(library.change(listed, "keras-torch"), "follows a Flatten")
     told = replace(built({"stem/kernel": (3, 3, 3, 8)}), details={"kinds": {"stem/kernel": "conv2d"}})
     assert not doubted(library.change(told, "keras-torch"), "plain convolution")
+
+
+IMAGES: dict[str, tuple[dict[str, list[int]], dict[str, int], dict[str, tuple[int, int]]]] = {
+    # what the file tells, what is given, and what the images are then
+    "told": ({"a": [2, 3], "b": [3, 2]}, {}, {"a": (2, 3), "b": (3, 2)}),
+    "told and given alike": ({"a": [2, 3], "b": [2, 3]}, {"height": 2, "width": 3}, {"a": (2, 3), "b": (2, 3)}),
+    "one told": ({"a": [2, 3], "b": []}, {"height": 3, "width": 2}, {"a": (2, 3), "b": (3, 2)}),
+    "none told": ({}, {"height": 3, "width": 2}, {"a": (3, 2), "b": (3, 2)}),
+}
+
+
+def flattened(told: dict[str, list[int]]) -> Checkpoint:
+    """Two dense layers behind images of 6 pixels and 2 channels."""
+    whole = gathered({f"{n}/kernel": np.arange(48, dtype="f4").reshape(12, 4) + i for i, n in enumerate("ab")})
+    images = {f"{n}/kernel": image for n, image in told.items()}
+    return replace(whole, details={"kinds": dict.fromkeys(whole, "flat_dense"), "images": images})
+
+
+@pytest.mark.parametrize("case", IMAGES)
+def test_a_given_size_is_that_of_layers_of_which_the_file_tells_none(case: str) -> None:
+    told, given, sizes = IMAGES[case]
+    before, rules = flattened(told), library.load("keras-torch")
+    made = apply(rules, before, given)
+    for name, size in sizes.items():
+        rows = before[f"{name}/kernel"].numpy().T.reshape(4, *size, 2)
+        assert np.array_equal(made[f"{name}.weight"].numpy(), np.moveaxis(rows, -1, 1).reshape(4, 12))
+
+
+def test_a_given_size_that_none_can_have_is_refused() -> None:
+    before = flattened({"a": [2, 3], "b": [3, 2]})
+    with pytest.raises(LayoutError, match="by the file, height is 2 or 3; 2 was given"):
+        apply(library.load("keras-torch"), before, {"height": 2, "width": 3})
 
 
 def test_a_variable_without_a_name_is_refused_with_what_to_do() -> None:

@@ -1024,12 +1024,38 @@ def test_an_inverse_of_merged_models_asks_for_the_sizes_in_which_they_differ() -
 
 def test_merged_checkpoints_keep_what_is_known_of_each_tensor() -> None:
     made = [
-        Checkpoint({n: held(n, np.ones(1))}, details={"kinds": {n: n}, "keys": {n: [[n, "list"]]}, "endianness": n})
+        Checkpoint(
+            {n: held(n, np.ones(1))},
+            details={"kinds": {n: n, "gone": n}, "images": {n: [1]}, "keys": {n: [[n, "list"]]}, "endianness": n},
+        )
         for n in "ab"
     ]
     found = passes.merge([Checkpoint({"c": held("c", np.ones(1))}), *made])
-    assert found.details == {"kinds": {"a": "a", "b": "b"}, "keys": {"a": [["a", "list"]], "b": [["b", "list"]]}}
+    assert found.details == {
+        "kinds": {"a": "a", "b": "b"},
+        "images": {"a": [1], "b": [1]},
+        "keys": {"a": [["a", "list"]], "b": [["b", "list"]]},
+    }
     assert passes.merge(made).details["endianness"] == "a"
+
+
+RENAMED: dict[str, Callable[[Checkpoint], Checkpoint]] = {
+    "scope": lambda c: passes.scope(c, "s"),
+    "strip_prefix": lambda c: prefixes.strip(c, ["s/a/"]),
+    "ema": lambda c: averages(passes.roles(passes.renamed(c, lambda n: f"{n}/{EMA}", ""))),
+    "rename_regex": lambda c: regex.replaced(c, ["^s/=t/", "^a=s/a"]),
+    "rename": lambda c: library.change(c, None, ["a/k=s/a/k", "s/=t/"]),
+    "rules": lambda c: apply(library.parse("[[rule]]\nfrom = '{x...}/k'\nto = 's/{x...}/k'", "test"), c),
+}
+
+
+@pytest.mark.parametrize("how", RENAMED)
+def test_what_is_known_of_a_tensor_goes_with_it(how: str) -> None:
+    """A scope called as a model within gave the layers of both each other's classes."""
+    known = {"a/k": "dense", "s/a/k": "flat_dense", "gone": "lstm"}
+    whole = Checkpoint({n: held(n, np.ones(len(n))) for n in ("a/k", "s/a/k")}, details={"kinds": known})
+    made = RENAMED[how](whole)
+    assert {made[n].shape: kind for n, kind in made.details["kinds"].items()} == {(3,): "dense", (5,): "flat_dense"}
 
 
 def test_only_floats_are_cast() -> None:
