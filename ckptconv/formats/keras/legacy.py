@@ -41,7 +41,7 @@ from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
 from ..reading import Reading
 from ..signatures import KERAS_LISTS, is_hdf5
-from . import naming
+from . import owners
 from .naming import OPTIMIZER, TOP, join
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     notes = [*tied, *found.notes, *_unread(found, {e.stored.path for e in (*listed, *slots.values())})]
     metadata = _metadata(found, base)
     details: Details = {"layers": _layers(found, base, listed, called)}
-    details |= _of_config(metadata.get("model_config", ""), tensors)
+    details |= _of_config(metadata.get("model_config", ""), details["layers"])
     return Checkpoint(tensors, metadata, (), "keras", (url,), tuple(notes), details)
 
 
@@ -132,18 +132,15 @@ def _slots(found: Tree) -> dict[str, Listed]:
     return slots
 
 
-def _of_config(text: str, tensors: Iterable[str]) -> Details:
+def _of_config(text: str, layers: Iterable[Any]) -> Details:
     """The class of the layer that each tensor belongs to and the image that it takes, if the model's config says so."""
     try:
-        config = json.loads(text) if text else None
-        known = naming.kinds(config) if config else {}
-        taken = {layer.name: layer.image or () for layer in naming.listed(config)} if config else {}
+        found = owners.owners(json.loads(text), layers) if text else {}
     except (ValueError, RecursionError):
-        known, taken = {}, {}
-    owners = {n: n.rpartition("/")[0].rpartition("/")[2] for n in (tensors if known else ())}
+        found = {}
     return {
-        "kinds": {n: known[owner] for n, owner in owners.items() if owner in known},
-        "images": {n: list(taken[owner]) for n, owner in owners.items() if owner in taken},
+        "kinds": {n: owner.kind for n, owner in found.items()},
+        "images": {n: list(owner.image or ()) for n, owner in found.items()},
     }
 
 

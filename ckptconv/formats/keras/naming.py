@@ -128,7 +128,7 @@ def configured(
     if stored is None or depth > MAX_DEPTH:
         return
     known = images.behind(config) if known is None else known
-    for word, found, row in _layers(config, known):
+    for word, found, row in rows(config, known):
         if word in stored:
             here = f"{path}layers/{word}"
             if found:
@@ -141,13 +141,13 @@ def listed(config: Any, depth: int = 0, known: images.Known | None = None) -> It
     if depth > MAX_DEPTH:
         return
     known = images.behind(config) if known is None else known
-    for _, found, row in _layers(config, known):
+    for _, found, row in rows(config, known):
         if found:
             yield found
         yield from listed(row, depth + 1, known)
 
 
-def _layers(config: Any, known: images.Known) -> Iterator[tuple[str, Listed | None, Any]]:
+def rows(config: Any, known: images.Known) -> Iterator[tuple[str, Listed | None, Any]]:
     """Yield (last component of its path, layer, row) of every row of one model's list; a layer has a name."""
     inner = config.get("config") if isinstance(config, dict) else None
     layers = inner.get("layers") if isinstance(inner, dict) else None
@@ -163,17 +163,6 @@ def _layers(config: Any, known: images.Known) -> Iterator[tuple[str, Listed | No
         prefix, image = known.get(id(row), ("", None))
         found = Listed(prefix + kind, own["name"], own, image) if is_name(own.get("name")) else None
         yield kind + (f"_{number}" if number else ""), found, row
-
-
-def kinds(config: Any) -> dict[str, str]:
-    """The class of each layer by its name; for a wrapper, the class of the layer inside."""
-    out: dict[str, str] = {}
-    for wrapper, name, own, _ in listed(config):
-        kind, called = inside(wrapper, own)
-        if called:
-            out |= {f"{way}{called}": kind for way in ("", "forward_", "backward_")}
-        out[name] = kind
-    return out
 
 
 def inside(kind: str, config: Mapping[str, Any]) -> tuple[str, str]:

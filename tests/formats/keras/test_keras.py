@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import zipfile
@@ -19,7 +20,7 @@ import ckptconv
 from ckptconv.api import Target
 from ckptconv.errors import CorruptCheckpoint, Unrepresentable, UsageError
 from ckptconv.formats.detect import open_checkpoint
-from ckptconv.formats.keras import images, naming
+from ckptconv.formats.keras import images, naming, owners
 from ckptconv.moves.part import Span
 
 GOLDEN = FIXTURES / "keras"
@@ -516,6 +517,55 @@ def test_what_becomes_an_image_is_said() -> None:
     found = naming.listed({"class_name": "Sequential", "config": {"layers": rows}})
     kinds = [one.kind for one in found]
     assert kinds[1:4] == ["shaped_dense", "shaped_batch_normalization", "shaped_re_lu"]
+
+
+def model(name: str, *rows: dict[str, Any]) -> dict[str, Any]:
+    return {"class_name": "Sequential", "config": {"name": name, "layers": copy.deepcopy([*rows])}}
+
+
+FLAT, FC = layer("Flatten"), layer("Dense", "fc")
+BESIDE = model("", model("img", FLAT, FC), model("tab", layer("Input:9"), FC))
+IN_ONE = model("", model("both", model("a", FLAT, FC), model("b", layer("Input:9"), FC)))
+IN_ORDER = model("", FLAT, FC, model("head", FC))
+WRAPPED = model(
+    "", model("x", layer("TimeDistributed:Flatten"), layer("TimeDistributed:Dense", "fc")), layer("Dense", "Dense")
+)
+CELLS = model("", model("x", FLAT, layer("LSTM", "fc")), layer("LSTM", "rnn"))
+MIXED = model("", model("both", model("a", FLAT, layer("Add"), FC), model("b", layer("Input:9"), FC)))
+OTHER = model("", model("both", model("a", FC), model("b", layer("Conv2D", "fc"))))
+OWNERS = [
+    # the model, the layer that lists a weight, its name, and the class of its layer
+    (BESIDE, "img", "fc/kernel:0", "flat_dense"), (BESIDE, "tab", "fc/kernel:0", "dense"),
+    (BESIDE, "img", "img/fc/kernel", "flat_dense"), (BESIDE, "tab", "top/tab/fc/kernel", "dense"),
+    (BESIDE, "gone", "tab/fc/kernel", "dense"), (BESIDE, "gone", "fc/kernel", "maybe_dense"),
+    (BESIDE, "img", "dense_7/kernel", None),
+    (IN_ORDER, "fc", "fc/kernel", "flat_dense"), (IN_ORDER, "head", "fc/kernel", "dense"),
+    (IN_ORDER, "head", "head/fc/kernel", "dense"), (IN_ORDER, "fc", "dense_7/kernel", "flat_dense"),
+    (IN_ONE, "both", "a/fc/kernel", "flat_dense"), (IN_ONE, "both", "both/b/fc/kernel", "dense"),
+    (IN_ONE, "both", "fc/kernel", "maybe_dense"), (MIXED, "both", "fc/kernel", "mixed_dense"),
+    (OTHER, "both", "fc/kernel", None), (OTHER, "both", "b/fc/kernel", "conv2d"),
+    (WRAPPED, "x", "fc/Dense/kernel", "flat_dense"), (WRAPPED, "x", "fc/kernel", "flat_dense"),
+    (WRAPPED, "Dense", "Dense/kernel", "dense"),
+    (CELLS, "x", "fc/lstm_cell/kernel", "mixed_lstm"), (CELLS, "rnn", "rnn/lstm_cell/kernel", "lstm"),
+    (CELLS, "rnn", "other/cell_3/kernel", "lstm"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "listing", "weight", "kind"), OWNERS)
+def test_layers_of_one_name_are_told_apart(config: Any, listing: str, weight: str, kind: str | None) -> None:
+    found = owners.owners(config, [(listing, [["t", weight]])])
+    assert {n: o.kind for n, o in found.items()} == ({"t": kind} if kind else {})
+
+
+def test_what_several_layers_share_belongs_to_all() -> None:
+    found = owners.owners(BESIDE, [("img", [["t", "fc/kernel"]]), ("tab", [["t", "fc/kernel"]])])
+    assert found == {"t": ("maybe_dense", None)}
+    flat = {"class_name": "Flatten", "config": {"name": "f"}, "build_config": {"input_shape": [None, 2, 3, 4]}}
+    sized = model("", model("one", flat, FC), layer("Conv2D"), model("other", FLAT, FC))
+    found = owners.owners(sized, [("one", [["t", "fc/kernel"]]), ("other", [["u", "fc/kernel"]])])
+    assert found == {"t": ("flat_dense", (2, 3)), "u": ("flat_dense", None)}
+    found = owners.owners(sized, [("one", [["t", "fc/kernel"]]), ("other", [["t", "fc/kernel"]])])
+    assert found == {"t": ("flat_dense", None)}
 
 
 @pytest.mark.parametrize(
