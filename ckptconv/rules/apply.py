@@ -47,7 +47,7 @@ def apply(
     remembered = bool(converter.forward and converter.one_way)
     found = provenance.recall(converter, whole) if remembered else assign(converter, whole)
     provenance.shaped(converter, whole, found)
-    out = _Builder(converter, whole, provenance.params(converter, whole) | sizes.checked(converter, params or {}))
+    out = _Builder(converter, whole, params or {})
     out.taken = {n for g in found.groups if converter.rules[g.rule].targets for m in g.members for n in m.values()}
     if found.unmatched:
         out.counted()  # the cause, if a layer is missing of several that are stacked
@@ -80,7 +80,7 @@ class Went(NamedTuple):
 class _Builder:
     """The targets built so far, what became of each source, and the problems found."""
 
-    def __init__(self, converter: Converter, checkpoint: Checkpoint, params: dict[str, int]) -> None:
+    def __init__(self, converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any]) -> None:
         self.converter, self.checkpoint = converter, checkpoint
         self.names = Names(converter, checkpoint)
         self.sizes = sizes.SizeFinder(converter, self.names, params)
@@ -166,7 +166,7 @@ class _Builder:
         if rule.pattern is None:
             return {}
         spoken, undetermined = values if rule.backward else group.values, () if group.shapes else rule.undetermined
-        known = self.sizes.of(rule, spoken, undetermined, first=next(iter(group.members[0].values()), ""))
+        known = self.sizes.of(rule, spoken, undetermined, first=sizes.about(rule, group, values))
         shapes = group.shapes[:1] if rule.merges else group.shapes
         return rule.pattern.inverse.unrolled(shapes).solve(shapes, known) if shapes else known
 
@@ -256,9 +256,9 @@ class _Builder:
             if rule.resize or any(map(operations.scales, rule.ops)):  # what an optimizer would have is not known
                 continue
             affix = name.replace(base, "", 1).strip("/.").replace(*self.converter.separators)
-            shape, parts = tensor.shape, tensor.parts
+            shape, parts, at = tensor.shape, tensor.parts, went.target if rule.backward else base
             if rule.pattern is not None:
-                ((shape, parts),) = rule.pattern.apply([tensor], self.sizes.of(rule, went.values, first=base))
+                ((shape, parts),) = rule.pattern.apply([tensor], self.sizes.of(rule, went.values, first=at))
             new = Tensor(f"{went.target}{self.converter.separators[1]}{affix}", tensor.dtype, shape, parts, "slot")
             self.went[name] = went._replace(target=new.name)
             self._put(went.rule, [name], new)

@@ -5,7 +5,8 @@
 `recall` reads it, and finds for each target the rule that made it and the captures. Every converter records sizes: of
 parameters, and the shapes of sources that those of the targets do not determine:
 
-    metadata["ckptconv.params"] = {"converter": NAME, "params": {name: number}, "shapes": {from: shape}}
+    metadata["ckptconv.params"] = {"converter": NAME, "params": {name: number}, "shapes": {from: shape},
+                                   "sizes": {from: {name: number}}}       parameters that are another's for one tensor
 """
 
 from __future__ import annotations
@@ -46,15 +47,18 @@ def remember(
     converter: Converter,
     checkpoint: Checkpoint,
     moved: Mapping[str, Moved],
-    params: Mapping[str, int],
+    sizes: Mapping[str, Mapping[str, Any]],
     before: Checkpoint,
 ) -> Checkpoint:
-    """Record sizes, and every target's origin if names do not determine it; an inverse removes the record."""
+    """Record sizes, and every target's origin if names do not determine it; an inverse removes the record.
+
+    sizes: parameters, and what is known of single tensors.
+    """
     metadata = {k: v for k, v in checkpoint.metadata.items() if k not in (KEY, PARAMS, TIED)}
     shapes = {} if converter.forward else _folded(converter, moved.values(), before)
-    if (params or shapes) and not converter.forward:
-        sizes = {"params": dict(params)} | ({"shapes": shapes} if shapes else {})
-        metadata[PARAMS] = json.dumps({"converter": converter.name, **sizes}, separators=(",", ":"), ensure_ascii=False)
+    own = {k: v for k, v in {**sizes, "shapes": shapes}.items() if v or k == "params"}
+    if any(own.values()) and not converter.forward:
+        metadata[PARAMS] = json.dumps({"converter": converter.name, **own}, separators=(",", ":"), ensure_ascii=False)
     if converter.one_way and not converter.forward:
         names = {name: [m.number, m.names, m.twins] for name, m in moved.items()}
         record: dict[str, Any] = {
@@ -108,12 +112,12 @@ def _joined_names(records: Sequence[Any]) -> tuple[Any, bool]:
 
 def _joined_sizes(records: Sequence[Any]) -> tuple[Any, bool]:
     (converter,) = {r["converter"] for r in records if r}
-    shapes = _disjoint(r.get("shapes", {}) for r in records)
+    known = {what: _disjoint(r.get(what, {}) for r in records) for what in ("sizes", "shapes")}
     numbers = [r.get("params", {}) for r in records]
     params = {k: v for k, v in numbers[0].items() if all(n.get(k) == v for n in numbers)}
     whole = all(n == params for n in numbers)
-    record = {"converter": converter, "params": params} | ({"shapes": shapes} if shapes else {})
-    return record if params or shapes else None, whole
+    known = {what: table for what, table in known.items() if table}
+    return {"converter": converter, "params": params, **known} if params or known else None, whole
 
 
 _JOINED: dict[str, Callable[[Sequence[Any]], tuple[Any, bool]]] = {
@@ -144,6 +148,13 @@ def params(inverse: Converter, checkpoint: Checkpoint) -> dict[str, int]:
     recorded = _sizes(inverse, checkpoint, "params")
     numbers = {n for r in inverse.rules for _, blocks in r.constants for n in blocks}  # others are sizes
     return {k: v for k, v in recorded.items() if k in inverse.params and type(v) is int and (v > 0 or k in numbers)}
+
+
+def told(inverse: Converter, checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
+    """The parameters of single tensors by the names that the sources had, if the metadata records them."""
+    recorded = _sizes(inverse, checkpoint, "sizes")
+    own = {n: known for n, known in recorded.items() if type(known) is dict}
+    return {n: {k: v for k, v in known.items() if type(v) is int and v > 0} for n, known in own.items()}
 
 
 def _sizes(inverse: Converter, checkpoint: Checkpoint, what: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import LayoutError, UsageError
 from ..messages import did_you_mean, printable
-from .assign import Names
+from . import provenance
+from .assign import Group, Names
 from .config import Config
 from .templates import Matcher
 
@@ -37,18 +38,29 @@ def checked(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
 IMAGE = ("height", "width")  # of the image that a layer takes flattened: parameters that a file may tell
 
 
+def about(rule: Rule, group: Group, values: Mapping[str, str]) -> str:
+    """The name of the first tensor that a rule takes or, in an inverse, gives; '' if that is stacked."""
+    if not rule.backward:
+        return min(group.members[0].items(), default=((), ""))[1]
+    if group.spelled:
+        return group.spelled[0][0]
+    return "" if rule.targets[0].stacks else rule.targets[0].render(values)
+
+
 class SizeFinder:
     """Looks sizes up; collects parameters that it finds in `params`, and those that lack a value in `missing`.
 
-    `configured` says which were read from config.json.
+    `configured` says which were read from config.json. given: the parameters that a person gives.
     """
 
-    def __init__(self, converter: Converter, names: Names, params: dict[str, int]) -> None:
-        self.converter, self.names, self.params = converter, names, params
+    def __init__(self, converter: Converter, names: Names, given: Mapping[str, Any]) -> None:
+        self.converter, self.names = converter, names
+        self.given = checked(converter, given)
+        self.params = provenance.params(converter, names.checkpoint) | self.given
         self.missing: dict[str, str] = {}
         self.configured: list[str] = []
-        self.given = frozenset(params)
-        self.told: dict[str, set[int]] = {}
+        self.told: dict[str, dict[str, int]] = {}  # by tensor
+        self._recorded = provenance.told(converter, names.checkpoint)
         self.used: set[str] = set()  # the parameters that something needed
         self._config = Config(names.checkpoint.urls)
 
@@ -61,15 +73,15 @@ class SizeFinder:
     ) -> dict[str, int]:
         """The sizes of a rule's axes for these captures; LayoutError if one cannot be found.
 
-        undetermined: axes of an inverse whose sizes are not recorded, so that a person must give them. first: the first
-        source's name, of whose layer the file may tell the values of parameters.
+        undetermined: axes of an inverse whose sizes are not recorded, so that a person must give them. first: the name
+        that `about` gives, of whose layer the file may tell the values of parameters.
         """
         out = {s: len(rule.where[s].table) for t in rule.targets for s in t.stacks if rule.counted(s)}
-        told = dict(zip(IMAGE, self.names.checkpoint.details.get("images", {}).get(first, ()), strict=False))
+        told = self._of_file(first)
         for axis, size in rule.sizes.items():
             if isinstance(size, str) and size in told:
                 out[axis] = told[size]
-                self.told.setdefault(size, set()).add(told[size])
+                self.told.setdefault(first, {})[size] = told[size]
             else:
                 out[axis] = self.one(size, values)
         if undetermined and rule.backward and rule.pattern:
@@ -97,15 +109,24 @@ class SizeFinder:
             raise LayoutError(f"the size is an axis of {printable(name)}, which does not exist")
         return length
 
-    def recorded(self) -> dict[str, int]:
-        """The parameters that an inverse needs, but those that the file told of several layers in several ways."""
-        return {name: n for name, (n, *more) in self.told.items() if not more} | self.params
+    def recorded(self) -> dict[str, Any]:
+        """What an inverse needs: parameters, and what the file told of single tensors."""
+        spelled = (lambda name: name) if self.converter.one_way else self.names.canonical
+        return {"params": dict(self.params), "sizes": {spelled(name): told for name, told in self.told.items()}}
 
     def denied(self) -> Iterator[str]:
         """Sizes that were given although the file tells others of all layers: else they are those of the rest."""
-        for name, numbers in self.told.items():
-            if name in self.given - self.used and numbers != {self.params[name]}:
-                yield f"by the file, {name} is {' or '.join(map(str, sorted(numbers)))}; {self.params[name]} was given"
+        for name, given in self.given.items():
+            numbers = {told[name] for told in self.told.values() if name in told}
+            if name not in self.used and numbers - {given}:
+                yield f"by the file, {name} is {' or '.join(map(str, sorted(numbers)))}; {given} was given"
+
+    def _of_file(self, name: str) -> Mapping[str, int]:
+        """What the file tells of the layer of a tensor, of an inverse of the one that it gives."""
+        if self.converter.forward:
+            return self._recorded.get(name, {})
+        image = self.names.checkpoint.details.get("images", {}).get(name, ())
+        return dict(zip(IMAGE, image, strict=False))
 
     def _param(self, name: str) -> int:
         """The value of a parameter; LayoutError if it has none."""

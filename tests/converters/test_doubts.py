@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 import ckptconv
 from ckptconv.api.memory import gathered
 from ckptconv.checkpoint import Checkpoint
-from ckptconv.errors import LayoutError
-from ckptconv.rules import library
+from ckptconv.errors import LayoutError, UsageError
+from ckptconv.rules import library, passes
 from ckptconv.rules.apply import apply
+from ckptconv.rules.provenance import PARAMS
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -81,6 +83,26 @@ def test_a_given_size_is_that_of_layers_of_which_the_file_tells_none(case: str) 
     for name, size in sizes.items():
         rows = before[f"{name}/kernel"].numpy().T.reshape(4, *size, 2)
         assert np.array_equal(made[f"{name}.weight"].numpy(), np.moveaxis(rows, -1, 1).reshape(4, 12))
+    back = apply(rules.inverse, made)
+    assert {n: t.numpy().tolist() for n, t in back.items()} == {n: t.numpy().tolist() for n, t in before.items()}
+
+
+def test_what_a_file_tells_of_each_layer_leads_back() -> None:
+    """Of several files as well; a number that is given is for the layers of which none is recorded."""
+    rules, whole = library.load("keras-torch"), flattened({"a": [2, 3], "b": [3, 2]})
+    several = [apply(rules, passes.select(whole, [f"{n}/*"])) for n in "ab"]
+    both = passes.merge(several)
+    assert not [n for n in both.notes if n.kind == "lossy"]
+    back = apply(rules.inverse, both)
+    assert all(np.array_equal(back[n].numpy(), t.numpy()) for n, t in whole.items())
+    with pytest.raises(LayoutError, match="by the file, height is 2 or 3; 6 was given"):
+        apply(rules.inverse, both, {"height": 6, "width": 1})
+    record = json.loads(both.metadata[PARAMS])
+    assert record["sizes"]["a/kernel"] == {"height": 2, "width": 3}
+    for odd in ({"a/kernel": 3}, {"a/kernel": {"height": "2", "width": -1}}, [], {}):
+        forged = replace(both, metadata=both.metadata | {PARAMS: json.dumps(record | {"sizes": odd})})
+        with pytest.raises(UsageError, match="needs param='height=NUMBER'"):
+            apply(rules.inverse, forged)
 
 
 def test_a_given_size_that_none_can_have_is_refused() -> None:
