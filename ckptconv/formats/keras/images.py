@@ -7,7 +7,7 @@
 
 These prefix the class of a layer in `details["kinds"]`: flat_dense. An image comes out of a convolution, a pooling or
 an input of four axes; what has its features last in Keras (of an Embedding, an LSTM, an input of rows) has them last in
-torch, too, and is flattened alike.
+torch, too, and is flattened alike. `behind` goes through the layers in the order in which they feed each other.
 """
 
 from __future__ import annotations
@@ -17,48 +17,39 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+from .layers import ELEMENTWISE, FRESH, IMAGING, MERGING, PASSING, POOLING, kind_of_row, snake
+
 BEHIND = ("flat_", "mixed_", "maybe_")
 PREFIXES = (*BEHIND, "shaped_")
-# What a layer gives: "" for features last on both sides, an image as h w c, as c h w like torch's, in another order of
-# axes, or perhaps no longer as one; or what prefixes the layers behind it
-IMAGE, FIRST, PERMUTED, UNSURE = "image", "first", "permuted", "unsure"
+# What a layer gives: "" for features last on both sides, an image as h w c, as c h w like torch's, several in a row, in
+# another order of axes, or perhaps no longer as one; or what prefixes the layers behind it
+IMAGE, FIRST, FRAMES, PERMUTED, UNSURE = "image", "first", "frames", "permuted", "unsure"
 FLATTENED = {"dense", "batch_normalization", "layer_normalization", "p_re_lu"}  # with rules for flattened images
-PASSING = {
-    "dropout", "activation", "re_lu", "leaky_re_lu", "elu", "p_re_lu", "softmax", "thresholded_re_lu", "identity",
-    "gaussian_noise", "gaussian_dropout", "alpha_dropout", "activity_regularization", "batch_normalization",
-    "sync_batch_normalization", "layer_normalization", "group_normalization", "unit_normalization",
-    "rms_normalization", "normalization", "rescaling", "masking", "repeat_vector", "input_layer",
-    "spatial_dropout1d", "spatial_dropout2d", "spatial_dropout3d",
-}  # fmt: skip
-IMAGING = re.compile(
-    r"(?:conv|depthwise_conv|separable_conv|max_pooling|average_pooling|up_sampling|zero_padding|cropping|locally_connected"
-    r"|conv_lstm)[123]d(?:_transpose)?|random_\w+|resizing|center_crop"
-)
-FRESH = re.compile(
-    r"embedding|lstm|gru|simple_rnn|rnn|bidirectional|\w*attention|global_\w+|einsum_dense|\w+_vectorization|\w*lookup"
-    r"|category_encoding|hashing|discretization"
-)
-MERGING = {"concatenate", "add", "multiply", "average", "maximum", "minimum", "subtract", "dot"}
 MAX_MODELS = 32  # within each other
 MAX_ROWS = 8  # between a dense layer and the image that its outputs become
+MAX_AXES, MAX_AXIS = 8, 2**31  # of an image
+PASSES = 4  # over the layers of a model: what is called again may be fed by what stands behind it
 
-Found = dict[int, tuple[str, tuple[int, int] | None]]  # by the identity of a layer's row: prefix, height and width
-Known = Mapping[int, tuple[str, tuple[int, int] | None]]
+Image = tuple[int, int] | None  # height and width, if they are known
+Found = dict[int, tuple[str, Image]]  # by the identity of a layer's row
+Known = Mapping[int, tuple[str, Image]]
 
 
 class Flow(NamedTuple):
-    """What a layer gives; of a flattened image its height and width, if they are known; of a dense layer the rows."""
+    """What a layer gives. steps: a flattened image for each step; rows: of a dense layer and what follows, reshaped."""
 
     form: str
-    image: tuple[int, int] | None = None
+    image: Image = None
+    steps: bool = False
     rows: tuple[int, ...] = ()
+    reshaped: bool = False
 
 
-def snake(name: str) -> str:
-    """Spell a class as Keras does in paths: LSTMCell -> lstm_cell, Conv2D -> conv2d."""
-    name = re.sub(r"\W+", "", name)
-    name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)
-    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
+class Call(NamedTuple):
+    """One use of a layer: (name, call, output) of each of its inputs, and the shape of the first, if it is known."""
+
+    parents: list[tuple[str, int, int]]
+    shape: Sequence[Any] | None
 
 
 def prefix(kind: str) -> str:
@@ -71,6 +62,12 @@ def bare(kind: str) -> str:
     return kind.removeprefix(prefix(kind))
 
 
+def inherited(above: str, kind: str) -> str:
+    """The class of an object in a layer of the class `above`: what that takes, it takes."""
+    begin = prefix(above)
+    return kind if begin not in BEHIND or not kind or prefix(kind) else begin + kind
+
+
 def behind(config: Any) -> Known:
     """The layers of a model's config, and of models in it, whose inputs are such: {id(row): (prefix, image)}."""
     found: Found = {}
@@ -78,56 +75,121 @@ def behind(config: Any) -> Known:
     return found
 
 
-def _model(config: Any, given: Sequence[Flow], found: Found, depth: int) -> Flow:
-    """What a model gives; `given` is what it is called with, if another model calls it."""
+def _model(config: Any, given: Sequence[Flow], found: Found, depth: int) -> list[Flow]:
+    """What the outputs of a model are; `given` is what it is called with, if another model calls it."""
     inner = config.get("config") if isinstance(config, dict) else None
     layers = inner.get("layers") if isinstance(inner, dict) else None
     if not isinstance(layers, list) or not isinstance(inner, dict) or depth > MAX_MODELS:
-        return Flow("maybe_" if any(f.form in BEHIND for f in given) else "")
-    called = [n for n, _ in _parents(inner.get("input_layers"))]
-    flows = {n: _joined(given[i :: len(called)]) for i, n in enumerate(called) if given}
-    last = _joined(given) if given else None  # of a chain
-    for row in layers:
-        own = row.get("config") if isinstance(row, dict) else None
-        name = own.get("name") if isinstance(own, dict) else None
-        if not isinstance(own, dict) or not isinstance(name, str) or not isinstance(row.get("class_name"), str):
-            continue
-        parents = list(_parents(row.get("inbound_nodes")))
-        taken = [flows.get(p, Flow(IMAGE)) for p, _ in parents]
-        if config.get("class_name") == "Sequential":
-            taken = [last or _entered(own)]
-        elif not parents:
-            taken = [flows.get(name) or _entered(own)]
-        if isinstance(own.get("layers"), list):
-            known = parents or name in flows or (last and config.get("class_name") == "Sequential")
-            last = _model(row, taken if known else [], found, depth + 1)
-        else:
-            last = _layer(row, own, _joined(taken), next((s for _, s in parents if s), None) or _built(row), found)
-        flows[name] = last
-    ends = [flows[e] for e, _ in _parents(inner.get("output_layers")) if e in flows]
-    return _joined(ends or [last or Flow("")])
+        return [Flow("maybe_" if any(f.form in BEHIND for f in given) else UNSURE)]
+    rows = [r for r in layers if isinstance(r, dict) and kind_of_row(r)]
+    outputs = list(_parents(inner.get("output_layers")))
+    if _is_chain(config, rows, outputs):
+        return _chain(rows, given, found, depth)
+    called = [p[0] for p, _ in _parents(inner.get("input_layers"))]
+    flows = {(n, 0): [_joined(given[i :: len(called)])] for i, n in enumerate(called) if given}
+    left = [(row, node, call) for row in rows for node, call in enumerate(_calls(row))]
+    for last in (*[False] * (PASSES - 1), True):
+        waiting = []
+        for row, node, call in left:
+            name = row["config"]["name"]
+            if not last and any((p, n) not in flows for p, n, _ in call.parents):
+                waiting.append((row, node, call))
+                continue
+            taken = [_output(flows, p) for p in call.parents]
+            entered = flows.get((name, node), []) if not taken else []
+            flows[name, node] = _given_by(row, taken or entered, call.shape, found, depth)
+        left = waiting
+        if not left:
+            break
+    return [_output(flows, p) for p, _ in outputs] or [Flow(UNSURE)]
 
 
-def _layer(
-    row: Mapping[str, Any],
-    own: Mapping[str, Any],
-    before: Flow,
-    shape: Sequence[Any] | None,
-    found: Found,
-) -> Flow:
-    """What a layer gives, and what its prefix is. shape: of its input, if that is known."""
-    kind, inner = snake(row["class_name"]), own.get("layer")
-    if kind == "time_distributed" and isinstance(inner, dict) and isinstance(inner.get("class_name"), str):
-        kind, own = snake(inner["class_name"]), inner["config"] if isinstance(inner.get("config"), dict) else {}
-        shape = shape[1:] if shape else None
-    if text := _prefix(kind, own, before):
+def _output(flows: Mapping[tuple[str, int], list[Flow]], parent: tuple[str, int, int]) -> Flow:
+    several = flows.get(parent[:2], [Flow(IMAGE)])
+    return several[parent[2]] if 0 <= parent[2] < len(several) else _joined(several)
+
+
+def _is_chain(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], outputs: Sequence[object]) -> bool:
+    """Whether the input of each layer is the output of the one before: Sequential, or a class that derives from it."""
+    if config.get("class_name") in ("Sequential", "Functional", "Model"):
+        return bool(config["class_name"] == "Sequential")
+    return not outputs and not any(row.get("inbound_nodes") for row in rows)
+
+
+def _chain(rows: Sequence[dict[str, Any]], given: Sequence[Flow], found: Found, depth: int) -> list[Flow]:
+    last = [_joined(given)] if given else []
+    for row in rows:
+        last = _given_by(row, last, None, found, depth)
+    return last or [Flow(IMAGE)]
+
+
+def _calls(row: Mapping[str, Any]) -> list[Call]:
+    """The uses of a layer, at least one; of an input, one without parents."""
+    nodes = row.get("inbound_nodes")
+    several = [list(_parents(node)) for node in (nodes if isinstance(nodes, list) else ())]
+    several = [node for node in several if node]
+    if kind_of_row(row) in MERGING and several and all(len(node) == 1 for node in several):
+        several = [[parent for node in several for parent in node]]  # as some versions spell one use of several inputs
+    calls = [Call([p for p, _ in node], next((s for _, s in node if s), None)) for node in several]
+    return calls or [Call([], None)]
+
+
+def _given_by(row: dict[str, Any], taken: Sequence[Flow], shape: Any, found: Found, depth: int) -> list[Flow]:
+    """What a layer, or a model, gives for what it takes; nothing of that is known at the beginning of a model."""
+    own, kind = row["config"], kind_of_row(row)
+    if isinstance(own.get("layers"), list):
+        return _model(row, taken, found, depth + 1)
+    before = _joined(taken) if taken else _entered(own)
+    alike = len(taken) > 1 and len({f._replace(rows=()) for f in taken}) == 1
+    if alike and kind in MERGING - {"concatenate", "dot"}:
+        return [before._replace(rows=())]
+    return [_layer(row, kind, before, shape or _built(row), found, merges=len(taken) > 1, depth=depth)]
+
+
+def _layer(row: dict[str, Any], kind: str, before: Flow, shape: Any, found: Found, *, merges: bool, depth: int) -> Flow:
+    """What one layer gives, and what its prefix is. shape: of its input, if that is known."""
+    own, inner = row["config"], row["config"].get("layer")
+    several = kind == "time_distributed"
+    if (several or kind == "spectral_normalization") and isinstance(inner, dict) and kind_of_row(inner):
+        kind, own = kind_of_row(inner), inner["config"]
+        shape = shape[1:] if several and isinstance(shape, list) else shape
+        before = before._replace(form=IMAGE, image=None) if several and before.form == FRAMES else before
+    text = _prefix(kind, own, before)
+    if text and (old := found.get(id(row), (text, before.image))) != (text, before.image):
+        text = text if old[0] == text == "maybe_" else "mixed_"  # it is used twice, in two ways
+    if text:
         found[id(row)] = text, before.image
-    target = own.get("target_shape")
-    if kind == "reshape" and isinstance(target, list) and len(target) > 2 and target[:-1] != [1] * (len(target) - 1):
+    if before.rows and _is_shaped(kind, own, before):
         found.update({r: ("shaped_", None) for r in before.rows if r not in found})
-    made = _given(kind, own, before, shape)
-    rows = (id(row),) if kind == "dense" else (*before.rows, id(row)) if kind in PASSING and before.rows else ()
-    return made._replace(rows=() if made.form or len(rows) > MAX_ROWS else rows)
+    if isinstance(own.get("layers"), list):
+        made = _joined(_model(inner, [before], found, depth + 1))
+    else:
+        made = _given(kind, own, before, shape, merges=merges)
+    if several and made.form in (IMAGE, FIRST):
+        made = Flow(FRAMES)
+    elif several or kind == "repeat_vector":
+        made = made._replace(steps=made.form in BEHIND)
+    return _followed(made, kind, id(row), own, before)
+
+
+def _followed(made: Flow, kind: str, row: int, own: Mapping[str, Any], before: Flow) -> Flow:
+    """The flow with the rows of the dense layer that it comes from."""
+    target = own.get("target_shape")
+    if made.form or (kind != "dense" and not before.rows) or len(before.rows) > MAX_ROWS:
+        return made._replace(rows=(), reshaped=False)
+    if kind == "dense":
+        return made._replace(rows=(row,), reshaped=False)
+    if kind == "reshape":
+        return made._replace(rows=before.rows, reshaped=isinstance(target, list) and 1 not in target)
+    return made._replace(rows=(*before.rows, row) if kind in PASSING else (), reshaped=before.reshaped)
+
+
+def _is_shaped(kind: str, own: Mapping[str, Any], before: Flow) -> bool:
+    """Whether it makes an image of several pixels and channels of what a dense layer gives."""
+    target = own.get("target_shape")
+    if kind == "reshape" and isinstance(target, list):
+        return len(target) > 2 and target[-1] != 1 and target[:-1] != [1] * (len(target) - 1)
+    return before.reshaped and IMAGING.fullmatch(kind) is not None
 
 
 def _entered(own: Mapping[str, Any]) -> Flow:
@@ -137,10 +199,10 @@ def _entered(own: Mapping[str, Any]) -> Flow:
 
 
 def _joined(several: Iterable[Flow]) -> Flow:
-    """What a layer takes that takes several: those that it is called with in turn, or that it merges."""
-    seen = set(several)
+    """What a layer takes that takes several."""
+    seen = {f._replace(rows=()) for f in several}
     if len(seen) == 1:
-        return seen.pop()
+        return next(iter(several))
     if any(f.form in BEHIND for f in seen):
         return Flow("mixed_")
     return Flow(max((f.form for f in seen), default=""))
@@ -149,41 +211,51 @@ def _joined(several: Iterable[Flow]) -> Flow:
 def _prefix(kind: str, own: Mapping[str, Any], before: Flow) -> str:
     if kind == "einsum_dense" and not is_usual(own.get("equation")):
         return "mixed_"
+    known = kind in PASSING or kind in MERGING or kind in POOLING or IMAGING.fullmatch(kind) is not None
     if before.form not in BEHIND:
-        return "maybe_" if before.form == UNSURE and kind == "dense" else ""
+        return "maybe_" if before.form == UNSURE and not known and kind not in ELEMENTWISE else ""
     if before.form == "flat_" and kind in FLATTENED:
         return "flat_"
-    return "mixed_" if before.form == "mixed_" or FRESH.fullmatch(kind) else "maybe_"
+    return "mixed_" if before.form == "mixed_" or kind in FRESH else "maybe_"
 
 
-def _given(kind: str, own: Mapping[str, Any], before: Flow, shape: Sequence[Any] | None) -> Flow:
+def _given(kind: str, own: Mapping[str, Any], before: Flow, shape: Any, *, merges: bool) -> Flow:
     """What a layer gives for what it takes."""
     flat, target = before.form in BEHIND, own.get("target_shape")
     if kind == "flatten" or (kind == "reshape" and isinstance(target, list) and len(target) == 1):
-        return before if flat else _flattened(before, own, shape)
+        return Flow("mixed_") if before.steps else before if flat else _flattened(before, own, shape)
     if kind == "reshape":
-        tokens = before.form == IMAGE and shape and isinstance(target, list) and target[-1:] == [*shape[-1:]]
+        last = shape[-1:] if isinstance(shape, list) else []
+        tokens = before.form == IMAGE and isinstance(target, list) and len(target) == 2 and target[-1:] == last
         return Flow("" if tokens or not before.form else UNSURE)
     if kind == "permute":
         return Flow("mixed_" if flat else PERMUTED if before.form else "")
+    if kind.startswith("conv_lstm") and own.get("return_sequences"):
+        return Flow(FRAMES)
     if IMAGING.fullmatch(kind):
         return Flow(FIRST if own.get("data_format") == "channels_first" else IMAGE)
-    if FRESH.fullmatch(kind) or (kind == "dense" and flat):
+    if kind in POOLING:  # over steps, whose features stay what they are
+        return before._replace(steps=False) if flat else Flow("")
+    if kind in FRESH or (kind == "dense" and flat):
         return Flow("")
-    if kind in PASSING or kind in MERGING or kind == "dense":
-        return Flow("mixed_") if flat and kind in MERGING else before
+    if kind in PASSING or kind in ELEMENTWISE or kind in MERGING or kind == "dense":
+        return Flow("mixed_") if flat and (merges or kind in MERGING) else before
     return Flow("maybe_" if flat else UNSURE if before.form else "")
 
 
-def _flattened(before: Flow, own: Mapping[str, Any], shape: Sequence[Any] | None) -> Flow:
+def _flattened(before: Flow, own: Mapping[str, Any], shape: Any) -> Flow:
     """A flattened image, unless it has one pixel, or has its features where torch has them."""
-    first = own.get("data_format") == "channels_first"
-    if not before.form or (before.form == FIRST and not first):
-        return Flow("")
-    if before.form == PERMUTED or (before.form == IMAGE and first):
+    first, rank = own.get("data_format") == "channels_first", len(shape) if isinstance(shape, list) else 0
+    if not before.form:
+        return Flow("mixed_" if first and rank > 2 else "")
+    if before.form == UNSURE:
+        return Flow("maybe_")
+    if before.form in (PERMUTED, FRAMES) or (before.form == IMAGE and first):
         return Flow("mixed_")
-    axes = (shape[2:] if first else shape[1:-1]) if shape else []
-    if not axes or not all(type(n) is int and n > 0 for n in axes):
+    if before.form == FIRST and not first:
+        return Flow("")
+    axes = (shape[2:] if first else shape[1:-1]) if rank <= MAX_AXES and rank else []
+    if not axes or not all(type(n) is int and 0 < n < MAX_AXIS for n in axes):
         return Flow("flat_")
     return Flow("flat_", (prod(axes[:-1]), axes[-1])) if prod(axes) > 1 else Flow("")
 
@@ -208,10 +280,10 @@ def _built(row: Mapping[str, Any]) -> list[Any] | None:
     return shape if isinstance(shape, list) else None
 
 
-def _parents(value: Any, depth: int = 0) -> Iterator[tuple[str, list[Any] | None]]:
-    """The names of layers in an inbound_nodes list, and the shapes of what they give, if it says so.
+def _parents(value: Any, depth: int = 0) -> Iterator[tuple[tuple[str, int, int], list[Any] | None]]:
+    """The layers in an inbound_nodes list, each with its call and output, and the shape of that, if it says so.
 
-    Keras 3 writes keras_history and shape, those before [name, node, tensor, ...].
+    Keras 3 writes keras_history and shape, those before [name, call, output, ...].
     """
     shape = None
     if isinstance(value, dict):
@@ -220,8 +292,11 @@ def _parents(value: Any, depth: int = 0) -> Iterator[tuple[str, list[Any] | None
     if not isinstance(value, list) or depth > 16:
         return
     if len(value) > 2 and isinstance(value[0], str) and type(value[1]) is type(value[2]) is int:
-        yield value[0], None
+        yield (value[0], value[1], value[2]), None
         return
     for v in value:
-        for name, known in _parents(v, depth + 1):
-            yield name, known or (shape if isinstance(shape, list) else None)
+        for parent, known in _parents(v, depth + 1):
+            yield parent, known or (shape if isinstance(shape, list) else None)
+
+
+__all__ = ["bare", "behind", "inherited", "is_usual", "prefix", "snake"]

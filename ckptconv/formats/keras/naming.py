@@ -10,7 +10,7 @@ last size are kernel and bias), which is noted as an assumption.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import images, quantised
@@ -187,6 +187,12 @@ def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
         listed.get("/".join(words[:n])) or re.sub(r"_\d+$", "", words[n - 1]) for n in range(len(words) - 1, 0, -1)
     )
     return next((kind for kind in above if images.bare(kind).removesuffix("_cell") in RECURRENT), "")
+
+
+def nearest(owner: str, known: Container[str]) -> str:
+    """The object itself or the nearest above it that is known; '' if none is."""
+    words = owner.split("/")
+    return next((p for n in range(len(words), 0, -1) if (p := "/".join(words[:n])) in known), "")
 
 
 def kind_of(path: str, called: str) -> str:

@@ -35,7 +35,7 @@ from ..hdf5 import member
 from ..hdf5.file import Stored, Tree
 from ..reading import Reading
 from ..signatures import KERAS_WEIGHTS, is_hdf5
-from . import legacy, naming, order, paths
+from . import images, legacy, naming, order, paths
 from .naming import Listed
 
 if TYPE_CHECKING:
@@ -258,19 +258,21 @@ def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
 
 
 def kinds(shelf: Shelf, labels: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    """The class of the object that each tensor belongs to, if the file shows it."""
+    """The class of the object that each tensor belongs to, if the file shows it; what a layer takes, its objects do."""
     listed = {path: naming.inside(layer.kind, layer.config)[0] for path, layer in shelf.listed.items()}
     owners = {path: path.rpartition("vars/")[0].rstrip("/") for path in labels}
-    classes = {
-        o: listed.get(o) or naming.known_kind(o, names.get(o, ""), listed) for o in dict.fromkeys(owners.values())
-    }
+    classes = {}
+    for o in dict.fromkeys(owners.values()):
+        kind = listed.get(o) or naming.known_kind(o, names.get(o, ""), listed)
+        classes[o] = images.inherited(listed.get(naming.nearest(o, listed), ""), kind)
     return {name: classes[owners[path]] for path, name in labels.items() if classes[owners[path]]}
 
 
 def _images(shelf: Shelf, labels: Mapping[str, str]) -> dict[str, list[int]]:
     """Height and width of the image that a layer takes flattened, by tensor; [] of others that config.json lists."""
-    layers = {name: shelf.listed.get(path.rpartition("vars/")[0].rstrip("/")) for path, name in labels.items()}
-    return {name: list(layer.image or ()) for name, layer in layers.items() if layer}
+    owners = {name: path.rpartition("vars/")[0].rstrip("/") for path, name in labels.items()}
+    above = {name: shelf.listed.get(naming.nearest(owner, shelf.listed)) for name, owner in owners.items()}
+    return {name: list(layer.image or ()) for name, layer in above.items() if layer}
 
 
 def object_names(shelf: Shelf) -> dict[str, str]:
@@ -280,9 +282,7 @@ def object_names(shelf: Shelf) -> dict[str, str]:
 
 def _rank(owner: str, rank: Mapping[str, int]) -> tuple[Any, ...]:
     """The sort key of a group: by config.json, if that lists the layer or one above it."""
-    words = owner.split("/")
-    above = next((rank[p] for n in range(len(words), 0, -1) if (p := "/".join(words[:n])) in rank), -1)
-    return (*_natural(owner + "/")[:1], above, _natural(owner))
+    return (*_natural(owner + "/")[:1], rank.get(naming.nearest(owner, rank), -1), _natural(owner))
 
 
 def called_path(owner: str, names: Mapping[str, str]) -> str:

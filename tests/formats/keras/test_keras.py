@@ -458,7 +458,7 @@ def nested(value: object, depth: int) -> object:
         ([["f", True, 0]], "dense"), ([], "dense"), (None, "dense"), ("f", "dense"),
         ([{"args": [{"config": {"keras_history": ["f", 0, 0]}}]}], "flat_dense"),
         ([{"args": [], "kwargs": {"x": {"config": {"keras_history": ["f", 0, 0]}}}}], "flat_dense"),
-        (nested(["f", 0, 0], 16), "flat_dense"), (nested(["f", 0, 0], 17), "dense"), (nested([], 5000), "dense"),
+        (nested(["f", 0, 0], 17), "flat_dense"), (nested(["f", 0, 0], 18), "dense"), (nested([], 5000), "dense"),
     ],
 )  # fmt: skip
 def test_what_follows_a_flatten_by_its_inputs(inputs: object, taken: str) -> None:
@@ -479,6 +479,12 @@ IMAGES = [
     ("Conv2D Flatten:channels_first", "mixed_dense"),
     ("Flatten MyNorm", "maybe_dense"), ("Flatten Lambda Dropout", "maybe_dense"), ("MyFlatten", "maybe_dense"),
     ("Conv2D Reshape:5:5", "maybe_dense"), ("Flatten Reshape:5:5:3", "maybe_dense"),
+    ("Conv2D Patches LayerNormalization Flatten", "maybe_dense"), ("Conv2D SpatialAttention Flatten", "maybe_dense"),
+    ("Conv2D Transpose Flatten", "maybe_dense"), ("Conv2D Relu Flatten", "flat_dense"),
+    ("TimeDistributed:Conv2D Flatten", "mixed_dense"), ("TimeDistributed:Conv2D Conv3D Flatten", "flat_dense"),
+    ("TimeDistributed:Conv2D TimeDistributed:Flatten Flatten", "mixed_dense"),
+    ("TimeDistributed:Flatten GlobalAveragePooling1D", "flat_dense"), ("Flatten RepeatVector Flatten", "mixed_dense"),
+    ("TimeDistributed:Conv2D TimeDistributed:Flatten LSTM", "dense"),
     # features are last on both sides
     ("Embedding Flatten", "dense"), ("LSTM Flatten", "dense"),
     ("MultiHeadAttention LayerNormalization Flatten", "dense"), ("Embedding Conv1D Flatten", "flat_dense"),
@@ -512,11 +518,80 @@ def test_what_its_inputs_make_of_a_dense_layer(before: str, taken: str) -> None:
         assert [one.kind for one in found if one.name == "last"] == [taken]
 
 
-def test_what_becomes_an_image_is_said() -> None:
-    rows = [layer(text) for text in ["Input:9", "Dense", "BatchNormalization", "ReLU", "Reshape:3:3:1", "Conv2D"]]
+@pytest.mark.parametrize(
+    ("before", "prefix"),
+    [
+        ("TimeDistributed:Conv2D TimeDistributed:Flatten", "mixed_"), ("Conv2D Reshape:5:15", "maybe_"),
+        ("Conv2D Permute Reshape:5:15", "maybe_"), ("Embedding", ""), ("Input:5:15 Conv1D", ""),
+        ("Conv2D GlobalAveragePooling2D RepeatVector", ""), ("Flatten RepeatVector", "mixed_"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["LSTM", "Bidirectional", "MultiHeadAttention"])
+def test_what_its_inputs_make_of_a_cell(before: str, prefix: str, kind: str) -> None:
+    rows = [*map(layer, before.split()), layer(kind)]
     found = naming.listed({"class_name": "Sequential", "config": {"layers": rows}})
-    kinds = [one.kind for one in found]
-    assert kinds[1:4] == ["shaped_dense", "shaped_batch_normalization", "shaped_re_lu"]
+    assert [images.prefix(one.kind) for one in found if one.name == kind] == [prefix]
+
+
+def called(text: str, *nodes: list[str]) -> dict[str, Any]:
+    """A layer of a functional model, by the inputs of each of its uses: name, or name:call."""
+    ends = [[[n.partition(":")[0], int(n.partition(":")[2] or 0), 0, {}] for n in node] for node in nodes]
+    return layer(text) | {"inbound_nodes": ends}
+
+
+@pytest.mark.parametrize(
+    ("rows", "taken"),
+    [
+        ([called("Subtract", ["a", "b"])], "flat_dense"), ([called("Concatenate", ["a", "b"])], "mixed_dense"),
+        ([called("Subtract", ["a", "i"])], "mixed_dense"),
+        ([called("Dropout", ["a"], ["z"]), called("Conv1D", ["Dropout"]) | {"config": {"name": "z"}},
+          called("ReLU", ["Dropout"])], "flat_dense"),
+    ],
+)  # fmt: skip
+def test_what_is_used_or_merged_twice(rows: list[dict[str, Any]], taken: str) -> None:
+    """A layer that is called again, with what stands behind it, is another layer each time."""
+    flat = called("Flatten", ["i"]) | {"config": {"name": "a"}}, called("Flatten", ["j"]) | {"config": {"name": "b"}}
+    last = called("Dense", [rows[-1]["config"]["name"]])
+    found = naming.listed({"class_name": "Functional", "config": {"layers": [*flat, *rows, last]}})
+    assert [one.kind for one in found if one.name == "Dense"] == [taken]
+
+
+def test_a_model_gives_each_of_its_outputs() -> None:
+    rows = [called("Flatten", ["i"]), called("Embedding", ["i"])]
+    inner = {"name": "m", "layers": rows, "output_layers": [["Flatten", 0, 0], ["Embedding", 0, 0]]}
+    for k, taken in enumerate(["flat_dense", "dense"]):
+        head = layer("Dense") | {"inbound_nodes": [[["m", 0, k, {}]]]}
+        whole = [{"class_name": "Functional", "config": inner, "inbound_nodes": [[["i", 0, 0, {}]]]}, head]
+        found = naming.listed({"class_name": "Functional", "config": {"layers": whole}})
+        assert [one.kind for one in found if one.name == "Dense"] == [taken]
+
+
+def test_a_class_of_a_user_is_none_of_keras() -> None:
+    rows = [layer("Conv2D"), layer("Attention") | {"module": "mine"}, layer("Flatten"), layer("Dense")]
+    for kind in "Sequential", "Net":  # which derives from it
+        found = naming.listed({"class_name": kind, "config": {"layers": rows}})
+        assert [one.kind for one in found][-1] == "maybe_dense"
+
+
+@pytest.mark.parametrize("axes", [[10**4000] * 125, [10**4000, 2], [2**40, 2], [True, 2], [0, 2], ["3", 4]])
+def test_an_image_of_no_size_that_can_be(axes: list[Any]) -> None:
+    """Products of long integers took minutes."""
+    rows = [layer("Conv2D"), layer("Flatten") | {"build_config": {"input_shape": [None, *axes, 5]}}, layer("Dense")]
+    assert images.behind({"class_name": "Sequential", "config": {"layers": rows}}) == {id(rows[2]): ("flat_", None)}
+
+
+@pytest.mark.parametrize(
+    ("chain", "shaped"),
+    [
+        ("Input:9 Dense BatchNormalization ReLU Reshape:3:3:2 Conv2D", 3), ("Input:9 Dense Reshape:4:2 Conv1D", 1),
+        ("Input:9 Dense Reshape:3:3:1 Conv2D", 0), ("Input:9 Dense Reshape:4:2 LSTM", 0), ("Dense Conv1D", 0),
+        ("Input:9 Dense LSTM Reshape:3:3:2 Conv2D", 0), ("Input:9 Dense Reshape:3:3:2", 1),
+    ],
+)  # fmt: skip
+def test_what_becomes_an_image_is_said(chain: str, shaped: int) -> None:
+    rows = [layer(text) for text in chain.split()]
+    found = naming.listed({"class_name": "Sequential", "config": {"layers": rows}})
+    assert sum(one.kind.startswith("shaped_") for one in found) == shaped
 
 
 def model(name: str, *rows: dict[str, Any]) -> dict[str, Any]:
