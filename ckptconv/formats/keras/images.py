@@ -162,7 +162,10 @@ def _layer(row: dict[str, Any], kind: str, before: Flow, shape: Any, found: Foun
     if before.rows and _is_shaped(kind, own, before):
         found.update({r: ("shaped_", None) for r in before.rows if r not in found})
     if isinstance(own.get("layers"), list):
+        many = len(found)
         made = _joined(_model(inner, [before], found, depth + 1))
+        if len(found) > many:  # names do not tell which layer of a model within a layer this is
+            found[id(row)] = "maybe_", None
     else:
         made = _given(kind, own, before, shape, merges=merges)
     if several and made.form in (IMAGE, FIRST):

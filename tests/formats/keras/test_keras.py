@@ -566,6 +566,20 @@ def test_a_model_gives_each_of_its_outputs() -> None:
         assert [one.kind for one in found if one.name == "Dense"] == [taken]
 
 
+def test_a_model_for_each_step() -> None:
+    inner = {
+        "class_name": "Sequential",
+        "config": {"name": "m", "layers": [*map(layer, ["Conv2D", "Flatten", "Dense"])]},
+    }
+    rows = [layer("TimeDistributed:Conv2D", "t"), layer("LSTM")]
+    rows[0]["config"]["layer"] = inner
+    found = naming.listed({"class_name": "Sequential", "config": {"layers": rows}})
+    assert [one.kind for one in found] == ["maybe_time_distributed", "lstm"]
+    inner["config"]["layers"].pop()
+    found = naming.listed({"class_name": "Sequential", "config": {"layers": rows}})
+    assert [one.kind for one in found] == ["time_distributed", "mixed_lstm"]
+
+
 def test_a_class_of_a_user_is_none_of_keras() -> None:
     rows = [layer("Conv2D"), layer("Attention") | {"module": "mine"}, layer("Flatten"), layer("Dense")]
     for kind in "Sequential", "Net":  # which derives from it
