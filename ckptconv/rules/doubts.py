@@ -51,7 +51,10 @@ def _flattened(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
 
 
 def _of_kind(begin: str) -> Callable[[Checkpoint, Sequence[str]], Iterable[str]]:
-    return lambda found, names: (n for n in names if layer_kind(found, n).startswith(begin))
+    """Of layers whose class begins so, what multiplies their inputs."""
+    return lambda found, names: (
+        n for n in names if layer_kind(found, n).startswith(begin) and not n.endswith("recurrent_kernel")
+    )
 
 
 def _untold(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:

@@ -340,6 +340,36 @@ def test_what_torch_cannot_hold_is_refused(tmp_path: Path) -> None:
     assert any("does not tell its equation" in n.text for n in made.notes)
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "Bidirectional"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_cell_that_takes_flattened_images(name: str, kind: str, tmp_path: Path) -> None:
+    k = {"keras": keras, "tf_keras": tf_keras}[name]
+    k.backend.clear_session()
+    layers = k.layers
+    x = k.Input((3, 4, 5, 2))
+    y = layers.TimeDistributed(layers.Flatten())(layers.TimeDistributed(layers.Conv2D(3, 2, name="c"), name="t")(x))
+    cell = (
+        layers.Bidirectional(layers.LSTM(4), name="r")
+        if kind == "Bidirectional"
+        else getattr(layers, kind)(4, name="r")
+    )
+    model = k.Model(x, cell(y))
+    fill(model)
+    model.save(str(tmp_path / "net.keras"))
+    made = apply(library.load("keras-torch"), ckptconv.open(tmp_path / "net.keras"))
+    made = {n: torch.from_numpy(made[n].numpy().copy()) for n in made}
+    conv, both = nn.Conv2d(2, 3, 2), kind == "Bidirectional"
+    conv.load_state_dict({n.rpartition(".")[2]: t for n, t in made.items() if n.startswith("t.")})
+    rnn = nn.GRU(36, 4, batch_first=True) if kind == "GRU" else nn.LSTM(36, 4, batch_first=True, bidirectional=both)
+    rnn.load_state_dict({n.rpartition(".")[2]: t for n, t in made.items() if n.startswith("r.")})
+    given = inputs((3, 4, 5, 2))
+    with torch.no_grad():
+        frames = conv(torch.from_numpy(given).flatten(0, 1).movedim(-1, 1)).flatten(1).unflatten(0, (-1, 3))
+        out = rnn(frames)[0]
+        got = torch.cat([out[:, -1, :4], out[:, 0, 4:]], 1).numpy()
+    assert np.abs(got - np.asarray(model(given))).max() < 1e-5
+
+
 def test_names_of_attributes_and_no_names(tmp_path: Path) -> None:
     """Attention in a checkpoint of Keras 2, whose biases alone were joined; one of Keras 3; weights without names."""
     for k, save in (tf_keras, "save_weights"), (keras, "checkpoint"):

@@ -24,7 +24,9 @@ PREFIXES = (*BEHIND, "shaped_")
 # What a layer gives: "" for features last on both sides, an image as h w c, as c h w like torch's, several in a row, in
 # another order of axes, or perhaps no longer as one; or what prefixes the layers behind it
 IMAGE, FIRST, FRAMES, PERMUTED, UNSURE = "image", "first", "frames", "permuted", "unsure"
-FLATTENED = {"dense", "batch_normalization", "layer_normalization", "p_re_lu"}  # with rules for flattened images
+FLATTENED = {  # with rules for flattened images
+    "dense", "batch_normalization", "layer_normalization", "p_re_lu", "lstm", "gru", "simple_rnn", "bidirectional",
+}  # fmt: skip
 MAX_MODELS = 32  # within each other
 MAX_ROWS = 8  # between a dense layer and the image that its outputs become
 MAX_AXES, MAX_AXIS = 8, 2**31  # of an image
