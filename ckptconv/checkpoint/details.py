@@ -34,6 +34,15 @@ def onward(first: Mapping[str, Move], then: Mapping[str, Move]) -> dict[str, Mov
     return out
 
 
+# Before the class of a layer in `kinds`: what its inputs or its outputs are (formats/keras/images.py)
+PREFIXES = ("flat_", "mixed_", "maybe_", "shaped_")
+
+
+def bare(kind: str) -> str:
+    """A class without such a prefix."""
+    return kind.removeprefix(next((p for p in PREFIXES if kind.startswith(p)), ""))
+
+
 class Entry(TypedDict, total=False):
     """The entries of a nested PyTorch checkpoint. name: the entry that is the model, '' if none was chosen."""
 

@@ -13,6 +13,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checkpoint import Checkpoint
+from ..checkpoint.details import bare
 from ..errors import LayoutError, UsageError
 from .templates import MAX_NAME, any_taken
 
@@ -204,9 +205,13 @@ def layer_kind(checkpoint: Checkpoint, name: str) -> str:
 
 
 def _of_kind(kinds: tuple[str, ...], kind: str) -> bool:
-    """Whether a kind is one of `kinds`, or, if those begin with `!`, none of them; `flat_` is all that begin so."""
+    """Whether a kind is one of `kinds`, or, if those begin with `!`, none of them; `flat_` is all that begin so.
+
+    What the inputs of a layer are (details.PREFIXES) counts only for those of `kinds` that say it.
+    """
     listed = [k.removeprefix("!") for k in kinds]
-    found = any(kind == k or (k.endswith("_") and kind.startswith(k)) for k in listed)
+    plain = bare(kind)
+    found = any(k in (kind, plain) or (k.endswith("_") and kind.startswith(k)) for k in listed)
     return found != kinds[0].startswith("!")
 
 

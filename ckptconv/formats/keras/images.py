@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+from ...checkpoint.details import PREFIXES, bare
 from .layers import ELEMENTWISE, FRESH, IMAGING, MERGING, PASSING, POOLING, kind_of_row, snake
 
 BEHIND = ("flat_", "mixed_", "maybe_")
-PREFIXES = (*BEHIND, "shaped_")
 # What a layer gives: "" for features last on both sides, an image as h w c, as c h w like torch's, several in a row, in
 # another order of axes, or perhaps no longer as one; or what prefixes the layers behind it
 IMAGE, FIRST, FRAMES, PERMUTED, UNSURE = "image", "first", "frames", "permuted", "unsure"
@@ -57,11 +57,6 @@ class Call(NamedTuple):
 def prefix(kind: str) -> str:
     """What the inputs of a layer of this class are: the prefix, or ''."""
     return next((p for p in PREFIXES if kind.startswith(p)), "")
-
-
-def bare(kind: str) -> str:
-    """A class without such a prefix."""
-    return kind.removeprefix(prefix(kind))
 
 
 def inherited(above: str, kind: str) -> str:
