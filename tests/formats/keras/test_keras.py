@@ -637,7 +637,7 @@ OWNERS = [
     (OTHER, "both", "fc/kernel", None), (OTHER, "both", "b/fc/kernel", "conv2d"),
     (WRAPPED, "x", "fc/Dense/kernel", "flat_dense"), (WRAPPED, "x", "fc/kernel", "flat_dense"),
     (WRAPPED, "Dense", "Dense/kernel", "dense"),
-    (CELLS, "x", "fc/lstm_cell/kernel", "mixed_lstm"), (CELLS, "rnn", "rnn/lstm_cell/kernel", "lstm"),
+    (CELLS, "x", "fc/lstm_cell/kernel", "flat_lstm"), (CELLS, "rnn", "rnn/lstm_cell/kernel", "lstm"),
     (CELLS, "rnn", "other/cell_3/kernel", "lstm"),
 ]  # fmt: skip
 
