@@ -180,6 +180,8 @@ def inside(kind: str, config: Mapping[str, Any]) -> tuple[str, str]:
 
 def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
     """The class of an object that no config lists; for a plain `cell`, that of the recurrent layer around it."""
+    if path.endswith("/layer") and (wrapped := listed.get(path.removesuffix("/layer"))):
+        return wrapped  # of a wrapper, what it says of the layer inside
     if path.rpartition("/")[2] != "cell" or called:
         return kind_of(path, called)
     words = path.split("/")

@@ -696,6 +696,7 @@ def test_what_is_no_layer_does_not_come_between(between: object) -> None:
 )  # fmt: skip
 def test_what_is_inside_a_wrapper(config: dict[str, object], taken: tuple[str, str]) -> None:
     assert naming.inside("wrapper", config) == taken
+    assert naming.known_kind("layers/w/layer", "any name", {"layers/w": taken[0]}) == taken[0]
 
 
 @pytest.mark.parametrize("file", ["net.keras", "net.weights.h5"])
