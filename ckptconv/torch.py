@@ -48,7 +48,7 @@ from .messages import indented
 from .moves.opened import refuse_changed
 from .moves.sources import Sources
 from .moves.torch import fill, kind_of, memory, place, state
-from .rules import library
+from .rules import library, passes
 from .storage.files import Stamp
 from .verification.hashes import guarded, unwatched
 from .verification.outputs import Comparison, Step
@@ -218,8 +218,9 @@ def _opened(
         text = f"the module's load_state_dict takes this {type(source).__name__}, or ckptconv.save, which makes a file"
         raise UsageError(f"load_into takes a path or an open checkpoint; {text}")
     several = list(source) if isinstance(source, Iterable) and not isinstance(source, str | os.PathLike) else [source]
-    if select == WEIGHTS and len(several) == 1 and counters([own]) and not (change.converter or change.renames):
-        select = Select()  # `check` takes weights, and counters of such a wrapper
+    kept = counters([own]) or any(map(passes.COUNTED.fullmatch, own))
+    if select == WEIGHTS and len(several) == 1 and kept and not (change.converter or change.renames):
+        select = Select()  # `check` takes weights, and counters of the module itself
     return dated(several, select, change, guard=verify)
 
 
@@ -227,7 +228,8 @@ def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
     """Report what `load_into` would load, and what does not fit, from names, dtypes and shapes alone."""
     own, computed = memory(module)
     kept = counters([own])
-    given = {n: t for n, t in found.items() if not t.role or (n in kept and t.role == "step")}
+    taken = (n for n, t in found.items() if (n in kept and t.role == "step") or _is_own(t, own.get(n), found))
+    given = {n: found[n] for n in (*(n for n, t in found.items() if not t.role), *taken)}
     known = shaped({n: t for n, t in own.items() if n in given or is_shaped(t)})
     shared = {n: g for g in tied(known) for n in g}
     mismatched = {n for n, t in given.items() if n in own and t.shape != tuple(own[n].shape)}
@@ -241,6 +243,17 @@ def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
         tuple(n for n in fitting if given[n].dtype != kind_of(own[n])),
         tuple(n for n in computed if n in given),
     )
+
+
+def _is_own(t: Tensor, buffer: torch.Tensor | None, found: Checkpoint) -> bool:
+    """Whether a counter is a buffer of the module, from its state dict: not that of a training beside such an entry."""
+    if t.role not in ("step", "state") or not passes.COUNTED.fullmatch(t.name):
+        return False
+    if t.name in found.details.get("entry", {}).get("beside", ()) and f"beside.{t.name}" not in found:
+        return False
+    if buffer is None or isinstance(buffer, torch.nn.Parameter) or not is_shaped(buffer):
+        return False
+    return t.shape == tuple(buffer.shape)
 
 
 def _shapes(name: str, here: Tensor, there: torch.Tensor) -> str:

@@ -42,6 +42,7 @@ STEP = re.compile(
 )
 SCOPES = 64  # before a slot's variable, at most: a hostile name has as many as it has characters
 STATE = re.compile(r"(?:.*/)?(?:_?learning_rate|loss_scale|current_loss_scale|good_steps)")
+COUNTED = re.compile(rf"{STEP.pattern}|{STATE.pattern}")  # what a module may call a buffer of its own
 
 
 def roles(checkpoint: Checkpoint) -> Checkpoint:

@@ -513,6 +513,34 @@ def test_counters_of_a_training_are_no_buffers_of_a_module(tmp_path: Path) -> No
     assert module.step == 0
 
 
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(1, 1)
+        for name in ("global_step", "iterations", "current_step", "loss_scale", "step"):
+            self.register_buffer(name, torch.tensor(0))
+        self.register_buffer("train_step", torch.zeros(2))
+
+
+def test_a_module_takes_its_own_counters(tmp_path: Path) -> None:
+    """Those in its state dict, not those of the training beside it, nor of another shape."""
+    state = {n: torch.ones_like(t) for n, t in Counting().state_dict().items()}
+    ckptconv.save(state, tmp_path / "bare.safetensors")
+    saved(state, tmp_path / "bare.pt")
+    saved({"model": state, "global_step": torch.tensor(9), "step": torch.tensor(9)}, tmp_path / "both.pt")
+    for name in "bare.safetensors", "bare.pt", "both.pt":
+        for source in tmp_path / name, ckptconv.open(tmp_path / name):
+            assert not ckptconv.torch.load_into(net := Counting(), source).missing
+            assert all(t.eq(1).all() for t in net.state_dict().values())
+    counters = ("global_step", "iterations", "current_step", "loss_scale", "train_step")
+    rest = {n: t for n, t in state.items() if n not in counters}
+    saved({"model": rest, **{n: torch.tensor(9) for n in counters}}, tmp_path / "beside.pt")
+    saved(rest | {"train_step": torch.tensor(9)}, tmp_path / "shape.pt")
+    for name, missing in ("beside.pt", set(counters)), ("shape.pt", set(counters)):
+        assert {*ckptconv.torch.load_into(net := Counting(), tmp_path / name).missing} == missing
+        assert not any(net.get_buffer(n).any() for n in missing)
+
+
 def test_a_module_takes_its_own_weights_whatever_they_are_called(tmp_path: Path) -> None:
     saved(Mega().state_dict(), tmp_path / "a.pt")
     net = Mega()
