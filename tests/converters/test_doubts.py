@@ -111,6 +111,33 @@ def test_a_given_size_that_none_can_have_is_refused() -> None:
         apply(library.load("keras-torch"), before, {"height": 2, "width": 3})
 
 
+NORMS = [
+    ("batch_normalization", "gamma beta moving_mean moving_variance"),
+    ("batch_normalization", "beta moving_mean moving_variance"), ("batch_normalization", "moving_mean moving_variance"),
+    ("batch_normalization", "gamma moving_mean moving_variance"), ("layer_normalization", "gamma beta"),
+    ("layer_normalization", "beta"), ("layer_normalization", "gamma"), ("rms_normalization", "scale"),
+    ("p_re_lu", "alpha"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "variables"), NORMS)
+def test_behind_a_flatten_norms_are_what_they_are_elsewhere(kind: str, variables: str) -> None:
+    """But for the order of features: with the constants of what they do without, and the note on eps."""
+    h, w, c = 2, 3, 4
+    arrays = {f"n/{v}": np.arange(h * w * c, dtype="f4") + i for i, v in enumerate(variables.split())}
+    turned = {n: np.moveaxis(a.reshape(h, w, c), -1, 0).reshape(-1) for n, a in arrays.items()}
+    rules, before = library.load("keras-torch"), gathered(arrays)
+    flat = {"kinds": dict.fromkeys(arrays, f"flat_{kind}"), "images": dict.fromkeys(arrays, [h, w])}
+    made = apply(rules, replace(before, details=flat))
+    plain = apply(rules, replace(gathered(turned), details={"kinds": dict.fromkeys(arrays, kind)}))
+    assert {n: t.numpy().tolist() for n, t in made.items()} == {n: t.numpy().tolist() for n, t in plain.items()}
+    assert made.notes == plain.notes
+    back = apply(rules.inverse, made)
+    assert {n: t.numpy().tolist() for n, t in back.items()} == {n: a.tolist() for n, a in arrays.items()}
+    unsure = apply(rules, replace(before, details={"kinds": dict.fromkeys(arrays, f"maybe_{kind}")}))
+    assert doubted(unsure, "a layer that is not known") == list(arrays)
+
+
 def test_a_variable_without_a_name_is_refused_with_what_to_do() -> None:
     norm: Shapes = {f"norm/{v}": (3,) for v in ("var_0", "moving_mean", "moving_variance")}
     whole = built({"dense/kernel": (4, 3), "dense/bias": (3,), **norm})
