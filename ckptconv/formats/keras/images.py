@@ -48,10 +48,14 @@ class Flow(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One use of a layer: (name, call, output) of each of its inputs, and the shape of the first, if it is known."""
+    """One use of a layer: (name, call, output) of each of its inputs, and the shape of the first, if it is known.
+
+    uses: more than one only of a model, which is gone through once.
+    """
 
     parents: list[tuple[str, int, int]]
     shape: Sequence[Any] | None
+    uses: int = 1
 
 
 def prefix(kind: str) -> str:
@@ -94,7 +98,8 @@ def _model(config: Any, given: Sequence[Flow], found: Found, depth: int) -> list
                 continue
             taken = [_output(flows, p) for p in call.parents]
             entered = flows.get((name, node), []) if not taken else []
-            flows[name, node] = _given_by(row, taken or entered, call.shape, found, depth)
+            made = _given_by(row, taken or entered, call.shape, found, depth)
+            flows |= dict.fromkeys([(name, node + k) for k in range(call.uses)], made)
         left = waiting
         if not left:
             break
@@ -127,8 +132,17 @@ def _calls(row: Mapping[str, Any]) -> list[Call]:
     several = [node for node in several if node]
     if kind_of_row(row) in MERGING and several and all(len(node) == 1 for node in several):
         several = [[parent for node in several for parent in node]]  # as some versions spell one use of several inputs
+    if several and _holds_model(row):
+        return [Call([p for node in several for p, _ in node], None, len(several))]
     calls = [Call([p for p, _ in node], next((s for _, s in node if s), None)) for node in several]
     return calls or [Call([], None)]
+
+
+def _holds_model(row: Mapping[str, Any]) -> bool:
+    """Whether it is a model, or a layer around one."""
+    inner = row["config"].get("layer")
+    around = inner.get("config") if isinstance(inner, dict) else None
+    return isinstance(row["config"].get("layers"), list) or (isinstance(around, dict) and "layers" in around)
 
 
 def _given_by(row: dict[str, Any], taken: Sequence[Flow], shape: Any, found: Found, depth: int) -> list[Flow]:

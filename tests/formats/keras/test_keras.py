@@ -582,6 +582,18 @@ def test_a_model_for_each_step() -> None:
     assert [one.kind for one in found] == ["time_distributed", "flat_lstm"]
 
 
+@pytest.mark.parametrize("around", [False, True])
+def test_a_model_that_is_called_often_is_gone_through_once(around: bool) -> None:
+    """Within each other, 8 calls of 8 levels would be 16 million."""
+    model = {"class_name": "Functional", "config": {"name": "m", "layers": [layer("Input:4", "i")]}}
+    for _ in range(8):
+        inner = layer("TimeDistributed:Dense", "m") if around else model
+        inner["config"] |= {"layer": model} if around else {}
+        rows = [layer("Input:4", "i"), inner | {"inbound_nodes": [[["i", 0, 0, {}]]] * 8}]
+        model = {"class_name": "Functional", "config": {"name": "m", "layers": rows, "output_layers": [["m", 7, 0]]}}
+    assert images.behind(model) == {}
+
+
 def test_a_class_of_a_user_is_none_of_keras() -> None:
     rows = [layer("Conv2D"), layer("Attention") | {"module": "mine"}, layer("Flatten"), layer("Dense")]
     for kind in "Sequential", "Net":  # which derives from it
