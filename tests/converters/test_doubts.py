@@ -127,7 +127,7 @@ def test_behind_a_flatten_norms_are_what_they_are_elsewhere(kind: str, variables
     arrays = {f"n/{v}": np.arange(h * w * c, dtype="f4") + i for i, v in enumerate(variables.split())}
     turned = {n: np.moveaxis(a.reshape(h, w, c), -1, 0).reshape(-1) for n, a in arrays.items()}
     rules, before = library.load("keras-torch"), gathered(arrays)
-    flat = {"kinds": dict.fromkeys(arrays, f"flat_{kind}"), "images": dict.fromkeys(arrays, [h, w])}
+    flat = {"kinds": dict.fromkeys(arrays, f"flat_{kind}"), "images": {n: [h, w] for n in arrays}}
     made = apply(rules, replace(before, details=flat))
     plain = apply(rules, replace(gathered(turned), details={"kinds": dict.fromkeys(arrays, kind)}))
     assert {n: t.numpy().tolist() for n, t in made.items()} == {n: t.numpy().tolist() for n, t in plain.items()}
