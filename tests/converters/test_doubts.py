@@ -11,7 +11,7 @@ import pytest
 import ckptconv
 from ckptconv.api.memory import gathered
 from ckptconv.checkpoint import Checkpoint
-from ckptconv.errors import LayoutError, UsageError
+from ckptconv.errors import LayoutError, UnmatchedTensors, UsageError
 from ckptconv.rules import library, passes
 from ckptconv.rules.apply import apply
 from ckptconv.rules.provenance import PARAMS
@@ -136,6 +136,25 @@ def test_behind_a_flatten_norms_are_what_they_are_elsewhere(kind: str, variables
     assert {n: t.numpy().tolist() for n, t in back.items()} == {n: a.tolist() for n, a in arrays.items()}
     unsure = apply(rules, replace(before, details={"kinds": dict.fromkeys(arrays, f"maybe_{kind}")}))
     assert doubted(unsure, "a layer that is not known") == list(arrays)
+
+
+@pytest.mark.parametrize("prefix", ["", "maybe_", "shaped_"])
+@pytest.mark.parametrize(
+    ("kind", "shape", "made"),
+    [
+        ("conv1d_transpose", (3, 4, 5), (5, 4, 3)), ("depthwise_conv1d", (3, 4, 1), (4, 1, 3)),
+        ("conv1d", (3, 4, 5), (5, 4, 3)), ("conv_lstm1d", (3, 4, 16), None), ("einsum_dense", (4, 2, 3), None),
+    ],
+)  # fmt: skip
+def test_what_its_inputs_are_does_not_hide_a_class(
+    prefix: str, kind: str, shape: tuple[int, ...], made: tuple[int, ...] | None
+) -> None:
+    whole = replace(built({"up/kernel": shape}), details={"kinds": {"up/kernel": prefix + kind}})
+    if made:
+        assert apply(library.load("keras-torch"), whole)["up.weight"].shape == made
+    else:
+        with pytest.raises(UnmatchedTensors):
+            apply(library.load("keras-torch"), whole)
 
 
 def test_a_variable_without_a_name_is_refused_with_what_to_do() -> None:
