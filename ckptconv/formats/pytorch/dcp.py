@@ -138,19 +138,22 @@ def _role(name: str, planned: Any, at: tuple[str, ...], tops: Container[str]) ->
 def _flat_optimizers(names: Collection[Any]) -> set[str]:
     """The first words of names in which an optimizer lies, and not a submodule that is called so.
 
-    Names of slots say it, and so does one of whatever name that is a slot of another name: of one with a dot, or else
-    if all below the word are such.
+    Names of slots say it, and so do those that are a slot, of whatever name, of another name: of names with dots, if
+    most of several keys are such, or else if all below the word are. A module may hold one that is called as another.
     """
     below: dict[str, list[str]] = {}
     for name in names:
         top, _, rest = name.partition(".") if type(name) is str else ("", "", "")
         if rest and OPTIMIZER.match(top):
             below.setdefault(top, []).append(rest)
-    return {
-        top
-        for top, found in below.items()
-        if any(FLAT_SLOT.match(r) or "." in _weight(r, names) for r in found) or all(_weight(r, names) for r in found)
-    }
+    return {top for top, found in below.items() if any(map(FLAT_SLOT.match, found)) or _are_slots(found, names)}
+
+
+def _are_slots(found: Collection[str], names: Container[Any]) -> bool:
+    """Whether names below one word are those of slots of other names."""
+    deep = [_weight(r, names) for r in found if "." in r]
+    most = 2 * sum(map(bool, deep)) > len(deep) and any("." in weight for weight in deep)
+    return most or all(_weight(r, names) for r in found)
 
 
 def _weight(rest: str, names: Container[Any]) -> str:

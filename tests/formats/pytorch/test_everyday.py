@@ -436,8 +436,14 @@ def test_no_weight_is_dropped_for_a_word_in_its_name(save: Callable[[Any, Path],
         {"fc.w": "", "fc.b": "", "optimizer.velocity.fc.w": "slot", "optimizer.velocity.fc.b": "slot"},
         {"fc.w": "", "optimizer.fc.w.sum": "slot", "optimizer.lr": "slot", "optimizer.step": "step"},
         {"fc.w": "", "optim.fc.w": "", "optim.w": "", "optimizer_gate.clock.step": "", "optimizer.w": "", "w": ""},
+        {"fc.w": "", "w": "", "optimizer.sum.fc.w": "slot", "optimizer.sum.w": "slot", "optimizer.lr": "slot"},
+        {"fc.w": "", "optimizer.lstm.fc.w": "", "optimizer.mlp.w": "", "optimizer.bias": ""},
+        {"net.fc.w": "", "optimizer_net.copy.net.fc.w": "", "optimizer_net.head.w": ""},
     ],
-    ids=["Megatron", "masters", "states", "slots", "slots of any name", "and counters", "submodules"],
+    ids=[
+        "Megatron", "masters", "states", "slots", "slots of any name", "and counters", "submodules",
+        "of weights in none", "called as others", "a copy in one",
+    ],
 )  # fmt: skip
 def test_an_optimizer_whose_keys_are_joined_in_one(roles: dict[str, str], tmp_path: Path) -> None:
     state = {name: torch.ones(1) for name in roles}
