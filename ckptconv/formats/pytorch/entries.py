@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ...checkpoint import Details, Entry, Note, Role
@@ -27,6 +28,11 @@ MODELS = (
 ALONE = ("generator", "encoder", "backbone", "teacher", "checkpoint", "model_dict", "G", "g")
 OPTIMIZER = re.compile(r"[Oo]ptim(?:i[sz]er|s?(?![a-z]))|OPTIM")  # optimizer_states, g_optim; not optimal_query
 STATES = ("params", "state")  # Haiku's two halves of a model
+REPLAY = {  # what reinforcement learning has in its buffers
+    "action", "actions", "done", "dones", "episode_starts", "log_probs", "next_obs", "next_observations", "next_state",
+    "next_states", "obs", "observation", "observations", "replay", "reward", "rewards", "terminated", "terminations",
+    "transitions", "truncated",
+}  # fmt: skip
 TENSORS = (View, Pieces, PickledArray)
 SHOWN = 6  # entries that a note names
 
@@ -119,14 +125,16 @@ def _beside(leaf: Leaf, names: set[str], found: _Entries, halves: set[str]) -> L
 def _halves(leaves: list[Leaf], names: set[str], found: _Entries) -> set[str]:
     """The entries that are the other half of the model: batch_stats beside params, Haiku's state, a module's buffers.
 
-    An optimizer's `state` has bare tensors; of a replay's `buffers` none lies in a module of the model.
+    An optimizer's `state` has bare tensors. A module's `buffers` lie in modules, of which one has weights, or else all
+    are in some and none is called as a replay calls what it holds.
     """
     halves = set(COLLECTIONS if found.chosen == "params" else COLLECTIONS - {"buffers"})
     if found.chosen == STATES[0] and STATES[1] not in found.bare:
         halves.add(STATES[1])
     modules = {n.partition(".")[0] for n in names}
-    start = len("buffers.")
-    if any(leaf.top == "buffers" != leaf.name and leaf.name[start:].partition(".")[0] in modules for leaf in leaves):
+    keys = [leaf.name.split(".")[1:] for leaf in leaves if leaf.top == "buffers" != leaf.name]
+    grouped = "buffers" not in found.bare and REPLAY.isdisjoint(chain.from_iterable(keys))
+    if keys and (grouped or any(k[0] in modules for k in keys)):
         halves.add("buffers")
     return halves
 

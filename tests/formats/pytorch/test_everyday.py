@@ -474,6 +474,8 @@ A, B, C = (torch.full((1,), float(i)) for i in range(3))
         ({"model": {"fc.w": A}, "buffers": {"obs": B}}, ["fc.w"]),
         ({"model": {"bn": {"w": A}}, "buffers": {"bn": {"mean": B}}}, ["bn.w", "buffers.bn.mean"]),
         ({"model": {"fc": {"w": A}}, "buffers": {"obs": {"x": B}, "reward": C}}, ["fc.w"]),
+        ({"model": {"fc": {"w": A}}, "buffers": {"0": {"obs": B}, "1": {"obs": C}}}, ["fc.w"]),
+        ({"model": {"fc.w": A}, "buffers": {"rope.inv_freq": B}}, ["fc.w", "buffers.rope.inv_freq"]),
         ({"params": {"w": A}, "buffers": {"mean": B}}, ["w", "buffers.mean"]),
         ({"model": {"bn.w": A}, "buffers": {"pe": B, "bn.mean": C}}, ["bn.w", "buffers.pe", "buffers.bn.mean"]),
         ({"fc.w": A, "ema_net.fc._extra_state": {"x": B}}, ["fc.w", "ema_net.fc._extra_state.x"]),
