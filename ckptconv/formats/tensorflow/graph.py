@@ -56,18 +56,13 @@ def open(url: str, how: Reading) -> Checkpoint:
     with _message(url) as f:
         regions = _regions(f)
         if regions.saved_model:
-            return _checked(saved_model.open(url, f, regions, how.opaque))
-        checkpoint = _checked(constants(f, regions, how.opaque))
+            return saved_model.open(url, f, regions, how.opaque)
+        checkpoint = constants(f, regions, how.opaque)
         details = saved_model.collections(f, *regions.meta) if regions.meta else {}
         if details and not how.opaque:
             index = split(locate.prefix_of(url))[1] + ".index"
             raise StorageError(f"holds a graph but no weights; they are in {index}, which is missing", url=url)
     return replace(checkpoint, details={**checkpoint.details, **details})
-
-
-def _checked(found: Checkpoint) -> Checkpoint:
-    """Say of what is skipped that it was looked at: numbers that are not weights, and copies by their checksums."""
-    return replace(found, notes=tuple(n._replace(tensors=n.kind != "skipped") for n in found.notes))
 
 
 # --- what kind of message ---------------------------------------------------------------------------------------

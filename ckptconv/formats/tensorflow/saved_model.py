@@ -59,7 +59,7 @@ def constants(f: Ranges, regions: Regions, opaque: bool) -> Checkpoint:
         notes.append(Note("assumed", text))
     if others:
         text = f"{many(len(others), 'constant')}: shapes, axes or scalars, not weights; opaque=True reads them"
-        notes.append(Note("skipped", text, others))
+        notes.append(Note("skipped", text, others, tensors=False))  # looked at
     if quantised := tuple(n for n in graph.quantised if n in tensors):
         text = "quantised integers are read as plain integers; their scale is elsewhere"
         notes.append(Note("assumed", text, quantised))
@@ -152,7 +152,7 @@ def _named(read: Bundle, f: Ranges, regions: Regions) -> Checkpoint:
         text = (
             "taken for copies that Keras' export keeps, by equal names, dtypes, shapes and CRC-32C of other variables"
         )
-        notes.append(Note("skipped", text, tuple(copies)))
+        notes.append(Note("skipped", text, tuple(copies), tensors=False))  # compared by their checksums
     if repeated:
         notes.append(Note("hint", "variables whose names are not unique have their object paths as names", repeated))
     of_training = [names[k] for k in names if k in trained]

@@ -351,3 +351,18 @@ def test_inputs_that_control_an_operation() -> None:
             assert positions == tuple(i - len(arguments) for i in named), op
         else:
             assert positions == tuple(named), op
+
+
+def test_a_constant_that_is_left_out_for_a_variable_is_not_one_that_was_looked_at(tmp_path: Path) -> None:
+    """It may differ; shapes and axes, which are no weights, were looked at."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        tf.constant(np.ones((8, 8), "f4"), name="w")
+        kept = v1.get_variable("kept", (8, 8))
+        session.run(v1.global_variables_initializer())
+        builder = v1.saved_model.Builder(str(tmp_path / "model"))
+        builder.add_meta_graph_and_variables(session, ["serve"], saver=v1.train.Saver({"w": kept}))
+        builder.save()
+    notes = ckptconv.open(tmp_path / "model", opaque=True).notes
+    assert [n.names for n in notes if n.unread] == [("w",)]
+    assert not any(n.unread for n in ckptconv.open(tmp_path / "model").notes if n.kind == "skipped")
