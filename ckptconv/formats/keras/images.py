@@ -25,7 +25,8 @@ BEHIND = ("flat_", "mixed_", "maybe_")
 # another order of axes, or perhaps no longer as one; or what prefixes the layers behind it
 IMAGE, FIRST, FRAMES, PERMUTED, UNSURE = "image", "first", "frames", "permuted", "unsure"
 FLATTENED = {  # with rules for flattened images
-    "dense", "batch_normalization", "layer_normalization", "p_re_lu", "lstm", "gru", "simple_rnn", "bidirectional",
+    "dense", "batch_normalization", "layer_normalization", "rms_normalization", "p_re_lu", "lstm", "gru", "simple_rnn",
+    "bidirectional",
 }  # fmt: skip
 MAX_MODELS = 32  # within each other
 MAX_ROWS = 8  # between a dense layer and the image that its outputs become
