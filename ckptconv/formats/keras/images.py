@@ -12,18 +12,33 @@ torch, too, and is flattened alike. `behind` goes through the layers in the orde
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 from ...checkpoint.details import PREFIXES, bare
-from .layers import ELEMENTWISE, FRESH, IMAGING, MERGING, PASSING, POOLING, kind_of_row, snake
+from .layers import (
+    ELEMENTWISE,
+    FRESH,
+    IMAGING,
+    MERGING,
+    PASSING,
+    POOLING,
+    Call,
+    built,
+    calls_of,
+    is_usual,
+    kind_of_row,
+    parents_of,
+    snake,
+)
 
 BEHIND = ("flat_", "mixed_", "maybe_")
 # What a layer gives: "" for features last on both sides, an image as h w c, as c h w like torch's, several in a row, in
-# another order of axes, or perhaps no longer as one; or what prefixes the layers behind it
-IMAGE, FIRST, FRAMES, PERMUTED, UNSURE = "image", "first", "frames", "permuted", "unsure"
+# another order of axes, of features that a dense layer gives for each pixel, for which torch has them last, too, or
+# perhaps no longer an image; or what prefixes the layers behind it
+IMAGE, FIRST, FRAMES, PERMUTED, PIXELS, UNSURE = "image", "first", "frames", "permuted", "pixels", "unsure"
 FLATTENED = {  # with rules for flattened images
     "dense", "batch_normalization", "layer_normalization", "rms_normalization", "p_re_lu", "lstm", "gru", "simple_rnn",
     "bidirectional",
@@ -48,17 +63,6 @@ class Flow(NamedTuple):
     reshaped: bool = False
 
 
-class Call(NamedTuple):
-    """One use of a layer: (name, call, output) of each of its inputs, and the shape of the first, if it is known.
-
-    uses: more than one only of a model, which is gone through once.
-    """
-
-    parents: list[tuple[str, int, int]]
-    shape: Sequence[Any] | None
-    uses: int = 1
-
-
 def prefix(kind: str) -> str:
     """What the inputs of a layer of this class are: the prefix, or ''."""
     return next((p for p in PREFIXES if kind.startswith(p)), "")
@@ -74,7 +78,7 @@ def behind(config: Any) -> Known:
     """The layers of a model's config, and of models in it, whose inputs are such: {id(row): (prefix, image)}."""
     found: Found = {}
     _model(config, [], found, 0)
-    return found
+    return {row: what for row, what in found.items() if what[0]}
 
 
 def _model(config: Any, given: Sequence[Flow], found: Found, depth: int) -> list[Flow]:
@@ -84,32 +88,49 @@ def _model(config: Any, given: Sequence[Flow], found: Found, depth: int) -> list
     if not isinstance(layers, list) or not isinstance(inner, dict) or depth > MAX_MODELS:
         return [Flow("maybe_" if any(f.form in BEHIND for f in given) else UNSURE)]
     rows = [r for r in layers if isinstance(r, dict) and kind_of_row(r)]
-    outputs = list(_parents(inner.get("output_layers")))
+    outputs = list(parents_of(inner.get("output_layers")))
     if _is_chain(config, rows, outputs):
         return _chain(rows, given, found, depth)
-    called = [p[0] for p, _ in _parents(inner.get("input_layers"))]
-    flows = {(n, 0): [_joined(given[i :: len(called)])] for i, n in enumerate(called) if given}
-    left = [(row, node, call) for row in rows for node, call in enumerate(_calls(row))]
+    called = [p[0] for p, _ in parents_of(inner.get("input_layers"))]
+    calls = [(row, node, call) for row in rows for node, call in enumerate(calls_of(row))]
+    flows = Flows(Counter(row["config"]["name"] for row, _, _ in calls))
+    for i, name in enumerate(called if given else ()):
+        flows[name, 0] = [_agreed(given[i :: len(called)])]
     for last in (*[False] * (PASSES - 1), True):
         waiting = []
-        for row, node, call in left:
+        for row, node, call in calls:
             name = row["config"]["name"]
-            if not last and any((p, n) not in flows for p, n, _ in call.parents):
+            if not last and not all(map(flows.has, call.parents)):
                 waiting.append((row, node, call))
                 continue
-            taken = [_output(flows, p) for p in call.parents]
+            known = [p for p in call.parents if flows.has(p)]  # a model may take what it gave before
+            taken = list(map(flows.of, known if call.all and known else call.parents))
             entered = flows.get((name, node), []) if not taken else []
-            made = _given_by(row, taken or entered, call.shape, found, depth)
-            flows |= dict.fromkeys([(name, node + k) for k in range(call.uses)], made)
-        left = waiting
-        if not left:
+            flows[name, node] = _given_by(row, taken or entered, call, found, depth)
+        calls = waiting
+        if not calls:
             break
-    return [_output(flows, p) for p, _ in outputs] or [Flow(UNSURE)]
+    return [flows.of(p) for p, _ in outputs] or [Flow(UNSURE)]
 
 
-def _output(flows: Mapping[tuple[str, int], list[Flow]], parent: tuple[str, int, int]) -> Flow:
-    several = flows.get(parent[:2], [Flow(IMAGE)])
-    return several[parent[2]] if 0 <= parent[2] < len(several) else _joined(several)
+class Flows(dict[tuple[str, int], list[Flow]]):
+    """What the uses of the layers of a model give, by name and number of the use."""
+
+    def __init__(self, uses: Mapping[str, int]) -> None:
+        super().__init__()
+        self.uses = uses
+
+    def key(self, parent: tuple[str, int, int]) -> tuple[str, int]:
+        """Of a layer that is used once, whatever the number: Keras 2 counts uses outside of this model as well."""
+        return parent[0], parent[1] if self.uses.get(parent[0], 0) > 1 else 0
+
+    def has(self, parent: tuple[str, int, int]) -> bool:
+        return self.key(parent) in self or parent[0] not in self.uses
+
+    def of(self, parent: tuple[str, int, int]) -> Flow:
+        """One output; an image if there is no such layer in the config, as of inputs that it does not list."""
+        several = self.get(self.key(parent), [Flow(UNSURE if parent[0] in self.uses else IMAGE)])
+        return several[parent[2]] if 0 <= parent[2] < len(several) else Flow(UNSURE)
 
 
 def _is_chain(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], outputs: Sequence[object]) -> bool:
@@ -122,40 +143,20 @@ def _is_chain(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], outp
 def _chain(rows: Sequence[dict[str, Any]], given: Sequence[Flow], found: Found, depth: int) -> list[Flow]:
     last = [_joined(given)] if given else []
     for row in rows:
-        last = _given_by(row, last, None, found, depth)
+        last = _given_by(row, last, Call([], built(row)), found, depth)
     return last or [Flow(IMAGE)]
 
 
-def _calls(row: Mapping[str, Any]) -> list[Call]:
-    """The uses of a layer, at least one; of an input, one without parents."""
-    nodes = row.get("inbound_nodes")
-    several = [list(_parents(node)) for node in (nodes if isinstance(nodes, list) else ())]
-    several = [node for node in several if node]
-    if kind_of_row(row) in MERGING and several and all(len(node) == 1 for node in several):
-        several = [[parent for node in several for parent in node]]  # as some versions spell one use of several inputs
-    if several and _holds_model(row):
-        return [Call([p for node in several for p, _ in node], None, len(several))]
-    calls = [Call([p for p, _ in node], next((s for _, s in node if s), None)) for node in several]
-    return calls or [Call([], None)]
-
-
-def _holds_model(row: Mapping[str, Any]) -> bool:
-    """Whether it is a model, or a layer around one."""
-    inner = row["config"].get("layer")
-    around = inner.get("config") if isinstance(inner, dict) else None
-    return isinstance(row["config"].get("layers"), list) or (isinstance(around, dict) and "layers" in around)
-
-
-def _given_by(row: dict[str, Any], taken: Sequence[Flow], shape: Any, found: Found, depth: int) -> list[Flow]:
+def _given_by(row: dict[str, Any], taken: Sequence[Flow], call: Call, found: Found, depth: int) -> list[Flow]:
     """What a layer, or a model, gives for what it takes; nothing of that is known at the beginning of a model."""
     own, kind = row["config"], kind_of_row(row)
     if isinstance(own.get("layers"), list):
         return _model(row, taken, found, depth + 1)
-    before = _joined(taken) if taken else _entered(own)
+    before = (_agreed if call.all or kind == "concatenate" else _joined)(taken) if taken else _entered(own)
     alike = len(taken) > 1 and len({f._replace(rows=()) for f in taken}) == 1
     if alike and kind in MERGING - {"concatenate", "dot"}:
         return [before._replace(rows=())]
-    return [_layer(row, kind, before, shape or _built(row), found, merges=len(taken) > 1, depth=depth)]
+    return [_layer(row, kind, before, call.shape, found, merges=len(taken) > 1, depth=depth)]
 
 
 def _layer(row: dict[str, Any], kind: str, before: Flow, shape: Any, found: Found, *, merges: bool, depth: int) -> Flow:
@@ -167,16 +168,13 @@ def _layer(row: dict[str, Any], kind: str, before: Flow, shape: Any, found: Foun
         shape = shape[1:] if several and isinstance(shape, list) else shape
         before = before._replace(form=IMAGE, image=None) if several and before.form == FRAMES else before
     text = _prefix(kind, own, before)
-    if text and (old := found.get(id(row), (text, before.image))) != (text, before.image):
-        text = text if old[0] == text == "maybe_" else "mixed_"  # it is used twice, in two ways
-    if text:
-        found[id(row)] = text, before.image
+    found[id(row)] = _used(found.get(id(row)), (text, before.image if text else None))
     if before.rows and _is_shaped(kind, own, before):
-        found.update({r: ("shaped_", None) for r in before.rows if r not in found})
+        found.update({r: ("shaped_", None) for r in before.rows if not found[r][0]})
     if isinstance(own.get("layers"), list):
-        many = len(found)
-        made = _joined(_model(inner, [before], found, depth + 1))
-        if len(found) > many:  # names do not tell which layer of a model within a layer this is
+        within: Found = {}
+        made = _joined(_model(inner, [before], within, depth + 1))
+        if any(what for what, _ in within.values()):  # names do not tell which layer of a model within a layer this is
             found[id(row)] = "maybe_", None
     else:
         made = _given(kind, own, before, shape, merges=merges)
@@ -185,6 +183,13 @@ def _layer(row: dict[str, Any], kind: str, before: Flow, shape: Any, found: Foun
     elif several or kind == "repeat_vector":
         made = made._replace(steps=made.form in BEHIND)
     return _followed(made, kind, id(row), own, before)
+
+
+def _used(before: tuple[str, Image] | None, now: tuple[str, Image]) -> tuple[str, Image]:
+    """What the inputs of a layer are that is used again."""
+    if before is None or before == now or (before[0] == "shaped_" and not now[0]):
+        return before or now
+    return ("maybe_" if {before[0], now[0]} <= {"", "maybe_", "shaped_"} else "mixed_"), None
 
 
 def _followed(made: Flow, kind: str, row: int, own: Mapping[str, Any], before: Flow) -> Flow:
@@ -223,6 +228,12 @@ def _joined(several: Iterable[Flow]) -> Flow:
     return Flow(max((f.form for f in seen), default=""))
 
 
+def _agreed(several: Iterable[Flow]) -> Flow:
+    """What is taken at one place, in several uses or beside each other: not known if they differ."""
+    one = _joined(several)
+    return one if one.form in BEHIND or len({f.form for f in several}) == 1 else Flow(UNSURE)
+
+
 def _prefix(kind: str, own: Mapping[str, Any], before: Flow) -> str:
     if kind == "einsum_dense" and not is_usual(own.get("equation")):
         return "mixed_"
@@ -253,6 +264,8 @@ def _given(kind: str, own: Mapping[str, Any], before: Flow, shape: Any, *, merge
         return before._replace(steps=False) if flat else Flow("")
     if kind in FRESH or (kind == "dense" and flat):
         return Flow("")
+    if kind == "dense" and before.form == IMAGE:
+        return Flow(PIXELS)
     if kind in PASSING or kind in ELEMENTWISE or kind in MERGING or kind == "dense":
         return Flow("mixed_") if flat and (merges or kind in MERGING) else before
     return Flow("maybe_" if flat else UNSURE if before.form else "")
@@ -263,7 +276,7 @@ def _flattened(before: Flow, own: Mapping[str, Any], shape: Any) -> Flow:
     first, rank = own.get("data_format") == "channels_first", len(shape) if isinstance(shape, list) else 0
     if not before.form:
         return Flow("mixed_" if first and rank > 2 else "")
-    if before.form == UNSURE:
+    if before.form in (UNSURE, PIXELS):
         return Flow("maybe_")
     if before.form in (PERMUTED, FRAMES) or (before.form == IMAGE and first):
         return Flow("mixed_")
@@ -273,45 +286,6 @@ def _flattened(before: Flow, own: Mapping[str, Any], shape: Any) -> Flow:
     if not axes or not all(type(n) is int and 0 < n < MAX_AXIS for n in axes):
         return Flow("flat_")
     return Flow("flat_", (prod(axes[:-1]), axes[-1])) if prod(axes) > 1 else Flow("")
-
-
-def is_usual(equation: Any) -> bool:
-    """Whether an EinsumDense multiplies the last axes of its input by the first of its kernel: abc,cd->abd."""
-    if not isinstance(equation, str) or len(equation) > 200:
-        return equation is None
-    m = re.fullmatch(r"([a-zA-Z.]+),([a-zA-Z]+)->([a-zA-Z.]+)", equation.replace(" ", ""))
-    if not m:
-        return False
-    taken, kernel, given = m.groups()
-    gone = "".join(c for c in kernel if c in taken and c not in given)
-    new = "".join(c for c in kernel if c in given and c not in taken)
-    return kernel == gone + new and taken.endswith(gone) and given.endswith(new)
-
-
-def _built(row: Mapping[str, Any]) -> list[Any] | None:
-    """The shape of a layer's input, for which it was built."""
-    built = row.get("build_config")
-    shape = built.get("input_shape") if isinstance(built, dict) else None
-    return shape if isinstance(shape, list) else None
-
-
-def _parents(value: Any, depth: int = 0) -> Iterator[tuple[tuple[str, int, int], list[Any] | None]]:
-    """The layers in an inbound_nodes list, each with its call and output, and the shape of that, if it says so.
-
-    Keras 3 writes keras_history and shape, those before [name, call, output, ...].
-    """
-    shape = None
-    if isinstance(value, dict):
-        history, shape = value.get("keras_history"), value.get("shape")
-        value = [history] if history else list(value.values())
-    if not isinstance(value, list) or depth > 16:
-        return
-    if len(value) > 2 and isinstance(value[0], str) and type(value[1]) is type(value[2]) is int:
-        yield (value[0], value[1], value[2]), None
-        return
-    for v in value:
-        for parent, known in _parents(v, depth + 1):
-            yield parent, known or (shape if isinstance(shape, list) else None)
 
 
 __all__ = ["bare", "behind", "inherited", "is_usual", "prefix", "snake"]

@@ -1,10 +1,13 @@
-"""The layers of Keras by what becomes of an image in them; all in the spelling of paths (Conv2D: conv2d)."""
+"""The layers that a model's config lists: which feed them, and what becomes of an image in those of Keras.
+
+Classes are in the spelling of paths (Conv2D: conv2d).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 PASSING = {  # element by element, or along the features, which may have weights
     "dropout", "activation", "re_lu", "leaky_re_lu", "elu", "p_re_lu", "softmax", "thresholded_re_lu", "identity",
@@ -55,3 +58,75 @@ def kind_of_row(row: Mapping[str, Any]) -> str:
         return function.rpartition(".")[2].strip("_")
     theirs = module.partition(".")[0] not in OUR_OWN if isinstance(module, str) else bool(row.get("registered_name"))
     return f".{kind}" if theirs and not isinstance(own.get("layers"), list) else kind or "."
+
+
+class Call(NamedTuple):
+    """One use of a layer: (name, call, output) of each of its inputs, and the shape of the first, if it is known.
+
+    all: whether these are all uses of a model as one, which is gone through once.
+    """
+
+    parents: list[tuple[str, int, int]]
+    shape: Sequence[Any] | None
+    all: bool = False
+
+
+def calls_of(row: Mapping[str, Any]) -> list[Call]:
+    """The uses of a layer, at least one; of an input, one without parents."""
+    nodes = row.get("inbound_nodes")
+    several = [list(parents_of(node)) for node in (nodes if isinstance(nodes, list) else ())]
+    several = [node for node in several if node]
+    if kind_of_row(row) in MERGING and several and all(len(node) == 1 for node in several):
+        several = [[parent for node in several for parent in node]]  # as some versions spell one use of several inputs
+    if several and _holds_model(row):
+        return [Call([p for node in several for p, _ in node], None, all=True)]
+    if len(several) < 2:  # else it may have been built for another use
+        parents = several[0] if several else []
+        return [Call([p for p, _ in parents], next((s for _, s in parents if s), None) or built(row))]
+    return [Call([p for p, _ in node], next((s for _, s in node if s), None)) for node in several]
+
+
+def _holds_model(row: Mapping[str, Any]) -> bool:
+    """Whether it is a model, or a layer around one."""
+    inner = row["config"].get("layer")
+    around = inner.get("config") if isinstance(inner, dict) else None
+    return isinstance(row["config"].get("layers"), list) or (isinstance(around, dict) and "layers" in around)
+
+
+def is_usual(equation: Any) -> bool:
+    """Whether an EinsumDense multiplies the last axes of its input by the first of its kernel: abc,cd->abd."""
+    if not isinstance(equation, str) or len(equation) > 200:
+        return equation is None
+    m = re.fullmatch(r"([a-zA-Z.]+),([a-zA-Z]+)->([a-zA-Z.]+)", equation.replace(" ", ""))
+    if not m:
+        return False
+    taken, kernel, given = m.groups()
+    gone = "".join(c for c in kernel if c in taken and c not in given)
+    new = "".join(c for c in kernel if c in given and c not in taken)
+    return kernel == gone + new and taken.endswith(gone) and given.endswith(new)
+
+
+def built(row: Mapping[str, Any]) -> list[Any] | None:
+    """The shape of a layer's input, for which it was built."""
+    built = row.get("build_config")
+    shape = built.get("input_shape") if isinstance(built, dict) else None
+    return shape if isinstance(shape, list) else None
+
+
+def parents_of(value: Any, depth: int = 0) -> Iterator[tuple[tuple[str, int, int], list[Any] | None]]:
+    """The layers in an inbound_nodes list, each with its call and output, and the shape of that, if it says so.
+
+    Keras 3 writes keras_history and shape, those before [name, call, output, ...].
+    """
+    shape = None
+    if isinstance(value, dict):
+        history, shape = value.get("keras_history"), value.get("shape")
+        value = [history] if history else list(value.values())
+    if not isinstance(value, list) or depth > 16:
+        return
+    if len(value) > 2 and isinstance(value[0], str) and type(value[1]) is type(value[2]) is int:
+        yield (value[0], value[1], value[2]), None
+        return
+    for v in value:
+        for parent, known in parents_of(v, depth + 1):
+            yield parent, known or (shape if isinstance(shape, list) else None)

@@ -10,6 +10,7 @@ ends in common.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from . import images, naming
@@ -43,6 +44,7 @@ class Table:
         path = tuple(path[-MAX_NAMES:])
         return next((list(o) for n in range(len(path)) if (o := self._known.get(path[n:]))), [])
 
+    @cached_property
     def alone(self) -> list[Owner]:
         """The layer itself, if it is of a class of Keras that has all its weights itself, whatever they are called."""
         owners = dict.fromkeys(owner for _, owner in self._rows)
@@ -64,7 +66,7 @@ def owners(config: Any, layers: Iterable[tuple[str, Sequence[Sequence[str]]]]) -
         for tensor, weight in weights:
             at = [layer, *weight.rsplit("/", MAX_NAMES + 1)[:-1]]
             inside = [o for o in tables[key].find(at[:-1]) if _recurrent(o)]  # lstm/lstm_cell/kernel
-            several = tables[key].find(at) or inside or (tables[key].alone() if key else [])
+            several = tables[key].find(at) or inside or (tables[key].alone if key else [])
             found.setdefault(tensor, {}).update(dict.fromkeys(several))
     return {tensor: one for tensor, several in found.items() if (one := _one(list(several)))}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import time
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -486,6 +487,7 @@ IMAGES = [
     ("TimeDistributed:Flatten GlobalAveragePooling1D", "flat_dense"), ("Flatten RepeatVector Flatten", "mixed_dense"),
     ("TimeDistributed:Conv2D TimeDistributed:Flatten LSTM", "dense"),
     # features are last on both sides
+    ("Conv1D Dense Flatten", "maybe_dense"), ("Conv1D Dense Conv1D Flatten", "flat_dense"), ("Conv1D Dense", "dense"),
     ("Embedding Flatten", "dense"), ("LSTM Flatten", "dense"),
     ("MultiHeadAttention LayerNormalization Flatten", "dense"), ("Embedding Conv1D Flatten", "flat_dense"),
     ("Input:28:28 Flatten", "dense"), ("Input:28:28:1 Flatten", "flat_dense"),
@@ -548,11 +550,16 @@ def called(text: str, *nodes: list[str]) -> dict[str, Any]:
         ([called("Subtract", ["a", "i"])], "mixed_dense"),
         ([called("Dropout", ["a"], ["z"]), called("Conv1D", ["Dropout"]) | {"config": {"name": "z"}},
           called("ReLU", ["Dropout"])], "flat_dense"),
+        # Keras 2 counts the uses of a layer outside of this model, too
+        ([called("Dropout", ["a:3"])], "flat_dense"), ([called("Dropout", ["nobody:3"])], "dense"),
+        ([called("Concatenate", ["Conv2D", "LSTM"]), called("Flatten", ["Concatenate"])], "maybe_dense"),
+        ([called("Add", ["Conv2D", "LSTM"]), called("Flatten", ["Add"])], "flat_dense"),
     ],
 )  # fmt: skip
 def test_what_is_used_or_merged_twice(rows: list[dict[str, Any]], taken: str) -> None:
     """A layer that is called again, with what stands behind it, is another layer each time."""
     flat = called("Flatten", ["i"]) | {"config": {"name": "a"}}, called("Flatten", ["j"]) | {"config": {"name": "b"}}
+    flat = *flat, called("Conv2D", ["i"]), called("LSTM", ["j"])
     last = called("Dense", [rows[-1]["config"]["name"]])
     found = naming.listed({"class_name": "Functional", "config": {"layers": [*flat, *rows, last]}})
     assert [one.kind for one in found if one.name == "Dense"] == [taken]
@@ -592,6 +599,60 @@ def test_a_model_that_is_called_often_is_gone_through_once(around: bool) -> None
         rows = [layer("Input:4", "i"), inner | {"inbound_nodes": [[["i", 0, 0, {}]]] * 8}]
         model = {"class_name": "Functional", "config": {"name": "m", "layers": rows, "output_layers": [["m", 7, 0]]}}
     assert images.behind(model) == {}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "taken"),
+    [
+        ("flat", "vector", "mixed_"), ("vector", "flat", "mixed_"), ("flat", "flat", "flat_"),
+        ("vector", "sequence", ""),
+        ("vector", "unknown", "maybe_"), ("flat", "unknown", "mixed_"),
+    ],
+)  # fmt: skip
+def test_a_layer_that_is_used_on_two_kinds_of_inputs(first: str, second: str, taken: str) -> None:
+    """As it is, and as a model; Keras 2 counts the calls of a model from 1."""
+    rows = [
+        called("Conv2D", ["i"]), called("Flatten", ["Conv2D"]) | {"config": {"name": "flat"}},
+        called("GlobalAveragePooling2D", ["i"]) | {"config": {"name": "vector"}},
+        called("LSTM", ["i"]) | {"config": {"name": "sequence"}}, called("Mine", ["i"]) | {"config": {"name": "unknown"}},
+    ]  # fmt: skip
+    dense = layer("Dense", "d")
+    model = {"class_name": "Sequential", "config": {"name": "m", "layers": [dense]}}
+    for last, name, start in (dense, "d", 0), (model, "m", 1):
+        used = last | {"inbound_nodes": [[[first, 0, 0, {}]], [[second, 0, 0, {}]]]}
+        ends = [called("ReLU", [f"{name}:{start}"]), called("ELU", [f"{name}:{start + 1}"])]
+        found = naming.listed({"class_name": "Functional", "config": {"layers": [*rows, used, *ends]}})
+        assert [images.prefix(one.kind) for one in found if one.name == "d"] == [taken]
+
+
+def test_an_output_that_a_model_does_not_have() -> None:
+    """Each of thousands was taken for all outputs together."""
+    inner = {"name": "m", "layers": [layer("Input:4", "i")], "output_layers": [["i", 0, 0]] * 20_000}
+    rows = [
+        {"class_name": "Functional", "config": inner},
+        layer("Dense") | {"inbound_nodes": [[["m", 0, -1]] * 20_000]},
+    ]
+    began = time.process_time()
+    images.behind({"class_name": "Functional", "config": {"layers": rows}})
+    assert time.process_time() - began < 5
+
+
+def test_a_flatten_of_two_images_was_built_for_one() -> None:
+    flatten = called("Flatten", ["i"], ["j"]) | {"build_config": {"input_shape": [None, 4, 4, 3]}}
+    rows = [flatten, called("Dense", ["Flatten:1"])]
+    assert images.behind({"class_name": "Functional", "config": {"layers": rows}}) == {id(rows[1]): ("flat_", None)}
+
+
+def test_weights_that_no_layer_has_are_sought_at_once() -> None:
+    """Each was compared with all layers of its model."""
+    rows = [layer("Dense", f"d{i}") for i in range(5000)]
+    config = {
+        "class_name": "Sequential",
+        "config": {"layers": [{"class_name": "Sequential", "config": {"name": "m", "layers": rows}}]},
+    }
+    began = time.process_time()
+    assert not owners.owners(config, [("m", [(f"m/w{i}", f"w{i}/kernel") for i in range(5000)])])
+    assert time.process_time() - began < 2
 
 
 def test_a_class_of_a_user_is_none_of_keras() -> None:
