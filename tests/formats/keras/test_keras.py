@@ -614,7 +614,8 @@ def test_a_layer_that_is_used_on_two_kinds_of_inputs(first: str, second: str, ta
     rows = [
         called("Conv2D", ["i"]), called("Flatten", ["Conv2D"]) | {"config": {"name": "flat"}},
         called("GlobalAveragePooling2D", ["i"]) | {"config": {"name": "vector"}},
-        called("LSTM", ["i"]) | {"config": {"name": "sequence"}}, called("Mine", ["i"]) | {"config": {"name": "unknown"}},
+        called("LSTM", ["i"]) | {"config": {"name": "sequence"}},
+        called("Mine", ["i"]) | {"config": {"name": "unknown"}},
     ]  # fmt: skip
     dense = layer("Dense", "d")
     model = {"class_name": "Sequential", "config": {"name": "m", "layers": [dense]}}
