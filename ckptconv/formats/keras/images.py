@@ -141,7 +141,7 @@ def _is_chain(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], outp
 
 
 def _chain(rows: Sequence[dict[str, Any]], given: Sequence[Flow], found: Found, depth: int) -> list[Flow]:
-    last = [_joined(given)] if given else []
+    last = [_agreed(given)] if given else []
     for row in rows:
         last = _given_by(row, last, Call([], built(row)), found, depth)
     return last or [Flow(IMAGE)]

@@ -626,6 +626,20 @@ def test_a_layer_that_is_used_on_two_kinds_of_inputs(first: str, second: str, ta
         assert [images.prefix(one.kind) for one in found if one.name == "d"] == [taken]
 
 
+@pytest.mark.parametrize("head", ["Sequential", "Functional"])
+def test_a_head_for_an_image_and_for_a_sequence(head: str) -> None:
+    rows = [layer("Input:4:5", "x"), called("Flatten", ["x"]), called("Dense", ["Flatten"])]
+    inner = {"name": "h", "layers": rows, "input_layers": [["x", 0, 0]], "output_layers": [["Dense", 0, 0]]}
+    uses = [[["Conv1D", 0, 0, {}]], [["LSTM", 0, 0, {}]]]
+    both = [
+        called("Conv1D", ["i"]),
+        called("LSTM", ["i"]),
+        {"class_name": head, "config": inner, "inbound_nodes": uses},
+    ]
+    found = naming.listed({"class_name": "Functional", "config": {"layers": both}})
+    assert [one.kind for one in found if one.name == "Dense"] == ["maybe_dense"]
+
+
 def test_an_output_that_a_model_does_not_have() -> None:
     """Each of thousands was taken for all outputs together."""
     inner = {"name": "m", "layers": [layer("Input:4", "i")], "output_layers": [["i", 0, 0]] * 20_000}
