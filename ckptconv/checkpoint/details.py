@@ -39,8 +39,10 @@ PREFIXES = ("flat_", "mixed_", "maybe_", "shaped_")
 
 
 def bare(kind: str) -> str:
-    """A class without such a prefix."""
-    return kind.removeprefix(next((p for p in PREFIXES if kind.startswith(p)), ""))
+    """A class without such prefixes."""
+    while begin := next((p for p in PREFIXES if kind.startswith(p)), ""):
+        kind = kind.removeprefix(begin)
+    return kind
 
 
 class Entry(TypedDict, total=False):

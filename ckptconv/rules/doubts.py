@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ..checkpoint import Checkpoint, Note
+from ..checkpoint.details import bare
 from .assign import Assignment, layer_kind
 from .converter import Converter
 
@@ -52,14 +53,19 @@ def _flattened(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
 
 def _of_kind(begin: str) -> Callable[[Checkpoint, Sequence[str]], Iterable[str]]:
     """Of layers whose class begins so, what multiplies their inputs."""
-    return lambda found, names: (
-        n for n in names if layer_kind(found, n).startswith(begin) and not n.endswith("recurrent_kernel")
-    )
+
+    def of(found: Checkpoint, names: Sequence[str]) -> Iterator[str]:
+        for name in names:
+            kind = layer_kind(found, name)
+            if begin in kind.removesuffix(bare(kind)) and not name.endswith("recurrent_kernel"):
+                yield name
+
+    return of
 
 
 def _untold(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
     listed = checkpoint.details.get("images", {})
-    return _of_kind("einsum_dense")(checkpoint, [n for n in names if n not in listed])
+    return (n for n in names if n not in listed and layer_kind(checkpoint, n) == "einsum_dense")
 
 
 def _of_one_size(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:

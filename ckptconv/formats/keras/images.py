@@ -170,7 +170,7 @@ def _layer(row: dict[str, Any], kind: str, before: Flow, shape: Any, found: Foun
     text = _prefix(kind, own, before)
     found[id(row)] = _used(found.get(id(row)), (text, before.image if text else None))
     if before.rows and _is_shaped(kind, own, before):
-        found.update({r: ("shaped_", None) for r in before.rows if not found[r][0]})
+        found.update({r: _shaped(*found[r]) for r in before.rows})
     if isinstance(own.get("layers"), list):
         within: Found = {}
         made = _joined(_model(inner, [before], within, depth + 1))
@@ -185,9 +185,14 @@ def _layer(row: dict[str, Any], kind: str, before: Flow, shape: Any, found: Foun
     return _followed(made, kind, id(row), own, before)
 
 
+def _shaped(text: str, image: Image) -> tuple[str, Image]:
+    """What a layer is, if its outputs become an image as well."""
+    return {"": "shaped_", "flat_": "flat_shaped_"}.get(text, text), image
+
+
 def _used(before: tuple[str, Image] | None, now: tuple[str, Image]) -> tuple[str, Image]:
     """What the inputs of a layer are that is used again."""
-    if before is None or before == now or (before[0] == "shaped_" and not now[0]):
+    if before is None or (before[0].removesuffix("shaped_"), before[1]) == now:
         return before or now
     return ("maybe_" if {before[0], now[0]} <= {"", "maybe_", "shaped_"} else "mixed_"), None
 

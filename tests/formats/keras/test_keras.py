@@ -690,12 +690,15 @@ def test_an_image_of_no_size_that_can_be(axes: list[Any]) -> None:
         ("Input:9 Dense BatchNormalization ReLU Reshape:3:3:2 Conv2D", 3), ("Input:9 Dense Reshape:4:2 Conv1D", 1),
         ("Input:9 Dense Reshape:3:3:1 Conv2D", 0), ("Input:9 Dense Reshape:4:2 LSTM", 0), ("Dense Conv1D", 0),
         ("Input:9 Dense LSTM Reshape:3:3:2 Conv2D", 0), ("Input:9 Dense Reshape:3:3:2", 1),
+        ("Conv2D Flatten Dense Reshape:3:3:2 Conv2D", 1),
     ],
 )  # fmt: skip
 def test_what_becomes_an_image_is_said(chain: str, shaped: int) -> None:
     rows = [layer(text) for text in chain.split()]
     found = naming.listed({"class_name": "Sequential", "config": {"layers": rows}})
-    assert sum(one.kind.startswith("shaped_") for one in found) == shaped
+    kinds = [one.kind for one in found]
+    assert sum("shaped_" in kind for kind in kinds) == shaped
+    assert sum(kind.startswith("flat_") for kind in kinds) == chain.count("Flatten")
 
 
 def model(name: str, *rows: dict[str, Any]) -> dict[str, Any]:
