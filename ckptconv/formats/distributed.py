@@ -43,14 +43,15 @@ def open(folder: str, files: Sequence[str], how: Reading) -> Checkpoint:
         try:
             shard = safetensors.read(path, how)
             starts = offsets.read(shard.metadata, path)
-            for name, t in shard.items():
-                pieces.setdefault(name, []).append((t, _start(t, starts, path)))
+            own = [(t, _start(t, starts, path)) for t in shard.values()]  # all of a shard, or nothing of it
         except CkptError as e:
             if not how.salvage:
                 raise
             text = f"the shard {printable(file)} cannot be opened: {' '.join(e.message.split())}"
             notes[Note("damaged", text)] = None
             continue
+        for piece in own:
+            pieces.setdefault(piece[0].name, []).append(piece)
         counts[file] = len(shard)
         metadata = shard.metadata | metadata
         notes |= dict.fromkeys(shard.notes)

@@ -157,6 +157,24 @@ def test_what_is_left_of_a_damaged_set(tmp_path: Path) -> None:
     assert [n.names for n in found.notes if n.kind == "damaged"] == [(), ("w",)]
 
 
+DAMAGED: dict[str, Shard] = {  # shards that do not say where all of their parts begin
+    "behind good parts": {"a": (WHOLE, [0, 0]), "w": BOTTOM, "z": (WHOLE, None)},
+    "in no other shard": {"z": (WHOLE, None)},
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_of_a_damaged_shard_nothing_is_left(what: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "m", {shard(1): {"w": TOP, "s": (np.float32(3), [])}, shard(2): DAMAGED[what]})
+    with refused("says nothing of where this begins"):
+        ckptconv.open(folder)
+    found = ckptconv.open(folder, keep_going=True)
+    assert "a" not in found
+    assert found.urls == (str(folder / shard(1)),)
+    assert found["s"].numpy() == 3
+    assert sum("cannot be opened" in n.text for n in found.notes if n.kind == "damaged") == 1
+
+
 def test_other_models_of_the_folder(tmp_path: Path) -> None:
     """A hint names what lies beside the shards; where a model has a usual name, it is the folder's."""
     folder = saved(tmp_path / "m", grid(2, 1))
