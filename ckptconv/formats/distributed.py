@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from ..checkpoint import Checkpoint, Details, Note, Tensor
 from ..errors import CkptError, CorruptCheckpoint
-from ..messages import many, printable
+from ..messages import listing, many, printable
 from ..moves.part import Part, c_strides, checked_count
 from ..storage.files import join, sibling
 from ..storage.remote import peek
@@ -56,6 +56,9 @@ def open(folder: str, files: Sequence[str], how: Reading) -> Checkpoint:
         metadata = shard.metadata | metadata
         notes |= dict.fromkeys(shard.notes)
     tensors, damaged = _joined(pieces, folder, how)
+    if len(counts) < len(files):
+        tensors, cut = _certain(tensors, [n.text for n in notes if n.kind == "damaged"], folder)
+        damaged += cut
     text = (
         f"joined from {many(len(counts), 'shard')} of a distributed run; tensors reach as far as their parts, so a "
         "shard that is missing at the end would not be noticed"
@@ -64,6 +67,18 @@ def open(folder: str, files: Sequence[str], how: Reading) -> Checkpoint:
     details: Details = {"shards": counts}
     urls = tuple(paths[file] for file in counts)
     return Checkpoint(tensors, metadata, (), "safetensors", urls, (Note("assumed", text), *notes, *damaged), details)
+
+
+def _certain(tensors: dict[str, Tensor], lost: list[str], url: str) -> tuple[dict[str, Tensor], list[Note]]:
+    """What is whole although shards are lost, and a note on the rest, of which they may have held the end."""
+    left = {name: t for name, t in tensors.items() if not t.shape}
+    if not left:
+        text = "nothing is left, because any tensor may have parts in shards that cannot be opened; get these again"
+        alone = "from_='safetensors' reads a shard alone, if its parts begin where their tensors do"
+        raise CorruptCheckpoint(f"{text} ({alone}):\n{listing(lost)}", url=url)
+    cut = tuple(name for name in tensors if name not in left)
+    text = "not known to be whole: no file says how large they are, and a shard that cannot be opened may hold more"
+    return left, [Note("damaged", text, cut)] if cut else []
 
 
 def _start(t: Tensor, starts: dict[str, offsets.Start], url: str) -> offsets.Start:
