@@ -85,7 +85,12 @@ def open(url: str, how: Reading) -> Checkpoint:
         return replace(whole, notes=(note, *whole.notes))
     folder, base = split(url)
     if offsets.SHARD.fullmatch(base) and exists(url):
-        whole = distributed.open(folder, offsets.shards(names(folder)), how)
+        shards = offsets.shards(names(folder))
+        if base not in shards:  # a web server lists nothing
+            text = "is one shard of those that a distributed run saved, and the others cannot be listed there"
+            alone = "from_='safetensors' reads this one alone, if its parts begin where their tensors do"
+            raise StorageError(f"{text}; copy all of them into a folder here, and give that ({alone})", url=url)
+        whole = distributed.open(folder, shards, how)
         note = Note("hint", "a shard was given, and all of its folder are read", (base,))
         return replace(whole, notes=(note, *whole.notes))
     return open_index(url if exists(url) else beside(url, url + shard_index.SUFFIX), how)
