@@ -26,7 +26,7 @@ from .entries import Leaf, unwrap
 from .plain import Inert, Known, Ordered
 from .rebuild import Layout
 from .recorded import is_module
-from .views import Absent, Pieces, Storage, StorageType, TorchType, View
+from .views import Absent, Pieces, Storage, StorageType, TorchType, View, identity
 from .walk import Walk
 
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
@@ -62,7 +62,7 @@ def checkpoint(
         ties=made.ties(),
         format=format,
         urls=(url,),
-        notes=(*notes, *unwrapped, *walked.notes(), *made.notes(quiet=quiet)),
+        notes=(*notes, *unwrapped, *walked.notes(leaf.value for leaf in leaves), *made.notes(quiet=quiet)),
         details=details,
     )
 
@@ -125,7 +125,7 @@ class Made:
         self.put(stored(name, v, role))
         if 0 in v.shape:
             return
-        same = self.groups[id(v.storage), v.offset, v.shape, v.strides, v.torch, v.ops]
+        same = self.groups[identity(v)]
         same.append(name)
         if len(same) == 1:
             self.left -= max(0, prod(v.shape) * v.row.itemsize - v.storage.size)

@@ -4,7 +4,7 @@
     -> state_dict.fc.weight;  optimizer.state.0.exp_avg (a slot);  optimizer.state.0.step = 9;  epoch = 3
 
 A module gives the names of its `state_dict()`: its parameters, its persistent buffers, its modules; tensors among its
-other attributes are left out with a note. Tensors of subclasses without data of their own are walked, or refused by
+other attributes are left out with a note, in which they are unread unless the same view is read as a weight. Tensors of subclasses without data of their own are walked, or refused by
 name. Containers that hold themselves, or share without bound, are met and do not trap.
 """
 
@@ -46,7 +46,7 @@ from .recorded import (
     states,
 )
 from .values import HARMLESS
-from .views import Absent, Hollow, Pieces, Tagged, View, Wrapper
+from .views import Absent, Hollow, Pieces, Tagged, View, Wrapper, identity
 
 MAX_DEPTH = 100
 SHARING = 4  # visits per byte of pickle: a container may occur at several places, but not without bound
@@ -69,7 +69,7 @@ class Walk:
         self.open: set[int] = set()
         self.cyclic: list[str] = []
         self.inert: dict[str, None] = {}
-        self.attributes: list[str] = []  # of modules, tensors
+        self.attributes: list[tuple[str, Any]] = []  # of modules, tensors
         self.hung: list[str] = []  # on tensors and dictionaries
         self.refused: list[str] = []
 
@@ -132,7 +132,7 @@ class Walk:
         if self.values < 0:
             raise UnsafeCheckpoint("it holds values without end that are not plain tensors", url=self.url)
         if role == ATTRIBUTE and type(value) in TENSORS:
-            self.attributes.append(name)
+            self.attributes.append((name, value))
         else:
             yield Leaf(name, value, _plain(role), top)
 
@@ -190,7 +190,8 @@ class Walk:
             return None
         return local
 
-    def notes(self) -> Iterator[Note]:
+    def notes(self, read: Iterable[Any] = ()) -> Iterator[Note]:
+        """What was left out. `read`: the values of all leaves, which attributes of modules may be as well."""
         if self.refused:
             raise UnsafeCheckpoint(
                 "it holds tensors of kinds that are not read; save them as full, plain tensors:\n"
@@ -203,11 +204,20 @@ class Walk:
         if foreign:
             yield Note("assumed", "objects of unknown classes, read as plain containers of their attributes", foreign)
         if self.attributes:
-            text = "tensors that are plain attributes of modules, not in their state_dict()"
-            yield Note("skipped", text, tuple(self.attributes))
+            yield from _attributes(self.attributes, set(map(identity, read)))
         if self.hung:
             text = "attributes that Python code hung on tensors and dictionaries"
             yield Note("skipped", text, tuple(self.hung), tensors=False)
+
+
+def _attributes(left: list[tuple[str, Any]], read: set[tuple[Any, ...]]) -> Iterator[Note]:
+    """Tensors that were left out, apart from those that are read under another name: an LSTM lists its own weights."""
+    text = "tensors that are plain attributes of modules, not in their state_dict()"
+    if others := tuple(name for name, value in left if identity(value) not in read):
+        yield Note("skipped", text, others)
+    if weights := tuple(name for name, value in left if identity(value) in read):
+        text = "plain attributes of modules that are tensors of their state_dict() once more"
+        yield Note("skipped", text, weights, tensors=False)
 
 
 def is_plain(value: Any) -> bool:

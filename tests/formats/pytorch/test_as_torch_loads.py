@@ -235,6 +235,34 @@ def test_modules_give_the_names_of_their_state_dict(wrapped: bool, new: bool, tm
     assert {"fc.weight", "lstm._flat_weights.0", "stride", "transient", "hidden.0.w"} <= left | {"cache.0"}
 
 
+class Strange(torch.nn.Module):
+    """Attributes that lie where the weight does, of which one is the weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.arange(4.0).reshape(2, 2))
+        w = self.w.data
+        self.same, self.turned, self.row, self.flat = w[:], w.t(), w[1], w.view(4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_a_module_lists_once_more_are_read(tmp_path: Path) -> None:
+    """A diff of a recurrent model said that its weights are unread, which it reads under their own names."""
+    lstm, strange = torch.nn.LSTM(2, 3), Strange()
+    torch.save(lstm, tmp_path / "lstm.pt")
+    torch.jit.script(torch.nn.Sequential(torch.nn.GRU(2, 3))).save(str(tmp_path / "gru.pt"))
+    torch.save(strange, tmp_path / "strange.pt")
+    for name in ("lstm", "gru"):
+        ckptconv.convert(tmp_path / f"{name}.pt", tmp_path / "a.safetensors", opaque=True, force=True)
+        assert ckptconv.diff(tmp_path / f"{name}.pt", tmp_path / "a.safetensors", opaque=True).same
+        notes = ckptconv.open(tmp_path / f"{name}.pt", opaque=True).notes
+        assert [len(n.names) for n in notes if "once more" in n.text] == [4]
+    found = ckptconv.open(tmp_path / "strange.pt", opaque=True)
+    assert list(found) == ["w"]
+    assert [n.names for n in found.notes if "once more" in n.text] == [("same",)]
+    assert [n.names for n in found.notes if n.unread] == [("turned", "row", "flat")]
+
+
 class Tagged(torch.Tensor):
     pass
 
