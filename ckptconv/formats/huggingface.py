@@ -202,10 +202,11 @@ def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkp
         extra += [f"{name} (in {file})" for name in shard if name not in taken]
         tensors |= taken
         for key, value in shard.metadata.items():
-            metadata.setdefault(key, value)
+            if key not in offsets.KEYS:  # torch writes them into shards of whole tensors, too, which an index names
+                metadata.setdefault(key, value)
         part = shard.with_tensors(taken)
         ties += part.ties
-        notes |= dict.fromkeys(part.notes)
+        notes |= dict.fromkeys(n for n in part.notes if n != offsets.ALONE)
         urls += shard.urls
     if extra:
         # tensors, but not of this checkpoint: what loads it by its index does not load them either

@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, Note
 from ..errors import CkptError, CorruptCheckpoint
 from ..messages import listing
 from ..moves.part import MAX_ELEMENTS
@@ -24,6 +25,13 @@ from ..storage.json import parse_json, unique
 INFO = "DCP_SHARDING_INFO"
 KEYS = (INFO, "DCP_VERSION")
 SHARD = re.compile(r"shard-\d{5,}-model-\d{5,}-of-(\d{5,})\.safetensors")
+
+# The first shard says the same as a file that holds whole tensors.
+ALONE = Note(
+    "assumed",
+    f"read as whole tensors; its {INFO} does not say that they are, and the first shard of a distributed run holds only "
+    "the first part of each",
+)
 
 Start = tuple[int, ...]
 
@@ -50,8 +58,11 @@ def _start(pairs: list[tuple[str, Any]]) -> Any:
     return found
 
 
-def refuse_parts(found: Checkpoint, url: str) -> None:
-    """Raise CorruptCheckpoint if the file holds parts of tensors that begin elsewhere than the tensors do."""
+def alone(found: Checkpoint, url: str) -> Checkpoint:
+    """A file that is read without others, with a note if it may hold parts of tensors.
+
+    Raises CorruptCheckpoint if it holds parts that begin elsewhere than the tensors do.
+    """
     starts = dict[str, Start]()
     with suppress(CkptError):  # another program's metadata
         starts = read(found.metadata, url)
@@ -59,3 +70,4 @@ def refuse_parts(found: Checkpoint, url: str) -> None:
         text = "holds only parts of tensors, one shard of those that a distributed run saved; give the folder with all"
         name = "" if SHARD.fullmatch(split(url)[1]) else ", under the names that torch gave them"
         raise CorruptCheckpoint(f"{text}{name}:\n{listing(parts)}", url=url)
+    return replace(found, notes=(*found.notes, ALONE)) if any(starts.values()) else found

@@ -54,9 +54,7 @@ def sniff(seen: Seen) -> int:
 
 
 def open(url: str, how: Reading) -> Checkpoint:
-    found = read(url, how)
-    offsets.refuse_parts(found, url)
-    return found
+    return offsets.alone(read(url, how), url)
 
 
 def read(url: str, how: Reading) -> Checkpoint:

@@ -108,6 +108,26 @@ def test_whole_tensors_of_a_distributed_run(tmp_path: Path) -> None:
         assert_joined(ckptconv.open(tmp_path / f"{i}.safetensors"))
 
 
+def test_the_first_shard_alone_may_be_a_part(tmp_path: Path) -> None:
+    """What it says is what a file of whole tensors says; an index, or a tensor without axes, leaves no doubt."""
+    folder = saved(tmp_path / "m", grid(2, 1))
+    shutil.copy(folder / shard(1), tmp_path / "x.safetensors")
+    ckptconv.convert(tmp_path / "x.safetensors", tmp_path / "y.safetensors")
+    for found in (
+        ckptconv.open(folder / shard(1), format="safetensors"),
+        ckptconv.open(tmp_path / "x.safetensors"),
+        ckptconv.open(tmp_path / "y.safetensors"),
+    ):
+        assert found["w"].shape == (2, 6)
+        assert ["holds only the first part of each" in n.text for n in found.notes if n.kind == "assumed"] == [True]
+    whole = "model-00001-of-00001.safetensors"
+    saved(tmp_path / "i", {whole: {"w": (WHOLE, [0, 0])}, "one.safetensors": {"s": (np.float32(3), [])}})
+    (tmp_path / "i" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": whole}}))
+    ckptconv.convert(tmp_path / "i", tmp_path / "z.safetensors")
+    for path in (tmp_path / "i" / whole, tmp_path / "z.safetensors", tmp_path / "i" / "one.safetensors"):
+        assert not [n for n in ckptconv.open(path).notes if n.kind == "assumed"]
+
+
 REFUSED: dict[str, tuple[dict[str, Shard], str]] = {
     "a hole": ({shard(1): {"w": TOP}, shard(2): {"w": (WHOLE[3:], [3, 0])}}, r"do not fill its shape \[4, 6\]"),
     "the first is missing": ({shard(2): {"w": BOTTOM}}, r"do not fill its shape \[4, 6\]"),
@@ -204,6 +224,8 @@ def test_as_torch_joins_them(rows: int, columns: int, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     consolidate.consolidate_safetensors_files(str(folder), str(tmp_path / "whole"), {"w": 1})
     assert_joined(ckptconv.open(tmp_path / "whole"))
+    alone = next((tmp_path / "whole").glob("*.safetensors"))
+    assert not ckptconv.open(alone, format="safetensors").notes
     assert ckptconv.diff(folder, tmp_path / "whole").same
 
 
