@@ -122,7 +122,7 @@ def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoin
     for n in takewhile(lambda n: n.startswith(stem), here[bisect_left(here, stem) :]):
         if there := stat(join(folder, n)):
             near[n] = there
-    for found in sets(folder, near, ""):
+    for found in sets(folder, near, "", here):
         if split(found.source)[1] == base or source in {url for url, _ in found.files}:
             return found
     if status is None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from ..errors import AmbiguousFormat, CkptError
-from ..formats import companions, detect, offsets, shard_index, table
+from ..formats import companions, detect, huggingface, offsets, shard_index, table
 from ..formats.tensorflow.locate import STATE_FILE, is_state
 from ..storage.files import Stat, join, read_all
 from .found import FoundCheckpoint
@@ -23,7 +23,7 @@ MAX_INDEX = 2**26  # bytes
 def group(folder: str, files: Mapping[str, Stat], under: str) -> Iterator[FoundCheckpoint]:
     """Group the files of one folder into checkpoints."""
     left = {n: s for n, s in files.items() if not n.startswith(".")}
-    yield from sets(folder, left, under)
+    yield from sets(folder, left, under, files)
     for n, status in left.items():
         url = join(folder, n)
         if _is_checkpoint(url, n, status):
@@ -31,8 +31,9 @@ def group(folder: str, files: Mapping[str, Stat], under: str) -> Iterator[FoundC
             yield FoundCheckpoint(url, under + stem, suffix, ((url, status),))
 
 
-def sets(folder: str, left: dict[str, Stat], under: str) -> Iterator[FoundCheckpoint]:
-    """Checkpoints of several files; their files are removed from `left`."""
+def sets(folder: str, left: dict[str, Stat], under: str, names: Iterable[str]) -> Iterator[FoundCheckpoint]:
+    """Checkpoints of several files; their files are removed from `left`. `names`: of all files of the folder."""
+    model = bool(huggingface.pieces(list(names)))  # whether shards of a distributed run are the folder's model
 
     def take(base: str, stem: str, suffix: str, members: Iterable[str]) -> FoundCheckpoint:
         mine = [n for n in dict.fromkeys(members) if n in left]
@@ -55,7 +56,8 @@ def sets(folder: str, left: dict[str, Stat], under: str) -> Iterator[FoundCheckp
             yield take(n, *split_suffix(n), [n, *pieces])
     parts = offsets.shards(left)
     if parts and _are_joined(join(folder, parts[0])):
-        yield take(parts[0], "model", ".safetensors", parts)
+        # where another is the model, the two would have one name
+        yield take(parts[0], "model" if model else "shards", ".safetensors", parts)
 
 
 def _are_joined(url: str) -> bool:

@@ -61,7 +61,7 @@ def _chosen(names: Iterable[str]) -> list[str]:
     indexes = [n for n in left if n.endswith(INDEXES)]
     for n in [*indexes, *(n for n in left if (m := PIECE.fullmatch(n)) and f"{m[1]}{m[2]}.index.json" in indexes)]:
         del left[n]
-    several = [f.source for f in sets("", left, "")]
+    several = [f.source for f in sets("", left, "", [*left, *indexes])]
     return sorted([*indexes, *several, *(n for n in left if n.lower().endswith(suffixes()))])
 
 

@@ -45,7 +45,7 @@ WEIGHTS = re.compile(r".+\.(safetensors|bin|msgpack)(\.index\.json)?")
 
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
-        return 3 if set(MODELS) & set(seen.files) else 2 if _candidates(seen.files) or _pieces(seen.files) else 0
+        return 3 if set(MODELS) & set(seen.files) else 2 if _candidates(seen.files) or pieces(seen.files) else 0
     if seen.size < 0 and seen.base + shard_index.SUFFIX in seen.files:
         return 3  # the name under which the shards were written
     if seen.base.endswith(shard_index.SUFFIX) and seen.head.lstrip()[:1] == b"{":
@@ -53,7 +53,7 @@ def sniff(seen: Seen) -> int:
     return 4 if seen.size >= 0 and (index_of(seen.url) or _is_piece(seen)) else 0
 
 
-def _pieces(files: Sequence[str]) -> list[str]:
+def pieces(files: Sequence[str]) -> list[str]:
     """The shards of a distributed run, which torch writes without an index, if nothing else is the folder's model."""
     found = [] if set(MODELS) & set(files) else offsets.shards(files)
     return [n for n in found if not (m := SHARD.fullmatch(n)) or f"{m[1]}{m[2]}{shard_index.SUFFIX}" not in files]
@@ -105,8 +105,8 @@ def _candidates(files: Sequence[str]) -> list[str]:
 def _open_folder(url: str, how: Reading) -> Checkpoint:
     files = names(url)
     candidates = _candidates(files)
-    if pieces := _pieces(files):
-        return _beside(distributed.open(url, pieces, how), pieces, candidates, files)
+    if parts := pieces(files):
+        return _beside(distributed.open(url, parts, how), parts, candidates, files)
     if not candidates:
         shards = [n for n in files if SHARD.fullmatch(n)]
         what = f"holds shards ({shards[0]}, ...) but not their index" if shards else "holds no known model"
@@ -126,6 +126,7 @@ def _beside(whole: Checkpoint, read: Sequence[str], candidates: Sequence[str], f
         n for n in files if (n.lower().endswith(OTHERS) or WEIGHTS.fullmatch(n)) and not re.search(rf"{NUMBERED}\.", n)
     ]
     used = {split(u)[1] for u in whole.urls}
+    alone += [n for n in offsets.shards(files) if n not in read and n not in used][:1]  # which stands for all of them
     others = [*candidates, *(n for n in alone if n not in read and n not in candidates and n not in used)]
     if not others:
         return whole
@@ -248,4 +249,4 @@ class FolderWriter:
         return [p._replace(file=at + p.file) for p in self.inside.seal(checks, metadata)]
 
 
-__all__ = ["open", "open_index", "prove", "sniff", "writer"]
+__all__ = ["open", "open_index", "pieces", "prove", "sniff", "writer"]

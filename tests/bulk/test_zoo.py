@@ -105,6 +105,24 @@ def test_shards_of_a_distributed_run_are_one(tmp_path: Path) -> None:
     assert ckptconv.open(tmp_path / "out" / "model.npz")["w"].numpy().tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("indexed", [False, True])
+def test_shards_of_a_distributed_run_beside_a_model(indexed: bool, tmp_path: Path) -> None:
+    """Opened as a folder it is the model, with a hint; each of the two has a name of its own."""
+    shards = [f"shard-{i:05d}-model-00001-of-00001.safetensors" for i in (0, 2)]
+    size = 8 if indexed else None
+    ckptconv.save({"a": np.ones(1), "b": np.ones(1)}, tmp_path / "in/model.safetensors", max_shard_size=size)
+    for start, file in zip((0, 2), shards, strict=True):
+        info = json.dumps({"w": {"saved_offsets": [start]}})
+        save_file({"w": np.arange(start, start + 2)}, tmp_path / "in" / file, {"DCP_SHARDING_INFO": info})
+    found = ckptconv.open(tmp_path / "in")
+    assert set(found) == {"a", "b"}
+    assert [n.names for n in found.notes if n.kind == "hint"] == [(shards[0],)]
+    assert sorted(planned(tmp_path / "in")) == ["model.safetensors", "shards.safetensors"]
+    assert planned(tmp_path / "in" / shards[1]) == ["shards.safetensors"]
+    assert ckptconv.zoo([tmp_path / "in"], tmp_path / "out").done == 2
+    assert ckptconv.open(tmp_path / "out/shards.safetensors")["w"].numpy().tolist() == [0, 1, 2, 3]
+
+
 def test_steps_of_a_series(tmp_path: Path) -> None:
     for step in (9, 10, 200):
         save(tmp_path / f"run{step}" / f"model.ckpt-{step}", format="tf")
