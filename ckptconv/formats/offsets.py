@@ -29,8 +29,8 @@ SHARD = re.compile(r"shard-\d{5,}-model-\d{5,}-of-(\d{5,})\.safetensors")
 # The first shard says the same as a file that holds whole tensors.
 ALONE = Note(
     "assumed",
-    f"read as whole tensors; its {INFO} does not say that they are, and the first shard of a distributed run holds only "
-    "the first part of each",
+    f"read as whole tensors; its {INFO} does not say that they are, and the first shard of a distributed run "
+    "holds only the first part of each",
 )
 
 Start = tuple[int, ...]

@@ -4,8 +4,9 @@
     -> state_dict.fc.weight;  optimizer.state.0.exp_avg (a slot);  optimizer.state.0.step = 9;  epoch = 3
 
 A module gives the names of its `state_dict()`: its parameters, its persistent buffers, its modules; tensors among its
-other attributes are left out with a note, in which they are unread unless the same view is read as a weight. Tensors of subclasses without data of their own are walked, or refused by
-name. Containers that hold themselves, or share without bound, are met and do not trap.
+other attributes are left out with a note, in which they are unread unless the same view is read as a weight. Tensors of
+subclasses without data of their own are walked, or refused by name. Containers that hold themselves, or share without
+bound, are met and do not trap.
 """
 
 from __future__ import annotations
