@@ -48,7 +48,7 @@ def _made(keyword: str, value: Any, clean: Callable[[Any], Any] | None, declared
         right = False
     if not right:
         raise UsageError(f"{keyword}= takes {what or 'another kind of value'}, not {brief(repr(value), 100)}")
-    return made
+    return bool(made) if declared.startswith("bool") and made is not None else made  # numpy's are not JSON
 
 
 def _anything(value: object) -> bool:

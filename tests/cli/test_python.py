@@ -503,6 +503,15 @@ def test_what_an_option_takes_is_said(given: dict[str, Any], says: str, path: Pa
         ckptconv.convert(path, tmp_path / "o.npz", **given)
 
 
+@pytest.mark.parametrize("yes", [True, 1, 1.0, np.True_])
+def test_a_truth_value_of_any_kind_is_one(yes: Any, path: Path, tmp_path: Path) -> None:
+    """Options are written as JSON, which has no numbers of numpy."""
+    assert ckptconv.Select(keep_going=yes).keep_going is True
+    assert ckptconv.Target(hash=yes).hash is True
+    ckptconv.convert(path, tmp_path / "o.npz", keep_going=yes, hash=yes)
+    assert ckptconv.zoo([path], tmp_path / "out", keep_going=yes).done == 1
+
+
 def test_other_arguments_of_another_kind(path: Path) -> None:
     for call, says in (
         (lambda: ckptconv.diff(path, path, rtol="1"), "rtol= and atol= must be finite and not negative"),
