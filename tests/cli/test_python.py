@@ -508,7 +508,7 @@ def test_a_truth_value_of_any_kind_is_one(yes: Any, path: Path, tmp_path: Path) 
     """Options are written as JSON, which has no numbers of numpy."""
     assert ckptconv.Select(keep_going=yes).keep_going is True
     assert ckptconv.Target(hash=yes).hash is True
-    ckptconv.convert(path, tmp_path / "o.npz", keep_going=yes, hash=yes)
+    ckptconv.convert(path, tmp_path / "o.safetensors", keep_going=yes, hash=yes)
     assert ckptconv.zoo([path], tmp_path / "out", keep_going=yes).done == 1
 
 
