@@ -174,7 +174,8 @@ def load_into(
     other tensors; damage leaves the module partly loaded.
     """
     change = Change(converter, inverse, params or {}, renames)
-    found, stamps = _opened(source, memory(module)[0], select, change, verify=verify)
+    own = memory(module)[0]
+    found, stamps = _opened(source, own, select, change, verify=verify)
     report = check(module, found)
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
     if strict and (report.unexpected or report.mismatched or report.computed or parameters & set(report.missing)):
@@ -183,7 +184,6 @@ def load_into(
     given = {n: found[n] for n in report.loaded}
     refuse_changed(given.values(), stamps)
     with Sources(stamps=stamps) as sources:
-        own = memory(module)[0]
         refuse_unwritable({n: own[n] for n in given}, placed=device is not None)
         refuse_other_values(own, given, sources)
         refuse_conflicts(own, given, sources)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, cast
 
 
 class Move(NamedTuple):
@@ -38,9 +38,14 @@ def onward(first: Mapping[str, Move], then: Mapping[str, Move]) -> dict[str, Mov
 PREFIXES = ("flat_", "mixed_", "maybe_", "shaped_")
 
 
+def prefix(kind: str) -> str:
+    """What the inputs of a layer of this class are: the first prefix, or ''."""
+    return next((p for p in PREFIXES if kind.startswith(p)), "")
+
+
 def bare(kind: str) -> str:
     """A class without such prefixes."""
-    while begin := next((p for p in PREFIXES if kind.startswith(p)), ""):
+    while begin := prefix(kind):
         kind = kind.removeprefix(begin)
     return kind
 
@@ -76,9 +81,7 @@ class Details(TypedDict, total=False):
     collections: dict[str, list[str]]  # TensorFlow 1: the variables in each
     trainable: list[str]
     kinds: dict[str, str]  # the class of the layer that a tensor belongs to, in snake case
-    images: dict[
-        str, list[int]
-    ]  # Keras, by tensor whose layer a config lists: height and width of a flattened image, or []
+    images: dict[str, list[int]]  # Keras: height and width of a flattened image, [] of other layers in a config
     layers: list[Any]  # Keras: [layer, [[tensor, weight], ...]] in the order in which it loads
     guess: str  # Keras: what the order was guessed from
     doubts: list[list[str]]  # Keras: tensors that the guess may have swapped
@@ -99,9 +102,9 @@ def named(details: Details, names: Iterable[str], new: Callable[[str], str]) -> 
     made: dict[str, Any] = {}
     for key in BY_TENSOR:
         if key in details:
-            own: Mapping[str, Any] = details[key]  # type: ignore[literal-required]
+            own = cast("dict[str, Any]", details)[key]
             made[key] = {new(n): own[n] for n in names if n in own}
-    return details | made  # type: ignore[return-value]
+    return cast("Details", {**details, **made})
 
 
 def joined(several: Iterable[tuple[Container[str], Details]]) -> Details:
@@ -110,6 +113,6 @@ def joined(several: Iterable[tuple[Container[str], Details]]) -> Details:
     for names, details in several:
         for key in BY_TENSOR:
             if key in details:
-                own: Mapping[str, Any] = details[key]  # type: ignore[literal-required]
+                own = cast("dict[str, Any]", details)[key]
                 made.setdefault(key, {}).update({n: value for n, value in own.items() if n in names})
-    return made  # type: ignore[return-value]
+    return cast("Details", made)

@@ -13,7 +13,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checkpoint import Checkpoint
-from ..checkpoint.details import PREFIXES, bare
+from ..checkpoint.details import bare, prefix
 from ..errors import LayoutError, UsageError
 from .templates import MAX_NAME, any_taken
 
@@ -211,8 +211,7 @@ def _of_kind(kinds: tuple[str, ...], kind: str) -> bool:
     """
     listed = [k.removeprefix("!") for k in kinds]
     plain = bare(kind)
-    first = next((p for p in PREFIXES if kind.startswith(p)), "")
-    found = any(k in (kind, first + plain, plain) or (k.endswith("_") and kind.startswith(k)) for k in listed)
+    found = any(k in (kind, prefix(kind) + plain, plain) or (k.endswith("_") and kind.startswith(k)) for k in listed)
     return found != kinds[0].startswith("!")
 
 

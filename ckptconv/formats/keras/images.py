@@ -17,22 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from ...checkpoint.details import PREFIXES, bare
-from .layers import (
-    ELEMENTWISE,
-    FRESH,
-    IMAGING,
-    MERGING,
-    PASSING,
-    POOLING,
-    Call,
-    built,
-    calls_of,
-    is_usual,
-    kind_of_row,
-    parents_of,
-    snake,
-)
+from ...checkpoint.details import prefix
+from .layers import IMAGING, MERGING, PASSING, Call, built, calls_of, effect, is_usual, kind_of_row, parents_of
 
 BEHIND = ("flat_", "mixed_", "maybe_")
 # What a layer gives: "" for features last on both sides, an image as h w c, as c h w like torch's, several in a row, in
@@ -61,11 +47,6 @@ class Flow(NamedTuple):
     steps: bool = False
     rows: tuple[int, ...] = ()
     reshaped: bool = False
-
-
-def prefix(kind: str) -> str:
-    """What the inputs of a layer of this class are: the prefix, or ''."""
-    return next((p for p in PREFIXES if kind.startswith(p)), "")
 
 
 def inherited(above: str, kind: str) -> str:
@@ -99,17 +80,12 @@ def _model(config: Any, given: Sequence[Flow], found: Found, depth: int) -> list
     for last in (*[False] * (PASSES - 1), True):
         waiting = []
         for row, node, call in calls:
-            name = row["config"]["name"]
             if not last and not all(map(flows.has, call.parents)):
                 waiting.append((row, node, call))
                 continue
-            known = [p for p in call.parents if flows.has(p)]  # a model may take what it gave before
-            taken = list(map(flows.of, known if call.all and known else call.parents))
-            entered = flows.get((name, node), []) if not taken else []
-            flows[name, node] = _given_by(row, taken or entered, call, found, depth)
+            name = row["config"]["name"]
+            flows[name, node] = _given_by(row, flows.taken(call) or flows.get((name, node), []), call, found, depth)
         calls = waiting
-        if not calls:
-            break
     return [flows.of(p) for p, _ in outputs] or [Flow(UNSURE)]
 
 
@@ -131,6 +107,11 @@ class Flows(dict[tuple[str, int], list[Flow]]):
         """One output; an image if there is no such layer in the config, as of inputs that it does not list."""
         several = self.get(self.key(parent), [Flow(UNSURE if parent[0] in self.uses else IMAGE)])
         return several[parent[2]] if 0 <= parent[2] < len(several) else Flow(UNSURE)
+
+    def taken(self, call: Call) -> list[Flow]:
+        """What a use takes; of all uses of a model, which may take what it gave before, what is known."""
+        known = [p for p in call.parents if self.has(p)] if call.all else []
+        return list(map(self.of, known or call.parents))
 
 
 def _is_chain(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], outputs: Sequence[object]) -> bool:
@@ -242,38 +223,44 @@ def _agreed(several: Iterable[Flow]) -> Flow:
 def _prefix(kind: str, own: Mapping[str, Any], before: Flow) -> str:
     if kind == "einsum_dense" and not is_usual(own.get("equation")):
         return "mixed_"
-    known = kind in PASSING or kind in MERGING or kind in POOLING or IMAGING.fullmatch(kind) is not None
+    what = effect(kind)
     if before.form not in BEHIND:
-        return "maybe_" if before.form == UNSURE and not known and kind not in ELEMENTWISE else ""
+        return "maybe_" if before.form == UNSURE and what in ("", "own") else ""
     if before.form == "flat_" and kind in FLATTENED:
         return "flat_"
-    return "mixed_" if before.form == "mixed_" or kind in FRESH else "maybe_"
+    return "mixed_" if before.form == "mixed_" or what == "own" else "maybe_"
 
 
 def _given(kind: str, own: Mapping[str, Any], before: Flow, shape: Any, *, merges: bool) -> Flow:
     """What a layer gives for what it takes."""
-    flat, target = before.form in BEHIND, own.get("target_shape")
-    if kind == "flatten" or (kind == "reshape" and isinstance(target, list) and len(target) == 1):
-        return Flow("mixed_") if before.steps else before if flat else _flattened(before, own, shape)
-    if kind == "reshape":
-        last = shape[-1:] if isinstance(shape, list) else []
-        tokens = before.form == IMAGE and isinstance(target, list) and len(target) == 2 and target[-1:] == last
-        return Flow("" if tokens or not before.form else UNSURE)
-    if kind == "permute":
-        return Flow("mixed_" if flat else PERMUTED if before.form else "")
+    if kind in ("flatten", "reshape", "permute"):
+        return _rearranged(kind, own, before, shape)
     if kind.startswith("conv_lstm") and own.get("return_sequences"):
         return Flow(FRAMES)
-    if IMAGING.fullmatch(kind):
+    what, flat = effect(kind), before.form in BEHIND
+    if what == "image":
         return Flow(FIRST if own.get("data_format") == "channels_first" else IMAGE)
-    if kind in POOLING:  # over steps, whose features stay what they are
+    if what == "pooled":  # over steps, whose features stay what they are
         return before._replace(steps=False) if flat else Flow("")
-    if kind in FRESH or (kind == "dense" and flat):
+    if what == "own" or (kind == "dense" and flat):
         return Flow("")
-    if kind == "dense" and before.form == IMAGE:
-        return Flow(PIXELS)
-    if kind in PASSING or kind in ELEMENTWISE or kind in MERGING or kind == "dense":
-        return Flow("mixed_") if flat and (merges or kind in MERGING) else before
-    return Flow("maybe_" if flat else UNSURE if before.form else "")
+    if kind == "dense":
+        return Flow(PIXELS) if before.form == IMAGE else before
+    if not what:
+        return Flow("maybe_" if flat else UNSURE if before.form else "")
+    return Flow("mixed_") if flat and (merges or what == "merged") else before
+
+
+def _rearranged(kind: str, own: Mapping[str, Any], before: Flow, shape: Any) -> Flow:
+    """What Flatten, Reshape and Permute give, which leave the elements as they are."""
+    flat, target = before.form in BEHIND, own.get("target_shape")
+    if kind == "permute":
+        return Flow("mixed_" if flat else PERMUTED if before.form else "")
+    if kind == "flatten" or (isinstance(target, list) and len(target) == 1):
+        return Flow("mixed_") if before.steps else before if flat else _flattened(before, own, shape)
+    last = shape[-1:] if isinstance(shape, list) else []
+    tokens = before.form == IMAGE and isinstance(target, list) and len(target) == 2 and target[-1:] == last
+    return Flow("" if tokens or not before.form else UNSURE)
 
 
 def _flattened(before: Flow, own: Mapping[str, Any], shape: Any) -> Flow:
@@ -293,4 +280,4 @@ def _flattened(before: Flow, own: Mapping[str, Any], shape: Any) -> Flow:
     return Flow("flat_", (prod(axes[:-1]), axes[-1])) if prod(axes) > 1 else Flow("")
 
 
-__all__ = ["bare", "behind", "inherited", "is_usual", "prefix", "snake"]
+__all__ = ["behind", "inherited"]

@@ -35,6 +35,9 @@ ELEMENTWISE = {  # operations of Keras 3 and functions of TensorFlow
     "clip", "clip_by_value", "relu", "relu6", "sigmoid", "tanh", "gelu", "silu", "swish", "softplus", "softsign",
     "hard_sigmoid", "hard_swish", "leaky_relu", "selu", "cast", "mul", "sub", "truediv", "add_v2", "hard_silu",
 }  # fmt: skip
+EFFECTS = {  # of a layer, by its class: beside those that give an image, and those that are not known, ''
+    "pooled": POOLING, "own": FRESH, "merged": MERGING, "same": PASSING | ELEMENTWISE,
+}  # fmt: skip
 OUR_OWN = ("keras", "tf_keras", "tensorflow")  # packages whose classes are Keras'
 
 
@@ -43,6 +46,13 @@ def snake(name: str) -> str:
     name = re.sub(r"\W+", "", name)
     name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
+
+
+def effect(kind: str) -> str:
+    """What a layer makes of its inputs: image, a key of `EFFECTS`, or '' if that is not known here."""
+    if IMAGING.fullmatch(kind):
+        return "image"
+    return next((what for what, kinds in EFFECTS.items() if kind in kinds), "")
 
 
 def kind_of_row(row: Mapping[str, Any]) -> str:

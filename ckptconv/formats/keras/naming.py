@@ -13,8 +13,9 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...checkpoint import details
 from . import images, quantised
-from .images import snake
+from .layers import snake
 
 TOP = "top_level_model_weights"
 OPTIMIZER = "optimizer_weights"
@@ -175,7 +176,7 @@ def inside(kind: str, config: Mapping[str, Any]) -> tuple[str, str]:
         return kind, ""
     own = row.get("config")
     name = own.get("name") if isinstance(own, dict) else ""
-    return images.prefix(kind) + snake(row["class_name"]), name if isinstance(name, str) else ""
+    return details.prefix(kind) + snake(row["class_name"]), name if isinstance(name, str) else ""
 
 
 def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
@@ -188,7 +189,7 @@ def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
     above = (
         listed.get("/".join(words[:n])) or re.sub(r"_\d+$", "", words[n - 1]) for n in range(len(words) - 1, 0, -1)
     )
-    return next((kind for kind in above if images.bare(kind).removesuffix("_cell") in RECURRENT), "")
+    return next((kind for kind in above if details.bare(kind).removesuffix("_cell") in RECURRENT), "")
 
 
 def nearest(owner: str, known: Container[str]) -> str:
@@ -214,7 +215,7 @@ def variables(
 ) -> tuple[list[str], bool]:
     """Name the variables of one layer; also return whether the names were guessed from the shapes."""
     count = len(shapes)
-    kind = images.bare(kind)
+    kind = details.bare(kind)
     if found := quantised.variables(kind, shapes, dtypes):
         return found, False
     names = [n for n in VARIABLES.get(kind, ()) if config.get(OPTIONAL.get(n, ""), True) is not False]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ...checkpoint import details
 from . import images, naming
 
 MAX_NAMES = 8  # at the end of a path, which are compared
@@ -48,7 +49,7 @@ class Table:
     def alone(self) -> list[Owner]:
         """The layer itself, if it is of a class of Keras that has all its weights itself, whatever they are called."""
         owners = dict.fromkeys(owner for _, owner in self._rows)
-        own = [o for o in owners if _recurrent(o) or images.bare(o.kind) in naming.VARIABLES]
+        own = [o for o in owners if _recurrent(o) or details.bare(o.kind) in naming.VARIABLES]
         return own if len(owners) == 1 else []
 
 
@@ -87,7 +88,7 @@ def _listed(
 
 
 def _recurrent(owner: Owner) -> bool:
-    return images.bare(owner.kind).removesuffix("_cell") in naming.RECURRENT
+    return details.bare(owner.kind).removesuffix("_cell") in naming.RECURRENT
 
 
 def _one(several: Sequence[Owner]) -> Owner | None:
@@ -97,6 +98,6 @@ def _one(several: Sequence[Owner]) -> Owner | None:
     kinds = {o.kind for o in several}
     if len(kinds) == 1:
         return Owner(several[0].kind, None)
-    bare = {images.bare(k) for k in kinds}
-    prefix = "mixed_" if any(images.prefix(k) == "mixed_" for k in kinds) else "maybe_"
-    return Owner(prefix + bare.pop(), None) if len(bare) == 1 else None
+    classes = {details.bare(k) for k in kinds}
+    begin = "mixed_" if any(details.prefix(k) == "mixed_" for k in kinds) else "maybe_"
+    return Owner(begin + classes.pop(), None) if len(classes) == 1 else None

@@ -19,9 +19,11 @@ from kit import FIXTURES, refused, same
 
 import ckptconv
 from ckptconv.api import Target
+from ckptconv.checkpoint import details
 from ckptconv.errors import CorruptCheckpoint, Unrepresentable, UsageError
 from ckptconv.formats.detect import open_checkpoint
 from ckptconv.formats.keras import images, naming, owners
+from ckptconv.formats.keras.layers import is_usual
 from ckptconv.moves.part import Span
 
 GOLDEN = FIXTURES / "keras"
@@ -534,7 +536,7 @@ def test_what_its_inputs_make_of_a_cell(before: str, prefix: str, kind: str) -> 
     rows = [*map(layer, before.split()), layer(kind)]
     found = naming.listed({"class_name": "Sequential", "config": {"layers": rows}})
     wanted = "mixed_" if prefix == "flat_" and kind == "MultiHeadAttention" else prefix
-    assert [images.prefix(one.kind) for one in found if one.name == kind] == [wanted]
+    assert [details.prefix(one.kind) for one in found if one.name == kind] == [wanted]
 
 
 def called(text: str, *nodes: list[str]) -> dict[str, Any]:
@@ -623,7 +625,7 @@ def test_a_layer_that_is_used_on_two_kinds_of_inputs(first: str, second: str, ta
         used = last | {"inbound_nodes": [[[first, 0, 0, {}]], [[second, 0, 0, {}]]]}
         ends = [called("ReLU", [f"{name}:{start}"]), called("ELU", [f"{name}:{start + 1}"])]
         found = naming.listed({"class_name": "Functional", "config": {"layers": [*rows, used, *ends]}})
-        assert [images.prefix(one.kind) for one in found if one.name == "d"] == [taken]
+        assert [details.prefix(one.kind) for one in found if one.name == "d"] == [taken]
 
 
 @pytest.mark.parametrize("head", ["Sequential", "Functional"])
@@ -759,7 +761,7 @@ def test_what_several_layers_share_belongs_to_all() -> None:
     ],
 )  # fmt: skip
 def test_equations_of_inputs_times_kernel(equation: object, usual: bool) -> None:
-    assert images.is_usual(equation) is usual
+    assert is_usual(equation) is usual
 
 
 @pytest.mark.parametrize(
