@@ -174,14 +174,14 @@ def load_into(
     other tensors; damage leaves the module partly loaded.
     """
     change = Change(converter, inverse, params or {}, renames)
-    own = memory(module)[0]
-    found, stamps = _opened(source, own, select, change, verify=verify)
+    found, stamps = _opened(source, memory(module)[0], select, change, verify=verify)
     report = check(module, found)
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
     if strict and (report.unexpected or report.mismatched or report.computed or parameters & set(report.missing)):
         why = indented(report.described("would fit"))
         raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded\n{why}")
     given = {n: found[n] for n in report.loaded}
+    own = memory(module)[0]  # last: a module may have its tensors placed anew each time it is asked for them
     refuse_changed(given.values(), stamps)
     with Sources(stamps=stamps) as sources:
         refuse_unwritable({n: own[n] for n in given}, placed=device is not None)

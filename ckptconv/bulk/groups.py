@@ -33,7 +33,6 @@ def group(folder: str, files: Mapping[str, Stat], under: str) -> Iterator[FoundC
 
 def sets(folder: str, left: dict[str, Stat], under: str, names: Iterable[str]) -> Iterator[FoundCheckpoint]:
     """Checkpoints of several files; their files are removed from `left`. `names`: of all files of the folder."""
-    model = bool(huggingface.pieces(list(names)))  # whether shards of a distributed run are the folder's model
 
     def take(base: str, stem: str, suffix: str, members: Iterable[str]) -> FoundCheckpoint:
         mine = [n for n in dict.fromkeys(members) if n in left]
@@ -56,7 +55,7 @@ def sets(folder: str, left: dict[str, Stat], under: str, names: Iterable[str]) -
             yield take(n, *split_suffix(n), [n, *pieces])
     parts = offsets.shards(left)
     if parts and _are_joined(join(folder, parts[0])):
-        # where another is the model, the two would have one name
+        model = huggingface.pieces(list(names))  # unless another is: the two would have one name
         yield take(parts[0], "model" if model else "shards", ".safetensors", parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, NamedTuple, TypedDict, cast
 
@@ -36,6 +37,7 @@ def onward(first: Mapping[str, Move], then: Mapping[str, Move]) -> dict[str, Mov
 
 # Before the class of a layer in `kinds`: what its inputs or its outputs are (formats/keras/images.py)
 PREFIXES = ("flat_", "mixed_", "maybe_", "shaped_")
+SEVERAL = re.compile(f"(?:{'|'.join(PREFIXES)})*")
 
 
 def prefix(kind: str) -> str:
@@ -45,9 +47,7 @@ def prefix(kind: str) -> str:
 
 def bare(kind: str) -> str:
     """A class without such prefixes."""
-    while begin := prefix(kind):
-        kind = kind.removeprefix(begin)
-    return kind
+    return kind[SEVERAL.match(kind).end() :]  # type: ignore[union-attr]  # it matches nothing, too
 
 
 class Entry(TypedDict, total=False):

@@ -11,7 +11,7 @@ without a part write no file, so numbers may be missing. Specification: torch/di
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from ..checkpoint import Checkpoint, Details, Note, Tensor
 from ..errors import CkptError, CorruptCheckpoint
@@ -55,7 +55,8 @@ def open(folder: str, files: Sequence[str], how: Reading) -> Checkpoint:
         counts[file] = len(shard)
         metadata = shard.metadata | metadata
         notes |= dict.fromkeys(shard.notes)
-    tensors, damaged = _joined(pieces, folder, how)
+    left_out = {name for note in notes if note.kind == "skipped" for name in note.names}
+    tensors, damaged = _joined(pieces, left_out, folder, how)
     if len(counts) < len(files):
         tensors, cut = _certain(tensors, [n.text for n in notes if n.kind == "damaged"], folder)
         damaged += cut
@@ -90,12 +91,16 @@ def _start(t: Tensor, starts: dict[str, offsets.Start], url: str) -> offsets.Sta
     return start
 
 
-def _joined(pieces: dict[str, list[Piece]], url: str, how: Reading) -> tuple[dict[str, Tensor], list[Note]]:
+def _joined(
+    pieces: dict[str, list[Piece]], left_out: Container[str], url: str, how: Reading
+) -> tuple[dict[str, Tensor], list[Note]]:
     """The tensors, in the order of the first shard that has each, and notes on those that are not whole."""
     tensors: dict[str, Tensor] = {}
     damaged: list[Note] = []
     for name, parts in pieces.items():
         try:
+            if name in left_out:
+                raise CorruptCheckpoint("some of its parts are of a dtype that is not read", url=url, tensor=name)
             tensors[name] = _join(name, parts, url)
         except CorruptCheckpoint as e:
             if not how.salvage:

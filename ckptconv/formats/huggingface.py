@@ -125,9 +125,9 @@ def _beside(whole: Checkpoint, read: Sequence[str], candidates: Sequence[str], f
     alone = [
         n for n in files if (n.lower().endswith(OTHERS) or WEIGHTS.fullmatch(n)) and not re.search(rf"{NUMBERED}\.", n)
     ]
-    used = {split(u)[1] for u in whole.urls}
-    alone += [n for n in offsets.shards(files) if n not in read and n not in used][:1]  # which stands for all of them
-    others = [*candidates, *(n for n in alone if n not in read and n not in candidates and n not in used)]
+    known = {*read, *candidates, *(split(u)[1] for u in whole.urls)}
+    alone += [n for n in offsets.shards(files) if n not in known][:1]  # which stands for all of them
+    others = [*candidates, *(n for n in alone if n not in known)]
     if not others:
         return whole
     note = Note("hint", f"{read[0]} is read; give another file to read that one", tuple(others))
@@ -202,12 +202,13 @@ def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkp
         taken = {name: t for name, t in shard.items() if weight_map.get(name) == file}
         extra += [f"{name} (in {file})" for name in shard if name not in taken]
         tensors |= taken
+        whole = not offsets.SHARD.fullmatch(file)  # torch says so of shards of whole tensors, too, that an index names
         for key, value in shard.metadata.items():
-            if key not in offsets.KEYS:  # torch writes them into shards of whole tensors, too, which an index names
+            if not whole or key not in offsets.KEYS:
                 metadata.setdefault(key, value)
         part = shard.with_tensors(taken)
         ties += part.ties
-        notes |= dict.fromkeys(n for n in part.notes if n != offsets.ALONE)
+        notes |= dict.fromkeys(n for n in part.notes if not whole or n != offsets.ALONE)
         urls += shard.urls
     if extra:
         # tensors, but not of this checkpoint: what loads it by its index does not load them either

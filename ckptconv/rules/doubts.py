@@ -65,7 +65,7 @@ def _of_kind(begin: str) -> Callable[[Checkpoint, Sequence[str]], Iterable[str]]
 
 def _untold(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
     listed = checkpoint.details.get("images", {})
-    return (n for n in names if n not in listed and layer_kind(checkpoint, n) == "einsum_dense")
+    return (n for n in names if n not in listed and bare(layer_kind(checkpoint, n)).startswith("einsum_dense"))
 
 
 def _of_one_size(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:

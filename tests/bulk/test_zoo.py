@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 import ckptconv
 from ckptconv.api import Resources
 from ckptconv.bulk import pool, run, summary
-from ckptconv.bulk.discover import discover
+from ckptconv.bulk.discover import _file, discover
 from ckptconv.engine.inflight import TaskLost
 from ckptconv.errors import CkptError, StorageError, UsageError
 
@@ -164,6 +164,22 @@ def test_a_prefix_is_one_source(tmp_path: Path) -> None:
 
 
 # --- names ------------------------------------------------------------------------------------------------------
+
+
+class Folder(list[str]):
+    """The names of a folder, of which only some may be looked at."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all names are gone through")
+
+
+def test_of_a_file_that_is_given_only_the_names_beside_it_are_looked_at(tmp_path: Path) -> None:
+    """A shell gives all files of a folder one by one."""
+    for stem in ("a", "b"):
+        save_file({"w": np.ones(2, "f4")}, tmp_path / f"{stem}.safetensors")
+    here = Folder(["a.safetensors", "b.safetensors"])
+    found = _file(str(tmp_path / "b.safetensors"), lambda _: here)
+    assert found.source.endswith("b.safetensors")
 
 
 def planned(*sources: Path, **target: object) -> list[str]:

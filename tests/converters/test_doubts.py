@@ -138,6 +138,12 @@ def test_behind_a_flatten_norms_are_what_they_are_elsewhere(kind: str, variables
     assert doubted(unsure, "a layer that is not known") == list(arrays)
 
 
+def test_of_every_einsum_dense_the_equation_is_in_doubt() -> None:
+    names = [f"einsum_dense{end}" for end in ("", "_1", "_1_1", "_out", "_a1")]
+    made = apply(library.load("keras-torch"), built({f"{n}/kernel": (3, 4) for n in names}))
+    assert doubted(made, "does not tell its equation") == [f"{n}/kernel" for n in names]
+
+
 @pytest.mark.parametrize("prefix", ["", "maybe_", "shaped_"])
 @pytest.mark.parametrize(
     ("kind", "shape", "made"),

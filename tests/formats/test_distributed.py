@@ -126,6 +126,11 @@ def test_the_first_shard_alone_may_be_a_part(tmp_path: Path) -> None:
     ckptconv.convert(tmp_path / "i", tmp_path / "z.safetensors")
     for path in (tmp_path / "i" / whole, tmp_path / "z.safetensors", tmp_path / "i" / "one.safetensors"):
         assert not [n for n in ckptconv.open(path).notes if n.kind == "assumed"]
+    index = folder / "model.safetensors.index.json"  # which a person wrote: torch makes none of parts
+    index.write_text(json.dumps({"weight_map": {"w": shard(1)}}))
+    ckptconv.convert(folder, tmp_path / "v.safetensors")
+    for path in (index, tmp_path / "v.safetensors"):
+        assert ["only the first part" in n.text for n in ckptconv.open(path).notes if n.kind == "assumed"] == [True]
 
 
 REFUSED: dict[str, tuple[dict[str, Shard], str]] = {
@@ -202,6 +207,18 @@ def test_of_a_damaged_shard_nothing_is_left(what: str, tmp_path: Path) -> None:
     assert found.urls == (str(folder / shard(1)),)
     assert found["s"].numpy() == 3
     assert sum(n.text.startswith("the shard ") for n in found.notes if n.kind == "damaged") == 1
+
+
+def test_a_part_of_a_dtype_that_is_not_read(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "m", {shard(1): {"w": (np.ones(2, "f4"), [0])}})
+    header = {"__metadata__": {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": [2]}})}}
+    header["w"] = {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}  # type: ignore[dict-item]
+    text = json.dumps(header).encode()
+    (folder / shard(2)).write_bytes(len(text).to_bytes(8, "little") + text + bytes(3))
+    with refused("some of its parts are of a dtype that is not read"):
+        ckptconv.open(folder)
+    with refused("nothing|no tensor"):
+        ckptconv.convert(folder, tmp_path / "x.npz", keep_going=True)
 
 
 def test_other_models_of_the_folder(tmp_path: Path) -> None:

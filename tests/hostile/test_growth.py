@@ -87,6 +87,32 @@ def keras_nested(folder: Path, n: int) -> Path:
     return deflated(folder / "x.keras", members)
 
 
+def keras_cells(folder: Path, n: int) -> Path:
+    """Cells in a wrapper of a layer whose class is long, and begins many times like one that is marked."""
+    import h5py
+
+    layer = {"class_name": "flat_" * (40_000 * n), "config": {"name": "x"}}
+    layers = [{"class_name": "TimeDistributed", "config": {"name": "t", "layer": layer}}]
+    with h5py.File(weights := io.BytesIO(), "w") as f:
+        for i in range(20 * n):
+            f[f"layers/time_distributed/a{i}/cell/vars/0"] = np.zeros(2, "f4")
+    config = json.dumps({"class_name": "Sequential", "config": {"name": "m", "layers": layers}}).encode()
+    members = {"config.json": config, "metadata.json": b"{}", "model.weights.h5": weights.getvalue()}
+    return deflated(folder / "x.keras", members)
+
+
+def keras_uses(folder: Path, n: int) -> Path:
+    """A layer of a long class that is used often."""
+    import h5py
+
+    layer = {"class_name": "A" * (3_000 * n), "config": {"name": "x"}, "inbound_nodes": [[["i", 0, 0, {}]]] * 1_000 * n}
+    with h5py.File(weights := io.BytesIO(), "w") as f:
+        f["layers/dense/vars/0"] = np.zeros(2, "f4")
+    config = json.dumps({"class_name": "Functional", "config": {"name": "m", "layers": [layer]}}).encode()
+    members = {"config.json": config, "metadata.json": b"{}", "model.weights.h5": weights.getvalue()}
+    return deflated(folder / "x.keras", members)
+
+
 def safetensors_of(entry: Callable[[int], tuple[str, object]], count: int) -> growth.Make:
     def make(folder: Path, n: int) -> Path:
         raw = json.dumps(dict(map(entry, range(count * n))), separators=(",", ":")).encode()
@@ -555,7 +581,8 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "keras3: empty objects": (keras_json(b"{}"), "keras3"),
     "keras3: lists": (keras_json(b"[[]]"), "keras3"),
     "keras3: numbers": (keras_json(b"1.5", 2_000_000), "keras3"),
-    "keras3: nested models": (keras_nested, "keras3"),
+    "keras3: nested models": (keras_nested, "keras3"), "keras3: cells in a long class": (keras_cells, "keras3"),
+    "keras3: uses of a long class": (keras_uses, "keras3"),
     "safetensors: entries": (safetensors_of(lambda i: empty(f"{i:x}"), 25_000), "safetensors"),
     "safetensors: metadata": (safetensors_of(metadata, 1), "safetensors"),
     "safetensors: nested": (safetensors_of(lambda i: (f"{i:x}", {"a": [[], {}, {"b": 1}]}), 20_000), "safetensors"),

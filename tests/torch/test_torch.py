@@ -753,6 +753,28 @@ def test_arrays_of_an_output_are_its_own() -> None:
         assert (found.tolist(), found.dtype.name) == ([1, 1], made)
 
 
+class Packed(nn.Module):
+    """Its tensors are placed anew each time that its state dict is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(3))
+        self.register_buffer("b", torch.zeros(3))
+        self.register_state_dict_pre_hook(lambda *_: self.pack())
+
+    def pack(self) -> None:
+        both = torch.cat([self.w.data, self.b])
+        self.w.data, self.b = both[:3], both[3:]
+
+
+def test_a_module_whose_tensors_move_is_loaded(tmp_path: Path) -> None:
+    arrays = {"w": np.arange(3, dtype="f4"), "b": np.arange(3, dtype="f4") + 5}
+    ckptconv.save(arrays, tmp_path / "m.safetensors")
+    module = Packed()
+    assert set(into.load_into(module, tmp_path / "m.safetensors").loaded) == {"w", "b"}
+    assert (module.w.tolist(), module.b.tolist()) == ([0, 1, 2], [5, 6, 7])
+
+
 def test_a_module_is_left_in_its_mode_and_without_hooks() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.9))
     twice = nn.Sequential(module, module[0])

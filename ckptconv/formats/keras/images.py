@@ -30,7 +30,7 @@ FLATTENED = {  # with rules for flattened images
     "bidirectional",
 }  # fmt: skip
 MAX_MODELS = 32  # within each other
-MAX_ROWS = 8  # between a dense layer and the image that its outputs become
+MAX_ROWS = 32  # dense layers, and what is between them and the image that their outputs become
 MAX_AXES, MAX_AXIS = 8, 2**31  # of an image
 PASSES = 4  # over the layers of a model: what is called again may be fed by what stands behind it
 
@@ -136,7 +136,7 @@ def _given_by(row: dict[str, Any], taken: Sequence[Flow], call: Call, found: Fou
     before = (_agreed if call.all or kind == "concatenate" else _joined)(taken) if taken else _entered(own)
     alike = len(taken) > 1 and len({f._replace(rows=()) for f in taken}) == 1
     if alike and kind in MERGING - {"concatenate", "dot"}:
-        return [before._replace(rows=())]
+        return [before]
     return [_layer(row, kind, before, call.shape, found, merges=len(taken) > 1, depth=depth)]
 
 
@@ -187,7 +187,8 @@ def _followed(made: Flow, kind: str, row: int, own: Mapping[str, Any], before: F
         return made._replace(rows=(row,), reshaped=False)
     if kind == "reshape":
         return made._replace(rows=before.rows, reshaped=isinstance(target, list) and 1 not in target)
-    return made._replace(rows=(*before.rows, row) if kind in PASSING else (), reshaped=before.reshaped)
+    passed = (*before.rows, row) if kind in PASSING else before.rows if kind == "concatenate" else ()
+    return made._replace(rows=passed, reshaped=before.reshaped)
 
 
 def _is_shaped(kind: str, own: Mapping[str, Any], before: Flow) -> bool:
@@ -206,9 +207,11 @@ def _entered(own: Mapping[str, Any]) -> Flow:
 
 def _joined(several: Iterable[Flow]) -> Flow:
     """What a layer takes that takes several."""
+    several = list(several)
     seen = {f._replace(rows=()) for f in several}
     if len(seen) == 1:
-        return next(iter(several))
+        rows = tuple(dict.fromkeys(row for f in several for row in f.rows))
+        return several[0]._replace(rows=rows if len(rows) <= MAX_ROWS else ())
     if any(f.form in BEHIND for f in seen):
         return Flow("mixed_")
     return Flow(max((f.form for f in seen), default=""))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
+
+from ...checkpoint.details import prefix
 
 PASSING = {  # element by element, or along the features, which may have weights
     "dropout", "activation", "re_lu", "leaky_re_lu", "elu", "p_re_lu", "softmax", "thresholded_re_lu", "identity",
@@ -38,7 +40,13 @@ ELEMENTWISE = {  # operations of Keras 3 and functions of TensorFlow
 EFFECTS = {  # of a layer, by its class: beside those that give an image, and those that are not known, ''
     "pooled": POOLING, "own": FRESH, "merged": MERGING, "same": PASSING | ELEMENTWISE,
 }  # fmt: skip
+MAX_NAME = 500  # characters of a layer's name
 OUR_OWN = ("keras", "tf_keras", "tensorflow")  # packages whose classes are Keras'
+
+
+def is_name(value: Any) -> TypeGuard[str]:
+    """Whether a value can be the name of a class or a layer; it prefixes many names, so its length is limited."""
+    return isinstance(value, str) and len(value) <= MAX_NAME
 
 
 def snake(name: str) -> str:
@@ -46,6 +54,11 @@ def snake(name: str) -> str:
     name = re.sub(r"\W+", "", name)
     name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
+
+
+def apart(kind: str) -> str:
+    """A class of a user's own that begins like one of our prefixes, such as FlatDense, is spelled with a dot."""
+    return f".{kind}" if prefix(kind) else kind
 
 
 def effect(kind: str) -> str:
@@ -61,10 +74,10 @@ def kind_of_row(row: Mapping[str, Any]) -> str:
     A class of a user's own is spelled with a dot, so that it is none of Keras' whatever it is called.
     """
     own, name = row.get("config"), row.get("class_name")
-    if not isinstance(own, dict) or not isinstance(own.get("name"), str) or not isinstance(name, str):
+    if not isinstance(own, dict) or not isinstance(own.get("name"), str) or not is_name(name):
         return ""
     kind, module, function = snake(name), row.get("module"), own.get("function")
-    if kind == "tf_op_lambda" and isinstance(function, str):
+    if kind == "tf_op_lambda" and is_name(function):
         return function.rpartition(".")[2].strip("_")
     theirs = module.partition(".")[0] not in OUR_OWN if isinstance(module, str) else bool(row.get("registered_name"))
     return f".{kind}" if theirs and not isinstance(own.get("layers"), list) else kind or "."

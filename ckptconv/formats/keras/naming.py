@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ...checkpoint import details
 from . import images, quantised
-from .layers import snake
+from .layers import apart, is_name, snake
 
 TOP = "top_level_model_weights"
 OPTIMIZER = "optimizer_weights"
@@ -33,7 +33,6 @@ def in_list(name: str) -> str:
 
 Shape = tuple[int, ...]
 
-MAX_NAME = 500  # characters of a layer's name
 MAX_DEPTH = 32  # of models within models
 KERNEL = ("kernel", "bias")
 VARIABLES: dict[str, tuple[str, ...]] = {
@@ -112,11 +111,6 @@ def place(word: str) -> tuple[str, int] | None:
     return _PLACES.get(word.lstrip("_").removesuffix("_dense"))
 
 
-def is_name(value: Any) -> bool:
-    """Whether a value can be the name of a class or a layer; it prefixes many names, so its length is limited."""
-    return isinstance(value, str) and len(value) <= MAX_NAME
-
-
 def configured(
     config: Any, groups: Mapping[str, set[str]], path: str = "", depth: int = 0, known: images.Known | None = None
 ) -> Iterator[tuple[str, Listed]]:
@@ -162,7 +156,7 @@ def rows(config: Any, known: images.Known) -> Iterator[tuple[str, Listed | None,
         kind = snake(row["class_name"])
         number = met[kind] = met.get(kind, -1) + 1
         prefix, image = known.get(id(row), ("", None))
-        found = Listed(prefix + kind, own["name"], own, image) if is_name(own.get("name")) else None
+        found = Listed(prefix + apart(kind), own["name"], own, image) if is_name(own.get("name")) else None
         yield kind + (f"_{number}" if number else ""), found, row
 
 
@@ -172,11 +166,11 @@ def inside(kind: str, config: Mapping[str, Any]) -> tuple[str, str]:
     What the wrapper's inputs are, those of the layer inside are as well.
     """
     row = config.get("layer") or config.get("cell")
-    if not isinstance(row, dict) or not isinstance(row.get("class_name"), str):
+    if not isinstance(row, dict) or not is_name(row.get("class_name")):
         return kind, ""
     own = row.get("config")
     name = own.get("name") if isinstance(own, dict) else ""
-    return details.prefix(kind) + snake(row["class_name"]), name if isinstance(name, str) else ""
+    return details.prefix(kind) + apart(snake(row["class_name"])), name if isinstance(name, str) else ""
 
 
 def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:

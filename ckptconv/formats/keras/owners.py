@@ -95,9 +95,11 @@ def _one(several: Sequence[Owner]) -> Owner | None:
     """What is known of a tensor that belongs to one of these or to all; None if that is not even the class."""
     if len(several) < 2:
         return several[0] if several else None
-    kinds = {o.kind for o in several}
-    if len(kinds) == 1:
-        return Owner(several[0].kind, None)
-    classes = {details.bare(k) for k in kinds}
-    begin = "mixed_" if any(details.prefix(k) == "mixed_" for k in kinds) else "maybe_"
-    return Owner(begin + classes.pop(), None) if len(classes) == 1 else None
+    classes = {details.bare(o.kind) for o in several}
+    if len(classes) > 1:
+        return None
+    kind, sizes = classes.pop(), {o.image for o in several}
+    begins = {o.kind.removesuffix(kind) for o in several}
+    if len({b.removesuffix("shaped_") for b in begins}) == 1:  # what becomes of the outputs of one is in doubt for all
+        return Owner(max(begins, key=len) + kind, sizes.pop() if len(sizes) == 1 else None)
+    return Owner(("mixed_" if any(b.startswith("mixed_") for b in begins) else "maybe_") + kind, None)

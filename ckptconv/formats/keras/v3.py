@@ -35,7 +35,7 @@ from ..hdf5 import member
 from ..hdf5.file import Stored, Tree
 from ..reading import Reading
 from ..signatures import KERAS_WEIGHTS, is_hdf5
-from . import images, legacy, naming, order, paths
+from . import images, layers, legacy, naming, order, paths
 from .naming import Listed
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _shelf(trees: list[Tree], config: Any = None, **rest: Any) -> Shelf:
         path.removesuffix("vars").rstrip("/"): attrs["name"]
         for t in trees
         for path, attrs in t.groups.items()
-        if is_vars(path) and naming.is_name(attrs.get("name"))
+        if is_vars(path) and layers.is_name(attrs.get("name"))
     }
     order = sorted(found, key=_natural)
     rest.setdefault("metadata", {k: hdf5.text(v) for t in trees for k, v in t.groups[""].items()})

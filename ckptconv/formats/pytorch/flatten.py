@@ -55,6 +55,7 @@ def checkpoint(
     for leaf in leaves:
         made.add(leaf)
     details |= made.details(quiet=quiet)
+    left_out = walked.notes(leaf.value for leaf in leaves if not leaf.role)
     state = root.state if type(root) is Ordered else {}
     return Checkpoint(
         made.tensors,
@@ -62,7 +63,7 @@ def checkpoint(
         ties=made.ties(),
         format=format,
         urls=(url,),
-        notes=(*notes, *unwrapped, *walked.notes(leaf.value for leaf in leaves), *made.notes(quiet=quiet)),
+        notes=(*notes, *unwrapped, *left_out, *made.notes(quiet=quiet)),
         details=details,
     )
 

@@ -703,6 +703,25 @@ def test_what_becomes_an_image_is_said(chain: str, shaped: int) -> None:
     assert sum(kind.startswith("flat_") for kind in kinds) == chain.count("Flatten")
 
 
+@pytest.mark.parametrize("merged", ["Add", "Concatenate"])
+def test_of_layers_that_become_one_image_each_is_said(merged: str) -> None:
+    heads = [called("Dense", ["i"]) | {"config": {"name": name}} for name in "abc"]
+    rows = [layer("Input:9", "i"), *heads, called(merged, ["a", "b"]), called("Reshape:3:3:2", [merged])]
+    found = naming.listed({"class_name": "Functional", "config": {"layers": rows}})
+    assert {one.name: one.kind for one in found if "dense" in one.kind} == {
+        "a": "shaped_dense", "b": "shaped_dense", "c": "dense",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("theirs", ["FlatDense", "MixedDense", "MaybeDense", "ShapedDense", "FlatLSTM"])
+@pytest.mark.parametrize("around", ["", "TimeDistributed"])
+def test_a_class_of_a_user_that_begins_as_our_prefixes(theirs: str, around: str) -> None:
+    row = layer("Input:9"), layer(f"{around}:{theirs}" if around else theirs, "d")
+    (found,) = [x for x in naming.listed({"class_name": "Sequential", "config": {"layers": [*row]}}) if x.name == "d"]
+    kind, _ = naming.inside(found.kind, found.config)
+    assert (details.prefix(kind), details.bare(kind)) == ("", kind)
+
+
 def model(name: str, *rows: dict[str, Any]) -> dict[str, Any]:
     return {"class_name": "Sequential", "config": {"name": name, "layers": copy.deepcopy([*rows])}}
 
@@ -750,6 +769,9 @@ def test_what_several_layers_share_belongs_to_all() -> None:
     assert found == {"t": ("flat_dense", (2, 3)), "u": ("flat_dense", None)}
     found = owners.owners(sized, [("one", [["t", "fc/kernel"]]), ("other", [["t", "fc/kernel"]])])
     assert found == {"t": ("flat_dense", None)}
+    ends = model("one", flat, FC), layer("Conv2D"), model("other", flat, FC, layer("Reshape:3:3:2"))
+    found = owners.owners(model("", *ends), [(n, [["t", "fc/kernel"]]) for n in ("one", "other")])
+    assert found == {"t": ("flat_shaped_dense", (2, 3))}
 
 
 @pytest.mark.parametrize(
@@ -784,6 +806,7 @@ def test_what_is_no_layer_does_not_come_between(between: object) -> None:
         ({"cell": {"class_name": "GRUCell", "config": {"name": "c"}}}, ("gru_cell", "c")),
         ({"layer": {"class_name": "Dense"}, "cell": {"class_name": "GRUCell"}}, ("dense", "")),
         ({"layer": {"class_name": "Dense", "config": {"name": 3}}}, ("dense", "")),
+        ({"layer": {"class_name": "flat_" * 101, "config": {}}}, ("wrapper", "")),
         ({"layer": {"class_name": 3}}, ("wrapper", "")), ({"layer": "Dense"}, ("wrapper", "")), ({}, ("wrapper", "")),
     ],
 )  # fmt: skip

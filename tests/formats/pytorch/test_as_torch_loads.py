@@ -263,6 +263,21 @@ def test_weights_that_a_module_lists_once_more_are_read(tmp_path: Path) -> None:
     assert [n.names for n in found.notes if n.unread] == [("turned", "row", "flat")]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_an_attribute_that_is_a_slot_of_the_optimizer_is_no_weight(tmp_path: Path) -> None:
+    """Two files of which only the attribute and the slot differ were the same."""
+    for i in range(2):
+        module = torch.nn.Linear(1, 1)
+        torch.nn.init.ones_(module.weight)
+        torch.nn.init.ones_(module.bias)
+        module.cache = torch.full((3,), float(i))
+        state = {"state": {0: {"x": module.cache}}, "param_groups": []}
+        torch.save({"model": module, "optimizer": state}, tmp_path / f"{i}.pt")
+    both = ckptconv.diff(tmp_path / "0.pt", tmp_path / "1.pt", opaque=True, weights_only=True)
+    assert not both.same
+    assert "1 unread" in str(both)
+
+
 class Tagged(torch.Tensor):
     pass
 
