@@ -50,6 +50,11 @@ def bare(kind: str) -> str:
     return kind[SEVERAL.match(kind).end() :]  # type: ignore[union-attr]  # it matches nothing, too
 
 
+def apart(kind: str) -> str:
+    """A class of a user's own that begins like a prefix, such as FlatDense, is spelled with a dot."""
+    return f".{kind}" if prefix(kind) else kind
+
+
 class Entry(TypedDict, total=False):
     """The entries of a nested PyTorch checkpoint. name: the entry that is the model, '' if none was chosen."""
 

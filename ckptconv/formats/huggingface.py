@@ -32,7 +32,7 @@ from .safetensors import SafetensorsWriter
 
 PEEKED = 32  # remote shards whose headers are fetched before the first of them is opened
 SHARD_SIZE = 5_000_000_000  # bytes, by default, of the shards in a new folder
-NUMBERED = r"-\d{5}-of-\d{5}"
+NUMBERED = r"-\d{5,}-of-\d{5,}"
 SHARD = re.compile(rf"(.+){NUMBERED}(\.safetensors|\.bin|\.msgpack)")
 # In the order in which transformers looks for them.
 MODELS = (

@@ -13,7 +13,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checkpoint import Checkpoint
-from ..checkpoint.details import bare, prefix
+from ..checkpoint.details import apart, bare, prefix
 from ..errors import LayoutError, UsageError
 from .templates import MAX_NAME, any_taken
 
@@ -200,7 +200,7 @@ def layer_kind(checkpoint: Checkpoint, name: str) -> str:
     if not kind:
         *_, above, owner = ["", "", *name.split("/")[:-1]]
         m = _DEFAULT.fullmatch(above if owner == "cell" else owner)
-        kind = m[1] if m else ""
+        kind = apart(m[1]) if m else ""
     return kind.removesuffix("_cell")
 
 

@@ -144,6 +144,13 @@ def test_of_every_einsum_dense_the_equation_is_in_doubt() -> None:
     assert doubted(made, "does not tell its equation") == [f"{n}/kernel" for n in names]
 
 
+@pytest.mark.parametrize("name", ["flat_dense", "mixed_head", "maybe_fc", "shaped_dense", "block/mixed_proj"])
+def test_a_name_says_nothing_of_the_inputs(name: str) -> None:
+    whole = built({f"{name}/kernel": (12, 5)})
+    made = apply(library.load("keras-torch"), whole)
+    assert (made[f"{name.replace('/', '.')}.weight"].shape, made.notes) == ((5, 12), ())
+
+
 @pytest.mark.parametrize("prefix", ["", "maybe_", "shaped_"])
 @pytest.mark.parametrize(
     ("kind", "shape", "made"),

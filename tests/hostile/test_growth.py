@@ -113,6 +113,22 @@ def keras_uses(folder: Path, n: int) -> Path:
     return deflated(folder / "x.keras", members)
 
 
+def keras_axes(folder: Path, n: int) -> Path:
+    """A Reshape to very many axes, used often behind a dense layer."""
+    import h5py
+
+    first = {"class_name": "InputLayer", "config": {"name": "i", "batch_shape": [None, 7]}}
+    dense = {"class_name": "Dense", "config": {"name": "d"}, "inbound_nodes": [[["i", 0, 0]]]}
+    shape = {"name": "r", "target_shape": [2] * 20_000 * n}
+    shaped = {"class_name": "Reshape", "config": shape, "inbound_nodes": [[["d", 0, 0]]] * 1_000 * n}
+    with h5py.File(weights := io.BytesIO(), "w") as f:
+        f["layers/dense/vars/0"] = np.zeros(2, "f4")
+    layers = [first, dense, shaped]
+    config = json.dumps({"class_name": "Functional", "config": {"name": "m", "layers": layers}}).encode()
+    members = {"config.json": config, "metadata.json": b"{}", "model.weights.h5": weights.getvalue()}
+    return deflated(folder / "x.keras", members)
+
+
 def safetensors_of(entry: Callable[[int], tuple[str, object]], count: int) -> growth.Make:
     def make(folder: Path, n: int) -> Path:
         raw = json.dumps(dict(map(entry, range(count * n))), separators=(",", ":")).encode()
@@ -582,7 +598,7 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "keras3: lists": (keras_json(b"[[]]"), "keras3"),
     "keras3: numbers": (keras_json(b"1.5", 2_000_000), "keras3"),
     "keras3: nested models": (keras_nested, "keras3"), "keras3: cells in a long class": (keras_cells, "keras3"),
-    "keras3: uses of a long class": (keras_uses, "keras3"),
+    "keras3: uses of a long class": (keras_uses, "keras3"), "keras3: uses of many axes": (keras_axes, "keras3"),
     "safetensors: entries": (safetensors_of(lambda i: empty(f"{i:x}"), 25_000), "safetensors"),
     "safetensors: metadata": (safetensors_of(metadata, 1), "safetensors"),
     "safetensors: nested": (safetensors_of(lambda i: (f"{i:x}", {"a": [[], {}, {"b": 1}]}), 20_000), "safetensors"),

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from math import prod
 from typing import Any, NamedTuple
 
 from ...checkpoint.details import prefix
-from .layers import IMAGING, MERGING, PASSING, Call, built, calls_of, effect, is_usual, kind_of_row, parents_of
+from .layers import IMAGING, MERGING, Call, built, calls_of, effect, is_usual, kind_of_row, parents_of
 
 BEHIND = ("flat_", "mixed_", "maybe_")
 # What a layer gives: "" for features last on both sides, an image as h w c, as c h w like torch's, several in a row, in
@@ -30,7 +31,7 @@ FLATTENED = {  # with rules for flattened images
     "bidirectional",
 }  # fmt: skip
 MAX_MODELS = 32  # within each other
-MAX_ROWS = 32  # dense layers, and what is between them and the image that their outputs become
+MAX_ROWS = 32  # dense layers whose outputs become an image together
 MAX_AXES, MAX_AXIS = 8, 2**31  # of an image
 PASSES = 4  # over the layers of a model: what is called again may be fed by what stands behind it
 
@@ -153,8 +154,9 @@ def _layer(row: dict[str, Any], kind: str, before: Flow, shape: Any, found: Foun
     if before.rows and _is_shaped(kind, own, before):
         found.update({r: _shaped(*found[r]) for r in before.rows})
     if isinstance(own.get("layers"), list):
-        within: Found = {}
+        within = {r: found[r] for r in before.rows}
         made = _joined(_model(inner, [before], within, depth + 1))
+        found.update({r: within.pop(r) for r in before.rows})
         if any(what for what, _ in within.values()):  # names do not tell which layer of a model within a layer this is
             found[id(row)] = "maybe_", None
     else:
@@ -179,22 +181,26 @@ def _used(before: tuple[str, Image] | None, now: tuple[str, Image]) -> tuple[str
 
 
 def _followed(made: Flow, kind: str, row: int, own: Mapping[str, Any], before: Flow) -> Flow:
-    """The flow with the rows of the dense layer that it comes from."""
-    target = own.get("target_shape")
-    if made.form or (kind != "dense" and not before.rows) or len(before.rows) > MAX_ROWS:
+    """The flow with the rows of the dense layers that it comes from."""
+    if made.form or (kind != "dense" and not before.rows):
         return made._replace(rows=(), reshaped=False)
     if kind == "dense":
         return made._replace(rows=(row,), reshaped=False)
     if kind == "reshape":
-        return made._replace(rows=before.rows, reshaped=isinstance(target, list) and 1 not in target)
-    passed = (*before.rows, row) if kind in PASSING else before.rows if kind == "concatenate" else ()
-    return made._replace(rows=passed, reshaped=before.reshaped)
+        return made._replace(rows=before.rows, reshaped=1 not in _target(own))
+    kept = effect(kind) in ("same", "merged")
+    return made._replace(rows=before.rows if kept else (), reshaped=kept and before.reshaped)
+
+
+def _target(own: Mapping[str, Any]) -> list[Any]:
+    """The axes of a Reshape; none if they are not known."""
+    target = own.get("target_shape")
+    return target if isinstance(target, list) and len(target) <= MAX_AXES else []
 
 
 def _is_shaped(kind: str, own: Mapping[str, Any], before: Flow) -> bool:
     """Whether it makes an image of several pixels and channels of what a dense layer gives."""
-    target = own.get("target_shape")
-    if kind == "reshape" and isinstance(target, list):
+    if kind == "reshape" and (target := _target(own)):
         return len(target) > 2 and target[-1] != 1 and target[:-1] != [1] * (len(target) - 1)
     return before.reshaped and IMAGING.fullmatch(kind) is not None
 
@@ -208,13 +214,14 @@ def _entered(own: Mapping[str, Any]) -> Flow:
 def _joined(several: Iterable[Flow]) -> Flow:
     """What a layer takes that takes several."""
     several = list(several)
+    rows = tuple(islice(dict.fromkeys(row for f in several for row in f.rows), MAX_ROWS))
     seen = {f._replace(rows=()) for f in several}
     if len(seen) == 1:
-        rows = tuple(dict.fromkeys(row for f in several for row in f.rows))
-        return several[0]._replace(rows=rows if len(rows) <= MAX_ROWS else ())
+        return several[0]._replace(rows=rows)
     if any(f.form in BEHIND for f in seen):
         return Flow("mixed_")
-    return Flow(max((f.form for f in seen), default=""))
+    form = max((f.form for f in seen), default="")
+    return Flow(form) if form else Flow("", rows=rows, reshaped=any(f.reshaped for f in seen))
 
 
 def _agreed(several: Iterable[Flow]) -> Flow:

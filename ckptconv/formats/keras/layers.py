@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
-from ...checkpoint.details import prefix
-
 PASSING = {  # element by element, or along the features, which may have weights
     "dropout", "activation", "re_lu", "leaky_re_lu", "elu", "p_re_lu", "softmax", "thresholded_re_lu", "identity",
     "gaussian_noise", "gaussian_dropout", "alpha_dropout", "activity_regularization", "batch_normalization",
@@ -56,11 +54,6 @@ def snake(name: str) -> str:
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
-def apart(kind: str) -> str:
-    """A class of a user's own that begins like one of our prefixes, such as FlatDense, is spelled with a dot."""
-    return f".{kind}" if prefix(kind) else kind
-
-
 def effect(kind: str) -> str:
     """What a layer makes of its inputs: image, a key of `EFFECTS`, or '' if that is not known here."""
     if IMAGING.fullmatch(kind):
@@ -74,12 +67,14 @@ def kind_of_row(row: Mapping[str, Any]) -> str:
     A class of a user's own is spelled with a dot, so that it is none of Keras' whatever it is called.
     """
     own, name = row.get("config"), row.get("class_name")
-    if not isinstance(own, dict) or not isinstance(own.get("name"), str) or not is_name(name):
+    if not isinstance(own, dict) or not isinstance(own.get("name"), str) or not isinstance(name, str):
         return ""
+    if not is_name(name):
+        return "."
     kind, module, function = snake(name), row.get("module"), own.get("function")
     if kind == "tf_op_lambda" and is_name(function):
         return function.rpartition(".")[2].strip("_")
-    theirs = module.partition(".")[0] not in OUR_OWN if isinstance(module, str) else bool(row.get("registered_name"))
+    theirs = module.partition(".")[0] not in OUR_OWN if is_name(module) else bool(row.get("registered_name"))
     return f".{kind}" if theirs and not isinstance(own.get("layers"), list) else kind or "."
 
 
@@ -139,7 +134,7 @@ def built(row: Mapping[str, Any]) -> list[Any] | None:
 def parents_of(value: Any, depth: int = 0) -> Iterator[tuple[tuple[str, int, int], list[Any] | None]]:
     """The layers in an inbound_nodes list, each with its call and output, and the shape of that, if it says so.
 
-    Keras 3 writes keras_history and shape, those before [name, call, output, ...].
+    Keras 3 writes keras_history and shape, those before [name, call, output, {argument: the like}].
     """
     shape = None
     if isinstance(value, dict):
@@ -148,8 +143,9 @@ def parents_of(value: Any, depth: int = 0) -> Iterator[tuple[tuple[str, int, int
     if not isinstance(value, list) or depth > 16:
         return
     if len(value) > 2 and isinstance(value[0], str) and type(value[1]) is type(value[2]) is int:
-        yield (value[0], value[1], value[2]), None
-        return
+        if value[0] != "_CONSTANT_VALUE":  # of Keras 2, in the place of a layer
+            yield (value[0], value[1], value[2]), None
+        value = value[3:]  # Keras 2 has what else is called with, such as the second operand, behind the first
     for v in value:
         for parent, known in parents_of(v, depth + 1):
             yield parent, known or (shape if isinstance(shape, list) else None)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ...checkpoint import details
 from . import images, quantised
-from .layers import apart, is_name, snake
+from .layers import is_name, snake
 
 TOP = "top_level_model_weights"
 OPTIMIZER = "optimizer_weights"
@@ -156,7 +156,7 @@ def rows(config: Any, known: images.Known) -> Iterator[tuple[str, Listed | None,
         kind = snake(row["class_name"])
         number = met[kind] = met.get(kind, -1) + 1
         prefix, image = known.get(id(row), ("", None))
-        found = Listed(prefix + apart(kind), own["name"], own, image) if is_name(own.get("name")) else None
+        found = Listed(prefix + details.apart(kind), own["name"], own, image) if is_name(own.get("name")) else None
         yield kind + (f"_{number}" if number else ""), found, row
 
 
@@ -170,7 +170,8 @@ def inside(kind: str, config: Mapping[str, Any]) -> tuple[str, str]:
         return kind, ""
     own = row.get("config")
     name = own.get("name") if isinstance(own, dict) else ""
-    return details.prefix(kind) + apart(snake(row["class_name"])), name if isinstance(name, str) else ""
+    begin = kind.removesuffix(details.bare(kind))
+    return begin + details.apart(snake(row["class_name"])), name if isinstance(name, str) else ""
 
 
 def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ ends in common.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -67,7 +68,7 @@ def owners(config: Any, layers: Iterable[tuple[str, Sequence[Sequence[str]]]]) -
         for tensor, weight in weights:
             at = [layer, *weight.rsplit("/", MAX_NAMES + 1)[:-1]]
             inside = [o for o in tables[key].find(at[:-1]) if _recurrent(o)]  # lstm/lstm_cell/kernel
-            several = tables[key].find(at) or inside or (tables[key].alone if key else [])
+            several = tables[key].find(at) or inside or (tables[key].alone if key else []) or _within(tables[key], at)
             found.setdefault(tensor, {}).update(dict.fromkeys(several))
     return {tensor: one for tensor, several in found.items() if (one := _one(list(several)))}
 
@@ -89,6 +90,14 @@ def _listed(
 
 def _recurrent(owner: Owner) -> bool:
     return details.bare(owner.kind).removesuffix("_cell") in naming.RECURRENT
+
+
+def _within(table: Table, path: Sequence[str]) -> list[Owner]:
+    """Of what is in a layer that says nothing of its insides: its class by its name, if the inputs of that are such."""
+    kind = re.sub(r"_\d+$", "", path[-1])
+    above: list[Owner] = next((o for n in range(1, len(path)) if (o := table.find(path[:-n]))), [])
+    begins = {details.prefix(o.kind) for o in above} & {*images.BEHIND}
+    return [Owner(("maybe_" if begins == {"maybe_"} else "mixed_") + kind, None)] if begins else []
 
 
 def _one(several: Sequence[Owner]) -> Owner | None:

@@ -689,7 +689,7 @@ def test_an_image_of_no_size_that_can_be(axes: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("chain", "shaped"),
     [
-        ("Input:9 Dense BatchNormalization ReLU Reshape:3:3:2 Conv2D", 3), ("Input:9 Dense Reshape:4:2 Conv1D", 1),
+        ("Input:9 Dense BatchNormalization ReLU Reshape:3:3:2 Conv2D", 1), ("Input:9 Dense Reshape:4:2 Conv1D", 1),
         ("Input:9 Dense Reshape:3:3:1 Conv2D", 0), ("Input:9 Dense Reshape:4:2 LSTM", 0), ("Dense Conv1D", 0),
         ("Input:9 Dense LSTM Reshape:3:3:2 Conv2D", 0), ("Input:9 Dense Reshape:3:3:2", 1),
         ("Conv2D Flatten Dense Reshape:3:3:2 Conv2D", 1),
@@ -703,14 +703,67 @@ def test_what_becomes_an_image_is_said(chain: str, shaped: int) -> None:
     assert sum(kind.startswith("flat_") for kind in kinds) == chain.count("Flatten")
 
 
-@pytest.mark.parametrize("merged", ["Add", "Concatenate"])
-def test_of_layers_that_become_one_image_each_is_said(merged: str) -> None:
+def operation(function: str, node: list[Any]) -> dict[str, Any]:
+    """One of TensorFlow in a functional model of Keras 2, with the layer that it takes, and its other arguments."""
+    return {"class_name": "TFOpLambda", "config": {"name": "op", "function": function}, "inbound_nodes": [node]}
+
+
+@pytest.mark.parametrize(
+    ("merged", "shaped"),
+    [
+        (called("Add", ["a", "b"]), "ab"), (called("Concatenate", ["a", "b"]), "ab"), (called("Maximum", ["a"]), "a"),
+        (operation("math.add", ["a", 0, 0, {"y": ["b", 0, 0], "name": None}]), "ab"),
+        (operation("nn.relu", ["a", 0, 0, {"name": None}]), "a"), (called("LSTM", ["a"]), ""),
+    ],
+)  # fmt: skip
+def test_of_layers_that_become_one_image_each_is_said(merged: dict[str, Any], shaped: str) -> None:
     heads = [called("Dense", ["i"]) | {"config": {"name": name}} for name in "abc"]
-    rows = [layer("Input:9", "i"), *heads, called(merged, ["a", "b"]), called("Reshape:3:3:2", [merged])]
+    last = called("Reshape:3:3:2", [merged["config"]["name"]])
+    rows = [layer("Input:9", "i"), *heads, merged, last]
     found = naming.listed({"class_name": "Functional", "config": {"layers": rows}})
-    assert {one.name: one.kind for one in found if "dense" in one.kind} == {
-        "a": "shaped_dense", "b": "shaped_dense", "c": "dense",
-    }  # fmt: skip
+    assert "".join(one.name for one in found if one.kind == "shaped_dense") == shaped
+
+
+def test_of_many_layers_that_become_one_image_some_are_said() -> None:
+    rows = [layer("Input:9", "i"), *(called("Dense", ["i"]) | {"config": {"name": f"d{i}"}} for i in range(40))]
+    rows += [called("Add", [f"d{i}" for i in range(40)]), called("Reshape:3:3:2", ["Add"])]
+    found = naming.listed({"class_name": "Functional", "config": {"layers": rows}})
+    assert sum(one.kind == "shaped_dense" for one in found) == images.MAX_ROWS
+
+
+@pytest.mark.parametrize("inner", ["Reshape:2:2:5 Conv2D", "Conv1D"])
+def test_what_becomes_an_image_in_a_model_in_a_wrapper(inner: str) -> None:
+    model = {"class_name": "Sequential", "config": {"name": "m", "layers": [layer(text) for text in inner.split()]}}
+    wrapped = {"class_name": "TimeDistributed", "config": {"name": "t", "layer": model}}
+    rows = [layer("Input:7"), layer("Dense"), layer("Reshape:4:20"), wrapped]
+    found = naming.listed({"class_name": "Sequential", "config": {"layers": rows}})
+    assert [one.kind for one in found if one.name == "Dense"] == ["shaped_dense"]
+
+
+def test_what_becomes_of_a_layer_in_a_wrapper() -> None:
+    wrapped = {"class_name": "SpectralNormalization", "config": {"name": "s", "layer": layer("Dense")}}
+    rows = [layer("Conv2D"), layer("Flatten"), wrapped, layer("Reshape:2:2:5")]
+    (found,) = [x for x in naming.listed({"class_name": "Sequential", "config": {"layers": rows}}) if x.name == "s"]
+    assert naming.inside(found.kind, found.config) == ("flat_shaped_dense", "Dense")
+
+
+@pytest.mark.parametrize(
+    ("node", "taken"),
+    [
+        (["d", 0, 0, {"y": ["f", 0, 0], "name": None}], "mixed_dense"),
+        (["f", 0, 0, {"y": ["d", 0, 0], "name": None}], "mixed_dense"),
+        (["d", 0, 0, {"y": 2.0, "name": None}], "dense"),
+        (["_CONSTANT_VALUE", -1, 2, {"y": ["d", 0, 0], "name": None}], "dense"),
+        (["_CONSTANT_VALUE", -1, 2.0, {"y": ["d", 0, 0], "name": None}], "dense"),
+    ],
+)  # fmt: skip
+def test_operands_of_an_operation_in_keras_2(node: list[Any], taken: str) -> None:
+    """All but the first are behind it, and a constant is no layer."""
+    rows = [layer("Input:7", "i"), called("Dense", ["i"]) | {"config": {"name": "d"}}]
+    rows += [called("Conv2D", ["j"]), called("Flatten", ["Conv2D"]) | {"config": {"name": "f"}}]
+    rows += [operation("math.multiply", node), called("Dense", ["op"])]
+    found = naming.listed({"class_name": "Functional", "config": {"layers": rows}})
+    assert [one.kind for one in found if one.name == "Dense"] == [taken]
 
 
 @pytest.mark.parametrize("theirs", ["FlatDense", "MixedDense", "MaybeDense", "ShapedDense", "FlatLSTM"])
@@ -734,6 +787,13 @@ WRAPPED = model(
     "", model("x", layer("TimeDistributed:Flatten"), layer("TimeDistributed:Dense", "fc")), layer("Dense", "Dense")
 )
 CELLS = model("", model("x", FLAT, layer("LSTM", "fc")), layer("LSTM", "rnn"))
+CELL = {"class_name": "RNN", "config": {"name": "rnn", "cell": layer("LSTMCell", "lstm_cell")}}
+BOTH = {"class_name": "Bidirectional", "config": {"name": "bi", "layer": CELL}}
+THEIRS = model(
+    "", layer("TimeDistributed:Flatten"), layer("MyLSTM", "my"), layer("Flatten"), layer("MultiHeadAttention", "mha"),
+    BOTH, layer("Embedding"), layer("MyLSTM", "own"),
+)  # fmt: skip
+BEHIND = model("", layer("TimeDistributed:Flatten"), BOTH)
 MIXED = model("", model("both", model("a", FLAT, layer("Add"), FC), model("b", layer("Input:9"), FC)))
 OTHER = model("", model("both", model("a", FC), model("b", layer("Conv2D", "fc"))))
 OWNERS = [
@@ -751,6 +811,9 @@ OWNERS = [
     (WRAPPED, "Dense", "Dense/kernel", "dense"),
     (CELLS, "x", "fc/lstm_cell/kernel", "flat_lstm"), (CELLS, "rnn", "rnn/lstm_cell/kernel", "lstm"),
     (CELLS, "rnn", "other/cell_3/kernel", "lstm"),
+    # what is in a layer whose insides are not listed takes what that takes
+    (THEIRS, "my", "my/lstm_cell/kernel", "maybe_lstm_cell"), (THEIRS, "my", "my/cell_2/kernel", "maybe_cell"),
+    (THEIRS, "own", "own/lstm_cell/kernel", None), (BEHIND, "bi", "bi/forward_rnn/lstm_cell/kernel", "mixed_lstm_cell"),
 ]  # fmt: skip
 
 
