@@ -39,16 +39,63 @@ def _unclassed(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
 
 
 def _flattened(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
-    """Matrices whose rows are a multiple of the channels of a convolution, but the output of no layer here."""
+    """Matrices whose rows are a multiple of the channels of a convolution, but the output of no layer before them."""
     listed = checkpoint.details.get("images", {})
     channels = {
         t.shape[-1]
         for n, t in checkpoint.tensors.items()
         if not t.role and (len(t.shape) in (4, 5) or (len(t.shape) == 3 and layer_kind(checkpoint, n) == "conv1d"))
     }
-    outputs = channels | {checkpoint[n].shape[-1] for n in names}
-    rows = {n: checkpoint[n].shape[0] for n in names if n not in listed and len(checkpoint[n].shape) == 2}
-    return (n for n, size in rows.items() if size not in outputs and any(c and not size % c for c in channels - {1}))
+    matrices = _matrices(checkpoint, names)
+    several = [c for c in channels if c > 1]
+    suspects = {n for n in names if n in matrices and n not in listed and _is_multiple(matrices[n][0], several)}
+    made = {size for _, outputs in matrices.values() for size in outputs}
+    known = Sizes(matrices.values())
+    known.update(channels, *(outputs for n, (_, outputs) in matrices.items() if n in listed))
+    known.update(t.shape[-1] for n, t in checkpoint.tensors.items() if n.endswith("embeddings") and t.shape)
+    known.update(rows for n, (rows, _) in matrices.items() if n not in suspects and rows not in made)
+    found = set()
+    for circular in (False, True):  # an encoder's first layer may have as many inputs as its decoder's last has outputs
+        for n in (n for n in matrices if n in suspects):
+            rows, outputs = matrices[n]
+            if rows not in known and (circular or rows not in made):
+                found.add(n)
+                known.update(outputs)
+    return (n for n in names if n in found)
+
+
+def _is_multiple(rows: int, channels: Sequence[int]) -> bool:
+    return any(not rows % c for c in channels)
+
+
+def _matrices(checkpoint: Checkpoint, names: Sequence[str]) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """The rows of each matrix that multiplies inputs, and how many features its layer may give, in the file's order."""
+    found: dict[str, tuple[int, tuple[int, ...]]] = {}
+    chosen = set(names)
+    for n, t in checkpoint.tensors.items():
+        if len(t.shape) != 2 or t.role or n.endswith("recurrent_kernel") or not (n in chosen or n.endswith("kernel")):
+            continue
+        state = checkpoint.tensors.get(f"{n.removesuffix('kernel')}recurrent_kernel")
+        units = state.shape[0] if state and state.shape else 0
+        found[n] = t.shape[0], (units, 2 * units) if units else (t.shape[1],)  # both directions, one behind the other
+    return found
+
+
+class Sizes(set[int]):
+    """How many features the layers give that are fed by what is known, each by its rows and its outputs."""
+
+    def __init__(self, layers: Iterable[tuple[int, Sequence[int]]]) -> None:
+        super().__init__()
+        self._waiting: dict[int, list[int]] = {}
+        for rows, outputs in layers:
+            self._waiting.setdefault(rows, []).extend(outputs)
+
+    def update(self, *several: Iterable[int]) -> None:
+        left = [size for sizes in several for size in sizes]
+        while left:
+            if (size := left.pop()) not in self:
+                super().add(size)
+                left += self._waiting.pop(size, ())
 
 
 def _of_kind(begin: str) -> Callable[[Checkpoint, Sequence[str]], Iterable[str]]:

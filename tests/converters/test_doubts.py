@@ -28,6 +28,9 @@ def doubted(found: Checkpoint, words: str) -> list[str]:
     return [name for note in found.notes if note.kind == "assumed" and words in note.text for name in note.names]
 
 
+CONV: Shapes = {"conv2d/kernel": (3, 3, 3, 8)}
+
+
 @pytest.mark.parametrize("converter", ["keras-torch", "tf-torch"])
 @pytest.mark.parametrize(
     ("shapes", "classes", "rows"),
@@ -41,12 +44,31 @@ def doubted(found: Checkpoint, words: str) -> list[str]:
         ({"conv1d_2/kernel": (3, 4, 8), "dense/kernel": (64, 2)}, [], ["dense/kernel"]),
         ({"stem/kernel": (3, 3, 3, 8), "conv2d_7/kernel": (3, 3, 8, 8)}, ["stem/kernel"], []),
         ({"conv2d_transpose_3/kernel": (3, 3, 3, 8)}, [], []),
+        # an autoencoder: what its decoder gives, its encoder does not take
+        (CONV | {"dense/kernel": (288, 2), "dense_1/kernel": (2, 288)}, [], ["dense/kernel"]),
+        (CONV | {"a/kernel": (288, 20), "b/kernel": (20, 2), "c/kernel": (2, 288)}, [], ["a/kernel"]),
+        (CONV | {"a/kernel": (8, 32), "b/kernel": (32, 8)}, [], []),  # of a transformer, on the features of the images
+        (CONV | {"a/kernel": (288, 64), "b/kernel": (64, 64), "c/kernel": (64, 10)}, [], ["a/kernel"]),
+        (CONV | {"a/kernel": (64, 64), "b/kernel": (288, 64), "c/kernel": (64, 10)}, [], ["b/kernel"]),
+        (CONV | {"word/embeddings": (99, 32), "dense/kernel": (32, 10)}, [], []),
     ],
 )
 def test_doubts(converter: str, shapes: Shapes, classes: list[str], rows: list[str]) -> None:
     found = library.change(built(shapes), converter)
     assert doubted(found, "taken for a plain convolution") == classes
     assert doubted(found, "follows a Flatten") == rows
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("lstm", 4), ("gru", 3), ("simple_rnn", 1)])
+def test_a_recurrent_layer_may_take_flattened_images(kind: str, gates: int) -> None:
+    """Of several the others take what the first gives, one direction or both."""
+    units: Shapes = {}
+    for name, rows in ((kind, 288), (f"{kind}_1", 16), (f"{kind}_2", 32)):
+        shapes = {"kernel": (rows, 16 * gates), "recurrent_kernel": (16, 16 * gates)}
+        units |= {f"{name}/{kind}_cell/{leaf}": shape for leaf, shape in shapes.items()}
+    found = library.change(built(CONV | units | {"dense/kernel": (16, 2)}), "keras-torch")
+    assert doubted(found, "takes flattened images") == [f"{kind}/{kind}_cell/kernel"]
+    assert not doubted(found, "follows a Flatten")
 
 
 def test_a_config_leaves_no_doubt_about_layers_that_it_lists() -> None:

@@ -19,7 +19,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...checkpoint.details import prefix
-from .layers import IMAGING, MERGING, Call, built, calls_of, effect, is_usual, kind_of_row, parents_of
+from .layers import ELEMENTWISE, IMAGING, MERGING, Call, built, calls_of, effect, is_usual, kind_of_row, parents_of
 
 BEHIND = ("flat_", "mixed_", "maybe_")
 # What a layer gives: "" for features last on both sides, an image as h w c, as c h w like torch's, several in a row, in
@@ -30,9 +30,11 @@ FLATTENED = {  # with rules for flattened images
     "dense", "batch_normalization", "layer_normalization", "rms_normalization", "p_re_lu", "lstm", "gru", "simple_rnn",
     "bidirectional",
 }  # fmt: skip
+APPENDING = {"concatenate", "dot", "merge"}  # of what merges, what does not go element by element
 MAX_MODELS = 32  # within each other
 MAX_ROWS = 32  # dense layers whose outputs become an image together
 MAX_AXES, MAX_AXIS = 8, 2**31  # of an image
+STATES = 4  # that a recurrent layer gives at most, beside its outputs
 PASSES = 4  # over the layers of a model: what is called again may be fed by what stands behind it
 
 Image = tuple[int, int] | None  # height and width, if they are known
@@ -51,9 +53,11 @@ class Flow(NamedTuple):
 
 
 def inherited(above: str, kind: str) -> str:
-    """The class of an object in a layer of the class `above`: what that takes, it takes."""
+    """The class of an object in a layer of the class `above`: what that takes, it takes. kind: '' if not known."""
     begin = prefix(above)
-    return kind if begin not in BEHIND or not kind or prefix(kind) else begin + kind
+    if begin not in BEHIND or prefix(kind):
+        return kind
+    return begin + kind if kind else ("maybe_" if begin == "maybe_" else "mixed_") + "layer"
 
 
 def behind(config: Any) -> Known:
@@ -136,9 +140,10 @@ def _given_by(row: dict[str, Any], taken: Sequence[Flow], call: Call, found: Fou
         return _model(row, taken, found, depth + 1)
     before = (_agreed if call.all or kind == "concatenate" else _joined)(taken) if taken else _entered(own)
     alike = len(taken) > 1 and len({f._replace(rows=()) for f in taken}) == 1
-    if alike and kind in MERGING - {"concatenate", "dot"}:
+    if alike and kind in (MERGING | ELEMENTWISE) - APPENDING:
         return [before]
-    return [_layer(row, kind, before, call.shape, found, merges=len(taken) > 1, depth=depth)]
+    made = _layer(row, kind, before, call.shape, found, merges=len(taken) > 1, depth=depth)
+    return [made, *[Flow("")] * STATES] if effect(kind) == "own" else [made]
 
 
 def _layer(row: dict[str, Any], kind: str, before: Flow, shape: Any, found: Found, *, merges: bool, depth: int) -> Flow:
@@ -149,7 +154,7 @@ def _layer(row: dict[str, Any], kind: str, before: Flow, shape: Any, found: Foun
         kind, own = kind_of_row(inner), inner["config"]
         shape = shape[1:] if several and isinstance(shape, list) else shape
         before = before._replace(form=IMAGE, image=None) if several and before.form == FRAMES else before
-    text = _prefix(kind, own, before)
+    text = _prefix(kind, own, before, shape)
     found[id(row)] = _used(found.get(id(row)), (text, before.image if text else None))
     if before.rows and _is_shaped(kind, own, before):
         found.update({r: _shaped(*found[r]) for r in before.rows})
@@ -188,7 +193,7 @@ def _followed(made: Flow, kind: str, row: int, own: Mapping[str, Any], before: F
         return made._replace(rows=(row,), reshaped=False)
     if kind == "reshape":
         return made._replace(rows=before.rows, reshaped=1 not in _target(own))
-    kept = effect(kind) in ("same", "merged")
+    kept = effect(kind) in ("same", "merged", "") and kind != "dot"
     return made._replace(rows=before.rows if kept else (), reshaped=kept and before.reshaped)
 
 
@@ -214,7 +219,8 @@ def _entered(own: Mapping[str, Any]) -> Flow:
 def _joined(several: Iterable[Flow]) -> Flow:
     """What a layer takes that takes several."""
     several = list(several)
-    rows = tuple(islice(dict.fromkeys(row for f in several for row in f.rows), MAX_ROWS))
+    shaped = [f for f in several if f.reshaped] or several
+    rows = tuple(islice(dict.fromkeys(row for f in shaped for row in f.rows), MAX_ROWS))
     seen = {f._replace(rows=()) for f in several}
     if len(seen) == 1:
         return several[0]._replace(rows=rows)
@@ -230,12 +236,13 @@ def _agreed(several: Iterable[Flow]) -> Flow:
     return one if one.form in BEHIND or len({f.form for f in several}) == 1 else Flow(UNSURE)
 
 
-def _prefix(kind: str, own: Mapping[str, Any], before: Flow) -> str:
+def _prefix(kind: str, own: Mapping[str, Any], before: Flow, shape: Any) -> str:
     if kind == "einsum_dense" and not is_usual(own.get("equation")):
         return "mixed_"
     what = effect(kind)
     if before.form not in BEHIND:
-        return "maybe_" if before.form == UNSURE and what in ("", "own") else ""
+        rows = what == "same" and isinstance(shape, list) and len(shape) == 2  # of which each feature has its weights
+        return "maybe_" if before.form == UNSURE and (rows or what in ("", "own")) else ""
     if before.form == "flat_" and kind in FLATTENED:
         return "flat_"
     return "mixed_" if before.form == "mixed_" or what == "own" else "maybe_"
@@ -255,10 +262,10 @@ def _given(kind: str, own: Mapping[str, Any], before: Flow, shape: Any, *, merge
     if what == "own" or (kind == "dense" and flat):
         return Flow("")
     if kind == "dense":
-        return Flow(PIXELS) if before.form == IMAGE else before
+        return Flow(PIXELS) if before.form in (IMAGE, UNSURE) else before
     if not what:
         return Flow("maybe_" if flat else UNSURE if before.form else "")
-    return Flow("mixed_") if flat and (merges or what == "merged") else before
+    return Flow("mixed_") if flat and (merges or kind in APPENDING) else before  # else with a constant
 
 
 def _rearranged(kind: str, own: Mapping[str, Any], before: Flow, shape: Any) -> Flow:

@@ -27,7 +27,7 @@ POOLING = {"attention", "additive_attention"} | {  # of which nothing is left bu
 FRESH = {  # their features are their own
     "embedding", "lstm", "gru", "simple_rnn", "rnn", "bidirectional", "einsum_dense", "multi_head_attention",
     "grouped_query_attention", "text_vectorization", "string_lookup", "integer_lookup", "category_encoding", "hashing",
-    "discretization", "cu_dnnlstm", "cu_dnngru",
+    "discretization", "cu_dnnlstm", "cu_dnngru", "shape",
 }  # fmt: skip
 MERGING = {"concatenate", "add", "multiply", "average", "maximum", "minimum", "subtract", "dot", "merge"}
 ELEMENTWISE = {  # operations of Keras 3 and functions of TensorFlow

@@ -42,7 +42,7 @@ from ..hdf5.file import Stored, Tree
 from ..reading import Reading
 from ..signatures import KERAS_LISTS, is_hdf5
 from . import owners
-from .naming import OPTIMIZER, TOP, join
+from .naming import OPTIMIZER, TOP, is_known, join
 
 if TYPE_CHECKING:
     from .write import LegacyWriter
@@ -140,7 +140,7 @@ def _of_config(text: str, layers: Iterable[Any]) -> Details:
         found = {}
     return {
         "kinds": {n: owner.kind for n, owner in found.items()},
-        "images": {n: list(owner.image or ()) for n, owner in found.items()},
+        "images": {n: list(owner.image or ()) for n, owner in found.items() if owner.image or is_known(owner.kind)},
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ...checkpoint import details
 from . import images, quantised
-from .layers import is_name, snake
+from .layers import effect, is_name, snake
 
 TOP = "top_level_model_weights"
 OPTIMIZER = "optimizer_weights"
@@ -174,6 +174,17 @@ def inside(kind: str, config: Mapping[str, Any]) -> tuple[str, str]:
     return begin + details.apart(snake(row["class_name"])), name if isinstance(name, str) else ""
 
 
+def wrapped(path: str, listed: Mapping[str, Listed]) -> Listed | None:
+    """The layer in a wrapper, by the path of its object, if a config lists the wrapper."""
+    above = listed.get(path.removesuffix("/layer")) if path.endswith("/layer") else None
+    row = above.config.get("layer") if above else None
+    own = row.get("config") if isinstance(row, dict) else None
+    if not above or not isinstance(own, dict):
+        return None
+    kind, name = inside(above.kind, above.config)
+    return Listed(kind, name, own)
+
+
 def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
     """The class of an object that no config lists; for a plain `cell`, that of the recurrent layer around it."""
     if path.endswith("/layer") and (wrapped := listed.get(path.removesuffix("/layer"))):
@@ -185,6 +196,21 @@ def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
         listed.get("/".join(words[:n])) or re.sub(r"_\d+$", "", words[n - 1]) for n in range(len(words) - 1, 0, -1)
     )
     return next((kind for kind in above if details.bare(kind).removesuffix("_cell") in RECURRENT), "")
+
+
+def is_known(kind: str) -> bool:
+    """Whether it is known what a layer of this class makes of its inputs."""
+    kind = details.bare(kind).removesuffix("_cell")
+    return kind in VARIABLES or kind in RECURRENT or effect(kind) != ""
+
+
+def told(owner: str, listed: Mapping[str, Listed]) -> Listed | None:
+    """The layer of an object, if its inputs are known: what is in a layer of a user's own may flatten images itself."""
+    above = nearest(owner, listed)
+    layer = listed.get(above)
+    if layer and (above == owner or layer.image or is_known(inside(layer.kind, layer.config)[0])):
+        return layer
+    return None
 
 
 def nearest(owner: str, known: Container[str]) -> str:

@@ -244,7 +244,7 @@ def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
         if owner.startswith("optimizer") or not all(p.rpartition("vars/")[2].isdigit() for p in held):
             labels |= {p: p for p in held}
             continue
-        layer = shelf.listed.get(owner) or Listed("", names.get(owner, ""), {})
+        layer = shelf.listed.get(owner) or naming.wrapped(owner, shelf.listed) or Listed("", names.get(owner, ""), {})
         stored = [shelf.found[p].stored for p in held]
         kind = layer.kind or naming.kind_of(owner, layer.name)
         own, guess = [str(s.attrs.get("name", "")) for s in stored], False
@@ -271,8 +271,8 @@ def kinds(shelf: Shelf, labels: Mapping[str, str], names: Mapping[str, str]) -> 
 def _images(shelf: Shelf, labels: Mapping[str, str]) -> dict[str, list[int]]:
     """Height and width of the image that a layer takes flattened, by tensor; [] of others that config.json lists."""
     owners = {name: path.rpartition("vars/")[0].rstrip("/") for path, name in labels.items()}
-    above = {name: shelf.listed.get(naming.nearest(owner, shelf.listed)) for name, owner in owners.items()}
-    return {name: list(layer.image or ()) for name, layer in above.items() if layer}
+    told = {name: naming.told(owner, shelf.listed) for name, owner in owners.items()}
+    return {name: list(layer.image or ()) for name, layer in told.items() if layer}
 
 
 def object_names(shelf: Shelf) -> dict[str, str]:

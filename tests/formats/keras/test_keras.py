@@ -477,7 +477,8 @@ IMAGES = [
     ("Flatten Flatten", "flat_dense"),
     ("", "dense"), ("Flatten Conv2D", "dense"), ("Flatten Dense", "dense"), ("Conv2D", "dense"),
     ("GlobalAveragePooling2D Flatten", "dense"), ("Conv2D MyBlock Conv2D GlobalMaxPooling2D", "dense"),
-    ("Flatten Add", "mixed_dense"), ("Permute Flatten", "mixed_dense"), ("Permute Conv2D Flatten", "flat_dense"),
+    ("Flatten Concatenate", "mixed_dense"), ("Permute Flatten", "mixed_dense"),
+    ("Permute Conv2D Flatten", "flat_dense"),
     ("Conv2D:channels_first Flatten", "dense"), ("Conv2D:channels_first Flatten:channels_first", "flat_dense"),
     ("Conv2D Flatten:channels_first", "mixed_dense"),
     ("Flatten MyNorm", "maybe_dense"), ("Flatten Lambda Dropout", "maybe_dense"), ("MyFlatten", "maybe_dense"),
@@ -525,6 +526,7 @@ def test_what_its_inputs_make_of_a_dense_layer(before: str, taken: str) -> None:
 @pytest.mark.parametrize(
     ("before", "prefix"),
     [
+        ("Conv2D Reshape:5:15 Dense", ""),
         ("TimeDistributed:Conv2D TimeDistributed:Flatten", "flat_"), ("Conv2D Reshape:5:15", "maybe_"),
         ("Conv2D Permute Reshape:5:15", "maybe_"), ("Embedding", ""), ("Input:5:15 Conv1D", ""),
         ("Conv2D GlobalAveragePooling2D RepeatVector", ""), ("Flatten RepeatVector", "flat_"),
@@ -724,6 +726,74 @@ def test_of_layers_that_become_one_image_each_is_said(merged: dict[str, Any], sh
     assert "".join(one.name for one in found if one.kind == "shaped_dense") == shaped
 
 
+def test_what_is_beside_an_image_that_was_made_is_no_image() -> None:
+    """Factors for its channels, or a map that is laid onto it: a generator's squeeze-and-excite."""
+    heads = [called("Dense", ["i"]) | {"config": {"name": name}} for name in "ab"]
+    image = called("Reshape:3:3:2", ["a"]) | {"config": {"name": "image", "target_shape": [3, 3, 2]}}
+    factors = called("Reshape:1:1:2", ["b"]) | {"config": {"name": "factors", "target_shape": [1, 1, 2]}}
+    last = called("Multiply", ["image", "factors"]), called("Conv2D", ["Multiply"])
+    rows = [layer("Input:9", "i"), *heads, image, factors, *last]
+    found = naming.listed({"class_name": "Functional", "config": {"layers": rows}})
+    assert {one.name: one.kind for one in found if "dense" in one.kind} == {"a": "shaped_dense", "b": "dense"}
+
+
+def test_a_shape_is_no_image() -> None:
+    """What tf.reshape is given beside its input."""
+    shape = operation("shape", ["Conv2D", 0, 0, {}]) | {"config": {"name": "shape", "function": "shape"}}
+    reshape = operation("reshape", ["i", 0, 0, {"shape": [["shape", 0, 0], 8]}])
+    rows = [layer("Input:8", "i"), called("Conv2D", ["j"]), shape, reshape, called("Dense", ["op"])]
+    found = naming.listed({"class_name": "Functional", "config": {"layers": rows}})
+    assert [one.kind for one in found if one.name == "Dense"] == ["dense"]
+
+
+def test_states_that_a_layer_gives_are_features() -> None:
+    rows = [layer("Input:5:4", "i"), called("LSTM", ["i"]), called("Dense", ["i"])]
+    rows[2]["inbound_nodes"] = [[["LSTM", 0, 1, {}]]]
+    found = naming.listed({"class_name": "Functional", "config": {"layers": rows}})
+    assert [one.kind for one in found if one.name == "Dense"] == ["dense"]
+
+
+@pytest.mark.parametrize(("axes", "taken"), [([None, 24], "maybe_"), ([None, 2, 3, 4], ""), (None, "")])
+def test_features_behind_a_layer_that_is_not_known(axes: object, taken: str) -> None:
+    """Of what may be a flattened image, each has its weights; of an image, each channel."""
+    norm = layer("BatchNormalization") | {"build_config": {"input_shape": axes}}
+    rows = [layer("Conv2D"), layer("Lambda"), norm]
+    *_, found = naming.listed({"class_name": "Sequential", "config": {"layers": rows}})
+    assert found.kind == f"{taken}batch_normalization"
+
+
+@pytest.mark.parametrize(
+    ("above", "kind", "taken"),
+    [
+        ("block", "", ""), ("block", "dense", "dense"), ("maybe_block", "dense", "maybe_dense"),
+        ("maybe_block", "", "maybe_layer"), ("mixed_block", "", "mixed_layer"),
+        ("flat_bidirectional", "", "mixed_layer"),
+        ("flat_bidirectional", "lstm_cell", "flat_lstm_cell"), ("shaped_dense", "dense", "dense"),
+        ("maybe_block", "mixed_dense", "mixed_dense"),
+    ],
+)  # fmt: skip
+def test_what_is_in_a_layer_takes_what_that_takes(above: str, kind: str, taken: str) -> None:
+    assert images.inherited(above, kind) == taken
+
+
+def test_what_is_in_a_layer_of_a_user_is_not_told() -> None:
+    """It may flatten an image itself; that Keras' own layers do not, is known."""
+    kinds = {"layers/head": "head", "layers/dense": "dense", "layers/lstm": "lstm", "layers/td": "time_distributed"}
+    listed = {path: naming.Listed(kind, "x", {}) for path, kind in kinds.items()}
+    listed["layers/td"] = naming.Listed("time_distributed", "x", {"layer": layer("Dense")})
+    told = {"layers/head": True, "layers/head/dense": False, "layers/dense": True, "layers/lstm/cell": True}
+    told |= {"layers/td/layer": True, "layers/other": False}
+    assert {path: naming.told(path, listed) is not None for path in told} == told
+
+
+def test_the_layer_in_a_wrapper_is_known_by_the_config() -> None:
+    listed = {"layers/td": naming.Listed("flat_time_distributed", "t", {"layer": layer("BatchNormalization", "n")})}
+    assert naming.wrapped("layers/td/layer", listed) == ("flat_batch_normalization", "n", {"name": "n"}, None)
+    assert naming.wrapped("layers/td", listed) is naming.wrapped("layers/x/layer", listed) is None
+    for odd in ({}, {"layer": 3}, {"layer": {"class_name": "Dense"}}, {"layer": {"config": 3}}):
+        assert naming.wrapped("layers/td/layer", {"layers/td": naming.Listed("t", "t", odd)}) is None
+
+
 def test_of_many_layers_that_become_one_image_some_are_said() -> None:
     rows = [layer("Input:9", "i"), *(called("Dense", ["i"]) | {"config": {"name": f"d{i}"}} for i in range(40))]
     rows += [called("Add", [f"d{i}" for i in range(40)]), called("Reshape:3:3:2", ["Add"])]
@@ -755,6 +825,8 @@ def test_what_becomes_of_a_layer_in_a_wrapper() -> None:
         (["d", 0, 0, {"y": 2.0, "name": None}], "dense"),
         (["_CONSTANT_VALUE", -1, 2, {"y": ["d", 0, 0], "name": None}], "dense"),
         (["_CONSTANT_VALUE", -1, 2.0, {"y": ["d", 0, 0], "name": None}], "dense"),
+        (["f", 0, 0, {"y": 2.0, "name": None}], "flat_dense"), (["f", 0, 0, {"y": ["f", 0, 0]}], "flat_dense"),
+        (["_CONSTANT_VALUE", -1, 1, {"y": ["f", 0, 0], "name": None}], "flat_dense"),
     ],
 )  # fmt: skip
 def test_operands_of_an_operation_in_keras_2(node: list[Any], taken: str) -> None:
@@ -794,7 +866,7 @@ THEIRS = model(
     BOTH, layer("Embedding"), layer("MyLSTM", "own"),
 )  # fmt: skip
 BEHIND = model("", layer("TimeDistributed:Flatten"), BOTH)
-MIXED = model("", model("both", model("a", FLAT, layer("Add"), FC), model("b", layer("Input:9"), FC)))
+MIXED = model("", model("both", model("a", FLAT, layer("Concatenate"), FC), model("b", layer("Input:9"), FC)))
 OTHER = model("", model("both", model("a", FC), model("b", layer("Conv2D", "fc"))))
 OWNERS = [
     # the model, the layer that lists a weight, its name, and the class of its layer
