@@ -19,6 +19,7 @@ from ..checkpoint.details import bare
 from .assign import Assignment, layer_kind
 from .converter import Converter
 
+MAX_CHANNELS = 300  # sizes of convolutions that are compared with: a model has a few dozen
 PLAIN = {"conv1d", "conv2d", "conv3d", "Conv"}  # default names of layers for which the rules of convolutions are right
 
 
@@ -47,7 +48,7 @@ def _flattened(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
         if not t.role and (len(t.shape) in (4, 5) or (len(t.shape) == 3 and layer_kind(checkpoint, n) == "conv1d"))
     }
     matrices = _matrices(checkpoint, names)
-    several = [c for c in channels if c > 1]
+    several = sorted(c for c in channels if c > 1)[:MAX_CHANNELS]
     suspects = {n for n in names if n in matrices and n not in listed and _is_multiple(matrices[n][0], several)}
     made = {size for _, outputs in matrices.values() for size in outputs}
     known = Sizes(matrices.values())
