@@ -49,7 +49,7 @@ def _flattened(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
     }
     matrices = _matrices(checkpoint, names)
     several = sorted(c for c in channels if c > 1)[:MAX_CHANNELS]
-    suspects = {n for n in names if n in matrices and n not in listed and _is_multiple(matrices[n][0], several)}
+    suspects = {n for n in matrices if n not in listed and _is_multiple(matrices[n][0], several)}
     made = {size for _, outputs in matrices.values() for size in outputs}
     known = Sizes(matrices.values())
     known.update(channels, *(outputs for n, (_, outputs) in matrices.items() if n in listed))
@@ -57,9 +57,8 @@ def _flattened(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
     known.update(rows for n, (rows, _) in matrices.items() if n not in suspects and rows not in made)
     found = set()
     for circular in (False, True):  # an encoder's first layer may have as many inputs as its decoder's last has outputs
-        for n in (n for n in matrices if n in suspects):
-            rows, outputs = matrices[n]
-            if rows not in known and (circular or rows not in made):
+        for n, (rows, outputs) in matrices.items():
+            if n in suspects and rows not in known and (circular or rows not in made):
                 found.add(n)
                 known.update(outputs)
     return (n for n in names if n in found)

@@ -69,6 +69,9 @@ def test_a_recurrent_layer_may_take_flattened_images(kind: str, gates: int) -> N
     found = library.change(built(CONV | units | {"dense/kernel": (16, 2)}), "keras-torch")
     assert doubted(found, "takes flattened images") == [f"{kind}/{kind}_cell/kernel"]
     assert not doubted(found, "follows a Flatten")
+    both = library.change(built(CONV | units | {"policy/kernel": (288, 2)}), "keras-torch")
+    assert doubted(both, "takes flattened images") == [f"{kind}/{kind}_cell/kernel"]
+    assert doubted(both, "follows a Flatten") == ["policy/kernel"]
 
 
 def test_a_config_leaves_no_doubt_about_layers_that_it_lists() -> None:

@@ -187,7 +187,7 @@ def _used(before: tuple[str, Image] | None, now: tuple[str, Image]) -> tuple[str
 
 def _followed(made: Flow, kind: str, row: int, own: Mapping[str, Any], before: Flow) -> Flow:
     """The flow with the rows of the dense layers that it comes from."""
-    if made.form or (kind != "dense" and not before.rows):
+    if made.form not in ("", PIXELS) or (kind != "dense" and not before.rows):
         return made._replace(rows=(), reshaped=False)
     if kind == "dense":
         return made._replace(rows=(row,), reshaped=False)

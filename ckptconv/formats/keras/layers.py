@@ -39,6 +39,7 @@ EFFECTS = {  # of a layer, by its class: beside those that give an image, and th
     "pooled": POOLING, "own": FRESH, "merged": MERGING, "same": PASSING | ELEMENTWISE,
 }  # fmt: skip
 MAX_NAME = 500  # characters of a layer's name
+MASKS = ("mask", "attention_mask")  # arguments of a layer that are no elements of its input
 OUR_OWN = ("keras", "tf_keras", "tensorflow")  # packages whose classes are Keras'
 
 
@@ -74,6 +75,8 @@ def kind_of_row(row: Mapping[str, Any]) -> str:
     kind, module, function = snake(name), row.get("module"), own.get("function")
     if kind == "tf_op_lambda" and is_name(function):
         return function.rpartition(".")[2].strip("_")
+    if kind == "average" and isinstance(module, str) and ".ops." in module:
+        return "mean"  # along an axis, not of several as the layer of that name
     theirs = module.partition(".")[0] not in OUR_OWN if is_name(module) else bool(row.get("registered_name"))
     return f".{kind}" if theirs and not isinstance(own.get("layers"), list) else kind or "."
 
@@ -139,7 +142,7 @@ def parents_of(value: Any, depth: int = 0) -> Iterator[tuple[tuple[str, int, int
     shape = None
     if isinstance(value, dict):
         history, shape = value.get("keras_history"), value.get("shape")
-        value = [history] if history else list(value.values())
+        value = [history] if history else [v for k, v in value.items() if k not in MASKS]
     if not isinstance(value, list) or depth > 16:
         return
     if len(value) > 2 and isinstance(value[0], str) and type(value[1]) is type(value[2]) is int:

@@ -56,6 +56,7 @@ OPTIONAL = {  # variables that a layer's config can switch off
     "gamma": "scale",
     "beta": "center",
 }
+WRAPPERS = {"time_distributed", "spectral_normalization", "stacked_rnn_cells"}  # with what Keras' own are made of
 RECURRENT = {"lstm": "lstm_cell", "gru": "gru_cell", "simple_rnn": "simple_rnn_cell"}
 
 
@@ -201,14 +202,14 @@ def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
 def is_known(kind: str) -> bool:
     """Whether it is known what a layer of this class makes of its inputs."""
     kind = details.bare(kind).removesuffix("_cell")
-    return kind in VARIABLES or kind in RECURRENT or effect(kind) != ""
+    return kind in WRAPPERS or kind in VARIABLES or kind in RECURRENT or effect(kind) != ""
 
 
 def told(owner: str, listed: Mapping[str, Listed]) -> Listed | None:
     """The layer of an object, if its inputs are known: what is in a layer of a user's own may flatten images itself."""
     above = nearest(owner, listed)
     layer = listed.get(above)
-    if layer and (above == owner or layer.image or is_known(inside(layer.kind, layer.config)[0])):
+    if layer and (layer.image or all(map(is_known, (layer.kind, inside(layer.kind, layer.config)[0])))):
         return layer
     return None
 

@@ -737,6 +737,31 @@ def test_what_is_beside_an_image_that_was_made_is_no_image() -> None:
     assert {one.name: one.kind for one in found if "dense" in one.kind} == {"a": "shaped_dense", "b": "dense"}
 
 
+def test_what_a_dense_layer_behind_an_unknown_one_becomes() -> None:
+    """The upper half of an autoencoder whose lower half ends in a function."""
+    rows = [layer("Conv2D"), layer("Lambda"), layer("Dense", "down"), layer("Dense", "up"), layer("Reshape:3:3:2")]
+    found = naming.listed({"class_name": "Sequential", "config": {"layers": rows}})
+    assert {one.name: one.kind for one in found if "dense" in one.kind} == {"down": "maybe_dense", "up": "shaped_dense"}
+
+
+def test_a_mask_is_no_input() -> None:
+    mask = ["TimeDistributed:Flatten", 0, 0, {"mask": ["Embedding", 0, 0], "training": False}]
+    rows = [called("TimeDistributed:Flatten", ["i"]), called("Embedding", ["j"]), layer("LSTM")]
+    rows[2]["inbound_nodes"] = [[mask]]
+    found = naming.listed({"class_name": "Functional", "config": {"layers": rows}})
+    assert [one.kind for one in found if one.name == "LSTM"] == ["flat_lstm"]
+
+
+@pytest.mark.parametrize(
+    ("module", "taken"), [("keras.src.ops.numpy", "maybe_dense"), ("keras.layers", "flat_dense"), (None, "flat_dense")]
+)
+def test_an_average_along_an_axis_is_no_merged_layer(module: str | None, taken: str) -> None:
+    average = layer("Average") | ({"module": module} if module else {})
+    rows = [layer("Conv2D"), average, layer("Flatten"), layer("Dense")]
+    found = naming.listed({"class_name": "Sequential", "config": {"layers": rows}})
+    assert [one.kind for one in found if one.name == "Dense"] == [taken]
+
+
 def test_a_shape_is_no_image() -> None:
     """What tf.reshape is given beside its input."""
     shape = operation("shape", ["Conv2D", 0, 0, {}]) | {"config": {"name": "shape", "function": "shape"}}
@@ -781,8 +806,10 @@ def test_what_is_in_a_layer_of_a_user_is_not_told() -> None:
     kinds = {"layers/head": "head", "layers/dense": "dense", "layers/lstm": "lstm", "layers/td": "time_distributed"}
     listed = {path: naming.Listed(kind, "x", {}) for path, kind in kinds.items()}
     listed["layers/td"] = naming.Listed("time_distributed", "x", {"layer": layer("Dense")})
-    told = {"layers/head": True, "layers/head/dense": False, "layers/dense": True, "layers/lstm/cell": True}
-    told |= {"layers/td/layer": True, "layers/other": False}
+    listed["layers/wrap"] = naming.Listed("flat_wrap", "x", {"layer": layer("Dense")})
+    listed["layers/rnn"] = naming.Listed("rnn", "x", {"cell": layer("StackedRNNCells")})
+    told = {"layers/head": False, "layers/head/dense": False, "layers/dense": True, "layers/lstm/cell": True}
+    told |= {"layers/td/layer": True, "layers/other": False, "layers/wrap/layer": False, "layers/rnn/cell/x": True}
     assert {path: naming.told(path, listed) is not None for path in told} == told
 
 
@@ -790,6 +817,7 @@ def test_the_layer_in_a_wrapper_is_known_by_the_config() -> None:
     listed = {"layers/td": naming.Listed("flat_time_distributed", "t", {"layer": layer("BatchNormalization", "n")})}
     assert naming.wrapped("layers/td/layer", listed) == ("flat_batch_normalization", "n", {"name": "n"}, None)
     assert naming.wrapped("layers/td", listed) is naming.wrapped("layers/x/layer", listed) is None
+    assert not naming.is_known("my_block")
     for odd in ({}, {"layer": 3}, {"layer": {"class_name": "Dense"}}, {"layer": {"config": 3}}):
         assert naming.wrapped("layers/td/layer", {"layers/td": naming.Listed("t", "t", odd)}) is None
 
