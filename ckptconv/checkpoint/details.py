@@ -37,7 +37,7 @@ def onward(first: Mapping[str, Move], then: Mapping[str, Move]) -> dict[str, Mov
 
 # Before the class of a layer in `kinds`: what its inputs or its outputs are (formats/keras/images.py)
 PREFIXES = ("flat_", "mixed_", "maybe_", "shaped_")
-SEVERAL = re.compile(f"(?:{'|'.join(PREFIXES)})*")
+SEVERAL = re.compile(rf"\A(?:{'|'.join(PREFIXES)})*")
 
 
 def prefix(kind: str) -> str:
@@ -47,7 +47,12 @@ def prefix(kind: str) -> str:
 
 def bare(kind: str) -> str:
     """A class without such prefixes."""
-    return kind[SEVERAL.match(kind).end() :]  # type: ignore[union-attr]  # it matches nothing, too
+    return SEVERAL.sub("", kind, count=1)
+
+
+def prefixes(kind: str) -> str:
+    """All of them, in front of a class."""
+    return kind.removesuffix(bare(kind))
 
 
 def apart(kind: str) -> str:

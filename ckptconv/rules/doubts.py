@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ..checkpoint import Checkpoint, Note
-from ..checkpoint.details import bare
+from ..checkpoint.details import bare, prefixes
 from .assign import Assignment, layer_kind
 from .converter import Converter
 
@@ -49,23 +49,19 @@ def _flattened(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
     }
     matrices = _matrices(checkpoint, names)
     several = sorted(c for c in channels if c > 1)[:MAX_CHANNELS]
-    suspects = {n for n in matrices if n not in listed and _is_multiple(matrices[n][0], several)}
+    suspects = {n for n, (rows, _) in matrices.items() if n not in listed and any(not rows % c for c in several)}
     made = {size for _, outputs in matrices.values() for size in outputs}
     known = Sizes(matrices.values())
-    known.update(channels, *(outputs for n, (_, outputs) in matrices.items() if n in listed))
-    known.update(t.shape[-1] for n, t in checkpoint.tensors.items() if n.endswith("embeddings") and t.shape)
-    known.update(rows for n, (rows, _) in matrices.items() if n not in suspects and rows not in made)
+    known.feed(channels, *(outputs for n, (_, outputs) in matrices.items() if n in listed))
+    known.feed(t.shape[-1] for n, t in checkpoint.tensors.items() if n.endswith("embeddings") and t.shape)
+    known.feed(rows for n, (rows, _) in matrices.items() if n not in suspects and rows not in made)
     found = set()
     for circular in (False, True):  # an encoder's first layer may have as many inputs as its decoder's last has outputs
         for n, (rows, outputs) in matrices.items():
             if n in suspects and rows not in known and (circular or rows not in made):
                 found.add(n)
-                known.update(outputs)
+                known.feed(outputs)
     return (n for n in names if n in found)
-
-
-def _is_multiple(rows: int, channels: Sequence[int]) -> bool:
-    return any(not rows % c for c in channels)
 
 
 def _matrices(checkpoint: Checkpoint, names: Sequence[str]) -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -90,11 +86,11 @@ class Sizes(set[int]):
         for rows, outputs in layers:
             self._waiting.setdefault(rows, []).extend(outputs)
 
-    def update(self, *several: Iterable[int]) -> None:
+    def feed(self, *several: Iterable[int]) -> None:
         left = [size for sizes in several for size in sizes]
         while left:
             if (size := left.pop()) not in self:
-                super().add(size)
+                self.add(size)
                 left += self._waiting.pop(size, ())
 
 
@@ -103,8 +99,7 @@ def _of_kind(begin: str) -> Callable[[Checkpoint, Sequence[str]], Iterable[str]]
 
     def of(found: Checkpoint, names: Sequence[str]) -> Iterator[str]:
         for name in names:
-            kind = layer_kind(found, name)
-            if begin in kind.removesuffix(bare(kind)) and not name.endswith("recurrent_kernel"):
+            if begin in prefixes(layer_kind(found, name)) and not name.endswith("recurrent_kernel"):
                 yield name
 
     return of

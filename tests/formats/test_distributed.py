@@ -211,9 +211,9 @@ def test_of_a_damaged_shard_nothing_is_left(what: str, tmp_path: Path) -> None:
 
 def test_a_part_of_a_dtype_that_is_not_read(tmp_path: Path) -> None:
     folder = saved(tmp_path / "m", {shard(1): {"w": (np.ones(2, "f4"), [0])}})
-    header = {"__metadata__": {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": [2]}})}}
-    header["w"] = {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}  # type: ignore[dict-item]
-    text = json.dumps(header).encode()
+    metadata = {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": [2]}})}
+    entry = {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}
+    text = json.dumps({"__metadata__": metadata, "w": entry}).encode()
     (folder / shard(2)).write_bytes(len(text).to_bytes(8, "little") + text + bytes(3))
     with refused("some of its parts are of a dtype that is not read"):
         ckptconv.open(folder)

@@ -73,60 +73,47 @@ def keras_json(text: bytes, count: int = 300_000) -> growth.Make:
     return make
 
 
-def keras_nested(folder: Path, n: int) -> Path:
-    """Layers of a model within models of long names, in a config that is packed small."""
+def keras_of(folder: Path, kind: str, layers: list[dict[str, object]], *stored: str) -> Path:
+    """A model of Keras 3 of these layers, with a small weight for each object, in a config that is packed small."""
     import h5py
 
-    layers = [{"class_name": "Dense", "config": {"name": f"d{i}"}} for i in range(3_000 * n)]
-    for _ in range(31):
-        layers = [{"class_name": "a" * 500, "config": {"name": "x", "layers": layers}}]
     with h5py.File(weights := io.BytesIO(), "w") as f:
-        f["layers/dense/vars/0"] = np.zeros(2, "f4")
-    config = json.dumps({"class_name": "Functional", "config": {"name": "m", "layers": layers}}).encode()
+        for path in stored or ("layers/dense",):
+            f[f"{path}/vars/0"] = np.zeros(2, "f4")
+    config = json.dumps({"class_name": kind, "config": {"name": "m", "layers": layers}}).encode()
     members = {"config.json": config, "metadata.json": b"{}", "model.weights.h5": weights.getvalue()}
     return deflated(folder / "x.keras", members)
+
+
+def keras_nested(folder: Path, n: int) -> Path:
+    """Layers of a model within models of long names."""
+    layers: list[dict[str, object]] = [{"class_name": "Dense", "config": {"name": f"d{i}"}} for i in range(3_000 * n)]
+    for _ in range(31):
+        layers = [{"class_name": "a" * 500, "config": {"name": "x", "layers": layers}}]
+    return keras_of(folder, "Functional", layers)
 
 
 def keras_cells(folder: Path, n: int) -> Path:
     """Cells in a wrapper of a layer whose class is long, and begins many times like one that is marked."""
-    import h5py
-
     layer = {"class_name": "flat_" * (40_000 * n), "config": {"name": "x"}}
-    layers = [{"class_name": "TimeDistributed", "config": {"name": "t", "layer": layer}}]
-    with h5py.File(weights := io.BytesIO(), "w") as f:
-        for i in range(20 * n):
-            f[f"layers/time_distributed/a{i}/cell/vars/0"] = np.zeros(2, "f4")
-    config = json.dumps({"class_name": "Sequential", "config": {"name": "m", "layers": layers}}).encode()
-    members = {"config.json": config, "metadata.json": b"{}", "model.weights.h5": weights.getvalue()}
-    return deflated(folder / "x.keras", members)
+    wrapper = {"class_name": "TimeDistributed", "config": {"name": "t", "layer": layer}}
+    return keras_of(folder, "Sequential", [wrapper], *(f"layers/time_distributed/a{i}/cell" for i in range(20 * n)))
 
 
 def keras_uses(folder: Path, n: int) -> Path:
     """A layer of a long class that is used often."""
-    import h5py
-
-    layer = {"class_name": "A" * (3_000 * n), "config": {"name": "x"}, "inbound_nodes": [[["i", 0, 0, {}]]] * 1_000 * n}
-    with h5py.File(weights := io.BytesIO(), "w") as f:
-        f["layers/dense/vars/0"] = np.zeros(2, "f4")
-    config = json.dumps({"class_name": "Functional", "config": {"name": "m", "layers": [layer]}}).encode()
-    members = {"config.json": config, "metadata.json": b"{}", "model.weights.h5": weights.getvalue()}
-    return deflated(folder / "x.keras", members)
+    uses = [[["i", 0, 0, {}]]] * 1_000 * n
+    layer = {"class_name": "A" * (3_000 * n), "config": {"name": "x"}, "inbound_nodes": uses}
+    return keras_of(folder, "Functional", [layer])
 
 
 def keras_axes(folder: Path, n: int) -> Path:
     """A Reshape to very many axes, used often behind a dense layer."""
-    import h5py
-
     first = {"class_name": "InputLayer", "config": {"name": "i", "batch_shape": [None, 7]}}
     dense = {"class_name": "Dense", "config": {"name": "d"}, "inbound_nodes": [[["i", 0, 0]]]}
     shape = {"name": "r", "target_shape": [2] * 20_000 * n}
     shaped = {"class_name": "Reshape", "config": shape, "inbound_nodes": [[["d", 0, 0]]] * 1_000 * n}
-    with h5py.File(weights := io.BytesIO(), "w") as f:
-        f["layers/dense/vars/0"] = np.zeros(2, "f4")
-    layers = [first, dense, shaped]
-    config = json.dumps({"class_name": "Functional", "config": {"name": "m", "layers": layers}}).encode()
-    members = {"config.json": config, "metadata.json": b"{}", "model.weights.h5": weights.getvalue()}
-    return deflated(folder / "x.keras", members)
+    return keras_of(folder, "Functional", [first, dense, shaped])
 
 
 def safetensors_of(entry: Callable[[int], tuple[str, object]], count: int) -> growth.Make:

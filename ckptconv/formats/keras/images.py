@@ -19,7 +19,19 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...checkpoint.details import prefix
-from .layers import ELEMENTWISE, IMAGING, MERGING, Call, built, calls_of, effect, is_usual, kind_of_row, parents_of
+from .layers import (
+    APPENDING,
+    ELEMENTWISE,
+    IMAGING,
+    MERGING,
+    Call,
+    built,
+    calls_of,
+    effect,
+    is_usual,
+    kind_of_row,
+    parents_of,
+)
 
 BEHIND = ("flat_", "mixed_", "maybe_")
 # What a layer gives: "" for features last on both sides, an image as h w c, as c h w like torch's, several in a row, in
@@ -30,7 +42,6 @@ FLATTENED = {  # with rules for flattened images
     "dense", "batch_normalization", "layer_normalization", "rms_normalization", "p_re_lu", "lstm", "gru", "simple_rnn",
     "bidirectional",
 }  # fmt: skip
-APPENDING = {"concatenate", "dot", "merge"}  # of what merges, what does not go element by element
 MAX_MODELS = 32  # within each other
 MAX_ROWS = 32  # dense layers whose outputs become an image together
 MAX_AXES, MAX_AXIS = 8, 2**31  # of an image

@@ -30,6 +30,7 @@ FRESH = {  # their features are their own
     "discretization", "cu_dnnlstm", "cu_dnngru", "shape",
 }  # fmt: skip
 MERGING = {"concatenate", "add", "multiply", "average", "maximum", "minimum", "subtract", "dot", "merge"}
+APPENDING = {"concatenate", "dot", "merge"}  # of these, what does not go element by element
 ELEMENTWISE = {  # operations of Keras 3 and functions of TensorFlow
     "true_divide", "divide", "negative", "absolute", "abs", "square", "sqrt", "rsqrt", "exp", "log", "power", "pow",
     "clip", "clip_by_value", "relu", "relu6", "sigmoid", "tanh", "gelu", "silu", "swish", "softplus", "softsign",

@@ -171,8 +171,8 @@ def inside(kind: str, config: Mapping[str, Any]) -> tuple[str, str]:
         return kind, ""
     own = row.get("config")
     name = own.get("name") if isinstance(own, dict) else ""
-    begin = kind.removesuffix(details.bare(kind))
-    return begin + details.apart(snake(row["class_name"])), name if isinstance(name, str) else ""
+    kind = details.prefixes(kind) + details.apart(snake(row["class_name"]))
+    return kind, name if isinstance(name, str) else ""
 
 
 def wrapped(path: str, listed: Mapping[str, Listed]) -> Listed | None:
@@ -193,9 +193,7 @@ def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
     if path.rpartition("/")[2] != "cell" or called:
         return kind_of(path, called)
     words = path.split("/")
-    above = (
-        listed.get("/".join(words[:n])) or re.sub(r"_\d+$", "", words[n - 1]) for n in range(len(words) - 1, 0, -1)
-    )
+    above = (listed.get("/".join(words[:n])) or unnumbered(words[n - 1]) for n in range(len(words) - 1, 0, -1))
     return next((kind for kind in above if details.bare(kind).removesuffix("_cell") in RECURRENT), "")
 
 
@@ -220,11 +218,16 @@ def nearest(owner: str, known: Container[str]) -> str:
     return next((p for n in range(len(words), 0, -1) if (p := "/".join(words[:n])) in known), "")
 
 
+def unnumbered(word: str) -> str:
+    """A default name without the number that tells it from others: dense_1 -> dense."""
+    return re.sub(r"_\d+$", "", word)
+
+
 def kind_of(path: str, called: str) -> str:
     """The class of the object at `path`, derived from the path or from its default name; '' if neither shows it."""
     *_, parent, last = ["", "", *path.split("/")]
     for word in (last, called):
-        word = re.sub(r"_\d+$", "", word)
+        word = unnumbered(word)
         if word in VARIABLES:
             return word
     if last == "cell":

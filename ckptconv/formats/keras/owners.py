@@ -9,7 +9,6 @@ ends in common.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -94,7 +93,7 @@ def _recurrent(owner: Owner) -> bool:
 
 def _within(table: Table, path: Sequence[str]) -> list[Owner]:
     """Of what is in a layer that says nothing of its insides: its class by its name, if the inputs of that are such."""
-    kind = re.sub(r"_\d+$", "", path[-1])
+    kind = naming.unnumbered(path[-1])
     above: list[Owner] = next((o for n in range(1, len(path)) if (o := table.find(path[:-n]))), [])
     begins = {details.prefix(o.kind) for o in above} & {*images.BEHIND}
     return [Owner(("maybe_" if begins == {"maybe_"} else "mixed_") + kind, None)] if begins else []
@@ -108,7 +107,7 @@ def _one(several: Sequence[Owner]) -> Owner | None:
     if len(classes) > 1:
         return None
     kind, sizes = classes.pop(), {o.image for o in several}
-    begins = {o.kind.removesuffix(kind) for o in several}
+    begins = {details.prefixes(o.kind) for o in several}
     if len({b.removesuffix("shaped_") for b in begins}) == 1:  # what becomes of the outputs of one is in doubt for all
         return Owner(max(begins, key=len) + kind, sizes.pop() if len(sizes) == 1 else None)
     return Owner(("mixed_" if any(b.startswith("mixed_") for b in begins) else "maybe_") + kind, None)

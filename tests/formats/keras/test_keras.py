@@ -477,7 +477,7 @@ IMAGES = [
     ("Flatten Flatten", "flat_dense"),
     ("", "dense"), ("Flatten Conv2D", "dense"), ("Flatten Dense", "dense"), ("Conv2D", "dense"),
     ("GlobalAveragePooling2D Flatten", "dense"), ("Conv2D MyBlock Conv2D GlobalMaxPooling2D", "dense"),
-    ("Flatten Concatenate", "mixed_dense"), ("Permute Flatten", "mixed_dense"),
+    ("Flatten Concatenate", "mixed_dense"), ("Flatten Add", "flat_dense"), ("Permute Flatten", "mixed_dense"),
     ("Permute Conv2D Flatten", "flat_dense"),
     ("Conv2D:channels_first Flatten", "dense"), ("Conv2D:channels_first Flatten:channels_first", "flat_dense"),
     ("Conv2D Flatten:channels_first", "mixed_dense"),
