@@ -20,6 +20,7 @@ from .assign import Assignment, layer_kind
 from .converter import Converter
 
 MAX_CHANNELS = 300  # sizes of convolutions that are compared with: a model has a few dozen
+HEADS = {"einsum", "query", "key", "value", "output", "attention_output"}  # (_dense) with an axis of heads
 PLAIN = {"conv1d", "conv2d", "conv3d", "Conv"}  # default names of layers for which the rules of convolutions are right
 
 
@@ -45,7 +46,7 @@ def _flattened(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
     channels = {
         t.shape[-1]
         for n, t in checkpoint.tensors.items()
-        if not t.role and (len(t.shape) in (4, 5) or (len(t.shape) == 3 and layer_kind(checkpoint, n) == "conv1d"))
+        if not t.role and (len(t.shape) in (4, 5) or (len(t.shape) == 3 and _is_conv1d(checkpoint, n)))
     }
     matrices = _matrices(checkpoint, names)
     several = sorted(c for c in channels if c > 1)[:MAX_CHANNELS]
@@ -62,6 +63,13 @@ def _flattened(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
                 found.add(n)
                 known.feed(outputs)
     return (n for n in names if n in found)
+
+
+def _is_conv1d(checkpoint: Checkpoint, name: str) -> bool:
+    """Of a tensor of three axes: also if no name tells, unless it is attention's or an EinsumDense's."""
+    kind, leaf = bare(layer_kind(checkpoint, name)), name.rpartition("/")[2]
+    heads = kind.strip("_").removesuffix("_dense") in HEADS
+    return kind == "conv1d" or (leaf in ("kernel", "pointwise_kernel") and not heads)
 
 
 def _matrices(checkpoint: Checkpoint, names: Sequence[str]) -> dict[str, tuple[int, tuple[int, ...]]]:

@@ -42,6 +42,8 @@ CONV: Shapes = {"conv2d/kernel": (3, 3, 3, 8)}
         ({"conv2d/kernel": (3, 3, 3, 7), "dense/kernel": (288, 10)}, [], []),
         ({"conv3d_1/kernel": (2, 2, 2, 1, 4), "dense/kernel": (8, 2)}, [], ["dense/kernel"]),
         ({"conv1d_2/kernel": (3, 4, 8), "dense/kernel": (64, 2)}, [], ["dense/kernel"]),
+        ({"first/kernel": (3, 4, 8), "dense/kernel": (64, 2)}, ["first/kernel"], ["dense/kernel"]),
+        ({"a/query/kernel": (96, 2, 8), "dense/kernel": (64, 2)}, ["a/query/kernel"], []),  # of attention
         ({"stem/kernel": (3, 3, 3, 8), "conv2d_7/kernel": (3, 3, 8, 8)}, ["stem/kernel"], []),
         ({"conv2d_transpose_3/kernel": (3, 3, 3, 8)}, [], []),
         # an autoencoder: what its decoder gives, its encoder does not take
@@ -82,6 +84,25 @@ def test_a_config_leaves_no_doubt_about_layers_that_it_lists() -> None:
     assert not doubted(library.change(listed, "keras-torch"), "follows a Flatten")
     told = replace(built({"stem/kernel": (3, 3, 3, 8)}), details={"kinds": {"stem/kernel": "conv2d"}})
     assert not doubted(library.change(told, "keras-torch"), "plain convolution")
+
+
+@pytest.mark.parametrize(("prefix", "doubtful"), [("", False), ("maybe_", True)])
+@pytest.mark.parametrize(
+    ("kind", "shapes"),
+    [
+        ("conv1d", {"kernel": (3, 8, 4)}),
+        ("conv1d_transpose", {"kernel": (3, 4, 8)}),
+        ("depthwise_conv1d", {"kernel": (3, 8, 1)}),
+        ("separable_conv1d", {"depthwise_kernel": (3, 8, 1), "pointwise_kernel": (1, 8, 4)}),
+        ("einsum_dense", {"kernel": (8, 2, 4), "bias": (2, 4)}),
+    ],
+)
+def test_whatever_stands_behind_what_may_be_a_flattened_image(
+    kind: str, shapes: Shapes, prefix: str, doubtful: bool
+) -> None:
+    named = {f"up/{leaf}": shape for leaf, shape in shapes.items()}
+    told = replace(built(named), details={"kinds": dict.fromkeys(named, prefix + kind)})
+    assert bool(doubted(library.change(told, "keras-torch"), "if its ")) == doubtful
 
 
 IMAGES: dict[str, tuple[dict[str, list[int]], dict[str, int], dict[str, tuple[int, int]]]] = {

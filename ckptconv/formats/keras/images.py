@@ -236,7 +236,7 @@ def _joined(several: Iterable[Flow]) -> Flow:
     if len(seen) == 1:
         return several[0]._replace(rows=rows)
     if any(f.form in BEHIND for f in seen):
-        return Flow("mixed_")
+        return Flow("mixed_" if any(f.form in ("flat_", "mixed_") for f in seen) else "maybe_")
     form = max((f.form for f in seen), default="")
     return Flow(form) if form else Flow("", rows=rows, reshaped=any(f.reshaped for f in seen))
 
@@ -256,7 +256,7 @@ def _prefix(kind: str, own: Mapping[str, Any], before: Flow, shape: Any) -> str:
         return "maybe_" if before.form == UNSURE and (rows or what in ("", "own")) else ""
     if before.form == "flat_" and kind in FLATTENED:
         return "flat_"
-    return "mixed_" if before.form == "mixed_" or what == "own" else "maybe_"
+    return "mixed_" if before.form == "mixed_" or (before.form == "flat_" and what == "own") else "maybe_"
 
 
 def _given(kind: str, own: Mapping[str, Any], before: Flow, shape: Any, *, merges: bool) -> Flow:
@@ -276,19 +276,21 @@ def _given(kind: str, own: Mapping[str, Any], before: Flow, shape: Any, *, merge
         return Flow(PIXELS) if before.form in (IMAGE, UNSURE) else before
     if not what:
         return Flow("maybe_" if flat else UNSURE if before.form else "")
-    return Flow("mixed_") if flat and (merges or kind in APPENDING) else before  # else with a constant
+    mixed = flat and before.form != "maybe_" and (merges or kind in APPENDING)
+    return Flow("mixed_") if mixed else before  # else with a constant
 
 
 def _rearranged(kind: str, own: Mapping[str, Any], before: Flow, shape: Any) -> Flow:
     """What Flatten, Reshape and Permute give, which leave the elements as they are."""
-    flat, target = before.form in BEHIND, own.get("target_shape")
+    flat, target = before.form in BEHIND, _target(own)
     if kind == "permute":
         return Flow("mixed_" if flat else PERMUTED if before.form else "")
-    if kind == "flatten" or (isinstance(target, list) and len(target) == 1):
+    if kind == "flatten" or len(target) == 1:
         return Flow("mixed_") if before.steps else before if flat else _flattened(before, own, shape)
     last = shape[-1:] if isinstance(shape, list) else []
-    tokens = before.form == IMAGE and isinstance(target, list) and len(target) == 2 and target[-1:] == last
-    return Flow("" if tokens or not before.form else UNSURE)
+    if not before.form or (before.form == IMAGE and len(target) == 2 and target[-1:] == last):
+        return Flow("")  # the features of each pixel, which torch has last, too
+    return Flow("maybe_" if len(target) == 2 and (last or before.form != IMAGE) else UNSURE)
 
 
 def _flattened(before: Flow, own: Mapping[str, Any], shape: Any) -> Flow:

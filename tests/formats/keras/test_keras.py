@@ -489,6 +489,8 @@ IMAGES = [
     ("TimeDistributed:Conv2D TimeDistributed:Flatten Flatten", "mixed_dense"),
     ("TimeDistributed:Flatten GlobalAveragePooling1D", "flat_dense"), ("Flatten RepeatVector Flatten", "mixed_dense"),
     ("TimeDistributed:Conv2D TimeDistributed:Flatten LSTM", "dense"),
+    ("Conv2D Permute Reshape:5:15 GlobalAveragePooling1D", "maybe_dense"), ("Lambda Add", "maybe_dense"),
+    ("Flatten Lambda Concatenate", "maybe_dense"),
     # features are last on both sides
     ("Conv1D Dense Flatten", "maybe_dense"), ("Conv1D Dense Conv1D Flatten", "flat_dense"), ("Conv1D Dense", "dense"),
     ("Embedding Flatten", "dense"), ("LSTM Flatten", "dense"),
@@ -533,12 +535,27 @@ def test_what_its_inputs_make_of_a_dense_layer(before: str, taken: str) -> None:
         ("Permute Flatten RepeatVector", "mixed_"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("kind", ["LSTM", "Bidirectional", "MultiHeadAttention"])
+@pytest.mark.parametrize("kind", ["LSTM", "Bidirectional", "MultiHeadAttention", "EinsumDense"])
 def test_what_its_inputs_make_of_a_cell(before: str, prefix: str, kind: str) -> None:
     rows = [*map(layer, before.split()), layer(kind)]
     found = naming.listed({"class_name": "Sequential", "config": {"layers": rows}})
-    wanted = "mixed_" if prefix == "flat_" and kind == "MultiHeadAttention" else prefix
+    wanted = "mixed_" if prefix == "flat_" and kind in ("MultiHeadAttention", "EinsumDense") else prefix
     assert [details.prefix(one.kind) for one in found if one.name == kind] == [wanted]
+
+
+@pytest.mark.parametrize("kind", ["BatchNormalization", "LayerNormalization", "PReLU", "Conv1D"])
+@pytest.mark.parametrize(
+    ("before", "prefix"),
+    [
+        ("Conv2D Permute Reshape:5:15", "maybe_"), ("Permute Reshape:5:15 Dropout", "maybe_"), ("MyBlock", ""),
+        ("Conv2D Reshape:5:15", ""),  # pixels, or rows, of which nothing is told
+        ("Input:5:15", ""), ("Conv2D Permute Reshape:5:15 Dense", ""),
+    ],
+)  # fmt: skip
+def test_rows_of_an_image_may_have_their_features_in_another_order(before: str, prefix: str, kind: str) -> None:
+    rows = [*map(layer, before.split()), layer(kind)]
+    found = naming.listed({"class_name": "Sequential", "config": {"layers": rows}})
+    assert [details.prefix(one.kind) for one in found if one.name == kind] == [prefix]
 
 
 def called(text: str, *nodes: list[str]) -> dict[str, Any]:
