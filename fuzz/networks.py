@@ -115,9 +115,11 @@ class Network:
         """A layer with the name that Keras gives it, or one that tells nothing, or that of another layer."""
         choice = self.rng.random()
         if choice < 0.4:
-            options["name"] = f"{self.rng.choice('abcdefgh')}{len(self.owners)}_{self.depth}_{self.rng.randrange(999)}"
+            options["name"] = (
+                f"{self.rng.choice('abcdefgh')}{len(self.owners)}_{self.depth}_{self.rng.randrange(10**9)}"
+            )
         elif choice < 0.5:
-            options["name"] = f"flat_dense_{len(self.owners)}_{self.depth}_{self.rng.randrange(999)}"
+            options["name"] = f"flat_dense_{len(self.owners)}_{self.depth}_{self.rng.randrange(10**9)}"
         return getattr(self.L, kind)(*args, **options)
 
     def run(self, *given: Any) -> Any:
@@ -268,7 +270,8 @@ class Network:
         if self.rng.random() < 0.3:
             v = self.activation(v)
         if self.rng.random() < 0.3:
-            return self.use(self.named("Reshape", (h * w, c)), lambda x: x.unflatten(1, (c, h * w)), v, "image")
+            v = self.use(self.named("Reshape", (h * w, c)), lambda x: x.unflatten(1, (c, h * w)), v, "image")
+            return self.conv(v)  # else it is a sequence
         return self.use(self.named("Reshape", (h, w, c)), lambda x: x.unflatten(1, (c, h, w)), v, "image")
 
     def repeat(self, v: Value) -> Value:

@@ -181,7 +181,7 @@ def test_behind_a_flatten_norms_are_what_they_are_elsewhere(kind: str, variables
     back = apply(rules.inverse, made)
     assert {n: t.numpy().tolist() for n, t in back.items()} == {n: a.tolist() for n, a in arrays.items()}
     unsure = apply(rules, replace(before, details={"kinds": dict.fromkeys(arrays, f"maybe_{kind}")}))
-    assert doubted(unsure, "a layer that is not known") == list(arrays)
+    assert doubted(unsure, "of which the order is not known") == list(arrays)
 
 
 def test_of_every_einsum_dense_the_equation_is_in_doubt() -> None:

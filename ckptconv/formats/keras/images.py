@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from ...checkpoint.details import prefix
 from .layers import (
+    ALONG_STEPS,
     APPENDING,
     ELEMENTWISE,
     IMAGING,
@@ -266,14 +267,15 @@ def _given(kind: str, own: Mapping[str, Any], before: Flow, shape: Any, *, merge
     if kind.startswith("conv_lstm") and own.get("return_sequences"):
         return Flow(FRAMES)
     what, flat = effect(kind), before.form in BEHIND
-    if what == "image":
+    if what == "image" and not (flat and ALONG_STEPS.fullmatch(kind)):
         return Flow(FIRST if own.get("data_format") == "channels_first" else IMAGE)
     if what == "pooled":  # over steps, whose features stay what they are
         return before._replace(steps=False) if flat else Flow("")
-    if what == "own" or (kind == "dense" and flat):
-        return Flow("")
     if kind == "dense":
-        return Flow(PIXELS) if before.form in (IMAGE, UNSURE) else before
+        pixels = before.form in (IMAGE, UNSURE) or (before.form == "maybe_" and len(shape or ()) > 2)
+        return Flow(PIXELS if pixels else "") if pixels or flat else before
+    if what == "own":
+        return Flow("")
     if not what:
         return Flow("maybe_" if flat else UNSURE if before.form else "")
     mixed = flat and before.form != "maybe_" and (merges or kind in APPENDING)
@@ -284,13 +286,18 @@ def _rearranged(kind: str, own: Mapping[str, Any], before: Flow, shape: Any) -> 
     """What Flatten, Reshape and Permute give, which leave the elements as they are."""
     flat, target = before.form in BEHIND, _target(own)
     if kind == "permute":
-        return Flow("mixed_" if flat else PERMUTED if before.form else "")
+        return before if before.form == "maybe_" else Flow("mixed_" if flat else PERMUTED if before.form else "")
     if kind == "flatten" or len(target) == 1:
         return Flow("mixed_") if before.steps else before if flat else _flattened(before, own, shape)
-    last = shape[-1:] if isinstance(shape, list) else []
-    if not before.form or (before.form == IMAGE and len(target) == 2 and target[-1:] == last):
-        return Flow("")  # the features of each pixel, which torch has last, too
-    return Flow("maybe_" if len(target) == 2 and (last or before.form != IMAGE) else UNSURE)
+    last = shape[-1] if isinstance(shape, list) and shape else None
+    return Flow(_in_rows(before.form, target[-1], last) if len(target) == 2 else UNSURE if before.form else "")
+
+
+def _in_rows(form: str, width: Any, last: Any) -> str:
+    """What a Reshape into rows of a width gives. last: how long the last axis was before, if that is known."""
+    if form in ("", FIRST) or width == 1 or (form in (IMAGE, PIXELS) and width == last):
+        return ""  # features last, as in torch: of the last, they are those of each pixel
+    return UNSURE if form in (IMAGE, PIXELS, UNSURE) and (last in (None, width) or width == -1) else "maybe_"
 
 
 def _flattened(before: Flow, own: Mapping[str, Any], shape: Any) -> Flow:

@@ -21,6 +21,7 @@ IMAGING = re.compile(  # what they give is an image
     r"|locally_connected|conv_lstm)[123]d(?:_transpose)?|convolution[123]d|atrous_convolution[12]d|deconvolution2d"
     r"|random_(?:flip|rotation|zoom|crop|contrast|brightness|translation|height|width)|resizing|center_crop"
 )
+ALONG_STEPS = re.compile(r"(?:max_pooling|average_pooling|up_sampling|zero_padding|cropping)1d")  # features stay apart
 POOLING = {"attention", "additive_attention"} | {  # of which nothing is left but features
     f"global_{how}_pooling{n}d" for how in ("average", "max") for n in (1, 2, 3)
 }

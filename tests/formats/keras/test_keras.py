@@ -533,6 +533,9 @@ def test_what_its_inputs_make_of_a_dense_layer(before: str, taken: str) -> None:
         ("Conv2D Permute Reshape:5:15", "maybe_"), ("Embedding", ""), ("Input:5:15 Conv1D", ""),
         ("Conv2D GlobalAveragePooling2D RepeatVector", ""), ("Flatten RepeatVector", "flat_"),
         ("Permute Flatten RepeatVector", "mixed_"),
+        ("TimeDistributed:Conv2D TimeDistributed:Flatten MaxPooling1D", "flat_"),
+        ("Conv2D Permute Reshape:5:15 MaxPooling1D", "maybe_"), ("Conv2D Permute Reshape:5:15 Permute", "maybe_"),
+        ("Conv2D:channels_first Reshape:5:15 Permute", ""), ("Conv2D Reshape:15:1", ""), ("Input:5:9 MaxPooling1D", ""),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["LSTM", "Bidirectional", "MultiHeadAttention", "EinsumDense"])
