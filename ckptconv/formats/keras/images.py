@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...checkpoint.details import prefix
+from .flow import BEHIND, FIRST, FRAMES, IMAGE, PIXELS, UNSURE, Flow, Image, passed_on, taken_as, target_axes
 from .layers import (
-    ALONG_STEPS,
     APPENDING,
     ELEMENTWISE,
     IMAGING,
@@ -29,39 +28,17 @@ from .layers import (
     built,
     calls_of,
     effect,
-    is_usual,
     kind_of_row,
     parents_of,
 )
 
-BEHIND = ("flat_", "mixed_", "maybe_")
-# What a layer gives: "" for features last on both sides, an image as h w c, as c h w like torch's, several in a row, in
-# another order of axes, of features that a dense layer gives for each pixel, for which torch has them last, too, or
-# perhaps no longer an image; or what prefixes the layers behind it
-IMAGE, FIRST, FRAMES, PERMUTED, PIXELS, UNSURE = "image", "first", "frames", "permuted", "pixels", "unsure"
-FLATTENED = {  # with rules for flattened images
-    "dense", "batch_normalization", "layer_normalization", "rms_normalization", "p_re_lu", "lstm", "gru", "simple_rnn",
-    "bidirectional",
-}  # fmt: skip
 MAX_MODELS = 32  # within each other
 MAX_ROWS = 32  # dense layers whose outputs become an image together
-MAX_AXES, MAX_AXIS = 8, 2**31  # of an image
 STATES = 4  # that a recurrent layer gives at most, beside its outputs
 PASSES = 4  # over the layers of a model: what is called again may be fed by what stands behind it
 
-Image = tuple[int, int] | None  # height and width, if they are known
 Found = dict[int, tuple[str, Image]]  # by the identity of a layer's row
 Known = Mapping[int, tuple[str, Image]]
-
-
-class Flow(NamedTuple):
-    """What a layer gives. steps: a flattened image for each step; rows: of a dense layer and what follows, reshaped."""
-
-    form: str
-    image: Image = None
-    steps: bool = False
-    rows: tuple[int, ...] = ()
-    reshaped: bool = False
 
 
 def inherited(above: str, kind: str) -> str:
@@ -166,7 +143,7 @@ def _layer(row: dict[str, Any], kind: str, before: Flow, shape: Any, found: Foun
         kind, own = kind_of_row(inner), inner["config"]
         shape = shape[1:] if several and isinstance(shape, list) else shape
         before = before._replace(form=IMAGE, image=None) if several and before.form == FRAMES else before
-    text = _prefix(kind, own, before, shape)
+    text = taken_as(kind, own, before, shape)
     found[id(row)] = _used(found.get(id(row)), (text, before.image if text else None))
     if before.rows and _is_shaped(kind, own, before):
         found.update({r: _shaped(*found[r]) for r in before.rows})
@@ -177,7 +154,7 @@ def _layer(row: dict[str, Any], kind: str, before: Flow, shape: Any, found: Foun
         if any(what for what, _ in within.values()):  # names do not tell which layer of a model within a layer this is
             found[id(row)] = "maybe_", None
     else:
-        made = _given(kind, own, before, shape, merges=merges)
+        made = passed_on(kind, own, before, shape, merges=merges)
     if several and made.form in (IMAGE, FIRST):
         made = Flow(FRAMES)
     elif several or kind == "repeat_vector":
@@ -204,21 +181,15 @@ def _followed(made: Flow, kind: str, row: int, own: Mapping[str, Any], before: F
     if kind == "dense":
         return made._replace(rows=(row,), reshaped=False)
     if kind == "reshape":
-        return made._replace(rows=before.rows, reshaped=1 not in _target(own))
+        return made._replace(rows=before.rows, reshaped=1 not in target_axes(own))
     kept = effect(kind) in ("same", "merged", "") and kind != "dot"
     return made._replace(rows=before.rows if kept else (), reshaped=kept and before.reshaped)
 
 
-def _target(own: Mapping[str, Any]) -> list[Any]:
-    """The axes of a Reshape; none if they are not known."""
-    target = own.get("target_shape")
-    return target if isinstance(target, list) and len(target) <= MAX_AXES else []
-
-
 def _is_shaped(kind: str, own: Mapping[str, Any], before: Flow) -> bool:
     """Whether it makes an image of several pixels and channels of what a dense layer gives."""
-    if kind == "reshape" and (target := _target(own)):
-        return len(target) > 2 and target[-1] != 1 and target[:-1] != [1] * (len(target) - 1)
+    if kind == "reshape" and (axes := target_axes(own)):
+        return len(axes) > 2 and axes[-1] != 1 and axes[:-1] != [1] * (len(axes) - 1)
     return before.reshaped and IMAGING.fullmatch(kind) is not None
 
 
@@ -237,7 +208,8 @@ def _joined(several: Iterable[Flow]) -> Flow:
     if len(seen) == 1:
         return several[0]._replace(rows=rows)
     if any(f.form in BEHIND for f in seen):
-        return Flow("mixed_" if any(f.form in ("flat_", "mixed_") for f in seen) else "maybe_")
+        order = "mixed_" if any(f.form in ("flat_", "mixed_") for f in seen) else "maybe_"
+        return Flow(order, steps=any(f.steps for f in seen))
     form = max((f.form for f in seen), default="")
     return Flow(form) if form else Flow("", rows=rows, reshaped=any(f.reshaped for f in seen))
 
@@ -246,75 +218,6 @@ def _agreed(several: Iterable[Flow]) -> Flow:
     """What is taken at one place, in several uses or beside each other: not known if they differ."""
     one = _joined(several)
     return one if one.form in BEHIND or len({f.form for f in several}) == 1 else Flow(UNSURE)
-
-
-def _prefix(kind: str, own: Mapping[str, Any], before: Flow, shape: Any) -> str:
-    if kind == "einsum_dense" and not is_usual(own.get("equation")):
-        return "mixed_"
-    what = effect(kind)
-    if before.form not in BEHIND:
-        rows = what == "same" and isinstance(shape, list) and len(shape) == 2  # of which each feature has its weights
-        return "maybe_" if before.form == UNSURE and (rows or what in ("", "own")) else ""
-    if before.form == "flat_" and kind in FLATTENED:
-        return "flat_"
-    return "mixed_" if before.form == "mixed_" or (before.form == "flat_" and what == "own") else "maybe_"
-
-
-def _given(kind: str, own: Mapping[str, Any], before: Flow, shape: Any, *, merges: bool) -> Flow:
-    """What a layer gives for what it takes."""
-    if kind in ("flatten", "reshape", "permute"):
-        return _rearranged(kind, own, before, shape)
-    if kind.startswith("conv_lstm") and own.get("return_sequences"):
-        return Flow(FRAMES)
-    what, flat = effect(kind), before.form in BEHIND
-    if what == "image" and not (flat and ALONG_STEPS.fullmatch(kind)):
-        return Flow(FIRST if own.get("data_format") == "channels_first" else IMAGE)
-    if what == "pooled":  # over steps, whose features stay what they are
-        return before._replace(steps=False) if flat else Flow("")
-    if kind == "dense":
-        pixels = before.form in (IMAGE, UNSURE) or (before.form == "maybe_" and len(shape or ()) > 2)
-        return Flow(PIXELS if pixels else "") if pixels or flat else before
-    if what == "own":
-        return Flow("")
-    if not what:
-        return Flow("maybe_" if flat else UNSURE if before.form else "")
-    mixed = flat and before.form != "maybe_" and (merges or kind in APPENDING)
-    return Flow("mixed_") if mixed else before  # else with a constant
-
-
-def _rearranged(kind: str, own: Mapping[str, Any], before: Flow, shape: Any) -> Flow:
-    """What Flatten, Reshape and Permute give, which leave the elements as they are."""
-    flat, target = before.form in BEHIND, _target(own)
-    if kind == "permute":
-        return before if before.form == "maybe_" else Flow("mixed_" if flat else PERMUTED if before.form else "")
-    if kind == "flatten" or len(target) == 1:
-        return Flow("mixed_") if before.steps else before if flat else _flattened(before, own, shape)
-    last = shape[-1] if isinstance(shape, list) and shape else None
-    return Flow(_in_rows(before.form, target[-1], last) if len(target) == 2 else UNSURE if before.form else "")
-
-
-def _in_rows(form: str, width: Any, last: Any) -> str:
-    """What a Reshape into rows of a width gives. last: how long the last axis was before, if that is known."""
-    if form in ("", FIRST) or width == 1 or (form in (IMAGE, PIXELS) and width == last):
-        return ""  # features last, as in torch: of the last, they are those of each pixel
-    return UNSURE if form in (IMAGE, PIXELS, UNSURE) and (last in (None, width) or width == -1) else "maybe_"
-
-
-def _flattened(before: Flow, own: Mapping[str, Any], shape: Any) -> Flow:
-    """A flattened image, unless it has one pixel, or has its features where torch has them."""
-    first, rank = own.get("data_format") == "channels_first", len(shape) if isinstance(shape, list) else 0
-    if not before.form:
-        return Flow("mixed_" if first and rank > 2 else "")
-    if before.form in (UNSURE, PIXELS):
-        return Flow("maybe_")
-    if before.form in (PERMUTED, FRAMES) or (before.form == IMAGE and first):
-        return Flow("mixed_")
-    if before.form == FIRST and not first:
-        return Flow("")
-    axes = (shape[2:] if first else shape[1:-1]) if rank <= MAX_AXES and rank else []
-    if not axes or not all(type(n) is int and 0 < n < MAX_AXIS for n in axes):
-        return Flow("flat_")
-    return Flow("flat_", (prod(axes[:-1]), axes[-1])) if prod(axes) > 1 else Flow("")
 
 
 __all__ = ["behind", "inherited"]

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...checkpoint import details
-from . import images, naming
+from . import flow, images, naming
 
 MAX_NAMES = 8  # at the end of a path, which are compared
 MAX_OWNERS = 20  # that one path may mean: each weight is compared with all
@@ -95,7 +95,7 @@ def _within(table: Table, path: Sequence[str]) -> list[Owner]:
     """Of what is in a layer that says nothing of its insides: its class by its name, if the inputs of that are such."""
     kind = naming.unnumbered(path[-1])
     above: list[Owner] = next((o for n in range(1, len(path)) if (o := table.find(path[:-n]))), [])
-    begins = {details.prefix(o.kind) for o in above} & {*images.BEHIND}
+    begins = {details.prefix(o.kind) for o in above} & {*flow.BEHIND}
     return [Owner(("maybe_" if begins == {"maybe_"} else "mixed_") + kind, None)] if begins else []
 
 

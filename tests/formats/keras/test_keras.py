@@ -490,7 +490,10 @@ IMAGES = [
     ("TimeDistributed:Flatten GlobalAveragePooling1D", "flat_dense"), ("Flatten RepeatVector Flatten", "mixed_dense"),
     ("TimeDistributed:Conv2D TimeDistributed:Flatten LSTM", "dense"),
     ("Conv2D Permute Reshape:5:15 GlobalAveragePooling1D", "maybe_dense"), ("Lambda Add", "maybe_dense"),
-    ("Flatten Lambda Concatenate", "maybe_dense"),
+    ("Flatten Lambda Concatenate", "maybe_dense"), ("Conv2D Permute Reshape:5:15 Dense Flatten", "maybe_dense"),
+    ("Conv2D Permute Reshape:5:15 TimeDistributed:Activation Flatten", "maybe_dense"),
+    ("Conv2D Permute Reshape:5:15 GlobalMaxPooling1D Dense Flatten", "dense"),
+    ("Flatten Lambda Dense Flatten", "dense"), ("Conv2D Reshape:147:1 Flatten", "maybe_dense"),
     # features are last on both sides
     ("Conv1D Dense Flatten", "maybe_dense"), ("Conv1D Dense Conv1D Flatten", "flat_dense"), ("Conv1D Dense", "dense"),
     ("Embedding Flatten", "dense"), ("LSTM Flatten", "dense"),
