@@ -35,7 +35,7 @@ def onward(first: Mapping[str, Move], then: Mapping[str, Move]) -> dict[str, Mov
     return out
 
 
-# Before the class of a layer in `kinds`: what its inputs or its outputs are (formats/keras/flow.py)
+# Before the class of a layer in `kinds`: what its inputs or its outputs are (formats/keras/images.py)
 PREFIXES = ("flat_", "mixed_", "maybe_", "shaped_")
 SEVERAL = re.compile(rf"\A(?:{'|'.join(PREFIXES)})*")
 
