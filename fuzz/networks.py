@@ -62,14 +62,10 @@ def channels_last(x: Any) -> Any:
     return x.movedim(1, -1)
 
 
-class ToTorch(NamedTuple):
-    """Arrays of Keras' inputs as torch takes them."""
-
-    form: str
-
-    def __call__(self, array: np.ndarray) -> Any:
-        x = torch.from_numpy(array)
-        return {"image": channels_first, "video": lambda x: x.movedim(-1, 2)}.get(self.form, lambda x: x)(x)
+def as_torch(form: str, array: np.ndarray) -> Any:
+    """An input of Keras' as torch takes it."""
+    x = torch.from_numpy(array)
+    return channels_first(x) if form == "image" else x.movedim(-1, 2) if form == "video" else x
 
 
 class Network:
@@ -90,9 +86,10 @@ class Network:
 
     # --- building blocks
 
-    def enter(self, form: str, shape: tuple[int, ...], dtype: str = "float32") -> Value:
+    def enter(self, form: str, shape: tuple[int, ...]) -> Value:
+        """An input."""
         self.steps.append((lambda x: x, ()))
-        value = Value(self.k.Input(shape, dtype=dtype), len(self.steps) - 1, form, shape)
+        value = Value(self.k.Input(shape), len(self.steps) - 1, form, shape)
         self.inputs.append(value)
         return value
 
@@ -115,11 +112,9 @@ class Network:
         """A layer with the name that Keras gives it, or one that tells nothing, or that of another layer."""
         choice = self.rng.random()
         if choice < 0.4:
-            options["name"] = (
-                f"{self.rng.choice('abcdefgh')}{len(self.owners)}_{self.depth}_{self.rng.randrange(10**9)}"
-            )
+            options["name"] = f"{self.rng.choice('abcdefgh')}{self.rng.randrange(10**9)}"
         elif choice < 0.5:
-            options["name"] = f"flat_dense_{len(self.owners)}_{self.depth}_{self.rng.randrange(10**9)}"
+            options["name"] = f"flat_dense_{self.rng.randrange(10**9)}"
         return getattr(self.L, kind)(*args, **options)
 
     def run(self, *given: Any) -> Any:
@@ -263,6 +258,11 @@ class Network:
         made = of(*keras) if kind in "+*" else self.named(kind)(keras)
         return self.put(made, of, pair, a.form, kind)
 
+    def beside(self, a: Value, b: Value) -> Value:
+        """Two vectors, one behind the other."""
+        made = self.named("Concatenate")([a.keras, b.keras])
+        return self.put(made, lambda x, y: torch.cat([x, y], 1), [a, b], "vector", "Concatenate")
+
     def shaped(self, v: Value) -> Value:
         """A dense layer whose outputs become an image."""
         h, w, c = self.rng.randint(1, 4), self.rng.randint(1, 4), self.rng.randint(2, 4)
@@ -327,8 +327,7 @@ class Network:
         a, b = (self.flatten(x) if self.rng.random() < 0.5 else self.dense(self.flatten(x)) for x in (a, b))
         if a.form != "vector" or b.form != "vector":
             return a
-        made = self.named("Concatenate")([a.keras, b.keras])
-        return self.put(made, lambda x, y: torch.cat([x, y], 1), [a, b], "vector", "Concatenate")
+        return self.beside(a, b)
 
     def excited(self, v: Value) -> Value:
         """Squeeze and excite."""
@@ -450,10 +449,6 @@ class Network:
             v = self.merged(v, other) if width == v.shape[-1] else self.beside(v, other)
         v = self.dense(v)
         return self.model(self.dense(v))
-
-    def beside(self, a: Value, b: Value) -> Value:
-        made = self.named("Concatenate")([a.keras, b.keras])
-        return self.put(made, lambda x, y: torch.cat([x, y], 1), [a, b], "vector", "Concatenate")
 
 
 def each(of: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -595,7 +590,7 @@ def cases(count: int, seed: int, folder: Path) -> Iterator[tuple[int, str, str, 
         owners = {np.asarray(w).tobytes(): module for layer, module in network.owners for w in layer.weights}
         arrays = [numbers.uniform(-1, 1, (BATCH, *v.shape)).astype("f4") for v in network.inputs]
         want = np.asarray(model(arrays if len(arrays) > 1 else arrays[0]))
-        given = [ToTorch(v.form)(a) for v, a in zip(network.inputs, arrays, strict=True)]
+        given = [as_torch(v.form, a) for v, a in zip(network.inputs, arrays, strict=True)]
         for file in FILES[k.__name__]:
             path = folder / file
             save = model.save_weights if file in BARE else model.save
