@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 import pytest
-from kit import ROOT, same
+from kit import EFFORT, ROOT, same
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 keras = pytest.importorskip("keras", reason="Keras 3 is not installed")
@@ -610,13 +610,10 @@ def test_through_files_and_back(fixtures: Path, tmp_path: Path) -> None:
     assert ckptconv.open(there)["up.bias_hh_l0"].numpy().tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
 
 
-def test_random_networks(tmp_path: Path) -> None:
+def test_random_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of random layers, in each format: right in torch, refused or in doubt. More: python fuzz/networks.py 1000."""
-    spec = spec_from_file_location("networks", ROOT / "fuzz" / "networks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    networks = module_from_spec(spec)
-    spec.loader.exec_module(networks)
-    outcomes, findings = networks.run(int(os.environ.get("CKPTCONV_NETWORKS", "24")), 0, tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "fuzz")
+    networks = import_module("networks")
+    outcomes, findings = networks.run(max(24, int(24 * EFFORT)), 0, tmp_path)
     assert findings == []
     assert all(words["right"] for words in outcomes.values())
