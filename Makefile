@@ -70,9 +70,7 @@ docs: $(VENV)/docs.done ## the generated tables and pages, then the site in buil
 	$(BIN)/python tools/make_formats.py
 	$(BIN)/python tools/make_readme.py
 	$(BIN)/python tools/make_options.py
-	$(BIN)/python tools/make_functions.py
 	$(BIN)/python tools/make_schemas.py
-	$(BIN)/python tools/make_manuals.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
 fixtures: $(VENV)/core.done ## the hostile files and the manifest

@@ -27,7 +27,6 @@ def on_files(files: Files, config: Any) -> Files:
     for source, place in OUTSIDE.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, place, content=text))
-    files.append(File.generated(config, "llms.txt", content=(ROOT / "llms.txt").read_text(encoding="utf-8")))
     return files
 
 

@@ -18,8 +18,8 @@ from ..rules import passes
 from ..rules.unseen import unseen
 from ..verification.readback import unlike
 from .options import CHANGE, SELECT, Options, Path, bundle, departing, takes
+from .options import path as text
 from .reading import changed, list_of, merged, opened, prepare, selected, whole
-from .values import path as text
 from .writing import MADE_WITH, holdable
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The options of all verbs, each declared once: its keyword, its type, its default and what it means.
+"""The options of all verbs, each declared once: its keyword, type, default, meaning, and spelling on the command line.
 
     Select       what to read of a source          Target       how to write
     Change       names, layouts and dtypes         Resources    what it may cost
@@ -11,38 +11,247 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, cast
 
-from ..errors import UsageError
-from ..messages import did_you_mean
-from .elsewhere import elsewhere
-from .values import Cleaned, Verify, bar, kind, params, renames, several, size, threads, verification
+from ..errors import MissingExtra, UsageError
+from ..messages import brief, did_you_mean
 
 if TYPE_CHECKING:
     from ..engine.run import Map, Progress
 
 MEMORY = 512 * 2**20
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 Path = str | os.PathLike[str]
+Verify = Literal["none", "receipts", "full"]
 T = TypeVar("T")
+# What other programs call our options; of a second keyword where a verb lacks the first.
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "overwrite": ("force",),
+    "format": ("to", "from_"),
+    "output_format": ("to",),
+    "input_format": ("from_",),
+    "torch_dtype": ("dtype",),
+    "filter": ("include",),
+    "ignore": ("exclude",),
+    "workers": ("jobs",),
+    "key": ("at",),
+    "allow_pickle": ("opaque",),
+}
+
+
+# --- what people write for a value ------------------------------------------------------------------------------------
+
+
+def texts(value: object) -> bool:
+    """Whether it is a tuple of texts."""
+    return isinstance(value, tuple) and all(isinstance(v, str) for v in value)
+
+
+KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # by how the type of a field begins: what it takes
+    "str": ("a text", lambda v: isinstance(v, str)),
+    "bool": ("True or False", lambda v: v in (True, False)),
+    "int": ("a number", lambda v: isinstance(v, int)),
+    "Sequence[str]": ("a text or several", texts),
+    "Mapping": ("a mapping of names, or texts 'NAME=VALUE'", lambda v: all(isinstance(k, str) for k in v)),
+    "Map": ("a function", callable),
+}
+
+
+def threads(value: Any) -> int:
+    """A number of threads, at least one."""
+    if isinstance(value, bool) or (count := index(value)) < 1:
+        raise UsageError(f"jobs={value!r} is not a number of threads: it is at least 1")
+    return count
+
+
+def size(value: int | float | str) -> int:
+    """Bytes of '5GB' (decimal), '512MiB' (binary), '1000', 1000 or 1e3."""
+    if not isinstance(value, str):
+        count = int(value) if isinstance(value, float) and value.is_integer() else index(cast("Any", value))
+        if count < 1 or isinstance(value, bool):
+            raise UsageError(f"{value!r} is not a size; write it like 512MB, 5GB or 2GiB")
+        return count
+    m = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kmgt]i?|)b?\s*", value.lower())
+    if not m or not (count := int(float(m[1]) * UNITS[m[2]])):
+        raise UsageError(f"{value!r} is not a size; write it like 512MB, 5GB or 2GiB")
+    return count
+
+
+def path(value: Any) -> str:
+    """A path or URL as text; UsageError for anything else, such as an open checkpoint."""
+    if isinstance(value, (str, os.PathLike)) and isinstance(found := os.fspath(value), str):
+        return found
+    hint = "; save() writes what is in memory" if isinstance(value, Mapping) else ""
+    hint = "; give the path of the file instead of the open file" if hasattr(value, "read") else hint
+    raise UsageError(f"a path is needed, not {type(value).__name__}{hint}")
+
+
+def kind(value: Any) -> str:
+    """The name of a dtype, also for numpy.float16 and torch.float16."""
+    return value if isinstance(value, str) else str(getattr(value, "__name__", value)).rpartition(".")[2]
+
+
+def several(value: str | Iterable[str]) -> tuple[str, ...]:
+    """One text or several, as a tuple."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def renames(value: str | Iterable[str] | Mapping[str, str]) -> tuple[str, ...]:
+    """One or several 'FROM=TO', or a mapping, as texts."""
+    if not isinstance(value, Mapping):
+        if not texts(found := several(value)):
+            raise UsageError(
+                f"rename= takes 'FROM=TO', several, or a mapping {{FROM: TO}}, not {brief(repr(value), 100)}"
+            )
+        return found
+    return tuple(re.sub(r"[\\=]", r"\\\g<0>", str(a)) + f"={b}" for a, b in value.items())
+
+
+def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:
+    """A mapping, or 'NAME=VALUE' texts, in which integers become numbers."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    out: dict[str, Any] = {}
+    if not texts(pairs := several(value)):
+        raise TypeError("not texts")
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise UsageError(f"param takes NAME=VALUE, not {pair!r}")
+        out[key] = int(text) if re.fullmatch(r"-?\d+", text) else text
+    return out
+
+
+def verification(value: bool | Verify) -> Verify:
+    """The kind of verification; True is 'full' and False 'none'."""
+    words: dict[Any, Verify] = {True: "full", False: "none", "none": "none", "receipts": "receipts", "full": "full"}
+    if value not in words:
+        raise UsageError(f"verify is one of none, receipts, full; not {value!r}")
+    return words[value]
+
+
+def names_code(text: str) -> bool:
+    """Whether a text is package.module:callable, which names Python code, and not a path or a URL."""
+    return re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text) is not None
+
+
+def bar(value: Any) -> Callable[[int, int], None] | None:
+    """A function of bytes done and bytes in all: as given, or one that moves a bar ('rich', 'tqdm', True for rich)."""
+    if callable(value) or value in (None, False):
+        return value or None
+    if value in (True, "rich"):
+        return _rich()
+    if value == "tqdm":
+        return _tqdm()
+    raise UsageError(f"progress is a function of (done, total), True, 'rich' or 'tqdm'; not {value!r}")
+
+
+def _rich() -> Callable[[int, int], None]:
+    """A bar of rich, in a terminal or a notebook; it starts with the first call and ends when all is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    shown = Progress(*columns, console=Console(stderr=True))
+    task = shown.add_task("")
+
+    def move(done: int, total: int) -> None:
+        shown.start()
+        shown.update(task, completed=done, total=total)
+        if done >= total:
+            shown.stop()
+
+    return move
+
+
+def _tqdm() -> Callable[[int, int], None]:
+    """A bar of tqdm, which knows notebooks; it ends when all is done."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as e:
+        raise MissingExtra("progress='tqdm' needs a package: pip install tqdm") from e
+    shown: Any = tqdm(unit="B", unit_scale=True)
+
+    def move(done: int, total: int) -> None:
+        shown.total = total
+        shown.update(done - shown.n)
+        if done >= total:
+            shown.close()
+
+    return move
 
 
 # --- the groups -------------------------------------------------------------------------------------------------------
 
 
+class Cleaned:
+    """A group of options whose values are normalised when it is made, whoever makes it.
+
+    None is the default; an empty text, as an unset variable of a shell gives, is not.
+    """
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a value that is none of its option."""
+        for f in fields(cast("Any", self)):
+            meaning = f.metadata.get("meaning")  # a subclass may have fields of its own
+            keyword, value = (meaning and meaning.keyword) or f.name, getattr(self, f.name)
+            if value is None:
+                value = f.default if f.default_factory is MISSING else f.default_factory()
+            empty = isinstance(value, str) and not value
+            if meaning and value is not None and not empty:
+                value = _made(keyword, value, meaning.clean, str(f.type))
+            if empty or (isinstance(value, tuple) and "" in value):
+                raise UsageError(f"{keyword}='' is empty: give a value, or leave it out")
+            object.__setattr__(self, f.name, value)
+
+
+def _made(keyword: str, value: Any, clean: Callable[[Any], Any] | None, declared: str) -> Any:
+    """The value of an option, normalised; UsageError if it is not of the type that its field declares."""
+    what, of_kind = next((test for kind, test in KINDS.items() if declared.startswith(kind)), ("", _anything))
+    value = os.fspath(value) if declared.startswith("str") and isinstance(value, os.PathLike) else value
+    try:
+        made = clean(value) if clean else value
+        right = of_kind(made)
+    except (TypeError, ValueError):  # of what is no text, number or mapping at all
+        right = False
+    if not right:
+        raise UsageError(f"{keyword}= takes {what or 'another kind of value'}, not {brief(repr(value), 100)}")
+    return bool(made) if declared.startswith("bool") and made is not None else made  # numpy's are not JSON
+
+
+def _anything(value: object) -> bool:
+    return True
+
+
 class Meaning(NamedTuple):
-    """What an option is for, its flat keyword, and the function that normalises its value."""
+    """What an option is for, and how it is written.
+
+    keyword: its flat keyword, if that is not the field's name. clean: normalises its value. metavar: what a value looks
+    like on the command line, flags: their spellings there, if they are not
+    simply --keyword. offers: the function of cli/options.py that completes it.
+    """
 
     help: str
     keyword: str = ""
     clean: Callable[[Any], Any] | None = None
+    metavar: str | None = None
+    flags: tuple[str, ...] = ()
+    offers: str = ""
 
 
-def option(default: Any, help: str, keyword: str = "", clean: Callable[[Any], Any] | None = None) -> Any:
+def option(default: Any, help: str, **how: Any) -> Any:
     """A field of a group."""
-    meaning = {"meaning": Meaning(help, keyword, clean)}
+    meaning = {"meaning": Meaning(help, **how)}
     return field(default_factory=dict, metadata=meaning) if default == {} else field(default=default, metadata=meaning)
+
+
+def synonym(word: str, allowed: Iterable[str]) -> str:
+    """The keyword that does what `word` does in other programs, or ''."""
+    return next((k for k in SYNONYMS.get(word, ()) if k in allowed), "")
 
 
 def _described(group: type[T]) -> type[T]:
@@ -61,11 +270,18 @@ def _line(name: str, meaning: Meaning) -> str:
 class Select(Cleaned):
     """What to read of a source; the same for every verb that reads."""
 
-    format: str | None = option(None, "The format of the source, if detection is ambiguous.", "from_")
-    at: str | None = option(None, "Read one entry of a nested checkpoint: state_dict_ema, model.diffusion_model ...")
-    strip_prefix: Sequence[str] = option((), "Remove prefixes from names: module.,_orig_mod.", clean=several)
-    include: Sequence[str] = option((), "Only tensors whose name matches.", clean=several)
-    exclude: Sequence[str] = option((), "Leave out tensors whose name matches.", clean=several)
+    format: str | None = option(
+        None, "The format of the source, if detection is ambiguous.",
+        keyword="from_", metavar="FORMAT", flags=("--from",), offers="readable",
+    )  # fmt: skip
+    at: str | None = option(
+        None, "Read one entry of a nested checkpoint: state_dict_ema, model.diffusion_model ...", metavar="ENTRY"
+    )
+    strip_prefix: Sequence[str] = option(
+        (), "Remove prefixes from names: module.,_orig_mod.", clean=several, metavar="PREFIX[,PREFIX]"
+    )
+    include: Sequence[str] = option((), "Only tensors whose name matches.", clean=several, metavar="GLOB")
+    exclude: Sequence[str] = option((), "Leave out tensors whose name matches.", clean=several, metavar="GLOB")
     opaque: bool = option(
         False, "Read the tensors of pickles that name unknown classes; these are never imported or run."
     )
@@ -80,15 +296,28 @@ class Select(Cleaned):
 class Change(Cleaned):
     """What to do to names, layouts and dtypes on the way."""
 
-    converter: str | None = option(None, "Rename and rearrange with a converter: its name, a .toml file, or auto.")
+    converter: str | None = option(
+        None, "Rename and rearrange with a converter: its name, a .toml file, or auto.",
+        metavar="NAME|FILE|auto", flags=("--converter", "-c"), offers="converters",
+    )  # fmt: skip
     inverse: bool = option(False, "Apply the inverse of the converter.")
-    params: Mapping[str, Any] = option({}, "A parameter of the converter, such as heads=12.", "param", params)
-    renames: Sequence[str] = option(
-        (), "Rename by a prefix, 'old/=new/', or a template, 'enc/{x...}=dec/{x...}'.", "rename", renames
+    params: Mapping[str, Any] = option(
+        {}, "A parameter of the converter, such as heads=12.", keyword="param", clean=params, metavar="K=V"
     )
-    regexes: Sequence[str] = option((), r"Rename by a regular expression: '^h_(\d+)=h.\1'.", "rename_regex", several)
-    scopes: Sequence[str] = option((), "Put the names of a source under NAME; one for each source.", "scope", several)
-    dtype: str | None = option(None, "Cast floating-point tensors to this dtype.", clean=kind)
+    renames: Sequence[str] = option(
+        (), "Rename by a prefix, 'old/=new/', or a template, 'enc/{x...}=dec/{x...}'.",
+        keyword="rename", clean=renames, metavar="FROM=TO",
+    )  # fmt: skip
+    regexes: Sequence[str] = option(
+        (), r"Rename by a regular expression: '^h_(\d+)=h.\1'.",
+        keyword="rename_regex", clean=several, metavar="FROM=TO",
+    )  # fmt: skip
+    scopes: Sequence[str] = option(
+        (), "Put the names of a source under NAME; one for each source.", keyword="scope", clean=several, metavar="NAME"
+    )
+    dtype: str | None = option(
+        None, "Cast floating-point tensors to this dtype.", clean=kind, metavar="DTYPE", offers="dtypes"
+    )
 
 
 @_described
@@ -96,20 +325,27 @@ class Change(Cleaned):
 class Target(Cleaned):
     """What to write, and how it is checked."""
 
-    format: str | None = option(None, "The format of the output (default: by its suffix).", "to")
+    format: str | None = option(
+        None, "The format of the output (default: by its suffix).", keyword="to", metavar="FORMAT", offers="writable"
+    )
     max_shard_size: int | None = option(
-        None, "Split the output into shards of at most this size, such as 5GB.", clean=size
+        None, "Split the output into shards of at most this size, such as 5GB.", clean=size, metavar="SIZE"
     )
     skip_unrepresentable: bool = option(False, "Leave out tensors that the format of the output cannot hold.")
-    force: bool = option(False, "Replace an existing output.")
+    force: bool = option(False, "Replace an existing output.", flags=("--force", "-f"))
     verify: Verify = option(
-        "receipts", "Read back every byte of the output, or nothing (default: its headers).", clean=verification
-    )
+        "receipts", "Read back every byte of the output, or nothing (default: its headers).", clean=verification,
+        flags=("--verify/--no-verify",),
+    )  # fmt: skip
     sync: bool = option(True, "Wait until the output is on the disk.")
-    hash: bool | None = option(None, "Store content hashes in the metadata (default: if the format has no checksums).")
+    hash: bool | None = option(
+        None, "Store content hashes in the metadata (default: if the format has no checksums).",
+        flags=("--hash/--no-hash",),
+    )  # fmt: skip
     copy_files: bool | None = option(
-        None, "Copy config, tokenizer and similar files as well (default: between hf folders)."
-    )
+        None, "Copy config, tokenizer and similar files as well (default: between hf folders).",
+        flags=("--copy-files/--no-copy-files",),
+    )  # fmt: skip
     resume: bool = option(False, "Continue a run that was killed; if this one is killed, keep what it did.")
 
 
@@ -118,13 +354,18 @@ class Target(Cleaned):
 class Resources(Cleaned):
     """The resources that a run may use: memory in bytes, threads or a cluster."""
 
-    max_memory: int = option(MEMORY, "Limit of the memory for buffers (default: 512MB).", clean=size)
-    jobs: int | None = option(None, "Number of threads (default: one per processor, at most 8).", clean=threads)
+    max_memory: int = option(MEMORY, "Limit of the memory for buffers (default: 512MB).", clean=size, metavar="SIZE")
+    jobs: int | None = option(
+        None, "Number of threads (default: one per processor, at most 8).",
+        clean=threads, metavar="N", flags=("--jobs", "-j"),
+    )  # fmt: skip
     map: Map | None = option(None, "A function that runs the jobs, instead of threads.")
     progress: Progress | None = option(
         None, "A function that is called with the bytes done and the bytes in all; True shows a bar.", clean=bar
     )
-    engine: str = option("local", "Where jobs run: on this machine, or on a Ray cluster.")
+    engine: str = option(
+        "local", "Where jobs run: on this machine, or on a Ray cluster.", metavar="local|ray|ray://HOST:PORT"
+    )
 
     @property
     def workers(self) -> int:
@@ -147,6 +388,7 @@ class Known(NamedTuple):
     keyword: str
     group: type[Any]
     field: str
+    kind: str
     default: Any
     meaning: Meaning
 
@@ -156,7 +398,7 @@ def _known(group: type[Any]) -> list[Known]:
     for f in fields(group):
         meaning: Meaning = f.metadata["meaning"]
         default = f.default if isinstance(f.default, (bool, str, int, tuple)) else None
-        rows.append(Known(meaning.keyword or f.name, group, f.name, default, meaning))
+        rows.append(Known(meaning.keyword or f.name, group, f.name, str(f.type), default, meaning))
     return rows
 
 
@@ -178,7 +420,7 @@ def bundle(given: Mapping[str, Any], *allowed: str) -> Options:
         if name in groups:
             groups[name] = value
         elif name not in allowed:
-            meant = elsewhere(name, allowed)
+            meant = synonym(name, allowed)
             hint = f"; {meant}= does that" if meant else did_you_mean(name, allowed, "options", count=3)
             raise UsageError(f"there is no option {name!r}{hint}")
     for name in given.keys() - groups.keys():

@@ -20,7 +20,7 @@ from ..rules import passes, prefixes
 from ..rules.averages import averages
 from ..storage import files
 from .options import SELECT, Change, Path, Select, bundle, takes
-from .values import path as text
+from .options import path as text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

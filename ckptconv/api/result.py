@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checkpoint import Note
 from ..messages import fold, in_bytes, indented, listing, many, paragraph, paragraphs, printable, shortened
-from .values import Verify
+from .options import Verify
 
 
 @dataclass(frozen=True, repr=False)

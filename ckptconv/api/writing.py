@@ -31,11 +31,23 @@ from ..storage.lookups import once
 from ..verification.readback import confirm
 from . import replacing
 from .memory import gathered
-from .options import CHANGE, RESOURCES, SELECT, TARGET, Options, Path, Resources, Target, bundle, departing, takes
+from .options import (
+    CHANGE,
+    RESOURCES,
+    SELECT,
+    TARGET,
+    Options,
+    Path,
+    Resources,
+    Target,
+    Verify,
+    bundle,
+    departing,
+    takes,
+)
+from .options import path as text
 from .reading import list_of, prepare, refuse_nameless, seen
 from .result import Report
-from .values import Verify
-from .values import path as text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import meant, show
+from . import show, suggestions
 from .options import CHANGING, READING, Json, Quiet, takes
 
 EXAMPLES = """Examples:
@@ -66,7 +66,7 @@ def convert(
     """
     from .. import api
 
-    meant.refuse_fleeting(output)
+    suggestions.refuse_fleeting(output)
     if dry_run and into:
         _show_fit(into, sources, options, as_json)
         return
@@ -147,7 +147,7 @@ def _both(
 ) -> tuple[Checkpoint, Any, Stamps]:
     """The checkpoint, the module that `--into` names, with `meta` without memory, and the stamps of the sources."""
     from .. import api
-    from ..api.values import names_code
+    from ..api.options import names_code
     from ..errors import UsageError
     from ..torch import build
 

@@ -1,7 +1,12 @@
-"""ckptconv formats"""
+"""ckptconv formats · ckptconv converters [show NAME | lint FILE]"""
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
+import typer
+
+from ..messages import printable
 from . import show
 from .options import Json
 
@@ -29,3 +34,89 @@ def formats(as_json: Json = False) -> None:
         ("format", "reads", "writes", "suffixes", "what"),
         [[f.name, yes[f.reads], yes[f.writes], " ".join(f.suffixes), f.title] for f in rows],
     )
+
+
+# --- converters -------------------------------------------------------------------------------------------------------
+
+CONVERTERS_EXAMPLES = """Examples:
+
+\b
+  ckptconv converters                   what there is
+  ckptconv converters show t5           its rules
+  ckptconv converters lint rules.toml   whether a file of your own is sound
+"""
+converters_app = typer.Typer(
+    name="converters",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    help="List the converters, show one, or check a rule file. Apply one with -c: `ckptconv SRC -o DST -c NAME`.",
+)
+
+
+@converters_app.callback()
+def converters(context: typer.Context, as_json: Json = False) -> None:
+    if context.invoked_subcommand:
+        return
+    from ..rules import library
+
+    found = [library.load(name) for name in library.names()]
+    if as_json:
+        show.as_json([{"name": c.name, "title": c.title, "source": c.source, "target": c.target} for c in found])
+        return
+    show.table(("converter", "what", "target"), [[c.name, c.title, c.target] for c in found])
+
+
+@converters_app.command("show")
+def show_one(
+    name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A converter's name or a .toml file.")],
+    inverse: Annotated[bool, typer.Option("--inverse", help="Show the inverse.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the rules of a converter, in the order in which they are tried.
+
+    For each: the names that it takes, those that it makes, and how axes move.
+    """
+    from ..rules import library
+
+    found = library.load(name)
+    found = found.inverse if inverse else found
+    rows = [_row(rule) for rule in found.rules]
+    if as_json:
+        show.as_json({"name": found.name, "title": found.title, "rules": rows, "notes": list(found.notes)})
+        return
+    lines = f"{found.name}: {found.title}", f"{found.source} -> {found.target}", ""
+    show.tell(*map(printable, lines))
+    show.table(("from", "to", "layout"), [[", ".join(r["from"]), ", ".join(r["to"]) or "-", r["layout"]] for r in rows])
+    for note in found.notes:
+        show.talk(f"note: {printable(note)}")
+
+
+def _row(rule: Any) -> dict[str, Any]:
+    return {
+        "from": [t.text for t in rule.sources],
+        "to": [t.text for t in rule.targets],
+        "layout": rule.layout,
+        "ops": list(rule.ops),
+    }
+
+
+@converters_app.command("lint")
+def lint(
+    file: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A .toml file or a converter's name.")],
+    as_json: Json = False,
+) -> None:
+    """Check a rule file without weights.
+
+    Prints each problem, and exits with 1 if there is one.
+    """
+    from ..rules import library
+
+    problems = library.lint(library.load(file))
+    if as_json:
+        show.as_json({"name": file, "problems": problems})
+    else:
+        show.tell(*problems)
+    if problems:
+        raise typer.Exit(1)
+    if not as_json:
+        show.talk(f"{printable(file)}: sound")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..messages import brief, in_bytes, in_digits, in_shape, many, printable, redacted
-from . import complete, show
-from .options import READING, Json, command, takes
+from . import show
+from .options import READING, Json, columns, command, takes
 
 if TYPE_CHECKING:
     from .. import Checkpoint, Inspection, Tensor
@@ -58,7 +58,7 @@ def inspect(
         str | None,
         typer.Option(
             "--sort", metavar="COLUMN", help="name, size, parameters, dtype, shape or role; -size reverses it.",
-            autocompletion=complete.columns,
+            autocompletion=columns,
         ),
     ] = None,
     as_json: Json = False,
@@ -127,7 +127,7 @@ def _sizes(shape: tuple[int, ...], itemsize: int) -> tuple[str, str, str]:
 
 
 def _table(tensors: Sequence[Tensor], extra: Mapping[str, Mapping[str, Any]]) -> None:
-    columns = list(next(iter(extra.values()))) if extra else []
+    more = list(next(iter(extra.values()))) if extra else []
     rows = [
         (
             t.name, t.dtype.name, *_sizes(t.shape, t.dtype.itemsize), t.role,
@@ -135,7 +135,11 @@ def _table(tensors: Sequence[Tensor], extra: Mapping[str, Mapping[str, Any]]) ->
         )
         for t in tensors
     ]  # fmt: skip
-    show.table(("name", "dtype", "shape", "parameters", "size", "role", *columns), rows, "lllrrl" + "r" * len(columns))
+    show.table(
+        ("name", "dtype", "shape", "parameters", "size", "role", *more),
+        rows,
+        "lllrrl" + "r" * len(more),
+    )
 
 
 def _tree(root: Node, extra: Mapping[str, Mapping[str, Any]]) -> None:
@@ -152,15 +156,15 @@ def _tree(root: Node, extra: Mapping[str, Mapping[str, Any]]) -> None:
             kinds = (first.dtype.name, in_shape(first.shape), first.role) if child.line else ("", "", "")
             many = f"x{len(tensors)}" if len(tensors) > 1 else ""
             sums = f"{sum(t.count for t in tensors):,}", size_of(tensors)
-            more = _cells(extra[first.name]) if extra and child.line and len(tensors) == 1 else []
-            rows.append(["  " * depth + child.text, many, *kinds[:2], *sums, kinds[2], *more])
+            cells = _cells(extra[first.name]) if extra and child.line and len(tensors) == 1 else []
+            rows.append(["  " * depth + child.text, many, *kinds[:2], *sums, kinds[2], *cells])
             walk(child, depth + 1)
 
     walk(root, 0)
-    columns = list(next(iter(extra.values()))) if extra else []
-    rows = [row + [""] * (7 + len(columns) - len(row)) for row in rows]
-    head = ("name", "many", "dtype", "shape", "parameters", "size", "role", *columns)
-    show.table(head, rows, "lrllrrl" + "r" * len(columns))
+    more = list(next(iter(extra.values()))) if extra else []
+    rows = [row + [""] * (7 + len(more) - len(row)) for row in rows]
+    head = ("name", "many", "dtype", "shape", "parameters", "size", "role", *more)
+    show.table(head, rows, "lrllrrl" + "r" * len(more))
 
 
 def _say(found: Checkpoint, total: Totals) -> None:

@@ -18,22 +18,7 @@ import typer
 from .. import __version__
 from ..errors import CkptError, StorageError, UsageError
 from ..messages import printable
-from . import (
-    codes,
-    complete,
-    convert,
-    converters,
-    diff,
-    formats,
-    inspect,
-    match,
-    meant,
-    report,
-    serve,
-    show,
-    verify,
-    zoo,
-)
+from . import convert, diff, formats, inspect, match, options, report, show, suggestions, verify, zoo
 
 HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch and more, without any of the frameworks.
 
@@ -51,6 +36,51 @@ EXITS = """Exit codes: 0 done, 1 differs or failed, 2 usage, 3 unknown format, 4
 6 cannot be converted, 7 verification failed, 8 missing extra, 9 file system.
 `ckptconv VERB --help` has those of a verb, its options and examples.
 """
+
+EXIT_CODES = {  # what each means for all verbs; 0, 1 and 7 differ
+    2: "an option, converter or name is unknown or missing",
+    3: "the format is unknown, or several fit",
+    4: "a file is damaged or truncated",
+    5: "a file would run code, leave its folder or expand without bound",
+    8: "an optional package is missing",
+    9: "the file system or a server refuses, or there is no such file",
+}
+OF_VERB = {
+    "convert": {
+        0: "converted", 1: "converted, but damaged tensors were left out (--keep-going)",
+        6: "some tensors cannot be converted; all are listed", 7: "the output is not what was to be written",
+    },
+    "inspect": {0: "listed", 1: "--check found errors or warnings, or --keep-going damage"},
+    "diff": {
+        0: "the same", 1: "different, or not known to be the same: tensors are unread, or damaged (--keep-going)",
+        6: "A cannot be converted as asked",
+    },
+    "verify": {
+        0: "every bit is right", 1: "right, but damaged tensors of SRC were left out (--keep-going)",
+        6: "SRC cannot be converted as asked", 7: "something differs or is damaged",
+    },
+    "match": {
+        0: "proposed", 1: "the two may not be the same model, or nothing that was tried computes OUTPUTS",
+        6: "what is asked of the two cannot be proposed",
+    },
+    "report": {0: "written", 6: "SRC cannot be converted as asked"},
+    "serve": {0: "ended by Ctrl-C"},
+    "zoo": {0: "all converted", 1: "some failed or lack damaged tensors (--keep-going), or none was found"},
+    "formats": {0: "listed"},
+    "converters": {0: "listed, or sound", 1: "lint found a problem"},
+}  # fmt: skip
+
+
+def exit_codes(verb: str) -> dict[int, str]:
+    """The exit codes of a verb, in order."""
+    everyday = EXIT_CODES if verb not in ("formats", "converters") else {2: EXIT_CODES[2], 9: EXIT_CODES[9]}
+    return dict(sorted((everyday | OF_VERB.get(verb, {0: "done"})).items()))
+
+
+def epilog(verb: str) -> str:
+    """The end of the help of a verb."""
+    return "\n".join(["Exit codes:", "", "\b", *(f"  {code}  {what}" for code, what in exit_codes(verb).items())])
+
 
 app = typer.Typer(
     name="ckptconv",
@@ -86,12 +116,12 @@ for verb, examples in (
     (verify.verify, verify.EXAMPLES),
     (match.match, match.EXAMPLES),
     (report.report, report.EXAMPLES),
-    (serve.serve, serve.EXAMPLES),
+    (report.serve, report.SERVE_EXAMPLES),
     (zoo.zoo, zoo.EXAMPLES),
     (formats.formats, formats.EXAMPLES),
 ):
-    app.command(epilog=f"{examples}\n{codes.epilog(verb.__name__)}")(verb)
-app.add_typer(converters.app, epilog=f"{converters.EXAMPLES}\n{codes.epilog('converters')}")
+    app.command(epilog=f"{examples}\n{epilog(verb.__name__)}")(verb)
+app.add_typer(formats.converters_app, epilog=f"{formats.CONVERTERS_EXAMPLES}\n{epilog('converters')}")
 MISUSED: Any = typer.BadParameter.__mro__[1]  # typer's own UsageError, which it does not export
 VERBS = {c.name or c.callback.__name__.rstrip("_") for c in app.registered_commands if c.callback} | {"converters"}
 
@@ -102,7 +132,7 @@ def with_verb(argv: list[str]) -> list[str]:
         return argv
     if argv[0].startswith(("--install-completion", "--show-completion")):
         return argv
-    if wrong := meant.misspelt(argv, VERBS):
+    if wrong := suggestions.unknown_verb(argv, VERBS):
         raise UsageError(wrong)
     return ["convert", *argv]
 
@@ -110,7 +140,7 @@ def with_verb(argv: list[str]) -> list[str]:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with the documented code; an expected failure prints one message, no traceback."""
     if "_CKPTCONV_COMPLETE" in os.environ:
-        os.environ.update(complete.with_verb(os.environ, VERBS))
+        os.environ.update(options.with_verb(os.environ, VERBS))
         app(prog_name="ckptconv")
     argv = sys.argv[1:] if argv is None else argv
     _open_closed()
@@ -193,7 +223,7 @@ def _tidy_when_ended() -> None:
 
 def _run(argv: list[str]) -> None:
     """Run a verb. Not by `app()`, which handles interrupts and closed pipes, and prints usage errors, by itself."""
-    meant.refuse_empty(argv)
+    suggestions.refuse_empty(argv)
     command = typer.main.get_command(app)
     if argv[:1] in (["convert"], ["zoo"]):  # they multiply no matrices, and idle threads of NumPy for that would spin
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -208,11 +238,11 @@ def _run(argv: list[str]) -> None:
             sys.exit(e.exit_code)
         if (option := getattr(e, "option_name", "")) and e.ctx:
             known = [flag for p in e.ctx.command.params for flag in p.opts]
-            hint = meant.option(_typed(option, argv), known)
+            hint = suggestions.option(_typed(option, argv), known)
             see = "" if hint else f"; see `{e.ctx.command_path} --help`"
             raise UsageError(f"no such option: {printable(_typed(option, argv))}{hint}{see}") from e
         if getattr(getattr(e, "param", None), "name", "") == "output" and e.ctx and e.ctx.params.get("sources"):
-            raise meant.without_destination(e.ctx.params["sources"], e.ctx.info_name or "") from e
+            raise suggestions.without_destination(e.ctx.params["sources"], e.ctx.info_name or "") from e
         where = e.ctx.command_path if e.ctx else "ckptconv"
         what = e.format_message().rstrip(".")
         raise UsageError(f"{what[:1].lower()}{what[1:]}; see `{where} --help`") from e

@@ -1,4 +1,4 @@
-"""How the command line spells the options that verbs share; `api.options` declares what they are.
+"""How verbs get the options that they share, which `api.options` declares, and what the shell offers for them on TAB.
 
 `@takes("include", "force")` gives a verb these options. It receives those that were typed as keywords, and passes them
 to the function of the API.
@@ -8,69 +8,20 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
-from ..api.options import CHANGE, KNOWN, SELECT
+from ..api.options import CHANGE, KNOWN, SELECT, Known
 from ..messages import printable
-from . import complete
 
 READING, CHANGING = SELECT, CHANGE
-TEXT, TEXTS, NUMBER, SWITCH = str | None, list[str] | None, int | None, bool | None
-
-
-class Spelling(NamedTuple):
-    """What the command line needs to know of an option besides its keyword and its help."""
-
-    kind: Any
-    flags: tuple[str, ...] = ()
-    metavar: str | None = None
-    complete: Callable[[str], list[str]] | None = None
-
-
-# Those that are not simply a switch, --keyword.
-SPELLINGS: dict[str, Spelling] = {
-    "from_": Spelling(TEXT, ("--from",), "FORMAT", complete.readable),
-    "at": Spelling(TEXT, (), "ENTRY"),
-    "strip_prefix": Spelling(TEXTS, (), "PREFIX[,PREFIX]"),
-    "include": Spelling(TEXTS, (), "GLOB", complete.tensors),
-    "exclude": Spelling(TEXTS, (), "GLOB", complete.tensors),
-    "converter": Spelling(TEXT, ("--converter", "-c"), "NAME|FILE|auto", complete.converters),
-    "param": Spelling(TEXTS, (), "K=V"),
-    "rename": Spelling(TEXTS, (), "FROM=TO"),
-    "rename_regex": Spelling(TEXTS, (), "FROM=TO"),
-    "scope": Spelling(TEXTS, (), "NAME"),
-    "dtype": Spelling(TEXT, (), "DTYPE", complete.dtypes),
-    "to": Spelling(TEXT, (), "FORMAT", complete.writable),
-    "max_shard_size": Spelling(TEXT, (), "SIZE"),
-    "max_memory": Spelling(TEXT, (), "SIZE"),
-    "jobs": Spelling(NUMBER, ("--jobs", "-j"), "N"),
-    "engine": Spelling(TEXT, (), "local|ray|ray://HOST:PORT"),
-    "verify": Spelling(SWITCH, ("--verify/--no-verify",)),
-    "hash": Spelling(SWITCH, ("--hash/--no-hash",)),
-    "copy_files": Spelling(SWITCH, ("--copy-files/--no-copy-files",)),
-    "force": Spelling(bool, ("--force", "-f")),
-}
-
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing on success.")]
-
-
-def _parameter(keyword: str) -> inspect.Parameter:
-    how = SPELLINGS.get(keyword, Spelling(bool))
-    flags = how.flags or ("--" + keyword.replace("_", "-"),)
-    least = 1 if how.kind == NUMBER else None
-    option = typer.Option(
-        *flags, help=KNOWN[keyword].meaning.help, metavar=how.metavar, autocompletion=how.complete, min=least
-    )
-    default = False if how.kind is bool else None
-    return inspect.Parameter(
-        keyword, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[how.kind, option]
-    )
 
 
 def takes(*keywords: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -79,7 +30,7 @@ def takes(*keywords: str) -> Callable[[Callable[..., None]], Callable[..., None]
     def flattened(verb: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(verb, eval_str=True)
         kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        shared = [_parameter(k) for k in keywords]
+        shared = [_parameter(KNOWN[k]) for k in keywords]
         defaults: dict[str, tuple[Any, ...]] = {p.name: (p.default, []) for p in shared}
 
         @functools.wraps(verb)
@@ -94,6 +45,28 @@ def takes(*keywords: str) -> Callable[[Callable[..., None]], Callable[..., None]
     return flattened
 
 
+def _parameter(known: Known) -> inspect.Parameter:
+    """The parameter of a verb for an option: a text, several, a number, a switch, or a switch that can say no."""
+    meaning, kind = known.meaning, known.kind
+    value: Any = str | None
+    if kind.startswith(("Sequence", "Mapping")):
+        value = list[str] | None
+    elif known.keyword == "jobs":
+        value = int | None
+    elif meaning.metavar is None:
+        value = bool if kind == "bool" else bool | None
+    option = typer.Option(
+        *(meaning.flags or (_flag(known.keyword),)),
+        help=meaning.help,
+        metavar=meaning.metavar,
+        autocompletion=globals()[meaning.offers] if meaning.offers else None,
+        min=1 if known.keyword == "jobs" else None,
+    )
+    default = False if value is bool else None
+    annotation = Annotated[value, option]
+    return inspect.Parameter(known.keyword, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
 def command(verb: str, paths: Sequence[str], given: Mapping[str, Any]) -> str:
     """A command line with these options, quoted for a shell."""
     words = ["ckptconv", verb, *paths]
@@ -106,7 +79,7 @@ def command(verb: str, paths: Sequence[str], given: Mapping[str, Any]) -> str:
 
 def _flag(keyword: str) -> str:
     """The name of an option: -c for the converter, the first of its flags otherwise."""
-    flags = SPELLINGS.get(keyword, Spelling(bool)).flags
+    flags = KNOWN[keyword].meaning.flags if keyword in KNOWN else ()
     return "-c" if keyword == "converter" else flags[0] if flags else "--" + keyword.replace("_", "-")
 
 
@@ -129,3 +102,71 @@ def spelled(text: str) -> str:
         return f"{name} {value}"
 
     return _KEYWORD.sub(flag, text) if "=" in text else text
+
+
+# --- what the shell offers on TAB -------------------------------------------------------------------------------------
+
+PLAIN = re.compile(r"[\w./:@%+,-]+")  # a name that a shell would read as anything else is not offered: `$(...)`
+
+
+def _starting(words: Iterable[str], typed: str) -> list[str]:
+    """The words that continue what was typed and that no shell takes for anything else: every offer passes here.
+
+    Nor may a person: letters that are not seen, and names like options where none was begun, are not offered.
+    """
+    dash = () if typed.startswith("-") else "-"
+    words = (w for w in words if w.startswith(typed) and not w.startswith(dash))
+    return [w for w in words if PLAIN.fullmatch(w) and printable(w) == w]
+
+
+def readable(incomplete: str) -> list[str]:
+    """Formats for --from."""
+    from ..formats.table import table
+
+    return _starting((f.name for f in table().values() if f.reads), incomplete)
+
+
+def writable(incomplete: str) -> list[str]:
+    """Formats for --to."""
+    from ..formats.table import table
+
+    return _starting((f.name for f in table().values() if f.writes), incomplete)
+
+
+def converters(incomplete: str) -> list[str]:
+    """Converters for -c, and rule files."""
+    from ..rules.library import names
+
+    folder = os.path.dirname(incomplete)
+    try:
+        files = [os.path.join(folder, f) for f in sorted(os.listdir(folder or ".")) if f.endswith(".toml")]
+    except OSError:
+        files = []
+    return _starting(["auto", *names(), *files], incomplete)
+
+
+def dtypes(incomplete: str) -> list[str]:
+    """Floating-point dtypes for --dtype."""
+    from ..dtypes import DTYPES
+
+    return _starting((d.name for d in DTYPES.values() if d.kind == "f"), incomplete)
+
+
+def columns(incomplete: str) -> list[str]:
+    """Columns for --sort."""
+    from ..reporting.outline import KEYS
+
+    return _starting([*KEYS, *(f"-{k}" for k in KEYS)], incomplete)
+
+
+def with_verb(environ: Mapping[str, str], verbs: Iterable[str]) -> dict[str, str]:
+    """What to change in a completion's environment so that the default verb stands before what was typed."""
+    key = "_TYPER_COMPLETE_ARGS" if "_TYPER_COMPLETE_ARGS" in environ else "COMP_WORDS"
+    program, *rest = re.split(r"\s", environ.get(key, ""), maxsplit=1)
+    first, *more = re.split(r"\s", rest[0], maxsplit=1) if rest else [""]
+    if not first or not more or first in {*verbs, "-h", "--help", "-V", "--version"}:
+        return {}
+    changed = {key: f"{program} convert {rest[0]}"}
+    if "COMP_CWORD" in environ:
+        changed["COMP_CWORD"] = str(int(environ["COMP_CWORD"]) + 1)
+    return changed

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..messages import in_bytes, printable, redacted
-from . import complete, meant, show
-from .options import CHANGING, READING, Json, Quiet, spelled, takes
+from . import show, suggestions
+from .options import CHANGING, READING, Json, Quiet, spelled, takes, writable
 
 if TYPE_CHECKING:
     from ..bulk.conversions import Conversion
@@ -40,7 +40,7 @@ def zoo(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, a tree like that of the sources.")
     ] = "",
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=FORMAT, autocompletion=complete.writable)] = "",
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=FORMAT, autocompletion=writable)] = "",
     pattern: Annotated[
         str, typer.Option("--pattern", metavar="GLOB", help="Only checkpoints whose path or name matches.")
     ] = "",
@@ -72,7 +72,7 @@ def zoo(
     """
     if _about(sources, output, as_json, quiet, options.get("force", False)):
         return
-    meant.refuse_fleeting(output)
+    suggestions.refuse_fleeting(output)
     from ..bulk import zoo as many
 
     options |= {"to": to or None, "pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content}
@@ -103,7 +103,7 @@ def _about(words: list[str], output: str, as_json: bool, quiet: bool, force: boo
     if output:
         return False
     if words[0] != "status" or len(words) != 2:
-        raise meant.without_destination(words, "zoo")
+        raise suggestions.without_destination(words, "zoo")
     from ..bulk.status import zoo_status
 
     found = zoo_status(words[1])

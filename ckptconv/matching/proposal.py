@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import api
-from ..api.options import SELECT, takes
-from ..api.values import names_code
+from ..api.options import SELECT, names_code, takes
 from ..checkpoint import Checkpoint
 from ..errors import StorageError, UnsafeCheckpoint, UsageError
 from ..messages import fold, listing, many, paragraphs, printable, redacted

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..api import Change, Path, Resources, Select, bundle, prepare
 from ..api.options import CHANGE, SELECT, takes
-from ..api.values import path as text
+from ..api.options import path as text
 from ..errors import UsageError
 from ..messages import in_bytes, printable, redacted, version
 from ..output import own

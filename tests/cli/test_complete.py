@@ -19,7 +19,7 @@ import pytest
 from kit import Run
 
 import ckptconv
-from ckptconv.cli import complete, show
+from ckptconv.cli import options, show
 from ckptconv.cli.main import VERBS
 from ckptconv.messages import printable
 
@@ -43,10 +43,6 @@ def folder(tmp_path: Path) -> Path:
         ("ckptconv model.safetensors -c rul", ["rules.toml"]),
         ("ckptconv diff a b --dtype bf", ["bfloat16"]),
         ("ckptconv inspect model.safetensors --sort s", ["size", "shape"]),
-        ("ckptconv inspect model.safetensors --include n", ["net/"]),
-        ("ckptconv inspect model.safetensors --include net/", ["net/layer_1/", "net/layer_10/"]),
-        ("ckptconv model.safetensors -o out.npz --exclude s", ["step"]),
-        ("ckptconv inspect no-such-file --include n", []),
     ],
 )
 def test_offers(cli: Run, folder: Path, line: str, offered: list[str]) -> None:
@@ -55,31 +51,6 @@ def test_offers(cli: Run, folder: Path, line: str, offered: list[str]) -> None:
     done = cli(env={**os.environ, **asked, "_CKPTCONV_COMPLETE": "complete_bash"}, cwd=folder)
     assert done.stderr == ""
     assert sorted(done.stdout.split()) == sorted(offered)
-
-
-@pytest.mark.parametrize(
-    ("glob", "kept"),
-    [
-        ("net/", ["net/a", "net/b/c"]),
-        ("net/b/", ["net/b/c"]),
-        ("net", ["net"]),
-        ("x.", ["x.y"]),
-        ("net/*", ["net/a", "net/b/c"]),
-    ],
-)
-def test_what_is_offered_selects_all_below_it(glob: str, kept: list[str], tmp_path: Path) -> None:
-    names = ["net", "net/a", "net/b/c", "network", "x.y"]
-    ckptconv.save({n: np.ones(2, "f4") for n in names}, tmp_path / "m.safetensors")
-    assert sorted(ckptconv.open(tmp_path / "m.safetensors", include=glob)) == kept
-
-
-def test_what_nobody_sees_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor what reads as an option, unless one was begun."""
-    names = ["ok", "a\u3164b", "a\u115fb", "a\u200bb", "\u202eok", "--force", "-o/x"]
-    ckptconv.save({n: np.ones(2, "f4") for n in names}, tmp_path / "m.safetensors")
-    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"ckptconv inspect {tmp_path}/m.safetensors --include ")
-    assert complete.tensors("") == ["ok"]
-    assert complete.tensors("--f") == ["--force"]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +201,7 @@ def test_zsh_asks_in_another_way(cli: Run, folder: Path) -> None:
     ],
 )
 def test_the_default_verb_is_put_in_front(typed: str, changed: str | None) -> None:
-    found = complete.with_verb({"_TYPER_COMPLETE_ARGS": typed}, VERBS)
+    found = options.with_verb({"_TYPER_COMPLETE_ARGS": typed}, VERBS)
     assert found == ({"_TYPER_COMPLETE_ARGS": changed} if changed else {})
 
 

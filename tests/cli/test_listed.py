@@ -9,16 +9,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 from kit import Run
 
 import ckptconv
 from ckptconv import UsageError
-from ckptconv.api.values import bar, floats, names_code
+from ckptconv.api.options import bar, names_code
 from ckptconv.bulk import manifest
 from ckptconv.bulk import run as zoo
-from ckptconv.cli import complete
+from ckptconv.cli import options
 from ckptconv.formats import table
 from ckptconv.rules import library
 
@@ -60,19 +59,13 @@ def test_words_that_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     for name in ("-x.toml", "r.toml", "r.txt", "r s.toml"):
         (tmp_path / name).write_text("")
-    assert complete.converters("r") == [*(n for n in library.names() if n.startswith("r")), "r.toml"]
-    assert complete.converters("nowhere/") == []
-    assert "auto" in complete.converters("")
-    assert complete.dtypes("b") == ["bfloat16"]
-    assert "tf-v1" in complete.readable("tf")
-    assert "tf-v1" not in complete.writable("tf")
-    assert {"size", "-size"} <= {*complete.columns(""), *complete.columns("-")}
-    names = {f"net/layer_{i}/w": np.ones(1) for i in range(3)} | {"net.x": np.ones(1)}
-    ckptconv.save(names, tmp_path / "m.npz")
-    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "ckptconv inspect m.npz none.npz --include net")
-    assert complete.tensors("net/l") == ["net/layer_0/", "net/layer_1/", "net/layer_2/"]
-    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "ckptconv inspect 'm.npz")
-    assert complete.tensors("net/l") == []
+    assert options.converters("r") == [*(n for n in library.names() if n.startswith("r")), "r.toml"]
+    assert options.converters("nowhere/") == []
+    assert "auto" in options.converters("")
+    assert options.dtypes("b") == ["bfloat16"]
+    assert "tf-v1" in options.readable("tf")
+    assert "tf-v1" not in options.writable("tf")
+    assert {"size", "-size"} <= {*options.columns(""), *options.columns("-")}
 
 
 # --- Python -------------------------------------------------------------------------------------------------------
@@ -120,8 +113,6 @@ def test_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bar(None) is bar(False) is None
     with pytest.raises(UsageError, match="not 3"):
         bar(3)
-    assert set(floats()) >= {"float32", "bfloat16"}
-    assert "int32" not in floats()
 
 
 def test_nothing_to_open() -> None:

@@ -14,12 +14,11 @@ import pytest
 from kit import ROOT, Run
 
 import ckptconv
-from ckptconv.api import options, values
-from ckptconv.api.elsewhere import ELSEWHERE, elsewhere
+from ckptconv.api import options
 from ckptconv.cli import show
 from ckptconv.cli.main import VERBS
-from ckptconv.cli.meant import misspelt, option
-from ckptconv.cli.options import SPELLINGS, TEXT, TEXTS, spelled
+from ckptconv.cli.options import spelled
+from ckptconv.cli.suggestions import option, unknown_verb
 from ckptconv.errors import UsageError
 from ckptconv.messages import brief, table
 
@@ -30,14 +29,6 @@ def test_every_verb_and_every_option_is_on_a_page() -> None:
     assert [p.name for p, text in made.items() if p.read_text("utf-8") != text] == [], "python tools/make_options.py"
 
 
-def test_every_function_has_a_page() -> None:
-    made = runpy.run_path(str(ROOT / "tools" / "make_functions.py"))["pages"]()
-    assert {p.stem for p in made} == {n for n in ckptconv.__all__ if n[0].islower()}
-    assert {p: p.read_text("utf-8") for p in (ROOT / "docs" / "functions").iterdir()} == made, "make docs"
-    text = (ROOT / "docs" / "api.md").read_text("utf-8")
-    assert [p.stem for p in made if f"(functions/{p.name})" not in text] == []
-
-
 @pytest.mark.parametrize("group", [options.Select, options.Change, options.Target, options.Resources])
 def test_keywords_have_the_names_of_the_declared_options(group: type) -> None:
     """What a type checker sees is written out a second time; it is the same."""
@@ -46,47 +37,27 @@ def test_keywords_have_the_names_of_the_declared_options(group: type) -> None:
     assert [k for k in typed if k != group.__name__.lower()] == declared
 
 
-def test_words_of_other_programs_lead_to_options_of_ours() -> None:
-    assert {k for keywords in ELSEWHERE.values() for k in keywords} <= options.KNOWN.keys()
-    assert ELSEWHERE.keys().isdisjoint(options.KNOWN)
-
-
 @pytest.mark.parametrize(
-    ("meant", "words"),
-    [
-        ("force", "overwrite replace yes exist_ok"), ("to", "format type output_format target_format"),
-        ("from_", "input_format source_format"), ("dtype", "precision torch_dtype half fp16 bf16"),
-        ("include", "filter only pattern keys grep"), ("exclude", "ignore skip"),
-        ("jobs", "threads workers num_workers"), ("at", "key entry subset"),
-        ("strip_prefix", "remove_prefix drop_prefix"), ("rename", "prefix mapping key_mapping"),
-        ("opaque", "allow_pickle unsafe"), ("keep_going", "ignore_errors skip_errors"),
-    ],
-)  # fmt: skip
-def test_what_a_word_of_other_programs_leads_to(meant: str, words: str) -> None:
-    assert {word: elsewhere(word, options.KNOWN) for word in words.split()} == dict.fromkeys(words.split(), meant)
-    assert {elsewhere(word, options.KNOWN.keys() - {meant}) for word in words.split()} <= {"", "from_"}
-    assert elsewhere("no such word", options.KNOWN) == ""
-
-
-def test_options_of_two_words_are_known_by_words_of_other_programs() -> None:
-    assert option("--remove-prefix", ["--to", "--strip-prefix"]) == "; --strip-prefix does that"
+    ("word", "keyword"),
+    [("overwrite", "force"), ("format", "to"), ("torch_dtype", "dtype"), ("workers", "jobs"), ("no such word", "")],
+)
+def test_a_word_of_another_program_leads_to_an_option(word: str, keyword: str) -> None:
+    assert {k for keywords in options.SYNONYMS.values() for k in keywords} <= options.KNOWN.keys()
+    assert options.SYNONYMS.keys().isdisjoint(options.KNOWN)
+    assert options.synonym(word, options.KNOWN) == keyword
+    assert options.synonym(word, options.KNOWN.keys() - {keyword}) in ("", "from_")
 
 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("inspect A", "list ls info show cat dump view print keys head open read describe"),
-        ("inspect A --tree", "summary tree"), ("inspect A --stats", "stats"), ("inspect A --hash", "hash sha256"),
-        ("verify A", "checksum check validate test"), ("diff A", "compare cmp"), ("report A -o report.html", "html"),
-        ("serve A", "browse explore gui ui web"), ("zoo A -o DIR", "batch"),
-        ("A -o DST", "merge join concat cp copy export save load transform"),
-        ("A -o DST --rename FROM=TO", "rename"), ("A -o DST --dtype float16", "cast"),
-        ("A -o DST --include GLOB", "extract"), ("A -o DIR --to hf --max-shard-size 5GB", "shard split"),
+        ("inspect A", "list ls info show"), ("verify A", "check validate"), ("diff A", "compare"),
+        ("A -o DST", "merge copy export"), ("A -o DIR --to hf --max-shard-size 5GB", "split"),
     ],
 )  # fmt: skip
 def test_what_a_verb_of_other_programs_leads_to(command: str, words: str) -> None:
     for word in words.split():
-        assert misspelt([word, "A"], VERBS).endswith(f"`ckptconv {command}` does that"), word
+        assert unknown_verb([word, "A"], VERBS).endswith(f"`ckptconv {command}` does that"), word
 
 
 @pytest.mark.parametrize(
@@ -102,14 +73,6 @@ def test_nothing_is_written_to_the_memory_of_a_command(call: tuple[str, ...], cl
     kept = f"memory://kept/{len(call)}{call[0]}.npz"
     ckptconv.convert(tmp_path / "a.npz", kept)
     assert list(ckptconv.open(kept)) == ["a"]
-
-
-def test_the_format_of_what_is_only_read() -> None:
-    assert [elsewhere(w, ["from_", "include"]) for w in ("format", "type", "output_format")] == ["from_", "from_", ""]
-
-
-def test_every_spelling_is_of_an_option() -> None:
-    assert SPELLINGS.keys() <= options.KNOWN.keys()
 
 
 @pytest.mark.parametrize("verb", ["open", "save", "convert", "dry_run", "diff", "verify"])
@@ -163,8 +126,9 @@ def test_a_group_may_be_given_whole_and_a_keyword_replaces_its_field() -> None:
         ({"param": "heads"}, "takes NAME=VALUE, not 'heads'"),
         *(
             ({k: given}, f"^{k}='' is empty: give a value, or leave it out$")
-            for k, how in SPELLINGS.items()
-            for given in ["", ["a", ""]][: 2 if how.kind == TEXTS and k != "param" else how.kind in (TEXT, TEXTS)]
+            for k, how in options.KNOWN.items()
+            for given in ["", ["a", ""]][: 2 if how.kind.startswith("Seq") else 1]
+            if how.meaning.metavar and k != "jobs"
         ),
     ],
 )
@@ -236,9 +200,9 @@ def test_tables_cut_endless_names() -> None:
 def test_sizes(text: str | int, count: int | None) -> None:
     if count is None:
         with pytest.raises(UsageError, match="is not a size; write it like 512MB"):
-            values.size(text)
+            options.size(text)
     else:
-        assert values.size(text) == count
+        assert options.size(text) == count
 
 
 def test_an_unknown_option_is_compared_with_all_but_few_are_named() -> None:

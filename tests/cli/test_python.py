@@ -124,7 +124,7 @@ def test_without_tqdm_the_error_says_what_to_install(
 
 
 def test_a_bar_of_rich_ends_with_the_conversion(capsys: pytest.CaptureFixture[str]) -> None:
-    from ckptconv.api.values import bar
+    from ckptconv.api.options import bar
 
     move = bar("rich")
     assert move is not None

@@ -22,7 +22,8 @@ from kit import Run
 
 import ckptconv
 from ckptconv import StorageError, UsageError
-from ckptconv.cli import complete, show
+from ckptconv.cli import options as cli_options
+from ckptconv.cli import show
 from ckptconv.messages import version
 
 main = import_module("ckptconv.cli.main")  # the package's own `main` is the function
@@ -392,7 +393,7 @@ def test_what_is_damaged_is_always_said(
     ],
 )  # fmt: skip
 def test_the_default_verb_is_put_in_for_completion(environment: dict[str, str], changed: dict[str, str]) -> None:
-    assert complete.with_verb(environment, {"zoo"}) == changed
+    assert cli_options.with_verb(environment, {"zoo"}) == changed
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 
 import ckptconv
 from ckptconv import api
-from ckptconv.api.values import Verify
+from ckptconv.api.options import Verify
 from ckptconv.engine import journal, run
 from ckptconv.engine.job import Receipt
 from ckptconv.engine.plan import Job

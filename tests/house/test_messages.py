@@ -46,7 +46,10 @@ def constants(code: CodeType) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.slow
 def test_the_library_names_no_option_of_the_command_line() -> None:
-    assert [f"{where}: {flag}" for where, text in literals() for flag in FLAG.findall(text)] == []
+    """But where the options are declared."""
+    assert [
+        f"{where}: {flag}" for where, text in literals() for flag in FLAG.findall(text) if "options.py:" not in where
+    ] == []
 
 
 @pytest.mark.slow

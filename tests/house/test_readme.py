@@ -9,23 +9,17 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 from documents import inside
 from kit import ROOT
 
 import ckptconv
-from ckptconv.cli import codes
-from ckptconv.cli.main import app
-
-MANUAL = ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXAMPLES", "EXIT STATUS", "SEE ALSO"]
+from ckptconv.cli.main import OF_VERB, exit_codes
 
 
 def test_generated_parts_are_not_stale() -> None:
-    tools = [runpy.run_path(str(ROOT / "tools" / f"{name}.py"))["pages"]() for name in ("make_readme", "make_manuals")]
-    pages = {p: text for made in tools for p, text in made.items()}
+    pages = runpy.run_path(str(ROOT / "tools" / "make_readme.py"))["pages"]()
     stale = [p.name for p, text in pages.items() if p.read_text(encoding="utf-8") != text]
     assert stale == [], "run make docs"
-    assert {p for p in pages if p.suffix == ".1"} == set((ROOT / "man").iterdir())
 
 
 def test_the_measured_comparison_is_of_the_jobs_of_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,27 +35,10 @@ def test_the_measured_comparison_is_of_the_jobs_of_the_benchmark(monkeypatch: py
     assert len(jobs) == 20
 
 
-def test_each_verb_has_a_manual_that_the_wheel_brings() -> None:
-    verbs = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-    for name, command in verbs.items():
-        page = (ROOT / "man" / f"ckptconv-{name}.1").read_text(encoding="utf-8")
-        heads = re.findall(r"^\.SH (.*)$", page, re.M)
-        assert [h for h in heads if h != "ARGUMENTS"] == MANUAL, name
-        lines = page.replace("\\-", "-").replace("\\e", "\\").splitlines()
-        flags = {flag for p in command.params for flag in (*p.opts, *p.secondary_opts) if flag.startswith("-")}
-        assert flags <= {word for line in lines if line.startswith(".B ") for word in re.split(r"[ ,]+", line)}, name
-        assert codes.of(name).keys() >= {0, 2}
-        assert "Exit codes:" in command.epilog, name
-        assert set(re.findall(r"^\.\w+", page, re.M)) <= {".TH", ".SH", ".TP", ".B", ".BR", ".PP", ".nf", ".fi"}, name
-    build = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert '[tool.hatch.build.targets.wheel.shared-data]\n"man" = "share/man/man1"\n' in build
-    assert '"man"' in re.search(r"^only-include = (.*)$", build, re.M)[1]  # type: ignore[index]
-
-
 def test_what_help_says_of_exit_codes_is_what_the_page_says() -> None:
     page = (ROOT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.M)}
-    said = {code for verb in codes.OF for code in codes.of(verb)}
+    said = {code for verb in OF_VERB for code in exit_codes(verb)}
     assert said == {code for code in listed if code < 100}
     errors = [e for e in vars(ckptconv.errors).values() if isinstance(e, type) and issubclass(e, ckptconv.CkptError)]
     assert {e.exit_code for e in errors} <= said

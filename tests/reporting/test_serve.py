@@ -27,7 +27,7 @@ from browser import CHROMIUM, Browser
 
 import ckptconv
 from ckptconv.api import Select
-from ckptconv.cli.serve import _browsing, found
+from ckptconv.cli.report import _browsing, found
 from ckptconv.moves.sources import Sources
 from ckptconv.reporting import html, server, shelf
 from ckptconv.reporting.pictures import matrix

@@ -1,75 +1,61 @@
-"""What users of other programs mean by words that are not verbs here, and by calls without a destination."""
+"""Errors about a command line name what was meant: words that are not verbs here, and calls without a destination."""
 
 from __future__ import annotations
 
 import os
 import shlex
 from collections.abc import Iterable, Sequence
-from glob import glob
+from glob import escape, glob
 from itertools import pairwise
 
-from ..api.elsewhere import elsewhere
+from ..api.options import synonym
 from ..errors import UsageError
 from ..messages import did_you_mean, nearest, printable
 
 # verbs of other programs: the command that does the same; {} is the rest of the line
 VERBS = {
-    "list": "inspect {}", "ls": "inspect {}", "info": "inspect {}", "show": "inspect {}", "cat": "inspect {}",
-    "dump": "inspect {}", "view": "inspect {}", "print": "inspect {}", "keys": "inspect {}", "head": "inspect {}",
-    "open": "inspect {}", "read": "inspect {}", "describe": "inspect {}", "summary": "inspect {} --tree",
-    "tree": "inspect {} --tree",
-    "stats": "inspect {} --stats", "hash": "inspect {} --hash", "sha256": "inspect {} --hash",
-    "checksum": "verify {}", "check": "verify {}", "validate": "verify {}", "test": "verify {}",
-    "compare": "diff {}", "cmp": "diff {}", "merge": "{} -o DST", "join": "{} -o DST", "concat": "{} -o DST",
-    "cp": "{} -o DST", "copy": "{} -o DST", "export": "{} -o DST", "save": "{} -o DST", "load": "{} -o DST",
-    "transform": "{} -o DST", "rename": "{} -o DST --rename FROM=TO", "cast": "{} -o DST --dtype float16",
-    "extract": "{} -o DST --include GLOB", "shard": "{} -o DIR --to hf --max-shard-size 5GB",
-    "split": "{} -o DIR --to hf --max-shard-size 5GB", "html": "report {} -o report.html", "browse": "serve {}",
-    "explore": "serve {}", "gui": "serve {}", "ui": "serve {}", "web": "serve {}", "batch": "zoo {} -o DIR",
-}  # fmt: skip
+    **dict.fromkeys(("list", "ls", "info", "show"), "inspect {}"),
+    **dict.fromkeys(("check", "validate"), "verify {}"),
+    "compare": "diff {}",
+    **dict.fromkeys(("merge", "copy", "export"), "{} -o DST"),
+    "split": "{} -o DIR --to hf --max-shard-size 5GB",
+}
 QUESTIONS = {"help": "--help", "version": "--version"}
-# options of other programs, beside those that functions know as well
-OPTIONS = {
-    "--half": "--dtype float16", "--fp16": "--dtype float16", "--bf16": "--dtype bfloat16",
-    **dict.fromkeys(("--out", "--dst", "--dest", "--destination", "--target", "--save"), "--output"),
-    **dict.fromkeys(("--input", "--src", "--source", "-i"), "the source without an option"),
-    "--depth": "--tree", "-f": "--json", "--recursive": "the verb zoo", "-r": "the verb zoo",
-}  # fmt: skip
+OPTIONS = {"--half": "--dtype float16", "--out": "--output", "--input": "the source without an option"}
 # for which an empty value would be none at all; those of other options are refused where they are normalised
 NOT_EMPTY = ("--to", "--pattern", "--ledger", "--shard", "--into", "--sort", "--output", "-o")
 FLEETING = ("memory://",)  # what is written there ends with the process, which is the command
 REST = {"{} -o DST": "SRC", "diff {}": "A B"}
 
 
-def misspelt(argv: Sequence[str], verbs: Iterable[str]) -> str:
+def unknown_verb(argv: Sequence[str], verbs: Iterable[str]) -> str:
     """What is wrong with the first word, which is not a verb; '' if it may be a source."""
     word, rest = argv[0], [a for a in argv[1:] if a not in ("-h", "--help")]
     if not word.replace("-", "").isalnum() or word.startswith("-"):
         return ""
-    if word in VERBS and not is_there(word):
+    if word in VERBS and not exists(word):
         form = VERBS[word]
         words = printable(" ".join(map(shlex.quote, rest))) or REST.get(form, "SRC")
         return f"no verb is called {word!r}; `ckptconv {form.format(words)}` does that"
-    if glob(f"{glob_safe(word)}*"):
+    if glob(f"{escape(word)}*"):
         return ""
-    near = nearest(word, [*verbs, *QUESTIONS])
-    if near:
+    if near := nearest(word, [*verbs, *QUESTIONS]):
         return f"no verb is called {word!r}; did you mean `ckptconv {QUESTIONS.get(near[0], near[0])}`?"
     if len(rest) < len(argv) - 1:  # --help of what is neither a verb nor a file
         return f"no verb is called {word!r}; there are {', '.join(sorted(verbs))}"
     return ""
 
 
-def is_there(word: str) -> bool:
-    """Whether a word is a path, or the prefix of a checkpoint."""
-    return "://" in word or os.path.exists(word) or bool(glob(f"{glob_safe(word)}.index*"))
+def exists(word: str) -> bool:
+    """Whether a word is a URL, a path, or the prefix of a checkpoint."""
+    return "://" in word or os.path.exists(word) or bool(glob(f"{escape(word)}.index*"))
 
 
 def option(name: str, known: Sequence[str]) -> str:
     """The end of a message about an unknown option of a verb that has the options `known`."""
     flags = {k.removeprefix("--").replace("-", "_"): k for k in known if k.startswith("--")}
     flags["from_"] = flags.get("from", "")
-    word = elsewhere(name.removeprefix("--").replace("-", "_"), [k for k, flag in flags.items() if flag])
+    word = synonym(name.removeprefix("--").replace("-", "_"), [k for k, flag in flags.items() if flag])
     other = OPTIONS.get(name, "") or flags.get(word, "")
     if other and (other.partition(" ")[0] in known or other[0] != "-"):
         return f"; {other} does that"
@@ -92,10 +78,6 @@ def refuse_fleeting(output: str) -> None:
         raise UsageError(f"{printable(output)} is in the memory of this command, and gone when it ends; name a file")
 
 
-def glob_safe(word: str) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in word)
-
-
 def without_destination(sources: Sequence[str], verb: str) -> UsageError:
     """For `ckptconv X` and `ckptconv A B`: the commands that may have been meant."""
     shown = [printable(shlex.quote(s)) for s in sources]
@@ -105,11 +87,11 @@ def without_destination(sources: Sequence[str], verb: str) -> UsageError:
         return UsageError(
             f"where to? `ckptconv {shown[0]} -o DST` converts; `ckptconv inspect {shown[0]}` lists what is inside"
         )
-    if not is_there(sources[0]):
+    if not exists(sources[0]):
         return UsageError(f"neither a verb nor a file is called {sources[0]!r}; `ckptconv --help` lists the verbs")
     first, last = " ".join(shown[:-1]), shown[-1]
     lines = [f"`ckptconv {first} -o {last}` converts"]
-    if os.path.exists(sources[-1]) or glob(f"{glob_safe(sources[-1])}*"):
+    if os.path.exists(sources[-1]) or glob(f"{escape(sources[-1])}*"):
         lines = [f"`ckptconv diff {first} {last}` compares"] * (len(shown) == 2)
         lines += [f"`ckptconv {first} {last} -o DST` merges"]
     return UsageError(f"where to? {'; '.join(lines)}")
