@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 from ckptconv.api.options import size
-from ckptconv.moves.budget import BASE_MEMORY
+from ckptconv.engine.plan import BASE_MEMORY
 
 RULE = '[[rule]]\nfrom = "w"\nto = "w"\nlayout = "i o -> o i"\n'
 ROWS = 16_384

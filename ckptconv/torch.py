@@ -45,7 +45,7 @@ from .checkpoint.torch import (
 from .checkpoint.training import counters
 from .errors import ConversionError, UsageError
 from .messages import indented
-from .moves.opened import refuse_changed
+from .moves.read import refuse_changed
 from .moves.sources import Sources
 from .moves.torch import fill, kind_of, memory, place, state
 from .rules import library, passes

@@ -15,7 +15,7 @@ from ..errors import UsageError, VerifyError
 from ..formats import detect
 from ..formats.reading import Reading
 from ..messages import listing, printable
-from ..moves.opened import Opened, stamps_of
+from ..moves.read import Opened, stamps_of
 from ..rules import passes, prefixes
 from ..rules.averages import averages
 from ..storage import files

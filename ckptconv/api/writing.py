@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import checkpoint
 from ..checkpoint import Checkpoint, Note
-from ..engine.plan import Plan, compile_plan, shared_notes
+from ..engine.plan import Budget, Plan, compile_plan, shared_notes
 from ..engine.run import How, Map, Metadata, Outcome, execute
 from ..errors import Unrepresentable, UsageError
 from ..formats import companions, table
@@ -22,7 +22,6 @@ from ..formats.keras import order
 from ..formats.placement import Writer
 from ..formats.table import Format
 from ..messages import listing, redacted
-from ..moves.budget import Budget
 from ..moves.read import hash_tensor
 from ..moves.sources import Sources
 from ..rules import passes

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from ..moves.opened import Opened
+    from ..moves.read import Opened
 
 Role = Literal["", "slot", "step", "average", "state"]  # '' is a weight; the others: of an optimizer or beside a model
 
@@ -102,13 +102,13 @@ class Tensor(Stored):
 
     def __getitem__(self, index: Any) -> Any:
         """Read a slice as NumPy would return it; integers, slices and `...` read only what lies within their bounds."""
-        from ..moves.slices import box
+        from ..moves.boxes import sliced
 
         keys = _per_axis(index, self.shape)
         if keys is None or self.dtype.kind == "s":
             return self.numpy()[index]
         bounds = [(k, k + 1) if isinstance(k, int) else _bounds(k, n) for k, n in zip(keys, self.shape, strict=True)]
-        parts = box(self, bounds)
+        parts = sliced(self, bounds)
         if parts is None:
             return self.numpy()[index]
         read = replace(self, shape=tuple(hi - lo for lo, hi in bounds), parts=parts).numpy()

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ..moves.boxes import is_contiguous
-from ..moves.budget import Budget
 from ..moves.decoded import Decoded
 from ..moves.gather import (
     Run,
@@ -25,7 +24,7 @@ from ..moves.log import Log, Loss, Read, Written
 from ..moves.part import Coded, Piece
 from ..moves.sources import Sources, stream
 from ..storage.files import is_remote
-from .plan import Job
+from .plan import Budget, Job
 
 BLOCK = 256 * 2**10  # through 8 MiB instead, reading, checking and writing take twice the time
 PAGE = 4096  # of the page cache; at multiples of BLOCK the kernel takes larger pages, which may not be at hand
@@ -76,7 +75,7 @@ def _do(turn: Sequence[Piece], job: Job, sources: Sources, sink: Sink, memory: B
         _copy(run, first, job, sources, sink, log)
         return
     target = buffers.of("target", last.at + last.size - first.at)
-    fill(turn, sources, target, first.at, memory, log)
+    fill(turn, sources, target, first.at, memory.window, log)
     _put(turn, target, job, sink, log)
 
 

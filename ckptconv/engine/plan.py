@@ -15,17 +15,40 @@ from typing import Any, NamedTuple
 
 from ..checkpoint import Checkpoint, Move, Note, Tensor
 from ..dtypes import castable
-from ..errors import CkptError, ConversionError
+from ..errors import CkptError, ConversionError, UsageError
 from ..formats.placement import Placement
 from ..messages import Fold, fold, in_bytes, in_shape, listing, many, printable, redacted, table
 from ..moves import copies, dense, padding, sums
 from ..moves.boxes import is_contiguous, reach
-from ..moves.budget import Budget
+from ..moves.gather import WINDOW
 from ..moves.log import CHUNK
 from ..moves.part import Coded, Data, Piece, Span, Stored, c_strides
 from ..storage.files import exists, join, read_all
 
 BANDS = 8  # what must be decoded and lies across the end of a job is decoded for both: of eight, one at most
+WHOLE = 32 * 2**20  # bytes of a tensor with a layout change that is moved at once
+BASE_MEMORY = 64 * 2**20  # bytes that the interpreter and the libraries need in addition to --max-memory
+
+
+@dataclass(frozen=True)
+class Budget:
+    """`max_memory` in bytes, divided: each worker needs a window for the target and one for the source."""
+
+    limit: int
+    workers: int
+    window: int
+    whole: int
+
+    @classmethod
+    def of(cls, limit: int, workers: int) -> Budget:
+        """Divide `limit` bytes among workers; UsageError if it is less than 16 MB."""
+        if limit < 16_000_000:
+            raise UsageError("max_memory= must be at least 16MB")
+        workers = max(1, min(workers, limit // (12 * 2**20)))
+        share = limit // workers
+        window = max(CHUNK, min(WINDOW, share // 3) // CHUNK * CHUNK)
+        whole = max(window, min(WHOLE, share // 3) // CHUNK * CHUNK)
+        return cls(limit, workers, window, whole)
 
 
 class Job(NamedTuple):

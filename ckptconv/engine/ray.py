@@ -24,8 +24,8 @@ from typing import Any, TypeVar, cast
 
 from ..errors import CkptError, MissingExtra, StorageError, UsageError
 from ..messages import listing, version
+from ..moves.gather import is_fetched_whole
 from ..moves.part import Coded, Held, Span
-from ..moves.prefetch import is_fetched_whole
 from ..output import own
 from ..storage import files
 from .inflight import RETRIES, InFlight, first_line, packs

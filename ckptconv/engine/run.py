@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 
 from ..errors import CorruptCheckpoint, VerifyError
 from ..formats.placement import Patch, Writer
-from ..moves.budget import Budget
+from ..moves.gather import fetched
 from ..moves.log import Loss, Written
 from ..moves.part import Held
-from ..moves.prefetch import fetched
 from ..moves.read import check_reads, content_hash, spans_of
 from ..moves.sources import Sources
 from ..output import own, upload
@@ -28,7 +27,7 @@ from ..storage import checksum
 from ..storage.files import Stamp, is_remote, join, split
 from .job import Receipt, Sink, run_job
 from .journal import MARK, Journal, NoJournal
-from .plan import Job, Plan
+from .plan import Budget, Job, Plan
 
 Map = Callable[[Callable[[Job], Receipt], Iterable[Job]], Iterator[Receipt]]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all

@@ -4,6 +4,7 @@
     fuse(shape, strides, steps)    merge axes that are contiguous on both sides
     is_contiguous(part)            whether source and destination are each one contiguous run
     slabs(part, limit)             the part in pieces of at most `limit` bytes, in the order of the source
+    sliced(tensor, ranges)         the parts of a slice: `tensor[2:4, :, 0]` reads only what it needs
 
 Everything counts elements. No numpy here: a conversion that only copies never imports it.
 """
@@ -15,7 +16,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from .part import Part
+from .part import Part, Span, Stored, c_strides
 
 
 def clip(part: Part, lo: int, hi: int) -> list[Part]:
@@ -119,3 +120,45 @@ def slabs(part: Part, limit: int) -> Iterator[Part]:
     step = max(1, count * limit // (size * part.dtype.itemsize))
     for a in range(0, count, step):
         yield from slabs(cut(part, axis, a, min(count, a + step)), limit)
+
+
+Range = tuple[int, int]
+
+
+def sliced(t: Stored, ranges: Sequence[Range]) -> tuple[Part, ...] | None:
+    """The parts that fill the box [lo, hi) of each axis; None if a part's axes are not those of the tensor.
+
+    Spans lose their checksums, which cover all bytes, because only some bytes are read.
+    """
+    if not prod(hi - lo for lo, hi in ranges):
+        return ()
+    parts = [_within(p, t.shape, ranges) for p in t.parts if prod(p.shape)]
+    return None if None in parts else tuple(p for found in parts if found is not None for p in found)
+
+
+def _within(part: Part, shape: tuple[int, ...], ranges: Sequence[Range]) -> list[Part] | None:
+    """The intersection of a part with the box: [] if it is empty, None if the part's axes are not the tensor's."""
+    strides = c_strides(shape)
+    first = [part.start // s % n for s, n in zip(strides, shape, strict=True)]
+    extent = [1] * len(shape)
+    axes = {}  # axis of the part -> axis of the tensor
+    for i, (n, step) in enumerate(zip(part.shape, part.steps, strict=True)):
+        if n > 1:
+            axis = next((k for k, s in enumerate(strides) if s == step and shape[k] > 1), None)
+            if axis is None or extent[axis] > 1 or first[axis] + n > shape[axis]:
+                return None
+            axes[i], extent[axis] = axis, n
+    low = [max(lo, a) for (lo, _), a in zip(ranges, first, strict=True)]
+    high = [min(hi, a + n) for (_, hi), a, n in zip(ranges, first, extent, strict=True)]
+    if any(a >= b for a, b in zip(low, high, strict=True)):
+        return []
+    for i, axis in axes.items():
+        part = cut(part, i, low[axis] - first[axis], high[axis] - first[axis])
+    steps = c_strides([hi - lo for lo, hi in ranges])
+    start = sum((a - lo) * s for a, (lo, _), s in zip(low, ranges, steps, strict=True))
+    data = part.data._replace(check="") if isinstance(part.data, Span) else part.data
+    return [
+        part._replace(
+            data=data, start=start, steps=tuple(steps[axes[i]] if i in axes else 1 for i in range(len(part.steps)))
+        )
+    ]

@@ -23,10 +23,10 @@ from ..dtypes import DTYPES, DType
 from ..errors import CorruptCheckpoint
 from ..storage.faults import spooling
 from . import recorded
+from .boxes import sliced
 from .decoded import Pool, whole
 from .part import Coded, Data, Stored, c_strides
 from .read import check_reads, read_array, spans_of, stretches, windows
-from .slices import box
 from .sources import Sources
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def _entries(reader: Reader) -> Iterator[tuple[Array, Array]]:
     for lo in range(0, values.count, step := max(1, WINDOW // max(1, axes))):
         hi = min(values.count, lo + step)
         first, last = lo // each, -(-hi // each)
-        parts = box(t, [(0, axes), (first, last)]) or ()
+        parts = sliced(t, [(0, axes), (first, last)]) or ()
         found = read_array(Stored(t.name, t.dtype, (axes, last - first), parts), reader.sources).astype(np.int64)
         if (found < 0).any():
             raise reader.bad("negative or too many indices")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConversionError, CorruptCheckpoint
 from ..storage.files import Reader, is_remote, stat
+from ..storage.remote import MAX_REQUEST, RemoteFile
 from .boxes import clip, is_contiguous, reach, slabs
-from .budget import Budget
 from .decoded import Decoded
 from .log import Log, Read
 from .part import Coded, Data, Held, Part, Piece, Span, Stored, c_strides
@@ -19,6 +20,7 @@ from .sources import Sources, decode
 if TYPE_CHECKING:
     from .copy import Array
 
+WINDOW = 8 * 2**20  # bytes of a copy that a worker holds
 MAX_SPREAD = 4  # read a strided box by its extent if the extent is at most this many times larger
 
 
@@ -78,7 +80,7 @@ def _inside(part: Part, reach: int, span: Span, tensor: str) -> None:
 # --- filling a buffer -------------------------------------------------------------------------------------------
 
 
-def fill(pieces: Sequence[Piece], sources: Sources, target: memoryview, base: int, memory: Budget, log: Log) -> None:
+def fill(pieces: Sequence[Piece], sources: Sources, target: memoryview, base: int, window: int, log: Log) -> None:
     """Read all pieces into the target, which begins at byte `base` of the job; adjacent copies are read at once."""
     pending, end = list[Run](), base
     for piece in pieces:
@@ -90,7 +92,7 @@ def fill(pieces: Sequence[Piece], sources: Sources, target: memoryview, base: in
             for part in clip(whole, piece.lo, piece.hi):
                 run = _as_run(part, piece)
                 if run is None:
-                    _move(part, piece, sources, target[at - base : end - base], memory, log)
+                    _move(part, piece, sources, target[at - base : end - base], window, log)
                     continue
                 if pending and not _adjoins(pending[-1], run):
                     _read(pending, sources, target, base, log)
@@ -115,19 +117,19 @@ def _read(runs: list[Run], sources: Sources, target: memoryview, base: int, log:
         runs.clear()
 
 
-def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, memory: Budget, log: Log) -> None:
+def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, window: int, log: Log) -> None:
     """Move a part with strides, operations or a cast: read, transform and scatter it slab by slab."""
     from .copy import copy, strided
 
     if isinstance(part.data, Coded):
         with Decoded((part,), sources) as decoded:
             for ready in decoded.between(part.start, part.start + 1):
-                _move(ready, piece, sources, target, memory, log)
+                _move(ready, piece, sources, target, window, log)
         return
     changes = part.changes(piece.to)
     # A transposed slab writes runs of as many elements as it has rows: 512 KiB of 16 KiB rows would give runs of 32.
     # A change has temporary arrays of several times the slab.
-    for slab in slabs(part, memory.window // 4 if changes else memory.window):
+    for slab in slabs(part, window // 4 if changes else window):
         src = _gather(slab, piece.tensor, sources, log)
         if changes:
             src = _changed(src, slab, piece, log)
@@ -205,7 +207,7 @@ def read_into(piece: Piece, target: memoryview, sources: Sources) -> list[Read]:
     """Read a piece of a tensor into bytes; return the checked ranges that were read."""
     log = Log()
     if piece.size:
-        fill((piece,), sources, target, piece.at, Budget.of(512 * 2**20, 1), log)
+        fill((piece,), sources, target, piece.at, WINDOW, log)
     return log.read
 
 
@@ -249,3 +251,66 @@ def _texts(data: Data) -> Array:
     if now and sum(map(len, texts)) + 64 * len(texts) <= KEPT:
         _last.known, _last.texts = (data, now), texts
     return texts
+
+
+# --- remote files -----------------------------------------------------------------------------------------------
+#
+# A job reads in small steps that stay in the cache; over a network every step would be a request. Ranges that are close
+# together are fetched in one request, several requests at once, and held in memory while the job runs. A box that is
+# spread over much more than its own size (a slice of a transposed tensor) would fetch nearly everything again for every
+# job; instead, its tensor is copied once to a local file, which all jobs of this process read.
+
+MAX_FETCHED = 2  # fetch a box by its extent if the extent is at most this many times larger
+SMALL_EXTENT = 2**20  # or has at most this many bytes
+
+
+@contextmanager
+def fetched(pieces: Sequence[Piece], sources: Sources) -> Iterator[None]:
+    """Hold the ranges of remote files that the pieces need in memory."""
+    files = {
+        part.data.url
+        for piece in pieces
+        for part in piece.parts
+        if isinstance(part.data, Span) and is_remote(part.data.url)
+    }
+    if not files:
+        yield
+        return
+    far = {url: f for url in files if (f := sources.reader(url).remote)}
+    ranges: dict[str, list[tuple[int, int]]] = {url: [] for url in far}
+    for piece in pieces:
+        _wanted(piece, far, ranges)
+    try:
+        for url, needed in ranges.items():
+            far[url].hold(needed)
+        yield
+    finally:
+        for f in far.values():
+            f.release()
+
+
+def is_fetched_whole(piece: Piece) -> bool:
+    """Whether a piece of a tensor reads all of a remote one."""
+    return any(is_spread for _, _, _, is_spread in _extents(piece))
+
+
+def _wanted(piece: Piece, far: dict[str, RemoteFile], ranges: dict[str, list[tuple[int, int]]]) -> None:
+    """Collect the ranges of a piece; tensors with spread-out boxes are copied to a local file."""
+    for url, start, size, is_spread in _extents(piece):
+        if url in far and is_spread:
+            far[url].spool(start, size)
+        elif url in far and size <= MAX_REQUEST:
+            ranges[url].append((start, size))
+
+
+def _extents(piece: Piece) -> Iterator[tuple[str, int, int, bool]]:
+    """(url, start, size, whether it is spread out) for each box of remote tensors: its extent, or the whole tensor."""
+    for whole in piece.parts:
+        span, item = whole.data, whole.dtype.itemsize
+        if not isinstance(span, Span) or not is_remote(span.url):
+            continue
+        for part in clip(whole, piece.lo, piece.hi):
+            extent = reach(part.shape, part.strides) * item
+            is_spread = extent > max(MAX_FETCHED * prod(part.shape) * item, SMALL_EXTENT)
+            read, size = (whole, reach(whole.shape, whole.strides) * item) if is_spread else (part, extent)
+            yield span.url, span.start + read.offset * item, size, is_spread

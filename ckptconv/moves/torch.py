@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dtypes import DTYPES, DType
 from ..errors import ConversionError, MissingExtra, UsageError
 from ..messages import listing
-from .areas import Area, Box
 from .log import Loss
 from .part import Held, Stored, c_strides
 from .read import fill_array, read_array
@@ -22,6 +21,24 @@ if TYPE_CHECKING:
 
     from .copy import Array
     from .sources import Sources
+
+
+class Box(NamedTuple):
+    """Where a tensor's elements are: bytes [start, end) of one space of addresses, and the strides in elements."""
+
+    space: str
+    start: int
+    end: int
+    strides: tuple[int, ...]
+
+
+class Area(NamedTuple):
+    """Bytes [start, end) of one space of addresses, and the names of the tensors that are there."""
+
+    space: str
+    start: int
+    end: int
+    names: tuple[str, ...]
 
 
 def to_torch(array: Array, kind: DType, name: str = "") -> torch.Tensor:

@@ -22,9 +22,8 @@ from ..errors import CkptError, UsageError, VerifyError
 from ..formats.hash_metadata import stated
 from ..messages import in_bytes, many
 from ..moves.log import HASH
-from ..moves.opened import Opened
 from ..moves.part import Span, c_strides
-from ..moves.read import hash_check, hash_tensor, spans_of
+from ..moves.read import Opened, hash_check, hash_tensor, spans_of
 from ..moves.sources import Sources
 
 

@@ -19,10 +19,9 @@ from ckptconv.dtypes import DTYPES
 from ckptconv.engine import inflight
 from ckptconv.engine import ray as engine
 from ckptconv.engine.job import Receipt
-from ckptconv.engine.plan import Job
+from ckptconv.engine.plan import Budget, Job
 from ckptconv.engine.run import Work
 from ckptconv.messages import version
-from ckptconv.moves.budget import Budget
 from ckptconv.moves.part import Coded, Held, Part, Piece, Span
 from ckptconv.moves.sources import Sources
 from ckptconv.output import own

@@ -20,12 +20,11 @@ from ckptconv.dtypes import DTYPES
 from ckptconv.engine import journal
 from ckptconv.engine.job import Receipt
 from ckptconv.engine.journal import MAX_HEAD, Journal, fingerprint
-from ckptconv.engine.plan import Plan, compile_plan
+from ckptconv.engine.plan import Budget, Plan, compile_plan
 from ckptconv.errors import CkptError, StorageError, UsageError
 from ckptconv.formats import safetensors
 from ckptconv.formats.placement import Patch
 from ckptconv.moves import copies, padding, sums
-from ckptconv.moves.budget import Budget
 from ckptconv.moves.log import Loss, Read, Written
 from ckptconv.moves.part import Coded, Held, Part, Piece, Span
 from ckptconv.moves.sources import Sources

@@ -18,10 +18,9 @@ import ckptconv
 from ckptconv import UsageError
 from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, view
 from ckptconv.dtypes import DTYPES, castable
-from ckptconv.engine.plan import compile_plan
+from ckptconv.engine.plan import BASE_MEMORY, Budget, compile_plan
 from ckptconv.formats import safetensors
 from ckptconv.messages import in_bytes
-from ckptconv.moves.budget import BASE_MEMORY, Budget
 from ckptconv.moves.log import CHUNK
 from ckptconv.moves.part import Coded, Span, c_strides
 

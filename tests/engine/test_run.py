@@ -20,10 +20,9 @@ from ckptconv import api
 from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held, tiled, view
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine.job import BLOCK, PAGE, run_job
-from ckptconv.engine.plan import Plan, compile_plan
+from ckptconv.engine.plan import Budget, Plan, compile_plan
 from ckptconv.engine.run import How, execute
 from ckptconv.formats import safetensors
-from ckptconv.moves.budget import Budget
 from ckptconv.moves.log import CHUNK
 from ckptconv.moves.part import Span, c_strides
 from ckptconv.moves.read import content_hash, hash_tensor, read_array

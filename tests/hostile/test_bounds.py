@@ -18,7 +18,7 @@ from kit import ROOT
 
 import ckptconv
 from ckptconv import api
-from ckptconv.moves.budget import BASE_MEMORY
+from ckptconv.engine.plan import BASE_MEMORY
 
 FLOOR = 48 << 20  # what libraries, buffers and one worker of HDF5 may take for any file
 TIMES = 24  # bytes of memory for a byte of the file: Python's objects for the smallest entries of a header

@@ -14,8 +14,8 @@ import ckptconv
 from ckptconv.checkpoint import Checkpoint, Tensor, tiled
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine import plan as planning
+from ckptconv.engine.plan import Budget
 from ckptconv.formats import safetensors
-from ckptconv.moves.budget import Budget
 from ckptconv.moves.decoded import Decoded, Pool
 from ckptconv.moves.part import Coded, Held, Part, Span
 from ckptconv.moves.read import read_array, windows

@@ -15,17 +15,17 @@ from xxhash import xxh3_128_digest
 
 from ckptconv.checkpoint import held
 from ckptconv.dtypes import DTYPES
+from ckptconv.engine.plan import Budget
 from ckptconv.errors import ConversionError, CorruptCheckpoint, UsageError
 from ckptconv.moves import gather
 from ckptconv.moves.boxes import Box, clip, slabs
-from ckptconv.moves.budget import Budget
+from ckptconv.moves.boxes import sliced as box
 from ckptconv.moves.cast import cast, numbers, transform
 from ckptconv.moves.copy import TILE, _direct, _tile
 from ckptconv.moves.decoded import Decoded, Pool
 from ckptconv.moves.log import CHUNK, Log, Loss, Read, Written
 from ckptconv.moves.part import Coded, Held, Part, Piece, Span, Stored, c_strides, checked_count, is_vast
 from ckptconv.moves.read import check_reads, hash_check, hash_tensor
-from ckptconv.moves.slices import box
 from ckptconv.storage import checksum
 from ckptconv.storage.remote import MAX_GAP, MAX_REQUEST, merged
 
@@ -305,7 +305,7 @@ def test_what_is_read_to_fill_a_buffer(case: int) -> None:
     count = max(p.start + sum((n - 1) * s for n, s in zip(p.shape, p.steps, strict=True)) + 1 for p in parts)
     piece = Piece("t", U8, 0, count, 7, tuple(parts))
     sources, log, target = Recorded(RAW), Log(), memoryview(bytearray(b"?" * (count + 7)))
-    gather.fill((piece,), sources, target, 0, Budget.of(64 * MB, 1), log)  # type: ignore[arg-type]
+    gather.fill((piece,), sources, target, 0, 8 * MB, log)  # type: ignore[arg-type]
     want = bytearray(b"\0" * 7 + b"?" * count)
     for p in parts:
         assert isinstance(p.data, Span)
@@ -323,7 +323,7 @@ def test_a_sparse_box_is_read_by_its_extent_up_to_a_limit(count: int, extent: in
     part = Part(Span("x", 0, MB), U8, (2, half), 0, (extent - half, 1), 0, (half, 1))
     sources, target = Recorded(RAW), memoryview(bytearray(count))
     piece = Piece("t", U8, 0, count, 0, (part,))
-    gather.fill((piece,), sources, target, 0, Budget.of(64 * MB, 1), Log())  # type: ignore[arg-type]
+    gather.fill((piece,), sources, target, 0, 8 * MB, Log())  # type: ignore[arg-type]
     whole = extent <= max(65536, 4 * count)
     assert sources.calls == ([(0, extent)] if whole else [(0, half), (extent - half, half)])
     assert bytes(target) == RAW[:half] + RAW[extent - half : extent]
@@ -334,7 +334,7 @@ def test_rows_are_transposed_together_also_where_they_are_cast(to: str) -> None:
     kind = DTYPES[to]
     piece = Piece("t", kind, 0, MB, 0, (Part(Span("x", 0, MB), U8, (1024, 1024), 0, (1024, 1), 0, (1, 1024)),))
     sources, target = Recorded(RAW), memoryview(bytearray(MB * kind.itemsize))
-    gather.fill((piece,), sources, target, 0, Budget.of(64 * MB, 1), Log())  # type: ignore[arg-type]
+    gather.fill((piece,), sources, target, 0, 8 * MB, Log())  # type: ignore[arg-type]
     assert sources.calls == [(0, MB)]
     assert (np.frombuffer(target, kind.np).reshape(1024, 1024) == np.frombuffer(RAW, "u1").reshape(1024, 1024).T).all()
 
