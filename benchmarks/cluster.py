@@ -28,8 +28,8 @@ import ray
 from parts import of, row, run_parts
 
 import ckptconv
-from ckptconv.engine import inflight
 from ckptconv.engine import ray as engine
+from ckptconv.engine import ray as inflight
 from ckptconv.engine.job import Receipt
 from ckptconv.engine.plan import Job
 from ckptconv.engine.run import Work

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .matching.proposal import Match, match
     from .reporting.html import Page, report
     from .reporting.inspection import Inspection, check, inspect
-    from .verification.compare import Diff
+    from .verification.difference import Diff
     from .verification.hashes import Checked
 
 __version__ = "0.1.0"
@@ -69,7 +69,7 @@ _HOME = {
     "matching.proposal": {"Match", "match"},
     "reporting.html": {"Page", "report"},
     "reporting.inspection": {"Inspection", "check", "inspect"},
-    "verification.compare": {"Diff"},
+    "verification.difference": {"Diff"},
     "verification.hashes": {"Checked"},
 }  # fmt: skip
 

@@ -25,7 +25,7 @@ from .writing import MADE_WITH, holdable
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..verification.compare import Diff
+    from ..verification.difference import Diff
     from ..verification.hashes import Checked
     from .options import ConvertOptions, ReadOptions
 
@@ -55,7 +55,7 @@ def diff(
     print() shows it as a table, and `by("layer")` sums the changes of layers. Raises UsageError for a negative
     tolerance, and what `open` and the conversion raise.
     """
-    from ..verification import compare, unread
+    from ..verification import compare, difference
 
     select, change, _, resources = bundle(given, *READ)
     source = merged([a] if isinstance(a, Checkpoint) else list_of(a), select, change)
@@ -67,10 +67,10 @@ def diff(
         wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)
         notes = unseen(right.notes, lambda n: n * wanted(n), some=bool(select.include))
         right = replace(right, notes=notes).with_tensors({n: t for n, t in right.items() if wanted(n)})
-    found = compare.diff(left, right, compare.Tolerance(rtol, atol), workers=resources.workers)
+    found = compare.diff(left, right, difference.Tolerance(rtol, atol), workers=resources.workers)
     sides = (("A", left), ("B", right))
     lost = [n._replace(text=f"in {side}: {n.text}") for side, c in sides for n in c.notes if n.kind == "damaged"]
-    tensors, others = unread.told(source, right)
+    tensors, others = compare.told(source, right)
     return replace(found, damaged=tuple(lost), unread=tensors, beside=others)
 
 

@@ -26,7 +26,7 @@ from ..messages import brief, did_you_mean, in_digits, many
 from ..moves.copy import Array
 from ..moves.read import each, hash_tensor
 from ..moves.sources import Sources
-from ..verification.places import Place, places
+from ..verification.difference import Place, places
 from .pictures import Odd, Picture, draw, scan
 from .regressions import regressions
 from .spread import OUTLIER

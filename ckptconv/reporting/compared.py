@@ -15,7 +15,8 @@ from ..checkpoint import Checkpoint, Move, Tensor
 from ..errors import VerifyError
 from ..formats.hash_metadata import OPTIONS, stated
 from ..messages import in_bytes, many
-from ..verification.compare import EXACT, Difference, diff
+from ..verification.compare import diff
+from ..verification.difference import EXACT, Difference
 from .survey import number, text
 
 ALIKE = ("values", "dtype")  # kinds of difference whose values can be laid over each other

@@ -18,7 +18,7 @@ from ..checkpoint import Tensor
 from ..moves.cast import BLOCK
 from ..moves.copy import Array
 from ..moves.sources import Sources
-from ..verification.places import kind_of
+from ..verification.difference import kind_of
 from .spread import BINS, FEW, OUTLIER, binned, counted, span_of, spread
 from .stats import Stats, Sums, values
 

@@ -26,7 +26,7 @@ from ..moves.copy import Array
 from ..moves.read import each
 from ..moves.sources import Sources
 from ..rules.passes import separator
-from ..verification.places import KINDS, places
+from ..verification.difference import PART_KINDS, places
 from . import checks, outline
 from .pictures import Picture, draw, scan
 
@@ -62,8 +62,8 @@ def survey(
         "bytes": [t.nbytes for t in tensors],
         "count": [t.count for t in tensors],
         "values": values,
-        "kinds": list(KINDS),
-        "kind": [KINDS.index(p.kind) for p in belong],
+        "kinds": list(PART_KINDS),
+        "kind": [PART_KINDS.index(p.kind) for p in belong],
         "layer": [p.layer for p in belong],
     }
     for key, column in (

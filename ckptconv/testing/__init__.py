@@ -14,8 +14,7 @@ return a Checkpoint or raise a CkptError.
 
 from ..moves.part import c_strides
 from .contract import FormatTests, Subject
-from .files import assert_same, files_of, holdable, read, survives, write
-from .samples import NAMES, bits, edges, odd_names, zoo
+from .samples import NAMES, assert_same, bits, edges, files_of, holdable, odd_names, read, survives, write, zoo
 
 __all__ = [
     "NAMES",

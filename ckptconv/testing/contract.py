@@ -19,8 +19,20 @@ from ..errors import CkptError, Unrepresentable
 from ..formats import detect, table
 from ..formats.placement import Placement
 from ..moves.part import Held
-from .files import assert_same, files_of, holdable, read, survives, write
-from .samples import MORE_NAMES, NAMES, SEED, bits, odd_names, zoo
+from .samples import (
+    MORE_NAMES,
+    NAMES,
+    SEED,
+    assert_same,
+    bits,
+    files_of,
+    holdable,
+    odd_names,
+    read,
+    survives,
+    write,
+    zoo,
+)
 
 
 class Subject(NamedTuple):

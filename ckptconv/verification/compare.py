@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 
 import numpy as np
 
-from ..checkpoint import Checkpoint, Tensor
+from ..checkpoint import Checkpoint, Note, Tensor
 from ..dtypes import NO_ZERO, SATURATES
 from ..errors import VerifyError
 from ..messages import fold, listing, many
@@ -24,6 +25,7 @@ from ..moves.copy import Array
 from ..moves.gather import read_strings
 from ..moves.read import each, hash_tensor, windows
 from ..moves.sources import Sources
+from ..storage.files import Reader
 from .difference import EXACT, Diff, Difference, Tolerance, Values
 from .readback import listed, unlike
 
@@ -252,6 +254,39 @@ def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -
         )  # fmt: skip
 
 
-__all__ = [
-    "EXACT", "Diff", "Difference", "Tolerance", "Values", "compare", "diff", "first_difference", "same",
-]  # fmt: skip
+# --- What two checkpoints have that a comparison of their tensors does not see ---
+
+
+WINDOW = 4 << 20  # bytes that are read of each of two files
+
+
+def told(a: Checkpoint, b: Checkpoint) -> tuple[tuple[Note, ...], tuple[Note, ...]]:
+    """Notes on tensors of either that were not read, and on what is not a tensor.
+
+    Files that are the same byte for byte have the same tensors, read or not: they are told with the rest.
+    """
+    sides: dict[Note, list[str]] = {}
+    for side, checkpoint in (("A", a), ("B", b)):
+        for note in dict.fromkeys(n for n in checkpoint.notes if n.kind in ("skipped", "unread")):
+            sides.setdefault(note, []).append(side)
+    notes = [note._replace(text=f"in {' and '.join(found)}: {note.text}") for note, found in sides.items()]
+    known = identical(a.urls, b.urls) if any(n.unread for n in notes) else False
+    tensors = tuple(n for n in notes if n.unread and not known)
+    return tensors, tuple(n for n in notes if n not in tensors)
+
+
+def identical(a: Iterable[str], b: Iterable[str]) -> bool:
+    """Whether two checkpoints were read from the same files, or from files of the same bytes; False if from none."""
+    ones, others = list(a), list(b)
+    return bool(ones) and len(ones) == len(others) and all(map(_same_bytes, ones, others))
+
+
+def _same_bytes(a: str, b: str) -> bool:
+    if a == b:
+        return True
+    with ExitStack() as stack:
+        one, other = (stack.enter_context(Reader(url)) for url in (a, b))
+        if one.size != other.size:
+            return False
+        places = ((at, min(WINDOW, one.size - at)) for at in range(0, one.size, WINDOW))
+        return all(one.read(*place) == other.read(*place) for place in places)

@@ -26,7 +26,7 @@ import ckptconv
 from ckptconv.api import Resources
 from ckptconv.bulk import pool, run, summary
 from ckptconv.bulk.discover import _file, discover
-from ckptconv.engine.inflight import TaskLost
+from ckptconv.engine.ray import TaskLost
 from ckptconv.errors import CkptError, StorageError, UsageError
 
 KILLS = int(os.environ.get("CKPTCONV_KILLS", "5"))

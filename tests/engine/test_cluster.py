@@ -16,8 +16,8 @@ import pytest
 
 from ckptconv import MissingExtra, StorageError, UsageError
 from ckptconv.dtypes import DTYPES
-from ckptconv.engine import inflight
 from ckptconv.engine import ray as engine
+from ckptconv.engine import ray as inflight
 from ckptconv.engine.job import Receipt
 from ckptconv.engine.plan import Budget, Job
 from ckptconv.engine.run import Work

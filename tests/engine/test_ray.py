@@ -19,7 +19,7 @@ import ckptconv
 from ckptconv import Change, Resources, Target
 from ckptconv.bulk import cluster, run
 from ckptconv.checkpoint import held as held_tensor
-from ckptconv.engine import inflight
+from ckptconv.engine import ray as inflight
 from ckptconv.engine import ray as ray_engine
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")

@@ -21,7 +21,7 @@ from ckptconv.moves.sources import Sources
 from ckptconv.reporting import checks, compared, pictures, spread, survey
 from ckptconv.reporting.stats import Stats
 from ckptconv.rules import passes
-from ckptconv.verification import places
+from ckptconv.verification import difference
 
 NORMAL = np.random.default_rng(0).normal(size=(40, 30)).astype("f4")
 
@@ -140,13 +140,13 @@ def test_without_outliers_bars_span_all_values(array: np.ndarray, span: tuple[fl
     ],
 )
 def test_kinds(name: str, kind: str) -> None:
-    assert places.kind_of(name) == kind
+    assert difference.kind_of(name) == kind
 
 
 def test_layers_are_the_first_number_that_counts() -> None:
     names = [f"encoder.layer.{i}.w.{k}.weight" for i in range(3) for k in range(5)] + ["fp16.scale", "encoder.norm"]
     placed = {
-        n: p[:3] for n, p in zip(names, places.places(checkpoint(dict.fromkeys(names, 1.0)).values()), strict=True)
+        n: p[:3] for n, p in zip(names, difference.places(checkpoint(dict.fromkeys(names, 1.0)).values()), strict=True)
     }
     assert placed["encoder.layer.2.w.4.weight"] == ("encoder.layer.*", 2, "w.4.weight")
     assert placed["fp16.scale"] == ("", -1, "fp16.scale")

@@ -19,7 +19,7 @@ import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.moves.sources import Sources
 from ckptconv.verification import compare
-from ckptconv.verification.compare import Tolerance, Values
+from ckptconv.verification.difference import Tolerance, Values
 
 NAN = np.array([0x7FC00000], "u4").view("f4")[0]
 OTHER_NAN = np.array([0x7FC00001], "u4").view("f4")[0]

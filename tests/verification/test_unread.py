@@ -13,7 +13,7 @@ import pytest
 from kit import FIXTURES, Run
 
 import ckptconv
-from ckptconv.verification.unread import identical
+from ckptconv.verification.compare import identical
 
 
 def lay(folder: Path) -> None:
