@@ -15,16 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine import journal
 from ..formats import shard_index
 from ..formats.huggingface import NUMBERED
 from ..formats.tensorflow.locate import STATE_FILE, prefix_of
-from ..output import own, publish
+from ..output.staging import TEMPORARY
 
 NUMBER = re.compile(rf"{NUMBERED}(?=(\.[^./]*)?\Z)|_\d{{5}}(?=\.weights\.h5\Z)")  # of a shard
-OURS = re.compile(
-    rf"\..+\.({publish.MARK}\.(part|publish)|{journal.MARK}\..*)|{re.escape(own.MARKER)}.*", re.DOTALL | re.IGNORECASE
-)
+OURS = re.compile(rf"{TEMPORARY}|\.ckptconv.*", re.DOTALL | re.IGNORECASE)
 LONG = 4096  # characters; no system has longer paths
 Outputs = Callable[[], Iterable[tuple[str, str]]]
 

@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import CorruptCheckpoint, StorageError
 from ..output import own
-from ..output.append_log import AppendLog, lines
+from ..output.own import AppendLog, lines
 from ..storage.faults import refused
 from ..storage.files import is_remote, local, read_all
 from .remarks import MOST, Remark

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import partial
@@ -23,7 +23,6 @@ from typing import Any
 from ..api import MEMORY, Resources
 from ..errors import CkptError, StorageError, UsageError
 from ..messages import indented, redacted
-from ..output import publish
 from ..storage import files
 from . import cluster, pool, room
 from .breaker import Guard
@@ -74,7 +73,6 @@ def convert(
             items.do_again()
         bad = items.in_state("problem")
         todo = items.in_state("convert", "retry", "changed").largest_first()
-        _sweep(folder, (book.entries[i.at] for i in todo if i.at in book.entries))
         if resources.engine == "local":
             room.check(todo, folder, resources.workers)
         book.append(_entry(i, "planned", ours=i.ours, written=i.written) for i in Known(todo, book.entries))
@@ -178,7 +176,7 @@ def _results(
     threads = max(1, resources.workers // workers)
     config = WorkerConfig(folder, share, threads, hashed, not hasattr(os, "sync"), resources.workers)
     guard = Guard(todo, folder, workers)
-    yield from guard.watch(pool.run(partial(work, config, seen={}), guard.pick(), workers, COMMIT_INTERVAL))
+    yield from guard.watch(pool.run(partial(work, config, listings={}), guard.pick(), workers, COMMIT_INTERVAL))
 
 
 def _batches(
@@ -227,20 +225,6 @@ def _quietly_rmdir(path: str) -> None:
         os.rmdir(path)
     except OSError:
         pass
-
-
-def _sweep(folder: str, entries: Iterable[LedgerEntry]) -> None:
-    """Remove the temporary folders of outputs that a killed run was writing."""
-    outputs = {files.join(folder, e.at) for e in entries if e.state == "planned"}
-    if files.is_remote(folder):
-        return
-    for home in {os.path.dirname(path) for path in outputs} | outputs:
-        publish.clear(home, partial(_begins, home, outputs), certain=True)
-
-
-def _begins(home: str, outputs: set[str], title: str) -> bool:
-    path = files.join(home, title)
-    return any(path[:end] in outputs for end in range(len(home), len(path) + 1))
 
 
 __all__ = ["MEMORY", "NAME", "LedgerEntry", "Settings", "Summary", "convert", "plan", "read_ledger"]

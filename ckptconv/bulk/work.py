@@ -15,9 +15,11 @@ from .. import api
 from ..api import Report, Resources, Target
 from ..engine.run import Progress
 from ..errors import CkptError, CorruptCheckpoint, StorageError
-from ..output import listed, own, publish, replaceable
-from ..output.listed import Seen
+from ..output import own
+from ..output.destination import Taken, place
+from ..output.staging import hidden
 from ..storage import files, lookups
+from ..storage.session import session
 from . import pool, remarks
 from .conversions import Conversion
 from .identity import content, written
@@ -57,9 +59,9 @@ def work(
     engine: str = "local",
     progress: Progress | None = None,
     *,
-    seen: Seen | None = None,
+    listings: dict[str, list[str]] | None = None,
 ) -> Done:
-    """Convert one checkpoint: in a worker, or in tasks of an engine. `seen`: what a worker knows of its folders."""
+    """Convert one checkpoint: in a worker, or in tasks of an engine. `listings`: of long folders."""
     began, folder = time.monotonic(), config.folder
     target = replace(item.settings.target, sync=config.sync)
     lookups.expect(dict(item.found.files))
@@ -67,7 +69,7 @@ def work(
         raise CorruptCheckpoint("is not the file that was planned: it has changed since", url=changed)
     threads = config.processors if item.found.size >= LARGE else config.threads
     resources = Resources(config.memory, threads, engine=engine, progress=progress)
-    with pool.contained(item.found.source), listed.once(seen):
+    with pool.contained(item.found.source), session(listings=listings):
         report = _converted(item, files.join(folder, item.at), folder, target, resources)
         above = files.split(files.join(folder, item.at))[0][len(folder.rstrip("/")) :].strip("/")
         names = [f"{above}/{name}" if above else name for name in report.files]
@@ -101,9 +103,9 @@ def _converted(item: Conversion, where: str, folder: str, target: Target, resour
     if target.force:
         return convert(where, target=target)
     try:
-        with replaceable.only(folder, item.written):
+        with session(written={place(files.join(folder, name)): (size, time) for name, size, time in item.written}):
             return convert(where, target=replace(target, force=bool(item.written)))
-    except replaceable.Taken as e:
+    except Taken as e:
         if (
             item.ours
             and item.state in ("convert", "retry")
@@ -131,16 +133,13 @@ def _stage(above: str, base: str) -> Iterator[str]:
         with tempfile.TemporaryDirectory() as stage:
             yield stage
         return
-    stage = files.join(above, publish.part(base, os.urandom(4).hex()))
-    os.mkdir(stage, 0o700)
-    own.mark(stage)
-    lock = own.lock_folder(stage)
+    stage = files.join(above, hidden(base, "again.part"))
+    lock, _ = own.claim(stage)
     try:
-        yield files.join(stage, "made")  # a conversion waits for the lock of its folder
+        yield stage
     finally:
-        own.remove_tree(stage)
-        if lock >= 0:
-            os.close(lock)
+        own.remove(stage)
+        os.close(lock)
 
 
 __all__ = ["LARGE", "Done", "WorkerConfig", "work"]

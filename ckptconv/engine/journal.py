@@ -7,8 +7,8 @@
 
 It belongs to one plan: with other sources, options, memory or number of threads the plan is another one, and the run
 starts over. An incomplete line is ignored. The temporary files of such a run have names that the next run finds. A
-journal may be a stranger's, who can know the plan and what its fingerprint is: it counts only if it names the number
-that it has here, and the temporary folders theirs. It names no other file: those are this destination's own.
+journal may have come with the source, from somebody who can know the plan and its fingerprint: it counts only if it
+names the number that it has here. It names no other file: those are this destination's own.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from ..messages import version
 from ..moves.log import CHUNK, Loss, Read, Written
 from ..moves.part import Data, Held, Span
 from ..moves.sources import Sources
-from ..output import own
-from ..output.append_log import AppendLog
-from ..output.destination import Destination, OutputNames
+from ..output.own import AppendLog
+from ..output.staging import OutputNames, is_file
+from ..output.upload import Destination
 from ..storage.files import is_remote
 from .job import Receipt
 from .plan import Job, Plan, made_of
 
-MARK = "resume"
 BEGIN = b'{"plan":"'  # of every journal
 MAX_HEAD = 1 << 20  # bytes of the first line, at most
 COMMIT = 1.0  # seconds of work that a kill may cost, beside the jobs in flight
@@ -47,14 +46,10 @@ class Journal:
                 "resume=True needs a local destination; a remote one is written in one go", url=plan.folder
             )
         place = plan.placement
-        self._names = OutputNames(plan.folder, place.files, mark=MARK, stale=place.stale, unit=place.unit)
-        self._names.check_possible()
-        path = self._names.beside("journal")
-        self._force = force
-        if force:
-            self._names.check_replaceable()
-        elif not os.path.lexists(path):
-            self._names.check_free()
+        self._names = OutputNames(plan.folder, place.files, keep=True, stale=place.stale, unit=place.unit)
+        path = self._names.journal
+        if force or not os.path.lexists(path):
+            self._names.check(force=force)
         self.receipts: list[Receipt] = []
         self.publishing = False  # all is written, and files were renamed
         self.doubted = False  # a journal of this plan is there, and no proof that a run of ours wrote it here
@@ -62,32 +57,25 @@ class Journal:
         self._last = time.monotonic()
         self._lines = AppendLog(path, "another run is writing this destination", 0o600)
         try:
-            self._take_up(plan, fingerprint(plan, sources, digest))
+            self._take_up(plan, fingerprint(plan, sources, digest), force)
         except BaseException:  # an interrupt, too, lets the lock go
             self.close()
             raise
 
-    def _take_up(self, plan: Plan, mark: str) -> None:
+    def _take_up(self, plan: Plan, mark: str, force: bool) -> None:
         """Read what an earlier run of this plan left; clear away what one of another plan did."""
         first = next(self._lines.read(MAX_HEAD), b"")
         if not first.startswith(BEGIN[: len(first)]):
             raise StorageError("is not a journal of ckptconv, which belongs here; move it away", url=self._lines.path)
         head = next((made for made, _ in _parsed([first])), {})
         same = head.get("plan") == mark and self._lines.size <= MAX_HEAD + _room(plan)
-        ours = head.get("file") == self._lines.identity and self._names.marked()
+        ours = head.get("file") == self._lines.identity
         lines = list(_parsed(self._lines.read())) if same and ours else []
         there = bool(lines) and self._there(plan)
-        if there:
-            self._names.restore()
         self.publishing = not there and any(line.get("publish") for line, _ in lines)
-        if self._force:
-            self._names.check_replaceable()
-        elif not self.publishing:
-            self._names.check_free()
+        self._names.check(force=force, renaming=self.publishing)
         if not (there or self.publishing):
             self.doubted = same and not ours
-            for stage in self._names.stages:  # of another plan of this destination, or of nobody knows whom
-                own.remove(stage)
             self._lines.cut(0)
             self._append({"plan": mark, "file": self._lines.identity})
             return
@@ -98,7 +86,7 @@ class Journal:
 
     def _there(self, plan: Plan) -> bool:
         """Whether the temporary files that an earlier run filled are still there, all of them: none was renamed."""
-        return all(own.is_file(self._names.temporary(f.name)) for f in plan.placement.files)
+        return all(is_file(self._names.temporary(f.name)) for f in plan.placement.files)
 
     def add(self, receipt: Receipt, out: Destination) -> None:
         """Record a finished job; from time to time make all recorded ones durable."""
@@ -259,4 +247,4 @@ def _urls(data: Data) -> Iterator[str]:
                 yield from _urls(part.data)
 
 
-__all__ = ["MARK", "Journal", "NoJournal", "fingerprint"]
+__all__ = ["Journal", "NoJournal", "fingerprint"]

@@ -162,7 +162,7 @@ def _address(name: str) -> str:
     try:
         where = import_module("ray._private.utils").get_ray_address_file(None)  # Ray has no public way to ask
         with open(own.open_file(where, os.O_RDONLY), "rb") as f:
-            if address := f.read(MAX_ADDRESS).decode().strip():
+            if os.fstat(f.fileno()).st_uid == os.geteuid() and (address := f.read(MAX_ADDRESS).decode().strip()):
                 return address
     except (ImportError, AttributeError, OSError, UnicodeDecodeError):
         pass

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 from ..errors import CorruptCheckpoint, VerifyError
@@ -20,13 +20,12 @@ from ..moves.part import Held
 from ..moves.read import check_reads, content_hash, spans_of
 from ..moves.sources import Sources
 from ..output import own, upload
-from ..output.destination import Destination, OutputNames
-from ..output.staging import Output
-from ..output.upload import Upload
+from ..output.staging import Output, OutputNames
+from ..output.upload import Destination, Upload
 from ..storage import checksum
-from ..storage.files import Stamp, is_remote, join, split
+from ..storage.files import Stamp, is_remote
 from .job import Receipt, Sink, run_job
-from .journal import MARK, Journal, NoJournal
+from .journal import Journal, NoJournal
 from .plan import Budget, Job, Plan
 
 Map = Callable[[Callable[[Job], Receipt], Iterable[Job]], Iterator[Receipt]]
@@ -144,7 +143,7 @@ def execute(plan: Plan, writer: Writer, how: How | None = None) -> Outcome:
         sources = stack.enter_context(Sources(plan.memory.whole, how.stamps))
         journal = Journal(plan, sources, digest=how.digest, force=how.force) if how.resume else NoJournal()
         stack.push(journal)
-        out = stack.enter_context(_destination(plan, how, journal))
+        out = stack.enter_context(closing(_destination(plan, how, journal)))
         receipts = _run_jobs(plan, sources, out, journal, how)
         outcome = _outcome(plan, receipts, how.digest, _verified(plan, receipts, sources))
         outcome = replace(outcome, resumed=bool(journal.receipts) or journal.publishing)
@@ -161,13 +160,12 @@ def _destination(plan: Plan, how: How, journal: Journal | NoJournal) -> Destinat
     files, stale, unit = plan.placement.files, plan.placement.stale, plan.placement.unit
     if is_remote(plan.folder):
         tensors = _tensors(plan) if how.ahead and how.map is None else {}
-        return Upload(plan.folder, files, force=how.force, stale=stale, unit=unit, tensors=tensors)
-    mode = _permissions(plan, how)
-    if not how.resume:
-        return Output(plan.folder, files, force=how.force, stale=stale, unit=unit, mode=mode)
+        return Upload(
+            plan.folder, files, force=how.force, stale=stale, unit=unit, tensors=tensors
+        )  # fmt: skip
     return Output(
-        plan.folder, files, force=how.force, stale=stale, unit=unit, mode=mode, mark=MARK,
-        kept=bool(journal.receipts) or journal.publishing, whole=journal.publishing,
+        plan.folder, files, force=how.force, keep=how.resume, kept=bool(journal.receipts),
+        renaming=journal.publishing, stale=stale, unit=unit, mode=_permissions(plan, how),
     )  # fmt: skip
 
 
@@ -197,9 +195,7 @@ def _permissions(plan: Plan, how: How) -> int:
     """The permissions that all local sources have: what only its owner may read stays so, as with `cp`."""
     spans = (p.data for t in plan.tensors.values() for p in t.parts)
     urls = {*(how.stamps or ()), *plan.placement.copied}
-    urls |= {data.url for data in spans if not isinstance(data, Held)}
-    folders = {split(join(plan.folder, f.name))[0] for f in plan.placement.files}
-    return own.shared(urls, plan.folder, *folders)
+    return own.permissions(urls | {data.url for data in spans if not isinstance(data, Held)})
 
 
 def _run_jobs(

@@ -153,8 +153,8 @@ def _refuse_stand_in(seen: Seen) -> None:
         present = names(seen.folder)
         visible = seen.files or [n for n in present if seen.base.startswith(".") or not n.startswith(".")]
         hint = did_you_mean(seen.base, visible, "similar names" if seen.files else "", count=3)
-        if any(n.startswith(f".{seen.base}") and n.endswith(".publish") for n in present):
-            hint = "; a run was killed while it replaced it: the next run that writes it completes that first"
+        if any(n.startswith(f".{seen.base}") and n.endswith(".part") for n in present):
+            hint = "; a run that writes it is under way, or was killed: then repeat it with force=True"
         hint = foreign.missing(seen.url) or hint
         raise StorageError(f"no such file, folder or checkpoint prefix{hint}", url=seen.url)
     elif seen.size == 0:

@@ -131,7 +131,7 @@ def match(
         own.refuse_source(os.fspath(output), read)
         folder, name = files.split(os.fspath(output))
         raw = text.encode()
-        with Output(folder, [OutputFile(name, len(raw))], force=how.force, mode=own.shared(read, folder)) as out:
+        with Output(folder, [OutputFile(name, len(raw))], force=how.force, mode=own.permissions(read)) as out:
             out.write(name, 0, raw)
             out.publish()
     return Match(found, text, proof)

@@ -1,165 +1,227 @@
 """Write files in a temporary folder beside their destination, with positioned writes; publish all of them or none.
 
-Output(folder, files)     makes the files; any number of threads write ranges; publish() or discard() ends it
+    m-00001-of-00002.safetensors   m.safetensors.index.json        where they go
+    .m.safetensors.index.json.part/                                where they are made, under the same names
+
+So the format's own reader opens what was made before it is published. One file is one rename. Of several, those that
+are replaced are set aside first, the index before all others, and the new index comes last: after a kill in between
+there is no index, which is an error for every reader, and never a mix of old and new. What fails without a kill is
+undone. A folder that is an output by itself is made and renamed as a whole.
+
+Output(folder, files)     makes the files; any number of threads write ranges; publish() or close() ends it
 Paths                     the same files in another process, by their paths
 """
 
 from __future__ import annotations
 
+import errno
 import os
-import time
+import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from stat import S_ISREG
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from ..errors import StorageError
 from ..storage.faults import refused
-from ..storage.paths import refuse_remote
-from . import listed, own, publish
-from .destination import OutputFile, OutputNames
+from ..storage.files import local
+from ..storage.paths import inside, refuse_remote
+from . import own
+from .destination import OutputFile, beginnings, check_replaced, names_in, refuse_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Buffer
 
-TRIES = 200  # to make and lock a temporary folder
-OPEN = 256  # files of an output whose descriptors are kept open, at most
+LONGEST = 200  # bytes of a title: the name of a file has at most 255
+OPEN = 64  # files of an output whose descriptors are kept open, at most
+TEMPORARY = r"\..+\.(part|resume\..*)"  # the names of temporary folders and of journals
+LEADS_OUT = "is a link out of its folder: name the folder that it leads to, or list that in CKPTCONV_LINKS"
 
 
-class Output:
-    """The files of one output until they are published (publish.py says how).
+def hidden(title: str, kind: str) -> str:
+    """The name of a temporary folder or a journal of the output with this title; a long one is hashed."""
+    raw = os.fsencode(title)
+    return f".{title if len(raw) <= LONGEST else f'{crc32(raw):08x}'}.{kind}"
 
-    With a `mark` their names can be found again: they stay when the run fails (journal.py continues from them). `kept`:
-    an earlier run filled them, in part; `whole`: it filled them all and began to rename them. `mode`: the permissions
-    that the files may have at most, beside the owner's; those of what they replace bound them as well, as with `cp`.
-    `room`: the bytes that files with holes take on the disk.
+
+def is_file(path: str) -> bool:
+    """Whether it is a regular file, not a link."""
+    try:
+        return S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+class OutputNames:
+    """The paths of an output in a local folder: where each file goes, and where it is made until then.
+
+    A folder of its own is made whole if it is not there yet, or if it has no index (`unit`). `stale`: a pattern of
+    names that belong to an older checkpoint of this name. keep: a later run finds the temporary folder.
     """
 
     def __init__(
-        self, folder: str, files: Sequence[OutputFile], *, force: bool = False, mark: str = "", kept: bool = False,
-        whole: bool = False, stale: str = "", unit: bool = False, mode: int = 0o777,
+        self, folder: str, files: Sequence[OutputFile], *, keep: bool = False, stale: str = "", unit: bool = False
+    ) -> None:
+        self.folder = local(folder)
+        self.final = {f.name: os.path.join(self.folder, f.name) for f in files}
+        self.own = [f.name for f in files if not f.shared]
+        self._stale, self._unit = stale, unit
+        tops = {name.partition("/")[0] if "/" in name else "" for name in self.final}
+        top = tops.pop() if len(tops) == 1 else ""
+        path = os.path.join(self.folder, top)
+        is_plain = unit and os.path.isdir(path) and not os.path.islink(path) and not os.path.ismount(path)
+        self.whole = top if top and not keep and (is_plain or not os.path.lexists(path)) else ""
+        self._home = self.folder if self.whole or not top else path
+        title = self.whole or os.path.basename(self.own[-1])
+        self.stage = os.path.join(self._home, hidden(title, "resume.part" if keep else "part"))
+        self.journal = os.path.join(self._home, hidden(title, "resume.journal"))
+
+    def temporary(self, name: str) -> str:
+        """The path that a file has until it is published."""
+        return os.path.join(self.stage, os.path.relpath(self.final[name], self._home or "."))
+
+    def unpublished(self, base: str) -> str:
+        """The path by which a reader finds, before it is published, what will be `base` in the folder."""
+        return os.path.normpath(
+            os.path.join(self.stage, os.path.relpath(os.path.join(self.folder, base), self._home or "."))
+        )
+
+    def older(self) -> list[str]:
+        """Files, relative to the folder, whose names match the pattern and that are not written now."""
+        begins = beginnings(self.own, unit=False) if self._stale else {}
+        there = [f"{a}{n}" for a, begin in begins.items() for n in names_in(os.path.join(self.folder, a), begin)]
+        there = [old for old in there if old not in self.final and re.fullmatch(self._stale, old)]
+        return [old for old in there if is_file(os.path.join(self.folder, old))]
+
+    def replaced(self) -> list[str]:
+        """The paths of this output at which something is."""
+        return [self.final[n] for n in self.own if os.path.lexists(self.final[n])]
+
+    def check(self, *, force: bool, renaming: bool = False) -> None:
+        """StorageError for what cannot be a destination, or where something is that may not be replaced.
+
+        renaming: a run that was killed has renamed some files.
+        """
+        for name, path in self.final.items():
+            words = name.split("/")
+            if {"", ".", ".."} & set(words):
+                raise StorageError("an output needs a name of its own", url=os.path.dirname(path) or ".")
+            for above in (os.path.join(self.folder, *words[:n]) for n in range(1, len(words))):
+                if os.path.islink(above) and not inside(above, os.path.dirname(above) or "."):
+                    raise StorageError(LEADS_OUT, url=above)
+            if os.path.lexists(path) and not is_file(path):
+                is_link, is_folder = os.path.islink(path), os.path.isdir(path)
+                what = "a link" if is_link else "a folder" if is_folder else "a device, pipe or socket"
+                raise StorageError(f"is {what}; only a regular file is replaced", url=path)
+            above = os.path.dirname(path)
+            while above and not os.path.lexists(above):
+                above = os.path.dirname(above)
+            if above and not os.path.isdir(above):
+                raise StorageError("is not a folder; what is there must be moved away first", url=above)
+        if self._unit:
+            folder = os.path.join(self.folder, self.own[0].split("/")[0])
+            own_names = {name.split("/")[1] for name in self.own}
+            others = [name for name in names_in(folder, "") if name not in own_names]
+            refuse_foreign([name for name in others if not re.fullmatch(TEMPORARY, name, re.DOTALL)], folder)
+        there, older = self.replaced(), [os.path.join(self.folder, name) for name in self.older()]
+        if renaming and not force:
+            waiting = {self.final[n] for n in self.own if os.path.lexists(self.temporary(n))}
+            there, older = [path for path in there if path in waiting], []
+        check_replaced(there, older, force=force)
+
+
+class Output:
+    """The files of one output until they are published. Any number of threads write.
+
+    cleared: names of what killed runs had left here, and this one removed. removed: of what was published here before,
+    and is removed since nothing replaces it.
+
+    keep: they stay when the run fails, for one that is resumed (journal.py). kept: an earlier run filled them, in part;
+    renaming: it filled them all and began to rename them. mode: the permissions that the files may have at most, beside
+    the owner's; those of what they replace bound them as well. room: the bytes that files with holes take on the disk.
+    """
+
+    def __init__(
+        self, folder: str, files: Sequence[OutputFile], *, force: bool = False, keep: bool = False, kept: bool = False,
+        renaming: bool = False, stale: str = "", unit: bool = False, mode: int = 0o777,
         room: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         refuse_remote(folder, "what is written here")
-        self._to = OutputNames(folder, files, mark=mark, stale=stale, unit=unit)
-        self._force, self._stays, self._kept, self._whole = force, bool(mark), kept, whole
+        self._to = OutputNames(folder, files, keep=keep, stale=stale, unit=unit)
+        self._force, self._kept, self._renaming = force, kept or renaming, renaming
+        self._stays, self._lock = False, -1
+        self.cleared: Sequence[str] = ()
         self.removed: Sequence[str] = ()
         self._fds: dict[str, int] = {}
         self._ready: list[str] = []  # files that are there to be written and renamed
-        self._few = len(files) <= min(OPEN, own.share_of_open_files())
-        self._made: list[str] = []
-        self._locks: list[int] = []
-        with listed.once():
-            self._to.check_possible()
-            self.cleared = self._to.clear(certain=True)
-            self._free()
-            self.cleared += self._to.clear(certain=False)
-            self._mode = mode & self._to.privacy()
+        self._few = len(files) <= OPEN
+        self._new_folders: list[str] = []
+        self._to.check(force=force, renaming=renaming)
+        self._mode = mode & own.permissions(self._to.replaced())
+        self.unpublished = self._to.unpublished
         try:
-            self._stage()
-            self._check_room({f.name: f.size for f in files} | dict(room or {}))
+            self._claim(keep, 0 if renaming else sum((room or {}).get(f.name, f.size) for f in files))
             for f in files:
                 self.create(f)
-        except BaseException:  # an interrupt, too, leaves no stage behind
-            self.discard()
+        except BaseException:  # an interrupt, too, leaves no temporary folder behind
+            self.close()
             raise
 
-    def _free(self) -> None:
-        """Refuse a destination that is taken, before any work."""
-        if self._force:
-            self._to.check_replaceable()
-        else:
-            self._to.check_free(renaming=self._whole)
-
-    def _stage(self) -> None:
-        """Make and lock the temporary folders."""
-        for path in self._to.stages:
-            try:
-                for _ in range(TRIES):
-                    if self._whole and not os.path.lexists(path):
-                        break
-                    self._folders(os.path.dirname(path))
-                    self._make(path)
-                    fd = own.lock_folder(path)
-                    if fd >= 0:
-                        self._locks.append(fd)
-                        own.restrict(fd, own.of_folder(self._mode))  # by its descriptor, which is of no link
-                        break
-                    time.sleep(0.01)  # who clears litter is about to remove it
-                else:
-                    raise StorageError("another process has this temporary folder open", url=path)
-            except OSError as e:
-                raise refused(e, os.path.dirname(path) or ".") from e
-
-    def _make(self, stage: str) -> None:
-        """Make a temporary folder; where its name is one that a later run knows, one of ours may be there."""
+    def _claim(self, keep: bool, size: int) -> None:
+        """Make and lock the temporary folder; fail now rather than half-way if the disk has less than `size` bytes."""
+        folder = home = os.path.dirname(self._to.stage)
+        while folder and not os.path.isdir(folder):
+            self._new_folders.append(folder)
+            folder = os.path.dirname(folder)
         try:
-            os.mkdir(stage, own.of_folder(self._mode))
-            self._made.append(stage)
-            own.mark(stage)
-            if self._stays:
-                publish.sync(os.path.join(stage, own.MARKER))
-        except FileExistsError as e:
-            if not self._stays:
-                raise
-            if not own.is_marked(stage):
-                raise StorageError("is not known to be of a run of ckptconv; move it away", url=stage) from e
-
-    def _check_room(self, sizes: Mapping[str, int]) -> None:
-        """Check for room for all files before any work."""
-        try:
-            self._to.check_room({} if self._whole else sizes)
+            os.makedirs(home or ".", exist_ok=True)
+            self._lock, cleared = own.claim(self._to.stage, kept=self._kept)
+            self._stays = keep
+            self.cleared = [os.path.basename(self._to.stage)] if cleared else []
+            space = os.statvfs(self._to.stage)
+            if space.f_bavail * space.f_frsize < size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as e:
-            raise refused(e, self._to.folder) from e
+            raise refused(e, home or ".") from e
 
     def create(self, f: OutputFile) -> None:
+        """Make a file of its final size, or open the one that an earlier run made."""
         path = self._to.temporary(f.name)
-        if self._whole and not os.path.lexists(path):
+        if self._renaming and not os.path.lexists(path):
             return  # renamed already
         try:
-            how = 0 if self._kept else os.O_CREAT | (os.O_TRUNC if self._stays else os.O_EXCL)
-            fd = own.open_file(path, os.O_RDWR | how, self._mode & 0o666)
+            above = os.path.dirname(path)
+            if not os.path.isdir(above):
+                os.makedirs(above, self._mode | 0o700 | (self._mode & 0o044) >> 2)  # who may read them may enter
+            how = os.O_RDWR | (0 if self._kept else os.O_CREAT | os.O_EXCL)
+            fd = own.open_file(path, how, self._mode & 0o666 | 0o600)
             self._fds[f.name] = fd
             self._ready.append(f.name)
-            own.restrict(fd, self._mode & 0o666, new=not self._stays)
-            if f.size and not self._whole:
+            if f.size and not self._renaming:
                 os.ftruncate(fd, f.size)
             if not self._few:
                 os.close(self._fds.pop(f.name))
         except OSError as e:
             raise refused(e, self._to.final[f.name]) from e
 
-    def _folders(self, folder: str) -> None:
-        missing = []
-        while folder and not os.path.isdir(folder):
-            missing.append(folder)
-            folder = os.path.dirname(folder)
-        for path in reversed(missing):
-            try:
-                os.mkdir(path)
-                self._made.append(path)
-            except FileExistsError:  # another process was faster
-                if not os.path.isdir(path):
-                    raise
-
     def write(self, name: str, start: int, data: Buffer) -> None:
-        fd = self._fds.get(name)  # without `_open`, which would cost a small tensor as much again
-        if fd is not None:
-            _write(fd, start, data, self._to.final[name])
-            return
-        with self._open(name) as fd:
-            _write(fd, start, data, self._to.final[name])
+        """Write bytes at a position of a file."""
+        try:
+            with self._open(name) as fd:
+                _write(fd, start, data)
+        except OSError as e:
+            raise refused(e, self._to.final[name]) from e
 
     @contextmanager
     def _open(self, name: str) -> Iterator[int]:
         """The descriptor of a file; of very many files none is kept open."""
         if name in self._fds:
             yield self._fds[name]
-            return
-        fd = _opened(self._to.temporary(name), os.O_RDWR, self._to.final[name])
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+        else:
+            with open(self._to.temporary(name), "r+b", buffering=0) as file:
+                yield file.fileno()
 
     def start_writeback(self, name: str, start: int, size: int) -> None:
         """Start writing a finished range back to the disk, so that `publish` waits less.
@@ -173,10 +235,6 @@ class Output:
         """Where each file is until it is published."""
         return {name: os.path.abspath(self._to.temporary(name)) for name in self._to.final}
 
-    def unpublished(self, base: str) -> str:
-        """The path by which a reader finds, before it is published, what will be `base` in the folder."""
-        return self._to.unpublished(base)
-
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle as `Paths`: another process only writes."""
         return Paths, (self.paths(),)
@@ -187,89 +245,79 @@ class Output:
             for name in self._ready:
                 with self._open(name) as fd:
                     os.fsync(fd)
-            if self._stays:
-                self._sync_stages()
+            for folder in {os.path.dirname(self._to.temporary(name)) for name in self._ready}:
+                own.sync(folder)
         except OSError as e:
             raise refused(e, self._to.folder) from e
 
     def publish(self, *, sync: bool = True) -> None:
-        """Make all files durable, then bring them under their names, all or none; after a kill the next run does it."""
+        """Make all files durable, then bring them under their names, all or none."""
         if sync:
             self.fsync()
         try:
-            with own.alone(self._to.folder), listed.once():
-                self._free()
-                self._rename(sync)
+            self._to.check(force=self._force, renaming=self._renaming)  # what came there in the meantime
+            self.removed = self._to.older() if self._force else ()
+            final = self._to.final
+            new = [name for name in self._ready if name in self._to.own or not os.path.lexists(final[name])]
+            moves = [(self._to.temporary(name), final[name]) for name in new]
+            if whole := self._to.whole:
+                moves = [(os.path.join(self._to.stage, whole), os.path.join(self._to.folder, whole))]
+            older = [os.path.join(self._to.folder, name) for name in self.removed]
+            for _, path in moves:
+                os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            if len(moves) == 1 and not older and not os.path.isdir(moves[0][1]):
+                os.replace(*moves[0])
+            else:
+                self._rename(moves, older)
+            for folder in {os.path.dirname(path) for path in final.values()} | {self._to.folder} if sync else ():
+                own.sync(folder)
         except OSError as e:
-            named = [str(name) for name in (e.filename2, e.filename) if name and f".{self._to.mark}." not in str(name)]
+            named = [str(name) for name in (e.filename2, e.filename) if name and self._to.stage not in str(name)]
             raise refused(e, named[0] if named else self._to.folder) from e
+        self._ready, self._new_folders, self._stays = [], [], False
         self.close()
-        self._made, self._stays = [], False
 
-    def _rename(self, sync: bool) -> None:
-        if os.name == "nt":
-            self.close()  # it renames no open files
-        to, todo = self._to, self._to.publication(self._ready, force=self._force)
-        several = len(todo.first) + len(todo.moves) + len(todo.last) > 1
-        steps: publish.Steps = []
+    def _rename(self, moves: Sequence[tuple[str, str]], older: Sequence[str]) -> None:
+        """Set aside what is replaced, then rename; undo it if a step fails."""
+        aside = os.path.join(self._to.stage, ".old")
+        there = [path for path in (*reversed([new for _, new in moves]), *older) if os.path.lexists(path)]
+        steps = [(path, os.path.join(aside, str(n))) for n, path in enumerate(there)] + list(moves)
+        done: list[tuple[str, str]] = []
         try:
-            with ExitStack() as stack:
-                if (several or to.whole) and not self._stays:
-                    if sync:
-                        self._sync_stages()
-                    stack.enter_context(publish.noted(to.folder, to.title, to.mark, todo, steps))
-                publish.perform(to.folder, todo, to.owns, steps)
-                self._sync(sync)
-        finally:
-            self._stays = self._stays or bool(steps)  # neither done nor undone: the next run needs what is left
-        self._ready, self.removed = [], todo.last
-
-    def _sync_stages(self) -> None:
-        for folder in self._to.stages:
-            if os.path.lexists(folder):  # an earlier run may have renamed all and removed it
-                publish.sync(folder)
-
-    def _sync(self, sync: bool) -> None:
-        if sync:
-            for folder in {os.path.dirname(p) for p in self._to.final.values()} | {self._to.folder}:
-                publish.sync(folder)
-
-    def close(self) -> None:
-        """Close what is open."""
-        self._close_files()
-        while self._locks:
-            os.close(self._locks.pop())
-
-    def _close_files(self) -> None:
-        while self._fds:
-            os.close(self._fds.popitem()[1])
+            os.makedirs(aside, exist_ok=True)
+            for old, new in steps:
+                done.append((old, new))
+                os.replace(old, new)
+        except BaseException:  # an interrupt, too, leaves what was there
+            stays, self._stays = self._stays, True  # what cannot be put back is not lost
+            for old, new in reversed(done):
+                if os.path.lexists(new) and not os.path.lexists(old):
+                    os.replace(new, old)
+            self._stays = stays
+            raise
 
     def abandon(self) -> None:
         """Leave nothing for a later run: what was written is wrong."""
         self._stays = False
 
-    def discard(self) -> None:
-        """Remove every trace (but what a later run is to find); the destination stays as it was."""
-        self._close_files()
-        if not self._stays:
-            for name in self._to.final:  # what rmtree does as well, but not where no more files can be opened
-                with suppress(OSError):
-                    os.unlink(self._to.temporary(name))
-            for path in self._to.stages:
-                with suppress(OSError):
-                    os.rmdir(path)
-                own.remove_tree(path)
-                own.remove_tree(f"{path}.old")
-        self.close()
-        for path in reversed(self._made) if not self._stays else ():
+    def close(self) -> None:
+        """Remove what was not published, but what a later run is to find; the destination stays as it was."""
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+        if self._lock >= 0 and not self._stays:
+            shutil.rmtree(self._to.stage, ignore_errors=True)
+        for folder in () if self._stays else self._new_folders:
             with suppress(OSError):
-                os.rmdir(path)
+                os.rmdir(folder)
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
 
     def __enter__(self) -> Output:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self.discard()
+        self.close()
 
 
 class Paths:
@@ -282,10 +330,12 @@ class Paths:
         return self._paths
 
     def write(self, name: str, start: int, data: Buffer) -> None:
-        path = self._paths[name]
-        if name not in self._fds:
-            self._fds[name] = _opened(path, os.O_WRONLY, path)
-        _write(self._fds[name], start, data, path)
+        try:
+            if name not in self._fds:
+                self._fds[name] = os.open(self._paths[name], os.O_WRONLY)
+            _write(self._fds[name], start, data)
+        except OSError as e:
+            raise refused(e, self._paths[name]) from e
 
     def close(self) -> None:
         for fd in self._fds.values():
@@ -293,21 +343,11 @@ class Paths:
         self._fds = {}
 
 
-def _opened(path: str, how: int, shown: str) -> int:
-    try:
-        return os.open(path, how | getattr(os, "O_BINARY", 0))
-    except OSError as e:
-        raise refused(e, shown) from e
-
-
-def _write(fd: int, start: int, data: Buffer, path: str) -> None:
+def _write(fd: int, start: int, data: Buffer) -> None:
     view = memoryview(data).cast("B")
-    at = 0
-    while at < len(view):
-        try:
-            at += os.pwrite(fd, view[at:], start + at)
-        except OSError as e:
-            raise refused(e, path) from e
+    while view:
+        written = os.pwrite(fd, view, start)
+        view, start = view[written:], start + written
 
 
-__all__ = ["Output", "Paths"]
+__all__ = ["TEMPORARY", "Output", "OutputNames", "Paths", "hidden"]

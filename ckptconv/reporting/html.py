@@ -112,7 +112,7 @@ def written(path: str, page: bytes, read: Collection[str], *, force: bool) -> Pa
     """Write a page, whole or not at all, over none of the files that were read for it and as private as they are."""
     own.refuse_source(path, read)
     folder, name = files.split(path)
-    with Output(folder, [OutputFile(name, len(page))], force=force, mode=own.shared(read, folder)) as out:
+    with Output(folder, [OutputFile(name, len(page))], force=force, mode=own.permissions(read)) as out:
         out.write(name, 0, page)
         out.publish()
     return Page(path, len(page))

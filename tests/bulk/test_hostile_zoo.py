@@ -26,7 +26,7 @@ from ckptconv.bulk.work import WorkerConfig, work
 from ckptconv.engine.journal import MAX_HEAD
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UsageError
 from ckptconv.output import upload
-from ckptconv.output.append_log import LONGEST
+from ckptconv.output.own import LONGEST
 from ckptconv.output.staging import Output
 from ckptconv.storage import lookups
 from ckptconv.storage.files import read_all
@@ -521,7 +521,7 @@ def test_force_removes_no_shard_that_another_row_wrote(listed: bool, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "at", [".m.npz.deadbeef.part/x.npz", "a/.m.npz.DEADBEEF.part", ".x.deadbeef.publish", ".x.resume.journal",
+    "at", [".m.npz.deadbeef.part/x.npz", "a/.m.npz.DEADBEEF.part", ".x.resume.journal",
            ".ckptconv-zoo.2-of-8.jsonl", "a/.ckptconv"],
 )  # fmt: skip
 def test_an_output_has_no_name_of_ours(at: str, tmp_path: Path) -> None:
@@ -706,7 +706,7 @@ def test_a_forged_journal_names_nothing(name: object, tmp_path: Path) -> None:
     assert api.convert(source, tmp_path / "o.npz", resume=True).tensors == 1
 
 
-@pytest.mark.parametrize("name", [".o.npz.resume.journal", ".o.npz.deadbeef.publish"])
+@pytest.mark.parametrize("name", [".o.npz.resume.journal"])
 def test_a_journal_of_a_terabyte_is_not_read(name: str, tmp_path: Path) -> None:
     source = save(tmp_path / "a.npz")
     with open(tmp_path / name, "wb") as f:

@@ -445,20 +445,6 @@ def test_folders_are_made_beforehand_and_the_new_ones_known(tmp_path: Path) -> N
     assert run._folders("s3://bucket/out", todo) == []
 
 
-def test_what_a_killed_run_was_writing_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    swept: dict[str, Any] = {}
-    monkeypatch.setattr(run.publish, "clear", lambda at, titles, *, certain: swept.update({at: titles}))
-    entries = [LedgerEntry(at, state, "", (), "") for at, state in  # type: ignore[arg-type]
-               (("a/m.npz", "planned"), ("b/m.npz", "done"), ("c/m.npz", "failed"), ("n.npz", "planned"))]  # fmt: skip
-    run._sweep("/out", entries)
-    assert set(swept) == {"/out", "/out/a", "/out/a/m.npz", "/out/n.npz"}
-    ours = swept["/out/a"]
-    assert [ours(t) for t in ("m.npz", "m.npz.part", "other.npz", "n.npz")] == [True, True, False, False]
-    swept.clear()
-    run._sweep("s3://out", entries)
-    assert not swept
-
-
 @pytest.mark.parametrize("remote", ["s3://bucket/out", "gs://bucket/out"])
 def test_a_remote_folder_needs_a_ledger_here(remote: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs ledger=FILE on this machine: object stores cannot append"):

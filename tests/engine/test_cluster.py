@@ -24,7 +24,6 @@ from ckptconv.engine.run import Work
 from ckptconv.messages import version
 from ckptconv.moves.part import Coded, Held, Part, Piece, Span
 from ckptconv.moves.sources import Sources
-from ckptconv.output import own
 
 F32 = DTYPES["float32"]
 
@@ -619,7 +618,7 @@ def test_nobody_else_names_the_cluster(monkeypatch: pytest.MonkeyPatch, left: Pa
     elif what != "missing":
         left.write_bytes({"empty": b"\n", "no text": b"\xff"}.get(what, b"evil:9"))
     if what == "another user":
-        monkeypatch.setattr(own, "_owned", lambda *_: False)
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
     elif what == "another Ray":
         monkeypatch.setitem(sys.modules, "ray._private.utils", None)
     words = r"no Ray cluster answers \(.* is missing, or not of this user\)\. Start one .*, or RAY_ADDRESS"
