@@ -9,7 +9,7 @@ SHELL = bash
 MINUTES ?= 60
 FAMILIES ?=
 STORE ?= s3
-DIFFER = numpy safetensors flax hdf5 tf keras
+DIFFER = hdf5 tf
 BENCH ?= build/bench
 bin = $(1)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 BIN = $(call bin,$(VENV))
@@ -82,7 +82,7 @@ proto: $(PROTO)/proto.done ## messages_pb2.py and its stub, from messages.proto
 	  ckptconv/formats/tensorflow/messages.proto
 	stub=ckptconv/formats/tensorflow/messages_pb2.pyi && printf '# mypy: ignore-errors\n%s\n' "$$(cat $$stub)" > $$stub
 
-fuzz: $(FUZZ)/fuzz.done $(if $(CASES),$(VENV)/test.done) ## findings, and a table of what ran; MINUTES=60 FAMILIES="tf hdf5"
+fuzz: $(FUZZ)/fuzz.done $(if $(CASES),$(VENV)/test.done) ## findings; MINUTES=60 FAMILIES="tf hdf5"
 	PYTHON=$(abspath $(call bin,$(FUZZ)))/python fuzz/run.sh $(MINUTES) $(FAMILIES)
 	$(if $(CASES),for f in $(DIFFER); do $(BIN)/python fuzz/differential.py $$f $(CASES) || exit 1; done)
 

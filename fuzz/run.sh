@@ -21,4 +21,4 @@ one() { # one family until the time is up; an input that ends the process is a f
 }
 for family in "${families[@]}"; do one "$family" & done
 wait
-"${PYTHON:-python3}" summary.py "$logs" "$work/findings"
+ls "$work/findings"

@@ -134,7 +134,7 @@ class Judge:
             self.note(data, Budget(f"{took:.1f} s"))
 
     def clock(self) -> None:
-        """Log the time since the start, and the processor time of this process and of HDF5's (see summary.py)."""
+        """Log the time since the start, and the processor time of this process and of HDF5's."""
         self.said = time.monotonic()
         for nursery in ckptconv.formats.hdf5.child._nurseries.values():
             pid = nursery._process.pid

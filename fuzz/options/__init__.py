@@ -9,4 +9,4 @@
 A family is a module here. Whatever differs, and each refusal that no pattern explains, is a finding.
 """  # noqa: E501
 
-FAMILIES = ("numpy", "safetensors", "flax", "hdf5", "tf", "keras")
+FAMILIES = ("hdf5", "tf")

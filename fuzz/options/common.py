@@ -205,67 +205,6 @@ def returned(family: Any, case: Case, mine: Ours) -> list[Outcome]:
 # --- from memory ------------------------------------------------------------------------------------------------
 
 
-class Outward(NamedTuple):
-    """What a framework reads of a dictionary of arrays that we write: a file, its format, the dtypes that both have."""
-
-    file: str
-    format: str
-    dtypes: tuple[str, ...]
-    read: Callable[[Path], Values]
-
-
-def held(choose: random.Random, kinds: tuple[str, ...]) -> Values:
-    """Arrays of any strides and byte order."""
-    out: Values = {}
-    for i in range(choose.randint(1, 6)):
-        kind, shape = choose.choice(kinds), some_shape(choose)
-        made = texts(choose, shape) if kind == "string" else array(choose, kind, shape)
-        if made.dtype.isbuiltin == 1 and made.dtype.kind in "iufc" and choose.random() < 0.3:
-            made = made.view(made.dtype.newbyteorder("S"))
-        out[some_name(choose, choose.choice("/._")) + choose.choice(("", str(i)))] = strided(choose, made)
-    return out
-
-
-def strided(choose: random.Random, made: np.ndarray) -> np.ndarray:
-    """The array, or a view of it that does not lie in C order."""
-    match choose.randrange(9):
-        case 0:
-            return np.asfortranarray(made)
-        case 1:
-            return made.T
-        case 2 if made.ndim:
-            return made[::-1]
-        case 3 if made.ndim:
-            return made[..., ::2]
-        case 4:
-            return np.broadcast_to(made, (choose.randint(1, 3), *made.shape))
-        case 5:
-            return made.transpose(choose.sample(range(made.ndim), made.ndim))
-    return made
-
-
-def outward(family: Any, choose: random.Random, folder: Path) -> list[Outcome]:
-    """Whether the framework reads what we write of arrays in memory."""
-    one: Outward = choose.choice(family.OUTWARD)
-    values = held(choose, one.dtypes)
-    path = folder / "outward" / one.file
-    more = {"max_shard_size": choose.choice((None, 30, 300))} if one.format in ("tf", "hf") else {}
-    try:
-        ckptconv.save(values, path, to=one.format, sync=False, **more)
-    except CkptError as e:
-        why = explained(f"{type(e).__name__}: {e}", family.REFUSED)
-        return [Outcome(f"not written from memory: {why}" if why else "not written from memory", "" if why else str(e))]
-    found = theirs(one.read, path)
-    if isinstance(found, str):
-        return [Outcome("the framework refuses what we write from memory", found)]
-    for name in values.keys() | found.keys():
-        if name not in found or name not in values:
-            return [Outcome("WRITTEN DIFFERENTLY", f"{name!r} is in one only")]
-        if why := unlike(native(values[name]), found[name]):
-            return [Outcome("WRITTEN DIFFERENTLY", f"{name!r}: {why}")]
-    return [Outcome("written from memory, equal")]
-
-
 # --- the run ----------------------------------------------------------------------------------------------------
 
 
@@ -286,8 +225,6 @@ def outcomes(family: Any, seed: int, folder: Path) -> list[Outcome]:
         found += [Outcome("DIFFERENT", what)] if (what := family.also(case, mine)) else []
     if case.back is not None and isinstance(mine, Ours) and mine.values and not any(o.finding for o in found):
         found += returned(family, case, mine)
-    if hasattr(family, "OUTWARD"):
-        found += outward(family, Choice(seed), folder)
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from .common import Case, Outward, Values, array, dtype, native, some_name, some_shape, texts
+from .common import Case, Values, array, dtype, native, some_name, some_shape, texts
 
 PLAIN = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 ODD = (
@@ -388,4 +388,3 @@ def without_child() -> Iterator[None]:
 
 
 KINDS = ("bfloat16", "float8_e4m3fn", "float8_e5m2fnuz", "int4", "uint2", "float4_e2m1fn", "string")
-OUTWARD = (Outward("w.hdf5", "hdf5", (*PLAIN, *KINDS), read),)

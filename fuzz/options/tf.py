@@ -22,7 +22,7 @@ from ckptconv.formats.tensorflow.table import Table, varint
 from ckptconv.storage.checksum import crc, mask
 from ckptconv.storage.files import Reader
 
-from .common import Case, Outward, Values, array, native, some_name, some_shape, texts
+from .common import Case, Values, array, native, some_name, some_shape, texts
 
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32",
@@ -294,8 +294,6 @@ def graph_less(values: Values) -> Values:
             kept[words.replace(".S", "\0").replace("..", ".").replace("\0", "/")] = a
     return kept
 
-
-OUTWARD = (Outward("w", "tf", DTYPES, read),)
 
 with suppress(RuntimeError):
     tf.config.threading.set_intra_op_parallelism_threads(1)
