@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.errors import CkptError
-from ckptconv.matching.checked import prove
+from ckptconv.matching.check.prove import prove
 from ckptconv.matching.pairs import Proposal
 from ckptconv.matching.search import match
 from ckptconv.matching.toml import toml

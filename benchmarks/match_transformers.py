@@ -25,9 +25,10 @@ try:
 except ImportError as e:
     raise SystemExit(f"skipped: {e}") from None
 
+from ckptconv.matching.checked import prove
+
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.errors import CkptError
-from ckptconv.matching.checked import prove
 from ckptconv.matching.pairs import Proposal
 from ckptconv.matching.search import match
 from ckptconv.matching.toml import toml

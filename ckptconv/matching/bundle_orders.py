@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ..checkpoint import Tensor
 from . import cuts, orders
 from .doubt import Judge, Judged
+from .images import Images
 from .orders import LETTERS, Order
 from .side import Bundle, Side
 
@@ -45,7 +46,7 @@ def order(a: Tensor, b: Tensor, sides: tuple[Side, Side], judge: Judge) -> Found
         return _cut(a, replace(b, shape=y.shape), y, judge, x)
     if x is None:
         return None
-    back = _cut(b, replace(a, shape=x.shape), x, Judge({}), y)
+    back = _cut(b, replace(a, shape=x.shape), x, Judge(Images({}, {}, {})), y)
     return back and back.inverse
 
 

@@ -63,7 +63,7 @@ def _matrices(a: Unit, b: Unit, judge: Judge, gates: int) -> list[Piece]:
         if found is None and not (gates == GRU and kernel):
             continue
         turned = Order(GATES) if found is None or (gates == GRU and kernel) else found.order
-        flat = judge.flattened(a.members[role], turned) if role == "weight_ih" else None
+        flat = judge.after_image(a.members[role], turned) if role == "weight_ih" else None
         piece = Piece((a.members[role].name,), (t.name,), turned, KEPT_GATES)
         out.append(piece._replace(order=flat.order, real=True, also=flat.doubt) if flat else piece)
     return out

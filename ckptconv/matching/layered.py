@@ -14,8 +14,8 @@ from ..errors import CkptError
 from ..moves.sources import Sources
 from ..rules import toml as rules
 from ..rules.apply import apply
-from .alternatives import interleaved
 from .bits import Bits
+from .check.alternatives import interleaved
 from .named import Sides
 from .pairs import Pair, Proposal
 from .toml import toml

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from ..checkpoint import Tensor
 from . import names as by_name
 from . import orders
-from .doubt import Judge, images
+from .doubt import Judge
+from .images import Images, in_front
 from .numbering import Unique
 from .pairs import Item, Named, Pair, leaf, parent
 from .side import Side
@@ -62,8 +63,8 @@ def known_of(sides: Sides, trained: bool) -> Known:
         {u.members["bias"].name: u.kind for u in many if "bias" in u.members and len(u.members) > 1} for many in made
     ]
     statistics = [any(words(n)[-1:] == ("running_var",) for n in side.tensors) for side in sides]
-    shaped = images(sides[0].tensors, sides[1].tensors, sides[1].kinds)
-    judge = Judge(sides[0].tensors, module=bool(sides[1].kinds), images=shaped, kinds=sides[0].kinds)
+    before = in_front(sides[0].tensors, sides[1].tensors, sides[1].kinds)
+    judge = Judge(Images(sides[0].tensors, sides[0].kinds, before), module=bool(sides[1].kinds))
     return Known(
         judge, Unique(*read), trained, statistics == [True, False],
         ({i.name: i for i in read[0]}, {i.name: i for i in read[1]}), cells, (biased[0], biased[1]),

@@ -20,10 +20,9 @@ from ..rules.library import MAX_FILE
 from ..storage import files
 from ..storage.paths import refuse_remote
 from . import search, toml
-from .checked import outputs_of, prove
-from .given import arrays
+from .check.inputs import arrays
+from .check.prove import Proof, outputs_of, prove
 from .pairs import Proposal
-from .proof import Proof
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

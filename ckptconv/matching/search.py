@@ -8,7 +8,7 @@
         bundles.py          pieces on one side that are one tensor on the other: stacked layers, fused QKV
         modules.py          modules of one signature, by names, neighbours and order; cells.py: recurrent ones
         orders.py           how axes may move: conventions, then all that shapes allow; doubt.py: and what is doubtful
-        behind.py           vectors between a flattened image and a dense layer
+        images.py           dense layers and vectors beside images, whose channels come last there and first here
     toml(proposal, ...)     toml.py: rules over indices, with evidence; `-c` takes the file as it is
 
 Each stage gets what is left of both sides and returns pairs. Nothing is guessed in silence: what was not proved by
@@ -28,8 +28,8 @@ from ..dtypes import DTYPES
 from ..errors import CkptError, UsageError
 from ..rules import passes
 from . import names as by_name
-from .behind import behind
 from .doubt import voted
+from .images import vectors
 from .layered import proved
 from .lengths import by_length
 from .named import Known, Sides, by_names, by_same_names, known_of, left
@@ -85,7 +85,7 @@ def match(
         pairs = voted(pairs, sides[0].tensors, sides[1].tensors)
     pairs += by_length(left(sides, pairs, done), known)
     if not found.trained:
-        pairs = behind(with_constants(pairs, sides), sides)
+        pairs = vectors(with_constants(pairs, sides), sides)
     notes += _folded_note(sides, known, pairs)
     ties = [*found.ties, *_tied(target, pairs, done[1])]
     copies = found.copies | _copied(source, pairs)

@@ -6,15 +6,19 @@ import numpy as np
 import pytest
 
 from ckptconv.checkpoint import held
-from ckptconv.matching.alternatives import alternatives
 from ckptconv.matching.bundle_orders import FUSED, PARTS
 from ckptconv.matching.cells import FORGET
-from ckptconv.matching.doubt import FLAT, FLAT_GATES, FLAT_NOT, FLATTENED, KEPT_GATES, PLAIN
+from ckptconv.matching.check.alternatives import alternatives
+from ckptconv.matching.doubt import GATES as GRU
+from ckptconv.matching.doubt import KEPT_GATES
+from ckptconv.matching.images import FLAT, FLAT_NOT
 from ckptconv.matching.orders import Order
 from ckptconv.matching.pairs import Pair
 
 Shape = tuple[int, ...]
 Row = tuple[str, Shape, str, Shape, Pair]
+FLATTENED = "(s c) o -> o (c s)"
+FLAT_GATES = GRU.replace("i (h", "(s c) (h").replace(") i", ") (c s)")
 FLAT_ORDER = Order(FLATTENED, (("c", 3),))
 IJFO, IFJO = "(h.i + h.j + h.f + h.o)", "(h.i + h.f + h.j + h.o)"
 
@@ -69,7 +73,7 @@ def test_cells_behind_one_image() -> None:
     """Both ways of a GRU together, then each."""
     names = ("f", "b")
     source = {f"{n}/kernel": (6, 9) for n in names} | {"c/kernel": (3, 1, 2)}
-    rows = [pair(f"{n}/kernel", f"{n}.weight_ih", PLAIN[FLAT_GATES], KEPT_GATES, FLAT_NOT) for n in names]
+    rows = [pair(f"{n}/kernel", f"{n}.weight_ih", GRU, KEPT_GATES, FLAT_NOT) for n in names]
     image = "behind an image of 2 channels"
     assert tried(rows, source, {f"{n}.weight_ih": (9, 6) for n in names}) == [
         f"f.weight_ih and others of 6 inputs {image} | 0: {FLAT_GATES}; c=2 | 1: {FLAT_GATES}; c=2",
@@ -104,7 +108,7 @@ def test_vectors_go_with_the_kernel_behind_them(case: str) -> None:
     plain, image = (
         [f"0: {a}", f"1: {b}", f"2: {c}"]
         for a, b, c in (
-            ("", "1 b -> b", "i o -> o i"),
+            ("", "1 o -> o", "i o -> o i"),
             ("(s c) -> (c s); c=6", "1 (s c) -> (c s); c=6", f"{FLATTENED}; c=6"),
         )
     )
@@ -118,7 +122,7 @@ def test_vectors_go_with_the_kernel_behind_them(case: str) -> None:
 def test_an_image_of_a_matrix_that_is_not_turned() -> None:
     source, target = IMAGE | {"f": (5, 24)}, {"f.weight": (5, 24)}
     assert tried([pair("f", "f.weight", "", FLAT_NOT)], source, target) == [
-        f"f.weight behind an image of {c} channels | 0: o (s c) -> o (c s); c={c}" for c in (6, 4, 3)
+        f"f.weight behind an image of {c} channels | 0: a (s c) -> a (c s); c={c}" for c in (6, 4, 3)
     ]
 
 
@@ -169,7 +173,7 @@ def test_square_matrices_are_turned_together_and_then_one_by_one() -> None:
 GATES = {
     "": ("b", (8,), f"{IJFO} -> {IFJO}"),
     "i o -> o i": ("k", (3, 8), f"i {IJFO} -> {IFJO} i"),
-    "a b -> b a": ("k", (3, 8), f"i {IJFO} -> {IFJO} i"),
+    "a b -> b a": ("k", (3, 8), f"a {IJFO} -> {IFJO} a"),
     f"i {IJFO} -> {IFJO} i": ("k", (3, 8), f"i {IJFO} -> {IJFO} i"),
     "(i + s) (h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o) i": (
         "k", (3, 8), "(i + s) (h.i + h.j + h.f + h.o) -> (h.i + h.j + h.f + h.o) i",

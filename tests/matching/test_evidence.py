@@ -10,7 +10,7 @@ import pytest
 
 import ckptconv
 from ckptconv.errors import UsageError
-from ckptconv.matching.evidence import ENOUGH, bits
+from ckptconv.matching.check.prove import ENOUGH, bits
 
 Array = np.ndarray[Any, Any]
 RANDOM = np.random.default_rng(0)

@@ -775,7 +775,7 @@ def broken(x):
 
 
 def test_an_original_is_a_function_of_the_inputs() -> None:
-    from ckptconv.matching.checked import outputs_of
+    from ckptconv.matching.check.prove import outputs_of
 
     x, y = np.ones(3), np.arange(3.0)
 

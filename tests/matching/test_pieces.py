@@ -10,21 +10,11 @@ import pytest
 
 from ckptconv import UsageError
 from ckptconv.checkpoint import Tensor, held
-from ckptconv.matching import cells, checked, parts, prints
-from ckptconv.matching.behind import behind
-from ckptconv.matching.doubt import (
-    CHOSEN,
-    FLAT,
-    FLAT_GATES,
-    FLAT_NOT,
-    FLATTENED,
-    KEPT_GATES,
-    PLAIN,
-    SHAPED_IMAGE,
-    VOTED,
-    Judge,
-    voted,
-)  # fmt: skip
+from ckptconv.matching import cells, parts, prints
+from ckptconv.matching.check import prove
+from ckptconv.matching.doubt import CHOSEN, KEPT_GATES, VOTED, Judge, voted
+from ckptconv.matching.doubt import GATES as GRU
+from ckptconv.matching.images import FLAT, FLAT_NOT, SHAPED_IMAGE, Images, vectors
 from ckptconv.matching.lengths import _axis, padded
 from ckptconv.matching.orders import Order
 from ckptconv.matching.pairs import Length, Pair, Proposal, folded, leaf, parent
@@ -35,6 +25,12 @@ from ckptconv.matching.units import Unit
 from ckptconv.moves.sources import Sources
 
 Shape = tuple[int, ...]
+FLATTENED = "(s c) o -> o (c s)"
+FLAT_GATES = GRU.replace("i (h", "(s c) (h").replace(") i", ") (c s)")
+
+
+def judge(a: Any, kinds: Any = None, in_front: Any = None, *, module: bool = False) -> Judge:
+    return Judge(Images(a, kinds or {}, in_front or {}), module=module)
 
 
 def tensor(name: str, shape: Shape, kind: str = "f4") -> Tensor:
@@ -84,7 +80,7 @@ BIASES = {
 def test_the_bias_of_a_cell(case: str) -> None:
     gates, shape, want = BIASES[case]
     a, b = keras_cell(gates, shape), torch_cell(gates)
-    *_, last = cells.cell(a, b, Judge(a.members))
+    *_, last = cells.cell(a, b, judge(a.members))
     if want is None:
         assert last.targets == ("t.weight_hh",)
         return
@@ -95,7 +91,7 @@ def test_the_bias_of_a_cell(case: str) -> None:
 def test_the_matrices_of_a_cell() -> None:
     for gates, texts in ((4, ["i o -> o i"] * 2), (3, [GRU, GRU])):
         a, b = keras_cell(gates), torch_cell(gates, biased=False)
-        found = cells.cell(a, b, Judge(a.members))
+        found = cells.cell(a, b, judge(a.members))
         assert [(p.sources, p.targets, p.why) for p in found] == [
             (("k/kernel",), ("t.weight_ih",), KEPT_GATES), (("k/recurrent_kernel",), ("t.weight_hh",), KEPT_GATES)
         ]  # fmt: skip
@@ -108,9 +104,13 @@ def test_a_cell_behind_a_flattened_image(gates: int, text: str) -> None:
     a, b = keras_cell(gates), torch_cell(gates, biased=False)
     wide = tensor("k/kernel", (10, gates * 3)), tensor("t.weight_ih", (gates * 3, 10))
     x, y = (replace(u, members={**u.members, "weight_ih": t}) for u, t in zip((a, b), wide, strict=True))
-    for channels, want in ((5, (Order(text, (("c", 5),)), FLAT, True)), (3, (Order(PLAIN[text]), "", False))):
-        judge = Judge({"c/kernel": tensor("c/kernel", (3, 2, channels))}, module=True)
-        found, state = cells.cell(x, y, judge)
+    plain = Order(GRU if gates == 3 else "i o -> o i")
+    for channels, want in (
+        (5, (Order(text, (("c", 5),)), FLAT, True)),
+        (3, (plain, "", False)),
+    ):
+        chosen = judge({"c/kernel": tensor("c/kernel", (3, 2, channels))}, module=True)
+        found, state = cells.cell(x, y, chosen)
         assert (found.order, found.also, found.real) == want
         assert (state.also, state.real) == ("", False)
 
@@ -140,7 +140,7 @@ VECTORS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, str], str, dict[s
     "in front of a square matrix": (CONV | NORM | SQUARE, OWN, "", {"n.gamma": TURNED}),
     "behind it": (CONV | SQUARE | NORM, OWN, "", {"n.gamma": ("", FLAT_NOT)}),
     "behind it, but Keras says": (CONV | SQUARE | NORM, OWN, "flat_batch_normalization", {"n.gamma": TURNED}),
-    "a row": (CONV | {"n/scale": (1, 60)} | DENSE, OWN, "", {"n.scale": ("1 (s c) -> 1 (c s)", FLAT)}),
+    "a row": (CONV | {"n/scale": (1, 60)} | DENSE, OWN, "", {"n.scale": ("a (s c) -> a (c s)", FLAT)}),
     "joined channels": (CONV | NORM | {"e/kernel": (1, 1, 60, 4)} | DENSE, OWN, "", {}),
     "behind branches": (
         {"a/kernel": (1, 1, 2, 20), "b/kernel": (1, 1, 2, 40)} | NORM | DENSE, OWN, "", {"n.gamma": ("", FLAT_NOT)},
@@ -167,14 +167,14 @@ def test_vectors_behind_a_flattened_image(case: str) -> None:
     shapes = {n.replace("/", "."): s if s == (1, 60) else s[::-1] for n, s in source.items()}
     b = {n: tensor(n, s) for n, s in shapes.items()}
     sides = Side(a, dict.fromkeys(a, keras)), Side(b, kinds)
-    judge = Judge(a, module=bool(kinds), images={60: 5} if "z/kernel" in a else {}, kinds=sides[0].kinds)
+    chosen = judge(a, sides[0].kinds, {60: 5} if "z/kernel" in a else {}, module=bool(kinds))
     pairs = []
     for x, y in zip(a.values(), b.values(), strict=True):
-        found = judge.order(x, replace(y, name=y.name.replace("kernel", "weight")))
+        found = chosen.order(x, replace(y, name=y.name.replace("kernel", "weight")))
         assert found is not None
         why = (found.doubt,) if found.doubt else ()
         pairs.append(Pair((x.name,), (y.name,), found.order, "names", not why, why, real=found.real))
-    made = {p.targets[0]: p for p in behind(pairs, sides)}
+    made = {p.targets[0]: p for p in vectors(pairs, sides)}
     assert {n: (p.order.text, *p.why) for n, p in made.items() if not p.sure and "kernel" not in n} == want
     assert [p for p in made.values() if "kernel" in p.sources[0]] == [p for p in pairs if "kernel" in p.sources[0]]
     assert all(p.real and dict(p.order.sizes).get("c", 5) == 5 for n, p in made.items() if n in want and FLAT in p.why)
@@ -183,7 +183,7 @@ def test_vectors_behind_a_flattened_image(case: str) -> None:
 def test_a_cell_of_torch_stays_what_it_is() -> None:
     for gates in (3, 4):
         a, b = torch_cell(gates), torch_cell(gates)
-        found = cells.cell(a, b, Judge(a.members))
+        found = cells.cell(a, b, judge(a.members))
         names = [f"t.{r}" for r in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
         assert found == [cells.Piece((n,), (n,), Order(), KEPT_GATES) for n in names]
 
@@ -191,7 +191,7 @@ def test_a_cell_of_torch_stays_what_it_is() -> None:
 def test_a_cell_of_tensorflow_1() -> None:
     a, b = unit("l", joint=("l/kernel", (8, 12)), bias_ih=("l/bias", (12,))), torch_cell(4)
     text = "(x + y) (h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o) x, (h.i + h.f + h.j + h.o) y"
-    assert cells.cell(a, b, Judge(a.members)) == [
+    assert cells.cell(a, b, judge(a.members)) == [
         cells.Piece(("l/kernel",), ("t.weight_ih", "t.weight_hh"), Order(text, (("x", 5),)), KEPT_GATES),
         cells.Piece(
             ("l/bias",), ("t.bias_ih",), Order("(h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o)"), cells.FORGET,
@@ -202,16 +202,16 @@ def test_a_cell_of_tensorflow_1() -> None:
 
 def test_what_has_no_counterpart_is_left_out() -> None:
     a, b = keras_cell(4, (12,), recurrent=False), torch_cell(4)
-    assert [p.targets for p in cells.cell(a, b, Judge(a.members))] == [("t.weight_ih",), ("t.bias_ih",)]
+    assert [p.targets for p in cells.cell(a, b, judge(a.members))] == [("t.weight_ih",), ("t.bias_ih",)]
     bare = torch_cell(4, biased=False)
-    assert [p.targets for p in cells.cell(keras_cell(4, (12,)), bare, Judge({}))] == [
+    assert [p.targets for p in cells.cell(keras_cell(4, (12,)), bare, judge({}))] == [
         ("t.weight_ih",),
         ("t.weight_hh",),
     ]
     one = replace_members(torch_cell(4), without="bias_hh")
-    assert len(cells.cell(keras_cell(4, (12,)), one, Judge({}))) == 2
+    assert len(cells.cell(keras_cell(4, (12,)), one, judge({}))) == 2
     for role in ("weight_ih", "weight_hh"):
-        assert cells.cell(keras_cell(4), replace_members(torch_cell(4), without=role), Judge({})) == []
+        assert cells.cell(keras_cell(4), replace_members(torch_cell(4), without=role), judge({})) == []
 
 
 def replace_members(of: Unit, *, without: str) -> Unit:
@@ -470,7 +470,7 @@ def test_names_that_no_rule_file_can_hold(name: str) -> None:
 
 def test_what_an_original_computes() -> None:
     def named(found: Any) -> dict[str, list[float]]:
-        return {n: a.tolist() for n, a in checked.outputs_of(lambda x: found, {"x": np.ones(1)}).items()}
+        return {n: a.tolist() for n, a in prove.outputs_of(lambda x: found, {"x": np.ones(1)}).items()}
 
     assert named(np.array([1.0])) == {"number 1": [1]}
     assert named([np.array([1.0]), np.array([2.0])]) == {"number 1": [1], "number 2": [2]}
@@ -482,7 +482,7 @@ def test_what_an_original_computes() -> None:
             raise error
 
         with pytest.raises(UsageError, match=f"the original cannot be run with these inputs: {words}"):
-            checked.outputs_of(fails, {"x": np.ones(1)})
+            prove.outputs_of(fails, {"x": np.ones(1)})
 
 
 def test_common_numbers_are_those_that_training_begins_with() -> None:

@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import UsageError
-from ..messages import printable
-from .pairs import Proposal, parent
+from ...errors import UsageError
+from ...messages import printable
+from ..pairs import Proposal, parent
 
 if TYPE_CHECKING:
-    from ..verification.outputs import Array, Outputs
+    from ...verification.outputs import Array, Outputs
 
 
 def arrays(given: Any, what: str) -> dict[str, Any]:

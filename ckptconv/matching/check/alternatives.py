@@ -17,19 +17,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, permutations
 from math import prod
 
-from ..checkpoint import Tensor
-from . import cuts, orders
-from .bundle_orders import FUSED, PARTS
-from .cells import FORGET, SUMMED
-from .conventions import is_kernel
-from .doubt import FLAT, FLAT_NOT, FLATTENED, IMAGE_NOT, KEPT_GATES, SHAPED_IMAGE
-from .images import flattened, shaped
-from .orders import Order, Shape
-from .pairs import Alternative, Pair, leaf, parent
+from ...checkpoint import Tensor
+from .. import cuts, orders
+from ..bundle_orders import FUSED, PARTS
+from ..cells import FORGET, SUMMED
+from ..conventions import is_kernel
+from ..doubt import GATES, KEPT_GATES
+from ..images import FLAT, FLAT_NOT, IMAGE_NOT, SHAPED_IMAGE, length, with_image, without_image
+from ..orders import Order, Shape
+from ..pairs import Alternative, Pair, leaf, parent
 
 MAX_HEADS = 8
 MAX_PARTS = 3  # of a tensor, whose other orders are tried
-SETTLED = {FLAT, FLAT_NOT, KEPT_GATES, SHAPED_IMAGE, IMAGE_NOT}  # why matrices are as they are, which others try
+MAX_CHANNELS = 6
+AFTER, BEFORE = {FLAT, FLAT_NOT}, {SHAPED_IMAGE, IMAGE_NOT}
+SWAPPED = "(h.i + h.j + h.f + h.o)", "(h.i + h.f + h.j + h.o)"
 
 
 def alternatives(
@@ -37,15 +39,82 @@ def alternatives(
 ) -> Iterator[Alternative]:
     """All alternatives to the pairs that are not sure; `target` holds the shapes of the module's tensors."""
     unsure = {k: p for k, p in enumerate(pairs) if not p.sure}
-    likely = {k: p for k, p in unsure.items() if FLAT in p.why or FLAT_NOT in p.why}
-    yield from flattened(likely, source, target)
-    yield from shaped(unsure, source)
+    likely = {k: p for k, p in unsure.items() if AFTER & {*p.why}}
+    yield from _after_images(likely, source)
+    yield from _before_images({k: p for k, p in unsure.items() if BEFORE & {*p.why}}, source)
     yield from _turned(unsure, source, target)
     yield from _gates(unsure, source)
     yield from interleaved(unsure, source, target)
     yield from _reordered(unsure)
     yield from _crossed(unsure, target)
-    yield from flattened({k: p for k, p in unsure.items() if k not in likely}, source, target)
+    yield from _after_images({k: p for k, p in unsure.items() if k not in likely}, source)
+
+
+def _after_images(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iterator[Alternative]:
+    """What may stand after a flattened image: all of one width together, then each layer by itself."""
+    beside: dict[int, dict[int, int]] = defaultdict(dict)
+    for k, p in unsure.items():
+        shape = source[p.sources[0]].shape
+        if (axis := _features(p, shape)) >= 0:
+            beside[shape[axis]][k] = axis
+    channels = {t.shape[-1] for t in source.values() if len(t.shape) in (3, 4, 5)}
+    for n, axes in beside.items():
+        layers: dict[str, dict[int, int]] = defaultdict(dict)
+        for k, axis in axes.items():
+            name = unsure[k].targets[0]
+            layers[parent(name) if length(source[unsure[k].sources[0]].shape) else name][k] = axis
+        for group in [axes, *layers.values()] if len(layers) > 1 else [axes]:
+            first = unsure[next(iter(group))].targets[0]
+            name = first if len(group) == 1 else f"{first} and others of {n} inputs"
+            yield from _images(unsure, source, group, channels, f"{name} behind", (FLAT, FLAT_NOT))
+
+
+def _features(p: Pair, shape: Shape) -> int:
+    """The axis of a tensor that may be that of a flattened image; -1 if there is none."""
+    if len(p.sources) != 1 or len(p.targets) != 1:
+        return -1
+    if length(shape) and AFTER & {*p.why} and not is_kernel(leaf(p.sources[0])):
+        return shape.index(length(shape))
+    if len(shape) != 2 or ("(" in p.order.text and "(s c)" not in p.order.text and p.order.text != GATES):
+        return -1
+    if "(s c)" in p.order.text:
+        return orders.tokens(p.order.text.partition("->")[0]).index("(s c)")
+    return 0 if p.order.text == GATES or orders.essence(p.order, shape) == (1, 0) else 1
+
+
+def _before_images(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iterator[Alternative]:
+    """Dense layers before an image, with their biases."""
+    groups: dict[int, dict[int, int]] = defaultdict(dict)
+    for k, p in unsure.items():
+        shape = source[p.sources[0]].shape
+        groups[shape[-1]][k] = len(shape) - 1
+    channels = {n for t in source.values() if len(t.shape) in (3, 4, 5) for n in t.shape[-2:]}
+    for n, group in groups.items():
+        name = f"{unsure[next(iter(group))].targets[0]} and others of {n} outputs"
+        yield from _images(unsure, source, group, channels, f"{name} in front of", (SHAPED_IMAGE, IMAGE_NOT))
+
+
+def _images(
+    unsure: Mapping[int, Pair], source: Mapping[str, Tensor], axes: Mapping[int, int], channels: set[int],
+    text: str, reasons: tuple[str, str],
+) -> Iterator[Alternative]:  # fmt: skip
+    """The tensors with their axes beside no image, then beside one of each number of channels, the most first."""
+    shapes = {k: source[unsure[k].sources[0]].shape for k in axes}
+    turned, asked = reasons
+    plain = {k: without_image(unsure[k].order, shapes[k]) for k in axes}
+    if was := {k: order for k, order in plain.items() if "(s c)" in unsure[k].order.text}:
+        yield Alternative(f"{text} no image", {k: _reasoned(unsure[k], order, asked) for k, order in was.items()})
+    n = next(shapes[k][axis] for k, axis in axes.items())
+    for c in sorted((c for c in channels if 1 < c < n and n % c == 0), reverse=True)[:MAX_CHANNELS]:
+        made = {k: with_image(plain[k], len(shapes[k]), axis, c) for k, axis in axes.items()}
+        other = {k: _reasoned(unsure[k], order, turned) for k, order in made.items() if order != unsure[k].order}
+        if other:
+            yield Alternative(f"{text} an image of {c} channels", other)
+
+
+def _reasoned(p: Pair, order: Order, reason: str) -> Pair:
+    """The pair with another order, and a reason that says what it now does."""
+    return p._replace(order=order, why=(*(w for w in p.why if w not in AFTER | BEFORE), reason))
 
 
 def _turned(
@@ -54,11 +123,7 @@ def _turned(
     """Other orders of axes that the shapes allow."""
     groups: dict[tuple[str, str, str], dict[int, Pair]] = defaultdict(dict)
     for k, p in unsure.items():
-        if (
-            len(p.sources) != 1
-            or len(p.targets) != 1
-            or {FLAT, FLAT_NOT, KEPT_GATES, SHAPED_IMAGE, IMAGE_NOT} & {*p.why}
-        ):
+        if len(p.sources) != 1 or len(p.targets) != 1 or (AFTER | BEFORE | {KEPT_GATES}) & {*p.why}:
             continue
         a, b = source[p.sources[0]].shape, target[p.targets[0]]
         done = {orders.essence(p.order, a)}
@@ -88,19 +153,18 @@ def _gates(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iterator
 
 
 def _regated(p: Pair, rank: int) -> Pair | None:
-    """The pair with the two middle gates of an LSTM exchanged; None if it has no four gates."""
+    """The pair with the two middle gates of an LSTM exchanged; None if it has no four gates along its last axis."""
     text = p.order.text
     if "h.i" in text:
         left, arrow, right = text.partition("->")
         swapped = right.replace("h.f", "h.x").replace("h.j", "h.f").replace("h.x", "h.j")
         return p._replace(order=Order(left + arrow + swapped, p.order.sizes))
-    gates, turned = "(h.i + h.j + h.f + h.o)", "(h.i + h.f + h.j + h.o)"
-    kernel = f"i {gates} -> {turned} i"
-    flat = f"(s c) {gates} -> {turned} (c s)"
-    layouts = {"": f"{gates} -> {turned}", "i o -> o i": kernel, "a b -> b a": kernel, FLATTENED: flat}
-    if text in layouts and (rank == 1 or text):
-        return p._replace(order=Order(layouts[text], p.order.sizes))
-    return None
+    if "(h." in text or "," in text or rank > 2 or (rank == 2 and not text):
+        return None
+    left, _, right = text.partition(" -> ")
+    if text and orders.tokens(right)[:1] != orders.tokens(left)[-1:]:
+        return None
+    return p._replace(order=orders.renamed(p.order, rank, rank - 1, *SWAPPED, p.order.sizes))
 
 
 def interleaved(
