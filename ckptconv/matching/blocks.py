@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
-from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .names import likeness
-from .pairs import parent
 from .units import Unit, natural
 from .words import words
 
@@ -27,19 +25,13 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-MAX_BLOCKS = 200  # of one family; beyond, the k-th goes with the k-th if there are as many
-MAX_CELLS = 100_000  # pairs of blocks that are compared
+MAX_CELLS = 40_000  # pairs of blocks of two families that are compared
 MAX_FAMILIES = 60  # of a side that are compared with each other, the largest first
 HELD = 0.75  # of the modules of two families that must find one of their signature
 OUTSIDE = -0.5  # of a module in a block that has a counterpart, and one that is in none
 WORDS = 0.3  # weight of the words of two families, against what they hold (0 to 1)
 NUMBER = re.compile(r"(?i:conv|pool|norm|lstm)[123][dD]|([0-9]+(?:[a-z](?![a-zA-Z0-9]))?)")  # 2a, but not conv2d
 REPEATED = re.compile(r"(?<![^/.])(?![0-9]+[/.])([^/.]+)(?:[/.]\1)+(?![^/.])")  # Keras says the name of a layer twice
-TOKENS = re.compile(r"[a-z]+|[0-9]+")
-BEFORE, AFTER = {"pre", "before", "input"}, {"post", "after", "output"}
-DIMENSION = re.compile(r"(?i)(?<=conv|norm)[123]d")
-KIND = {"conv", "convolution", "bn", "ln", "norm", "batch", "batchnorm", "layer", "layernorm", "normalization"}
-MAX_NAMED = 16  # modules that one word of a name names
 Held = Counter[Hashable]  # the signatures of the modules of a block
 Signature = Callable[[Unit], Hashable]
 
@@ -90,46 +82,32 @@ def within(home: str) -> tuple[str, ...]:
 def aligned(a: Sequence[Unit], b: Sequence[Unit], signature: Signature) -> Aligned:
     """Align the families of two sides, the ones that hold the most of the same first."""
     sides = [_families(a), _families(b)]
-    held = [[[Counter(map(signature, x.members.values())) for x in family] for family in many] for many in sides]
     if not sides[0] or not sides[1]:
         return Aligned({}, {}, {})
+    held = [[[Counter(map(signature, x.members.values())) for x in family] for family in many] for many in sides]
+    sums = [[sum(family, Counter[Hashable]()) for family in many] for many in held]
     like = likeness(*([words(f"{family[0].name}/x") for family in many] for many in sides))
     found = []
-    for i, j in _worth_trying(held, like):
-        same, pairs = _in_order(held[0][i], held[1][j])
-        total = sum(c.total() for side in (held[0][i], held[1][j]) for c in side)
-        if 2 * same >= HELD * total:
-            found.append((2 * same / total + WORDS * float(like[i, j]), same, i, j, pairs))
+    for i, x in enumerate(sums[0]):
+        for j, y in enumerate(sums[1]):
+            total = x.total() + y.total()
+            if 2 * (x & y).total() < HELD * total or len(held[0][i]) * len(held[1][j]) > MAX_CELLS:
+                continue
+            same, pairs = _in_order(held[0][i], held[1][j])
+            if 2 * same >= HELD * total:
+                found.append((-2 * same / total - WORDS * float(like[i, j]), -same, i, j, pairs))
     blocks: dict[str, str] = {}
     inside: dict[str, dict[str, float]] = {}
     depth: dict[str, int] = {}
     used: tuple[set[int], set[int]] = (set(), set())
-    for _, _, i, j, pairs in sorted(found, key=lambda f: (-f[0], -f[1], f[2], f[3])):
-        if i in used[0] or j in used[1]:
-            continue
-        used[0].add(i)
-        used[1].add(j)
-        both = [(sides[0][i][x], sides[1][j][y]) for x, y in pairs]
-        blocks |= {x.name: y.name for x, y in both}
-        _inside(both, signature, inside, depth)
+    for _, _, i, j, pairs in sorted(found):
+        if i not in used[0] and j not in used[1]:
+            used[0].add(i)
+            used[1].add(j)
+            both = [(sides[0][i][k], sides[1][j][m]) for k, m in pairs]
+            blocks |= {p.name: q.name for p, q in both}
+            _inside(both, signature, inside, depth)
     return Aligned(blocks, {y: x for x, y in blocks.items()}, inside)
-
-
-def _worth_trying(held: Sequence[Sequence[Sequence[Held]]], like: Array) -> list[tuple[int, int]]:
-    """Families that may share half of their modules, the likeliest first, as many as there is time for."""
-    sums = [[sum(family, Counter()) for family in many] for many in held]
-    found = []
-    for i, x in enumerate(sums[0]):
-        for j, y in enumerate(sums[1]):
-            share = 2 * (x & y).total() / (x.total() + y.total())
-            if share >= HELD:
-                found.append((-share - WORDS * float(like[i, j]), i, j))
-    out, cells = [], 0
-    for _, i, j in sorted(found):
-        cells += len(held[0][i]) * len(held[1][j])
-        if cells <= MAX_CELLS:
-            out.append((i, j))
-    return out
 
 
 def _families(many: Sequence[Unit]) -> list[Family]:
@@ -138,7 +116,7 @@ def _families(many: Sequence[Unit]) -> list[Family]:
     for u in many:
         bare = once(u.home)
         for p in within(bare):
-            made[_folded(p)][p][bare[len(p) :]] = u
+            made[NUMBER.sub(lambda m: "#" if m[1] else m[0], p)][p][bare[len(p) :]] = u
     found = [
         [Block(name, blocks[name]) for name in sorted(blocks, key=natural)]
         for blocks in made.values()
@@ -147,31 +125,11 @@ def _families(many: Sequence[Unit]) -> list[Family]:
     return sorted(found, key=lambda f: -sum(len(x.members) for x in f))[:MAX_FAMILIES]
 
 
-@lru_cache(maxsize=2**16)
-def _folded(block: str) -> str:
-    return NUMBER.sub(lambda m: "#" if m[1] else m[0], block)
-
-
 def _in_order(a: Sequence[Held], b: Sequence[Held]) -> tuple[int, list[tuple[int, int]]]:
     """How many modules two families share if their blocks follow one another, forwards or backwards; and the pairs."""
-    if max(len(a), len(b)) > MAX_BLOCKS:
-        pairs = [(k, k) for k in range(len(a))] if len(a) == len(b) else []
-        return sum((a[i] & b[j]).total() for i, j in pairs), pairs
-    kinds: dict[frozenset[tuple[Hashable, int]], int] = {}
-    numbered = [[kinds.setdefault(frozenset(c.items()), len(kinds)) for c in side] for side in (a, b)]
-    shared: dict[tuple[int, int], int] = {}
-    table = []
-    for i, x in zip(numbered[0], a, strict=True):
-        table.append([_shared(shared, (i, j), x, y) for j, y in zip(numbered[1], b, strict=True)])
-    ahead = longest(table)
-    back = longest(table[::-1])
+    table = [[(x & y).total() for y in b] for x in a]
+    ahead, back = longest(table), longest(table[::-1])
     return ahead if ahead[0] >= back[0] else (back[0], [(len(a) - 1 - i, j) for i, j in back[1]])
-
-
-def _shared(known: dict[tuple[int, int], int], key: tuple[int, int], x: Held, y: Held) -> int:
-    if key not in known:
-        known[key] = (x & y).total()
-    return known[key]
 
 
 def longest(table: Sequence[Sequence[int]]) -> tuple[int, list[tuple[int, int]]]:
@@ -221,54 +179,3 @@ def _inside(
         found[home] = {}
     for a, b, m, n in homes:
         found[a][b] = fits[m, n] / (counts[0][m] + counts[1][n] - fits[m, n])
-
-
-class Named(NamedTuple):
-    """The modules that a normalisation is named after, and whether it stands before them, after them, or either."""
-
-    homes: frozenset[str]
-    before: bool
-    after: bool
-
-    @property
-    def share(self) -> float:
-        """Less than 1 if its name fits several groups of modules."""
-        return 1 / len({parent(home) for home in self.homes})
-
-
-def companions(many: Sequence[Unit]) -> dict[str, Named]:
-    """The modules that normalisations are named after: conv3 of bn3, expand_conv of expand_bn."""
-    held: dict[str, list[Unit]] = defaultdict(list)
-    for u in many:
-        for block in prefixes(u.home) or ("",):
-            held[block].append(u)
-    out: dict[str, Named] = {}
-    for block in sorted(held, key=len):
-        for home, named in _named(held[block], len(block)):
-            out[home] = named
-    return out
-
-
-def _named(members: Sequence[Unit], start: int) -> Iterator[tuple[str, Named]]:
-    """The normalisations of one block and what they are named after."""
-    by_home = {u.home: _tokens(u.home, start) for u in members}
-    common = Counter(t for tokens in by_home.values() for t in tokens)
-    others: dict[str, list[str]] = defaultdict(list)
-    for u in members:
-        for t in by_home[u.home] if "norm" not in u.kind else ():
-            others[t].append(u.home)
-    for u in members:
-        mine, score = by_home[u.home], defaultdict[str, float](float)
-        for t in mine if "norm" in u.kind else ():
-            for other in others[t] if len(others[t]) <= MAX_NAMED else ():
-                if not t.isdigit() or by_home[other] == mine:  # conv3 of bn3, but wi_1 of norm1 is chance
-                    score[other] += log(len(members) / common[t])
-        if best := max(score.values(), default=0.0):
-            homes = frozenset(home for home, n in score.items() if n > best - 1e-6)
-            yield u.home, Named(homes, not mine & AFTER, not mine & BEFORE)
-
-
-def _tokens(home: str, start: int) -> set[str]:
-    """The tokens of a module's name inside its block, without its kind; numbers outside of any block do not count."""
-    found = set(TOKENS.findall(DIMENSION.sub("", REPEATED.sub(r"\1", home)[start:]).lower())) - KIND
-    return found if start else {t for t in found if not t.isdigit()}

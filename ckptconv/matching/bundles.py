@@ -39,16 +39,12 @@ Made = dict[str, tuple[Tensor, Bundle]]  # by the name of the bundle: what it wo
 
 
 def bundled(a: Side, b: Side) -> tuple[Side, Side]:
-    """Both sides with pieces replaced by bundles, where that brings the sides closer; by two steps if not by one."""
+    """Both sides with pieces replaced by bundles, where that brings the sides closer."""
     sides = gated(a), b
     for _ in range(MAX_STEPS):
-        now = _agreement(*sides) + GAIN
-        for steps in (_steps, _double_steps):
-            best = max(steps(sides), key=lambda found: _agreement(*found), default=sides)
-            if _agreement(*best) > now:
-                break
-        else:
-            return sides
+        best = max(_steps(sides), key=lambda found: _agreement(*found), default=sides)
+        if _agreement(*best) <= _agreement(*sides) + GAIN:
+            break
         sides = best
     return sides
 
@@ -57,16 +53,6 @@ def _steps(sides: Sides) -> Iterator[Sides]:
     for k in (0, 1):
         for found in chain(_stacks(sides[k]), _fusions(sides[k]), _stacks(sides[k], again=True)):
             yield _replaced(sides, k, found)
-
-
-def _double_steps(sides: Sides) -> Iterator[Sides]:
-    """Stacks alone make nothing alike if all that is left is fused or stacked again on one side."""
-    for k in (0, 1):
-        for stack in _stacks(sides[k]):
-            one = _replaced(sides, k, stack)
-            for j in (0, 1):
-                for found in chain(_fusions(one[j]), _stacks(one[j], again=True)):
-                    yield _replaced(one, j, found)
 
 
 def _replaced(sides: Sides, k: int, found: Made) -> Sides:

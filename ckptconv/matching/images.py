@@ -55,13 +55,6 @@ class Images:
         # [1, n] is a scale or a bias, unless it is called a kernel
         matrices = [t for n, t in a.items() if len(t.shape) == 2 and (t.shape[0] > 1 or is_kernel(leaf(n)))]
         self.widths = Counter(t.shape[-1] for t in matrices) + Counter(self.channels)
-        beside: dict[int, list[int]] = defaultdict(list)
-        for t in convolved:
-            beside[t.shape[-2]].append(t.shape[-1])
-        # of convolutions of one input that may be put side by side: not of an image that was flattened
-        self.branches = {
-            sum(many[k : k + n]) for many in beside.values() for n in range(2, 9) for k in range(len(many) - n + 1)
-        }
 
     def before(self, a: Tensor, order: Order) -> Order | None:
         """The order of a dense layer, its bias and its normalisation that stand before an image; None elsewhere."""
@@ -82,7 +75,7 @@ class Images:
         others = self.widths[n] - (a.shape[1] == n) - (n in self.in_front)  # layers with as many outputs: not its own
         if (others > 0 and not follows_flatten(self.kinds, a.name)) or not channels:
             return None
-        known = order.text.endswith(" i") and n not in self.branches and others <= 0
+        known = order.text.endswith(" i") and others <= 0
         return (with_image(order, 2, 0, channels), True) if known else (order, False)
 
 

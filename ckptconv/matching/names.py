@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -26,93 +25,52 @@ if TYPE_CHECKING:
 
 Block = tuple[list[int], list[int]]  # templates of both sides that are compared with each other
 ROUNDS = 12
-BEGINS = 4  # letters of a word that say nearly what it does
 FEW = 500  # names of equal tensors that are compared one by one
-DENSE = 10_000  # numbers of a table of features that is quicker made in full
-CHUNK = 500  # rows of likeness at a time, where all would not fit
-ENOUGH = 0.3  # likeness of templates that are taken for each other's without an assignment
-MAX_SOLVED = 600  # rows or columns of an assignment that is solved exactly
 MAX_BLOCK = 2500  # templates of one block on a side that are solved at once
 
 
 # --- likeness ---------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=2**16)
-def _features(text: tuple[str, ...]) -> Mapping[str, int]:
-    """Words and pairs of neighbours, the last word as such too."""
-    bare = [w for w in text if w != "#"]
-    out: Counter[str] = Counter(bare)
-    out.update(f"{x} {y}" for x, y in pairwise(bare))
-    out.update(f"{w[:BEGINS]} .." for w in bare if len(w) > BEGINS)  # token and tokens, embed and embedding
-    out[f"{bare[-1] if bare else ''} $"] = 1
-    return out
-
-
 def likeness(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> Array:
-    """The likeness of all words of a to all of b: the cosine of their features, rare ones weighing more."""
-    return _product(*_vectors(a, b))
+    """The likeness of all words of a to all of b: the cosine of their features, rare ones weighing more.
 
-
-def _product(left: Any, right: Any) -> Array:
+    Features are words, pairs of neighbours, and the last word as such.
+    """
     import numpy as np
 
-    found = left @ right.T
-    return np.asarray(found if isinstance(found, np.ndarray) else found.toarray(), "f4")
+    sparse = _sparse()
+    rows = []
+    for text in (*a, *b):
+        bare = [w for w in text if w != "#"]
+        rows.append(Counter([*bare, *(f"{x} {y}" for x, y in pairwise(bare)), f"{bare[-1] if bare else ''} $"]))
+    seen = Counter(f for r in rows for f in r)
+    index = {f: i for i, f in enumerate(seen)}
+    weight = np.array([math.log(1 + len(rows) / n) * (0.5 if " " in f else 1) for f, n in seen.items()])
+    at = np.array([index[f] for r in rows for f in r])
+    counts = np.array([n for r in rows for n in r.values()]) * weight[at]
+    table = sparse.csr_array((counts, at, np.cumsum([0, *map(len, rows)])), shape=(len(rows), len(index)))
+    norm = np.sqrt(np.asarray((table * table).sum(axis=1)).reshape(-1))
+    table = sparse.diags_array(1 / np.maximum(norm, 1e-12)) @ table
+    return np.asarray((table[: len(a)] @ table[len(a) :].T).toarray(), "f4")
 
 
-def _vectors(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> list[Any]:
-    """The features of all words as rows of length one, sparse where there are many."""
+def _sparse() -> Any:
     try:
-        import numpy as np
         from scipy import sparse
     except ImportError:
         raise MissingExtra("matching by names needs scipy; pip install 'ckptconv[match]'") from None
-    rows = [[_features(tuple(t)) for t in side] for side in (a, b)]
-    seen = Counter(f for side in rows for r in side for f in r)
-    total = len(a) + len(b)
-    index = {f: i for i, f in enumerate(seen)}
-    weight = np.array([math.log(1 + total / n) * (0.5 if " " in f else 1) for f, n in seen.items()])
-
-    def table(side: list[Mapping[str, int]]) -> Any:
-        lengths = [len(r) for r in side]
-        at = np.fromiter((index[f] for r in side for f in r), int, sum(lengths))
-        n = np.fromiter((c for r in side for c in r.values()), float, sum(lengths))
-        if total * len(index) <= DENSE:
-            full = np.zeros((len(side), len(index)))
-            full[np.repeat(np.arange(len(side)), lengths), at] = n * weight[at]
-            return full / np.maximum(np.sqrt((full * full).sum(axis=1, keepdims=True)), 1e-12)
-        made = sparse.csr_array((n * weight[at], at, np.cumsum([0, *lengths])), shape=(len(side), len(index)))
-        norm = np.sqrt(np.asarray((made * made).sum(axis=1)).reshape(-1))
-        return sparse.diags_array(1 / np.maximum(norm, 1e-12)) @ made
-
-    return [table(side) for side in rows]
+    return sparse
 
 
 def assigned(gain: Array) -> list[tuple[int, int]]:
-    """The pairs with the greatest sum of gains; of many, what is each other's best, and the rest in order."""
+    """The pairs with the greatest sum of gains."""
     if gain.shape == (1, 1):
         return [(0, 0)] if gain[0, 0] > 0 else []
-    import numpy as np
+    from scipy.optimize import linear_sum_assignment
 
-    out: list[tuple[int, int]] = []
-    rows, columns = (np.arange(n) for n in gain.shape)
-    for _ in range(ROUNDS if max(gain.shape) > MAX_SOLVED else 0):  # solving takes the cube of the number
-        if max(len(rows), len(columns)) <= MAX_SOLVED or not len(rows) or not len(columns):
-            break
-        part = gain[np.ix_(rows, columns)]
-        best = part.argmax(axis=1)
-        mutual = part.argmax(axis=0)[best] == np.arange(len(rows))
-        out += zip(rows[mutual].tolist(), columns[best[mutual]].tolist(), strict=True)
-        rows, columns = rows[~mutual], np.delete(columns, best[mutual])
-    if max(len(rows), len(columns)) > MAX_SOLVED:
-        out += zip(rows.tolist(), columns.tolist(), strict=False)
-    elif len(rows) and len(columns):
-        from scipy.optimize import linear_sum_assignment
-
-        chosen = linear_sum_assignment(gain[np.ix_(rows, columns)], maximize=True)
-        out += zip(rows[chosen[0]].tolist(), columns[chosen[1]].tolist(), strict=True)
-    return [(r, c) for r, c in sorted(out) if gain[r, c] > 0]
+    rows, columns = linear_sum_assignment(gain, maximize=True)
+    return [(r, c) for r, c in zip(rows.tolist(), columns.tolist(), strict=True) if gain[r, c] > 0]
 
 
 def alike(many_a: Sequence[str], many_b: Sequence[str]) -> list[tuple[str, str]]:
@@ -180,16 +138,10 @@ def _round(
             continue
         gain = _gain(like, part_a, part_b)
         for r, c in assigned(gain):
-            best = [int(k) for k in _highest(gain[r], 0.85 * gain[r, c]) if k != c]
-            rivals = tuple(part_b[k].members[0].name for k in best)
+            near = [int(k) for k in (-gain[r]).argsort(kind="stable")[:4] if k != c and gain[r, k] > 0.85 * gain[r, c]]
+            rivals = tuple(part_b[k].members[0].name for k in near)
             out += aligned(part_a[r], part_b[c], float(like[r, c]), rivals, unique)
     return out
-
-
-def _highest(gains: Array, least: float) -> Array:
-    """The places of the four highest of some gains that exceed a bound; few do, so that few are sorted."""
-    near = (gains > least).nonzero()[0]
-    return near[(-gains[near]).argsort(kind="stable")[:4]]
 
 
 def _kinds(like: Array, a: Sequence[Sort], b: Sequence[Sort], homes: Mapping[tuple[str, str], float]) -> None:
@@ -233,61 +185,31 @@ def _gain(like: Array, a: Sequence[Sort], b: Sequence[Sort]) -> Array:
 
 def _blocks(a: Sequence[Sort], b: Sequence[Sort]) -> list[Block]:
     """Templates that share shapes, directly or by way of others; a block too large is cut along its sorted words."""
-    first: dict[Hashable, int] = {}
-    root = list(range(len(a) + len(b)))
+    import numpy as np
 
-    def find(k: int) -> int:
-        while root[k] != k:
-            root[k] = k = root[root[k]]
-        return k
-
-    for k, s in enumerate((*a, *b)):
-        for g in s.groups:
-            root[find(k)] = find(first.setdefault(g, k))
-    found: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for k in range(len(a)):
-        found[find(k)][0].append(k)
-    for k in range(len(b)):
-        found[find(len(a) + k)][1].append(k)
-    out = []
-    for rows, columns in found.values():
-        if rows and columns:
-            out += _cut(rows, columns, a, b)
-    return out
+    sparse = _sparse()
+    every = [*a, *b]
+    groups = {g: k for k, g in enumerate({g for s in every for g in s.groups}, len(every))}
+    edges = [(k, groups[g]) for k, s in enumerate(every) for g in s.groups]
+    rows, columns = zip(*edges, strict=True)
+    size = len(every) + len(groups)
+    graph = sparse.coo_array((np.ones(len(edges)), (rows, columns)), shape=(size, size))
+    _, label = sparse.csgraph.connected_components(graph, directed=False)
+    found: dict[int, Block] = defaultdict(lambda: ([], []))
+    for k in range(len(every)):
+        found[int(label[k])][k >= len(a)].append(k - len(a) * (k >= len(a)))
+    return [block for rows_, columns_ in found.values() if rows_ and columns_ for block in _cut(rows_, columns_, a, b)]
 
 
 def _cut(rows: list[int], columns: list[int], a: Sequence[Sort], b: Sequence[Sort]) -> list[Block]:
     count = -(-max(len(rows), len(columns)) // MAX_BLOCK)
     if count == 1:
         return [(rows, columns)]
-    same = {s.words: c for c in columns for s in [b[c]]}
-    easy = [(r, same[a[r].words]) for r in rows if a[r].words in same]  # no assignment is needed for these
-    if easy:
-        return [([r], [c]) for r, c in easy]
-    if best := _mutual([a[r] for r in rows], [b[c] for c in columns]):
-        return [([rows[r]], [columns[c]]) for r, c in best]
+    same = {b[c].words: c for c in columns}
+    if easy := [([r], [same[a[r].words]]) for r in rows if a[r].words in same]:
+        return easy  # no assignment is needed for these
     rows.sort(key=lambda r: a[r].words[::-1])
     columns.sort(key=lambda c: b[c].words[::-1])
-    return [(_slice(rows, i, count), _slice(columns, i, count)) for i in range(count)]
-
-
-def _mutual(a: Sequence[Sort], b: Sequence[Sort]) -> list[tuple[int, int]]:
-    """Pairs of templates that are each other's likest, found some rows at a time."""
-    import numpy as np
-
-    right, top = [-1] * len(a), np.zeros(len(b), "f4")
-    left = np.full(len(b), -1)
-    rows, columns = _vectors([s.words for s in a], [s.words for s in b])
-    for start in range(0, len(a), CHUNK):
-        like = _product(rows[start : start + CHUNK], columns)
-        _kinds(like, a[start : start + CHUNK], b, {})
-        for r, c in enumerate(like.argmax(axis=1)):
-            right[start + r] = int(c)
-        better = like.max(axis=0) > top
-        left[better] = start + like.argmax(axis=0)[better]
-        top = np.maximum(top, like.max(axis=0))
-    return [(r, c) for r, c in enumerate(right) if left[c] == r and top[c] > ENOUGH]
-
-
-def _slice(many: list[int], i: int, count: int) -> list[int]:
-    return many[len(many) * i // count : len(many) * (i + 1) // count]
+    starts = [[len(many) * i // count for i in range(count + 1)] for many in (rows, columns)]
+    cuts = zip(pairwise(starts[0]), pairwise(starts[1]), strict=True)
+    return [(rows[slice(*x)], columns[slice(*y)]) for x, y in cuts]

@@ -4,9 +4,8 @@
         values.py           the same elements, in which order of axes: proved bit for bit
         names.py            equal words and numbers: numbering.py says which number is which
         lengths.py          an axis that is longer on one side: a padded vocabulary
-        layered.py          pieces that are stacked and fused at once, by values
         bundles.py          pieces on one side that are one tensor on the other: stacked layers, fused QKV
-        modules.py          modules of one signature, by names, neighbours and order; cells.py: recurrent ones
+        pairing.py          modules of one signature, by names, blocks and order; cells.py: recurrent ones
         orders.py           how axes may move: conventions, then all that shapes allow; doubt.py: and what is doubtful
         images.py           dense layers and vectors beside images, whose channels come last there and first here
     toml(proposal, ...)     toml.py: rules over indices, with evidence; `-c` takes the file as it is
@@ -28,23 +27,22 @@ from ..dtypes import DTYPES
 from ..errors import CkptError, UsageError
 from ..rules import passes
 from . import names as by_name
-from .doubt import voted
 from .images import vectors
-from .layered import proved
 from .lengths import by_length
-from .named import Known, Sides, by_names, by_same_names, known_of, left
-from .pairs import Pair, Proposal, leaf
+from .named import Sides, by_names, by_same_names, known_of, left
+from .pairing import by_modules, with_constants
+from .pairs import Pair, Proposal
 from .side import weights
-from .structure import by_modules, with_constants
 from .values import Found, find
 from .words import items
 
 HOPE = 0.5  # of the smaller side must find a partner
 SHOWN = 10
-FOLDED = (
-    "batch normalisation seems to be folded into {}: that rounds and needs its epsilon, so that no rule computes it; "
-    "convert into a module that still has it, and torch.nn.utils.fusion.fuse_conv_bn_eval folds it: docs/match.md has "
-    "the steps"
+FOLDED = "batch normalisation seems to be folded into other layers of the target"
+UNFOLDED = (
+    f"{FOLDED}: that rounds and needs its epsilon, so that no rule computes it; "
+    "convert into a module that still has it, and torch.nn.utils.fusion.fuse_conv_bn_eval "
+    "folds it: docs/match.md has the steps"
 )
 
 
@@ -77,16 +75,16 @@ def match(
     done = set(found.copies), {n for t in found.ties for n in t}
     if found.trained:
         pairs = by_names(sides, known, pairs, done)
-        pairs += proved(by_modules(left(sides, pairs, done), known, pairs, sides), sides)
     else:
         pairs += by_same_names(left(sides, pairs, done), known, pairs)
         pairs += by_modules(left(sides, pairs, done), known, pairs, sides)
         pairs = by_names(sides, known, pairs, done)
-        pairs = voted(pairs, sides[0].tensors, sides[1].tensors)
     pairs += by_length(left(sides, pairs, done), known)
     if not found.trained:
         pairs = vectors(with_constants(pairs, sides), sides)
-    notes += _folded_note(sides, known, pairs)
+    if known.folded:
+        notes.append(UNFOLDED)
+        pairs = [p._replace(sure=False, real=True, why=(*p.why, FOLDED)) for p in pairs]
     ties = [*found.ties, *_tied(target, pairs, done[1])]
     copies = found.copies | _copied(source, pairs)
     rest = left(sides, pairs, (done[0] | set(copies), done[1] | {n for t in ties for n in t}))
@@ -112,14 +110,6 @@ def _by_values(sides: Sides, workers: int) -> Found:
     if not found.trained and not found.pairs:
         found.notes.append("no values agree: the target was not made from this source, or it is not trained")
     return found
-
-
-def _folded_note(sides: Sides, known: Known, pairs: Sequence[Pair]) -> list[str]:
-    if not known.folded:
-        return []
-    done = {n for p in pairs for n in p.targets}
-    bad = [n for n, t in sides[1].tensors.items() if n not in done and len(t.shape) > 2 and leaf(n) == "weight"]
-    return [FOLDED.format(", ".join(bad[:SHOWN]))] if bad else []
 
 
 def _tied(target: Checkpoint, pairs: Sequence[Pair], known: set[str]) -> list[tuple[str, ...]]:

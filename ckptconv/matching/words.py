@@ -10,7 +10,6 @@ import re
 from collections.abc import Hashable, Iterable, Mapping
 from functools import lru_cache
 
-from ..rules.templates import MAX_NAME
 from .pairs import COPY, WORDS, Item, folded, leaf, parent
 
 # Variables by what they are called in one place and the other. The last word decides what a tensor is.
@@ -32,7 +31,6 @@ SAME = {
     "pos": "position", "shortcut": "downsample", "router": "gate", "dwconv": "depthwise",
 }  # fmt: skip
 SEPARATORS = re.compile(r"[/.]+")
-COUNT = re.compile("_\0(?=[/.]|\\Z)")  # a number at the end of a segment
 AVERAGE = re.compile(r"(?:/~)?/(mean|var)_ema(?:/~)?/average$")
 RANK = re.compile(r"(?i)(conv|pool)[123]d")
 LETTERS = 4  # of a word that may be a plural, at least
@@ -80,30 +78,13 @@ def _singular(word: str) -> str:
 
 
 def items(names: Iterable[str], groups: Mapping[str, Hashable]) -> list[Item]:
-    """The tensors as this module sees them; `layer` without a number is the first of its kind, `layer_0`."""
+    """The tensors as this module sees them."""
     every = list(names)
-    known = {text for n in every if "_\0" in (text := folded(n)[0])}
-    bare = {
-        text[: m.start()] + text[m.end() :] for text in known if len(text) <= MAX_NAME + 2 for m in COUNT.finditer(text)
-    }
     cells = {n.rpartition("recurrent_kernel")[0] for n in every if "recurrent_kernel" in n}
     out = []
     for at, name in enumerate(every):
-        text = _numbered(name, known) if folded(name)[0] in bare else name
-        home, last = parent(name), leaf(name)
+        text, home, last = name, parent(name), leaf(name)
         if cells and last in ("kernel", "bias") and f"{home}/" in cells:
             text = f"{parent(text)}/{'weight_ih' if last == 'kernel' else 'bias_ih'}"
         out.append(Item(name, words(text), folded(text)[1], groups[name], at / max(1, len(every) - 1)))
     return out
-
-
-def _numbered(name: str, known: set[str]) -> str:
-    """`dense/kernel` as `dense_0/kernel`, if there is a `dense_1/kernel`: Keras counts so."""
-    if len(name) > MAX_NAME:
-        return name
-    parts = re.split(r"([/.])", name)
-    for k in range(0, len(parts), 2):
-        other = "".join([*parts[:k], f"{parts[k]}_0", *parts[k + 1 :]])
-        if not re.search(r"[0-9]$", parts[k]) and folded(other)[0] in known:
-            return other
-    return name

@@ -103,58 +103,11 @@ def test_parts_of_a_name(name: str, leaf: str, parent: str, folded: tuple[str, t
     assert (pairs.leaf(name), pairs.parent(name), pairs.folded(name)) == (leaf, parent, folded)
 
 
-def test_items() -> None:
-    """A layer without a number is the first of those that Keras counts; a cell's kernel is that of its inputs."""
-    many = [
-        "dense/kernel",
-        "dense_1/kernel",
-        "other/kernel",
-        "l1/x",
-        "l1_0/x",
-        "g/kernel",
-        "g/bias",
-        "g/recurrent_kernel",
-    ]
-    found = items(many, dict.fromkeys(many, "rest") | {many[0]: "first"})
-    assert [(i.words, i.numbers, i.group) for i in found] == [
-        (("dense", "#", "weight"), (0,), "first"),
-        (("dense", "#", "weight"), (1,), "rest"),
-        (("other", "weight"), (), "rest"),
-        (("l", "#", "x"), (1,), "rest"),
-        (("l", "#", "#", "x"), (1, 0), "rest"),
-        (("g", "weight_ih"), (), "rest"),
-        (("g", "bias_ih"), (), "rest"),
-        (("g", "weight_hh"), (), "rest"),
-    ]
-    assert [i.at for i in found] == [k / 7 for k in range(8)]
-    assert [i.at for i in items(["a"], {"a": 0})] == [0]
-    long = [f"{'n' * 1100}/w", f"{'n' * 1100}_1/w"]
-    assert [i.numbers for i in items(long, dict.fromkeys(long))] == [(), (1,)]  # too long to be looked into
-
-
 # --- likeness and assignment ------------------------------------------------------------------------------------------
 
 
 def like(a: str, b: str, *others: str) -> float:
     return float(names.likeness([a.split()], [b.split(), *(o.split() for o in others)])[0, 0])
-
-
-def test_likeness_orders_names_as_a_reader_would() -> None:
-    assert like("a b weight", "a b weight") == pytest.approx(1)
-    assert like("a b", "c d") == 0
-    assert like("a # weight", "a weight") == pytest.approx(1)  # numbers are compared elsewhere
-    assert like("", "") == pytest.approx(1)
-    ranked = ["enc attn weight", "attn enc weight", "enc attn bias", "enc mlp bias", "dec mlp bias"]
-    got = [float(x) for x in names.likeness([ranked[0].split()], [r.split() for r in ranked])[0]]
-    assert got == sorted(got, reverse=True)
-    assert len(set(got)) == len(got)
-    rare = names.likeness([["x", "common"]], [["x", "a"], ["b", "common"], *[["c", "common"]] * 6])[0]
-    assert rare[0] > rare[1]  # the word that few others have says more
-    near = names.likeness([["token"]], [["tokenizer"], ["toker"], ["tok"], ["tokn"]])[0]
-    assert near[0] > 0
-    assert near[1] > 0
-    assert near[2] == near[3] == 0  # four letters at the beginning, or nothing
-    assert float(names.likeness([["embed"]], [["embe"]])[0, 0]) == 0
 
 
 def test_the_last_word_counts_twice() -> None:
@@ -184,33 +137,12 @@ def test_nothing_is_gained_by_a_pair_without_gain() -> None:
     assert names.assigned(np.array([[1, 0], [0, 0]], "f4")) == [(0, 0)]
 
 
-@pytest.mark.parametrize("shape", [(6, 6), (7, 4), (4, 7), (3, 3)])
-def test_of_many_each_others_best_are_paired(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "MAX_SOLVED", 3)
-    gain = np.random.default_rng(3).uniform(0.1, 0.2, shape).astype("f4")
-    way = [(r, (r + 1) % min(shape)) for r in range(min(shape))]
-    for r, c in way:
-        gain[r, c] = 1
-    assert names.assigned(gain) == way
-
-
-def test_of_too_many_that_are_alike_the_order_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "MAX_SOLVED", 2)
-    monkeypatch.setattr(names, "ROUNDS", 1)
-    assert names.assigned(np.full((5, 4), 0.5, "f4")) == [(0, 0), (1, 1), (2, 2), (3, 3)]
-
-
 def test_few_that_nothing_tells_apart() -> None:
     assert names.alike(["x"], ["other"]) == [("x", "other")]
     assert names.alike(["q/w", "k/w"], ["k.w", "q.w"]) == [("q/w", "q.w"), ("k/w", "k.w")]
     assert names.alike(["l_2/w", "l_1/w"], ["l.1.w", "l.2.w"]) == [("l_2/w", "l.2.w"), ("l_1/w", "l.1.w")]
     assert names.alike(["u", "v", "w"], ["x", "y", "z"]) == [("u", "x"), ("v", "y"), ("w", "z")]  # as they stand
     assert names.alike(["b_1/w", "a/w"], ["a.1.w", "b.w"]) == [("b_1/w", "b.w"), ("a/w", "a.1.w")]
-
-
-def test_many_that_nothing_tells_apart_are_matched_as_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "FEW", 1)
-    assert sorted(names.alike(["q/w", "k/w"], ["k.w", "q.w"])) == [("k/w", "k.w"), ("q/w", "q.w")]
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------
@@ -345,29 +277,3 @@ def test_homes_that_belong_together_lend_it_to_their_tensors() -> None:
 def test_a_bias_is_not_taken_for_a_weight() -> None:
     found = paired(["a/gamma", "b/beta"], ["c.bias", "d.weight"])
     assert {(a, b) for a, b, *_ in found} == {("a/gamma", "d.weight"), ("b/beta", "c.bias")}
-
-
-@pytest.mark.parametrize("shuffled", [False, True])
-@pytest.mark.parametrize("limit", [3, 4, 100])
-def test_blocks_that_are_too_large_are_cut(limit: int, shuffled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal words need no assignment, each other's likest little of one; only the rest is cut."""
-    monkeypatch.setattr(names, "MAX_BLOCK", limit)
-    stems = ["apple", "berry", "cherry", "damson", "elder", "fig", "grape"]
-    a = [f"{s}/w" for s in stems]
-    b = [f"{s}.{'top.' if shuffled else ''}w" for s in (reversed(stems) if shuffled else stems)]
-    found = {(x, y) for x, y, *_ in paired(a, b)}
-    assert found == {(f"{s}/w", f"{s}.{'top.' if shuffled else ''}w") for s in stems}
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 100])
-def test_each_others_likest_are_found_some_rows_at_a_time(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another is liker to, and what is hardly like, is left."""
-    monkeypatch.setattr(names, "CHUNK", chunk)
-    a, b = (
-        names.sorts(items(many, dict.fromkeys(many)))
-        for many in (
-            ["u/plum/w", "fig/w", "u/apple/w", "fig/top/w", "one/two/three/shared/last"],
-            ["x.apple.w", "y.plum.w", "fig.w", "other.first.shared.then.end"],
-        )
-    )
-    assert names._mutual(a, b) == [(0, 1), (1, 2), (2, 0)]

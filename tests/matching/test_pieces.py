@@ -10,10 +10,10 @@ import pytest
 
 from ckptconv import UsageError
 from ckptconv.checkpoint import Tensor, held
-from ckptconv.matching import cells, parts, prints
+from ckptconv.matching import cells, parts
 from ckptconv.matching.check import prove
-from ckptconv.matching.doubt import CHOSEN, KEPT_GATES, VOTED, Judge, voted
 from ckptconv.matching.doubt import GATES as GRU
+from ckptconv.matching.doubt import KEPT_GATES, Judge
 from ckptconv.matching.images import FLAT, FLAT_NOT, SHAPED_IMAGE, Images, vectors
 from ckptconv.matching.lengths import _axis, padded
 from ckptconv.matching.orders import Order
@@ -142,9 +142,6 @@ VECTORS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, str], str, dict[s
     "behind it, but Keras says": (CONV | SQUARE | NORM, OWN, "flat_batch_normalization", {"n.gamma": TURNED}),
     "a row": (CONV | {"n/scale": (1, 60)} | DENSE, OWN, "", {"n.scale": ("a (s c) -> a (c s)", FLAT)}),
     "joined channels": (CONV | NORM | {"e/kernel": (1, 1, 60, 4)} | DENSE, OWN, "", {}),
-    "behind branches": (
-        {"a/kernel": (1, 1, 2, 20), "b/kernel": (1, 1, 2, 40)} | NORM | DENSE, OWN, "", {"n.gamma": ("", FLAT_NOT)},
-    ),
     "the bias of heads": (CONV | {"n/kernel": (3, 6, 10), "n/bias": (60,)} | DENSE, OWN, "", {}),
     "channels of a depthwise kernel": (
         CONV | {"e/depthwise_kernel": (3, 3, 5, 12)} | NORM | DENSE, OWN, "", {},
@@ -483,37 +480,3 @@ def test_what_an_original_computes() -> None:
 
         with pytest.raises(UsageError, match=f"the original cannot be run with these inputs: {words}"):
             prove.outputs_of(fails, {"x": np.ones(1)})
-
-
-def test_common_numbers_are_those_that_training_begins_with() -> None:
-    assert {"0.0", "1.0", "nan"} == prints.COMMON
-
-
-@pytest.mark.parametrize("word", ["emb", "wte", "wpe", "lookup", "vocab", "Token_Embedding", "VOCAB", ""])
-def test_matrices_that_are_looked_up_are_not_turned_with_the_others(word: str) -> None:
-    """The others vote for a transpose; a table of the same shape keeps the order that it was given."""
-    pairs, a, b = [], {}, {}
-    for k, name in enumerate(["p", "q", "r", f"{word}x"]):
-        table, to = k == 3, f"t.{name}.weight"
-        shape = (4, 4) if table else (3, 5 + k)
-        a[name], b[to] = tensor(name, shape), tensor(to, shape[::-1])
-        pairs.append(Pair((name,), (to,), Order() if table else Order("i o -> o i"), sure=not table, real=table))
-    *_, last = voted(pairs, a, b)
-    assert bool(last.order.text) is not bool(word)
-
-
-def test_a_matrix_that_was_turned_says_why_and_nothing_else_than_is_true() -> None:
-    """It keeps the other reasons; that a convention chose is no longer one."""
-    pairs, a, b = [], {}, {}
-    for k, name in enumerate(["p", "q", "r"]):
-        shape = (4, 4) if name == "r" else (3, 5 + k)
-        a[name], b[f"t.{name}.weight"] = tensor(name, shape), tensor(f"t.{name}.weight", shape[::-1])
-        order = Order() if name == "r" else Order("i o -> o i")
-        pairs.append(Pair((name,), (f"t.{name}.weight",), order, why=("names", CHOSEN)))
-    *others, last = voted(pairs, a, b)
-    assert others == pairs[:2]
-    assert (last.order.text, last.why, last.sure) == ("i o -> o i", ("names", VOTED), False)
-    assert voted([*others, last], a, b) == [*others, last]
-
-
-# --- outputs ------------------------------------------------------------------------------------------------------

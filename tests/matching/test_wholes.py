@@ -62,27 +62,9 @@ def twins(rng: np.random.Generator) -> Both:
     return a, b
 
 
-def experts(layers_at: int, experts_at: int) -> Callable[[np.random.Generator], Both]:
-    """Experts of scanned layers in one tensor, with the layers and the experts along any axis."""
-
-    def made(rng: np.random.Generator) -> Both:
-        a, b = {"params/embed/embedding": drawn(rng, 50, WIDTH)}, {}
-        b["embed.weight"] = a["params/embed/embedding"]
-        for theirs, ours, i, o in (("wi_0", "w1", WIDTH, 17), ("wi_1", "w3", WIDTH, 17), ("wo", "w2", 17, WIDTH)):
-            w = drawn(rng, LAYERS, 4, i, o)
-            a[f"params/layers/moe/{theirs}"] = np.moveaxis(w, (0, 1), (layers_at, experts_at))
-            b |= {f"layers.{k}.moe.experts.{e}.{ours}.weight": w[k, e].T for k in range(LAYERS) for e in range(4)}
-        return a, dict(sorted(b.items()))
-
-    return made
-
-
 CASES: dict[str, tuple[Callable[[np.random.Generator], Both], int]] = {  # and how many pairs doubt the order of parts
     "einsums": (einsums, 6),
     "twins": (twins, 6),
-    "layers first": (experts(0, 1), 0),
-    "experts first": (experts(1, 0), 0),
-    "layers second": (experts(2, 0), 0),
 }
 
 

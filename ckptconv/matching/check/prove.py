@@ -24,7 +24,7 @@ from ...messages import many, paragraphs, printable
 from ...rules import toml as rules
 from ...rules.apply import apply
 from ...verification.outputs import Comparison, Step, departure
-from .. import bundle_orders, cells, doubt, modules
+from .. import bundle_orders, cells, doubt, pairing
 from ..pairs import Pair, Proposal, parent
 from ..toml import toml
 from .alternatives import Alternative, alternatives
@@ -51,8 +51,8 @@ FEW = (
     "rows, or what comes before a last argmax or threshold"
 )
 ASSUMED = {  # what is no longer so when something else was taken; the flattened images change their own
-    doubt.CHOSEN, doubt.SHAPED, doubt.VOTED, doubt.KEPT_GATES, bundle_orders.FUSED, bundle_orders.PARTS, cells.FORGET,
-    modules.PLACE, modules.SOME, modules.NUMBERS,
+    doubt.CHOSEN, doubt.SHAPED, doubt.KEPT_GATES, bundle_orders.FUSED, bundle_orders.PARTS, cells.FORGET,
+    pairing.PLACE, pairing.SOME, pairing.NUMBERS,
 }  # fmt: skip
 CHANGED = "changed by the check, as the outputs are nearer so"
 AS_RUN = "the modules in the order in which they run"
