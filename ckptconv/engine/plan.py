@@ -18,8 +18,8 @@ from ..dtypes import castable
 from ..errors import CkptError, ConversionError, UsageError
 from ..formats.placement import Placement
 from ..messages import Fold, fold, in_bytes, in_shape, listing, many, printable, redacted, table
-from ..moves import copies, dense, padding, sums
 from ..moves.boxes import is_contiguous, reach
+from ..moves.derived import derived, is_constant
 from ..moves.gather import WINDOW
 from ..moves.log import CHUNK
 from ..moves.part import Coded, Data, Piece, Span, Stored, c_strides
@@ -170,17 +170,11 @@ def is_copy(t: Tensor) -> bool:
 def how(t: Tensor) -> str:
     """A few words for what happens to a tensor: copy, decode, join 2, transpose, axes 3 2 0 1, rearrange, cast."""
     words = []
-    if count := max((len(copies.of(p.data)) for p in t.parts), default=0):
-        words.append(f"compare {count} copies")
-    elif count := max((len(sums.of(p.data)) for p in t.parts), default=0):
-        words.append(f"add {count}")
-    elif word := next(filter(None, (padding.how(p.data) for p in t.parts)), ""):
-        words.append(word)
-    elif any(dense.of(p.data) for p in t.parts):
-        words.append("make dense")
+    if made := next(filter(None, (derived(p.data) for p in t.parts)), None):
+        words.append(made.how)
     elif any(isinstance(p.data, Coded) for p in t.parts):
         words.append("decode")
-    parts = [p for p in t.parts if not padding.is_constant(p)]
+    parts = [p for p in t.parts if not is_constant(p)]
     if len(parts) > 1:
         words.append(f"join {len(parts)}")
     if not all(map(is_contiguous, parts)) and t.count:
@@ -205,7 +199,8 @@ def _axes(t: Tensor) -> str:
 
 def made_of(data: Data) -> list[Stored]:
     """The tensors that data is computed from when it is read; none of what a file or an array has as it is."""
-    return copies.of(data) or sums.of(data) or padding.of(data) or dense.of(data)
+    made = derived(data)
+    return made.sources if made else []
 
 
 def sources(t: Stored) -> list[str]:

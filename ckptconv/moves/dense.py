@@ -1,8 +1,8 @@
 """Dense tensors of sparse and quantised ones, computed block by block whenever they are read.
 
-quantised("w", {"": q, "scale": s, "zero_point": z}, None)   data that is (q - z) * s; along an axis: by channels
-sparse("w", (9, 9), {"indices": i, "values": v})             data that is 0 but for values at indices, which add up
-sparse("w", (9, 9), {"crow_indices": r, "col_indices": c, "values": v})     the same by rows, or by columns (ccol, row)
+{"": q, "scale": s, "zero_point": z}                  (q - z) * s; along an axis: by channels
+{"indices": i, "values": v}                           0 but for values at indices, which add up
+{"crow_indices": r, "col_indices": c, "values": v}    the same by rows, or by columns (ccol, row)
 
 A shape costs nothing to claim, and the pieces may be packed small, so neither is ever held whole: values are read in
 windows, and sorted by blocks through a temporary file where they are many. The order of those that meet stays, since
@@ -11,21 +11,19 @@ sums of floats depend on it. All arithmetic is torch's, to the bit.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dtypes import DTYPES, DType
 from ..errors import CorruptCheckpoint
 from ..storage.faults import spooling
-from . import recorded
 from .boxes import sliced
 from .decoded import Pool, whole
-from .part import Coded, Data, Stored, c_strides
+from .part import Stored, c_strides
 from .read import check_reads, read_array, spans_of, stretches, windows
 from .sources import Sources
 
@@ -39,37 +37,20 @@ SPOOL = 2**23  # bytes of a packed piece that are held in memory
 Pieces = Mapping[str, Stored]
 
 
-def quantised(name: str, pieces: Pieces, axis: int | None) -> Data:
-    """The float32 elements of a tensor whose numbers are of the whole, or of the channels along an axis."""
-    q, scale, zero = (pieces[k] for k in ("", "scale", "zero_point"))
-    want = () if axis is None else (q.shape[axis],)
-    if {scale.shape, zero.shape} != {want}:
-        along = "" if axis is None else f" along axis {axis}"
-        text = f"{list(scale.shape)} scales, {list(zero.shape)} zero points{along}"
-        raise CorruptCheckpoint(f"its scales do not fit its shape {list(q.shape)}: {text}", tensor=name)
-    return _data(name, q.shape, DTYPES["float32"], pieces, axis)
-
-
-def sparse(name: str, shape: tuple[int, ...], pieces: Pieces) -> Data:
-    """The elements, of the dtype of the values."""
+def check(name: str, shape: tuple[int, ...], pieces: Pieces, axis: int | None) -> None:
+    """CorruptCheckpoint if the pieces do not fit together. axis: of the channels that have scales of their own."""
+    if "" in pieces:
+        q, scale, zero = (pieces[k] for k in ("", "scale", "zero_point"))
+        want = () if axis is None else (q.shape[axis],)
+        if {scale.shape, zero.shape} != {want}:
+            along = "" if axis is None else f" along axis {axis}"
+            text = f"{list(scale.shape)} scales, {list(zero.shape)} zero points{along}"
+            raise CorruptCheckpoint(f"its scales do not fit its shape {list(q.shape)}: {text}", tensor=name)
+        return
     odd = _odd_entries(shape, pieces) if "indices" in pieces else _odd_blocks(shape, pieces)
     if odd or any(t.dtype.kind not in "iu" for part, t in pieces.items() if part != "values"):
         text = f"its sparse indices do not fit its shape {list(shape)}: {odd or 'they are not whole numbers'}"
         raise CorruptCheckpoint(text, tensor=name)
-    return _data(name, shape, pieces["values"].dtype, pieces, None)
-
-
-def _data(name: str, shape: tuple[int, ...], kind: DType, pieces: Pieces, axis: int | None) -> Data:
-    rows = recorded.rows([replace(t, name=part) for part, t in pieces.items()])
-    key = json.dumps([name, shape, axis, rows], separators=(",", ":"))
-    return Coded(__name__, recorded.url(list(pieces.values())), key, prod(shape) * kind.itemsize)
-
-
-def of(data: Data) -> list[Stored]:
-    """The pieces of which the data is computed; none if it is other data."""
-    if not isinstance(data, Coded) or data.module != __name__:
-        return []
-    return recorded.tensors(json.loads(data.key)[-1])
 
 
 def _odd_entries(shape: tuple[int, ...], pieces: Pieces) -> str:
@@ -95,17 +76,14 @@ def _odd_blocks(shape: tuple[int, ...], pieces: Pieces) -> str:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def decode(coded: Coded) -> Iterator[Array]:
+def computed(tensors: Sequence[Stored], params: list[Any], sources: Sources) -> Iterator[Array]:
     """Yield the dense elements in order."""
-    name, shape, axis, _ = json.loads(coded.key)
-    with Sources(SPOOL) as sources:
-        pieces = {t.name: t for t in of(coded)}
-        check_reads((), sources, spans_of({k: t for k, t in pieces.items() if k}))  # '' is checked as it is read
-        held = {k: replace(t, parts=whole(t.parts, sources.mine(Pool))) for k, t in pieces.items()}
-        reader = Reader(name, tuple(shape), held, sources)
-        yield from _dequantised(reader, pieces[""], axis) if "" in held else _summed_up(reader)
-        for url in sources.changed():
-            raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
+    name, shape, axis = params
+    pieces = {t.name: t for t in tensors}
+    check_reads((), sources, spans_of({k: t for k, t in pieces.items() if k}))  # '' is checked as it is read
+    held = {k: replace(t, parts=whole(t.parts, sources.mine(Pool))) for k, t in pieces.items()}
+    reader = Reader(name, tuple(shape), held, sources)
+    yield from _dequantised(reader, pieces[""], axis) if "" in held else _summed_up(reader)
 
 
 class Reader(NamedTuple):
@@ -302,4 +280,4 @@ def _majors(reader: Reader, part: str) -> Iterator[tuple[int, int, Array]]:
         raise reader.bad(RISING)
 
 
-__all__ = ["decode", "of", "quantised", "sparse"]
+__all__ = ["check", "computed"]

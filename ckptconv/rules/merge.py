@@ -9,7 +9,7 @@ from math import prod
 
 from ..checkpoint import Tensor, contiguous, origin
 from ..errors import LayoutError
-from ..moves import copies, padding, sums
+from ..moves import derived
 from ..moves.part import Part
 from . import layout as layouts
 from . import operations
@@ -43,7 +43,7 @@ def same(tensors: Sequence[Tensor]) -> Tensor:
         raise LayoutError("copies are compared by bytes, which strings do not have")
     if not first.count or all(origin(t) == origin(first) for t in tensors):
         return first
-    return contiguous(first.name, first.dtype, first.shape, copies.compared(tensors), role=first.role)
+    return contiguous(first.name, first.dtype, first.shape, derived.compared(tensors), role=first.role)
 
 
 def summed(tensors: Sequence[Tensor], *, zeros: bool) -> Tensor:
@@ -53,7 +53,7 @@ def summed(tensors: Sequence[Tensor], *, zeros: bool) -> Tensor:
         raise LayoutError(f"`sum` adds floating-point numbers, not {first.dtype}")
     if not first.count:
         return first
-    return contiguous(first.name, first.dtype, first.shape, sums.summed(tensors, zeros=zeros), role=first.role)
+    return contiguous(first.name, first.dtype, first.shape, derived.summed(tensors, zeros=zeros), role=first.role)
 
 
 def filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:
@@ -75,7 +75,7 @@ def without(kept: Tensor, constant: Tensor, numbers: Sequence[float]) -> Tensor:
     for i, (number, block) in enumerate(zip(numbers, _blocks(constant, len(numbers)), strict=True)):
         operations.fits(f"fill:{number!r}", block.parts)
         start = i * block.shape[0] if i else 0
-        data = padding.without(kept, block, number, start=start, filled=True)
+        data = derived.without(kept, block, number, start=start, filled=True)
         kept = contiguous(kept.name, kept.dtype, kept.shape, data, role=kept.role) if kept.count else kept
     return kept
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..checkpoint import NoteKind, Tensor, contiguous
 from ..errors import LayoutError
-from ..moves import padding
+from ..moves import derived
 from ..moves.part import Part
 from . import layout as layouts
 from . import operations
@@ -55,7 +55,7 @@ def backward(resize: Resize, t: Tensor, to: int, before: int | None) -> Tensor:
         return kept
     start = 0 if resize.front else before
     return contiguous(
-        t.name, t.dtype, kept.shape, padding.without(kept, rest, resize.value, axis=resize.axis, start=start)
+        t.name, t.dtype, kept.shape, derived.without(kept, rest, resize.value, axis=resize.axis, start=start)
     )
 
 
@@ -120,7 +120,7 @@ def _constant(t: Tensor, shape: Sequence[int], value: float) -> tuple[Part, ...]
     if t.dtype.kind in "sx":
         raise LayoutError(f"{t.dtype} is not padded: its elements are not numbers")
     element = operations.constant(value, t.dtype, "`pad`")
-    return (padding.constant(element, t.dtype, tuple(shape)),)
+    return (derived.constant(element, t.dtype, tuple(shape)),)
 
 
 __all__ = ["backward", "bounded", "described", "forward"]

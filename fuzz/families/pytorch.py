@@ -31,9 +31,9 @@ from .common import (
 
 def torch_pickle(data: bytes, folder: Path) -> Laid:
     """The bytes are the pickle of a sound archive, whose storages are as large as the pickle says."""
-    from ckptconv.formats.pytorch.known import TORCH
+    from ckptconv.formats.pytorch.globals import TORCH
     from ckptconv.formats.pytorch.pickle import load
-    from ckptconv.formats.pytorch.views import Storage
+    from ckptconv.formats.pytorch.tensors import Storage
 
     sizes: dict[str, int] = {}
 
@@ -114,9 +114,9 @@ WAYS = (
 )  # fmt: skip
 CONSTANTS = (
     "pytorch.dcp.ALLOWED",
-    "pytorch.arrays.NUMPY",
+    "pytorch.values.NUMPY",
     "signatures.DISTRIBUTED",
-    "pytorch.oldtar.MEMBERS",
+    "pytorch.legacy.MEMBERS",
 )
 SPELLED = rb"storage data.pkl byteorder cpu module sys_info }q\x00 (t X\x01\x00\x00\x00" + ZIP
 FAMILY = of_ways(WAYS, SPELLED, CONSTANTS)

@@ -24,7 +24,7 @@ from ckptconv.engine.plan import Budget, Plan, compile_plan
 from ckptconv.errors import CkptError, StorageError, UsageError
 from ckptconv.formats import safetensors
 from ckptconv.formats.placement import Patch
-from ckptconv.moves import copies, padding, sums
+from ckptconv.moves import derived
 from ckptconv.moves.log import Loss, Read, Written
 from ckptconv.moves.part import Coded, Held, Part, Piece, Span
 from ckptconv.moves.sources import Sources
@@ -455,9 +455,9 @@ def test_all_files_count_of_which_data_is_made(made: str, plan: Plan, tmp_path: 
         Path(span.url).write_bytes(bytes(60))
     one, two = (contiguous(name, DTYPES["float32"], (15,), span) for name, span in zip("ab", spans, strict=True))
     data = {
-        "compared": lambda: copies.compared([one, two]),
-        "summed": lambda: sums.summed([one, two], zeros=False),
-        "cut": lambda: padding.without(one, two, 0.0, axis=0),
+        "compared": lambda: derived.compared([one, two]),
+        "summed": lambda: derived.summed([one, two], zeros=False),
+        "cut": lambda: derived.without(one, two, 0.0, axis=0),
     }[made]()
     prints = set[str]()
     for span in (None, *spans):

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from kit import ROOT
 
-from ckptconv.formats.pytorch.known import TORCH
+from ckptconv.formats.pytorch.globals import TORCH
 
 HOME = ROOT / "fixtures" / "hostile"
 EXPECTED = {

@@ -21,9 +21,9 @@ from pickles import Raw, pickled
 import ckptconv
 from ckptconv.formats import safetensors, signatures
 from ckptconv.formats.containers import msgpack as walker
-from ckptconv.formats.hdf5 import file as hdf5
+from ckptconv.formats.hdf5 import member
 from ckptconv.formats.numpy import npy
-from ckptconv.formats.pytorch import opcodes, pickle, walk
+from ckptconv.formats.pytorch import pickle, walk
 from ckptconv.formats.tensorflow import locate
 from ckptconv.rules import axes, entries, layout, library, pieces, templates, toml
 from ckptconv.storage import remote
@@ -79,10 +79,10 @@ LIMITS: dict[str, Case] = {
         walk, "MAX_DEPTH", 3, lambda p: ckptconv.open(nested(p)), "its containers are nested or shared without"
     ),
     "the stack of a pickle": (
-        opcodes, "MAX_STACK", 7, lambda _: pickle.load(pickled(Raw(b"(" + b"N" * 7 + b"t"))), "stacks more than 6"
+        pickle, "MAX_STACK", 7, lambda _: pickle.load(pickled(Raw(b"(" + b"N" * 7 + b"t"))), "stacks more than 6"
     ),
     "the marks of a pickle": (
-        opcodes, "MAX_STACK", 4, lambda _: pickle.load(marks(4)), "the pickle nests more than 3 marks"
+        pickle, "MAX_STACK", 4, lambda _: pickle.load(marks(4)), "the pickle nests more than 3 marks"
     ),
     "the steps of a pickle": (
         pickle, "MAX_STEPS", 5, lambda _: pickle.load(b"\x80\2]K\1a."), "the pickle has more than 4 steps"
@@ -171,9 +171,9 @@ def test_a_member_that_is_read_whole_is_not_unpacked_without_bound(tmp_path: Pat
     with zipfile.ZipFile(tmp_path / "m.keras", "w", zipfile.ZIP_DEFLATED) as z:
         for name, size in (("config.json", 2**24), ("metadata.json", 2**24 + 2**20)):
             z.writestr(name, b" " * size)
-    assert len(hdf5.read_json(str(tmp_path / "m.keras"), "config.json", 2**28)) == 2**24
+    assert len(member.read(str(tmp_path / "m.keras"), "config.json", 2**28)) == 2**24
     with refused(r"metadata\.json expands from \d+ to 17825792 bytes"):
-        hdf5.read_json(str(tmp_path / "m.keras"), "metadata.json", 2**28)
+        member.read(str(tmp_path / "m.keras"), "metadata.json", 2**28)
 
 
 def test_names_that_are_too_long_match_nothing_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from ckptconv.checkpoint import held
+from ckptconv.matching.bundle_orders import FUSED, PARTS
+from ckptconv.matching.cells import FORGET
 from ckptconv.matching.check.alternatives import alternatives
-from ckptconv.matching.orders.axes import Order
-from ckptconv.matching.orders.cells import FORGET
-from ckptconv.matching.orders.choose import FLAT, FLAT_NOT, KEPT_GATES
-from ckptconv.matching.orders.choose import GATES as GRU
-from ckptconv.matching.orders.cuts import FUSED, PARTS
+from ckptconv.matching.doubt import GATES as GRU
+from ckptconv.matching.doubt import KEPT_GATES
+from ckptconv.matching.images import FLAT, FLAT_NOT
+from ckptconv.matching.orders import Order
 from ckptconv.matching.pairs import Pair
 
 Shape = tuple[int, ...]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from ckptconv.checkpoint import held
-from ckptconv.matching.modules import bundles
-from ckptconv.matching.orders import axes, cuts
-from ckptconv.matching.orders.axes import Order, Shape, convention
-from ckptconv.matching.pairs import Bundle, Side
+from ckptconv.matching import cuts, gates, orders
+from ckptconv.matching.conventions import convention
+from ckptconv.matching.orders import Order, Shape
+from ckptconv.matching.side import Bundle, Side
 
 
 def said(found: Iterable[Order]) -> list[str]:
@@ -52,12 +52,12 @@ SIMPLE: dict[str, tuple[Shape, Shape, list[str]]] = {
 @pytest.mark.parametrize("case", SIMPLE)
 def test_orders_of_axes(case: str) -> None:
     a, b, wanted = SIMPLE[case]
-    assert said(axes.simple(a, b)) == wanted
+    assert said(orders.simple(a, b)) == wanted
 
 
 def test_five_axes_are_tried_in_all_orders() -> None:
-    assert "a b c d f -> f d a b c" in said(axes.simple((2, 1, 2, 3, 5), (5, 3, 2, 1, 2)))
-    assert len([o for o in said(axes.simple((2,) * 5, (2,) * 5)) if o.startswith("a b c d f -> ")]) == 120
+    assert "a b c d f -> f d a b c" in said(orders.simple((2, 1, 2, 3, 5), (5, 3, 2, 1, 2)))
+    assert len([o for o in said(orders.simple((2,) * 5, (2,) * 5)) if o.startswith("a b c d f -> ")]) == 120
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_five_axes_are_tried_in_all_orders() -> None:
     ],
 )
 def test_a_layout_fits_shapes(text: str, a: Shape, b: Shape, does: bool) -> None:
-    assert axes.fits(text, a, b) is does
+    assert orders.fits(text, a, b) is does
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,27 @@ def test_a_layout_fits_shapes(text: str, a: Shape, b: Shape, does: bool) -> None
     ],
 )
 def test_orders_that_do_the_same_count_once(a: Shape, texts: Sequence[str], count: int) -> None:
-    assert axes.distinct([Order(t) for t in texts], a) == count
+    assert orders.distinct([Order(t) for t in texts], a) == count
 
 
 def test_the_inverse_of_an_order() -> None:
     assert Order("(a b) c -> c a b", (("b", 2),)).inverse == Order("c a b -> (a b) c", (("b", 2),))
     assert Order().inverse == Order()
+
+
+@pytest.mark.parametrize(
+    ("side", "axes"),
+    [
+        ("", []),
+        ("a 1 b", ["a", "1", "b"]),
+        ("(a b) c", ["(a b)", "c"]),
+        ("c (a.0 + a.1)", ["c", "(a.0 + a.1)"]),
+        ("(d (e + f)) g", ["(d (e + f))", "g"]),
+        ("((a b) c) d", ["((a b) c)", "d"]),
+    ],
+)
+def test_the_axes_of_a_side(side: str, axes: list[str]) -> None:
+    assert orders.tokens(side) == axes
 
 
 # --- what names say ---------------------------------------------------------------------------------------------------
@@ -333,7 +348,7 @@ WHOLE: dict[str, tuple[dict[str, Shape], dict[str, tuple[str, Shape]]]] = {
 @pytest.mark.parametrize("case", WHOLE)
 def test_the_gates_of_a_cell_are_one_tensor(case: str) -> None:
     tensors, wanted = WHOLE[case]
-    found = bundles.gated(side(first=(1,), **tensors, last=(1,)))
+    found = gates.gated(side(first=(1,), **tensors, last=(1,)))
     assert list(found.tensors) == ["first", *wanted, "last"]
     assert {n: t.shape for n, t in found.tensors.items()} == {"first": (1,), "last": (1,)} | {
         n: shape for n, (_, shape) in wanted.items()
@@ -359,12 +374,12 @@ def test_the_gates_of_a_cell_are_one_tensor(case: str) -> None:
 def test_what_is_not_a_whole_cell_stays(change: dict[str, Shape | None], why: str) -> None:
     tensors = {n: s for n, s in (KERAS1 | change).items() if s is not None}
     was = side(**tensors)
-    assert bundles.gated(was) is was, why
+    assert gates.gated(was) is was, why
 
 
 def test_bundles_that_there_were_stay() -> None:
     was = replace(side(**KERAS1), bundles={"x": Bundle(("y",), "fused", (1,))})
-    assert set(bundles.gated(was).bundles) == {"x", "top/rnn/kernel", "top/rnn/recurrent_kernel", "top/rnn/bias"}
+    assert set(gates.gated(was).bundles) == {"x", "top/rnn/kernel", "top/rnn/recurrent_kernel", "top/rnn/bias"}
 
 
 @pytest.mark.parametrize(
@@ -377,7 +392,7 @@ def test_bundles_that_there_were_stay() -> None:
     ],
 )
 def test_the_order_of_a_whole_as_one_of_its_gates(order: Order, shape: Shape, wanted: str) -> None:
-    assert said([bundles.parted(order, Bundle(("p", "q", "r"), "gates", shape))]) == [wanted]
+    assert said([gates.parted(order, Bundle(("p", "q", "r"), "gates", shape))]) == [wanted]
 
 
 def test_the_letter_of_a_stack_is_no_axis_of_its_slices() -> None:

@@ -21,8 +21,8 @@ from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.cli.main import main
 from ckptconv.errors import CkptError
 from ckptconv.matching.pairs import Proposal
-from ckptconv.matching.rules import toml
 from ckptconv.matching.search import match
+from ckptconv.matching.toml import toml
 from ckptconv.rules import library, passes
 from ckptconv.rules.apply import apply
 from ckptconv.rules.converter import Converter

@@ -8,9 +8,9 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from ckptconv.matching import pairs
-from ckptconv.matching.names import likeness
-from ckptconv.matching.names.likeness import Unique, items, words
+from ckptconv.matching import names, pairs
+from ckptconv.matching.numbering import Unique
+from ckptconv.matching.words import items, words
 
 pytest.importorskip("scipy", reason="matching by names is an extra")
 
@@ -107,11 +107,11 @@ def test_parts_of_a_name(name: str, leaf: str, parent: str, folded: tuple[str, t
 
 
 def like(a: str, b: str, *others: str) -> float:
-    return float(likeness.likeness([a.split()], [b.split(), *(o.split() for o in others)])[0, 0])
+    return float(names.likeness([a.split()], [b.split(), *(o.split() for o in others)])[0, 0])
 
 
 def test_the_last_word_counts_twice() -> None:
-    found = likeness.likeness([["a", "z"]], [["b", "z"], ["a", "b"]])[0]
+    found = names.likeness([["a", "z"]], [["b", "z"], ["a", "b"]])[0]
     assert found[0] > found[1]
 
 
@@ -124,25 +124,25 @@ def best(gain: np.ndarray) -> float:
 @pytest.mark.parametrize("shape", [(1, 1), (1, 3), (3, 1), (4, 4), (3, 5), (5, 2)])
 def test_the_assignment_with_the_greatest_sum(shape: tuple[int, int]) -> None:
     gain = np.random.default_rng(1).uniform(0.1, 1, shape).astype("f4")
-    found = likeness.assigned(gain)
+    found = names.assigned(gain)
     assert found == sorted(found)
     assert len(found) == len({r for r, _ in found}) == len({c for _, c in found}) == min(shape)
     assert sum(gain[r, c] for r, c in found) == pytest.approx(best(gain))
 
 
 def test_nothing_is_gained_by_a_pair_without_gain() -> None:
-    assert likeness.assigned(np.zeros((1, 1), "f4")) == []
-    assert likeness.assigned(np.array([[-1]], "f4")) == []
-    assert likeness.assigned(np.array([[0.5]], "f4")) == [(0, 0)]
-    assert likeness.assigned(np.array([[1, 0], [0, 0]], "f4")) == [(0, 0)]
+    assert names.assigned(np.zeros((1, 1), "f4")) == []
+    assert names.assigned(np.array([[-1]], "f4")) == []
+    assert names.assigned(np.array([[0.5]], "f4")) == [(0, 0)]
+    assert names.assigned(np.array([[1, 0], [0, 0]], "f4")) == [(0, 0)]
 
 
 def test_few_that_nothing_tells_apart() -> None:
-    assert likeness.alike(["x"], ["other"]) == [("x", "other")]
-    assert likeness.alike(["q/w", "k/w"], ["k.w", "q.w"]) == [("q/w", "q.w"), ("k/w", "k.w")]
-    assert likeness.alike(["l_2/w", "l_1/w"], ["l.1.w", "l.2.w"]) == [("l_2/w", "l.2.w"), ("l_1/w", "l.1.w")]
-    assert likeness.alike(["u", "v", "w"], ["x", "y", "z"]) == [("u", "x"), ("v", "y"), ("w", "z")]  # as they stand
-    assert likeness.alike(["b_1/w", "a/w"], ["a.1.w", "b.w"]) == [("b_1/w", "b.w"), ("a/w", "a.1.w")]
+    assert names.alike(["x"], ["other"]) == [("x", "other")]
+    assert names.alike(["q/w", "k/w"], ["k.w", "q.w"]) == [("q/w", "q.w"), ("k/w", "k.w")]
+    assert names.alike(["l_2/w", "l_1/w"], ["l.1.w", "l.2.w"]) == [("l_2/w", "l.2.w"), ("l_1/w", "l.1.w")]
+    assert names.alike(["u", "v", "w"], ["x", "y", "z"]) == [("u", "x"), ("v", "y"), ("w", "z")]  # as they stand
+    assert names.alike(["b_1/w", "a/w"], ["a.1.w", "b.w"]) == [("b_1/w", "b.w"), ("a/w", "a.1.w")]
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ DIFFER = "the numbers in the names differ"
 
 def paired(a: dict[str, object] | Sequence[str], b: dict[str, object] | Sequence[str]) -> Found:
     sides = [items(list(s), s if isinstance(s, dict) else dict.fromkeys(s)) for s in (a, b)]
-    return [(n.a, n.b, n.sure, n.why, n.rivals) for n in likeness.by_likeness(*sides)]
+    return [(n.a, n.b, n.sure, n.why, n.rivals) for n in names.match(*sides)]
 
 
 NUMBERED: dict[str, tuple[list[str], list[str], list[tuple[str, str]], tuple[str, ...]]] = {
@@ -271,7 +271,7 @@ def test_homes_that_belong_together_lend_it_to_their_tensors() -> None:
     a, b = (items(list(s), dict.fromkeys(s)) for s in (["up/w", "down/w"], ["left.w", "right.w"]))
     for x, y in (("left", "right"), ("right", "left")):
         homes = {("up", x): 1.0, ("down", y): 1.0, ("nobody", x): 5.0}
-        assert {(n.a, n.b) for n in likeness.by_likeness(a, b, homes)} == {("up/w", f"{x}.w"), ("down/w", f"{y}.w")}
+        assert {(n.a, n.b) for n in names.match(a, b, homes)} == {("up/w", f"{x}.w"), ("down/w", f"{y}.w")}
 
 
 def test_a_bias_is_not_taken_for_a_weight() -> None:

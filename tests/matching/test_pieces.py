@@ -10,17 +10,18 @@ import pytest
 
 from ckptconv import UsageError
 from ckptconv.checkpoint import Tensor, held
+from ckptconv.matching import cells, parts
 from ckptconv.matching.check import prove
-from ckptconv.matching.modules.units import Unit
-from ckptconv.matching.names.match import _axis, padded
-from ckptconv.matching.orders import cells
-from ckptconv.matching.orders.axes import Order
-from ckptconv.matching.orders.choose import FLAT, FLAT_NOT, KEPT_GATES, SHAPED_IMAGE, Images, Judge, vectors
-from ckptconv.matching.orders.choose import GATES as GRU
-from ckptconv.matching.pairs import Length, Pair, Print, Proposal, Side, folded, leaf, parent
-from ckptconv.matching.rules import summary, toml
-from ckptconv.matching.values import find
-from ckptconv.matching.values.fingerprints import fingerprint, fingerprints
+from ckptconv.matching.doubt import GATES as GRU
+from ckptconv.matching.doubt import KEPT_GATES, Judge
+from ckptconv.matching.images import FLAT, FLAT_NOT, SHAPED_IMAGE, Images, vectors
+from ckptconv.matching.lengths import _axis, padded
+from ckptconv.matching.orders import Order
+from ckptconv.matching.pairs import Length, Pair, Proposal, folded, leaf, parent
+from ckptconv.matching.prints import Print, fingerprint, fingerprints
+from ckptconv.matching.side import Side
+from ckptconv.matching.toml import summary, toml
+from ckptconv.matching.units import Unit
 from ckptconv.moves.sources import Sources
 
 Shape = tuple[int, ...]
@@ -79,7 +80,7 @@ BIASES = {
 def test_the_bias_of_a_cell(case: str) -> None:
     gates, shape, want = BIASES[case]
     a, b = keras_cell(gates, shape), torch_cell(gates)
-    *_, last = cells.cell_pieces(a, b, judge(a.members))
+    *_, last = cells.cell(a, b, judge(a.members))
     if want is None:
         assert last.targets == ("t.weight_hh",)
         return
@@ -90,7 +91,7 @@ def test_the_bias_of_a_cell(case: str) -> None:
 def test_the_matrices_of_a_cell() -> None:
     for gates, texts in ((4, ["i o -> o i"] * 2), (3, [GRU, GRU])):
         a, b = keras_cell(gates), torch_cell(gates, biased=False)
-        found = cells.cell_pieces(a, b, judge(a.members))
+        found = cells.cell(a, b, judge(a.members))
         assert [(p.sources, p.targets, p.why) for p in found] == [
             (("k/kernel",), ("t.weight_ih",), KEPT_GATES), (("k/recurrent_kernel",), ("t.weight_hh",), KEPT_GATES)
         ]  # fmt: skip
@@ -109,7 +110,7 @@ def test_a_cell_behind_a_flattened_image(gates: int, text: str) -> None:
         (3, (plain, "", False)),
     ):
         chosen = judge({"c/kernel": tensor("c/kernel", (3, 2, channels))}, module=True)
-        found, state = cells.cell_pieces(x, y, chosen)
+        found, state = cells.cell(x, y, chosen)
         assert (found.order, found.also, found.real) == want
         assert (state.also, state.real) == ("", False)
 
@@ -179,7 +180,7 @@ def test_vectors_behind_a_flattened_image(case: str) -> None:
 def test_a_cell_of_torch_stays_what_it_is() -> None:
     for gates in (3, 4):
         a, b = torch_cell(gates), torch_cell(gates)
-        found = cells.cell_pieces(a, b, judge(a.members))
+        found = cells.cell(a, b, judge(a.members))
         names = [f"t.{r}" for r in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
         assert found == [cells.Piece((n,), (n,), Order(), KEPT_GATES) for n in names]
 
@@ -187,7 +188,7 @@ def test_a_cell_of_torch_stays_what_it_is() -> None:
 def test_a_cell_of_tensorflow_1() -> None:
     a, b = unit("l", joint=("l/kernel", (8, 12)), bias_ih=("l/bias", (12,))), torch_cell(4)
     text = "(x + y) (h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o) x, (h.i + h.f + h.j + h.o) y"
-    assert cells.cell_pieces(a, b, judge(a.members)) == [
+    assert cells.cell(a, b, judge(a.members)) == [
         cells.Piece(("l/kernel",), ("t.weight_ih", "t.weight_hh"), Order(text, (("x", 5),)), KEPT_GATES),
         cells.Piece(
             ("l/bias",), ("t.bias_ih",), Order("(h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o)"), cells.FORGET,
@@ -198,16 +199,16 @@ def test_a_cell_of_tensorflow_1() -> None:
 
 def test_what_has_no_counterpart_is_left_out() -> None:
     a, b = keras_cell(4, (12,), recurrent=False), torch_cell(4)
-    assert [p.targets for p in cells.cell_pieces(a, b, judge(a.members))] == [("t.weight_ih",), ("t.bias_ih",)]
+    assert [p.targets for p in cells.cell(a, b, judge(a.members))] == [("t.weight_ih",), ("t.bias_ih",)]
     bare = torch_cell(4, biased=False)
-    assert [p.targets for p in cells.cell_pieces(keras_cell(4, (12,)), bare, judge({}))] == [
+    assert [p.targets for p in cells.cell(keras_cell(4, (12,)), bare, judge({}))] == [
         ("t.weight_ih",),
         ("t.weight_hh",),
     ]
     one = replace_members(torch_cell(4), without="bias_hh")
-    assert len(cells.cell_pieces(keras_cell(4, (12,)), one, judge({}))) == 2
+    assert len(cells.cell(keras_cell(4, (12,)), one, judge({}))) == 2
     for role in ("weight_ih", "weight_hh"):
-        assert cells.cell_pieces(keras_cell(4), replace_members(torch_cell(4), without=role), judge({})) == []
+        assert cells.cell(keras_cell(4), replace_members(torch_cell(4), without=role), judge({})) == []
 
 
 def replace_members(of: Unit, *, without: str) -> Unit:
@@ -287,20 +288,20 @@ def like(*names: str, **elements: int) -> dict[str, Print]:
     ],
 )  # fmt: skip
 def test_slices_are_counted_from_0(names: tuple[str, ...], stacks: list[tuple[str, ...]]) -> None:
-    assert sorted(find._stacked_names(like(*names))) == sorted(stacks)
+    assert sorted(parts._stacks(like(*names))) == sorted(stacks)
 
 
 def test_slices_have_one_size() -> None:
-    assert list(find._stacked_names(like("a0", "a1", "a2", **{"1": 5}))) == []
+    assert list(parts._stacks(like("a0", "a1", "a2", **{"1": 5}))) == []
 
 
 def test_siblings_are_of_one_module_or_of_the_modules_in_one() -> None:
-    found = {frozenset(names) for names in find._siblings(like("m.a.x", "m.a.y", "m.b.z", "n.c.u"))}
+    found = {frozenset(names) for names in parts._siblings(like("m.a.x", "m.a.y", "m.b.z", "n.c.u"))}
     assert found == {frozenset(s) for s in (("m.a.x", "m.a.y"), ("m.a.x", "m.b.z"), ("m.a.y", "m.b.z"),
                                             ("m.a.x", "m.a.y", "m.b.z"))}  # fmt: skip
     for count, some in ((16, True), (17, False)):
-        assert bool(list(find._siblings(like(*(f"m.{k}" for k in range(count)))))) is some
-    assert max(map(len, find._siblings(like(*"abcdef")))) == 4
+        assert bool(list(parts._siblings(like(*(f"m.{k}" for k in range(count)))))) is some
+    assert max(map(len, parts._siblings(like(*"abcdef")))) == 4
 
 
 # --- lengths ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from kit import examples
 
 import ckptconv
 from ckptconv.errors import CkptError, ConversionError, CorruptCheckpoint, LayoutError, UsageError
-from ckptconv.moves import copies
+from ckptconv.moves import derived
 from ckptconv.rules import library
 from ckptconv.rules.lint import lint
 
@@ -191,7 +191,7 @@ def test_more_than_a_window(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "s.npz", **{"a/w": big, "b/w": big, "c/w": big})
     found = library.change(ckptconv.open(tmp_path / "s.npz"), rules(tmp_path, RULES))
     data = found["w"].parts[0].data
-    assert [c.name for c in copies.of(pickle.loads(pickle.dumps(data)))] == ["a/w", "b/w", "c/w"]
+    assert [c.name for c in derived.derived(pickle.loads(pickle.dumps(data))).sources] == ["a/w", "b/w", "c/w"]
     assert np.array_equal(found["w"].numpy(), big)
     np.savez_compressed(tmp_path / "s.npz", **{"a/w": big, "b/w": other, "c/w": big})
     with pytest.raises(ConversionError, match=r"b/w, first at \[2999999\]"):
@@ -248,7 +248,7 @@ def test_a_source_that_changes_while_it_is_compared(tmp_path: Path) -> None:
     source = saved(tmp_path / "s.npz", a__w=W, b__w=W, c__w=W)
     found = library.change(ckptconv.open(source), rules(tmp_path, RULES))["w"]
     (part,) = found.parts
-    pieces = copies.decode(part.data)  # type: ignore[arg-type]
+    pieces = derived.decode(part.data)  # type: ignore[arg-type]
     next(pieces)
     with source.open("ab") as f:
         f.write(b"?")

@@ -17,7 +17,7 @@ from kit import examples
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.errors import CkptError, ConversionError, LayoutError, UnmatchedTensors, UsageError
-from ckptconv.moves import sums
+from ckptconv.moves import derived
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
 from ckptconv.rules.lint import lint
@@ -186,7 +186,7 @@ def test_more_than_a_window(tmp_path: Path) -> None:
     b[2_999_999] = 1e-30
     ckptconv.save({"m/a": a, "m/b": b}, tmp_path / "s.safetensors")
     lazy = apply(rules("exact"), ckptconv.open(tmp_path / "s.safetensors"))["m.c"]
-    assert [t.name for t in sums.of(lazy.parts[0].data)] == ["m/a", "m/b"]
+    assert [t.name for t in derived.derived(lazy.parts[0].data).sources] == ["m/a", "m/b"]
     with pytest.raises(ConversionError, match=r"1 element, the first at \[2999999\]"):
         lazy.numpy()
 
@@ -226,7 +226,7 @@ def test_a_sum_is_exact_where_fractions_say_so(kind: str) -> None:
         some = np.array([*NUMBERS, *(-x for x in NUMBERS)]).astype(kind)
     some = some[np.isfinite(some)]
     a, b = (x.reshape(-1) for x in np.meshgrid(some, some))
-    total, rounded = sums._plus(a, b)
+    total, rounded = derived._plus(a, b)
     for x, y, z, odd in zip(a, b, total, rounded, strict=True):
         exact = bool(np.isfinite(z)) and Fraction(float(x)) + Fraction(float(y)) == Fraction(float(z))
         assert odd == (not exact), (x, y, z)

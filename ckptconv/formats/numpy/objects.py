@@ -20,8 +20,7 @@ def check_pickle(size: int, url: str) -> None:
 def unpickled(raw: bytes, url: str, opaque: bool, packed: int | None = None) -> Checkpoint:
     """The arrays in an array of objects, under the names of the dictionaries and lists that hold them."""
     from ..pytorch import flatten, pickle
-    from ..pytorch.arrays import NUMPY, PickledArray
-    from ..pytorch.plain import PLAIN
+    from ..pytorch.values import NUMPY, PLAIN, PickledArray
 
     value = pickle.load(raw, allowed={**PLAIN, **NUMPY}, opaque=opaque, url=url, packed=packed)
     if not isinstance(value, PickledArray) or not isinstance(value.items, list):

@@ -3,7 +3,7 @@
     R/data.pkl        the object; a storage is the persistent id ("storage", torch.FloatStorage, "0", "cpu", numel)
     R/byteorder       "little" or "big"; absent: little
     R/data/0          the elements of storage "0"; its length is exactly numel x itemsize
-    R/version         "3\\n"
+    R/version         "3\n"
 
 R is any one folder. Only the storage's bytes are referred to, none is read here. TorchScript has the same container
 (torchscript.py). Specification: torch/serialization.py, caffe2/serialize/inline_container.cc.
@@ -29,10 +29,10 @@ from ..foreign import packed
 from ..placement import Writer
 from ..reading import Reading
 from .flatten import checkpoint
-from .known import TORCH
+from .globals import TORCH
 from .pickle import load
-from .plain import shown
-from .views import Storage, StorageType
+from .tensors import Storage, StorageType
+from .values import shown
 
 MAX_PICKLE = 2**31 - 1
 EXPANSION = 64  # bytes of a pickle for each deflated byte
@@ -67,8 +67,7 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 
 def writer(url: str, max_shard_size: int | None = None) -> Writer:
-    from .shards import ShardedTorchWriter
-    from .write import TorchWriter
+    from .write import ShardedTorchWriter, TorchWriter
 
     return TorchWriter(url) if max_shard_size is None else ShardedTorchWriter(url, max_shard_size)
 

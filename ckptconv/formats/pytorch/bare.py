@@ -4,27 +4,64 @@
     {"model": {"conv1_w": ndarray, ...}, "__author__": "..."}                .pkl
     {"linear_0.w_0": ndarray or (name, ndarray), "StructuredToParameterName@@": {...}}      .pdparams, .pdopt
 
-What joblib wrote uncompressed is read as well (joblib.py). Paddle stores bfloat16 as uint16, which is not one of its
+What joblib wrote uncompressed is read as well. Paddle stores bfloat16 as uint16, which is not one of its
 dtypes; it is read as bfloat16, with a note.
 Specification: Lib/pickletools.py; paddle/framework/io.py.
+
+joblib.dump: a pickle in whose middle the elements of arrays stand as they are.
+
+    ... GLOBAL joblib.numpy_pickle NumpyArrayWrapper  NEWOBJ
+    {"subclass": numpy.ndarray, "shape": (2, 3), "order": "C", "dtype": dtype, "numpy_array_alignment_bytes": 16}  BUILD
+    n (one byte), n bytes of padding, the elements           no padding byte where the alignment is None or absent
+
+Arrays of objects are pickles within the pickle and not read. Specification: joblib/numpy_pickle.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ...checkpoint import Checkpoint, Note
 from ...dtypes import DTYPES
 from ...errors import CorruptCheckpoint
+from ...moves.part import checked_count
 from ...storage.files import Reader, Seen
 from ..reading import Reading
-from .arrays import PickledArray
 from .flatten import checkpoint
-from .joblib import JOBLIB
-from .known import TORCH
+from .globals import TORCH
 from .legacy import MAGIC
 from .pickle import load
+from .values import ArrayType, Known, Ordered, PickledArray, shown
+
+
+class Wrapper:
+    """The placeholder of an array until its state is known."""
+
+    __slots__ = ()
+
+    def inline(self, state: Any, take: Callable[[int], bytes]) -> PickledArray:
+        """Read the array that follows the state."""
+        fields = state if type(state) in (dict, Ordered) else {}
+        kind, shape, order = fields.get("dtype"), fields.get("shape"), fields.get("order")
+        subclass = fields.get("subclass")
+        proper = type(subclass) is Known and subclass.path == "ndarray" and order in ("C", "F")
+        if not proper or type(kind) is not ArrayType or type(shape) is not tuple:
+            raise CorruptCheckpoint(f"joblib describes an array by {shown(list(fields.values()))}")
+        if kind.spelling[:1] == "O":
+            raise CorruptCheckpoint("joblib stores an array of objects, which is not read; dump it without such arrays")
+        if fields.get("numpy_array_alignment_bytes") is not None:
+            take(take(1)[0])
+        array = PickledArray()
+        array.fill(shape, kind, order == "F", take(checked_count(shape) * int(kind.numpy().itemsize)))
+        return array
+
+
+JOBLIB: dict[tuple[str, str], Any] = {
+    ("joblib.numpy_pickle", "NumpyArrayWrapper"): Known("NumpyArrayWrapper", None, Wrapper),
+}
+
 
 MAX_PICKLE = 2**33  # the arrays lie within
 PADDLE = (".pdparams", ".pdopt", ".pdiparams")

@@ -28,14 +28,12 @@ from ..reading import Reading
 from ..signatures import DISTRIBUTED
 from ..tiling import Tile, check_tiling
 from .archive import enter
-from .entries import OPTIMIZER, Leaf, unwrap
-from .flatten import Made, jsonable
-from .known import TORCH
+from .flatten import Made, jsonable, unwrap
+from .globals import TORCH, record
 from .pickle import load
-from .plain import Inert, shown
-from .values import record
-from .views import TorchType, View
-from .walk import TENSORS, Walk, is_plain
+from .tensors import TorchType, View
+from .values import Inert, shown
+from .walk import OPTIMIZER, TENSORS, Leaf, Walk, is_plain
 
 SUFFIX = ".distcp"
 MAX_METADATA = 2**31 - 1

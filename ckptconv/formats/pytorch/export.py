@@ -25,7 +25,7 @@ from ...storage.json import parse_json
 from ..reading import Reading
 from .archive import Archive, enter
 from .flatten import checkpoint
-from .views import Storage, StorageType, TorchType, View, look
+from .tensors import Storage, StorageType, TorchType, View, look
 
 WEIGHTS, CONSTANTS = "data/weights/model_weights_config.json", "data/constants/model_constants_config.json"
 OLD = ("serialized_exported_program.json", "serialized_state_dict.pt", "serialized_state_dict.json")

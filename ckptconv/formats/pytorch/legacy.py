@@ -9,25 +9,39 @@
 
 A view is None or (key, offset, numel): a part of the storage, from which the tensor's offset counts. Big-endian
 machines wrote little-endian as well, and only noted what they are.
-The tar is read by oldtar.py. Specification: torch/serialization.py (_legacy_save, _legacy_load).
+Specification: torch/serialization.py (_legacy_save, _legacy_load).
+
+torch.save before 0.1.10: a tar of four members.
+
+    sys_info    pickle {"little_endian": True, ...}
+    storages    pickle n; n x [pickle (key, location, class), i64 numel, the elements];
+                pickle [(view key, root key, offset, numel), ...]
+    tensors     pickle m; m x [pickle (key, storage key, class), i32 ndim, 4 bytes, ndim x i64 size,
+                ndim x i64 stride, i64 offset]
+    pickle      the object; a tensor or storage is its key as a persistent id
+
+Extended headers with times of day stand between them, which say nothing else. All is little-endian for torch.
+Specification: torch/serialization.py (legacy_load), POSIX.1-2001 pax.
 """
 
 from __future__ import annotations
 
 import re
+import struct
+from collections.abc import Iterator
 from typing import Any
 
 from ...checkpoint import Checkpoint, Note
-from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import printable
 from ...moves.part import Span
 from ...storage.files import Reader, Seen
 from ..reading import Reading
 from .flatten import checkpoint
-from .known import TORCH
+from .globals import TORCH
 from .pickle import Truncated, load_some
-from .plain import shown
-from .views import Storage, StorageType
+from .tensors import Storage, StorageType, rebuild
+from .values import shown
 
 MAGIC = re.compile(rb"\x80[\x02-\x05](?:\x95.{8})?\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\.", re.DOTALL)
 PROTOCOL = 1001
@@ -35,7 +49,6 @@ FIRST = 2**20  # bytes read at first for the pickles; four times as much each ti
 
 
 def sniff(seen: Seen) -> int:
-    from .oldtar import is_tar
 
     return 3 if MAGIC.match(seen.head) or is_tar(seen.head) else 0
 
@@ -43,8 +56,6 @@ def sniff(seen: Seen) -> int:
 def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
         if not MAGIC.match(f.read(0, min(f.size, 32))):
-            from .oldtar import open_tar
-
             return open_tar(f, how)
         stream = _Stream(f, how.opaque)
         _, protocol, system = stream.pickle(), stream.pickle(), stream.pickle()
@@ -154,3 +165,174 @@ class Storages:
         if missing:
             raise CorruptCheckpoint(f"{len(missing)} storages are used but not there, {missing[0]!r} first", url=f.url)
         return at
+
+
+BLOCK = 512
+MEMBERS = frozenset({"sys_info", "storages", "tensors", "pickle"})
+MAX_COUNT = 2**24
+
+
+def is_tar(head: bytes) -> bool:
+    """A tar whose first member, after an extended header, is one of ours."""
+    if head[257:262] == b"ustar" and head[156:157] == b"x" and _octal(head[124:136].strip(b"\0 ")):
+        head = head[BLOCK + -(-int(head[124:136].strip(b"\0 "), 8) // BLOCK) * BLOCK :]
+    return head[257:262] == b"ustar" and head[:100].rstrip(b"\0").removeprefix(b"./").decode("latin1") in MEMBERS
+
+
+def open_tar(f: Reader, how: Reading) -> Checkpoint:
+    found = dict(_members(f))
+    if set(found) != MEMBERS:
+        raise CorruptCheckpoint(f"the tar holds {', '.join(sorted(found))}, not a checkpoint", url=f.url)
+    start, size = found["sys_info"]
+    system = _Cursor(f, start, size).pickle()
+    if type(system) is not dict or system.get("little_endian") is False:
+        raise CorruptCheckpoint("is of a big-endian machine, which torch does not read either", url=f.url)
+    known = _storages(_Cursor(f, *found["storages"]))
+    _tensors(_Cursor(f, *found["tensors"]), known)
+
+    def find(pid: Any) -> Any:
+        if type(pid) is tuple:
+            return pid[1] if len(pid) == 4 and pid[0] == "module" else pid[0] if pid else None
+        if type(pid) not in (str, int) or str(pid) not in known:
+            raise CorruptCheckpoint(f"the object refers to {shown(pid)}, which is not there", url=f.url)
+        return known[str(pid)]
+
+    start, size = found["pickle"]
+    root, end = load_some(f.read(start, size), allowed=TORCH, persistent_load=find, opaque=how.opaque, url=f.url)
+    if end != size:
+        raise UnsafeCheckpoint(f"{size - end} bytes follow the pickle of the object", url=f.url)
+    return checkpoint(root, size, how, url=f.url, format="torch-legacy")
+
+
+def _members(f: Reader) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Names and places of the tar's files."""
+    at, seen = 0, set()
+    while at + BLOCK <= f.size:
+        head = f.read(at, BLOCK)
+        if not head.strip(b"\0"):
+            return
+        name = head[:100].rstrip(b"\0").decode("latin1").removeprefix("./")
+        digits = head[124:136].strip(b"\0 ")
+        total = sum(head[:148]) + 8 * 32 + sum(head[156:])
+        if head[257:262] != b"ustar" or not _octal(digits) or not _octal(head[148:156].strip(b"\0 ")):
+            raise CorruptCheckpoint(f"the tar's header at byte {at} is damaged", url=f.url)
+        if int(head[148:156].strip(b"\0 "), 8) != total:
+            raise CorruptCheckpoint(f"the tar's header at byte {at} has a wrong checksum", url=f.url)
+        size = int(digits, 8)
+        if head[156:157] in (b"0", b"\0"):
+            if name in seen:
+                raise UnsafeCheckpoint(f"the tar holds {shown(name)} twice", url=f.url)
+            if at + BLOCK + size > f.size:
+                raise CorruptCheckpoint(f"the tar's member {shown(name)} is cut off", url=f.url)
+            seen.add(name)
+            yield name, (at + BLOCK, size)
+        elif head[156:157] == b"x":
+            _check_extended(f.read(at + BLOCK, min(size, f.size - at - BLOCK)), f.url)
+        elif head[156:157] != b"5":
+            raise UnsafeCheckpoint(f"the tar holds a link or device {shown(name)}", url=f.url)
+        at += BLOCK + -(-size // BLOCK) * BLOCK
+
+
+def _check_extended(header: bytes, url: str) -> None:
+    """Refuse an extended header that gives more than times and owners: another name, size or link."""
+    for line in header.splitlines():
+        word = line.partition(b" ")[2].partition(b"=")[0]
+        if word not in (b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname"):
+            raise UnsafeCheckpoint(f"the tar's extended header gives a member another {shown(word)}", url=url)
+
+
+def _octal(digits: bytes) -> bool:
+    return 0 < len(digits) <= 12 and all(c in b"01234567" for c in digits)
+
+
+class _Cursor:
+    """Reads pickles and numbers one after the other out of a member."""
+
+    def __init__(self, f: Reader, start: int, size: int) -> None:
+        self.f, self.at, self.end = f, start, start + size
+
+    def pickle(self, most: int = 2**16) -> Any:
+        window = self.f.read(self.at, min(self.end - self.at, most))
+        try:
+            partial = self.at + len(window) < self.end
+            value, end = load_some(window, allowed=TORCH, url=self.f.url, partial=partial)
+        except Truncated:
+            return self.pickle(most * 256)
+        self.at += end
+        return value
+
+    def numbers(self, code: str) -> tuple[Any, ...]:
+        layout = struct.Struct("<" + code)
+        self.skip(layout.size)
+        return layout.unpack(self.f.read(self.at - layout.size, layout.size))
+
+    def skip(self, size: int) -> None:
+        if self.at + size > self.end:
+            raise CorruptCheckpoint(f"the tar's member ends at {self.end}, {self.at + size} is needed", url=self.f.url)
+        self.at += size
+
+    def count(self) -> int:
+        n = self.pickle()
+        if type(n) is not int or not 0 <= n <= MAX_COUNT:
+            raise CorruptCheckpoint(f"the tar holds {shown(n)} entries", url=self.f.url)
+        return n
+
+
+def _add(known: dict[str, Any], key: Any, value: Any, url: str) -> None:
+    if known.setdefault(str(key), value) is not value:
+        raise UnsafeCheckpoint(f"the tar holds two things with the key {shown(key)}", url=url)
+
+
+def _storages(c: _Cursor) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for _ in range(c.count()):
+        key, _, kind = _triple(c)
+        if type(kind) is not StorageType:
+            raise CorruptCheckpoint(f"a storage of the class {shown(kind)}", url=c.f.url)
+        (count,) = c.numbers("q")
+        if count < 0:
+            raise CorruptCheckpoint(f"a storage of {count} elements", url=c.f.url)
+        size = -(-count * kind.bits // 8)
+        start = c.at
+        c.skip(size)
+        _add(out, key, Storage(kind, str(key), Span(c.f.url, start, size), size), c.f.url)
+    views = c.pickle()
+    if type(views) is not list:
+        raise CorruptCheckpoint("the list of storage views is damaged", url=c.f.url)
+    for view in views:
+        if type(view) is not tuple or len(view) != 4 or not all(type(n) is int and n >= 0 for n in view[2:]):
+            raise CorruptCheckpoint(f"a storage view is {shown(view)}", url=c.f.url)
+        key, root, offset, count = view
+        if type(key) not in (str, int) or type(root) not in (str, int):
+            raise CorruptCheckpoint(f"a storage view is {shown(view)}", url=c.f.url)
+        whole = out.get(str(root))
+        if whole is None or (offset + count) * whole.type.bits // 8 > whole.size:
+            raise CorruptCheckpoint(f"a storage view reaches out of its storage: {shown(view)}", url=c.f.url)
+        part = whole._replace(size=count * whole.type.bits // 8, start=whole.start + offset)
+        _add(out, key, part, c.f.url)
+    return out
+
+
+def _tensors(c: _Cursor, known: dict[str, Any]) -> None:
+    storages = dict(known)
+    for _ in range(c.count()):
+        key, storage, _ = _triple(c)
+        (ndim, _) = c.numbers("i4s")
+        if not 0 <= ndim <= 64:
+            raise CorruptCheckpoint(f"a tensor of {ndim} dimensions", url=c.f.url)
+        shape, strides = c.numbers(f"{ndim}q"), c.numbers(f"{ndim}q")
+        (offset,) = c.numbers("q")
+        if str(storage) not in storages:
+            raise CorruptCheckpoint(f"a tensor of the storage {shown(storage)}, which is not there", url=c.f.url)
+        try:
+            _add(known, key, rebuild(storages[str(storage)], offset, shape, strides), c.f.url)
+        except CkptError as e:
+            e.url = c.f.url
+            raise
+
+
+def _triple(c: _Cursor) -> tuple[Any, Any, Any]:
+    found = c.pickle()
+    if type(found) is not tuple or len(found) != 3 or any(type(key) not in (str, int) for key in found[:2]):
+        raise CorruptCheckpoint(f"an entry of the tar is {shown(found)}", url=c.f.url)
+    return found

@@ -3,10 +3,11 @@
     80 02                      PROTO 2
     7d 28                      EMPTY_DICT MARK
     58 01000000 77             BINUNICODE 'w'
-    63 torch._utils\\n _rebuild_tensor_v2\\n      GLOBAL: looked up in a table; nothing is ever imported
+    63 torch._utils\n _rebuild_tensor_v2\n      GLOBAL: looked up in a table; nothing is ever imported
     ... 74 52                  TUPLE REDUCE: calls the table's own function, which only checks and records
     75 2e                      SETITEMS STOP
 
+`Machine` is the state: stack, memo, marks and the bounds that hold while it runs. Each opcode is a function on it.
 Specification: Lib/pickletools.py of CPython. A global is compared as two whole strings with an exact table. One that
 is not there becomes an `Inert` placeholder and the scan continues, so that the error at the end names them all; with
 `opaque` there is no error and the placeholders are the result. Opcodes that no checkpoint needs are refused.
@@ -15,17 +16,422 @@ is not there becomes an `Inert` placeholder and the scan continues, so that the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
-from .machine import (
-    Machine,
-    Table,
-    Truncated,
-)
-from .opcodes import OPS, REFUSED
-from .plain import PLAIN, Inert, Known, Ordered, shown
+from ...messages import brief, listing, many, printable
+from .values import PLAIN, SCALARS, Inert, Known, Ordered, shown
+
+MAX_STACK = 2**22  # values on the stack or in the memo at once; pickle itself batches by 1000
+MAX_LONG = 64  # bytes of an integer
+
+
+class Truncated(CorruptCheckpoint):
+    """The pickle continues after the bytes that were given."""
+
+
+MAX_LISTED = 500  # unknown globals that an error names
+MAX_NAME = 1000  # bytes of a global's module or name
+MAX_KEY = 64  # scalars within one dictionary key: a tuple that shares itself hashes for ever
+MAX_KEY_TEXT = 2**16  # characters of the text in such a tuple, which becomes part of a name
+MAX_ARGUMENTS = 64
+SIZED = frozenset({str, bytes, list, tuple, dict, Ordered, set, frozenset})
+COPIES = 4  # times over that calls may copy what the pickle holds: an argument can be remembered and used again
+
+
+Table = Mapping[tuple[str, str], Any]
+
+
+class Machine:
+    """The state of one interpretation: the bytes, the stack, the stacks below the open marks, the memo."""
+
+    def __init__(
+        self, data: bytes, start: int, allowed: Table, persistent: Callable[[Any], Any] | None,
+        opaque: bool | tuple[str, ...], url: str | None, packed: int | None = None,
+    ) -> None:  # fmt: skip
+        self.data, self.at, self.url = data, start, url
+        self.allowed, self.persistent, self.opaque = allowed, persistent, opaque
+        self.stack: list[Any] = []
+        self.below: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+        self.unknown: dict[str, None] = {}
+        self.room = COPIES * len(data) + 2**20
+        size = len(data) if packed is None else packed
+        self.containers = size // 8 + 2**16  # that may still be made; an empty one takes a byte here, and 216 in memory
+        self.memos = min(MAX_STACK, size // 4 + 2**16)
+
+    def complain(self) -> None:
+        """Name every global that is not allowed, if there is one."""
+        if self.unknown:
+            what = many(len(self.unknown), "class or function", "classes or functions")
+            raise UnsafeCheckpoint(
+                f"it names {what} that a checkpoint of plain tensors does not need; "
+                "none was imported or run; opaque=True reads the tensors and keeps these as inert placeholders:\n"
+                f"{listing(self.unknown, MAX_LISTED)}",
+                url=self.url,
+            )
+
+    def short(self, need: int) -> Truncated:
+        return Truncated(f"the pickle ends early: {need} bytes are needed at {self.at}", url=self.url)
+
+    def take(self, size: int) -> bytes:
+        """The next `size` bytes."""
+        end = self.at + size
+        if end > len(self.data):
+            raise self.short(size)
+        piece = self.data[self.at : end]
+        self.at = end
+        return piece
+
+    def line(self) -> str:
+        end = self.data.find(b"\n", self.at, self.at + MAX_NAME)
+        if end < 0:
+            if self.at + MAX_NAME > len(self.data):
+                raise self.short(MAX_NAME)
+            raise CorruptCheckpoint(f"a global at byte {self.at} has no end", url=self.url)
+        piece = self.data[self.at : end]
+        self.at = end + 1
+        return piece.decode("utf-8")
+
+    def marked(self) -> list[Any]:
+        """The values pushed since the last MARK."""
+        items = self.stack
+        if not self.below:
+            raise CorruptCheckpoint(f"no MARK is open at byte {self.at}", url=self.url)
+        self.stack = self.below.pop()
+        return items
+
+    def find(self, module: object, name: object) -> Any:
+        """The table's entry for a global, or a placeholder."""
+        if type(module) is not str or type(name) is not str:
+            raise CorruptCheckpoint(f"a global at byte {self.at} is not named by strings", url=self.url)
+        if len(module) + len(name) > 2 * MAX_NAME:
+            raise CorruptCheckpoint(f"a global at byte {self.at} has a name without end", url=self.url)
+        found = self.allowed.get((module, name), self)
+        if found is not self:
+            return found
+        path = f"{module}.{name}"
+        if self.opaque is False or (self.opaque is not True and module.partition(".")[0] not in self.opaque):
+            self.unknown[path] = None
+        return Inert(path)
+
+    def call(self, what: Any, args: Any, named: Any = None, *, new: bool = False) -> Any:
+        """REDUCE and NEWOBJ: run our function for an allowed global, record the arguments for an unknown one."""
+        if type(args) is not tuple:
+            raise CorruptCheckpoint(f"a call at byte {self.at} has no tuple of arguments", url=self.url)
+        self.contain()
+        if type(what) is Known:
+            run = what.new if new else what.call
+            if run is None or named:
+                how = " by NEWOBJ" if new and what.call else ""
+                raise UnsafeCheckpoint(
+                    f"{what.path} is called{how} at byte {self.at}; it is only a name here", url=self.url
+                )
+            self.charge(args)
+            return run(*args)
+        if type(what) is Inert:
+            args = args if what.args is None else (what, *args)
+            return Inert(what.path, (args, named) if named else args)
+        raise UnsafeCheckpoint(f"a {type(what).__name__} is called at byte {self.at}", url=self.url)
+
+    def charge(self, values: tuple[Any, ...]) -> None:
+        """Count the elements that a call may copy or visit."""
+        if len(values) > MAX_ARGUMENTS:
+            raise UnsafeCheckpoint(f"a call at byte {self.at} has {len(values)} arguments", url=self.url)
+        self.room -= sum([len(v) for v in values if type(v) in SIZED])
+        if self.room < 0:
+            raise UnsafeCheckpoint(f"the pickle uses the same values over and over (byte {self.at})", url=self.url)
+
+    def key(self, value: Any) -> Any:
+        """Refuse keys of dictionaries and sets unless they are small and acyclic."""
+        budget, text, todo = MAX_KEY, MAX_KEY_TEXT, [value]
+        while todo:
+            one, budget = todo.pop(), budget - 1
+            text -= len(one) if type(one) is str or type(one) is bytes else 0
+            if budget < 0 or text < 0:
+                raise UnsafeCheckpoint(f"a key at byte {self.at} is nested too deeply", url=self.url)
+            if type(one) is tuple or type(one) is frozenset:
+                todo.extend(list(one)[: MAX_KEY + 1])
+            elif type(one) not in SCALARS and type(one) is not Inert and type(one) is not Known:
+                kind = type(one).__name__
+                raise CorruptCheckpoint(f"a {kind} cannot be a key (byte {self.at})", url=self.url)
+        return value
+
+    def put(self, index: int) -> None:
+        self.memo[index] = self.stack[-1]
+        if len(self.memo) > self.memos:
+            raise UnsafeCheckpoint(f"the pickle memorises more than {self.memos} values", url=self.url)
+
+    def contain(self) -> None:
+        """Count a container, or an object; the number that a pickle may have is bounded by its size."""
+        self.containers -= 1
+        if self.containers < 0:
+            raise UnsafeCheckpoint(
+                "the pickle makes containers and objects without end, with nothing in them", url=self.url
+            )
+
+    def assign(self, target: Any, pairs: list[Any]) -> None:
+        if len(pairs) % 2:
+            raise CorruptCheckpoint(f"a key without a value at byte {self.at}", url=self.url)
+        if type(target) is Inert:
+            target = target.pairs
+        elif type(target) is not dict and type(target) is not Ordered:
+            raise CorruptCheckpoint(f"items are set on a {type(target).__name__} at byte {self.at}", url=self.url)
+        for i in range(0, len(pairs), 2):
+            name = pairs[i]
+            target[name if type(name) is str else self.key(name)] = pairs[i + 1]
+
+    def extend(self, target: Any, items: list[Any]) -> None:
+        if type(target) is Inert:
+            target.items.extend(items)
+        elif type(target) is list:
+            target.extend(items)
+        else:
+            raise CorruptCheckpoint(f"items are appended to a {type(target).__name__} at byte {self.at}", url=self.url)
+
+    def build(self, target: Any, state: Any) -> Any:
+        """BUILD: attributes of an OrderedDict, the state of a placeholder, or what our own stub makes of it."""
+        if hasattr(type(target), "inline"):
+            return target.inline(state, self.take)
+        if type(target) is Inert:
+            if target.state is not None:
+                raise UnsafeCheckpoint(
+                    f"{printable(brief(target.path))} is given a second state at byte {self.at}", url=self.url
+                )
+            target.state = state
+        elif type(target) is Ordered and type(state) in (dict, Ordered):
+            self.charge((state,))
+            target.state.update(state)
+        elif hasattr(type(target), "build"):
+            self.charge(state if type(state) is tuple else ())
+            target.build(state)
+        else:
+            kinds = f"a {type(target).__name__} is given a {type(state).__name__} as its state"
+            raise CorruptCheckpoint(f"{kinds} at byte {self.at}", url=self.url)
+        return target
+
+
+def _global(m: Machine) -> None:
+    module = m.line()
+    m.stack.append(m.find(module, m.line()))
+
+
+def _stack_global(m: Machine) -> None:
+    name, module = m.stack.pop(), m.stack.pop()
+    m.stack.append(m.find(module, name))
+
+
+def _reduce(m: Machine) -> None:
+    args = m.stack.pop()
+    m.stack[-1] = m.call(m.stack[-1], args)
+
+
+def _newobj(m: Machine) -> None:
+    args = m.stack.pop()
+    m.stack[-1] = m.call(m.stack[-1], args, new=True)
+
+
+def _newobj_ex(m: Machine) -> None:
+    named, args = m.stack.pop(), m.stack.pop()
+    m.stack[-1] = m.call(m.stack[-1], args, named, new=True)
+
+
+def _build(m: Machine) -> None:
+    state = m.stack.pop()
+    m.stack[-1] = m.build(m.stack[-1], state)
+
+
+def _persistent(m: Machine) -> None:
+    if m.persistent is None:
+        raise CorruptCheckpoint(f"a persistent id at byte {m.at}, which nothing here can resolve", url=m.url)
+    m.stack[-1] = m.persistent(m.stack[-1])
+
+
+def _proto(m: Machine) -> None:
+    (version,) = m.take(1)
+    if not 2 <= version <= 5:
+        raise CorruptCheckpoint(f"pickle protocol {version}; 2 to 5 can be read", url=m.url)
+
+
+def _frame(m: Machine) -> None:
+    size = int.from_bytes(m.take(8), "little")  # a frame only groups what follows, but pickle reads it whole
+    if size > len(m.data) - m.at:
+        raise m.short(size)
+
+
+def _mark(m: Machine) -> None:
+    m.contain()
+    m.below.append(m.stack)
+    m.stack = []
+    if len(m.below) > MAX_STACK:
+        raise UnsafeCheckpoint(f"the pickle nests more than {MAX_STACK} marks", url=m.url)
+
+
+def _tuple(m: Machine) -> None:
+    items = tuple(m.marked())
+    m.stack.append(items)
+
+
+def _tuple_of(size: int) -> Callable[[Machine], None]:
+    def op(m: Machine) -> None:
+        if len(m.stack) < size:
+            raise CorruptCheckpoint(f"the stack is empty at byte {m.at}", url=m.url)
+        m.stack[-size:] = [tuple(m.stack[-size:])]
+
+    return op
+
+
+def _push(make: Callable[[], Any]) -> Callable[[Machine], None]:
+    def op(m: Machine) -> None:
+        m.stack.append(make())
+        if len(m.stack) > MAX_STACK:
+            raise UnsafeCheckpoint(f"the pickle stacks more than {MAX_STACK} values", url=m.url)
+
+    return op
+
+
+def _container(make: Callable[[], Any]) -> Callable[[Machine], None]:
+    push = _push(make)
+
+    def op(m: Machine) -> None:
+        m.contain()
+        push(m)
+
+    return op
+
+
+def _number(code: str) -> Callable[[Machine], None]:
+    unpack, size = struct.Struct(code).unpack_from, struct.calcsize(code)
+
+    def op(m: Machine) -> None:
+        if m.at + size > len(m.data):
+            raise m.short(size)
+        m.stack.append(unpack(m.data, m.at)[0])
+        m.at += size
+
+    return op
+
+
+def _long(width: int) -> Callable[[Machine], None]:
+    def op(m: Machine) -> None:
+        size = int.from_bytes(m.take(width), "little")
+        if size > MAX_LONG:
+            raise UnsafeCheckpoint(f"an integer of {size} bytes at byte {m.at}", url=m.url)
+        m.stack.append(int.from_bytes(m.take(size), "little", signed=True))
+
+    return op
+
+
+def _text(width: int) -> Callable[[Machine], None]:
+    def op(m: Machine) -> None:
+        at = m.at + width
+        end = at + int.from_bytes(m.data[m.at : at], "little")
+        if end > len(m.data):
+            raise m.short(end - m.at)
+        m.at = end
+        m.stack.append(m.data[at:end].decode("utf-8", "surrogatepass"))
+
+    return op
+
+
+def _binary(width: int) -> Callable[[Machine], None]:
+    def op(m: Machine) -> None:
+        m.stack.append(m.take(int.from_bytes(m.take(width), "little")))
+
+    return op
+
+
+def _byte_string(width: int) -> Callable[[Machine], None]:
+    """Python 2's str: text if it is ASCII; else its bytes, which are text in a name and elements in an array."""
+
+    def op(m: Machine) -> None:
+        piece = m.take(int.from_bytes(m.take(width), "little"))
+        m.stack.append(piece.decode("ascii") if piece.isascii() else piece)
+
+    return op
+
+
+def _get(width: int) -> Callable[[Machine], None]:
+    def op(m: Machine) -> None:
+        index = m.data[m.at] if width == 1 else int.from_bytes(m.take(width), "little")
+        m.at += width == 1
+        m.stack.append(m.memo[index])
+
+    return op
+
+
+def _put(m: Machine) -> None:
+    m.memo[m.data[m.at]] = m.stack[-1]
+    m.at += 1
+
+
+def _long_put(m: Machine) -> None:
+    at = m.at
+    m.at = at + 4
+    if m.at > len(m.data):
+        raise m.short(4)
+    m.put(int.from_bytes(m.data[at : m.at], "little"))
+
+
+def _append(m: Machine) -> None:
+    item = m.stack.pop()
+    m.extend(m.stack[-1], [item])
+
+
+def _appends(m: Machine) -> None:
+    items = m.marked()
+    m.extend(m.stack[-1], items)
+
+
+def _setitem(m: Machine) -> None:
+    pair = m.stack[-2:]
+    del m.stack[-2:]
+    m.assign(m.stack[-1], pair)
+
+
+def _setitems(m: Machine) -> None:
+    pairs = m.marked()
+    m.assign(m.stack[-1], pairs)
+
+
+def _additems(m: Machine) -> None:
+    items, target = m.marked(), m.stack[-1]
+    if type(target) is set:
+        target.update(m.key(i) for i in items)
+    elif type(target) is Inert:
+        target.items.extend(items)
+    else:
+        raise CorruptCheckpoint(f"members are added to a {type(target).__name__} at byte {m.at}", url=m.url)
+
+
+def _frozenset(m: Machine) -> None:
+    items = frozenset(m.key(i) for i in m.marked())
+    m.stack.append(items)
+
+
+OPS: dict[int, Callable[[Machine], None]] = {
+    0x80: _proto, 0x95: _frame,
+    ord("("): _mark, ord("t"): _tuple, 0x85: _tuple_of(1), 0x86: _tuple_of(2), 0x87: _tuple_of(3),
+    ord(")"): _push(tuple), ord("]"): _container(list), ord("}"): _container(dict), 0x8F: _container(set),
+    ord("N"): _push(lambda: None), 0x88: _push(lambda: True), 0x89: _push(lambda: False),
+    ord("J"): _number("<i"), ord("K"): _number("<B"), ord("M"): _number("<H"), ord("G"): _number(">d"),
+    0x8A: _long(1), 0x8B: _long(4),
+    0x8C: _text(1), ord("X"): _text(4), 0x8D: _text(8), ord("U"): _byte_string(1), ord("T"): _byte_string(4),
+    ord("C"): _binary(1), ord("B"): _binary(4), 0x8E: _binary(8), 0x96: _binary(8),
+    ord("c"): _global, 0x93: _stack_global, ord("R"): _reduce, 0x81: _newobj, 0x92: _newobj_ex, ord("b"): _build,
+    ord("Q"): _persistent,
+    ord("h"): _get(1), ord("j"): _get(4), ord("q"): _put, ord("r"): _long_put, 0x94: lambda m: m.put(len(m.memo)),
+    ord("a"): _append, ord("e"): _appends, ord("s"): _setitem, ord("u"): _setitems, 0x90: _additems, 0x91: _frozenset,
+}  # fmt: skip
+
+REFUSED = {
+    ord("i"): "INST", ord("o"): "OBJ", ord("P"): "PERSID", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4",
+    0x97: "NEXT_BUFFER", 0x98: "READONLY_BUFFER", ord("0"): "POP", ord("1"): "POP_MARK", ord("2"): "DUP",
+    ord("I"): "INT", ord("L"): "LONG", ord("F"): "FLOAT", ord("S"): "STRING", ord("V"): "UNICODE",
+    ord("g"): "GET", ord("p"): "PUT", ord("d"): "DICT", ord("l"): "LIST",
+}  # fmt: skip
+
 
 MAX_STEPS = 2**25  # opcodes; a million tensors need about 30 each
 
@@ -113,6 +519,3 @@ def _end(m: Machine, op: int) -> Any:
     if op in REFUSED:
         raise UnsafeCheckpoint(f"opcode {REFUSED[op]} {where}: no checkpoint needs it", url=m.url)
     raise CorruptCheckpoint(f"byte {op:#04x} {where} is not an opcode", url=m.url)
-
-
-__all__ = ["PLAIN", "Inert", "Known", "Ordered", "Truncated", "load", "load_some"]

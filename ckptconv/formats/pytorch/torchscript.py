@@ -2,28 +2,166 @@
 
     R/data.pkl        GLOBAL "__torch__.Net" EMPTY_TUPLE NEWOBJ {"fc": {...}, "weight": T, "training": False} BUILD
     R/constants.pkl   a tuple; a frozen module has all its weights here, without names
-    R/code/...        source text: classes with lists of their parameters and buffers (state_names.py), never run
+    R/code/...        source text: classes with lists of their parameters and buffers, never run
     R/data/0  R/constants/0        the storages of the one and of the other
 
 Attributes become dotted names; those of modules that are not in the state_dict() are left out with a note, unless it is
 empty, as that of a container of tensors for C++. A constant is called `constants.3`, as CONSTANTS.c3 in the code.
 Classes below `__torch__` are always placeholders, whatever they would do. Specification: torch/csrc/jit/serialization.
+
+Which attributes of TorchScript modules their `state_dict()` holds, as the classes in `code/` list them.
+
+    class LSTM(Module):                                          code/__torch__/torch/nn/modules/rnn.py
+      __parameters__ = ["weight_ih_l0", "weight_hh_l0", ]
+      __buffers__ = []                                           also those that are not persistent, as torch has it
+      _flat_weights : List[Tensor]                               a plain attribute: not in the state_dict()
+
+The text is searched for these lines and never run. A class that lacks one of the two lists (those of PyTorch before
+1.6), has one twice or is spelled in any other way is not known: all its attributes are taken for weights.
+Specification: torch/csrc/jit/serialization/python_print.cpp, import_source.cpp.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note
-from ...errors import NameCollision
+from ...errors import CorruptCheckpoint, NameCollision
 from ...messages import listing
 from ...storage.files import Reader, Seen
+from ...storage.ranges import Ranges
+from ..containers.inflate import contents
 from ..reading import Reading
-from .archive import claim, enter
+from .archive import Archive, claim, enter
 from .flatten import checkpoint
-from .known import TORCH
+from .globals import TORCH
 from .pickle import load
-from .state_names import Classes, sort
+from .values import SCALARS, Inert, Ordered
+from .walk import GROUPS
+
+MAX_CODE = 2**24  # bytes of all classes that are looked at; those of a large traced model have some MB
+MAX_NAMES = 2**20  # in all lists, which take 100 MB
+_LINE = re.compile(r"^(?:class (\w+)(\(Module\):)?.*|def .*|  __(parameters|buffers)__ = (.*))$", re.MULTILINE)
+_ITEMS = re.compile(r'\[(?:"[^"\\]*", )*\]')
+_LONG_TEXTS = ('"""', "'''")  # which could hold any lines; torch writes none
+
+
+class Names(NamedTuple):
+    """What a module's state_dict() holds of its attributes."""
+
+    parameters: frozenset[str]
+    buffers: frozenset[str]
+
+
+class Classes:
+    """The classes of an archive, of which each file is read once, when one of its classes occurs."""
+
+    def __init__(self, archive: Archive, f: Ranges, salvage: bool) -> None:
+        self.archive, self.f, self.salvage = archive, f, salvage
+        self.damaged: list[str] = []
+        self.left, self.room = MAX_CODE, MAX_NAMES
+        self.files: dict[str, dict[str, list[str]]] = {}
+        self.found: dict[str, tuple[bool, Names | None]] = {}
+
+    def of(self, path: str) -> tuple[bool, Names | None]:
+        """Whether a class is known; and the names of its parameters and buffers, or None if it is not a module."""
+        if path not in self.found:
+            module, _, name = path.rpartition(".")
+            if module not in self.files:
+                self.files[module] = listed(self._text(f"code/{module.replace('.', '/')}.py"))
+            lists = self.files[module].get(name)
+            self.room -= sum(items.count(", ") for items in lists or ())
+            names = [frozenset(re.findall('"(.*?)"', items)) for items in lists or ()] if self.room >= 0 else []
+            self.found[path] = lists is not None and self.room >= 0, Names(*names) if names else None
+        return self.found[path]
+
+    def _text(self, file: str) -> str:
+        m = self.archive.members.get(file)
+        if m is None or m.size > self.left:
+            return ""
+        self.left -= m.size
+        try:
+            return b"".join(contents(self.f, m)).decode("utf-8", "replace")
+        except CorruptCheckpoint:
+            if not self.salvage:
+                raise
+            self.damaged.append(file)
+            return ""
+
+
+def listed(text: str) -> dict[str, list[str]]:
+    """The classes in a source text that are known: of a module its two lists as they are spelled, of others nothing."""
+    plain, doubtful, modules, name = set[str](), set[str](), dict[str, dict[str, str]](), ""
+    for m in _LINE.finditer(text) if not any(mark in text for mark in _LONG_TEXTS) else ():
+        kind, items = m[3], m[4]
+        if kind and (kind in modules.get(name, (kind,)) or not _ITEMS.fullmatch(items)):
+            doubtful.add(name)
+        elif kind:
+            modules[name][kind] = items
+        else:  # another class, or a function
+            name = m[1] or ""
+            if name in plain or name in modules:
+                doubtful.add(name)
+            if m[2]:
+                modules[name] = {}
+            else:
+                plain.add(name)
+    whole = {name: [lists[k] for k in Names._fields] for name, lists in modules.items() if len(lists) == 2}
+    return {name: whole.get(name, []) for name in plain | whole.keys() if name not in doubtful}
+
+
+def sort(root: Any, classes: Classes) -> bool:
+    """Give the modules that are known the groups that modules of Python have; do nothing if none holds a tensor.
+
+    Returns whether it did. A module whose state is not one dictionary of its own, or has such groups, stays as it is.
+    """
+    made: list[tuple[Inert, dict[Any, Any]]] = []
+    seen, some = set[int](), False
+    for thing in _recorded(root):
+        state, names = thing.state, classes.of(thing.path)[1]
+        if type(state) is not dict or names is None or any(g in state for g in GROUPS) or id(state) in seen:
+            continue
+        seen.add(id(state))  # torch writes one for each object; to copy it for each that names it has no bound
+        groups: dict[Any, Any] = {group: {} for group in GROUPS}
+        for key, value in state.items():
+            if key in names.parameters or key in names.buffers:
+                groups["_parameters" if key in names.parameters else "_buffers"][key] = value
+                some = some or type(value) not in SCALARS
+            elif _is_module(value, classes):
+                groups["_modules"][key] = value
+            else:
+                groups[key] = value
+        made.append((thing, groups))
+    for thing, state in made if some else ():
+        thing.state = state
+    return some
+
+
+def _is_module(value: Any, classes: Classes) -> bool:
+    """Whether an attribute may be a module: an object of a class that is one, or is not known."""
+    if type(value) is not Inert or value.args is None:
+        return False
+    known, names = classes.of(value.path)
+    return not known or names is not None
+
+
+def _recorded(root: Any) -> Iterator[Inert]:
+    """All recorded objects within containers and recorded objects, once each."""
+    seen, left = set[int](), [root]
+    while left:
+        one = left.pop()
+        if type(one) not in (dict, Ordered, list, tuple, Inert) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if type(one) is Inert:
+            yield one
+            left += (one.state, one.args, one.items, one.pairs)
+        else:
+            left += one.values() if type(one) in (dict, Ordered) else one
+
 
 SCRIPT = ("__torch__",)
 

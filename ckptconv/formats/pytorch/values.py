@@ -1,80 +1,335 @@
-"""Classes whose instances are values and nothing else: settings, dates, paths. They are recorded, never made.
+"""What a pickle's values become, and the globals of plain Python that are allowed.
 
-An argparse.Namespace or an OmegaConf config beside a state dict says nothing about its tensors, so it is read without
-`opaque`. Only classes are listed here whose instances are nothing but their attributes and items.
+A pickle's own containers and scalars become Python's. A global is `Known` (our function) or `Inert` (a placeholder).
+
+numpy arrays inside a pickle: what numpy would rebuild, rebuilt here from checked pieces.
+
+    numpy.core.multiarray._reconstruct (numpy.ndarray, (0,), b'b')     an empty array, then
+    BUILD (1, (2, 3), dtype, False, b'...')                            version, shape, dtype, Fortran order, bytes
+    numpy.dtype ('f4', False, True)  BUILD (3, '<', None, ...)         the dtype and its byte order
+    numpy.core.multiarray.scalar (dtype, b'...')                       a numpy scalar
+    numpy.core.numeric._frombuffer (b'...', dtype, (2, 3), 'C')        protocol 5
+
+An object array carries a list instead of bytes. numpy 2 says numpy._core.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from .plain import Inert, Known, shown
+from ...dtypes import DTYPES
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...moves.part import checked_count
+from ..numpy.text import check_text
 
-_CLASSES = {
-    "argparse": ("Namespace",),
-    "types": ("SimpleNamespace",),
-    "collections": ("deque", "UserDict"),
-    "datetime": ("datetime", "date", "time", "timedelta", "timezone"),
-    "decimal": ("Decimal",),
-    "fractions": ("Fraction",),
-    "uuid": ("UUID", "SafeUUID"),
-    "easydict": ("EasyDict",),
-    "addict.addict": ("Dict",),
-    "munch": ("Munch", "DefaultMunch"),
-    "box.box": ("Box",),
-    "box.box_list": ("BoxList",),
-    "ml_collections.config_dict.config_dict": ("ConfigDict", "FrozenConfigDict"),
-    "yacs.config": ("CfgNode",),
-    "fvcore.common.config": ("CfgNode",),
-    "detectron2.config.config": ("CfgNode",),
-    "mmcv.utils.config": ("ConfigDict",),
-    "mmengine.config.config": ("ConfigDict",),
-    "omegaconf.dictconfig": ("DictConfig",),
-    "omegaconf.listconfig": ("ListConfig",),
-    "omegaconf.base": ("ContainerMetadata", "Metadata", "Box"),
-    "omegaconf.nodes": (
-        "AnyNode", "BooleanNode", "BytesNode", "EnumNode", "FloatNode", "IntegerNode", "InterpolationResultNode",
-        "PathNode", "StringNode",
-    ),
-    **dict.fromkeys(
-        (
-            "pytorch_lightning.utilities.parsing", "lightning.pytorch.utilities.parsing",
-            "lightning_fabric.utilities.data", "lightning.fabric.utilities.data",
-        ),
-        ("AttributeDict",),
-    ),
-}  # fmt: skip
-_TYPING = ("Any", "Union", "Optional", "Dict", "List", "Tuple", "Set", "Sequence", "Mapping", "Callable")
-_PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path", "PurePath")
+SCALARS = frozenset({str, bytes, int, float, bool, complex, type(None)})
 
 
-def record(path: str) -> Known:
-    """A class whose instances are only looked at."""
+class Known(NamedTuple):
+    """An allowed global: REDUCE runs `call`, NEWOBJ runs `new`; each is our own function, None where it is refused.
 
-    def made(*args: Any) -> Inert:
-        return Inert(path, args)
+    The two differ: `list(x)` is x's items, but `list.__new__(list, x)` is empty.
+    """
 
-    return Known(path, made, made)
-
-
-def _path(*parts: Any) -> str:
-    if any(type(part) is not str for part in parts):
-        raise TypeError(f"a path is made of {shown(parts)}")
-    return "/".join(parts).replace("//", "/")
+    path: str
+    call: Callable[..., Any] | None = None
+    new: Callable[..., Any] | None = None
 
 
-def _subscript(generic: Any, item: Any) -> Inert:
-    """operator.getitem(typing.Dict, (str, Any)): how Dict[str, Any] is pickled. Of nothing else."""
-    if type(generic) is not Known or not generic.path.startswith("typing."):
-        raise TypeError(f"an item of {shown(generic)} is asked for")
-    return Inert(generic.path, ())
+class Inert:
+    """What an unknown class or function became: never run, only recorded."""
+
+    __slots__ = ("args", "items", "pairs", "path", "state")
+
+    def __init__(self, path: str, args: object = None) -> None:
+        self.path = path
+        self.args = args  # None: the global itself; else what it would have been called with
+        self.state: Any = None
+        self.items: list[Any] = []
+        self.pairs: dict[Any, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"<{self.path}>"
 
 
-HARMLESS = frozenset(f"{module}.{name}" for module, names in _CLASSES.items() for name in names)
+def shown(value: Any, depth: int = 3) -> str:
+    """A short spelling for messages. `repr` of lists that hold each other many times would never end."""
+    if isinstance(value, (str, bytes)):
+        return repr(value[:100])
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    if type(value) in (tuple, list):
+        if not depth:
+            return "..."
+        inside = ", ".join([shown(v, depth - 1) for v in value[:4]] + (["..."] if len(value) > 4 else []))
+        return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"
+    if value is None or isinstance(value, (bool, int, float, Inert)):
+        return repr(value)
+    return f"a {type(value).__name__}"
 
-VALUES: dict[tuple[str, str], Any] = {
-    **{(module, name): record(f"{module}.{name}") for module, names in _CLASSES.items() for name in names},
-    **{(module, name): Known(name, _path, _path) for module in ("pathlib", "pathlib._local") for name in _PATHS},
-    **{("typing", name): Known(f"typing.{name}") for name in _TYPING},
-    **{(module, "getitem"): Known("getitem", _subscript) for module in ("operator", "_operator")},
+
+class Ordered(dict[Any, Any]):
+    """A collections.OrderedDict; `state` holds its attributes, such as the `_metadata` of a state dict."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.state: dict[Any, Any] = {}
+
+
+def _mapping(*args: Any) -> Ordered:
+    """OrderedDict(), OrderedDict({...}) or OrderedDict([[key, value], ...]) as Python 2 pickled it."""
+    if len(args) > 1:
+        raise TypeError(f"a dictionary is made of {len(args)} arguments")
+    out = Ordered()
+    pairs = args[0] if args else ()
+    if type(pairs) in (dict, Ordered):
+        out.update(pairs)
+        return out
+    if type(pairs) not in (list, tuple):
+        raise TypeError(f"a dictionary is made of {shown(pairs)}")
+    for pair in pairs:
+        if type(pair) not in (list, tuple):
+            raise TypeError(f"a dictionary is made of pairs such as {shown(pair)}")
+        name, value = pair
+        out[_plain_key(name)] = value
+    return out
+
+
+def _counter(*args: Any) -> Ordered:
+    """Counter() or Counter({...}); of anything else it would count the items."""
+    if args and type(args[0]) not in (dict, Ordered):
+        raise TypeError(f"a Counter of {shown(args[0])}")
+    return _mapping(*args)
+
+
+def _plain_key(value: Any) -> Any:
+    if type(value) not in SCALARS and type(value) not in (Inert, Known):
+        raise TypeError(f"a {type(value).__name__} cannot be a key")
+    return value
+
+
+def _default(factory: Any = None, *items: Any) -> Ordered:
+    """defaultdict(factory), to which items are then added, or defaultdict(factory, items)."""
+    return _mapping(*items)
+
+
+def _empty(make: Callable[[], Any]) -> Callable[..., Any]:
+    """What NEWOBJ makes of a container that is filled by __init__: nothing yet, whatever its arguments."""
+
+    def new(*args: Any) -> Any:
+        if args:
+            raise UnsafeCheckpoint("a container is made by NEWOBJ with arguments, which Python ignores")
+        return make()
+
+    return new
+
+
+def _members(*args: Any) -> list[Any]:
+    """The argument of list(), tuple(), set(): a container that is already there."""
+    if args and type(args[0]) not in (list, tuple, set, frozenset):
+        raise TypeError(f"a {type(args[0]).__name__} instead of a list")
+    return list(args[0]) if args else []
+
+
+def _encode(text: str = "", encoding: str = "latin1") -> bytes:
+    """_codecs.encode(text, 'latin1'): how protocol 2 spells bytes."""
+    if type(text) is not str or encoding not in ("latin1", "latin-1"):
+        raise UnsafeCheckpoint(f"_codecs.encode to {shown(encoding)}; only latin1 is how bytes are pickled")
+    return text.encode("latin1")
+
+
+def _bytes(value: Any = b"", encoding: str = "latin1") -> bytes:
+    """bytes() and bytearray(): of bytes or text, never of a size."""
+    return value if type(value) is bytes else _encode(value, encoding)
+
+
+def _complex(real: float = 0.0, imag: float = 0.0) -> complex:
+    if not isinstance(real, (int, float)) or not isinstance(imag, (int, float)):
+        raise TypeError("complex() of something that is not a number")
+    return complex(real, imag)
+
+
+def _set(*args: Any) -> set[Any]:
+    return {_plain_key(i) for i in _members(*args)}
+
+
+def _both(path: str, call: Callable[..., Any]) -> Known:
+    """An immutable type, which is made in __new__: REDUCE and NEWOBJ do the same."""
+    return Known(path, call, call)
+
+
+_BUILTINS = (
+    Known("set", _set, _empty(set)),
+    _both("frozenset", lambda *a: frozenset(_set(*a))),
+    Known("list", _members, _empty(list)),
+    _both("tuple", lambda *a: tuple(_members(*a))),
+    Known("dict", _mapping, _empty(Ordered)),
+    _both("bytes", _bytes),
+    Known("bytearray", _bytes),
+    _both("complex", _complex),
+    _both("slice", lambda *a: a),
+)
+_NAMES = ("long", "unicode", "int", "float", "bool", "str", "object", "NoneType")
+
+PLAIN: dict[tuple[str, str], Any] = {
+    **{(m, known.path): known for m in ("builtins", "__builtin__") for known in _BUILTINS},
+    **{(m, n): Known(n) for m in ("builtins", "__builtin__") for n in _NAMES},
+    ("collections", "OrderedDict"): Known("OrderedDict", _mapping, _empty(Ordered)),
+    ("collections", "Counter"): Known("Counter", _counter, _empty(Ordered)),
+    ("collections", "defaultdict"): Known("defaultdict", _default, _empty(Ordered)),
+    ("_codecs", "encode"): Known("encode", _encode),
+}
+
+
+_SPELLING = re.compile(r"[<>=|]?([biufcSUV][0-9]{1,9}|[?bBhHiIlLqQefdgFDGO]|O8|O4)\Z")
+
+
+class ArrayType:
+    """A numpy dtype: how numpy spells it, or the name of one of ml_dtypes; its state says the byte order."""
+
+    __slots__ = ("copied", "order", "spelling", "used")
+
+    def __init__(self, spelling: object, align: object = False, copy: object = False) -> None:
+        if type(spelling) is bytes:
+            spelling = spelling.decode("latin1")
+        if type(spelling) is not Known and (type(spelling) is not str or not _SPELLING.match(spelling)):
+            raise CorruptCheckpoint(f"a pickled numpy dtype is spelled {shown(spelling)}")
+        self.spelling = spelling.path if type(spelling) is Known else str(spelling)
+        self.copied = bool(copy)  # else it is one of NumPy's own, whose state cannot be set
+        self.order = ""
+        self.used = False
+
+    def build(self, state: Any) -> None:
+        """(version, byte order, subarray, names, fields, size, alignment, flags): only the order is taken."""
+        if type(state) is not tuple or len(state) not in (8, 9) or state[1] not in ("<", ">", "|", "="):
+            raise CorruptCheckpoint(f"the state of a pickled numpy dtype is {shown(state)}")
+        if any(part is not None for part in state[2:5]):
+            raise CorruptCheckpoint("a structured numpy dtype is not a tensor's dtype")
+        if self.used or self.order or not self.copied:
+            raise UnsafeCheckpoint("a pickled numpy dtype is given a state where NumPy ignores it or arrays use it")
+        sizes = (-1, 0, self.numpy().itemsize)
+        if self.numpy().char in "SUV" and state[5] not in sizes:
+            raise UnsafeCheckpoint(f"a pickled numpy dtype {self.spelling} is given the size {shown(state[5])}")
+        self.order = state[1]
+
+    def numpy(self) -> Any:
+        import numpy as np
+
+        if self.spelling in _ML_DTYPES:
+            import ml_dtypes
+
+            return np.dtype(getattr(ml_dtypes, self.spelling))
+        try:
+            kind = np.dtype(self.spelling)
+        except TypeError:
+            raise CorruptCheckpoint(f"numpy has no dtype {self.spelling!r}") from None
+        order: Any = "=" if self.order == "|" else self.order
+        return kind.newbyteorder(order) if order else kind
+
+    def torch_name(self) -> str:
+        """What torch.from_numpy makes of it, or ''."""
+        kind = self.numpy()
+        row = DTYPES.get(kind.name)
+        return row.torch or "" if row and kind.isnative and kind.kind in "biufc" else ""
+
+
+class PickledArray:
+    """A numpy array: `items` is its bytes, or a list of objects."""
+
+    __slots__ = ("axes", "fortran", "items", "kind", "shape")
+
+    def __init__(self) -> None:
+        self.kind = ArrayType("f8")
+        self.shape: tuple[int, ...] = ()
+        self.fortran = False
+        self.axes: tuple[int, ...] | None = None
+        self.items: Any = None
+
+    def build(self, state: Any) -> None:
+        if type(state) is not tuple or len(state) not in (4, 5):
+            raise CorruptCheckpoint("the state of a pickled numpy array is not understood")
+        self.fill(*state[-4:])
+
+    def fill(self, shape: Any, kind: Any, fortran: Any, items: Any) -> None:
+        if self.items is not None:
+            raise UnsafeCheckpoint("a pickled numpy array is filled twice")
+        if type(items) is str:  # Python 2's bytes, when they happen to be text
+            items = items.encode("latin1")
+        if type(shape) is not tuple or any(type(n) is not int for n in shape) or type(kind) is not ArrayType:
+            raise CorruptCheckpoint("a pickled numpy array has no proper shape or dtype")
+        if type(items) is list:
+            size, have = checked_count(shape), len(items)
+        else:
+            size, have = checked_count(shape) * int(kind.numpy().itemsize), len(items) if type(items) is bytes else -1
+        if size != have or (kind.spelling[:1] == "O") != (type(items) is list):
+            raise CorruptCheckpoint(f"a pickled numpy array of shape {list(shape)} holds {have} instead of {size}")
+        kind.used = True
+        self.shape, self.kind, self.fortran, self.items = shape, kind, bool(fortran), items
+
+    def numpy(self) -> Any:
+        """The array; read-only and sharing the pickle's bytes, or an object array."""
+        import numpy as np
+
+        if self.items is None:
+            raise CorruptCheckpoint("a pickled numpy array was never filled")
+        order: Any = "F" if self.fortran else "C"
+        if type(self.items) is list:
+            out = np.empty(len(self.items), object)
+            for i, item in enumerate(self.items):
+                out[i] = item
+            return out.reshape(self.shape, order=order)
+        kind = self.kind.numpy()
+        check_text(self.items, kind)
+        array = np.frombuffer(self.items, kind).reshape(self.shape, order=order)
+        return array if self.axes is None else array.transpose(self.axes)
+
+
+def _reconstruct(kind: Any, shape: Any, code: Any) -> PickledArray:
+    if type(kind) is not Known or kind.path != "ndarray":
+        raise CorruptCheckpoint(f"numpy is asked to reconstruct {shown(kind)}")
+    return PickledArray()
+
+
+def _scalar(kind: Any, raw: Any = None) -> Any:
+    """A numpy scalar as Python's number, or as it is spelled where Python has none."""
+    array = PickledArray()
+    array.fill((), kind, False, raw)
+    value = array.numpy()[()]
+    return value.item() if hasattr(value, "item") else value
+
+
+def _frombuffer(raw: Any, kind: Any, shape: Any, order: Any = "C", axes: Any = None) -> PickledArray:
+    if order not in ("C", "F", "K") or (order == "K") != (type(axes) is tuple):
+        raise CorruptCheckpoint(f"a pickled numpy array in the order {shown(order)}")
+    array = PickledArray()
+    array.fill(shape, kind, order == "F", raw)
+    if axes is not None and sorted(axes) != list(range(len(shape))):
+        raise CorruptCheckpoint(f"a pickled numpy array whose axes are {shown(axes)}")
+    array.axes = axes
+    return array
+
+
+_ML_DTYPES = frozenset({
+    "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz",
+    "float8_e8m0fnu", "float4_e2m1fn", "int4", "uint4", "int2", "uint2",
+})  # fmt: skip
+_CORES = ("numpy.core", "numpy._core")
+_SCALARS = (
+    "bool_", "bool", "int8", "int16", "int32", "int64", "intc", "intp", "longlong", "uint8", "uint16", "uint32",
+    "uint64", "uintp", "ulonglong", "float16", "float32", "float64", "longdouble", "complex64", "complex128", "str_",
+    "bytes_", "generic", "number", "integer", "floating",
+)  # fmt: skip
+
+NUMPY: dict[tuple[str, str], Any] = {
+    ("numpy", "ndarray"): Known("ndarray"),
+    ("numpy", "dtype"): Known("dtype", ArrayType, ArrayType),
+    **{(f"{core}.multiarray", "_reconstruct"): Known("_reconstruct", _reconstruct) for core in _CORES},
+    **{(f"{core}.multiarray", "scalar"): Known("scalar", _scalar) for core in _CORES},
+    **{(f"{core}.numeric", "_frombuffer"): Known("_frombuffer", _frombuffer) for core in _CORES},
+    **{("ml_dtypes", name): Known(name) for name in _ML_DTYPES},
+    **{("numpy", name): Known(name) for name in _SCALARS},
 }

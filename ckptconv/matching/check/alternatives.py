@@ -18,20 +18,13 @@ from itertools import combinations, permutations
 from math import prod
 
 from ...checkpoint import Tensor
-from ..orders.axes import Order, Shape, essence, is_kernel, renamed, simple, tokens
-from ..orders.cells import FORGET, SUMMED
-from ..orders.choose import (
-    FLAT,
-    FLAT_NOT,
-    GATES,
-    IMAGE_NOT,
-    KEPT_GATES,
-    SHAPED_IMAGE,
-    length,
-    with_image,
-    without_image,
-)
-from ..orders.cuts import FUSED, PARTS, concatenated, divisors, every_layer
+from .. import cuts, orders
+from ..bundle_orders import FUSED, PARTS
+from ..cells import FORGET, SUMMED
+from ..conventions import is_kernel
+from ..doubt import GATES, KEPT_GATES
+from ..images import FLAT, FLAT_NOT, IMAGE_NOT, SHAPED_IMAGE, length, with_image, without_image
+from ..orders import Order, Shape
 from ..pairs import Alternative, Pair, leaf, parent
 
 MAX_HEADS = 8
@@ -85,8 +78,8 @@ def _features(p: Pair, shape: Shape) -> int:
     if len(shape) != 2 or ("(" in p.order.text and "(s c)" not in p.order.text and p.order.text != GATES):
         return -1
     if "(s c)" in p.order.text:
-        return tokens(p.order.text.partition("->")[0]).index("(s c)")
-    return 0 if p.order.text == GATES or essence(p.order, shape) == (1, 0) else 1
+        return orders.tokens(p.order.text.partition("->")[0]).index("(s c)")
+    return 0 if p.order.text == GATES or orders.essence(p.order, shape) == (1, 0) else 1
 
 
 def _before_images(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iterator[Alternative]:
@@ -133,10 +126,10 @@ def _turned(
         if len(p.sources) != 1 or len(p.targets) != 1 or (AFTER | BEFORE | {KEPT_GATES}) & {*p.why}:
             continue
         a, b = source[p.sources[0]].shape, target[p.targets[0]]
-        done = {essence(p.order, a)}
-        for order in simple(a, b):
-            if essence(order, a) not in done:
-                done.add(essence(order, a))
+        done = {orders.essence(p.order, a)}
+        for order in orders.simple(a, b):
+            if orders.essence(order, a) not in done:
+                done.add(orders.essence(order, a))
                 groups[(leaf(p.sources[0]), leaf(p.targets[0]), order.text)][k] = p._replace(order=order)
     likely = sorted(groups.items(), key=lambda g: (is_kernel(g[0][0]), len(g[0][2].split())))
     for (x, y, text), found in likely:
@@ -169,9 +162,9 @@ def _regated(p: Pair, rank: int) -> Pair | None:
     if "(h." in text or "," in text or rank > 2 or (rank == 2 and not text):
         return None
     left, _, right = text.partition(" -> ")
-    if text and tokens(right)[:1] != tokens(left)[-1:]:
+    if text and orders.tokens(right)[:1] != orders.tokens(left)[-1:]:
         return None
-    return p._replace(order=renamed(p.order, rank, rank - 1, *SWAPPED, p.order.sizes))
+    return p._replace(order=orders.renamed(p.order, rank, rank - 1, *SWAPPED, p.order.sizes))
 
 
 def interleaved(
@@ -180,7 +173,7 @@ def interleaved(
     """Fused query, key and value whose heads hold a block of each."""
     fused = {k: p for k, p in unsure.items() if FUSED in p.why}
     shapes = {n: t.shape for n, t in source.items()} | dict(target)
-    heads = {h for p in fused.values() for h in divisors(_length(p, shapes))}
+    heads = {h for p in fused.values() for h in cuts.divisors(_length(p, shapes))}
     for h in sorted(heads, key=lambda h: (h & (h - 1) != 0, h))[:MAX_HEADS]:
         found = {k: q for k, p in fused.items() if (q := _by_heads(p, shapes, h))}
         if found:
@@ -204,7 +197,7 @@ def _one_layer(p: Pair, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Shape, S
     whole, parts = (p.targets, p.sources) if joined else (p.sources, p.targets)
     sides = (right, left.split(",")[0]) if joined else (left, right.split(",")[0])
     a, b = (
-        tuple(n for n, word in zip(shapes[names[0]], tokens(side), strict=True) if word != "e")
+        tuple(n for n, word in zip(shapes[names[0]], orders.tokens(side), strict=True) if word != "e")
         for names, side in zip((whole, parts), sides, strict=True)
     )
     return a, b, (left if joined else right).count(",") + 1, joined
@@ -215,11 +208,11 @@ def _by_heads(p: Pair, shapes: Mapping[str, tuple[int, ...]], heads: int) -> Pai
     for axis, n in enumerate(a):
         if n % count or len(a) != len(b) or (n // count) % heads:
             continue
-        found = [o.inverse if joined else o for o in concatenated(a, b, axis, count, heads)]
+        found = [o.inverse if joined else o for o in cuts.concatenated(a, b, axis, count, heads)]
         for made in sorted(found, key=lambda o: _turns(o) is not _turns(p.order)):  # a square one is turned as it was
             for k, side in enumerate(p.order.text.split("->")):
-                words = tokens(side.split(",")[0])
-                made = every_layer(made, words.index("e"), left=not k) if "e" in words else made
+                words = orders.tokens(side.split(",")[0])
+                made = cuts.every_layer(made, words.index("e"), left=not k) if "e" in words else made
             return p._replace(order=made)
     return None
 
@@ -228,7 +221,7 @@ def _turns(order: Order) -> bool:
     """Whether the axis that holds the parts stands elsewhere in a part than in the whole."""
     if "," not in order.text:
         return False
-    sides = [tokens(side.split(",")[0]) for side in order.text.split("->")]
+    sides = [orders.tokens(side.split(",")[0]) for side in order.text.split("->")]
     whole, part = sides if "," in order.text.partition("->")[2] else sides[::-1]
     at = [[bool(re.search(mark, x)) for x in words if x != "e"] for words, mark in ((whole, "[+]"), (part, "[.]"))]
     return at[0] != at[1]
@@ -274,3 +267,6 @@ def _crossed(unsure: Mapping[int, Pair], target: Mapping[str, tuple[int, ...]]) 
             p, q = unsure[k], unsure[j]
             found |= {k: p._replace(targets=q.targets), j: q._replace(targets=p.targets)}
         yield Alternative(f"{one} and {other} exchanged", found)
+
+
+__all__ = ["Alternative", "alternatives", "interleaved"]

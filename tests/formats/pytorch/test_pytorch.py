@@ -25,9 +25,9 @@ from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held
 from ckptconv.dtypes import DTYPES, DType
 from ckptconv.formats.pytorch import archive as archive_format
 from ckptconv.formats.pytorch import dcp
-from ckptconv.formats.pytorch.known import TORCH
+from ckptconv.formats.pytorch.globals import TORCH
 from ckptconv.formats.pytorch.pickle import load
-from ckptconv.formats.pytorch.plain import Inert
+from ckptconv.formats.pytorch.values import Inert
 from ckptconv.formats.pytorch.write import TorchWriter
 from ckptconv.formats.reading import Reading
 from ckptconv.moves.part import MAX_AXES, Span

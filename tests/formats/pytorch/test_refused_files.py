@@ -20,7 +20,7 @@ from pickles import Call, Global, Id, Raw, archive, pickled
 
 import ckptconv
 from ckptconv.formats.detect import open_checkpoint
-from ckptconv.formats.pytorch import bare, dense, state_names
+from ckptconv.formats.pytorch import bare, flatten, torchscript
 from ckptconv.formats.reading import Reading
 
 ORDERED = Call(Global("collections.OrderedDict"))
@@ -719,10 +719,10 @@ def test_sparse_in_full(raw: bytes, expected: Any, tmp_path: Path) -> None:
 def test_a_sparse_shape_costs_nothing_to_claim(
     raw: bytes, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense, "FILL_RATIO", 0)
-    monkeypatch.setattr(dense, "MAX_FILL", size)
+    monkeypatch.setattr(flatten, "FILL_RATIO", 0)
+    monkeypatch.setattr(flatten, "MAX_FILL", size)
     assert len(opened(tmp_path / "a.pt", raw, densify=True)) == 1
-    monkeypatch.setattr(dense, "MAX_FILL", size - 1)
+    monkeypatch.setattr(flatten, "MAX_FILL", size - 1)
     with refused(
         rf"w: its tensors are more than 0 times what is stored and {size - 1} bytes when dense; without densify"
     ):
@@ -796,12 +796,12 @@ def test_a_zero_point_that_no_element_holds(densify: bool, tmp_path: Path) -> No
 def test_lists_of_scales_are_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of tensors may have the same; what is computed of them carries it each time."""
     raw = quantised("per_channel_affine", [0.5, 2.0], [1, 3], 0)
-    monkeypatch.setattr(dense, "MAX_LISTED", 32)
+    monkeypatch.setattr(flatten, "MAX_LISTED", 32)
     assert opened(tmp_path / "a.pt", raw, densify=True)["w"].shape == (2, 3)
-    monkeypatch.setattr(dense, "MAX_LISTED", 31)
+    monkeypatch.setattr(flatten, "MAX_LISTED", 31)
     with refused("w: the scales of its tensors are lists of more than 31 bytes"):
         opened(tmp_path / "a.pt", raw, densify=True)
-    scales, made = [0.5, 2.0], dense.Numbers()
+    scales, made = [0.5, 2.0], flatten.Numbers()
     assert made.held(scales, "float64") is made.held(scales, "float64") is not made.held(scales, "float32")
     assert made.held(-0.0, "float64") is not made.held(0.0, "float64")
 
@@ -908,8 +908,8 @@ def test_what_scripts_hold_that_is_no_module(tmp_path: Path) -> None:
 def test_code_of_a_script_is_bounded(tmp_path: Path) -> None:
     """More text, or more names, than any model has are not looked at; nor is a state copied for each of its owners."""
     value = made("Net", w=tensor(), c=tensor())
-    many = MODULE.replace('"w", ', '"w", ' * state_names.MAX_NAMES)
-    for text in (MODULE + " " * state_names.MAX_CODE, many):
+    many = MODULE.replace('"w", ', '"w", ' * torchscript.MAX_NAMES)
+    for text in (MODULE + " " * torchscript.MAX_CODE, many):
         raw = script(value, (), {"a/code/__torch__/m.py": text.encode()})
         assert list(opened(tmp_path / "a.pt", raw)) == ["w", "c"]
     shared = pickled({str(i): i for i in range(20_000)})[2:-1]

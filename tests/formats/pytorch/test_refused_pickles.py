@@ -12,15 +12,22 @@ from kit import refused
 from pickles import Call, Global, Id, Raw, pickled
 
 from ckptconv.dtypes import DTYPES
-from ckptconv.formats.pytorch import machine
-from ckptconv.formats.pytorch.arrays import ArrayType
+from ckptconv.formats.pytorch import pickle
 from ckptconv.formats.pytorch.flatten import jsonable
-from ckptconv.formats.pytorch.known import TORCH
-from ckptconv.formats.pytorch.opcodes import OPS, REFUSED
-from ckptconv.formats.pytorch.pickle import load, load_some
-from ckptconv.formats.pytorch.plain import Inert, Known
-from ckptconv.formats.pytorch.rebuild import Layout, bare
-from ckptconv.formats.pytorch.views import UNTYPED, Absent, Pieces, Storage, StorageType, TorchType, View
+from ckptconv.formats.pytorch.globals import TORCH
+from ckptconv.formats.pytorch.pickle import OPS, REFUSED, load, load_some
+from ckptconv.formats.pytorch.tensors import (
+    UNTYPED,
+    Absent,
+    Layout,
+    Pieces,
+    Storage,
+    StorageType,
+    TorchType,
+    View,
+    bare,
+)
+from ckptconv.formats.pytorch.values import ArrayType, Inert, Known
 from ckptconv.moves.part import Span
 
 FLOAT, LONG = (StorageType(f"{r.storage}Storage", r, r.itemsize * 8) for r in (DTYPES["float32"], DTYPES["int64"]))
@@ -553,8 +560,8 @@ def test_types_for_people_are_only_names(name: str) -> None:
 
 
 def test_what_calls_may_copy_is_counted() -> None:
-    made = machine.Machine(b"x" * 10, 0, TORCH, None, False, "u")
-    assert made.room == machine.COPIES * 10 + 2**20
+    made = pickle.Machine(b"x" * 10, 0, TORCH, None, False, "u")
+    assert made.room == pickle.COPIES * 10 + 2**20
     made.room = 5
     made.charge(([1, 2], (3,), 7, None))
     assert made.room == 2

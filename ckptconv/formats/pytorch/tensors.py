@@ -1,0 +1,452 @@
+"""Tensors in a pickle: storages, and views of them, which are checked here once and trusted afterwards.
+
+Storage   the bytes of one member or stretch of the file, of one type
+View      dtype, offset, shape, strides in one storage; offsets and strides count elements of the view's dtype
+Tagged    a tensor with attributes that Python code hung on it, or of a subclass
+Wrapper   a tensor of a subclass that has no data of its own: only its attributes have
+Pieces    a tensor made of tensors: sparse, quantised, nested
+Absent    a tensor without data
+Hollow    torch.FloatTensor() before its state arrives
+
+The functions by which torch rebuilds tensors; each returns exactly torch's tensor or refuses.
+
+    torch._utils._rebuild_tensor_v2(storage, 0, (2, 3), (3, 1), False, OrderedDict())             -> View
+    torch._utils._rebuild_tensor_v3(untyped storage, ..., torch.uint16)                           -> View
+    torch._tensor._rebuild_from_type_v2(_rebuild_tensor_v2, Parameter, (...), {"tag": 1})         -> Tagged
+    torch._utils._rebuild_qtensor(storage, 0, (2,), (1,), (torch.per_tensor_affine, 0.1, 3), ...) -> Pieces
+
+An argument or a state that is not understood is refused, never ignored: a state can replace a tensor's data.
+Specification: torch/_utils.py, torch/_tensor.py, torch/_weights_only_unpickler.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ...dtypes import DTYPES, DType
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...moves.part import MAX_AXES, MAX_FILL, Data, checked_count
+from .values import Inert, Known, Ordered, PickledArray, shown
+
+
+class TorchType(NamedTuple):
+    """torch.float32 and the like; `row` is None if no neutral dtype fits (complex32, bits8, quint4x2)."""
+
+    name: str
+    row: DType | None
+
+
+class StorageType(NamedTuple):
+    """torch.FloatStorage and the like, of elements of `bits`. `row`: None if no neutral dtype fits, as for UNTYPED."""
+
+    name: str
+    row: DType | None
+    bits: int
+
+    @property
+    def quantised(self) -> bool:
+        return self.name.startswith(("QInt", "QUInt"))
+
+
+class Storage(NamedTuple):
+    """One piece of stored data: `size` bytes of elements of `type` from element `start` on (old views of storages)."""
+
+    type: StorageType
+    key: str
+    data: Data | None
+    size: int  # bytes
+    start: int = 0
+    swapped: bool = False
+
+
+class View(NamedTuple):
+    """A tensor: a strided view of a storage. `row` None: a dtype that nothing else can hold, called `torch`."""
+
+    storage: Storage
+    row: DType | None
+    torch: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    ops: tuple[str, ...] = ()
+
+    def build(self, state: Any) -> None:
+        """The state (requires_grad, volatile, hooks) of a Variable says nothing of its elements; any other does."""
+        if type(state) is not tuple or len(state) != 3 or type(state[0]) is not bool:
+            raise UnsafeCheckpoint(f"a tensor is given other data by its state {shown(state)}")
+
+
+def identity(value: Any) -> tuple[Any, ...]:
+    """What two values have in common if they are the same elements in the same shape, as long as both are kept."""
+    if type(value) is View:
+        return id(value.storage), value.offset, value.shape, value.strides, value.torch, value.ops
+    return (id(value),)
+
+
+class Tagged(NamedTuple):
+    """A tensor with attributes, which do not change its elements. `path` is its class if that is unknown, or ''."""
+
+    value: Any
+    path: str
+    attributes: dict[str, Any]
+
+
+class Wrapper(NamedTuple):
+    """A tensor subclass without data of its own: `attributes` hold the tensors of which it consists."""
+
+    path: str
+    shape: tuple[int, ...]
+    attributes: dict[str, Any]
+
+
+class Pieces(NamedTuple):
+    """A tensor that consists of tensors. `details` are the numbers that belong to them."""
+
+    kind: str
+    shape: tuple[int, ...]
+    parts: dict[str, Any]
+    details: dict[str, Any]
+
+
+class Absent(NamedTuple):
+    """A tensor without data (on the meta device)."""
+
+    torch: str
+    shape: tuple[int, ...]
+
+
+class Hollow:
+    """A tensor created without data, as in files of 2016 and 2017, and filled by its state."""
+
+    __slots__ = ("kind", "value")
+
+    def __init__(self, kind: StorageType | None) -> None:
+        self.kind = kind  # None: of any dtype
+        self.value: Any = None
+
+    def build(self, state: Any) -> None:
+        """(storage, offset, shape, strides), or (data, gradient, hooks, requires_grad, volatile) of a Variable."""
+        filled = self.value is not None
+        if type(state) is tuple and len(state) == 4 and type(state[0]) is Storage and not filled:
+            kind = state[0].type
+            if self.kind in (None, kind) and kind.row is not None and not kind.quantised:
+                self.value = look(state[0], TorchType(kind.row.torch, kind.row), *state[1:])
+        elif type(state) is tuple and len(state) == 5 and type(state[0]) is View and not filled and self.kind is None:
+            self.value = state[0]
+        if self.value is None or filled:
+            raise UnsafeCheckpoint(f"an empty tensor is given the state {shown(state)}")
+
+
+UNTYPED = StorageType("UntypedStorage", None, 8)
+BYTE = DTYPES["uint8"]
+
+
+def ints(value: Any, what: str) -> tuple[int, ...]:
+    """Check a shape or strides."""
+    if type(value) not in (tuple, list) or len(value) > MAX_AXES or any(type(n) is not int for n in value):
+        raise CorruptCheckpoint(f"the {what} of a tensor is {shown(value)}, not at most {MAX_AXES} whole numbers")
+    return tuple(value)
+
+
+def look(storage: Any, kind: TorchType, offset: Any, shape: Any, strides: Any) -> View:
+    """Check that the view lies within its storage."""
+    if type(storage) is not Storage or type(offset) is not int or offset < 0:
+        raise CorruptCheckpoint(f"a tensor has the storage {shown(storage)} and the offset {shown(offset)}")
+    shape, strides = ints(shape, "shape"), ints(strides, "strides")
+    if len(shape) != len(strides):
+        raise CorruptCheckpoint(f"a tensor has the shape {list(shape)} but the strides {list(strides)}")
+    total = checked_count(shape)
+    row = kind.row
+    if row is None:
+        return View(storage, None, kind.name, offset, shape, strides)
+    last = offset
+    for n, step in zip(shape, strides, strict=True):
+        if step < 0:
+            raise CorruptCheckpoint(f"a tensor has the negative stride {step}")
+        last += (n - 1) * step
+    size, have = row.itemsize, storage.size
+    if total and (last + 1) * size > have:
+        raise CorruptCheckpoint(
+            f"a tensor of shape {list(shape)}, strides {list(strides)} reaches byte {(last + 1) * size} "
+            f"of the storage {storage.key!r}, which has {have}"
+        )
+    if total * size > have and total * size > MAX_FILL + have:
+        raise UnsafeCheckpoint(f"a tensor of shape {list(shape)} expands {have} stored bytes to {total * size}")
+    start = offset + storage.start * storage.type.bits // 8 // size
+    if storage.start * storage.type.bits % (8 * size):
+        raise UnsafeCheckpoint(f"a part of the storage {storage.key!r} begins within an element of {kind.name}")
+    return View(storage, row, kind.name, start, shape, strides, _order(storage, row))
+
+
+def _order(storage: Storage, row: DType) -> tuple[str, ...]:
+    """The byte order: torch swaps a big-endian file by the storage's type, and does not swap an untyped storage."""
+    if not storage.swapped:
+        return ()
+    kind = storage.type.row or (BYTE if storage.type == UNTYPED else None)
+    if kind is None or kind.word != row.word:
+        raise UnsafeCheckpoint(
+            f"a tensor of {row} lies big-endian in {storage.type.name}, by which torch cannot restore its order"
+        )
+    return ("swap",) if row.word > 1 else ()
+
+
+def typed(storage: Any) -> TorchType:
+    """The dtype of a tensor that does not name one: its storage's."""
+    if type(storage) is not Storage:
+        raise CorruptCheckpoint(f"a tensor has the storage {shown(storage)}")
+    kind = storage.type
+    if kind == UNTYPED:
+        return TorchType("uint8", BYTE)
+    return TorchType(kind.row.torch if kind.row else kind.name, kind.row)
+
+
+WRAPPED = "torch._utils._rebuild_wrapper_subclass"
+JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
+# Attributes of torch.Tensor that replace its elements when they are set, or its class.
+REPLACING = frozenset({"data", "real", "imag", "T", "H", "mT", "mH", "shape", "dtype", "_cdata"})
+CLASSES = frozenset({"Tensor", "Parameter", "Buffer"})
+
+
+class Layout(NamedTuple):
+    """torch.sparse_coo and the like."""
+
+    name: str
+
+
+def layout(name: Any) -> Layout:
+    """torch.serialization._get_layout('torch.sparse_coo')."""
+    if type(name) is not str:
+        raise CorruptCheckpoint(f"a layout is called {shown(name)}")
+    return Layout(name.removeprefix("torch."))
+
+
+# --- dense ------------------------------------------------------------------------------------------------------
+
+
+def _storage_type(storage: Any) -> TorchType:
+    """The dtype of a tensor that is rebuilt on a storage without naming one."""
+    if type(storage) is Storage and storage.type.quantised:
+        raise UnsafeCheckpoint(f"a tensor without a quantiser lies in {storage.type.name}")
+    return typed(storage)
+
+
+def rebuild(storage: Any, offset: Any, shape: Any, strides: Any) -> View:
+    return look(storage, _storage_type(storage), offset, shape, strides)
+
+
+def rebuild_v2(
+    storage: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, metadata: Any = None
+) -> View:
+    return _bits(rebuild(storage, offset, shape, strides), grad, metadata)
+
+
+def rebuild_v3(
+    storage: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, kind: Any, metadata: Any = None
+) -> View:
+    if type(kind) is not TorchType:
+        raise CorruptCheckpoint(f"a tensor has the dtype {shown(kind)}")
+    return _bits(look(storage, kind, offset, shape, strides), grad, metadata)
+
+
+def _bits(view: View, grad: Any, metadata: Any) -> View:
+    """Apply the conj and neg bits that torch stores beside a tensor."""
+    _check_grad(view, grad)
+    if not metadata:
+        return view
+    if type(metadata) not in (dict, Ordered) or not set(metadata) <= {"conj", "neg"}:
+        raise UnsafeCheckpoint(f"a tensor has the metadata {shown(list(metadata))}; conj and neg are known")
+    bits = tuple(name for name in ("conj", "neg") if name in metadata)  # torch sets what is there, even to False
+    kinds = "c" if "conj" in bits else "fc"  # the imaginary part of a conjugated tensor is a negated one of floats
+    if any(v is not True for v in metadata.values()) or (bits and (not view.row or view.row.kind not in kinds)):
+        raise UnsafeCheckpoint(f"a tensor of {view.torch} is stored conjugated or negated")
+    return view._replace(ops=view.ops + bits)
+
+
+def _check_grad(value: Any, grad: Any) -> None:
+    """Refuse what torch refuses: requires_grad is a boolean, and only floating-point and complex tensors have it."""
+    if type(grad) is not bool:
+        raise CorruptCheckpoint(f"whether a tensor has a gradient is {shown(grad)}")
+    row = value.row if type(value) is View else None
+    if grad and row is not None and row.kind not in "fc":
+        raise CorruptCheckpoint(f"a tensor of {row} has a gradient")
+
+
+def bare(value: Any) -> Any:
+    """A tensor without its attributes; a `Hollow` as its state has filled it."""
+    while type(value) is Tagged:
+        value = value.value
+    return value.value if type(value) is Hollow else value
+
+
+def parameter(value: Any = None, grad: Any = True) -> Any:
+    """Parameter(tensor); Parameter() of old files, which give the tensor as its state afterwards."""
+    if value is None:
+        return Hollow(None)
+    if type(bare(value)) not in (View, Pieces, Absent):
+        raise CorruptCheckpoint(f"a parameter is made of {shown(value)}")
+    return value if type(value) is Tagged else bare(value)
+
+
+def rebuild_parameter(value: Any, grad: Any, hooks: Any) -> Any:
+    _check_grad(bare(value), grad)
+    return parameter(bare(value))
+
+
+def parameter_with_state(value: Any, grad: Any, hooks: Any, state: Any) -> Any:
+    return tagged(rebuild_parameter(value, grad, hooks), "", state)
+
+
+def meta(kind: Any, shape: Any, strides: Any, grad: Any) -> Absent:
+    if type(kind) is not TorchType:
+        raise CorruptCheckpoint(f"a tensor on the meta device has the dtype {shown(kind)}")
+    return Absent(kind.name, ints(shape, "shape"))
+
+
+def device_tensor(value: Any, kind: Any, device: Any, grad: Any) -> Any:
+    """A tensor moved to another device: its elements are cast to `kind` on the way, which is not done here."""
+    inner = bare(value)
+    have = inner.kind.torch_name() if type(inner) is PickledArray else inner.torch if type(inner) is View else ""
+    if not have:
+        raise CorruptCheckpoint(f"a tensor of another device is made of {shown(value)}")
+    if kind is not None and (type(kind) is not TorchType or kind.name != have):
+        to = kind.name if type(kind) is TorchType else shown(kind)
+        raise UnsafeCheckpoint(f"a tensor of another device is stored as {have} and is to become {to}")
+    _check_grad(inner, grad)
+    return inner
+
+
+def constructor(kind: StorageType | None) -> Callable[..., Any]:
+    """torch.FloatTensor() and torch.FloatTensor(storage); a list, a size or a tensor would make other tensors."""
+
+    def make(*args: Any) -> Any:
+        if not args:
+            return Hollow(kind)
+        storage = args[0]
+        if len(args) > 1 or type(storage) is not Storage or storage.type != kind or kind.row is None:
+            what = ", ".join(shown(a) for a in args)
+            raise UnsafeCheckpoint(f"a tensor is made by {kind.name[:-7] if kind else ''}Tensor({what})")
+        count = storage.size // kind.row.itemsize
+        return rebuild(storage, 0, (count,), (1,))
+
+    return make
+
+
+# --- with attributes, and of subclasses -------------------------------------------------------------------------
+
+
+def tagged(value: Any, path: str, state: Any) -> Any:
+    """A tensor with the attributes that torch sets one by one; of an unknown class, whose state may be anything."""
+    parts = state if type(state) is tuple else (state, None)
+    if len(parts) != 2 or any(p is not None and type(p) not in (dict, Ordered) for p in parts):
+        if not path:
+            raise UnsafeCheckpoint(f"a tensor has the state {shown(state)}")
+        return Tagged(bare(value), path, {"state": state})
+    attributes: dict[str, Any] = {}
+    for name, attribute in (pair for part in parts for pair in (part or {}).items()):
+        if type(name) is not str:
+            raise CorruptCheckpoint(f"an attribute of a tensor is called {shown(name)}")
+        if name in REPLACING or name.startswith("__"):
+            raise UnsafeCheckpoint(f"the state of a tensor replaces its {name!r}")
+        attributes[name] = attribute
+    return Tagged(bare(value), path, attributes) if attributes or path else bare(value)
+
+
+def from_type(make: Any, kind: Any, args: Any, state: Any) -> Any:
+    """_rebuild_from_type_v2: a tensor with attributes or of a subclass."""
+    if type(args) is not tuple:
+        raise CorruptCheckpoint("a tensor subclass is rebuilt without arguments")
+    path = kind.path if type(kind) is Inert and kind.args is None else ""
+    if not path and (type(kind) is not Known or kind.path not in CLASSES):
+        raise UnsafeCheckpoint(f"a tensor is of the class {shown(kind)}")
+    if type(make) is Known and make.call is not None and make.path.startswith("_rebuild") and len(args) < MAX_AXES:
+        made = make.call(*args)
+        if type(made) is PickledArray:
+            raise UnsafeCheckpoint("a tensor of another device has a state")
+        return tagged(made, path, state)
+    if type(make) is not Inert or not path:
+        raise UnsafeCheckpoint(f"a tensor subclass is rebuilt by {shown(make)}")
+    attributes = tagged(None, path, state).attributes
+    if make.path == WRAPPED and len(args) > 2:
+        return Wrapper(path, ints(args[2], "shape"), attributes)
+    return Wrapper(make.path if make.path == JAGGED else path, (), {**attributes, "args": args})
+
+
+def from_type_v1(make: Any, kind: Any, args: Any, state: Any) -> Any:
+    """_rebuild_from_type, which torch 1.7 to 1.11 wrote: it gives a tensor no attributes at all."""
+    if type(kind) is Known and kind.path == "Tensor":
+        return from_type(make, kind, args, None)
+    if type(state) not in (dict, Ordered):
+        raise UnsafeCheckpoint(f"a tensor has the state {shown(state)}")
+    return from_type(make, kind, args, state)
+
+
+# --- made of several tensors ------------------------------------------------------------------------------------
+
+LAYOUTS = {
+    "sparse_coo": ("indices", "values"),
+    **dict.fromkeys(("sparse_csr", "sparse_bsr"), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys(("sparse_csc", "sparse_bsc"), ("ccol_indices", "row_indices", "values")),
+}
+
+
+def sparse(how: Any, data: Any) -> Pieces:
+    """COO: indices, values, size[, coalesced]; compressed: compressed and plain indices, values, size."""
+    names = LAYOUTS.get(how.name) if type(how) is Layout else None
+    if names is None or type(data) is not tuple or not len(names) < len(data) < len(names) + 2 + (len(names) == 2):
+        raise CorruptCheckpoint(f"a sparse tensor of the layout {shown(how)} is not understood")
+    parts = dict(zip(names, map(bare, data), strict=False))
+    if any(type(p) is not View for p in parts.values()):
+        raise CorruptCheckpoint("the pieces of a sparse tensor are not tensors")
+    shape = ints(data[len(names)], "shape")
+    checked_count(shape)
+    return Pieces(how.name, shape, parts, {})
+
+
+SCHEMES = {"per_tensor_affine": 2, "per_channel_affine": 3, "per_channel_affine_float_qparams": 3}
+
+
+def quantised(storage: Any, offset: Any, shape: Any, strides: Any, quantiser: Any, grad: Any, hooks: Any) -> Pieces:
+    """value = (q - zero_point) * scale, per tensor or along an axis."""
+    if type(quantiser) is not tuple or not quantiser or type(quantiser[0]) is not Known:
+        raise CorruptCheckpoint("a quantised tensor without a quantiser")
+    if type(storage) is not Storage or not storage.type.quantised:
+        raise CorruptCheckpoint(f"a quantised tensor has the storage {shown(storage)}")
+    view = look(storage, typed(storage), offset, shape, strides)
+    scheme, values = quantiser[0].path, quantiser[1:]
+    if SCHEMES.get(scheme) != len(values):
+        raise CorruptCheckpoint(f"a quantised tensor has the scheme {scheme} with {len(values)} numbers")
+    parts: dict[str, Any] = {"": view}
+    details: dict[str, Any] = {"scheme": scheme}
+    for name, value in zip(("scale", "zero_point", "axis"), map(bare, values), strict=False):
+        (parts if type(value) is View else details)[name] = value
+    if len(values) == 3:
+        _check_channels(view.shape, parts, details)
+    elif type(details.get("scale")) not in (int, float) or type(details.get("zero_point")) is not int:
+        raise CorruptCheckpoint(f"a quantised tensor has the numbers {shown(values)}")
+    return Pieces("quantised", view.shape, parts, details)
+
+
+def _check_channels(shape: tuple[int, ...], parts: dict[str, Any], details: dict[str, Any]) -> None:
+    """A scale and a zero point for each channel, both in tensors or both in lists, of which torch makes tensors."""
+    axis = details.get("axis")
+    if type(axis) is not int or not 0 <= axis < len(shape):
+        raise CorruptCheckpoint(f"a tensor of shape {list(shape)} is quantised along the axis {shown(axis)}")
+    whole = details["scheme"] == "per_channel_affine"  # of which the zero points of a list become integers
+    for name, kinds in (("scale", {int, float}), ("zero_point", {int} if whole else {int, float})):
+        numbers = details.get(name)
+        count = checked_count(parts[name].shape) if name in parts else len(numbers) if type(numbers) is list else -1
+        if count == shape[axis] and type(numbers) is list and {*map(type, numbers)} - kinds:
+            raise CorruptCheckpoint(f"a tensor of quantised channels has the {name} {shown(numbers)}")
+        if count != shape[axis]:
+            raise CorruptCheckpoint(f"a tensor of {shape[axis]} quantised channels has {count} of {name}")
+    if len({"scale", "zero_point"} & parts.keys()) == 1:
+        raise CorruptCheckpoint("a tensor of quantised channels has a list and a tensor of scales and zero points")
+
+
+def nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> Pieces:
+    parts = {"buffer": buffer, "sizes": sizes, "strides": strides, "offsets": offsets}
+    parts = {name: bare(p) for name, p in parts.items()}
+    if any(type(p) is not View for p in parts.values()):
+        raise CorruptCheckpoint("the pieces of a nested tensor are not tensors")
+    return Pieces("nested", (), parts, {})

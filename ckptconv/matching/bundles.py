@@ -1,0 +1,211 @@
+"""Tensors that one side holds as one and the other in pieces, by names and shapes: a stack of layers, a fused QKV.
+
+    encoderblock/query/kernel [12, 768, 64]     blocks.{0..11}.query.weight [64, 768]
+    mlp/experts/wi/kernel [8, 512, 2048]        experts.{0..7}.wi.weight [2048, 512]
+    attn.in_proj_weight [2304, 768]             query/kernel, key/kernel, value/kernel [768, 768]
+    mlp/gate_up/kernel [768, 4096]              gate.weight, up.weight [2048, 768]
+    layers/qkv/kernel [12, 768, 2304]           layers.{0..11}.{q,k,v}.weight [768, 768]: first stacked, then fused
+    layers/moe/wi [8, 32, 512, 2048]            layers.{0..31}.experts.{0..7}.wi.weight: stacked twice
+
+The pieces are replaced by what they would be together wherever that makes more tensors of the two sides of one size; a
+bundle is then matched like any other tensor, and bundle_orders.py says how it is cut or joined.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from math import prod
+
+from ..checkpoint import Tensor
+from . import conventions
+from .gates import gated
+from .pairs import DIGITS, leaf, parent
+from .side import Bundle, Side
+from .units import SORTED, Unit, units
+from .words import words
+
+MAX_STEPS = 8  # kinds of bundles that are made one after another
+GAIN = 0.02  # by which the share of tensors that find one of their size must rise
+QKV = ("query", "key", "value")
+MAX_TWINS = 20  # kinds of modules of one shape that are tried as parts of one
+FUSIONS = (QKV, ("gate", "up"), ("key", "value"))
+
+Sides = tuple[Side, Side]
+Made = dict[str, tuple[Tensor, Bundle]]  # by the name of the bundle: what it would be
+
+
+def bundled(a: Side, b: Side) -> tuple[Side, Side]:
+    """Both sides with pieces replaced by bundles, where that brings the sides closer."""
+    sides = gated(a), b
+    for _ in range(MAX_STEPS):
+        best = max(_steps(sides), key=lambda found: _agreement(*found), default=sides)
+        if _agreement(*best) <= _agreement(*sides) + GAIN:
+            break
+        sides = best
+    return sides
+
+
+def _steps(sides: Sides) -> Iterator[Sides]:
+    for k in (0, 1):
+        for found in chain(_stacks(sides[k]), _fusions(sides[k]), _stacks(sides[k], again=True)):
+            yield _replaced(sides, k, found)
+
+
+def _replaced(sides: Sides, k: int, found: Made) -> Sides:
+    side = _with(sides[k], found)
+    return (side, sides[1]) if k == 0 else (sides[0], side)
+
+
+def _agreement(a: Side, b: Side) -> float:
+    """The share of tensors that find one of their size on the other side, each piece of a bundle counted."""
+    held: list[dict[int, list[int]]] = [defaultdict(list), defaultdict(list)]
+    for side, sizes in zip((a, b), held, strict=True):
+        for name, t in side.tensors.items():
+            sizes[t.count].append(len(side.bundles[name].names) if name in side.bundles else 1)
+    total = sum(sum(pieces) for sizes in held for pieces in sizes.values())
+    found = 0.0
+    for size in held[0].keys() & held[1].keys():
+        both = [sizes[size] for sizes in held]
+        found += min(map(len, both)) * sum(sum(pieces) / len(pieces) for pieces in both)
+    return found / max(1, total)
+
+
+def _with(side: Side, found: Made) -> Side:
+    """The side with the pieces of all bundles replaced, each bundle in the place of its first piece."""
+    first = {bundle.names[0]: name for name, (_, bundle) in found.items()}
+    gone = {n for _, bundle in found.values() for n in bundle.names}
+    made: dict[str, Tensor] = {}
+    for name, t in side.tensors.items():
+        at = side.bundles[name].names[0] if name in side.bundles else name  # what is stacked can be fused
+        if at in first:
+            made[first[at]] = found[first[at]][0]
+        elif at not in gone:
+            made[name] = t
+    kinds = dict(side.kinds) | {n: side.kinds.get(bundle.names[0], "") for n, (_, bundle) in found.items()}
+    return replace(side, tensors=made, kinds=kinds, bundles={**side.bundles, **{n: x for n, (_, x) in found.items()}})
+
+
+# --- stacks -----------------------------------------------------------------------------------------------------------
+
+
+def _stacks(side: Side, *, again: bool = False) -> Iterator[Made]:
+    """For each number that counts modules: everything below it, stacked; `again` of what was stacked by another."""
+    below: dict[str, dict[str, dict[int, dict[str, str]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
+    for name in side.tensors:
+        if (name in side.bundles) is not again or (again and side.bundles[name].kind != "stacked"):
+            continue
+        for m in DIGITS.finditer(name):
+            stem, tail = name[: m.start()], name[m.end() :]
+            if re.search("[./]", tail):  # else it counts tensors of one module: weight_ih_l0, weight_ih_l1
+                below[DIGITS.sub("#", stem)][stem][int(m[0])][tail] = name
+    for stems in below.values():
+        found: Made = {}
+        whole = all(_stack(side, stem, members, found) for stem, members in stems.items())
+        if whole and found:
+            yield found
+
+
+def _stack(side: Side, stem: str, members: Mapping[int, Mapping[str, str]], found: Made) -> bool:
+    """Add the bundles of one run of modules; False if they do not count from 0 or 1 or differ."""
+    indices = sorted(members)
+    if len(indices) < 2 or indices[0] > 1 or indices[-1] - indices[0] != len(indices) - 1:
+        return False
+    for tail in members[indices[0]]:
+        names = tuple(members[i].get(tail, "") for i in indices)
+        shapes = {side.tensors[n].shape for n in names if n}
+        name = f"{re.sub(r'[._/-]+$', '', stem)}{tail}"
+        if "" in names or len(shapes) > 1 or name in side.tensors:
+            return False
+        first = side.tensors[names[0]]
+        if inner := side.bundles.get(names[0]):
+            bundle = Bundle(tuple(side.named(names)), "fused", inner.shape, len(inner.names), counted=True)
+            counts = sorted((len(names), len(inner.names)))
+        else:
+            bundle, counts = Bundle(names, "stacked", first.shape), [len(names)]
+        found[name] = replace(first, name=name, shape=_with_layers(first.name, bundle.shape, counts), parts=()), bundle
+    return all(members[i].keys() == members[indices[0]].keys() for i in indices)
+
+
+# --- query, key and value ---------------------------------------------------------------------------------------------
+
+
+def _fusions(side: Side) -> Iterator[Made]:
+    """All queries, keys and values of one module, fused; or gate and up; or what else is alike in one place."""
+    for parts in FUSIONS:
+        beside: dict[tuple[str, ...], dict[str, Unit]] = defaultdict(dict)
+        for u in units(side):
+            if len(positions := [k for k, w in enumerate(u.words) if w in parts]) == 1:
+                at = _segment(u.home, parts)
+                beside[(u.home[: at[0]], u.home[at[1] :])][u.words[positions[0]]] = u
+        found: Made = {}
+        for (head, tail), several in beside.items():
+            if set(several) == set(parts):
+                _fuse(
+                    side,
+                    f"{head}{'qkv' if parts == QKV else '_'.join(parts)}{tail}",
+                    [several[w] for w in parts],
+                    found,
+                )
+        if found:
+            yield found
+    yield from _twins(side)
+
+
+def _twins(side: Side) -> Iterator[Made]:
+    """Two or three modules of one shape that are alone with it in their place, fused, in all places of one name."""
+    places: dict[str, dict[Hashable, list[Unit]]] = defaultdict(lambda: defaultdict(list))
+    for u in units(side):
+        places[parent(u.home)][u.signatures[SORTED]].append(u)
+    kinds: dict[tuple[str, ...], list[list[Unit]]] = defaultdict(list)
+    for home, classes in places.items():
+        for many in classes.values():
+            if len(many) in (2, 3) and "norm" not in many[0].kind:
+                tails = [u.home[len(home) :] for u in many]
+                kinds[(DIGITS.sub("#", home), *tails)].append(many)
+    for (_, *named), groups in sorted(kinds.items(), key=lambda x: -len(x[1]))[:MAX_TWINS]:
+        found: Made = {}
+        for many in groups:
+            _fuse(side, f"{parent(many[0].home)}/{'_'.join(t.strip('/.') for t in named)}", many, found)
+        if found:
+            yield found
+
+
+def _segment(home: str, parts: Sequence[str]) -> tuple[int, int]:
+    """Where the segment of a name stands that says query, key or value."""
+    spans = [m.span() for m in re.finditer(r"[^/.]+", home)]
+    return next((s for s in spans if set(words(f"{home[slice(*s)]}/weight")[:-1]) & set(parts)), (0, len(home)))
+
+
+def _fuse(side: Side, home: str, several: Sequence[Unit], found: Made) -> None:
+    for role, first in several[0].members.items():
+        members = [u.members[role] for u in several if role in u.members]
+        if len(members) != len(several) or len({t.shape for t in members}) > 1:
+            continue
+        known = [side.bundles[t.name] for t in members if t.name in side.bundles]
+        if any(b.kind != "stacked" for b in known) or len(known) not in (0, len(members)):
+            continue
+        layers, shape = (len(known[0].names), known[0].shape) if known else (1, first.shape)
+        kernel = conventions.is_kernel(leaf(first.name))
+        name = f"{home}/{leaf(first.name) if kernel or role != 'weight' else 'weight'}"
+        bundle = Bundle(tuple(side.named(t.name for t in members)), "fused", shape, layers)
+        whole = _whole(shape, len(several), kernel=kernel, matrix=role == "weight")
+        found[name] = (
+            replace(first, name=name, shape=_with_layers(first.name, whole, [layers] if known else []), parts=()),
+            bundle,
+        )
+
+
+def _with_layers(name: str, shape: tuple[int, ...], counts: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a stack, whose own axes come where those of a convolution's space would: units.oriented."""
+    return (*counts, *shape) if conventions.is_kernel(leaf(name)) else (*shape, *counts)
+
+
+def _whole(shape: tuple[int, ...], count: int, *, kernel: bool, matrix: bool) -> tuple[int, ...]:
+    """The shape of so many tensors of one shape behind each other."""
+    if kernel:
+        return (shape[0], count * prod(shape[1:]))
+    return (count * shape[0], *shape[1:]) if matrix else (count * prod(shape),)

@@ -1,0 +1,184 @@
+"""Images that are flattened, or made of vectors: their channels come last in TensorFlow and first in torch. Pure.
+
+    conv, flatten, gamma [60], kernel [60, 6]          (s c) -> (c s), (s c) o -> o (c s)       after the image
+    kernel [6, 60], bias [60], reshape, conv           i (s c) -> (c s) i, (s c) -> (c s)       before it
+
+An axis of a tensor is in one of four states: plain; flattened from an image of known channels (AFTER, BEFORE: it is
+turned, and marked); of an image of which only that is known (AFTER_NOT, BEFORE_NOT: it is as it was, and a question).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from math import prod
+
+from ..checkpoint import Tensor
+from . import orders
+from .conventions import is_kernel
+from .orders import Order, Shape
+from .pairs import Pair, leaf, parent
+from .side import Side
+from .words import words
+
+FLAT = "behind a flattened image: taken to be flattened as h w c there and as c h w here"
+FLAT_NOT = "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
+SHAPED_IMAGE = "in front of an image: taken to be shaped as h w c there and as c h w here"
+IMAGE_NOT = "in front of an image the outputs may be in another order, (h w c) -> (c h w)"
+HEADS = {"attention", "query", "key", "value"}  # their kernels have three axes, but are not convolutions
+OF_IMAGES = ("2d", "3d")  # classes of torch whose inputs have channels of their own: they are not flattened yet
+
+
+def with_image(order: Order, rank: int, axis: int, channels: int) -> Order:
+    """The order of a tensor whose axis is an image of so many channels."""
+    return orders.renamed(order, rank, axis, "(s c)", "(c s)", (("c", channels),))
+
+
+def without_image(order: Order, shape: Shape) -> Order:
+    """The order of the same tensor where that axis is none."""
+    text = order.text.replace("(s c)", "i" if order.text.startswith("(s c)") else "o")
+    plain = Order(text.replace("(c s)", "i" if order.text.startswith("(s c)") else "o"))
+    left, _, right = plain.text.partition(" -> ")
+    return Order() if left == right else plain
+
+
+class Images:
+    """What the shapes of the source show: how many channels images have, and which widths dense layers have."""
+
+    def __init__(self, a: Mapping[str, Tensor], kinds: Mapping[str, str], in_front: Mapping[int, int]) -> None:
+        """`in_front`: the channels of images that dense layers of so many outputs are shaped into."""
+        self.kinds, self.in_front = kinds, in_front
+        convolved = [t for n, t in a.items() if len(t.shape) in (3, 4, 5) and not HEADS & {*words(n)}]
+        each = {prod(t.shape[-2:]) if "depthwise" in t.name.lower() else t.shape[-1] for t in convolved}
+        self.channels = each - {1}
+        # [1, n] is a scale or a bias, unless it is called a kernel
+        matrices = [t for n, t in a.items() if len(t.shape) == 2 and (t.shape[0] > 1 or is_kernel(leaf(n)))]
+        self.widths = Counter(t.shape[-1] for t in matrices) + Counter(self.channels)
+
+    def before(self, a: Tensor, order: Order) -> Order | None:
+        """The order of a dense layer, its bias and its normalisation that stand before an image; None elsewhere."""
+        channels = self.in_front.get(a.shape[-1], 0) if a.shape else 0
+        if not channels or order.text not in ("", orders.KERNELS[2]) or len(a.shape) != 1 + bool(order.text):
+            return None
+        return with_image(order, len(a.shape), len(a.shape) - 1, channels)
+
+    def after(self, a: Tensor, order: Order) -> tuple[Order, bool] | None:
+        """The order of a dense layer or a cell that may stand after a flattened image, and whether that is known.
+
+        Inputs may be another layer's outputs, where only Keras says that there is a Flatten, perhaps of those.
+        """
+        if len(a.shape) != 2 or not is_kernel(leaf(a.name)):
+            return None
+        n = a.shape[0]
+        channels = max((c for c in self.channels if n % c == 0), default=0)
+        others = self.widths[n] - (a.shape[1] == n) - (n in self.in_front)  # layers with as many outputs: not its own
+        if (others > 0 and not follows_flatten(self.kinds, a.name)) or not channels:
+            return None
+        known = order.text.endswith(" i") and others <= 0
+        return (with_image(order, 2, 0, channels), True) if known else (order, False)
+
+
+def follows_flatten(kinds: Mapping[str, str], name: str) -> bool:
+    """Whether the config of a Keras model says that a layer is fed by a Flatten."""
+    return kinds.get(name, "").startswith(("flat_", "mixed_", "maybe_"))
+
+
+def in_front(a: Mapping[str, Tensor], b: Mapping[str, Tensor], kinds: Mapping[str, str]) -> dict[int, int]:
+    """The widths of dense layers right before a convolution that takes part of them as channels, and how many.
+
+    Not as many as a convolution's own channels; and where another matrix takes as many inputs, which then may stand
+    after an image, only if both sides have that order. `kinds` are the target's classes.
+    """
+    dense = [t.shape for n, t in a.items() if len(t.shape) == 2 and is_kernel(leaf(n))]
+    convolved = {n for t in a.values() if len(t.shape) > 2 for n in t.shape[-2:]}
+    ours = _right_before(b, {n for n, kind in kinds.items() if "transpose" in kind}, torch=True)
+    theirs = _right_before(a, {n for n in a if "transpose" in n.lower()}, torch=False)
+    out = {}
+    for own, channels in (theirs | ours).items():
+        taken = any(shape[0] == own[1] for shape in dense if shape != own)
+        if own in dense and own[1] not in convolved and (not taken or (own in ours and own in theirs)):
+            out[own[1]] = channels
+    return out
+
+
+def _right_before(side: Mapping[str, Tensor], transposed: set[str], *, torch: bool) -> dict[Shape, int]:
+    """The shapes, inputs first, of dense layers right before a convolution, and its channels.
+
+    Files may have the order of the alphabet: there the image must be a square.
+    """
+    out: dict[Shape, int] = {}
+    weights = [(n, t.shape) for n, t in side.items() if len(t.shape) > 1]
+    for (_, first), (name, conv) in pairwise(weights):
+        inputs, outputs = conv[1::-1] if torch else conv[-2:]
+        own, rank = first[::-1] if torch else first, len(conv) - 2
+        for c in (inputs, outputs) if name not in transposed else (outputs, inputs):
+            if len(own) == 2 < len(conv) and 1 < c < own[1] and own[1] % c == 0:
+                size = own[1] // c
+                if torch or any(k**rank == size for k in range(2, size)):
+                    out.setdefault(own, c)
+    return out
+
+
+def vectors(pairs: Sequence[Pair], sides: tuple[Side, Side]) -> list[Pair]:
+    """The pairs, vectors between a flattened image and a dense layer turned and marked as the kernel of that layer.
+
+    No shape and no name shows a normalisation, a PReLU or a scale there. Not turned are those of a layer with as many
+    outputs or before a convolution of as many inputs, nor any where such a layer is, unless Keras says that they
+    follow the Flatten or the target defines that kernel next. It is a question if only square matrices have as many.
+    """
+    a, b = sides[0].tensors, sides[1].tensors
+    kernels: dict[int, Pair] = {}
+    following: set[str] = set()  # the targets of all these kernels
+    for p in pairs:
+        if {FLAT, FLAT_NOT} & {*p.why} and len(a[p.sources[0]].shape) == 2:
+            n = a[p.sources[0]].shape[0]
+            following.update(p.targets)
+            kernels[n] = p if n not in kernels or FLAT in p.why else kernels[n]
+    makers: dict[int, list[Tensor]] = defaultdict(list)
+    owners: dict[int, set[str]] = defaultdict(set)
+    joined: set[int] = set()  # channels of images that a convolution takes
+    for t in a.values() if kernels else ():
+        if len(t.shape) > 2:
+            joined.add(t.shape[-2])
+        if len(t.shape) > 1 and (not length(t.shape) or is_kernel(leaf(t.name))):
+            makers[t.shape[-1]].append(t)
+            for n in {t.shape[-1], prod(t.shape[-2:]) if len(t.shape) > 2 else 0}:
+                owners[n].add(parent(t.name))
+    after: dict[str, str] = {}  # the matrix that the target defines after each vector
+    matrix = ""
+    for name, t in reversed([*b.items()]):
+        matrix = name if name in following or (len(t.shape) > 1 and not length(t.shape)) else matrix
+        after[name] = matrix
+    out = []
+    for p in pairs:
+        first = a[p.sources[0]]
+        n = length(first.shape)
+        alone = len(p.sources) == len(p.targets) == 1 and not p.length and p.evidence in ("names", "shape")
+        vector = alone and n in kernels and not (len(first.shape) > 1 and is_kernel(leaf(first.name)))
+        if (
+            not vector
+            or n in joined
+            or sides[1].kinds.get(p.targets[0], "").endswith(OF_IMAGES)
+            or parent(first.name) in owners[n]
+        ):
+            out.append(p)
+            continue
+        known = not makers[n] or after[p.targets[0]] in following or follows_flatten(sides[0].kinds, first.name)
+        if not known and (SHAPED_IMAGE in p.why or not all(t.shape == (n, n) for t in makers[n])):
+            out.append(p)
+            continue
+        why, shape, sizes = tuple(w for w in p.why if w != SHAPED_IMAGE), b[p.targets[0]].shape, kernels[n].order.sizes
+        if known and FLAT in kernels[n].why and sizes and length(shape):
+            plain = orders.simple(first.shape, shape)[0]
+            order = with_image(plain, len(first.shape), first.shape.index(n), sizes[0][1])
+            out.append(p._replace(order=order, sure=False, real=True, why=(*why, FLAT)))
+        else:
+            out.append(p._replace(sure=False, real=True, why=(*why, FLAT_NOT)))
+    return out
+
+
+def length(shape: Iterable[int]) -> int:
+    """The length of a vector, axes of size one aside; 0 if it is none."""
+    wide = [n for n in shape if n != 1]
+    return wide[0] if len(wide) == 1 else 0

@@ -1,1 +1,0 @@
-"""Pairs of modules, and tensors that are pieces of others."""

@@ -1,0 +1,143 @@
+"""How the axes of one tensor may become those of another: all orders that their shapes allow.
+
+w [5, 5] -> w [5, 5]                              nothing, or a b -> b a
+att/kernel [16, 4, 8] -> weight [32, 16]          a b c -> (b c) a
+g [1, 1, 9] -> g [9]                              1 1 c -> c
+
+conventions.py says which of them names suggest; cuts.py has those of tensors that are cut, and what no shape shows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import permutations
+from typing import NamedTuple
+
+Shape = tuple[int, ...]
+LETTERS = "abcdfghi"  # of axes; e is that of a stack
+MAX_RANK = 5  # of tensors whose axes are tried in all orders
+
+
+class Order(NamedTuple):
+    """A layout and the sizes that shapes do not determine; the text '' is the identity."""
+
+    text: str = ""
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def inverse(self) -> Order:
+        left, arrow, right = self.text.partition("->")
+        return Order(f"{right.strip()} -> {left.strip()}" if arrow else "", self.sizes)
+
+
+# What a Keras, TensorFlow or Flax `kernel` becomes as PyTorch's `weight`, by its number of axes.
+KERNELS = {2: "i o -> o i", 3: "k i o -> o i k", 4: "h w i o -> o i h w", 5: "d h w i o -> o i d h w"}
+DEPTHWISE = {3: "k c 1 -> c 1 k", 4: "h w c 1 -> c 1 h w"}
+
+
+def fits(text: str, a: Shape, b: Shape) -> bool:
+    """Whether a layout of single axes leads from one shape to another."""
+    left, right = ([*side.split()] for side in text.split("->"))
+    if len(left) != len(a) or len(right) != len(b):
+        return False
+    sizes = dict(zip(left, a, strict=True)) | {"1": 1}
+    return all(n == 1 for x, n in zip(left, a, strict=True) if x == "1") and [sizes[x] for x in right] == list(b)
+
+
+@lru_cache(maxsize=2**12)
+def simple(a: Shape, b: Shape) -> tuple[Order, ...]:
+    """All orders of axes, axes of size one and merged axes that shapes allow; the identity first."""
+    found = [Order()] if a == b else []
+    if max(len(a), len(b)) > MAX_RANK:
+        return tuple(found)
+    for text in (*KERNELS.values(), *DEPTHWISE.values()):
+        for order in (Order(text), Order(text).inverse):
+            if fits(order.text, a, b):
+                found.append(order)
+    if len(a) == len(b):
+        found += list(_permuted(a, b))
+    found += list(merged(a, b)) or [o.inverse for o in merged(b, a)]
+    return tuple(dict.fromkeys(found))
+
+
+def distinct(orders: Sequence[Order], a: Shape) -> int:
+    """How many of the orders differ in what they do, axes of size one aside."""
+    return len({essence(o, a) for o in orders})
+
+
+def essence(order: Order, a: Shape) -> object:
+    """What an order does: where the target's axes come from, axes of size one aside; its text if it merges some."""
+    if not order.text or "(" in order.text:
+        return tuple(k for k, n in enumerate(a) if n != 1) if not order.text else order.text
+    left, right = (side.split() for side in order.text.split("->"))
+    place = {x: k for k, x in enumerate(left)}
+    return tuple(place[x] for x in right if x != "1" and a[place[x]] != 1)
+
+
+def _permuted(a: Shape, b: Shape) -> Iterator[Order]:
+    names = LETTERS[: len(a)]
+    for order in permutations(range(len(a))):
+        if tuple(a[k] for k in order) == b and order != tuple(range(len(a))):
+            yield Order(f"{' '.join(names)} -> {' '.join(names[k] for k in order)}")
+
+
+def merged(a: Shape, b: Shape) -> Iterator[Order]:
+    """Axes of one side taken together on the other, and axes of size one that come and go."""
+    names = [LETTERS[k] if n != 1 else "1" for k, n in enumerate(a)]
+    wide = [k for k, n in enumerate(a) if n != 1]
+    for order in permutations(wide):
+        groups = _groups([a[k] for k in order], b)
+        if groups is None:
+            continue
+        out, at, sizes = [], 0, []
+        for count in groups:
+            picked = order[at : at + count]
+            at += count
+            words = " ".join(names[k] for k in picked)
+            out.append("1" if not picked else f"({words})" if count > 1 else words)
+            sizes += [(names[k], a[k]) for k in picked[1:]]
+        yield Order(f"{' '.join(names)} -> {' '.join(out)}".strip(), tuple(sizes))
+
+
+def _groups(sizes: Sequence[int], b: Shape) -> list[int] | None:
+    """How many of the sizes each axis of `b` takes, in order; None if they do not fit."""
+    out, at = [], 0
+    for n in b:
+        count, product = 0, 1
+        while product < n and at < len(sizes):
+            product *= sizes[at]
+            at, count = at + 1, count + 1
+        if product != n:
+            return None
+        out.append(count)
+    return out if at == len(sizes) else None
+
+
+def tokens(side: str) -> list[str]:
+    """The axes of a side, parentheses kept whole."""
+    out: list[str] = []
+    depth = 0
+    for token in side.replace("(", " ( ").replace(")", " ) ").split():
+        if depth:
+            out[-1] += (" " if out[-1][-1] != "(" and token != ")" else "") + token
+        else:
+            out.append(token)
+        depth += (token == "(") - (token == ")")
+    return out
+
+
+def renamed(order: Order, rank: int, axis: int, before: str, after: str, sizes: tuple[tuple[str, int], ...]) -> Order:
+    """The order with other names of one of the source's axes, before and after it: (s c) and (c s) where it was `i`."""
+    letters = " ".join(LETTERS[:rank])
+    left, _, right = (order.text or f"{letters} -> {letters}").partition("->")
+    names = tokens(left)
+    moved = [after if name == names[axis] else name for name in tokens(right)]
+    names[axis] = before
+    return Order(f"{' '.join(names)} -> {' '.join(moved)}", sizes)
+
+
+def suffixed(text: str, letters: Sequence[str], i: int) -> str:
+    """The letters with an index: h d becomes h.0 d.0."""
+    return re.sub("[a-z]", lambda m: f"{m[0]}.{i}" if m[0] in letters else m[0], text)

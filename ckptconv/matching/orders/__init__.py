@@ -1,1 +1,0 @@
-"""How axes, gates and parts of tensors move."""

@@ -1,0 +1,322 @@
+"""Pair modules of one signature: by their names, their blocks and their order, for all of a class at once.
+
+    conv2d_1, conv2d_2, conv2d_3          stem.conv, blocks.0.conv, blocks.1.conv      k-th with k-th
+    conv2_block1_1_conv                   layer1.0.conv1                               in blocks that go together
+
+The k-th of a class in the order of the source's file, or of the numbers in its names if the file is sorted, goes with
+the k-th in the order in which the target defines its modules, unless names or blocks say otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..checkpoint import Tensor
+from . import bundle_orders, bundles, cells, gates
+from .blocks import Aligned, aligned, within
+from .doubt import TABLES
+from .named import Known
+from .names import assigned, likeness
+from .pairs import LISTED, Pair
+from .side import Side
+from .units import COUNT, MAIN, SIGNATURES, Unit, units
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+MAX_CLASS = 1000  # modules of one signature that are solved at once; names alone decide beyond
+ORDER = 0.3  # weight of the place in the class, against the likeness of words (0 to 1)
+TIE = 0.03  # weight of alphabetical order, where nothing else decides
+SHORT = 0.15  # for a word of one side that begins one of the other
+LETTERS = 3  # of a short word, at most
+CLEAR = 0.1  # how much likelier a pair must be than all others of its class to be taken by its names
+TABLE = 0.5  # against an embedding table and a matrix that is multiplied
+OPPOSITE = 0.5  # against forwards and backwards, pre and post: no order of a file outweighs that
+INSIDE = 0.4  # weight of the blocks that hold them: the same, or others
+ROLE = 0.4  # weight of standing in the same blocks
+
+ONLY = "the only module of its shape on both sides"
+NAMES = "the names are alike, not the same"
+NUMBERS = "numbers paired in order"
+PLACE = "several modules have this shape, paired in order"
+SOME = "several modules have this shape, not as many on both sides"
+CONSTANTS = {"weight": 1.0, "bias": 0.0}
+CONSTANT = "the original normalises without scale or offset: ones and zeros are filled in"
+
+Place = Callable[[Unit], Any]
+
+
+class Match(NamedTuple):
+    """Two modules that go together, why that is not certain, whether it is a real doubt, and what else it could be."""
+
+    a: Unit
+    b: Unit
+    why: tuple[str, ...]
+    real: bool
+    rivals: tuple[str, ...]
+
+
+def by_modules(sides: tuple[Side, Side], known: Known, pairs: Sequence[Pair], every: tuple[Side, Side]) -> list[Pair]:
+    """Pairs of modules, tensor by tensor; pieces on one side that are one tensor on the other among them.
+
+    `sides` are what is left of `every`; modules that share a tensor of `pairs` stay together.
+    """
+    whole = bundles.bundled(*sides)
+    out: list[Pair] = []
+    for m in _modules(*whole, pairs, every):
+        if "joint" in m.a.members or m.a.kind == m.b.kind == "cell":
+            out += [_of_cell(m, piece, whole[0]) for piece in cells.cell(m.a, m.b, known.judge)]
+            continue
+        roles = [r for r in m.a.members if r in m.b.members]
+        both = [(m.a.members[r], m.b.members[r]) for r in roles]
+        if not roles and len(m.a.members) == len(m.b.members) == 1:
+            both = [(m.a.members[m.a.main], m.b.members[m.b.main])]
+        out += [p for a, b in both if (p := _of_role(m, a, b, whole, known))]
+    return out
+
+
+def _of_cell(m: Match, piece: cells.Piece, source: Side) -> Pair:
+    why = tuple(w for w in (*m.why, piece.why, piece.also) if w)
+    bundle = source.bundles.get(piece.sources[0])
+    order = gates.parted(piece.order, bundle) if bundle else piece.order
+    return Pair(
+        tuple(source.named(piece.sources)), piece.targets, order, "names", False, why, _rivals(m, piece.targets[0]),
+        piece.axis, m.real or piece.real, piece.fills, piece.length,
+    )  # fmt: skip
+
+
+def _of_role(m: Match, a: Tensor, b: Tensor, sides: tuple[Side, Side], known: Known) -> Pair | None:
+    if a.dtype.kind != b.dtype.kind:
+        return None
+    if a.name in sides[0].bundles or b.name in sides[1].bundles:
+        found = bundle_orders.order(a, b, sides, known.judge)
+    else:
+        judged = known.judge.order(a, b)
+        found = bundle_orders.Found(judged) if judged else None
+    if found is None:
+        return None
+    (order, doubt, real), axis, each = found
+    kinds = f"{a.dtype} is to be {b.dtype}" if a.dtype != b.dtype else ""
+    why = tuple(w for w in (*(m.why or (NAMES,)), doubt, kinds) if w)
+    return Pair(
+        tuple(sides[0].named([a.name])), tuple(sides[1].named([b.name])), order, "names", False, why,
+        _rivals(m, b.name), axis, m.real or real, each=each,
+    )  # fmt: skip
+
+
+def _rivals(m: Match, name: str) -> tuple[str, ...]:
+    """The same tensor of the modules that it could also be."""
+    tail = name.removeprefix(m.b.home) if name.startswith(m.b.home) else ""
+    return tuple(f"{home}{tail}" for home in m.rivals) if tail else ()
+
+
+def with_constants(pairs: Sequence[Pair], sides: tuple[Side, Side]) -> list[Pair]:
+    """The pairs, those of batch normalisations without scale or offset with what stands for these: ones, zeros."""
+    homes = [{t.name: u for u in units(side) for t in u.members.values()} for side in sides]
+    made = {n for p in pairs for n in p.targets}
+    out = []
+    for p in pairs:
+        a, b = homes[0].get(p.sources[0]), homes[1].get(p.targets[0])
+        if a and b and a.kind == b.kind == "batch norm" and b.members["running_mean"].name in p.targets:
+            lacking = [r for r in CONSTANTS if r in b.members and r not in a.members and b.members[r].name not in made]
+            if lacking:
+                fills = tuple((b.members[r].name, (CONSTANTS[r],)) for r in lacking)
+                p = p._replace(fills=(*p.fills, *fills), sure=False, why=(*p.why, CONSTANT))
+        out.append(p)
+    return out
+
+
+# --- which module is which -----------------------------------------------------------------------------------------
+
+
+def _modules(a: Side, b: Side, pairs: Sequence[Pair], whole: tuple[Side, Side]) -> list[Match]:
+    """Pair the modules that are left; `whole` are both sides with what is paired already."""
+    around = _units(_merged(a, whole[0]), False), _units(_merged(b, whole[1]), True)
+    ours, theirs = _units(a, False), _units(b, True)
+    paired = _homes(pairs, around)
+    homes, by_home = {u.home for u in ours}, {u.home: u for u in theirs}
+    done = {x: y for x, y in paired.items() if x in homes and y in by_home}
+    out = [Match(u, by_home[done[u.home]], (), False, ()) for u in ours if u.home in done]
+    blocks = aligned(*around, lambda u: u.signatures[MAIN])
+    if not blocks.blocks:  # where hardly any keeps its axes: modules of as many elements
+        blocks = aligned(*around, lambda u: u.signatures[COUNT])
+
+    def solved(place: Place) -> tuple[float, list[Match]]:
+        return _solved((ours, theirs), dict(done), (a, b), place, blocks)
+
+    best = solved(lambda u: u.counted)
+    if list(a.tensors) == sorted(a.tensors):  # alphabetical order means nothing
+        return out + best[1]
+    best, second = sorted((best, solved(lambda u: u.at)), key=lambda found: -found[0])
+    other = {m.a.home: m.b.home for m in second[1]}
+    return out + [
+        m if m.b.home == other.get(m.a.home, m.b.home) else m._replace(real=True, rivals=(other[m.a.home], *m.rivals))
+        for m in best[1]
+    ]
+
+
+def _solved(
+    units: tuple[list[Unit], list[Unit]], done: dict[str, str], sides: tuple[Side, Side], place: Place, blocks: Aligned
+) -> tuple[float, list[Match]]:
+    """All pairs if the source's modules come in this order, and how well they agree."""
+    total, out = 0.0, list[Match]()
+    for even in (True, False):  # classes of as many modules on both sides first
+        for level in range(len(SIGNATURES)):
+            for a, b in _classes(units, done, level):
+                if len(a) == len(b) or not even:
+                    score, made = _class(sorted(a, key=place), b, sides, place, blocks)
+                    total += score
+                    out += made
+                    done |= {m.a.home: m.b.home for m in made}
+    return total, out
+
+
+def _units(side: Side, target: bool) -> list[Unit]:
+    """The modules of a side, counters left out; of a target that is a sorted file, which lost their order, sorted."""
+    found = [u for u in units(side) if any(t.shape or t.dtype.kind == "f" for t in u.members.values())]
+    if target and list(side.tensors) == sorted(side.tensors):
+        found.sort(key=lambda u: u.natural)
+    return found
+
+
+def _merged(side: Side, whole: Side) -> Side:
+    """What is left of a side, with its bundles, among all that it had, in the order of the whole."""
+    at = {n: k for k, n in enumerate(whole.tensors)}
+    pieces = {m for n in side.bundles for m in side.bundles[n].names}
+    if whole.tensors.keys() <= side.tensors.keys():
+        return side
+    both = {n: t for n, t in whole.tensors.items() if n not in pieces} | dict(side.tensors)
+    order = sorted(both, key=lambda n: at[side.bundles[n].names[0] if n in side.bundles else n])
+    return replace(side, tensors={n: both[n] for n in order})
+
+
+def _homes(known: Sequence[Pair], sides: Sequence[Sequence[Unit]]) -> dict[str, str]:
+    """The homes of modules that share a pair."""
+    owners = [{t.name: u.home for u in side for t in u.members.values()} for side in sides]
+    out: dict[str, str] = {}
+    for p in known:
+        if len(p.sources) == len(p.targets) == 1 and p.sources[0] in owners[0] and p.targets[0] in owners[1]:
+            out.setdefault(owners[0][p.sources[0]], owners[1][p.targets[0]])
+    return out
+
+
+def _classes(
+    sides: tuple[list[Unit], list[Unit]], done: Mapping[str, str], level: int
+) -> list[tuple[list[Unit], list[Unit]]]:
+    """Unpaired modules of one signature."""
+    gone = done.keys(), set(done.values())
+    found: dict[Hashable, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
+    for k, many in enumerate(sides):
+        for u in many:
+            if u.home not in gone[k]:
+                found[u.signatures[level]][k].append(u)
+    return [(x, y) for x, y in found.values() if x and y and max(len(x), len(y)) <= MAX_CLASS]
+
+
+def _class(
+    a: list[Unit], b: list[Unit], sides: tuple[Side, Side], place: Place, blocks: Aligned
+) -> tuple[float, list[Match]]:
+    """Pair modules of one signature by their words, blocks and places, and say how well they agree."""
+    if len(a) == len(b) == 1:
+        return 1.0, [Match(a[0], b[0], (ONLY,), False, ())]
+    import numpy as np
+
+    like = likeness([u.words for u in a], [u.words for u in b])
+    tables = [np.array([_table(u, side) for u in many]) for many, side in zip((a, b), sides, strict=True)]
+    like -= TABLE * (tables[0][:, None] != tables[1][None, :])
+    ways = [np.array([("forward" in u.words) - ("backward" in u.words) for u in many]) for many in (a, b)]
+    like -= OPPOSITE * (ways[0][:, None] * ways[1][None, :] < 0)
+    for rows, cols in _opposed(a, b):
+        like[np.ix_(rows, cols)] -= OPPOSITE
+    for rows, cols in (*_short(a, b), *((r, c) for c, r in _short(b, a))):
+        like[np.ix_(rows, cols)] += SHORT
+    columns = np.linspace(0, 1, len(b))[None, :]
+    score = like - ORDER * (_ranks(a, place)[:, None] - columns) ** 2
+    score -= TIE * (_ranks(a, lambda u: u.natural)[:, None] - columns) ** 2
+    score += _in_blocks(blocks, a, b)
+    chosen = assigned(score + 10)
+    return sum(float(score[r, c]) for r, c in chosen), [_judged(a, b, like, r, c) for r, c in chosen]
+
+
+def _judged(a: list[Unit], b: list[Unit], like: Array, r: int, c: int) -> Match:
+    """A pair with what is doubtful about it."""
+    import numpy as np
+
+    u, v = a[r], b[c]
+    twins = np.array([x.words == v.words for x in b]), np.array([x.words == u.words for x in a])
+    others = np.concatenate([like[r, ~twins[0]], like[~twins[1], c]])
+    if like[r, c] >= (others.max() if others.size else 0.0) + CLEAR and twins[0].sum() == twins[1].sum():
+        numbered = (NUMBERS,) if twins[0].sum() > 1 else ()
+        return Match(u, v, numbered if numbered and u.words == v.words else (NAMES, *numbered), False, ())
+    order = np.lexsort((np.abs(np.arange(len(b)) - c), -like[r].round(2)))
+    near = [int(k) for k in order[: LISTED + 1] if k != c]
+    return Match(u, v, (PLACE if len(a) == len(b) else SOME,), True, tuple(b[k].home for k in near[:LISTED]))
+
+
+def _ranks(many: Sequence[Unit], place: Place) -> Array:
+    """The place of each module among all, 0 to 1; those of one place share it."""
+    import numpy as np
+
+    at: dict[Any, list[int]] = defaultdict(list)
+    for k, key in enumerate(sorted(place(u) for u in many)):
+        at[key].append(k)
+    return np.array([np.mean(at[place(u)]) for u in many]) / max(1, len(many) - 1)
+
+
+def _opposed(a: Sequence[Unit], b: Sequence[Unit]) -> Iterator[tuple[list[int], list[int]]]:
+    """Modules of both sides of which one stands before what the other stands behind: pre_attention, post_attention."""
+    for one, other in (("pre", "post"), ("post", "pre")):
+        found: tuple[dict[str, list[int]], dict[str, list[int]]] = (defaultdict(list), defaultdict(list))
+        for many, way, at in ((a, one, found[0]), (b, other, found[1])):
+            for k, u in enumerate(many):
+                for x, y in pairwise(u.words) if way in u.words else ():
+                    if x == way:
+                        at[y].append(k)
+        yield from ((found[0][y], found[1][y]) for y in found[0].keys() & found[1].keys())
+
+
+def _short(a: Sequence[Unit], b: Sequence[Unit]) -> Iterator[tuple[list[int], list[int]]]:
+    """Modules of one side with a short word, and those of the other with a word that begins so: in, incoming."""
+    known = {w for u in b for w in u.words}
+    short: dict[str, list[int]] = defaultdict(list)
+    for k, u in enumerate(a):
+        for w in {*u.words} - known:
+            if len(w) <= LETTERS and w.isalpha():
+                short[w].append(k)
+    for word, rows in short.items():
+        columns = [k for k, u in enumerate(b) if any(w.startswith(word) for w in u.words)]
+        if len(columns) < len(b):
+            yield rows, columns
+
+
+def _table(u: Unit, side: Side) -> bool:
+    """Whether a matrix is looked up rather than multiplied, as its class or its name says."""
+    kind = side.kinds.get(u.members[u.main].name, "")
+    return kind == "embedding" if kind else any(word in u.home.lower() for word in TABLES) or "embeddings" in u.words
+
+
+def _in_blocks(blocks: Aligned, one: Sequence[Unit], other: Sequence[Unit]) -> Array:
+    """What the blocks say: those that go together, and the names inside them; the same for all pairs."""
+    import numpy as np
+
+    a, b = [u.home for u in one], [u.home for u in other]
+    chains: tuple[dict[tuple[str, ...], int], dict[tuple[str, ...], int]] = ({}, {})
+    known = blocks.blocks, blocks.back
+    at = [
+        np.array([chain.setdefault(tuple(p for p in within(home) if p in found), len(chain)) for home in homes])
+        for homes, chain, found in zip((a, b), chains, known, strict=True)
+    ]
+    table = np.array([[blocks.agree(x, y) for y in chains[1]] for x in chains[0]])
+    out = np.asarray(INSIDE * table[np.ix_(*at)], "f8")
+    places = {home: c for c, home in enumerate(b)}
+    for r, home in enumerate(a):
+        for x, share in blocks.inside.get(home, {}).items():
+            if x in places:
+                out[r, places[x]] += ROLE * share
+    return out

@@ -1,0 +1,217 @@
+"""Modules as they show in names: tensors that belong together, each with its role.
+
+    conv1/kernel, conv1/bias                     conv1        {weight, bias}
+    block.0.bn.weight, .bias, .running_mean ...  block.0.bn   {weight, bias, running_mean, running_var}
+    sep/depthwise_kernel, sep/pointwise_kernel   sep/depthwise {weight}, sep/pointwise {weight}
+    rnn.weight_ih_l1_reverse, ...                rnn/backward/l1 {weight_ih, weight_hh, bias_ih, bias_hh}
+
+A unit's signature is its kind, its roles and their dimensions: a norm's bias never meets a convolution's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+from weakref import WeakKeyDictionary
+
+from ..checkpoint import Tensor
+from . import conventions
+from .pairs import folded, leaf, parent
+from .side import Side
+from .words import KINDS, LEAVES, RECURRENT, averaged, words
+
+Dims = tuple[int, ...]
+Numbers = tuple[int, ...]
+PARAMETRIZED = re.compile(r"(.+)\.parametrizations\.(\w+)\.original([01])")
+NORMED = {"0": "weight_g", "1": "weight_v"}
+SEPARATOR = re.compile("[/.]")
+ROOTS = re.compile(r"^(?:params|batch_stats|state)/")  # JAX keeps what is trained and what is counted apart
+TABLE = ("embedding", "embeddings")
+CELL = {"kernel": "weight_ih", "recurrent_kernel": "weight_hh", "bias": "bias_ih", "recurrent_bias": "bias_hh"}
+GATES = 4  # of an LSTM
+_FOUND: WeakKeyDictionary[Side, list[Unit]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A module: its name, its tensors by role, and its place in the natural order of all and in the file."""
+
+    home: str
+    members: Mapping[str, Tensor]
+    words: tuple[str, ...]
+    natural: int
+    at: int
+
+    @cached_property
+    def counted(self) -> Numbers:
+        """The numbers in its name, which give an order, as letters do not."""
+        return folded(re.sub(r"(?i)(conv|pool|norm)[123]d", "", self.home))[1]
+
+    @cached_property
+    def main(self) -> str:
+        """The role that the module is known by."""
+        likely = ("weight", "weight_ih", "joint", "running_mean", "bias")
+        return next((r for r in likely if r in self.members), min(self.members))
+
+    @cached_property
+    def kind(self) -> str:
+        if {"weight_ih", "joint"} & set(self.members):
+            return "cell"
+        if "running_mean" in self.members:
+            return "batch norm"
+        return "norm" if len(_dims(self.members[self.main].shape)) < 2 else "weight"
+
+    @cached_property
+    def signatures(self) -> tuple[Hashable, ...]:
+        """What another module must share to be the same, the strictest first."""
+        return tuple(signature(self) for signature in SIGNATURES)
+
+
+def units(side: Side) -> list[Unit]:
+    """The modules of a checkpoint, in the order of their first tensors; found once for each side."""
+    if side not in _FOUND:
+        _FOUND[side] = _units(side)
+    return [*_FOUND[side]]
+
+
+def _units(side: Side) -> list[Unit]:
+    bare = {name: _bare(name) for name in side.tensors}
+    cells = {parent(n) for n in bare.values() if leaf(n) == "recurrent_kernel"}
+    separable = {parent(n) for n in bare.values() if leaf(n) == "pointwise_kernel"}
+    both_ways = {parent(n) for n in bare.values() if (m := RECURRENT.fullmatch(leaf(n))) and m[2]}
+    made: dict[str, dict[str, Tensor]] = {}
+    for name, t in side.tensors.items():
+        home, role = _place(bare[name], cells, separable, both_ways)
+        if role in made.get(home, {}):  # two tensors in one place: each is by itself
+            home, role = name, "weight"
+        made.setdefault(home, {})[role] = t
+    made = _from_zero(made)
+    order = {home: k for k, home in enumerate(sorted(made, key=natural))}
+    made = {home: _joint(home, m) for home, m in made.items()}
+    return [Unit(home, m, _words(home, m), order[home], at) for at, (home, m) in enumerate(made.items())]
+
+
+def _from_zero(made: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """Blocks as Keras counts them, block, block_1, block_2: the first as block_0, so that it is one of them."""
+    held = Counter(home[: m.start()] for home in made for m in SEPARATOR.finditer(home))
+    firsts = {b for b, n in held.items() if n > 1 and f"{b}_1" in held and f"{b}_0" not in held}
+    out = {}
+    for home, members in made.items():
+        for m in reversed([*SEPARATOR.finditer(home)]) if firsts else ():
+            if home[: m.start()] in firsts:
+                home = f"{home[: m.start()]}_0{home[m.start() :]}"
+        out[home] = members
+    return out
+
+
+def _joint(home: str, members: dict[str, Tensor]) -> dict[str, Tensor]:
+    """An LSTM of TensorFlow 1 holds one kernel for inputs and state, [inputs + state, 4 state]."""
+    shape = members["weight"].shape if "weight" in members else ()
+    if "lstm" not in home.lower() or len(shape) != 2 or shape[1] % GATES or shape[0] <= shape[1] // GATES:
+        return members
+    names = {"weight": "joint", "bias": "bias_ih"}
+    return {names.get(role, role): t for role, t in members.items()}
+
+
+@lru_cache(maxsize=2**16)
+def _bare(name: str) -> str:
+    return ROOTS.sub("", averaged(name))
+
+
+@lru_cache(maxsize=2**16)
+def natural(name: str) -> tuple[tuple[bool, int, str], ...]:
+    """A key by which layer_2 goes before layer_10."""
+    found = re.findall(r"([0-9]{1,18})|([^0-9]+|[0-9]{19,})", name)
+    return tuple((not digits, int(digits or 0), text) for digits, text in found)
+
+
+def _words(home: str, members: Mapping[str, Tensor]) -> tuple[str, ...]:
+    first = leaf(next(iter(members.values())).name)
+    return words(f"{home}/{'embeddings/' if first in TABLE else ''}weight")[:-1]
+
+
+def _place(name: str, cells: set[str], separable: set[str], both_ways: set[str]) -> tuple[str, str]:
+    """The module that a tensor belongs to, and its role there."""
+    home, last = parent(name), leaf(name)
+    if m := PARAMETRIZED.fullmatch(name):
+        return m[1], NORMED[m[3]]
+    if m := RECURRENT.fullmatch(last):
+        layer = re.search(r"_l([0-9]+)", last)
+        way = ("backward/" if m[2] else "forward/") if home in both_ways else ""
+        return f"{home}/{way}l{layer[1] if layer else 0}", m[1]
+    if home in cells:
+        return home, CELL.get(last, last)
+    if home in separable:
+        kind = "depthwise" if last == "depthwise_kernel" else "pointwise"
+        return f"{home}/{kind}", "bias" if last == "bias" else "weight"
+    if last.endswith(("depthwise_weights", "depthwise_kernel")):
+        return f"{home}/depthwise", "weight"
+    if last in LEAVES or last in KINDS or last in ("weight_g", "weight_v"):
+        return home, LEAVES.get(last, last)
+    head, _, tail = last.rpartition("_")
+    if head and (tail in LEAVES or tail in KINDS):
+        return f"{home}/{head}", LEAVES.get(tail, tail)
+    return name, "weight"
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+
+def _dims(shape: Sequence[int]) -> Dims:
+    return tuple(n for n in shape if n != 1)
+
+
+def oriented(t: Tensor) -> Dims:
+    """The dimensions in torch's order where the name says which they are: outputs, inputs, space."""
+    shape, last = t.shape, leaf(t.name)
+    if len(shape) in (3, 4) and "depthwise" in last:
+        *space, inputs, each = shape
+        return _dims((inputs * each, *space))
+    if len(shape) > 1 and conventions.is_kernel(last):
+        *space, inputs, outputs = shape
+        return _dims((outputs, inputs, *(space if "kernel" in last else sorted(space))))
+    return _dims(shape)
+
+
+def _outputs(t: Tensor) -> Dims:
+    """The outputs in torch's order, and all other dimensions sorted: layers can be stacked along any axis."""
+    first, *rest = oriented(t) or (1,)
+    return (first, *sorted(rest))
+
+
+def _sorted(t: Tensor) -> Dims:
+    return tuple(sorted(_dims(t.shape)))
+
+
+def _cell(u: Unit) -> tuple[Dims, Dims] | None:
+    """The dimensions of the matrices of a recurrent cell for its inputs and for its state; None if it is not one."""
+    if "joint" in u.members:
+        rows, columns = u.members["joint"].shape
+        return (columns, rows - columns // GATES), (columns, columns // GATES)
+    if {"weight_ih", "weight_hh"} <= set(u.members):
+        return oriented(u.members["weight_ih"]), oriented(u.members["weight_hh"])
+    return None
+
+
+def _whole(dims: Callable[[Tensor], Dims]) -> Callable[[Unit], Hashable]:
+    return lambda u: _cell(u) or (u.kind, frozenset((role, dims(t)) for role, t in u.members.items()))
+
+
+def _main(dims: Callable[[Tensor], Dims]) -> Callable[[Unit], Hashable]:
+    return lambda u: _cell(u) or (u.kind, dims(u.members[u.main]))
+
+
+def _count(u: Unit) -> Hashable:
+    return _cell(u) or prod(u.members[u.main].shape)
+
+
+MAIN = 1  # the signature by which blocks are compared
+COUNT = -1  # that of elements alone
+SORTED = 3  # that of all roles, whatever the order of axes
+SIGNATURES: tuple[Callable[[Unit], Hashable], ...] = (
+    _whole(oriented), _main(oriented), _whole(_outputs), _whole(_sorted), _main(_sorted), _count,
+)  # fmt: skip
