@@ -5,7 +5,7 @@
 `concurrent.futures` stops the whole pool when one process dies; here only the current task of that process is lost.
 Workers are started fresh, not forked from this process, because they would inherit its threads and locks; where the
 system supports it, they are forked from a server with all imports done. A worker ends when its parent does. (The HDF5
-library runs in processes of another kind, without rights: see formats/hdf5/child.py.)
+library runs in processes of another kind, without rights: see formats/hdf5/sandbox.py.)
 """
 
 from __future__ import annotations

@@ -185,26 +185,28 @@ def keras_indexes() -> Iterator[Sequence[bytes]]:
 
 @contextmanager
 def without_child() -> Iterator[None]:
-    """Run the library and what reads with it in this process, where a surprise of scan.py is no 'damaged file'."""
+    """Run the library and what reads with it in this process, where a surprise of worker.py is no 'damaged file'."""
     import h5py
 
-    from ckptconv.formats.hdf5 import child, inside, scan
+    from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint
+    from ckptconv.formats.hdf5 import sandbox, worker
 
-    def ask(image: Any, **request: str) -> Iterator[tuple[bytes, bytes]]:
+    def ask(image: Any, path: str | None = None) -> Iterator[tuple[bytes, bytes]]:
         source = image.source()
         try:
             with h5py.File(io.BytesIO(source.read(0, image.size)), "r") as f:
-                yield from inside.serve(f, request, image.size)
-        except scan.Refused as e:
-            raise child._error(inside.failure(e), image.url, fed=True) from None
+                yield from worker.serve(f, path, image.size)
+        except worker.Refused as e:
+            kind, message = e.args
+            raise (UnsafeCheckpoint if kind == b"U" else CorruptCheckpoint)(message, url=image.url) from None
         finally:
             source.close()
 
-    was, child.ask = child.ask, ask
+    was, sandbox.ask = sandbox.ask, ask
     try:
         yield
     finally:
-        child.ask = was
+        sandbox.ask = was
 
 
 WAYS = (

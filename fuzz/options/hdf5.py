@@ -368,23 +368,26 @@ def around(choose: random.Random) -> AbstractContextManager[None]:
 @contextmanager
 def without_child() -> Iterator[None]:
     """Run here what otherwise runs in the child; errors become what the child makes of them."""
-    from ckptconv.formats.hdf5 import child, inside
+    from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint
+    from ckptconv.formats.hdf5 import sandbox, worker
 
-    def ask(image: Any, **request: str) -> Iterator[tuple[bytes, bytes]]:
+    def ask(image: Any, path: str | None = None) -> Iterator[tuple[bytes, bytes]]:
         source = image.source()
         try:
             with h5py.File(io.BytesIO(source.read(0, image.size)), "r") as f:
-                yield from inside.serve(f, request, image.size)
+                yield from worker.serve(f, path, image.size)
         except Exception as e:
-            raise child._error(inside.failure(e), image.url, fed=True) from None
+            kind, message = worker.failure(e)
+            error = UnsafeCheckpoint if kind == b"U" else CorruptCheckpoint
+            raise error(message.decode(), url=image.url) from None
         finally:
             source.close()
 
-    was, child.ask = child.ask, ask
+    was, sandbox.ask = sandbox.ask, ask
     try:
         yield
     finally:
-        child.ask = was
+        sandbox.ask = was
 
 
 KINDS = ("bfloat16", "float8_e4m3fn", "float8_e5m2fnuz", "int4", "uint2", "float4_e2m1fn", "string")

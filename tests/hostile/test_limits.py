@@ -21,7 +21,7 @@ from pickles import Raw, pickled
 import ckptconv
 from ckptconv.formats import safetensors, signatures
 from ckptconv.formats.containers import msgpack as walker
-from ckptconv.formats.hdf5 import member
+from ckptconv.formats.hdf5 import file as hdf5
 from ckptconv.formats.numpy import npy
 from ckptconv.formats.pytorch import pickle, walk
 from ckptconv.formats.tensorflow import locate
@@ -171,9 +171,9 @@ def test_a_member_that_is_read_whole_is_not_unpacked_without_bound(tmp_path: Pat
     with zipfile.ZipFile(tmp_path / "m.keras", "w", zipfile.ZIP_DEFLATED) as z:
         for name, size in (("config.json", 2**24), ("metadata.json", 2**24 + 2**20)):
             z.writestr(name, b" " * size)
-    assert len(member.read(str(tmp_path / "m.keras"), "config.json", 2**28)) == 2**24
+    assert len(hdf5.read_json(str(tmp_path / "m.keras"), "config.json", 2**28)) == 2**24
     with refused(r"metadata\.json expands from \d+ to 17825792 bytes"):
-        member.read(str(tmp_path / "m.keras"), "metadata.json", 2**28)
+        hdf5.read_json(str(tmp_path / "m.keras"), "metadata.json", 2**28)
 
 
 def test_names_that_are_too_long_match_nothing_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

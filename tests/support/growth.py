@@ -26,7 +26,7 @@ Work = tuple[str, ...]  # "open" and a format, "serve", or what follows `ckptcon
 NEEDS = os.access("/proc/self/clear_refs", os.W_OK)
 OUTPUT = "out-"  # how the names of outputs begin
 WHY = "only Linux resets a peak"
-HDF5 = "ckptconv.formats.hdf5.child"
+HDF5 = "ckptconv.formats.hdf5.sandbox"
 
 
 class Took(NamedTuple):
@@ -186,17 +186,13 @@ def _kilobytes(what: str) -> int:
         return int(f.read().split(f"{what}:")[1].split()[0])
 
 
-def _of_hdf5() -> float:
-    """Seconds of the processes in which the HDF5 library ran, which end, and of the one that forked them."""
-    if not (hdf5 := sys.modules.get(HDF5)):
-        return 0.0
-    sys.modules["ckptconv.formats.hdf5.file"]._look.cache_clear()  # what was opened first is opened again
-    for child in hdf5._idle.pop(os.getpid(), []):
-        child.close()
-    if not (nursery := hdf5._nurseries.get(os.getpid())):
-        return 0.0
-    fields = Path(f"/proc/{nursery._process.pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+def _spent() -> float:
+    """Seconds of this process and its children, among them those in which the HDF5 library ran, which end."""
+    if hdf5 := sys.modules.get(HDF5):
+        sys.modules["ckptconv.formats.hdf5.file"]._look.cache_clear()  # what was opened first is opened again
+        for process in hdf5._idle.pop(os.getpid(), []):
+            process.close()
+    return sum(os.times()[:4])
 
 
 def _measured(work: Work, first: str, source: str) -> Took:
@@ -207,11 +203,9 @@ def _measured(work: Work, first: str, source: str) -> Took:
     _done(work, first, os.path.join(folder, OUTPUT + name))
     with open("/proc/self/clear_refs", "w") as f:
         f.write("5")  # the peak starts again from here
-    before, began = _kilobytes("VmRSS"), sum(os.times()[:4]) + _of_hdf5()
+    before, began = _kilobytes("VmRSS"), _spent()
     said = _done(work, source, os.path.join(folder, name))
-    spent = sum(os.times()[:4]) + _of_hdf5() - began
-    if hdf5 := sys.modules.get(HDF5):
-        hdf5._nurseries.clear()  # it ends, and its children count as ours
+    spent = _spent() - began
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     kept = [p for p in Path(folder).iterdir() if p.name.startswith(name) or not p.name.startswith(OUTPUT)]
     size = sum(p.stat().st_size for top in kept for p in (top, *top.rglob("*")) if p.is_file())

@@ -1,12 +1,20 @@
-"""HDF5: any dataset is a tensor, any attribute metadata; the HDF5 library runs in a child process only (child.py).
+"""HDF5: any dataset is a tensor, any attribute metadata; the HDF5 library runs in another process only (sandbox.py).
 
     0, 512, 1024, ...   89 'HDF' 0d 0a 1a 0a      superblock, after an arbitrary user block
     offset              a contiguous dataset's bytes: a Span, read without the library
-    chunks, compact     decoded by the library: Coded, key = path, or "member//path" inside a zip
+    chunks, compact     read by the library: Coded, key = path, or "member//path" inside a zip
 
-Names are paths, "layers/dense/kernel". Attributes of the root are metadata; those of groups and datasets are
-`details["attributes"]`. Links other than hard links, external and virtual storage, unknown filters, and files that
-declare far more than they store are refused (scan.py). Specification: HDF5 File Format 3.0.
+    PK 03 04 ... name extra | bytes               a file in a zip (.keras); if deflated, a private copy of it is made
+
+The library's process sends one record for each group, dataset, and further name of a dataset:
+
+    {"path": "a", "group": true, "attrs": {"epoch": 3, "names": ["x", "y"]}}
+    {"path": "a/w", "dtype": "float32", "shape": [2, 3], "offset": 800, "swap": false, "itemsize": 4, "attrs": {}}
+    {"path": "a/v", "same": "a/w"}    {"path": "a/x", "skip": "why"}
+
+Code of the file's author may run there, so each field is checked. Refused are files that declare far more than they
+store. Names are paths, "layers/dense/kernel". Attributes of the root are metadata; those of groups
+and datasets are `details["attributes"]`. Specification: HDF5 File Format 3.0.
 """
 
 from __future__ import annotations
@@ -22,22 +30,33 @@ from ...dtypes import DTYPES
 from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import Coded, Span, checked_count
 from ...storage.files import Reader, Seen
+from ...storage.ranges import Slice, Spool
+from ..containers import inflate, zip
+from ..containers.zip import Member
 from ..reading import Reading
 from ..signatures import is_hdf5
-from . import child, records
-from . import member as archive
-from .child import FileImage
-from .records import Record
-from .scan import NO_DATA
+from . import NO_DATA, RATIO, SLACK, sandbox
+from .sandbox import FileImage
 
 if TYPE_CHECKING:
     from .write import Hdf5Writer
 
+GUESSES = {  # by size, for opaque elements of which the file says no dtype
+    2: ("bfloat16", "2 opaque bytes per element: assumed to be bfloat16, as Keras writes it"),
+    1: ("uint8", "1 opaque byte per element, perhaps a float8 that the file does not name; read as uint8"),
+}
 ODD_ATTRIBUTES = "attributes that are neither numbers nor text"
+MEMORY, MORE_MEMORY = 64, 128 << 20  # bytes that all records may take, per byte that is stored and in addition
+WEIGHTS = {b"{": 240, b"[": 90, b",": 40}  # bytes of memory that a parsed value takes, by the byte that begins it
+RECORD: dict[str, Any] = {  # what a record says that does not say otherwise
+    "path": "", "group": False, "same": "", "skip": "", "note": "", "attrs": {},
+    "dtype": "", "shape": [], "offset": -1, "swap": False, "itemsize": 0,
+}  # fmt: skip
+POINTER = 16  # bytes that a text counts for at least, as one of variable length does in the file
 
 
 class Stored(NamedTuple):
-    """One dataset: `offset` is the position of its bytes in the file, or -1 if the library must decode them."""
+    """One dataset: `offset` is the position of its bytes in the file, or -1 if the library must read them."""
 
     path: str
     dtype: str
@@ -85,50 +104,45 @@ def tensor(tree: Tree, stored: Stored, name: str, *, role: Role = "") -> Tensor:
     """The tensor of a dataset."""
     kind = DTYPES[stored.dtype]
     size = checked_count(stored.shape, url=tree.url, tensor=name) * kind.itemsize
+    data: Span | Coded = Span(tree.url, stored.offset, size)
     if stored.offset < 0:
         path = stored.same or stored.path  # tied names have one key
-        key = f"{tree.member}//{path}" if tree.member else "/" + path
-        return contiguous(name, kind, stored.shape, Coded(__name__, tree.url, key, size), role=role)
-    ops = ("swap",) if stored.swap else ()
-    return contiguous(name, kind, stored.shape, Span(tree.url, stored.offset, size), ops=ops, role=role)
+        data = Coded(__name__, tree.url, f"{tree.member}//{path}" if tree.member else "/" + path, size)
+    return contiguous(name, kind, stored.shape, data, ops=("swap",) if stored.swap else (), role=role)
 
 
 def decode(coded: Coded) -> Iterator[bytes]:
-    """The elements of a dataset: little-endian slabs, or single strings, as many as its shape says."""
+    """The elements of a dataset: slabs as they are stored, or single texts, as many as its shape says."""
     member, _, path = ("", "", coded.key[1:]) if coded.key.startswith("/") else coded.key.partition("//")
-    strings = coded.size == 0  # it is not known
-    left = prod(look(coded.url, member).datasets[path].shape) if strings else 0
-    for kind, body in child.ask(image(coded.url, member), do="read", path=path, **({"text": "yes"} if strings else {})):
-        if (kind == b"S") is not strings:
-            raise CorruptCheckpoint("the HDF5 library sent another kind of values: the file is hostile", url=coded.url)
-        if kind == b"D":
-            yield body
-            continue
-        texts = list(_strings(body, coded.url))
-        left -= len(texts)
+    stored = look(coded.url, member).datasets[path]
+    texts = stored.dtype == "string"
+    left = prod(stored.shape) if texts else coded.size
+    for _, body in sandbox.ask(image(coded.url, member), path):
+        left -= 1 if texts else len(body)
         if left < 0:
             break
-        yield from texts
+        yield body
     if left:
-        raise CorruptCheckpoint("the HDF5 library sent another number of texts: the file is hostile", url=coded.url)
+        raise CorruptCheckpoint("the HDF5 library sent other values than it said: the file is hostile", url=coded.url)
 
 
-def _strings(body: bytes, url: str) -> Iterator[bytes]:
-    at = 0
-    while at < len(body):
-        end = at + 4 + int.from_bytes(body[at : at + 4], "little")
-        if end > len(body):
-            raise CorruptCheckpoint("the HDF5 library sent half a text: the file is hostile", url=url)
-        yield body[at + 4 : end]
-        at = end
+# --- the directory ----------------------------------------------------------------------------------------------------
 
 
 def look(url: str, member: str = "") -> Tree:
     """Read the directory of an HDF5 file, or of a member of a zip; the last few are cached while unchanged."""
     result = _look(image(url, member).name, url, member)
     if isinstance(result, CkptError):
-        raise type(result)(result.message, url=result.url, tensor=result.tensor)
+        raise result.with_traceback(None)
     return result
+
+
+def try_look(url: str, member: str = "") -> Tree | None:
+    """Like `look`, for detection: None instead of an error, which opening reports."""
+    try:
+        return look(url, member)
+    except CkptError:
+        return None
 
 
 @lru_cache(maxsize=4)
@@ -140,64 +154,141 @@ def _look(name: str, url: str, member: str) -> Tree | CkptError:
         return e
 
 
-def _tree(seen: FileImage, url: str, member: str) -> Tree:
-    base = archive.place(url, member) if member else 0
+def _tree(file: FileImage, url: str, member: str) -> Tree:
     datasets: dict[str, Stored] = {}
     groups: dict[str, dict[str, Any]] = {}
     notes: dict[tuple[NoteKind, str], list[str]] = {}
-    room = records.MEMORY * seen.packed + records.MORE_MEMORY
-    for _, body in child.ask(seen, do="scan"):
-        room -= records.weight(body)
-        if room < 0:
+    memory = MEMORY * file.packed + MORE_MEMORY
+    declared = placed = 0  # bytes of all datasets, and of the contiguous ones
+    for _, body in sandbox.ask(file):
+        memory -= weight(body)
+        if memory < 0:
             raise UnsafeCheckpoint("its groups and attributes would take much more memory than it has bytes", url=url)
-        record = records.parse(body, seen.size, url)
-        path = record.path
-        first = datasets.get(record.same)
-        attrs = first.attrs if first else record.attrs
-        for key in [k for k in attrs if k.startswith("?")]:
-            skipped = notes.setdefault(("skipped", ODD_ATTRIBUTES), [])
-            skipped.append(f"{path}@{key[1:]}")
-            del attrs[key]
+        record = _record(body, url)
+        path, attrs = record["path"], record["attrs"]
         if path in datasets or path in groups:
             raise CorruptCheckpoint("two links of a group have one name", url=url, tensor=path)
-        if record.group:
+        for key in [k for k in attrs if k.startswith("?")]:
+            notes.setdefault(("skipped", ODD_ATTRIBUTES), []).append(f"{path}@{key[1:]}")
+            del attrs[key]
+        if first := datasets.get(record["same"]):
+            datasets[path] = first._replace(path=path, same=first.path)
+        elif record["group"]:
             groups[path] = attrs
-        elif record.skip:
-            notes.setdefault(("skipped", record.skip), []).append(path)
+        elif skip := record["skip"] or ("another name of what is skipped" if record["same"] else _opaque(record)):
+            notes.setdefault(("skipped", skip), []).append(path)
         else:
-            datasets[path] = _stored(record, attrs, first, base, url)
-            if record.note:
-                notes.setdefault(("assumed", record.note), []).append(path)
+            if record["note"]:
+                notes.setdefault(("assumed", record["note"]), []).append(path)
+            size, offset = _checked_size(record, file.size, url), record["offset"]
+            declared, placed = declared + size, placed + (size if offset >= 0 else 0)
+            if declared > RATIO * file.size + SLACK:
+                text = f"declares {size} bytes, {declared} are declared so far, in a file of {file.size}"
+                raise UnsafeCheckpoint(text, url=url, tensor=path)
+            if placed > file.size:
+                raise CorruptCheckpoint("overlaps another dataset", url=url, tensor=path)
+            offset = offset + file.start if offset >= 0 and file.start >= 0 else -1
+            shape = tuple(record["shape"])
+            datasets[path] = Stored(path, record["dtype"], shape, offset, record["swap"], attrs, "")
     if "" not in groups:
         raise CorruptCheckpoint("the HDF5 library sent no root group: the file is hostile", url=url)
-    beside = (ODD_ATTRIBUTES, *(what for _, what in notes if what.endswith(NO_DATA)))
-    listed = tuple(Note(k, what, tuple(names), tensors=what not in beside) for (k, what), names in notes.items())
-    return Tree(url, member, datasets, groups, listed)
+    listed = [
+        Note(kind, what, tuple(names), tensors=what != ODD_ATTRIBUTES and not what.endswith(NO_DATA))
+        for (kind, what), names in notes.items()
+    ]
+    return Tree(url, member, datasets, groups, tuple(listed))
 
 
-def _stored(record: Record, attrs: dict[str, Any], first: Stored | None, base: int, url: str) -> Stored:
-    """The dataset of a record. base: the offset of the HDF5 file in the file at `url`, -1 if it is packed."""
-    offset = record.offset + base if record.offset >= 0 and base >= 0 else -1
-    out = Stored(record.path, record.dtype, record.shape, offset, record.swap, attrs, record.same)
-    if record.same and (first is None or out[1:5] != first[1:5]):
-        raise CorruptCheckpoint(f"is not the dataset {record.same!r}, whose name it is", url=url, tensor=record.path)
-    return out
+def weight(body: bytes) -> int:
+    """About the bytes of memory that parsed JSON takes."""
+    return 4 * len(body) + sum(cost * body.count(sign) for sign, cost in WEIGHTS.items())
+
+
+def _record(body: bytes, url: str) -> dict[str, Any]:
+    """Read a record, with all fields of `RECORD`, each of its type; CorruptCheckpoint if it is not one."""
+    try:
+        record: dict[str, Any] = RECORD | json.loads(body)
+        record["path"].encode("utf-8", "surrogateescape")
+        good = all(type(value) is type(RECORD[key]) for key, value in record.items())  # a bool is no number here
+        good = good and all(type(n) is int for n in record["shape"])
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        good = False
+    if not good:
+        raise CorruptCheckpoint("the HDF5 library sent an invalid record: the file is hostile", url=url)
+    return record
+
+
+def _opaque(record: dict[str, Any]) -> str:
+    """Give opaque bytes a dtype, or return why they have none.
+
+    Keras writes bfloat16 and float8 as opaque bytes; newer versions add an attribute with the dtype.
+    """
+    size, named = record["itemsize"], DTYPES.get(str(record["attrs"].get("dtype", "")))
+    if record["dtype"] == "opaque" and named and named.itemsize == size and named.kind in "fiu":
+        record["dtype"] = named.name
+    elif record["dtype"] == "opaque":
+        record["dtype"], record["note"] = GUESSES.get(size, ("", f"{size} opaque bytes per element"))
+    return "" if record["dtype"] else record["note"]
+
+
+def _checked_size(record: dict[str, Any], file_size: int, url: str) -> int:
+    """The bytes that a dataset declares; CorruptCheckpoint if they cannot be in the file."""
+    path, offset, kind = record["path"], record["offset"], DTYPES.get(record["dtype"])
+    if kind is None:
+        raise CorruptCheckpoint(f"has the dtype {record['dtype']!r}", url=url, tensor=path)
+    count, text = checked_count(record["shape"], url=url, tensor=path), kind.kind == "s"
+    size = count * (max(record["itemsize"], POINTER) if text else kind.itemsize)
+    if offset >= 0 and (text or offset + size > file_size):
+        why = f"needs bytes {offset} to {offset + size}, but the file has {file_size} (truncated?)"
+        raise CorruptCheckpoint(why, url=url, tensor=path)
+    return size
+
+
+# --- files in a zip ---------------------------------------------------------------------------------------------------
+
+
+def members(url: str) -> dict[str, Member]:
+    """The directory of the zip at `url`, checked against the local headers."""
+    with Reader(url) as file:
+        return zip.members(file)
+
+
+def read_json(url: str, name: str, limit: int) -> bytes:
+    """Read a JSON member of at most `limit` bytes; UnsafeCheckpoint if it would be out of proportion to its size."""
+    member = members(url)[name]
+    if member.size > limit:
+        raise CorruptCheckpoint(f"{name} has {member.size} bytes; at most {limit} are allowed here", url=url)
+    if member.size > 16 * member.packed + 2**24:
+        raise UnsafeCheckpoint(f"{name} expands from {member.packed} to {member.size} bytes", url=url)
+    with Reader(url) as file:
+        raw = b"".join(inflate.contents(file, member))
+    if weight(raw) > 64 * member.packed + 2**27:
+        raise UnsafeCheckpoint(f"{name} would take some {weight(raw) >> 20} MB of memory", url=url)
+    return raw
 
 
 def image(url: str, member: str = "") -> FileImage:
-    """The bytes that the library can read."""
-    if member:
-        return archive.image(url, member)
+    """The bytes that the library can read: of a file, a range of a zip, or a private unpacked copy."""
     with Reader(url) as file:
-        return FileImage(f"{url} {file.stamp}", url, file.size, lambda: Reader(url), file.size)
+        label, size = f"{url} {file.stamp} {member}", file.size
+    if not member:
+        return FileImage(label, url, size, lambda: Reader(url), size, 0)
+    packed = members(url)[member]
+    start, size = packed.start, packed.size
+    if packed.method == zip.STORED:
+        return FileImage(label, url, size, lambda: Slice(Reader(url), start, size), size, start)
+    spool = _spooled(label, url, member)
+    return FileImage(label, url, size, lambda: spool, packed.packed, -1)
 
 
-def try_look(url: str, member: str = "") -> Tree | None:
-    """Like `look`, for detection: None instead of an error, which opening reports."""
-    try:
-        return look(url, member)
-    except CkptError:
-        return None
+@lru_cache(maxsize=2)
+def _spooled(label: str, url: str, name: str) -> Spool:
+    """Unpack a member into a temporary file; its size is already known and bounded."""
+    spool = Spool(url)
+    with Reader(url) as source, spool.filled() as file:
+        for piece in inflate.contents(source, members(url)[name]):
+            file.write(piece)
+    return spool
 
 
 def writer(url: str, max_shard_size: int | None = None) -> Hdf5Writer:

@@ -5,9 +5,8 @@
     prctl(PR_SET_SECCOMP, FILTER, p)    p: a BPF program over {nr u32, arch u32, ip u64, args u64[6]}
 
 Other system calls fail with EPERM: opening, linking, renaming and removing files, sockets, forks, exec, signals,
-ptrace, and reading another process's memory. Memory can be mapped but not made executable, and the process can set
-no limits but those of its own processor time and address space, up to what they were. Linux on x86-64 and AArch64;
-elsewhere `enter` does nothing and returns False.
+ptrace, setting limits, and reading another process's memory. Memory can be mapped but not made executable. Linux on
+x86-64 and AArch64; elsewhere `enter` does nothing and returns False.
 
 Specification: seccomp(2), linux/filter.h, capset(2).
 """
@@ -19,7 +18,6 @@ import errno
 import os
 import struct
 import sys
-import sysconfig
 
 NO_NEW_PRIVS, SET_SECCOMP, GET_SECCOMP, FILTER = 38, 22, 21, 2
 NO_CAPABILITIES = struct.pack("=Ii", 0x20080522, 0), bytes(24)  # version 3, this process; two sets of three words
@@ -27,7 +25,6 @@ ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # the latter: fail with errno 1, EPERM
 NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; arguments are 8 bytes each
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JSET|K, BPF_RET|K
 EXECUTABLE = 4  # PROT_EXEC
-CPU, ADDRESSES = 0, 9  # RLIMIT_CPU, RLIMIT_AS
 
 # Calls for computing, allocating, reading and writing open files, and exiting: name -> number by architecture.
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -45,19 +42,8 @@ FREE = {
         "clock_gettime": 113, "clock_nanosleep": 115, "exit_group": 94, "getrandom": 278, "rseq": 293,
     },
 }  # fmt: skip
-# Allowed only if an argument is harmless: name -> numbers, which argument.
+# Allowed only if the third argument is harmless.
 MAPPING = {"x86_64": {"mmap": 9, "mprotect": 10}, "aarch64": {"mmap": 222, "mprotect": 226}}  # third: not executable
-LIMITS = {"x86_64": {"prlimit64": 302}, "aarch64": {"prlimit64": 261}}  # first: 0, this process; second: which limit
-
-
-def path() -> list[str]:
-    """`sys.path` without the working folder, which `python -m` adds, unless packages are installed there."""
-    try:
-        here = {os.path.realpath(os.getcwd())}
-    except OSError:  # it is gone
-        here = set()
-    here -= {os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")}
-    return [p for p in sys.path if isinstance(p, str) and p and os.path.realpath(p) not in here]
 
 
 def program(machine: str) -> list[tuple[int, int, int, int]]:
@@ -68,9 +54,6 @@ def program(machine: str) -> list[tuple[int, int, int, int]]:
     for number in MAPPING[machine].values():
         out += [(EQUAL, 0, 4, number), (LOAD, 0, 0, ARGUMENT + 16), (ANY_BIT, 0, 1, EXECUTABLE)]
         out += [(RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
-    for number in LIMITS[machine].values():
-        out += [(EQUAL, 0, 7, number), (LOAD, 0, 0, ARGUMENT), (EQUAL, 0, 4, 0), (LOAD, 0, 0, ARGUMENT + 8)]
-        out += [(EQUAL, 1, 0, CPU), (EQUAL, 0, 1, ADDRESSES), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)]
     return [*out, (RETURN, 0, 0, REFUSE)]
 
 

@@ -1,23 +1,320 @@
-"""The writer of plain HDF5: a tensor's name is its path, metadata are attributes of the root, ties are hard links.
+"""Lay out an HDF5 file without its data, and the writer of plain HDF5.
 
-From a Keras file the suffix `.h5` produces a Keras file again (formats.table.target); `to="hdf5"` produces plain HDF5.
+    Canvas     a sparse file in memory, in which h5py lays out the file: all but the elements of the datasets
+    Dataset    one dataset to create: path, dtype, shape; texts include their values, a link names another path
+    Skeleton   the file: a slot for the elements of each dataset, and patches with all other bytes
+
+Datasets are contiguous, allocated early and never filled, so `get_offset` returns the beginning of each slot. No times
+are stored; the same items give the same bytes.
+
+In plain HDF5 a tensor's name is its path, metadata are attributes of the root, ties are hard links. From a Keras file
+the suffix `.h5` produces a Keras file again (formats.table.target); `to="hdf5"` produces plain HDF5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Note, Tensor
+from ...dtypes import DType
+from ...errors import Unrepresentable
+from ...messages import listing
 from ...output.destination import OutputFile
 from ...storage.files import split
-from ..placement import Patch, Placement, refuse_shards, refuse_unheld
+from ..hash_metadata import hashes_of
+from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from ..signatures import KERAS_LISTS
-from . import skeleton
-from .skeleton import Attributes, Skeleton
+from . import sandbox
 
+PAGE = 1 << 12
+MAX_GROUPS = 60  # nested groups; worker.py reads 64, of which Keras' files need a few
+MAX_ATTRIBUTE = 64_512  # bytes of an attribute in an object header; Keras splits its lists at this size
 MODEL = {"model_config", "training_config"}  # attributes of the root that make a file a model for Keras
 MODELS = {"keras", "hdf5"}  # formats whose files Keras loads as models by these
+
+# the dtypes of HDF5; all others are opaque bytes with an attribute that names the dtype, as in Keras 3
+NAMED = {
+    "float64", "float32", "float16", "bool", "complex64", "complex128", "string",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+}  # fmt: skip
+
+Attributes = Mapping[str, Any]
+
+
+class Canvas(io.RawIOBase):
+    """A file in memory that stores only the pages that are written."""
+
+    def __init__(self) -> None:
+        self._pages: dict[int, bytearray] = {}
+        self._position = self.length = 0
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = offset + (0, self._position, self.length)[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def truncate(self, size: int | None = None) -> int:
+        self.length = size or 0
+        return self.length
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        view[:] = self.bytes(self._position, len(view))
+        self._position += len(view)
+        return len(view)
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        for done, number, skip, count in self._pieces(self._position, len(view)):
+            page = self._pages.setdefault(number, bytearray(PAGE))
+            page[skip : skip + count] = view[done : done + count]
+        self._position += len(view)
+        self.length = max(self.length, self._position)
+        return len(view)
+
+    def bytes(self, start: int, size: int) -> bytes:
+        out = bytearray(size)
+        for done, number, skip, count in self._pieces(start, size):
+            if number in self._pages:
+                out[done : done + count] = self._pages[number][skip : skip + count]
+        return bytes(out)
+
+    def _pieces(self, start: int, size: int) -> Iterable[tuple[int, int, int, int]]:
+        """Cut a range at pages: what is done before each piece, its page, its start there, and its size."""
+        done = 0
+        while done < size:
+            number, skip = divmod(start + done, PAGE)
+            count = min(PAGE - skip, size - done)
+            yield done, number, skip, count
+            done += count
+
+
+class Dataset(NamedTuple):
+    path: str
+    dtype: DType
+    shape: tuple[int, ...]
+    values: Any = None  # of texts: an object array of bytes
+    link: str = ""  # the path of another item, for which this is a second name
+
+
+class Skeleton:
+    """A file without its data.
+
+    groups: attributes by path, of groups (created even if empty) and of datasets. ordered: groups keep their order.
+    """
+
+    def __init__(
+        self, file: str, items: Sequence[Dataset], groups: Mapping[str, Attributes], *, ordered: bool = False
+    ) -> None:
+        sandbox.prepare()  # it imports h5py as well, meanwhile
+        import h5py
+
+        p, self.file, self.canvas = h5py.h5p, file, Canvas()
+        self.slots: dict[str, Slot] = {}  # by path
+        plan, self._group_plan = p.create(p.FILE_CREATE), p.create(p.GROUP_CREATE)
+        for one in (plan, self._group_plan):
+            one.set_obj_track_times(False)
+            if ordered:
+                one.set_link_creation_order(p.CRT_ORDER_TRACKED | p.CRT_ORDER_INDEXED)
+        self._link_plan = p.create(p.LINK_CREATE)
+        self._link_plan.set_char_encoding(h5py.h5t.CSET_UTF8)
+        with self._opened(plan) as f:
+            self._groups = {"": f.id}
+            datasets = {i.path for i in items}
+            for path in groups:
+                if path not in datasets:
+                    self._group(path)
+            for item in items:
+                parent, _, base = item.path.rpartition("/")
+                if item.link:
+                    self._group(parent).links.create_hard(encode(base), f.id, encode(item.link))
+                    self.slots[item.path] = self.slots[item.link]
+                else:
+                    self.slots[item.path] = self._dataset(self._group(parent), encode(base), item)
+            for path, attrs in groups.items():
+                write_attributes(f[encode(path)] if path else f, attrs)
+
+    def _opened(self, plan: Any = None) -> Any:
+        import h5py
+
+        access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+        access.set_fileobj_driver(h5py.h5fd.fileobj_driver, self.canvas)
+        if plan is None:
+            return h5py.File(h5py.h5f.open(b"canvas", h5py.h5f.ACC_RDWR, fapl=access))
+        access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+        return h5py.File(h5py.h5f.create(b"canvas", h5py.h5f.ACC_TRUNC, fcpl=plan, fapl=access))
+
+    def _group(self, path: str) -> Any:
+        """The group at a path; it and its parents are created if need be."""
+        import h5py
+
+        if path not in self._groups:
+            parent, _, base = path.rpartition("/")
+            above = self._group(parent)
+            self._groups[path] = h5py.h5g.create(above, encode(base), lcpl=self._link_plan, gcpl=self._group_plan)
+        return self._groups[path]
+
+    def _dataset(self, parent: Any, name: bytes, item: Dataset) -> Slot:
+        """Create a dataset. The slot of texts is empty, because the library writes them itself."""
+        import h5py
+        import numpy as np
+
+        kind, text = item.dtype, item.dtype.kind == "s"
+        plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plan.set_layout(h5py.h5d.CONTIGUOUS)
+        plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        plan.set_obj_track_times(False)
+        if not text:  # whose elements are pointers and need a fill value
+            plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        own = kind.np.newbyteorder("<") if kind.name in NAMED and not text else np.dtype(f"V{kind.itemsize or 1}")
+        stored = h5py.h5t.py_create(h5py.string_dtype("utf-8") if text else own, logical=True)
+        space = h5py.h5s.create_simple(item.shape)
+        created = h5py.h5d.create(parent, name, stored, space, dcpl=plan, lcpl=self._link_plan)
+        size = created.get_storage_size()
+        if text:
+            if size:
+                h5py.Dataset(created)[...] = np.asarray(item.values, object).reshape(item.shape)
+            return Slot(self.file, 0, 0, b"")
+        if kind.name not in NAMED:
+            write_attributes(h5py.Dataset(created), {"dtype": kind.name})
+        return Slot(self.file, created.get_offset() if size else 0, size)
+
+    def placed(self, names: Iterable[str]) -> Placement:
+        """The placement of the file, whose slots are named by their paths."""
+        return Placement([OutputFile(self.file, self.canvas.length)], {n: self.slots[n] for n in names}, self.patches())
+
+    def patches(self) -> list[Patch]:
+        """All that is not in a slot."""
+        out, end = [], 0
+        taken = sorted({(s.start, s.start + s.size) for s in self.slots.values() if s.size})
+        for start, stop in (*taken, (self.canvas.length, self.canvas.length)):
+            if start > end:
+                out.append(Patch(self.file, end, self.canvas.bytes(end, start - end)))
+            end = stop
+        return out
+
+    def resealed(self, metadata: Mapping[str, str]) -> Sequence[Patch]:
+        """The patches after attributes of the root got other values of the same width."""
+        hashes = hashes_of(metadata)
+        if hashes:
+            with self._opened() as f:
+                for key, value in hashes.items():
+                    f.attrs.modify(key, fixed_text(value))
+        return self.patches() if metadata else ()
+
+
+def encode(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def fixed_text(value: str) -> Any:
+    """Text of a fixed width, which can be overwritten in place."""
+    import numpy as np
+
+    return np.bytes_(value.encode())
+
+
+def write_attributes(thing: Any, attrs: Attributes) -> None:
+    """Write attributes: text, numbers, lists of either; a list of bytes is split if it is too long."""
+    import numpy as np
+
+    for key, value in attrs.items():
+        if isinstance(value, list) and all(isinstance(v, bytes) for v in value):
+            for name, part in split_list(key, value):
+                thing.attrs.create(name, np.array(part) if part else np.zeros(0))
+        elif isinstance(value, list):
+            array = np.asarray(value)
+            numeric = array.dtype.kind in "fiub" and array.nbytes <= MAX_ATTRIBUTE
+            thing.attrs[_storable(key)] = array if numeric else json.dumps(value)
+        elif hashes_of({key: value}):
+            thing.attrs[_storable(key)] = fixed_text(value)
+        elif value is not None:
+            known = isinstance(value, str | bytes | int | float)
+            thing.attrs[_storable(key)] = _storable(value) if known else json.dumps(value)
+
+
+def _storable(value: Any) -> Any:
+    """The value; of text that is not valid Unicode, the bytes that it was."""
+    import numpy as np
+
+    if not isinstance(value, str):
+        return value
+    for errors in ("strict", "surrogateescape"):
+        try:
+            raw = value.encode(errors=errors)
+        except UnicodeEncodeError:
+            continue
+        return value if errors == "strict" else np.bytes_(raw)
+    return np.bytes_(value.encode(errors="surrogatepass"))
+
+
+def split_list(key: str, names: list[bytes]) -> list[tuple[str, list[bytes]]]:
+    """Split a list into key0, key1, ... if it does not fit in one attribute, as Keras does."""
+    each = max(1, MAX_ATTRIBUTE // max(map(len, (*names, b"x"))))
+    if len(names) <= each:
+        return [(key, names)]
+    return [(f"{key}{i}", names[at : at + each]) for i, at in enumerate(range(0, len(names), each))]
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def unheld(tensor: Tensor) -> str:
+    """The reason why HDF5 cannot hold a tensor for its name or, which are read, for its texts; or ''."""
+    name = tensor.name
+    if not name:
+        return "the name is empty"
+    if "\0" in name:
+        return "HDF5 names cannot hold a NUL"
+    if any(part in ("", ".") for part in name.split("/")):
+        return "HDF5 paths cannot have an empty component or '.'"
+    if name.count("/") > MAX_GROUPS:
+        return f"the name is nested more than {MAX_GROUPS} deep"
+    try:
+        encode(name)
+    except UnicodeEncodeError:
+        return "the name is not valid Unicode"
+    if tensor.dtype.kind == "s" and any(b"\0" in v for v in tensor.numpy().reshape(-1).tolist()):
+        return "HDF5 text cannot hold a NUL"
+    return ""
+
+
+def clashes(paths: Iterable[str]) -> list[str]:
+    """Names that are both a dataset and a group: 'a' beside 'a/b'."""
+    taken = set(paths)
+    out = []
+    for path in taken:
+        words = path.split("/")
+        out += [f"{path} is inside {p}" for n in range(1, len(words)) if (p := "/".join(words[:n])) in taken]
+    return sorted(out)
+
+
+def checked(paths: Sequence[str], metadata: Mapping[str, str], title: str) -> None:
+    """Raise Unrepresentable for clashing names and for text that HDF5 would truncate."""
+    if bad := clashes(paths):
+        raise Unrepresentable(
+            f"{title} cannot hold a tensor and a group of the same name; leave some out or change names, as a "
+            "conversion does with weights_only=True (slots are below their weights), exclude= and rename=:\n"
+            f"{listing(bad)}"
+        )
+    bad = [f"metadata {k!r}: HDF5 text cannot hold a NUL" for k, v in metadata.items() if "\0" in k + v or not k]
+    if bad:
+        raise Unrepresentable(f"{title} cannot hold these names:\n{listing(bad)}")
+
+
+def item(tensor: Tensor, path: str, link: str = "") -> Dataset:
+    """The item for a tensor. Texts are read here, because the layout depends on their lengths."""
+    text = tensor.dtype.kind == "s" and not link
+    return Dataset(path, tensor.dtype, tensor.shape, tensor.numpy() if text else None, link)
+
+
+# --- plain HDF5 -------------------------------------------------------------------------------------------------------
 
 
 def plain(checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[Note, ...]]:
@@ -34,7 +331,7 @@ def plain(checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[Note, ...]]:
     lists = {f"{p}@{k}" if p else k for p, attrs in attributes.items() for k in attrs if KERAS_LISTS.fullmatch(k)}
     load = "metadata by which Keras would load the file as a model, and may run code; its source holds weights only"
     detect = "metadata by which the file would be taken for a legacy Keras file, and misread"
-    notes = [Note("dropped", text, tuple(sorted(found))) for text, found in ((load, model), (detect, lists)) if found]
+    notes = [Note("dropped", text, tuple(sorted(names))) for text, names in ((load, model), (detect, lists)) if names]
     return replace(checkpoint, metadata=kept), tuple(notes)
 
 
@@ -47,45 +344,29 @@ class Hdf5Writer:
     def cannot_hold(self, tensor: Tensor) -> str:
         if tensor.dtype.kind == "x":
             return f"HDF5 has no dtype {tensor.dtype}, and would return it as plain bytes"
-        return skeleton.unheld(tensor)
+        return unheld(tensor)
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "HDF5")
         refuse_shards(checkpoint, self.max_shard_size, "HDF5")
         checkpoint, notes = plain(checkpoint)
-        skeleton.checked(list(checkpoint), checkpoint.metadata, "HDF5")
+        checked(list(checkpoint), checkpoint.metadata, "HDF5")
         owner = checkpoint.owners()
-        first = [skeleton.item(t, name) for name, t in checkpoint.items() if owner[name] == name]
-        again = [skeleton.item(t, name, owner[name]) for name, t in checkpoint.items() if owner[name] != name]
-        items, attributes = [*first, *again], self._attributes(checkpoint)
-        self.skeleton = skeleton.lay_out(split(self.url)[1], items, attributes, ordered=True)
-        return placed(self.skeleton, list(checkpoint))._replace(notes=notes)
+        items = [item(t, name, owner[name] if owner[name] != name else "") for name, t in checkpoint.items()]
+        items.sort(key=lambda i: bool(i.link))  # what links name comes first
+        self.skeleton = Skeleton(split(self.url)[1], items, self._attributes(checkpoint), ordered=True)
+        return self.skeleton.placed(checkpoint)._replace(notes=notes)
 
     def _attributes(self, checkpoint: Checkpoint) -> dict[str, Attributes]:
         """Metadata on the root; from an HDF5 source also the attributes of the groups and datasets that remain."""
-        original = checkpoint.details.get("attributes", {}) if checkpoint.format == "hdf5" else {}
+        out: dict[str, Attributes] = {"": checkpoint.metadata}
         paths = {"/".join(n.split("/")[:i]) for n in checkpoint for i in range(1, n.count("/") + 2)}
-        return {"": checkpoint.metadata} | {
-            p: {
-                k: v for k, v in attrs.items() if not KERAS_LISTS.fullmatch(k) and (k != "dtype" or p not in checkpoint)
-            }
-            for p, attrs in original.items()
-            if p in paths
-        }
+        original = checkpoint.details.get("attributes", {}) if checkpoint.format == "hdf5" else {}
+        for path, attrs in original.items():
+            if path in paths:
+                own = {"dtype"} if path in checkpoint else set()
+                out[path] = {k: v for k, v in attrs.items() if k not in own and not KERAS_LISTS.fullmatch(k)}
+        return out
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        return resealed(self.skeleton, metadata)
-
-
-def placed(file: Skeleton, names: Sequence[str]) -> Placement:
-    """The placement of one file whose slots are named by their paths."""
-    slots = {name: file.slots[name] for name in names}
-    return Placement([OutputFile(file.file, file.canvas.length)], slots, file.patches())
-
-
-def resealed(file: Skeleton | None, metadata: Mapping[str, str]) -> Sequence[Patch]:
-    """The patches after metadata is replaced by other values of the same width."""
-    if not metadata or file is None:
-        return ()
-    file.restate(metadata)
-    return file.patches()
+        return self.skeleton.resealed(metadata) if self.skeleton else ()

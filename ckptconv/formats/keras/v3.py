@@ -31,7 +31,6 @@ from ...errors import CorruptCheckpoint, UnsafeCheckpoint, UsageError
 from ...messages import listing, printable
 from ...storage.files import Seen, exists, is_dir, join, read_all, sibling
 from ..hdf5 import file as hdf5
-from ..hdf5 import member
 from ..hdf5.file import Stored, Tree
 from ..reading import Reading
 from ..signatures import KERAS_WEIGHTS, is_hdf5
@@ -178,12 +177,12 @@ def _folder(url: str) -> Shelf:
 
 
 def _archive(url: str) -> Shelf:
-    inside = member.members(url)
+    inside = hdf5.members(url)
     if KERAS_WEIGHTS not in inside:
         if PICKLED in inside:
             raise UnsafeCheckpoint(f"keeps its weights in {PICKLED}, which are pickles; save it as HDF5", url=url)
         raise CorruptCheckpoint(f"has no {KERAS_WEIGHTS}", url=url)
-    parts = {n: member.read_json(url, n, MAX_JSON) for n in ABOUT if n in inside}
+    parts = {n: hdf5.read_json(url, n, MAX_JSON) for n in ABOUT if n in inside}
     about = _about(parts, url)
     rest = tuple(n for n in inside if n not in (KERAS_WEIGHTS, *ABOUT) and not n.endswith("/"))
     notes = (Note("skipped", "files in the archive that are not weights", rest, tensors=False),) if rest else ()

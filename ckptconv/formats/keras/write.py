@@ -22,8 +22,8 @@ from ...errors import Unrepresentable, UsageError
 from ...messages import listing
 from ...output.destination import OutputFile
 from ...storage.files import split
-from ..hdf5 import skeleton
-from ..hdf5.write import placed, plain, resealed
+from ..hdf5 import write as hdf5
+from ..hdf5.write import plain
 from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from . import order
 from .naming import OPTIMIZER, TOP, in_list, join
@@ -40,8 +40,8 @@ def cannot_hold(tensor: Tensor) -> str:
     kind = tensor.dtype
     if kind.name not in HELD and not re.fullmatch(r"u?int(8|16|32|64)", kind.name):
         return f"Keras reads no dtype {kind} from HDF5"
-    why = skeleton.unheld(tensor)
-    if not why and len(skeleton.encode(tensor.name)) > LONGEST:
+    why = hdf5.unheld(tensor)
+    if not why and len(hdf5.encode(tensor.name)) > LONGEST:
         why = "the name is too long for the attribute in which Keras stores it"
     return why
 
@@ -53,7 +53,7 @@ def cannot_hold(tensor: Tensor) -> str:
 class LegacyWriter:
     url: str
     max_shard_size: int | None = None
-    made: skeleton.Skeleton | None = None
+    made: hdf5.Skeleton | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
         return cannot_hold(tensor)
@@ -69,16 +69,16 @@ class LegacyWriter:
         whole = bool(slots) or "model_config" in checkpoint.metadata
         base = "model_weights" if whole else ""
         about = VERSION | {k: v for k, v in checkpoint.metadata.items() if k != order.KEY}
-        listed = {"layer_names": [skeleton.encode(layer) for layer, _ in layers if layer != TOP]}
-        groups: dict[str, skeleton.Attributes] = {"": about, base: {k: about[k] for k in VERSION} | listed}
+        listed = {"layer_names": [hdf5.encode(layer) for layer, _ in layers if layer != TOP]}
+        groups: dict[str, hdf5.Attributes] = {"": about, base: {k: about[k] for k in VERSION} | listed}
         if not whole:
             groups[""] = about | listed
         paths: dict[str, str] = {}
         for layer, rows in layers if TOP in dict(layers) else [*layers, (TOP, [])]:
-            groups[join(base, layer)] = {"weight_names": [skeleton.encode(weight) for _, weight in rows]}
+            groups[join(base, layer)] = {"weight_names": [hdf5.encode(weight) for _, weight in rows]}
             paths |= {join(base, layer, weight): name for name, weight in rows}
         if slots:
-            groups[OPTIMIZER] = {"weight_names": [skeleton.encode(n) for n in slots.values()]}
+            groups[OPTIMIZER] = {"weight_names": [hdf5.encode(n) for n in slots.values()]}
             paths |= {f"{OPTIMIZER}/{short}": name for name, short in slots.items()}
         there = set(paths.values())
         if lost := [n for n in checkpoint if n not in there]:
@@ -104,21 +104,21 @@ class LegacyWriter:
         return (Note("assumed", f"Keras loads by position; the order of layers is guessed, {found.guess}", names),)
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        return resealed(self.made, metadata)
+        return self.made.resealed(metadata) if self.made else ()
 
 
 def _place(
-    url: str, checkpoint: Checkpoint, paths: Mapping[str, str], groups: Mapping[str, skeleton.Attributes]
-) -> tuple[Placement, skeleton.Skeleton]:
+    url: str, checkpoint: Checkpoint, paths: Mapping[str, str], groups: Mapping[str, hdf5.Attributes]
+) -> tuple[Placement, hdf5.Skeleton]:
     """Make the datasets, with further paths of a tensor as hard links to the first; return them and the file."""
-    skeleton.checked(list(paths), checkpoint.metadata, "a Keras file")
+    hdf5.checked(list(paths), checkpoint.metadata, "a Keras file")
     first: dict[str, str] = {}
     items = []
     for path, name in paths.items():
-        items.append(skeleton.item(checkpoint[name], path, first.get(name, "")))
+        items.append(hdf5.item(checkpoint[name], path, first.get(name, "")))
         first.setdefault(name, path)
-    made = skeleton.lay_out(split(url)[1], items, groups)
-    done = placed(made, list(paths))
+    made = hdf5.Skeleton(split(url)[1], items, groups)
+    done = made.placed(paths)
     return done._replace(slots={name: done.slots[first[name]] for name in checkpoint}), made
 
 
@@ -129,7 +129,7 @@ def _place(
 class Keras3Writer:
     url: str
     max_shard_size: int | None = None
-    made: skeleton.Skeleton | None = None
+    made: hdf5.Skeleton | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
         return cannot_hold(tensor)
@@ -194,7 +194,7 @@ class Keras3Writer:
         return shards
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        return resealed(self.made, metadata)
+        return self.made.resealed(metadata) if self.made else ()
 
 
 def homes(paths: Mapping[str, str]) -> set[str]:

@@ -12,8 +12,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from subprocess import PIPE
-from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -22,13 +20,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit import FIXTURES, examples, refused, same
+from kit import FIXTURES, examples, same
 
 import ckptconv
 from ckptconv import errors
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CkptError, CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint
-from ckptconv.formats.hdf5 import child, elements, file, records, skeleton
+from ckptconv.formats.hdf5 import file, sandbox, worker, write
 from ckptconv.formats.reading import Reading
 from ckptconv.moves.part import Coded, Span
 
@@ -93,13 +91,6 @@ def test_scalars_empty_compact_and_never_written(tmp_path: Path) -> None:
     assert got["compact"].numpy().tolist() == [0, 1, 2]
 
 
-def test_what_the_library_reads_differently_each_time_is_refused(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as f:
-        f.create_dataset("w", data=np.arange(64), chunks=(32,), compression="szip", scaleoffset=0)
-    with refused("w is scaled, then packed by szip"):
-        ckptconv.open(tmp_path / "a.h5")
-
-
 def test_large_chunked_datasets_come_in_bounded_pieces(tmp_path: Path) -> None:
     array = np.arange(6_000_000, dtype="f8").reshape(3000, 2000)
     with h5py.File(tmp_path / "a.h5", "w") as f:
@@ -109,33 +100,6 @@ def test_large_chunked_datasets_come_in_bounded_pieces(tmp_path: Path) -> None:
     pieces = list(file.decode(data))
     assert max(map(len, pieces)) <= 8 << 20
     assert b"".join(pieces) == array.tobytes()
-
-
-@pytest.mark.parametrize("chunks", [None, (2, 3)])
-@pytest.mark.parametrize("order", [h5py.h5t.ORDER_LE, h5py.h5t.ORDER_BE])
-def test_small_floats_as_numbers(tmp_path: Path, chunks: tuple[int, int] | None, order: int) -> None:
-    """HDF5 describes floats by their fields; version 2.0 has names for these."""
-    kinds = {  # size, sign, exponent, exponent's bits, mantissa, mantissa's bits, bias
-        "bfloat16": (2, 15, 7, 8, 0, 7, 127),
-        "float8_e5m2": (1, 7, 2, 5, 0, 2, 15),
-        "float8_e4m3fn": (1, 7, 3, 4, 0, 3, 7),
-    }
-    with h5py.File(tmp_path / "a.h5", "w") as f:
-        for name, (size, *fields, bias) in kinds.items():
-            kind = h5py.h5t.IEEE_F16LE.copy()
-            kind.set_fields(*fields)
-            kind.set_size(size)
-            kind.set_ebias(bias)
-            kind.set_order(order)
-            plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            if chunks:
-                plan.set_chunk(chunks)
-            made = h5py.h5d.create(f.id, name.encode(), kind, h5py.h5s.create_simple((5, 7)), plan)
-            bits = noise(f"u{size}").astype(f"{'>' if order == h5py.h5t.ORDER_BE else '<'}u{size}")
-            made.write(h5py.h5s.ALL, h5py.h5s.ALL, bits, mtype=kind)
-    got = ckptconv.open(tmp_path / "a.h5")
-    for name, (size, *_) in kinds.items():
-        assert same(got[name].numpy(), noise(f"u{size}").view(getattr(ml_dtypes, name))), name
 
 
 def test_text(tmp_path: Path) -> None:
@@ -170,9 +134,10 @@ def test_what_is_no_tensor_is_noted(tmp_path: Path) -> None:
         f["choice"] = np.zeros(2, h5py.enum_dtype({"A": 0, "B": 5}, "i1"))
         f.create_dataset("ragged", (2,), h5py.vlen_dtype("i4"))
     got = ckptconv.open(tmp_path / "a.h5")
-    assert set(got) == {"ok", "choice"}
-    said = {name: note.kind for note in got.notes for name in note.names}
-    assert said == dict.fromkeys(["table", "void", "opaque", "named", "ragged"], "skipped") | {"choice": "assumed"}
+    assert set(got) == {"ok"}
+    texts = {name: note.text for note in got.notes for name in note.names if note.kind == "skipped"}
+    assert texts.keys() == {"table", "void", "opaque", "named", "ragged", "choice"}
+    assert "no framework uses (HDF5 class enumeration)" in texts["choice"]
 
 
 def test_hard_links_are_ties(tmp_path: Path) -> None:
@@ -232,21 +197,6 @@ def test_zoo_comes_back(tmp_path: Path) -> None:
         assert f["text"][:].tolist() == ZOO["text"].tolist()
 
 
-@pytest.mark.parametrize("kind", ["int4", "uint2"])
-def test_small_integers_have_one_spelling_however_they_are_stored(kind: str, tmp_path: Path) -> None:
-    """A foreign writer may leave anything in the upper bits of a byte."""
-    raw = np.array([0x08, 0xF7, 0x0F, 0x31], "u1").view("V1")
-    with h5py.File(tmp_path / "a.h5", "w") as f:
-        for name, chunks in (("whole", None), ("chunks", (3,))):
-            f.create_dataset(name, data=raw, chunks=chunks).attrs["dtype"] = kind
-    got = ckptconv.open(tmp_path / "a.h5")
-    assert (got["whole"].dtype.name, got["chunks"].numpy().tobytes()) == (kind, got["whole"].numpy().tobytes())
-    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.msgpack")
-    assert {t.numpy().tobytes() for t in ckptconv.open(tmp_path / "b.msgpack").values()} == {
-        got["whole"].numpy().tobytes()
-    }
-
-
 def test_order_and_bytes_are_ours_to_choose(tmp_path: Path) -> None:
     tensors = {f"w{i}": np.full(3, i) for i in (10, 9, 2, 1)}
     for name in ("a.h5", "b.hdf5"):
@@ -277,8 +227,8 @@ def test_text_with_nul_is_refused_rather_than_cut(tmp_path: Path) -> None:
 
 def test_patches_leave_exactly_the_payload(tmp_path: Path) -> None:
     """No byte belongs to both, and with zeros for payload the patches alone are a sound file."""
-    items = [skeleton.Dataset(f"g{i % 7}/w{i}", DTYPES["float32"], (i, 3)) for i in range(1, 60)]
-    made = skeleton.lay_out("f", items, {"": {"k": "v"}})
+    items = [write.Dataset(f"g{i % 7}/w{i}", DTYPES["float32"], (i, 3)) for i in range(1, 60)]
+    made = write.Skeleton("f", items, {"": {"k": "v"}})
     size, slots, patches = made.canvas.length, made.slots, made.patches()
     taken = np.zeros(size, "u1")
     for slot in slots.values():
@@ -295,15 +245,6 @@ def test_patches_leave_exactly_the_payload(tmp_path: Path) -> None:
         assert not f["g3/w3"][:].any()
 
 
-@pytest.mark.slow
-def test_many_datasets_in_one_group(tmp_path: Path) -> None:
-    tensors = {f"layer/{i}": np.full(2, i, "i4") for i in range(3000)}
-    ckptconv.save(tensors, tmp_path / "a.h5")
-    got = ckptconv.open(tmp_path / "a.h5")
-    assert list(got) == list(tensors)
-    assert got["layer/2999"].numpy().tolist() == [2999, 2999]
-
-
 COMPONENT = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=8)
 NAMES = st.lists(COMPONENT.filter(lambda c: c != "."), min_size=1, max_size=3).map("/".join)
 ARRAYS = st.tuples(st.sampled_from(NUMBERS), st.lists(st.integers(0, 4), max_size=3).map(tuple))
@@ -314,7 +255,7 @@ ARRAYS = st.tuples(st.sampled_from(NUMBERS), st.lists(st.integers(0, 4), max_siz
 def test_any_names_and_shapes(tmp_path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
     arrays = {name: noise(kind, shape) for name, (kind, shape) in tensors.items()}
     path = tmp_path / "a.h5"
-    if skeleton.clashes(arrays):
+    if write.clashes(arrays):
         with pytest.raises(Unrepresentable):
             ckptconv.save(arrays, path, force=True)
         return
@@ -371,30 +312,6 @@ def test_damage_gives_a_checkpoint_or_our_error(tmp_path: Path) -> None:
     assert "CorruptCheckpoint" in ends
 
 
-def test_a_crash_of_the_library_is_an_error_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as f:
-        f["w"] = np.ones(3)
-    image = file.image(str(tmp_path / "a.h5"))
-
-    def die(start: int, size: int) -> bytes:
-        one._process.kill()
-        return b""
-
-    one = child.Child(image._replace(source=lambda: SimpleNamespace(read=die, close=lambda: None)))
-    with pytest.raises(CorruptCheckpoint, match="HDF5 library"):
-        list(one.ask(do="scan"))
-
-
-@pytest.mark.skipif(os.name == "nt", reason="pipes cannot be polled there")
-def test_a_silent_child_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    child.prepare()  # what starts children does not answer at once
-    monkeypatch.setattr(child, "SILENCE", 0.0)
-    with h5py.File(tmp_path / "a.h5", "w") as f:
-        f["w"] = np.ones(3)
-    with pytest.raises(CorruptCheckpoint, match="silent"):
-        list(child.Child(file.image(str(tmp_path / "a.h5"))).ask(do="scan"))
-
-
 @pytest.mark.parametrize(("method", "fits"), [(zipfile.ZIP_STORED, True), (zipfile.ZIP_DEFLATED, False)])
 def test_a_packed_file_may_take_a_multiple_of_what_is_stored(
     method: int, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -402,10 +319,10 @@ def test_a_packed_file_may_take_a_multiple_of_what_is_stored(
     with h5py.File(tmp_path / "a.h5", "w") as f:
         one = f.create_dataset("w", (3,), "f4")
         for i in range(3000):
-            f[f"l{i}"] = one
+            f["x" * 200 + str(i)] = one
     with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as z:
         z.write(tmp_path / "a.h5", "a.h5")
-    monkeypatch.setattr(records, "MORE_MEMORY", 0)
+    monkeypatch.setattr(file, "MORE_MEMORY", 0)
     if fits:
         assert len(file.look(str(tmp_path / "a.zip"), "a.h5").datasets) == 3001
     else:
@@ -413,10 +330,9 @@ def test_a_packed_file_may_take_a_multiple_of_what_is_stored(
             file.look(str(tmp_path / "a.zip"), "a.h5")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the system does not say what is in use")
 @pytest.mark.parametrize("where", ["an attribute", "a dataset"])
 def test_texts_that_are_shared_do_not_unfold(where: str, tmp_path: Path) -> None:
-    """A thousand pointers to a megabyte, of which the library makes a gigabyte before anything else can count it."""
+    """A thousand pointers to a megabyte."""
     texts = np.array(["x" * 2**20, *["y" * 6] * 999], object)
     with h5py.File(tmp_path / "a.h5", "w") as f:
         if where == "a dataset":
@@ -427,98 +343,21 @@ def test_texts_that_are_shared_do_not_unfold(where: str, tmp_path: Path) -> None
     at = next(m.start() for m in re.finditer(struct.pack("<I", 2**20), raw) if raw[m.start() + 16] == 6)
     raw[at : at + 16000] = raw[at : at + 16] * 1000
     (tmp_path / "a.h5").write_bytes(raw)
-    with pytest.raises(CorruptCheckpoint, match="memory allocation failed"):
+    with pytest.raises((UnsafeCheckpoint, CorruptCheckpoint), match=r"unfold|MemoryError"):
         ckptconv.open(tmp_path / "a.h5")["w"].numpy()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="no such limits there")
-def test_a_child_that_goes_in_circles_is_ended() -> None:
-    code = "from ckptconv.formats.hdf5 import inside; inside.CPU_STEP = 0; inside.headway()\nwhile True: pass"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == -signal.SIGXCPU
-
-
-ATTEMPTS = {
-    "open": "open('/dev/null')",
-    "create": "os.open(made, os.O_WRONLY | os.O_CREAT)",
-    "remove": "os.unlink(there)",
-    "rename": "os.rename(there, made)",
-    "truncate": "os.truncate(there, 0)",
-    "chmod": "os.chmod(there, 0)",
-    "folder": "os.mkdir(made)",
-    "link": "os.symlink(there, made)",
-    "hard link": "os.link(there, made)",
-    "look": "os.stat(there)",
-    "change folder": "os.chdir('/')",
-    "socket": "socket.socket()",
-    "memory file": "os.memfd_create('x')",
-    "fork": "os.fork()",
-    "exec": "os.execv('/bin/true', ['true'])",
-    "signal": "os.kill(os.getppid(), 0)",
-    "priority": "os.nice(1)",
-    "parent's limits": "resource.prlimit(os.getppid(), resource.RLIMIT_CORE)",
-    "parent's memory": "call('process_vm_readv', os.getppid(), None, 0, None, 0, 0)",
-    "trace": "call('ptrace', 16, os.getppid(), None, None)",
-    "executable memory": "mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC)",
-    "made executable": "call('mprotect', ctypes.c_void_p(page), 4096, 5)",
-    "leave the jail": "call('prctl', 22, 0, 0, 0, 0)",
-}
-JAILED = """
-import ctypes, errno, mmap, os, resource, socket, sys
-from ckptconv.formats.hdf5 import inside
-there, made = sys.argv[1:3]
-libc = ctypes.CDLL(None, use_errno=True)
-scratch = mmap.mmap(-1, 4096)
-page = ctypes.addressof(ctypes.c_char.from_buffer(scratch))
-def call(name, *args):
-    if getattr(libc, name)(*args) == -1:
-        raise OSError(ctypes.get_errno(), "refused")
-inside.rehearse()
-inside.seal(0)
-for name, code in {attempts!r}.items():
-    try:
-        eval(code)
-    except OSError as e:
-        print(f"{name}: {errno.errorcode[e.errno]}")
-    else:
-        print(f"{name}: done")
-print("computes:", sum(range(10)), len(bytearray(1 << 20)))
-sys.stdout.flush()
-os._exit(0)
-"""
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the filter of system calls is Linux's")
-def test_what_the_child_could_do(tmp_path: Path) -> None:
-    """Whatever code in the library's process would try beyond computing and its pipes is refused."""
-    (tmp_path / "there").write_bytes(b"x")
-    code = JAILED.replace("{attempts!r}", repr(ATTEMPTS))
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "there"), str(tmp_path / "made")],
-        capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    *attempts, computes = done.stdout.splitlines()
-    assert attempts == [f"{name}: EPERM" for name in ATTEMPTS]
-    assert computes == "computes: 45 1048576"
-    assert [p.name for p in tmp_path.iterdir()] == ["there"]
-    assert (tmp_path / "there").read_bytes() == b"x"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the filter of system calls is Linux's")
-@pytest.mark.parametrize("forked", [True, False])
-def test_a_child_that_serves_is_in_jail(forked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_serves_is_in_jail(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f["w"] = np.arange(4.0)
-    if not forked:
-        monkeypatch.setattr(child, "_spawn", lambda: child._start("main", stdin=PIPE, stdout=PIPE))
     ckptconv.open(tmp_path / "a.h5")["w"].numpy()
-    process = child._idle[os.getpid()][-1]._process
-    assert isinstance(process, child.Forked) is forked
-    proc = Path(f"/proc/{process._pid if isinstance(process, child.Forked) else process.pid}")
+    (serving,) = (w for w in sandbox._idle[os.getpid()] if str(tmp_path) in w.name)
+    proc = Path(f"/proc/{serving.process.pid}")
     status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
     assert {int(status[f"Cap{of}"], 16) for of in ("Inh", "Prm", "Eff")} == {0}
-    assert len(list((proc / "fd").iterdir())) == 5  # nothing three times, and its pipes
+    assert len(list((proc / "fd").iterdir())) == 3  # its pipes, and errors to nowhere
     limits = (proc / "limits").read_text()
     for what in ("core file size", "file size", "open files"):
         assert re.search(rf"^Max {what} +0 +0 ", limits, re.MULTILINE)
@@ -526,25 +365,11 @@ def test_a_child_that_serves_is_in_jail(forked: bool, tmp_path: Path, monkeypatc
     assert re.search(r"^Max cpu time +\d+ +\d+ ", limits, re.MULTILINE)
 
 
-def test_the_child_has_little_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    code = "import os, sys; sys.stdout.write(repr(sorted(os.environ))); sys.stdout.flush(); os._exit(0)"
-    with monkeypatch.context() as m:
-        m.setattr(child, "ENVIRONMENT", ("PATH",))
-        real = subprocess.Popen
-        m.setattr(subprocess, "Popen", lambda command, **more: real([*command[:3], code], **more))
-        shown = child._start("main", stdout=subprocess.PIPE).communicate()[0].decode()
-    assert "AWS_SECRET_ACCESS_KEY" not in shown
-    assert "HDF5_PLUGIN_PRELOAD" in shown
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limits there")
-def test_there_is_a_total_of_processor_time() -> None:
-    """However often the child says something."""
+def test_a_process_that_goes_in_circles_is_ended() -> None:
     code = (
-        "from ckptconv.formats.hdf5 import inside; inside.CPU_TOTAL = 1; inside.rehearse(); inside.seal(0)\n"
-        "while True: inside.headway()"
+        "from ckptconv.formats.hdf5 import worker; worker.CPU = 1; worker.rehearse(); worker.seal(0)\nwhile True: pass"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
     assert done.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
@@ -577,60 +402,6 @@ def test_interleaved_reads_do_not_meet(tmp_path: Path) -> None:
         assert (np.frombuffer(a)[0], np.frombuffer(b)[-1]) == (97, 98)
 
 
-def test_memory_urls(tmp_path: Path) -> None:
-    fsspec = pytest.importorskip("fsspec")
-    with h5py.File(tmp_path / "a.h5", "w") as f:
-        f.create_dataset("w", data=np.arange(100.0), chunks=(10,), compression="gzip")
-        f["v"] = np.ones(3)
-    fsspec.filesystem("memory").pipe("/h/a.h5", (tmp_path / "a.h5").read_bytes())
-    got = ckptconv.open("memory://h/a.h5")
-    assert got["w"].numpy().tolist() == list(range(100))
-    assert got["v"].numpy().tolist() == [1, 1, 1]
-
-
-def test_truth_values_are_zero_and_one(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as f:
-        f["b"] = np.array([False, True, True])
-        at = f["b"].id.get_offset()
-    with (tmp_path / "a.h5").open("r+b") as raw:
-        raw.seek(at)
-        raw.write(bytes([0, 1, 254]))
-    assert ckptconv.open(tmp_path / "a.h5")["b"].numpy().tobytes() == bytes([0, 1, 1])
-
-
-# --- types that are not what they seem ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("norm", ["NORM_NONE", "NORM_MSBSET"])
-@pytest.mark.parametrize("storage", ["contiguous", "chunked"])
-def test_floats_of_another_normalisation_are_not_read_as_ieee(norm: str, storage: str, tmp_path: Path) -> None:
-    kind = h5py.h5t.IEEE_F32LE.copy()
-    kind.set_norm(getattr(h5py.h5t, norm))
-    with h5py.File(tmp_path / "a.h5", "w") as f:
-        f["v"] = np.arange(3)
-        plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        if storage == "chunked":
-            plan.set_chunk((2,))
-        made = h5py.h5d.create(f.id, b"w", kind, h5py.h5s.create_simple((4,)), dcpl=plan)
-        made.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ones(4, "f4"), mtype=kind)
-    found = ckptconv.open(tmp_path / "a.h5")
-    assert list(found) == ["v"]
-    assert [n.names for n in found.notes if "implied bit" in n.text] == [("w",)]
-
-
-@pytest.mark.parametrize(
-    ("names", "complex"), [("ri", True), ("ab", False), ("ir", False), ("xy", False), ("rj", False)]
-)
-def test_only_r_and_i_are_a_complex_number(names: str, complex: bool, tmp_path: Path) -> None:
-    made = np.zeros(3, [(n, "f4") for n in names])
-    made[names[0]] = [1, 2, 3]
-    with h5py.File(tmp_path / "a.h5", "w") as f:
-        f["w"], f["v"] = made, np.arange(2)
-    found = ckptconv.open(tmp_path / "a.h5")
-    assert ("w" in found) is complex
-    assert complex or [n.names for n in found.notes if "compound" in n.text] == [("w",)]
-
-
 @pytest.mark.parametrize("block", [0, 512, 2048])
 def test_a_user_block_before_what_was_never_written(block: int, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w", userblock_size=block) as f:
@@ -642,16 +413,6 @@ def test_a_user_block_before_what_was_never_written(block: int, tmp_path: Path) 
     assert {n: t.numpy().tolist() for n, t in found.items()} == {
         "never": [[0.0] * 4] * 3, "filled": [7, 7], "chunked": [1.5] * 5, "w": [0, 1, 2],
     }  # fmt: skip
-
-
-def test_one_child_serves_a_file_again(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as f:
-        f["w"] = np.arange(4.0)
-    served = []
-    for _ in range(2):
-        ckptconv.open(tmp_path / "a.h5")["w"].numpy()
-        served.append(child._idle[os.getpid()][-1])
-    assert served[0] is served[1]
 
 
 # --- types of elements, asked where they are defined (only the child does so otherwise) -----------------------------
@@ -692,88 +453,65 @@ def narrow(base: Any, precision: int, offset: int = 0) -> Any:
     return kind
 
 
-def sized(base: Any, size: int) -> Any:
-    kind = base.copy()
-    kind.set_size(size)
-    return kind
-
-
-F2, F4, F8, F4BE, I4 = H5T.IEEE_F16LE, H5T.IEEE_F32LE, H5T.IEEE_F64LE, H5T.IEEE_F32BE, H5T.STD_I32LE
-NUMBERED = "an enumeration, read as its numbers; their names are dropped"
-OTHER = "its elements are of the HDF5 class {}, which is not a tensor"
-FIELDS = "a float of {} bytes with the fields {}, which no framework uses"
-UNIMPLIED = "a float of {} bytes whose mantissa has no implied bit, which no framework uses"
-BITS = "an integer of {} bits, which no framework uses"
-ELEMENTS: dict[str, tuple[Any, tuple[str, bool, str]]] = {
-    "float16": (floating(2, 15, 10, 5, 0, 10, bias=15), ("float16", False, "")),
-    "float16, big-endian": (H5T.IEEE_F16BE, ("float16", True, "")),
-    "bfloat16": (floating(2, 15, 7, 8, 0, 7, bias=127), ("bfloat16", False, "")),
-    "float32": (F4, ("float32", False, "")),
-    "float32, big-endian": (F4BE, ("float32", True, "")),
-    "float64": (F8, ("float64", False, "")),
-    "float8_e4m3fn": (floating(1, 7, 3, 4, 0, 3, bias=7), ("float8_e4m3fn", False, "")),
-    "float8_e5m2": (floating(1, 7, 2, 5, 0, 2, bias=15), ("float8_e5m2", False, "")),
-    "another bias": (floating(1, 7, 3, 4, 0, 3, bias=8), ("", False, FIELDS.format(1, (7, 3, 4, 0, 3)))),
-    "other fields": (floating(2, 15, 9, 6, 0, 9, bias=15), ("", False, FIELDS.format(2, (15, 9, 6, 0, 9)))),
-    "no implied bit": (floating(4, 31, 23, 8, 0, 23, bias=127, norm=H5T.NORM_NONE), ("", False, UNIMPLIED.format(4))),
-    "a float of 31 bits": (narrow(floating(4, 30, 23, 7, 0, 23, bias=63), 31), ("", False, UNIMPLIED.format(4))),
+F2, F4, F8, F4BE = H5T.IEEE_F16LE, H5T.IEEE_F32LE, H5T.IEEE_F64LE, H5T.IEEE_F32BE
+NONE = ("", False)
+BF16, E4M3, E5M2 = (15, 7, 8, 0, 7), (7, 3, 4, 0, 3), (7, 2, 5, 0, 2)
+ELEMENTS: dict[str, tuple[Any, tuple[str, bool]]] = {
+    "float16": (floating(2, 15, 10, 5, 0, 10, bias=15), ("float16", False)),
+    "float16, big-endian": (H5T.IEEE_F16BE, ("float16", True)),
+    "bfloat16": (floating(2, *BF16, bias=127), ("bfloat16", False)),
+    "bfloat16, big-endian": (floating(2, *BF16, bias=127, order=H5T.ORDER_BE), ("bfloat16", True)),
+    "float64": (F8, ("float64", False)),
+    "float8_e4m3fn": (floating(1, *E4M3, bias=7), ("float8_e4m3fn", False)),
+    "float8_e5m2": (floating(1, *E5M2, bias=15), ("float8_e5m2", False)),
+    "float8_e5m2, big-endian": (floating(1, *E5M2, bias=15, order=H5T.ORDER_BE), ("float8_e5m2", False)),
+    "another bias": (floating(1, *E4M3, bias=8), NONE),
+    "other fields": (floating(2, 15, 9, 6, 0, 9, bias=15), NONE),
+    "no implied bit": (floating(4, 31, 23, 8, 0, 23, bias=127, norm=H5T.NORM_NONE), NONE),
+    "a float of 31 bits": (narrow(floating(4, 30, 23, 7, 0, 23, bias=63), 31), NONE),
     **{
         f"{name}{8 * size}{order}": (
-            getattr(H5T, f"STD_{letter}{8 * size}{order}"), (f"{name}{8 * size}", order == "BE" and size > 1, "")
+            getattr(H5T, f"STD_{letter}{8 * size}{order}"), (f"{name}{8 * size}", order == "BE" and size > 1)
         )
         for name, letter in (("int", "I"), ("uint", "U")) for size in (1, 2, 4, 8) for order in ("LE", "BE")
     },
-    "15 bits": (narrow(H5T.STD_I16LE, 15), ("", False, BITS.format(15))),
-    "bits at an offset": (narrow(H5T.STD_U32LE, 24, 8), ("", False, BITS.format(24))),
-    "3 bytes": (sized(H5T.STD_U32LE, 3), ("", False, BITS.format(24))),
-    "bool": (enumeration(H5T.STD_I8LE, FALSE=0, TRUE=1), ("bool", False, "")),
-    "bool of two bytes": (enumeration(H5T.STD_I16BE, FALSE=0, TRUE=1), ("int16", True, NUMBERED)),
-    "bool the other way round": (enumeration(H5T.STD_I8LE, FALSE=1, TRUE=0), ("int8", False, NUMBERED)),
-    "three values": (enumeration(H5T.STD_U8LE, FALSE=0, TRUE=1, PERHAPS=2), ("uint8", False, NUMBERED)),
-    "texts": (H5T.C_S1, ("string", False, "")),
-    "complex64": (compound((b"r", F4), (b"i", F4)), ("complex64", False, "")),
-    "complex128": (compound((b"r", F8), (b"i", F8)), ("complex128", False, "")),
-    "complex64, big-endian": (compound((b"r", F4BE), (b"i", F4BE)), ("complex64", True, "")),
-    "complex of halves": (compound((b"r", F2), (b"i", F2)), ("", False, OTHER.format("compound"))),
-    "complex with a gap": (compound((b"r", F4), (b"i", F4), gap=4), ("", False, OTHER.format("compound"))),
-    "complex with bytes behind": (compound((b"r", F4), (b"i", F4), size=12), ("", False, OTHER.format("compound"))),
-    "complex of two orders": (compound((b"r", F4), (b"i", F4BE)), ("", False, OTHER.format("compound"))),
-    "complex of whole numbers": (compound((b"r", I4), (b"i", I4)), ("", False, OTHER.format("compound"))),
-    "other members": (compound((b"r", F4), (b"j", F4)), ("", False, OTHER.format("compound"))),
-    "three members": (compound((b"r", F4), (b"i", F4), (b"k", F4)), ("", False, OTHER.format("compound"))),
-    "a reference": (H5T.STD_REF_OBJ, ("", False, OTHER.format("reference"))),
-    "lists": (H5T.vlen_create(F4), ("", False, OTHER.format("variable-length"))),
-    "arrays": (H5T.array_create(F4, (2,)), ("", False, OTHER.format("array"))),
-    "bits": (H5T.STD_B8LE, ("", False, OTHER.format(4))),
+    "15 bits": (narrow(H5T.STD_I16LE, 15), NONE),
+    "bits at an offset": (narrow(H5T.STD_U32LE, 24, 8), NONE),
+    "bool": (enumeration(H5T.STD_I8LE, FALSE=0, TRUE=1), ("bool", False)),
+    "bool the other way round": (enumeration(H5T.STD_I8LE, FALSE=1, TRUE=0), NONE),
+    "three values": (enumeration(H5T.STD_I8LE, FALSE=0, TRUE=1, PERHAPS=2), NONE),
+    "texts": (H5T.C_S1, ("string", False)),
+    "complex64": (compound((b"r", F4), (b"i", F4)), ("complex64", False)),
+    "complex64, big-endian": (compound((b"r", F4BE), (b"i", F4BE)), ("complex64", True)),
+    "complex of halves": (compound((b"r", F2), (b"i", F2)), NONE),
+    "complex with a gap": (compound((b"r", F4), (b"i", F4), gap=4), NONE),
+    "complex of two orders": (compound((b"r", F4), (b"i", F4BE)), NONE),
+    "other members": (compound((b"r", F4), (b"j", F4)), NONE),
+    "a reference": (H5T.STD_REF_OBJ, NONE),
+    "lists": (H5T.vlen_create(F4), NONE),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", ELEMENTS)
 def test_types_of_elements(what: str) -> None:
     kind, expected = ELEMENTS[what]
-    assert elements.element(kind, {}) == expected
+    assert worker.element(kind) == expected
 
 
-@pytest.mark.parametrize(
-    ("size", "dtype", "expected"),
-    [
-        (2, "bfloat16", ("bfloat16", "")),
-        (1, "float8_e5m2", ("float8_e5m2", "")),
-        (1, "int4", ("int4", "")),
-        (1, "uint8", ("uint8", "")),
-        (2, "", ("bfloat16", "2 opaque bytes per element: assumed to be bfloat16, as Keras writes it")),
-        (2, "float8_e5m2", ("bfloat16", "2 opaque bytes per element: assumed to be bfloat16, as Keras writes it")),
-        (1, "", ("uint8", "1 opaque byte per element, perhaps a float8 that the file does not name; read as uint8")),
-        (
-            1,
-            "bool",
-            ("uint8", "1 opaque byte per element, perhaps a float8 that the file does not name; read as uint8"),
-        ),
-        (8, "complex64", ("", "8 opaque bytes per element")),
-        (3, "", ("", "3 opaque bytes per element")),
-    ],
-)
-def test_opaque_elements(size: int, dtype: str, expected: tuple[str, str]) -> None:
-    kind = H5T.create(H5T.OPAQUE, size)
-    attrs = {"dtype": dtype} if dtype else {}
-    assert elements.element(kind, attrs) == (expected[0], False, expected[1])
+def test_opaque_elements(tmp_path: Path) -> None:
+    """By their attribute, if it names a dtype of their size."""
+    rows = {
+        (2, "bfloat16"): ("bfloat16", ""), (1, "float8_e5m2"): ("float8_e5m2", ""), (1, "int4"): ("int4", ""),
+        (1, "uint8"): ("uint8", ""), (2, ""): file.GUESSES[2],
+        (2, "float8_e5m2"): file.GUESSES[2],
+        (1, ""): file.GUESSES[1], (1, "bool"): file.GUESSES[1],
+        (8, "complex64"): ("", "8 opaque bytes per element"), (3, ""): ("", "3 opaque bytes per element"),
+    }  # fmt: skip
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        for i, (size, dtype) in enumerate(rows):
+            f.create_dataset(str(i), (2,), f"V{size}").attrs.update({"dtype": dtype} if dtype else {})
+    tree = file.look(str(tmp_path / "a.h5"))
+    notes = {name: note.text for note in tree.notes for name in note.names}
+    for i, expected in enumerate(rows.values()):
+        stored = tree.datasets.get(str(i))
+        assert (stored.dtype if stored else "", notes.get(str(i), "")) == expected

@@ -1,0 +1,191 @@
+"""Run the HDF5 library in a process of its own, which can crash, hang or exhaust its memory without harm to ours.
+
+The library has many memory errors on damaged files (CVE-2025-2153, -6269, -6816 and about forty others are open against
+1.14.6), so it never reads an untrusted file in our process. Its process (worker.py, which draws the messages) does not
+have the file either: it asks for ranges over a pipe, and we answer from the one file that we opened, so no link can
+lead elsewhere. It cannot open or write files, its memory and processor time are limited, it loads no plugins, and on
+Linux a filter of system calls (jail.py) allows only computing and the pipes. Code of an attacker may run in it: here
+the size and the time of its answers are bounded, and file.py checks what they say.
+
+A process serves one file. It takes 0.1 s to start, so the last ones are kept for the next dataset, and where several
+files are read, one is started ahead. Contiguous datasets, nearly all in practice, are not read through it.
+
+The workers of bulk/pool.py are another matter: they run our code with all rights of the parent. The process that
+protects the user from a hostile file has two pipes, in an isolated interpreter (-I) that has imported only h5py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from ...errors import CorruptCheckpoint, MissingExtra, UnsafeCheckpoint
+from ...messages import printable
+from ...storage.ranges import Ranges
+from . import FRAME, MAX_FRAME, PIECE, RATIO, SLACK
+
+SECONDS, SECONDS_PER_MB = 600, 20  # for an answer: a server may send the file, and a disk take the output, so slowly
+RECORD_RATIO = 16  # bytes of records per byte of the file
+ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # variables that locate libraries
+UNJAILED = "CKPTCONV_UNJAILED"  # set to 1 by who trusts the files, on a system that does not let its jail be entered
+MAX_IDLE = 3  # processes kept for the next request about their files
+
+
+class FileImage(NamedTuple):
+    """The bytes of an HDF5 file, which the library reads: a complete file, or a member of an archive."""
+
+    name: str  # identifies the content: url, member, and the file's stamp
+    url: str
+    size: int
+    source: Callable[[], Ranges]
+    packed: int  # bytes that it takes in the archive, or size
+    start: int  # where it begins in the file at `url`, or -1 if it is packed
+
+
+class Worker:
+    """One process; the first request binds it to a file."""
+
+    def __init__(self) -> None:
+        self.name = ""  # of the file that it serves
+        self.spent = False
+        self._source: Ranges | None = None
+        self.process = _start()
+
+    def ask(self, image: FileImage, path: str | None) -> Iterator[tuple[bytes, bytes]]:
+        """Send a request and yield the frames R or D of the answer."""
+        limit = SECONDS + SECONDS_PER_MB * (image.size >> 20)
+        watch = threading.Timer(limit, self.process.kill)
+        watch.daemon = True
+        watch.start()
+        fed = bool(self.name)
+        request = json.dumps(path).encode() + b"\n"
+        if self._source is None:
+            self.name, self._source = image.name, image.source()
+            about = {"size": image.size, "open": os.environ.get(UNJAILED) == "1"}
+            request = json.dumps(about).encode() + b"\n" + request
+        room = RECORD_RATIO * image.size + (1 << 20) if path is None else 2 * (RATIO * image.size + SLACK)
+        try:
+            self._send(request)
+            while True:
+                kind, size = FRAME.unpack(self._receive(FRAME.size))
+                room -= FRAME.size + size if kind != b"G" else 0
+                if room < 0:  # many names with one long path, attributes that share texts, small frames without end
+                    text = f"its names, attributes or texts unfold without bound in a file of {image.size} bytes"
+                    raise UnsafeCheckpoint(text, url=image.url)
+                if size > MAX_FRAME or kind not in (b"RGUC." if path is None else b"DGUC."):
+                    raise ValueError("sent an invalid message")
+                body = self._receive(size)
+                if kind == b"G":
+                    start, wanted = struct.unpack("<QQ", body)
+                    if not 0 < wanted <= PIECE or start + wanted > image.size:
+                        raise ValueError("asked for bytes that are not there")
+                    fed = True
+                    self._send(self._source.read(start, wanted))
+                elif kind in b"UC":
+                    error = UnsafeCheckpoint if kind == b"U" else CorruptCheckpoint
+                    raise error(printable(body[:4096].decode(errors="replace")), url=image.url)
+                elif kind == b".":
+                    self.spent = bool(body)
+                    return
+                else:
+                    yield kind, body
+        except (OSError, EOFError, ValueError, struct.error) as e:
+            self.process.kill()
+            status = self.process.wait()
+            if status == 1 and not fed:  # it has seen nothing of the file, whose author could speak otherwise
+                text = "HDF5 needs the package h5py, which is not sought in the working folder"
+                raise MissingExtra(text, url=image.url) from None
+            what = e if isinstance(e, ValueError) else f"crashed, or took too much memory or time (status {status}),"
+            text = f"the HDF5 library {what} on this file: it is damaged or hostile"
+            raise CorruptCheckpoint(text, url=image.url) from None
+        finally:
+            watch.cancel()
+
+    def _send(self, data: bytes) -> None:
+        self.process.stdin.write(data)  # type: ignore[union-attr]
+        self.process.stdin.flush()  # type: ignore[union-attr]
+
+    def _receive(self, size: int) -> bytes:
+        data = self.process.stdout.read(size)  # type: ignore[union-attr]
+        if len(data) != size:
+            raise EOFError
+        return data
+
+    def close(self) -> None:
+        if self._source:
+            self._source.close()
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with suppress(OSError):  # what was not sent cannot be
+                pipe.close()  # type: ignore[union-attr]
+
+    def __del__(self) -> None:
+        if hasattr(self, "process"):
+            self.close()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    """Start worker.py, with only the environment variables that locate libraries."""
+    here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    code = f"import sys; sys.path[:] = {[here, *search_path()]!r}; from {__package__}.worker import main; main()"
+    environ = {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
+    environ |= {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE", "OMP_NUM_THREADS": "1"}
+    environ["OPENBLAS_NUM_THREADS"] = "1"
+    command, pipe = [sys.executable, "-I", "-S", "-c", code], subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environ)
+
+
+def search_path() -> list[str]:
+    """`sys.path` without the working folder, which `python -m` adds, unless packages are installed there."""
+    try:
+        here = {os.path.realpath(os.getcwd())}
+    except OSError:  # it is gone
+        here = set()
+    here -= {os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")}
+    return [p for p in sys.path if isinstance(p, str) and p and os.path.realpath(p) not in here]
+
+
+_idle: dict[int, list[Worker]] = {}  # by process id, so that a fork does not share a pipe
+_lock = threading.Lock()
+
+
+def prepare() -> None:
+    """Start a process for the next file if none is ready, and do not wait for it."""
+    with _lock:
+        idle = _idle.setdefault(os.getpid(), [])
+        if all(w.name for w in idle):
+            idle.append(Worker())
+
+
+def ask(image: FileImage, path: str | None = None) -> Iterator[tuple[bytes, bytes]]:
+    """List a file (frames R) or read the dataset at `path` (frames D), by a process that has the file or a new one."""
+    with _lock:
+        idle = _idle.setdefault(os.getpid(), [])
+        idle[:] = [w for w in idle if w.process.poll() is None]
+        ready = [w for name in (image.name, "") for w in idle if w.name == name]
+        if ready:
+            idle.remove(ready[0])
+    worker = ready[0] if ready else Worker()
+    try:
+        yield from worker.ask(image, path)
+    except BaseException:  # including GeneratorExit: the rest of an answer that is not read to its end is in the pipe
+        worker.close()
+        raise
+    if worker.spent:
+        worker.close()
+        return
+    with _lock:
+        idle.append(worker)
+        if len(idle) > MAX_IDLE:
+            idle.pop(0).close()
+    if len(idle) == MAX_IDLE:  # several files were read: there will be more
+        prepare()

@@ -1,0 +1,357 @@
+"""The process that runs the HDF5 library: it limits itself, then lists a file and reads datasets (see sandbox.py).
+
+    parent -> here    JSON lines: {"size", "open"} first, then a path to read, or null to list the file;
+                      the bytes that a G asks for
+    here -> parent    frames: kind u8, size u32le, body
+                      G  start u64le, size u64le: asks for bytes of the file
+                      R  one group or dataset, JSON: see file.py
+                      D  elements of a dataset as they are stored, in C order, or one text
+                      U, C  the message of an UnsafeCheckpoint or a CorruptCheckpoint
+                      .  the end; with a body: this process has worked enough, start another
+
+Refused: links other than hard links, groups that are reached twice, external or virtual storage, and filters outside
+`FILTERS`. Nothing else in the file is followed. Only what this needs is imported, and the parent does not import it.
+Specification: HDF5 File Format 3.0, docs.hdfgroup.org/hdf5/develop/_f_m_t3.html
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache, lru_cache
+from math import prod
+from operator import itemgetter
+from types import SimpleNamespace
+from typing import Any, BinaryIO, NoReturn
+
+import h5py
+import numpy as np
+
+from . import FRAME, MAX_DATA, NO_DATA, PIECE, RATIO, SLACK, jail
+
+CPU, CPU_PER_MB = 30, 1  # seconds of processor time, and more for each megabyte of the file
+MIN_MEMORY, MAX_MEMORY = 1 << 30, 4 << 30  # bytes of address space, most of which the libraries' own pages take
+MAX_DEPTH, MAX_OBJECTS = 64, 1_000_000
+MAX_BOX = 128 << 20  # bytes that are read at once where chunks are large
+CHUNK = 6 << 10  # bytes of memory that the library takes for each chunk from which it reads
+TEXT = 8 << 10  # the assumed size of a text, whose length is unknown until it is read
+BLOCK, MAX_BLOCKS = 1 << 16, 256  # the library reads metadata in small parts, which are fetched in blocks
+
+# deflate, shuffle, fletcher32, szip, nbit, scaleoffset and h5py's own lzf: the filters that need no plugin
+FILTERS = {1, 2, 3, 4, 5, 6, 32000}
+UNSTABLE = {4, 6}  # szip expects chunks of equal size; after scaleoffset they vary, and their ends are undefined
+LINKS = {h5py.h5l.TYPE_SOFT: "a soft", h5py.h5l.TYPE_EXTERNAL: "an external"}
+CLASSES = (  # by number
+    "integer", "float", "time", "string", "bitfield", "opaque", "compound", "reference", "enumeration",
+    "variable-length", "array", "complex",
+)  # fmt: skip
+ATTRIBUTES = {h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING, h5py.h5t.BITFIELD, h5py.h5t.ENUM}
+SMALL_FLOATS = {  # bytes; positions and sizes of sign, exponent and mantissa as in H5Tset_fields; bias
+    "bfloat16": (2, (15, 7, 8, 0, 7), 127),
+    "float8_e4m3fn": (1, (7, 3, 4, 0, 3), 7),
+    "float8_e5m2": (1, (7, 2, 5, 0, 2), 15),
+}
+NUMBERS = "float32 float64 float16 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool complex64 complex128"
+
+
+class Refused(Exception):
+    """(kind, message): kind is b'U', unsafe, or b'C', corrupt."""
+
+
+def main() -> NoReturn:
+    """Serve one file over the standard pipes until the parent closes them; exit after an error."""
+    answer, out = sys.stdin.buffer, sys.stdout.buffer
+    rehearse()
+    about = json.loads(answer.readline() or '{"size": 0, "open": true}')
+    size = about["size"]
+    try:
+        seconds = seal(size, may_stay_open=about["open"])
+        file: Any = None
+        for line in answer:
+            file = file or h5py.File(Piped(out, answer, size), "r", rdcc_nbytes=32 << 20)
+            for kind, body in serve(file, json.loads(line), size):
+                send(out, kind, body)
+            send(out, b".", b"x" * (time.process_time() > seconds / 2))
+            out.flush()
+    except Exception as e:  # a damaged file can raise anything in the library
+        send(out, *failure(e))
+        out.flush()
+    os._exit(0)
+
+
+def send(out: BinaryIO, kind: bytes, body: bytes) -> None:
+    out.write(FRAME.pack(kind, len(body)))
+    out.write(body)
+
+
+def failure(e: Exception) -> tuple[bytes, bytes]:
+    """The frame of an error."""
+    kind, message = e.args if isinstance(e, Refused) else (b"C", f"is not valid HDF5: {type(e).__name__}: {e}")
+    return kind, message[:2000].encode(errors="replace")
+
+
+def rehearse() -> None:
+    """List and read a small file of our own, so that all imports happen before `seal`."""
+    h5py._errors.silence_errors()
+    with h5py.File(io.BytesIO(), "w") as f:
+        f["texts"], f.attrs["texts"] = ["x"], ["x"]
+        f["number"], f.attrs["number"] = 1.0, 1.0
+        for path in (None, *f):
+            list(serve(f, path, 0))
+
+
+def seal(size: int, *, may_stay_open: bool = False) -> int:
+    """Limit memory and time by the size of the file, forbid opening files, and enter the jail; return the seconds.
+
+    Refused where a system that has the jail does not let this process enter it, unless the user said that it may be so.
+    """
+    memory = min(MAX_MEMORY, MIN_MEMORY + 3 * RATIO * size)  # one chunk of nothing but zeros, packed, plain and copied
+    seconds = CPU + CPU_PER_MB * (size >> 20)
+    lower(AS=memory, CPU=seconds, CORE=0, FSIZE=0, NOFILE=0)
+    try:
+        jail.enter()
+    except OSError as e:
+        text = f"is not read: this system does not let the process of the HDF5 library give up its rights ({e})"
+        if not may_stay_open:
+            raise Refused(b"U", f"{text}; CKPTCONV_UNJAILED=1 reads files that you trust") from None
+    return seconds
+
+
+def lower(**limits: int) -> None:
+    """Lower limits of this process for good, each by itself: systems differ in those that can be set."""
+    try:
+        import resource
+    except ImportError:
+        return
+    for name, most in limits.items():
+        what = getattr(resource, f"RLIMIT_{name}")
+        soft, hard = (most if n == resource.RLIM_INFINITY else min(n, most) for n in resource.getrlimit(what))
+        try:
+            resource.setrlimit(what, (soft, hard))
+        except (ValueError, OSError):
+            pass
+
+
+class Piped(io.RawIOBase):
+    """The file whose bytes the parent sends; small reads are served from cached blocks."""
+
+    def __init__(self, ask: BinaryIO, answer: BinaryIO, size: int) -> None:
+        self._ask, self._answer, self.size = ask, answer, size
+        self._position = 0
+        self._block = lru_cache(MAX_BLOCKS)(lambda number: self._fetch(number * BLOCK, BLOCK))
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = offset + (0, self._position, self.size)[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer`, with zeros after the end of the file."""
+        view, done = memoryview(buffer).cast("B"), 0
+        while (start := self._position) < self.size and done < len(view):
+            wanted, (number, skip) = len(view) - done, divmod(start, BLOCK)
+            large = wanted > BLOCK
+            piece = self._fetch(start, min(wanted, PIECE)) if large else self._block(number)[skip : skip + wanted]
+            view[done : done + len(piece)] = piece
+            done, self._position = done + len(piece), start + len(piece)
+        view[done:] = bytes(len(view) - done)
+        return len(view)
+
+    def _fetch(self, start: int, size: int) -> bytes:
+        size = min(size, self.size - start)
+        send(self._ask, b"G", struct.pack("<QQ", start, size))
+        self._ask.flush()
+        data = self._answer.read(size)
+        if len(data) != size:
+            os._exit(1)  # the parent is gone
+        return data
+
+
+def serve(file: Any, path: str | None, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """List an open file of `size` bytes, or read the dataset at `path`, in frames."""
+    if path is not None:
+        yield from ((b"D", piece) for piece in elements(file, path, size))
+        return
+    for record in records(file):
+        yield b"R", json.dumps(record).encode()
+
+
+# --- listing ----------------------------------------------------------------------------------------------------------
+
+
+def records(file: Any) -> Iterator[dict[str, Any]]:
+    """Walk all hard links depth first, each group in the order of its links; refuse all other ways to reach data."""
+    root = h5py.h5g.open(file.id, b"/")
+    yield {"path": "", "group": True, "attrs": attributes(root)}
+    first = {int(h5py.h5o.get_info(root).addr): ""}  # the first path of an object, by its address
+    todo = [(root, "", links(root))]
+    while todo:
+        group, above, left = todo[-1]
+        if not left:
+            todo.pop()
+            continue
+        _, name, kind, address = left.pop()
+        path = f"{above}/" * bool(above) + name.decode("utf-8", "surrogateescape")
+        if kind != h5py.h5l.TYPE_HARD:
+            what = LINKS.get(kind, "a user-defined")
+            raise Refused(b"U", f"{path} is {what} link; only data in the file itself is read")
+        if b"/" in name or name in (b"", b"."):  # the library would take it for a path, and open something else
+            raise Refused(b"C", f"the group /{above} has a link named {name!r}, which is not a name")
+        thing = h5py.h5o.open(group, name)
+        if isinstance(thing, h5py.h5g.GroupID):
+            if address in first:
+                raise Refused(b"U", f"the group {path} is the group /{first[address]} again: links go in circles")
+            if len(todo) >= MAX_DEPTH:
+                raise Refused(b"U", f"groups are nested more than {MAX_DEPTH} deep")
+            todo.append((thing, path, links(thing)))
+            yield {"path": path, "group": True, "attrs": attributes(thing)}
+        elif address in first:
+            yield {"path": path, "same": first[address]}
+        elif isinstance(thing, h5py.h5d.DatasetID):
+            yield {"path": path, "attrs": attributes(thing)} | dataset(thing, path)
+        else:
+            yield {"path": path, "skip": f"a named datatype {NO_DATA}"}
+        first.setdefault(address, path)
+        if len(first) > MAX_OBJECTS:
+            raise Refused(b"U", f"more than {MAX_OBJECTS} objects")
+
+
+def links(group: Any) -> list[tuple[int, bytes, int, int]]:
+    """The order, name, kind and address of each link of a group, the first one last.
+
+    One call for a group: to ask for each link, and for the group's properties, takes longer than to open the object.
+    """
+    out: list[tuple[int, bytes, int, int]] = []
+    group.links.iterate(lambda name, i: out.append((i.corder * i.corder_valid, name, i.type, i.u)), info=True)
+    return sorted(out, key=itemgetter(0))[::-1]
+
+
+def dataset(thing: Any, path: str) -> dict[str, Any]:
+    """Describe a dataset: dtype, shape, and the offset of its bytes (-1: they are to be read by the library)."""
+    plan, kind, space = thing.get_create_plist(), thing.get_type(), thing.get_space()
+    layout = plan.get_layout()
+    if layout == h5py.h5d.VIRTUAL:
+        raise Refused(b"U", f"{path} is a virtual dataset: its bytes come from other files")
+    if plan.get_external_count():
+        raise Refused(b"U", f"{path} keeps its bytes in an external file")
+    filters = {plan.get_filter(i)[0] for i in range(plan.get_nfilters())}
+    if unknown := filters - FILTERS:
+        raise Refused(b"U", f"{path} needs the filter plugin {min(unknown)}, which is not trusted")
+    if filters >= UNSTABLE:
+        raise Refused(b"C", f"{path} is scaled, then packed by szip: the library reads other values each time")
+    if space.get_simple_extent_type() == h5py.h5s.NULL:
+        return {"skip": f"an empty dataspace {NO_DATA}"}
+    dtype, swap = element(kind)
+    if not dtype:
+        group = kind.get_class()
+        what = CLASSES[group] if group < len(CLASSES) else group
+        return {"skip": f"its elements are of a type that no framework uses (HDF5 class {what})"}
+    record = {"dtype": dtype, "swap": swap, "shape": space.shape, "itemsize": kind.get_size()}
+    if layout == h5py.h5d.CONTIGUOUS and dtype != "string" and thing.get_storage_size() and 0 not in space.shape:
+        record["offset"] = thing.get_offset()  # if something was ever written to it; else, it is the fill value
+    return record
+
+
+def attributes(thing: Any) -> dict[str, Any]:
+    """All attributes of an object as JSON values; of others (references), an entry '?name' remains."""
+    names: list[bytes] = []
+    out: dict[str, Any] = {}
+    if h5py.h5a.get_num_attrs(thing):
+        h5py.h5a.iterate(thing, names.append)
+    for name in sorted(names):
+        text = name.decode("utf-8", "surrogateescape")
+        if h5py.h5a.open(thing, name).get_type().get_class() in ATTRIBUTES:
+            out[text] = plain(h5py.AttributeManager(SimpleNamespace(id=thing))[name])
+        else:
+            out["?" + text] = None
+    return out
+
+
+def plain(value: Any) -> Any:
+    """The value of an attribute as JSON has it."""
+    if isinstance(value, h5py.Empty):
+        return None
+    value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    if isinstance(value, list):
+        return [plain(v) for v in value]
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+
+
+def element(kind: Any) -> tuple[str, bool]:
+    """Map an HDF5 type to (dtype or '' if it is none, whether its bytes must be swapped)."""
+    if kind.get_class() in (h5py.h5t.STRING, h5py.h5t.OPAQUE):
+        return CLASSES[kind.get_class()], False
+    return next(((name, swap) for known, name, swap in types() if known.equal(kind)), ("", False))
+
+
+@cache
+def types() -> list[tuple[Any, str, bool]]:
+    """The HDF5 types that have a dtype: the type, the dtype, and whether its bytes must be swapped."""
+    t = h5py.h5t
+    out = [(t.STD_I8BE, "int8", False), (t.STD_U8BE, "uint8", False)]
+    for order, big in ((t.ORDER_LE, False), (t.ORDER_BE, True)):
+        for name in NUMBERS.split():
+            own = np.dtype(name).newbyteorder(">" if big else "<")
+            out.append((t.py_create(own, logical=True), name, big))
+        for name, (size, fields, bias) in SMALL_FLOATS.items():
+            kind = t.IEEE_F16LE.copy()
+            kind.set_fields(*fields)
+            kind.set_size(size)
+            kind.set_ebias(bias)
+            kind.set_order(order)
+            out.append((kind, name, big and size > 1))
+    return out
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def elements(file: Any, path: str, size: int) -> Iterator[bytes]:
+    """The elements of a dataset as they are stored, in C order and bounded pieces, or its texts, one by one."""
+    stored = h5py.Dataset(h5py.h5d.open(file.id, path.encode("utf-8", "surrogateescape")))
+    kind, space, total = stored.id.get_type(), stored.id.get_space(), 0
+    text, itemsize = kind.get_class() == h5py.h5t.STRING, kind.get_size()
+    chunk = CHUNK // prod(stored.chunks) if stored.chunks else 0
+    for box in boxes(stored.shape, stored.chunks, max(itemsize, TEXT if text else 0) + chunk):
+        if text:
+            for item in np.asarray(stored[tuple(slice(*side) for side in box)]).reshape(-1).tolist():
+                raw = item if isinstance(item, bytes) else str(item).encode("utf-8", "surrogateescape")
+                total += len(raw)
+                if total > size + SLACK and kind.is_variable_str():  # many elements can point to one long text
+                    raise Refused(b"U", f"{path} unfolds to more than {total} bytes in a file of {size}")
+                yield raw
+            continue
+        out = np.empty([stop - start for start, stop in box], f"V{itemsize}")
+        if box:
+            space.select_hyperslab(tuple(start for start, _ in box), out.shape)
+        stored.id.read(h5py.h5s.create_simple(out.shape), space, out, mtype=kind)
+        data = out.reshape(-1).view("u1")
+        yield from (data[start : start + MAX_DATA].tobytes() for start in range(0, len(data), MAX_DATA))
+
+
+def boxes(
+    shape: tuple[int, ...], chunks: tuple[int, ...] | None, itemsize: int
+) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Cut a shape into boxes [(start, stop), ...] in C order, of about `MAX_DATA` bytes and complete rows of chunks.
+
+    Rows of very large chunks are decoded more than once. A row that is very large itself is cut along the next axis.
+    """
+    if not shape or not prod(shape):
+        yield from [()] if not shape else []
+        return
+    step, row = chunks[0] if chunks else 1, prod(shape[1:]) * itemsize
+    if row > MAX_BOX and len(shape) > 1:
+        for i in range(shape[0]):
+            for inner in boxes(shape[1:], chunks and chunks[1:], itemsize):
+                yield ((i, i + 1), *inner)
+        return
+    rows = min(max(MAX_DATA // (step * row), 1) * step, max(MAX_BOX // row, 1))
+    for start in range(0, shape[0], rows):
+        yield ((start, min(start + rows, shape[0])), *((0, n) for n in shape[1:]))
