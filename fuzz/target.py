@@ -48,7 +48,6 @@ with atheris.instrument_imports(include=["ckptconv"]):
     import ckptconv.formats.safetensors
     import ckptconv.formats.tensorflow.bundle
     import ckptconv.formats.tensorflow.graph
-    import ckptconv.formats.tensorflow.saved_model
     import ckptconv.formats.tensorflow.v1
     import ckptconv.rules.apply
     import ckptconv.rules.converter

@@ -13,7 +13,7 @@ def table(kind: str) -> Way:
     """Records are the entries of a sound table; of a bundle the first is the shard."""
 
     def lay(data: bytes, folder: Path) -> Laid:
-        from ckptconv.formats.tensorflow.table_write import build
+        from ckptconv.formats.tensorflow.table import build
 
         pairs = records(data)
         if kind == "tf" and pairs:
@@ -41,10 +41,10 @@ def table(kind: str) -> Way:
 
 def bundle(graph: bytes, named: Sequence[Record], path: Path) -> None:
     """Write a sound bundle of float32 vectors and an object graph."""
+    from ckptconv.formats.tensorflow import elements
     from ckptconv.formats.tensorflow import messages_pb2 as pb
-    from ckptconv.formats.tensorflow import strings
     from ckptconv.formats.tensorflow.bundle import OBJECT_GRAPH
-    from ckptconv.formats.tensorflow.table_write import build
+    from ckptconv.formats.tensorflow.table import build
     from ckptconv.storage.checksum import crc, mask
 
     entries, data = {b"": b"\x08\x01\x1a\x02\x08\x01"}, b""
@@ -53,7 +53,7 @@ def bundle(graph: bytes, named: Sequence[Record], path: Path) -> None:
         entry = pb.BundleEntryProto(dtype=1, offset=len(data), size=len(body), crc32c=mask(crc("crc32c", body)))
         entry.shape.dim.add(size=len(body) // 4)
         entries[name or b"x"], data = entry.SerializeToString(), data + body
-    words, check = strings.pack([graph])
+    words, check = elements.pack([graph])
     entry = pb.BundleEntryProto(dtype=7, offset=len(data), size=len(words), crc32c=mask(check))
     entry.shape.SetInParent()
     entries[OBJECT_GRAPH.encode()] = entry.SerializeToString()

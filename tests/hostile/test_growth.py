@@ -20,8 +20,8 @@ from crc32c import crc32c
 
 from ckptconv.formats import signatures
 from ckptconv.formats.table import TABLE
+from ckptconv.formats.tensorflow import elements, table
 from ckptconv.formats.tensorflow import messages_pb2 as pb
-from ckptconv.formats.tensorflow import strings, table, table_write
 from ckptconv.storage.checksum import mask
 
 pytestmark = pytest.mark.slow
@@ -155,12 +155,12 @@ def sealed(body: bytes, kind: bytes) -> bytes:
 
 def raw_table(blocks: list[tuple[bytes, bytes, bytes]]) -> bytes:
     """Blocks (separator, bytes, compression) as a table."""
-    out, index = b"", table_write._Block(1)
+    out, index = b"", table._Block(1)
     for separator, body, kind in blocks:
         index.add(separator, table.varint(len(out)) + table.varint(len(body)))
         out += sealed(body, kind)
     handles = b""
-    for body in (table_write._Block(1).finish(), index.finish()):
+    for body in (table._Block(1).finish(), index.finish()):
         handles += table.varint(len(out)) + table.varint(len(body))
         out += sealed(body, b"\0")
     return out + handles.ljust(40, b"\0") + signatures.TABLE
@@ -185,7 +185,7 @@ def tf_entries(folder: Path, n: int) -> Path:
     """As many entries as there can be, of empty tensors."""
     value = pb.BundleEntryProto(dtype=1, shape={"dim": [{"size": 0}]}, crc32c=mask(0)).SerializeToString()
     pairs = [(b"", HEADER), *((f"{i:06x}".encode(), value) for i in range(30_000 * n))]
-    (folder / "m.index").write_bytes(table_write.build(pairs))
+    (folder / "m.index").write_bytes(table.build(pairs))
     (folder / "m.data-00000-of-00001").write_bytes(b"")
     return folder / "m.index"
 
@@ -198,7 +198,7 @@ def tf_packed(each: int) -> growth.Make:
         value = pb.BundleEntryProto(dtype=1, shape={}, size=4, crc32c=crc).SerializeToString()
         filler = np.random.default_rng(n).bytes(max(0, each * (count - table.ROOM) - count * 95 // 100))
         pairs = [(b"", HEADER), (b"a", value + b"\xa2\x06" + table.varint(len(filler)) + filler)]
-        block = table_write._Block(1 << 30)
+        block = table._Block(1 << 30)
         for key, content in (*pairs, *((b"k" + i.to_bytes(3, "big"), value) for i in range(count))):
             block.add(key, content)
         packed = bytes(cramjam.snappy.compress_raw(bytes(block.finish())))
@@ -211,12 +211,12 @@ def tf_packed(each: int) -> growth.Make:
 
 def tf_graph(graph: pb.TrackableObjectGraph, folder: Path) -> Path:
     """A bundle of one scalar and this graph, in which it is the key `v`."""
-    data, crc = strings.pack([graph.SerializeToString()])
+    data, crc = elements.pack([graph.SerializeToString()])
     about = pb.BundleEntryProto(dtype=7, shape={}, offset=4, size=len(data), crc32c=mask(crc))
     scalar = pb.BundleEntryProto(dtype=1, shape={}, size=4, crc32c=mask(crc32c(bytes(4))))
     entries = {b"": HEADER, b"_CHECKPOINTABLE_OBJECT_GRAPH": about.SerializeToString()}
     entries[b"v/.ATTRIBUTES/VARIABLE_VALUE"] = scalar.SerializeToString()
-    (folder / "m.index").write_bytes(table_write.build(list(entries.items())))
+    (folder / "m.index").write_bytes(table.build(list(entries.items())))
     (folder / "m.data-00000-of-00001").write_bytes(bytes(4) + data)
     return folder / "m.index"
 

@@ -22,7 +22,7 @@ from kit import refused
 import ckptconv
 from ckptconv.formats import signatures
 from ckptconv.formats.orbax import btree
-from ckptconv.formats.tensorflow import constants, objects, slices, strings, table, table_write
+from ckptconv.formats.tensorflow import elements, objects, table
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.storage.checksum import mask
 
@@ -60,14 +60,14 @@ def entry(data: bytes, **fields: object) -> bytes:
 
 def bundle(prefix: Path, entries: dict[bytes, bytes], data: bytes = b"", header: bytes = HEADER) -> Path:
     prefix.parent.mkdir(exist_ok=True)
-    prefix.with_name(f"{prefix.name}.index").write_bytes(table_write.build(sorted([(b"", header), *entries.items()])))
+    prefix.with_name(f"{prefix.name}.index").write_bytes(table.build(sorted([(b"", header), *entries.items()])))
     if data:
         prefix.with_name(f"{prefix.name}.data-00000-of-00001").write_bytes(data)
     return prefix
 
 
 def with_graph(prefix: Path, graph: pb.TrackableObjectGraph, *variables: str) -> Path:
-    data, crc = strings.pack([graph.SerializeToString()])
+    data, crc = elements.pack([graph.SerializeToString()])
     empty = entry(b"", dtype=1, shape={"dim": [{"size": 0}]})
     found = {(v + VALUE).encode(): empty for v in variables}
     about = pb.BundleEntryProto(dtype=7, shape={}, size=len(data), crc32c=mask(crc)).SerializeToString()
@@ -113,7 +113,7 @@ def many_children_of_one_node(folder: Path) -> Path:
 
 
 def graph_of_many_strings(folder: Path) -> Path:
-    data, crc = strings.pack([b""] * 1000)
+    data, crc = elements.pack([b""] * 1000)
     about = pb.BundleEntryProto(dtype=7, shape={"dim": [{"size": 1000}]}, size=len(data), crc32c=mask(crc))
     return bundle(folder / "m", {b"_CHECKPOINTABLE_OBJECT_GRAPH": about.SerializeToString()}, data)
 
@@ -129,15 +129,15 @@ def shards_that_are_missing(folder: Path) -> Path:
 
 def table_of(folder: Path, about: pb.SavedTensorSlices, data: pb.SavedTensorSlices | None = None) -> Path:
     """A V1 checkpoint of one tensor `t`, in one block, compressed."""
-    block = table_write._Block(16)
+    block = table._Block(16)
     block.add(b"", about.SerializeToString())
     if data:
-        block.add(slices.key(b"t", WHOLE), data.SerializeToString())
-    out, index = b"", table_write._Block(1)
+        block.add(elements.slice_key(b"t", WHOLE), data.SerializeToString())
+    out, index = b"", table._Block(1)
     small = bytes(cramjam.snappy.compress_raw(block.finish()))
     index.add(b"\xff", table.varint(0) + table.varint(len(small)))
     handles = b""
-    for body, kind in ((small, b"\1"), (table_write._Block(1).finish(), b"\0"), (index.finish(), b"\0")):
+    for body, kind in ((small, b"\1"), (table._Block(1).finish(), b"\0"), (index.finish(), b"\0")):
         handles += table.varint(len(out)) + table.varint(len(body)) if kind == b"\0" else b""
         out += body + kind + struct.pack("<I", mask(crc32c(body + kind)))
     (folder / "m").write_bytes(out + handles.ljust(40, b"\0") + signatures.TABLE)
@@ -337,28 +337,28 @@ def _npy(descr: str) -> bytes:
 
 
 def test_names_that_equal_other_keys_are_followed_at_once() -> None:
-    """Each key of a chain would get the name that is the key before it, which the first two share."""
+    """Each key of a chain would get the name that is the key before it: all keep their keys."""
     chain, others = ["x" + VALUE * i for i in range(1000)], [f"y{i}" for i in range(100_000)]
     with soon():
         names, collisions = objects.readable([*chain, *others])
-    assert collisions == tuple(chain)
+    assert set(chain) <= set(collisions)
     assert all(name == key for key, name in names.items())
 
 
 def test_numbers_are_decoded_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "BLOCK", 16)  # of which the last varint may lie in the next
+    monkeypatch.setattr(elements, "BLOCK", 16)  # of which the last varint may lie in the next
     numbers = [3, 2**40, 2**64 - 1, 0, 2**14, 2**63, 1, 2**21, 2**64 - 1, 5]
     for count in range(len(numbers) + 2):
-        found = [int(n) for block in constants._varints(b"".join(map(table.varint, numbers)), count) for n in block]
+        found = [int(n) for block in elements._varints(b"".join(map(table.varint, numbers)), count) for n in block]
         assert found == numbers[:count]
 
 
 def test_strings_take_little_more_than_they_are() -> None:
     """Each of a single byte in the file, its length."""
-    data, crc = strings.pack([b""] * 200_000)
+    data, crc = elements.pack([b""] * 200_000)
     tracemalloc.start()
     try:
-        assert len(strings.unpack(data, 200_000, crc, "little", "x")) == 200_000
+        assert len(elements.unpack(data, 200_000, crc, "little", "x")) == 200_000
         assert tracemalloc.get_traced_memory()[1] < 24 * len(data)
     finally:
         tracemalloc.stop()
@@ -378,9 +378,9 @@ def test_a_whole_slice_is_read_where_tensorflow_reads_it(tmp_path: Path) -> None
     data, shape = np.array([1, 2], "<f4").tobytes(), {"dim": [{"size": 1}]}
     own = entry(data[:4], dtype=1, shape=shape, slices=[WHOLE])
     other = entry(data[4:], dtype=1, shape=shape, offset=4)
-    bundle(tmp_path / "m", {b"w": own, slices.key(b"w", WHOLE): other}, data)
+    bundle(tmp_path / "m", {b"w": own, elements.slice_key(b"w", WHOLE): other}, data)
     assert ckptconv.open(tmp_path / "m")["w"].numpy().tolist() == [1]
     absent = pb.BundleEntryProto(dtype=1, shape=shape, slices=[WHOLE]).SerializeToString()
-    bundle(tmp_path / "m", {b"w": absent, slices.key(b"w", WHOLE): other}, data)
+    bundle(tmp_path / "m", {b"w": absent, elements.slice_key(b"w", WHOLE): other}, data)
     with refused("the entry has 0 bytes"):
         ckptconv.open(tmp_path / "m")

@@ -95,8 +95,8 @@ def layers(folder: Path, n: int) -> Path:
 
 def v1_slices(folder: Path, n: int, each: int = 800) -> Path:
     """Every tensor in slices of three tables, read in turn."""
+    from ckptconv.formats.tensorflow import elements, table
     from ckptconv.formats.tensorflow import messages_pb2 as pb
-    from ckptconv.formats.tensorflow import slices, table_write
 
     count = each * n
     for k in range(3):
@@ -108,9 +108,9 @@ def v1_slices(folder: Path, n: int, each: int = 800) -> Path:
             data = pb.SavedTensorSlices()
             data.data.name = name.encode()
             data.data.data.float_val.append(k)
-            pairs[slices.key(name.encode(), extent)] = data.SerializeToString()
+            pairs[elements.slice_key(name.encode(), extent)] = data.SerializeToString()
         rows = [(b"", meta.SerializeToString()), *sorted(pairs.items())]
-        (folder / f"m-0000{k}-of-00003").write_bytes(table_write.build(rows))
+        (folder / f"m-0000{k}-of-00003").write_bytes(table.build(rows))
     return folder / "m-00000-of-00003"
 
 

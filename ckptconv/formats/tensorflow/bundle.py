@@ -4,7 +4,7 @@
         ""                     BundleHeaderProto: number of shards, endianness, version
         name                   BundleEntryProto: dtype, shape, shard, offset, size, masked CRC-32C
         name                   ... of a partitioned variable: dtype, full shape, slices
-        slice key (slices.py)  BundleEntryProto of one slice
+        slice key (elements.py)  BundleEntryProto of one slice
     P.data-00000-of-00002      raw elements in C order, packed without alignment, in any order; ranges may be shared
 
 Specification: tensorflow/core/util/tensor_bundle/tensor_bundle.cc, tensorflow/core/protobuf/tensor_bundle.proto.
@@ -13,22 +13,22 @@ Specification: tensorflow/core/util/tensor_bundle/tensor_bundle.cc, tensorflow/c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...checkpoint import Details, Note, Tensor, contiguous, tiled
 from ...dtypes import DType
-from ...errors import CkptError, CorruptCheckpoint
-from ...messages import listing, many
+from ...errors import CkptError, CorruptCheckpoint, StorageError
+from ...messages import fold, listing, many
 from ...moves.part import Coded, Data, Span, checked_count
 from ...storage.checksum import unmask
-from ...storage.files import Reader
-from ...storage.ranges import InMemory
+from ...storage.files import Reader, exists, names, sibling, split
+from ...storage.paths import spelled
 from .. import carried
 from ..tiling import Tile
-from . import dtypes, slices, strings
-from .shards import BundleEntry, Shards
-from .table import Table
-from .wire import messages
+from . import elements, locate
+from .elements import Kinds, parse, text
+from .table import GIT_LFS, POINTER, Table
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 FORMAT = "tf"
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 OURS = 7001  # a field of the header that TensorFlow skips: metadata of ours (carried.py)
-
-
-# --- the index --------------------------------------------------------------------------------------------------
+MAX_PROBLEMS = 100  # shards listed in an error
 
 
 class Bundle(NamedTuple):
@@ -53,57 +51,76 @@ class Bundle(NamedTuple):
     metadata: dict[str, str]
 
 
+class Entry(NamedTuple):
+    """The fields of a BundleEntryProto; the message itself would take four times the memory."""
+
+    dtype: int
+    shape: bytes  # TensorShapeProto; most entries share a few
+    shard_id: int
+    offset: int
+    size: int
+    crc32c: int
+    slices: tuple[pb.TensorSliceProto, ...]
+
+
+class Layout(NamedTuple):
+    """What all entries of one dtype and shape have in common."""
+
+    shape: tuple[int, ...]
+    nbytes: int  # -1: unknown until the data is read
+    ops: tuple[str, ...]
+
+
 def read(index: str, *, salvage: bool = False) -> Bundle:
     """Read an index and check it against its shards; tensors are not read."""
     with Reader(index) as f:
         pairs = iter(Table(f))
-        first = next(pairs, None)
-        header = _header(index, first)
-        items = _parse(index, pairs)
+        header = _header(index, next(pairs, None))
+        entries = _entries(index, pairs)
     shards = Shards(index, header.num_shards)
-    builder = _Builder(index, header.endianness == 1, shards, items)
-    tensors = builder.tensors()
+    big = header.endianness == 1
+    kinds = Kinds()
+    tensors = _Builder(index, big, shards, entries, kinds).tensors()
+    notes = kinds.notes(index)
     if not salvage:
-        shards.check(items)
+        shards.check(entries)
     graph: bytes | None = b""
-    notes = builder.notes()
     if OBJECT_GRAPH in tensors:
-        found = tensors.pop(OBJECT_GRAPH)
-        if found.shape:  # it is read at once: of any number of strings that would take any amount of memory
-            raise CorruptCheckpoint("the object graph is not one string", url=index, tensor=OBJECT_GRAPH)
-        data = found.parts[0].data
-        if isinstance(data, Coded):
-            try:
-                graph = b"".join(strings.decode(data))
-            except CkptError as e:
-                if not salvage:
-                    raise
-                why = " ".join(e.message.split())
-                text = f"names are those of the keys alone, and which tensors are the optimizer's is not known: {why}"
-                graph, notes = None, (*notes, Note("damaged", text, (OBJECT_GRAPH,)))
-    details: Details = {"shards": header.num_shards, "endianness": "big" if builder.swapped else "little"}
-    metadata = _ours(index, first[1] if first else b"")
-    return Bundle(index, tensors, graph, (index, *shards.used()), notes, details, metadata)
+        try:
+            graph = _object_graph(index, tensors.pop(OBJECT_GRAPH))
+        except CkptError as e:
+            if not salvage:
+                raise
+            why = " ".join(e.message.split())
+            what = f"names are those of the keys alone, and which tensors are the optimizer's is not known: {why}"
+            graph, notes = None, (*notes, Note("damaged", what, (OBJECT_GRAPH,)))
+    details: Details = {"shards": header.num_shards, "endianness": "big" if big else "little"}
+    return Bundle(index, tensors, graph, (index, *shards.used()), notes, details, _own_metadata(header))
 
 
-def _ours(index: str, header: bytes) -> dict[str, str]:
+def _object_graph(index: str, tensor: Tensor) -> bytes:
+    if tensor.shape:  # it is read at once: any number of strings would take any amount of memory
+        raise CorruptCheckpoint("the object graph is not one string", url=index, tensor=OBJECT_GRAPH)
+    data = tensor.parts[0].data
+    return b"".join(elements.decode(data)) if isinstance(data, Coded) else b""
+
+
+def _own_metadata(header: pb.BundleHeaderProto) -> dict[str, str]:
     """The metadata that only our own files have."""
-    raw = InMemory(index, header)
-    found = [header[a:b] for a, b in messages(raw, 0, len(header), OURS)]
-    return carried.unpacked(found[-1]) if found else {}
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    unknown = UnknownFieldSet(header)
+    rows = [unknown[i] for i in range(len(unknown))]
+    values = [row.data for row in rows if row.field_number == OURS and isinstance(row.data, bytes)]
+    return carried.unpacked(values[-1]) if values else {}
 
 
 def _header(index: str, first: tuple[bytes, bytes] | None) -> pb.BundleHeaderProto:
-    from google.protobuf.message import DecodeError
-
     from . import messages_pb2 as pb
 
     if first is None or first[0]:
         raise CorruptCheckpoint("has no header entry", url=index)
-    try:
-        header = pb.BundleHeaderProto.FromString(first[1])
-    except DecodeError as e:
-        raise CorruptCheckpoint(f"the header is not a valid message ({e})", url=index) from e
+    header = parse(pb.BundleHeaderProto, first[1], "the header", index)
     version = header.version
     if version.min_consumer > 1 or 1 in version.bad_consumers:
         raise CorruptCheckpoint(f"needs a reader of version {version.min_consumer}; version 1 is supported", url=index)
@@ -112,139 +129,166 @@ def _header(index: str, first: tuple[bytes, bytes] | None) -> pb.BundleHeaderPro
     return header
 
 
-def _parse(index: str, pairs: Iterator[tuple[bytes, bytes]]) -> dict[bytes, BundleEntry]:
+def _entries(index: str, pairs: Iterator[tuple[bytes, bytes]]) -> dict[bytes, Entry]:
     from google.protobuf.message import DecodeError
 
     from . import messages_pb2 as pb
 
-    parse = pb.BundleEntryProto.FromString
-    items: dict[bytes, BundleEntry] = {}
+    entries: dict[bytes, Entry] = {}
     shapes: dict[bytes, bytes] = {}
     key = b""
     try:
         for key, value in pairs:
-            e = parse(value)
+            e = pb.BundleEntryProto.FromString(value)
             shape = e.shape.SerializeToString()
             shape = shapes.setdefault(shape, shape)
-            items[key] = BundleEntry(e.dtype, shape, e.shard_id, e.offset, e.size, e.crc32c, tuple(e.slices))
+            entries[key] = Entry(e.dtype, shape, e.shard_id, e.offset, e.size, e.crc32c, tuple(e.slices))
     except DecodeError as e:
-        raise CorruptCheckpoint("the entry is not a valid message", url=index, tensor=_text(key)) from e
-    return items
-
-
-def _text(key: bytes) -> str:
-    return key.decode("utf-8", "surrogateescape")
-
-
-class _Layout(NamedTuple):
-    """The properties shared by all entries of one dtype and shape."""
-
-    kind: DType | None
-    shape: tuple[int, ...]
-    nbytes: int  # -1: unknown until the data is read
-    ops: tuple[str, ...]
+        raise CorruptCheckpoint("the entry is not a valid message", url=index, tensor=text(key)) from e
+    return entries
 
 
 class _Builder:
-    """Turn entries into tensors; collect the names of entries that are not tensors."""
+    """Make tensors of entries."""
 
-    def __init__(self, index: str, swapped: bool, shards: Shards, items: dict[bytes, BundleEntry]) -> None:
-        self.url, self.swapped, self.shards, self.items = index, swapped, shards, items
-        self.layouts: dict[tuple[int, bytes], _Layout] = {}
-        self.variants: list[str] = []
-        self.quantised: list[str] = []
-        self.unknown: list[str] = []
-        self.partial: list[str] = []
+    def __init__(self, index: str, big: bool, shards: Shards, entries: dict[bytes, Entry], kinds: Kinds) -> None:
+        self.url, self.big, self.shards, self.entries, self.kinds = index, big, shards, entries, kinds
+        self.layouts: dict[tuple[int, bytes], Layout] = {}
 
     def tensors(self) -> dict[str, Tensor]:
-        sliced = {k: e for k, e in self.items.items() if e.slices}
-        if sum(len(k) * len(e.slices) for k, e in sliced.items()) > sum(map(len, self.items)) + 2**16:
+        sliced = {k: e for k, e in self.entries.items() if e.slices}
+        if sum(len(k) * len(e.slices) for k, e in sliced.items()) > sum(map(len, self.entries)) + 2**16:
             raise CorruptCheckpoint("lists more slices than are stored", url=self.url)
-        hidden = {slices.key(k, s) for k, e in sliced.items() for s in e.slices}
-        out: dict[str, Tensor] = {}
-        for key, entry in self.items.items():
+        hidden = {elements.slice_key(k, s) for k, e in sliced.items() for s in e.slices}
+        tensors: dict[str, Tensor] = {}
+        for key, entry in self.entries.items():
             if key in hidden:
                 continue
-            name = key.decode("utf-8", "surrogateescape")
-            layout = self._layout(name, entry)
-            if layout.kind is None:
-                (self.variants if entry.dtype in (dtypes.VARIANT, dtypes.RESOURCE) else self.unknown).append(name)
-                continue
-            if entry.dtype in dtypes.QUANTISED:
-                self.quantised.append(name)
-            if key not in sliced:
-                out[name] = self._plain(name, layout.kind, entry, layout)
-            elif tensor := self._sliced(key, name, entry, layout):
-                out[name] = tensor
-        if self.unknown:
-            text = f"{many(len(self.unknown), 'tensor')} with an unknown dtype:\n{listing(self.unknown)}"
-            raise CorruptCheckpoint(text, url=self.url)
-        return out
+            name = text(key)
+            kind = self.kinds.of(entry.dtype, name)
+            layout = self._layout(name, entry, kind)
+            if kind and not entry.slices:
+                data = self._data(name, entry, kind, layout)
+                tensors[name] = contiguous(name, kind, layout.shape, data, ops=layout.ops)
+            elif kind:
+                tiles = elements.joined(self._tiles(key, name, entry, kind, layout), layout.shape, self.url, name)
+                if tiles is None:
+                    self.kinds.partial.append(name)
+                else:
+                    pieces = [(*tile, data) for tile, data in tiles]
+                    tensors[name] = tiled(name, kind, layout.shape, pieces, ops=layout.ops)
+        return tensors
 
-    def notes(self) -> tuple[Note, ...]:
-        return dtypes.notes(self.variants, self.quantised, self.partial)
-
-    def _layout(self, name: str, entry: BundleEntry) -> _Layout:
-        key = (entry.dtype, entry.shape)
-        layout = self.layouts.get(key)
+    def _layout(self, name: str, entry: Entry, kind: DType | None) -> Layout:
+        layout = self.layouts.get((entry.dtype, entry.shape))
         if layout is None:
             from . import messages_pb2 as pb
 
             proto = pb.TensorShapeProto.FromString(entry.shape)
-            kind, shape = dtypes.BY_CODE.get(entry.dtype), tuple([d.size for d in proto.dim])
             if proto.unknown_rank:
                 raise CorruptCheckpoint("the shape has no rank", url=self.url, tensor=name)
+            shape = tuple([d.size for d in proto.dim])
             count = checked_count(shape, url=self.url, tensor=name)
             nbytes = count * kind.itemsize if kind and kind.kind != "s" else -1
-            ops = ("swap",) if self.swapped and kind and kind.word > 1 else ()
-            layout = self.layouts[key] = _Layout(kind, shape, nbytes, ops)
+            ops = ("swap",) if self.big and kind and kind.word > 1 else ()
+            layout = self.layouts[entry.dtype, entry.shape] = Layout(shape, nbytes, ops)
         return layout
 
-    def _plain(self, name: str, kind: DType, entry: BundleEntry, layout: _Layout) -> Tensor:
-        return contiguous(name, kind, layout.shape, self._data(name, entry, layout), ops=layout.ops)
-
-    def _data(self, name: str, entry: BundleEntry, layout: _Layout) -> Data:
+    def _data(self, name: str, entry: Entry, kind: DType, layout: Layout) -> Data:
         """The location of an entry's bytes."""
-        offset, size = entry.offset, entry.size
+        offset, size, check = entry.offset, entry.size, unmask(entry.crc32c)
         if offset < 0 or size < 0:
             raise CorruptCheckpoint("the offset or size is negative", url=self.url, tensor=name)
         if layout.nbytes != size and layout.nbytes >= 0:
-            shape = list(layout.shape)
-            text = f"the entry has {size} bytes, but {layout.kind} {shape} has {layout.nbytes}"
-            raise CorruptCheckpoint(text, url=self.url, tensor=name)
+            what = f"the entry has {size} bytes, but {kind} {list(layout.shape)} has {layout.nbytes}"
+            raise CorruptCheckpoint(what, url=self.url, tensor=name)
         url = self.shards.url(entry.shard_id, offset + size, name)
-        if layout.nbytes < 0:
-            count = checked_count(layout.shape)
-            if count > size:
-                text = f"{count} strings do not fit in {size} bytes"
-                raise CorruptCheckpoint(text, url=self.url, tensor=name)
-            return strings.coded(url, offset, size, count, unmask(entry.crc32c), self.swapped)
-        return Span(url, offset, size, f"crc32c:{unmask(entry.crc32c):08x}")
+        if layout.nbytes >= 0:
+            return Span(url, offset, size, f"crc32c:{check:08x}")
+        count = checked_count(layout.shape)
+        if count > size:
+            raise CorruptCheckpoint(f"{count} strings do not fit in {size} bytes", url=self.url, tensor=name)
+        return elements.coded(url, offset, size, count, check, "big" if self.big else "little")
 
-    def _sliced(self, key: bytes, name: str, entry: BundleEntry, layout: _Layout) -> Tensor | None:
-        """Assemble a partitioned variable; None if only a part of it was saved."""
-        kind = layout.kind
-        if kind is None:
-            return None
+    def _tiles(self, key: bytes, name: str, entry: Entry, kind: DType, layout: Layout) -> list[tuple[Tile, Data]]:
+        """The slices of a partitioned variable."""
         tiles: list[tuple[Tile, Data]] = []
         for piece in entry.slices:
-            tile = slices.tile(piece, layout.shape)
-            if tile is None:
-                raise CorruptCheckpoint(f"a slice is outside {list(layout.shape)}", url=self.url, tensor=name)
+            tile = elements.tile_of(piece, layout.shape, self.url, name)
             # TensorFlow takes a whole tensor from its own entry, whatever is stored under the key of the slice
-            part = entry if slices.is_whole(piece) else self.items.get(slices.key(key, piece))
+            whole = not any(extent.HasField("length") for extent in piece.extent)
+            part = entry if whole else self.entries.get(elements.slice_key(key, piece))
+            what = f"the slice {elements.spell(tile)} is"
             if part is None:
-                text = f"the slice {slices.spell(tile)} is listed but not stored"
-                raise CorruptCheckpoint(text, url=self.url, tensor=name)
-            stored = self._layout(name, part)
+                raise CorruptCheckpoint(f"{what} listed but not stored", url=self.url, tensor=name)
+            stored = self._layout(name, part, elements.BY_CODE.get(part.dtype))
             if part.dtype != entry.dtype or stored.shape != tile.shape:
-                text = (
-                    f"the slice {slices.spell(tile)} is stored with dtype {part.dtype} and shape {list(stored.shape)}"
-                )
-                raise CorruptCheckpoint(text, url=self.url, tensor=name)
-            tiles.append((tile, self._data(name, part, stored)))
-        covering = slices.joined(tiles, layout.shape, self.url, name)
-        if covering is None:
-            self.partial.append(name)
-            return None
-        return tiled(name, kind, layout.shape, [(*tile, data) for tile, data in covering], ops=layout.ops)
+                what += f" stored with dtype {part.dtype} and shape {list(stored.shape)}"
+                raise CorruptCheckpoint(what, url=self.url, tensor=name)
+            tiles.append((tile, self._data(name, part, kind, stored)))
+        return tiles
+
+
+# --- the data files ---------------------------------------------------------------------------------------------
+
+
+class Shards:
+    """The data files of a bundle: their names and the sizes that the entries require."""
+
+    def __init__(self, index: str, count: int) -> None:
+        self.index, self.count = index, count
+        self.base = spelled(index).removesuffix(".index")
+        self.reach: dict[int, int] = {}
+        self.urls: dict[int, str] = {}
+        self.totals: set[str] | None = None  # numbers of shards by the names in the folder, once a shard is missing
+
+    def url(self, shard: int, end: int, name: str) -> str:
+        """The URL of a shard; records that its bytes up to `end` are needed."""
+        if shard not in self.urls:
+            if not 0 <= shard < self.count:
+                what = f"is in shard {shard}, but the number of shards is {self.count}"
+                raise CorruptCheckpoint(what, url=self.index, tensor=name)
+            self.urls[shard] = self._find(shard)
+        self.reach[shard] = max(end, self.reach.get(shard, 0))
+        return self.urls[shard]
+
+    def used(self) -> tuple[str, ...]:
+        return tuple(self.urls[s] for s in sorted(self.urls))
+
+    def _find(self, shard: int) -> str:
+        """The file of a shard. A merge with an empty part writes a header that counts too many shards."""
+        url = sibling(self.index, f"{self.base}.data-{shard:05d}-of-{self.count:05d}")
+        if exists(url):
+            return url
+        if self.totals is None:
+            matches = map(locate.DATA.fullmatch, names(split(self.index)[0]))
+            self.totals = {m[3] for m in matches if m and m[1] == self.base}
+        if len(self.totals) != 1:
+            return url
+        return sibling(self.index, f"{self.base}.data-{shard:05d}-of-{min(self.totals)}")
+
+    def check(self, entries: dict[bytes, Entry]) -> None:
+        """Compare the sizes of the files with those that the entries need; one error lists all problems."""
+        rows = (self._problem(shard, url, entries) for shard, url in sorted(self.urls.items()))
+        problems = list(islice(filter(None, rows), MAX_PROBLEMS))
+        if problems:
+            kind = StorageError if all("is missing" in p for p in problems) else CorruptCheckpoint
+            raise kind("\n  ".join(problems), url=self.index)
+
+    def _problem(self, shard: int, url: str, entries: dict[bytes, Entry]) -> str:
+        file, stored = split(url)[1], ((k, e) for k, e in entries.items() if e.shard_id == shard and not e.slices)
+        if not exists(url):
+            held = [text(k) for k, _ in stored]
+            what = f"it holds {many(len(held), 'tensor')}:\n{listing(map(str, fold(held)))}"
+            return f"the shard {file} is missing; {what}"
+        with Reader(url) as f:
+            size = f.size
+            if f.read(0, min(64, size)).startswith(GIT_LFS):
+                return f"the shard {file}: {POINTER}"
+        if size >= self.reach[shard]:
+            return ""
+        cut = [text(k) for k, e in stored if e.offset + e.size > size]
+        return (
+            f"the shard {file} has {size} bytes, {self.reach[shard]} are needed (truncated?); "
+            f"this affects {many(len(cut), 'tensor')}:\n{listing(cut)}"
+        )

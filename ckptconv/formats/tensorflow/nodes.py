@@ -9,7 +9,7 @@ or a permutation is not a weight, and neither is a scalar.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +19,9 @@ from ...dtypes import DType
 from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import FILL_RATIO, MAX_FILL, Held, Part, Span, c_strides, checked_count
 from ...storage.ranges import InMemory, Ranges
-from . import constants, dtypes
+from . import elements
 from . import messages_pb2 as pb
-from .wire import messages
+from .elements import messages, parse, text
 
 MAX_AXES = 8  # a vector of at most this many integers is a shape, a list of axes or a permutation
 MIN_SPAN = 64  # bytes; larger values are read from the file on demand, smaller ones are held in memory
@@ -57,21 +57,25 @@ class Use(NamedTuple):
     control: bool
 
 
-class Graph(NamedTuple):
-    """The constants of a graph and its functions, and who reads them."""
+@dataclass
+class Graph:
+    """The constants of a graph and its functions, and who reads them.
 
-    constants: dict[str, Tensor]
-    uses: dict[str, list[Use]]
-    quantised: list[str]
-    repeated: list[int]  # one number: the strings held in memory in addition to those stored
-    scoped: list[int]  # one number: the characters of functions' names that can still prefix names of nodes
-    filled: list[int]  # one number: the bytes that repeated last values can still fill
+    What may still come: `strings` that repeat the last one stored, characters (`scopes`) of functions' names before the
+    names of nodes, bytes (`filled`) of repeated last values.
+    """
+
+    scopes: int = 0
+    filled: int = 0
+    strings: int = MAX_STRINGS
+    constants: dict[str, Tensor] = field(default_factory=dict)
+    uses: dict[str, list[Use]] = field(default_factory=dict)
+    quantised: list[str] = field(default_factory=list)
 
 
 def read(f: Ranges, start: int, end: int) -> Graph:
     """Read the GraphDef at [start, end), one node at a time."""
-    scoped, filled = SCOPE_RATIO * (end - start) + 2**20, FILL_RATIO * (end - start) + MAX_FILL
-    graph = Graph({}, defaultdict(list), [], [0], [scoped], [filled])
+    graph = Graph(SCOPE_RATIO * (end - start) + 2**20, FILL_RATIO * (end - start) + MAX_FILL)
     for a, b in messages(f, start, end, 1):
         _node(f, a, b, "", graph)
     for library in messages(f, start, end, 2):
@@ -103,27 +107,22 @@ def _function_name(f: Ranges, start: int, end: int) -> str:
         for c, d in messages(f, a, b, 1):
             if d - c > MAX_SCOPE:
                 raise CorruptCheckpoint(f"a function has a name of {d - c} bytes (at byte {c})", url=f.url)
-            return f.read(c, d - c).decode("utf-8", "surrogateescape")
+            return text(f.read(c, d - c))
     return ""
 
 
 def _node(f: Ranges, start: int, end: int, scope: str, graph: Graph) -> None:
-    from google.protobuf.message import DecodeError
-
     raw = f.read(start, end - start)
-    try:
-        node = pb.NodeDef.FromString(raw)
-    except DecodeError as e:
-        raise CorruptCheckpoint(f"the node at byte {start} is not a valid message ({e})", url=f.url) from e
+    node = parse(pb.NodeDef, raw, f"the node at byte {start}", f.url)
     inputs = [i for i in node.input if not i.startswith("^")]
-    graph.scoped[0] -= len(scope) * (1 + len(inputs))
-    if graph.scoped[0] < 0:
+    graph.scopes -= len(scope) * (1 + len(inputs))
+    if graph.scopes < 0:
         raise UnsafeCheckpoint("the names of its functions are repeated without bound", url=f.url)
     name, op = scope + node.name, node.op
     control = _CONTROL.get(op, ())
     for i, source in enumerate(inputs):
         how = i in control or i - len(inputs) in control
-        graph.uses[scope + source.split(":")[0]].append(Use(name, op, how))
+        graph.uses.setdefault(scope + source.split(":")[0], []).append(Use(name, op, how))
     if op == "Const" and "value" in node.attr:
         if name in graph.constants:
             raise CorruptCheckpoint("two nodes have this name", url=f.url, tensor=name)
@@ -138,24 +137,24 @@ def _node(f: Ranges, start: int, end: int, scope: str, graph: Graph) -> None:
 
 def _constant(f: Ranges, start: int, raw: bytes, name: str, proto: pb.TensorProto, graph: Graph) -> Tensor | None:
     code = proto.dtype - 100 if proto.dtype > 100 else proto.dtype
-    kind = dtypes.BY_CODE.get(code)
+    kind = elements.BY_CODE.get(code)
+    if code in elements.OPAQUE:
+        return None
     if kind is None or proto.tensor_shape.unknown_rank:
-        if code in (dtypes.RESOURCE, dtypes.VARIANT):
-            return None
         raise CorruptCheckpoint(f"the constant has the unknown dtype {code} or no rank")
-    if code in dtypes.QUANTISED:
+    if code in elements.QUANTISED:
         graph.quantised.append(name)
     shape = tuple([d.size for d in proto.tensor_shape.dim])
     count = checked_count(shape)
     if kind.kind == "s":
-        return _strings(name, kind, shape, count, constants.strings(proto, count, "the constant"), graph)
-    data = constants.stored(proto, kind, count, "the constant")
+        return _strings(name, kind, shape, count, elements.strings(proto, count, f.url), graph)
+    data = elements.stored(proto, kind, count, "the constant")
     if len(data) >= MIN_SPAN and proto.tensor_content and not isinstance(f, InMemory):
         # equal bytes earlier in the node are just as good
         span = Span(f.url, start + raw.find(data), len(data))
         return contiguous(name, kind, shape, span)
-    graph.filled[0] -= count * kind.itemsize - len(data)
-    if graph.filled[0] < 0:
+    graph.filled -= count * kind.itemsize - len(data)
+    if graph.filled < 0:
         raise UnsafeCheckpoint(f"{len(data)} bytes claim to be {list(shape)} of {kind}")
     return _held(name, kind, shape, count, data)
 
@@ -175,8 +174,8 @@ def _held(name: str, kind: DType, shape: tuple[int, ...], count: int, data: byte
 
 
 def _strings(name: str, kind: DType, shape: tuple[int, ...], count: int, items: list[bytes], graph: Graph) -> Tensor:
-    graph.repeated[0] += count - len(items)
-    if graph.repeated[0] > MAX_STRINGS:
+    graph.strings -= count - len(items)
+    if graph.strings < 0:
         raise UnsafeCheckpoint(f"{len(items)} strings claim to be {count}")
     array = np.empty(count, object)
     array[:] = [*items, *((items or [b""])[-1:] * (count - len(items)))]

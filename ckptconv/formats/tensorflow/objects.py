@@ -4,8 +4,13 @@
     a/w/.OPTIMIZER_SLOT/opt/m/.ATTRIBUTES/...     slot m that optimizer root.opt keeps for root.a.w
 
 In a path, "." is escaped as ".." and "/" as ".S". The graph (TrackableObjectGraph, in the string scalar
-_CHECKPOINTABLE_OBJECT_GRAPH) has cycles and shared nodes; a key is the shortest path to its object.
-Specification: tensorflow/core/protobuf/trackable_object_graph.proto.
+_CHECKPOINTABLE_OBJECT_GRAPH) has cycles and shared nodes; a key is the shortest path to its object. A node's children
+come in the order in which they were attached. Where Keras records the layers of a model, their order is kept:
+
+    layer-3                            Keras 2: the fourth of model.layers
+    _functional, _operations/3         Keras 3: the fourth of model.layers
+
+Specification: tensorflow/core/protobuf/trackable_object_graph.proto, keras/src/backend/tensorflow/trackable.py.
 """
 
 from __future__ import annotations
@@ -14,14 +19,16 @@ import base64
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...checkpoint import Checkpoint, Details, Note, Role
+from ...checkpoint import Checkpoint, Note, Role, Tensor
 from ...errors import CorruptCheckpoint
 from ..keras import order
-from . import layers
+from ..keras.order import Layers, Order, derived
+from ..keras.parts import Part, in_family
+from . import elements
 from .bundle import FORMAT, Bundle
 
 if TYPE_CHECKING:
@@ -37,17 +44,11 @@ STATES = ("learning_rate", "decay", "momentum", "beta_1", "beta_2", "rho", "epsi
 _ESCAPE = re.compile(r"\.([.S])")
 
 
-def unescape(path: str) -> str:
-    """Undo the escapes of a path in one scan from the left."""
-    return _ESCAPE.sub(lambda m: "/" if m[1] == "S" else ".", path)
-
-
 def named(bundle: Bundle, notes: tuple[Note, ...] = ()) -> Checkpoint:
     """Make the checkpoint of a bundle, with readable names and roles if it is object-based."""
     if bundle.graph == b"":
         notes += bundle.notes
-        details = bundle.details.copy()
-        return Checkpoint(bundle.tensors, bundle.metadata, (), FORMAT, bundle.urls, notes, details)
+        return Checkpoint(bundle.tensors, bundle.metadata, (), FORMAT, bundle.urls, notes, bundle.details.copy())
     names, collisions = readable(bundle.tensors)
     checkpoint = renamed(bundle, parse(bundle), names)
     if collisions:
@@ -58,27 +59,24 @@ def named(bundle: Bundle, notes: tuple[Note, ...] = ()) -> Checkpoint:
 def renamed(bundle: Bundle, graph: pb.TrackableObjectGraph, names: Mapping[str, str]) -> Checkpoint:
     """The tensors that `names` lists by key, under those names; JSON descriptions of layers are skipped with a note."""
     roles = roles_of(graph)
-    text = dict.fromkeys(k for k in names if k.endswith(CONFIG) and bundle.tensors[k].dtype.kind == "s")
-    tensors = {
-        name: replace(bundle.tensors[key], name=name, role=roles.get(key, ""))
+    configs = tuple(k for k in names if k.endswith(CONFIG) and bundle.tensors[k].dtype.kind == "s")
+    by_key = {
+        key: replace(bundle.tensors[key], name=name, role=roles.get(key, ""))
         for key, name in names.items()
-        if key not in text
+        if key not in configs
     }
-    described = (Note("skipped", "descriptions of layers in JSON", tuple(text), tensors=False),) if text else ()
-    notes = (*bundle.notes, *described)
-    if not bundle.graph:
-        return Checkpoint(tensors, bundle.metadata, (), FORMAT, bundle.urls, notes, bundle.details.copy())
-    details: Details = {**bundle.details, "object_graph": len(graph.nodes)}
-    weights = {key: tensors[name] for key, name in names.items() if name in tensors}
-    if found := layers.of_graph(graph, weights, {i for i, node in enumerate(graph.nodes) if _is_optimizer(node)}):
-        details |= order.detailed(found)
-    details["graph"] = {"keys": {n: k for k, n in names.items() if n in tensors}, "proto": _packed(bundle.graph)}
+    tensors = {t.name: t for t in by_key.values()}
+    notes = bundle.notes
+    if configs:
+        notes += (Note("skipped", "descriptions of layers in JSON", configs, tensors=False),)
+    details = bundle.details.copy()
+    if bundle.graph:
+        details["object_graph"] = len(graph.nodes)
+        if recorded := layers_of(graph, by_key):
+            details |= order.detailed(recorded)
+        proto = base64.b64encode(zlib.compress(bundle.graph)).decode()
+        details["graph"] = {"keys": {t.name: key for key, t in by_key.items()}, "proto": proto}
     return Checkpoint(tensors, bundle.metadata, (), FORMAT, bundle.urls, notes, details)
-
-
-def _packed(graph: bytes) -> str:
-    """The graph as text, for `details`."""
-    return base64.b64encode(zlib.compress(graph)).decode()
 
 
 def kept(checkpoint: Checkpoint) -> tuple[bytes, dict[str, str]]:
@@ -91,29 +89,24 @@ def kept(checkpoint: Checkpoint) -> tuple[bytes, dict[str, str]]:
 
     stored = checkpoint.details.get("graph", {})
     keys = {n: k for n, k in stored.get("keys", {}).items() if n in checkpoint}
-    given, _ = readable(keys.values())
-    if not stored or len(keys) < len(checkpoint) or any(n != given[k] for n, k in keys.items()):
+    names, _ = readable(keys.values())
+    if not stored or len(keys) < len(checkpoint) or any(n != names[k] for n, k in keys.items()):
         return b"", {}
     graph = pb.TrackableObjectGraph.FromString(zlib.decompress(base64.b64decode(stored["proto"])))
-    there = set(keys.values())
+    present = set(keys.values())
     for node in graph.nodes:
-        left = [a for a in node.attributes if a.checkpoint_key in there]
-        if len(left) < len(node.attributes):
+        attributes = [a for a in node.attributes if a.checkpoint_key in present]
+        if len(attributes) < len(node.attributes):
             del node.attributes[:]
-            node.attributes.extend(left)
+            node.attributes.extend(attributes)
     return graph.SerializeToString(), keys
 
 
 def parse(bundle: Bundle) -> pb.TrackableObjectGraph:
     """Parse the object graph and check that every node it refers to exists."""
-    from google.protobuf.message import DecodeError
-
     from . import messages_pb2 as pb
 
-    try:
-        graph = pb.TrackableObjectGraph.FromString(bundle.graph or b"")
-    except DecodeError as e:
-        raise CorruptCheckpoint(f"the object graph is not a valid message ({e})", url=bundle.url) from e
+    graph = elements.parse(pb.TrackableObjectGraph, bundle.graph or b"", "the object graph", bundle.url)
     count = len(graph.nodes)
     for node in graph.nodes:
         slots = [i for s in node.slot_variables for i in (s.original_variable_node_id, s.slot_variable_node_id)]
@@ -124,34 +117,23 @@ def parse(bundle: Bundle) -> pb.TrackableObjectGraph:
 
 def readable(keys: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Names for keys, and the keys that are their own names because their readable names collide."""
-    names = {k: unescape(k.removesuffix(VALUE)) or "/" for k in keys}
+    names = {k: _ESCAPE.sub(lambda m: "/" if m[1] == "S" else ".", k.removesuffix(VALUE)) or "/" for k in keys}
     count = Counter(names.values())
     collisions = tuple(k for k, n in names.items() if count[n] > 1)
-    taken, todo = set(collisions), list(collisions)
-    owners: dict[str, list[str]] = {}
-    for k, n in names.items():
-        owners.setdefault(n, []).append(k)
-    while todo:  # a name equal to another key
-        clash = [k for k in owners.get(todo.pop(), ()) if k not in taken]
-        taken.update(clash)
-        todo += clash
-    return {k: k if k in taken else n for k, n in names.items()}, tuple(k for k in names if k in taken)
+    names |= {k: k for k in collisions}
+    if collisions and len(set(names.values())) < len(names):  # a name equal to another key
+        return {k: k for k in names}, tuple(names)
+    return names, collisions
+
+
+# --- roles ------------------------------------------------------------------------------------------------------
 
 
 def roles_of(graph: pb.TrackableObjectGraph) -> dict[str, Role]:
     """Roles by checkpoint key: variables that only an optimizer reaches, save counters and the sums of metrics."""
     if not graph.nodes:
         return {}
-    roles = _optimizer_roles(graph)
-    for node in {c.node_id for c in graph.nodes[0].children if c.local_name == "save_counter"}:
-        roles |= dict.fromkeys(_keys(graph, node), "step")
-    keys = (k for node in range(len(graph.nodes)) for k in _keys(graph, node))
-    return roles | {k: "state" for k in keys if k.startswith(METRICS)}
-
-
-def _optimizer_roles(graph: pb.TrackableObjectGraph) -> dict[str, Role]:
-    """Roles of the variables that belong to optimizers and not to the model."""
-    optimizers = {i for i, node in enumerate(graph.nodes) if _is_optimizer(node)}
+    optimizers = _optimizers(graph)
     children = [c for i in optimizers for c in graph.nodes[i].children]
     slots = {s.slot_variable_node_id for i in optimizers for s in graph.nodes[i].slot_variables}
     # the variables that an optimizer trains are the model's, whether or not the model is saved
@@ -162,25 +144,28 @@ def _optimizer_roles(graph: pb.TrackableObjectGraph) -> dict[str, Role]:
         if c.local_name != TRAINED:
             name = c.local_name.removeprefix("_")
             own["step" if name in STEPS else "state" if name in STATES else "slot"].add(c.node_id)
-    roles: dict[str, Role] = {}
+    roles: dict[int, Role] = {}
     for role, start in own.items():
-        for node in _reach(graph, start, optimizers) - model:
-            roles |= dict.fromkeys(_keys(graph, node), role)
-    return roles
+        roles |= dict.fromkeys(_reach(graph, start, optimizers) - model, role)
+    roles |= {c.node_id: "step" for c in graph.nodes[0].children if c.local_name == "save_counter"}
+    by_key: dict[str, Role] = {}
+    for i, node in enumerate(graph.nodes):
+        for a in node.attributes:
+            if a.checkpoint_key.startswith(METRICS):
+                by_key[a.checkpoint_key] = "state"
+            elif i in roles:
+                by_key[a.checkpoint_key] = roles[i]
+    return by_key
 
 
-def _keys(graph: pb.TrackableObjectGraph, node: int) -> list[str]:
-    return [a.checkpoint_key for a in graph.nodes[node].attributes]
-
-
-def _is_optimizer(node: pb.TrackableObjectGraph.TrackableObject) -> bool:
+def _optimizers(graph: pb.TrackableObjectGraph) -> set[int]:
     """Keras 2 optimizers list slots or have `iter`; Keras 3 optimizers have `_iterations` and trained variables."""
-    children = {c.local_name for c in node.children}
-    return (
-        bool(node.slot_variables)
-        or children >= {"_iterations", TRAINED}
-        or bool(children >= {"_iterations", "_learning_rate"} or children >= {"iter", "learning_rate"})
-    )
+    signs = ({"_iterations", TRAINED}, {"_iterations", "_learning_rate"}, {"iter", "learning_rate"})
+    return {
+        i
+        for i, node in enumerate(graph.nodes)
+        if node.slot_variables or any(sign <= {c.local_name for c in node.children} for sign in signs)
+    }
 
 
 def _reach(graph: pb.TrackableObjectGraph, start: Iterable[int], closed: set[int]) -> set[int]:
@@ -189,8 +174,119 @@ def _reach(graph: pb.TrackableObjectGraph, start: Iterable[int], closed: set[int
     todo = list(start)
     while todo:
         i = todo.pop()
-        if i in seen or i in closed:
-            continue
-        seen.add(i)
-        todo += [c.node_id for c in graph.nodes[i].children]
+        if i not in seen and i not in closed:
+            seen.add(i)
+            todo += [c.node_id for c in graph.nodes[i].children]
     return seen
+
+
+# --- layers -----------------------------------------------------------------------------------------------------
+
+DEEPEST = 64  # objects within each other in a layer; no model is nested so deep
+_LAYER = re.compile(r"layer-(\d{1,9})")
+_LISTS = ("_functional", "_operations", "_layers", "layers")  # what Keras 3 puts between a model and its layers
+# lists of variables beside the objects that own them, and what is not part of the model
+_ASIDE = re.compile(
+    r"keras_api|root|save_counter|_?optimizer|_?(all_|trainable_|non_trainable_)?variables|regularization_losses|"
+    r"_?metrics|_compile_metrics|layer_with_weights-\d+|_inbound_nodes|_outbound_nodes|_self_tracked_trackables"
+)
+
+
+class _TooDeep(Exception):
+    pass
+
+
+class _Walk:
+    """One pass over a graph; each node belongs to the first node that leads to it."""
+
+    def __init__(self, graph: pb.TrackableObjectGraph, tensors: Mapping[str, Tensor]) -> None:
+        self.graph = graph
+        self.seen = _optimizers(graph)
+        self.full_names: dict[str, str] = {}  # variables' names by the tensors' names
+        self.integer = {t.name for t in tensors.values() if t.dtype.kind not in "fc"}
+        self.variables: dict[int, str] = {}  # the weights by their nodes
+        for i, node in enumerate(graph.nodes):
+            for a in node.attributes:
+                t = tensors.get(a.checkpoint_key)
+                if a.name == "VARIABLE_VALUE" and t is not None and not t.role:
+                    self.full_names[t.name] = a.full_name
+                    self.variables[i] = t.name
+
+    def children(self, node: int) -> list[tuple[str, int]]:
+        """The children of a node in Keras's order: its layers by their numbers, then its attributes."""
+        rows = [(c.local_name, c.node_id) for c in self.graph.nodes[node].children]
+        layers = [(int(m[1]), row) for row in rows if (m := _LAYER.fullmatch(row[0]))]
+        others = [row for row in rows if not _LAYER.fullmatch(row[0]) and not _ASIDE.fullmatch(row[0])]
+        return [row for _, row in sorted(layers)] + others
+
+    def lists_layers(self, node: int) -> bool:
+        return any(name in _LISTS or _LAYER.fullmatch(name) for name, _ in self.children(node))
+
+    def part(self, node: int, depth: int = 0) -> Part:
+        """The object at a node, with everything in it that was not visited before; _TooDeep if that is no model's."""
+        if depth > DEEPEST:
+            raise _TooDeep
+        self.seen.add(node)
+        made, own, inner = Part(), list[tuple[str, str]](), list[str]()
+        for name, child in self.children(node):
+            if child in self.seen:
+                continue
+            if child in self.variables:
+                self.seen.add(child)
+                own.append((name, self.variables[child]))
+            else:
+                part = self.part(child, depth + 1)
+                if part.trained or part.fixed or part.parts:
+                    made.parts.append(part)
+                    inner.append(name)
+        made.take(own, whole=self.integer.__contains__, sure=False)
+        made.together = bool(in_family(inner))
+        return made
+
+    def layers(self, node: int, depth: int = 0) -> Iterator[tuple[str, Part]]:
+        """The layers of a model: its objects, and those in its lists; _TooDeep as of `part`."""
+        if depth > DEEPEST:
+            raise _TooDeep
+        self.seen.add(node)
+        for name, child in self.children(node):
+            if child in self.seen or child in self.variables:
+                continue
+            if name in _LISTS:
+                yield from self.layers(child, depth + 1)
+            else:
+                yield name, self.part(child)
+
+
+def layers_of(graph: pb.TrackableObjectGraph, tensors: Mapping[str, Tensor]) -> Order | None:
+    """The layers of the model in a graph; None if it lists none, or not all of its weights are in them.
+
+    tensors: by checkpoint key. The model is the root, or the one object of the root that lists layers.
+    """
+    walk = _Walk(graph, tensors)
+    models = [i for i in (0, *(child for _, child in walk.children(0))) if walk.lists_layers(i)] if graph.nodes else []
+    if not models or (models[0] and len(set(models)) > 1):
+        return None
+    try:
+        rows = [(name, part) for name, part in walk.layers(models[0]) if part.listed()]
+    except _TooDeep:
+        return None
+    outside = dict.fromkeys(child for _, child in walk.children(models[0]) if child not in walk.seen)
+    top = [walk.variables[child] for child in outside if child in walk.variables]
+    shapes = {t.name: t.shape for t in tensors.values()}
+    layers, parts = _named(rows, walk.full_names), [part for _, part in rows]
+    recorded = derived(layers, parts, shapes, "from the object graph", trained_known=False)
+    if top:
+        recorded.layers.append(("top_level_model_weights", [(n, n + ":0") for n in top]))
+    weights = {t.name for t in tensors.values() if not t.role}
+    return recorded if rows and weights <= set(recorded.names()) else None
+
+
+def _named(rows: list[tuple[str, Part]], full_names: Mapping[str, str]) -> Layers:
+    """Layers under the first segment of their variables' names, if those are unique."""
+    paths = [n.split("/") for n in full_names.values()]
+    level = int(len({p[0] for p in paths}) == 1 and all(len(p) > 2 for p in paths))
+    heads = [{[*full_names[n].split("/"), ""][level] for n in part.listed()} for _, part in rows]
+    names = [words.pop() if len(words) == 1 else "" for words in heads]
+    count = Counter(names)
+    own = [name if name and count[name] == 1 else f"{i}_{rows[i][0]}" for i, name in enumerate(names)]
+    return [(name, [(n, n + ":0") for n in part.listed()]) for name, (_, part) in zip(own, rows, strict=True)]

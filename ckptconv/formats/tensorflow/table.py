@@ -15,14 +15,14 @@ Specification: LevelDB's table format; tensorflow/core/lib/io/format.cc, table_b
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import copy
 from itertools import pairwise
 from operator import itemgetter
-from struct import unpack_from
+from struct import pack, unpack_from
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...storage.checksum import crc, unmask
+from ...storage.checksum import crc, mask, unmask
 from ...storage.files import Reader
 from ..signatures import TABLE
 
@@ -31,6 +31,11 @@ TRAILER = 5
 EXPANDED = 24  # bytes of keys per byte of the file: prefixes save a factor of 16, as every 16th key is whole
 SMALLEST = 9  # bytes of the file per entry: lengths, a key and a value; an entry takes 60 times as much once it is read
 ROOM = 1 << 16
+BLOCK_SIZE = 262144  # TensorFlow's, not LevelDB's 4096
+RESTART_INTERVAL = 16
+
+GIT_LFS = b"version https://git-lfs"
+POINTER = "it is a git-lfs pointer; run `git lfs pull` in its repository"
 
 KeyValue = tuple[bytes, bytes]
 Place = tuple[bytes, int, int]  # a key, and where its value begins and ends in the block
@@ -60,6 +65,15 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
             raise IndexError("a varint of more than ten bytes")
 
 
+def read_varints(data: bytes, count: int) -> tuple[list[int], int]:
+    """Decode `count` integers at the beginning; return them and where the last one ends. IndexError past the end."""
+    values, at = [], 0
+    for _ in range(count):
+        value, at = read_varint(data, at)
+        values.append(value)
+    return values, at
+
+
 def common_prefix(a: bytes, b: bytes) -> int:
     """The length of the common prefix of two keys."""
     n = min(len(a), len(b))
@@ -79,25 +93,20 @@ class Table:
         self.url = reader.url
         self.places: dict[int, dict[bytes, tuple[int, int]]] = {}  # by block: where the value of each key is in it
         self.unpacked: dict[int, bytes] = {}  # compressed blocks of which a value was taken
-        self.left = [
-            EXPANDED * reader.size + ROOM,
-            reader.size // SMALLEST + ROOM,
-        ]  # bytes of keys, and entries, to come
+        # how many bytes of keys, and how many entries, may still come
+        self.left = [EXPANDED * reader.size + ROOM, reader.size // SMALLEST + ROOM]
         tail = reader.read(max(0, reader.size - FOOTER), min(FOOTER, reader.size))
         if len(tail) < FOOTER or tail[-8:] != TABLE:
             raise CorruptCheckpoint(f"is not a table: {self._instead()}", url=self.url)
-        numbers, at = [], 0
         try:
-            for _ in range(4):
-                number, at = read_varint(tail, at)
-                numbers.append(number)
+            handles, at = read_varints(tail, 4)
         except IndexError:
-            at = FOOTER
+            handles, at = [], FOOTER
         if at > FOOTER - 8:
             raise self._bad("the footer's handles are too long", reader.size - FOOTER)
-        self._block(numbers[0], numbers[1])  # the metaindex: empty, but its checksum shows damage
-        index, _ = self._block(numbers[2], numbers[3])
-        self.blocks = [(key, *self._handle(index[a:b])) for key, a, b in self._places(index, numbers[2])]
+        self._block(handles[0], handles[1])  # the metaindex: empty, but its checksum shows damage
+        index, _ = self._block(handles[2], handles[3])
+        self.blocks = [(key, *self._handle(index[a:b])) for key, a, b in self._places(index, handles[2])]
         end = 0
         for _, start, size in self.blocks:
             if start < end:
@@ -141,10 +150,10 @@ class Table:
 
     def _handle(self, value: bytes) -> tuple[int, int]:
         try:
-            start, at = read_varint(value, 0)
-            return start, read_varint(value, at)[0]
+            (start, size), _ = read_varints(value, 2)
         except IndexError:
             raise CorruptCheckpoint("an index entry does not hold a block handle", url=self.url) from None
+        return start, size
 
     def _block(self, start: int, size: int) -> tuple[bytes, bool]:
         """Read a block, check its CRC, decompress it; also whether it was compressed."""
@@ -225,14 +234,10 @@ class Table:
 
     def _instead(self) -> str:
         """Describe what the file is instead of a table."""
-        head = self.reader.read(0, min(64, self.reader.size)).lstrip().lower()
-        if not self.reader.size:
-            return "it is empty (0 bytes)"
-        if head.startswith(b"version https://git-lfs"):
-            return "it is a git-lfs pointer; run `git lfs pull` in its repository"
-        if head.startswith((b"<!doctype html", b"<html")):
-            return "it is an HTML page; the download failed"
-        return "the magic number at its end is missing (truncated?)"
+        head = self.reader.read(0, min(64, self.reader.size))
+        if head.startswith(GIT_LFS):
+            return POINTER
+        return "the magic number at its end is missing (truncated?)" if head else "it is empty (0 bytes)"
 
 
 def first_value_tag(head: bytes) -> int:
@@ -252,3 +257,77 @@ def first_value_tag(head: bytes) -> int:
         return head[at] if size else -1
     except IndexError:
         return -2
+
+
+# --- writing, byte for byte as TensorFlow does --------------------------------------------------------------------
+
+
+def build(pairs: Iterable[KeyValue]) -> bytes:
+    """Lay out a table of sorted pairs exactly as TensorFlow's TableBuilder does, uncompressed."""
+    out = bytearray()
+    index: list[KeyValue] = []
+    block = _Block(RESTART_INTERVAL)
+    for key, value in pairs:
+        big = len(key) + len(value) >= 2 * BLOCK_SIZE
+        if block.count and (block.estimate >= BLOCK_SIZE or big):
+            index.append((_separator(block.last, key), _append(out, block)))
+            block = _Block(RESTART_INTERVAL)
+        block.add(key, value)
+    if block.count:
+        index.append((_successor(block.last), _append(out, block)))
+    meta = _append(out, _Block(RESTART_INTERVAL))
+    table = _Block(1)
+    for key, value in index:
+        table.add(key, value)
+    handles = meta + _append(out, table)
+    return bytes(out + handles.ljust(FOOTER - 8, b"\0") + TABLE)
+
+
+class _Block:
+    """A block being filled."""
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+        self.data = bytearray()
+        self.restarts = [0]
+        self.count = 0  # entries in all; the restart counter is its remainder
+        self.last = b""
+
+    @property
+    def estimate(self) -> int:
+        return len(self.data) + 4 * len(self.restarts) + 4
+
+    def add(self, key: bytes, value: bytes) -> None:
+        shared = 0
+        if self.count and self.count % self.interval == 0:
+            self.restarts.append(len(self.data))
+        elif self.count:
+            shared = common_prefix(self.last, key)
+        self.data += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
+        self.last = key
+        self.count += 1
+
+    def finish(self) -> bytes:
+        return bytes(self.data) + pack(f"<{len(self.restarts) + 1}I", *self.restarts, len(self.restarts))
+
+
+def _append(out: bytearray, block: _Block) -> bytes:
+    """Append a block with its trailer; return its handle."""
+    body = block.finish() + b"\0"
+    handle = varint(len(out)) + varint(len(body) - 1)
+    out += body + pack("<I", mask(crc("crc32c", body)))
+    return handle
+
+
+def _separator(last: bytes, following: bytes) -> bytes:
+    """The short key between two blocks that TensorFlow chooses."""
+    at = common_prefix(last, following)
+    if at < min(len(last), len(following)) and last[at] < 0xFF and last[at] + 1 < following[at]:
+        return last[:at] + bytes([last[at] + 1])
+    return last
+
+
+def _successor(last: bytes) -> bytes:
+    """The short key after the last block: the first byte that can be, incremented."""
+    at = next((i for i, byte in enumerate(last) if byte != 0xFF), None)
+    return last if at is None else last[:at] + bytes([last[at] + 1])

@@ -3,7 +3,7 @@
     name                            one table, or
     name-00000-of-00003 ...         several, each complete in itself; the slices of a tensor can be in several of them
         ""                          SavedTensorSlices.meta: name, shape, dtype and slices of every tensor
-        slice key (slices.py)       SavedTensorSlices.data: a TensorProto without dtype and shape
+        slice key (elements.py)     SavedTensorSlices.data: a TensorProto without dtype and shape
 
 Opening reads the first block; blocks with data are read, and checked against their CRC, when a tensor is read.
 Specification: tensorflow/core/util/saved_tensor_slice.proto, tensor_slice_writer.cc.
@@ -16,8 +16,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ...checkpoint import Checkpoint, Tensor, contiguous, tiled
-from ...dtypes import DType
+from ...checkpoint import Checkpoint, Tensor, tiled
 from ...errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
 from ...messages import listing, many
 from ...moves.part import Coded, checked_count
@@ -25,7 +24,8 @@ from ...storage.files import Reader, Seen, exists, is_dir, names, sibling, split
 from ..reading import Reading
 from ..signatures import is_table
 from ..tiling import Tile
-from . import constants, dtypes, locate, slices
+from . import elements, locate
+from .elements import Kinds, parse, text
 from .table import Table, first_value_tag
 
 if TYPE_CHECKING:
@@ -50,10 +50,8 @@ def sniff(seen: Seen) -> int:
             return 3 if locate.find(seen.url).tables else 0
         except CkptError:
             return 0
-    if is_table(seen):
-        return 3 if first_value_tag(seen.head) == META_TAG else 0
-    if first_value_tag(seen.head) == META_TAG and BEGINNING.match(seen.head):
-        return 2  # truncated: opening reports it
+    if first_value_tag(seen.head) == META_TAG and (is_table(seen) or BEGINNING.match(seen.head)):
+        return 3 if is_table(seen) else 2  # truncated: opening reports it
     return 2 if seen.size < 0 and _shards_of(seen.url) else 0
 
 
@@ -68,19 +66,18 @@ def _shards_of(url: str) -> tuple[str, ...]:
     """All files of a sharded checkpoint, given one of them or their common name."""
     folder, base = split(url)
     match = SHARD.fullmatch(base)
-    if match and exists(url):
-        stem, total = match[1], match[3]
-    else:
-        matches = [m for n in names(folder) if (m := SHARD.fullmatch(n)) and m[1] == base]
-        if not matches:
-            return ()
-        stem, total = base, matches[0][3]
-    shards = [f"{stem}-{i:05d}-of-{total}" for i in range(min(int(total), 100_000))]
-    missing = sorted(set(shards) - set(names(folder)))
+    present = names(folder)
+    if not match:
+        match = next((m for n in present if (m := SHARD.fullmatch(n)) and m[1] == base), None)
+    elif not exists(url):
+        return ()
+    if not match:
+        return ()
+    shards = [f"{match[1]}-{i:05d}-of-{match[3]}" for i in range(min(int(match[3]), 100_000))]
+    missing = sorted(set(shards) - set(present))
     if missing:
         raise StorageError(f"{len(missing)} of {many(len(shards), 'file')} missing:\n{listing(missing)}", url=url)
-    anchor = url if match else url + "-"
-    return tuple(sibling(anchor, name) for name in shards)
+    return tuple(sibling(url if base == match[0] else url + "-", name) for name in shards)
 
 
 class _Variable:
@@ -93,81 +90,52 @@ class _Variable:
 
 def open_tables(urls: Sequence[str]) -> Checkpoint:
     """Read the descriptions in all tables and combine them."""
+    from . import messages_pb2 as pb
+
     variables: dict[str, _Variable] = {}
     room = 2**20
     for url in urls:
-        meta, size = _meta(url)
-        room += KEYS * size
+        with Reader(url) as f:
+            raw = Table(f).get(b"")
+            room += KEYS * f.size
+        meta = parse(pb.SavedTensorSlices, raw, "the description of the tensors", url).meta
+        if (version := meta.versions.min_consumer) > 1:
+            raise CorruptCheckpoint(f"needs a reader of version {version}; version 1 is supported", url=url)
         for item in meta.tensor:
             room = _gather(url, item, variables, room)
     tensors: dict[str, Tensor] = {}
-    partial, quantised, opaque, unknown = list[str](), list[str](), list[str](), list[str]()
+    kinds = Kinds()
     for name, v in variables.items():
-        kind = dtypes.BY_CODE.get(v.code)
-        if kind is None:
-            (opaque if v.code in (dtypes.RESOURCE, dtypes.VARIANT) else unknown).append(name)
-            continue
-        tiles = slices.joined(list(v.tiles), v.shape, urls[0], name)
-        if tiles is None:
-            partial.append(name)
-            continue
-        if v.code in dtypes.QUANTISED:
-            quantised.append(name)
-        tensors[name] = _tensor(name, kind, v.shape, tiles)
-    if unknown:
-        text = f"{many(len(unknown), 'tensor')} with an unknown dtype:\n{listing(unknown)}"
-        raise CorruptCheckpoint(text, url=urls[0])
-    notes = dtypes.notes(opaque, quantised, partial)
+        if kind := kinds.of(v.code, name):
+            tiles = elements.joined(list(v.tiles), v.shape, urls[0], name)
+            if tiles is None:
+                kinds.partial.append(name)
+            else:
+                tensors[name] = tiled(name, kind, v.shape, [(*tile, data) for tile, data in tiles])
+    notes = kinds.notes(urls[0])
     return Checkpoint(tensors, format=FORMAT, urls=tuple(urls), notes=notes, details={"shards": len(urls)})
-
-
-def _meta(url: str) -> tuple[pb.SavedTensorSliceMeta, int]:
-    """The description of the tensors of a table, and the size of its file."""
-    from google.protobuf.message import DecodeError
-
-    from . import messages_pb2 as pb
-
-    with Reader(url) as f:
-        raw, size = Table(f).get(b""), f.size
-    try:
-        meta = pb.SavedTensorSlices.FromString(raw).meta
-    except DecodeError as e:
-        raise CorruptCheckpoint(f"the description of the tensors is not a valid message ({e})", url=url) from e
-    if meta.versions.min_consumer > 1:
-        raise CorruptCheckpoint(
-            f"needs a reader of version {meta.versions.min_consumer}; version 1 is supported", url=url
-        )
-    return meta, size
 
 
 def _gather(url: str, item: pb.SavedSliceMeta, variables: dict[str, _Variable], room: int) -> int:
     """Add what a table says of a tensor; return what remains of the characters that keys may have."""
-    name = item.name.decode("utf-8", "surrogateescape")
+    name = text(item.name)
     shape = tuple(d.size for d in item.shape.dim)
     checked_count(shape, url=url, tensor=name)
     code = item.type - 100 if item.type > 100 else item.type
-    entry = variables.setdefault(name, _Variable(code, shape))
-    if (entry.code, entry.shape) != (code, shape):
-        text = f"is {list(shape)} of dtype {code} here, {list(entry.shape)} of dtype {entry.code} in another file"
-        raise CorruptCheckpoint(text, url=url, tensor=name)
-    kind = dtypes.BY_CODE.get(code)
+    variable = variables.setdefault(name, _Variable(code, shape))
+    if (variable.code, variable.shape) != (code, shape):
+        what = f"is {list(shape)} of dtype {code} here, {list(variable.shape)} of dtype {variable.code} in another file"
+        raise CorruptCheckpoint(what, url=url, tensor=name)
+    kind = elements.BY_CODE.get(code)
     for piece in item.slice:
         room -= 2 * len(item.name) + ENTRY
         if room < 0:
             raise UnsafeCheckpoint("lists more slices than its files can hold", url=url, tensor=name)
-        tile = slices.tile(piece, shape)
-        if tile is None:
-            raise CorruptCheckpoint(f"a slice is outside {list(shape)}", url=url, tensor=name)
+        tile = elements.tile_of(piece, shape, url, name)
         count = checked_count(tile.shape)
-        key = f"{slices.key(item.name, piece).hex()}:{code}:{count}"
-        entry.tiles[tile, Coded(__name__, url, key, count * kind.itemsize if kind else 0)] = None
+        key = f"{elements.slice_key(item.name, piece).hex()}:{code}:{count}"
+        variable.tiles[tile, Coded(__name__, url, key, count * kind.itemsize if kind else 0)] = None
     return room
-
-
-def _tensor(name: str, kind: DType, shape: tuple[int, ...], tiles: list[tuple[Tile, Coded]]) -> Tensor:
-    if len(tiles) == 1 and tiles[0][0].shape == shape:
-        return contiguous(name, kind, shape, tiles[0][1])
-    return tiled(name, kind, shape, [(*tile, data) for tile, data in tiles])
 
 
 @lru_cache(maxsize=MAX_TABLES)
@@ -179,28 +147,23 @@ def _table(url: str, stamp: tuple[int, ...]) -> Table:
 
 def decode(coded: Coded) -> Iterator[bytes]:
     """The elements of one slice."""
-    from google.protobuf.message import DecodeError
-
     from . import messages_pb2 as pb
 
     key, code, n = coded.key.split(":")
-    kind, count = dtypes.BY_CODE[int(code)], int(n)
+    kind, count = elements.BY_CODE[int(code)], int(n)
     with Reader(coded.url) as f:
         raw = _table(coded.url, f.stamp).on(f).get(bytes.fromhex(key))
     if kind.kind != "s" and len(raw) > WIDEST * count + len(key) + 2**12:  # TensorFlow writes each element once
         raise CorruptCheckpoint(f"a slice of {count} elements takes {len(raw)} bytes", url=coded.url)
-    try:
-        proto = pb.SavedTensorSlices.FromString(raw).data.data
-    except DecodeError as e:
-        raise CorruptCheckpoint(f"a slice is not a valid message ({e})", url=coded.url) from e
+    proto = parse(pb.SavedTensorSlices, raw, "a slice", coded.url).data.data
     if proto.tensor_content:
         raise CorruptCheckpoint("a slice has its elements where TensorFlow does not look for them", url=coded.url)
     if kind.kind == "s":  # one more than there should be is asked for, since TensorFlow refuses it
-        items = constants.strings(proto, count + 1, "a slice")
-        got = len(items)
+        items = elements.strings(proto, count + 1, coded.url)
+        stored = len(items)
     else:
-        items = [constants.stored(proto, kind, count + 1, "a slice")]
-        got = len(items[0]) // kind.itemsize
-    if got != count:
-        raise CorruptCheckpoint(f"a slice has {got} elements, not {count}", url=coded.url)
+        items = [elements.stored(proto, kind, count + 1, "a slice")]
+        stored = len(items[0]) // kind.itemsize
+    if stored != count:
+        raise CorruptCheckpoint(f"a slice has {stored} elements, not {count}", url=coded.url)
     yield from items

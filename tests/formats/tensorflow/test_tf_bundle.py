@@ -15,7 +15,7 @@ from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.dtypes import DTYPES, dtype
 from ckptconv.errors import CkptError, StorageError, Unrepresentable
 from ckptconv.formats.tensorflow import messages_pb2 as pb
-from ckptconv.formats.tensorflow import table, table_write
+from ckptconv.formats.tensorflow import table
 from ckptconv.storage.checksum import mask
 from ckptconv.storage.files import Reader
 
@@ -153,7 +153,7 @@ def test_a_header_that_counts_a_shard_too_many(tmp_path):
     save(tmp_path / "p0", {"a": np.ones(2, "f4")})
     table_of = {b"": pb.BundleHeaderProto(num_shards=2, version=pb.VersionDef(producer=1)).SerializeToString()}
     table_of |= {k: v for k, v in pairs_of(tmp_path / "p0").items() if k}
-    (tmp_path / "p0.index").write_bytes(table_write.build(table_of.items()))
+    (tmp_path / "p0.index").write_bytes(table.build(table_of.items()))
     assert ckptconv.open(tmp_path / "p0")["a"].numpy().tolist() == [1, 1]
 
 
@@ -184,7 +184,7 @@ def rewrite(prefix: Path, change, header=None) -> None:
             pairs[key] = entry.SerializeToString()
         elif header:
             pairs[key] = header.SerializeToString()
-    Path(f"{prefix}.index").write_bytes(table_write.build(pairs.items()))
+    Path(f"{prefix}.index").write_bytes(table.build(pairs.items()))
 
 
 def test_big_endian(tmp_path):
@@ -211,7 +211,7 @@ def test_big_endian(tmp_path):
     entry.size = len(data) - entry.offset
     file.write_bytes(data)
     pairs = pairs_of(tmp_path / "m") | {b"words": entry.SerializeToString()}
-    (tmp_path / "m.index").write_bytes(table_write.build(sorted(pairs.items())))
+    (tmp_path / "m.index").write_bytes(table.build(sorted(pairs.items())))
     reader = tf.train.load_checkpoint(str(tmp_path / "m"))
     found = ckptconv.open(tmp_path / "m")
     assert found.details["endianness"] == "big"
@@ -295,7 +295,7 @@ def test_slices_that_overlap_or_are_absent(tmp_path):
     pairs = pairs_of(tmp_path / "m")
     entry = pb.BundleEntryProto.FromString(pairs[b"w"])
     entry.slices[1].extent[0].start = 1
-    (tmp_path / "m.index").write_bytes(table_write.build((pairs | {b"w": entry.SerializeToString()}).items()))
+    (tmp_path / "m.index").write_bytes(table.build((pairs | {b"w": entry.SerializeToString()}).items()))
     with pytest.raises(CkptError, match="not stored"):
         ckptconv.open(tmp_path / "m")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kit import FIXTURES, examples, read_all, sound_or_refused
 
 import ckptconv
-from ckptconv.formats.tensorflow import table, table_write
+from ckptconv.formats.tensorflow import table
 from ckptconv.storage.files import Reader
 
 pytestmark = pytest.mark.slow
@@ -78,7 +78,7 @@ def rebuilt(path: Path, changes: dict[int, list[tuple[float, int]]], keys: bool)
     for at, change in changes.items():
         key, value = pairs[at % len(pairs)]
         pairs[at % len(pairs)] = (edited(key, change), value) if keys else (key, edited(value, change))
-    return table_write.build(sorted(dict(pairs).items()))
+    return table.build(sorted(dict(pairs).items()))
 
 
 @given(changes=edits)

@@ -12,8 +12,8 @@ from kit import FIXTURES, Run, same
 
 import ckptconv
 from ckptconv.errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
+from ckptconv.formats.tensorflow import elements
 from ckptconv.formats.tensorflow import messages_pb2 as pb
-from ckptconv.formats.tensorflow import slices
 
 TF = FIXTURES / "tf"
 
@@ -334,8 +334,8 @@ def test_entries(raw, want):
 def test_an_entry_of_slices():
     raw = "08011208120208061202080 43a060a0210020a003a080a04080210020a003a080a04080410020a00".replace(" ", "")
     entry = pb.BundleEntryProto.FromString(bytes.fromhex(raw))
-    boxes = [slices.tile(piece, (6, 4)) for piece in entry.slices]
-    assert [slices.spell(b) for b in boxes] == ["[0:2, 0:4]", "[2:4, 0:4]", "[4:6, 0:4]"]
+    boxes = [elements.tile_of(piece, (6, 4), "x", "w") for piece in entry.slices]
+    assert [elements.spell(b) for b in boxes] == ["[0:2, 0:4]", "[2:4, 0:4]", "[4:6, 0:4]"]
 
 
 # --- elsewhere --------------------------------------------------------------------------------------------------

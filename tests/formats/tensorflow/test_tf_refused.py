@@ -17,7 +17,8 @@ from ckptconv.checkpoint import Tensor, held, view
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import UsageError
 from ckptconv.formats import signatures, tiling
-from ckptconv.formats.tensorflow import constants, dtypes, saved_model, slices, strings, table, table_write
+from ckptconv.formats.tensorflow import elements, table
+from ckptconv.formats.tensorflow import graph as graphs
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.formats.tensorflow.graph import _first_node
 from ckptconv.moves.part import Span, c_strides
@@ -247,7 +248,7 @@ def test_collections(tmp_path: Path) -> None:
 
 def test_messages_that_are_too_large_or_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = collected("trainable_variables", variable("w:0"))
-    monkeypatch.setattr(saved_model, "MAX_MESSAGE", 8)
+    monkeypatch.setattr(graphs, "MAX_MESSAGE", 8)
     with refused("a message of [0-9]+ bytes is not a description"):
         model(tmp_path, trained)
     monkeypatch.undo()
@@ -271,7 +272,7 @@ def test_messages_that_are_too_large_or_damaged(tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_names_that_are_not_unique_are_paths(preferred: dict[str, str], names: list[str]) -> None:
-    found, repeated = saved_model._choose(preferred)
+    found, repeated = graphs._choose(preferred)
     assert list(found.values()) == names
     wanted = {n for n, said in zip(names, preferred.values(), strict=True) if said and said != n}
     assert set(repeated) == wanted
@@ -285,7 +286,7 @@ def test_copies_are_those_with_the_same_bytes_and_name() -> None:
 
     def copied(copy: Tensor, name: str = "w") -> bool:
         key, other = "_all_variables/0/.ATTRIBUTES/VARIABLE_VALUE", "layer/w"
-        found = saved_model._copies({key: copy, other: stored()}, {key: name, other: "w"})
+        found = graphs._copies({key: copy, other: stored()}, {key: name, other: "w"})
         assert found in ((), (key,))
         return bool(found)
 
@@ -308,7 +309,7 @@ def test_of_variables_with_one_name_each_has_its_own_copy() -> None:
     values = {"variables/0": "a", "variables/1": "b", "variables/2": "b"}  # the last two are still zeros
     copies = {f"_{kind}_variables/{i}/": c for kind in ("all", "trainable") for i, c in enumerate("bbabc")}
     tensors = {key: stored(check) for key, check in (values | copies).items()}
-    found = saved_model._copies(tensors, dict.fromkeys(tensors, "s/bias"))
+    found = graphs._copies(tensors, dict.fromkeys(tensors, "s/bias"))
     assert found == tuple(f"_{kind}_variables/{i}/" for kind in ("all", "trainable") for i in range(3))
 
 
@@ -319,7 +320,7 @@ def test_object_graphs_refer_to_nodes_that_exist() -> None:
         del saved.nodes[0].children[:]
         saved.nodes[0].children.add(node_id=node, local_name="a")
         with refused("the object graph refers to a node beyond its 1"):
-            saved_model._pairs(saved, beside, "x")
+            graphs._pairs(saved, beside, "x")
 
 
 # --- V1 tables ----------------------------------------------------------------------------------------------------
@@ -344,8 +345,8 @@ def v1(path: Path, rows: Rows, consumer: int = 0) -> Path:
         for piece, data in pieces:
             item.slice.append(piece)
             stored = pb.SavedTensorSlices(data=pb.SavedSlice(name=name.encode(), slice=piece, data=data))
-            pairs[slices.key(name.encode(), piece)] = stored.SerializeToString()
-    path.write_bytes(table_write.build(sorted({b"": head.SerializeToString(), **pairs}.items())))
+            pairs[elements.slice_key(name.encode(), piece)] = stored.SerializeToString()
+    path.write_bytes(table.build(sorted({b"": head.SerializeToString(), **pairs}.items())))
     return path
 
 
@@ -400,13 +401,13 @@ def test_tables(what: str, tmp_path: Path) -> None:
 
 
 def test_tables_that_hold_no_messages(tmp_path: Path) -> None:
-    (tmp_path / "a.ckpt").write_bytes(table_write.build([(b"", b"\x0a\x05\x0a\x03\x0a\x09w")]))
+    (tmp_path / "a.ckpt").write_bytes(table.build([(b"", b"\x0a\x05\x0a\x03\x0a\x09w")]))
     with refused("the description of the tensors is not a valid message"):
         ckptconv.open(tmp_path / "a.ckpt", format="tf-v1")
     head = pb.SavedTensorSlices()
     head.meta.tensor.add(name=b"w", type=FLOAT, shape=shaped((2,))).slice.append(span(None))
-    pairs = [(b"", head.SerializeToString()), (slices.key(b"w", span(None)), b"\x12\x09x")]
-    (tmp_path / "b.ckpt").write_bytes(table_write.build(pairs))
+    pairs = [(b"", head.SerializeToString()), (elements.slice_key(b"w", span(None)), b"\x12\x09x")]
+    (tmp_path / "b.ckpt").write_bytes(table.build(pairs))
     with refused("a slice is not a valid message"):
         ckptconv.open(tmp_path / "b.ckpt")["w"].numpy()
 
@@ -434,17 +435,18 @@ def test_a_handle_that_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_strings_of_a_bundle() -> None:
-    assert strings.unpack(b"", 0, 0, "little", "x") == []
-    packed, running = strings.pack([b"ab", b"c"])
+    assert elements.unpack(b"", 0, 0, "little", "x") == []
+    packed, running = elements.pack([b"ab", b"c"])
     for data, count, words in (
-        (packed[:1], 2, "the lengths of 2 strings exceed their data"),
+        (packed[:1], 2, "2 strings do not fit in 1 bytes"),
+        (b"\x82\x82", 2, "the lengths of 2 strings exceed their data"),
         (packed, 3, "3 strings take 13 bytes, 9 are stored"),
         (packed + b"d", 2, "2 strings take 9 bytes, 10 are stored"),
         (packed[:2] + b"\0" + packed[3:], 2, "the checksum of the strings' lengths is wrong"),
         (packed[:-1] + b"d", 2, "the checksum of the strings is wrong"),
     ):
         with refused(words):
-            strings.unpack(data, count, running, "little", "x")
+            elements.unpack(data, count, running, "little", "x")
 
 
 def test_scalars_overlap() -> None:
@@ -456,11 +458,11 @@ def test_elements_given_in_part() -> None:
     """What a TensorProto holds of a dtype, packed or not; other fields are not looked at."""
     row = DTYPES["uint64"]
     proto = pb.TensorProto(uint64_val=[0, 127, 128, 2**32, 2**64 - 1], int_val=[3], float_val=[1])
-    assert np.frombuffer(constants.stored(proto, row, 5, "x"), "<u8").tolist() == [0, 127, 128, 2**32, 2**64 - 1]
-    assert constants.stored(proto, row, 2, "x") == np.array([0, 127], "<u8").tobytes()
+    assert np.frombuffer(elements.stored(proto, row, 5, "x"), "<u8").tolist() == [0, 127, 128, 2**32, 2**64 - 1]
+    assert elements.stored(proto, row, 2, "x") == np.array([0, 127], "<u8").tobytes()
     unpacked = pb.TensorProto.FromString(b"\x38\x03\x38\x80\x01")
-    assert np.frombuffer(constants.stored(unpacked, DTYPES["int16"], 2, "x"), "<i2").tolist() == [3, 128]
-    assert constants.stored(pb.TensorProto(bool_val=[True, False]), DTYPES["bool"], 2, "x") == b"\1\0"
+    assert np.frombuffer(elements.stored(unpacked, DTYPES["int16"], 2, "x"), "<i2").tolist() == [3, 128]
+    assert elements.stored(pb.TensorProto(bool_val=[True, False]), DTYPES["bool"], 2, "x") == b"\1\0"
 
 
 def test_the_state_file_is_no_checkpoint(tmp_path: Path) -> None:
@@ -487,18 +489,10 @@ def test_interrupted_saving_is_named(left: str, tmp_path: Path) -> None:
 
 def test_quantised_numbers_are_those_of_tensorflow() -> None:
     tf = pytest.importorskip("tensorflow")
-    for code, name in dtypes.QUANTISED.items():
+    for code, name in elements.QUANTISED.items():
         assert tf.dtypes.as_dtype(code).name == f"q{name}"
-        assert dtypes.BY_CODE[code].name == name
-    named = {code: tf.dtypes.as_dtype(code).name for code in (dtypes.RESOURCE, dtypes.VARIANT, dtypes.STRING)}
-    assert named == {dtypes.RESOURCE: "resource", dtypes.VARIANT: "variant", dtypes.STRING: "string"}
-
-
-def test_notes_on_what_is_read() -> None:
-    assert dtypes.notes([], [], []) == ()
-    assert [(n.kind, n.names) for n in dtypes.notes(["a"], ["b"], ["c"])] == [
-        ("skipped", ("a",)), ("assumed", ("b",)), ("skipped", ("c",)),
-    ]  # fmt: skip
+        assert elements.BY_CODE[code].name == name
+    assert {tf.dtypes.as_dtype(code).name for code in elements.OPAQUE} == {"resource", "variant"}
 
 
 # --- what a file begins with ------------------------------------------------------------------------------------------
@@ -575,9 +569,9 @@ def partitioned(folder: Path, listed: list[tuple[int, int] | None], stored: list
         entry = pb.BundleEntryProto(
             dtype=dtype, shape=shaped(shape), offset=len(data), size=len(raw), crc32c=mask(crc32c(raw))
         )
-        pairs.append((slices.key(b"w", span(extent)), entry.SerializeToString()))
+        pairs.append((elements.slice_key(b"w", span(extent)), entry.SerializeToString()))
         data += raw
-    (folder / "m.index").write_bytes(table_write.build(sorted(pairs)))
+    (folder / "m.index").write_bytes(table.build(sorted(pairs)))
     (folder / "m.data-00000-of-00001").write_bytes(data)
     return folder / "m"
 

@@ -1,0 +1,352 @@
+"""How TensorFlow stores elements: dtypes, strings of a bundle, tensors inside messages, slices of variables.
+
+Strings of a bundle:
+
+    varint length ...   u32 masked CRC-32C of the lengths, each as u32 (u64 from 2^32 on)   bytes ...
+
+The entry's CRC continues the CRC of the lengths: over the four bytes of that checksum, then over the strings. The
+fixed-width integers have the file's endianness. Specification: WriteStringTensor in tensor_bundle.cc.
+
+TensorProto (graph constants, V1 slices):
+
+    tensor_content              raw little-endian elements, as many as the shape requires; takes precedence if not empty
+    float_val, int_val ...      k values: all elements, or the last value repeated up to the end, or (k = 0) all zero
+
+HALF and BFLOAT16 are bit patterns in half_val, complex numbers are pairs, 8-bit floats are bytes in float8_val, and all
+integers of up to 32 bits (including quantised ones) are in int_val. Source: tensorflow/core/framework/tensor.proto.
+
+The table key of a slice, in OrderedCode:
+
+    key      = unsigned(0) string(name) unsigned(rank) { signed(start) signed(length) } per dimension
+    unsigned = one byte n, then n bytes big-endian
+    string   = bytes with 00 -> 00 ff and ff -> ff 00, then 00 01
+    signed   = L bytes: L one-bits, a zero-bit (of a negative number: inverted), then the value in two's complement
+
+A whole dimension has no length in the message and -1 in the key; a dimension spelled 0,4 of 4 is another key. Keys are
+therefore built from the message as it stands. Specification: tensorflow/core/lib/strings/ordered_code.cc,
+tensorflow/core/util/saved_tensor_slice_util.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+
+from ...checkpoint import Note
+from ...dtypes import DTYPES, DType
+from ...errors import CorruptCheckpoint
+from ...messages import listing, many
+from ...moves.part import Coded, Data
+from ...storage.checksum import crc, mask, unmask
+from ...storage.files import Reader
+from ...storage.ranges import Ranges
+from ..tiling import Tile, overlap
+from .table import read_varint, read_varints, varint
+
+if TYPE_CHECKING:
+    import numpy as np
+    from google.protobuf.message import Message
+
+    from . import messages_pb2 as pb
+
+    M = TypeVar("M", bound=Message)
+
+Order = Literal["little", "big"]
+
+
+def parse(kind: type[M], raw: bytes, what: str, url: str, tensor: str = "") -> M:
+    """Parse a message; `what` begins the sentence of the CorruptCheckpoint."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        return kind.FromString(raw)
+    except DecodeError as e:
+        raise CorruptCheckpoint(f"{what} is not a valid message ({e})", url=url, tensor=tensor) from e
+
+
+def text(raw: bytes) -> str:
+    """A name, whose bytes need not be UTF-8."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+# --- dtypes -----------------------------------------------------------------------------------------------------
+
+OPAQUE = {20, 21}  # resources and variants
+QUANTISED = {11: "int8", 12: "uint8", 13: "int32", 15: "int16", 16: "uint16"}
+BY_CODE: dict[int, DType] = {d.tf: d for d in DTYPES.values() if d.tf} | {c: DTYPES[n] for c, n in QUANTISED.items()}
+
+
+class Kinds:
+    """The dtypes of a checkpoint's tensors, and the names of tensors that are skipped or whose meaning changes."""
+
+    def __init__(self) -> None:
+        self.opaque: list[str] = []
+        self.quantised: list[str] = []
+        self.unknown: list[str] = []
+        self.partial: list[str] = []
+
+    def of(self, code: int, name: str) -> DType | None:
+        """The dtype with a number; None if it has no elements or is not known."""
+        kind = BY_CODE.get(code)
+        if kind is None:
+            (self.opaque if code in OPAQUE else self.unknown).append(name)
+        if code in QUANTISED:
+            self.quantised.append(name)
+        return kind
+
+    def notes(self, url: str) -> tuple[Note, ...]:
+        """CorruptCheckpoint if a dtype was not known."""
+        if self.unknown:
+            what = f"{many(len(self.unknown), 'tensor')} with an unknown dtype:\n{listing(self.unknown)}"
+            raise CorruptCheckpoint(what, url=url)
+        running = "variants (iterators, lists) are objects of a running program, not tensors"
+        scaled = "quantised integers are read as plain integers; their scale is elsewhere"
+        partial = "partitioned variables with slices that were never saved"
+        rows = (
+            Note("skipped", running, tuple(self.opaque), tensors=False),
+            Note("assumed", scaled, tuple(self.quantised)),
+            Note("skipped", partial, tuple(self.partial)),
+        )
+        return tuple(note for note in rows if note.names)
+
+
+# --- strings of a bundle ----------------------------------------------------------------------------------------
+
+
+def coded(url: str, start: int, size: int, count: int, check: int, order: Order) -> Coded:
+    """Refer to `count` strings; `check` is the entry's CRC, unmasked."""
+    return Coded(__name__, url, f"{start}:{count}:{check:08x}:{order}", size)
+
+
+def decode(piece: Coded) -> Iterator[bytes]:
+    """Yield the strings; CorruptCheckpoint if a length or checksum is wrong."""
+    start, count, check, order = piece.key.split(":")
+    with Reader(piece.url) as f:
+        data = f.read(int(start), piece.size)
+    return iter(unpack(data, int(count), int(check, 16), "big" if order == "big" else "little", piece.url))
+
+
+def unpack(data: bytes, count: int, check: int, order: Order, url: str) -> list[bytes]:
+    if not count and not data:
+        return []
+    lengths, body = _lengths(data, count, url)
+    if (end := body + 4 + sum(lengths)) != len(data):
+        raise CorruptCheckpoint(f"{count} strings take {end} bytes, {len(data)} are stored", url=url)
+    running = _crc_of(lengths, order)
+    if running != unmask(int.from_bytes(data[body : body + 4], order)):
+        raise CorruptCheckpoint("the checksum of the strings' lengths is wrong: the file is damaged", url=url)
+    if crc("crc32c", memoryview(data)[body:], running) != check:
+        raise CorruptCheckpoint("the checksum of the strings is wrong: the file is damaged", url=url)
+    return _split(data, lengths, body + 4)
+
+
+def pack(items: Sequence[bytes]) -> tuple[bytes, int]:
+    """Encode strings, little-endian; return the bytes and the entry's CRC, unmasked."""
+    lengths = [len(i) for i in items]
+    running = _crc_of(lengths, "little")
+    tail = mask(running).to_bytes(4, "little") + b"".join(items)
+    return b"".join(varint(n) for n in lengths) + tail, crc("crc32c", tail, running)
+
+
+def _lengths(data: bytes, count: int, url: str) -> tuple[list[int], int]:
+    if count > len(data):
+        raise CorruptCheckpoint(f"{count} strings do not fit in {len(data)} bytes", url=url)
+    try:
+        return read_varints(data, count)
+    except IndexError:
+        raise CorruptCheckpoint(f"the lengths of {count} strings exceed their data", url=url) from None
+
+
+def _crc_of(lengths: Sequence[int], order: Order) -> int:
+    """CRC of the lengths as fixed-width integers, a few thousand at once: each is an object before they are joined."""
+    running, block = 0, 4096
+    for i in range(0, len(lengths), block):
+        fixed = b"".join(n.to_bytes(4 if n < 1 << 32 else 8, order) for n in lengths[i : i + block])
+        running = crc("crc32c", fixed, running)
+    return running
+
+
+def _split(data: bytes, lengths: Sequence[int], start: int) -> list[bytes]:
+    return [data[begin : begin + n] for begin, n in zip(accumulate(lengths, initial=start), lengths, strict=False)]
+
+
+# --- tensors inside messages ------------------------------------------------------------------------------------
+
+FIELDS = {
+    "float32": "float_val", "float64": "double_val", "complex64": "scomplex_val", "complex128": "dcomplex_val",
+    "float16": "half_val", "bfloat16": "half_val", "bool": "bool_val", "string": "string_val",
+    "int64": "int64_val", "uint32": "uint32_val", "uint64": "uint64_val",
+}  # fmt: skip
+BLOCK = 2**20  # bytes of varints that are decoded at once: each takes eighty of memory meanwhile
+
+
+def stored(proto: pb.TensorProto, kind: DType, count: int, where: str) -> bytes:
+    """The stored elements, little-endian: `count` of them, or fewer, of which the last one is to be repeated."""
+    content, size = proto.tensor_content, count * kind.itemsize
+    if content:
+        if len(content) != size:
+            raise CorruptCheckpoint(f"{where} has {len(content)} bytes, not {size}")
+        return content
+    field = FIELDS.get(kind.name, "int_val")
+    if kind.name.startswith(("float8", "float4")):
+        raw = proto.float8_val
+    elif field in ("float_val", "double_val", "scomplex_val", "dcomplex_val"):
+        raw = _packed(proto, field)
+    else:
+        raw = b"".join(
+            (values != 0 if kind.kind == "b" else values).astype(kind.carrier).tobytes()
+            for values in _varints(_packed(proto, field), count)
+        )
+    if len(raw) % kind.itemsize:
+        raise CorruptCheckpoint(f"{where} ends within a {kind}")
+    return raw[:size]
+
+
+def strings(proto: pb.TensorProto, count: int, url: str) -> list[bytes]:
+    """The stored strings: `count` of them, or fewer, of which the last one is to be repeated."""
+    data = proto.tensor_content
+    if not data:
+        return list(proto.string_val[:count])
+    lengths, body = _lengths(data, count, url)
+    if (end := body + sum(lengths)) != len(data):
+        raise CorruptCheckpoint(f"{count} strings take {end} bytes, {len(data)} are stored", url=url)
+    return _split(data, lengths, body)
+
+
+def _packed(proto: pb.TensorProto, field: str) -> bytes:
+    """The bytes of one repeated scalar field, packed, whether or not they are packed in the file.
+
+    Python floats would turn signalling NaNs into quiet ones.
+    """
+    if not getattr(proto, field):
+        return b""
+    alone = type(proto)()
+    alone.CopyFrom(proto)
+    for other, _ in alone.ListFields():
+        if other.name != field:
+            alone.ClearField(other.name)
+    alone.DiscardUnknownFields()
+    raw = alone.SerializeToString()
+    return raw[read_varints(raw, 2)[1] :]
+
+
+def _varints(raw: bytes, count: int) -> Iterator[np.ndarray[Any, np.dtype[np.uint64]]]:
+    """Decode the first `count` varints, many at once; protobuf wrote them, none is longer than ten bytes."""
+    import numpy as np
+
+    data, begin = np.frombuffer(raw, "u1"), 0
+    while count > 0 and begin < len(data):
+        block = data[begin : begin + BLOCK]
+        ends = np.flatnonzero(block < 128)[:count]
+        starts = np.concatenate(([0], ends[:-1] + 1))
+        lengths = ends - starts + 1
+        values = np.zeros(len(ends), "u8")
+        for i in range(int(lengths.max())):
+            more = lengths > i
+            values[more] |= (block[starts[more] + i] & np.uint8(127)).astype("u8") << np.uint64(7 * i)
+        yield values
+        count, begin = count - len(ends), begin + int(ends[-1]) + 1
+
+
+# --- slices -----------------------------------------------------------------------------------------------------
+
+D = TypeVar("D", bound=Data)
+
+
+def unsigned(value: int) -> bytes:
+    body = value.to_bytes((value.bit_length() + 7) // 8, "big")
+    return bytes([len(body)]) + body
+
+
+def signed(value: int) -> bytes:
+    size = (value if value >= 0 else ~value).bit_length() // 7 + 1
+    header = ((1 << size) - 1) << (8 * size - size)
+    return ((value & ((1 << 8 * size) - 1)) ^ header).to_bytes(size, "big")
+
+
+def slice_key(name: bytes, piece: pb.TensorSliceProto) -> bytes:
+    """The table key of one slice of a tensor."""
+    escaped = b"\0\xff".join(part.replace(b"\xff", b"\xff\0") for part in name.split(b"\0"))
+    out = unsigned(0) + escaped + b"\0\1" + unsigned(len(piece.extent))
+    for extent in piece.extent:
+        out += signed(extent.start) + signed(extent.length if extent.HasField("length") else -1)
+    return out
+
+
+def tile_of(piece: pb.TensorSliceProto, shape: Sequence[int], url: str, name: str) -> Tile:
+    """The tile that a slice covers; CorruptCheckpoint if it does not lie within `shape`."""
+    pairs = [(e.start, e.length) if e.HasField("length") else (0, n) for e, n in zip(piece.extent, shape, strict=False)]
+    if len(piece.extent) != len(shape) or any(
+        start < 0 or size < 0 or start + size > n for (start, size), n in zip(pairs, shape, strict=True)
+    ):
+        raise CorruptCheckpoint(f"a slice is outside {list(shape)}", url=url, tensor=name)
+    return Tile(tuple(start for start, _ in pairs), tuple(size for _, size in pairs))
+
+
+def spell(piece: Tile) -> str:
+    """A tile as NumPy spells it: [0:3, 2:4]."""
+    spans = (f"{start}:{start + size}" for start, size in zip(piece.start, piece.shape, strict=True))
+    return f"[{', '.join(spans)}]"
+
+
+def joined(tiles: Sequence[tuple[Tile, D]], shape: Sequence[int], url: str, name: str) -> list[tuple[Tile, D]] | None:
+    """The tiles of a tensor, each once; None if they do not cover it; CorruptCheckpoint if two overlap."""
+    unique = list(dict.fromkeys(tiles))
+    if not unique or sum(prod(b.shape) for b, _ in unique) < prod(shape):
+        return None
+    twice = overlap([b for b, _ in unique])
+    if twice:
+        raise CorruptCheckpoint(f"the slices {spell(twice[0])} and {spell(twice[1])} overlap", url=url, tensor=name)
+    return unique  # as many elements as there are, none twice
+
+
+# --- walk a message in a file without reading its contents: a graph of gigabytes takes one read per node ------------
+#
+# message = { varint (number << 3 | wire), value }      wire 0: varint, 1: 8 bytes, 2: varint size and bytes, 5: 4 bytes
+
+WINDOW = 65536
+_FIXED = {1: 8, 5: 4}
+
+
+class Field(NamedTuple):
+    """One field: the bytes [start, start+size) of the file, or for wire 0 the value in `size`."""
+
+    number: int
+    wire: int
+    start: int
+    size: int
+
+
+def fields(f: Ranges, start: int, end: int) -> Iterator[Field]:
+    """The fields of the message at [start, end), in order; CorruptCheckpoint if it is not a message."""
+    at, window, base = start, b"", start
+    while at < end:
+        if at + 20 > base + len(window) and base + len(window) < end:
+            window, base = f.read(at, min(WINDOW, end - at)), at
+        try:
+            tag, i = read_varint(window, at - base)
+            wire = tag & 7
+            size = _FIXED.get(wire, 0)
+            if wire in (0, 2):
+                size, i = read_varint(window, i)
+        except IndexError:
+            raise _broken(f, at) from None
+        begin = base + i
+        after = begin + (size if wire else 0)
+        if wire not in (0, 1, 2, 5) or not tag >> 3 or after > end:
+            raise _broken(f, at)
+        yield Field(tag >> 3, wire, begin, size)
+        at = after
+
+
+def messages(f: Ranges, start: int, end: int, number: int) -> Iterator[tuple[int, int]]:
+    """The ranges (start, end) of all messages, strings or bytes with one field number."""
+    for field in fields(f, start, end):
+        if field.number == number and field.wire == 2:
+            yield field.start, field.start + field.size
+
+
+def _broken(f: Ranges, at: int) -> CorruptCheckpoint:
+    return CorruptCheckpoint(f"is not a protobuf message (at byte {at}; truncated?)", url=f.url)
