@@ -12,7 +12,7 @@ as in other pickles: pair.0, pair.1. Specification: torch/distributed/checkpoint
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -37,9 +37,10 @@ from .walk import OPTIMIZER, TENSORS, Leaf, Walk, is_plain
 
 SUFFIX = ".distcp"
 MAX_METADATA = 2**31 - 1
-# What follows `optimizer.` where all keys are joined in one: Megatron's slots, or those of any torch optimizer.
+# Slots by their names where all keys are joined in one: Megatron's, or those of any torch optimizer.
 FLAT_SLOT = re.compile(
-    r"(?:state|param_groups|fp(?:16|32)_\w+)(?:\.|$)|(?:.*\.)?(?:(?:max_)?exp_avg(?:_sq)?|momentum_buffer)(?:\.|$)"
+    rf"(?:{OPTIMIZER.pattern})[^.]*\.(?:(?:state|param_groups|fp(?:16|32)_\w+)(?:\.|$)"
+    r"|(?:.*\.)?(?:(?:max_)?exp_avg(?:_sq)?|momentum_buffer)(?:\.|$))"
 )
 OPEN = 64  # files of a thousand processes are not all open at a time
 
@@ -78,12 +79,11 @@ def open(url: str, how: Reading) -> Checkpoint:
     walked, made = Walk(0, path), Made(path, how)
     leaves: list[Leaf] = []
     chunks: list[Chunks | None] = []  # of the tensors that are described; None for a leaf of an object
-    tops = _flat_optimizers(described)
     with ExitStack() as files:
         folder = Folder(path, how.opaque, files)
         for name, about in described.items():
             at = _described(name, planned, described, path)
-            role = _role(name, planned, at, tops)
+            role = _role(name, planned, at)
             if type(about) is Inert and "TensorStorageMetadata" in about.path:
                 found, first = folder.tensor(name, about, places)
                 leaves.append(Leaf(name, first, role, at[0]))
@@ -122,41 +122,12 @@ def _described(name: Any, planned: Any, described: Mapping[Any, Any], url: str) 
     return at
 
 
-def _role(name: str, planned: Any, at: tuple[str, ...], tops: Container[str]) -> Role:
-    """What is in an optimizer's entry; a weight that was saved by itself is called by one key, with all its dots.
-
-    So are Megatron's slots, of which `tops` has the first words.
-    """
-    keys = at if type(planned) is dict and name in planned else tuple(name.split("."))
-    if name.partition(".")[0] not in tops if len(keys) == 1 else not OPTIMIZER.match(keys[0]):
+def _role(name: str, planned: Any, keys: tuple[str, ...]) -> Role:
+    """What is in an optimizer's entry; a weight that was saved by itself is called by one key, with all its dots."""
+    keys = keys if type(planned) is dict and name in planned else tuple(name.split("."))
+    if not (FLAT_SLOT.match(name) if len(keys) == 1 else OPTIMIZER.match(keys[0])):
         return ""
     return "step" if name.endswith(".step") else "slot"
-
-
-def _flat_optimizers(names: Collection[Any]) -> set[str]:
-    """The first words of names in which an optimizer lies, and not a submodule that is called so.
-
-    Names of slots say it, and so do those that are a slot, of whatever name, of another name: of names with dots, if
-    most of several keys are such, or else if all below the word are. A module may hold one that is called as another.
-    """
-    below: dict[str, list[str]] = {}
-    for name in names:
-        top, _, rest = name.partition(".") if type(name) is str else ("", "", "")
-        if rest and OPTIMIZER.match(top):
-            below.setdefault(top, []).append(rest)
-    return {top for top, found in below.items() if any(map(FLAT_SLOT.match, found)) or _are_slots(found, names)}
-
-
-def _are_slots(found: Collection[str], names: Container[Any]) -> bool:
-    """Whether names below one word are those of slots of other names."""
-    deep = [_weight(r, names) for r in found if "." in r]
-    most = 2 * sum(map(bool, deep)) > len(deep) and any("." in weight for weight in deep)
-    return most or all(_weight(r, names) for r in found)
-
-
-def _weight(rest: str, names: Container[Any]) -> str:
-    """The weight whose name lies before or behind one key, as in exp_avg.fc.w and fc.w.sum; '' if there is none."""
-    return next((n for n in (rest.partition(".")[2], rest.rpartition(".")[0]) if n in names), "")
 
 
 def _get(thing: Any, name: str, kind: type, url: str) -> Any:

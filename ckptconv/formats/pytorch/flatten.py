@@ -1,6 +1,6 @@
 """Turn the contents of a pickle into a checkpoint: named leaves become tensors, and everything else is accounted for.
 
-    fc.weight  View of a storage        -> a tensor;  two equal views -> a tie;  two that overlap -> a note
+    fc.weight  View of a storage        -> a tensor;  two equal views -> a tie
     q.weight   Pieces                   -> q.weight, q.weight.scale ...; what they are is a detail and a note;
                                            with densify=True one tensor, computed when it is read
     epoch      3                        -> details["values"], and a note that names it
@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from math import isfinite, prod
 from typing import TYPE_CHECKING, Any
 
@@ -57,11 +56,6 @@ MODELS = (
 )  # fmt: skip
 ALONE = ("generator", "encoder", "backbone", "teacher", "checkpoint", "model_dict", "G", "g")
 STATES = ("params", "state")  # Haiku's two halves of a model
-REPLAY = {  # what reinforcement learning has in its buffers
-    "action", "actions", "done", "dones", "episode_starts", "log_probs", "next_obs", "next_observations", "next_state",
-    "next_states", "obs", "observation", "observations", "replay", "reward", "rewards", "terminated", "terminations",
-    "transitions", "truncated",
-}  # fmt: skip
 TENSORS = (View, Pieces, PickledArray)
 SHOWN = 6  # entries that a note names
 
@@ -73,13 +67,13 @@ class _Entries:
         self.counts: Counter[str] = Counter()
         self.models: dict[str, None] = {}
         self.loose: dict[str, None] = {}
-        self.bare: set[str] = set()  # in which tensors lie, not in groups
+        self.grouped: set[str] = set()  # in which tensors lie in groups
         for leaf in leaves:
             if type(leaf.value) not in TENSORS:
                 continue
             self.counts[leaf.top] += 1
-            if "." not in leaf.name[len(leaf.top) + 1 :]:
-                self.bare.add(leaf.top)
+            if "." in leaf.name[len(leaf.top) + 1 :]:
+                self.grouped.add(leaf.top)
             if leaf.top == leaf.name:
                 self.loose[leaf.top] = None
             elif leaf.role in ("", "average"):
@@ -107,7 +101,7 @@ def unwrap(leaves: list[Leaf]) -> tuple[list[Leaf], list[Note], Details]:
     about |= {"beside": [n for n in found.counts if n != found.chosen], "average": is_average(found.chosen)}
     size = len(found.chosen) + 1
     names = {leaf.name[size:] for leaf in leaves if found.taken(leaf)}
-    halves = _halves(leaves, names, found)
+    halves = _halves(found)
     made = [_inside(leaf, size) if found.taken(leaf) else _beside(leaf, names, found, halves) for leaf in leaves]
     text = f"the weights are the entry {found.chosen!r}; their names are given without it"
     if about["beside"]:
@@ -131,21 +125,14 @@ def _beside(leaf: Leaf, names: set[str], found: _Entries, halves: set[str]) -> L
     return leaf._replace(name=name, role=leaf.role or role)
 
 
-def _halves(leaves: list[Leaf], names: set[str], found: _Entries) -> set[str]:
+def _halves(found: _Entries) -> set[str]:
     """The entries that are the other half of the model: batch_stats beside params, Haiku's state, a module's buffers.
 
-    An optimizer's `state` has bare tensors. A module's `buffers` lie in modules, of which one has weights, or else all
-    are in some and none is called as a replay calls what it holds.
+    A module's `buffers` and Haiku's `state` have tensors in groups; an optimizer's `state` has bare tensors.
     """
-    halves = set(COLLECTIONS if found.chosen == "params" else COLLECTIONS - {"buffers"})
-    if found.chosen == STATES[0] and STATES[1] not in found.bare:
-        halves.add(STATES[1])
-    modules = {n.partition(".")[0] for n in names}
-    keys = [leaf.name.split(".")[1:] for leaf in leaves if leaf.top == "buffers" != leaf.name]
-    grouped = "buffers" not in found.bare and REPLAY.isdisjoint(chain.from_iterable(keys))
-    if keys and (grouped or any(k[0] in modules for k in keys)):
-        halves.add("buffers")
-    return halves
+    if found.chosen == STATES[0]:
+        return {*COLLECTIONS} | ({STATES[1]} & found.grouped)
+    return {*COLLECTIONS - {"buffers"}} | ({"buffers"} & found.grouped)
 
 
 def _choose(models: list[str]) -> str:
@@ -320,7 +307,6 @@ class Made:
         self.tensors: dict[str, Tensor] = {}
         self.values: dict[str, Any] = {}
         self.pieces: dict[str, Any] = {}
-        self.known: dict[int, dict[str, Any]] = {}  # what is said of pieces
         self.numbers = Numbers()
         self.wholes = Wholes(self.numbers)
         self.computed: list[str] = []
@@ -328,7 +314,6 @@ class Made:
         self.skipped: dict[str, list[str]] = defaultdict(list)  # why -> names
         self.clashes: list[str] = []
         self.groups: dict[Any, list[str]] = defaultdict(list)
-        self.extents: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
 
     def add(self, leaf: Leaf) -> None:
         kind = type(leaf.value)
@@ -365,9 +350,6 @@ class Made:
             self.left -= max(0, prod(v.shape) * v.row.itemsize - v.storage.size)
             if self.left < 0:
                 raise UnsafeCheckpoint("its views repeat what is stored without bound", url=self.url, tensor=name)
-            last = v.offset + sum((n - 1) * s for n, s in zip(v.shape, v.strides, strict=True))
-            size = v.row.itemsize
-            self.extents[id(v.storage)].append((v.offset * size, (last + 1) * size, name))
 
     def array(self, name: str, array: PickledArray, role: Role) -> None:
         if array.kind.spelling[:1] in "OSUV":
@@ -387,11 +369,8 @@ class Made:
         if odd is not None:
             self.view(name, odd, role)
             return
-        if (about := self.known.get(id(p))) is None:  # one tensor may have any number of names
-            numbers = {k: jsonable(v) for k, v in p.details.items()}
-            about = {"kind": p.kind, "shape": list(p.shape), "parts": list(p.parts), **numbers}
-            self.known[id(p)] = about
-        self.pieces[name] = about
+        numbers = {k: jsonable(v) for k, v in p.details.items()}
+        self.pieces[name] = {"kind": p.kind, "shape": list(p.shape), "parts": list(p.parts), **numbers}
         if self.how.densify and p.kind != "nested":
             self.whole(name, p, role)
             return
@@ -444,24 +423,6 @@ class Made:
         if self.values and not quiet:
             text = "values that are not tensors; inspect with graph=True shows them"
             yield Note("skipped", text, tuple(self.values), tensors=False)
-        shared = tuple(name for spots in self.extents.values() for name in _overlapping(spots))
-        if shared:
-            yield Note("lossy", "these share memory in part in the source; they are written apart", shared)
-
-
-def _overlapping(spots: list[tuple[int, int, str]]) -> list[str]:
-    """Names of the distinct views of one storage that overlap another."""
-    if len(spots) < 2:
-        return []
-    spots = sorted(spots)
-    out: dict[str, None] = {}
-    end, last = spots[0][1], spots[0][2]
-    for lo, hi, name in spots[1:]:
-        if lo < end:
-            out.update({last: None, name: None})
-        if hi > end:
-            end, last = hi, name
-    return list(out)
 
 
 def jsonable(value: Any, room: int = 50) -> Any:

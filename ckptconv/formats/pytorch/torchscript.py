@@ -17,7 +17,7 @@ Which attributes of TorchScript modules their `state_dict()` holds, as the class
       _flat_weights : List[Tensor]                               a plain attribute: not in the state_dict()
 
 The text is searched for these lines and never run. A class that lacks one of the two lists (those of PyTorch before
-1.6), has one twice or is spelled in any other way is not known: all its attributes are taken for weights.
+1.6) is not known: all its attributes are taken for weights.
 Specification: torch/csrc/jit/serialization/python_print.cpp, import_source.cpp.
 """
 
@@ -42,11 +42,9 @@ from .pickle import load
 from .values import SCALARS, Inert, Ordered
 from .walk import GROUPS
 
-MAX_CODE = 2**24  # bytes of all classes that are looked at; those of a large traced model have some MB
-MAX_NAMES = 2**20  # in all lists, which take 100 MB
-_LINE = re.compile(r"^(?:class (\w+)(\(Module\):)?.*|def .*|  __(parameters|buffers)__ = (.*))$", re.MULTILINE)
-_ITEMS = re.compile(r'\[(?:"[^"\\]*", )*\]')
-_LONG_TEXTS = ('"""', "'''")  # which could hold any lines; torch writes none
+MAX_CODE = 2**23  # bytes of all classes that are looked at; those of a large traced model have some MB
+_CLASS = re.compile(r"^class (\w+)\(Module\):\n  __parameters__ = (\[.*\])\n  __buffers__ = (\[.*\])$", re.MULTILINE)
+_OTHER = re.compile(r"^class (\w+)(?!\w|\(Module\))", re.MULTILINE)
 
 
 class Names(NamedTuple):
@@ -62,8 +60,8 @@ class Classes:
     def __init__(self, archive: Archive, f: Ranges, salvage: bool) -> None:
         self.archive, self.f, self.salvage = archive, f, salvage
         self.damaged: list[str] = []
-        self.left, self.room = MAX_CODE, MAX_NAMES
-        self.files: dict[str, dict[str, list[str]]] = {}
+        self.left = MAX_CODE
+        self.files: dict[str, dict[str, Names | None]] = {}
         self.found: dict[str, tuple[bool, Names | None]] = {}
 
     def of(self, path: str) -> tuple[bool, Names | None]:
@@ -72,10 +70,7 @@ class Classes:
             module, _, name = path.rpartition(".")
             if module not in self.files:
                 self.files[module] = listed(self._text(f"code/{module.replace('.', '/')}.py"))
-            lists = self.files[module].get(name)
-            self.room -= sum(items.count(", ") for items in lists or ())
-            names = [frozenset(re.findall('"(.*?)"', items)) for items in lists or ()] if self.room >= 0 else []
-            self.found[path] = lists is not None and self.room >= 0, Names(*names) if names else None
+            self.found[path] = name in self.files[module], self.files[module].get(name)
         return self.found[path]
 
     def _text(self, file: str) -> str:
@@ -92,25 +87,12 @@ class Classes:
             return ""
 
 
-def listed(text: str) -> dict[str, list[str]]:
-    """The classes in a source text that are known: of a module its two lists as they are spelled, of others nothing."""
-    plain, doubtful, modules, name = set[str](), set[str](), dict[str, dict[str, str]](), ""
-    for m in _LINE.finditer(text) if not any(mark in text for mark in _LONG_TEXTS) else ():
-        kind, items = m[3], m[4]
-        if kind and (kind in modules.get(name, (kind,)) or not _ITEMS.fullmatch(items)):
-            doubtful.add(name)
-        elif kind:
-            modules[name][kind] = items
-        else:  # another class, or a function
-            name = m[1] or ""
-            if name in plain or name in modules:
-                doubtful.add(name)
-            if m[2]:
-                modules[name] = {}
-            else:
-                plain.add(name)
-    whole = {name: [lists[k] for k in Names._fields] for name, lists in modules.items() if len(lists) == 2}
-    return {name: whole.get(name, []) for name in plain | whole.keys() if name not in doubtful}
+def listed(text: str) -> dict[str, Names | None]:
+    """The classes in a source text: the lists of modules, None for others. Modules without both lists are not known."""
+    found: dict[str, Names | None] = {m[1]: None for m in _OTHER.finditer(text)}
+    for name, *lists in _CLASS.findall(text):
+        found[name] = Names(*(frozenset(re.findall('"(.*?)"', items)) for items in lists))
+    return found
 
 
 def sort(root: Any, classes: Classes) -> bool:

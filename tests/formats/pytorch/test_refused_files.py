@@ -876,12 +876,8 @@ MODULE = 'class Net(Module):\n  __parameters__ = ["w", ]\n  __buffers__ = ["b", 
         ("", "w b c"),
         (MODULE.replace("Net", "Net_"), "w b c"),
         (MODULE.replace("  __buffers__", "  buffers"), "w b c"),  # PyTorch before 1.6
-        (MODULE + MODULE, "w b c"),
-        (MODULE + "class Net:\n", "w b c"),
-        (MODULE + '  __buffers__ = ["b", ]\n', "w b c"),
         (MODULE.replace('["w", ]', '["w"]'), "w b c"),
         (MODULE.replace('["w", ]', '["\\x77", ]'), "w b c"),
-        (MODULE.replace("class", '"""\nclass') + '"""\n', "w b c"),
         (MODULE.replace("(Module)", ""), "w b c"),
         (MODULE.replace("  __", "    __"), "w b c"),
         (MODULE.replace("class Net", "class N(Module):\ndef Net"), "w b c"),
@@ -906,12 +902,10 @@ def test_what_scripts_hold_that_is_no_module(tmp_path: Path) -> None:
 
 
 def test_code_of_a_script_is_bounded(tmp_path: Path) -> None:
-    """More text, or more names, than any model has are not looked at; nor is a state copied for each of its owners."""
+    """More text than any model has is not looked at; nor is a state copied for each of its owners."""
     value = made("Net", w=tensor(), c=tensor())
-    many = MODULE.replace('"w", ', '"w", ' * torchscript.MAX_NAMES)
-    for text in (MODULE + " " * torchscript.MAX_CODE, many):
-        raw = script(value, (), {"a/code/__torch__/m.py": text.encode()})
-        assert list(opened(tmp_path / "a.pt", raw)) == ["w", "c"]
+    raw = script(value, (), {"a/code/__torch__/m.py": (MODULE + " " * torchscript.MAX_CODE).encode()})
+    assert list(opened(tmp_path / "a.pt", raw)) == ["w", "c"]
     shared = pickled({str(i): i for i in range(20_000)})[2:-1]
     owner = pickled(Call(Global("__torch__.m.Net"), new=True))[2:-1]
     many_owners = Raw(b"(" + shared + b"q\0" + (owner + b"h\0b") * 20_000 + b"t")
