@@ -41,8 +41,8 @@ from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.errors import CkptError
 from ckptconv.matching.check.prove import prove
 from ckptconv.matching.pairs import Proposal
+from ckptconv.matching.rules import toml
 from ckptconv.matching.search import match
-from ckptconv.matching.toml import toml
 from ckptconv.torch import load_into, outline
 
 SECONDS = 120.0  # of a search that does not end; a person would wait five minutes

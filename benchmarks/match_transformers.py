@@ -25,13 +25,12 @@ try:
 except ImportError as e:
     raise SystemExit(f"skipped: {e}") from None
 
-from ckptconv.matching.checked import prove
-
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.errors import CkptError
+from ckptconv.matching.check.prove import prove
 from ckptconv.matching.pairs import Proposal
+from ckptconv.matching.rules import toml
 from ckptconv.matching.search import match
-from ckptconv.matching.toml import toml
 from ckptconv.torch import load_into, outline
 
 SECONDS = 120.0

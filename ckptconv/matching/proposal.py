@@ -19,15 +19,17 @@ from ..output.staging import Output
 from ..rules.library import MAX_FILE
 from ..storage import files
 from ..storage.paths import refuse_remote
-from . import search, toml
+from . import search
 from .check.inputs import arrays
 from .check.prove import Proof, outputs_of, prove
 from .pairs import Proposal
+from .rules import toml
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..api.options import MatchOptions
+
 
 Arrays = api.Path | Mapping[str, Any]
 Original = Arrays | Callable[..., Any]
@@ -124,7 +126,7 @@ def match(
     proof = _proof(found, a, target, check, propose) if check else None
     found = proof.proposal if proof else found
     names = [printable(_name(side)) for side in (source, target)]
-    text = toml.toml(found, " to ".join(names), source=names[0], target=names[1])
+    text = toml(found, " to ".join(names), source=names[0], target=names[1])
     if output:
         read = {*stamps, *a.urls, *b.urls}  # also of what was open before
         own.refuse_source(os.fspath(output), read)
@@ -182,6 +184,3 @@ def _name(side: Any) -> str:
         path = os.fspath(side)
         return os.path.basename(redacted(path).rstrip("/")) or redacted(path)
     return type(side).__name__
-
-
-__all__ = ["Match", "match"]

@@ -1,14 +1,14 @@
 """Propose a converter for a source and a target: by values, else by names and modules, with shapes as constraints.
 
-    match(source, target)   Checkpoint, Checkpoint -> Proposal     pairs.py: what is found
-        values.py           the same elements, in which order of axes: proved bit for bit
-        names.py            equal words and numbers: numbering.py says which number is which
-        lengths.py          an axis that is longer on one side: a padded vocabulary
-        bundles.py          pieces on one side that are one tensor on the other: stacked layers, fused QKV
-        pairing.py          modules of one signature, by names, blocks and order; cells.py: recurrent ones
-        orders.py           how axes may move: conventions, then all that shapes allow; doubt.py: and what is doubtful
-        images.py           dense layers and vectors beside images, whose channels come last there and first here
-    toml(proposal, ...)     toml.py: rules over indices, with evidence; `-c` takes the file as it is
+    match(source, target)       Checkpoint, Checkpoint -> Proposal     pairs.py: what is found
+        values/                 the same elements, in which order of axes: proved bit for bit; pieces add up to a whole
+        names/likeness.py       equal words and numbers; names/match.py: pairs of them, padded vocabularies last
+        modules/match.py        modules of one signature, by names, blocks and order
+        modules/bundles.py      pieces on one side that are one tensor on the other: stacked layers, fused QKV, gates
+        orders/choose.py        how axes move, by conventions or shapes; images; and what is doubtful about it
+        orders/cells.py         recurrent cells
+    toml(proposal, ...)         rules.py: rules over indices, with evidence; `-c` takes the file as it is
+    prove(module, proposal ...) check/: run the module, compare its outputs, try what is marked
 
 Each stage gets what is left of both sides and returns pairs. Nothing is guessed in silence: what was not proved by
 values or by equal names and a convention is `assumed`, and `real` where another answer is likely.
@@ -26,15 +26,12 @@ from ..checkpoint import Checkpoint
 from ..dtypes import DTYPES
 from ..errors import CkptError, UsageError
 from ..rules import passes
-from . import names as by_name
-from .images import vectors
-from .lengths import by_length
-from .named import Sides, by_names, by_same_names, known_of, left
-from .pairing import by_modules, with_constants
-from .pairs import Pair, Proposal
-from .side import weights
-from .values import Found, find
-from .words import items
+from .modules.match import by_modules, with_constants
+from .names.likeness import by_likeness, items
+from .names.match import Sides, by_length, by_names, by_same_names, known_of, left
+from .orders.choose import vectors
+from .pairs import Pair, Proposal, weights
+from .values.find import Found, find
 
 HOPE = 0.5  # of the smaller side must find a partner
 SHOWN = 10
@@ -163,10 +160,7 @@ def _contradicted(rest: Sides) -> list[str]:
     groups: list[dict[str, Any]] = [{n: tuple(sorted(t.shape)) for n, t in side.tensors.items()} for side in rest]
     if not set(groups[0].values()) & set(groups[1].values()):
         return []
-    found = by_name.match(items(groups[0], groups[0]), items(groups[1], groups[1]))
+    found = by_likeness(items(groups[0], groups[0]), items(groups[1], groups[1]))
     lines = [f"{n.a} and {n.b} agree in name and shape, but not in values" for n in found if n.likeness > 0.4]
     more = [f"... and {len(lines) - SHOWN} more such pairs"] if len(lines) > SHOWN else []
     return lines[:SHOWN] + more
-
-
-__all__ = ["Pair", "match"]

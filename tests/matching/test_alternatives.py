@@ -6,19 +6,16 @@ import numpy as np
 import pytest
 
 from ckptconv.checkpoint import held
-from ckptconv.matching.bundle_orders import FUSED, PARTS
-from ckptconv.matching.cells import FORGET
 from ckptconv.matching.check.alternatives import alternatives
-from ckptconv.matching.doubt import GATES as GRU
-from ckptconv.matching.doubt import KEPT_GATES
-from ckptconv.matching.images import FLAT, FLAT_NOT
-from ckptconv.matching.orders import Order
+from ckptconv.matching.orders.axes import Order
+from ckptconv.matching.orders.cells import FORGET
+from ckptconv.matching.orders.choose import FLAT, FLAT_NOT, KEPT_GATES
+from ckptconv.matching.orders.cuts import PARTS
 from ckptconv.matching.pairs import Pair
 
 Shape = tuple[int, ...]
 Row = tuple[str, Shape, str, Shape, Pair]
 FLATTENED = "(s c) o -> o (c s)"
-FLAT_GATES = GRU.replace("i (h", "(s c) (h").replace(") i", ") (c s)")
 FLAT_ORDER = Order(FLATTENED, (("c", 3),))
 IJFO, IFJO = "(h.i + h.j + h.f + h.o)", "(h.i + h.f + h.j + h.o)"
 
@@ -67,78 +64,6 @@ def test_a_dense_layer_of_one_output_is_no_vector() -> None:
     found = tried([row], IMAGE | {"f/kernel": (24, 1)}, {"f.weight": (1, 24)})
     assert found[0] == "f.weight behind no image | 0: i o -> o i"
     assert found[1:] == [f"f.weight behind an image of {c} channels | 0: {FLATTENED}; c={c}" for c in (6, 4)]
-
-
-def test_cells_behind_one_image() -> None:
-    """Both ways of a GRU together, then each."""
-    names = ("f", "b")
-    source = {f"{n}/kernel": (6, 9) for n in names} | {"c/kernel": (3, 1, 2)}
-    rows = [pair(f"{n}/kernel", f"{n}.weight_ih", GRU, KEPT_GATES, FLAT_NOT) for n in names]
-    image = "behind an image of 2 channels"
-    assert tried(rows, source, {f"{n}.weight_ih": (9, 6) for n in names}) == [
-        f"f.weight_ih and others of 6 inputs {image} | 0: {FLAT_GATES}; c=2 | 1: {FLAT_GATES}; c=2",
-        f"f.weight_ih {image} | 0: {FLAT_GATES}; c=2",
-        f"b.weight_ih {image} | 1: {FLAT_GATES}; c=2",
-    ]
-
-
-BETWEEN = {  # how a kernel and the vectors in front of it are now, what is tried of all, and of the vectors alone
-    "behind an image": (FLAT, "(s c) -> (c s)", ["no image", "6", "4"], True),
-    "behind none": (FLAT_NOT, "", ["6", "4", "3"], False),
-}
-
-
-@pytest.mark.parametrize("case", BETWEEN)
-def test_vectors_go_with_the_kernel_behind_them(case: str) -> None:
-    """All that stands behind one image together, then the layers; reasons say what each would do."""
-    why, text, ways, now = BETWEEN[case]
-    source: dict[str, Shape] = IMAGE | {"n/gamma": (24,), "n/beta": (1, 24), "f/kernel": (24, 5), "other": (24,)}
-    target: dict[str, Shape] = {"n.weight": (24,), "n.bias": (24,), "f.weight": (5, 24), "o": (24,)}
-    size = (("c", 3),) if now else ()
-    rows = [
-        pair("n/gamma", "n.weight", Order(text, size), why),
-        pair("n/beta", "n.bias", Order("1 (s c) -> (c s)" if now else "1 b -> b", size), why),
-        pair("f/kernel", "f.weight", FLAT_ORDER if now else "i o -> o i", why),
-        pair("other", "o"),
-    ]
-    behind = [f"behind {'an image of ' * w.isdigit()}{w}{' channels' * w.isdigit()}" for w in ways]
-    groups = ["n.weight and others of 24 inputs"] * 2 + ["f.weight"]
-    found = tried(rows, source, target)
-    assert [t.split(" | ")[0] for t in found] == [f"{g} {w}" for g in groups for w in behind]
-    plain, image = (
-        [f"0: {a}", f"1: {b}", f"2: {c}"]
-        for a, b, c in (
-            ("", "1 o -> o", "i o -> o i"),
-            ("(s c) -> (c s); c=6", "1 (s c) -> (c s); c=6", f"{FLATTENED}; c=6"),
-        )
-    )
-    first = plain if now else image
-    assert [t.split(" | ")[1:] for t in found[:: len(ways)]] == [first, first[:2], first[2:]]
-    tensors = {n: held(n, np.zeros(shape, "f4")) for n, shape in source.items()}
-    for other in alternatives(rows, tensors, target):
-        assert {p.why for p in other.pairs.values()} == {(FLAT_NOT if "no image" in other.text else FLAT,)}
-
-
-def test_an_image_of_a_matrix_that_is_not_turned() -> None:
-    source, target = IMAGE | {"f": (5, 24)}, {"f.weight": (5, 24)}
-    assert tried([pair("f", "f.weight", "", FLAT_NOT)], source, target) == [
-        f"f.weight behind an image of {c} channels | 0: a (s c) -> a (c s); c={c}" for c in (6, 4, 3)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("inputs", "channels"), [(24, [6, 4, 3]), (6, [3]), (4, []), (12, [6, 4, 3]), (25, []), (18, [6, 3])]
-)
-def test_channels_divide_the_inputs_and_are_not_all_of_them(inputs: int, channels: list[int]) -> None:
-    source = IMAGE | {"f/kernel": (inputs, 5)}
-    found = tried([pair("f/kernel", "f.weight", "i o -> o i", FLAT_NOT)], source, {"f.weight": (5, inputs)})
-    assert found == [f"f.weight behind an image of {c} channels | 0: {FLATTENED}; c={c}" for c in channels]
-
-
-def test_six_images_are_tried() -> None:
-    source = {f"c{n}": (3, 3, 1, n) for n in (2, 3, 4, 5, 6, 10, 12, 15)} | {"f": (120, 7)}
-    found = tried([pair("f", "g", "i o -> o i", FLAT_NOT)], source, {"g": (7, 120)})
-    assert [int(t.split(" channels")[0].split()[-1]) for t in found] == [15, 12, 10, 6, 5, 4]
 
 
 def test_what_is_likely_comes_before_the_rest_and_what_is_sure_stays() -> None:
@@ -195,11 +120,6 @@ def test_the_gates_of_all_cells_are_exchanged_together() -> None:
     ]
 
 
-@pytest.mark.parametrize(("text", "shape"), [("", (3, 8)), ("a b -> (a b)", (3, 8))])
-def test_what_has_no_gates_stays(text: str, shape: Shape) -> None:
-    assert tried([pair("k", "t", text, KEPT_GATES)], {"k": shape}, {"t": shape}) == []
-
-
 def test_a_forget_bias_may_be_none() -> None:
     constant = pair("b", "t")._replace(fills=(("u", (1.0,)),))  # of a batch normalisation: it has no gates
     assert tried([constant], {"b": (8,)}, {"t": (8,)}) == []
@@ -207,33 +127,6 @@ def test_a_forget_bias_may_be_none() -> None:
     found = tried([filled], {"b": (3,)}, {"t": (3,)})
     assert found[-1] == "no forget_bias | 0:  fill u (0.0,)"
     assert "no forget_bias" not in "".join(tried([filled._replace(why=("x",))], {"b": (3,)}, {"t": (3,)}))
-
-
-def test_heads_of_fused_matrices() -> None:
-    """Powers of two first, then the rest; the three must be as long as a multiple of the heads."""
-    source: dict[str, Shape] = {"qkv": (5, 36)}
-    target: dict[str, Shape] = dict.fromkeys("qkv", (5, 12))
-    row = pair("qkv", "q k v", "a (n.0 + n.1 + n.2) -> a n.0, a n.1, a n.2", FUSED)
-    layout = "a (x (y.0 + y.1 + y.2)) -> a (x y.0), a (x y.1), a (x y.2)"
-    assert [t for t in tried([row], source, target) if "parts" not in t] == [
-        f"query, key and value interleaved in {h} heads | 0: {layout}; x={h}" for h in (2, 4, 3, 6)
-    ]
-    joined = pair("q k v", "qkv", row.order.inverse, FUSED)
-    assert tried([joined], target, source)[0] == (
-        "query, key and value interleaved in 2 heads | 0: "
-        "a (x y.0), a (x y.1), a (x y.2) -> a (x (y.0 + y.1 + y.2)); x=2"
-    )
-    biases = tried([pair("b", "p q r", "", FUSED)], {"b": (12,)}, {"p": (4,), "q": (4,), "r": (4,)})
-    assert biases[0] == (
-        "query, key and value interleaved in 2 heads | 0: "
-        "(x (y.0 + y.1 + y.2)) -> (x y.0), (x y.1), (x y.2); x=2"
-    )  # fmt: skip
-
-
-def test_eight_heads_are_tried() -> None:
-    found = tried([pair("qkv", "q k v", "", FUSED)], {"qkv": (5, 720)}, dict.fromkeys("qkv", (5, 240)))
-    found = [t for t in found if "interleaved" in t]
-    assert [int(t.split(" heads")[0].split()[-1]) for t in found] == [2, 4, 8, 16, 3, 5, 6, 10]
 
 
 PARTED = {  # sources, targets, names of one template on each side, the sources and targets of each alternative

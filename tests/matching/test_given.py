@@ -88,13 +88,6 @@ def test_arrays_that_prove_nothing(case: str) -> None:
         arrays(given, what)
 
 
-def test_arrays_of_any_kind() -> None:
-    found = arrays({"a": [1, 2], "b": np.ones(2, ">f4"), "c": None}, "input")
-    assert found["a"].tolist() == [1, 2]
-    assert found["b"].dtype == np.dtype("=f4")
-    assert found["c"] is None
-
-
 # --- outputs --------------------------------------------------------------------------------------------------------
 
 GOT: dict[str, list[Shape]] = {
@@ -157,11 +150,6 @@ def test_several_outputs_of_the_whole(case: str) -> None:
     found = places(Proposal(()), got, ["logits", "probs", "state"], drawn(wanted))
     assert found.picked == {"": picked}
     assert found.notes == ((words,) if words else ())
-
-
-def test_channels_that_come_last_are_turned() -> None:
-    found = places(Proposal(()), {"": [np.zeros((2, 4, 3))]}, [""], {"y": np.arange(24).reshape(2, 3, 4)})
-    assert found.wanted[""][0][0, :, 0].tolist() == [0, 1, 2, 3]
 
 
 OTHER_SHAPES: dict[str, tuple[dict[str, Shape], list[Shape], str]] = {

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import permutations
 
-import numpy as np
 import pytest
 
-from ckptconv.matching import names, pairs
-from ckptconv.matching.numbering import Unique
-from ckptconv.matching.words import items, words
+from ckptconv.matching import pairs
+from ckptconv.matching.names import likeness
+from ckptconv.matching.names.likeness import Unique, items, words
 
 pytest.importorskip("scipy", reason="matching by names is an extra")
 
@@ -86,63 +84,7 @@ def test_spellings_of_one_variable(word: str) -> None:
     assert {words(f"x/{other}") for other in VARIABLES[word].split()} == {("x", word)}
 
 
-@pytest.mark.parametrize(
-    ("name", "leaf", "parent", "folded"),
-    [
-        ("a/b/c", "c", "a/b", ("a/b/c", ())),
-        ("a.b/c.D:0", "d", "a.b/c", ("a.b/c.D:\0", (0,))),
-        ("a/b.c/d", "d", "a/b.c", ("a/b.c/d", ())),
-        ("_private_", "private_", "", ("_private_", ())),
-        ("x12/y007/z0", "z0", "x12/y007", ("x\0/y007/z\0", (12, 0))),
-        ("n123456789", "n123456789", "", ("n\0", (123456789,))),
-        ("n1234567890", "n1234567890", "", ("n1234567890", ())),
-        ("/x", "x", "", ("/x", ())),
-    ],
-)
-def test_parts_of_a_name(name: str, leaf: str, parent: str, folded: tuple[str, tuple[int, ...]]) -> None:
-    assert (pairs.leaf(name), pairs.parent(name), pairs.folded(name)) == (leaf, parent, folded)
-
-
 # --- likeness and assignment ------------------------------------------------------------------------------------------
-
-
-def like(a: str, b: str, *others: str) -> float:
-    return float(names.likeness([a.split()], [b.split(), *(o.split() for o in others)])[0, 0])
-
-
-def test_the_last_word_counts_twice() -> None:
-    found = names.likeness([["a", "z"]], [["b", "z"], ["a", "b"]])[0]
-    assert found[0] > found[1]
-
-
-def best(gain: np.ndarray) -> float:
-    short, long = sorted(gain.shape)
-    table = gain if gain.shape[0] == short else gain.T
-    return max(sum(table[r, c] for r, c in enumerate(p)) for p in permutations(range(long), short))
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (3, 1), (4, 4), (3, 5), (5, 2)])
-def test_the_assignment_with_the_greatest_sum(shape: tuple[int, int]) -> None:
-    gain = np.random.default_rng(1).uniform(0.1, 1, shape).astype("f4")
-    found = names.assigned(gain)
-    assert found == sorted(found)
-    assert len(found) == len({r for r, _ in found}) == len({c for _, c in found}) == min(shape)
-    assert sum(gain[r, c] for r, c in found) == pytest.approx(best(gain))
-
-
-def test_nothing_is_gained_by_a_pair_without_gain() -> None:
-    assert names.assigned(np.zeros((1, 1), "f4")) == []
-    assert names.assigned(np.array([[-1]], "f4")) == []
-    assert names.assigned(np.array([[0.5]], "f4")) == [(0, 0)]
-    assert names.assigned(np.array([[1, 0], [0, 0]], "f4")) == [(0, 0)]
-
-
-def test_few_that_nothing_tells_apart() -> None:
-    assert names.alike(["x"], ["other"]) == [("x", "other")]
-    assert names.alike(["q/w", "k/w"], ["k.w", "q.w"]) == [("q/w", "q.w"), ("k/w", "k.w")]
-    assert names.alike(["l_2/w", "l_1/w"], ["l.1.w", "l.2.w"]) == [("l_2/w", "l.2.w"), ("l_1/w", "l.1.w")]
-    assert names.alike(["u", "v", "w"], ["x", "y", "z"]) == [("u", "x"), ("v", "y"), ("w", "z")]  # as they stand
-    assert names.alike(["b_1/w", "a/w"], ["a.1.w", "b.w"]) == [("b_1/w", "b.w"), ("a/w", "a.1.w")]
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------
@@ -157,7 +99,7 @@ DIFFER = "the numbers in the names differ"
 
 def paired(a: dict[str, object] | Sequence[str], b: dict[str, object] | Sequence[str]) -> Found:
     sides = [items(list(s), s if isinstance(s, dict) else dict.fromkeys(s)) for s in (a, b)]
-    return [(n.a, n.b, n.sure, n.why, n.rivals) for n in names.match(*sides)]
+    return [(n.a, n.b, n.sure, n.why, n.rivals) for n in likeness.by_likeness(*sides)]
 
 
 NUMBERED: dict[str, tuple[list[str], list[str], list[tuple[str, str]], tuple[str, ...]]] = {
@@ -259,19 +201,6 @@ def test_names_that_say_the_same(a: str, b: str, others: list[str], same: bool) 
 def test_what_is_said_twice_is_read_once(text: str, read: str) -> None:
     sides = [[pairs.Item("", tuple(f"a b c d # {own}".split()), (), None, 0)] for own in "pq"]
     assert Unique(*sides).read(text.split()) == tuple(read.split())
-
-
-def test_rivals_are_named_where_another_is_nearly_as_likely() -> None:
-    found = {a: (b, rivals) for a, b, _, _, rivals in paired(["p/one/w", "z/w"], ["p.two.w", "p.three.w", "z.w"])}
-    assert found["z/w"] == ("z.w", ())
-    assert {found["p/one/w"][0], *found["p/one/w"][1]} == {"p.two.w", "p.three.w"}
-
-
-def test_homes_that_belong_together_lend_it_to_their_tensors() -> None:
-    a, b = (items(list(s), dict.fromkeys(s)) for s in (["up/w", "down/w"], ["left.w", "right.w"]))
-    for x, y in (("left", "right"), ("right", "left")):
-        homes = {("up", x): 1.0, ("down", y): 1.0, ("nobody", x): 5.0}
-        assert {(n.a, n.b) for n in names.match(a, b, homes)} == {("up/w", f"{x}.w"), ("down/w", f"{y}.w")}
 
 
 def test_a_bias_is_not_taken_for_a_weight() -> None:

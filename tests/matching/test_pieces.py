@@ -10,18 +10,14 @@ import pytest
 
 from ckptconv import UsageError
 from ckptconv.checkpoint import Tensor, held
-from ckptconv.matching import cells, parts
-from ckptconv.matching.check import prove
-from ckptconv.matching.doubt import GATES as GRU
-from ckptconv.matching.doubt import KEPT_GATES, Judge
-from ckptconv.matching.images import FLAT, FLAT_NOT, SHAPED_IMAGE, Images, vectors
-from ckptconv.matching.lengths import _axis, padded
-from ckptconv.matching.orders import Order
-from ckptconv.matching.pairs import Length, Pair, Proposal, folded, leaf, parent
-from ckptconv.matching.prints import Print, fingerprint, fingerprints
-from ckptconv.matching.side import Side
-from ckptconv.matching.toml import summary, toml
-from ckptconv.matching.units import Unit
+from ckptconv.matching.modules.units import Unit
+from ckptconv.matching.orders import cells
+from ckptconv.matching.orders.axes import Order
+from ckptconv.matching.orders.choose import FLAT, FLAT_NOT, KEPT_GATES, SHAPED_IMAGE, Images, Judge, vectors
+from ckptconv.matching.orders.choose import GATES as GRU
+from ckptconv.matching.pairs import Length, Pair, Print, Proposal, Side
+from ckptconv.matching.rules import summary, toml
+from ckptconv.matching.values.fingerprints import fingerprint
 from ckptconv.moves.sources import Sources
 
 Shape = tuple[int, ...]
@@ -80,22 +76,12 @@ BIASES = {
 def test_the_bias_of_a_cell(case: str) -> None:
     gates, shape, want = BIASES[case]
     a, b = keras_cell(gates, shape), torch_cell(gates)
-    *_, last = cells.cell(a, b, judge(a.members))
+    *_, last = cells.cell_pieces(a, b, judge(a.members))
     if want is None:
         assert last.targets == ("t.weight_hh",)
         return
     text, targets, why, axis, real, fills = want
     assert last == cells.Piece(("k/bias",), targets, Order(text), why, axis, real, fills)
-
-
-def test_the_matrices_of_a_cell() -> None:
-    for gates, texts in ((4, ["i o -> o i"] * 2), (3, [GRU, GRU])):
-        a, b = keras_cell(gates), torch_cell(gates, biased=False)
-        found = cells.cell(a, b, judge(a.members))
-        assert [(p.sources, p.targets, p.why) for p in found] == [
-            (("k/kernel",), ("t.weight_ih",), KEPT_GATES), (("k/recurrent_kernel",), ("t.weight_hh",), KEPT_GATES)
-        ]  # fmt: skip
-        assert [p.order.text for p in found] == texts
 
 
 @pytest.mark.parametrize(("gates", "text"), [(4, FLATTENED), (3, FLAT_GATES)])
@@ -110,7 +96,7 @@ def test_a_cell_behind_a_flattened_image(gates: int, text: str) -> None:
         (3, (plain, "", False)),
     ):
         chosen = judge({"c/kernel": tensor("c/kernel", (3, 2, channels))}, module=True)
-        found, state = cells.cell(x, y, chosen)
+        found, state = cells.cell_pieces(x, y, chosen)
         assert (found.order, found.also, found.real) == want
         assert (state.also, state.real) == ("", False)
 
@@ -177,42 +163,16 @@ def test_vectors_behind_a_flattened_image(case: str) -> None:
     assert all(p.real and dict(p.order.sizes).get("c", 5) == 5 for n, p in made.items() if n in want and FLAT in p.why)
 
 
-def test_a_cell_of_torch_stays_what_it_is() -> None:
-    for gates in (3, 4):
-        a, b = torch_cell(gates), torch_cell(gates)
-        found = cells.cell(a, b, judge(a.members))
-        names = [f"t.{r}" for r in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-        assert found == [cells.Piece((n,), (n,), Order(), KEPT_GATES) for n in names]
-
-
 def test_a_cell_of_tensorflow_1() -> None:
     a, b = unit("l", joint=("l/kernel", (8, 12)), bias_ih=("l/bias", (12,))), torch_cell(4)
     text = "(x + y) (h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o) x, (h.i + h.f + h.j + h.o) y"
-    assert cells.cell(a, b, judge(a.members)) == [
+    assert cells.cell_pieces(a, b, judge(a.members)) == [
         cells.Piece(("l/kernel",), ("t.weight_ih", "t.weight_hh"), Order(text, (("x", 5),)), KEPT_GATES),
         cells.Piece(
             ("l/bias",), ("t.bias_ih",), Order("(h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o)"), cells.FORGET,
             real=True, fills=(("t.bias_hh", (0.0, 1.0, 0.0, 0.0)),),
         ),
     ]  # fmt: skip
-
-
-def test_what_has_no_counterpart_is_left_out() -> None:
-    a, b = keras_cell(4, (12,), recurrent=False), torch_cell(4)
-    assert [p.targets for p in cells.cell(a, b, judge(a.members))] == [("t.weight_ih",), ("t.bias_ih",)]
-    bare = torch_cell(4, biased=False)
-    assert [p.targets for p in cells.cell(keras_cell(4, (12,)), bare, judge({}))] == [
-        ("t.weight_ih",),
-        ("t.weight_hh",),
-    ]
-    one = replace_members(torch_cell(4), without="bias_hh")
-    assert len(cells.cell(keras_cell(4, (12,)), one, judge({}))) == 2
-    for role in ("weight_ih", "weight_hh"):
-        assert cells.cell(keras_cell(4), replace_members(torch_cell(4), without=role), judge({})) == []
-
-
-def replace_members(of: Unit, *, without: str) -> Unit:
-    return replace(of, members={r: t for r, t in of.members.items() if r != without})
 
 
 # --- fingerprints -------------------------------------------------------------------------------------------------
@@ -239,14 +199,6 @@ def test_a_fingerprint_is_of_elements_in_any_order() -> None:
         assert printed(other).total != one.total
 
 
-def test_a_fingerprint_is_fixed() -> None:
-    """It is of the bits, mixed as SplitMix64 does: the state 0 gives the first number that is published for it."""
-    assert printed(np.array([0], "u8")).total == 0xE220A8397B1DCDAF
-    assert printed(np.array([0, 0], "u1")).total == 2 * 0xE220A8397B1DCDAF % 2**64
-    swapped = [printed(np.array([v], "c16")).total for v in (1 + 2j, 2 + 1j)]
-    assert swapped[0] != swapped[1]  # both words of an element count, and their order
-
-
 @pytest.mark.parametrize(
     ("array", "constant"),
     [
@@ -260,14 +212,6 @@ def test_what_proves_nothing(array: Any, constant: bool) -> None:
     assert printed(array).constant is constant
 
 
-def test_what_has_no_fingerprint() -> None:
-    with Sources() as sources:
-        assert fingerprint(held("t", np.array([b"a"], object)), sources) is None
-        assert fingerprint(replace(tensor("t", (2,)), parts=()), sources) is None
-    many = [tensor("a", (2,)), tensor("b", (0, 2)), held("c", np.array([b"a"], object)), tensor("d", (3,))]
-    assert list(fingerprints(many, 1)) == list(fingerprints(many, 2)) == ["a", "d"]
-
-
 # --- wholes and parts: which are tried ------------------------------------------------------------------------------
 
 
@@ -275,85 +219,10 @@ def like(*names: str, **elements: int) -> dict[str, Print]:
     return {n: Print("float32", elements.get(n[-1], 4), 1, False) for n in names}
 
 
-@pytest.mark.parametrize(
-    ("names", "stacks"),
-    [
-        (("a.1.w", "a.0.w"), [("a.0.w", "a.1.w")]),
-        (("a.1.w", "a.2.w"), []),  # from 0
-        (("a.0.w", "a.2.w"), []),  # without a gap
-        (("a.0.w",), []),
-        (("a.0.w", "a.1.v"), []),
-        (("a.0.b.0", "a.1.b.0", "a.0.b.1", "a.1.b.1"),
-         [("a.0.b.0", "a.1.b.0"), ("a.0.b.0", "a.0.b.1"), ("a.0.b.1", "a.1.b.1"), ("a.1.b.0", "a.1.b.1")]),
-    ],
-)  # fmt: skip
-def test_slices_are_counted_from_0(names: tuple[str, ...], stacks: list[tuple[str, ...]]) -> None:
-    assert sorted(parts._stacks(like(*names))) == sorted(stacks)
-
-
-def test_slices_have_one_size() -> None:
-    assert list(parts._stacks(like("a0", "a1", "a2", **{"1": 5}))) == []
-
-
-def test_siblings_are_of_one_module_or_of_the_modules_in_one() -> None:
-    found = {frozenset(names) for names in parts._siblings(like("m.a.x", "m.a.y", "m.b.z", "n.c.u"))}
-    assert found == {frozenset(s) for s in (("m.a.x", "m.a.y"), ("m.a.x", "m.b.z"), ("m.a.y", "m.b.z"),
-                                            ("m.a.x", "m.a.y", "m.b.z"))}  # fmt: skip
-    for count, some in ((16, True), (17, False)):
-        assert bool(list(parts._siblings(like(*(f"m.{k}" for k in range(count)))))) is some
-    assert max(map(len, parts._siblings(like(*"abcdef")))) == 4
-
-
 # --- lengths ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "is_padded"),
-    [
-        (50257, 50304, True), (50304, 50257, True), (50257, 50257, False), (50257, 50305, False), (8, 8, False),
-        (8, 72, True), (8, 80, False), (1, 64, True), (512, 576, True), (512, 584, False), (1024, 1152, True),
-        (1024, 1160, False), (30522, 30528, True),
-    ],
-)  # fmt: skip
-def test_lengths_that_are_padding(one: int, other: int, is_padded: bool) -> None:
-    assert padded(one, other) is is_padded
-
-
-@pytest.mark.parametrize(
-    ("text", "a", "b", "axis"),
-    [
-        ("", (7, 3), (8, 3), 0), ("", (3, 7), (3, 8), 1), ("", (7, 3), (8, 4), None), ("", (7, 3), (7, 3), None),
-        ("i o -> o i", (7, 3), (3, 8), 1), ("i o -> o i", (7, 3), (7, 3), None), ("i -> i", (7, 3), (7, 3), None),
-    ],
-)  # fmt: skip
-def test_the_axis_that_is_padded(text: str, a: Shape, b: Shape, axis: int | None) -> None:
-    assert _axis(Order(text), tensor("a", a), tensor("b", b)) == axis
-
-
-@pytest.mark.parametrize(
-    ("length", "text"),
-    [
-        (Length(0, 7, 8), "pad = { axis = 0, from = 7, to = 8, value = 0 }"),
-        (Length(1, 8, 7), "crop = { axis = 1, from = 8, to = 7 }"),
-    ],
-)
-def test_a_length_as_a_rule(length: Length, text: str) -> None:
-    assert length.text == text
-
-
 # --- names --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "parts_of_it"),
-    [
-        ("a/b.c", ("c", "a/b", ("a/b.c", ()))), ("a.b/c:0", ("c", "a.b", ("a.b/c:\0", (0,)))),
-        ("Kernel", ("kernel", "", ("Kernel", ()))), ("a/_w:12", ("w", "a", ("a/_w:\0", (12,)))),
-        ("l12/007/x3y", ("x3y", "l12/007", ("l\0/007/x\0y", (12, 3)))), ("/w", ("w", "", ("/w", ()))),
-    ],
-)  # fmt: skip
-def test_the_parts_of_a_name(name: str, parts_of_it: Any) -> None:
-    assert (leaf(name), parent(name), folded(name)) == parts_of_it
 
 
 # --- rule files -----------------------------------------------------------------------------------------------------
@@ -463,20 +332,3 @@ def test_names_that_no_rule_file_can_hold(name: str) -> None:
 
 
 # --- inputs and outputs ---------------------------------------------------------------------------------------------
-
-
-def test_what_an_original_computes() -> None:
-    def named(found: Any) -> dict[str, list[float]]:
-        return {n: a.tolist() for n, a in prove.outputs_of(lambda x: found, {"x": np.ones(1)}).items()}
-
-    assert named(np.array([1.0])) == {"number 1": [1]}
-    assert named([np.array([1.0]), np.array([2.0])]) == {"number 1": [1], "number 2": [2]}
-    assert named((np.array([1.0]),)) == {"number 1": [1]}
-    assert named({"a": np.array([3.0])}) == {"a": [3]}
-    for error, words in ((ValueError("one\ntwo"), "ValueError: one$"), (KeyError(), "KeyError: no reason given$")):
-
-        def fails(x: Any, error: Exception = error) -> Any:
-            raise error
-
-        with pytest.raises(UsageError, match=f"the original cannot be run with these inputs: {words}"):
-            prove.outputs_of(fails, {"x": np.ones(1)})

@@ -11,7 +11,7 @@ import pytest
 
 import ckptconv
 from ckptconv import MissingExtra, StorageError, UsageError
-from ckptconv.matching import proposal, toml
+from ckptconv.matching import proposal, rules
 from ckptconv.matching.pairs import Pair, Proposal
 from ckptconv.matching.proposal import Match
 
@@ -168,7 +168,7 @@ def test_a_match_as_json() -> None:
 
 @pytest.mark.parametrize(("source", "target"), [("", ""), ("a", "b"), ("a", ""), ("", "b")])
 def test_both_sides_are_named_if_one_is(source: str, target: str) -> None:
-    text = toml.toml(Proposal((Pair(("d",), ("D",)),), every=["d"]), "t", source, target)
+    text = rules.toml(Proposal((Pair(("d",), ("D",)),), every=["d"]), "t", source, target)
     there = f'title = "t"\nsource = "{source}"\ntarget = "{target}"\n'
     assert (there in text) is bool(source or target)
     assert ("source =" in text) is bool(source or target)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from ckptconv.checkpoint import Tensor, held
-from ckptconv.matching import toml, values
+from ckptconv.matching import rules
 from ckptconv.matching.pairs import LISTED, Pair, Proposal
+from ckptconv.matching.values import find
 
 pytest.importorskip("scipy", reason="matching by names is an extra")
 X, Y = (np.random.default_rng(seed).normal(size=(4, 6)).astype("f4") for seed in (0, 1))
@@ -41,7 +42,7 @@ SAME: dict[str, tuple[str, str, list[tuple[str, str, str, tuple[str, ...]]], dic
 @pytest.mark.parametrize("case", SAME)
 def test_tensors_that_hold_the_same(case: str) -> None:
     a, b, pairs, copies, ties = SAME[case]
-    found = values.find(tensors(a, Y), tensors(b, Y))
+    found = find.find(tensors(a, Y), tensors(b, Y))
     assert [(*p.sources, *p.targets, p.evidence, p.rivals) for p in found.pairs] == pairs
     assert [(p.sure, bool(p.why)) for p in found.pairs] == [(not rivals, bool(rivals)) for *_, rivals in pairs]
     assert (found.copies, found.ties) == (copies, ties)
@@ -50,18 +51,18 @@ def test_tensors_that_hold_the_same(case: str) -> None:
 
 def test_a_tie_has_one_layout() -> None:
     """Of targets of several shapes none is tied, and an order that no layout gives is noted."""
-    found = values.find({"p": held("p", X)}, {"p": held("p", X), "t": held("t", X.T.copy())})
+    found = find.find({"p": held("p", X)}, {"p": held("p", X), "t": held("t", X.T.copy())})
     assert (len(found.pairs), found.ties) == (1, [])
-    found = values.find({"p": held("p", X)}, {"p": held("p", X), "t": held("t", X[::-1].copy())})
+    found = find.find({"p": held("p", X)}, {"p": held("p", X), "t": held("t", X[::-1].copy())})
     assert found.ties == []
-    found = values.find({"p": held("p", X)}, {"t": held("t", X.reshape(-1)[::-1].reshape(4, 6).copy())})
+    found = find.find({"p": held("p", X)}, {"t": held("t", X.reshape(-1)[::-1].reshape(4, 6).copy())})
     assert found.pairs == []
     assert found.notes == ["p and t hold the same elements, in an order that no simple layout gives"]
 
 
 def test_constants_are_no_evidence() -> None:
     zeros = np.zeros((4, 6), "f4")
-    assert values.find({"p": held("p", zeros)}, {"q": held("q", zeros)}).pairs == []
+    assert find.find({"p": held("p", zeros)}, {"q": held("q", zeros)}).pairs == []
 
 
 @pytest.mark.parametrize(("varied", "found", "trained"), [(10, 1, False), (10, 2, True), (9, 1, True), (1, 0, False)])
@@ -71,7 +72,7 @@ def test_a_target_that_was_made_from_the_source(varied: int, found: int, trained
     b = {f"w{i}": held(f"w{i}", rng.normal(size=12)) for i in range(varied)}
     b |= {f"z{i}": held(f"z{i}", np.zeros(12)) for i in range(30)}
     a = {name: b[name] for name in list(b)[:found]} | {"other": held("other", rng.normal(size=12))}
-    assert values.find(a, b).trained is trained
+    assert find.find(a, b).trained is trained
 
 
 @pytest.mark.parametrize("count", [1, LISTED, LISTED + 1])
@@ -80,4 +81,4 @@ def test_rivals_are_listed_up_to_a_number(count: int) -> None:
     pair = Pair(("p",), ("q",), sure=False, real=True, why=("w",), rivals=rivals)
     found = Proposal([pair], every=["p"])
     more = ", ..." if count > LISTED else ""
-    assert f"# could also be {', '.join(rivals[:LISTED])}{more}\n" in toml.toml(found)
+    assert f"# could also be {', '.join(rivals[:LISTED])}{more}\n" in rules.toml(found)

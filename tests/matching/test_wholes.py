@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from ckptconv.checkpoint import Checkpoint, held
-from ckptconv.matching.bundle_orders import PARTS
+from ckptconv.matching.orders.cuts import PARTS
+from ckptconv.matching.rules import toml
 from ckptconv.matching.search import match
-from ckptconv.matching.toml import toml
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
 from ckptconv.rules.lint import lint

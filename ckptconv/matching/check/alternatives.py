@@ -4,30 +4,33 @@ flattened      (h w c) o -> o (c h w)        behind convolutions
 shaped         i (h w c) -> (c h w) i        in front of convolutions
 turned         i o -> o i, or as it is       square matrices, all of one kind together, then one by one
 gates          i f c o, or i c f o           all cells together
-interleaved    head by head                  fused query, key and value
 parts          v, k, q                       tensors that are joined, in another order
 crossed        a module for another          of one signature, neighbours first
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, permutations
-from math import prod
 
 from ...checkpoint import Tensor
-from .. import cuts, orders
-from ..bundle_orders import FUSED, PARTS
-from ..cells import FORGET, SUMMED
-from ..conventions import is_kernel
-from ..doubt import GATES, KEPT_GATES
-from ..images import FLAT, FLAT_NOT, IMAGE_NOT, SHAPED_IMAGE, length, with_image, without_image
-from ..orders import Order, Shape
+from ..orders.axes import Order, Shape, essence, is_kernel, renamed, simple, tokens
+from ..orders.cells import FORGET, SUMMED
+from ..orders.choose import (
+    FLAT,
+    FLAT_NOT,
+    GATES,
+    IMAGE_NOT,
+    KEPT_GATES,
+    SHAPED_IMAGE,
+    length,
+    with_image,
+    without_image,
+)
+from ..orders.cuts import FUSED, PARTS
 from ..pairs import Alternative, Pair, leaf, parent
 
-MAX_HEADS = 8
 MAX_PARTS = 3  # of a tensor, whose other orders are tried
 MAX_CHANNELS = 6
 AFTER, BEFORE = {FLAT, FLAT_NOT}, {SHAPED_IMAGE, IMAGE_NOT}
@@ -44,7 +47,6 @@ def alternatives(
     yield from _before_images({k: p for k, p in unsure.items() if BEFORE & {*p.why}}, source)
     yield from _turned(unsure, source, target)
     yield from _gates(unsure, source)
-    yield from interleaved(unsure, source, target)
     yield from _reordered(unsure)
     yield from _crossed(unsure, target)
     yield from _after_images({k: p for k, p in unsure.items() if k not in likely}, source)
@@ -78,8 +80,8 @@ def _features(p: Pair, shape: Shape) -> int:
     if len(shape) != 2 or ("(" in p.order.text and "(s c)" not in p.order.text and p.order.text != GATES):
         return -1
     if "(s c)" in p.order.text:
-        return orders.tokens(p.order.text.partition("->")[0]).index("(s c)")
-    return 0 if p.order.text == GATES or orders.essence(p.order, shape) == (1, 0) else 1
+        return tokens(p.order.text.partition("->")[0]).index("(s c)")
+    return 0 if p.order.text == GATES or essence(p.order, shape) == (1, 0) else 1
 
 
 def _before_images(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iterator[Alternative]:
@@ -126,10 +128,10 @@ def _turned(
         if len(p.sources) != 1 or len(p.targets) != 1 or (AFTER | BEFORE | {KEPT_GATES}) & {*p.why}:
             continue
         a, b = source[p.sources[0]].shape, target[p.targets[0]]
-        done = {orders.essence(p.order, a)}
-        for order in orders.simple(a, b):
-            if orders.essence(order, a) not in done:
-                done.add(orders.essence(order, a))
+        done = {essence(p.order, a)}
+        for order in simple(a, b):
+            if essence(order, a) not in done:
+                done.add(essence(order, a))
                 groups[(leaf(p.sources[0]), leaf(p.targets[0]), order.text)][k] = p._replace(order=order)
     likely = sorted(groups.items(), key=lambda g: (is_kernel(g[0][0]), len(g[0][2].split())))
     for (x, y, text), found in likely:
@@ -162,69 +164,9 @@ def _regated(p: Pair, rank: int) -> Pair | None:
     if "(h." in text or "," in text or rank > 2 or (rank == 2 and not text):
         return None
     left, _, right = text.partition(" -> ")
-    if text and orders.tokens(right)[:1] != orders.tokens(left)[-1:]:
+    if text and tokens(right)[:1] != tokens(left)[-1:]:
         return None
-    return p._replace(order=orders.renamed(p.order, rank, rank - 1, *SWAPPED, p.order.sizes))
-
-
-def interleaved(
-    unsure: Mapping[int, Pair], source: Mapping[str, Tensor], target: Mapping[str, tuple[int, ...]]
-) -> Iterator[Alternative]:
-    """Fused query, key and value whose heads hold a block of each."""
-    fused = {k: p for k, p in unsure.items() if FUSED in p.why}
-    shapes = {n: t.shape for n, t in source.items()} | dict(target)
-    heads = {h for p in fused.values() for h in cuts.divisors(_length(p, shapes))}
-    for h in sorted(heads, key=lambda h: (h & (h - 1) != 0, h))[:MAX_HEADS]:
-        found = {k: q for k, p in fused.items() if (q := _by_heads(p, shapes, h))}
-        if found:
-            yield Alternative(f"query, key and value interleaved in {h} heads", found)
-
-
-def _length(p: Pair, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """The width of one of the three."""
-    _, part, _, _ = _one_layer(p, shapes)
-    return max(part, default=1) if len(part) != 1 else prod(part)
-
-
-def _one_layer(p: Pair, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Shape, Shape, int, bool]:
-    """The shapes of a fused tensor and of a part of it, in one layer; how many parts; whether the parts are joined."""
-    if not p.each:
-        joined = len(p.sources) > 1
-        one, several = (p.targets, p.sources) if joined else (p.sources, p.targets)
-        return shapes[one[0]], shapes[several[0]], len(several), joined
-    left, _, right = p.order.text.partition("->")
-    joined = "," in left
-    whole, parts = (p.targets, p.sources) if joined else (p.sources, p.targets)
-    sides = (right, left.split(",")[0]) if joined else (left, right.split(",")[0])
-    a, b = (
-        tuple(n for n, word in zip(shapes[names[0]], orders.tokens(side), strict=True) if word != "e")
-        for names, side in zip((whole, parts), sides, strict=True)
-    )
-    return a, b, (left if joined else right).count(",") + 1, joined
-
-
-def _by_heads(p: Pair, shapes: Mapping[str, tuple[int, ...]], heads: int) -> Pair | None:
-    a, b, count, joined = _one_layer(p, shapes)
-    for axis, n in enumerate(a):
-        if n % count or len(a) != len(b) or (n // count) % heads:
-            continue
-        found = [o.inverse if joined else o for o in cuts.concatenated(a, b, axis, count, heads)]
-        for made in sorted(found, key=lambda o: _turns(o) is not _turns(p.order)):  # a square one is turned as it was
-            for k, side in enumerate(p.order.text.split("->")):
-                words = orders.tokens(side.split(",")[0])
-                made = cuts.every_layer(made, words.index("e"), left=not k) if "e" in words else made
-            return p._replace(order=made)
-    return None
-
-
-def _turns(order: Order) -> bool:
-    """Whether the axis that holds the parts stands elsewhere in a part than in the whole."""
-    if "," not in order.text:
-        return False
-    sides = [orders.tokens(side.split(",")[0]) for side in order.text.split("->")]
-    whole, part = sides if "," in order.text.partition("->")[2] else sides[::-1]
-    at = [[bool(re.search(mark, x)) for x in words if x != "e"] for words, mark in ((whole, "[+]"), (part, "[.]"))]
-    return at[0] != at[1]
+    return p._replace(order=renamed(p.order, rank, rank - 1, *SWAPPED, p.order.sizes))
 
 
 def _reordered(unsure: Mapping[int, Pair]) -> Iterator[Alternative]:
@@ -267,6 +209,3 @@ def _crossed(unsure: Mapping[int, Pair], target: Mapping[str, tuple[int, ...]]) 
             p, q = unsure[k], unsure[j]
             found |= {k: p._replace(targets=q.targets), j: q._replace(targets=p.targets)}
         yield Alternative(f"{one} and {other} exchanged", found)
-
-
-__all__ = ["Alternative", "alternatives", "interleaved"]

@@ -190,6 +190,3 @@ def _shape(array: Array) -> str:
 
 def _shapes(many: Sequence[Array]) -> str:
     return ", ".join(map(_shape, many)) or "no tensor"
-
-
-__all__ = ["Arguments", "Placed", "arguments", "arrays", "channels_first", "channels_last", "places"]

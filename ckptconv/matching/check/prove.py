@@ -24,15 +24,19 @@ from ...messages import many, paragraphs, printable
 from ...rules import toml as rules
 from ...rules.apply import apply
 from ...verification.outputs import Comparison, Step, departure
-from .. import bundle_orders, cells, doubt, pairing
-from ..pairs import Pair, Proposal, parent
-from ..toml import toml
-from .alternatives import Alternative, alternatives
+from ..modules.match import NUMBERS, PLACE, SOME
+from ..orders.cells import FORGET
+from ..orders.choose import CHOSEN, KEPT_GATES, SHAPED
+from ..orders.cuts import FUSED, PARTS
+from ..pairs import Alternative, Pair, Proposal, parent
+from ..rules import toml
+from .alternatives import alternatives
 from .inputs import arguments, arrays, places
 
 if TYPE_CHECKING:
     from ...torch import Runner
     from ...verification.outputs import Array, Outputs
+
 
 TRIES = 400
 SECONDS = 300.0
@@ -51,8 +55,8 @@ FEW = (
     "rows, or what comes before a last argmax or threshold"
 )
 ASSUMED = {  # what is no longer so when something else was taken; the flattened images change their own
-    doubt.CHOSEN, doubt.SHAPED, doubt.KEPT_GATES, bundle_orders.FUSED, bundle_orders.PARTS, cells.FORGET,
-    pairing.PLACE, pairing.SOME, pairing.NUMBERS,
+    CHOSEN, SHAPED, KEPT_GATES, FUSED, PARTS, FORGET,
+    PLACE, SOME, NUMBERS,
 }  # fmt: skip
 CHANGED = "changed by the check, as the outputs are nearer so"
 AS_RUN = "the modules in the order in which they run"

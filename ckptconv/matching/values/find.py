@@ -1,25 +1,106 @@
-"""Tensors that were cut or joined, by values: the fingerprints of the parts add up to that of the whole.
+"""Pairs by content: equal fingerprints propose, the order of axes is proved bit for bit.
 
     attn.qkv [48, 16]      = query [16, 16] + key [16, 16] + value [16, 16]        few tensors of one module
     layers [12, 16, 64]    = layer_0 [16, 64] + ... + layer_11 [16, 64]            names that count from 0
 
-A sum only proposes. Which part lies where in the whole is read off the fingerprints of the whole's slices, so the time
-is linear in their number; then the order of axes is proved bit for bit.
+A constant (zeros, ones) is no evidence, and tensors that share their content with others are told apart by names, and
+marked so. The fingerprints of parts add up to that of the whole. Which part lies where in the whole is read off the
+fingerprints of the whole's slices, so that the time is linear in their number.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import permutations
+from dataclasses import dataclass, field
+from itertools import islice, permutations
 from math import prod
 
-from ..checkpoint import Tensor
-from . import cuts
-from .bits import Bits, moved, slices
-from .orders import LETTERS, Order
-from .pairs import Pair, folded, parent
-from .prints import WORD, Print, fingerprint
+from ...checkpoint import Tensor
+from ...moves.sources import Sources
+from ..names.likeness import alike
+from ..orders.axes import LETTERS, Order
+from ..orders.cuts import concatenated, divisors, split, stacked, subsets
+from ..pairs import LISTED, Pair, Print, folded, parent
+from .fingerprints import WORD, Bits, fingerprint, fingerprints, moved, slices
+
+MADE = 0.1  # of the target found by value: it was made from this source, and other values are other tensors
+Prints = Mapping[str, Print]
+
+
+@dataclass
+class Found:
+    """Pairs by value; groups of names in the target that hold one content; what is known but not a rule.
+
+    `trained` says that the target was made from this source: other values then are other tensors.
+    """
+
+    pairs: list[Pair] = field(default_factory=list)
+    ties: list[tuple[str, ...]] = field(default_factory=list)
+    copies: dict[str, str] = field(default_factory=dict)  # a source that holds what another one does
+    notes: list[str] = field(default_factory=list)
+    prints: tuple[Prints, Prints] = ({}, {})
+    trained: bool = False
+
+
+def find(a: Mapping[str, Tensor], b: Mapping[str, Tensor], workers: int = 1) -> Found:
+    """Match two sets of tensors by content; every tensor is read."""
+    found = Found(prints=(fingerprints(a.values(), workers), fingerprints(b.values(), workers)))
+    with Sources() as sources:
+        bits = Bits(sources)
+        for many_a, many_b in _groups(*found.prints):
+            _pair(found, bits, [a[n] for n in many_a], [b[n] for n in many_b])
+        for side in (0, 1):
+            _cut_wholes(found, bits, (a, b), side)
+    varied = [n for n, p in found.prints[1].items() if not p.constant]
+    done = {n for p in found.pairs for n in p.targets} | {n for t in found.ties for n in t}
+    found.trained = sum(n in done for n in varied) > MADE * len(varied)
+    return found
+
+
+def _groups(a: Prints, b: Prints) -> list[tuple[list[str], list[str]]]:
+    """Names of both sides that have one fingerprint."""
+    groups: dict[Print, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for side, prints in enumerate((a, b)):
+        for name, p in prints.items():
+            if not p.constant:
+                groups[p][side].append(name)
+    return [(x, y) for x, y in groups.values() if x and y]
+
+
+def _pair(found: Found, bits: Bits, many_a: list[Tensor], many_b: list[Tensor]) -> None:
+    """Pair tensors that all hold the same elements: by names, where there are several."""
+    a, b = {t.name: t for t in many_a}, {t.name: t for t in many_b}
+    chosen = alike(list(a), list(b))
+    for x, y in chosen:
+        order = bits.order(a[x], b[y])
+        if order is None:
+            found.notes.append(f"{x} and {y} hold the same elements, in an order that no simple layout gives")
+            continue
+        rivals = tuple(islice((n for n in b if n != y), LISTED + 1)) if len(a) > 1 else ()
+        why = ("several tensors hold these values: names decide which is which",) if rivals else ()
+        found.pairs.append(Pair((x,), (y,), order, "equal" if rivals else "values", not rivals, why, rivals))
+    first_a, first_b = chosen[0]
+    taken_a, taken_b = {x for x, _ in chosen}, {y for _, y in chosen}
+    found.copies.update({n: first_a for n in a if n not in taken_a})
+    twins = [n for n in b if n not in taken_b] if len({t.shape for t in many_b}) == 1 else []
+    twins = [n for n in twins if bits.same(b[first_b], b[n])]
+    if twins:
+        found.ties.append((first_b, *twins))
+
+
+def _cut_wholes(found: Found, bits: Bits, sides: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], side: int) -> None:
+    """Find wholes on one side whose parts are on the other."""
+    done = {n for p in found.pairs for n in (p.sources, p.targets)[side]} | set(found.copies)
+    other = {n for p in found.pairs for n in (p.sources, p.targets)[1 - side]}
+    wholes = {n: p for n, p in found.prints[side].items() if n not in done and not p.constant}
+    parts = {n: p for n, p in found.prints[1 - side].items() if n not in other}
+    if wholes and parts:
+        search = Parts(bits, sides[side], sides[1 - side], backwards=bool(side))
+        search.find(wholes, parts)
+        found.pairs += search.pairs
+        found.notes += search.notes
+
 
 MAX_SIBLINGS = 16  # unmatched tensors of one module whose sums are tried
 MAX_PIECES = 4  # of a tensor that was cut without an index
@@ -42,7 +123,7 @@ class Parts:
         for name, p in wholes.items():
             want[p[:3]].append(name)
         used: set[str] = set()
-        for names in [*_stacks(parts), *_siblings(parts)]:
+        for names in [*_stacked_names(parts), *_siblings(parts)]:
             if used & set(names) or len({parts[n].kind for n in names}) > 1:
                 continue
             total = sum(parts[n].total for n in names) % WORD
@@ -81,9 +162,9 @@ class Parts:
         """Equal parts behind each other along an axis, or interleaved within it, head by head."""
         count, shape = len(parts), parts[0].shape
         for axis, n in enumerate(whole.shape):
-            for heads in [1, *cuts.divisors(n // count)[:MAX_HEADS]] if n % count == 0 else []:
+            for heads in [1, *divisors(n // count)[:MAX_HEADS]] if n % count == 0 else []:
                 at = self._arranged(whole, axis, heads, count, totals)
-                for order in cuts.concatenated(whole.shape, shape, axis, count, heads) if at else []:
+                for order in concatenated(whole.shape, shape, axis, count, heads) if at else []:
                     if at and self.bits.proved([whole], [parts[k] for k in at], order):
                         return order, at, ""
         return None
@@ -98,7 +179,7 @@ class Parts:
                 continue
             if at := self._arranged(whole, axis, 1, count, totals):
                 ordered = [parts[k] for k in at]
-                for order in cuts.stacked(whole.shape, parts[0].shape, "e", axis):
+                for order in stacked(whole.shape, parts[0].shape, "e", axis):
                     if self._slices(whole, order, ordered):
                         return order, at, "e"
         return None
@@ -139,13 +220,13 @@ class Parts:
         """Parts of several sizes, few of them: in any order, gates inside reordered."""
         for at in permutations(range(len(parts))) if len(parts) <= MAX_PIECES else [tuple(range(len(parts)))]:
             ordered = [parts[k] for k in at]
-            for order in cuts.split(whole.shape, [t.shape for t in ordered]):
+            for order in split(whole.shape, [t.shape for t in ordered]):
                 if self.bits.proved([whole], ordered, order):
                     return order, at, ""
         return None
 
 
-def _stacks(parts: Mapping[str, Print]) -> Iterator[tuple[str, ...]]:
+def _stacked_names(parts: Mapping[str, Print]) -> Iterator[tuple[str, ...]]:
     """Names that differ in one number, which counts from 0: slices along an axis."""
     groups: dict[tuple[object, ...], dict[int, str]] = defaultdict(dict)
     for name in parts:
@@ -165,5 +246,5 @@ def _siblings(parts: Mapping[str, Print]) -> Iterator[tuple[str, ...]]:
             groups[home].append(name)
     for names in groups.values():
         if 1 < len(names) <= MAX_SIBLINGS:
-            for chosen in cuts.subsets(len(names), range(2, MAX_PIECES + 1)):
+            for chosen in subsets(len(names), range(2, MAX_PIECES + 1)):
                 yield tuple(names[i] for i in chosen)

@@ -1,10 +1,15 @@
-"""Images that are flattened, or made of vectors: their channels come last in TensorFlow and first in torch. Pure.
+"""Choose the order of axes for a pair that names or modules found, and record any doubt. Pure.
 
-    conv, flatten, gamma [60], kernel [60, 6]          (s c) -> (c s), (s c) o -> o (c s)       after the image
-    kernel [6, 60], bias [60], reshape, conv           i (s c) -> (c s) i, (s c) -> (c s)       before it
+kernel [6, 6] -> weight [6, 6]          a convention says i o -> o i; shapes would allow the identity too: doubtful
+weight_ih [12, 5], kernel [5, 12]       gates may be in another order: doubtful
 
-An axis of a tensor is in one of four states: plain; flattened from an image of known channels (AFTER, BEFORE: it is
-turned, and marked); of an image of which only that is known (AFTER_NOT, BEFORE_NOT: it is as it was, and a question).
+Images that are flattened, or made of vectors, have their channels last in TensorFlow and first in torch:
+
+conv, flatten, gamma [60], kernel [60, 6]          (s c) -> (c s), (s c) o -> o (c s)       after the image
+kernel [6, 60], bias [60], reshape, conv           i (s c) -> (c s) i, (s c) -> (c s)       before it
+
+An axis is in one of four states: plain; of an image of known channels after which (FLAT) or before which (SHAPED_IMAGE)
+it stands, so that it is turned, and marked; of an image of which only that is known (FLAT_NOT, IMAGE_NOT): a question.
 """
 
 from __future__ import annotations
@@ -13,26 +18,79 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import prod
+from typing import NamedTuple
 
-from ..checkpoint import Tensor
-from . import orders
-from .conventions import is_kernel
-from .orders import Order, Shape
-from .pairs import Pair, leaf, parent
-from .side import Side
-from .words import words
+from ...checkpoint import Tensor
+from ..names.likeness import words
+from ..pairs import Pair, Side, leaf, parent
+from .axes import KERNELS, Order, Shape, convention, distinct, is_kernel, renamed, simple
+
+GATES = "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"  # of a GRU: Keras has z, r, h, torch r, z, n
+RECURRENT = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+TABLES = ("emb", "wte", "wpe", "lookup", "vocab")  # words in names of matrices that are not multiplied but looked up
+
+KEPT_GATES = "the order of the gates is that of Keras and torch"
+CHOSEN = "a convention chose among the orders of axes that the shapes allow"
+SHAPED = "only the shapes decide the order of axes"
+
+
+class Judged(NamedTuple):
+    """An order of axes; what is doubtful about it ('' if nothing is); whether another one is likely."""
+
+    order: Order
+    doubt: str = ""
+    real: bool = False
+
+
+class Judge:
+    """What is known of the source as a whole, its images above all; and whether the target is a module."""
+
+    def __init__(self, images: Images, *, module: bool = False) -> None:
+        self.images, self.module = images, module
+
+    def order(self, a: Tensor, b: Tensor) -> Judged | None:
+        """The order that names and shapes give; None if there is none."""
+        known = simple(a.shape, b.shape)
+        leaves = leaf(a.name), leaf(b.name)
+        usual = convention(a.shape, b.shape, *leaves)
+        order = usual or (known[0] if known else None)
+        if order is None:
+            return None
+        if leaves[1].startswith(RECURRENT):
+            gru = "gru" in a.name.lower() + b.name.lower() and "kernel" in leaves[0] and len(a.shape) == 2
+            return Judged(Order(GATES) if gru else order, KEPT_GATES)
+        several = distinct(known, a.shape) > 1
+        if several and usual is None:
+            return Judged(order, f"shapes allow {len(known)} orders of axes and no convention is known", True)
+        if usual is None and a.shape != b.shape:
+            return Judged(order, SHAPED)
+        return self.beside_image(a, order) or Judged(order, CHOSEN if several else "")
+
+    def beside_image(self, a: Tensor, order: Order) -> Judged | None:
+        """The order of a layer before or after an image, which a file of a port may have turned or not."""
+        if before := self.images.before(a, order):
+            return Judged(before, SHAPED_IMAGE, True) if self.module else Judged(order, IMAGE_NOT, True)
+        return self.after_image(a, order)
+
+    def after_image(self, a: Tensor, order: Order) -> Judged | None:
+        """The file of a port is taken unchanged, because many ports permute the image before they flatten it."""
+        after = self.images.after(a, order)
+        if after is None:
+            return None
+        return Judged(after[0], FLAT, True) if self.module and after[1] else Judged(order, FLAT_NOT, True)
+
 
 FLAT = "behind a flattened image: taken to be flattened as h w c there and as c h w here"
 FLAT_NOT = "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
 SHAPED_IMAGE = "in front of an image: taken to be shaped as h w c there and as c h w here"
 IMAGE_NOT = "in front of an image the outputs may be in another order, (h w c) -> (c h w)"
-HEADS = {"attention", "query", "key", "value"}  # their kernels have three axes, but are not convolutions
+ATTENTION = {"attention", "query", "key", "value"}  # their kernels have three axes, but are not convolutions
 OF_IMAGES = ("2d", "3d")  # classes of torch whose inputs have channels of their own: they are not flattened yet
 
 
 def with_image(order: Order, rank: int, axis: int, channels: int) -> Order:
     """The order of a tensor whose axis is an image of so many channels."""
-    return orders.renamed(order, rank, axis, "(s c)", "(c s)", (("c", channels),))
+    return renamed(order, rank, axis, "(s c)", "(c s)", (("c", channels),))
 
 
 def without_image(order: Order, shape: Shape) -> Order:
@@ -49,7 +107,7 @@ class Images:
     def __init__(self, a: Mapping[str, Tensor], kinds: Mapping[str, str], in_front: Mapping[int, int]) -> None:
         """`in_front`: the channels of images that dense layers of so many outputs are shaped into."""
         self.kinds, self.in_front = kinds, in_front
-        convolved = [t for n, t in a.items() if len(t.shape) in (3, 4, 5) and not HEADS & {*words(n)}]
+        convolved = [t for n, t in a.items() if len(t.shape) in (3, 4, 5) and not ATTENTION & {*words(n)}]
         each = {prod(t.shape[-2:]) if "depthwise" in t.name.lower() else t.shape[-1] for t in convolved}
         self.channels = each - {1}
         # [1, n] is a scale or a bias, unless it is called a kernel
@@ -59,7 +117,7 @@ class Images:
     def before(self, a: Tensor, order: Order) -> Order | None:
         """The order of a dense layer, its bias and its normalisation that stand before an image; None elsewhere."""
         channels = self.in_front.get(a.shape[-1], 0) if a.shape else 0
-        if not channels or order.text not in ("", orders.KERNELS[2]) or len(a.shape) != 1 + bool(order.text):
+        if not channels or order.text not in ("", KERNELS[2]) or len(a.shape) != 1 + bool(order.text):
             return None
         return with_image(order, len(a.shape), len(a.shape) - 1, channels)
 
@@ -170,7 +228,7 @@ def vectors(pairs: Sequence[Pair], sides: tuple[Side, Side]) -> list[Pair]:
             continue
         why, shape, sizes = tuple(w for w in p.why if w != SHAPED_IMAGE), b[p.targets[0]].shape, kernels[n].order.sizes
         if known and FLAT in kernels[n].why and sizes and length(shape):
-            plain = orders.simple(first.shape, shape)[0]
+            plain = simple(first.shape, shape)[0]
             order = with_image(plain, len(first.shape), first.shape.index(n), sizes[0][1])
             out.append(p._replace(order=order, sure=False, real=True, why=(*why, FLAT)))
         else:

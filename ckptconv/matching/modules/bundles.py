@@ -7,8 +7,11 @@
     layers/qkv/kernel [12, 768, 2304]           layers.{0..11}.{q,k,v}.weight [768, 768]: first stacked, then fused
     layers/moe/wi [8, 32, 512, 2048]            layers.{0..31}.experts.{0..7}.wi.weight: stacked twice
 
+    LSTMCell_0/ii/kernel, .../hi/{kernel,bias}  kernel [x, 4h], recurrent_kernel [h, 4h], bias [4h], as Keras has them
+
 The pieces are replaced by what they would be together wherever that makes more tensors of the two sides of one size; a
-bundle is then matched like any other tensor, and bundle_orders.py says how it is cut or joined.
+bundle is then matched like any other tensor, and orders/cuts.py says how it is cut or joined. The gates of a cell are
+bundles in Keras' order: i f c o, and z r h.
 """
 
 from __future__ import annotations
@@ -20,13 +23,11 @@ from dataclasses import replace
 from itertools import chain
 from math import prod
 
-from ..checkpoint import Tensor
-from . import conventions
-from .gates import gated
-from .pairs import DIGITS, leaf, parent
-from .side import Bundle, Side
+from ...checkpoint import Tensor
+from ..names.likeness import words
+from ..orders.axes import LETTERS, Order, is_kernel, tokens
+from ..pairs import DIGITS, Bundle, Side, leaf, parent
 from .units import SORTED, Unit, units
-from .words import words
 
 MAX_STEPS = 8  # kinds of bundles that are made one after another
 GAIN = 0.02  # by which the share of tensors that find one of their size must rise
@@ -189,7 +190,7 @@ def _fuse(side: Side, home: str, several: Sequence[Unit], found: Made) -> None:
         if any(b.kind != "stacked" for b in known) or len(known) not in (0, len(members)):
             continue
         layers, shape = (len(known[0].names), known[0].shape) if known else (1, first.shape)
-        kernel = conventions.is_kernel(leaf(first.name))
+        kernel = is_kernel(leaf(first.name))
         name = f"{home}/{leaf(first.name) if kernel or role != 'weight' else 'weight'}"
         bundle = Bundle(tuple(side.named(t.name for t in members)), "fused", shape, layers)
         whole = _whole(shape, len(several), kernel=kernel, matrix=role == "weight")
@@ -201,7 +202,7 @@ def _fuse(side: Side, home: str, several: Sequence[Unit], found: Made) -> None:
 
 def _with_layers(name: str, shape: tuple[int, ...], counts: Sequence[int]) -> tuple[int, ...]:
     """The shape of a stack, whose own axes come where those of a convolution's space would: units.oriented."""
-    return (*counts, *shape) if conventions.is_kernel(leaf(name)) else (*shape, *counts)
+    return (*counts, *shape) if is_kernel(leaf(name)) else (*shape, *counts)
 
 
 def _whole(shape: tuple[int, ...], count: int, *, kernel: bool, matrix: bool) -> tuple[int, ...]:
@@ -209,3 +210,88 @@ def _whole(shape: tuple[int, ...], count: int, *, kernel: bool, matrix: bool) ->
     if kernel:
         return (shape[0], count * prod(shape[1:]))
     return (count * shape[0], *shape[1:]) if matrix else (count * prod(shape),)
+
+
+LSTM_GATES, GRU_GATES = "ifco", "zrh"
+CELL_ROLES = {"x": "kernel", "h": "recurrent_kernel", "b": "bias", "bx": "bias", "bh": "recurrent_bias"}
+SPELLED = (
+    (re.compile(r"(.+?)[/_.](W|U|b)_?([ifcgozrhn])"), {"W": "x", "U": "h", "b": "b"}),
+    (re.compile(r"(.+?)[/_.][wW]_?([xh])_?([ifcgozrn])"), {"x": "x", "h": "h"}),
+)
+DENSE = re.compile(r"(.+)/([ih])([ifgorzn])/(kernel|bias)")
+CANDIDATES = {"g": "c", "n": "h"}  # the candidate has two names
+
+
+def gated(side: Side) -> Side:
+    """The side with the gates of each cell in one tensor of each kind."""
+    cells: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
+    for name in side.tensors:
+        if found := _parsed(name):
+            home, role, gate = found
+            cells[home][role, CANDIDATES.get(gate, gate)] = name
+    first: dict[str, list[tuple[str, Bundle]]] = defaultdict(list)
+    gone: set[str] = set()
+    for home, named in cells.items():
+        made = _gate_bundles(home, named, side)
+        for bundle in made.values():
+            gone |= {*bundle.names}
+        if made:
+            first[next(n for n in named.values() if n in gone)] += made.items()
+    if not first:
+        return side
+    out = {}
+    for name, t in side.tensors.items():
+        for new, bundle in first.get(name, ()):
+            *rest, last = bundle.shape
+            shape = (*rest, last * len(bundle.names))
+            out[new] = replace(side.tensors[bundle.names[0]], name=new, shape=shape, parts=())
+        if name not in gone:
+            out[name] = t
+    bundles = {new: bundle for many in first.values() for new, bundle in many}
+    return replace(side, tensors=out, bundles={**side.bundles, **bundles})
+
+
+def _parsed(name: str) -> tuple[str, str, str] | None:
+    """The cell of a tensor, what it is there (x, h: for inputs, state; b, bx, bh: biases), and its gate."""
+    if m := DENSE.fullmatch(name):
+        role = {"i": "x", "h": "h"}[m[2]]
+        return m[1], role if m[4] == "kernel" else f"b{role}", m[3]
+    for pattern, roles in SPELLED:
+        if m := pattern.fullmatch(name):
+            return m[1], roles[m[2]], m[3]
+    return None
+
+
+def _gate_bundles(home: str, named: Mapping[tuple[str, str], str], side: Side) -> dict[str, Bundle]:
+    """The bundles of one cell; none if its matrices are not complete or not of one shape."""
+    gates = {gate for role, gate in named if role in "xh"}
+    order = next((o for o in (LSTM_GATES, GRU_GATES) if set(o) == gates), "")
+    out: dict[str, Bundle] = {}
+    for role, last in CELL_ROLES.items():
+        names = tuple(named.get((role, g), "") for g in order)
+        shapes = {side.tensors[n].shape for n in names if n}
+        new = f"{home}/{last}"
+        if names and all(names) and len(shapes) == 1 and new not in side.tensors:
+            out[new] = Bundle(names, "gates", shapes.pop())
+    last = named.get(("bh", "h"), "")
+    if order == GRU_GATES and last and f"{home}/bias" in out and f"{home}/recurrent_bias" not in {*out, *side.tensors}:
+        out[f"{home}/recurrent_bias"] = Bundle((last,), "gates", side.tensors[last].shape)  # r and z have none
+    if f"{home}/bias" not in out and f"{home}/recurrent_bias" in out:  # the only bias is that of both
+        out[f"{home}/bias"] = out.pop(f"{home}/recurrent_bias")
+    return out if {f"{home}/kernel", f"{home}/recurrent_kernel"} <= set(out) else {}
+
+
+def parted(order: Order, bundle: Bundle) -> Order:
+    """An order of the whole as one of its gates, which lie behind each other along the last axis."""
+    rank, count = len(bundle.shape), len(bundle.names)
+    if count == 1:
+        return order
+    letters = " ".join(LETTERS[:rank])
+    left, _, right = (order.text or f"{letters} -> {letters}").partition("->")
+    *rest, last = tokens(left)
+    if "+" in last:
+        terms = [t.strip() for t in last.strip("()").split("+")]
+    else:
+        terms = [f"{last}.{k}" for k in range(count)]
+        right = re.sub(rf"\b{last}\b", f"({' + '.join(terms)})", right)
+    return Order(f"{', '.join(' '.join([*rest, t]) for t in terms)} -> {right.strip()}", order.sizes)

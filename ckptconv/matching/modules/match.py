@@ -9,26 +9,29 @@ the k-th in the order in which the target defines its modules, unless names or b
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..checkpoint import Tensor
-from . import bundle_orders, bundles, cells, gates
-from .blocks import Aligned, aligned, within
-from .doubt import TABLES
-from .named import Known
-from .names import assigned, likeness
-from .pairs import LISTED, Pair
-from .side import Side
-from .units import COUNT, MAIN, SIGNATURES, Unit, units
+from ...checkpoint import Tensor
+from ..names.likeness import assigned, likeness, words
+from ..names.match import Known
+from ..orders.cells import Piece, cell_pieces
+from ..orders.choose import TABLES
+from ..orders.cuts import BundleOrder, bundle_order
+from ..pairs import LISTED, Pair, Side
+from .bundles import bundled, parted
+from .units import COUNT, MAIN, SIGNATURES, Unit, natural, units
 
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
+
 
 MAX_CLASS = 1000  # modules of one signature that are solved at once; names alone decide beyond
 ORDER = 0.3  # weight of the place in the class, against the likeness of words (0 to 1)
@@ -67,11 +70,11 @@ def by_modules(sides: tuple[Side, Side], known: Known, pairs: Sequence[Pair], ev
 
     `sides` are what is left of `every`; modules that share a tensor of `pairs` stay together.
     """
-    whole = bundles.bundled(*sides)
+    whole = bundled(*sides)
     out: list[Pair] = []
     for m in _modules(*whole, pairs, every):
         if "joint" in m.a.members or m.a.kind == m.b.kind == "cell":
-            out += [_of_cell(m, piece, whole[0]) for piece in cells.cell(m.a, m.b, known.judge)]
+            out += [_of_cell(m, piece, whole[0]) for piece in cell_pieces(m.a, m.b, known.judge)]
             continue
         roles = [r for r in m.a.members if r in m.b.members]
         both = [(m.a.members[r], m.b.members[r]) for r in roles]
@@ -81,10 +84,10 @@ def by_modules(sides: tuple[Side, Side], known: Known, pairs: Sequence[Pair], ev
     return out
 
 
-def _of_cell(m: Match, piece: cells.Piece, source: Side) -> Pair:
+def _of_cell(m: Match, piece: Piece, source: Side) -> Pair:
     why = tuple(w for w in (*m.why, piece.why, piece.also) if w)
     bundle = source.bundles.get(piece.sources[0])
-    order = gates.parted(piece.order, bundle) if bundle else piece.order
+    order = parted(piece.order, bundle) if bundle else piece.order
     return Pair(
         tuple(source.named(piece.sources)), piece.targets, order, "names", False, why, _rivals(m, piece.targets[0]),
         piece.axis, m.real or piece.real, piece.fills, piece.length,
@@ -95,10 +98,10 @@ def _of_role(m: Match, a: Tensor, b: Tensor, sides: tuple[Side, Side], known: Kn
     if a.dtype.kind != b.dtype.kind:
         return None
     if a.name in sides[0].bundles or b.name in sides[1].bundles:
-        found = bundle_orders.order(a, b, sides, known.judge)
+        found = bundle_order(a, b, sides, known.judge)
     else:
         judged = known.judge.order(a, b)
-        found = bundle_orders.Found(judged) if judged else None
+        found = BundleOrder(judged) if judged else None
     if found is None:
         return None
     (order, doubt, real), axis, each = found
@@ -137,8 +140,8 @@ def with_constants(pairs: Sequence[Pair], sides: tuple[Side, Side]) -> list[Pair
 
 def _modules(a: Side, b: Side, pairs: Sequence[Pair], whole: tuple[Side, Side]) -> list[Match]:
     """Pair the modules that are left; `whole` are both sides with what is paired already."""
-    around = _units(_merged(a, whole[0]), False), _units(_merged(b, whole[1]), True)
-    ours, theirs = _units(a, False), _units(b, True)
+    around = _in_order_of(_merged(a, whole[0]), False), _in_order_of(_merged(b, whole[1]), True)
+    ours, theirs = _in_order_of(a, False), _in_order_of(b, True)
     paired = _homes(pairs, around)
     homes, by_home = {u.home for u in ours}, {u.home: u for u in theirs}
     done = {x: y for x, y in paired.items() if x in homes and y in by_home}
@@ -177,7 +180,7 @@ def _solved(
     return total, out
 
 
-def _units(side: Side, target: bool) -> list[Unit]:
+def _in_order_of(side: Side, target: bool) -> list[Unit]:
     """The modules of a side, counters left out; of a target that is a sorted file, which lost their order, sorted."""
     found = [u for u in units(side) if any(t.shape or t.dtype.kind == "f" for t in u.members.values())]
     if target and list(side.tensors) == sorted(side.tensors):
@@ -309,7 +312,7 @@ def _in_blocks(blocks: Aligned, one: Sequence[Unit], other: Sequence[Unit]) -> A
     chains: tuple[dict[tuple[str, ...], int], dict[tuple[str, ...], int]] = ({}, {})
     known = blocks.blocks, blocks.back
     at = [
-        np.array([chain.setdefault(tuple(p for p in within(home) if p in found), len(chain)) for home in homes])
+        np.array([chain.setdefault(tuple(p for p in holding(home) if p in found), len(chain)) for home in homes])
         for homes, chain, found in zip((a, b), chains, known, strict=True)
     ]
     table = np.array([[blocks.agree(x, y) for y in chains[1]] for x in chains[0]])
@@ -320,3 +323,159 @@ def _in_blocks(blocks: Aligned, one: Sequence[Unit], other: Sequence[Unit]) -> A
             if x in places:
                 out[r, places[x]] += ROLE * share
     return out
+
+
+MAX_CELLS = 40_000  # pairs of blocks of two families that are compared
+MAX_FAMILIES = 60  # of a side that are compared with each other, the largest first
+HELD = 0.75  # of the modules of two families that must find one of their signature
+OUTSIDE = -0.5  # of a module in a block that has a counterpart, and one that is in none
+WORDS_WEIGHT = 0.3  # weight of the words of two families, against what they hold (0 to 1)
+NUMBER = re.compile(r"(?i:conv|pool|norm|lstm)[123][dD]|([0-9]+(?:[a-z](?![a-zA-Z0-9]))?)")  # 2a, but not conv2d
+REPEATED = re.compile(r"(?<![^/.])(?![0-9]+[/.])([^/.]+)(?:[/.]\1)+(?![^/.])")  # Keras says the name of a layer twice
+Held = Counter[Hashable]  # the signatures of the modules of a block
+Signature = Callable[[Unit], Hashable]
+
+
+class Block(NamedTuple):
+    """One block: its name, and its modules by what is left of their names."""
+
+    name: str
+    members: Mapping[str, Unit]
+
+
+Family = list[Block]
+
+
+class Aligned(NamedTuple):
+    """Which block goes with which, and how far two names inside them belong together (0 to 1)."""
+
+    blocks: Mapping[str, str]  # of the source: of the target
+    back: Mapping[str, str]
+    inside: Mapping[str, Mapping[str, float]]  # by the homes of two modules
+
+    def agree(self, a: Sequence[str], b: Sequence[str]) -> float:
+        """1 if blocks within each other go together with others, -1 if they do not, 0 if nothing is known."""
+        if not a or not b:
+            return OUTSIDE if a or b else 0.0
+        return 2 * sum(self.blocks[p] in b for p in a) / len(a) - 1
+
+
+@lru_cache(maxsize=2**16)
+def once(home: str) -> str:
+    """A name that says what Keras says twice once."""
+    return REPEATED.sub(r"\1", home)
+
+
+@lru_cache(maxsize=2**16)
+def prefixes(home: str) -> tuple[str, ...]:
+    """The blocks that hold a module: what stands before it in its name and ends in a number."""
+    home = once(home)
+    return tuple(home[: m.end()] for m in NUMBER.finditer(home) if m[1] and m.end() < len(home))
+
+
+def holding(home: str) -> tuple[str, ...]:
+    """The blocks that hold a module, the module itself among them if its name ends in a number: a block's own scale."""
+    bare = once(home)
+    return (*prefixes(home), bare) if bare[-1:].isdigit() else prefixes(home)
+
+
+def aligned(a: Sequence[Unit], b: Sequence[Unit], signature: Signature) -> Aligned:
+    """Align the families of two sides, the ones that hold the most of the same first."""
+    sides = [_families(a), _families(b)]
+    if not sides[0] or not sides[1]:
+        return Aligned({}, {}, {})
+    held = [[[Counter(map(signature, x.members.values())) for x in family] for family in many] for many in sides]
+    sums = [[sum(family, Counter[Hashable]()) for family in many] for many in held]
+    like = likeness(*([words(f"{family[0].name}/x") for family in many] for many in sides))
+    found = []
+    for i, x in enumerate(sums[0]):
+        for j, y in enumerate(sums[1]):
+            total = x.total() + y.total()
+            if 2 * (x & y).total() < HELD * total or len(held[0][i]) * len(held[1][j]) > MAX_CELLS:
+                continue
+            same, pairs = _in_step(held[0][i], held[1][j])
+            if 2 * same >= HELD * total:
+                found.append((-2 * same / total - WORDS_WEIGHT * float(like[i, j]), -same, i, j, pairs))
+    blocks: dict[str, str] = {}
+    inside: dict[str, dict[str, float]] = {}
+    depth: dict[str, int] = {}
+    used: tuple[set[int], set[int]] = (set(), set())
+    for _, _, i, j, pairs in sorted(found):
+        if i not in used[0] and j not in used[1]:
+            used[0].add(i)
+            used[1].add(j)
+            both = [(sides[0][i][k], sides[1][j][m]) for k, m in pairs]
+            blocks |= {p.name: q.name for p, q in both}
+            _inside(both, signature, inside, depth)
+    return Aligned(blocks, {y: x for x, y in blocks.items()}, inside)
+
+
+def _families(many: Sequence[Unit]) -> list[Family]:
+    """Blocks by name, numbers aside: those that repeat and hold more than one module, in natural order."""
+    made: dict[str, dict[str, dict[str, Unit]]] = defaultdict(lambda: defaultdict(dict))
+    for u in many:
+        bare = once(u.home)
+        for p in holding(bare):
+            made[NUMBER.sub(lambda m: "#" if m[1] else m[0], p)][p][bare[len(p) :]] = u
+    found = [
+        [Block(name, blocks[name]) for name in sorted(blocks, key=natural)]
+        for blocks in made.values()
+        if len(blocks) > 1 and max(map(len, blocks.values())) > 1
+    ]
+    return sorted(found, key=lambda f: -sum(len(x.members) for x in f))[:MAX_FAMILIES]
+
+
+def _in_step(a: Sequence[Held], b: Sequence[Held]) -> tuple[int, list[tuple[int, int]]]:
+    """How many modules two families share if their blocks follow one another, forwards or backwards; and the pairs."""
+    table = [[(x & y).total() for y in b] for x in a]
+    ahead, back = longest(table), longest(table[::-1])
+    return ahead if ahead[0] >= back[0] else (back[0], [(len(a) - 1 - i, j) for i, j in back[1]])
+
+
+def longest(table: Sequence[Sequence[int]]) -> tuple[int, list[tuple[int, int]]]:
+    """The pairs with the greatest sum that follow one another on both sides; the earliest of the same sum."""
+    rows, columns = len(table), len(table[0])
+    sums = [[0] * (columns + 1) for _ in range(rows + 1)]
+    for i in range(rows - 1, -1, -1):
+        for j in range(columns - 1, -1, -1):
+            sums[i][j] = max(sums[i + 1][j], sums[i][j + 1], table[i][j] + sums[i + 1][j + 1])
+    pairs, i, j = [], 0, 0
+    while i < rows and j < columns:
+        if table[i][j] and sums[i][j] == table[i][j] + sums[i + 1][j + 1]:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+        elif sums[i][j] == sums[i][j + 1]:
+            j += 1
+        else:
+            i += 1
+    return sums[0][0], pairs
+
+
+def _inside(
+    both: Sequence[tuple[Block, Block]],
+    signature: Signature,
+    found: dict[str, dict[str, float]],
+    depth: dict[str, int],
+) -> None:
+    """How far each two modules of one signature belong together: the share of blocks that have both names or none.
+
+    Of nested blocks, the innermost decide.
+    """
+    counts = [Counter(n for pair in both for n in pair[side].members) for side in (0, 1)]
+    fits: Counter[tuple[str, str]] = Counter()
+    homes: list[tuple[str, str, str, str]] = []
+    for x, y in both:
+        classes: dict[Hashable, list[str]] = defaultdict(list)
+        for n, v in y.members.items():
+            classes[signature(v)].append(n)
+        for m, u in x.members.items():
+            if len(x.name) < depth.get(u.home, 0):
+                continue
+            depth[u.home] = len(x.name)
+            for n in classes.get(signature(u), ()):
+                fits[m, n] += 1
+                homes.append((u.home, y.members[n].home, m, n))
+    for home in {h[0] for h in homes}:
+        found[home] = {}
+    for a, b, m, n in homes:
+        found[a][b] = fits[m, n] / (counts[0][m] + counts[1][n] - fits[m, n])

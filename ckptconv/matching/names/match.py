@@ -1,20 +1,27 @@
-"""Pair tensors by their names; shapes only allow or forbid. `Known` holds what both sides as a whole show."""
+"""Pair tensors by their names; shapes only allow or forbid. `Known` holds what both sides as a whole show.
+
+    wte [50257, 768] -> transformer.wte.weight [50304, 768]      pad = { axis = 0, from = 50257, to = 50304 }
+
+Last come tensors of which one axis is longer on one side, a vocabulary that was padded for the machine: matrices whose
+names are alike, or that are the only ones left of their width; then what is as long as they, the bias of a head. Always
+a real doubt.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from ..checkpoint import Tensor
-from . import names as by_name
-from .doubt import Judge
-from .images import Images, in_front
-from .numbering import Unique
-from .pairs import Item, Named, Pair, parent
-from .side import Side
-from .units import units
-from .words import items, words
+from ...checkpoint import Tensor
+from ...errors import LayoutError
+from ...rules import layout as layouts
+from ..modules.units import units
+from ..orders.axes import Order
+from ..orders.choose import Images, Judge, in_front
+from ..pairs import Item, Length, Named, Pair, Side, parent
+from .likeness import Unique, by_likeness, items, words
 
 ALIKE = 0.2  # likeness below which names say nothing
 CLOSE = 0.3  # likeness of names that say the same, at least
@@ -101,13 +108,13 @@ def _found(
         return []
     proved = [p for p in pairs if p.sure or p.evidence == "equal"]
     near = dict.fromkeys(((_home(x), _home(y)) for x, y in _single(proved)), 1.0)
-    found = by_name.match(*known.grouped(groups), near, known.unique, least)
+    found = by_likeness(*known.grouped(groups), near, known.unique, least)
     # modules whose other tensors are proved
     at_home = {(parent(x), parent(y)) for x, y in _single(p for p in proved if p.evidence == "values")}
     counts = [Counter(g.values()) for g in groups]
     lone = {n for n, g in groups[1].items() if counts[0][g] == counts[1][g] == 1 and not stage.doubt}
     made = (
-        _pair(n, sides, known, stage, lone, not stage.doubt and (parent(n.a), parent(n.b)) in at_home)
+        _named_pair(n, sides, known, stage, lone, not stage.doubt and (parent(n.a), parent(n.b)) in at_home)
         for n in found
         if n.likeness >= least and enough(n)
     )
@@ -125,7 +132,7 @@ def _groups(side: Side, known: Known, stage: Stage) -> dict[str, Group]:
     return {n: (t.dtype.kind, stage.size(t), content.get(n)) for n, t in side.tensors.items()}
 
 
-def _pair(named: Named, sides: Sides, known: Known, stage: Stage, lone: set[str], at_home: bool) -> Pair | None:
+def _named_pair(named: Named, sides: Sides, known: Known, stage: Stage, lone: set[str], at_home: bool) -> Pair | None:
     """A pair by name with its order of axes; None if there is no order."""
     a, b = sides[0].tensors[named.a], sides[1].tensors[named.b]
     judged = known.judge.order(a, b)
@@ -153,3 +160,66 @@ def _rivals(named: Named, side: Side) -> tuple[str, ...]:
 
 def _home(name: str) -> str:
     return " ".join(words(name)[:-1])
+
+
+MULTIPLE = 8  # what a padded length is a multiple of
+LEAST, SHARE = 64, 8  # elements that padding may add: so many, or that part of the length
+DOUBT = "the lengths differ, {} and {}: taken to be a vocabulary that was padded"
+
+
+def by_length(sides: Sides, known: Known) -> list[Pair]:
+    """Pairs of what is left, where a length can be padding: matrices first, then vectors that are as long as they."""
+    out: list[Pair] = []
+    for rank in (2, 1):
+        lengths = {(p.length.before, p.length.to) for p in out if p.length}
+        groups: list[dict[str, Hashable]] = [
+            {
+                n: (t.dtype.kind, *sorted(t.shape)[:-1])
+                for n, t in side.tensors.items()
+                if len(t.shape) == rank and (rank == 2 or t.shape[0] in {both[k] for both in lengths})
+            }
+            for k, side in enumerate(sides)
+        ]
+        counts = [Counter(g.values()) for g in groups]
+        for found in by_likeness(*known.grouped(groups), unique=known.unique):
+            a, b = sides[0].tensors[found.a], sides[1].tensors[found.b]
+            old, new = max(a.shape), max(b.shape)
+            alone = counts[0][groups[0][found.a]] == counts[1][groups[1][found.b]] == 1
+            if (rank == 2 and found.likeness < ALIKE and not alone) or (rank == 1 and (old, new) not in lengths):
+                continue
+            if not padded(old, new) or b.shape.count(new) > 1:
+                continue
+            judged = known.judge.order(replace(a, shape=tuple(new if n == old else n for n in a.shape)), b)
+            if judged and (axis := _axis(judged.order, a, b)) is not None:
+                why = (DOUBT.format(old, new),)
+                out.append(
+                    Pair(
+                        (a.name,),
+                        (b.name,),
+                        judged.order,
+                        sure=False,
+                        real=True,
+                        why=why,
+                        length=Length(axis, old, new),
+                    )
+                )
+    return out
+
+
+def padded(one: int, other: int) -> bool:
+    """Whether the longer of two lengths can be the shorter one, padded."""
+    short, long = sorted((one, other))
+    return short < long <= short + max(LEAST, short // SHARE) and long % MULTIPLE == 0
+
+
+def _axis(order: Order, a: Tensor, b: Tensor) -> int | None:
+    """The only axis of the target whose length differs; None if there are more, or if the order does not fit."""
+    shape = a.shape
+    if order.text:
+        try:
+            pattern = layouts.parse(order.text)
+            shape = pattern.shapes(pattern.solve([a.shape], dict(order.sizes)))[0]
+        except LayoutError:
+            return None
+    odd = [k for k, (m, n) in enumerate(zip(shape, b.shape, strict=True)) if m != n]
+    return odd[0] if len(odd) == 1 else None

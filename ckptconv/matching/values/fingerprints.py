@@ -1,24 +1,70 @@
-"""Whether an order of axes turns one tensor into another, proved on every bit; which order does."""
+"""Fingerprints of content that no order of elements changes, and the order of axes that is proved on every bit.
+
+    sum over all elements of mix(bits), modulo 2^64, and their number
+
+Equal for all permutations of a tensor, and additive: a fused QKV has the sum of its parts. Tensors are streamed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from ..checkpoint import Tensor
-from ..errors import LayoutError
-from ..moves.decoded import Pool, whole
-from ..moves.gather import read_into
-from ..moves.part import Piece
-from ..moves.sources import Sources
-from ..rules import layout as layouts
-from ..verification.compare import first_difference
-from . import conventions, cuts, orders
-from .orders import Order
-from .pairs import leaf
+from ...checkpoint import Tensor
+from ...errors import LayoutError
+from ...moves.decoded import Pool, whole
+from ...moves.gather import read_into
+from ...moves.part import Piece
+from ...moves.read import each, windows
+from ...moves.sources import Sources
+from ...rules import layout as layouts
+from ...verification.compare import first_difference
+from ..orders.axes import Order, convention, simple
+from ..orders.cuts import hidden
+from ..pairs import Print, leaf
+
+Array = np.ndarray[Any, Any]
+WORD = 2**64
+COMMON = {"0.0", "1.0", "nan"}  # single numbers with which many tensors begin their training
+
+
+def _mixed(x: Array) -> Array:
+    """A bijection of 64-bit words that leaves no structure for sums to cancel (Steele et al., SplitMix64)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(x ^ (x >> np.uint64(31)))
+
+
+def fingerprint(t: Tensor, sources: Sources) -> Print | None:
+    """Read a tensor once; None for one without a fixed number of bytes per element."""
+    if t.dtype.kind == "s" or not t.parts:
+        return None
+    item, total, first, constant = t.dtype.itemsize, 0, None, True
+    for raw in windows(t, sources):
+        bits = raw.view(f"u{min(item, 8)}").reshape(-1, max(1, item // 8))
+        wide = np.add.reduce(bits.astype("u8") * np.arange(1, bits.shape[1] + 1, dtype="u8"), axis=1, dtype="u8")
+        first = wide[0] if first is None else first
+        constant = constant and bool((wide == first).all())
+        if t.count == 1:  # one number is as good as a fingerprint, unless it is one that everything begins with
+            constant = str(_number(raw, t)) in COMMON
+        total += int(np.add.reduce(_mixed(wide + np.uint64(0x9E3779B97F4A7C15)), dtype="u8"))
+    return Print(t.dtype.name, t.count, total % WORD, constant)
+
+
+def fingerprints(tensors: Iterable[Tensor], workers: int) -> dict[str, Print]:
+    """The fingerprints of all tensors that have one."""
+    rows = [t for t in tensors if t.count]
+    found = zip(rows, each(rows, fingerprint, workers), strict=True)
+    return {t.name: p for t, p in found if p is not None}
+
+
+def _number(raw: Array, t: Tensor) -> float:
+    return abs(complex(raw.view(t.dtype.np)[0]))
+
 
 PROBE = 256  # elements compared before all are
 SLICES = layouts.parse("(before + 1 + after) ... -> before ..., ..., after ...")
@@ -45,12 +91,12 @@ class Bits:
             return self._order(left, right)
 
     def _order(self, a: Tensor, b: Tensor) -> Order | None:
-        known = conventions.convention(a.shape, b.shape, leaf(a.name), leaf(b.name))
-        likely = dict.fromkeys([*([known] if known else []), *orders.simple(a.shape, b.shape)])
+        known = convention(a.shape, b.shape, leaf(a.name), leaf(b.name))
+        likely = dict.fromkeys([*([known] if known else []), *simple(a.shape, b.shape)])
         found = next((o for o in likely if self.proved([a], [b], o)), None)
         if found is not None:
             return found
-        return next((o for o in cuts.hidden(a.shape, b.shape) if self.proved([a], [b], o)), None)
+        return next((o for o in hidden(a.shape, b.shape) if self.proved([a], [b], o)), None)
 
     def proved(self, a: Sequence[Tensor], b: Sequence[Tensor], order: Order) -> bool:
         """Whether the order gives b, to the last bit."""

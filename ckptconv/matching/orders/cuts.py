@@ -1,18 +1,24 @@
-"""Layouts of tensors that are cut or joined, and what no shape shows; values prove one of them.
+"""Layouts of tensors that are cut or joined, and what no shape shows: values prove one of them, or a bundle needs it.
 
-kernel [48, 7] -> weight [7, 48]                  (a b) o -> o (b a)        flattened the other way
-kernel [4, 12] -> weight_ih [12, 4]               gates in another order
-qkv [16, 48] -> q, k, v [16, 16]                  a (n.0 + n.1 + n.2) -> n.0 a, n.1 a, n.2 a
+kernel [48, 7] -> weight [7, 48]                         (a b) o -> o (b a)        flattened the other way
+kernel [4, 12] -> weight_ih [12, 4]                      gates in another order
+[12, 768, 64] -> blocks.{e*}.query.weight [64, 768]      e i o -> o i
+[768, 2304] -> q, k, v [768, 768]                        i (o.0 + o.1 + o.2) -> o.0 i, o.1 i, o.2 i
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, permutations
 from math import prod
+from typing import NamedTuple
 
-from .orders import LETTERS, Order, Shape, simple, suffixed, tokens
+from ...checkpoint import Tensor
+from ..pairs import Bundle, Side
+from .axes import LETTERS, Order, Shape, simple, suffixed, tokens
+from .choose import Images, Judge, Judged
 
 MAX_DIVISORS = 64
 
@@ -99,7 +105,9 @@ def concatenated(whole: Shape, part: Shape, axis: int, count: int, heads: int) -
     if heads == 1:
         if len(part) == len(whole):
             yield from split(whole, [part] * count)
-        yield from _merged_parts(whole, part, axis, count)
+        one = (*whole[:axis], length, *whole[axis + 1 :])
+        if len(part) != len(whole) and length > 1:
+            yield from (_fused_parts(o, len(one), axis, count) for o in simple(one, part) if o.text)
         return
     turned = (*whole[:axis], length, *whole[axis + 1 :])
     names = LETTERS[: len(whole)]
@@ -109,20 +117,6 @@ def concatenated(whole: Shape, part: Shape, axis: int, count: int, heads: int) -
             left = " ".join(f"(x ({' + '.join(blocks)}))" if k == axis else n for k, n in enumerate(names))
             rights = [" ".join(f"(x {b})" if k == axis else names[k] for k in order) for b in blocks]
             yield Order(f"{left} -> {', '.join(rights)}", (("x", heads),))
-
-
-def _merged_parts(whole: Shape, part: Shape, axis: int, count: int) -> Iterator[Order]:
-    """Equal parts whose axes are merged in the whole: h d i, h d i, h d i <- i (h d + h d + h d)."""
-    for order in simple((*whole[:axis], whole[axis] // count, *whole[axis + 1 :]), part):
-        if len(part) == len(whole) or not order.text:
-            continue
-        left, _, right = order.text.partition("->")
-        words = tokens(left)
-        inside = re.findall("[a-z]", words[axis])
-        named = [suffixed(words[axis].strip("()"), inside, i) for i in range(count)]
-        text = " ".join([*words[:axis], f"({' + '.join(named)})", *words[axis + 1 :]])
-        rights = [suffixed(right.strip(), inside, i) for i in range(count)]
-        yield Order(f"{text} -> {', '.join(rights)}", order.sizes)
 
 
 def _with_gates(names: str, whole: Shape, axis: int) -> Iterator[dict[int, tuple[str, str]]]:
@@ -175,3 +169,90 @@ def subsets(count: int, sizes: Iterable[int]) -> Iterator[tuple[int, ...]]:
     """Index sets of the given sizes."""
     for size in sizes:
         yield from combinations(range(count), size)
+
+
+FUSED = "query, key and value are taken to lie behind each other in this order"
+PARTS = "the parts of a tensor are taken to lie behind each other in this order"
+QKV = 3
+
+
+class BundleOrder(NamedTuple):
+    """The layout that cuts or joins a bundle, the capture of a stack ('' for a fusion), and `Pair.each`."""
+
+    judged: Judged
+    axis: str = ""
+    each: tuple[int, int] | None = None
+
+    @property
+    def inverse(self) -> BundleOrder:
+        each = self.each and (self.each[1], self.each[0])
+        return BundleOrder(self.judged._replace(order=self.judged.order.inverse), self.axis, each)
+
+
+def bundle_order(a: Tensor, b: Tensor, sides: tuple[Side, Side], judge: Judge) -> BundleOrder | None:
+    """How the axes of two tensors go, one of which is a bundle, or both; None if there is no way.
+
+    `a` is a tensor of the source and `b` one of the target.
+    """
+    x, y = sides[0].bundles.get(a.name), sides[1].bundles.get(b.name)
+    if y is not None and (x is None or y.kind == "fused"):
+        return _cut_bundle(a, replace(b, shape=y.shape), y, judge, x)
+    if x is None:
+        return None
+    back = _cut_bundle(b, replace(a, shape=x.shape), x, Judge(Images({}, {}, {})), y)
+    return back and back.inverse
+
+
+def _cut_bundle(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge, stack: Bundle | None) -> BundleOrder | None:
+    """How one tensor becomes the pieces; it can be a stack of its own."""
+    if stack or bundle.layers > 1:
+        return _layered(whole, piece, bundle, judge, stack)
+    count = len(bundle.names)
+    for axis, n in enumerate(whole.shape):
+        if bundle.kind == "stacked" and n == count:
+            rest = _without_axis(whole, axis)
+            if found := judge.order(rest, piece):
+                return BundleOrder(found._replace(order=within(found.order, len(rest.shape), "e", axis)), "e")
+        if bundle.kind == "fused" and n % count == 0:
+            part = replace(whole, shape=(*whole.shape[:axis], n // count, *whole.shape[axis + 1 :]))
+            if found := judge.order(part, piece):
+                why = FUSED if count == QKV and n > count else "" if bundle.counted else PARTS
+                return BundleOrder(Judged(_fused_parts(found.order, len(part.shape), axis, count), why, bool(why)))
+    return None
+
+
+def _layered(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge, stack: Bundle | None) -> BundleOrder | None:
+    """How one tensor for all layers becomes pieces in each layer; or one in each layer pieces for all layers."""
+    if bundle.kind != "fused" or (stack and (stack.kind != "stacked" or bundle.layers > 1)):
+        return None
+    layers = len(stack.names) if stack else bundle.layers
+    if stack:
+        whole = replace(whole, shape=stack.shape)
+    for axis, n in enumerate((piece if stack else whole).shape):
+        if n != layers:
+            continue
+        one = (whole, _without_axis(piece, axis)) if stack else (_without_axis(whole, axis), piece)
+        single = bundle._replace(names=bundle.names[:: bundle.layers], shape=one[1].shape, layers=1)
+        if found := _cut_bundle(*one, single, judge, None):
+            text = every_layer(found.judged.order, axis, left=not stack)
+            return BundleOrder(found.judged._replace(order=text), "e", (layers, 1) if stack else (1, layers))
+    return None
+
+
+def _without_axis(t: Tensor, axis: int) -> Tensor:
+    return replace(t, shape=t.shape[:axis] + t.shape[axis + 1 :])
+
+
+def _fused_parts(order: Order, rank: int, axis: int, count: int) -> Order:
+    """The order of one piece as one of the whole, whose axis `axis` holds all pieces behind each other."""
+    letters = " ".join(LETTERS[:rank])
+    left, _, right = (order.text or f"{letters} -> {letters}").partition("->")
+    names = tokens(left)
+    if names[axis] == "1":  # the parts have an axis of their own
+        first, *others = tokens(right)
+        names[axis], right = "n", " ".join([f"(n {first.strip('()')})", *others])
+    inside = re.findall("[a-z]", names[axis])
+    parts = [suffixed(names[axis].strip("()"), inside, i) for i in range(count)]
+    text = " ".join([*names[:axis], f"({' + '.join(parts)})", *names[axis + 1 :]])
+    rights = [suffixed(right.strip(), inside, i) for i in range(count)]
+    return Order(f"{text} -> {', '.join(rights)}", order.sizes)

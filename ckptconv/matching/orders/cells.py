@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .doubt import GATES, KEPT_GATES, Judge
-from .orders import Order
-from .pairs import Length
-from .units import Unit
+from ..modules.units import Unit
+from ..pairs import Length
+from .axes import Order
+from .choose import GATES, KEPT_GATES, Judge
 
 LSTM, GRU = 4, 3
 SUMMED = "the bias is the sum of torch's two: one of them is filled with zeros"
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
     also: str = ""  # another doubt
 
 
-def cell(a: Unit, b: Unit, judge: Judge) -> list[Piece]:
+def cell_pieces(a: Unit, b: Unit, judge: Judge) -> list[Piece]:
     """The pairs of a cell of the source and one of torch; what has no counterpart is left out."""
     if "weight_ih" not in b.members or "weight_hh" not in b.members:
         return []

@@ -18,11 +18,10 @@ from functools import cached_property, lru_cache
 from math import prod
 from weakref import WeakKeyDictionary
 
-from ..checkpoint import Tensor
-from . import conventions
-from .pairs import folded, leaf, parent
-from .side import Side
-from .words import KINDS, LEAVES, RECURRENT, averaged, words
+from ...checkpoint import Tensor
+from ..names.likeness import KINDS, LEAVES, RECURRENT, averaged, words
+from ..orders.axes import is_kernel
+from ..pairs import Side, folded, leaf, parent
 
 Dims = tuple[int, ...]
 Numbers = tuple[int, ...]
@@ -171,7 +170,7 @@ def oriented(t: Tensor) -> Dims:
     if len(shape) in (3, 4) and "depthwise" in last:
         *space, inputs, each = shape
         return _dims((inputs * each, *space))
-    if len(shape) > 1 and conventions.is_kernel(last):
+    if len(shape) > 1 and is_kernel(last):
         *space, inputs, outputs = shape
         return _dims((outputs, inputs, *(space if "kernel" in last else sorted(space))))
     return _dims(shape)

@@ -1,0 +1,1 @@
+"""Pairs of modules, and tensors that are pieces of others."""

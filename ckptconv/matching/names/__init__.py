@@ -1,0 +1,1 @@
+"""Pairs by what names say."""

@@ -1,0 +1,1 @@
+"""How axes, gates and parts of tensors move."""

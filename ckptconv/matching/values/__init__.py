@@ -1,0 +1,1 @@
+"""Pairs by content, proved bit for bit."""
