@@ -59,7 +59,7 @@ CONSTANTS = (
     "numpy.npy.ASSUMED",
     "numpy.gpt.SHAPES",
     "numpy.gpt.NAMES",
-    "pytorch.arrays.NUMPY",
+    "pytorch.values.NUMPY",
 )
 SPELLED = b"'descr' 'fortran_order' 'shape' True" + ZIP
 FAMILY = of_ways(WAYS, SPELLED, CONSTANTS)
