@@ -15,7 +15,6 @@ from ..formats.hash_metadata import OPTIONS
 from ..formats.keras import order
 from ..messages import listing
 from ..rules import passes
-from ..rules.unseen import unseen
 from ..verification.readback import unlike
 from .options import CHANGE, SELECT, Options, Path, bundle, departing, takes
 from .options import path as text
@@ -65,7 +64,7 @@ def diff(
     if select.include or select.exclude:
         renames = change.converter or change.renames or change.regexes
         wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)
-        notes = unseen(right.notes, lambda n: n * wanted(n), some=bool(select.include))
+        notes = passes.unseen(right.notes, lambda n: n * wanted(n), some=bool(select.include))
         right = replace(right, notes=notes).with_tensors({n: t for n, t in right.items() if wanted(n)})
     found = compare.diff(left, right, difference.Tolerance(rtol, atol), workers=resources.workers)
     sides = (("A", left), ("B", right))

@@ -16,8 +16,7 @@ from ..formats import detect
 from ..formats.reading import Reading
 from ..messages import listing, printable
 from ..moves.read import Opened, stamps_of
-from ..rules import passes, prefixes
-from ..rules.averages import averages
+from ..rules import names, passes
 from ..storage import files
 from .options import SELECT, Change, Path, Select, bundle, takes
 from .options import path as text
@@ -48,7 +47,7 @@ def open(path: Path, *, format: str | None = None, **select: Unpack[SelectOption
             found = watched(found)
     taken = selected(found, chosen)
     _since(taken, stamps)
-    return prefixes.hinted(taken if taken.keys() == found.keys() else replace(taken, hashes={}))
+    return names.hinted(taken if taken.keys() == found.keys() else replace(taken, hashes={}))
 
 
 def _since(found: Checkpoint, stamps: Mapping[str, files.Stamp]) -> None:
@@ -104,12 +103,12 @@ def selected(found: Checkpoint, select: Select) -> Checkpoint:
     if not found.tensors:
         found = replace(found, notes=(*found.notes, Note("hint", "this checkpoint holds no tensors")))
     if select.at:
-        found = prefixes.at(found, select.at)
+        found = names.at(found, select.at)
     found = passes.roles(found)
     if select.ema:
-        found = averages(found, passes.wanted(exclude=select.exclude))
+        found = names.averages(found, passes.wanted(exclude=select.exclude))
     if select.strip_prefix:
-        found = prefixes.strip(found, select.strip_prefix)
+        found = names.strip(found, select.strip_prefix)
     found = passes.select(found, select.include, select.exclude)
     found = passes.weights_only(found) if select.weights_only else found
     if select.keep_going:
@@ -153,10 +152,8 @@ def changed(made: Checkpoint, change: Change) -> Checkpoint:
 
         made = library.change(made, change.converter, change.renames, inverse=change.inverse, params=change.params)
     if change.regexes:
-        from ..rules import regex
-
-        made = regex.replaced(made, change.regexes)
-    return prefixes.hinted(passes.cast(made, dtype(change.dtype)) if change.dtype else made)
+        made = names.replaced(made, change.regexes)
+    return names.hinted(passes.cast(made, dtype(change.dtype)) if change.dtype else made)
 
 
 def dated(

@@ -3,8 +3,6 @@
     roles            recognise optimizer slots, step counters and moving averages by their names
     select           keep what the globs include and do not exclude
     weights_only     drop everything that is not a weight
-    averages         put moving averages in the place of their weights (averages.py)
-    at, strip        one entry of a nested checkpoint; names without the prefixes of wrappers (prefixes.py)
     scope, merge     several checkpoints under one roof
     cast             change the dtype of the floating-point tensors
     texts            escape metadata that is not valid Unicode
@@ -25,10 +23,8 @@ from ..checkpoint import Checkpoint, Move, Note, Role, Tensor, joined, named, on
 from ..dtypes import DType
 from ..errors import CorruptCheckpoint, NameCollision, UsageError
 from ..messages import did_you_mean, listing, many
-from . import quantised
-from .averages import AVERAGE
-from .unseen import lost, unread, unseen
 
+AVERAGE = re.compile(r"(?P<base>.+)/ExponentialMovingAverage(?:_\d+)?")
 # What optimizers append to a variable's name: tf.train and contrib slots, BERT's and LAMB's adam_m, Mesh's _slot_vr.
 SLOT = re.compile(
     r"(?P<base>.+?)(?:/(?:Lazy|N)?Adam(?:W|WeightDecay|Max|ax)?(?:Optimizer)?(?:_\d+)?"
@@ -248,20 +244,23 @@ def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
 
 def _merged(several: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[Note]]:
     """The metadata of several checkpoints as one, with notes on what the sources say differently."""
-    from . import provenance  # here: most conversions merge nothing
+    from .provenance import OWN  # here: most conversions merge nothing
 
     metadata: dict[str, str] = {}
     for own in several:
-        metadata |= {k: v for k, v in own.items() if k not in metadata and not k.startswith(provenance.OWN)}
-    odd = [k for k, v in metadata.items() if any(own.get(k, v) != v for own in several)]
-    records, lacking = provenance.merged(several)
+        metadata |= {k: v for k, v in own.items() if k not in metadata}
+    differing = [k for k, v in metadata.items() if any(own.get(k, v) != v for own in several)]
+    records = [
+        k for k, v in metadata.items()
+        if (k in differing and k.startswith("ckptconv.")) or (k in OWN and any(own.get(k) != v for own in several))
+    ]  # fmt: skip
     notes = []
-    if odd:
-        notes.append(Note("lossy", "the sources' metadata differs here; that of the first is kept", tuple(odd)))
-    if lacking:
-        text = "the sources record this differently, so it is left out; undo one at a time, with include= and param="
-        notes.append(Note("lossy", text, tuple(lacking)))
-    return metadata | records, notes
+    if odd := tuple(k for k in differing if k not in records):
+        notes.append(Note("lossy", "the sources' metadata differs here; that of the first is kept", odd))
+    if records:  # what one converter remembers is not for the tensors of another source
+        text = "what converters recorded is dropped by a merge; undo one at a time, with include= and param="
+        notes.append(Note("lossy", text, tuple(records)))
+    return {k: v for k, v in metadata.items() if k not in records}, notes
 
 
 def cast(checkpoint: Checkpoint, to: DType) -> Checkpoint:
@@ -269,12 +268,13 @@ def cast(checkpoint: Checkpoint, to: DType) -> Checkpoint:
     if to.kind != "f":
         raise UsageError(f"dtype= takes a floating-point dtype, not {to}: integers and booleans are kept as they are")
     others = {n: t for n, t in checkpoint.items() if t.dtype.kind == "f" and t.dtype != to}
-    scaled = quantised.scaled(checkpoint) if others else ()
+    scaled = quantised(checkpoint) if others else ()
     kept = tuple(n for n in others if n in scaled)
     if kept and len(kept) == len(others):
-        raise UsageError(f"dtype='{to}' would cast nothing but {quantised.ALONE}:\n{listing(kept)}")
+        text = f"dtype='{to}' would cast nothing but {WHY}. Without dtype= they stay as they are"
+        raise UsageError(f"{text}:\n{listing(kept)}")
     out = {n: replace(t, dtype=to) for n, t in others.items() if n not in scaled}
-    notes = [Note("lossy", f"not cast to {to}: {quantised.WHY}", kept)] if kept else []
+    notes = [Note("lossy", f"not cast to {to}: {WHY}", kept)] if kept else []
     return checkpoint.with_tensors({**checkpoint.tensors, **out}, *notes)
 
 
@@ -297,3 +297,88 @@ def without(checkpoint: Checkpoint, names: Iterable[str], why: str) -> Checkpoin
     gone = dict.fromkeys(names)
     keep = {n: t for n, t in checkpoint.tensors.items() if n not in gone}
     return checkpoint.with_tensors(keep, Note("dropped", why, tuple(gone)))
+
+
+# --- quantised weights ------------------------------------------------------------------------------------------
+# Cast alone, such a weight is another number than it stands for, and its scale loses digits.
+#
+#     l.weight   float8, int8    l.weight_scale, l.weight_scale_inv, l.weight.absmax     named after the weight
+#     l.weight   float8, int8    l.SCB, l.scale, l.zero_point, l.input_scale             or in its layer
+#     l.qweight  int32           l.scales, l.qzeros                                      several numbers in an integer
+
+WHY = (
+    "quantised weights and their scales, which would then stand for other numbers. Dequantise them first, with the "
+    "library that quantised them; densify=True does it for PyTorch's own"
+)
+WEIGHT = re.compile(
+    r"_?weights?(_(?!mask|i(?:nde)?x|indices|shape|format).+)?"
+    r"|q_?weight|.*kernel|.*embeddings?|.*_packed|qvalue|codes|Qidxs|W_q|w\d*|B|state[12]"
+)
+PACKED = re.compile(r"q_?weight|.*_packed|codes|Qidxs|W_q|qvalue|q_?kernel|.*qdata")  # several numbers in an integer
+STEM = re.compile(r"(.+?)(?:[._](?:packed|quantized|q?data|blocks|q|_data|_packed))?", re.DOTALL)  # of a weight's name
+SCALE = re.compile(
+    r"(.*?)(?:^|[._/])_?(?:(?:(?:input|output|weight|act|global|inner|nested|awq|q)_)*"
+    r"(?:scales?|scaling_factors?|scaled_zeros|q?zeros?|zero_points?|shift|offset|absmax|quant_map|amax|codebooks?)"
+    r"(?:_inv|_max|_ub|_\d)?(?:[./]\d+)?"
+    r"|nested_.+|quant_state\..+|biases|SCB|g_idx|scale_(?:weight|input|output)|(?:absmax|qmap|(?:new_)?max)[12])",
+    re.DOTALL,
+)
+LONGEST = 80  # characters at the end of a name in which a scale is looked for
+
+
+def quantised(checkpoint: Checkpoint) -> set[str]:
+    """The quantised weights that have scales, and the scales, by their names here or in the source.
+
+    A scale that was left out, by a selection or a converter, counts for its weight.
+    """
+    now = {name: n for n in checkpoint for name in (n, *checkpoint.sources(n))}
+    owners: dict[str, list[str]] = {}  # the weights that a scale may be named after, or whose layer it may lie in
+    for name, n in now.items():
+        t, cut = checkpoint[n], max(name.rfind("."), name.rfind("/"))
+        leaf = name[cut + 1 :]
+        small = t.dtype.itemsize == 1 and t.dtype.kind in "iuxf"
+        packed = t.dtype.kind in "iu" and (t.dtype == "uint32" or PACKED.fullmatch(leaf) is not None)
+        if t.shape and (small or packed):
+            m = STEM.fullmatch(name)
+            own = {name, m[1] if m else name}
+            own |= {name[: max(cut, 0)]} if WEIGHT.fullmatch(leaf) or PACKED.fullmatch(leaf) else set()
+            for owner in own:
+                owners.setdefault(owner, []).append(n)
+    out, used = set[str](), set[str]()
+    left = [n for note in checkpoint.notes if note.kind in ("dropped", "skipped") for n in note.names]
+    for name in (*now, *left) if owners else ():
+        m = SCALE.fullmatch(name[-LONGEST:])
+        owner = name[:-LONGEST] + m[1] if m else None
+        if owner in owners and owners[owner] != [now.get(name)]:
+            used.add(owner)
+            out |= {now[name]} if name in now else set()
+    return out.union(*(owners[owner] for owner in used))
+
+
+# --- what is not read -------------------------------------------------------------------------------------------
+# Damaged tensors, and those of which no reader makes one: notes have their names, which passes select and rename.
+
+
+def lost(checkpoint: Checkpoint) -> list[str]:
+    """The names of what was left out as damaged."""
+    return [name for note in checkpoint.notes if note.kind == "damaged" for name in note.names]
+
+
+def unread(checkpoint: Checkpoint) -> list[str]:
+    """The names of tensors that no reader looks at, as no dtype fits, for example."""
+    return [name for note in checkpoint.notes if note.unread for name in note.names]
+
+
+def unseen(notes: Iterable[Note], new: Callable[[str], str], *, some: bool = False) -> tuple[Note, ...]:
+    """The notes, those on damaged and unread tensors with new names of what they concern, '' for what is not taken.
+
+    some: tensors were included by name. What is damaged without a name is then none of them, as far as is known.
+    """
+    out = []
+    for note in notes:
+        if note.unread or (note.kind == "damaged" and note.names):
+            note = note._replace(names=tuple(filter(None, map(new, note.names))))
+            out += [note] if note.names else []
+        else:
+            out.append(note._replace(kind="unread", tensors=False) if note.kind == "damaged" and some else note)
+    return tuple(out)

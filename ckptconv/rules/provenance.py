@@ -12,7 +12,7 @@ parameters, and the shapes of sources that those of the targets do not determine
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,7 +40,7 @@ class Moved(NamedTuple):
 KEY = "ckptconv.moved"
 TIED = "ckptconv.tied"  # [name, ...]: added by the converter; in other files they may be tensors of their own
 PARAMS = "ckptconv.params"  # sizes known only from the source's shapes
-OWN = "ckptconv."  # begins the keys of these, and of what formats record
+OWN = (KEY, TIED, PARAMS)
 
 
 def remember(
@@ -68,63 +68,6 @@ def remember(
         }
         metadata[KEY] = json.dumps(record, separators=(",", ":"), ensure_ascii=False)
     return replace(checkpoint, metadata=metadata)
-
-
-def merged(several: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
-    """What the metadata of several checkpoints records, as the record of all; and the keys where that lacks something.
-
-    What is said of single tensors is joined. A size is kept if all say the same: it is for the tensors of all.
-    """
-    out: dict[str, str] = {}
-    lacking: list[str] = []
-    for key in dict.fromkeys(k for metadata in several for k in metadata if k.startswith(OWN)):
-        texts = dict.fromkeys(metadata.get(key, "") for metadata in several)
-        given = [t for t in texts if t]
-        if len(given) == 1 and (key != PARAMS or len(texts) == 1):
-            out[key] = given[0]
-            continue
-        try:
-            record, whole = _JOINED[key]([json.loads(t or "{}") for t in texts])
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-            record, whole = None, False
-        if record is not None:
-            out[key] = json.dumps(record, separators=(",", ":"), ensure_ascii=False)
-        if not whole:
-            lacking.append(key)
-    return out, lacking
-
-
-def _disjoint(tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Tables as one; ValueError if a key has two values."""
-    out: dict[str, Any] = {}
-    for table in tables:
-        if any(out[k] != table[k] for k in out.keys() & table.keys()):
-            raise ValueError("not disjoint")
-        out |= table
-    return out
-
-
-def _joined_names(records: Sequence[Any]) -> tuple[Any, bool]:
-    given = [r for r in records if r]
-    names = _disjoint(r["names"] for r in given)
-    return _disjoint({k: v for k, v in r.items() if k != "names"} for r in given) | {"names": names}, True
-
-
-def _joined_sizes(records: Sequence[Any]) -> tuple[Any, bool]:
-    (converter,) = {r["converter"] for r in records if r}
-    known = {what: _disjoint(r.get(what, {}) for r in records) for what in ("sizes", "shapes")}
-    numbers = [r.get("params", {}) for r in records]
-    params = {k: v for k, v in numbers[0].items() if all(n.get(k) == v for n in numbers)}
-    whole = all(n == params for n in numbers)
-    known = {what: table for what, table in known.items() if table}
-    return {"converter": converter, "params": params, **known} if params or known else None, whole
-
-
-_JOINED: dict[str, Callable[[Sequence[Any]], tuple[Any, bool]]] = {
-    KEY: _joined_names,
-    TIED: lambda records: (list(dict.fromkeys(n for r in records for n in r)), True),
-    PARAMS: _joined_sizes,
-}
 
 
 def _folded(converter: Converter, moved: Iterable[Moved], before: Checkpoint) -> dict[str, list[int]]:

@@ -14,10 +14,10 @@ import pytest
 from ckptconv.checkpoint import Checkpoint, contiguous, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CkptError, LayoutError, NameCollision, UnmatchedTensors, UsageError
-from ckptconv.rules import layout, library, passes, prefixes, provenance, templates, toml
+from ckptconv.rules import layout, library, names, passes, provenance, templates, toml
 from ckptconv.rules.apply import apply
-from ckptconv.rules.averages import averages
 from ckptconv.rules.lint import lint
+from ckptconv.rules.names import averages
 
 
 def tensors(*shapes: tuple[int, ...], **named: Any) -> Checkpoint:
@@ -220,7 +220,7 @@ def test_names_that_collide() -> None:
 
 def test_passes_on_names_that_are_given_no_name() -> None:
     with pytest.raises(UsageError, match="strip_prefix= takes prefixes, not ','"):
-        prefixes.strip(tensors((1,)), [","])
+        names.strip(tensors((1,)), [","])
     for name in ("/", ".", ""):
         with pytest.raises(UsageError, match=f"scope='{re.escape(name)}' is not a name"):
             passes.scope(tensors((1,)), name)
@@ -241,10 +241,10 @@ def test_tensors_that_are_left_out() -> None:
 
 
 def test_what_is_not_in_an_entry_is_noted() -> None:
-    after = prefixes.at(made({}, m__w=(1,), m__b=(1,), o__w=(1,)), "m")
+    after = names.at(made({}, m__w=(1,), m__b=(1,), o__w=(1,)), "m")
     assert list(after) == ["w", "b"]
     assert [(n.kind, n.names) for n in after.notes if n.kind == "dropped"] == [("dropped", ("o.w",))]
-    assert not [n for n in prefixes.at(made({}, m__w=(1,)), "m").notes if n.kind == "dropped"]
+    assert not [n for n in names.at(made({}, m__w=(1,)), "m").notes if n.kind == "dropped"]
 
 
 def test_scopes() -> None:
@@ -305,20 +305,7 @@ TWO_DECAYS = ("w", "w/ExponentialMovingAverage", "w/ExponentialMovingAverage_1")
         (made(ONE, w=(2,), b=(3,), ema__w=(2,)), {"w": 2, "b": 1}),
         (made(ONE, w=(2,), ema__module__w=(2,), ema__decay=()), {"w": 1}),
         (made(ONE, module__w=(2,), ema__w=(2,)), {"module.w": 1}),
-        (made(ONE, a__w=(2,), ema__aw=(2,)), {"a.w": 1}),
-        (made(ONE, a=(2,), b=(3,), ema__shadow_params__0=(2,), ema__shadow_params__1=(3,)), {"a": 2, "b": 3}),
-        (made({}, w=(2,), model_ema__w=(2,)), {"w": 1}),
-        # programs keep the trained weights among the averages: ema-pytorch, PaddleDetection, torch_ema
-        (
-            made(ONE, f__w=(2,), ema__online_model__f__w=(2,), ema__ema_model__f__w=(2,), ema__initted=()),
-            {"f.w": 2},
-        ),
-        (made(ONE, w=(2,), ema__shadow__w=(2,), ema__backup__w=(2,)), {"w": 1}),
-        (made({}, w=(2,), ema__online__w=(2,), ema__average__w=(2,)), {"w": 2}),
-        (made(ONE, live__w=(2,), ema__live__w=(2,)), {"live.w": 1}),
-        (made(ONE, a=(2,), ema__shadow_params__0=(2,), ema__collected_params__0=(2,)), {"a": 1}),
         (made(SEVERAL, g__w=(2,), d__w=(2,), g_ema__w=(2,)), {"g.w": 2, "d.w": 1}),
-        (made(SEVERAL, d__w=(2,), g_ema__w=(2,)), {"d.w": 0, "w": 1}),
     ],
 )
 def test_averages(before: Checkpoint, after: dict[str, float]) -> None:
@@ -345,39 +332,22 @@ def test_averages_of_weights_that_are_tied(named: tuple[str, ...], tie: tuple[st
 @pytest.mark.parametrize(
     ("before", "words"),
     [
-        (
-            replace(made(ONE, a=(2,), h=(2,), x=(2,), ema__a=(2,), ema__h=(2,)), ties=(("a", "h", "x"),)),
-            "x has no moving average, and those of the weights it is tied to may differ:\n *ema.a\n *ema.h",
-        ),
         (made({}, w=(2,)), "this checkpoint has no moving averages"),
         (
             made({}, **dict.fromkeys(TWO_DECAYS, (2,))),
-            "one weight; name with exclude= those that are not meant:\n *[*]/Exp\\w*e, [*]/Exp\\w*_1: of w$",
+            "one weight; name with exclude= those that are not meant:\n *w/Exp\\w*e, w/Exp\\w*_1$",
         ),
         (
             made(ONE, fc__w=(2,), ema__module__fc__w=(2,), ema__fc__w=(2,)),
-            "exclude= those that are not meant:\n *ema.module.[*], ema.[*]: of fc.w$",
-        ),
-        (
-            made(ONE, a=(2,), b=(2,), ema__ema__a=(2,), ema__model__a=(2,), ema__ema__b=(2,), ema__model__b=(2,)),
-            "exclude='ema.model.[*]' leaves one out:\n *ema.ema.[*], ema.model.[*]: of a and 1 more$",
-        ),
-        (
-            made(ONE, w=(2,), ema__online__w=(2,), ema__net__w=(2,)),
-            "exclude='ema.online.[*]' leaves one out:\n *ema.online.[*], ema.net.[*]: of w$",
+            "exclude= those that are not meant:\n *ema.module.fc.w, ema.fc.w$",
         ),
         (made(ONE, w=(2,), ema__w=(3,)), "differ from their weights in shape:\n *w"),
         (made({"name": "m", "averages": ["ema", "swa"]}, w=(2,), ema__w=(2,)), "several moving averages, ema, swa"),
         (made(ONE, w=(2,), ema__v=(2,)), "at='ema' takes them alone"),
-        (made(ONE, w=(2,), ema__w=(2,), ema__v=(2,)), "averages of 'ema' belong to no weight:\n *v"),
-        (
-            made(ONE, a=(2,), b=(2,), ema__shadow_params__0=(2,)),
-            "'ema' holds 1 averages without names, which match the 2 weights in several ways",
-        ),
-        (
-            made(ONE, a=(2,), ema__shadow_params__0=(3,)),
-            "'ema' holds 1 averages without names, which match the 1 weights in no way",
-        ),
+        (made(ONE, a=(2,), ema__shadow_params__0=(2,)), "at='ema' takes them alone"),
+        (made(SEVERAL, d__w=(2,), g_ema__w=(2,)), "at='g_ema' takes them alone"),
+        (made({}, w=(2,), model_ema__w=(2,)), "this checkpoint has no moving averages"),
+        (made(ONE, w=(2,), ema__w=(2,), ema__v=(2,)), "averages of 'ema' belong to no weight:\n *ema.v"),
     ],
 )
 def test_averages_that_have_no_weights(before: Checkpoint, words: str) -> None:
@@ -402,15 +372,6 @@ def test_two_names_of_one_average_are_one() -> None:
     before = made(ONE, fc__w=(2,), ema__module__fc__w=(2,))
     again = before["ema.module.fc.w"].renamed("ema.fc.w")
     assert shown(averages(replace(before, tensors={**before.tensors, "ema.fc.w": again}))) == {"fc.w": 1}
-
-
-def test_trained_weights_among_the_averages_are_told_and_never_taken_for_averages() -> None:
-    before = made(ONE, w=(2,), ema__online_model__w=(2,), ema__ema_model__w=(2,), ema__step=())
-    notes = averages(before).notes
-    assert [n.names for n in notes if n.text == "lie among the moving averages and are none"] == [
-        ("ema.online_model.w", "ema.step")
-    ]
-    assert shown(averages(before, passes.wanted(exclude=["ema.ema_model.*"])))["w"] == 0
 
 
 def test_weights_that_are_averages_already() -> None:

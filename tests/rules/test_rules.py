@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
@@ -24,11 +23,11 @@ from ckptconv.dtypes import DTYPES
 from ckptconv.errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
 from ckptconv.messages import fold
 from ckptconv.moves.part import Held
-from ckptconv.rules import library, passes, prefixes, regex
+from ckptconv.rules import library, names, passes
 from ckptconv.rules.apply import apply
-from ckptconv.rules.averages import averages
 from ckptconv.rules.domains import domain
 from ckptconv.rules.lint import lint
+from ckptconv.rules.names import averages
 from ckptconv.rules.passes import select
 from ckptconv.rules.templates import Matcher, template
 
@@ -240,7 +239,7 @@ def renamed(*pairs: str) -> Step:
 
 
 def replaced(*pairs: str) -> Step:
-    return lambda c: regex.replaced(c, pairs)
+    return lambda c: names.replaced(c, pairs)
 
 
 def by(converter: library.Converter) -> Step:
@@ -263,9 +262,9 @@ def scoped(*names: str) -> Step:
         ([by(SPLIT), renamed("c/=d/"), by(SPLIT.inverse)], {"a/k": "a/k", "b/k": "b/k", "d/k": "c/k"}),
         ([by(JOIN), renamed("j=a/k")], {"a/k": "a/k b/k", "c/k": "c/k"}),
         ([scoped("s"), renamed("s/a/=a/")], {"a/k": "a/k", "s/b/k": "b/k", "s/c/k": "c/k"}),
-        ([scoped("s"), lambda c: prefixes.strip(c, ["s/"])], {"a/k": "a/k", "b/k": "b/k", "c/k": "c/k"}),
+        ([scoped("s"), lambda c: names.strip(c, ["s/"])], {"a/k": "a/k", "b/k": "b/k", "c/k": "c/k"}),
         ([scoped("s", "t"), lambda c: select(c, ["?/a/k"])], {"s/a/k": "a/k", "t/a/k": "a/k"}),
-        ([renamed("a/=m/"), lambda c: prefixes.at(c, "m"), renamed("k=b/k")], {"b/k": "a/k"}),
+        ([renamed("a/=m/"), lambda c: names.at(c, "m"), renamed("k=b/k")], {"b/k": "a/k"}),
         ([renamed(f"a/k=b/k/{EMA}", "b/k=a/k"), averages], {"b/k": "a/k", "a/k": "b/k", "c/k": "c/k"}),
         ([renamed(f"a/k=b/k/{EMA}"), averages], {"b/k": "b/k", "c/k": "c/k"}),
     ],
@@ -290,7 +289,7 @@ def test_names_with_an_equals_sign_are_renamed(name: str, pair: str, new: str) -
 
 
 def test_a_regular_expression_finds_an_equals_sign() -> None:
-    assert list(regex.replaced(checkpoint({"a=b": [1]}), [r"\=(.)$=.\1=", "[\\=]=/"])) == ["a.b/"]
+    assert list(names.replaced(checkpoint({"a=b": [1]}), [r"\=(.)$=.\1=", "[\\=]=/"])) == ["a.b/"]
 
 
 def test_a_rename_of_what_is_there_only_in_part_says_so() -> None:
@@ -335,7 +334,7 @@ def test_a_long_name_is_in_the_way_of_no_rename(pair: str, name: str, new: str) 
 
 def test_of_several_steps_the_rules_are_those_that_did_something() -> None:
     swapped = apply(SWAP, checkpoint({"a/k": [1], "b/k": [1]}))
-    after = regex.replaced(library.change(swapped, None, ["a/=c/"]), ["^c=d"])
+    after = names.replaced(library.change(swapped, None, ["a/=c/"]), ["^c=d"])
     one = "{l}/k -> {l}/k"
     assert after.moved == {
         "b/k": (one, ("a/k",)), "d/k": (f"{one}, then a/{{any...}} -> c/{{any...}}, then ^c=d", ("b/k",)),
@@ -921,7 +920,7 @@ def test_roles_are_those_of_the_whole_name(name: str, role: str) -> None:
 
 def test_the_end_of_a_name_and_the_next_name_are_not_a_wrapper() -> None:
     named = {n: held(n, np.ones(1)) for n in ("a._orig_mod", "b", "c_orig_mod.d")}
-    assert not prefixes.hinted(Checkpoint(named)).notes
+    assert not names.hinted(Checkpoint(named)).notes
 
 
 @pytest.mark.parametrize(
@@ -957,69 +956,26 @@ def test_merged_checkpoints_keep_what_the_first_says() -> None:
         passes.merge([one, two, one])
 
 
-def sizes(params: dict[str, int], shapes: dict[str, list[int]] | None = None, converter: str = "c") -> dict[str, Any]:
-    return {"converter": converter, "params": params} | ({"shapes": shapes} if shapes else {})
+MOVED, PARAMS, KERAS = (f"ckptconv.{key}" for key in ("moved", "params", "keras"))
 
 
-def names(target: str, source: str, rules: str = "r") -> dict[str, Any]:
-    return {"converter": "c", "rules": [rules], "names": {target: [0, [source], []]}}
-
-
-RECORDS: dict[str, tuple[str, list[Any], Any, bool]] = {
-    # key, what the sources record (None: nothing), what the whole records, whether something is left out
-    "equal sizes": ("params", [sizes({"h": 4}), sizes({"h": 4})], sizes({"h": 4}), False),
-    "sizes that differ": ("params", [sizes({"h": 4}), sizes({"h": 8})], None, True),
-    "some that differ": ("params", [sizes({"h": 4, "l": 2}), sizes({"l": 2, "h": 8})], sizes({"l": 2}), True),
-    "sizes of one source alone": ("params", [None, sizes({"h": 4}), sizes({"h": 4})], None, True),
-    "shapes": ("params", [sizes({}, {"a": [1]}), None, sizes({}, {"b": [2]})], sizes({}, {"a": [1], "b": [2]}), False),
-    "shapes beside sizes": ("params", [sizes({"h": 4}, {"a": [1]}), sizes({"h": 8})], sizes({}, {"a": [1]}), True),
-    "shapes of one name": ("params", [sizes({}, {"a": [1]}), sizes({}, {"a": [2]})], None, True),
-    "two converters": ("params", [sizes({"h": 4}), sizes({"h": 4}, converter="d")], None, True),
-    "no JSON": ("params", [sizes({"h": 4}), "{"], None, True),
-    "another JSON": ("params", [sizes({"h": 4}), [1]], None, True),
-    "names": (
-        "moved",
-        [names("a", "b"), None, names("c", "d")],
-        names("a", "b") | {"names": {**names("a", "b")["names"], **names("c", "d")["names"]}},
-        False,
-    ),
-    "names of other rules": ("moved", [names("a", "b"), names("c", "d", "s")], None, True),
-    "one name of two": ("moved", [names("a", "b"), names("a", "d")], None, True),
-    "names of one source": ("moved", [None, names("a", "b")], names("a", "b"), False),
-    "ties": ("tied", [["a"], None, ["b", "c"]], ["a", "b", "c"], False),
-    "ties that are none": ("tied", [["a"], 5], None, True),
-    "what only a format knows": ("keras", [{"layers": []}, {"layers": [1]}], None, True),
-}
-
-
-@pytest.mark.parametrize("case", RECORDS)
-def test_merged_records(case: str) -> None:
-    key, given, want, lacking = RECORDS[case]
-    key = f"ckptconv.{key}"
-    texts = [r if isinstance(r, str) else json.dumps(r) for r in given]
-    sources = [
-        Checkpoint({f"t{i}": held(f"t{i}", np.ones(1))}, {} if given[i] is None else {key: text})
-        for i, text in enumerate(texts)
-    ]
-    found = passes.merge(sources)
-    assert {k: json.loads(v) for k, v in found.metadata.items()} == ({} if want is None else {key: want})
-    assert [(n.kind, n.names) for n in found.notes] == ([("lossy", (key,))] if lacking else [])
-
-
-def test_an_inverse_of_merged_models_asks_for_the_sizes_in_which_they_differ() -> None:
-    rules = (
-        "[params]\nheads = {}\n[[rule]]\nfrom = '{x}/k'\nto = '{x}.k'\nlayout = 'h d -> (h d)'\nsizes = { h = 'heads' }"
-    )
-    there = parse(rules)
-    shapes = {"text": (4, 8), "vision": (8, 4)}
-    made = [
-        apply(there, Checkpoint({f"{n}/k": held(f"{n}/k", np.ones(s))}), {"heads": s[0]}) for n, s in shapes.items()
-    ]
-    both = passes.merge(made)
-    with pytest.raises(UsageError, match=r"needs param='heads=NUMBER'"):
-        apply(there.inverse, both)
-    back = apply(there.inverse, passes.select(both, ["vision*"]), {"heads": 8})
-    assert back["vision/k"].shape == (8, 4)
+@pytest.mark.parametrize(
+    ("sources", "kept", "dropped"),
+    [
+        ([{PARAMS: "1"}, {PARAMS: "1"}], {PARAMS: "1"}, ()),
+        ([{PARAMS: "1"}, {PARAMS: "2"}], {}, (PARAMS,)),
+        ([{}, {PARAMS: "1", MOVED: "2"}], {}, (PARAMS, MOVED)),
+        ([{}, {KERAS: "1"}], {KERAS: "1"}, ()),
+        ([{KERAS: "2"}, {KERAS: "1"}], {}, (KERAS,)),
+    ],
+)
+def test_what_converters_recorded_is_dropped_by_a_merge(
+    sources: list[dict[str, str]], kept: dict[str, str], dropped: tuple[str, ...]
+) -> None:
+    made = [Checkpoint({f"t{i}": held(f"t{i}", np.ones(1))}, metadata) for i, metadata in enumerate(sources)]
+    found = passes.merge(made)
+    assert dict(found.metadata) == kept
+    assert [(n.kind, n.names) for n in found.notes] == ([("lossy", dropped)] if dropped else [])
 
 
 def test_merged_checkpoints_keep_what_is_known_of_each_tensor() -> None:
@@ -1041,9 +997,9 @@ def test_merged_checkpoints_keep_what_is_known_of_each_tensor() -> None:
 
 RENAMED: dict[str, Callable[[Checkpoint], Checkpoint]] = {
     "scope": lambda c: passes.scope(c, "s"),
-    "strip_prefix": lambda c: prefixes.strip(c, ["s/a/"]),
+    "strip_prefix": lambda c: names.strip(c, ["s/a/"]),
     "ema": lambda c: averages(passes.roles(passes.renamed(c, lambda n: f"{n}/{EMA}", ""))),
-    "rename_regex": lambda c: regex.replaced(c, ["^s/=t/", "^a=s/a"]),
+    "rename_regex": lambda c: names.replaced(c, ["^s/=t/", "^a=s/a"]),
     "rename": lambda c: library.change(c, None, ["a/k=s/a/k", "s/=t/"]),
     "rules": lambda c: apply(library.parse("[[rule]]\nfrom = '{x...}/k'\nto = 's/{x...}/k'", "test"), c),
 }

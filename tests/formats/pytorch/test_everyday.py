@@ -596,18 +596,13 @@ def test_at_says_what_there_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last", ["l.weight", "head.weight"])
-@pytest.mark.parametrize("listed", [False, True])
-def test_a_weight_of_two_names_has_one_average(listed: bool, last: str, tmp_path: Path) -> None:
+def test_a_weight_of_two_names_has_one_average(last: str, tmp_path: Path) -> None:
     """Programs average parameters, of which each has one name; the other name kept the weight, and the tie was lost."""
     shared, other = torch.ones(4, 3), torch.ones(3, 3)
     weights = {"emb.weight": shared, "l.weight": other, "head.weight": shared}
     weights[last] = weights.pop(last)
     found = [shared + 10, other + 20]
-    average = (
-        {"ema": {"shadow_params": found}}
-        if listed
-        else {"state_dict_ema": {"emb.weight": found[0], "l.weight": found[1]}}
-    )
+    average = {"state_dict_ema": {"emb.weight": found[0], "l.weight": found[1]}}
     saved({"state_dict": weights, **average}, tmp_path / "a.pt")
     got = ckptconv.open(tmp_path / "a.pt", ema=True, weights_only=True)
     assert {n: t.numpy().ravel()[0] for n, t in got.items()} == {"emb.weight": 11, "l.weight": 21, "head.weight": 11}
@@ -617,12 +612,10 @@ def test_a_weight_of_two_names_has_one_average(listed: bool, last: str, tmp_path
 
 def test_averages_that_do_not_fit_are_errors(tmp_path: Path) -> None:
     net = Net()
-    twice = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     cases = {
         "belong to no weight": {"model": net.state_dict(), "ema": net.state_dict() | {"extra": torch.ones(3)}},
         "in shape": {"model": net.state_dict(), "ema": net.state_dict() | {"head.bias": torch.ones(3)}},
-        "several ways": {"model": twice.state_dict(), "ema": {"shadow_params": [torch.ones(2, 2)]}},
-        "no way": {"model": twice.state_dict(), "ema": {"shadow_params": [torch.ones(3, 3)]}},
+        "differ in their names": {"model": net.state_dict(), "ema": {"shadow_params": [torch.ones(2, 2)]}},
         "several moving averages": {"model": net.state_dict(), "ema": net.state_dict(), "swa": net.state_dict()},
         "no moving averages": {"model": net.state_dict()},
     }
@@ -636,7 +629,7 @@ def test_an_average_that_is_not_meant_is_excluded(tmp_path: Path) -> None:
     """A wrapper's prefix and none: which of the two is the average of fc.weight, only the user knows."""
     two = {"module.fc.weight": torch.ones(2), "fc.weight": torch.full((2,), 9.0)}
     saved({"state_dict": {"fc.weight": torch.zeros(2)}, "state_dict_ema": two}, tmp_path / "a.pt")
-    with pytest.raises(ckptconv.UsageError, match=r"state_dict_ema\.module\.\*, state_dict_ema\.\*: of fc\.weight"):
+    with pytest.raises(ckptconv.UsageError, match=r"state_dict_ema\.module\.fc\.weight, state_dict_ema\.fc\.weight"):
         ckptconv.open(tmp_path / "a.pt", ema=True)
     for exclude, value in (("state_dict_ema.fc.*", 1), ("state_dict_ema.module.*", 9)):
         got = ckptconv.open(tmp_path / "a.pt", ema=True, exclude=exclude)

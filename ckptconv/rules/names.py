@@ -1,23 +1,26 @@
-"""Passes on the beginnings of names: take one entry of a nested checkpoint, remove the prefixes of wrappers.
+"""Passes on names: one entry of a nested checkpoint, no prefixes of wrappers, other names, averages as weights.
 
 at              state_dict_ema.fc.weight -> fc.weight; tensors outside the entry are dropped
 strip           module._orig_mod.fc.weight -> fc.weight
+replaced        what a regular expression matches -> something else
+averages        w/ExponentialMovingAverage -> w; ema.fc.weight, of the entry `ema` beside the model's -> fc.weight
 hinted          notes which prefixes wrappers left, and how to remove them
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 
-from ..checkpoint import Checkpoint, Note
+from ..checkpoint import Checkpoint, Move, Note, Tensor, named, onward, origin
 from ..errors import CorruptCheckpoint, UsageError
 from ..messages import did_you_mean, listing
 from ..storage.paths import beginning
-from .passes import renamed
-from .unseen import lost, unread, unseen
+from .passes import AVERAGE, lost, renamed, unread, unseen
+from .templates import halves
 
 MAX_ENTRIES = 12  # that an error lists
 
@@ -25,6 +28,7 @@ MAX_ENTRIES = 12  # that an error lists
 # nowhere else, so they are removed in the middle of names as well.
 WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 NESTED = ("state_dict", "model_state_dict", "model_dict")  # of a model within an entry; no module is called so
+EMA = re.compile(r"[_.-]?(?:ema|swa|shadow|averaged?)[_.-]?", re.IGNORECASE)  # in the name of an entry
 
 CHOICES = ("the weights are the entry", "holds several state dicts")  # beginnings of notes that `at` makes obsolete
 
@@ -144,3 +148,125 @@ def _wrapped(names: list[str]) -> list[str]:
     text = "\n.".join(["", *names])  # each name after a dot, and none after the dot of another
     within = [p for p in WRAPPERS if p.startswith("_") and "." + p in text]
     return list(dict.fromkeys([*found, *within]))
+
+
+# --- regular expressions ----------------------------------------------------------------------------------------
+
+
+def replaced(checkpoint: Checkpoint, pairs: Sequence[str]) -> Checkpoint:
+    """Replace in all names what regular expressions match: 'FROM=TO', one after the other; each must change a name.
+
+    They are those of Python's `re`; \\1 in TO is a group.
+    """
+    new = {name: name for name in checkpoint.tensors}
+    for pair in pairs:
+        pattern, equals, to = halves(pair)
+        if not (pattern and equals):
+            raise UsageError(f"rename_regex= takes FROM=TO, not {pair!r}")
+        try:
+            regex = re.compile(pattern)
+            changed = {old: regex.sub(to, name) for old, name in new.items()}
+        except (re.error, IndexError, OverflowError, RecursionError) as e:
+            raise UsageError(f"rename_regex= {pair!r} is no regular expression and its replacement: {e}") from e
+        if changed == new:
+            raise UsageError(f"rename_regex= {pair!r} changes no name; `inspect` lists them")
+        if "" in changed.values():
+            raise UsageError(f"rename_regex= {pair!r} leaves nothing of a name")
+        new = changed
+    return renamed(checkpoint, new.__getitem__, ", ".join(pairs))
+
+
+# --- averages ---------------------------------------------------------------------------------------------------
+
+
+def averages(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda name: True) -> Checkpoint:
+    """Put each moving average under its weight's name and those that are tied to it; UsageError if there is none.
+
+    A weight without an average stays as it is, with a note. wanted: whether a name is not excluded, which decides
+    between several averages of one weight.
+    """
+    about = checkpoint.details.get("entry", {})
+    if about.get("average"):
+        note = Note("assumed", "the weights are moving averages already")
+        return replace(checkpoint, notes=(*checkpoint.notes, note))
+    tensors = checkpoint.tensors
+    bases = {n: m["base"] for n in tensors if (m := AVERAGE.fullmatch(n))} or _of_entry(checkpoint, about)
+    if not bases:
+        raise UsageError(
+            "this checkpoint has no moving averages: neither NAME/ExponentialMovingAverage nor an entry such as ema, "
+            "model_ema, state_dict_ema or g_ema"
+        )
+    bases = _one_of_each(bases, tensors, wanted)
+    by_base = {base: tensors[n] for n, base in bases.items() if base}
+    if wrong := [b for b, t in by_base.items() if b in tensors and tensors[b].shape != t.shape]:
+        raise UsageError(f"these averages differ from their weights in shape:\n{listing(wrong)}")
+    weights = {n for n, t in tensors.items() if not t.role and n not in bases}
+    for group in checkpoint.ties:
+        if average := next((by_base[n] for n in group if n in by_base), None):
+            by_base |= {n: average for n in group if n in weights and n not in by_base}
+    out: dict[str, Tensor] = {}
+    for name, t in tensors.items():
+        base = bases.get(name, "")
+        if name in by_base:
+            out[name] = replace(by_base[name], name=name, role="")
+        elif name not in bases:
+            out[name] = t
+        elif base and base not in tensors:
+            out[base] = replace(by_base[base], name=base, role="")
+    notes = []
+    if displaced := tuple(n for n in by_base if n in tensors):
+        notes.append(Note("dropped", "replaced by their moving averages", displaced))
+    if others := tuple(n for n, base in bases.items() if not base):
+        notes.append(Note("dropped", "lie among the moving averages and are none", others))
+    if without := tuple(n for n, t in out.items() if not t.role and n not in by_base):
+        notes.append(Note("hint", "have no moving average and stay as they are", without))
+    alone = {b: Move("ema=True", (t.name,)) for b, t in by_base.items() if b not in tensors}
+    moved = {**checkpoint.moved, **onward(checkpoint.moved, alone)}  # one that has a weight is in the weight's place
+    known = [*out, *(move.sources[0] for move in alone.values())]
+    details = named(checkpoint.details, known, lambda n: bases.get(n) or n)
+    return replace(checkpoint.with_tensors(out, *notes), details=details, moved=moved)
+
+
+def _one_of_each(
+    bases: Mapping[str, str], tensors: Mapping[str, Tensor], wanted: Callable[[str], bool]
+) -> dict[str, str]:
+    """The averages without those that are excluded beside another of their weight; UsageError if several are left."""
+    claims: dict[str, list[str]] = {}
+    for name, base in bases.items():
+        if base:
+            claims.setdefault(base, []).append(name)
+    left = {base: [n for n in names if len(names) == 1 or wanted(n)] for base, names in claims.items()}
+    if several := [", ".join(names) for names in left.values() if len({origin(tensors[n]) for n in names}) > 1]:
+        text = "several moving averages claim one weight; name with exclude= those that are not meant"
+        raise UsageError(f"{text}:\n{listing(several)}")
+    return {n: base for n, base in bases.items() if not base or n in left[base]}
+
+
+def _of_entry(checkpoint: Checkpoint, about: Mapping[str, object]) -> dict[str, str]:
+    """The averages that form an entry of their own: their names, and those of their weights ('' for counters)."""
+    found = about.get("averages")
+    entries = [str(e) for e in found] if isinstance(found, list) else []
+    if len(entries) > 1:
+        raise UsageError(f"there are several moving averages, {', '.join(entries)}; at={entries[0]!r} takes one")
+    if not entries:
+        return {}
+    entry = entries[0]
+    below = "" if about.get("name") else EMA.sub("", entry) + "."  # of several models, those of g_ema are g's
+    inside = {n: t for n, t in checkpoint.tensors.items() if n.startswith(f"{entry}.")}
+    weights = [n for n, t in checkpoint.tensors.items() if not t.role and n not in inside and n.startswith(below)]
+    by_name = {_bare(n.removeprefix(below)): n for n in weights}
+    bases = {n: by_name.get(_bare(n[len(entry) + 1 :]), "") for n in inside}
+    if not any(bases.values()):
+        raise UsageError(
+            f"the averages of {entry!r} and the weights differ in their names; at={entry!r} takes them alone"
+        )
+    if lonely := [n for n, base in bases.items() if not base and inside[n].count > 1]:
+        raise UsageError(f"these averages of {entry!r} belong to no weight:\n{listing(lonely)}")
+    return bases
+
+
+def _bare(name: str) -> str:
+    """A name without the prefixes of wrappers at its beginning."""
+    while name.startswith(WRAPPERS):
+        name = name.partition(".")[2]
+    return name
