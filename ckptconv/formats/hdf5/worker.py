@@ -180,7 +180,7 @@ def serve(file: Any, path: str | None, size: int) -> Iterator[tuple[bytes, bytes
         yield from ((b"D", piece) for piece in elements(file, path, size))
         return
     for record in records(file):
-        yield b"R", json.dumps(record).encode()
+        yield b"R", json.dumps(record, separators=(",", ":")).encode()
 
 
 # --- listing ----------------------------------------------------------------------------------------------------------
@@ -278,7 +278,10 @@ def plain(value: Any) -> Any:
     """The value of an attribute as JSON has it."""
     if isinstance(value, h5py.Empty):
         return None
-    value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    if isinstance(value, np.ndarray | np.generic):
+        numeric, value = value.dtype.kind in "biuf", value.tolist()
+        if numeric:
+            return value
     if isinstance(value, list):
         return [plain(v) for v in value]
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
