@@ -15,7 +15,7 @@ from orbax_golden import assert_equal, expected
 import ckptconv
 from ckptconv.checkpoint import Checkpoint
 from ckptconv.errors import CkptError
-from ckptconv.formats.orbax import blosc, codecs
+from ckptconv.formats.orbax import codecs
 from ckptconv.storage.ranges import InMemory
 
 GOLDEN = FIXTURES / "orbax" / "zarr" / "blosc"  # made by fixtures/make/by_tensorstore.py
@@ -46,7 +46,7 @@ LZ4, SHORT, BOMB = (bytes(cramjam.lz4.compress_block(d, store_size=False)) for d
 
 
 def read(raw: bytes, most: int = 200) -> bytes:
-    return b"".join(blosc.pieces(InMemory("u", raw), 0, len(raw), most))
+    return b"".join(codecs.blosc_pieces(InMemory("u", raw), 0, len(raw), most))
 
 
 READ = {
@@ -108,7 +108,7 @@ def test_whatever_is_changed_gives_no_more_than_fits(data: st.DataObject) -> Non
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     total = 0
     try:
-        for piece in blosc.pieces(InMemory("u", bytes(raw)), 0, len(raw), 256):
+        for piece in codecs.blosc_pieces(InMemory("u", bytes(raw)), 0, len(raw), 256):
             total += len(piece)
     except CkptError:
         pass

@@ -20,7 +20,7 @@ import ckptconv
 from ckptconv.bulk.discover import discover
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.dtypes import DTYPES
-from ckptconv.formats.orbax import arrays, btree, codecs, items, locate, tree, wire, write
+from ckptconv.formats.orbax import arrays, codecs, items, locate, ocdbt, tree, write
 from ckptconv.formats.orbax.zarr import Array, Inner, parse
 from ckptconv.moves.part import Coded, Span
 from ckptconv.storage.checksum import crc
@@ -177,7 +177,7 @@ def test_a_lost_tree_is_noted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "missing"), [(0, 0), (3, 0), (4, 0), (5, 1), (9, 5)])
 def test_bytes_of_a_node_end_where_it_ends(size: int, missing: int) -> None:
-    cursor = wire.Cursor(b"abcd", "u")
+    cursor = ocdbt.Cursor(b"abcd", "u")
     if missing:
         with refused(f"the database's node ends {missing} bytes too early"):
             cursor.take(size)
@@ -861,7 +861,7 @@ def test_the_msgpack_of_older_versions_has_the_same_tree(tmp_path: Path) -> None
 
 
 def test_a_tree_of_several_levels_is_read_from_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(btree, "ENTRIES", 4)
+    monkeypatch.setattr(write, "ENTRIES", 4)
     arrays = {f"layer_{i}/w": np.full(3, i, "f4") for i in range(40)}
     ckptconv.save(arrays, tmp_path / "deep.orbax", to="orbax")
     found = ckptconv.open(tmp_path / "deep.orbax").numpy()

@@ -270,7 +270,7 @@ def flax(folder: Path, n: int) -> Path:
 
 def orbax(folder: Path, n: int) -> Path:
     """Many small chunks, in a tree of nodes whose keys share a long prefix."""
-    from ckptconv.formats.orbax import btree
+    from ckptconv.formats.orbax import write as btree
 
     said = {**ZARRAY, "shape": [20_000 * n], "chunks": [1]}
     name = b"k" * 100
@@ -389,7 +389,7 @@ def orbax_of(arrays: Callable[[int], int], chunks: Callable[[int], int]) -> grow
     """A database of arrays of chunks, of one byte each."""
 
     def make(folder: Path, n: int) -> Path:
-        from ckptconv.formats.orbax import btree
+        from ckptconv.formats.orbax import write as btree
 
         k = chunks(n)
         said = {"zarr_format": 2, "shape": [k], "chunks": [1], "dtype": "|u1", "compressor": None, "fill_value": 0,
@@ -410,7 +410,7 @@ def orbax_of(arrays: Callable[[int], int], chunks: Callable[[int], int]) -> grow
 
 def database(folder: Path, data: bytes, root: bytes, height: int, keys: int) -> Path:
     """A database whose root lies behind other nodes."""
-    from ckptconv.formats.orbax import btree
+    from ckptconv.formats.orbax import write as btree
 
     top = btree.Node(b"", root, keys, len(root), 0)
     (folder / "m" / "d").mkdir(parents=True)
@@ -423,7 +423,7 @@ def orbax_packed(pairs: Callable[[int], dict[bytes, bytes]], each: int = 2**40) 
     """A database that holds these values in nodes, which are packed, of so many keys each."""
 
     def make(folder: Path, n: int) -> Path:
-        from ckptconv.formats.orbax import btree
+        from ckptconv.formats.orbax import write as btree
 
         found = [btree.Entry(key, 0, len(value), value) for key, value in sorted(pairs(n).items())]
         leaves = [btree._leaf(found[i : i + each], "d/x") for i in range(0, len(found), each)]
@@ -477,7 +477,7 @@ def shard_inline(n: int) -> dict[bytes, bytes]:
 
 def orbax_nested(folder: Path, n: int) -> Path:
     """Leaves, each of which is the value of the one around it."""
-    from ckptconv.formats.orbax import btree
+    from ckptconv.formats.orbax import write as btree
 
     count, data, at, nodes = 2000 * n, b"", [0], []
     for i in range(count):

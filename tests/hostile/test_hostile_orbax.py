@@ -20,7 +20,8 @@ import pytest
 from kit import refused
 
 import ckptconv
-from ckptconv.formats.orbax.btree import MANIFEST_MAGIC, NODE_MAGIC, _enveloped
+from ckptconv.formats.orbax.ocdbt import MANIFEST_MAGIC, NODE_MAGIC
+from ckptconv.formats.orbax.write import _enveloped
 from ckptconv.formats.tensorflow.table import varint
 from ckptconv.storage.checksum import crc
 

@@ -21,7 +21,7 @@ from kit import refused
 
 import ckptconv
 from ckptconv.formats import signatures
-from ckptconv.formats.orbax import btree
+from ckptconv.formats.orbax import write as btree
 from ckptconv.formats.tensorflow import elements, objects, table
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.storage.checksum import mask
