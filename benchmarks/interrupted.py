@@ -31,9 +31,7 @@ import numpy as np
 from parts import of, run_parts
 
 import ckptconv
-from ckptconv import Resources
-from ckptconv.bulk import run
-from ckptconv.bulk.ledger import LedgerEntry
+from ckptconv.bulk.ledger import NAME, LedgerEntry
 
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path.append(str(TESTS / "support"))
@@ -61,7 +59,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {
         str(p.relative_to(folder)): blake2b(p.read_bytes()).digest()
         for p in folder.rglob("*")
-        if p.is_file() and p.name != run.NAME
+        if p.is_file() and p.name != NAME
     }
 
 
@@ -147,7 +145,7 @@ def server(home: Path) -> None:
     os.environ["CKPTCONV_TIMEOUT"] = "2"
     with s3() as line:
         put("zoo/cut", 300)
-        run.convert(["s3://zoo/cut"], str(home / "whole"), resources=Resources(jobs=2))
+        ckptconv.zoo(["s3://zoo/cut"], str(home / "whole"), jobs=2)
         ended: list[str] = []
 
         def each(entry: LedgerEntry) -> None:
@@ -157,8 +155,8 @@ def server(home: Path) -> None:
             elif ended[-1] == "failed" and ended.count("failed") == 1:
                 line.mend()
 
-        first = run.convert(["s3://zoo/cut"], str(home / "out"), resources=Resources(jobs=2), each=each)
-        rest = run.convert(["s3://zoo/cut"], str(home / "out"), resources=Resources(jobs=2), resume=True)
+        first = ckptconv.zoo(["s3://zoo/cut"], str(home / "out"), jobs=2, each=each)
+        rest = ckptconv.zoo(["s3://zoo/cut"], str(home / "out"), jobs=2, resume=True)
     del os.environ["CKPTCONV_TIMEOUT"]
     same = tree(home / "out") == tree(home / "whole")
     say(server_killed_after=50, done=first.done, failed=len(first.failed), resumed=rest.done, identical=same)
@@ -173,7 +171,7 @@ def latency(home: Path, count: int = of(1000), jobs: int = 32) -> None:
             line.delay = delay
             began = time.perf_counter()
             book = str(home / f"ledger{delay}.jsonl")
-            done = run.convert(["s3://zoo/many"], f"s3://zoo/out{delay}", ledger=book, resources=Resources(jobs=jobs))
+            done = ckptconv.zoo(["s3://zoo/many"], f"s3://zoo/out{delay}", ledger=book, jobs=jobs)
             took[delay] = time.perf_counter() - began
             say(remote=done.done, failed=len(done.failed), delay_ms=round(1000 * delay), jobs=jobs,
                 seconds=round(took[delay], 1), requests_each=round(line.requests / count, 1),

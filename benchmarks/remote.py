@@ -22,8 +22,7 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 import ckptconv
-from ckptconv import Resources
-from ckptconv.bulk import run
+from ckptconv.bulk.run import zoo_plan
 from ckptconv.reporting import inspection
 
 NAMES = {
@@ -99,11 +98,9 @@ def main() -> None:
             print(f"| {name} | " + " | ".join(map(str, row)) + " |", flush=True)
         book = str(home / "ledger.jsonl")
         parts = {
-            "planning": lambda: run.plan(["s3://zoo/many"], "s3://zoo/converted"),
-            "all of it": lambda: run.convert(
-                ["s3://zoo/many"], "s3://zoo/converted", ledger=book, resources=Resources(jobs=2)
-            ),
-            "resuming, with nothing to do": lambda: run.convert(
+            "planning": lambda: zoo_plan(["s3://zoo/many"], "s3://zoo/converted"),
+            "all of it": lambda: ckptconv.zoo(["s3://zoo/many"], "s3://zoo/converted", ledger=book, jobs=2),
+            "resuming, with nothing to do": lambda: ckptconv.zoo(
                 ["s3://zoo/many"], "s3://zoo/converted", ledger=book, resume=True
             ),
         }

@@ -25,8 +25,6 @@ import numpy as np
 from parts import of, row, run_parts
 
 import ckptconv
-from ckptconv import Resources
-from ckptconv.bulk import run
 
 CHILD = """
 import re, sys, time
@@ -37,7 +35,7 @@ source, out = sys.argv[1:]
 imported = time.perf_counter()
 ckptconv.dry_run(source, out)
 planned = time.perf_counter()
-ckptconv.convert(source, out, target=Target(force=True, sync=False), resources=Resources(jobs=2))
+ckptconv.convert(source, out, target=Target(force=True, sync=False), jobs=2)
 done = time.perf_counter()
 rss = int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1024
 print(imported - began, planned - imported, done - planned, rss)
@@ -90,10 +88,10 @@ def checkpoints(home: Path) -> None:
         for jobs in (1, 2):
             shutil.rmtree(out, ignore_errors=True)
             began = time.perf_counter()
-            done = run.convert([str(source)], str(out), resources=Resources(jobs=jobs))
+            done = ckptconv.zoo([str(source)], str(out), jobs=jobs)
             rates.append(f"{done.done / (time.perf_counter() - began):.0f} per second")
             began = time.perf_counter()
-            run.convert([str(source)], str(out), resume=True, resources=Resources(jobs=jobs))
+            ckptconv.zoo([str(source)], str(out), resume=True, jobs=jobs)
             again = time.perf_counter() - began
         row(f"{count:,}", *rates, f"{again:.2f} s")
 
@@ -111,7 +109,7 @@ def tiny(home: Path, count: int) -> Path:
 
 PLAN = """
 import re, sys, time
-from ckptconv.bulk.zoo import zoo_plan
+from ckptconv.bulk.run import zoo_plan
 source, out, resume = sys.argv[1:]
 began = time.perf_counter()
 found = zoo_plan(source, out, to="npz", resume=bool(resume))
@@ -123,13 +121,11 @@ print(len(found), took, rss)
 
 RESUME = """
 import re, sys, time
-from ckptconv import Target
-from ckptconv.bulk import run
-from ckptconv.bulk.manifest import Settings
+import ckptconv
 if __name__ == "__main__":
     source, out, resume = sys.argv[1:]
     began = time.perf_counter()
-    done = run.convert([source], out, Settings(target=Target(format="npz")), resume=bool(resume))
+    done = ckptconv.zoo([source], out, to="npz", resume=bool(resume))
     took = time.perf_counter() - began
     rss = int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1024
     print(done.done, done.skipped, took, rss)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import Change, Report, Resources, Select, Target, convert, diff, dry_run, open, save, verify
-    from .bulk.run import Summary
-    from .bulk.zoo import zoo
+    from .bulk.run import zoo
+    from .bulk.summary import Summary
     from .checkpoint import Checkpoint, Note, Tensor
     from .dtypes import DType
     from .engine.plan import Plan
@@ -64,8 +64,8 @@ _HOME = {
     "checkpoint": {"Checkpoint", "Note", "Tensor"},
     "dtypes": {"DType"},
     "engine.plan": {"Plan"},
-    "bulk.run": {"Summary"},
-    "bulk.zoo": {"zoo"},
+    "bulk.summary": {"Summary"},
+    "bulk.run": {"zoo"},
     "matching.proposal": {"Match", "match"},
     "reporting.html": {"Page", "report"},
     "reporting.inspection": {"Inspection", "check", "inspect"},

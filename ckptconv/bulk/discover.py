@@ -10,43 +10,74 @@
     any other file                                          one, if its suffix or its content belongs to a format
 
 Only names and indexes are read, and a few kilobytes of files without a known suffix. Files whose names begin with a dot
-are skipped. In a Hugging Face cache the snapshots count, not the blobs they link to.
+are skipped. In a Hugging Face cache the snapshots count, not the blobs they link to. Links may lead out of a searched
+tree only with follow_links=True.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from itertools import takewhile
+from typing import NamedTuple
 
-from ..errors import CkptError, StorageError, UnsafeCheckpoint, UsageError
-from ..formats import detect, offsets
+from ..errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
+from ..formats import companions, detect, huggingface, offsets, shard_index, table
 from ..formats.orbax import locate as orbax
 from ..formats.signatures import DISTRIBUTED, SAVED_MODELS
+from ..formats.tensorflow.locate import STATE_FILE, is_state
 from ..messages import links as chain
 from ..messages import many, printable, redacted
-from ..storage.files import (
-    Stat,
-    is_dir,
-    is_remote,
-    join,
-    local,
-    names,
-    split,
-    stat,
-    walk,
-)
-from ..storage.lookups import EXACT, refuse_unlisted
+from ..storage import web
+from ..storage.faults import asking, refused
+from ..storage.files import Stat, is_dir, is_remote, join, local, names, read_all, sibling, split, stat, walk
+from ..storage.lookups import EXACT, MANY, filesystem, refuse_unlisted
 from ..storage.paths import file_name, inside
-from . import globs, links
-from .found import FoundCheckpoint, Packed, pack, parts, repeated, unpack
-from .groups import INDEXES, SHARD, group, sets, split_suffix, suffixes
+from ..storage.walking import entries
 
+SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
+INDEXES = (shard_index.SUFFIX, ".weights.json")
+# Common files beside models that are not checkpoints: opening each would cost more than everything else.
+SIDE = companions.KNOWN | {"README.md", "LICENSE", "LICENSE.txt", "NOTICE", "trainer_state.json", "all_results.json"}
 WHOLE = {*SAVED_MODELS, DISTRIBUTED, orbax.MANIFEST, orbax.METADATA, orbax.V3, ".zgroup", "_sharding"}
 ARRAYS = (orbax.V2, orbax.V3)  # in folders of a folder of arrays
+STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
+MAX_INDEX = 2**26  # bytes
+OUTSIDE = "is a link that leads out of the given folder; follow_links=True follows it"
+DEAD = "is a link to a file that does not exist"
+
+
+class FoundCheckpoint(NamedTuple):
+    """One checkpoint: the argument for `open`, its path below the root without the suffix, and all its files.
+
+    problem: why it cannot be converted, if that is already known. It counts as a failure; the others are converted.
+    """
+
+    source: str
+    name: str
+    suffix: str
+    files: tuple[tuple[str, Stat], ...]
+    problem: CkptError | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(status.size for _, status in self.files)
+
+    def matches(self, pattern: str) -> bool:
+        path = self.name + self.suffix
+        return fnmatchcase(path, pattern) or fnmatchcase(path.rpartition("/")[2], pattern)
+
+    @property
+    def step(self) -> tuple[str, int] | None:
+        """The training series that this is a step of, and the step; None for what has a suffix or no number."""
+        m = None if self.suffix else STEP.fullmatch(self.name)
+        return (f"{split(self.source)[0]}/{m['series']}", int(m["step"])) if m else None
 
 
 def discover(
@@ -58,40 +89,22 @@ def discover(
     pattern (UsageError if nothing matches it), follow: as `zoo` describes them. skip: a folder to leave out.
     listed: gives the sorted names in a folder; the rows of a manifest share it.
     """
-    return [unpack(row)[0] for row in packed(sources, pattern, skip=skip, follow=follow, listed=listed)]
-
-
-def packed(
-    sources: Sequence[str], pattern: str = "", *, skip: str = "", follow: bool = False,
-    listed: Callable[[str], Sequence[str]] = names,
-) -> list[Packed]:  # fmt: skip
-    """As `discover`, in the compact form."""
-    rows = [pack(f) for f in _all(sources, skip, follow, listed)]
-    if twice := repeated(lambda: (parts(row)[0] for row in rows)):
-        last = {source: k for k, row in enumerate(rows) if (source := parts(row)[0]) in twice}
-        rows = [row for k, row in enumerate(rows) if last.get(parts(row)[0], k) == k]
-    if pattern and rows:
-        count, rows = len(rows), [row for row in rows if fits(row, pattern)]
-        if not rows:
-            raise UsageError(f"none of {many(count, 'checkpoint')} matches pattern={pattern!r}")
-    rows.sort(key=lambda row: "\0".join(parts(row)[1:3]))  # as by name and then suffix
-    return rows
-
-
-def _all(
-    sources: Sequence[str], skip: str, follow: bool, listed: Callable[[str], Sequence[str]]
-) -> Iterator[FoundCheckpoint]:
-    """The checkpoints of all sources, in any order; those of sources that overlap twice."""
+    found: list[FoundCheckpoint] = []
     roots = {s for s in sources if not is_glob(s) and is_dir(s)}
     for source in sources:
         if is_glob(source):
-            yield from _globbed(source, skip, follow)
+            found += _globbed(source, skip, follow)
         elif source in roots:
             base = _called(source)
             under = "" if len(sources) == 1 or base in ("", ".", "..") else base + "/"
-            yield from _below(source, under, skip, follow)
+            found += _below(source, under, skip, follow)
         else:
-            yield _file(source, listed)
+            found.append(_file(source, listed))
+    distinct = list({f.source: f for f in found}.values())  # sources may overlap
+    chosen = [f for f in distinct if f.matches(pattern)] if pattern else distinct
+    if distinct and not chosen:
+        raise UsageError(f"none of {many(len(distinct), 'checkpoint')} matches pattern={pattern!r}")
+    return sorted(chosen, key=lambda f: (f.name, f.suffix))
 
 
 def _called(root: str) -> str:
@@ -101,11 +114,6 @@ def _called(root: str) -> str:
 
 def is_glob(source: str) -> bool:
     return any(c in source for c in "*?[") and stat(source) is None
-
-
-def fits(row: Packed, pattern: str) -> bool:
-    path = "".join(parts(row)[1:3])
-    return fnmatchcase(path, pattern) or fnmatchcase(path.rpartition("/")[2], pattern)
 
 
 def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoint:
@@ -132,8 +140,8 @@ def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoin
 
 def _globbed(pattern: str, skip: str, follow: bool) -> Iterator[FoundCheckpoint]:
     """The checkpoints that a shell pattern matches (`**`: any depth); output paths start at its first wildcard."""
-    remote = is_remote(pattern)
     refuse_unlisted(pattern)
+    remote = is_remote(pattern)
     if not remote:
         pattern = re.sub("/+", "/", local(pattern))  # as matches are spelled, from which the root is cut off
     elif pattern.startswith(EXACT):  # they have no host; elsewhere an empty one may be the usual one
@@ -142,39 +150,39 @@ def _globbed(pattern: str, skip: str, follow: bool) -> Iterator[FoundCheckpoint]
     root = fixed[: fixed.rfind("/") + 1]
     if ".." in (chain(pattern)[0] if remote else pattern)[len(root) :].split("/"):
         raise UsageError(f"{printable(redacted(pattern))}: a pattern goes down only, `..` comes before its wildcards")
-    matches = globs.listed(pattern, root) if remote else dict.fromkeys(globs.matches(pattern, follow))
+    matches = _remote_matches(pattern, root) if remote else dict.fromkeys(_matches(pattern, follow))
     if not matches:
         raise UsageError(f"nothing matches {printable(redacted(pattern))}")
     folders: dict[str, set[str]] = {}
-    for path, odd in sorted(matches.items(), key=lambda found: found[0]):
-        if odd:
-            yield _problem(path, path[len(root) :], odd)
-            continue
+    for path, problem in sorted(matches.items()):
+        relative = path[len(root) :].strip("/")
         folder, base = split(path)
-        whole = is_dir(path)
-        if not (remote or follow or inside(path if whole else folder, root or ".")):
-            yield _problem(path, path[len(root) :], UnsafeCheckpoint(links.TEXT, url=path))
-        elif whole:
-            try:
-                yield from _below(path, path[len(root) :].strip("/") + "/", skip, follow)
-            except CkptError as e:  # it cannot be read
-                yield _problem(path, path[len(root) :], e)
-        else:
-            folders.setdefault(folder, set()).add(base)
+        is_folder = is_dir(path)
+        if not (problem or remote or follow or inside(path if is_folder else folder, root or ".")):
+            problem = UnsafeCheckpoint(OUTSIDE, url=path)
+        try:
+            if problem:
+                raise problem
+            if is_folder:
+                yield from _below(path, relative + "/", skip, follow)
+            else:
+                folders.setdefault(folder, set()).add(base)
+        except CkptError as e:
+            yield _problem(path, relative, e)
     for folder, chosen in folders.items():
         yield from _chosen(folder, chosen, root, follow)
 
 
 def _chosen(folder: str, chosen: set[str], root: str, follow: bool) -> Iterator[FoundCheckpoint]:
     """The checkpoints in a folder to which one of these files belongs."""
-    wrong: dict[str, CkptError] = {}
+    bad: dict[str, CkptError] = {}
     try:
-        files = next(level.files for level in walk(folder, lambda _, path, e: wrong.update({path: e})))
-        wrong |= links.bad(folder, root or ".", follow)
+        files = next(level.files for level in walk(folder, lambda _, path, e: bad.update({path: e})))
+        bad |= _bad_links(folder, root or ".", follow)
     except CkptError as e:
-        files, wrong = {}, dict[str, CkptError].fromkeys(sorted(chosen), e)
+        files, bad = {}, dict[str, CkptError].fromkeys(sorted(chosen), e)
     under = "" if folder == "." else (folder + "/")[len(root) :].strip("/")
-    for name, why in wrong.items():
+    for name, why in bad.items():
         files.pop(name, None)
         if name in chosen:
             yield _problem(join(folder, name), f"{under}/{name}", why)
@@ -195,7 +203,7 @@ def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[FoundChec
     problems: list[FoundCheckpoint] = []
 
     def failed(url: str, path: str, e: CkptError) -> None:
-        if not os.path.islink(local(url)):  # of those links.bad tells
+        if not os.path.islink(local(url)):  # of those _bad_links tells
             problems.append(FoundCheckpoint(url, under + path, "", (), e))
 
     for folder, path, folders, files in walk(root, failed):
@@ -208,7 +216,7 @@ def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[FoundChec
         leave |= {"blobs"} if "snapshots" in folders else set()
         folders[:] = [n for n in folders if n not in leave]
         try:
-            wrong = links.bad(folder, root, follow)
+            wrong = _bad_links(folder, root, follow)
         except CkptError as e:
             failed(folder, path, e)
             continue
@@ -248,3 +256,188 @@ def _whole(folder: str, name: str) -> FoundCheckpoint:
     except CkptError as e:
         return FoundCheckpoint(folder, name, "", (), e)
     return FoundCheckpoint(folder, name, "", inside)
+
+
+# --- the files of one folder ---
+
+
+def group(folder: str, files: Mapping[str, Stat], under: str) -> Iterator[FoundCheckpoint]:
+    """Group the files of one folder into checkpoints."""
+    left = {n: s for n, s in files.items() if not n.startswith(".")}
+    yield from sets(folder, left, under, files)
+    for n, status in left.items():
+        url = join(folder, n)
+        if _is_checkpoint(url, n, status):
+            stem, suffix = split_suffix(n)
+            yield FoundCheckpoint(url, under + stem, suffix, ((url, status),))
+
+
+def sets(folder: str, left: dict[str, Stat], under: str, names: Iterable[str]) -> Iterator[FoundCheckpoint]:
+    """Checkpoints of several files; their files are removed from `left`. `names`: of all files of the folder."""
+
+    def take(base: str, stem: str, suffix: str, members: Iterable[str]) -> FoundCheckpoint:
+        mine = [n for n in dict.fromkeys(members) if n in left]
+        return FoundCheckpoint(
+            join(folder, base), under + stem, suffix, tuple((join(folder, n), left.pop(n)) for n in mine)
+        )
+
+    bundles: dict[tuple[str, str], list[str]] = {}
+    for n in sorted(left):
+        if m := SHARD.fullmatch(n):
+            bundles.setdefault((m["prefix"], m[2] or ""), []).append(n)
+    for (prefix, data), shards in bundles.items():
+        first = prefix if data else shards[0]
+        yield take(first, prefix, "", [prefix + ".index", *shards, prefix + ".meta"])
+    for n in [n for n in left if _is_graph(n, left, bool(bundles))]:
+        del left[n]
+    for n in [n for n in left if n.endswith(INDEXES)]:
+        pieces = _pieces(join(folder, n), left[n]) if n in left else None
+        if pieces is not None:
+            yield take(n, *split_suffix(n), [n, *pieces])
+    parts = offsets.shards(left)
+    if parts and _are_joined(join(folder, parts[0])):
+        model = huggingface.pieces(list(names))  # unless another is: the two would have one name
+        yield take(parts[0], "model" if model else "shards", ".safetensors", parts)
+
+
+def _are_joined(url: str) -> bool:
+    """Whether the shards of a distributed run are one checkpoint: only if the first says so, or cannot be read."""
+    try:
+        return detect.detect(url).name == detect.INDEX
+    except CkptError:
+        return True
+
+
+def _is_graph(name: str, left: Mapping[str, Stat], beside: bool) -> bool:
+    """Whether a file is the graph (.meta, .pbtxt) that TensorFlow saves beside a checkpoint."""
+    return (name.endswith(".meta") and name[:-5] in left) or (beside and name == "graph.pbtxt")
+
+
+def _pieces(url: str, status: Stat) -> list[str] | None:
+    """The files that the index of a sharded checkpoint names; None if it is not an index."""
+    if status.size > MAX_INDEX:
+        return None
+    try:
+        names = json.loads(read_all(url, MAX_INDEX))["weight_map"].values()
+    except (CkptError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    flat = [m for n in names for m in (n if isinstance(n, list) else [n])]
+    return sorted({n for n in flat if isinstance(n, str)})
+
+
+@lru_cache(maxsize=1)
+def suffixes() -> tuple[str, ...]:
+    return tuple(s for f in table.table().values() if f.reads for s in f.suffixes)
+
+
+def _is_checkpoint(url: str, name: str, status: Stat) -> bool:
+    """Whether a file is a checkpoint, by suffix or content. If only the suffix is right, the conversion reports it."""
+    if name.lower().endswith(suffixes()):
+        return True
+    if status.size < 16 or name in SIDE:
+        return False
+    try:
+        if name == STATE_FILE and is_state(url):  # TensorFlow's list of checkpoints is not one
+            return False
+        detect.detect(url)
+    except AmbiguousFormat:
+        return True
+    except CkptError:
+        return False
+    return True
+
+
+def split_suffix(name: str) -> tuple[str, str]:
+    """Split a file name into the stem that an output keeps and the suffix, the longest one of any format."""
+    lower = name.lower()
+    for index in INDEXES:
+        if lower.endswith(index):
+            inner, suffix = split_suffix(name[: -len(index)])
+            return inner, suffix + name[-len(index) :]
+    size = max((len(s) for s in suffixes() if len(s) < len(name) and lower.endswith(s)), default=0)
+    return name[: len(name) - size], name[len(name) - size :]
+
+
+# --- globs and links ---
+
+
+def _remote_matches(pattern: str, root: str) -> dict[str, CkptError | None]:
+    """The urls that match in a remote file system, each `root` and a path; and why one of them cannot be read."""
+    fs, path = filesystem(pattern)
+    with asking(pattern):
+        matches = web.bounded(fs, "glob", MANY, path, detail=True)
+    return {join(root, relative): problem for relative, _, problem in entries(root, filesystem(root)[1], matches)}
+
+
+def _matches(pattern: str, follow: bool) -> list[str]:
+    """The local paths that match, in time linear in the tree: below `**` each folder is searched once.
+
+    glob.glob follows links to folders below `**`, so two links to their own folder are 2^40 paths. Here they are
+    followed only with `follow`, after everything else, so that a folder has the path without them if there is one.
+    Names that begin with a dot match only what begins with one.
+    """
+    start, parts = ("/", pattern[1:].split("/")) if pattern.startswith("/") else ("", pattern.split("/"))
+    if at_end := parts[-1] == "**":  # the folders that match will be searched
+        parts[-1] = "*"
+    todo, linked = [(start, tuple(p for p in parts if p))], list[tuple[str, tuple[str, ...]]]()
+    seen, matches = set[tuple[str, tuple[str, ...]]](), set[str]()
+    while todo or linked:
+        folder, parts_left = todo.pop() if todo else linked.pop(0)
+        if not parts_left:
+            matches.add(folder)
+            continue
+        first, rest = parts_left[0], parts_left[1:]
+        if first == "**":
+            key = os.path.realpath(folder), parts_left
+            if key in seen or not os.path.isdir(folder or "."):
+                continue
+            seen.add(key)
+            todo.append((folder, rest))
+        elif not re.search(r"[*?\[]", first):
+            path = os.path.join(folder, first)
+            todo += [(path, rest)] if os.path.lexists(path) else []
+            continue
+        try:
+            with os.scandir(folder or ".") as children:
+                below = sorted(children, key=lambda e: e.name)
+        except OSError:  # not a folder, or one that cannot be read
+            continue
+        for e in below:
+            path = os.path.join(folder, e.name)
+            if e.name.startswith(".") and not first.startswith("."):
+                continue
+            if first != "**":
+                leads_elsewhere = at_end and not rest and e.is_symlink() and e.is_dir()
+                todo += [(path, rest)] if fnmatchcase(e.name, first) and not leads_elsewhere else []
+            elif e.is_dir(follow_symlinks=False):
+                todo.append((path, parts_left))
+            elif follow and e.is_symlink():
+                linked.append((path, parts_left))
+    return sorted(matches)
+
+
+def _bad_links(folder: str, root: str, follow: bool) -> dict[str, CkptError]:
+    """Links in a folder that lead nowhere, and out of the tree except those to the blobs of a Hugging Face cache."""
+    bad: dict[str, CkptError] = {}
+    if is_remote(folder):
+        return bad
+    try:
+        with os.scandir(local(folder)) as children:
+            links = [e.name for e in children if e.is_symlink()]
+    except OSError as e:
+        raise refused(e, folder) from e
+    for name in links:
+        url = join(folder, name)
+        try:
+            os.stat(local(url))
+            if not follow and not inside(url, root):
+                sibling(join(folder, "."), name)
+        except OSError as e:
+            gone = isinstance(e, FileNotFoundError) or e.errno == errno.ELOOP
+            bad[name] = StorageError(DEAD, url=url) if gone else refused(e, url)
+        except CkptError:
+            bad[name] = UnsafeCheckpoint(OUTSIDE, url=url)
+    return bad
+
+
+__all__ = ["INDEXES", "SHARD", "FoundCheckpoint", "discover", "sets", "suffixes"]

@@ -19,8 +19,7 @@ import io
 import json
 import os
 import re
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -29,7 +28,6 @@ from ..output import own
 from ..output.own import AppendLog, lines
 from ..storage.faults import refused
 from ..storage.files import is_remote, local, read_all
-from .remarks import MOST, Remark
 
 NAME = ".ckptconv-zoo.jsonl"
 LEDGERS = NAME.replace(".jsonl", "*.jsonl")  # of all shares
@@ -41,14 +39,21 @@ STRANGE = (
     "everything again"
 )
 AT = re.compile(rb'\{"at":"([^"\\]*)","state":')
-REMARKS = b'"remarks":'  # in a text its quotes would be escaped
 BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 BATCH = 10_000  # lines that are written together
-CHUNK = 2**20
 LARGEST = 2**30  # bytes of a ledger elsewhere
-MANY = 2**24  # outputs in a ledger that is read
 WORD = 100  # characters of a format or of an error's class
 COUNT = 2**63  # no number of a ledger is as large
+KINDS = ("damaged", "lossy", "skipped", "unread", "dropped", "hint")  # of remarks, the most serious first
+MOST, LONGEST = 10, 300  # remarks on one conversion, and characters of each of their texts
+
+
+class Remark(NamedTuple):
+    """What a conversion left out or changed: its kind, the cause, and what it concerns, such as a few names."""
+
+    kind: str
+    text: str
+    what: str
 
 
 EntryState = Literal["planned", "done", "failed"]
@@ -73,7 +78,6 @@ class LedgerEntry(NamedTuple):
     error: str = ""
     message: str = ""
     ended: int = 0  # seconds since 1970 when it was done or failed
-    asked: str = ""  # a hash of what a url asks for and `source` does not show
     remarks: tuple[Remark, ...] = ()  # what was left out or changed
 
     def line(self) -> bytes:
@@ -85,13 +89,16 @@ class LedgerEntry(NamedTuple):
         """The entry of a line."""
         values["files"] = tuple([(str(n), int(s), int(t)) for n, s, t in values["files"]])
         values["written"] = tuple([(str(n), int(s), int(*t)) for n, s, *t in values.get("written", ())])
-        values["remarks"] = tuple([Remark.read(*r) for r in values.get("remarks", ())])
+        values["remarks"] = tuple([Remark(*r) for r in values.get("remarks", ())])
         made = cls(**values)
         if not all(isinstance(v, t) and isinstance(v, bool) == (t is bool) for v, t in zip(made, TYPES, strict=True)):
             raise TypeError("a value of another type")
         numbers = (made.tensors, made.size, made.seconds, made.ended, *(s for _, s, *_ in (*made.files, *made.written)))
         sound = made.state in STATES and all(0 <= n < COUNT for n in numbers)
         sound = sound and max(len(made.format), len(made.error)) <= WORD and len(made.remarks) <= MOST
+        texts = [t for r in made.remarks for t in r]
+        sound = sound and all(isinstance(t, str) and len(t) <= LONGEST for t in texts)
+        sound = sound and all(r.kind in KINDS for r in made.remarks)
         if not sound or not all(is_below(name) for name in (made.at, *(n for n, _, _ in made.written))):
             raise ValueError("a value that no run writes")
         return made
@@ -108,96 +115,14 @@ def is_below(at: str) -> bool:
 TYPES = tuple((int, float) if isinstance(v, float) else type(v) for v in LedgerEntry("", "done", "", (), ""))
 
 
-def head(number: int) -> bytes:
-    """The first line of a ledger in the file of this number."""
-    return b'{"at":"","file":%d}\n' % number
-
-
-class Entries(Mapping[str, LedgerEntry]):
-    """The last entry of each output: kept is where its line begins, and the line is read when it is asked for.
-
-    read: gives up to so many bytes of the file from a place on. number: the file's, 0 for one elsewhere. A line that is
-    not an entry of the ledger is a CorruptCheckpoint, found when its entry is asked for, or at once if it does not
-    even begin like one.
-    """
-
-    def __init__(self, path: str, read: Callable[[int, int], bytes], number: int = 0) -> None:
-        self._path, self._read, self._number = path, read, number
-        self._places: dict[str, int] = {}
-        self.remarked = set[str]()  # those whose line has remarks
-        self._named: int | None = None  # the number in the first line, 0 if there is none; None of an empty file
-
-    @property
-    def strange(self) -> StorageError | None:
-        """The error if they are of a ledger that was not written here."""
-        ours = self._named is None or 0 != self._number == self._named
-        return None if ours else StorageError(STRANGE, url=self._path)
-
-    def add(self, raw: Iterable[bytes], start: int = 0) -> bytes:
-        """Note the entries of lines that begin at this byte of the file; returns the last one if its end is missing."""
-        for number, line in enumerate(raw, 1):
-            if not line.endswith(b"\n"):
-                if line[: len(BEGIN)] != BEGIN[: len(line)]:
-                    raise CorruptCheckpoint("the last line of the ledger is damaged", url=self._path)
-                return line
-            if start == 0:
-                first = HEAD.fullmatch(line)
-                self._named = int(first[1]) if first else 0
-                if first:
-                    start = len(line)
-                    continue
-            try:
-                self._places[at := _at(line)] = start
-            except BROKEN:
-                raise self._damaged(number) from None
-            (self.remarked.add if REMARKS in line else self.remarked.discard)(at)
-            start += len(line)
-            if len(self._places) > MANY:
-                raise CorruptCheckpoint(f"has more than {MANY} outputs", url=self._path)
-        return b""
-
-    def __getitem__(self, at: str) -> LedgerEntry:
-        start, size = self._places[at], 2**11
-        while b"\n" not in (raw := self._read(start, size)) and len(raw) == size:
-            size *= 4
-        try:
-            entry = LedgerEntry.of(json.loads(raw.partition(b"\n")[0].decode()))
-            if entry.at == at:
-                return entry
-        except BROKEN:
-            pass
-        before = (self._read(k, min(CHUNK, start - k)) for k in range(0, start, CHUNK))
-        raise self._damaged(1 + sum(raw.count(b"\n") for raw in before))
-
-    def _damaged(self, number: int) -> CorruptCheckpoint:
-        return CorruptCheckpoint(f"line {number} of the ledger is damaged", url=self._path)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __contains__(self, at: object) -> bool:
-        return at in self._places
-
-
-def _at(line: bytes) -> str:
-    """The output that a line is about."""
-    at = m[1].decode() if (m := AT.match(line)) else json.loads(line)["at"]
-    if not isinstance(at, str) or not is_below(at):
-        raise TypeError("not a path")
-    return at
-
-
 class Ledger:
     """The last entry of each output, and the open file to append to; locked, so that two runs cannot share it."""
 
     def __init__(self, path: str, *, resume: bool, force: bool = False) -> None:
         """resume: an earlier run's may be there. force: also one that was not written here; it is begun anew."""
         self.path = path
+        self.entries: dict[str, LedgerEntry] = {}
         self._lines = AppendLog(path, "another run is using this folder", 0o600)
-        self.entries = Entries(path, self._lines.read_at, self._lines.number)
         try:
             self._load(resume or force, force)
         except BaseException:  # an interrupt also releases the lock
@@ -207,42 +132,22 @@ class Ledger:
     def _load(self, resume: bool, force: bool) -> None:
         if self._lines.size and not resume:
             raise StorageError("an earlier conversion has a ledger here; resume=True continues it", url=self.path)
-        torn = self.entries.add(self._lines.read())
+        self.entries, torn, is_ours = _parsed(self._lines.read(), self.path, self._lines.number)
         if torn:  # killed during a write: drop the incomplete line
             self._lines.cut(self._lines.size - len(torn))
-        if strange := self.entries.strange:
+        if not is_ours:
             if not force:
-                raise strange
+                raise StorageError(STRANGE, url=self.path)
             self._lines.cut(0)
-            self.entries = Entries(self.path, self._lines.read_at, self._lines.number)
-
-    @staticmethod
-    def read(path: str) -> Entries:
-        """The last entry of each output, without locking or changing the file."""
-        if is_remote(path):
-            whole = read_all(path, LARGEST)
-            entries = Entries(path, lambda start, size: whole[start : start + size])
-            entries.add(lines(io.BytesIO(whole), path))
-            return entries
-        try:  # a link, a pipe or another user's file is not the ledger of a run of ours
-            fd = own.open_file(local(path), os.O_RDONLY)
-        except OSError as e:
-            raise refused(e, path) from e
-        entries = Entries(path, lambda start, size: os.pread(fd, size, start), os.fstat(fd).st_ino)
-        weakref.finalize(entries, os.close, fd)
-        with open(fd, "rb", closefd=False) as f:
-            entries.add(lines(f, path))
-        return entries
+            self.entries = {}
 
     def append(self, entries: Iterable[LedgerEntry]) -> None:
         """Write entries and make them durable."""
         remaining = iter(entries)
-        while some := [e.line() for e in islice(remaining, BATCH)]:
-            start = self._lines.size
-            if start == 0:
-                some.insert(0, head(self._lines.number))
-            self._lines.append(b"".join(some))
-            self.entries.add(some, start)
+        while some := list(islice(remaining, BATCH)):
+            head = b"" if self._lines.size else b'{"at":"","file":%d}\n' % self._lines.number
+            self._lines.append(head + b"".join(e.line() for e in some))
+            self.entries |= {e.at: e for e in some}
 
     def close(self) -> None:
         self._lines.close()
@@ -252,3 +157,52 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def read(path: str) -> tuple[dict[str, LedgerEntry], bool]:
+    """The last entry of each output, and whether the ledger was written here; nothing is locked or changed."""
+    if is_remote(path):
+        raw = read_all(path, LARGEST)
+        entries, _, is_ours = _parsed(lines(io.BytesIO(raw), path), path, 0)
+        return entries, is_ours
+    try:  # a link, a pipe or another user's file is not the ledger of a run of ours
+        fd = own.open_file(local(path), os.O_RDONLY)
+    except OSError as e:
+        raise refused(e, path) from e
+    with open(fd, "rb") as f:
+        entries, _, is_ours = _parsed(lines(f, path), path, os.fstat(fd).st_ino)
+    return entries, is_ours
+
+
+def _parsed(raw: Iterable[bytes], path: str, number: int) -> tuple[dict[str, LedgerEntry], bytes, bool]:
+    """The last entry of each output, a last line without its end, and whether the first line has this number."""
+    last: dict[str, tuple[int, bytes]] = {}
+    entries: dict[str, LedgerEntry] = {}
+    torn, is_ours, k = b"", True, 0
+    try:
+        for k, line in enumerate(raw, 1):
+            if not line.endswith(b"\n"):
+                if line[: len(BEGIN)] != BEGIN[: len(line)]:
+                    raise CorruptCheckpoint("the last line of the ledger is damaged", url=path)
+                torn = line
+                break
+            if k == 1:
+                head = HEAD.fullmatch(line)
+                is_ours = head is not None and 0 != number == int(head[1])
+                if head:
+                    continue
+            at = m[1].decode() if (m := AT.match(line)) else json.loads(line)["at"]
+            if not isinstance(at, str) or not is_below(at):
+                raise TypeError("not a path")
+            last[at] = k, line
+        for at, numbered in last.items():
+            k, line = numbered
+            entries[at] = LedgerEntry.of(json.loads(line))
+            if entries[at].at != at:
+                raise ValueError("another path")
+    except BROKEN:
+        raise CorruptCheckpoint(f"line {k} of the ledger is damaged", url=path) from None
+    return entries, torn, is_ours
+
+
+__all__ = ["LEDGERS", "NAME", "EntryState", "Ledger", "LedgerEntry", "Remark", "read"]

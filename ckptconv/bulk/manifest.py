@@ -7,26 +7,45 @@
 
 Only `source` is required. Sources are relative to the manifest, destinations to the output folder. The options are
 those of `convert`, given in `options` or in columns of their own; a list in a CSV cell is written as JSON. Where no
-`to` is given, the suffix of a destination says the format. What the Hub says of a model is a line as well (hub.py).
+`to` is given, the suffix of a destination says the format.
+
+A result of a search on the Hugging Face Hub is a manifest as well: what its API says of models, saved as a file.
+
+    curl 'https://huggingface.co/api/models?search=bert&full=true' > models.json
+
+    [{"id": "org/name", "sha": "5f1a...", "siblings": [{"rfilename": "model.safetensors"}, ...]}, ...]
+
+Each checkpoint in such a repository is one to convert, of the revision `sha` if it is there. Nobody vouches for the
+names of the files in it.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..api import Change, Select, Target
+from ..api.options import CHANGE, KNOWN, SELECT
 from ..api.reading import refuse_nameless
-from ..errors import UnsafeCheckpoint, UsageError
-from ..messages import did_you_mean, listing, many
+from ..errors import CorruptCheckpoint, MissingExtra, UnsafeCheckpoint, UsageError
+from ..messages import brief, did_you_mean, listing, many, printable
 from ..storage import files
-from . import hub, lines
-from .groups import INDEXES
+from ..storage.json import unique
+from .discover import INDEXES, sets, suffixes
 
 FORMAT = "safetensors"  # that is written where nothing says another
 MISTAKES = 100  # after which a manifest is read no further
+SUFFIXES = (".csv", ".jsonl", ".ndjson", ".parquet", ".json")
+MAX_SIZE = 2**28  # bytes of a manifest
+ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
+REVISION = re.compile(r"[0-9a-f]{40}")
+PIECE = re.compile(r"(.+)-\d{5}-of-\d{5}(\.[^.]+)")  # of a checkpoint with an index
+UNSAFE = re.compile(r"[\0-\x1f\\@?#:*\[\ud800-\udfff]|(^|/)\.{0,2}(/|$)")
 
 
 class Settings(NamedTuple):
@@ -47,21 +66,17 @@ class Row(NamedTuple):
     problem: UnsafeCheckpoint | None = None
 
 
-# key of a manifest: the part of the settings, its field, and whether it is a list, a flag or a number
-KEYS: dict[str, tuple[str, str, type[Any]]] = {
-    "from": ("select", "format", str), "include": ("select", "include", list), "exclude": ("select", "exclude", list),
-    "at": ("select", "at", str), "strip_prefix": ("select", "strip_prefix", list),
-    "opaque": ("select", "opaque", bool), "weights_only": ("select", "weights_only", bool),
-    "ema": ("select", "ema", bool), "converter": ("change", "converter", str), "inverse": ("change", "inverse", bool),
-    "params": ("change", "params", dict), "rename": ("change", "renames", list), "dtype": ("change", "dtype", str),
-    "rename_regex": ("change", "regexes", list), "to": ("target", "format", str),
-    "max_shard_size": ("target", "max_shard_size", int),
-    "skip_unrepresentable": ("target", "skip_unrepresentable", bool),
-}  # fmt: skip
+# the options of a row, by key
+KEYS = {
+    {"from_": "from", "param": "params"}.get(k, k): KNOWN[k]
+    for k in (*SELECT, *CHANGE, "to", "max_shard_size", "skip_unrepresentable")
+    if k != "scope"
+}
+TYPES: dict[str, type[Any]] = {"str": str, "bool": bool, "int": int, "Sequence": list, "Mapping": dict}
 
 
 def is_manifest(source: str) -> bool:
-    return source.lower().endswith(lines.SUFFIXES) and not source.endswith(INDEXES)
+    return source.lower().endswith(SUFFIXES) and not source.endswith(INDEXES)
 
 
 def read(url: str, default: Settings) -> Iterator[Row]:
@@ -69,9 +84,13 @@ def read(url: str, default: Settings) -> Iterator[Row]:
     bad = list[str]()
     folder, shared = files.split(url)[0], dict[str, Settings]()
     try:
-        for number, line in enumerate(lines.lines(url), 1):
+        for number, line in enumerate(_lines(url), 1):
             try:
-                some = list(_of_hub(line, default)) if hub.is_model(line) else [_row(line, folder, default)]
+                some = (
+                    list(_hub_rows(line, default))
+                    if "siblings" in line and "source" not in line
+                    else [_row(line, folder, default)]
+                )
             except (ValueError, TypeError, UsageError) as e:
                 bad.append(f"row {number}: {e}")
                 if len(bad) == MISTAKES:
@@ -86,17 +105,12 @@ def read(url: str, default: Settings) -> Iterator[Row]:
         raise UsageError(f"{many(len(bad), 'row')} of the manifest cannot be parsed:\n{listing(bad)}", url=url)
 
 
-def _of_hub(line: Mapping[str, Any], default: Settings) -> Iterator[Row]:
-    for source, folder, why in hub.checkpoints(line):
-        yield Row(source, "", default, folder, UnsafeCheckpoint(why, url=source) if why else None)
-
-
 def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
     if None in line:  # so csv calls what has no name
         raise ValueError("it has more cells than the header")
     given = {k: v for k, v in line.items() if v not in (None, "")}
     options = given.pop("options", {})
-    options = lines.value(options) if isinstance(options, str) else options
+    options = json_value(options) if isinstance(options, str) else options
     if not isinstance(options, dict):
         raise ValueError("options must be an object")
     if twice := sorted(given.keys() & options.keys()):
@@ -120,14 +134,110 @@ def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
         if key not in KEYS:
             hint = did_you_mean(key, ["source", "destination", "options", *KEYS], "keys")
             raise ValueError(f"unknown key {key!r}{hint}")
-        part, name, kind = KEYS[key]
-        parts[part] = replace(parts[part], **{name: _value(key, value, kind)})
+        known = KEYS[key]
+        part = known.group.__name__.lower()
+        parts[part] = replace(parts[part], **{known.field: _value(key, value, known.kind)})
     return Row(source, destination, Settings(**parts) if given else default)
 
 
-def _value(key: str, value: Any, kind: type[Any]) -> Any:
+def _value(key: str, value: Any, declared: str) -> Any:
+    kind = next(kind for name, kind in TYPES.items() if declared.startswith(name))
     if isinstance(value, str) and kind is not str:
-        value = lines.value(value.lower() if kind is bool else value)
+        value = json_value(value.lower() if kind is bool else value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ValueError(f"{key} must be of type {kind.__name__}, not {value!r}")
     return tuple(str(v) for v in value) if kind is list else value
+
+
+# --- the lines of the file ---
+
+
+def _lines(url: str) -> Iterator[dict[str, Any]]:
+    """Raises ValueError, csv.Error or RecursionError for what cannot be parsed, and StorageError."""
+    with files.Reader(url) as f:
+        if f.size > MAX_SIZE:
+            raise CorruptCheckpoint(f"has {f.size} bytes, a manifest at most {MAX_SIZE}; divide it", url=url)
+    suffix = url.lower().rpartition(".")[2]
+    if suffix == "parquet":
+        yield from _parquet(url)
+        return
+    with files.fileobj(url) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as text:
+        if suffix == "csv":
+            rows = csv.DictReader(text)
+            names = [name or f"column {k}" for k, name in enumerate(rows.fieldnames or (), 1)]  # tables end in commas
+            rows.fieldnames = list(unique([(name, None) for name in names]))
+            yield from rows
+            return
+        values = json_value(text.read()) if suffix == "json" else (json_value(n) for n in text if n.strip())
+        if suffix == "json" and not isinstance(values, list):
+            raise ValueError("it is not a list")
+        for value in values:
+            if not isinstance(value, dict):
+                raise ValueError(f"every {'element' if suffix == 'json' else 'line'} must be an object")
+            yield value
+
+
+def json_value(text: str) -> Any:
+    """Parse JSON; ValueError also where an object gives one key twice."""
+    return json.loads(text, object_pairs_hook=unique)
+
+
+def _parquet(url: str) -> Iterator[dict[str, Any]]:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as e:
+        raise MissingExtra(f"a manifest in Parquet needs a package: {e}. Try: pip install 'ckptconv[parquet]'") from e
+    with files.fileobj(url) as raw:
+        try:
+            with parquet.ParquetFile(raw) as table:
+                groups = [table.metadata.row_group(k) for k in range(table.num_row_groups)]
+                sizes = (sum(g.column(c).total_uncompressed_size for c in range(g.num_columns)) for g in groups)
+                if (size := sum(sizes)) > MAX_SIZE:
+                    raise ValueError(f"{size} bytes of rows, a manifest has at most {MAX_SIZE}; divide it")
+                for batch in table.iter_batches(1000, use_threads=False):
+                    yield from batch.to_pylist()
+        except (pa.ArrowException, OSError, TypeError, MemoryError) as e:
+            raise ValueError(str(e).partition("\n")[0] or type(e).__name__) from e
+
+
+# --- models of the Hub ---
+
+
+def _hub_rows(model: Mapping[str, Any], default: Settings) -> Iterator[Row]:
+    """The checkpoints of a model; ValueError if this does not describe one."""
+    name, revision = model.get("id") or model.get("modelId"), model.get("sha")
+    if not isinstance(name, str) or not ID.fullmatch(name):
+        raise ValueError(f"{name!r} is not the id of a model")
+    if not isinstance(model["siblings"], list):
+        raise ValueError("its siblings must be a list")
+    pinned = f"@{revision}" if isinstance(revision, str) and REVISION.fullmatch(revision) else ""
+    root = f"hf://{name}{pinned}"
+    folders: dict[str, list[str]] = {}
+    for sibling in model["siblings"]:
+        path = sibling.get("rfilename") if isinstance(sibling, dict) else None
+        if not isinstance(path, str):
+            raise ValueError("each of its siblings must be an object with an rfilename")
+        if not UNSAFE.search(path):
+            above, _, base = path.rpartition("/")
+            folders.setdefault(above, []).append(base)
+        elif path.lower().endswith(suffixes()):
+            url = f"{root}/{printable(brief(path))}"
+            problem = UnsafeCheckpoint("is not a plain path in its repository", url=url)
+            yield Row(url, "", default, name, problem)
+    for above, names in folders.items():
+        for base in _hub_checkpoints(names):
+            yield Row("/".join(filter(None, (root, above, base))), "", default, f"{name}/{above}".rstrip("/"))
+
+
+def _hub_checkpoints(names: Iterable[str]) -> list[str]:
+    """The names in a folder that stand for a checkpoint; which files belong to it shows when it is read."""
+    left = {n: files.Stat(0, 0) for n in names if not n.startswith(".")}
+    indexes = [n for n in left if n.endswith(INDEXES)]
+    for n in [*indexes, *(n for n in left if (m := PIECE.fullmatch(n)) and f"{m[1]}{m[2]}.index.json" in indexes)]:
+        del left[n]
+    several = [f.source for f in sets("", left, "", [*left, *indexes])]
+    return sorted([*indexes, *several, *(n for n in left if n.lower().endswith(suffixes()))])
+
+
+__all__ = ["FORMAT", "Row", "Settings", "is_manifest", "read"]

@@ -1,176 +1,421 @@
 """Plan the conversion of many checkpoints: where each output goes, and which are already up to date.
 
-plan(sources, folder, settings) -> [Conversion]   from folders, globs, files and manifests, and from a ledger
+plan(sources, folder, options) -> [Conversion]   from folders, globs, files and manifests, and from a ledger
+
+Outputs mirror the tree: IN/a/model.h5 becomes OUT/a/model.safetensors. If two outputs would have the same path, both
+keep their suffix: OUT/a/model.h5.safetensors. A TensorFlow prefix is kept whole: OUT/a/model.ckpt-100.safetensors. An
+output of several files has a folder of its own: OUT/a/model/model.ckpt.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import unicodedata
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import cache, lru_cache, partial
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cache, lru_cache
 from hashlib import blake2b
 from itertools import chain, islice
+from typing import Literal
 from zlib import crc32
 
-from ..errors import CkptError, UsageError
-from ..formats import table
+from ..api import Resources
+from ..errors import CkptError, StorageError, UnsafeCheckpoint, UsageError
+from ..formats import shard_index, table
+from ..formats.huggingface import NUMBERED
+from ..formats.tensorflow.locate import prefix_of
 from ..messages import many, redacted, version
+from ..output.staging import TEMPORARY
 from ..rules.library import texts
 from ..storage import files
 from ..storage.lookups import kept, once
-from ..storage.paths import file_name
-from . import earlier, footprints, places
-from .breaker import Breaker
-from .conversions import Conversion, Conversions, State, Way
-from .discover import discover, fits, packed
-from .found import FoundCheckpoint, Packed, pack, parts
-from .identity import asked, content, identity, written
-from .ledger import NAME, Ledger, LedgerEntry
+from ..storage.paths import file_name, inside
+from .discover import FoundCheckpoint, discover
+from .ledger import LEDGERS, NAME, STRANGE, LedgerEntry, read
 from .manifest import FORMAT, Row, Settings, is_manifest
 from .manifest import read as read_manifest
 
-DEFAULT = Settings()
+State = Literal["convert", "retry", "changed", "done", "problem"]
 ASKING = 16  # threads that look for remote rows of a manifest
-BATCH = 1000  # sources that are waited for together
-FOLDERS = 100  # whose names are kept for the next rows of a manifest
-OURS = "is an output of this zoo, which does not convert its own; copy it, or choose another output folder"
+BATCH = 1000  # rows that are waited for together
 HASHING = 4  # threads that hash files when sources are compared by content
+FOLDERS = 1000  # whose names and real paths are kept
+# formats whose output is a folder; a TensorFlow checkpoint needs one of its own because of its state file
+BARE = {"npy": "", "tf": "/model.ckpt", "hf": ""}
+NUMBER = re.compile(rf"{NUMBERED}(?=(\.[^./]*)?\Z)|_\d{{5}}(?=\.weights\.h5\Z)")  # of a shard
+RESERVED = re.compile(rf"{TEMPORARY}|\.ckptconv.*", re.DOTALL | re.IGNORECASE)
+LEAVES = "a link in the output folder leads out of it; CKPTCONV_LINKS lists folders into which links may lead"
+OURS = "is an output of this zoo, which does not convert its own; copy it, or choose another output folder"
+
+
+@dataclass(frozen=True)
+class ZooOptions:
+    """What `zoo` is asked to do; the fields are described there. settings: the options of each conversion."""
+
+    settings: Settings = field(default_factory=Settings)
+    resources: Resources = field(default_factory=Resources)
+    pattern: str = ""
+    latest: bool = False
+    resume: bool = False
+    by_content: bool = False
+    follow_links: bool = False
+    ledger: str = ""
+    shard: str = ""
+
+
+@dataclass(slots=True)
+class Conversion:
+    """One checkpoint to convert, the path of its output below the output folder, and its state.
+
+    state: convert (new, or interrupted), retry (it failed before), changed (the source, the options or the output
+    changed), done (up to date), problem (it cannot be converted). ours: the output may be replaced, because ckptconv
+    wrote it or it did not exist. options: a hash of the settings, the converter's text and the version of ckptconv.
+    written: what an earlier run wrote: path, size, time.
+    """
+
+    found: FoundCheckpoint
+    destination: str
+    settings: Settings
+    options: str = ""
+    state: State = "convert"
+    ours: bool = False
+    written: tuple[tuple[str, int, int], ...] = ()
+
+    def fail(self, problem: CkptError) -> None:
+        """Note why it cannot be converted, unless that is known."""
+        self.found = self.found._replace(problem=self.found.problem or problem)
 
 
 @once()
 def plan(
-    sources: Sequence[str],
-    folder: str,
-    settings: Settings = DEFAULT,
-    *,
-    pattern: str = "",
-    latest: bool = False,
-    known: Mapping[str, LedgerEntry] | None = None,
-    hashed: bool = False,
-    follow: bool = False,
-    ledger: str = "",
-    shard: str = "",
-) -> Conversions:
-    """Find all checkpoints and decide for each whether it has to be converted.
+    sources: Sequence[str], folder: str, options: ZooOptions, known: Mapping[str, LedgerEntry]
+) -> list[Conversion]:
+    """Find all checkpoints and decide for each whether it has to be converted. known: the entries of the ledger.
 
-    known: the entries of the ledger. ledger: its local path, where no output goes. hashed: compare sources by a hash of
-    their content, not by size and time. shard: "2/8" for the second of eight shares, on one of eight machines. With
-    `verify="full"` in its target, an output counts as done only if its bytes are those that were written. Raises
+    With `verify="full"` in its target, an output counts as done only if its bytes are those that were written. Raises
     UsageError and StorageError as `discover` does.
     """
     if not sources:
         raise UsageError("no source was given")
-    items = Conversions()
-    ours = earlier.is_output(folder, known, ledger or files.join(folder, ledger_name(shard)))
-    for row, way in _found(sources, folder, settings, pattern, follow, ours):
-        items.append(row, way)
-    items = items.distinct() if any(map(is_manifest, sources)) else items
-    items = items.newest() if latest else items
-    places.tell_apart(items)
-    known = known or {}
-    kept = list(earlier.left(items.paths(), folder, known)) if settings.target.force else []
-    linked = list(places.check(items, folder, ledger, kept))
-    items = _share(items, *share_of(shard)) if shard else items
-    there = cache(lambda: sorted([*_occupied(folder), *linked]))
-    if files.is_remote(folder):  # a store says of all at once what would be asked of each
-        there()
-    state = partial(_state, known=known, folder=folder, there=there, hashed=hashed)
-    sources_are_read = hashed or any(s.target.verify == "full" for s in items.settings())
-    with ThreadPoolExecutor(HASHING) as pool:
-        for at in range(0, len(items), BATCH):
-            some = items[at : at + BATCH]
-            for k, marks in enumerate(pool.map(state, some) if sources_are_read else map(state, some), at):
-                items.mark(k, *marks)
+    ledger = options.ledger or files.join(folder, ledger_name(options.shard))
+    rows = _conversions(sources, folder, options, _outputs_of_zoos(folder, ledger))
+    distinct = {(i.found.source, i.found.name, i.destination, id(i.settings)): i for i in rows}
+    items = _newest(distinct.values()) if options.latest else list(distinct.values())
+    _name_outputs(items)
+    _check_destinations(items, folder)
+    if options.shard:  # the path of an output decides, so that no machine asks another
+        number, count = share_of(options.shard)
+        items = [i for i in items if crc32(i.destination.encode("utf-8", "surrogatepass")) % count == number - 1]
+    names = lru_cache(FOLDERS)(files.names) if files.is_dir(folder) else lambda _: list[str]()
+
+    def decide(item: Conversion) -> None:
+        try:
+            _decide(item, known, folder, options, names)
+        except CkptError as e:  # such as a name that is too long
+            item.fail(e)
+            item.state = "problem"
+
+    if options.by_content or any(i.settings.target.verify == "full" for i in items):
+        with ThreadPoolExecutor(HASHING) as pool:
+            list(pool.map(decide, items))
+    else:
+        for item in items:
+            decide(item)
     return items
 
 
-def _found(
-    sources: Sequence[str], folder: str, settings: Settings, pattern: str, follow: bool, ours: Callable[[str], bool]
-) -> Iterator[tuple[Packed, Way]]:
-    """The checkpoints of all sources, those of manifests last; `ours`: whether one is an output of a zoo."""
+# --- what is to be converted ---
 
-    @cache
-    def way(number: int, named: bool) -> Way | CkptError:
-        try:
-            return _way(used[number], named=named)
-        except CkptError as e:
-            return e
 
-    used, usual = {id(settings): settings}, _way(settings)
+def _conversions(
+    sources: Sequence[str], folder: str, options: ZooOptions, is_output: Callable[[str], bool]
+) -> Iterator[Conversion]:
+    """The checkpoints of all sources, those of manifests last; a destination is '' unless a row says it."""
+    prepared: dict[tuple[int, bool], tuple[Settings, Settings, str | CkptError]] = {}
+
+    def conversion(found: FoundCheckpoint, row: Row) -> Conversion:
+        says_format = bool(row.destination) and table.is_said(row.destination)
+        key = id(row.settings), says_format
+        if key not in prepared:
+            prepared[key] = (row.settings, *_prepared(row.settings, says_format))
+        _, settings, hashed = prepared[key]
+        item = Conversion(found, row.destination, settings)
+        if isinstance(hashed, CkptError):  # a format or a converter that does not exist
+            if row.settings is options.settings:
+                raise hashed
+            item.fail(hashed)
+            item.settings = Settings()
+        else:
+            item.options = hashed
+        return item
+
+    pattern = options.pattern
     plain = [s for s in sources if not is_manifest(s)]
-    for row in packed(plain, pattern, skip=folder, follow=follow) if plain else ():
-        if not ours(parts(row)[0]):
-            yield row, usual
-    lines = chain.from_iterable(read_manifest(s, settings) for s in sources if is_manifest(s))
-    count, none = 0, bool(pattern) and not plain
-    for line, found in _looked_up(lines):
+    default = Row("", "", options.settings)
+    conversion(FoundCheckpoint("", "", "", ()), default)  # an error in the options concerns all
+    for found in discover(plain, pattern, skip=folder, follow=options.follow_links) if plain else ():
+        if not is_output(found.source):
+            yield conversion(found, default)
+    rows, count, matching = (read_manifest(s, options.settings) for s in sources if is_manifest(s)), 0, bool(plain)
+    for row, found in _looked_up(chain.from_iterable(rows)):
         count += 1
-        if not pattern or fits(pack(found), pattern):
-            used[id(line.settings)], none = line.settings, False
-            how = way(id(line.settings), bool(line.destination) and table.is_said(line.destination))
-            if isinstance(how, CkptError):  # a format or a converter that cannot be: of this row alone
-                found, how = found._replace(problem=found.problem or how), usual
-            if not found.problem and ours(found.source):
-                found = found._replace(problem=UsageError(OURS, url=found.source))
-            yield pack(found, line.destination), how
-    if count and none:
+        if not pattern or found.matches(pattern):
+            matching = True
+            item = conversion(found, row)
+            if is_output(found.source):
+                item.fail(UsageError(OURS, url=found.source))
+            yield item
+    if count and pattern and not matching:
         raise UsageError(f"none of {many(count, 'row')} matches pattern={pattern!r}")
 
 
-def _way(settings: Settings, *, named: bool = False) -> Way:
-    """How to convert what has these settings; `named`: the suffix of its destination says a format, if they do not."""
-    if settings.target.format is None and not named:
+def _prepared(settings: Settings, says_format: bool) -> tuple[Settings, str | CkptError]:
+    """Settings with a format, and their hash or what is wrong with them; says_format: the destination's suffix does."""
+    if settings.target.format is None and not says_format:
         settings = settings._replace(target=replace(settings.target, format=FORMAT))
-    return Way(places.ending(settings), settings, options=options(settings))
+    try:
+        ending(settings)
+        return settings, options_hash(settings)
+    except CkptError as e:
+        return settings, e
 
 
-def _looked_up(lines: Iterator[Row]) -> Iterator[tuple[Row, FoundCheckpoint]]:
+def _looked_up(rows: Iterator[Row]) -> Iterator[tuple[Row, FoundCheckpoint]]:
     """Rows with their checkpoints; many remote ones are asked for at a time."""
-    listed, run, breaker = lru_cache(FOLDERS)(files.names), kept(), Breaker(ASKING)
+    names, run = lru_cache(FOLDERS)(files.names), kept()
 
-    def look(line: Row) -> FoundCheckpoint:
-        if e := line.problem or breaker.refusal(line.source):
-            return _of_row(line, listed, e)
-        with once(run):
-            found = _of_row(line, listed)
-        breaker.note(found.problem, line.source)
-        return found
+    def look(row: Row) -> FoundCheckpoint:
+        problem: CkptError | None = row.problem
+        found: list[FoundCheckpoint] = []
+        try:
+            with once(run):
+                found = discover([row.source], listed=names) if not problem else []
+            if len(found) > 1:
+                text = f"a row is one checkpoint, and {many(len(found), 'checkpoint')} are there"
+                raise UsageError(text, url=row.source)
+        except CkptError as e:
+            found, problem = [], e
+        f = found[0] if found else FoundCheckpoint(row.source, file_name(row.source), "", (), problem)
+        return f._replace(name=f"{row.folder}/{f.name}") if row.folder else f
 
     with ThreadPoolExecutor(ASKING) as pool:
-        while some := list(islice(lines, BATCH)):
-            far = any(files.is_remote(line.source) for line in some)
+        while some := list(islice(rows, BATCH)):
+            far = any(files.is_remote(row.source) for row in some)
             yield from zip(some, pool.map(look, some) if far else map(look, some), strict=True)
+
+
+def _outputs_of_zoos(folder: str, ledger: str) -> Callable[[str], bool]:
+    """Return a function that tells whether a source is in the output folder and a zoo wrote it, as its ledgers say.
+
+    The output folder may itself be searched: no zoo converts its own outputs, more with each run.
+    """
+    real = lru_cache(FOLDERS)(lambda path: path if files.is_remote(path) else os.path.realpath(files.local(path)))
+    home = real(folder.rstrip("/") or folder).rstrip("/") + "/"
+
+    @cache
+    def outputs() -> set[str]:
+        ledgers = {files.join(folder, n) for n in files.names(folder) if fnmatchcase(n, LEDGERS)}
+        ledgers |= {ledger} if files.exists(ledger) else set()
+        entries = chain.from_iterable(read(path)[0].values() for path in ledgers)
+        return {e.at for e in entries if e.ours and (e.state != "failed" or e.written)}
+
+    def is_output(source: str) -> bool:
+        above, base = files.split(source)
+        path = f"{real(above)}/{base}"
+        if not path.startswith(home):
+            return False
+        path = path.removeprefix(home)
+        return not outputs().isdisjoint({path, path.removesuffix(shard_index.SUFFIX), *_above(path)})
+
+    return is_output
+
+
+def _above(path: str) -> Iterator[str]:
+    """The folders above a relative path, the nearest first."""
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def _newest(items: Iterable[Conversion]) -> list[Conversion]:
+    """The highest readable step of each training series, unreadable ones above it, and what is not a step."""
+    items = list(items)
+    best: dict[str, int] = {}
+    for i in items:
+        if (step := i.found.step) and not i.found.problem:
+            best[step[0]] = max(step[1], best.get(step[0], 0))
+    return [i for i in items if not (step := i.found.step) or step[1] >= best.get(step[0], 0)]
+
+
+# --- destinations ---
+
+
+def ending(settings: Settings) -> str:
+    """What the name of an output ends with."""
+    row = table.get(settings.target.format or FORMAT)
+    return BARE.get(row.name, row.suffixes[0] if row.suffixes else "." + row.name)
+
+
+def folded(path: str) -> str:
+    """What two names have in common that are one on some file system: letter case and accents do not count."""
+    if path.isascii():
+        return path.lower()
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", path).casefold())
+
+
+def _name_outputs(items: Iterable[Conversion]) -> None:
+    """Name the outputs that no row names; where several would have the same path, each keeps its source's suffix."""
+    unnamed = [i for i in items if not i.destination]
+    for i in unnamed:
+        i.destination = i.found.name + ending(i.settings)
+    often = Counter(folded(i.destination) for i in items)
+    for i in unnamed:
+        if often[folded(i.destination)] > 1:
+            i.destination = i.found.name + i.found.suffix + ending(i.settings)
+
+
+def _check_destinations(items: Sequence[Conversion], folder: str) -> None:
+    """Note outputs that leave the folder, have names of temporary files, or would replace files of one another.
+
+    The last is found by the names that are known beforehand; anything else is found when it is written.
+    """
+    stays = lru_cache(FOLDERS)(lambda above: files.is_remote(folder) or inside(files.join(folder, above), folder))
+    owners: dict[str, list[Conversion]] = {}
+    for i in items:
+        if any(RESERVED.fullmatch(name) for name in i.destination.split("/")):
+            text = f"{i.destination} is a name of temporary files or ledgers of ckptconv; choose another"
+            i.fail(UsageError(text))
+        if not stays(os.path.dirname(i.destination)):
+            i.fail(UnsafeCheckpoint(LEAVES, url=files.join(folder, i.destination)))
+        for name in map(folded, _written_names(i)):
+            owners.setdefault(name, []).append(i)
+    for i in items:
+        for name in map(folded, _written_names(i)):
+            for key in {name, NUMBER.sub("#", name), *_above(name)} & owners.keys():
+                for other in owners[key]:
+                    if other is not i:
+                        problem = _meeting(other, i)
+                        i.fail(problem)
+                        other.fail(problem)
+
+
+def _written_names(item: Conversion) -> Iterator[str]:
+    """The names that an output may have, with # for the number of a shard."""
+    path, target = item.destination, item.settings.target
+    format = table.get(target.format).name if target.format else min(table.by_suffix(path), default=FORMAT)
+    if format == "tf":
+        yield from (prefix_of(path) + ".index", prefix_of(path) + ".data#")
+        return
+    yield path
+    suffix = ".safetensors" if format == "safetensors" else os.path.splitext(path)[1]
+    if format == "safetensors" or (format == "torch" and target.max_shard_size is not None):
+        yield from (path + shard_index.SUFFIX, f"{path.removesuffix(suffix)}#{suffix}")
+    elif path.endswith(".weights.json"):
+        yield f"{path.removesuffix('.weights.json')}#.weights.h5"
+
+
+def _meeting(a: Conversion, b: Conversion) -> UsageError:
+    sources = sorted((redacted(a.found.source), redacted(b.found.source)))
+    if folded(a.destination) == folded(b.destination):
+        return UsageError(f"{' and '.join(sources)} would both become {min(a.destination, b.destination)}")
+    pair = " and ".join(f"{redacted(i.found.source)} to {i.destination}" for i in (a, b))
+    return UsageError(f"the outputs would meet, one replacing files of another: {pair}; give other destinations")
+
+
+# --- what is already done ---
+
+
+def _decide(
+    item: Conversion,
+    known: Mapping[str, LedgerEntry],
+    folder: str,
+    options: ZooOptions,
+    names: Callable[[str], Sequence[str]],
+) -> None:
+    """Set the state of a conversion, and whether its output is ours. names: gives the sorted names in a folder."""
+    if item.found.problem:
+        item.state = "problem"
+        return
+    old = known.get(item.destination)
+    if old is None:
+        above, base = files.split(files.join(folder, item.destination))
+        there = names(above)
+        k = bisect_left(there, base)
+        item.ours = not any(name.startswith(base) for name in there[k : k + 1])
+        return
+    item.ours, item.written = old.ours, old.written
+    if options.settings.target.force and not options.resume:
+        return
+    if old.state != "done":
+        item.state = "retry" if old.state == "failed" else "convert"
+    else:
+        item.state = "done" if _is_current(item, old, folder, options.by_content) else "changed"
+
+
+def _is_current(item: Conversion, old: LedgerEntry, folder: str, by_content: bool) -> bool:
+    """Whether the output is that of this source with these options."""
+    return (
+        old.options == item.options
+        and old.source == redacted(item.found.source)
+        and all((s := files.stat(files.join(folder, n))) and s.size == size for n, size, _ in old.written)
+        and (old.hash == content_hash(item.found) if by_content else old.files == identity(item.found))
+        and (item.settings.target.verify != "full" or old.proof == hash_of(folder, (n for n, _, _ in old.written)))
+    )
+
+
+def identity(found: FoundCheckpoint) -> tuple[tuple[str, int, int], ...]:
+    """The name, the size and the time of each file; in the place of the time a hash of its ETag if it has one."""
+    return tuple((file_name(url), s.size, _number(s.etag) if s.etag else s.mtime) for url, s in found.files)
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=7).digest(), "little")
+
+
+def content_hash(found: FoundCheckpoint) -> str:
+    """A hash of all bytes of all files of a checkpoint."""
+    return _hash(url for url, _ in found.files)
+
+
+def hash_of(folder: str, names: Iterable[str]) -> str:
+    """A hash of all bytes of the files of an output."""
+    return _hash(files.join(folder, name) for name in names)
+
+
+def _hash(urls: Iterable[str]) -> str:
+    h = blake2b(digest_size=16)
+    for url in urls:
+        with files.Reader(url) as f:
+            h.update(f.size.to_bytes(8, "little"))  # the same bytes in files of other sizes: other content
+            for start in range(0, f.size, 2**22):
+                h.update(f.read(start, min(2**22, f.size - start)))
+    return h.hexdigest()
+
+
+def options_hash(settings: Settings) -> str:
+    """A hash of what an output depends on besides its source: options, the converter's text, ckptconv's version."""
+    target = replace(settings.target, force=False, sync=True, verify="none")
+    name = settings.change.converter
+    rules = texts(name) if name and name != "auto" else ()
+    key = repr((version(), settings.select, settings.change, target, rules))
+    return blake2b(key.encode(), digest_size=8).hexdigest()
+
+
+# --- shares and ledgers ---
 
 
 def share_of(shard: str) -> tuple[int, int]:
     """The number of a share, from 1, and of all shares, of "2/8"."""
-    number, slash, count = shard.partition("/")
-    if not (slash and number.isdecimal() and count.isdecimal() and shard.isascii()):
+    m = re.fullmatch(r"([0-9]+)/([0-9]+)", shard)
+    if not m:
         raise UsageError(f"shard= is like '2/8', for the second of eight shares, not {shard!r}")
-    if not 1 <= int(number) <= int(count):
-        shares = f"the shares are 1 to {int(count)}" if int(count) else "there is at least one share"
-        raise UsageError(f"shard={shard!r}: {shares}")
-    return int(number), int(count)
-
-
-def _share(items: Conversions, number: int, count: int) -> Conversions:
-    """The share of one of several machines: the path of an output decides it, so that no machine asks another."""
-    return items.where(lambda i: crc32(i.at.encode("utf-8", "surrogatepass")) % count == number - 1)
-
-
-def _of_row(row: Row, listed: Callable[[str], Sequence[str]], problem: CkptError | None = None) -> FoundCheckpoint:
-    """The checkpoint that a row of a manifest names; nothing is asked if it has a problem."""
-    source = row.source
-    try:
-        found = discover([source], listed=listed) if not problem else []
-        if len(found) > 1:
-            raise UsageError(f"a row is one checkpoint, and {many(len(found), 'checkpoint')} are there", url=source)
-    except CkptError as e:
-        found, problem = [], e
-    f = found[0] if found else FoundCheckpoint(source, file_name(source), "", (), problem)
-    return f._replace(name=f"{row.folder}/{f.name}") if row.folder else f
+    if not 1 <= int(m[1]) <= int(m[2]):
+        raise UsageError(f"shard={shard!r}: the shares are 1 to {int(m[2])}")
+    return int(m[1]), int(m[2])
 
 
 def ledger_name(shard: str) -> str:
@@ -186,56 +431,10 @@ def read_ledger(place: str, shard: str = "", *, force: bool = False) -> Mapping[
     path = files.join(place, ledger_name(shard)) if files.is_dir(place) else place
     if not files.exists(path):
         return {}
-    found = Ledger.read(path)
-    if not (strange := found.strange):
-        return found
-    if not force:
-        raise strange
-    return {}
+    entries, is_ours = read(path)
+    if not is_ours and not force:
+        raise StorageError(STRANGE, url=path)
+    return entries if is_ours else {}
 
 
-def _occupied(folder: str) -> Iterator[str]:
-    """The paths of all files in the output folder, relative to it; not of those that a run is writing there."""
-    for _, at, folders, inside in files.walk(folder, lambda *_: None) if files.is_dir(folder) else ():
-        folders[:] = [name for name in folders if not footprints.reserved(name)]
-        yield from (f"{at}/{name}" if at else name for name in inside)
-
-
-def _state(
-    item: Conversion, *, known: Mapping[str, LedgerEntry], folder: str, there: Callable[[], list[str]], hashed: bool
-) -> tuple[State, bool]:
-    """The state of a conversion, and whether its output is ours; `there` gives the sorted paths of all outputs."""
-    if item.found.problem:
-        return "problem", False
-    old = known.get(item.at)
-    if old is None:
-        k = bisect_left(there(), item.at)
-        return "convert", not any(path.startswith(item.at) for path in there()[k : k + 1])
-    if old.state != "done":
-        return "retry" if old.state == "failed" else "convert", old.ours
-    fresh = (
-        old.options == item.options
-        and (old.source, old.asked) == (redacted(item.found.source), asked(item.found.source))
-        and all((s := files.stat(files.join(folder, n))) and s.size == size for n, size, _ in old.written)
-        and (old.hash == content(item.found) if hashed else old.files == identity(item.found))
-        and (item.settings.target.verify != "full" or old.proof == written(folder, (n for n, _, _ in old.written)))
-    )
-    return "done" if fresh else "changed", old.ours
-
-
-def options(settings: Settings) -> str:
-    """A hash of what an output depends on besides its source: options, the converter's text, ckptconv's version."""
-    target = replace(settings.target, force=False, sync=True, verify="none")
-    name = settings.change.converter
-    rules = texts(name) if name and name != "auto" else ()
-    key = repr((version(), settings.select, settings.change, target, rules))
-    return blake2b(key.encode(), digest_size=8).hexdigest()
-
-
-__all__ = [
-    "DEFAULT",
-    "ledger_name",
-    "options",
-    "plan",
-    "read_ledger",
-]
+__all__ = ["Conversion", "State", "ZooOptions", "plan", "read_ledger"]

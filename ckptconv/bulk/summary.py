@@ -1,19 +1,104 @@
-"""The summary of a bulk conversion: totals, and failures by cause."""
+"""What a bulk conversion did, from its entries in the ledger: a summary, the status, and the data of a page."""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from fnmatch import fnmatchcase
+from heapq import nlargest
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..messages import in_bytes, listing, many, paragraphs
-from ..storage.faults import Unreachable
-from ..storage.paths import host
-from .ledger import LedgerEntry
-from .remarks import Cause, Remarks, pattern
+from ..errors import StorageError
+from ..formats import table
+from ..messages import cut, in_bytes, listing, many, paragraphs, printable, redacted, scrubbed, shortened
+from ..storage import files
+from .ledger import KINDS, LEDGERS, LONGEST, MOST, LedgerEntry, Remark, read
+
+if TYPE_CHECKING:
+    from ..api import Report
 
 MAX_CAUSES = 20  # causes that are shown; the ledger has all
+EXAMPLES = 20  # checkpoints that are kept of each cause
+SHOWN = 5  # damaged checkpoints that are listed of a cause; of what is less serious one will do
+PAGE_CAUSES, PAGE_ROWS = 1000, 10  # on a page: causes, and outputs in each table
+RECENT = 600  # seconds before the last entry, of which the rate is taken; and after which a run seems to have ended
+
+
+# --- what was left out or changed ---
+
+
+class Cause(NamedTuple):
+    """What is said of several checkpoints: how many they are, and some of them, each with what it concerns there."""
+
+    kind: str
+    text: str
+    checkpoints: int
+    examples: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """The cause, with damaged checkpoints on lines of their own, or with an example."""
+        line = f"{self.kind}: {many(self.checkpoints, 'checkpoint')}: {self.text}"
+        if self.kind != "damaged":
+            return f"{line} ({'such as ' * (self.checkpoints > 1)}{printable(self.examples[0])})"
+        more = self.checkpoints - SHOWN
+        return f"{line}\n{listing(self.examples[:SHOWN])}" + f"\n  ... and {more:,} more" * (more > 0)
+
+
+def remarks_of(report: Report) -> tuple[Remark, ...]:
+    """The remarks on a conversion, those of one cause together, the most serious first."""
+    groups: dict[tuple[str, str], tuple[str, list[str]]] = {}
+    for note in report.notes:
+        if note.kind in KINDS and note.kind != "hint":  # most hints concern whoever looks at one output
+            groups.setdefault((note.kind, pattern(note.text)), (note.text, []))[1].extend(note.names)
+    remarks = [
+        (kind, text, shortened(names, 4 if kind == "damaged" else 2)) for (kind, _), (text, names) in groups.items()
+    ]
+    if report.lost:
+        names = shortened(list(report.loss), 2)
+        remarks.append(("lossy", "values did not survive the cast", f"{report.lost}: {names}"))
+    if text := table.of_another(report.destination, report.target_format):
+        remarks.append(("hint", text, ""))
+    remarks.sort(key=lambda r: KINDS.index(r[0]))
+    return tuple(Remark(kind, cut(scrubbed(text), LONGEST), cut(what, LONGEST)) for kind, text, what in remarks[:MOST])
+
+
+def counted(entries: Iterable[LedgerEntry], kinds: tuple[str, ...] = KINDS) -> tuple[int, tuple[Cause, ...]]:
+    """How many checkpoints lack damaged tensors, and the remarks by cause, the most serious and most frequent first."""
+    damaged, groups = 0, dict[tuple[str, str], list[tuple[str, str]]]()
+    for e in entries:
+        damaged += any(r.kind == "damaged" and r.what for r in e.remarks)
+        for kind, text, what in e.remarks:
+            if kind in kinds:
+                example = f"{e.source}: {what}" if what else e.source
+                groups.setdefault((kind, pattern(text)), []).append((example, text))
+    causes = [
+        Cause(kind, min(group)[1], len(group), tuple(example for example, _ in sorted(group)[:EXAMPLES]))
+        for (kind, _), group in groups.items()
+    ]
+    return damaged, tuple(sorted(causes, key=lambda c: (KINDS.index(c.kind), -c.checkpoints, c.text)))
+
+
+def pattern(message: str) -> str:
+    """A message without quoted text and numbers, which differ from file to file; of listed tensors only the reasons."""
+    first, *listed = message.split("\n")
+    reasons = sorted({line.rpartition(": ")[2] for line in listed if ": " in line})
+    return re.sub(r"'[^']*'|\b[0-9a-f]{8,}\b|\d+", "*", "\n".join([first, *reasons]))
+
+
+def failures(entries: Iterable[LedgerEntry]) -> list[tuple[str, str, list[str]]]:
+    """Failures grouped by cause, the most frequent first: error class, first message, all sources."""
+    groups: dict[tuple[str, str], list[LedgerEntry]] = {}
+    for e in sorted(entries, key=attrgetter("source")):  # workers fail in any order
+        groups.setdefault((e.error, pattern(e.message)), []).append(e)
+    ordered = sorted(groups.values(), key=len, reverse=True)
+    return [(g[0].error, g[0].message, [e.source for e in g]) for g in ordered]
+
+
+# --- a run, and how far it is ---
 
 
 @dataclass(frozen=True)
@@ -37,23 +122,11 @@ class Summary:
     @property
     def causes(self) -> list[tuple[str, str, list[str]]]:
         """Failures grouped by cause, the most frequent first: error class, first message, all sources."""
-        groups: dict[tuple[str, ...], list[LedgerEntry]] = {}
-        for e in sorted(self.failed, key=lambda e: e.source):  # workers fail in any order
-            groups.setdefault(cause(e), []).append(e)
-        ordered = sorted(groups.values(), key=len, reverse=True)
-        return [(g[0].error, g[0].message, [e.source for e in g]) for g in ordered]
+        return failures(self.failed)
 
     def lines(self) -> list[str]:
         """What the command line prints: what was left out, causes of failures with their checkpoints, and totals."""
-        lines = [str(c) for c in self.remarks[:MAX_CAUSES]]
-        if len(self.remarks) > MAX_CAUSES:
-            lines.append(
-                f"{len(self.remarks) - MAX_CAUSES} more causes of what was left out or changed are in the ledger"
-            )
-        for _, message, sources in self.causes[:MAX_CAUSES]:
-            lines.append(f"failed: {many(len(sources), 'checkpoint')}: {message}\n{listing(sources, 5)}")
-        if len(self.causes) > MAX_CAUSES:
-            lines.append(f"failed: {len(self.causes) - MAX_CAUSES} more causes are in the ledger")
+        lines = _cause_lines(self.remarks, self.failed)
         if not self.done + self.skipped + len(self.failed):
             lines.append("warning: no checkpoint was found")
         rate = self.done / max(self.seconds, 1e-9)
@@ -71,43 +144,162 @@ class Summary:
         """The summary as JSON values."""
         return {
             "done": self.done, "up_to_date": self.skipped, "failed": len(self.failed), "bytes": self.bytes,
-            "seconds": round(self.seconds, 3),
-            "causes": [{"error": k, "message": m, "sources": s} for k, m, s in self.causes],
-            "damaged": self.damaged, "remarks": [c._asdict() for c in self.remarks],
+            "seconds": round(self.seconds, 3), **_causes_json(self.failed, self.damaged, self.remarks),
         }  # fmt: skip
 
 
-def cause(e: LedgerEntry) -> tuple[str, str, str]:
-    """What failures of one cause have in common: the class, the pattern of the message, the server out of reach."""
-    return e.error, pattern(e.message), host(e.source) if e.error == Unreachable.__name__ else ""
+def _cause_lines(remarks: tuple[Cause, ...], failed: Iterable[LedgerEntry]) -> list[str]:
+    lines = [str(c) for c in remarks[:MAX_CAUSES]]
+    if (more := len(remarks) - MAX_CAUSES) > 0:
+        lines.append(f"{more} more causes of what was left out or changed are in the ledger")
+    causes = failures(failed)
+    for _, message, sources in causes[:MAX_CAUSES]:
+        lines.append(f"failed: {many(len(sources), 'checkpoint')}: {message}\n{listing(sources, 5)}")
+    if (more := len(causes) - MAX_CAUSES) > 0:
+        lines.append(f"failed: {more} more causes are in the ledger")
+    return lines
 
 
-class Sums:
-    """What a run has done so far: of conversions their number and size, of failures the entries."""
-
-    def __init__(self, skipped: int, began: float, kept: Iterable[LedgerEntry] = ()) -> None:
-        """kept: the entries of those that are up to date, of which damage is said again; the rest was said before."""
-        self._skipped, self._began = skipped, began
-        self._remarks = Remarks()
-        for e in kept:
-            self._remarks.add(e.source, (r for r in e.remarks if r.kind == "damaged"))
-        self._done, self._bytes, self._failed = 0, 0, list[LedgerEntry]()
-
-    def add(self, entries: Sequence[LedgerEntry]) -> None:
-        """Count entries that are `done` or `failed`."""
-        failed = [e for e in entries if e.state == "failed"]
-        self._failed += failed
-        self._done += len(entries) - len(failed)
-        self._bytes += sum(e.size for e in entries)
-        for e in entries:
-            self._remarks.add(e.source, e.remarks)
-
-    def summary(self) -> Summary:
-        seconds = time.monotonic() - self._began
-        said = self._remarks
-        return Summary(
-            self._done, self._skipped, tuple(self._failed), self._bytes, seconds, said.damaged, said.causes()
-        )
+def _causes_json(failed: Iterable[LedgerEntry], damaged: int, remarks: tuple[Cause, ...]) -> dict[str, Any]:
+    causes = [{"error": k, "message": m, "sources": s} for k, m, s in failures(failed)]
+    return {"causes": causes, "damaged": damaged, "remarks": [c._asdict() for c in remarks]}
 
 
-__all__ = ["Summary", "Sums", "cause", "pattern"]
+@dataclass(frozen=True)
+class Status:
+    """What the ledgers of an output folder say; print() shows it as the command line does.
+
+    ledgers: how many there are, one for each share. done, failed, planned: checkpoints by the last entry about them;
+    planned ones are being converted, wait, or were left by a run that ended early. bytes: the size of the outputs.
+    formats: the number of converted checkpoints by source format. quiet: seconds since the last entry. damaged: how
+    many lack tensors that were damaged. remarks: what was left out or changed, by cause.
+    """
+
+    ledgers: int
+    done: int
+    failed: tuple[LedgerEntry, ...]
+    planned: int
+    bytes: int
+    formats: dict[str, int]
+    quiet: float
+    damaged: int = 0
+    remarks: tuple[Cause, ...] = ()
+
+    def lines(self) -> list[str]:
+        """What was left out or changed, the causes of failures, then the counts."""
+        formats = ", ".join(f"{n} {name}" for name, n in sorted(self.formats.items(), key=lambda i: (-i[1], i[0])))
+        shares = f" in {many(self.ledgers, 'share')}" if self.ledgers > 1 else ""
+        damaged = f", {self.damaged} damaged" * bool(self.damaged)
+        total = self.done + len(self.failed) + self.planned
+        return [
+            *_cause_lines(self.remarks, self.failed),
+            *["warning: no checkpoint was found"] * (not total),
+            f"{self.done} of {many(total, 'checkpoint')} converted{shares}: {in_bytes(self.bytes)}"
+            + (f" ({formats})" if formats else ""),
+            f"{self.planned} to come, {len(self.failed)} failed{damaged}; the last entry is {self.quiet:.0f} s old",
+        ]
+
+    def __str__(self) -> str:
+        return paragraphs(self.lines())
+
+    def to_json(self) -> dict[str, Any]:
+        """The status as JSON values."""
+        return {
+            "ledgers": self.ledgers, "done": self.done, "failed": len(self.failed), "planned": self.planned,
+            "bytes": self.bytes, "formats": self.formats, "seconds_since_last_entry": round(self.quiet, 1),
+            **_causes_json(self.failed, self.damaged, self.remarks),
+        }  # fmt: skip
+
+
+def zoo_status(output: str) -> Status:
+    """Tell how far the conversion of many checkpoints is.
+
+    output: the output folder of `zoo`, or the path of a ledger. Nothing is locked or changed.
+
+    Returns a Status. Raises StorageError if there is no ledger, CorruptCheckpoint if one is damaged.
+    """
+    paths = ledgers(output)
+    states = _by_state(e for path in paths for e in read(path)[0].values())
+    done = states["done"]
+    return Status(
+        len(paths), len(done), tuple(states["failed"]), len(states["planned"]), sum(e.size for e in done),
+        dict(Counter(e.format for e in done)), min(map(_age, paths)), *counted(done),
+    )  # fmt: skip
+
+
+def ledgers(output: str) -> list[str]:
+    """The ledgers in the output folder of a zoo, or the one at this path; StorageError if there is none."""
+    if not files.is_dir(output):
+        return [output]
+    paths = [files.join(output, n) for n in files.names(output) if fnmatchcase(n, LEDGERS)]
+    if not paths:
+        raise StorageError("has no ledger: no zoo was converted into this folder", url=output)
+    return paths
+
+
+def _by_state(entries: Iterable[LedgerEntry]) -> Mapping[str, list[LedgerEntry]]:
+    states: dict[str, list[LedgerEntry]] = {"done": [], "failed": [], "planned": []}
+    for e in entries:
+        states[e.state].append(e)
+    return states
+
+
+def _age(path: str) -> float:
+    """Seconds since a ledger was written."""
+    status = files.stat(path)
+    return max(0.0, time.time() - (status.mtime if status else 0) / 1e9)
+
+
+# --- the data of a page ---
+
+
+def progress(output: str) -> dict[str, Any]:
+    """The data of a page: counts, rates, causes and examples; output: the folder of a zoo, or a ledger.
+
+    StorageError if there is no ledger, CorruptCheckpoint if one is damaged.
+    """
+    shares, entries = [], list[LedgerEntry]()
+    for path in ledgers(output):
+        share = list(read(path)[0].values())
+        counts = {state: len(some) for state, some in _by_state(share).items()}
+        shares.append({"ledger": files.split(path)[1], "quiet": _age(path), **counts})
+        entries += share
+    states = _by_state(entries)
+    done, failed, planned = states["done"], states["failed"], states["planned"]
+    formats: dict[str, list[LedgerEntry]] = {}
+    for e in done:
+        formats.setdefault(e.format, []).append(e)
+    minutes = {state: Counter(e.ended // 60 for e in some if e.ended) for state, some in states.items()}
+    both = sorted({*minutes["done"], *minutes["failed"]})
+    causes = [(len(s), error, message, s[:EXAMPLES]) for error, message, s in failures(failed)]
+    if others := sum(c[0] for c in causes[PAGE_CAUSES:]):
+        causes[PAGE_CAUSES:] = [(others, "", "other causes", [])]
+    damaged, remarks = counted(done)
+    return {
+        "url": redacted(output), "now": time.time(), "shares": shares, "bytes": sum(e.size for e in done),
+        "read": sum(map(source_size, done)), "waiting": sum(map(source_size, planned)), "causes": causes,
+        "formats": {
+            name: (len(some), sum(map(source_size, some)), sum(e.seconds for e in some))
+            for name, some in formats.items()
+        },
+        "damaged": damaged, "remarks": [(c.checkpoints, c.kind, c.text, list(c.examples)) for c in remarks],
+        "biggest": [(e.at, e.size, e.seconds) for e in nlargest(PAGE_ROWS, done, attrgetter("size"))],
+        "slowest": [(e.at, e.size, e.seconds) for e in nlargest(PAGE_ROWS, done, attrgetter("seconds"))],
+        "next": [(e.at, source_size(e), 0.0) for e in nlargest(PAGE_ROWS, planned, source_size)],
+        "first": both[0] * 60 if both else 0, "last": both[-1] * 60 if both else 0, "rate": _rate(minutes["done"]),
+        "minutes": {m: (minutes["done"][m], minutes["failed"][m]) for m in both},
+    }  # fmt: skip
+
+
+def source_size(e: LedgerEntry) -> int:
+    return sum(size for _, size, _ in e.files)
+
+
+def _rate(done: Counter[int]) -> float:
+    """Conversions a second in the last minutes in which there were any; 0 if it is not known."""
+    last = max(done, default=0)
+    recent = [m for m in done if m > last - RECENT // 60]
+    return sum(done[m] for m in recent) / (60 * (last - min(recent) + 1)) if recent else 0.0
+
+
+__all__ = ["RECENT", "Cause", "Status", "Summary", "counted", "ledgers", "progress", "remarks_of", "zoo_status"]

@@ -1,18 +1,22 @@
-"""What a worker does: convert one checkpoint, and say what came of it."""
+"""Convert one checkpoint and say what came of it; on a cluster, small ones as a task each, large ones in many tasks."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from itertools import islice
+from threading import Event
+from typing import Any, NamedTuple
 
 from .. import api
 from ..api import Report, Resources, Target
+from ..engine import ray as ray_engine
 from ..engine.run import Progress
 from ..errors import CkptError, CorruptCheckpoint, StorageError
 from ..output import own
@@ -20,12 +24,15 @@ from ..output.destination import Taken, place
 from ..output.staging import hidden
 from ..storage import files, lookups
 from ..storage.session import session
-from . import pool, remarks
-from .conversions import Conversion
-from .identity import content, written
-from .remarks import Remark
+from . import pool
+from .discover import FoundCheckpoint
+from .ledger import Remark
+from .planning import Conversion, content_hash, hash_of
+from .summary import remarks_of
 
 LARGE = 2 * 2**30  # bytes of a checkpoint that one thread would still convert when all others are done
+MAX_PROBES = 1000  # sources whose accessibility is checked on the workers of a cluster beforehand
+AT_ONCE = 2  # large checkpoints at the same time, each in as many tasks as it has use for
 
 
 class Done(NamedTuple):
@@ -69,61 +76,52 @@ def work(
         raise CorruptCheckpoint("is not the file that was planned: it has changed since", url=changed)
     threads = config.processors if item.found.size >= LARGE else config.threads
     resources = Resources(config.memory, threads, engine=engine, progress=progress)
+    output = files.join(folder, item.destination)
     with pool.contained(item.found.source), session(listings=listings):
-        report = _converted(item, files.join(folder, item.at), folder, target, resources)
-        above = files.split(files.join(folder, item.at))[0][len(folder.rstrip("/")) :].strip("/")
+        report = _converted(item, output, folder, target, resources)
+        above = files.split(output)[0][len(folder.rstrip("/")) :].strip("/")
         names = [f"{above}/{name}" if above else name for name in report.files]
         sizes = [(n, s.size, s.mtime) for n in names if (s := files.stat(files.join(folder, n)))]
-        digest = content(item.found) if config.hashed else ""
+        digest = content_hash(item.found) if config.hashed else ""
         digest = "" if digest and _changed(item, engine) else digest  # of other bytes than were converted
-        proof = written(folder, names) if target.verify == "full" else ""
+        proof = hash_of(folder, names) if target.verify == "full" else ""
     return Done(
         report.source_format, report.tensors, report.bytes, time.monotonic() - began, tuple(sizes), digest, proof,
-        remarks.of(report),
+        remarks_of(report),
     )  # fmt: skip
 
 
 def _changed(item: Conversion, engine: str) -> str:
-    """A file that is not as it was planned, or ''; a store's are compared when they have been read."""
-    local = ((url, status) for url, status in item.found.files if not files.is_remote(url))
-    return next((url for url, status in local if not _is_same(files.stat(url), status, engine)), "")
+    """A local file that is not as it was planned, or ''; remote ones are compared when they have been read."""
+    for url, planned in item.found.files:
+        if files.is_remote(url):
+            continue
+        now = files.stat(url)
+        marked = now and now.mark and planned.mark and engine == "local"  # elsewhere files may have other numbers
+        if now is None or now[: None if marked else 2] != planned[: None if marked else 2]:
+            return url
+    return ""
 
 
-def _is_same(now: files.Stat | None, planned: files.Stat, engine: str) -> bool:
-    """Whether a file is the one that was planned; other machines of a cluster may number the same files differently."""
-    known = now is not None and now.mark and planned.mark and engine == "local"
-    return now == planned if known else now is not None and now[:2] == planned[:2]
-
-
-def _converted(item: Conversion, where: str, folder: str, target: Target, resources: Resources) -> Report:
+def _converted(item: Conversion, output: str, folder: str, target: Target, resources: Resources) -> Report:
     """Convert it, replacing what an earlier run wrote as it wrote it, and nothing else unless that is forced."""
     convert = partial(
         api.convert, item.found.source, select=item.settings.select, change=item.settings.change, resources=resources
     )
     if target.force:
-        return convert(where, target=target)
+        return convert(output, target=target)
     try:
         with session(written={place(files.join(folder, name)): (size, time) for name, size, time in item.written}):
-            return convert(where, target=replace(target, force=bool(item.written)))
+            return convert(output, target=replace(target, force=bool(item.written)))
     except Taken as e:
-        if (
-            item.ours
-            and item.state in ("convert", "retry")
-            and (found := _adopted(where, partial(convert, target=target)))
-        ):
-            return found
+        if item.ours and item.state in ("convert", "retry"):
+            # a killed run may have published it without a record: then it has the bytes that it should have
+            above, base = files.split(output)
+            with _stage(above, base) as stage, suppress(CkptError):  # a file may be missing
+                report = convert(files.join(stage, base), target=target)
+                if hash_of(stage, report.files) == hash_of(above, report.files):
+                    return report
         raise StorageError(e.message, url=e.url) from None
-
-
-def _adopted(where: str, convert: Callable[[str], Report]) -> Report | None:
-    """The report of an output that a killed run published and did not record: it has the bytes that it should have."""
-    above, base = files.split(where)
-    with _stage(above, base) as stage:
-        try:
-            found = convert(files.join(stage, base))
-            return found if written(stage, found.files) == written(above, found.files) else None
-        except CkptError:  # a file is missing, for instance
-            return None
 
 
 @contextmanager
@@ -142,4 +140,78 @@ def _stage(above: str, base: str) -> Iterator[str]:
         os.close(lock)
 
 
-__all__ = ["LARGE", "Done", "WorkerConfig", "work"]
+# --- a cluster ---
+
+
+def on_cluster(
+    todo: Sequence[Conversion], config: WorkerConfig, engine: str, ledger: str
+) -> Iterator[tuple[Conversion, Done | CkptError]]:
+    """Run a task for each checkpoint, and meanwhile for each large one a task for each part of its output.
+
+    Workers that see the same ledger also see the same output folder.
+    """
+    config = config._replace(folder=ray_engine.absolute(config.folder))
+    known = {i.destination: i for i in todo}
+
+    with ray_engine.cluster(engine) as ray:
+
+        def sent(large: bool) -> Iterator[Conversion]:
+            return (replace(i, found=_absolute(i.found)) for i in todo if (i.found.size >= LARGE) == large)
+
+        some = (_absolute(i.found) for i in islice(todo, MAX_PROBES))
+        reads = {url: status.size for found in some for url, status in found.files[:1]}
+        beside = {} if files.is_remote(config.folder) else {ray_engine.absolute(ledger): os.path.getsize(ledger)}
+        ray_engine.probe(ray, reads | beside, list(beside))
+        memory = config.memory + ray_engine.BESIDE
+        tasks = ray_engine.apply(ray, _one, config, sent(False), memory, size=lambda i: i.found.size)
+        with closing(_beside(tasks, partial(_one, config, engine=engine), sent(True))) as results:
+            for item, result in results:
+                yield known[item.destination], result
+
+
+def _one(
+    config: WorkerConfig, item: Conversion, progress: Progress | None = None, engine: str = "local"
+) -> Done | CkptError:
+    """Convert a checkpoint; its failure is its result, so that it stops and repeats no others."""
+    try:
+        return work(config, item, engine, progress)
+    except CkptError as e:
+        return e
+
+
+def _beside(
+    tasks: Iterator[tuple[Conversion, Any]], do: Callable[[Conversion, Progress], Any], items: Iterator[Conversion]
+) -> Generator[tuple[Conversion, Any], None, None]:
+    """The results of tasks, and of large items, which threads of this process see to."""
+    stop, threads = Event(), ThreadPoolExecutor(AT_ONCE)
+    large: dict[Future[Any], Conversion] = {}
+
+    def progress(done: int, total: int) -> None:
+        if stop.is_set():
+            raise CkptError("the run was stopped")
+
+    def begin() -> bool:
+        large.update((threads.submit(do, i, progress), i) for i in islice(items, AT_ONCE - len(large)))
+        return bool(large)
+
+    try:
+        begin()
+        for result in tasks:
+            yield result
+            for done in [future for future in large if future.done()]:
+                yield large.pop(done), done.result()
+                begin()
+        while begin():
+            done = next(as_completed(large))
+            yield large.pop(done), done.result()
+    finally:
+        stop.set()
+        threads.shutdown(cancel_futures=True)
+
+
+def _absolute(found: FoundCheckpoint) -> FoundCheckpoint:
+    files = tuple((ray_engine.absolute(url), status) for url, status in found.files)
+    return found._replace(source=ray_engine.absolute(found.source), files=files)
+
+
+__all__ = ["Done", "WorkerConfig", "on_cluster", "work"]

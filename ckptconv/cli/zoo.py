@@ -13,8 +13,8 @@ from . import show, suggestions
 from .options import CHANGING, READING, Json, Quiet, spelled, takes, writable
 
 if TYPE_CHECKING:
-    from ..bulk.conversions import Conversion
-    from ..bulk.run import Summary
+    from ..bulk.planning import Conversion
+    from ..bulk.summary import Summary
 
 
 EXAMPLES = """Examples:
@@ -73,15 +73,15 @@ def zoo(
     if _about(sources, output, as_json, quiet, options.get("force", False)):
         return
     suggestions.refuse_fleeting(output)
-    from ..bulk import zoo as many
+    from ..bulk import run
 
     options |= {"to": to or None, "pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content}
     options |= {"ledger": ledger, "follow_links": follow_links, "shard": shard}
     if dry_run:
-        _show_items(many.zoo_plan(sources, output, **options), as_json)
+        _show_items(run.zoo_plan(sources, output, **options), as_json)
         return
     with _interruptible(), show.progress(quiet or as_json) as progress:
-        done = many.zoo(sources, output, progress=progress, **options)
+        done = run.zoo(sources, output, progress=progress, **options)
     _report(done, as_json, quiet)
 
 
@@ -104,7 +104,7 @@ def _about(words: list[str], output: str, as_json: bool, quiet: bool, force: boo
         return False
     if words[0] != "status" or len(words) != 2:
         raise suggestions.without_destination(words, "zoo")
-    from ..bulk.status import zoo_status
+    from ..bulk.summary import zoo_status
 
     found = zoo_status(words[1])
     if as_json:
@@ -115,8 +115,7 @@ def _about(words: list[str], output: str, as_json: bool, quiet: bool, force: boo
 
 
 def _page(folder: str, output: str, as_json: bool, quiet: bool, force: bool) -> None:
-    from ..bulk.progress import RECENT, progress
-    from ..bulk.status import ledgers
+    from ..bulk.summary import RECENT, ledgers, progress
     from ..reporting import html
     from ..reporting.progress import default_name, page
 
@@ -145,12 +144,17 @@ def _show_items(items: Sequence[Conversion], as_json: bool) -> None:
     if as_json:
         show.as_json(
             [
-                {"source": redacted(i.found.source), "destination": i.at, "bytes": i.found.size, "what": i.state}
+                {
+                    "source": redacted(i.found.source),
+                    "destination": i.destination,
+                    "bytes": i.found.size,
+                    "what": i.state,
+                }
                 for i in items
             ]
         )
         return
-    rows = [[i.state, in_bytes(i.found.size), redacted(i.found.source), i.at] for i in items]
+    rows = [[i.state, in_bytes(i.found.size), redacted(i.found.source), i.destination] for i in items]
     show.table(("what", "size", "source", "destination"), rows, "lr")
     todo = [i for i in items if i.state != "done"]
     show.talk(f"{len(todo)} of {len(items)} to convert, {in_bytes(sum(i.found.size for i in todo))}")

@@ -78,9 +78,9 @@ def _sections(data: Data) -> Iterable[str]:
         rows.append((name or "-", f"{int(n):,}", in_bytes(int(size)), _each(s / n), rate))
     yield _table("By format of the source", ("format", "converted", "read", "each", "per worker"), rows)
     for title, key in (("Largest outputs", "biggest"), ("Slowest", "slowest")):
-        rows = [(f.at, in_bytes(int(f.bytes)), _each(f.seconds)) for f in data[key]]
+        rows = [(path, in_bytes(size), _each(seconds)) for path, size, seconds in data[key]]
         yield _table(title, ("output", "size", "took"), rows)
-    rows = [(f.at, in_bytes(int(f.bytes))) for f in data["next"]]
+    rows = [(path, in_bytes(size)) for path, size, _ in data["next"]]
     yield _table(f"Left: {in_bytes(int(data['waiting']))}", ("largest first", "size of the source"), rows)
     if len(data["shares"]) > 1:
         rows = [

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import ckptconv
-from ckptconv.bulk import progress as sums
+from ckptconv.bulk import summary as sums
 from ckptconv.bulk.ledger import NAME, Ledger, LedgerEntry
 from ckptconv.cli.main import app
 from ckptconv.errors import CorruptCheckpoint, StorageError
@@ -59,7 +59,7 @@ def test_what_a_page_says(tmp_path: Path) -> None:
     assert [s["done"] for s in found["shares"]] == [3]
     assert found["rate"] > 0
     assert found["formats"]["npz"][:2] == (3, sum((tmp_path / "in" / f"m{n}.npz").stat().st_size for n in range(3)))
-    assert [large.at for large in found["biggest"]] == ["m2.safetensors", "m1.safetensors", "m0.safetensors"]
+    assert [path for path, *_ in found["biggest"]] == ["m2.safetensors", "m1.safetensors", "m0.safetensors"]
     words = " ".join(" ".join(shown(out).words).split())
     for text in (
         "3 of 4 checkpoints converted",
@@ -128,20 +128,6 @@ def test_numbers_of_strangers(number: float, whole: int, tmp_path: Path) -> None
     (tmp_path / NAME).write_text("".join(json.dumps(line) + "\n" for line in [values, *lines]))
     with pytest.raises(CorruptCheckpoint, match="line 2 of the ledger is damaged"):
         shown(str(tmp_path))
-
-
-def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums, "KINDS", 3)
-    done = (entry(str(n), "done", format=f"f{n}") for n in range(9))
-    assert sorted(sums.progress(ledger(tmp_path, *done))["formats"]) == ["f0", "f1", "f2", "others"]
-    (tmp_path / NAME).unlink()
-    monkeypatch.setattr(sums, "CAUSES", 5)
-    letters = "abcdefghijklmnop"
-    failed = (entry(f"{a}{b}", "failed", error="E", message=a + b) for a in letters for b in letters)
-    found = sums.progress(ledger(tmp_path, *failed))
-    assert [c[0] for c in found["causes"]] == [251, 1, 1, 1, 1, 1]
-    assert len(found["causes"][0][3]) == sums.EXAMPLES
-    assert "and 231 more, which the ledger names" in " ".join(shown(str(tmp_path)).words)
 
 
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from kit import Run
 
 import ckptconv
 from ckptconv import api
-from ckptconv.bulk import remarks
-from ckptconv.bulk.ledger import Ledger, LedgerEntry
+from ckptconv.bulk import summary
+from ckptconv.bulk.ledger import LONGEST, MOST, LedgerEntry, read
 from ckptconv.checkpoint import Note
 from ckptconv.errors import CkptError
 
@@ -79,20 +79,15 @@ def test_remarks_are_few_and_brief() -> None:
     notes = [Note("damaged", f"{'why ' * 200} {n}", (f"{'n' * 999}{n}",)) for n in range(99)]  # type: ignore[arg-type]
     notes += [Note("skipped", chr(97 + n) * 3, ("x",)) for n in range(20)] + [Note("hint", "no", ("y",))]
     report = api.Report(("a",), "b", "npz", "npz", 1, 1, 1.0, (), tuple(notes), {"x": (1, 2)}, 0, "none")
-    found = remarks.of(report)
-    assert [r.kind for r in found] == ["damaged", "lossy", *["skipped"] * (remarks.MOST - 2)]
-    assert max(len(text) for r in found for text in r) <= remarks.LONGEST
+    found = summary.remarks_of(report)
+    assert [r.kind for r in found] == ["damaged", "lossy", *["skipped"] * (MOST - 2)]
+    assert max(len(text) for r in found for text in r) <= LONGEST
     entry = LedgerEntry("a", "done", "/in/a", (), "o", remarks=found)
     assert LedgerEntry.of(json.loads(entry.line())) == entry
-    said = remarks.Remarks()
-    for n in range(1000):
-        said.add(f"/in/{n}", found)
-    assert (said.damaged, {c.checkpoints for c in said.causes()}) == (1000, {1000})
-    assert all(len(c.examples) == remarks.EXAMPLES for c in said.causes())
-    assert str(said.causes()[0]).endswith("\n  ... and 995 more")
-    for text in (a + b for a in "abcdefghijklmnop" for b in "abcdefgh"):
-        said.add("/in/a", [remarks.Remark("skipped", text, "")])
-    assert len(said.causes()) == remarks.CAUSES + 1
+    damaged, causes = summary.counted(entry._replace(source=f"/in/{n}") for n in range(1000))
+    assert (damaged, {c.checkpoints for c in causes}) == (1000, {1000})
+    assert all(len(c.examples) == summary.EXAMPLES for c in causes)
+    assert str(causes[0]).endswith("\n  ... and 995 more")
 
 
 @pytest.mark.parametrize(
@@ -104,4 +99,4 @@ def test_remarks_that_no_run_writes_are_refused(wrong: Any, tmp_path: Path) -> N
     entry = {"at": "a", "state": "done", "source": "", "files": [], "options": "", "remarks": wrong}
     (tmp_path / "l").write_text(json.dumps(entry, separators=(",", ":")) + "\n")
     with pytest.raises(CkptError, match="line 1 of the ledger is damaged"):
-        dict(Ledger.read(str(tmp_path / "l")))
+        read(str(tmp_path / "l"))

@@ -11,9 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import ckptconv
-from ckptconv.bulk.progress import progress
-from ckptconv.bulk.status import zoo_status
-from ckptconv.bulk.zoo import zoo_plan
+from ckptconv.bulk.run import zoo_plan
+from ckptconv.bulk.summary import progress, zoo_status
 from ckptconv.cli.main import app
 from ckptconv.errors import CorruptCheckpoint, StorageError, UsageError
 
@@ -34,7 +33,7 @@ def test_shares_are_disjoint_and_together_all(many: Path, tmp_path: Path) -> Non
     ckptconv.zoo(many, whole, jobs=1)
     found = list[str]()
     for i in (1, 2, 3):
-        planned = [c.at for c in zoo_plan(many, out, shard=f"{i}/3")]
+        planned = [c.destination for c in zoo_plan(many, out, shard=f"{i}/3")]
         done = ckptconv.zoo(many, out, shard=f"{i}/3", jobs=1)
         assert done.done == len(planned) > 0
         found += planned

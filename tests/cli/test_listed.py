@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +15,6 @@ import ckptconv
 from ckptconv import UsageError
 from ckptconv.api.options import bar, names_code
 from ckptconv.bulk import manifest
-from ckptconv.bulk import run as zoo
 from ckptconv.cli import options
 from ckptconv.formats import table
 from ckptconv.rules import library
@@ -144,10 +142,3 @@ def test_rows_of_a_manifest(row: dict[str, Any], words: str) -> None:
     assert (good.source, good.destination) == ("/data/a", "x")
     assert good.settings.select.opaque is True
     assert good.settings.select.include == ("w",)
-
-
-def test_a_zoo_is_made_durable(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    monkeypatch.setattr(os, "sync", lambda: called.append("sync"), raising=False)
-    zoo._settle()
-    assert called == ["sync"]

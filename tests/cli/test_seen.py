@@ -337,12 +337,12 @@ def test_a_signal_unwinds(number: signal.Signals) -> None:
 def test_a_zoo_that_is_interrupted(
     cli: Run, model: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[int, ...], code: int
 ) -> None:
-    from ckptconv.bulk import zoo
+    from ckptconv.bulk import run
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt(*given)
 
-    monkeypatch.setattr(zoo, "zoo", interrupted)
+    monkeypatch.setattr(run, "zoo", interrupted)
     done = cli("zoo", model, "-o", "out", "--to", "npz")
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr == "interrupted; what is done is in the ledger; --resume continues with the rest\n"

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv import Change, Resources, Target
-from ckptconv.bulk import cluster, run
+from ckptconv import Change, Resources, Target, zoo
+from ckptconv.bulk import work
 from ckptconv.checkpoint import held as held_tensor
 from ckptconv.engine import ray as inflight
 from ckptconv.engine import ray as ray_engine
@@ -161,16 +161,16 @@ def test_a_zoo_on_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ckptconv.save({"w": np.full(5, n)}, path)
     (tmp_path / "in" / "bad.npz").write_bytes(b"PK" + bytes(100))
     monkeypatch.chdir(tmp_path)
-    done = run.convert(["in"], "out", resources=CLUSTER)
+    done = zoo("in", "out", engine="ray", max_memory=32 * 2**20)
     assert (done.done, len(done.failed)) == (40, 1)
     assert [int(ckptconv.open(f"out/m{n}.safetensors")["w"].numpy()[0]) for n in range(40)] == list(range(40))
-    assert run.convert(["in"], "out", resume=True).skipped == 40  # by another engine
+    assert zoo("in", "out", resume=True).skipped == 40  # by another engine
 
 
 def test_of_a_zoo_a_large_checkpoint_is_many_tasks(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "LARGE", 10**6)
+    monkeypatch.setattr(work, "LARGE", 10**6)
     cut: list[int] = []
     real = ray_engine.batches
 
@@ -182,7 +182,7 @@ def test_of_a_zoo_a_large_checkpoint_is_many_tasks(
     monkeypatch.setattr(ray_engine, "batches", batches)
     ckptconv.save({"w": np.arange(3)}, source.parent / "small.npz")
     (source.parent / "bad.npz").write_bytes(b"PK" + bytes(2 * 10**6))
-    done = run.convert([str(source.parent)], str(tmp_path / "out"), resources=CLUSTER)
+    done = zoo(source.parent, tmp_path / "out", engine="ray", max_memory=32 * 2**20)
     assert (done.done, [e.at for e in done.failed]) == (2, ["bad.safetensors"])
     assert len(cut) == 1
     assert cut[0] > 4

@@ -16,7 +16,6 @@ from kit import Run
 
 import ckptconv
 from ckptconv import api
-from ckptconv.bulk import run
 from ckptconv.errors import CkptError, StorageError
 from ckptconv.output import own, staging
 from ckptconv.output.destination import LONG, OutputFile
@@ -107,7 +106,7 @@ def test_nothing_is_followed(name: str, lay: str, tmp_path: Path) -> None:
         assert seen(home) == before, options
     for again in (False, True):
         with suppress(CkptError):
-            run.convert([str(repo / "src.npz")], str(repo), resume=again)
+            ckptconv.zoo([str(repo / "src.npz")], str(repo), resume=again)
         assert seen(home) == before
     if name.endswith((".journal", ".jsonl")):
         assert os.path.lexists(repo / name)

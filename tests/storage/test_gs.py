@@ -13,7 +13,6 @@ from remotes import WRITABLE, arrays, there_and_back
 
 import ckptconv
 from ckptconv import StorageError
-from ckptconv.bulk import run
 from ckptconv.output import multipart
 
 
@@ -51,10 +50,10 @@ def test_folders_of_orbax(name: str, fixtures: Path) -> None:
 def test_a_zoo_from_one_bucket_folder_to_another(tmp_path: Path) -> None:
     for n in range(3):
         ckptconv.save(arrays(n + 1), f"gs://zoo/in/run{n}/m.npz")
-    done = run.convert(["gs://zoo/in"], "gs://zoo/out", ledger=str(tmp_path / "ledger"))
+    done = ckptconv.zoo(["gs://zoo/in"], "gs://zoo/out", ledger=str(tmp_path / "ledger"))
     assert (done.done, done.failed) == (3, ())
     assert np.array_equal(ckptconv.open("gs://zoo/out/run2/m.safetensors")["t1"].numpy(), arrays(3)["t1"])
-    again = run.convert(["gs://zoo/in"], "gs://zoo/out", ledger=str(tmp_path / "ledger"), resume=True)
+    again = ckptconv.zoo(["gs://zoo/in"], "gs://zoo/out", ledger=str(tmp_path / "ledger"), resume=True)
     assert (again.done, again.skipped) == (0, 3)
 
 

@@ -144,12 +144,12 @@ def test_a_zoo_from_bucket_to_bucket(s3: Line, tmp_path: Path) -> None:
     for n, name in enumerate(("a/m.npz", "a/m.ckpt", "b/w.safetensors")):
         ckptconv.save(arrays(n + 1), f"s3://zoo/in/{name}", format="tf" if "ckpt" in name else None)
     with pytest.raises(UsageError, match="ledger=FILE"):
-        run.convert(["s3://zoo/in"], "s3://zoo/out")
+        ckptconv.zoo(["s3://zoo/in"], "s3://zoo/out")
     ledger = str(tmp_path / "ledger.jsonl")
-    done = run.convert(["s3://zoo/in"], "s3://zoo/out", ledger=ledger)
+    done = ckptconv.zoo(["s3://zoo/in"], "s3://zoo/out", ledger=ledger)
     assert (done.done, done.failed) == (3, ())
     assert len(ckptconv.open("s3://zoo/out/a/m.ckpt.safetensors")) == 2
-    assert run.convert(["s3://zoo/in"], "s3://zoo/out", ledger=ledger, resume=True).skipped == 3
+    assert ckptconv.zoo(["s3://zoo/in"], "s3://zoo/out", ledger=ledger, resume=True).skipped == 3
     assert "hush" not in Path(ledger).read_text()
 
 
@@ -159,7 +159,7 @@ def test_a_zoo_whose_server_is_killed_goes_on_where_it_was(
     """What was converted stays, the others are failures of the server, and the outputs are those of one whole run."""
     for n in range(5):
         ckptconv.save(arrays(n + 1), f"s3://zoo/cut/run{n}/m.npz")
-    whole = run.convert(["s3://zoo/cut"], str(tmp_path / "whole"))
+    whole = ckptconv.zoo(["s3://zoo/cut"], str(tmp_path / "whole"))
     monkeypatch.setenv("CKPTCONV_TIMEOUT", "1")
     seen: list[str] = []
 
@@ -169,13 +169,13 @@ def test_a_zoo_whose_server_is_killed_goes_on_where_it_was(
         seen.append(entry.state)
 
     monkeypatch.setattr(run, "COMMIT_INTERVAL", 0.0)
-    first = run.convert(["s3://zoo/cut"], str(tmp_path / "out"), each=each)
+    first = ckptconv.zoo(["s3://zoo/cut"], str(tmp_path / "out"), each=each)
     s3.mend()
     monkeypatch.delenv("CKPTCONV_TIMEOUT")  # which a busy machine exceeds
     assert first.failed
     assert {e.error for e in first.failed} <= {"Unreachable", "StorageError"}  # the latter if a connection breaks
     assert first.done + len(first.failed) == whole.done == 5
-    rest = run.convert(["s3://zoo/cut"], str(tmp_path / "out"), resume=True)
+    rest = ckptconv.zoo(["s3://zoo/cut"], str(tmp_path / "out"), resume=True)
     assert (rest.done, rest.skipped, rest.failed) == (len(first.failed), first.done, ())
     outputs = [{p.relative_to(d): p.read_bytes() for p in d.rglob("*.safetensors")}
                for d in (tmp_path / "whole", tmp_path / "out")]  # fmt: skip
@@ -462,10 +462,10 @@ def test_a_small_checkpoint_of_a_zoo_costs_six_requests(s3: Line, tmp_path: Path
         for side in ("config.json", "tokenizer.json", "README.md"):
             upload.upload(str(tmp_path / "config.json"), f"s3://zoo/sides/m{n}/{side}")
     s3.reset()
-    assert run.convert(["s3://zoo/sides"], "s3://zoo/sides-out", ledger=ledger).done == count
+    assert ckptconv.zoo(["s3://zoo/sides"], "s3://zoo/sides-out", ledger=ledger).done == count
     assert s3.requests <= 6 * count + 10
     s3.reset()
-    assert run.convert(["s3://zoo/sides"], "s3://zoo/sides-out", ledger=ledger, resume=True).skipped == count
+    assert ckptconv.zoo(["s3://zoo/sides"], "s3://zoo/sides-out", ledger=ledger, resume=True).skipped == count
     assert s3.requests <= 10
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.bulk import globs
+from ckptconv.bulk import discover as discovery
 from ckptconv.bulk.discover import _globbed, discover
 from ckptconv.errors import CkptError, UnsafeCheckpoint, UsageError
 from ckptconv.storage import files, walking
@@ -147,7 +147,7 @@ def test_an_empty_host_stays_empty(monkeypatch: pytest.MonkeyPatch) -> None:
         return {}
 
     monkeypatch.setenv("CKPTCONV_SCHEMES", "hdfs")
-    monkeypatch.setattr(globs, "listed", listed)
+    monkeypatch.setattr(discovery, "_remote_matches", listed)
     with pytest.raises(UsageError, match="nothing matches"):
         list(_globbed("hdfs:///user/*/x", "", False))
     assert asked == ["hdfs:///user/*/x"]

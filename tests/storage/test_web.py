@@ -22,7 +22,8 @@ from kit import Run
 
 import ckptconv
 from ckptconv.api import Select
-from ckptconv.bulk import discover, run
+from ckptconv.bulk import discover
+from ckptconv.bulk.planning import read_ledger
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
 from ckptconv.messages import redacted, scrubbed
 from ckptconv.reporting import shelf
@@ -711,4 +712,4 @@ def test_secrets_reach_no_output(
         assert "hush" not in path.name
         assert not path.is_file() or b"hush" not in path.read_bytes(), path
     assert (out / "zoo" / "m.safetensors").exists()
-    assert all("hush" not in e.line().decode() for e in run.read_ledger(str(out / "zoo")).values())
+    assert all("hush" not in e.line().decode() for e in read_ledger(str(out / "zoo")).values())
