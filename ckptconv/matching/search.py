@@ -20,21 +20,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..dtypes import DTYPES
 from ..errors import CkptError, UsageError
 from ..rules import passes
 from .modules.match import by_modules, with_constants
-from .names.likeness import by_likeness, items
 from .names.match import Sides, by_length, by_names, by_same_names, known_of, left
 from .orders.choose import vectors
 from .pairs import Pair, Proposal, weights
 from .values.find import Found, find
 
 HOPE = 0.5  # of the smaller side must find a partner
-SHOWN = 10
 FOLDED = "batch normalisation seems to be folded into other layers of the target"
 UNFOLDED = (
     f"{FOLDED}: that rounds and needs its epsilon, so that no rule computes it; "
@@ -85,8 +82,6 @@ def match(
     ties = [*found.ties, *_tied(target, pairs, done[1])]
     copies = found.copies | _copied(source, pairs)
     rest = left(sides, pairs, (done[0] | set(copies), done[1] | {n for t in ties for n in t}))
-    if found.trained:
-        notes += _contradicted(rest)
     return _proposal(sides, pairs, ties, copies, rest, notes, source)
 
 
@@ -153,14 +148,3 @@ def _unlike(sides: Sides, paired: int) -> str:
         f"these do not look like the same model: of {len(sides[0].tensors)} tensors in the source and "
         f"{len(sides[1].tensors)} in the target {common} have a shape in common and {paired} could be paired"
     )
-
-
-def _contradicted(rest: Sides) -> list[str]:
-    """Say which tensors names would pair but values do not."""
-    groups: list[dict[str, Any]] = [{n: tuple(sorted(t.shape)) for n, t in side.tensors.items()} for side in rest]
-    if not set(groups[0].values()) & set(groups[1].values()):
-        return []
-    found = by_likeness(items(groups[0], groups[0]), items(groups[1], groups[1]))
-    lines = [f"{n.a} and {n.b} agree in name and shape, but not in values" for n in found if n.likeness > 0.4]
-    more = [f"... and {len(lines) - SHOWN} more such pairs"] if len(lines) > SHOWN else []
-    return lines[:SHOWN] + more

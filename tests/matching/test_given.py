@@ -135,7 +135,6 @@ PICKED: dict[str, tuple[dict[str, Shape], list[int], str]] = {
     "one by its name": ({"probs": (2, 5)}, [1], ""),
     "in order": ({"Identity": (2, 5)}, [0], "output Identity is taken for number 1 of the module's 3, logits"),
     "by their shapes": ({"s": (7,), "y": (2, 5)}, [], "other shapes"),
-    "the only one of its shape": ({"s": (7,)}, [2], "output s is taken for number 3 of the module's 3, state"),
 }
 
 

@@ -146,16 +146,14 @@ def _put(out: Placed, place: str, at: int, array: Array, got: Outputs) -> None:
 def _picked(
     names: Sequence[str], labels: Sequence[str], wanted: Mapping[str, Array], whole: Sequence[Array]
 ) -> list[int] | None:
-    """Which outputs of the whole these are: by name, in order, or the only ones of their shapes; None if none fit."""
+    """Which outputs of the whole these are: by name, or in order; None if none fit."""
     by_name = [labels.index(n) for n in names if n and n in labels]
     if names and len(by_name) == len(names) and _fits([wanted[n] for n in names], [whole[k] for k in by_name]):
         return by_name
     some = [wanted[n] for n in names]
     if _fits(some, whole[: len(some)]):
         return list(range(len(some)))
-    only = [[k for k, x in enumerate(whole) if _fits([y], [x])] for y in some]
-    found = [many[0] for many in only if len(many) == 1]
-    return found if len(set(found)) == len(some) else None
+    return None
 
 
 def _fits(arrays: Sequence[Array], outputs: Sequence[Array]) -> bool:

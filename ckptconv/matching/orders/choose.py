@@ -62,7 +62,8 @@ class Judge:
         several = distinct(known, a.shape) > 1
         if several and usual is None:
             return Judged(order, f"shapes allow {len(known)} orders of axes and no convention is known", True)
-        if usual is None and a.shape != b.shape:
+        unturned = len(a.shape) > 1 and is_kernel(leaves[0]) != is_kernel(leaves[1])  # which no convention explains
+        if usual is None and (a.shape != b.shape or unturned):
             return Judged(order, SHAPED)
         return self.beside_image(a, order) or Judged(order, CHOSEN if several else "")
 
