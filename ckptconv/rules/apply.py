@@ -8,7 +8,6 @@ them. sizes.py finds the sizes of axes, ties.py the names that share a tensor.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,12 +31,10 @@ Made = tuple[str, Shape, tuple[Part, ...]]  # name, shape and parts of a target
 
 
 @uncollected()
-def apply(
-    converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any] | None = None, *, slots: bool = False
-) -> Checkpoint:
+def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any] | None = None) -> Checkpoint:
     """Give every tensor its new name and layout; no tensor is read, and the argument does not change.
 
-    Optimizer slots and the like are left out with a note; `slots` keeps those that belong to a converted weight.
+    Optimizer slots and the like are left out with a note.
     `moved` of the result gives the rule and the source names of every target.
 
     Raises UnmatchedTensors, NameCollision, LayoutError or UsageError (a parameter is unknown or missing), each with
@@ -55,8 +52,6 @@ def apply(
     for group in found.groups:
         out.build(group)
     out.counted()
-    if slots:
-        out.follow()
     out.share()
     targets = {source: went.target for source, went in out.went.items()}
     made = whole.with_tensors(out.tensors, *untied, *out.notes(found))
@@ -70,11 +65,10 @@ def apply(
 
 
 class Went(NamedTuple):
-    """What became of a source: the rule's number, the target if the source alone makes it up, and the captures."""
+    """What became of a source: the rule's number, and the target if the source alone makes it up."""
 
     rule: int
     target: str
-    values: Mapping[str, str]
 
 
 class _Builder:
@@ -102,7 +96,7 @@ class _Builder:
         rule = self.converter.rules[group.rule]
         names = [n for m in group.members for _, n in sorted(m.items())]
         if not rule.targets:
-            self.went.update((n, Went(group.rule, "", {})) for n in names)
+            self.went.update((n, Went(group.rule, "")) for n in names)
             return
         values = translated(rule, group.values, self.converter.separators) or {}
         try:
@@ -115,8 +109,7 @@ class _Builder:
             return
         self._place(group, rule, names, made, values)
         only = made[0][0] if len(names) == len(made) == 1 else ""
-        spoken = values if rule.backward else group.values
-        self.went.update((n, Went(group.rule, only, spoken)) for n in names)
+        self.went.update((n, Went(group.rule, only)) for n in names)
 
     def _place(self, group: Group, rule: Rule, names: list[str], made: list[Made], values: dict[str, str]) -> None:
         """Add the targets of one group, and the constants that the rule adds to the first."""
@@ -245,24 +238,6 @@ class _Builder:
         self.problems.missing |= self.sizes.missing
         self.problems.check(self.converter.name)
 
-    def follow(self) -> None:
-        """Convert optimizer slots like their weights, if both have one shape and the weight has one target."""
-        for name, tensor in self.checkpoint.tensors.items():
-            base = _base(name, self.went)
-            if tensor.role != "slot" or not base or tensor.shape != self.checkpoint[base].shape:
-                continue
-            went = self.went[base]
-            rule = self.converter.rules[went.rule]
-            if rule.resize or any(map(operations.scales, rule.ops)):  # what an optimizer would have is not known
-                continue
-            affix = name.replace(base, "", 1).strip("/.").replace(*self.converter.separators)
-            shape, parts, at = tensor.shape, tensor.parts, went.target if rule.backward else base
-            if rule.pattern is not None:
-                ((shape, parts),) = rule.pattern.apply([tensor], self.sizes.of(rule, went.values, first=at))
-            new = Tensor(f"{went.target}{self.converter.separators[1]}{affix}", tensor.dtype, shape, parts, "slot")
-            self.went[name] = went._replace(target=new.name)
-            self._put(went.rule, [name], new)
-
     def notes(self, found: Assignment) -> Iterator[Note]:
         """Note what was left out, what was taken once, and which rules matched nothing."""
         yield from self._skipped()
@@ -301,20 +276,6 @@ class _Builder:
         idle = [r.label for i, r in rules if i not in used and not (r.optional or r.refuse)]
         if idle and not self.converter.optional:
             yield Note("hint", f"{len(idle)} rules of {self.converter.name} matched no tensor", tuple(idle))
-
-
-# --- tensors ----------------------------------------------------------------------------------------------------
-
-
-def _base(name: str, known: Mapping[str, Went]) -> str:
-    """The weight that a slot belongs to: the longest run of its segments that names a weight with one target."""
-    words = re.split(r"(?<=[/.])", name)
-    for length in range(len(words) - 1, 0, -1):
-        for start in range(len(words) - length + 1):
-            base = "".join(words[start : start + length]).rstrip("/.")
-            if base in known and known[base].target:
-                return base
-    return ""
 
 
 __all__ = ["apply"]

@@ -230,16 +230,6 @@ def test_lengths_are_sizes() -> None:
     assert lint(rules("pad = { axis = 0, to = 'n' }")) == ["rule w -> v (pad axis 0): the size 'n' is not a parameter"]
 
 
-def test_slots_of_a_padded_weight_are_left_out(tmp_path: Path) -> None:
-    import dataclasses
-
-    slot = dataclasses.replace(held("w/m", W), role="slot")
-    before = Checkpoint({"w": held("w", W), "w/m": slot})
-    after = apply(rules("pad = { axis = 0, to = 6 }"), before, slots=True)
-    assert list(after) == ["v"]
-    assert [n.names for n in after.notes if "slot" in n.text] == [("w/m",)]
-
-
 def test_in_front_the_beginning_is_cut_off_and_checked(tmp_path: Path) -> None:
     assert np.array_equal(made(rules("crop = { axis = 0, to = 3, front = true }")), W[1:])
     both = rules("pad = { axis = 1, from = 3, to = 5, front = true }")

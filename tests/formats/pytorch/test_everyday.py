@@ -141,7 +141,7 @@ def dit(at: Path, fake: Any) -> Expected:
     return {f"module.{n}": t for n, t in average.state_dict().items()}
 
 
-def diffusion(at: Path, fake: Any) -> tuple[Expected, Expected, Expected]:
+def diffusion(at: Path, fake: Any) -> tuple[Expected, Expected]:
     """latent-diffusion's: LitEma keeps its averages under the names of the model, without dots."""
     unet, first, average = Net(), nn.Linear(2, 2), Net()
     names = {f"model.diffusion_model.{n}": t for n, t in unet.state_dict().items()}
@@ -152,9 +152,7 @@ def diffusion(at: Path, fake: Any) -> tuple[Expected, Expected, Expected]:
     whole = {"betas": torch.ones(5), **names, **averages, **counters, **rest}
     steps = fake("pytorch_lightning.utilities.parsing", "AttributeDict", dict)
     saved({"global_step": 470000, "state_dict": whole, "callbacks": {}, "hyper_parameters": steps(x=1)}, at)
-    plain = {"betas": whole["betas"], **names, **rest}
-    shadowed = {n: shadow[n.removeprefix("model.diffusion_model.")] for n in names if n[22:] in shadow}
-    return whole, unet.state_dict(), plain | shadowed
+    return whole, unet.state_dict()
 
 
 def yolo(at: Path, fake: Any) -> Expected:
@@ -223,14 +221,6 @@ def esrgan(at: Path, fake: Any) -> Expected:
     net, average = Net(), Net()
     saved({"params": net.state_dict(), "params_ema": average.state_dict()}, at)
     return average.state_dict()
-
-
-def score(at: Path, fake: Any) -> Expected:
-    net, average = Net(), Net()
-    shadow = [p.detach() for p in average.parameters()]
-    ema = {"decay": 0.999, "num_updates": 9, "shadow_params": shadow}
-    saved({"optimizer": optimizer(net), "model": net.state_dict(), "ema": ema, "step": 3}, at)
-    return net.state_dict() | {n: p.detach() for n, p in average.named_parameters()}
 
 
 def deepspeed(at: Path, fake: Any) -> Expected:
@@ -321,12 +311,11 @@ BUILD: dict[str, Callable[[Path, Any], Any]] = {
     "ConvNeXt, MAE, DeiT": convnext, "DiT, its moving average": dit,
     "Stable Diffusion": lambda at, fake: diffusion(at, fake)[0],
     "Stable Diffusion, its UNet": lambda at, fake: diffusion(at, fake)[1],
-    "Stable Diffusion, its moving average": lambda at, fake: diffusion(at, fake)[2],
     "YOLO, the model pickled whole": yolo, "YOLO, while training": yolo_training, "StyleGAN 2": stylegan,
     "DINO": lambda at, fake: dino(at, fake)[0],
     "DINO, the teacher": lambda at, fake: dino(at, fake)[1],
     "fairseq": fairseq, "detectron2": detectron, "detectron2, the model zoo": detectron_zoo, "MMDetection": mmdet,
-    "fastai": fastai, "ESRGAN (BasicSR)": esrgan, "score_sde: averages in a list": score,
+    "fastai": fastai, "ESRGAN (BasicSR)": esrgan,
     "DeepSpeed, a rank's file": deepspeed, "Hugging Face Trainer's folder": trainer, "Whisper": whisper,
     "CLIP, a TorchScript archive": clip, "DistributedDataParallel": parallel,
     "torch.compile within DistributedDataParallel": compiled, "a compiled layer": compiled_layer,
