@@ -22,9 +22,8 @@ from .problems import Problems, refuse_unmatched
 from .provenance import Moved
 
 if TYPE_CHECKING:
-    from .converter import Converter, Rule
+    from .converter import Converter, Resize, Rule
     from .templates import Template
-    from .terms import Resize
 
 Shape = tuple[int, ...]
 Made = tuple[str, Shape, tuple[Part, ...]]  # name, shape and parts of a target

@@ -18,9 +18,8 @@ from ..errors import LayoutError, UsageError
 from .templates import MAX_NAME, any_taken
 
 if TYPE_CHECKING:
-    from .converter import Converter, Rule
+    from .converter import Converter, Rewrite, Rule
     from .domains import Domain
-    from .terms import Rewrite
 
 Place = tuple[int, ...]  # the index of a tensor along each axis that its template stacks
 

@@ -26,10 +26,9 @@ from .assign import Names
 from .templates import MAX_NAME, Template
 
 if TYPE_CHECKING:
-    from .converter import Converter, Rule
+    from .converter import Converter, Count, Rule
     from .domains import Domain
     from .sizes import SizeFinder
-    from .terms import Count
 
 MAX_SHOWN = 1000  # numbers that a message looks at: a name may have any
 MAX_RUNS = 8

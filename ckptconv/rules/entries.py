@@ -7,9 +7,9 @@ from typing import Any
 
 from ..errors import UsageError
 from ..messages import did_you_mean, printable
+from .converter import Count, Of, Param, Refusal, Resize, Rewrite, Tie
 from .domains import Domain, domain
 from .templates import MAX_FREE, check_free, template
-from .terms import Count, Of, Param, Refusal, Resize, Rewrite, Tie
 
 MAX_TEMPLATE = 1000  # characters, after `let` is expanded
 MAX_LISTED = 64  # entries of what is repeated for every rule, or looked at for every name

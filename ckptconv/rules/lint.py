@@ -17,8 +17,7 @@ from .domains import Domain, DomainKind
 from .templates import Capture, CaptureKind, Matcher, Template
 
 if TYPE_CHECKING:
-    from .converter import Converter, Rule
-    from .terms import Count
+    from .converter import Converter, Count, Rule
 
 MAX_SAMPLES = 64  # names tried per template
 MAX_TRIED = 10_000  # names tried in all: with more templates than a sensible file has, fewer of each

@@ -23,7 +23,7 @@ from . import layout as layouts
 from . import operations
 
 if TYPE_CHECKING:
-    from .terms import Resize
+    from .converter import Resize
 
 ADDED, TIMES = 2**26, 8  # bytes that a recorded length may add to a tensor: so many, or so many times its own
 
