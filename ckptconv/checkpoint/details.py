@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 
 
 class Move(NamedTuple):
@@ -35,29 +34,25 @@ def onward(first: Mapping[str, Move], then: Mapping[str, Move]) -> dict[str, Mov
     return out
 
 
-# Before the class of a layer in `kinds`: what its inputs or its outputs are (formats/keras/images.py)
-PREFIXES = ("flat_", "mixed_", "maybe_", "shaped_")
-SEVERAL = re.compile(rf"\A(?:{'|'.join(PREFIXES)})*")
+State = Literal["plain", "image", "flattened", "unknown"]
 
 
-def prefix(kind: str) -> str:
-    """What the inputs of a layer of this class are: the first prefix, or ''."""
-    return next((p for p in PREFIXES if kind.startswith(p)), "")
+class LayerInput(NamedTuple):
+    """What the layer of a tensor takes, as the config of a Keras model tells (formats/keras/inputs.py).
 
+    Torch has the features of what is plain, or an image, in the same order, and those of a flattened image (Keras:
+    h w c) as c h w. height, width: of the image, 0 if they are not known. into_image: the layer's outputs become one.
+    """
 
-def bare(kind: str) -> str:
-    """A class without such prefixes."""
-    return SEVERAL.sub("", kind, count=1)
+    state: State
+    height: int = 0
+    width: int = 0
+    into_image: bool = False
 
-
-def prefixes(kind: str) -> str:
-    """All of them, in front of a class."""
-    return kind.removesuffix(bare(kind))
-
-
-def apart(kind: str) -> str:
-    """A class of a user's own that begins like a prefix, such as FlatDense, is spelled with a dot."""
-    return f".{kind}" if prefix(kind) else kind
+    @property
+    def follows_flatten(self) -> bool:
+        """Whether the features are, or may be, those of a flattened image."""
+        return self.state in ("flattened", "unknown")
 
 
 class Entry(TypedDict, total=False):
@@ -91,7 +86,7 @@ class Details(TypedDict, total=False):
     collections: dict[str, list[str]]  # TensorFlow 1: the variables in each
     trainable: list[str]
     kinds: dict[str, str]  # the class of the layer that a tensor belongs to, in snake case
-    images: dict[str, list[int]]  # Keras: height and width of a flattened image, [] of other layers in a config
+    inputs: dict[str, LayerInput]  # Keras: what the layer of a tensor takes, if the model's config tells it
     layers: list[Any]  # Keras: [layer, [[tensor, weight], ...]] in the order in which it loads
     guess: str  # Keras: what the order was guessed from
     doubts: list[list[str]]  # Keras: tensors that the guess may have swapped
@@ -100,7 +95,7 @@ class Details(TypedDict, total=False):
     names: dict[str, str]  # Keras 3: the name of a layer, by its path
 
 
-BY_TENSOR = ("kinds", "images", "keys")  # what is about single tensors, and goes with them
+BY_TENSOR = ("kinds", "inputs", "keys")  # what is about single tensors, and goes with them
 
 
 def named(details: Details, names: Iterable[str], new: Callable[[str], str]) -> Details:

@@ -195,6 +195,7 @@ class Side:
     """Weights by name, in the order of the checkpoint.
 
     `kinds` gives the class of the layer that a tensor belongs to, where the file or the module says so (snake case);
+    `flattened` are those whose layers take, or may take, a flattened image, as the config of a Keras model tells;
     `prints` the fingerprints of the contents, where these may be compared; `bundles` what a name
     stands for that is not in the checkpoint (see bundles.py).
     """
@@ -203,6 +204,7 @@ class Side:
     kinds: Mapping[str, str] = field(default_factory=dict)
     prints: Mapping[str, Print] = field(default_factory=dict)
     bundles: Mapping[str, Bundle] = field(default_factory=dict)
+    flattened: frozenset[str] = frozenset()
 
     def without(self, names: Iterable[str]) -> Side:
         """The side without tensors that are done with."""
@@ -220,4 +222,6 @@ def weights(checkpoint: Checkpoint) -> Side:
     """The side of a checkpoint: without optimizer slots and the like, and with one name of each tie."""
     again = {n for group in checkpoint.ties for n in group[1:]}
     tensors = {n: t for n, t in checkpoint.items() if not t.role and n not in again}
-    return Side(tensors, checkpoint.details.get("kinds", {}))
+    inputs = checkpoint.details.get("inputs", {})
+    flattened = frozenset(n for n, taken in inputs.items() if taken.follows_flatten)
+    return Side(tensors, checkpoint.details.get("kinds", {}), flattened=flattened)

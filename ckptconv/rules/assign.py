@@ -13,7 +13,6 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checkpoint import Checkpoint
-from ..checkpoint.details import apart, bare, prefix
 from ..errors import LayoutError, UsageError
 from .templates import MAX_NAME, any_taken
 
@@ -180,6 +179,8 @@ def _take(names: Names, name: str, known: str, begin: int, out: Assignment) -> t
         why = _refuses(rule, k, m.values, names, names.checkpoint[name].shape)
         if not why and rule.kinds and not _of_kind(rule.kinds, kind := layer_kind(names.checkpoint, name)):
             why = f"is for layers of the kind {' or '.join(rule.kinds)}, not {kind!r}"
+        if not why and rule.inputs and input_of(names.checkpoint, name) not in rule.inputs:
+            why = f"is for layers whose inputs are {' or '.join(rule.inputs)}"
         if not why and rule.refuse:
             out.reasons[name] = rule.refuse
             return None
@@ -199,19 +200,19 @@ def layer_kind(checkpoint: Checkpoint, name: str) -> str:
     if not kind:
         *_, above, owner = ["", "", *name.split("/")[:-1]]
         m = _DEFAULT.fullmatch(above if owner == "cell" else owner)
-        kind = apart(m[1]) if m else ""
+        kind = m[1] if m else ""
     return kind.removesuffix("_cell")
 
 
-def _of_kind(kinds: tuple[str, ...], kind: str) -> bool:
-    """Whether a kind is one of `kinds`, or, if those begin with `!`, none of them; `flat_` is all that begin so.
+def input_of(checkpoint: Checkpoint, name: str) -> str:
+    """What the layer of a tensor takes, by the config of a Keras model; '' if there is none that tells it."""
+    taken = checkpoint.details.get("inputs", {}).get(name)
+    return taken.state if taken else ""
 
-    What the inputs of a layer are (details.PREFIXES) counts only for those of `kinds` that say it.
-    """
-    listed = [k.removeprefix("!") for k in kinds]
-    plain = bare(kind)
-    found = any(k in (kind, prefix(kind) + plain, plain) or (k.endswith("_") and kind.startswith(k)) for k in listed)
-    return found != kinds[0].startswith("!")
+
+def _of_kind(kinds: tuple[str, ...], kind: str) -> bool:
+    """Whether a kind is one of `kinds`, or, if those begin with `!`, none of them."""
+    return (kind in [k.removeprefix("!") for k in kinds]) != kinds[0].startswith("!")
 
 
 def _refuses(rule: Rule, k: int, values: dict[str, str], names: Names, shape: tuple[int, ...]) -> str:

@@ -137,6 +137,7 @@ class Rule:
     having: tuple[Template, ...] = ()  # other names that the source must contain
     lacking: tuple[Template, ...] = ()  # names that it must not contain
     kinds: tuple[str, ...] = ()  # the tensor must belong to a layer of one of these classes, or ("!x") of none of them
+    inputs: tuple[str, ...] = ()  # what its layer must take, by a Keras model's config (LayerInput.state)
     fills: tuple[tuple[Template, Fill], ...] = ()  # constants in the shape of the first target, under these names
     constants: tuple[tuple[Template, Fill], ...] = ()  # of an inverse: what `fills` added, which is left out
     resize: Resize | None = None  # of the target
@@ -145,7 +146,7 @@ class Rule:
     shared: bool = False  # several names may lead to one target: equal copies, compared when they are read
     optional: bool = False  # no note if it never matches
     note: str = ""  # what to know of each conversion in which the rule takes a tensor
-    doubts: Mapping[str, str] = field(default_factory=dict)  # the same, where doubts.py finds a tensor doubtful
+    doubts: tuple[str, ...] = ()  # of doubts.py, each a note where it applies
     refuse: str = ""  # why tensors with these names cannot be converted
     backward: bool = False  # an inverse: conditions and sizes refer to its targets
 
@@ -286,6 +287,7 @@ class Rule:
             ops=tuple(operations.inverse(op) for op in reversed(self.ops)),
             ranks=ranks,
             kinds=(),
+            inputs=(),
             fills=tuple((t, (0.0,)) for t in zeros),
             constants=self.fills,
             backward=not self.backward,

@@ -54,6 +54,12 @@ def strings(value: Any) -> list[str]:
     return value
 
 
+def each_of(value: Any, words: Iterable[str], what: str) -> list[str]:
+    """A list of strings, each one of the given words."""
+    known(dict.fromkeys(found := strings(value)), words, what)
+    return found
+
+
 def spellings(name: str, value: Any) -> list[str]:
     """One entry of `let`."""
     if len(found := strings(value)) not in (1, 2):

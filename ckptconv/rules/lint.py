@@ -132,7 +132,7 @@ class _Unconditional:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._kept: dict[Rank, list[int]] = {}
         for i, r in enumerate(rules):
-            if len(r.sources) == 1 and not (r.having or r.lacking or r.kinds):
+            if len(r.sources) == 1 and not (r.having or r.lacking or r.kinds or r.inputs):
                 for rank in {EACH, *(r.wanted[0] or (ANY,))}:
                     self._kept.setdefault(rank, []).append(i)
         self._matchers = {

@@ -37,9 +37,6 @@ def checked(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
     return out
 
 
-IMAGE = ("height", "width")  # of the image that a layer takes flattened: parameters that a file may tell
-
-
 def about(rule: Rule, group: Group, values: Mapping[str, str]) -> str:
     """The name of the first tensor that a rule takes or, in an inverse, gives; '' if that is stacked."""
     if not rule.backward:
@@ -80,12 +77,20 @@ class SizeFinder:
         """
         out = {s: len(rule.where[s].table) for t in rule.targets for s in t.stacks if rule.counted(s)}
         told = self._of_file(first)
+        lacking: LayoutError | None = None
         for axis, size in rule.sizes.items():
             if isinstance(size, str) and size in told:
                 out[axis] = told[size]
                 self.told.setdefault(first, {})[size] = told[size]
-            else:
+                continue
+            try:
                 out[axis] = self.one(size, values)
+            except LayoutError as e:
+                lacking = e
+                if rule.inputs and size in self.missing:  # it is for some layers: say for which
+                    self.missing[size] += f"; {printable(first)}"
+        if lacking:
+            raise lacking
         if undetermined and rule.backward and rule.pattern:
             out |= {axis: self.params[axis] for axis in undetermined if axis in self.params}
             needed = list[str]()
@@ -127,8 +132,8 @@ class SizeFinder:
         """What the file tells of the layer of a tensor, of an inverse of the one that it gives."""
         if self.converter.forward:
             return self._recorded.get(name, {})
-        image = self.names.checkpoint.details.get("images", {}).get(name, ())
-        return dict(zip(IMAGE, image, strict=False))
+        taken = self.names.checkpoint.details.get("inputs", {}).get(name)
+        return {"height": taken.height, "width": taken.width} if taken and taken.height else {}
 
     def _param(self, name: str) -> int:
         """The value of a parameter; LayoutError if it has none."""
@@ -141,7 +146,7 @@ class SizeFinder:
                 f"the converter {self.converter.name} refers to {name!r}, which is not one of its parameters"
             )
         lacks = f"({self._config.lacks(param.config)})" if param.config else ""
-        self.missing[name] = f"{param.help} {lacks}".strip()
+        self.missing.setdefault(name, f"{param.help} {lacks}".strip())
         raise LayoutError(f"the parameter {printable(name)} is not given")
 
     def known(self, name: str) -> int | None:

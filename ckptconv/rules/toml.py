@@ -18,8 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from ..checkpoint.details import State
 from ..errors import LayoutError, UsageError
 from ..messages import brief, printable
 from ..storage.paths import inside
@@ -52,7 +53,7 @@ _TOP = {
     "optional", "one_way", "notes", "count", "axes", "refuse",
 }  # fmt: skip
 _RULE = {
-    "from", "to", "names", "layout", "where", "sizes", "op", "rank", "if", "unless", "kind", "fill",
+    "from", "to", "names", "layout", "where", "sizes", "op", "rank", "if", "unless", "kind", "input", "fill",
     "crop", "pad", "same", "sum", "shared", "optional", "note", "doubts", "refuse",
 }  # fmt: skip
 
@@ -227,11 +228,12 @@ def _nameless(table: dict[str, Any], let: Mapping[str, Sequence[str]]) -> Rule:
         having=side(table.get("if", []), 0),
         lacking=side(table.get("unless", []), 0),
         kinds=tuple(entries.strings(table.get("kind", []))),
+        inputs=tuple(entries.each_of(table.get("input", []), get_args(State), "input")),
         fills=tuple((side(k, 1)[0], _fill(v)) for k, v in table.get("fill", {}).items()),
         resize=entries.resize(table, side),
         same=entries.flag(table, "same"), sum=str(table.get("sum", "")), shared=entries.flag(table, "shared"),
         optional=entries.flag(table, "optional"), note=str(table.get("note", "")),
-        doubts=entries.known(table.get("doubts", {}), doubts.DOUBTS, "doubts"),
+        doubts=tuple(entries.each_of(table.get("doubts", []), doubts.DOUBTS, "doubts")),
         refuse=str(table.get("refuse", "")),
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ import pytest
 import ckptconv
 from ckptconv.api.memory import gathered
 from ckptconv.checkpoint import Checkpoint
+from ckptconv.checkpoint.details import LayerInput, State
 from ckptconv.errors import LayoutError, UnmatchedTensors, UsageError
-from ckptconv.rules import library, passes
+from ckptconv.rules import library
 from ckptconv.rules.apply import apply
 from ckptconv.rules.provenance import PARAMS
 
@@ -29,33 +31,29 @@ def doubted(found: Checkpoint, words: str) -> list[str]:
 
 
 CONV: Shapes = {"conv2d/kernel": (3, 3, 3, 8)}
+CASES: list[tuple[Shapes, list[str], list[str]]] = [
+    # the tensors; whose class and whose Flatten is in doubt
+    (CONV | {"dense/kernel": (288, 10)}, [], ["dense/kernel"]),
+    (CONV | {"dense/kernel": (8, 10)}, [], []),  # after global pooling
+    (CONV | {"a/kernel": (288, 16), "b/kernel": (16, 10)}, [], ["a/kernel"]),
+    ({"a/kernel": (4, 288), "b/kernel": (288, 10)}, [], []),  # no images
+    ({"conv2d/kernel": (3, 3, 3, 7), "dense/kernel": (288, 10)}, [], []),
+    ({"conv3d_1/kernel": (2, 2, 2, 1, 4), "dense/kernel": (8, 2)}, [], ["dense/kernel"]),
+    ({"conv1d_2/kernel": (3, 4, 8), "dense/kernel": (64, 2)}, [], ["dense/kernel"]),
+    ({"first/kernel": (3, 4, 8), "dense/kernel": (64, 2)}, ["first/kernel"], ["dense/kernel"]),
+    ({"a/query/kernel": (96, 2, 8), "dense/kernel": (64, 2)}, ["a/query/kernel"], []),  # of attention
+    ({"stem/kernel": (3, 3, 3, 8), "conv2d_7/kernel": (3, 3, 8, 8)}, ["stem/kernel"], []),
+    ({"conv2d_transpose_3/kernel": (3, 3, 3, 8)}, [], []),
+    # an autoencoder: what its decoder gives, its encoder does not take
+    (CONV | {"a/kernel": (288, 20), "b/kernel": (20, 2), "c/kernel": (2, 288)}, [], ["a/kernel"]),
+    (CONV | {"a/kernel": (8, 32), "b/kernel": (32, 8)}, [], []),  # of a transformer, on the features of the images
+    (CONV | {"word/embeddings": (99, 32), "dense/kernel": (32, 10)}, [], []),
+]
 
 
 @pytest.mark.parametrize("converter", ["keras-torch", "tf-torch"])
-@pytest.mark.parametrize(
-    ("shapes", "classes", "rows"),
-    [
-        ({"conv2d/kernel": (3, 3, 3, 8), "dense/kernel": (288, 10)}, [], ["dense/kernel"]),
-        ({"conv2d/kernel": (3, 3, 3, 8), "dense/kernel": (8, 10)}, [], []),  # after global pooling
-        ({"conv2d/kernel": (3, 3, 3, 8), "a/kernel": (288, 16), "b/kernel": (16, 10)}, [], ["a/kernel"]),
-        ({"a/kernel": (4, 288), "b/kernel": (288, 10)}, [], []),  # no images
-        ({"conv2d/kernel": (3, 3, 3, 7), "dense/kernel": (288, 10)}, [], []),
-        ({"conv3d_1/kernel": (2, 2, 2, 1, 4), "dense/kernel": (8, 2)}, [], ["dense/kernel"]),
-        ({"conv1d_2/kernel": (3, 4, 8), "dense/kernel": (64, 2)}, [], ["dense/kernel"]),
-        ({"first/kernel": (3, 4, 8), "dense/kernel": (64, 2)}, ["first/kernel"], ["dense/kernel"]),
-        ({"a/query/kernel": (96, 2, 8), "dense/kernel": (64, 2)}, ["a/query/kernel"], []),  # of attention
-        ({"stem/kernel": (3, 3, 3, 8), "conv2d_7/kernel": (3, 3, 8, 8)}, ["stem/kernel"], []),
-        ({"conv2d_transpose_3/kernel": (3, 3, 3, 8)}, [], []),
-        # an autoencoder: what its decoder gives, its encoder does not take
-        (CONV | {"dense/kernel": (288, 2), "dense_1/kernel": (2, 288)}, [], ["dense/kernel"]),
-        (CONV | {"a/kernel": (288, 20), "b/kernel": (20, 2), "c/kernel": (2, 288)}, [], ["a/kernel"]),
-        (CONV | {"a/kernel": (8, 32), "b/kernel": (32, 8)}, [], []),  # of a transformer, on the features of the images
-        (CONV | {"a/kernel": (288, 64), "b/kernel": (64, 64), "c/kernel": (64, 10)}, [], ["a/kernel"]),
-        (CONV | {"a/kernel": (64, 64), "b/kernel": (288, 64), "c/kernel": (64, 10)}, [], ["b/kernel"]),
-        (CONV | {"word/embeddings": (99, 32), "dense/kernel": (32, 10)}, [], []),
-    ],
-)
-def test_doubts(converter: str, shapes: Shapes, classes: list[str], rows: list[str]) -> None:
+@pytest.mark.parametrize(("shapes", "classes", "rows"), CASES)
+def test_weights_without_a_config(converter: str, shapes: Shapes, classes: list[str], rows: list[str]) -> None:
     found = library.change(built(shapes), converter)
     assert doubted(found, "taken for a plain convolution") == classes
     assert doubted(found, "follows a Flatten") == rows
@@ -68,41 +66,60 @@ def test_a_recurrent_layer_may_take_flattened_images(kind: str, gates: int) -> N
     for name, rows in ((kind, 288), (f"{kind}_1", 16), (f"{kind}_2", 32)):
         shapes = {"kernel": (rows, 16 * gates), "recurrent_kernel": (16, 16 * gates)}
         units |= {f"{name}/{kind}_cell/{leaf}": shape for leaf, shape in shapes.items()}
-    found = library.change(built(CONV | units | {"dense/kernel": (16, 2)}), "keras-torch")
-    assert doubted(found, "takes flattened images") == [f"{kind}/{kind}_cell/kernel"]
-    assert not doubted(found, "follows a Flatten")
-    both = library.change(built(CONV | units | {"policy/kernel": (288, 2)}), "keras-torch")
-    assert doubted(both, "takes flattened images") == [f"{kind}/{kind}_cell/kernel"]
-    assert doubted(both, "follows a Flatten") == ["policy/kernel"]
+    found = library.change(built(CONV | units | {"policy/kernel": (288, 2)}), "keras-torch")
+    assert doubted(found, "follows a Flatten") == [f"{kind}/{kind}_cell/kernel", "policy/kernel"]
 
 
-def test_a_config_leaves_no_doubt_about_layers_that_it_lists() -> None:
+def told(whole: Checkpoint, kind: str, state: State, **more: Any) -> Checkpoint:
+    """With a config that says it of all layers."""
+    inputs = dict.fromkeys(whole, LayerInput(state, **more))
+    return replace(whole, details={"kinds": dict.fromkeys(whole, kind), "inputs": inputs})
+
+
+@pytest.mark.parametrize("state", ["plain", "image"])
+def test_a_config_leaves_no_doubt_about_layers_that_it_lists(state: State) -> None:
     """That of a subclassed model lists none."""
     whole = built({"conv2d/kernel": (3, 3, 3, 8), "dense/kernel": (288, 10)}, config="{}")
     assert doubted(library.change(whole, "keras-torch"), "follows a Flatten") == ["dense/kernel"]
-    listed = replace(whole, details={"images": {"dense/kernel": []}})
-    assert not doubted(library.change(listed, "keras-torch"), "follows a Flatten")
-    told = replace(built({"stem/kernel": (3, 3, 3, 8)}), details={"kinds": {"stem/kernel": "conv2d"}})
-    assert not doubted(library.change(told, "keras-torch"), "plain convolution")
+    assert not doubted(library.change(told(whole, "", state), "keras-torch"), "follows a Flatten")
+    stem = told(built({"stem/kernel": (3, 3, 3, 8)}), "conv2d", "unknown")
+    assert not doubted(library.change(stem, "keras-torch"), "plain convolution")
 
 
-@pytest.mark.parametrize(("prefix", "doubtful"), [("", False), ("maybe_", True)])
-@pytest.mark.parametrize(
-    ("kind", "shapes"),
-    [
-        ("conv1d", {"kernel": (3, 8, 4)}),
-        ("conv1d_transpose", {"kernel": (3, 4, 8)}),
-        ("depthwise_conv1d", {"kernel": (3, 8, 1)}),
-        ("separable_conv1d", {"depthwise_kernel": (3, 8, 1), "pointwise_kernel": (1, 8, 4)}),
-        ("einsum_dense", {"kernel": (8, 2, 4), "bias": (2, 4)}),
-    ],
-)
-def test_whatever_stands_behind_what_may_be_a_flattened_image(
-    kind: str, shapes: Shapes, prefix: str, doubtful: bool
-) -> None:
-    named = {f"up/{leaf}": shape for leaf, shape in shapes.items()}
-    told = replace(built(named), details={"kinds": dict.fromkeys(named, prefix + kind)})
-    assert bool(doubted(library.change(told, "keras-torch"), "if its ")) == doubtful
+REFUSED: list[tuple[str, Shapes]] = [
+    ("conv1d", {"kernel": (3, 8, 4)}), ("conv1d_transpose", {"kernel": (3, 4, 8)}),
+    ("depthwise_conv1d", {"kernel": (3, 8, 1)}), ("einsum_dense", {"kernel": (8, 2, 4), "bias": (2, 4)}),
+    ("separable_conv1d", {"depthwise_kernel": (3, 8, 1), "pointwise_kernel": (1, 8, 4)}),
+    ("einsum_dense", {"kernel": (8, 4)}),
+]  # fmt: skip
+ASKED: list[tuple[str, Shapes]] = [
+    ("dense", {"kernel": (8, 4)}),
+    ("lstm_cell", {"kernel": (8, 16)}),
+    ("gru_cell", {"kernel": (8, 12)}),
+    ("", {"kernel": (8, 4)}),
+]
+
+
+@pytest.mark.parametrize("state", ["plain", "image", "flattened", "unknown"])
+@pytest.mark.parametrize(("kind", "shapes"), REFUSED + ASKED)
+def test_what_may_take_a_flattened_image_is_asked(kind: str, shapes: Shapes, state: State) -> None:
+    whole = told(built({f"up/{leaf}": shape for leaf, shape in shapes.items()}), kind, state)
+    rules = library.load("keras-torch")
+    if state in ("plain", "image"):
+        assert not doubted(apply(rules, whole), "Flatten")
+    elif (kind, shapes) in REFUSED:
+        with pytest.raises(
+            UnmatchedTensors,
+            match=r"up/.* - it is not known whether it takes the elements of an image.*a rule for it has",
+        ):
+            apply(rules, whole)
+    else:
+        with pytest.raises(
+            UsageError, match=r"(?s)param='height=NUMBER'.*height=1 and width=1 if they take none.*up/kernel"
+        ):
+            apply(rules, whole)
+        plain, made = apply(rules, told(whole, kind, "plain")), apply(rules, whole, {"height": 1, "width": 1})
+        assert {n: t.numpy().tolist() for n, t in made.items()} == {n: t.numpy().tolist() for n, t in plain.items()}
 
 
 IMAGES: dict[str, tuple[dict[str, list[int]], dict[str, int], dict[str, tuple[int, int]]]] = {
@@ -117,8 +134,8 @@ IMAGES: dict[str, tuple[dict[str, list[int]], dict[str, int], dict[str, tuple[in
 def flattened(told: dict[str, list[int]]) -> Checkpoint:
     """Two dense layers behind images of 6 pixels and 2 channels."""
     whole = gathered({f"{n}/kernel": np.arange(48, dtype="f4").reshape(12, 4) + i for i, n in enumerate("ab")})
-    images = {f"{n}/kernel": image for n, image in told.items()}
-    return replace(whole, details={"kinds": dict.fromkeys(whole, "flat_dense"), "images": images})
+    inputs = {f"{n}/kernel": LayerInput("flattened", *told.get(n, ())) for n in "ab"}
+    return replace(whole, details={"kinds": dict.fromkeys(whole, "dense"), "inputs": inputs})
 
 
 @pytest.mark.parametrize("case", IMAGES)
@@ -134,19 +151,15 @@ def test_a_given_size_is_that_of_layers_of_which_the_file_tells_none(case: str) 
 
 
 def test_what_a_file_tells_of_each_layer_leads_back() -> None:
-    """Of several files as well; a number that is given is for the layers of which none is recorded."""
+    """A number that is given is for the layers of which none is recorded."""
     rules, whole = library.load("keras-torch"), flattened({"a": [2, 3], "b": [3, 2]})
-    several = [apply(rules, passes.select(whole, [f"{n}/*"])) for n in "ab"]
-    both = passes.merge(several)
-    assert not [n for n in both.notes if n.kind == "lossy"]
-    back = apply(rules.inverse, both)
-    assert all(np.array_equal(back[n].numpy(), t.numpy()) for n, t in whole.items())
+    made = apply(rules, whole)
     with pytest.raises(LayoutError, match="by the file, height is 2 or 3; 6 was given"):
-        apply(rules.inverse, both, {"height": 6, "width": 1})
-    record = json.loads(both.metadata[PARAMS])
+        apply(rules.inverse, made, {"height": 6, "width": 1})
+    record = json.loads(made.metadata[PARAMS])
     assert record["sizes"]["a/kernel"] == {"height": 2, "width": 3}
     for odd in ({"a/kernel": 3}, {"a/kernel": {"height": "2", "width": -1}}, [], {}):
-        forged = replace(both, metadata=both.metadata | {PARAMS: json.dumps(record | {"sizes": odd})})
+        forged = replace(made, metadata=made.metadata | {PARAMS: json.dumps(record | {"sizes": odd})})
         with pytest.raises(UsageError, match="needs param='height=NUMBER'"):
             apply(rules.inverse, forged)
 
@@ -173,15 +186,13 @@ def test_behind_a_flatten_norms_are_what_they_are_elsewhere(kind: str, variables
     arrays = {f"n/{v}": np.arange(h * w * c, dtype="f4") + i for i, v in enumerate(variables.split())}
     turned = {n: np.moveaxis(a.reshape(h, w, c), -1, 0).reshape(-1) for n, a in arrays.items()}
     rules, before = library.load("keras-torch"), gathered(arrays)
-    flat = {"kinds": dict.fromkeys(arrays, f"flat_{kind}"), "images": {n: [h, w] for n in arrays}}
-    made = apply(rules, replace(before, details=flat))
-    plain = apply(rules, replace(gathered(turned), details={"kinds": dict.fromkeys(arrays, kind)}))
+    made = apply(rules, told(before, kind, "flattened", height=h, width=w))
+    plain = apply(rules, told(gathered(turned), kind, "plain"))
     assert {n: t.numpy().tolist() for n, t in made.items()} == {n: t.numpy().tolist() for n, t in plain.items()}
     assert made.notes == plain.notes
     back = apply(rules.inverse, made)
     assert {n: t.numpy().tolist() for n, t in back.items()} == {n: a.tolist() for n, a in arrays.items()}
-    unsure = apply(rules, replace(before, details={"kinds": dict.fromkeys(arrays, f"maybe_{kind}")}))
-    assert doubted(unsure, "of which the order is not known") == list(arrays)
+    assert doubted(apply(rules, told(before, kind, "unknown")), "whose effect on it is not known") == list(arrays)
 
 
 def test_of_every_einsum_dense_the_equation_is_in_doubt() -> None:
@@ -190,30 +201,11 @@ def test_of_every_einsum_dense_the_equation_is_in_doubt() -> None:
     assert doubted(made, "does not tell its equation") == [f"{n}/kernel" for n in names]
 
 
-@pytest.mark.parametrize("name", ["flat_dense", "mixed_head", "maybe_fc", "shaped_dense", "block/mixed_proj"])
-def test_a_name_says_nothing_of_the_inputs(name: str) -> None:
-    whole = built({f"{name}/kernel": (12, 5)})
-    made = apply(library.load("keras-torch"), whole)
-    assert (made[f"{name.replace('/', '.')}.weight"].shape, made.notes) == ((5, 12), ())
-
-
-@pytest.mark.parametrize("prefix", ["", "maybe_", "shaped_"])
-@pytest.mark.parametrize(
-    ("kind", "shape", "made"),
-    [
-        ("conv1d_transpose", (3, 4, 5), (5, 4, 3)), ("depthwise_conv1d", (3, 4, 1), (4, 1, 3)),
-        ("conv1d", (3, 4, 5), (5, 4, 3)), ("conv_lstm1d", (3, 4, 16), None), ("einsum_dense", (4, 2, 3), None),
-    ],
-)  # fmt: skip
-def test_what_its_inputs_are_does_not_hide_a_class(
-    prefix: str, kind: str, shape: tuple[int, ...], made: tuple[int, ...] | None
-) -> None:
-    whole = replace(built({"up/kernel": shape}), details={"kinds": {"up/kernel": prefix + kind}})
-    if made:
-        assert apply(library.load("keras-torch"), whole)["up.weight"].shape == made
-    else:
-        with pytest.raises(UnmatchedTensors):
-            apply(library.load("keras-torch"), whole)
+def test_what_becomes_an_image_is_noted() -> None:
+    whole = built({"a/kernel": (3, 4), "b/kernel": (4, 4)})
+    inputs = {"a/kernel": LayerInput("plain", into_image=True), "b/kernel": LayerInput("plain")}
+    made = apply(library.load("keras-torch"), replace(whole, details={"inputs": inputs}))
+    assert doubted(made, "shaped into an image") == ["a/kernel"]
 
 
 def test_a_variable_without_a_name_is_refused_with_what_to_do() -> None:

@@ -25,8 +25,8 @@ FLATTENED = "(s c) o -> o (c s)"
 FLAT_GATES = GRU.replace("i (h", "(s c) (h").replace(") i", ") (c s)")
 
 
-def judge(a: Any, kinds: Any = None, in_front: Any = None, *, module: bool = False) -> Judge:
-    return Judge(Images(a, kinds or {}, in_front or {}), module=module)
+def judge(a: Any, flattened: Any = (), in_front: Any = None, *, module: bool = False) -> Judge:
+    return Judge(Images(a, flattened, in_front or {}), module=module)
 
 
 def tensor(name: str, shape: Shape, kind: str = "f4") -> Tensor:
@@ -107,36 +107,36 @@ SQUARE: dict[str, tuple[int, ...]] = {"d/kernel": (60, 60), "d/bias": (60,)}
 DECODER: dict[str, tuple[int, ...]] = {"z/kernel": (6, 60), "z/bias": (60,), "t/kernel": (1, 1, 5, 2)}
 OWN = {"n.gamma": "batchnorm1d", "c.kernel": "conv2d"}
 TURNED = ("(s c) -> (c s)", FLAT)
-# The source; the classes of the target ({} of a file) and of the source; what becomes of vectors beside an image.
-VECTORS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, str], str, dict[str, tuple[str, str]]]] = {
-    "a normalisation": (CONV | NORM | DENSE, OWN, "", {"n.gamma": TURNED}),
-    "all of it": (CONV | NORM | {"n/beta": (60,)} | DENSE, OWN, "", {"n.gamma": TURNED, "n.beta": TURNED}),
-    "with one output": (CONV | NORM | {"d/kernel": (60, 1), "d/bias": (1,)}, OWN, "", {"n.gamma": TURNED}),
-    "with one input": (CONV | {"e/kernel": (1, 60), "e/bias": (60,)} | NORM | DENSE, OWN, "", {}),
-    "defined later": (CONV | DENSE | NORM, OWN, "", {"n.gamma": TURNED}),
-    "of a class of one's own": (CONV | NORM | DENSE, {"c.kernel": "conv2d"}, "", {"n.gamma": TURNED}),
-    "into a file": (CONV | NORM | DENSE, {}, "", {"n.gamma": ("", FLAT_NOT)}),
-    "of an image": (CONV | NORM | DENSE, {"n.gamma": "batchnorm2d"}, "", {}),
-    "of another length": (CONV | {"n/gamma": (30,)} | DENSE, OWN, "", {}),
-    "of no image": ({"c/kernel": (1, 1, 2, 7)} | NORM | DENSE, OWN, "", {}),
-    "as long as the outputs of a layer": (CONV | {"e/kernel": (7, 60), "e/bias": (60,)} | NORM | DENSE, OWN, "", {}),
+# The source; the target's classes ({} of a file); whether Keras says that it follows a Flatten; what vectors become.
+VECTORS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, str], bool, dict[str, tuple[str, str]]]] = {
+    "a normalisation": (CONV | NORM | DENSE, OWN, False, {"n.gamma": TURNED}),
+    "all of it": (CONV | NORM | {"n/beta": (60,)} | DENSE, OWN, False, {"n.gamma": TURNED, "n.beta": TURNED}),
+    "with one output": (CONV | NORM | {"d/kernel": (60, 1), "d/bias": (1,)}, OWN, False, {"n.gamma": TURNED}),
+    "with one input": (CONV | {"e/kernel": (1, 60), "e/bias": (60,)} | NORM | DENSE, OWN, False, {}),
+    "defined later": (CONV | DENSE | NORM, OWN, False, {"n.gamma": TURNED}),
+    "of a class of one's own": (CONV | NORM | DENSE, {"c.kernel": "conv2d"}, False, {"n.gamma": TURNED}),
+    "into a file": (CONV | NORM | DENSE, {}, False, {"n.gamma": ("", FLAT_NOT)}),
+    "of an image": (CONV | NORM | DENSE, {"n.gamma": "batchnorm2d"}, False, {}),
+    "of another length": (CONV | {"n/gamma": (30,)} | DENSE, OWN, False, {}),
+    "of no image": ({"c/kernel": (1, 1, 2, 7)} | NORM | DENSE, OWN, False, {}),
+    "as long as the outputs of a layer": (CONV | {"e/kernel": (7, 60), "e/bias": (60,)} | NORM | DENSE, OWN, False, {}),
     "as long as those, but Keras says": (
-        CONV | {"e/kernel": (7, 60), "e/bias": (60,)} | NORM | DENSE, OWN, "flat_x", {"n.gamma": ("", FLAT_NOT)},
+        CONV | {"e/kernel": (7, 60), "e/bias": (60,)} | NORM | DENSE, OWN, True, {"n.gamma": ("", FLAT_NOT)},
     ),
-    "in front of a square matrix": (CONV | NORM | SQUARE, OWN, "", {"n.gamma": TURNED}),
-    "behind it": (CONV | SQUARE | NORM, OWN, "", {"n.gamma": ("", FLAT_NOT)}),
-    "behind it, but Keras says": (CONV | SQUARE | NORM, OWN, "flat_batch_normalization", {"n.gamma": TURNED}),
-    "a row": (CONV | {"n/scale": (1, 60)} | DENSE, OWN, "", {"n.scale": ("a (s c) -> a (c s)", FLAT)}),
-    "joined channels": (CONV | NORM | {"e/kernel": (1, 1, 60, 4)} | DENSE, OWN, "", {}),
-    "the bias of heads": (CONV | {"n/kernel": (3, 6, 10), "n/bias": (60,)} | DENSE, OWN, "", {}),
+    "in front of a square matrix": (CONV | NORM | SQUARE, OWN, False, {"n.gamma": TURNED}),
+    "behind it": (CONV | SQUARE | NORM, OWN, False, {"n.gamma": ("", FLAT_NOT)}),
+    "behind it, but Keras says": (CONV | SQUARE | NORM, OWN, True, {"n.gamma": TURNED}),
+    "a row": (CONV | {"n/scale": (1, 60)} | DENSE, OWN, False, {"n.scale": ("a (s c) -> a (c s)", FLAT)}),
+    "joined channels": (CONV | NORM | {"e/kernel": (1, 1, 60, 4)} | DENSE, OWN, False, {}),
+    "the bias of heads": (CONV | {"n/kernel": (3, 6, 10), "n/bias": (60,)} | DENSE, OWN, False, {}),
     "channels of a depthwise kernel": (
-        CONV | {"e/depthwise_kernel": (3, 3, 5, 12)} | NORM | DENSE, OWN, "", {},
+        CONV | {"e/depthwise_kernel": (3, 3, 5, 12)} | NORM | DENSE, OWN, False, {},
     ),
     "with a decoder": (
-        CONV | NORM | DENSE | DECODER, OWN, "", {"n.gamma": TURNED, "z.bias": ("(s c) -> (c s)", SHAPED_IMAGE)},
+        CONV | NORM | DENSE | DECODER, OWN, False, {"n.gamma": TURNED, "z.bias": ("(s c) -> (c s)", SHAPED_IMAGE)},
     ),
     "behind a decoder's": (
-        CONV | DENSE | {"z/kernel": (6, 60), "z/bias": (60,)} | NORM | {"t/kernel": (1, 1, 5, 2)}, OWN, "",
+        CONV | DENSE | {"z/kernel": (6, 60), "z/bias": (60,)} | NORM | {"t/kernel": (1, 1, 5, 2)}, OWN, False,
         dict.fromkeys(("z.bias", "n.gamma"), ("(s c) -> (c s)", SHAPED_IMAGE)),
     ),
 }  # fmt: skip
@@ -149,8 +149,8 @@ def test_vectors_behind_a_flattened_image(case: str) -> None:
     a = {n: tensor(n, s) for n, s in source.items()}
     shapes = {n.replace("/", "."): s if s == (1, 60) else s[::-1] for n, s in source.items()}
     b = {n: tensor(n, s) for n, s in shapes.items()}
-    sides = Side(a, dict.fromkeys(a, keras)), Side(b, kinds)
-    chosen = judge(a, sides[0].kinds, {60: 5} if "z/kernel" in a else {}, module=bool(kinds))
+    sides = Side(a, flattened=frozenset(a if keras else ())), Side(b, kinds)
+    chosen = judge(a, sides[0].flattened, {60: 5} if "z/kernel" in a else {}, module=bool(kinds))
     pairs = []
     for x, y in zip(a.values(), b.values(), strict=True):
         found = chosen.order(x, replace(y, name=y.name.replace("kernel", "weight")))

@@ -19,6 +19,7 @@ from kit import ROOT, examples
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, Move, contiguous, held, onward
+from ckptconv.checkpoint.details import LayerInput
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
 from ckptconv.messages import fold
@@ -980,14 +981,19 @@ def test_merged_checkpoints_keep_what_is_known_of_each_tensor() -> None:
     made = [
         Checkpoint(
             {n: held(n, np.ones(1))},
-            details={"kinds": {n: n, "gone": n}, "images": {n: [1]}, "keys": {n: [[n, "list"]]}, "endianness": n},
+            details={
+                "kinds": {n: n, "gone": n},
+                "inputs": {n: LayerInput("plain")},
+                "keys": {n: [[n, "list"]]},
+                "endianness": n,
+            },
         )
         for n in "ab"
     ]
     found = passes.merge([Checkpoint({"c": held("c", np.ones(1))}), *made])
     assert found.details == {
         "kinds": {"a": "a", "b": "b"},
-        "images": {"a": [1], "b": [1]},
+        "inputs": {"a": LayerInput("plain"), "b": LayerInput("plain")},
         "keys": {"a": [["a", "list"]], "b": [["b", "list"]]},
     }
     assert passes.merge(made).details["endianness"] == "a"
@@ -1006,10 +1012,10 @@ RENAMED: dict[str, Callable[[Checkpoint], Checkpoint]] = {
 @pytest.mark.parametrize("how", RENAMED)
 def test_what_is_known_of_a_tensor_goes_with_it(how: str) -> None:
     """A scope called as a model within gave the layers of both each other's classes."""
-    known = {"a/k": "dense", "s/a/k": "flat_dense", "gone": "lstm"}
+    known = {"a/k": "dense", "s/a/k": "conv1d", "gone": "lstm"}
     whole = Checkpoint({n: held(n, np.ones(len(n))) for n in ("a/k", "s/a/k")}, details={"kinds": known})
     made = RENAMED[how](whole)
-    assert {made[n].shape: kind for n, kind in made.details["kinds"].items()} == {(3,): "dense", (5,): "flat_dense"}
+    assert {made[n].shape: kind for n, kind in made.details["kinds"].items()} == {(3,): "dense", (5,): "conv1d"}
 
 
 def test_only_floats_are_cast() -> None:

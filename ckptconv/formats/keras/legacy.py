@@ -33,6 +33,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
+from ...checkpoint.details import LayerInput
 from ...errors import CorruptCheckpoint
 from ...messages import listing, printable
 from ...storage.files import Seen, sibling
@@ -41,13 +42,16 @@ from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
 from ..reading import Reading
 from ..signatures import KERAS_LISTS, is_hdf5
-from . import owners
-from .naming import OPTIMIZER, TOP, is_known, join
+from . import naming
+from .inputs import layer_inputs
+from .naming import OPTIMIZER, TOP, join
 
 if TYPE_CHECKING:
     from .write import LegacyWriter
 
 INDEX = ".h5.index.json"
+MAX_WORDS = 8  # at the end of a weight's name, which may be those of its layer
+MAX_SAME = 20  # layers of one name that are told apart: each weight is compared with all
 STEPS = {"iteration", "iterations", "iter"}
 
 
@@ -133,15 +137,63 @@ def _slots(found: Tree) -> dict[str, Listed]:
 
 
 def _of_config(text: str, layers: Iterable[Any]) -> Details:
-    """The class of the layer that each tensor belongs to and the image that it takes, if the model's config says so."""
+    """The class of the layer that each tensor belongs to, and what it takes, if the model's config tells.
+
+    A weight's name ends with that of its layer, or of what is in it: fc/kernel:0, bi/forward_lstm/lstm_cell/kernel:0.
+    """
     try:
-        found = owners.owners(json.loads(text), layers) if text else {}
+        tables = _by_name(json.loads(text) if text else {})
     except (ValueError, RecursionError):
-        found = {}
-    return {
-        "kinds": {n: owner.kind for n, owner in found.items()},
-        "images": {n: list(owner.image or ()) for n, owner in found.items() if owner.image or is_known(owner.kind)},
-    }
+        return {"kinds": {}, "inputs": {}}
+    owners: dict[str, dict[Owner, None]] = {}
+    for layer, weights in layers:
+        table = tables.get(layer, tables[""])
+        for tensor, weight in weights:
+            words = [layer, *weight.rsplit("/", MAX_WORDS)[:-1]]
+            word = next((word for word in reversed(words) if word in table), "")
+            found = [o if word == words[-1] or _holds_all(o.kind) else o._replace(kind="") for o in table.get(word, ())]
+            owners.setdefault(tensor, {}).update(dict.fromkeys(found))
+    details: Details = {"kinds": {}, "inputs": {}}
+    for tensor, several in owners.items():
+        kinds, inputs = {o.kind for o in several}, {o.input for o in several}
+        if len(kinds) == 1 and (kind := kinds.pop()):
+            details["kinds"][tensor] = kind
+        if len(inputs) > 1:  # layers of one name, or one weight of several layers
+            inputs = {LayerInput("unknown")} if any(one and one.follows_flatten for one in inputs) else set()
+        if taken := next(iter(inputs), None):
+            details["inputs"][tensor] = taken
+    return details
+
+
+class Owner(NamedTuple):
+    """The class of a layer, and what it takes."""
+
+    kind: str
+    input: LayerInput | None
+
+
+def _holds_all(kind: str) -> bool:
+    """Whether a layer of this class has all its weights itself, whatever is between its name and theirs."""
+    return kind in naming.VARIABLES or kind.removesuffix("_cell") in naming.RECURRENT
+
+
+def _by_name(config: Any) -> dict[str, dict[str, list[Owner]]]:
+    """The layers in each of the model's own, by name; in "" all of them."""
+    known = layer_inputs(config)
+    tables: dict[str, dict[str, list[Owner]]] = {"": {}}
+
+    def walk(config: Any, top: str, depth: int) -> None:
+        for _, layer, row in naming.rows(config, known) if depth <= naming.MAX_DEPTH else ():
+            own = top or (layer.name if layer else "")
+            if layer and "layers" not in layer.config:
+                for table in (tables[""], tables.setdefault(own, {})):
+                    same = table.setdefault(layer.name, [])
+                    if len(same) < MAX_SAME:
+                        same.append(Owner(naming.inside(layer.kind, layer.config)[0], layer.input))
+            walk(row, own, depth + 1)
+
+    walk(config, "", 0)
+    return tables
 
 
 def _weights(found: Tree, base: str) -> Iterator[Listed]:

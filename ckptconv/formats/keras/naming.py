@@ -13,9 +13,9 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...checkpoint import details
-from . import images, quantised
-from .layers import effect, is_name, snake
+from ...checkpoint.details import LayerInput
+from . import quantised
+from .inputs import is_name, layer_inputs, snake
 
 TOP = "top_level_model_weights"
 OPTIMIZER = "optimizer_weights"
@@ -32,6 +32,7 @@ def in_list(name: str) -> str:
 
 
 Shape = tuple[int, ...]
+Inputs = Mapping[int, LayerInput]  # by the identity of a layer's row in the config
 
 MAX_DEPTH = 32  # of models within models
 KERNEL = ("kernel", "bias")
@@ -56,20 +57,16 @@ OPTIONAL = {  # variables that a layer's config can switch off
     "gamma": "scale",
     "beta": "center",
 }
-WRAPPERS = {"time_distributed", "spectral_normalization", "stacked_rnn_cells"}  # with what Keras' own are made of
 RECURRENT = {"lstm": "lstm_cell", "gru": "gru_cell", "simple_rnn": "simple_rnn_cell"}
 
 
 class Listed(NamedTuple):
-    """A layer that a model's config.json lists: its class, name and config.
-
-    kind: with the prefix of what its inputs are (see images.py). image: height and width of the image that they are.
-    """
+    """A layer that a model's config lists: its class, name and config, and what it takes, if that is known."""
 
     kind: str
     name: str
     config: Mapping[str, Any]
-    image: tuple[int, int] | None = None
+    input: LayerInput | None = None
 
 
 # Other variables of one class, in order of creation: quantised layers, attention, batch normalization of Keras 1.
@@ -113,7 +110,7 @@ def place(word: str) -> tuple[str, int] | None:
 
 
 def configured(
-    config: Any, groups: Mapping[str, set[str]], path: str = "", depth: int = 0, known: images.Known | None = None
+    config: Any, groups: Mapping[str, set[str]], path: str = "", depth: int = 0, known: Inputs | None = None
 ) -> Iterator[tuple[str, Listed]]:
     """Yield the path of every layer that a model's config.json lists and the file stores, nested models too.
 
@@ -123,7 +120,7 @@ def configured(
     stored = groups.get(f"{path}layers")
     if stored is None or depth > MAX_DEPTH:
         return
-    known = images.behind(config) if known is None else known
+    known = layer_inputs(config) if known is None else known
     for word, found, row in rows(config, known):
         if word in stored:
             here = f"{path}layers/{word}"
@@ -132,18 +129,18 @@ def configured(
             yield from configured(row, groups, here + "/", depth + 1, known)
 
 
-def listed(config: Any, depth: int = 0, known: images.Known | None = None) -> Iterator[Listed]:
+def listed(config: Any, depth: int = 0, known: Inputs | None = None) -> Iterator[Listed]:
     """Yield all layers with names that a model's config.json lists, nested models too."""
     if depth > MAX_DEPTH:
         return
-    known = images.behind(config) if known is None else known
+    known = layer_inputs(config) if known is None else known
     for _, found, row in rows(config, known):
         if found:
             yield found
         yield from listed(row, depth + 1, known)
 
 
-def rows(config: Any, known: images.Known) -> Iterator[tuple[str, Listed | None, Any]]:
+def rows(config: Any, known: Inputs) -> Iterator[tuple[str, Listed | None, Any]]:
     """Yield (last component of its path, layer, row) of every row of one model's list; a layer has a name."""
     inner = config.get("config") if isinstance(config, dict) else None
     layers = inner.get("layers") if isinstance(inner, dict) else None
@@ -156,23 +153,18 @@ def rows(config: Any, known: images.Known) -> Iterator[tuple[str, Listed | None,
             continue
         kind = snake(row["class_name"])
         number = met[kind] = met.get(kind, -1) + 1
-        prefix, image = known.get(id(row), ("", None))
-        found = Listed(prefix + details.apart(kind), own["name"], own, image) if is_name(own.get("name")) else None
+        found = Listed(kind, own["name"], own, known.get(id(row))) if is_name(own.get("name")) else None
         yield kind + (f"_{number}" if number else ""), found, row
 
 
 def inside(kind: str, config: Mapping[str, Any]) -> tuple[str, str]:
-    """The class and name of the layer or cell inside a wrapper; for any other layer, its own class and no name.
-
-    What the wrapper's inputs are, those of the layer inside are as well.
-    """
+    """The class and name of the layer or cell inside a wrapper; for any other layer, its own class and no name."""
     row = config.get("layer") or config.get("cell")
     if not isinstance(row, dict) or not is_name(row.get("class_name")):
         return kind, ""
     own = row.get("config")
     name = own.get("name") if isinstance(own, dict) else ""
-    kind = details.prefixes(kind) + details.apart(snake(row["class_name"]))
-    return kind, name if isinstance(name, str) else ""
+    return snake(row["class_name"]), name if isinstance(name, str) else ""
 
 
 def wrapped(path: str, listed: Mapping[str, Listed]) -> Listed | None:
@@ -183,7 +175,7 @@ def wrapped(path: str, listed: Mapping[str, Listed]) -> Listed | None:
     if not above or not isinstance(own, dict):
         return None
     kind, name = inside(above.kind, above.config)
-    return Listed(kind, name, own)
+    return Listed(kind, name, own, above.input)
 
 
 def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
@@ -194,22 +186,7 @@ def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
         return kind_of(path, called)
     words = path.split("/")
     above = (listed.get("/".join(words[:n])) or unnumbered(words[n - 1]) for n in range(len(words) - 1, 0, -1))
-    return next((kind for kind in above if details.bare(kind).removesuffix("_cell") in RECURRENT), "")
-
-
-def is_known(kind: str) -> bool:
-    """Whether it is known what a layer of this class makes of its inputs."""
-    kind = details.bare(kind).removesuffix("_cell")
-    return kind in WRAPPERS or kind in VARIABLES or kind in RECURRENT or effect(kind) != ""
-
-
-def told(owner: str, listed: Mapping[str, Listed]) -> Listed | None:
-    """The layer of an object, if its inputs are known: what is in a layer of a user's own may flatten images itself."""
-    above = nearest(owner, listed)
-    layer = listed.get(above)
-    if layer and (layer.image or all(map(is_known, (layer.kind, inside(layer.kind, layer.config)[0])))):
-        return layer
-    return None
+    return next((kind for kind in above if kind.removesuffix("_cell") in RECURRENT), "")
 
 
 def nearest(owner: str, known: Container[str]) -> str:
@@ -240,7 +217,6 @@ def variables(
 ) -> tuple[list[str], bool]:
     """Name the variables of one layer; also return whether the names were guessed from the shapes."""
     count = len(shapes)
-    kind = details.bare(kind)
     if found := quantised.variables(kind, shapes, dtypes):
         return found, False
     names = [n for n in VARIABLES.get(kind, ()) if config.get(OPTIONAL.get(n, ""), True) is not False]

@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
+from ...checkpoint.details import LayerInput
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint, UsageError
 from ...messages import listing, printable
 from ...storage.files import Seen, exists, is_dir, join, read_all, sibling
@@ -34,7 +35,7 @@ from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
 from ..reading import Reading
 from ..signatures import KERAS_WEIGHTS, is_hdf5
-from . import images, layers, legacy, naming, order, paths
+from . import inputs, legacy, naming, order, paths
 from .naming import Listed
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     names = object_names(shelf)
     details: Details = {"paths": {name: path for path, name in labels.items()}}
     details["names"] = {**names, **{o: "" for o in _objects(shelf) if o not in names}}
-    details |= {"kinds": kinds(shelf, labels, names), "images": _images(shelf, labels)}
+    details |= {"kinds": kinds(shelf, labels, names), "inputs": _inputs(shelf, labels)}
     weights = {path: tensors[name] for path, name in labels.items() if not tensors[name].role}
     details |= order.detailed(_order(shelf, weights))
     return Checkpoint(tensors, dict(shelf.metadata), (), "keras3", urls, tuple(notes), details)
@@ -152,7 +153,7 @@ def _shelf(trees: list[Tree], config: Any = None, **rest: Any) -> Shelf:
         path.removesuffix("vars").rstrip("/"): attrs["name"]
         for t in trees
         for path, attrs in t.groups.items()
-        if is_vars(path) and layers.is_name(attrs.get("name"))
+        if is_vars(path) and inputs.is_name(attrs.get("name"))
     }
     order = sorted(found, key=_natural)
     rest.setdefault("metadata", {k: hdf5.text(v) for t in trees for k, v in t.groups[""].items()})
@@ -257,21 +258,23 @@ def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
 
 
 def kinds(shelf: Shelf, labels: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    """The class of the object that each tensor belongs to, if the file shows it; what a layer takes, its objects do."""
+    """The class of the object that each tensor belongs to, if the file shows it."""
     listed = {path: naming.inside(layer.kind, layer.config)[0] for path, layer in shelf.listed.items()}
     owners = {path: path.rpartition("vars/")[0].rstrip("/") for path in labels}
     classes = {}
     for o in dict.fromkeys(owners.values()):
-        kind = listed.get(o) or naming.known_kind(o, names.get(o, ""), listed)
-        classes[o] = images.inherited(listed.get(naming.nearest(o, listed), ""), kind)
+        classes[o] = listed.get(o) or naming.known_kind(o, names.get(o, ""), listed)
     return {name: classes[owners[path]] for path, name in labels.items() if classes[owners[path]]}
 
 
-def _images(shelf: Shelf, labels: Mapping[str, str]) -> dict[str, list[int]]:
-    """Height and width of the image that a layer takes flattened, by tensor; [] of others that config.json lists."""
-    owners = {name: path.rpartition("vars/")[0].rstrip("/") for path, name in labels.items()}
-    told = {name: naming.told(owner, shelf.listed) for name, owner in owners.items()}
-    return {name: list(layer.image or ()) for name, layer in told.items() if layer}
+def _inputs(shelf: Shelf, labels: Mapping[str, str]) -> dict[str, LayerInput]:
+    """What the layer of each tensor takes, or the layer around it that config.json lists, if that is known."""
+    found: dict[str, LayerInput] = {}
+    for path, name in labels.items():
+        layer = shelf.listed.get(naming.nearest(path.rpartition("vars/")[0].rstrip("/"), shelf.listed))
+        if layer and layer.input:
+            found[name] = layer.input
+    return found
 
 
 def object_names(shelf: Shelf) -> dict[str, str]:

@@ -65,7 +65,7 @@ def known_of(sides: Sides, trained: bool) -> Known:
     cells = frozenset(t.name for many in made for u in many if u.kind == "cell" for t in u.members.values())
     statistics = [any(words(n)[-1:] == ("running_var",) for n in side.tensors) for side in sides]
     before = in_front(sides[0].tensors, sides[1].tensors, sides[1].kinds)
-    judge = Judge(Images(sides[0].tensors, sides[0].kinds, before), module=bool(sides[1].kinds))
+    judge = Judge(Images(sides[0].tensors, sides[0].flattened, before), module=bool(sides[1].kinds))
     return Known(
         judge, Unique(*read), trained, statistics == [True, False],
         ({i.name: i for i in read[0]}, {i.name: i for i in read[1]}), cells,

@@ -15,7 +15,7 @@ it stands, so that it is turned, and marked; of an image of which only that is k
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
@@ -105,9 +105,9 @@ def without_image(order: Order, shape: Shape) -> Order:
 class Images:
     """What the shapes of the source show: how many channels images have, and which widths dense layers have."""
 
-    def __init__(self, a: Mapping[str, Tensor], kinds: Mapping[str, str], in_front: Mapping[int, int]) -> None:
-        """`in_front`: the channels of images that dense layers of so many outputs are shaped into."""
-        self.kinds, self.in_front = kinds, in_front
+    def __init__(self, a: Mapping[str, Tensor], flattened: Collection[str], in_front: Mapping[int, int]) -> None:
+        """`flattened`: as of a Side. `in_front`: the channels of images that dense layers of so many outputs become."""
+        self.flattened, self.in_front = flattened, in_front
         convolved = [t for n, t in a.items() if len(t.shape) in (3, 4, 5) and not ATTENTION & {*words(n)}]
         each = {prod(t.shape[-2:]) if "depthwise" in t.name.lower() else t.shape[-1] for t in convolved}
         self.channels = each - {1}
@@ -132,15 +132,10 @@ class Images:
         n = a.shape[0]
         channels = max((c for c in self.channels if n % c == 0), default=0)
         others = self.widths[n] - (a.shape[1] == n) - (n in self.in_front)  # layers with as many outputs: not its own
-        if (others > 0 and not follows_flatten(self.kinds, a.name)) or not channels:
+        if (others > 0 and a.name not in self.flattened) or not channels:
             return None
         known = order.text.endswith(" i") and others <= 0
         return (with_image(order, 2, 0, channels), True) if known else (order, False)
-
-
-def follows_flatten(kinds: Mapping[str, str], name: str) -> bool:
-    """Whether the config of a Keras model says that a layer is fed by a Flatten."""
-    return kinds.get(name, "").startswith(("flat_", "mixed_", "maybe_"))
 
 
 def in_front(a: Mapping[str, Tensor], b: Mapping[str, Tensor], kinds: Mapping[str, str]) -> dict[int, int]:
@@ -223,7 +218,7 @@ def vectors(pairs: Sequence[Pair], sides: tuple[Side, Side]) -> list[Pair]:
         ):
             out.append(p)
             continue
-        known = not makers[n] or after[p.targets[0]] in following or follows_flatten(sides[0].kinds, first.name)
+        known = not makers[n] or after[p.targets[0]] in following or first.name in sides[0].flattened
         if not known and (SHAPED_IMAGE in p.why or not all(t.shape == (n, n) for t in makers[n])):
             out.append(p)
             continue
