@@ -16,7 +16,7 @@ from ..checkpoint import Checkpoint, Note
 from ..engine.plan import Budget, Plan, compile_plan, shared_notes
 from ..engine.run import How, Map, Metadata, Outcome, execute
 from ..errors import Unrepresentable, UsageError
-from ..formats import companions, table
+from ..formats import table
 from ..formats.hash_metadata import OPTIONS, unhashed
 from ..formats.keras import order
 from ..formats.placement import Writer
@@ -79,7 +79,9 @@ def plan_for(
     row = _row(checkpoint, url, target)
     writer: Writer = row.load().writer(url, max_shard_size=target.max_shard_size)
     if folder := _beside(row, target, sources):
-        writer = companions.along(writer, url, folder)
+        from ..formats.huggingface import along
+
+        writer = along(writer, url, folder)
     if target.skip_unrepresentable:
         checkpoint = holdable(checkpoint, writer)
     if _hashed(target, row):

@@ -28,7 +28,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from ..errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
-from ..formats import companions, detect, huggingface, offsets, shard_index, table
+from ..formats import detect, huggingface, offsets, shard_index, table
 from ..formats.orbax import locate as orbax
 from ..formats.signatures import DISTRIBUTED, SAVED_MODELS
 from ..formats.tensorflow.locate import STATE_FILE, is_state
@@ -44,7 +44,7 @@ from ..storage.walking import entries
 SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
 INDEXES = (shard_index.SUFFIX, ".weights.json")
 # Common files beside models that are not checkpoints: opening each would cost more than everything else.
-SIDE = companions.KNOWN | {"README.md", "LICENSE", "LICENSE.txt", "NOTICE", "trainer_state.json", "all_results.json"}
+SIDE = huggingface.KNOWN | {"README.md", "LICENSE", "LICENSE.txt", "NOTICE", "trainer_state.json", "all_results.json"}
 WHOLE = {*SAVED_MODELS, DISTRIBUTED, orbax.MANIFEST, orbax.METADATA, orbax.V3, ".zgroup", "_sharding"}
 ARRAYS = (orbax.V2, orbax.V3)  # in folders of a folder of arrays
 STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.formats import companions
+from ckptconv.formats import huggingface as companions
 
 FILES = {"config.json": "{}", "tokenizer.json": '{"a": 1}', "vocab.txt": "a\n", "generation_config.json": ""}
 FOREIGN = {"modeling_mine.py": "import os", "README.md": "# x", "optimizer.pt.txt": "x"}

@@ -20,8 +20,8 @@ import ckptconv
 from ckptconv.bulk.discover import discover
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.dtypes import DTYPES
-from ckptconv.formats.orbax import arrays, codecs, items, locate, ocdbt, tree, write
-from ckptconv.formats.orbax.zarr import Array, Inner, parse
+from ckptconv.formats.orbax import arrays, codecs, items, locate, ocdbt, write
+from ckptconv.formats.orbax.arrays import Array, Inner, parse
 from ckptconv.moves.part import Coded, Span
 from ckptconv.storage.checksum import crc
 from ckptconv.storage.files import Seen
@@ -63,9 +63,9 @@ def test_items_of_the_newest_step_stand_side_by_side() -> None:
 
 
 PATHS = {
-    "a list": [["layers", tree.DICT], ["0", tree.SEQUENCE], ["w", tree.DICT]],
-    "a key that contains '/'": [["layers", tree.DICT], ["0/w", tree.DICT]],
-    "of another name": [["blocks", tree.DICT], ["w", tree.DICT]],
+    "a list": [["layers", items.DICT], ["0", items.SEQUENCE], ["w", items.DICT]],
+    "a key that contains '/'": [["layers", items.DICT], ["0/w", items.DICT]],
+    "of another name": [["blocks", items.DICT], ["w", items.DICT]],
 }
 
 
@@ -79,7 +79,7 @@ def test_items_are_written_as_one_tree(case: str, tmp_path: Path) -> None:
     ckptconv.convert(tmp_path / "step", tmp_path / "out", to="orbax")
     found = ckptconv.open(tmp_path / "out")
     assert {n: t.numpy()[0] for n, t in found.items()} == {"ema/layers/0/w": 2.0, "params/layers/0/w": 1.0}
-    wanted = {f"{i}/layers/0/w": [[i, tree.DICT], *PATHS[case]] for i in ("ema", "params")}
+    wanted = {f"{i}/layers/0/w": [[i, items.DICT], *PATHS[case]] for i in ("ema", "params")}
     assert found.details.get("keys", {}) == ({} if case == "of another name" else wanted)
 
 
@@ -879,14 +879,14 @@ def test_a_name_of_an_array_and_of_a_dictionary_is_refused(tmp_path: Path) -> No
 
 def test_leaves_of_a_msgpack_refer_to_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under their path, or that without its beginning; what is beside the path of a reference belongs to it."""
-    other, array = tree.Other("text"), SimpleNamespace()
+    other, array = items.Other("text"), SimpleNamespace()
     found = {
         ("optimizer", "a", "w"): other, ("b", "w"): array, ("optimizer", "c"): other, ("here",): array,
         ("d", "kvstore", "path"): other, ("d", "kvstore", "n"): array, ("d", "driver"): other, ("d", "chunks"): array,
     }  # fmt: skip
-    monkeypatch.setattr(tree.flax, "contents", lambda url: iter(found.items()))
-    monkeypatch.setattr(tree.flax, "tensor", lambda name, leaf, url: name)
-    made = tree.of_msgpack("x", dict.fromkeys(["a.w", "b.w"], object()))
+    monkeypatch.setattr(items.flax, "contents", lambda url: iter(found.items()))
+    monkeypatch.setattr(items.flax, "tensor", lambda name, leaf, url: name)
+    made = items.of_msgpack("x", dict.fromkeys(["a.w", "b.w"], object()))
     assert {name: (leaf.path, leaf[2]) for name, leaf in made.leaves.items()} == {
         "a.w": (("a", "w"), ""), "b.w": (("b", "w"), ""), "d": (("d",), ""),
         "optimizer.c": (("optimizer", "c"), "text"),

@@ -286,7 +286,7 @@ def test_the_reference_opens_what_is_published(monkeypatch: pytest.MonkeyPatch, 
     ckptconv.save(arrays, tmp_path / "folder", format="hf")
     shards = [f"s-0000{i}-of-00002.safetensors" for i in (1, 2)]
     assert opened == ["m.safetensors", *shards, "model.safetensors"]
-    monkeypatch.setattr("ckptconv.formats.reference.MAX_PROVED", 10)
+    monkeypatch.setattr("ckptconv.formats.safetensors.MAX_PROVED", 10)
     opened.clear()
     ckptconv.save(arrays, tmp_path / "p.safetensors", max_shard_size=800)
     assert opened == ["p-00001-of-00002.safetensors"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kit import refused
 
-from ckptconv.formats.containers import inflate, zip, zip_cut
+from ckptconv.formats.containers import zip
 from ckptconv.storage.ranges import InMemory
 
 M16, M32 = 0xFFFF, 0xFFFFFFFF
@@ -80,7 +80,7 @@ def members(raw: bytes, **options: Any) -> dict[str, zip.Member]:
 
 
 def contents(raw: bytes, piece: int = 2**20) -> dict[str, bytes]:
-    return {n: b"".join(inflate.contents(InMemory("x", raw), m, piece)) for n, m in members(raw).items()}
+    return {n: b"".join(zip.contents(InMemory("x", raw), m, piece)) for n, m in members(raw).items()}
 
 
 ZIP64 = b"\1\0\x10\0" + struct.pack("<2Q", 4, 4)
@@ -284,8 +284,8 @@ def test_contents_that_lie() -> None:
         (whole._replace(start=whole.start + 1, packed=whole.packed - 1), "the compressed data is damaged"),
     ):
         with refused(words):
-            list(inflate.contents(InMemory("x", raw), member))
-    assert b"".join(inflate.contents(InMemory("x", raw), whole._replace(crc=0))) == b"abcd" * 9
+            list(zip.contents(InMemory("x", raw), member))
+    assert b"".join(zip.contents(InMemory("x", raw), whole._replace(crc=0))) == b"abcd" * 9
 
 
 def test_python_reads_what_these_tests_make(tmp_path: Path) -> None:
@@ -325,27 +325,27 @@ class Strict(InMemory):
 @pytest.mark.parametrize("piece", [1, 16, 2**20])
 def test_what_is_whole_of_a_cut_zip(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The members that end before the cut, each as the directory has it, wherever the zip is cut."""
-    monkeypatch.setattr(zip_cut, "_PIECE", piece)
+    monkeypatch.setattr(zip, "_PIECE", piece)
     raw = made(*CUT)
     wanted = [m._replace(extra=b"") for m in members(raw).values()]
     after = {p.name.decode(): len(p.after) for p in CUT}
     end = wanted[-1].start + after["empty"]
     for size in range(end + 1):
-        whole = zip_cut.whole_members(Strict("x", raw[:size]))
+        whole = zip.whole_members(Strict("x", raw[:size]))
         assert list(whole.values()) == [m for m in wanted if m.start + m.packed + after[m.name] <= size], size
-    assert list(zip_cut.whole_members(InMemory("x", raw)).values()) == wanted
+    assert list(zip.whole_members(InMemory("x", raw)).values()) == wanted
 
 
 @pytest.mark.parametrize("piece", [1, 16, 2**20])
 def test_data_that_looks_like_its_own_end(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a header nor the directory follows its descriptor."""
-    monkeypatch.setattr(zip_cut, "_PIECE", piece)
+    monkeypatch.setattr(zip, "_PIECE", piece)
     for descriptor in (NEXT, FAR):
         for follows in (b"PK\3\5", b"PK\1\3", b"\0K\3\4", bytes(30)):
             data = b"data" + descriptor + follows
             own = b"PK\7\x08" + struct.pack("<3L", zlib.crc32(data), len(data), len(data))
             raw = made(Part(b"a", data, flags=8, local=DESCRIBED, after=own), Part(b"b"))
-            assert list(zip_cut.whole_members(Strict("x", raw)).values()) == list(members(raw).values())
+            assert list(zip.whole_members(Strict("x", raw)).values()) == list(members(raw).values())
 
 
 @pytest.mark.parametrize(
@@ -363,12 +363,12 @@ def test_data_that_looks_like_its_own_end(piece: int, monkeypatch: pytest.Monkey
 def test_a_cut_zip_ends_at_what_is_not_understood(part: Part) -> None:
     """What comes before it is kept, what comes after it is not."""
     raw = made(Part(), part, Part(b"c"))
-    assert list(zip_cut.whole_members(InMemory("x", raw[:-60]))) == ["a"]
+    assert list(zip.whole_members(InMemory("x", raw[:-60]))) == ["a"]
 
 
 def test_the_most_that_deflate_reaches_in_a_cut_zip() -> None:
     part = Part(data=b"", method=8, local={"size": 1032 * 2 + 64})
-    assert zip_cut.whole_members(InMemory("x", made(part)))["a"].size == 2128
+    assert zip.whole_members(InMemory("x", made(part)))["a"].size == 2128
 
 
 def test_names_of_a_cut_zip() -> None:
@@ -378,4 +378,4 @@ def test_names_of_a_cut_zip() -> None:
         (Part(b"b", extra=b"\x75\x70\x06\0\1\0\0\0\0c"), "has the other name b'c'"),
     ):
         with refused(words):
-            zip_cut.whole_members(InMemory("x", made(Part(), part)))
+            zip.whole_members(InMemory("x", made(Part(), part)))

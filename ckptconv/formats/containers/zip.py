@@ -15,11 +15,12 @@ Specification: APPNOTE.TXT 6.3.10.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import listing, printable
+from ...storage.checksum import crc
 from ...storage.directory import END, END64, LOCATOR, is_at
 from ...storage.files import ahead
 from ...storage.ranges import Ranges
@@ -302,3 +303,188 @@ def _check_extra(extra: bytes, header: bytes, e: _Entry, url: str) -> None:
     if wide and zip64_values(extra, [size, packed], url) != [e.size, e.packed]:
         text = f"the member {printable(e.name)} has another size in its local zip64 field than in the directory"
         raise UnsafeCheckpoint(text, url=url)
+
+
+# --- unpack the members of a zip (zip.py), piece by piece -----------------------------------------------------------
+
+
+def unpack(f: Ranges, start: int, packed: int, piece: int = 2**20) -> Iterator[bytes]:
+    """Inflate a deflated member in pieces of at most about `piece` bytes; the caller counts and checks them."""
+    from zlib_ng import zlib_ng  # zlib, faster, and with the same messages
+
+    inflate = zlib_ng.decompressobj(-15)
+    at, end, rest = start, start + packed, b""
+    try:
+        while not inflate.eof:
+            if not rest and at < end:
+                rest = f.read(at, min(piece, end - at))
+                at += len(rest)
+            out = inflate.decompress(rest, piece)
+            rest = inflate.unconsumed_tail
+            if out:
+                yield out
+            elif not rest and at == end and not inflate.eof:  # zlib holds output back: only now is there no more
+                raise CorruptCheckpoint("the compressed data ends too early", url=f.url)
+    except zlib_ng.error as e:  # type: ignore[misc]  # its stub says that this is an exception, not a class
+        raise CorruptCheckpoint(f"the compressed data is damaged: {e}", url=f.url) from None
+
+
+def contents(f: Ranges, m: Member, piece: int = 2**20) -> Iterator[bytes]:
+    """A member's unpacked bytes; CorruptCheckpoint if their number or CRC-32 differs from that in the directory."""
+    raw = unpack(f, m.start, m.packed, piece) if m.method != STORED else _stored(f, m, piece)
+    left, value = m.size, 0
+    for data in raw:
+        left -= len(data)
+        if left < 0:
+            break
+        value = crc("crc32", data, value)
+        yield data
+    if left:
+        which = "more" if left < 0 else "fewer"
+        text = f"the member {printable(m.name)} inflates to {which} than the {m.size} bytes announced"
+        raise CorruptCheckpoint(text, url=f.url)
+    if m.crc and value != m.crc:
+        raise CorruptCheckpoint(f"the CRC-32 of {printable(m.name)} is wrong: the file is damaged", url=f.url)
+
+
+def _stored(f: Ranges, m: Member, piece: int) -> Iterator[bytes]:
+    for at in range(0, m.size, piece):
+        yield f.read(m.start + at, min(piece, m.size - at))
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# The complete members of a truncated zip, which has lost its directory (zip.py), found by their local headers.
+#
+# A local header contains the sizes, or leaves them to a descriptor after the bytes, as torch does:
+#
+#     "PK\7\10" crc packed size      u32 each, or the sizes u64; another header follows, or the directory
+#
+# A member ends at the first descriptor that states the number of bytes before it. Members after an incomplete one are
+# lost, because nothing shows where they begin.
+
+
+_PIECE = 2**20
+_LONGEST = 28  # bytes of a descriptor and of the signature that follows it
+_FORMS = (struct.Struct("<4s3L"), struct.Struct("<4sL2Q"))
+
+
+def whole_members(f: Ranges) -> dict[str, Member]:
+    """The members before the first incomplete one; names are checked as for a directory."""
+    found = list(_members(f))
+    check_names([m.name for m in found], f.url, True)
+    return {m.name: m for m in found}
+
+
+def _members(f: Ranges) -> Iterator[Member]:
+    at = 0
+    while at + LOCAL.size <= f.size:
+        magic, _, flags, method, _, _, crc, packed, size, n, extra = LOCAL.unpack(f.read(at, LOCAL.size))
+        start = at + LOCAL.size + n + extra
+        if magic != b"PK\3\4" or flags & ENCRYPTED or method not in (STORED, DEFLATED) or start > f.size:
+            return
+        raw, more = f.read(at + LOCAL.size, n), f.read(at + LOCAL.size + n, extra)
+        check_other_name(more, raw, f.url)
+        if flags & DESCRIPTOR:
+            described = _described(f, start)
+            if described is None:
+                return
+            crc, packed, size, at = described
+        else:
+            size, packed = zip64_values(more, [size, packed], f.url) if MAX32 in (size, packed) else (size, packed)
+            at = start + packed
+        if at > f.size or size > RATIO * packed + 64 or (method == STORED and size != packed):
+            return
+        yield Member(member_name(raw, flags, f.url), start, packed, size, crc, method)
+
+
+def _described(f: Ranges, start: int) -> tuple[int, int, int, int] | None:
+    """CRC and sizes of the bytes at `start`, from the descriptor after them, and the end of that descriptor."""
+    at = start
+    while at + _FORMS[0].size <= f.size:
+        window = f.read(at, min(_PIECE + _LONGEST, f.size - at))
+        found = window.find(SIGNED)
+        while 0 <= found < _PIECE:
+            for form in _FORMS:
+                after = found + form.size
+                if after > len(window):
+                    break
+                _, crc, packed, size = form.unpack_from(window, found)
+                if packed == at + found - start and _begins(window[after : after + 4]):
+                    return crc, packed, size, at + after
+            found = window.find(SIGNED, found + 1)
+        at += _PIECE
+    return None
+
+
+def _begins(data: bytes) -> bool:
+    """Whether a header may begin with these bytes, as far as they are there."""
+    return b"PK\3\4".startswith(data) or b"PK\1\2".startswith(data)
+
+
+# --- lay out a zip of stored members (zip.py) before any data exists ------------------------------------------------
+
+
+_DATE = 0x21  # 1980-01-01: output does not depend on the clock
+
+
+class PlacedMember(NamedTuple):
+    """A stored member to write: its local header at `at`, its `size` bytes at `start`."""
+
+    name: bytes
+    at: int
+    start: int
+    size: int
+    extra: bytes = b""  # extra fields of its entry in the directory
+
+
+def lay_out(sizes: Iterable[tuple[str, int]], align: int = 64) -> tuple[list[PlacedMember], int]:
+    """Place members one after the other with aligned bytes; return them and the offset of the directory."""
+    out, at = [], 0
+    for text, size in sizes:
+        name = text.encode()
+        bare = at + LOCAL.size + len(name) + (20 if size >= MAX32 else 0)
+        start = bare + 4
+        start += -start % align  # at least four bytes: an extra field has a header
+        out.append(PlacedMember(name, at, start, size))
+        at = start + size
+    return out, at
+
+
+def local_header(e: PlacedMember, crc: int) -> bytes:
+    """All bytes from `e.at` to `e.start`."""
+    big = e.size >= MAX32
+    size = MAX32 if big else e.size
+    extra = struct.pack("<2H2Q", 1, 16, e.size, e.size) if big else b""
+    pad = e.start - e.at - LOCAL.size - len(e.name) - len(extra) - 4
+    extra += struct.pack("<2H", 0x4246, pad) + bytes(pad)  # "FB", as torch pads
+    head = LOCAL.pack(
+        b"PK\3\4", 45 if big else 20, _flags(e.name), STORED, 0, _DATE, crc, size, size, len(e.name), len(extra)
+    )
+    return head + e.name + extra
+
+
+def directory(entries: Sequence[PlacedMember], crcs: Mapping[bytes, int], at: int) -> bytes:
+    """The directory that begins at byte `at`, with its end records; its size does not depend on the checksums."""
+    raw = b"".join(_directory_entry(e, crcs.get(e.name, 0)) for e in entries)
+    count, size, end = len(entries), len(raw), at + len(raw)
+    if count >= MAX16 or at >= MAX32 or size >= MAX32:
+        raw += END64.pack(b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, at)
+        raw += LOCATOR.pack(b"PK\6\7", 0, end, 1)
+        count, size, at = min(count, MAX16), min(size, MAX32), min(at, MAX32)
+    return raw + END.pack(b"PK\5\6", 0, 0, count, count, size, at, 0)
+
+
+def _directory_entry(e: PlacedMember, crc: int) -> bytes:
+    wide = [n for n in (e.size, e.size, e.at) if n >= MAX32]
+    extra = (struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b"") + e.extra
+    size, at = min(e.size, MAX32), min(e.at, MAX32)
+    version = 45 if wide else 20
+    head = ENTRY.pack(
+        b"PK\1\2", version, version, _flags(e.name), STORED, 0, _DATE, crc, size, size, len(e.name), len(extra),
+        0, 0, 0, 0, at,
+    )  # fmt: skip
+    return head + e.name + extra
+
+
+def _flags(name: bytes) -> int:
+    return 0 if name.isascii() else UTF8

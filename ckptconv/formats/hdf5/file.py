@@ -31,7 +31,7 @@ from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import Coded, Span, checked_count
 from ...storage.files import Reader, Seen
 from ...storage.ranges import Slice, Spool
-from ..containers import inflate, zip
+from ..containers import zip
 from ..containers.zip import Member
 from ..reading import Reading
 from ..signatures import is_hdf5
@@ -261,7 +261,7 @@ def read_json(url: str, name: str, limit: int) -> bytes:
     if member.size > 16 * member.packed + 2**24:
         raise UnsafeCheckpoint(f"{name} expands from {member.packed} to {member.size} bytes", url=url)
     with Reader(url) as file:
-        raw = b"".join(inflate.contents(file, member))
+        raw = b"".join(zip.contents(file, member))
     if weight(raw) > 64 * member.packed + 2**27:
         raise UnsafeCheckpoint(f"{name} would take some {weight(raw) >> 20} MB of memory", url=url)
     return raw
@@ -286,7 +286,7 @@ def _spooled(label: str, url: str, name: str) -> Spool:
     """Unpack a member into a temporary file; its size is already known and bounded."""
     spool = Spool(url)
     with Reader(url) as source, spool.filled() as file:
-        for piece in inflate.contents(source, members(url)[name]):
+        for piece in zip.contents(source, members(url)[name]):
             file.write(piece)
     return spool
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from typing import Any
 
 from ...errors import CorruptCheckpoint
 
@@ -38,3 +40,14 @@ def _sizes(shape: str) -> tuple[int, ...] | None:
     if shape[0] != "(" or len(sizes) > 64 or (len(sizes) == 1 and "," not in shape):
         return None
     return tuple(map(int, sizes)) if all(_SIZE.fullmatch(n) for n in sizes) else None
+
+
+# --- text elements, checked before NumPy decodes them ---------------------------------------------------------------
+
+
+def check_text(raw: bytes, kind: Any) -> None:
+    """Refuse numbers beyond Unicode in elements of NumPy's dtype `kind`, which would raise a SystemError."""
+    import numpy as np
+
+    if kind.kind == "U" and raw and int(np.frombuffer(raw, kind.byteorder + "u4").max()) > sys.maxunicode:
+        raise CorruptCheckpoint(f"has text with a character beyond Unicode's last, {sys.maxunicode:#x}")

@@ -31,9 +31,8 @@ from .. import carried
 from ..placement import Patch, Placement, Slot, refuse_unheld
 from ..reading import Reading
 from ..signatures import NPY, is_npy
-from .literal import literal
+from .literal import check_text, literal
 from .objects import MAX_PREFIX, OBJECTS, check_pickle, together, unpickled, within
-from .text import check_text
 
 SUFFIX = ".npy"
 OURS = "ckptconv.json"  # metadata of ours in a folder (carried.py)

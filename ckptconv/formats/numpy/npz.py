@@ -27,9 +27,7 @@ from ...output.destination import OutputFile
 from ...storage.checksum import combine, crc
 from ...storage.files import Reader, Seen, split
 from .. import carried
-from ..containers.inflate import unpack
-from ..containers.zip import STORED, Member, fields, members
-from ..containers.zip_write import PlacedMember, directory, lay_out, local_header
+from ..containers.zip import STORED, Member, PlacedMember, directory, fields, lay_out, local_header, members, unpack
 from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from ..reading import Reading
 from .npy import MAX_HEAD, SUFFIX, Head, collect, head_bytes, head_size, parse_head, strings, unheld

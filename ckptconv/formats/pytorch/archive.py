@@ -22,9 +22,7 @@ from ...messages import brief, printable
 from ...moves.part import Coded, Data, Span
 from ...storage.files import Reader, Seen
 from ...storage.ranges import Ranges
-from ..containers.inflate import contents
-from ..containers.zip import STORED, Member, members
-from ..containers.zip_cut import whole_members
+from ..containers.zip import STORED, Member, contents, members, whole_members
 from ..foreign import packed
 from ..placement import Writer
 from ..reading import Reading

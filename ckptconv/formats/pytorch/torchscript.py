@@ -33,7 +33,7 @@ from ...errors import CorruptCheckpoint, NameCollision
 from ...messages import listing
 from ...storage.files import Reader, Seen
 from ...storage.ranges import Ranges
-from ..containers.inflate import contents
+from ..containers.zip import contents
 from ..reading import Reading
 from .archive import Archive, claim, enter
 from .flatten import checkpoint

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ...dtypes import DTYPES
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import checked_count
-from ..numpy.text import check_text
+from ..numpy.literal import check_text
 
 SCALARS = frozenset({str, bytes, int, float, bool, complex, type(None)})
 

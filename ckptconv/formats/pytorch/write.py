@@ -30,7 +30,7 @@ from ...moves.part import c_strides
 from ...output.destination import OutputFile
 from ...storage.files import join, split
 from .. import shard_index
-from ..containers.zip_write import PlacedMember, directory, lay_out, local_header
+from ..containers.zip import PlacedMember, directory, lay_out, local_header
 from ..hash_metadata import unhashed
 from ..placement import Patch, Placement, Slot, refuse_unheld
 from .flatten import METADATA

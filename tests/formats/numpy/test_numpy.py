@@ -18,7 +18,7 @@ import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint, VerifyError
-from ckptconv.formats.containers import inflate, zip, zip_write
+from ckptconv.formats.containers import zip
 from ckptconv.formats.numpy import npy, npz
 from ckptconv.moves.part import Coded, Span
 from ckptconv.storage.checksum import combine, crc
@@ -67,7 +67,7 @@ def test_single_files(tmp_path: Path) -> None:
 
 def test_members_begin_at_the_next_aligned_byte_with_room_for_an_extra_field() -> None:
     sizes = [("x" * n, n % 7) for n in range(1, 140)]
-    found, end = zip_write.lay_out(sizes)
+    found, end = zip.lay_out(sizes)
     at = 0
     assert len(found) == len(sizes)
     for k, (name, size) in enumerate(sizes):
@@ -269,12 +269,12 @@ def test_a_size_is_spelled_as_in_python(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_zip64(tmp_path: Path) -> None:
     """65,536 members or more, and offsets beyond 4 GiB, need other end records and wider fields."""
-    entries, end = zip_write.lay_out((f"{i}.npy", 3) for i in range(65_540))
+    entries, end = zip.lay_out((f"{i}.npy", 3) for i in range(65_540))
     crcs = {e.name: zlib.crc32(b"abc") for e in entries}
     raw = bytearray(end)
     for e in entries:
-        raw[e.at : e.start + e.size] = zip_write.local_header(e, crcs[e.name]) + b"abc"
-    (tmp_path / "x.zip").write_bytes(raw + zip_write.directory(entries, crcs, end))
+        raw[e.at : e.start + e.size] = zip.local_header(e, crcs[e.name]) + b"abc"
+    (tmp_path / "x.zip").write_bytes(raw + zip.directory(entries, crcs, end))
     with zipfile.ZipFile(tmp_path / "x.zip") as z:
         assert z.read("65539.npy") == b"abc"
     with Reader(str(tmp_path / "x.zip")) as f:
@@ -286,23 +286,23 @@ def test_zip64(tmp_path: Path) -> None:
 def test_headers_fill_the_room_before_aligned_bytes(size: int) -> None:
     """However long a name is, and with sizes that take a field of their own."""
     for length in range(1, 70):
-        (e,), end = zip_write.lay_out([("n" * length, size)])
-        assert len(zip_write.local_header(e, 0)) == e.start
+        (e,), end = zip.lay_out([("n" * length, size)])
+        assert len(zip.local_header(e, 0)) == e.start
         assert (e.start % 64, end) == (0, e.start + size)
 
 
 def test_zip64_offsets(tmp_path: Path) -> None:
     """A sparse file of 9 GiB: Python's zipfile and ours agree with what was laid out."""
-    entries, end = zip_write.lay_out([("a.npy", 2**32 + 5), ("b.npy", 3), ("c.npy", 2**32), ("d.npy", 7)])
+    entries, end = zip.lay_out([("a.npy", 2**32 + 5), ("b.npy", 3), ("c.npy", 2**32), ("d.npy", 7)])
     crcs = {e.name: zlib.crc32(b"abc") for e in entries}
     with (tmp_path / "x.zip").open("wb") as out:
         for e in entries:
             out.seek(e.at)
-            out.write(zip_write.local_header(e, crcs[e.name]))
+            out.write(zip.local_header(e, crcs[e.name]))
         out.seek(entries[1].start)
         out.write(b"abc")
         out.seek(end)
-        out.write(zip_write.directory(entries, crcs, end))
+        out.write(zip.directory(entries, crcs, end))
     with zipfile.ZipFile(tmp_path / "x.zip") as z:
         assert z.read("b.npy") == b"abc"
         assert [info.file_size for info in z.infolist()] == [e.size for e in entries]
@@ -340,9 +340,9 @@ def test_deflated_data_that_ends_early(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(raw)
     with Reader(str(path)) as f:
-        assert b"".join(inflate.unpack(f, 0, len(raw))) == bytes(2**20)
+        assert b"".join(zip.unpack(f, 0, len(raw))) == bytes(2**20)
         with pytest.raises(CorruptCheckpoint, match="ends too early"):
-            list(inflate.unpack(f, 0, len(raw) - cut))
+            list(zip.unpack(f, 0, len(raw) - cut))
 
 
 @pytest.mark.parametrize(("change", "words"), [(-1, "more than the"), (1, "fewer than the")])
