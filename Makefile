@@ -11,11 +11,13 @@ FAMILIES ?=
 STORE ?= s3
 DIFFER = hdf5 tf
 BENCH ?= build/bench
+MODULE ?= ckptconv/dtypes.py
+TESTS ?= tests/test_dtypes.py
 bin = $(1)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 BIN = $(call bin,$(VENV))
 PYTEST = -m pytest -q -n auto --dist loadfile --max-worker-restart 0
 
-.PHONY: help quick store format lint schemas test check cover docs fixtures proto fuzz bench build lock audit demo clean
+.PHONY: help quick store format lint schemas test check cover docs fixtures proto fuzz mutants bench build lock audit demo clean
 
 help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -86,6 +88,15 @@ fuzz: $(FUZZ)/fuzz.done $(if $(CASES),$(VENV)/test.done) ## findings; MINUTES=60
 	PYTHON=$(abspath $(call bin,$(FUZZ)))/python fuzz/run.sh $(MINUTES) $(FAMILIES)
 	$(if $(CASES),for f in $(DIFFER); do $(BIN)/python fuzz/differential.py $$f $(CASES) || exit 1; done)
 
+# cosmic-ray changes files in place, so it gets a copy of what git has staged.
+mutants: $(VENV)/test.done $(VENV)/mutants.done ## which mutants of MODULE=ckptconv/dtypes.py survive TESTS=tests/test_dtypes.py
+	rm -rf build/mutants && git checkout-index -q --all --prefix=build/mutants/
+	sed 's|MODULE|$(MODULE)|; s|TESTS|$(TESTS)|; s|PYTHON|$(abspath $(BIN))/python|' tools/mutants.toml > build/mutants/run.toml
+	cd build/mutants && export PYTHONPATH=$$PWD TF_CPP_MIN_LOG_LEVEL=3 && cr=$(abspath $(BIN)) && \
+	  $$cr/cosmic-ray baseline run.toml && $$cr/cosmic-ray init run.toml run.sqlite && \
+	  $$cr/cr-filter-operators run.sqlite run.toml && $$cr/cosmic-ray exec run.toml run.sqlite && \
+	  $$cr/cr-report --surviving-only --show-diff run.sqlite
+
 bench: $(VENV)/test.done ## figures for docs/performance.md, on a machine that does nothing else; fails if slower than last
 	$(BIN)/python benchmarks/make_files.py $(BENCH) 0.4 1.3 5
 	$(BIN)/python benchmarks/run.py --files $(BENCH) --last $(BENCH)/last.json --save $(BENCH)/last.json
@@ -146,7 +157,7 @@ $(VENV)/test.done: $(VENV)/core.done
 	$(install) --group $(*F)
 	touch $@
 
-$(VENV)/lint.done $(VENV)/build.done $(VENV)/audit.done $(VENV)/docs.done: $(VENV)/core.done
+$(VENV)/lint.done $(VENV)/build.done $(VENV)/audit.done $(VENV)/docs.done $(VENV)/mutants.done: $(VENV)/core.done
 $(QUICK)/quick.done: $(QUICK)/core.done
 $(FUZZ)/fuzz.done: $(FUZZ)/core.done
 $(PROTO)/proto.done: $(PROTO)/core.done
