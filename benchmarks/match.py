@@ -31,7 +31,7 @@ from ckptconv.matching.rules import toml
 from ckptconv.matching.search import match
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
-from ckptconv.rules.lint import lint
+from ckptconv.rules.library import lint
 
 ROOT = Path(__file__).parents[1]
 APPLICATIONS = [  # a model of Keras, the class of torchvision or timm, and the converter that outputs prove

@@ -52,7 +52,6 @@ with atheris.instrument_imports(include=["ckptconv"]):
     import ckptconv.rules.apply
     import ckptconv.rules.converter
     import ckptconv.rules.library
-    import ckptconv.rules.lint
 from families import FAMILIES, LARGEST, dictionary, packed, records
 
 from ckptconv.errors import CkptError

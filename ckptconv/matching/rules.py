@@ -23,8 +23,7 @@ from typing import NamedTuple
 
 from ..errors import UsageError
 from ..messages import fold, is_visible, printable
-from ..rules.domains import Domain, domain
-from ..rules.templates import template
+from ..rules.templates import Domain, domain, template
 from .modules.units import natural
 from .orders.axes import Order
 from .pairs import LISTED, Length, Pair, Proposal, folded

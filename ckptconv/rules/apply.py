@@ -2,28 +2,29 @@
 
     names ─ assign ─▶ groups (one rule, its captures, the names it takes) ─ build ─▶ tensors under their new names
 
-problems.py collects layouts that do not fit, names given twice and missing parameters, and raises one error for all of
-them. sizes.py finds the sizes of axes, ties.py the names that share a tensor.
+`Problems` collects layouts that do not fit, names given twice and missing parameters, and raises one error for all of
+them. sizes.py finds the sizes of axes.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, named, onward, origin, uncollected
-from ..errors import LayoutError
-from ..messages import many
+from ..errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
+from ..messages import fold, listing, many, printable
 from ..moves.part import Part
-from . import counts, doubts, merge, operations, provenance, resize, sizes, ties
+from . import doubts, operations, provenance, sizes
 from .assign import Assignment, Group, Names, Place, assign, translated
-from .problems import Problems, refuse_unmatched
 from .provenance import Moved
+from .templates import Matcher, Template
 
 if TYPE_CHECKING:
-    from .converter import Converter, Resize, Rule
-    from .templates import Template
+    from .converter import Converter, Rule
+    from .operations import Resize
 
 Shape = tuple[int, ...]
 Made = tuple[str, Shape, tuple[Part, ...]]  # name, shape and parts of a target
@@ -39,7 +40,7 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     Raises UnmatchedTensors, NameCollision, LayoutError or UsageError (a parameter is unknown or missing), each with
     all cases.
     """
-    whole, untied = ties.untied(converter, checkpoint)
+    whole, left_out = untied(converter, checkpoint)
     remembered = bool(converter.forward and converter.one_way)
     found = provenance.recall(converter, whole) if remembered else assign(converter, whole)
     provenance.shaped(converter, whole, found)
@@ -53,11 +54,11 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     out.counted()
     out.share()
     targets = {source: went.target for source, went in out.went.items()}
-    made = whole.with_tensors(out.tensors, *untied, *out.notes(found))
+    made = whole.with_tensors(out.tensors, *left_out, *out.notes(found))
     kept = {n: w.target for n, w in out.went.items() if w.target and not converter.rules[w.rule].pattern}
-    made = replace(made, ties=ties.renamed(whole.ties, targets), details=named(whole.details, kept, kept.__getitem__))
+    made = replace(made, ties=renamed(whole.ties, targets), details=named(whole.details, kept, kept.__getitem__))
     result = provenance.remember(converter, made, out.moved, out.sizes.recorded(), whole)
-    result, copies = ties.tied(converter, result, out.names)
+    result, copies = tied(converter, result, out.names)
     # a rename passes other names by, with a rule that nobody wrote
     moved = {n: Move("" if converter.every and m.names == (n,) else m.rule, m.names) for n, m in out.moved.items()}
     return replace(result, moved=onward(checkpoint.moved, moved | {n: moved[first] for n, first in copies.items()}))
@@ -80,7 +81,7 @@ class _Builder:
         self.tensors: dict[str, Tensor] = {}
         self.moved: dict[str, Moved] = {}
         self.went: dict[str, Went] = {}
-        self.lengths = counts.Lengths(converter)
+        self.lengths = sizes.Lengths(converter)
         self.problems = Problems()
         self.twins: list[str] = []
         self.copies: list[str] = []  # which `same` and `shared` compare
@@ -124,10 +125,10 @@ class _Builder:
         sources = [self._source(t, m) for t, m in zip(rule.sources, group.members, strict=True)]
         if rule.same and not rule.backward:
             self.copies += [s.name for s in sources[1:]]
-            sources = [merge.same(sources)]
+            sources = [operations.same(sources)]
         elif rule.sum and not rule.backward:
             self.added += [s.name for s in sources]
-            sources = [merge.summed(sources, zeros=rule.sum == "zeros")]
+            sources = [operations.summed(sources, zeros=rule.sum == "zeros")]
         if len(kinds := {s.dtype.name for s in sources}) > 1:
             raise LayoutError(f"tensors of {' and '.join(sorted(kinds))} cannot be joined")
         sources[0] = self._emptied(rule, group, sources[0])
@@ -149,7 +150,7 @@ class _Builder:
                 continue
             spell = [rule.where[s].inverse.at if s in rule.where else str for s in t.stacks]
             whole = Tensor("", sources[0].dtype, shape, parts)
-            for place, part_shape, part in merge.unstacked(whole, len(t.stacks)):
+            for place, part_shape, part in operations.unstacked(whole, len(t.stacks)):
                 spelled = {s: at(i) for s, at, i in zip(t.stacks, spell, place, strict=True)}
                 yield t.render({**values, **spelled}), part_shape, part
 
@@ -170,23 +171,23 @@ class _Builder:
             if rule.pattern:
                 shapes = rule.pattern.inverse.unrolled(shapes).shapes(self._known(rule, group, values))
             before = dict(enumerate(shapes[0])).get(how.axis)
-            resize.bounded(how, t, before)
-        new = (resize.backward if rule.backward else resize.forward)(how, t, to or 0, before)
-        if text := resize.described(how, t.shape, new.shape, backward=rule.backward):
+            operations.bounded(how, t, before)
+        new = (operations.backward if rule.backward else operations.forward)(how, t, to or 0, before)
+        if text := operations.described(how, t.shape, new.shape, backward=rule.backward):
             self.resized.setdefault(text, []).append(rule.targets[0].render(values))
         return new
 
     def _source(self, t: Template, members: Mapping[Place, str]) -> Tensor:
         if not t.stacks:
             return self.checkpoint[members[()]]
-        return merge.stacked({place: self.checkpoint[n] for place, n in members.items()})
+        return operations.stacked({place: self.checkpoint[n] for place, n in members.items()})
 
     def _fill(self, index: int, names: list[str], like: Tensor, values: dict[str, str]) -> None:
         """Add the constants of a rule: tensors like its first target, whose elements are read and replaced."""
         for t, blocks in self.converter.rules[index].fills:
             try:
                 numbers = [float(self.sizes.number(b)) for b in blocks]
-                name, parts = t.render(values), merge.filled(like, numbers)
+                name, parts = t.render(values), operations.filled(like, numbers)
             except LayoutError as e:
                 self.problems.broken.append(f"{t.text}: {e.message}")
                 continue
@@ -198,7 +199,7 @@ class _Builder:
             name = template.render(group.values)
             if name in self.checkpoint and name not in self.taken:
                 numbers = [float(self.sizes.number(b)) for b in blocks]
-                t = merge.without(t, self.checkpoint[name], numbers)
+                t = operations.without(t, self.checkpoint[name], numbers)
                 self.constants[name] = None
         return t
 
@@ -224,15 +225,15 @@ class _Builder:
         """Let each tensor that was taken for several be compared with the others whenever it is read."""
         for name, several in self.shared.items():
             try:
-                self.tensors[name] = merge.same(several).renamed(name)
+                self.tensors[name] = operations.same(several).renamed(name)
             except LayoutError as e:
                 self.problems.broken.append(f"{name}: {e.message}")
         self.problems.check(self.converter.name)
 
     def counted(self) -> None:
         """Compare numbers in names, lengths of axes and parameters with each other; raise what is wrong."""
-        self.problems.refused += counts.refused(self.converter, self.sizes)
-        self.problems.uncounted += counts.wrong(self.converter, self.checkpoint, self.tensors, self.sizes)
+        self.problems.refused += sizes.refused(self.converter, self.sizes)
+        self.problems.uncounted += sizes.wrong(self.converter, self.checkpoint, self.tensors, self.sizes)
         self.problems.uneven += (*self.lengths.wrong(self.sizes), *self.sizes.denied())
         self.problems.missing |= self.sizes.missing
         self.problems.check(self.converter.name)
@@ -275,6 +276,172 @@ class _Builder:
         idle = [r.label for i, r in rules if i not in used and not (r.optional or r.refuse)]
         if idle and not self.converter.optional:
             yield Note("hint", f"{len(idle)} rules of {self.converter.name} matched no tensor", tuple(idle))
+
+
+# --- The problems found while a converter is applied, collected so that one error lists all of them ---
+
+
+MAX_NEAR = 20  # folded patterns for which the nearest rule is sought
+MAX_COMPARED = 300  # characters of names and rules that are compared
+
+
+@dataclass
+class Problems:
+    """Missing parameters, layouts that do not fit, and names that two tensors would get."""
+
+    missing: dict[str, str] = field(default_factory=dict)  # parameter: its help
+    broken: list[str] = field(default_factory=list)
+    clashes: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # why it is another converter's model
+    uncounted: list[str] = field(default_factory=list)  # numbers in names, of which some are missing
+    uneven: list[str] = field(default_factory=list)  # axes of one name that are not equally long
+
+    def clash(self, name: str, first: Moved, second: Sequence[str], rule: str) -> None:
+        """Record that two tensors would get one name."""
+        a, b = (", ".join(map(printable, n)) for n in (first.names, second))
+        self.clashes.append(f"{printable(name)}: from {a} (by {first.rule}) and {b} (by {rule})")
+
+    def check(self, converter: str) -> None:
+        """Raise the first kind of problem that occurred, with all its cases; return if there is none."""
+        if self.refused:
+            raise UsageError(f"the converter {converter} is not for this model:\n{listing(self.refused)}")
+        if self.uncounted:
+            raise UnmatchedTensors(f"the source is not whole; give all of its files:\n{listing(self.uncounted)}")
+        if self.missing:
+            wanted = [f"{n}: {why}".rstrip(": ") for n, why in self.missing.items()]
+            given = " ".join(f"param='{n}=NUMBER'" for n in self.missing)
+            raise UsageError(f"the converter {converter} needs {given}\n{listing(wanted)}")
+        if self.broken:
+            raise LayoutError(f"{_many(self.broken, 'layout does', 'layouts do')} not fit:\n{listing(self.broken)}")
+        if self.uneven:
+            raise LayoutError(f"the parameters do not fit the shapes:\n{listing(self.uneven)}")
+        if self.clashes:
+            head = _many(self.clashes, "name", "names")
+            raise NameCollision(f"{head} would be given twice:\n{listing(self.clashes)}")
+
+
+def _many(items: Sequence[object], one: str, several: str) -> str:
+    return f"{len(items)} {one if len(items) == 1 else several}"
+
+
+def refuse_unmatched(converter: Converter, checkpoint: Checkpoint, found: Assignment) -> None:
+    """Raise UnmatchedTensors if there are any: folded, each with the nearest rule or the reason of a refusal."""
+    if not found.unmatched:
+        return
+    lines = []
+    rules = [(_triples(t.text), r.label) for r in converter.rules if not r.refuse for t in r.sources]
+    for i, f in enumerate(fold(found.unmatched)):
+        shape = list(checkpoint[f.names[0]].shape)
+        why = found.reasons.get(f.names[0], "")
+        if not why and i < MAX_NEAR and rules:
+            why = f"nearest rule: {_likest(f.text, rules)}"
+        lines.append(f"{f} {shape}" + f" - {why}" * bool(why))
+    raise UnmatchedTensors(
+        f"no rule of {converter.name} takes {len(found.unmatched)} of {len(checkpoint)} tensors; "
+        f"{_advice(converter, checkpoint, found)}:\n{listing(lines, 200)}",
+        url=checkpoint.urls[0] if checkpoint.urls else None,
+    )
+
+
+def _advice(converter: Converter, checkpoint: Checkpoint, found: Assignment) -> str:
+    """To leave out what is left over, unless that is most of the model: then the converter is another's."""
+    weights = sum(1 for t in checkpoint.values() if converter.every or not t.role)
+    if 2 * sum(1 for n in found.unmatched if n not in found.reasons) <= weights:
+        return "drop them with exclude=, or add rules"
+    made = f" (it is for {converter.source})" if converter.source else ""
+    return f"it may be the wrong converter{made}: converter='auto' finds one that takes all; or add rules"
+
+
+def _triples(text: str) -> set[str]:
+    padded = f"  {text[:MAX_COMPARED]} "
+    return {padded[i : i + 3] for i in range(len(padded) - 2)}
+
+
+def _likest(text: str, rules: Sequence[tuple[set[str], str]]) -> str:
+    """The label of the rule that has the most in common with a name (Dice's coefficient): in time linear in both."""
+    mine = _triples(text)
+    return max(rules, key=lambda rule: len(mine & rule[0]) / (len(mine) + len(rule[0])))[1]
+
+
+# --- Names that share one tensor: added by a converter, left out by its inverse ---
+
+
+MAX_ADDED = 100_000  # names that share a tensor
+
+
+def _groups(templates: Sequence[Template], names: Checkpoint) -> Iterator[list[str]]:
+    """The names of a tie, once for each set of captures with which one of its templates takes a name."""
+    seen = set()
+    for t in templates:
+        matcher = Matcher([(t, {})])
+        for name in names:
+            if m := matcher.first(name):
+                group = tuple(other.render(m.values) for other in templates)
+                if group not in seen:
+                    seen.add(group)
+                    yield list(group)
+
+
+def tied(converter: Converter, checkpoint: Checkpoint, names: Names) -> tuple[Checkpoint, dict[str, str]]:
+    """Add the tied names of each shared tensor; return also the name that each added one repeats."""
+    if converter.forward:
+        return checkpoint, {}
+    tensors, ties, metadata = dict(checkpoint.tensors), list(checkpoint.ties), dict(checkpoint.metadata)
+    apart: list[str] = []
+    copies: dict[str, str] = {}
+    for tie in (t for t in converter.ties if all(n in names.shapes for n in t.having)):
+        for group in _groups(tie.names, checkpoint):
+            first = next(n for n in group if n in tensors)
+            added = [n for n in group if n not in tensors]
+            tensors |= {n: tensors[first].renamed(n) for n in added}
+            copies |= dict.fromkeys(added, first)
+            if len(copies) > MAX_ADDED:
+                raise LayoutError(f"the ties of {converter.name} add more than {MAX_ADDED} names to this checkpoint")
+            ties += [(first, *added)] if added else []
+            apart += added if tie.apart else []
+    if apart:
+        metadata[provenance.TIED] = json.dumps(apart, separators=(",", ":"))
+    return replace(checkpoint, tensors=tensors, ties=tuple(ties), metadata=metadata), copies
+
+
+def untied(converter: Converter, checkpoint: Checkpoint) -> tuple[Checkpoint, list[Note]]:
+    """For an inverse, leave out the names that the forward converter added for ties: all but the first of a group.
+
+    What is left out must be a copy of the first, which is compared bit for bit whenever that is read.
+    """
+    if not converter.forward:
+        return checkpoint, []
+    gone: dict[str, None] = {}
+    kept = dict(checkpoint.tensors)
+    remembered = provenance.tied(checkpoint)
+    for tie in converter.ties:
+        for group in _groups(tie.names, checkpoint):
+            there = [n for n in group if n in checkpoint]
+            known = [n for n in there if converter.matcher.first(n)] or there
+            own = _own(checkpoint, known, remembered) if tie.apart else set()
+            left = [n for n in there if n != known[0] and n not in own]
+            kept[known[0]] = operations.same([kept[known[0]], *(checkpoint[n] for n in left)])
+            gone |= dict.fromkeys(left)
+    if not gone:
+        return checkpoint, []
+    note = Note("tied", "must be equal to what they are tied to, and are left out", tuple(gone))
+    return checkpoint.with_tensors({n: t for n, t in kept.items() if n not in gone}), [note]
+
+
+def _own(checkpoint: Checkpoint, known: Sequence[str], remembered: set[str]) -> set[str]:
+    """Names of a tie that have tensors of their own."""
+    first = origin(checkpoint[known[0]])
+    return {n for n in known if n not in remembered and origin(checkpoint[n]) != first}
+
+
+def renamed(ties: Sequence[Sequence[str]], targets: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
+    """The ties of a source under their new names, without those of which a member has no single target."""
+    out = []
+    for group in ties:
+        names = tuple(dict.fromkeys(targets[n] for n in group if n in targets))
+        if len(names) > 1 and all(names):
+            out.append(names)
+    return tuple(out)
 
 
 __all__ = ["apply"]

@@ -18,7 +18,7 @@ from .templates import MAX_NAME, any_taken
 
 if TYPE_CHECKING:
     from .converter import Converter, Rewrite, Rule
-    from .domains import Domain
+    from .templates import Domain
 
 Place = tuple[int, ...]  # the index of a tensor along each axis that its template stacks
 

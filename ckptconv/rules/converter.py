@@ -6,13 +6,13 @@
     where = { p = ["query", "key", "value"] }
     layout = "i o -> o i"
 
-`inverse` swaps its sides; apply.py applies it to a checkpoint; lint.py checks it.
+`inverse` swaps its sides; apply.py applies it to a checkpoint; library.lint checks it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -21,40 +21,14 @@ from ..errors import UsageError
 from ..messages import listing, printable
 from . import layout as layouts
 from . import operations
-from .domains import Domain
-from .templates import Matcher, Template
+from .operations import Of, Resize
+from .templates import Domain, Matcher, Template
 
 Pattern = tuple[Template, Mapping[str, Domain]]
 Fill = tuple[float | str, ...]  # one value, or one for each of equal blocks; each a number or a parameter's name
 
 MAX_COPIES = 64  # that are compared or added: 4 MB of each are in memory
 SUMS = ("exact", "zeros")
-
-
-class Of(NamedTuple):
-    """A size taken from a tensor of the source: the length of one of its axes."""
-
-    name: Template
-    axis: int
-
-    def length(self, shape: Sequence[int]) -> int | None:
-        """The length of the axis in a shape, counted from its end if negative; None if it has no such axis."""
-        return shape[self.axis] if -len(shape) <= self.axis < len(shape) else None
-
-
-class Resize(NamedTuple):
-    """The length of an axis of a rule's target, and what it was; `pads` or crops, and with which value."""
-
-    pads: bool
-    axis: int
-    to: int | str | Of
-    before: int | str | Of | None = None
-    value: float = 0.0
-    front: bool = False  # at the beginning of the axis, not at its end
-    unchecked: bool = False  # the inverse of a pad cuts off whatever is there
-
-    def __str__(self) -> str:
-        return f"{'pad' if self.pads else 'crop'}{' the front of' * self.front} axis {self.axis}"
 
 
 class Param(NamedTuple):

@@ -16,18 +16,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
 
-from ..checkpoint import Tensor
+from ..checkpoint import NoteKind, Tensor, contiguous, origin
 from ..dtypes import NO_ZERO, SATURATES, DType
 from ..errors import ConversionError, LayoutError, UsageError
 from ..messages import did_you_mean
+from ..moves import derived
 from ..moves.part import Part
-
-if TYPE_CHECKING:
-    from .layout import Layout
+from . import layout as layouts
+from .templates import Template
 
 _NUMBER = re.compile(r"(?:add|mul|fill):(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e-?[0-9]+)?)")
 _ROOT = re.compile(r"(mul:sqrt|mul:rsqrt|div:sqrt)\(([A-Za-z_][\w.]*(?: [A-Za-z_][\w.]*)*)\)(:bfloat16)?")
@@ -35,6 +38,32 @@ OWN_INVERSE = ("neg", "conj", "swap")
 KINDS = {"neg": "ifc", "add": "iufc", "mul": "iufc", "fill": "iufcb"}  # of dtypes; others take all that are numbers
 _LACKING = {"neg": NO_ZERO, "add": SATURATES, "mul": SATURATES}  # the first has no sign
 _UNDONE = {"mul:sqrt": "mul:rsqrt", "mul:rsqrt": "mul:sqrt", "div:sqrt": "mul:sqrt"}
+
+
+class Of(NamedTuple):
+    """A size taken from a tensor of the source: the length of one of its axes."""
+
+    name: Template
+    axis: int
+
+    def length(self, shape: Sequence[int]) -> int | None:
+        """The length of the axis in a shape, counted from its end if negative; None if it has no such axis."""
+        return shape[self.axis] if -len(shape) <= self.axis < len(shape) else None
+
+
+class Resize(NamedTuple):
+    """The length of an axis of a rule's target, and what it was; `pads` or crops, and with which value."""
+
+    pads: bool
+    axis: int
+    to: int | str | Of
+    before: int | str | Of | None = None
+    value: float = 0.0
+    front: bool = False  # at the beginning of the axis, not at its end
+    unchecked: bool = False  # the inverse of a pad cuts off whatever is there
+
+    def __str__(self) -> str:
+        return f"{'pad' if self.pads else 'crop'}{' the front of' * self.front} axis {self.axis}"
 
 
 def scales(op: str) -> bool:
@@ -75,7 +104,7 @@ def inverse(op: str) -> str:
 
 
 def resolved(
-    ops: Sequence[str], pattern: Layout | None, sources: Sequence[Tensor], known: Mapping[str, int]
+    ops: Sequence[str], pattern: layouts.Layout | None, sources: Sequence[Tensor], known: Mapping[str, int]
 ) -> tuple[str, ...]:
     """The operations of a rule, with numbers in place of the axes of its layout that some refer to."""
     sizes = known
@@ -139,4 +168,194 @@ def constant(x: float, kind: DType, what: str) -> Any:
         raise LayoutError(f"{e.message} of {what}") from e
 
 
-__all__ = ["check", "constant", "fits", "inverse", "resolved", "scales"]
+# --- Several tensors as one: stacked along an axis, copies that must be equal, and exact sums. Pure; no t ---
+
+
+def stacked(tensors: Mapping[tuple[int, ...], Tensor]) -> Tensor:
+    """Stack tensors of one shape along new first axes, on which each has its place."""
+    first = _first_of_alike([t for _, t in sorted(tensors.items())])
+    counts = tuple(max(index) + 1 for index in zip(*tensors, strict=True))
+    if prod(counts) != len(tensors):
+        raise LayoutError(f"{len(tensors)} tensors do not fill a grid of {' x '.join(map(str, counts))}")
+    ordered = [t for _, t in sorted(tensors.items())]
+    parts = [p._replace(start=p.start + i * first.count) for i, t in enumerate(ordered) for p in t.parts]
+    return replace(first, shape=(*counts, *first.shape), parts=tuple(parts))
+
+
+def unstacked(tensor: Tensor, axes: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[Part, ...]]]:
+    """Split a tensor along its first axes: each tensor with its place; the inverse of `stacked`."""
+    pattern = layouts.parse("(before + 1 + after) ... -> before ..., ..., after ...")
+    counts, rest = tensor.shape[:axes], tensor.shape[axes:]
+    flat = replace(tensor, shape=(prod(counts), *rest))
+    for i, place in enumerate(product(*map(range, counts))):
+        yield (place, *pattern.apply([flat], {"before": i})[1])
+
+
+def same(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor for equal copies, which compares them when it is read."""
+    first = _first_of_alike(tensors)
+    if first.dtype.kind == "s":
+        raise LayoutError("copies are compared by bytes, which strings do not have")
+    if not first.count or all(origin(t) == origin(first) for t in tensors):
+        return first
+    return contiguous(first.name, first.dtype, first.shape, derived.compared(tensors), role=first.role)
+
+
+def summed(tensors: Sequence[Tensor], *, zeros: bool) -> Tensor:
+    """The sum of tensors, which checks that it is exact when it is read."""
+    first = _first_of_alike(tensors)
+    if first.dtype.kind != "f":
+        raise LayoutError(f"`sum` adds floating-point numbers, not {first.dtype}")
+    if not first.count:
+        return first
+    return contiguous(first.name, first.dtype, first.shape, derived.summed(tensors, zeros=zeros), role=first.role)
+
+
+def filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:
+    """The parts of a tensor, with a constant in each of equal blocks along its first axis."""
+    for number in numbers:
+        fits(f"fill:{number!r}", like.parts)
+    size = like.count // len(numbers)
+    return tuple(
+        p._replace(start=p.start + i * size, ops=(*p.ops, f"fill:{number!r}"))
+        for i, (number, block) in enumerate(zip(numbers, _blocks(like, len(numbers)), strict=True))
+        for p in block.parts
+    )
+
+
+def without(kept: Tensor, constant: Tensor, numbers: Sequence[float]) -> Tensor:
+    """A tensor for which another was `filled`; that it holds these numbers is checked when the tensor is read."""
+    if constant.shape != kept.shape:
+        raise LayoutError(f"{constant.name} is {list(constant.shape)}, but {kept.name} is {list(kept.shape)}")
+    for i, (number, block) in enumerate(zip(numbers, _blocks(constant, len(numbers)), strict=True)):
+        fits(f"fill:{number!r}", block.parts)
+        start = i * block.shape[0] if i else 0
+        data = derived.without(kept, block, number, start=start, filled=True)
+        kept = contiguous(kept.name, kept.dtype, kept.shape, data, role=kept.role) if kept.count else kept
+    return kept
+
+
+def _blocks(t: Tensor, count: int) -> list[Tensor]:
+    """Equal blocks along the first axis."""
+    if count == 1:
+        return [t]
+    axes = [f"n.b{i}" for i in range(count)]
+    pattern = layouts.parse(f"({' + '.join(axes)}) ... -> {', '.join(f'{a} ...' for a in axes)}")
+    return [replace(t, shape=shape, parts=parts) for shape, parts in pattern.apply([t])]
+
+
+def _first_of_alike(tensors: Sequence[Tensor]) -> Tensor:
+    """The first of tensors, which must have one shape and one dtype."""
+    first = tensors[0]
+    if odd := [t for t in tensors if t.shape != first.shape or t.dtype != first.dtype]:
+        a, b = (f"{t.name} is {list(t.shape)} {t.dtype}" for t in (odd[0], first))
+        raise LayoutError(f"{a}, but {b}")
+    return first
+
+
+# --- Change the length of one axis: `crop` cuts its end off, `pad` puts one value there. Pure; no tensor  ---
+#
+# crop = { axis = 0, to = 30522 }                 the inverse pads: what was cut off is lost
+#     pad = { axis = 0, to = 30528, value = 0 }       the inverse crops, and checks that only padding is cut off
+#     pad = { axis = 0, to = 48, front = true }       at the beginning of the axis instead
+#     pad = { axis = 0, to = 48, unchecked = true }   the inverse cuts off whatever is there, with a note
+#
+# The axis is one of the rule's target. `from` is the length before; else the metadata records it for the inverse.
+
+
+ADDED, TIMES = 2**26, 8  # bytes that a recorded length may add to a tensor: so many, or so many times its own
+
+
+def forward(resize: Resize, t: Tensor, to: int, before: int | None) -> Tensor:
+    """The tensor with its axis `to` long; LayoutError if it was not `before` long, or is too long or too short."""
+    length = _length(resize, t)
+    if before is not None and length != before:
+        raise LayoutError(f"axis {resize.axis} is {length} long, not {before} as `from` says")
+    if (to - length) * (1 if resize.pads else -1) < 0:
+        what, other = ("pad", "longer") if resize.pads else ("crop", "shorter")
+        raise LayoutError(f"`{what}` to {to}: axis {resize.axis} is {other} than that, {length}")
+    return _padded(t, resize, to) if resize.pads else _cut(t, resize, to)[0]
+
+
+def backward(resize: Resize, t: Tensor, to: int, before: int | None) -> Tensor:
+    """The tensor as it was before `forward` made its axis `to` long."""
+    length = _length(resize, t)
+    if length != to:
+        raise LayoutError(f"axis {resize.axis} is {length} long, not {to} as `to` says")
+    if before is None:
+        raise LayoutError(f"the length of axis {resize.axis} before is not recorded; give it as `from`")
+    if (before - length) * (-1 if resize.pads else 1) < 0:
+        raise LayoutError(f"axis {resize.axis} is {length} long and was {before}: that is not what the rule does")
+    if not resize.pads:
+        return _padded(t, resize, before)
+    kept, rest = _cut(t, resize, before)
+    if not rest.count or resize.unchecked:
+        return kept
+    start = 0 if resize.front else before
+    return contiguous(
+        t.name, t.dtype, kept.shape, derived.without(kept, rest, resize.value, axis=resize.axis, start=start)
+    )
+
+
+def bounded(resize: Resize, t: Tensor, recorded: int | None) -> None:
+    """Refuse a length that metadata, which is from a file, records if it would make a small tensor huge."""
+    more = (recorded or 0) - _length(resize, t)
+    others = prod(n for k, n in enumerate(t.shape) if k != resize.axis)
+    if more * others * t.dtype.itemsize > max(ADDED, TIMES * t.nbytes):
+        raise LayoutError(
+            f"axis {resize.axis} is {_length(resize, t)} long and was {recorded}, as the metadata records: more than "
+            "is taken from there; give it as `from` if that is right"
+        )
+
+
+def described(resize: Resize, old: Sequence[int], new: Sequence[int], *, backward: bool) -> tuple[NoteKind, str] | None:
+    """What became of a tensor, for a note; None if nothing did."""
+    was, now = old[resize.axis], new[resize.axis]
+    if was == now:
+        return None
+    what = f"axis {resize.axis} is {'padded' if now > was else 'cropped'} from {was} to {now}"
+    if now > was:
+        what += f" with {resize.value:g}"
+        return ("lossy", f"{what}: what the crop cut off is lost") if backward else ("hint", what)
+    if backward and not resize.unchecked:
+        return "hint", f"{what}: what is cut off must be {resize.value:g}, which is checked when it is read"
+    return "lossy", f"{what}: what is beyond is lost"
+
+
+def _length(resize: Resize, t: Tensor) -> int:
+    if resize.axis >= len(t.shape):
+        raise LayoutError(f"axis {resize.axis} does not exist: the tensor has {len(t.shape)}")
+    return t.shape[resize.axis]
+
+
+def _names(axis: int, count: int, along: str) -> str:
+    """The axes of a tensor in a layout, `along` for the one that changes."""
+    return " ".join(along if k == axis else f"a{k}" for k in range(count))
+
+
+def _cut(t: Tensor, resize: Resize, to: int) -> tuple[Tensor, Tensor]:
+    """The part of a tensor that is kept, with its axis `to` long, and the rest: behind it, or in front of it."""
+    names = ("y", "x") if resize.front else ("x", "y")
+    sides = [_names(resize.axis, len(t.shape), x) for x in (f"({' + '.join(names)})", "x", "y")]
+    pattern = layouts.parse(f"{sides[0]} -> {sides[1]}, {sides[2]}")
+    kept, rest = (replace(t, shape=s, parts=p) for s, p in pattern.apply([t], {"x": to}))
+    return kept, rest
+
+
+def _padded(t: Tensor, resize: Resize, to: int) -> Tensor:
+    """The tensor with one value at the end of an axis, or at its beginning."""
+    if to == (length := _length(resize, t)):
+        return t
+    shape = (*t.shape[: resize.axis], to - length, *t.shape[resize.axis + 1 :])
+    end = replace(t, shape=shape, parts=_constant(t, shape, resize.value))
+    both = "(y + x)" if resize.front else "(x + y)"
+    sides = [_names(resize.axis, len(t.shape), x) for x in ("x", "y", both)]
+    ((whole, parts),) = layouts.parse(f"{sides[0]}, {sides[1]} -> {sides[2]}").apply([t, end])
+    return replace(t, shape=whole, parts=parts)
+
+
+def _constant(t: Tensor, shape: Sequence[int], value: float) -> tuple[Part, ...]:
+    if t.dtype.kind in "sx":
+        raise LayoutError(f"{t.dtype} is not padded: its elements are not numbers")
+    element = constant(value, t.dtype, "`pad`")
+    return (derived.constant(element, t.dtype, tuple(shape)),)

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..checkpoint import Checkpoint
 from ..errors import UsageError
 from .assign import Assignment, Group, Names, Place, lacks, placed, translated
-from .domains import Domain
-from .templates import Matcher
+from .templates import Domain, Matcher
 
 if TYPE_CHECKING:
     from .converter import Converter, Rule

@@ -34,7 +34,7 @@ def sample() -> Any:
 def attempt(data: bytes, home: Path) -> int:
     """Parse rules, lint them, apply them both ways."""
     from ckptconv.errors import CkptError
-    from ckptconv.rules.lint import lint
+    from ckptconv.rules.library import lint
     from ckptconv.rules.toml import parse
 
     made = parse(data.decode("utf-8", "replace"), "fuzzed")

@@ -30,7 +30,7 @@ from ckptconv.errors import UsageError
 from ckptconv.moves.part import Held
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
-from ckptconv.rules.lint import lint
+from ckptconv.rules.library import lint
 
 ORACLES = SHARED / "oracles"
 FILES = sorted(p for p in (ROOT / "converters").glob("*.toml") if not p.name.startswith("_"))

@@ -15,7 +15,7 @@ from kit import FIXTURES
 
 import ckptconv
 from ckptconv.rules import library
-from ckptconv.rules.lint import lint
+from ckptconv.rules.library import lint
 
 HOME = FIXTURES / "hostile"
 KINDS = ("safetensors", "numpy", "flax", "orbax", "sharded", "dcp", "tf", "strangers")

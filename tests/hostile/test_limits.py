@@ -25,7 +25,7 @@ from ckptconv.formats.hdf5 import file as hdf5
 from ckptconv.formats.numpy import npy
 from ckptconv.formats.pytorch import pickle, walk
 from ckptconv.formats.tensorflow import locate
-from ckptconv.rules import axes, entries, layout, library, pieces, templates, toml
+from ckptconv.rules import axes, layout, library, templates, toml
 from ckptconv.storage import remote
 
 ARRAY = msgpack.ExtType(1, msgpack.packb(((2,), "float32", np.ones(2, "<f4").tobytes())))
@@ -103,7 +103,7 @@ LIMITS: dict[str, Case] = {
         templates, "MAX_ANY", 2, lambda _: templates.template("{a...}x{b...}"), "has more than 1 captures"
     ),
     "the text of a template": (
-        entries, "MAX_TEMPLATE", 8, rules("let = { a = 'bbbbbbbb' }\n[[rule]]\nfrom = '<a>'\nto = 'c'"),
+        toml, "MAX_TEMPLATE", 8, rules("let = { a = 'bbbbbbbb' }\n[[rule]]\nfrom = '<a>'\nto = 'c'"),
         "grows beyond 7"
     ),
     "the names with captures": (
@@ -123,7 +123,7 @@ LIMITS: dict[str, Case] = {
         "`rewrite` has 2 entries, more than 1"
     ),
     "the conditions of a rule": (
-        entries, "MAX_LISTED", 2, rules("[[rule]]\nfrom = 'a'\nto = 'b'\nif = ['c', 'd']"),
+        toml, "MAX_LISTED", 2, rules("[[rule]]\nfrom = 'a'\nto = 'b'\nif = ['c', 'd']"),
         "`if` has 2 entries, more than 1"
     ),
     "the numbers of a fill": (
@@ -189,10 +189,10 @@ def test_names_that_are_too_long_match_nothing_that_takes_long(monkeypatch: pyte
 def test_pieces_of_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     made = layout.parse("(a + b + c) -> (c + b + a)")
     before = ckptconv.Checkpoint({"t": ckptconv.checkpoint.held("t", np.arange(6.0))})["t"]
-    monkeypatch.setattr(pieces, "MAX_PIECES", 4)
+    monkeypatch.setattr(layout, "MAX_PIECES", 4)
     (after,) = made.apply([before], {"a": 1, "b": 2})
     assert after[0] == (6,)
-    monkeypatch.setattr(pieces, "MAX_PIECES", 3)
+    monkeypatch.setattr(layout, "MAX_PIECES", 3)
     with pytest.raises(ckptconv.LayoutError, match="needs more than 3 pieces for one part; convert in two steps"):
         made.apply([before], {"a": 2, "b": 1})
 

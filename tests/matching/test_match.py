@@ -26,7 +26,7 @@ from ckptconv.matching.search import match
 from ckptconv.rules import library, passes
 from ckptconv.rules.apply import apply
 from ckptconv.rules.converter import Converter
-from ckptconv.rules.lint import lint
+from ckptconv.rules.library import lint
 
 pytest.importorskip("scipy", reason="matching by names is an extra")
 RNG = np.random.default_rng(5)

@@ -17,7 +17,7 @@ from ckptconv.matching.rules import toml
 from ckptconv.matching.search import match
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
-from ckptconv.rules.lint import lint
+from ckptconv.rules.library import lint
 
 Arrays = dict[str, Any]
 Both = tuple[Arrays, Arrays]

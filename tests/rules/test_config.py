@@ -16,7 +16,7 @@ from kit import examples
 import ckptconv
 from ckptconv.errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint, UsageError
 from ckptconv.rules import library
-from ckptconv.rules.lint import lint
+from ckptconv.rules.library import lint
 
 RULES = """
 [params]

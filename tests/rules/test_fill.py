@@ -13,7 +13,7 @@ from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.errors import ConversionError, LayoutError
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
-from ckptconv.rules.lint import lint
+from ckptconv.rules.library import lint
 
 PARAMS = "[params]\nforget = { default = 2 }\n"
 GATES = """

@@ -19,7 +19,7 @@ from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CorruptCheckpoint, LayoutError
 from ckptconv.moves import gather
 from ckptconv.moves.part import Held, Part, c_strides
-from ckptconv.rules import layout, pieces
+from ckptconv.rules import layout
 
 
 def read(shape: tuple[int, ...], parts: tuple[Part, ...]) -> np.ndarray[Any, Any]:
@@ -276,7 +276,7 @@ def test_pieces_are_few() -> None:
 
 @pytest.mark.slow
 def test_steps_that_never_divide_end_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "MAX_PIECES", 2**12)
+    monkeypatch.setattr(layout, "MAX_PIECES", 2**12)
     box = Part(Held(None), DTYPES["float32"], (2**30,), 0, (1,), 0, (3,))
     odd = Tensor("t", DTYPES["float32"], (3 * 2**30,), (box,))
     with pytest.raises(LayoutError, match="pieces"):

@@ -14,9 +14,8 @@ import pytest
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
 from ckptconv.rules import library, provenance, sizes
-from ckptconv.rules.apply import apply
+from ckptconv.rules.apply import Problems, apply, refuse_unmatched
 from ckptconv.rules.assign import Assignment
-from ckptconv.rules.problems import Problems, refuse_unmatched
 from ckptconv.rules.provenance import KEY, PARAMS, TIED, Moved
 
 

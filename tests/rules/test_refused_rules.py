@@ -16,7 +16,7 @@ from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CkptError, LayoutError, NameCollision, UnmatchedTensors, UsageError
 from ckptconv.rules import layout, library, names, passes, provenance, templates, toml
 from ckptconv.rules.apply import apply
-from ckptconv.rules.lint import lint
+from ckptconv.rules.library import lint
 from ckptconv.rules.names import averages
 
 

@@ -13,9 +13,9 @@ import pytest
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.errors import ConversionError, LayoutError, UsageError
-from ckptconv.rules import library, resize
+from ckptconv.rules import library, operations
 from ckptconv.rules.apply import apply
-from ckptconv.rules.lint import lint
+from ckptconv.rules.library import lint
 
 W = np.arange(1.0, 13, dtype="f4").reshape(4, 3)
 
@@ -278,6 +278,6 @@ def test_backwards_only_what_the_rule_does(how: str, now: int, before: int | Non
     to = 6 if "pad" in how else 2
     if words:
         with pytest.raises(LayoutError, match=words):
-            resize.backward(rule.resize, t, to, before)
+            operations.backward(rule.resize, t, to, before)
         return
-    assert resize.backward(rule.resize, t, to, before).shape == (before, 3)
+    assert operations.backward(rule.resize, t, to, before).shape == (before, 3)

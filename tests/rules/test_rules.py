@@ -26,11 +26,10 @@ from ckptconv.messages import fold
 from ckptconv.moves.part import Held
 from ckptconv.rules import library, names, passes
 from ckptconv.rules.apply import apply
-from ckptconv.rules.domains import domain
-from ckptconv.rules.lint import lint
+from ckptconv.rules.library import lint
 from ckptconv.rules.names import averages
 from ckptconv.rules.passes import select
-from ckptconv.rules.templates import Matcher, template
+from ckptconv.rules.templates import Matcher, domain, template
 
 PAGE = ROOT / "converters" / "README.md"
 

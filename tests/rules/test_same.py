@@ -16,7 +16,7 @@ import ckptconv
 from ckptconv.errors import CkptError, ConversionError, CorruptCheckpoint, LayoutError, UsageError
 from ckptconv.moves import derived
 from ckptconv.rules import library
-from ckptconv.rules.lint import lint
+from ckptconv.rules.library import lint
 
 RULES = "[[rule]]\nfrom = ['a/{x}', 'b/{x}', 'c/{x}']\nto = '{x}'\nsame = true\n"
 TURNED = RULES + "layout = 'i o -> o i'\n"

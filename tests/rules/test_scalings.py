@@ -14,7 +14,7 @@ from ckptconv.errors import ConversionError, LayoutError, UnmatchedTensors, Usag
 from ckptconv.moves.part import Held
 from ckptconv.rules.apply import apply
 from ckptconv.rules.converter import Converter
-from ckptconv.rules.lint import lint
+from ckptconv.rules.library import lint
 from ckptconv.rules.toml import parse
 
 

@@ -20,7 +20,7 @@ from ckptconv.errors import CkptError, ConversionError, LayoutError, UnmatchedTe
 from ckptconv.moves import derived
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
-from ckptconv.rules.lint import lint
+from ckptconv.rules.library import lint
 
 W = np.arange(12.0, dtype="f4").reshape(3, 4)
 ZERO = np.zeros_like(W)

@@ -19,9 +19,8 @@ from ckptconv.errors import LayoutError
 from ckptconv.moves.part import Held
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
-from ckptconv.rules.domains import Domain, domain
-from ckptconv.rules.lint import lint
-from ckptconv.rules.templates import template
+from ckptconv.rules.library import lint
+from ckptconv.rules.templates import Domain, domain, template
 
 SPECS = ["int", "int+1", "int-4", "2*int", "2*int-1", "3*int+2", "int:3", "int+1:3", "int in 4 4 4", "int in 6 3 3"]
 
