@@ -39,10 +39,11 @@ format: $(VENV)/lint.done ## format the code, with the fixes that ruff is sure o
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-lint: $(VENV)/lint.done ## ruff, its formatting, mypy in strict mode, the syntax of .github and CITATION.cff
+lint: $(VENV)/lint.done ## ruff, its formatting, mypy in strict mode, the weight of each room, the syntax of .github and CITATION.cff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/house/weight.py
 	@if $(BIN)/check-jsonschema --version >/dev/null 2>&1; then $(MAKE) -s schemas; else \
 	  echo "not checked against schemas, which takes Python 3.11: .github and CITATION.cff"; fi
 

@@ -179,6 +179,3 @@ def _forgotten(expected: Checkpoint, got: Checkpoint) -> dict[str, Any]:
         with suppress(UsageError):  # of quantised weights: no conversion gives that
             made, given["dtype"] = passes.cast(made, kind), kind.name
     return given if len(made) == len(got) and not unlike(made.tensors, got) else {}
-
-
-__all__ = ["check_itself", "diff", "verify"]

@@ -148,6 +148,3 @@ def _array(value: Any) -> Any:
         except UnicodeEncodeError:
             raise ValueError("a text in it holds half a surrogate pair, which UTF-8 cannot hold") from None
     return array
-
-
-__all__ = ["gathered"]

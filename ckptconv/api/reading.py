@@ -175,9 +175,3 @@ def list_of(sources: Path | Sequence[Path]) -> list[Path]:
     """One path, or many."""
     several = isinstance(sources, Iterable) and not isinstance(sources, (str, os.PathLike, Mapping))
     return [text(s) for s in sources] if several else [text(sources)]  # type: ignore[union-attr]
-
-
-__all__ = [
-    "changed", "dated", "list_of", "merged", "open", "opened", "prepare", "refuse_nameless", "seen", "selected",
-    "url_of", "whole",
-]  # fmt: skip

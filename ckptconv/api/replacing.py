@@ -61,6 +61,3 @@ def found(outcome: Outcome) -> list[Note]:
     notes = [Note("hint", "left by a killed run and cleared away", outcome.cleared)] if outcome.cleared else []
     notes += [Note("hint", OLDER.format("removed"), outcome.removed)] if outcome.removed else []
     return [*notes, *[Note("hint", DOUBTED)] * outcome.doubted]
-
-
-__all__ = ["foretold", "found", "sparing"]

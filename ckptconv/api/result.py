@@ -125,6 +125,3 @@ def _lost(loss: Mapping[str, tuple[int, int]]) -> str:
     facts = [f"{infinite:,} values became infinite or NaN"] * bool(infinite)
     facts += [f"{zero:,} became zero"] * bool(zero)
     return " and ".join(facts)
-
-
-__all__ = ["Loaded", "Report", "lossy"]

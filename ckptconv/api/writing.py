@@ -320,6 +320,3 @@ def _compared(made: Checkpoint, target: Target) -> tuple[Checkpoint, Target]:
         return hashes.guarded(made), target
     bare, hashed = hashes.unwatched(made)
     return bare, replace(target, hash=False) if hashed and target.hash is None else target
-
-
-__all__ = ["convert", "dry_run", "holdable", "plan_for", "save", "write"]

@@ -438,6 +438,3 @@ def _bad_links(folder: str, root: str, follow: bool) -> dict[str, CkptError]:
         except CkptError:
             bad[name] = UnsafeCheckpoint(OUTSIDE, url=url)
     return bad
-
-
-__all__ = ["INDEXES", "SHARD", "FoundCheckpoint", "discover", "sets", "suffixes"]

@@ -203,6 +203,3 @@ def _parsed(raw: Iterable[bytes], path: str, number: int) -> tuple[dict[str, Led
     except BROKEN:
         raise CorruptCheckpoint(f"line {k} of the ledger is damaged", url=path) from None
     return entries, torn, is_ours
-
-
-__all__ = ["LEDGERS", "NAME", "EntryState", "Ledger", "LedgerEntry", "Remark", "read"]

@@ -238,6 +238,3 @@ def _hub_checkpoints(names: Iterable[str]) -> list[str]:
         del left[n]
     several = [f.source for f in sets("", left, "", [*left, *indexes])]
     return sorted([*indexes, *several, *(n for n in left if n.lower().endswith(suffixes()))])
-
-
-__all__ = ["FORMAT", "Row", "Settings", "is_manifest", "read"]

@@ -435,6 +435,3 @@ def read_ledger(place: str, shard: str = "", *, force: bool = False) -> Mapping[
     if not is_ours and not force:
         raise StorageError(STRANGE, url=path)
     return entries if is_ours else {}
-
-
-__all__ = ["Conversion", "State", "ZooOptions", "plan", "read_ledger"]

@@ -192,6 +192,3 @@ def _watch() -> None:
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
-
-
-__all__ = ["WorkerDied", "run"]

@@ -300,6 +300,3 @@ def _rate(done: Counter[int]) -> float:
     last = max(done, default=0)
     recent = [m for m in done if m > last - RECENT // 60]
     return sum(done[m] for m in recent) / (60 * (last - min(recent) + 1)) if recent else 0.0
-
-
-__all__ = ["RECENT", "Cause", "Status", "Summary", "counted", "ledgers", "progress", "remarks_of", "zoo_status"]

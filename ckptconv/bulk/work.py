@@ -212,6 +212,3 @@ def _beside(
 def _absolute(found: FoundCheckpoint) -> FoundCheckpoint:
     files = tuple((ray_engine.absolute(url), status) for url, status in found.files)
     return found._replace(source=ray_engine.absolute(found.source), files=files)
-
-
-__all__ = ["Done", "WorkerConfig", "on_cluster", "work"]

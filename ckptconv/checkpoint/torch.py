@@ -206,9 +206,3 @@ def _stored(source: Tensor, target: torch.Tensor, sources: Sources) -> Any:
     value = value.conj().resolve_conj() if target.is_conj() else value
     word: Any = f"u{size}" if (size := target.element_size()) <= 8 else [("low", "u8"), ("high", "u8")]
     return to_array(value.neg() if target.is_neg() else value).view(word)
-
-
-__all__ = [
-    "apart", "is_shaped", "outline", "refuse_conflicts", "refuse_other_values", "refuse_unwritable", "shaped",
-    "snapshot", "tied", "ties",
-]  # fmt: skip

@@ -245,6 +245,3 @@ def _urls(data: Data) -> Iterator[str]:
         for tensor in made_of(data):
             for part in tensor.parts:
                 yield from _urls(part.data)
-
-
-__all__ = ["Journal", "NoJournal", "fingerprint"]

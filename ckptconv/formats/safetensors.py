@@ -328,6 +328,3 @@ def prove(found: Checkpoint) -> None:
             raise CorruptCheckpoint(f"the reference implementation ({version}) refuses it: {e}", url=url) from e
         if not same:
             raise CorruptCheckpoint("the reference implementation lists other names", url=url)
-
-
-__all__ = ["SafetensorsWriter", "open", "prove", "read", "sniff", "writer"]

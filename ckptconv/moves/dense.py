@@ -278,6 +278,3 @@ def _majors(reader: Reader, part: str) -> Iterator[tuple[int, int, Array]]:
             yield first, last, lo + np.searchsorted(starts, np.arange(first, last), side="right") - 1
     if reached != total:
         raise reader.bad(RISING)
-
-
-__all__ = ["check", "computed"]

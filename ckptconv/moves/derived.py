@@ -257,8 +257,3 @@ def _without(both: Sequence[Stored], params: list[Any], sources: Sources) -> Ite
             )
         at += len(elements)
     yield from windows(kept, sources, CHUNK)
-
-
-__all__ = [
-    "Derived", "compared", "constant", "decode", "dense", "derived", "is_constant", "summed", "without",
-]  # fmt: skip

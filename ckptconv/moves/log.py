@@ -123,6 +123,3 @@ def chunk_digests(view: memoryview) -> tuple[bytes, ...]:
     from xxhash import xxh3_128_digest
 
     return tuple(xxh3_128_digest(view[at : at + CHUNK]) for at in range(0, len(view), CHUNK))
-
-
-__all__ = ["Log", "Read", "Written", "chunk_digests"]

@@ -171,6 +171,3 @@ def stream(coded: Coded) -> Iterator[memoryview]:
         raise CorruptCheckpoint(
             f"{printable(brief(coded.key))} decodes to {amount} than {coded.size} bytes", url=coded.url
         )
-
-
-__all__ = ["Sources", "decode", "stream"]

@@ -284,9 +284,3 @@ def _is_plain(target: torch.Tensor, source: Stored) -> bool:
     own = type(target) in (torch.Tensor, torch.nn.Parameter) and target.device.type == "cpu" and target.is_contiguous()
     as_they_are = own and not (target.is_conj() or target.is_neg() or target.is_inference())
     return as_they_are and kind_of(target) == source.dtype and not any(isinstance(p.data, Held) for p in source.parts)
-
-
-__all__ = [
-    "Area", "Box", "Staged", "areas", "box", "dtype_of", "fill", "kind_of", "memory", "place", "spot",
-    "state", "to_array", "to_torch",
-]  # fmt: skip

@@ -93,6 +93,3 @@ def names_in(folder: str, begin: str) -> list[str]:
     if len(names) > LONG:
         listings[folder] = names
     return list(takewhile(lambda name: name.startswith(begin), islice(names, bisect_left(names, begin), None)))
-
-
-__all__ = ["OutputFile", "Taken", "beginnings", "check_replaced", "names_in", "place", "refuse_foreign"]

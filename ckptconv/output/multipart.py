@@ -206,6 +206,3 @@ def _inside(ranges: Iterable[Range], part: int, last: int) -> Iterator[int]:
             yield from range(-(-start // part), min(end // part, last))
             start = lo
         end = max(end, hi)
-
-
-__all__ = ["Multipart", "begin"]

@@ -202,6 +202,3 @@ class AppendLog:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
-
-
-__all__ = ["AppendLog", "claim", "lines", "lock", "open_file", "permissions", "refuse_source", "remove", "sync"]

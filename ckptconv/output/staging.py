@@ -348,6 +348,3 @@ def _write(fd: int, start: int, data: Buffer) -> None:
     while view:
         written = os.pwrite(fd, view, start)
         view, start = view[written:], start + written
-
-
-__all__ = ["TEMPORARY", "Output", "OutputNames", "Paths", "hidden"]

@@ -149,6 +149,3 @@ def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:
     if not sound:
         raise UsageError(f"keep_going=True: nothing is left, because every tensor is damaged: {notes[0].text}")
     return checkpoint.with_tensors(sound, *notes)
-
-
-__all__ = ["Checked", "check", "guarded", "salvaged", "unwatched", "watched"]

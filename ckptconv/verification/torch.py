@@ -283,6 +283,3 @@ def raised_in(e: BaseException) -> str:
     others = tuple(os.path.dirname(file) for file in (os.path.dirname(__file__), os.__file__, torch.__file__))
     own = [f for f in frames if not f.filename.startswith(others)]
     return f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}" if own else ""
-
-
-__all__ = ["Runner", "blamed", "compare", "outputs", "raised_in"]
