@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from ports_common import Array, Arrays, State, kernel
+from nets.common import Array, Arrays, State, kernel
 
 try:
     import transformers

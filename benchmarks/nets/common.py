@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,3 +78,78 @@ def image(channels: int, size: int) -> Callable[[], tuple[Tensor, ...]]:
 
 def ids(count: int) -> Callable[[], tuple[Tensor, ...]]:
     return lambda: (torch.randint(0, count, (2, 10)),)
+
+
+LSTM = "ifgo"  # torch's order of gates
+
+
+class Basic(nn.Module):
+    def __init__(self, i: int, o: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(i, o, 3, stride, 1, bias=False), nn.BatchNorm2d(o)
+        self.conv2, self.bn2 = nn.Conv2d(o, o, 3, 1, 1, bias=False), nn.BatchNorm2d(o)
+        self.downsample = None
+        if stride > 1:
+            self.downsample = nn.Sequential(nn.Conv2d(i, o, 1, stride, bias=False), nn.BatchNorm2d(o))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        return (y + (x if self.downsample is None else self.downsample(x))).relu()
+
+
+class ResNet18(nn.Module):
+    """The names of torchvision's ResNet-18."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8)
+        self.layer1 = nn.Sequential(Basic(8, 8, 1), Basic(8, 8, 1))
+        self.layer2 = nn.Sequential(Basic(8, 16, 2), Basic(16, 16, 1))
+        self.layer3 = nn.Sequential(Basic(16, 32, 2), Basic(32, 32, 1))
+        self.fc = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn1(self.conv1(x)).relu()
+        return self.fc(self.layer3(self.layer2(self.layer1(x))).mean((2, 3)))
+
+
+def basic_blocks() -> Iterator[tuple[int, str, int, int]]:
+    """The blocks of ResNet18: count, name, stage and number."""
+    for k in range(6):
+        yield k, f"layer{k // 2 + 1}.{k % 2}", k // 2, k % 2
+
+
+def quiet(module: nn.Module) -> None:
+    """Zero torch's second bias, which the originals have not."""
+    for name, p in module.named_parameters():
+        if name.rpartition(".")[2].startswith("bias_hh"):
+            nn.init.zeros_(p)
+
+
+def bias(s: State, at: str, tail: str) -> Array:
+    return s[f"{at}.bias_ih_l{tail}"] + s[f"{at}.bias_hh_l{tail}"]
+
+
+def matrices(s: State, at: str, tail: str) -> tuple[Array, Array]:
+    return s[f"{at}.weight_ih_l{tail}"].T, s[f"{at}.weight_hh_l{tail}"].T
+
+
+class Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(40, 10)
+        self.lstm = nn.LSTM(10, 16, num_layers=2, batch_first=True)
+        self.out = nn.Linear(16, 40)
+        quiet(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.lstm(self.embed(x))[0])
+
+
+def keras_gru(s: State, at: str, name: str, tail: str = "") -> Arrays:
+    two = np.stack([s[f"{at}.bias_ih_l0{tail}"], s[f"{at}.bias_hh_l0{tail}"]])
+    return {
+        f"{name}/kernel": gates(s[f"{at}.weight_ih_l0{tail}"].T, (1, 0, 2)),
+        f"{name}/recurrent_kernel": gates(s[f"{at}.weight_hh_l0{tail}"].T, (1, 0, 2)),
+        f"{name}/bias": gates(two, (1, 0, 2)),
+    }
