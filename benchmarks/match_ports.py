@@ -16,7 +16,7 @@ import contextlib
 import io
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -80,15 +80,22 @@ def state(module: nn.Module) -> Arrays:
     return {n: t.detach().numpy().copy() for n, t in module.state_dict().items() if t.is_floating_point()}
 
 
-def same(module: nn.Module, other: nn.Module, inputs: tuple[Tensor, ...]) -> bool:
+def output(module: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[str, Tensor]:
+    """The first output, and its name."""
     with torch.no_grad():
-        return torch.allclose(module(*inputs), other(*inputs), rtol=1e-3, atol=1e-4)
+        outputs = module(**inputs)
+    return ("output", outputs) if isinstance(outputs, Tensor) else next(iter(outputs.items()))
+
+
+def same(module: nn.Module, other: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
+    return torch.allclose(output(module, inputs)[1], output(other, inputs)[1], rtol=1e-3, atol=1e-4)
 
 
 def run(port: Port, folder: Path, *, check: bool = True, every: bool = False) -> Row:
     original, fresh = trained(port.build, 1), trained(port.build, 2)
     source = Checkpoint({n: held(n, np.ascontiguousarray(x)) for n, x in port.store(state(original)).items()})
-    inputs = port.inputs()
+    given = port.inputs()
+    inputs = {"x": given[0]} if isinstance(given, tuple) else given
     began = time.perf_counter()
     try:
         found = match(source, outline(fresh))
@@ -111,17 +118,16 @@ def run(port: Port, folder: Path, *, check: bool = True, every: bool = False) ->
     return Row(len(want), len(want) - len(wrong), unmarked, doubts, names, checked, time.perf_counter() - began, note)
 
 
-def proved(port: Port, original: nn.Module, found: Any, source: Checkpoint, inputs: tuple[Tensor, ...]) -> bool:
+def proved(port: Port, original: nn.Module, found: Any, source: Checkpoint, inputs: Mapping[str, Tensor]) -> bool:
     """Whether --check, given the original's outputs only, ends with a module that computes the same."""
     fresh = trained(port.build, 3)
-    with torch.no_grad():
-        wanted = original(*inputs)
+    name, wanted = output(original, inputs)
     target = outline(fresh)
 
     def propose(order: Sequence[str]) -> Proposal:
         return match(source, target.with_tensors({n: target[n] for n in order}), values=False)
 
-    arrays = {"x": inputs[0].numpy()}, {"output": wanted.numpy()}
+    arrays = {n: x.numpy() for n, x in inputs.items()}, {name: wanted.numpy()}
     proof = prove(fresh, found, source, *arrays, propose=propose, seconds=SECONDS)
     wrong = {n for n, x in state(original).items() if x.tobytes() != state(fresh)[n].tobytes()}
     if any(p.sure and wrong & set(p.targets) for p in proof.proposal.pairs):

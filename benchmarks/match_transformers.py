@@ -10,30 +10,22 @@ from __future__ import annotations
 
 import re
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from nets.common import Array, Arrays, State, kernel
+from match_ports import run
+from nets.common import Array, Arrays, Port, State, kernel
+from torch import Tensor
 
 try:
     import transformers
 except ImportError as e:
     raise SystemExit(f"skipped: {e}") from None
 
-from ckptconv.checkpoint import Checkpoint, held
-from ckptconv.errors import CkptError
-from ckptconv.matching.check.prove import prove
-from ckptconv.matching.pairs import Proposal
-from ckptconv.matching.rules import toml
-from ckptconv.matching.search import match
-from ckptconv.torch import load_into, outline
-
-SECONDS = 120.0
 TABLE = re.compile(r"(embed(ding)?s?|embed_(tokens|positions)|_embeddings|shared|wte|wpe)$")
 Renames = Sequence[tuple[str, str]]
 
@@ -180,60 +172,16 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-def state(module: Any) -> Arrays:
-    return {n: t.detach().numpy().copy() for n, t in module.state_dict().items() if t.is_floating_point()}
+def port(name: str) -> Port:
+    case, kind = CASES[name], getattr(transformers, name)
 
+    def inputs() -> dict[str, Tensor]:
+        return {
+            n: torch.randint(1, words, shape) if words else torch.randn(shape)
+            for n, (shape, words) in case.inputs.items()
+        }
 
-def build(name: str, seed: int) -> Any:
-    """A module whose weights are all different."""
-    torch.manual_seed(seed)
-    made = getattr(transformers, name)
-    module = made(made.config_class(**CASES[name].sizes)).eval()
-    with torch.no_grad():
-        for n, t in module.state_dict().items():
-            if t.is_floating_point():
-                t.copy_(torch.rand_like(t) + 0.5 if "running_var" in n else t + 0.1 * torch.randn_like(t))
-    return module
-
-
-def wrong(module: Any, want: State) -> set[str]:
-    return {n for n, x in state(module).items() if x.tobytes() != want[n].tobytes()}
-
-
-def unmarked(found: Proposal, bad: set[str]) -> int:
-    return sum(p.sure and bool(bad & {*p.targets}) for p in found.pairs)
-
-
-def row(name: str, folder: Path) -> str:
-    case, original = CASES[name], build(name, 1)
-    want = state(original)
-    source = Checkpoint({n: held(n, np.ascontiguousarray(x)) for n, x in case.store(want).items()})
-    rng = np.random.default_rng(0)
-    inputs: Arrays = {
-        n: rng.integers(1, vocabulary, shape) if vocabulary else rng.normal(size=shape).astype("f4")
-        for n, (shape, vocabulary) in case.inputs.items()
-    }
-    with torch.no_grad():
-        key, wanted = next(iter(original(**{n: torch.from_numpy(x) for n, x in inputs.items()}).items()))
-    fresh, checked = build(name, 2), build(name, 3)
-    target = outline(checked)
-    found = match(source, target, values=False)
-    rules = folder / "rules.toml"
-    rules.write_text(toml(found))
-    load_into(fresh, source, str(rules), strict=False)
-    bad = wrong(fresh, want)
-
-    def propose(order: Iterable[str]) -> Proposal:
-        return match(source, target.with_tensors({n: target[n] for n in order}), values=False)
-
-    try:
-        proof = prove(checked, found, source, inputs, {key: wanted.numpy()}, propose=propose, seconds=SECONDS)
-        after, left = "yes" if proof.found.same else "no", wrong(checked, want)
-        silent = unmarked(found, bad) + unmarked(proof.proposal, left)
-    except CkptError as e:
-        after, silent = e.message.splitlines()[0][:60], unmarked(found, bad)
-    right = f"{len(want) - len(bad)} of {len(want)}"
-    return f"| {case.title} | {name} | {right} | {silent} | {'no' if bad else 'yes'} | {after} |"
+    return Port(case.title, lambda: kind(kind.config_class(**case.sizes)), case.store, inputs)
 
 
 def main() -> None:
@@ -241,11 +189,15 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     print("| original | class | tensors right by names | wrong, not marked | loads by names alone | after `--check` |")
     print("|---|---|---|---|---|---|")
-    with TemporaryDirectory() as folder:
-        for name in sys.argv[1:] or CASES:
-            start = time.perf_counter()
-            print(row(name, Path(folder)), flush=True)
-            print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
+    for name in sys.argv[1:] or CASES:
+        with TemporaryDirectory() as folder:
+            row = run(port(name), Path(folder))
+        names, checked = ("yes" if f else "no" for f in (row.names, row.checked))
+        print(
+            f"| {CASES[name].title} | {name} | {row.right} of {row.total} | {row.unmarked} | {names} | {checked} |",
+            flush=True,
+        )
+        print(f"{name}: {row.seconds:.0f} s {row.note}", file=sys.stderr)
     print(f"\ntransformers {transformers.__version__}, torch {torch.__version__}.")
 
 

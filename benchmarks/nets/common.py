@@ -15,12 +15,15 @@ State = Mapping[str, Array]
 
 
 class Port(NamedTuple):
-    """A module, its weights as the original stores them, and inputs; `title` names the original and its framework."""
+    """A module, its weights as the original stores them, and inputs; `title` names the original and its framework.
+
+    inputs: the only one, or all by name.
+    """
 
     title: str
     build: Callable[[], nn.Module]
     store: Callable[[State], Arrays]
-    inputs: Callable[[], tuple[Tensor, ...]]
+    inputs: Callable[[], tuple[Tensor] | dict[str, Tensor]]
 
 
 def kernel(w: Array) -> Array:

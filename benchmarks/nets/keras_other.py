@@ -324,8 +324,8 @@ class Generator(nn.Module):
         self.deconv2, self.norm2 = nn.ConvTranspose2d(12, 6, 4, 2, 1, bias=False), nn.BatchNorm2d(6, eps=1e-3)
         self.to_rgb = nn.ConvTranspose2d(6, 3, 4, 2, 1, bias=False)
 
-    def forward(self, z: Tensor) -> Tensor:
-        x = leaky_relu(self.norm0(self.project(z)), 0.3).view(-1, 24, 4, 4)
+    def forward(self, x: Tensor) -> Tensor:
+        x = leaky_relu(self.norm0(self.project(x)), 0.3).view(-1, 24, 4, 4)
         x = leaky_relu(self.norm1(self.deconv1(x)), 0.3)
         return torch.tanh(self.to_rgb(leaky_relu(self.norm2(self.deconv2(x)), 0.3)))
 
