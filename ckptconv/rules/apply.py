@@ -233,7 +233,7 @@ class _Builder:
     def counted(self) -> None:
         """Compare numbers in names, lengths of axes and parameters with each other; raise what is wrong."""
         self.problems.refused += sizes.refused(self.converter, self.sizes)
-        self.problems.uncounted += sizes.wrong(self.converter, self.checkpoint, self.tensors, self.sizes)
+        self.problems.uncounted += sizes.missing_layers(self.converter, self.checkpoint, self.sizes)
         self.problems.uneven += (*self.lengths.wrong(self.sizes), *self.sizes.denied())
         self.problems.missing |= self.sizes.missing
         self.problems.check(self.converter.name)
