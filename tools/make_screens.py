@@ -17,7 +17,7 @@ import numpy as np
 
 import ckptconv
 from ckptconv.api import Select
-from ckptconv.reporting import server, shelf
+from ckptconv.reporting import serve
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests" / "support"))
@@ -69,8 +69,8 @@ def screens(browser: Browser, widths: Sequence[int] = tuple(SIZES)) -> Iterator[
 
 def region(browser: Browser) -> bytes:
     """The heat map of a matrix with a faulty row, as it is served."""
-    faulty = shelf.Offered("faulty.safetensors", "faulty.safetensors", 0)
-    with server.Server(shelf.Shelf(lambda: [faulty], Select())) as served:
+    faulty = serve.Offered("faulty.safetensors", "faulty.safetensors", 0)
+    with serve.Server(serve.Shelf(lambda: [faulty], Select())) as served:
         threading.Thread(target=served.serve_forever, daemon=True).start()
         page = browser.page(served.url, 1280, SIZES[1280])
         names = list(ckptconv.open("faulty.safetensors"))

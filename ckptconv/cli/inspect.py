@@ -17,7 +17,7 @@ from .options import READING, Json, columns, command, takes
 
 if TYPE_CHECKING:
     from .. import Checkpoint, Inspection, Tensor
-    from ..reporting.outline import GraphVariables, Node, Totals
+    from ..reporting.inspection import GraphVariables, Node, Totals
 
 EXAMPLES = """Examples:
 
@@ -100,11 +100,11 @@ def _findings(made: Inspection) -> None:
 
 def _show(source: str, made: Inspection, tree: bool, graph: bool) -> None:
     """The tensors, and what the file says beside them."""
-    from ..reporting import outline
+    from ..reporting import inspection
 
     found, extra = made.checkpoint, made.extra
     if tree:
-        _tree(outline.tree(made.tensors), extra)
+        _tree(inspection.tree(made.tensors), extra)
     else:
         _table(made.tensors, extra)
     _say(found, made.totals)
@@ -144,7 +144,7 @@ def _table(tensors: Sequence[Tensor], extra: Mapping[str, Mapping[str, Any]]) ->
 
 def _tree(root: Node, extra: Mapping[str, Mapping[str, Any]]) -> None:
     """Print scopes with their sums, and folded tensors with their count."""
-    from ..reporting.outline import size_of
+    from ..reporting.inspection import in_size
 
     rows: list[list[str]] = []
 
@@ -155,7 +155,7 @@ def _tree(root: Node, extra: Mapping[str, Mapping[str, Any]]) -> None:
             first = tensors[0]
             kinds = (first.dtype.name, in_shape(first.shape), first.role) if child.line else ("", "", "")
             many = f"x{len(tensors)}" if len(tensors) > 1 else ""
-            sums = f"{sum(t.count for t in tensors):,}", size_of(tensors)
+            sums = f"{sum(t.count for t in tensors):,}", in_size(tensors)
             cells = _cells(extra[first.name]) if extra and child.line and len(tensors) == 1 else []
             rows.append(["  " * depth + child.text, many, *kinds[:2], *sums, kinds[2], *cells])
             walk(child, depth + 1)

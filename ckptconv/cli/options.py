@@ -154,7 +154,7 @@ def dtypes(incomplete: str) -> list[str]:
 
 def columns(incomplete: str) -> list[str]:
     """Columns for --sort."""
-    from ..reporting.outline import KEYS
+    from ..reporting.inspection import KEYS
 
     return _starting([*KEYS, *(f"-{k}" for k in KEYS)], incomplete)
 

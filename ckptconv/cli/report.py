@@ -18,7 +18,7 @@ from . import show
 from .options import CHANGING, READING, Json, Quiet, command, takes
 
 if TYPE_CHECKING:
-    from ..reporting.shelf import Offered
+    from ..reporting.serve import Offered
 
 EXAMPLES = """Examples:
 
@@ -95,8 +95,7 @@ def serve(
     server answers to this machine only, at an address with a random token, and changes nothing. Ctrl-C ends it.
     """
     from ..api.options import SELECT, bundle
-    from ..reporting.server import Server
-    from ..reporting.shelf import Shelf
+    from ..reporting.serve import Server, Shelf
 
     given = bundle(options, *SELECT, "jobs")
 
@@ -118,7 +117,7 @@ def serve(
 def found(sources: Sequence[str]) -> list[Offered]:
     """What there is to be shown now."""
     from ..bulk.discover import discover
-    from ..reporting.shelf import Offered
+    from ..reporting.serve import Offered
 
     return [
         Offered(f.source, f.name + f.suffix, f.size, f.problem.message if f.problem else "", f.files)

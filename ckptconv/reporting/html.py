@@ -5,7 +5,7 @@
     report(SRC, B, change=...)    the conversion of SRC to B: rules, values, omitted tensors
     report(A, B, C ...)           a series: how each layer moved from one to the next
 
-survey.py and compared.py collect the data, page/ has the layout and the scripts that draw. Names are not trusted: the
+survey.py collects the data, page/ has the layout and the scripts that draw. Names are not trusted: the
 slots of the page are escaped, data is JSON in which a tag cannot be closed, the script writes text only, and the page's
 content security policy allows no other script, style or request.
 """
@@ -33,7 +33,7 @@ from ..output.destination import OutputFile
 from ..output.staging import Output
 from ..storage import files
 from ..storage.paths import refuse_remote
-from . import compared, outline, series, survey
+from . import inspection, survey
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -130,7 +130,7 @@ def collected(
     else:
         if change != Change():
             raise UsageError("a series is of checkpoints as they are: it takes no options of a conversion")
-        data = series.series([prepare([url], select, Change()) for url in urls], [*map(redacted, urls)], **how)
+        data = survey.series([prepare([url], select, Change()) for url in urls], [*map(redacted, urls)], **how)
     data["url"] = redacted(urls[-1])
     return data
 
@@ -140,14 +140,14 @@ def _pair(source: str, target: str, select: Select, change: Change, how: dict[st
     before, converted = prepare([source], select, Change()), change != Change()
     expected = prepare([source], select, change) if converted else before
     after = prepare([target], Select() if converted else replace(select, format=None, at=None), Change())
-    both = compared.Compared(expected, after, values=how["values"], workers=how["workers"])
+    both = survey.Compared(expected, after, values=how["values"], workers=how["workers"])
     data = survey.survey(after if converted else both.both, before=both.changed(), **how)
-    data["totals"] = outline.totals(after)._asdict()
+    data["totals"] = inspection.totals(after)._asdict()
     data["compared"] = (both.conversion(before) if converted else both.comparison()) | {
         "source": redacted(source),
         "converter": change.converter or "",
     }
-    data["made"] = compared.provenance(redacted(source), before, redacted(target), after)
+    data["made"] = survey.provenance(redacted(source), before, redacted(target), after)
     return data
 
 

@@ -18,7 +18,7 @@ from ckptconv.checkpoint import Checkpoint, Tensor, held
 from ckptconv.errors import UsageError
 from ckptconv.moves import read
 from ckptconv.moves.sources import Sources
-from ckptconv.reporting import checks, compared, pictures, spread, survey
+from ckptconv.reporting import checks, pictures, stats, survey
 from ckptconv.reporting.stats import Stats
 from ckptconv.rules import passes
 from ckptconv.verification import difference
@@ -232,7 +232,7 @@ def test_comparison_measures_and_keeps_both_sides() -> None:
     a = checkpoint({"same": NORMAL, "moved": NORMAL, "gone": np.ones(3, "f4"), "cast": NORMAL, "old": NORMAL[:9] * 7})
     b = checkpoint({"same": NORMAL, "moved": NORMAL * 1.5, "new": np.ones(4), "cast": NORMAL.astype("f2"),
                     "name": NORMAL[:9] * 7})  # fmt: skip
-    both = compared.Compared(a, b, values=True)
+    both = survey.Compared(a, b, values=True)
     rows = dict(zip(both.both, both.comparison()["rows"], strict=True))
     assert {n: r[2] for n, r in rows.items()} == {
         "same": "equal", "moved": "values", "new": "only_b", "cast": "dtype", "name": "renamed", "gone": "only_a",
@@ -442,7 +442,7 @@ def test_limits_that_are_none(given: str, words: str) -> None:
 def test_the_limits_of_all_checks() -> None:
     usual = {name: check.limit for name, check in checks.CHECKS.items()}
     assert {n: x for n, x in usual.items() if x is not None} == {
-        "outliers": spread.OUTLIER, "saturated": 0, "spike": 10, "denormal": 0.001, "exploding": 10, "collapsed": 0.98,
+        "outliers": stats.OUTLIER, "saturated": 0, "spike": 10, "denormal": 0.001, "exploding": 10, "collapsed": 0.98,
         "grown": 10,
     }  # fmt: skip
     assert checks.limits() == usual
@@ -461,14 +461,14 @@ def test_the_limits_of_all_checks() -> None:
 def test_quantiles_are_those_of_numpy(count: int, scale: Any) -> None:
     values = np.sort(np.exp(np.resize(NORMAL, count).astype("f8")))
     want = np.quantile(values if scale is None else scale(values), (0.01, 0.25, 0.75, 0.99))
-    assert spread.quantiles(values, (0.01, 0.25, 0.75, 0.99), scale) == pytest.approx(want.tolist(), rel=1e-12)
+    assert stats.quantiles(values, (0.01, 0.25, 0.75, 0.99), scale) == pytest.approx(want.tolist(), rel=1e-12)
 
 
 @pytest.mark.parametrize("span", [(-1.0, 1.0), (-9.0, 9.0), (-3.0, 0.5), (0.0, 31.0), (0.25, 0.375)])
 def test_sorted_values_are_counted_as_others(span: tuple[float, float]) -> None:
     for values in (NORMAL.reshape(-1).astype("f8"), np.arange(-5.0, 40.0), np.repeat(span, 3), np.empty(0)):
-        counts = spread.counted(values, *span).tolist()
-        assert spread.binned(np.sort(values), *span).tolist() == counts
+        counts = stats.counted(values, *span).tolist()
+        assert stats.binned(np.sort(values), *span).tolist() == counts
         assert sum(counts) == len(values)
 
 
@@ -557,15 +557,15 @@ def test_the_spread_of_values() -> None:
     line = np.array([*range(-40, 0), 0, 0, 0, *range(1, 122)]) / 10
     known = line[line != 0]
     low, high = np.quantile(known, (0.25, 0.75))
-    assert spread.spread(line, 0.5) == pytest.approx((low - (high - low) / 2, high + (high - low) / 2))
-    powers = np.exp(np.linspace(1, 9, 4 * spread.FEW + 1))
-    low, high = spread.spread(powers, 0.5) or (0, 0)
+    assert stats.spread(line, 0.5) == pytest.approx((low - (high - low) / 2, high + (high - low) / 2))
+    powers = np.exp(np.linspace(1, 9, 4 * stats.FEW + 1))
+    low, high = stats.spread(powers, 0.5) or (0, 0)
     assert low == -math.inf
     assert math.log(high) == pytest.approx(9, rel=1e-9)
-    assert math.log((spread.spread(powers, 10**6) or (0, 0))[1]) == pytest.approx(700)
-    assert spread.spread(powers[: spread.FEW - 1], 0.5) is None
-    assert spread.spread(powers[: spread.FEW], 0.5) is not None
-    assert spread.spread(np.ones(4 * spread.FEW), 0.5) is None
+    assert math.log((stats.spread(powers, 10**6) or (0, 0))[1]) == pytest.approx(700)
+    assert stats.spread(powers[: stats.FEW - 1], 0.5) is None
+    assert stats.spread(powers[: stats.FEW], 0.5) is not None
+    assert stats.spread(np.ones(4 * stats.FEW), 0.5) is None
 
 
 @pytest.mark.parametrize("far", [(), (100.0,), (-100.0,), (-100.0, 100.0)])
@@ -576,12 +576,12 @@ def test_a_histogram_is_of_what_most_values_span(far: tuple[float, ...]) -> None
     first, last = np.quantile(sample, (0.01, 0.99))
     more = (last - first) / 4
     wanted = (max(sample[0], first - more), min(sample[-1], last + more)) if far else (1.0, 3.0)
-    assert spread.span_of(measured, sample, None) == pytest.approx(wanted)
+    assert stats.span_of(measured, sample, None) == pytest.approx(wanted)
 
 
 def test_a_histogram_of_nothing_has_no_span() -> None:
-    assert spread.span_of(Stats(None, None, None, None, 0, 3, 0), np.zeros(0), None) is None
-    assert spread.span_of(Stats(2.0, 2.0, 2.0, 0.0, 0, 0, 0), np.full(9, 2.0), None) == (2.0, 2.0)
+    assert stats.span_of(Stats(None, None, None, None, 0, 3, 0), np.zeros(0), None) is None
+    assert stats.span_of(Stats(2.0, 2.0, 2.0, 0.0, 0, 0, 0), np.full(9, 2.0), None) == (2.0, 2.0)
 
 
 @pytest.mark.filterwarnings("error")

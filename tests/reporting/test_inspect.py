@@ -26,7 +26,7 @@ from ckptconv.checkpoint import Checkpoint, Tensor, held
 from ckptconv.moves import read
 from ckptconv.moves.read import hash_tensor
 from ckptconv.moves.sources import Sources
-from ckptconv.reporting import outline, pictures, stats, survey
+from ckptconv.reporting import inspection, pictures, stats, survey
 from ckptconv.verification import compare
 
 MODEL = {
@@ -75,7 +75,7 @@ def test_tree_folds_by_pattern(cli: Run, model: Path) -> None:
 
 
 def test_other_shapes_do_not_fold_together() -> None:
-    rows = outline.folded(held(f"w{i}", np.zeros((2 + (i == 1), 2), "f4")) for i in range(3))
+    rows = inspection.folded(held(f"w{i}", np.zeros((2 + (i == 1), 2), "f4")) for i in range(3))
     assert [(line.text, len(line.tensors)) for line in rows] == [("w{0,2}", 2), ("w1", 1)]
 
 
@@ -84,7 +84,7 @@ def test_other_shapes_do_not_fold_together() -> None:
 )
 def test_sorting(key: str, first: str) -> None:
     arrays = {"a10": np.zeros(1, "f4"), "b": np.zeros(3, "f8"), "a2": np.zeros(4, "u2")}
-    assert outline.ordered(checkpoint(arrays).values(), key)[0].name == first
+    assert inspection.ordered(checkpoint(arrays).values(), key)[0].name == first
 
 
 def test_unknown_sort_names_the_columns(cli: Run, model: Path) -> None:
@@ -110,7 +110,7 @@ def test_json(cli: Run, model: Path) -> None:
 
 def test_tied_tensors_count_once() -> None:
     tied = checkpoint({"a": np.zeros(10, "f4"), "b": np.zeros(10, "f4")}, ties=(("a", "b"),))
-    assert outline.totals(tied)[:4] == (2, 40, 10, 10)
+    assert inspection.totals(tied)[:4] == (2, 40, 10, 10)
 
 
 def test_a_hint_can_be_pasted(
@@ -168,7 +168,7 @@ def test_every_format_is_described_compared_and_reported(name: str, fixtures: Pa
         pytest.skip(f"{name} is not among the fixtures")
     found = ckptconv.open(fixtures / name, opaque=True)
     assert len(found)
-    lines = [line for node in outline.tree(list(found.values())).inner.values() for line in node.lines()]
+    lines = [line for node in inspection.tree(list(found.values())).inner.values() for line in node.lines()]
     assert sum(len(line.tensors) for line in lines) == len(found)
     assert len(survey.survey(found, values=True, workers=2)["names"]) == len(found)
     for t, said in zip(found.values(), read.each(found.values(), stats.stats), strict=True):
@@ -188,10 +188,10 @@ def test_graph_against_the_tensors() -> None:
         "trainable": ["w", "gone"],
     }
     arrays = {"w": np.zeros(1), "mean": np.zeros(1), "extra": np.zeros(1)}
-    found = outline.graph(checkpoint(arrays, details=details))
+    found = inspection.graph_variables(checkpoint(arrays, details=details))
     assert found is not None
     assert (found.missing, found.unknown, found.fixed) == (("gone",), ("extra",), ("mean",))
-    assert outline.graph(checkpoint(arrays)) is None
+    assert inspection.graph_variables(checkpoint(arrays)) is None
 
 
 def test_graph_of_a_meta_file(cli: Run, fixtures: Path) -> None:
@@ -206,7 +206,7 @@ def test_graph_of_a_keras_configuration() -> None:
     frozen = {"class_name": "Dense", "config": {"name": "first", "trainable": False}}
     config = json.dumps({"class_name": "Functional", "config": {"name": "net", "layers": [frozen, inner]}})
     names = ["first/kernel", "enc/wide/kernel", "lost/kernel"]
-    found = outline.graph(checkpoint({n: np.zeros(1) for n in names}, metadata={"config": config}))
+    found = inspection.graph_variables(checkpoint({n: np.zeros(1) for n in names}, metadata={"config": config}))
     assert found is not None
     assert (found.trained, found.fixed, found.unknown) == (("enc/wide/kernel",), ("first/kernel",), ("lost/kernel",))
     assert found.collections == {"layers": 3}
@@ -214,7 +214,7 @@ def test_graph_of_a_keras_configuration() -> None:
 
 @pytest.mark.parametrize("config", ["{", "[" * 100_000, "[]", '{"config": {"layers": [1, {"config": []}]}}', "NaN"])
 def test_a_configuration_that_makes_no_sense(config: str) -> None:
-    assert outline.graph(checkpoint({"w": np.zeros(1)}, metadata={"config": config})) is None
+    assert inspection.graph_variables(checkpoint({"w": np.zeros(1)}, metadata={"config": config})) is None
 
 
 # --- statistics -------------------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ def test_a_full_disk_under_the_listing_is_a_message(
     assert done.stderr.splitlines()[-1] == "error: cannot write the output of this command: No space left on device"
 
 
-def shown(node: outline.Node, depth: int = 0) -> list[str]:
+def shown(node: inspection.Node, depth: int = 0) -> list[str]:
     rest = [row for inner in node.inner.values() for row in shown(inner, depth + 1)]
     return [f"{' ' * depth}{node.text}{' *' * bool(node.line)}", *rest]
 
@@ -401,19 +401,19 @@ def shown(node: outline.Node, depth: int = 0) -> list[str]:
     ],
 )
 def test_the_tree_of_names(names: list[str], rows: list[str]) -> None:
-    assert shown(outline.tree([held(n, np.zeros(1)) for n in names])) == rows
+    assert shown(inspection.tree([held(n, np.zeros(1)) for n in names])) == rows
 
 
 def test_one_name_in_two_shapes_has_two_places_in_the_tree() -> None:
     shapes = [("l/0/w", 1), ("l/1/w", 1), ("l/2/w", 2), ("l/3/w", 2), ("l/4/w", 1)]
-    root = outline.tree([held(n, np.zeros(k)) for n, k in shapes])
+    root = inspection.tree([held(n, np.zeros(k)) for n, k in shapes])
     assert [(line.text, len(line.tensors)) for line in root.lines()] == [("l/{0,1,4}/w", 3), ("l/{2..3}/w", 2)]
 
 
 @pytest.mark.parametrize("depth", [63, 64, 65, 200])
 def test_the_tree_has_a_depth(depth: int) -> None:
     path = "/".join(f"s{chr(97 + k % 26)}" for k in range(depth))
-    root = outline.tree([held(f"{path}/{end}", np.zeros(1)) for end in ("w", "v")] + [held("x", np.zeros(1))])
+    root = inspection.tree([held(f"{path}/{end}", np.zeros(1)) for end in ("w", "v")] + [held("x", np.zeros(1))])
     ends = [line.text for line in root.lines()]
     assert ends == [f"{path}/w", f"{path}/v", "x"]
 
@@ -423,7 +423,7 @@ def test_totals_by_role_and_dtype() -> None:
         held("w", np.zeros((2, 3), "f4")), held("v", np.zeros((2, 3), "f4")), held("i", np.zeros(5, "i8")),
         replace(held("m", np.zeros((2, 3), "f4")), role="slot"), replace(held("s", np.zeros((), "i8")), role="step"),
     ]  # fmt: skip
-    found = outline.totals(ckptconv.Checkpoint({t.name: t for t in tensors}, ties=(("w", "v"),)))
+    found = inspection.totals(ckptconv.Checkpoint({t.name: t for t in tensors}, ties=(("w", "v"),)))
     assert found == (5, 24 + 40 + 24 + 8, 6 + 5, 6 + 5 + 6 + 1, {"": 3, "slot": 1, "step": 1},
                      {"float32": 48, "int64": 48})  # fmt: skip
 
@@ -438,7 +438,7 @@ def test_totals_by_role_and_dtype() -> None:
 )  # fmt: skip
 def test_each_column_sorts(key: str, order: list[str]) -> None:
     arrays = {"a10": np.zeros(5, "f4"), "b": np.zeros((3, 1), "f8"), "a2": np.zeros(2, "u2"), "b1x": np.float32(0)}
-    assert [t.name for t in outline.ordered(checkpoint(arrays).values(), key)] == order
+    assert [t.name for t in inspection.ordered(checkpoint(arrays).values(), key)] == order
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ def test_each_column_sorts(key: str, order: list[str]) -> None:
 def test_variables_of_a_graph(details: dict[str, Any], want: Any) -> None:
     tensors = {n: held(n, np.zeros(1)) for n in ("a", "b", "m", "x")}
     tensors["m"] = replace(tensors["m"], role="slot")
-    assert outline.graph(ckptconv.Checkpoint(tensors, details=details)) == want
+    assert inspection.graph_variables(ckptconv.Checkpoint(tensors, details=details)) == want
 
 
 def test_layers_of_a_configuration() -> None:
@@ -465,5 +465,5 @@ def test_layers_of_a_configuration() -> None:
     tensors["d/m"] = replace(tensors["d/m"], role="slot")
     for key in ("config", "model_config"):
         metadata = {key: json.dumps({"config": {"layers": rows}})}
-        found = outline.graph(ckptconv.Checkpoint(tensors, metadata=metadata))
+        found = inspection.graph_variables(ckptconv.Checkpoint(tensors, metadata=metadata))
         assert found == ((), (), ("o/w",), ("d/w", "n/w"), ("f/w", "n/i/w"), {"layers": 4})

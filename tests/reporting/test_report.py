@@ -22,7 +22,7 @@ from kit import Run
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.messages import printable
-from ckptconv.reporting import compared, survey
+from ckptconv.reporting import survey
 from ckptconv.reporting.html import default_name, render, report
 from ckptconv.rules import passes
 
@@ -410,7 +410,7 @@ def test_equal_layers_look_equal_on_the_map(deep: tuple[Checkpoint, Checkpoint],
 @browser
 @pytest.mark.parametrize("size", ["400,800", "1280,900"])
 def test_a_comparison_ranks_and_fits(deep: tuple[Checkpoint, Checkpoint], tmp_path: Path, size: str) -> None:
-    both = compared.Compared(*deep, values=True)
+    both = survey.Compared(*deep, values=True)
     data = survey.survey(both.both, values=True, before=both.changed())
     page = render(data | {"url": "b", "compared": both.comparison() | {"source": "a"}})
     driver = (

@@ -15,16 +15,16 @@ from kit import Run
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.moves.sources import Sources
-from ckptconv.reporting import series
+from ckptconv.reporting import survey
 
 DRAW = np.random.default_rng(0)
 FIRST = DRAW.normal(size=(30, 20))
 PATH = [FIRST, FIRST * 1.5, FIRST * 1.5 + 1, FIRST]
 
 
-def moved(arrays: list[Any]) -> series.Moved | None:
+def moved(arrays: list[Any]) -> survey.Moved | None:
     with Sources() as sources:
-        return series.moved([None if a is None else held("w", np.asarray(a)) for a in arrays], sources)
+        return survey.moved([None if a is None else held("w", np.asarray(a)) for a in arrays], sources)
 
 
 def expected(a: np.ndarray, b: np.ndarray) -> float:
@@ -34,7 +34,7 @@ def expected(a: np.ndarray, b: np.ndarray) -> float:
 @pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i4", "u1"])
 @pytest.mark.parametrize("elements", [4096, 2**21])
 def test_steps_and_drift_are_those_of_whole_arrays(monkeypatch: pytest.MonkeyPatch, dtype: str, elements: int) -> None:
-    monkeypatch.setattr(series, "ELEMENTS", elements)
+    monkeypatch.setattr(survey, "ELEMENTS", elements)
     long = [np.abs(np.tile(x * 10, (20, 1))).astype(dtype) for x in PATH]  # more than a window of the small ones
     found = moved(long)
     assert found is not None
@@ -81,7 +81,7 @@ def test_what_has_no_norm_has_no_row(last: Any) -> None:
 def test_came_gone_and_reshaped() -> None:
     steps = [{"a": FIRST, "b": FIRST}, {"a": FIRST, "c": FIRST}, {"a": FIRST[:3], "c": FIRST}]
     made = [Checkpoint({n: held(n, x) for n, x in step.items()}) for step in steps]
-    found = series.series(made, ["x", "y", "z"], values=False, workers=1, progress=None)["series"]
+    found = survey.series(made, ["x", "y", "z"], values=False, workers=1, progress=None)["series"]
     assert (found["came"], found["gone"]) == ([[1, "c"]], [[1, "b"]])
     assert found["reshaped"] == [[2, "a", [30, 20], [3, 20]]]
     assert found["step"] == {}
@@ -90,7 +90,7 @@ def test_came_gone_and_reshaped() -> None:
 def test_progress_reaches_its_end_once() -> None:
     made = [Checkpoint({"a": held("a", x), "b": held("b", x[:3])}) for x in PATH]
     seen: list[tuple[int, int]] = []
-    series.series(made, list("wxyz"), values=True, workers=1, progress=lambda n, whole: seen.append((n, whole)))
+    survey.series(made, list("wxyz"), values=True, workers=1, progress=lambda n, whole: seen.append((n, whole)))
     assert seen == sorted(seen)
     assert [n == whole for n, whole in seen].count(True) == 1
     assert seen[-1][0] == seen[-1][1]

@@ -29,17 +29,16 @@ import ckptconv
 from ckptconv.api import Select
 from ckptconv.cli.report import _browsing, found
 from ckptconv.moves.sources import Sources
-from ckptconv.reporting import html, server, shelf
-from ckptconv.reporting.pictures import matrix
-from ckptconv.reporting.region import region
+from ckptconv.reporting import html, serve
+from ckptconv.reporting.pictures import matrix, region
 
 DRAW = np.random.default_rng(0)
 HOSTILE = "<img src=x onerror=alert(1)>\"'&.npz"
 
 
-def serving(*sources: Path) -> server.Server:
+def serving(*sources: Path) -> serve.Server:
     named = [str(s) for s in sources]
-    made = server.Server(shelf.Shelf(lambda: found(named), Select()))
+    made = serve.Server(serve.Shelf(lambda: found(named), Select()))
     threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     return made
 
@@ -47,7 +46,7 @@ def serving(*sources: Path) -> server.Server:
 class Got:
     """An answer."""
 
-    def __init__(self, to: server.Server, path: str, method: str = "GET", **headers: str) -> None:
+    def __init__(self, to: serve.Server, path: str, method: str = "GET", **headers: str) -> None:
         port = to.server_address[1]
         line = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         named = {k.replace("_", "-"): v for k, v in headers.items()}
@@ -76,17 +75,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def zoo(folder: Path) -> Iterator[server.Server]:
+def zoo(folder: Path) -> Iterator[serve.Server]:
     with serving(folder) as made:
         yield made
         made.shutdown()
 
 
-def base(of: server.Server) -> str:
+def base(of: serve.Server) -> str:
     return f"/{of.token}/"
 
 
-def number(of: server.Server, name: str) -> str:
+def number(of: serve.Server, name: str) -> str:
     """The page of a checkpoint, by its name in the list."""
     found = re.search(rf'<a href="(\d+)/">{re.escape(name)}</a>', Got(of, base(of)).text)
     assert found, name
@@ -128,7 +127,7 @@ def number(of: server.Server, name: str) -> str:
         ("series?a=0&b=-1", {}, 400),
     ],
 )
-def test_who_is_answered(zoo: server.Server, path: str, headers: dict[str, str], status: int) -> None:
+def test_who_is_answered(zoo: serve.Server, path: str, headers: dict[str, str], status: int) -> None:
     got = Got(zoo, base(zoo) + quote(path, safe="/?=&,%"), **headers)
     assert got.status == status, got.text
     assert got.headers["Referrer-Policy"] == "no-referrer"
@@ -139,19 +138,19 @@ def test_who_is_answered(zoo: server.Server, path: str, headers: dict[str, str],
 @pytest.mark.parametrize(
     "path", ["/", "", "//", "/x/", "/x/0/", "/{}x/0/", "/{}", "http://evil.example/{}/x", "http://[{}"]
 )
-def test_without_the_token_there_is_nothing(zoo: server.Server, path: str) -> None:
+def test_without_the_token_there_is_nothing(zoo: serve.Server, path: str) -> None:
     assert Got(zoo, path.replace("{}", zoo.token) or "*").status == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "<b>"])
-def test_there_is_only_get(zoo: server.Server, method: str) -> None:
+def test_there_is_only_get(zoo: serve.Server, method: str) -> None:
     got = Got(zoo, base(zoo), method)
     assert got.status == 501
-    assert {k: got.headers[k] for k in server.ALWAYS} == server.ALWAYS
+    assert {k: got.headers[k] for k in serve.ALWAYS} == serve.ALWAYS
     assert method == "HEAD" or "<p>Not Implemented" in got.text
 
 
-def spoken(to: server.Server, sent: bytes) -> bytes:
+def spoken(to: serve.Server, sent: bytes) -> bytes:
     """What is answered to these bytes, after which the line stays open."""
     with socket.create_connection(to.server_address[:2], timeout=20) as line:
         line.sendall(sent)
@@ -167,26 +166,26 @@ def spoken(to: server.Server, sent: bytes) -> bytes:
     [
         (b"GET {} HTTP/1.0\r\nHost: localhost\r\n\r\n", b"200"),
         (b"GET {} HTTP/1.0\nHost: localhost\n\n", b"200"),
-        (b"GET {} HTTP/1.0\r\nX: " + b"y" * server.LARGEST, b"431"),
-        (b"GET /" + b"y" * server.LARGEST, b"431"),
+        (b"GET {} HTTP/1.0\r\nX: " + b"y" * serve.LARGEST, b"431"),
+        (b"GET /" + b"y" * serve.LARGEST, b"431"),
         (b"GET {} HTTP/1.0\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"431"),
         (b"GET {} HTTP/9.9\r\n\r\n", b"505"),
         (b"GET {} {} {}\r\n\r\n", b"400"),
         (b"\x16\x03\x01\r\n\r\n", b"400"),
     ],
 )
-def test_a_request_is_short(zoo: server.Server, sent: bytes, status: bytes) -> None:
+def test_a_request_is_short(zoo: serve.Server, sent: bytes, status: bytes) -> None:
     said = spoken(zoo, sent.replace(b"{}", base(zoo).encode()))
     head = said.partition(b"\r\n\r\n")[0].decode().split("\r\n")
     if sent.endswith(b"y") and not said:
         return  # the end of the line may overtake the answer if there is more that nobody reads
     assert head[0].split()[1].encode() == status
-    assert {f"{k}: {v}" for k, v in server.ALWAYS.items()} <= set(head)
+    assert {f"{k}: {v}" for k, v in serve.ALWAYS.items()} <= set(head)
 
 
-def test_what_drips_or_is_silent_ends(zoo: server.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_drips_or_is_silent_ends(zoo: serve.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte resets the time-out of a socket, but not the limit for the whole request."""
-    monkeypatch.setattr(server, "ARRIVAL", 0.5)
+    monkeypatch.setattr(serve, "ARRIVAL", 0.5)
     began = time.monotonic()
     assert spoken(zoo, b"") == spoken(zoo, b"GET / HTTP/1.0\r\n") == b""
     with socket.create_connection(zoo.server_address[:2], timeout=20) as line, suppress(ConnectionError):
@@ -202,8 +201,8 @@ def test_what_drips_or_is_silent_ends(zoo: server.Server, monkeypatch: pytest.Mo
 def test_of_too_many_connections_the_oldest_that_waits_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS", 4)
-    monkeypatch.setattr(server, "ARRIVAL", 60.0)
+    monkeypatch.setattr(serve, "CONNECTIONS", 4)
+    monkeypatch.setattr(serve, "ARRIVAL", 60.0)
     ckptconv.save({"x": np.ones(3, "f4")}, tmp_path / "b.npz")
     with serving(tmp_path) as made, ExitStack() as stack:
         lines = [stack.enter_context(socket.create_connection(made.server_address[:2], timeout=5)) for _ in range(9)]
@@ -213,10 +212,10 @@ def test_of_too_many_connections_the_oldest_that_waits_gives_way(
         made.shutdown()
 
 
-def test_it_waits_for_a_file_descriptor(zoo: server.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_waits_for_a_file_descriptor(zoo: serve.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[float]()
 
-    def scarce(self: server.Server) -> Any:
+    def scarce(self: serve.Server) -> Any:
         asked.append(time.monotonic())
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -245,7 +244,7 @@ def test_no_process_is_started_with_the_token(tmp_path: Path, monkeypatch: pytes
     assert not pages[0].parent.exists()
 
 
-def test_it_listens_to_this_machine_only_and_tokens_differ(zoo: server.Server, folder: Path) -> None:
+def test_it_listens_to_this_machine_only_and_tokens_differ(zoo: serve.Server, folder: Path) -> None:
     assert zoo.socket.getsockname()[0] == "127.0.0.1"
     with serving(folder) as other:
         other.shutdown()
@@ -253,7 +252,7 @@ def test_it_listens_to_this_machine_only_and_tokens_differ(zoo: server.Server, f
         assert other.token != zoo.token
 
 
-def test_the_list_escapes_names_and_says_what_is_wrong(zoo: server.Server) -> None:
+def test_the_list_escapes_names_and_says_what_is_wrong(zoo: serve.Server) -> None:
     page = Got(zoo, base(zoo)).text
     assert "&lt;img src=x onerror=alert(1)&gt;&quot;&#x27;&amp;.npz" in page
     assert "<img" not in page
@@ -322,10 +321,10 @@ def test_what_its_owner_writes_again_is_shown(tmp_path: Path) -> None:
 
 
 def test_the_checkpoints_that_were_asked_for_last_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "KEPT", 2)
+    monkeypatch.setattr(serve, "KEPT", 2)
     for name in "abc":
         ckptconv.save({name: np.zeros(2, "f4")}, tmp_path / f"{name}.npz")
-    held = shelf.Shelf(lambda: [shelf.Offered(str(p), p.name, 9) for p in sorted(tmp_path.iterdir())], Select())
+    held = serve.Shelf(lambda: [serve.Offered(str(p), p.name, 9) for p in sorted(tmp_path.iterdir())], Select())
     first = [held.opened(k) for k in (0, 1)]
     assert held.opened(0) is first[0]
     held.opened(2)
@@ -339,7 +338,7 @@ def test_the_checkpoints_that_were_asked_for_last_stay_open(tmp_path: Path, monk
     assert held.opened(0) is not second
 
 
-def test_values_and_pages(zoo: server.Server, folder: Path) -> None:
+def test_values_and_pages(zoo: serve.Server, folder: Path) -> None:
     page = number(zoo, "a.safetensors")
     array = ckptconv.open(folder / "a.safetensors")["big"].numpy()
     got = Got(zoo, f"{page}region/0?at=590,600,896,900").json()
@@ -355,22 +354,22 @@ def test_values_and_pages(zoo: server.Server, folder: Path) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[server.Server]:
+def run(tmp_path: Path) -> Iterator[serve.Server]:
     """Epochs 0 to 10, the ninth without data."""
     for k in (*range(9), 10):
         ckptconv.save({"net.0.w": np.full((4, 3), 1 + k / 10, "f4")}, tmp_path / f"epoch-{k}.npz")
     offered = [
-        shelf.Offered(str(tmp_path / f"epoch-{k}.npz"), f"epoch-{k}.npz", 9, "no data" if k == 9 else "")
+        serve.Offered(str(tmp_path / f"epoch-{k}.npz"), f"epoch-{k}.npz", 9, "no data" if k == 9 else "")
         for k in range(11)
     ]
-    with server.Server(shelf.Shelf(lambda: sorted(offered, key=lambda o: o.name), Select())) as made:
+    with serve.Server(serve.Shelf(lambda: sorted(offered, key=lambda o: o.name), Select())) as made:
         threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield made
         made.shutdown()
 
 
-def test_a_series_follows_what_is_listed_between(run: server.Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "LONGEST", 8)
+def test_a_series_follows_what_is_listed_between(run: serve.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "LONGEST", 8)
     names = re.findall(r">(epoch-\d+\.npz)</a>", Got(run, base(run)).text)
     assert names == [f"epoch-{k}.npz" for k in (*range(9), 10)], "2 before 10, and 9 has no link"
     ends = [number(run, f"epoch-{k}.npz").split("/")[-2] for k in (2, 10, 0, 1)]
@@ -387,10 +386,10 @@ def test_a_series_follows_what_is_listed_between(run: server.Server, monkeypatch
     assert urls(ends[2], ends[0]) == ["epoch-0", "epoch-1", "epoch-2"]
 
 
-def test_a_series_that_is_none_is_refused(run: server.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_series_that_is_none_is_refused(run: serve.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     zero, one, ten = (number(run, f"epoch-{k}.npz").split("/")[-2] for k in (0, 1, 10))
     torn = next(str(n) for source, n in run.shelf._numbers.items() if "epoch-9" in source)
-    monkeypatch.setattr(shelf, "LONGEST", 9)
+    monkeypatch.setattr(serve, "LONGEST", 9)
     for a, b, words in (
         (zero, zero, "3 to 9 checkpoints; from the first to the last of these there are 1"),
         (zero, one, "there are 2"),
@@ -432,9 +431,9 @@ def sparse(path: Path, gigabytes: int) -> None:
 def test_half_a_terabyte_is_looked_at_without_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sparse(tmp_path / "big.safetensors", 500)
     asked = list[int]()
-    into = shelf.files.Reader.into
+    into = serve.files.Reader.into
     monkeypatch.setattr(
-        shelf.files.Reader, "into", lambda self, at, view: (asked.append(len(view)), into(self, at, view))
+        serve.files.Reader, "into", lambda self, at, view: (asked.append(len(view)), into(self, at, view))
     )
     with serving(tmp_path / "big.safetensors") as made:
         page = Got(made, base(made) + "0/").text
@@ -452,7 +451,7 @@ def test_reading_ends_when_the_browser_has_gone(tmp_path: Path) -> None:
     sparse(tmp_path / "big.safetensors", 500)
     with serving(tmp_path / "big.safetensors") as made:
         Got(made, base(made) + "0/")
-        for _ in range(shelf.READERS):
+        for _ in range(serve.READERS):
             line = socket.create_connection(made.server_address[:2])
             line.sendall(f"GET {base(made)}0/tensor/0 HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
             time.sleep(0.2)
@@ -486,7 +485,7 @@ def test_a_rectangle_is_what_numpy_finds(tmp_path: Path, suffix: str) -> None:
     ckptconv.save(arrays, tmp_path / f"x.{suffix}")
     checkpoint = ckptconv.open(tmp_path / f"x.{suffix}")
     with Sources() as sources, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckptconv.reporting.region.WINDOW", 40_000)  # many windows
+        patch.setattr("ckptconv.reporting.pictures.WINDOW", 40_000)  # many windows
         for name, array in arrays.items():
             high, wide = matrix(np.shape(array))
             whole = np.reshape(array, (high, wide))
@@ -508,7 +507,7 @@ def test_a_rectangle_is_what_numpy_finds(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium or chrome on the PATH to open the pages with")
 @pytest.mark.parametrize("width", [390, 1280])
 def test_a_matrix_is_enlarged_to_single_values(tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "FEW", 0)
+    monkeypatch.setattr(serve, "FEW", 0)
     array = DRAW.normal(0, 0.02, (1100, 700)).astype("f4")
     array[234, 345] = np.nan
     arrays = {"layer.0.w": array, "layer.0.b": np.zeros(9, "f4"), HOSTILE: np.ones((2, 2), "f4")}

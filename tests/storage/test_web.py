@@ -26,7 +26,7 @@ from ckptconv.bulk import discover
 from ckptconv.bulk.planning import read_ledger
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
 from ckptconv.messages import redacted, scrubbed
-from ckptconv.reporting import shelf
+from ckptconv.reporting.serve import Offered, Shelf
 from ckptconv.storage import faults, files, lookups, paths, remote, tries, web
 
 aiohttp = pytest.importorskip("aiohttp", reason="the extra http is not installed")
@@ -703,7 +703,7 @@ def test_secrets_reach_no_output(
     ]
     for done in said:
         assert "hush" not in done.stdout + done.stderr, done.args
-    both = shelf.Shelf(lambda: [shelf.Offered(u, u, 1, "") for u in (url, url.replace("m.npz", "n.npz"))], Select())
+    both = Shelf(lambda: [Offered(u, u, 1, "") for u in (url, url.replace("m.npz", "n.npz"))], Select())
     pages = [both.listing(), both.page(0, lambda: None), both.page(1, lambda: None, whole=True)]
     assert "hush" not in "".join([*pages, both.pair(0, 1, lambda: None)])
     sent = ckptconv.convert(url, "memory://me:hush@there/m.npz")

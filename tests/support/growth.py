@@ -151,9 +151,9 @@ def _served(source: str) -> None:
     import threading
 
     from ckptconv.api import Select
-    from ckptconv.reporting import server, shelf
+    from ckptconv.reporting import serve
 
-    made = server.Server(shelf.Shelf(lambda: [shelf.Offered(source, "x", 1, "")], Select()))
+    made = serve.Server(serve.Shelf(lambda: [serve.Offered(source, "x", 1, "")], Select()))
     threading.Thread(target=made.serve_forever, daemon=True).start()
     port = made.server_address[1]
     for path in ("", "0/"):
