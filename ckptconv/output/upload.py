@@ -116,7 +116,7 @@ class Upload:
                 if parts := self._parts.get(name):
                     parts.finish(sent[url])
                 else:
-                    _put(sent[url], url)
+                    put_file(sent[url], url)
                 os.unlink(sent[url])
         except BaseException:  # an interrupt, too, leaves no half of a checkpoint behind
             for url, path in sent.items():
@@ -162,7 +162,7 @@ def older(folder: str, files: Sequence[str], stale: str) -> list[str]:
     return _older(_present(folder, files, False) if stale else (), folder, files, stale)
 
 
-def _put(path: str, url: str) -> None:
+def put_file(path: str, url: str) -> None:
     """Send a file; it appears whole or not at all, in parts if it is large (the file system's own multipart)."""
     fs, where = filesystem(url)
     lookups.forget()

@@ -95,7 +95,7 @@ def test_small_tensors_in_another_order_are_few_requests(s3: Line, tmp_path: Pat
 def test_a_transposed_tensor_is_transferred_once(s3: Line, tmp_path: Path) -> None:
     value = np.asfortranarray(np.random.default_rng(0).standard_normal((3000, 2000)))
     np.save(tmp_path / "w.npy", value)
-    upload.upload(str(tmp_path / "w.npy"), "s3://zoo/w.npy")
+    upload.put_file(str(tmp_path / "w.npy"), "s3://zoo/w.npy")
     s3.reset()
     resources = ckptconv.Resources(max_memory=24 * 2**20, jobs=2)
     ckptconv.convert("s3://zoo/w.npy", tmp_path / "w.safetensors", resources=resources)
@@ -135,7 +135,7 @@ def test_checksums_of_a_remote_bundle_are_verified(s3: Line, tmp_path: Path) -> 
     raw[100] ^= 1
     data.write_bytes(raw)
     for path in tmp_path.glob("m.ckpt*"):
-        upload.upload(str(path), f"s3://zoo/damaged/{path.name}")
+        upload.put_file(str(path), f"s3://zoo/damaged/{path.name}")
     with pytest.raises(ckptconv.CorruptCheckpoint, match="damaged"):
         ckptconv.convert("s3://zoo/damaged/m.ckpt", tmp_path / "out.npz")
 
@@ -195,7 +195,7 @@ def bucket() -> Iterator[str]:
 
 
 def test_an_upload_that_fails_leaves_nothing(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, sent = upload.upload, list[str]()
+    real, sent = upload.put_file, list[str]()
 
     def failing(path: str, url: str) -> None:
         if len(sent) == 2:
@@ -203,7 +203,7 @@ def test_an_upload_that_fails_leaves_nothing(bucket: str, monkeypatch: pytest.Mo
         sent.append(url)
         real(path, url)
 
-    monkeypatch.setattr(upload, "upload", failing)
+    monkeypatch.setattr(upload, "put_file", failing)
     with pytest.raises(StorageError, match="the line is cut"):
         ckptconv.save(arrays(), f"{bucket}/m.safetensors", max_shard_size=1000)
     assert len(sent) == 2
@@ -211,8 +211,8 @@ def test_an_upload_that_fails_leaves_nothing(bucket: str, monkeypatch: pytest.Mo
 
 
 def test_the_index_is_sent_last(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, sent = upload.upload, list[str]()
-    monkeypatch.setattr(upload, "upload", lambda path, url: (sent.append(url), real(path, url)))
+    real, sent = upload.put_file, list[str]()
+    monkeypatch.setattr(upload, "put_file", lambda path, url: (sent.append(url), real(path, url)))
     ckptconv.save(arrays(), f"{bucket}/m.safetensors", max_shard_size=1000)
     assert sent[-1].endswith(".index.json")
     assert len(sent) == 7
@@ -460,7 +460,7 @@ def test_a_small_checkpoint_of_a_zoo_costs_six_requests(s3: Line, tmp_path: Path
     for n in range(count):
         ckptconv.save(arrays(), f"s3://zoo/sides/m{n}/model.safetensors")
         for side in ("config.json", "tokenizer.json", "README.md"):
-            upload.upload(str(tmp_path / "config.json"), f"s3://zoo/sides/m{n}/{side}")
+            upload.put_file(str(tmp_path / "config.json"), f"s3://zoo/sides/m{n}/{side}")
     s3.reset()
     assert ckptconv.zoo(["s3://zoo/sides"], "s3://zoo/sides-out", ledger=ledger).done == count
     assert s3.requests <= 6 * count + 10

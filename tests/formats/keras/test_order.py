@@ -421,15 +421,9 @@ def test_names_of_a_dict_are_taken_in_its_order() -> None:
     assert found.guess == ""
 
 
-@pytest.mark.parametrize(
-    ("source", "layers"),
-    [
-        ("tf/keras3", ["d", "n"]), ("tf/objects-1", ["0_d", "top_level_model_weights"]),
-        ("originals/bert-token-dropping/model.ckpt", ["0_encoder", "1_masked_lm"]),
-    ],
-)  # fmt: skip
-def test_layers_of_an_object_graph_keep_their_order(source: str, layers: list[str]) -> None:
-    assert [layer for layer, _ in ckptconv.open(FIXTURES / source).details["layers"]] == layers
+def test_layers_that_keras_recorded_keep_their_order() -> None:
+    assert [layer for layer, _ in ckptconv.open(FIXTURES / "tf/keras3").details["layers"]] == ["d", "n"]
+    assert "layers" not in ckptconv.open(FIXTURES / "tf/objects-1").details  # of a subclassed model, whose order is not
 
 
 def test_an_object_graph_gives_a_legacy_file_its_layers(tmp_path: Path) -> None:

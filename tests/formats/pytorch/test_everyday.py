@@ -457,8 +457,14 @@ A, B, C = (torch.full((1,), float(i)) for i in range(3))
         ({"params": {"bn": {"w": A}}, "state": {"bn": {"mean": B}}}, ["bn.w", "state.bn.mean"]),
         ({"model": {"fc.w": A}, "buffers": {"obs": B}}, ["fc.w"]),
         ({"model": {"bn": {"w": A}}, "buffers": {"bn": {"mean": B}}}, ["bn.w", "buffers.bn.mean"]),
-        ({"model": {"fc": {"w": A}}, "buffers": {"obs": {"x": B}, "reward": C}}, ["fc.w"]),
-        ({"model": {"fc": {"w": A}}, "buffers": {"0": {"obs": B}, "1": {"obs": C}}}, ["fc.w"]),
+        (
+            {"model": {"fc": {"w": A}}, "buffers": {"obs": {"x": B}, "reward": C}},
+            ["fc.w", "buffers.obs.x", "buffers.reward"],
+        ),
+        (
+            {"model": {"fc": {"w": A}}, "buffers": {"0": {"obs": B}, "1": {"obs": C}}},
+            ["fc.w", "buffers.0.obs", "buffers.1.obs"],
+        ),
         ({"model": {"fc.w": A}, "buffers": {"rope.inv_freq": B}}, ["fc.w", "buffers.rope.inv_freq"]),
         ({"params": {"w": A}, "buffers": {"mean": B}}, ["w", "buffers.mean"]),
         ({"model": {"bn.w": A}, "buffers": {"pe": B, "bn.mean": C}}, ["bn.w", "buffers.pe", "buffers.bn.mean"]),

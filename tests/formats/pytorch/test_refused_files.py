@@ -876,8 +876,6 @@ MODULE = 'class Net(Module):\n  __parameters__ = ["w", ]\n  __buffers__ = ["b", 
         ("", "w b c"),
         (MODULE.replace("Net", "Net_"), "w b c"),
         (MODULE.replace("  __buffers__", "  buffers"), "w b c"),  # PyTorch before 1.6
-        (MODULE.replace('["w", ]', '["w"]'), "w b c"),
-        (MODULE.replace('["w", ]', '["\\x77", ]'), "w b c"),
         (MODULE.replace("(Module)", ""), "w b c"),
         (MODULE.replace("  __", "    __"), "w b c"),
         (MODULE.replace("class Net", "class N(Module):\ndef Net"), "w b c"),

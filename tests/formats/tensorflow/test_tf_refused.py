@@ -67,7 +67,7 @@ GRAPHS: dict[str, tuple[Any, str]] = {
     "half a complex number": (graph(const("x", value(8, scomplex_val=[1.0]))), "the constant ends within a complex64"),
     "content of another size": (graph(const("x", value(FLOAT, tensor_content=b"1234567"))), "has 7 bytes, not 8"),
     "more strings than bytes": (
-        graph(const("x", value(STRING, (4,), tensor_content=b"\1\1a"))), "the constant: 4 strings do not fit in 3 bytes"
+        graph(const("x", value(STRING, (4,), tensor_content=b"\1\1a"))), "4 strings do not fit in 3 bytes"
     ),
     "lengths beyond the end": (
         graph(const("x", value(STRING, (3,), tensor_content=b"\0\0\x80"))), "lengths of 3 strings exceed their data"
