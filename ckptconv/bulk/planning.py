@@ -112,6 +112,9 @@ def plan(
         number, count = share_of(options.shard)
         items = [i for i in items if crc32(i.destination.encode("utf-8", "surrogatepass")) % count == number - 1]
     names = lru_cache(FOLDERS)(files.names) if files.is_dir(folder) else lambda _: list[str]()
+    if files.is_remote(folder) and known and files.is_dir(folder):
+        for _ in files.walk(folder, lambda *_: None):  # a store says of all at once what would be asked of each
+            pass
 
     def decide(item: Conversion) -> None:
         try:
