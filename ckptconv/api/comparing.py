@@ -141,9 +141,7 @@ def _derived(sources: list[Path], url: str, how: Options) -> Checkpoint:
             e.message += f"\n  it seems to be made with other options: {words or 'none'}"
         raise
     if row.name == "keras":
-        from ..formats.keras.position import refuse_misplaced
-
-        refuse_misplaced(expected, got, url)
+        order.refuse_misplaced(expected, got, url)
     return expected
 
 

@@ -88,8 +88,6 @@ class Details(TypedDict, total=False):
     kinds: dict[str, str]  # the class of the layer that a tensor belongs to, in snake case
     inputs: dict[str, LayerInput]  # Keras: what the layer of a tensor takes, if the model's config tells it
     layers: list[Any]  # Keras: [layer, [[tensor, weight], ...]] in the order in which it loads
-    guess: str  # Keras: what the order was guessed from
-    doubts: list[list[str]]  # Keras: tensors that the guess may have swapped
     paths: dict[str, str]  # Keras 3: the path in the file, by tensor
     keys: dict[str, list[list[Any]]]  # JAX: paths in the tree that names do not determine: [key, kind of node]
     names: dict[str, str]  # Keras 3: the name of a layer, by its path

@@ -21,7 +21,7 @@ from ckptconv.dtypes import DTYPES
 from ckptconv.errors import AmbiguousFormat, NameCollision, Unrepresentable, UsageError
 from ckptconv.formats import detect, flax, safetensors, table
 from ckptconv.formats.hdf5 import file as hdf5
-from ckptconv.formats.keras import order, parts, v3
+from ckptconv.formats.keras import order, v3
 from ckptconv.formats.numpy import npy
 from ckptconv.formats.numpy import objects as pickles
 from ckptconv.storage.files import Seen
@@ -343,15 +343,6 @@ def test_labels_that_two_paths_would_have() -> None:
         "m/vars/0": "m/vars/0",
     }
     assert v3._unique({"l/vars/0": "d/k", "l/vars/1": "d/k"}) == {"l/vars/0": "l/vars/0", "l/vars/1": "l/vars/1"}
-
-
-def test_a_frozen_layer_lists_all_as_not_trained() -> None:
-    inner, outer = parts.Part(), parts.Part()
-    inner.trained, inner.fixed = ["k"], ["m"]
-    outer.trained, outer.parts = ["w"], [inner]
-    assert outer.split() == (["w", "k"], ["m"])
-    outer.frozen = True
-    assert outer.split() == ([], ["w", "k", "m"])
 
 
 def test_seeds_are_left_out_of_legacy_files() -> None:

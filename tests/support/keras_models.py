@@ -1,4 +1,4 @@
-"""Forty small models, each built alike in Keras 2 and Keras 3; a function gives (model, shapes of its inputs).
+"""Small models, each built alike in Keras 2 and Keras 3; a function gives (model, shapes of its inputs).
 
 Names are chosen so that the alphabet and the order of creation disagree, and shapes so that many weights are equal in
 shape: what is exchanged then loads without an error and gives other outputs.
@@ -31,24 +31,8 @@ def functional(k: Any, shape: tuple[int, ...], call: Callable[[Any], Any]) -> Bu
 
 
 @model
-def dense(k: Any) -> Built:
-    return chain(k, (4,), *(k.layers.Dense(4) for _ in range(12)))
-
-
-@model
 def dense_named_backwards(k: Any) -> Built:
     return chain(k, (4,), *(k.layers.Dense(4, name=n) for n in ("z", "m", "a", "layer_10", "layer_9")))
-
-
-@model
-def no_bias(k: Any) -> Built:
-    return chain(k, (4,), *(k.layers.Dense(4, use_bias=False, name=n) for n in ("c", "a", "b")))
-
-
-@model
-def batch_norm(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-    return chain(k, (4,), L.Dense(4), L.BatchNormalization(name="z"), L.Dense(4), L.BatchNormalization(name="a"))
 
 
 @model
@@ -59,79 +43,10 @@ def conv_batch_norm(k: Any) -> Built:
 
 
 @model
-def batch_norm_in_parts(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-    return chain(
-        k, (4,), L.BatchNormalization(center=False), L.BatchNormalization(scale=False),
-        L.BatchNormalization(center=False, scale=False), L.BatchNormalization(),
-    )  # fmt: skip
-
-
-@model
-def layer_norm(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-    return chain(k, (4,), L.LayerNormalization(name="b"), L.Dense(4), L.LayerNormalization(name="a"), L.Dense(4))
-
-
-@model
 def norms_of_two_classes(k: Any) -> Built:
     """A LayerNormalization and a GroupNormalization have weights of the same shapes."""
     L = k.layers  # noqa: N806
     return chain(k, (4, 4), L.LayerNormalization(), L.GroupNormalization(2), L.LayerNormalization())
-
-
-@model
-def separable(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-    return chain(k, (9, 9, 3), L.SeparableConv2D(3, 3), L.SeparableConv2D(3, 3), L.Flatten(), L.Dense(2))
-
-
-@model
-def depthwise(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-    return chain(k, (9, 9, 3), L.DepthwiseConv2D(3, name="z"), L.DepthwiseConv2D(3, name="a"), L.Flatten(), L.Dense(2))
-
-
-@model
-def transposed(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-    return chain(k, (4, 4, 2), L.Conv2DTranspose(2, 3), L.Conv2D(2, 3), L.Conv2DTranspose(2, 3))
-
-
-@model
-def conv1d(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-    return chain(k, (9, 4), L.Conv1D(4, 2), L.SeparableConv1D(4, 2), L.Conv1D(4, 2), L.GlobalAveragePooling1D())
-
-
-@model
-def conv3d(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-    return chain(k, (5, 5, 5, 2), L.Conv3D(2, 2), L.Conv3D(2, 2), L.Flatten(), L.Dense(2))
-
-
-@model
-def prelu(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-    return chain(k, (4,), L.PReLU(name="b"), L.Dense(4), L.PReLU(name="a"))
-
-
-@model
-def lstm(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-    return chain(k, (5, 4), L.LSTM(4, return_sequences=True, name="z"), L.LSTM(4, name="a"))
-
-
-@model
-def gru(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-    return chain(k, (5, 4), L.GRU(4, return_sequences=True), L.GRU(4, reset_after=False), L.Dense(4))
-
-
-@model
-def simple_rnn(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-    return chain(k, (5, 4), L.SimpleRNN(4, return_sequences=True), L.SimpleRNN(4))
 
 
 @model
@@ -153,29 +68,11 @@ def conv_lstm(k: Any) -> Built:
 
 
 @model
-def time_distributed(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-    return chain(k, (5, 4), L.TimeDistributed(L.Dense(4)), L.TimeDistributed(L.Dense(4)), L.LSTM(4))
-
-
-@model
 def embedding(k: Any) -> Built:
     L = k.layers  # noqa: N806
     tokens = k.Input((5,), dtype="int32")
     words, places = L.Embedding(3, 4, name="words")(tokens), L.Embedding(3, 4, name="places")(tokens)
     return k.Model(tokens, L.Dense(4)(L.LayerNormalization()(L.Add()([words, places])))), ((5,),)
-
-
-@model
-def dropout(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-    return chain(k, (4,), L.Dense(4), L.Dropout(0.5), L.Dense(4), L.GaussianNoise(0.1), L.Dense(4))
-
-
-@model
-def normalization(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-    return chain(k, (4,), L.Normalization(), L.Dense(4), L.Dense(4))
 
 
 @model
@@ -196,14 +93,6 @@ def frozen(k: Any) -> Built:
 
 
 @model
-def branches(k: Any) -> Built:
-    """Layers are made in another order than the model lists them."""
-    L = k.layers  # noqa: N806
-    head, second, first = L.Dense(4), L.Dense(4), L.Dense(4)
-    return functional(k, (4,), lambda x: head(L.Concatenate()([second(first(x)), first(x)])))
-
-
-@model
 def made_backwards(k: Any) -> Built:
     layers = [k.layers.Dense(4) for _ in range(4)]
 
@@ -216,44 +105,10 @@ def made_backwards(k: Any) -> Built:
 
 
 @model
-def residual(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-
-    def call(x: Any) -> Any:
-        for n in (10, 9, 1):
-            y = L.Conv2D(3, 3, padding="same", use_bias=False, name=f"conv_{n}")(x)
-            x = L.Add()([x, L.ReLU()(L.BatchNormalization(name=f"bn_{n}")(y))])
-        return L.Dense(3)(L.GlobalAveragePooling2D()(x))
-
-    return functional(k, (6, 6, 3), call)
-
-
-@model
 def shared(k: Any) -> Built:
     L = k.layers  # noqa: N806
     one, two = L.Dense(4, name="twice"), L.Dense(4, name="also")
     return functional(k, (4,), lambda x: two(one(two(one(x)))))
-
-
-@model
-def attention(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-
-    def call(x: Any) -> Any:
-        x = L.LayerNormalization(name="post")(L.Add()([x, L.MultiHeadAttention(1, 4, name="second")(x, x)]))
-        return L.LayerNormalization(name="norm")(L.Add()([x, L.MultiHeadAttention(1, 4, name="first")(x, x)]))
-
-    return functional(k, (5, 4), call)
-
-
-@model
-def scaled_attention(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-
-    def call(x: Any) -> Any:
-        return L.AdditiveAttention()([L.Attention(use_scale=True, score_mode="concat")([x, x]), x])
-
-    return functional(k, (5, 4), call)
 
 
 @model
@@ -270,43 +125,12 @@ def transformer(k: Any) -> Built:
     return functional(k, (5, 4), call)
 
 
-@model
-def einsum(k: Any) -> Built:
-    make = lambda n: k.layers.EinsumDense("abc,cd->abd", (None, 4), bias_axes="d", name=n)  # noqa: E731
-    return functional(k, (5, 4), lambda x: make("a")(make("c")(make("b")(x))))
-
-
-@model
-def two_inputs(k: Any) -> Built:
-    L = k.layers  # noqa: N806
-    a, b = k.Input((4,)), k.Input((4,))
-    return k.Model([a, b], L.Dense(4)(L.Add()([L.Dense(4, name="right")(b), L.Dense(4, name="left")(a)]))), ((4,), (4,))
-
-
 # --- nested -----------------------------------------------------------------------------------------------------
 
 
 def block(k: Any, name: str) -> Any:
     L = k.layers  # noqa: N806
     return k.Sequential([k.Input((4,)), L.Dense(4), L.BatchNormalization(), L.Dense(4)], name=name)
-
-
-@model
-def nested(k: Any) -> Built:
-    return chain(k, (4,), block(k, "z"), block(k, "a"), k.layers.Dense(4))
-
-
-@model
-def nested_twice(k: Any) -> Built:
-    inner = k.Sequential([k.Input((4,)), block(k, "z"), k.layers.Dense(4), block(k, "a")], name="inner")
-    return functional(k, (4,), lambda x: k.layers.Dense(4)(inner(inner(x))))
-
-
-@model
-def nested_functional(k: Any) -> Built:
-    x = k.Input((4,))
-    inner = k.Model(x, k.layers.Dense(4, name="a")(k.layers.Dense(4, name="b")(x)), name="inner")
-    return functional(k, (4,), lambda y: k.layers.Dense(4)(inner(k.layers.Dense(4, name="zero")(y))))
 
 
 @model
@@ -317,20 +141,6 @@ def nested_frozen(k: Any) -> Built:
 
 
 # --- classes of one's own ---------------------------------------------------------------------------------------
-
-
-@model
-def custom_layers(k: Any) -> Built:
-    class Gate(k.layers.Layer):  # type: ignore[misc, name-defined]
-        def build(self, shape: Any) -> None:
-            self.shift = self.add_weight(name="shift", shape=(shape[-1],))
-            self.amount = self.add_weight(name="amount", shape=(shape[-1],))
-            super().build(shape)
-
-        def call(self, x: Any) -> Any:
-            return (x + self.shift) * self.amount
-
-    return chain(k, (4,), Gate(name="b"), k.layers.Dense(4), Gate(name="a"))
 
 
 @model
@@ -358,24 +168,6 @@ def custom_composite(k: Any) -> Built:
             return self.down(self.up(x))
 
     return chain(k, (4,), Feed(), k.layers.Dense(4), Feed())
-
-
-@model
-def custom_model(k: Any) -> Built:
-    class Net(k.Model):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.norm = k.layers.Dense(4), k.layers.LayerNormalization()
-            self.blocks = [k.layers.Dense(4), k.layers.Dense(4)]
-            self.head = k.layers.Dense(4)
-
-        def call(self, x: Any) -> Any:
-            x = self.norm(self.stem(x))
-            for each in self.blocks:
-                x = each(x)
-            return self.head(x)
-
-    return Net(), ((4,),)
 
 
 @model

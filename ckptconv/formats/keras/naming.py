@@ -69,44 +69,21 @@ class Listed(NamedTuple):
     input: LayerInput | None = None
 
 
-# Other variables of one class, in order of creation: quantised layers, attention, batch normalization of Keras 1.
-_MORE = (
-    *quantised.CREATED, ("scale", "concat_score_weight"), ("vector_u",), ("sn_u",),
-    ("adapt_mean", "adapt_variance", "count"), ("real_kernel", "imag_kernel"),
-    ("gamma", "beta", "moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev"),
-)  # fmt: skip
+# Variables of other layers: quantised ones, attention, batch normalization of Keras 1.
+_MORE = {
+    *quantised.NAMES, "concat_score_weight", "vector_u", "sn_u", "adapt_mean", "adapt_variance", "moving_stddev",
+    "renorm_mean", "renorm_stddev", "real_kernel", "imag_kernel",
+}  # fmt: skip
 FIXED = {  # variables that are never trained
     "mean", "variance", "count", "adapt_mean", "adapt_variance", "moving_mean", "moving_variance", "moving_stddev",
     "renorm_mean", "renorm_stddev", "vector_u", "sn_u", "summary", "seed_generator_state", *quantised.FIXED,
 }  # fmt: skip
-NAMES = {name for names in (*VARIABLES.values(), *_MORE) for name in names}
-# The objects inside a layer of Keras, grouped into families, in order of creation.
-_PLACES = {
-    "query": ("attention", 0), "key": ("attention", 1), "value": ("attention", 2),
-    "attention_output": ("attention", 3), "output": ("attention", 3),
-}  # fmt: skip
+NAMES = {name for names in VARIABLES.values() for name in names} | _MORE
 
 
 def bare(leaf: str) -> str:
     """A variable's name without the prefix and suffix that frameworks add: "_kernel:0" -> "kernel"."""
     return leaf.removesuffix(":0").lstrip("_")
-
-
-def created(leaves: Sequence[str]) -> list[int] | None:
-    """The positions of a layer's variables in the order of creation; None if no class of Keras has this set."""
-    names = [bare(leaf) for leaf in leaves]
-    for known in (*VARIABLES.values(), *_MORE):
-        if set(names) <= set(known) and len(set(names)) == len(names):
-            return [known.index(n) for n in names]
-    return None
-
-
-def place(word: str) -> tuple[str, int] | None:
-    """The family of an object inside a layer, and its position in it; None if it belongs to no family."""
-    for way, at in (("forward_", 0), ("backward_", 1)):
-        if word.startswith(way):
-            return "bidirectional", at
-    return _PLACES.get(word.lstrip("_").removesuffix("_dense"))
 
 
 def configured(

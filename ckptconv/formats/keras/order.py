@@ -1,12 +1,12 @@
 """The order in which Keras lists layers and their weights; it loads a legacy file by position and ignores the names.
 
-The order is known from a legacy file, from a Keras 3 file with its configuration, and from TensorFlow's object graph.
-In formats that sort tensors or have no place for the order, it is kept as one entry of the metadata:
+The order is recorded in a legacy file, in the configuration of a `.keras` file, and in TensorFlow's object graph; the
+caller of `save` gives it. It is never guessed from names: without a record, no legacy file is written. In formats that
+sort tensors or have no place for the order, it is kept as one entry of the metadata:
 
     ckptconv.keras   {"layers": [["dense", ["dense/kernel:0", "dense/bias:0"]], ...],    weight names, in order
                       "paths": {"dense/kernel": "layers/dense/vars/0"}, "names": {...},  of a Keras 3 source
-                      "rest": [...],                                                     tensors outside of layers
-                     "guess": "...", "doubts": [["a/kernel", "b/kernel"]]}              where it was not known
+                      "rest": [...]}                                                     tensors outside of layers
 
 A weight name other than the tensor's name, with or without ":0", is stored as a pair [tensor, weight]. Above 30,000
 characters the text is compressed: "zlib:" and base64. If a converter renames tensors one to one, the names are updated.
@@ -17,57 +17,58 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note
+from ...errors import Unrepresentable, VerifyError
+from ...messages import listing
 from . import naming
 from .naming import OPTIMIZER, in_list
-from .parts import Part, Shapes, doubts, guessed
 
 KEY = "ckptconv.keras"
 LONG = 30_000  # characters of a plain entry: an attribute of HDF5 holds 64 KB
 MOST = 1 << 20  # bytes of a decompressed entry of few tensors
-EACH, AGAIN = 96, 8  # bytes more for each tensor, and how often its name may be there: as layer, weight, path, doubt
-
-SAID = ("layers", "guess", "doubts", "paths", "names")  # the keys of a checkpoint's details that describe an order
+EACH, AGAIN = 96, 8  # bytes more for each tensor, and how often its name may be there: as layer, weight, path
+GIVEN = ("", "memory")  # a caller's dict, in the caller's order
 
 Layers = list[tuple[str, list[tuple[str, str]]]]  # layer, [(tensor's name, weight name)]
 
-
-class Order(NamedTuple):
-    """Layers in order. guess: what the order was guessed from, '' if it is known; doubts: see parts.doubts."""
-
-    layers: Layers
-    guess: str = ""
-    doubts: tuple[tuple[str, ...], ...] = ()
-
-    def names(self) -> list[str]:
-        """All tensors in the order in which Keras loads them; tensors that layers share are repeated."""
-        return [name for _, weights in self.layers for name, _ in weights]
+# The objects inside layers of Keras' own, in the order of creation.
+INNER = {"layer": 0, "cell": 0, "forward_layer": 0, "backward_layer": 1, "query_dense": 0, "key_dense": 1,
+         "value_dense": 2, "output_dense": 3}  # fmt: skip
 
 
-def derived(layers: Layers, parts: Sequence[Part], shapes: Shapes, source: str, *, trained_known: bool) -> Order:
-    """The order of these parts, with the parts of it that are guessed."""
-    found = doubts(parts, shapes, trained_known=trained_known)
-    return Order(layers, source if found or guessed(parts) else "", found)
+class Weights(NamedTuple):
+    """The weights of an object and of those in it: trained ones, and the others, which a legacy file lists last."""
+
+    trained: list[str]
+    fixed: list[str]
 
 
-def detailed(order: Order) -> Details:
+def split(own: Sequence[tuple[str, str]], integer: Container[str], *, frozen: bool = False) -> Weights | None:
+    """An object's own weights, given in the order of creation as (variable's name, tensor's name).
+
+    None if Keras has no variables of these names, so that nobody knows which are trained. integer: tensors of integers.
+    """
+    if not all(naming.bare(leaf) in naming.NAMES for leaf, _ in own):
+        return None
+    last = [n for leaf, n in own if frozen or naming.bare(leaf) in naming.FIXED or n in integer]
+    return Weights([n for _, n in own if n not in last], last)
+
+
+def detailed(layers: Layers) -> Details:
     """The order as details of a checkpoint."""
-    out: Details = {"layers": [[layer, [list(w) for w in weights]] for layer, weights in order.layers]}
-    if order.guess:
-        out |= {"guess": order.guess, "doubts": [list(names) for names in order.doubts]}
-    return out
+    return {"layers": [[layer, [list(w) for w in weights]] for layer, weights in layers]}
 
 
 # --- the order that a checkpoint carries --------------------------------------------------------------------------
 
 
-def said(checkpoint: Checkpoint) -> dict[str, Any]:
+def recorded(checkpoint: Checkpoint) -> dict[str, Any]:
     """The order in a checkpoint's metadata or details, under its current names; {} if it lists other tensors."""
-    own = {k: v for k, v in checkpoint.details.items() if k in SAID}
+    own = {k: v for k, v in checkpoint.details.items() if k in ("layers", "paths", "names")}
     carried = _unpacked(checkpoint.metadata[KEY], checkpoint) if KEY in checkpoint.metadata else {}
     if not own and not carried:
         return {}
@@ -84,8 +85,7 @@ def _of_now(found: Mapping[str, Any], checkpoint: Checkpoint, now: Mapping[str, 
         )
         for layer, weights in found.get("layers", ())
     ]
-    out: dict[str, Any] = {"guess": str(found.get("guess", ""))}
-    out["doubts"] = [[n for old in names for n in now.get(old, ())] for names in found.get("doubts", ())]
+    out: dict[str, Any] = {}
     listed = {n for _, weights in rows for n, _ in weights}
     aside = {n for old in found.get("rest", ()) for n in now.get(old, ())}
     rest = [n for n in checkpoint if n not in listed]
@@ -94,7 +94,7 @@ def _of_now(found: Mapping[str, Any], checkpoint: Checkpoint, now: Mapping[str, 
     paths = {new: path for old, path in found.get("paths", {}).items() for new in now.get(old, ())}
     if paths:
         out |= {"paths": paths, "names": dict(found.get("names", {}))}
-    return out if len(out) > 2 else {}
+    return out
 
 
 def _followed(checkpoint: Checkpoint) -> dict[str, list[str]]:
@@ -106,18 +106,58 @@ def _followed(checkpoint: Checkpoint) -> dict[str, list[str]]:
     return {old: names for old, names in now.items() if len(names) == len(checkpoint.sources(names[0])) == 1}
 
 
-def known(checkpoint: Checkpoint) -> Order | None:
-    """The order that the checkpoint carries, if it lists exactly the checkpoint's tensors."""
-    found = said(checkpoint)
-    if "layers" not in found:
-        return None
-    left = tuple(tuple(names) for names in found["doubts"] if len(names) > 1)
-    return Order(found["layers"], found["guess"], left)
+def layers_to_write(checkpoint: Checkpoint) -> Layers:
+    """The layers that the source lists, or those of a caller's dict: the first words of its names, in its order.
+
+    Raises Unrepresentable if nothing records an order, or some weights are in no layer.
+    """
+    layers: Layers | None = recorded(checkpoint).get("layers")
+    weights = [n for n in checkpoint if not n.startswith(OPTIMIZER + "/")]
+    if layers is None and checkpoint.format in GIVEN:
+        words = [n.split("/") for n in weights]
+        level = int(len({w[0] for w in words}) == 1 and all(len(w) > 2 for w in words))  # behind the model's own name
+        given: dict[str, list[tuple[str, str]]] = {}
+        for name, parts in zip(weights, words, strict=True):
+            given.setdefault(parts[level], []).append((name, name + ":0"))
+        return list(given.items())
+    if layers is None:
+        raise Unrepresentable(
+            "Keras loads a legacy file by position, and nothing records the order of these weights. Convert a file "
+            "that Keras wrote (.keras, legacy .h5) or from what this program made of one, write .weights.h5, whose "
+            "weights are found by path, or call ckptconv.save with the tensors in the order of model.layers"
+        )
+    listed = {name for _, rows in layers for name, _ in rows}
+    if extra := [n for n in weights if n not in listed]:
+        raise Unrepresentable(
+            "these belong to no layer, and a legacy file has no place for them; weights_only=True leaves them out:\n"
+            + listing(extra)
+        )
+    return layers
+
+
+def refuse_misplaced(expected: Checkpoint, got: Checkpoint, url: str) -> None:
+    """Raise VerifyError if Keras, which loads the file `got` by position, would confuse weights.
+
+    expected: the source of the file; if that records no order, there is nothing to compare with.
+    """
+    planned, found = recorded(expected).get("layers"), recorded(got).get("layers")
+    if planned is None or found is None:
+        return
+    due, rows = ([(layer, [n for n, _ in ws]) for layer, ws in layers if ws] for layers in (planned, found))
+    due += [("", [])] * (len(rows) - len(due))
+    wrong = [
+        f"{layer} lists {', '.join(names)}, where Keras takes {', '.join(wanted) or 'nothing'}"
+        for (layer, names), (_, wanted) in zip(rows, due, strict=False)
+        if names != wanted
+    ]
+    if wrong:
+        text = f"{len(wrong)} layers list their weights in another order, and Keras loads by position"
+        raise VerifyError(f"{text}:\n{listing(wrong)}", url=url)
 
 
 def is_keras(checkpoint: Checkpoint) -> bool:
     """Whether the source shows that these are weights of Keras."""
-    return checkpoint.format in ("keras", "keras3") or bool(said(checkpoint))
+    return checkpoint.format in ("keras", "keras3") or bool(recorded(checkpoint))
 
 
 def may_be_keras(checkpoint: Checkpoint) -> bool:
@@ -132,7 +172,7 @@ def may_be_keras(checkpoint: Checkpoint) -> bool:
 
 def fitted(checkpoint: Checkpoint, target: str) -> Checkpoint:
     """The checkpoint as the format `target` needs it: with the order in its metadata, or without random seeds."""
-    found = said(checkpoint)
+    found = recorded(checkpoint)
     if target == "keras":
         return _without_seeds(checkpoint, found)
     if target == "keras3" or (not found and KEY not in checkpoint.metadata):
@@ -175,12 +215,10 @@ def _unpacked(text: str, tensors: Collection[str]) -> dict[str, Any]:
         layers = [(str(layer), [_pair(w) for w in weights]) for layer, weights in found.get("layers", ())]
         paths = {str(k): str(v) for k, v in found.get("paths", {}).items()}
         names = {str(k): str(v) for k, v in found.get("names", {}).items()}
-        unsure = [[str(n) for n in group] for group in found.get("doubts", ())]
         rest = [str(n) for n in found.get("rest", ())]
     except (ValueError, TypeError, AttributeError, RecursionError, zlib.error):
         return {}
-    guess = str(found.get("guess", ""))
-    return {"layers": layers, "rest": rest, "paths": paths, "names": names, "doubts": unsure, "guess": guess}
+    return {"layers": layers, "rest": rest, "paths": paths, "names": names}
 
 
 def _pair(entry: Any) -> tuple[str, str]:

@@ -52,12 +52,9 @@ ROWS: dict[str, tuple[Row, ...]] = {
         ((*_GROUPED, *_BACK, "reverse_embeddings_zero"), "ifififf"),
     ),
 }
-# In order of creation, those that are never trained; the float8 scales are trained, in an order that varies.
-CREATED = (
-    ("kernel", "bias", "kernel_scale", "kernel_zero", "zero_point", "awq_scales", "g_idx"),
-    (*_GROUPED, *_BACK, "reverse_embeddings_zero"),
-)
-FIXED = {name for row in CREATED for name in row} - {"kernel", "bias", "embeddings", "reverse_embeddings"}
+# Without the float8 scales, which are trained, in an order that varies.
+NAMES = {name for rows in ROWS.values() for names, _ in rows if FLOAT8[0] not in names for name in names}
+FIXED = NAMES - {"kernel", "bias", "embeddings", "reverse_embeddings"}  # never trained
 
 
 def variables(kind: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> list[str]:

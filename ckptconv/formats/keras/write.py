@@ -1,9 +1,8 @@
 """Write Keras files: legacy HDF5 with its name lists, and Keras 3 weights by object paths.
 
-Legacy: layers and their order come from the source if it was such a file (`details["layers"]`), else from the names:
-the layer is the first component, "enc" of enc/inner/kernel; the second where all names share the first, which is then
-the model's own ("tf_bert_model/bert/..."). Weight names end in ":0" unless the source's did not. What several layers
-share is one dataset with several hard links. With optimizer weights or a model_config it is a whole model.
+Legacy: layers and their order come from the source (order.py). Weight names end in ":0" unless the source's did not.
+What several layers share is one dataset with several hard links. With optimizer weights or a model_config it is a whole
+model.
 
 Keras 3: a name that the source gave to a path (`details["paths"]`) goes back to that path; any other must be a path
 itself, like layers/dense_1/vars/0, because only the model's code knows which object a variable belongs to.
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...checkpoint import Checkpoint, Note, Tensor
+from ...checkpoint import Checkpoint, Tensor
 from ...errors import Unrepresentable, UsageError
 from ...messages import listing
 from ...output.destination import OutputFile
@@ -27,8 +26,6 @@ from ..hdf5.write import plain
 from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from . import order
 from .naming import OPTIMIZER, TOP, in_list, join
-from .order import Order
-from .position import layered
 
 VERSION = {"keras_version": "3.0.0", "backend": "tensorflow"}  # without it, Keras assumes a file of Keras 1
 HELD = {"float64", "float32", "float16", "bfloat16", "bool", "complex64", "complex128", "string"}
@@ -62,9 +59,7 @@ class LegacyWriter:
         refuse_unheld(self, checkpoint, "Keras legacy HDF5")
         refuse_shards(checkpoint, self.max_shard_size, "Keras legacy HDF5")
         checkpoint, dropped = plain(checkpoint)
-        found = layered(checkpoint)
-        notes = (*self._doubt(found), *dropped)
-        layers = found.layers
+        layers = order.layers_to_write(checkpoint)
         slots = {n: in_list(n.removeprefix(OPTIMIZER + "/")) for n in checkpoint if n.startswith(OPTIMIZER + "/")}
         whole = bool(slots) or "model_config" in checkpoint.metadata
         base = "model_weights" if whole else ""
@@ -84,24 +79,7 @@ class LegacyWriter:
         if lost := [n for n in checkpoint if n not in there]:
             raise Unrepresentable(f"two weights of one layer would have one name in the file:\n{listing(lost)}")
         placement, self.made = _place(self.url, checkpoint, paths, groups)
-        return placement._replace(notes=notes)
-
-    def _doubt(self, found: Order) -> tuple[Note, ...]:
-        """A note where the order is a guess; Unrepresentable where a wrong guess would not be noticed."""
-        if not found.guess:
-            return ()
-        names = tuple(found.names())
-        by_name = split(self.url)[1] == "tf_model.h5" and any(n.startswith("tf_") for n in names)
-        if found.doubts and not by_name:
-            rows = [" and ".join(group) for group in found.doubts]
-            raise Unrepresentable(
-                "Keras loads this file by position, and the order of the model, or what in it is trained, is not "
-                "known: these have the same shapes and could be exchanged without an error. Convert from a file that "
-                "Keras wrote (.keras, legacy .h5), or from what this program made of one, or call ckptconv.save with "
-                "the tensors in the order of "
-                f"model.layers:\n{listing(rows)}"
-            )
-        return (Note("assumed", f"Keras loads by position; the order of layers is guessed, {found.guess}", names),)
+        return placement._replace(notes=dropped)
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return self.made.resealed(metadata) if self.made else ()
@@ -138,7 +116,7 @@ class Keras3Writer:
         refuse_unheld(self, checkpoint, "Keras 3")
         checkpoint, notes = plain(checkpoint)
         paths = by_path(checkpoint)
-        names = order.said(checkpoint).get("names", {})
+        names = order.recorded(checkpoint).get("names", {})
         groups: dict[str, dict[str, Any]] = {"": {k: v for k, v in checkpoint.metadata.items() if k != order.KEY}}
         # empty groups, too: Keras 2 looks for that of the model and, up to 2.12, for that of each object on the way
         groups |= {join(path, "vars"): {"name": name} if name else {} for path, name in {"": "", **names}.items()}
@@ -204,7 +182,7 @@ def homes(paths: Mapping[str, str]) -> set[str]:
 
 def by_path(checkpoint: Checkpoint) -> dict[str, str]:
     """The tensors by the path where Keras looks for them; Unrepresentable lists those that have none."""
-    known = order.said(checkpoint).get("paths", {})
+    known = order.recorded(checkpoint).get("paths", {})
     paths = {str(known.get(name, name)): name for name in checkpoint}
     lost = [name for path, name in paths.items() if not re.search(r"(^|/)vars/\d+$", path)]
     if lost or len(paths) < len(checkpoint):

@@ -26,8 +26,6 @@ from typing import TYPE_CHECKING
 from ...checkpoint import Checkpoint, Note, Role, Tensor
 from ...errors import CorruptCheckpoint
 from ..keras import order
-from ..keras.order import Layers, Order, derived
-from ..keras.parts import Part, in_family
 from . import elements
 from .bundle import FORMAT, Bundle
 
@@ -192,10 +190,6 @@ _ASIDE = re.compile(
 )
 
 
-class _TooDeep(Exception):
-    pass
-
-
 class _Walk:
     """One pass over a graph; each node belongs to the first node that leads to it."""
 
@@ -222,43 +216,39 @@ class _Walk:
     def lists_layers(self, node: int) -> bool:
         return any(name in _LISTS or _LAYER.fullmatch(name) for name, _ in self.children(node))
 
-    def part(self, node: int, depth: int = 0) -> Part:
-        """The object at a node, with everything in it that was not visited before; _TooDeep if that is no model's."""
-        if depth > DEEPEST:
-            raise _TooDeep
+    def weights(self, node: int, depth: int = 0) -> order.Weights | None:
+        """The weights of the object at a node and of those in it that were not visited; None if nobody knows."""
         self.seen.add(node)
-        made, own, inner = Part(), list[tuple[str, str]](), list[str]()
+        own, inner = list[tuple[str, str]](), list[order.Weights | None]()
         for name, child in self.children(node):
             if child in self.seen:
                 continue
             if child in self.variables:
                 self.seen.add(child)
                 own.append((name, self.variables[child]))
-            else:
-                part = self.part(child, depth + 1)
-                if part.trained or part.fixed or part.parts:
-                    made.parts.append(part)
-                    inner.append(name)
-        made.take(own, whole=self.integer.__contains__, sure=False)
-        made.together = bool(in_family(inner))
-        return made
+            elif depth < DEEPEST and (found := self.weights(child, depth + 1)) != order.Weights([], []):
+                # which objects are trained stands nowhere: those in a layer of Keras' own are all, or none
+                inner.append(found if name.lstrip("_") in order.INNER else None)
+        parts = [order.split(own, self.integer), *inner]
+        known = [part for part in parts if part]
+        if len(known) < len(parts) or depth == DEEPEST:
+            return None
+        return order.Weights([n for p in known for n in p.trained], [n for p in known for n in p.fixed])
 
-    def layers(self, node: int, depth: int = 0) -> Iterator[tuple[str, Part]]:
-        """The layers of a model: its objects, and those in its lists; _TooDeep as of `part`."""
-        if depth > DEEPEST:
-            raise _TooDeep
+    def layers(self, node: int, depth: int = 0) -> Iterator[tuple[str, order.Weights | None]]:
+        """The layers of a model: its objects, and those in its lists."""
         self.seen.add(node)
         for name, child in self.children(node):
             if child in self.seen or child in self.variables:
                 continue
-            if name in _LISTS:
+            if name in _LISTS and depth < DEEPEST:
                 yield from self.layers(child, depth + 1)
             else:
-                yield name, self.part(child)
+                yield name, self.weights(child)
 
 
-def layers_of(graph: pb.TrackableObjectGraph, tensors: Mapping[str, Tensor]) -> Order | None:
-    """The layers of the model in a graph; None if it lists none, or not all of its weights are in them.
+def layers_of(graph: pb.TrackableObjectGraph, tensors: Mapping[str, Tensor]) -> order.Layers | None:
+    """The layers of the model in a graph; None if it lists none, or does not record the order of all its weights.
 
     tensors: by checkpoint key. The model is the root, or the one object of the root that lists layers.
     """
@@ -266,27 +256,25 @@ def layers_of(graph: pb.TrackableObjectGraph, tensors: Mapping[str, Tensor]) -> 
     models = [i for i in (0, *(child for _, child in walk.children(0))) if walk.lists_layers(i)] if graph.nodes else []
     if not models or (models[0] and len(set(models)) > 1):
         return None
-    try:
-        rows = [(name, part) for name, part in walk.layers(models[0]) if part.listed()]
-    except _TooDeep:
-        return None
+    rows: list[tuple[str, list[str]]] = []
+    for name, part in walk.layers(models[0]):
+        if part is None:
+            return None
+        rows += [(name, part.trained + part.fixed)] if part != order.Weights([], []) else []
     outside = dict.fromkeys(child for _, child in walk.children(models[0]) if child not in walk.seen)
-    top = [walk.variables[child] for child in outside if child in walk.variables]
-    shapes = {t.name: t.shape for t in tensors.values()}
-    layers, parts = _named(rows, walk.full_names), [part for _, part in rows]
-    recorded = derived(layers, parts, shapes, "from the object graph", trained_known=False)
-    if top:
-        recorded.layers.append(("top_level_model_weights", [(n, n + ":0") for n in top]))
+    layers = _named(rows, walk.full_names)
+    if top := [walk.variables[child] for child in outside if child in walk.variables]:
+        layers.append(("top_level_model_weights", [(n, n + ":0") for n in top]))
     weights = {t.name for t in tensors.values() if not t.role}
-    return recorded if rows and weights <= set(recorded.names()) else None
+    return layers if rows and weights <= {n for _, listed in layers for n, _ in listed} else None
 
 
-def _named(rows: list[tuple[str, Part]], full_names: Mapping[str, str]) -> Layers:
+def _named(rows: list[tuple[str, list[str]]], full_names: Mapping[str, str]) -> order.Layers:
     """Layers under the first segment of their variables' names, if those are unique."""
     paths = [n.split("/") for n in full_names.values()]
     level = int(len({p[0] for p in paths}) == 1 and all(len(p) > 2 for p in paths))
-    heads = [{[*full_names[n].split("/"), ""][level] for n in part.listed()} for _, part in rows]
+    heads = [{[*full_names[n].split("/"), ""][level] for n in names} for _, names in rows]
     names = [words.pop() if len(words) == 1 else "" for words in heads]
     count = Counter(names)
     own = [name if name and count[name] == 1 else f"{i}_{rows[i][0]}" for i, name in enumerate(names)]
-    return [(name, [(n, n + ":0") for n in part.listed()]) for name, (_, part) in zip(own, rows, strict=True)]
+    return [(name, [(n, n + ":0") for n in listed]) for name, (_, listed) in zip(own, rows, strict=True)]
