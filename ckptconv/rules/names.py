@@ -167,7 +167,8 @@ def replaced(checkpoint: Checkpoint, pairs: Sequence[str]) -> Checkpoint:
             regex = re.compile(pattern)
             changed = {old: regex.sub(to, name) for old, name in new.items()}
         except (re.error, IndexError, OverflowError, RecursionError) as e:
-            raise UsageError(f"rename_regex= {pair!r} is no regular expression and its replacement: {e}") from e
+            what = "is no regular expression and its replacement"
+            raise UsageError(f"rename_regex='{pair}' {what}: {e}") from e
         if changed == new:
             raise UsageError(f"rename_regex= {pair!r} changes no name; `inspect` lists them")
         if "" in changed.values():
