@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, field
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -109,9 +109,10 @@ STORES: dict[str, Callable[[str], Sender]] = {"s3": S3, "s3a": S3, "gs": GCS, "g
 
 @dataclass
 class _Part:
-    """A part that is being filled: its bytes, and how many of them are there; each is written once."""
+    """A part that is being filled: its bytes, which of them are there, and how many."""
 
     data: bytearray
+    ranges: list[Range] = field(default_factory=list)
     count: int = 0
 
 
@@ -155,9 +156,12 @@ class Multipart:
             part = self._open.setdefault(number, _Part(bytearray(self._part)))
         part.data[inner : inner + len(piece)] = piece
         with self._lock:
+            part.ranges.append((inner, inner + len(piece)))
             part.count += len(piece)
             if part.count < self._part:
                 return
+            if any(hi != lo for (_, hi), (lo, _) in pairwise(sorted(part.ranges))):  # so others were never written
+                raise StorageError("some bytes were written twice", url=self._url)
             del self._open[number]
         self._send(number, part.data)
 
@@ -177,7 +181,7 @@ class Multipart:
         rest = [n for n in range(-(-size // self._part)) if n not in self._tags]
         with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(SENDERS) as pool:
             fd = file.fileno()
-            for _ in pool.map(lambda n: self._send(n, os.pread(fd, self._part, n * self._part)), rest):
+            for _ in pool.map(lambda n: self._send(n, _read(fd, n * self._part, self._part)), rest):
                 pass
         if self._upload is not None:
             lookups.forget()
@@ -206,3 +210,11 @@ def _inside(ranges: Iterable[Range], part: int, last: int) -> Iterator[int]:
             yield from range(-(-start // part), min(end // part, last))
             start = lo
         end = max(end, hi)
+
+
+def _read(fd: int, start: int, size: int) -> bytes:
+    """The bytes of a range, fewer at the end of the file."""
+    out = bytearray()
+    while len(out) < size and (got := os.pread(fd, size - len(out), start + len(out))):
+        out += got
+    return bytes(out)

@@ -73,6 +73,6 @@ WAYS = (
     Way(sealed, databases, packed=True),
     Way(chunk, chunks),
 )
-CONSTANTS = ("orbax.zarr._V2", "orbax.zarr._V3", "orbax.codecs.RATIOS", "orbax.locate.ASIDE")
+CONSTANTS = ("orbax.arrays._V2", "orbax.arrays._V3", "orbax.codecs.RATIOS", "orbax.locate.ASIDE")
 SPELLED = rb'.zarray zarr.json "chunk_shape" "sharding_indexed" "transpose" "key_metadata" \x0c\xdb\x20\xde \xff\xff'
 FAMILY = of_ways(WAYS, SPELLED, CONSTANTS)
