@@ -336,7 +336,7 @@ def quantised(checkpoint: Checkpoint) -> set[str]:
     for name, n in now.items():
         t, cut = checkpoint[n], max(name.rfind("."), name.rfind("/"))
         leaf = name[cut + 1 :]
-        small = t.dtype.itemsize == 1 and t.dtype.kind in "iuxf"
+        small = t.dtype.kind in "iuxf" and (t.dtype.itemsize == 1 or t.dtype.name in ("int16", "uint16"))
         packed = t.dtype.kind in "iu" and (t.dtype == "uint32" or PACKED.fullmatch(leaf) is not None)
         if t.shape and (small or packed):
             m = STEM.fullmatch(name)
