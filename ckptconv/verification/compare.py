@@ -257,7 +257,7 @@ def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -
 # --- What two checkpoints have that a comparison of their tensors does not see ---
 
 
-WINDOW = 4 << 20  # bytes that are read of each of two files
+BLOCK_READ = 4 << 20  # bytes that are read of each of two files
 
 
 def told(a: Checkpoint, b: Checkpoint) -> tuple[tuple[Note, ...], tuple[Note, ...]]:
@@ -288,5 +288,5 @@ def _same_bytes(a: str, b: str) -> bool:
         one, other = (stack.enter_context(Reader(url)) for url in (a, b))
         if one.size != other.size:
             return False
-        places = ((at, min(WINDOW, one.size - at)) for at in range(0, one.size, WINDOW))
+        places = ((at, min(BLOCK_READ, one.size - at)) for at in range(0, one.size, BLOCK_READ))
         return all(one.read(*place) == other.read(*place) for place in places)

@@ -253,8 +253,9 @@ def layers_of(graph: pb.TrackableObjectGraph, tensors: Mapping[str, Tensor]) -> 
     tensors: by checkpoint key. The model is the root, or the one object of the root that lists layers.
     """
     walk = _Walk(graph, tensors)
-    models = [i for i in (0, *(child for _, child in walk.children(0))) if walk.lists_layers(i)] if graph.nodes else []
-    if not models or (models[0] and len(set(models)) > 1):
+    nodes = dict.fromkeys([0, *(child for _, child in walk.children(0))]) if graph.nodes else {}  # each once
+    models = [i for i in nodes if walk.lists_layers(i)]
+    if not models or (models[0] and len(models) > 1):
         return None
     rows: list[tuple[str, list[str]]] = []
     for name, part in walk.layers(models[0]):

@@ -112,7 +112,7 @@ def open_tables(urls: Sequence[str]) -> Checkpoint:
                 kinds.partial.append(name)
             else:
                 tensors[name] = tiled(name, kind, v.shape, [(*tile, data) for tile, data in tiles])
-    notes = kinds.notes(urls[0])
+    notes = kinds.notes(urls[0]) if urls else ()
     return Checkpoint(tensors, format=FORMAT, urls=tuple(urls), notes=notes, details={"shards": len(urls)})
 
 
