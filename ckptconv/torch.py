@@ -4,7 +4,7 @@
     found = ckptconv.torch.compare(module, {"encoder.0": array, "": logits}, inputs)
 
 Names, shapes and coverage are checked against the module before any element is read. Tensors are then read one after
-another, directly into the memory of the parameters if possible; else, as for a GPU, through two buffers.
+another, directly into the memory of the parameters if possible.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .errors import ConversionError, UsageError
 from .messages import indented
 from .moves.read import refuse_changed
 from .moves.sources import Sources
-from .moves.torch import fill, kind_of, memory, place, state
+from .moves.torch import fill, kind_of, memory, place, refuse_overlaps, state
 from .rules import library, passes
 from .storage.files import Stamp
 from .verification.hashes import guarded, unwatched
@@ -167,11 +167,11 @@ def load_into(
 
     With `strict`, ConversionError if a tensor is unexpected, has another shape or is one that the module's state dict
     computes, or if a parameter is missing; else these are reported, as missing buffers (counters, tables) always are.
-    ConversionError also for tied parameters with two values in the source, a dtype that torch lacks, an expanded
-    buffer, complex numbers for real ones, and values that the module's integers or bools do not have, such as 0.5. No
-    value is changed then, nor for a UsageError: of an unknown converter, a module on the meta device, a sparse or
-    distributed tensor, a state dict for `source`. Also raises what reading raises, such as VerifyError for hashes of
-    other tensors; damage leaves the module partly loaded.
+    ConversionError also for tied parameters with two values in the source, a dtype that torch lacks, complex numbers
+    for real ones, and values that the module's integers or bools do not have, such as 0.5. UsageError for a module on
+    the meta device, tensors that are sparse, expanded, distributed or share a part of their memory, an unknown
+    converter, a state dict for `source`. No value is changed then. Also raises what reading raises, such as
+    VerifyError for hashes of other tensors; damage leaves the module partly loaded.
     """
     change = Change(converter, inverse, params or {}, renames)
     found, stamps = _opened(source, memory(module)[0], select, change, verify=verify)
@@ -188,6 +188,7 @@ def load_into(
         refuse_other_values(own, given, sources)
         refuse_conflicts(own, given, sources)
         if device is not None:
+            refuse_overlaps(own)
             shared = {n: group for group in ties(module) for n in group}
             place(module, {m for n in given for m in shared.get(n, (n,))}, device)
             own = memory(module)[0]

@@ -6,7 +6,6 @@ refuse_...         before any value is changed      apart              sources t
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,16 +16,12 @@ from ..dtypes import DTYPES, castable
 from ..errors import ConversionError, UsageError
 from ..messages import listing
 from ..moves.cast import limits
-from ..moves.part import Held
+from ..moves.part import Data, Held
 from ..moves.read import read_array
 from ..moves.sources import Sources
-from ..moves.torch import areas, box, dtype_of, kind_of, spot, state, to_array, to_torch
+from ..moves.torch import dtype_of, kind_of, refuse_overlaps, spot, state, to_array, to_torch
 from . import Checkpoint
 from .tensor import Tensor, contiguous, origin
-
-# What is tried on tensors of classes of other packages: values that rounding, bounds or a table would change
-FRACTIONS = (1 / 3, -5.25, 100.0, 0.0, -1 / 64, 1.0, 7.0)
-WHOLE = (3, -5, 100, 0, -1, 1, 7)
 
 # --- what it holds ----------------------------------------------------------------------------------------------------
 
@@ -99,40 +94,20 @@ def refuse_unwritable(targets: Mapping[str, torch.Tensor], *, placed: bool) -> N
         raise UsageError(f"{bare} has no memory (device meta); give load_into a device=")
     if odd := [f"{n}: {why}" for n, t in targets.items() if (why := _unwritable(t))]:
         raise UsageError(f"nothing can be loaded into these, and nothing was:\n{listing(odd)}")
-    if wide := [n for n, t in targets.items() if t.numel() and not t.is_meta and 0 in box(t).strides]:
-        raise ConversionError(
-            "these are expanded: what are many elements is one in memory, which cannot hold them; nothing was loaded, "
-            f"give the module a clone() of each:\n{listing(wide)}"
-        )
+    refuse_overlaps(targets)
 
 
 def _unwritable(t: torch.Tensor) -> str:
     """Why elements cannot be written into a tensor's memory one by one; '' if they can."""
     if t.layout != torch.strided:
         return f"its layout is {str(t.layout).removeprefix('torch.')}; give the module its to_dense()"
-    if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not (t.is_meta or _takes_values(t)):
-        return f"a {type(t).__name__} takes no values of a plain tensor; load before it is made of one"
+    if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not t.is_meta:
+        return f"a {type(t).__name__} is not plain memory; load before it is made of a plain tensor"
     if t.is_inference() and not t.is_meta and not torch.is_inference_mode_enabled():
         return "it was made in inference mode; load under torch.inference_mode()"
+    if t.numel() and not t.is_meta and any(n > 1 and not s for n, s in zip(t.shape, t.stride(), strict=True)):
+        return "it is expanded, many elements in one place of memory; give the module its clone()"
     return ""
-
-
-def _takes_values(t: torch.Tensor) -> bool:
-    """Whether what is copied into a tensor of a class with operations of its own is what all its memory holds then.
-
-    DTensor takes nothing of a plain tensor; others quantise it, round it or cut it off.
-    """
-    tried = torch.tensor(FRACTIONS if t.is_floating_point() or t.is_complex() else WHOLE).to(t.dtype).to(t.device)
-    try:
-        probe: Any = t.detach().clone()
-        probe.copy_(tried[0].expand(t.shape))  # a class that takes nothing says so before there is memory for more
-        values = tried.repeat(t.numel() // len(tried) + 1)[: t.numel()].reshape(tuple(t.shape))
-        probe.copy_(values)
-        names = probe.__tensor_flatten__()[0] if hasattr(probe, "__tensor_flatten__") else ()
-        inner = [getattr(probe, n) for n in names] or [probe.as_subclass(torch.Tensor)]
-        return all(torch.equal(i, values) for i in inner)
-    except Exception:  # it is code of others: anything can be raised
-        return False
 
 
 def refuse_other_values(own: Mapping[str, torch.Tensor], given: Mapping[str, Tensor], sources: Sources) -> None:
@@ -156,53 +131,40 @@ def refuse_other_values(own: Mapping[str, torch.Tensor], given: Mapping[str, Ten
 
 
 def apart(own: Mapping[str, torch.Tensor], given: Mapping[str, Tensor], sources: Sources) -> dict[str, Tensor]:
-    """The sources, with a copy of each that is an array where another tensor will be filled."""
-    if not any(isinstance(p.data, Held) for t in given.values() for p in t.parts):
+    """The sources, with a copy of each that is an array in memory which the module may use as well."""
+    filled = [t for t in (own[n] for n in given) if t.device.type == "cpu" and t.numel()]
+    if not filled or not any(isinstance(p.data, Held) for t in given.values() for p in t.parts):
         return dict(given)
-    filled = [a for a in areas({n: own[n] for n in given}) if a.space == "cpu"]
-    starts = [a.start for a in filled]
+    storages = [t.untyped_storage() for t in filled]
+    low, high = min(s.data_ptr() for s in storages), max(s.data_ptr() + s.nbytes() for s in storages)
 
-    def is_overwritten(name: str, array: Any) -> bool:
-        start = array.ctypes.data
-        first, last = (bisect_right(starts, at) for at in (start, start + array.nbytes - 1))
-        return any(a.end > start and a.names != (name,) for a in filled[max(first - 1, 0) : last])
+    def is_near(data: Data) -> bool:
+        return isinstance(data, Held) and low - data.array.nbytes < data.array.ctypes.data < high
 
     out = dict(given)
     for name, t in given.items():
-        if any(isinstance(p.data, Held) and is_overwritten(name, p.data.array) for p in t.parts):
+        if any(is_near(p.data) for p in t.parts):
             out[name] = contiguous(name, t.dtype, t.shape, Held(read_array(t, sources)))
     return out
 
 
 def refuse_conflicts(own: Mapping[str, torch.Tensor], given: Mapping[str, Tensor], sources: Sources) -> None:
-    """Refuse values that tensors cannot hold: those for the same memory are first written to other memory.
+    """ConversionError for tied tensors with two values in the source, and for dtypes that torch lacks.
 
-    Sources of the same stored elements are not read. ConversionError names all tensors that share memory if one of
-    them would not hold its value, and tensors of a dtype that torch lacks.
+    Sources of the same stored elements are not read.
     """
     for name, source in given.items():
         dtype_of(source.dtype, name)
-    for area in areas({n: own[n] for n in given}):
-        if len({(spot(own[n]), origin(given[n])) for n in area.names}) == 1:
-            continue
-        first, *others = area.names
-        if len({spot(own[n]) for n in area.names}) == 1:  # in no need of other memory
-            views = dict.fromkeys(others, _stored(given[first], own[first], sources))
-        else:
-            room, views = np.empty(area.end - area.start, "u1"), {}
-            for n in area.names:
-                where, value = box(own[n]), _stored(given[n], own[n], sources)
-                steps = tuple(s * value.itemsize for s in where.strides)
-                views[n] = np.ndarray(value.shape, value.dtype, room, where.start - area.start, steps)
-                views[n][...] = value
-        if any(not np.array_equal(view, _stored(given[n], own[n], sources)) for n, view in views.items()):
-            text = "the module ties these, which share memory, but the source has two values"
-            raise ConversionError(f"{text}:\n{listing(area.names)}")
+    for names in tied({n: own[n] for n in given}):
+        kinds = {origin(given[n]): n for n in names}
+        if len(kinds) > 1:
+            first, *others = (_stored(given[n], own[n], sources) for n in kinds.values())
+            if not all(np.array_equal(first, other) for other in others):
+                text = "the module ties these, which share memory, but the source has two values"
+                raise ConversionError(f"{text}:\n{listing(names)}")
 
 
 def _stored(source: Tensor, target: torch.Tensor, sources: Sources) -> Any:
-    """The elements that memory has once a tensor there holds the source's values, as integers."""
+    """The elements that memory has once a tensor there holds the source's values, as bytes."""
     value = to_torch(read_array(source, sources), source.dtype, source.name).to(target.dtype)
-    value = value.conj().resolve_conj() if target.is_conj() else value
-    word: Any = f"u{size}" if (size := target.element_size()) <= 8 else [("low", "u8"), ("high", "u8")]
-    return to_array(value.neg() if target.is_neg() else value).view(word)
+    return to_array(value).reshape(-1).view("u1")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DTYPES, DType
 from ..errors import ConversionError, MissingExtra, UsageError
 from ..messages import listing
+from .boxes import reach
 from .log import Loss
-from .part import Held, Stored, c_strides
+from .part import Held, Stored
 from .read import fill_array, read_array
 
 if TYPE_CHECKING:
@@ -21,24 +22,6 @@ if TYPE_CHECKING:
 
     from .copy import Array
     from .sources import Sources
-
-
-class Box(NamedTuple):
-    """Where a tensor's elements are: bytes [start, end) of one space of addresses, and the strides in elements."""
-
-    space: str
-    start: int
-    end: int
-    strides: tuple[int, ...]
-
-
-class Area(NamedTuple):
-    """Bytes [start, end) of one space of addresses, and the names of the tensors that are there."""
-
-    space: str
-    start: int
-    end: int
-    names: tuple[str, ...]
 
 
 def to_torch(array: Array, kind: DType, name: str = "") -> torch.Tensor:
@@ -81,52 +64,6 @@ def to_array(tensor: torch.Tensor) -> Array:
     return shaped
 
 
-class Staged:
-    """Tensors on their way to memory that cannot be read into: to a device, or in another order of elements.
-
-    They pass through two buffers in turn, so that one is read while the other is copied. For a GPU the buffers are
-    pinned, which lets its copies run beside the reading; leaving the context waits for the last of them.
-    """
-
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
-        self._buffers: list[tuple[torch.Tensor, Any]] = []
-
-    def send(self, source: Stored, target: torch.Tensor) -> None:
-        """Read a tensor of the same dtype and shape and copy it; checksums are verified before it is copied."""
-        import torch
-
-        there = target.device.type == "cuda"
-        buffer = self._buffer(source.nbytes, there)[: source.nbytes]
-        fill_array(source, buffer.numpy(), self._sources)
-        target.copy_(buffer.view(target.dtype).reshape(target.shape), non_blocking=there)
-        if there:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(target.device))
-            self._buffers[-1] = (self._buffers[-1][0], event)
-
-    def __enter__(self) -> Staged:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Wait for the copies that still run."""
-        for pair in self._buffers:
-            if pair[1] is not None:
-                pair[1].synchronize()
-
-    def _buffer(self, size: int, pinned: bool) -> torch.Tensor:
-        """The buffer that was used least recently, once its copy is done; a larger one if it is too small."""
-        import torch
-
-        buffer, event = self._buffers.pop(0) if len(self._buffers) > 1 else (torch.empty(0), None)
-        if event is not None:
-            event.synchronize()
-        if len(buffer) < max(size, 1) or buffer.is_pinned() != pinned:
-            buffer = torch.empty(max(size, 1), dtype=torch.uint8, pin_memory=pinned)
-        self._buffers.append((buffer, None))
-        return buffer
-
-
 # --- the memory of modules --------------------------------------------------------------------------------------------
 
 
@@ -158,58 +95,47 @@ def _home(t: torch.Tensor) -> tuple[str, int]:
         return "tensor", id(t)
 
 
-def box(t: torch.Tensor) -> Box:
-    """Where a tensor's elements are. What has no addresses is a space of its own.
-
-    Steps that are never taken, along axes of one element, are the same in boxes of the same memory.
-    """
-    shape, item, strided = tuple(t.shape), t.element_size(), _address(t)
-    space, start = strided or (f"tensor {id(t)}", 0)
-    if not strided or t.is_contiguous():
-        return Box(space, start, start + t.numel() * item, c_strides(shape))
-    steps = tuple(s if n > 1 else 1 for s, n in zip(t.stride(), shape, strict=True))
-    return Box(space, start, start + item * (1 + sum((n - 1) * s for s, n in zip(steps, shape, strict=True))), steps)
+def spot(t: torch.Tensor) -> tuple[object, ...]:
+    """The same for tensors that are the same elements of the same memory; else it differs."""
+    extent = _extent(t)
+    if extent is None or not t.numel():
+        return (id(t),)
+    shape = tuple(t.shape)
+    strides = tuple(s if n > 1 else 1 for s, n in zip(t.stride(), shape, strict=True))
+    return (*extent, strides, t.dtype, shape, t.is_conj(), t.is_neg())
 
 
-def _address(t: torch.Tensor) -> tuple[str, int] | None:
-    """A space of addresses and the first byte there, where a tensor has such: one of elements, on a device."""
+def _extent(t: torch.Tensor) -> tuple[str, int, int] | None:
+    """A space of addresses, and the first and last byte of a tensor there; None if its elements have no addresses."""
     import torch
 
     try:
-        if t.is_meta:
-            return f"meta {t.untyped_storage()._cdata}", int(t.storage_offset()) * t.element_size()
-        if t.layout == torch.strided and (start := t.data_ptr()):
-            return str(t.device), start
+        if t.layout != torch.strided or not (t.is_meta or t.data_ptr()):
+            return None
+        space = f"meta {t.untyped_storage()._cdata}" if t.is_meta else str(t.device)
+        start = int(t.storage_offset()) * t.element_size() if t.is_meta else t.data_ptr()
     except RuntimeError:  # a subclass that keeps its elements in other tensors
-        pass
-    return None
+        return None
+    return space, start, start + t.element_size() * reach(t.shape, t.stride()) if t.numel() else start
 
 
-def spot(t: torch.Tensor) -> tuple[object, ...]:
-    """The same for tensors that are the same elements of the same memory; else it differs."""
-    return (*box(t), t.dtype, tuple(t.shape), t.is_conj(), t.is_neg()) if t.numel() else (id(t),)
-
-
-def areas(tensors: Mapping[str, torch.Tensor]) -> list[Area]:
-    """The memory of tensors, in order; those of which one begins before another ends are in one area."""
-    out: list[Area] = []
-    for where, name in sorted((box(t)[:3], n) for n, t in tensors.items()):
-        space, start, end = where
-        if out and out[-1].space == space and start < out[-1].end:
-            out[-1] = Area(space, out[-1].start, max(end, out[-1].end), (*out[-1].names, name))
-        else:
-            out.append(Area(space, start, end, (name,)))
-    return out
+def refuse_overlaps(tensors: Mapping[str, torch.Tensor]) -> None:
+    """UsageError for tensors that share memory without being the same elements: a view of a part, a transposition."""
+    last: tuple[str, int, int, str] = ("", 0, 0, "")
+    for space, start, end, name in sorted((*extent, n) for n, t in tensors.items() if (extent := _extent(t))):
+        if space == last[0] and start < last[2] and spot(tensors[name]) != spot(tensors[last[3]]):
+            text = "these share memory, each in a way of its own; convert to a .pt file for load_state_dict"
+            raise UsageError(f"{text}, nothing was loaded:\n{listing([last[3], name])}")
+        last = max((space, start, end, name), last, key=lambda r: (r[0] == space, r[2]))
 
 
 def place(module: torch.nn.Module, names: Collection[str], device: torch.device | str) -> None:
     """Move a module's tensors to a device; those of the meta device get memory there if they are among `names`.
 
-    Tensors that are the same memory stay that; UsageError if some share only a part of theirs.
+    Tensors that are the same memory stay that.
     """
     import torch
 
-    _refuse_parting(module, names, torch.empty(0, device=device).device)
     bare: dict[object, torch.Tensor] = {}
     made: dict[int, torch.Tensor] = {}
     for name, t in memory(module)[0].items():
@@ -228,23 +154,11 @@ def place(module: torch.nn.Module, names: Collection[str], device: torch.device 
                     t.data = moved[at] if at in moved else moved.setdefault(at, t.data.to(device))
 
 
-def _refuse_parting(module: torch.nn.Module, names: Collection[str], device: torch.device) -> None:
-    """UsageError if tensors that share a part of their memory would each get memory of its own."""
-    kept = dict(chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)))
-    bare = {n: t for n, t in memory(module)[0].items() if t.is_meta}  # others get none
-    moved = {n: t for n, t in kept.items() if not t.is_meta and t.device != device}
-    filled, both = set(names), bare | moved
-    for area in (*areas(moved), *(a for a in areas(bare) if not filled.isdisjoint(a.names))):
-        if len({spot(both[n]) for n in area.names}) > 1:
-            text = f"these share a part of their memory, and would not on {device}; nothing was loaded, make the module"
-            raise UsageError(f"{text} there and leave out the device:\n{listing(area.names)}")
-
-
 # --- filling it -------------------------------------------------------------------------------------------------------
 
 
 def fill(own: Mapping[str, torch.Tensor], given: Mapping[str, Stored], sources: Sources) -> dict[str, Loss]:
-    """Read into tensors, by name, and return what casts lost; the same memory is filled once, see `refuse_conflicts`.
+    """Read into tensors, by name, and return what casts lost; the same memory is filled once.
 
     No target is one of those that `checkpoint.torch.refuse_unwritable` refuses.
     """
@@ -253,24 +167,23 @@ def fill(own: Mapping[str, torch.Tensor], given: Mapping[str, Stored], sources: 
     from .cast import lost
 
     done, losses = dict[object, str](), dict[str, Loss]()
-    with torch.no_grad(), Staged(sources) as staged:
+    with torch.no_grad():
         for name, source in given.items():
             target = own[name]
             first = done.setdefault(spot(target), name) == name
-            if kind_of(target) != source.dtype:  # the losses are those of each source, the memory is filled once
-                array = read_array(source, sources)
-                cast = to_torch(array, source.dtype, name).to(target.dtype)
-                losses[name] = lost(array, to_array(cast), kind_of(target))
-                if first:
-                    target.copy_(cast)
-            elif not first:
-                continue
-            elif _is_plain(target, source):
+            if first and _is_plain(target, source):
                 # a change in place, which autograd counts as it counts that of `copy_`
                 fill_array(source, to_array(target).reshape(-1).view("u1"), sources)
                 torch.autograd.graph.increment_version(target)
-            else:
-                staged.send(source, target)
+                continue
+            if not first and kind_of(target) == source.dtype:
+                continue
+            array = read_array(source, sources)
+            value = to_torch(array, source.dtype, name).to(target.dtype)
+            if kind_of(target) != source.dtype:  # the losses are those of each source, the memory is filled once
+                losses[name] = lost(array, to_array(value), kind_of(target))
+            if first:
+                target.copy_(value)
     return {name: loss for name, loss in losses.items() if any(loss)}
 
 
