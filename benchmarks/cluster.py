@@ -29,7 +29,7 @@ from parts import of, row, run_parts
 
 import ckptconv
 from ckptconv.engine import ray as engine
-from ckptconv.engine import ray as inflight
+
 from ckptconv.engine.job import Receipt
 from ckptconv.engine.plan import Job
 from ckptconv.engine.run import Work
@@ -99,11 +99,11 @@ def bare(_: Path) -> None:
 def tasks(_: Path) -> None:
     ray.init(address="local", num_cpus=2, **SETTINGS)
     list(engine.apply(ray, nothing, None, range(500), 10**6))  # starts the processes
-    for together, how in ((1, "one by one"), (inflight.TOGETHER, "in packs")):
-        inflight.TOGETHER = together
+    for together, how in ((1, "one by one"), (engine.TOGETHER, "in packs")):
+        engine.TOGETHER = together
         for processors in PROCESSORS:
             with claimed(processors), timed(f"{2 * processors:,}, as of {processors:,} processors, {how}"):
-                assert sum(1 for _ in engine.apply(ray, nothing, None, range(TASKS), 10**6)) == TASKS
+                assert sum(1 for _ in engine.apply(ray, nothing, None, range(TASKS), 10**6, size=lambda _: 1)) == TASKS
     ray.shutdown()
 
 

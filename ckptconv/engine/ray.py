@@ -39,11 +39,13 @@ PATIENCE = 120.0  # seconds a worker may take to answer the first question: it m
 SHIPPED = 64 * 2**20  # bytes of arrays in memory that may travel with a job
 BESIDE = 128 * 2**20  # memory of a task beside its buffers: the interpreter and numpy
 TASKS = 8  # for each processor: more cost the caller time, fewer leave processors idle at the end
-MEANWHILE = 128 * 2**10  # bytes that a worker writes (200 MB/s) while the caller submits a task (inflight.SUBMISSION)
+MEANWHILE = 128 * 2**10  # bytes that a worker writes (200 MB/s) while the caller submits a task, in 1/1500 s
 MAX_TASK = 256 * 2**20  # bytes that a task writes, and repeats if its worker is lost
-ENOUGH = 5.0  # seconds after which a worker gives back the tasks of a pack that it has not begun
-LOOK = 0.1  # seconds of submitting after which the caller looks how long tasks last
 CENSUS = 5.0  # seconds after which the processors are counted again
+RETRIES = 3
+PAUSE = 0.1  # seconds that the caller waits for packs to end before it submits others
+SLOW, SLOWER = 10.0, 4.0  # a pack stands still after so many seconds, and so many times the mean of those that ended
+TOGETHER, SMALL = 8, 64 * 2**20  # tasks of a pack, and bytes of theirs: it may be lost, and is then repeated
 Task = TypeVar("Task")
 
 
@@ -192,47 +194,94 @@ def apply(
     tasks: Iterable[Task],
     memory: int,
     *,
-    size: Callable[[Task], int] = lambda _: 0,
+    size: Callable[[Task], int],
     overtake: bool = False,
 ) -> Iterator[tuple[Task, Any]]:
     """Run function(shared, task) for every task; yields results, and the CkptErrors of tasks, as they come.
 
-    Short tasks are submitted in packs. Twice as many packs are submitted as run, so that no worker waits; none starts
-    where `memory` is not to be had.
+    Neighbours of few bytes are submitted as one pack. Twice as many packs are submitted as there are processors, so
+    that no worker waits; none starts where `memory` is not to be had. A pack that fails is taken apart, so that a task
+    fails alone.
 
-    size: bytes that a task moves.
-    overtake: of the last packs, run those that take much longer than the others a second time; what is done first
-    counts.
+    size: bytes that a task moves. overtake: of the last packs, run those that take much longer than the others a second
+    time; what is done first counts.
     """
 
-    def run(pack: Sequence[Task]) -> tuple[list[Any], float]:  # what is shared travels with it, once to each worker
-        began, results, seconds = time.monotonic(), list[Any](), 0.0
-        for task in pack:
-            if seconds > ENOUGH:
-                break
-            results.append(function(shared, task))
-            seconds = time.monotonic() - began
-        return results, seconds
+    def run(pack: Sequence[Task]) -> list[Any]:  # what is shared travels with it, once to each worker
+        return [function(shared, task) for task in pack]
+
+    def start(pack: list[Task]) -> Any:
+        reference = submit(pack)
+        flying[reference] = pack, time.monotonic()
+        return reference
 
     options = {"max_retries": RETRIES, "retry_exceptions": [StorageError], "enable_task_events": False}
-    flying = InFlight(ray, ray.remote(num_cpus=1, memory=memory, **options)(run).remote, processors(ray))
-    asked = looked = time.monotonic()
+    submit = ray.remote(num_cpus=1, memory=memory, **options)(run).remote
+    flying: dict[Any, tuple[list[Task], float]] = {}  # by reference: the pack, and when it was submitted
+    twins: dict[Any, Any] = {}  # the two references of a pack that runs twice
+    waiting, again, ended, seconds = packs(tasks, size), deque[list[Task]](), 0, 0.0
+    workers, asked = processors(ray), time.monotonic()
     try:
-        for pack in packs(tasks, size, flying.together):
-            flying.start(pack)
-            if (now := time.monotonic()) - asked > CENSUS:
-                flying.workers, asked = processors(ray), now
-            if now - looked > LOOK:
-                yield from flying.landed(0)
-                looked = time.monotonic()
-            while len(flying) >= flying.limit:
-                yield from flying.landed()
-        while flying:
-            yield from flying.landed()
-            if overtake:
-                flying.overtake()
+        while True:
+            if time.monotonic() - asked > CENSUS:
+                workers, asked = processors(ray), time.monotonic()
+            while len(flying) < 2 * workers and (pack := again.popleft() if again else next(waiting, None)):
+                start(pack)
+            if not flying:
+                return
+            # with 8,000 packs in flight each question takes 15 ms
+            share = max(1, len(flying) // 16)
+            done, _ = ray.wait(list(flying), num_returns=share, timeout=PAUSE, fetch_local=False)
+            for reference in (r for r in done if r in flying):  # its twin may be among them
+                pack, began = flying.pop(reference)
+                ended, seconds = ended + 1, seconds + time.monotonic() - began
+                if (twin := twins.pop(reference, None)) is not None:
+                    del twins[twin], flying[twin]
+                    ray.cancel(twin, force=True)
+                result = _result(ray, reference)
+                if not isinstance(result, CkptError):
+                    yield from zip(pack, result, strict=True)
+                elif len(pack) == 1:
+                    yield pack[0], result
+                else:
+                    again.extend([task] for task in pack)
+            if overtake and len(flying) < workers:
+                slow = time.monotonic() - max(SLOW, SLOWER * seconds / max(1, ended))
+                for reference, (pack, began) in list(flying.items()):
+                    if began < slow and reference not in twins:
+                        twin = start(pack)
+                        twins |= {reference: twin, twin: reference}
     finally:
-        flying.cancel()
+        for reference in flying:
+            ray.cancel(reference)
+
+
+class TaskLost(CkptError):
+    """A task ended without a result, whatever it had done till then."""
+
+
+def _result(ray: Any, reference: Any) -> Any:
+    """The results of a pack, or the error with which it ended."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as e:
+        cause = e.cause
+        return cause if isinstance(cause, CkptError) else TaskLost(f"a worker failed: {first_line(cause)}")
+    except ray.exceptions.RayError as e:
+        return TaskLost(f"the cluster lost a task {RETRIES + 1} times: {first_line(e)}")
+
+
+def packs(tasks: Iterable[Task], size: Callable[[Task], int]) -> Iterator[list[Task]]:
+    """Neighbours that are submitted as one: at most `TOGETHER`, and `SMALL` bytes unless one alone has more."""
+    some, total = list[Task](), 0
+    for task in tasks:
+        if some and (total + size(task) > SMALL or len(some) == TOGETHER):
+            yield some
+            some, total = [], 0
+        some.append(task)
+        total += size(task)
+    if some:
+        yield some
 
 
 # --- before the first task --------------------------------------------------------------------------------------
@@ -302,139 +351,6 @@ def reach(reads: dict[str, int], writes: Sequence[str]) -> tuple[str, list[str]]
             missing.append(f"sees another file at {url}: {status.size} bytes, not {size}")
     missing += [f"cannot write {path}" for path in writes if not os.access(path, os.W_OK)]
     return version(), missing
-
-
-# --- tasks that were submitted and have not ended -------------------------------------------------------------------
-#
-# Neighbours are submitted as one, a pack, if each is short. A pack that fails is taken apart, so that a task fails
-# alone; so is what a worker gives back of one that lasts long. With 8,000 packs in flight each question takes 15 ms, so
-# the caller waits for a share of them and not for one.
-
-
-RETRIES = 3
-SHARE, PAUSE = 16, 0.1  # wait for one in 16 of the packs in flight, or so many seconds
-SLOW, SLOWER = 10.0, 4.0  # a pack stands still after so many seconds, and so many times the mean of those that ended
-SUBMISSION = 1 / 1500  # seconds that the caller needs to submit one
-SHORT = 0.1  # seconds that a pack lasts at least, if its tasks are enough: each costs all processes 0.001
-TOGETHER, SMALL = 64, 64 * 2**20  # tasks of a pack, and bytes of theirs: it may be lost, and is then repeated
-LATELY = 1 / 8  # what a pack that ended counts in how long a task lasts: first ones wait for imports
-
-
-class TaskLost(CkptError):
-    """A task ended without a result, whatever it had done till then."""
-
-
-class InFlight:
-    """Packs of tasks that were submitted and have not ended.
-
-    submit: starts a pack; what it returns is a reference to the results of its first tasks, and the seconds they took.
-    """
-
-    def __init__(self, ray: Any, submit: Callable[[Sequence[Any]], Any], workers: int) -> None:
-        self._ray, self._submit, self.workers = ray, submit, workers
-        self._flying: dict[Any, tuple[Sequence[Any], float]] = {}  # by reference: the pack, and when it was submitted
-        self._twins: dict[Any, Any] = {}  # the two references of a pack that runs twice
-        self._ended, self._seconds = 0, 0.0
-        self._each: float | None = None  # seconds that one task lasts on its worker, of late
-        self._apart = deque[Any]()  # tasks of packs that were taken apart, before others
-
-    def __len__(self) -> int:
-        return len(self._flying)
-
-    def start(self, pack: Sequence[Any]) -> Any:
-        reference = self._submit(pack)
-        self._flying[reference] = pack, time.monotonic()
-        return reference
-
-    def landed(self, patience: float = PAUSE) -> Iterator[tuple[Any, Any]]:
-        """Wait for some packs to end, and yield (task, result) of theirs; nothing if none does within those seconds."""
-        some = max(1, len(self._flying) // SHARE)
-        done, _ = self._ray.wait(list(self._flying), num_returns=some, timeout=patience, fetch_local=False)
-        results = self._results(done)
-        for reference in done:
-            if reference not in self._flying:  # its twin is among them
-                continue
-            pack, began = self._flying.pop(reference)
-            self._ended, self._seconds = self._ended + 1, self._seconds + time.monotonic() - began
-            if (twin := self._twins.pop(reference, None)) is not None:
-                self._twins.pop(twin)
-                self._flying.pop(twin)
-                self._ray.cancel(twin, force=True)
-            yield from self._of_each(pack, results[reference])
-        while self._apart and len(self._flying) < self.limit:
-            self.start([self._apart.popleft()])
-
-    @property
-    def limit(self) -> int:
-        """So many packs are in flight that no worker waits for the next one."""
-        return 2 * self.workers
-
-    def together(self) -> int:
-        """How many tasks are one pack; at first, when nobody knows how long they last, each is its own.
-
-        A pack lasts as long as the caller needs to submit one to each worker: if it were shorter, workers would wait
-        for the caller, and if it were longer, some of them would end long after the others.
-        """
-        if self._each is None:
-            return 1
-        return min(TOGETHER, max(1, int(max(SHORT, self.workers * SUBMISSION) / max(self._each, 1e-9))))
-
-    def _of_each(self, pack: Sequence[Any], result: Any) -> Iterator[tuple[Any, Any]]:
-        done = 0
-        if not isinstance(result, CkptError):
-            found, seconds = result
-            done, mean = len(found), seconds / len(found)
-            self._each = mean if self._each is None else self._each + LATELY * (mean - self._each)
-            yield from zip(pack, found, strict=False)
-        elif len(pack) == 1:
-            yield pack[0], result
-            done = 1
-        self._apart.extend(pack[done:])
-
-    def _results(self, done: list[Any]) -> dict[Any, Any]:
-        try:
-            return dict(zip(done, self._ray.get(done), strict=True))
-        except self._ray.exceptions.RayError:  # of one of them
-            return {reference: self._result(reference) for reference in done}
-
-    def _result(self, reference: Any) -> Any:
-        errors = self._ray.exceptions
-        try:
-            return self._ray.get(reference)
-        except errors.RayTaskError as e:
-            cause = e.cause
-            return cause if isinstance(cause, CkptError) else TaskLost(f"a worker failed: {first_line(cause)}")
-        except errors.RayError as e:
-            return TaskLost(f"the cluster lost a task {RETRIES + 1} times: {first_line(e)}")
-
-    def overtake(self) -> None:
-        """Run what has been going on for much longer than usual a second time."""
-        usual = max(SLOW, SLOWER * self._seconds / max(1, self._ended))
-        now = time.monotonic()
-        for reference, (pack, began) in list(self._flying.items()):
-            if now - began > usual and reference not in self._twins:
-                twin = self.start(pack)
-                self._twins |= {reference: twin, twin: reference}
-
-    def cancel(self) -> None:
-        for reference in self._flying:
-            self._ray.cancel(reference)
-
-
-def packs(tasks: Iterable[Task], size: Callable[[Task], int], most: Callable[[], int]) -> Iterator[list[Task]]:
-    """Neighbours that are submitted as one: so many at most, and `SMALL` bytes unless one alone has more."""
-    some, total = list[Task](), 0
-    for task in tasks:
-        if some and total + size(task) > SMALL:
-            yield some
-            some, total = [], 0
-        some.append(task)
-        total += size(task)
-        if len(some) >= most():
-            yield some
-            some, total = [], 0
-    if some:
-        yield some
 
 
 def first_line(e: object) -> str:

@@ -17,7 +17,6 @@ import pytest
 from ckptconv import MissingExtra, StorageError, UsageError
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine import ray as engine
-from ckptconv.engine import ray as inflight
 from ckptconv.engine.job import Receipt
 from ckptconv.engine.plan import Budget, Job
 from ckptconv.engine.run import Work
@@ -57,7 +56,7 @@ class Cluster(ModuleType):
         self.answers, self.cpus, self.connected = answers or {}, cpus, connected
         self.said = list[Any]()
         self.flying, self.ended, self.stuck, self.at_once = set[int](), set[int](), set[int](), 1
-        self.most, self.count, self.patient = 0, 0, True
+        self.most, self.count = 0, 0
         self.tasks = dict[int, Any]()
 
     def is_initialized(self) -> bool:
@@ -104,7 +103,6 @@ class Cluster(ModuleType):
     ) -> tuple[list[int], list[int]]:
         assert set(references) == self.flying
         assert not fetch_local
-        assert timeout or not self.patient
         self.ended |= {*[r for r in references if r not in self.stuck][-self.at_once :]}
         ready = [r for r in references if r in self.ended][:num_returns]
         return ready, [r for r in references if r not in ready]
@@ -143,8 +141,13 @@ class Cluster(ModuleType):
 # --- tasks --------------------------------------------------------------------------------------------------------
 
 
+def apply(ray: Cluster, run: Any, tasks: Any, *, size: int = engine.SMALL, **how: Any) -> Iterator[tuple[Any, Any]]:
+    """Run tasks, each as a pack of its own unless they are small."""
+    return engine.apply(ray, lambda shared, task: run(task), None, tasks, 77, size=lambda _: size, **how)
+
+
 @pytest.mark.parametrize(("cpus", "most"), [(3, 6), (1, 2), (1.9, 2), (0, 2), (0.5, 2)])
-def test_twice_as_many_tasks_as_processors_are_in_flight(cpus: float, most: int) -> None:
+def test_twice_as_many_packs_as_processors_are_in_flight(cpus: float, most: int) -> None:
     ray, taken = Cluster(cpus=cpus), list[int]()
 
     def tasks() -> Iterator[int]:
@@ -152,9 +155,9 @@ def test_twice_as_many_tasks_as_processors_are_in_flight(cpus: float, most: int)
             taken.append(i)
             yield i
 
-    found = engine.apply(ray, lambda shared, task: shared + task, 100, tasks(), 77)
+    found = apply(ray, lambda task: 100 + task, tasks())
     assert next(found) == (most - 1, 100 + most - 1)
-    assert len(taken) == most
+    assert len(taken) == most + 1  # one was too many for the last pack
     assert sorted([(most - 1, 100 + most - 1), *found]) == [(i, 100 + i) for i in range(9)]
     assert ray.most == most
     options = {"max_retries": 3, "retry_exceptions": [StorageError], "enable_task_events": False}
@@ -163,154 +166,57 @@ def test_twice_as_many_tasks_as_processors_are_in_flight(cpus: float, most: int)
 
 def test_tasks_in_flight_are_cancelled_when_nobody_waits() -> None:
     ray = Cluster()
-    found = engine.apply(ray, lambda shared, task: task, None, iter("abcdef"), 1)
+    found = apply(ray, str, "abcdef")
     assert next(found) == ("d", "d")
     found.close()  # type: ignore[attr-defined]
     assert ray.said[1:] == [("cancel", 1), ("cancel", 2), ("cancel", 3)]
 
 
-def test_a_share_of_the_tasks_in_flight_is_waited_for() -> None:
-    """Of 64, four; of what ended earlier, the oldest."""
-    ray = Cluster(cpus=32)
-    ray.at_once = 5
-    found = engine.apply(ray, lambda shared, task: task, None, range(64), 1)
-    first = [next(found)[0] for _ in range(7)]
-    assert first == [59, 60, 61, 62, 55, 56, 57]
-    assert sorted(task for task, _ in found) == sorted({*range(64)} - {*first})
-
-
 @pytest.mark.parametrize("first", [1, 3])
 def test_a_task_that_stands_still_is_overtaken(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflight, "SLOW", 0.0)
-    monkeypatch.setattr(inflight, "SLOWER", 0.0)
+    monkeypatch.setattr(engine, "SLOW", 0.0)
+    monkeypatch.setattr(engine, "SLOWER", 0.0)
     ray = Cluster()
     ray.stuck = {1}
-
-    def submitted(flying: inflight.InFlight, task: str) -> Any:
-        if ray.count == 2:
-            ray.stuck = {1, 3} - {first}  # the task goes on, or its twin is sooner done
-        return start(flying, task)
-
-    start = inflight.InFlight.start
-    monkeypatch.setattr(inflight.InFlight, "start", submitted)
-    found = engine.apply(ray, lambda shared, task: task, None, iter("ab"), 1, overtake=True)
-    assert list(found) == [("b", "b"), ("a", "a")]
+    found = apply(ray, str, "ab", overtake=True)
+    assert next(found) == ("b", "b")
+    ray.stuck = {1, 3} - {first}  # the task goes on, or its twin is sooner done
+    assert list(found) == [("a", "a")]
     assert ray.said[1:] == [("cancel", 4 - first, "force")]
     assert ray.flying == set()
 
 
-def test_what_may_not_run_twice_does_not() -> None:
-    ray = Cluster()
-    assert list(engine.apply(ray, lambda shared, task: task, None, iter("a"), 1)) == [("a", "a")]
-    assert ray.count == 1
-
-
 @pytest.mark.parametrize(
-    ("each", "workers", "count"),
+    ("sizes", "counts"),
     [
-        (None, 4000, 1),
-        (0.0, 1, 64),
-        (0.011, 2, 9),  # 0.1 s
-        (0.06, 2, 1),
-        (0.01, 155, 10),  # the caller submits to 155 in 0.103 s
-        (0.1, 1550, 10),
-        (0.1, 150_000, 64),
-        (2.0, 1500, 1),
+        ([], []),
+        ([9] * 17, [8, 8, 1]),
+        ([engine.SMALL + 1, engine.SMALL, 1, 9], [1, 1, 2]),
+        ([engine.SMALL // 2] * 5, [2, 2, 1]),
     ],
 )
-def test_short_tasks_are_submitted_together(each: float | None, workers: int, count: int) -> None:
-    flying = inflight.InFlight(None, lambda pack: None, workers)
-    flying._each = each
-    assert flying.together() == count
-
-
-def test_how_long_tasks_last_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From what workers say; the latest counts an eighth."""
-    ray = Cluster()
-    flying = inflight.InFlight(ray, ray.remote()(lambda pack: (pack, 4.0)).remote, 1)
-    means = []
-    for pack in ("a", "bcde", "fg"):
-        flying.start(pack)
-        assert list(flying.landed()) == [(task, task) for task in pack]
-        means.append(flying._each)
-    assert means == [4.0, 4 - 3 / 8, (4 - 3 / 8) * 7 / 8 + 2 / 8]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "most", "counts"),
-    [
-        ([], 4, []),
-        ([9] * 9, 4, [4, 4, 1]),
-        ([9] * 3, 1, [1, 1, 1]),
-        ([inflight.SMALL + 1, inflight.SMALL, 1, 9], 4, [1, 1, 2]),
-        ([inflight.SMALL // 2] * 5, 4, [2, 2, 1]),
-    ],
-)
-def test_neighbours_are_one_pack(sizes: list[int], most: int, counts: list[int]) -> None:
-    items = list(enumerate(sizes))
-    found = list(inflight.packs(items, lambda item: item[1], lambda: most))
-    assert [len(pack) for pack in found] == counts
-    assert [i for pack in found for i in pack] == items
+def test_small_neighbours_are_one_pack(sizes: list[int], counts: list[int]) -> None:
+    ray, tasks = Cluster(cpus=9), list(enumerate(sizes))
+    found = engine.apply(ray, lambda shared, task: task[0], None, tasks, 1, size=lambda task: task[1])
+    assert sorted(result for _, result in found) == [*range(len(sizes))]
+    assert [len(given[0]) for _, given, _ in ray.tasks.values()] == counts
 
 
 def test_a_pack_that_fails_is_taken_apart() -> None:
     """One task loses its worker, another raises; both by themselves, and the others end."""
-    tried = list[str]()
 
-    def run(_: object, task: str) -> str:
-        tried.append(task)
+    def run(task: str) -> str:
         if task == "d":
             raise StorageError("the disk")
         if task == "f":
             raise Lost("the worker is gone")
         return task.upper()
 
-    found = engine.apply(Cluster(cpus=1), run, None, "abcdefg", 1)
-    results = {task: str(result) for task, result in found}
+    ray = Cluster(cpus=1)
+    results = {task: str(result) for task, result in apply(ray, run, "abcdefg", size=1)}
     lost = "the cluster lost a task 4 times: Lost: the worker is gone"
     assert results == {**{t: t.upper() for t in "abceg"}, "d": "the disk", "f": lost}
-    assert len(tried) > 7
-
-
-def test_what_is_taken_apart_waits_for_its_turn() -> None:
-    ray, tried = Cluster(cpus=2), list[int]()
-
-    def run(_: object, task: int) -> int:
-        tried.append(task)
-        if task not in tried[:-1] and task > 3:
-            raise Lost("the worker is gone")  # of each pack, once
-        return task
-
-    found = sorted(engine.apply(ray, run, None, range(100), 1))
-    assert len(tried) > 100
-    assert [task for task, _ in found] == list(range(100))
-    assert ray.most == 4
-
-
-def test_a_worker_gives_back_what_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when the server of all checkpoints of a pack is gone: others try the rest of them at the same time."""
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(engine, "time", clock)
-    ray, told = Cluster(cpus=1), list[tuple[int, int]]()
-
-    def run(_: object, task: int) -> int:
-        clock.now += 3 if task > 1 else 0
-        told.append((ray.count, task))
-        return task
-
-    assert sorted(engine.apply(ray, run, None, range(9), 1)) == [(n, n) for n in range(9)]
-    together = [task for count, task in told if task > 1 and count == 3]
-    assert len(together) == 2  # of seven
-    assert ray.count == 3 + 5
-
-
-def test_while_the_caller_submits_it_looks_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "LOOK", 0.0)
-    ray = Cluster(cpus=1000)
-    ray.patient = False
-    assert sorted(engine.apply(ray, lambda shared, task: task, None, range(100), 1)) == [(n, n) for n in range(100)]
-    assert ray.most == 1
-    assert ray.count < 10  # packs
+    assert (ray.count, ray.most) == (8, 2)
 
 
 @pytest.mark.parametrize(
@@ -368,11 +274,11 @@ def test_jobs_of_a_tensor_that_is_fetched_whole_are_one_task(monkeypatch: pytest
     ("error", "kind", "words"),
     [
         (UsageError("no such thing"), UsageError, "no such thing"),
-        (ValueError("first\nsecond"), inflight.TaskLost, "a worker failed: ValueError: first"),
-        (ValueError(" \n"), inflight.TaskLost, "a worker failed: ValueError: no reason given"),
+        (ValueError("first\nsecond"), engine.TaskLost, "a worker failed: ValueError: first"),
+        (ValueError(" \n"), engine.TaskLost, "a worker failed: ValueError: no reason given"),
         (
             Lost("\n the node is gone\nmore"),
-            inflight.TaskLost,
+            engine.TaskLost,
             "the cluster lost a task 4 times: Lost: the node is gone",
         ),
     ],
@@ -381,7 +287,7 @@ def test_how_tasks_fail(error: Exception, kind: type, words: str) -> None:
     def fails(shared: object, task: object) -> object:
         raise error
 
-    ((task, got),) = engine.apply(Cluster(), fails, None, ["t"], 1)
+    ((task, got),) = engine.apply(Cluster(), fails, None, ["t"], 1, size=lambda _: 1)
     assert (task, type(got), str(got)) == ("t", kind, words)
 
 

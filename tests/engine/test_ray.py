@@ -19,7 +19,6 @@ import ckptconv
 from ckptconv import Change, Resources, Target, zoo
 from ckptconv.bulk import work
 from ckptconv.checkpoint import held as held_tensor
-from ckptconv.engine import ray as inflight
 from ckptconv.engine import ray as ray_engine
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -210,8 +209,8 @@ def test_where_nobody_listens_it_does_not_wait(told: str, monkeypatch: pytest.Mo
 
 def test_a_task_that_stands_still_is_overtaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin's result counts, and the process that stands still is ended."""
-    monkeypatch.setattr(inflight, "SLOW", 1.0)
-    monkeypatch.setattr(inflight, "SLOWER", 0.0)
+    monkeypatch.setattr(ray_engine, "SLOW", 1.0)
+    monkeypatch.setattr(ray_engine, "SLOWER", 0.0)
 
     def stands(home: str, n: int) -> int:
         mark = Path(home, "pid")
@@ -220,7 +219,7 @@ def test_a_task_that_stands_still_is_overtaken(tmp_path: Path, monkeypatch: pyte
             time.sleep(600)
         return n
 
-    found = ray_engine.apply(ray, stands, str(tmp_path), [0, 1, 2], 10**6, overtake=True)
+    found = ray_engine.apply(ray, stands, str(tmp_path), [0, 1, 2], 10**6, size=lambda _: 1, overtake=True)
     assert sorted(found) == [(0, 0), (1, 1), (2, 2)]
     pid, until = int((tmp_path / "pid").read_text()), time.monotonic() + 30
     while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
@@ -264,27 +263,3 @@ def test_a_remote_tensor_that_is_transposed_is_fetched_once(tmp_path: Path) -> N
     assert sent[0] < 1.2 * value.nbytes
     (array,) = np.load(tmp_path / "out.npz").values()
     assert np.array_equal(array, value)
-
-
-def test_no_more_in_flight_than_wanted(tmp_path: Path) -> None:
-    limit, running = 2 * int(ray.cluster_resources()["CPU"]), [0, 0]
-    lock = threading.Lock()
-
-    def tasks() -> Iterator[int]:
-        for n in range(30):
-            with lock:
-                running[0] += 1
-                running[1] = max(running)
-            yield n
-
-    def sleepy(_: object, n: int) -> int:
-        time.sleep(1.2 * inflight.SHORT)  # a pack each
-        return n
-
-    got = []
-    for task, result in ray_engine.apply(ray, sleepy, None, tasks(), 10**6):
-        assert task == result
-        got.append(task)
-        running[0] -= 1
-    assert sorted(got) == list(range(30))
-    assert running[1] <= limit + 1
