@@ -29,7 +29,6 @@ from parts import of, row, run_parts
 
 import ckptconv
 from ckptconv.engine import ray as engine
-
 from ckptconv.engine.job import Receipt
 from ckptconv.engine.plan import Job
 from ckptconv.engine.run import Work

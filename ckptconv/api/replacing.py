@@ -21,10 +21,6 @@ from ..storage.session import Session, session
 
 LEFT = ("damaged", "skipped", "unread", "dropped")  # the notes on what of a source is not written
 OLDER = "files of an older checkpoint of this name, which force=True {}"
-DOUBTED = (
-    "what an earlier run seems to have left was not resumed, but done again: it was not made at this place, or the "
-    "file system has given its files other numbers since (some network file systems do so when they are mounted)"
-)
 
 
 def sparing(
@@ -59,5 +55,4 @@ def _own(plan: Plan) -> list[str]:
 def found(outcome: Outcome) -> list[Note]:
     """What was at the destination, and what became of it."""
     notes = [Note("hint", "left by a killed run and cleared away", outcome.cleared)] if outcome.cleared else []
-    notes += [Note("hint", OLDER.format("removed"), outcome.removed)] if outcome.removed else []
-    return [*notes, *[Note("hint", DOUBTED)] * outcome.doubted]
+    return notes + ([Note("hint", OLDER.format("removed"), outcome.removed)] if outcome.removed else [])

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..errors import StorageError, UsageError
 from ..messages import version
-from ..moves.log import CHUNK, Loss, Read, Written
+from ..moves.log import Loss, Read, Written
 from ..moves.part import Data, Held, Span
 from ..moves.sources import Sources
 from ..output.own import AppendLog
@@ -52,7 +52,6 @@ class Journal:
             self._names.check(force=force)
         self.receipts: list[Receipt] = []
         self.publishing = False  # all is written, and files were renamed
-        self.doubted = False  # a journal of this plan is there, and no proof that a run of ours wrote it here
         self._pending: list[Receipt] = []
         self._last = time.monotonic()
         self._lines = AppendLog(path, "another run is writing this destination", 0o600)
@@ -68,14 +67,12 @@ class Journal:
         if not first.startswith(BEGIN[: len(first)]):
             raise StorageError("is not a journal of ckptconv, which belongs here; move it away", url=self._lines.path)
         head = next((made for made, _ in _parsed([first])), {})
-        same = head.get("plan") == mark and self._lines.size <= MAX_HEAD + _room(plan)
-        ours = head.get("file") == self._lines.identity
-        lines = list(_parsed(self._lines.read())) if same and ours else []
+        ours = head.get("plan") == mark and head.get("file") == self._lines.identity
+        lines = list(_parsed(self._lines.read())) if ours else []
         there = bool(lines) and self._there(plan)
         self.publishing = not there and any(line.get("publish") for line, _ in lines)
         self._names.check(force=force, renaming=self.publishing)
         if not (there or self.publishing):
-            self.doubted = same and not ours
             self._lines.cut(0)
             self._append({"plan": mark, "file": self._lines.identity})
             return
@@ -130,7 +127,7 @@ class NoJournal:
     """A journal that does nothing, for runs that are not resumed."""
 
     receipts: Sequence[Receipt] = ()
-    publishing = doubted = False
+    publishing = False
 
     def add(self, receipt: Receipt, out: Destination) -> None:
         """Do nothing."""
@@ -146,14 +143,6 @@ class NoJournal:
 
     def __exit__(self, *_: object) -> None:
         """Nothing is open."""
-
-
-def _room(plan: Plan) -> int:
-    """More bytes than the lines of a whole run of this plan have: a stranger's journal may be of any size."""
-    parts = sum(1 + len(piece.parts) for job in plan.jobs for piece in job.pieces)
-    names = sum(len(piece.tensor) for job in plan.jobs for piece in job.pieces)
-    chunks = sum(job.size // CHUNK for job in plan.jobs)
-    return 2 * (200 * len(plan.jobs) + 500 * parts + 12 * names + 200 * chunks)
 
 
 def _parsed(raw: Iterable[bytes]) -> Iterator[tuple[dict[str, Any], int]]:

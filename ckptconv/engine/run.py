@@ -44,7 +44,6 @@ class Outcome:
     removed: tuple[str, ...] = ()  # files of an older output there
     confirmed: bool = False  # it was read back before it was published
     resumed: bool = False  # bytes that an earlier run wrote are among it
-    doubted: bool = False  # what seemed to be an earlier run of this plan was not proved to be one, and not resumed
 
 
 Metadata = Callable[[Outcome, Sources], Mapping[str, str]]
@@ -153,7 +152,7 @@ def execute(plan: Plan, writer: Writer, how: How | None = None) -> Outcome:
         journal.publish(out)
         out.publish(sync=how.sync)
         journal.remove()
-    return replace(outcome, cleared=tuple(out.cleared), removed=tuple(out.removed), doubted=journal.doubted)
+    return replace(outcome, cleared=tuple(out.cleared), removed=tuple(out.removed))
 
 
 def _destination(plan: Plan, how: How, journal: Journal | NoJournal) -> Destination:

@@ -248,8 +248,7 @@ def test_a_journal_that_came_with_the_source_gives_no_values(tmp_path: Path, mon
     shutil.copyfile(Path("his", names[1]), Path("mine", names[1]))
     shutil.copytree("mine", "victims")
     os.chdir("victims")
-    done = api.convert("m.msgpack", "m.safetensors", target=api.Target(resume=True, verify="full"))
-    assert [n.text for n in done.notes if "was not made at this place" in n.text]
+    api.convert("m.msgpack", "m.safetensors", target=api.Target(resume=True, verify="full"))
     assert ckptconv.open("m.safetensors")["lr"].numpy() == 0.5
 
 
