@@ -210,11 +210,6 @@ def apply(
     def run(pack: Sequence[Task]) -> list[Any]:  # what is shared travels with it, once to each worker
         return [function(shared, task) for task in pack]
 
-    def start(pack: list[Task]) -> Any:
-        reference = submit(pack)
-        flying[reference] = pack, time.monotonic()
-        return reference
-
     options = {"max_retries": RETRIES, "retry_exceptions": [StorageError], "enable_task_events": False}
     submit = ray.remote(num_cpus=1, memory=memory, **options)(run).remote
     flying: dict[Any, tuple[list[Task], float]] = {}  # by reference: the pack, and when it was submitted
@@ -226,7 +221,7 @@ def apply(
             if time.monotonic() - asked > CENSUS:
                 workers, asked = processors(ray), time.monotonic()
             while len(flying) < 2 * workers and (pack := again.popleft() if again else next(waiting, None)):
-                start(pack)
+                flying[submit(pack)] = pack, time.monotonic()
             if not flying:
                 return
             # with 8,000 packs in flight each question takes 15 ms
@@ -246,11 +241,12 @@ def apply(
                 else:
                     again.extend([task] for task in pack)
             if overtake and len(flying) < workers:
-                slow = time.monotonic() - max(SLOW, SLOWER * seconds / max(1, ended))
-                for reference, (pack, began) in list(flying.items()):
-                    if began < slow and reference not in twins:
-                        twin = start(pack)
-                        twins |= {reference: twin, twin: reference}
+                now = time.monotonic()
+                slow = now - max(SLOW, SLOWER * seconds / max(1, ended))
+                for reference in [r for r, (_, began) in flying.items() if began < slow and r not in twins]:
+                    pack = flying[reference][0]
+                    flying[twin := submit(pack)] = pack, now
+                    twins |= {reference: twin, twin: reference}
     finally:
         for reference in flying:
             ray.cancel(reference)
