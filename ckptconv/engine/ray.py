@@ -199,9 +199,8 @@ def apply(
 ) -> Iterator[tuple[Task, Any]]:
     """Run function(shared, task) for every task; yields results, and the CkptErrors of tasks, as they come.
 
-    Neighbours of few bytes are submitted as one pack. Twice as many packs are submitted as there are processors, so
-    that no worker waits; none starts where `memory` is not to be had. A pack that fails is taken apart, so that a task
-    fails alone.
+    Small neighbours are one pack. Twice as many packs are in flight as there are processors; none starts where `memory`
+    is not to be had. A pack that fails is taken apart, so that a task fails alone.
 
     size: bytes that a task moves. overtake: of the last packs, run those that take much longer than the others a second
     time; what is done first counts.
@@ -241,15 +240,19 @@ def apply(
                 else:
                     again.extend([task] for task in pack)
             if overtake and len(flying) < workers:
-                now = time.monotonic()
-                slow = now - max(SLOW, SLOWER * seconds / max(1, ended))
-                for reference in [r for r, (_, began) in flying.items() if began < slow and r not in twins]:
+                for reference in _slow(flying, ended, seconds) - twins.keys():
                     pack = flying[reference][0]
-                    flying[twin := submit(pack)] = pack, now
+                    flying[twin := submit(pack)] = pack, time.monotonic()
                     twins |= {reference: twin, twin: reference}
     finally:
         for reference in flying:
             ray.cancel(reference)
+
+
+def _slow(flying: dict[Any, tuple[list[Task], float]], ended: int, seconds: float) -> set[Any]:
+    """The packs that stand still, by how long those lasted that ended."""
+    since = time.monotonic() - max(SLOW, SLOWER * seconds / max(1, ended))
+    return {reference for reference, (_, began) in flying.items() if began < since}
 
 
 class TaskLost(CkptError):
