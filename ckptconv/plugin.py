@@ -8,8 +8,7 @@ from .checkpoint import Checkpoint, Note, Tensor, contiguous, held, tiled, view
 from .dtypes import DTYPES, DType, dtype
 from .errors import CorruptCheckpoint, FormatError, Unrepresentable, UnsafeCheckpoint, UsageError
 from .formats.placement import Patch, Placement, Slot, Writer, refuse_shards, refuse_unheld
-from .formats.reading import Reading
-from .formats.table import Format
+from .formats.table import Format, Reading
 from .moves.part import Coded, Held, Part, Span, c_strides, checked_count
 from .output.destination import OutputFile
 from .storage.files import Reader, Seen, join, read_all, sibling, split

@@ -422,7 +422,7 @@ def torchs() -> None:
 def ours(path: Path) -> dict[str, Any] | str:
     from ckptconv.errors import CkptError
     from ckptconv.formats.detect import open_checkpoint
-    from ckptconv.formats.reading import Reading
+    from ckptconv.formats.table import Reading
 
     try:
         found = open_checkpoint(str(path), Reading(densify=True))

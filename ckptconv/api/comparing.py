@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, overload
 from ..checkpoint import Checkpoint
 from ..errors import UsageError, VerifyError
 from ..formats import detect, table
-from ..formats.hash_metadata import OPTIONS
 from ..formats.keras import order
+from ..formats.own_metadata import OPTIONS
 from ..messages import listing
 from ..rules import passes
 from ..verification.readback import unlike
@@ -105,14 +105,14 @@ def check_itself(source: str, how: Options) -> Checked:
 
     Nothing is left out for that with `keep_going`, which only opens what is cut.
     """
-    from ..formats import hash_metadata
+    from ..formats import own_metadata
     from ..verification import hashes
 
     found = whole(source, how.select)
     chosen = selected(found, replace(how.select, keep_going=False))
     lost = [n for n in chosen.notes if n.kind == "damaged"]
     try:
-        checked = hashes.check(chosen, hash_metadata.stated(found), workers=how.resources.workers)
+        checked = hashes.check(chosen, own_metadata.stated(found), workers=how.resources.workers)
     except VerifyError as e:
         e.message = "\n".join([e.message, *([listing(map(str, lost))] if lost else [])])
         raise

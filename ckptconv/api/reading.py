@@ -13,7 +13,7 @@ from ..checkpoint import Checkpoint, Note
 from ..dtypes import dtype
 from ..errors import UsageError, VerifyError
 from ..formats import detect
-from ..formats.reading import Reading
+from ..formats.table import Reading
 from ..messages import listing, printable
 from ..moves.read import Opened, stamps_of
 from ..rules import names, passes

@@ -17,8 +17,8 @@ from ..engine.plan import Budget, Plan, compile_plan, shared_notes
 from ..engine.run import How, Map, Metadata, Outcome, execute
 from ..errors import Unrepresentable, UsageError
 from ..formats import table
-from ..formats.hash_metadata import OPTIONS, unhashed
 from ..formats.keras import order
+from ..formats.own_metadata import OPTIONS, unhashed
 from ..formats.placement import Writer
 from ..formats.table import Format
 from ..messages import listing, redacted
@@ -85,11 +85,11 @@ def plan_for(
     if target.skip_unrepresentable:
         checkpoint = holdable(checkpoint, writer)
     if _hashed(target, row):
-        from ..formats import hash_metadata
+        from ..formats import own_metadata
 
-        kept = checkpoint.metadata | hash_metadata.blank(checkpoint.tensors)
+        kept = checkpoint.metadata | own_metadata.blank(checkpoint.tensors)
         placement = writer.place(replace(checkpoint, metadata=kept))
-        hash_metadata.refuse_hashes(row, placement)
+        own_metadata.refuse_hashes(row, placement)
     else:
         placement = writer.place(checkpoint)
     if names := tuple(f"{old} -> {new}" for old, new in placement.renamed.items() if old != new):
@@ -277,11 +277,11 @@ def _hashed(target: Target, row: Format) -> bool:
 
 def _stated(made: Plan, checkpoint: Checkpoint) -> Metadata:
     """The metadata with the hashes, once the jobs are done."""
-    from ..formats import hash_metadata
+    from ..formats import own_metadata
 
     def metadata(outcome: Outcome, sources: Sources) -> dict[str, str]:
         found = {n: outcome.digests.get(n) or hash_tensor(t, sources) for n, t in made.tensors.items()}
-        return checkpoint.metadata | hash_metadata.entries(made.tensors, found)
+        return checkpoint.metadata | own_metadata.entries(made.tensors, found)
 
     return metadata
 

@@ -28,9 +28,9 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from ..errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
-from ..formats import detect, huggingface, offsets, shard_index, table
+from ..formats import detect, huggingface, safetensors, shard_index, table
 from ..formats.orbax import locate as orbax
-from ..formats.signatures import DISTRIBUTED, SAVED_MODELS
+from ..formats.table import DISTRIBUTED, SAVED_MODELS
 from ..formats.tensorflow.locate import STATE_FILE, is_state
 from ..messages import links as chain
 from ..messages import many, printable, redacted
@@ -120,11 +120,11 @@ def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoin
     """The checkpoint of a single source: a file, or a prefix with all its files."""
     folder, base = split(source)[0], file_name(source)
     status = stat(source)
-    several = SHARD.fullmatch(base) or offsets.SHARD.fullmatch(base) or base.endswith((".index", ".meta", *INDEXES))
+    several = SHARD.fullmatch(base) or safetensors.SHARD.fullmatch(base) or base.endswith((".index", ".meta", *INDEXES))
     if status is not None and not several:
         return FoundCheckpoint(source, *split_suffix(base), ((source, status),))
     stem = re.split(r"(?:\.data)?-\d{5}-of-|\.index$|\.meta$|\.index\.json$|\.weights\.json$", base)[0]
-    stem = "shard-" if offsets.SHARD.fullmatch(base) else stem
+    stem = "shard-" if safetensors.SHARD.fullmatch(base) else stem
     here = listed(folder)
     near: dict[str, Stat] = {}
     for n in takewhile(lambda n: n.startswith(stem), here[bisect_left(here, stem) :]):
@@ -294,7 +294,7 @@ def sets(folder: str, left: dict[str, Stat], under: str, names: Iterable[str]) -
         pieces = _pieces(join(folder, n), left[n]) if n in left else None
         if pieces is not None:
             yield take(n, *split_suffix(n), [n, *pieces])
-    parts = offsets.shards(left)
+    parts = safetensors.shards(left)
     if parts and _are_joined(join(folder, parts[0])):
         model = huggingface.pieces(list(names))  # unless another is: the two would have one name
         yield take(parts[0], "model" if model else "shards", ".safetensors", parts)

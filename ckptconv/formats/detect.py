@@ -7,7 +7,7 @@ A format is a module with these functions (safetensors.py is the shortest comple
 
     sniff(seen) -> int                   0 no; 1 the name fits; 2 the content fits; 3 the content fits no other format;
                                          4 a file of a set that this format reads
-    open(url, how: Reading) -> Checkpoint           headers only; reading.py has the options
+    open(url, how: Reading) -> Checkpoint           headers only; table.py has the options
     decode(coded) -> Iterator[buffer]    only with `Coded` data: the decoded bytes in C order, little-endian;
                                          for a string tensor, one bytes object per element
     writer(url, max_shard_size=None) -> Writer      only if the format can be written
@@ -18,6 +18,8 @@ Nothing heavy is imported before a format's own function runs.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -33,13 +35,24 @@ from ..errors import (
 from ..messages import did_you_mean, printable
 from ..storage import plugins
 from ..storage.faults import SCARCE, refused
-from ..storage.files import Seen, exists, names
+from ..storage.files import Seen, exists, names, split
 from ..storage.lookups import once
-from ..storage.paths import join, sibling
-from . import foreign, shard_index, signatures
-from .hash_metadata import hashes_of, unhashed
-from .reading import Reading
-from .table import TABLE, Format, get, missing, table
+from . import shard_index
+from .own_metadata import hashes_of, unhashed
+from .table import (
+    DISTRIBUTED,
+    KERAS_WEIGHTS,
+    NPY,
+    SAVED_MODELS,
+    TABLE,
+    TF_TABLE,
+    Format,
+    Reading,
+    get,
+    is_hdf5,
+    missing,
+    table,
+)
 from .tensorflow.locate import DATA
 
 # Formats with the signature of a file are asked first, because importing all others takes longer than converting a
@@ -47,22 +60,21 @@ from .tensorflow.locate import DATA
 SIGNATURES: tuple[tuple[Callable[[Seen], bool], tuple[str, ...]], ...] = (
     (lambda seen: seen.size < 0 and not seen.is_dir and f"{seen.base}.index" in seen.files, ("tf",)),
     (lambda seen: seen.is_zip, ("torch", "pt2", "torchscript", "dcp", "npz", "keras3")),
-    (signatures.is_hdf5, ("hdf5", "keras", "keras3")),
-    (signatures.is_safetensors, ("safetensors",)),
-    (signatures.is_npy, ("npy",)),
-    (signatures.is_table, ("tf", "tf-v1")),
+    (is_hdf5, ("hdf5", "keras", "keras3")),
+    (lambda seen: seen.head[4:8] == bytes(4) and seen.head[8:9] == b"{", ("safetensors",)),  # a header below 4 GiB
+    (lambda seen: seen.head.startswith(NPY), ("npy",)),
+    (lambda seen: seen.tail.endswith(TF_TABLE), ("tf", "tf-v1")),
 )
 # The same for folders, by the ends of names in them. Each can be Orbax's as well, whose arrays lie in folders below.
 FOLDERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((".index", "checkpoint"), ("tf", "tf-v1")),
-    (signatures.SAVED_MODELS, ("tf-graph",)),
-    ((signatures.DISTRIBUTED,), ("dcp",)),
+    (SAVED_MODELS, ("tf-graph",)),
+    ((DISTRIBUTED,), ("dcp",)),
     ((".npy",), ("npy", "gpt")),
-    ((signatures.KERAS_WEIGHTS,), ("keras3",)),
+    ((KERAS_WEIGHTS,), ("keras3",)),
     (("",), ("orbax",)),
 )
 PLAIN = Reading()
-LOOKED_AT = 50  # of the names in a folder that is no checkpoint
 INDEX = "hf"  # the format that reads shards under the name of the whole, whatever their own format is
 
 
@@ -82,15 +94,13 @@ def detect(url: str, *, but: str = "") -> Format:
         claims |= _claims([f for f in table().values() if f not in TABLE], seen, but)
         best = max(claims.values())
     if best < 2:  # at most the name fits
-        _refuse_stand_in(seen)
+        _refuse_other(seen)
     candidates = [name for name, claim in claims.items() if claim == best and claim > 0]
     if len(candidates) > 1:
         text = f"could be {' or '.join(candidates)}; choose one with from_={candidates[0]!r}"
         raise AmbiguousFormat(text, url=url)
     if not candidates:
-        _refuse_damaged(seen)
-        what = foreign.other(seen) or f"has an unknown format; it begins with {seen.head[:16].hex(' ')}"
-        raise UnknownFormat(f"{what}. `ckptconv formats` lists the formats that can be read{missing()}", url=url)
+        _refuse_unclaimed(seen)
     return get(candidates[0])
 
 
@@ -105,31 +115,12 @@ def _likely(seen: Seen) -> Sequence[Format]:
     return suffixed if names else TABLE
 
 
-def _checkpoints(seen: Seen) -> list[str]:
-    """The names in a folder that are those of checkpoints, or of the first ones have the content of one."""
-    suffixes = tuple(s for f in TABLE for s in f.suffixes)
-    known = [n for n in seen.files[:LOOKED_AT] if not n.lower().endswith(suffixes) and _has_content(seen.url, n)]
-    return [n for n in seen.files if n.lower().endswith(suffixes) or n in known]
-
-
-def _has_content(folder: str, name: str) -> bool:
-    """Whether a format knows the content of a file; what a link out of the folder leads to is not opened."""
-    try:
-        seen = Seen(sibling(join(folder, "."), name))
-        return max(_claims(_likely(seen), seen, "").values(), default=0) > 1
-    except (CkptError, OSError):  # unreadable: it is not recommended
-        return False
-
-
 def _claims(rows: Iterable[Format], seen: Seen, but: str) -> dict[str, int]:
     return {f.name: _claim(f, seen) for f in rows if f.reads and f.name != but}
 
 
 def _claim(row: Format, seen: Seen) -> int:
-    """How certain a format is; 0 if looking at the file raises an unexpected exception.
-
-    Of another package's format that cannot be loaded the file need not be: the others are asked all the same.
-    """
+    """How certain a format is; 0 if it raises an unexpected exception, or is a package's and cannot be loaded."""
     try:
         sniff = row.load().sniff
     except (CkptError, AttributeError) as e:
@@ -143,34 +134,6 @@ def _claim(row: Format, seen: Seen) -> int:
         raise
     except Exception:  # another format can claim the file; otherwise `open` reports the problem
         return 0
-
-
-def _refuse_stand_in(seen: Seen) -> None:
-    """Raise an error that describes what the path is instead of a checkpoint: missing, a pointer, a web page ..."""
-    if seen.is_dir:
-        what = foreign.folder(seen.files, _checkpoints(seen))
-    elif seen.size < 0:
-        present = names(seen.folder)
-        visible = seen.files or [n for n in present if seen.base.startswith(".") or not n.startswith(".")]
-        hint = did_you_mean(seen.base, visible, "similar names" if seen.files else "", count=3)
-        if any(n.startswith(f".{seen.base}") and n.endswith(".part") for n in present):
-            hint = "; a run that writes it is under way, or was killed: then repeat it with force=True"
-        hint = foreign.missing(seen.url) or hint
-        raise StorageError(f"no such file, folder or checkpoint prefix{hint}", url=seen.url)
-    elif seen.size == 0:
-        what = "is empty (0 bytes)"
-    elif not (what := foreign.known(seen)):
-        return
-    raise UnknownFormat(f"{what}. `ckptconv formats` lists the formats that can be read", url=seen.url)
-
-
-def _refuse_damaged(seen: Seen) -> None:
-    """Raise CorruptCheckpoint if the beginning, or for a tiny file the name, identifies a truncated checkpoint."""
-    what = foreign.damaged(seen)
-    if not what and 0 <= seen.size < 8 and any(seen.base.lower().endswith(s) for f in TABLE for s in f.suffixes):
-        what = f"has {seen.size} bytes, too few for a checkpoint (truncated?)"
-    if what:
-        raise CorruptCheckpoint(what, url=seen.url)
 
 
 @once()
@@ -200,14 +163,154 @@ def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None
 
 def _alone(checkpoint: Checkpoint, url: str) -> Checkpoint:
     """Note that a file has only slices of tensors, as each rank of a model-parallel run writes them."""
-    if (count := foreign.one_of(url)) < 2:
+    if (count := _parts_beside(url)) < 2:
         return checkpoint
     note = Note("hint", f"is one of {count} parts of a model, each with slices of its tensors; they are not joined")
     return replace(checkpoint, notes=(*checkpoint.notes, note))
 
 
+def _parts_beside(url: str) -> int:
+    """How many parts of a model there are, if the file or its folder is one of a parallel run's; otherwise 1."""
+    for path in (url, split(url)[0]):
+        folder, base = split(path)
+        if m := RANK.fullmatch(base):
+            return max(1, sum((o := RANK.fullmatch(n)) is not None and o.groups() == m.groups() for n in names(folder)))
+    return 1
+
+
 def _apart(checkpoint: Checkpoint) -> Checkpoint:
     """Move the hashes that a file carries out of its metadata: they do not apply to outputs made from it."""
-    if not (carried := hashes_of(checkpoint.metadata)):
-        return checkpoint
-    return replace(checkpoint, metadata=unhashed(checkpoint.metadata), hashes=carried)
+    hashes = hashes_of(checkpoint.metadata)
+    return replace(checkpoint, metadata=unhashed(checkpoint.metadata), hashes=hashes) if hashes else checkpoint
+
+
+# --- what is often mistaken for a checkpoint ------------------------------------------------------------------------
+#
+#     1f 8b              gzip: may contain a checkpoint
+#     "GGUF", "TFL3"     models of other programs
+#     50 4b 03 04        a zip; 80 02 to 80 05: a pickle. Complete ones with tensors are claimed by a format
+#
+# Specifications: RFC 1952 (gzip), RFC 8878 (zstd), ggml's docs/gguf.md, TensorFlow Lite's schema.fbs, onnx.proto.
+
+MAX_NAMES = 8  # names of files in a message
+LISTED = "`ckptconv formats` lists the formats that can be read"
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+|[a-z0-9]+(-[a-z0-9]+)+")  # google/bert, bert-base-uncased
+CLASS = re.compile(r"([a-z_]\w*(?:\.[a-z_]\w*)*)\.([A-Z]\w*)")  # digits.Digits
+RANK = re.compile(r"(consolidated\.|mp_rank_)\d+(_model_states\.pt|\.pth|\.safetensors|)")
+PACKED = "is compressed with {}; unpack it first"
+BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
+    (0, b"version https://git-lfs", "is a git-lfs pointer, not the file itself; run `git lfs pull` in its repository"),
+    (0, b"GGUF", "is a GGUF file, which is not read; take the safetensors that it was made from"),
+    (4, b"ET12", "is an ExecuTorch program (.pte), which is not read; take the checkpoint that it was made from"),
+    (4, b"TFL3", "is a TensorFlow Lite model, which is not read; take the SavedModel that it was made from"),
+    (0, b"\x1f\x8b", PACKED.format("gzip")),
+    (0, b"\x28\xb5\x2f\xfd", PACKED.format("zstd")),
+    (0, b"\xfd7zXZ\0", PACKED.format("xz")),
+    (0, b"\x04\x22\x4d\x18", PACKED.format("lz4")),
+    *((0, bytes([0x78, level]), PACKED.format("zlib (by joblib?)")) for level in (0x01, 0x5E, 0x9C, 0xDA)),
+    (0, b"BZh", PACKED.format("bzip2")),
+    (257, b"ustar", "is a tar; unpack it first"),
+)
+
+
+def _refuse_other(seen: Seen) -> None:
+    """Raise an error that describes what the path is instead of a checkpoint: missing, a pointer, a web page ..."""
+    if seen.is_dir:
+        what = _folder(seen.files)
+    elif seen.size < 0:
+        raise StorageError(f"no such file, folder or checkpoint prefix{_missing_hint(seen)}", url=seen.url)
+    else:
+        what = "is empty (0 bytes)" if seen.size == 0 else _other(seen)
+    if what:
+        raise UnknownFormat(f"{what}. {LISTED}", url=seen.url)
+
+
+def _refuse_unclaimed(seen: Seen) -> None:
+    """Raise CorruptCheckpoint for a truncated checkpoint, else UnknownFormat; no format claims it, not even by name."""
+    begins_as_pickle = seen.head[:1] == b"\x80" and seen.head[1:2] in (b"\2", b"\3", b"\4", b"\5")
+    if seen.head.startswith(b"PK\3\4") and not seen.members:
+        raise CorruptCheckpoint("begins as a zip but has no directory at its end (truncated?)", url=seen.url)
+    if begins_as_pickle:
+        raise CorruptCheckpoint("begins as a pickle but does not end as one (truncated?)", url=seen.url)
+    if seen.size < 8 and seen.base.lower().endswith(_suffixes()):
+        raise CorruptCheckpoint(f"has {seen.size} bytes, too few for a checkpoint (truncated?)", url=seen.url)
+    if seen.members:
+        what = packed(list(seen.members))
+    elif seen.head.startswith((b"(dp", b"(lp")):
+        what = "is a pickle of protocol 0, which is not read; write it with protocol 2 or later"
+    else:
+        what = f"has an unknown format; it begins with {seen.head[:16].hex(' ')}"
+    raise UnknownFormat(f"{what}. {LISTED}{missing()}", url=seen.url)
+
+
+def _suffixes() -> tuple[str, ...]:
+    return tuple(s for f in TABLE for s in f.suffixes)
+
+
+def _missing_hint(seen: Seen) -> str:
+    """A suggestion for a path that does not exist, as the end of a message."""
+    url, module = seen.url, seen.url.rstrip(":")
+    if any(c in url for c in "*?["):
+        return "; `ckptconv zoo` takes globs, other verbs take paths"
+    if url.startswith("~"):
+        return f"; ~ stands for itself here, did you mean {os.path.expanduser(url)}?"
+    if "\\" in url:
+        return "; folders are separated by /"
+    if m := CLASS.fullmatch(url):
+        return f"; `ckptconv match` takes a class of Python as {m[1]}:{m[2]}"
+    if url and os.path.isfile(f"{module}.py"):
+        return f"; `ckptconv match` takes {_callable(os.path.basename(module))}"
+    if REPOSITORY.fullmatch(url):
+        return f"; a repository of the Hugging Face Hub is hf://{url}"
+    if not url:
+        return ": the path is empty"
+    present = names(seen.folder)
+    if any(n.startswith(f".{seen.base}") and n.endswith(".part") for n in present):
+        return "; a run that writes it is under way, or was killed: then repeat it with force=True"
+    visible = seen.files or [n for n in present if seen.base.startswith(".") or not n.startswith(".")]
+    return did_you_mean(seen.base, visible, "similar names" if seen.files else "", count=3)
+
+
+def _callable(module: str) -> str:
+    name = printable(module)
+    return f"a class or function of {name}.py as {name}:NAME"
+
+
+def _other(seen: Seen) -> str:
+    """A description of a file that is not a checkpoint, whatever its name, or ''."""
+    for at, magic, what in BEGINNINGS:
+        if seen.head.startswith(magic, at):
+            return what
+    start, base = seen.head[:512].lstrip(), seen.base.lower()
+    if start[:15].lower().startswith((b"<!doctype html", b"<html")):
+        return "is an HTML page, not a checkpoint; the download failed (a login or error page?)"
+    if base.endswith(".json") and start[:1] == b"{":
+        return "is JSON that lists no tensors; give the file of the weights, or the folder"
+    if base.endswith(".py"):
+        return f"is a Python file; `ckptconv match` takes {_callable(seen.base[:-3])}"
+    if base.endswith(".onnx"):
+        return "is an ONNX model by its name, which is not read; take the checkpoint that it was made from"
+    return ""
+
+
+def _folder(files: Sequence[str]) -> str:
+    """A description of a folder that is not a checkpoint itself, with what to give instead."""
+    if not files:
+        return "holds no checkpoint: it is empty"
+    states = sorted(n for n in files if n.startswith("mp_rank_") and n.endswith("_model_states.pt"))
+    steps = sorted((n for n in files if n.startswith("global_step") and n[11:].isdigit()), key=lambda n: int(n[11:]))
+    if states or steps:
+        model = states[0] if states else f"{steps[-1]}/mp_rank_00_model_states.pt"
+        return f"is a DeepSpeed checkpoint; its weights are in {model} (of ZeRO-3 what its zero_to_fp32.py writes)"
+    if checkpoints := [n for n in files if n.lower().endswith(_suffixes())]:
+        return f"is not a checkpoint itself; give one in it ({_some(checkpoints)}), or convert all with `ckptconv zoo`"
+    return f"holds no checkpoint itself; name one of what it holds ({_some(files)}), or find all with `ckptconv zoo`"
+
+
+def packed(members: Sequence[str]) -> str:
+    """A description of a zip that is not a checkpoint itself."""
+    return f"is a zip of other files, which can be checkpoints once unpacked: {_some(members)}"
+
+
+def _some(files: Sequence[str]) -> str:
+    return ", ".join(map(printable, files[:MAX_NAMES])) + (", ..." if len(files) > MAX_NAMES else "")

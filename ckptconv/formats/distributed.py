@@ -3,10 +3,10 @@
     shard-00001-model-00001-of-00001.safetensors     a.w: 2x3, from [0, 0] on
     shard-00002-model-00001-of-00001.safetensors     a.w: 2x3, from [2, 0] on          ->  a.w: 4x3
 
-The parts of a tensor (offsets.py) must tile it. How large it is no file says: it reaches as far as its parts do, as for
-torch, so a shard that is missing at the end is not noticed unless another tensor has a hole; a note says so. Processes
-without a part write no file, so numbers may be missing. Specification: torch/distributed/checkpoint/hf_storage.py
-(HuggingFaceStorageReader) and _consolidate_hf_safetensors.py.
+The parts of a tensor (safetensors.py) must tile it. No file says how large it is: it reaches as far as its parts do, as
+for torch, so a shard that is missing at the end is not noticed unless another tensor has a hole; a note says so.
+Processes without a part write no file, so numbers may be missing.
+Specification: torch/distributed/checkpoint/hf_storage.py (HuggingFaceStorageReader) and _consolidate_hf_safetensors.py.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ..messages import listing, many, printable
 from ..moves.part import Part, c_strides, checked_count
 from ..storage.files import join, sibling
 from ..storage.remote import peek
-from . import offsets, safetensors
-from .reading import Reading
+from . import safetensors
+from .table import Reading
 from .tiling import Tile, check_tiling
 
 PEEKED = 32  # remote shards whose headers are fetched before the first of them is opened
 
-Piece = tuple[Tensor, offsets.Start]
+Piece = tuple[Tensor, safetensors.Start]
 
 
 def open(folder: str, files: Sequence[str], how: Reading) -> Checkpoint:
     """Open all shards of a folder, and join the parts of each tensor."""
-    if len({m[1] for file in files if (m := offsets.SHARD.fullmatch(file))}) > 1:
+    if len({m[1] for file in files if (m := safetensors.SHARD.fullmatch(file))}) > 1:
         raise CorruptCheckpoint("holds shards of several checkpoints: their names end in other numbers", url=folder)
     pieces: dict[str, list[Piece]] = {}
     metadata: dict[str, str] = {}
@@ -42,7 +42,7 @@ def open(folder: str, files: Sequence[str], how: Reading) -> Checkpoint:
             peek([paths[f] for f in files[at : at + PEEKED]])
         try:
             shard = safetensors.read(path, how)
-            starts = offsets.read(shard.metadata, path)
+            starts = safetensors.part_starts(shard.metadata, path)
             own = [(t, _start(t, starts, path)) for t in shard.values()]  # all of a shard, or nothing of it
         except CkptError as e:
             if not how.salvage:
@@ -64,7 +64,7 @@ def open(folder: str, files: Sequence[str], how: Reading) -> Checkpoint:
         f"joined from {many(len(counts), 'shard')} of a distributed run; tensors reach as far as their parts, so a "
         "shard that is missing at the end would not be noticed"
     )
-    metadata = {k: v for k, v in metadata.items() if k not in offsets.KEYS}
+    metadata = {k: v for k, v in metadata.items() if k not in safetensors.KEYS}
     details: Details = {"shards": counts}
     urls = tuple(paths[file] for file in counts)
     return Checkpoint(tensors, metadata, (), "safetensors", urls, (Note("assumed", text), *notes, *damaged), details)
@@ -82,12 +82,12 @@ def _certain(tensors: dict[str, Tensor], lost: list[str], url: str) -> tuple[dic
     return left, [Note("damaged", text, cut)] if cut else []
 
 
-def _start(t: Tensor, starts: dict[str, offsets.Start], url: str) -> offsets.Start:
+def _start(t: Tensor, starts: dict[str, safetensors.Start], url: str) -> safetensors.Start:
     """Where a part begins, which must have as many axes."""
     start = starts.get(t.name)
     if start is None or len(start) != len(t.shape):
         what = "says nothing" if start is None else f"says {list(start)}"
-        raise CorruptCheckpoint(f"its {offsets.INFO} {what} of where this begins", url=url, tensor=t.name)
+        raise CorruptCheckpoint(f"its {safetensors.INFO} {what} of where this begins", url=url, tensor=t.name)
     return start
 
 

@@ -8,30 +8,43 @@
       a4 "step" ...
 
 Names are joined by '/'. Arrays of more than 2^30 bytes are divided into chunks: {"__msgpack_chunked_array__": true,
-"shape": {"0": n, ...}, "chunks": {"0": array, ...}}. Elements are located but not read (msgpack.py).
-Specification: flax/serialization.py.
+"shape": {"0": n, ...}, "chunks": {"0": array, ...}}. Elements are located but not read.
+    00-7f, e0-ff  small integer      a0-bf, d9-db  text         c4-c6          bytes
+    80-8f, de-df  map                90-9f, dc-dd  list         c7-c9, d4-d8   extension: length, type, bytes
+    cc-cf, d0-d3  integer            ca, cb        float        c0, c2, c3     nil, false, true
+
+Lengths and numbers are big-endian. Flax's extensions: 1 array, 2 complex number, 3 NumPy scalar (like an array).
+An array of more than `MAX_ARRAY` bytes is a map: {CHUNKED: true, "shape": {"0": n, ...}, "chunks": {"0": array, ...}}.
+Specification: flax/serialization.py; https://github.com/msgpack/msgpack/blob/master/spec.md.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 from ..checkpoint import Checkpoint, Note, Tensor, contiguous, training
-from ..dtypes import DTYPES
+from ..dtypes import DTYPES, DType
 from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint
 from ..messages import listing
 from ..moves.part import Held, Part, Span, checked_count
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, split
-from . import carried
-from .containers.msgpack import CHUNKED, MAX_DEPTH, MAX_TEXT, ROWS, Array, Other, Packed, Walker, max_count
+from . import own_metadata
 from .placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
-from .reading import Reading
+from .table import Reading
 
 SUFFIX = ".msgpack"
+MAX_DEPTH, MAX_VALUES, MAX_TEXT = 100, 10_000_000, 65536
+VALUE = 8  # bytes of the file per value: an array takes twenty for three, and a leaf 300 of memory
+ARRAY, COMPLEX, SCALAR = 1, 2, 3
+CHUNKED, MAX_ARRAY = "__msgpack_chunked_array__", 2**30
+WINDOW = 65536
+ROWS = {row.numpy: row for row in DTYPES.values() if row.kind not in "sx"}
 MAX_NUMBERS = 100_000  # each is a tensor of its own, which takes a kilobyte; a vocabulary or a history fits
 MAX_GROUPS = MAX_DEPTH - 4  # in one name; an array in chunks takes four levels more
 NAME_RATIO = 64  # characters of names per byte of the file
@@ -141,6 +154,161 @@ def _joined(name: str, node: Mapping[str, Any], url: str) -> Tensor:
     return Tensor(name, kind, shape, tuple(parts))
 
 
+# --- msgpack ---------------------------------------------------------------------------------------------------------
+
+
+class Array(NamedTuple):
+    """An array in the file: its elements are `size` bytes at `start`."""
+
+    kind: DType
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+class Other(NamedTuple):
+    """A leaf that is not a tensor, described for a note."""
+
+    what: str
+
+
+# first byte: kind of value, and the struct format of its length or value
+_LENGTHS = {
+    0xC4: ("bin", ">B"), 0xC5: ("bin", ">H"), 0xC6: ("bin", ">I"), 0xC7: ("ext", ">B"), 0xC8: ("ext", ">H"),
+    0xC9: ("ext", ">I"), 0xD9: ("str", ">B"), 0xDA: ("str", ">H"), 0xDB: ("str", ">I"), 0xDC: ("array", ">H"),
+    0xDD: ("array", ">I"), 0xDE: ("map", ">H"), 0xDF: ("map", ">I"),
+}  # fmt: skip
+_NUMBERS = {
+    0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i",
+    0xD3: ">q",
+}  # fmt: skip
+
+
+class Walker:
+    """Read msgpack value by value through a small window; long byte strings are skipped."""
+
+    def __init__(self, f: Reader) -> None:
+        self.f = f
+        self.at = self.count = self.low = 0
+        self.most = min(MAX_VALUES, f.size // VALUE + 2**17)
+        self.window = b""
+
+    def take(self, size: int) -> bytes:
+        """The next few bytes."""
+        self.check(size)
+        if self.at + size > self.low + len(self.window):
+            self.low = self.at
+            self.window = self.f.read(self.at, min(max(size, WINDOW), self.f.size - self.at))
+        start = self.at - self.low
+        self.at += size
+        return self.window[start : start + size]
+
+    def check(self, size: int) -> None:
+        if size > self.f.size - self.at:
+            raise self.corrupt(f"needs {size} bytes, {self.f.size - self.at} remain (truncated?)")
+
+    def corrupt(self, what: str) -> CorruptCheckpoint:
+        return CorruptCheckpoint(f"the msgpack at byte {self.at} {what}", url=self.f.url)
+
+    def unpack(self, form: str) -> Any:
+        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+
+    def head(self) -> tuple[str, Any]:
+        """Kind of the next value, and its length or the value itself."""
+        b = self.take(1)[0]
+        if b < 0x80 or b >= 0xE0:
+            return "value", b if b < 0x80 else b - 256
+        if b < 0xC0:
+            return ("map", b & 15) if b < 0x90 else ("array", b & 15) if b < 0xA0 else ("str", b & 31)
+        if b in _LENGTHS:
+            kind, form = _LENGTHS[b]
+            return kind, self.unpack(form)
+        if b in _NUMBERS:
+            return "value", self.unpack(_NUMBERS[b])
+        if 0xD4 <= b <= 0xD8:
+            return "ext", 1 << (b - 0xD4)
+        if b == 0xC1:
+            raise self.corrupt("begins with c1, which is never used")
+        return "value", {0xC0: None, 0xC2: False, 0xC3: True}[b]
+
+    def value(self, depth: int) -> Any:
+        """The next value: dict, list, Array, a number, or Other."""
+        self.count += 1
+        if depth > MAX_DEPTH or self.count > self.most:
+            raise self.corrupt(f"is nested deeper than {MAX_DEPTH} or has more than {self.most} values")
+        kind, n = self.head()
+        if kind == "value":
+            return Other("None") if n is None else n
+        self.check(n)  # every element takes at least one byte
+        if kind == "array":
+            return [self.value(depth + 1) for _ in range(n)]
+        if kind == "map":
+            return self.map(n, depth)
+        if kind == "ext":
+            return self.extension(n, depth)
+        self.at += n
+        return Other(f"{'text' if kind == 'str' else 'bytes'} of {n} bytes")
+
+    def map(self, n: int, depth: int) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for _ in range(n):
+            key = self.text()
+            if key in out:
+                raise self.corrupt(f"has the key {key!r} twice")
+            out[key] = self.value(depth + 1)
+        return out
+
+    def text(self) -> str:
+        """A key or a dtype's name: text, bytes (in older versions) or a whole number."""
+        kind, n = self.head()
+        if kind == "value" and type(n) is int:
+            return str(n)
+        if kind not in {"str", "bin"} or n > MAX_TEXT:
+            raise self.corrupt(f"has a {kind} where text of at most {MAX_TEXT} bytes is expected")
+        try:
+            return self.take(n).decode()
+        except UnicodeDecodeError:
+            raise self.corrupt("has a text that is not UTF-8") from None
+
+    def extension(self, n: int, depth: int) -> Any:
+        code = self.unpack(">b")
+        self.check(n)
+        end = self.at + n
+        if code in {ARRAY, SCALAR}:
+            out: Any = self.array(depth)
+        elif code == COMPLEX:
+            pair = self.value(depth + 1)
+            if not isinstance(pair, list) or [type(p) in {int, float} for p in pair] != [True, True]:
+                raise self.corrupt("has a complex number that is not a pair")
+            out = complex(*pair)
+        else:
+            self.at = end
+            out = Other(f"an extension of type {code}")
+        if self.at != end:
+            raise self.corrupt(f"should end its extension at byte {end}")
+        return out
+
+    def array(self, depth: int) -> Array | Other:
+        """The content of an array: [shape, dtype name, elements]."""
+        if self.head() != ("array", 3):
+            raise self.corrupt("has an array that is not [shape, dtype, elements]")
+        shape = self.value(depth + 1)
+        if not isinstance(shape, list) or not all(type(n) is int for n in shape):
+            raise self.corrupt("has an array whose shape is not a list of whole numbers")
+        name = self.text()
+        kind, size = self.head()
+        if kind not in {"bin", "str"}:
+            raise self.corrupt("has an array whose elements are not bytes")
+        self.check(size)
+        start, self.at = self.at, self.at + size
+        row = ROWS.get(name)
+        if row is None:
+            return Other(f"an array of {name}")
+        if checked_count(shape, url=self.f.url) * row.itemsize != size:
+            raise self.corrupt(f"has an array of {name}{shape} in {size} bytes")
+        return Array(row, tuple(shape), start, size)
+
+
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
@@ -176,7 +344,7 @@ class FlaxWriter:
         out.flush()
         slots = {name: self._slot(t, *out.runs[name]) for name, t in checkpoint.items()}
         patches = [Patch(self.file, start, raw) for start, raw in out.patches]
-        notes = carried.lost(checkpoint.metadata, "Flax")
+        notes = own_metadata.lost(checkpoint.metadata, "Flax")
         return Placement([OutputFile(self.file, out.at)], slots, patches, notes=notes)
 
     def _slot(self, t: Tensor, start: int, *more: int) -> Slot:
@@ -205,3 +373,86 @@ def _nested(tensors: Any) -> dict[str, Any]:
             f"with weights_only=True (slots are below their weights), exclude= and rename=:\n{listing(bad)}"
         )
     return root
+
+
+class Packed:
+    """msgpack of maps, arrays and texts as patches, with a slot for the elements of each array."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        self.run: list[bytes] = []
+        self.patches: list[tuple[int, bytes]] = []
+        self.runs: dict[str, list[int]] = {}  # where the elements of each tensor begin, once for each chunk
+
+    def map(self, node: Mapping[str, Any]) -> None:
+        self.run.append(_map(len(node)))
+        for key, item in node.items():
+            self.run.append(_text(key))
+            if isinstance(item, Tensor):
+                self.tensor(item)
+            elif isinstance(item, str):
+                self.run.append(_text(item))
+            else:
+                self.map(item)
+
+    def tensor(self, t: Tensor) -> None:
+        step = max_count(t.dtype)
+        if t.count <= step:
+            self.array(t, t.shape)
+            return
+        self.run += [b"\x83", _text(CHUNKED), b"\xc3", _text("shape"), _map(len(t.shape))]
+        self.run += [b for i, n in enumerate(t.shape) for b in (_text(str(i)), _number(n))]
+        self.run += [_text("chunks"), _map(-(-t.count // step))]
+        for i, at in enumerate(range(0, t.count, step)):
+            self.run.append(_text(str(i)))
+            self.array(t, (min(step, t.count - at),))
+
+    def array(self, t: Tensor, shape: tuple[int, ...]) -> None:
+        nbytes = prod(shape) * t.dtype.itemsize
+        inner = b"\x93" + _head(0x90, 15, (0, 0xDC, 0xDD), len(shape)) + b"".join(map(_number, shape))
+        inner += _text(t.dtype.numpy) + _head(0, -1, (0xC4, 0xC5, 0xC6), nbytes)
+        size = len(inner) + nbytes
+        fixed = {1: b"\xd4", 2: b"\xd5", 4: b"\xd6", 8: b"\xd7", 16: b"\xd8"}.get(size)
+        self.run += [fixed or _head(0, -1, (0xC7, 0xC8, 0xC9), size), bytes([ARRAY]), inner]
+        self.flush()
+        self.runs.setdefault(t.name, []).append(self.at)
+        self.at += nbytes
+
+    def flush(self) -> None:
+        raw = b"".join(self.run)
+        if raw:
+            self.patches.append((self.at, raw))
+        self.at += len(raw)
+        self.run = []
+
+
+def _head(fix: int, most: int, codes: tuple[int, int, int], n: int) -> bytes:
+    """The shortest encoding of a length: in the first byte, or a code and 8, 16 or 32 bits."""
+    if n <= most:
+        return bytes([fix | n])
+    if n < 2**8 and codes[0]:
+        return struct.pack(">BB", codes[0], n)
+    return struct.pack(">BH", codes[1], n) if n < 2**16 else struct.pack(">BI", codes[2], n)
+
+
+def max_count(kind: DType) -> int:
+    """How many elements Flax writes as one array."""
+    return MAX_ARRAY // kind.itemsize
+
+
+def _map(n: int) -> bytes:
+    return _head(0x80, 15, (0, 0xDE, 0xDF), n)
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return _head(0xA0, 31, (0xD9, 0xDA, 0xDB), len(raw)) + raw
+
+
+def _number(n: int) -> bytes:
+    if n < 2**7:
+        return bytes([n])
+    for code, form, bits in ((0xCC, ">BB", 8), (0xCD, ">BH", 16), (0xCE, ">BI", 32)):
+        if n < 2**bits:
+            return struct.pack(form, code, n)
+    return struct.pack(">BQ", 0xCF, n)

@@ -25,11 +25,11 @@ from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, Stamp, exists, is_dir, is_remote, join, local, names, sibling, split, stat
 from ..storage.paths import beginning, beside
 from ..storage.remote import peek
-from . import distributed, offsets, safetensors, shard_index
+from . import distributed, safetensors, shard_index
 from .detect import detect, open_checkpoint
 from .placement import Patch, Placement, Slot, Writer
-from .reading import Reading
 from .safetensors import SafetensorsWriter, prove
+from .table import Reading
 
 PEEKED = 32  # remote shards whose headers are fetched before the first of them is opened
 SHARD_SIZE = 5_000_000_000  # bytes, by default, of the shards in a new folder
@@ -56,13 +56,13 @@ def sniff(seen: Seen) -> int:
 
 def pieces(files: Sequence[str]) -> list[str]:
     """The shards of a distributed run, which torch writes without an index, if nothing else is the folder's model."""
-    found = [] if set(MODELS) & set(files) else offsets.shards(files)
+    found = [] if set(MODELS) & set(files) else safetensors.shards(files)
     return [n for n in found if not (m := SHARD.fullmatch(n)) or f"{m[1]}{m[2]}{shard_index.SUFFIX}" not in files]
 
 
 def _is_piece(seen: Seen) -> bool:
     """Whether a file is one of them."""
-    return offsets.SHARD.fullmatch(seen.base) is not None and offsets.INFO.encode() in seen.head
+    return safetensors.SHARD.fullmatch(seen.base) is not None and safetensors.INFO.encode() in seen.head
 
 
 def index_of(url: str) -> str:
@@ -85,8 +85,8 @@ def open(url: str, how: Reading) -> Checkpoint:
         note = Note("hint", "a shard was given, and its whole index is read; from_= reads the shard alone", (base,))
         return replace(whole, notes=(note, *whole.notes))
     folder, base = split(url)
-    if offsets.SHARD.fullmatch(base) and exists(url):
-        shards = offsets.shards(names(folder))
+    if safetensors.SHARD.fullmatch(base) and exists(url):
+        shards = safetensors.shards(names(folder))
         if base not in shards:  # a web server lists nothing
             text = "is one shard of those that a distributed run saved, and the others cannot be listed there"
             alone = "from_='safetensors' reads this one alone, if its parts begin where their tensors do"
@@ -127,7 +127,7 @@ def _beside(whole: Checkpoint, read: Sequence[str], candidates: Sequence[str], f
         n for n in files if (n.lower().endswith(OTHERS) or WEIGHTS.fullmatch(n)) and not re.search(rf"{NUMBERED}\.", n)
     ]
     known = {*read, *candidates, *(split(u)[1] for u in whole.urls)}
-    alone += [n for n in offsets.shards(files) if n not in known][:1]  # which stands for all of them
+    alone += [n for n in safetensors.shards(files) if n not in known][:1]  # which stands for all of them
     others = [*candidates, *(n for n in alone if n not in known)]
     if not others:
         return whole
@@ -203,13 +203,15 @@ def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkp
         taken = {name: t for name, t in shard.items() if weight_map.get(name) == file}
         extra += [f"{name} (in {file})" for name in shard if name not in taken]
         tensors |= taken
-        whole = not offsets.SHARD.fullmatch(file)  # torch says so of shards of whole tensors, too, that an index names
+        whole = not safetensors.SHARD.fullmatch(
+            file
+        )  # torch says so of shards of whole tensors, too, that an index names
         for key, value in shard.metadata.items():
-            if not whole or key not in offsets.KEYS:
+            if not whole or key not in safetensors.KEYS:
                 metadata.setdefault(key, value)
         part = shard.with_tensors(taken)
         ties += part.ties
-        notes |= dict.fromkeys(n for n in part.notes if not whole or n != offsets.ALONE)
+        notes |= dict.fromkeys(n for n in part.notes if not whole or n != safetensors.ALONE)
         urls += shard.urls
     if extra:
         # tensors, but not of this checkpoint: what loads it by its index does not load them either

@@ -6,30 +6,39 @@
     8+N  the buffer: offsets count from here; the ranges tile it without holes and overlaps
 
 Several files form one checkpoint with `model.safetensors.index.json` (shard_index.py), which huggingface.py reads.
-Specification: https://github.com/huggingface/safetensors#format, and the checks of its reader, src/tensor.rs.
+A distributed run of torch saves the parts of tensors that each process holds, without an index:
+
+    shard-00002-model-00001-of-00001.safetensors       what the second process holds; distributed.py joins them
+    __metadata__: {"DCP_SHARDING_INFO": '{"a.w": {"saved_offsets": [2, 0]}}', "DCP_VERSION": "1.0"}
+
+The shape in the header is that of the part; no file has that of the whole.
+Specification: https://github.com/huggingface/safetensors#format, and the checks of its reader, src/tensor.rs; torch's
+HuggingFaceStorageWriter, in torch/distributed/checkpoint/hf_storage.py.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 
 from ..checkpoint import Checkpoint, Note, Tensor, contiguous
 from ..dtypes import DTYPES, DType
-from ..errors import CorruptCheckpoint, Unrepresentable
-from ..messages import brief
+from ..errors import CkptError, CorruptCheckpoint, Unrepresentable
+from ..messages import brief, listing
 from ..moves.part import MAX_ELEMENTS, Span, checked_count
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, is_remote, local, split
 from ..storage.json import parse_json, unique
-from . import offsets, shard_index
-from .hash_metadata import unhashed
+from . import shard_index
+from .own_metadata import unhashed
 from .placement import Patch, Placement, Slot, refuse_unheld
-from .reading import Reading
+from .table import Reading
 
 SUFFIX = ".safetensors"
 MAX_HEADER = 100_000_000  # bytes; the reference refuses longer headers
@@ -44,6 +53,19 @@ LACKS = "its header entry lacks dtype, shape or data_offsets"
 NUMBERS = "shape and data_offsets are not all whole numbers >= 0"
 UNSUPPORTED = "6-bit floats, or 4-bit floats whose rows end in half a byte: valid, but no other format can hold them"
 
+INFO = "DCP_SHARDING_INFO"
+KEYS = (INFO, "DCP_VERSION")
+SHARD = re.compile(r"shard-\d{5,}-model-\d{5,}-of-(\d{5,})\.safetensors")
+
+# The first shard says the same as a file that holds whole tensors.
+ALONE = Note(
+    "assumed",
+    f"read as whole tensors; its {INFO} does not say that they are, and the first shard of a distributed run "
+    "holds only the first part of each",
+)
+
+Start = tuple[int, ...]
+
 
 def sniff(seen: Seen) -> int:
     length = int.from_bytes(seen.head[:8], "little")
@@ -53,7 +75,16 @@ def sniff(seen: Seen) -> int:
 
 
 def open(url: str, how: Reading) -> Checkpoint:
-    return offsets.alone(read(url, how), url)
+    """Open a file by itself; CorruptCheckpoint if it holds parts of tensors, with a note if it may."""
+    found = read(url, how)
+    starts = dict[str, Start]()
+    with suppress(CkptError):  # another program's metadata
+        starts = part_starts(found.metadata, url)
+    if parts := [f"{n}, from {list(start)} on" for n, start in starts.items() if any(start) and n in found]:
+        text = "holds only parts of tensors, one shard of those that a distributed run saved; give the folder with all"
+        name = "" if SHARD.fullmatch(split(url)[1]) else ", under the names that torch gave them"
+        raise CorruptCheckpoint(f"{text}{name}:\n{listing(parts)}", url=url)
+    return replace(found, notes=(*found.notes, ALONE)) if any(starts.values()) else found
 
 
 def read(url: str, how: Reading) -> Checkpoint:
@@ -196,6 +227,31 @@ def _check_tiling(ranges: list[tuple[int, int, str]], size: int, url: str, how: 
     if at != size and not (how.salvage and at > size):
         why = "truncated?" if at > size else "trailing bytes"
         raise CorruptCheckpoint(f"the tensors end at byte {at} of the buffer, which has {size} ({why})", url=url)
+
+
+# --- shards of a distributed run -------------------------------------------------------------------------------------
+
+
+def shards(files: Iterable[str]) -> list[str]:
+    """Those names in a folder that such files have."""
+    return sorted(n for n in files if SHARD.fullmatch(n))
+
+
+def part_starts(metadata: Mapping[str, str], url: str) -> dict[str, Start]:
+    """The index of the first element of each part; {} if the file says nothing of parts."""
+    found = parse_json(metadata[INFO].encode(errors="replace"), url, _start) if INFO in metadata else {}
+    if not isinstance(found, dict) or not all(isinstance(start, tuple) for start in found.values()):
+        raise CorruptCheckpoint(f"its {INFO} does not say where the parts of tensors begin", url=url)
+    return found
+
+
+def _start(pairs: list[tuple[str, Any]]) -> Any:
+    """{"saved_offsets": [2, 0]} as (2, 0), which takes less memory."""
+    found = unique(pairs)
+    start = found.get("saved_offsets")
+    if type(start) is list and all(type(n) is int and 0 <= n <= MAX_ELEMENTS for n in start):
+        return tuple(start)
+    return found
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from ..errors import CorruptCheckpoint
 from ..output.destination import OutputFile
 from ..storage.files import read_all
 from ..storage.json import parse_json
-from .hash_metadata import hashes_of
+from .own_metadata import hashes_of
 from .placement import Patch, Placement, Slot
 
 SUFFIX = ".index.json"
@@ -28,7 +28,7 @@ MAX_SIZE = 200_000_000  # bytes
 
 
 class Index(NamedTuple):
-    """The file of each tensor, and the hashes of all tensors (hash_metadata.py), if the index has any."""
+    """The file of each tensor, and the hashes of all tensors (own_metadata.py), if the index has any."""
 
     weight_map: dict[str, str]
     metadata: dict[str, str]

@@ -1,7 +1,8 @@
-"""The table of formats, and the functions that find a row by name or by a destination's suffix."""
+"""The table of formats, how its rows are found, and what formats share: options of reading, and signatures of files."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
@@ -9,8 +10,43 @@ from typing import Any, Literal, NamedTuple
 from ..errors import MissingExtra, UsageError
 from ..messages import did_you_mean, nearest
 from ..storage import plugins
-from ..storage.files import is_dir
-from .foreign import UNWRITTEN
+from ..storage.files import Seen, is_dir
+
+# Suffixes of files that are read, if at all, but never written, with the reason.
+UNWRITTEN = {
+    ".gguf": "they are of another program", ".ggml": "they are of another program",
+    **dict.fromkeys(
+        (".onnx", ".tflite", ".pte", ".mlmodel", ".mlpackage", ".pb", ".pbtxt"),
+        "they hold a program beside the weights",
+    ),
+}  # fmt: skip
+
+# Signatures of files, and names that a folder is known by. Detection needs them before it imports a format.
+HDF5 = b"\x89HDF\r\n\x1a\n"
+HDF5_AT = (0, 512, 1024, 2048)  # bytes of a user block before it, of which only some sizes are allowed
+NPY = b"\x93NUMPY"
+TF_TABLE = bytes.fromhex("57fb808b247547db")  # at the end
+SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
+DISTRIBUTED = ".metadata"  # of PyTorch's distributed checkpoints
+KERAS_WEIGHTS = "model.weights.h5"
+KERAS_LISTS = re.compile(r"(?:layer|weight)_names\d*")  # attributes of HDF5 that make a file one of Keras
+
+
+def is_hdf5(seen: Seen) -> bool:
+    return any(seen.head.startswith(HDF5, at) for at in HDF5_AT)
+
+
+class Reading(NamedTuple):
+    """The options that every format's `open(url, how)` receives; it ignores those without a meaning for it.
+
+    opaque: keep objects of unknown classes as inert placeholders instead of refusing them, and read all constants.
+    salvage: open the complete tensors of a truncated file or an incomplete set, with notes of the kind `damaged`.
+    densify: compute sparse and quantised tensors instead of returning their pieces.
+    """
+
+    opaque: bool = False
+    salvage: bool = False
+    densify: bool = False
 
 
 class Format(NamedTuple):
@@ -61,10 +97,10 @@ TABLE: tuple[Format, ...] = (
     Format("dcp", "PyTorch distributed checkpoint", _HERE + "pytorch.dcp", (), True, False),
     Format("pt2", "torch.export", _HERE + "pytorch.export", (), True, False),
     Format("torchscript", "TorchScript", _HERE + "pytorch.torchscript", (), True, False),
-    Format("npz", "NumPy .npz", _HERE + "numpy.npz", (".npz",), True, True),
+    Format("npz", "NumPy .npz", _HERE + "npz", (".npz",), True, True),
     Format("flax", "Flax msgpack", _HERE + "flax", (".msgpack",), True, True),
-    Format("gpt", "GPT of 2018: .npy files end to end", _HERE + "numpy.gpt", (), True, False),
-    Format("npy", "NumPy .npy, one or a folder of them", _HERE + "numpy.npy", (".npy",), True, True),
+    Format("gpt", "GPT of 2018: .npy files end to end", _HERE + "gpt", (), True, False),
+    Format("npy", "NumPy .npy, one or a folder of them", _HERE + "npy", (".npy",), True, True),
     Format("keras3", "Keras 3", _HERE + "keras.v3", (".weights.h5", ".weights.json", ".keras"), True, True, "always"),
     Format("hdf5", "HDF5", _HERE + "hdf5.file", (".hdf5", ".h5"), True, True, "always"),
     Format("keras", "Keras legacy HDF5", _HERE + "keras.legacy", ("tf_model.h5", ".h5", ".hdf5"), True, True, "always"),
@@ -96,15 +132,15 @@ def _installed() -> plugins.Installed:
 
 
 def _checked(_: str, row: Any) -> Format:
-    """The row of a package; TypeError if it is none, or if something in it is of another type."""
+    """The row of a package; TypeError if it is not one, or if one of its fields has the wrong type."""
     if not isinstance(row, Format):
         raise TypeError(f"it gives a {type(row).__name__}, not a Format")
-    made: Format = row._replace(reads=bool(row.reads), writes=bool(row.writes), proves=bool(row.proves))
-    if isinstance(made.suffixes, list):
-        made = made._replace(suffixes=tuple(made.suffixes))
+    suffixes = tuple(row.suffixes) if isinstance(row.suffixes, list) else row.suffixes
+    reads, writes, proves = bool(row.reads), bool(row.writes), bool(row.proves)
+    made = Format(row.name, row.title, row.module, suffixes, reads, writes, row.hashes, proves)
     kinds = zip(Format._fields, made, (str, str, str, tuple, bool, bool, str, bool), strict=True)
-    if odd := [f"{name} is {value!r}" for name, value, kind in kinds if not isinstance(value, kind)]:
-        raise TypeError(f"in its Format {', '.join(odd)}")
+    if wrong := [f"{name} is {value!r}" for name, value, kind in kinds if not isinstance(value, kind)]:
+        raise TypeError(f"in its Format {', '.join(wrong)}")
     if not all(isinstance(s, str) and s for s in made.suffixes):  # every name ends with an empty one
         raise TypeError(f"its Format has the suffixes {made.suffixes!r}")
     return made
@@ -131,19 +167,20 @@ def target(url: str, name: str | None = None, source: str = "") -> Format:
         return row
     if not url:
         raise UsageError("the path to write is empty")
-    fits = _fitting(TABLE, url) or _fitting(table().values(), url)
-    if not fits and (url.endswith("/") or is_dir(url)):
+    if fits := _fitting(TABLE, url) or _fitting(table().values(), url):
+        return max(fits, key=lambda pair: (pair[0], pair[1].name == source))[1]
+    if url.endswith("/") or is_dir(url):
         raise UsageError(f"{url!r} is a folder; give a file in it, or use to='hf' or to='npy', which write folders")
-    if not fits and (suffix := next((s for s in UNWRITTEN if url.lower().endswith(s)), "")):
-        why = "they are of another program" if suffix.startswith(".gg") else "they hold a program beside the weights"
-        raise UsageError(f"{url!r}: {suffix} files are not written: {why}")
-    if not fits:
-        known = ", ".join(f"{f.name} ({' '.join(f.suffixes) or '-'})" for f in table().values() if f.writes)
-        tail = "." + url.rpartition(".")[2] if "." in url else ""
-        if near := nearest(tail, [s for f in table().values() if f.writes for s in f.suffixes]) if tail else []:
-            raise UsageError(f"the name {url!r} does not determine the format; did you mean {near[0]}?")
-        raise UsageError(f"the name {url!r} does not determine the format; use to= with one of: {known}{missing()}")
-    return max(fits, key=lambda pair: (pair[0], pair[1].name == source))[1]
+    for suffix, why in UNWRITTEN.items():
+        if url.lower().endswith(suffix):
+            raise UsageError(f"{url!r}: {suffix} files are not written: {why}")
+    written = [f for f in table().values() if f.writes]
+    text = f"the name {url!r} does not determine the format"
+    _, dot, tail = url.rpartition(".")
+    if dot and (near := nearest("." + tail, [s for f in written for s in f.suffixes])):
+        raise UsageError(f"{text}; did you mean {near[0]}?")
+    known = ", ".join(f"{f.name} ({' '.join(f.suffixes) or '-'})" for f in written)
+    raise UsageError(f"{text}; use to= with one of: {known}{missing()}")
 
 
 def by_suffix(url: str) -> set[str]:
@@ -161,7 +198,7 @@ def of_another(url: str, name: str) -> str:
 
 def is_said(url: str) -> bool:
     """Whether a destination's suffix says a format, ours or another package's, also one that is not written."""
-    return bool(_fitting(TABLE, url) or url.lower().endswith(tuple(UNWRITTEN)) or _fitting(table().values(), url))
+    return bool(url.lower().endswith(tuple(UNWRITTEN)) or _fitting(table().values(), url))
 
 
 def _fitting(rows: Iterable[Format], url: str) -> list[tuple[int, Format]]:

@@ -25,7 +25,7 @@ import numpy as np
 from ..checkpoint import Checkpoint, Move, Tensor
 from ..engine.run import Progress
 from ..errors import VerifyError
-from ..formats.hash_metadata import OPTIONS, stated
+from ..formats.own_metadata import OPTIONS, stated
 from ..messages import in_bytes, many
 from ..moves.cast import numbers
 from ..moves.copy import Array

@@ -5,7 +5,7 @@
     guarded(checkpoint)          the same for a conversion, which does not read whole arrays
     salvaged(checkpoint)         leaves out damaged tensors
 
-formats/hash_metadata.py defines their form in a file. A file is laid out with zeros in their place, and `Writer.seal`
+formats/own_metadata.py defines their form in a file. A file is laid out with zeros in their place, and `Writer.seal`
 receives the metadata with the hashes when all jobs are done, so every format with metadata can carry them. For shards,
 the index carries them. Hashes become stale when a tensor changes: an open checkpoint has them in `hashes`, not in its
 metadata, and a conversion computes new ones after it has compared its input with the old ones.
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ..checkpoint import Checkpoint, Note, Tensor, contiguous
 from ..errors import CkptError, UsageError, VerifyError
-from ..formats.hash_metadata import stated
+from ..formats.own_metadata import stated
 from ..messages import in_bytes, many
 from ..moves.log import HASH
 from ..moves.part import Span, c_strides

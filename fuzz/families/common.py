@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ckptconv.formats.reading import Reading
+from ckptconv.formats.table import Reading
 
 ROOT = Path(__file__).parents[2]
 FIXTURES, CONVERTERS = ROOT / "fixtures", ROOT / "converters"

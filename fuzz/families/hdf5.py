@@ -223,11 +223,11 @@ WAYS = (
     several(["tf_model.h5.index.json", "a.h5"], "tf_model.h5.index.json", "keras", keras_indexes),
 )  # fmt: skip
 CONSTANTS = (
-    "signatures.HDF5",
+    "table.HDF5",
     "keras.naming.TOP",
     "keras.naming.OPTIMIZER",
     "keras.v3.ABOUT",
-    "signatures.KERAS_WEIGHTS",
+    "table.KERAS_WEIGHTS",
 )
 SPELLED = (
     b"TREE SNOD HEAP GCOL OHDR OCHK FRHP FHDB FHIB BTHD BTIN BTLF FSHD FSSE SMTB SMLI FAHD EAHD "

@@ -78,7 +78,7 @@ CONSTANTS = (
     "safetensors.ORDER",
     "safetensors.SUFFIX",
     "huggingface.MODELS",
-    "offsets.KEYS",
+    "safetensors.KEYS",
 )
 SPELLED = JSON + b" saved_offsets"
 FAMILY = of_ways(WAYS, SPELLED, CONSTANTS)

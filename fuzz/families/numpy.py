@@ -54,11 +54,11 @@ WAYS = (
     Way(npy_pickle, npy_pickles),
 )
 CONSTANTS = (
-    "signatures.NPY",
-    "numpy.npy.SPELLING",
-    "numpy.npy.ASSUMED",
-    "numpy.gpt.SHAPES",
-    "numpy.gpt.NAMES",
+    "table.NPY",
+    "npy.SPELLING",
+    "npy.ASSUMED",
+    "gpt.SHAPES",
+    "gpt.NAMES",
     "pytorch.values.NUMPY",
 )
 SPELLED = b"'descr' 'fortran_order' 'shape' True" + ZIP

@@ -115,7 +115,7 @@ WAYS = (
 CONSTANTS = (
     "pytorch.dcp.ALLOWED",
     "pytorch.values.NUMPY",
-    "signatures.DISTRIBUTED",
+    "table.DISTRIBUTED",
     "pytorch.legacy.MEMBERS",
 )
 SPELLED = rb"storage data.pkl byteorder cpu module sys_info }q\x00 (t X\x01\x00\x00\x00" + ZIP

@@ -114,7 +114,7 @@ WAYS = (
             beside(["tf/sharded.index"], ".data-00000-of-00002", ".data-00001-of-00002")),
 )  # fmt: skip
 CONSTANTS = (
-    "signatures.TABLE",
+    "table.TF_TABLE",
     "tensorflow.locate.STATE",
     "tensorflow.bundle.OBJECT_GRAPH",
     "tensorflow.graph.TEXT",

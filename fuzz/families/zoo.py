@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from ckptconv.formats.reading import Reading
+from ckptconv.formats.table import Reading
 
 from .common import JSON, Laid, Way, folder, of_ways
 

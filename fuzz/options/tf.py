@@ -16,7 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
-from ckptconv.formats.signatures import TABLE
+from ckptconv.formats.table import TF_TABLE
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.formats.tensorflow.table import Table, varint
 from ckptconv.storage.checksum import crc, mask
@@ -201,7 +201,7 @@ def again(choose: random.Random, prefix: Path) -> None:
         handles.append((choose.choice((last, between)), handle))
     meta = appended(out, block([], 1), False)
     footer = meta + appended(out, block(handles, choose.choice((1, 2))), packed)
-    index.write_bytes(bytes(out) + footer.ljust(40, b"\0") + TABLE)
+    index.write_bytes(bytes(out) + footer.ljust(40, b"\0") + TF_TABLE)
 
 
 def block(entries: list[tuple[bytes, bytes]], interval: int) -> bytes:

@@ -200,7 +200,7 @@ def parser_that_fails(folder: Path, name: str) -> None:
 
     (folder / "x.npy").write_bytes(b"")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckptconv.formats.numpy.npy.open", fails)
+        patch.setattr("ckptconv.formats.npy.open", fails)
         ckptconv.open(folder / "x.npy", format="npy")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 from kit import FIXTURES
 
-import ckptconv
 from ckptconv.errors import CkptError
 from ckptconv.formats import detect, table
 
@@ -143,20 +141,3 @@ def test_what_each_format_claims(what: str, tmp_path: Path) -> None:
     seen = detect.Seen(str(laid(tmp_path, name, content)))
     found = {row.name: row.load().sniff(seen) for row in table.TABLE}
     assert " ".join(f"{name} {claim}" for name, claim in found.items() if claim) == claims
-
-
-def test_no_link_out_of_a_folder_is_opened_to_say_what_is_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Opening a device can itself do something."""
-    (tmp_path / "u").mkdir()
-    (tmp_path / "elsewhere").write_bytes(b"x")
-    (tmp_path / "u" / "readme").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "u" / "zero").symlink_to("/dev/zero")
-    (tmp_path / "u" / "here").write_bytes(b"x")
-    opened: list[str] = []
-    real = os.open
-    monkeypatch.setattr(os, "open", lambda path, *a, **k: opened.append(str(path)) or real(path, *a, **k))
-    with pytest.raises(ckptconv.CkptError):
-        ckptconv.open(tmp_path / "u")
-    assert {os.path.basename(p) for p in opened} & {"readme", "zero", "here"} == {"here"}

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 import ckptconv
 from ckptconv.checkpoint import Checkpoint
 from ckptconv.formats.detect import open_checkpoint
-from ckptconv.formats.reading import Reading
+from ckptconv.formats.table import Reading
 
 WHOLE = np.arange(24, dtype="f4").reshape(4, 6)
 TOP, BOTTOM = (WHOLE[:2], [0, 0]), (WHOLE[2:], [2, 0])

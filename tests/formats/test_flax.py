@@ -13,7 +13,7 @@ import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.formats import flax
-from ckptconv.formats.containers import msgpack
+from ckptconv.formats import flax as msgpack
 from ckptconv.moves.part import Span
 from ckptconv.storage.files import Seen
 from ckptconv.testing import bits, write

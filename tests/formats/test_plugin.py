@@ -21,8 +21,7 @@ from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CorruptCheckpoint, UnknownFormat, Unrepresentable
 from ckptconv.formats import table
 from ckptconv.formats.placement import Patch, Placement, Slot, refuse_unheld
-from ckptconv.formats.reading import Reading
-from ckptconv.formats.table import Format
+from ckptconv.formats.table import Format, Reading
 from ckptconv.moves.part import Span, checked_count
 from ckptconv.output.destination import OutputFile
 from ckptconv.rules import library

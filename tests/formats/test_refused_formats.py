@@ -19,11 +19,10 @@ import ckptconv
 from ckptconv.checkpoint import Checkpoint, contiguous, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import AmbiguousFormat, NameCollision, Unrepresentable, UsageError
-from ckptconv.formats import detect, flax, safetensors, table
+from ckptconv.formats import detect, flax, npy, safetensors, table
+from ckptconv.formats import npy as pickles
 from ckptconv.formats.hdf5 import file as hdf5
 from ckptconv.formats.keras import order, v3
-from ckptconv.formats.numpy import npy
-from ckptconv.formats.numpy import objects as pickles
 from ckptconv.storage.files import Seen
 
 # --- NumPy --------------------------------------------------------------------------------------------------------

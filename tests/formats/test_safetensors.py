@@ -18,7 +18,7 @@ from ckptconv.checkpoint import Checkpoint, contiguous, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.formats import detect
 from ckptconv.formats import safetensors as ours
-from ckptconv.formats.reading import Reading
+from ckptconv.formats.table import Reading
 from ckptconv.moves.part import Held, Span
 from ckptconv.testing import bits, write, zoo
 

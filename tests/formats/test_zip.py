@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kit import refused
 
-from ckptconv.formats.containers import zip
+from ckptconv.formats import zip
 from ckptconv.storage.ranges import InMemory
 
 M16, M32 = 0xFFFF, 0xFFFFFFFF

@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
-from ckptconv.formats import signatures
-from ckptconv.formats.table import TABLE
+from ckptconv.formats.table import TABLE, TF_TABLE
 from ckptconv.formats.tensorflow import elements, table
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.storage.checksum import mask
@@ -163,7 +162,7 @@ def raw_table(blocks: list[tuple[bytes, bytes, bytes]]) -> bytes:
     for body in (table._Block(1).finish(), index.finish()):
         handles += table.varint(len(out)) + table.varint(len(body))
         out += sealed(body, b"\0")
-    return out + handles.ljust(40, b"\0") + signatures.TABLE
+    return out + handles.ljust(40, b"\0") + TF_TABLE
 
 
 def tf_keys(folder: Path, n: int) -> Path:

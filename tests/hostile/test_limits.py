@@ -15,14 +15,13 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from ckptconv.formats.containers import msgpack as walker
 from kit import refused
 from pickles import Raw, pickled
 
 import ckptconv
-from ckptconv.formats import safetensors, signatures
-from ckptconv.formats.containers import msgpack as walker
+from ckptconv.formats import npy, safetensors
 from ckptconv.formats.hdf5 import file as hdf5
-from ckptconv.formats.numpy import npy
 from ckptconv.formats.pytorch import pickle, walk
 from ckptconv.formats.tensorflow import locate
 from ckptconv.rules import axes, layout, library, templates, toml
@@ -44,7 +43,7 @@ def header(folder: Path) -> Path:
 
 def texts() -> object:
     said = b"{'descr': '<U0', 'fortran_order': False, 'shape': (3, 5), }".ljust(117) + b"\n"
-    return npy.parse_head(signatures.NPY + b"\1\0" + len(said).to_bytes(2, "little") + said, "x")
+    return npy.parse_head(b"\x93NUMPY" + b"\1\0" + len(said).to_bytes(2, "little") + said, "x")
 
 
 def nested(folder: Path) -> Path:

@@ -20,8 +20,8 @@ from crc32c import crc32c
 from kit import refused
 
 import ckptconv
-from ckptconv.formats import signatures
 from ckptconv.formats.orbax import write as btree
+from ckptconv.formats.table import NPY, TF_TABLE
 from ckptconv.formats.tensorflow import elements, objects, table
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.storage.checksum import mask
@@ -140,7 +140,7 @@ def table_of(folder: Path, about: pb.SavedTensorSlices, data: pb.SavedTensorSlic
     for body, kind in ((small, b"\1"), (table._Block(1).finish(), b"\0"), (index.finish(), b"\0")):
         handles += table.varint(len(out)) + table.varint(len(body)) if kind == b"\0" else b""
         out += body + kind + struct.pack("<I", mask(crc32c(body + kind)))
-    (folder / "m").write_bytes(out + handles.ljust(40, b"\0") + signatures.TABLE)
+    (folder / "m").write_bytes(out + handles.ljust(40, b"\0") + TF_TABLE)
     return folder / "m"
 
 
@@ -333,7 +333,7 @@ def test_a_dtype_that_is_not_read_is_not_kept(tmp_path: Path) -> None:
 
 def _npy(descr: str) -> bytes:
     said = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (0,), }}".encode()
-    return signatures.NPY + b"\2\0" + struct.pack("<I", len(said)) + said
+    return NPY + b"\2\0" + struct.pack("<I", len(said)) + said
 
 
 def test_names_that_equal_other_keys_are_followed_at_once() -> None:

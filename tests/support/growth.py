@@ -138,7 +138,7 @@ def _done(work: Work, source: str, output: str) -> str:
 def _opened(source: str, kind: str) -> None:
     """Open a source, and read some of its tensors."""
     from ckptconv.formats.detect import open_checkpoint
-    from ckptconv.formats.reading import Reading
+    from ckptconv.formats.table import Reading
 
     found = open_checkpoint(source, Reading(opaque=True), format=kind)
     for name in list(found)[:: max(1, len(found) // 50)]:

@@ -19,7 +19,7 @@ from kit import Run, refused, same
 import ckptconv
 from ckptconv import api
 from ckptconv.errors import CkptError, Unrepresentable, VerifyError
-from ckptconv.formats.hash_metadata import GROUP, HASHES, OPTIONS
+from ckptconv.formats.own_metadata import GROUP, HASHES, OPTIONS
 from ckptconv.verification.readback import listed
 
 FLIPS = int(os.environ.get("CKPTCONV_FLIPS", "20"))
@@ -484,18 +484,6 @@ def test_damaged_hashes_are_found(digit: bytes, tmp_path: Path) -> None:
         (tmp_path / "m.safetensors").write_bytes(raw[:at] + swap + raw[at + 1 :])
         with refused():
             api.verify(tmp_path / "m.safetensors")
-
-
-def test_hashes_of_the_first_version_are_still_read(tmp_path: Path) -> None:
-    save_file = pytest.importorskip("safetensors.numpy").save_file
-    arrays = {n: np.asarray(a) for n, a in values().items()}
-    made = ckptconv.save(arrays, tmp_path / "m.safetensors") and ckptconv.open(tmp_path / "m.safetensors")
-    old = {HASHES: str(len(arrays)), f"{HASHES}.0": made.hashes[f"{HASHES}.0"]}
-    save_file(arrays, tmp_path / "old.safetensors", old)
-    assert api.verify(tmp_path / "old.safetensors").hashed == len(arrays)
-    flip(tmp_path / "old.safetensors", -3)
-    with pytest.raises(VerifyError, match="damage in"):
-        api.verify(tmp_path / "old.safetensors")
 
 
 SOURCES = ["m.safetensors", "s.safetensors", "m.hdf5", "k.h5", "m.pt"]

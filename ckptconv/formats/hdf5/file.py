@@ -31,10 +31,9 @@ from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import Coded, Span, checked_count
 from ...storage.files import Reader, Seen
 from ...storage.ranges import Slice, Spool
-from ..containers import zip
-from ..containers.zip import Member
-from ..reading import Reading
-from ..signatures import is_hdf5
+from .. import zip
+from ..table import Reading, is_hdf5
+from ..zip import Member
 from . import NO_DATA, RATIO, SLACK, sandbox
 from .sandbox import FileImage
 

@@ -25,9 +25,9 @@ from ...errors import Unrepresentable
 from ...messages import listing
 from ...output.destination import OutputFile
 from ...storage.files import split
-from ..hash_metadata import hashes_of
+from ..own_metadata import hashes_of
 from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
-from ..signatures import KERAS_LISTS
+from ..table import KERAS_LISTS
 from . import sandbox
 
 PAGE = 1 << 12

@@ -40,8 +40,7 @@ from ...storage.files import Seen, sibling
 from .. import shard_index
 from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
-from ..reading import Reading
-from ..signatures import KERAS_LISTS, is_hdf5
+from ..table import KERAS_LISTS, Reading, is_hdf5
 from . import naming
 from .inputs import layer_inputs
 from .naming import OPTIMIZER, TOP, join

@@ -33,8 +33,7 @@ from ...messages import listing, printable
 from ...storage.files import Seen, exists, is_dir, join, read_all, sibling
 from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
-from ..reading import Reading
-from ..signatures import KERAS_WEIGHTS, is_hdf5
+from ..table import KERAS_WEIGHTS, Reading, is_hdf5
 from . import inputs, legacy, naming, order
 from .naming import Listed
 

@@ -17,7 +17,7 @@ from ...moves.part import Coded, Data, Held, Part, Span, c_strides, checked_coun
 from ...storage.files import Reader
 from ...storage.json import parse_json
 from ...storage.ranges import InMemory
-from ..numpy.npy import SPELLING
+from ..npy import SPELLING
 from . import codecs
 from .locate import V2
 from .values import Room, Value

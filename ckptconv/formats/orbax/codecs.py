@@ -107,7 +107,7 @@ def _inflated(pieces: Iterator[bytes], most: int, url: str) -> Iterator[bytes]:
             if inflate.eof and (inflate.unused_data or rest):
                 raise CorruptCheckpoint("bytes follow the end of the compressed data", url=url)
         out = b"" if inflate.eof else inflate.flush()
-    except zlib_ng.error as e:  # type: ignore[misc]  # as in containers/inflate.py
+    except zlib_ng.error as e:  # type: ignore[misc]  # as in zip.py
         raise CorruptCheckpoint(f"the compressed data is damaged: {e}", url=url) from None
     if not inflate.eof or len(out) > left:
         raise CorruptCheckpoint("the compressed data ends too early, or holds more than announced", url=url)

@@ -16,7 +16,7 @@ from ...checkpoint import Checkpoint
 from ...errors import CorruptCheckpoint
 from ...messages import listing
 from ...storage.files import Seen, is_dir, names, split
-from ..reading import Reading
+from ..table import Reading
 from . import locate
 
 if TYPE_CHECKING:

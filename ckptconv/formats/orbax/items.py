@@ -17,8 +17,8 @@ from ...moves.part import FILL_RATIO, MAX_AXES
 from ...storage.files import exists, join, names, read_all, stat
 from ...storage.json import parse_json
 from .. import flax
-from ..containers.msgpack import Other
-from ..reading import Reading
+from ..flax import Other
+from ..table import Reading
 from . import arrays, locate, ocdbt
 from .arrays import Array
 from .values import MAX_PARTS, WIDE, Room, Value, check_apart, files_of, inside, of_folder

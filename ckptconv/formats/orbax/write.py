@@ -26,8 +26,8 @@ from ...moves.part import is_vast
 from ...output.destination import OutputFile
 from ...storage.checksum import crc
 from ...storage.files import split
-from ..containers.msgpack import Packed
-from ..numpy.npy import DESCR
+from ..flax import Packed
+from ..npy import DESCR
 from ..placement import Patch, Placement, Slot, refuse_unheld
 from ..tensorflow.table import common_prefix, varint
 from .items import DICT, MAX_PATH

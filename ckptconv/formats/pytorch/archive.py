@@ -22,10 +22,10 @@ from ...messages import brief, printable
 from ...moves.part import Coded, Data, Span
 from ...storage.files import Reader, Seen
 from ...storage.ranges import Ranges
-from ..containers.zip import STORED, Member, contents, members, whole_members
-from ..foreign import packed
+from ..detect import packed
 from ..placement import Writer
-from ..reading import Reading
+from ..table import Reading
+from ..zip import STORED, Member, contents, members, whole_members
 from .flatten import checkpoint
 from .globals import TORCH
 from .pickle import load

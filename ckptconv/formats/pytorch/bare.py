@@ -28,7 +28,7 @@ from ...dtypes import DTYPES
 from ...errors import CorruptCheckpoint
 from ...moves.part import checked_count
 from ...storage.files import Reader, Seen
-from ..reading import Reading
+from ..table import Reading
 from .flatten import checkpoint
 from .globals import TORCH
 from .legacy import MAGIC

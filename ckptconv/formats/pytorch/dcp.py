@@ -24,8 +24,7 @@ from ...messages import brief, printable
 from ...moves.part import MAX_AXES, Part, c_strides, checked_count
 from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling
 from ...storage.ranges import Slice
-from ..reading import Reading
-from ..signatures import DISTRIBUTED
+from ..table import DISTRIBUTED, Reading
 from ..tiling import Tile, check_tiling
 from .archive import enter
 from .flatten import Made, jsonable, unwrap

@@ -22,7 +22,7 @@ from ...messages import printable
 from ...moves.part import MAX_AXES
 from ...storage.files import Reader, Seen
 from ...storage.json import parse_json
-from ..reading import Reading
+from ..table import Reading
 from .archive import Archive, enter
 from .flatten import checkpoint
 from .tensors import Storage, StorageType, TorchType, View, look

@@ -40,7 +40,7 @@ from ...errors import CkptError, CorruptCheckpoint, NameCollision, UnsafeCheckpo
 from ...messages import brief, listing, printable
 from ...moves import derived
 from ...moves.part import FILL_RATIO, MAX_FILL, c_strides
-from ..reading import Reading
+from ..table import Reading
 from .tensors import Absent, Layout, Pieces, Storage, StorageType, TorchType, View, identity
 from .values import ArrayType, Inert, Known, Ordered, PickledArray
 from .walk import Leaf, Walk, is_module

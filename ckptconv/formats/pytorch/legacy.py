@@ -36,7 +36,7 @@ from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import printable
 from ...moves.part import Span
 from ...storage.files import Reader, Seen
-from ..reading import Reading
+from ..table import Reading
 from .flatten import checkpoint
 from .globals import TORCH
 from .pickle import Truncated, load_some

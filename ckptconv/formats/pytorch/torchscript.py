@@ -33,8 +33,8 @@ from ...errors import CorruptCheckpoint, NameCollision
 from ...messages import listing
 from ...storage.files import Reader, Seen
 from ...storage.ranges import Ranges
-from ..containers.zip import contents
-from ..reading import Reading
+from ..table import Reading
+from ..zip import contents
 from .archive import Archive, claim, enter
 from .flatten import checkpoint
 from .globals import TORCH

@@ -16,13 +16,13 @@ An object array carries a list instead of bytes. numpy 2 says numpy._core.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...dtypes import DTYPES
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import checked_count
-from ..numpy.literal import check_text
 
 SCALARS = frozenset({str, bytes, int, float, bool, complex, type(None)})
 
@@ -333,3 +333,11 @@ NUMPY: dict[tuple[str, str], Any] = {
     **{("ml_dtypes", name): Known(name) for name in _ML_DTYPES},
     **{("numpy", name): Known(name) for name in _SCALARS},
 }
+
+
+def check_text(raw: bytes, kind: Any) -> None:
+    """Refuse numbers beyond Unicode in elements of NumPy's dtype `kind`, which would raise a SystemError."""
+    import numpy as np
+
+    if kind.kind == "U" and raw and int(np.frombuffer(raw, kind.byteorder + "u4").max()) > sys.maxunicode:
+        raise CorruptCheckpoint(f"has text with a character beyond Unicode's last, {sys.maxunicode:#x}")

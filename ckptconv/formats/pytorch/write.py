@@ -30,9 +30,9 @@ from ...moves.part import c_strides
 from ...output.destination import OutputFile
 from ...storage.files import join, split
 from .. import shard_index
-from ..containers.zip import PlacedMember, directory, lay_out, local_header
-from ..hash_metadata import unhashed
+from ..own_metadata import unhashed
 from ..placement import Patch, Placement, Slot, refuse_unheld
+from ..zip import PlacedMember, directory, lay_out, local_header
 from .flatten import METADATA
 
 ROOT = "archive/"

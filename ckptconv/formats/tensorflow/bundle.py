@@ -24,7 +24,7 @@ from ...moves.part import Coded, Data, Span, checked_count
 from ...storage.checksum import unmask
 from ...storage.files import Reader, exists, names, sibling, split
 from ...storage.paths import spelled
-from .. import carried
+from .. import own_metadata
 from ..tiling import Tile
 from . import elements, locate
 from .elements import Kinds, parse, text
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FORMAT = "tf"
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-OURS = 7001  # a field of the header that TensorFlow skips: metadata of ours (carried.py)
+OURS = 7001  # a field of the header that TensorFlow skips: metadata of ours (own_metadata.py)
 MAX_PROBLEMS = 100  # shards listed in an error
 
 
@@ -112,7 +112,7 @@ def _own_metadata(header: pb.BundleHeaderProto) -> dict[str, str]:
     unknown = UnknownFieldSet(header)
     rows = [unknown[i] for i in range(len(unknown))]
     values = [row.data for row in rows if row.field_number == OURS and isinstance(row.data, bytes)]
-    return carried.unpacked(values[-1]) if values else {}
+    return own_metadata.unpack(values[-1]) if values else {}
 
 
 def _header(index: str, first: tuple[bytes, bytes] | None) -> pb.BundleHeaderProto:

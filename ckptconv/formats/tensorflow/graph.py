@@ -31,8 +31,7 @@ from ...moves.part import Span
 from ...storage.files import Reader, Seen, exists, is_dir, is_remote, join, read_all, sibling, split
 from ...storage.paths import inside
 from ...storage.ranges import InMemory, Ranges
-from ..reading import Reading
-from ..signatures import SAVED_MODELS
+from ..table import SAVED_MODELS, Reading
 from . import bundle, locate, objects
 from .elements import fields, messages, parse
 from .table import GIT_LFS, POINTER, read_varint, varint

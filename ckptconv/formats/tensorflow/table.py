@@ -24,7 +24,7 @@ from struct import pack, unpack_from
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...storage.checksum import crc, mask, unmask
 from ...storage.files import Reader
-from ..signatures import TABLE
+from ..table import TF_TABLE
 
 FOOTER = 48
 TRAILER = 5
@@ -96,7 +96,7 @@ class Table:
         # how many bytes of keys, and how many entries, may still come
         self.left = [EXPANDED * reader.size + ROOM, reader.size // SMALLEST + ROOM]
         tail = reader.read(max(0, reader.size - FOOTER), min(FOOTER, reader.size))
-        if len(tail) < FOOTER or tail[-8:] != TABLE:
+        if len(tail) < FOOTER or tail[-8:] != TF_TABLE:
             raise CorruptCheckpoint(f"is not a table: {self._instead()}", url=self.url)
         try:
             handles, at = read_varints(tail, 4)
@@ -280,7 +280,7 @@ def build(pairs: Iterable[KeyValue]) -> bytes:
     for key, value in index:
         table.add(key, value)
     handles = meta + _append(out, table)
-    return bytes(out + handles.ljust(FOOTER - 8, b"\0") + TABLE)
+    return bytes(out + handles.ljust(FOOTER - 8, b"\0") + TF_TABLE)
 
 
 class _Block:

@@ -21,8 +21,7 @@ from ...errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoi
 from ...messages import listing, many
 from ...moves.part import Coded, checked_count
 from ...storage.files import Reader, Seen, exists, is_dir, names, sibling, split
-from ..reading import Reading
-from ..signatures import is_table
+from ..table import TF_TABLE, Reading
 from ..tiling import Tile
 from . import elements, locate
 from .elements import Kinds, parse, text
@@ -50,8 +49,8 @@ def sniff(seen: Seen) -> int:
             return 3 if locate.find(seen.url).tables else 0
         except CkptError:
             return 0
-    if first_value_tag(seen.head) == META_TAG and (is_table(seen) or BEGINNING.match(seen.head)):
-        return 3 if is_table(seen) else 2  # truncated: opening reports it
+    if first_value_tag(seen.head) == META_TAG and (seen.tail.endswith(TF_TABLE) or BEGINNING.match(seen.head)):
+        return 3 if seen.tail.endswith(TF_TABLE) else 2  # truncated: opening reports it
     return 2 if seen.size < 0 and _shards_of(seen.url) else 0
 
 

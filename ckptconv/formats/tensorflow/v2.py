@@ -20,11 +20,10 @@ from ...output.destination import OutputFile
 from ...storage.checksum import mask
 from ...storage.files import Seen, exists, is_remote, join, split
 from ...storage.paths import beside
-from .. import carried
+from .. import own_metadata
 from ..keras.order import KEY
 from ..placement import Patch, Placement, Slot, refuse_unheld
-from ..reading import Reading
-from ..signatures import SAVED_MODELS, is_table
+from ..table import SAVED_MODELS, TF_TABLE, Reading
 from . import elements, graph, locate, objects, v1
 from .bundle import OBJECT_GRAPH, OURS, read
 from .locate import STATE_FILE, prefix_of
@@ -34,7 +33,7 @@ from .table import build, first_value_tag, varint
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
         return 2 if _in_folder(seen) else 0
-    if is_table(seen):
+    if seen.tail.endswith(TF_TABLE):
         if first_value_tag(seen.head) in (-1, 0x08, 0x10, 0x1A):
             return 3
         return int(seen.base.endswith(".index"))  # a table with a damaged head: opening reports the damage
@@ -134,7 +133,7 @@ class BundleWriter:
         metadata = {
             k: v for k, v in checkpoint.metadata.items() if not object_graph or k != KEY
         }  # the graph holds its own
-        self._ours = carried.packed(metadata)
+        self._ours = own_metadata.pack(metadata)
         slots: dict[str, Slot] = {}
         for i, (name, shard) in enumerate(zip(names, shards, strict=True)):
             at = 0
@@ -143,7 +142,7 @@ class BundleWriter:
                 slots |= dict.fromkeys(group, slot)
                 self._placed += [(checkpoint[n], slot, i) for n in group]
                 at += size
-        patches, notes = [], [*carried.lost(checkpoint.metadata, "a TensorFlow checkpoint", ours=True)]
+        patches, notes = [], [*own_metadata.lost(checkpoint.metadata, "a TensorFlow checkpoint", ours=True)]
         self._graph = None
         if object_graph:
             payload, crc = elements.pack([object_graph])

@@ -27,7 +27,7 @@ from ckptconv import errors
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CkptError, CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint
 from ckptconv.formats.hdf5 import file, sandbox, worker, write
-from ckptconv.formats.reading import Reading
+from ckptconv.formats.table import Reading
 from ckptconv.moves.part import Coded, Span
 
 HOSTILE = FIXTURES / "hostile" / "hdf5"

@@ -17,8 +17,8 @@ from safetensors.numpy import save_file
 
 import ckptconv
 from ckptconv.errors import Unrepresentable, UsageError, VerifyError
+from ckptconv.formats import npz
 from ckptconv.formats.keras import order
-from ckptconv.formats.numpy import npz
 
 GOLDEN = FIXTURES / "keras"
 VIA = {

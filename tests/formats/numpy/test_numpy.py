@@ -18,8 +18,7 @@ import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint, VerifyError
-from ckptconv.formats.containers import zip
-from ckptconv.formats.numpy import npy, npz
+from ckptconv.formats import npy, npz, zip
 from ckptconv.moves.part import Coded, Span
 from ckptconv.storage.checksum import combine, crc
 from ckptconv.storage.files import Reader

@@ -19,7 +19,7 @@ from kit import ROOT
 import ckptconv
 from ckptconv.formats.detect import open_checkpoint
 from ckptconv.formats.pytorch import export
-from ckptconv.formats.reading import Reading
+from ckptconv.formats.table import Reading
 
 torch = pytest.importorskip("torch")
 

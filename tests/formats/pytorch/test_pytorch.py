@@ -29,7 +29,7 @@ from ckptconv.formats.pytorch.globals import TORCH
 from ckptconv.formats.pytorch.pickle import load
 from ckptconv.formats.pytorch.values import Inert
 from ckptconv.formats.pytorch.write import TorchWriter
-from ckptconv.formats.reading import Reading
+from ckptconv.formats.table import Reading
 from ckptconv.moves.part import MAX_AXES, Span
 
 GOLDEN = FIXTURES / "torch"

@@ -21,7 +21,7 @@ from pickles import Call, Global, Id, Raw, archive, pickled
 import ckptconv
 from ckptconv.formats.detect import open_checkpoint
 from ckptconv.formats.pytorch import bare, flatten, torchscript
-from ckptconv.formats.reading import Reading
+from ckptconv.formats.table import Reading
 
 ORDERED = Call(Global("collections.OrderedDict"))
 FLOAT, LONG = Global("torch.FloatStorage"), Global("torch.LongStorage")

@@ -16,7 +16,8 @@ import ckptconv
 from ckptconv.checkpoint import Tensor, held, view
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import UsageError
-from ckptconv.formats import signatures, tiling
+from ckptconv.formats import tiling
+from ckptconv.formats.table import TF_TABLE
 from ckptconv.formats.tensorflow import elements, table
 from ckptconv.formats.tensorflow import graph as graphs
 from ckptconv.formats.tensorflow import messages_pb2 as pb
@@ -429,7 +430,7 @@ def test_a_handle_that_is_cut_off(tmp_path: Path) -> None:
     index = b"\0\2\1zz\x80" + bytes.fromhex("0000000001000000")
     raw = index + b"\0" + mask(crc32c(index + b"\0")).to_bytes(4, "little")
     footer = b"".join(map(table.varint, (0, len(index), 0, len(index))))
-    (tmp_path / "t").write_bytes(raw + footer.ljust(40, b"\0") + signatures.TABLE)
+    (tmp_path / "t").write_bytes(raw + footer.ljust(40, b"\0") + TF_TABLE)
     with refused("an index entry does not hold a block handle"), Reader(str(tmp_path / "t")) as f:
         table.Table(f)
 

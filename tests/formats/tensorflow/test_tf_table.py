@@ -15,7 +15,8 @@ from kit import examples, read_all, refused, sound_or_refused
 
 import ckptconv
 from ckptconv.errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
-from ckptconv.formats import signatures, tiling
+from ckptconv.formats import tiling
+from ckptconv.formats.table import TF_TABLE
 from ckptconv.formats.tensorflow import elements, table
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.storage.checksum import mask
@@ -151,7 +152,7 @@ def raw_table(block: bytes, kind: bytes = b"\0", key: bytes = b"zz") -> bytes:
     handle = table.varint(0) + table.varint(len(block))
     index = seal(b"\0", b"\0" + bytes([len(key), len(handle)]) + key + handle + bytes.fromhex("0000000001000000"))
     footer = b"".join(map(table.varint, (len(first), 8, len(first) + len(meta), len(index) - 5)))
-    return first + meta + index + footer.ljust(40, b"\0") + signatures.TABLE
+    return first + meta + index + footer.ljust(40, b"\0") + TF_TABLE
 
 
 BLOCK = INDEX[:36]

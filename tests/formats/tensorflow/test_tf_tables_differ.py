@@ -17,7 +17,7 @@ from crc32c import crc32c
 
 import ckptconv
 from ckptconv.errors import CkptError
-from ckptconv.formats.signatures import TABLE
+from ckptconv.formats.table import TF_TABLE
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.formats.tensorflow.table import varint
 from ckptconv.storage.checksum import mask
@@ -73,7 +73,7 @@ def table(blocks: list[tuple[bytes, Block]], index: Block | None = None) -> byte
 
     handles = [(separator, append(block.bytes())) for separator, block in blocks]
     footer = append(Block([], 1).bytes()) + append((index or Block(handles, 1)).bytes())
-    return out + footer.ljust(40, b"\0") + TABLE
+    return out + footer.ljust(40, b"\0") + TF_TABLE
 
 
 def case(choose: random.Random) -> tuple[bytes, bool]:

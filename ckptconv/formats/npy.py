@@ -14,28 +14,25 @@ Specification: numpy.lib.format, NEP 1.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from ...checkpoint import Checkpoint, Note, Tensor, contiguous, view
-from ...dtypes import DTYPES, DType
-from ...errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint
-from ...messages import brief, listing
-from ...moves.part import Coded, Data, Span, checked_count, is_vast
-from ...output.destination import OutputFile
-from ...storage.files import Reader, Seen, is_dir, join, names, read_all, sibling, split
-from .. import carried
-from ..placement import Patch, Placement, Slot, refuse_unheld
-from ..reading import Reading
-from ..signatures import NPY, is_npy
-from .literal import check_text, literal
-from .objects import MAX_PREFIX, OBJECTS, check_pickle, together, unpickled, within
+from ..checkpoint import Checkpoint, Note, Tensor, contiguous, view
+from ..dtypes import DTYPES, DType
+from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint
+from ..messages import brief, listing
+from ..moves.part import Coded, Data, Span, checked_count, is_vast
+from ..output.destination import OutputFile
+from ..storage.files import Reader, Seen, is_dir, join, names, read_all, sibling, split
+from . import own_metadata
+from .placement import Patch, Placement, Slot, refuse_unheld
+from .table import NPY, Reading
 
 SUFFIX = ".npy"
-OURS = "ckptconv.json"  # metadata of ours in a folder (carried.py)
+OURS = "ckptconv.json"  # metadata of ours in a folder (own_metadata.py)
 MAX_OURS = 64 << 20
 MAX_HEAD = 12 + 2**16  # bytes; NumPy writes at most 64 KiB as version 1.0, and no plain array needs more
 MAX_EMPTY = 2**16  # strings without characters
@@ -67,7 +64,7 @@ class Head(NamedTuple):
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
         return 2 if any(n.endswith(SUFFIX) for n in seen.files) else 0
-    return 3 if is_npy(seen) else int(seen.base.endswith(SUFFIX))
+    return 3 if seen.head.startswith(NPY) else int(seen.base.endswith(SUFFIX))
 
 
 def open(url: str, how: Reading) -> Checkpoint:
@@ -82,7 +79,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     found = collect(arrays, urls, "npy", Note("unread", "files other than .npy", others, tensors=False))
     if OURS not in names(url):
         return found
-    return replace(found, metadata=carried.unpacked(read_all(sibling(join(url, "."), OURS), MAX_OURS)))
+    return replace(found, metadata=own_metadata.unpack(read_all(sibling(join(url, "."), OURS), MAX_OURS)))
 
 
 def _file(url: str, opaque: bool) -> tuple[Head, Data | Checkpoint]:
@@ -202,10 +199,82 @@ def strings(head: Head, raw: bytes) -> Iterator[bytes]:
     if not head.nbytes:
         yield from [b""] * checked_count(head.shape)
         return
+    from .pytorch.values import check_text
+
     check_text(raw, np.dtype(head.descr))
     array = np.frombuffer(raw, head.descr).reshape(head.shape, order="F" if head.fortran else "C")
     for item in array.ravel():
         yield item.encode("utf-8", "surrogatepass") if isinstance(item, str) else bytes(item)
+
+
+OBJECTS = "|O"
+MAX_PICKLE = 2**31  # bytes
+MAX_PREFIX = 300  # characters of the name of an array of objects, which prefixes the names of the tensors in it
+
+
+def check_pickle(size: int, url: str) -> None:
+    if size > MAX_PICKLE:
+        raise CorruptCheckpoint(f"an array of objects in {size} bytes; at most {MAX_PICKLE} are unpickled", url=url)
+
+
+def unpickled(raw: bytes, url: str, opaque: bool, packed: int | None = None) -> Checkpoint:
+    """The arrays in an array of objects, under the names of the dictionaries and lists that hold them."""
+    from .pytorch import flatten, pickle
+    from .pytorch.values import NUMPY, PLAIN, PickledArray
+
+    value = pickle.load(raw, allowed={**PLAIN, **NUMPY}, opaque=opaque, url=url, packed=packed)
+    if not isinstance(value, PickledArray) or not isinstance(value.items, list):
+        raise CorruptCheckpoint("claims to hold objects, but its pickle is not an array of objects", url=url)
+    root = value.items[0] if value.shape == () else dict(enumerate(value.items))
+    return flatten.checkpoint(root, len(raw) if packed is None else packed, url=url, format="npy")
+
+
+def within(prefix: str, note: Note) -> Note:
+    """A note on an array of objects, with the names that its entries have here."""
+    # a longer one, of an array without tensors, would take memory for each entry
+    return note._replace(names=tuple(prefix + n for n in note.names)) if len(prefix) <= MAX_PREFIX + 1 else note
+
+
+def together(notes: Iterable[Note]) -> Iterator[Note]:
+    """The notes, one of those that say the same of several arrays of objects."""
+    names: dict[Note, list[str]] = {}
+    for note in notes:
+        names.setdefault(note._replace(names=()), []).extend(note.names)
+    yield from (note._replace(names=tuple(found)) for note, found in names.items())
+
+
+_PAIR = re.compile(
+    r"""\s*(['"])(descr|fortran_order|shape)\1\s*:\s*
+        (True|False | '[^']*' | "[^"]*" | \([\d\s,L]*\) | \[.*\](?=\s*,\s*['"]fortran))\s*(?:,|(?=\}))\s*""",
+    re.VERBOSE,
+)
+_SIZE = re.compile(r"0{1,19}|[1-9]\d{0,18}", re.ASCII)  # Python has no 02
+
+
+def literal(text: str, url: str, tensor: str | None) -> tuple[str, bool, tuple[int, ...]]:
+    """Parse the dictionary of the header: descr, fortran_order and shape, in any order."""
+    text = text.strip()
+    values: dict[str, str] = {}
+    at = 1
+    while (pair := _PAIR.match(text, at)) and pair[2] not in values:
+        values[pair[2]], at = pair[3], pair.end()
+    if text[:1] != "{" or text[at:] != "}" or len(values) != 3:
+        what = f"the header {text[:80]!r} is not a dictionary of descr, fortran_order and shape"
+        raise CorruptCheckpoint(what, url=url, tensor=tensor)
+    descr, fortran, shape = values["descr"], values["fortran_order"], _sizes(values["shape"])
+    if shape is None or fortran not in {"True", "False"} or descr[0] not in "'\"[":
+        raise CorruptCheckpoint(f"the header {text[:80]!r} has values of the wrong kind", url=url, tensor=tensor)
+    return descr.strip("'\"") or " ", fortran == "True", shape
+
+
+def _sizes(shape: str) -> tuple[int, ...] | None:
+    """The sizes in a tuple's literal; None if it is anything else, also for (3), which is not a tuple."""
+    sizes = [n.strip().removesuffix("L") for n in shape.strip("()").split(",")]  # Python 2 writes 3L
+    if sizes[-1] == "":
+        sizes.pop()
+    if shape[0] != "(" or len(sizes) > 64 or (len(sizes) == 1 and "," not in shape):
+        return None
+    return tuple(map(int, sizes)) if all(_SIZE.fullmatch(n) for n in sizes) else None
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -260,8 +329,8 @@ class NpyWriter:
             files.append(OutputFile(file, len(head) + t.nbytes))
             patches.append(Patch(file, 0, head))
             slots[name] = Slot(file, len(head), t.nbytes)
-        notes = carried.lost(checkpoint.metadata, "one .npy" if single else ".npy", ours=not single)
-        ours = b"" if single else carried.packed(checkpoint.metadata)
+        notes = own_metadata.lost(checkpoint.metadata, "one .npy" if single else ".npy", ours=not single)
+        ours = b"" if single else own_metadata.pack(checkpoint.metadata)
         if ours:
             files.append(OutputFile(f"{base}/{OURS}", len(ours)))
             patches.append(Patch(f"{base}/{OURS}", 0, ours))

@@ -6,7 +6,7 @@
 
 A stored array is read in place. The zip's checksum covers head and elements; that of the elements alone follows from
 it, because CRCs combine. A deflated array is inflated as a stream. Output is stored, with aligned elements. Metadata of
-our own, such as the order of a Keras model's layers (carried.py), is in extra fields that NumPy ignores.
+our own, such as the order of a Keras model's layers (own_metadata.py), is in extra fields that NumPy ignores.
 Specification: numpy.savez; npy.py for the arrays, zip.py for the archive.
 """
 
@@ -19,19 +19,31 @@ from functools import lru_cache
 from itertools import chain
 from math import prod
 
-from ...checkpoint import Checkpoint, Note, Tensor
-from ...errors import CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint
-from ...messages import listing, shortened
-from ...moves.part import Coded, Data, Span
-from ...output.destination import OutputFile
-from ...storage.checksum import combine, crc
-from ...storage.files import Reader, Seen, split
-from .. import carried
-from ..containers.zip import STORED, Member, PlacedMember, directory, fields, lay_out, local_header, members, unpack
-from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
-from ..reading import Reading
-from .npy import MAX_HEAD, SUFFIX, Head, collect, head_bytes, head_size, parse_head, strings, unheld
-from .objects import OBJECTS, check_pickle, unpickled
+from ..checkpoint import Checkpoint, Note, Tensor
+from ..errors import CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint
+from ..messages import listing, shortened
+from ..moves.part import Coded, Data, Span
+from ..output.destination import OutputFile
+from ..storage.checksum import combine, crc
+from ..storage.files import Reader, Seen, split
+from . import own_metadata
+from .npy import (
+    MAX_HEAD,
+    OBJECTS,
+    SUFFIX,
+    Head,
+    check_pickle,
+    collect,
+    head_bytes,
+    head_size,
+    parse_head,
+    strings,
+    unheld,
+    unpickled,
+)
+from .placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
+from .table import Reading
+from .zip import STORED, Member, PlacedMember, directory, fields, lay_out, local_header, members, unpack
 
 OURS = 0x4B43  # "CK": the extra field of the first member, and of the next where it is long
 LONGEST = 65_000
@@ -58,7 +70,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     if others and not arrays:
         raise CorruptCheckpoint(f"is a zip without any {SUFFIX} member; it holds {shortened(others)}", url=url)
     found = collect(arrays, (url,), "npz", Note("unread", "members other than .npy", others, tensors=False))
-    return replace(found, metadata=carried.unpacked(ours)) if ours else found
+    return replace(found, metadata=own_metadata.unpack(ours)) if ours else found
 
 
 def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]:
@@ -187,10 +199,10 @@ class NpzWriter:
         self.heads = {name: head_bytes(t) for name, t in checkpoint.tensors.items()}
         sizes = [(name + SUFFIX, len(self.heads[name]) + t.nbytes) for name, t in checkpoint.tensors.items()]
         entries, self.end = lay_out(sizes)
-        ours = carried.packed(checkpoint.metadata)
+        ours = own_metadata.pack(checkpoint.metadata)
         pieces = [ours[at : at + LONGEST] for at in range(0, len(ours), LONGEST)]
         fits = len(pieces) <= len(entries)
-        notes = carried.lost(checkpoint.metadata, "npz", ours=fits)
+        notes = own_metadata.lost(checkpoint.metadata, "npz", ours=fits)
         for i, piece in enumerate(pieces if fits else ()):
             entries[i] = entries[i]._replace(extra=struct.pack("<2H", OURS, len(piece)) + piece)
         self.entries = dict(zip(checkpoint, entries, strict=True))

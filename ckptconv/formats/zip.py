@@ -18,12 +18,12 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...messages import listing, printable
-from ...storage.checksum import crc
-from ...storage.directory import END, END64, LOCATOR, is_at
-from ...storage.files import ahead
-from ...storage.ranges import Ranges
+from ..errors import CorruptCheckpoint, UnsafeCheckpoint
+from ..messages import listing, printable
+from ..storage.checksum import crc
+from ..storage.directory import END, END64, LOCATOR, is_at
+from ..storage.files import ahead
+from ..storage.ranges import Ranges
 
 STORED, DEFLATED = 0, 8
 RATIO = 1032  # what deflate can reach at most

@@ -19,13 +19,13 @@ from math import prod
 from operator import attrgetter
 from typing import NamedTuple
 
-from ...checkpoint import Checkpoint, Note, Tensor
-from ...dtypes import DType
-from ...errors import CorruptCheckpoint
-from ...moves.part import Part, Span, c_strides, checked_count
-from ...storage.files import Reader, Seen, join, names, read_all, sibling
-from ..reading import Reading
+from ..checkpoint import Checkpoint, Note, Tensor
+from ..dtypes import DType
+from ..errors import CorruptCheckpoint
+from ..moves.part import Part, Span, c_strides, checked_count
+from ..storage.files import Reader, Seen, join, names, read_all, sibling
 from .npy import MAX_HEAD, parse_head
+from .table import Reading
 
 SHAPES, NAMES = "params_shapes.json", "parameters_names.json"
 MAX_JSON = 2**20  # bytes of a list of shapes or names; the release has 2,000

@@ -1,11 +1,17 @@
-"""Metadata about the file itself: content hashes of its tensors, and the options of the conversion that made it.
+"""Metadata of our own: content hashes of tensors, the options that made a file, and what an inverse needs.
 
     metadata "ckptconv.xxh3.0": "9f3c..."          32 digits for each tensor, sorted by name; .1, .2 after 1000 each
     metadata "ckptconv.xxh3":   "2 1503 77ab..."   version, number of tensors, and the seal over all of them
     metadata "ckptconv.options": {"dtype": "float16"}   the options of the conversion, as JSON, if it had any
 
 The seal is the XXH3 of the names, dtypes, shapes and hashes of all tensors, so that the header alone shows whether the
-hashes belong to these tensors. Version 1 has only the number of tensors ("1503") and is still read.
+hashes belong to these tensors.
+
+    metadata "ckptconv.keras", "ckptconv.params" ...    what `MEANING` lists
+
+Formats without metadata store the entries of `MEANING` as one text, as JSON, where other readers ignore it: .npz in
+extra fields of the zip's directory, a folder of .npy in ckptconv.json, TensorFlow in a field of the index's header.
+Flax has no place. What has no place, as all metadata of others, is named in a note.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 
-from ..checkpoint import Checkpoint, Tensor
+from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import Unrepresentable, VerifyError
 from .placement import Placement
 from .table import Format
@@ -68,18 +74,18 @@ def refuse_hashes(row: Format, placement: Placement) -> None:
 
 def stated(checkpoint: Checkpoint) -> dict[str, str]:
     """The hashes that a checkpoint carries, by name; VerifyError unless they belong to its tensors."""
-    carried = checkpoint.hashes
-    if not carried.keys() - {OPTIONS}:
+    entries = checkpoint.hashes
+    if not entries.keys() - {OPTIONS}:
         return {}
-    words = carried.get(HASHES, "").split(" ")
-    version, count, sealed = words if len(words) == 3 else ("1", *words, "") if len(words) == 1 else ("", "", "")
-    if version not in ("1", VERSION) or not count.isdigit():
-        raise _stale(checkpoint, f"its entry {HASHES} is {carried.get(HASHES, 'missing')!r:.40}")
-    text = "".join(carried.get(f"{HASHES}.{i}", "") for i in range(len(checkpoint) // GROUP + 2))
+    words = entries.get(HASHES, "").split(" ")
+    if len(words) != 3 or words[0] != VERSION:
+        raise _stale(checkpoint, f"its entry {HASHES} is {entries.get(HASHES, 'missing')!r:.40}")
+    _, count, sealed = words
+    text = "".join(entries.get(f"{HASHES}.{i}", "") for i in range(len(checkpoint) // GROUP + 2))
     if count != str(len(checkpoint)) or len(text) != WIDTH * len(checkpoint):
         raise _stale(checkpoint, f"its hashes are of {count:.20} tensors, but it holds {len(checkpoint)}")
     hashes = {n: text[WIDTH * i : WIDTH * (i + 1)] for i, n in enumerate(sorted(checkpoint))}
-    if version == VERSION and seal(checkpoint.tensors, hashes) != sealed:
+    if seal(checkpoint.tensors, hashes) != sealed:
         raise _stale(checkpoint, "its hashes are of tensors with other names, dtypes or shapes, or are damaged")
     return hashes
 
@@ -101,3 +107,37 @@ def unhashed(metadata: Mapping[str, str]) -> dict[str, str]:
 
 def _of_the_file(key: str) -> bool:
     return key in (HASHES, OPTIONS) or key.startswith(HASHES + ".")
+
+
+# --- in formats without metadata ------------------------------------------------------------------------------------
+
+MEANING = {
+    "ckptconv.keras": "the order of Keras layers",
+    "ckptconv.moved": "the names before the converter",
+    "ckptconv.params": "sizes that the converter's inverse needs",
+    "ckptconv.tied": "the ties that the converter made",
+}
+PLAIN = {"format"}  # of safetensors: "pt" or the like, by which a loader makes tensors of that framework
+
+
+def pack(metadata: Mapping[str, str]) -> bytes:
+    """Encode our entries as one text; empty if there are none."""
+    own = {k: v for k, v in metadata.items() if k in MEANING}
+    return json.dumps(own, separators=(",", ":")).encode() if own else b""
+
+
+def unpack(raw: bytes) -> dict[str, str]:
+    """Decode the entries; {} if the text is not valid, because other programs may write there, too."""
+    try:
+        found = json.loads(raw)
+        return {k: v for k, v in found.items() if k in MEANING and isinstance(v, str)}
+    except (ValueError, AttributeError, RecursionError):
+        return {}
+
+
+def lost(metadata: Mapping[str, str], title: str, *, ours: bool = False) -> tuple[Note, ...]:
+    """Notes on the metadata that a format has no place for; with `ours` it has one for our entries."""
+    what = [meaning for key, meaning in MEANING.items() if key in metadata and not ours]
+    others = tuple(key for key in metadata if key not in MEANING and key not in PLAIN)
+    notes = [Note("lossy", f"{title} has no place for metadata: it lacks {', and '.join(what)}")] if what else []
+    return (*notes, Note("lossy", f"{title} has no place for this metadata", others)) if others else tuple(notes)

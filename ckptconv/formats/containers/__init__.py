@@ -1,1 +1,0 @@
-"""Containers that several formats share: zip archives and msgpack."""

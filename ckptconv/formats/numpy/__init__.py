@@ -1,1 +1,0 @@
-"""NumPy's .npy and .npz, and a format made of them."""
