@@ -141,8 +141,8 @@ def kills(home: Path, times: int = of(20)) -> None:
     (home / "in").mkdir()
     for i in range(16):
         np.save(home / "in" / f"w{i}.npy", value + i)
-    change = ckptconv.Change(dtype="bfloat16")
-    ckptconv.convert(home / "in", home / "here.safetensors", change=change)
+    change = {"dtype": "bfloat16"}
+    ckptconv.convert(home / "in", home / "here.safetensors", **change)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 10**8})
     nodes = [cluster.add_node(num_cpus=1, object_store_memory=10**8) for _ in range(4)]
     ray.init(address=cluster.address, log_to_driver=False)
@@ -156,9 +156,9 @@ def kills(home: Path, times: int = of(20)) -> None:
                 nodes.append(cluster.add_node(num_cpus=1, object_store_memory=10**8))
                 killed += 1
 
-        resources = ckptconv.Resources(engine="ray", max_memory=32 * 2**20, progress=progress)
-        target = ckptconv.Target(force=True, sync=False)
-        ckptconv.convert(home / "in", home / "there.safetensors", change=change, target=target, resources=resources)
+        resources = {"engine": "ray", "max_memory": 32 * 2**20, "progress": progress}
+        target = {"force": True, "sync": False}
+        ckptconv.convert(home / "in", home / "there.safetensors", **change, **target, **resources)
         runs += 1
         equal += (home / "here.safetensors").read_bytes() == (home / "there.safetensors").read_bytes()
     say(nodes_killed=killed, conversions=runs, identical=equal)

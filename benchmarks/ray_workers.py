@@ -22,10 +22,10 @@ import ckptconv
 
 
 def run(source: Path, out: Path, engine: str, jobs: int | None = None) -> float:
-    resources = ckptconv.Resources(engine=engine, jobs=jobs)
-    target = ckptconv.Target(force=True, sync=False, verify="none")
+    resources = {"engine": engine, "jobs": jobs}
+    target = {"force": True, "sync": False, "verify": "none"}
     began = time.perf_counter()
-    ckptconv.convert(source, out, change=ckptconv.Change(dtype="bfloat16"), target=target, resources=resources)
+    ckptconv.convert(source, out, dtype="bfloat16", **target, **resources)
     return time.perf_counter() - began
 
 

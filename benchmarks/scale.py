@@ -30,12 +30,11 @@ CHILD = """
 import re, sys, time
 began = time.perf_counter()
 import ckptconv
-from ckptconv import Resources, Target
 source, out = sys.argv[1:]
 imported = time.perf_counter()
 ckptconv.dry_run(source, out)
 planned = time.perf_counter()
-ckptconv.convert(source, out, target=Target(force=True, sync=False), jobs=2)
+ckptconv.convert(source, out, force=True, sync=False, jobs=2)
 done = time.perf_counter()
 rss = int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1024
 print(imported - began, planned - imported, done - planned, rss)

@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import Change, Report, Resources, Select, Target, convert, diff, dry_run, open, save, verify
+    from .api import Report, convert, diff, dry_run, open, save, verify
     from .bulk.run import zoo
     from .bulk.summary import Summary
     from .checkpoint import Checkpoint, Note, Tensor
@@ -50,16 +50,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "AmbiguousFormat", "Change", "Checked", "Checkpoint", "CkptError", "ConversionError", "CorruptCheckpoint",
+    "AmbiguousFormat", "Checked", "Checkpoint", "CkptError", "ConversionError", "CorruptCheckpoint",
     "DType", "Diff", "FormatError", "Inspection", "LayoutError", "Match", "MissingExtra", "NameCollision", "Note",
-    "Page", "Plan", "Report", "Resources", "Select", "StorageError", "Summary", "Target", "Tensor", "UnknownFormat",
+    "Page", "Plan", "Report", "StorageError", "Summary", "Tensor", "UnknownFormat",
     "UnmatchedTensors", "Unrepresentable", "UnsafeCheckpoint", "UsageError", "VerifyError", "check", "convert", "diff",
     "dry_run", "inspect", "match", "open", "report", "save", "verify", "zoo",
 ]  # fmt: skip
 
 _HOME = {
     "api": {
-        "Change", "Report", "Resources", "Select", "Target", "convert", "diff", "dry_run", "open", "save", "verify",
+        "Report", "convert", "diff", "dry_run", "open", "save", "verify",
     },
     "checkpoint": {"Checkpoint", "Note", "Tensor"},
     "dtypes": {"DType"},

@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 try:
     import torch
@@ -26,8 +26,9 @@ except ImportError as e:
 
 from torch.overrides import TorchFunctionMode
 
-from .api import Change, Select, dated
-from .api.reading import seen
+from .api import dated, parse_options
+from .api.options import CHANGE, SELECT, takes
+from .api.reading import changed, seen, selected
 from .api.result import Loaded
 from .checkpoint import Checkpoint, Tensor
 from .checkpoint.torch import (
@@ -48,14 +49,19 @@ from .messages import indented
 from .moves.read import refuse_changed
 from .moves.sources import Sources
 from .moves.torch import fill, kind_of, memory, place, refuse_overlaps, state
-from .rules import library, passes
+from .rules import passes
 from .storage.files import Stamp
 from .verification.hashes import guarded, unwatched
 from .verification.outputs import Comparison, Step
 from .verification.torch import Runner, blamed, compare, outputs, raised_in
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .api.options import ReadOptions
+
 Path = str | os.PathLike[str]
-WEIGHTS = Select(weights_only=True)
+LOAD = (*SELECT, *CHANGE)
 
 
 # --- modules ----------------------------------------------------------------------------------------------------------
@@ -144,26 +150,23 @@ def _called(made: Any, meta: bool) -> Any:
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
+@takes(*LOAD)
 def load_into(
     module: torch.nn.Module,
     source: Path | Sequence[Path] | Checkpoint,
-    converter: str | None = None,
     *,
-    inverse: bool = False,
-    params: Mapping[str, Any] | None = None,
-    renames: Sequence[str] = (),
-    select: Select = WEIGHTS,
     strict: bool = True,
     device: torch.device | str | None = None,
     verify: bool = True,
+    **given: Unpack[ReadOptions],
 ) -> Loaded:
     """Load a checkpoint of any format into a module, in place, and report what was loaded.
 
-    source: a path, several, or an open Checkpoint (then `select` is not used). converter, inverse, params, renames: the
-    conversion to the module's names and layouts, as in `convert`. select: which tensors to load; by default weights.
-    Values are cast to the module's dtypes by torch's rules; the report says what became infinite, NaN or zero. verify:
-    compare with the source's hashes, which an edit may have left as they were; checksums always are compared. device:
-    where the module shall be, such as "cuda"; what it has on the meta device gets memory there if it is loaded.
+    source: a path, several, or an open Checkpoint. The options select from it and lead to the module's names and
+    layouts, as in `convert`; weights_only is True unless it is given. Values are cast to the module's dtypes by torch's
+    rules; the report says what became infinite, NaN or zero. verify: compare with the source's hashes, which an edit
+    may have left as they were; checksums always are compared. device: where the module shall be, such as "cuda"; what
+    it has on the meta device gets memory there if it is loaded.
 
     With `strict`, ConversionError if a tensor is unexpected, has another shape or is one that the module's state dict
     computes, or if a parameter is missing; else these are reported, as missing buffers (counters, tables) always are.
@@ -173,56 +176,49 @@ def load_into(
     converter, a state dict for `source`. No value is changed then. Also raises what reading raises, such as
     VerifyError for hashes of other tensors; damage leaves the module partly loaded.
     """
-    change = Change(converter, inverse, params or {}, renames)
-    found, stamps = _opened(source, memory(module)[0], select, change, verify=verify)
+    found, stamps = _opened(source, memory(module)[0], given, verify=verify)
     report = check(module, found)
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
     if strict and (report.unexpected or report.mismatched or report.computed or parameters & set(report.missing)):
         why = indented(report.described("would fit"))
         raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded\n{why}")
-    given = {n: found[n] for n in report.loaded}
+    taken = {n: found[n] for n in report.loaded}
     own = memory(module)[0]  # last: a module may have its tensors placed anew each time it is asked for them
-    refuse_changed(given.values(), stamps)
+    refuse_changed(taken.values(), stamps)
     with Sources(stamps=stamps) as sources:
-        refuse_unwritable({n: own[n] for n in given}, placed=device is not None)
-        refuse_other_values(own, given, sources)
-        refuse_conflicts(own, given, sources)
+        refuse_unwritable({n: own[n] for n in taken}, placed=device is not None)
+        refuse_other_values(own, taken, sources)
+        refuse_conflicts(own, taken, sources)
         if device is not None:
             refuse_overlaps(own)
             shared = {n: group for group in ties(module) for n in group}
-            place(module, {m for n in given for m in shared.get(n, (n,))}, device)
+            place(module, {m for n in taken for m in shared.get(n, (n,))}, device)
             own = memory(module)[0]
-        loss = fill(own, apart(own, given, sources), sources)
-    refuse_changed(given.values(), stamps)  # while it was read
+        loss = fill(own, apart(own, taken, sources), sources)
+    refuse_changed(taken.values(), stamps)  # while it was read
     return replace(report, loss=loss)
 
 
 def _opened(
-    source: Path | Sequence[Path] | Checkpoint,
-    own: Mapping[str, torch.Tensor],
-    select: Select,
-    change: Change,
-    *,
-    verify: bool,
+    source: Path | Sequence[Path] | Checkpoint, own: Mapping[str, torch.Tensor], given: Any, *, verify: bool
 ) -> tuple[Checkpoint, Mapping[str, Stamp]]:
     """What shall be loaded, with or without the hashes of its files as checks, and the stamps of these files.
 
     own: the tensors of the module.
     """
+    how = parse_options({"weights_only": True} | given, *LOAD)
     if isinstance(source, Checkpoint):
         found = guarded(source) if verify else unwatched(source)[0]
-        if change.converter or change.renames:
-            named = change.converter, change.renames
-            found = library.change(found, *named, inverse=change.inverse, params=change.params)
-        return found, seen(source)  # what was changed no longer knows them
+        found = selected(found, parse_options(given, *LOAD)) if given.keys() & SELECT else found
+        return changed(found, how), seen(source)  # what was changed no longer knows them
     if isinstance(source, Mapping):
         text = f"the module's load_state_dict takes this {type(source).__name__}, or ckptconv.save, which makes a file"
         raise UsageError(f"load_into takes a path or an open checkpoint; {text}")
     several = list(source) if isinstance(source, Iterable) and not isinstance(source, str | os.PathLike) else [source]
     kept = counters([own]) or any(map(passes.COUNTED.fullmatch, own))
-    if select == WEIGHTS and len(several) == 1 and kept and not (change.converter or change.renames):
-        select = Select()  # `check` takes weights, and counters of the module itself
-    return dated(several, select, change, guard=verify)
+    if not given and len(several) == 1 and kept:
+        how = how.without("weights_only")  # `check` takes weights, and counters of the module itself
+    return dated(several, how, guard=verify)
 
 
 def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:

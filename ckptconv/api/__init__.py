@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .comparing import diff, verify
-    from .options import MEMORY, Change, Options, Path, Resources, Select, Target, bundle
+    from .options import MEMORY, Options, Path, parse_options
     from .reading import dated, open, opened, prepare
     from .result import Report
     from .writing import convert, dry_run, plan_for, save, write
 
 __all__ = [
-    "MEMORY", "Change", "Options", "Path", "Report", "Resources", "Select", "Target", "bundle", "convert", "dated",
-    "diff", "dry_run", "open", "opened", "plan_for", "prepare", "save", "verify", "write",
+    "MEMORY", "Options", "Path", "Report", "convert", "dated", "diff", "dry_run", "open", "opened", "parse_options",
+    "plan_for", "prepare", "save", "verify", "write",
 ]  # fmt: skip
 
 _HOME = {

@@ -16,7 +16,7 @@ from ..formats.own_metadata import OPTIONS
 from ..messages import listing
 from ..rules import passes
 from ..verification.readback import unlike
-from .options import CHANGE, SELECT, Options, Path, bundle, departing, takes
+from .options import CHANGE, SELECT, Options, Path, departing, parse_options, takes
 from .options import path as text
 from .reading import changed, list_of, merged, opened, prepare, selected, whole
 from .writing import MADE_WITH, holdable
@@ -56,17 +56,16 @@ def diff(
     """
     from ..verification import compare, difference
 
-    select, change, _, resources = bundle(given, *READ)
-    source = merged([a] if isinstance(a, Checkpoint) else list_of(a), select, change)
-    left = changed(source, change)
-    other = replace(select, format=None, at=None, strip_prefix=(), include=(), exclude=(), ema=False)
-    right = opened(b, other)
-    if select.include or select.exclude:
-        renames = change.converter or change.renames or change.regexes
-        wanted = (lambda n: n in left) if renames else passes.wanted(select.include, select.exclude)
-        notes = passes.unseen(right.notes, lambda n: n * wanted(n), some=bool(select.include))
+    how = parse_options(given, *READ)
+    source = merged([a] if isinstance(a, Checkpoint) else list_of(a), how)
+    left = changed(source, how)
+    right = opened(b, how.without("from_", "at", "strip_prefix", "include", "exclude", "ema"))
+    if how.include or how.exclude:
+        renames = how.converter or how.rename or how.rename_regex
+        wanted = (lambda n: n in left) if renames else passes.wanted(how.include, how.exclude)
+        notes = passes.unseen(right.notes, lambda n: n * wanted(n), some=bool(how.include))
         right = replace(right, notes=notes).with_tensors({n: t for n, t in right.items() if wanted(n)})
-    found = compare.diff(left, right, difference.Tolerance(rtol, atol), workers=resources.workers)
+    found = compare.diff(left, right, difference.Tolerance(rtol, atol), workers=how.workers)
     sides = (("A", left), ("B", right))
     lost = [n._replace(text=f"in {side}: {n.text}") for side, c in sides for n in c.notes if n.kind == "damaged"]
     tensors, others = compare.told(source, right)
@@ -91,13 +90,13 @@ def verify(
     of tensors with a hash, and of bytes with a checksum, and notes on what the file has beside these tensors.
     UsageError for options of a conversion without a destination, and what reading raises.
     """
-    found = bundle(given, *VERIFY)
+    how = parse_options(given, *VERIFY)
     if destination is not None:
-        return _derived(list_of(sources), text(destination), found)
+        return _derived(list_of(sources), text(destination), how)
     unused = [k for k in given if k in CHANGE or k == "skip_unrepresentable"]
     if unused:
         raise UsageError(f"only a conversion has {', '.join(f'{k}=' for k in unused)}; give its source and its result")
-    return check_itself(text(list_of(sources)[0]), found)
+    return check_itself(text(list_of(sources)[0]), how)
 
 
 def check_itself(source: str, how: Options) -> Checked:
@@ -108,11 +107,11 @@ def check_itself(source: str, how: Options) -> Checked:
     from ..formats import own_metadata
     from ..verification import hashes
 
-    found = whole(source, how.select)
-    chosen = selected(found, replace(how.select, keep_going=False))
+    found = whole(source, how)
+    chosen = selected(found, how.without("keep_going"))
     lost = [n for n in chosen.notes if n.kind == "damaged"]
     try:
-        checked = hashes.check(chosen, own_metadata.stated(found), workers=how.resources.workers)
+        checked = hashes.check(chosen, own_metadata.stated(found), workers=how.workers)
     except VerifyError as e:
         e.message = "\n".join([e.message, *([listing(map(str, lost))] if lost else [])])
         raise
@@ -124,15 +123,15 @@ def check_itself(source: str, how: Options) -> Checked:
 def _derived(sources: list[Path], url: str, how: Options) -> Checkpoint:
     from ..verification.compare import same
 
-    row = table.get(how.target.format) if how.target.format else detect.detect(url)
-    expected = order.fitted(prepare(sources, how.select, how.change), row.name)
-    if how.target.skip_unrepresentable and row.writes:
+    row = table.get(how.to) if how.to else detect.detect(url)
+    expected = order.fitted(prepare(sources, how), row.name)
+    if how.skip_unrepresentable and row.writes:
         expected = holdable(expected, row.load().writer(url))
     got = detect.open_checkpoint(url, format=row.name)
     if len(expected) == 1 and row.writes:  # alone, it may be called by the file
         got = row.load().writer(url).place(expected).named(got)
     try:
-        same(expected, got, url, workers=how.resources.workers)
+        same(expected, got, url, workers=how.workers)
     except VerifyError as e:
         given = departing(how, *MADE_WITH)
         e.options = _stated(got) or given | _forgotten(expected, got)

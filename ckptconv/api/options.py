@@ -1,10 +1,10 @@
 """The options of all verbs, each declared once: its keyword, type, default, meaning, and spelling on the command line.
 
-    Select       what to read of a source          Target       how to write
-    Change       names, layouts and dtypes         Resources    what it may cost
+    SELECT     what to read of a source          TARGET       how to write
+    CHANGE     names, layouts and dtypes         RESOURCES    what it may cost
 
-Functions take them flat, `convert(a, b, dtype="float16", include="bert*")`, and sort them into the groups; the command
-line spells the same keywords with dashes. Nothing here imports what a verb needs to run.
+Functions take them as keywords, `convert(a, b, dtype="float16", include="bert*")`, and make one `Options` of them; the
+command line spells the same keywords with dashes. Nothing here imports what a verb needs to run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, cast
 
@@ -185,28 +185,7 @@ def _tqdm() -> Callable[[int, int], None]:
     return move
 
 
-# --- the groups -------------------------------------------------------------------------------------------------------
-
-
-class Cleaned:
-    """A group of options whose values are normalised when it is made, whoever makes it.
-
-    None is the default; an empty text, as an unset variable of a shell gives, is not.
-    """
-
-    def __post_init__(self) -> None:
-        """Raises UsageError for a value that is none of its option."""
-        for f in fields(cast("Any", self)):
-            meaning = f.metadata.get("meaning")  # a subclass may have fields of its own
-            keyword, value = (meaning and meaning.keyword) or f.name, getattr(self, f.name)
-            if value is None:
-                value = f.default if f.default_factory is MISSING else f.default_factory()
-            empty = isinstance(value, str) and not value
-            if meaning and value is not None and not empty:
-                value = _made(keyword, value, meaning.clean, str(f.type))
-            if empty or (isinstance(value, tuple) and "" in value):
-                raise UsageError(f"{keyword}='' is empty: give a value, or leave it out")
-            object.__setattr__(self, f.name, value)
+# --- the options ------------------------------------------------------------------------------------------------------
 
 
 def _made(keyword: str, value: Any, clean: Callable[[Any], Any] | None, declared: str) -> Any:
@@ -230,13 +209,11 @@ def _anything(value: object) -> bool:
 class Meaning(NamedTuple):
     """What an option is for, and how it is written.
 
-    keyword: its flat keyword, if that is not the field's name. clean: normalises its value. metavar: what a value looks
-    like on the command line, flags: their spellings there, if they are not
-    simply --keyword. offers: the function of cli/options.py that completes it.
+    clean: normalises its value. metavar: what a value looks like on the command line. flags: its spellings there, if
+    they are not simply --keyword. offers: the function of cli/options.py that completes it.
     """
 
     help: str
-    keyword: str = ""
     clean: Callable[[Any], Any] | None = None
     metavar: str | None = None
     flags: tuple[str, ...] = ()
@@ -244,7 +221,7 @@ class Meaning(NamedTuple):
 
 
 def option(default: Any, help: str, **how: Any) -> Any:
-    """A field of a group."""
+    """A field of `Options`."""
     meaning = {"meaning": Meaning(help, **how)}
     return field(default_factory=dict, metadata=meaning) if default == {} else field(default=default, metadata=meaning)
 
@@ -254,25 +231,17 @@ def synonym(word: str, allowed: Iterable[str]) -> str:
     return next((k for k in SYNONYMS.get(word, ()) if k in allowed), "")
 
 
-def _described(group: type[T]) -> type[T]:
-    """Append the fields, and what they mean, to the docstring of a group."""
-    lines = [_line(f.name, f.metadata["meaning"]) for f in fields(cast("Any", group))]
-    group.__doc__ = "\n".join([f"{group.__doc__}\n", *lines])
-    return group
-
-
-def _line(name: str, meaning: Meaning) -> str:
-    return f"    {name:<22}{meaning.help}"
-
-
-@_described
 @dataclass(frozen=True)
-class Select(Cleaned):
-    """What to read of a source; the same for every verb that reads."""
+class Options:
+    """All options of one call, normalised. None is the default of each; an empty text, as of an unset variable, is not.
 
-    format: str | None = option(
+    Raises UsageError for a value that is none of its option.
+    """
+
+    # what to read of a source; the same for every verb that reads
+    from_: str | None = option(
         None, "The format of the source, if detection is ambiguous.",
-        keyword="from_", metavar="FORMAT", flags=("--from",), offers="readable",
+        metavar="FORMAT", flags=("--from",), offers="readable",
     )  # fmt: skip
     at: str | None = option(
         None, "Read one entry of a nested checkpoint: state_dict_ema, model.diffusion_model ...", metavar="ENTRY"
@@ -290,43 +259,33 @@ class Select(Cleaned):
     keep_going: bool = option(False, "Leave out damaged tensors and list them.")
     densify: bool = option(False, "Compute dense tensors from the sparse and quantised ones of PyTorch files.")
 
-
-@_described
-@dataclass(frozen=True)
-class Change(Cleaned):
-    """What to do to names, layouts and dtypes on the way."""
-
+    # what to do to names, layouts and dtypes on the way
     converter: str | None = option(
         None, "Rename and rearrange with a converter: its name, a .toml file, or auto.",
         metavar="NAME|FILE|auto", flags=("--converter", "-c"), offers="converters",
     )  # fmt: skip
     inverse: bool = option(False, "Apply the inverse of the converter.")
-    params: Mapping[str, Any] = option(
-        {}, "A parameter of the converter, such as heads=12.", keyword="param", clean=params, metavar="K=V"
+    param: Mapping[str, Any] = option(
+        {}, "A parameter of the converter, such as heads=12.", clean=params, metavar="K=V"
     )
-    renames: Sequence[str] = option(
+    rename: Sequence[str] = option(
         (), "Rename by a prefix, 'old/=new/', or a template, 'enc/{x...}=dec/{x...}'.",
-        keyword="rename", clean=renames, metavar="FROM=TO",
+        clean=renames, metavar="FROM=TO",
     )  # fmt: skip
-    regexes: Sequence[str] = option(
+    rename_regex: Sequence[str] = option(
         (), r"Rename by a regular expression: '^h_(\d+)=h.\1'.",
-        keyword="rename_regex", clean=several, metavar="FROM=TO",
+        clean=several, metavar="FROM=TO",
     )  # fmt: skip
-    scopes: Sequence[str] = option(
-        (), "Put the names of a source under NAME; one for each source.", keyword="scope", clean=several, metavar="NAME"
+    scope: Sequence[str] = option(
+        (), "Put the names of a source under NAME; one for each source.", clean=several, metavar="NAME"
     )
     dtype: str | None = option(
         None, "Cast floating-point tensors to this dtype.", clean=kind, metavar="DTYPE", offers="dtypes"
     )
 
-
-@_described
-@dataclass(frozen=True)
-class Target(Cleaned):
-    """What to write, and how it is checked."""
-
-    format: str | None = option(
-        None, "The format of the output (default: by its suffix).", keyword="to", metavar="FORMAT", offers="writable"
+    # what to write, and how it is checked
+    to: str | None = option(
+        None, "The format of the output (default: by its suffix).", metavar="FORMAT", offers="writable"
     )
     max_shard_size: int | None = option(
         None, "Split the output into shards of at most this size, such as 5GB.", clean=size, metavar="SIZE"
@@ -348,12 +307,7 @@ class Target(Cleaned):
     )  # fmt: skip
     resume: bool = option(False, "Continue a run that was killed; if this one is killed, keep what it did.")
 
-
-@_described
-@dataclass(frozen=True)
-class Resources(Cleaned):
-    """The resources that a run may use: memory in bytes, threads or a cluster."""
-
+    # memory in bytes, threads or a cluster
     max_memory: int = option(MEMORY, "Limit of the memory for buffers (default: 512MB).", clean=size, metavar="SIZE")
     jobs: int | None = option(
         None, "Number of threads (default: one per processor, at most 8).",
@@ -367,81 +321,77 @@ class Resources(Cleaned):
         "local", "Where jobs run: on this machine, or on a Ray cluster.", metavar="local|ray|ray://HOST:PORT"
     )
 
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            meaning, value = f.metadata["meaning"], getattr(self, f.name)
+            if value is None:
+                value = f.default if f.default_factory is MISSING else f.default_factory()
+            empty = isinstance(value, str) and not value
+            if value is not None and not empty:
+                value = _made(f.name, value, meaning.clean, str(f.type))
+            if empty or (isinstance(value, tuple) and "" in value):
+                raise UsageError(f"{f.name}='' is empty: give a value, or leave it out")
+            object.__setattr__(self, f.name, value)
+
     @property
     def workers(self) -> int:
         """The number of threads."""
         return self.jobs or max(1, min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4))
 
+    @property
+    def changes(self) -> bool:
+        """Whether names, layouts or dtypes shall change."""
+        return self != self.without(*CHANGE)
 
-class Options(NamedTuple):
-    """All groups of one call."""
-
-    select: Select
-    change: Change
-    target: Target
-    resources: Resources
+    def without(self, *keywords: str) -> Options:
+        """The same with the defaults of some options."""
+        return replace(self, **{k: KNOWN[k].default for k in keywords})
 
 
 class Known(NamedTuple):
     """One option as functions and the command line know it."""
 
     keyword: str
-    group: type[Any]
-    field: str
     kind: str
     default: Any
     meaning: Meaning
 
 
-def _known(group: type[Any]) -> list[Known]:
-    rows = []
-    for f in fields(group):
-        meaning: Meaning = f.metadata["meaning"]
-        default = f.default if isinstance(f.default, (bool, str, int, tuple)) else None
-        rows.append(Known(meaning.keyword or f.name, group, f.name, str(f.type), default, meaning))
-    return rows
+def _known(f: Field[Any]) -> Known:
+    return Known(f.name, str(f.type), {} if f.default is MISSING else f.default, f.metadata["meaning"])
 
 
-KNOWN = {k.keyword: k for group in (Select, Change, Target, Resources) for k in _known(group)}
-SELECT, CHANGE, TARGET, RESOURCES = (
-    tuple(k.keyword for k in KNOWN.values() if k.group is group) for group in (Select, Change, Target, Resources)
-)
+KNOWN = {f.name: _known(f) for f in fields(Options)}
+_NAMES = tuple(KNOWN)
+_CUTS = [_NAMES.index(first) for first in ("converter", "to", "max_memory")]
+SELECT, CHANGE = _NAMES[: _CUTS[0]], _NAMES[_CUTS[0] : _CUTS[1]]
+TARGET, RESOURCES = _NAMES[_CUTS[1] : _CUTS[2]], _NAMES[_CUTS[2] :]
 
 
-def bundle(given: Mapping[str, Any], *allowed: str) -> Options:
-    """Sort flat keywords into their groups. A group may be given whole; a keyword beside it replaces its field.
+def parse_options(given: Mapping[str, Any], *allowed: str) -> Options:
+    """The options that a function was given as keywords.
 
     allowed: the keywords of the function; all, if none is given. Raises UsageError for any other, and suggests similar
     ones.
     """
-    groups: dict[str, Any] = {"select": Select(), "change": Change(), "target": Target(), "resources": Resources()}
     allowed = allowed or tuple(KNOWN)
-    for name, value in given.items():
-        if name in groups:
-            groups[name] = value
-        elif name not in allowed:
-            meant = synonym(name, allowed)
-            hint = f"; {meant}= does that" if meant else did_you_mean(name, allowed, "options", count=3)
-            raise UsageError(f"there is no option {name!r}{hint}")
-    for name in given.keys() - groups.keys():
-        known, value = KNOWN[name], given[name]
-        if value is not None:
-            key = known.group.__name__.lower()
-            groups[key] = replace(groups[key], **{known.field: value})
-    return Options(**groups)
+    for name in given.keys() - set(allowed):
+        meant = synonym(name, allowed)
+        hint = f"; {meant}= does that" if meant else did_you_mean(name, allowed, "options", count=3)
+        raise UsageError(f"there is no option {name!r}{hint}")
+    return Options(**given)
 
 
-def departing(found: Options, *keywords: str) -> dict[str, Any]:
+def departing(how: Options, *keywords: str) -> dict[str, Any]:
     """The options of these keywords that differ from their defaults, as JSON values; paths without their folders."""
-    groups = dict(zip((Select, Change, Target, Resources), found, strict=True))
     out: dict[str, Any] = {}
-    for known in map(KNOWN.__getitem__, keywords):
-        value = getattr(groups[known.group], known.field)
-        if not value or value == known.default:
+    for keyword in keywords:
+        value = getattr(how, keyword)
+        if not value or value == KNOWN[keyword].default:
             continue
-        if known.keyword == "converter":
+        if keyword == "converter":
             value = os.path.basename(value)
-        out[known.keyword] = list(value) if isinstance(value, (tuple, list)) else value
+        out[keyword] = list(value) if isinstance(value, (tuple, list)) else value
     return out
 
 
@@ -449,7 +399,7 @@ def departing(found: Options, *keywords: str) -> dict[str, Any]:
 
 
 class SelectOptions(TypedDict, total=False):
-    """`Select` as keywords."""
+    """What to read of a source."""
 
     from_: str | None
     at: str | None
@@ -464,7 +414,7 @@ class SelectOptions(TypedDict, total=False):
 
 
 class ChangeOptions(TypedDict, total=False):
-    """`Change` as keywords."""
+    """What to do to names, layouts and dtypes."""
 
     converter: str | None
     inverse: bool
@@ -476,7 +426,7 @@ class ChangeOptions(TypedDict, total=False):
 
 
 class TargetOptions(TypedDict, total=False):
-    """`Target` as keywords."""
+    """What to write."""
 
     to: str | None
     max_shard_size: int | str | None
@@ -490,7 +440,7 @@ class TargetOptions(TypedDict, total=False):
 
 
 class ResourcesOptions(TypedDict, total=False):
-    """`Resources` as keywords."""
+    """What it may cost."""
 
     max_memory: int | str
     jobs: int | None
@@ -499,20 +449,11 @@ class ResourcesOptions(TypedDict, total=False):
     engine: str
 
 
-class Groups(TypedDict, total=False):
-    """Whole groups of options, as keywords."""
-
-    select: Select
-    change: Change
-    target: Target
-    resources: Resources
-
-
 class SaveOptions(TargetOptions, ResourcesOptions, total=False):
     """The options of `save` besides the format."""
 
 
-class ReadOptions(SelectOptions, ChangeOptions, ResourcesOptions, Groups, total=False):
+class ReadOptions(SelectOptions, ChangeOptions, ResourcesOptions, total=False):
     """The options of verbs that compare."""
 
 
@@ -520,7 +461,7 @@ class ConvertOptions(ReadOptions, TargetOptions, total=False):
     """The options of `convert`."""
 
 
-class MatchOptions(SelectOptions, ChangeOptions, ResourcesOptions, total=False):
+class MatchOptions(ReadOptions, total=False):
     """The options of verbs that write a page or rules about checkpoints."""
 
     force: bool
@@ -553,7 +494,7 @@ def takes(*keywords: str) -> Callable[[F], F]:
             for k in keywords
         ]  # fmt: skip
         function.__signature__ = own.replace(parameters=[*kept, *more])  # type: ignore[attr-defined]
-        lines = "\n".join(_line(k, KNOWN[k].meaning) for k in keywords)
+        lines = "\n".join(f"    {k:<22}{KNOWN[k].meaning.help}" for k in keywords)
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{lines}\n"
         return function
 

@@ -18,7 +18,7 @@ from ..messages import listing, printable
 from ..moves.read import Opened, stamps_of
 from ..rules import names, passes
 from ..storage import files
-from .options import SELECT, Change, Path, Select, bundle, takes
+from .options import SELECT, Options, Path, parse_options, takes
 from .options import path as text
 
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ def open(path: Path, *, format: str | None = None, **select: Unpack[SelectOption
     Raises StorageError (nothing is there, or it cannot be read), UnknownFormat, AmbiguousFormat, CorruptCheckpoint,
     UnsafeCheckpoint, MissingExtra (the format needs an optional package) and UsageError (options).
     """
-    chosen = bundle(select, *SELECT).select
+    how = parse_options(select, *SELECT)
     with files.record_stamps() as stamps:
-        found = whole(text(path), chosen if format is None else replace(chosen, format=format))
+        found = whole(text(path), how if format is None else replace(how, from_=format))
     if found.hashes:
         from ..verification.hashes import watched
 
         with suppress(VerifyError):  # hashes of other tensors: whoever verifies or converts the file is told
             found = watched(found)
-    taken = selected(found, chosen)
+    taken = selected(found, how)
     _since(taken, stamps)
     return names.hinted(taken if taken.keys() == found.keys() else replace(taken, hashes={}))
 
@@ -66,24 +66,24 @@ def seen(found: Checkpoint) -> dict[str, files.Stamp]:
     return {**dict.fromkeys(found.urls, ()), **stamps_of(t.opened for t in found.values() if t.opened)}
 
 
-def opened(source: Path | Checkpoint, select: Select, *, guard: bool = False) -> Checkpoint:
+def opened(source: Path | Checkpoint, how: Options, *, guard: bool = False) -> Checkpoint:
     """Open one source and select from it; with `guard`, what is read later is compared with the source's hashes.
 
     An open checkpoint stays as it is open: options that are about the file do nothing to it.
     """
-    found = source if isinstance(source, Checkpoint) else whole(text(source), select)
+    found = source if isinstance(source, Checkpoint) else whole(text(source), how)
     if guard and found.hashes:
         from ..verification.hashes import guarded, watched
 
         # what differs is an error, or is left out by `selected`, which reads everything then
-        found = replace(watched(found), hashes={}) if select.keep_going else guarded(found)
-    return selected(found, select)
+        found = replace(watched(found), hashes={}) if how.keep_going else guarded(found)
+    return selected(found, how)
 
 
-def whole(url: str, select: Select) -> Checkpoint:
+def whole(url: str, how: Options) -> Checkpoint:
     """Open one source with all its tensors."""
     refuse_nameless(url)
-    return detect.open_checkpoint(url, Reading(select.opaque, select.keep_going, select.densify), format=select.format)
+    return detect.open_checkpoint(url, Reading(how.opaque, how.keep_going, how.densify), format=how.from_)
 
 
 def refuse_nameless(url: str) -> None:
@@ -98,20 +98,20 @@ def refuse_nameless(url: str) -> None:
         raise UsageError(f"{printable(url)} holds a NUL or half a surrogate pair, which the name of no file does")
 
 
-def selected(found: Checkpoint, select: Select) -> Checkpoint:
+def selected(found: Checkpoint, how: Options) -> Checkpoint:
     """Take what was selected."""
     if not found.tensors:
         found = replace(found, notes=(*found.notes, Note("hint", "this checkpoint holds no tensors")))
-    if select.at:
-        found = names.at(found, select.at)
+    if how.at:
+        found = names.at(found, how.at)
     found = passes.roles(found)
-    if select.ema:
-        found = names.averages(found, passes.wanted(exclude=select.exclude))
-    if select.strip_prefix:
-        found = names.strip(found, select.strip_prefix)
-    found = passes.select(found, select.include, select.exclude)
-    found = passes.weights_only(found) if select.weights_only else found
-    if select.keep_going:
+    if how.ema:
+        found = names.averages(found, passes.wanted(exclude=how.exclude))
+    if how.strip_prefix:
+        found = names.strip(found, how.strip_prefix)
+    found = passes.select(found, how.include, how.exclude)
+    found = passes.weights_only(found) if how.weights_only else found
+    if how.keep_going:
         from ..verification.hashes import salvaged
 
         return salvaged(found)
@@ -119,25 +119,25 @@ def selected(found: Checkpoint, select: Select) -> Checkpoint:
 
 
 @checkpoint.uncollected()
-def prepare(sources: Sequence[Path | Checkpoint], select: Select, change: Change, *, guard: bool = False) -> Checkpoint:
+def prepare(sources: Sequence[Path | Checkpoint], how: Options, *, guard: bool = False) -> Checkpoint:
     """Open the sources and apply all passes: what the target shall hold, still without reading a tensor.
 
     guard: what is read later is compared with the hashes that the sources carry; VerifyError if they are of others.
     """
-    return changed(merged(sources, select, change, guard=guard), change)
+    return changed(merged(sources, how, guard=guard), how)
 
 
 @checkpoint.uncollected()
-def merged(sources: Sequence[Path | Checkpoint], select: Select, change: Change, *, guard: bool = False) -> Checkpoint:
+def merged(sources: Sequence[Path | Checkpoint], how: Options, *, guard: bool = False) -> Checkpoint:
     """Open the sources, and select from them: one checkpoint of all, before rules and casts."""
     if not sources:
         raise UsageError("no source was given")
-    if change.scopes and len(change.scopes) != len(sources):
+    if how.scope and len(how.scope) != len(sources):
         count = len(sources)
-        raise UsageError(f"{count} sources need {count} scope=NAME, one for each; given are {len(change.scopes)}")
-    found = [opened(s, select, guard=guard) for s in sources]
-    if change.scopes:
-        found = [passes.scope(c, name) for c, name in zip(found, change.scopes, strict=True)]
+        raise UsageError(f"{count} sources need {count} scope=NAME, one for each; given are {len(how.scope)}")
+    found = [opened(s, how, guard=guard) for s in sources]
+    if how.scope:
+        found = [passes.scope(c, name) for c, name in zip(found, how.scope, strict=True)]
     made = passes.merge(found)
     if not made.tensors and made.notes:  # a file of settings, for example
         raise UsageError(f"no tensor was found:\n{listing(map(str, made.notes))}", url=url_of(sources[0]))
@@ -145,23 +145,23 @@ def merged(sources: Sequence[Path | Checkpoint], select: Select, change: Change,
 
 
 @checkpoint.uncollected()
-def changed(made: Checkpoint, change: Change) -> Checkpoint:
+def changed(made: Checkpoint, how: Options) -> Checkpoint:
     """Apply rules, renames and a cast."""
-    if change.converter or change.renames or change.inverse or change.params:
+    if how.converter or how.rename or how.inverse or how.param:
         from ..rules import library
 
-        made = library.change(made, change.converter, change.renames, inverse=change.inverse, params=change.params)
-    if change.regexes:
-        made = names.replaced(made, change.regexes)
-    return names.hinted(passes.cast(made, dtype(change.dtype)) if change.dtype else made)
+        made = library.change(made, how.converter, how.rename, inverse=how.inverse, params=how.param)
+    if how.rename_regex:
+        made = names.replaced(made, how.rename_regex)
+    return names.hinted(passes.cast(made, dtype(how.dtype)) if how.dtype else made)
 
 
 def dated(
-    sources: Sequence[Path | Checkpoint], select: Select, change: Change, *, guard: bool = False
+    sources: Sequence[Path | Checkpoint], how: Options, *, guard: bool = False
 ) -> tuple[Checkpoint, dict[str, files.Stamp]]:
     """The same, and the stamps of all files that were opened for it, whose beginnings its tensors know."""
     with files.record_stamps() as stamps:
-        found = prepare(sources, select, change, guard=guard)
+        found = prepare(sources, how, guard=guard)
     _since(found, stamps)
     return found, stamps
 

@@ -30,20 +30,7 @@ from ..storage.lookups import once
 from ..verification.readback import confirm
 from . import replacing
 from .memory import gathered
-from .options import (
-    CHANGE,
-    RESOURCES,
-    SELECT,
-    TARGET,
-    Options,
-    Path,
-    Resources,
-    Target,
-    Verify,
-    bundle,
-    departing,
-    takes,
-)
+from .options import CHANGE, RESOURCES, SELECT, TARGET, Options, Path, Verify, departing, parse_options, takes
 from .options import path as text
 from .reading import list_of, prepare, refuse_nameless, seen
 from .result import Report
@@ -72,19 +59,19 @@ def holdable(checkpoint: Checkpoint, writer: Writer) -> Checkpoint:
 
 
 def plan_for(
-    checkpoint: Checkpoint, destination: Path, target: Target, resources: Resources, sources: Sequence[Path] = ()
+    checkpoint: Checkpoint, destination: Path, how: Options, sources: Sequence[Path] = ()
 ) -> tuple[Plan, Writer, Format]:
     """Lay the checkpoint out at the destination, with the small files of the source's folder where they belong."""
     url = text(destination)
-    row = _row(checkpoint, url, target)
-    writer: Writer = row.load().writer(url, max_shard_size=target.max_shard_size)
-    if folder := _beside(row, target, sources):
+    row = _row(checkpoint, url, how)
+    writer: Writer = row.load().writer(url, max_shard_size=how.max_shard_size)
+    if folder := _beside(row, how, sources):
         from ..formats.huggingface import along
 
         writer = along(writer, url, folder)
-    if target.skip_unrepresentable:
+    if how.skip_unrepresentable:
         checkpoint = holdable(checkpoint, writer)
-    if _hashed(target, row):
+    if _hashed(how, row):
         from ..formats import own_metadata
 
         kept = checkpoint.metadata | own_metadata.blank(checkpoint.tensors)
@@ -97,26 +84,26 @@ def plan_for(
         checkpoint = replace(checkpoint, notes=(*checkpoint.notes, note))
     folder, _ = files.split(url.rstrip("/"))
     checkpoint = replace(checkpoint, notes=(*checkpoint.notes, *shared_notes(placement, folder)))
-    memory = Budget.of(resources.max_memory, resources.workers)
+    memory = Budget.of(how.max_memory, how.workers)
     return compile_plan(checkpoint, placement, folder, memory), writer, row
 
 
-def _beside(row: Format, target: Target, sources: Sequence[Path]) -> str:
+def _beside(row: Format, how: Options, sources: Sequence[Path]) -> str:
     """The folder whose small files are copied, or ''."""
-    if target.copy_files and (row.name != "hf" or len(sources) != 1):
+    if how.copy_files and (row.name != "hf" or len(sources) != 1):
         raise UsageError("copy_files=True copies from one source into a folder: use to='hf'")
-    if row.name != "hf" or len(sources) != 1 or target.copy_files is False:
+    if row.name != "hf" or len(sources) != 1 or how.copy_files is False:
         return ""
     source = os.fspath(sources[0])
     if files.is_dir(source):
         return source
-    return files.split(source)[0] if target.copy_files else ""
+    return files.split(source)[0] if how.copy_files else ""
 
 
-def _row(checkpoint: Checkpoint, url: str, target: Target) -> Format:
+def _row(checkpoint: Checkpoint, url: str, how: Options) -> Format:
     refuse_nameless(url)
-    row = table.target(url, target.format, "keras" if order.is_keras(checkpoint) else checkpoint.format)
-    if row.name == "hdf5" and not target.format and url.endswith(".h5") and order.may_be_keras(checkpoint):
+    row = table.target(url, how.to, "keras" if order.is_keras(checkpoint) else checkpoint.format)
+    if row.name == "hdf5" and not how.to and url.endswith(".h5") and order.may_be_keras(checkpoint):
         raise UsageError(
             f"{url!r} could be plain HDF5, or for Keras, whose names these are: use to='keras' or to='hdf5'"
         )
@@ -127,11 +114,11 @@ def _row(checkpoint: Checkpoint, url: str, target: Target) -> Format:
 @once()
 def dry_run(sources: Path | Sequence[Path], destination: Path, **given: Unpack[ConvertOptions]) -> Plan:
     """Plan a conversion without running it; arguments and errors as in `convert`. Returns a Plan; print() shows it."""
-    found, many = bundle(given), list_of(sources)
-    row, checkpoint = _prepared(many, destination, found)
+    how, many = parse_options(given), list_of(sources)
+    row, checkpoint = _prepared(many, destination, how)
     made = passes.texts(order.fitted(checkpoint, row.name))
-    plan = plan_for(made, destination, found.target, found.resources, many)[0]
-    if not found.target.force:
+    plan = plan_for(made, destination, how, many)[0]
+    if not how.force:
         return plan
     return replacing.foretold(plan, made.urls, [os.fspath(s) for s in many], text(destination))
 
@@ -148,29 +135,26 @@ def convert(sources: Path | Sequence[Path], destination: Path, **given: Unpack[C
     layouts, casts, or what the target cannot hold), VerifyError (hashes, reading back), MissingExtra (an optional
     package) and StorageError (the file system; an existing destination without `force`).
     """
-    found = bundle(given)
-    target, resources, many = found.target, found.resources, list_of(sources)
-    began = time.monotonic()
-    if resources.engine != "local":
+    how, many, began = parse_options(given), list_of(sources), time.monotonic()
+    if how.engine != "local":
         from ..engine import ray
 
         many = [ray.absolute(os.fspath(s)) for s in many]
         destination = ray.absolute(os.fspath(destination))
     with files.record_stamps() as stamps:
-        _, checkpoint = _prepared(many, destination, found)
-    if checkpoint.hashes and target.hash is None:  # verify="none": what was not compared gets no new hashes
-        target = replace(target, hash=False)
-    return write(checkpoint, destination, target, resources, tuple(os.fspath(s) for s in many), began, stamps)
+        _, checkpoint = _prepared(many, destination, how)
+    if checkpoint.hashes and how.hash is None:  # verify="none": what was not compared gets no new hashes
+        how = replace(how, hash=False)
+    return write(checkpoint, destination, how, tuple(os.fspath(s) for s in many), began, stamps)
 
 
-def _prepared(sources: list[Path], destination: Path, found: Options) -> tuple[Format, Checkpoint]:
+def _prepared(sources: list[Path], destination: Path, how: Options) -> tuple[Format, Checkpoint]:
     """What the target shall hold, with what its metadata shall say of how it was made, and its format."""
-    made = prepare(sources, found.select, found.change, guard=found.target.verify != "none")
-    row = _row(made, text(destination), found.target)
-    if (options := departing(found, *MADE_WITH)) and _hashed(found.target, row):
-        made = replace(made, metadata={**made.metadata, OPTIONS: json.dumps(options)})
-    change = found.change
-    unconverted = not (change.converter or change.renames or change.regexes) and made.format in FOREIGN
+    made = prepare(sources, how, guard=how.verify != "none")
+    row = _row(made, text(destination), how)
+    if (given := departing(how, *MADE_WITH)) and _hashed(how, row):
+        made = replace(made, metadata={**made.metadata, OPTIONS: json.dumps(given)})
+    unconverted = not (how.converter or how.rename or how.rename_regex) and made.format in FOREIGN
     if unconverted and row.name in ("torch", "hf") and (name := _converter(made)):
         hint = f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"
         made = replace(made, notes=(*made.notes, Note("hint", hint)))
@@ -183,8 +167,7 @@ def _prepared(sources: list[Path], destination: Path, found: Options) -> tuple[F
 def write(
     checkpoint: Checkpoint,
     destination: Path,
-    target: Target = Target(),  # noqa: B008 - frozen
-    resources: Resources = Resources(),  # noqa: B008
+    how: Options = Options(),  # noqa: B008 - frozen
     sources: tuple[str, ...] = (),
     began: float | None = None,
     stamps: Mapping[str, files.Stamp] | None = None,
@@ -192,36 +175,36 @@ def write(
     """Write a checkpoint as it stands; `stamps` are those of its files when it was opened."""
     began = time.monotonic() if began is None else began
     url = text(destination)
-    checkpoint = passes.texts(order.fitted(checkpoint, _row(checkpoint, url, target).name))
-    made, writer, row = plan_for(checkpoint, destination, target, resources, sources)
+    checkpoint = passes.texts(order.fitted(checkpoint, _row(checkpoint, url, how).name))
+    made, writer, row = plan_for(checkpoint, destination, how, sources)
     read = {**dict.fromkeys(checkpoint.urls, ()), **(stamps or {})}
 
     def confirmed(outcome: Outcome, unpublished: Callable[[str], str] | None = None) -> None:
         at = unpublished(files.split(url.rstrip("/"))[1]) if unpublished else ""
         # what an earlier run wrote has lain there since, and nobody looked after it
-        confirm(made, outcome, url, row, full=target.verify == "full" or outcome.resumed, at=at)
+        confirm(made, outcome, url, row, full=how.verify == "full" or outcome.resumed, at=at)
 
-    how = How(
-        force=target.force,
-        sync=target.sync,
-        resume=target.resume,
-        digest=target.verify == "full" or target.resume or _hashed(target, row),
-        map=resources.map or _engine(resources.engine),
-        progress=resources.progress,
-        metadata=_stated(made, checkpoint) if _hashed(target, row) else None,
+    run = How(
+        force=how.force,
+        sync=how.sync,
+        resume=how.resume,
+        digest=how.verify == "full" or how.resume or _hashed(how, row),
+        map=how.map or _engine(how.engine),
+        progress=how.progress,
+        metadata=_stated(made, checkpoint) if _hashed(how, row) else None,
         stamps=read,  # as private as all of them
-        confirm=confirmed if target.verify != "none" else None,
-        ahead=target.verify != "full",  # which reads every byte before anything is published
+        confirm=confirmed if how.verify != "none" else None,
+        ahead=how.verify != "full",  # which reads every byte before anything is published
     )
     with replacing.sparing(made, read, sources, url):
-        outcome = execute(made, writer, how)
-    if target.verify != "none" and (files.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
+        outcome = execute(made, writer, run)
+    if how.verify != "none" and (files.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
         try:
             confirmed(outcome)
         except KeyboardInterrupt as e:
             vars(e)["written"] = redacted(url)  # whoever reports the interrupt should not deny the output
             raise
-    done = _report(made, outcome, row.name, target.verify, sources, url, checkpoint.format, began)
+    done = _report(made, outcome, row.name, how.verify, sources, url, checkpoint.format, began)
     _log(done)
     return done
 
@@ -271,8 +254,8 @@ def _log(done: Report) -> None:
     LOG.info("%s", done)
 
 
-def _hashed(target: Target, row: Format) -> bool:
-    return row.hashes == "always" if target.hash is None else target.hash
+def _hashed(how: Options, row: Format) -> bool:
+    return row.hashes == "always" if how.hash is None else how.hash
 
 
 def _stated(made: Plan, checkpoint: Checkpoint) -> Metadata:
@@ -300,23 +283,23 @@ def save(
     Returns a Report. Raises UsageError (lists all values that are not arrays), Unrepresentable (tensors that the
     format cannot hold) and StorageError (`path` exists and `force` is not given).
     """
-    found = bundle(given, *TARGET, *RESOURCES)
-    target = found.target if format is None else replace(found.target, format=format)
+    how = parse_options(given, *TARGET, *RESOURCES)
+    how = how if format is None else replace(how, to=format)
     made = gathered(tensors)
     kept = made.metadata if metadata is None else dict(metadata)
     if odd := [k for k, v in kept.items() if not isinstance(k, str) or not isinstance(v, str)]:
         raise UsageError(f"metadata holds texts, by names that are texts; not so: {listing(map(repr, odd))}")
     stamps = seen(made)
-    made, target = _compared(made, target)
+    made, how = _compared(made, how)
     made = Checkpoint(made.tensors, unhashed(kept), made.ties, made.format, details=made.details, moved=made.moved)
-    return write(made, path, target, found.resources, stamps=stamps)
+    return write(made, path, how, stamps=stamps)
 
 
-def _compared(made: Checkpoint, target: Target) -> tuple[Checkpoint, Target]:
+def _compared(made: Checkpoint, how: Options) -> tuple[Checkpoint, Options]:
     """What is saved is compared with the hashes of the file that it was opened from; else it gets no new ones."""
     from ..verification import hashes
 
-    if target.verify != "none":
-        return hashes.guarded(made), target
+    if how.verify != "none":
+        return hashes.guarded(made), how
     bare, hashed = hashes.unwatched(made)
-    return bare, replace(target, hash=False) if hashed and target.hash is None else target
+    return bare, replace(how, hash=False) if hashed and how.hash is None else how

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..api import Change, Select, Target
+from ..api import Options
 from ..api.options import CHANGE, KNOWN, SELECT
 from ..api.reading import refuse_nameless
 from ..errors import CorruptCheckpoint, MissingExtra, UnsafeCheckpoint, UsageError
@@ -48,20 +48,12 @@ PIECE = re.compile(r"(.+)-\d{5}-of-\d{5}(\.[^.]+)")  # of a checkpoint with an i
 UNSAFE = re.compile(r"[\0-\x1f\\@?#:*\[\ud800-\udfff]|(^|/)\.{0,2}(/|$)")
 
 
-class Settings(NamedTuple):
-    """The options of one conversion."""
-
-    select: Select = Select()
-    change: Change = Change()
-    target: Target = Target()
-
-
 class Row(NamedTuple):
     """A checkpoint to convert: the path of its output ('' for the default one), or the folder of that ('' for none)."""
 
     source: str
     destination: str
-    settings: Settings
+    settings: Options
     folder: str = ""
     problem: UnsafeCheckpoint | None = None
 
@@ -79,10 +71,10 @@ def is_manifest(source: str) -> bool:
     return source.lower().endswith(SUFFIXES) and not source.endswith(INDEXES)
 
 
-def read(url: str, default: Settings) -> Iterator[Row]:
+def read(url: str, default: Options) -> Iterator[Row]:
     """Parse a manifest; a row without an option has that of `default`. At its end, UsageError lists all mistakes."""
     bad = list[str]()
-    folder, shared = files.split(url)[0], dict[str, Settings]()
+    folder, shared = files.split(url)[0], dict[str, Options]()
     try:
         for number, line in enumerate(_lines(url), 1):
             try:
@@ -105,7 +97,7 @@ def read(url: str, default: Settings) -> Iterator[Row]:
         raise UsageError(f"{many(len(bad), 'row')} of the manifest cannot be parsed:\n{listing(bad)}", url=url)
 
 
-def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
+def _row(line: Mapping[str, Any], folder: str, default: Options) -> Row:
     if None in line:  # so csv calls what has no name
         raise ValueError("it has more cells than the header")
     given = {k: v for k, v in line.items() if v not in (None, "")}
@@ -129,15 +121,13 @@ def _row(line: Mapping[str, Any], folder: str, default: Settings) -> Row:
     if destination.startswith("/") or ".." in destination.split("/") or "://" in destination:
         raise ValueError(f"the destination {destination!r} is not below the output folder")
     destination = "/".join(p for p in destination.split("/") if p not in ("", "."))
-    parts = default._asdict()
+    changed = dict[str, Any]()
     for key, value in given.items():
         if key not in KEYS:
             hint = did_you_mean(key, ["source", "destination", "options", *KEYS], "keys")
             raise ValueError(f"unknown key {key!r}{hint}")
-        known = KEYS[key]
-        part = known.group.__name__.lower()
-        parts[part] = replace(parts[part], **{known.field: _value(key, value, known.kind)})
-    return Row(source, destination, Settings(**parts) if given else default)
+        changed[KEYS[key].keyword] = _value(key, value, KEYS[key].kind)
+    return Row(source, destination, replace(default, **changed) if given else default)
 
 
 def _value(key: str, value: Any, declared: str) -> Any:
@@ -204,7 +194,7 @@ def _parquet(url: str) -> Iterator[dict[str, Any]]:
 # --- models of the Hub ---
 
 
-def _hub_rows(model: Mapping[str, Any], default: Settings) -> Iterator[Row]:
+def _hub_rows(model: Mapping[str, Any], default: Options) -> Iterator[Row]:
     """The checkpoints of a model; ValueError if this does not describe one."""
     name, revision = model.get("id") or model.get("modelId"), model.get("sha")
     if not isinstance(name, str) or not ID.fullmatch(name):

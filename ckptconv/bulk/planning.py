@@ -24,7 +24,7 @@ from itertools import chain, islice
 from typing import Literal
 from zlib import crc32
 
-from ..api import Resources
+from ..api import Options
 from ..errors import CkptError, StorageError, UnsafeCheckpoint, UsageError
 from ..formats import shard_index, table
 from ..formats.huggingface import NUMBERED
@@ -37,7 +37,7 @@ from ..storage.lookups import kept, once
 from ..storage.paths import file_name, inside
 from .discover import FoundCheckpoint, discover
 from .ledger import LEDGERS, NAME, STRANGE, LedgerEntry, read
-from .manifest import FORMAT, Row, Settings, is_manifest
+from .manifest import FORMAT, Row, is_manifest
 from .manifest import read as read_manifest
 
 State = Literal["convert", "retry", "changed", "done", "problem"]
@@ -55,10 +55,13 @@ OURS = "is an output of this zoo, which does not convert its own; copy it, or ch
 
 @dataclass(frozen=True)
 class ZooOptions:
-    """What `zoo` is asked to do; the fields are described there. settings: the options of each conversion."""
+    """What `zoo` is asked to do; the fields are described there.
 
-    settings: Settings = field(default_factory=Settings)
-    resources: Resources = field(default_factory=Resources)
+    settings: the options of each conversion, but for `resources`: memory, threads and progress of all together.
+    """
+
+    settings: Options = field(default_factory=Options)
+    resources: Options = field(default_factory=Options)
     pattern: str = ""
     latest: bool = False
     resume: bool = False
@@ -80,7 +83,7 @@ class Conversion:
 
     found: FoundCheckpoint
     destination: str
-    settings: Settings
+    settings: Options
     options: str = ""
     state: State = "convert"
     ours: bool = False
@@ -123,7 +126,7 @@ def plan(
             item.fail(e)
             item.state = "problem"
 
-    if options.by_content or any(i.settings.target.verify == "full" for i in items):
+    if options.by_content or any(i.settings.verify == "full" for i in items):
         with ThreadPoolExecutor(HASHING) as pool:
             list(pool.map(decide, items))
     else:
@@ -139,7 +142,7 @@ def _conversions(
     sources: Sequence[str], folder: str, options: ZooOptions, is_output: Callable[[str], bool]
 ) -> Iterator[Conversion]:
     """The checkpoints of all sources, those of manifests last; a destination is '' unless a row says it."""
-    prepared: dict[tuple[int, bool], tuple[Settings, Settings, str | CkptError]] = {}
+    prepared: dict[tuple[int, bool], tuple[Options, Options, str | CkptError]] = {}
 
     def conversion(found: FoundCheckpoint, row: Row) -> Conversion:
         says_format = bool(row.destination) and table.is_said(row.destination)
@@ -152,7 +155,7 @@ def _conversions(
             if row.settings is options.settings:
                 raise hashed
             item.fail(hashed)
-            item.settings = Settings()
+            item.settings = Options()
         else:
             item.options = hashed
         return item
@@ -177,10 +180,10 @@ def _conversions(
         raise UsageError(f"none of {many(count, 'row')} matches pattern={pattern!r}")
 
 
-def _prepared(settings: Settings, says_format: bool) -> tuple[Settings, str | CkptError]:
+def _prepared(settings: Options, says_format: bool) -> tuple[Options, str | CkptError]:
     """Settings with a format, and their hash or what is wrong with them; says_format: the destination's suffix does."""
-    if settings.target.format is None and not says_format:
-        settings = settings._replace(target=replace(settings.target, format=FORMAT))
+    if settings.to is None and not says_format:
+        settings = replace(settings, to=FORMAT)
     try:
         ending(settings)
         return settings, options_hash(settings)
@@ -257,9 +260,9 @@ def _newest(items: Iterable[Conversion]) -> list[Conversion]:
 # --- destinations ---
 
 
-def ending(settings: Settings) -> str:
+def ending(settings: Options) -> str:
     """What the name of an output ends with."""
-    row = table.get(settings.target.format or FORMAT)
+    row = table.get(settings.to or FORMAT)
     return BARE.get(row.name, row.suffixes[0] if row.suffixes else "." + row.name)
 
 
@@ -308,14 +311,14 @@ def _check_destinations(items: Sequence[Conversion], folder: str) -> None:
 
 def _written_names(item: Conversion) -> Iterator[str]:
     """The names that an output may have, with # for the number of a shard."""
-    path, target = item.destination, item.settings.target
-    format = table.get(target.format).name if target.format else min(table.by_suffix(path), default=FORMAT)
+    path, how = item.destination, item.settings
+    format = table.get(how.to).name if how.to else min(table.by_suffix(path), default=FORMAT)
     if format == "tf":
         yield from (prefix_of(path) + ".index", prefix_of(path) + ".data#")
         return
     yield path
     suffix = ".safetensors" if format == "safetensors" else os.path.splitext(path)[1]
-    if format == "safetensors" or (format == "torch" and target.max_shard_size is not None):
+    if format == "safetensors" or (format == "torch" and how.max_shard_size is not None):
         yield from (path + shard_index.SUFFIX, f"{path.removesuffix(suffix)}#{suffix}")
     elif path.endswith(".weights.json"):
         yield f"{path.removesuffix('.weights.json')}#.weights.h5"
@@ -351,7 +354,7 @@ def _decide(
         item.ours = not any(name.startswith(base) for name in there[k : k + 1])
         return
     item.ours, item.written = old.ours, old.written
-    if options.settings.target.force and not options.resume:
+    if options.settings.force and not options.resume:
         return
     if old.state != "done":
         item.state = "retry" if old.state == "failed" else "convert"
@@ -366,7 +369,7 @@ def _is_current(item: Conversion, old: LedgerEntry, folder: str, by_content: boo
         and old.source == redacted(item.found.source)
         and all((s := files.stat(files.join(folder, n))) and s.size == size for n, size, _ in old.written)
         and (old.hash == content_hash(item.found) if by_content else old.files == identity(item.found))
-        and (item.settings.target.verify != "full" or old.proof == hash_of(folder, (n for n, _, _ in old.written)))
+        and (item.settings.verify != "full" or old.proof == hash_of(folder, (n for n, _, _ in old.written)))
     )
 
 
@@ -399,12 +402,11 @@ def _hash(urls: Iterable[str]) -> str:
     return h.hexdigest()
 
 
-def options_hash(settings: Settings) -> str:
+def options_hash(settings: Options) -> str:
     """A hash of what an output depends on besides its source: options, the converter's text, ckptconv's version."""
-    target = replace(settings.target, force=False, sync=True, verify="none")
-    name = settings.change.converter
+    name = settings.converter
     rules = texts(name) if name and name != "auto" else ()
-    key = repr((version(), settings.select, settings.change, target, rules))
+    key = repr((version(), settings.without("force", "sync", "verify"), rules))
     return blake2b(key.encode(), digest_size=8).hexdigest()
 
 

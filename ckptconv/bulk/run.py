@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..api import Path, bundle
+from ..api import Path, parse_options
 from ..api.options import CHANGE, RESOURCES, SELECT, takes
 from ..api.reading import list_of
 from ..errors import CkptError, StorageError, UsageError
@@ -26,7 +26,6 @@ from ..storage import files
 from ..storage.paths import refuse_remote
 from . import pool
 from .ledger import LEDGERS, EntryState, Ledger, LedgerEntry
-from .manifest import Settings
 from .planning import Conversion, ZooOptions, identity, ledger_name, plan, read_ledger
 from .summary import Summary, counted
 from .work import Done, WorkerConfig, on_cluster, work
@@ -89,16 +88,16 @@ def zoo_plan(sources: Path | Sequence[Path], output: Path, **given: Any) -> list
     done or problem. Raises UsageError, StorageError and CorruptCheckpoint, as `zoo` does.
     """
     options, folder = _options(given), os.fspath(output)
-    force = options.settings.target.force
+    force = options.settings.force
     known = read_ledger(options.ledger or folder, options.shard, force=force) if options.resume or force else {}
     return plan([os.fspath(s) for s in list_of(sources)], folder, options, known)
 
 
 def _options(given: dict[str, Any]) -> ZooOptions:
-    own = {f.name: given.pop(f.name) for f in fields(ZooOptions) if f.name in given and f.name != "resources"}
+    own = {f.name: given.pop(f.name) for f in fields(ZooOptions) if f.name in given}
     refuse_remote(ledger := os.fspath(own.pop("ledger", "")), "a ledger")
-    select, change, target, resources = bundle(given, *ZOO, "to")
-    return ZooOptions(Settings(select, change, target), resources, ledger=ledger, **own)
+    how = parse_options(given, *ZOO, "to")
+    return ZooOptions(how.without(*RESOURCES), how, ledger=ledger, **own)
 
 
 def convert(
@@ -108,7 +107,7 @@ def convert(
 
     Failures of single checkpoints are in the summary; errors that concern all of them are raised.
     """
-    began, force = time.monotonic(), options.settings.target.force
+    began, force = time.monotonic(), options.settings.force
     with Ledger(_ledger_path(folder, options), resume=options.resume, force=force) as book:
         items = plan(sources, folder, options, book.entries)
         todo = sorted((i for i in items if i.state not in ("done", "problem")), key=lambda i: -i.found.size)

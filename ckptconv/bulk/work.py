@@ -15,7 +15,7 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from .. import api
-from ..api import Report, Resources, Target
+from ..api import Options, Report
 from ..engine import ray as ray_engine
 from ..engine.run import Progress
 from ..errors import CkptError, CorruptCheckpoint, StorageError
@@ -70,21 +70,22 @@ def work(
 ) -> Done:
     """Convert one checkpoint: in a worker, or in tasks of an engine. `listings`: of long folders."""
     began, folder = time.monotonic(), config.folder
-    target = replace(item.settings.target, sync=config.sync)
     lookups.expect(dict(item.found.files))
     if changed := _changed(item, engine):
         raise CorruptCheckpoint("is not the file that was planned: it has changed since", url=changed)
     threads = config.processors if item.found.size >= LARGE else config.threads
-    resources = Resources(config.memory, threads, engine=engine, progress=progress)
+    how = replace(
+        item.settings, sync=config.sync, max_memory=config.memory, jobs=threads, engine=engine, progress=progress
+    )
     output = files.join(folder, item.destination)
     with pool.contained(item.found.source), session(listings=listings):
-        report = _converted(item, output, folder, target, resources)
+        report = _converted(item, output, folder, how)
         above = files.split(output)[0][len(folder.rstrip("/")) :].strip("/")
         names = [f"{above}/{name}" if above else name for name in report.files]
         sizes = [(n, s.size, s.mtime) for n in names if (s := files.stat(files.join(folder, n)))]
         digest = content_hash(item.found) if config.hashed else ""
         digest = "" if digest and _changed(item, engine) else digest  # of other bytes than were converted
-        proof = hash_of(folder, names) if target.verify == "full" else ""
+        proof = hash_of(folder, names) if how.verify == "full" else ""
     return Done(
         report.source_format, report.tensors, report.bytes, time.monotonic() - began, tuple(sizes), digest, proof,
         remarks_of(report),
@@ -103,22 +104,21 @@ def _changed(item: Conversion, engine: str) -> str:
     return ""
 
 
-def _converted(item: Conversion, output: str, folder: str, target: Target, resources: Resources) -> Report:
+def _converted(item: Conversion, output: str, folder: str, how: Options) -> Report:
     """Convert it, replacing what an earlier run wrote as it wrote it, and nothing else unless that is forced."""
-    convert = partial(
-        api.convert, item.found.source, select=item.settings.select, change=item.settings.change, resources=resources
-    )
-    if target.force:
-        return convert(output, target=target)
+    given = {k: v for k, v in vars(how).items() if v is not None}
+    convert = partial(api.convert, item.found.source)
+    if how.force:
+        return convert(output, **given)
     try:
         with session(written={place(files.join(folder, name)): (size, time) for name, size, time in item.written}):
-            return convert(output, target=replace(target, force=bool(item.written)))
+            return convert(output, **given | {"force": bool(item.written)})
     except Taken as e:
         if item.ours and item.state in ("convert", "retry"):
             # a killed run may have published it without a record: then it has the bytes that it should have
             above, base = files.split(output)
             with _stage(above, base) as stage, suppress(CkptError):  # a file may be missing
-                report = convert(files.join(stage, base), target=target)
+                report = convert(files.join(stage, base), **given)
                 if hash_of(stage, report.files) == hash_of(above, report.files):
                     return report
         raise StorageError(e.message, url=e.url) from None

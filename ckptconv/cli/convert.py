@@ -117,8 +117,8 @@ def _written(loaded: Filled, output: str, sources: list[str], options: dict[str,
     """Write a module's state; the report is of loading it as well, where all casts are."""
     from .. import api
 
-    (state, loss, casts, stamps), (_, _, target, resources) = loaded, api.bundle(options)
-    done = api.write(state, output, target, resources, tuple(sources), stamps=stamps)
+    state, loss, casts, stamps = loaded
+    done = api.write(state, output, api.parse_options(options), tuple(sources), stamps=stamps)
     return replace(done, loss=loss, casts=casts)
 
 
@@ -153,10 +153,10 @@ def _both(
 
     if not names_code(into):
         raise UsageError(f"--into takes package.module:callable, not {into!r}")
-    select, change, target, _ = api.bundle(options)
-    if change.dtype:
+    how = api.parse_options(options)
+    if how.dtype:
         raise UsageError("--into writes the dtypes that the module has; convert what it writes with dtype=")
-    found, stamps = api.dated(sources, select, change, guard=target.verify != "none")
+    found, stamps = api.dated(sources, how, guard=how.verify != "none")
     return replace(found, hashes={}), build(into, meta=meta), stamps  # compared, or not to be compared
 
 
@@ -165,7 +165,7 @@ def _suggest(sources: list[str], options: dict[str, Any]) -> None:
     from .. import api
     from ..rules import library
 
-    if name := library.suggestion(api.prepare(sources, api.bundle(options).select, api.Change())):
+    if name := library.suggestion(api.prepare(sources, api.parse_options(options))):
         show.talk(
             f"hint: these are {name}'s names; -c {name} converts them, `ckptconv converters show {name}` says how"
         )

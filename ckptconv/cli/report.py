@@ -94,12 +94,10 @@ def serve(
     histograms and pictures of a tensor follow when it is opened, and zoom from the whole matrix to single values. The
     server answers to this machine only, at an address with a random token, and changes nothing. Ctrl-C ends it.
     """
-    from ..api.options import SELECT, bundle
+    from ..api.options import SELECT, parse_options
     from ..reporting.serve import Server, Shelf
 
-    given = bundle(options, *SELECT, "jobs")
-
-    shelf = Shelf(lambda: found(sources), given.select, given.resources.workers)
+    shelf = Shelf(lambda: found(sources), parse_options(options, *SELECT, "jobs"))
     try:
         started = Server(shelf, port)
     except OSError as e:

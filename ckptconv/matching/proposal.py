@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import api
@@ -109,19 +109,19 @@ def match(
     proposed or a name leads to no module, StorageError if `output` exists and `force` is not given, MissingExtra for a
     package that the search needs, and what `open` raises.
     """
-    select, change, how, resources = api.bundle(given, *MATCH)
+    how = api.parse_options(given, *MATCH)
     refuse_remote(os.fspath(output or ""), "a rule file")
     if output and os.path.lexists(output) and not how.force:
         raise StorageError("already exists; force=True replaces it", url=os.fspath(output))
-    every = replace(select, include=(), exclude=())
+    every = how.without("include", "exclude")
     with files.record_stamps() as stamps:
-        a = api.prepare([source], every, change)
-        b = _opened(target, replace(every, format=None, at=None, strip_prefix=(), ema=False))
-    found = search.match(a, b, values=values, workers=resources.workers, include=select.include, exclude=select.exclude)
+        a = api.prepare([source], every)
+        b = _opened(target, every.without("from_", "at", "strip_prefix", "ema"))
+    found = search.match(a, b, values=values, workers=how.workers, include=how.include, exclude=how.exclude)
 
     def propose(order: Sequence[str]) -> Proposal:
         reordered = b.with_tensors({n: b[n] for n in order if n in b})
-        return search.match(a, reordered, values=False, include=select.include, exclude=select.exclude)
+        return search.match(a, reordered, values=False, include=how.include, exclude=how.exclude)
 
     proof = _proof(found, a, target, check, propose) if check else None
     found = proof.proposal if proof else found
@@ -166,12 +166,12 @@ def _read(given: Any) -> Any:
     return {n: t.numpy() for n, t in found.items()}
 
 
-def _opened(target: Any, select: api.Select) -> Checkpoint:
+def _opened(target: Any, how: api.Options) -> Checkpoint:
     """A checkpoint, or the names and shapes of a module; options that are about the source alone are left out."""
     if isinstance(target, Checkpoint):
         return target
     if isinstance(target, str | os.PathLike) and not names_code(os.fspath(target)):
-        return api.opened(os.fspath(target), select)
+        return api.opened(os.fspath(target), how)
     if not isinstance(target, str) and not callable(getattr(target, "state_dict", None)):
         raise UsageError(f"target is a path, an open checkpoint or a torch module, not {type(target).__name__}")
     from ..torch import build, outline

@@ -18,12 +18,12 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from ..api import Change, Path, Resources, Select, bundle, prepare
+from ..api import Options, Path, parse_options, prepare
 from ..api.options import CHANGE, SELECT, takes
 from ..api.options import path as text
 from ..errors import UsageError
@@ -97,11 +97,11 @@ def report(
 
     Returns a Page: its `path` and its size in `bytes`; a notebook shows the page. Raises any CkptError of reading.
     """
-    select, change, how, resources = bundle(given, *REPORT)
+    how = parse_options(given, *REPORT)
     refuse_remote(os.fspath(output or ""), "a report")
     urls = [text(source), *map(text, others)]
     with files.record_stamps() as stamps:
-        data = collected(urls, select, change, values=values, resources=resources)
+        data = collected(urls, how, values=values)
         data["made"] = [*data.get("made", []), *([["This page", command]] if command else [])]
     page = render(data).encode(errors="backslashreplace")  # a path may hold any bytes
     path = os.fspath(output or default_name(urls[-1]))
@@ -118,34 +118,32 @@ def written(path: str, page: bytes, read: Collection[str], *, force: bool) -> Pa
     return Page(path, len(page))
 
 
-def collected(
-    urls: Sequence[str], select: Select, change: Change, *, values: bool, resources: Resources
-) -> dict[str, Any]:
+def collected(urls: Sequence[str], how: Options, *, values: bool) -> dict[str, Any]:
     """The data of a page: of one checkpoint, of two, or of a series."""
-    how: dict[str, Any] = {"values": values, "workers": resources.workers, "progress": resources.progress}
+    reading: dict[str, Any] = {"values": values, "workers": how.workers, "progress": how.progress}
     if len(urls) == 1:
-        data = survey.survey(prepare([urls[0]], select, Change()), **how)
+        data = survey.survey(prepare([urls[0]], how.without(*CHANGE)), **reading)
     elif len(urls) == 2:
-        data = _pair(urls[0], urls[1], select, change, how)
+        data = _pair(urls[0], urls[1], how, reading)
     else:
-        if change != Change():
+        if how.changes:
             raise UsageError("a series is of checkpoints as they are: it takes no options of a conversion")
-        data = survey.series([prepare([url], select, Change()) for url in urls], [*map(redacted, urls)], **how)
+        data = survey.series([prepare([url], how) for url in urls], [*map(redacted, urls)], **reading)
     data["url"] = redacted(urls[-1])
     return data
 
 
-def _pair(source: str, target: str, select: Select, change: Change, how: dict[str, Any]) -> dict[str, Any]:
-    """The data of a conversion if `change` asks for one, otherwise of a comparison."""
-    before, converted = prepare([source], select, Change()), change != Change()
-    expected = prepare([source], select, change) if converted else before
-    after = prepare([target], Select() if converted else replace(select, format=None, at=None), Change())
-    both = survey.Compared(expected, after, values=how["values"], workers=how["workers"])
-    data = survey.survey(after if converted else both.both, before=both.changed(), **how)
+def _pair(source: str, target: str, how: Options, reading: dict[str, Any]) -> dict[str, Any]:
+    """The data of a conversion if the options ask for one, otherwise of a comparison."""
+    before, converted = prepare([source], how.without(*CHANGE)), how.changes
+    expected = prepare([source], how) if converted else before
+    after = prepare([target], Options() if converted else how.without("from_", "at"))
+    both = survey.Compared(expected, after, values=reading["values"], workers=reading["workers"])
+    data = survey.survey(after if converted else both.both, before=both.changed(), **reading)
     data["totals"] = inspection.totals(after)._asdict()
     data["compared"] = (both.conversion(before) if converted else both.comparison()) | {
         "source": redacted(source),
-        "converter": change.converter or "",
+        "converter": how.converter or "",
     }
     data["made"] = survey.provenance(redacted(source), before, redacted(target), after)
     return data

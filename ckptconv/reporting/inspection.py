@@ -25,7 +25,7 @@ from ..storage.lookups import once
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..api.options import ReadOptions, Select
+    from ..api.options import Options, ReadOptions
     from .checks import Finding
 
 
@@ -125,21 +125,21 @@ def inspect(
 
     Raises UsageError for an unknown `sort` or `limit`, and what `open` raises.
     """
-    select, _, _, resources = api.bundle(given, *SELECT, "jobs")
-    checkpoint = api.opened(path, select)
+    how = api.parse_options(given, *SELECT, "jobs")
+    checkpoint = api.opened(path, how)
     tensors = ordered(checkpoint.tensors.values(), sort) if sort else list(checkpoint.tensors.values())
-    extra = _extra(tensors, stats, hashes, resources.workers)
+    extra = _extra(tensors, stats, hashes, how.workers)
     variables = graph_variables(checkpoint) if graph else None
     checked = check or limit or reference is not None
-    other = _reference(reference, select) if reference is not None else None
-    found = _found(checkpoint, limit, resources.workers, other) if checked else None
+    other = _reference(reference, how) if reference is not None else None
+    found = _found(checkpoint, limit, how.workers, other) if checked else None
     return Inspection(url_of(path), checkpoint, tuple(tensors), totals(checkpoint), extra, variables, found)
 
 
-def _reference(path: Path | Checkpoint, select: Select) -> Checkpoint:
+def _reference(path: Path | Checkpoint, how: Options) -> Checkpoint:
     """The selected tensors of the reference, which may lack all of them."""
-    whole = api.opened(path, replace(select, format=None, at=None, include=(), exclude=()))
-    wanted = passes.wanted(select.include, select.exclude)
+    whole = api.opened(path, how.without("from_", "at", "include", "exclude"))
+    wanted = passes.wanted(how.include, how.exclude)
     return replace(whole, tensors={n: t for n, t in whole.items() if wanted(n)})
 
 

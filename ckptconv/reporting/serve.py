@@ -26,12 +26,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs
 
-from ..api import Change, Resources, Select, prepare
+from ..api import Options, prepare
 from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
 from ..errors import CkptError, StorageError
@@ -90,8 +91,8 @@ class Shelf:
     find: gives what there is. select: what is read of each. workers: threads.
     """
 
-    def __init__(self, find: Callable[[], Sequence[Offered]], select: Select, workers: int = 1) -> None:
-        self.find, self.select, self.workers = find, select, workers
+    def __init__(self, find: Callable[[], Sequence[Offered]], how: Options) -> None:
+        self.find, self.how = find, how
         self._offered: dict[str, Offered] = {}
         self._numbers: dict[str, int] = {}
         self._open: OrderedDict[int, tuple[Checkpoint, dict[str, Stamp]]] = OrderedDict()
@@ -140,7 +141,7 @@ class Shelf:
                 self._open.move_to_end(number)
                 return self._open[number]
         with files.record_stamps() as stamps:
-            made = prepare([self.source(number)], self.select, Change()), stamps
+            made = prepare([self.source(number)], self.how), stamps
         with self._lock:
             self._open[number] = made
             self._open.move_to_end(number)
@@ -177,7 +178,7 @@ class Shelf:
         size = sum(t.nbytes for t in c.values())
         values = whole or size <= FEW
         with self._turn(values):
-            data = survey.survey(c, values=values, workers=self.workers, progress=lambda *_: watch())
+            data = survey.survey(c, values=values, workers=self.how.workers, progress=lambda *_: watch())
         links = [] if len(self._offered) == 1 else [["All checkpoints", "../"]]
         links += [] if values else [[f"Read all values: {in_bytes(size)}", "all"]]
         data["numeric"] = [_is_numeric(DTYPES[name].kind) for name in data["dtypes"]]
@@ -203,9 +204,9 @@ class Shelf:
         return self._several(urls if urls[0] == ends[0] else urls[::-1], watch)
 
     def _several(self, urls: Sequence[str], watch: Watch) -> str:
-        resources = Resources(jobs=self.workers, progress=lambda *_: watch())
+        how = replace(self.how, progress=lambda *_: watch())
         with self._turn(True):
-            return html.render(html.collected(urls, self.select, Change(), values=True, resources=resources))
+            return html.render(html.collected(urls, how, values=True))
 
     # --- values ---
 

@@ -25,7 +25,9 @@ def read(path: Path, format: str | None, how: Reading) -> int:
     from ckptconv.formats.detect import open_checkpoint
 
     if format == "manifest":
-        return sum(1 for _ in manifest.read(str(path), manifest.Settings()))
+        from ckptconv.api import Options
+
+        return sum(1 for _ in manifest.read(str(path), Options()))
     count = 0
     for found in discover([str(path)])[:4]:
         with suppress(CkptError):

@@ -17,9 +17,9 @@ from kit import Run
 
 import ckptconv
 from ckptconv import zoo
+from ckptconv.api import Options
 from ckptconv.bulk import manifest
 from ckptconv.bulk.ledger import NAME
-from ckptconv.bulk.manifest import Settings
 from ckptconv.bulk.run import zoo_plan
 from ckptconv.errors import CkptError, CorruptCheckpoint, MissingExtra, UsageError
 
@@ -111,7 +111,7 @@ def test_what_is_no_manifest(name: str, raw: bytes, says: str, tmp_path: Path) -
 def test_columns_without_a_name_may_be_empty(tmp_path: Path) -> None:
     """As tables end that a spreadsheet wrote."""
     (tmp_path / "m.csv").write_text("source,,\na.npz,,\n")
-    assert [row.source for row in manifest.read(str(tmp_path / "m.csv"), Settings())] == [str(tmp_path / "a.npz")]
+    assert [row.source for row in manifest.read(str(tmp_path / "m.csv"), Options())] == [str(tmp_path / "a.npz")]
 
 
 NAMED = {  # destination: what is written, or why nothing is, and what is said; without `to`, then with `to` = npz
@@ -220,7 +220,7 @@ def model(*paths: str, **more: Any) -> dict[str, Any]:
 def test_the_checkpoints_of_a_model(tmp_path: Path) -> None:
     def rows(line: dict[str, Any]) -> list[tuple[str, str]]:
         (tmp_path / "m.json").write_text(json.dumps([line]))
-        return [(row.source, row.folder) for row in manifest.read(str(tmp_path / "m.json"), Settings())]
+        return [(row.source, row.folder) for row in manifest.read(str(tmp_path / "m.json"), Options())]
 
     paths = """README.md config.json model.safetensors tf_model.h5 .hidden.bin unet/x.safetensors
         pytorch_model.bin.index.json pytorch_model-00001-of-00002.bin pytorch_model-00002-of-00002.bin

@@ -16,11 +16,10 @@ import pytest
 
 import ckptconv
 from ckptconv import zoo
-from ckptconv.api import Resources, Target
+from ckptconv.api import Options
 from ckptconv.bulk import planning, pool, run, summary, work
 from ckptconv.bulk.discover import FoundCheckpoint, _matches, discover
 from ckptconv.bulk.ledger import Ledger, LedgerEntry, read
-from ckptconv.bulk.manifest import Settings
 from ckptconv.bulk.planning import Conversion, ZooOptions
 from ckptconv.bulk.run import zoo_plan
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UsageError
@@ -196,7 +195,7 @@ def test_a_worker_without_a_parent_ends(monkeypatch: pytest.MonkeyPatch) -> None
 def item(at: str, size: int = 0, **more: Any) -> Conversion:
     files = ((f"/in/{at}", Stat(size, 5)),) if size else ()
     found = FoundCheckpoint(f"/in/{at}", at, ".npz", files, more.pop("problem", None))
-    return Conversion(found, at, Settings(), **more)
+    return Conversion(found, at, Options(), **more)
 
 
 def test_results_are_collected_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +205,7 @@ def test_results_are_collected_for_some_seconds(monkeypatch: pytest.MonkeyPatch)
     many = [item(f"{n}", n) for n in range(1, 6)]
     lost = UsageError("no")
     results = (r for r in [(many[0], lost), None, (many[1], lost), None, (many[2], lost), (many[3], lost)])
-    options = ZooOptions(resources=Resources(progress=lambda *n: shown.append(n)))
+    options = ZooOptions(resources=Options(progress=lambda *n: shown.append(n)))
     batches = run._batches(results, options, many)
     assert [[e.at for e in batch] for batch in batches] == [["1", "2"], ["3"], ["4"]]
     assert shown == [(1, 15), (3, 15), (6, 15), (10, 15)]
@@ -234,7 +233,11 @@ def test_workers_share_the_memory(
         run.pool, "run", lambda do, todo, count, patience: asked.append((do, todo, count, patience)) or []
     )
     todo = [item(str(n)) for n in range(tasks)]
-    list(run._results(todo, "/out", ZooOptions(resources=Resources(memory, workers), by_content=True), "/l"))
+    list(
+        run._results(
+            todo, "/out", ZooOptions(resources=Options(max_memory=memory, jobs=workers), by_content=True), "/l"
+        )
+    )
     ((do, given, count, patience),) = asked
     config = do.args[0]
     assert (count, config.memory, config.threads) == wanted
@@ -280,8 +283,8 @@ def test_a_failure_on_a_worker_is_a_result(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_large_one_has_all_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[int] = []
 
-    def convert(*_: Any, resources: Resources, **__: Any) -> Any:
-        seen.append(resources.workers)
+    def convert(*_: Any, jobs: int, **__: Any) -> Any:
+        seen.append(jobs)
         raise UsageError("no")
 
     monkeypatch.setattr(work.api, "convert", convert)
@@ -466,7 +469,7 @@ def test_what_a_worker_reports(verify: Any, hashed: bool, tmp_path: Path) -> Non
     found = FoundCheckpoint(str(tmp_path / "m.npz"), "m", ".npz", ((str(tmp_path / "m.npz"), Stat(len(raw), 1)),), None)
     (tmp_path / "out" / "sub").mkdir(parents=True)
     for at, names in (("sub/m.safetensors", "sub/m.safetensors"), ("n.safetensors", "n.safetensors")):
-        todo = Conversion(found, at, Settings(target=Target(verify=verify)))
+        todo = Conversion(found, at, Options(verify=verify))
         done = work.work(work.WorkerConfig(f"{tmp_path}/out/", 2**24, 1, hashed, True), todo)
         made = (tmp_path / "out" / at).stat()
         assert done.written == ((names, made.st_size, made.st_mtime_ns),)

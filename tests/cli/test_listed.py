@@ -133,12 +133,12 @@ def test_nothing_to_open() -> None:
     ],
 )
 def test_rows_of_a_manifest(row: dict[str, Any], words: str) -> None:
-    from ckptconv.api.options import Change, Select, Target
+    from ckptconv.api.options import Options
 
-    default = manifest.Settings(Select(), Change(), Target())
+    default = Options()
     with pytest.raises(ValueError, match=words):
         manifest._row(row, "/data", default)
     good = manifest._row({"source": "a", "opaque": "TRUE", "include": '["w"]', "destination": "x/"}, "/data", default)
     assert (good.source, good.destination) == ("/data/a", "x")
-    assert good.settings.select.opaque is True
-    assert good.settings.select.include == ("w",)
+    assert good.settings.opaque is True
+    assert good.settings.include == ("w",)

@@ -8,7 +8,6 @@ import pytest
 from kit import FIXTURES, same
 
 import ckptconv
-from ckptconv import api
 from ckptconv.rules import library
 
 FILES = {p.stem: p for p in (*sorted(FIXTURES.glob("vision/*.npz")), *sorted(FIXTURES.glob("t5x/*.msgpack")))}
@@ -17,11 +16,11 @@ FILES = {p.stem: p for p in (*sorted(FIXTURES.glob("vision/*.npz")), *sorted(FIX
 @pytest.mark.parametrize("case", FILES)
 def test_equals_the_old_loader(case: str, tmp_path: Path) -> None:
     name, source, out = case.partition("--")[0], FILES[case], tmp_path / "out.safetensors"
-    ckptconv.convert(source, out, change=api.Change(name))
+    ckptconv.convert(source, out, converter=name)
     got, want = ckptconv.open(out), ckptconv.open(source.with_suffix(".safetensors"))
     assert sorted(got) == sorted(want)
     assert [n for n in want if not same(got[n].numpy(), want[n].numpy())] == []
-    ckptconv.convert(out, tmp_path / "back.npz", change=api.Change(name, inverse=True))
+    ckptconv.convert(out, tmp_path / "back.npz", converter=name, inverse=True)
     back, before = ckptconv.open(tmp_path / "back.npz"), ckptconv.open(source)
     assert sorted(back) == sorted(before)
     assert [n for n in before if not same(back[n].numpy(), before[n].numpy())] == []

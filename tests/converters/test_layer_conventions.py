@@ -20,7 +20,6 @@ tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import ckptconv  # noqa: E402
-from ckptconv import api  # noqa: E402
 from ckptconv.errors import CkptError  # noqa: E402
 from ckptconv.rules import library  # noqa: E402
 from ckptconv.rules.apply import apply  # noqa: E402
@@ -601,9 +600,9 @@ def test_through_files_and_back(fixtures: Path, tmp_path: Path) -> None:
         session.run(tf.compat.v1.global_variables_initializer())
         tf.compat.v1.train.Saver().save(session, str(tmp_path / "lstm.ckpt"), write_meta_graph=False)
     for source in (fixtures / "g2p_en", tmp_path / "lstm.ckpt"):
-        weights, forced = api.Select(weights_only=True), api.Target(force=True)
-        ckptconv.convert(source, there, select=weights, change=api.Change("tf-torch"), target=forced)
-        ckptconv.convert(there, back, change=api.Change("tf-torch", inverse=True), target=forced)
+        weights, forced = {"weights_only": True}, {"force": True}
+        ckptconv.convert(source, there, **weights, converter="tf-torch", **forced)
+        ckptconv.convert(there, back, converter="tf-torch", inverse=True, **forced)
         before, reader = ckptconv.open(source, weights_only=True), tf.train.load_checkpoint(str(back))
         assert sorted(reader.get_variable_to_shape_map()) == sorted(before)
         assert [n for n in before if not same(reader.get_tensor(n), before[n].numpy())] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,19 +32,19 @@ def prefix(family: str) -> Path:
     return folder if (folder / "params_shapes.json").exists() else folder / "model.ckpt"
 
 
-def selected(family: str) -> api.Select:
-    return api.Select(weights_only=True, ema=family == "mobilenet-v2")  # whose old loader prefers the averages
+def selected(family: str) -> dict[str, Any]:
+    return {"weights_only": True, "ema": family == "mobilenet-v2"}  # whose old loader prefers the averages
 
 
-def change(family: str, *, inverse: bool = False) -> api.Change:
-    return api.Change(family.split("--")[0], inverse=inverse, params=PARAMS.get(family.split("--")[0], {}))
+def change(family: str, *, inverse: bool = False) -> dict[str, Any]:
+    return {"converter": family.split("--")[0], "inverse": inverse, "param": PARAMS.get(family.split("--")[0], {})}
 
 
 @pytest.mark.many
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_the_old_loader(family: str, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
-    ckptconv.convert(prefix(family), out, select=selected(family), change=change(family))
+    ckptconv.convert(prefix(family), out, **selected(family), **change(family))
     got, want = ckptconv.open(out), ckptconv.open(ORIGINALS / family / "expected.safetensors")
     assert sorted(got) == sorted(want)
     assert [n for n in want if not same(got[n].numpy(), want[n].numpy())] == []
@@ -53,10 +54,10 @@ def test_equals_the_old_loader(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_way_back_restores_every_tensor(family: str, tmp_path: Path) -> None:
     select, there = selected(family), tmp_path / "there.safetensors"
-    ckptconv.convert(prefix(family), there, select=select, change=change(family))
-    ckptconv.convert(there, tmp_path / "back.ckpt", change=change(family, inverse=True))
-    got, whole = ckptconv.open(tmp_path / "back.ckpt"), api.prepare([prefix(family)], select, api.Change())
-    taken = api.prepare([prefix(family)], select, change(family)).moved.values()
+    ckptconv.convert(prefix(family), there, **select, **change(family))
+    ckptconv.convert(there, tmp_path / "back.ckpt", **change(family, inverse=True))
+    got, whole = ckptconv.open(tmp_path / "back.ckpt"), api.prepare([prefix(family)], api.Options(**select))
+    taken = api.prepare([prefix(family)], api.Options(**select, **change(family))).moved.values()
     want = {name for move in taken for name in move.sources}
     assert set(got) == want
     assert [n for n in want if not same(got[n].numpy(), whole[n].numpy())] == []
@@ -67,16 +68,16 @@ def test_a_size_that_the_way_back_cannot_know_is_asked_for(tmp_path: Path) -> No
     ckptconv.convert(
         prefix("big-bird"),
         tmp_path / "there.safetensors",
-        select=api.Select(weights_only=True),
-        change=api.Change("big-bird"),
+        weights_only=True,
+        converter="big-bird",
     )
     there = ckptconv.open(tmp_path / "there.safetensors")
     ckptconv.save(dict(there), tmp_path / "bare.safetensors", metadata={})
-    back = api.Change("big-bird", inverse=True)
+    back = {"converter": "big-bird", "inverse": True}
     with pytest.raises(ckptconv.UsageError, match="param='heads=NUMBER'"):
-        ckptconv.convert(tmp_path / "bare.safetensors", tmp_path / "back.ckpt", change=back)
-    told = api.Change("big-bird", inverse=True, params={"heads": 2})
-    ckptconv.convert(tmp_path / "bare.safetensors", tmp_path / "back.ckpt", change=told)
+        ckptconv.convert(tmp_path / "bare.safetensors", tmp_path / "back.ckpt", **back)
+    told = {"converter": "big-bird", "inverse": True, "param": {"heads": 2}}
+    ckptconv.convert(tmp_path / "bare.safetensors", tmp_path / "back.ckpt", **told)
     query = "bert/encoder/layer_0/attention/self/query/kernel"
     assert same(ckptconv.open(tmp_path / "back.ckpt")[query].numpy(), ckptconv.open(prefix("big-bird"))[query].numpy())
 
@@ -141,8 +142,8 @@ def test_what_berts_scripts_fine_tuned(scope: str, head: str) -> None:
 @pytest.mark.parametrize("family", ["t5--gated", "imagegpt", "canine", "bert"])
 def test_tensorflow_loads_what_the_way_back_restores(family: str, tmp_path: Path) -> None:
     tf = pytest.importorskip("tensorflow")
-    ckptconv.convert(prefix(family), tmp_path / "there.safetensors", select=selected(family), change=change(family))
-    ckptconv.convert(tmp_path / "there.safetensors", tmp_path / "back.ckpt", change=change(family, inverse=True))
+    ckptconv.convert(prefix(family), tmp_path / "there.safetensors", **selected(family), **change(family))
+    ckptconv.convert(tmp_path / "there.safetensors", tmp_path / "back.ckpt", **change(family, inverse=True))
     reader = tf.train.load_checkpoint(str(tmp_path / "back.ckpt"))
     before = tf.train.load_checkpoint(str(prefix(family)))
     names = list(reader.get_variable_to_shape_map())

@@ -77,8 +77,8 @@ def test_too_little_memory_is_refused() -> None:
 PEAK = """
 import sys, ckptconv
 from ckptconv import api
-ckptconv.convert(sys.argv[1], sys.argv[2], change=api.Change(renames=["w=v"]) if len(sys.argv) < 4 else
-    api.Change(converter=sys.argv[3]), resources=api.Resources(max_memory=16 * 2**20))
+ckptconv.convert(sys.argv[1], sys.argv[2], max_memory=16 * 2**20,
+    **({"rename": ["w=v"]} if len(sys.argv) < 4 else {"converter": sys.argv[3]}))
 print("numpy" in sys.modules)
 if sys.platform == "linux":  # ru_maxrss would be that of the process that started this one
     print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))

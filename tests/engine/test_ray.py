@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv import Change, Resources, Target, zoo
+from ckptconv import zoo
+from ckptconv.api import Options
 from ckptconv.bulk import work
 from ckptconv.checkpoint import held as held_tensor
 from ckptconv.engine import ray as ray_engine
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
-CLUSTER = Resources(engine="ray", max_memory=32 * 2**20)
+CLUSTER = {"engine": "ray", "max_memory": 32 * 2**20}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,11 +49,11 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("target", ["m.safetensors", "m.npz", "m.ckpt"])
 def test_the_bytes_are_those_of_the_local_engine(source: Path, tmp_path: Path, target: str) -> None:
-    change = Change(dtype="float16")
+    change = {"dtype": "float16"}
     seen: list[tuple[int, int]] = []
-    resources = Resources(engine="ray", max_memory=32 * 2**20, progress=lambda *p: seen.append(p))
-    there = ckptconv.convert(source, tmp_path / "ray" / target, change=change, resources=resources)
-    here = ckptconv.convert(source, tmp_path / "here" / target, change=change)
+    resources = {"engine": "ray", "max_memory": 32 * 2**20, "progress": lambda *p: seen.append(p)}
+    there = ckptconv.convert(source, tmp_path / "ray" / target, **change, **resources)
+    here = ckptconv.convert(source, tmp_path / "here" / target, **change)
     got, want = ({p.name: p.read_bytes() for p in (tmp_path / d).iterdir()} for d in ("ray", "here"))
     assert got == want
     assert there.verified_bytes == here.verified_bytes > 0
@@ -62,7 +63,7 @@ def test_the_bytes_are_those_of_the_local_engine(source: Path, tmp_path: Path, t
 
 def test_relative_paths_mean_the_callers_folder(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    ckptconv.convert("in/m.ckpt", "out/m.npz", resources=CLUSTER)
+    ckptconv.convert("in/m.ckpt", "out/m.npz", **CLUSTER)
     assert len(ckptconv.open(tmp_path / "out" / "m.npz")) == 18
 
 
@@ -77,7 +78,7 @@ def test_a_killed_worker_loses_nothing(source: Path, tmp_path: Path, monkeypatch
 
     real = ray_engine._run
     monkeypatch.setattr(ray_engine, "_run", deadly)
-    ckptconv.convert(source, tmp_path / "ray.npz", resources=CLUSTER)
+    ckptconv.convert(source, tmp_path / "ray.npz", **CLUSTER)
     monkeypatch.undo()
     ckptconv.convert(source, tmp_path / "here.npz")
     assert mark.exists()
@@ -90,7 +91,7 @@ def test_errors_come_back_as_they_are(source: Path, tmp_path: Path) -> None:
     raw[1000] ^= 1
     shard.write_bytes(raw)
     with pytest.raises(ckptconv.CorruptCheckpoint, match="damaged"):
-        ckptconv.convert(source, tmp_path / "out" / "m.npz", resources=CLUSTER)
+        ckptconv.convert(source, tmp_path / "out" / "m.npz", **CLUSTER)
     assert not (tmp_path / "out").exists()
 
 
@@ -100,7 +101,7 @@ def test_an_error_within_a_task(source: Path, tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(ray_engine, "_run", broken)
     with pytest.raises(ckptconv.UnsafeCheckpoint, match="w3: no further"):
-        ckptconv.convert(source, tmp_path / "out" / "m.npz", resources=CLUSTER)
+        ckptconv.convert(source, tmp_path / "out" / "m.npz", **CLUSTER)
     assert not (tmp_path / "out").exists()
 
 
@@ -112,7 +113,7 @@ def test_workers_that_see_other_files_are_refused(
 
     monkeypatch.setattr(ray_engine, "reach", blind)
     with pytest.raises(ckptconv.UsageError) as caught:
-        ckptconv.convert(source, tmp_path / "m.npz", resources=CLUSTER)
+        ckptconv.convert(source, tmp_path / "m.npz", **CLUSTER)
     assert "cannot read" in str(caught.value)
     assert "has ckptconv 0.0" in str(caught.value)
     assert not (tmp_path / "m.npz").exists()
@@ -127,11 +128,11 @@ def test_what_a_worker_does_not_reach(tmp_path: Path) -> None:
 def test_small_arrays_travel_large_ones_are_refused(tmp_path: Path) -> None:
     small = {"a": np.arange(10)}
     held = ckptconv.Checkpoint({n: held_tensor(n, a) for n, a in small.items()})
-    ckptconv.api.write(held, tmp_path / "m.npz", Target(), CLUSTER)
+    ckptconv.api.write(held, tmp_path / "m.npz", Options(**CLUSTER))
     assert ckptconv.open(tmp_path / "m.npz")["a"].numpy().tolist() == list(range(10))
     large = ckptconv.Checkpoint({"a": held_tensor("a", np.zeros(10_000_000))})
     with pytest.raises(ckptconv.UsageError, match="in memory would travel"):
-        ckptconv.api.write(large, tmp_path / "l.npz", Target(), CLUSTER)
+        ckptconv.api.write(large, tmp_path / "l.npz", Options(**CLUSTER))
 
 
 def test_a_run_that_is_stopped_goes_on(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,12 +143,12 @@ def test_a_run_that_is_stopped_goes_on(source: Path, tmp_path: Path, monkeypatch
         if done > total // 2:
             raise KeyboardInterrupt
 
-    resources = Resources(engine="ray", max_memory=32 * 2**20, progress=stop)
+    resources = {"engine": "ray", "max_memory": 32 * 2**20, "progress": stop}
     with pytest.raises(KeyboardInterrupt):
-        ckptconv.convert(source, out, target=Target(resume=True), resources=resources)
+        ckptconv.convert(source, out, resume=True, **resources)
     seen: list[int] = []
-    resources = Resources(engine="ray", max_memory=32 * 2**20, progress=lambda done, _: seen.append(done))
-    report = ckptconv.convert(source, out, target=Target(resume=True), resources=resources)
+    resources = {"engine": "ray", "max_memory": 32 * 2**20, "progress": lambda done, _: seen.append(done)}
+    report = ckptconv.convert(source, out, resume=True, **resources)
     assert seen[0] > report.bytes // 2
     ckptconv.convert(source, tmp_path / "here.npz")
     assert out.read_bytes() == (tmp_path / "here.npz").read_bytes()
@@ -257,8 +258,8 @@ def test_a_remote_tensor_that_is_transposed_is_fetched_once(tmp_path: Path) -> N
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ranged) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/w.npy"
-        resources = Resources(engine="ray", max_memory=16 * 2**20)
-        ckptconv.convert(url, tmp_path / "out.npz", resources=resources)
+        resources = {"engine": "ray", "max_memory": 16 * 2**20}
+        ckptconv.convert(url, tmp_path / "out.npz", **resources)
         server.shutdown()
     assert sent[0] < 1.2 * value.nbytes
     (array,) = np.load(tmp_path / "out.npz").values()

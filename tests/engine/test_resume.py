@@ -26,7 +26,7 @@ from ckptconv.errors import CkptError, StorageError, UsageError, VerifyError
 from ckptconv.output.staging import Output
 
 KILLS = int(os.environ.get("CKPTCONV_KILLS", "5"))
-SMALL = api.Resources(max_memory=16 * 2**20, jobs=2)
+SMALL = {"max_memory": 16 * 2**20, "jobs": 2}
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +70,8 @@ def counting(seen: list[Job]) -> run.Map:
     return every
 
 
-def convert(source: Path, to: Path, use: run.Map | None = None, **target: object) -> api.Report:
-    resources = api.Resources(SMALL.max_memory, SMALL.jobs, map=use)
-    change = api.Change(dtype="float32")
-    return api.convert(source, to, target=api.Target(**target), change=change, resources=resources)
+def convert(source: Path, dst: Path, use: run.Map | None = None, **target: object) -> api.Report:
+    return api.convert(source, dst, dtype="float32", map=use, **target, **SMALL)
 
 
 @pytest.fixture(autouse=True)
@@ -103,12 +101,12 @@ def test_goes_on_where_it_stopped(source: Path, tmp_path: Path, name: str, verif
 
 @pytest.mark.slow
 def test_several_files_and_a_sealed_index(source: Path, tmp_path: Path) -> None:
-    convert(source, tmp_path / "want" / "m.ckpt", format="tf", max_shard_size=6_000_000)
+    convert(source, tmp_path / "want" / "m.ckpt", to="tf", max_shard_size=6_000_000)
     for after in (2, 4):
         with pytest.raises(Stop):
-            convert(source, tmp_path / "out" / "m.ckpt", stopping(after), resume=True, format="tf",
+            convert(source, tmp_path / "out" / "m.ckpt", stopping(after), resume=True, to="tf",
                     max_shard_size=6_000_000)  # fmt: skip
-    convert(source, tmp_path / "out" / "m.ckpt", resume=True, format="tf", max_shard_size=6_000_000)
+    convert(source, tmp_path / "out" / "m.ckpt", resume=True, to="tf", max_shard_size=6_000_000)
     want, got = ({p.name: p.read_bytes() for p in (tmp_path / d).iterdir()} for d in ("want", "out"))
     assert got == want
     assert len(want) > 4
@@ -119,7 +117,7 @@ def test_several_files_and_a_sealed_index(source: Path, tmp_path: Path) -> None:
 def test_stopped_while_the_files_were_renamed(
     source: Path, tmp_path: Path, done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    convert(source, tmp_path / "want" / "m.ckpt", format="tf", max_shard_size=6_000_000)
+    convert(source, tmp_path / "want" / "m.ckpt", to="tf", max_shard_size=6_000_000)
     real, left = os.replace, [done]
 
     def few(a: str, b: str) -> None:
@@ -130,10 +128,10 @@ def test_stopped_while_the_files_were_renamed(
 
     monkeypatch.setattr(os, "replace", few)
     with pytest.raises(Stop):
-        convert(source, tmp_path / "out" / "m.ckpt", resume=True, format="tf", max_shard_size=6_000_000)
+        convert(source, tmp_path / "out" / "m.ckpt", resume=True, to="tf", max_shard_size=6_000_000)
     monkeypatch.setattr(os, "replace", real)
     none: list[Job] = []
-    convert(source, tmp_path / "out" / "m.ckpt", counting(none), resume=True, format="tf", max_shard_size=6_000_000)
+    convert(source, tmp_path / "out" / "m.ckpt", counting(none), resume=True, to="tf", max_shard_size=6_000_000)
     assert none == []
     want, got = ({p.name: p.read_bytes() for p in (tmp_path / d).iterdir()} for d in ("want", "out"))
     assert got == want
@@ -146,7 +144,7 @@ def test_stopped_between_the_last_rename_and_the_end_of_the_journal(
     def stop(_: object) -> None:
         raise Stop
 
-    how = {} if name.endswith("npz") else {"format": "tf"}
+    how = {} if name.endswith("npz") else {"to": "tf"}
     convert(source, tmp_path / "want" / name, **how)
     monkeypatch.setattr(journal.Journal, "remove", stop)
     with pytest.raises(Stop):
@@ -240,7 +238,7 @@ def test_a_journal_that_came_with_the_source_gives_no_values(tmp_path: Path, mon
         with monkeypatch.context() as m:
             m.setattr(Output, "publish", stop)
             with pytest.raises(Stop):
-                api.convert("m.msgpack", "m.safetensors", target=api.Target(resume=True, verify="full"))
+                api.convert("m.msgpack", "m.safetensors", resume=True, verify="full")
         os.chdir(tmp_path)
     names = [".m.safetensors.resume.journal", ".m.safetensors.resume.part/m.safetensors"]
     lines = [Path(folder, names[0]).read_bytes().splitlines(keepends=True) for folder in ("mine", "his")]
@@ -248,7 +246,7 @@ def test_a_journal_that_came_with_the_source_gives_no_values(tmp_path: Path, mon
     shutil.copyfile(Path("his", names[1]), Path("mine", names[1]))
     shutil.copytree("mine", "victims")
     os.chdir("victims")
-    api.convert("m.msgpack", "m.safetensors", target=api.Target(resume=True, verify="full"))
+    api.convert("m.msgpack", "m.safetensors", resume=True, verify="full")
     assert ckptconv.open("m.safetensors")["lr"].numpy() == 0.5
 
 

@@ -227,7 +227,7 @@ def test_a_source_that_shrinks_meanwhile_is_an_error(tmp_path: Path) -> None:
 def test_casts_count_what_they_lose(tmp_path: Path) -> None:
     array = np.array([1, -0.0, 1e30, -1e30, 1e-30, np.inf, np.nan], "<f4")
     ckptconv.save({"w": array, "i": np.arange(3)}, tmp_path / "a.safetensors")
-    done = ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", change=api.Change(dtype="float16"))
+    done = ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", dtype="float16")
     assert done.loss == {"w": (2, 1)}
     got = ckptconv.open(tmp_path / "b.safetensors")
     with np.errstate(over="ignore"):
@@ -272,12 +272,12 @@ def test_full_verification_notices_what_was_written_wrong(tmp_path: Path, monkey
 
     monkeypatch.setattr(Output, "write", forgetful)
     with pytest.raises(ckptconv.VerifyError, match="w: its bytes differ"):
-        ckptconv.convert(tmp_path / "a.npz", tmp_path / "b.safetensors", target=api.Target(verify="full"))
+        ckptconv.convert(tmp_path / "a.npz", tmp_path / "b.safetensors", verify="full")
 
 
 def test_a_plan_says_how_each_tensor_moves(tmp_path: Path) -> None:
     ckptconv.save({"w": np.ones((2, 3), "f4"), "n": np.arange(2)}, tmp_path / "a.safetensors")
-    plan = ckptconv.dry_run(tmp_path / "a.safetensors", tmp_path / "b.npz", change=api.Change(dtype="float16"))
+    plan = ckptconv.dry_run(tmp_path / "a.safetensors", tmp_path / "b.npz", dtype="float16")
     assert isinstance(plan, Plan)
     rows = {row["name"]: row for row in plan.to_json()["plan"]}
     assert (rows["n"]["how"], rows["w"]["how"]) == ("copy", "cast float32")

@@ -409,7 +409,7 @@ def test_a_package_brings_converters(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     try:
         assert library.names().count("mine") == 1
         ckptconv.save({"mine/w": np.arange(3)}, tmp_path / "a.npz")
-        ckptconv.convert(tmp_path / "a.npz", tmp_path / "b.npz", change=ckptconv.Change(converter="mine"))
+        ckptconv.convert(tmp_path / "a.npz", tmp_path / "b.npz", converter="mine")
         assert list(ckptconv.open(tmp_path / "b.npz")) == ["theirs.w"]
         assert len(library.load("bert").rules) > 1  # ours, not the package's
     finally:

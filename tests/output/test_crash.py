@@ -31,10 +31,10 @@ Names = dict[str, str]
 TARGETS: dict[str, tuple[str, dict[str, object]]] = {
     "single": ("out.safetensors", {}),
     "shards": ("out.safetensors", {"max_shard_size": 3_000_000}),
-    "bundle": ("out.ckpt", {"format": "tf", "max_shard_size": 3_000_000}),
-    "folder of npy": ("out", {"format": "npy"}),
-    "folder of shards": ("out", {"format": "hf", "max_shard_size": 3_000_000}),
-    "torch shards": ("pytorch_model.bin", {"format": "torch", "max_shard_size": 3_000_000}),
+    "bundle": ("out.ckpt", {"to": "tf", "max_shard_size": 3_000_000}),
+    "folder of npy": ("out", {"to": "npy"}),
+    "folder of shards": ("out", {"to": "hf", "max_shard_size": 3_000_000}),
+    "torch shards": ("pytorch_model.bin", {"to": "torch", "max_shard_size": 3_000_000}),
 }
 
 
@@ -53,7 +53,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def write(source: Path, folder: Path, kind: str, force: bool = False, **more: object) -> api.Report:
     name, options = TARGETS[kind]
-    return api.convert(source, folder / name, target=api.Target(force=force, verify="none", **options, **more))
+    return api.convert(source, folder / name, force=force, verify="none", **options, **more)
 
 
 def snapshot(folder: Path) -> Names:
@@ -96,7 +96,7 @@ def readable(folder: Path, kind: str) -> str:
     """What a reader finds: 'old', 'new' or 'none'; anything else fails."""
     name, options = TARGETS[kind]
     try:
-        found = ckptconv.open(folder / name, format=str(options["format"]) if "format" in options else None)
+        found = ckptconv.open(folder / name, format=str(options["to"]) if "to" in options else None)
         got = {n: t.numpy() for n, t in found.items()}
     except CkptError:
         return "none"
@@ -243,10 +243,10 @@ def test_any_step_of_the_publication_may_fail(
 @pytest.mark.parametrize("name", ["n" * 243 + ".safetensors", "\N{CJK UNIFIED IDEOGRAPH-540D}" * 81 + ".safetensors"])
 def test_names_as_long_as_they_may_be(name: str, sources: list[Path], tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="too long"):
-        api.convert(sources[0], tmp_path / ("n" + name), target=api.Target(verify="none"))
+        api.convert(sources[0], tmp_path / ("n" + name), verify="none")
     assert os.listdir(tmp_path) == []
     for resume in (False, True):
-        api.convert(sources[0], tmp_path / name, target=api.Target(force=resume, resume=resume))
+        api.convert(sources[0], tmp_path / name, force=resume, resume=resume)
         assert os.listdir(tmp_path) == [name]
 
 
@@ -351,12 +351,12 @@ def test_a_folder_on_another_file_system(
 @pytest.mark.parametrize(
     ("to", "options", "says"),
     [
-        ("folder", {"format": "npz"}, "is a folder"),
-        ("folder/", {"format": "npz"}, "needs a name"),
-        (".", {"format": "npy"}, "needs a name"),
-        ("folder/..", {"format": "npy"}, "needs a name"),
-        ("file", {"format": "npy"}, "not a folder"),
-        ("file", {"format": "hf"}, "not a folder"),
+        ("folder", {"to": "npz"}, "is a folder"),
+        ("folder/", {"to": "npz"}, "needs a name"),
+        (".", {"to": "npy"}, "needs a name"),
+        ("folder/..", {"to": "npy"}, "needs a name"),
+        ("file", {"to": "npy"}, "not a folder"),
+        ("file", {"to": "hf"}, "not a folder"),
         ("file/m.npz", {}, "not a folder"),
         ("nowhere/m.npz", {}, "not a folder"),
     ],
@@ -371,7 +371,7 @@ def test_what_can_be_no_destination(
     (tmp_path / "nowhere").symlink_to("dangling")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(StorageError, match=says):
-        api.convert(sources[0], to, target=api.Target(force=True, **options))
+        api.convert(sources[0], to, force=True, **options)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -563,9 +563,9 @@ def test_a_source_that_changes_meanwhile(
             yield do(job)
 
     name, options = TARGETS[kind]
-    small = api.Resources(max_memory=16 << 20, jobs=1, map=disturbed)  # type: ignore[arg-type]
+    small = {"max_memory": 16 << 20, "jobs": 1, "map": disturbed}  # type: ignore[arg-type]
     with pytest.raises(CkptError, match=r"changed|shrank|no such file|truncated"):
-        api.convert(source, home / name, target=api.Target(force=True, **options), resources=small)
+        api.convert(source, home / name, force=True, **options, **small)
     assert snapshot(home) == before
 
 

@@ -102,7 +102,7 @@ def test_nothing_is_followed(name: str, lay: str, tmp_path: Path) -> None:
     before = seen(home)
     for options in ({}, {"resume": True}, {"force": True}, {"force": True, "resume": True}):
         with suppress(CkptError):
-            api.convert(repo / "src.npz", repo / "out.safetensors", target=api.Target(**options))
+            api.convert(repo / "src.npz", repo / "out.safetensors", **options)
         assert seen(home) == before, options
     for again in (False, True):
         with suppress(CkptError):
@@ -132,7 +132,7 @@ def test_only_a_regular_file_is_replaced(lay: str, to: str, tmp_path: Path) -> N
     ckptconv.save({"w": np.ones(3)}, repo / "one.npz")
     for resume in (False, True):
         with pytest.raises(StorageError, match="only a regular file is replaced"):
-            api.convert(repo / "one.npz", repo / base, target=api.Target(to, force=True, resume=resume))
+            api.convert(repo / "one.npz", repo / base, to=to, force=True, resume=resume)
     assert seen(home) == before
     assert len(os.listdir(repo)) == 3
 
@@ -173,11 +173,11 @@ def test_the_state_file_of_a_training_run_stays(tmp_path: Path) -> None:
     state = 'model_checkpoint_path: "model.ckpt-9000"\nall_model_checkpoint_paths: "model.ckpt-9000"\n'
     ckptconv.save(values(), tmp_path / "model.ckpt-9000", format="tf")
     (tmp_path / "checkpoint").write_text(state)
-    plan = ckptconv.dry_run(tmp_path / "model.ckpt-9000", tmp_path / "export", target=api.Target("tf"))
+    plan = ckptconv.dry_run(tmp_path / "model.ckpt-9000", tmp_path / "export", to="tf")
     (said,) = [n for n in plan.notes if n.names == ("checkpoint",)]
     assert "stays as it is" in said.text
     for options in ({}, {"force": True}, {"force": True, "resume": True}):
-        report = api.convert(tmp_path / "model.ckpt-9000", tmp_path / "export", target=api.Target("tf", **options))
+        report = api.convert(tmp_path / "model.ckpt-9000", tmp_path / "export", to="tf", **options)
         assert said in report.notes
         assert (tmp_path / "checkpoint").read_text() == state
     assert len(ckptconv.open(tmp_path / "export")) == 2
@@ -193,7 +193,7 @@ def test_a_folder_that_is_a_link_is_not_written_into(to: str, force: bool, tmp_p
     (tmp_path / "repo").mkdir()
     (tmp_path / "repo" / "out").symlink_to("../victim")
     with pytest.raises(StorageError, match="out: is a link out of its folder"):
-        api.convert(tmp_path / "src.npz", tmp_path / "repo" / "out", target=api.Target(to, force=force))
+        api.convert(tmp_path / "src.npz", tmp_path / "repo" / "out", to=to, force=force)
     assert os.listdir(tmp_path / "victim") == ["model-00001-of-00003.safetensors"]
 
 
@@ -232,7 +232,7 @@ def test_what_is_private_stays_private(
             for path in out.rglob("*"):
                 path.chmod(replaced) if path.is_file() else None
         source.chmod(private)
-        api.convert(source, out / name, target=api.Target(to, force=True, resume=resume))
+        api.convert(source, out / name, to=to, force=True, resume=resume)
     finally:
         os.umask(before)
     made = [p for p in out.rglob("*") if p.is_file() and p.name != "checkpoint"]
@@ -244,8 +244,8 @@ WAYS: dict[str, Callable[[Path, Path], object]] = {  # from a checkpoint to anot
     "opened": lambda src, out: ckptconv.save(ckptconv.open(src), out),
     "its tensors": lambda src, out: ckptconv.save(dict(ckptconv.open(src)), out),
     "without hashes": lambda src, out: ckptconv.save(ckptconv.open(src), out, verify="none"),
-    "prepared": lambda src, out: ckptconv.save(api.prepare([src], api.Select(), api.Change()), out),
-    "written": lambda src, out: api.write(api.prepare([src], api.Select(), api.Change()), out),
+    "prepared": lambda src, out: ckptconv.save(api.prepare([src], api.Options()), out),
+    "written": lambda src, out: api.write(api.prepare([src], api.Options()), out),
     "a report": lambda src, out: ckptconv.report(src, output=out),
     "a proposal": lambda src, out: ckptconv.match(src, src, output=out),
 }
@@ -304,7 +304,7 @@ def test_room_is_asked_for_the_sum_before_work_begins(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "statvfs", lambda _: room)
     monkeypatch.setattr(staging.Output, "write", lambda *_: pytest.fail("work began"))
     with pytest.raises(StorageError, match="the disk is full"):
-        ckptconv.convert(tmp_path / "src.npz", tmp_path / "o.safetensors", target=api.Target(max_shard_size=10_000))
+        ckptconv.convert(tmp_path / "src.npz", tmp_path / "o.safetensors", max_shard_size=10_000)
     assert os.listdir(tmp_path) == ["src.npz"]
 
 

@@ -154,9 +154,9 @@ def test_conversion_knows_rules_drops_and_strangers(prefix: str, tmp_path: Path)
     ckptconv.save({prefix + n: array for n, array in a.items()}, tmp_path / "a.npz")
     b = {"a.weight": a["a/kernel"].T.copy(), "b.weight": np.array([[1, 1], [1, 2]], "f4"), "extra": np.ones(3)}
     ckptconv.save(b, tmp_path / "b.safetensors")
-    change = ckptconv.Change(converter=str(tmp_path / "r.toml"))
+    change = {"converter": str(tmp_path / "r.toml")}
     wrapped = {"strip_prefix": prefix} if prefix else {}
-    report(tmp_path / "a.npz", tmp_path / "b.safetensors", output=tmp_path / "r.html", change=change, **wrapped)
+    report(tmp_path / "a.npz", tmp_path / "b.safetensors", output=tmp_path / "r.html", **change, **wrapped)
     page = (tmp_path / "r.html").read_text()
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
     rows = dict(zip(data["names"], data["compared"]["rows"], strict=True))

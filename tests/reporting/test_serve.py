@@ -26,7 +26,7 @@ import pytest
 from browser import CHROMIUM, Browser
 
 import ckptconv
-from ckptconv.api import Select
+from ckptconv.api import Options
 from ckptconv.cli.report import _browsing, found
 from ckptconv.moves.sources import Sources
 from ckptconv.reporting import html, serve
@@ -38,7 +38,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'&.npz"
 
 def serving(*sources: Path) -> serve.Server:
     named = [str(s) for s in sources]
-    made = serve.Server(serve.Shelf(lambda: found(named), Select()))
+    made = serve.Server(serve.Shelf(lambda: found(named), Options()))
     threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     return made
 
@@ -324,7 +324,7 @@ def test_the_checkpoints_that_were_asked_for_last_stay_open(tmp_path: Path, monk
     monkeypatch.setattr(serve, "KEPT", 2)
     for name in "abc":
         ckptconv.save({name: np.zeros(2, "f4")}, tmp_path / f"{name}.npz")
-    held = serve.Shelf(lambda: [serve.Offered(str(p), p.name, 9) for p in sorted(tmp_path.iterdir())], Select())
+    held = serve.Shelf(lambda: [serve.Offered(str(p), p.name, 9) for p in sorted(tmp_path.iterdir())], Options())
     first = [held.opened(k) for k in (0, 1)]
     assert held.opened(0) is first[0]
     held.opened(2)
@@ -362,7 +362,7 @@ def run(tmp_path: Path) -> Iterator[serve.Server]:
         serve.Offered(str(tmp_path / f"epoch-{k}.npz"), f"epoch-{k}.npz", 9, "no data" if k == 9 else "")
         for k in range(11)
     ]
-    with serve.Server(serve.Shelf(lambda: sorted(offered, key=lambda o: o.name), Select())) as made:
+    with serve.Server(serve.Shelf(lambda: sorted(offered, key=lambda o: o.name), Options())) as made:
         threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield made
         made.shutdown()

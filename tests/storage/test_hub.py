@@ -13,7 +13,7 @@ from hub import Hub
 from remotes import WRITABLE, arrays, there_and_back
 
 import ckptconv
-from ckptconv import CkptError, Resources, Select, StorageError, Target
+from ckptconv import CkptError, StorageError
 
 TOKEN = "hf_hushhushhush"
 
@@ -57,7 +57,7 @@ def test_shards_replace_older_ones_in_the_same_commit(hub: Hub) -> None:
 def test_only_the_ranges_that_are_wanted_are_read(hub: Hub, tmp_path: Path) -> None:
     ckptconv.save({f"w{i}": np.full((500, 500), i, "f4") for i in range(8)}, "hf://me/model/large/m.safetensors")
     hub.ranges.clear()
-    ckptconv.convert("hf://me/model/large/m.safetensors", tmp_path / "one.npz", select=Select(include=["w5"]))
+    ckptconv.convert("hf://me/model/large/m.safetensors", tmp_path / "one.npz", include=["w5"])
     ends = [tuple(map(int, r.removeprefix("bytes=").split("-"))) for r in hub.ranges]
     assert sum(last + 1 - first for first, last in ends) < 1.3 * 10**6
     assert ckptconv.open(tmp_path / "one.npz")["w5"].numpy().max() == 5
@@ -71,7 +71,7 @@ def test_a_revision_is_read_and_the_source_may_not_change_meanwhile(hub: Hub, tm
         hub.files["rev/m.npz"] = hub.files["rev/m.npz"][:-1] + b"!"
 
     with pytest.raises(CkptError, match="changed"):
-        ckptconv.convert("hf://me/model/rev/m.npz", tmp_path / "m.npz", resources=Resources(progress=change))
+        ckptconv.convert("hf://me/model/rev/m.npz", tmp_path / "m.npz", progress=change)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,6 @@ def test_a_commit_that_is_refused_leaves_nothing(hub: Hub, monkeypatch: pytest.M
     before = dict(hub.files)
     monkeypatch.setattr(hub, "token", "another")
     with pytest.raises(StorageError, match="the server wants a login") as caught:
-        ckptconv.save(arrays(), "hf://me/model/refused/m.npz", target=Target())
+        ckptconv.save(arrays(), "hf://me/model/refused/m.npz")
     assert TOKEN not in str(caught.value)
     assert hub.files == before

@@ -20,7 +20,6 @@ from line import Line
 from remotes import WRITABLE, arrays, there_and_back
 
 import ckptconv
-from ckptconv import Change, Select, Target
 from ckptconv.bulk import run
 from ckptconv.bulk.ledger import LedgerEntry
 from ckptconv.errors import MissingExtra, StorageError, UsageError
@@ -64,9 +63,7 @@ def test_listing_hundreds_of_megabytes_costs_less_than_one_megabyte(s3: Line) ->
 
 def test_one_tensor_of_them_costs_less_than_two(s3: Line, tmp_path: Path) -> None:
     s3.reset()
-    ckptconv.convert(
-        "s3://zoo/big/model.safetensors.index.json", tmp_path / "one.npz", select=Select(include=["layer77/w"])
-    )
+    ckptconv.convert("s3://zoo/big/model.safetensors.index.json", tmp_path / "one.npz", include=["layer77/w"])
     assert s3.received < 2 * MB
     assert ckptconv.open(tmp_path / "one.npz")["layer77/w"].shape == (512, 512)
 
@@ -97,8 +94,8 @@ def test_a_transposed_tensor_is_transferred_once(s3: Line, tmp_path: Path) -> No
     np.save(tmp_path / "w.npy", value)
     upload.put_file(str(tmp_path / "w.npy"), "s3://zoo/w.npy")
     s3.reset()
-    resources = ckptconv.Resources(max_memory=24 * 2**20, jobs=2)
-    ckptconv.convert("s3://zoo/w.npy", tmp_path / "w.safetensors", resources=resources)
+    resources = {"max_memory": 24 * 2**20, "jobs": 2}
+    ckptconv.convert("s3://zoo/w.npy", tmp_path / "w.safetensors", **resources)
     assert value.nbytes < s3.received < 1.1 * value.nbytes
     assert same(ckptconv.open(tmp_path / "w.safetensors")["w"].numpy(), np.ascontiguousarray(value))
 
@@ -245,7 +242,7 @@ def test_a_remote_source_that_changes_is_noticed(bucket: str, tmp_path: Path) ->
         ckptconv.save(arrays(), f"{bucket}/m.safetensors", force=True)
 
     with pytest.raises(ckptconv.CorruptCheckpoint, match="changed while it was read"):
-        ckptconv.convert(f"{bucket}/m.safetensors", tmp_path / "m.npz", resources=ckptconv.Resources(map=replacing))
+        ckptconv.convert(f"{bucket}/m.safetensors", tmp_path / "m.npz", map=replacing)
     assert os.listdir(tmp_path) == []
 
 
@@ -354,11 +351,9 @@ def test_a_web_server_that_fails_half_way(web: Web, how: str, tmp_path: Path, mo
     old = (tmp_path / "out.npz").read_bytes()
     monkeypatch.setattr(Failing, "how", how)
     monkeypatch.setattr(Failing, "left", 5)
-    resources = ckptconv.Resources(max_memory=16 * 2**20, jobs=1)
+    resources = {"max_memory": 16 * 2**20, "jobs": 1}
     with pytest.raises((StorageError, ckptconv.CorruptCheckpoint)):
-        ckptconv.convert(
-            f"{web(Failing)}/in.safetensors", tmp_path / "out.npz", target=Target(force=True), resources=resources
-        )
+        ckptconv.convert(f"{web(Failing)}/in.safetensors", tmp_path / "out.npz", force=True, **resources)
     assert Failing.left < 0
     assert (tmp_path / "out.npz").read_bytes() == old
     assert sorted(os.listdir(tmp_path)) == ["in.safetensors", "out.npz"]
@@ -410,8 +405,8 @@ def test_ranges_close_together_are_joined() -> None:
 def test_casting_and_selecting_a_remote_source(bucket: str, tmp_path: Path) -> None:
     ckptconv.save(arrays(), f"{bucket}/m.npz")
     ckptconv.convert(
-        f"{bucket}/m.npz", f"{bucket}/out/m.safetensors", select=Select(include=["t1", "t3"]),
-        change=Change(dtype="float16"), target=Target(verify="full"),
+        f"{bucket}/m.npz", f"{bucket}/out/m.safetensors", include=["t1", "t3"],
+        dtype="float16", verify="full",
     )  # fmt: skip
     got = ckptconv.open(f"{bucket}/out/m.safetensors")
     assert same(got["t3"].numpy(), arrays()["t3"].astype("f2"))

@@ -21,7 +21,7 @@ import pytest
 from kit import Run
 
 import ckptconv
-from ckptconv.api import Select
+from ckptconv.api import Options
 from ckptconv.bulk import discover
 from ckptconv.bulk.planning import read_ledger
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
@@ -703,7 +703,7 @@ def test_secrets_reach_no_output(
     ]
     for done in said:
         assert "hush" not in done.stdout + done.stderr, done.args
-    both = Shelf(lambda: [Offered(u, u, 1, "") for u in (url, url.replace("m.npz", "n.npz"))], Select())
+    both = Shelf(lambda: [Offered(u, u, 1, "") for u in (url, url.replace("m.npz", "n.npz"))], Options())
     pages = [both.listing(), both.page(0, lambda: None), both.page(1, lambda: None, whole=True)]
     assert "hush" not in "".join([*pages, both.pair(0, 1, lambda: None)])
     sent = ckptconv.convert(url, "memory://me:hush@there/m.npz")

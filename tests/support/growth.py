@@ -150,10 +150,10 @@ def _served(source: str) -> None:
     import http.client
     import threading
 
-    from ckptconv.api import Select
+    from ckptconv.api import Options
     from ckptconv.reporting import serve
 
-    made = serve.Server(serve.Shelf(lambda: [serve.Offered(source, "x", 1, "")], Select()))
+    made = serve.Server(serve.Shelf(lambda: [serve.Offered(source, "x", 1, "")], Options()))
     threading.Thread(target=made.serve_forever, daemon=True).start()
     port = made.server_address[1]
     for path in ("", "0/"):

@@ -413,7 +413,7 @@ def test_a_module_is_loaded_from_its_own_memory_under_other_names(case: str) -> 
     module = nn.ModuleDict({n: nn.Linear(2, 3) for n in "abc"})
     module["c"].register_buffer("nothing", torch.zeros(0, 3))
     before = values(module)
-    assert len(into.load_into(module, into.snapshot(module), renames=renames, strict=False).loaded) >= 6
+    assert len(into.load_into(module, into.snapshot(module), rename=renames, strict=False).loaded) >= 6
     after = values(module)
     for to, of in origins.items():
         assert after[f"{to}.weight"].tobytes() == before[f"{of}.weight"].tobytes()

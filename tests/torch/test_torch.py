@@ -285,11 +285,11 @@ def test_what_is_loaded_is_compared_with_the_hashes_of_its_file(kind: str, tmp_p
     for source in (path, ckptconv.open(path)):
         for rules in (None, str(tmp_path / "r.toml")):
             with pytest.raises(ckptconv.CkptError, match=r"weight: its content does not|by the file's own hashes"):
-                into.load_into(module, source, rules)
+                into.load_into(module, source, converter=rules)
     assert torch.equal(module.bias, before)
     for source in (path, ckptconv.open(path)):  # the hashes may be those of before an edit
         for rules in (None, str(tmp_path / "r.toml")):
-            assert into.load_into(module, source, rules, verify=False).complete
+            assert into.load_into(module, source, converter=rules, verify=False).complete
 
 
 VALUELESS = {  # what `save` does not take, and what it says of it
@@ -336,13 +336,13 @@ def test_another_file_under_the_same_names_is_not_loaded(
         source = ckptconv.open(tmp_path / name)
         made(2)
         with pytest.raises(ckptconv.CorruptCheckpoint, match="changed since it was opened"):
-            into.load_into(module, source, rules, verify=verify)
+            into.load_into(module, source, converter=rules, verify=verify)
         for when in ("check", "refuse_conflicts"):
             do = getattr(into, when)
             with monkeypatch.context() as m:
                 m.setattr(into, when, lambda *a, do=do: (do(*a), made(3))[0])
                 with pytest.raises(ckptconv.CorruptCheckpoint, match="changed since it was opened"):
-                    into.load_into(module, tmp_path / name, rules, verify=verify)
+                    into.load_into(module, tmp_path / name, converter=rules, verify=verify)
         assert torch.equal(module.weight, before)
 
 
@@ -920,7 +920,7 @@ def test_what_holds_no_tensors_is_not_the_same(case: str) -> None:
     assert re.search(said, text)
 
 
-@pytest.mark.parametrize("options", [{}, {"select": ckptconv.Select()}])
+@pytest.mark.parametrize("options", [{}, {"weights_only": False}])
 def test_what_is_no_weight_is_neither_loaded_nor_unexpected(options: dict[str, Any], tmp_path: Path) -> None:
     arrays = {"weight": np.ones((2, 2), "f4"), "bias": np.ones(2, "f4"), "global_step": np.int64(3)}
     ckptconv.save(arrays, tmp_path / "m.npz")

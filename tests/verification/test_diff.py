@@ -294,7 +294,7 @@ def test_selection_holds_for_both_sides(cli: Run, tmp_path: Path) -> None:
 
 def test_verify_names_the_first_tensor_and_index(cli: Run, tmp_path: Path) -> None:
     ckptconv.save(layers(), tmp_path / "a.ckpt")
-    ckptconv.convert(tmp_path / "a.ckpt", tmp_path / "half.npz", change=ckptconv.Change(dtype="float16"))
+    ckptconv.convert(tmp_path / "a.ckpt", tmp_path / "half.npz", dtype="float16")
     assert cli("verify", "a.ckpt", "half.npz", "--dtype", "float16").returncode == 0
     bare = cli("verify", "a.ckpt", "half.npz")
     assert bare.returncode == 7

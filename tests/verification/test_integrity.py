@@ -27,16 +27,16 @@ CARRY: dict[str, dict[str, object]] = {
     "m.safetensors": {},
     "s.safetensors": {"max_shard_size": 500},
     "m.pt": {},
-    "s.bin": {"format": "torch", "max_shard_size": 500},
-    "m.hdf5": {"format": "hdf5"},
-    "k.h5": {"format": "keras"},
-    "folder": {"format": "hf"},
+    "s.bin": {"to": "torch", "max_shard_size": 500},
+    "m.hdf5": {"to": "hdf5"},
+    "k.h5": {"to": "keras"},
+    "folder": {"to": "hf"},
 }
 OTHERS: dict[str, dict[str, object]] = {
     "m.npz": {},
-    "m.ckpt": {"format": "tf"},
+    "m.ckpt": {"to": "tf"},
     "m.msgpack": {},
-    "npy": {"format": "npy"},
+    "npy": {"to": "npy"},
 }
 
 
@@ -96,9 +96,9 @@ def test_more_hashes_than_one_entry_holds(tmp_path: Path) -> None:
 def test_hashes_are_not_handed_on(tmp_path: Path) -> None:
     """They would be of other tensors."""
     ckptconv.save(values(), tmp_path / "a.safetensors", hash=True, metadata={"kept": "yes"})
-    api.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", select=api.Select(exclude=["scalar.x"]))
+    api.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", exclude=["scalar.x"])
     assert set(ckptconv.open(tmp_path / "b.safetensors").metadata) == {"kept", "format"}
-    api.convert(tmp_path / "a.safetensors", tmp_path / "c.pt", target=api.Target(hash=True))
+    api.convert(tmp_path / "a.safetensors", tmp_path / "c.pt", hash=True)
     assert api.verify(tmp_path / "c.pt").hashed == len(values())
     assert ckptconv.open(tmp_path / "c.pt").metadata["kept"] == "yes"
 
@@ -118,7 +118,7 @@ def test_a_shard_alone_is_not_what_the_hashes_are_of(
     ckptconv.save(values(), tmp_path / name, hash=True, max_shard_size=limit, format=kind)
     shards = sorted(tmp_path.glob("*-of-*"))
     assert len(shards) == count
-    assert {api.verify(shard, select=api.Select(format=kind)).hashed for shard in shards} == {0}
+    assert {api.verify(shard, from_=kind).hashed for shard in shards} == {0}
     assert api.verify(shards[0]).hashed == len(values())  # its index makes it a whole
 
 
@@ -139,7 +139,7 @@ def test_formats_with_checksums_carry_none_unasked(name: str, tmp_path: Path) ->
 
 def test_some_tensors_of_what_carries_hashes(tmp_path: Path) -> None:
     ckptconv.save(values(), tmp_path / "m.safetensors")
-    found = api.verify(tmp_path / "m.safetensors", select=api.Select(include=["layer*"]))
+    found = api.verify(tmp_path / "m.safetensors", include=["layer*"])
     assert (found.tensors, found.hashed) == (8, 8)
 
 
@@ -155,8 +155,8 @@ def test_a_tensor_that_was_added_by_something_else(tmp_path: Path) -> None:
 
 def test_hashes_with_layout_changes_casts_and_resume(fixtures: Path, tmp_path: Path) -> None:
     """The hash is of what was written, not of what was read."""
-    target = api.Target(hash=True, resume=True)
-    api.convert(fixtures / "g2p_en", tmp_path / "m.safetensors", target=target, change=api.Change(dtype="float16"))
+    target = {"hash": True, "resume": True}
+    api.convert(fixtures / "g2p_en", tmp_path / "m.safetensors", **target, dtype="float16")
     assert api.verify(tmp_path / "m.safetensors").hashed == 57
 
 
@@ -217,7 +217,7 @@ def test_keep_going_without_a_shard(kind: str, what: str, tmp_path: Path) -> Non
     source = tmp_path / (name if kind == "tf" else f"{name}.index.json")
     with refused():
         api.convert(source, tmp_path / "out.npz")
-    report = api.convert(source, tmp_path / "out.npz", select=api.Select(keep_going=True))
+    report = api.convert(source, tmp_path / "out.npz", keep_going=True)
     got, want = ckptconv.open(tmp_path / "out.npz"), values()
     assert report.damaged
     assert set(got) | set(report.damaged) == set(want)
@@ -384,7 +384,7 @@ def test_reasons_of_several_lines_are_listed_in_one() -> None:
 
 def test_keep_going_with_nothing_wrong(tmp_path: Path) -> None:
     ckptconv.save(values(), tmp_path / "m.ckpt", format="tf")
-    report = api.convert(tmp_path / "m.ckpt", tmp_path / "m.npz", select=api.Select(keep_going=True))
+    report = api.convert(tmp_path / "m.ckpt", tmp_path / "m.npz", keep_going=True)
     assert (dict(report.damaged), report.tensors) == ({}, len(values()))
 
 
@@ -392,7 +392,7 @@ def test_keep_going_with_all_wrong(tmp_path: Path) -> None:
     ckptconv.save({"a": np.ones(9)}, tmp_path / "m.ckpt", format="tf")
     flip(next(tmp_path.glob("*.data*")), 5)
     with pytest.raises(CkptError, match="every tensor is damaged"):
-        api.convert(tmp_path / "m.ckpt", tmp_path / "m.npz", select=api.Select(keep_going=True))
+        api.convert(tmp_path / "m.ckpt", tmp_path / "m.npz", keep_going=True)
 
 
 # --- single bits ------------------------------------------------------------------------------------------------
@@ -443,9 +443,9 @@ def test_same_input_and_options_same_bytes(name: str, workers: int, tmp_path: Pa
     options = (CARRY | OTHERS)[name] | {"hash": name in CARRY}
     source = {"k.h5": "in.h5"}.get(name, "in.npz")  # Keras' order of layers must be recorded
     made = []
-    for n, resources in enumerate((api.Resources(jobs=workers), api.Resources(max_memory=16 << 20, jobs=2))):
+    for n, resources in enumerate(({"jobs": workers}, {"max_memory": 16 << 20, "jobs": 2})):
         ckptconv.save(values(), tmp_path / source, force=True, format={"in.h5": "keras"}.get(source))
-        api.convert(tmp_path / source, tmp_path / str(n) / name, target=api.Target(**options), resources=resources)
+        api.convert(tmp_path / source, tmp_path / str(n) / name, **options, **resources)
         home = tmp_path / str(n)
         made.append({str(p.relative_to(home)): p.read_bytes() for p in home.rglob("*") if p.is_file()})
     assert made[0] == made[1]
@@ -487,7 +487,7 @@ def test_damaged_hashes_are_found(digit: bytes, tmp_path: Path) -> None:
 
 
 SOURCES = ["m.safetensors", "s.safetensors", "m.hdf5", "k.h5", "m.pt"]
-CHANGES = [{}, {"dtype": "float16"}, {"renames": ["layer{i}.w=l{i}.v : a b -> b a"]}]
+CHANGES = [{}, {"dtype": "float16"}, {"rename": ["layer{i}.w=l{i}.v : a b -> b a"]}]
 
 
 @pytest.mark.slow
@@ -498,7 +498,7 @@ def test_damage_is_never_blessed(name: str, change: dict[str, object], target: s
     """Whatever a conversion does with the bytes, it compares those that it reads with the hashes of the source."""
     want = values() | {"big.w": np.arange(3 << 20, dtype="f4").reshape(3, 1 << 20)}  # more than a chunk of hashes
     ckptconv.save(want, tmp_path / "in" / name, hash=True, **CARRY[name])
-    options = {"change": api.Change(**change), "target": api.Target(format=target), "resources": api.Resources(jobs=2)}
+    options = {**change, "to": target, "jobs": 2}
     assert api.convert(tmp_path / "in" / name, tmp_path / "good", **options).verified_bytes > 12_000_000
     for tensor, at in (("layer3.w", 9), ("big.w", 11_000_002)):
         path, where = next(
@@ -518,7 +518,7 @@ def test_strings_are_compared_too(tmp_path: Path) -> None:
     raw = (tmp_path / "m.hdf5").read_bytes()
     (tmp_path / "m.hdf5").write_bytes(raw.replace(b"twenty", b"twelve"))
     with pytest.raises(VerifyError, match="content does not match its hash"):
-        api.convert(tmp_path / "m.hdf5", tmp_path / "n.hdf5", target=api.Target(format="hdf5"))
+        api.convert(tmp_path / "m.hdf5", tmp_path / "n.hdf5", to="hdf5")
 
 
 def test_what_was_not_compared_gets_no_new_hashes(tmp_path: Path) -> None:
@@ -527,7 +527,7 @@ def test_what_was_not_compared_gets_no_new_hashes(tmp_path: Path) -> None:
     flip(tmp_path / "m.safetensors", -3)
     with pytest.raises(CkptError, match="verify=False"):
         api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors")
-    api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", target=api.Target(verify="none"))
+    api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", verify="none")
     assert api.verify(tmp_path / "n.safetensors").hashed == 0
 
 
@@ -577,7 +577,7 @@ def test_damage_to_what_is_left_out_is_in_nobodys_way(how: str, tmp_path: Path) 
 def test_keep_going_leaves_out_what_its_hash_says_is_damaged(tmp_path: Path) -> None:
     ckptconv.save(values(), tmp_path / "m.safetensors")
     flip(tmp_path / "m.safetensors", -3)
-    report = api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", select=api.Select(keep_going=True))
+    report = api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", keep_going=True)
     assert list(report.damaged) == ["whole.x"]
     assert "whole.x" not in ckptconv.open(tmp_path / "n.safetensors")
 
@@ -590,7 +590,7 @@ def test_keep_going_leaves_out_what_its_hash_says_is_damaged(tmp_path: Path) -> 
 def test_verify_says_with_which_options_it_was_made(name: str, fixtures: Path, tmp_path: Path) -> None:
     """By the metadata, or, where a format has none, by what would give these names and dtypes."""
     source, made = fixtures / "g2p_en", {"converter": "tf-torch", "dtype": "float16"}
-    to = {{"format": "to"}.get(k, k): v for k, v in CARRY.get(name, {}).items()}
+    to = CARRY.get(name, {})
     try:
         api.convert(source, tmp_path / name, verify=False, **made, **to)
     except Unrepresentable:
@@ -612,7 +612,7 @@ def test_the_options_of_a_file_are_pasted_into_no_shell(cli: Run, tmp_path: Path
     for said in ('{"include": "\\u001b[2J"}', '{"force": true}', "[1]", '{"include": [[1]]}', "[" * 9000):
         api.write(
             replace(ckptconv.open(tmp_path / "a b.npz", include="a"), metadata={OPTIONS: said}),
-            tmp_path / "m.safetensors", api.Target(force=True, hash=False),
+            tmp_path / "m.safetensors", api.Options(force=True, hash=False),
         )  # fmt: skip
         with pytest.raises(VerifyError) as e:
             api.verify(tmp_path / "a b.npz", tmp_path / "m.safetensors")

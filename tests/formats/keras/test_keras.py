@@ -15,7 +15,6 @@ import pytest
 from kit import FIXTURES, refused, same
 
 import ckptconv
-from ckptconv.api import Target
 from ckptconv.errors import CorruptCheckpoint, Unrepresentable, UsageError
 from ckptconv.formats.detect import open_checkpoint
 from ckptconv.formats.keras import naming
@@ -244,7 +243,7 @@ def test_layers_of_a_dict_come_from_its_names_in_its_order(tmp_path: Path) -> No
 @pytest.mark.parametrize("to", ["out.weights.h5", "out.weights.json"])
 def test_keras3_round_trip(tmp_path: Path, file: str, to: str) -> None:
     limit = 700 if to.endswith("json") else None
-    ckptconv.convert(GOLDEN / file, tmp_path / to, target=Target(max_shard_size=limit))
+    ckptconv.convert(GOLDEN / file, tmp_path / to, max_shard_size=limit)
     a, b = ckptconv.open(GOLDEN / file), ckptconv.open(tmp_path / to)
     assert set(a) == set(b)
     assert all(same(a[n].numpy(), b[n].numpy()) for n in a)
@@ -264,7 +263,7 @@ def test_groups_without_tensors_are_in_the_first_shard(tmp_path: Path) -> None:
         return set(found)
 
     for to, limit in (("one.weights.h5", None), ("out.weights.json", 700)):
-        ckptconv.convert(GOLDEN / "net.keras", tmp_path / to, target=Target(max_shard_size=limit))
+        ckptconv.convert(GOLDEN / "net.keras", tmp_path / to, max_shard_size=limit)
     first, *rest = (groups(path) for path in sorted(tmp_path.glob("out_*.h5")))
     assert len(rest) > 1
     assert first.union(*rest) == groups(tmp_path / "one.weights.h5")

@@ -17,11 +17,10 @@ keras = pytest.importorskip("keras", reason="Keras 3 is not installed")
 tf_keras = pytest.importorskip("tf_keras", reason="TF-Keras is not installed")
 
 import ckptconv  # noqa: E402
-from ckptconv.api import Target  # noqa: E402
 from ckptconv.formats.keras import naming  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-LEGACY = Target(format="keras")
+LEGACY = {"to": "keras"}
 
 
 def fill(model: Any) -> list[np.ndarray]:
@@ -104,7 +103,7 @@ def test_keras3_loads_what_we_write(model: Any, tmp_path: Path) -> None:
     wanted = fill(model)
     model.save(tmp_path / "a.keras")
     for file, limit in (("b.weights.h5", None), ("c.weights.json", 1000)):
-        ckptconv.convert(tmp_path / "a.keras", tmp_path / file, target=Target(max_shard_size=limit))
+        ckptconv.convert(tmp_path / "a.keras", tmp_path / file, max_shard_size=limit)
         reload(model, tmp_path / file, wanted)
     assert len(list(tmp_path.glob("c_*.weights.h5"))) > (1 if sum(v.nbytes for v in wanted) > 1000 else 0)
 
