@@ -189,32 +189,25 @@ def fingerprint(plan: Plan, sources: Sources, digest: bool) -> str:
     """A hash of everything that determines which bytes are written where, and of the sources' sizes and times."""
     from hashlib import blake2b  # brings OpenSSL
 
-    h = blake2b(digest_size=16)
-    place, arrays, known = plan.placement, dict[int, bytes](), set[Data]()
+    h, place = blake2b(digest_size=16), plan.placement
 
     def add(*what: object) -> None:
         h.update(repr(what).encode("utf-8", "surrogatepass"))
 
-    add(version(), place.files, place.check, digest, plan.memory, sorted(plan.metadata.items()))
+    add(version(), digest, plan.memory, place.files, place.check, place.patches, sorted(plan.metadata.items()))
     for name, slot in place.slots.items():
-        tensor = plan.tensors[name]
-        add(name, tensor.dtype.name, tensor.shape, slot._replace(payload=None), len(slot.payload or b""))
-        h.update(slot.payload or b"")
-    for patch in place.patches:
-        add(patch.file, patch.start, len(patch.data))
-        h.update(patch.data)
+        add(name, plan.tensors[name].dtype, plan.tensors[name].shape, slot)
+    known = dict[Data, None]()
+    arrays = dict[int, Any]()
     for job in plan.jobs:
-        add(job.file, job.start, job.size)
-        for piece in job.pieces:
-            add(piece[:5])
-            for part in piece.parts:
-                if isinstance(part.data, Held):  # once, however many jobs take a piece of it
-                    array = part.data.array
-                    h.update(arrays.get(id(array)) or arrays.setdefault(id(array), blake2b(_raw(array)).digest()))
-                else:
-                    add(part.data)
-                    known.add(part.data)
-                add(part.dtype.name, *part[2:])
+        add(job)
+        for data in (part.data for piece in job.pieces for part in piece.parts):
+            if isinstance(data, Held):
+                arrays[id(data.array)] = data.array  # NumPy shows only the ends of a long one
+            else:
+                known[data] = None
+    for array in arrays.values():
+        h.update(_raw(array))
     for url in sorted({url for data in known for url in _urls(data)}):
         add(url, sources.reader(url).stamp)
     return h.hexdigest()

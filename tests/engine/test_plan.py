@@ -20,7 +20,6 @@ from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, view
 from ckptconv.dtypes import DTYPES, castable
 from ckptconv.engine.plan import BASE_MEMORY, Budget, compile_plan
 from ckptconv.formats import safetensors
-from ckptconv.messages import in_bytes
 from ckptconv.moves.log import CHUNK
 from ckptconv.moves.part import Coded, Span, c_strides
 
@@ -139,13 +138,6 @@ def test_all_casts_that_cannot_be_are_listed(tmp_path: Path) -> None:
     with pytest.raises(ckptconv.ConversionError) as e:
         compile_plan(Checkpoint(tensors), placement, ".", Budget.of(2**25, 1))
     assert str(e.value) == "2 tensors cannot be cast:\n  " + "\n  ".join(bad)
-
-
-def test_a_plan_shows_itself_in_a_line() -> None:
-    tensors = {"a": contiguous("a", DTYPES["float32"], (3,), Span("x", 0, 12))}
-    placement = safetensors.writer("o.safetensors").place(Checkpoint(tensors))
-    plan = compile_plan(Checkpoint(tensors), placement, ".", Budget.of(2**25, 1))
-    assert repr(plan) == "<Plan: 1 tensor, 12 B in 1 file; about 16 MB of memory>".replace("16 MB", in_bytes(2**24))
 
 
 def test_what_is_decoded_whole_is_one_job_and_what_is_copied_many(tmp_path: Path) -> None:

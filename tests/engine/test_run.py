@@ -293,11 +293,6 @@ def test_a_plan_counts_what_its_workers_may_hold(tmp_path: Path) -> None:
     assert (found["tensors"], found["bytes"], found["bytes_copied"], found["bytes_changed"]) == (2, 120, 120, 0)
 
 
-def test_c_strides() -> None:
-    assert c_strides((2, 3, 4)) == (12, 4, 1)
-    assert c_strides(()) == ()
-
-
 def test_long_runs_arrive_where_they_belong(tmp_path: Path) -> None:
     """Runs longer than a block are copied block by block, each to its own place in the file."""
     rng = np.random.default_rng(4)

@@ -178,8 +178,8 @@ def test_public_surface() -> None:
     from ckptconv import api, errors
 
     raised = {n for n, v in vars(errors).items() if isinstance(v, type) and v.__module__ == "ckptconv.errors"}
-    steps = {
-        "MEMORY", "Options", "Path", "dated", "opened", "parse_options", "plan_for", "prepare", "write",  # for rooms above
+    steps = {  # for rooms above
+        "MEMORY", "Options", "Path", "dated", "opened", "parse_options", "plan_for", "prepare", "write",
     }  # fmt: skip
     classes = {"Checkpoint", "Note", "Tensor"}
     assert set(ckptconv.__all__) == raised | classes | {*api.__all__} - steps | ABOVE

@@ -16,7 +16,7 @@ from ckptconv.dtypes import DTYPES
 from ckptconv.engine import plan as planning
 from ckptconv.engine.plan import Budget
 from ckptconv.formats import safetensors
-from ckptconv.moves.decoded import Decoded, Pool
+from ckptconv.moves.decoded import Pool
 from ckptconv.moves.part import Coded, Held, Part, Span
 from ckptconv.moves.read import read_array, windows
 from ckptconv.moves.sources import Sources
@@ -148,13 +148,3 @@ def test_a_pool_is_not_closed_while_its_file_is_written(monkeypatch: pytest.Monk
         thread.join(20)
         assert not thread.is_alive()
     sources.close()
-
-
-def test_ranges_ascend_and_what_is_behind_is_given_up() -> None:
-    t = chunked(1, 4096)
-    with Sources() as sources, Decoded(t.parts, sources) as decoded:
-        calls.clear()
-        assert len(decoded.between(0, 4096)) == 1
-        assert len(decoded.between(4000, 3 * 4096)) == 3
-        assert len(decoded.between(10 * 4096, 10 * 4096 + 1)) == 1
-        assert len(calls) == 4

@@ -16,15 +16,14 @@ from xxhash import xxh3_128_digest
 from ckptconv.checkpoint import held
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine.plan import Budget
-from ckptconv.errors import ConversionError, CorruptCheckpoint, UsageError
+from ckptconv.errors import ConversionError, CorruptCheckpoint
 from ckptconv.moves import gather
-from ckptconv.moves.boxes import Box, clip, slabs
+from ckptconv.moves.boxes import clip, slabs
 from ckptconv.moves.boxes import sliced as box
-from ckptconv.moves.cast import cast, numbers, transform
-from ckptconv.moves.copy import TILE, _direct, _tile
-from ckptconv.moves.decoded import Decoded, Pool
+from ckptconv.moves.cast import transform
+from ckptconv.moves.decoded import Pool
 from ckptconv.moves.log import CHUNK, Log, Loss, Read, Written
-from ckptconv.moves.part import Coded, Held, Part, Piece, Span, Stored, c_strides, checked_count, is_vast
+from ckptconv.moves.part import Held, Part, Piece, Span, Stored, c_strides, checked_count, is_vast
 from ckptconv.moves.read import check_reads, hash_check, hash_tensor
 from ckptconv.storage import checksum
 from ckptconv.storage.remote import MAX_GAP, MAX_REQUEST, merged
@@ -87,11 +86,6 @@ def test_a_shape_that_numpy_cannot_have_may_be_asked_for_by_others() -> None:
 )
 def test_how_memory_is_divided(limit: int, workers: int, want: tuple[int, int, int]) -> None:
     assert Budget.of(limit, workers) == Budget(limit, *want)
-
-
-def test_memory_has_a_least() -> None:
-    with pytest.raises(UsageError, match="must be at least 16MB"):
-        Budget.of(15_999_999, 1)
 
 
 # --- boxes --------------------------------------------------------------------------------------------------------
@@ -185,55 +179,6 @@ def test_slabs_follow_the_source(shape: Any, strides: Any, limit: int, shapes: A
 
 
 # --- the copy: when it goes through tiles, and through which -------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("shape", "strides", "item", "direct"),
-    [
-        ((), (), 4, True),
-        ((9**9,), (7,), 4, True),
-        ((4096, 16), (1, 4096), 4, True),  # sixteen lines stay in the cache
-        ((4096, 17), (1, 4096), 4, False),
-        ((4096, 30, 3), (1, 4096, 8), 4, True),  # a stream of 32 bytes
-        ((4096, 30, 3), (1, 4096, 9), 4, False),
-        ((4096, 30, 3), (1, 4096, 8), 8, False),
-        ((256, 256), (1, 256), 4, True),  # all of it stays in the cache
-        ((257, 256), (1, 257), 4, False),
-        ((256, 256), (1, 256), 1, False),
-        ((256, 256), (1, 256), 2, True),
-        ((512, 256), (1, 512), 2, True),
-        ((512, 257), (1, 512), 2, False),
-        ((9, 64, 1024), (1, 9 * 1024, 9), 4, False),
-        ((64, 1024, 1024), (2**20, 1024, 1), 4, True),
-        ((64, 1024, 1024), (2**20, 1, 1024), 4, False),
-        ((64, 256, 256), (2**16, 1, 256), 4, True),  # each time the same 256 KiB
-        ((64, 256, 257), (2**17, 1, 256), 4, False),
-        ((64, 1024, 1024), (0, 1, 1024), 4, False),
-    ],
-)
-def test_when_a_copy_needs_no_tiles(shape: Any, strides: Any, item: int, direct: bool) -> None:
-    assert _direct(Box(shape, strides, c_strides(shape)), item) is direct
-
-
-@pytest.mark.parametrize(
-    ("shape", "strides", "item", "sizes"),
-    [
-        ((1024, 1024), (1, 1024), 4, [128, 256]),
-        ((1024, 1024), (1, 1024), 1, [512, 256]),
-        ((1024, 1024), (1, 1024), 8, [64, 256]),
-        ((1024, 1024), (1, 1024), 16, [64, 128]),
-        ((100, 1024), (1, 100), 4, [100, 256]),
-        ((1024, 100), (1, 1024), 4, [256, 100]),
-        ((4096, 3, 3), (9, 3, 1), 4, [3640, 3, 3]),
-        ((64, 64, 64), (1, 4096, 64), 4, [64, 8, 64]),
-        ((3, 3, 96, 130), (1, 3, 9 * 130, 9), 4, [3, 3, 28, 130]),
-        ((8, 0, 8), (1, 8, 8), 4, [8, 1, 8]),
-    ],
-)
-def test_tiles(shape: Any, strides: Any, item: int, sizes: list[int]) -> None:
-    found = _tile(Box(shape, strides, c_strides(shape)), item)
-    assert found == sizes
-    assert np.prod(found) * item <= TILE
 
 
 # --- requests -----------------------------------------------------------------------------------------------------
@@ -355,14 +300,6 @@ def test_texts_in_memory_may_be_text() -> None:
     assert held("t", np.array(["ä", b"\xff"], object)).numpy().tolist() == ["ä".encode(), b"\xff"]
 
 
-def test_data_of_the_wrong_kind_is_a_mistake_of_the_program() -> None:
-    part = Part(Coded("m", "x", "k", 4), U8, (4,), 0, (1,), 0, (1,))
-    with pytest.raises(TypeError, match="must be resolved before it is gathered"):
-        gather._gather(part, "t", Recorded(RAW), Log())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="the strings of a tensor are decoded or held"):
-        gather.read_strings(Stored("t", DTYPES["string"], (4,), (part._replace(data=Span("x", 0, 4)),)))
-
-
 @pytest.mark.parametrize(
     ("ranges", "want"),
     [
@@ -389,19 +326,6 @@ def digest(raw: bytes) -> bytes:
     return xxh3_128_digest(raw)
 
 
-@pytest.mark.parametrize("check", ["", "crc32", "crc32c"])
-@pytest.mark.parametrize("digested", [False, True])
-def test_what_was_written_is_logged(check: str, digested: bool) -> None:
-    log, big = Log(check, digested), memoryview(RAW * 5)
-    for tensor, start, end in (("a", 0, 3), ("a", 3, 9), ("b", 9, 10), ("a", 10, 12), ("a", 13, 14), ("c", 0, 5 * MB)):
-        log.wrote(tensor, start, big[start:end])
-    ranges = [("a", 0, 9), ("b", 9, 1), ("a", 10, 2), ("a", 13, 1), ("c", 0, 5 * MB)]
-    crcs = [checksum.crc(check, big[a : a + n]) if check else 0 for _, a, n in ranges]
-    digests = [tuple(digest(big[at : min(a + n, at + CHUNK)]) for at in range(a, a + n, CHUNK)) for _, a, n in ranges]
-    rows = zip(ranges, crcs, digests, strict=True)
-    assert log.written == [Written(*r, crc, d if digested else ()) for r, crc, d in rows]
-
-
 @pytest.mark.parametrize("cuts", [[], [MB], [CHUNK], [CHUNK - 1, CHUNK + 1], [3, CHUNK + 3, 2 * CHUNK], [1, 2, CHUNK]])
 def test_digests_are_of_whole_chunks_however_they_arrive(cuts: list[int]) -> None:
     log, size = Log(digest=True), 2 * CHUNK + MB
@@ -413,27 +337,6 @@ def test_digests_are_of_whole_chunks_however_they_arrive(cuts: list[int]) -> Non
     want = tuple(digest(raw[i : i + CHUNK]) for i in range(0, size, CHUNK))
     assert log.written == [Written("t", 0, size, 0, want)]
     assert log.read == [Read(span, 0, size, 0, want)]
-
-
-def test_what_was_read_is_logged() -> None:
-    one, other = Span("x", 0, 40, "crc32:0"), Span("x", 0, 40, "crc32:0")
-    hashed, log, view = Span("x", 0, 2 * CHUNK, "xxh3:0:uint8:[1]"), Log(), memoryview(RAW)
-    for span, start, size in (
-        (one, 0, 4), (one, 4, 6), (one, 11, 2), (other, 13, 2), (hashed, 0, 8), (hashed, 9, 5), (hashed, CHUNK, 7),
-    ):  # fmt: skip
-        log.was_read(span, start, view[start % MB : start % MB + size])
-    crc = [checksum.crc("crc32", RAW[a:b]) for a, b in ((0, 10), (11, 13), (13, 15))]
-    assert log.read == [
-        Read(one, 0, 10, crc[0]), Read(one, 11, 2, crc[1]), Read(other, 13, 2, crc[2]),
-        Read(hashed, 0, 8, 0, (digest(RAW[:8]),)), Read(hashed, 9, 5, 0), Read(hashed, CHUNK, 7, 0, (digest(RAW[:7]),)),
-    ]  # fmt: skip
-
-
-def test_losses_are_summed() -> None:
-    log = Log()
-    for name, loss in (("a", Loss(1, 0)), ("b", Loss()), ("a", Loss(2, 5)), ("c", Loss(0, 1))):
-        log.lost(name, loss)
-    assert log.loss == {"a": Loss(3, 5), "c": Loss(0, 1)}
 
 
 # --- checksums ----------------------------------------------------------------------------------------------------
@@ -501,22 +404,6 @@ def test_all_that_is_damaged_is_listed(urls: tuple[str, str]) -> None:
 
 
 # --- elements -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("to", "low", "high"),
-    [
-        ("int8", -128, 127), ("uint8", 0, 255), ("int16", -32768, 32767), ("uint16", 0, 65535), ("int4", -8, 7),
-        ("uint4", 0, 15), ("int2", -2, 1), ("uint2", 0, 3), ("int32", -(2**31), 2**31 - 1), ("uint32", 0, 2**32 - 1),
-    ],
-)  # fmt: skip
-def test_integers_up_to_their_limits(to: str, low: int, high: int) -> None:
-    kind = DTYPES["int64"]
-    out, loss = cast(np.array([low, high], "i8"), kind, DTYPES[to])
-    assert ([int(x) for x in out], loss) == ([low, high], Loss())
-    for bad in (low - 1, high + 1):
-        with pytest.raises(Exception, match=f"values from {min(0, bad)} to {max(0, bad)} do not fit {to}"):
-            cast(np.array([0, bad], "i8"), kind, DTYPES[to])
 
 
 NAN, INF = float("nan"), float("inf")
@@ -616,49 +503,4 @@ def test_the_low_bits_of_a_byte(kind: str, want: list[int]) -> None:
     assert out.view("i1").tolist() == want
 
 
-def test_any_byte_but_zero_is_true() -> None:
-    assert transform(np.array([0, 1, 2, 255], "u1"), DTYPES["bool"], (), DTYPES["bool"])[0].tolist() == [
-        0,
-        1,
-        1,
-        1,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "given", "want", "made"),
-    [
-        ("float32", [1.5], [1.5], "float32"), ("float64", [1.5], [1.5], "float64"),
-        ("float16", [1.5], [1.5], "float32"),
-        ("bfloat16", [1.5], [1.5], "float32"), ("complex64", [3 + 4j], [5], "float32"), ("bool", [True], [1], "uint8"),
-        ("int32", [-7], [-7], "int32"), ("uint64", [2**64 - 1], [2**64 - 1], "uint64"), ("int4", [-3], [-3], "int8"),
-    ],
-)  # fmt: skip
-def test_elements_as_numbers(kind: str, given: list[Any], want: list[Any], made: str) -> None:
-    out = numbers(np.array(given, DTYPES[kind].np).view("u1"), DTYPES[kind])
-    assert (out.tolist(), out.dtype.name) == (want, made)
-
-
 # --- decoded data -------------------------------------------------------------------------------------------------
-
-
-def test_decoded_data_is_let_go_behind_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = list[str]()
-    monkeypatch.setattr(Pool, "hold", lambda self, coded: events.append(f"+{coded.key}") or Held(None))
-    monkeypatch.setattr(Pool, "release", lambda self, coded: events.append(f"-{coded.key}"))
-    rows = [("a", 0, 4), ("b", 4, 4), ("c", 2, 4), ("d", 9, 1), ("none", 0, 0)]
-    parts = [Part(Coded("m", "x", key, 9), U8, (n,), 0, (1,), start, (1,)) for key, start, n in rows]
-    parts.append(Part(Held(None), U8, (1,), 0, (1,), 8, (1,)))
-    steps = []
-    with Decoded(parts, Recorded(b"")) as decoded:  # type: ignore[arg-type]
-        for lo, hi in ((0, 2), (2, 3), (4, 5), (6, 8), (8, 9), (9, 10), (10, 11)):
-            found = [(p.start, p.data) for p in decoded.between(lo, hi)]
-            steps.append(([start for start, _ in found], events[:]))
-            events.clear()
-    assert steps == [
-        ([0], ["+a"]), ([0, 2], ["+c"]), ([2, 4], ["-a", "+b"]), ([4], ["-c"]), ([8], ["-b"]), ([9], ["+d"]),
-        ([], ["-d"]),
-    ]  # fmt: skip
-    with Decoded(parts, Recorded(b"")) as decoded:  # type: ignore[arg-type]
-        assert [p.start for p in decoded.between(8, 10)] == [8, 9]  # what ended before is never decoded
-    assert events == ["+d", "-d"]
