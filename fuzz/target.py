@@ -27,20 +27,18 @@ import atheris
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["ckptconv"]):
-    import ckptconv.formats.containers.zip
-    import ckptconv.formats.numpy.gpt
-    import ckptconv.formats.numpy.npz
-
     import ckptconv.api
     import ckptconv.bulk.discover
     import ckptconv.bulk.manifest
     import ckptconv.engine.run
     import ckptconv.formats.flax
+    import ckptconv.formats.gpt
     import ckptconv.formats.hdf5.file
     import ckptconv.formats.hdf5.worker
     import ckptconv.formats.huggingface
     import ckptconv.formats.keras.legacy
     import ckptconv.formats.keras.v3
+    import ckptconv.formats.npz
     import ckptconv.formats.pytorch.archive
     import ckptconv.formats.pytorch.bare
     import ckptconv.formats.pytorch.dcp
@@ -50,6 +48,7 @@ with atheris.instrument_imports(include=["ckptconv"]):
     import ckptconv.formats.tensorflow.bundle
     import ckptconv.formats.tensorflow.graph
     import ckptconv.formats.tensorflow.v1
+    import ckptconv.formats.zip
     import ckptconv.rules.apply
     import ckptconv.rules.converter
     import ckptconv.rules.library

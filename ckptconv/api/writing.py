@@ -68,7 +68,7 @@ def plan_for(
     if folder := _beside(row, how, sources):
         from ..formats.huggingface import along
 
-        writer = along(writer, url, folder)
+        writer = along(url, folder, how.max_shard_size)
     if how.skip_unrepresentable:
         checkpoint = holdable(checkpoint, writer)
     if _hashed(how, row):

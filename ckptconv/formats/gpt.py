@@ -11,20 +11,18 @@ Reading only. Source: openai/finetune-transformer-lm, model/ and train.py.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import accumulate
 from math import prod
-from operator import attrgetter
 from typing import NamedTuple
 
-from ..checkpoint import Checkpoint, Note, Tensor
-from ..dtypes import DType
+from ..checkpoint import Checkpoint, Note, Tensor, contiguous
 from ..errors import CorruptCheckpoint
-from ..moves.part import Part, Span, c_strides, checked_count
+from ..moves.part import Part, Span, checked_count
 from ..storage.files import Reader, Seen, join, names, read_all, sibling
-from .npy import MAX_HEAD, parse_head
+from ..storage.json import parse_json
+from .npy import MAX_HEAD, Head, parse_head
 from .table import Reading
 
 SHAPES, NAMES = "params_shapes.json", "parameters_names.json"
@@ -36,15 +34,37 @@ LAYER = (
 )  # fmt: skip
 
 
-class ParamsFile(NamedTuple):
-    """One file: `length` elements from `first` on, after a head of `skip` bytes."""
+class Numbers(NamedTuple):
+    """The numbers of all files: the heads of the files, and how many numbers come before each, and in all."""
 
-    url: str
-    skip: int
-    first: int
-    length: int
-    kind: DType
-    swapped: bool
+    urls: Sequence[str]
+    heads: Sequence[Head]
+    firsts: Sequence[int]
+
+    def tensor(self, name: str, shape: tuple[int, ...], *starts: tuple[int, int]) -> Tensor:
+        """The tensor with the numbers of each (start, count), one after the other."""
+        kind = self.heads[0].kind
+        assert kind is not None  # _numbers checks it
+        if not prod(shape):
+            return contiguous(name, kind, shape, Span(self.urls[0], self.heads[0].size, 0))
+        parts, at = list[Part](), 0
+        for start, count in starts:
+            parts += self._parts(start, count, at)
+            at += count
+        return Tensor(name, kind, shape, tuple(parts))
+
+    def _parts(self, start: int, count: int, at: int) -> Iterator[Part]:
+        """The parts with `count` numbers from `start` on; they fill a tensor from its element `at` on."""
+        for i in range(bisect_right(self.firsts, start) - 1, len(self.urls)):
+            head, low = self.heads[i], max(start, self.firsts[i])
+            n = min(start + count, self.firsts[i + 1]) - low
+            if low >= start + count:
+                return
+            if n > 0 and head.kind:
+                size = head.kind.itemsize
+                data = Span(self.urls[i], head.size + (low - self.firsts[i]) * size, n * size)
+                ops = ("swap",) if head.swapped else ()
+                yield Part(data, head.kind, (n,), 0, (1,), at + low - start, (1,), ops)
 
 
 def sniff(seen: Seen) -> int:
@@ -53,30 +73,29 @@ def sniff(seen: Seen) -> int:
 
 def open(url: str, how: Reading) -> Checkpoint:
     files = names(url)
-    pieces = _pieces(url, files)
-    shapes = _shapes(url)
-    stored, needed = pieces[-1].first + pieces[-1].length, sum(map(prod, shapes))
-    if stored != needed:
-        raise CorruptCheckpoint(f"{SHAPES} needs {needed} numbers, but params_*.npy hold {stored}", url=url)
+    numbers, shapes = _numbers(url, files), _shapes(url)
+    starts = [0, *accumulate(map(prod, shapes))]
+    if numbers.firsts[-1] != starts[-1]:
+        text = f"{SHAPES} needs {starts[-1]} numbers, but params_*.npy hold {numbers.firsts[-1]}"
+        raise CorruptCheckpoint(text, url=url)
     known = _names(url, files, len(shapes))
-    starts = [0]
-    for shape in shapes:
-        starts.append(starts[-1] + prod(shape))
     (positions, width), (words, _) = shapes[:2]
-    table = [*_parts(pieces, starts[1], words * width, 0), *_parts(pieces, 0, positions * width, words * width)]
-    tensors = [Tensor(known[0], pieces[0].kind, (words + positions, width), tuple(table))]
-    for name, shape, start in zip(known[1:], shapes[2:], starts[2:], strict=False):
-        tensors.append(Tensor(name, pieces[0].kind, shape, tuple(_parts(pieces, start, prod(shape), 0))))
+    tensors = [
+        numbers.tensor(known[0], (words + positions, width), (starts[1], words * width), (0, positions * width)),
+        *(
+            numbers.tensor(name, shape, (start, prod(shape)))
+            for name, shape, start in zip(known[1:], shapes[2:], starts[2:], strict=False)
+        ),
+    ]
     others = tuple(n for n in files if n not in (SHAPES, NAMES) and not n.startswith("params_"))
     notes = (Note("unread", "files that hold no weights", others, tensors=False),) if others else ()
-    urls = tuple(p.url for p in pieces)
-    return Checkpoint({t.name: t for t in tensors}, format="gpt", urls=urls, notes=notes)
+    return Checkpoint({t.name: t for t in tensors}, format="gpt", urls=tuple(numbers.urls), notes=notes)
 
 
-def _pieces(url: str, files: Sequence[str]) -> list[ParamsFile]:
+def _numbers(url: str, files: Sequence[str]) -> Numbers:
     """The files in order, all with the same dtype."""
-    pieces: list[ParamsFile] = []
-    while len(pieces) < MAX_FILES and (name := f"params_{len(pieces)}.npy") in files:
+    urls, heads, firsts = list[str](), list[Head](), [0]
+    while len(urls) < MAX_FILES and (name := f"params_{len(urls)}.npy") in files:
         path = sibling(join(url, "."), name)
         with Reader(path) as f:
             head = parse_head(f.read(0, min(f.size, MAX_HEAD)), path)
@@ -84,37 +103,19 @@ def _pieces(url: str, files: Sequence[str]) -> list[ParamsFile]:
                 raise CorruptCheckpoint(f"holds {head.descr}{list(head.shape)}, not a sequence of numbers", url=path)
             if head.size + head.nbytes != f.size:
                 raise CorruptCheckpoint(f"needs {head.nbytes} bytes after byte {head.size} of {f.size}", url=path)
-        first = pieces[-1].first + pieces[-1].length if pieces else 0
-        pieces.append(ParamsFile(path, head.size, first, head.shape[0], head.kind, head.swapped))
-        if head.kind != pieces[0].kind:
-            raise CorruptCheckpoint(f"holds {head.kind}, but earlier files hold {pieces[0].kind}", url=path)
-    if not pieces:
+        urls.append(path)
+        heads.append(head)
+        firsts.append(firsts[-1] + head.shape[0])
+        if head.kind != heads[0].kind:
+            raise CorruptCheckpoint(f"holds {head.kind}, but earlier files hold {heads[0].kind}", url=path)
+    if not urls:
         raise CorruptCheckpoint("has no params_0.npy beside the shapes", url=url)
-    return pieces
-
-
-def _parts(pieces: Sequence[ParamsFile], start: int, count: int, at: int) -> Iterator[Part]:
-    """The parts with `count` numbers from `start` on; they fill a tensor from its element `at` on."""
-    first = max(0, bisect_right(pieces, start, key=attrgetter("first")) - 1)
-    for p in takewhile(lambda p: p.first < start + count, islice(pieces, first, None)):
-        low, high = max(start, p.first), min(start + count, p.first + p.length)
-        if low < high:
-            size = p.kind.itemsize
-            data = Span(p.url, p.skip + (low - p.first) * size, (high - low) * size)
-            ops = ("swap",) if p.swapped else ()
-            yield Part(data, p.kind, (high - low,), 0, (1,), at + low - start, (1,), ops)
-    if not count:
-        yield Part(
-            Span(pieces[0].url, pieces[0].skip, 0), pieces[0].kind, (0,), 0, c_strides((0,)), at, c_strides((0,))
-        )
+    return Numbers(urls, heads, firsts)
 
 
 def _json(url: str, name: str) -> list[object]:
     path = sibling(join(url, "."), name)
-    try:
-        rows = json.loads(read_all(path, MAX_JSON))
-    except (ValueError, RecursionError) as e:
-        raise CorruptCheckpoint("is not JSON", url=path) from e
+    rows = parse_json(read_all(path, MAX_JSON), path)
     if not isinstance(rows, list):
         raise CorruptCheckpoint("is not a list", url=path)
     return rows

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..checkpoint import Checkpoint, Details, Note, Tensor
@@ -27,7 +27,7 @@ from ..storage.paths import beginning, beside
 from ..storage.remote import peek
 from . import distributed, safetensors, shard_index
 from .detect import detect, open_checkpoint
-from .placement import Patch, Placement, Slot, Writer
+from .placement import Patch, Placement, Slot
 from .safetensors import SafetensorsWriter, prove
 from .table import Reading
 
@@ -138,57 +138,42 @@ def _beside(whole: Checkpoint, read: Sequence[str], candidates: Sequence[str], f
 def open_index(url: str, how: Reading) -> Checkpoint:
     """Open all shards that an index names and take from each the tensors that the weight map assigns to it.
 
-    With `how.salvage`, tensors in missing or unreadable shards are listed in a note of the kind `damaged`.
+    With `how.salvage`, tensors in missing or unreadable shards are listed in notes of the kind `damaged`.
     """
     weight_map, metadata = shard_index.read(url)
-    files = sorted(set(weight_map.values()))
-    paths = {file: sibling(url, file) for file in files}
-    if how.salvage:
-        return _salvaged(url, weight_map, paths, how)
-    if len(files) > 1:
-        names(split(url)[0], beginning(files))  # all sizes in one request, not one for each
-    missing = [file for file in files if not exists(paths[file])]
-    if missing:
-        raise StorageError(f"{len(missing)} of {many(len(files), 'shard')} missing:\n{listing(missing)}", url=url)
-    shards: dict[str, Checkpoint] = {}
-    for at in range(0, len(files), PEEKED):
-        peek([paths[file] for file in files[at : at + PEEKED]])
-        for file in files[at : at + PEEKED]:
-            kind = detect(paths[file], but="hf").name  # `hf` would claim a shard for its index
-            shards[file] = open_checkpoint(paths[file], how, format=kind)
-    lost = [f"{name} (in {file})" for name, file in weight_map.items() if name not in shards[file]]
-    if lost:
-        text = f"{many(len(lost), 'tensor')} not in the file that the index names:\n{listing(lost)}"
-        raise CorruptCheckpoint(text, url=url)
-    whole = _joined(url, weight_map, shards)
-    return replace(whole, metadata=whole.metadata | metadata)
-
-
-def _salvaged(url: str, weight_map: Mapping[str, str], paths: Mapping[str, str], how: Reading) -> Checkpoint:
-    """The readable part of a damaged set, with notes on the rest."""
-    shards: dict[str, Checkpoint] = {}
-    notes = []
-    names_in: dict[str, list[str]] = {}
+    wanted: dict[str, list[str]] = {}
     for name, file in weight_map.items():
-        names_in.setdefault(file, []).append(name)
-    for file, path in paths.items():
-        names = tuple(names_in[file])
-        if not exists(path):  # an index of that name belongs to another checkpoint
-            notes.append(Note("damaged", f"the shard {printable(file)} is missing", names))
-            continue
-        try:
-            shards[file] = open_checkpoint(path, how, format=detect(path, but="hf").name)
+        wanted.setdefault(file, []).append(name)
+    paths = {file: sibling(url, file) for file in sorted(wanted)}
+    if len(paths) > 1:
+        names(split(url)[0], beginning(list(paths)))  # all sizes in one request, not one for each
+    missing = [file for file in paths if not exists(paths[file])]
+    if missing and not how.salvage:
+        raise StorageError(f"{len(missing)} of {many(len(paths), 'shard')} missing:\n{listing(missing)}", url=url)
+    present = [file for file in paths if file not in missing]
+    damage = {file: f"the shard {printable(file)} is missing" for file in missing}
+    shards: dict[str, Checkpoint] = {}
+    for i, file in enumerate(present):
+        if i % PEEKED == 0:
+            peek([paths[file] for file in present[i : i + PEEKED]])
+        try:  # `hf` would claim a shard for its index
+            shards[file] = open_checkpoint(paths[file], how, format=detect(paths[file], but="hf").name)
         except CkptError as e:
-            notes.append(
-                Note("damaged", f"the shard {printable(file)} cannot be opened: {' '.join(e.message.split())}", names)
-            )
-            continue
-        if lost := tuple(n for n in names if n not in shards[file]):
-            notes.append(Note("damaged", f"not in {printable(file)}, which the index names", lost))
+            if not how.salvage:
+                raise
+            damage[file] = f"the shard {printable(file)} cannot be opened: {' '.join(e.message.split())}"
     if not shards:
         raise CorruptCheckpoint(f"none of {many(len(paths), 'shard')} can be opened", url=url)
-    rest = _joined(url, weight_map, shards)
-    return replace(rest, notes=(*rest.notes, *notes))
+    notes = [Note("damaged", text, tuple(wanted[file])) for file, text in damage.items()]
+    lost = {file: lost for file in shards if (lost := [n for n in wanted[file] if n not in shards[file]])}
+    if lost and not how.salvage:
+        rows = [f"{name} (in {file})" for file, names in lost.items() for name in names]
+        text = f"{many(len(rows), 'tensor')} not in the file that the index names:\n{listing(rows)}"
+        raise CorruptCheckpoint(text, url=url)
+    for file, names_ in lost.items():
+        notes.append(Note("damaged", f"not in {printable(file)}, which the index names", tuple(names_)))
+    whole = _joined(url, weight_map, shards)
+    return replace(whole, metadata=whole.metadata | metadata, notes=(*whole.notes, *notes))
 
 
 def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkpoint]) -> Checkpoint:
@@ -224,36 +209,8 @@ def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkp
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
-def writer(url: str, max_shard_size: int | None = None) -> FolderWriter:
-    return FolderWriter(url, SafetensorsWriter("model" + safetensors.SUFFIX, max_shard_size or SHARD_SIZE))
-
-
-@dataclass(frozen=True)
-class FolderWriter:
-    """A folder with model.safetensors, or with shards and their index."""
-
-    url: str
-    inside: SafetensorsWriter
-
-    def cannot_hold(self, tensor: Tensor) -> str:
-        return self.inside.cannot_hold(tensor)
-
-    def place(self, checkpoint: Checkpoint) -> Placement:
-        placed = self.inside.place(checkpoint)
-        at = split(self.url.rstrip("/"))[1] + "/"
-        return placed._replace(
-            files=[OutputFile(at + f.name, f.size) for f in placed.files],
-            slots={name: Slot(at + s.file, s.start, s.size) for name, s in placed.slots.items()},
-            patches=[Patch(at + p.file, p.start, p.data) for p in placed.patches],
-            stale=re.escape(at) + f"({placed.stale})",
-        )
-
-    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        at = split(self.url.rstrip("/"))[1] + "/"
-        return [p._replace(file=at + p.file) for p in self.inside.seal(checks, metadata)]
-
-
-# --- copy the small files beside a model's weights in a Hugging Face folder, so that the result can be loaded -------
+#
+# The small files beside a model's weights in a folder of Hugging Face are copied, so that the result can be loaded:
 #
 #     config.json  generation_config.json  tokenizer.json  vocab.txt  ...        by name: no code, no unknown files
 #
@@ -272,68 +229,81 @@ KNOWN = frozenset({
 
 
 class Companion(NamedTuple):
+    """A small file to copy, as it was when it was checked."""
+
     url: str
     size: int  # in bytes
     stamp: Stamp
 
+    def content(self) -> bytes:
+        with Reader(self.url) as f:
+            if f.stamp != self.stamp:  # also where a link took the place of the file
+                raise CorruptCheckpoint("changed while it was read; nothing was written", url=self.url)
+            return f.read(0, self.size)
+
+
+def writer(url: str, max_shard_size: int | None = None) -> FolderWriter:
+    return FolderWriter(url, SafetensorsWriter("model" + safetensors.SUFFIX, max_shard_size or SHARD_SIZE))
+
 
 @dataclass(frozen=True)
-class Along:
-    """A folder writer that also copies other files, given by name as they were when they were checked."""
+class FolderWriter:
+    """A folder with model.safetensors, or with shards and their index, and what is copied beside them."""
 
-    inside: Writer
-    at: str
-    found: Mapping[str, Companion]
-    notes: Sequence[Note]
+    url: str
+    inside: SafetensorsWriter
+    beside: Mapping[str, Companion] = field(default_factory=dict)
+    notes: Sequence[Note] = ()
+
+    @property
+    def at(self) -> str:
+        return split(self.url.rstrip("/"))[1] + "/"
 
     def cannot_hold(self, tensor: Tensor) -> str:
         return self.inside.cannot_hold(tensor)
 
     def place(self, checkpoint: Checkpoint) -> Placement:
-        placed = self.inside.place(checkpoint)
-        beside = [OutputFile(self.at + name, c.size, shared=True) for name, c in self.found.items()]
-        notes, copied = (*placed.notes, *self.notes), [c.url for c in self.found.values()]
-        return placed._replace(files=[*beside, *placed.files], notes=notes, copied=copied)
+        placed, at = self.inside.place(checkpoint), self.at
+        copies = [OutputFile(at + name, c.size, shared=True) for name, c in self.beside.items()]
+        return placed._replace(
+            files=[*copies, *(OutputFile(at + f.name, f.size) for f in placed.files)],
+            slots={name: Slot(at + s.file, s.start, s.size) for name, s in placed.slots.items()},
+            patches=[Patch(at + p.file, p.start, p.data) for p in placed.patches],
+            stale=re.escape(at) + f"({placed.stale})",
+            notes=(*placed.notes, *self.notes),
+            copied=[c.url for c in self.beside.values()],
+        )
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        copied = [Patch(self.at + name, 0, _content(c)) for name, c in self.found.items()]
-        return [*copied, *self.inside.seal(checks, metadata)]
+        copies = [Patch(self.at + name, 0, c.content()) for name, c in self.beside.items()]
+        return [*copies, *(p._replace(file=self.at + p.file) for p in self.inside.seal(checks, metadata))]
 
 
-def along(writer: Writer, url: str, source: str) -> Writer:
-    """Extend the writer of the folder `url` by the small files of the folder `source`."""
-    found: dict[str, Companion] = {}
+def along(url: str, source: str, max_shard_size: int | None = None) -> FolderWriter:
+    """The writer of the folder `url` that also copies the small files of the folder `source`."""
+    copied: dict[str, Companion] = {}
+    wanted = {name for name in names(source) if name in KNOWN}
+    there = wanted & set(names(url)) if wanted else set[str]()
     left: list[str] = []
-    wanted = [name for name in names(source) if name in KNOWN]
-    present = frozenset(names(url)) if wanted else ()
-    there = tuple(name for name in wanted if name in present)
-    for name in sorted(set(wanted) - set(there)):
+    for name in sorted(wanted - there):
         try:
             path = sibling(join(source, "."), name)
+            status = stat(path)
+            regular = is_remote(path) or os.path.isfile(local(path))
         except CkptError:
-            left.append(name)
-            continue
-        status = stat(path)
-        regular = status is not None and (is_remote(path) or os.path.isfile(local(path)))
+            status, regular = None, False
         if status is None or not regular or status.size > MAX_SIZE:
             left.append(name)
-        else:
-            with Reader(path) as f:
-                found[name] = Companion(path, f.size, f.stamp)
-    notes = [Note("hint", "copied beside the weights as they are", tuple(found))] if found else []
-    if there:
-        notes.append(Note("hint", "there already, and not replaced", there))
-    if left:
-        text = "not copied: a link that leads out of the folder or nowhere, not a regular file, or too large"
-        notes.append(Note("skipped", text, tuple(left)))
-    return Along(writer, split(url.rstrip("/"))[1] + "/", found, notes) if notes else writer
-
-
-def _content(of: Companion) -> bytes:
-    with Reader(of.url) as f:
-        if f.stamp != of.stamp:  # also where a link took the place of the file
-            raise CorruptCheckpoint("changed while it was read; nothing was written", url=of.url)
-        return f.read(0, of.size)
+            continue
+        with Reader(path) as f:
+            copied[name] = Companion(path, f.size, f.stamp)
+    text = "not copied: a link that leads out of the folder or nowhere, not a regular file, or too large"
+    notes = (
+        Note("hint", "copied beside the weights as they are", tuple(copied)),
+        Note("hint", "there already, and not replaced", tuple(sorted(there))),
+        Note("skipped", text, tuple(left)),
+    )
+    return replace(writer(url, max_shard_size), beside=copied, notes=tuple(note for note in notes if note.names))
 
 
 __all__ = ["along", "open", "open_index", "pieces", "prove", "sniff", "writer"]

@@ -14,7 +14,7 @@ Specification: numpy.lib.format, NEP 1.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
@@ -71,7 +71,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     if not is_dir(url):
         head, data = _file(url, how.opaque)
         name = "" if isinstance(data, Checkpoint) else split(url)[1].removesuffix(SUFFIX)
-        return collect([(name, head, data)], (url,), "npy")
+        return collect([(name, head, data)], (url,), "npy", Note("unread", ""))
     files = [n for n in names(url) if n.endswith(SUFFIX)]
     others = tuple(n for n in names(url) if not n.endswith(SUFFIX) and n != OURS)
     urls = tuple(sibling(join(url, "."), n) for n in files)
@@ -85,19 +85,17 @@ def open(url: str, how: Reading) -> Checkpoint:
 def _file(url: str, opaque: bool) -> tuple[Head, Data | Checkpoint]:
     with Reader(url) as f:
         head = parse_head(f.read(0, min(f.size, MAX_HEAD)), url)
+        size = f.size - head.size
         if head.descr == OBJECTS:
-            check_pickle(f.size, url)
-            return head, unpickled(f.read(head.size, f.size - head.size), url, opaque)
-        if head.kind is None:
-            return head, Span(url, head.size, 0)
-        if head.size + head.nbytes != f.size:
-            raise CorruptCheckpoint(
-                f"{head.descr} of shape {head.shape} needs {head.nbytes} bytes after byte {head.size}, "
-                f"the file has {f.size} (truncated?)", url=url,
-            )  # fmt: skip
-    if head.kind.kind == "s":
-        return head, Coded(__name__, url, "", head.nbytes)
-    return head, Span(url, head.size, head.nbytes)
+            return head, unpickled(size, lambda: f.read(head.size, size), url, opaque)
+    if head.kind is None:
+        return head, Span(url, head.size, 0)
+    if head.nbytes != size:
+        raise CorruptCheckpoint(
+            f"{head.descr} of shape {head.shape} needs {head.nbytes} bytes after byte {head.size}, "
+            f"the file has {f.size} (truncated?)", url=url,
+        )  # fmt: skip
+    return head, Coded(__name__, url, "", size) if head.kind.kind == "s" else Span(url, head.size, size)
 
 
 def decode(coded: Coded) -> Iterator[bytes]:
@@ -107,42 +105,46 @@ def decode(coded: Coded) -> Iterator[bytes]:
         yield from strings(head, f.read(head.size, head.nbytes))
 
 
-Found = tuple[str, Head, Data | Checkpoint]  # name, header and elements; a Checkpoint for an array of objects
+Array = tuple[str, Head, Data | Checkpoint]  # name, header and elements; a Checkpoint for an array of objects
 
 
-def collect(arrays: Sequence[Found], urls: tuple[str, ...], format: str, *notes: Note) -> Checkpoint:
+def collect(arrays: Sequence[Array], urls: tuple[str, ...], format: str, unread: Note) -> Checkpoint:
     """Make a checkpoint of arrays, with notes on arrays that are not tensors and on dtypes that are assumed."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, object] = {}
     collisions: list[str] = []
+    skipped: dict[str, str] = {}
+    notes: dict[Note, list[str]] = {}  # by what they say, of several arrays of objects together
     for name, head, data in arrays:
         own: list[Tensor] = []
         if isinstance(data, Checkpoint):
-            if len(name) > MAX_PREFIX and data:
+            if len(name) > MAX_PREFIX:
                 raise UnsafeCheckpoint("an array of objects has a name of many characters", url=urls[0], tensor=name)
             prefix = f"{name}." if name else ""
             own = [t.renamed(prefix + n) for n, t in data.items()]
-            notes += tuple(within(prefix, n) for n in data.notes)
+            for note in data.notes:
+                notes.setdefault(note._replace(names=()), []).extend(prefix + n for n in note.names)
             values |= {prefix + n: v for n, v in data.details.get("values", {}).items()}
         elif head.kind:
             own = [as_tensor(name, head, data)]
+        else:
+            skipped[name] = head.descr
         collisions += [t.name for t in own if t.name in tensors]
         tensors |= {t.name: t for t in own}
     if collisions:
         text = f"names in arrays of objects are also names of other arrays:\n{listing(collisions)}"
         raise NameCollision(text, url=urls[0])
-    notes = tuple(n for n in (*together(notes), *_notes(arrays)) if n.names or n.kind == "hint")
-    return Checkpoint(tensors, format=format, urls=urls, notes=notes, details={"values": values} if values else {})
-
-
-def _notes(arrays: Sequence[Found]) -> Iterator[Note]:
-    """Notes on arrays without a dtype of ours, and on dtypes that NumPy does not store."""
-    odd = {name: head.descr for name, head, data in arrays if not head.kind and not isinstance(data, Checkpoint)}
-    kinds = ", ".join(list(dict.fromkeys(odd.values()))[:3]) + ", ..." * (len({*odd.values()}) > 3)
-    yield Note("skipped", f"arrays whose dtype no checkpoint holds: {kinds}", tuple(odd))
+    kinds = list(dict.fromkeys(skipped.values()))
+    lost = ", ".join(kinds[:3]) + ", ..." * (len(kinds) > 3)
+    every = [unread, *(note._replace(names=tuple(names)) for note, names in notes.items())]
+    every.append(Note("skipped", f"arrays whose dtype no checkpoint holds: {lost}", tuple(skipped)))
     for code, kind in ASSUMED.items():
         assumed = tuple(name for name, head, _ in arrays if head.descr[1:] == code)
-        yield Note("assumed", f"NumPy lost the dtype ({code}); assumed to be {kind}", assumed)
+        every.append(Note("assumed", f"NumPy lost the dtype ({code}); assumed to be {kind}", assumed))
+    every = [note for note in every if note.names or note.kind == "hint"]
+    return Checkpoint(
+        tensors, format=format, urls=urls, notes=tuple(every), details={"values": values} if values else {}
+    )
 
 
 def as_tensor(name: str, head: Head, data: Data) -> Tensor:
@@ -157,6 +159,39 @@ def as_tensor(name: str, head: Head, data: Data) -> Tensor:
     return view(name, kind, head.shape, data, offset=0, strides=strides, ops=ops)
 
 
+_PAIR = re.compile(
+    r"""\s*(['"])(descr|fortran_order|shape)\1\s*:\s*
+        (True|False | '[^']*' | "[^"]*" | \([\d\s,L]*\) | \[.*\](?=\s*,\s*['"]fortran))\s*(?:,|(?=\}))\s*""",
+    re.VERBOSE,
+)
+_SIZE = re.compile(r"0{1,19}|[1-9]\d{0,18}", re.ASCII)  # Python has no 02
+
+
+def literal(text: str) -> tuple[str, bool, tuple[int, ...]] | None:
+    """The descr, fortran_order and shape of a header, in any order; None if it is not a dictionary of these."""
+    text = text.strip()
+    values: dict[str, str] = {}
+    at = 1
+    while (pair := _PAIR.match(text, at)) and pair[2] not in values:
+        values[pair[2]], at = pair[3], pair.end()
+    if text[:1] != "{" or text[at:] != "}" or len(values) != 3:
+        return None
+    descr, fortran, shape = values["descr"], values["fortran_order"], _sizes(values["shape"])
+    if shape is None or fortran not in {"True", "False"} or descr[0] not in "'\"[":
+        return None
+    return descr.strip("'\"") or " ", fortran == "True", shape
+
+
+def _sizes(shape: str) -> tuple[int, ...] | None:
+    """The sizes in a tuple's literal; None if it is anything else, also for (3), which is not a tuple."""
+    sizes = [n.strip().removesuffix("L") for n in shape.strip("()").split(",")]  # Python 2 writes 3L
+    if sizes[-1] == "":
+        sizes.pop()
+    if shape[0] != "(" or len(sizes) > 64 or (len(sizes) == 1 and "," not in shape):
+        return None
+    return tuple(map(int, sizes)) if all(_SIZE.fullmatch(n) for n in sizes) else None
+
+
 def head_size(raw: bytes) -> int:
     """The size in bytes that the first bytes of an .npy give for its header."""
     start = 12 if raw[6:7] in {b"\2", b"\3"} else 10
@@ -165,15 +200,18 @@ def head_size(raw: bytes) -> int:
 
 def parse_head(raw: bytes, url: str, tensor: str | None = None) -> Head:
     """Parse the header of an .npy from its first bytes; no Python is evaluated."""
-    wide = raw[6:7] in {b"\2", b"\3"}
-    start = 12 if wide else 10
+    start = 12 if raw[6:7] in {b"\2", b"\3"} else 10
     if not raw.startswith(NPY) or raw[6:8] not in {b"\1\0", b"\2\0", b"\3\0"} or len(raw) < start:
         raise CorruptCheckpoint("does not begin like an .npy of version 1, 2 or 3", url=url, tensor=tensor)
     size = head_size(raw)
     if size > min(len(raw), MAX_HEAD):
         raise CorruptCheckpoint(f"claims a header of {size} bytes, of which {len(raw)} are there (at most "
                                 f"{MAX_HEAD} are read)", url=url, tensor=tensor)  # fmt: skip
-    descr, fortran, shape = literal(raw[start:size].decode("latin-1"), url, tensor)
+    text = raw[start:size].decode("latin-1")
+    if not (values := literal(text)):
+        what = "is not a dictionary of descr, fortran_order and shape, or of values of the wrong kind"
+        raise CorruptCheckpoint(f"the header {text.strip()[:80]!r} {what}", url=url, tensor=tensor)
+    descr, fortran, shape = values
     kind, width = _dtype(descr)
     if kind and not width and prod(shape) > MAX_EMPTY:  # no byte of them is stored
         raise CorruptCheckpoint(f"holds {prod(shape)} strings without characters", url=url, tensor=tensor)
@@ -212,69 +250,21 @@ MAX_PICKLE = 2**31  # bytes
 MAX_PREFIX = 300  # characters of the name of an array of objects, which prefixes the names of the tensors in it
 
 
-def check_pickle(size: int, url: str) -> None:
-    if size > MAX_PICKLE:
-        raise CorruptCheckpoint(f"an array of objects in {size} bytes; at most {MAX_PICKLE} are unpickled", url=url)
+def unpickled(size: int, read: Callable[[], bytes], url: str, opaque: bool, packed: int | None = None) -> Checkpoint:
+    """The arrays in an array of objects, under the names of the dictionaries and lists that hold them.
 
-
-def unpickled(raw: bytes, url: str, opaque: bool, packed: int | None = None) -> Checkpoint:
-    """The arrays in an array of objects, under the names of the dictionaries and lists that hold them."""
+    size: bytes of the pickle that `read` returns. packed: how many of the file it takes, if it is compressed.
+    """
     from .pytorch import flatten, pickle
     from .pytorch.values import NUMPY, PLAIN, PickledArray
 
-    value = pickle.load(raw, allowed={**PLAIN, **NUMPY}, opaque=opaque, url=url, packed=packed)
+    if size > MAX_PICKLE:
+        raise CorruptCheckpoint(f"an array of objects in {size} bytes; at most {MAX_PICKLE} are unpickled", url=url)
+    value = pickle.load(read(), allowed={**PLAIN, **NUMPY}, opaque=opaque, url=url, packed=packed)
     if not isinstance(value, PickledArray) or not isinstance(value.items, list):
         raise CorruptCheckpoint("claims to hold objects, but its pickle is not an array of objects", url=url)
     root = value.items[0] if value.shape == () else dict(enumerate(value.items))
-    return flatten.checkpoint(root, len(raw) if packed is None else packed, url=url, format="npy")
-
-
-def within(prefix: str, note: Note) -> Note:
-    """A note on an array of objects, with the names that its entries have here."""
-    # a longer one, of an array without tensors, would take memory for each entry
-    return note._replace(names=tuple(prefix + n for n in note.names)) if len(prefix) <= MAX_PREFIX + 1 else note
-
-
-def together(notes: Iterable[Note]) -> Iterator[Note]:
-    """The notes, one of those that say the same of several arrays of objects."""
-    names: dict[Note, list[str]] = {}
-    for note in notes:
-        names.setdefault(note._replace(names=()), []).extend(note.names)
-    yield from (note._replace(names=tuple(found)) for note, found in names.items())
-
-
-_PAIR = re.compile(
-    r"""\s*(['"])(descr|fortran_order|shape)\1\s*:\s*
-        (True|False | '[^']*' | "[^"]*" | \([\d\s,L]*\) | \[.*\](?=\s*,\s*['"]fortran))\s*(?:,|(?=\}))\s*""",
-    re.VERBOSE,
-)
-_SIZE = re.compile(r"0{1,19}|[1-9]\d{0,18}", re.ASCII)  # Python has no 02
-
-
-def literal(text: str, url: str, tensor: str | None) -> tuple[str, bool, tuple[int, ...]]:
-    """Parse the dictionary of the header: descr, fortran_order and shape, in any order."""
-    text = text.strip()
-    values: dict[str, str] = {}
-    at = 1
-    while (pair := _PAIR.match(text, at)) and pair[2] not in values:
-        values[pair[2]], at = pair[3], pair.end()
-    if text[:1] != "{" or text[at:] != "}" or len(values) != 3:
-        what = f"the header {text[:80]!r} is not a dictionary of descr, fortran_order and shape"
-        raise CorruptCheckpoint(what, url=url, tensor=tensor)
-    descr, fortran, shape = values["descr"], values["fortran_order"], _sizes(values["shape"])
-    if shape is None or fortran not in {"True", "False"} or descr[0] not in "'\"[":
-        raise CorruptCheckpoint(f"the header {text[:80]!r} has values of the wrong kind", url=url, tensor=tensor)
-    return descr.strip("'\"") or " ", fortran == "True", shape
-
-
-def _sizes(shape: str) -> tuple[int, ...] | None:
-    """The sizes in a tuple's literal; None if it is anything else, also for (3), which is not a tuple."""
-    sizes = [n.strip().removesuffix("L") for n in shape.strip("()").split(",")]  # Python 2 writes 3L
-    if sizes[-1] == "":
-        sizes.pop()
-    if shape[0] != "(" or len(sizes) > 64 or (len(sizes) == 1 and "," not in shape):
-        return None
-    return tuple(map(int, sizes)) if all(_SIZE.fullmatch(n) for n in sizes) else None
+    return flatten.checkpoint(root, size if packed is None else packed, url=url, format="npy")
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

@@ -27,28 +27,15 @@ from ..output.destination import OutputFile
 from ..storage.checksum import combine, crc
 from ..storage.files import Reader, Seen, split
 from . import own_metadata
-from .npy import (
-    MAX_HEAD,
-    OBJECTS,
-    SUFFIX,
-    Head,
-    check_pickle,
-    collect,
-    head_bytes,
-    head_size,
-    parse_head,
-    strings,
-    unheld,
-    unpickled,
-)
+from .npy import MAX_HEAD, OBJECTS, SUFFIX, Head, collect, head_bytes, head_size, parse_head, strings, unheld, unpickled
 from .placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from .table import Reading
-from .zip import STORED, Member, PlacedMember, directory, fields, lay_out, local_header, members, unpack
+from .zip import STORED, Member, PlacedMember, contents, directory, fields, lay_out, local_header, members
 
 OURS = 0x4B43  # "CK": the extra field of the first member, and of the next where it is long
 LONGEST = 65_000
 MAX_STRINGS = 2**16  # in an array of any size
-NEAR = 256  # bytes of an array that hold its head, unless its dtype or shape is long
+NEAR = 256  # bytes that are there already over a network, with the head unless its dtype or shape is long
 
 
 def sniff(seen: Seen) -> int:
@@ -75,20 +62,16 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]:
     """Parse one array's head; its elements are a span if stored, otherwise `Coded`."""
-    start = _beginning(f, m)
+    start, _ = _head(f, m)
     head = parse_head(start, f.url, m.name)
+    coded = Coded(__name__, f.url, m.name, m.size - head.size)
     if head.descr == OBJECTS:
-        check_pickle(m.size, f.url)
         if m.size > 8 * m.packed + 2**20:
             raise UnsafeCheckpoint(f"{m.packed} bytes expand to a pickle of {m.size}", url=f.url, tensor=m.name)
-        raw = b"".join(decode(Coded(__name__, f.url, m.name, m.size - head.size)))
-        return head, unpickled(raw, f.url, opaque, m.packed)
+        return head, unpickled(coded.size, lambda: b"".join(decode(coded)), f.url, opaque, m.packed)
     if head.kind is None:
-        value = 0
-        for piece in _pieces(f, m):  # a flipped bit can make the dtype unknown
-            value = crc("crc32", piece, value)
-        if value != m.crc:
-            raise CorruptCheckpoint("is damaged: its CRC-32 is wrong", url=f.url, tensor=m.name)
+        for _ in contents(f, m, strict=True):  # a flipped bit can make the dtype unknown
+            pass
         return head, Span(f.url, m.start + head.size, 0)
     if head.size + head.nbytes != m.size:
         raise CorruptCheckpoint(
@@ -99,7 +82,7 @@ def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]
         text = f"{m.packed} bytes expand to {prod(head.shape)} strings; numpy.savez stores them as they are"
         raise UnsafeCheckpoint(text, url=f.url, tensor=m.name)
     if m.method != STORED or head.kind.kind == "s":
-        return head, Coded(__name__, f.url, m.name, head.nbytes)
+        return head, coded
     # crc(head + elements) = combine(crc(head), crc(elements)), and combining is an exclusive or
     check = combine("crc32", crc("crc32", start[: head.size]), 0, head.nbytes) ^ m.crc
     if not head.nbytes and check:
@@ -107,35 +90,19 @@ def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]
     return head, Span(f.url, m.start + head.size, head.nbytes, f"crc32:{check:08x}")
 
 
-def _beginning(f: Reader, m: Member) -> bytes:
-    """The member's first bytes, with all of its head: a few as a rule, which over a network are there already."""
-    start, rest = _started(_pieces(f, m, NEAR), NEAR)
-    return start + _started(rest, min(head_size(start), MAX_HEAD) - len(start))[0]
+def _head(f: Reader, m: Member, **options: bool) -> tuple[bytes, Iterator[bytes]]:
+    """The first pieces of a member, with all of its array's head, and the pieces after them."""
+    pieces = contents(f, m, NEAR, **options)
+    start = _taken(pieces, min(NEAR, m.size))
+    return start + _taken(pieces, min(head_size(start), MAX_HEAD, m.size) - len(start)), pieces
 
 
-def _pieces(f: Reader, m: Member, piece: int = 2**20) -> Iterator[bytes]:
-    """The member's unpacked bytes; CorruptCheckpoint if there are more or fewer than announced."""
-    if m.method == STORED:
-        for at in range(0, m.size, piece):
-            yield f.read(m.start + at, min(piece, m.size - at))
-        return
-    left = m.size
-    for data in unpack(f, m.start, m.packed, piece):
-        left -= len(data)
-        if left < 0:
-            break
-        yield data
-    if left:
-        which = "more" if left < 0 else "fewer"
-        raise CorruptCheckpoint(f"inflates to {which} than the {m.size} bytes announced", url=f.url, tensor=m.name)
-
-
-def _started(pieces: Iterator[bytes], size: int) -> tuple[bytes, Iterator[bytes]]:
-    """At least the first `size` bytes (fewer if the data is shorter), and the pieces after them."""
-    start = b""
-    while len(start) < size and (piece := next(pieces, b"")):
-        start += piece
-    return start, pieces
+def _taken(pieces: Iterator[bytes], size: int) -> bytes:
+    """At least the next `size` bytes; the end is not reached, where the checksum is compared."""
+    taken = b""
+    while len(taken) < size:
+        taken += next(pieces)
+    return taken
 
 
 @lru_cache(maxsize=8)
@@ -147,21 +114,10 @@ def _directory(url: str, stamp: tuple[int, ...]) -> dict[str, Member]:
 def decode(coded: Coded) -> Iterator[bytes]:
     """The elements of one array as stored, or single strings; the checksum is verified at the end."""
     with Reader(coded.url) as f:
-        m = _directory(coded.url, f.stamp)[coded.key]
-        start, rest = _started(_pieces(f, m), MAX_HEAD)
-        head = parse_head(start, f.url, m.name)
-        value = crc("crc32", start[: head.size])
-        whole = []
-        for piece in chain([start[head.size :]], rest):
-            value = crc("crc32", piece, value)
-            if head.kind and head.kind.kind == "s":
-                whole.append(piece)
-            else:
-                yield piece
-        if value != m.crc:
-            raise CorruptCheckpoint("is damaged: its CRC-32 is wrong", url=f.url, tensor=m.name)
-        if head.kind and head.kind.kind == "s":
-            yield from strings(head, b"".join(whole))
+        start, rest = _head(f, _directory(coded.url, f.stamp)[coded.key], strict=True)
+        head = parse_head(start, f.url, coded.key)
+        pieces = chain([start[head.size :]], rest)
+        yield from strings(head, b"".join(pieces)) if head.kind and head.kind.kind == "s" else pieces
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

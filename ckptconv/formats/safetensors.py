@@ -64,6 +64,8 @@ ALONE = Note(
     "holds only the first part of each",
 )
 
+HALF = re.compile("[\\ud800-\\udfff]")  # of a surrogate pair
+
 Start = tuple[int, ...]
 
 
@@ -89,26 +91,28 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 def read(url: str, how: Reading) -> Checkpoint:
     """Open a file, also one that holds parts of tensors."""
+    tensors, skipped, ranges = dict[str, Tensor](), list[str](), list[tuple[int, int, str]]()
     with Reader(url) as f:
         header, start = _header(f)
-        metadata = _metadata(header.pop("__metadata__", None), url)
-        tensors, skipped, at, ordered = dict[str, Tensor](), dict[str, tuple[int, int]](), 0, True
+        metadata = header.pop("__metadata__", None)
+        metadata = {} if metadata is None else metadata
+        if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+            raise CorruptCheckpoint("__metadata__ is not a map from strings to strings", url=url)
         for name in list(header):
-            (row, shape, *_), begin, end = _entry(name, header.pop(name), url)  # pop halves the memory
-            ordered, at = ordered and begin == at, end
-            if row is None:
-                skipped[name] = begin, end
+            layout, begin, end = _entry(name, header.pop(name), url)  # pop halves the memory
+            ranges.append((begin, end, name))
+            if layout.row is None:
+                skipped.append(name)
             else:
-                tensors[name] = contiguous(name, row, shape, Span(url, start + begin, end - begin))
-        ranges = [(0, at, "")] if ordered else _ranges(tensors, start, skipped)  # the usual order takes no list
+                tensors[name] = contiguous(name, layout.row, layout.shape, Span(url, start + begin, end - begin))
         _check_tiling(ranges, f.size - start, url, how)
-    notes = (Note("skipped", UNSUPPORTED, tuple(skipped)),) if skipped else ()
-    if shared := tuple(f"{a} = {b}" for a, b in metadata.items() if b in tensors and a not in tensors):
-        notes = (
-            *notes,
-            Note("hint", "its metadata says that these share a tensor; the first name is not read", shared),
-        )
-    return Checkpoint(tensors, metadata, format="safetensors", urls=(url,), notes=notes)
+    shared = tuple(f"{a} = {b}" for a, b in metadata.items() if b in tensors and a not in tensors)
+    notes = [
+        Note("skipped", UNSUPPORTED, tuple(skipped)),
+        Note("hint", "its metadata says that these share a tensor; the first name is not read", shared),
+    ]
+    notes = [note for note in notes if note.names]
+    return Checkpoint(tensors, metadata, format="safetensors", urls=(url,), notes=tuple(notes))
 
 
 def _header(f: Reader) -> tuple[dict[str, Any], int]:
@@ -124,14 +128,6 @@ def _header(f: Reader) -> tuple[dict[str, Any], int]:
     if not isinstance(header, dict):
         raise CorruptCheckpoint("the header is not a JSON object", url=f.url)
     return header, 8 + length
-
-
-def _metadata(value: Any, url: str) -> dict[str, str]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-        raise CorruptCheckpoint("__metadata__ is not a map from strings to strings", url=url)
-    return value
 
 
 class _Layout(NamedTuple):
@@ -188,8 +184,8 @@ def _entry(name: str, info: Any, url: str) -> tuple[_Layout, int, int]:
     layout, begin, end = info
     if type(begin) is not int or type(end) is not int or not 0 <= begin <= MAX_ELEMENTS >= end >= 0:
         raise CorruptCheckpoint(NUMBERS, url=url, tensor=name)
-    if not name.isascii():
-        _check_text(name, url)
+    if not _is_text(name):
+        raise CorruptCheckpoint(f"the name {brief(name)!r} contains half a surrogate pair", url=url)
     if (end - begin) * 8 != layout.bits:
         size, rest = divmod(layout.bits, 8)
         text = f"occupies bytes {begin} to {end}, but {layout.text} needs {size}{' and a fraction' * (rest > 0)}"
@@ -197,20 +193,9 @@ def _entry(name: str, info: Any, url: str) -> tuple[_Layout, int, int]:
     return layout, begin, end
 
 
-def _check_text(name: str, url: str) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise CorruptCheckpoint(f"the name {brief(name)!r} contains half a surrogate pair", url=url) from None
-
-
-def _ranges(
-    tensors: Mapping[str, Tensor], start: int, skipped: Mapping[str, tuple[int, int]]
-) -> list[tuple[int, int, str]]:
-    """Where each tensor lies in the buffer, which begins at `start`."""
-    spans = ((name, t.parts[0].data) for name, t in tensors.items())
-    found = [(d.start - start, d.start - start + d.size, name) for name, d in spans if isinstance(d, Span)]
-    return [*found, *((begin, end, name) for name, (begin, end) in skipped.items())]
+def _is_text(name: str) -> bool:
+    """Whether a name is valid Unicode, without half a surrogate pair."""
+    return name.isascii() or HALF.search(name) is None
 
 
 def _check_tiling(ranges: list[tuple[int, int, str]], size: int, url: str, how: Reading) -> None:
@@ -280,11 +265,7 @@ class SafetensorsWriter:
             return f"safetensors counts the pairs of {tensor.dtype} along the last axis, and a scalar has none"
         if tensor.name == "__metadata__":
             return "safetensors reserves this name for its metadata"
-        try:
-            tensor.name.isascii() or tensor.name.encode()
-        except UnicodeEncodeError:
-            return "the name is not valid Unicode"
-        return ""
+        return "" if _is_text(tensor.name) else "the name is not valid Unicode"
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "safetensors")

@@ -30,10 +30,10 @@ RATIO = 1032  # what deflate can reach at most
 LOCAL, ENTRY = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L")
 MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
 ENCRYPTED, UTF8, DESCRIPTOR = 0x2041, 0x800, 0x8
-_OTHER_NAME = 0x7075  # an extra field: the name in UTF-8, which Python 3.13 takes instead
+ZIP64, OTHER_NAME = 1, 0x7075  # extra fields: wide sizes; the name in UTF-8, which Python 3.13 takes instead
 SIGNED = b"PK\7\x08"
-_HEAD = 1024  # bytes behind a local header that are fetched with it from a remote file: an .npy begins with a head
-_WINDOW = 2**18  # local headers closer together than this are read at once
+_HEAD = 1024  # bytes after a local header that are fetched with it from a remote file: an .npy begins with a head
+_ROOM = 128  # bytes after the name that are read with a local header: the usual extra field
 
 
 class Member(NamedTuple):
@@ -51,25 +51,6 @@ class Member(NamedTuple):
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def members(f: Ranges, *, files: bool = True) -> dict[str, Member]:
-    """Read and check the complete directory; members are in its order.
-
-    files: names are those of files, so they must not leave their folder or differ in case only; otherwise any text is
-    allowed.
-    """
-    start, size, count = _end(f)
-    if count * ENTRY.size > size:
-        raise CorruptCheckpoint(f"claims to have {count} members, which need more than {size} bytes", url=f.url)
-    if not is_at(f, start, size):
-        raise CorruptCheckpoint("the zip has no directory where its end says it is", url=f.url)
-    entries = list(_central(f.read(start, size), count, f.url))
-    check_names([e.name for e in entries], f.url, files)
-    entries_by_place = sorted(entries, key=lambda e: e.at)
-    ahead(f, ((e.at, max(0, min(start - e.at, LOCAL.size + len(e.raw) + _HEAD))) for e in entries_by_place))
-    starts = _payloads(f, entries_by_place, start)
-    return {e.name: Member(e.name, starts[e.name], e.packed, e.size, e.crc, e.method, e.extra) for e in entries}
-
-
 class _Entry(NamedTuple):
     name: str
     raw: bytes
@@ -82,6 +63,25 @@ class _Entry(NamedTuple):
     extra: bytes
 
 
+def members(f: Ranges, *, files: bool = True) -> dict[str, Member]:
+    """Read and check the complete directory; members are in its order.
+
+    files: names are those of files, so they must not leave their folder or differ in case only; otherwise any text is
+    allowed.
+    """
+    start, size, count = _end(f)
+    if count * ENTRY.size > size:
+        raise CorruptCheckpoint(f"claims to have {count} members, which need more than {size} bytes", url=f.url)
+    if not is_at(f, start, size):
+        raise CorruptCheckpoint("the zip has no directory where its end says it is", url=f.url)
+    entries = list(_central(f.read(start, size), count, f.url))
+    _check_names([e.name for e in entries], f.url, files)
+    by_place = sorted(entries, key=lambda e: e.at)
+    ahead(f, ((e.at, max(0, min(start - e.at, LOCAL.size + len(e.raw) + _HEAD))) for e in by_place))
+    starts = _starts(f, by_place, start)
+    return {e.name: Member(e.name, starts[e.name], e.packed, e.size, e.crc, e.method, e.extra) for e in entries}
+
+
 def _end(f: Ranges) -> tuple[int, int, int]:
     """Find the central directory, which must end the file; return its start, size and number of members."""
     if f.size < END.size:
@@ -89,15 +89,24 @@ def _end(f: Ranges) -> tuple[int, int, int]:
     at = f.size - END.size
     magic, disk, first, here, count, size, start, comment = END.unpack(f.read(at, END.size))
     if magic != b"PK\5\6" or comment:
-        near = f.read(max(0, f.size - 66000), min(f.size, 66000)).rfind(b"PK\5\6")
-        if near < 0 or near > min(f.size, 66000) - END.size:
+        near = f.read(max(0, f.size - 66000), min(f.size, 66000))
+        if near.rfind(b"PK\5\6", 0, len(near) - END.size + 4) < 0:
             raise CorruptCheckpoint("the zip has no central directory (truncated?)", url=f.url)
         raise UnsafeCheckpoint("bytes or a comment follow the end of the zip; no framework writes them", url=f.url)
     if disk or first or here != count:
         raise CorruptCheckpoint("is one part of a zip split over several disks", url=f.url)
     before = f.read(at - LOCATOR.size, LOCATOR.size) if at >= LOCATOR.size else b""
     if before.startswith(b"PK\6\7"):
-        at, start, size, count = _end64(f, before, at - LOCATOR.size, (start, size, count))
+        _, disk, wide, disks = LOCATOR.unpack(before)
+        if disk or disks > 1 or wide + END64.size + LOCATOR.size != at:
+            raise CorruptCheckpoint("the zip64 locator does not point at the record before it", url=f.url)
+        narrow, at = (start, size, count), wide
+        magic, length, _, _, disk, first, here, count, size, start = END64.unpack(f.read(at, END64.size))
+        if magic != b"PK\6\6" or length != END64.size - 12 or disk or first or here != count:
+            raise CorruptCheckpoint("the zip64 end record is damaged", url=f.url)
+        for value, small, full in zip((start, size, count), narrow, (MAX32, MAX32, MAX16), strict=True):
+            if small not in (full, value):
+                raise UnsafeCheckpoint(f"the zip64 directory says {value} where the zip's end says {small}", url=f.url)
     elif MAX32 in (start, size) or count == MAX16:
         raise CorruptCheckpoint("the zip's zip64 directory is missing", url=f.url)
     if start + size != at:
@@ -106,50 +115,36 @@ def _end(f: Ranges) -> tuple[int, int, int]:
     return start, size, count
 
 
-def _end64(f: Ranges, locator: bytes, end: int, narrow: tuple[int, ...]) -> tuple[int, int, int, int]:
-    _, disk, at, disks = LOCATOR.unpack(locator)
-    if disk or disks > 1 or at + END64.size != end:
-        raise CorruptCheckpoint("the zip64 locator does not point at the record before it", url=f.url)
-    magic, length, _, _, disk, first, here, count, size, start = END64.unpack(f.read(at, END64.size))
-    if magic != b"PK\6\6" or length != END64.size - 12 or disk or first or here != count:
-        raise CorruptCheckpoint("the zip64 end record is damaged", url=f.url)
-    for wide, small, full in zip((start, size, count), narrow, (MAX32, MAX32, MAX16), strict=True):
-        if small not in (full, wide):
-            raise UnsafeCheckpoint(f"the zip64 directory says {wide} where the zip's end says {small}", url=f.url)
-    return at, start, size, count
-
-
 def _central(data: bytes, count: int, url: str) -> Iterator[_Entry]:
     at = 0
     for _ in range(count):
         if at + ENTRY.size > len(data):
             raise CorruptCheckpoint("the zip's directory ends early", url=url)
-        (magic, _, _, flags, method, _, _, crc, packed, size, n, extra, comment, disk, _, _, where) = ENTRY.unpack_from(
+        magic, _, _, flags, method, _, _, crc, packed, size, n, more, comment, disk, _, _, where = ENTRY.unpack_from(
             data, at
         )
         at += ENTRY.size
-        end = at + n + extra + comment
-        if magic != b"PK\1\2" or end > len(data):
+        if magic != b"PK\1\2" or at + n + more + comment > len(data):
             raise CorruptCheckpoint(f"the zip's directory is damaged before its byte {at}", url=url)
-        raw = data[at : at + n]
+        raw, extra = data[at : at + n], data[at + n : at + n + more]
+        at += n + more + comment
         if MAX32 in (packed, size, where):
-            size, packed, where = zip64_values(data[at + n : at + n + extra], [size, packed, where], url)
+            size, packed, where = _zip64(extra, [size, packed, where], url)
         if disk not in (0, MAX16):
             raise CorruptCheckpoint("is one part of a zip split over several disks", url=url)
-        name = member_name(raw, flags, url)
-        check_other_name(data[at + n : at + n + extra], raw, url)
+        e = _Entry(_name(raw, extra, flags, url), raw, flags, method, crc, packed, size, where, extra)
+        name = printable(e.name)
         if flags & ENCRYPTED:
-            raise UnsafeCheckpoint(f"the member {printable(name)} is encrypted", url=url)
+            raise UnsafeCheckpoint(f"the member {name} is encrypted", url=url)
         if method not in (STORED, DEFLATED):
-            text = f"the member {printable(name)} is compressed by method {method}; 0 and 8 are supported"
-            raise CorruptCheckpoint(text, url=url)
+            raise CorruptCheckpoint(
+                f"the member {name} is compressed by method {method}; 0 and 8 are supported", url=url
+            )
         if method == STORED and packed != size:
-            raise CorruptCheckpoint(f"the stored member {printable(name)} has two sizes, {packed} and {size}", url=url)
+            raise CorruptCheckpoint(f"the stored member {name} has two sizes, {packed} and {size}", url=url)
         if size > RATIO * packed + 64:
-            text = f"the member {printable(name)} claims to expand from {packed} to {size} bytes"
-            raise UnsafeCheckpoint(text, url=url)
-        yield _Entry(name, raw, flags, method, crc, packed, size, where, data[at + n : at + n + extra])
-        at = end
+            raise UnsafeCheckpoint(f"the member {name} claims to expand from {packed} to {size} bytes", url=url)
+        yield e
     if at != len(data):
         raise UnsafeCheckpoint("the zip's directory holds more than its members", url=url)
 
@@ -164,17 +159,9 @@ def fields(extra: bytes, wanted: int) -> Iterator[bytes]:
         at += 4 + size
 
 
-def check_other_name(extra: bytes, raw: bytes, url: str) -> None:
-    """Refuse an extra field with another name, which some readers use."""
-    for field in fields(extra, _OTHER_NAME):
-        if field[5:] not in (raw, b""):
-            text = f"the member {printable(repr(raw)[:200])} has the other name {printable(repr(field[5:])[:200])}"
-            raise UnsafeCheckpoint(text, url=url)
-
-
-def zip64_values(extra: bytes, values: list[int], url: str) -> list[int]:
+def _zip64(extra: bytes, values: list[int], url: str) -> list[int]:
     """Replace the values that are 0xffffffff by those of the zip64 extra field, in order."""
-    for field in fields(extra, 1):
+    for field in fields(extra, ZIP64):
         words = [w for (w,) in struct.iter_unpack("<Q", field[: len(field) // 8 * 8])]
         if len(words) >= values.count(MAX32):
             rest = iter(words)
@@ -182,18 +169,21 @@ def zip64_values(extra: bytes, values: list[int], url: str) -> list[int]:
     raise CorruptCheckpoint("a member's zip64 sizes are missing", url=url)
 
 
-def member_name(raw: bytes, flags: int, url: str) -> str:
-    """A name in UTF-8, which torch writes without the flag; otherwise in code page 437."""
+def _name(raw: bytes, extra: bytes, flags: int, url: str) -> str:
+    """A name in UTF-8, which torch writes without the flag, otherwise in code page 437; no field may say another."""
+    for field in fields(extra, OTHER_NAME):
+        if field[5:] not in (raw, b""):
+            text = f"the member {printable(repr(raw)[:200])} has the other name {printable(repr(field[5:])[:200])}"
+            raise UnsafeCheckpoint(text, url=url)
     try:
-        name = raw.decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError:
         if flags & UTF8:
             raise CorruptCheckpoint(f"the member {raw!r:.200} is not named in UTF-8", url=url) from None
-        name = raw.decode("cp437")
-    return name
+        return raw.decode("cp437")
 
 
-def check_names(names: list[str], url: str, files: bool) -> None:
+def _check_names(names: Sequence[str], url: str, files: bool) -> None:
     """Refuse duplicate names; for files also names that differ in case only and paths that leave the folder.
 
     torch's reader ignores case.
@@ -213,40 +203,31 @@ def check_names(names: list[str], url: str, files: bool) -> None:
         raise UnsafeCheckpoint(f"members whose names are taken for one another:\n{listing(twins)}", url=url)
 
 
-def _payloads(f: Ranges, entries: list[_Entry], directory: int) -> dict[str, int]:
-    """Check each local header against the directory; return the payloads' offsets. `entries` are sorted by offset."""
-    out: dict[str, int] = {}
-    gaps: list[tuple[int, int, _Entry]] = []
-    at, window, first = 0, b"", 0
-    for i, e in enumerate(entries):
-        if i == 0 and e.at != 0:
-            raise UnsafeCheckpoint(f"{e.at} bytes are prepended to the zip", url=f.url)
-        need = LOCAL.size + len(e.raw)
-        if e.at < at or e.at + need + e.packed > directory:
+def _starts(f: Ranges, entries: Sequence[_Entry], directory: int) -> dict[str, int]:
+    """Check the local headers, and what lies between members; return where the bytes of each begin.
+
+    entries: sorted by the places of their headers. directory: where it begins.
+    """
+    if entries and entries[0].at:
+        raise UnsafeCheckpoint(f"{entries[0].at} bytes are prepended to the zip", url=f.url)
+    starts: dict[str, int] = {}
+    at, before = 0, entries[0] if entries else None
+    for e in entries:
+        if e.at < at or e.at + LOCAL.size + len(e.raw) + e.packed > directory:
             raise UnsafeCheckpoint(f"the member {printable(e.name)} overlaps another or the directory", url=f.url)
-        if e.at > at:
-            gaps.append((at, e.at, entries[i - 1]))
-        if e.at + need > first + len(window):
-            first, window = e.at, f.read(e.at, _reach(entries, i, directory) - e.at)
-        header = window[e.at - first : e.at - first + need]
-        extra = _check_local(header, e, f.url)
-        start = e.at + need + extra
-        if extra > 4:
-            piece = window[e.at + need - first : start - first]
-            _check_extra(piece if len(piece) == extra else f.read(e.at + need, extra), header, e, f.url)
-        at = start + e.packed
+        _check_gap(f, at, e.at, before)
+        starts[e.name] = _local_end(f, e, directory)
+        at, before = starts[e.name] + e.packed, e
         if at > directory:
             raise CorruptCheckpoint(f"the member {printable(e.name)} reaches into the directory", url=f.url)
-        out[e.name] = start
-    if at < directory and entries:
-        gaps.append((at, directory, entries[-1]))
-    for gap in gaps:
-        _check_gap(f, *gap)
-    return out
+    _check_gap(f, at, directory, before)
+    return starts
 
 
-def _check_gap(f: Ranges, start: int, end: int, before: _Entry) -> None:
+def _check_gap(f: Ranges, start: int, end: int, before: _Entry | None) -> None:
     """Only the descriptor of a member may follow it; with other bytes a sequential reader could see other members."""
+    if start == end or before is None:
+        return
     if before.flags & DESCRIPTOR and end - start in (12, 16, 20, 24):
         descriptor = f.read(start, end - start).removeprefix(SIGNED)
         sizes = "<3L" if len(descriptor) == 12 else "<L2Q"
@@ -256,64 +237,67 @@ def _check_gap(f: Ranges, start: int, end: int, before: _Entry) -> None:
     raise UnsafeCheckpoint(text, url=f.url)
 
 
-def _reach(entries: list[_Entry], i: int, directory: int) -> int:
-    """The end of a read that includes the headers of small neighbours."""
-    end = entries[i].at
-    for e in map(entries.__getitem__, range(i, len(entries))):
-        if e.at - end > 4096 or e.at - entries[i].at > _WINDOW:
+def _local_end(f: Ranges, e: _Entry, directory: int) -> int:
+    """Compare a local header with the directory's entry; return where it ends.
+
+    Its sizes and CRC may be left open for a descriptor, and its sizes for a zip64 field.
+    """
+    need, open_ = LOCAL.size + len(e.raw), e.flags & DESCRIPTOR
+    head = f.read(e.at, min(need + _ROOM, directory - e.at))
+    magic, _, flags, method, _, _, crc, packed, size, n, more = LOCAL.unpack_from(head)
+    blank = (0, MAX32) if open_ or MAX32 in (packed, size) else ()
+    differs = {
+        "signature": magic != b"PK\3\4",
+        "name": n != len(e.raw) or head[LOCAL.size : need] != e.raw,
+        "method or flags": method != e.method or (flags ^ e.flags) & (ENCRYPTED | DESCRIPTOR),
+        "size": size not in (e.size, *blank) or packed not in (e.packed, *blank),
+        "CRC": crc != e.crc and (crc or not open_),
+    }
+    if wrong := ", ".join(what for what, does in differs.items() if does):
+        text = f"the member {printable(e.name)} has another {wrong} in its local header than in the directory"
+        raise UnsafeCheckpoint(text, url=f.url)
+    end: int = e.at + need + more
+    if more > 4:
+        extra = head[need : need + more] if need + more <= len(head) else f.read(e.at + need, more)
+        _name(e.raw, extra, flags, f.url)
+        wide = MAX32 in (packed, size) and not open_
+        if wide and _zip64(extra, [size, packed], f.url) != [e.size, e.packed]:
+            text = f"the member {printable(e.name)} has another size in its local zip64 field than in the directory"
+            raise UnsafeCheckpoint(text, url=f.url)
+    return end
+
+
+def contents(f: Ranges, m: Member, piece: int = 2**20, *, strict: bool = False) -> Iterator[bytes]:
+    """A member's unpacked bytes in pieces of at most about `piece` bytes.
+
+    strict: a CRC-32 of 0 counts as well; torch writes it for one that it did not compute.
+    Raises CorruptCheckpoint if their number or CRC-32 differs from that in the directory.
+    """
+    left, value = m.size, 0
+    for data in _inflated(f, m, piece) if m.method != STORED else _stored(f, m, piece):
+        left -= len(data)
+        if left < 0:
             break
-        end = e.at
-        last = e
-    return min(directory, end + LOCAL.size + len(last.raw))
+        value = crc("crc32", data, value)
+        yield data
+    if left:
+        which = "more" if left < 0 else "fewer"
+        text = f"the member {printable(m.name)} inflates to {which} than the {m.size} bytes announced"
+        raise CorruptCheckpoint(text, url=f.url)
+    if (m.crc or strict) and value != m.crc:
+        raise CorruptCheckpoint(f"the CRC-32 of {printable(m.name)} is wrong: the file is damaged", url=f.url)
 
 
-def _check_local(header: bytes, e: _Entry, url: str) -> int:
-    """Compare a local header with the directory's entry; return the length of its extra field."""
-    magic, _, flags, method, _, _, crc, packed, size, n, extra = LOCAL.unpack_from(header)
-    wrong = []
-    if magic != b"PK\3\4":
-        wrong.append("signature")
-    if n != len(e.raw) or header[LOCAL.size :] != e.raw:
-        wrong.append("name")
-    if method != e.method or (flags ^ e.flags) & (ENCRYPTED | DESCRIPTOR):
-        wrong.append("method or flags")
-    if not _same_sizes(size, packed, e):
-        wrong.append("size")
-    if crc != e.crc and (crc or not e.flags & DESCRIPTOR):
-        wrong.append("CRC")
-    if wrong:
-        raise UnsafeCheckpoint(
-            f"the member {printable(e.name)} has another {', '.join(wrong)} in its local header than in the directory",
-            url=url,
-        )
-    return int(extra)
+def _stored(f: Ranges, m: Member, piece: int) -> Iterator[bytes]:
+    for at in range(0, m.size, piece):
+        yield f.read(m.start + at, min(piece, m.size - at))
 
 
-def _same_sizes(size: int, packed: int, e: _Entry) -> bool:
-    """Whether the sizes in a local header are those of the directory, or left open for a descriptor or zip64 field."""
-    blank = (0, MAX32) if e.flags & DESCRIPTOR or MAX32 in (packed, size) else ()
-    return size in (e.size, *blank) and packed in (e.packed, *blank)
-
-
-def _check_extra(extra: bytes, header: bytes, e: _Entry, url: str) -> None:
-    """Compare name and sizes in the local extra field with the directory."""
-    check_other_name(extra, e.raw, url)
-    packed, size = struct.unpack_from("<2L", header, 18)
-    wide = MAX32 in (packed, size) and not e.flags & DESCRIPTOR
-    if wide and zip64_values(extra, [size, packed], url) != [e.size, e.packed]:
-        text = f"the member {printable(e.name)} has another size in its local zip64 field than in the directory"
-        raise UnsafeCheckpoint(text, url=url)
-
-
-# --- unpack the members of a zip (zip.py), piece by piece -----------------------------------------------------------
-
-
-def unpack(f: Ranges, start: int, packed: int, piece: int = 2**20) -> Iterator[bytes]:
-    """Inflate a deflated member in pieces of at most about `piece` bytes; the caller counts and checks them."""
+def _inflated(f: Ranges, m: Member, piece: int) -> Iterator[bytes]:
     from zlib_ng import zlib_ng  # zlib, faster, and with the same messages
 
     inflate = zlib_ng.decompressobj(-15)
-    at, end, rest = start, start + packed, b""
+    at, end, rest = m.start, m.start + m.packed, b""
     try:
         while not inflate.eof:
             if not rest and at < end:
@@ -329,31 +313,7 @@ def unpack(f: Ranges, start: int, packed: int, piece: int = 2**20) -> Iterator[b
         raise CorruptCheckpoint(f"the compressed data is damaged: {e}", url=f.url) from None
 
 
-def contents(f: Ranges, m: Member, piece: int = 2**20) -> Iterator[bytes]:
-    """A member's unpacked bytes; CorruptCheckpoint if their number or CRC-32 differs from that in the directory."""
-    raw = unpack(f, m.start, m.packed, piece) if m.method != STORED else _stored(f, m, piece)
-    left, value = m.size, 0
-    for data in raw:
-        left -= len(data)
-        if left < 0:
-            break
-        value = crc("crc32", data, value)
-        yield data
-    if left:
-        which = "more" if left < 0 else "fewer"
-        text = f"the member {printable(m.name)} inflates to {which} than the {m.size} bytes announced"
-        raise CorruptCheckpoint(text, url=f.url)
-    if m.crc and value != m.crc:
-        raise CorruptCheckpoint(f"the CRC-32 of {printable(m.name)} is wrong: the file is damaged", url=f.url)
-
-
-def _stored(f: Ranges, m: Member, piece: int) -> Iterator[bytes]:
-    for at in range(0, m.size, piece):
-        yield f.read(m.start + at, min(piece, m.size - at))
-
-
-# ------------------------------------------------------------------------------------------------------------------
-# The complete members of a truncated zip, which has lost its directory (zip.py), found by their local headers.
+# --- the complete members of a truncated zip, which has lost its directory, found by their local headers --------------
 #
 # A local header contains the sizes, or leaves them to a descriptor after the bytes, as torch does:
 #
@@ -370,58 +330,51 @@ _FORMS = (struct.Struct("<4s3L"), struct.Struct("<4sL2Q"))
 
 def whole_members(f: Ranges) -> dict[str, Member]:
     """The members before the first incomplete one; names are checked as for a directory."""
-    found = list(_members(f))
-    check_names([m.name for m in found], f.url, True)
-    return {m.name: m for m in found}
+    complete = list(_complete(f))
+    _check_names([m.name for m in complete], f.url, True)
+    return {m.name: m for m in complete}
 
 
-def _members(f: Ranges) -> Iterator[Member]:
+def _complete(f: Ranges) -> Iterator[Member]:
     at = 0
     while at + LOCAL.size <= f.size:
-        magic, _, flags, method, _, _, crc, packed, size, n, extra = LOCAL.unpack(f.read(at, LOCAL.size))
-        start = at + LOCAL.size + n + extra
+        magic, _, flags, method, _, _, crc, packed, size, n, more = LOCAL.unpack(f.read(at, LOCAL.size))
+        start = at + LOCAL.size + n + more
         if magic != b"PK\3\4" or flags & ENCRYPTED or method not in (STORED, DEFLATED) or start > f.size:
             return
-        raw, more = f.read(at + LOCAL.size, n), f.read(at + LOCAL.size + n, extra)
-        check_other_name(more, raw, f.url)
+        raw, extra = f.read(at + LOCAL.size, n), f.read(at + LOCAL.size + n, more)
         if flags & DESCRIPTOR:
             described = _described(f, start)
             if described is None:
                 return
             crc, packed, size, at = described
         else:
-            size, packed = zip64_values(more, [size, packed], f.url) if MAX32 in (size, packed) else (size, packed)
+            size, packed = _zip64(extra, [size, packed], f.url) if MAX32 in (size, packed) else (size, packed)
             at = start + packed
         if at > f.size or size > RATIO * packed + 64 or (method == STORED and size != packed):
             return
-        yield Member(member_name(raw, flags, f.url), start, packed, size, crc, method)
+        yield Member(_name(raw, extra, flags, f.url), start, packed, size, crc, method)
 
 
 def _described(f: Ranges, start: int) -> tuple[int, int, int, int] | None:
     """CRC and sizes of the bytes at `start`, from the descriptor after them, and the end of that descriptor."""
-    at = start
-    while at + _FORMS[0].size <= f.size:
+    for at in range(start, f.size - _FORMS[0].size + 1, _PIECE):
         window = f.read(at, min(_PIECE + _LONGEST, f.size - at))
-        found = window.find(SIGNED)
-        while 0 <= found < _PIECE:
+        place = window.find(SIGNED)
+        while 0 <= place < _PIECE:
             for form in _FORMS:
-                after = found + form.size
+                after = place + form.size
                 if after > len(window):
                     break
-                _, crc, packed, size = form.unpack_from(window, found)
-                if packed == at + found - start and _begins(window[after : after + 4]):
+                _, crc, packed, size = form.unpack_from(window, place)
+                following = window[after : after + 4]  # as far as it is there
+                if packed == at + place - start and any(m.startswith(following) for m in (b"PK\3\4", b"PK\1\2")):
                     return crc, packed, size, at + after
-            found = window.find(SIGNED, found + 1)
-        at += _PIECE
+            place = window.find(SIGNED, place + 1)
     return None
 
 
-def _begins(data: bytes) -> bool:
-    """Whether a header may begin with these bytes, as far as they are there."""
-    return b"PK\3\4".startswith(data) or b"PK\1\2".startswith(data)
-
-
-# --- lay out a zip of stored members (zip.py) before any data exists ------------------------------------------------
+# --- lay out a zip of stored members before any data exists ---------------------------------------------------------
 
 
 _DATE = 0x21  # 1980-01-01: output does not depend on the clock

@@ -15,11 +15,11 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from ckptconv.formats.containers import msgpack as walker
 from kit import refused
 from pickles import Raw, pickled
 
 import ckptconv
+from ckptconv.formats import flax as walker
 from ckptconv.formats import npy, safetensors
 from ckptconv.formats.hdf5 import file as hdf5
 from ckptconv.formats.pytorch import pickle, walk

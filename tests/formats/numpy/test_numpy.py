@@ -261,7 +261,7 @@ def test_a_size_is_spelled_as_in_python(tmp_path: Path) -> None:
     (tmp_path / "x.npy").write_bytes(raw.replace(b"(2,), }", b"(02,),}"))
     with pytest.raises(ValueError, match="Cannot parse header"):
         np.load(tmp_path / "x.npy")
-    with refused("values of the wrong kind"):
+    with refused("is not a dictionary of descr"):
         ckptconv.open(tmp_path / "x.npy")
 
 
@@ -339,9 +339,9 @@ def test_deflated_data_that_ends_early(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(raw)
     with Reader(str(path)) as f:
-        assert b"".join(zip.unpack(f, 0, len(raw))) == bytes(2**20)
+        assert b"".join(zip.contents(f, zip.Member("x", 0, len(raw), 2**20, 0, 8))) == bytes(2**20)
         with pytest.raises(CorruptCheckpoint, match="ends too early"):
-            list(zip.unpack(f, 0, len(raw) - cut))
+            list(zip.contents(f, zip.Member("x", 0, len(raw) - cut, 2**20, 0, 8)))
 
 
 @pytest.mark.parametrize(("change", "words"), [(-1, "more than the"), (1, "fewer than the")])
@@ -354,7 +354,7 @@ def test_a_member_that_inflates_to_another_size(change: int, words: str, kind: s
     for width in (4, 8):  # NumPy writes the local header with ZIP64, the directory without
         raw = raw.replace(size.to_bytes(width, "little"), (size + change).to_bytes(width, "little"))
     (tmp_path / "x.npz").write_bytes(raw)
-    with refused(f"w.npy: inflates to {words} {size + change} bytes|of shape .* needs"):
+    with refused(f"w.npy inflates to {words} {size + change} bytes|of shape .* needs"):
         ckptconv.open(tmp_path / "x.npz")["w"].numpy()
 
 
