@@ -17,7 +17,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, cast
 
-from ..errors import MissingExtra, UsageError
+from ..errors import UsageError
 from ..messages import brief, did_you_mean
 
 if TYPE_CHECKING:
@@ -140,14 +140,12 @@ def names_code(text: str) -> bool:
 
 
 def bar(value: Any) -> Callable[[int, int], None] | None:
-    """A function of bytes done and bytes in all: as given, or one that moves a bar ('rich', 'tqdm', True for rich)."""
+    """A function of bytes done and bytes in all: as given, or for True one that moves a bar."""
     if callable(value) or value in (None, False):
         return value or None
-    if value in (True, "rich"):
+    if value is True:
         return _rich()
-    if value == "tqdm":
-        return _tqdm()
-    raise UsageError(f"progress is a function of (done, total), True, 'rich' or 'tqdm'; not {value!r}")
+    raise UsageError(f"progress is a function of (done, total), or True; not {value!r}")
 
 
 def _rich() -> Callable[[int, int], None]:
@@ -164,23 +162,6 @@ def _rich() -> Callable[[int, int], None]:
         shown.update(task, completed=done, total=total)
         if done >= total:
             shown.stop()
-
-    return move
-
-
-def _tqdm() -> Callable[[int, int], None]:
-    """A bar of tqdm, which knows notebooks; it ends when all is done."""
-    try:
-        from tqdm.auto import tqdm
-    except ImportError as e:
-        raise MissingExtra("progress='tqdm' needs a package: pip install tqdm") from e
-    shown: Any = tqdm(unit="B", unit_scale=True)
-
-    def move(done: int, total: int) -> None:
-        shown.total = total
-        shown.update(done - shown.n)
-        if done >= total:
-            shown.close()
 
     return move
 
@@ -445,7 +426,7 @@ class ResourcesOptions(TypedDict, total=False):
     max_memory: int | str
     jobs: int | None
     map: Map | None
-    progress: Progress | bool | Literal["rich", "tqdm"] | None
+    progress: Progress | bool | None
     engine: str
 
 

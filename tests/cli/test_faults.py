@@ -126,7 +126,11 @@ FOLDERS: dict[str, tuple[list[str], int, str]] = {
     "no checkpoint": (["readme.txt", "x.py"], 3, "name one of what it holds (readme.txt, x.py)"),
     "one": (["a.npz"], 3, "give one in it (a.npz)"),
     "several": (["a.npz", "b.h5", "c.txt"], 3, "give one in it (a.npz, b.h5)"),
-    "folders": (["a/model.safetensors", "b/readme.txt", "c/model.safetensors"], 3, "give one in it (a, c)"),
+    "folders": (
+        ["a/model.safetensors", "b/readme.txt", "c/model.safetensors"],
+        3,
+        "name one of what it holds (a, b, c)",
+    ),
     "orbax": (["_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"], 4, "no node of a database"),
     "likely one": (["model.safetensors", "model.pt"], 0, "model.safetensors is read; give another file"),
 }

@@ -146,18 +146,3 @@ def test_the_pages_are_not_stale_and_each_verb_with_json_has_a_schema() -> None:
     assert {v for v, c in verbs.items() if any("--json" in p.opts for p in c.params)} <= schemas
     del verbs["serve"]  # prints an address, and stays
     assert all(any("--json" in p.opts for p in c.params) for c in verbs.values())
-
-
-@pytest.mark.parametrize(
-    ("value", "fault"),
-    [
-        ({"a": 1, "b": []}, ""), ({"a": 1}, "lacks b"), ({"a": "1", "b": []}, "not of"),
-        ({"a": True, "b": []}, "not of"), ({"a": -1, "b": []}, "is -1"), ({"a": 1, "b": [3]}, "not one of"),
-        ({"a": 1, "b": [], "c": 0}, "not in the schema"),
-    ],
-)  # fmt: skip
-def test_the_check_itself_finds_faults(value: Any, fault: str) -> None:
-    fours = {"type": "array", "items": {"type": "integer", "enum": [4]}}
-    known = {"a": {"type": "integer", "minimum": 0}, "b": fours}
-    text = "; ".join(problems({"type": "object", "required": ["a", "b"], "properties": known}, value))
-    assert fault in text if fault else not text

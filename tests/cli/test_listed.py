@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from kit import Run
 
 import ckptconv
 from ckptconv import UsageError
-from ckptconv.api.options import bar, names_code
+from ckptconv.api.options import names_code
 from ckptconv.bulk import manifest
 from ckptconv.cli import options
 from ckptconv.formats import table
@@ -78,39 +76,6 @@ def test_words_that_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 )  # fmt: skip
 def test_what_names_code(text: str, code: bool) -> None:
     assert names_code(text) is code
-
-
-def test_bars(monkeypatch: pytest.MonkeyPatch) -> None:
-    moved: list[Any] = []
-
-    class Bar:
-        n = total = 0
-
-        def __init__(self, **how: Any) -> None:
-            moved.append(how)
-
-        def update(self, by: int) -> None:
-            self.n += by
-            moved.append((self.n, self.total))
-
-        def close(self) -> None:
-            moved.append("closed")
-
-    package, auto = ModuleType("tqdm"), ModuleType("tqdm.auto")
-    auto.tqdm = Bar  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "tqdm", package)
-    monkeypatch.setitem(sys.modules, "tqdm.auto", auto)
-    move = bar("tqdm")
-    assert move is not None
-    for done in (3, 5, 9):
-        move(done, 9)
-    assert moved == [{"unit": "B", "unit_scale": True}, (3, 9), (5, 9), (9, 9), "closed"]
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    with pytest.raises(ckptconv.MissingExtra, match="pip install tqdm"):
-        bar("tqdm")
-    assert bar(None) is bar(False) is None
-    with pytest.raises(UsageError, match="not 3"):
-        bar(3)
 
 
 def test_nothing_to_open() -> None:

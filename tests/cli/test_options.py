@@ -15,11 +15,10 @@ from kit import ROOT, Run
 import ckptconv
 from ckptconv.api import options
 from ckptconv.cli import show
-from ckptconv.cli.main import VERBS
 from ckptconv.cli.options import spelled
-from ckptconv.cli.suggestions import option, unknown_verb
+from ckptconv.cli.suggestions import option
 from ckptconv.errors import UsageError
-from ckptconv.messages import brief, table
+from ckptconv.messages import table
 
 
 def test_every_verb_and_every_option_is_on_a_page() -> None:
@@ -44,18 +43,6 @@ def test_a_word_of_another_program_leads_to_an_option(word: str, keyword: str) -
     assert options.SYNONYMS.keys().isdisjoint(options.KNOWN)
     assert options.synonym(word, options.KNOWN) == keyword
     assert options.synonym(word, options.KNOWN.keys() - {keyword}) in ("", "from_")
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("inspect A", "list ls info show"), ("verify A", "check validate"), ("diff A", "compare"),
-        ("A -o DST", "merge copy export"), ("A -o DIR --to hf --max-shard-size 5GB", "split"),
-    ],
-)  # fmt: skip
-def test_what_a_verb_of_other_programs_leads_to(command: str, words: str) -> None:
-    for word in words.split():
-        assert unknown_verb([word, "A"], VERBS).endswith(f"`ckptconv {command}` does that"), word
 
 
 @pytest.mark.parametrize(
@@ -154,16 +141,6 @@ def test_json_drives_no_terminal(name: str, capsys: pytest.CaptureFixture[str]) 
     text = capsys.readouterr().out
     assert all(line.isprintable() for line in text.splitlines())
     assert json.loads(text) == {"name": name, "rows": [{"name": name}]}
-
-
-@pytest.mark.parametrize(
-    ("length", "limit"), [(300, 300), (301, 300), (5000, 300), (0, 0), (1, 0), (100, 100), (101, 100)]
-)
-def test_a_name_that_just_fits_is_shown_whole(length: int, limit: int) -> None:
-    name = "n" * length
-    assert brief(name, limit) == (name if length <= limit else f"{'n' * limit}... ({length} characters)")
-    if limit == 300:
-        assert brief(name) == brief(name, limit)
 
 
 def test_tables_cut_endless_names() -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import pickle
-import sys
-from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,7 +15,6 @@ import pytest
 from kit import SUBJECTS
 
 import ckptconv
-from ckptconv.api.options import KNOWN
 
 
 @pytest.fixture
@@ -79,54 +74,10 @@ def test_progress_is_called_with_bytes(path: Path, tmp_path: Path, capsys: pytes
         ckptconv.convert(path, tmp_path / "p.npz", progress="loud")
 
 
-def test_a_bar_of_tqdm_moves_by_what_was_done(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """tqdm counts what is added, a conversion says what is done in all; the bar ends with it."""
-    bars: list[Bar] = []
-
-    class Bar:
-        n, total, closed = 0, 0, False
-
-        def __init__(self, *, unit: str, unit_scale: bool) -> None:
-            assert (unit, unit_scale) == ("B", True)
-            bars.append(self)
-
-        def update(self, more: int) -> None:
-            assert not self.closed
-            assert more >= 0
-            self.n += more
-
-        def close(self) -> None:
-            self.closed = True
-
-    module = ModuleType("tqdm.auto")
-    module.tqdm = Bar  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "tqdm", ModuleType("tqdm"))
-    monkeypatch.setitem(sys.modules, "tqdm.auto", module)
-    for name in ("n.npz", "o.npz"):
-        ckptconv.convert(path, tmp_path / name, progress="tqdm")
-    assert [(bar.n, bar.total, bar.closed) for bar in bars] == [(1440, 1440, True)] * 2
-
-
-def test_the_real_tqdm(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("tqdm")
-    ckptconv.convert(path, tmp_path / "n.npz", progress="tqdm")
-    assert "1.44k/1.44k" in capsys.readouterr().err
-
-
-def test_without_tqdm_the_error_says_what_to_install(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    with pytest.raises(ckptconv.MissingExtra, match="needs a package: pip install tqdm"):
-        ckptconv.convert(path, tmp_path / "n.npz", progress="tqdm")
-    assert not (tmp_path / "n.npz").exists()
-
-
 def test_a_bar_of_rich_ends_with_the_conversion(capsys: pytest.CaptureFixture[str]) -> None:
     from ckptconv.api.options import bar
 
-    move = bar("rich")
+    move = bar(True)
     assert move is not None
     for done in (0, 500, 1000):
         move(done, 1000)
@@ -310,41 +261,6 @@ def test_what_is_not_an_array_is_named_all_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "m.pt").exists()
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_tensors_that_have_no_array(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-    with pytest.raises(ckptconv.UsageError, match=r"2 of 3 values (?s:.*)\n  meta: (?s:.*)\n  nested: "):
-        ckptconv.save({"w": np.ones(2), "meta": torch.ones(2, device="meta"), "nested": nested}, tmp_path / "m.pt")
-
-
-@pytest.mark.filterwarnings("ignore:.*uantize")
-def test_each_dtype_of_torch_is_saved_as_it_is_converted(tmp_path: Path) -> None:
-    """NumPy lacks some; of what torch itself cannot save, and of what is refused, nothing becomes another dtype."""
-    torch = pytest.importorskip("torch")
-    kinds = {kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
-    for kind in sorted(kinds, key=str):
-        raw = torch.arange(32, dtype=torch.uint8)
-        x = raw > 9 if kind is torch.bool else raw.view(kind).view(2, -1)
-        try:
-            torch.save({"x": x}, tmp_path / "x.pt")
-            ckptconv.convert(tmp_path / "x.pt", tmp_path / "converted.pt", force=True)
-        except (KeyError, ckptconv.CkptError):
-            try:
-                ckptconv.save({"x": x}, tmp_path / "no.pt", force=True)
-            except ckptconv.CkptError:
-                continue
-            pytest.fail(f"{kind} was saved, but not converted")
-        ckptconv.save({"x": x}, tmp_path / "saved.pt", force=True)
-        got, want = (ckptconv.open(tmp_path / f"{name}.pt")["x"] for name in ("saved", "converted"))
-        assert (got.dtype.name, got.shape) == (want.dtype.name, want.shape) == (str(kind)[6:], tuple(x.shape))
-        assert (
-            got.numpy().tobytes()
-            == want.numpy().tobytes()
-            == (raw.numpy() > 9 if kind is torch.bool else raw.numpy()).tobytes()
-        )
-
-
 def test_metadata_is_text(tmp_path: Path) -> None:
     with pytest.raises(ckptconv.UsageError, match=r"metadata holds texts.*'epoch'"):
         ckptconv.save({"w": np.ones(2)}, tmp_path / "m.npz", metadata={"epoch": 3})  # type: ignore[dict-item]
@@ -458,34 +374,6 @@ def test_what_is_not_a_path_is_a_usage_error(path: Path, tmp_path: Path) -> None
     assert not out.exists()
 
 
-ODD = (
-    object(),
-    3,
-    0,
-    -1,
-    1.5,
-    math.nan,
-    "2",
-    b"x",
-    [("a", "x")],
-    ("a", None),
-    [1],
-    {1: 2},
-    {"a": 3},
-    set(),
-    np.ones(2),
-)
-
-
-@pytest.mark.parametrize("keyword", [k for k in KNOWN if k not in ("map", "progress")])
-def test_a_value_of_another_kind_is_a_usage_error(keyword: str, tmp_path: Path) -> None:
-    """Or it is taken: what is raised is an error of ours, whatever the value."""
-    ckptconv.save({"a/b": np.ones(3, "f4")}, tmp_path / "x.npz")
-    for value in ODD:
-        with suppress(ckptconv.CkptError):
-            ckptconv.convert(tmp_path / "x.npz", tmp_path / "o.safetensors", **{"force": True, keyword: value})
-
-
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -501,26 +389,6 @@ def test_a_value_of_another_kind_is_a_usage_error(keyword: str, tmp_path: Path) 
 def test_what_an_option_takes_is_said(given: dict[str, Any], says: str, path: Path, tmp_path: Path) -> None:
     with pytest.raises(ckptconv.UsageError, match=says):
         ckptconv.convert(path, tmp_path / "o.npz", **given)
-
-
-@pytest.mark.parametrize("yes", [True, 1, 1.0, np.True_])
-def test_a_truth_value_of_any_kind_is_one(yes: Any, path: Path, tmp_path: Path) -> None:
-    """Options are written as JSON, which has no numbers of numpy."""
-    made = ckptconv.api.Options(keep_going=yes, hash=yes)
-    assert (made.keep_going, made.hash) == (True, True)
-    ckptconv.convert(path, tmp_path / "o.safetensors", keep_going=yes, hash=yes)
-    assert ckptconv.zoo([path], tmp_path / "out", keep_going=yes).done == 1
-
-
-def test_other_arguments_of_another_kind(path: Path) -> None:
-    for call, says in (
-        (lambda: ckptconv.diff(path, path, rtol="1"), "rtol= and atol= must be finite and not negative"),
-        (lambda: ckptconv.inspect(path, sort=3), "sort= takes a column, not 3"),
-        (lambda: ckptconv.check(path, limit=[("spike", 1)]), "a limit is a text such as 'outliers=20'"),
-        (lambda: ckptconv.check(path, limit=3), "a limit is a text such as 'outliers=20', not 3"),
-    ):
-        with pytest.raises(ckptconv.UsageError, match=says):
-            call()
 
 
 def test_habits_of_numpy_h5py_and_safetensors(path: Path, tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ import pytest
 from kit import ROOT, Run
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, Note, held
 from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint, UsageError
 from ckptconv.messages import MAX_LINE, MAX_TEXT, listing, paragraph
 from ckptconv.moves.part import Coded
@@ -155,23 +154,6 @@ def test_no_name_begins_a_line(what: str, cli: Run, tmp_path: Path) -> None:
         wrong += [(call, line) for text in (done.stdout, done.stderr) for line in forged(text)]
     assert not wrong, "\n".join(map(str, wrong))
     assert (tmp_path / "out" / "ckptconv-zoo.jsonl").exists() or [*(tmp_path / "out").iterdir()]
-
-
-@pytest.mark.parametrize("mark", [*BREAKS, "\n", "\0", "\x7f", "\ud800", "\U000e0041"])
-def test_a_message_breaks_where_we_break_it(mark: str) -> None:
-    """In errors, notes and listings, whoever prints them: also a log, a worker, a ledger or `print` in a notebook."""
-    name = f"a{mark}{FORGED}"
-    for text in (
-        str(CorruptCheckpoint(f"{name} is not there:\n{listing([name, name])}", url=f"x/{name}", tensor=name)),
-        CorruptCheckpoint(f"{name} is not there:\n{listing([name, name])}").message,
-        str(Note("hint", f"of {name}", (name, f"b{mark}"))),
-        str(pickle.loads(pickle.dumps(UsageError(f"no {name}:\n{listing([name])}")))),
-        str(Checkpoint({name: held(name, np.zeros(1))}, urls=(name,), format="npz")),
-        repr(Checkpoint({}, urls=(name,), format="npz")),
-    ):
-        assert forged(text) == []
-    assert paragraph(f"of two:\n{listing(['a', 'b'])}") == "of two:\n  a\n  b"
-    assert paragraph("one\ntwo\n  three") == "one\\ntwo\n  three"
 
 
 def foreign_member(folder: Path, name: str) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,7 @@ import typer
 from kit import Run
 
 import ckptconv
-from ckptconv import StorageError, UsageError
-from ckptconv.cli import options as cli_options
+from ckptconv import UsageError
 from ckptconv.cli import show
 from ckptconv.messages import version
 
@@ -64,28 +62,6 @@ def test_long_names_are_cut_to_fit(monkeypatch: pytest.MonkeyPatch, columns: int
     assert len(first) <= max(columns, 24)
 
 
-def test_the_widest_columns_are_cut_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    for columns, widths in (
-        (102, [50, 30, 18]),
-        (92, [40, 30, 18]),
-        (82, [30, 30, 18]),
-        (72, [25, 25, 18]),
-        (9, [16] * 3),
-    ):
-        monkeypatch.setattr(show, "get_terminal_size", lambda columns=columns: os.terminal_size((columns, 9)))
-        (row,) = show._fitted(["a", "b", "c"], [["x" * 50, "y" * 30, "z" * 18]])
-        assert sum(map(len, row)) <= max(columns - 4, 48)
-        assert [len(cell) for cell in row] == widths
-    assert show._fitted(["a"], []) == []
-
-
-def test_nothing_is_cut_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show, "get_terminal_size", lambda: os.terminal_size((9, 9)))
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert show._fitted(["a"], [["x" * 90]]) == [["x" * 90]]
-
-
 @pytest.mark.parametrize(
     ("stream", "environment", "painted"),
     [
@@ -104,25 +80,6 @@ def test_colours(monkeypatch: pytest.MonkeyPatch, stream: Any, environment: Any,
         {"red": "\x1b[31m", "green": "\x1b[32m", "yellow": "\x1b[33m", "bold": "\x1b[1m", "faint": "\x1b[2m"}
         if painted != "x" else dict.fromkeys(show.PAINT, "")
     )  # fmt: skip
-
-
-@pytest.mark.usefixtures("_signals")
-def test_the_colours_of_differences(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Red is what only the first has, green what only the second has, yellow what differs."""
-    for name in ("NO_COLOR", "TERM"):
-        monkeypatch.delenv(name, raising=False)
-    ckptconv.save({"w": np.ones(2), "old": np.ones(3), "same": np.ones(1)}, tmp_path / "a.npz")
-    ckptconv.save({"w": np.zeros(2), "new": np.zeros(4), "same": np.ones(1)}, tmp_path / "b.npz")
-    out = Terminal()
-    with monkeypatch.context() as m:
-        m.setattr(sys, "stdout", out)
-        m.setattr(show, "get_terminal_size", lambda: os.terminal_size((200, 50)))
-        assert ended(["diff", str(tmp_path / "a.npz"), str(tmp_path / "b.npz")]) == 1
-    assert all(line.endswith("\x1b[0m") for line in out.getvalue().splitlines())
-    rows = [line for line in out.getvalue().splitlines() if not line.startswith("\x1b[1m")]
-    assert sorted((row[:5], row[5:].split()[0]) for row in rows) == [
-        ("\x1b[31m", "only"), ("\x1b[32m", "only"), ("\x1b[33m", "values")
-    ]  # fmt: skip
 
 
 def test_a_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,16 +268,6 @@ def test_how_it_ends(
 
 
 @pytest.mark.usefixtures("_signals")
-def test_a_reader_that_has_seen_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with (tmp_path / "out").open("w") as out:
-        monkeypatch.setattr(sys, "stdout", out)
-        monkeypatch.setattr(main, "_run", raising(BrokenPipeError()))
-        assert ended(["formats"]) == 141
-        out.write("what is left goes nowhere")
-    assert (tmp_path / "out").read_text() == ""
-
-
-@pytest.mark.usefixtures("_signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_unwinds(number: signal.Signals) -> None:
     signal.signal(number, signal.SIG_DFL)
@@ -333,88 +280,10 @@ def test_a_signal_unwinds(number: signal.Signals) -> None:
     assert signal.getsignal(number) is signal.SIG_IGN
 
 
-@pytest.mark.parametrize(("given", "code"), [((), 130), ((143,), 143)])
-def test_a_zoo_that_is_interrupted(
-    cli: Run, model: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[int, ...], code: int
-) -> None:
-    from ckptconv.bulk import run
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt(*given)
-
-    monkeypatch.setattr(run, "zoo", interrupted)
-    done = cli("zoo", model, "-o", "out", "--to", "npz")
-    assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr == "interrupted; what is done is in the ledger; --resume continues with the rest\n"
-
-
-@pytest.mark.parametrize(
-    ("damaged", "as_json", "quiet", "exits", "said"),
-    [
-        (False, False, False, False, "err"), (False, False, True, False, ""), (False, True, False, False, "out"),
-        (True, False, True, True, "err"), (True, True, True, True, "out"), (True, False, False, True, "err"),
-    ],
-)  # fmt: skip
-def test_what_is_damaged_is_always_said(
-    capsys: pytest.CaptureFixture[str], damaged: bool, as_json: bool, quiet: bool, exits: bool, said: str
-) -> None:
-    from ckptconv.cli.convert import _show_done
-
-    class Done(SimpleNamespace):
-        def lines(self) -> list[str]:
-            return ["done"]
-
-    done: Any = Done(damaged=["w"] if damaged else [], to_json=lambda: {"a": 1})
-    if exits:
-        with pytest.raises(typer.Exit) as e:
-            _show_done(done, as_json, quiet, False)
-        assert e.value.exit_code == 1
-    else:
-        _show_done(done, as_json, quiet, False)
-    out, err = capsys.readouterr()
-    assert (bool(out), bool(err)) == (said == "out", said == "err")
-
-
 # --- words --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("environment", "changed"),
-    [
-        ({"COMP_WORDS": "ckptconv m.npz -", "COMP_CWORD": "2"},
-         {"COMP_WORDS": "ckptconv convert m.npz -", "COMP_CWORD": "3"}),
-        ({"_TYPER_COMPLETE_ARGS": "ckptconv m.npz "}, {"_TYPER_COMPLETE_ARGS": "ckptconv convert m.npz "}),
-        ({"COMP_WORDS": "ckptconv m.n", "COMP_CWORD": "1"}, {}),
-        ({"COMP_WORDS": "ckptconv zoo a", "COMP_CWORD": "2"}, {}),
-        ({"COMP_WORDS": "ckptconv --version a", "COMP_CWORD": "2"}, {}),
-        ({"COMP_WORDS": "ckptconv -h a", "COMP_CWORD": "2"}, {}),
-        ({"COMP_WORDS": "ckptconv", "COMP_CWORD": "1"}, {}),
-        ({}, {}),
-    ],
-)  # fmt: skip
-def test_the_default_verb_is_put_in_for_completion(environment: dict[str, str], changed: dict[str, str]) -> None:
-    assert cli_options.with_verb(environment, {"zoo"}) == changed
-
-
-@pytest.mark.parametrize(
-    ("argv", "want"),
-    [
-        ([], []), (["zoo", "a"], ["zoo", "a"]), (["-h"], ["-h"]), (["--help"], ["--help"]), (["-V"], ["-V"]),
-        (["--version"], ["--version"]), (["--install-completion"], ["--install-completion"]),
-        (["--show-completion", "zsh"], ["--show-completion", "zsh"]), (["a.npz"], ["convert", "a.npz"]),
-        (["-o", "x"], ["convert", "-o", "x"]), (["converters"], ["converters"]),
-    ],
-)  # fmt: skip
-def test_the_default_verb(argv: list[str], want: list[str]) -> None:
-    assert main.with_verb(argv) == want
 
 
 def test_a_verb_that_is_misspelt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="inspect"):
         main.with_verb(["inspct", "a"])
-
-
-def test_what_is_printed_of_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    code = main.fail(StorageError("is away", url="a.npz"), as_json=False)
-    assert (code, capsys.readouterr()) == (9, ("", "error: a.npz: is away\n"))
