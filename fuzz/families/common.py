@@ -12,6 +12,7 @@ import importlib
 import io
 import re
 import struct
+import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -21,6 +22,9 @@ from typing import NamedTuple
 from ckptconv.formats.table import Reading
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "fixtures" / "make"))
+import hostile  # noqa: E402
+
 FIXTURES, CONVERTERS = ROOT / "fixtures", ROOT / "converters"
 LARGEST = 1 << 17  # bytes of an input
 READ = 1 << 20  # bytes of a tensor that is read
@@ -75,7 +79,15 @@ def members(path: Path) -> Iterator[bytes]:
 
 
 def globbed(patterns: Iterable[str]) -> Iterator[Path]:
-    return (p for s in patterns for p in sorted(FIXTURES.glob(s)) if p.is_file())
+    return (p for s in patterns for p in fixtures(s) if p.is_file())
+
+
+def fixtures(pattern: str) -> list[Path]:
+    """The fixtures that a pattern finds; those below `hostile/` are made first."""
+    if pattern.startswith("hostile/"):
+        hostile.files(pattern.split("/")[1])
+        return sorted(hostile.HOME.parent.glob(pattern))
+    return sorted(FIXTURES.glob(pattern))
 
 
 def in_folder(home: Path) -> bytes:
@@ -135,7 +147,7 @@ def folder(format: str | None, *seeds: str, any_name: bool = False) -> Way:
                 path.write_bytes(body)
         return home, format
 
-    return Way(lay, lambda: (in_folder(p) for s in seeds for p in sorted(FIXTURES.glob(s)) if p.is_dir()), packed=True)
+    return Way(lay, lambda: (in_folder(p) for s in seeds for p in fixtures(s) if p.is_dir()), packed=True)
 
 
 def archive(name: str, format: str | None, *seeds: str) -> Way:

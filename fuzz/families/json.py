@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from .common import FIXTURES, JSON, Laid, Way, folder, globbed, of_ways, packed, raw, records
+from .common import JSON, Laid, Way, fixtures, folder, globbed, of_ways, packed, raw, records
 
 
 def safetensors_header(data: bytes, folder: Path) -> Laid:
@@ -34,7 +34,7 @@ def index(data: bytes, folder: Path) -> Laid:
 
 
 def indexes() -> Iterator[bytes]:
-    for home in sorted((FIXTURES / "hostile/sharded").iterdir()):
+    for home in fixtures("hostile/sharded/*"):
         if home.is_dir():
             for path in home.glob("*.index.json"):
                 shard = next(iter(sorted(home.glob("*.safetensors"))), None)

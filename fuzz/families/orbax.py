@@ -11,7 +11,7 @@ from ckptconv.formats.orbax.locate import MANIFEST
 from ckptconv.formats.orbax.ocdbt import MANIFEST_MAGIC, NODE_MAGIC
 from ckptconv.storage.checksum import crc
 
-from .common import FIXTURES, READ, Laid, Way, folder, globbed, of_ways, packed, records
+from .common import READ, Laid, Way, fixtures, folder, globbed, of_ways, packed, records
 
 VALUES = "values"
 
@@ -36,7 +36,7 @@ def sealed(data: bytes, home: Path) -> Laid:
 
 def databases() -> Iterator[bytes]:
     """Those of the hostile files whose one node lies behind eight bytes of values."""
-    for manifest in sorted((FIXTURES / "hostile" / "orbax").glob(f"*/{MANIFEST}")):
+    for manifest in fixtures(f"hostile/orbax/*/{MANIFEST}"):
         values = manifest.with_name(VALUES)
         if not values.exists() or not (raw := values.read_bytes()):
             continue

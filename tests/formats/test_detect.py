@@ -7,13 +7,19 @@ import pickle
 import zipfile
 from pathlib import Path
 
+import hostile
 import pytest
 from kit import FIXTURES
 
 from ckptconv.errors import CkptError
 from ckptconv.formats import detect, table
 
-FILES = [p for p in sorted(FIXTURES.rglob("*")) if p.is_dir() or p.suffix not in (".md", ".py", ".sha256", ".toml")]
+HOSTILE = [hostile.HOME / kind / name for kind in hostile.KINDS for name in hostile.files(kind)]
+FILES = [
+    p
+    for p in (*sorted(FIXTURES.rglob("*")), *HOSTILE)
+    if p.is_dir() or p.suffix not in (".md", ".py", ".sha256", ".toml")
+]
 SAMPLE = FILES[:: max(1, len(FILES) // 60)]
 
 

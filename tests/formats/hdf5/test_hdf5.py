@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -15,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import hostile
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit import FIXTURES, examples, same
+from kit import examples, same
 
 import ckptconv
 from ckptconv import errors
@@ -30,8 +30,8 @@ from ckptconv.formats.hdf5 import file, sandbox, worker, write
 from ckptconv.formats.table import Reading
 from ckptconv.moves.part import Coded, Span
 
-HOSTILE = FIXTURES / "hostile" / "hdf5"
-EXPECTED = json.loads((HOSTILE / "expected.json").read_text())
+HOSTILE = hostile.HOME / "hdf5"
+EXPECTED = hostile.files("hdf5")
 
 NUMBERS = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "c8", "c16", "?"]
 
