@@ -87,7 +87,7 @@ LIMITS: dict[str, Case] = {
         pickle, "MAX_STEPS", 5, lambda _: pickle.load(b"\x80\2]K\1a."), "the pickle has more than 4 steps"
     ),
     "the path in a state file": (
-        locate, "MAX_PATH", 6, lambda _: locate._parts("x", "a/bcde"), "the state file names 'a/bcde', which is not a"
+        locate, "MAX_PATH", 6, lambda _: locate._named("x", "a/bcde"), "the state file names 'a/bcde', which is not a"
     ),
     "the length of a layout": (
         axes, "MAX_PATTERN", 10, lambda _: axes.Parser("i o -> o i"), r"layout 'i o -> o i'\.\.\. is longer than 9"

@@ -13,20 +13,19 @@ Specification: tensorflow/core/util/tensor_bundle/tensor_bundle.cc, tensorflow/c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...checkpoint import Details, Note, Tensor, contiguous, tiled
+from ...checkpoint import Details, Note, Tensor, contiguous
 from ...dtypes import DType
 from ...errors import CkptError, CorruptCheckpoint, StorageError
 from ...messages import fold, listing, many
 from ...moves.part import Coded, Data, Span, checked_count
 from ...storage.checksum import unmask
-from ...storage.files import Reader, exists, names, sibling, split
+from ...storage.files import Reader, exists, sibling, split
 from ...storage.paths import spelled
 from .. import own_metadata
 from ..tiling import Tile
-from . import elements, locate
+from . import elements
 from .elements import Kinds, parse, text
 from .table import GIT_LFS, POINTER, Table
 
@@ -55,7 +54,7 @@ class Entry(NamedTuple):
     """The fields of a BundleEntryProto; the message itself would take four times the memory."""
 
     dtype: int
-    shape: bytes  # TensorShapeProto; most entries share a few
+    shape: tuple[int, ...]  # most entries share a few
     shard_id: int
     offset: int
     size: int
@@ -63,27 +62,17 @@ class Entry(NamedTuple):
     slices: tuple[pb.TensorSliceProto, ...]
 
 
-class Layout(NamedTuple):
-    """What all entries of one dtype and shape have in common."""
-
-    shape: tuple[int, ...]
-    nbytes: int  # -1: unknown until the data is read
-    ops: tuple[str, ...]
-
-
 def read(index: str, *, salvage: bool = False) -> Bundle:
     """Read an index and check it against its shards; tensors are not read."""
     with Reader(index) as f:
         pairs = iter(Table(f))
         header = _header(index, next(pairs, None))
-        entries = _entries(index, pairs)
-    shards = Shards(index, header.num_shards)
-    big = header.endianness == 1
+        stored = _Stored(index, header, _entries(index, pairs))
     kinds = Kinds()
-    tensors = _Builder(index, big, shards, entries, kinds).tensors()
+    tensors = stored.tensors(kinds)
     notes = kinds.notes(index)
     if not salvage:
-        shards.check(entries)
+        stored.check()
     graph: bytes | None = b""
     if OBJECT_GRAPH in tensors:
         try:
@@ -94,8 +83,9 @@ def read(index: str, *, salvage: bool = False) -> Bundle:
             why = " ".join(e.message.split())
             what = f"names are those of the keys alone, and which tensors are the optimizer's is not known: {why}"
             graph, notes = None, (*notes, Note("damaged", what, (OBJECT_GRAPH,)))
-    details: Details = {"shards": header.num_shards, "endianness": "big" if big else "little"}
-    return Bundle(index, tensors, graph, (index, *shards.used()), notes, details, _own_metadata(header))
+    details: Details = {"shards": header.num_shards, "endianness": stored.order}
+    urls = (index, *(stored.urls[shard] for shard in sorted(stored.urls)))
+    return Bundle(index, tensors, graph, urls, notes, details, _own_metadata(header))
 
 
 def _object_graph(index: str, tensor: Tensor) -> bytes:
@@ -130,165 +120,110 @@ def _header(index: str, first: tuple[bytes, bytes] | None) -> pb.BundleHeaderPro
 
 
 def _entries(index: str, pairs: Iterator[tuple[bytes, bytes]]) -> dict[bytes, Entry]:
-    from google.protobuf.message import DecodeError
-
     from . import messages_pb2 as pb
 
     entries: dict[bytes, Entry] = {}
-    shapes: dict[bytes, bytes] = {}
-    key = b""
-    try:
-        for key, value in pairs:
-            e = pb.BundleEntryProto.FromString(value)
-            shape = e.shape.SerializeToString()
-            shape = shapes.setdefault(shape, shape)
-            entries[key] = Entry(e.dtype, shape, e.shard_id, e.offset, e.size, e.crc32c, tuple(e.slices))
-    except DecodeError as e:
-        raise CorruptCheckpoint("the entry is not a valid message", url=index, tensor=text(key)) from e
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for key, value in pairs:
+        e = parse(pb.BundleEntryProto, value, "the entry", index, text(key))
+        if e.shape.unknown_rank:
+            raise CorruptCheckpoint("the shape has no rank", url=index, tensor=text(key))
+        shape = tuple([d.size for d in e.shape.dim])
+        shape = shapes.setdefault(shape, shape)
+        entries[key] = Entry(e.dtype, shape, e.shard_id, e.offset, e.size, e.crc32c, tuple(e.slices))
     return entries
 
 
-class _Builder:
-    """Make tensors of entries."""
+class _Stored:
+    """What an index says: where the tensors lie in the data files, and how long these must therefore be."""
 
-    def __init__(self, index: str, big: bool, shards: Shards, entries: dict[bytes, Entry], kinds: Kinds) -> None:
-        self.url, self.big, self.shards, self.entries, self.kinds = index, big, shards, entries, kinds
-        self.layouts: dict[tuple[int, bytes], Layout] = {}
+    def __init__(self, index: str, header: pb.BundleHeaderProto, entries: dict[bytes, Entry]) -> None:
+        self.index, self.entries, self.count = index, entries, header.num_shards
+        self.order: elements.Order = "big" if header.endianness == 1 else "little"
+        self.base = spelled(index).removesuffix(".index")
+        self.urls: dict[int, str] = {}  # of the shards that hold tensors
+        self.reach: dict[int, int] = {}  # the bytes that are needed of each
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self, kinds: Kinds) -> dict[str, Tensor]:
         sliced = {k: e for k, e in self.entries.items() if e.slices}
         if sum(len(k) * len(e.slices) for k, e in sliced.items()) > sum(map(len, self.entries)) + 2**16:
-            raise CorruptCheckpoint("lists more slices than are stored", url=self.url)
+            raise CorruptCheckpoint("lists more slices than are stored", url=self.index)
         hidden = {elements.slice_key(k, s) for k, e in sliced.items() for s in e.slices}
         tensors: dict[str, Tensor] = {}
         for key, entry in self.entries.items():
             if key in hidden:
                 continue
             name = text(key)
-            kind = self.kinds.of(entry.dtype, name)
-            layout = self._layout(name, entry, kind)
-            if kind and not entry.slices:
-                data = self._data(name, entry, kind, layout)
-                tensors[name] = contiguous(name, kind, layout.shape, data, ops=layout.ops)
-            elif kind:
-                tiles = elements.joined(self._tiles(key, name, entry, kind, layout), layout.shape, self.url, name)
-                if tiles is None:
-                    self.kinds.partial.append(name)
-                else:
-                    pieces = [(*tile, data) for tile, data in tiles]
-                    tensors[name] = tiled(name, kind, layout.shape, pieces, ops=layout.ops)
+            kind = kinds.of(entry.dtype, name)
+            checked_count(entry.shape, url=self.index, tensor=name)
+            if kind is None:
+                continue
+            ops = ("swap",) if self.order == "big" and kind.word > 1 else ()
+            if not entry.slices:
+                tensors[name] = contiguous(name, kind, entry.shape, self.data(name, entry, kind), ops=ops)
+            elif tensor := elements.joined(name, kind, entry.shape, self.tiles(key, entry, kind), self.index, ops):
+                tensors[name] = tensor
+            else:
+                kinds.partial.append(name)
         return tensors
 
-    def _layout(self, name: str, entry: Entry, kind: DType | None) -> Layout:
-        layout = self.layouts.get((entry.dtype, entry.shape))
-        if layout is None:
-            from . import messages_pb2 as pb
-
-            proto = pb.TensorShapeProto.FromString(entry.shape)
-            if proto.unknown_rank:
-                raise CorruptCheckpoint("the shape has no rank", url=self.url, tensor=name)
-            shape = tuple([d.size for d in proto.dim])
-            count = checked_count(shape, url=self.url, tensor=name)
-            nbytes = count * kind.itemsize if kind and kind.kind != "s" else -1
-            ops = ("swap",) if self.big and kind and kind.word > 1 else ()
-            layout = self.layouts[entry.dtype, entry.shape] = Layout(shape, nbytes, ops)
-        return layout
-
-    def _data(self, name: str, entry: Entry, kind: DType, layout: Layout) -> Data:
+    def data(self, name: str, entry: Entry, kind: DType) -> Data:
         """The location of an entry's bytes."""
         offset, size, check = entry.offset, entry.size, unmask(entry.crc32c)
+        count = checked_count(entry.shape, url=self.index, tensor=name)
+        what = ""
         if offset < 0 or size < 0:
-            raise CorruptCheckpoint("the offset or size is negative", url=self.url, tensor=name)
-        if layout.nbytes != size and layout.nbytes >= 0:
-            what = f"the entry has {size} bytes, but {kind} {list(layout.shape)} has {layout.nbytes}"
-            raise CorruptCheckpoint(what, url=self.url, tensor=name)
-        url = self.shards.url(entry.shard_id, offset + size, name)
-        if layout.nbytes >= 0:
-            return Span(url, offset, size, f"crc32c:{check:08x}")
-        count = checked_count(layout.shape)
-        if count > size:
-            raise CorruptCheckpoint(f"{count} strings do not fit in {size} bytes", url=self.url, tensor=name)
-        return elements.coded(url, offset, size, count, check, "big" if self.big else "little")
+            what = "the offset or size is negative"
+        elif kind.kind == "s" and count > size:
+            what = f"{count} strings do not fit in {size} bytes"
+        elif kind.kind != "s" and count * kind.itemsize != size:
+            what = f"the entry has {size} bytes, but {kind} {list(entry.shape)} has {count * kind.itemsize}"
+        elif not 0 <= entry.shard_id < self.count:
+            what = f"is in shard {entry.shard_id}, but the number of shards is {self.count}"
+        if what:
+            raise CorruptCheckpoint(what, url=self.index, tensor=name)
+        shard = entry.shard_id
+        if shard not in self.urls:
+            self.urls[shard] = sibling(self.index, f"{self.base}.data-{shard:05d}-of-{self.count:05d}")
+        self.reach[shard] = max(offset + size, self.reach.get(shard, 0))
+        if kind.kind == "s":
+            return elements.coded(self.urls[shard], offset, size, count, check, self.order)
+        return Span(self.urls[shard], offset, size, f"crc32c:{check:08x}")
 
-    def _tiles(self, key: bytes, name: str, entry: Entry, kind: DType, layout: Layout) -> list[tuple[Tile, Data]]:
+    def tiles(self, key: bytes, entry: Entry, kind: DType) -> list[tuple[Tile, Data]]:
         """The slices of a partitioned variable."""
-        tiles: list[tuple[Tile, Data]] = []
+        name, tiles = text(key), list[tuple[Tile, Data]]()
         for piece in entry.slices:
-            tile = elements.tile_of(piece, layout.shape, self.url, name)
+            tile = elements.tile_of(piece, entry.shape, self.index, name)
             # TensorFlow takes a whole tensor from its own entry, whatever is stored under the key of the slice
             whole = not any(extent.HasField("length") for extent in piece.extent)
             part = entry if whole else self.entries.get(elements.slice_key(key, piece))
             what = f"the slice {elements.spell(tile)} is"
             if part is None:
-                raise CorruptCheckpoint(f"{what} listed but not stored", url=self.url, tensor=name)
-            stored = self._layout(name, part, elements.BY_CODE.get(part.dtype))
-            if part.dtype != entry.dtype or stored.shape != tile.shape:
-                what += f" stored with dtype {part.dtype} and shape {list(stored.shape)}"
-                raise CorruptCheckpoint(what, url=self.url, tensor=name)
-            tiles.append((tile, self._data(name, part, kind, stored)))
+                raise CorruptCheckpoint(f"{what} listed but not stored", url=self.index, tensor=name)
+            if (part.dtype, part.shape) != (entry.dtype, tile.shape):
+                what += f" stored with dtype {part.dtype} and shape {list(part.shape)}"
+                raise CorruptCheckpoint(what, url=self.index, tensor=name)
+            tiles.append((tile, self.data(name, part, kind)))
         return tiles
 
-
-# --- the data files ---------------------------------------------------------------------------------------------
-
-
-class Shards:
-    """The data files of a bundle: their names and the sizes that the entries require."""
-
-    def __init__(self, index: str, count: int) -> None:
-        self.index, self.count = index, count
-        self.base = spelled(index).removesuffix(".index")
-        self.reach: dict[int, int] = {}
-        self.urls: dict[int, str] = {}
-        self.totals: set[str] | None = None  # numbers of shards by the names in the folder, once a shard is missing
-
-    def url(self, shard: int, end: int, name: str) -> str:
-        """The URL of a shard; records that its bytes up to `end` are needed."""
-        if shard not in self.urls:
-            if not 0 <= shard < self.count:
-                what = f"is in shard {shard}, but the number of shards is {self.count}"
-                raise CorruptCheckpoint(what, url=self.index, tensor=name)
-            self.urls[shard] = self._find(shard)
-        self.reach[shard] = max(end, self.reach.get(shard, 0))
-        return self.urls[shard]
-
-    def used(self) -> tuple[str, ...]:
-        return tuple(self.urls[s] for s in sorted(self.urls))
-
-    def _find(self, shard: int) -> str:
-        """The file of a shard. A merge with an empty part writes a header that counts too many shards."""
-        url = sibling(self.index, f"{self.base}.data-{shard:05d}-of-{self.count:05d}")
-        if exists(url):
-            return url
-        if self.totals is None:
-            matches = map(locate.DATA.fullmatch, names(split(self.index)[0]))
-            self.totals = {m[3] for m in matches if m and m[1] == self.base}
-        if len(self.totals) != 1:
-            return url
-        return sibling(self.index, f"{self.base}.data-{shard:05d}-of-{min(self.totals)}")
-
-    def check(self, entries: dict[bytes, Entry]) -> None:
+    def check(self) -> None:
         """Compare the sizes of the files with those that the entries need; one error lists all problems."""
-        rows = (self._problem(shard, url, entries) for shard, url in sorted(self.urls.items()))
-        problems = list(islice(filter(None, rows), MAX_PROBLEMS))
+        problems, damaged = list[str](), False
+        for shard, url in sorted(self.urls.items()):
+            size, needed, pointer = -1, self.reach[shard], False
+            if exists(url):
+                with Reader(url) as f:
+                    size, pointer = f.size, f.read(0, min(64, f.size)).startswith(GIT_LFS)
+            if size >= needed and not pointer:
+                continue
+            damaged |= size >= 0
+            cut = [text(k) for k, e in self.entries.items()
+                   if e.shard_id == shard and not e.slices and (size < 0 or e.offset + e.size > size)]  # fmt: skip
+            state = f"has {size} bytes, {needed} are needed (truncated?)" if size >= 0 else "is missing"
+            lost = f"{many(len(cut), 'tensor')} cannot be read:\n{listing(map(str, fold(cut)))}"
+            problems.append(f"the shard {split(url)[1]} " + (POINTER if pointer else f"{state}; {lost}"))
+            if len(problems) == MAX_PROBLEMS:
+                break
         if problems:
-            kind = StorageError if all("is missing" in p for p in problems) else CorruptCheckpoint
-            raise kind("\n  ".join(problems), url=self.index)
-
-    def _problem(self, shard: int, url: str, entries: dict[bytes, Entry]) -> str:
-        file, stored = split(url)[1], ((k, e) for k, e in entries.items() if e.shard_id == shard and not e.slices)
-        if not exists(url):
-            held = [text(k) for k, _ in stored]
-            what = f"it holds {many(len(held), 'tensor')}:\n{listing(map(str, fold(held)))}"
-            return f"the shard {file} is missing; {what}"
-        with Reader(url) as f:
-            size = f.size
-            if f.read(0, min(64, size)).startswith(GIT_LFS):
-                return f"the shard {file}: {POINTER}"
-        if size >= self.reach[shard]:
-            return ""
-        cut = [text(k) for k, e in stored if e.offset + e.size > size]
-        return (
-            f"the shard {file} has {size} bytes, {self.reach[shard]} are needed (truncated?); "
-            f"this affects {many(len(cut), 'tensor')}:\n{listing(cut)}"
-        )
+            raise (CorruptCheckpoint if damaged else StorageError)("\n  ".join(problems), url=self.index)

@@ -30,11 +30,11 @@ tensorflow/core/util/saved_tensor_slice_util.cc.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from ...checkpoint import Note
+from ...checkpoint import Note, Tensor, tiled
 from ...dtypes import DTYPES, DType
 from ...errors import CorruptCheckpoint
 from ...messages import listing, many
@@ -46,7 +46,6 @@ from ..tiling import Tile, overlap
 from .table import read_varint, read_varints, varint
 
 if TYPE_CHECKING:
-    import numpy as np
     from google.protobuf.message import Message
 
     from . import messages_pb2 as pb
@@ -76,6 +75,7 @@ def text(raw: bytes) -> str:
 OPAQUE = {20, 21}  # resources and variants
 QUANTISED = {11: "int8", 12: "uint8", 13: "int32", 15: "int16", 16: "uint16"}
 BY_CODE: dict[int, DType] = {d.tf: d for d in DTYPES.values() if d.tf} | {c: DTYPES[n] for c, n in QUANTISED.items()}
+SCALED = "quantised integers are read as plain integers; their scale is elsewhere"
 
 
 class Kinds:
@@ -102,12 +102,10 @@ class Kinds:
             what = f"{many(len(self.unknown), 'tensor')} with an unknown dtype:\n{listing(self.unknown)}"
             raise CorruptCheckpoint(what, url=url)
         running = "variants (iterators, lists) are objects of a running program, not tensors"
-        scaled = "quantised integers are read as plain integers; their scale is elsewhere"
-        partial = "partitioned variables with slices that were never saved"
         rows = (
             Note("skipped", running, tuple(self.opaque), tensors=False),
-            Note("assumed", scaled, tuple(self.quantised)),
-            Note("skipped", partial, tuple(self.partial)),
+            Note("assumed", SCALED, tuple(self.quantised)),
+            Note("skipped", "partitioned variables with slices that were never saved", tuple(self.partial)),
         )
         return tuple(note for note in rows if note.names)
 
@@ -131,15 +129,13 @@ def decode(piece: Coded) -> Iterator[bytes]:
 def unpack(data: bytes, count: int, check: int, order: Order, url: str) -> list[bytes]:
     if not count and not data:
         return []
-    lengths, body = _lengths(data, count, url)
-    if (end := body + 4 + sum(lengths)) != len(data):
-        raise CorruptCheckpoint(f"{count} strings take {end} bytes, {len(data)} are stored", url=url)
+    lengths, body, items = _split(data, count, 4, url)
     running = _crc_of(lengths, order)
     if running != unmask(int.from_bytes(data[body : body + 4], order)):
         raise CorruptCheckpoint("the checksum of the strings' lengths is wrong: the file is damaged", url=url)
     if crc("crc32c", memoryview(data)[body:], running) != check:
         raise CorruptCheckpoint("the checksum of the strings is wrong: the file is damaged", url=url)
-    return _split(data, lengths, body + 4)
+    return items
 
 
 def pack(items: Sequence[bytes]) -> tuple[bytes, int]:
@@ -150,13 +146,18 @@ def pack(items: Sequence[bytes]) -> tuple[bytes, int]:
     return b"".join(varint(n) for n in lengths) + tail, crc("crc32c", tail, running)
 
 
-def _lengths(data: bytes, count: int, url: str) -> tuple[list[int], int]:
+def _split(data: bytes, count: int, between: int, url: str) -> tuple[list[int], int, list[bytes]]:
+    """The lengths of `count` strings, where these end, and the strings, `between` bytes later."""
     if count > len(data):
         raise CorruptCheckpoint(f"{count} strings do not fit in {len(data)} bytes", url=url)
     try:
-        return read_varints(data, count)
+        lengths, body = read_varints(data, count)
     except IndexError:
         raise CorruptCheckpoint(f"the lengths of {count} strings exceed their data", url=url) from None
+    *starts, end = accumulate(lengths, initial=body + between)
+    if end != len(data):
+        raise CorruptCheckpoint(f"{count} strings take {end} bytes, {len(data)} are stored", url=url)
+    return lengths, body, [data[start : start + n] for start, n in zip(starts, lengths, strict=True)]
 
 
 def _crc_of(lengths: Sequence[int], order: Order) -> int:
@@ -168,18 +169,13 @@ def _crc_of(lengths: Sequence[int], order: Order) -> int:
     return running
 
 
-def _split(data: bytes, lengths: Sequence[int], start: int) -> list[bytes]:
-    return [data[begin : begin + n] for begin, n in zip(accumulate(lengths, initial=start), lengths, strict=False)]
-
-
 # --- tensors inside messages ------------------------------------------------------------------------------------
 
-FIELDS = {
-    "float32": "float_val", "float64": "double_val", "complex64": "scomplex_val", "complex128": "dcomplex_val",
-    "float16": "half_val", "bfloat16": "half_val", "bool": "bool_val", "string": "string_val",
+BITS = {"float32": "float_val", "float64": "double_val", "complex64": "scomplex_val", "complex128": "dcomplex_val"}
+NUMBERS = {
+    "float16": "half_val", "bfloat16": "half_val", "bool": "bool_val",
     "int64": "int64_val", "uint32": "uint32_val", "uint64": "uint64_val",
 }  # fmt: skip
-BLOCK = 2**20  # bytes of varints that are decoded at once: each takes eighty of memory meanwhile
 
 
 def stored(proto: pb.TensorProto, kind: DType, count: int, where: str) -> bytes:
@@ -189,30 +185,23 @@ def stored(proto: pb.TensorProto, kind: DType, count: int, where: str) -> bytes:
         if len(content) != size:
             raise CorruptCheckpoint(f"{where} has {len(content)} bytes, not {size}")
         return content
-    field = FIELDS.get(kind.name, "int_val")
     if kind.name.startswith(("float8", "float4")):
-        raw = proto.float8_val
-    elif field in ("float_val", "double_val", "scomplex_val", "dcomplex_val"):
-        raw = _packed(proto, field)
-    else:
-        raw = b"".join(
-            (values != 0 if kind.kind == "b" else values).astype(kind.carrier).tobytes()
-            for values in _varints(_packed(proto, field), count)
-        )
-    if len(raw) % kind.itemsize:
-        raise CorruptCheckpoint(f"{where} ends within a {kind}")
-    return raw[:size]
+        return proto.float8_val[:size]
+    if kind.name in BITS:
+        raw = _packed(proto, BITS[kind.name])
+        if len(raw) % kind.itemsize:
+            raise CorruptCheckpoint(f"{where} ends within a {kind}")
+        return raw[:size]
+    import numpy as np
+
+    values = islice(getattr(proto, NUMBERS.get(kind.name, "int_val")), count)
+    numbers = np.fromiter(values, "u8" if kind.kind == "u" and kind.itemsize == 8 else "i8")
+    return numbers.astype(kind.carrier).tobytes()
 
 
 def strings(proto: pb.TensorProto, count: int, url: str) -> list[bytes]:
     """The stored strings: `count` of them, or fewer, of which the last one is to be repeated."""
-    data = proto.tensor_content
-    if not data:
-        return list(proto.string_val[:count])
-    lengths, body = _lengths(data, count, url)
-    if (end := body + sum(lengths)) != len(data):
-        raise CorruptCheckpoint(f"{count} strings take {end} bytes, {len(data)} are stored", url=url)
-    return _split(data, lengths, body)
+    return _split(proto.tensor_content, count, 0, url)[2] if proto.tensor_content else list(proto.string_val[:count])
 
 
 def _packed(proto: pb.TensorProto, field: str) -> bytes:
@@ -232,27 +221,7 @@ def _packed(proto: pb.TensorProto, field: str) -> bytes:
     return raw[read_varints(raw, 2)[1] :]
 
 
-def _varints(raw: bytes, count: int) -> Iterator[np.ndarray[Any, np.dtype[np.uint64]]]:
-    """Decode the first `count` varints, many at once; protobuf wrote them, none is longer than ten bytes."""
-    import numpy as np
-
-    data, begin = np.frombuffer(raw, "u1"), 0
-    while count > 0 and begin < len(data):
-        block = data[begin : begin + BLOCK]
-        ends = np.flatnonzero(block < 128)[:count]
-        starts = np.concatenate(([0], ends[:-1] + 1))
-        lengths = ends - starts + 1
-        values = np.zeros(len(ends), "u8")
-        for i in range(int(lengths.max())):
-            more = lengths > i
-            values[more] |= (block[starts[more] + i] & np.uint8(127)).astype("u8") << np.uint64(7 * i)
-        yield values
-        count, begin = count - len(ends), begin + int(ends[-1]) + 1
-
-
 # --- slices -----------------------------------------------------------------------------------------------------
-
-D = TypeVar("D", bound=Data)
 
 
 def unsigned(value: int) -> bytes:
@@ -291,15 +260,17 @@ def spell(piece: Tile) -> str:
     return f"[{', '.join(spans)}]"
 
 
-def joined(tiles: Sequence[tuple[Tile, D]], shape: Sequence[int], url: str, name: str) -> list[tuple[Tile, D]] | None:
-    """The tiles of a tensor, each once; None if they do not cover it; CorruptCheckpoint if two overlap."""
+def joined(
+    name: str, kind: DType, shape: tuple[int, ...], tiles: Sequence[tuple[Tile, Data]], url: str,
+    ops: tuple[str, ...] = (),
+) -> Tensor | None:  # fmt: skip
+    """The tensor of some tiles; None if they do not cover it; CorruptCheckpoint if two different ones overlap."""
     unique = list(dict.fromkeys(tiles))
     if not unique or sum(prod(b.shape) for b, _ in unique) < prod(shape):
         return None
-    twice = overlap([b for b, _ in unique])
-    if twice:
+    if twice := overlap([b for b, _ in unique]):
         raise CorruptCheckpoint(f"the slices {spell(twice[0])} and {spell(twice[1])} overlap", url=url, tensor=name)
-    return unique  # as many elements as there are, none twice
+    return tiled(name, kind, shape, [(*tile, data) for tile, data in unique], ops=ops)
 
 
 # --- walk a message in a file without reading its contents: a graph of gigabytes takes one read per node ------------

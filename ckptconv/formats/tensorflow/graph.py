@@ -3,7 +3,7 @@
     folder/saved_model.pb         SavedModel { schema version, meta_graphs { info, graph_def, collections, objects } }
     folder/variables/variables.*  a V2 checkpoint (bundle.py); none if all weights are constants
     P.meta                        MetaGraphDef: a training graph; its values are in the V2 checkpoint P
-    graph.pb                      GraphDef: frozen, weights are Const nodes (nodes.py)
+    graph.pb                      GraphDef: frozen, weights are Const nodes
 
 .pbtxt is any of these as text. The variables of a SavedModel have the names that its object graph gives them:
 
@@ -12,6 +12,12 @@
 
 Both graphs have the same edges from the root, so walking them together pairs each variable with its key. A name that
 is not unique is replaced by the object path.
+
+    GraphDef.node { name: "conv/kernel"  op: "Const"  attr { key: "value"  value { tensor { TensorProto } } } }
+
+Freezing turns a variable into a Const that the Identity `name/read` reads (TF1) or whose name ends in
+`ReadVariableOp/resource` (TF2). Any other Const is judged by its readers: a Const that is used only as a shape, an axis
+or a permutation is not a weight, and neither is a scalar.
 Specification: tensorflow/core/protobuf/{saved_model,meta_graph,saved_object_graph}.proto.
 """
 
@@ -21,19 +27,19 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...checkpoint import Checkpoint, Details, Note, Tensor
+from ...checkpoint import Checkpoint, Details, Note, Tensor, contiguous
 from ...errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
 from ...messages import brief, many
-from ...moves.part import Span
+from ...moves.part import FILL_RATIO, MAX_FILL, Held, Part, Span, c_strides, checked_count
 from ...storage.files import Reader, Seen, exists, is_dir, is_remote, join, read_all, sibling, split
 from ...storage.paths import inside
 from ...storage.ranges import InMemory, Ranges
 from ..table import SAVED_MODELS, Reading
-from . import bundle, locate, objects
-from .elements import fields, messages, parse
+from . import bundle, elements, locate, objects
+from .elements import fields, messages, parse, text
 from .table import GIT_LFS, POINTER, read_varint, varint
 
 if TYPE_CHECKING:
@@ -47,6 +53,11 @@ TEXT_LIMIT = 1 << 28  # text is parsed in memory, by Python
 MAX_LINE = 2**14  # characters
 _BETWEEN = re.compile(r"""#[^\n]*|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[{}<>\[\],;\s]""")
 TEXT = (b"node {", b"meta_info_def {", b"graph_def {", b"saved_model_schema_version", b"meta_graphs {", b"versions {")
+MAX_AXES = 8  # a vector of at most this many integers is a shape, a list of axes or a permutation
+MIN_SPAN = 64  # bytes; larger values are read from the file on demand, smaller ones are held in memory
+MAX_STRINGS = 1 << 20  # repeated strings held in memory, in total
+SCOPE_RATIO = 16  # characters of functions' names, counted for each node they prefix, per byte of the graph
+MAX_SCOPE = 1000  # bytes of a function's name, which prefixes the names of its nodes
 
 
 def sniff(seen: Seen) -> int:
@@ -69,23 +80,14 @@ def open(url: str, how: Reading) -> Checkpoint:
         url = sibling(join(url, "."), next((n for n in SAVED_MODELS if exists(join(url, n))), SAVED_MODELS[0]))
     with _message(url) as f:
         regions = _regions(f)
-        if regions.saved_model:
-            return _served_model(url, f, regions, how.opaque)
-        checkpoint = constants(f, regions, how.opaque)
+        checkpoint = _constants(f, regions, how.opaque)
         details = collections(f, *regions.meta) if regions.meta else {}
+        if regions.saved_model:
+            return _served_model(url, f, regions, how.opaque, checkpoint, {"tags": list(regions.tags)} | details)
         if details and not how.opaque:
             index = split(locate.prefix_of(url))[1] + ".index"
             raise StorageError(f"holds a graph but no weights; they are in {index}, which is missing", url=url)
     return replace(checkpoint, details={**checkpoint.details, **details})
-
-
-class Regions(NamedTuple):
-    """The ranges of the MetaGraphDef and of the GraphDef in a file; () if absent."""
-
-    meta: tuple[int, int] | tuple[()]
-    graph: tuple[int, int] | tuple[()]
-    saved_model: bool
-    tags: tuple[str, ...] = ()
 
 
 # --- what kind of message ---------------------------------------------------------------------------------------
@@ -120,37 +122,37 @@ def _broken_up(text: str) -> str:
     return _BETWEEN.sub(r"\g<0>\n", text) if max(map(len, text.split("\n"))) > MAX_LINE else text
 
 
+class Regions(NamedTuple):
+    """The ranges of the MetaGraphDef and of the GraphDef in a file; () if absent. tags: of a meta graph."""
+
+    meta: tuple[int, int] | tuple[()]
+    graph: tuple[int, int] | tuple[()]
+    saved_model: bool = False
+    tags: tuple[str, ...] = ()
+
+
 def _regions(f: Ranges) -> Regions:
-    """Distinguish the three messages by their first fields."""
-    if not f.size:
-        raise CorruptCheckpoint("is empty (0 bytes)", url=f.url)
+    """Distinguish the three messages by their first fields; of a SavedModel take the meta graph that serves."""
     head = f.read(0, min(4096, f.size))
-    if head.startswith(GIT_LFS):
-        raise CorruptCheckpoint(POINTER, url=f.url)
+    if not head or head.startswith(GIT_LFS):
+        raise CorruptCheckpoint(POINTER if head else "is empty (0 bytes)", url=f.url)
     if _first_node(head):
-        return Regions((), (0, f.size), False)
+        return Regions((), (0, f.size))
     top = list(fields(f, 0, f.size))
     second = [(x.start, x.start + x.size) for x in top if x.number == 2 and x.wire == 2]
     if top[0].number == 1 and top[0].wire == 0:
-        return _served(f, second)
-    if len(second) == 1 and _is_graph(f, *second[0]):
-        return Regions((0, f.size), second[0], False)
+        tagged = [(_tags(f, *meta), meta) for meta in second]
+        if not tagged:
+            raise CorruptCheckpoint("the SavedModel holds no graph", url=f.url)
+        tags, meta = next((pair for pair in tagged if "serve" in pair[0]), tagged[0])
+        return Regions(meta, next(messages(f, *meta, 2), ()), True, tags)
+    if len(second) == 1:
+        start, end = second[0]
+        if start == end or _first_node(f.read(start, min(4096, end - start))):
+            return Regions((0, f.size), second[0])
     if all(x.wire == 2 or x.number == 3 for x in top) and {x.number for x in top} <= {1, 2, 3, 4, 5}:
-        return Regions((), (0, f.size), False)
+        return Regions((), (0, f.size))
     raise CorruptCheckpoint("is not a GraphDef, MetaGraphDef or SavedModel", url=f.url)
-
-
-def _served(f: Ranges, metas: list[tuple[int, int]]) -> Regions:
-    """The regions of a SavedModel: the first meta graph with the tag `serve`, otherwise the first one."""
-    tagged = [(_tags(f, *m), m) for m in metas]
-    if not tagged:
-        raise CorruptCheckpoint("the SavedModel holds no graph", url=f.url)
-    tags, meta = next((pair for pair in tagged if "serve" in pair[0]), tagged[0])
-    return Regions(meta, next(messages(f, *meta, 2), ()), True, tags)
-
-
-def _is_graph(f: Ranges, start: int, end: int) -> bool:
-    return start == end or _first_node(f.read(start, min(4096, end - start)))
 
 
 def _first_node(head: bytes) -> bool:
@@ -173,46 +175,178 @@ def _first_node(head: bytes) -> bool:
 
 
 def _tags(f: Ranges, start: int, end: int) -> tuple[str, ...]:
-    info = next(messages(f, start, end, 1), None)
-    if info is None:
-        return ()
+    info = next(messages(f, start, end, 1), (0, 0))
     return tuple(f.read(a, b - a).decode("utf-8", "replace") for a, b in messages(f, *info, 4))
 
 
 # --- constants --------------------------------------------------------------------------------------------------
 
+# the operations by their inputs that control the computation rather than provide values; -1 is the last one
+_BY_INPUTS: dict[tuple[int, ...], str] = {
+    (-1,): "ConcatV2",
+    (0,): """
+        AsString Concat Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput Fill
+        InvertPermutation RandomStandardNormal RandomUniform RandomUniformInt Split TensorArrayV3
+        TruncatedNormal
+    """,
+    (1,): """
+        All Any ArgMax ArgMin BroadcastTo ConjugateTranspose Conv2DBackpropFilter Cumprod Cumsum
+        EuclideanNorm ExpandDims Max Mean Min MirrorPad OneHot Pad PadV2 Prod Reshape ResizeBicubic
+        ResizeBilinear ResizeNearestNeighbor Reverse ReverseV2 Sum Tile TopKV2 Transpose
+    """,
+    (2,): "GatherV2 ScatterNd",
+    (3,): "CropAndResize",
+    (0, 1): """
+        BroadcastArgs MergeV2Checkpoints StatelessRandomNormal StatelessRandomUniform
+        StatelessTruncatedNormal
+    """,
+    (1, 2): "BatchToSpaceND Roll Slice SpaceToBatchND SplitV",
+    (0, 1, 2): "LinSpace Range RestoreV2 SaveV2 ShardedFilename",
+    (1, 2, 3): "StridedSlice",
+    (0, 1, 2, 3): "StridedSliceGrad",
+    (0, 1, 2, 3, 4, 5): "Assert",
+    tuple(range(16)): "StringJoin",
+    tuple(range(1, 64)): "ParseExample",
+}
+_CONTROL = {op: inputs for inputs, ops in _BY_INPUTS.items() for op in ops.split()}
 
-def constants(f: Ranges, regions: Regions, opaque: bool) -> Checkpoint:
+
+@dataclass
+class Graph:
+    """The constants of a graph and its functions, and who reads them.
+
+    uses: for each node its readers: name, op, and whether the input controls the computation. What may still come:
+    `strings` that repeat the last one stored, characters (`scopes`) of functions' names before the names of nodes,
+    bytes (`filled`) of repeated last values.
+    """
+
+    f: Ranges
+    scopes: int
+    filled: int
+    strings: int = MAX_STRINGS
+    constants: dict[str, Tensor] = field(default_factory=dict)
+    uses: dict[str, list[tuple[str, str, bool]]] = field(default_factory=dict)
+    quantised: list[str] = field(default_factory=list)
+
+    def read(self, start: int, end: int) -> None:
+        """Read the GraphDef at [start, end), one node at a time."""
+        for a, b in messages(self.f, start, end, 1):
+            self._node(a, b, "")
+        for library in messages(self.f, start, end, 2):
+            for a, b in messages(self.f, *library, 1):
+                signature = next(messages(self.f, a, b, 1), (0, 0))
+                c, d = next(messages(self.f, *signature, 1), (0, 0))
+                if d - c > MAX_SCOPE:
+                    raise CorruptCheckpoint(f"a function has a name of {d - c} bytes (at byte {c})", url=self.f.url)
+                scope = text(self.f.read(c, d - c)) + "/"
+                for node in messages(self.f, a, b, 3):
+                    self._node(*node, scope)
+
+    def is_weight(self, t: Tensor) -> bool:
+        """Judge a constant by its name and its readers."""
+        uses = self.uses.get(t.name, [])
+        frozen = any(op == "Identity" and name == t.name + "/read" for name, op, _ in uses)
+        if frozen or t.name.endswith("ReadVariableOp/resource"):
+            return True
+        if not t.shape or (uses and all(control for _, _, control in uses)):
+            return False
+        return t.dtype.kind in "fcs" or not uses or t.count > MAX_AXES or len(t.shape) > 1
+
+    def _node(self, start: int, end: int, scope: str) -> None:
+        from . import messages_pb2 as pb
+
+        raw = self.f.read(start, end - start)
+        node = parse(pb.NodeDef, raw, f"the node at byte {start}", self.f.url)
+        inputs = [i for i in node.input if not i.startswith("^")]
+        self.scopes -= len(scope) * (1 + len(inputs))
+        if self.scopes < 0:
+            raise UnsafeCheckpoint("the names of its functions are repeated without bound", url=self.f.url)
+        name, control = scope + node.name, _CONTROL.get(node.op, ())
+        for i, source in enumerate(inputs):
+            use = name, node.op, i in control or i - len(inputs) in control
+            self.uses.setdefault(scope + source.split(":")[0], []).append(use)
+        if node.op == "Const" and "value" in node.attr:
+            if name in self.constants:
+                raise CorruptCheckpoint("two nodes have this name", url=self.f.url, tensor=name)
+            try:
+                tensor = self._constant(start, raw, name, node.attr["value"].tensor)
+            except CkptError as e:
+                e.url, e.tensor = self.f.url, name
+                raise
+            if tensor:
+                self.constants[name] = tensor
+
+    def _constant(self, start: int, raw: bytes, name: str, proto: pb.TensorProto) -> Tensor | None:
+        """A constant; if fewer values than elements are given, the last one is repeated by a stride of 0."""
+        import numpy as np
+
+        code = proto.dtype - 100 if proto.dtype > 100 else proto.dtype
+        kind = elements.BY_CODE.get(code)
+        if code in elements.OPAQUE:
+            return None
+        if kind is None or proto.tensor_shape.unknown_rank:
+            raise CorruptCheckpoint(f"the constant has the unknown dtype {code} or no rank")
+        if code in elements.QUANTISED:
+            self.quantised.append(name)
+        shape = tuple([d.size for d in proto.tensor_shape.dim])
+        count = checked_count(shape)
+        if kind.kind == "s":
+            items = elements.strings(proto, count, self.f.url)
+            self.strings -= count - len(items)
+            if self.strings < 0:
+                raise UnsafeCheckpoint(f"{len(items)} strings claim to be {count}")
+            array = np.empty(count, object)
+            array[:] = [*items, *((items or [b""])[-1:] * (count - len(items)))]
+            return contiguous(name, kind, shape, Held(array.reshape(shape)))
+        data = elements.stored(proto, kind, count, "the constant")
+        if len(data) >= MIN_SPAN and proto.tensor_content and not isinstance(self.f, InMemory):
+            # equal bytes earlier in the node are just as good
+            return contiguous(name, kind, shape, Span(self.f.url, start + raw.find(data), len(data)))
+        self.filled -= count * kind.itemsize - len(data)
+        if self.filled < 0:
+            raise UnsafeCheckpoint(f"{len(data)} bytes claim to be {list(shape)} of {kind}")
+        given, steps = len(data) // kind.itemsize, c_strides(shape)
+        held = Held(np.frombuffer(data or bytes(kind.itemsize), kind.np))
+        if given == count:
+            return contiguous(name, kind, shape, Held(held.array[:count].reshape(shape)))
+        if given <= 1:
+            return Tensor(name, kind, shape, (Part(held, kind, shape, 0, (0,) * len(shape), 0, steps),))
+        first = Part(held, kind, (given,), 0, (1,), 0, (1,))
+        rest = Part(held, kind, (count - given,), given - 1, (0,), given, (1,))
+        return Tensor(name, kind, shape, (first, rest))
+
+
+def _constants(f: Ranges, regions: Regions, opaque: bool) -> Checkpoint:
     """The constants of the graph that are weights."""
-    from . import nodes
-
-    graph = nodes.read(f, *regions.graph) if regions.graph else nodes.Graph()
-    tensors, others = (graph.constants, ()) if opaque else nodes.weights(graph)
+    start, end = regions.graph or (0, 0)
+    graph = Graph(f, SCOPE_RATIO * (end - start) + 2**20, FILL_RATIO * (end - start) + MAX_FILL)
+    graph.read(start, end)
+    tensors = {name: t for name, t in graph.constants.items() if opaque or graph.is_weight(t)}
     notes = []
-    if regions.graph and not regions.meta and all(x.number == 1 for x in fields(f, *regions.graph)):
+    if regions.graph and not regions.meta and all(x.number == 1 for x in fields(f, start, end)):
         # TensorFlow writes a library or a version last; a file cut between two nodes has neither
-        text = "the graph ends with a node, not a version; if the file is truncated, weights are missing"
-        notes.append(Note("assumed", text))
-    if others:
-        text = f"{many(len(others), 'constant')}: shapes, axes or scalars, not weights; opaque=True reads them"
-        notes.append(Note("skipped", text, others, tensors=False))  # looked at
+        what = "the graph ends with a node, not a version; if the file is truncated, weights are missing"
+        notes.append(Note("assumed", what))
+    if others := tuple(n for n in graph.constants if n not in tensors):
+        what = f"{many(len(others), 'constant')}: shapes, axes or scalars, not weights; opaque=True reads them"
+        notes.append(Note("skipped", what, others, tensors=False))  # looked at
     if quantised := tuple(n for n in graph.quantised if n in tensors):
-        text = "quantised integers are read as plain integers; their scale is elsewhere"
-        notes.append(Note("assumed", text, quantised))
+        notes.append(Note("assumed", elements.SCALED, quantised))
     return Checkpoint(tensors, format=FORMAT, urls=(f.url,), notes=tuple(notes))
 
 
-def _served_model(url: str, f: Ranges, regions: Regions, opaque: bool) -> Checkpoint:
+# --- SavedModels ------------------------------------------------------------------------------------------------
+
+
+def _served_model(
+    url: str, f: Ranges, regions: Regions, opaque: bool, frozen: Checkpoint, details: Details
+) -> Checkpoint:
     """The variables of a SavedModel under the names in its graph; its constants if there are no variables."""
     folder = split(url)[0]
     below = join(folder, "variables")
     if not is_remote(below) and not inside(below, folder):
         raise UnsafeCheckpoint("the folder `variables` is a symlink that leaves the checkpoint's folder", url=url)
     index = sibling(join(below, "."), "variables.index")
-    details: Details = {"tags": list(regions.tags)}
-    frozen = constants(f, regions, opaque)
-    if regions.meta:
-        details |= collections(f, *regions.meta)
     if not exists(index):
         if any(node.HasField("variable") for node in _object_graph(f, regions).nodes):
             raise StorageError("the model has variables, but variables/variables.index is missing", url=url)
@@ -227,18 +361,13 @@ def _served_model(url: str, f: Ranges, regions: Regions, opaque: bool) -> Checkp
             notes.append(Note("skipped", "constants that have the name of a variable", clash))
         tensors = frozen.tensors | tensors
     elif frozen.tensors:
-        text = "constants of a graph that also has variables; opaque=True reads them"
-        notes.append(Note("unread", text, tuple(frozen.tensors)))
+        what = "constants of a graph that also has variables; opaque=True reads them"
+        notes.append(Note("unread", what, tuple(frozen.tensors)))
     # the flags of the object graph or, if it has none, those of the collection
-    trainable = checkpoint.details.get("trainable") or details.get("trainable") or []
-    return replace(
-        checkpoint,
-        tensors=tensors,
-        format=FORMAT,
-        urls=(url, *checkpoint.urls),
-        notes=tuple(notes),
-        details={**checkpoint.details, **details, "trainable": trainable},
-    )
+    details = {**checkpoint.details, **details, "trainable":
+               checkpoint.details.get("trainable") or details.get("trainable") or []}  # fmt: skip
+    urls = (url, *checkpoint.urls)
+    return replace(checkpoint, tensors=tensors, format=FORMAT, urls=urls, notes=tuple(notes), details=details)
 
 
 def _object_graph(f: Ranges, regions: Regions) -> pb.SavedObjectGraph:
@@ -251,13 +380,13 @@ def _object_graph(f: Ranges, regions: Regions) -> pb.SavedObjectGraph:
 def _named(read: Bundle, f: Ranges, regions: Regions) -> Checkpoint:
     """Name a bundle's tensors by the SavedVariables at the same paths of the SavedModel's object graph."""
     saved, graph = _object_graph(f, regions), objects.parse(read)
-    full_names: dict[str, str] = {}
-    trained: set[str] = set()
     variables: dict[int, tuple[str, bool]] = {}  # by node of the checkpoint: the last name, and whether any is trained
     for theirs, ours in _pairs(saved, graph, f.url).items():
         if saved.nodes[theirs].HasField("variable"):
             variable = saved.nodes[theirs].variable
             variables[ours] = variable.name, variable.trainable or variables.get(ours, ("", False))[1]
+    full_names: dict[str, str] = {}
+    trained: set[str] = set()
     for ours, (name, trainable) in variables.items():
         for attribute in graph.nodes[ours].attributes:
             if attribute.name == "VARIABLE_VALUE" and attribute.checkpoint_key in read.tensors:
@@ -268,11 +397,9 @@ def _named(read: Bundle, f: Ranges, regions: Regions) -> Checkpoint:
     names, repeated = _choose({k: full_names.get(k, "") for k in read.tensors if k not in copies})
     checkpoint = objects.renamed(read, graph, names)
     notes = list(checkpoint.notes)
-    if copies:
-        text = (
-            "taken for copies that Keras' export keeps, by equal names, dtypes, shapes and CRC-32C of other variables"
-        )
-        notes.append(Note("skipped", text, copies, tensors=False))  # compared by their checksums
+    if copies:  # compared by their checksums
+        what = "copies that Keras' export keeps: they have the name, dtype, shape and CRC-32C of other variables"
+        notes.append(Note("skipped", what, copies, tensors=False))
     if repeated:
         notes.append(Note("hint", "variables whose names are not unique have their object paths as names", repeated))
     of_training = [names[k] for k in names if k in trained]
@@ -285,23 +412,22 @@ def _copies(tensors: dict[str, Tensor], names: dict[str, str]) -> tuple[str, ...
     Names need not be unique, so each variable has one copy in a list. The bytes are not compared: opening would read
     all of the model, twice.
     """
-    variables = Counter(_identity(names[k], tensors[k]) for k in names if not _COPY.match(k))
+
+    def identity(key: str) -> tuple[object, ...] | None:
+        t = tensors[key]
+        data = t.parts[0].data
+        alone = len(t.parts) == 1
+        return (names[key], t.dtype, t.shape, data.size, data.check) if alone and isinstance(data, Span) else None
+
+    variables = Counter(identity(k) for k in names if not _COPY.match(k))
     copies: list[str] = []
     used: Counter[object] = Counter()
     for key in names:
-        if (match := _COPY.match(key)) and (same := _identity(names[key], tensors[key])):
+        if (match := _COPY.match(key)) and (same := identity(key)):
             if used[match[1], same] < variables[same]:
                 copies.append(key)
             used[match[1], same] += 1
     return tuple(copies)
-
-
-def _identity(name: str, tensor: Tensor) -> tuple[object, ...] | None:
-    """By what a copy is known: the variable's name and layout, and the checksum of its bytes; None if it has none."""
-    data = tensor.parts[0].data
-    if not isinstance(data, Span) or len(tensor.parts) > 1:
-        return None
-    return name, tensor.dtype, tensor.shape, data.size, data.check
 
 
 def _choose(preferred: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

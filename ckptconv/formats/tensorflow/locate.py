@@ -37,12 +37,7 @@ class Location(NamedTuple):
 def prefix_of(url: str) -> str:
     """Strip the suffix of any of a V2 checkpoint's files."""
     data = DATA.fullmatch(url)
-    if data:
-        return data[1]
-    for suffix in (".index", ".meta"):
-        if url.endswith(suffix):
-            return url.removesuffix(suffix)
-    return url
+    return data[1] if data else url.removesuffix(".index") if url.endswith(".index") else url.removesuffix(".meta")
 
 
 def prefix_for(url: str) -> str:
@@ -60,7 +55,17 @@ def find(url: str) -> Location:
     folder, base = split(url)
     if base == STATE_FILE and is_state(url):
         return _in_folder(folder, url)
-    return _checked(url)
+    prefix = prefix_for(url)
+    if exists(prefix + ".index"):
+        return Location(beside(url, prefix + ".index"))
+    base = split(prefix)[1]
+    present = names(folder)
+    near = [n for n in present if n.startswith(base)]
+    if any(".tempstate" in n or "_temp" in n for n in near):
+        what = "is incomplete: saving was interrupted, and there is no index, only parts: "
+    else:
+        what = f"there is no index {base}.index; the folder holds: "
+    raise StorageError(what + ", ".join((near or present)[:8]), url=prefix)
 
 
 def is_state(url: str, given: str = "") -> bool:
@@ -68,9 +73,7 @@ def is_state(url: str, given: str = "") -> bool:
 
     UnsafeCheckpoint if it is a link out of its folder, unless it is itself what was given.
     """
-    if not exists(url) or is_dir(url):
-        return False
-    return begins_state(Seen(beside(given or url, url)).head)
+    return exists(url) and not is_dir(url) and begins_state(Seen(beside(given or url, url)).head)
 
 
 def begins_state(head: bytes) -> bool:
@@ -78,46 +81,19 @@ def begins_state(head: bytes) -> bool:
     return head.lstrip().startswith((STATE, b"all_" + STATE))
 
 
-def _checked(url: str) -> Location:
-    """The V2 checkpoint whose prefix, or one of whose files, was given."""
-    prefix = prefix_for(url)
-    if exists(prefix + ".index"):
-        return Location(beside(url, prefix + ".index"))
-    folder, base = split(prefix)
-    near = [n for n in names(folder) if n.startswith(base)]
-    if any(".tempstate" in n or "_temp" in n for n in near):
-        what = "is incomplete: saving was interrupted, and there is no index, only parts: "
-    elif near:
-        what = f"has no index {base}.index; the folder holds: "
-    else:
-        what = "no checkpoint has this prefix; the folder holds: "
-        near = names(folder)
-    raise StorageError(what + ", ".join(near[:8]), url=prefix)
-
-
-def bundles(folder: str) -> list[str]:
-    """Base names of the V2 checkpoints in a folder, in the order of their steps."""
-    return sorted((n.removesuffix(".index") for n in names(folder) if n.endswith(".index")), key=_natural)
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(p), "") if p.isdigit() and p.isascii() else (-1, p) for p in re.split(r"(\d+)", name)]
-
-
 def _in_folder(folder: str, given: str) -> Location:
     """The newest checkpoint according to the state file, or the only checkpoint in the folder."""
-    present = bundles(folder)
+    present = sorted((n.removesuffix(".index") for n in names(folder) if n.endswith(".index")), key=_by_number)
     state = join(folder, STATE_FILE)
     note: tuple[Note, ...] = ()
     if is_state(state, given):
         path = _newest(state)
-        location = _beside(folder, path) if path else None
-        if location:
+        if path and (location := _named(folder, path)):
             return location
         base = re.split(r"[/\\]", path)[-1]
         if len(present) != 1:
-            others = f"give one of these:\n{listing(present)}" if present else "the folder holds no other checkpoint"
-            raise StorageError(f"the state file names {base!r}, which is missing; {others}", url=state)
+            what = f"the state file names {base!r}, which is missing; the folder holds {len(present)} checkpoints:"
+            raise StorageError(f"{what}\n{listing(present)}", url=state)
         note = (Note("assumed", f"the state file names {base!r}, which is missing; {present[0]!r} is read instead"),)
     if len(present) == 1:
         return Location(sibling(join(folder, "."), present[0] + ".index"), (), note)
@@ -126,6 +102,10 @@ def _in_folder(folder: str, given: str) -> Location:
     if exists(folder.rstrip("/") + ".index"):  # a folder with the name of the prefix beside it
         return Location(beside(given, folder.rstrip("/") + ".index"))
     raise UnknownFormat("holds no checkpoint: there is no file *.index", url=folder)
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    return [(int(p), "") if p.isdigit() and p.isascii() else (-1, p) for p in re.split(r"(\d+)", name)]
 
 
 def _newest(state: str) -> str:
@@ -142,37 +122,24 @@ def _newest(state: str) -> str:
     return str(next((p for p in paths if p), ""))
 
 
-def _beside(folder: str, path: str) -> Location | None:
-    """The checkpoint that a path in a state file refers to, in the state file's folder or below it."""
-    parts = _parts(folder, path)
-    if not parts:
-        return None
-    *below, base = parts
-    places = [join(folder, *below), folder] if below else [folder]
-    if below and not is_remote(folder) and not inside(places[0], folder):
-        raise UnsafeCheckpoint(f"the state file names {path!r}, which leaves its folder by a symlink", url=folder)
-    return next((location for place in places if (location := _named(place, base))), None)
+def _named(folder: str, path: str) -> Location | None:
+    """The checkpoint that a path in a state file refers to: an index, or tables, which '?' may stand for.
 
-
-def _parts(folder: str, path: str) -> list[str]:
-    """The parts of a path in a state file, relative to its folder; of an absolute path only the last one counts."""
+    Of an absolute path, which may be another machine's, only the last part counts.
+    """
     if "\0" in path or len(path) > MAX_PATH:
         raise CorruptCheckpoint(f"the state file names {brief(path)!r}, which is not a path", url=folder)
     absolute = path.startswith(("/", "\\")) or ":" in path
-    parts = [p for p in re.split(r"[/\\]" if absolute else "/", path) if p not in ("", ".")]
-    if ".." in parts and not absolute:
+    *below, base = re.split(r"[/\\]" if absolute else "/", path)  # an empty base name: the files are .index and so on
+    below = [p for p in below if p not in ("", ".")] if not absolute else []
+    place = join(folder, *below)
+    if ".." in (*below, base) or (below and not is_remote(folder) and not inside(place, folder)):
         raise UnsafeCheckpoint(f"the state file names {path!r}, which leaves its folder", url=folder)
-    if path.endswith("/"):
-        parts.append("")  # an empty base name: the files are named .index and so on
-    return parts[-1:] if absolute else parts
-
-
-def _named(folder: str, base: str) -> Location | None:
-    """The checkpoint of a name in a folder: an index, or tables, which a state file may name by a pattern with '?'."""
-    present = names(folder)
-    anchor = join(folder, ".")
-    if base + ".index" in present:
-        return Location(sibling(anchor, base + ".index"))
-    tables = [n for n in present if n == base or ("?" in base and fnmatchcase(n, base.replace("[", "[[]")))]
-    tables = [n for n in tables if not is_dir(join(folder, n))]
-    return Location("", tuple(sibling(anchor, n) for n in tables)) if tables else None
+    for at in (place, folder) if below else (folder,):
+        present = names(at)
+        if base + ".index" in present:
+            return Location(sibling(join(at, "."), base + ".index"))
+        tables = [n for n in present if n == base or ("?" in base and fnmatchcase(n, base.replace("[", "[[]")))]
+        if tables := [n for n in tables if not is_dir(join(at, n))]:
+            return Location("", tuple(sibling(join(at, "."), n) for n in tables))
+    return None

@@ -146,13 +146,8 @@ def roles_of(graph: pb.TrackableObjectGraph) -> dict[str, Role]:
     for role, start in own.items():
         roles |= dict.fromkeys(_reach(graph, start, optimizers) - model, role)
     roles |= {c.node_id: "step" for c in graph.nodes[0].children if c.local_name == "save_counter"}
-    by_key: dict[str, Role] = {}
-    for i, node in enumerate(graph.nodes):
-        for a in node.attributes:
-            if a.checkpoint_key.startswith(METRICS):
-                by_key[a.checkpoint_key] = "state"
-            elif i in roles:
-                by_key[a.checkpoint_key] = roles[i]
+    keys = ((i, a.checkpoint_key) for i, node in enumerate(graph.nodes) for a in node.attributes)
+    by_key: dict[str, Role] = {k: "state" if k.startswith(METRICS) else roles.get(i, "") for i, k in keys}
     return by_key
 
 
@@ -208,13 +203,10 @@ class _Walk:
 
     def children(self, node: int) -> list[tuple[str, int]]:
         """The children of a node in Keras's order: its layers by their numbers, then its attributes."""
-        rows = [(c.local_name, c.node_id) for c in self.graph.nodes[node].children]
-        layers = [(int(m[1]), row) for row in rows if (m := _LAYER.fullmatch(row[0]))]
-        others = [row for row in rows if not _LAYER.fullmatch(row[0]) and not _ASIDE.fullmatch(row[0])]
-        return [row for _, row in sorted(layers)] + others
-
-    def lists_layers(self, node: int) -> bool:
-        return any(name in _LISTS or _LAYER.fullmatch(name) for name, _ in self.children(node))
+        rows = [
+            (c.local_name, c.node_id) for c in self.graph.nodes[node].children if not _ASIDE.fullmatch(c.local_name)
+        ]
+        return sorted(rows, key=lambda row: int(m[1]) if (m := _LAYER.fullmatch(row[0])) else 10**9)
 
     def weights(self, node: int, depth: int = 0) -> order.Weights | None:
         """The weights of the object at a node and of those in it that were not visited; None if nobody knows."""
@@ -250,11 +242,12 @@ class _Walk:
 def layers_of(graph: pb.TrackableObjectGraph, tensors: Mapping[str, Tensor]) -> order.Layers | None:
     """The layers of the model in a graph; None if it lists none, or does not record the order of all its weights.
 
-    tensors: by checkpoint key. The model is the root, or the one object of the root that lists layers.
+    tensors: by checkpoint key. The model is the root, or the one object of the root that lists layers. A layer is named
+    by the first segment of its variables' names, if that is unique.
     """
     walk = _Walk(graph, tensors)
     nodes = dict.fromkeys([0, *(child for _, child in walk.children(0))]) if graph.nodes else {}  # each once
-    models = [i for i in nodes if walk.lists_layers(i)]
+    models = [i for i in nodes if any(name in _LISTS or _LAYER.fullmatch(name) for name, _ in walk.children(i))]
     if not models or (models[0] and len(models) > 1):
         return None
     rows: list[tuple[str, list[str]]] = []
@@ -262,20 +255,17 @@ def layers_of(graph: pb.TrackableObjectGraph, tensors: Mapping[str, Tensor]) -> 
         if part is None:
             return None
         rows += [(name, part.trained + part.fixed)] if part != order.Weights([], []) else []
+    paths = {n: full.split("/") for n, full in walk.full_names.items()}
+    level = int(len({p[0] for p in paths.values()}) == 1 and all(len(p) > 2 for p in paths.values()))
+    heads = [{[*paths[n], ""][level] for n in names} for _, names in rows]
+    names = [words.pop() if len(words) == 1 else "" for words in heads]
+    count = Counter(names)
+    layers = [
+        (name if name and count[name] == 1 else f"{i}_{own}", [(n, n + ":0") for n in listed])
+        for i, (name, (own, listed)) in enumerate(zip(names, rows, strict=True))
+    ]
     outside = dict.fromkeys(child for _, child in walk.children(models[0]) if child not in walk.seen)
-    layers = _named(rows, walk.full_names)
     if top := [walk.variables[child] for child in outside if child in walk.variables]:
         layers.append(("top_level_model_weights", [(n, n + ":0") for n in top]))
     weights = {t.name for t in tensors.values() if not t.role}
     return layers if rows and weights <= {n for _, listed in layers for n, _ in listed} else None
-
-
-def _named(rows: list[tuple[str, list[str]]], full_names: Mapping[str, str]) -> order.Layers:
-    """Layers under the first segment of their variables' names, if those are unique."""
-    paths = [n.split("/") for n in full_names.values()]
-    level = int(len({p[0] for p in paths}) == 1 and all(len(p) > 2 for p in paths))
-    heads = [{[*full_names[n].split("/"), ""][level] for n in names} for _, names in rows]
-    names = [words.pop() if len(words) == 1 else "" for words in heads]
-    count = Counter(names)
-    own = [name if name and count[name] == 1 else f"{i}_{rows[i][0]}" for i, name in enumerate(names)]
-    return [(name, [(n, n + ":0") for n in listed]) for name, (_, listed) in zip(own, rows, strict=True)]

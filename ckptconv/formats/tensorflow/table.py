@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from copy import copy
 from itertools import pairwise
 from operator import itemgetter
 from struct import pack, unpack_from
@@ -38,7 +37,6 @@ GIT_LFS = b"version https://git-lfs"
 POINTER = "it is a git-lfs pointer; run `git lfs pull` in its repository"
 
 KeyValue = tuple[bytes, bytes]
-Place = tuple[bytes, int, int]  # a key, and where its value begins and ends in the block
 
 
 def varint(value: int) -> bytes:
@@ -88,86 +86,77 @@ def common_prefix(a: bytes, b: bytes) -> int:
 class Table:
     """A table in an open file: its footer and index are read at once, its blocks on request."""
 
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-        self.url = reader.url
-        self.places: dict[int, dict[bytes, tuple[int, int]]] = {}  # by block: where the value of each key is in it
-        self.unpacked: dict[int, bytes] = {}  # compressed blocks of which a value was taken
-        # how many bytes of keys, and how many entries, may still come
-        self.left = [EXPANDED * reader.size + ROOM, reader.size // SMALLEST + ROOM]
-        tail = reader.read(max(0, reader.size - FOOTER), min(FOOTER, reader.size))
-        if len(tail) < FOOTER or tail[-8:] != TF_TABLE:
-            raise CorruptCheckpoint(f"is not a table: {self._instead()}", url=self.url)
-        try:
-            handles, at = read_varints(tail, 4)
-        except IndexError:
-            handles, at = [], FOOTER
-        if at > FOOTER - 8:
-            raise self._bad("the footer's handles are too long", reader.size - FOOTER)
-        self._block(handles[0], handles[1])  # the metaindex: empty, but its checksum shows damage
-        index, _ = self._block(handles[2], handles[3])
-        self.blocks = [(key, *self._handle(index[a:b])) for key, a, b in self._places(index, handles[2])]
+    def __init__(self, f: Reader) -> None:
+        self.f, self.url = f, f.url
+        self.last: tuple[int, dict[bytes, bytes]] = -1, {}  # the block that `get` parsed last
+        tail = f.read(max(0, f.size - FOOTER), min(FOOTER, f.size))
+        if tail[-8:] != TF_TABLE or len(tail) < FOOTER:
+            head, what = f.read(0, min(64, f.size)), "the magic number at its end is missing (truncated?)"
+            what = POINTER if head.startswith(GIT_LFS) else what if head else "it is empty (0 bytes)"
+            raise CorruptCheckpoint(f"is not a table: {what}", url=self.url)
+        (meta, meta_size, start, size), end = self._handles(tail, 4)
+        if end > FOOTER - 8:
+            raise self._bad("the footer's handles are too long", f.size - FOOTER)
+        self._block(f, meta, meta_size)  # empty, but its checksum shows damage
+        index = self._entries(self._block(f, start, size), start, None, self._limits())
+        self.blocks: list[tuple[bytes, int, int]] = []  # the last key, the first byte and the size of each
         end = 0
-        for _, start, size in self.blocks:
+        for key, value in index:
+            (start, size), _ = self._handles(value, 2)
             if start < end:
                 raise self._bad("two blocks overlap", start)
+            self.blocks.append((key, start, size))
             end = start + size + TRAILER
 
     def __iter__(self) -> Iterator[KeyValue]:
         """All entries in order, read block by block."""
-        for n, (_, start, size) in enumerate(self.blocks):
-            block, _ = self._block(start, size)
-            yield from ((key, block[a:b]) for key, a, b in self._of_block(n, block))
+        limits = self._limits()
+        for n in range(len(self.blocks)):
+            yield from self._numbered(self.f, n, limits)
 
-    def get(self, key: bytes) -> bytes:
-        """The value of one key; a block is searched once for all of its keys."""
+    def get(self, key: bytes, f: Reader | None = None) -> bytes:
+        """The value of one key. f: the file, opened once more, if that which the table was made of is closed."""
         n = bisect_left(self.blocks, key, key=itemgetter(0))
-        if n < len(self.blocks):
-            _, start, size = self.blocks[n]
-            if start not in self.places:
-                block, packed = self._block(start, size)
-                self.places[start] = {k: (a, b) for k, a, b in self._of_block(n, block)}
-                if packed:
-                    self.unpacked[start] = block
-            if found := self.places[start].get(key):
-                a, b = found
-                return self.unpacked[start][a:b] if start in self.unpacked else self.reader.read(start + a, b - a)
-        raise CorruptCheckpoint(f"the key {key.hex()} is not in the table", url=self.url)
+        held, entries = self.last
+        if held != n:
+            entries = dict(self._numbered(f or self.f, n, self._limits())) if n < len(self.blocks) else {}
+            if sum(map(len, entries.values())) <= 2 * BLOCK_SIZE:  # else it is one large tensor, which is read once
+                self.last = n, entries
+        if key not in entries:
+            raise CorruptCheckpoint(f"the key {key.hex()} is not in the table", url=self.url)
+        return entries[key]
 
-    def _of_block(self, n: int, block: bytes) -> list[Place]:
-        """The entries of one block, given by its number, checked against the bounds in the index."""
-        above, most = self.blocks[n - 1][0] if n else None, self.blocks[n][0]
-        found = self._places(block, self.blocks[n][1], above)
-        if found and found[-1][0] > most:
-            raise self._bad("a block has a key beyond what the index says of it", self.blocks[n][1])
-        return found
+    def _limits(self) -> list[int]:
+        """How many bytes of keys, and how many entries, may still come."""
+        return [EXPANDED * self.f.size + ROOM, self.f.size // SMALLEST + ROOM]
 
-    def on(self, reader: Reader) -> Table:
-        """The same table in another opening of its file."""
-        made = copy(self)
-        made.reader = reader
-        return made
+    def _numbered(self, f: Reader, n: int, limits: list[int]) -> list[KeyValue]:
+        """The entries of a block, checked against the bounds in the index."""
+        most, start, size = self.blocks[n]
+        entries = self._entries(self._block(f, start, size), start, self.blocks[n - 1][0] if n else None, limits)
+        if entries and entries[-1][0] > most:
+            raise self._bad("a block has a key beyond what the index says of it", start)
+        return entries
 
-    def _handle(self, value: bytes) -> tuple[int, int]:
+    def _handles(self, raw: bytes, count: int) -> tuple[list[int], int]:
         try:
-            (start, size), _ = read_varints(value, 2)
+            return read_varints(raw, count)
         except IndexError:
-            raise CorruptCheckpoint("an index entry does not hold a block handle", url=self.url) from None
-        return start, size
+            raise CorruptCheckpoint("the table's index or footer does not hold block handles", url=self.url) from None
 
-    def _block(self, start: int, size: int) -> tuple[bytes, bool]:
-        """Read a block, check its CRC, decompress it; also whether it was compressed."""
-        if start + size + TRAILER > self.reader.size - FOOTER:
+    def _block(self, f: Reader, start: int, size: int) -> bytes:
+        """Read a block, check its CRC, decompress it."""
+        if start + size + TRAILER > f.size - FOOTER:
             raise self._bad(f"a block of {size} bytes exceeds the file", start)
-        data = self.reader.read(start, size + TRAILER)
-        body, (kind, masked) = data[:size], unpack_from("<BI", data, size)
+        data = f.read(start, size + TRAILER)
+        kind, masked = unpack_from("<BI", data, size)
         if crc("crc32c", memoryview(data)[: size + 1]) != unmask(masked):
             raise self._bad(f"the checksum of a block of {size} bytes is wrong: the file is damaged", start)
         if kind > 1:
             raise self._bad(f"a block has the unknown compression {kind}", start)
-        return (self._decompress(body, start), True) if kind else (body, False)
+        return self._decompressed(data[:size], start) if kind else data[:size]
 
-    def _decompress(self, body: bytes, start: int) -> bytes:
+    def _decompressed(self, body: bytes, start: int) -> bytes:
         import cramjam
 
         try:
@@ -181,12 +170,12 @@ class Table:
             raise self._bad(f"a snappy block has {len(data)} bytes, not {size}", start)
         return data
 
-    def _places(self, block: bytes, start: int, above: bytes | None = None) -> list[Place]:
+    def _entries(self, block: bytes, start: int, above: bytes | None, limits: list[int]) -> list[KeyValue]:
         """All entries of a block, whose keys must increase from `above`. This is the inner loop of opening."""
         restarts, end = self._restarts(block, start)
-        found: list[Place] = []
+        found: list[KeyValue] = []
         whole = set[int]()  # where entries begin that share nothing
-        last, key, at, total, (most, count) = above, b"", 0, 0, self.left
+        last, key, at, total, (most, count) = above, b"", 0, 0, limits
         try:
             while at < end:
                 shared, unshared, size = block[at], block[at + 1], block[at + 2]
@@ -209,11 +198,11 @@ class Table:
                 if last is not None and key <= last:
                     raise IndexError("its key does not increase")
                 last = key
-                found.append((key, middle, after))
+                found.append((key, block[middle:after]))
                 at = after
         except IndexError as e:
             raise self._bad(f"a block's entry {len(found)} is broken ({e})", start) from None
-        self.left[:] = most - total, count - len(found)
+        limits[:] = most - total, count - len(found)
         if not whole.issuperset(restarts) if found else restarts != (0,):
             raise self._bad("a restart point is not where an entry begins: TensorFlow would read other values", start)
         return found
@@ -231,13 +220,6 @@ class Table:
 
     def _bad(self, what: str, start: int) -> CorruptCheckpoint:
         return CorruptCheckpoint(f"{what} (at byte {start})", url=self.url)
-
-    def _instead(self) -> str:
-        """Describe what the file is instead of a table."""
-        head = self.reader.read(0, min(64, self.reader.size))
-        if head.startswith(GIT_LFS):
-            return POINTER
-        return "the magic number at its end is missing (truncated?)" if head else "it is empty (0 bytes)"
 
 
 def first_value_tag(head: bytes) -> int:
@@ -264,22 +246,16 @@ def first_value_tag(head: bytes) -> int:
 
 def build(pairs: Iterable[KeyValue]) -> bytes:
     """Lay out a table of sorted pairs exactly as TensorFlow's TableBuilder does, uncompressed."""
-    out = bytearray()
-    index: list[KeyValue] = []
-    block = _Block(RESTART_INTERVAL)
+    out, table, block = bytearray(), _Block(1), _Block(RESTART_INTERVAL)
     for key, value in pairs:
         big = len(key) + len(value) >= 2 * BLOCK_SIZE
         if block.count and (block.estimate >= BLOCK_SIZE or big):
-            index.append((_separator(block.last, key), _append(out, block)))
+            table.add(_separator(block.last, key), _append(out, block))
             block = _Block(RESTART_INTERVAL)
         block.add(key, value)
     if block.count:
-        index.append((_successor(block.last), _append(out, block)))
-    meta = _append(out, _Block(RESTART_INTERVAL))
-    table = _Block(1)
-    for key, value in index:
-        table.add(key, value)
-    handles = meta + _append(out, table)
+        table.add(_successor(block.last), _append(out, block))
+    handles = _append(out, _Block(RESTART_INTERVAL)) + _append(out, table)
     return bytes(out + handles.ljust(FOOTER - 8, b"\0") + TF_TABLE)
 
 

@@ -14,9 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-from ...checkpoint import Checkpoint, Tensor, tiled
+from ...checkpoint import Checkpoint
 from ...errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
 from ...messages import listing, many
 from ...moves.part import Coded, checked_count
@@ -27,12 +26,9 @@ from . import elements, locate
 from .elements import Kinds, parse, text
 from .table import Table, first_value_tag
 
-if TYPE_CHECKING:
-    from . import messages_pb2 as pb
-
 FORMAT = "tf-v1"
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})", re.DOTALL)
-MAX_TABLES = 4096  # tables whose indexes are cached
+MAX_TABLES = 64  # tables whose indexes are cached
 KEYS = 8  # characters of keys per byte of the tables: each slice repeats its name, in its key and in its value
 WIDEST = 16  # bytes of an element in a message
 ENTRY = 64  # characters for which a slice counts at least
@@ -79,19 +75,12 @@ def _shards_of(url: str) -> tuple[str, ...]:
     return tuple(sibling(url if base == match[0] else url + "-", name) for name in shards)
 
 
-class _Variable:
-    """One tensor, with its slices from all tables."""
-
-    def __init__(self, code: int, shape: tuple[int, ...]) -> None:
-        self.code, self.shape = code, shape
-        self.tiles: dict[tuple[Tile, Coded], None] = {}
-
-
 def open_tables(urls: Sequence[str]) -> Checkpoint:
     """Read the descriptions in all tables and combine them."""
     from . import messages_pb2 as pb
 
-    variables: dict[str, _Variable] = {}
+    tiles: dict[str, list[tuple[Tile, Coded]]] = {}
+    layouts: dict[str, tuple[int, tuple[int, ...]]] = {}  # code of the dtype, shape
     room = 2**20
     for url in urls:
         with Reader(url) as f:
@@ -101,40 +90,32 @@ def open_tables(urls: Sequence[str]) -> Checkpoint:
         if (version := meta.versions.min_consumer) > 1:
             raise CorruptCheckpoint(f"needs a reader of version {version}; version 1 is supported", url=url)
         for item in meta.tensor:
-            room = _gather(url, item, variables, room)
-    tensors: dict[str, Tensor] = {}
-    kinds = Kinds()
-    for name, v in variables.items():
-        if kind := kinds.of(v.code, name):
-            tiles = elements.joined(list(v.tiles), v.shape, urls[0], name)
-            if tiles is None:
+            name, code = text(item.name), item.type - 100 if item.type > 100 else item.type
+            shape = tuple(d.size for d in item.shape.dim)
+            checked_count(shape, url=url, tensor=name)
+            if layouts.setdefault(name, (code, shape)) != (code, shape):
+                other, there = layouts[name]
+                what = f"is {list(shape)} of dtype {code} here, {list(there)} of dtype {other} in another file"
+                raise CorruptCheckpoint(what, url=url, tensor=name)
+            kind, pieces = elements.BY_CODE.get(code), tiles.setdefault(name, [])
+            for piece in item.slice:
+                room -= 2 * len(item.name) + ENTRY
+                if room < 0:
+                    raise UnsafeCheckpoint("lists more slices than its files can hold", url=url, tensor=name)
+                tile = elements.tile_of(piece, shape, url, name)
+                count = checked_count(tile.shape)
+                key = f"{elements.slice_key(item.name, piece).hex()}:{code}:{count}"
+                pieces.append((tile, Coded(__name__, url, key, count * kind.itemsize if kind else 0)))
+    kinds, tensors = Kinds(), {}
+    for name, (code, shape) in layouts.items():
+        if kind := kinds.of(code, name):
+            tensor = elements.joined(name, kind, shape, tiles[name], urls[0])
+            if tensor is None:
                 kinds.partial.append(name)
             else:
-                tensors[name] = tiled(name, kind, v.shape, [(*tile, data) for tile, data in tiles])
+                tensors[name] = tensor
     notes = kinds.notes(urls[0]) if urls else ()
     return Checkpoint(tensors, format=FORMAT, urls=tuple(urls), notes=notes, details={"shards": len(urls)})
-
-
-def _gather(url: str, item: pb.SavedSliceMeta, variables: dict[str, _Variable], room: int) -> int:
-    """Add what a table says of a tensor; return what remains of the characters that keys may have."""
-    name = text(item.name)
-    shape = tuple(d.size for d in item.shape.dim)
-    checked_count(shape, url=url, tensor=name)
-    code = item.type - 100 if item.type > 100 else item.type
-    variable = variables.setdefault(name, _Variable(code, shape))
-    if (variable.code, variable.shape) != (code, shape):
-        what = f"is {list(shape)} of dtype {code} here, {list(variable.shape)} of dtype {variable.code} in another file"
-        raise CorruptCheckpoint(what, url=url, tensor=name)
-    kind = elements.BY_CODE.get(code)
-    for piece in item.slice:
-        room -= 2 * len(item.name) + ENTRY
-        if room < 0:
-            raise UnsafeCheckpoint("lists more slices than its files can hold", url=url, tensor=name)
-        tile = elements.tile_of(piece, shape, url, name)
-        count = checked_count(tile.shape)
-        key = f"{elements.slice_key(item.name, piece).hex()}:{code}:{count}"
-        variable.tiles[tile, Coded(__name__, url, key, count * kind.itemsize if kind else 0)] = None
-    return room
 
 
 @lru_cache(maxsize=MAX_TABLES)
@@ -151,7 +132,7 @@ def decode(coded: Coded) -> Iterator[bytes]:
     key, code, n = coded.key.split(":")
     kind, count = elements.BY_CODE[int(code)], int(n)
     with Reader(coded.url) as f:
-        raw = _table(coded.url, f.stamp).on(f).get(bytes.fromhex(key))
+        raw = _table(coded.url, f.stamp).get(bytes.fromhex(key), f)
     if kind.kind != "s" and len(raw) > WIDEST * count + len(key) + 2**12:  # TensorFlow writes each element once
         raise CorruptCheckpoint(f"a slice of {count} elements takes {len(raw)} bytes", url=coded.url)
     proto = parse(pb.SavedTensorSlices, raw, "a slice", coded.url).data.data

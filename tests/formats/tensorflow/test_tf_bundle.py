@@ -148,15 +148,6 @@ def test_shards_of_irregular_slices(tmp_path):
         assert same(found[name].numpy(), value)
 
 
-def test_a_header_that_counts_a_shard_too_many(tmp_path):
-    """A merge of which one part holds no tensor; TensorFlow itself cannot open what it wrote."""
-    save(tmp_path / "p0", {"a": np.ones(2, "f4")})
-    table_of = {b"": pb.BundleHeaderProto(num_shards=2, version=pb.VersionDef(producer=1)).SerializeToString()}
-    table_of |= {k: v for k, v in pairs_of(tmp_path / "p0").items() if k}
-    (tmp_path / "p0.index").write_bytes(table.build(table_of.items()))
-    assert ckptconv.open(tmp_path / "p0")["a"].numpy().tolist() == [1, 1]
-
-
 def test_quantised_integers_are_plain_ones_with_a_note(tmp_path):
     q = tf.quantization.quantize(tf.constant([-1.0, 0.0, 1.0]), -1.0, 1.0, tf.qint8).output
     tf.raw_ops.SaveV2(prefix=str(tmp_path / "m"), tensor_names=["q"], shape_and_slices=[""], tensors=[q])

@@ -13,7 +13,7 @@ import ckptconv
 from ckptconv.dtypes import DTYPES, dtype
 from ckptconv.errors import CkptError, StorageError
 from ckptconv.formats.tensorflow import messages_pb2 as pb
-from ckptconv.formats.tensorflow import nodes
+from ckptconv.formats.tensorflow.graph import _CONTROL
 
 tf = pytest.importorskip("tensorflow")
 
@@ -140,7 +140,7 @@ def test_splats_without_bound_are_refused(tmp_path):
 def test_inputs_that_control_are_those_of_tensorflows_ops():
     from tensorflow.python.framework import op_def_registry
 
-    for op, inputs in nodes._CONTROL.items():
+    for op, inputs in _CONTROL.items():
         known = op_def_registry.get(op)
         assert known is not None, op
         listed = any(a.number_attr or a.type_list_attr for a in known.input_arg)
@@ -342,7 +342,7 @@ SEVERAL = {"Assert": 6, "ParseExample": 64, "StringJoin": 16}  # inputs at most,
 def test_inputs_that_control_an_operation() -> None:
     """Those that TensorFlow names as such, by their positions; from the end after any number of others."""
     registry = pytest.importorskip("tensorflow.python.framework.op_def_registry")
-    for op, positions in nodes._CONTROL.items():
+    for op, positions in _CONTROL.items():
         arguments = registry.get(op).input_arg
         named = [i for i, a in enumerate(arguments) if a.name in CONTROLLING or op in WHOLLY]
         if op in SEVERAL:
