@@ -37,6 +37,7 @@ GIT_LFS = b"version https://git-lfs"
 POINTER = "it is a git-lfs pointer; run `git lfs pull` in its repository"
 
 KeyValue = tuple[bytes, bytes]
+Place = tuple[bytes, int, int]  # a key, and where its value begins and ends in the block
 
 
 def varint(value: int) -> bytes:
@@ -98,11 +99,11 @@ class Table:
         if end > FOOTER - 8:
             raise self._bad("the footer's handles are too long", f.size - FOOTER)
         self._block(f, meta, meta_size)  # empty, but its checksum shows damage
-        index = self._entries(self._block(f, start, size), start, None, self._limits())
+        index = self._block(f, start, size)
         self.blocks: list[tuple[bytes, int, int]] = []  # the last key, the first byte and the size of each
         end = 0
-        for key, value in index:
-            (start, size), _ = self._handles(value, 2)
+        for key, a, b in self._places(index, start, None, self._limits()):
+            (start, size), _ = self._handles(index[a:b], 2)
             if start < end:
                 raise self._bad("two blocks overlap", start)
             self.blocks.append((key, start, size))
@@ -130,13 +131,14 @@ class Table:
         """How many bytes of keys, and how many entries, may still come."""
         return [EXPANDED * self.f.size + ROOM, self.f.size // SMALLEST + ROOM]
 
-    def _numbered(self, f: Reader, n: int, limits: list[int]) -> list[KeyValue]:
+    def _numbered(self, f: Reader, n: int, limits: list[int]) -> Iterator[KeyValue]:
         """The entries of a block, checked against the bounds in the index."""
         most, start, size = self.blocks[n]
-        entries = self._entries(self._block(f, start, size), start, self.blocks[n - 1][0] if n else None, limits)
-        if entries and entries[-1][0] > most:
+        block = self._block(f, start, size)
+        places = self._places(block, start, self.blocks[n - 1][0] if n else None, limits)
+        if places and places[-1][0] > most:
             raise self._bad("a block has a key beyond what the index says of it", start)
-        return entries
+        yield from ((key, block[a:b]) for key, a, b in places)  # all values at once would take as much memory again
 
     def _handles(self, raw: bytes, count: int) -> tuple[list[int], int]:
         try:
@@ -170,10 +172,10 @@ class Table:
             raise self._bad(f"a snappy block has {len(data)} bytes, not {size}", start)
         return data
 
-    def _entries(self, block: bytes, start: int, above: bytes | None, limits: list[int]) -> list[KeyValue]:
-        """All entries of a block, whose keys must increase from `above`. This is the inner loop of opening."""
+    def _places(self, block: bytes, start: int, above: bytes | None, limits: list[int]) -> list[Place]:
+        """All keys of a block and where their values lie. Keys must increase from `above`. This is the inner loop of opening."""
         restarts, end = self._restarts(block, start)
-        found: list[KeyValue] = []
+        found: list[Place] = []
         whole = set[int]()  # where entries begin that share nothing
         last, key, at, total, (most, count) = above, b"", 0, 0, limits
         try:
@@ -198,7 +200,7 @@ class Table:
                 if last is not None and key <= last:
                     raise IndexError("its key does not increase")
                 last = key
-                found.append((key, block[middle:after]))
+                found.append((key, middle, after))
                 at = after
         except IndexError as e:
             raise self._bad(f"a block's entry {len(found)} is broken ({e})", start) from None
