@@ -12,10 +12,8 @@ from kit import FIXTURES
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.dtypes import DTYPES
-from ckptconv.formats import flax
 from ckptconv.formats import flax as msgpack
 from ckptconv.moves.part import Span
-from ckptconv.storage.files import Seen
 from ckptconv.testing import bits, write
 
 GOLDEN = FIXTURES / "flax"  # made by fixtures/make/by_flax.py
@@ -45,29 +43,12 @@ def test_golden(name: str) -> None:
             assert t.numpy().tobytes() == want[n].tobytes(), n
 
 
-def test_dtypes_of_golden() -> None:
-    found = ckptconv.open(GOLDEN / "dtypes.msgpack")
-    assert all(n == f"params/{t.dtype}" for n, t in found.items())
-    assert len(found) == 17
-
-
 def test_what_is_no_tensor_is_noted() -> None:
     notes = ckptconv.open(GOLDEN / "odd.msgpack").notes
     assert {note.kind: note.names for note in notes} == {
         "assumed": tuple(f"python/{k}" for k in ("big", "bool", "complex", "float", "int", "negative")),
         "skipped": ("none: None", "opt_state/0: an empty container", "text: text of 4 bytes"),
     }
-
-
-@pytest.mark.slow
-def test_numbers_of_a_vocabulary_or_a_history_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "v.msgpack"
-    count = 50_257
-    keys = b"".join(b"\xa5%05d\xd2%s" % (i, struct.pack(">i", i)) for i in range(count))
-    path.write_bytes(b"\x81\xa5vocab\xdf" + struct.pack(">I", count) + keys)
-    found = ckptconv.open(path, format="flax")
-    assert len(found) == count
-    assert int(found["vocab/50256"].numpy()) == 50_256
 
 
 def test_elements_are_located_not_read() -> None:
@@ -175,14 +156,3 @@ def test_a_name_of_too_many_groups_is_refused(tmp_path: Path) -> None:
     assert len(ckptconv.open(tmp_path / "x.msgpack")) == 1
     with pytest.raises(ckptconv.Unrepresentable, match="more than 96 groups"):
         ckptconv.save({"/".join("a" * 98): np.ones(1)}, tmp_path / "y.msgpack")
-
-
-def test_sniff(tmp_path: Path) -> None:
-    def claim(name: str, data: bytes) -> int:
-        (tmp_path / name).write_bytes(data)
-        return flax.sniff(Seen(str(tmp_path / name)))
-
-    assert claim("checkpoint_100", bytes.fromhex(VECTOR)) == 3
-    assert claim("x.msgpack", b"\x81\xa1k\5") == 2
-    assert claim("x.bin", b"\x81\xa1k\5") == 0
-    assert claim("y.msgpack", b"what?") == 1

@@ -153,18 +153,6 @@ def test_torch_loads_strictly(torch: Any, via: str, tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(was.state_dict().values(), now.state_dict().values(), strict=True))
 
 
-def test_safetensors_in_numpy_and_torch(torch: Any, tmp_path: Path) -> None:
-    np_file = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
-    torch_file = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
-    was, now = network(torch, 1), network(torch, 2)
-    torch.save(was.state_dict(), tmp_path / "a.pt")
-    ckptconv.convert(tmp_path / "a.pt", tmp_path / "a.safetensors")
-    arrays = np_file.load_file(tmp_path / "a.safetensors")
-    assert all(np.array_equal(arrays[n], t.numpy()) for n, t in was.state_dict().items())
-    now.load_state_dict(torch_file.load_file(tmp_path / "a.safetensors"), strict=True)
-    assert all(torch.equal(a, b) for a, b in zip(was.state_dict().values(), now.state_dict().values(), strict=True))
-
-
 def test_transformers_loads_a_pretrained_model(torch: Any, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     config = transformers.BertConfig(

@@ -27,7 +27,7 @@ from ckptconv.output.destination import OutputFile
 from ckptconv.rules import library
 from ckptconv.storage import plugins
 from ckptconv.storage.files import Reader, Seen, split
-from ckptconv.testing import NAMES, FormatTests, Subject, bits, edges, files_of, odd_names, write, zoo
+from ckptconv.testing import NAMES, FormatTests, Subject, bits, write
 
 # --- the format: a line of JSON, then everything one after the other ---------------------------------------------
 
@@ -279,36 +279,6 @@ def test_a_format_may_lose_what_its_subject_does_not_promise(tmp_path: Path, mon
     judged("order", tmp_path, Subject("line", "x.line", order=False))
 
 
-def test_what_hostile_tests_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many variants as asked for, each changed in the way that the test is named for; then the file is as before."""
-    seen: list[bytes] = []
-    subject = Subject("line", "x.line", tries=40)
-    monkeypatch.setattr("ckptconv.testing.contract.survives", lambda path, name: seen.append(path.read_bytes()))
-    file, lengths = tmp_path / "out" / "x.line", {}
-    for what in HOSTILE:
-        seen.clear()
-        judged(what, tmp_path, subject)
-        whole = file.read_bytes()
-        assert list(ckptconv.open(file)) == list(SMALL)
-        if what == "truncated":
-            assert seen == [whole[:n] for n in range(0, len(whole), len(whole) // 40)]
-            continue
-        assert len(seen) == 40
-        if what == "flipped":
-            apart = [sum((a ^ b).bit_count() for a, b in zip(raw, whole, strict=True)) for raw in seen]
-            assert {1, 2, 8} <= set(apart) <= set(range(9))
-            assert apart.count(1) > 15
-        elif what == "spliced":
-            lengths = {len(raw) - len(whole) for raw in seen}
-            assert min(lengths) < -8
-            assert max(lengths) > 8
-        else:
-            assert {0, 4, 8, 16, 64} <= {next((n for n in (64, 16, 8, 4) if raw[:n] == whole[:n]), 0) for raw in seen}
-            assert {0, 1, 7, 100, 5000} <= {len(raw) - n for raw in seen for n in (0, 4, 8, 16, 64)}
-    judged("truncated", tmp_path, subject._replace(tries=0))
-    assert seen[-1] == b""
-
-
 # --- the samples ---------------------------------------------------------------------------------------------------
 
 
@@ -332,45 +302,6 @@ def test_bits_of_every_dtype() -> None:
         found = set(array.tobytes())
         want = FEW.get(row.name, set(range(256)))
         assert found == want, row.name
-
-
-def test_edges() -> None:
-    want = [0, 0x8000, 1, 0x8001, 0xFFFF, 0x7FFF, 0xFFFD, 0x7C00, 0xFC00]
-    assert edges(DTYPES["float16"]).view("u2").tolist() == want
-
-
-def test_the_zoo() -> None:
-    whole = zoo()
-    f4 = [n for n in whole if n.startswith("edges/")]
-    assert f4 == ["edges/float64", "edges/float32", "edges/float16", "edges/bfloat16"]
-    assert {n: t.shape for n, t in whole.items() if n.startswith(("shape/s", "view/"))} == {
-        "shape/s0": (), "shape/s1": (1,), "shape/s2": (0,), "shape/s3": (0, 3), "shape/s4": (3, 0, 2),
-        "shape/s5": (1, 1, 1), "shape/s6": (2, 1, 3, 1, 2), "shape/s7": (7, 5),
-        "view/transposed": (4, 3, 2), "view/sliced": (3, 2), "view/expanded": (4, 3),
-    }  # fmt: skip
-    assert [n.removeprefix("dtype/") for n in whole if n.startswith("dtype/")] == list(DTYPES)
-    assert {t.shape for n, t in whole.items() if n.startswith("dtype/")} == {(2, 3)}
-    base = bits(DTYPES["float32"], (24,)).view("u4")
-    for name, want in (
-        ("transposed", base.reshape(2, 3, 4).T), ("sliced", base[5:23].reshape(3, 6)[:, :4:3]),
-        ("expanded", np.stack([base[2:5]] * 4)),
-    ):  # fmt: skip
-        assert whole[f"view/{name}"].numpy().view("u4").tolist() == want.tolist(), name
-    shapes = [whole[f"shape/s{i}"].numpy() for i in (0, 1)]
-    assert shapes[0].tobytes() != shapes[1].tobytes()
-
-
-def test_files_of_a_destination(tmp_path: Path) -> None:
-    (tmp_path / "out" / "inner").mkdir(parents=True)
-    (tmp_path / "out" / "a").write_bytes(b"1")
-    (tmp_path / "out" / "inner" / "b").write_bytes(b"2")
-    assert files_of(tmp_path / "out" / "a") == {"a": b"1", "inner/b": b"2"}
-
-
-def test_odd_names_have_values_of_their_own() -> None:
-    whole = odd_names(("a", "b"))
-    assert {n: t.numpy().tolist() for n, t in whole.items()} == {"a": [0, 0], "b": [1, -1]}
-    assert set(odd_names()) == set(NAMES)
 
 
 # --- that it takes part ----------------------------------------------------------------------------------------

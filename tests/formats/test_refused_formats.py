@@ -16,13 +16,10 @@ import pytest
 from kit import refused
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, contiguous, held
-from ckptconv.dtypes import DTYPES
 from ckptconv.errors import AmbiguousFormat, NameCollision, Unrepresentable, UsageError
-from ckptconv.formats import detect, flax, npy, safetensors, table
+from ckptconv.formats import detect, npy, safetensors, table
 from ckptconv.formats import npy as pickles
 from ckptconv.formats.hdf5 import file as hdf5
-from ckptconv.formats.keras import order, v3
 from ckptconv.storage.files import Seen
 
 # --- NumPy --------------------------------------------------------------------------------------------------------
@@ -44,17 +41,6 @@ def test_arrays_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ckptconv.open(tmp_path / "a.npy")
 
 
-def test_arrays_of_objects_in_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    np.savez(tmp_path / "a.npz", a=objects({"w": np.ones(2)}))
-    with zipfile.ZipFile(tmp_path / "a.npz") as z:
-        size = z.getinfo("a.npy").file_size - 128
-    monkeypatch.setattr(pickles, "MAX_PICKLE", size)
-    assert list(ckptconv.open(tmp_path / "a.npz")) == ["a.w"]
-    monkeypatch.setattr(pickles, "MAX_PICKLE", size - 1)
-    with refused(f"an array of objects in {size} bytes; at most {size - 1} are unpickled"):
-        ckptconv.open(tmp_path / "a.npz")
-
-
 def test_names_in_arrays_of_objects(tmp_path: Path) -> None:
     for long in (pickles.MAX_PREFIX, pickles.MAX_PREFIX + 1):
         np.savez(tmp_path / "a.npz", **{"n" * long: objects({"w": np.ones(2)})})  # type: ignore[arg-type]
@@ -66,16 +52,6 @@ def test_names_in_arrays_of_objects(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", **{"a.w": np.ones(1), "a": objects({"w": np.ones(2)})})  # type: ignore[arg-type]
     with pytest.raises(NameCollision, match=r"names in arrays of objects are also names of other arrays:\n *a\.w"):
         ckptconv.open(tmp_path / "b.npz")
-
-
-def test_texts_of_no_characters_and_files_of_several(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.zeros((2, 3), "U"))
-    head = npy.parse_head((tmp_path / "a.npy").read_bytes(), "a")
-    assert list(npy.strings(head._replace(nbytes=0), b"")) == [b""] * 6
-    two = {"a": np.ones(1), "b": np.ones(1)}
-    with pytest.raises(Unrepresentable, match=r"an \.npy file holds one tensor, not 2; give a folder or an \.npz"):
-        ckptconv.save(two, tmp_path / "b.npy")
-    ckptconv.save({"a": np.ones(1)}, tmp_path / "b.npy")
 
 
 def test_an_empty_array_has_a_checksum(tmp_path: Path) -> None:
@@ -112,74 +88,7 @@ def npy_of(array: np.ndarray[Any, Any]) -> bytes:
     return out.getvalue()
 
 
-def gpt(folder: Path, shapes: Any = ((2, 3), (4, 3), (0,)), *pieces: np.ndarray[Any, Any], names: Any = None) -> Path:
-    (folder / "params_shapes.json").write_text(json.dumps(shapes))
-    names = ["we", "b"] if names is None else names
-    (folder / "parameters_names.json").write_text(json.dumps(names))
-    for i, piece in enumerate(pieces or (np.arange(18, dtype="f4"),)):
-        np.save(folder / f"params_{i}.npy", piece)
-    return folder
-
-
-def test_what_a_gpt_may_hold(tmp_path: Path) -> None:
-    got = ckptconv.open(gpt(tmp_path, ((2, 3), (4, 3), (0,)), np.arange(5, dtype=">f4"), np.arange(5, 18, dtype="f4")))
-    want = np.arange(18).reshape(6, 3)
-    assert got["we"].numpy().tolist() == [*want[2:].tolist(), *want[:2].tolist()]
-    assert got["b"].numpy().shape == (0,)
-
-
-FLOATS = np.arange(18, dtype="f4")
-GPT: dict[str, tuple[tuple[Any, ...], Any, str]] = {
-    "no list": (({}, FLOATS), None, "is not a list"),
-    "a shape of text": ((["a"], FLOATS), None, r"params_shapes\.json has the shape a"),
-    "a negative size": (([[-1]], FLOATS), None, r"has the shape \[-1\]"),
-    "one shape": (([[6, 3]], FLOATS), None, "does not begin with the positions and the words"),
-    "positions of one axis": (([[6], [4, 3]], FLOATS), None, "does not begin with the positions and the words"),
-    "another width": (([[3, 2], [4, 3]], FLOATS), None, "does not begin with the positions and the words"),
-    "too many": (([[2, 3], [4, 3], [1]], FLOATS), None, "needs 19 numbers, but params_.*.npy hold 18"),
-    "too few": (([[2, 3], [3, 3], [0]], FLOATS), None, "needs 15 numbers, but params_.*.npy hold 18"),
-    "two axes": (([[2, 3], [4, 3], [0]], FLOATS.reshape(2, 9)), None, r"holds <f4\[2, 9\], not a sequence of numbers"),
-    "texts": (([[2, 3], [4, 3], [0]], np.array(["a"])), None, "not a sequence of numbers"),
-    "two dtypes": (([[2, 3], [4, 3], [0]], FLOATS[:9], np.ones(9)), None, "holds float64, but earlier files hold floa"),
-    "a name too few": (([[2, 3], [4, 3], [0]], FLOATS), ["we"], "1 names for 3 shapes"),
-    "a name twice": (([[2, 3], [4, 3], [0]], FLOATS), ["we", "we"], "2 names for 3 shapes"),
-}
-
-
-@pytest.mark.parametrize("what", GPT)
-def test_what_a_gpt_may_not_hold(what: str, tmp_path: Path) -> None:
-    arguments, names, words = GPT[what]
-    with refused(words):
-        ckptconv.open(gpt(tmp_path, *arguments, names=names), format="gpt")
-
-
-def test_gpt_files_that_are_cut_or_absent(tmp_path: Path) -> None:
-    gpt(tmp_path)
-    raw = (tmp_path / "params_0.npy").read_bytes()
-    for damaged in (raw[:-1], raw + b"\0"):
-        (tmp_path / "params_0.npy").write_bytes(damaged)
-        with refused(f"needs 72 bytes after byte 128 of {len(damaged)}"):
-            ckptconv.open(tmp_path, format="gpt")
-    (tmp_path / "params_0.npy").unlink()
-    with refused(r"has no params_0\.npy beside the shapes"):
-        ckptconv.open(tmp_path, format="gpt")
-
-
 # --- Flax, safetensors --------------------------------------------------------------------------------------------
-
-
-def test_what_flax_cannot_hold() -> None:
-    writer = flax.FlaxWriter("x.msgpack")
-    byte = DTYPES["uint8"]
-    data = held("", np.zeros(1, "u1")).parts[0].data
-    for name, count, words in (
-        (f"a/{flax.CHUNKED}/b", 1, f"Flax reserves the key {flax.CHUNKED} for arrays in chunks"),
-        (f"a/{flax.CHUNKED}b", 1, ""),
-        ("a" + "/a" * flax.MAX_GROUPS, 1, ""),
-        ("a" + "/a" * (flax.MAX_GROUPS + 1), 1, f"its name has more than {flax.MAX_GROUPS} groups"),
-        ("a\ud800", 1, "the name is not valid Unicode"),
-    ):
-        assert writer.cannot_hold(contiguous(name, byte, (count,), data)) == words
 
 
 def test_lists_in_flax(tmp_path: Path) -> None:
@@ -323,35 +232,6 @@ def test_members_that_are_too_large(tmp_path: Path) -> None:
     assert hdf5.read_json(url, "small", 100) == b"x" * 100
 
 
-def test_a_member_that_lies_about_its_bytes(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as z:
-        z.writestr(zipfile.ZipInfo("a"), b"data")
-    raw = (tmp_path / "a.zip").read_bytes()
-    (tmp_path / "a.zip").write_bytes(raw.replace(b"data", b"dato"))
-    with refused("the CRC-32 of a is wrong"):
-        hdf5.read_json(str(tmp_path / "a.zip"), "a", 100)
-    assert zlib.crc32(b"data") != zlib.crc32(b"dato")
-
-
-def test_labels_that_two_paths_would_have() -> None:
-    assert v3._unique({"l/vars/0": "dense/kernel", "m/vars/0": "n/kernel"}) == {
-        "l/vars/0": "dense/kernel", "m/vars/0": "n/kernel",
-    }  # fmt: skip
-    assert v3._unique({"l/vars/0": "d/kernel", "m/vars/0": "d/bias"}) == {
-        "l/vars/0": "l/vars/0",
-        "m/vars/0": "m/vars/0",
-    }
-    assert v3._unique({"l/vars/0": "d/k", "l/vars/1": "d/k"}) == {"l/vars/0": "l/vars/0", "l/vars/1": "l/vars/1"}
-
-
-def test_seeds_are_left_out_of_legacy_files() -> None:
-    made = Checkpoint({n: held(n, np.ones(1)) for n in ("w", "d/seed_generator_state")})
-    after = order._without_seeds(made, {"rest": ["d/seed_generator_state", "w", "gone/seed_generator_state"]})
-    assert list(after) == ["w"]
-    assert [n.names for n in after.notes] == [("d/seed_generator_state",)]
-    assert order._without_seeds(made, {}) is made
-
-
 @pytest.mark.parametrize(("name", "long"), [("m.npz", 10), ("m.npz", 100_000), ("m.ckpt", 10), ("folder", 10)])
 def test_metadata_of_our_own_is_carried(name: str, long: int, tmp_path: Path) -> None:
     """Where a format has none, at a place that other readers skip; entries of others are not."""
@@ -402,8 +282,3 @@ def test_what_a_format_raises_unexpectedly(tmp_path: Path, monkeypatch: pytest.M
             ckptconv.open(tmp_path / "a.npy")
     monkeypatch.setattr(npy, "sniff", fail)
     assert detect._claim(table.get("npy"), Seen(str(tmp_path / "a.npy"))) == 0
-
-
-def test_a_format_whose_package_is_not_installed() -> None:
-    with pytest.raises(ckptconv.MissingExtra, match="the format npy needs a package that is not installed"):
-        table.get("npy")._replace(module="ckptconv.no_such").load()

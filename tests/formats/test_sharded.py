@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.checkpoint import Checkpoint
 
 ARRAYS = {f"layer.{i}.weight": np.full((5, 20), i, "f4") for i in range(6)} | {"bias": np.arange(3, dtype="i8")}
 SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
@@ -42,13 +42,6 @@ def test_a_shard_alone_when_asked(folder: Path) -> None:
     assert set(ckptconv.open(folder / SHARDS[0], format="safetensors")) == {"layer.0.weight", "layer.1.weight"}
 
 
-def test_relative_and_trailing_slash(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_whole(ckptconv.open(f"{folder}/"))
-    monkeypatch.chdir(folder)
-    for name in (".", INDEX, SHARDS[1]):
-        assert_whole(ckptconv.open(name))
-
-
 def test_the_hub_cache(folder: Path) -> None:
     """snapshots/REV holds links to ../../blobs/HASH."""
     cache = folder.parent / "models--org--name"
@@ -59,14 +52,6 @@ def test_the_hub_cache(folder: Path) -> None:
         (cache / "snapshots" / "rev" / file).symlink_to(f"../../blobs/{i:040x}")
     for name in ("", INDEX, SHARDS[2]):
         assert_whole(ckptconv.open(cache / "snapshots" / "rev" / name))
-
-
-def test_a_link_out_of_the_folder_is_refused(folder: Path) -> None:
-    outside = folder.parent / "secret.safetensors"
-    shutil.move(folder / SHARDS[0], outside)
-    (folder / SHARDS[0]).symlink_to(outside)
-    with pytest.raises(ckptconv.UnsafeCheckpoint, match="symlink"):
-        ckptconv.open(folder)
 
 
 def test_all_that_is_missing_is_named(folder: Path) -> None:
@@ -139,20 +124,6 @@ def test_a_folder_replaced_has_no_older_shards(folder: Path) -> None:
         "config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", INDEX,
     ]  # fmt: skip
     assert_whole(ckptconv.open(folder))
-
-
-def test_transformers_reads_what_we_write(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
-    config = transformers.BertConfig(
-        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=20
-    )
-    model = transformers.BertModel(config)
-    tensors = {n: held(n, t.numpy()) for n, t in model.state_dict().items()}
-    ckptconv.save(tensors, tmp_path / "m", format="hf", max_shard_size=2000)
-    config.save_pretrained(tmp_path / "m")
-    back = transformers.BertModel.from_pretrained(tmp_path / "m")
-    assert all(torch.equal(t, back.state_dict()[n]) for n, t in model.state_dict().items())
 
 
 def test_ties_within_a_shard_are_kept(tmp_path: Path) -> None:

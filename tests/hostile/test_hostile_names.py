@@ -129,13 +129,6 @@ def test_a_terminal_sees_no_escape(args: tuple[str, ...], attacking: Path, cli: 
         assert not {c for c in done.stdout if ord(c) < 32 and c != "\n"}, "JSON escapes controls"
 
 
-def test_diff_sees_no_escape(attacking: Path, cli: Run, tmp_path: Path) -> None:
-    ckptconv.save({"\x1b[31mother\x9b": np.zeros(2, "f4")}, tmp_path / "b.pt")
-    done = cli("diff", attacking, "b.pt")
-    assert done.returncode == 1
-    assert not {c for c in done.stdout + done.stderr if not c.isprintable() and c not in "\n\t"}
-
-
 def test_a_report_holds_no_markup_of_strangers(attacking: Path, tmp_path: Path) -> None:
     from ckptconv.reporting.html import report
 

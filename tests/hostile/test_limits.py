@@ -5,7 +5,6 @@ A file that breaks a limit often breaks something else as well, and is refused f
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -214,17 +213,3 @@ def test_requests_are_joined(ranges: Any, joined: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(remote, "MAX_GAP", 3)
     monkeypatch.setattr(remote, "MAX_REQUEST", 10)
     assert remote.merged(ranges) == joined
-
-
-def test_an_index_of_names(tmp_path: Path) -> None:
-    """Of a JSON index: names twice, numbers that JSON does not have, no map."""
-    for text, words in (
-        ('{"weight_map": {"a": "b", "a": "c"}}', "the name 'a' occurs twice"),
-        ('{"weight_map": {"a": NaN}}', "NaN is not JSON"),
-        ('{"weight_map": ' + "[" * 100_000, "is nested too deeply"),
-        ('{"weight_map": ["a"]}', "has no weight_map from tensors to files"),
-        (json.dumps({"weight_map": {"a": 3}}), "has no weight_map from tensors to files"),
-    ):
-        (tmp_path / "model.safetensors.index.json").write_text(text)
-        with refused(words):
-            ckptconv.open(tmp_path / "model.safetensors.index.json")

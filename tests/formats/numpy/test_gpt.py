@@ -47,35 +47,40 @@ def test_names_that_are_told_are_taken(tmp_path: Path) -> None:
     assert list(ckptconv.open(tmp_path)) == ["model/we", *(f"x{i}" for i in range(12))]
 
 
-def truncate(folder: Path) -> None:
-    data = (folder / "params_3.npy").read_bytes()
-    (folder / "params_3.npy").write_bytes(data[:-4])
-
-
 def wrong(name: str, text: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_text(text)
 
 
+def put(i: int, array: np.ndarray) -> Callable[[Path], object]:
+    return lambda folder: np.save(folder / f"params_{i}.npy", array)
+
+
+SIZES = "params_shapes.json"
 DAMAGE: list[tuple[Callable[[Path], object], str]] = [
-    (truncate, "needs .* bytes"),
-    (lambda f: (f / "params_9.npy").unlink(), "needs .* numbers"),
-    (lambda f: np.save(f / "params_9.npy", np.zeros((2, 2), "f4")), "not a sequence of numbers"),
-    (lambda f: np.save(f / "params_9.npy", np.zeros(9, "f8")), "earlier files"),
-    (wrong("params_shapes.json", "{"), "JSON is n"),
-    (wrong("params_shapes.json", "{}"), "not a list"),
-    (wrong("params_shapes.json", "[" * 100_000), "JSON is n"),
-    (wrong("params_shapes.json", "[]"), "does not begin"),
-    (wrong("params_shapes.json", "[[3, 2], [5, 3]]"), "does not begin"),
-    (wrong("params_shapes.json", "[[3, 2], [5, -1]]"), "has the shape"),
-    (wrong("params_shapes.json", "[[3, 2], [5, true]]"), "has the shape"),
-    (wrong("params_shapes.json", "[[3, 2], [5, 2], [99999999999999999999999]]"), "99999"),
+    (lambda f: (f / "params_3.npy").write_bytes((f / "params_3.npy").read_bytes()[:-4]), "needs .* bytes after byte"),
+    (lambda f: (f / "params_3.npy").write_bytes((f / "params_3.npy").read_bytes() + b"x"), "needs .* bytes after byte"),
+    (lambda f: (f / "params_9.npy").unlink(), r"needs .* numbers, but params_\*.npy hold"),
+    (lambda f: (f / "params_0.npy").unlink(), r"has no params_0\.npy beside the shapes"),
+    (put(9, np.zeros((2, 2), "f4")), "not a sequence of numbers"),
+    (put(9, np.array(["a"])), "not a sequence of numbers"),
+    (put(9, np.zeros(9, "f8")), "holds float64, but earlier files hold float32"),
+    (wrong(SIZES, "{"), "JSON is not valid"),
+    (wrong(SIZES, "{}"), "not a list"),
+    (wrong(SIZES, "[" * 100_000), "nested too deeply"),
+    (wrong(SIZES, "[]"), "does not begin with the positions and the words"),
+    (wrong(SIZES, "[[6], [4, 3]]"), "does not begin with the positions and the words"),
+    (wrong(SIZES, "[[3, 2], [5, 3]]"), "does not begin with the positions and the words"),
+    (wrong(SIZES, "[[3, 2], [5, -1]]"), r"has the shape \[5, -1\]"),
+    (wrong(SIZES, "[[3, 2], [5, true]]"), "has the shape"),
+    (wrong(SIZES, "[[3, 2], [5, 2], [99999999999999999999999]]"), "99999"),
     (wrong("parameters_names.json", '["a", "a", "b"]'), "names for"),
+    (wrong("parameters_names.json", json.dumps(["a"] * 13)), "13 names for 14 shapes"),
 ]
 
 
-@pytest.mark.parametrize(("damage", "says"), DAMAGE)
-def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], object], says: str) -> None:
+@pytest.mark.parametrize(("damage", "words"), DAMAGE)
+def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], object], words: str) -> None:
     release(tmp_path)
     damage(tmp_path)
-    with pytest.raises(ckptconv.CorruptCheckpoint, match=says):
-        ckptconv.open(tmp_path)
+    with pytest.raises(ckptconv.CorruptCheckpoint, match=words):
+        ckptconv.open(tmp_path, format="gpt")
