@@ -130,4 +130,3 @@ def test_a_checksum_around_it() -> None:
     raw = chunk(LZ4)
     summed = raw + struct.pack("<I", codecs.crc("crc32c", raw))
     assert b"".join(codecs.unpack(["blosc", "crc32c"], InMemory("u", summed), 0, len(summed), 200)) == PLAIN
-    assert codecs.unpacked(["blosc", "crc32c"], summed, 200, "u") == PLAIN

@@ -5,8 +5,9 @@ Absent chunks consist of the fill value; they become a few boxes, however many c
 
 from __future__ import annotations
 
+from cmath import isfinite
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from math import isfinite, isnan, prod
+from math import prod
 from typing import Any, NamedTuple
 
 from ...checkpoint import Tensor, contiguous
@@ -19,8 +20,7 @@ from ...storage.json import parse_json
 from ...storage.ranges import InMemory
 from ..npy import SPELLING
 from . import codecs
-from .locate import V2
-from .values import Room, Value
+from .locate import V2, Room, Value
 
 INLINE = 3  # times that a chunk in a node is copied: out of a shard, and as the key of what decodes it
 PART, AXIS = 400, 32  # bytes of memory for a part of a tensor, and for each of its axes
@@ -31,75 +31,126 @@ ABSENT = 2**64 - 1  # in a shard's index: a chunk that consists of the fill valu
 Place = tuple[int, ...]
 
 
-class Chunk(NamedTuple):
-    """A stored chunk: its position in the array, its full shape, and how its bytes become elements."""
+class Coding(NamedTuple):
+    """Chunks of one shape, and how their bytes become elements.
 
-    start: tuple[int, ...]
+    codecs: in the order of compression. swap: whether the bytes of an element are swapped. order: the axes from the
+    slowest to the fastest.
+    """
+
     shape: tuple[int, ...]
-    value: Value
     codecs: tuple[str, ...]
     swap: bool
     order: tuple[int, ...]
 
 
-class Made(NamedTuple):
-    """A tensor, and the number of its elements that no chunk holds."""
-
-    tensor: Tensor
-    absent: int
-
-
-def tensor(array: Array, chunks: Mapping[Place, Value], name: str, room: Room) -> Made:
-    """The tensor of an array with chunks at these positions of its grid."""
-    total = checked_count(array.shape, url=array.url, tensor=name)
-    if not total:
-        return Made(contiguous(name, array.kind, array.shape, Held.of(b"")), 0)
+def tensor(array: Array, chunks: Mapping[Place, Value], name: str, room: Room) -> tuple[Tensor, int]:
+    """The tensor of an array with chunks at these positions of its grid, and how many elements no chunk holds."""
+    if not checked_count(array.shape, url=array.url, tensor=name):
+        return contiguous(name, array.kind, array.shape, Held.of(b"")), 0
     inline = sum(len(v.data) for v in chunks.values() if v.data is not None)
     room.take((PART + AXIS * len(array.shape)) * (1 + len(chunks)) + INLINE * inline, "arrays and chunks")
-    parts, absent = list[Part](), 0
+    made = _Parts(array, name, room)
     for place, value in chunks.items():
-        if array.inner is None:
-            at = tuple(i * c for i, c in zip(place, array.chunk, strict=True))
-            chunk = Chunk(at, array.chunk, value, array.codecs, array.swap, array.order)
-            parts.append(_part(array, chunk, name))
+        start = tuple(i * c for i, c in zip(place, array.chunk.shape, strict=True))
+        if array.inner:
+            made.shard(array.inner, start, value)
         else:
-            inside, empty = _shard(array, place, value, name, room)
-            parts += inside
-            absent += sum(prod(p.shape) for p in empty)
-            parts += empty
-    gaps = _gaps(array, array.grid, chunks, array.chunk, name, room)
-    parts += gaps
-    absent += sum(prod(p.shape) for p in gaps)
-    return Made(Tensor(name, array.kind, array.shape, tuple(parts)), absent)
+            made.chunk(array.chunk, start, value)
+    made.gaps(array.grid, chunks, array.chunk.shape, (0,) * len(array.shape))
+    return Tensor(name, array.kind, array.shape, tuple(made.parts)), made.absent
 
 
-def _part(array: Array, chunk: Chunk, name: str) -> Part:
-    """The part that a chunk fills; chunks at the edges are stored in full, and only their share of the array counts."""
-    kind = array.kind
-    size = checked_count(chunk.shape, url=array.url, tensor=name) * kind.itemsize
-    box = tuple(min(c, n - a) for c, n, a in zip(chunk.shape, array.shape, chunk.start, strict=True))
-    packed = c_strides([chunk.shape[i] for i in chunk.order])
-    strides = [0] * len(packed)
-    for axis, stride in zip(chunk.order, packed, strict=True):
-        strides[axis] = stride
-    steps = c_strides(array.shape)
-    start = sum(a * s for a, s in zip(chunk.start, steps, strict=True))
-    ops = ("swap",) if chunk.swap else ()
-    return Part(_data(array, chunk, size, name), kind, box, 0, tuple(strides), start, steps, ops)
+class _Parts:
+    """The parts of one tensor."""
 
+    def __init__(self, array: Array, name: str, room: Room) -> None:
+        self.array, self.name, self.room = array, name, room
+        self.steps = c_strides(array.shape)
+        self.parts: list[Part] = []
+        self.absent = 0  # elements that no chunk holds
 
-def _data(array: Array, chunk: Chunk, size: int, name: str) -> Data:
-    value, packed = chunk.value, chunk.codecs
-    if not packed:
-        if value.size != size:
-            what = f"a chunk of {list(chunk.shape)} has {value.size} bytes, not {size} (truncated?)"
-            raise CorruptCheckpoint(what, url=value.url, tensor=name)
-        return Span(value.url, value.start, size) if value.data is None else Held.of(value.data)
-    if size > codecs.ratio(packed) * value.size + 64:
-        what = f"a chunk of {list(chunk.shape)} claims {size} bytes, packed into {value.size}"
-        raise UnsafeCheckpoint(what, url=value.url, tensor=name)
-    where = f"={value.data.hex()}" if value.data is not None else f"{value.start}+{value.size}"
-    return Coded(__name__, value.url, f"{','.join(packed)}:{where}", size)
+    def first(self, start: Place) -> int:
+        return sum(a * s for a, s in zip(start, self.steps, strict=True))
+
+    def chunk(self, coding: Coding, start: Place, value: Value) -> None:
+        """A chunk; those at the edges are stored in full, and only their share of the array counts."""
+        box = tuple(min(c, n - a) for c, n, a in zip(coding.shape, self.array.shape, start, strict=True))
+        strides = [0] * len(box)
+        for axis, stride in zip(coding.order, c_strides([coding.shape[i] for i in coding.order]), strict=True):
+            strides[axis] = stride
+        ops = ("swap",) if coding.swap else ()
+        data = self.data(coding, value)
+        self.parts.append(Part(data, self.array.kind, box, 0, tuple(strides), self.first(start), self.steps, ops))
+
+    def data(self, coding: Coding, value: Value) -> Data:
+        size = checked_count(coding.shape, url=self.array.url, tensor=self.name) * self.array.kind.itemsize
+        if not coding.codecs:
+            if value.size != size:
+                what = f"a chunk of {list(coding.shape)} has {value.size} bytes, not {size} (truncated?)"
+                raise CorruptCheckpoint(what, url=value.url, tensor=self.name)
+            return Span(value.url, value.start, size) if value.data is None else Held.of(value.data)
+        if size > codecs.RATIOS[coding.codecs[0]] * value.size + 64:
+            what = f"a chunk of {list(coding.shape)} claims {size} bytes, packed into {value.size}"
+            raise UnsafeCheckpoint(what, url=value.url, tensor=self.name)
+        where = f"={value.data.hex()}" if value.data is not None else f"{value.start}+{value.size}"
+        return Coded(__name__, value.url, f"{','.join(coding.codecs)}:{where}", size)
+
+    def shard(self, inner: Inner, start: Place, value: Value) -> None:
+        """A chunk that contains chunks, by its index."""
+        coding = inner.coding
+        grid = tuple(c // i for c, i in zip(self.array.chunk.shape, coding.shape, strict=True))
+        size = 16 * prod(grid) + 4 * inner.checked
+        if size > value.size:
+            what = f"a chunk of {value.size} bytes has no room for the index of its {prod(grid)} chunks (truncated?)"
+            raise CorruptCheckpoint(what, url=value.url, tensor=self.name)
+        raw = value.part(value.size - size if inner.at_end else 0, size)
+        if inner.checked:
+            codecs.check(InMemory(value.url, raw), 0, size)
+        there, taken = dict[Place, None](), list[tuple[int, int]]()
+        for number in range(prod(grid)):
+            at, length = (int.from_bytes(raw[16 * number + i : 16 * number + i + 8], "little") for i in (0, 8))
+            if (at, length) == (ABSENT, ABSENT):
+                continue
+            if at + length > value.size:
+                what = f"a chunk lies at bytes {at} to {at + length} of {value.size} (truncated?)"
+                raise CorruptCheckpoint(what, url=value.url, tensor=self.name)
+            self.room.take(CELL + AXIS * len(grid), "chunks within chunks")
+            index = tuple(number // prod(grid[i + 1 :]) % n for i, n in enumerate(grid))
+            inside = tuple(s + i * c for s, i, c in zip(start, index, coding.shape, strict=True))
+            taken.append((at, length))
+            if all(a < n for a, n in zip(inside, self.array.shape, strict=True)):  # else beyond the edge: padding
+                there[index] = None
+                self.chunk(coding, inside, value.within(at, length))
+        end = 0
+        for at, length in sorted(taken):
+            if length and at < end:
+                raise CorruptCheckpoint(f"two of its chunks share the byte {at}", url=value.url, tensor=self.name)
+            end = max(end, at + length)
+        sizes = zip(grid, self.array.shape, start, coding.shape, strict=True)
+        self.gaps(tuple(min(g, -(-(n - s) // c)) for g, n, s, c in sizes), there, coding.shape, start)
+
+    def gaps(self, grid: Place, there: Collection[Place], chunk: Place, origin: Place) -> None:
+        """The boxes of a grid, which begins at `origin`, that hold none of the cells `there`: one element each, the
+        fill value, with strides of 0.
+
+        Along many axes each cell that is there can make a box for each of them, which no file needs.
+        """
+        if len(there) == prod(grid):
+            return
+        array, fill, most = self.array, Held(_fill(self.array, self.name)), BOXES * len(there) + 2**12
+        for count, (lo, hi) in enumerate(holes(grid, sorted(there))):
+            if count == most:
+                what = (
+                    f"{len(there)} chunks lie scattered among absent ones, with more than {most} boxes between"
+                )
+                raise UnsafeCheckpoint(what, url=array.url, tensor=self.name)
+            self.room.take(PART + AXIS * len(grid), "boxes between chunks")
+            start = tuple(b + a * c for b, a, c in zip(origin, lo, chunk, strict=True))
+            ends = (min(n, b + e * c) for n, b, e, c in zip(array.shape, origin, hi, chunk, strict=True))
+            box = tuple(e - s for s, e in zip(start, ends, strict=True))
+            self.parts.append(Part(fill, array.kind, box, 0, (0,) * len(box), self.first(start), self.steps))
+            self.absent += prod(box)
 
 
 def decode(coded: Coded) -> Iterator[bytes]:
@@ -112,66 +163,6 @@ def decode(coded: Coded) -> Iterator[bytes]:
     start, _, size = where.partition("+")
     with Reader(coded.url) as f:
         yield from codecs.unpack(packed.split(","), f, int(start), int(size), coded.size)
-
-
-# --- shards: chunks that contain chunks -------------------------------------------------------------------------
-
-
-def _shard(array: Array, place: Place, value: Value, name: str, room: Room) -> tuple[list[Part], list[Part]]:
-    """The inner chunks of a chunk, by its index, and the boxes of the fill value."""
-    inner = array.inner
-    if inner is None:
-        return [], []
-    grid = tuple(c // i for c, i in zip(array.chunk, inner.chunk, strict=True))
-    count = prod(grid)
-    size = 16 * count + 4 * inner.checked
-    if size > value.size:
-        what = f"a chunk of {value.size} bytes has no room for the index of its {count} chunks (truncated?)"
-        raise CorruptCheckpoint(what, url=value.url, tensor=name)
-    raw = value.part(value.size - size if inner.at_end else 0, size)
-    if inner.checked:
-        codecs.check(InMemory(value.url, raw), 0, size)
-    start = tuple(i * c for i, c in zip(place, array.chunk, strict=True))
-    there, taken = dict[Place, Chunk](), list[tuple[int, int]]()
-    for number in range(count):
-        at, length = (int.from_bytes(raw[16 * number + i : 16 * number + i + 8], "little") for i in (0, 8))
-        if (at, length) == (ABSENT, ABSENT):
-            continue
-        if at + length > value.size:
-            what = f"a chunk lies at bytes {at} to {at + length} of {value.size} (truncated?)"
-            raise CorruptCheckpoint(what, url=value.url, tensor=name)
-        room.take(CELL + AXIS * len(grid), "chunks within chunks")
-        index = _unravel(number, grid)
-        inside = tuple(s + i * c for s, i, c in zip(start, index, inner.chunk, strict=True))
-        taken.append((at, length))
-        if all(a < n for a, n in zip(inside, array.shape, strict=True)):  # else beyond the edge: padding
-            there[index] = Chunk(inside, inner.chunk, _within(value, at, length), inner.codecs, inner.swap, inner.order)
-    _check_apart(sorted(taken), value, name)
-    edge = tuple(min(g, -(-(n - s) // c)) for g, n, s, c in zip(grid, array.shape, start, inner.chunk, strict=True))
-    empty = _gaps(array, edge, there, inner.chunk, name, room, start)
-    return [_part(array, c, name) for c in there.values()], empty
-
-
-def _within(value: Value, at: int, size: int) -> Value:
-    if value.data is not None:
-        return value._replace(size=size, data=value.data[at : at + size])
-    return value._replace(start=value.start + at, size=size)
-
-
-def _check_apart(taken: Sequence[tuple[int, int]], value: Value, name: str) -> None:
-    end = 0
-    for at, size in taken:
-        if size and at < end:
-            raise CorruptCheckpoint(f"two of its chunks share the byte {at}", url=value.url, tensor=name)
-        end = max(end, at + size)
-
-
-def _unravel(number: int, grid: Place) -> Place:
-    out = []
-    for n in reversed(grid):
-        number, i = divmod(number, n)
-        out.append(i)
-    return tuple(reversed(out))
 
 
 # --- absent chunks ----------------------------------------------------------------------------------------------
@@ -200,71 +191,34 @@ def holes(grid: Place, there: Sequence[Place]) -> Iterator[tuple[Place, Place]]:
         at, before = end, index + 1
 
 
-def _gaps(
-    array: Array, grid: Place, there: Collection[Place], chunk: Place, name: str, room: Room, origin: Place = ()
-) -> list[Part]:
-    """The boxes of a grid, which begins at `origin`, that hold none of the cells `there`: they have the fill value.
-
-    Along many axes each cell that is there can make a box for each of them, which no file needs.
-    """
-    if len(there) == prod(grid):
-        return []
-    fill, most, parts = Held(_fill(array, name)), BOXES * len(there) + 2**12, list[Part]()
-    for lo, hi in holes(grid, sorted(there)):
-        if len(parts) == most:
-            what = f"{len(there)} chunks lie scattered among absent ones, more than {most} boxes of which are between"
-            raise UnsafeCheckpoint(what, url=array.url, tensor=name)
-        room.take(PART + AXIS * len(grid), "boxes between chunks")
-        parts.append(_filled(array, lo, hi, chunk, fill, origin))
-    return parts
-
-
-def _filled(array: Array, lo: Place, hi: Place, chunk: Place, fill: Held, origin: Place) -> Part:
-    """A box of chunks that consist of the fill value: one element, with strides of 0."""
-    base = origin or (0,) * len(lo)
-    start = [b + a * c for b, a, c in zip(base, lo, chunk, strict=True)]
-    end = [min(n, b + e * c) for n, b, e, c in zip(array.shape, base, hi, chunk, strict=True)]
-    steps = c_strides(array.shape)
-    shape = tuple(e - s for s, e in zip(start, end, strict=True))
-    at = sum(a * s for a, s in zip(start, steps, strict=True))
-    return Part(fill, array.kind, shape, 0, (0,) * len(shape), at, steps)
-
-
 def _fill(array: Array, name: str) -> Any:
     """The fill value as an array of one element, of which only the digits of a float may be rounded."""
     import numpy as np
 
-    said, kind = array.fill, array.kind
+    fill, kind = array.fill, array.kind
     try:
-        if said is None:
+        if fill is None:
             return np.zeros(1, kind.np)
-        if type(said) is str and said.startswith("0x"):
-            return np.frombuffer(bytes.fromhex(said[2:])[::-1], kind.np).reshape(1)
-        value = complex(*map(_number, said)) if type(said) is list and kind.kind == "c" else _number(said)
+        if type(fill) is str and fill.startswith("0x"):
+            return np.frombuffer(bytes.fromhex(fill[2:])[::-1], kind.np).reshape(1)
+        value = complex(*map(_number, fill)) if type(fill) is list and kind.kind == "c" else _number(fill)
         with np.errstate(all="ignore"):
             made = np.array([value]).astype(kind.np)
-        if not _is_kept(value, made[0], kind.kind):
-            raise ValueError(said)
+        kept = isfinite(complex(made[0])) == isfinite(value) if kind.kind in "fc" else int(made[0]) == value
+        if not kept:
+            raise ValueError(fill)
         return made
     except (ValueError, TypeError, OverflowError):
-        what = f"chunks are absent, and the fill value {printable(brief(repr(said), 100))} is no value of {kind}"
+        what = f"chunks are absent, and the fill value {printable(brief(repr(fill), 100))} is no value of {kind}"
         raise CorruptCheckpoint(what, url=array.url, tensor=name) from None
 
 
-def _is_kept(value: Any, made: Any, kind: str) -> bool:
-    """Whether an element is this number: the same, or of a float one that is as finite."""
-    if kind not in "fc":
-        return bool(int(made) == value)
-    pairs = zip(*((x.real, x.imag) for x in (complex(value), complex(made))), strict=True)
-    return all(a == b or (isfinite(a) and isfinite(b)) or (isnan(a) and isnan(b)) for a, b in pairs)
-
-
-def _number(said: Any) -> Any:
-    if said in ("NaN", "Infinity", "-Infinity"):
-        return float(said.replace("Infinity", "inf"))
-    if type(said) not in (int, float, bool):
-        raise TypeError(said)
-    return said
+def _number(value: Any) -> Any:
+    if value in ("NaN", "Infinity", "-Infinity"):
+        return float(value.replace("Infinity", "inf"))
+    if type(value) not in (int, float, bool):
+        raise TypeError(value)
+    return value
 
 
 # --- zarr: the metadata of an array, which describes its elements and the chunks that hold them ---------------------
@@ -278,50 +232,43 @@ def _number(said: Any) -> Any:
 # chunk contains smaller ones and an index of their positions. Specifications: zarr-specs, v2 and v3 core; tensorstore's
 # zarr and zarr3 drivers, whose names of JAX's own dtypes are NumPy's.
 
-
 MAX_JSON = 2**20  # bytes
 NAMED = {d.name: d for d in DTYPES.values() if d.kind not in "sx"}
 
 
 class Inner(NamedTuple):
-    """The inner chunks of a shard: their shape and codecs, the place of their index, whether a CRC-32C ends it."""
+    """The inner chunks of a shard, the place of their index, and whether a CRC-32C ends it."""
 
-    chunk: tuple[int, ...]
-    codecs: tuple[str, ...]
-    swap: bool
-    order: tuple[int, ...]
+    coding: Coding
     at_end: bool
     checked: bool
 
 
 class Array(NamedTuple):
-    """An array. order: its axes from the slowest to the fastest in a chunk. codecs: in the order of compression."""
+    """An array."""
 
     name: str
     url: str
     kind: DType
     shape: tuple[int, ...]
-    chunk: tuple[int, ...]
-    codecs: tuple[str, ...]
-    swap: bool
-    order: tuple[int, ...]
+    chunk: Coding
+    inner: Inner | None
     prefix: str  # of the keys of chunks: "c" in version 3
     separator: str
     fill: Any
-    inner: Inner | None = None
 
     @property
     def grid(self) -> tuple[int, ...]:
         """The number of chunks along each axis."""
-        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
+        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk.shape, strict=True))
 
     def place(self, key: str) -> tuple[int, ...] | None:
         """The position in the grid of the chunk with this key; None if the key is not that of a chunk."""
         if not self.shape:
             return () if key == (self.prefix or "0") else None
-        if self.prefix and not key.startswith(self.prefix + self.separator):
+        parts = key.split(self.separator)
+        if self.prefix and parts.pop(0) != self.prefix:
             return None
-        parts = key[len(self.prefix + self.separator) if self.prefix else 0 :].split(self.separator)
         if len(parts) != len(self.shape) or not all(p.isdecimal() and len(p) < 20 for p in parts):
             return None
         place = tuple(map(int, parts))
@@ -334,8 +281,8 @@ class Metadata:
 
     def __init__(self, name: str, raw: bytes, url: str) -> None:
         self.name, self.url = name, url
-        self.said = parse_json(raw, url)
-        if type(self.said) is not dict:
+        self.fields = parse_json(raw, url)
+        if type(self.fields) is not dict:
             raise self.bad("is not a JSON object")
 
     def bad(self, what: str) -> CorruptCheckpoint:
@@ -373,28 +320,22 @@ _V2 = ("zarr_format", "shape", "chunks", "dtype", "compressor", "fill_value", "o
 
 
 def _v2(m: Metadata) -> Array:
-    m.only(m.said, _V2)
-    said = m.said
-    shape = m.sizes(said.get("shape"), 0)
-    chunk = m.sizes(said.get("chunks"), 1, len(shape))
-    if said.get("zarr_format") != 2 or said.get("filters"):
-        raise m.unknown("format or filters", [said.get("zarr_format"), said.get("filters")])
-    order, separator = said.get("order", "C"), said.get("dimension_separator", ".")
+    m.only(m.fields, _V2)
+    shape = m.sizes(m.fields.get("shape"), 0)
+    chunk = m.sizes(m.fields.get("chunks"), 1, len(shape))
+    if m.fields.get("zarr_format") != 2 or m.fields.get("filters"):
+        raise m.unknown("format or filters", [m.fields.get("zarr_format"), m.fields.get("filters")])
+    order, separator = m.fields.get("order", "C"), m.fields.get("dimension_separator", ".")
     if order not in ("C", "F") or separator not in (".", "/"):
         raise m.unknown("order or separator", [order, separator])
-    kind, swap = _typed(m, said.get("dtype"))
+    kind, swap = _typed(m, m.fields.get("dtype"))
+    packed = m.fields.get("compressor")
+    name = packed.get("id") if type(packed) is dict else None
+    if packed is not None and name not in ("zstd", "gzip", "zlib", "blosc"):
+        raise m.unknown("compressor", packed)
     axes = tuple(range(len(shape)))
-    return Array(m.name, m.url, kind, shape, chunk, _compressor(m, said.get("compressor")), swap,
-                 axes if order == "C" else axes[::-1], "", separator, said.get("fill_value"))  # fmt: skip
-
-
-def _compressor(m: Metadata, said: Any) -> tuple[str, ...]:
-    if said is None:
-        return ()
-    found = said.get("id") if type(said) is dict else None
-    if found not in ("zstd", "gzip", "zlib", "blosc"):
-        raise m.unknown("compressor", said)
-    return (found,)
+    coding = Coding(chunk, (name,) if name else (), swap, axes if order == "C" else axes[::-1])
+    return Array(m.name, m.url, kind, shape, coding, None, "", separator, m.fields.get("fill_value"))
 
 
 def _typed(m: Metadata, said: Any) -> tuple[DType, bool]:
@@ -416,17 +357,17 @@ _V3 = ("zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_ke
 
 
 def _v3(m: Metadata) -> Array | None:
-    said = m.said
-    if said.get("node_type") == "group" and said.get("zarr_format") == 3:
+    fields = m.fields
+    if fields.get("node_type") == "group" and fields.get("zarr_format") == 3:
         return None
-    m.only(said, _V3)
-    if said.get("zarr_format") != 3 or said.get("node_type") != "array" or said.get("storage_transformers"):
-        raise m.unknown("format or kind", [said.get("zarr_format"), said.get("node_type")])
-    kind = NAMED.get(str(said.get("data_type")))
+    m.only(fields, _V3)
+    if fields.get("zarr_format") != 3 or fields.get("node_type") != "array" or fields.get("storage_transformers"):
+        raise m.unknown("format or kind", [fields.get("zarr_format"), fields.get("node_type")])
+    kind = NAMED.get(str(fields.get("data_type")))
     if kind is None:
-        raise m.unknown("dtype", said.get("data_type"))
-    shape = m.sizes(said.get("shape"), 0)
-    grid, keys = _named(m, said.get("chunk_grid")), _named(m, said.get("chunk_key_encoding"))
+        raise m.unknown("dtype", fields.get("data_type"))
+    shape = m.sizes(fields.get("shape"), 0)
+    grid, keys = _named(m, fields.get("chunk_grid")), _named(m, fields.get("chunk_key_encoding"))
     if grid[0] != "regular" or keys[0] not in ("default", "v2"):
         raise m.unknown("grid or encoding of keys", [grid[0], keys[0]])
     m.only(grid[1], ("chunk_shape",))
@@ -435,75 +376,61 @@ def _v3(m: Metadata) -> Array | None:
     separator = keys[1].get("separator", "/" if keys[0] == "default" else ".")
     if separator not in (".", "/"):
         raise m.unknown("separator", separator)
-    codecs, swap, order, inner = _codecs(m, said.get("codecs"), kind, chunk)
-    return Array(m.name, m.url, kind, shape, chunk, codecs, swap, order, "c" if keys[0] == "default" else "",
-                 separator, said.get("fill_value"), inner)  # fmt: skip
+    coding, how = _coding(m, fields.get("codecs"), kind, chunk)
+    inner = _sharded(m, how, kind, chunk) if how is not None else None
+    prefix = "c" if keys[0] == "default" else ""
+    return Array(m.name, m.url, kind, shape, coding, inner, prefix, separator, fields.get("fill_value"))
 
 
-def _named(m: Metadata, said: Any) -> tuple[str, dict[str, Any]]:
+def _named(m: Metadata, value: Any) -> tuple[str, dict[str, Any]]:
     """A name and its optional configuration."""
-    if type(said) is str:
-        return said, {}
-    if type(said) is not dict or type(said.get("name")) is not str or set(said) - {"name", "configuration"}:
-        raise m.unknown("part", said)
-    configuration = said.get("configuration", {})
-    if type(configuration) is not dict:
-        raise m.unknown("part", said)
-    return said["name"], configuration
+    if type(value) is str:
+        return value, {}
+    how = value.get("configuration", {}) if type(value) is dict else None
+    if type(how) is not dict or type(value.get("name")) is not str or set(value) - {"name", "configuration"}:
+        raise m.unknown("part", value)
+    return value["name"], how
 
 
-def _codecs(
-    m: Metadata, said: Any, kind: DType, chunk: tuple[int, ...], *, nested: bool = False
-) -> tuple[tuple[str, ...], bool, tuple[int, ...], Inner | None]:
-    """The codecs of bytes, whether bytes are swapped, the order of the axes, and the inner chunks of a shard."""
-    if type(said) is not list or not said or len(said) > 16:
-        raise m.unknown("codecs", said)
-    chain = [_named(m, one) for one in said]
-    order = tuple(range(len(chunk)))
+def _coding(m: Metadata, value: Any, kind: DType, shape: tuple[int, ...]) -> tuple[Coding, dict[str, Any] | None]:
+    """The codecs of chunks of this shape; of chunks that contain chunks, the configuration of these."""
+    if type(value) is not list or not value or len(value) > 16:
+        raise m.unknown("codecs", value)
+    chain = [_named(m, one) for one in value]
+    axes = order = tuple(range(len(shape)))
     while chain and chain[0][0] == "transpose":
-        order = tuple(order[i] for i in _permutation(m, chain.pop(0)[1], len(chunk)))
+        _, how = chain.pop(0)
+        m.only(how, ("order",))
+        turn = how.get("order")
+        if type(turn) is not list or any(type(i) is not int for i in turn) or tuple(sorted(turn)) != axes:
+            raise m.unknown("transposition", turn)
+        order = tuple(order[i] for i in turn)
     name, how = chain.pop(0) if chain else ("", {})
-    if name == "sharding_indexed" and not chain and not nested and order == tuple(range(len(chunk))):
-        return (), False, order, _sharded(m, how, kind, chunk)
+    packed = tuple(name for name, _ in chain)
+    if name == "sharding_indexed" and not packed and order == axes:
+        return Coding(shape, (), False, order), how
     if name != "bytes":
-        raise m.unknown("codecs", [n for n, _ in (*chain, (name, how))])
-    return _packed(m, chain), _swapped(m, how, kind), order, None
-
-
-def _packed(m: Metadata, chain: list[tuple[str, dict[str, Any]]]) -> tuple[str, ...]:
-    for name, _ in chain:
-        if name not in ("zstd", "gzip", "blosc", "crc32c"):
-            raise m.unknown("codec", name)
-    names = tuple(name for name, _ in chain)
-    if any(n != "crc32c" for n in names[1:]):
-        raise m.unknown("order of codecs", names)  # one compressor at most, and first: others could not be streamed
-    return names
-
-
-def _swapped(m: Metadata, how: dict[str, Any], kind: DType) -> bool:
+        raise m.unknown("codecs", [name, *packed])
     m.only(how, ("endian",))
     endian = how.get("endian", "little")
     if endian not in ("little", "big"):
         raise m.unknown("order of bytes", endian)
-    return bool(endian == "big" and kind.word > 1)
-
-
-def _permutation(m: Metadata, how: dict[str, Any], axes: int) -> list[int]:
-    m.only(how, ("order",))
-    order = how.get("order")
-    if type(order) is not list or any(type(i) is not int for i in order) or sorted(order) != list(range(axes)):
-        raise m.unknown("transposition", order)
-    return order
+    # one compressor at most, and first: others could not be streamed
+    if set(packed) - {"zstd", "gzip", "blosc", "crc32c"} or any(n != "crc32c" for n in packed[1:]):
+        raise m.unknown("codecs, or their order", packed)
+    return Coding(shape, packed, endian == "big" and kind.word > 1, order), None
 
 
 def _sharded(m: Metadata, how: dict[str, Any], kind: DType, chunk: tuple[int, ...]) -> Inner:
     m.only(how, ("chunk_shape", "codecs", "index_codecs", "index_location"))
-    inner = m.sizes(how.get("chunk_shape"), 1, len(chunk))
-    if any(n % i for n, i in zip(chunk, inner, strict=True)):
-        raise m.bad(f"has chunks of {list(inner)} in chunks of {list(chunk)}, which they do not fill")
-    codecs, swap, order, _ = _codecs(m, how.get("codecs"), kind, inner, nested=True)
-    packed, swapped, _, _ = _codecs(m, how.get("index_codecs"), DTYPES["uint64"], (1,), nested=True)
+    shape = m.sizes(how.get("chunk_shape"), 1, len(chunk))
+    if any(n % i for n, i in zip(chunk, shape, strict=True)):
+        raise m.bad(f"has chunks of {list(shape)} in chunks of {list(chunk)}, which they do not fill")
+    coding, deeper = _coding(m, how.get("codecs"), kind, shape)
+    if deeper is not None:
+        raise m.unknown("codecs", how.get("codecs"))
+    index, deeper = _coding(m, how.get("index_codecs"), DTYPES["uint64"], (1,))
     location = how.get("index_location", "end")
-    if packed not in ((), ("crc32c",)) or swapped or location not in ("start", "end"):
+    if deeper is not None or index.codecs not in ((), ("crc32c",)) or index.swap or location not in ("start", "end"):
         raise m.unknown("index", [how.get("index_codecs"), location])
-    return Inner(inner, codecs, swap, order, location == "end", bool(packed))
+    return Inner(coding, location == "end", bool(index.codecs))

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...storage.checksum import crc
 from ...storage.faults import spooling
-from ...storage.ranges import InMemory, Ranges
+from ...storage.ranges import Ranges
 
 PIECE = 2**20
 IN_MEMORY = 2**25
@@ -34,41 +34,29 @@ RATIOS = {"zstd": 2**15, "blosc": 2**15, "gzip": 1032, "zlib": 1032, "crc32c": 1
 SMALLEST = 16  # a large frame's blocks of 2^17 bytes can be smaller, yet on average not by more than this
 
 
-def ratio(codecs: Sequence[str]) -> int:
-    """The highest ratio of unpacked to stored bytes."""
-    return max((RATIOS[c] for c in codecs), default=1)
-
-
 def unpack(codecs: Sequence[str], f: Ranges, start: int, size: int, announced: int) -> Iterator[bytes]:
-    """Unpack `size` bytes at `start` in pieces; CorruptCheckpoint unless they give `announced` bytes."""
-    last = codecs[-1] if codecs else ""
-    if last == "crc32c":
-        check(f, start, size)
-        yield from unpack(codecs[:-1], f, start, size - 4, announced)
-    elif last == "blosc":
-        yield from blosc_pieces(f, start, size, announced)
-    elif len(codecs) == 1 and last != "zstd":
-        yield from _inflate(f, start, size, announced)
-    elif len(codecs) == 1 and max(size, announced) > IN_MEMORY:
-        yield from _streamed(f, start, size, announced)
-    else:
-        yield unpacked(codecs, f.read(start, size), announced, f.url)
+    """Unpack `size` bytes at `start` in pieces; CorruptCheckpoint if they give more than `announced` bytes.
 
-
-def unpacked(codecs: Sequence[str], raw: bytes, most: int, url: str) -> bytes:
-    """Unpack in memory; CorruptCheckpoint if the result exceeds `most` bytes."""
-    for i, codec in reversed(list(enumerate(codecs))):
-        limit = most if i == 0 else min(most + 2**16, RATIOS[codec] * len(raw))
-        if codec == "zstd":
-            raw = _zstd(raw, limit, url)
-        elif codec == "crc32c":
-            check(InMemory(url, raw), 0, len(raw))
-            raw = raw[:-4]
+    codecs: at most one compressor, then checksums.
+    """
+    for codec in reversed(codecs):
+        if codec == "crc32c":
+            check(f, start, size)
+            size -= 4
         elif codec == "blosc":
-            raw = b"".join(blosc_pieces(InMemory(url, raw), 0, len(raw), limit))
+            yield from blosc_pieces(f, start, size, announced)
+        elif codec != "zstd":
+            yield from _inflated(f, start, size, announced)
+        elif max(size, announced) > IN_MEMORY:
+            yield from _streamed(f, start, size, announced)
         else:
-            raw = b"".join(_inflated(iter([raw]), limit, url))
-    return raw
+            yield unzstd(f.read(start, size), announced, f.url)
+    if all(codec == "crc32c" for codec in codecs):
+        yield from _pieces(f, start, size)
+
+
+def _pieces(f: Ranges, start: int, size: int) -> Iterator[bytes]:
+    return (f.read(at, min(PIECE, start + size - at)) for at in range(start, start + size, PIECE))
 
 
 def check(f: Ranges, start: int, size: int) -> None:
@@ -76,48 +64,41 @@ def check(f: Ranges, start: int, size: int) -> None:
     if size < 4:
         raise CorruptCheckpoint(f"{size} bytes at byte {start} hold no checksum", url=f.url)
     value, end = 0, start + size - 4
-    for at in range(start, end, PIECE):
-        value = crc("crc32c", f.read(at, min(PIECE, end - at)), value)
+    for piece in _pieces(f, start, size - 4):
+        value = crc("crc32c", piece, value)
     if value != int.from_bytes(f.read(end, 4), "little"):
         raise CorruptCheckpoint(f"the checksum of the bytes {start} to {end} is wrong: the file is damaged", url=f.url)
 
 
-# --- gzip and zlib ----------------------------------------------------------------------------------------------
-
-
-def _inflate(f: Ranges, start: int, size: int, announced: int) -> Iterator[bytes]:
-    pieces = (f.read(at, min(PIECE, start + size - at)) for at in range(start, start + size, PIECE))
-    return _inflated(pieces, announced, f.url)
-
-
-def _inflated(pieces: Iterator[bytes], most: int, url: str) -> Iterator[bytes]:
+def _inflated(f: Ranges, start: int, size: int, most: int) -> Iterator[bytes]:
     """Inflate one member of gzip or zlib, which must end at the end of the input."""
     from zlib_ng import zlib_ng
 
     inflate, left = zlib_ng.decompressobj(47), most
     try:
-        for piece in pieces:
+        for piece in _pieces(f, start, size):
             rest = piece
             while rest and not inflate.eof:
                 out = inflate.decompress(rest, PIECE)
                 rest, left = inflate.unconsumed_tail, left - len(out)
                 if left < 0:
-                    raise CorruptCheckpoint(f"inflates to more than {most} bytes", url=url)
+                    raise CorruptCheckpoint(f"inflates to more than {most} bytes", url=f.url)
                 yield out
             if inflate.eof and (inflate.unused_data or rest):
-                raise CorruptCheckpoint("bytes follow the end of the compressed data", url=url)
+                raise CorruptCheckpoint("bytes follow the end of the compressed data", url=f.url)
         out = b"" if inflate.eof else inflate.flush()
     except zlib_ng.error as e:  # type: ignore[misc]  # as in zip.py
-        raise CorruptCheckpoint(f"the compressed data is damaged: {e}", url=url) from None
+        raise CorruptCheckpoint(f"the compressed data is damaged: {e}", url=f.url) from None
     if not inflate.eof or len(out) > left:
-        raise CorruptCheckpoint("the compressed data ends too early, or holds more than announced", url=url)
+        raise CorruptCheckpoint("the compressed data ends too early, or holds more than announced", url=f.url)
     yield out
 
 
 # --- zstd -------------------------------------------------------------------------------------------------------
 
 
-def _zstd(raw: bytes, most: int, url: str) -> bytes:
+def unzstd(raw: bytes, most: int, url: str) -> bytes:
+    """Unpack in memory; CorruptCheckpoint if the result exceeds `most` bytes."""
     import cramjam
 
     out = bytearray(min(most, RATIOS["zstd"] * len(raw)))
@@ -137,8 +118,7 @@ def _streamed(f: Ranges, start: int, size: int, announced: int) -> Iterator[byte
     with spooling(), tempfile.TemporaryDirectory(prefix="ckptconv-") as folder:
         packed, plain = os.path.join(folder, "zstd"), os.path.join(folder, "plain")
         with open(packed, "wb") as file:
-            for at in range(start, start + size, PIECE):
-                file.write(f.read(at, min(PIECE, start + size - at)))
+            file.writelines(_pieces(f, start, size))
         try:
             source: Any = cramjam.File(packed, truncate=False)
             cramjam.zstd.decompress_into(source, cramjam.File(plain))
@@ -208,7 +188,7 @@ def blosc_pieces(f: Ranges, start: int, size: int, most: int) -> Iterator[bytes]
     if chunk.flags & STORED:
         if chunk.size != size - HEAD:
             raise chunk.bad("does not end where it says")
-        yield from (f.read(at, min(PIECE, chunk.end - at)) for at in range(start + HEAD, chunk.end, PIECE))
+        yield from _pieces(f, start + HEAD, size - HEAD)
         return
     begins = f.read(start + HEAD, 4 * -(-chunk.size // chunk.block)) if chunk.size else b""
     for i, (at,) in enumerate(struct.iter_unpack("<i", begins)):

@@ -21,21 +21,21 @@ from ..flax import Other
 from ..table import Reading
 from . import arrays, locate, ocdbt
 from .arrays import Array
-from .values import MAX_PARTS, WIDE, Room, Value, check_apart, files_of, inside, of_folder
+from .locate import MAX_PARTS, WIDE, Room, Value, check_apart, inside, of_folder
 
 SLACK = 2**26
-ARRAY, KEY, LETTER = 150, 80, 3  # bytes of memory for an array, and for each key and letter of its name
+ARRAY, KEY, LETTER = 300, 80, 3  # bytes of memory for an array, and for each key and letter of its name
 BLOCK = 4096  # bytes that a file takes at least
 
 
 def read(place: locate.Place, how: Reading) -> Checkpoint:
     """Read all items that were found."""
     room = Room(next(iter(place.items.values())))
-    found = [_item(at, name, how, room) for name, at in place.items.items()]
-    tensors = {n: t for one in found for n, t in one.items()}
+    items = [_item(at, name, how, room) for name, at in place.items.items()]
+    tensors = {n: t for one in items for n, t in one.items()}
     roles = training.of_names(tensors)  # of all items: one may hold the model, and another the optimizer
     tensors |= {n: replace(tensors[n], role=role) for n, role in roles.items()}
-    notes = [note for one in found for note in one.notes]
+    notes = [note for one in items for note in one.notes]
     if place.step:
         notes.append(Note("assumed", f"of the steps in the folder the newest, {printable(brief(place.step))}, is read"))
     if place.passed:
@@ -44,104 +44,100 @@ def read(place: locate.Place, how: Reading) -> Checkpoint:
         notes.append(Note("assumed", "the folders are read as items of one checkpoint", tuple(place.items)))
     if place.others:
         notes.append(Note("unread", "items that hold no arrays", place.others, tensors=False))
-    kinds = {n: k for one in found for n, k in one.details["keys"].items()}
-    return Checkpoint(
-        tensors, found[0].metadata if len(found) == 1 else {}, format="orbax",
-        urls=tuple(dict.fromkeys(u for one in found for u in one.urls)), notes=tuple(notes),
-        details={"keys": kinds} if kinds else {},
-    )  # fmt: skip
+    keys = {n: k for one in items for n, k in one.details["keys"].items()}
+    urls = tuple(dict.fromkeys(u for one in items for u in one.urls))
+    metadata = items[0].metadata if len(items) == 1 else {}
+    return Checkpoint(tensors, metadata, format="orbax", urls=urls, notes=tuple(notes),
+                      details={"keys": keys} if keys else {})  # fmt: skip
 
 
 def _item(root: str, item: str, how: Reading, room: Room) -> Checkpoint:
     """The arrays of one folder; if there are several items, names begin with the item's name."""
     locate.refuse_incomplete(root)
-    database = exists(join(root, locate.MANIFEST))
-    heads = _heads(root)
+    there = [n for n in (locate.MANIFEST, locate.METADATA, locate.MSGPACK) if exists(join(root, n))]
+    heads = [inside(root, n) for n in there]
     for url in heads:
         room.give(url, status.size if (status := stat(url)) else 0)
+    database = locate.MANIFEST in there
     values = ocdbt.read(root, room) if database else of_folder(root)
     if not database:
         room.give(root, sum(v.size + BLOCK for v in values.values()))
     check_apart(values)
     found = _arrays(values, room)
     chunks, aside = _chunks(found, values)
-    known = _tree(root, found)
-    made, damaged = _Names(root, item), list[str]()
-    stored = sum(v.size for v in values.values()) * FILL_RATIO + SLACK
-    for name in dict.fromkeys([*(n for n in known.leaves if n in found), *found]):
-        array = found[name]
-        leaf = known.leaves.get(name) or Leaf(tuple(name.split(".")), (), "")
-        one = arrays.tensor(array, chunks[name], made.name(leaf.path), room)
-        stored -= one.absent * array.kind.itemsize
-        if stored < 0:
-            raise UnsafeCheckpoint("its chunks are absent, and its shapes claim far more than is stored", url=root)
-        if one.absent and known.complete:
-            if not how.salvage:
-                raise CorruptCheckpoint("lacks chunks, all of which were stored", url=array.url, tensor=one.tensor.name)
-            damaged.append(one.tensor.name)
-            continue
-        made.add(one.tensor, leaf, absent=bool(one.absent))
-    for path, tensor in known.inline.items():
-        made.add(tensor.renamed(made.name(path)), Leaf(path, (), ""), absent=False)
-    made.check(known, found)
-    keys = tuple(made.name(known.leaves[n].path) for n in sorted(random_keys(root)) if n in known.leaves)
-    skipped = tuple(f"{'/'.join(leaf.path)}: {leaf.other}" for leaf in known.leaves.values() if leaf.other)
-    random = Note("assumed", "JAX's random keys: the integers that make them up are read", keys)
-    dotted = tuple(made.tensors) if database and not known.leaves else ()  # Orbax always writes a tree beside it
+    tree = Tree({}, {}, False, {})
+    if locate.METADATA in there:
+        tree = of_metadata(inside(root, locate.METADATA))
+    elif locate.MSGPACK in there:
+        tree = of_msgpack(inside(root, locate.MSGPACK), found)
+    lacking = ["/".join(leaf.path) for name, leaf in tree.leaves.items() if not leaf.other and name not in found]
+    if lacking:
+        what = f"{many(len(lacking), 'array')} that its tree names are not stored:\n{listing(lacking)}"
+        raise CorruptCheckpoint(what, url=root)
+    made = _tensors(root, item, found, chunks, tree, how.salvage, room)
+    random = [tree.leaves[n].path for n in sorted(random_keys(root)) if n in tree.leaves]
+    skipped = tuple(f"{'/'.join(leaf.path)}: {leaf.other}" for leaf in tree.leaves.values() if leaf.other)
+    dotted = tuple(made.tensors) if database and not tree.leaves else ()  # Orbax always writes a tree beside it
     notes = (
-        Note("damaged", "chunks are absent, all of which were stored", tuple(damaged)),
+        Note("damaged", "chunks are absent, all of which were stored", tuple(made.damaged)),
         Note("assumed", "chunks are absent: the fill value is read", tuple(made.absent)),
-        random,
+        Note("assumed", "JAX's random keys: the integers that make them up are read",
+             tuple("/".join((item, *path) if item else path) for path in random)),
         Note("assumed", f"without a {locate.METADATA}, names are divided at each dot", dotted),
         Note("skipped", "leaves that are not arrays", skipped, tensors=False),
         Note("unread", "files", tuple(aside), tensors=False),
-    )
-    used = [v for name in found for v in chunks[name].values()]
-    urls = (*heads, *files_of(used))
-    return Checkpoint(made.tensors, known.metadata, format="orbax", urls=urls,
+    )  # fmt: skip
+    urls = (*heads, *dict.fromkeys(v.url for name in found for v in chunks[name].values()))
+    return Checkpoint(made.tensors, tree.metadata, format="orbax", urls=urls,
                       notes=tuple(n for n in notes if n.names), details={"keys": made.keys})  # fmt: skip
 
 
-def _heads(root: str) -> list[str]:
-    """The files that describe the others."""
-    heads = (locate.MANIFEST, locate.METADATA, locate.MSGPACK)
-    return [inside(root, n) for n in heads if exists(join(root, n))]
+class Made(NamedTuple):
+    """Tensors by name, the paths that cannot be derived from a name, and the tensors that lack chunks: they are read
+    with the fill value, or damaged.
+    """
+
+    tensors: dict[str, Tensor]
+    keys: dict[str, list[list[Any]]]
+    absent: list[str]
+    damaged: list[str]
 
 
-class _Names:
-    """The tensors of an item by name, and the paths that cannot be derived from a name."""
-
-    def __init__(self, root: str, item: str) -> None:
-        self.root, self.item = root, item
-        self.tensors: dict[str, Tensor] = {}
-        self.keys: dict[str, list[list[Any]]] = {}
-        self.absent: list[str] = []
-        self.twice: list[str] = []
-
-    def name(self, path: Path) -> str:
-        return "/".join((self.item, *path) if self.item else path)
-
-    def add(self, tensor: Tensor, leaf: Leaf, *, absent: bool) -> None:
-        name = tensor.name
-        if name in self.tensors:
-            self.twice.append(name)
-        self.tensors[name] = tensor
+def _tensors(
+    root: str, item: str, found: Mapping[str, Array], chunks: Mapping[str, Mapping[arrays.Place, Value]], tree: Tree,
+    salvage: bool, room: Room,
+) -> Made:  # fmt: skip
+    """The arrays under the names of the tree: first those that it lists, in its order."""
+    made, twice = Made({}, {}, [], []), list[str]()
+    stored = sum(v.size for values in chunks.values() for v in values.values()) * FILL_RATIO + SLACK
+    leaves = {n: leaf for n, leaf in tree.leaves.items() if n in found}
+    leaves |= {n: Leaf(tuple(n.split(".")), (), "") for n in found if n not in leaves}
+    for name, leaf in (leaves | {path: Leaf(path, (), "") for path in tree.inline}).items():
+        path = (item, *leaf.path) if item else leaf.path
+        full, absent = "/".join(path), 0
+        if isinstance(name, tuple):
+            tensor = tree.inline[name].renamed(full)
+        else:
+            tensor, absent = arrays.tensor(found[name], chunks[name], full, room)
+        stored -= absent * tensor.dtype.itemsize
+        if stored < 0:
+            raise UnsafeCheckpoint("its chunks are absent, and its shapes claim far more than is stored", url=root)
+        if absent and tree.complete:
+            if not salvage:
+                raise CorruptCheckpoint("lacks chunks, all of which were stored", url=found[str(name)].url, tensor=full)
+            made.damaged.append(full)
+            continue
+        if full in made.tensors:
+            twice.append(full)
+        made.tensors[full] = tensor
         if absent:
-            self.absent.append(name)
+            made.absent.append(full)
         if SEQUENCE in leaf.kinds or any("/" in key for key in leaf.path):
-            kinds = leaf.kinds or (DICT,) * len(leaf.path)
-            inside = [[key, kind] for key, kind in zip(leaf.path, kinds, strict=True)]
-            self.keys[name] = [[self.item, DICT], *inside] if self.item else inside
-
-    def check(self, known: Tree, found: Mapping[str, Array]) -> None:
-        """Refuse names of several arrays, and leaves without an array."""
-        if self.twice:
-            text = f"names are equal because a key contains '/':\n{listing(self.twice)}"
-            raise NameCollision(text, url=self.root)
-        lacking = ["/".join(leaf.path) for name, leaf in known.leaves.items() if not leaf.other and name not in found]
-        if lacking:
-            raise CorruptCheckpoint(f"{many(len(lacking), 'array')} that its tree names are not stored:\n"
-                                    f"{listing(lacking)}", url=self.root)  # fmt: skip
+            kinds = (*(DICT,) * (len(path) - len(leaf.kinds)), *leaf.kinds)
+            made.keys[full] = [[key, kind] for key, kind in zip(path, kinds, strict=True)]
+    if twice:
+        raise NameCollision(f"names are equal because a key contains '/':\n{listing(twice)}", url=root)
+    return made
 
 
 def _arrays(values: Mapping[str, Value], room: Room) -> dict[str, Array]:
@@ -171,6 +167,7 @@ def _chunks(
 ) -> tuple[dict[str, dict[arrays.Place, Value]], list[str]]:
     """The chunks of each array by position, and the keys outside of arrays; an array may have no other keys."""
     out: dict[str, dict[arrays.Place, Value]] = {name: {} for name in found}
+    known = (*locate.ASIDE, locate.MSGPACK, ".zgroup", ".zattrs", ".zmetadata", locate.V3)
     aside = []
     for key, value in values.items():
         name = key
@@ -180,25 +177,15 @@ def _chunks(
             name = name.rpartition("/")[0]
         rest = key[len(name) + 1 :]
         if not name:
-            aside.append(key)
+            aside += [key] if key.split("/")[0] not in known else []
         elif rest in (locate.V2, locate.V3, ".zattrs"):
             continue
         elif (place := found[name].place(rest)) is not None:
             out[name][place] = value
         else:
-            text = f"{printable(brief(rest))} is not one of its chunks in the grid {list(found[name].grid)}"
-            raise CorruptCheckpoint(text, url=value.url, tensor=name)
-    known = (*locate.ASIDE, locate.MSGPACK, ".zgroup", ".zattrs", ".zmetadata", locate.V3)
-    return out, [key for key in aside if key.split("/")[0] not in known]
-
-
-def _tree(root: str, found: Mapping[str, Array]) -> Tree:
-    """The tree that the checkpoint stores; without one, the names of the arrays, split at their dots."""
-    if exists(join(root, locate.METADATA)):
-        return of_metadata(inside(root, locate.METADATA))
-    if exists(join(root, locate.MSGPACK)):
-        return of_msgpack(inside(root, locate.MSGPACK), found)
-    return Tree({}, {}, False, {})
+            what = f"{printable(brief(rest))} is not one of its chunks in the grid {list(found[name].grid)}"
+            raise CorruptCheckpoint(what, url=value.url, tensor=name)
+    return out, aside
 
 
 # --- the tree of an Orbax checkpoint, whose leaves are its arrays ---------------------------------------------------

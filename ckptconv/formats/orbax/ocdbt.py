@@ -24,9 +24,9 @@ from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import brief, printable
 from ...storage.checksum import crc
 from ...storage.files import Reader, names
+from ..tensorflow.table import read_varint
 from . import codecs
-from .locate import MANIFEST
-from .values import WIDE, Room, Value, check_apart, inside
+from .locate import MANIFEST, WIDE, Room, Value, check_apart, inside
 
 NUMBERED = re.compile(r"manifest\.[0-9a-f]{16}")
 MANIFEST_MAGIC, NODE_MAGIC = 0x0CDB3A2A, 0x0CDB20DE
@@ -40,11 +40,7 @@ NAMES = "names in the database's nodes"
 OPEN = 64  # open files; a database can have those of a thousand processes
 
 
-class Texts(NamedTuple):
-    """Lengths of prefix-compressed texts, before the bytes that they count."""
-
-    prefixes: list[int]
-    rests: list[int]
+Texts = tuple[list[int], list[int]]  # lengths of prefixes and suffixes of texts, before the bytes that they count
 
 
 class Cursor:
@@ -63,20 +59,12 @@ class Cursor:
         return self.data[self.at - size : self.at]
 
     def varint(self) -> int:
-        value = shift = 0
-        while True:
-            if self.at >= len(self.data):
-                raise self.bad("ends within a number")
-            byte = self.data[self.at]
-            self.at += 1
-            value |= (byte & 127) << shift
-            if byte < 128:
-                break
-            shift += 7
-            if shift > 63:
-                raise self.bad("has a number of more than 64 bits")
+        try:
+            value, self.at = read_varint(self.data, self.at)
+        except IndexError:
+            value = 2**64
         if value >= 2**64:
-            raise self.bad("has a number of more than 64 bits")
+            raise self.bad("ends within a number, or has a number of more than 64 bits")
         return value
 
     def count(self) -> int:
@@ -90,7 +78,7 @@ class Cursor:
         return [self.varint() for _ in range(n)]
 
     def lengths(self, n: int) -> Texts:
-        return Texts([0, *self.varints(n - 1)] if n else [], self.varints(n))
+        return [0, *self.varints(n - 1)] if n else [], self.varints(n)
 
     def texts(self, lengths: Texts, room: Room) -> list[bytes]:
         out, last = [], b""
@@ -138,11 +126,12 @@ def read(root: str, room: Room) -> dict[str, Value]:
     """All keys of the newest version of the database in a folder, in order, with the locations of their values."""
     database = Database(root, room)
     try:
-        found = dict(database.entries())
+        values = dict(database.entries())
     finally:
-        database.close()
+        for f in database.files.values():
+            f.close()
     check_apart({f"the node at byte {v.start}": v for v in database.visited.values()})
-    return found
+    return values
 
 
 class Database:
@@ -151,14 +140,8 @@ class Database:
     def __init__(self, root: str, room: Room) -> None:
         self.root, self.room = root, room
         self.files: dict[bytes, Reader] = {}
-        self.sizes: dict[bytes, tuple[str, int]] = {}
+        self.sizes: dict[bytes, tuple[str, int]] = {}  # of each file that was opened, its url and size
         self.visited: dict[tuple[str, int], Value] = {}
-
-    def close(self) -> None:
-        for f in self.files.values():
-            f.close()
-
-    # files
 
     def file(self, path: bytes) -> Reader:
         f = self.files.get(path)
@@ -169,14 +152,6 @@ class Database:
             self.sizes[path] = f.url, f.size
             self.room.give(f.url if f.remote else f.stamp, f.size)  # by its stamp it is one under several names
         return f
-
-    def size(self, path: bytes) -> tuple[str, int]:
-        """A file's url and size; each is opened once."""
-        if path not in self.sizes:
-            self.file(path)
-        return self.sizes[path]
-
-    # nodes
 
     def manifest(self) -> Child | None:
         """The root node of the newest version; None if it has no keys."""
@@ -197,7 +172,10 @@ class Database:
         cursor.take(8 * n)
         if not n or generations != sorted(generations):
             raise cursor.bad("lists no version, or not the newest last")
-        self._older(cursor)
+        older = self._count(cursor)  # references to nodes of older versions
+        cursor.varints(5 * older)
+        cursor.take(9 * older)
+        cursor.end()
         if not keys[-1]:
             return None
         file = _at(files, ids[-1], cursor)
@@ -215,14 +193,6 @@ class Database:
         if kind > 1 or packed > 1:
             raise cursor.bad(f"has the unknown kind {kind} of manifest, or the unknown compression {packed}")
         return kind == 1
-
-    def _older(self, cursor: Cursor) -> None:
-        """Skip the references to nodes of older versions."""
-        n = self._count(cursor)
-        cursor.varints(5 * n)
-        cursor.take(n)
-        cursor.take(8 * n)
-        cursor.end()
 
     def entries(self) -> Iterator[tuple[str, Value]]:
         root = self.manifest()
@@ -298,7 +268,8 @@ class Database:
                 yield key, Value(cursor.url, 0, size, cursor.take(size))
                 continue
             start = next(starts)
-            url, end = self.size(_at(files, next(ids), cursor).path)
+            path = _at(files, next(ids), cursor).path
+            url, end = self.sizes[path] if path in self.sizes else (self.file(path).url, self.file(path).size)
             if start + size > end:
                 what = f"{printable(brief(repr(key)))} lies at bytes {start} to {start + size} of {end} (truncated?)"
                 raise CorruptCheckpoint(what, url=url)
@@ -339,7 +310,7 @@ class Database:
         if version or packed > 1:
             raise head.bad(f"has the version {version} and the compression {packed}, which are not known")
         body = raw[head.at : -4]
-        return Cursor(codecs.unpacked(["zstd"], body, self.room.left // COPIES, url) if packed else body, url)
+        return Cursor(codecs.unzstd(body, self.room.left // COPIES, url) if packed else body, url)
 
 
 def _misplaced(key: bytes, cursor: Cursor) -> CorruptCheckpoint:

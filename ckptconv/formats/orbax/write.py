@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -171,15 +171,8 @@ def chunk_of(t: Tensor, limit: int | None) -> tuple[int, ...]:
 def _chunks(t: Tensor, chunk: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, int]]:
     """The position in the grid, first byte and size of each chunk, in the order of the elements."""
     size = prod(chunk) * t.dtype.itemsize
-    grid = [-(-n // c) for n, c in zip(t.shape, chunk, strict=True)]
-    place = [0] * len(grid)
-    for number in range(prod(grid)):
-        yield tuple(place), number * size, size
-        for axis in reversed(range(len(grid))):
-            place[axis] += 1
-            if place[axis] < grid[axis]:
-                break
-            place[axis] = 0
+    grid = [range(-(-n // c)) for n, c in zip(t.shape, chunk, strict=True)]
+    yield from ((place, number * size, size) for number, place in enumerate(product(*grid)))
 
 
 def _described(array: str, t: Tensor, chunk: tuple[int, ...]) -> Entry:

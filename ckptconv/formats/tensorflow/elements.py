@@ -154,10 +154,10 @@ def _split(data: bytes, count: int, between: int, url: str) -> tuple[list[int], 
         lengths, body = read_varints(data, count)
     except IndexError:
         raise CorruptCheckpoint(f"the lengths of {count} strings exceed their data", url=url) from None
-    *starts, end = accumulate(lengths, initial=body + between)
-    if end != len(data):
+    if (end := body + between + sum(lengths)) != len(data):
         raise CorruptCheckpoint(f"{count} strings take {end} bytes, {len(data)} are stored", url=url)
-    return lengths, body, [data[start : start + n] for start, n in zip(starts, lengths, strict=True)]
+    starts = accumulate(lengths, initial=body + between)
+    return lengths, body, [data[start : start + n] for start, n in zip(starts, lengths, strict=False)]
 
 
 def _crc_of(lengths: Sequence[int], order: Order) -> int:
