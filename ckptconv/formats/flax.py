@@ -40,16 +40,40 @@ from .table import Reading
 
 SUFFIX = ".msgpack"
 MAX_DEPTH, MAX_VALUES, MAX_TEXT = 100, 10_000_000, 65536
+MAX_NUMBERS = 100_000  # each is a tensor of its own, which takes a kilobyte; a vocabulary or a history fits
+MAX_GROUPS = MAX_DEPTH - 4  # in one name; an array in chunks takes four levels more
+NAME_RATIO = 64  # characters of names per byte of the file
 VALUE = 8  # bytes of the file per value: an array takes twenty for three, and a leaf 300 of memory
 ARRAY, COMPLEX, SCALAR = 1, 2, 3
 CHUNKED, MAX_ARRAY = "__msgpack_chunked_array__", 2**30
 WINDOW = 65536
 ROWS = {row.numpy: row for row in DTYPES.values() if row.kind not in "sx"}
-MAX_NUMBERS = 100_000  # each is a tensor of its own, which takes a kilobyte; a vocabulary or a history fits
-MAX_GROUPS = MAX_DEPTH - 4  # in one name; an array in chunks takes four levels more
-NAME_RATIO = 64  # characters of names per byte of the file
 _KEY = re.compile(rb"([\x80-\x8f]|\xde..|\xdf....)([\xa0-\xbf]|\xd9|\xda|\xdb)", re.DOTALL)
 _ARRAY = re.compile(rb"(\xc7.|\xc8..|\xc9....|[\xd4-\xd8])[\1\3]\x93([\x90-\x9f]|\xdc)", re.DOTALL)
+# First byte: the kind of value, and the struct format of its length or of the value itself.
+_FORMS = {
+    0xC4: ("bin", ">B"), 0xC5: ("bin", ">H"), 0xC6: ("bin", ">I"), 0xC7: ("ext", ">B"), 0xC8: ("ext", ">H"),
+    0xC9: ("ext", ">I"), 0xCA: ("value", ">f"), 0xCB: ("value", ">d"), 0xCC: ("value", ">B"), 0xCD: ("value", ">H"),
+    0xCE: ("value", ">I"), 0xCF: ("value", ">Q"), 0xD0: ("value", ">b"), 0xD1: ("value", ">h"), 0xD2: ("value", ">i"),
+    0xD3: ("value", ">q"), 0xD9: ("str", ">B"), 0xDA: ("str", ">H"), 0xDB: ("str", ">I"), 0xDC: ("array", ">H"),
+    0xDD: ("array", ">I"), 0xDE: ("map", ">H"), 0xDF: ("map", ">I"),
+}  # fmt: skip
+_FIXED = {0xC0: None, 0xC2: False, 0xC3: True}
+
+
+class Array(NamedTuple):
+    """An array in the file: its elements are `size` bytes at `start`."""
+
+    kind: DType
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+class Other(NamedTuple):
+    """A leaf that is not a tensor, described for a note."""
+
+    what: str
 
 
 def sniff(seen: Seen) -> int:
@@ -89,23 +113,12 @@ def contents(url: str) -> Iterator[tuple[tuple[str, ...], Any]]:
         root = walker.value(0)
         if walker.at != f.size:
             raise CorruptCheckpoint(f"{f.size - walker.at} bytes follow the end at byte {walker.at}", url=url)
-    room, most = NAME_RATIO * f.size + 2**20, MAX_NUMBERS + f.size // 1000
-    if _numbers(root) > most:  # checked before the first becomes a tensor
-        raise UnsafeCheckpoint(f"holds more than {most} numbers outside of arrays", url=url)
+    room = NAME_RATIO * f.size + 2**20
     for path, leaf in _leaves((), root):
         room -= sum(map(len, path)) + len(path) - 1
         if room < 0:  # the keys of outer maps prefix all names inside them
             raise UnsafeCheckpoint("the names of its maps are repeated without bound", url=url)
         yield path, leaf
-
-
-def _numbers(node: Any) -> int:
-    """Count the leaves that are bare numbers."""
-    if isinstance(node, dict):
-        return 0 if CHUNKED in node else sum(map(_numbers, node.values()))
-    if isinstance(node, list):
-        return sum(map(_numbers, node))
-    return not isinstance(node, (Array, Other))
 
 
 def _leaves(path: tuple[str, ...], node: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -128,10 +141,8 @@ def tensor(name: str, leaf: Any, url: str) -> Tensor:
         return _joined(name, leaf, url)
     import numpy as np
 
-    try:
-        array = np.array(leaf, {bool: "?", int: "i8", float: "f8", complex: "c16"}[type(leaf)])
-    except OverflowError:
-        array = np.array(leaf, "u8")
+    kind = {bool: "?", int: "u8" if type(leaf) is int and leaf >= 2**63 else "i8", float: "f8", complex: "c16"}
+    array = np.array(leaf, kind[type(leaf)])
     return contiguous(name, DTYPES[array.dtype.name], (), Held(array))
 
 
@@ -154,42 +165,12 @@ def _joined(name: str, node: Mapping[str, Any], url: str) -> Tensor:
     return Tensor(name, kind, shape, tuple(parts))
 
 
-# --- msgpack ---------------------------------------------------------------------------------------------------------
-
-
-class Array(NamedTuple):
-    """An array in the file: its elements are `size` bytes at `start`."""
-
-    kind: DType
-    shape: tuple[int, ...]
-    start: int
-    size: int
-
-
-class Other(NamedTuple):
-    """A leaf that is not a tensor, described for a note."""
-
-    what: str
-
-
-# first byte: kind of value, and the struct format of its length or value
-_LENGTHS = {
-    0xC4: ("bin", ">B"), 0xC5: ("bin", ">H"), 0xC6: ("bin", ">I"), 0xC7: ("ext", ">B"), 0xC8: ("ext", ">H"),
-    0xC9: ("ext", ">I"), 0xD9: ("str", ">B"), 0xDA: ("str", ">H"), 0xDB: ("str", ">I"), 0xDC: ("array", ">H"),
-    0xDD: ("array", ">I"), 0xDE: ("map", ">H"), 0xDF: ("map", ">I"),
-}  # fmt: skip
-_NUMBERS = {
-    0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i",
-    0xD3: ">q",
-}  # fmt: skip
-
-
 class Walker:
     """Read msgpack value by value through a small window; long byte strings are skipped."""
 
     def __init__(self, f: Reader) -> None:
         self.f = f
-        self.at = self.count = self.low = 0
+        self.at = self.count = self.numbers = self.low = 0
         self.most = min(MAX_VALUES, f.size // VALUE + 2**17)
         self.window = b""
 
@@ -210,9 +191,6 @@ class Walker:
     def corrupt(self, what: str) -> CorruptCheckpoint:
         return CorruptCheckpoint(f"the msgpack at byte {self.at} {what}", url=self.f.url)
 
-    def unpack(self, form: str) -> Any:
-        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
-
     def head(self) -> tuple[str, Any]:
         """Kind of the next value, and its length or the value itself."""
         b = self.take(1)[0]
@@ -220,16 +198,14 @@ class Walker:
             return "value", b if b < 0x80 else b - 256
         if b < 0xC0:
             return ("map", b & 15) if b < 0x90 else ("array", b & 15) if b < 0xA0 else ("str", b & 31)
-        if b in _LENGTHS:
-            kind, form = _LENGTHS[b]
-            return kind, self.unpack(form)
-        if b in _NUMBERS:
-            return "value", self.unpack(_NUMBERS[b])
+        if b in _FORMS:
+            kind, form = _FORMS[b]
+            return kind, struct.unpack(form, self.take(struct.calcsize(form)))[0]
         if 0xD4 <= b <= 0xD8:
             return "ext", 1 << (b - 0xD4)
-        if b == 0xC1:
+        if b not in _FIXED:
             raise self.corrupt("begins with c1, which is never used")
-        return "value", {0xC0: None, 0xC2: False, 0xC3: True}[b]
+        return "value", _FIXED[b]
 
     def value(self, depth: int) -> Any:
         """The next value: dict, list, Array, a number, or Other."""
@@ -238,6 +214,9 @@ class Walker:
             raise self.corrupt(f"is nested deeper than {MAX_DEPTH} or has more than {self.most} values")
         kind, n = self.head()
         if kind == "value":
+            self.numbers += n is not None
+            if self.numbers > (most := MAX_NUMBERS + self.f.size // 1000):  # checked before the first is a tensor
+                raise UnsafeCheckpoint(f"holds more than {most} numbers outside of arrays", url=self.f.url)
             return Other("None") if n is None else n
         self.check(n)  # every element takes at least one byte
         if kind == "array":
@@ -271,7 +250,8 @@ class Walker:
             raise self.corrupt("has a text that is not UTF-8") from None
 
     def extension(self, n: int, depth: int) -> Any:
-        code = self.unpack(">b")
+        """An array, or a number, in `n` bytes; its parts are no values of the file."""
+        code, numbers = struct.unpack("b", self.take(1))[0], self.numbers
         self.check(n)
         end = self.at + n
         if code in {ARRAY, SCALAR}:
@@ -286,6 +266,7 @@ class Walker:
             out = Other(f"an extension of type {code}")
         if self.at != end:
             raise self.corrupt(f"should end its extension at byte {end}")
+        self.numbers = numbers + (code == COMPLEX)
         return out
 
     def array(self, depth: int) -> Array | Other:
@@ -419,8 +400,7 @@ class Packed:
         self.at += nbytes
 
     def flush(self) -> None:
-        raw = b"".join(self.run)
-        if raw:
+        if raw := b"".join(self.run):
             self.patches.append((self.at, raw))
         self.at += len(raw)
         self.run = []
@@ -450,9 +430,4 @@ def _text(text: str) -> bytes:
 
 
 def _number(n: int) -> bytes:
-    if n < 2**7:
-        return bytes([n])
-    for code, form, bits in ((0xCC, ">BB", 8), (0xCD, ">BH", 16), (0xCE, ">BI", 32)):
-        if n < 2**bits:
-            return struct.pack(form, code, n)
-    return struct.pack(">BQ", 0xCF, n)
+    return _head(0, 127, (0xCC, 0xCD, 0xCE), n) if n < 2**32 else struct.pack(">BQ", 0xCF, n)
