@@ -27,7 +27,7 @@ from ckptconv.output.destination import OutputFile
 from ckptconv.rules import library
 from ckptconv.storage import plugins
 from ckptconv.storage.files import Reader, Seen, split
-from ckptconv.testing import NAMES, FormatTests, Subject, bits, write
+from ckptconv.testing import NAMES, FormatTests, Subject, write
 
 # --- the format: a line of JSON, then everything one after the other ---------------------------------------------
 
@@ -150,18 +150,9 @@ def flat(tensor: Tensor) -> Tensor:
     return held(tensor.name, tensor.numpy().reshape(-1))
 
 
-def flipped_kind(tensor: Tensor) -> Tensor:
-    return held(tensor.name, tensor.numpy().view("u4")) if tensor.dtype.name == "float32" else tensor
-
-
 class Lying(Tensor):
     def numpy(self) -> np.ndarray[Any, Any]:
         raise ValueError("a format raises CkptErrors only")
-
-
-class Wrong(Tensor):
-    def numpy(self) -> np.ndarray[Any, Any]:
-        return np.ones((1, 1), "f4")
 
 
 def moved(by: int) -> Any:
@@ -199,22 +190,14 @@ def terse(self: LineWriter, whole: Checkpoint) -> Placement:
     return PLACE(self, whole)
 
 
-def only_alone(self: LineWriter, whole: Checkpoint) -> Placement:
-    """A writer that accepts a tensor that it cannot hold if there is no other."""
-    return PLACE(self, whole) if len(whole) > 1 else Placement([], {}, [])
-
-
 HOSTILE = ("truncated", "flipped", "spliced", "random_bytes")
 ONE: Any = ("a", DTYPES["float32"], (1,), ())
 
 FAULTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "a tensor is lost": (without("shape/s0"), ("zoo_round_trip",)),
-    "the first tensor is lost": (without("dtype/float64"), ("zoo_round_trip", "every_tensor_alone")),
     "a name is lost": (without("tab\tline\nbreak"), ("odd_names_round_trip",)),
-    "a name of another table is lost": (without("file"), ("more_names_round_trip",)),
     "a bit is lost": (each(other_bits), ("zoo_round_trip", "every_tensor_alone", "odd_names_round_trip")),
     "a shape is lost": (each(flat), ("zoo_round_trip", "what_was_tied_and_changed_apart")),
-    "a dtype is lost": (each(flipped_kind), ("zoo_round_trip", "ties")),
     "a tensor too many": (
         reading(lambda f: f.with_tensors({**f.tensors, "more": held("more", np.ones(1))})),
         ("zoo_round_trip", "nothing_at_all", "order"),
@@ -226,24 +209,16 @@ FAULTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "no metadata": (reading(lambda f: f), ("metadata", "ties")),
     "what it cannot hold is left out": ((LineWriter, "place", lazy), ("everything_unheld_is_named",)),
     "a refusal without names": ((LineWriter, "place", terse), ("everything_unheld_is_named",)),
-    "a refusal among others only": ((LineWriter, "place", only_alone), ("everything_unheld_is_named",)),
     "it is not recognised": ((HERE, "sniff", lambda seen: 0), ("it_is_recognised",)),
     "a slot over another": (moved(-1), ("slots_are_apart_and_inside",)),
     "a slot beyond the file": (moved(1), ("slots_are_apart_and_inside",)),
-    "a slot before the file": (moved(-(2**20)), ("slots_are_apart_and_inside",)),
     "a slot too small": (first_slot(lambda s: s._replace(size=s.size - 1)), ("slots_are_apart_and_inside",)),
-    "a slot of another payload": (first_slot(lambda s: s._replace(payload=b"")), ("slots_are_apart_and_inside",)),
-    "a slot that is missing": (
-        placing(lambda p, whole: p._replace(slots={n: s for n, s in p.slots.items() if n != "shape/s0"})),
-        ("slots_are_apart_and_inside",),
-    ),
     "a header over the slots": (
         placing(lambda p, whole: p._replace(patches=[p.patches[0]._replace(data=p.patches[0].data + b"x")])),
         ("slots_are_apart_and_inside",),
     ),
     "the time in the header": (placing(stamped), ("output_is_determined",)),
     "an exception while reading": ((HERE, "open", lambda url, how: Checkpoint({"a": Lying(*ONE)})), HOSTILE),
-    "an array of another shape": ((HERE, "open", lambda url, how: Checkpoint({"a": Wrong(*ONE)})), HOSTILE),
 }  # fmt: skip
 
 
@@ -255,10 +230,10 @@ def judged(what: str, folder: Path, subject: Subject) -> None:
     path = folder / "out" / "x.line"
     if what in {*HOSTILE, "it_is_recognised"}:
         write(Checkpoint({n: held(n, a) for n, a in SMALL.items()}), path, "line")
-    names = {"odd_names_round_trip": [NAMES], "more_names_round_trip": [("", "..", "file")]}.get(what, [])
+    names = {"odd_names_round_trip": [NAMES]}.get(what, [])
     monkeypatch = [pytest.MonkeyPatch()] if what == "output_is_determined" else []
     try:
-        getattr(FormatTests(), f"test_{what.replace('more', 'odd')}")(subject, path, *names, *monkeypatch)
+        getattr(FormatTests(), f"test_{what}")(subject, path, *names, *monkeypatch)
     finally:
         for m in monkeypatch:
             m.undo()
@@ -277,31 +252,6 @@ def test_a_fault_is_noticed(what: str, tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_format_may_lose_what_its_subject_does_not_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*FAULTS["another order"][0])
     judged("order", tmp_path, Subject("line", "x.line", order=False))
-
-
-# --- the samples ---------------------------------------------------------------------------------------------------
-
-
-FEW = {  # the bytes of types of less than a byte
-    "bool": {0, 1}, "int4": {*range(8), *range(248, 256)}, "int2": {0, 1, 254, 255}, "uint4": set(range(16)),
-    "uint2": set(range(4)), "float4_e2m1fn": set(range(16)),
-}  # fmt: skip
-
-
-def test_bits_of_every_dtype() -> None:
-    """All of its values can be there, no others are, and they are the same each time."""
-    for row in DTYPES.values():
-        array = bits(row, (60, 50))
-        assert array.shape == (60, 50)
-        if row.kind == "s":
-            assert array.tolist() == bits(row, (60, 50)).tolist() != bits(row, (60, 50), 1).tolist()
-            assert {len(text) for text in array.flat} == set(range(9))
-            continue
-        assert array.tobytes() == bits(row, (60, 50)).tobytes() != bits(row, (60, 50), 1).tobytes()
-        assert array.dtype == row.np
-        found = set(array.tobytes())
-        want = FEW.get(row.name, set(range(256)))
-        assert found == want, row.name
 
 
 # --- that it takes part ----------------------------------------------------------------------------------------
@@ -354,7 +304,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "no module": (ModuleNotFoundError("No module named 'gone'"), "ModuleNotFoundError: No module named 'gone'"),
     "an error of its own": (ZeroDivisionError("in its module"), "ZeroDivisionError: in its module"),
     "not a format": ({"name": "line"}, "TypeError: it gives a dict, not a Format"),
-    "a format of another type": (ROW._replace(suffixes=".line"), "TypeError: in its Format suffixes is '.line'"),
+    "a format of another type": (ROW._replace(suffixes=".line"), "TypeError: its Format has the suffixes '.line'"),
     "a suffix that is no text": (ROW._replace(suffixes=(1,)), "TypeError: its Format has the suffixes (1,)"),
     "a suffix of every file": (ROW._replace(suffixes=("",)), "TypeError: its Format has the suffixes ('',)"),
 }
