@@ -7,11 +7,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from kit import refused, same
+from kit import same
 
 import ckptconv
 from ckptconv.dtypes import DTYPES, dtype
-from ckptconv.errors import CkptError, StorageError
+from ckptconv.errors import StorageError
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.formats.tensorflow.graph import _CONTROL
 
@@ -89,62 +89,6 @@ def test_contents_of_all_dtypes(tmp_path, kind):
         assert got.tobytes() == bytes(b & 15 for b in raw)
     else:
         assert same(got, want)
-
-
-def test_a_signalling_nan_stays_one(tmp_path):
-    quiet = pb.TensorProto(float_val=[0.0]).SerializeToString()
-    assert quiet == b"\x2a\x04" + bytes(4)
-    value = b"\x08\x01\x12\x04\x12\x02\x08\x02\x2a\x08" + np.array([0x7F800001, 0xFFA00000], "u4").tobytes()
-    node = constant("x", 1, (2,))
-    node.attr["value"].tensor.CopyFrom(pb.TensorProto.FromString(value))
-    (tmp_path / "g.pb").write_bytes(pb.GraphDef(node=[node]).SerializeToString())
-    assert ckptconv.open(tmp_path / "g.pb")["x"].numpy().view("u4").tolist() == [0x7F800001, 0xFFA00000]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tensor_content": b"123"},
-        {"tensor_content": bytes(16)},
-        {"dtype": 77, "float_val": [1.0]},
-        {"tensor_shape": pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=2**62)] * 3)},
-        {"tensor_shape": pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=-1)])},
-        {"dtype": 7, "tensor_content": b"\xff\xff\x03"},
-        {"dtype": 7, "tensor_shape": pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=2**40)])},
-    ],
-)
-def test_constants_that_lie(tmp_path, fields):
-    node = constant("x", 1, (3,))
-    node.attr["value"].tensor.Clear()
-    shape = pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=3)])
-    node.attr["value"].tensor.CopyFrom(pb.TensorProto(**({"dtype": 1, "tensor_shape": shape} | fields)))
-    (tmp_path / "g.pb").write_bytes(pb.GraphDef(node=[node]).SerializeToString())
-    with pytest.raises(CkptError, match="x"):
-        ckptconv.open(tmp_path / "g.pb")
-
-
-def test_a_splat_of_gigabytes_costs_nothing_to_open(tmp_path):
-    graph = pb.GraphDef(node=[constant("x", 1, (2**15, 2**15), float_val=[0.5])])
-    (tmp_path / "g.pb").write_bytes(graph.SerializeToString())
-    assert ckptconv.open(tmp_path / "g.pb")["x"].nbytes == 2**32
-
-
-def test_splats_without_bound_are_refused(tmp_path):
-    """Each could be one that is read; to hash or to convert them all would never end."""
-    graph = pb.GraphDef(node=[constant(f"x{i}", 1, (2**15, 2**15), float_val=[0.5]) for i in range(2)])
-    (tmp_path / "g.pb").write_bytes(graph.SerializeToString())
-    with refused("4 bytes claim to be"):
-        ckptconv.open(tmp_path / "g.pb")
-
-
-def test_inputs_that_control_are_those_of_tensorflows_ops():
-    from tensorflow.python.framework import op_def_registry
-
-    for op, inputs in _CONTROL.items():
-        known = op_def_registry.get(op)
-        assert known is not None, op
-        listed = any(a.number_attr or a.type_list_attr for a in known.input_arg)
-        assert listed or all(i < len(known.input_arg) for i in inputs), op
 
 
 # --- SavedModels ------------------------------------------------------------------------------------------------
@@ -259,16 +203,6 @@ def test_tf_keras_models(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("part", ["", "saved_model.pb", "variables", "variables/variables.index"])
-def test_half_plus_two(shared, part):
-    """A TF1 SavedModel whose index has a snappy block."""
-    url = shared / "real" / "half_plus_two" / "00000123" / part
-    reader = tf.train.load_checkpoint(str(shared / "real/half_plus_two/00000123/variables/variables"))
-    found = ckptconv.open(url)
-    assert set(found) == set(reader.get_variable_to_shape_map())
-    assert all(same(np.asarray(found[n].numpy()), np.asarray(reader.get_tensor(n))) for n in found)
-
-
 # --- graphs -----------------------------------------------------------------------------------------------------
 
 
@@ -328,13 +262,12 @@ def test_a_training_graph_without_its_checkpoint_names_what_is_missing(tmp_path)
 
 # --- which inputs of operations are shapes and the like ---------------------------------------------------------------
 
-CONTROLLING = {
-    "axis", "basename", "begin", "block_shape", "checkpoint_prefixes", "concat_dim", "condition", "crop_size",
-    "crops", "data", "delta", "dense_defaults", "dense_keys", "depth", "destination_prefix", "dim", "dimension",
-    "dims", "end", "filter_sizes", "input_sizes", "inputs", "k", "limit", "multiples", "names", "num", "num_shards",
-    "paddings", "perm", "prefix", "reduction_indices", "s0", "s1", "seed", "shape", "shape_and_slices", "shard",
-    "shift", "size", "size_splits", "sparse_keys", "split_dim", "start", "stop", "strides", "tensor_names",
-}  # fmt: skip
+CONTROLLING = """
+    axis basename begin block_shape checkpoint_prefixes concat_dim condition crop_size crops data delta dense_defaults
+    dense_keys depth destination_prefix dim dimension dims end filter_sizes input_sizes inputs k limit multiples names
+    num num_shards paddings perm prefix reduction_indices s0 s1 seed shape shape_and_slices shard shift size size_splits
+    sparse_keys split_dim start stop strides tensor_names
+"""
 WHOLLY = {"InvertPermutation", "AsString"}  # whose only input is the shape or the number itself
 SEVERAL = {"Assert": 6, "ParseExample": 64, "StringJoin": 16}  # inputs at most, of those that take any number
 
@@ -344,7 +277,7 @@ def test_inputs_that_control_an_operation() -> None:
     registry = pytest.importorskip("tensorflow.python.framework.op_def_registry")
     for op, positions in _CONTROL.items():
         arguments = registry.get(op).input_arg
-        named = [i for i, a in enumerate(arguments) if a.name in CONTROLLING or op in WHOLLY]
+        named = [i for i, a in enumerate(arguments) if a.name in CONTROLLING.split() or op in WHOLLY]
         if op in SEVERAL:
             assert positions == tuple(range(named[0], SEVERAL[op])), op
         elif arguments[0].number_attr:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import cramjam
-import growth
 import numpy as np
 import pytest
 from crc32c import crc32c
@@ -59,11 +58,6 @@ def test_signed_numbers_in_keys(value, code):
     assert elements.signed(value).hex() == code
 
 
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=2))
-def test_signed_numbers_sort_as_their_codes(values):
-    assert sorted(values) == sorted(values, key=elements.signed)
-
-
 @pytest.mark.parametrize(("value", "code"), [(0, "00"), (1, "0101"), (2, "0102"), (255, "01ff"), (256, "020100")])
 def test_unsigned_numbers_in_keys(value, code):
     assert elements.unsigned(value).hex() == code
@@ -85,14 +79,6 @@ def extent(*spans):
 )
 def test_slice_keys(name, spans, code):
     assert elements.slice_key(name, extent(*spans)).hex() == code.replace(" ", "")
-
-
-@pytest.mark.parametrize(
-    ("data", "crc", "masked"),
-    [(b"", 0, 0xA282EAD8), (b"123456789", 0xE3069283, 0xC78AB0E5), (bytes(32), 0x8A9136AA, 0x0FD7FFFA)],
-)
-def test_checksums(data, crc, masked):
-    assert (crc32c(data), mask(crc)) == (crc, masked)
 
 
 @pytest.mark.parametrize(
@@ -276,27 +262,3 @@ def test_slices_that_overlap():
     tiles = boxes(*(((i, i), (n - i, 1)) for i in range(n)), *(((0, i), (i, 1)) for i in range(1, n)))
     with pytest.raises(UnsafeCheckpoint):
         joined(tiles, (n, n))
-
-
-@pytest.mark.parametrize("key", [b"A", b"a\0", b"zz"])
-def test_a_key_that_is_not_there(tmp_path, key):
-    bundle(tmp_path, INDEX)
-    with Reader(str(tmp_path / "m.index")) as f:
-        found = table.Table(f)
-        assert found.get(b"a").hex() == "08011204120208022808" + "35593ce535"
-        with pytest.raises(CorruptCheckpoint, match=f"the key {key.hex()} is not in the table"):
-            found.get(key)
-
-
-def test_each_table_is_parsed_once_for_all_its_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slices of one tensor lie in several tables, which are asked in turn."""
-    made, real = list[str](), table.Table.__init__
-
-    def counted(self: table.Table, reader: Reader) -> None:
-        made.append(reader.url)
-        real(self, reader)
-
-    found = ckptconv.open(growth.v1_slices(tmp_path, 1, each=5))
-    monkeypatch.setattr(table.Table, "__init__", counted)
-    assert [t.numpy().tolist() for t in found.values()] == [[0, 1, 2]] * 5
-    assert len(made) == len(set(made)) == 3
