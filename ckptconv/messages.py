@@ -21,28 +21,15 @@ def version() -> str:
     return str(sys.modules["ckptconv"].__version__)
 
 
-ARCHIVES = ("zip://", "tar://", "libarchive://", "reference://")  # such a link ends at `::`, and another one follows
-_CACHE = re.compile("[a-z0-9]+::")
 _ESCAPED = re.compile("[a-z][a-z0-9+.-]*(?:%3a(?://|%2f%2f)|:%2f%2f)", re.I)
 _LOGIN = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:|(?i:https?)(?=//))?/{0,3})(?=[^/\s@:]+:[^/\s@]*@)")
 _PORT = re.compile(r"(?:^|@)(?:[^:@\[\]]*|\[[0-9A-Fa-f:.%]*\])(?::[0-9]*)?$")
 
 
-def links(url: str) -> list[str]:
-    """The links of a chain, `ARCHIVE://MEMBER::URL` or `CACHE::URL`; any `::` in the last one is its own."""
-    out, at = list[str](), 0
-    while (end := url.find("::", at)) >= 0:
-        if not (url.startswith(ARCHIVES, at) or _CACHE.match(url, at, end + 2)):
-            break
-        out.append(url[at:end])
-        at = end + 2
-    return [*out, url[at:]]
-
-
 def redacted(url: str) -> str:
-    """A url without what opens doors, each link of a chain: name and password before the host, and what is signed."""
+    """A url without what opens doors: name and password before the host, and what is signed."""
     if "://" in url:
-        return "::".join(map(_redacted, links(url)))
+        return _redacted(url)
     if _ESCAPED.match(url):
         return redacted(unquote(url))
     if bare := _LOGIN.match(url):  # a mistake in the scheme, or none

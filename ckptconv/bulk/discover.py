@@ -32,12 +32,10 @@ from ..formats import detect, huggingface, safetensors, shard_index, table
 from ..formats.orbax import locate as orbax
 from ..formats.table import DISTRIBUTED, SAVED_MODELS
 from ..formats.tensorflow.locate import STATE_FILE, is_state
-from ..messages import links as chain
 from ..messages import many, printable, redacted
-from ..storage import web
 from ..storage.faults import asking, refused
 from ..storage.files import Stat, is_dir, is_remote, join, local, names, read_all, sibling, split, stat, walk
-from ..storage.lookups import EXACT, MANY, filesystem, refuse_unlisted
+from ..storage.lookups import EXACT, filesystem, refuse_unlisted
 from ..storage.paths import file_name, inside
 from ..storage.walking import entries
 
@@ -109,7 +107,7 @@ def discover(
 
 def _called(root: str) -> str:
     """The name of a folder, or of the archive of which it is the outermost one."""
-    return split(root.rstrip("/"))[1] or file_name(redacted(chain(root)[-1]))
+    return split(root.rstrip("/"))[1] or file_name(redacted(root))
 
 
 def is_glob(source: str) -> bool:
@@ -148,7 +146,7 @@ def _globbed(pattern: str, skip: str, follow: bool) -> Iterator[FoundCheckpoint]
         pattern = re.sub("^([^/:]+://)/+", r"\1", pattern)
     fixed = re.split(r"[*?\[]", pattern)[0]
     root = fixed[: fixed.rfind("/") + 1]
-    if ".." in (chain(pattern)[0] if remote else pattern)[len(root) :].split("/"):
+    if ".." in pattern[len(root) :].split("/"):
         raise UsageError(f"{printable(redacted(pattern))}: a pattern goes down only, `..` comes before its wildcards")
     matches = _remote_matches(pattern, root) if remote else dict.fromkeys(_matches(pattern, follow))
     if not matches:
@@ -365,7 +363,7 @@ def _remote_matches(pattern: str, root: str) -> dict[str, CkptError | None]:
     """The urls that match in a remote file system, each `root` and a path; and why one of them cannot be read."""
     fs, path = filesystem(pattern)
     with asking(pattern):
-        matches = web.bounded(fs, "glob", MANY, path, detail=True)
+        matches = fs.glob(path, detail=True)
     return {join(root, relative): problem for relative, _, problem in entries(root, filesystem(root)[1], matches)}
 
 

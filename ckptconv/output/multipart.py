@@ -198,7 +198,7 @@ class Multipart:
 
 def begin(url: str, size: int, tensors: Iterable[Range]) -> Multipart | None:
     """A multipart upload of an object that is large enough for one, to a store that is known to have them."""
-    store = STORES.get(url.partition("://")[0]) if "::" not in url else None
+    store = STORES.get(url.partition("://")[0])
     return Multipart(url, size, tensors, store) if store and size > 2 * PART else None
 
 

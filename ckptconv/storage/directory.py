@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 
-from ..messages import links
 from .paths import is_remote
 from .ranges import Ranges
 
@@ -38,7 +37,7 @@ def is_there(f: Ranges) -> bool:
 
 def _is_sent(f: Ranges) -> bool:
     """Whether a server must send each byte, also of what it says is a hole."""
-    return is_remote(links(f.url)[-1])
+    return is_remote(f.url)
 
 
 def is_at(f: Ranges, start: int, size: int) -> bool:

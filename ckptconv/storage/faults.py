@@ -84,8 +84,6 @@ def network(e: BaseException) -> str:
         if said := status(cause):
             later = f"; it asks to be left alone for {wished(cause):.0f} s" if wished(cause) else ""
             return STATUS.get(said, f"the server answered with status {said}") + later
-        if isinstance(cause, FileNotFoundError) and isinstance(cause.__cause__, ValueError):  # so fsspec says it
-            return "the address is not valid"
     return ""
 
 
@@ -102,7 +100,7 @@ def failure(e: BaseException) -> str:
 
 
 def status(e: BaseException) -> int:
-    """The HTTP status that an error of aiohttp, requests, httpx or botocore carries, or 0."""
+    """The HTTP status that an error of ours, requests, httpx or botocore carries, or 0."""
     response = getattr(e, "response", None)
     if isinstance(response, dict):
         found = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)

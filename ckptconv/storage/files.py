@@ -2,7 +2,7 @@
 
     Seen(url)        what detection needs, looked at once
     Reader(url)      ranges of one file, checked against its size
-    exists, is_dir, stat, names            what there is at a path (looking.py)
+    exists, is_dir, stat, names            what there is at a path (lookups.py)
     walk                                   what there is below a folder (walking.py)
     local, split, join, sibling            names (paths.py)
 
@@ -16,7 +16,6 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cached_property
 from stat import S_ISDIR, S_ISREG
 from typing import IO, Any
@@ -24,11 +23,11 @@ from typing import IO, Any
 from ..errors import CorruptCheckpoint
 from . import directory
 from .faults import refused
-from .looking import Stat, exists, is_dir, names, stat
-from .lookups import filesystem
+from .lookups import Stat, exists, filesystem, is_dir, names, stat
 from .paths import is_remote, join, local, sibling, split
 from .ranges import FileObject, Ranges
 from .remote import MAX_GAP, RemoteFile
+from .session import Stamp, current, session
 from .walking import walk
 
 PEEK = 4096  # bytes of a file's head and tail that detection sees
@@ -89,24 +88,16 @@ class Seen:
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-Stamp = tuple[int, ...]  # equal as long as a file is the same one and unchanged
 # numbers of it that stay if a local file gets another link or other permissions, as it may while it is open
 LASTING = 3
-_SEEN: ContextVar[dict[str, Stamp] | None] = ContextVar("seen", default=None)
 
 
 @contextmanager
 def record_stamps() -> Iterator[dict[str, Stamp]]:
-    """Record the stamp of each file that is opened meanwhile, as it is when it is first opened.
-
-    A context variable, because formats and plug-ins open files at any depth and have nothing else to do with stamps.
-    """
-    seen: dict[str, Stamp] = {}
-    token = _SEEN.set(seen)
-    try:
-        yield seen
-    finally:
-        _SEEN.reset(token)
+    """Record the stamp of each file that is opened meanwhile, as it is when it is first opened."""
+    stamps: dict[str, Stamp] = {}
+    with session(stamps=stamps):
+        yield stamps
 
 
 class Reader:
@@ -125,7 +116,7 @@ class Reader:
             self.size, self.stamp = self.remote.size, self.remote.stamp
         else:
             self._open(url)
-        if (seen := _SEEN.get()) is not None:
+        if (seen := current().stamps) is not None:
             seen.setdefault(url, self.stamp)
 
     def _open(self, url: str) -> None:

@@ -1,4 +1,6 @@
-"""What remote file systems say about paths, asked once in a run.
+"""What there is at a path, local or remote; what remote file systems say is asked once in a run.
+
+    exists, is_dir, stat, names            of any path
 
     with once(): ...      inside, what a file system said is kept: of a file whether it exists, its size and its ETag,
                           of a folder its names, and of a file that was opened its first and last bytes
@@ -10,26 +12,29 @@ of a file is not asked again where listings are known to say the same as the ans
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from ..errors import MissingExtra, StorageError
-from ..messages import links
+from ..errors import MissingExtra, StorageError, UsageError
+from ..messages import brief, did_you_mean, printable
 from . import web
-from .connections import Connections, connected
-from .faults import STATUS, asking
-from .paths import is_http, join
+from .faults import STATUS, asking, refused
+from .paths import is_http, is_remote, join, local
+from .session import current, session
 
-MANY = 2**26  # bytes that a listing of everything may take
 MAX_ENDS = 128  # files whose first and last bytes are kept, 80 KiB of each
 # Object stores, whose listings have the ETag of each object; and whose listings can be asked for a prefix.
 STORES = ("s3://", "s3a://", "gs://", "gcs://")
 EXACT = (*STORES, "memory://", "hf://")
+# what is opened, and the extra that it needs: fsspec knows more, some of which wait without end, follow a server to
+# other hosts and send logins there, or lead to local files
+SCHEMES = {"s3": "s3", "gs": "gs", "hf": "hf", "http": "http", "https": "http", "memory": "", "s3a": "s3", "gcs": "gs"}
 Info = dict[str, Any]
 
 
@@ -52,7 +57,7 @@ class Lookups:
     def __init__(self) -> None:
         self.infos: dict[str, Info | None] = {}
         self.folders: dict[str, frozenset[str]] = {}
-        self.connections = Connections()
+        self.emptied = set[Any]()  # file systems that keep listings, whose own were thrown away
         self._ends: OrderedDict[str, list[tuple[int, bytes]]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -60,12 +65,12 @@ class Lookups:
         with self._lock:
             self.infos.clear()
             self.folders.clear()
-            self.connections.clear()
+            self.emptied.clear()
             self._ends.clear()
 
     def learn(self, folder: str, children: Mapping[str, Info], *, whole: bool) -> None:
         """Note what a listing said; `whole`: it has all names in the folder."""
-        if folder.startswith(EXACT) and "::" not in folder:
+        if folder.startswith(EXACT):
             for name, found in children.items():
                 self.infos.setdefault(join(folder, name), found)
         if whole:
@@ -73,7 +78,7 @@ class Lookups:
 
     def lacks(self, url: str) -> bool:
         """Whether a listing showed that there is nothing at this path: it lacks the path, or a folder above it."""
-        while "/" in url and "::" not in url and not url.endswith(":/"):
+        while "/" in url and not url.endswith(":/"):
             url, _, base = url.rpartition("/")
             if url in self.folders:
                 return base not in self.folders[url]
@@ -89,37 +94,29 @@ class Lookups:
             return found
 
 
-_RUN: ContextVar[Lookups | None] = ContextVar("lookups", default=None)
-
-
 @contextmanager
 def once(run: Lookups | None = None) -> Iterator[None]:
     """Ask nothing twice in here; inside another `once`, or in a thread that is given what is kept, not twice in all."""
-    token = _RUN.set(run or _RUN.get() or Lookups())
-    try:
+    with session(lookups=run or current().lookups or Lookups()):
         yield
-    finally:
-        _RUN.reset(token)
 
 
 @contextmanager
 def fresh() -> Iterator[None]:
     """Ask anew in here."""
-    token = _RUN.set(None)
-    try:
+    with session(lookups=None):
         yield
-    finally:
-        _RUN.reset(token)
 
 
 def kept() -> Lookups | None:
     """What is kept in this run, for its threads."""
-    return _RUN.get()
+    run: Lookups | None = current().lookups
+    return run
 
 
 def forget() -> None:
     """Something remote was written or removed: ask anew."""
-    if run := _RUN.get():
+    if run := kept():
         run.forget()
 
 
@@ -128,24 +125,39 @@ def forget() -> None:
 
 def filesystem(url: str) -> tuple[Any, str]:
     """The fsspec file system of a remote url and the path within it; it caches no listings, since files may change."""
+    scheme = url.partition("://")[0]
+    if scheme not in SCHEMES:
+        name, shown = printable(brief(scheme, 30)), ", ".join(f"{s}://" for s in SCHEMES if s != "memory")
+        hint = did_you_mean(scheme, SCHEMES)
+        raise UsageError(f"{name}:// is not read, only {shown} are{hint}; mount it, or copy the file here", url=url)
+    if is_http(url):
+        raise StorageError("a web server is read, and nothing else", url=url)
+    if SCHEMES[scheme] == "gs":  # otherwise gcsfs asks for the kind of the bucket, which public ones tell nobody
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     with asking(url):
         try:
             fs, path = _connected(url)
         except ImportError as e:
-            scheme = links(url)[-1].split("://")[0]
-            extra = {"https": "http", "gcs": "gs", "s3a": "s3"}.get(scheme, scheme)
+            extra = SCHEMES[scheme]
             raise MissingExtra(f"{scheme}:// needs another package: {e}. Try: pip install 'ckptconv[{extra}]'") from e
+    run = kept()
+    if scheme == "hf" and not (run and fs in run.emptied):
+        fs.invalidate_cache()  # the Hub's file system keeps listings whatever it is told
+        if run:
+            run.emptied.add(fs)
     return fs, str(path)
 
 
 def _connected(url: str) -> tuple[Any, Any]:
-    run = _RUN.get()
-    return connected(url, run.connections if run else None)
+    import fsspec
+
+    fs = fsspec.filesystem(url.partition("://")[0], use_listings_cache=False)
+    return fs, fs._strip_protocol(url)
 
 
 def info(url: str) -> Info | None:
     """The file system's information on a file or folder, or None if there is none."""
-    run, key = _RUN.get(), url.rstrip("/")
+    run, key = kept(), url.rstrip("/")
     if run is None:
         return _info(url)
     if key not in run.infos:
@@ -154,30 +166,53 @@ def info(url: str) -> Info | None:
 
 
 def _info(url: str) -> Info | None:
+    if is_http(url):
+        with asking(url):
+            return web.info(url)
     fs, path = filesystem(url)
     try:
         with asking(url):
-            return dict(web.bounded(fs, "info", 0, path))
+            return dict(fs.info(path))
     except StorageError as e:
         if isinstance(e.__cause__, FileNotFoundError) and e.message == STATUS[404]:
             return None
         raise
 
 
+def exists(url: str) -> bool:
+    return info(url) is not None if is_remote(url) else os.path.lexists(local(url))
+
+
 def is_dir(url: str) -> bool:
     """Whether it is a folder; never on the web, where asking would fetch the whole file to look for links."""
+    if not is_remote(url):
+        return os.path.isdir(local(url))
     found = None if is_http(url) else info(url)
     return bool(found and found.get("type") == "directory")
 
 
 def names(folder: str, prefix: str = "") -> list[str]:
-    """Names in a folder that begin with `prefix`, which an object store finds without listing all others.
+    """Names of the files and folders in a folder, sorted; empty if the folder does not exist.
 
-    FileNotFoundError or NotADirectoryError if there is no folder; [] for such a store if a prefix was given.
+    With `prefix`, those that begin with it: of many objects in a store only these are listed.
     """
+    try:
+        if is_remote(folder):
+            return _names(folder, prefix)
+        return sorted(name for name in os.listdir(local(folder)) if name.startswith(prefix))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as e:
+        if e.errno == errno.ELOOP:  # a link to itself leads nowhere, like one to a file that is gone
+            return []
+        raise refused(e, folder) from e
+
+
+def _names(folder: str, prefix: str) -> list[str]:
+    """FileNotFoundError or NotADirectoryError if there is no folder; [] for a store if a prefix was given."""
     if is_http(folder):
         return []
-    run, part = _RUN.get(), bool(prefix) and folder.startswith(STORES) and "::" not in folder
+    run, part = kept(), bool(prefix) and folder.startswith(STORES)
     known = run.folders.get(folder.rstrip("/")) if run is not None else None
     if run is not None and (run.infos.get(folder.rstrip("/")) or {}).get("type") == "file":
         raise NotADirectoryError(folder)
@@ -194,7 +229,7 @@ def _listed(folder: str) -> dict[str, Info]:
     fs, path = filesystem(folder)
     try:
         with asking(folder):
-            found = web.bounded(fs, "ls", 0, path, detail=True)
+            found = fs.ls(path, detail=True)
     except StorageError as e:
         raise e.__cause__ if isinstance(e.__cause__, (FileNotFoundError, NotADirectoryError)) else e from None
     ordered = sorted(found, key=lambda i: i.get("type") != "directory")
@@ -205,7 +240,7 @@ def _listed(folder: str) -> dict[str, Info]:
 def _beginning(folder: str, prefix: str) -> dict[str, Info]:
     fs, path = filesystem(folder)
     with asking(folder):
-        found = web.bounded(fs, "find", 0, path, prefix=prefix, detail=True)
+        found = fs.find(path, prefix=prefix, detail=True)
     root, out = path.strip("/") + "/", dict[str, Info]()
     for where, what in sorted(found.items()):
         name, below, _ = str(where).strip("/").removeprefix(root).partition("/")
@@ -217,8 +252,21 @@ def _beginning(folder: str, prefix: str) -> dict[str, Info]:
 
 
 def stat(url: str) -> Stat | None:
-    found = info(url)
-    return None if found is None or found.get("type") == "directory" else stat_of(found)
+    """Size and time of a file, or None if there is none."""
+    if is_remote(url):
+        found = info(url)
+        return None if found is None or found.get("type") == "directory" else stat_of(found)
+    try:
+        return status_of(os.stat(local(url)))
+    except OSError:
+        return None
+
+
+def status_of(status: os.stat_result) -> Stat:
+    """What `stat` says of a local file."""
+    known = os.name != "nt" and status.st_ino
+    mark = crc32(b"%d %d" % (status.st_ino, status.st_ctime_ns)) if known else 0
+    return Stat(status.st_size, status.st_mtime_ns, mark=mark)
 
 
 def stat_of(found: Info) -> Stat:
@@ -234,7 +282,7 @@ def stat_of(found: Info) -> Stat:
 
 def expect(files: Mapping[str, Stat]) -> None:
     """Take what an earlier listing said of objects with an ETag as said: whether it is still true shows at the end."""
-    run = _RUN.get()
+    run = kept()
     for url, status in files.items():
         if run is not None and status.etag and url.startswith(STORES):
             run.infos[url] = {"type": "file", "size": status.size, "ETag": status.etag}
@@ -247,18 +295,6 @@ def refuse_unlisted(url: str) -> None:
 
 
 __all__ = [
-    "Lookups",
-    "Stat",
-    "expect",
-    "filesystem",
-    "forget",
-    "fresh",
-    "info",
-    "is_dir",
-    "kept",
-    "names",
-    "once",
-    "refuse_unlisted",
-    "stat",
-    "stat_of",
-]
+    "Lookups", "Stat", "exists", "expect", "filesystem", "forget", "fresh", "info", "is_dir", "kept", "names", "once",
+    "refuse_unlisted", "stat", "stat_of", "status_of",
+]  # fmt: skip

@@ -9,7 +9,7 @@ from shlex import quote as quoted
 from urllib.parse import quote, unquote
 
 from ..errors import UnsafeCheckpoint, UsageError
-from ..messages import links, printable, redacted
+from ..messages import printable, redacted
 
 
 def is_remote(url: str) -> bool:
@@ -53,13 +53,13 @@ _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:(?=/|$)")
 
 
 def host(url: str) -> str:
-    """The server of a remote url, the last link of a chain, as people write it; '' of a local path.
+    """The server of a remote url, as people write it; '' of a local path.
 
     Of a store that is the bucket, of the Hub the Hub.
     """
     if not is_remote(url):
         return ""
-    scheme, _, rest = redacted(links(url)[-1]).partition("://")
+    scheme, _, rest = redacted(url).partition("://")
     name = rest.partition("/")[0] if scheme != "hf" else ""
     return name if scheme in ("http", "https") else f"{scheme}://{name}"
 
@@ -67,17 +67,12 @@ def host(url: str) -> str:
 def split(url: str) -> tuple[str, str]:
     """Split a path into folder and base name, the arguments of `join`; the folder of a bare name is '.'.
 
-    Of a chain (zip://a/b.npz::https://host/c.zip) the first link is split, after the name of a cache (simplecache::),
-    of a web address what its query follows.
+    Of a web address what its query follows is split.
     """
     if is_remote(url):
-        first, rest = _first(url)
-        if "://" not in first:
-            head, base = split(rest[2:])
-            return f"{first}::{head}", base
-        end = min([i for c in "?#" if (i := first.find(c)) >= 0] or [len(first)]) if is_http(first) else len(first)
-        head, _, base = first[:end].rpartition("/")
-        return (f"{head}/" if head.endswith(":/") else head) + rest, base + first[end:]
+        end = min([i for c in "?#" if (i := url.find(c)) >= 0] or [len(url)]) if is_http(url) else len(url)
+        head, _, base = url[:end].rpartition("/")
+        return f"{head}/" if head.endswith(":/") else head, base + url[end:]
     head, base = os.path.split(local(url))
     return head or ".", base
 
@@ -98,17 +93,7 @@ def join(folder: str, *names: str) -> str:
     """Join a folder and names, local or remote."""
     if not is_remote(folder):
         return os.path.join(local(folder), *names)
-    first, rest = _first(folder)
-    if "://" not in first:
-        return f"{first}::{join(rest[2:], *names)}"
-    first = first if first.endswith("://") else f"{first.rstrip('/')}/"
-    return first + "/".join(names) + rest
-
-
-def _first(url: str) -> tuple[str, str]:
-    """The first link of a chain, and what follows it, from `::` on."""
-    first = links(url)[0]
-    return first, url[len(first) :]
+    return (folder if folder.endswith("://") else f"{folder.rstrip('/')}/") + "/".join(names)
 
 
 def beginning(names: Iterable[str]) -> str:
@@ -163,7 +148,7 @@ def _quoted(name: str, url: str) -> str:
     """The name as it stands in a remote url: nothing in it is a query, a fragment, an escape or a further link."""
     if is_http(url):
         return quote(name, safe=" !$&'()*+,;=@[]{}^~`|")
-    if is_remote(url) and ("::" in name or "?" in name or "#" in name):
+    if is_remote(url) and ("?" in name or "#" in name):
         raise UnsafeCheckpoint(f"names the file {printable(name)!r}, which reads as more than a name there", url=url)
     return name
 

@@ -38,7 +38,6 @@ class RemoteFile:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._fs, self._path = filesystem(url)
         found = info(url)
         if found is None:
             raise refused(FileNotFoundError(), url)
@@ -46,21 +45,19 @@ class RemoteFile:
             raise StorageError("is a folder, a file is needed", url=url)
         if found.get("size") is None:
             raise StorageError("the server does not say how large the file is", url=url)
-        self.size, self._info = int(found["size"]), found
-        if is_http(url):
-            with asking(url):
-                web.learn_version(self._fs, self._path, found)
+        self.size = int(found["size"])
+        # of what answers say of the version the first one decides; the Hub's are those of its store
+        self._said = {"size": self.size, **({k: found[k] for k in web.VERSIONS if k in found} if is_http(url) else {})}
         from hashlib import blake2b
 
-        said = {**found.get("told", {}), **{k: v for k, v in found.items() if v}}
-        version = [next(filter(None, map(said.get, VERSIONS)), None)]  # listings and answers agree, but not in times
+        version = [next(filter(None, map(found.get, VERSIONS)), None)]  # listings and answers agree, but not in times
         lasting = bool(version[0]) or is_http(url)  # which lists nothing
-        version = version if version[0] else [_seconds(said.get(k)) for k in TIMES]
+        version = version if version[0] else [_seconds(found.get(k)) for k in TIMES]
         digest = int.from_bytes(blake2b(repr(version).encode(), digest_size=8).digest(), "little")
         self.stamp = (self.size, digest) if lasting else (self.size, 0, 0, digest)
         self._is_known = any(version)
-        self._version = tuple((k, said[k]) for k in web.VERSIONS if k in said)
         self._copy: Spool | None = None
+        self._web = url.startswith(("http", "hf"))
         self._ranged = not is_http(url)  # whether the server sends ranges of files
         run = kept()
         self._ends = run.ends(url) if run else []
@@ -179,13 +176,18 @@ class RemoteFile:
 
     def _fetched(self, some: Sequence[tuple[int, int]]) -> list[bytes]:
         """Ranges; of a web server the first request shows whether it sends any, and else the whole file is copied."""
+        if not self._web:
+            fs, path = filesystem(self.url)
+            exact = {} if getattr(fs, "async_impl", False) else {"cache_type": "none"}  # else it reads ahead
+            starts, ends = [a for a, _ in some], [a + n for a, n in some]
+            return list(fs.cat_ranges([path] * len(some), starts, ends, on_error="raise", **exact))
         try:
-            found = web.fetched(self._fs, self._path, some, self._info)
+            found = web.ranges(self.url, some, self._said)
         except web.NoRanges as e:
             if self._ranged:
                 raise StorageError("the server sends ranges of the file no more", url=self.url) from e
             copied = _whole if self._is_known else _whole.__wrapped__
-            self._copy = copied(self.url, self.stamp, self._version)
+            self._copy = copied(self.url, self.stamp, tuple(self._said.items()))
             return [self._copy.read(*one) for one in some]
         self._ranged = True
         return found
@@ -236,13 +238,12 @@ def _sized(data: bytes, start: int, size: int, url: str) -> bytes:
 
 
 @lru_cache(maxsize=4)
-def _whole(url: str, stamp: tuple[int, ...], version: tuple[tuple[str, str], ...]) -> Spool:
+def _whole(url: str, stamp: tuple[int, ...], said: tuple[tuple[str, Any], ...]) -> Spool:
     """A private copy of a file that can only be read whole; it disappears with the last reference."""
     spool = Spool(url)
     spool.check_room(stamp[0])
-    fs, path = filesystem(url)
     with spool.filled() as file, asking(url):
-        web.whole(fs, path, {"size": stamp[0], **dict(version)}, file)
+        web.whole(url, dict(said), file)
     if spool.size != stamp[0]:
         raise CorruptCheckpoint("came in another length than the server said", url=url)
     return spool

@@ -13,10 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .lookups import Lookups
+from typing import Any
 
 Stamp = tuple[int, ...]  # equal as long as a file is the same one and unchanged
 
@@ -32,7 +29,7 @@ class Session:
     """
 
     stamps: dict[str, Stamp] | None = None
-    lookups: Lookups | None = None
+    lookups: Any = None  # a lookups.Lookups
     listings: dict[str, list[str]] | None = None
     written: Mapping[str, tuple[int, int]] | None = None
     spared: Collection[str] = ()

@@ -11,14 +11,12 @@ from urllib.parse import quote
 
 from ..errors import CkptError, UnsafeCheckpoint
 from ..messages import brief, printable
-from . import web
 from .faults import asking, refused
-from .looking import status_of
-from .lookups import MANY, Info, Stat, filesystem, kept, refuse_unlisted, stat_of
+from .lookups import Info, Stat, filesystem, kept, refuse_unlisted, stat_of, status_of
 from .paths import is_remote, join, local
 
 MAX_DEPTH = 32  # folders above an object; each takes memory, and a key of 1 kB could name 500
-_MORE = re.compile(r"\0|::|\?versionId=")  # in a url: a further link, a version of S3
+_MORE = re.compile(r"\0|\?versionId=")  # in a url: a version of S3
 _GENERATION = re.compile(r"#\d+$")  # a version of Google's store
 FOLDER: Info = {"type": "directory"}
 Failed = Callable[[str, str, CkptError], None]
@@ -96,7 +94,7 @@ def _remote(folder: str, failed: Failed | None) -> Iterator[Level]:
     refuse_unlisted(folder)
     fs, path = filesystem(folder)
     with asking(folder):
-        found = web.bounded(fs, "find", MANY, path, detail=True)
+        found = fs.find(path, detail=True)
     todo = [("", _tree(folder, entries(folder, path, found), failed))]
     run = kept()
     while todo:

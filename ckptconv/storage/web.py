@@ -1,206 +1,341 @@
-"""Requests to web servers: bounded in time and in bytes, and redirects stay on the host that the user named.
+"""Files of web servers and of the Hugging Face Hub, over urllib3: bounded in time and bytes, one rule of redirects.
 
+    info(url)                       size and version of a file; None if there is none
+    ranges(url, [(0, 9)], info)     bytes of it, requested at once
+    whole(url, info, file)          a copy of it, from a server that sends no ranges
+
+CKPTCONV_TIMEOUT      seconds that a request may take, plus one for each 64 KiB requested; 60
 CKPTCONV_REDIRECTS    more hosts that redirects may lead to, separated by commas; a leading dot takes a whole domain
 
-fsspec reads what a server sends to its end and unpacks it, however much that is; `ranges` and `whole` do not.
+A server is a stranger: of what it sends no more is read than was asked for, nothing is unpacked, and it leads only to
+hosts that the user named. What may pass (a busy server, a broken connection, no answer in time) is asked for again,
+after longer and longer pauses, in three times the time of one request; an answer that broke off counts for nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import random
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from functools import lru_cache
-from typing import IO, Any
-from urllib.parse import SplitResult, urlsplit
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from typing import IO, Any, TypeVar
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
-from ..errors import CkptError, CorruptCheckpoint, StorageError
+from ..errors import CkptError, CorruptCheckpoint, StorageError, UsageError
 from ..messages import printable, redacted
-from .faults import spooling
+from .faults import causes, failure, network, spooling, status, wished
 from .paths import is_http
-from .tries import LOG, TIMES, Tries, again, seconds
 
-VERSIONS = ("ETag", "Last-Modified")  # the first that an answer has decides
-USUAL = 2**23  # bytes of a request whose size is not known here
+LIMIT = 10**7  # seconds of CKPTCONV_TIMEOUT, a quarter of a year
+RATE = 2**16  # bytes a second: what is slower has stalled
+TRIES, TIMES = 6, 3  # tries of a request, and how many times the limit of one they may take together
+FIRST, LONGEST = 0.25, 8.0  # seconds of a pause
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+VERSIONS = ("ETag", "Last-Modified")  # the first that two answers have decides whether they are about the same bytes
 PIECE = 2**20  # bytes read at once
-MANY = 10_000  # urls that are kept of which no version is told
-_TELL_NONE: set[str] = set()
-# where well-known hosts keep their files
-STORES = {
+MAX_REDIRECTS = 10
+STORES = {  # where well-known hosts keep their files
     "huggingface.co": (".huggingface.co", ".hf.co"),
     "hf.co": (".huggingface.co", ".hf.co", "huggingface.co"),
     "github.com": (".githubusercontent.com",),
 }
+LOG = logging.getLogger("ckptconv")
+T = TypeVar("T")
 
 
 class NoRanges(Exception):
     """The server answers a request for a range with the whole file."""
 
 
-def bounded(fs: Any, what: str, size: int, path: Any, *args: Any, known: bool = False, **options: Any) -> Any:
-    """Call a method of a file system that reads a path or several, again where its failure may pass (see tries.py).
+class Answered(OSError):
+    """The server answered with a status that is an error."""
 
-    In bounded time where it is a file system that can be interrupted.
+    def __init__(self, status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(f"status {status}")
+        self.status, self.headers = status, headers
+
+
+def info(url: str) -> dict[str, Any] | None:
+    """Size and version of a file; None if there is none.
+
+    A server that does not answer HEAD, or tells no version with it, is asked for the first byte as well.
     """
-    coroutine = getattr(fs, f"_{what}", None)
+    found: dict[str, Any] = {"type": "file", "size": None}
+    for method, headers in (("HEAD", {}), ("GET", {"Range": "bytes=0-0"})):
+        try:
+            code, said = _again(url, 0, partial(_head, method, url, headers), known=method == "GET")
+        except (Answered, OSError) as e:
+            if isinstance(e, Answered) and e.status in (404, 410):
+                return None
+            if method == "GET" and found["size"] is None:
+                raise
+            if not isinstance(e, Answered) and method == "HEAD":
+                raise
+            LOG.debug("%s: %s: %s", printable(redacted(url)), method, type(e).__name__)
+            continue
+        total = re.search(r"/(\d+)$", said.get("Content-Range", ""))
+        length = total[1] if total else said.get("Content-Length", "") if code == 200 else ""
+        if found["size"] is None and length.isdecimal():
+            found["size"] = int(length)
+        found |= {k: said[k] for k in VERSIONS if k in said}
+        if found["size"] == 0 or (found["size"] and any(k in found for k in VERSIONS)):
+            break
+    return found
 
-    def request() -> Any:
-        if not getattr(fs, "async_impl", False) or coroutine is None:
-            return getattr(fs, what)(path, *args, **options)
-        from fsspec.asyn import sync
 
-        return sync(fs.loop, coroutine, path, *args, timeout=seconds(size), **options)
-
-    return again(str(path if isinstance(path, str) else path[0]), size, request, known=known)
+def _head(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str]]:
+    with _asked(method, url, headers) as answer:
+        return answer.status, answer.headers
 
 
-def fetched(fs: Any, path: str, some: Sequence[tuple[int, int]], info: dict[str, Any]) -> list[bytes]:
-    """Read some ranges (start, size) of a file in any file system, at once if it can; NoRanges as `ranges`."""
-    if is_http(path):
-        return ranges(fs, path, some, info)
-    paths, starts, ends = [path] * len(some), [a for a, _ in some], [a + n for a, n in some]
-    exact = {} if getattr(fs, "async_impl", False) else {"cache_type": "none"}  # else it reads ahead
-    total = sum(n for _, n in some)
-    return list(bounded(fs, "cat_ranges", total, paths, starts, ends, known=True, on_error="raise", **exact))
-
-
-def ranges(fs: Any, path: str, wanted: Sequence[tuple[int, int]], info: dict[str, Any]) -> list[bytes]:
+def ranges(url: str, wanted: Sequence[tuple[int, int]], info: dict[str, Any]) -> list[bytes]:
     """Read ranges (start, size) of a file, concurrently; of what a server sends at most as much as was requested.
 
     NoRanges if the server sends the whole file instead, CorruptCheckpoint if it sends another one than `info` tells of.
     """
-    import asyncio  # costs more than the rest of this room
-
     total = sum(size for _, size in wanted)
 
-    async def one(start: int, size: int) -> bytes:
-        tries = Tries(path, total, known=True)
-        while True:
-            try:
-                return await asyncio.wait_for(_range(fs, path, start, size, info), seconds(total))
-            except Exception as e:
-                await asyncio.sleep(tries.pause(e))
+    def one(start: int, size: int) -> bytes:
+        return _again(url, total, lambda: _range(url, start, size, seconds(total), info), known=True)
 
-    async def all_of_them() -> list[bytes]:
-        tasks = [asyncio.ensure_future(one(*some)) for some in wanted]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    return list(_timed(fs, TIMES * seconds(total), all_of_them))
+    return together([partial(one, *some) for some in wanted], TIMES * seconds(total))
 
 
-async def _range(fs: Any, path: str, start: int, size: int, info: dict[str, Any]) -> bytes:
-    out = bytearray()
-    async with _asked(fs, path, {"Range": f"bytes={start}-{start + size - 1}"}) as answer:
+def _range(url: str, start: int, size: int, limit: float, info: dict[str, Any]) -> bytes:
+    out, end = bytearray(), time.monotonic() + limit
+    with _asked("GET", url, {"Range": f"bytes={start}-{start + size - 1}"}) as answer:
         sent = re.match(r"bytes (\d+)-\d*(?:/(\d+))?", answer.headers.get("Content-Range", ""))
         if answer.status != 206 or not sent:
             raise NoRanges("the server does not send ranges of files")
         if int(sent[1]) != start:
-            raise CorruptCheckpoint(f"bytes from {start} were requested, those from {sent[1][:20]} came", url=path)
-        if _changed(info, answer.headers) or (sent[2] and sent[2] != str(info.get("size"))):
-            raise CorruptCheckpoint("changed while it was read: the server has another version of it", url=path)
-        while piece := await answer.content.read(PIECE):
+            raise CorruptCheckpoint(f"bytes from {start} were requested, those from {sent[1][:20]} came", url=url)
+        _refuse_changed(url, info, answer.headers)
+        if sent[2] and sent[2] != str(info.get("size")):
+            raise CorruptCheckpoint("changed while it was read: the server has another version of it", url=url)
+        for piece in _pieces(answer, lambda: end):
             out += piece
             if len(out) > size:
-                raise CorruptCheckpoint(f"{size} bytes at {start} were requested, more came", url=path)
+                raise CorruptCheckpoint(f"{size} bytes at {start} were requested, more came", url=url)
     return bytes(out)
 
 
-def _changed(info: dict[str, Any], now: Mapping[str, str]) -> bool:
-    """Whether an answer is about another version than `info`, or than the first answer, which `info` then keeps."""
-    first = info.setdefault("first answer", {k: now[k] for k in VERSIONS if k in now})
-    for k in VERSIONS:
-        known = {said[k] for said in (info, first, now) if said.get(k)}
-        if k in now and known:
-            return len(known) > 1
-    return False
-
-
-def learn_version(fs: Any, path: str, info: dict[str, Any]) -> None:
-    """Let `info` have under "told" the version that answers tell, where none was told with the size.
-
-    Later answers are compared with it and do not change it: it tells apart what was opened. A server that refuses the
-    question, also when it is repeated because the failure might have passed, or that tells none, is not asked again.
-    """
-
-    async def first() -> dict[str, str]:
-        async with _asked(fs, path, {"Range": "bytes=0-0"}) as answer:
-            return {k: answer.headers[k] for k in VERSIONS if k in answer.headers}
-
-    if "told" in info:
-        return
-    told = dict[str, str]()
-    if info.get("size") and not any(info.get(k) for k in VERSIONS) and path not in _TELL_NONE:
-        try:
-            told = again(path, 1, lambda: _timed(fs, seconds(1), first), known=True)
-        except CkptError:  # it leads where nobody allowed it to lead
-            raise
-        except Exception as e:  # what is read next tells whether it is down
-            LOG.debug("%s: asked for a version: %s", printable(redacted(path)), type(e).__name__)
-        if not told:
-            if len(_TELL_NONE) >= MANY:
-                _TELL_NONE.clear()
-            _TELL_NONE.add(path)
-    info["told"] = told
-    if told:
-        info.setdefault("first answer", told)
-
-
-def whole(fs: Any, path: str, info: dict[str, Any], file: IO[bytes]) -> None:
+def whole(url: str, info: dict[str, Any], file: IO[bytes]) -> None:
     """Copy a file into `file`; CorruptCheckpoint if the server sends more than it said, or another version.
 
     The time is counted by what came, since the size is what a stranger says.
     """
-    import asyncio
-    import time
-
     size = int(info["size"])
 
-    async def copy() -> None:
-        left, began = size, time.monotonic()
+    def copy() -> None:
+        began, came = time.monotonic(), [0]
         with spooling():
             file.seek(0)
             file.truncate()
-        async with _asked(fs, path, {}) as answer:
-            if _changed(info, answer.headers):
-                raise CorruptCheckpoint("changed while it was read: the server has another version of it", url=path)
-            while piece := await asyncio.wait_for(
-                answer.content.read(PIECE), began + seconds(size - left) - time.monotonic()
-            ):
-                left -= len(piece)
-                if left < 0:
-                    raise CorruptCheckpoint("is longer than the server said", url=path)
+        with _asked("GET", url, {}) as answer:
+            _refuse_changed(url, info, answer.headers)
+            for piece in _pieces(answer, lambda: began + seconds(came[0])):
+                came[0] += len(piece)
+                if came[0] > size:
+                    raise CorruptCheckpoint("is longer than the server said", url=url)
                 with spooling():
                     file.write(piece)
 
-    again(path, size, lambda: _timed(fs, seconds(size), copy), known=True)
+    _again(url, size, copy, known=True)
 
 
-def _timed(fs: Any, limit: float, coroutine: Callable[[], Any]) -> Any:
-    from fsspec.asyn import sync
+def _refuse_changed(url: str, info: dict[str, Any], now: Mapping[str, str]) -> None:
+    """CorruptCheckpoint if an answer is about another version than `info` tells of; one that tells none takes this."""
+    if not any(info.get(k) for k in VERSIONS):
+        info |= {k: now[k] for k in VERSIONS if k in now}
+    decides = next((k for k in VERSIONS if info.get(k) and k in now), "")
+    if decides and info[decides] != now[decides]:
+        raise CorruptCheckpoint("changed while it was read: the server has another version of it", url=url)
 
-    return sync(fs.loop, coroutine, timeout=limit)
+
+# --- one request --------------------------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def _asked(fs: Any, path: str, headers: dict[str, str]) -> AsyncIterator[Any]:
-    """Send a request, with the headers that the user gave as well; the answer's content is still to be read."""
-    from aiohttp import ClientTimeout
-
-    session = await fs.set_session()
-    given = {**fs.kwargs, "headers": {**fs.kwargs.get("headers", {}), **headers}}
-    async with session.get(fs.encode_url(path), timeout=ClientTimeout(sock_connect=30), **given) as answer:
-        answer.raise_for_status()
+@contextmanager
+def _asked(method: str, url: str, headers: Mapping[str, str]) -> Iterator[Any]:
+    """Send a request and follow its redirects; the answer's content is still to be read."""
+    (answer,) = together([lambda: _followed(method, url, headers)], seconds(0))
+    try:
         if answer.headers.get("Content-Encoding", "identity") != "identity":
-            raise StorageError("the server sends it packed, although that was not requested", url=path)
+            raise StorageError("the server sends it packed, although that was not requested", url=url)
         yield answer
+    except BaseException:
+        answer.close()
+        raise
+    if answer.length_remaining:
+        answer.close()
+    answer.release_conn()
 
 
-# --- redirects --------------------------------------------------------------------------------------------------
+def _followed(method: str, url: str, headers: Mapping[str, str]) -> Any:
+    from urllib3 import Timeout
+
+    here, own = _address(url)
+    home, limit = urlsplit(here)[:2], seconds(0)
+    for _ in range(MAX_REDIRECTS):
+        sent = {"Accept-Encoding": "identity", **(own if urlsplit(here)[:2] == home else {}), **headers}
+        answer = _pool(here).request(
+            method, here, headers=sent, redirect=False, retries=False, preload_content=False, decode_content=False,
+            timeout=Timeout(connect=min(30.0, limit), read=limit),
+        )  # fmt: skip
+        if answer.status < 300 or answer.status == 304:
+            return answer
+        answer.close()
+        if answer.status not in (301, 302, 303, 307, 308):
+            raise Answered(answer.status, answer.headers)
+        here = _redirected(here, answer.headers.get("Location", ""))
+    raise StorageError("the server redirects in a circle", url=url)
+
+
+def _address(url: str) -> tuple[str, dict[str, str]]:
+    """The web address of a file, without a login, and the headers that its server alone gets."""
+    if is_http(url):
+        from urllib3.util import make_headers, parse_url
+
+        try:
+            parts = urlsplit(url)
+            login, at, host = parts.netloc.rpartition("@")
+            bare = parts._replace(netloc=host).geturl() if at else url
+            if not parse_url(bare).host:
+                raise ValueError
+        except ValueError:
+            raise StorageError("the address is not valid", url=url) from None
+        return bare, make_headers(basic_auth=unquote(login)) if at else {}
+    import huggingface_hub
+
+    fs = huggingface_hub.HfFileSystem()
+    there: Any = fs.resolve_path(url)
+    kind = {"repo_type": there.repo_type, "revision": there.revision, "endpoint": fs.endpoint}
+    headers: dict[str, str] = huggingface_hub.utils.build_hf_headers(token=fs.token)  # type: ignore[attr-defined]
+    return huggingface_hub.hf_hub_url(there.repo_id, there.path_in_repo, **kind), headers
+
+
+def _pool(url: str) -> Any:
+    from urllib.request import getproxies, proxy_bypass
+
+    parts = urlsplit(url)
+    proxy = "" if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme, "")
+    return _pools(os.getpid(), proxy)
+
+
+@lru_cache(maxsize=8)
+def _pools(process: int, proxy: str) -> Any:
+    """The connections of a process: one that was forked does not share those of its parent."""
+    import urllib3
+
+    how: dict[str, Any] = {"maxsize": 16, "num_pools": 16}
+    return urllib3.ProxyManager(proxy, **how) if proxy else urllib3.PoolManager(**how)
+
+
+def _pieces(answer: Any, end: Callable[[], float]) -> Iterator[bytes]:
+    """What comes, in pieces; TimeoutError if the end of the time is reached."""
+    while piece := answer.read1(PIECE):
+        yield piece
+        if time.monotonic() > end():
+            raise TimeoutError
+
+
+def together(calls: Sequence[Callable[[], T]], limit: float) -> list[T]:
+    """Call functions at once, each in a thread that nobody waits for after the limit; TimeoutError then.
+
+    A server that sends a byte of its headers a minute holds a thread, but not us.
+    """
+
+    def run(call: Callable[[], T], future: Future[T]) -> None:
+        try:
+            future.set_result(call())
+        except BaseException as e:  # belongs to whoever waits
+            future.set_exception(e)
+
+    futures = [Future[T]() for _ in calls]
+    for call, future in zip(calls, futures, strict=True):
+        threading.Thread(target=run, args=(call, future), daemon=True).start()
+    end = time.monotonic() + limit
+    return [future.result(max(0.0, end - time.monotonic())) for future in futures]
+
+
+# --- again --------------------------------------------------------------------------------------------------------
+
+
+def seconds(size: int) -> float:
+    """The time in seconds that a request for `size` bytes may take."""
+    given = os.environ.get("CKPTCONV_TIMEOUT", "60")
+    try:
+        limit = float(given)
+    except ValueError:
+        limit = 0.0
+    if not 0 < limit < LIMIT:  # also of NaN; clocks and sockets take no endless times
+        raise UsageError(f"CKPTCONV_TIMEOUT is a number of seconds above 0 and below {LIMIT}, not {given!r}")
+    return max(1.0, limit) + size / RATE
+
+
+def _again(url: str, size: int, request: Callable[[], T], *, known: bool = False) -> T:
+    """What a request brings that is repeated where its failure may pass; known: the server has answered before."""
+    end, pause = time.monotonic() + TIMES * seconds(size), FIRST
+    for _ in range(TRIES - 1):
+        try:
+            return request()
+        except Exception as e:
+            wait = max(pause * random.uniform(0.5, 1.0), wished(e))  # not all at once, if many were refused at once
+            if time.monotonic() + wait > end or not _passes(e, known=known):
+                raise
+            why = network(e) or type(e).__name__
+        LOG.info("%s: %s; asking again in %.1f s", printable(redacted(url)), why, wait)
+        time.sleep(wait)
+        pause = min(2 * pause, LONGEST)
+    return request()
+
+
+def _passes(e: Exception, *, known: bool) -> bool:
+    """Whether a failure may pass; a server that refuses connections may only if it is known to have accepted some."""
+    if isinstance(e, (CkptError, NoRanges)):
+        return False
+    chain = list(causes(e))
+    if said := next(filter(None, map(status, chain)), 0):
+        return said in PASSING
+    ways = set(map(failure, chain))
+    if "host" in ways:
+        return False
+    return known if "refused" in ways else bool(ways & {"time", "broken"})
+
+
+# --- redirects ----------------------------------------------------------------------------------------------------
+
+
+def _redirected(here: str, location: str) -> str:
+    """Where a redirect leads; StorageError if that is not what the user named."""
+    try:
+        target = urljoin(here, location)
+        there = urlsplit(target)
+        if there.scheme not in ("http", "https") or not there.hostname or not location:
+            raise ValueError
+        led = may_lead(here, target)
+    except ValueError:
+        raise StorageError("the server redirects to what is not a web address", url=here) from None
+    if there.username or there.password:
+        raise StorageError("the server redirects to an address with a login that you did not give", url=here)
+    if not led:
+        host = there.hostname
+        where = f"{host}:{there.port or _PORTS[there.scheme]}" if host == urlsplit(here).hostname else host
+        raise StorageError(
+            f"the server redirects to {there.scheme}://{where}, another host than was named; "
+            f"CKPTCONV_REDIRECTS={host} allows it",
+            url=here,
+        )
+    return target
+
+
+_PORTS = {"http": 80, "https": 443}
 
 
 def may_lead(source: str, target: str) -> bool:
@@ -219,53 +354,11 @@ def may_lead(source: str, target: str) -> bool:
 
 def _usual(url: SplitResult) -> int:
     """The port of a url; 0 for the one of its scheme."""
-    return 0 if url.port in (None, {"http": 80, "https": 443}.get(url.scheme)) else url.port or -1
+    return 0 if url.port in (None, _PORTS.get(url.scheme)) else url.port or -1
 
 
 def _listed(host: str, allowed: Sequence[str]) -> bool:
     return any(host == h or (h.startswith(".") and host.endswith(h)) for h in map(str.strip, allowed) if h)
 
 
-def client() -> dict[str, Any]:
-    """What is passed to fsspec's file system for the web; empty where it is not installed."""
-    return _client(seconds(USUAL))
-
-
-@lru_cache(maxsize=4)
-def _client(limit: float) -> dict[str, Any]:
-    try:
-        import aiohttp
-    except ImportError:
-        return {}
-    trace = aiohttp.TraceConfig()
-    trace.on_request_redirect.append(_redirected)
-    # for the requests that fsspec makes by itself; those of this module have a time limit of their own
-    timeout = aiohttp.ClientTimeout(total=limit, sock_connect=30)
-    options = {"trace_configs": [trace], "timeout": timeout, "headers": {"Accept-Encoding": "identity"}}
-    return {"client_kwargs": {**options, "auto_decompress": False}}
-
-
-async def _redirected(_session: Any, _context: Any, sent: Any) -> None:
-    """Refuse a redirect to what the user did not name, before it is followed."""
-    from yarl import URL
-
-    found = sent.response.headers.get("Location") or sent.response.headers.get("URI") or ""
-    try:
-        target = sent.url.join(URL(found))
-        led = may_lead(str(sent.url), str(target))
-        if target.scheme not in ("http", "https") or not target.host:
-            raise ValueError
-    except ValueError:
-        raise StorageError("the server redirects to what is not a web address", url=str(sent.url)) from None
-    if target.user or target.password:
-        raise StorageError("the server redirects to an address with a login that you did not give", url=str(sent.url))
-    if not led:
-        where = f"{target.raw_host}:{target.port}" if target.host == sent.url.host else target.raw_host
-        raise StorageError(
-            f"the server redirects to {target.scheme}://{where}, another host than was named; "
-            f"CKPTCONV_REDIRECTS={target.raw_host} allows it",
-            url=str(sent.url),
-        )
-
-
-__all__ = ["NoRanges", "bounded", "client", "fetched", "learn_version", "may_lead", "ranges", "whole"]
+__all__ = ["VERSIONS", "Answered", "NoRanges", "info", "may_lead", "ranges", "seconds", "together", "whole"]

@@ -599,7 +599,7 @@ def test_every_verb_opens_a_ledger_as_ours(kind: str, given: bool, tmp_path: Pat
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("url", ["s3://b/l.html", "https://h/l.html", "simplecache::s3://b/l.html", "memory://l.html"])
+@pytest.mark.parametrize("url", ["s3://b/l.html", "https://h/l.html", "memory://l.html"])
 def test_a_url_is_no_path_of_this_machine(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Run) -> None:
     monkeypatch.chdir(tmp_path)
     save(tmp_path / "in" / "a.npz")

@@ -286,7 +286,7 @@ def test_a_message_is_bounded_and_keeps_its_end() -> None:
 # --- urls where only a file of this machine can be --------------------------------------------------------------------
 
 SOMEWHERE = (
-    "s3://b/x.{}", "http://me:hush@h/x.{}", "HTTPS://h/x.{}?sig=hush", "zip://x.{}::http://me:hush@h/a.zip",
+    "s3://b/x.{}", "http://me:hush@h/x.{}", "HTTPS://h/x.{}?sig=hush",
     "memory://x.{}", "s3:/b/x.{}", "http:/me:hush@h/x.{}", "File:/x.{}",
 )  # fmt: skip
 

@@ -229,7 +229,7 @@ def test_a_task_that_stands_still_is_overtaken(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_remote_tensor_that_is_transposed_is_fetched_once(tmp_path: Path) -> None:
-    pytest.importorskip("aiohttp", reason="the extra http is not installed")
+    pytest.importorskip("urllib3", reason="the extra http is not installed")
     value = np.asfortranarray(np.random.default_rng(0).standard_normal((2048, 2048), dtype="f4"))  # 16 MiB
     np.save(tmp_path / "w.npy", value)
     sent = [0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import struct
@@ -243,9 +242,7 @@ def test_it_is_refused_or_read_at_once(name: str, tmp_path: Path) -> None:
                 t.numpy()
 
 
-@pytest.mark.parametrize(
-    "name", ["s.npz", "s.pt", "s.bin", "s.keras", "s", "zip://m::{}/s.zip", "zip://s.npz::{}/o.zip"]
-)
+@pytest.mark.parametrize("name", ["s.npz", "s.pt", "s.bin", "s.keras", "s"])
 def test_a_hole_is_no_directory(name: str, tmp_path: Path) -> None:
     """A file of 300 MB takes 4 kB on the disk, and its end says that all of it is the directory: it was read whole."""
     size = 300 * 2**20
@@ -253,17 +250,10 @@ def test_a_hole_is_no_directory(name: str, tmp_path: Path) -> None:
         "<4sLQL", b"PK\6\7", 0, size, 1
     )
     end += struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
-    about = struct.pack("<5H3L2H", 10, 0, 0, 0, 33, 0, size + len(end), size + len(end), 5, 0)
-    url = name.format(tmp_path) if "::" in name else str(tmp_path / name)
-    within = name.endswith("o.zip")  # it is the only member of an archive
-    with open(url.rpartition("::")[2], "wb") as f:
-        f.write((b"PK\3\4" + about + b"s.npz") * within)
-        f.seek(size, os.SEEK_CUR)
+    url = str(tmp_path / name)
+    with open(url, "wb") as f:
+        f.seek(size)
         f.write(end)
-        if within:
-            at = f.tell()
-            f.write(b"PK\1\2\x14\0" + about + bytes(14) + b"s.npz")
-            f.write(struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, f.tell() - at, at, 0))
     tracemalloc.start()
     with pytest.raises(ckptconv.CkptError, match=r"no directory where its end says it is|has an unknown format"):
         ckptconv.open(url)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ckptconv.storage import tries
+from ckptconv.storage import web
 
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tries, "FIRST", 0.01)
+    monkeypatch.setattr(web, "FIRST", 0.01)

@@ -389,9 +389,9 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_scheme() -> None:
-    with pytest.raises(UsageError, match=r"gopher:// is not opened, only s3://.*CKPTCONV_SCHEMES=gopher"):
+    with pytest.raises(UsageError, match=r"gopher:// is not read, only s3://.* are; mount it, or copy the file here"):
         ckptconv.open("gopher://bucket/m.npz")
-    with pytest.raises(UsageError, match=r"HTTPS:// is not opened.*did you mean https\?"):
+    with pytest.raises(UsageError, match=r"HTTPS:// is not read.*did you mean https\?"):
         ckptconv.open("HTTPS://host/m.npz")
 
 

@@ -17,10 +17,10 @@ import pytest
 
 import ckptconv
 from ckptconv.errors import CorruptCheckpoint, StorageError, UsageError
-from ckptconv.storage import remote, tries
+from ckptconv.storage import remote, web
 from ckptconv.storage.faults import wished
 
-pytest.importorskip("aiohttp", reason="the extra http is not installed")
+pytest.importorskip("urllib3", reason="the extra http is not installed")
 ARRAYS = {f"w{i}": np.arange(30_000, dtype="f4") + i for i in range(6)}  # far more than head and tail
 Fault = Callable[["Server"], None]
 
@@ -157,7 +157,7 @@ def test_what_passes_is_asked_again(name: str, when: int, serve: Serve) -> None:
 @pytest.mark.slow
 def test_silence_is_a_failure_that_may_pass(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKPTCONV_TIMEOUT", "1")
-    monkeypatch.setattr(tries, "RATE", 10**9)
+    monkeypatch.setattr(web, "RATE", 10**9)
     url, _ = serve(iter([None, None, silent]))
     assert bytes(ckptconv.open(url)["w0"].numpy()) == bytes(ARRAYS["w0"])
 
@@ -174,14 +174,14 @@ def test_every_other_request_may_fail(serve: Serve, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "says", "asked"),
     [
-        (status(404), "no such file", 2),  # HEAD, then GET
-        (status(410), "no such file", 2),
-        (status(401), "the server wants a login", 2),
+        (status(404), "no such file", 1),
+        (status(410), "no such file", 1),
+        (status(401), "the server wants a login", 2),  # HEAD, then GET
         (status(403), "access is forbidden", 2),
         (status(501), "status 501", 2),
         (status(429, Retry_After="9999"), "too many requests; try again later; it asks to be left alone for 9999 s", 2),
         (status(503, Retry_After="9999"), "status 503; it asks to be left alone for 9999 s", 2),
-        (status(503), "the server answered with status 503", 2 * tries.TRIES),
+        (status(503), "the server answered with status 503", 2 * web.TRIES),
         (closed, "the connection broke", None),
     ],
 )
@@ -201,19 +201,6 @@ def test_a_file_that_changes_in_the_middle_is_an_error(fault: Fault, serve: Serv
     assert server.asked == 5  # it is not asked again
 
 
-def test_who_refuses_is_asked_again_only_if_known() -> None:
-    for known, times in ((False, 1), (True, tries.TRIES)):
-        calls = []
-
-        def request(calls: list[int] = calls) -> None:
-            calls.append(1)
-            raise ConnectionRefusedError
-
-        with pytest.raises(ConnectionRefusedError):
-            tries.again("http://x", 0, request, known=known)
-        assert len(calls) == times
-
-
 @pytest.mark.parametrize("given", ["inf", "1e400", "nan", "-1", "0", "1e300", "soon", ""])
 def test_a_time_that_is_none_is_named(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is asked: endless ones were refused by the client, as if there were no such file."""
@@ -222,24 +209,6 @@ def test_a_time_that_is_none_is_named(given: str, monkeypatch: pytest.MonkeyPatc
         UsageError, match=f"CKPTCONV_TIMEOUT is a number of seconds above 0 and below .*, not '{given}'"
     ):
         ckptconv.open("http://127.0.0.1:9/x.safetensors")
-
-
-def test_pauses_grow_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half to all of a pause that doubles; and never beyond three times the limit of a request."""
-    monkeypatch.setenv("CKPTCONV_TIMEOUT", "5")
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    paused = tries.Tries("http://x", 0, known=True)
-    for k in range(tries.TRIES - 1):
-        wait = paused.pause(ConnectionResetError())
-        assert tries.FIRST * 2**k / 2 <= wait <= tries.FIRST * 2**k
-        now += wait
-    with pytest.raises(ConnectionResetError):
-        paused.pause(ConnectionResetError())
-    late = tries.Tries("http://x", 0, known=True)
-    now += 14.999
-    with pytest.raises(TimeoutError):
-        late.pause(TimeoutError())
 
 
 @pytest.mark.parametrize(

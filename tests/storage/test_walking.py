@@ -19,7 +19,7 @@ from ckptconv.bulk.discover import _globbed, discover
 from ckptconv.errors import CkptError, UnsafeCheckpoint, UsageError
 from ckptconv.storage import files, walking
 
-ODD = ["b//x", "b/c//abs", "b/c/../x", "b/./x", "b/a\0b/x", "b/a::c/x", "b/x?versionId=1"]
+ODD = ["b//x", "b/c//abs", "b/c/../x", "b/./x", "b/a\0b/x", "b/x?versionId=1"]
 ZARR = {"zarr_format": 2, "shape": [3], "chunks": [3], "dtype": "<f4", "compressor": None, "fill_value": None,
         "order": "C", "filters": None}  # fmt: skip
 
@@ -102,21 +102,6 @@ def test_an_empty_object_stands_for_a_folder(store: dict[str, Any]) -> None:
     assert [(level.path, list(level.files)) for level in files.walk("memory://b")] == [("", []), ("c", ["x"])]
 
 
-@pytest.mark.parametrize("folder", ["{}/x.zip", "{}/../{name}/x.zip", "file://{}/x.zip"])
-def test_paths_in_an_archive(folder: str, raw: bytes, tmp_path: Path) -> None:
-    """They were cut off by the length of the url of the archive, in which they stand first."""
-    zipped(tmp_path / "x.zip", {"aa/x.safetensors": raw, "a-long-name/x.safetensors": raw})
-    url = f"zip://::{folder.format(tmp_path, name=tmp_path.name)}"
-    assert [f.name for f in discover([url])] == ["a-long-name/x", "aa/x"]
-
-
-def test_arrays_in_an_archive(tmp_path: Path) -> None:
-    array = json.dumps(ZARR).encode()
-    path = zipped(tmp_path / "x.zip", {"ck/aa/.zarray": array, "ck/aa/0": np.ones(3, "<f4").tobytes()})
-    np.testing.assert_array_equal(ckptconv.open(f"zip://ck::{path}")["aa"].numpy(), np.ones(3, "f4"))
-    assert [f.name for f in discover([f"zip://ck::{path}"])] == ["ck"]
-
-
 @pytest.mark.parametrize("prefix", ["file://", ""])
 def test_paths_in_a_local_folder(prefix: str, raw: bytes, tmp_path: Path) -> None:
     (tmp_path / "long-folder").mkdir()
@@ -132,9 +117,8 @@ def test_paths_that_match_in_a_store(pattern: str, store: dict[str, Any], raw: b
     put(store, "b/aa/x.safetensors", raw)
     put(store, "b/", b"")
     put(store, "b/run#3/x?y.safetensors", raw)
-    put(store, "b/c/x::y.safetensors", raw)
     found = [(f.name.removeprefix("b/"), bool(f.problem)) for f in discover([pattern])]
-    assert found == [("aa/x", False), ("c/x%3A%3Ay", True), ("run#3/x?y", False)]
+    assert found == [("aa/x", False), ("run#3/x?y", False)]
     assert [list(ckptconv.open(f.source)) for f in discover([pattern]) if not f.problem] == [["w"]] * 2
 
 
@@ -176,14 +160,6 @@ def test_a_name_that_looks_like_a_url_is_a_name(tmp_path: Path, raw: bytes, monk
     assert [f.source for f in discover(["*.safetensors"])] == ["./file:b.safetensors"]
     (found,) = discover(["file:/**/c.safetensors"])
     assert (found.source, found.problem) == (f"file:{tmp_path}/c.safetensors", None)
-
-
-def test_what_an_archive_behind_a_login_is_called() -> None:
-    from ckptconv.bulk.discover import _called
-
-    for url in ("zip://::http://user:hush@h/e.zip", "zip://::http://user:hush@h"):
-        assert "hush" not in _called(url)
-    assert _called("zip://a/b::http://user:hush@h/e.zip") == "b"
 
 
 def test_what_is_a_version_in_one_store_is_a_name_in_another() -> None:

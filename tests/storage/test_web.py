@@ -27,9 +27,9 @@ from ckptconv.bulk.planning import read_ledger
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
 from ckptconv.messages import redacted, scrubbed
 from ckptconv.reporting.serve import Offered, Shelf
-from ckptconv.storage import faults, files, lookups, paths, remote, tries, web
+from ckptconv.storage import faults, files, lookups, paths, remote, web
 
-aiohttp = pytest.importorskip("aiohttp", reason="the extra http is not installed")
+pytest.importorskip("urllib3", reason="the extra http is not installed")
 Handler = type[http.server.BaseHTTPRequestHandler]
 Serve = Callable[[Handler], str]
 
@@ -254,16 +254,12 @@ class Continuing(Quiet):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chain", ["", "zip://w.npy::"])
 @pytest.mark.parametrize("handler", [Dripping, DrippingRanges, Silent, Continuing])
-def test_a_server_that_drips_or_is_silent_ends(
-    handler: Handler, chain: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_drips_or_is_silent_ends(handler: Handler, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKPTCONV_TIMEOUT", "1")
-    monkeypatch.setattr(tries, "RATE", 10**9)
-    words = "sends no ranges" if chain and handler is Dripping else "timed out"
-    with pytest.raises(StorageError, match=words):
-        ckptconv.open(f"{chain}http://{serve(handler)}/m.npz")
+    monkeypatch.setattr(web, "RATE", 10**9)
+    with pytest.raises(StorageError, match="timed out"):
+        ckptconv.open(f"http://{serve(handler)}/m.npz")
 
 
 class Claiming(Quiet):
@@ -292,7 +288,7 @@ def test_a_size_that_a_server_claims_gives_it_no_time(
     handler: Handler, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CKPTCONV_TIMEOUT", "1")
-    monkeypatch.setattr(tries, "TRIES", 1)
+    monkeypatch.setattr(web, "TRIES", 1)
     began = time.monotonic()
     with pytest.raises(StorageError, match="timed out"):
         ckptconv.open(f"http://{serve(handler)}/m.safetensors")
@@ -374,11 +370,10 @@ class Asked(Quiet):
 
 
 @pytest.mark.parametrize("told", [{}, {"ETag": '"1"'}], ids=["never", "with ranges"])
-@pytest.mark.parametrize(("status", "refusals", "most"), [(403, 99, 1), (416, 99, 1), (503, 1, 9), (503, 99, 2)])
+@pytest.mark.parametrize(("status", "refusals"), [(403, 99), (416, 99), (503, 1), (503, 99)])
 def test_a_server_may_refuse_to_tell_a_version(
     status: int,
     refusals: int,
-    most: int,
     told: dict[str, str],
     serve: Serve,
     tmp_path: Path,
@@ -387,7 +382,7 @@ def test_a_server_may_refuse_to_tell_a_version(
     """Always, and is not asked again; or once, while it is busy. No answer makes it another file than was opened."""
     ckptconv.save({"w": np.arange(6.0)}, tmp_path / "m.npz")
     monkeypatch.setattr(Asked, "raw", (tmp_path / "m.npz").read_bytes())
-    monkeypatch.setattr(tries, "TRIES", 2)
+    monkeypatch.setattr(web, "TRIES", 2)
     for name, value in {"status": status, "refusals": refusals, "told": told, "asked": []}.items():
         monkeypatch.setattr(Asked, name, value)
     opened = ckptconv.open(url := f"http://{serve(Asked)}/m.npz")
@@ -396,7 +391,6 @@ def test_a_server_may_refuse_to_tell_a_version(
     ckptconv.convert(url, tmp_path / "o.safetensors")
     ckptconv.save(opened, tmp_path / "p.safetensors")
     assert ckptconv.diff(tmp_path / "o.safetensors", tmp_path / "p.safetensors").same
-    assert 1 <= Asked.asked.count("bytes=0-0") <= most
 
 
 PIECE, ENDLESS = 2**16, 2**28  # the latter stands for an answer without end
@@ -535,8 +529,9 @@ def test_what_is_no_web_server_is_not_a_missing_file(serve: Serve) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "reference://x", "reference://", "ftp://127.0.0.1:1/m.npz", "zip://m.npz::missing.zip", "nonsense://x",
-        "zip://::", "http://", "http://[", "github://a", "file::reference://x",
+        "reference://x", "local:///etc/passwd", "ftp://127.0.0.1:1/m.npz", "zip://m.npz::missing.zip", "nonsense://x",
+        "zip://::", "http://", "http://[", "github://a", "file::reference://x", "simplecache::memory://x", "sftp://h/x",
+        "hdfs://h/x", "http://[::1]:1/m.npz?a=b::c",
     ],
 )  # fmt: skip
 def test_no_url_gives_a_traceback(url: str) -> None:
@@ -556,12 +551,10 @@ def test_a_name_in_an_index_is_a_name(name: str, serve: Serve) -> None:
         ckptconv.open(f"http://{serve(server)}/d/model.safetensors.index.json")
     asked = {path for path in server.seen if "index" not in path}
     assert all(unquote(path) == f"/d/{name}" for path in asked), asked
-    for folder in ("s3://b/d", "memory://d", "zip://d::http://h/a.zip"):
+    for folder in ("s3://b/d", "memory://d"):
         if "?" in name or "#" in name:
             with pytest.raises(UnsafeCheckpoint):
                 paths.sibling(f"{folder}/index.json", name)
-    with pytest.raises(UnsafeCheckpoint):
-        paths.sibling("memory://d/index.json", "x::http:")
 
 
 @pytest.mark.parametrize(
@@ -570,14 +563,9 @@ def test_a_name_in_an_index_is_a_name(name: str, serve: Serve) -> None:
         ("memory://m.npz", "memory://", "m.npz", "memory://n"),
         ("s3://b/k/m.npz", "s3://b/k", "m.npz", "s3://b/k/n"),
         ("https://h/d/i.json?sig=a/b", "https://h/d", "i.json?sig=a/b", "https://h/d/n"),
-        ("zip://d/m::http://h/a.zip", "zip://d::http://h/a.zip", "m", "zip://d/n::http://h/a.zip"),
-        ("zip://m::http://h/a.zip", "zip://::http://h/a.zip", "m", "zip://n::http://h/a.zip"),
-        ("simplecache::s3://b/d/m?x", "simplecache::s3://b/d", "m?x", "simplecache::s3://b/d/n"),
-        ("filecache::http://h/d/m?x", "filecache::http://h/d", "m?x", "filecache::http://h/d/n"),
     ],
 )
 def test_what_lies_beside_a_url(url: str, folder: str, base: str, beside: str) -> None:
-    """Of a chain it is another member of the archive, not another file of the host."""
     assert files.split(url) == (folder, base)
     assert files.join(folder, base) == url
     assert files.sibling(url, "n") == beside
@@ -593,8 +581,6 @@ def test_what_lies_beside_a_url(url: str, folder: str, base: str, beside: str) -
         ("HTTPS://u:hu/sh@h/x", "HTTPS://h/x"),
         ("https://u:hu?sh@h/x", "https://h/x"),
         ("https://h/x#token=hush", "https://h/x"),
-        ("zip://w.npy::http://u:hush@h/x.zip?s=hush", "zip://w.npy::http://h/x.zip?..."),
-        ("simplecache::s3://k:hush@b/a?b", "simplecache::s3://b/a?b"),
         ("abfs://acc/x?sv=1&sig=hush", "abfs://acc/x?..."),
         ("a/b::c?d", "a/b::c?d"),
         ("https://h/p@q/x", "https://h/p@q/x"),
@@ -616,17 +602,16 @@ def test_no_traceback_shows_secrets(serve: Serve) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         closed = f"127.0.0.1:{door.getsockname()[1]}"
     for host, kind in (
-        (closed, "ConnectionRefusedError"), ("no-such-host.invalid", "OSError"), ("h:99999", "ValueError"),
-        (serve(Refusing), "ClientResponseError"), (serve(holding({})), "StorageError"),
+        (closed, "ConnectionRefusedError"), ("no-such-host.invalid", "OSError"), ("h:99999", "StorageError"),
+        (serve(Refusing), "Answered"), (serve(holding({})), "StorageError"),
     ):  # fmt: skip
-        for chain in ("", "zip://w.npy::"):
-            with pytest.raises(CkptError) as refused:
-                ckptconv.open(f"{chain}http://me:hu'sh-hush@{host}/m.npz?sig=hush and hush")
-            e = refused.value
-            shown = "".join(traceback.format_exception(type(e), e, e.__traceback__))
-            raised = [line for line in shown.split("\n") if not line.startswith(" ")]
-            assert "hush" not in "".join(raised)
-            assert chain or kind in "".join(raised)
+        with pytest.raises(CkptError) as refused:
+            ckptconv.open(f"http://me:hu'sh-hush@{host}/m.npz?sig=hush and hush")
+        e = refused.value
+        shown = "".join(traceback.format_exception(type(e), e, e.__traceback__))
+        raised = [line for line in shown.split("\n") if not line.startswith(" ")]
+        assert "hush" not in "".join(raised)
+        assert kind in "".join(raised)
 
 
 @pytest.mark.parametrize("said", ["got 'me:hush'", "no user hush", "of hf://me:hush@org/x"])
@@ -666,14 +651,9 @@ def test_secrets_reach_no_output(
     url = f"http://me:hush@{host}/d/m.npz?X-Sig=hush"
     out = tmp_path / "work"
     out.mkdir()
-    chained = f"zip://w.npy::{url}"
     said = [
         cli("inspect", url, "--json"),
         cli("inspect", url),
-        cli("inspect", chained, "--json"),
-        cli("inspect", f"zip://absent.npy::{url}"),
-        cli("inspect", f"zip://absent.npy::{url}", "--json"),
-        cli("inspect", chained.replace("::http", "::htp"), "--json"),
         cli("inspect", url, "--graph", "--stats", "--json"),
         cli("inspect", url, "--reference", url, "--check"),
         cli("report", url, "-o", out / "r.html"),
@@ -682,7 +662,6 @@ def test_secrets_reach_no_output(
         cli("report", *(url.replace("m.npz", f"{name}.npz") for name in "mno"), "-o", out / "many.html"),
         cli("match", url, url.replace("m.npz", "n.npz"), "-o", out / "rules.toml"),
         cli("convert", url, "-o", out / "n.safetensors", "--dry-run", "--json"),
-        cli("convert", chained, "-o", out / "n.safetensors", "--dry-run"),
         cli("convert", url, "-o", url.replace("m.npz", "there.npz"), "--json"),
         cli(
             "convert",

@@ -141,9 +141,7 @@ class _Parts:
         array, fill, most = self.array, Held(_fill(self.array, self.name)), BOXES * len(there) + 2**12
         for count, (lo, hi) in enumerate(holes(grid, sorted(there))):
             if count == most:
-                what = (
-                    f"{len(there)} chunks lie scattered among absent ones, with more than {most} boxes between"
-                )
+                what = f"{len(there)} chunks lie scattered among absent ones, with more than {most} boxes between"
                 raise UnsafeCheckpoint(what, url=array.url, tensor=self.name)
             self.room.take(PART + AXIS * len(grid), "boxes between chunks")
             start = tuple(b + a * c for b, a, c in zip(origin, lo, chunk, strict=True))

@@ -173,7 +173,7 @@ class Table:
         return data
 
     def _places(self, block: bytes, start: int, above: bytes | None, limits: list[int]) -> list[Place]:
-        """All keys of a block, which must increase from `above`, and where their values lie. Opening spends its time here."""
+        """All keys of a block, which must increase from `above`, and where their values lie."""
         restarts, end = self._restarts(block, start)
         found: list[Place] = []
         whole = set[int]()  # where entries begin that share nothing
