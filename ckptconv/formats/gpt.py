@@ -15,14 +15,15 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import prod
-from typing import NamedTuple
+from operator import attrgetter
 
-from ..checkpoint import Checkpoint, Note, Tensor, contiguous
+from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import CorruptCheckpoint
-from ..moves.part import Part, Span, checked_count
+from ..moves.boxes import clip
+from ..moves.part import Part, Span, c_strides, checked_count
 from ..storage.files import Reader, Seen, join, names, read_all, sibling
 from ..storage.json import parse_json
-from .npy import MAX_HEAD, Head, parse_head
+from .npy import MAX_HEAD, parse_head
 from .table import Reading
 
 SHAPES, NAMES = "params_shapes.json", "parameters_names.json"
@@ -34,39 +35,6 @@ LAYER = (
 )  # fmt: skip
 
 
-class Numbers(NamedTuple):
-    """The numbers of all files: the heads of the files, and how many numbers come before each, and in all."""
-
-    urls: Sequence[str]
-    heads: Sequence[Head]
-    firsts: Sequence[int]
-
-    def tensor(self, name: str, shape: tuple[int, ...], *starts: tuple[int, int]) -> Tensor:
-        """The tensor with the numbers of each (start, count), one after the other."""
-        kind = self.heads[0].kind
-        assert kind is not None  # _numbers checks it
-        if not prod(shape):
-            return contiguous(name, kind, shape, Span(self.urls[0], self.heads[0].size, 0))
-        parts, at = list[Part](), 0
-        for start, count in starts:
-            parts += self._parts(start, count, at)
-            at += count
-        return Tensor(name, kind, shape, tuple(parts))
-
-    def _parts(self, start: int, count: int, at: int) -> Iterator[Part]:
-        """The parts with `count` numbers from `start` on; they fill a tensor from its element `at` on."""
-        for i in range(bisect_right(self.firsts, start) - 1, len(self.urls)):
-            head, low = self.heads[i], max(start, self.firsts[i])
-            n = min(start + count, self.firsts[i + 1]) - low
-            if low >= start + count:
-                return
-            if n > 0 and head.kind:
-                size = head.kind.itemsize
-                data = Span(self.urls[i], head.size + (low - self.firsts[i]) * size, n * size)
-                ops = ("swap",) if head.swapped else ()
-                yield Part(data, head.kind, (n,), 0, (1,), at + low - start, (1,), ops)
-
-
 def sniff(seen: Seen) -> int:
     return 3 if seen.is_dir and SHAPES in seen.files and "params_0.npy" in seen.files else 0
 
@@ -75,27 +43,24 @@ def open(url: str, how: Reading) -> Checkpoint:
     files = names(url)
     numbers, shapes = _numbers(url, files), _shapes(url)
     starts = [0, *accumulate(map(prod, shapes))]
-    if numbers.firsts[-1] != starts[-1]:
-        text = f"{SHAPES} needs {starts[-1]} numbers, but params_*.npy hold {numbers.firsts[-1]}"
-        raise CorruptCheckpoint(text, url=url)
+    if (stored := numbers[-1].start + numbers[-1].shape[0]) != starts[-1]:
+        raise CorruptCheckpoint(f"{SHAPES} needs {starts[-1]} numbers, but params_*.npy hold {stored}", url=url)
     known = _names(url, files, len(shapes))
     (positions, width), (words, _) = shapes[:2]
-    tensors = [
-        numbers.tensor(known[0], (words + positions, width), (starts[1], words * width), (0, positions * width)),
-        *(
-            numbers.tensor(name, shape, (start, prod(shape)))
-            for name, shape, start in zip(known[1:], shapes[2:], starts[2:], strict=False)
-        ),
-    ]
+    table = [*_parts(numbers, starts[1], words * width, 0), *_parts(numbers, 0, positions * width, words * width)]
+    tensors = [_tensor(known[0], (words + positions, width), table, numbers[0])]
+    for name, shape, start in zip(known[1:], shapes[2:], starts[2:], strict=False):
+        tensors.append(_tensor(name, shape, list(_parts(numbers, start, prod(shape), 0)), numbers[0]))
     others = tuple(n for n in files if n not in (SHAPES, NAMES) and not n.startswith("params_"))
     notes = (Note("unread", "files that hold no weights", others, tensors=False),) if others else ()
-    return Checkpoint({t.name: t for t in tensors}, format="gpt", urls=tuple(numbers.urls), notes=notes)
+    urls = tuple(p.data.url for p in numbers if isinstance(p.data, Span))
+    return Checkpoint({t.name: t for t in tensors}, format="gpt", urls=urls, notes=notes)
 
 
-def _numbers(url: str, files: Sequence[str]) -> Numbers:
-    """The files in order, all with the same dtype."""
-    urls, heads, firsts = list[str](), list[Head](), [0]
-    while len(urls) < MAX_FILES and (name := f"params_{len(urls)}.npy") in files:
+def _numbers(url: str, files: Sequence[str]) -> list[Part]:
+    """The numbers of each file, in order, all with the same dtype; together they fill one sequence."""
+    numbers, start = list[Part](), 0
+    while len(numbers) < MAX_FILES and (name := f"params_{len(numbers)}.npy") in files:
         path = sibling(join(url, "."), name)
         with Reader(path) as f:
             head = parse_head(f.read(0, min(f.size, MAX_HEAD)), path)
@@ -103,14 +68,28 @@ def _numbers(url: str, files: Sequence[str]) -> Numbers:
                 raise CorruptCheckpoint(f"holds {head.descr}{list(head.shape)}, not a sequence of numbers", url=path)
             if head.size + head.nbytes != f.size:
                 raise CorruptCheckpoint(f"needs {head.nbytes} bytes after byte {head.size} of {f.size}", url=path)
-        urls.append(path)
-        heads.append(head)
-        firsts.append(firsts[-1] + head.shape[0])
-        if head.kind != heads[0].kind:
-            raise CorruptCheckpoint(f"holds {head.kind}, but earlier files hold {heads[0].kind}", url=path)
-    if not urls:
+        ops = ("swap",) if head.swapped else ()
+        numbers.append(Part(Span(path, head.size, head.nbytes), head.kind, head.shape, 0, (1,), start, (1,), ops))
+        start += head.shape[0]
+        if head.kind != numbers[0].dtype:
+            raise CorruptCheckpoint(f"holds {head.kind}, but earlier files hold {numbers[0].dtype}", url=path)
+    if not numbers:
         raise CorruptCheckpoint("has no params_0.npy beside the shapes", url=url)
-    return Numbers(urls, heads, firsts)
+    return numbers
+
+
+def _parts(numbers: Sequence[Part], start: int, count: int, at: int) -> Iterator[Part]:
+    """The `count` numbers from `start` on, as the parts of a tensor from its element `at` on."""
+    for i in range(max(0, bisect_right(numbers, start, key=attrgetter("start")) - 1), len(numbers)):
+        if numbers[i].start >= start + count:
+            return
+        yield from (p._replace(start=p.start - start + at) for p in clip(numbers[i], start, start + count))
+
+
+def _tensor(name: str, shape: tuple[int, ...], parts: Sequence[Part], one: Part) -> Tensor:
+    """A tensor of these parts; an empty one still has a part, of the dtype and in the file of `one`."""
+    steps = c_strides(shape)
+    return Tensor(name, one.dtype, shape, tuple(parts) or (one._replace(shape=shape, strides=steps, steps=steps),))
 
 
 def _json(url: str, name: str) -> list[object]:
