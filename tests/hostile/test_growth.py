@@ -16,9 +16,10 @@ import cramjam
 import growth
 import numpy as np
 import pytest
+import tf_tables
 from crc32c import crc32c
 
-from ckptconv.formats.table import TABLE, TF_TABLE
+from ckptconv.formats.table import TABLE
 from ckptconv.formats.tensorflow import elements, table
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.storage.checksum import mask
@@ -236,23 +237,6 @@ def shards(folder: Path, n: int) -> Path:
 HEADER = b"\x08\x01\x1a\x02\x08\x01"
 
 
-def sealed(body: bytes, kind: bytes) -> bytes:
-    return body + kind + struct.pack("<I", mask(crc32c(body + kind)))
-
-
-def raw_table(blocks: list[tuple[bytes, bytes, bytes]]) -> bytes:
-    """Blocks (separator, bytes, compression) as a table."""
-    out, index = b"", table._Block(1)
-    for separator, body, kind in blocks:
-        index.add(separator, table.varint(len(out)) + table.varint(len(body)))
-        out += sealed(body, kind)
-    handles = b""
-    for body in (table._Block(1).finish(), index.finish()):
-        handles += table.varint(len(out)) + table.varint(len(body))
-        out += sealed(body, b"\0")
-    return out + handles.ljust(40, b"\0") + TF_TABLE
-
-
 def tf_keys(folder: Path, n: int) -> Path:
     """A long value, which snappy makes small, buys room for prefixes."""
     body = bytearray(b"\0\0" + table.varint(len(HEADER)) + HEADER + b"\0\1" + table.varint(2**20) + b"a" + bytes(2**20))
@@ -263,7 +247,9 @@ def tf_keys(folder: Path, n: int) -> Path:
         body += table.varint(shared) + table.varint(len(key) - shared) + b"\0" + key[shared:]
         last = key
     body += struct.pack("<2I", 0, 1)
-    (folder / "m.index").write_bytes(raw_table([(b"\xff", bytes(cramjam.snappy.compress_raw(bytes(body))), b"\1")]))
+    (folder / "m.index").write_bytes(
+        tf_tables.table([(b"\xff", bytes(cramjam.snappy.compress_raw(bytes(body))))], b"\1")
+    )
     (folder / "m.data-00000-of-00001").write_bytes(b"")
     return folder / "m.index"
 
@@ -287,7 +273,7 @@ def tf_packed(folder: Path, n: int) -> Path:
     for key, content in (*pairs, *((b"k" + i.to_bytes(3, "big"), value) for i in range(count))):
         block.add(key, content)
     packed = bytes(cramjam.snappy.compress_raw(bytes(block.finish())))
-    (folder / "m.index").write_bytes(raw_table([(b"\xff", packed, b"\1")]))
+    (folder / "m.index").write_bytes(tf_tables.table([(b"\xff", packed)], b"\1"))
     (folder / "m.data-00000-of-00001").write_bytes(bytes(4))
     return folder / "m.index"
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ...checkpoint import Checkpoint, Note, Tensor
+from ...dtypes import DTYPES
 from ...errors import UnsafeCheckpoint, UsageError
 from ...output.destination import OutputFile
 from ...storage.checksum import mask
@@ -52,18 +54,11 @@ def _in_folder(seen: Seen) -> bool:
     folder = seen.url.rstrip("/")
     if any(name in seen.files for name in SAVED_MODELS):
         return False
-    return (
-        any(n.endswith(".index") for n in seen.files)
-        or (STATE_FILE in seen.files and _has_state(seen.url))
-        or exists(folder + ".index")
-    )
-
-
-def _has_state(folder: str) -> bool:
     try:
-        return locate.is_state(join(folder, STATE_FILE), folder)
+        listed = STATE_FILE in seen.files and locate.is_state(join(folder, STATE_FILE), seen.url)
     except UnsafeCheckpoint:
-        return True  # a link out of the folder, which is not looked at: opening refuses it
+        listed = True  # a link out of the folder, which is not looked at: opening refuses it
+    return listed or any(n.endswith(".index") for n in seen.files) or exists(folder + ".index")
 
 
 def open(url: str, how: Reading) -> Checkpoint:
@@ -90,16 +85,25 @@ def writer(url: str, max_shard_size: int | None = None) -> BundleWriter:
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
+class Row(NamedTuple):
+    """An entry of the index: the checksum is that of the tensor `name` if it is not known before."""
+
+    key: str
+    code: int
+    shape: tuple[int, ...]
+    shard: int
+    slot: Slot
+    name: str
+    crc: int | None = None
+
+
 @dataclass
 class BundleWriter:
-    """Lay out a checkpoint with the prefix `url`; `place` records the slots from which `seal` builds the index."""
+    """Lay out a checkpoint with the prefix `url`; `place` records the rows from which `seal` builds the index."""
 
     url: str
     max_shard_size: int | None = None
-    _placed: list[tuple[Tensor, Slot, int]] = field(default_factory=list)  # tensor, slot, shard
-    _strings: dict[str, int] = field(default_factory=dict)  # CRCs of string tensors, which differ from their slots'
-    _keys: dict[str, str] = field(default_factory=dict)  # keys of tensors in the object graph, by name
-    _graph: tuple[Slot, int, int] | None = None  # the object graph's slot, shard and CRC
+    _rows: list[Row] = field(default_factory=list)
     _ours: bytes = b""  # metadata, for the header
 
     @property
@@ -109,10 +113,8 @@ class BundleWriter:
     def cannot_hold(self, tensor: Tensor) -> str:
         if not tensor.dtype.tf:
             return f"TensorFlow has no dtype {tensor.dtype}"
-        if not tensor.name:
-            return "the empty name is reserved for the index's header"
-        if tensor.name == OBJECT_GRAPH:
-            return "the name is reserved for the object graph"
+        if tensor.name in ("", OBJECT_GRAPH):
+            return "the name is reserved for the index's header, or for the object graph"
         try:
             tensor.name.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
@@ -125,80 +127,69 @@ class BundleWriter:
         if self.base == STATE_FILE:
             raise UsageError("the prefix `checkpoint` is the name of the state file; choose another", url=self.url)
         refuse_unheld(self, checkpoint, "a TensorFlow checkpoint")
-        shards = self._cut(checkpoint)
-        names = [f"{self.base}.data-{i:05d}-of-{len(shards):05d}" for i in range(len(shards))]
-        files = [OutputFile(name, sum(size for _, size, _ in shard)) for name, shard in zip(names, shards, strict=True)]
-        self._placed.clear()
-        object_graph, self._keys = objects.kept(checkpoint)
-        metadata = {
-            k: v for k, v in checkpoint.metadata.items() if not object_graph or k != KEY
-        }  # the graph holds its own
-        self._ours = own_metadata.pack(metadata)
-        slots: dict[str, Slot] = {}
-        for i, (name, shard) in enumerate(zip(names, shards, strict=True)):
-            at = 0
-            for group, size, payload in shard:
-                slot = Slot(name, at, size, payload)
-                slots |= dict.fromkeys(group, slot)
-                self._placed += [(checkpoint[n], slot, i) for n in group]
-                at += size
-        patches, notes = [], [*own_metadata.lost(checkpoint.metadata, "a TensorFlow checkpoint", ours=True)]
-        self._graph = None
-        if object_graph:
-            payload, crc = elements.pack([object_graph])
-            self._graph = Slot(names[-1], files[-1].size, len(payload)), len(shards) - 1, crc
-            patches.append(Patch(names[-1], files[-1].size, payload))
-            files[-1] = OutputFile(names[-1], files[-1].size + len(payload))
-        elif "graph" in checkpoint.details:
-            text = "the object graph is left out: it has other names. tf.train.Checkpoint cannot read the result"
-            notes.append(Note("dropped", f"{text}; tf.train.load_checkpoint and tf.compat.v1.train.Saver can"))
-        state = _state(self.base)
-        files += [OutputFile(f"{self.base}.index", 0), OutputFile(STATE_FILE, len(state), shared=True)]
-        ours = rf"{re.escape(self.base)}\.(index|data-\d{{5}}-of-\d{{5}})"
-        ordered = {name: slots[name] for name in checkpoint}
-        patches.append(Patch(STATE_FILE, 0, state))
-        return Placement(files, ordered, patches, check="crc32c", stale=ours, notes=notes)
-
-    def _cut(self, checkpoint: Checkpoint) -> list[list[tuple[Sequence[str], int, bytes | None]]]:
-        """Groups of tied names with their sizes, in order, divided into shards of at most `max_shard_size`."""
-        self._strings.clear()
-        shards: list[list[tuple[Sequence[str], int, bytes | None]]] = [[]]
-        groups: dict[str, list[str]] = {}
+        graph, keys = objects.kept(checkpoint)
+        self._ours = own_metadata.pack(
+            {k: v for k, v in checkpoint.metadata.items() if not graph or k != KEY}  # the graph holds its own
+        )
+        groups: dict[str, list[str]] = {}  # tied names, which share their bytes
         for name, owner in checkpoint.owners().items():
             groups.setdefault(owner, []).append(name)
-        filled = 0
+        shards: list[list[tuple[list[str], int, bytes | None, int | None]]] = [[]]
+        sizes = [0]
         for group in groups.values():
             tensor = checkpoint[group[0]]
-            payload = self._encode(tensor, group) if tensor.dtype.kind == "s" else None
-            size = tensor.nbytes if payload is None else len(payload)
-            if self.max_shard_size is not None and shards[-1] and filled + size > self.max_shard_size:
+            payload, crc, size = None, None, tensor.nbytes
+            if tensor.dtype.kind == "s":
+                items = [i.encode() if isinstance(i, str) else bytes(i) for i in tensor.numpy().ravel()]
+                payload, crc = elements.pack(items)
+                size = len(payload)
+            if self.max_shard_size is not None and shards[-1] and sizes[-1] + size > self.max_shard_size:
                 shards.append([])
-                filled = 0
-            shards[-1].append((group, size, payload))
-            filled += size
-        return shards
-
-    def _encode(self, tensor: Tensor, names: Sequence[str]) -> bytes:
-        items = (i.encode() if isinstance(i, str) else bytes(i) for i in tensor.numpy().ravel())
-        payload, crc = elements.pack(list(items))
-        self._strings |= dict.fromkeys(names, crc)
-        return payload
+                sizes.append(0)
+            shards[-1].append((group, size, payload, crc))
+            sizes[-1] += size
+        names = [f"{self.base}.data-{i:05d}-of-{len(shards):05d}" for i in range(len(shards))]
+        slots: dict[str, Slot] = {}
+        self._rows = []
+        for i, shard in enumerate(shards):
+            at = 0
+            for group, size, payload, crc in shard:
+                slots |= dict.fromkeys(group, Slot(names[i], at, size, payload))
+                rows = ((n, checkpoint[n]) for n in group)
+                self._rows += [Row(keys.get(n, n), t.dtype.tf, t.shape, i, slots[n], n, crc) for n, t in rows]
+                at += size
+        patches, notes = [], [*own_metadata.lost(checkpoint.metadata, "a TensorFlow checkpoint", ours=True)]
+        if graph:
+            payload, crc = elements.pack([graph])
+            slot = Slot(names[-1], sizes[-1], len(payload))
+            self._rows.append(Row(OBJECT_GRAPH, DTYPES["string"].tf, (), len(names) - 1, slot, "", crc))
+            patches.append(Patch(names[-1], sizes[-1], payload))
+            sizes[-1] += len(payload)
+        elif "graph" in checkpoint.details:
+            what = "the object graph is left out: it has other names. tf.train.Checkpoint cannot read the result"
+            notes.append(Note("dropped", f"{what}; tf.train.load_checkpoint and tf.compat.v1.train.Saver can"))
+        state = _state(self.base)
+        patches.append(Patch(STATE_FILE, 0, state))
+        files = [*map(OutputFile, names, sizes), OutputFile(f"{self.base}.index", 0)]
+        files.append(OutputFile(STATE_FILE, len(state), shared=True))
+        stale = rf"{re.escape(self.base)}\.(index|data-\d{{5}}-of-\d{{5}})"
+        ordered = {name: slots[name] for name in checkpoint}
+        return Placement(files, ordered, patches, check="crc32c", stale=stale, notes=notes)
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         from . import messages_pb2 as pb
 
-        count = 1 + max((shard for _, _, shard in self._placed), default=0)
-        header = pb.BundleHeaderProto(num_shards=count, version=pb.VersionDef(producer=1))
-        more = varint(OURS << 3 | 2) + varint(len(self._ours)) + self._ours if self._ours else b""
-        pairs = {b"": header.SerializeToString() + more}
-        for tensor, slot, shard in self._placed:
-            crc = self._strings.get(tensor.name, checks[tensor.name])
-            key = self._keys.get(tensor.name, tensor.name)
-            kind = pb.DataType.Name(tensor.dtype.tf)
-            pairs[key.encode("utf-8", "surrogateescape")] = _entry(kind, tensor.shape, shard, slot, crc)
-        if self._graph:
-            slot, shard, crc = self._graph
-            pairs[OBJECT_GRAPH.encode()] = _entry("DT_STRING", (), shard, slot, crc)
+        count = 1 + max((row.shard for row in self._rows), default=0)
+        header = pb.BundleHeaderProto(num_shards=count, version=pb.VersionDef(producer=1)).SerializeToString()
+        if self._ours:
+            header += varint(OURS << 3 | 2) + varint(len(self._ours)) + self._ours
+        pairs = {b"": header}
+        for row in self._rows:
+            shape = pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=n) for n in row.shape])
+            crc = mask(checks[row.name] if row.crc is None else row.crc)
+            entry = pb.BundleEntryProto(dtype=pb.DataType.Name(row.code), shape=shape, shard_id=row.shard,
+                                        offset=row.slot.start, size=row.slot.size, crc32c=crc)  # fmt: skip
+            pairs[row.key.encode("utf-8", "surrogateescape")] = entry.SerializeToString()
         return [Patch(f"{self.base}.index", 0, build(sorted(pairs.items())))]
 
 
@@ -211,16 +202,6 @@ def _state(base: str) -> bytes:
     try:
         state = pb.CheckpointState(model_checkpoint_path=base, all_model_checkpoint_paths=[base])
     except ValueError:
-        raise UsageError(
-            "TensorFlow's state file holds the prefix in UTF-8; choose one that is valid Unicode"
-        ) from None
+        what = "TensorFlow's state file holds the prefix in UTF-8; choose one that is valid Unicode"
+        raise UsageError(what) from None
     return str(text_format.MessageToString(state, as_utf8=True)).encode()
-
-
-def _entry(kind: str, shape: Sequence[int], shard: int, slot: Slot, crc: int) -> bytes:
-    from . import messages_pb2 as pb
-
-    dims = pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=n) for n in shape])
-    return pb.BundleEntryProto(
-        dtype=kind, shape=dims, shard_id=shard, offset=slot.start, size=slot.size, crc32c=mask(crc)
-    ).SerializeToString()

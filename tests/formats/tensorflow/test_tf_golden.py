@@ -129,119 +129,109 @@ def test_the_meta_file_opens_its_checkpoint_and_says_what_is_trained():
 # --- which file is meant ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    shutil.copytree(TF / "tf1", tmp_path / "run")
-    return tmp_path / "run"
+def copied(pattern: str, to: Path) -> Path:
+    """The files of a checkpoint in a folder; those of `sliced` without a base name if the folder is called so."""
+    to.mkdir(exist_ok=True)
+    for file in TF.glob(pattern):
+        shutil.copy(file, to / (file.name.removeprefix("sliced") if to.name == "nameless" else file.name))
+    return to
 
 
-@pytest.mark.parametrize("name", ["", "/checkpoint"])
-def test_the_state_file_names_the_newest(folder, name):
-    assert set(ckptconv.open(f"{folder}{name}")) == {"a", "split"}
+SLICED = {"float16", "float32", "uint16", "uint32"}
 
 
-@pytest.mark.parametrize("path", ["/home/someone/else/run/model-1", "C:\\\\runs\\\\model-1", "./model-1", "model-1"])
-def test_a_stale_path_is_looked_for_beside_the_state_file(folder, path):
-    (folder / "checkpoint").write_text(f'model_checkpoint_path: "{path}"\n')
-    assert "global_step" in ckptconv.open(folder)
+@pytest.mark.parametrize(
+    ("files", "path", "count"),
+    [
+        ("tf1/*", None, 2),
+        ("tf1/*", "/home/someone/else/run/model-1", 10),
+        ("tf1/*", r"C:\\runs\\model-1", 10),
+        ("tf1/*", "./model-1", 10),
+        ("tf1/*", "model-1", 10),
+        ("v1s-*", "/old/v1s-?????-of-00003", 4),
+        ("v1", "/old/v1", 36),
+    ],
+)
+def test_what_a_state_file_names_lies_beside_it(files, path, count, tmp_path):
+    folder = copied(files, tmp_path / "run")
+    if path:
+        (folder / "checkpoint").write_text(f'model_checkpoint_path: "{path}"\n')
+    for url in (folder, folder / "checkpoint"):
+        assert len(ckptconv.open(url)) == count
 
 
-def test_a_state_file_that_names_an_absent_step_lists_those_there_are(folder):
+@pytest.mark.parametrize("name", ["", "/", "/.index", "/.data-00000-of-00001", "/checkpoint"])
+def test_an_empty_base_name(tmp_path, name):
+    """As in the package musicnn."""
+    folder = copied("sliced.*", tmp_path / "nameless")
+    (folder / "checkpoint").write_text('model_checkpoint_path: "/home/j/experiments/15542_17/"\n')
+    found = ckptconv.open(f"{folder}{name}")
+    assert (set(found), found.notes) == (SLICED, ())
+
+
+def test_a_prefix_that_is_also_a_folder(tmp_path):
+    (copied("sliced.*", tmp_path) / "sliced").mkdir()
+    assert set(ckptconv.open(tmp_path / "sliced")) == SLICED
+
+
+def test_a_state_file_that_names_an_absent_step_lists_those_there_are(tmp_path):
+    folder = copied("tf1/*", tmp_path / "run")
     (folder / "checkpoint").write_text('model_checkpoint_path: "model-9"\nall_model_checkpoint_paths: "model-1"\n')
     with pytest.raises(StorageError, match=r"(?s)model-9.*model-1.*model-2"):
         ckptconv.open(folder)
     for file in folder.glob("model-2*"):
         file.unlink()
     found = ckptconv.open(folder)
-    assert "global_step" in found
-    assert [n.kind for n in found.notes] == ["assumed"]
+    assert (len(found), [n.kind for n in found.notes]) == (10, ["assumed"])
 
 
-def test_a_state_file_may_not_lead_out_of_its_folder(folder):
+def test_a_state_file_may_not_lead_out_of_its_folder(tmp_path):
+    folder = copied("tf1/*", tmp_path / "run")
     (folder / "sub").mkdir()
-    (folder / "sub" / "checkpoint").write_text('model_checkpoint_path: "../model-1"\n')
-    with pytest.raises(UnsafeCheckpoint):
-        ckptconv.open(folder / "sub")
     (folder / "sub" / "link").symlink_to(folder)
-    (folder / "sub" / "checkpoint").write_text('model_checkpoint_path: "link/model-1"\n')
-    with pytest.raises(UnsafeCheckpoint):
-        ckptconv.open(folder / "sub")
+    for path in ("../model-1", "link/model-1"):
+        (folder / "sub" / "checkpoint").write_text(f'model_checkpoint_path: "{path}"\n')
+        with pytest.raises(UnsafeCheckpoint):
+            ckptconv.open(folder / "sub")
 
 
-def test_a_folder_of_several_without_a_state_file(folder):
-    (folder / "checkpoint").unlink()
+def test_a_folder_of_several_without_a_state_file(tmp_path):
+    folder = copied("tf1/model*", tmp_path / "run")
     with pytest.raises(AmbiguousFormat, match=r"(?s)model-1\n.*model-2"):
         ckptconv.open(folder)
-
-
-def test_the_state_file_of_a_v1_checkpoint(tmp_path):
-    shutil.copy(TF / "v1", tmp_path / "model-3")
-    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/old/model-3"\n')
-    assert ckptconv.open(tmp_path).format == "tf-v1"
-    for i in range(3):
-        shutil.copy(TF / f"v1s-0000{i}-of-00003", tmp_path)
-    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/old/v1s-?????-of-00003"\n')
-    assert set(ckptconv.open(tmp_path)) == {"w", "x0", "x1", "x2"}
-
-
-@pytest.mark.parametrize("named", ["", "/", "/.index", "/.data-00000-of-00001"])
-def test_an_empty_base_name(tmp_path, named):
-    shutil.copy(TF / "sliced.index", tmp_path / ".index")
-    shutil.copy(TF / "sliced.data-00000-of-00001", tmp_path / ".data-00000-of-00001")
-    assert len(ckptconv.open(f"{tmp_path}{named}")) == 4
-
-
-def test_a_stale_path_with_an_empty_base_name(tmp_path):
-    """As in the package musicnn."""
-    shutil.copy(TF / "sliced.index", tmp_path / ".index")
-    shutil.copy(TF / "sliced.data-00000-of-00001", tmp_path / ".data-00000-of-00001")
-    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "/home/j/experiments/15542_17/"\n')
-    found = ckptconv.open(tmp_path)
-    assert (len(found), found.notes) == (4, ())
-
-
-def test_a_prefix_that_is_also_a_folder(tmp_path):
-    for file in TF.glob("sliced.*"):
-        shutil.copy(file, tmp_path)
-    (tmp_path / "sliced").mkdir()
-    assert len(ckptconv.open(tmp_path / "sliced")) == 4
 
 
 # --- what is broken ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def broken(tmp_path) -> Path:
-    for file in TF.glob("sharded.*"):
-        shutil.copy(file, tmp_path)
-    return tmp_path / "sharded"
+SHARD = "sharded.data-0000{}-of-00002"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"  # longer than the shard was
 
 
-def test_a_missing_shard_and_what_it_holds(broken):
-    Path(f"{broken}.data-00001-of-00002").unlink()
-    with pytest.raises(StorageError, match=r"(?s)sharded.data-00001-of-00002 is missing; 2 tensors cannot be read.*n1"):
-        ckptconv.open(broken)
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        (SHARD.format(1), None, r"(?s)sharded.data-00001-of-00002 is missing; 2 tensors cannot be read.*n1"),
+        (SHARD.format(1), b"", r"has 27 bytes, 28 are needed.*1 tensor cannot"),
+        (SHARD.format(0), POINTER, "git lfs pull"),
+        ("sharded.index", None, r"sharded.index|sharded.data"),
+    ],
+)
+def test_what_is_missing_or_cut(file, content, words, tmp_path):
+    path = copied("sharded.*", tmp_path) / file
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content or path.read_bytes()[:-1])
+    for name in ("sharded", SHARD.format(0)):
+        with pytest.raises(CkptError, match=words):
+            ckptconv.open(tmp_path / name)
 
 
-def test_a_truncated_shard_and_what_is_cut(broken):
-    path = Path(f"{broken}.data-00001-of-00002")
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CkptError, match=r"has 27 bytes, 28 are needed.*1 tensor cannot"):
-        ckptconv.open(broken)
-
-
-def test_a_shard_that_is_a_pointer(broken):
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"  # longer than the shard was
-    Path(f"{broken}.data-00000-of-00002").write_text(pointer)
-    with pytest.raises(CkptError, match="git lfs pull"):
-        ckptconv.open(broken)
-
-
-def test_a_prefix_without_an_index(broken):
-    Path(f"{broken}.index").unlink()
-    for name in (broken, f"{broken}.data-00000-of-00002"):
-        with pytest.raises(CkptError, match=r"sharded.index|sharded.data"):
-            ckptconv.open(name)
+def test_a_missing_file_of_a_v1_checkpoint(tmp_path):
+    copied("v1s-0000[02]*", tmp_path)
+    with pytest.raises(StorageError, match="v1s-00001-of-00003"):
+        ckptconv.open(tmp_path / "v1s")
 
 
 @pytest.mark.parametrize("at", [5, 40, 100, 140])

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import os
 import random
-import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from crc32c import crc32c
+from tf_tables import Block, Entry, encoded, table
 
 import ckptconv
 from ckptconv.errors import CkptError
-from ckptconv.formats.table import TF_TABLE
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.formats.tensorflow.table import varint
 from ckptconv.storage.checksum import mask
@@ -25,7 +24,6 @@ from ckptconv.storage.checksum import mask
 CASES = int(os.environ.get("CKPTCONV_CASES", "150"))
 DATA = np.arange(64, dtype="<f4")
 HEADER = pb.BundleHeaderProto(num_shards=1, version={"producer": 1}).SerializeToString()
-Entry = tuple[bytes, bytes]
 
 
 def value(at: int, extra: bytes = b"") -> bytes:
@@ -34,46 +32,6 @@ def value(at: int, extra: bytes = b"") -> bytes:
     crc = mask(crc32c(DATA[at : at + 2].tobytes()))
     made = pb.BundleEntryProto(dtype=1, shape=shape, offset=4 * at, size=8, crc32c=crc).SerializeToString()
     return made + (varint(15 << 3 | 2) + varint(len(extra)) + extra if extra else b"")
-
-
-def encoded(key: bytes, value: bytes, shared: int = 0) -> bytes:
-    return varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
-
-
-def common(a: bytes, b: bytes) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-class Block:
-    """Entries with prefixes shared between restart points."""
-
-    def __init__(self, entries: list[Entry], interval: int) -> None:
-        self.data, self.restarts, self.starts, last = b"", list[int](), list[int](), b""
-        for i, (key, what) in enumerate(entries):
-            self.starts.append(len(self.data))
-            fresh = i % interval == 0
-            if fresh:
-                self.restarts.append(len(self.data))
-            self.data += encoded(key, what, 0 if fresh else common(last, key))
-            last = key
-        self.restarts = self.restarts or [0]
-
-    def bytes(self) -> bytes:
-        return self.data + struct.pack(f"<{len(self.restarts) + 1}I", *self.restarts, len(self.restarts))
-
-
-def table(blocks: list[tuple[bytes, Block]], index: Block | None = None) -> bytes:
-    out, handles = b"", list[Entry]()
-
-    def append(raw: bytes) -> bytes:
-        nonlocal out
-        handle = varint(len(out)) + varint(len(raw))
-        out += raw + b"\0" + struct.pack("<I", mask(crc32c(raw + b"\0")))
-        return handle
-
-    handles = [(separator, append(block.bytes())) for separator, block in blocks]
-    footer = append(Block([], 1).bytes()) + append((index or Block(handles, 1)).bytes())
-    return out + footer.ljust(40, b"\0") + TF_TABLE
 
 
 def case(choose: random.Random) -> tuple[bytes, bool]:
@@ -91,7 +49,7 @@ def case(choose: random.Random) -> tuple[bytes, bool]:
     wrong = choose.random() < 0.8
     for _ in range(choose.randint(1, 2) if wrong else 0):
         spoil(choose, blocks, keys)
-    return table(blocks), wrong
+    return table([(s, block.bytes()) for s, block in blocks]), wrong
 
 
 def spoil(choose: random.Random, blocks: list[tuple[bytes, Block]], keys: list[bytes]) -> None:
@@ -156,20 +114,15 @@ def test_tensorflow_reads_what_we_read(tmp_path: Path) -> None:
 HIDDEN = encoded(b"w", value(50))
 
 
-def whole(entries: list[Entry]) -> list[tuple[bytes, Block]]:
-    return [(b"zz", Block(entries, 16))]
-
-
 def with_restarts(*restarts: int) -> bytes:
-    blocks = whole([(b"", HEADER), (b"a", value(0, HIDDEN)), (b"w", value(2))])
-    at = blocks[0][1].data.index(HIDDEN)
-    blocks[0][1].restarts = [at if r < 0 else r for r in restarts]
-    return table(blocks)
+    block = Block([(b"", HEADER), (b"a", value(0, HIDDEN)), (b"w", value(2))], 16)
+    block.restarts = [block.data.index(HIDDEN) if r < 0 else r for r in restarts]
+    return table([(b"zz", block.bytes())])
 
 
 def with_separators(*separators: bytes) -> bytes:
     parts = [[(b"", HEADER), (b"a", value(0))], [(b"b", value(2)), (b"w", value(4))]]
-    return table([(s, Block(part, 16)) for s, part in zip(separators, parts, strict=True)])
+    return table([(s, Block(part, 16).bytes()) for s, part in zip(separators, parts, strict=True)])
 
 
 @pytest.mark.parametrize(
@@ -195,7 +148,7 @@ def test_what_tensorflow_would_read_otherwise_is_refused(index: bytes, said: str
     "prefix", ["m.index", "m.data-00000-of-00001", "x.index.index", "m.meta", "a.data-00001-of-00002"]
 )
 def test_a_prefix_may_end_like_a_file(prefix: str, tmp_path: Path) -> None:
-    index = table(whole([(b"", HEADER), (b"w", value(2))]))
+    index = table([(b"zz", Block([(b"", HEADER), (b"w", value(2))], 16).bytes())])
     (tmp_path / f"{prefix}.index").write_bytes(index)
     (tmp_path / f"{prefix}.data-00000-of-00001").write_bytes(DATA.tobytes())
     for name in (prefix, f"{prefix}.index", f"{prefix}.data-00000-of-00001"):
