@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from nets import flax, flax_text, haiku, keras_images, keras_other, keras_sequences, tensorflow_images, tensorflow_text
-from nets.common import Arrays, Port
+from nets.common import Arrays, Port, stored
 from torch import Tensor, nn
 
 from ckptconv.checkpoint import Checkpoint, held
@@ -47,7 +47,7 @@ MODULES = (
     flax_text,
     haiku,
 )
-PORTS = {name: port for module in MODULES for name, port in module.PORTS.items()}
+PORTS = {n: port._replace(store=stored(n)) for module in MODULES for n, port in module.PORTS.items()}
 
 
 def trained(build: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -93,6 +93,7 @@ def same(module: nn.Module, other: nn.Module, inputs: Mapping[str, Tensor]) -> b
 
 def run(port: Port, folder: Path, *, check: bool = True, every: bool = False) -> Row:
     original, fresh = trained(port.build, 1), trained(port.build, 2)
+    assert port.store
     source = Checkpoint({n: held(n, np.ascontiguousarray(x)) for n, x in port.store(state(original)).items()})
     given = port.inputs()
     inputs = {"x": given[0]} if isinstance(given, tuple) else given
@@ -105,7 +106,7 @@ def run(port: Port, folder: Path, *, check: bool = True, every: bool = False) ->
     rules.write_text(toml(found))
     note = ""
     try:
-        load_into(fresh, source, str(rules), strict=False)
+        load_into(fresh, source, converter=str(rules), strict=False)
     except CkptError as e:
         note = e.message.splitlines()[0][:70]
     want, have = state(original), state(fresh)

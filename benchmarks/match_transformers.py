@@ -181,7 +181,7 @@ def port(name: str) -> Port:
             for n, (shape, words) in case.inputs.items()
         }
 
-    return Port(case.title, lambda: kind(kind.config_class(**case.sizes)), case.store, inputs)
+    return Port(case.title, lambda: kind(kind.config_class(**case.sizes)), inputs, case.store)
 
 
 def main() -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+import zlib
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,15 +20,49 @@ State = Mapping[str, Array]
 
 
 class Port(NamedTuple):
-    """A module, its weights as the original stores them, and inputs; `title` names the original and its framework.
+    """A module and inputs; `title` names the original and its framework.
 
-    inputs: the only one, or all by name.
+    inputs: the only one, or all by name. store: the module's weights as the original stores them, if ports.json does
+    not have them by the name of the port.
     """
 
     title: str
     build: Callable[[], nn.Module]
-    store: Callable[[State], Arrays]
     inputs: Callable[[], tuple[Tensor] | dict[str, Tensor]]
+    store: Callable[[State], Arrays] | None = None
+
+
+def stored(name: str) -> Callable[[State], Arrays]:
+    """A port's weights as its original stores them, by its rows in ports.json, each the source of one array:
+
+    "features.0.0.weight 2 3 1 0"       a tensor of the port, its axes in this order; `: 3 4` reshapes what comes of it
+    {"shape": ..., "index": ...}        of all elements of the port, in order and counted from 1, these; 0 is a zero
+    {"shape": ..., "dtype": ..., ...}   what the original has beside its weights
+    """
+
+    def store(state: State) -> Arrays:
+        flat = np.concatenate([np.zeros(1, "f4"), *(x.reshape(-1) for x in state.values())])
+        return {key: _array(row, state, flat) for key, row in _rows()[name].items()}
+
+    return store
+
+
+@cache
+def _rows() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("ports.json").read_text("utf-8"))
+    return found
+
+
+def _array(row: Any, state: State, flat: Array) -> Array:
+    if isinstance(row, str):
+        way, _, shape = row.partition(" : ")
+        name, *axes = way.split()
+        x = state[name].transpose(*map(int, axes)) if axes else state[name]
+        return x.reshape(tuple(map(int, shape.split()))) if shape else x
+    raw = zlib.decompress(b64decode(row.get("index") or row["zlib"]))
+    if "index" in row:
+        return flat[np.cumsum(np.frombuffer(raw, "<i4"))].reshape(row["shape"])
+    return np.frombuffer(raw, row["dtype"]).reshape(row["shape"])
 
 
 def kernel(w: Array) -> Array:
@@ -31,33 +70,12 @@ def kernel(w: Array) -> Array:
     return w.transpose(*range(2, w.ndim), 1, 0)
 
 
-def gates(w: Array, order: tuple[int, ...]) -> Array:
-    """The blocks along the last axis in another order."""
-    blocks = np.split(w, len(order), axis=-1)
-    return np.concatenate([blocks[k] for k in order], axis=-1)
-
-
 NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
-SCALE = {"weight": "scale", "bias": "bias"}
 
 
 def norm(s: State, at: str, name: str, words: Mapping[str, str] = NORM) -> Arrays:
     """A Keras BatchNormalization or LayerNormalization; with SCALE a Flax LayerNorm."""
     return {f"{name}/{k}": s[f"{at}.{w}"] for w, k in words.items() if f"{at}.{w}" in s}
-
-
-def dense(s: State, at: str, name: str, weight: str = "kernel", bias: str = "bias") -> Arrays:
-    """A Dense or Conv layer."""
-    out = {f"{name}/{weight}": kernel(s[f"{at}.weight"])}
-    return out | ({f"{name}/{bias}": s[f"{at}.bias"]} if f"{at}.bias" in s else {})
-
-
-def depthwise(s: State, at: str, name: str, leaf: str = "depthwise_kernel", inputs: int = 0) -> Arrays:
-    """A DepthwiseConv2D; `inputs` are its channels if it makes several of each."""
-    w = s[f"{at}.weight"]
-    inputs = inputs or w.shape[0]
-    made = w.reshape(inputs, -1, *w.shape[2:]).transpose(2, 3, 0, 1)
-    return {f"{name}/{leaf}": made} | ({f"{name}/bias": s[f"{at}.bias"]} if f"{at}.bias" in s else {})
 
 
 def keras(layers: Iterable[Arrays]) -> Arrays:
@@ -81,9 +99,6 @@ def image(channels: int, size: int) -> Callable[[], tuple[Tensor, ...]]:
 
 def ids(count: int) -> Callable[[], tuple[Tensor, ...]]:
     return lambda: (torch.randint(0, count, (2, 10)),)
-
-
-LSTM = "ifgo"  # torch's order of gates
 
 
 class Basic(nn.Module):
@@ -116,12 +131,6 @@ class ResNet18(nn.Module):
         return self.fc(self.layer3(self.layer2(self.layer1(x))).mean((2, 3)))
 
 
-def basic_blocks() -> Iterator[tuple[int, str, int, int]]:
-    """The blocks of ResNet18: count, name, stage and number."""
-    for k in range(6):
-        yield k, f"layer{k // 2 + 1}.{k % 2}", k // 2, k % 2
-
-
 def quiet(module: nn.Module) -> None:
     """Zero torch's second bias, which the originals have not."""
     for name, p in module.named_parameters():
@@ -131,10 +140,6 @@ def quiet(module: nn.Module) -> None:
 
 def bias(s: State, at: str, tail: str) -> Array:
     return s[f"{at}.bias_ih_l{tail}"] + s[f"{at}.bias_hh_l{tail}"]
-
-
-def matrices(s: State, at: str, tail: str) -> tuple[Array, Array]:
-    return s[f"{at}.weight_ih_l{tail}"].T, s[f"{at}.weight_hh_l{tail}"].T
 
 
 class Lstm(nn.Module):
@@ -147,12 +152,3 @@ class Lstm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.lstm(self.embed(x))[0])
-
-
-def keras_gru(s: State, at: str, name: str, tail: str = "") -> Arrays:
-    two = np.stack([s[f"{at}.bias_ih_l0{tail}"], s[f"{at}.bias_hh_l0{tail}"]])
-    return {
-        f"{name}/kernel": gates(s[f"{at}.weight_ih_l0{tail}"].T, (1, 0, 2)),
-        f"{name}/recurrent_kernel": gates(s[f"{at}.weight_hh_l0{tail}"].T, (1, 0, 2)),
-        f"{name}/bias": gates(two, (1, 0, 2)),
-    }

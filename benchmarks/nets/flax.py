@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import (
@@ -14,45 +10,14 @@ from torch.nn.functional import (
 )
 
 from nets.common import (
-    LSTM,
-    SCALE,
-    Arrays,
     Lstm,
     Port,
     ResNet18,
-    State,
-    basic_blocks,
-    bias,
-    dense,
-    flat,
     ids,
     image,
-    kernel,
-    matrices,
-    norm,
 )
 
 # --- Flax ResNet-18 into torchvision's names --------------------------------------------------------------------------
-
-
-def flax_resnet(s: State) -> Arrays:
-    """Flax's example: averages in a tree of their own."""
-
-    def batch(at: str, name: str) -> Arrays:
-        out = norm(s, at, f"params/{name}", SCALE)
-        means = {"mean": "running_mean", "var": "running_var"}
-        return out | {f"batch_stats/{name}/{k}": s[f"{at}.{v}"] for k, v in means.items()}
-
-    out = dense(s, "conv1", "params/conv_init") | batch("bn1", "bn_init") | dense(s, "fc", "params/Dense_0")
-    for k, at, _, _ in basic_blocks():
-        name = f"ResNetBlock_{k}"
-        for n in (0, 1):
-            out |= dense(s, f"{at}.conv{n + 1}", f"params/{name}/Conv_{n}")
-            out |= batch(f"{at}.bn{n + 1}", f"{name}/BatchNorm_{n}")
-        if f"{at}.downsample.0.weight" in s:
-            out |= dense(s, f"{at}.downsample.0", f"params/{name}/conv_proj")
-            out |= batch(f"{at}.downsample.1", f"{name}/norm_proj")
-    return dict(sorted(out.items()))
 
 
 # --- Flax MLP-Mixer into timm's names ---------------------------------------------------------------------------------
@@ -86,41 +51,10 @@ class Mixer(nn.Module):
         return self.head(self.norm(self.blocks(x)).mean(1))
 
 
-def mixer(s: State) -> Arrays:
-    def layers() -> Iterator[Arrays]:
-        yield dense(s, "stem.proj", "stem")
-        for k in range(3):
-            at, name = f"blocks.{k}", f"MixerBlock_{k}"
-            yield norm(s, f"{at}.norm1", f"{name}/LayerNorm_0", SCALE)
-            yield norm(s, f"{at}.norm2", f"{name}/LayerNorm_1", SCALE)
-            for ours, theirs in (("tokens", "token"), ("channels", "channel")):
-                for n in (0, 1):
-                    yield dense(s, f"{at}.mlp_{ours}.fc{n + 1}", f"{name}/{theirs}_mixing/Dense_{n}")
-        yield norm(s, "norm", "pre_head_layer_norm", SCALE)
-        yield dense(s, "head", "head")
-
-    return dict(sorted(flat(layers()).items()))
-
-
 # --- Flax LSTMCell, a matrix for each gate ----------------------------------------------------------------------------
 
 
-def flax_lstm(s: State) -> Arrays:
-    """Flax: a Dense for each gate, those of the inputs without bias."""
-    out = {"params/Embed_0/embedding": s["embed.weight"]}
-    for k in (0, 1):
-        x, h = matrices(s, "lstm", str(k))
-        home = f"params/ScanLSTMCell_{k}" if k else "params/ScanLSTMCell_0"
-        for j, g in enumerate(LSTM):
-            block = slice(16 * j, 16 * j + 16)
-            out |= {f"{home}/i{g}/kernel": x[:, block], f"{home}/h{g}/kernel": h[:, block]}
-            out[f"{home}/h{g}/bias"] = bias(s, "lstm", str(k))[block]
-    return dict(sorted((out | dense(s, "out", "params/Dense_0")).items()))
-
-
 # --- Flax GRUCell, a matrix for each gate -----------------------------------------------------------------------------
-
-GRU = "rzn"
 
 
 class FlaxGru(nn.Module):
@@ -134,18 +68,6 @@ class FlaxGru(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.gru(self.embed(x))[0])
-
-
-def flax_gru(s: State) -> Arrays:
-    """Flax: the gates of the inputs have biases, of those of the state only the candidate's has."""
-    out = {"params/embed/embedding": s["embed.weight"]}
-    x, h = matrices(s, "gru", "0")
-    for j, g in enumerate(GRU):
-        block = slice(16 * j, 16 * j + 16)
-        out |= {f"params/gru/i{g}/kernel": x[:, block], f"params/gru/h{g}/kernel": h[:, block]}
-        out[f"params/gru/i{g}/bias"] = s["gru.bias_ih_l0"][block]
-    out["params/gru/hn/bias"] = s["gru.bias_hh_l0"][32:]
-    return dict(sorted((out | dense(s, "out", "params/head")).items()))
 
 
 # --- Flax ViT into nn.MultiheadAttention ------------------------------------------------------------------------------
@@ -181,26 +103,6 @@ class VisionTransformer(nn.Module):
         return self.heads(self.encoder.ln(x)[:, 0])
 
 
-def vision(s: State) -> Arrays:
-    """Google's ViT in Flax: heads as axes, a layer each."""
-    out = {"cls": s["class_token"], "Transformer/posembed_input/pos_embedding": s["encoder.pos_embedding"]}
-    out |= dense(s, "conv_proj", "embedding")
-    for k in range(3):
-        at, name = f"encoder.layers.encoder_layer_{k}", f"Transformer/encoderblock_{k}"
-        mha = f"{name}/MultiHeadDotProductAttention_1"
-        for j, word in enumerate(("query", "key", "value")):
-            rows = slice(16 * j, 16 * j + 16)
-            out[f"{mha}/{word}/kernel"] = s[f"{at}.self_attention.in_proj_weight"][rows].T.reshape(16, 4, 4)
-            out[f"{mha}/{word}/bias"] = s[f"{at}.self_attention.in_proj_bias"][rows].reshape(4, 4)
-        out[f"{mha}/out/kernel"] = s[f"{at}.self_attention.out_proj.weight"].T.reshape(4, 4, 16)
-        out[f"{mha}/out/bias"] = s[f"{at}.self_attention.out_proj.bias"]
-        out |= norm(s, f"{at}.ln_1", f"{name}/LayerNorm_0", SCALE) | norm(s, f"{at}.ln_2", f"{name}/LayerNorm_2", SCALE)
-        out |= dense(s, f"{at}.mlp.0", f"{name}/MlpBlock_3/Dense_0")
-        out |= dense(s, f"{at}.mlp.3", f"{name}/MlpBlock_3/Dense_1")
-    out |= norm(s, "encoder.ln", "Transformer/encoder_norm", SCALE) | dense(s, "heads.head", "head")
-    return dict(sorted(out.items()))
-
-
 # --- Flax experts into stacked parameters -----------------------------------------------------------------------------
 
 
@@ -230,18 +132,6 @@ class Banks(nn.Module):
         for b in self.blocks:
             x = b(x)
         return self.out(x)
-
-
-def banks(s: State) -> Arrays:
-    """A Flax module for each expert."""
-    out = dense(s, "inp", "params/Dense_0") | dense(s, "out", "params/Dense_1")
-    for k in range(2):
-        at, home = f"blocks.{k}", f"params/MoeBlock_{k}"
-        out |= norm(s, f"{at}.norm", f"{home}/LayerNorm_0", SCALE) | dense(s, f"{at}.router", f"{home}/gate")
-        for e in range(6):
-            out[f"{home}/Expert_{e}/Dense_0/kernel"] = s[f"{at}.w1"][e]
-            out[f"{home}/Expert_{e}/Dense_1/kernel"] = s[f"{at}.w2"][e]
-    return dict(sorted(out.items()))
 
 
 # --- Flax ViT, scanned layers, heads as axes --------------------------------------------------------------------------
@@ -280,31 +170,6 @@ class Vit(nn.Module):
         for b in self.blocks:
             x = b(x)
         return self.head(self.norm(x).mean(1))
-
-
-def scanned(s: State) -> Arrays:
-    """As Flax stores layers that `nn.scan` made: one tensor for all layers, and heads as axes."""
-    out = {"params/embedding/kernel": kernel(s["patch.weight"]), "params/embedding/bias": s["patch.bias"]}
-    home = "params/Transformer/encoderblock"
-
-    def stack(make: Callable[[str], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-        return np.stack([make(f"blocks.{k}") for k in range(4)])
-
-    for ours, theirs in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")):
-        at = f"{home}/MultiHeadDotProductAttention_0/{theirs}"
-        out[f"{at}/kernel"] = stack(lambda b, p=ours: s[f"{b}.{p}.weight"].T.reshape(12, 3, 4))
-        out[f"{at}/bias"] = stack(lambda b, p=ours: s[f"{b}.{p}.bias"].reshape(3, 4))
-    at = f"{home}/MultiHeadDotProductAttention_0/out"
-    out[f"{at}/kernel"] = stack(lambda b: s[f"{b}.o_proj.weight"].T.reshape(3, 4, 12))
-    out[f"{at}/bias"] = stack(lambda b: s[f"{b}.o_proj.bias"])
-    for k in (0, 1):
-        out[f"{home}/LayerNorm_{k}/scale"] = stack(lambda b, n=k + 1: s[f"{b}.ln{n}.weight"])
-        out[f"{home}/LayerNorm_{k}/bias"] = stack(lambda b, n=k + 1: s[f"{b}.ln{n}.bias"])
-        out[f"{home}/MlpBlock_0/Dense_{k}/kernel"] = stack(lambda b, n=k + 1: s[f"{b}.fc{n}.weight"].T)
-        out[f"{home}/MlpBlock_0/Dense_{k}/bias"] = stack(lambda b, n=k + 1: s[f"{b}.fc{n}.bias"])
-    out |= {"params/Transformer/encoder_norm/scale": s["norm.weight"]}
-    out |= {"params/Transformer/encoder_norm/bias": s["norm.bias"]}
-    return dict(sorted((out | dense(s, "head", "params/head")).items()))
 
 
 # --- Flax CLIP into OpenAI's, two towers ------------------------------------------------------------------------------
@@ -364,37 +229,6 @@ class Clip(nn.Module):
         return torch.cat([self.visual(x), y, self.visual(x) @ y.T * self.logit_scale.exp()], 1)
 
 
-def clip(s: State) -> Arrays:
-    out = {"logit_scale": s["logit_scale"]}
-    for ours, theirs in (("visual.", "vision_model"), ("", "text_model")):
-        for k in range(CLIP_LAYERS):
-            at, name = f"{ours}transformer.resblocks.{k}", f"{theirs}/encoder/layers/{k}"
-            for j, x in enumerate("qkv"):
-                rows = slice(CLIP * j, CLIP * (j + 1))
-                out[f"{name}/self_attn/{x}_proj/kernel"] = s[f"{at}.attn.in_proj_weight"][rows].T
-                out[f"{name}/self_attn/{x}_proj/bias"] = s[f"{at}.attn.in_proj_bias"][rows]
-            out |= dense(s, f"{at}.attn.out_proj", f"{name}/self_attn/out_proj")
-            for n in (1, 2):
-                out |= scaled(s, f"{at}.ln_{n}", f"{name}/layer_norm{n}")
-            out |= dense(s, f"{at}.mlp.c_fc", f"{name}/mlp/fc1") | dense(s, f"{at}.mlp.c_proj", f"{name}/mlp/fc2")
-    out |= {
-        "text_model/embeddings/token_embedding/embedding": s["token_embedding.weight"],
-        "text_model/embeddings/position_embedding/embedding": s["positional_embedding"],
-        "text_projection/kernel": s["text_projection"],
-        "visual_projection/kernel": s["visual.proj"],
-        "vision_model/embeddings/class_embedding": s["visual.class_embedding"],
-        "vision_model/embeddings/position_embedding/embedding": s["visual.positional_embedding"],
-        "vision_model/embeddings/patch_embedding/kernel": kernel(s["visual.conv1.weight"]),
-    }
-    out |= scaled(s, "ln_final", "text_model/final_layer_norm")
-    out |= scaled(s, "visual.ln_pre", "vision_model/pre_layrnorm")
-    return dict(sorted((out | scaled(s, "visual.ln_post", "vision_model/post_layernorm")).items()))
-
-
-def scaled(s: State, at: str, name: str) -> Arrays:
-    return {f"{name}/scale": s[f"{at}.weight"], f"{name}/bias": s[f"{at}.bias"]}
-
-
 # --- Flax SE-ResNeXt, grouped convolutions ----------------------------------------------------------------------------
 
 
@@ -427,33 +261,6 @@ class SeNet(nn.Module):
         for b in self.stages:
             x = b(x)
         return self.fc(x.mean((2, 3)))
-
-
-def senet(s: State) -> Arrays:
-    def bn(at: str, name: str) -> Arrays:
-        home, leaf = name.rpartition("/")[::2]
-        top = f"{home}/" if home else ""
-        return {
-            f"params/{top}{leaf}/scale": s[f"{at}.weight"], f"params/{top}{leaf}/bias": s[f"{at}.bias"],
-            f"batch_stats/{top}{leaf}/mean": s[f"{at}.running_mean"],
-            f"batch_stats/{top}{leaf}/var": s[f"{at}.running_var"],
-        }  # fmt: skip
-
-    def layers() -> Iterator[Arrays]:
-        yield dense(s, "stem", "params/conv_init") | bn("stem_bn", "bn_init")
-        for k in range(4):
-            at, name = f"stages.{k}", f"SEBlock_{k}"
-            for j in range(3):
-                yield dense(s, f"{at}.conv{j + 1}", f"params/{name}/Conv_{j}") | bn(
-                    f"{at}.bn{j + 1}", f"{name}/BatchNorm_{j}"
-                )
-            yield dense(s, f"{at}.fc1", f"params/{name}/SqueezeExcite_0/Dense_0")
-            yield dense(s, f"{at}.fc2", f"params/{name}/SqueezeExcite_0/Dense_1")
-            if f"{at}.proj.weight" in s:
-                yield dense(s, f"{at}.proj", f"params/{name}/conv_proj") | bn(f"{at}.proj_bn", f"{name}/norm_proj")
-        yield dense(s, "fc", "params/Dense_0")
-
-    return dict(sorted(flat(layers()).items()))
 
 
 # --- Flax Perceiver, key and value fused here -------------------------------------------------------------------------
@@ -491,39 +298,15 @@ class Perceiver(nn.Module):
         return self.head(self.norm(z).mean(1))
 
 
-def perceiver(s: State) -> Arrays:
-    def block(at: str, name: str) -> Iterator[Arrays]:
-        for k, p in enumerate(("ln_q", "ln_kv", "ln_mlp")):
-            yield norm(s, f"{at}.{p}", f"params/{name}/LayerNorm_{k}", SCALE)
-        k, v = np.split(s[f"{at}.kv.weight"], 2)
-        for word, w in (("query", s[f"{at}.q.weight"]), ("key", k), ("value", v)):
-            yield {f"params/{name}/Attention_0/{word}/kernel": w.T}
-        yield dense(s, f"{at}.o", f"params/{name}/Attention_0/out")
-        yield dense(s, f"{at}.w1", f"params/{name}/MLP_0/Dense_0") | dense(
-            s, f"{at}.w2", f"params/{name}/MLP_0/Dense_1"
-        )
-
-    def layers() -> Iterator[Arrays]:
-        yield {"params/latents": s["latents"]}
-        yield from block("cross", "CrossAttention_0")
-        for k in range(2):
-            yield from block(f"own.{k}", f"SelfAttention_{k}")
-        yield norm(s, "norm", "params/LayerNorm_0", SCALE) | dense(s, "head", "params/Dense_0")
-
-    return dict(sorted(flat(layers()).items()))
-
-
 PORTS = {
-    "flax-resnet": Port("Flax ResNet-18 into torchvision's names", ResNet18, flax_resnet, image(3, 16)),
-    "mixer": Port("Flax MLP-Mixer into timm's names", Mixer, mixer, image(3, 16)),
-    "flax-lstm": Port("Flax LSTMCell, a matrix for each gate", Lstm, flax_lstm, ids(40)),
-    "flax-gru": Port("Flax GRUCell, a matrix for each gate", FlaxGru, flax_gru, ids(40)),
-    "flax-vit": Port("Flax ViT into nn.MultiheadAttention", VisionTransformer, vision, image(3, 16)),
-    "banks": Port("Flax experts into stacked parameters", Banks, banks, lambda: (torch.randn(2, 6, 8),)),
-    "vit": Port("Flax ViT, scanned layers, heads as axes", Vit, scanned, image(3, 16)),
-    "clip": Port("Flax CLIP into OpenAI's, two towers", Clip, clip, image(3, 16)),
-    "senet": Port("Flax SE-ResNeXt, grouped convolutions", SeNet, senet, image(3, 16)),
-    "perceiver": Port(
-        "Flax Perceiver, key and value fused here", Perceiver, perceiver, lambda: (torch.randn(4, 11, 9),)
-    ),
+    "flax-resnet": Port("Flax ResNet-18 into torchvision's names", ResNet18, image(3, 16)),
+    "mixer": Port("Flax MLP-Mixer into timm's names", Mixer, image(3, 16)),
+    "flax-lstm": Port("Flax LSTMCell, a matrix for each gate", Lstm, ids(40)),
+    "flax-gru": Port("Flax GRUCell, a matrix for each gate", FlaxGru, ids(40)),
+    "flax-vit": Port("Flax ViT into nn.MultiheadAttention", VisionTransformer, image(3, 16)),
+    "banks": Port("Flax experts into stacked parameters", Banks, lambda: (torch.randn(2, 6, 8),)),
+    "vit": Port("Flax ViT, scanned layers, heads as axes", Vit, image(3, 16)),
+    "clip": Port("Flax CLIP into OpenAI's, two towers", Clip, image(3, 16)),
+    "senet": Port("Flax SE-ResNeXt, grouped convolutions", SeNet, image(3, 16)),
+    "perceiver": Port("Flax Perceiver, key and value fused here", Perceiver, lambda: (torch.randn(4, 11, 9),)),
 }

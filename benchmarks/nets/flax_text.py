@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import (
@@ -12,12 +11,8 @@ from torch.nn.functional import (
 )
 
 from nets.common import (
-    Array,
-    Arrays,
     Port,
-    State,
     ids,
-    kernel,
 )
 
 # --- T5X mixture of experts, stacked ----------------------------------------------------------------------------------
@@ -59,20 +54,6 @@ class Moe(nn.Module):
         for layer in self.layers:
             y = layer(y)
         return self.lm_head(y)
-
-
-def moe(s: State) -> Arrays:
-    """As T5X stores them: the experts of a layer in one tensor."""
-    out = {"target/token_embedder/embedding": s["shared.weight"]}
-    for k in range(2):
-        at, home = f"layers.{k}", f"target/decoder/layers_{k}"
-        out |= {f"{home}/pre_mlp_layer_norm/scale": s[f"{at}.ln.weight"]}
-        out |= {f"{home}/pre_mlp_layer_norm/bias": s[f"{at}.ln.bias"]}
-        out[f"{home}/mlp/router/router_weights/w/kernel"] = s[f"{at}.gate.weight"].T
-        for p in ("wi", "wo"):
-            every = [s[f"{at}.experts.{e}.{p}.weight"].T for e in range(8)]
-            out[f"{home}/mlp/expert/{p}/kernel"] = np.stack(every)
-    return dict(sorted((out | {"target/decoder/logits_dense/kernel": s["lm_head.weight"].T}).items()))
 
 
 # --- T5X encoder and decoder ------------------------------------------------------------------------------------------
@@ -136,29 +117,6 @@ class T5(nn.Module):
         return self.lm_head(self.decoder_norm(y))
 
 
-def t5x(s: State) -> Arrays:
-    out = {"target/token_embedder/embedding": s["shared.weight"]}
-    names = {"q": "query", "k": "key", "v": "value", "o": "out"}
-    for stack in ("encoder", "decoder"):
-        for k in range(2):
-            at, home = f"{stack}.{k}", f"target/{stack}/layers_{k}"
-            attention = "attention" if stack == "encoder" else "self_attention"
-            before = "pre_attention_layer_norm" if stack == "encoder" else "pre_self_attention_layer_norm"
-            out[f"{home}/{before}/scale"] = s[f"{at}.norm1.weight"]
-            for q, name in names.items():
-                out[f"{home}/{attention}/{name}/kernel"] = s[f"{at}.self_attn.{q}.weight"].T
-                if stack == "decoder":
-                    out[f"{home}/encoder_decoder_attention/{name}/kernel"] = s[f"{at}.cross_attn.{q}.weight"].T
-            if stack == "decoder":
-                out[f"{home}/pre_cross_attention_layer_norm/scale"] = s[f"{at}.norm_x.weight"]
-            out[f"{home}/pre_mlp_layer_norm/scale"] = s[f"{at}.norm2.weight"]
-            for w in ("wi_0", "wi_1", "wo"):
-                out[f"{home}/mlp/{w}/kernel"] = s[f"{at}.ff.{w}.weight"].T
-        out[f"target/{stack}/{stack}_norm/scale"] = s[f"{stack}_norm.weight"]
-    out["target/decoder/logits_dense/kernel"] = s["lm_head.weight"].T
-    return dict(sorted(out.items()))
-
-
 # --- Flax Gemma, fused einsums, grouped queries -----------------------------------------------------------------------
 
 WIDTH, LAYERS, SCANNED_EXPERTS, HEADS, GROUPS, SIZE, MLP = 16, 3, 4, 4, 2, 6, 20
@@ -214,21 +172,6 @@ class Gemma(nn.Module):
         return self.norm(x) @ self.embed_tokens.weight.T
 
 
-def gemma(s: State) -> Arrays:
-    out = {"transformer/embedder/input_embedding": s["embed_tokens.weight"]}
-    for k in range(LAYERS):
-        at, home = f"layers.{k}", f"transformer/layer_{k}"
-        q, key, value, o = (s[f"{at}.self_attn.{x}_proj.weight"] for x in "qkvo")
-        heads = [w.reshape(-1, SIZE, WIDTH).transpose(0, 2, 1) for w in (q, key, value)]  # n d h
-        out |= {f"{home}/attn/q_einsum/w": heads[0], f"{home}/attn/kv_einsum/w": np.stack(heads[1:])}
-        out[f"{home}/attn/attn_vec_einsum/w"] = o.T.reshape(HEADS, SIZE, WIDTH)
-        out[f"{home}/mlp/gating_einsum"] = np.stack([s[f"{at}.{x}_proj.weight"].T for x in ("gate", "up")])
-        out[f"{home}/mlp/linear"] = s[f"{at}.down_proj.weight"].T
-        out[f"{home}/pre_attention_norm/scale"] = s[f"{at}.input_layernorm.weight"]
-        out[f"{home}/pre_ffw_norm/scale"] = s[f"{at}.post_attention_layernorm.weight"]
-    return dict(sorted((out | {"transformer/final_norm/scale": s["norm.weight"]}).items()))
-
-
 # --- MaxText, scanned experts, into Mixtral's names -------------------------------------------------------------------
 
 
@@ -269,28 +212,6 @@ class ScannedMixtral(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.lm_head(self.norm(x))
-
-
-def maxtext(s: State) -> Arrays:
-    home, out = "params/decoder/layers", {"params/token_embedder/embedding": s["embed_tokens.weight"]}
-
-    def scanned(ours: str, *shape: int) -> Array:
-        every = [s[f"layers.{k}.{ours}.weight"].T for k in range(LAYERS)]
-        return np.stack([w.reshape(shape or w.shape) for w in every], 1)
-
-    attention = f"{home}/self_attention"
-    out[f"{attention}/query/kernel"] = scanned("self_attn.q_proj", WIDTH, HEADS, SIZE)
-    out[f"{attention}/key/kernel"] = scanned("self_attn.k_proj", WIDTH, GROUPS, SIZE)
-    out[f"{attention}/value/kernel"] = scanned("self_attn.v_proj", WIDTH, GROUPS, SIZE)
-    out[f"{attention}/out/kernel"] = scanned("self_attn.o_proj", HEADS, SIZE, WIDTH)
-    out[f"{home}/MoeBlock_0/gate/kernel"] = scanned("block_sparse_moe.gate")
-    for ours, theirs in (("w1", "wi_0"), ("w3", "wi_1"), ("w2", "wo")):
-        every = [scanned(f"block_sparse_moe.experts.{e}.{ours}") for e in range(SCANNED_EXPERTS)]
-        out[f"{home}/MoeBlock_0/{theirs}"] = np.stack(every)
-    out[f"{home}/pre_self_attention_layer_norm/scale"] = scanned("input_layernorm")
-    out[f"{home}/post_self_attention_layer_norm/scale"] = scanned("post_attention_layernorm")
-    out |= {"params/decoder/decoder_norm/scale": s["norm.weight"]}
-    return dict(sorted((out | {"params/decoder/logits_dense/kernel": s["lm_head.weight"].T}).items()))
 
 
 # --- MaxText mixture of experts, scanned, grouped heads ---------------------------------------------------------------
@@ -357,32 +278,10 @@ class Mixtral(nn.Module):
         return self.lm_head(self.model["norm"](y))
 
 
-def mixtral(s: State) -> Arrays:
-    home = "params/decoder/layers"
-
-    def stack(ours: str, shape: tuple[int, ...] = ()) -> Array:
-        every = [s[f"model.layers.{k}.{ours}.weight"].T for k in range(3)]
-        return np.stack([w.reshape(shape or w.shape) for w in every], 1)
-
-    out = {"params/token_embedder/embedding": s["model.embed_tokens.weight"]}
-    out[f"{home}/pre_self_attention_layer_norm/scale"] = stack("input_layernorm")
-    out[f"{home}/post_self_attention_layer_norm/scale"] = stack("post_attention_layernorm")
-    for ours, theirs in (("q", "query"), ("k", "key"), ("v", "value")):
-        out[f"{home}/self_attention/{theirs}/kernel"] = stack(f"self_attn.{ours}_proj", (D, -1, 4))
-    out[f"{home}/self_attention/out/kernel"] = stack("self_attn.o_proj", (4, 4, D))
-    out[f"{home}/MoeBlock_0/gate/kernel"] = stack("block_sparse_moe.gate")
-    for ours, theirs in (("w1", "wi_0"), ("w3", "wi_1"), ("w2", "wo")):
-        every = [stack(f"block_sparse_moe.experts.{e}.{ours}").transpose(1, 0, 2) for e in range(EXPERTS)]
-        out[f"{home}/MoeBlock_0/{theirs}"] = np.stack(every)
-    out["params/decoder/decoder_norm/scale"] = s["model.norm.weight"]
-    out["params/decoder/logits_dense/kernel"] = kernel(s["lm_head.weight"])
-    return dict(sorted(out.items()))
-
-
 PORTS = {
-    "moe": Port("T5X mixture of experts, stacked", Moe, moe, ids(40)),
-    "t5": Port("T5X encoder and decoder", T5, t5x, ids(40)),
-    "gemma": Port("Flax Gemma, fused einsums, grouped queries", Gemma, gemma, ids(36)),
-    "maxtext": Port("MaxText, scanned experts, into Mixtral's names", ScannedMixtral, maxtext, ids(36)),
-    "mixtral": Port("MaxText mixture of experts, scanned, grouped heads", Mixtral, mixtral, ids(40)),
+    "moe": Port("T5X mixture of experts, stacked", Moe, ids(40)),
+    "t5": Port("T5X encoder and decoder", T5, ids(40)),
+    "gemma": Port("Flax Gemma, fused einsums, grouped queries", Gemma, ids(36)),
+    "maxtext": Port("MaxText, scanned experts, into Mixtral's names", ScannedMixtral, ids(36)),
+    "mixtral": Port("MaxText mixture of experts, scanned, grouped heads", Mixtral, ids(40)),
 }

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import (
@@ -14,45 +11,14 @@ from torch.nn.functional import (
 )
 
 from nets.common import (
-    Array,
-    Arrays,
     Lstm,
     Port,
     ResNet18,
-    State,
-    basic_blocks,
-    dense,
-    flat,
-    gates,
     ids,
     image,
-    kernel,
-    matrices,
-    norm,
 )
 
 # --- Haiku ResNet-18 into torchvision's names -------------------------------------------------------------------------
-
-
-def haiku_resnet(s: State) -> Arrays:
-    """Haiku's ResNet: `w`, and averages in the state."""
-    top = "res_net18/~"
-
-    def batch(at: str, name: str) -> Arrays:
-        out = norm(s, at, f"params/{name}", {"weight": "scale", "bias": "offset"})
-        means = {"mean_ema": "running_mean", "var_ema": "running_var"}
-        return out | {f"state/{name}/~/{k}/average": s[f"{at}.{v}"] for k, v in means.items()}
-
-    out = dense(s, "conv1", f"params/{top}/initial_conv", "w", "b") | batch("bn1", f"{top}/initial_batchnorm")
-    for _, at, stage, block in basic_blocks():
-        name = f"{top}/block_group_{stage}/~/block_{block}/~"
-        for n in (0, 1):
-            out |= dense(s, f"{at}.conv{n + 1}", f"params/{name}/conv_{n}", "w", "b")
-            out |= batch(f"{at}.bn{n + 1}", f"{name}/batchnorm_{n}")
-        if f"{at}.downsample.0.weight" in s:
-            out |= dense(s, f"{at}.downsample.0", f"params/{name}/shortcut_conv", "w", "b")
-            out |= batch(f"{at}.downsample.1", f"{name}/shortcut_batchnorm")
-    return dict(sorted((out | dense(s, "fc", f"params/{top}/logits", "w", "b")).items()))
 
 
 # --- Haiku LSTM, inputs and state in one ------------------------------------------------------------------------------
@@ -64,16 +30,6 @@ class HaikuLstm(Lstm):
         with torch.no_grad():
             for k in (0, 1):
                 getattr(self.lstm, f"bias_hh_l{k}")[16:32] = 1.0
-
-
-def haiku_lstm(s: State) -> Arrays:
-    """Haiku: inputs and state in one matrix, gates i g f o, one added to the forget gate when it runs."""
-    out = {"embed/embeddings": s["embed.weight"]}
-    for k in (0, 1):
-        home = f"lstm{'_1' if k else ''}/linear"
-        joint = np.concatenate(matrices(s, "lstm", str(k)))
-        out |= {f"{home}/w": gates(joint, (0, 2, 1, 3)), f"{home}/b": gates(s[f"lstm.bias_ih_l{k}"], (0, 2, 1, 3))}
-    return out | dense(s, "out", "linear", "w", "b")
 
 
 # --- Haiku GPT, square matrices ---------------------------------------------------------------------------------------
@@ -108,20 +64,6 @@ class HaikuGpt(nn.Module):
         return self.head(self.ln_f(y))
 
 
-def haiku_gpt(s: State) -> Arrays:
-    """Haiku's example: `w`, `b`, `scale`, `offset`, all matrices of the attention square."""
-    words = {"weight": "scale", "bias": "offset"}
-    out = {"lm/embed/embeddings": s["wte.weight"], "lm/pos_embs": s["wpe.weight"]}
-    for k in range(3):
-        at, name = f"h.{k}", f"lm/transformer/h{k}"
-        out |= norm(s, f"{at}.ln_1", f"{name}_ln_1", words) | norm(s, f"{at}.ln_2", f"{name}_ln_2", words)
-        for ours, theirs in (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"), ("out_proj", "linear")):
-            out |= dense(s, f"{at}.attn.{ours}", f"{name}_attn/{theirs}", "w", "b")
-        out |= dense(s, f"{at}.mlp.0", f"{name}_mlp/linear", "w", "b")
-        out |= dense(s, f"{at}.mlp.2", f"{name}_mlp/linear_1", "w", "b")
-    return out | norm(s, "ln_f", "lm/transformer/ln_f", words) | dense(s, "head", "lm/linear", "w", "b")
-
-
 # --- Haiku residual tower with two heads ------------------------------------------------------------------------------
 
 
@@ -144,40 +86,6 @@ class Tower(nn.Module):
         p = self.policy["out"](relu(self.policy["conv"](x)).flatten(1))
         v = self.value["out"](relu(self.value["hidden"](relu(self.value["conv"](x)).flatten(1))))
         return torch.cat([p, torch.tanh(v)], 1)
-
-
-def tower(s: State) -> Arrays:
-    def after_image(at: str, c: int, name: str) -> Arrays:
-        w = s[f"{at}.weight"]
-        turned = w.reshape(len(w), c, 8, 8).transpose(0, 2, 3, 1).reshape(len(w), -1)
-        return {f"{name}/w": turned.T, f"{name}/b": s[f"{at}.bias"]}
-
-    def conv(at: str, name: str) -> Arrays:
-        bias = {f"{name}/b": s[f"{at}.bias"]} if f"{at}.bias" in s else {}
-        return {f"{name}/w": kernel(s[f"{at}.weight"])} | bias
-
-    def bn(at: str, name: str) -> Arrays:
-        return {
-            f"{name}/scale": s[f"{at}.weight"], f"{name}/offset": s[f"{at}.bias"],
-            f"{name}/~/mean_ema/average": s[f"{at}.running_mean"], f"{name}/~/var_ema/average": s[f"{at}.running_var"],
-        }  # fmt: skip
-
-    def layers() -> Iterator[Arrays]:
-        yield conv("entry.0", "az_net/~/conv2_d")
-        yield bn("entry.1", "az_net/~/batch_norm")
-        for k in range(3):
-            home = f"az_net/~/block_{k}"
-            yield conv(f"tower.{k}.0", f"{home}/~/conv2_d")
-            yield bn(f"tower.{k}.1", f"{home}/~/batch_norm")
-            yield conv(f"tower.{k}.2", f"{home}/~/conv2_d_1")
-            yield bn(f"tower.{k}.3", f"{home}/~/batch_norm_1")
-        yield conv("policy.conv", "az_net/~/policy_conv")
-        yield after_image("policy.out", 2, "az_net/~/policy_linear")
-        yield conv("value.conv", "az_net/~/value_conv")
-        yield after_image("value.hidden", 1, "az_net/~/value_linear")
-        yield {"az_net/~/value_linear_1/w": s["value.out.weight"].T, "az_net/~/value_linear_1/b": s["value.out.bias"]}
-
-    return flat(layers())
 
 
 # --- Haiku Evoformer into OpenFold's names ----------------------------------------------------------------------------
@@ -256,48 +164,6 @@ class Evoformer(nn.Module):
         return self.linear(x + layer_norm(z.mean(1), (PAIR,)).repeat(1, 2)[:, :MSA])
 
 
-TRIANGLE = {
-    "linear_a_p": "left_projection", "linear_b_p": "right_projection", "linear_a_g": "left_gate",
-    "linear_b_g": "right_gate", "linear_z": "output_projection", "linear_g": "gating_linear",
-}  # fmt: skip
-
-
-def evoformer(s: State) -> Arrays:
-    top = "alphafold/alphafold_iteration/evoformer/evoformer_iteration"
-    out: Arrays = {}
-
-    def put(ours: str, theirs: str, shape: tuple[int, ...] = (), *, turn: bool = False) -> None:
-        every: list[Array] = [s[f"blocks.{k}.{ours}"] for k in range(BLOCKS)]
-        every = [w.T if turn else w for w in every]
-        out[f"{top}/{theirs}"] = np.stack([w.reshape(shape or w.shape) for w in every])
-
-    def both(ours: str, theirs: str, *, is_norm: bool = False) -> None:
-        put(f"{ours}.weight", f"{theirs}//{'scale' if is_norm else 'weights'}", turn=not is_norm)
-        put(f"{ours}.bias", f"{theirs}//{'offset' if is_norm else 'bias'}")
-
-    row, theirs = "msa_att_row", "msa_row_attention_with_pair_bias"
-    both(f"{row}.layer_norm_m", f"{theirs}/query_norm", is_norm=True)
-    both(f"{row}.layer_norm_z", f"{theirs}/feat_2d_norm", is_norm=True)
-    put(f"{row}.linear_z.weight", f"{theirs}//feat_2d_weights", turn=True)
-    for x, word in zip("qkvg", ("query", "key", "value", "gating"), strict=True):
-        put(f"{row}.mha.linear_{x}.weight", f"{theirs}/attention//{word}_w", (MSA, HEADS, 8), turn=True)
-    put(f"{row}.mha.linear_g.bias", f"{theirs}/attention//gating_b", (HEADS, 8))
-    put(f"{row}.mha.linear_o.weight", f"{theirs}/attention//output_w", (HEADS, 8, MSA), turn=True)
-    put(f"{row}.mha.linear_o.bias", f"{theirs}/attention//output_b")
-    for ours, name in (("msa_transition", "msa_transition"), ("core.pair_transition", "pair_transition")):
-        both(f"{ours}.layer_norm", f"{name}/input_layer_norm", is_norm=True)
-        both(f"{ours}.linear_1", f"{name}/transition1")
-        both(f"{ours}.linear_2", f"{name}/transition2")
-    for way in ("out", "in"):
-        ours, name = f"core.tri_mul_{way}", f"triangle_multiplication_{way}{'going' if way == 'out' else 'coming'}"
-        both(f"{ours}.layer_norm_in", f"{name}/layer_norm_input", is_norm=True)
-        both(f"{ours}.layer_norm_out", f"{name}/center_layer_norm", is_norm=True)
-        for x, word in TRIANGLE.items():
-            both(f"{ours}.{x}", f"{name}/{word}")
-    out |= flat([{f"{top[:-20]}/single_activations//{n}": x for n, x in dense(s, "linear", "", "weights").items()}])
-    return dict(sorted((n.replace("///", "//"), x) for n, x in out.items()))
-
-
 # --- Haiku NFNet into timm's names, gains -----------------------------------------------------------------------------
 
 
@@ -357,29 +223,6 @@ class NFNet(nn.Module):
         return self.head["fc"](gelu(self.final_conv(x)).mean((2, 3)))
 
 
-def nfnet(s: State) -> Arrays:
-    def conv(at: str, name: str) -> Arrays:
-        out = {f"{name}/w": kernel(s[f"{at}.weight"]), f"{name}/b": s[f"{at}.bias"]}
-        return out | {f"{name}/gain": s[f"{at}.gain"].reshape(-1)}
-
-    def linear(at: str, name: str) -> Arrays:
-        w = s[f"{at}.weight"]
-        return {f"{name}/w": w.reshape(w.shape[:2]).T, f"{name}/b": s[f"{at}.bias"]}
-
-    out = conv("stem.conv1", "NFNet/~/stem_conv0") | conv("stem.conv2", "NFNet/~/stem_conv1")
-    for n, at in enumerate(("stages.0.0", "stages.1.0", "stages.1.1")):
-        home = f"NFNet/~/nf_block{f'_{n}' if n else ''}"
-        if f"{at}.downsample.conv.weight" in s:
-            out |= conv(f"{at}.downsample.conv", f"{home}/~/conv_shortcut")
-        for ours, theirs in (("conv1", "conv0"), ("conv2", "conv1"), ("conv2b", "conv1b"), ("conv3", "conv2")):
-            out |= conv(f"{at}.{ours}", f"{home}/~/{theirs}")
-        out |= linear(f"{at}.attn_last.fc1", f"{home}/~/squeeze_excite/~/linear")
-        out |= linear(f"{at}.attn_last.fc2", f"{home}/~/squeeze_excite/~/linear_1")
-        out[f"{home}/skip_gain"] = s[f"{at}.skipinit_gain"]
-    out |= conv("final_conv", "NFNet/~/final_conv") | linear("head.fc", "NFNet/~/linear")
-    return dict(sorted(out.items()))
-
-
 # --- Haiku neural arithmetic units ------------------------------------------------------------------------------------
 
 
@@ -405,22 +248,12 @@ class Arithmetic(nn.Module):
         return x
 
 
-def arithmetic(s: State) -> Arrays:
-    out = {}
-    for k in range(3):
-        home = f"nalu_net/~/nalu{f'_{k}' if k else ''}"
-        out |= {
-            f"{home}/{n}": s[f"cells.{k}.{p}"].T for p, n in (("W_hat", "w_hat"), ("M_hat", "m_hat"), ("G", "gate"))
-        }
-    return out
-
-
 PORTS = {
-    "haiku-resnet": Port("Haiku ResNet-18 into torchvision's names", ResNet18, haiku_resnet, image(3, 16)),
-    "haiku-lstm": Port("Haiku LSTM, inputs and state in one", HaikuLstm, haiku_lstm, ids(40)),
-    "haiku-gpt": Port("Haiku GPT, square matrices", HaikuGpt, haiku_gpt, lambda: (torch.randint(0, 40, (2, 10)),)),
-    "tower": Port("Haiku residual tower with two heads", Tower, tower, image(4, 8)),
-    "evoformer": Port("Haiku Evoformer into OpenFold's names", Evoformer, evoformer, lambda: (torch.randn(5, 7, MSA),)),
-    "nfnet": Port("Haiku NFNet into timm's names, gains", NFNet, nfnet, image(3, 16)),
-    "nalu": Port("Haiku neural arithmetic units", Arithmetic, arithmetic, lambda: (torch.randn(16, 6),)),
+    "haiku-resnet": Port("Haiku ResNet-18 into torchvision's names", ResNet18, image(3, 16)),
+    "haiku-lstm": Port("Haiku LSTM, inputs and state in one", HaikuLstm, ids(40)),
+    "haiku-gpt": Port("Haiku GPT, square matrices", HaikuGpt, lambda: (torch.randint(0, 40, (2, 10)),)),
+    "tower": Port("Haiku residual tower with two heads", Tower, image(4, 8)),
+    "evoformer": Port("Haiku Evoformer into OpenFold's names", Evoformer, lambda: (torch.randn(5, 7, MSA),)),
+    "nfnet": Port("Haiku NFNet into timm's names, gains", NFNet, image(3, 16)),
+    "nalu": Port("Haiku neural arithmetic units", Arithmetic, lambda: (torch.randn(16, 6),)),
 }

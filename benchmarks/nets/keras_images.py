@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +14,8 @@ from torch.nn.functional import (
 )
 
 from nets.common import (
-    Arrays,
     Port,
-    State,
-    dense,
-    depthwise,
-    flat,
     image,
-    keras,
-    kernel,
-    norm,
 )
 
 # --- Keras conv net, batch norm, dense behind the image ---------------------------------------------------------------
@@ -49,18 +40,6 @@ class ConvBN(nn.Module):
             if k < 2:
                 x = nn.functional.max_pool2d(x, 2)
         return self.classifier(self.hidden(x.flatten(1)).relu())
-
-
-def stored_conv_bn(s: State) -> Arrays:
-    def layers() -> Iterator[Arrays]:
-        for k in range(4):
-            yield dense(s, f"features.{k}.0", f"conv2d_{k + 1}")
-            yield norm(s, f"features.{k}.1", f"batch_normalization_{k + 1}")
-        flat = s["hidden.weight"].reshape(32, 24, 4, 4).transpose(0, 2, 3, 1).reshape(32, -1)
-        yield {"dense_1/kernel": flat.T, "dense_1/bias": s["hidden.bias"]}
-        yield dense(s, "classifier", "dense_2")
-
-    return keras(layers())
 
 
 # --- Keras separable residual net (mini-XCEPTION) ---------------------------------------------------------------------
@@ -105,31 +84,6 @@ class MiniX(nn.Module):
         return self.head(x).mean((2, 3))
 
 
-def minix(s: State) -> Arrays:
-    """Keras counts a block's shortcut before its convolutions, and its separable layers apart."""
-
-    def sep(at: str, name: str) -> Arrays:
-        d = s[f"{at}.depthwise.weight"].transpose(2, 3, 0, 1)
-        return {f"{name}/depthwise_kernel": d, f"{name}/pointwise_kernel": kernel(s[f"{at}.pointwise.weight"])}
-
-    def layers() -> Iterator[Arrays]:
-        yield dense(s, "stem1", "conv2d_1")
-        yield norm(s, "bn1", "batch_normalization_1")
-        yield dense(s, "stem2", "conv2d_2")
-        yield norm(s, "bn2", "batch_normalization_2")
-        for k in range(3):
-            b = f"blocks.{k}"
-            yield sep(f"{b}.sep1", f"separable_conv2d_{2 * k + 1}")
-            yield norm(s, f"{b}.bn1", f"batch_normalization_{3 * k + 4}")
-            yield sep(f"{b}.sep2", f"separable_conv2d_{2 * k + 2}")
-            yield norm(s, f"{b}.bn2", f"batch_normalization_{3 * k + 5}")
-            yield dense(s, f"{b}.shortcut", f"conv2d_{k + 3}")
-            yield norm(s, f"{b}.shortcut_bn", f"batch_normalization_{3 * k + 3}")
-        yield dense(s, "head", "conv2d_6")
-
-    return keras(layers())
-
-
 # --- Keras ResNet50 into torchvision's names --------------------------------------------------------------------------
 
 
@@ -165,29 +119,6 @@ class ResNet(nn.Module):
         return self.fc(self.layer3(self.layer2(self.layer1(x))).mean((2, 3)))
 
 
-def resnet(s: State) -> Arrays:
-    """keras.applications.ResNet50, layers in the order of a Keras file."""
-
-    def layers() -> Iterator[Arrays]:
-        yield dense(s, "conv1", "conv1_conv")
-        yield norm(s, "bn1", "conv1_bn")
-        for k in (1, 2, 3):
-            for b in range(3):
-                at, name = f"layer{k}.{b}", f"conv{k + 1}_block{b + 1}"
-                for n in (1, 2):
-                    yield dense(s, f"{at}.conv{n}", f"{name}_{n}_conv")
-                    yield norm(s, f"{at}.bn{n}", f"{name}_{n}_bn")
-                if b == 0:
-                    yield dense(s, f"{at}.downsample.0", f"{name}_0_conv")
-                yield dense(s, f"{at}.conv3", f"{name}_3_conv")
-                if b == 0:
-                    yield norm(s, f"{at}.downsample.1", f"{name}_0_bn")
-                yield norm(s, f"{at}.bn3", f"{name}_3_bn")
-        yield dense(s, "fc", "predictions")
-
-    return keras(layers())
-
-
 # --- Keras MobileNetV2 into torchvision's names -----------------------------------------------------------------------
 
 
@@ -221,29 +152,6 @@ class MobileNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.features(x).mean((2, 3)))
-
-
-def mobilenet(s: State) -> Arrays:
-    """keras.applications.MobileNetV2, written by Keras 3."""
-
-    def layers() -> Iterator[Arrays]:
-        yield dense(s, "features.0.0", "Conv1")
-        yield norm(s, "features.0.1", "bn_Conv1")
-        for k in range(6):
-            at, name = f"features.{k + 1}.conv", "expanded_conv" if not k else f"block_{k}"
-            if k:
-                yield dense(s, f"{at}.0.0", f"{name}_expand")
-                yield norm(s, f"{at}.0.1", f"{name}_expand_BN")
-            n = bool(k)
-            yield depthwise(s, f"{at}.{int(n)}.0", f"{name}_depthwise", "kernel")
-            yield norm(s, f"{at}.{int(n)}.1", f"{name}_depthwise_BN")
-            yield dense(s, f"{at}.{1 + n}", f"{name}_project")
-            yield norm(s, f"{at}.{2 + n}", f"{name}_project_BN")
-        yield dense(s, "features.7.0", "Conv_1")
-        yield norm(s, "features.7.1", "Conv_1_bn")
-        yield dense(s, "classifier.1", "predictions")
-
-    return keras(layers())
 
 
 # --- Keras EfficientNet, squeeze and excitation -----------------------------------------------------------------------
@@ -287,28 +195,6 @@ class EfficientNet(nn.Module):
         return self._fc(silu(self._bn1(self._conv_head(x))).mean((2, 3)))
 
 
-def efficientnet(s: State) -> Arrays:
-    def layers() -> Iterator[Arrays]:
-        yield dense(s, "_conv_stem", "stem_conv")
-        yield norm(s, "_bn0", "stem_bn")
-        for k, name in enumerate(("block1a", "block2a", "block2b", "block3a", "block3b")):
-            at = f"_blocks.{k}"
-            if k:
-                yield dense(s, f"{at}._expand_conv", f"{name}_expand_conv")
-                yield norm(s, f"{at}._bn0", f"{name}_expand_bn")
-            yield depthwise(s, f"{at}._depthwise_conv", f"{name}_dwconv")
-            yield norm(s, f"{at}._bn1", f"{name}_bn")
-            yield dense(s, f"{at}._se_reduce", f"{name}_se_reduce")
-            yield dense(s, f"{at}._se_expand", f"{name}_se_expand")
-            yield dense(s, f"{at}._project_conv", f"{name}_project_conv")
-            yield norm(s, f"{at}._bn2", f"{name}_project_bn")
-        yield dense(s, "_conv_head", "top_conv")
-        yield norm(s, "_bn1", "top_bn")
-        yield dense(s, "_fc", "predictions")
-
-    return dict(sorted(keras(layers()).items()))
-
-
 # --- Keras VGG16 into torchvision's names, flattened ------------------------------------------------------------------
 
 
@@ -331,20 +217,6 @@ class Vgg(nn.Module):
         return self.classifier(self.features(x).flatten(1))
 
 
-def vgg(s: State) -> Arrays:
-    def layers() -> Iterator[Arrays]:
-        places = iter((0, 2, 5, 7, 10, 12, 14))
-        for block, count in ((1, 2), (2, 2), (3, 3)):
-            for k in range(count):
-                yield dense(s, f"features.{next(places)}", f"block{block}_conv{k + 1}")
-        moved = s["classifier.0.weight"].reshape(48, 32, 2, 2).transpose(0, 2, 3, 1).reshape(48, -1)
-        yield {"fc1/kernel": moved.T, "fc1/bias": s["classifier.0.bias"]}
-        yield dense(s, "classifier.3", "fc2")
-        yield dense(s, "classifier.6", "predictions")
-
-    return keras(layers())
-
-
 # --- Keras EEGNet, depth multiplier, flattened ------------------------------------------------------------------------
 
 
@@ -363,23 +235,6 @@ class EegNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = avg_pool2d(elu(self.spatial(self.temporal(x))), (1, 4))
         return self.classify(avg_pool2d(elu(self.separable(x)), (1, 8)).flatten(1))
-
-
-def eegnet(s: State) -> Arrays:
-    """Keras 2: a depth multiplier of two, a separable layer, and a dense layer behind the flattened image."""
-
-    def layers() -> Iterator[Arrays]:
-        yield dense(s, "temporal.0", "conv2d")
-        yield norm(s, "temporal.1", "batch_normalization")
-        yield depthwise(s, "spatial.0", "depthwise_conv2d", inputs=8)
-        yield norm(s, "spatial.1", "batch_normalization_1")
-        point = {"separable_conv2d/pointwise_kernel": kernel(s["separable.1.weight"])}
-        yield depthwise(s, "separable.0", "separable_conv2d") | point
-        yield norm(s, "separable.2", "batch_normalization_2")
-        moved = s["classify.weight"].reshape(4, 16, 2).transpose(0, 2, 1).reshape(4, -1)
-        yield {"dense/kernel": moved.T, "dense/bias": s["classify.bias"]}
-
-    return keras(layers())
 
 
 # --- Keras DenseNet into torchvision's names --------------------------------------------------------------------------
@@ -424,26 +279,6 @@ class DenseNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.features(x).relu().mean((2, 3)))
-
-
-def densenet(s: State) -> Arrays:
-    def layers() -> Iterator[Arrays]:
-        yield dense(s, "features.conv0", "conv1_conv")
-        yield norm(s, "features.norm0", "conv1_bn")
-        for k, count in enumerate(BLOCKS):
-            for j in range(count):
-                at, name = f"features.denseblock{k + 1}.denselayer{j + 1}", f"conv{k + 2}_block{j + 1}"
-                yield norm(s, f"{at}.norm1", f"{name}_0_bn")
-                yield dense(s, f"{at}.conv1", f"{name}_1_conv")
-                yield norm(s, f"{at}.norm2", f"{name}_1_bn")
-                yield dense(s, f"{at}.conv2", f"{name}_2_conv")
-            if k + 1 < len(BLOCKS):
-                yield norm(s, f"features.transition{k + 1}.norm", f"pool{k + 2}_bn")
-                yield dense(s, f"features.transition{k + 1}.conv", f"pool{k + 2}_conv")
-        yield norm(s, "features.norm5", "bn")
-        yield dense(s, "classifier", "predictions")
-
-    return keras(layers())
 
 
 # --- Keras ConvNeXt into torchvision's names --------------------------------------------------------------------------
@@ -493,32 +328,6 @@ class ConvNeXt(nn.Module):
         return self.classifier(self.features(x).mean((2, 3), keepdim=True))
 
 
-def convnext(s: State) -> Arrays:
-    def layers() -> Iterator[Arrays]:
-        name = "convnext_tiny"
-        yield dense(s, "features.0.0", f"{name}_stem_conv")
-        yield norm(s, "features.0.1", f"{name}_stem_layernorm")
-        for k, depth in enumerate(DEPTHS):
-            for j in range(depth):
-                at, block = f"features.{2 * k + 1}.{j}", f"{name}_stage_{k}_block_{j}"
-                w = s[f"{at}.block.0.weight"]
-                yield {
-                    f"{block}_depthwise_conv/kernel": w.transpose(2, 3, 1, 0),
-                    f"{block}_depthwise_conv/bias": s[f"{at}.block.0.bias"],
-                }
-                yield norm(s, f"{at}.block.2", f"{block}_layernorm")
-                yield dense(s, f"{at}.block.3", f"{block}_pointwise_conv_1")
-                yield dense(s, f"{at}.block.5", f"{block}_pointwise_conv_2")
-                yield {f"{block}_layer_scale/gamma": s[f"{at}.layer_scale"].reshape(-1)}
-            if k + 1 < len(DEPTHS):
-                yield norm(s, f"features.{2 * k + 2}.0", f"{name}_downsampling_layernorm_{k}")
-                yield dense(s, f"features.{2 * k + 2}.1", f"{name}_downsampling_conv_{k}")
-        yield norm(s, "classifier.0", f"{name}_head_layernorm")
-        yield dense(s, "classifier.2", f"{name}_head_dense")
-
-    return keras(layers())
-
-
 # --- Keras SqueezeNet, defined backwards ------------------------------------------------------------------------------
 
 
@@ -548,27 +357,15 @@ class Squeeze(nn.Module):
         return self.logits(x).mean((2, 3))
 
 
-def squeeze(s: State) -> Arrays:
-    def layers() -> Iterator[Arrays]:
-        yield dense(s, "first", "conv1")
-        for k, at in enumerate("abcd", 2):
-            yield dense(s, f"{at}.s1", f"fire{k}/squeeze1x1")
-            yield dense(s, f"{at}.e1", f"fire{k}/expand1x1")
-            yield dense(s, f"{at}.e3", f"fire{k}/expand3x3")
-        yield dense(s, "logits", "conv10")
-
-    return flat(layers())
-
-
 PORTS = {
-    "conv-bn": Port("Keras conv net, batch norm, dense behind the image", ConvBN, stored_conv_bn, image(3, 16)),
-    "mini-x": Port("Keras separable residual net (mini-XCEPTION)", MiniX, minix, image(1, 36)),
-    "resnet": Port("Keras ResNet50 into torchvision's names", ResNet, resnet, image(3, 32)),
-    "mobilenet": Port("Keras MobileNetV2 into torchvision's names", MobileNet, mobilenet, image(3, 32)),
-    "efficientnet": Port("Keras EfficientNet, squeeze and excitation", EfficientNet, efficientnet, image(3, 32)),
-    "vgg": Port("Keras VGG16 into torchvision's names, flattened", Vgg, vgg, image(3, 16)),
-    "eegnet": Port("Keras EEGNet, depth multiplier, flattened", EegNet, eegnet, lambda: (torch.randn(2, 1, 6, 64),)),
-    "densenet": Port("Keras DenseNet into torchvision's names", DenseNet, densenet, image(3, 32)),
-    "convnext": Port("Keras ConvNeXt into torchvision's names", ConvNeXt, convnext, image(3, 32)),
-    "squeeze": Port("Keras SqueezeNet, defined backwards", Squeeze, squeeze, image(3, 32)),
+    "conv-bn": Port("Keras conv net, batch norm, dense behind the image", ConvBN, image(3, 16)),
+    "mini-x": Port("Keras separable residual net (mini-XCEPTION)", MiniX, image(1, 36)),
+    "resnet": Port("Keras ResNet50 into torchvision's names", ResNet, image(3, 32)),
+    "mobilenet": Port("Keras MobileNetV2 into torchvision's names", MobileNet, image(3, 32)),
+    "efficientnet": Port("Keras EfficientNet, squeeze and excitation", EfficientNet, image(3, 32)),
+    "vgg": Port("Keras VGG16 into torchvision's names, flattened", Vgg, image(3, 16)),
+    "eegnet": Port("Keras EEGNet, depth multiplier, flattened", EegNet, lambda: (torch.randn(2, 1, 6, 64),)),
+    "densenet": Port("Keras DenseNet into torchvision's names", DenseNet, image(3, 32)),
+    "convnext": Port("Keras ConvNeXt into torchvision's names", ConvNeXt, image(3, 32)),
+    "squeeze": Port("Keras SqueezeNet, defined backwards", Squeeze, image(3, 32)),
 }

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import (
@@ -16,15 +13,8 @@ from torch.nn.functional import (
 )
 
 from nets.common import (
-    Arrays,
     Port,
-    State,
-    dense,
-    flat,
     image,
-    keras,
-    kernel,
-    norm,
 )
 
 # --- Keras dilated residual net (SpliceAI) ----------------------------------------------------------------------------
@@ -60,21 +50,6 @@ class Splice(nn.Module):
         return self.out(y)
 
 
-def splice(s: State) -> Arrays:
-    """Keras numbers convolutions and normalisations in the order in which they were made."""
-    order = ["conv1", "skip"]
-    for k in range(4):
-        order += [f"units.{k}.conv1", f"units.{k}.conv2"] + ([f"taps.{k // 2}"] if k % 2 else [])
-
-    def layers() -> Iterator[Arrays]:
-        for n, at in enumerate([*order, "out"], 1):
-            yield dense(s, at, f"conv1d_{n}")
-        for n, at in enumerate((f"units.{k}.bn{j}" for k in range(4) for j in (1, 2)), 1):
-            yield norm(s, at, f"batch_normalization_{n}")
-
-    return dict(sorted(keras(layers()).items()))
-
-
 # --- Keras ConvLSTM2D -------------------------------------------------------------------------------------------------
 
 
@@ -93,12 +68,6 @@ class ConvCell(nn.Module):
             c = f.sigmoid() * c + i.sigmoid() * g.tanh()
             h = o.sigmoid() * c.tanh()
         return self.head(h)
-
-
-def conv_lstm(s: State) -> Arrays:
-    home = "conv_lstm2d/conv_lstm_cell"
-    out = {f"{home}/kernel": kernel(s["conv_x.weight"]), f"{home}/recurrent_kernel": kernel(s["conv_h.weight"])}
-    return out | {f"{home}/bias": s["conv_x.bias"]} | dense(s, "head", "conv2d")
 
 
 def frames() -> tuple[Tensor, ...]:
@@ -138,34 +107,6 @@ class Diffusion(nn.Module):
         h = self.up2(torch.cat([h, b], 1), t)
         h = self.up1(torch.cat([h, a], 1), t)
         return self.final(silu(self.final_norm(h)))
-
-
-def diffusion(s: State) -> Arrays:
-    count = dict.fromkeys(("conv2d", "dense", "group_normalization"), -1)
-
-    def named(kind: str) -> str:
-        count[kind] += 1
-        return f"{kind}_{count[kind]}" if count[kind] else kind
-
-    def block(at: str) -> Iterator[Arrays]:
-        if f"{at}.skip.weight" in s:  # the residual is made first
-            yield dense(s, f"{at}.skip", named("conv2d"))
-        yield dense(s, f"{at}.emb", named("dense"))
-        yield norm(s, f"{at}.in_norm", named("group_normalization"))
-        yield dense(s, f"{at}.in_conv", named("conv2d"))
-        yield norm(s, f"{at}.out_norm", named("group_normalization"))
-        yield dense(s, f"{at}.out_conv", named("conv2d"))
-
-    def layers() -> Iterator[Arrays]:
-        yield dense(s, "stem", named("conv2d"))
-        yield dense(s, "time.0", named("dense"))
-        yield dense(s, "time.2", named("dense"))
-        for at in ("down1", "down2", "middle", "up2", "up1"):
-            yield from block(at)
-        yield norm(s, "final_norm", named("group_normalization"))
-        yield dense(s, "final", named("conv2d"))
-
-    return flat(layers())
 
 
 # --- Keras U-Net with batch norm into the usual classes ---------------------------------------------------------------
@@ -216,30 +157,6 @@ class UNet(nn.Module):
         c = self.down2(b)
         x = self.down3(c)
         return self.outc(self.up3(self.up2(self.up1(x, c), b), a))
-
-
-def unet(s: State) -> Arrays:
-    count = dict.fromkeys(("conv2d", "batch_normalization", "conv2d_transpose"), -1)
-
-    def named(kind: str) -> str:
-        count[kind] += 1
-        return f"{kind}_{count[kind]}" if count[kind] else kind
-
-    def double(at: str) -> Iterator[Arrays]:
-        for k in (0, 3):
-            yield dense(s, f"{at}.double_conv.{k}", named("conv2d"))
-            yield norm(s, f"{at}.double_conv.{k + 1}", named("batch_normalization"))
-
-    def layers() -> Iterator[Arrays]:
-        yield from double("inc")
-        for k in (1, 2, 3):
-            yield from double(f"down{k}.maxpool_conv.1")
-        for k in (1, 2, 3):
-            yield dense(s, f"up{k}.up", named("conv2d_transpose"))
-            yield from double(f"up{k}.conv")
-        yield dense(s, "outc", named("conv2d"))
-
-    return keras(layers())
 
 
 # --- Keras YOLO, layers only counted, three outputs -------------------------------------------------------------------
@@ -294,25 +211,6 @@ class Yolo(nn.Module):
         return torch.cat(out, 2)
 
 
-def yolo(s: State) -> Arrays:
-    order = ["stem"]
-    for k, n in enumerate((1, 2, 1)):
-        order += [f"stages.{k}.0"] + [f"stages.{k}.{j + 1}.layer{m}" for j in range(n) for m in (1, 2)]
-    for k in range(3):
-        order += ([f"lateral.{k - 1}"] if k else []) + [f"neck.{k}.{j}" for j in range(3)] + [f"expand.{k}"]
-        order.append(f"detect.{k}")
-    out: Arrays = {}
-    norms = 0
-    for n, at in enumerate(order, 1):
-        if at.startswith("detect"):
-            out |= dense(s, at, f"conv2d_{n}/conv2d_{n}")
-            continue
-        norms += 1
-        out |= dense(s, f"{at}.conv", f"conv2d_{n}/conv2d_{n}")
-        out |= norm(s, f"{at}.bn", f"batch_normalization_{norms}/batch_normalization_{norms}")
-    return dict(sorted(out.items()))
-
-
 # --- Keras DCGAN, a dense layer in front of an image ------------------------------------------------------------------
 
 
@@ -328,21 +226,6 @@ class Generator(nn.Module):
         x = leaky_relu(self.norm0(self.project(x)), 0.3).view(-1, 24, 4, 4)
         x = leaky_relu(self.norm1(self.deconv1(x)), 0.3)
         return torch.tanh(self.to_rgb(leaky_relu(self.norm2(self.deconv2(x)), 0.3)))
-
-
-def generator(s: State) -> Arrays:
-    def shaped(x: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-        return x.reshape(24, 4, 4, -1).transpose(1, 2, 0, 3).reshape(x.shape)
-
-    def layers() -> Iterator[Arrays]:
-        yield {"dense/kernel": shaped(s["project.weight"]).T}
-        yield {n: shaped(x) for n, x in norm(s, "norm0", "batch_normalization").items()}
-        for k in (1, 2):
-            yield dense(s, f"deconv{k}", f"conv2d_transpose{f'_{k - 1}' if k > 1 else ''}")
-            yield norm(s, f"norm{k}", f"batch_normalization_{k}")
-        yield dense(s, "to_rgb", "conv2d_transpose_2")
-
-    return flat(layers())
 
 
 # --- Keras variational autoencoder ------------------------------------------------------------------------------------
@@ -365,25 +248,6 @@ class Vae(nn.Module):
         return self.out(relu(self.dec2(relu(self.dec1(y)))))
 
 
-def vae(s: State) -> Arrays:
-    def layers() -> Iterator[Arrays]:
-        yield dense(s, "enc1", "encoder/conv2d") | dense(s, "enc2", "encoder/conv2d_1")
-        w = s["hidden.weight"].reshape(24, 16, 4, 4).transpose(0, 2, 3, 1).reshape(24, -1)
-        yield {"encoder/dense/kernel": w.T, "encoder/dense/bias": s["hidden.bias"]}
-        yield dense(s, "mu", "encoder/z_mean") | dense(s, "log_var", "encoder/z_log_var")
-        w, b = (
-            x.reshape(16, 4, 4, -1).transpose(1, 2, 0, 3).reshape(x.shape)
-            for x in (s["expand.weight"], s["expand.bias"])
-        )
-        yield {"decoder/dense_1/kernel": w.T, "decoder/dense_1/bias": b}
-        yield dense(s, "dec1", "decoder/conv2d_transpose") | dense(s, "dec2", "decoder/conv2d_transpose_1")
-        yield dense(s, "out", "decoder/conv2d_transpose_2")
-
-    found = flat(layers())
-    found["decoder/conv2d_transpose_2/kernel"] = kernel(s["out.weight"])
-    return found
-
-
 # --- Keras capsules ---------------------------------------------------------------------------------------------------
 
 
@@ -404,18 +268,6 @@ class Capsules(nn.Module):
             v = (logits.softmax(1) * votes).sum(2, keepdim=True)
             logits = logits + (votes * v).sum(-1, keepdim=True)
         return self.decoder(v.flatten(1))
-
-
-def capsules(s: State) -> Arrays:
-    def layers() -> Iterator[Arrays]:
-        yield dense(s, "conv", "conv1")
-        w, b = s["primary.weight"], s["primary.bias"]
-        yield {"primarycap_conv2d/kernel": kernel(w), "primarycap_conv2d/bias": b}
-        yield {"digitcaps/W": s["W"][0]}
-        for k, j in enumerate((0, 2, 4), 1):
-            yield dense(s, f"decoder.{j}", f"dense_{k}")
-
-    return flat(layers())
 
 
 # --- Keras MobileViT, layers only counted -----------------------------------------------------------------------------
@@ -472,44 +324,6 @@ class MobileVit(nn.Module):
         return self.head(silu(self.fuse(torch.cat([x, y], 1))).mean((2, 3)))
 
 
-def mobilevit(s: State) -> Arrays:
-    count = dict.fromkeys(("conv2d", "batch_normalization", "depthwise_conv2d", "layer_normalization", "dense"), 0)
-
-    def called(kind: str) -> str:
-        count[kind] += 1
-        return f"{kind}_{count[kind] - 1}" if count[kind] > 1 else kind
-
-    def layers() -> Iterator[Arrays]:
-        yield dense(s, "stem", called("conv2d"))
-        for k in range(2):
-            at = f"mv.{k}"
-            yield dense(s, f"{at}.expand", called("conv2d")) | norm(s, f"{at}.bn1", called("batch_normalization"))
-            yield {f"{called('depthwise_conv2d')}/depthwise_kernel": s[f"{at}.depth.weight"].transpose(2, 3, 0, 1)}
-            yield norm(s, f"{at}.bn2", called("batch_normalization"))
-            yield dense(s, f"{at}.reduce", called("conv2d")) | norm(s, f"{at}.bn3", called("batch_normalization"))
-        yield dense(s, "local3", called("conv2d")) | dense(s, "local1", called("conv2d"))
-        for k in range(2):
-            at, name = f"blocks.{k}", f"multi_head_attention{f'_{k}' if k else ''}"
-            yield norm(s, f"{at}.norm1", called("layer_normalization"))
-            for j, part in enumerate(("query", "key", "value")):
-                rows = slice(16 * j, 16 * j + 16)
-                yield {
-                    f"{name}/{part}/kernel": s[f"{at}.attn.in_proj_weight"][rows].T.reshape(16, 2, 8),
-                    f"{name}/{part}/bias": s[f"{at}.attn.in_proj_bias"][rows].reshape(2, 8),
-                }
-            yield {
-                f"{name}/attention_output/kernel": s[f"{at}.attn.out_proj.weight"].T.reshape(2, 8, 16),
-                f"{name}/attention_output/bias": s[f"{at}.attn.out_proj.bias"],
-            }
-            yield norm(s, f"{at}.norm2", called("layer_normalization"))
-            yield dense(s, f"{at}.mlp.0", called("dense")) | dense(s, f"{at}.mlp.2", called("dense"))
-        yield (
-            dense(s, "back", called("conv2d")) | dense(s, "fuse", called("conv2d")) | dense(s, "head", called("dense"))
-        )
-
-    return flat(layers())
-
-
 # --- Keras graph attention --------------------------------------------------------------------------------------------
 
 
@@ -538,33 +352,15 @@ class Graph(nn.Module):
         return self.readout(elu(self.gat2(elu(self.gat1(x, a)), a)).mean(1))
 
 
-def graph(s: State) -> Arrays:
-    def layers() -> Iterator[Arrays]:
-        for k in (1, 2):
-            name = f"gat_conv{f'_{k - 1}' if k > 1 else ''}"
-            w = s[f"gat{k}.lin.weight"]
-            yield {
-                f"{name}/kernel": w.T.reshape(w.shape[1], 3, 5),
-                f"{name}/attn_kernel_self": s[f"gat{k}.att_src"][0].T[..., None],
-                f"{name}/attn_kernel_neigh": s[f"gat{k}.att_dst"][0].T[..., None],
-                f"{name}/bias": s[f"gat{k}.bias"],
-            }
-        yield dense(s, "readout", "dense")
-
-    return flat(layers())
-
-
 PORTS = {
-    "splice": Port("Keras dilated residual net (SpliceAI)", Splice, splice, lambda: (torch.randn(2, 4, 40),)),
-    "conv-lstm": Port("Keras ConvLSTM2D", ConvCell, conv_lstm, frames),
-    "diffusion": Port("Keras diffusion U-Net, layers only counted", Diffusion, diffusion, image(3, 8)),
-    "double-unet": Port("Keras U-Net with batch norm into the usual classes", UNet, unet, image(3, 32)),
-    "yolo": Port("Keras YOLO, layers only counted, three outputs", Yolo, yolo, image(3, 32)),
-    "dcgan": Port(
-        "Keras DCGAN, a dense layer in front of an image", Generator, generator, lambda: (torch.randn(8, 20),)
-    ),
-    "vae": Port("Keras variational autoencoder", Vae, vae, image(1, 16)),
-    "capsules": Port("Keras capsules", Capsules, capsules, image(1, 14)),
-    "mobilevit": Port("Keras MobileViT, layers only counted", MobileVit, mobilevit, image(3, 16)),
-    "gat": Port("Keras graph attention", Graph, graph, lambda: (torch.randn(4, 9, 7),)),
+    "splice": Port("Keras dilated residual net (SpliceAI)", Splice, lambda: (torch.randn(2, 4, 40),)),
+    "conv-lstm": Port("Keras ConvLSTM2D", ConvCell, frames),
+    "diffusion": Port("Keras diffusion U-Net, layers only counted", Diffusion, image(3, 8)),
+    "double-unet": Port("Keras U-Net with batch norm into the usual classes", UNet, image(3, 32)),
+    "yolo": Port("Keras YOLO, layers only counted, three outputs", Yolo, image(3, 32)),
+    "dcgan": Port("Keras DCGAN, a dense layer in front of an image", Generator, lambda: (torch.randn(8, 20),)),
+    "vae": Port("Keras variational autoencoder", Vae, image(1, 16)),
+    "capsules": Port("Keras capsules", Capsules, image(1, 14)),
+    "mobilevit": Port("Keras MobileViT, layers only counted", MobileVit, image(3, 16)),
+    "gat": Port("Keras graph attention", Graph, lambda: (torch.randn(4, 9, 7),)),
 }

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import (
@@ -13,23 +9,10 @@ from torch.nn.functional import (
 )
 
 from nets.common import (
-    LSTM,
-    Array,
-    Arrays,
     Lstm,
     Port,
-    State,
-    bias,
-    dense,
-    flat,
-    gates,
     ids,
     image,
-    keras,
-    keras_gru,
-    kernel,
-    matrices,
-    norm,
     quiet,
 )
 
@@ -55,16 +38,6 @@ class Cred(nn.Module):
         return self.fc(x)
 
 
-def cred(s: State) -> Arrays:
-    out = keras(iter([dense(s, "conv", "conv1d_1"), norm(s, "bn", "batch_normalization_1")]))
-    for k in (1, 2):
-        home = f"bidirectional_{k}/bidirectional_{k}"
-        out |= keras_lstm(s, f"blstm{k}", "0", f"{home}/forward_lstm_{k}/lstm_cell")
-        out |= keras_lstm(s, f"blstm{k}", "0_reverse", f"{home}/backward_lstm_{k}/lstm_cell")
-    out |= keras_lstm(s, "last", "0", "lstm_3/lstm_3/lstm_cell")
-    return out | keras(iter([dense(s, "fc", "time_distributed_1")]))
-
-
 # --- Keras bidirectional GRU ------------------------------------------------------------------------------------------
 
 
@@ -81,26 +54,7 @@ class Tagger(nn.Module):
         return self.tags(self.rnn(self.embed(x))[0])
 
 
-def tagger(s: State) -> Arrays:
-    out = {"embedding_1/embeddings": s["embed.weight"]}
-    for layer in range(2):
-        for way, tail in (("forward", ""), ("backward", "_reverse")):
-            home = f"bidirectional_{layer + 1}/{way}_gru_{layer + 1}/gru_cell"
-            two = np.stack([s[f"rnn.bias_ih_l{layer}{tail}"], s[f"rnn.bias_hh_l{layer}{tail}"]])
-            out |= {
-                f"{home}/kernel": gates(s[f"rnn.weight_ih_l{layer}{tail}"].T, (1, 0, 2)),
-                f"{home}/recurrent_kernel": gates(s[f"rnn.weight_hh_l{layer}{tail}"].T, (1, 0, 2)),
-                f"{home}/bias": gates(two, (1, 0, 2)),
-            }
-    return out | dense(s, "tags", "dense_1")
-
-
 # --- Keras CRNN, dense behind the image, BiLSTMs ----------------------------------------------------------------------
-
-
-def keras_lstm(s: State, at: str, tail: str, name: str) -> Arrays:
-    x, h = matrices(s, at, tail)
-    return {f"{name}/kernel": x, f"{name}/recurrent_kernel": h, f"{name}/bias": bias(s, at, tail)}
 
 
 class Ocr(nn.Module):
@@ -124,22 +78,6 @@ class Ocr(nn.Module):
         return self.fc(self.rnn2(self.rnn1(self.squeeze(x).relu())[0])[0])
 
 
-def ocr(s: State) -> Arrays:
-    def layers() -> Iterator[Arrays]:
-        for k in range(3):
-            yield dense(s, f"cnn.{4 * k}", f"conv{k + 1}")
-            yield norm(s, f"cnn.{4 * k + 1}", "batch_normalization" + (f"_{k}" if k else ""))
-        moved = s["squeeze.weight"].reshape(24, 16, 4).transpose(0, 2, 1).reshape(24, -1)
-        yield {"dense1/kernel": moved.T, "dense1/bias": s["squeeze.bias"]}
-
-    out = keras(layers())
-    for k, name in ((1, "bidirectional"), (2, "bidirectional_1")):
-        for way, tail in (("forward", "0"), ("backward", "0_reverse")):
-            cell = f"{way}_lstm" + ("_1" if k == 2 else "")
-            out |= keras_lstm(s, f"rnn{k}", tail, f"{name}/{name}/{cell}/lstm_cell")
-    return out | keras([dense(s, "fc", "dense2")])
-
-
 # --- Keras GRUs, square matrices --------------------------------------------------------------------------------------
 
 
@@ -154,18 +92,6 @@ class Stacked(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.gru(self.emb(x))[0])
-
-
-def stacked(s: State) -> Arrays:
-    """Keras GRUs that reset after the matrix, the matrices square."""
-    out = {"embedding/embeddings": s["emb.weight"]}
-    for k, tail in enumerate(("", "_1")):
-        x, h = matrices(s, "gru", str(k))
-        two = np.stack([s[f"gru.bias_ih_l{k}"], s[f"gru.bias_hh_l{k}"]])
-        home = f"gru{tail}/gru_cell{tail}"
-        out |= {f"{home}/kernel": gates(x, (1, 0, 2)), f"{home}/recurrent_kernel": gates(h, (1, 0, 2))}
-        out |= {f"{home}/bias": gates(two, (1, 0, 2))}
-    return out | dense(s, "head.0", "dense") | dense(s, "head.2", "dense_1")
 
 
 # --- Keras CuDNNLSTM (textgenrnn) -------------------------------------------------------------------------------------
@@ -187,31 +113,7 @@ class Generator(nn.Module):
         return self.output((y * self.attention(y).softmax(1)).sum(1))
 
 
-def generator(s: State) -> Arrays:
-    """textgenrnn: Keras' CuDNNLSTM, whose bias is both of torch's behind each other."""
-    out = {"embedding/embeddings": s["embedding.weight"]}
-    for k in (1, 2):
-        x, h = matrices(s, f"rnn_{k}", "0")
-        two = np.concatenate([s[f"rnn_{k}.bias_ih_l0"], s[f"rnn_{k}.bias_hh_l0"]])
-        out |= {f"rnn_{k}/kernel": x, f"rnn_{k}/recurrent_kernel": h, f"rnn_{k}/bias": two}
-    out |= {"attention/attention_W": s["attention.weight"].T}
-    return keras([out | dense(s, "output", "output")])
-
-
 # --- Keras 1 LSTM, a matrix for each gate -----------------------------------------------------------------------------
-
-
-def per_gate(s: State) -> Arrays:
-    """Keras 1: each gate by itself, in the order of its code."""
-    out = {"embedding_1/embedding_1_W": s["embed.weight"]}
-    for k in (0, 1):
-        x, h = matrices(s, "lstm", str(k))
-        for g in "icfo":
-            block = slice(16 * LSTM.index(g.replace("c", "g")), 16 * LSTM.index(g.replace("c", "g")) + 16)
-            name = f"lstm_{k + 1}/lstm_{k + 1}"
-            out |= {f"{name}_W_{g}": x[:, block], f"{name}_U_{g}": h[:, block]}
-            out[f"{name}_b_{g}"] = bias(s, "lstm", str(k))[block]
-    return out | {"dense_1/dense_1_W": s["out.weight"].T, "dense_1/dense_1_b": s["out.bias"]}
 
 
 # --- Keras WaveNet, weight normalisation ------------------------------------------------------------------------------
@@ -236,23 +138,6 @@ class Wave(nn.Module):
             x = x + a.tanh() * b.sigmoid()
             y = y + skip(x)
         return self.end(y)
-
-
-def wave(s: State) -> Arrays:
-    """Keras' weight normalisation: `g` beside the kernel, which is the direction."""
-
-    def layers() -> Iterator[Arrays]:
-        yield dense(s, "start", "start")
-        for k in range(3):
-            for at, name in ((f"gate.{k}", f"dilated_{k}"), (f"skip.{k}", f"skip_{k}")):
-                made = f"{at}.parametrizations.weight.original"
-                yield {
-                    f"{name}/g": s[f"{made}0"].reshape(-1), f"{name}/kernel": kernel(s[f"{made}1"]),
-                    f"{name}/bias": s[f"{at}.bias"],
-                }  # fmt: skip
-        yield dense(s, "end", "end")
-
-    return flat(layers())
 
 
 def series(channels: int, length: int) -> tuple[Tensor, ...]:
@@ -288,23 +173,6 @@ class GruCrf(nn.Module):
         for gru in self.encoder:
             y = gru(y)[0]
         return self.crf(self.to_tags(self.mlp(y).tanh()))
-
-
-def gru_crf(s: State) -> Arrays:
-    turned = partial(gates, order=(1, 0, 2))
-    out = {"embedding/embeddings": s["embeds.weight"]}
-    for k in range(2):
-        top = "bidirectional" + f"_{k}" * (k > 0)
-        for tail, way in (("", "forward"), ("_reverse", "backward")):
-            cell, ours = f"{top}/{way}_gru{f'_{k}' * (k > 0)}/gru_cell", f"encoder.{k}"
-            two = np.stack([s[f"{ours}.bias_ih_l0{tail}"], s[f"{ours}.bias_hh_l0{tail}"]])
-            out |= {
-                f"{cell}/kernel": turned(s[f"{ours}.weight_ih_l0{tail}"].T),
-                f"{cell}/recurrent_kernel": turned(s[f"{ours}.weight_hh_l0{tail}"].T), f"{cell}/bias": turned(two),
-            }  # fmt: skip
-    out |= dense(s, "mlp", "time_distributed") | dense(s, "to_tags", "crf/dense")
-    out |= {"crf/left_boundary": s["crf.start_transitions"], "crf/right_boundary": s["crf.end_transitions"]}
-    return out | {"crf/chain_kernel": s["crf.transitions"]}
 
 
 # --- Keras Conformer into torchaudio's names --------------------------------------------------------------------------
@@ -364,48 +232,6 @@ class Conformer(nn.Module):
         return self.output_linear(x)
 
 
-def conformer(s: State) -> Arrays:
-    top = "conformer_encoder"
-
-    def layers() -> Iterator[Arrays]:
-        yield dense(s, "subsample.0", f"{top}/subsampling/conv_1")
-        yield dense(s, "subsample.2", f"{top}/subsampling/conv_2")
-        w = s["input_linear.weight"].reshape(WIDTH, 8, 5).transpose(0, 2, 1).reshape(WIDTH, -1)
-        yield {f"{top}/linear/kernel": w.T, f"{top}/linear/bias": s["input_linear.bias"]}
-        for k in range(LAYERS):
-            yield from block(f"conformer_layers.{k}", f"{top}_block_{k}")
-        yield dense(s, "output_linear", "conformer_logits")
-
-    def block(at: str, b: str) -> Iterator[Arrays]:
-        home = f"{top}/{b}"
-        for n in (1, 2):
-            name = f"{home}/{b}_ff_module_{n}/{b}_ff_module_{n}"
-            yield norm(s, f"{at}.ffn{n}.sequential.0", f"{name}_ln")
-            yield dense(s, f"{at}.ffn{n}.sequential.1", f"{name}_dense_1")
-            yield dense(s, f"{at}.ffn{n}.sequential.4", f"{name}_dense_2")
-        name = f"{home}/{b}_mhsa_module/{b}_mhsa_module"
-        yield norm(s, f"{at}.self_attn_layer_norm", f"{name}_ln")
-        for j, x in enumerate(("query", "key", "value")):
-            rows = slice(WIDTH * j, WIDTH * (j + 1))
-            w = s[f"{at}.self_attn.in_proj_weight"][rows].T.reshape(WIDTH, HEADS, -1)
-            yield {f"{name}_mhsa/{x}/kernel": w}
-            yield {f"{name}_mhsa/{x}/bias": s[f"{at}.self_attn.in_proj_bias"][rows].reshape(HEADS, -1)}
-        w = s[f"{at}.self_attn.out_proj.weight"].T.reshape(HEADS, -1, WIDTH)
-        yield {f"{name}_mhsa/attention_output/kernel": w}
-        yield {f"{name}_mhsa/attention_output/bias": s[f"{at}.self_attn.out_proj.bias"]}
-        name = f"{home}/{b}_conv_module/{b}_conv_module"
-        yield norm(s, f"{at}.conv_module.layer_norm", f"{name}_ln")
-        yield dense(s, f"{at}.conv_module.sequential.0", f"{name}_pw_conv_1")
-        w = s[f"{at}.conv_module.sequential.2.weight"].transpose(2, 0, 1)
-        yield {f"{name}_dw_conv/depthwise_kernel": w}
-        yield {f"{name}_dw_conv/bias": s[f"{at}.conv_module.sequential.2.bias"]}
-        yield norm(s, f"{at}.conv_module.sequential.3", f"{name}_bn")
-        yield dense(s, f"{at}.conv_module.sequential.5", f"{name}_pw_conv_2")
-        yield norm(s, f"{at}.final_layer_norm", f"{home}/{b}_ln")
-
-    return dict(sorted(flat(layers()).items()))
-
-
 # --- Keras Deep Speech 2, bidirectional GRUs --------------------------------------------------------------------------
 
 STATE = 10
@@ -441,25 +267,6 @@ class DeepSpeech(nn.Module):
         return self.fc[1](self.fc[0](x.transpose(1, 2)).transpose(1, 2))
 
 
-def deep_speech(s: State) -> Arrays:
-    """Keras has time before frequencies, and flattens frequencies before channels."""
-    out: Arrays = {}
-    for n in (1, 2):
-        out[f"conv_{n}/kernel"] = s[f"conv.{3 * n - 3}.weight"].transpose(3, 2, 1, 0)
-        out |= norm(s, f"conv.{3 * n - 2}", f"conv_{n}_bn")
-    for k in range(3):
-        if k:
-            out |= norm(s, f"rnns.{k}.batch_norm", f"bn_{k}")
-        for way, tail in (("forward", ""), ("backward", "_reverse")):
-            name = f"bidirectional_{k + 1}/{way}_gru_{k + 1}/gru_cell"
-            out |= keras_gru(s, f"rnns.{k}.rnn", name, tail)
-            if not k:
-                w: Array = out[f"{name}/kernel"]
-                out[f"{name}/kernel"] = w.reshape(6, 4, -1).transpose(1, 0, 2).reshape(24, -1)
-    out |= norm(s, "fc.0", "bn_3")
-    return out | dense(s, "fc.1", "dense")
-
-
 def waves() -> tuple[Tensor, ...]:
     return (torch.randn(2, 16, 20),)
 
@@ -483,26 +290,6 @@ class Seq2Seq(nn.Module):
         context = (weights * memory).sum(1, keepdim=True)
         y = self.tgt_embed(x % 36)
         return self.vocab(self.decoder(torch.cat([context.expand(-1, y.shape[1], -1), y], -1), h)[0])
-
-
-def seq2seq(s: State) -> Arrays:
-    def gru(at: str, name: str) -> Arrays:
-        two = np.stack([s[f"{at}.bias_ih_l0"], s[f"{at}.bias_hh_l0"]])
-        return {
-            f"{name}/gru_cell/kernel": gates(s[f"{at}.weight_ih_l0"].T, (1, 0, 2)),
-            f"{name}/gru_cell/recurrent_kernel": gates(s[f"{at}.weight_hh_l0"].T, (1, 0, 2)),
-            f"{name}/gru_cell/bias": gates(two, (1, 0, 2)),
-        }
-
-    def layers() -> Iterator[Arrays]:
-        yield {"encoder/embedding/embeddings": s["src_embed.weight"]} | gru("encoder", "encoder/gru")
-        yield {"decoder/embedding_1/embeddings": s["tgt_embed.weight"]} | gru("decoder", "decoder/gru_1")
-        yield dense(s, "vocab", "decoder/dense")
-        home = "decoder/bahdanau_attention"
-        yield dense(s, "w_query", f"{home}/dense_1") | dense(s, "w_key", f"{home}/dense_2")
-        yield dense(s, "score", f"{home}/dense_3")
-
-    return flat(layers())
 
 
 # --- Keras Transformer decoder, cross attention -----------------------------------------------------------------------
@@ -549,48 +336,21 @@ class Decoder(nn.Module):
         return self.final(y)
 
 
-def decoder(s: State) -> Arrays:
-    def attention(at: str, name: str) -> Iterator[Arrays]:
-        for ours, theirs in (("to_q", "query"), ("to_k", "key"), ("to_v", "value")):
-            yield {
-                f"{name}/{theirs}/kernel": s[f"{at}.{ours}.weight"].T.reshape(16, 4, 4),
-                f"{name}/{theirs}/bias": s[f"{at}.{ours}.bias"].reshape(4, 4),
-            }
-        yield {
-            f"{name}/attention_output/kernel": s[f"{at}.to_out.weight"].T.reshape(4, 4, 16),
-            f"{name}/attention_output/bias": s[f"{at}.to_out.bias"],
-        }
-
-    def layers() -> Iterator[Arrays]:
-        yield {"decoder/embedding/embeddings": s["embed.weight"], "decoder/memory/embeddings": s["memory.weight"]}
-        for k in range(3):
-            at, name = f"layers.{k}", f"decoder/decoder_layer{f'_{k}' if k else ''}"
-            yield from attention(f"{at}.self_attn", f"{name}/causal_self_attention/multi_head_attention")
-            yield norm(s, f"{at}.norm1", f"{name}/causal_self_attention/layer_normalization")
-            yield from attention(f"{at}.cross_attn", f"{name}/cross_attention/multi_head_attention")
-            yield norm(s, f"{at}.norm2", f"{name}/cross_attention/layer_normalization")
-            yield dense(s, f"{at}.fc1", f"{name}/feed_forward/dense") | dense(
-                s, f"{at}.fc2", f"{name}/feed_forward/dense_1"
-            )
-            yield norm(s, f"{at}.norm3", f"{name}/feed_forward/layer_normalization")
-        yield dense(s, "final", "dense")
-
-    return flat(layers())
-
-
 PORTS = {
-    "cred": Port("Keras convolutions and BiLSTM (CRED)", Cred, cred, lambda: (torch.randn(2, 3, 20),)),
-    "tagger": Port("Keras bidirectional GRU", Tagger, tagger, ids(50)),
-    "ocr": Port("Keras CRNN, dense behind the image, BiLSTMs", Ocr, ocr, image(1, 16)),
-    "gru": Port("Keras GRUs, square matrices", Stacked, stacked, ids(40)),
-    "cudnn": Port("Keras CuDNNLSTM (textgenrnn)", Generator, generator, ids(40)),
-    "keras1": Port("Keras 1 LSTM, a matrix for each gate", Lstm, per_gate, ids(40)),
-    "wave": Port("Keras WaveNet, weight normalisation", Wave, wave, lambda: series(4, 30)),
-    "gru-crf": Port("Keras BiGRU with a CRF", GruCrf, gru_crf, ids(40)),
+    "cred": Port("Keras convolutions and BiLSTM (CRED)", Cred, lambda: (torch.randn(2, 3, 20),)),
+    "tagger": Port("Keras bidirectional GRU", Tagger, ids(50)),
+    "ocr": Port("Keras CRNN, dense behind the image, BiLSTMs", Ocr, image(1, 16)),
+    "gru": Port("Keras GRUs, square matrices", Stacked, ids(40)),
+    "cudnn": Port("Keras CuDNNLSTM (textgenrnn)", Generator, ids(40)),
+    "keras1": Port("Keras 1 LSTM, a matrix for each gate", Lstm, ids(40)),
+    "wave": Port("Keras WaveNet, weight normalisation", Wave, lambda: series(4, 30)),
+    "gru-crf": Port("Keras BiGRU with a CRF", GruCrf, ids(40)),
     "conformer-heads": Port(
-        "Keras Conformer into torchaudio's names", Conformer, conformer, lambda: (torch.randn(2, 24, 20),)
+        "Keras Conformer into torchaudio's names",
+        Conformer,
+        lambda: (torch.randn(2, 24, 20),),
     ),
-    "speech": Port("Keras Deep Speech 2, bidirectional GRUs", DeepSpeech, deep_speech, waves),
-    "seq2seq": Port("Keras translation, GRUs and additive attention", Seq2Seq, seq2seq, ids(36)),
-    "decoder": Port("Keras Transformer decoder, cross attention", Decoder, decoder, ids(30)),
+    "speech": Port("Keras Deep Speech 2, bidirectional GRUs", DeepSpeech, waves),
+    "seq2seq": Port("Keras translation, GRUs and additive attention", Seq2Seq, ids(36)),
+    "decoder": Port("Keras Transformer decoder, cross attention", Decoder, ids(30)),
 }

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import (
@@ -16,14 +12,8 @@ from torch.nn.functional import (
 )
 
 from nets.common import (
-    Arrays,
     Port,
-    State,
-    dense,
-    flat,
     image,
-    kernel,
-    norm,
 )
 
 # --- TF1 U-Net, transposed convolutions (PhaseNet) --------------------------------------------------------------------
@@ -59,23 +49,6 @@ class UNet(nn.Module):
         return self.out(x)
 
 
-def unet(s: State) -> Arrays:
-    def conv(w: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return kernel(w)[:, None]  # k 1 i o
-
-    out = {"Input/input_conv/kernel": conv(s["inc.weight"]), "Input/input_conv/bias": s["inc.bias"]}
-    out |= norm(s, "in_bn", "Input/input_bn")
-    for k in range(3):
-        out[f"DownConv_{k}/down_conv1_{k + 1}/kernel"] = conv(s[f"down.{k}.0.weight"])
-        out |= norm(s, f"down.{k}.1", f"DownConv_{k}/down_bn1_{k + 1}")
-    for k in range(2):
-        out[f"UpConv_{1 - k}/up_conv0_{2 - k}/kernel"] = conv(s[f"turn.{k}.weight"])
-        out[f"UpConv_{1 - k}/up_conv1_{2 - k}/kernel"] = conv(s[f"up.{k}.0.weight"])
-        out |= norm(s, f"up.{k}.1", f"UpConv_{1 - k}/up_bn1_{2 - k}")
-    out |= {"Output/output_conv/kernel": conv(s["out.weight"]), "Output/output_conv/bias": s["out.bias"]}
-    return dict(sorted(out.items()))
-
-
 # --- TF1 U-Net, layers numbered by kind (Spleeter) --------------------------------------------------------------------
 
 
@@ -104,23 +77,6 @@ class Spleeter(nn.Module):
             x = getattr(self, f"bn{k + 4}")(getattr(self, f"up{k}")(x).relu())
             x = torch.cat([kept[3 - k], x], 1) if k < 4 else x
         return self.up7(x)
-
-
-def spleeter(s: State) -> Arrays:
-    """TF1: layers are numbered by kind, as they were made."""
-
-    def layers() -> Iterator[Arrays]:
-        for k in range(9):
-            tail = f"_{k}" if k else ""
-            at = f"conv{k + 1}" if k < 4 else "up7"
-            if k < 5:
-                yield dense(s, at, f"conv2d{tail}")
-            if k < 4:
-                yield dense(s, f"up{k + 1}", f"conv2d_transpose{tail}")
-            if k < 8:
-                yield norm(s, f"bn{k + 1}", f"batch_normalization{tail}")
-
-    return dict(sorted(flat(layers()).items()))
 
 
 # --- TF-slim resnet_v2 ------------------------------------------------------------------------------------------------
@@ -157,28 +113,6 @@ class SlimNet(nn.Module):
         return self.classifier(self.final_norm(x).relu().mean((2, 3), True))[..., 0, 0]
 
 
-def slimnet(s: State) -> Arrays:
-    """TF-slim's resnet_v2, sorted as a checkpoint of TensorFlow 1 is."""
-
-    def layers() -> Iterator[Arrays]:
-        top = "resnet_v2_50"
-        yield dense(s, "stem", f"{top}/conv1", "weights", "biases")
-        for k in range(2):
-            for u in range(2):
-                at, name = f"stage{k}.{u}", f"{top}/block{k + 1}/unit_{u + 1}/bottleneck_v2"
-                yield norm(s, f"{at}.norm1", f"{name}/preact")
-                for n in (1, 2, 3):
-                    yield dense(s, f"{at}.conv{n}", f"{name}/conv{n}", "weights", "biases")
-                    if n < 3:
-                        yield norm(s, f"{at}.norm{n + 1}", f"{name}/conv{n}/BatchNorm")
-                if f"{at}.shortcut.weight" in s:
-                    yield dense(s, f"{at}.shortcut", f"{name}/shortcut", "weights", "biases")
-        yield norm(s, "final_norm", f"{top}/postnorm")
-        yield dense(s, "classifier", f"{top}/logits", "weights", "biases")
-
-    return dict(sorted(flat(layers()).items()))
-
-
 # --- TF2 object graph, layers only counted ----------------------------------------------------------------------------
 
 
@@ -196,19 +130,6 @@ class Graph(nn.Module):
         for conv, bn in ((self.block_a, self.bn_a), (self.block_b, self.bn_b), (self.block_c, self.bn_c)):
             x = relu6(bn(conv(x)))
         return self.out(self.hidden(x.mean((2, 3))).relu())
-
-
-def graph(s: State) -> Arrays:
-    """The object graph of a TF2 checkpoint of a Sequential."""
-
-    def layers() -> Iterator[Arrays]:
-        for k, at in enumerate("abc"):
-            yield dense(s, f"block_{at}", f"layer_with_weights-{2 * k}")
-            yield norm(s, f"bn_{at}", f"layer_with_weights-{2 * k + 1}")
-        yield dense(s, "hidden", "layer_with_weights-6")
-        yield dense(s, "out", "layer_with_weights-7")
-
-    return dict(sorted(flat(layers()).items()))
 
 
 # --- Swin of TensorFlow into transformers' names ----------------------------------------------------------------------
@@ -293,35 +214,6 @@ class Swin(nn.Module):
         return self.classifier(self.swin["layernorm"](x).mean((1, 2)))
 
 
-def swin(s: State) -> Arrays:
-    def layers() -> Iterator[Arrays]:
-        yield dense(s, "swin.embeddings.projection", "swin/patch_embed/proj")
-        yield norm(s, "swin.embeddings.norm", "swin/patch_embed/norm")
-        for k, depth in enumerate(DEPTHS):
-            for j in range(depth):
-                at, name = f"swin.encoder.{k}.blocks.{j}", f"swin/layers{k}/blocks{j}"
-                yield norm(s, f"{at}.layernorm_before", f"{name}/norm1")
-                three = [(s[f"{at}.attention.self.{x}.{r}"]) for r in ("weight", "bias") for x in QKV]
-                yield {f"{name}/attn/qkv/kernel": np.concatenate(three[:3]).T}
-                yield {f"{name}/attn/qkv/bias": np.concatenate(three[3:])}
-                table = "relative_position_bias_table"
-                yield {f"{name}/attn/{table}": s[f"{at}.attention.self.{table}"]}
-                yield {f"{name}/attn/relative_position_index": relative(WINDOW).numpy()}
-                yield dense(s, f"{at}.attention.output.dense", f"{name}/attn/proj")
-                yield norm(s, f"{at}.layernorm_after", f"{name}/norm2")
-                yield dense(s, f"{at}.intermediate.dense", f"{name}/mlp/fc1")
-                yield dense(s, f"{at}.output.dense", f"{name}/mlp/fc2")
-            if k + 1 < len(DEPTHS):
-                yield dense(s, f"swin.encoder.{k}.downsample.reduction", f"swin/layers{k}/downsample/reduction")
-                yield norm(s, f"swin.encoder.{k}.downsample.norm", f"swin/layers{k}/downsample/norm")
-        yield norm(s, "swin.layernorm", "swin/norm")
-        yield dense(s, "classifier", "swin/head")
-
-    return flat(layers())
-
-
-QKV = ("query", "key", "value")
-
 # --- TF1 WaveNet, filter and gate fused -------------------------------------------------------------------------------
 
 QUANTISED, RESIDUAL, DILATED, SKIP, DILATIONS = 16, 12, 10, 14, (1, 2, 4, 1, 2)
@@ -356,30 +248,11 @@ class WaveNet(nn.Module):
         return self.end2(relu(self.end1(relu(total))))
 
 
-def wavenet(s: State) -> Arrays:
-    out = {"wavenet/causal_layer/filter": kernel(s["start.weight"])}
-    for k in range(len(DILATIONS)):
-        home = f"wavenet/dilated_stack/layer{k}"
-        w, b = kernel(s[f"wn.{k}.in_layer.weight"]), s[f"wn.{k}.in_layer.bias"]
-        for j, word in enumerate(("filter", "gate")):
-            half = slice(DILATED * j, DILATED * (j + 1))
-            out |= {f"{home}/{word}": w[..., half], f"{home}/{word}_bias": b[half]}
-        for ours, word in (("res", "dense"), ("skip", "skip")):
-            out |= {
-                f"{home}/{word}": kernel(s[f"wn.{k}.{ours}.weight"]),
-                f"{home}/{word}_bias": s[f"wn.{k}.{ours}.bias"],
-            }
-    for k in (1, 2):
-        out[f"wavenet/postprocessing/postprocess{k}"] = kernel(s[f"end{k}.weight"])
-        out[f"wavenet/postprocessing/postprocess{k}_bias"] = s[f"end{k}.bias"]
-    return dict(sorted(out.items()))
-
-
 PORTS = {
-    "unet": Port("TF1 U-Net, transposed convolutions (PhaseNet)", UNet, unet, lambda: (torch.randn(2, 3, 32),)),
-    "spleeter": Port("TF1 U-Net, layers numbered by kind (Spleeter)", Spleeter, spleeter, image(2, 32)),
-    "slim": Port("TF-slim resnet_v2", SlimNet, slimnet, image(3, 32)),
-    "graph": Port("TF2 object graph, layers only counted", Graph, graph, image(3, 16)),
-    "swin": Port("Swin of TensorFlow into transformers' names", Swin, swin, image(3, 32)),
-    "ibab": Port("TF1 WaveNet, filter and gate fused", WaveNet, wavenet, lambda: (torch.randint(0, 16, (2, 30)),)),
+    "unet": Port("TF1 U-Net, transposed convolutions (PhaseNet)", UNet, lambda: (torch.randn(2, 3, 32),)),
+    "spleeter": Port("TF1 U-Net, layers numbered by kind (Spleeter)", Spleeter, image(2, 32)),
+    "slim": Port("TF-slim resnet_v2", SlimNet, image(3, 32)),
+    "graph": Port("TF2 object graph, layers only counted", Graph, image(3, 16)),
+    "swin": Port("Swin of TensorFlow into transformers' names", Swin, image(3, 32)),
+    "ibab": Port("TF1 WaveNet, filter and gate fused", WaveNet, lambda: (torch.randint(0, 16, (2, 30)),)),
 }

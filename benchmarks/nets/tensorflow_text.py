@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import (
@@ -16,19 +13,9 @@ from torch.nn.functional import (
 )
 
 from nets.common import (
-    Array,
-    Arrays,
     Port,
-    State,
-    dense,
-    flat,
-    gates,
     ids,
     image,
-    keras_gru,
-    kernel,
-    matrices,
-    norm,
     quiet,
 )
 
@@ -51,18 +38,6 @@ class Cells(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.proj(self.lstm(self.embedding(x))[0])
-
-
-def cells(s: State) -> Arrays:
-    out = {"model/embedding": s["embedding.weight"]}
-    for k in range(2):
-        home = f"model/rnn/multi_rnn_cell/cell_{k}/basic_lstm_cell"
-        joint = np.concatenate([s[f"lstm.weight_ih_l{k}"].T, s[f"lstm.weight_hh_l{k}"].T])
-        out |= {
-            f"{home}/kernel": gates(joint, (0, 2, 1, 3)),
-            f"{home}/bias": gates(s[f"lstm.bias_ih_l{k}"], (0, 2, 1, 3)),
-        }
-    return dict(sorted((out | {"model/softmax_w": s["proj.weight"].T, "model/softmax_b": s["proj.bias"]}).items()))
 
 
 # --- TF1 GPT-2, fused QKV, tied head ----------------------------------------------------------------------------------
@@ -110,21 +85,6 @@ class Gpt(nn.Module):
         return self.head(self.final(y))
 
 
-def gpt(s: State) -> Arrays:
-    """As OpenAI's checkpoint of GPT-2: convolutions of width one, `w` and `b`, `g` and `b`."""
-    out = {"model/wte": s["tokens.weight"], "model/wpe": s["positions.weight"]}
-    names = {"attn.qkv": "attn/c_attn", "attn.proj": "attn/c_proj", "up": "mlp/c_fc", "down": "mlp/c_proj"}
-    for k in range(3):
-        for ours, theirs in names.items():
-            out[f"model/h{k}/{theirs}/w"] = s[f"layers.{k}.{ours}.weight"].T[None]
-            out[f"model/h{k}/{theirs}/b"] = s[f"layers.{k}.{ours}.bias"]
-        for n in (1, 2):
-            out[f"model/h{k}/ln_{n}/g"] = s[f"layers.{k}.norm{n}.weight"]
-            out[f"model/h{k}/ln_{n}/b"] = s[f"layers.{k}.norm{n}.bias"]
-    out |= {"model/ln_f/g": s["final.weight"], "model/ln_f/b": s["final.bias"]}
-    return dict(sorted(out.items()))
-
-
 # --- TF1 BERT into nn.TransformerEncoder ------------------------------------------------------------------------------
 
 
@@ -142,24 +102,6 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.word(x) + self.place(torch.arange(x.shape[1])))
         return self.pooler(self.encoder(y)[:, 0]).tanh()
-
-
-def encoder(s: State) -> Arrays:
-    """As a BERT checkpoint of TensorFlow 1."""
-    top = "bert/embeddings"
-    out = {f"{top}/word_embeddings": s["word.weight"], f"{top}/position_embeddings": s["place.weight"]}
-    out |= norm(s, "norm", f"{top}/LayerNorm")
-    for k in range(3):
-        at, name = f"encoder.layers.{k}", f"bert/encoder/layer_{k}"
-        for j, word in enumerate(("query", "key", "value")):
-            rows = slice(16 * j, 16 * j + 16)
-            out[f"{name}/attention/self/{word}/kernel"] = s[f"{at}.self_attn.in_proj_weight"][rows].T
-            out[f"{name}/attention/self/{word}/bias"] = s[f"{at}.self_attn.in_proj_bias"][rows]
-        out |= dense(s, f"{at}.self_attn.out_proj", f"{name}/attention/output/dense")
-        out |= norm(s, f"{at}.norm1", f"{name}/attention/output/LayerNorm")
-        out |= dense(s, f"{at}.linear1", f"{name}/intermediate/dense")
-        out |= dense(s, f"{at}.linear2", f"{name}/output/dense") | norm(s, f"{at}.norm2", f"{name}/output/LayerNorm")
-    return dict(sorted((out | dense(s, "pooler", "bert/pooler/dense")).items()))
 
 
 # --- TF1 stacked bidirectional LSTMCell -------------------------------------------------------------------------------
@@ -181,18 +123,6 @@ class BiLm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.logits(self.encoder(self.lookup(x))[0])
-
-
-def bilm(s: State) -> Arrays:
-    """TF1's stack_bidirectional_dynamic_rnn."""
-    out = {"embeddings": s["lookup.weight"]}
-    for k in (0, 1):
-        for way, tail in (("fw", f"{k}"), ("bw", f"{k}_reverse")):
-            home = f"stack_bidirectional_rnn/cell_{k}/bidirectional_rnn/{way}/lstm_cell"
-            joint = np.concatenate(matrices(s, "encoder", tail))
-            out[f"{home}/kernel"] = gates(joint, (0, 2, 1, 3))
-            out[f"{home}/bias"] = gates(s[f"encoder.bias_ih_l{tail}"], (0, 2, 1, 3))
-    return dict(sorted((out | dense(s, "logits", "logits/dense")).items()))
 
 
 # --- TF1 BERT whose vocabulary is padded ------------------------------------------------------------------------------
@@ -229,30 +159,6 @@ class Masked(nn.Module):
         return self.norm_out(gelu(self.transform(x))) @ self.tokens.weight.T + self.output_bias
 
 
-def masked(s: State) -> Arrays:
-    def padded(name: str) -> np.ndarray:
-        return np.concatenate([s[name], np.zeros((PADDED - VOCABULARY, *s[name].shape[1:]), "f4")])
-
-    def layers() -> Iterator[Arrays]:
-        yield {"bert/embeddings/word_embeddings": padded("tokens.weight")}
-        yield {"bert/embeddings/position_embeddings": s["positions.weight"]}
-        yield norm(s, "norm_in", "bert/embeddings/LayerNorm")
-        for k in range(3):
-            at, name = f"blocks.{k}", f"bert/encoder/layer_{k}"
-            for one in ("query", "key", "value"):
-                yield dense(s, f"{at}.to_{one[0]}", f"{name}/attention/self/{one}")
-            yield dense(s, f"{at}.to_out", f"{name}/attention/output/dense")
-            yield norm(s, f"{at}.norm_att", f"{name}/attention/output/LayerNorm")
-            yield dense(s, f"{at}.up", f"{name}/intermediate/dense")
-            yield dense(s, f"{at}.down", f"{name}/output/dense")
-            yield norm(s, f"{at}.norm_mlp", f"{name}/output/LayerNorm")
-        yield {"cls/predictions/output_bias": padded("output_bias")}
-        yield dense(s, "transform", "cls/predictions/transform/dense")
-        yield norm(s, "norm_out", "cls/predictions/transform/LayerNorm")
-
-    return flat(layers())
-
-
 # --- TF1 tagger, characters and words, CRF ----------------------------------------------------------------------------
 
 TAGGED_WORDS, CHARS, TAGS = 30, 12, 6
@@ -283,18 +189,6 @@ class CharTagger(nn.Module):
             alpha = torch.logsumexp(alpha[:, None] + self.transitions, -1) + scores[:, t]
             out.append(alpha)
         return torch.stack(out, 1)
-
-
-def char_tagger(s: State) -> Arrays:
-    out = {"words/_word_embeddings": s["word_emb.weight"], "chars/_char_embeddings": s["char_emb.weight"]}
-    for rnn, home in (("char_rnn", "chars"), ("word_rnn", "bi-lstm")):
-        for tail, way in (("", "fw"), ("_reverse", "bw")):
-            cell = f"{home}/bidirectional_rnn/{way}/lstm_cell"
-            joint = np.concatenate([s[f"{rnn}.weight_ih_l0{tail}"].T, s[f"{rnn}.weight_hh_l0{tail}"].T])
-            out[f"{cell}/kernel"] = gates(joint, (0, 2, 1, 3))
-            out[f"{cell}/bias"] = gates(s[f"{rnn}.bias_ih_l0{tail}"], (0, 2, 1, 3))
-    out |= {"proj/W": s["hidden2tag.weight"].T, "proj/b": s["hidden2tag.bias"], "transitions": s["transitions"].T}
-    return dict(sorted(out.items()))
 
 
 # --- TensorFlowASR Conformer, fused key and value ---------------------------------------------------------------------
@@ -352,48 +246,6 @@ class Conformer(nn.Module):
         return self.fc(y)
 
 
-def conformer(s: State) -> Arrays:
-    top = "conformer_encoder"
-
-    def by_head(w: Array) -> Array:
-        return w.reshape(4, -1, DIM).transpose(0, 2, 1)  # n d h
-
-    def block(k: int) -> Iterator[Arrays]:
-        at, name = f"layers.{k}", f"{top}_block_{k}"
-        for n, ours in ((1, "ff1"), (2, "ff2")):
-            home = f"{top}/{name}/{name}_ff_module_{n}/{name}_ff_module_{n}"
-            yield norm(s, f"{at}.{ours}.norm", f"{home}_ln")
-            yield dense(s, f"{at}.{ours}.fn.net.0", f"{home}_dense_1")
-            yield dense(s, f"{at}.{ours}.fn.net.2", f"{home}_dense_2")
-        home = f"{top}/{name}/{name}_mhsa_module/{name}_mhsa_module"
-        yield norm(s, f"{at}.attn.norm", f"{home}_ln")
-        kv = np.split(s[f"{at}.attn.fn.to_kv.weight"], 2)
-        for word, w in zip(("query", "key", "value"), (s[f"{at}.attn.fn.to_q.weight"], *kv), strict=True):
-            yield {f"{home}_mhsa/{word}_kernel": by_head(w)}
-        out = s[f"{at}.attn.fn.to_out.weight"].T.reshape(4, -1, DIM)
-        yield {f"{home}_mhsa/projection_kernel": out, f"{home}_mhsa/projection_bias": s[f"{at}.attn.fn.to_out.bias"]}
-        home = f"{top}/{name}/{name}_conv_module/{name}_conv_module"
-        yield norm(s, f"{at}.conv.0", f"{home}_ln")
-        for n, j in ((1, 2), (2, 7)):
-            yield {f"{home}_pw_conv_{n}/kernel": kernel(s[f"{at}.conv.{j}.weight"])[None]}
-            yield {f"{home}_pw_conv_{n}/bias": s[f"{at}.conv.{j}.bias"]}
-        w = s[f"{at}.conv.4.weight"].transpose(2, 1, 0)[..., None]  # k 1 c 1
-        yield {f"{home}_dw_conv/depthwise_kernel": w, f"{home}_dw_conv/bias": s[f"{at}.conv.4.bias"]}
-        yield norm(s, f"{at}.conv.5", f"{home}_bn")
-        yield norm(s, f"{at}.post_norm", f"{top}/{name}/{name}_ln")
-
-    def layers() -> Iterator[Arrays]:
-        for n, j in ((1, 0), (2, 2)):
-            yield dense(s, f"subsample.{j}", f"{top}/{top}_subsampling/{top}_subsampling_conv_{n}")
-        w = s["project.weight"].reshape(DIM, DIM, 4).transpose(0, 2, 1).reshape(DIM, -1)  # b t (f c)
-        yield {f"{top}/{top}_linear/kernel": w.T, f"{top}/{top}_linear/bias": s["project.bias"]}
-        yield from block(0)
-        yield from block(1)
-        yield dense(s, "fc", "ctc_logits")
-
-    return flat(layers())
-
-
 # --- TF2 translation with attention, tied output ----------------------------------------------------------------------
 
 WORDS, UNITS = 30, 12
@@ -440,16 +292,6 @@ class Translator(nn.Module):
         return torch.stack(out, 1)
 
 
-def translator(s: State) -> Arrays:
-    out = {f"{side}/embedding/embeddings": s[f"{side}.embed.weight"] for side in ("encoder", "decoder")}
-    for side in ("encoder", "decoder"):
-        out |= keras_gru(s, f"{side}.rnn", f"{side}/gru/cell")
-    out["decoder/bias"] = s["decoder.out.bias"]
-    for ours, theirs in (("key_proj", "W1"), ("query_proj", "W2"), ("energy", "V")):
-        out |= dense(s, f"decoder.attn.{ours}", f"decoder/attention/{theirs}")
-    return dict(sorted(out.items()))
-
-
 # --- TF1 Tacotron encoder, bank and highways --------------------------------------------------------------------------
 
 
@@ -488,30 +330,14 @@ class Cbhg(nn.Module):
         return self.out(y)
 
 
-def cbhg(s: State) -> Arrays:
-    top = "model/inference"
-    out = {f"{top}/embedding": s["embedding.weight"]}
-    for k in (1, 2):
-        out |= dense(s, f"prenet.{k - 1}", f"{top}/prenet/dense_{k}")
-        out |= dense(s, f"proj{k}", f"{top}/encoder_cbhg/proj_{k}/conv1d")
-        out |= norm(s, f"bn{k}", f"{top}/encoder_cbhg/proj_{k}/batch_normalization")
-    for j, k in enumerate((1, 3, 5, 7)):
-        out |= dense(s, f"bank.{j}", f"{top}/encoder_cbhg/conv_bank/conv1d_{k}/conv1d")
-        out |= norm(s, f"bank_bn.{j}", f"{top}/encoder_cbhg/conv_bank/conv1d_{k}/batch_normalization")
-    for k in range(3):
-        for p in "HT":
-            out |= dense(s, f"highways.{k}.{p}", f"{top}/encoder_cbhg/highway_{k + 1}/{p}")
-    return dict(sorted((out | dense(s, "out", f"{top}/dense")).items()))
-
-
 PORTS = {
-    "cells": Port("TF1 BasicLSTMCell, two layers", Cells, cells, ids(40)),
-    "gpt": Port("TF1 GPT-2, fused QKV, tied head", Gpt, gpt, ids(60)),
-    "encoder": Port("TF1 BERT into nn.TransformerEncoder", Encoder, encoder, ids(70)),
-    "bilm": Port("TF1 stacked bidirectional LSTMCell", BiLm, bilm, ids(40)),
-    "masked": Port("TF1 BERT whose vocabulary is padded", Masked, masked, ids(VOCABULARY)),
-    "char-tagger": Port("TF1 tagger, characters and words, CRF", CharTagger, char_tagger, ids(TAGGED_WORDS)),
-    "conformer": Port("TensorFlowASR Conformer, fused key and value", Conformer, conformer, image(1, 19)),
-    "translator": Port("TF2 translation with attention, tied output", Translator, translator, ids(WORDS)),
-    "cbhg": Port("TF1 Tacotron encoder, bank and highways", Cbhg, cbhg, ids(30)),
+    "cells": Port("TF1 BasicLSTMCell, two layers", Cells, ids(40)),
+    "gpt": Port("TF1 GPT-2, fused QKV, tied head", Gpt, ids(60)),
+    "encoder": Port("TF1 BERT into nn.TransformerEncoder", Encoder, ids(70)),
+    "bilm": Port("TF1 stacked bidirectional LSTMCell", BiLm, ids(40)),
+    "masked": Port("TF1 BERT whose vocabulary is padded", Masked, ids(VOCABULARY)),
+    "char-tagger": Port("TF1 tagger, characters and words, CRF", CharTagger, ids(TAGGED_WORDS)),
+    "conformer": Port("TensorFlowASR Conformer, fused key and value", Conformer, image(1, 19)),
+    "translator": Port("TF2 translation with attention, tied output", Translator, ids(WORDS)),
+    "cbhg": Port("TF1 Tacotron encoder, bank and highways", Cbhg, ids(30)),
 }
