@@ -33,8 +33,8 @@ from .table import Reading
 
 PEEKED = 32  # remote shards whose headers are fetched before the first of them is opened
 SHARD_SIZE = 5_000_000_000  # bytes, by default, of the shards in a new folder
-NUMBERED = r"-\d{5,}-of-\d{5,}"
-SHARD = re.compile(rf"(.+){NUMBERED}(\.safetensors|\.bin|\.msgpack)")
+NUMBERED = re.compile(r"-\d{5,}-of-\d{5,}\.")
+SHARD = re.compile(r"(.+)-\d{5,}-of-\d{5,}(\.safetensors|\.bin|\.msgpack)")
 # In the order in which transformers looks for them.
 MODELS = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
@@ -76,25 +76,27 @@ def index_of(url: str) -> str:
 def open(url: str, how: Reading) -> Checkpoint:
     if is_dir(url):
         return _open_folder(url, how)
+    folder, base = split(url)
     if index := index_of(url):
-        base = split(url)[1]
         if base not in shard_index.read(beside(url, index)).weight_map.values():
             text = "is not a shard of the index beside it; from_='safetensors' reads it alone"
             raise CorruptCheckpoint(text, url=url)
-        whole = open_index(index, how)
-        note = Note("hint", "a shard was given, and its whole index is read; from_= reads the shard alone", (base,))
-        return replace(whole, notes=(note, *whole.notes))
-    folder, base = split(url)
+        text = "a shard was given, and its whole index is read; from_= reads the shard alone"
+        return _noted(open_index(index, how), text, (base,))
     if safetensors.SHARD.fullmatch(base) and exists(url):
         shards = safetensors.shards(names(folder))
         if base not in shards:  # a web server lists nothing
             text = "is one shard of those that a distributed run saved, and the others cannot be listed there"
             alone = "from_='safetensors' reads this one alone, if its parts begin where their tensors do"
             raise StorageError(f"{text}; copy all of them into a folder here, and give that ({alone})", url=url)
-        whole = distributed.open(folder, shards, how)
-        note = Note("hint", "a shard was given, and all of its folder are read", (base,))
-        return replace(whole, notes=(note, *whole.notes))
+        return _noted(
+            distributed.open(folder, shards, how), "a shard was given, and all of its folder are read", (base,)
+        )
     return open_index(url if exists(url) else beside(url, url + shard_index.SUFFIX), how)
+
+
+def _noted(whole: Checkpoint, text: str, files: Sequence[str]) -> Checkpoint:
+    return replace(whole, notes=(Note("hint", text, tuple(files)), *whole.notes)) if files else whole
 
 
 def _candidates(files: Sequence[str]) -> list[str]:
@@ -107,32 +109,23 @@ def _open_folder(url: str, how: Reading) -> Checkpoint:
     files = names(url)
     candidates = _candidates(files)
     if parts := pieces(files):
-        return _beside(distributed.open(url, parts, how), parts, candidates, files)
-    if not candidates:
+        whole, first = distributed.open(url, parts, how), parts[0]
+    elif not candidates:
         shards = [n for n in files if SHARD.fullmatch(n)]
         what = f"holds shards ({shards[0]}, ...) but not their index" if shards else "holds no known model"
         raise UnknownFormat(f"{what}; give a file", url=url)
-    if candidates[0] not in MODELS and len(candidates) > 1:
+    elif candidates[0] not in MODELS and len(candidates) > 1:
         raise AmbiguousFormat(f"holds several models; give one of them:\n{listing(candidates)}", url=url)
-    path = sibling(join(url, "."), candidates[0])
-    # the Keras format handles its own spelling of names in shards
-    ours = path.endswith(shard_index.SUFFIX) and not path.endswith(".h5" + shard_index.SUFFIX)
-    whole = open_index(path, how) if ours else open_checkpoint(path, how)
-    return _beside(whole, candidates[:1], candidates[1:], files)
-
-
-def _beside(whole: Checkpoint, read: Sequence[str], candidates: Sequence[str], files: Sequence[str]) -> Checkpoint:
-    """Note which other models lie in the folder."""
-    alone = [
-        n for n in files if (n.lower().endswith(OTHERS) or WEIGHTS.fullmatch(n)) and not re.search(rf"{NUMBERED}\.", n)
-    ]
-    known = {*read, *candidates, *(split(u)[1] for u in whole.urls)}
-    alone += [n for n in safetensors.shards(files) if n not in known][:1]  # which stands for all of them
-    others = [*candidates, *(n for n in alone if n not in known)]
-    if not others:
-        return whole
-    note = Note("hint", f"{read[0]} is read; give another file to read that one", tuple(others))
-    return replace(whole, notes=(note, *whole.notes))
+    else:
+        first = candidates[0]
+        path = sibling(join(url, "."), first)
+        # the Keras format handles its own spelling of names in shards
+        ours = path.endswith(shard_index.SUFFIX) and not path.endswith(".h5" + shard_index.SUFFIX)
+        whole = open_index(path, how) if ours else open_checkpoint(path, how)
+    known = {first, *parts, *(split(u)[1] for u in whole.urls)}
+    others = [n for n in files if (n.lower().endswith(OTHERS) or WEIGHTS.fullmatch(n)) and not NUMBERED.search(n)]
+    others = [n for n in (*others, *safetensors.shards(files)[:1]) if n not in known]  # one stands for all shards
+    return _noted(whole, f"{first} is read; give another file to read that one", others)
 
 
 def open_index(url: str, how: Reading) -> Checkpoint:
