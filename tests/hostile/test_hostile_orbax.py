@@ -139,6 +139,12 @@ def within(folder: Path) -> Path:
     return above(folder, outer, [(0, len(outer)), (outer.index(inner), len(inner))], b"a", b"w")
 
 
+def shared_value(folder: Path) -> Path:
+    """Two keys whose value is one range of the file."""
+    one, other = (_enveloped(NODE_MAGIC, far(key, 0, 16)) for key in (b"v/0", b"w/0"))
+    return above(folder, one + other, [(0, len(one)), (len(one), len(other))], b"v", b"w")
+
+
 def divided(*keys: bytes) -> Callable[[Path], Path]:
     """An array in two leaves, to which these keys lead."""
     one, other = (sound({key: value}) for key, value in ARRAY.items())
@@ -266,6 +272,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a node is its own child": (itself, "referred to twice"),
     "a node has two parents": (twice, "referred to twice"),
+    "a value has two keys": (shared_value, "v/0 and w/0 share the byte 0"),
     "a node lies within another": (within, "the node at byte .* and the node at byte .* share the byte"),
     "a key before the one that leads to its node": (divided(b"w", b"w/00"), "'w/0'.* or where none leads to it"),
     "a key behind the one that leads to the next node": (divided(b"w", b"w/."), "'w/.zarray'.* or where none leads"),

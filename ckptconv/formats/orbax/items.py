@@ -14,7 +14,7 @@ from ...checkpoint import Checkpoint, Note, Tensor, training
 from ...errors import CorruptCheckpoint, NameCollision, UnsafeCheckpoint
 from ...messages import brief, listing, many, printable
 from ...moves.part import FILL_RATIO, MAX_AXES
-from ...storage.files import exists, join, names, read_all, stat
+from ...storage.files import exists, join, read_all, stat
 from ...storage.json import parse_json
 from .. import flax
 from ..flax import Other
@@ -75,14 +75,11 @@ def _item(root: str, item: str, how: Reading, room: Room) -> Checkpoint:
         what = f"{many(len(lacking), 'array')} that its tree names are not stored:\n{listing(lacking)}"
         raise CorruptCheckpoint(what, url=root)
     made = _tensors(root, item, found, chunks, tree, how.salvage, room)
-    random = [tree.leaves[n].path for n in sorted(random_keys(root)) if n in tree.leaves]
     skipped = tuple(f"{'/'.join(leaf.path)}: {leaf.other}" for leaf in tree.leaves.values() if leaf.other)
     dotted = tuple(made.tensors) if database and not tree.leaves else ()  # Orbax always writes a tree beside it
     notes = (
         Note("damaged", "chunks are absent, all of which were stored", tuple(made.damaged)),
         Note("assumed", "chunks are absent: the fill value is read", tuple(made.absent)),
-        Note("assumed", "JAX's random keys: the integers that make them up are read",
-             tuple("/".join((item, *path) if item else path) for path in random)),
         Note("assumed", f"without a {locate.METADATA}, names are divided at each dot", dotted),
         Note("skipped", "leaves that are not arrays", skipped, tensors=False),
         Note("unread", "files", tuple(aside), tensors=False),
@@ -200,7 +197,6 @@ def _chunks(
 
 
 MAX_JSON = 2**28  # bytes
-MAX_PROCESSES = 64  # whose descriptions of arrays are read; all of a run's processes have the same names
 MAX_PATH = 100  # keys of a path
 DICT, SEQUENCE = 2, 1
 
@@ -256,20 +252,6 @@ def _leaf(label: str, entry: Any, url: str) -> Leaf:
         printable(brief(str(kind), 100)) if skipped or kind in ("None", "Dict", "List", "NamedTuple", "string") else ""
     )
     return Leaf(tuple(k for k, _ in keys), tuple(t for _, t in keys), other)
-
-
-def random_keys(root: str) -> set[str]:
-    """The arrays that were JAX's random keys, by what each process says of its arrays."""
-    folder = join(root, "array_metadatas")
-    found = set()
-    for name in names(folder)[:MAX_PROCESSES]:
-        url = inside(root, f"array_metadatas/{name}")
-        try:
-            rows = [row["array_metadata"] for row in parse_json(read_all(url, MAX_JSON), url)["array_metadatas"]]
-            found |= {str(row["param_name"]) for row in rows if "random_key_impl" in (row.get("ext_metadata") or ())}
-        except (KeyError, TypeError, AttributeError):
-            raise CorruptCheckpoint("does not list arrays with their names", url=url) from None
-    return found
 
 
 def of_msgpack(url: str, arrays: Mapping[str, object]) -> Tree:
