@@ -122,18 +122,6 @@ def test_partitions_of_types_that_tensorflow_cannot_join(tmp_path, kind):
     assert same(ckptconv.open(tmp_path / "m")["w"].numpy(), array)
 
 
-def test_a_variable_saved_in_part_is_noted_and_left_out(tmp_path):
-    tf.raw_ops.SaveV2(
-        prefix=str(tmp_path / "m"),
-        tensor_names=["ema", "w"],
-        shape_and_slices=["7 4 0,3:-", ""],
-        tensors=[tf.ones((3, 4)), tf.ones((2,))],
-    )
-    found = ckptconv.open(tmp_path / "m")
-    assert list(found) == ["w"]
-    assert [(n.kind, n.names) for n in found.notes] == [("skipped", ("ema",))]
-
-
 def test_shards_of_irregular_slices(tmp_path):
     policy = tf.train.experimental.MaxShardSizePolicy(max_shard_size=100)
     options = tf.train.CheckpointOptions(experimental_sharding_callback=policy)
@@ -145,15 +133,6 @@ def test_shards_of_irregular_slices(tmp_path):
     assert any(len(t.parts) > 1 for t in found.values())
     for name, value in values.items():
         assert same(found[name].numpy(), value)
-
-
-def test_quantised_integers_are_plain_ones_with_a_note(tmp_path):
-    q = tf.quantization.quantize(tf.constant([-1.0, 0.0, 1.0]), -1.0, 1.0, tf.qint8).output
-    tf.raw_ops.SaveV2(prefix=str(tmp_path / "m"), tensor_names=["q"], shape_and_slices=[""], tensors=[q])
-    found = ckptconv.open(tmp_path / "m")
-    assert str(found["q"].dtype) == "int8"
-    assert found["q"].numpy().tolist() == tf.bitcast(q, tf.int8).numpy().tolist()
-    assert [(n.kind, n.names) for n in found.notes] == [("assumed", ("q",))]
 
 
 def test_iterators_are_noted_and_left_out(tmp_path):
@@ -329,13 +308,3 @@ def test_names_that_cannot_be(tmp_path, name):
     with pytest.raises(Unrepresentable):
         ckptconv.save({name: np.ones(1)}, tmp_path / "m.ckpt")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("kind", ["int4", "uint4", "int2", "uint2"])
-def test_small_integers_mean_the_same_to_tensorflow(tmp_path, kind):
-    if not writable(kind):
-        pytest.skip(f"this TensorFlow has no {kind}")
-    array = random(kind, (20,))
-    ckptconv.save({"x": array}, tmp_path / "m.ckpt")
-    restored = tf.train.load_checkpoint(str(tmp_path)).get_tensor("x")
-    assert restored.astype("i1").tolist() == array.astype("i1").tolist()

@@ -13,13 +13,10 @@ from kit import refused
 
 import ckptconv
 from ckptconv.errors import UsageError
-from ckptconv.formats.table import TF_TABLE
 from ckptconv.formats.tensorflow import elements, table
 from ckptconv.formats.tensorflow import graph as graphs
 from ckptconv.formats.tensorflow import messages_pb2 as pb
-from ckptconv.formats.tensorflow.graph import _first_node
 from ckptconv.storage.checksum import mask
-from ckptconv.storage.files import Reader
 
 FLOAT, STRING, RESOURCE, VARIANT, QINT8 = 1, 7, 20, 21, 11
 Dims = tuple[int, ...]
@@ -133,36 +130,42 @@ def test_what_a_graph_may_hold(tmp_path: Path) -> None:
     assert [n.names for n in found.notes if "quantised integers" in n.text] == [("q",)]
 
 
-SHAPE = const("shape", value(3, (2,), int_val=[1, 2]))
-
-
-def reader(name: str, op: str, *inputs: str) -> pb.NodeDef:
-    return pb.NodeDef(name=name, op=op, input=inputs)
+KINDS = {
+    "number": value(FLOAT, (), float_val=[1]), "pair": value(FLOAT, (2,), float_val=[1]),
+    "shape": value(3, (2,), int_val=[1, 2]), "eight": value(3, (8,), int_val=[1]), "nine": value(3, (9,), int_val=[1]),
+    "square": value(3, (2, 2), int_val=[1]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("nodes", "weights"),
+    ("kind", "name", "reader", "weight"),
     [
-        ([W], ["w"]),
-        ([const("x", value(FLOAT, (), float_val=[1]))], []),
-        ([const("x", value(FLOAT, (), float_val=[1])), reader("x/read", "Identity", "x")], ["x"]),
-        ([const("x", value(FLOAT, (), float_val=[1])), reader("y/read", "Identity", "x")], []),
-        ([const("a/ReadVariableOp/resource", value(FLOAT, (), float_val=[1]))], ["a/ReadVariableOp/resource"]),
-        ([SHAPE], ["shape"]),
-        ([SHAPE, reader("r", "Reshape", "w", "shape")], []),
-        ([SHAPE, reader("r", "Reshape", "shape", "w")], []),
-        ([SHAPE, reader("r", "Reshape", "w", "^shape")], ["shape"]),
-        ([SHAPE, reader("r", "Add", "w", "shape")], []),
-        ([const("i", value(3, (9,), int_val=[1])), reader("r", "Add", "w", "i")], ["i"]),
-        ([const("i", value(3, (8,), int_val=[1])), reader("r", "Add", "w", "i")], []),
-        ([const("i", value(3, (2, 2), int_val=[1])), reader("r", "Add", "w", "i")], ["i"]),
-        ([const("i", value(3, (2, 2), int_val=[1])), reader("r", "ConcatV2", "w", "v", "i:0")], []),
-        ([const("i", value(3, (2, 2), int_val=[1])), reader("r", "ConcatV2", "w", "i", "v")], ["i"]),
-        ([const("x", value(FLOAT, (2,), float_val=[1])), reader("r", "Add", "w", "x")], ["x"]),
+        # what reads it: its name, its operation, its inputs
+        ("number", "x", "", False),
+        ("number", "x", "x/read Identity x", True),
+        ("number", "x", "y/read Identity x", False),
+        ("number", "a/ReadVariableOp/resource", "", True),
+        ("pair", "x", "r Add w x", True),
+        ("shape", "x", "", True),
+        ("shape", "x", "r Reshape w x", False),
+        ("shape", "x", "r Reshape x w", False),
+        ("shape", "x", "r Reshape w ^x", True),
+        ("shape", "x", "r Add w x", False),
+        ("eight", "x", "r Add w x", False),
+        ("nine", "x", "r Add w x", True),
+        ("square", "x", "r Add w x", True),
+        ("square", "x", "r ConcatV2 w v x:0", False),
+        ("square", "x", "r ConcatV2 w x v", True),
     ],
 )
-def test_constants_are_weights_by_their_readers(nodes: list[pb.NodeDef], weights: list[str], tmp_path: Path) -> None:
-    assert [n for n in opened(tmp_path / "g.pb", graph(*nodes)) if n != "w" or weights == ["w"]] == weights
+def test_constants_are_weights_by_their_readers(
+    kind: str, name: str, reader: str, weight: bool, tmp_path: Path
+) -> None:
+    nodes = [W, const(name, KINDS[kind])]
+    if reader:
+        called, op, *inputs = reader.split()
+        nodes.append(pb.NodeDef(name=called, op=op, input=inputs))
+    assert (name in opened(tmp_path / "g.pb", graph(*nodes))) is weight
 
 
 @pytest.mark.parametrize(("count", "spans"), [(15, False), (16, True), (17, True)])
@@ -300,6 +303,9 @@ TABLES: dict[str, tuple[Rows, int, str]] = {
     "unknown dtypes": ([("w", 99, (2,), []), ("v", 98, (2,), [])], 0, "2 tensors with an unknown dtype:\n *w"),
     "another dtype": ([("w", FLOAT, (2,), [WHOLE]), ("w", 3, (2,), [])], 0, r"is \[2\] of dtype 3 here, \[2\]"),
     "another shape": ([("w", FLOAT, (2,), [WHOLE]), ("w", FLOAT, (3,), [])], 0, r"is \[3\] of dtype 1 here, \[2\] of"),
+    "slices that overlap": (
+        [("w", FLOAT, (2,), [(span((0, 1)), floats(1)), WHOLE])], 0, r"the slices \[0:1\] and \[0:2\] overlap"
+    ),
     "a slice beyond": ([("w", FLOAT, (2,), [(span((1, 2)), floats(1, 2))])], 0, r"a slice is outside \[2\]"),
     "a slice of two axes": ([("w", FLOAT, (2,), [(span(None, None), floats(1))])], 0, r"a slice is outside \[2\]"),
     "a slice of less than nothing": ([("w", FLOAT, (2,), [(span((1, -1)), floats())])], 0, r"a slice is outside \[2\]"),
@@ -319,28 +325,7 @@ def test_tables(what: str, tmp_path: Path) -> None:
             t.numpy()
 
 
-def test_tables_that_hold_no_messages(tmp_path: Path) -> None:
-    (tmp_path / "a.ckpt").write_bytes(table.build([(b"", b"\x0a\x05\x0a\x03\x0a\x09w")]))
-    with refused("the description of the tensors is not a valid message"):
-        ckptconv.open(tmp_path / "a.ckpt", format="tf-v1")
-    head = pb.SavedTensorSlices()
-    head.meta.tensor.add(name=b"w", type=FLOAT, shape=shaped((2,))).slice.append(span(None))
-    pairs = [(b"", head.SerializeToString()), (elements.slice_key(b"w", span(None)), b"\x12\x09x")]
-    (tmp_path / "b.ckpt").write_bytes(table.build(pairs))
-    with refused("a slice is not a valid message"):
-        ckptconv.open(tmp_path / "b.ckpt")["w"].numpy()
-
-
 # --- the table, strings, slices -----------------------------------------------------------------------------------
-
-
-def test_a_handle_that_is_cut_off(tmp_path: Path) -> None:
-    index = b"\0\2\1zz\x80" + bytes.fromhex("0000000001000000")
-    raw = index + b"\0" + mask(crc32c(index + b"\0")).to_bytes(4, "little")
-    footer = b"".join(map(table.varint, (0, len(index), 0, len(index))))
-    (tmp_path / "t").write_bytes(raw + footer.ljust(40, b"\0") + TF_TABLE)
-    with refused("does not hold block handles"), Reader(str(tmp_path / "t")) as f:
-        table.Table(f)
 
 
 def test_strings_of_a_bundle() -> None:
@@ -391,46 +376,6 @@ def test_quantised_numbers_are_those_of_tensorflow() -> None:
 # --- what a file begins with ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("head", "is_one"),
-    [
-        (b"\x0a\x0a\x0a\x01w\x12\x05Const", True),
-        (b"\x0a\x0a\x0a\x81\x00w\x12\x07_a>B.c1", True),
-        (b"\x0a\x0a\x0a\x01w\x12\x05Cons", False),
-        (b"\x0a\x0a\x0a\x01w\x12\x00Const", False),
-        (b"\x0a\x0a\x0a\x01w\x12\x05Con t", False),
-        (b"\x0a\x0a\x0a\x00\x12\x05Const", False),
-        (b"\x0a\x0a\x0a\x01w\x1a\x05Const", False),
-        (b"\x0a\x0a\x12\x01w\x12\x05Const", False),
-        (b"\x12\x0a\x0a\x01w\x12\x05Const", False),
-        (b"", False),
-    ],
-)
-def test_whether_it_begins_with_a_node(head: bytes, is_one: bool) -> None:
-    assert _first_node(head) is is_one
-
-
-@pytest.mark.parametrize(
-    ("head", "tag"),
-    [
-        (b"\0\0\x02\x08\x01", 8),
-        (b"\0\0\x01\x0a", 0x0A),
-        (b"\0\0\0", -1),
-        (b"\x7f\x10\0\0\x02\x08", 8),  # snappy: the length, a literal of 5 bytes
-        (b"\x7f\xec\0\0\x02\x08", 8),  # a literal of up to 60 bytes
-        (b"\x7f\xf0\x40\0\0\x02\x08", 8),  # of more, with its length in one byte
-        (b"\x7f\xf4\x40\x01\0\0\x02\x08", 8),  # in two
-        (b"\x7f\x11\0\0\x02\x08", 8),  # a copy, which has no length of its own
-        (b"\0\x01\x02\x08", -2),
-        (b"\x7f\x10\0\x01\x02\x08", -2),
-        (b"\0\0\x02", -2),
-        (b"", -2),
-    ],
-)
-def test_the_tag_of_the_first_value(head: bytes, tag: int) -> None:
-    assert table.first_value_tag(head) == tag
-
-
 # --- partitioned variables of a bundle --------------------------------------------------------------------------
 
 Part = tuple[tuple[int, int] | None, int, Dims]  # the extent of the key, and the dtype and shape that are stored
@@ -457,6 +402,8 @@ def partitioned(folder: Path, listed: list[tuple[int, int] | None], stored: list
 def test_slices_are_joined(tmp_path: Path) -> None:
     found = ckptconv.open(partitioned(tmp_path, [(0, 2), (2, 2)], HALVES))
     assert found["w"].numpy().tolist() == [0, 1, 2, 3]
+    found = ckptconv.open(partitioned(tmp_path, [(0, 2)], HALVES[:1]))
+    assert (list(found), [n.names for n in found.notes if n.kind == "skipped"]) == ([], [("w",)])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import tf_tables
 from kit import refused
 
 import ckptconv
-from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ckptconv.formats import tiling
 from ckptconv.formats.tensorflow import elements, table
@@ -43,19 +42,13 @@ def bundle(folder: Path, index: bytes, data: bytes = DATA) -> Path:
 @pytest.mark.parametrize(
     ("value", "code"),
     [
-        (0, "80"), (-1, "7f"), (1, "81"), (63, "bf"), (64, "c040"), (70, "c046"), (-64, "40"), (-65, "3fbf"),
-        (100, "c064"), (8191, "dfff"), (8192, "e02000"), (-8192, "2000"), (-8193, "1fdfff"), (99999, "e1869f"),
-        (2**20, "f0100000"), (2**31 - 1, "f87fffffff"), (2**40, "fd0000000000"), (2**55 - 1, "ff7fffffffffffff"),
-        (2**55, "ff8080000000000000"), (2**62, "ffc04000000000000000"), (-(2**63), "003f8000000000000000"),
+        (0, "80"), (-1, "7f"), (63, "bf"), (64, "c040"), (-64, "40"), (-65, "3fbf"), (8191, "dfff"), (8192, "e02000"),
+        (-8193, "1fdfff"), (2**31 - 1, "f87fffffff"), (2**55, "ff8080000000000000"), (2**62, "ffc04000000000000000"),
+        (-(2**63), "003f8000000000000000"),
     ],
 )  # fmt: skip
 def test_signed_numbers_in_keys(value, code):
     assert elements.signed(value).hex() == code
-
-
-@pytest.mark.parametrize(("value", "code"), [(0, "00"), (1, "0101"), (2, "0102"), (255, "01ff"), (256, "020100")])
-def test_unsigned_numbers_in_keys(value, code):
-    assert elements.unsigned(value).hex() == code
 
 
 def extent(*spans):
@@ -107,13 +100,6 @@ def test_every_flipped_bit_of_an_index_is_found(tmp_path, at, bit):
     flipped = INDEX[:at] + bytes([INDEX[at] ^ 1 << bit]) + INDEX[at + 1 :]
     with refused():
         ckptconv.open(bundle(tmp_path, flipped))["a"].numpy()
-
-
-@pytest.mark.parametrize("at", range(len(DATA)))
-def test_every_flipped_byte_of_data_is_found(tmp_path, at):
-    path = bundle(tmp_path, INDEX, DATA[:at] + bytes([DATA[at] ^ 1]) + DATA[at + 1 :])
-    with pytest.raises(CorruptCheckpoint, match="damaged"):
-        ckptconv.open(path)["a"].numpy()
 
 
 @pytest.mark.many
@@ -192,33 +178,9 @@ def test_what_is_built_is_read_back(tmp_path, count, size):
         assert all(table.Table(f).get(k) == v for k, v in pairs)
 
 
-def boxes(*spans):
-    return [(tiling.Tile(start, shape), i) for i, (start, shape) in enumerate(spans)]
-
-
-def joined(tiles, shape=(4, 4)):
-    return elements.joined("w", DTYPES["uint8"], shape, tiles, "url")
-
-
-@pytest.mark.parametrize(
-    ("tiles", "parts"),
-    [
-        (boxes(((0, 0), (4, 4))), 1),
-        (boxes(((0, 0), (2, 4)), ((2, 0), (2, 3)), ((2, 3), (2, 1))), 3),
-        (boxes(((0, 0), (2, 4)), ((2, 0), (2, 3))), 0),
-        (boxes(), 0),
-        (boxes(((0, 0), (4, 4)), ((2, 2), (0, 1))), 2),  # an empty slice overlaps nothing
-    ],
-)
-def test_slices_that_cover_or_not(tiles, parts):
-    tensor = joined(tiles)
-    assert len(tensor.parts if tensor else ()) == parts
-
-
-def test_slices_that_overlap():
-    with pytest.raises(CorruptCheckpoint, match=r"\[0:3, 0:4\] and \[2:4, 0:4\] overlap"):
-        joined(boxes(((0, 0), (3, 4)), ((2, 0), (2, 4))))
-    n = 800  # slivers that are all side by side on the axis that is swept
-    tiles = boxes(*(((i, i), (n - i, 1)) for i in range(n)), *(((0, i), (i, 1)) for i in range(1, n)))
+def test_slices_that_take_too_long_to_compare_are_refused():
+    """Slivers that are all side by side on the axis that is swept."""
+    n = 800
+    tiles = [tiling.Tile((i, i), (n - i, 1)) for i in range(n)] + [tiling.Tile((0, i), (i, 1)) for i in range(1, n)]
     with pytest.raises(UnsafeCheckpoint):
-        joined(tiles, (n, n))
+        tiling.overlap(tiles)
