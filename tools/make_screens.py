@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import ckptconv
-from ckptconv.api import Select
+from ckptconv.api import Options
 from ckptconv.reporting import serve
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +70,7 @@ def screens(browser: Browser, widths: Sequence[int] = tuple(SIZES)) -> Iterator[
 def region(browser: Browser) -> bytes:
     """The heat map of a matrix with a faulty row, as it is served."""
     faulty = serve.Offered("faulty.safetensors", "faulty.safetensors", 0)
-    with serve.Server(serve.Shelf(lambda: [faulty], Select())) as served:
+    with serve.Server(serve.Shelf(lambda: [faulty], Options())) as served:
         threading.Thread(target=served.serve_forever, daemon=True).start()
         page = browser.page(served.url, 1280, SIZES[1280])
         names = list(ckptconv.open("faulty.safetensors"))

@@ -147,6 +147,7 @@ TAIL = [
     (lambda raw: [b'{"pl'], 0, False, 1),
     (lambda raw: [b'{"plan":"0123","files":["m.safetensors"]}\n', *raw[1:]], 0, False, 1),
     (lambda raw: [b'{"plan":"0123"}\n', b'{"publish":true}\n'], 0, False, 1),
+    (lambda raw: [b'{"plan":"0123","files":["a/../../b","\\u0000",{},["a"]]}\n'], 0, False, 1),
 ]  # fmt: skip
 
 
@@ -177,9 +178,11 @@ def test_what_follows_the_head_of_a_strangers_journal_is_not_read(plan: Plan, so
     finally:
         tracemalloc.stop()
     assert path.stat().st_size < 1000
-    path.write_bytes(b'{"plan":"' + b"a" * MAX_HEAD)
-    with pytest.raises(CkptError, match=f"has a line of more than {MAX_HEAD} bytes"):
-        Journal(plan, sources, digest=False)
+    for begin in (b"", b'{"plan":"'):  # a terabyte without an end of line
+        path.write_bytes(begin)
+        os.truncate(path, 2**40)
+        with pytest.raises(CkptError, match=f"has a line of more than {MAX_HEAD} bytes"):
+            Journal(plan, sources, digest=False)
 
 
 @pytest.mark.parametrize("text", [b"precious", b'{"plan": "', b"\n", b'{"PLAN":"x"}\n', b'[]\n{"plan":"'])

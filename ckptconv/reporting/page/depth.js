@@ -35,7 +35,7 @@ const line = (list, take) => {
     open_tensor(points.reduce((best, p) => (far(p) < far(best) ? p : best))[2]);
   });
   const range = state.depth === "change" ? `${change_text(low)} to ${change_text(high)}` : `${number(low)} to ${number(high)}`;
-  return make("figure", { className: "chart" }, make("figcaption", {}, make("b", { title: names }, data.parts[data.part[list[0]]])), box, make("p", { className: "soft small" }, `${low === high ? number(low) : range}${logs ? ", logarithmic" : ""} · `, as_png(box, names, `${MEASURES[state.depth][0]}: ${range}${logs ? ", logarithmic" : ""}`)));
+  return make("figure", { className: "chart" }, make("figcaption", {}, make("b", { title: names }, data.parts[data.part[list[0]]])), box, make("p", { className: "soft small" }, `${low === high ? number(low) : range}${logs ? ", logarithmic" : ""}`));
 };
 let every = false;
 const draw_depth = () => {

@@ -57,9 +57,9 @@ const draw_notes = () => {
   const metadata = Object.entries(data.metadata);
   const items = data.notes.map(([kind, text, names, n]) => item(kind, `: ${text}${n > 1 ? ` (${count(n)})` : ""}`, listed(n > names.length ? [...names, "…"] : names)));
   if (data.ties.length) items.push(item("tied", `: names of one tensor (${count(data.ties.length)})`, listed(data.ties.slice(0, 200).map((g) => g.join(" = ")))));
-  if (data.made?.length) items.unshift(item("how this was made", "", make("dl", {}, ...data.made.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, make("code", {}, v))]))));
   if (metadata.length) items.push(item("metadata", ` (${metadata.length})`, make("dl", {}, ...metadata.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, v)]))));
   $("more").hidden = !items.length;
+  $("made").replaceChildren(...(data.made || []).flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, make("code", {}, v))]));
   $("notes").replaceChildren(...items);
 };
 const draw_remains = () => {

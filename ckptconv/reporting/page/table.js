@@ -12,7 +12,6 @@ const columns = [
       { id: "change", title: "Change", text: (i) => (measure("unpaired", i) ? "NaN or Inf" : change_text(measure("change", i))), key: rank, down: true, width: "84px", cls: "num" },
       { id: "abs", title: "max |d|", text: (i) => small(measure("abs", i)), key: (i) => low_first(measure("abs", i)), down: true, width: "84px", cls: "num" },
       { id: "relative", title: "Relative", text: (i) => small(measure("relative", i)), key: (i) => low_first(measure("relative", i)), down: true, width: "76px", cls: "num wide" },
-      { id: "ulp", title: "ULP", text: (i) => (measure("ulp", i) === null ? "" : brief(measure("ulp", i))), key: (i) => low_first(measure("ulp", i)), down: true, width: "76px", cls: "num wide" },
       { id: "cosine", title: "Cosine", text: (i) => small(measure("cosine", i)), key: (i) => -low_first(measure("cosine", i)), down: true, width: "76px", cls: "num" }] : []),
   ] : along && data.values ? [
     { id: "last", title: "Last step", text: (i) => change_text(along.step[i]?.at(-1) ?? null), key: (i) => low_first(along.step[i]?.at(-1)), down: true, width: "84px", cls: "num" },
