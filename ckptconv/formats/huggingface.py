@@ -166,6 +166,7 @@ def open_index(url: str, how: Reading) -> Checkpoint:
     for file, names_ in lost.items():
         notes.append(Note("damaged", f"not in {printable(file)}, which the index names", tuple(names_)))
     whole = _joined(url, weight_map, shards)
+    metadata = {} if notes else metadata  # its hashes are of the complete set
     return replace(whole, metadata=whole.metadata | metadata, notes=(*whole.notes, *notes))
 
 
