@@ -95,31 +95,30 @@ class Cursor:
             raise self.bad(f"has {len(self.data) - self.at} bytes after its end")
 
 
-class Child(NamedTuple):
-    """A node to visit: its location, its expected height and number of keys, and the prefixes of its keys and files.
-
-    Its keys are from `low` to before `high`: others would be hidden from a reader that looks for them.
-    """
-
-    path: bytes
-    start: int
-    size: int
-    height: int
-    keys: int
-    prefix: bytes
-    base: bytes
-    low: bytes = b""
-    high: bytes | None = None
-
-    def holds(self, key: bytes) -> bool:
-        return self.low <= key and (self.high is None or key < self.high)
-
-
 class File(NamedTuple):
     """A row of a file table: the path, and the prefix of the paths in the tables of nodes in this file."""
 
     path: bytes
     base: bytes
+
+
+class Child(NamedTuple):
+    """A node to visit: its location, its expected height and number of keys, and the prefix of its keys.
+
+    Its keys are from `low` to before `high`: others would be hidden from a reader that looks for them.
+    """
+
+    file: File
+    start: int
+    size: int
+    height: int
+    keys: int
+    prefix: bytes
+    low: bytes = b""
+    high: bytes | None = None
+
+    def holds(self, key: bytes) -> bool:
+        return self.low <= key and (self.high is None or key < self.high)
 
 
 def read(root: str, room: Room) -> dict[str, Value]:
@@ -153,17 +152,17 @@ class Database:
             self.room.give(f.url if f.remote else f.stamp, f.size)  # by its stamp it is one under several names
         return f
 
-    def manifest(self) -> Child | None:
+    def top(self) -> Child | None:
         """The root node of the newest version; None if it has no keys."""
-        url = inside(self.root, MANIFEST)
-        cursor = self._unpacked(url, MANIFEST_MAGIC)
-        if self._config(cursor):
+        cursor = self._manifest(MANIFEST)
+        if self._is_numbered(cursor):
             cursor.end()
             numbered = sorted(n for n in names(self.root) if NUMBERED.fullmatch(n))
             if not numbered:
-                raise CorruptCheckpoint("says that numbered manifests lie beside it, but there is none", url=url)
-            cursor = self._unpacked(inside(self.root, numbered[-1]), MANIFEST_MAGIC)
-            self._config(cursor)
+                what = "says that numbered manifests lie beside it, but there is none"
+                raise CorruptCheckpoint(what, url=cursor.url)
+            cursor = self._manifest(numbered[-1])
+            self._is_numbered(cursor)
         files = self._files(cursor, b"")
         n = self._count(cursor)
         generations, heights = cursor.varints(n), cursor.take(n)
@@ -178,30 +177,32 @@ class Database:
         cursor.end()
         if not keys[-1]:
             return None
-        file = _at(files, ids[-1], cursor)
-        return Child(file.path, starts[-1], sizes[-1], heights[-1], keys[-1], b"", file.base)
+        return Child(_at(files, ids[-1], cursor), starts[-1], sizes[-1], heights[-1], keys[-1], b"")
 
-    def _config(self, cursor: Cursor) -> bool:
+    def _manifest(self, name: str) -> Cursor:
+        f = self.file(name.encode())
+        return self._unpacked(f, MANIFEST_MAGIC, 0, f.size)
+
+    def _is_numbered(self, cursor: Cursor) -> bool:
         """Skip the configuration; return whether the manifests are numbered."""
         cursor.take(16)
         kind = cursor.varint()
         cursor.varints(2)
         cursor.take(1)
         packed = cursor.varint()
-        if packed == 1:
-            cursor.take(4)
+        cursor.take(4 if packed == 1 else 0)
         if kind > 1 or packed > 1:
             raise cursor.bad(f"has the unknown kind {kind} of manifest, or the unknown compression {packed}")
         return kind == 1
 
     def entries(self) -> Iterator[tuple[str, Value]]:
-        root = self.manifest()
+        root = self.top()
         todo = [root] if root else []
         last = None
         while todo:
             node = todo.pop()
             cursor = self._node(node)
-            files = self._files(cursor, node.base)
+            files = self._files(cursor, node.file.base)
             n = self._count(cursor)
             if not n or n > node.keys:
                 raise cursor.bad(f"has {n} entries, where {node.keys} keys are announced")
@@ -217,11 +218,11 @@ class Database:
                 yield _text(key, self.root), value
 
     def _node(self, node: Child) -> Cursor:
-        f = self.file(node.path)
+        f = self.file(node.file.path)
         if (f.url, node.start) in self.visited:
             raise UnsafeCheckpoint(f"the database's node at byte {node.start} is referred to twice", url=f.url)
         self.visited[f.url, node.start] = Value(f.url, node.start, node.size)
-        cursor = self._unpacked(f.url, NODE_MAGIC, node.start, node.size, f)
+        cursor = self._unpacked(f, NODE_MAGIC, node.start, node.size)
         height = cursor.take(1)[0]
         if height != node.height or height > MAX_HEIGHT:
             raise cursor.bad(f"at byte {node.start} has the height {height}, not {node.height}")
@@ -235,16 +236,14 @@ class Database:
         cursor.varints(2 * n)
         cursor.end()
         out = []
-        for i, (key, at) in enumerate(zip(keys, ids, strict=True)):
-            file, shared = _at(files, at, cursor), len(node.prefix) + common[i]
+        for i, key in enumerate(keys):
+            shared = len(node.prefix) + common[i]
             if shared > len(key):
                 raise cursor.bad("has a child whose keys begin with more than it says")
             if not node.holds(key):
                 raise _misplaced(key, cursor)
-            high = keys[i + 1] if i + 1 < n else node.high
-            out.append(
-                Child(file.path, starts[i], sizes[i], node.height - 1, counts[i], key[:shared], file.base, key, high)
-            )
+            high, file = keys[i + 1] if i + 1 < n else node.high, _at(files, ids[i], cursor)
+            out.append(Child(file, starts[i], sizes[i], node.height - 1, counts[i], key[:shared], key, high))
         return out
 
     def _keys(self, node: Child, n: int, cursor: Cursor, lengths: Texts) -> list[bytes]:
@@ -291,26 +290,23 @@ class Database:
         self.room.take(ENTRY * n, "entries in the database's nodes")
         return n
 
-    def _unpacked(self, url: str, magic: int, start: int = 0, size: int = -1, f: Reader | None = None) -> Cursor:
+    def _unpacked(self, f: Reader, magic: int, start: int, size: int) -> Cursor:
         """Read an envelope, check its length and CRC, and unpack its body."""
-        if f is None:
-            with Reader(url) as whole:
-                self.room.give(whole.url, whole.size)
-                return self._unpacked(url, magic, 0, whole.size, whole)
         if size > MAX_NODE:
-            raise UnsafeCheckpoint(f"the database's node at byte {start} claims {size} bytes", url=url)
+            raise UnsafeCheckpoint(f"the database's node at byte {start} claims {size} bytes", url=f.url)
         raw = f.read(start, size)
         if size < 18 or int.from_bytes(raw[:4], "big") != magic or int.from_bytes(raw[4:12], "little") != size:
-            raise CorruptCheckpoint(f"no node of a database lies at byte {start} (truncated?)", url=url)
+            raise CorruptCheckpoint(f"no node of a database lies at byte {start} (truncated?)", url=f.url)
         if crc("crc32c", raw[:-4]) != int.from_bytes(raw[-4:], "little"):
-            raise CorruptCheckpoint(f"the checksum of the node at byte {start} is wrong: the file is damaged", url=url)
-        head = Cursor(raw[:-4], url)
+            what = f"the checksum of the node at byte {start} is wrong: the file is damaged"
+            raise CorruptCheckpoint(what, url=f.url)
+        head = Cursor(raw[:-4], f.url)
         head.take(12)
         version, packed = head.varint(), head.varint()
         if version or packed > 1:
             raise head.bad(f"has the version {version} and the compression {packed}, which are not known")
         body = raw[head.at : -4]
-        return Cursor(codecs.unzstd(body, self.room.left // COPIES, url) if packed else body, url)
+        return Cursor(codecs.unzstd(body, self.room.left // COPIES, f.url) if packed else body, f.url)
 
 
 def _misplaced(key: bytes, cursor: Cursor) -> CorruptCheckpoint:
