@@ -27,7 +27,7 @@ from ..errors import CkptError, UsageError
 from ..rules import passes
 from .modules.match import by_modules, with_constants
 from .names.match import Sides, by_length, by_names, by_same_names, known_of, left
-from .orders.choose import vectors
+from .orders.choose import vectors, voted
 from .pairs import Pair, Proposal, weights
 from .values.find import Found, find
 
@@ -75,7 +75,7 @@ def match(
         pairs = by_names(sides, known, pairs, done)
     pairs += by_length(left(sides, pairs, done), known)
     if not found.trained:
-        pairs = vectors(with_constants(pairs, sides), sides)
+        pairs = vectors(with_constants(voted(pairs, sides), sides), sides)
     if known.folded:
         notes.append(UNFOLDED)
         pairs = [p._replace(sure=False, real=True, why=(*p.why, FOLDED)) for p in pairs]

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ...checkpoint import Tensor
 from ..names.likeness import words
 from ..pairs import Pair, Side, leaf, parent
-from .axes import KERNELS, Order, Shape, convention, distinct, is_kernel, renamed, simple
+from .axes import KERNELS, Order, Shape, convention, distinct, essence, is_kernel, renamed, simple
 
 GATES = "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"  # of a GRU: Keras has z, r, h, torch r, z, n
 RECURRENT = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -32,6 +32,7 @@ TABLES = ("emb", "wte", "wpe", "lookup", "vocab")  # words in names of matrices 
 KEPT_GATES = "the order of the gates is that of Keras and torch"
 CHOSEN = "a convention chose among the orders of axes that the shapes allow"
 SHAPED = "only the shapes decide the order of axes"
+VOTED = "the order of axes is that of the other matrices"
 
 
 class Judged(NamedTuple):
@@ -236,3 +237,51 @@ def length(shape: Iterable[int]) -> int:
     """The length of a vector, axes of size one aside; 0 if it is none."""
     wide = [n for n in shape if n != 1]
     return wide[0] if len(wide) == 1 else 0
+
+
+# --- square matrices --------------------------------------------------------------------------------------------------
+
+
+def voted(pairs: Sequence[Pair], sides: tuple[Side, Side]) -> list[Pair]:
+    """Turn square matrices as most others do whose shapes decide: those of the same two leaves, otherwise all."""
+    votes: dict[tuple[str, ...], Counter[bool]] = defaultdict(Counter)
+    square = dict[Pair, tuple[str, ...]]()
+    for p in pairs:
+        if not _multiplied(p, sides):
+            continue
+        leaves, shape = (leaf(p.sources[0]), leaf(p.targets[0])), sides[0].tensors[p.sources[0]].shape
+        if len({n for n in shape if n != 1}) == 1:
+            square[p] = leaves
+            continue
+        for kind in (leaves, ()):
+            votes[kind][_swaps(p.order, shape)] += 1
+    return [_turned(p, votes, square[p], sides) if p in square else p for p in pairs]
+
+
+def _multiplied(p: Pair, sides: tuple[Side, Side]) -> bool:
+    """Whether a pair by names is of matrices that are multiplied, not looked up."""
+    names = p.sources + p.targets
+    if p.evidence not in ("names", "shape") or len(names) != 2 or leaf(names[1]) != "weight" or "(" in p.order.text:
+        return False
+    shapes = sides[0].tensors[names[0]].shape, sides[1].tensors[names[1]].shape
+    looked_up = any(word in n.lower() for n in names for word in TABLES)
+    return not looked_up and all(sum(n != 1 for n in shape) == 2 for shape in shapes)
+
+
+def _turned(
+    p: Pair, votes: Mapping[tuple[str, ...], Counter[bool]], leaves: tuple[str, ...], sides: tuple[Side, Side]
+) -> Pair:
+    count = votes.get(leaves) or votes.get((), Counter[bool]())
+    unturned = leaves not in votes and is_kernel(leaves[0]) != is_kernel(leaves[1])
+    if count[True] == count[False] or unturned:
+        return p
+    a, b = (side.tensors[n].shape for side, n in zip(sides, (p.sources[0], p.targets[0]), strict=True))
+    fits = [o for o in simple(a, b) if _swaps(o, a) is (count[True] > count[False])]
+    if not fits or _swaps(p.order, a) is (count[True] > count[False]):
+        return p
+    return p._replace(order=fits[0], sure=False, real=True, why=(*(w for w in p.why if w != CHOSEN), VOTED))
+
+
+def _swaps(order: Order, shape: Shape) -> bool:
+    found = essence(order, shape)
+    return isinstance(found, tuple) and len(found) == 2 and found[0] > found[1]
