@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import cramjam
-import numpy as np
 import pytest
 from kit import refused
 
@@ -233,6 +232,11 @@ def linked_step(folder: Path) -> Path:
     return folder / "run"
 
 
+def led_up(folder: Path) -> Path:
+    (folder / "secret").write_bytes(bytes(16))
+    return database(folder, _enveloped(NODE_MAGIC, far(b"w/0", 0, 16, b"../../secret")))
+
+
 def value_beyond(folder: Path) -> Path:
     return database(folder, _enveloped(NODE_MAGIC, far(b"w/0", 2**63, 2**63)))
 
@@ -247,9 +251,7 @@ def sharded(where: str) -> dict[str, Any]:
 
 
 ATTACKS: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "a file table leads up": (
-        lambda f: database(f, _enveloped(NODE_MAGIC, far(b"w/0", 0, 1, b"../../secret"))), "path|names|folder"
-    ),
+    "a file table leads up to a sound chunk": (led_up, "path|names|folder"),
     "a manifest leads up": (lambda f: database(f, sound(ARRAY), path=b"../m/d/x"), "path|names|folder"),
     "an absolute path": (lambda f: database(f, sound(ARRAY), path=b"/etc/passwd"), "path|names|folder"),
     "a path of a thousand folders": (lambda f: database(f, sound(ARRAY), path=b"d/" * 999 + b"x"), "folders deep"),
@@ -312,14 +314,6 @@ def test_an_attack_is_refused(attack: str, tmp_path: Path) -> None:
         for t in ckptconv.open(source, format="orbax").values():
             t.numpy()
     assert time.process_time() - began < 2
-
-
-def test_a_stranger_is_not_read_through_links_or_paths(tmp_path: Path) -> None:
-    """The bytes that an attack asks for are there, and sound."""
-    home = database(tmp_path, _enveloped(NODE_MAGIC, far(b"w/0", 0, 16, b"../../secret")))
-    (tmp_path / "secret").write_bytes(np.arange(4, dtype="f4").tobytes())
-    with refused():
-        ckptconv.open(home)
 
 
 def test_small_arrays_in_a_node_are_compared(tmp_path: Path) -> None:

@@ -63,12 +63,6 @@ def test_strings():
     assert {k: t.shape for k, t in found.items()} == {"one": (), "four": (2, 2), "none": (0,)}
 
 
-def test_partitioned_variables_are_one_tensor_each():
-    found = ckptconv.open(TF / "sliced")
-    assert list(found) == ["float16", "float32", "uint16", "uint32"]
-    assert {(t.shape, len(t.parts)) for t in found.values()} == {((6, 4), 3)}
-
-
 def test_objects_lose_their_escapes():
     found = ckptconv.open(TF / "objects-1")
     assert {k: t.role for k, t in found.items()} == {
