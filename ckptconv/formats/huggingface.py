@@ -33,8 +33,8 @@ from .table import Reading
 
 PEEKED = 32  # remote shards whose headers are fetched before the first of them is opened
 SHARD_SIZE = 5_000_000_000  # bytes, by default, of the shards in a new folder
-NUMBERED = re.compile(r"-\d{5,}-of-\d{5,}\.")
-SHARD = re.compile(r"(.+)-\d{5,}-of-\d{5,}(\.safetensors|\.bin|\.msgpack)")
+NUMBERED = r"-\d{5,}-of-\d{5,}"
+SHARD = re.compile(rf"(.+){NUMBERED}(\.safetensors|\.bin|\.msgpack)")
 # In the order in which transformers looks for them.
 MODELS = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
@@ -123,7 +123,9 @@ def _open_folder(url: str, how: Reading) -> Checkpoint:
         ours = path.endswith(shard_index.SUFFIX) and not path.endswith(".h5" + shard_index.SUFFIX)
         whole = open_index(path, how) if ours else open_checkpoint(path, how)
     known = {first, *parts, *(split(u)[1] for u in whole.urls)}
-    others = [n for n in files if (n.lower().endswith(OTHERS) or WEIGHTS.fullmatch(n)) and not NUMBERED.search(n)]
+    others = [
+        n for n in files if (n.lower().endswith(OTHERS) or WEIGHTS.fullmatch(n)) and not re.search(rf"{NUMBERED}\.", n)
+    ]
     others = [n for n in (*others, *safetensors.shards(files)[:1]) if n not in known]  # one stands for all shards
     return _noted(whole, f"{first} is read; give another file to read that one", others)
 
