@@ -28,7 +28,7 @@ from ..moves.read import each, hash_tensor, read_array
 from ..moves.sources import Sources
 from ..verification.difference import Place, places
 from .pictures import Odd, Picture, draw, scan
-from .stats import OUTLIER, Stats, stats
+from .stats import OUTLIER, stats
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 
@@ -72,6 +72,7 @@ CHECKS = {
 }  # fmt: skip
 LEAST = 64  # elements of tensors that are equal by more than chance
 SERIES = 4  # layers that can have a spike
+MAX_STEPS = 1000  # step counters that are compared
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def findings(
     found += [f for p in pictures for f in _odd(p, limit)]
     found += _spikes(pictures, belong, limit.get("spike"))
     if reference is not None:
-        found += [Finding(*f) for f in regressions(c, reference, pictures, limit, workers=workers)]
+        found += _regressions(c, reference, pictures, limit, workers)
     found += _duplicates(c, pictures, workers) if "duplicate" in limit else []
     found += [Finding("tied", g[0], f"also called {_names(g[1:])}") for g in c.ties]
     order = {name: i for i, name in enumerate(CHECKS)}
@@ -268,67 +269,46 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(brief(n) for n in names[:3]) + more
 
 
-# --- What is worse than in a reference checkpoint, such as the one before of the same training run ---
-#
-# missing   a tensor of the reference is not there     shape   it has another shape or another kind of numbers
-# step      a step counter went back or did not move   grown   a standard deviation is LIMIT times the reference's
-# new       a note: the reference does not have it
+# --- what is worse than in a reference, such as the checkpoint before of the same training run ------------------
 
 
-Found = tuple[str, str, str]  # check, tensor, text
-MAX_STEPS = 1000  # step counters that are compared
-
-
-def regressions(
-    c: Checkpoint,
-    reference: Checkpoint,
-    pictures: Sequence[Picture],
-    limit: Mapping[str, float | None],
-    *,
-    workers: int,
-) -> list[Found]:
+def _regressions(
+    c: Checkpoint, reference: Checkpoint, pictures: Sequence[Picture], limit: Limits, workers: int
+) -> Iterator[Finding]:
     """Compare names, shapes, steps and standard deviations; the values of `c` have been read."""
     now = {p.scan.tensor.name: p.scan.stats for p in pictures}
-    shared = [(t, reference[n]) for n, t in c.items() if n in reference and reference[n].shape == t.shape]
-    weights = [(t, old) for t, old in shared if _measured(t) and _measured(old)]
-    steps = [(t, old) for t, old in shared if t.role == "step" and t.count == 1 and t.dtype.kind in "iu"][:MAX_STEPS]
-    out = [*_places(c, reference), *_steps(steps)]
-    times = limit.get("grown")
-    if times is not None:
-        before = each([old for _, old in weights], stats, workers)
-        for (t, _), old in zip(weights, before, strict=True):
-            out += _grown(t, now[t.name], old, times)
-    return out
-
-
-def _measured(t: Tensor) -> bool:
-    return t.dtype.kind == "f" and not t.role and t.count > 1
-
-
-def _places(c: Checkpoint, reference: Checkpoint) -> Iterator[Found]:
+    weights, steps = list[Tensor](), list[Tensor]()
     for name, old in reference.items():
         t = c.get(name)
         if t is None:
-            yield "missing", name, f"the reference has it: {old.dtype} {list(old.shape)}"
-        elif t.shape != old.shape or t.dtype.kind != old.dtype.kind:
-            yield "shape", name, f"{t.dtype} {list(t.shape)}, in the reference {old.dtype} {list(old.shape)}"
-    for name, t in c.items():
-        if name not in reference:
-            yield "new", name, f"the reference does not have it: {t.dtype} {list(t.shape)}"
-
-
-def _steps(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[Found]:
+            yield Finding("missing", name, f"the reference has it: {_form(old)}")
+            continue
+        if t.shape != old.shape or t.dtype.kind != old.dtype.kind:
+            yield Finding("shape", name, f"{_form(t)}, in the reference {_form(old)}")
+        elif t.role == "step" and t.count == 1 and t.dtype.kind in "iu":
+            steps.append(old)
+        elif t.dtype.kind == "f" and not t.role and t.count > 1 and not old.role:
+            weights.append(old)
+    for t in c.values():
+        if t.name not in reference:
+            yield Finding("new", t.name, f"the reference does not have it: {_form(t)}")
     with Sources() as sources:
-        for t, old in pairs:
-            now, before = (int(read_array(x, sources).reshape(-1)[0]) for x in (t, old))
-            if now <= before:
-                yield "step", t.name, f"{now:,}, in the reference {before:,}"
+        for old in steps[:MAX_STEPS]:
+            step, before = (int(read_array(x, sources).reshape(-1)[0]) for x in (c[old.name], old))
+            if step <= before:
+                yield Finding("step", old.name, f"{step:,}, in the reference {before:,}")
+    times = limit.get("grown")
+    if times is None:
+        return
+    for old, was in zip(weights, each(weights, stats, workers), strict=True):
+        std = now[old.name].std
+        if std and was.std and std > times * was.std:
+            grown = f"standard deviation {std:.3g}, {std / was.std:.3g} times the reference's {was.std:.3g}"
+            yield Finding("grown", old.name, grown)
 
 
-def _grown(t: Tensor, now: Stats, old: Stats, times: float) -> Iterator[Found]:
-    if now.std and old.std and now.std > times * old.std:
-        many = now.std / old.std
-        yield "grown", t.name, f"standard deviation {now.std:.3g}, {many:.3g} times the reference's {old.std:.3g}"
+def _form(t: Tensor) -> str:
+    return f"{t.dtype} {list(t.shape)}"
 
 
 __all__ = ["CHECKS", "ERROR", "NOTE", "WARNING", "Check", "Finding", "Limits", "check", "findings", "limits"]

@@ -1,4 +1,11 @@
-"""inspect(path): the tensors of a checkpoint with their properties, in a chosen order."""
+"""inspect(path): the tensors of a checkpoint with their properties, in a chosen order, as a table or as a tree.
+
+    encoder                 x48  85,054,464
+      layer_{0..11}
+        kernel              x12  float32 768x768
+
+Headers suffice for names, totals, the tree and the graph; statistics, hashes and checks read all values.
+"""
 
 from __future__ import annotations
 
@@ -190,14 +197,7 @@ def check(
     return inspect(path, check=True, limit=limit, reference=reference, **given)
 
 
-# --- The content of a checkpoint for display: sorted rows, totals, a tree folded by pattern, and its grap ---
-#
-# encoder                                   48 tensors  85,054,464
-#       layer_{0..11}
-#         kernel          x12  float32 768x768
-#
-# Pure: nothing here reads a tensor.
-
+# --- rows and totals --------------------------------------------------------------------------------------------
 
 # The keys of --sort; sizes and counts sort in descending order, all others in ascending order.
 KEYS: dict[str, Callable[[Tensor], Any]] = {

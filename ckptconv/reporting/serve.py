@@ -1,14 +1,19 @@
-"""The checkpoints that a server shows, by number, and what a page may ask of them.
+"""Serve reports to the browsers of this machine, and to nobody else.
 
-    listing()                    the page that lists them
-    page(3)                      the report of one; values are read only if they are few
-    page(3) with whole           the report of one with all values
-    pair(3, 5)                   how one differs from another
-    series(3, 5)                 how the layers moved, from one to another, through those that are listed between
-    tensor(3, 17)                statistics and histogram of the tensor in row 17
-    region(3, 17, (0, 64, 0, 64))   a rectangle of it
+    GET /TOKEN/                             the list, or the only checkpoint
+    GET /TOKEN/3/                           the report of one; values are read only if they are few
+    GET /TOKEN/3/all                        the report of one with all values
+    GET /TOKEN/pair?a=3&b=5                 how one differs from another
+    GET /TOKEN/series?a=3&b=5               how the layers moved from one to the other, through those listed between
+    GET /TOKEN/3/tensor/17                  JSON: statistics and histogram of the tensor in row 17
+    GET /TOKEN/3/region/17?at=0,64,0,64     JSON: a rectangle of it
 
-What is asked for are numbers: no part of a request becomes a path.
+It listens on 127.0.0.1 only. The token is random, so that neither another user of the machine nor another page in the
+browser can guess an address; a request by another host name (DNS rebinding) or from another origin is refused. There
+is nothing but GET: nothing can be changed. Requests hold numbers, never paths.
+
+Every program of the machine can connect, and may be slow or silent: a request has to arrive soon and to be short, and
+of too many that have not arrived the oldest gives way.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -96,7 +101,7 @@ class Shelf:
         self._offered: dict[str, Offered] = {}
         self._numbers: dict[str, int] = {}
         self._open: OrderedDict[int, tuple[Checkpoint, dict[str, Stamp]]] = OrderedDict()
-        self._lock, self._reading = threading.Lock(), threading.Semaphore(READERS)
+        self._lock, self._reading = threading.Lock(), threading.Semaphore(READERS)  # what is in memory is bounded
         self.refresh()
 
     def refresh(self) -> list[Offered]:
@@ -177,20 +182,18 @@ class Shelf:
         c, _ = self.opened(number, anew=True)
         size = sum(t.nbytes for t in c.values())
         values = whole or size <= FEW
-        with self._turn(values):
+        with self._reading if values else nullcontext():
             data = survey.survey(c, values=values, workers=self.how.workers, progress=lambda *_: watch())
         links = [] if len(self._offered) == 1 else [["All checkpoints", "../"]]
         links += [] if values else [[f"Read all values: {in_bytes(size)}", "all"]]
-        data["numeric"] = [_is_numeric(DTYPES[name].kind) for name in data["dtypes"]]
+        data["numeric"] = [DTYPES[name].kind not in "sx" for name in data["dtypes"]]
         return html.render(data | {"url": redacted(self.source(number)), "live": {"most": MOST, "links": links}})
 
-    def pair(self, a: int, b: int, watch: Watch) -> str:
-        """How one checkpoint differs from another."""
-        return self._several([self.source(a), self.source(b)], watch)
-
-    def series(self, a: int, b: int, watch: Watch) -> str:
-        """How the layers moved from one checkpoint to another, through those listed between that have no problem."""
+    def series(self, a: int, b: int, watch: Watch, *, pair: bool = False) -> str:
+        """How the layers moved from one checkpoint to another, through those listed between; pair: of the two."""
         ends = [self.source(a), self.source(b)]
+        if pair:
+            return self._several(ends, watch)
         with self._lock:
             readable = [s for s, o in self._offered.items() if not o.problem]
         if not set(ends) <= set(readable):
@@ -205,19 +208,19 @@ class Shelf:
 
     def _several(self, urls: Sequence[str], watch: Watch) -> str:
         how = replace(self.how, progress=lambda *_: watch())
-        with self._turn(True):
+        with self._reading:
             return html.render(html.collected(urls, how, values=True))
 
     # --- values ---
 
     def tensor(self, number: int, row: int, watch: Watch) -> dict[str, Any]:
         """Statistics, histogram and findings of one tensor, which is read."""
-        with self._turn(True), self._sources(number, row, watch) as (t, sources):
+        with self._reading, self._sources(number, row, watch) as (t, sources):
             return survey.one(t, sources)
 
     def region(self, number: int, row: int, rectangle: Sequence[int], watch: Watch) -> dict[str, Any]:
         """A rectangle of one tensor, of which only that is read."""
-        with self._turn(True), self._sources(number, row, watch) as (t, sources):
+        with self._reading, self._sources(number, row, watch) as (t, sources):
             found = region(t, rectangle, sources)
         finite = found.cells[found.cells < float("inf")]
         usual = 2 * float(sorted(finite)[int(0.9 * (finite.size - 1))]) if finite.size else 0.0
@@ -236,36 +239,8 @@ class Shelf:
         with Watched(stamps, watch) as sources:
             yield tensors[row], sources
 
-    @contextmanager
-    def _turn(self, values: bool) -> Iterator[None]:
-        """Wait until few others read values: what is in memory is bounded."""
-        if not values:
-            yield
-            return
-        with self._reading:
-            yield
 
-
-def _is_numeric(kind: str) -> bool:
-    return kind not in "sx"
-
-
-# --- Serve the pages of a shelf to the browsers of this machine, and to nobody else ---
-#
-# GET /TOKEN/                     the list, or the only checkpoint
-#     GET /TOKEN/3/  /TOKEN/3/all     a report
-#     GET /TOKEN/pair?a=3&b=5         a comparison
-#     GET /TOKEN/series?a=3&b=5       a series: all that are listed from one to the other
-#     GET /TOKEN/3/tensor/17          JSON
-#     GET /TOKEN/3/region/17?at=0,64,0,64
-#
-# It listens on 127.0.0.1 only. The token is random, so that neither another user of the machine nor another page in the
-# browser can guess an address; a request by another host name (DNS rebinding) or from another origin is refused. There
-# is nothing but GET: nothing can be changed. Requests hold numbers, never paths.
-#
-# Every program of the machine can connect, and may be slow or silent: a request has to arrive soon and to be short, and
-# of too many that have not arrived the oldest gives way.
-
+# --- the server -----------------------------------------------------------------------------------------------
 
 HOST = "127.0.0.1"
 NAMES = {"127.0.0.1", "localhost"}  # of this machine; the port may be another one, through a tunnel
@@ -290,8 +265,8 @@ ROUTES: list[tuple[str, Callable[[Shelf, list[int], dict[str, str], Watch], str 
     (r"(\d+)/all", lambda shelf, n, _, watch: shelf.page(n[0], watch, whole=True)),
     (r"(\d+)/tensor/(\d+)", lambda shelf, n, _, watch: shelf.tensor(n[0], n[1], watch)),
     (r"(\d+)/region/(\d+)", lambda shelf, n, q, watch: shelf.region(n[0], n[1], _four(q.get("at", "")), watch)),
-    (r"pair", lambda shelf, _, q, watch: shelf.pair(_number(q.get("a", "")), _number(q.get("b", "")), watch)),
-    (r"series", lambda shelf, _, q, watch: shelf.series(_number(q.get("a", "")), _number(q.get("b", "")), watch)),
+    (r"pair", lambda shelf, _, q, watch: shelf.series(*_ends(q), watch, pair=True)),
+    (r"series", lambda shelf, _, q, watch: shelf.series(*_ends(q), watch)),
 ]
 
 
@@ -299,14 +274,14 @@ class Wrong(Exception):
     """A request that is not answered. Arguments: the status, and the reason."""
 
 
-class Gone(Exception):
-    """Nobody waits for the answer any more."""
-
-
 def _number(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise Wrong(400, "choose two checkpoints, one before and one after")
     return int(text)
+
+
+def _ends(query: dict[str, str]) -> tuple[int, int]:
+    return _number(query.get("a", "")), _number(query.get("b", ""))
 
 
 def _four(text: str) -> list[int]:
@@ -427,7 +402,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer()
         except Wrong as e:
             self._send(e.args[0], e.args[1])
-        except (Gone, ConnectionError, TimeoutError):
+        except (ConnectionError, TimeoutError):
             self.close_connection = True
         except CkptError as e:
             self._send(422, str(e))
@@ -465,12 +440,12 @@ class Handler(BaseHTTPRequestHandler):
             raise Wrong(403, "this server answers to its own pages only")
 
     def _watch(self) -> None:
-        """Raise Gone when the browser has closed the connection."""
+        """Raise ConnectionAbortedError when the browser has closed the connection."""
         with PollSelector() as watched:  # not select(): that ends at 1,024 open files
             watched.register(self.connection, selectors.EVENT_READ)
             ready = watched.select(0)
         if ready and not self.connection.recv(1, socket.MSG_PEEK):
-            raise Gone
+            raise ConnectionAbortedError
 
     def _send(self, status: int, what: str | dict[str, Any], more: dict[str, str] | None = None) -> None:
         headers = getattr(self, "headers", {})  # what cannot be parsed has none

@@ -9,6 +9,17 @@ heat    {row: [rows, columns, base64, top]}  for the largest tensors, the larges
                                              254 is larger, 255 is not finite
 was     {row: [bins, min, max, mean, std]}   the values that are compared with; both histograms have the same bins
 findings  [[check, row, text, index]]        what the checks find; checks {name: [severity, title, meaning]}
+
+`compared`, of two:
+rows           [rule, sources, kind, measures] for each tensor of the page; rule -1: none is known
+left, missing  source tensors that no row uses, with the reason; what the conversion gives but the target lacks
+
+`series`, of several, whose rows are those of the last; null is what cannot be measured:
+urls                 of the checkpoints, in order
+norm                 {row: one for each checkpoint}        its Euclidean norm
+step, drift          {row: one for each but the first}     |x - before| / |before| and |x - first| / |first|
+came, gone           [[checkpoint, name]]                  tensors that the one before did not have, or alone still had
+reshaped             [[checkpoint, name, from, to]]
 """
 
 from __future__ import annotations
@@ -219,12 +230,7 @@ def _found(found: Sequence[checks.Finding], tensors: Sequence[Tensor]) -> dict[s
     }
 
 
-# --- Two checkpoints side by side: what changed and by how much, or the conversion that made one of the o ---
-#
-# rows        [rule, sources, kind, measures] for each tensor of the page; rule -1: none is known
-# left        source tensors that no row uses, with the reason
-# missing     what the conversion gives but the target lacks
-
+# --- two checkpoints --------------------------------------------------------------------------------------------
 
 ALIKE = ("values", "dtype")  # kinds of difference whose values can be laid over each other
 
@@ -318,18 +324,10 @@ def provenance(source: str, before: Checkpoint, target: str, after: Checkpoint) 
     return [[title, text(value)] for title, value in out]
 
 
-# --- A series of checkpoints, such as the epochs of a training run: how each tensor moved from one to the ---
-#
-# urls        of the checkpoints, in order; what follows has rows of the last
-# norm        {row: one for each checkpoint}   its Euclidean norm
-# step        {row: one for each but the first}  |x - before| / |before|
-# drift       {row: one for each but the first}  |x - first| / |first|
-# came, gone  [[checkpoint, name]]             tensors that the one before did not have, or that it alone still had
-# reshaped    [[checkpoint, name, from, to]]
+# --- a series -------------------------------------------------------------------------------------------------
 #
 # All checkpoints are read once, side by side: of each tensor a window of each is in memory, however large it is. What
-# is not finite on one side is not measured; null is what cannot be.
-
+# is not finite on one side is not measured.
 
 ELEMENTS = 2**21  # of a tensor of all checkpoints together, in memory
 LISTED = 1000  # names that came, went or were reshaped

@@ -74,19 +74,6 @@ def test_tree_folds_by_pattern(cli: Run, model: Path) -> None:
     ]
 
 
-def test_other_shapes_do_not_fold_together() -> None:
-    rows = inspection.folded(held(f"w{i}", np.zeros((2 + (i == 1), 2), "f4")) for i in range(3))
-    assert [(line.text, len(line.tensors)) for line in rows] == [("w{0,2}", 2), ("w1", 1)]
-
-
-@pytest.mark.parametrize(
-    ("key", "first"), [("name", "a2"), ("-name", "b"), ("size", "b"), ("parameters", "a2"), ("-dtype", "a2")]
-)
-def test_sorting(key: str, first: str) -> None:
-    arrays = {"a10": np.zeros(1, "f4"), "b": np.zeros(3, "f8"), "a2": np.zeros(4, "u2")}
-    assert inspection.ordered(checkpoint(arrays).values(), key)[0].name == first
-
-
 def test_unknown_sort_names_the_columns(cli: Run, model: Path) -> None:
     done = cli("inspect", model, "--sort", "colour")
     assert done.returncode == 2
@@ -106,11 +93,6 @@ def test_json(cli: Run, model: Path) -> None:
     row = next(t for t in found["tensors"] if t["name"] == "bert/layer_5/kernel")
     assert (row["shape"], row["bytes"], row["min"], row["max"], row["zeros"]) == ([4, 8], 128, 5.0, 5.0, 0)
     assert found["totals"]["roles"] == {"": 13, "slot": 12, "step": 1}
-
-
-def test_tied_tensors_count_once() -> None:
-    tied = checkpoint({"a": np.zeros(10, "f4"), "b": np.zeros(10, "f4")}, ties=(("a", "b"),))
-    assert inspection.totals(tied)[:4] == (2, 40, 10, 10)
 
 
 def test_a_hint_can_be_pasted(
@@ -182,34 +164,11 @@ def test_every_format_is_described_compared_and_reported(name: str, fixtures: Pa
 # --- the graph --------------------------------------------------------------------------------------------------
 
 
-def test_graph_against_the_tensors() -> None:
-    details = {
-        "collections": {"variables": ["w", "gone", "mean"], "trainable_variables": ["w", "gone"]},
-        "trainable": ["w", "gone"],
-    }
-    arrays = {"w": np.zeros(1), "mean": np.zeros(1), "extra": np.zeros(1)}
-    found = inspection.graph_variables(checkpoint(arrays, details=details))
-    assert found is not None
-    assert (found.missing, found.unknown, found.fixed) == (("gone",), ("extra",), ("mean",))
-    assert inspection.graph_variables(checkpoint(arrays)) is None
-
-
 def test_graph_of_a_meta_file(cli: Run, fixtures: Path) -> None:
     done = cli("inspect", fixtures / "tf/tf1/model-1", "--graph")
     assert done.returncode == 0
     assert "trainable: 2; not trainable: " in done.stderr
     assert re.search(r"^in the graph, not in the checkpoint:$|^not trainable:$", done.stderr, re.M)
-
-
-def test_graph_of_a_keras_configuration() -> None:
-    inner = {"class_name": "Sequential", "config": {"name": "enc", "layers": [{"config": {"name": "wide"}}]}}
-    frozen = {"class_name": "Dense", "config": {"name": "first", "trainable": False}}
-    config = json.dumps({"class_name": "Functional", "config": {"name": "net", "layers": [frozen, inner]}})
-    names = ["first/kernel", "enc/wide/kernel", "lost/kernel"]
-    found = inspection.graph_variables(checkpoint({n: np.zeros(1) for n in names}, metadata={"config": config}))
-    assert found is not None
-    assert (found.trained, found.fixed, found.unknown) == (("enc/wide/kernel",), ("first/kernel",), ("lost/kernel",))
-    assert found.collections == {"layers": 3}
 
 
 @pytest.mark.parametrize("config", ["{", "[" * 100_000, "[]", '{"config": {"layers": [1, {"config": []}]}}', "NaN"])
@@ -317,11 +276,6 @@ def test_hash_is_the_same_in_every_format_and_order(tmp_path: Path) -> None:
         with Sources() as sources:
             digests.add(hash_tensor(tensor, sources))
     assert len(digests) == 1
-
-
-def test_no_colour_in_a_pipe(cli: Run, model: Path) -> None:
-    done = cli("diff", model, model)
-    assert "\x1b" not in done.stdout + done.stderr
 
 
 def test_values_that_are_no_tensors_are_shown_where_the_note_says(cli: Run, fixtures: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import http.client
 import json
 import os
@@ -212,21 +211,6 @@ def test_of_too_many_connections_the_oldest_that_waits_gives_way(
         made.shutdown()
 
 
-def test_it_waits_for_a_file_descriptor(zoo: serve.Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[float]()
-
-    def scarce(self: serve.Server) -> Any:
-        asked.append(time.monotonic())
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("socketserver.TCPServer.get_request", scarce)
-        with socket.create_connection(zoo.server_address[:2]):
-            time.sleep(0.7)
-    assert 2 <= len(asked) <= 5
-    assert Got(zoo, base(zoo)).status == 200
-
-
 def test_no_process_is_started_with_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every user of the machine sees what a browser is started with; the page that leads on is this user's only."""
     pages = list[Path]()
@@ -242,14 +226,6 @@ def test_no_process_is_started_with_the_token(tmp_path: Path, monkeypatch: pytes
     with _browsing("http://127.0.0.1:9/TOKEN/"):
         assert pages[0].exists()
     assert not pages[0].parent.exists()
-
-
-def test_it_listens_to_this_machine_only_and_tokens_differ(zoo: serve.Server, folder: Path) -> None:
-    assert zoo.socket.getsockname()[0] == "127.0.0.1"
-    with serving(folder) as other:
-        other.shutdown()
-        assert len(other.token) >= 32
-        assert other.token != zoo.token
 
 
 def test_the_list_escapes_names_and_says_what_is_wrong(zoo: serve.Server) -> None:
