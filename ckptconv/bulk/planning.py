@@ -27,7 +27,6 @@ from zlib import crc32
 from ..api import Options
 from ..errors import CkptError, StorageError, UnsafeCheckpoint, UsageError
 from ..formats import shard_index, table
-from ..formats.huggingface import NUMBERED
 from ..formats.tensorflow.locate import prefix_of
 from ..messages import many, redacted, version
 from ..output.staging import TEMPORARY
@@ -47,7 +46,7 @@ HASHING = 4  # threads that hash files when sources are compared by content
 FOLDERS = 1000  # whose names and real paths are kept
 # formats whose output is a folder; a TensorFlow checkpoint needs one of its own because of its state file
 BARE = {"npy": "", "tf": "/model.ckpt", "hf": ""}
-NUMBER = re.compile(rf"{NUMBERED}(?=(\.[^./]*)?\Z)|_\d{{5}}(?=\.weights\.h5\Z)")  # of a shard
+NUMBER = re.compile(r"-\d{5,}-of-\d{5,}(?=(\.[^./]*)?\Z)|_\d{5}(?=\.weights\.h5\Z)")  # of a shard
 RESERVED = re.compile(rf"{TEMPORARY}|\.ckptconv.*", re.DOTALL | re.IGNORECASE)
 LEAVES = "a link in the output folder leads out of it; CKPTCONV_LINKS lists folders into which links may lead"
 OURS = "is an output of this zoo, which does not convert its own; copy it, or choose another output folder"

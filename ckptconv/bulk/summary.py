@@ -6,7 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from heapq import nlargest
 from operator import attrgetter
@@ -66,15 +66,14 @@ def remarks_of(report: Report) -> tuple[Remark, ...]:
     return tuple(Remark(kind, cut(scrubbed(text), LONGEST), cut(what, LONGEST)) for kind, text, what in remarks[:MOST])
 
 
-def counted(entries: Iterable[LedgerEntry], kinds: tuple[str, ...] = KINDS) -> tuple[int, tuple[Cause, ...]]:
+def counted(entries: Iterable[LedgerEntry]) -> tuple[int, tuple[Cause, ...]]:
     """How many checkpoints lack damaged tensors, and the remarks by cause, the most serious and most frequent first."""
     damaged, groups = 0, dict[tuple[str, str], list[tuple[str, str]]]()
     for e in entries:
         damaged += any(r.kind == "damaged" and r.what for r in e.remarks)
         for kind, text, what in e.remarks:
-            if kind in kinds:
-                example = f"{e.source}: {what}" if what else e.source
-                groups.setdefault((kind, pattern(text)), []).append((example, text))
+            example = f"{e.source}: {what}" if what else e.source
+            groups.setdefault((kind, pattern(text)), []).append((example, text))
     causes = [
         Cause(kind, min(group)[1], len(group), tuple(example for example, _ in sorted(group)[:EXAMPLES]))
         for (kind, _), group in groups.items()
@@ -103,12 +102,16 @@ def failures(entries: Iterable[LedgerEntry]) -> list[tuple[str, str, list[str]]]
 
 @dataclass(frozen=True)
 class Summary:
-    """The result of `zoo`; print() shows it as the command line does.
+    """The result of `zoo`, or how far one is; print() shows it as the command line does.
 
     done: the number of checkpoints that were converted. skipped: the number of those that were up to date. failed: the
     ledger entries of failures, with `source`, `error` (the class) and `message`. bytes, seconds: size of the output of
     this run, and wall time. damaged: how many of those converted or up to date lack tensors that were damaged. remarks:
     what was left out or changed, by cause, with `kind`, `text`, `checkpoints` (how many) and `examples`.
+
+    Of an output folder, as `zoo_status` tells it, it counts what all runs did. ledgers: how many there are, one for
+    each share; 0 for a run. planned: checkpoints that are being converted, wait, or were left by a run that ended
+    early. formats: the number of converted checkpoints by source format. seconds: since the last entry.
     """
 
     done: int
@@ -118,6 +121,9 @@ class Summary:
     seconds: float
     damaged: int = 0
     remarks: tuple[Cause, ...] = ()
+    ledgers: int = 0
+    planned: int = 0
+    formats: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def causes(self) -> list[tuple[str, str, list[str]]]:
@@ -126,104 +132,59 @@ class Summary:
 
     def lines(self) -> list[str]:
         """What the command line prints: what was left out, causes of failures with their checkpoints, and totals."""
-        lines = _cause_lines(self.remarks, self.failed)
-        if not self.done + self.skipped + len(self.failed):
+        lines = [str(c) for c in self.remarks[:MAX_CAUSES]]
+        if (more := len(self.remarks) - MAX_CAUSES) > 0:
+            lines.append(f"{more} more causes of what was left out or changed are in the ledger")
+        for _, message, sources in self.causes[:MAX_CAUSES]:
+            lines.append(f"failed: {many(len(sources), 'checkpoint')}: {message}\n{listing(sources, 5)}")
+        if (more := len(self.causes) - MAX_CAUSES) > 0:
+            lines.append(f"failed: {more} more causes are in the ledger")
+        total = self.done + self.skipped + len(self.failed) + self.planned
+        if not total:
             lines.append("warning: no checkpoint was found")
-        rate = self.done / max(self.seconds, 1e-9)
-        damaged = f", {self.damaged} damaged" * bool(self.damaged)
-        lines.append(
-            f"{self.done} converted, {self.skipped} up to date, {len(self.failed)} failed{damaged}; "
-            f"{in_bytes(self.bytes)} in {self.seconds:.1f} s ({rate:.0f} per second)"
-        )
-        return lines
-
-    def __str__(self) -> str:
-        return paragraphs(self.lines())
-
-    def to_json(self) -> dict[str, Any]:
-        """The summary as JSON values."""
-        return {
-            "done": self.done, "up_to_date": self.skipped, "failed": len(self.failed), "bytes": self.bytes,
-            "seconds": round(self.seconds, 3), **_causes_json(self.failed, self.damaged, self.remarks),
-        }  # fmt: skip
-
-
-def _cause_lines(remarks: tuple[Cause, ...], failed: Iterable[LedgerEntry]) -> list[str]:
-    lines = [str(c) for c in remarks[:MAX_CAUSES]]
-    if (more := len(remarks) - MAX_CAUSES) > 0:
-        lines.append(f"{more} more causes of what was left out or changed are in the ledger")
-    causes = failures(failed)
-    for _, message, sources in causes[:MAX_CAUSES]:
-        lines.append(f"failed: {many(len(sources), 'checkpoint')}: {message}\n{listing(sources, 5)}")
-    if (more := len(causes) - MAX_CAUSES) > 0:
-        lines.append(f"failed: {more} more causes are in the ledger")
-    return lines
-
-
-def _causes_json(failed: Iterable[LedgerEntry], damaged: int, remarks: tuple[Cause, ...]) -> dict[str, Any]:
-    causes = [{"error": k, "message": m, "sources": s} for k, m, s in failures(failed)]
-    return {"causes": causes, "damaged": damaged, "remarks": [c._asdict() for c in remarks]}
-
-
-@dataclass(frozen=True)
-class Status:
-    """What the ledgers of an output folder say; print() shows it as the command line does.
-
-    ledgers: how many there are, one for each share. done, failed, planned: checkpoints by the last entry about them;
-    planned ones are being converted, wait, or were left by a run that ended early. bytes: the size of the outputs.
-    formats: the number of converted checkpoints by source format. quiet: seconds since the last entry. damaged: how
-    many lack tensors that were damaged. remarks: what was left out or changed, by cause.
-    """
-
-    ledgers: int
-    done: int
-    failed: tuple[LedgerEntry, ...]
-    planned: int
-    bytes: int
-    formats: dict[str, int]
-    quiet: float
-    damaged: int = 0
-    remarks: tuple[Cause, ...] = ()
-
-    def lines(self) -> list[str]:
-        """What was left out or changed, the causes of failures, then the counts."""
-        formats = ", ".join(f"{n} {name}" for name, n in sorted(self.formats.items(), key=lambda i: (-i[1], i[0])))
+        failed = f"{len(self.failed)} failed" + f", {self.damaged} damaged" * bool(self.damaged)
+        if not self.ledgers:
+            rate = self.done / max(self.seconds, 1e-9)
+            spent = f"{in_bytes(self.bytes)} in {self.seconds:.1f} s ({rate:.0f} per second)"
+            return [*lines, f"{self.done} converted, {self.skipped} up to date, {failed}; {spent}"]
         shares = f" in {many(self.ledgers, 'share')}" if self.ledgers > 1 else ""
-        damaged = f", {self.damaged} damaged" * bool(self.damaged)
-        total = self.done + len(self.failed) + self.planned
+        formats = ", ".join(f"{n} {name}" for name, n in sorted(self.formats.items(), key=lambda i: (-i[1], i[0])))
         return [
-            *_cause_lines(self.remarks, self.failed),
-            *["warning: no checkpoint was found"] * (not total),
+            *lines,
             f"{self.done} of {many(total, 'checkpoint')} converted{shares}: {in_bytes(self.bytes)}"
-            + (f" ({formats})" if formats else ""),
-            f"{self.planned} to come, {len(self.failed)} failed{damaged}; the last entry is {self.quiet:.0f} s old",
+            + f" ({formats})" * bool(formats),
+            f"{self.planned} to come, {failed}; the last entry is {self.seconds:.0f} s old",
         ]
 
     def __str__(self) -> str:
         return paragraphs(self.lines())
 
     def to_json(self) -> dict[str, Any]:
-        """The status as JSON values."""
-        return {
-            "ledgers": self.ledgers, "done": self.done, "failed": len(self.failed), "planned": self.planned,
-            "bytes": self.bytes, "formats": self.formats, "seconds_since_last_entry": round(self.quiet, 1),
-            **_causes_json(self.failed, self.damaged, self.remarks),
-        }  # fmt: skip
+        """The summary as JSON values."""
+        out: dict[str, Any] = {"ledgers": self.ledgers} if self.ledgers else {}
+        out |= {"done": self.done, "failed": len(self.failed), "bytes": self.bytes}
+        if self.ledgers:
+            out |= {"planned": self.planned, "formats": dict(self.formats)}
+            out["seconds_since_last_entry"] = round(self.seconds, 1)
+        else:
+            out |= {"up_to_date": self.skipped, "seconds": round(self.seconds, 3)}
+        causes = [{"error": k, "message": m, "sources": s} for k, m, s in self.causes]
+        return out | {"causes": causes, "damaged": self.damaged, "remarks": [c._asdict() for c in self.remarks]}
 
 
-def zoo_status(output: str) -> Status:
+def zoo_status(output: str) -> Summary:
     """Tell how far the conversion of many checkpoints is.
 
     output: the output folder of `zoo`, or the path of a ledger. Nothing is locked or changed.
 
-    Returns a Status. Raises StorageError if there is no ledger, CorruptCheckpoint if one is damaged.
+    Returns a Summary. Raises StorageError if there is no ledger, CorruptCheckpoint if one is damaged.
     """
     paths = ledgers(output)
     states = _by_state(e for path in paths for e in read(path)[0].values())
-    done = states["done"]
-    return Status(
-        len(paths), len(done), tuple(states["failed"]), len(states["planned"]), sum(e.size for e in done),
-        dict(Counter(e.format for e in done)), min(map(_age, paths)), *counted(done),
+    done, formats = states["done"], Counter(e.format for e in states["done"])
+    return Summary(
+        len(done), 0, tuple(states["failed"]), sum(e.size for e in done), min(map(_age, paths)), *counted(done),
+        ledgers=len(paths), planned=len(states["planned"]), formats=formats,
     )  # fmt: skip
 
 

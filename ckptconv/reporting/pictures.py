@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,14 +70,6 @@ class Scan:
     together: float | None = None
 
 
-class Seen(NamedTuple):
-    """How many values of a window are zero, NaN and infinite."""
-
-    zeros: int
-    nan: int
-    inf: int
-
-
 class Picture(NamedTuple):
     """What there is to see of a tensor."""
 
@@ -96,15 +89,15 @@ def scan(t: Tensor, sources: Sources, *, heat: bool = True, outlier: float = OUT
     step = max(1, t.count // SAMPLE)
     with np.errstate(all="ignore"):
         for flat in values(t, sources):
-            before = sums.zeros, sums.nan, sums.inf
+            zeros, nan, inf = sums.zeros, sums.nan, sums.inf
             sums.take(flat)
             if t.dtype.kind == "f":
-                _oddities(odd, flat, at, t, Seen(sums.zeros - before[0], sums.nan - before[1], sums.inf - before[2]))
+                _oddities(odd, flat, at, t, (sums.zeros - zeros, sums.nan - nan, sums.inf - inf))
             sample.append(flat[-at % step :: step].astype(np.float64))
             if shaded:
                 shaded.take(flat, at)
             if lines:
-                lines.take(flat != 0 if sums.zeros > before[0] else None, at, flat.size)
+                lines.take(flat, at)
             if embedded:
                 embedded.take(flat, at)
             if kept is not None:
@@ -131,14 +124,15 @@ def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
     return float(found.smallest_normal), float(found.max)
 
 
-def _oddities(odd: dict[str, Odd], flat: Array, at: int, t: Tensor, seen: Seen) -> None:
-    (tiny, most), size = _limits(t.dtype.np), np.abs(flat)
+def _oddities(odd: dict[str, Odd], flat: Array, at: int, t: Tensor, seen: tuple[int, int, int]) -> None:
+    """Count what is odd about a window. seen: how many of its values are zero, NaN and infinite."""
+    (tiny, most), size, (zeros, nan, inf) = _limits(t.dtype.np), np.abs(flat), seen
     low = size < tiny
     masks = {
-        "nan": np.isnan(flat) if seen.nan else None,
-        "inf": np.isinf(flat) if seen.inf else None,
-        "denormal": low & (size > 0) if np.count_nonzero(low) > seen.zeros else None,
-        "saturated": size == most if size.max() >= most or seen.nan else None,
+        "nan": np.isnan(flat) if nan else None,
+        "inf": np.isinf(flat) if inf else None,
+        "denormal": low & (size > 0) if np.count_nonzero(low) > zeros else None,
+        "saturated": size == most if size.max() >= most or nan else None,
     }
     for kind, mask in masks.items():
         if mask is not None:
@@ -151,14 +145,13 @@ def _more(known: Odd, mask: Array, at: int) -> Odd:
     return Odd(known.count + count, first)
 
 
-def _boxes(at: int, size: int, width: int) -> Iterator[tuple[int, int, int, int]]:
-    """A window of a matrix, cut into whole rows and pieces of rows: start, stop, row and column of each box."""
-    lo, end = at, at + size
-    while lo < end:
-        row, column = divmod(lo, width)
-        hi = min(end, lo + width - column if column else max(lo + width, end // width * width))
-        yield lo - at, hi - at, row, column
-        lo = hi
+def _boxes(flat: Array, at: int, width: int) -> Iterator[tuple[Array, int, int]]:
+    """A window of a matrix, cut into boxes of whole rows and pieces of rows, each with its first row and column."""
+    while flat.size:
+        row, column = divmod(at, width)
+        size = min(flat.size, width - column) if column or flat.size < width else flat.size // width * width
+        yield flat[:size].reshape(-1, min(size, width)), row, column
+        flat, at = flat[size:], at + size
 
 
 class _Lines:
@@ -168,28 +161,13 @@ class _Lines:
         self.rows, self.columns = np.zeros(t.shape[0], bool), np.zeros(t.shape[-1], bool)
         self.long = t.count // t.shape[0]  # elements of a row
 
-    def take(self, alive: Array | None, at: int, size: int) -> None:
-        """Add a window: which of its values are not zero, or None if all are not."""
-        if alive is None:
-            if size >= 2 * len(self.columns):
-                self.columns[:] = True
-                self.rows[-(-at // self.long) : (at + size) // self.long] = True
-            if size >= 2 * len(self.columns) and not at % self.long and not size % self.long:
-                return
-            alive = np.ones(size, bool)
+    def take(self, flat: Array, at: int) -> None:
+        alive = flat != 0
+        for box, row, _ in _boxes(alive, at, self.long):
+            self.rows[row : row + len(box)] |= box.any(axis=1)
         if not self.columns.all():
-            for lo, hi, _, column in _boxes(at, alive.size, wide := len(self.columns)):
-                if (hi - lo) % wide:
-                    self.columns[column : column + hi - lo] |= alive[lo:hi]
-                else:
-                    self.columns |= alive[lo:hi].reshape(-1, wide).any(axis=0)
-        if not self.rows.all():
-            for lo, hi, row, _ in _boxes(at, alive.size, self.long):
-                if (hi - lo) % self.long:
-                    self.rows[row] |= alive[lo:hi].any()
-                else:
-                    box = alive[lo:hi].reshape(-1, self.long)
-                    self.rows[row : row + len(box)] |= box.any(axis=1)
+            for box, _, column in _boxes(alive, at, len(self.columns)):
+                self.columns[column : column + box.shape[1]] |= box.any(axis=0)
 
 
 def _lines(t: Tensor) -> _Lines | None:
@@ -204,13 +182,10 @@ class _Rows:
         self.count, self.sums, self.squares = t.shape[0], np.zeros(t.shape[1]), 0.0
 
     def take(self, flat: Array, at: int) -> None:
-        for lo, hi, _, column in _boxes(at, flat.size, wide := len(self.sums)):
-            box = flat[lo:hi].astype(np.float64)
+        for part, _, column in _boxes(flat, at, len(self.sums)):
+            box = part.astype(np.float64)
             self.squares += float(np.square(box).sum())
-            if box.size % wide:
-                self.sums[column : column + box.size] += box
-            else:
-                self.sums += box.reshape(-1, wide).sum(axis=0)
+            self.sums[column : column + box.shape[1]] += box.sum(axis=0)
 
     def share(self) -> float | None:
         """How much of the square norm is that of the mean row: 1 if all rows are equal."""
@@ -239,22 +214,14 @@ class Heat:
 
     def take(self, flat: Array, at: int) -> None:
         size = np.abs(flat, dtype=np.float64 if flat.itemsize == 8 else np.float32)
-        for lo, hi, row, column in _boxes(at, flat.size, self.wide):
-            if (hi - lo) % self.wide:
-                first, last = np.searchsorted(self.starts, [column + 1, column + hi - lo]) - [1, 0]
-                starts = np.maximum(self.starts[first:last], column) - column
-                self._join(np.maximum.reduceat(size[lo:hi], starts)[None, :], row, slice(first, last))
-            else:
-                box = np.maximum.reduceat(size[lo:hi].reshape(-1, self.wide), self.starts, axis=1)
-                self._join(box, row, slice(None))
-
-    def _join(self, box: Array, row: int, columns: slice) -> None:
-        """Add the largest values of some rows, in some of the cells' columns."""
-        cell = (row + np.arange(len(box))) * len(self.cells) // self.high
-        starts = np.flatnonzero(np.diff(cell, prepend=-1))
-        most = np.maximum.reduceat(box, starts, axis=0)
-        place = cell[starts], columns
-        self.cells[place] = np.maximum(self.cells[place], most)
+        for box, row, column in _boxes(size, at, self.wide):
+            first, last = np.searchsorted(self.starts, [column + 1, column + box.shape[1]]) - [1, 0]
+            starts = np.maximum(self.starts[first:last], column) - column
+            cells = np.maximum.reduceat(box, starts, axis=1)
+            lines = (row + np.arange(len(box))) * len(self.cells) // self.high
+            begin = np.flatnonzero(np.diff(lines, prepend=-1))
+            place = lines[begin], slice(first, last)
+            self.cells[place] = np.maximum(self.cells[place], np.maximum.reduceat(cells, begin, axis=0))
 
 
 def _heat(t: Tensor, wanted: bool) -> Heat | None:
@@ -289,17 +256,14 @@ def _outside(measured: Stats, fences: tuple[float, float]) -> bool:
     return measured.min is not None and (measured.min < fences[0] or (measured.max or 0) > fences[1])
 
 
-# --- A rectangle of a tensor, seen as a matrix: the largest |x| of each of its cells, down to single valu ---
+# --- a rectangle of a tensor, seen as a matrix ------------------------------------------------------------------
 #
 # 50,257 x 4,096        64 x 64 cells, each the largest |x| of 786 x 64 values: the whole tensor is read
-#     6,283 x 512           the same for a part of it: that part is read
-#     64 x 64               the values themselves
-#
-# Memory is bounded: what is read at once is at most WINDOW bytes.
-
+# 6,283 x 512           the same for a part of it: that part is read
+# 64 x 64               the values themselves
 
 CELLS = 64  # the side of a picture
-WINDOW = 2**22  # bytes
+WINDOW = 2**22  # bytes that are read at once, at most
 AT_ONCE = 4096  # pieces of rows
 NEAR = 4  # a row is read whole if it is at most this many times longer than what is wanted of it
 
@@ -346,25 +310,19 @@ def region(t: Tensor, wanted: Sequence[int], sources: Sources) -> Region:
 def _rows(t: Tensor, r: Rectangle, width: int, sources: Sources) -> Iterator[Array]:
     """The bytes of the rectangle, row by row, some at a time."""
     item, wide = t.dtype.itemsize, r.right - r.left
-    whole = wide * NEAR >= width  # then the gaps are read as well, and cut out
     most = max(1, WINDOW // item)
-    if (width if whole else wide) > most:
-        parts = (
-            [(row * width + lo, row * width + min(lo + most, r.right))]
-            for row in range(r.top, r.bottom) for lo in range(r.left, r.right, most)
-        )  # fmt: skip
-        yield from stretches(t, parts, sources)
-    elif whole:
-        blocks = range(r.top, r.bottom, step := most // width)
-        lines = ([(row * width, min(row + step, r.bottom) * width)] for row in blocks)
-        for raw in stretches(t, lines, sources):
+    if wide * NEAR >= width <= most:  # the gaps are read as well, and cut out
+        lines = range(r.top, r.bottom, step := most // width)
+        bands = ([(row * width, min(row + step, r.bottom) * width)] for row in lines)
+        for raw in stretches(t, bands, sources):
             yield raw.reshape(-1, width * item)[:, r.left * item : r.right * item].reshape(-1)
-    else:
-        blocks = range(r.top, r.bottom, step := min(most // wide, AT_ONCE))
-        groups = (
-            [(k * width + r.left, k * width + r.right) for k in range(row, min(row + step, r.bottom))] for row in blocks
-        )
-        yield from stretches(t, groups, sources)
+        return
+    pieces = (
+        (row * width + lo, row * width + min(lo + most, r.right))
+        for row in range(r.top, r.bottom) for lo in range(r.left, r.right, most)
+    )  # fmt: skip
+    some = max(1, min(most // wide, AT_ONCE))
+    yield from stretches(t, iter(lambda: list(islice(pieces, some)), []), sources)
 
 
 __all__ = ["Bars", "Heat", "Odd", "Picture", "Region", "Scan", "draw", "matrix", "region", "scan"]

@@ -321,16 +321,6 @@ def test_a_row_that_names_an_output_is_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_no_share_converts_the_outputs_of_another(tmp_path: Path) -> None:
-    for name in "abcdefgh":
-        save(tmp_path / f"{name}.npz")
-    for _ in range(2):
-        for shard in ("1/2", "2/2"):
-            zoo([str(tmp_path)], str(tmp_path), shard=shard, resume=True)
-        assert len(list(tmp_path.glob("*.*"))) == 16 + 2
-
-
-@pytest.mark.usefixtures("at_once")
 def test_a_file_that_was_never_written_is_a_source(tmp_path: Path) -> None:
     """Its own destination, where the ledger lists that it failed."""
     save(tmp_path / "m.safetensors")
@@ -485,6 +475,8 @@ def test_an_output_has_no_name_of_ours(at: str, tmp_path: Path) -> None:
         ({"destination": "a\0"}, "holds a NUL"), ({"destination": "a\udfff"}, "holds a NUL"),
         ({"destination": "file:///tmp/x"}, "not below"), ({"destination": "s3://b/x"}, "not below"),
         ({"destination": "a/../../x"}, "not below"), ({"destination": "/x"}, "not below"),
+        ({"source": ""}, "no source"), ({"colour": "red"}, "unknown key 'colour'"),
+        ({"include": "x"}, "Expecting value"),
         ({"options": [1]}, "must be an object"), ({"max_shard_size": 1e999}, "must be of type int"),
     ],
 )  # fmt: skip
@@ -637,9 +629,3 @@ def test_a_ledger_of_a_terabyte_is_not_read(begin: bytes, tmp_path: Path) -> Non
         zoo([str(source)], str(tmp_path))
     with pytest.raises(CkptError, match=f"a line of more than {LONGEST} bytes"):
         zoo([str(source)], str(tmp_path), resume=True)
-
-
-def test_what_is_planned_was_found(tmp_path: Path) -> None:
-    for state, warns in (("planned", False), ("", True)):
-        (tmp_path / NAME).write_text((json.dumps({**ENTRY, "state": state}) + "\n") * bool(state))
-        assert ("no checkpoint was found" in str(zoo_status(str(tmp_path)))) is warns

@@ -192,43 +192,6 @@ def test_several_folders_keep_their_names(tmp_path: Path) -> None:
     assert planned(tmp_path / "a", tmp_path / "b") == ["a/m.safetensors", "b/m.safetensors"]
 
 
-# --- manifests --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_manifests_say_the_same_as_csv_and_json(tmp_path: Path, cli: Run) -> None:
-    save(tmp_path / "m.npz")
-    (tmp_path / "list.csv").write_text(
-        'source,destination,to,options\nm.npz,x/y.npz,npz,"{""include"": [""*/bias""]}"\nm.npz,,,\n'
-    )
-    (tmp_path / "list.jsonl").write_text(
-        '{"source": "m.npz", "destination": "x/y.npz", "to": "npz", "include": ["*/bias"]}\n{"source": "m.npz"}\n'
-    )
-    for suffix in ("csv", "jsonl"):
-        done = cli("zoo", f"list.{suffix}", "-o", suffix)
-        assert done.returncode == 0, done.stderr
-        assert list(ckptconv.open(tmp_path / suffix / "x" / "y.npz")) == ["a/bias"]
-        assert len(ckptconv.open(tmp_path / suffix / "m.safetensors")) == 2
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ('{"destination": "x"}', "no source"),
-        ('{"source": "m.npz", "destination": "../x"}', "not below"),
-        ('{"source": "m.npz", "destination": "/x"}', "not below"),
-        ('{"source": "m.npz", "colour": "red"}', "unknown key 'colour'"),
-        ('{"source": "m.npz", "include": "x"}', "is not a manifest|cannot be parsed"),
-        ("[1]", "must be an object"),
-        ("{", "is not a manifest"),
-    ],
-)
-def test_manifests_are_checked(row: str, says: str, tmp_path: Path) -> None:
-    (tmp_path / "list.jsonl").write_text(row + "\n")
-    with pytest.raises(UsageError, match=says):
-        zoo_plan([str(tmp_path / "list.jsonl")], str(tmp_path / "out"))
-
-
 # --- converting -------------------------------------------------------------------------------------------------
 
 
@@ -321,13 +284,6 @@ def test_content_counts_even_where_size_and_time_are_the_same(tmp_path: Path) ->
     assert states(source, out, by_content=True) == {"changed"}
 
 
-def test_without_a_hash_in_the_ledger_content_is_not_known(tmp_path: Path) -> None:
-    source, out = tmp_path / "in", tmp_path / "out"
-    make(source, 1)
-    zoo([str(source)], str(out))
-    assert states(source, out, by_content=True) == {"changed"}
-
-
 def test_an_output_that_was_changed_in_place_is_noticed_if_asked(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     make(source, 1)
@@ -377,21 +333,6 @@ def test_what_lies_at_a_place_is_a_strangers(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.slow
-def test_what_others_wrote_is_never_replaced(tmp_path: Path, cli: Run) -> None:
-    make(tmp_path / "in", 2)
-    theirs = tmp_path / "out" / "run0" / "m0.safetensors"
-    theirs.parent.mkdir(parents=True)
-    theirs.write_text("mine")
-    for more in ([], ["--resume"], ["--resume"]):
-        done = cli("zoo", "in", "-o", "out", *more)
-        assert (done.returncode, theirs.read_text()) == (1, "mine")
-        assert "already exists" in done.stderr
-    assert cli("zoo", "in", "-o", "out").returncode == 9  # there is a ledger
-    assert cli("zoo", "in", "-o", "out", "--force").returncode == 0
-    assert len(ckptconv.open(theirs)) == 2
-
-
 def test_dry_run_says_and_does_nothing(tmp_path: Path, cli: Run) -> None:
     make(tmp_path / "in", 2)
     rows = json.loads(cli("zoo", "in", "-o", "out", "--dry-run", "--json").stdout)
@@ -405,21 +346,6 @@ def test_two_runs_cannot_share_a_ledger(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     make(tmp_path / "in", 1)
     with Ledger(str(tmp_path / "out" / NAME), resume=False), pytest.raises(StorageError, match="another run"):
-        zoo([str(tmp_path / "in")], str(tmp_path / "out"), resume=True)
-
-
-def test_a_torn_line_is_forgotten_a_damaged_one_is_not(tmp_path: Path) -> None:
-    make(tmp_path / "in", 2)
-    zoo([str(tmp_path / "in")], str(tmp_path / "out"))
-    path = tmp_path / "out" / NAME
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-9])
-    said: list[str] = []
-    zoo([str(tmp_path / "in")], str(tmp_path / "out"), resume=True, each=lambda e: said.append(e.at))
-    assert len(said) == 1
-    assert all(e.state == "done" for e in read_ledger(str(tmp_path / "out")).values())
-    path.write_bytes(b"{nonsense}\n" + whole)
-    with pytest.raises(CkptError, match="line 1 of the ledger"):
         zoo([str(tmp_path / "in")], str(tmp_path / "out"), resume=True)
 
 
