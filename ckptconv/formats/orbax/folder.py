@@ -1,8 +1,8 @@
 """Orbax: a folder of zarr arrays, in a database or in folders of their own, and the tree whose leaves they are.
 
     manifest.ocdbt, d/...               the arrays in an OCDBT database (ocdbt.py)
-    params.decoder.kernel/.zarray, 0.0  or each in a folder (zarr.py), as T5X has them as well
-    _METADATA, or `checkpoint`          the tree (tree.py)
+    params.decoder.kernel/.zarray, 0.0  or each in a folder (arrays.py), as T5X has them as well
+    _METADATA, or `checkpoint`          the tree (items.py)
 
 A step of CheckpointManager has items (items.py); of a run's folder the newest step is read (locate.py).
 Specification: orbax/checkpoint/_src.
