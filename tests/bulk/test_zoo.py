@@ -32,7 +32,7 @@ from ckptconv.bulk.run import zoo_plan
 from ckptconv.engine.ray import TaskLost
 from ckptconv.errors import CkptError, StorageError, UsageError
 
-KILLS = int(os.environ.get("CKPTCONV_KILLS", "5"))
+KILLS = int(os.environ.get("CKPTCONV_KILLS", "3"))
 
 
 def arrays(seed: int = 0, size: int = 30) -> dict[str, np.ndarray]:

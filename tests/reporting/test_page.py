@@ -189,6 +189,7 @@ def test_changes_are_ranked_by_layer_part_and_kind(chromium: Browser, pages: Pat
             assert (tensors, changed, unpaired) == (g.tensors, g.changed, g.unpaired)
             assert (norm, apart) == pytest.approx((g.norm, g.apart), rel=1e-4)
             assert change == pytest.approx(g.change, rel=1e-4)
+    assert page.run("return document.querySelector('#where').hidden"), "the map is of one checkpoint"
     page.run("document.querySelector('#ranked .bar').click()")
     assert page.run("return document.querySelector('#found').textContent").startswith("2 of 122 tensors")
     assert page.complaints() == []

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -176,14 +175,6 @@ def test_command_line(cli: Run, tmp_path: Path) -> None:
     assert "--force" in again.stderr
     assert cli("report", "a.npz", "-o", "r.html", "--force", "--no-values").returncode == 0
     assert '"values":false' in (tmp_path / "r.html").read_text()
-
-
-def test_the_core_alone_suffices(tmp_path: Path) -> None:
-    """A plain install has no package for templates."""
-    code = "import sys; sys.modules['jinja2'] = None; from ckptconv.cli import main; main(sys.argv[1:])"
-    ckptconv.save({"w": np.ones(2, "f4")}, tmp_path / "a.npz")
-    done = subprocess.run([sys.executable, "-c", code, "report", "a.npz"], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, (tmp_path / "a.report.html").is_file()) == (0, True), done.stderr
 
 
 @pytest.mark.parametrize(
