@@ -21,7 +21,7 @@ from ckptconv.engine.job import Receipt
 from ckptconv.engine.plan import Budget, Job
 from ckptconv.engine.run import Work
 from ckptconv.messages import version
-from ckptconv.moves.part import Coded, Held, Part, Piece, Span
+from ckptconv.moves.part import Held, Part, Piece, Span
 from ckptconv.moves.sources import Sources
 
 F32 = DTYPES["float32"]
@@ -146,32 +146,6 @@ def apply(ray: Cluster, run: Any, tasks: Any, *, size: int = engine.SMALL, **how
     return engine.apply(ray, lambda shared, task: run(task), None, tasks, 77, size=lambda _: size, **how)
 
 
-@pytest.mark.parametrize(("cpus", "most"), [(3, 6), (1, 2), (1.9, 2), (0, 2), (0.5, 2)])
-def test_twice_as_many_packs_as_processors_are_in_flight(cpus: float, most: int) -> None:
-    ray, taken = Cluster(cpus=cpus), list[int]()
-
-    def tasks() -> Iterator[int]:
-        for i in range(9):
-            taken.append(i)
-            yield i
-
-    found = apply(ray, lambda task: 100 + task, tasks())
-    assert next(found) == (most - 1, 100 + most - 1)
-    assert len(taken) == most + 1  # one was too many for the last pack
-    assert sorted([(most - 1, 100 + most - 1), *found]) == [(i, 100 + i) for i in range(9)]
-    assert ray.most == most
-    options = {"max_retries": 3, "retry_exceptions": [StorageError], "enable_task_events": False}
-    assert ray.said == [{"num_cpus": 1, "memory": 77, **options}]
-
-
-def test_tasks_in_flight_are_cancelled_when_nobody_waits() -> None:
-    ray = Cluster()
-    found = apply(ray, str, "abcdef")
-    assert next(found) == ("d", "d")
-    found.close()  # type: ignore[attr-defined]
-    assert ray.said[1:] == [("cancel", 1), ("cancel", 2), ("cancel", 3)]
-
-
 @pytest.mark.parametrize("first", [1, 3])
 def test_a_task_that_stands_still_is_overtaken(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "SLOW", 0.0)
@@ -242,20 +216,6 @@ def test_neighbouring_jobs_are_one_task(
     assert [j for s in some for j in s] == jobs
 
 
-@pytest.mark.parametrize(
-    ("megabytes", "workers", "tasks"),
-    [(800, 2, 16), (800, 3200, 80), (8_000, 2, 34), (8_000, 100, 267), (80_000, 3200, 800), (500_000, 3200, 2000)],
-)
-def test_the_caller_is_not_slower_than_the_workers(megabytes: int, workers: int, tasks: int) -> None:
-    """Eight tasks for each worker, of at most MAX_TASK, or as many as the caller can submit while one runs."""
-    each = max(1, megabytes // 10_000)
-    jobs = [job(start=i)._replace(size=each * 10**6) for i in range(megabytes // each)]
-    some = list(engine.batches(jobs, workers))
-    assert len(some) == pytest.approx(tasks, rel=0.2)
-    caller, worker = len(some) / 1500, max(sum(j.size for j in s) for s in some) / 200e6
-    assert caller < 1.2 * max(worker, megabytes / 200 / workers)
-
-
 def test_jobs_of_a_tensor_that_is_fetched_whole_are_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns of remote matrices, each job 64 of 4,096, and of one on a shared disk."""
 
@@ -294,13 +254,6 @@ def test_how_tasks_fail(error: Exception, kind: type, words: str) -> None:
 # --- nodes --------------------------------------------------------------------------------------------------------
 
 
-def test_only_living_nodes_that_compute_are_asked() -> None:
-    ray = Cluster()
-    engine.probe(ray, {}, [])
-    assert [where[0] for _, _, where in ray.tasks.values()] == ["one-0123456789", "bare-0123456789"]
-    assert ray.said == [{"num_cpus": 0, "max_retries": 1}]
-
-
 def test_all_that_is_wrong_with_nodes_is_said_at_once() -> None:
     old = ("0.0.1", ["cannot read x", "cannot write y"])
     lost = Cluster({"one-0123456789": old, "bare-0123456789": Failed(ImportError("no ckptconv\nhere"))})
@@ -318,12 +271,6 @@ def test_all_that_is_wrong_with_nodes_is_said_at_once() -> None:
         engine.probe(Cluster({"one-0123456789": Lost("no answer")}), {}, [])
 
 
-def test_a_node_that_leaves_while_it_is_asked_is_no_problem_unless_it_is_the_last() -> None:
-    engine.probe(Cluster({"one-0123456789": Left("it does not exist any more")}), {}, [])
-    with pytest.raises(UsageError, match=r"one: cannot run ckptconv \(Left: gone\)\n  bare-012: .*Left: away"):
-        engine.probe(Cluster({"one-0123456789": Left("gone"), "bare-0123456789": Left("away")}), {}, [])
-
-
 def test_what_a_node_sees(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"123")
     file, none = str(tmp_path / "file"), str(tmp_path / "none")
@@ -336,25 +283,6 @@ def test_what_a_node_sees(tmp_path: Path) -> None:
 def job(*data: Any, start: int = 0) -> Job:
     parts = tuple(Part(d, F32, (1,), 0, (1,), 0, (1,)) for d in data)
     return Job("file", start, 4, (Piece("w", F32, 0, 1, 0, parts),))
-
-
-def test_the_files_that_jobs_read(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"123")
-    (tmp_path / "b").write_bytes(b"12345")
-    a, b = str(tmp_path / "a"), str(tmp_path / "b")
-    jobs = [job(Span(a, 0, 1), Held(np.ones(1))), job(Coded("m", b, "k", 1), Span(a, 1, 1), Span("gone", 0, 1))]
-    assert engine._sources(jobs) == {a: 3, b: 5}
-
-
-def test_arrays_travel_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "SHIPPED", 16)
-    one, two = Held(np.ones(2)), Held(np.ones(2))
-    text = Held(b"1")
-    engine._check_shipped(job(one, one, one, Span("x", 0, 99)))  # the same array travels once
-    for odd, size in ((job(one, two), 32), (job(one, text), 17)):
-        with pytest.raises(UsageError, match=f"{size} bytes of arrays in memory would travel") as e:
-            engine._check_shipped(odd)
-        assert e.value.tensor == "w"
 
 
 # --- the cluster ---------------------------------------------------------------------------------------------------

@@ -19,12 +19,12 @@ import ckptconv
 from ckptconv import api
 from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held, tiled, view
 from ckptconv.dtypes import DTYPES
-from ckptconv.engine.job import BLOCK, PAGE, run_job
+from ckptconv.engine.job import BLOCK
 from ckptconv.engine.plan import Budget, Plan, compile_plan
 from ckptconv.engine.run import How, execute
 from ckptconv.formats import safetensors
 from ckptconv.moves.log import CHUNK
-from ckptconv.moves.part import Span, c_strides
+from ckptconv.moves.part import Span
 from ckptconv.moves.read import content_hash, hash_tensor, read_array
 from ckptconv.moves.sources import Sources
 from ckptconv.storage import checksum
@@ -307,41 +307,3 @@ def test_long_runs_arrive_where_they_belong(tmp_path: Path) -> None:
     for name, value in values.items():
         lo, hi = head[name]["data_offsets"]
         assert back[begins + lo : begins + hi] == value.tobytes()
-
-
-def test_long_copies_and_moves_are_written_in_whole_pages(tmp_path: Path) -> None:
-    """All writes of a tensor but its first begin where a page of the file does, wherever the tensor begins."""
-    a = np.random.default_rng(0).standard_normal((700, 701)).astype("f4")
-    there = {"odd": np.zeros(3, "u1"), "copied": a, "turned": np.ascontiguousarray(a.T)}
-    ckptconv.save(there, tmp_path / "a.npz", hash=False)
-    found = ckptconv.open(tmp_path / "a.npz")
-    turned = found["turned"]
-    moved = Tensor("turned", turned.dtype, turned.shape[::-1], (turned.parts[0]._replace(
-        shape=(700, 701), strides=(1, 700), steps=c_strides((700, 701))),))  # fmt: skip
-    writer = safetensors.writer(str(tmp_path / "b.safetensors"))
-    checkpoint = found.with_tensors({**found.tensors, "turned": moved})
-    plan = compile_plan(checkpoint, writer.place(checkpoint), str(tmp_path), Budget.of(10**9, 1))
-    sink, slots = Starts(), plan.placement.slots
-    for job in plan.jobs:
-        with Sources() as sources:
-            run_job(job, sources, sink, plan.memory)
-    for name in ("copied", "turned"):
-        within = [at for at in sink.starts if slots[name].start < at < slots[name].start + slots[name].size]
-        assert len(within) >= a.nbytes // BLOCK, name
-        assert not [at for at in within if at % PAGE], name
-
-
-class Starts:
-    """A sink that only notes where writes begin."""
-
-    def __init__(self) -> None:
-        self.starts: list[int] = []
-
-    def write(self, name: str, start: int, data: Any) -> None:
-        self.starts.append(start)
-
-    def paths(self) -> dict[str, str]:
-        return {}
-
-    def close(self) -> None:
-        pass

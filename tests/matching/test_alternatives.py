@@ -14,7 +14,6 @@ from ckptconv.matching.orders.cuts import PARTS
 from ckptconv.matching.pairs import Pair
 
 Shape = tuple[int, ...]
-Row = tuple[str, Shape, str, Shape, Pair]
 FLATTENED = "(s c) o -> o (c s)"
 FLAT_ORDER = Order(FLATTENED, (("c", 3),))
 IJFO, IFJO = "(h.i + h.j + h.f + h.o)", "(h.i + h.f + h.j + h.o)"
@@ -57,13 +56,6 @@ def test_dense_layers_behind_images() -> None:
         f"f.weight behind an image of 6 channels | 0: {FLATTENED}; c=6",
         f"f.weight behind an image of 4 channels | 0: {FLATTENED}; c=4",
     ]
-
-
-def test_a_dense_layer_of_one_output_is_no_vector() -> None:
-    row = pair("f/kernel", "f.weight", FLAT_ORDER, FLAT)
-    found = tried([row], IMAGE | {"f/kernel": (24, 1)}, {"f.weight": (1, 24)})
-    assert found[0] == "f.weight behind no image | 0: i o -> o i"
-    assert found[1:] == [f"f.weight behind an image of {c} channels | 0: {FLATTENED}; c={c}" for c in (6, 4)]
 
 
 def test_what_is_likely_comes_before_the_rest_and_what_is_sure_stays() -> None:

@@ -13,7 +13,7 @@ import pytest
 import ckptconv
 from ckptconv.errors import UnsafeCheckpoint, UsageError
 from ckptconv.matching.check.inputs import arguments, arrays, places
-from ckptconv.matching.pairs import Pair, Proposal
+from ckptconv.matching.pairs import Proposal
 
 pytest.importorskip("scipy", reason="matching by names is an extra")
 Shape = tuple[int, ...]
@@ -90,44 +90,9 @@ def test_arrays_that_prove_nothing(case: str) -> None:
 
 # --- outputs --------------------------------------------------------------------------------------------------------
 
-GOT: dict[str, list[Shape]] = {
-    "a": [(2, 3)],
-    "conv": [(1, 3, 8, 9)],
-    "b": [(2, 4)],
-    "rnn": [(2, 6), (1, 6)],
-    "": [(2, 5)],
-}
-PAIRS = (Pair(("first/kernel",), ("a.weight",)), Pair(("last/kernel",), ("rnn.weight",)))
-PLACES: dict[str, tuple[dict[str, Shape], dict[str, list[str]], str]] = {
-    "all are known": ({"first": (2, 3), "b": (2, 4)}, {"a": ["first"], "b": ["b"]}, ""),
-    "the output of the whole": ({"first": (2, 3), "y": (2, 5)}, {"a": ["first"], "": ["y"]}, ""),
-    "a layer without counterpart": ({"flat": (2, 9), "first": (2, 3)}, {"a": ["first"]}, "left out, as no"),
-    "the last is the output": (
-        {"flat": (2, 9), "first": (2, 3), "y": (2, 5)}, {"a": ["first"], "": ["y"]}, "is called so: flat",
-    ),
-    "as the output, but before": ({"z": (2, 5), "flat": (2, 9), "first": (2, 3)}, {"a": ["first"]}, "so: z, flat"),
-    "channels last": ({"conv": (1, 8, 9, 3)}, {"conv": ["conv"]}, ""),
-    "two of one module": ({"z": (2, 5), "rnn": (2, 6), "last": (1, 6)}, {"rnn": ["rnn", "last"], "": ["z"]}, ""),
-    "a state that is not given": ({"rnn": (2, 6)}, {"rnn": ["rnn"]}, ""),
-    "a layer of another shape": (
-        {"a": (3, 3), "y": (2, 5)}, {"": ["y"]}, "output a is left out: its shape is [3, 3], but a gives [2, 3]",
-    ),
-}  # fmt: skip
-
 
 def drawn(shapes: dict[str, Shape]) -> dict[str, Any]:
     return {n: np.full(shape, k) for k, (n, shape) in enumerate(shapes.items())}
-
-
-@pytest.mark.parametrize("case", PLACES)
-def test_which_array_is_whose_output(case: str) -> None:
-    wanted, want, note = PLACES[case]
-    got = {n: [np.zeros(shape) for shape in shapes] for n, shapes in GOT.items()}
-    found = places(Proposal(PAIRS), got, [""], drawn(wanted))
-    assert {place: [[*wanted][int(x.flat[0])] for x in many] for place, many in found.wanted.items()} == want
-    assert found.picked == {place: list(range(len(many))) for place, many in want.items()}
-    assert note in " ".join(found.notes)
-    assert bool(note) is bool(found.notes)
 
 
 PICKED: dict[str, tuple[dict[str, Shape], list[int], str]] = {

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import pytest
 
-from ckptconv.matching.orders import axes
 from ckptconv.matching.orders.axes import Order, Shape, convention
 
 
@@ -16,38 +15,6 @@ def said(found: Iterable[Order]) -> list[str]:
 
 
 # --- one tensor that becomes one --------------------------------------------------------------------------------------
-
-SIMPLE: dict[str, tuple[Shape, Shape, list[str]]] = {
-    "as it is": ((4,), (4,), ["", "a -> a"]),
-    "of other sizes": ((4,), (5,), []),
-    "half as long": ((8,), (4,), []),
-    "twice as long": ((4,), (8,), []),
-    "turned": ((2, 3), (3, 2), ["i o -> o i", "o i -> i o", "a b -> b a"]),
-    "square": ((3, 3), (3, 3), ["", "i o -> o i", "o i -> i o", "a b -> b a", "a b -> a b"]),
-    "kernel of one axis": ((7, 2, 3), (3, 2, 7), ["k i o -> o i k", "o i k -> k i o", "a b c -> c b a"]),
-    "kernel of two": ((1, 2, 3, 4), (4, 3, 1, 2), ["h w i o -> o i h w", "a b c d -> d c a b", "1 b c d -> d c 1 b"]),
-    "depthwise": ((7, 2, 1), (2, 1, 7), ["k c 1 -> c 1 k", "a b c -> b c a", "a b 1 -> b 1 a"]),
-    "image": ((2, 3, 4, 1), (4, 1, 2, 3), ["h w c 1 -> c 1 h w", "a b c d -> c d a b", "a b c 1 -> c 1 a b"]),
-    "two axes in one": ((2, 3, 5), (6, 5), ["a b c -> (a b) c; b=3", "a b c -> (b a) c; a=2"]),
-    "two axes of one": ((6, 5), (2, 3, 5), ["(a b) c -> a b c; b=3", "(b a) c -> a b c; a=2"]),
-    "axes that others stand between": ((2, 3, 5), (3, 10), ["a b c -> b (a c); c=5", "a b c -> b (c a); a=2"]),
-    "all axes in one": ((2, 3), (6,), ["a b -> (a b); b=3", "a b -> (b a); a=2"]),
-    "of one count, but not of one product": ((2, 6), (3, 4), []),
-    "ones that go": ((1, 1, 9), (9,), ["1 1 c -> c"]),
-    "ones that come": ((9,), (1, 9, 1), ["a -> 1 a 1"]),
-    "a one that comes behind a product": ((2, 3), (6, 1), ["a b -> (a b) 1; b=3", "a b -> (b a) 1; a=2"]),
-    "a number": ((), (), ["", "->"]),
-    "a number in brackets": ((1,), (), ["1 ->"]),
-    "more axes than are tried": ((2,) * 6, (2,) * 6, [""]),
-    "more axes than are merged": ((2,) * 6, (64,), []),
-    "fewer axes than are cut": ((64,), (2,) * 6, []),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", SIMPLE)
-def test_orders_of_axes(case: str) -> None:
-    a, b, wanted = SIMPLE[case]
-    assert said(axes.simple(a, b)) == wanted
 
 
 def test_the_inverse_of_an_order() -> None:

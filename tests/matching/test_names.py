@@ -91,56 +91,11 @@ def test_spellings_of_one_variable(word: str) -> None:
 
 Found = list[tuple[str, str, bool, tuple[str, ...], tuple[str, ...]]]
 ORDER = "only the order of the names pairs them"
-SWAP = "the numbers of the names swap"
-UNEVEN = "numbers that are not the same are paired in order"
-ALIKE = "the names are alike, not the same"
-DIFFER = "the numbers in the names differ"
 
 
 def paired(a: dict[str, object] | Sequence[str], b: dict[str, object] | Sequence[str]) -> Found:
     sides = [items(list(s), s if isinstance(s, dict) else dict.fromkeys(s)) for s in (a, b)]
     return [(n.a, n.b, n.sure, n.why, n.rivals) for n in likeness.by_likeness(*sides)]
-
-
-NUMBERED: dict[str, tuple[list[str], list[str], list[tuple[str, str]], tuple[str, ...]]] = {
-    "one": (["a/w"], ["a.w"], [("a/w", "a.w")], ()),
-    "the same": (["l_2/w", "l_1/w"], ["l.1.w", "l.2.w"], [("l_2/w", "l.2.w"), ("l_1/w", "l.1.w")], ()),
-    "shifted": (["l_1/w", "l_2/w", "l_3/w"], ["l.0.w", "l.1.w", "l.2.w"],
-                [("l_1/w", "l.0.w"), ("l_2/w", "l.1.w"), ("l_3/w", "l.2.w")], ()),
-    "uneven": (["l_1/w", "l_2/w", "l_3/w"], ["l.0.w", "l.4.w", "l.7.w"],
-               [("l_1/w", "l.0.w"), ("l_2/w", "l.4.w"), ("l_3/w", "l.7.w")], (UNEVEN,)),
-    "swapped": (["l_0_5/w", "l_1_5/w", "l_2_5/w", "l_0_6/w"], ["l.5.0.w", "l.5.1.w", "l.5.2.w", "l.6.0.w"],
-                [("l_0_5/w", "l.5.0.w"), ("l_1_5/w", "l.5.1.w"), ("l_2_5/w", "l.5.2.w"), ("l_0_6/w", "l.6.0.w")],
-                (SWAP,)),
-    "swapped rather than shifted": (["l_0_5/w", "l_1_5/w", "l_0_6/w"], ["l.5.0.w", "l.5.1.w", "l.6.0.w"],
-                                    [("l_0_5/w", "l.5.0.w"), ("l_1_5/w", "l.5.1.w"), ("l_0_6/w", "l.6.0.w")], (SWAP,)),
-    "a number repeats another": (["b_1/l_1/w", "b_2/l_2/w"], ["b.1.l.2.w", "b.2.l.3.w"],
-                                 [("b_1/l_1/w", "b.1.l.2.w"), ("b_2/l_2/w", "b.2.l.3.w")], ()),
-    "a number never varies": (["b_7/l_1/w", "b_7/l_2/w"], ["b.7.l.0.w", "b.7.l.1.w"],
-                              [("b_7/l_1/w", "b.7.l.0.w"), ("b_7/l_2/w", "b.7.l.1.w")], ()),
-    "which is another one there": (["b_7/l_1/w", "b_7/l_2/w"], ["b.5.l.1.w", "b.5.l.2.w"],
-                                   [("b_7/l_1/w", "b.5.l.1.w"), ("b_7/l_2/w", "b.5.l.2.w")], (DIFFER,)),
-    "which is not there": (["b_7/l_1/w", "b_7/l_2/w"], ["l.0.w", "l.1.w"],
-                           [("b_7/l_1/w", "l.0.w"), ("b_7/l_2/w", "l.1.w")], ()),
-    "which is not here": (["l_1/w", "l_2/w"], ["b.7.l.0.w", "b.7.l.1.w"],
-                          [("l_1/w", "b.7.l.0.w"), ("l_2/w", "b.7.l.1.w")], ()),
-    "two that never vary, in another order": (["b_7/c_8/l_1/w", "b_7/c_8/l_2/w"], ["c.8.b.7.l.1.w", "c.8.b.7.l.2.w"],
-                                              [("b_7/c_8/l_1/w", "c.8.b.7.l.1.w"), ("b_7/c_8/l_2/w", "c.8.b.7.l.2.w")],
-                                              (ALIKE,)),
-    "another number of one": (["l_1/w"], ["l.2.w"], [("l_1/w", "l.2.w")], (DIFFER,)),
-    "fewer": (["l_1/w", "l_2/w", "l_3/w"], ["l.1.w", "l.3.w"], [("l_1/w", "l.1.w"), ("l_3/w", "l.3.w")], ()),
-    "by their order": (["l_0_1/w", "l_1_0/w", "l_1_1/w"], ["l.3.w", "l.1.w", "l.2.w"],
-                       [("l_0_1/w", "l.1.w"), ("l_1_0/w", "l.2.w"), ("l_1_1/w", "l.3.w")], (ORDER,)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", NUMBERED)
-def test_numbers(case: str) -> None:
-    a, b, wanted, why = NUMBERED[case]
-    found = paired(a, b)
-    assert [(x, y) for x, y, *_ in found] == wanted
-    assert {w for *_, w, _ in found} == {why}
-    assert all(sure is (not why) for _, _, sure, _, _ in found)
 
 
 def test_tensors_of_two_classes_are_never_paired() -> None:
@@ -180,27 +135,6 @@ def test_names_that_say_the_same(a: str, b: str, others: list[str], same: bool) 
     sides = [[pairs.Item(t, tuple(t.split()), (), None, 0) for t in (x, *others)] for x in (a, b)]
     assert Unique(*sides)(a.split(), b.split()) is same
     assert Unique(*sides)(b.split(), a.split()) is same
-
-
-@pytest.mark.parametrize(
-    ("text", "read"),
-    [
-        ("a b c", "a b c"),
-        ("a # b", "a b"),  # numbers are compared elsewhere
-        ("p a q b", "a b"),  # one side alone says these
-        ("a a", "a"),
-        ("a a a b", "a b"),
-        ("a b a", "a b a"),
-        ("c a b a b d", "c a b d"),
-        ("a b c a b c d", "a b c d"),
-        ("d a b c a b c", "d a b c"),
-        ("a b b a b b", "a b"),
-        ("a b c b a", "a b c b a"),
-    ],
-)
-def test_what_is_said_twice_is_read_once(text: str, read: str) -> None:
-    sides = [[pairs.Item("", tuple(f"a b c d # {own}".split()), (), None, 0)] for own in "pq"]
-    assert Unique(*sides).read(text.split()) == tuple(read.split())
 
 
 def test_a_bias_is_not_taken_for_a_weight() -> None:

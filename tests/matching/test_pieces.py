@@ -15,10 +15,8 @@ from ckptconv.matching.orders import cells
 from ckptconv.matching.orders.axes import Order
 from ckptconv.matching.orders.choose import FLAT, FLAT_NOT, KEPT_GATES, SHAPED_IMAGE, Images, Judge, vectors
 from ckptconv.matching.orders.choose import GATES as GRU
-from ckptconv.matching.pairs import Length, Pair, Print, Proposal, Side
+from ckptconv.matching.pairs import Length, Pair, Proposal, Side
 from ckptconv.matching.rules import summary, toml
-from ckptconv.matching.values.fingerprints import fingerprint
-from ckptconv.moves.sources import Sources
 
 Shape = tuple[int, ...]
 FLATTENED = "(s c) o -> o (c s)"
@@ -178,45 +176,7 @@ def test_a_cell_of_tensorflow_1() -> None:
 # --- fingerprints -------------------------------------------------------------------------------------------------
 
 
-def printed(array: Any) -> Print:
-    with Sources() as sources:
-        found = fingerprint(held("t", array), sources)
-    assert found is not None
-    return found
-
-
-def test_a_fingerprint_is_of_elements_in_any_order() -> None:
-    rng = np.random.default_rng(0)
-    for kind in ("f4", "f8", "u1", "i2", "c16"):
-        whole = rng.integers(0, 200, 60).astype(kind)
-        one = printed(whole)
-        assert one == printed(rng.permutation(whole).reshape(5, 12).T)
-        assert (one.kind, one.elements, one.constant) == (held("t", whole).dtype.name, 60, False)
-        halves = [printed(whole[:25]), printed(whole[25:])]
-        assert one.total == sum(h.total for h in halves) % 2**64
-        other = whole.copy()
-        other[7] += 1
-        assert printed(other).total != one.total
-
-
-@pytest.mark.parametrize(
-    ("array", "constant"),
-    [
-        (np.zeros(5, "f4"), True), (np.full((2, 3), 7.0), True), (np.array([0, 0, 1.0]), False), (np.float32(0), True),
-        (np.float32(-1), True), (np.float32(1), True), (np.float32(np.nan), True), (np.float32(2), False),
-        (np.float64(0.5), False), (np.int64(1), True), (np.int64(7), False), (np.ones((1, 1)), True),
-        (np.concatenate([np.zeros(2**20), [1.0]]), False), (np.concatenate([np.zeros(2**21), np.ones(5)]), False),
-    ],
-)  # fmt: skip
-def test_what_proves_nothing(array: Any, constant: bool) -> None:
-    assert printed(array).constant is constant
-
-
 # --- wholes and parts: which are tried ------------------------------------------------------------------------------
-
-
-def like(*names: str, **elements: int) -> dict[str, Print]:
-    return {n: Print("float32", elements.get(n[-1], 4), 1, False) for n in names}
 
 
 # --- lengths ------------------------------------------------------------------------------------------------------

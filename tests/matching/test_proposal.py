@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv import MissingExtra, StorageError, UsageError
-from ckptconv.matching import proposal, rules
+from ckptconv import MissingExtra, UsageError
+from ckptconv.matching import proposal
 from ckptconv.matching.pairs import Pair, Proposal
 from ckptconv.matching.proposal import Match
 
@@ -40,17 +40,6 @@ def test_the_rules_are_written_and_named_after_both(sides: tuple[Path, Path], tm
     assert str(ckptconv.diff(tmp_path / "c.safetensors", sides[1])) == "the same: 2 tensors equal"
 
 
-def test_what_is_there_stays_unless_it_is_forced(sides: tuple[Path, Path], tmp_path: Path) -> None:
-    out = tmp_path / "r.toml"
-    out.write_text("mine")
-    with pytest.raises(StorageError, match="already exists; force=True replaces it") as e:
-        ckptconv.match("nowhere", "nothing", out)  # before anything is opened
-    assert e.value.url == str(out)
-    assert out.read_text() == "mine"
-    ckptconv.match(*sides, out, force=True)
-    assert "[[rule]]" in out.read_text()
-
-
 def test_no_proposal_over_its_source(sides: tuple[Path, Path]) -> None:
     for side in sides:
         before = side.read_bytes()
@@ -67,16 +56,6 @@ def test_a_check_needs_a_module(sides: tuple[Path, Path], tmp_path: Path) -> Non
             UsageError, match=r"check runs a module: the target must be one, or name package\.module:call"
         ):
             ckptconv.match(sides[0], target, check=check)
-
-
-def test_options_of_the_source_alone(tmp_path: Path, sides: tuple[Path, Path]) -> None:
-    """A prefix is stripped from the source, and the target keeps a name that begins alike."""
-    ckptconv.save({"x.fc.weight": W, "y": W[0]}, tmp_path / "s.npz")
-    ckptconv.save({"x.fc.weight": W}, tmp_path / "t.npz")
-    found = ckptconv.match(tmp_path / "s.npz", tmp_path / "t.npz", strip_prefix="x.", include="*fc*")
-    assert [(p.sources, p.targets) for p in found.proposal.pairs] == [(("fc.weight",), ("x.fc.weight",))]
-    alone = ckptconv.match(*sides, values=False)
-    assert {p.evidence for p in alone.proposal.pairs} == {"names"}
 
 
 @pytest.mark.parametrize("how", ["function", "name", "arrays", "file"])
@@ -164,11 +143,3 @@ def test_a_match_as_json() -> None:
         }],
         "ties": [["x", "y"]], "copies": {"c": "d"}, "source_only": ["s"], "target_only": ["t"], "notes": ["n"],
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(("source", "target"), [("", ""), ("a", "b"), ("a", ""), ("", "b")])
-def test_both_sides_are_named_if_one_is(source: str, target: str) -> None:
-    text = rules.toml(Proposal((Pair(("d",), ("D",)),), every=["d"]), "t", source, target)
-    there = f'title = "t"\nsource = "{source}"\ntarget = "{target}"\n'
-    assert (there in text) is bool(source or target)
-    assert ("source =" in text) is bool(source or target)

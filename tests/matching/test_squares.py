@@ -57,15 +57,6 @@ class Before(nn.Module):
         return self.conv2(self.conv1(y.permute(0, 3, 1, 2) if self.plain else y).relu())
 
 
-class Image(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(N, N, 3, padding=1), nn.Conv2d(N, N, 3, padding=1)
-
-    def forward(self, x: Any) -> Any:
-        return self.conv2(self.conv1(x).relu())
-
-
 VECTORS = {"running_mean": "moving_mean", "running_var": "moving_variance", "bias": "beta", "weight": "gamma"}
 
 

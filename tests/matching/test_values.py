@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from ckptconv.checkpoint import Tensor, held
-from ckptconv.matching import rules
-from ckptconv.matching.pairs import LISTED, Pair, Proposal
+from ckptconv.matching.pairs import LISTED
 from ckptconv.matching.values import find
 
 pytest.importorskip("scipy", reason="matching by names is an extra")
@@ -73,12 +72,3 @@ def test_a_target_that_was_made_from_the_source(varied: int, found: int, trained
     b |= {f"z{i}": held(f"z{i}", np.zeros(12)) for i in range(30)}
     a = {name: b[name] for name in list(b)[:found]} | {"other": held("other", rng.normal(size=12))}
     assert find.find(a, b).trained is trained
-
-
-@pytest.mark.parametrize("count", [1, LISTED, LISTED + 1])
-def test_rivals_are_listed_up_to_a_number(count: int) -> None:
-    rivals = tuple(f"r{i}" for i in range(count))
-    pair = Pair(("p",), ("q",), sure=False, real=True, why=("w",), rivals=rivals)
-    found = Proposal([pair], every=["p"])
-    more = ", ..." if count > LISTED else ""
-    assert f"# could also be {', '.join(rivals[:LISTED])}{more}\n" in rules.toml(found)

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -59,10 +58,6 @@ def write(source: Path, folder: Path, kind: str, force: bool = False, **more: ob
 def snapshot(folder: Path) -> Names:
     return {str(p.relative_to(folder)): hashlib.md5(p.read_bytes()).hexdigest()
             for p in sorted(folder.rglob("*")) if p.is_file()}  # fmt: skip
-
-
-def published(files: Names) -> Names:
-    return {n: d for n, d in files.items() if ".part" not in n}
 
 
 RUN = """
@@ -460,28 +455,6 @@ def test_a_signal_leaves_nothing(kind: str, sent: signal.Signals, sources: list[
         assert child.communicate(timeout=50)[1] == b"interrupted; nothing was written\n"
     assert child.returncode == 128 + sent
     assert sorted(tmp_path.rglob("*")) == before
-
-
-TURNED = 'layout = "a b -> b a"'
-
-
-@pytest.mark.parametrize("kind", ["single", "folder of npy"])
-def test_a_limit_on_file_size(kind: str, sources: list[Path], tmp_path: Path) -> None:
-    """A real refusal by the system, in a child: what a quota does."""
-    write(sources[0], tmp_path, kind)
-    before = snapshot(tmp_path)
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
-            write(sources[1], tmp_path, kind, True)
-        except StorageError as e:
-            code = 0 if "large" in str(e) else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert snapshot(tmp_path) == before
 
 
 @pytest.mark.skipif(not hasattr(os, "setresuid"), reason="needs users")

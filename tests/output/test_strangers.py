@@ -18,9 +18,7 @@ import ckptconv
 from ckptconv import api
 from ckptconv.errors import CkptError, StorageError
 from ckptconv.output import own, staging
-from ckptconv.output.destination import LONG, OutputFile
-from ckptconv.storage import files
-from ckptconv.storage.session import session
+from ckptconv.output.destination import OutputFile
 
 NAMES = [
     ".out.safetensors.part",
@@ -197,20 +195,6 @@ def test_a_folder_that_is_a_link_is_not_written_into(to: str, force: bool, tmp_p
     assert os.listdir(tmp_path / "victim") == ["model-00001-of-00003.safetensors"]
 
 
-def test_a_batch_lists_a_long_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that n outputs in one folder cost n, not n squared."""
-    made, names = list[str](), files.names
-    for i in range(LONG + 1):
-        (tmp_path / f"old-{i}").touch()
-    monkeypatch.setattr(files, "names", lambda folder, prefix="": made.append(folder) or names(folder, prefix))
-    with session(listings={}):
-        for i in range(3):
-            ckptconv.save({"w": np.ones(3)}, tmp_path / f"m-{i}.safetensors", verify="none")
-        assert made == [str(tmp_path)]
-        with pytest.raises(StorageError, match="already exists"):
-            ckptconv.save({"w": np.ones(3)}, tmp_path / "m-0.safetensors")
-
-
 # --- modes and room ---------------------------------------------------------------------------------------------
 
 
@@ -321,29 +305,6 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
     (tmp_path / ".n.npz.part").mkdir()
     with pytest.raises(StorageError, match="was left by another run; remove it if none is writing here"):
         ckptconv.save(values(), tmp_path / "n.npz")
-
-
-def test_a_log_is_read_from_its_beginning_whatever_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(fd: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    log = own.AppendLog(str(tmp_path / "new" / "log"), "another run")
-    assert (list(log.read()), log.size) == ([], 0)
-    for text in (b"one\n", b"two\nthree\n"):
-        log.append(text)
-    assert list(log.read()) == [b"one\n", b"two\n", b"three\n"]
-    assert (log.size, log.read_at(4, 3), log.read_at(10, 99)) == (14, b"two", b"ree\n")
-    log.cut(8)
-    with monkeypatch.context() as m:  # what cannot be made durable is taken back
-        m.setattr(os, "fsync", full)
-        with pytest.raises(StorageError, match="the disk is full"):
-            log.append(b"lost\n")
-    log.append(b"end")
-    with pytest.raises(StorageError, match="another run"):
-        own.AppendLog(log.path, "another run")
-    log.close()
-    log.close()
-    assert list(own.AppendLog(log.path, "another run").read()) == [b"one\n", b"two\n", b"end"]
 
 
 def test_what_cannot_be_made_durable_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

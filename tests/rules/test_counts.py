@@ -149,34 +149,3 @@ def test_config_says_how_many_there_are(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_layers": 3}))
     ckptconv.convert(file, tmp_path / "out.npz", converter=rules)
     assert len(ckptconv.open(tmp_path / "out.npz")) == 6
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ('[count]\n"a" = "n"', "must end with a capture that is a number"),
-        ('[count]\n"a.{p}" = "n"\n[where]\np = ["x"]', "must end with a capture that is a number"),
-        ('[count]\n"a.{p...}" = "n"', "must end with a capture that is a number"),
-        ('[count]\n"a.{p}.b" = "n"', "must end with a capture that is a number"),
-        ('[[refuse]]\nequal = ["n"]', "`equal` is a list of two parameters or numbers"),
-        ('[[refuse]]\nequal = ["n", 1.5]', "`equal` is a list of two"),
-        ("[[refuse]]\nequals = 1", "unknown key 'equals'"),
-    ],
-)
-def test_what_is_no_check(more: str, words: str) -> None:
-    with pytest.raises(CkptError, match=words):
-        library.parse(more, "checks")
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ('[count]\n"b.{i}" = "n"', "`count` refers to b.{i}, with which no name begins"),
-        ('[count]\n"a.{i}" = "m"', "`count`, `axes` or `refuse` refers to m, which is not a parameter"),
-        ('[axes]\nz = "n"', "`axes` refers to z, which is in no layout"),
-        ('[[refuse]]\nequal = ["m", 1]', "refers to m, which is not a parameter"),
-    ],
-)
-def test_lint(more: str, words: str) -> None:
-    rules = '[params]\nn = 1\n[[rule]]\nfrom = "a.{i}"\nto = "a.{i}"\nwhere = { i = "int" }\nlayout = "x y -> y x"\n'
-    assert words in " ".join(library.lint(library.parse(f"{more}\n{rules}" if "[[" not in more else rules + more, "c")))

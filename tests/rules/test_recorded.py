@@ -214,20 +214,6 @@ def test_recorded_parameters_of_a_stranger(params: str, found: dict[str, int]) -
         assert provenance.params(inverse, Checkpoint({}, {PARAMS: broken})) == {}
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"n": "x"}, "the parameter n must be an integer, not 'x'"),
-        ({"n": None}, "the parameter n must be an integer, not None"),
-        ({"nn": 3}, "the converter test has no parameter 'nn'; did you mean|the converter test has no parameter 'nn'"),
-        ({"c": 3}, "the converter test has no parameter 'c'"),
-    ],
-)
-def test_parameters_that_are_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        sizes.checked(parse(SIZED), given)
-
-
 def test_parameters_are_numbers() -> None:
     assert sizes.checked(parse(SIZED), {"n": "3", "d": 4.0}) == {"n": 3, "d": 4}
 
@@ -291,31 +277,3 @@ def test_what_no_rule_takes(left: list[str], of: int, said: str) -> None:
         refuse_unmatched(parse(RULES), made, found)
     assert said in caught.value.message
     assert caught.value.url is None
-
-
-def test_a_reason_is_said_instead_of_the_nearest_rule() -> None:
-    found = Assignment()
-    found.unmatched.append("z1")
-    found.reasons["z1"] = "it is half of a pair"
-    with pytest.raises(UnmatchedTensors, match=r"drop them .*\n  z1 \[3\] - it is half of a pair$"):
-        refuse_unmatched(parse(RULES), Checkpoint({"z1": held("z1", np.zeros(3, "f4"))}), found)
-
-
-def test_what_is_no_weight_does_not_count() -> None:
-    """Of two weights one has no rule: that is half of the model, not most of it; slots say nothing."""
-    made = {n: held(n, np.zeros(3, "f4")) for n in ("z", "y", "enc/a/kernel")}
-    slots = {f"s{k}": replace(held(f"s{k}", np.zeros(3, "f4")), role="slot") for k in range(9)}
-    found = Assignment()
-    found.unmatched += ["z", "y"]
-    with pytest.raises(UnmatchedTensors, match="it may be the wrong converter"):
-        refuse_unmatched(parse(RULES), Checkpoint({**made, **slots}), found)
-
-
-def test_the_nearest_rule_is_sought_of_twenty_only() -> None:
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    names = [c * 3 for c in letters[:22]]
-    found = Assignment()
-    found.unmatched += names
-    with pytest.raises(UnmatchedTensors) as caught:
-        refuse_unmatched(parse(RULES), Checkpoint({n: held(n, np.zeros(1, "f4")) for n in names}), found)
-    assert caught.value.message.count("nearest rule") == 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -218,14 +217,6 @@ def test_names_that_collide() -> None:
     assert list(merged) == ["a", "c"]
 
 
-def test_passes_on_names_that_are_given_no_name() -> None:
-    with pytest.raises(UsageError, match="strip_prefix= takes prefixes, not ','"):
-        names.strip(tensors((1,)), [","])
-    for name in ("/", ".", ""):
-        with pytest.raises(UsageError, match=f"scope='{re.escape(name)}' is not a name"):
-            passes.scope(tensors((1,)), name)
-
-
 def test_casts() -> None:
     before = tensors((2,), b=np.ones(2, "i4"), c=np.ones(2, "f2"))
     with pytest.raises(UsageError, match="floating-point dtype, not int32"):
@@ -366,19 +357,6 @@ def test_one_of_two_averages_may_be_excluded(exclude: str, after: dict[str, floa
     """It stays here, for the pass `select` to leave out."""
     before = made({}, **dict.fromkeys(TWO_DECAYS, (2,)))
     assert shown(averages(before, passes.wanted(exclude=[exclude]))) == after
-
-
-def test_two_names_of_one_average_are_one() -> None:
-    before = made(ONE, fc__w=(2,), ema__module__fc__w=(2,))
-    again = before["ema.module.fc.w"].renamed("ema.fc.w")
-    assert shown(averages(replace(before, tensors={**before.tensors, "ema.fc.w": again}))) == {"fc.w": 1}
-
-
-def test_weights_that_are_averages_already() -> None:
-    before = made({"name": "ema", "average": True, "averages": []}, w=(2,))
-    after = averages(before)
-    assert list(after) == ["w"]
-    assert [n.text for n in after.notes] == ["the weights are moving averages already"]
 
 
 def test_unmatched_are_counted() -> None:

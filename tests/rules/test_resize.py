@@ -6,7 +6,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -65,30 +64,6 @@ def test_values_are_those_of_numpy_and_lead_back(case: str, tmp_path: Path) -> N
         kept[tuple(slice(n) for n in want.shape)] = want
         lost = kept.T if more else kept
     assert np.array_equal(back, lost)
-
-
-KINDS: dict[str, tuple[Any, float]] = {
-    "float16": (np.float16, 0.5),
-    "int8": (np.int8, -128),
-    "int4": (ml_dtypes.int4, -2),
-    "int2": (ml_dtypes.int2, -2),
-    "float4": (ml_dtypes.float4_e2m1fn, -2),
-    "bool": (np.bool_, 1),
-    "complex64": (np.complex64, 2),
-    "not a number": (np.float64, float("nan")),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_dtype_is_padded(kind: str) -> None:
-    dtype, value = KINDS[kind]
-    array = np.ones((2, 2), dtype)
-    both = rules(f"pad = {{ axis = 0, from = 2, to = 3, value = {value} }}")
-    padded = made(both, array)
-    assert padded.dtype == dtype
-    assert np.array_equal(padded[2], np.full(2, value, dtype), equal_nan=kind == "not a number")
-    after = apply(both, Checkpoint({"w": held("w", array)}))
-    assert np.array_equal(apply(both.inverse, after)["w"].numpy(), array)
 
 
 REFUSED: dict[str, tuple[Any, str, str]] = {
@@ -167,31 +142,6 @@ def test_what_a_program_drew_at_random_is_cut_off_with_a_note() -> None:
     assert (note.kind, note.text) == ("lossy", "axis 0 is cropped from 6 to 4: what is beyond is lost")
 
 
-def test_plan_and_report_say_it(tmp_path: Path) -> None:
-    params = "[params]\nrows = { config = 'vocab', help = 'rows' }\n"
-    (tmp_path / "r.toml").write_text(f"{params}[[rule]]\nfrom='w'\nto='v'\npad = {{ axis = 0, to = 'rows' }}\n")
-    (tmp_path / "x.toml").write_text("[[rule]]\nfrom='w'\nto='v'\ncrop = { axis = 0, to = 2 }\n")
-    (tmp_path / "config.json").write_text('{"vocab": 6}')
-    ckptconv.save({"w": W}, tmp_path / "a.safetensors")
-    plans = {}
-    for name in ("r", "x"):
-        how: dict[str, Any] = {"converter": str(tmp_path / f"{name}.toml")}
-        out = tmp_path / f"{name}.safetensors"
-        plans[name] = ckptconv.dry_run(tmp_path / "a.safetensors", out, **how)
-        ckptconv.convert(tmp_path / "a.safetensors", out, **how)
-        plans[f"{name} back"] = ckptconv.dry_run(out, tmp_path / "c.safetensors", inverse=True, **how)
-    notes = {n: [(x.kind, x.text) for x in p.notes if "axis" in x.text] for n, p in plans.items()}
-    found = {n: (p.to_json()["plan"][0]["how"], notes[n]) for n, p in plans.items()}
-    assert found == {
-        "r": ("pad", [("hint", "axis 0 is padded from 4 to 6 with 0")]),
-        "r back": ("cut padding off", [("hint", "axis 0 is cropped from 6 to 4: what is cut off must be 0, which is "
-                                        "checked when it is read")]),
-        "x": ("copy", [("lossy", "axis 0 is cropped from 4 to 2: what is beyond is lost")]),
-        "x back": ("pad", [("lossy", "axis 0 is padded from 2 to 4 with 0: what the crop cut off is lost")]),
-    }  # fmt: skip
-    assert plans["r"].to_json()["plan"][0]["by"]["rule"] == "w -> v (pad axis 0)"
-
-
 def test_an_inverse_without_a_record_asks_for_the_length() -> None:
     without = rules("crop = { axis = 0, to = 4 }").inverse
     with pytest.raises(LayoutError, match=r"the length of axis 0 before is not recorded; give it as `from`"):
@@ -242,20 +192,6 @@ def test_in_front_the_beginning_is_cut_off_and_checked(tmp_path: Path) -> None:
     ckptconv.save({"v": changed}, tmp_path / "b.safetensors")
     with pytest.raises(ConversionError, match=words):
         apply(both.inverse, ckptconv.open(tmp_path / "b.safetensors"))["w"].numpy()
-
-
-@pytest.mark.slow
-def test_more_than_a_window(tmp_path: Path) -> None:
-    """Padding of several windows: the last element is read, too, in bounded memory."""
-    big = np.zeros((3_000_000,), "f8")
-    big[:10] = 1
-    ckptconv.save({"v": big}, tmp_path / "b.safetensors")
-    back = rules("pad = { axis = 0, from = 10, to = 3000000 }").inverse
-    assert np.array_equal(apply(back, ckptconv.open(tmp_path / "b.safetensors"))["w"].numpy(), big[:10])
-    big[-1] = 2
-    ckptconv.save({"v": big}, tmp_path / "d.safetensors")
-    with pytest.raises(ConversionError, match=r"at \[2999999\] it is 2.0"):
-        apply(back, ckptconv.open(tmp_path / "d.safetensors"))["w"].numpy()
 
 
 @pytest.mark.parametrize(

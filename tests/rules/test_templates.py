@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from ckptconv.errors import LayoutError
 from ckptconv.moves.part import Held
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
-from ckptconv.rules.library import lint
 from ckptconv.rules.templates import Domain, domain, template
 
 SPECS = ["int", "int+1", "int-4", "2*int", "2*int-1", "3*int+2", "int:3", "int+1:3", "int in 4 4 4", "int in 6 3 3"]
@@ -51,14 +49,6 @@ def test_numbers_come_back(spec: str, number: int) -> None:
 )
 def test_numbers(spec: str, source: str, target: str | None) -> None:
     assert domain(spec).forward(source) == target
-
-
-@pytest.mark.parametrize("width", range(1, 10))
-def test_digits_of_a_width(width: int) -> None:
-    takes = re.compile(domain(f"int:{width}").pattern).fullmatch
-    taken = [n for n in range(1, 12) if takes("1" * n)]
-    assert taken == list(range(width, 10))
-    assert [bool(takes(f"0{'1' * n}")) for n in (width - 1, width)] == [True, False]
 
 
 def test_between_two_there_is_nothing() -> None:
@@ -103,26 +93,6 @@ def test_ties_that_may_stand_apart() -> None:
     copies = Checkpoint({n: t.renamed(n) for n, t in held(emb=a, head=a.copy()).items()}, metadata=one.metadata)
     assert list(apply(converter.inverse, copies)) == ["words"]  # the metadata tells that they were tied
     assert list(apply(converter.inverse, held(emb=a, head=b))) == ["words", "logits"]  # a stranger's file: both
-
-
-def test_where_for_a_whole_file(tmp_path: Path) -> None:
-    text = """
-title = "t"
-[where]
-p = { g = "weight", b = "bias" }
-i = "int+1"
-[[rule]]
-from = "h{i}/{p}"
-to = "layer.{i}.{p}"
-[[rule]]
-from = "last/{p}"
-to = "last.{p}"
-where = { p = { g = "gain" } }
-"""
-    converter = library.parse(text, "common")
-    assert lint(converter) == []
-    made = apply(converter, held(**{"h0/g": np.zeros(2, "f4"), "last/g": np.zeros(2, "f4")}))
-    assert list(made) == ["layer.1.weight", "last.gain"]
 
 
 @pytest.mark.parametrize(

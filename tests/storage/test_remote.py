@@ -485,65 +485,6 @@ def test_every_range_is_what_is_there(bucket: str, size: int, monkeypatch: pytes
                     assert bytes(f.read(start, length)) == raw[start : start + length]
 
 
-# The size of a file; what is read of it, and what that requests. 16 bytes at the beginning and 8 at the end belong
-# together; a window of 4 bytes doubles up to 32 while reads continue near its end.
-REQUESTS: dict[str, tuple[int, list[tuple[tuple[int, int], tuple[int, int] | None]]]] = {
-    "a small file at once": (24, [((10, 2), (0, 24)), ((23, 1), None), ((0, 24), None)]),
-    "the beginning and the end": (
-        25, [((15, 1), (0, 16)), ((0, 16), None), ((17, 1), (17, 8)), ((17, 8), None), ((16, 1), (16, 4))],
-    ),
-    "on from the beginning": (200, [((0, 4), (0, 16)), ((16, 2), (16, 16)), ((30, 2), None), ((16, 16), None)]),
-    "over the edge of the beginning": (200, [((15, 2), (15, 4)), ((15, 1), (0, 16)), ((16, 1), (16, 16))]),
-    "over the edge of the end": (200, [((191, 9), (191, 9)), ((192, 8), (192, 8)), ((191, 2), (191, 4))]),
-    "a window that doubles": (
-        200,
-        [
-            ((20, 1), (20, 4)), ((24, 1), (24, 8)), ((24, 8), None), ((31, 2), (31, 16)), ((47, 1), (47, 32)),
-            ((79, 1), (79, 32)),
-        ],
-    ),
-    "further than the next window goes": (200, [((100, 1), (100, 4)), ((109, 1), (109, 4))]),
-    "as far as the next window goes": (200, [((100, 1), (100, 4)), ((108, 1), (108, 8)), ((124, 1), (124, 16))]),
-    "back": (200, [((100, 1), (100, 4)), ((99, 1), (99, 4)), ((99, 4), None)]),
-    "more than a window": (
-        200, [((100, 9), (100, 9)), ((108, 2), (108, 8)), ((40, 31), (40, 31)), ((40, 32), (40, 32))],
-    ),
-    "what is large by itself": (
-        200, [((100, 1), (100, 4)), ((50, 32), (50, 32)), ((104, 1), (104, 8)), ((50, 1), (50, 4))],
-    ),
-    "up to the end": (200, [((188, 1), (188, 4)), ((190, 9), (190, 9)), ((190, 10), (190, 10))]),
-    "a window that the file ends": (200, [((180, 8), (180, 8)), ((188, 3), (188, 8)), ((191, 3), None)]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REQUESTS)
-def test_what_is_requested(case: str, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"HEAD": 16, "TAIL": 8, "FIRST": 4, "LAST": 32}.items():
-        monkeypatch.setattr(remote, name, value)
-    size, reads = REQUESTS[case]
-    raw, asked = bytes(range(size)), list[tuple[int, int]]()
-    fsspec.filesystem("memory").pipe("/bucket/x", raw)
-    real = remote.RemoteFile._get
-    monkeypatch.setattr(remote.RemoteFile, "_get", lambda f, some: (asked.extend(some), real(f, some))[1])
-    f = remote.RemoteFile(f"{bucket}/x")
-    for (start, length), request in reads:
-        asked.clear()
-        assert bytes(f.read(start, length)) == raw[start : start + length]
-        assert asked == ([request] if request else []), (start, length)
-
-
-def test_what_is_large_is_filled_piece_by_piece(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"HEAD": 16, "TAIL": 8, "PIECE": 32}.items():
-        monkeypatch.setattr(remote, name, value)
-    raw = bytes(range(200))
-    fsspec.filesystem("memory").pipe("/bucket/x", raw)
-    f = remote.RemoteFile(f"{bucket}/x")
-    for start, size in ((0, 200), (20, 33), (20, 32), (101, 64), (7, 0)):
-        target = bytearray(size)
-        f.into(start, memoryview(target))
-        assert target == raw[start : start + size]
-
-
 def test_what_is_opened_next_is_fetched_at_once(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only in a run that keeps it, only if it is several files, and without a word about those that are missing."""
     ckptconv.save(arrays(), f"{bucket}/m.safetensors", max_shard_size=1000)
@@ -565,17 +506,6 @@ def test_what_is_opened_next_is_fetched_at_once(bucket: str, monkeypatch: pytest
         assert sorted(asked) == there[:3]
         remote.RemoteFile(there[3]).read(0, 8)
         assert asked[3:] == [there[3]]
-
-
-def test_what_was_read_last_is_kept_longest(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookups, "MAX_ENDS", 2)
-    run = lookups.Lookups()
-    for url in "abaca":
-        run.ends(url).append((0, url.encode()))
-    assert run.ends("a") == [(0, b"a")] * 3
-    assert run.ends("c") == [(0, b"c")]
-    assert run.ends("b") == []
-    assert run.ends("a") == []
 
 
 def test_nothing_is_kept_beyond_a_run(bucket: str) -> None:

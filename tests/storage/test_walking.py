@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,13 +38,6 @@ def put(store: dict[str, Any], key: str, raw: bytes = b"x") -> None:
     from fsspec.implementations.memory import MemoryFile
 
     store["/" + key] = MemoryFile(fsspec.filesystem("memory"), "/" + key, raw)
-
-
-def zipped(path: Path, members: dict[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w") as z:
-        for name, raw in members.items():
-            z.writestr(name, raw)
-    return path
 
 
 @pytest.fixture

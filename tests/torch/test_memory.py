@@ -225,7 +225,6 @@ def by_name() -> nn.Module:
     return module
 
 
-MEMORY = torch.arange(12.0)
 NAN = np.uint32(0x7FC00123).view("f4")
 ONE = [[NAN, -0.0], [1.0, 2.0]]
 SHARED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], bool]] = {

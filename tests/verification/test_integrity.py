@@ -254,19 +254,6 @@ def test_keep_going_with_a_cut_file(what: str, left: float, fixtures: Path, tmp_
     assert all("truncated" in why for why in damaged.values())
 
 
-def test_what_a_cut_file_lost_without_a_name_is_said(fixtures: Path, tmp_path: Path, cli: Run) -> None:
-    path = tmp_path / "m.pt"
-    shutil.copy(fixtures / "torch" / "training.pt", path)
-    os.truncate(path, path.stat().st_size - 5)
-    assert "the end of the file is gone" in cli("m.pt", "-o", "out.npz", "--keep-going").stderr
-    raw = (fixtures / "torch" / "frozen.pt").read_bytes()
-    path.write_bytes(raw[: raw.index(b"constants.pkl") + 20])
-    assert [n.names for n in ckptconv.open(path, keep_going=True).notes if n.kind == "damaged"] == [
-        (),
-        ("constants.pkl",),
-    ]
-
-
 def test_a_cut_file_gives_no_bytes_of_a_stranger(tmp_path: Path) -> None:
     """A tensor holds what ends a member, with a wrong length or the right one: it is whole, or it is listed."""
     torch = pytest.importorskip("torch")
@@ -342,38 +329,6 @@ def test_all_verbs_take_the_same_for_damage(what: str, cli: Run, tmp_path: Path)
         assert ("model-00002-of-00003.safetensors is missing" in done.stdout + done.stderr) is bool(lost)
     done = cli("diff", "m", "m", "--keep-going", *options, "--json")
     assert [n["names"] for n in json.loads(done.stdout)["damaged"] if "in A" in n["text"]] == [lost] * bool(lost)
-
-
-@pytest.mark.parametrize("options", [("--include", "net.b.*"), ("--at", "net.b")])
-def test_where_all_that_is_selected_is_lost(options: tuple[str, str], cli: Run, tmp_path: Path) -> None:
-    """It was called a mistake in the options."""
-    given = {f"net.{n}.{k}": np.full(300, ord(n), "f4") for n in "abc" for k in "xy"}
-    ckptconv.save(given, tmp_path / "m", format="hf", max_shard_size=2500)
-    (tmp_path / "m" / "model-00002-of-00003.safetensors").unlink()
-    done = cli("m", "-o", "out.npz", "--keep-going", *options)
-    assert "damaged" in done.stderr
-    assert "net.b.x" in done.stderr
-    assert done.returncode not in (0, 2)
-
-
-RENAMED = {  # a selection from A, whose w is B's q, which is damaged there
-    "without it": ({"exclude": "w"}, (), True),
-    "only it": ({"include": "w"}, ("q",), False),
-    "others": ({"include": "o"}, (), True),
-    "all": ({}, ("q",), False),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", RENAMED)
-def test_damage_of_what_has_another_name_in_a(what: str, tmp_path: Path) -> None:
-    options, lost, alike = RENAMED[what]
-    ckptconv.save({"w": np.arange(50.0), "o": np.ones(9)}, tmp_path / "a.npz")
-    ckptconv.save({"q": np.arange(50.0), "o": np.ones(9)}, tmp_path / "b.npz")
-    flip(tmp_path / "b.npz", (tmp_path / "b.npz").read_bytes().find(np.arange(50.0).tobytes()) + 30)
-    (tmp_path / "r.toml").write_text('[[rule]]\nnames = { "w" = "q", "o" = "o" }\noptional = true\n')
-    rules = str(tmp_path / "r.toml")
-    found = ckptconv.diff(tmp_path / "a.npz", tmp_path / "b.npz", converter=rules, keep_going=True, **options)
-    assert ([n.names for n in found.damaged], found.same) == ([lost] * bool(lost), alike)
 
 
 def test_reasons_of_several_lines_are_listed_in_one() -> None:
