@@ -13,6 +13,7 @@ Specification: tensorflow/core/util/tensor_bundle/tensor_bundle.cc, tensorflow/c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...checkpoint import Details, Note, Tensor, contiguous
@@ -123,13 +124,16 @@ def _entries(index: str, pairs: Iterator[tuple[bytes, bytes]]) -> dict[bytes, En
     from . import messages_pb2 as pb
 
     entries: dict[bytes, Entry] = {}
-    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+    shapes: dict[bytes, tuple[int, ...]] = {}
     for key, value in pairs:
         e = parse(pb.BundleEntryProto, value, "the entry", index, text(key))
-        if e.shape.unknown_rank:
-            raise CorruptCheckpoint("the shape has no rank", url=index, tensor=text(key))
-        shape = tuple([d.size for d in e.shape.dim])
-        shape = shapes.setdefault(shape, shape)
+        raw = e.shape.SerializeToString()
+        shape = shapes.get(raw)
+        if shape is None:
+            if e.shape.unknown_rank:
+                raise CorruptCheckpoint("the shape has no rank", url=index, tensor=text(key))
+            shape = shapes[raw] = tuple([d.size for d in e.shape.dim])
+            checked_count(shape, url=index, tensor=text(key))
         entries[key] = Entry(e.dtype, shape, e.shard_id, e.offset, e.size, e.crc32c, tuple(e.slices))
     return entries
 
@@ -155,7 +159,6 @@ class _Stored:
                 continue
             name = text(key)
             kind = kinds.of(entry.dtype, name)
-            checked_count(entry.shape, url=self.index, tensor=name)
             if kind is None:
                 continue
             ops = ("swap",) if self.order == "big" and kind.word > 1 else ()
@@ -170,7 +173,7 @@ class _Stored:
     def data(self, name: str, entry: Entry, kind: DType) -> Data:
         """The location of an entry's bytes."""
         offset, size, check = entry.offset, entry.size, unmask(entry.crc32c)
-        count = checked_count(entry.shape, url=self.index, tensor=name)
+        count = prod(entry.shape)
         what = ""
         if offset < 0 or size < 0:
             what = "the offset or size is negative"
