@@ -6,7 +6,6 @@ doubts = ["class", "flatten"]          in a [[rule]]; the keys of DOUBTS
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from ..checkpoint import Checkpoint, Note
 from .assign import Assignment, input_of, layer_kind
@@ -16,13 +15,6 @@ HEADS = {"einsum", "query", "key", "value", "output", "attention_output"}  # (_d
 PLAIN = {"conv1d", "conv2d", "conv3d", "Conv"}  # default names of layers for which the rules of convolutions are right
 
 
-class Doubt(NamedTuple):
-    """text: the note. find: those of the names that a rule takes for which it is right."""
-
-    text: str
-    find: Callable[[Checkpoint, Sequence[str]], Iterable[str]]
-
-
 def notes(converter: Converter, checkpoint: Checkpoint, found: Assignment) -> Iterator[Note]:
     """The doubts of rules about tensors that they took."""
     taken: dict[str, list[str]] = {}
@@ -30,8 +22,9 @@ def notes(converter: Converter, checkpoint: Checkpoint, found: Assignment) -> It
         for doubt in converter.rules[group.rule].doubts:
             taken.setdefault(doubt, []).extend(n for members in group.members for n in members.values())
     for doubt, names in taken.items():
-        if doubtful := tuple(DOUBTS[doubt].find(checkpoint, names)):
-            yield Note("assumed", DOUBTS[doubt].text, doubtful)
+        text, find = DOUBTS[doubt]
+        if doubtful := tuple(find(checkpoint, names)):
+            yield Note("assumed", text, doubtful)
 
 
 def _unclassed(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
@@ -73,29 +66,30 @@ def _without_equation(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[
     return (n for n in names if not input_of(checkpoint, n) and layer_kind(checkpoint, n).startswith("einsum_dense"))
 
 
-DOUBTS = {
-    "class": Doubt(
+# The text of a note, and which of the names that a rule takes it is right for.
+DOUBTS: dict[str, tuple[str, Callable[[Checkpoint, Sequence[str]], Iterable[str]]]] = {
+    "class": (
         "taken for a plain convolution: neither the file nor the layer's name tells whether it is a transposed or a "
         "depthwise one",
         _unclassed,
     ),
-    "flatten": Doubt(
+    "flatten": (
         "whether this layer follows a Flatten of images is not known (a .keras file tells it of Keras' own layers); if "
         "it does, torch has its inputs in another order, and so has a normalisation between them: a rule with the "
         "layout '(h w c) o -> o (c h w)'",
         _flattened,
     ),
-    "unknown": Doubt(
+    "unknown": (
         "follows an image and a layer whose effect on it is not known; if it takes a flattened image, torch has its "
         "features in another order: a rule with the layout '(h w c) -> (c h w)'",
         _unknown,
     ),
-    "into_image": Doubt(
+    "into_image": (
         "its outputs are shaped into an image: if the module shapes them into (c, h, w), it needs them in another "
         "order, and so do a bias and a normalisation between them: a rule with the layout 'i (h w c) -> (c h w) i'",
         _into_image,
     ),
-    "equation": Doubt(
+    "equation": (
         "taken for an EinsumDense of inputs times kernel, abc,cd->abd: the file does not tell its equation",
         _without_equation,
     ),

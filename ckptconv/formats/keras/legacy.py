@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 INDEX = ".h5.index.json"
 MAX_WORDS = 8  # at the end of a weight's name, which may be those of its layer
-MAX_SAME = 20  # layers of one name that are told apart: each weight is compared with all
 STEPS = {"iteration", "iterations", "iter"}
 
 
@@ -135,64 +134,62 @@ def _slots(found: Tree) -> dict[str, Listed]:
     return slots
 
 
-def _of_config(text: str, layers: Iterable[Any]) -> Details:
-    """The class of the layer that each tensor belongs to, and what it takes, if the model's config tells.
-
-    A weight's name ends with that of its layer, or of what is in it: fc/kernel:0, bi/forward_lstm/lstm_cell/kernel:0.
-    """
-    try:
-        tables = _by_name(json.loads(text) if text else {})
-    except (ValueError, RecursionError):
-        return {"kinds": {}, "inputs": {}}
-    owners: dict[str, dict[Owner, None]] = {}
-    for layer, weights in layers:
-        table = tables.get(layer, tables[""])
-        for tensor, weight in weights:
-            words = [layer, *weight.rsplit("/", MAX_WORDS)[:-1]]
-            word = next((word for word in reversed(words) if word in table), "")
-            found = [o if word == words[-1] or _holds_all(o.kind) else o._replace(kind="") for o in table.get(word, ())]
-            owners.setdefault(tensor, {}).update(dict.fromkeys(found))
-    details: Details = {"kinds": {}, "inputs": {}}
-    for tensor, several in owners.items():
-        kinds, inputs = {o.kind for o in several}, {o.input for o in several}
-        if len(kinds) == 1 and (kind := kinds.pop()):
-            details["kinds"][tensor] = kind
-        if len(inputs) > 1:  # layers of one name, or one weight of several layers
-            inputs = {LayerInput("unknown")} if any(one and one.follows_flatten for one in inputs) else set()
-        if taken := next(iter(inputs), None):
-            details["inputs"][tensor] = taken
-    return details
-
-
 class Owner(NamedTuple):
-    """The class of a layer, and what it takes."""
+    """The class of a weight's layer, '' if nobody knows, and what the layer takes."""
 
     kind: str
     input: LayerInput | None
 
 
-def _holds_all(kind: str) -> bool:
-    """Whether a layer of this class has all its weights itself, whatever is between its name and theirs."""
-    return kind in naming.VARIABLES or kind.removesuffix("_cell") in naming.RECURRENT
+def _of_config(text: str, layers: Iterable[Any]) -> Details:
+    """The class of the layer that each tensor belongs to, and what it takes, if the model's config tells.
+
+    A weight's name ends with that of its layer, or of what is in it: fc/kernel:0, bi/forward_lstm/lstm_cell/kernel:0.
+    """
+    known: dict[tuple[str, str], Owner] = {}
+    try:
+        config = json.loads(text) if text else {}
+        _find_owners(config, layer_inputs(config), known)
+    except (ValueError, RecursionError):
+        known = {}
+    owners: dict[str, Owner] = {}
+    for layer, weights in layers:
+        top = layer if (layer, "") in known else ""  # a layer of the model itself, or all of them
+        for tensor, weight in weights:
+            words = [layer, *weight.rsplit("/", MAX_WORDS)[:-1]]
+            word = next((word for word in reversed(words) if (top, word) in known), "")
+            if owner := known.get((top, word)):
+                whole = word == words[-1] or owner.kind in naming.VARIABLES or owner.kind in naming.RECURRENT
+                _agree(owners, tensor, owner if whole else owner._replace(kind=""))
+    return {
+        "kinds": {tensor: o.kind for tensor, o in owners.items() if o.kind},
+        "inputs": {tensor: o.input for tensor, o in owners.items() if o.input},
+    }
 
 
-def _by_name(config: Any) -> dict[str, dict[str, list[Owner]]]:
-    """The layers in each of the model's own, by name; in "" all of them."""
-    known = layer_inputs(config)
-    tables: dict[str, dict[str, list[Owner]]] = {"": {}}
+def _find_owners(
+    config: Any, inputs: Mapping[int, LayerInput], known: dict[tuple[str, str], Owner], top: str = "", depth: int = 0
+) -> None:
+    """Put down all layers by name, within the layer of the model itself that holds them, and anywhere ("")."""
+    for row in naming.rows_of(config) if depth <= naming.MAX_DEPTH else ():
+        own, name = row["config"], row["config"]["name"]
+        layer = naming.Listed(naming.snake(row["class_name"]), name, own, row)
+        owner = Owner((layer.inner or layer).kind, inputs.get(id(row)))
+        for place in {"", top or name}:
+            known.setdefault((place, ""), Owner("", None))
+            if "layers" not in own:
+                _agree(known, (place, name), owner)
+        _find_owners(row, inputs, known, top or name, depth + 1)
 
-    def walk(config: Any, top: str, depth: int) -> None:
-        for _, layer, row in naming.rows(config, known) if depth <= naming.MAX_DEPTH else ():
-            own = top or (layer.name if layer else "")
-            if layer and "layers" not in layer.config:
-                for table in (tables[""], tables.setdefault(own, {})):
-                    same = table.setdefault(layer.name, [])
-                    if len(same) < MAX_SAME:
-                        same.append(Owner(naming.inside(layer.kind, layer.config)[0], layer.input))
-            walk(row, own, depth + 1)
 
-    walk(config, "", 0)
-    return tables
+def _agree(known: dict[Any, Owner], key: Any, owner: Owner) -> None:
+    """Put an owner down; of several, what they have in common."""
+    before = known.setdefault(key, owner)
+    taken = {before.input, owner.input}
+    if len(taken) > 1:
+        doubtful = any(one and one.follows_flatten for one in taken)
+        owner = owner._replace(input=LayerInput("unknown") if doubtful else None)
+    known[key] = owner._replace(kind=owner.kind if owner.kind == before.kind else "")
 
 
 def _weights(found: Tree, base: str) -> Iterator[Listed]:

@@ -11,30 +11,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
-
-from ...checkpoint.details import LayerInput
-from . import quantised
-from .inputs import is_name, layer_inputs, snake
+from typing import Any, NamedTuple, TypeGuard
 
 TOP = "top_level_model_weights"
 OPTIMIZER = "optimizer_weights"
-
-
-def join(*parts: str) -> str:
-    """Join as HDF5 does: empty components and "." are ignored."""
-    return "/".join(p for part in parts for p in part.split("/") if p not in ("", "."))
-
-
-def in_list(name: str) -> str:
-    """The name in a list of weights for a tensor of this name: a reader takes one ":0" off."""
-    return name + ":0" if name.endswith(":0") else name
-
+OUR_OWN = ("keras", "tf_keras", "tensorflow")  # packages whose classes are Keras'
+MAX_NAME = 500  # characters of a layer's name; it begins many names
+MAX_DEPTH = 32  # of models within models
 
 Shape = tuple[int, ...]
-Inputs = Mapping[int, LayerInput]  # by the identity of a layer's row in the config
 
-MAX_DEPTH = 32  # of models within models
 KERNEL = ("kernel", "bias")
 VARIABLES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("dense", "einsum_dense", "conv1d", "conv2d", "conv3d"), KERNEL),
@@ -57,28 +43,23 @@ OPTIONAL = {  # variables that a layer's config can switch off
     "gamma": "scale",
     "beta": "center",
 }
+SCALED = ("dense", "einsum_dense", "embedding")  # classes that int8 and int4 quantise by channels
 RECURRENT = {"lstm": "lstm_cell", "gru": "gru_cell", "simple_rnn": "simple_rnn_cell"}
-
-
-class Listed(NamedTuple):
-    """A layer that a model's config lists: its class, name and config, and what it takes, if that is known."""
-
-    kind: str
-    name: str
-    config: Mapping[str, Any]
-    input: LayerInput | None = None
-
-
-# Variables of other layers: quantised ones, attention, batch normalization of Keras 1.
-_MORE = {
-    *quantised.NAMES, "concat_score_weight", "vector_u", "sn_u", "adapt_mean", "adapt_variance", "moving_stddev",
-    "renorm_mean", "renorm_stddev", "real_kernel", "imag_kernel",
-}  # fmt: skip
 FIXED = {  # variables that are never trained
     "mean", "variance", "count", "adapt_mean", "adapt_variance", "moving_mean", "moving_variance", "moving_stddev",
-    "renorm_mean", "renorm_stddev", "vector_u", "sn_u", "summary", "seed_generator_state", *quantised.FIXED,
+    "renorm_mean", "renorm_stddev", "vector_u", "sn_u", "summary", "seed_generator_state",
 }  # fmt: skip
-NAMES = {name for names in VARIABLES.values() for name in names} | _MORE
+NAMES = {"concat_score_weight", "real_kernel", "imag_kernel", *FIXED}.union(*VARIABLES.values()) - {"summary"}
+
+
+def join(*parts: str) -> str:
+    """Join as HDF5 does: empty components and "." are ignored."""
+    return "/".join(p for part in parts for p in part.split("/") if p not in ("", "."))
+
+
+def in_list(name: str) -> str:
+    """The name in a list of weights for a tensor of this name: a reader takes one ":0" off."""
+    return name + ":0" if name.endswith(":0") else name
 
 
 def bare(leaf: str) -> str:
@@ -86,84 +67,85 @@ def bare(leaf: str) -> str:
     return leaf.removesuffix(":0").lstrip("_")
 
 
+def unnumbered(word: str) -> str:
+    """A default name without the number that tells it from others: dense_1 -> dense."""
+    return re.sub(r"_\d+$", "", word)
+
+
+# --- what a model's config lists ----------------------------------------------------------------------------------
+
+
+def is_name(value: Any) -> TypeGuard[str]:
+    """Whether a value can be the name of a class or a layer."""
+    return isinstance(value, str) and len(value) <= MAX_NAME
+
+
+def snake(name: str) -> str:
+    """Spell a class as Keras does in paths: LSTMCell -> lstm_cell, Conv2D -> conv2d."""
+    name = re.sub(r"\W+", "", name)
+    name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
+
+
+def rows_of(config: Any) -> list[dict[str, Any]]:
+    """The layers that a model's config lists: each has a name, a class and a config."""
+    inner = config.get("config") if isinstance(config, dict) else None
+    layers = inner.get("layers") if isinstance(inner, dict) else None
+    return [row for row in layers if isinstance(row, dict) and kind_of_row(row)] if isinstance(layers, list) else []
+
+
+def kind_of_row(row: Mapping[str, Any]) -> str:
+    """The class of a layer that a config lists; '' if it is not a layer.
+
+    A class that is not Keras' own is spelled with a dot, so that it is none of these whatever it is called.
+    """
+    own, name, module = row.get("config"), row.get("class_name"), row.get("module")
+    if not isinstance(own, dict) or not is_name(own.get("name")) or not is_name(name):
+        return ""
+    kind = snake(name)
+    if kind == "average" and isinstance(module, str) and ".ops." in module:
+        return "mean"  # along an axis, not of several as the layer of that name
+    theirs = module.partition(".")[0] not in OUR_OWN if is_name(module) else bool(row.get("registered_name"))
+    return f".{kind}" if theirs and not isinstance(own.get("layers"), list) else kind or "."
+
+
+class Listed(NamedTuple):
+    """A layer: its class, name and config, and its row in the list, '' and nothing if no config lists it."""
+
+    kind: str
+    name: str
+    config: Mapping[str, Any]
+    row: Mapping[str, Any]
+
+    @property
+    def inner(self) -> Listed | None:
+        """The layer or cell inside a wrapper."""
+        row = self.config.get("layer") or self.config.get("cell")
+        if not isinstance(row, dict) or not is_name(row.get("class_name")):
+            return None
+        own = row["config"] if isinstance(row.get("config"), dict) else {}
+        name = own.get("name")
+        return Listed(snake(row["class_name"]), name if is_name(name) else "", own, self.row)
+
+
 def configured(
-    config: Any, groups: Mapping[str, set[str]], path: str = "", depth: int = 0, known: Inputs | None = None
+    config: Any, groups: Mapping[str, Container[str]], path: str = "", depth: int = 0
 ) -> Iterator[tuple[str, Listed]]:
     """Yield the path of every layer that a model's config.json lists and the file stores, nested models too.
 
     groups: the names of the groups in each group. Only for those a path is made: layers in nested models with long
     names would have paths that are much longer than the config.
     """
-    stored = groups.get(f"{path}layers")
-    if stored is None or depth > MAX_DEPTH:
-        return
-    known = layer_inputs(config) if known is None else known
-    for word, found, row in rows(config, known):
-        if word in stored:
-            here = f"{path}layers/{word}"
-            if found:
-                yield here, found
-            yield from configured(row, groups, here + "/", depth + 1, known)
-
-
-def listed(config: Any, depth: int = 0, known: Inputs | None = None) -> Iterator[Listed]:
-    """Yield all layers with names that a model's config.json lists, nested models too."""
-    if depth > MAX_DEPTH:
-        return
-    known = layer_inputs(config) if known is None else known
-    for _, found, row in rows(config, known):
-        if found:
-            yield found
-        yield from listed(row, depth + 1, known)
-
-
-def rows(config: Any, known: Inputs) -> Iterator[tuple[str, Listed | None, Any]]:
-    """Yield (last component of its path, layer, row) of every row of one model's list; a layer has a name."""
-    inner = config.get("config") if isinstance(config, dict) else None
-    layers = inner.get("layers") if isinstance(inner, dict) else None
-    if not isinstance(layers, list):
-        return
+    stored = groups.get(f"{path}layers", ())
     met: dict[str, int] = {}
-    for row in layers:
-        own = row.get("config") if isinstance(row, dict) else None
-        if not isinstance(own, dict) or not is_name(row.get("class_name")):
-            continue
+    for row in rows_of(config) if stored and depth <= MAX_DEPTH else ():
         kind = snake(row["class_name"])
         number = met[kind] = met.get(kind, -1) + 1
-        found = Listed(kind, own["name"], own, known.get(id(row))) if is_name(own.get("name")) else None
-        yield kind + (f"_{number}" if number else ""), found, row
-
-
-def inside(kind: str, config: Mapping[str, Any]) -> tuple[str, str]:
-    """The class and name of the layer or cell inside a wrapper; for any other layer, its own class and no name."""
-    row = config.get("layer") or config.get("cell")
-    if not isinstance(row, dict) or not is_name(row.get("class_name")):
-        return kind, ""
-    own = row.get("config")
-    name = own.get("name") if isinstance(own, dict) else ""
-    return snake(row["class_name"]), name if isinstance(name, str) else ""
-
-
-def wrapped(path: str, listed: Mapping[str, Listed]) -> Listed | None:
-    """The layer in a wrapper, by the path of its object, if a config lists the wrapper."""
-    above = listed.get(path.removesuffix("/layer")) if path.endswith("/layer") else None
-    row = above.config.get("layer") if above else None
-    own = row.get("config") if isinstance(row, dict) else None
-    if not above or not isinstance(own, dict):
-        return None
-    kind, name = inside(above.kind, above.config)
-    return Listed(kind, name, own, above.input)
-
-
-def known_kind(path: str, called: str, listed: Mapping[str, str]) -> str:
-    """The class of an object that no config lists; for a plain `cell`, that of the recurrent layer around it."""
-    if path.endswith("/layer") and (wrapped := listed.get(path.removesuffix("/layer"))):
-        return wrapped  # of a wrapper, what it says of the layer inside
-    if path.rpartition("/")[2] != "cell" or called:
-        return kind_of(path, called)
-    words = path.split("/")
-    above = (listed.get("/".join(words[:n])) or unnumbered(words[n - 1]) for n in range(len(words) - 1, 0, -1))
-    return next((kind for kind in above if kind.removesuffix("_cell") in RECURRENT), "")
+        word = kind + (f"_{number}" if number else "")
+        if word in stored:
+            here = f"{path}layers/{word}"
+            yield here, Listed(kind, row["config"]["name"], row["config"], row)
+            yield from configured(row, groups, here + "/", depth + 1)
 
 
 def nearest(owner: str, known: Container[str]) -> str:
@@ -172,55 +154,51 @@ def nearest(owner: str, known: Container[str]) -> str:
     return next((p for n in range(len(words), 0, -1) if (p := "/".join(words[:n])) in known), "")
 
 
-def unnumbered(word: str) -> str:
-    """A default name without the number that tells it from others: dense_1 -> dense."""
-    return re.sub(r"_\d+$", "", word)
+def object_at(path: str, name: str, listed: Mapping[str, Listed]) -> Listed:
+    """The object at a path: by the config, which lists it or a wrapper of it, or else by the path or default name."""
+    above = listed.get(path.removesuffix("/layer"))
+    if above:
+        return (above.inner if path not in listed else None) or above
+    words = path.split("/")
+    if words[-1] == "cell" and name.removesuffix("_cell") not in RECURRENT:
+        paths = ["/".join(words[:n]) for n in range(len(words) - 1, 0, -1)]
+        layers = [listed.get(p) or Listed(unnumbered(p.rpartition("/")[2]), "", {}, {}) for p in paths]
+        kinds = [(layer.inner or layer).kind for layer in layers]
+        kind = next((kind for kind in kinds if kind.removesuffix("_cell") in RECURRENT), "")
+        return Listed(kind, name, {}, {})
+    kind = next((word for word in map(unnumbered, (words[-1], name)) if word in VARIABLES), "")
+    return Listed(kind or ("einsum_dense" if path.endswith("_dense") else ""), name, {}, {})
 
 
-def kind_of(path: str, called: str) -> str:
-    """The class of the object at `path`, derived from the path or from its default name; '' if neither shows it."""
-    *_, parent, last = ["", "", *path.split("/")]
-    for word in (last, called):
-        word = unnumbered(word)
-        if word in VARIABLES:
-            return word
-    if last == "cell":
-        return next((cell for layer, cell in RECURRENT.items() if layer in parent + called), "lstm_cell")
-    return "einsum_dense" if last.endswith("_dense") else ""
+# --- variables ----------------------------------------------------------------------------------------------------
 
 
 def variables(
     kind: str, shapes: Sequence[Shape], dtypes: Sequence[str], config: Mapping[str, Any]
 ) -> tuple[list[str], bool]:
-    """Name the variables of one layer; also return whether the names were guessed from the shapes."""
-    count = len(shapes)
-    if found := quantised.variables(kind, shapes, dtypes):
-        return found, False
-    names = [n for n in VARIABLES.get(kind, ()) if config.get(OPTIONAL.get(n, ""), True) is not False]
+    """Name the variables of one layer; also return whether the names were guessed from the shapes.
+
+    Those of quantised layers depend on the mode: a scale for each channel is known, others are numbered.
+    """
+    count, full = len(shapes), VARIABLES.get(RECURRENT.get(kind, kind), ())
+    numbered = [f"var_{i}" for i in range(count)]
+    names = [n for n in full if config.get(OPTIONAL.get(n, ""), True) is not False]
     if kind == "einsum_dense" and config.get("bias_axes", "") is None:
         names = names[:1]
+    if not {"int8", "uint8"}.isdisjoint(dtypes):
+        scaled = kind in SCALED and dtypes[0] == "int8" and {"int8", "uint8"}.isdisjoint(dtypes[1:])
+        if scaled:
+            names = [*names[: count - 1], f"{full[0]}_scale"]
+        return (names if scaled and len(names) == count else numbered), False
+    if kind == "reversible_embedding" and count == 2:
+        names.append("reverse_embeddings")
     if len(names) == count:
         return names, False
-    if kind in VARIABLES and not config:
-        known = _shorter(kind, shapes)
-        if known:
-            return known, False
-    if kind not in VARIABLES and (guess := _guess(shapes)):
-        return guess, True
-    return [f"var_{i}" for i in range(count)], False
-
-
-def _shorter(kind: str, shapes: Sequence[Shape]) -> list[str]:
-    """The names for a layer without config and with fewer variables; only if exactly one choice remains."""
-    full = VARIABLES[kind]
-    if full[-1] == "bias" and len(shapes) == len(full) - 1:
-        return list(full[:-1])
-    if kind == "batch_normalization" and len(shapes) in (2, 3):  # of three, the first is gamma or beta
-        return [*["var_0"][: len(shapes) - 2], "moving_mean", "moving_variance"]
-    return []
-
-
-def _guess(shapes: Sequence[Shape]) -> list[str]:
-    if len(shapes) == 2 and len(shapes[0]) > 1 and len(shapes[1]) == 1 and shapes[0][-1] == shapes[1][0]:
-        return ["kernel", "bias"]
-    return []
+    if full and not config:  # a variable is switched off, and only one choice may remain
+        if full[-1] == "bias" and count == len(full) - 1:
+            return list(full[:-1]), False
+        if kind == "batch_normalization" and count in (2, 3):  # of three, the first is gamma or beta
+            return [*numbered[: count - 2], "moving_mean", "moving_variance"], False
+    if not full and count == 2 and len(shapes[0]) > 1 and shapes[1] == shapes[0][-1:]:
+        return [*KERNEL], True
+    return numbered, False

@@ -27,7 +27,6 @@ from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
-from ...checkpoint.details import LayerInput
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint, UsageError
 from ...messages import listing, printable
 from ...storage.files import Seen, exists, is_dir, join, read_all, sibling
@@ -99,7 +98,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     names = object_names(shelf)
     details: Details = {"paths": {name: path for path, name in labels.items()}}
     details["names"] = {**names, **{o: "" for o in _objects(shelf) if o not in names}}
-    details |= {"kinds": kinds(shelf, labels, names), "inputs": _inputs(shelf, labels)}
+    details |= _of_config(shelf, labels, names)
     weights = {path: tensors[name] for path, name in labels.items() if not tensors[name].role}
     if layers := _layers(shelf, weights):
         details |= order.detailed(layers)
@@ -184,7 +183,7 @@ def _shelf(trees: list[Tree], config: Any = None, **rest: Any) -> Shelf:
         path.removesuffix("vars").rstrip("/"): attrs["name"]
         for t in trees
         for path, attrs in t.groups.items()
-        if is_vars(path) and inputs.is_name(attrs.get("name"))
+        if is_vars(path) and naming.is_name(attrs.get("name"))
     }
     order = sorted(found, key=_natural)
     rest.setdefault("metadata", {k: hdf5.text(v) for t in trees for k, v in t.groups[""].items()})
@@ -262,7 +261,7 @@ def _shards(url: str) -> Shelf:
 def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
     """Choose a unique name for every path; also return the names that are guesses."""
     names = object_names(shelf)
-    if not names and not any(naming.listed(shelf.config)):
+    if not names and not naming.rows_of(shelf.config):
         return {path: path for path in shelf.found}, []
     owners: dict[str, list[str]] = {}
     for path in shelf.found:
@@ -275,11 +274,11 @@ def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
         if owner.startswith("optimizer") or not all(p.rpartition("vars/")[2].isdigit() for p in held):
             labels |= {p: p for p in held}
             continue
-        layer = shelf.listed.get(owner) or naming.wrapped(owner, shelf.listed) or Listed("", names.get(owner, ""), {})
         stored = [shelf.found[p].stored for p in held]
-        kind = layer.kind or naming.kind_of(owner, layer.name)
         own, guess = [str(s.attrs.get("name", "")) for s in stored], False
         if not all(own):
+            layer = naming.object_at(owner, names.get(owner, ""), shelf.listed)
+            kind = layer.kind or ("lstm_cell" if owner.endswith("/cell") else "")  # all cells have the same variables
             own, guess = naming.variables(kind, [s.shape for s in stored], [s.dtype for s in stored], layer.config)
         prefix = called_path(owner, names)
         new = {p: f"{prefix}/{n}" if prefix else n for p, n in zip(held, own, strict=True)}
@@ -288,24 +287,19 @@ def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
     return _unique(labels), guessed
 
 
-def kinds(shelf: Shelf, labels: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    """The class of the object that each tensor belongs to, if the file shows it."""
-    listed = {path: naming.inside(layer.kind, layer.config)[0] for path, layer in shelf.listed.items()}
-    owners = {path: path.rpartition("vars/")[0].rstrip("/") for path in labels}
-    classes = {}
-    for o in dict.fromkeys(owners.values()):
-        classes[o] = listed.get(o) or naming.known_kind(o, names.get(o, ""), listed)
-    return {name: classes[owners[path]] for path, name in labels.items() if classes[owners[path]]}
-
-
-def _inputs(shelf: Shelf, labels: Mapping[str, str]) -> dict[str, LayerInput]:
-    """What the layer of each tensor takes, or the layer around it that config.json lists, if that is known."""
-    found: dict[str, LayerInput] = {}
+def _of_config(shelf: Shelf, labels: Mapping[str, str], names: Mapping[str, str]) -> Details:
+    """The class of the object that each tensor belongs to, if the file shows it, and what its layer takes."""
+    taken = inputs.layer_inputs(shelf.config)
+    details: Details = {"kinds": {}, "inputs": {}}
     for path, name in labels.items():
-        layer = shelf.listed.get(naming.nearest(path.rpartition("vars/")[0].rstrip("/"), shelf.listed))
-        if layer and layer.input:
-            found[name] = layer.input
-    return found
+        owner = path.rpartition("vars/")[0].rstrip("/")
+        one = naming.object_at(owner, names.get(owner, ""), shelf.listed)
+        if kind := (one.inner or one).kind:
+            details["kinds"][name] = kind
+        layer = shelf.listed.get(naming.nearest(owner, shelf.listed))
+        if layer and id(layer.row) in taken:
+            details["inputs"][name] = taken[id(layer.row)]
+    return details
 
 
 def object_names(shelf: Shelf) -> dict[str, str]:

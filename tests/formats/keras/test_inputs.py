@@ -20,7 +20,7 @@ def layer(text: str, name: str = "") -> dict[str, Any]:
     """Kind:option:option as a config lists it."""
     kind, *options = text.split(":")
     own: dict[str, Any] = {"name": name or text}
-    if kind in ("TimeDistributed", "SpectralNormalization"):
+    if kind in ("TimeDistributed", "Bidirectional"):
         own["layer"] = layer(":".join(options))
     elif kind in ("Reshape", "Input"):
         own["target_shape" if kind == "Reshape" else "batch_shape"] = [None] * (kind == "Input") + [*map(int, options)]
@@ -52,94 +52,98 @@ def taken(config: dict[str, Any], name: str) -> LayerInput | None:
     return found.get(id(row))
 
 
-CHAINS = [
-    # what stands in front of a Dense, and what that then takes
-    ("Flatten", "flattened"), ("Flatten Dropout BatchNormalization", "flattened"), ("Reshape:-1", "flattened"),
-    ("Conv2D Flatten", "flattened"), ("Flatten Flatten", "flattened"), ("Embedding Conv1D Flatten", "flattened"),
-    ("Conv2D Relu Flatten", "flattened"), ("Input:28:28:1 Flatten", "flattened"), ("Flatten Add", "flattened"),
-    ("Conv2D MyBlock Conv2D Flatten", "flattened"), ("SpectralNormalization:Conv2D Flatten", "flattened"),
-    ("Input:9 Dense Reshape:3:3:1 Conv2D Flatten", "flattened"),
-    ("", "image"), ("Conv2D", "image"), ("Flatten Conv2D", "image"), ("Conv1D Dense", "image"),
-    ("TimeDistributed:Dense", "image"),
-    ("Flatten Dense", "plain"), ("GlobalAveragePooling2D Flatten", "plain"), ("Embedding Flatten", "plain"),
-    ("Conv2D MyBlock GlobalMaxPooling2D", "plain"), ("LSTM Flatten", "plain"), ("Input:28:28 Flatten", "plain"),
-    ("MultiHeadAttention LayerNormalization Flatten", "plain"), ("Input:9 MyBlock Permute Flatten", "plain"),
-    ("Input:9 Dense Reshape:3:3:1 Flatten", "plain"), ("Input:5:4 TimeDistributed:MyBlock", "plain"),
-    ("Conv2D MyBlock Flatten LSTM", "plain"), ("Conv2D TimeDistributed:Flatten LSTM", "plain"),
-    # nobody knows
-    ("Permute Flatten", "unknown"), ("Flatten MyNorm", "unknown"),
-    ("Conv2D:channels_first Flatten", "unknown"), ("Conv2D Flatten:channels_first", "unknown"),
-    ("Flatten Lambda Dropout", "unknown"), ("MyFlatten", "unknown"), ("Conv2D Reshape:5:5", "unknown"),
-    ("Flatten Reshape:5:5:3", "unknown"), ("Conv2D Transpose Flatten", "unknown"), ("Conv1D Dense Flatten", "unknown"),
-    ("TimeDistributed:Conv2D Flatten", "unknown"), ("TimeDistributed:Conv2D TimeDistributed:Flatten", "unknown"),
-    ("TimeDistributed:Flatten GlobalAveragePooling1D", "unknown"), ("Flatten RepeatVector", "unknown"),
-    ("Permute Reshape:5:15 MaxPooling1D", "unknown"), ("ConvLSTM2D MyBlock Flatten", "unknown"),
-]  # fmt: skip
+def state(config: dict[str, Any], name: str = "last") -> str:
+    found = taken(config, name)
+    return found.state if found else ""
 
 
-@pytest.mark.parametrize(("before", "state"), CHAINS)
-def test_a_dense_layer(before: str, state: str) -> None:
+CHAINS = {
+    # what stands in front of a Dense, by what that then takes
+    "flattened": [
+        "Flatten", "Flatten Dropout BatchNormalization", "Reshape:-1", "Conv2D Flatten", "Flatten Flatten",
+        "Embedding Conv1D Flatten", "Conv2D ReLU Flatten", "Input:28:28:1 Flatten", "Flatten Add",
+        "Conv2D MyBlock Conv2D Flatten", "Input:9 Dense Reshape:3:3:1 Conv2D Flatten",
+    ],
+    "image": ["", "Conv2D", "Flatten Conv2D", "Conv1D Dense", "Input:4:4:3 Reshape:16:3", "MyBlock Dense"],
+    "plain": [
+        "Flatten Dense", "GlobalAveragePooling2D Flatten", "Embedding Flatten", "Conv2D MyBlock GlobalMaxPooling2D",
+        "LSTM Flatten", "Input:28:28 Flatten", "MultiHeadAttention LayerNormalization Flatten",
+        "Input:9 MyBlock Permute Flatten", "Input:9 Dense Reshape:3:3:1 Flatten", "Input:5:4 TimeDistributed:Dense",
+        "Input:5:4 TimeDistributed:MyBlock",
+        "Conv2D MyBlock Flatten LSTM", "Conv2D TimeDistributed:Flatten LSTM", "Conv2D Flatten Bidirectional:GRU",
+        "Input:1:1:3 Flatten",
+    ],
+    "unknown": [
+        "Permute Flatten", "Flatten MyNorm", "Conv2D:channels_first Flatten", "Conv2D Flatten:channels_first",
+        "Flatten Lambda Dropout", "MyFlatten", "Conv2D Reshape:5:5", "Flatten Reshape:5:5:3", "Conv1D Dense Flatten",
+        "Conv2D Transpose Flatten", "TimeDistributed:Conv2D Flatten", "TimeDistributed:Conv2D TimeDistributed:Flatten",
+        "TimeDistributed:Flatten GlobalAveragePooling1D", "Flatten RepeatVector", "TimeDistributed:Dense",
+        "Permute Reshape:5:15 MaxPooling1D", "ConvLSTM2D MyBlock Flatten",
+        "Bidirectional:ConvLSTM2D Flatten", "Input:5:4:3 TimeDistributed:Flatten", "MyBlock MaxPooling2D Flatten",
+        "Conv2D Cropping2D:channels_first Flatten", "RNN Flatten",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted"), [(chain, wanted) for wanted, chains in CHAINS.items() for chain in chains]
+)
+def test_a_dense_layer(before: str, wanted: str) -> None:
     """In a chain, in a model within it, behind such a model, and in a functional model."""
     rows, last = [layer(text, f"{i}") for i, text in enumerate(before.split())], layer("Dense", "last")
     head, body = model(last, name="head"), model(*rows, name="body")
     for layers in [*rows, last], [*rows, head], *([[body, last], [body, head]] if rows else []):
-        found = taken(model(*layers), "last")
-        assert found is not None
-        assert found.state == state
+        assert state(model(*layers)) == wanted
     linked = [row | {"inbound_nodes": [[[f"{i - 1}", 0, 0, {}]]] if i else []} for i, row in enumerate(rows)]
-    if rows:
-        found = taken(model(*linked, called("Dense", f"{len(rows) - 1}", name="last"), kind="Functional"), "last")
-        assert found is not None
-        assert found.state == state
+    if len(rows) > 1:
+        assert state(model(*linked, called("Dense", f"{len(rows) - 1}", name="last"), kind="Functional")) == wanted
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "Bidirectional", "MultiHeadAttention", "LayerNormalization", "Conv1D"])
+@pytest.mark.parametrize("kind", ["LSTM", "Bidirectional:GRU", "MultiHeadAttention", "LayerNormalization", "Conv1D"])
 @pytest.mark.parametrize(
-    ("before", "state"),
+    ("before", "wanted"),
     [("Flatten", "flattened"), ("Conv2D Reshape:5:15", "unknown"), ("Input:5:15", "plain"), ("MyBlock", "unknown")],
 )
-def test_other_layers_with_weights(before: str, state: str, kind: str) -> None:
-    found = taken(model(*map(layer, before.split()), layer(kind, "last")), "last")
-    assert found == LayerInput(state)  # type: ignore[arg-type]
+def test_other_layers_with_weights(before: str, wanted: str, kind: str) -> None:
+    assert state(model(*map(layer, before.split()), layer(kind, "last"))) == wanted
 
 
-SIZES = [
-    ("Input:4:6:3 Flatten", (4, 6)), ("Input:4:6:3 Conv2D Flatten", (3, 4)), ("Input:9:6 Conv1D Flatten", (0, 0)),
-    ("Input:2:4:6:3 Flatten", (8, 6)), ("Input:4:6:3 UpSampling2D Flatten", (0, 0)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("before", "size"), SIZES)
-def test_the_size_of_a_flattened_image(before: str, size: tuple[int, int]) -> None:
-    """As the layers of the config compute it, unless the file has it: of the Flatten, or of what it takes."""
-    rows = [*map(layer, before.split()), layer("Dense", "last")]
+def sized(before: str, **options: Any) -> LayerInput | None:
+    """What a Dense takes after these, of which convolutions and poolings have some options."""
+    rows = [*map(layer, before.split())]
     for row in rows:
-        if row["class_name"].startswith("Conv"):
+        if row["class_name"].startswith(("Conv", "Max", "Depthwise")):
             row["config"] |= {"kernel_size": [2, 3], "strides": [1, 1], "dilation_rate": [1, 1], "padding": "valid"}
-    assert taken(model(*rows), "last") == LayerInput("flattened", *size)
-    rows[-2]["build_config"] = {"input_shape": [None, 5, 7, 3]}
-    assert taken(model(*rows), "last") == LayerInput("flattened", 5, 7)
-    rows[-2]["build_config"] = {"input_shape": [None, 1, 1, 3]}
-    assert taken(model(*rows), "last") == LayerInput("plain")
+            row["config"] |= options
+    return taken(model(*rows, layer("Flatten"), layer("Dense", "last")), "last")
 
 
 @pytest.mark.parametrize(
-    ("padding", "strides", "dilation", "size"),
-    [("same", [2, 3], 1, (5, 3)), ("valid", [1, 1], [2, 1], (7, 7)), ("valid", [2, 2], 1, (4, 4)),
-     ("valid", 0, 1, (0, 0)), ("valid", [1, 2**40], 1, (0, 0)), ("valid", [1], 1, (0, 0))],
+    ("before", "options", "size"),
+    [
+        ("Input:4:6:3", {}, (4, 6)), ("Input:4:6:3 Conv2D", {}, (3, 4)), ("Input:9:6 Conv1D", {}, (0, 0)),
+        ("Input:2:4:6:3", {}, (8, 6)), ("Input:4:6:3 UpSampling2D", {}, (0, 0)),
+        ("Input:4:6:3 Lambda Conv2D", {}, (0, 0)),
+        ("Input:9:6 Conv1D", {"kernel_size": [3], "strides": [2], "dilation_rate": [1]}, (1, 4)),
+        ("Input:784 Reshape:28:28:1 Conv2D", {"padding": "same", "strides": [2, 2]}, (14, 14)),
+        ("Input:9:8:3 Conv2D", {"padding": "same", "strides": [2, 3], "dilation_rate": 1}, (5, 3)),
+        ("Input:9:8:3 Conv2D", {"kernel_size": [2, 2], "dilation_rate": [2, 1]}, (7, 7)),
+        ("Input:9:8:3 MaxPooling2D", {"pool_size": [2, 2], "kernel_size": None, "strides": None}, (4, 4)),
+        ("Input:9:8:3 Conv2D", {"strides": 0}, (0, 0)), ("Input:9:8:3 Conv2D", {"strides": [1, 2**40]}, (0, 0)),
+        ("Input:9:8:3 Conv2D", {"strides": [1]}, (0, 0)), ("Input:9:8:3 Conv2D", {"filters": [[]]}, (8, 6)),
+        ("Input:9:8:3 Conv2D", {"kernel_size": [20, 20]}, (0, 0)), ("Input:9:8:3 DepthwiseConv2D", {}, (8, 6)),
+        ("Input:3:3:3:3:3:3:3:3:3:3", {}, (0, 0)),
+    ],
 )  # fmt: skip
-def test_how_a_convolution_changes_the_size(padding: str, strides: Any, dilation: Any, size: tuple[int, int]) -> None:
-    conv = layer("Conv2D")
-    conv["config"] |= {"kernel_size": [2, 2], "strides": strides, "dilation_rate": dilation, "padding": padding}
-    found = taken(model(layer("Input:9:8:3"), conv, layer("Flatten"), layer("Dense", "last")), "last")
-    assert found == LayerInput("flattened", *size)
+def test_the_size_of_a_flattened_image(before: str, options: dict[str, Any], size: tuple[int, int]) -> None:
+    assert sized(before, **options) == LayerInput("flattened", *size)
 
 
-@pytest.mark.parametrize("axes", [[10**4000] * 125, [10**4000, 2], [2**40, 2], [True, 2], [0, 2], ["3", 4]])
+@pytest.mark.parametrize("axes", [[10**4000] * 5, [10**4000, 2], [2**40, 2], [True, 2], [0, 2], ["3", 4]])
 def test_an_image_of_no_size_that_can_be(axes: list[Any]) -> None:
     """Products of long integers took minutes."""
-    flatten = layer("Flatten") | {"build_config": {"input_shape": [None, *axes, 5]}}
-    assert taken(model(layer("Conv2D"), flatten, layer("Dense", "last")), "last") == LayerInput("flattened")
+    entry = {"class_name": "InputLayer", "config": {"name": "i", "batch_shape": [None, *axes, 5]}}
+    assert taken(model(entry, layer("Flatten"), layer("Dense", "last")), "last") == LayerInput("flattened")
 
 
 FLAT, BOTH = called("Flatten", "i", name="a"), called("Flatten", "j", name="b")
@@ -153,21 +157,19 @@ MERGED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rows", "state"), MERGED)
-def test_what_is_merged_or_used_twice(rows: list[dict[str, Any]], state: str) -> None:
+@pytest.mark.parametrize(("rows", "wanted"), MERGED)
+def test_what_is_merged(rows: list[dict[str, Any]], wanted: str) -> None:
     begin = [called("Conv2D", "i"), called("LSTM", "j"), layer("Input:4:4:3", "i"), layer("Input:4:4:3", "j")][::-1]
     last = called("Dense", rows[-1]["config"]["name"], name="last")
-    found = taken(model(*begin, FLAT, BOTH, *rows, last, kind="Functional"), "last")
-    assert found is not None
-    assert found.state == state
+    assert state(model(*begin, FLAT, BOTH, *rows, last, kind="Functional")) == wanted
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "state"),
+    ("first", "second", "wanted"),
     [("flat", "vector", "unknown"), ("flat", "flat", "flattened"), ("vector", "vector", "plain"),
-     ("vector", "unknown", "unknown"), ("image", "vector", "image")],
+     ("vector", "unknown", "unknown"), ("image", "vector", "unknown")],
 )  # fmt: skip
-def test_a_layer_that_is_used_on_two_inputs(first: str, second: str, state: str) -> None:
+def test_a_layer_that_is_used_on_two_inputs(first: str, second: str, wanted: str) -> None:
     """As it is, and as a model."""
     rows = [
         layer("Input:4:4:3", "i"), called("Conv2D", "i", name="image"), called("Flatten", "image", name="flat"),
@@ -175,20 +177,7 @@ def test_a_layer_that_is_used_on_two_inputs(first: str, second: str, state: str)
     ]  # fmt: skip
     for last in layer("Dense", "last"), model(layer("Dense", "last")):
         used = last | {"inbound_nodes": [[[first, 0, 0, {}]], [[second, 0, 0, {}]]]}
-        found = taken(model(*rows, used, kind="Functional"), "last")
-        assert found is not None
-        assert found.state == state
-
-
-NODES = [
-    # how Keras 1 to 3 spell inputs, of an operation in Keras 2 also its operands; a mask or a constant is none
-    ([["f", 0, 0, {}]], "flattened"), ([[["f", 0, 0, {}]]], "flattened"), ([["f", 0]], "image"), (None, "image"),
-    ([{"args": [{"config": {"keras_history": ["f", 0, 0]}}]}], "flattened"),
-    ([{"args": [], "kwargs": {"x": {"config": {"keras_history": ["f", 0, 0]}}}}], "flattened"),
-    ([["f", 0, 0, {"mask": ["p", 0, 0]}]], "flattened"), ([["f", 0, 0, {"y": 2.0, "name": None}]], "flattened"),
-    ([["f", 0, 0, {"y": ["p", 0, 0]}]], "unknown"), ([["p", 0, 0, {"y": ["p", 0, 0]}]], "plain"),
-    ([["_CONSTANT_VALUE", -1, 2, {"y": ["p", 0, 0], "name": None}]], "plain"),
-]  # fmt: skip
+        assert state(model(*rows, used, kind="Functional")) == wanted
 
 
 def nested(value: object, depth: int) -> object:
@@ -197,23 +186,22 @@ def nested(value: object, depth: int) -> object:
     return value
 
 
-NODES += [(nested(["f", 0, 0], 16), "flattened"), (nested([], 5000), "image")]
+NODES = [
+    # how Keras 1 to 3 spell inputs, of an operation in Keras 2 also its operands; a mask or a constant is none
+    ([["f", 0, 0, {}]], "flattened"), ([[["f", 0, 0, {}]]], "flattened"), (None, "image"),
+    ([{"args": [{"config": {"keras_history": ["f", 0, 0]}}]}], "flattened"),
+    ([{"args": [], "kwargs": {"x": {"config": {"keras_history": ["f", 0, 0]}}}}], "flattened"),
+    ([["f", 0, 0, {"mask": ["p", 0, 0]}]], "flattened"), ([["f", 0, 0, {"y": 2.0, "name": None}]], "flattened"),
+    ([["f", 0, 0, {"y": ["p", 0, 0]}]], "unknown"), ([["p", 0, 0, {"y": ["p", 0, 0]}]], "plain"),
+    ([["_CONSTANT_VALUE", -1, 2, {"y": ["p", 0, 0], "name": None}]], "plain"),
+    (nested(["f", 0, 0], 16), "flattened"), (nested([], 5000), "unknown"), ({"f": 3}, "image"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("nodes", "state"), NODES)
-def test_how_a_config_spells_inputs(nodes: object, state: str) -> None:
+@pytest.mark.parametrize(("nodes", "wanted"), NODES)
+def test_how_a_config_spells_inputs(nodes: object, wanted: str) -> None:
     rows = [layer("Input:4:4:3", "i"), called("Flatten", "i", name="f"), called("Embedding", "i", name="p")]
-    found = taken(model(*rows, layer("Dense", "last") | {"inbound_nodes": nodes}, kind="Functional"), "last")
-    assert found is not None
-    assert found.state == state
-
-
-def test_a_shape_that_stands_beside_an_input() -> None:
-    flatten = layer("Flatten", "f")
-    tensor = {"class_name": "__keras_tensor__", "config": {"shape": [None, 2, 3, 4], "keras_history": ["i", 0, 0]}}
-    flatten["inbound_nodes"] = [{"args": [tensor], "kwargs": {}}]
-    whole = model(layer("Input:4:4:3", "i"), flatten, called("Dense", "f", name="last"), kind="Functional")
-    assert taken(whole, "last") == LayerInput("flattened", 2, 3)
+    assert state(model(*rows, layer("Dense", "last") | {"inbound_nodes": nodes}, kind="Functional")) == wanted
 
 
 @pytest.mark.parametrize(
@@ -221,6 +209,7 @@ def test_a_shape_that_stands_beside_an_input() -> None:
     [
         3, {}, {"class_name": "Conv2D"}, {"class_name": 3, "config": {"name": "x"}}, {"config": {"name": "x"}},
         {"class_name": "Conv2D", "config": {"name": 3}}, {"class_name": "Conv2D", "config": 3},
+        {"class_name": "x" * 501, "config": {"name": "x"}},
     ],
 )  # fmt: skip
 def test_what_is_no_layer_does_not_come_between(between: Any) -> None:
@@ -231,22 +220,21 @@ def test_what_is_no_layer_does_not_come_between(between: Any) -> None:
 def test_a_class_of_a_user_is_none_of_keras() -> None:
     """Nor does anybody know what is in it, unless it follows a flattened image: it may flatten one itself."""
     for kind in "Sequential", "Net":  # which derives from it
-        theirs = layer("Attention", "theirs") | {"module": "mine"}
+        theirs = layer("BatchNormalization", "theirs") | {"module": "mine"}
         whole = model(layer("Conv2D"), theirs, layer("Flatten"), layer("Dense", "last"), kind=kind)
-        assert (taken(whole, "theirs"), taken(whole, "last")) == (None, LayerInput("unknown"))
-        assert taken(model(layer("Flatten"), theirs, kind=kind), "theirs") == LayerInput("unknown")
+        assert (taken(whole, "theirs"), state(whole)) == (None, "unknown")
+        assert state(model(layer("Flatten"), theirs, kind=kind), "theirs") == "unknown"
     average = layer("Average") | {"module": "keras.src.ops.numpy"}  # along an axis, not of several
-    whole = model(layer("Conv2D"), average, layer("Flatten"), layer("Dense", "last"))
-    assert taken(whole, "last") == LayerInput("unknown")
+    assert state(model(layer("Conv2D"), average, layer("Flatten"), layer("Dense", "last"))) == "unknown"
 
 
 @pytest.mark.parametrize(
     ("rows", "names"),
     [
         ("Input:9 Dense:a BatchNormalization ReLU Reshape:3:3:2", "a"), ("Input:9 Dense:a Reshape:4:2 Conv1D", "a"),
-        ("Input:9 Dense:a Reshape:3:3:1 Conv2D", ""), ("Input:9 Dense:a Reshape:4:2 LSTM", ""), ("Dense:a Conv1D", ""),
-        ("Input:9 Dense:a LSTM Reshape:3:3:2 Conv2D", ""), ("Conv2D Flatten Dense:a Reshape:3:3:2 Conv2D", "a"),
-        ("Conv2D Lambda Dense:a Dense:b Reshape:2:2:5", "b"), ("Input:9 Dense:a Reshape:1:1:2 Conv2D", ""),
+        ("Input:9 Dense:a Reshape:3:3:1 Conv2D", ""), ("Input:9 Dense:a LSTM Reshape:3:3:2 Conv2D", ""),
+        ("Conv2D Flatten Dense:a Reshape:3:3:2 Conv2D", "a"), ("Conv2D Lambda Dense:a Dense:b Reshape:2:2:5", "b"),
+        ("Input:9 Dense:a Reshape:1:1:2 Conv2D", ""), ("Dense:a Conv1D", ""),
     ],
 )  # fmt: skip
 def test_what_becomes_an_image(rows: str, names: str) -> None:
@@ -281,10 +269,9 @@ def test_a_model_that_is_called_often_is_gone_through_once(around: bool) -> None
 FC = layer("Dense", "fc")
 BESIDE = model(model(layer("Flatten"), FC, name="img"), model(layer("Input:9"), FC, name="tab"))
 IN_ONE = model(model(model(layer("Flatten"), FC, name="a"), model(layer("Input:9"), FC, name="b"), name="both"))
-CELL = {"class_name": "RNN", "config": {"name": "rnn", "cell": layer("LSTMCell", "lstm_cell")}}
 WAYS = model(
-    layer("Flatten"), {"class_name": "Bidirectional", "config": {"name": "bi", "layer": CELL}}, layer("MyLSTM", "my"),
-    layer("MultiHeadAttention", "mha"), layer("Conv2D", "c"),
+    layer("Flatten"), layer("Bidirectional:LSTM", "bi"), layer("MyLSTM", "my"), layer("MultiHeadAttention", "mha"),
+    layer("Conv2D", "c"),
 )  # fmt: skip
 THEIRS = model(layer("Flatten"), layer("MyLSTM", "my"))
 OWNERS = [
@@ -292,24 +279,24 @@ OWNERS = [
     (BESIDE, "img", "fc/kernel:0", "dense", "flattened"), (BESIDE, "tab", "top/tab/fc/kernel", "dense", "plain"),
     (BESIDE, "gone", "fc/kernel", "dense", "unknown"), (BESIDE, "img", "dense_7/kernel", "", ""),
     (IN_ONE, "both", "a/fc/kernel", "dense", "unknown"),
-    (WAYS, "bi", "bi/forward_rnn/lstm_cell/kernel", "", "flattened"),
+    (WAYS, "bi", "bi/forward_lstm/lstm_cell/kernel", "lstm", "flattened"),
     (WAYS, "my", "my/lstm_cell/kernel", "", ""), (THEIRS, "my", "my/lstm_cell/kernel", "", "unknown"),
     (WAYS, "mha", "mha/query/kernel", "", "plain"),
     (WAYS, "c", "c/kernel", "conv2d", "plain"), (WAYS, "c", "other/kernel", "conv2d", "plain"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("config", "listing", "weight", "kind", "state"), OWNERS)
-def test_the_layer_of_a_weight(config: Any, listing: str, weight: str, kind: str, state: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("config", "listing", "weight", "kind", "wanted"), OWNERS)
+def test_the_layer_of_a_weight(config: Any, listing: str, weight: str, kind: str, wanted: str, tmp_path: Path) -> None:
     got = legacy(tmp_path / "a.h5", config, {listing: [weight]})
     states = [one.state for one in got.details["inputs"].values()]
-    assert ([*got.details["kinds"].values()], states) == ([kind] * bool(kind), [state] * bool(state))
+    assert ([*got.details["kinds"].values()], states) == ([kind] * bool(kind), [wanted] * bool(wanted))
 
 
 def legacy(path: Path, config: Any, layers: dict[str, list[str]]) -> ckptconv.Checkpoint:
     with h5py.File(path, "w") as f:
         f.attrs["layer_names"] = [n.encode() for n in layers]
-        f.attrs["model_config"] = json.dumps(config)
+        f.attrs["model_config"] = config if isinstance(config, str) else json.dumps(config)
         for name, weights in layers.items():
             f.create_group(name).attrs["weight_names"] = [w.encode() for w in weights]
             for weight in weights:
@@ -326,19 +313,16 @@ def test_weights_that_no_layer_has_are_sought_at_once(tmp_path: Path) -> None:
     assert time.process_time() - began < 5
 
 
-@pytest.mark.parametrize("config", ["{", "[" * 100_000, "3"])
+@pytest.mark.parametrize("config", ["{", "[" * 60_000, "3"])
 def test_a_config_that_makes_no_sense(config: str, tmp_path: Path) -> None:
-    legacy(tmp_path / "a.h5", {}, {"l": ["l/kernel"]})
-    with h5py.File(tmp_path / "a.h5", "a") as f:
-        f.attrs["model_config"] = config[:60_000]
-    assert ckptconv.open(tmp_path / "a.h5").details["inputs"] == {}
+    assert legacy(tmp_path / "a.h5", config, {"l": ["l/kernel"]}).details["inputs"] == {}
 
 
 @pytest.mark.parametrize(
     ("equation", "usual"),
     [
-        ("abc,cd->abd", True), ("...c,cd->...d", True), ("abc,cde->abde", True), ("abcd,cde->abe", True), (None, True),
-        ("abc,dc->abd", False), ("abc,bd->adc", False), ("abc,abd->abcd", False), ("abc,cd->adb", False),
+        ("abc,cd->abd", True), ("...c, cd -> ...d", True), ("abc,cde->abde", True), ("abcd,cde->abe", True),
+        (None, True), ("abc,dc->abd", False), ("abc,bd->adc", False), ("abc,abd->abcd", False), ("abc,cd->adb", False),
         ("abc,acd->abd", False), ("abc", False), (3, False), ("a" * 10**6, False),
     ],
 )  # fmt: skip
@@ -346,4 +330,4 @@ def test_equations_of_inputs_times_kernel(equation: object, usual: bool) -> None
     assert is_usual(equation) is usual
     einsum = layer("EinsumDense", "last")
     einsum["config"]["equation"] = equation
-    assert taken(model(layer("Input:3:4"), einsum), "last") == LayerInput("plain" if usual else "unknown")
+    assert state(model(layer("Input:3:4"), einsum)) == ("plain" if usual else "unknown")
