@@ -166,15 +166,6 @@ def test_older_shards_go(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.safetensors", "other.safetensors"]
 
 
-def test_older_shards_are_not_mixed_in(tmp_path: Path) -> None:
-    """A reader of the folder would take the older model.safetensors instead of the new shards."""
-    arrays = {f"w{i}": np.full(100, i, "f4") for i in range(4)}
-    ckptconv.save(arrays, tmp_path / "model.safetensors")
-    with pytest.raises(ckptconv.StorageError, match="force=True"):
-        ckptconv.save(arrays, tmp_path / "model.safetensors", max_shard_size=800)
-    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
-
-
 def test_header_size_bounds_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours, "MAX_HEADER", 2000)
     arrays = {f"a rather long name, number {i}": np.ones(1) for i in range(50)}

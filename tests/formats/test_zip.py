@@ -244,15 +244,6 @@ def test_names() -> None:
         members(made(Part(), Part()), files=False)
 
 
-def test_many_members_far_and_near() -> None:
-    """Neighbours are read at once, those after something large by themselves."""
-    sizes = [0, 1, 5000, 4096, 300_000, 3, 4097, 70_000, 2]
-    parts = [Part(f"m{i}".encode() * (1 + i), bytes([i]) * n) for i, n in enumerate(sizes)]
-    assert list(contents(made(*parts)).values()) == [p.data for p in parts]
-    crowd = [Part(f"{i}".encode(), b"x" * 4000) for i in range(200)]
-    assert len(members(made(*crowd))) == 200
-
-
 @pytest.mark.parametrize(
     ("extra", "found"),
     [
@@ -364,11 +355,6 @@ def test_a_cut_zip_ends_at_what_is_not_understood(part: Part) -> None:
     """What comes before it is kept, what comes after it is not."""
     raw = made(Part(), part, Part(b"c"))
     assert list(zip.whole_members(InMemory("x", raw[:-60]))) == ["a"]
-
-
-def test_the_most_that_deflate_reaches_in_a_cut_zip() -> None:
-    part = Part(data=b"", method=8, local={"size": 1032 * 2 + 64})
-    assert zip.whole_members(InMemory("x", made(part)))["a"].size == 2128
 
 
 def test_names_of_a_cut_zip() -> None:

@@ -15,7 +15,7 @@ from kit import refused
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.dtypes import DTYPES
-from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint, VerifyError
+from ckptconv.errors import UnsafeCheckpoint, VerifyError
 from ckptconv.formats import npy, npz, zip
 from ckptconv.storage.files import Reader
 from ckptconv.testing import bits, holdable, write, zoo
@@ -83,17 +83,6 @@ def test_head_is_numpys(tmp_path: Path) -> None:
         np.save(theirs, array)
         write(Checkpoint({"x": held("x", array)}), tmp_path / "x.npy", "npy")
         assert (tmp_path / "x.npy").read_bytes() == theirs.getvalue()
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed], ids=["stored", "deflated"])
-def test_a_flipped_payload_byte_is_found(save: Any, tmp_path: Path) -> None:
-    path = tmp_path / "x.npz"
-    save(path, w=np.random.default_rng(0).integers(0, 256, 5000, dtype="u1"))
-    raw = bytearray(path.read_bytes())
-    raw[2000] ^= 1
-    path.write_bytes(raw)
-    with pytest.raises(ckptconv.CorruptCheckpoint):
-        ckptconv.open(path)["w"].numpy()
 
 
 def test_types_that_numpy_forgets(tmp_path: Path) -> None:
@@ -244,31 +233,6 @@ def test_deflated_data_that_zlib_holds_back(megabytes: float, fill: str, tmp_pat
     found = ckptconv.open(tmp_path / "x.npz")
     assert found["w"].numpy().tobytes() == array.tobytes()
     assert found["v"].numpy().tobytes() == array[:-1].tobytes()
-
-
-@pytest.mark.parametrize("cut", [1, 2, 5])
-def test_deflated_data_that_ends_early(cut: int, tmp_path: Path) -> None:
-    raw = zlib.compress(bytes(2**20), wbits=-15)
-    path = tmp_path / "x"
-    path.write_bytes(raw)
-    with Reader(str(path)) as f:
-        assert b"".join(zip.contents(f, zip.Member("x", 0, len(raw), 2**20, 0, 8))) == bytes(2**20)
-        with pytest.raises(CorruptCheckpoint, match="ends too early"):
-            list(zip.contents(f, zip.Member("x", 0, len(raw) - cut, 2**20, 0, 8)))
-
-
-@pytest.mark.parametrize(("change", "words"), [(-1, "more than the"), (1, "fewer than the")])
-@pytest.mark.parametrize("kind", ["S3", "M8[s]"])
-def test_a_member_that_inflates_to_another_size(change: int, words: str, kind: str, tmp_path: Path) -> None:
-    """Of texts, which are read as a whole, and of a dtype that is no tensor's, whose checksum is compared."""
-    np.savez_compressed(tmp_path / "x.npz", w=np.arange(500).astype(kind))
-    size = 500 * np.dtype(kind).itemsize + 128
-    raw = (tmp_path / "x.npz").read_bytes()
-    for width in (4, 8):  # NumPy writes the local header with ZIP64, the directory without
-        raw = raw.replace(size.to_bytes(width, "little"), (size + change).to_bytes(width, "little"))
-    (tmp_path / "x.npz").write_bytes(raw)
-    with refused(f"w.npy inflates to {words} {size + change} bytes|of shape .* needs"):
-        ckptconv.open(tmp_path / "x.npz")["w"].numpy()
 
 
 TWINS = [("w.npy", "w"), ("w", "w.npy"), ("a.npy", "a.npy.npy"), ("a.npy.npy", "v.npy", "a.npy")]
