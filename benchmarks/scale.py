@@ -1,12 +1,10 @@
-"""How cost grows, and what is left after kills: the figures of docs/scale.md.
+"""How cost grows: the figures of docs/scale.md.
 
 Prints rows of its tables, JSON for what stands in its sentences, and how long each part took.
 
 python benchmarks/scale.py [tensors] [bytes] [checkpoints] [planning] [upload]
-                           [parents] [workers] [server] [latency] [bare] [tasks] [plan] [kills]
 
-`upload`, `server` and `latency` need the extra s3 and moto[server], and take the server of the tests; those from `bare`
-on need the extra ray. interrupted.py describes those from `parents` to `latency`, cluster.py the last four.
+`upload` needs the extra s3 and moto[server], and takes the server of the tests.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -192,24 +189,10 @@ def upload(home: Path) -> None:
         s3.kill()
 
 
-OTHERS = {
-    "interrupted.py": ("parents", "workers", "server", "latency"),
-    "cluster.py": ("bare", "tasks", "plan", "kills"),
-}  # fmt: skip
-
-
-def other(script: str, part: str, _: Path) -> None:
-    """In a process of its own: file systems keep the addresses of servers. What Ray says of lost nodes is left out."""
-    run = [sys.executable, str(Path(__file__).with_name(script)), part]
-    said = subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True).stdout
-    print(*(line for line in said.splitlines() if line.startswith(("|", "{"))), sep="\n", flush=True)
-
-
 def main() -> None:
     every: dict[str, Callable[[Path], None]] = {
         "tensors": tensors, "bytes": size, "checkpoints": checkpoints, "planning": planning, "upload": upload
     }  # fmt: skip
-    every |= {part: partial(other, script, part) for script, parts in OTHERS.items() for part in parts}
     run_parts(every, times=True)
 
 

@@ -1,4 +1,4 @@
-"""Fill the tables of options in docs/: every verb has a page, and every option a row of it, with its keyword in Python.
+"""Fill the tables of options in docs/: every verb has a page, and every option a row with its keyword in Python.
 
 `make docs` runs this; a test fails if a page is stale.
 """
@@ -18,11 +18,11 @@ DOCS = Path(__file__).parent.parent / "docs"
 ELSEWHERE = {"formats": "convert", "converters": "convert"}  # verbs without a page of their own
 
 
-def rows(command: Any) -> list[list[str]]:
-    """The flags, keyword and help of each option of a command."""
+def rows(verb: str, command: Any) -> list[list[str]]:
+    """The flags, keyword and help of each option of a command; those that verbs share stand on the page of convert."""
     out = []
     for p in command.params:
-        if p.param_type_name != "option" or p.name == "help":
+        if p.param_type_name != "option" or p.name == "help" or (verb != "convert" and p.name in KNOWN):
             continue
         takes = "" if p.is_flag else f" {p.metavar or p.type.name.upper()}"
         names = ", ".join(f"`{n}`" for n in (*p.opts, *p.secondary_opts))
@@ -34,8 +34,10 @@ def rows(command: Any) -> list[list[str]]:
 def tables(verb: str, command: Any) -> str:
     """The options of a verb, and of the verbs below it."""
     below = getattr(command, "commands", {})
-    lines = [["option", "in Python", ""], [":--", ":--", ":--"], *rows(command)]
+    lines = [["option", "in Python", ""], [":--", ":--", ":--"], *rows(verb, command)]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    if shared := [f"`{p.opts[0]}`" for p in command.params if verb != "convert" and p.name in KNOWN]:
+        text += f"\nAs in [convert](convert.md#options): {', '.join(shared)}.\n"
     return text + "".join(f"\n`{verb} {name}`:\n\n{tables(f'{verb} {name}', inner)}" for name, inner in below.items())
 
 

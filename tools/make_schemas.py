@@ -359,31 +359,11 @@ HEAD = """# JSON output
 Every verb has `--json`: one JSON value on standard output, everything else on standard error. Keys keep their names,
 types and meaning; new keys may be added at any time ([versions](../RELEASING.md)). Each output has a JSON Schema (draft
 2020-12) in `docs/schemas`, and the tests compare it with what the verb prints. Exit codes are the same with and without
-`--json` ([exit codes](exit-codes.md)).
+`--json` ([exit codes](exit-codes.md)). What each key holds stands in the schema.
 
+| command | prints | schema |
+| :-- | :-- | :-- |
 """
-
-
-def kind_of(schema: Schema) -> str:
-    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    named = " or ".join(kinds)
-    return f"array of {kind_of(schema['items'])}" if kinds == ["array"] and "items" in schema else named
-
-
-def rows(schema: Schema, stem: str = "") -> list[str]:
-    """A row for each key of an object or of the objects in an array, depth first."""
-    if schema["type"] == "array" and not stem:
-        stem = "[]"
-    inner = schema.get("items", schema)
-    out = []
-    for key, value in inner.get("properties", {}).items():
-        optional = "" if key in inner["required"] else " (may be absent)"
-        values = ": " + ", ".join(f"`{v or '(empty)'}`" for v in value["enum"]) if "enum" in value else ""
-        path = f"{stem}.{key}".lstrip(".")
-        what = f"{value.get('description', '').rstrip('.')}{values}".removeprefix(": ")
-        out.append(f"| `{path}` | {kind_of(value)}{optional} | {what} |")
-        out += rows(value, f"{path}[]" if value["type"] == "array" else path)
-    return out
 
 
 def pages() -> dict[Path, str]:
@@ -392,9 +372,8 @@ def pages() -> dict[Path, str]:
     for name, (command, schema) in SCHEMAS.items():
         head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{AT}{name}.json", "title": command}
         made[DOCS / "schemas" / f"{name}.json"] = json.dumps(head | schema, indent=1) + "\n"
-        text += f"## {command.removesuffix(' --json')}\n\n"
-        text += f"{schema.get('description', '')} [Schema](schemas/{name}.json).\n\n"
-        text += "\n".join(["| key | type | |", "| :-- | :-- | :-- |", *rows(schema)]) + "\n\n"
+        what = schema.get("description", "").rstrip(".")
+        text += f"| `{command.removesuffix(' --json')}` | {what} | [{name}](schemas/{name}.json) |\n"
     made[DOCS / "json.md"] = text.rstrip() + "\n"
     return made
 
