@@ -371,7 +371,7 @@ def without_child() -> Iterator[None]:
     from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint
     from ckptconv.formats.hdf5 import sandbox, worker
 
-    def ask(image: Any, path: str | None = None) -> Iterator[tuple[bytes, bytes]]:
+    def ask(image: Any, path: str | None = None) -> Iterator[bytes]:
         source = image.source()
         try:
             with h5py.File(io.BytesIO(source.read(0, image.size)), "r") as f:

@@ -116,7 +116,7 @@ def decode(coded: Coded) -> Iterator[bytes]:
     stored = look(coded.url, member).datasets[path]
     texts = stored.dtype == "string"
     left = prod(stored.shape) if texts else coded.size
-    for _, body in sandbox.ask(image(coded.url, member), path):
+    for body in sandbox.ask(image(coded.url, member), path):
         left -= 1 if texts else len(body)
         if left < 0:
             break
@@ -159,7 +159,7 @@ def _tree(file: FileImage, url: str, member: str) -> Tree:
     notes: dict[tuple[NoteKind, str], list[str]] = {}
     memory = MEMORY * file.packed + MORE_MEMORY
     declared = placed = 0  # bytes of all datasets, and of the contiguous ones
-    for _, body in sandbox.ask(file):
+    for body in sandbox.ask(file):
         memory -= weight(body)
         if memory < 0:
             raise UnsafeCheckpoint("its groups and attributes would take much more memory than it has bytes", url=url)

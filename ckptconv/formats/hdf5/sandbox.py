@@ -59,8 +59,8 @@ class Worker:
         self._source: Ranges | None = None
         self.process = _start()
 
-    def ask(self, image: FileImage, path: str | None) -> Iterator[tuple[bytes, bytes]]:
-        """Send a request and yield the frames R or D of the answer."""
+    def ask(self, image: FileImage, path: str | None) -> Iterator[bytes]:
+        """Send a request and yield the bodies of the frames R or D of the answer."""
         limit = SECONDS + SECONDS_PER_MB * (image.size >> 20)
         watch = threading.Timer(limit, self.process.kill)
         watch.daemon = True
@@ -96,7 +96,7 @@ class Worker:
                     self.spent = bool(body)
                     return
                 else:
-                    yield kind, body
+                    yield body
         except (OSError, EOFError, ValueError, struct.error) as e:
             self.process.kill()
             status = self.process.wait()
@@ -166,8 +166,8 @@ def prepare() -> None:
             idle.append(Worker())
 
 
-def ask(image: FileImage, path: str | None = None) -> Iterator[tuple[bytes, bytes]]:
-    """List a file (frames R) or read the dataset at `path` (frames D), by a process that has the file or a new one."""
+def ask(image: FileImage, path: str | None = None) -> Iterator[bytes]:
+    """List a file (records) or read the dataset at `path` (elements), by a process that has the file or a new one."""
     with _lock:
         idle = _idle.setdefault(os.getpid(), [])
         idle[:] = [w for w in idle if w.process.poll() is None]

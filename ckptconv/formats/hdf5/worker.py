@@ -74,8 +74,9 @@ def main() -> NoReturn:
         file: Any = None
         for line in answer:
             file = file or h5py.File(Piped(out, answer, size), "r", rdcc_nbytes=32 << 20)
-            for kind, body in serve(file, json.loads(line), size):
-                send(out, kind, body)
+            path = json.loads(line)
+            for body in serve(file, path, size):
+                send(out, b"R" if path is None else b"D", body)
             send(out, b".", b"x" * (time.process_time() > seconds / 2))
             out.flush()
     except Exception as e:  # a damaged file can raise anything in the library
@@ -174,13 +175,13 @@ class Piped(io.RawIOBase):
         return data
 
 
-def serve(file: Any, path: str | None, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """List an open file of `size` bytes, or read the dataset at `path`, in frames."""
+def serve(file: Any, path: str | None, size: int) -> Iterator[bytes]:
+    """List an open file of `size` bytes, or read the dataset at `path`, in bodies of frames."""
     if path is not None:
-        yield from ((b"D", piece) for piece in elements(file, path, size))
+        yield from elements(file, path, size)
         return
     for record in records(file):
-        yield b"R", json.dumps(record, separators=(",", ":")).encode()
+        yield json.dumps(record, separators=(",", ":")).encode()
 
 
 # --- listing ----------------------------------------------------------------------------------------------------------

@@ -46,19 +46,11 @@ MAX_JSON = 256 << 20
 STATES = ("seed_generator_state",)
 
 
-class Variable(NamedTuple):
-    """One variable: its path, and the file that holds it."""
-
-    path: str
-    tree: Tree
-    stored: Stored
-
-
 class Shelf(NamedTuple):
     """The contents of the files of a checkpoint, however they are packed."""
 
-    found: dict[str, Variable]
-    names: dict[str, str]  # of objects, by path
+    found: dict[str, tuple[Tree, Stored]]  # variables by path, and the files that hold them
+    names: dict[str, str]  # of objects, by path: the attribute takes precedence over config.json
     trees: tuple[Tree, ...]
     listed: dict[str, Listed]  # layers that config.json lists, by path, in its order
     config: Any = None
@@ -87,18 +79,17 @@ def open(url: str, how: Reading) -> Checkpoint:
     labels, assumed = label(shelf)
     tensors: dict[str, Tensor] = {}
     for path, name in labels.items():
-        one = shelf.found[path]
-        tensors[name] = hdf5.tensor(one.tree, one.stored, name, role=role(path, name, one.stored))
+        tree, stored = shelf.found[path]
+        tensors[name] = hdf5.tensor(tree, stored, name, role=role(path, name, stored))
     notes = [*shelf.notes, *(n for t in shelf.trees for n in t.notes)]
     if not shelf.names and shelf.config is None:
         notes.append(Note("hint", "no layer names are stored (no config.json, no name attributes): paths are kept"))
     if assumed:
         notes.append(Note("assumed", "called kernel and bias by their shapes alone", tuple(assumed)))
     urls = tuple(dict.fromkeys([url, *(t.url for t in shelf.trees)]))
-    names = object_names(shelf)
     details: Details = {"paths": {name: path for path, name in labels.items()}}
-    details["names"] = {**names, **{o: "" for o in _objects(shelf) if o not in names}}
-    details |= _of_config(shelf, labels, names)
+    details["names"] = shelf.names | {o: "" for o in _objects(shelf) if o not in shelf.names}
+    details |= _of_config(shelf, labels)
     weights = {path: tensors[name] for path, name in labels.items() if not tensors[name].role}
     if layers := _layers(shelf, weights):
         details |= order.detailed(layers)
@@ -176,7 +167,7 @@ def load(url: str) -> Shelf:
 
 def _shelf(trees: list[Tree], config: Any = None, **rest: Any) -> Shelf:
     """Sort the variables of all trees by path, numbers as numbers."""
-    found = {s.path: Variable(s.path, t, s) for t in trees for s in t.datasets.values()}
+    found = {s.path: (t, s) for t in trees for s in t.datasets.values()}
     if len(found) != sum(len(t.datasets) for t in trees):
         raise CorruptCheckpoint("one variable is in two shards", url=trees[0].url)
     names = {
@@ -192,6 +183,7 @@ def _shelf(trees: list[Tree], config: Any = None, **rest: Any) -> Shelf:
         above, _, last = path.rpartition("/")
         groups.setdefault(above, set()).add(last)
     listed = dict(naming.configured(config, groups))
+    names = {path: layer.name for path, layer in listed.items()} | names
     return Shelf({p: found[p] for p in order}, names, tuple(trees), listed, config, **rest)
 
 
@@ -260,7 +252,7 @@ def _shards(url: str) -> Shelf:
 
 def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
     """Choose a unique name for every path; also return the names that are guesses."""
-    names = object_names(shelf)
+    names = shelf.names
     if not names and not naming.rows_of(shelf.config):
         return {path: path for path in shelf.found}, []
     owners: dict[str, list[str]] = {}
@@ -274,7 +266,7 @@ def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
         if owner.startswith("optimizer") or not all(p.rpartition("vars/")[2].isdigit() for p in held):
             labels |= {p: p for p in held}
             continue
-        stored = [shelf.found[p].stored for p in held]
+        stored = [shelf.found[p][1] for p in held]
         own, guess = [str(s.attrs.get("name", "")) for s in stored], False
         if not all(own):
             layer = naming.object_at(owner, names.get(owner, ""), shelf.listed)
@@ -287,24 +279,19 @@ def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
     return _unique(labels), guessed
 
 
-def _of_config(shelf: Shelf, labels: Mapping[str, str], names: Mapping[str, str]) -> Details:
+def _of_config(shelf: Shelf, labels: Mapping[str, str]) -> Details:
     """The class of the object that each tensor belongs to, if the file shows it, and what its layer takes."""
     taken = inputs.layer_inputs(shelf.config)
     details: Details = {"kinds": {}, "inputs": {}}
     for path, name in labels.items():
         owner = path.rpartition("vars/")[0].rstrip("/")
-        one = naming.object_at(owner, names.get(owner, ""), shelf.listed)
+        one = naming.object_at(owner, shelf.names.get(owner, ""), shelf.listed)
         if kind := (one.inner or one).kind:
             details["kinds"][name] = kind
         layer = shelf.listed.get(naming.nearest(owner, shelf.listed))
         if layer and id(layer.row) in taken:
             details["inputs"][name] = taken[id(layer.row)]
     return details
-
-
-def object_names(shelf: Shelf) -> dict[str, str]:
-    """The names of objects, by path; the attribute takes precedence over config.json."""
-    return {path: layer.name for path, layer in shelf.listed.items()} | shelf.names
 
 
 def _rank(owner: str, rank: Mapping[str, int]) -> tuple[Any, ...]:

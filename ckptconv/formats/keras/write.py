@@ -33,28 +33,29 @@ SHARD = 5 << 30
 LONGEST = 60_000  # bytes of a name: an attribute in an object header holds 64 KB
 
 
-def cannot_hold(tensor: Tensor) -> str:
-    kind = tensor.dtype
-    if kind.name not in HELD and not re.fullmatch(r"u?int(8|16|32|64)", kind.name):
-        return f"Keras reads no dtype {kind} from HDF5"
-    why = hdf5.unheld(tensor)
-    if not why and len(hdf5.encode(tensor.name)) > LONGEST:
-        why = "the name is too long for the attribute in which Keras stores it"
-    return why
-
-
-# --- legacy ----------------------------------------------------------------------------------------------------
-
-
 @dataclass
-class LegacyWriter:
+class _Writer:
     url: str
     max_shard_size: int | None = None
     made: hdf5.Skeleton | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
-        return cannot_hold(tensor)
+        kind = tensor.dtype
+        if kind.name not in HELD and not re.fullmatch(r"u?int(8|16|32|64)", kind.name):
+            return f"Keras reads no dtype {kind} from HDF5"
+        why = hdf5.unheld(tensor)
+        if not why and len(hdf5.encode(tensor.name)) > LONGEST:
+            why = "the name is too long for the attribute in which Keras stores it"
+        return why
 
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
+        return self.made.resealed(metadata) if self.made else ()
+
+
+# --- legacy ----------------------------------------------------------------------------------------------------
+
+
+class LegacyWriter(_Writer):
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "Keras legacy HDF5")
         refuse_shards(checkpoint, self.max_shard_size, "Keras legacy HDF5")
@@ -81,9 +82,6 @@ class LegacyWriter:
         placement, self.made = _place(self.url, checkpoint, paths, groups)
         return placement._replace(notes=dropped)
 
-    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        return self.made.resealed(metadata) if self.made else ()
-
 
 def _place(
     url: str, checkpoint: Checkpoint, paths: Mapping[str, str], groups: Mapping[str, hdf5.Attributes]
@@ -103,15 +101,7 @@ def _place(
 # --- Keras 3 ---------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Keras3Writer:
-    url: str
-    max_shard_size: int | None = None
-    made: hdf5.Skeleton | None = None
-
-    def cannot_hold(self, tensor: Tensor) -> str:
-        return cannot_hold(tensor)
-
+class Keras3Writer(_Writer):
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "Keras 3")
         checkpoint, notes = plain(checkpoint)
@@ -170,9 +160,6 @@ class Keras3Writer:
             shards[-1][path] = name
             size += checkpoint[name].nbytes
         return shards
-
-    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        return self.made.resealed(metadata) if self.made else ()
 
 
 def homes(paths: Mapping[str, str]) -> set[str]:

@@ -17,8 +17,7 @@ from kit import examples
 from ckptconv.formats.hdf5 import FRAME, worker
 
 Build = Callable[[h5py.File], object]
-TEN = np.arange(10.0)  # 80 bytes
-CHUNKED: dict[str, Any] = {"data": TEN, "chunks": (10,)}
+TEN = np.arange(10.0)
 
 
 def opened(build: Build) -> h5py.File:
@@ -46,37 +45,6 @@ def test_what_the_library_reads_differently_each_time_is_refused() -> None:
         records(lambda f: f.create_dataset("w", data=np.arange(64), chunks=(32,), compression="szip", scaleoffset=0))
 
 
-def test_what_is_recorded() -> None:
-    def build(f: h5py.File) -> None:
-        f.create_dataset("a/w", **CHUNKED).attrs["text"] = "mine"
-        f["b"] = f["a/w"]
-        f["b2"] = f["a/w"]
-        f[b"\xff/\xfe"] = 1.0
-        f["c"] = np.arange(3, dtype=">i4")
-        f["none"] = h5py.Empty("f4")
-        f["zero"] = np.zeros((0, 4), "f4")
-        f.create_dataset("never", (3,), "f4")
-        f["type"] = np.dtype("f4")
-        f.attrs["pair"], f.attrs["z"], f.attrs["raw"] = [1, 2], 1 + 2j, np.void(b"\1\2")
-        f.attrs["bytes"], f.attrs["empty"] = np.bytes_(b"x"), h5py.Empty("f4")
-        f.attrs["where"] = f["c"].ref
-
-    found = records(build)
-    assert found[""]["attrs"] == {"pair": [1, 2], "bytes": "x", "empty": None, "?z": None, "?where": None, "?raw": None}
-    assert found["a/w"] == {
-        "path": "a/w", "attrs": {"text": "mine"}, "dtype": "float64", "swap": False, "shape": (10,),
-        "itemsize": 8,
-    }  # fmt: skip
-    assert [found[n] for n in ("b", "b2")] == [{"path": n, "same": "a/w"} for n in ("b", "b2")]
-    assert found["\udcff/\udcfe"]["shape"] == ()
-    assert (found["c"]["dtype"], found["c"]["swap"], found["c"]["offset"] > 0) == ("int32", True, True)
-    assert found["none"] == {"path": "none", "attrs": {}, "skip": "an empty dataspace without data"}
-    assert "offset" not in found["zero"]
-    assert "offset" not in found["never"]
-    assert found["type"]["skip"] == "a named datatype without data"
-    assert found["a"] == {"path": "a", "group": True, "attrs": {}}
-
-
 @pytest.mark.parametrize("name", [b"a/b", b"/ab", b"./a"])
 def test_a_link_whose_name_is_a_path_is_refused(name: bytes) -> None:
     """The library would open what the path leads to, which is not what the link leads to."""
@@ -91,48 +59,24 @@ def test_a_link_whose_name_is_a_path_is_refused(name: bytes) -> None:
 # --- slabs --------------------------------------------------------------------------------------------------------
 
 
-BOXES: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None, int, list[int]]] = {
-    "a scalar": ((), None, 8, [1]),
-    "nothing": ((0, 3), None, 8, []),
-    "nothing inside": ((3, 0), None, 8, []),
-    "all at once": ((4, 2), None, 8, [8]),
-    "rows that fill a box": ((8, 2), None, 8, [8, 8]),
-    "a rest": ((9, 2), None, 8, [8, 8, 2]),
-    "rows larger than a box": ((3, 9), None, 8, [9, 9, 9]),
-    "complete chunks": ((9, 2), (3, 1), 8, [6, 6, 6]),
-    "chunks that fill a box": ((9, 2), (2, 1), 8, [8, 8, 2]),
-    "the largest row of chunks": ((18, 2), (8, 2), 8, [16, 16, 4]),
-    "too large a row of chunks": ((18, 2), (9, 2), 8, [16, 16, 4]),
-    "the largest row": ((2, 16), None, 8, [16, 16]),
-    "too large a row": ((2, 17), None, 8, [8, 8, 1, 8, 8, 1]),
-    "too large a row of chunks of the next axis": ((2, 20), (2, 20), 8, [16, 4, 16, 4]),
-    "one axis": ((40,), (20,), 8, [16, 16, 8]),
-}
-
-
-@pytest.mark.parametrize("name", BOXES)
-def test_boxes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In C order, nothing twice."""
-    monkeypatch.setattr(worker, "MAX_DATA", 64)
-    monkeypatch.setattr(worker, "MAX_BOX", 128)
-    shape, chunks, itemsize, counts = BOXES[name]
-    numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape)
-    parts = [numbers[tuple(slice(*side) for side in box)] for box in worker.boxes(shape, chunks, itemsize)]
-    assert [part.size for part in parts] == counts
-    assert [n for part in parts for n in part.reshape(-1)] == list(range(numbers.size))
-
-
-@pytest.mark.parametrize("chunks", [(2, 2, 1), (1, 1, 1), (3, 1, 4), (1, 6, 4)])
-def test_pieces_are_those_of_the_whole(chunks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the memory for each chunk counts, too."""
-    values = np.arange(96, dtype="<u2").reshape(4, 6, 4)
-    monkeypatch.setattr(worker, "MAX_DATA", 64)
-    monkeypatch.setattr(worker, "MAX_BOX", 128)
-    monkeypatch.setattr(worker, "CHUNK", 16)
-    with opened(lambda f: f.create_dataset("w", data=values, chunks=chunks)) as f:
+@given(
+    shape=st.lists(st.integers(0, 20), max_size=3), chunks=st.lists(st.integers(1, 20), min_size=3, max_size=3),
+    cost=st.sampled_from([0, 16]),
+)  # fmt: skip
+@examples(60)
+def test_elements_come_in_bounded_pieces(shape: list[int], chunks: list[int], cost: int) -> None:
+    """In C order and complete, however a dataset is cut; where the memory for each chunk counts, too."""
+    values = np.arange(np.prod(shape, dtype=int), dtype="<u2").reshape(shape)
+    tiles = tuple(min(c, n) for c, n in zip(chunks, shape, strict=False)) if values.size and shape else None
+    with pytest.MonkeyPatch.context() as m, opened(lambda f: f.create_dataset("w", data=values, chunks=tiles)) as f:
+        m.setattr(worker, "MAX_DATA", 64)
+        m.setattr(worker, "MAX_BOX", 128)
+        m.setattr(worker, "CHUNK", cost)
         pieces = list(worker.elements(f, "w", 0))
+        boxes = list(worker.boxes(values.shape, tiles, 2))
     assert b"".join(pieces) == values.tobytes()
-    assert max(map(len, pieces)) <= (8 if chunks == (1, 1, 1) else 64)
+    assert max(map(len, pieces), default=0) <= 64
+    assert all(2 * values[tuple(slice(*side) for side in box)].size <= 128 for box in boxes)
 
 
 # --- the pipe -----------------------------------------------------------------------------------------------------

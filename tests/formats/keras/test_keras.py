@@ -12,7 +12,7 @@ import h5py
 import ml_dtypes
 import numpy as np
 import pytest
-from kit import FIXTURES, refused, same
+from kit import FIXTURES, same
 
 import ckptconv
 from ckptconv.errors import CorruptCheckpoint, Unrepresentable, UsageError
@@ -107,14 +107,6 @@ def test_bare_weights_without_names_keep_paths_and_say_so(tmp_path: Path) -> Non
     got = ckptconv.open(tmp_path / "a.weights.h5")
     assert "layers/sequential/layers/dense/vars/0" in got
     assert [n.kind for n in got.notes] == ["hint"]
-
-
-def test_old_layer_dependencies_of_2_13(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.weights.h5", "w") as f:
-        f["_layer_checkpoint_dependencies/dense/vars/0"] = np.ones((2, 3), "f4")
-        f.create_group("optimizer/vars")
-    got = ckptconv.open(tmp_path / "a.weights.h5")
-    assert list(got) == ["_layer_checkpoint_dependencies/dense/vars/0"]
 
 
 def test_two_objects_of_one_name_keep_their_paths(tmp_path: Path) -> None:
@@ -215,17 +207,6 @@ def test_unlisted_datasets_are_noted(tmp_path: Path) -> None:
     assert [(n.kind, n.names) for n in got.notes] == [("unread", ("l/extra",))]
 
 
-@pytest.mark.parametrize("layers", [1, pytest.param(700, marks=pytest.mark.slow)])
-def test_long_lists_are_split_and_joined(tmp_path: Path, layers: int) -> None:
-    tensors = {f"{'a_rather_long_layer_name_' * 4}{i}/kernel": np.full(1, i, "f4") for i in range(layers)}
-    ckptconv.save(tensors, tmp_path / "a.h5", format="keras")
-    with h5py.File(tmp_path / "a.h5") as f:
-        assert ("layer_names0" in f.attrs) == (layers > 1)
-    got = ckptconv.open(tmp_path / "a.h5")
-    assert list(got) == list(tensors)
-    assert all(same(got[n].numpy(), a) for n, a in list(tensors.items())[::100])
-
-
 def test_layers_of_a_dict_come_from_its_names_in_its_order(tmp_path: Path) -> None:
     def lists(names: list[str]) -> list[list[object]]:
         ckptconv.save(dict.fromkeys(names, np.ones(1)), tmp_path / "a.h5", format="keras", force=True)
@@ -253,36 +234,16 @@ def test_keras3_round_trip(tmp_path: Path, file: str, to: str) -> None:
     assert written > 2 if limit else written == 1
 
 
-def test_groups_without_tensors_are_in_the_first_shard(tmp_path: Path) -> None:
-    """Those of layers without weights; groups on the way to a tensor are in each file that needs them."""
-
-    def groups(path: Path) -> set[str]:
-        found: list[str] = []
-        with h5py.File(path) as f:
-            f.visititems(lambda name, thing: found.append(name) if isinstance(thing, h5py.Group) else None)
-        return set(found)
-
-    for to, limit in (("one.weights.h5", None), ("out.weights.json", 700)):
-        ckptconv.convert(GOLDEN / "net.keras", tmp_path / to, max_shard_size=limit)
-    first, *rest = (groups(path) for path in sorted(tmp_path.glob("out_*.h5")))
-    assert len(rest) > 1
-    assert first.union(*rest) == groups(tmp_path / "one.weights.h5")
-    for path, found in zip(sorted(tmp_path.glob("out_*.h5"))[1:], rest, strict=True):
-        with h5py.File(path) as f:
-            assert all(any(isinstance(x, h5py.Dataset) for x in _below(f[name])) for name in found), path
+INDEXES = ["", "[]", "{", '{"weight_map": 3}', "[" * 100_000]
+FILES_OF = ["3", "null", "{}", "[3]", '["a.weights.h5", null]', '{"a.weights.h5": 1}', "1.5", "true"]
 
 
-def _below(group: h5py.Group) -> list[object]:
-    found: list[object] = []
-    group.visititems(lambda _, thing: found.append(thing))
-    return found
-
-
-@pytest.mark.parametrize("files", [3, None, {}, [3], ["a.weights.h5", None], {"a.weights.h5": 1}, 1.5, True])
-def test_an_index_names_the_files_of_each_group(files: object, tmp_path: Path) -> None:
-    (tmp_path / "a.weights.json").write_text(json.dumps({"weight_map": {"/layers/dense/vars": files}}))
-    with refused("the entry /layers/dense/vars names no files"):
-        ckptconv.open(tmp_path / "a.weights.json")
+@pytest.mark.parametrize("text", [*INDEXES, *(f'{{"weight_map": {{"/layers/dense/vars": {f}}}}}' for f in FILES_OF)])
+def test_indexes_that_make_no_sense(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.weights.json").write_text(text)
+    says = "the entry /layers/dense/vars names no files" if "layers" in text else "JSON|weight_map"
+    with pytest.raises(CorruptCheckpoint, match=says):
+        open_checkpoint(str(tmp_path / "a.weights.json"), format="keras3")
 
 
 def test_paths_can_be_written_without_a_keras_source(tmp_path: Path) -> None:
@@ -304,13 +265,6 @@ def test_dtypes_that_keras_cannot_read_are_refused(tmp_path: Path) -> None:
 def test_archives_are_not_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"weights\.h5"):
         ckptconv.convert(GOLDEN / "net.keras", tmp_path / "a.keras")
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"weight_map": 3}', '{"weight_map": {"/a": 3}}', "[" * 100_000])
-def test_indexes_that_make_no_sense(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.weights.json").write_text(text)
-    with pytest.raises(CorruptCheckpoint):
-        open_checkpoint(str(tmp_path / "a.weights.json"), format="keras3")
 
 
 # --- names -----------------------------------------------------------------------------------------------------

@@ -174,17 +174,6 @@ def everything(file: Any) -> set[str]:
     return found
 
 
-def test_legacy_from_names_alone(tmp_path: Path) -> None:
-    """A dict in the order of model.layers is enough."""
-    for k in (keras, tf_keras):
-        net = sequential(k)
-        wanted = fill(net)
-        tensors = {f"{layer.name}/{i}": np.asarray(v) for layer in net.layers for i, v in enumerate(layer.weights)}
-        tensors = {n: a for n, a in tensors.items() if a.dtype == np.float32}
-        ckptconv.save(tensors, tmp_path / "a.h5", format="keras", force=True)
-        reload(net, tmp_path / "a.h5", wanted)
-
-
 def test_whole_model_with_its_optimizer(tmp_path: Path) -> None:
     net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="d"), keras.layers.Dense(1, name="e")])
     net.compile("adam", "mse")
