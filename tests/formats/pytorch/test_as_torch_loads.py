@@ -17,9 +17,7 @@ import pytest
 from kit import ROOT
 
 import ckptconv
-from ckptconv.formats.detect import open_checkpoint
 from ckptconv.formats.pytorch import export
-from ckptconv.formats.table import Reading
 
 torch = pytest.importorskip("torch")
 
@@ -288,14 +286,6 @@ def test_subclasses_are_read_with_a_note(tmp_path: Path) -> None:
     got = ckptconv.open(tmp_path / "a.pt", opaque=True)
     assert {n: t.numpy().tolist() for n, t in got.items()} == {"w": [0, 1, 2], "w.scale": [1, 1]}
     assert any("Tagged" in name for n in got.notes for name in n.names)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_densify_of_a_stream(tmp_path: Path) -> None:
-    q = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.quint8)
-    torch.save({"q": q}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
-    got = open_checkpoint(str(tmp_path / "a.pt"), Reading(densify=True))
-    assert np.array_equal(got["q"].numpy(), q.dequantize().numpy())
 
 
 # --- other programs' files ----------------------------------------------------------------------------------------

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import pickletools
 from typing import Any
 
-import numpy as np
 import pytest
 from kit import refused
 from pickles import Call, Global, Id, Raw, pickled
 
 from ckptconv.dtypes import DTYPES
-from ckptconv.formats.pytorch import pickle
-from ckptconv.formats.pytorch.flatten import jsonable
 from ckptconv.formats.pytorch.globals import TORCH
-from ckptconv.formats.pytorch.pickle import OPS, REFUSED, load, load_some
+from ckptconv.formats.pytorch.pickle import OPS, REFUSED, load
 from ckptconv.formats.pytorch.tensors import (
     UNTYPED,
     Absent,
-    Layout,
     Pieces,
     Storage,
     StorageType,
-    TorchType,
     View,
     bare,
 )
-from ckptconv.formats.pytorch.values import ArrayType, Inert, Known
 from ckptconv.moves.part import Span
 
 FLOAT, LONG = (StorageType(f"{r.storage}Storage", r, r.itemsize * 8) for r in (DTYPES["float32"], DTYPES["int64"]))
@@ -343,11 +336,6 @@ def test_arrays(what: str) -> None:
         read(value)
 
 
-def test_an_array_that_was_never_filled() -> None:
-    with refused("a pickled numpy array was never filled"):
-        read(array()._replace(states=())).numpy()
-
-
 @pytest.mark.parametrize("size", [-1, 0, 4])
 def test_the_size_in_a_state_may_be_the_dtypes(size: int) -> None:
     kind = dtype("S4", True, (3, "|", None, None, None, size, 1, 0))
@@ -505,39 +493,6 @@ def test_a_persistent_id_without_a_meaning() -> None:
         load(pickled(Id(1)), allowed=TORCH)
 
 
-def test_where_a_pickle_in_a_row_begins_and_ends() -> None:
-    row = pickled([1]) + pickled([2]) + b"rest"
-    value, end = load_some(row, len(pickled([1])), allowed=TORCH)
-    assert (value, row[end:]) == ([2], b"rest")
-
-
-# --- values that are not tensors, as JSON ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (None, None), (True, True), (7, 7), (0.5, 0.5), (math.inf, "inf"), (-math.inf, "-inf"), (math.nan, "nan"),
-        ("x" * 999, "x" * 999), ("x" * 1000, "x" * 1000 + "..."), ("x" * 2000, "x" * 1000 + "..."),
-        ([1, "a", [math.inf]], [1, "a", ["inf"]]), ((1, 2), [1, 2]), ({3}, [3]), (frozenset({3}), [3]),
-        (list(range(60)), list(range(50))), ([list(range(60))], [list(range(50))]),
-        (Known("a.b"), "a.b"), (Inert("c.d"), "c.d"), (TorchType("float32", None), "torch.float32"),
-        (FLOAT, "torch.FloatStorage"), (Layout("strided"), "torch.strided"), (ArrayType("f4"), "f4"),
-        (b"abc", "3 bytes"), (1j, "1j"), ({"a": 1}, "{'a': 1}"), ({"a": "x" * 2000}, "{'a': '" + "x" * 993),
-    ],
-    ids=lambda v: type(v).__name__,
-)  # fmt: skip
-def test_values_as_json(value: Any, expected: Any) -> None:
-    got = jsonable(value)
-    assert got == expected
-    assert type(got) is type(expected)
-
-
-def test_fewer_values_as_json() -> None:
-    assert jsonable([1, [2, 3], 4], 1) == [1]
-    assert jsonable([[2, 3]], 1) == [[2]]
-
-
 def test_every_opcode_is_run_or_refused_by_its_name() -> None:
     """Those of protocols 2 to 5 are run, but for what no framework writes; those of text only are refused."""
     theirs = {ord(op.code): op for op in pickletools.opcodes}
@@ -559,19 +514,6 @@ def test_types_for_people_are_only_names(name: str) -> None:
             load(f"ctyping\n{other}\n.".encode(), allowed=TORCH)
 
 
-def test_what_calls_may_copy_is_counted() -> None:
-    made = pickle.Machine(b"x" * 10, 0, TORCH, None, False, "u")
-    assert made.room == pickle.COPIES * 10 + 2**20
-    made.room = 5
-    made.charge(([1, 2], (3,), 7, None))
-    assert made.room == 2
-    made.charge(([1, 2],))
-    made.charge(([], 7))
-    assert made.room == 0
-    with refused("uses the same values over and over"):
-        made.charge(([0],))
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -583,10 +525,3 @@ def test_what_calls_may_copy_is_counted() -> None:
 )
 def test_a_container_keeps_the_items_that_it_is_made_of(body: bytes) -> None:
     assert load(b"\x80\2" + body) == {"w": 1}
-
-
-@pytest.mark.parametrize(("spelled", "order"), [(">f4", "<"), ("<f4", ">"), ("f4", ">"), ("f4", "<")])
-def test_the_order_of_a_numpy_dtype_is_its_states(spelled: str, order: str) -> None:
-    made = ArrayType(spelled, False, True)
-    made.build((3, order, None, None, None, -1, -1, 0))
-    assert made.numpy() == np.dtype(f"{order}f4")
