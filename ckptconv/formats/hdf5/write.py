@@ -1,7 +1,7 @@
 """Lay out an HDF5 file without its data, and the writer of plain HDF5.
 
     Canvas     a sparse file in memory, in which h5py lays out the file: all but the elements of the datasets
-    Dataset    one dataset to create: path, dtype, shape; texts include their values, a link names another path
+    Item       one dataset to create: its path, the tensor, whose texts are read here, or another path that it links to
     Skeleton   the file: a slot for the elements of each dataset, and patches with all other bytes
 
 Datasets are contiguous, allocated early and never filled, so `get_offset` returns the beginning of each slot. No times
@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...checkpoint import Checkpoint, Note, Tensor
-from ...dtypes import DType
 from ...errors import Unrepresentable
 from ...messages import listing
 from ...output.destination import OutputFile
@@ -43,6 +42,7 @@ NAMED = {
 }  # fmt: skip
 
 Attributes = Mapping[str, Any]
+Item = tuple[str, Tensor, str]
 
 
 class Canvas(io.RawIOBase):
@@ -95,14 +95,6 @@ class Canvas(io.RawIOBase):
             done += count
 
 
-class Dataset(NamedTuple):
-    path: str
-    dtype: DType
-    shape: tuple[int, ...]
-    values: Any = None  # of texts: an object array of bytes
-    link: str = ""  # the path of another item, for which this is a second name
-
-
 class Skeleton:
     """A file without its data.
 
@@ -110,7 +102,7 @@ class Skeleton:
     """
 
     def __init__(
-        self, file: str, items: Sequence[Dataset], groups: Mapping[str, Attributes], *, ordered: bool = False
+        self, file: str, items: Sequence[Item], groups: Mapping[str, Attributes], *, ordered: bool = False
     ) -> None:
         sandbox.prepare()  # it imports h5py as well, meanwhile
         import h5py
@@ -126,17 +118,17 @@ class Skeleton:
         self._link_plan.set_char_encoding(h5py.h5t.CSET_UTF8)
         with self._opened(plan) as f:
             self._groups = {"": f.id}
-            datasets = {i.path for i in items}
+            datasets = {path for path, _, _ in items}
             for path in groups:
                 if path not in datasets:
                     self._group(path)
-            for item in items:
-                parent, _, base = item.path.rpartition("/")
-                if item.link:
-                    self._group(parent).links.create_hard(encode(base), f.id, encode(item.link))
-                    self.slots[item.path] = self.slots[item.link]
+            for path, tensor, link in items:
+                parent, _, base = path.rpartition("/")
+                if link:
+                    self._group(parent).links.create_hard(encode(base), f.id, encode(link))
+                    self.slots[path] = self.slots[link]
                 else:
-                    self.slots[item.path] = self._dataset(self._group(parent), encode(base), item)
+                    self.slots[path] = self._dataset(self._group(parent), encode(base), tensor)
             for path, attrs in groups.items():
                 write_attributes(f[encode(path)] if path else f, attrs)
 
@@ -160,12 +152,12 @@ class Skeleton:
             self._groups[path] = h5py.h5g.create(above, encode(base), lcpl=self._link_plan, gcpl=self._group_plan)
         return self._groups[path]
 
-    def _dataset(self, parent: Any, name: bytes, item: Dataset) -> Slot:
+    def _dataset(self, parent: Any, name: bytes, tensor: Tensor) -> Slot:
         """Create a dataset. The slot of texts is empty, because the library writes them itself."""
         import h5py
         import numpy as np
 
-        kind, text = item.dtype, item.dtype.kind == "s"
+        kind, text = tensor.dtype, tensor.dtype.kind == "s"
         plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         plan.set_layout(h5py.h5d.CONTIGUOUS)
         plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -174,12 +166,12 @@ class Skeleton:
             plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
         own = kind.np.newbyteorder("<") if kind.name in NAMED and not text else np.dtype(f"V{kind.itemsize or 1}")
         stored = h5py.h5t.py_create(h5py.string_dtype("utf-8") if text else own, logical=True)
-        space = h5py.h5s.create_simple(item.shape)
+        space = h5py.h5s.create_simple(tensor.shape)
         created = h5py.h5d.create(parent, name, stored, space, dcpl=plan, lcpl=self._link_plan)
         size = created.get_storage_size()
         if text:
             if size:
-                h5py.Dataset(created)[...] = np.asarray(item.values, object).reshape(item.shape)
+                h5py.Dataset(created)[...] = np.asarray(tensor.numpy(), object).reshape(tensor.shape)
             return Slot(self.file, 0, 0, b"")
         if kind.name not in NAMED:
             write_attributes(h5py.Dataset(created), {"dtype": kind.name})
@@ -228,15 +220,15 @@ def write_attributes(thing: Any, attrs: Attributes) -> None:
         if isinstance(value, list) and all(isinstance(v, bytes) for v in value):
             for name, part in split_list(key, value):
                 thing.attrs.create(name, np.array(part) if part else np.zeros(0))
-        elif isinstance(value, list):
-            array = np.asarray(value)
-            numeric = array.dtype.kind in "fiub" and array.nbytes <= MAX_ATTRIBUTE
-            thing.attrs[_storable(key)] = array if numeric else json.dumps(value)
-        elif hashes_of({key: value}):
+        elif isinstance(value, str) and hashes_of({key: value}):
             thing.attrs[_storable(key)] = fixed_text(value)
         elif value is not None:
-            known = isinstance(value, str | bytes | int | float)
-            thing.attrs[_storable(key)] = _storable(value) if known else json.dumps(value)
+            array = np.asarray(value) if isinstance(value, list) else None
+            if array is not None and array.dtype.kind in "fiub" and array.nbytes <= MAX_ATTRIBUTE:
+                value = array
+            elif not isinstance(value, str | bytes | int | float):
+                value = json.dumps(value)
+            thing.attrs[_storable(key)] = _storable(value)
 
 
 def _storable(value: Any) -> Any:
@@ -288,11 +280,13 @@ def unheld(tensor: Tensor) -> str:
 def clashes(paths: Iterable[str]) -> list[str]:
     """Names that are both a dataset and a group: 'a' beside 'a/b'."""
     taken = set(paths)
-    out = []
-    for path in taken:
-        words = path.split("/")
-        out += [f"{path} is inside {p}" for n in range(1, len(words)) if (p := "/".join(words[:n])) in taken]
-    return sorted(out)
+    return sorted(f"{path} is inside {p}" for path in taken for p in parents(path) if p in taken)
+
+
+def parents(path: str) -> Iterator[str]:
+    """The paths of the groups around a path, the outermost first."""
+    words = path.split("/")
+    return ("/".join(words[:n]) for n in range(1, len(words)))
 
 
 def checked(paths: Sequence[str], metadata: Mapping[str, str], title: str) -> None:
@@ -306,12 +300,6 @@ def checked(paths: Sequence[str], metadata: Mapping[str, str], title: str) -> No
     bad = [f"metadata {k!r}: HDF5 text cannot hold a NUL" for k, v in metadata.items() if "\0" in k + v or not k]
     if bad:
         raise Unrepresentable(f"{title} cannot hold these names:\n{listing(bad)}")
-
-
-def item(tensor: Tensor, path: str, link: str = "") -> Dataset:
-    """The item for a tensor. Texts are read here, because the layout depends on their lengths."""
-    text = tensor.dtype.kind == "s" and not link
-    return Dataset(path, tensor.dtype, tensor.shape, tensor.numpy() if text else None, link)
 
 
 # --- plain HDF5 -------------------------------------------------------------------------------------------------------
@@ -352,15 +340,15 @@ class Hdf5Writer:
         checkpoint, notes = plain(checkpoint)
         checked(list(checkpoint), checkpoint.metadata, "HDF5")
         owner = checkpoint.owners()
-        items = [item(t, name, owner[name] if owner[name] != name else "") for name, t in checkpoint.items()]
-        items.sort(key=lambda i: bool(i.link))  # what links name comes first
+        items = [(name, t, owner[name] if owner[name] != name else "") for name, t in checkpoint.items()]
+        items.sort(key=lambda i: bool(i[2]))  # what links name comes first
         self.skeleton = Skeleton(split(self.url)[1], items, self._attributes(checkpoint), ordered=True)
         return self.skeleton.placed(checkpoint)._replace(notes=notes)
 
     def _attributes(self, checkpoint: Checkpoint) -> dict[str, Attributes]:
         """Metadata on the root; from an HDF5 source also the attributes of the groups and datasets that remain."""
         out: dict[str, Attributes] = {"": checkpoint.metadata}
-        paths = {"/".join(n.split("/")[:i]) for n in checkpoint for i in range(1, n.count("/") + 2)}
+        paths = {p for name in checkpoint for p in (*parents(name), name)}
         original = checkpoint.details.get("attributes", {}) if checkpoint.format == "hdf5" else {}
         for path, attrs in original.items():
             if path in paths:

@@ -91,7 +91,7 @@ def _place(
     first: dict[str, str] = {}
     items = []
     for path, name in paths.items():
-        items.append(hdf5.item(checkpoint[name], path, first.get(name, "")))
+        items.append((path, checkpoint[name], first.get(name, "")))
         first.setdefault(name, path)
     made = hdf5.Skeleton(split(url)[1], items, groups)
     done = made.placed(paths)
