@@ -201,7 +201,8 @@ def _joined(several: Sequence[Flow], kind: str) -> Flow:
         return Flow("plain", dense=dense)
     if states == {"image"} or (states == {"plain", "image"} and kind in MERGING):
         images = [f for f in several if f.state == "image"]
-        axes = images[0].axes if len({f.axes for f in images}) == 1 and kind not in APPENDING else ()
+        alike = len({f.axes for f in several}) == 1 and kind not in APPENDING  # else one may be repeated along an axis
+        axes = images[0].axes if alike else ()
         return Flow("image", axes, any(f.pixels for f in images), dense)
     return _same(several) if kind not in APPENDING else UNKNOWN
 
