@@ -56,9 +56,11 @@ def check_replaced(own: Sequence[str], older: Sequence[str], *, force: bool) -> 
             f"{many(len(lost), 'source')} would be replaced or removed, and not all that is there is written; write "
             f"to another place first, or leave nothing out:\n{listing([*map(redacted, lost), *now.left])}"
         )
-    for url in urls if written is not None else ():
+    if written is None:
+        return
+    for url in urls:
         status = files.stat(url)
-        if written is not None and status and written.get(place(url)) != (status.size, status.mtime):
+        if status and written.get(place(url)) != (status.size, status.mtime):
             raise Taken("already exists, and is not what was written here before; force=True replaces it", url=url)
 
 

@@ -79,14 +79,9 @@ class OutputNames:
         self.journal = os.path.join(self._home, hidden(title, "resume.journal"))
 
     def temporary(self, name: str) -> str:
-        """The path that a file has until it is published."""
-        return os.path.join(self.stage, os.path.relpath(self.final[name], self._home or "."))
-
-    def unpublished(self, base: str) -> str:
-        """The path by which a reader finds, before it is published, what will be `base` in the folder."""
-        return os.path.normpath(
-            os.path.join(self.stage, os.path.relpath(os.path.join(self.folder, base), self._home or "."))
-        )
+        """The path by which a reader finds, before it is published, what will be `name` in the folder."""
+        below = os.path.relpath(os.path.join(self.folder, name), self._home or ".")
+        return os.path.normpath(os.path.join(self.stage, below))
 
     def older(self) -> list[str]:
         """Files, relative to the folder, whose names match the pattern and that are not written now."""
@@ -160,7 +155,7 @@ class Output:
         self._new_folders: list[str] = []
         self._to.check(force=force, renaming=renaming)
         self._mode = mode & own.permissions(self._to.replaced())
-        self.unpublished = self._to.unpublished
+        self.unpublished = self._to.temporary
         try:
             self._claim(keep, 0 if renaming else sum((room or {}).get(f.name, f.size) for f in files))
             for f in files:
