@@ -1,4 +1,4 @@
-"""What a reader takes grows with the file: worst cases of N, 2N and 4N; `growth` has the bounds."""
+"""What a reader takes grows with the file: worst cases of N and 4N; `growth` has the bounds."""
 
 from __future__ import annotations
 

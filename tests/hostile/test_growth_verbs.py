@@ -1,4 +1,4 @@
-"""What a verb takes grows with what it is given: N, 2N and 4N tensors, files or characters; `growth` has the bounds."""
+"""What a verb takes grows with what it is given: N and 4N tensors, files or characters; `growth` has the bounds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What it takes to open a file, or to do something with it: worst cases of N, 2N and 4N, each in a process of its own.
+"""What it takes to open a file, or to do something with it: worst cases of N and 4N, each in a process of its own.
 
 Peak memory grows by at most `FACTOR` times the bytes that are read and written. A doubling takes at most `DOUBLING`
-times the processor time, on the average of two, since caches that overflow at one of them are no fault. A refusal is an
-answer, too. Each process first does the same with the case of N, so that what is imported on first use does not count.
+times the processor time, on the average of two. A refusal is an answer, too. Each process first does the same with the case of N, so that what is imported on first use does not count.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Took(NamedTuple):
 
 def fault(make: Make, folder: Path, work: Work) -> str:
     """What grows too fast, with the figures, or ''."""
-    homes = [folder / str(n) for n in (1, 2, 4)]
+    homes = [folder / str(n) for n in (1, 4)]
     for home in homes:
         home.mkdir()
     made = [str(make(home, int(home.name))) for home in homes]
