@@ -21,7 +21,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import IO, Any, TypeVar
@@ -250,6 +249,7 @@ def together(calls: Sequence[Callable[[], T]], limit: float) -> list[T]:
 
     A server that sends a byte of its headers a minute holds a thread, but not us.
     """
+    from concurrent.futures import Future  # local files do without
 
     def run(call: Callable[[], T], future: Future[T]) -> None:
         try:

@@ -172,6 +172,11 @@ def too_few_bytes(_: Path, name: str) -> None:
     list(stream(Coded(__name__, "x.npz", name, 8)))
 
 
+def decode(_: Coded) -> list[bytes]:
+    """What `stream` calls: this module is named as the one that decodes."""
+    return [b"1234"]
+
+
 def parser_that_fails(folder: Path, name: str) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError(name)

@@ -67,7 +67,7 @@ def zeros(folder: Path, n: int) -> Path:
 
 def leaves(n: int) -> bytes:
     """Values that are not tensors, each with a name."""
-    return pickle.dumps({f"{i:x}": {"a": i, "b": "c"} for i in range(8_000 * n)}, 4)
+    return pickle.dumps({f"{i:x}": {"a": i, "b": "c"} for i in range(2_000 * n)}, 4)
 
 
 def nested(n: int) -> bytes:
@@ -138,7 +138,7 @@ def torch_of(made: Callable[[Any, int], object], name: str = "x.pt", **how: Any)
 
 
 def tensors(torch: Any, n: int) -> dict[str, Any]:
-    return {f"w{i}": torch.zeros(1) for i in range(8_000 * n)}
+    return {f"w{i}": torch.zeros(1) for i in range(2_000 * n)}
 
 
 def quantised(torch: Any, n: int) -> dict[str, Any]:

@@ -682,3 +682,14 @@ def test_files_whose_names_are_no_text(tmp_path: Path) -> None:
     sides = (tmp_path / os.fsdecode(name) for name in (b"a\xff.npz", b"b\xe2\x80\xae.npz"))
     ckptconv.match(*sides, tmp_path / "rules.toml")
     assert library.load(tmp_path / "rules.toml").title == r"a\udcff.npz to b\u202e.npz"
+
+
+def test_square_matrices_are_turned_as_the_others_of_their_kind() -> None:
+    """As the classes of T5 and GPT-2 need; the pair stays marked."""
+    shapes = {"wi": (3, 5), "wo": (5, 3), "q": (4, 4)}
+    source = checkpoint({f"enc/b{i}/{n}": noise(*s) for i in range(2) for n, s in shapes.items()})
+    target = checkpoint({f"enc.{i}.{n}.weight": noise(*s[::-1]) for i in range(2) for n, s in shapes.items()})
+    found = match(source, target)
+    assert toml(found).count('layout = "i o -> o i"') == 2
+    square = [p for p in found.pairs if p.sources[0].endswith("/q")]
+    assert [p.sure for p in square] == [False, False]

@@ -684,7 +684,7 @@ def test_secrets_reach_no_output(
         assert "hush" not in done.stdout + done.stderr, done.args
     both = Shelf(lambda: [Offered(u, u, 1, "") for u in (url, url.replace("m.npz", "n.npz"))], Options())
     pages = [both.listing(), both.page(0, lambda: None), both.page(1, lambda: None, whole=True)]
-    assert "hush" not in "".join([*pages, both.pair(0, 1, lambda: None)])
+    assert "hush" not in "".join([*pages, both.series(0, 1, lambda: None, pair=True)])
     sent = ckptconv.convert(url, "memory://me:hush@there/m.npz")
     assert "hush" not in f"{sent} {sent!r} {sent.to_json()} {caplog.text}"
     for path in out.rglob("*"):

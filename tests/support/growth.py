@@ -1,7 +1,8 @@
 """What it takes to open a file, or to do something with it: worst cases of N and 4N, each in a process of its own.
 
 Peak memory grows by at most `FACTOR` times the bytes that are read and written. A doubling takes at most `DOUBLING`
-times the processor time, on the average of two. A refusal is an answer, too. Each process first does the same with the case of N, so that what is imported on first use does not count.
+times the processor time, on the average of two. A refusal is an answer, too. Each process first does the same with the
+case of N, so that what is imported on first use does not count.
 """
 
 from __future__ import annotations
