@@ -24,7 +24,7 @@ from ..storage import lookups
 from ..storage.faults import asking, spooling
 from ..storage.files import join, names
 from ..storage.lookups import filesystem
-from ..storage.paths import is_http
+from ..storage.paths import is_http, is_repository
 from .destination import OutputFile, beginnings, check_replaced, refuse_foreign
 from .multipart import Multipart, Range, begin
 from .staging import Output
@@ -32,7 +32,6 @@ from .staging import Output
 if TYPE_CHECKING:
     from collections.abc import Buffer
 
-HUB = "hf://"
 RECENT = 1.0  # seconds for which what a listing said of the destination is believed: another is a request
 
 
@@ -108,7 +107,7 @@ class Upload:
             with lookups.fresh():
                 self._look()
         sent = {url: os.path.join(self._stage, name) for url, name in self._new.items()}
-        if self.folder.startswith(HUB) and not self.folder.startswith(f"{HUB}buckets/"):  # which keep no commits
+        if is_repository(self.folder):
             _commit(sent, self._older)
             return
         try:
@@ -189,7 +188,7 @@ def _commit(files: Mapping[str, str], older: Sequence[str]) -> None:
     fs, _ = filesystem(first)
     with asking(first):
         try:
-            places = {url: fs.resolve_path(url.removeprefix(HUB)) for url in (*files, *older)}
+            places = {url: fs.resolve_path(url.removeprefix("hf://")) for url in (*files, *older)}
         except FileNotFoundError as e:
             raise StorageError("no such repository or branch; `hf repo create ORG/REPO` makes one", url=first) from e
         repo = places[first]

@@ -21,6 +21,11 @@ def is_http(url: str) -> bool:
     return url.startswith(("http://", "https://"))
 
 
+def is_repository(url: str) -> bool:
+    """Whether it is in a repository of the Hub, which has commits; buckets there have none and are read as a store."""
+    return url.startswith("hf://") and not url.startswith("hf://buckets/")
+
+
 def local(url: str) -> str:
     """The file-system path of what is not remote: a path as it is, and what is in file:///PATH, as RFC 8089 has it.
 
@@ -145,7 +150,7 @@ def inside(path: str, folder: str) -> bool:
 
 
 def _quoted(name: str, url: str) -> str:
-    """The name as it stands in a remote url: nothing in it is a query, a fragment, an escape or a further link."""
+    """The name as it stands in a remote url: nothing in it is a query, a fragment, or an escape."""
     if is_http(url):
         return quote(name, safe=" !$&'()*+,;=@[]{}^~`|")
     if is_remote(url) and ("?" in name or "#" in name):

@@ -20,7 +20,7 @@ from ..errors import CkptError, CorruptCheckpoint, StorageError
 from . import web
 from .faults import asking, refused
 from .lookups import filesystem, info, kept, once
-from .paths import is_http, is_remote
+from .paths import is_http, is_remote, is_repository
 from .ranges import Spool
 
 HEAD, TAIL = 2**16, 2**14  # bytes fetched at once at the beginning and the end, where headers and directories are
@@ -57,7 +57,7 @@ class RemoteFile:
         self.stamp = (self.size, digest) if lasting else (self.size, 0, 0, digest)
         self._is_known = any(version)
         self._copy: Spool | None = None
-        self._web = url.startswith(("http", "hf"))
+        self._web = is_http(url) or is_repository(url)
         self._ranged = not is_http(url)  # whether the server sends ranges of files
         run = kept()
         self._ends = run.ends(url) if run else []

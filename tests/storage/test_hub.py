@@ -95,3 +95,12 @@ def test_a_commit_that_is_refused_leaves_nothing(hub: Hub, monkeypatch: pytest.M
         ckptconv.save(arrays(), "hf://me/model/refused/m.npz")
     assert TOKEN not in str(caught.value)
     assert hub.files == before
+
+
+def test_a_bucket_is_read_by_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only files of repositories have an address on the web."""
+    store = fsspec.filesystem("memory")
+    monkeypatch.setattr("ckptconv.storage.lookups._connected", lambda url: (store, url.removeprefix("hf://")))
+    values = arrays(8)
+    ckptconv.save(values, "memory://buckets/me/b/m.npz")
+    assert ckptconv.open("hf://buckets/me/b/m.npz")["t0"].numpy().tobytes() == values["t0"].tobytes()
