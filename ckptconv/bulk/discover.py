@@ -106,7 +106,7 @@ def discover(
 
 
 def _called(root: str) -> str:
-    """The name of a folder, or of the archive of which it is the outermost one."""
+    """The name of a folder."""
     return split(root.rstrip("/"))[1] or file_name(redacted(root))
 
 

@@ -174,13 +174,6 @@ class AppendLog:
             f.seek(0)
             yield from lines(f, self.path, longest)
 
-    def read_at(self, start: int, size: int) -> bytes:
-        """Up to so many bytes from a place on."""
-        try:
-            return os.pread(self._fd, size, start)
-        except OSError as e:
-            raise refused(e, self.path) from e
-
     def cut(self, size: int) -> None:
         """Forget what lies behind the first `size` bytes."""
         os.ftruncate(self._fd, size)

@@ -167,11 +167,6 @@ def channels_first(array: Any) -> Any:
     return array.transpose(0, -1, *range(1, array.ndim - 1)) if getattr(array, "ndim", 0) > 2 else array
 
 
-def channels_last(array: Any) -> Any:
-    """The way back."""
-    return array.transpose(0, *range(2, array.ndim), 1) if array.ndim > 2 else array
-
-
 def _unlike(given: Mapping[str, Array], labels: Sequence[str], whole: Sequence[Array]) -> str:
     """Why outputs of the whole cannot be compared."""
     have = ", ".join(f"{printable(n)} {_shape(x)}" for n, x in given.items())

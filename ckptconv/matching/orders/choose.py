@@ -273,11 +273,12 @@ def _turned(
 ) -> Pair:
     count = votes.get(leaves) or votes.get((), Counter[bool]())
     unturned = leaves not in votes and is_kernel(leaves[0]) != is_kernel(leaves[1])
+    swapped = count[True] > count[False]
     if count[True] == count[False] or unturned:
         return p
     a, b = (side.tensors[n].shape for side, n in zip(sides, (p.sources[0], p.targets[0]), strict=True))
-    fits = [o for o in simple(a, b) if _swaps(o, a) is (count[True] > count[False])]
-    if not fits or _swaps(p.order, a) is (count[True] > count[False]):
+    fits = [o for o in simple(a, b) if _swaps(o, a) is swapped]
+    if not fits or _swaps(p.order, a) is swapped:
         return p
     return p._replace(order=fits[0], sure=False, real=True, why=(*(w for w in p.why if w != CHOSEN), VOTED))
 
