@@ -77,6 +77,19 @@ def _is_worded(e: CkptError) -> None:
     assert e.__cause__ is None or not e.message.startswith("cannot be read as"), repr(e.__cause__)
 
 
+def legacy(path: Path, layers: dict[str, dict[str, np.ndarray]], **attrs: object) -> None:
+    """A legacy file of Keras: layers and their weights, listed in this order."""
+    import h5py
+
+    with h5py.File(path, "w") as f:
+        f.attrs["layer_names"] = [n.encode() for n in layers]
+        f.attrs.update(attrs)
+        for layer, weights in layers.items():
+            f.create_group(layer).attrs["weight_names"] = [n.encode() for n in weights]
+            for name, value in weights.items():
+                f[layer][name] = value
+
+
 def read_all(found: Checkpoint, largest: int = 1 << 20) -> None:
     """Read each tensor of a reasonable size: it has the shape and bytes that were promised."""
     for t in found.values():

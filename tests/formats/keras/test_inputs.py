@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
+from kit import legacy
 
 import ckptconv
 from ckptconv.checkpoint.details import LayerInput
@@ -288,19 +288,16 @@ OWNERS = [
 
 @pytest.mark.parametrize(("config", "listing", "weight", "kind", "wanted"), OWNERS)
 def test_the_layer_of_a_weight(config: Any, listing: str, weight: str, kind: str, wanted: str, tmp_path: Path) -> None:
-    got = legacy(tmp_path / "a.h5", config, {listing: [weight]})
+    got = configured(tmp_path / "a.h5", config, {listing: [weight]})
     states = [one.state for one in got.details["inputs"].values()]
     assert ([*got.details["kinds"].values()], states) == ([kind] * bool(kind), [wanted] * bool(wanted))
 
 
-def legacy(path: Path, config: Any, layers: dict[str, list[str]]) -> ckptconv.Checkpoint:
-    with h5py.File(path, "w") as f:
-        f.attrs["layer_names"] = [n.encode() for n in layers]
-        f.attrs["model_config"] = config if isinstance(config, str) else json.dumps(config)
-        for name, weights in layers.items():
-            f.create_group(name).attrs["weight_names"] = [w.encode() for w in weights]
-            for weight in weights:
-                f[name][weight] = np.ones((2, 3), "f4")
+def configured(path: Path, config: Any, layers: dict[str, list[str]]) -> ckptconv.Checkpoint:
+    config = config if isinstance(config, str) else json.dumps(config)
+    legacy(
+        path, {n: dict.fromkeys(weights, np.ones((2, 3), "f4")) for n, weights in layers.items()}, model_config=config
+    )
     return ckptconv.open(path)
 
 
@@ -308,14 +305,14 @@ def test_weights_that_no_layer_has_are_sought_at_once(tmp_path: Path) -> None:
     """Each was compared with all layers of its model."""
     rows = [layer("Dense", "d") for i in range(500)]
     began = time.process_time()
-    got = legacy(tmp_path / "a.h5", model(model(*rows)), {"m": [f"d/w{i}/kernel" for i in range(500)]})
+    got = configured(tmp_path / "a.h5", model(model(*rows)), {"m": [f"d/w{i}/kernel" for i in range(500)]})
     assert len(got.details["kinds"]) == 500
     assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize("config", ["{", "[" * 60_000, "3"])
 def test_a_config_that_makes_no_sense(config: str, tmp_path: Path) -> None:
-    assert legacy(tmp_path / "a.h5", config, {"l": ["l/kernel"]}).details["inputs"] == {}
+    assert configured(tmp_path / "a.h5", config, {"l": ["l/kernel"]}).details["inputs"] == {}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import h5py
 import ml_dtypes
 import numpy as np
 import pytest
-from kit import FIXTURES, same
+from kit import FIXTURES, legacy, same
 
 import ckptconv
 from ckptconv.errors import CorruptCheckpoint, Unrepresentable, UsageError
@@ -158,16 +158,6 @@ def test_shards_of_hugging_face(tmp_path: Path) -> None:
 
 
 # --- legacy lists ----------------------------------------------------------------------------------------------
-
-
-def legacy(path: Path, layers: dict[str, dict[str, np.ndarray]], **attrs: object) -> None:
-    with h5py.File(path, "w") as f:
-        f.attrs["layer_names"] = [n.encode() for n in layers]
-        f.attrs.update(attrs)
-        for layer, weights in layers.items():
-            f.create_group(layer).attrs["weight_names"] = [n.encode() for n in weights]
-            for name, value in weights.items():
-                f[layer][name] = value
 
 
 def test_a_shared_variable_is_one_tensor(tmp_path: Path) -> None:

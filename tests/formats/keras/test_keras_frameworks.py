@@ -20,7 +20,6 @@ import ckptconv  # noqa: E402
 from ckptconv.formats.keras import naming  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-LEGACY = {"to": "keras"}
 
 
 def fill(model: Any) -> list[np.ndarray]:

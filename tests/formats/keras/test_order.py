@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from kit import FIXTURES
+from kit import FIXTURES, legacy
 from safetensors.numpy import save_file
 
 import ckptconv
@@ -29,15 +29,11 @@ NOTHING = "by position, and nothing records the order"
 Layers = dict[str, dict[str, tuple[int, ...]]]
 
 
-def legacy(path: Path, layers: Layers) -> dict[str, list[str]]:
+def written(path: Path, layers: Layers) -> dict[str, list[str]]:
     """A file as Keras writes it, every weight with values of its own."""
     rng = np.random.default_rng(0)
-    with h5py.File(path, "w") as f:
-        f.attrs["layer_names"] = [n.encode() for n in layers]
-        for layer, weights in layers.items():
-            f.create_group(layer).attrs["weight_names"] = [n.encode() for n in weights]
-            for name, shape in weights.items():
-                f[layer][name] = rng.normal(size=shape).astype("f4")
+    drawn = {n: {w: rng.normal(size=shape).astype("f4") for w, shape in own.items()} for n, own in layers.items()}
+    legacy(path, drawn)
     return {layer: list(weights) for layer, weights in layers.items()}
 
 
@@ -76,7 +72,7 @@ NESTED: Layers = {
 @pytest.mark.parametrize("layers", [CONV_BN, NESTED], ids=["conv_bn", "nested"])
 def test_lists_survive_every_format(layers: Layers, via: str, tmp_path: Path) -> None:
     """Also those that sort names or keep no metadata; and `.h5` means a file for Keras."""
-    wanted = legacy(tmp_path / "a.h5", layers)
+    wanted = written(tmp_path / "a.h5", layers)
     assert lists(through(tmp_path / "a.h5", via, tmp_path)) == {
         k: v for k, v in wanted.items() if k != "top_level_model_weights"
     }
@@ -88,7 +84,7 @@ def test_lists_survive_every_format(layers: Layers, via: str, tmp_path: Path) ->
 def test_optimizer_and_selection_do_not_lose_the_order(tmp_path: Path) -> None:
     wanted = lists(GOLDEN / "full_tf_keras.h5")
     assert lists(through(GOLDEN / "full_tf_keras.h5", "x.npz", tmp_path)) == wanted
-    legacy(tmp_path / "a.h5", CONV_BN)
+    written(tmp_path / "a.h5", CONV_BN)
     ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.safetensors", exclude=["conv2/*", "*/moving*"])
     ckptconv.convert(tmp_path / "b.safetensors", tmp_path / "b.h5")
     assert lists(tmp_path / "b.h5") == {
@@ -97,7 +93,7 @@ def test_optimizer_and_selection_do_not_lose_the_order(tmp_path: Path) -> None:
 
 
 def test_renamed_weights_keep_their_places(tmp_path: Path) -> None:
-    legacy(tmp_path / "a.h5", CONV_BN)
+    written(tmp_path / "a.h5", CONV_BN)
     ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.npz", rename=["bn2/{x...}=norm/{x...}"])
     ckptconv.convert(tmp_path / "b.npz", tmp_path / "b.h5")
     assert [w for weights in lists(tmp_path / "b.h5").values() for w in weights][1:3] == ["norm/gamma", "norm/beta"]
@@ -146,7 +142,7 @@ def test_weights_keep_their_places_through_several_steps(
 
 
 def test_weights_that_are_saved_keep_their_places_under_names_that_others_had(tmp_path: Path) -> None:
-    legacy(tmp_path / "a.h5", {f"l{i}": {n: (4,)} for i, n in enumerate(["a/kernel:0", "a/a/kernel:0", "kernel:0"])})
+    written(tmp_path / "a.h5", {f"l{i}": {n: (4,)} for i, n in enumerate(["a/kernel:0", "a/a/kernel:0", "kernel:0"])})
     inner = ckptconv.open(tmp_path / "a.h5", at="a")
     ckptconv.save(inner, tmp_path / "b.h5", format="keras")
     assert lists(tmp_path / "b.h5") == {"l0": ["kernel"], "l1": ["a/kernel"]}
@@ -163,7 +159,7 @@ def test_a_name_that_ends_as_lists_of_weights_do_keeps_its_end(suffix: str, tmp_
 
 
 def test_flax_has_no_place_for_the_order_and_says_so(tmp_path: Path) -> None:
-    legacy(tmp_path / "a.h5", CONV_BN)
+    written(tmp_path / "a.h5", CONV_BN)
     done = ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.msgpack")
     assert [str(n) for n in done.notes] == ["lossy: Flax has no place for metadata: it lacks the order of Keras layers"]
     assert done.notes == ckptconv.dry_run(tmp_path / "a.h5", tmp_path / "c.msgpack").notes
@@ -179,7 +175,7 @@ def test_an_order_too_long_for_npz_is_said_to_be_lost(
 ) -> None:
     """It is an extra field of the first member, and of the next ones where it is long."""
     monkeypatch.setattr(npz, "LONGEST", longest)
-    wanted = legacy(tmp_path / "a.h5", CONV_BN)
+    wanted = written(tmp_path / "a.h5", CONV_BN)
     done = ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.npz")
     said = ["npz has no place for metadata: it lacks the order of Keras layers"]
     assert [n.text for n in done.notes] == ([] if kept else said)
@@ -294,7 +290,7 @@ def test_paths_of_keras_3_survive_other_formats(via: str, tmp_path: Path) -> Non
 
 def test_verify_finds_weights_out_of_place(tmp_path: Path) -> None:
     """All names are right, and Keras would exchange gamma and beta, or layers."""
-    legacy(tmp_path / "a.h5", CONV_BN)
+    written(tmp_path / "a.h5", CONV_BN)
     ckptconv.convert(tmp_path / "a.h5", tmp_path / "a.npz")
     ckptconv.verify(tmp_path / "a.npz", tmp_path / "a.h5")
     with h5py.File(tmp_path / "a.h5", "a") as f:
