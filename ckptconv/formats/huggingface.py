@@ -184,9 +184,8 @@ def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkp
         taken = {name: t for name, t in shard.items() if weight_map.get(name) == file}
         extra += [f"{name} (in {file})" for name in shard if name not in taken]
         tensors |= taken
-        whole = not safetensors.SHARD.fullmatch(
-            file
-        )  # torch says so of shards of whole tensors, too, that an index names
+        # torch says so of shards of whole tensors, too, that an index names
+        whole = not safetensors.SHARD.fullmatch(file)
         for key, value in shard.metadata.items():
             if not whole or key not in safetensors.KEYS:
                 metadata.setdefault(key, value)

@@ -18,9 +18,8 @@ from ckptconv.testing import Subject
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "fixtures"
 SHARED = Path(os.environ.get("CKPTCONV_SHARED", ROOT.parent / "shared"))  # large checkpoints that are not shipped
-EFFORT = float(
-    os.environ.get("CKPTCONV_EFFORT", "1")
-)  # the share of random cases and of long tables of cases that tests try
+# the share of random cases and of long tables of cases that tests try
+EFFORT = float(os.environ.get("CKPTCONV_EFFORT", "1"))
 
 
 def examples(count: int) -> settings:
