@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from ..checkpoint import Checkpoint, Tensor
@@ -131,46 +130,6 @@ def folded(name: str) -> tuple[str, tuple[int, ...]]:
     return DIGITS.sub("\0", name), tuple(map(int, DIGITS.findall(name)))
 
 
-# --- by name ----------------------------------------------------------------------------------------------------------
-
-
-class Item(NamedTuple):
-    """One tensor: its words, the numbers in its name, and its class; only tensors of one class may be paired."""
-
-    name: str
-    words: tuple[str, ...]
-    numbers: tuple[int, ...]
-    group: Hashable
-    at: float  # place in its checkpoint, 0 to 1
-
-
-class Named(NamedTuple):
-    """A pair by name: likeness 0 to 1, whether nothing else was possible, why not, and what else was."""
-
-    a: str
-    b: str
-    likeness: float
-    sure: bool
-    why: tuple[str, ...]
-    rivals: tuple[str, ...]
-
-
-@dataclass
-class Sort:
-    """Tensors whose names differ in numbers only."""
-
-    words: tuple[str, ...]
-    members: list[Item]
-
-    @cached_property
-    def groups(self) -> Counter[Hashable]:
-        return Counter(i.group for i in self.members)
-
-    @cached_property
-    def at(self) -> float:
-        return sum(i.at for i in self.members) / len(self.members)
-
-
 class Print(NamedTuple):
     """Content up to the order of elements; a constant (zeros, ones) proves nothing."""
 
@@ -205,6 +164,7 @@ class Side:
     prints: Mapping[str, Print] = field(default_factory=dict)
     bundles: Mapping[str, Bundle] = field(default_factory=dict)
     flattened: frozenset[str] = frozenset()
+    single: bool = False  # each tensor is a module of its own: what is left over of modules
 
     def without(self, names: Iterable[str]) -> Side:
         """The side without tensors that are done with."""
@@ -225,3 +185,13 @@ def weights(checkpoint: Checkpoint) -> Side:
     inputs = checkpoint.details.get("inputs", {})
     flattened = frozenset(n for n, taken in inputs.items() if taken.follows_flatten)
     return Side(tensors, checkpoint.details.get("kinds", {}), flattened=flattened)
+
+
+Sides = tuple[Side, Side]
+
+
+def left(sides: Sides, pairs: Iterable[Pair], done: tuple[Iterable[str], Iterable[str]] = ((), ())) -> Sides:
+    """What is not in pairs, nor done otherwise."""
+    used = {n for p in pairs for n in p.sources}
+    made = {n for p in pairs for n in (*p.targets, *(f for f, _ in p.fills))}
+    return sides[0].without(used.union(done[0])), sides[1].without(made.union(done[1]))

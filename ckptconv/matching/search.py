@@ -25,10 +25,10 @@ from ..checkpoint import Checkpoint
 from ..dtypes import DTYPES
 from ..errors import CkptError, UsageError
 from ..rules import passes
-from .modules.match import by_modules, with_constants
-from .names.match import Sides, by_length, by_names, by_same_names, known_of, left
-from .orders.choose import vectors, voted
-from .pairs import Pair, Proposal, weights
+from .modules.match import by_length, by_modules, with_constants
+from .modules.units import units
+from .orders.choose import Images, Judge, in_front, vectors, voted
+from .pairs import Pair, Proposal, Sides, left, weights
 from .values.find import Found, find
 
 HOPE = 0.5  # of the smaller side must find a partner
@@ -64,19 +64,16 @@ def match(
     notes += found.notes
     if found.trained:
         sides = replace(sides[0], prints=found.prints[0]), replace(sides[1], prints=found.prints[1])
-    known = known_of(sides, found.trained)
+    a, b = (side.tensors for side in sides)
+    images = Images(a, sides[0].flattened, in_front(a, b, sides[1].kinds))
+    judge = Judge(images, module=bool(sides[1].kinds))
     pairs = list(found.pairs)
     done = set(found.copies), {n for t in found.ties for n in t}
-    if found.trained:
-        pairs = by_names(sides, known, pairs, done)
-    else:
-        pairs += by_same_names(left(sides, pairs, done), known, pairs)
-        pairs += by_modules(left(sides, pairs, done), known, pairs, sides)
-        pairs = by_names(sides, known, pairs, done)
-    pairs += by_length(left(sides, pairs, done), known)
+    pairs += by_modules(left(sides, pairs, done), judge, pairs, sides)
+    pairs += by_length(left(sides, pairs, done), judge)
     if not found.trained:
         pairs = vectors(with_constants(voted(pairs, sides), sides), sides)
-    if known.folded:
+    if [any("running_var" in u.members for u in units(side)) for side in sides] == [True, False]:
         notes.append(UNFOLDED)
         pairs = [p._replace(sure=False, real=True, why=(*p.why, FOLDED)) for p in pairs]
     ties = [*found.ties, *_tied(target, pairs, done[1])]

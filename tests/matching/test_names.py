@@ -1,14 +1,13 @@
-"""What names say: their words and numbers, and which tensors they pair."""
+"""What names say: their words, and whether two say the same."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import numpy as np
 import pytest
 
-from ckptconv.matching import pairs
-from ckptconv.matching.names import likeness
-from ckptconv.matching.names.likeness import Unique, items, words
+from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.matching.names.likeness import words
+from ckptconv.matching.search import match
 
 pytest.importorskip("scipy", reason="matching by names is an extra")
 
@@ -84,59 +83,44 @@ def test_spellings_of_one_variable(word: str) -> None:
     assert {words(f"x/{other}") for other in VARIABLES[word].split()} == {("x", word)}
 
 
-# --- likeness and assignment ------------------------------------------------------------------------------------------
-
-
-# --- pairs ------------------------------------------------------------------------------------------------------------
-
-Found = list[tuple[str, str, bool, tuple[str, ...], tuple[str, ...]]]
-ORDER = "only the order of the names pairs them"
-
-
-def paired(a: dict[str, object] | Sequence[str], b: dict[str, object] | Sequence[str]) -> Found:
-    sides = [items(list(s), s if isinstance(s, dict) else dict.fromkeys(s)) for s in (a, b)]
-    return [(n.a, n.b, n.sure, n.why, n.rivals) for n in likeness.by_likeness(*sides)]
-
-
-def test_tensors_of_two_classes_are_never_paired() -> None:
-    assert paired({"a/w": 1}, {"a.w": 2}) == []
-    assert paired({"l_1/w": 1, "l_2/w": 2}, {"l.1.w": 2, "l.2.w": 1}) == [
-        ("l_1/w", "l.2.w", False, (ORDER,), ()),
-        ("l_2/w", "l.1.w", False, (ORDER,), ()),
-    ]
-
-
-def test_what_is_left_over_is_tried_again() -> None:
-    """In the first round `one` and `two` want the same name, and the shapes of `three` differ."""
-    a = {"enc/one/w": 1, "enc/two/w": 1, "three/w": 2}
-    b = {"enc.one.w": 1, "dec.w": 1, "three.top.w": 2, "four.w": 3}
-    found = paired(a, b)
-    wanted = [("enc/one/w", "enc.one.w"), ("enc/two/w", "dec.w"), ("three/w", "three.top.w")]
-    assert [(x, y) for x, y, *_ in found] == wanted
+# --- names that say the same ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("a", "b", "others", "same"),
     [
-        ("enc w", "enc w", [], True),
-        ("enc w", "dec w", [], True),  # words that one side alone uses say nothing
-        ("enc w", "dec w", ["enc x", "dec x"], False),
-        ("model enc w", "enc w", [], True),
-        ("enc a w", "enc w", ["a x"], False),  # `a` stands between
-        ("a enc w", "enc w", ["a x"], True),
-        ("enc enc w", "enc w", [], True),  # a name that repeats itself is read once
-        ("a b a b w", "a b w", [], True),
-        ("u", "v", [], False),  # nothing in common
-        ("enc w", "enc w", ["top enc w", "top x"], False),  # another name ends so
+        ("enc/w", "enc.weight", [], True),
+        ("enc/w", "dec.weight", [], False),  # nothing in common
+        ("enc/w", "dec.weight", ["enc/x", "dec/x"], False),
+        ("model/enc/w", "enc.weight", [], True),
+        ("enc/a/w", "enc.weight", ["a/x"], False),  # `a` stands between
+        ("a/enc/w", "enc.weight", ["a/x"], True),
+        ("enc/enc/w", "enc.weight", [], True),  # a name that repeats itself is read once
+        ("a/b/a/b/w", "a.b.weight", [], True),
+        ("enc/w", "enc.weight", ["top/enc/w", "top/x/w"], False),  # another name ends so
+        ("t/layer_0/pre_attention_norm/w", "layers.0.post_attention_norm.weight", [], False),
+        ("net/enc/left/proj/w", "net.enc.mine.proj.weight", [], False),  # other words in one place
+        ("net/enc/big/proj/w", "net.enc.proj.weight", [], True),  # a word more
+        ("bert/enc/proj/w", "model.enc.proj.weight", [], True),  # the name of the model
+        ("left/enc/proj/w", "right.enc.proj.weight", [], False),
+        ("enc/layer_1/w", "enc.layers.2.weight", [], False),  # block 1 is not block 2
     ],
 )
 def test_names_that_say_the_same(a: str, b: str, others: list[str], same: bool) -> None:
-    """`others` are names of both sides besides the two."""
-    sides = [[pairs.Item(t, tuple(t.split()), (), None, 0) for t in (x, *others)] for x in (a, b)]
-    assert Unique(*sides)(a.split(), b.split()) is same
-    assert Unique(*sides)(b.split(), a.split()) is same
+    """`others` are names of both sides besides the two; their shape is another one."""
+    sides = [
+        {n: held(n, np.full((5, 7) if n in others else ((4, 6), (6, 4))[k], k, "f4")) for n in (x, *others)}
+        for k, x in enumerate((a, b))
+    ]
+    found = match(*map(Checkpoint, sides), values=False)
+    assert [p.sure for p in found.pairs if p.sources == (a,)] == [same]
 
 
-def test_a_bias_is_not_taken_for_a_weight() -> None:
-    found = paired(["a/gamma", "b/beta"], ["c.bias", "d.weight"])
-    assert {(a, b) for a, b, *_ in found} == {("a/gamma", "d.weight"), ("b/beta", "c.bias")}
+def test_tensors_of_two_shapes_are_never_paired() -> None:
+    a, b = ({n: held(n, np.ones(s, "f4")) for n, s in side.items()} for side in (
+        {"l_1/w": (2, 3), "l_2/w": (4, 5), "l_3/w": (7, 7)}, {"l.1.w": (4, 5), "l.2.w": (2, 3), "l.3.w": (8, 9)}
+    ))  # fmt: skip
+    found = match(Checkpoint(a), Checkpoint(b), values=False)
+    assert [(*p.sources, *p.targets, p.sure) for p in found.pairs] == [
+        ("l_1/w", "l.2.w", False), ("l_2/w", "l.1.w", False),
+    ]  # fmt: skip

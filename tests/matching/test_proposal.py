@@ -11,6 +11,7 @@ import pytest
 
 import ckptconv
 from ckptconv import MissingExtra, UsageError
+from ckptconv.checkpoint import held
 from ckptconv.matching import proposal
 from ckptconv.matching.pairs import Pair, Proposal
 from ckptconv.matching.proposal import Match
@@ -83,7 +84,7 @@ def test_outputs_come_from_arrays_or_the_original(
         assert found.proof is not None
         first, note, second = str(found).splitlines()
         assert note == "note: inputs in order: x as input"
-        assert first == "2 tensors of the target found: 2 by names"
+        assert first == "2 tensors of the target found: 2 proved"
         assert second.startswith("checked against outputs: the same: 1 output, the largest difference is ")
     assert 'target = "Sequential"' in ckptconv.match(sides[0], module).rules
 
@@ -97,8 +98,9 @@ def test_inputs_that_do_not_fit_are_blamed(sides: tuple[Path, Path]) -> None:
         ckptconv.match(sides[0], module, check=({"x": np.ones((1, 7), "f4")}, {"y": W}))
 
 
-def test_names_need_scipy(sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_are_only_alike_need_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
+    sides = [ckptconv.Checkpoint({n: held(n, W) for n in names}) for names in (("a", "b"), ("c", "d"))]
     with pytest.raises(MissingExtra, match=r"matching by names needs scipy; pip install 'ckptconv\[match\]'"):
         ckptconv.match(*sides, values=False)
 

@@ -26,7 +26,7 @@ from math import prod
 from ...checkpoint import Tensor
 from ..names.likeness import words
 from ..orders.axes import LETTERS, Order, is_kernel, tokens
-from ..pairs import DIGITS, Bundle, Side, leaf, parent
+from ..pairs import DIGITS, Bundle, Side, Sides, leaf, parent
 from .units import SORTED, Unit, units
 
 MAX_STEPS = 8  # kinds of bundles that are made one after another
@@ -35,7 +35,7 @@ QKV = ("query", "key", "value")
 MAX_TWINS = 20  # kinds of modules of one shape that are tried as parts of one
 FUSIONS = (QKV, ("gate", "up"), ("key", "value"))
 
-Sides = tuple[Side, Side]
+
 Made = dict[str, tuple[Tensor, Bundle]]  # by the name of the bundle: what it would be
 
 

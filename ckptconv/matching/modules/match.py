@@ -18,12 +18,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...checkpoint import Tensor
-from ..names.likeness import assigned, likeness, words
-from ..names.match import Known
+from ..names.likeness import MAX_CLASS, assigned, likeness, slices, words
+from ..names.same import same_names
 from ..orders.cells import Piece, cell_pieces
-from ..orders.choose import TABLES
+from ..orders.choose import TABLES, Judge
 from ..orders.cuts import BundleOrder, bundle_order
-from ..pairs import LISTED, Pair, Side
+from ..pairs import LISTED, Length, Pair, Side, Sides, left
 from .bundles import bundled, parted
 from .units import COUNT, MAIN, SIGNATURES, Unit, natural, units
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
-MAX_CLASS = 1000  # modules of one signature that are solved at once; names alone decide beyond
 ORDER = 0.3  # weight of the place in the class, against the likeness of words (0 to 1)
 TIE = 0.03  # weight of alphabetical order, where nothing else decides
 SHORT = 0.15  # for a word of one side that begins one of the other
@@ -45,6 +44,7 @@ INSIDE = 0.4  # weight of the blocks that hold them: the same, or others
 ROLE = 0.4  # weight of standing in the same blocks
 
 ONLY = "the only module of its shape on both sides"
+ALIKE, ALMOST = 0.2, 0.01  # likeness below which names say nothing; what keeps the gain of a pair above zero
 NAMES = "the names are alike, not the same"
 NUMBERS = "numbers paired in order"
 PLACE = "several modules have this shape, paired in order"
@@ -53,6 +53,7 @@ CONSTANTS = {"weight": 1.0, "bias": 0.0}
 CONSTANT = "the original normalises without scale or offset: ones and zeros are filled in"
 
 Place = Callable[[Unit], Any]
+Class = tuple[list[Unit], list[Unit]]  # modules of both sides that may go together
 
 
 class Match(NamedTuple):
@@ -60,27 +61,38 @@ class Match(NamedTuple):
 
     a: Unit
     b: Unit
-    why: tuple[str, ...]
-    real: bool
-    rivals: tuple[str, ...]
+    why: tuple[str, ...] = ()
+    real: bool = False
+    rivals: tuple[str, ...] = ()
 
 
-def by_modules(sides: tuple[Side, Side], known: Known, pairs: Sequence[Pair], every: tuple[Side, Side]) -> list[Pair]:
+def by_modules(sides: Sides, judge: Judge, pairs: Sequence[Pair], every: Sides) -> list[Pair]:
     """Pairs of modules, tensor by tensor; pieces on one side that are one tensor on the other among them.
 
-    `sides` are what is left of `every`; modules that share a tensor of `pairs` stay together.
+    `sides` are what is left of `every`; modules that share a tensor of `pairs` stay together. In a target that holds
+    the source's values (`prints`) tensors are paired only with what has the same ones.
     """
-    whole = bundled(*sides)
     out: list[Pair] = []
-    for m in _modules(*whole, pairs, every):
+    named = same_names((units(sides[0]), units(sides[1])), (units(every[0]), units(every[1])))
+    out += _tensors([Match(u, v) for u, v in named if "cell" not in (u.kind, v.kind)], sides, judge)
+    rest = left(sides, out)
+    whole = rest if every[0].prints else bundled(*rest)
+    out += _tensors(_modules(*whole, [*pairs, *out], every), whole, judge)
+    a, b = (replace(side, single=True) for side in left(sides, out))
+    return out + _tensors(_modules(a, b, (), (a, b)), (a, b), judge)
+
+
+def _tensors(found: Sequence[Match], sides: Sides, judge: Judge) -> list[Pair]:
+    """The pairs of tensors of modules that go together."""
+    out: list[Pair] = []
+    for m in found:
         if "joint" in m.a.members or m.a.kind == m.b.kind == "cell":
-            out += [_of_cell(m, piece, whole[0]) for piece in cell_pieces(m.a, m.b, known.judge)]
+            out += [_of_cell(m, piece, sides[0]) for piece in cell_pieces(m.a, m.b, judge)]
             continue
-        roles = [r for r in m.a.members if r in m.b.members]
-        both = [(m.a.members[r], m.b.members[r]) for r in roles]
-        if not roles and len(m.a.members) == len(m.b.members) == 1:
+        both = [(t, m.b.members[role]) for role, t in m.a.members.items() if role in m.b.members]
+        if not both and len(m.a.members) == len(m.b.members) == 1:
             both = [(m.a.members[m.a.main], m.b.members[m.b.main])]
-        out += [p for a, b in both if (p := _of_role(m, a, b, whole, known))]
+        out += [p for a, b in both if (p := _of_role(m, a, b, sides, judge))]
     return out
 
 
@@ -94,22 +106,24 @@ def _of_cell(m: Match, piece: Piece, source: Side) -> Pair:
     )  # fmt: skip
 
 
-def _of_role(m: Match, a: Tensor, b: Tensor, sides: tuple[Side, Side], known: Known) -> Pair | None:
-    if a.dtype.kind != b.dtype.kind:
+def _of_role(m: Match, a: Tensor, b: Tensor, sides: Sides, judge: Judge) -> Pair | None:
+    prints = [side.prints.get(t.name) for side, t in zip(sides, (a, b), strict=True)]
+    if a.dtype.kind != b.dtype.kind or prints[0] != prints[1]:
         return None
     if a.name in sides[0].bundles or b.name in sides[1].bundles:
-        found = bundle_order(a, b, sides, known.judge)
+        found = bundle_order(a, b, sides, judge)
     else:
-        judged = known.judge.order(a, b)
+        judged = judge.order(a, b)
         found = BundleOrder(judged) if judged else None
     if found is None:
         return None
     (order, doubt, real), axis, each = found
+    constant = prints[0] is not None and prints[0].constant
     kinds = f"{a.dtype} is to be {b.dtype}" if a.dtype != b.dtype else ""
-    why = tuple(w for w in (*(m.why or (NAMES,)), doubt, kinds) if w)
+    why = tuple(w for w in (*m.why, "" if constant else doubt, kinds) if w)
     return Pair(
-        tuple(sides[0].named([a.name])), tuple(sides[1].named([b.name])), order, "names", False, why,
-        _rivals(m, b.name), axis, m.real or real, each=each,
+        tuple(sides[0].named([a.name])), tuple(sides[1].named([b.name])), order, "equal" if prints[0] else "names",
+        not why, why, _rivals(m, b.name), axis, m.real or (real and not constant), each=each,
     )  # fmt: skip
 
 
@@ -119,7 +133,7 @@ def _rivals(m: Match, name: str) -> tuple[str, ...]:
     return tuple(f"{home}{tail}" for home in m.rivals) if tail else ()
 
 
-def with_constants(pairs: Sequence[Pair], sides: tuple[Side, Side]) -> list[Pair]:
+def with_constants(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
     """The pairs, those of batch normalisations without scale or offset with what stands for these: ones, zeros."""
     homes = [{t.name: u for u in units(side) for t in u.members.values()} for side in sides]
     made = {n for p in pairs for n in p.targets}
@@ -135,17 +149,58 @@ def with_constants(pairs: Sequence[Pair], sides: tuple[Side, Side]) -> list[Pair
     return out
 
 
+MULTIPLE = 8  # what a padded length is a multiple of
+LEAST, SHARE = 64, 8  # elements that padding may add: so many, or that part of the length
+PADDED = "the lengths differ, {} and {}: taken to be a vocabulary that was padded"
+
+
+def by_length(sides: Sides, judge: Judge) -> list[Pair]:
+    """Pairs of what is left whose lengths differ by padding: matrices, then vectors that are as long as they.
+
+    wte [50257, 768] -> transformer.wte.weight [50304, 768]      pad = { axis = 0, from = 50257, to = 50304 }
+    """
+    out: list[Pair] = []
+    for rank in (2, 1):
+        ours, theirs = ([t for t in side.tensors.values() if len(t.shape) == rank][:MAX_CLASS] for side in sides)
+        if not ours or not theirs:
+            break
+        gain = ALMOST + likeness([words(t.name) for t in ours], [words(t.name) for t in theirs])
+        lengths = {(p.length.before, p.length.to) for p in out if p.length}
+        for r, a in enumerate(ours):
+            for c, b in enumerate(theirs):
+                both = max(a.shape), max(b.shape)
+                fits = sorted(a.shape)[:-1] == sorted(b.shape)[:-1] and a.dtype.kind == b.dtype.kind
+                if not fits or (both not in lengths if rank == 1 else not padded(*both)):
+                    gain[r, c] = 0
+        for r, c in assigned(gain):
+            a, b = ours[r], theirs[c]
+            old, new = max(a.shape), max(b.shape)
+            judged = judge.order(replace(a, shape=tuple(new if n == old else n for n in a.shape)), b)
+            lone = (gain[r] > 0).sum() == (gain[:, c] > 0).sum() == 1
+            if judged and b.shape.count(new) == 1 and (lone or rank == 1 or gain[r, c] >= ALMOST + ALIKE):
+                why, change = (PADDED.format(old, new),), Length(b.shape.index(new), old, new)
+                out.append(Pair((a.name,), (b.name,), judged.order, sure=False, real=True, why=why, length=change))
+    return out
+
+
+def padded(one: int, other: int) -> bool:
+    """Whether the longer of two lengths can be the shorter one, padded."""
+    short, long = sorted((one, other))
+    return short < long <= short + max(LEAST, short // SHARE) and long % MULTIPLE == 0
+
+
 # --- which module is which -----------------------------------------------------------------------------------------
 
 
-def _modules(a: Side, b: Side, pairs: Sequence[Pair], whole: tuple[Side, Side]) -> list[Match]:
+def _modules(a: Side, b: Side, pairs: Sequence[Pair], whole: Sides) -> list[Match]:
     """Pair the modules that are left; `whole` are both sides with what is paired already."""
     around = _in_order_of(_merged(a, whole[0]), False), _in_order_of(_merged(b, whole[1]), True)
-    ours, theirs = _in_order_of(a, False), _in_order_of(b, True)
     paired = _homes(pairs, around)
-    homes, by_home = {u.home for u in ours}, {u.home: u for u in theirs}
-    done = {x: y for x, y in paired.items() if x in homes and y in by_home}
-    out = [Match(u, by_home[done[u.home]], (), False, ()) for u in ours if u.home in done]
+    ours, theirs = _in_order_of(a, False), _in_order_of(b, True)
+    by_home = {u.home: u for u in theirs}
+    known = {u.home: p for u in ours if (p := paired.get(u.home)) and p[0] in by_home}
+    done = {x: y for x, (y, _) in known.items()}
+    out = [Match(u, by_home[done[u.home]], known[u.home][1]) for u in ours if u.home in done]
     blocks = aligned(*around, lambda u: u.signatures[MAIN])
     if not blocks.blocks:  # where hardly any keeps its axes: modules of as many elements
         blocks = aligned(*around, lambda u: u.signatures[COUNT])
@@ -165,15 +220,17 @@ def _modules(a: Side, b: Side, pairs: Sequence[Pair], whole: tuple[Side, Side]) 
 
 
 def _solved(
-    units: tuple[list[Unit], list[Unit]], done: dict[str, str], sides: tuple[Side, Side], place: Place, blocks: Aligned
+    units: tuple[list[Unit], list[Unit]], done: dict[str, str], sides: Sides, place: Place, blocks: Aligned
 ) -> tuple[float, list[Match]]:
     """All pairs if the source's modules come in this order, and how well they agree."""
     total, out = 0.0, list[Match]()
     for even in (True, False):  # classes of as many modules on both sides first
         for level in range(len(SIGNATURES)):
-            for a, b in _classes(units, done, level):
-                if len(a) == len(b) or not even:
-                    score, made = _class(sorted(a, key=place), b, sides, place, blocks)
+            for all_a, all_b in _classes(units, sides, done, level):
+                if len(all_a) != len(all_b) and even:
+                    continue
+                for a, b in slices(sorted(all_a, key=place), all_b):
+                    score, made = _class(a, b, sides, place, blocks)
                     total += score
                     out += made
                     done |= {m.a.home: m.b.home for m in made}
@@ -199,35 +256,34 @@ def _merged(side: Side, whole: Side) -> Side:
     return replace(side, tensors={n: both[n] for n in order})
 
 
-def _homes(known: Sequence[Pair], sides: Sequence[Sequence[Unit]]) -> dict[str, str]:
-    """The homes of modules that share a pair."""
+def _homes(known: Sequence[Pair], sides: Sequence[Sequence[Unit]]) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """The homes of modules that share a pair, and what is doubtful about that."""
     owners = [{t.name: u.home for u in side for t in u.members.values()} for side in sides]
-    out: dict[str, str] = {}
-    for p in known:
+    out: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for p in sorted(known, key=lambda p: not p.sure):
         if len(p.sources) == len(p.targets) == 1 and p.sources[0] in owners[0] and p.targets[0] in owners[1]:
-            out.setdefault(owners[0][p.sources[0]], owners[1][p.targets[0]])
+            out.setdefault(owners[0][p.sources[0]], (owners[1][p.targets[0]], p.why))
     return out
 
 
-def _classes(
-    sides: tuple[list[Unit], list[Unit]], done: Mapping[str, str], level: int
-) -> list[tuple[list[Unit], list[Unit]]]:
-    """Unpaired modules of one signature."""
+def _classes(sides: tuple[list[Unit], list[Unit]], whole: Sides, done: Mapping[str, str], level: int) -> list[Class]:
+    """Unpaired modules of one signature, and of one content where that is known."""
     gone = done.keys(), set(done.values())
-    found: dict[Hashable, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
+    found: dict[Hashable, Class] = defaultdict(lambda: ([], []))
     for k, many in enumerate(sides):
         for u in many:
             if u.home not in gone[k]:
-                found[u.signatures[level]][k].append(u)
-    return [(x, y) for x, y in found.values() if x and y and max(len(x), len(y)) <= MAX_CLASS]
+                content = whole[k].prints.get(u.members[u.main].name)
+                found[u.signatures[level], content][k].append(u)
+    return [(x, y) for x, y in found.values() if x and y]
 
 
 def _class(
-    a: list[Unit], b: list[Unit], sides: tuple[Side, Side], place: Place, blocks: Aligned
+    a: Sequence[Unit], b: Sequence[Unit], sides: Sides, place: Place, blocks: Aligned
 ) -> tuple[float, list[Match]]:
     """Pair modules of one signature by their words, blocks and places, and say how well they agree."""
     if len(a) == len(b) == 1:
-        return 1.0, [Match(a[0], b[0], (ONLY,), False, ())]
+        return 1.0, [Match(a[0], b[0], (ONLY,))]
     import numpy as np
 
     like = likeness([u.words for u in a], [u.words for u in b])
@@ -247,7 +303,7 @@ def _class(
     return sum(float(score[r, c]) for r, c in chosen), [_judged(a, b, like, r, c) for r, c in chosen]
 
 
-def _judged(a: list[Unit], b: list[Unit], like: Array, r: int, c: int) -> Match:
+def _judged(a: Sequence[Unit], b: Sequence[Unit], like: Array, r: int, c: int) -> Match:
     """A pair with what is doubtful about it."""
     import numpy as np
 
@@ -256,7 +312,7 @@ def _judged(a: list[Unit], b: list[Unit], like: Array, r: int, c: int) -> Match:
     others = np.concatenate([like[r, ~twins[0]], like[~twins[1], c]])
     if like[r, c] >= (others.max() if others.size else 0.0) + CLEAR and twins[0].sum() == twins[1].sum():
         numbered = (NUMBERS,) if twins[0].sum() > 1 else ()
-        return Match(u, v, numbered if numbered and u.words == v.words else (NAMES, *numbered), False, ())
+        return Match(u, v, numbered if numbered and u.words == v.words else (NAMES, *numbered))
     order = np.lexsort((np.abs(np.arange(len(b)) - c), -like[r].round(2)))
     near = [int(k) for k in order[: LISTED + 1] if k != c]
     return Match(u, v, (PLACE if len(a) == len(b) else SOME,), True, tuple(b[k].home for k in near[:LISTED]))
@@ -300,8 +356,9 @@ def _short(a: Sequence[Unit], b: Sequence[Unit]) -> Iterator[tuple[list[int], li
 
 def _table(u: Unit, side: Side) -> bool:
     """Whether a matrix is looked up rather than multiplied, as its class or its name says."""
-    kind = side.kinds.get(u.members[u.main].name, "")
-    return kind == "embedding" if kind else any(word in u.home.lower() for word in TABLES) or "embeddings" in u.words
+    name = u.members[u.main].name
+    kind = side.kinds.get(name, "")
+    return kind == "embedding" if kind else any(word in name.lower() for word in TABLES)
 
 
 def _in_blocks(blocks: Aligned, one: Sequence[Unit], other: Sequence[Unit]) -> Array:

@@ -29,7 +29,6 @@ PARAMETRIZED = re.compile(r"(.+)\.parametrizations\.(\w+)\.original([01])")
 NORMED = {"0": "weight_g", "1": "weight_v"}
 SEPARATOR = re.compile("[/.]")
 ROOTS = re.compile(r"^(?:params|batch_stats|state)/")  # JAX keeps what is trained and what is counted apart
-TABLE = ("embedding", "embeddings")
 CELL = {"kernel": "weight_ih", "recurrent_kernel": "weight_hh", "bias": "bias_ih", "recurrent_bias": "bias_hh"}
 GATES = 4  # of an LSTM
 _FOUND: WeakKeyDictionary[Side, list[Unit]] = WeakKeyDictionary()
@@ -78,6 +77,9 @@ def units(side: Side) -> list[Unit]:
 
 
 def _units(side: Side) -> list[Unit]:
+    if side.single:
+        order = {name: k for k, name in enumerate(sorted(side.tensors, key=natural))}
+        return [Unit(n, {"weight": t}, words(n), order[n], at) for at, (n, t) in enumerate(side.tensors.items())]
     bare = {name: _bare(name) for name in side.tensors}
     cells = {parent(n) for n in bare.values() if leaf(n) == "recurrent_kernel"}
     separable = {parent(n) for n in bare.values() if leaf(n) == "pointwise_kernel"}
@@ -91,7 +93,7 @@ def _units(side: Side) -> list[Unit]:
     made = _from_zero(made)
     order = {home: k for k, home in enumerate(sorted(made, key=natural))}
     made = {home: _joint(home, m) for home, m in made.items()}
-    return [Unit(home, m, _words(home, m), order[home], at) for at, (home, m) in enumerate(made.items())]
+    return [Unit(home, m, words(f"{home}/weight")[:-1], order[home], at) for at, (home, m) in enumerate(made.items())]
 
 
 def _from_zero(made: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
@@ -126,11 +128,6 @@ def natural(name: str) -> tuple[tuple[bool, int, str], ...]:
     """A key by which layer_2 goes before layer_10."""
     found = re.findall(r"([0-9]{1,18})|([^0-9]+|[0-9]{19,})", name)
     return tuple((not digits, int(digits or 0), text) for digits, text in found)
-
-
-def _words(home: str, members: Mapping[str, Tensor]) -> tuple[str, ...]:
-    first = leaf(next(iter(members.values())).name)
-    return words(f"{home}/{'embeddings/' if first in TABLE else ''}weight")[:-1]
 
 
 def _place(name: str, cells: set[str], separable: set[str], both_ways: set[str]) -> tuple[str, str]:
@@ -208,9 +205,8 @@ def _count(u: Unit) -> Hashable:
     return _cell(u) or prod(u.members[u.main].shape)
 
 
-MAIN = 1  # the signature by which blocks are compared
-COUNT = -1  # that of elements alone
-SORTED = 3  # that of all roles, whatever the order of axes
+# Levels: by which blocks are compared; of all roles, whatever the order of axes; of the main one; of elements alone.
+MAIN, SORTED, SHAPE, COUNT = 1, 3, 4, 5
 SIGNATURES: tuple[Callable[[Unit], Hashable], ...] = (
     _whole(oriented), _main(oriented), _whole(_outputs), _whole(_sorted), _main(_sorted), _count,
 )  # fmt: skip
