@@ -1,6 +1,6 @@
 """What may be wrong with a checkpoint: named checks with limits, and findings with their reasons and places.
 
-    nan  inf  outliers  saturated  zero  exploding  collapsed      of one tensor
+    nan  inf  outliers  saturated  zero  exploding                 of one tensor
     spike  stuck                                                   of one among its layers
     duplicate                                                      of two tensors
     missing  shape  step  grown  new                               against a reference
@@ -12,6 +12,7 @@ Errors and warnings are what a check of a training run should stop for; notes ar
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from ..moves.copy import Array
 from ..moves.read import each, hash_tensor, read_array
 from ..moves.sources import Sources
 from ..verification.difference import Place, places
-from .pictures import Odd, Picture, draw, scan
+from .pictures import Picture, draw, scan
 from .stats import OUTLIER, stats
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
@@ -59,8 +60,6 @@ CHECKS = {
     "stuck": Check(WARNING, "Constant in one layer", "One value throughout, where the same part of most layers has "
                    "many values."),
     "exploding": Check(WARNING, "Exploding", "Weights with two or more axes and a standard deviation above LIMIT.", 10),
-    "collapsed": Check(WARNING, "Collapsed", "Embeddings that are nearly one vector: their mean has more than LIMIT of "
-                       "their square norm.", 0.98),
     "grown": Check(WARNING, "Grown", "A standard deviation of more than LIMIT times that in the reference.", 10),
     "duplicate": Check(WARNING, "Duplicates", "Different tensors with equal values that the file does not tie."),
     "dead": Check(NOTE, "Dead rows or columns", "Indices of the first or last axis at which all weights are zero."),
@@ -104,19 +103,11 @@ def limits(given: Iterable[str] = ()) -> dict[str, float | None]:
             out.pop(name, None)
         elif CHECKS[name].limit is None:
             raise UsageError(f"the check {name} has no limit: {name}=off leaves it out")
+        elif re.fullmatch(r"\d+\.?\d*(e-?\d\d?)?|\.\d+", value, re.ASCII):
+            out[name] = float(value)
         else:
-            out[name] = _number(name, value)
+            raise UsageError(f"the limit of {name} is a number or off, not {value!r}")
     return out
-
-
-def _number(name: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not (number >= 0 and math.isfinite(number)):
-        raise UsageError(f"the limit of {name} is a number or off, not {value!r}")
-    return number
 
 
 def check(c: Checkpoint, limit: Limits, *, workers: int = 1, reference: Checkpoint | None = None) -> list[Finding]:
@@ -151,47 +142,33 @@ def findings(
 
 
 def _odd(p: Picture, limit: Limits) -> Iterator[Finding]:
-    t, odd = p.scan.tensor, p.scan.odd
-    yield from _counted("nan", t, odd.get("nan", Odd()), "NaN")
-    yield from _counted("inf", t, odd.get("inf", Odd()), "infinite")
-    full = odd.get("saturated", Odd())
-    if t.dtype.itemsize > 1 and full.count > (limit.get("saturated") or 0):  # of 8 bits, scales make the largest usual
-        yield from _counted("saturated", t, full, f"at the largest {t.dtype}")
-    if t.role or t.dtype.kind != "f":  # slots are zero and uneven from the start
+    t, odd, weights = p.scan.tensor, p.scan.odd, p.scan.tensor.dtype.kind == "f" and not p.scan.tensor.role
+    low, top = p.scan.fences or (0.0, 0.0)
+    usual = f"{in_digits(_short(low))} to {in_digits(_short(top))}" if math.isfinite(low) else f"up to {_short(top)}"
+    for name, found, what, most in (
+        ("nan", odd.get("nan"), "NaN", 0.0),
+        ("inf", odd.get("inf"), "infinite", 0.0),
+        # scales make the largest of 8 bits usual
+        ("saturated", odd.get("saturated"), f"at the largest {t.dtype}", limit.get("saturated") or 0),
+        ("outliers", p.outliers, f"outside of {usual}", 0.0),
+        ("denormal", odd.get("denormal"), "denormal", (limit.get("denormal") or 0) * t.count),
+    ):
+        wanted = t.dtype.itemsize > 1 if name == "saturated" else weights or name in ("nan", "inf")
+        if found and found.count > most and wanted:
+            index = tuple(int(i) for i in np.unravel_index(found.first, t.shape)) if t.shape else ()
+            first = f", first at {list(index)}" if index else ""
+            yield Finding(name, t.name, f"{found.count:,} of {t.count:,} {what}{first}", index)
+    if not weights:  # slots are zero and uneven from the start
         return
-    if p.outliers.count:
-        low, high = p.scan.fences or (0.0, 0.0)
-        usual = (
-            f"{in_digits(_short(low))} to {in_digits(_short(high))}" if math.isfinite(low) else f"up to {_short(high)}"
-        )
-        yield from _counted("outliers", t, p.outliers, f"outside of {usual}")
-    few = odd.get("denormal", Odd())
-    if few.count > (limit.get("denormal") or 0) * t.count:
-        yield from _counted("denormal", t, few, "denormal")
-    yield from _wide(p, limit)
-    yield from _flat(p)
-
-
-def _wide(p: Picture, limit: Limits) -> Iterator[Finding]:
-    """Values of both signs that are large throughout, and embeddings that are one vector."""
-    t, s, most, share = p.scan.tensor, p.scan.stats, limit.get("exploding"), limit.get("collapsed")
+    s, far = p.scan.stats, limit.get("exploding")
     both = (s.min or 0) < 0 < (s.max or 0)  # variances, which are of one sign, may be large
-    if most is not None and len(t.shape) > 1 and both and (s.std or 0) > most and not p.outliers.count:
+    if far is not None and len(t.shape) > 1 and both and (s.std or 0) > far and not p.outliers.count:
         yield Finding("exploding", t.name, f"standard deviation {_short(s.std or 0.0):g}")
-    if share is not None and (p.scan.together or 0) > share:
-        rows = f"the mean of {many(t.shape[0], 'row')} has {p.scan.together:.3%} of their square norm"
-        yield Finding("collapsed", t.name, rows)
+    yield from _flat(p)
 
 
 def _short(x: float) -> float:
     return float(f"{x:.3g}")
-
-
-def _counted(check: str, t: Tensor, odd: Odd, what: str) -> Iterator[Finding]:
-    if odd.count:
-        index = tuple(int(i) for i in np.unravel_index(odd.first, t.shape)) if t.shape else ()
-        first = f", first at {list(index)}" if index else ""
-        yield Finding(check, t.name, f"{odd.count:,} of {t.count:,} {what}{first}", index)
 
 
 def _flat(p: Picture) -> Iterator[Finding]:
@@ -226,25 +203,20 @@ def _spikes(pictures: Sequence[Picture], belong: Sequence[Place], times: float |
         if place.stack and not t.role and t.dtype.kind == "f" and t.count > 1:
             series[place.stack, place.part].append(p)
     for alike in series.values():
-        varied = [p for p in alike if p.scan.stats.std]
-        still = [p for p in alike if p.scan.stats.std == 0]
+        varied = [(p.scan.tensor, p.scan.stats.std) for p in alike if p.scan.stats.std]
+        still = [p.scan for p in alike if p.scan.stats.std == 0]
         if len(alike) >= SERIES and 3 * len(still) < len(varied):
-            yield from (_still(p, len(alike)) for p in still)
-        if times is None or len(varied) < SERIES or len(varied[0].scan.tensor.shape) < 2:
+            for scanned in still:
+                value = in_digits(_short(scanned.stats.min or 0))
+                text = f"all values are {value}, which is so in few of {len(alike)} layers"
+                yield Finding("stuck", scanned.tensor.name, text)
+        if times is None or len(varied) < SERIES:
             continue
-        usual = median(p.scan.stats.std or 0.0 for p in varied)
-        for p in varied:
-            std = p.scan.stats.std or 0.0
-            if std > times * usual or std * times < usual:
-                text = (
-                    f"standard deviation {_short(std):g}, where the median of {len(varied)} layers is {_short(usual):g}"
-                )
-                yield Finding("spike", p.scan.tensor.name, text)
-
-
-def _still(p: Picture, layers: int) -> Finding:
-    value = in_digits(_short(p.scan.stats.min or 0))
-    return Finding("stuck", p.scan.tensor.name, f"all values are {value}, which is so in few of {layers} layers")
+        usual = median(std for _, std in varied)
+        for t, std in varied:
+            if len(t.shape) > 1 and (std > times * usual or std * times < usual):
+                text = f"the median of {len(varied)} layers is {_short(usual):g}"
+                yield Finding("spike", t.name, f"standard deviation {_short(std):g}, where {text}")
 
 
 def _duplicates(c: Checkpoint, pictures: Sequence[Picture], workers: int) -> Iterator[Finding]:
@@ -282,16 +254,15 @@ def _regressions(
         t = c.get(name)
         if t is None:
             yield Finding("missing", name, f"the reference has it: {_form(old)}")
-            continue
-        if t.shape != old.shape or t.dtype.kind != old.dtype.kind:
+        elif t.shape != old.shape or t.dtype.kind != old.dtype.kind:
             yield Finding("shape", name, f"{_form(t)}, in the reference {_form(old)}")
         elif t.role == "step" and t.count == 1 and t.dtype.kind in "iu":
             steps.append(old)
         elif t.dtype.kind == "f" and not t.role and t.count > 1 and not old.role:
             weights.append(old)
-    for t in c.values():
-        if t.name not in reference:
-            yield Finding("new", t.name, f"the reference does not have it: {_form(t)}")
+    yield from (
+        Finding("new", n, f"the reference does not have it: {_form(t)}") for n, t in c.items() if n not in reference
+    )
     with Sources() as sources:
         for old in steps[:MAX_STEPS]:
             step, before = (int(read_array(x, sources).reshape(-1)[0]) for x in (c[old.name], old))
@@ -309,6 +280,3 @@ def _regressions(
 
 def _form(t: Tensor) -> str:
     return f"{t.dtype} {list(t.shape)}"
-
-
-__all__ = ["CHECKS", "ERROR", "NOTE", "WARNING", "Check", "Finding", "Limits", "check", "findings", "limits"]

@@ -119,7 +119,7 @@ def written(path: str, page: bytes, read: Collection[str], *, force: bool) -> Pa
 
 
 def collected(urls: Sequence[str], how: Options, *, values: bool) -> dict[str, Any]:
-    """The data of a page: of one checkpoint, of two, or of a series."""
+    """The data of a page: of one checkpoint, of two, or of a series. mode says which, from what it is compared with."""
     reading: dict[str, Any] = {"values": values, "workers": how.workers, "progress": how.progress}
     if len(urls) == 1:
         data = survey.survey(prepare([urls[0]], how.without(*CHANGE)), **reading)
@@ -129,8 +129,8 @@ def collected(urls: Sequence[str], how: Options, *, values: bool) -> dict[str, A
         if how.changes:
             raise UsageError("a series is of checkpoints as they are: it takes no options of a conversion")
         data = survey.series([prepare([url], how) for url in urls], [*map(redacted, urls)], **reading)
-    data["url"] = redacted(urls[-1])
-    return data
+        data |= {"mode": "series", "from": f"the last of {len(urls)}, from {redacted(urls[0])}"}
+    return data | {"url": redacted(urls[-1])}
 
 
 def _pair(source: str, target: str, how: Options, reading: dict[str, Any]) -> dict[str, Any]:
@@ -140,13 +140,16 @@ def _pair(source: str, target: str, how: Options, reading: dict[str, Any]) -> di
     after = prepare([target], Options() if converted else how.without("from_", "at"))
     both = survey.Compared(expected, after, values=reading["values"], workers=reading["workers"])
     data = survey.survey(after if converted else both.both, before=both.changed(), **reading)
-    data["totals"] = inspection.totals(after)._asdict()
-    data["compared"] = (both.conversion(before) if converted else both.comparison()) | {
-        "source": redacted(source),
-        "converter": how.converter or "",
+    compared = both.conversion(before) if converted else both.comparison()
+    named, converter = redacted(source), how.converter or ""
+    return data | {
+        "totals": inspection.totals(after)._asdict(),
+        "compared": compared | {"source": named, "converter": converter},
+        "made": survey.provenance(named, before, redacted(target), after),
+        "mode": compared["mode"],
+        "from": f"{'from' if converted else 'compared with'} {named}"
+        + f" by the converter {converter}" * bool(converter),
     }
-    data["made"] = survey.provenance(redacted(source), before, redacted(target), after)
-    return data
 
 
 def default_name(source: Path) -> str:
@@ -164,16 +167,16 @@ def render(data: dict[str, Any]) -> str:
 
     With data["live"] it is a page that is served, which may ask its server for values.
     """
-    live = bool(data.get("live"))
+    live, mode, name = bool(data.get("live")), data.get("mode", "checkpoint"), _last(data["url"])
     scripts = [*SCRIPTS[:-1], *(["live.js"] if live else []), SCRIPTS[-1]]
     style, parts = stylesheet(), "\n".join(map(_file, scripts))
     script = f'"use strict";\n(() => {{\n{parts}}})();\n'
     words = {
         "title": data["url"],
-        "name": _last(data["url"]) or data["url"],
-        "kind": f"{_mode(data).capitalize()} · {data['format']}",
-        "from": _origin(data),
-        "mode": _mode(data),
+        "name": name or data["url"],
+        "kind": f"{mode.capitalize()} · {data['format']}",
+        "from": " · ".join(filter(None, (data["url"] if name != data["url"] else "", data.get("from")))),
+        "mode": mode,
         "version": version(),
         "policy": f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; base-uri 'none'"
         + ("; connect-src 'self'" if live else ""),
@@ -199,23 +202,6 @@ def stylesheet() -> str:
     return _file("page.css")
 
 
-def _mode(data: Mapping[str, Any]) -> str:
-    """Of what the page is."""
-    mode: str = (data.get("compared") or {}).get("mode") or ("series" if data.get("series") else "checkpoint")
-    return mode
-
-
-def _origin(data: Mapping[str, Any]) -> str:
-    """What is said below the title: where the checkpoint is, and what it is compared with."""
-    other, urls = data.get("compared") or {}, (data.get("series") or {}).get("urls", ())
-    where = data["url"] if _last(data["url"]) != data["url"] else ""
-    converter = f" by the converter {other['converter']}" if other.get("converter") else ""
-    about = f"the last of {len(urls)}, from {urls[0]}" if urls else ""
-    if other:
-        about = f"{'from' if other['mode'] == 'conversion' else 'compared with'} {other['source']}{converter}"
-    return " · ".join(filter(None, (where, about)))
-
-
 def _file(name: str) -> str:
     return (resources.files(__package__) / "page" / name).read_text(encoding="utf-8")
 
@@ -229,6 +215,3 @@ def _quoted(data: Any) -> str:
     """JSON that is safe in a script element: ASCII, without the characters of tags and entities."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-__all__ = ["Page", "collected", "default_name", "digest", "filled", "render", "report", "stylesheet", "written"]

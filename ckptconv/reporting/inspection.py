@@ -14,14 +14,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import prod
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import api
 from ..api.options import SELECT, Path, takes
 from ..api.reading import url_of
 from ..checkpoint import Checkpoint, Tensor, counted, in_known, in_size, uncollected
-from ..dtypes import DTYPES
 from ..errors import UsageError
 from ..messages import brief, did_you_mean, fold, in_digits, in_shape, many, redacted, table
 from ..moves.read import each, hash_tensor
@@ -64,8 +63,10 @@ class Inspection:
         """The tensors with their columns, and the sum; of checks, the findings."""
         if self.findings is not None:
             found = [(f.severity, f.check, f.tensor, f.text) for f in self.findings]
+            kinds = Counter(f.severity for f in self.findings)
+            counts = ", ".join(many(n, kind) for kind, n in kinds.items()) or "nothing found"
             head = [*table(("severity", "check", "name", "what"), found, "llll")] if found else []
-            return "\n".join([*head, self._counts()])
+            return "\n".join([*head, f"{many(self.totals.tensors, 'tensor')} checked: {counts}"])
         more = list(next(iter(self.extra.values()), ()))
         rows = [
             (t.name, t.dtype.name, in_shape(t.shape), f"{t.count:,}", in_size([t]), t.role,
@@ -77,11 +78,6 @@ class Inspection:
 
     def __repr__(self) -> str:
         return f"<Inspection {self._sum()}>"
-
-    def _counts(self) -> str:
-        kinds = Counter(f.severity for f in self.findings or ())
-        counts = ", ".join(many(n, kind) for kind, n in kinds.items())
-        return f"{many(self.totals.tensors, 'tensor')} checked: {counts or 'nothing found'}"
 
     def _sum(self) -> str:
         return f"{self.checkpoint.format}: {self.totals.size}, {self.totals.parameters:,} parameters in weights"
@@ -156,14 +152,11 @@ def _extra(tensors: list[Tensor], stats: bool, hashes: bool, workers: int) -> di
         return {}
     from .stats import stats as measured
 
-    out: dict[str, dict[str, Any]] = {t.name: {} for t in tensors}
-    if stats:
-        for t, row in zip(tensors, each(tensors, measured, workers), strict=True):
-            out[t.name] |= row._asdict()
+    rows = [row._asdict() for row in each(tensors, measured, workers)] if stats else [{} for _ in tensors]
     if hashes:
-        for t, digest in zip(tensors, each(tensors, hash_tensor, workers), strict=True):
-            out[t.name]["hash"] = digest
-    return out
+        for row, digest in zip(rows, each(tensors, hash_tensor, workers), strict=True):
+            row["hash"] = digest
+    return {t.name: row for t, row in zip(tensors, rows, strict=True)}
 
 
 def _found(
@@ -249,16 +242,13 @@ class Totals(NamedTuple):
 def totals(checkpoint: Checkpoint) -> Totals:
     """Sum up a checkpoint."""
     tied = {n for group in checkpoint.ties for n in group[1:]}
-    kinds = Counter((t.dtype.name, t.shape, t.role) for n, t in checkpoint.tensors.items() if n not in tied)
-    dtypes = dict[str, int]()
-    weights = every = 0
-    for (name, shape, role), alike in kinds.items():
-        count = alike * prod(shape)
-        every += count
-        weights += 0 if role else count
-        dtypes[name] = dtypes.get(name, 0) + count * DTYPES[name].itemsize
+    kept = [t for n, t in checkpoint.tensors.items() if n not in tied]
+    dtypes = Counter[str]()
+    for t in kept:
+        dtypes[t.dtype.name] += t.nbytes
+    weights, every = sum(t.count for t in kept if not t.role), sum(t.count for t in kept)
     roles: Counter[str] = Counter(t.role for t in checkpoint.tensors.values())
-    return Totals(len(checkpoint), sum(dtypes.values()), weights, every, dict(roles), dtypes)
+    return Totals(len(checkpoint), sum(dtypes.values()), weights, every, dict(roles), dict(dtypes))
 
 
 # --- folding ----------------------------------------------------------------------------------------------------
@@ -302,7 +292,8 @@ class Node:
 
 def tree(tensors: Sequence[Tensor]) -> Node:
     """Fold, and arrange the lines in a tree of scopes; a scope with a single child is joined with it."""
-    cut = re.compile(re.escape(separator([t.name for t in tensors])) + r"(?![^{}]*\})")
+    sep = separator([t.name for t in tensors])
+    cut = re.compile(re.escape(sep) + r"(?![^{}]*\})")
     root = Node("")
     for line in folded(tensors):
         at = root
@@ -311,7 +302,7 @@ def tree(tensors: Sequence[Tensor]) -> Node:
         if at.line:  # the same words in another dtype or shape
             at = root.inner.setdefault(f"{line.text}\0{len(root.inner)}", Node(line.text))
         at.line = line
-    return _joined(root, cut.pattern[0] if cut.pattern[0] != "\\" else ".")
+    return _joined(root, sep)
 
 
 def _joined(node: Node, sep: str) -> Node:
@@ -367,23 +358,32 @@ def _configured(checkpoint: Checkpoint) -> GraphVariables | None:
         return None
     if not layers:
         return None
-    weights = [n for n, t in checkpoint.tensors.items() if not t.role]
-    scopes = {n: ["/".join(n.split("/")[:i]) for i in range(1, n.count("/") + 1)] for n in weights}
-    fixed = tuple(n for n in weights if any(layers.get(s) is False for s in scopes[n]))
-    unknown = tuple(n for n in weights if not any(s in layers for s in scopes[n]))
-    trained = tuple(n for n in weights if n not in set(fixed) and n not in set(unknown))
-    return GraphVariables((), (), unknown, trained, fixed, {"layers": len(layers)})
+    weights = dict[str, list[bool]]()  # whether each layer around it that is known is trainable
+    for n in (n for n, t in checkpoint.tensors.items() if not t.role):
+        scopes = accumulate(n.split("/")[:-1], "{}/{}".format)
+        weights[n] = [layers[s] for s in scopes if s in layers]
+    return GraphVariables(
+        (), (),
+        unknown=tuple(n for n, known in weights.items() if not known),
+        trained=tuple(n for n, known in weights.items() if known and all(known)),
+        fixed=tuple(n for n, known in weights.items() if not all(known)),
+        collections={"layers": len(layers)},
+    )  # fmt: skip
 
 
 def _layers(config: Any, path: str = "") -> Iterator[tuple[str, bool]]:
     """The paths of the layers of a Keras configuration, and whether each is trainable."""
-    inner = config.get("config") if isinstance(config, dict) else None
-    rows = inner.get("layers") if isinstance(inner, dict) else inner
+
+    def below(value: Any, key: str) -> Any:
+        return value.get(key) if isinstance(value, dict) else None
+
+    inner = below(config, "config")
+    rows = below(inner, "layers") if isinstance(inner, dict) else inner
     for row in rows if isinstance(rows, list) else ():
-        layer = row.get("config") if isinstance(row, dict) else None
-        name = layer.get("name") if isinstance(layer, dict) else None
-        if isinstance(layer, dict) and isinstance(name, str):
-            yield path + name, layer.get("trainable") is not False
+        layer = below(row, "config")
+        name = below(layer, "name")
+        if isinstance(name, str):
+            yield path + name, below(layer, "trainable") is not False
             yield from _layers(row, f"{path}{name}/")
 
 

@@ -9,20 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..checkpoint import Tensor
 from ..errors import UsageError
-from ..moves.cast import BLOCK, numbers
+from ..moves.cast import BLOCK, finfo, numbers
 from ..moves.copy import Array
 from ..moves.read import stretches
 from ..moves.sources import Sources
-from ..verification.difference import kind_of
-from .stats import BINS, FEW, OUTLIER, Stats, Sums, binned, counted, span_of, spread, values
+from .stats import BINS, OUTLIER, Stats, Sums, counted, span_of, spread, values
 
 SIDE = 24  # cells of a heat map
 KEPT = 4 * 2**20  # bytes of a tensor that is kept between the two readings
@@ -53,8 +51,7 @@ class Scan:
     """What the first reading found. odd: nan, inf, denormal and saturated. cells: of the heat map, rows x columns.
 
     rows, columns: indices of the dead ones, all zero; None where they were not searched. fences: what lies outside is
-    an outlier. span: from where to where the histogram goes. kept: the values, if they are few. ordered: the finite
-    ones, sorted, if they are very few. together: of embeddings, the share of the mean row in their square norm.
+    an outlier. span: from where to where the histogram goes. kept: the values, if they are few.
     """
 
     tensor: Tensor
@@ -66,8 +63,6 @@ class Scan:
     fences: tuple[float, float] | None
     span: tuple[float, float] | None
     kept: Sequence[Array] | None
-    ordered: Array | None = None
-    together: float | None = None
 
 
 class Picture(NamedTuple):
@@ -85,7 +80,8 @@ def scan(t: Tensor, sources: Sources, *, heat: bool = True, outlier: float = OUT
     """Read a tensor once. outlier: how many interquartile ranges from the quartiles a value is an outlier."""
     sums, odd, at, sample = Sums(), dict[str, Odd](), 0, list[Array]()
     kept: list[Array] | None = [] if t.nbytes <= KEPT else None
-    shaded, lines, embedded = _heat(t, heat), _lines(t), _embedded(t)
+    cells, lines = _heat(t) if heat else None, _lines(t)
+    takers = [taker for taker in (cells, lines) if taker]
     step = max(1, t.count // SAMPLE)
     with np.errstate(all="ignore"):
         for flat in values(t, sources):
@@ -94,12 +90,8 @@ def scan(t: Tensor, sources: Sources, *, heat: bool = True, outlier: float = OUT
             if t.dtype.kind == "f":
                 _oddities(odd, flat, at, t, (sums.zeros - zeros, sums.nan - nan, sums.inf - inf))
             sample.append(flat[-at % step :: step].astype(np.float64))
-            if shaded:
-                shaded.take(flat, at)
-            if lines:
-                lines.take(flat, at)
-            if embedded:
-                embedded.take(flat, at)
+            for taker in takers:
+                taker.take(flat, at)
             if kept is not None:
                 kept.append(flat.copy())
             at += flat.size
@@ -108,26 +100,15 @@ def scan(t: Tensor, sources: Sources, *, heat: bool = True, outlier: float = OUT
     fences = spread(together, outlier) if t.dtype.kind == "f" else None
     dead = [np.flatnonzero(~alive) for alive in (lines.rows, lines.columns)] if lines else [None, None]
     return Scan(
-        t, measured, odd, shaded.cells if shaded else None, dead[0], dead[1], fences,
-        span_of(measured, together, fences), kept, together if step == 1 else None,
-        embedded.share() if embedded else None,
+        t, measured, odd, cells.cells if cells else None, dead[0], dead[1], fences,
+        span_of(measured, together), kept,
     )  # fmt: skip
-
-
-@lru_cache(maxsize=64)
-def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
-    """The smallest normal and the largest number of a dtype."""
-    import ml_dtypes
-
-    of: Any = ml_dtypes.finfo  # has no types
-    found = of(dtype)
-    return float(found.smallest_normal), float(found.max)
 
 
 def _oddities(odd: dict[str, Odd], flat: Array, at: int, t: Tensor, seen: tuple[int, int, int]) -> None:
     """Count what is odd about a window. seen: how many of its values are zero, NaN and infinite."""
-    (tiny, most), size, (zeros, nan, inf) = _limits(t.dtype.np), np.abs(flat), seen
-    low = size < tiny
+    size, (zeros, nan, inf), info = np.abs(flat), seen, finfo(t.dtype.np)
+    most, low = float(info.max), size < float(info.smallest_normal)
     masks = {
         "nan": np.isnan(flat) if nan else None,
         "inf": np.isinf(flat) if inf else None,
@@ -175,29 +156,6 @@ def _lines(t: Tensor) -> _Lines | None:
     return _Lines(t) if searched else None
 
 
-class _Rows:
-    """The sum of the rows of a matrix, and of their squares."""
-
-    def __init__(self, t: Tensor) -> None:
-        self.count, self.sums, self.squares = t.shape[0], np.zeros(t.shape[1]), 0.0
-
-    def take(self, flat: Array, at: int) -> None:
-        for part, _, column in _boxes(flat, at, len(self.sums)):
-            box = part.astype(np.float64)
-            self.squares += float(np.square(box).sum())
-            self.sums[column : column + box.shape[1]] += box.sum(axis=0)
-
-    def share(self) -> float | None:
-        """How much of the square norm is that of the mean row: 1 if all rows are equal."""
-        share = float(np.square(self.sums).sum()) / (self.count * self.squares) if self.squares else math.nan
-        return share if math.isfinite(share) else None
-
-
-def _embedded(t: Tensor) -> _Rows | None:
-    wanted = len(t.shape) == 2 and t.shape[0] >= FEW and 1 < t.shape[1] <= LINES and t.dtype.kind == "f"
-    return _Rows(t) if wanted and not t.role and kind_of(t.name) == "embeddings" else None
-
-
 def matrix(shape: Sequence[int]) -> tuple[int, int]:
     """A tensor as a matrix: its axes are parted where that is closest to a square. A vector is one row."""
     parts = [(math.prod(shape[:k]), math.prod(shape[k:])) for k in range(1, len(shape))] or [(1, math.prod(shape))]
@@ -224,8 +182,8 @@ class Heat:
             self.cells[place] = np.maximum(self.cells[place], np.maximum.reduceat(cells, begin, axis=0))
 
 
-def _heat(t: Tensor, wanted: bool) -> Heat | None:
-    return Heat(*matrix(t.shape)) if wanted and len(t.shape) > 1 and t.count and t.dtype.kind not in "sx" else None
+def _heat(t: Tensor) -> Heat | None:
+    return Heat(*matrix(t.shape)) if len(t.shape) > 1 and t.count and t.dtype.kind not in "sx" else None
 
 
 # --- the second reading -----------------------------------------------------------------------------------------
@@ -236,9 +194,7 @@ def draw(scanned: Scan, sources: Sources, span: tuple[float, float] | None = Non
     t, fences, span = scanned.tensor, scanned.fences, (span or scanned.span) if bars else None
     counts, beyond, at = np.zeros(BINS + 2, np.int64), Odd(), 0
     outside = fences if fences and _outside(scanned.stats, fences) else None
-    if span and not outside and scanned.ordered is not None and math.isfinite(span[1] - span[0]) and span[0] < span[1]:
-        counts = binned(scanned.ordered, *span)
-    elif span or outside:
+    if span or outside:
         for flat in scanned.kept if scanned.kept is not None else values(t, sources):
             for lo in range(0, flat.size, BLOCK):
                 block = flat[lo : lo + BLOCK].astype(np.float64)
@@ -249,7 +205,7 @@ def draw(scanned: Scan, sources: Sources, span: tuple[float, float] | None = Non
                     counts += counted(block, *span)
             at += flat.size
     made = Bars(*span, tuple(counts[1:-1].tolist()), int(counts[0]), int(counts[-1])) if span else None
-    return Picture(replace(scanned, kept=None, ordered=None), made, beyond)  # those of all tensors would be many
+    return Picture(replace(scanned, kept=None), made, beyond)  # those of all tensors would be many
 
 
 def _outside(measured: Stats, fences: tuple[float, float]) -> bool:
@@ -268,63 +224,53 @@ AT_ONCE = 4096  # pieces of rows
 NEAR = 4  # a row is read whole if it is at most this many times longer than what is wanted of it
 
 
-class Rectangle(NamedTuple):
-    """Rows top <= r < bottom and columns left <= c < right of the matrix."""
-
-    top: int
-    bottom: int
-    left: int
-    right: int
-
-
 class Region(NamedTuple):
     """shape: of the matrix. cells: the largest |x| of each. texts: the values themselves, if each cell is one."""
 
     shape: tuple[int, int]
-    rectangle: Rectangle
     cells: Array
     texts: list[list[str]] | None
 
 
-def region(t: Tensor, wanted: Sequence[int], sources: Sources) -> Region:
-    """Look at a rectangle of a tensor; UsageError if there is none like this."""
+def region(t: Tensor, rectangle: Sequence[int], sources: Sources) -> Region:
+    """Look at rows top <= r < bottom and columns left <= c < right of the matrix that a tensor is.
+
+    rectangle: top, bottom, left and right. UsageError if there is none like this.
+    """
+    shape = matrix(t.shape)
     if t.dtype.kind in "sx" or not t.count:
         raise UsageError("these values cannot be drawn", tensor=t.name)
-    if len(wanted) != 4:
+    if len(rectangle) != 4:
         raise UsageError("a rectangle has four numbers")
-    shape, r = matrix(t.shape), Rectangle(*wanted)
-    if not (0 <= r.top < r.bottom <= shape[0] and 0 <= r.left < r.right <= shape[1]):
-        raise UsageError(f"no rectangle {list(r)} is in {shape[0]} rows and {shape[1]} columns", tensor=t.name)
-    heat, texts = Heat(r.bottom - r.top, r.right - r.left, CELLS), list[str]()
+    top, bottom, left, right = rectangle
+    if not (0 <= top < bottom <= shape[0] and 0 <= left < right <= shape[1]):
+        raise UsageError(f"no rectangle {list(rectangle)} is in {shape[0]} rows and {shape[1]} columns", tensor=t.name)
+    heat, texts = Heat(bottom - top, right - left, CELLS), list[str]()
     single = heat.cells.shape == (heat.high, heat.wide)
     at = 0
     with np.errstate(all="ignore"):
-        for raw in _rows(t, r, shape[1], sources):
+        for raw in _rows(t, range(top, bottom), left, right, sources):
             flat = numbers(raw, t.dtype)
             heat.take(flat, at)
             if single:  # as the dtype prints them: no digit is lost
                 texts += [str(x) for x in raw.view(t.dtype.np)]
             at += flat.size
     lines = [texts[k : k + heat.wide] for k in range(0, len(texts), heat.wide)]
-    return Region(shape, r, heat.cells, lines if single else None)
+    return Region(shape, heat.cells, lines if single else None)
 
 
-def _rows(t: Tensor, r: Rectangle, width: int, sources: Sources) -> Iterator[Array]:
+def _rows(t: Tensor, rows: range, left: int, right: int, sources: Sources) -> Iterator[Array]:
     """The bytes of the rectangle, row by row, some at a time."""
-    item, wide = t.dtype.itemsize, r.right - r.left
+    item, wide, width = t.dtype.itemsize, right - left, matrix(t.shape)[1]
     most = max(1, WINDOW // item)
     if wide * NEAR >= width <= most:  # the gaps are read as well, and cut out
-        lines = range(r.top, r.bottom, step := most // width)
-        bands = ([(row * width, min(row + step, r.bottom) * width)] for row in lines)
+        step = most // width
+        bands = ([(row * width, min(row + step, rows.stop) * width)] for row in rows[::step])
         for raw in stretches(t, bands, sources):
-            yield raw.reshape(-1, width * item)[:, r.left * item : r.right * item].reshape(-1)
+            yield raw.reshape(-1, width * item)[:, left * item : right * item].reshape(-1)
         return
     pieces = (
-        (row * width + lo, row * width + min(lo + most, r.right))
-        for row in range(r.top, r.bottom) for lo in range(r.left, r.right, most)
-    )  # fmt: skip
+        (row * width + lo, row * width + min(lo + most, right)) for row in rows for lo in range(left, right, most)
+    )
     some = max(1, min(most // wide, AT_ONCE))
     yield from stretches(t, iter(lambda: list(islice(pieces, some)), []), sources)
-
-
-__all__ = ["Bars", "Heat", "Odd", "Picture", "Region", "Scan", "draw", "matrix", "region", "scan"]

@@ -15,8 +15,7 @@ from typing import Any
 from ..messages import brief, in_bytes, many, printable, redacted, version
 from . import html
 
-BARS, FEWEST = 60, 3  # of the chart; fewer bars say nothing
-WIDE = 1000  # units of a chart's width
+WIDE = 1000  # units of the bar's width
 
 Data = Mapping[str, Any]
 
@@ -71,7 +70,6 @@ def _cards(data: Data, failed: int, planned: int, running: bool) -> str:
 def _sections(data: Data) -> Iterable[str]:
     yield _causes("Failures by cause", data["causes"])
     yield _causes("Left out or changed, by cause", data["remarks"])
-    yield _chart(data)
     rows: list[tuple[str, ...]] = []
     for name, (n, size, s) in sorted(data["formats"].items(), key=lambda i: (-i[1][0], i[0])):
         rate = f"{in_bytes(int(size / s))}/s" if s else "-"
@@ -101,33 +99,6 @@ def _causes(title: str, causes: Sequence[tuple[int, str, str, list[str]]]) -> st
 
 def _more(count: int) -> str:
     return f"<li>and {count} more, which the ledger names</li>" if count > 0 else ""
-
-
-def _chart(data: Data) -> str:
-    """Bars over time: conversions, and failures above them."""
-    minutes = data["minutes"]
-    first, last = min(minutes, default=0), max(minutes, default=0)
-    if last - first + 1 < FEWEST:
-        return ""
-    each = max(1, -(-(last - first + 1) // BARS))  # minutes of a bar
-    bars = [[0, 0] for _ in range((last - first) // each + 1)]
-    for minute, (done, failed) in minutes.items():
-        bar = bars[(minute - first) // each]
-        bar[:] = bar[0] + done, bar[1] + failed
-    most, width = max(map(sum, bars)), WIDE / len(bars)
-    drawn = "".join(
-        f'<rect class="{kind}" x="{k * width:.1f}" y="{100 - y:.1f}" width="{0.9 * width:.1f}" height="{h:.1f}"/>'
-        for k, (done, failed) in enumerate(bars)
-        for kind, h, y in (
-            ("done", 100 * done / most, 100 * done / most), ("odd", 100 * failed / most, 100 * (done + failed) / most),
-        )
-    )  # fmt: skip
-    span = f"{_date(60 * first)} to {_date(60 * (last + 1))}"
-    says = f"{span}; a bar is {many(each, 'minute')}, with failures on top; the highest {most}"
-    return (
-        f'<h2>Over time</h2><figure class="bars"><svg viewBox="0 0 {WIDE} 100" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(says)}">{drawn}</svg><figcaption>{escape(says)}</figcaption></figure>'
-    )
 
 
 def _bar(parts: Sequence[tuple[int, str]]) -> str:
@@ -178,6 +149,3 @@ def _span(seconds: float) -> str:
         if seconds >= 1.5 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-
-
-__all__ = ["default_name", "page"]

@@ -326,6 +326,3 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Print nothing: addresses hold the token."""
-
-
-__all__ = ["HOST", "Offered", "Server", "Shelf", "Watch"]

@@ -17,7 +17,8 @@ left, missing  source tensors that no row uses, with the reason; what the conver
 `series`, of several, whose rows are those of the last; null is what cannot be measured:
 urls                 of the checkpoints, in order
 norm                 {row: one for each checkpoint}        its Euclidean norm
-step, drift          {row: one for each but the first}     |x - before| / |before| and |x - first| / |first|
+step, drift          {row: one for each but the first}     |x - before| / |before| and |x - first| / |first|,
+                     without the values that are not finite
 came, gone           [[checkpoint, name]]                  tensors that the one before did not have, or alone still had
 reshaped             [[checkpoint, name, from, to]]
 """
@@ -26,9 +27,9 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from shlex import quote
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,16 +110,10 @@ def text(name: str) -> str:
 
 def _coded(column: list[Any]) -> tuple[list[Any], list[int]]:
     """A table of the distinct values in the order of their first appearance, and an index into it for each row."""
-    place: dict[str, int] = {}
-    table = list[Any]()
-    rows = []
-    for value in column:
-        key = repr(value)
-        if key not in place:
-            place[key] = len(table)
-            table.append(value)
-        rows.append(place[key])
-    return table, rows
+    keys = [repr(value) for value in column]
+    table = dict(zip(keys, column, strict=True))
+    places = {key: i for i, key in enumerate(table)}
+    return list(table.values()), [places[key] for key in keys]
 
 
 # --- values -----------------------------------------------------------------------------------------------------
@@ -136,38 +131,38 @@ def _pictures(
 
     def look(i: int, sources: Sources) -> Pair:
         nonlocal done
-        t, other = tensors[i], before.get(tensors[i].name)
-        after = scan(t, sources, heat=i in mapped)
-        pair: Pair
-        if other is None or i not in drawn:
-            pair = draw(after, sources, bars=i in drawn), None
-        else:
-            old = scan(other, sources, heat=False)
-            spans = [s for s in (after.span, old.span) if s]
-            span = (min(s[0] for s in spans), max(s[1] for s in spans)) if spans else None
-            pair = draw(after, sources, span), draw(old, sources, span)
+        t = tensors[i]
+        other = before.get(t.name) if i in drawn else None
+        scans = [scan(t, sources, heat=i in mapped), *([scan(other, sources, heat=False)] if other else [])]
+        spans = [s.span for s in scans if s.span] if other else []
+        span = (min(s[0] for s in spans), max(s[1] for s in spans)) if spans else None
+        after, *old = (draw(s, sources, span, bars=i in drawn) for s in scans)
         done += t.nbytes
         if progress:
             progress(done, total)
-        return pair
+        return after, old[0] if old else None
 
     return each(range(len(tensors)), look, workers)
 
 
 def _values(pairs: Sequence[Pair]) -> dict[str, Any]:
-    pictures = [after for after, _ in pairs]
-    out: dict[str, Any] = {m: [number(getattr(p.scan.stats, m)) for p in pictures] for m in MEASURES}
-    peaks = [max([*(p.bars.counts if p.bars else ()), *(b.bars.counts if b and b.bars else ())], default=0)
-             for p, b in pairs]  # fmt: skip
-    out["bins"] = [_bars(p, peak) for p, peak in zip(pictures, peaks, strict=True)]
-    out["clip"] = {i: clip for i, p in enumerate(pictures) if (clip := _clip(p))}
-    out["heat"] = {i: _heat(p) for i, p in enumerate(pictures) if p.scan.cells is not None}
-    out["was"] = {
-        i: [_bars(b, peaks[i]), *(number(getattr(b.scan.stats, m)) for m in MEASURES[:4])]
-        for i, (_, b) in enumerate(pairs)
-        if b
-    }
+    out: dict[str, Any] = {m: [number(getattr(p.scan.stats, m)) for p, _ in pairs] for m in MEASURES}
+    out |= {"bins": [], "clip": {}, "heat": {}, "was": {}}
+    for i, (p, old) in enumerate(pairs):
+        s, bars, cells = p.scan.stats, p.bars, p.scan.cells
+        peak = max([0, *(bars.counts if bars else ()), *(old.bars.counts if old and old.bars else ())])
+        out["bins"].append(_bars(p, peak))
+        if bars and (bars.low, bars.high) != (s.min, s.max):
+            out["clip"][i] = [number(bars.low), number(bars.high), bars.below, bars.above]
+        if cells is not None:  # colours span what a clipped histogram spans, so that an outlier makes nothing else pale
+            out["heat"][i] = shaded(cells, max(map(abs, p.scan.span)) if p.outliers.count and p.scan.span else math.inf)
+        if old:
+            out["was"][i] = [_bars(old, peak), *(number(getattr(old.scan.stats, m)) for m in MEASURES[:4])]
     return out
+
+
+def _bars(p: Picture, peak: int) -> str:
+    return base64.b64encode(bytes(-(-255 * n // peak) for n in p.bars.counts)).decode() if p.bars and peak else ""
 
 
 def number(value: float | int | None) -> float | int | str | None:
@@ -175,25 +170,6 @@ def number(value: float | int | None) -> float | int | str | None:
     if value is None or (isinstance(value, int) and abs(value) < 2**53):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else str(float(value))
-
-
-def _bars(p: Picture, peak: int) -> str:
-    return base64.b64encode(bytes(-(-255 * n // peak) for n in p.bars.counts)).decode() if p.bars and peak else ""
-
-
-def _clip(p: Picture) -> list[Any] | None:
-    s, bars = p.scan.stats, p.bars
-    if bars is None or (bars.low == s.min and bars.high == s.max):
-        return None
-    return [number(bars.low), number(bars.high), bars.below, bars.above]
-
-
-def _heat(p: Picture) -> list[Any]:
-    """Colours span what a clipped histogram spans, so that an outlier does not make all else pale."""
-    cells = p.scan.cells
-    if cells is None:
-        return []
-    return shaded(cells, max(map(abs, p.scan.span)) if p.outliers.count and p.scan.span else math.inf)
 
 
 def shaded(cells: Array, most: float) -> list[Any]:
@@ -233,6 +209,10 @@ def _found(found: Sequence[checks.Finding], tensors: Sequence[Tensor]) -> dict[s
 # --- two checkpoints --------------------------------------------------------------------------------------------
 
 ALIKE = ("values", "dtype")  # kinds of difference whose values can be laid over each other
+MEASURED = {  # by keys of the page, the fields of `Values`
+    "differing": "differing", "elements": "elements", "unpaired": "unpaired", "abs": "max_abs", "relative": "max_rel",
+    "ulp": "max_ulp", "change": "change", "norm": "norm", "apart": "apart",
+}  # fmt: skip
 
 
 class Compared:
@@ -242,7 +222,6 @@ class Compared:
         pairs = diff(a, b, EXACT, workers=workers, values=values).pairs
         self.a, self.b = a, b
         self.pairs = {p.b.name if p.b else p.name: p for p in pairs}
-        self.renamed = {p.b.name: p.a.name for p in pairs if p.kind == "renamed" and p.a and p.b}
         only = {p.a.name: p.a for p in pairs if p.kind == "only_a" and p.a}
         self.both = replace(b, tensors={**b.tensors, **only})
 
@@ -252,43 +231,47 @@ class Compared:
 
     def comparison(self) -> dict[str, Any]:
         """The rows of `both`."""
-        origins = [(name, self.renamed.get(name, name)) for name in self.both]
-        rows: list[list[Any]] = [
-            [-1, [self._tensor(self.a[old])] if old in self.a else [], *self._kind(name)] for name, old in origins
-        ]
+        sources = {name: [self.a[old]] if (old := self._origin(name)) in self.a else [] for name in self.both}
+        rows = [self._row(name, -1, found) for name, found in sources.items()]
         return {"mode": "comparison", "rules": [], "rows": rows, "left": [], "missing": []}
 
     def conversion(self, before: Checkpoint) -> dict[str, Any]:
         """The rows of `b`; `a` is what the conversion gives of `before`."""
-        moved = self.a.moved
-        olds = {source: t for name, t in before.items() for source in before.sources(name)}
-        origins = {name: self.renamed.get(name, name) for name in self.b}
-        by = {n: moved.get(o) or (Move("", (o,)) if o in before else None) for n, o in origins.items()}
-        rules = list(dict.fromkeys(how.rule for how in by.values() if how))
-        used = {n for how in by.values() if how for n in how.sources}
+        originals = {source: t for name, t in before.items() for source in before.sources(name)}
+        moves = {name: self._move(self._origin(name), before) for name in self.b}
+        rules = list(dict.fromkeys(move.rule for move in moves.values() if move))
+        used = {n for move in moves.values() if move for n in move.sources}
         whys = {n: note.text for note in self.a.notes if note.kind in ("dropped", "skipped") for n in note.names}
-        rows: list[list[Any]] = [
-            [rules.index(how.rule), [self._tensor(olds[n]) for n in how.sources if n in olds], *self._kind(name)]
-            if how else [-1, [], *self._kind(name)]
-            for name, how in by.items()
-        ]  # fmt: skip
+        rows = list[Any]()
+        for name, move in moves.items():
+            sources = [originals[n] for n in move.sources if n in originals] if move else []
+            rows.append(self._row(name, rules.index(move.rule) if move else -1, sources))
+        left = {n: t for n, t in before.items() if used.isdisjoint(before.sources(n))}
+        hashes = _hashes(self.b)
         return {
             "mode": "conversion",
             "rules": [text(r) for r in rules],
             "rows": rows,
-            "left": [
-                [*self._tensor(t), whys.get(n, "")] for n, t in before.items() if used.isdisjoint(before.sources(n))
-            ],
-            "missing": [text(p.name) for p in self.pairs.values() if p.kind == "only_a" and p.name in moved],
-            "hashes": [hashes.get(n, "") for n in by] if (hashes := _hashes(self.b)) else [],
+            "left": [[*_described(t), whys.get(n, "")] for n, t in left.items()],
+            "missing": [text(p.name) for p in self.pairs.values() if p.kind == "only_a" and p.name in self.a.moved],
+            "hashes": [hashes.get(n, "") for n in moves] if hashes else [],
         }
 
-    def _kind(self, name: str) -> tuple[str, dict[str, Any] | None]:
+    def _origin(self, name: str) -> str:
+        """The name in `a` of a tensor of `b`."""
         pair = self.pairs.get(name)
-        return (pair.kind, _measures(pair)) if pair else ("equal", None)
+        return pair.a.name if pair and pair.kind == "renamed" and pair.a else name
 
-    def _tensor(self, t: Tensor) -> list[Any]:
-        return [text(t.name), str(t.dtype), list(t.shape)]
+    def _move(self, name: str, before: Checkpoint) -> Move | None:
+        return self.a.moved.get(name) or (Move("", (name,)) if name in before else None)
+
+    def _row(self, name: str, rule: int, sources: Iterable[Tensor]) -> list[Any]:
+        pair = self.pairs.get(name)
+        return [rule, [_described(t) for t in sources], pair.kind if pair else "equal", _measures(pair)]
+
+
+def _described(t: Tensor) -> list[Any]:
+    return [text(t.name), str(t.dtype), list(t.shape)]
 
 
 def _hashes(c: Checkpoint) -> dict[str, str]:
@@ -299,37 +282,31 @@ def _hashes(c: Checkpoint) -> dict[str, str]:
         return {}
 
 
-def _measures(pair: Difference) -> dict[str, Any] | None:
-    v = pair.values
+def _measures(pair: Difference | None) -> dict[str, Any] | None:
+    v = pair.values if pair else None
     if v is None:
         return None
-    return {
-        "differing": v.differing, "elements": v.elements, "first": list(v.first), "unpaired": v.unpaired,
-        "abs": number(v.max_abs), "relative": number(v.max_rel), "ulp": number(v.max_ulp), "change": number(v.change),
-        "norm": number(v.norm), "apart": number(v.apart),
-        "cosine": None if v.cosine is None else round(v.cosine, 12),
-    }  # fmt: skip
+    out = {key: number(getattr(v, name)) for key, name in MEASURED.items()}
+    return out | {"first": list(v.first), "cosine": None if v.cosine is None else round(v.cosine, 12)}
 
 
 def provenance(source: str, before: Checkpoint, target: str, after: Checkpoint) -> list[list[str]]:
     """What is known of how the second was made: formats, sizes, and what the file itself records."""
     out = [
-        [title, f"{name}: {c.format}, {many(len(c), 'tensor')}, {in_bytes(sum(t.nbytes for t in c.values()))}"]
+        [title, text(f"{name}: {c.format}, {many(len(c), 'tensor')}, {in_bytes(sum(t.nbytes for t in c.values()))}")]
         for title, name, c in (("Before", source, before), ("After", target, after))
     ]
-    if options := after.hashes.get(OPTIONS):
-        out.append(["Recorded", f"options {options:.2000}"])
-    if hashed := len(after.hashes) - bool(options):
-        out.append(["Content hashes in the file", f"{hashed:,}; `ckptconv verify {quote(target)}` checks them"])
-    return [[title, text(value)] for title, value in out]
+    options = after.hashes.get(OPTIONS)
+    return [*out, ["Recorded", text(f"options {options:.2000}")]] if options else out
 
 
 # --- a series -------------------------------------------------------------------------------------------------
 #
 # All checkpoints are read once, side by side: of each tensor a window of each is in memory, however large it is. What
-# is not finite on one side is not measured.
+# is not finite is not measured.
 
 ELEMENTS = 2**21  # of a tensor of all checkpoints together, in memory
+NUMERIC = "fiub"  # kinds of dtypes that have a norm
 LISTED = 1000  # names that came, went or were reshaped
 
 
@@ -347,21 +324,19 @@ def series(
     """The data of a page about the last checkpoint, with the way that led to it."""
     last = checkpoints[-1]
     apart = sum(t.nbytes for c in checkpoints for t in c.values()) if values else 0
+    done, tell = 0, progress or (lambda *_: None)
     whole = apart + sum(t.nbytes for t in last.values())
-    done = 0
 
     def look(name: str, sources: Sources) -> Moved | None:
         nonlocal done
-        found = moved([c.tensors.get(name) for c in checkpoints], sources)
-        done += sum(c.tensors[name].nbytes for c in checkpoints if name in c)
-        if progress:
-            progress(done, whole)
+        tensors = [c.tensors.get(name) for c in checkpoints]
+        found = moved(tensors, sources)
+        done += sum(t.nbytes for t in tensors if t)
+        tell(done, whole)
         return found
 
-    rows = each(last, look, workers) if values else []
-    later = (lambda n, _: progress(apart + n, whole)) if progress else None
-    data = survey(last, values=values, workers=workers, progress=later)
-    measured = {i: row for i, row in enumerate(rows) if row}
+    measured = {i: row for i, row in enumerate(each(last, look, workers) if values else ()) if row}
+    data = survey(last, values=values, workers=workers, progress=lambda size, _: tell(apart + size, whole))
     data["series"] = {
         "urls": [text(u) for u in urls],
         **{key: {i: getattr(row, key) for i, row in measured.items()} for key in Moved._fields},
@@ -373,66 +348,49 @@ def series(
 def moved(tensors: Sequence[Tensor | None], sources: Sources) -> Moved | None:
     """Measure one tensor of all checkpoints; None if it has no numbers. Those with another shape are left out."""
     last = tensors[-1]
-    if last is None or not last.count or last.dtype.kind not in "fiub":
+    if last is None or not last.count or last.dtype.kind not in NUMERIC:
         return None
-    alike = [k for k, t in enumerate(tensors) if t and t.shape == last.shape and t.dtype.kind in "fiub"]
-    many = len(tensors)
-    size, step, drift, base, start = (np.zeros(many) for _ in range(5))
+    alike = {k: t for k, t in enumerate(tensors) if t and t.shape == last.shape and t.dtype.kind in NUMERIC}
+    size, step, drift = ([math.nan if k not in alike else 0.0 for k in range(len(tensors))] for _ in range(3))
     with np.errstate(all="ignore"):
-        for blocks in _side_by_side([t for k, t in enumerate(tensors) if t and k in alike], sources):
-            for at, k in enumerate(alike):
-                size[k] += _square(blocks[at])
-                if at and alike[at - 1] == k - 1:
-                    _apart(blocks[at - 1], blocks[at], base, step, k)
-                if at and alike[0] == 0:
-                    _apart(blocks[0], blocks[at], start, drift, k)
+        for blocks in _side_by_side(alike, sources):
+            for k, block in blocks.items():
+                size[k] += _square(block)
+                step[k] += _square(block - blocks[k - 1]) if k - 1 in alike else math.nan
+                drift[k] += _square(block - blocks[0]) if 0 in alike else math.nan
+    later = range(1, len(tensors))
     return Moved(
-        [_root(size[k]) if k in alike else None for k in range(many)],
-        [_root(float(step[k]) / float(base[k])) if base[k] else None for k in range(1, many)],
-        [_root(float(drift[k]) / float(start[k])) if start[k] else None for k in range(1, many)],
+        [_root(x) for x in size],
+        [_root(step[k], size[k - 1]) for k in later],
+        [_root(drift[k], size[0]) for k in later],
     )
 
 
-def _side_by_side(tensors: Sequence[Tensor], sources: Sources) -> Iterator[list[Array]]:
+def _side_by_side(tensors: Mapping[int, Tensor], sources: Sources) -> Iterator[dict[int, Array]]:
+    """Windows of the same elements of each tensor, as float64."""
     step = max(2**12, ELEMENTS // len(tensors))
-    streams = [windows(t, sources, step * t.dtype.itemsize) for t in tensors]
+    streams = [windows(t, sources, step * t.dtype.itemsize) for t in tensors.values()]
     for raws in zip(*streams, strict=True):
-        yield [numbers(raw, t.dtype).astype(np.float64) for raw, t in zip(raws, tensors, strict=True)]
+        yield {k: numbers(raw, tensors[k].dtype).astype(np.float64) for k, raw in zip(tensors, raws, strict=True)}
 
 
 def _square(x: Array) -> float:
+    """The sum of the squares of what is finite."""
     found = float(np.square(x).sum())
     return found if math.isfinite(found) else float(np.square(x[np.isfinite(x)]).sum())
 
 
-def _apart(a: Array, b: Array, base: Array, gap: Array, k: int) -> None:
-    """Add the squares of a, and of b - a, where both are finite."""
-    d = b - a
-    squares = float(np.square(d).sum())
-    if not math.isfinite(squares):
-        finite = np.isfinite(d)
-        a, d = a[finite], d[finite]
-        squares = float(np.square(d).sum())
-    base[k] += float(np.square(a).sum())
-    gap[k] += squares
-
-
-def _root(x: float) -> float | None:
-    return float(f"{math.sqrt(x):.4g}") if math.isfinite(x) else None
+def _root(a: float, b: float = 1.0) -> float | None:
+    """The root of a / b; None if it cannot be measured."""
+    return float(f"{math.sqrt(a / b):.4g}") if b and math.isfinite(a) and math.isfinite(b) else None
 
 
 def _told(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
     """Which tensors came, went, and changed their shape on the way."""
-    came, gone, reshaped = list[list[Any]](), list[list[Any]](), list[list[Any]]()
-    for k in range(1, len(checkpoints)):
-        before, after = checkpoints[k - 1], checkpoints[k]
-        came += [[k, text(n)] for n in after if n not in before]
-        gone += [[k, text(n)] for n in before if n not in after]
-        reshaped += [
-            [k, text(n), list(before[n].shape), list(t.shape)]
-            for n, t in after.items() if n in before and before[n].shape != t.shape
-        ]  # fmt: skip
-    return {"came": came[:LISTED], "gone": gone[:LISTED], "reshaped": reshaped[:LISTED]}
-
-
-__all__ = ["Compared", "Moved", "moved", "number", "one", "provenance", "series", "shaded", "survey", "text"]
+    out: dict[str, list[Any]] = {"came": [], "gone": [], "reshaped": []}
+    for k, (before, after) in enumerate(pairwise(checkpoints), 1):
+        out["came"] += [[k, text(n)] for n in after if n not in before]
+        out["gone"] += [[k, text(n)] for n in before if n not in after]
+        both = [(n, list(before[n].shape), list(t.shape)) for n, t in after.items() if n in before]
+        out["reshaped"] += [[k, text(n), old, new] for n, old, new in both if old != new]
+    return {key: rows[:LISTED] for key, rows in out.items()}

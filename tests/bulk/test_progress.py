@@ -85,16 +85,6 @@ def test_shares_and_what_is_left(tmp_path: Path) -> None:
     assert ".ckptconv-zoo.2-of-2.jsonl" in words
 
 
-@pytest.mark.parametrize(("minutes", "drawn"), [((), 0), ((5, 5), 0), ((5, 6), 0), ((5, 7), 1), ((5, 5 + 60), 1)])
-def test_a_chart_of_two_bars_is_left_out(minutes: tuple[int, ...], drawn: int, tmp_path: Path) -> None:
-    ledger(tmp_path, *(entry(f"{n}", "done", ended=60 * m, seconds=n + 0.25) for n, m in enumerate(minutes)))
-    page = shown(str(tmp_path))
-    assert ("Over time" in " ".join(page.words)) == bool(drawn)
-    if minutes:
-        assert "250 ms" in page.words
-        assert "1.2 s" in page.words
-
-
 EVIL = "</style><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u202e\x1b[31m\ud800 {{ url }}"
 
 
