@@ -142,14 +142,16 @@ def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None
     row = get(format) if format else detect(url)
     if not row.reads:
         raise UsageError(f"the format {row.name} can be written but not read")
+    module = row.load()
     try:
         with uncollected():
-            return _alone(_apart(row.load().open(url, how)), url)
+            return _alone(_apart(module.open(url, how)), url)
     except StorageError:
         if format and format != INDEX and not exists(url) and exists(url + shard_index.SUFFIX):
             return open_checkpoint(url, how, format=INDEX)
         raise
-    except CkptError:
+    except CkptError as e:
+        e.url = e.url or url  # formats name another file only where they read several
         raise
     except (MemoryError, RecursionError) as e:
         raise CorruptCheckpoint(f"cannot be read as {row.name}: it is nested too deeply or too large", url=url) from e

@@ -260,7 +260,7 @@ def unpickled(size: int, read: Callable[[], bytes], url: str, opaque: bool, pack
 
     if size > MAX_PICKLE:
         raise CorruptCheckpoint(f"an array of objects in {size} bytes; at most {MAX_PICKLE} are unpickled", url=url)
-    value = pickle.load(read(), allowed={**PLAIN, **NUMPY}, opaque=opaque, url=url, packed=packed)
+    value = pickle.load(read(), allowed={**PLAIN, **NUMPY}, opaque=opaque, packed=packed)
     if not isinstance(value, PickledArray) or not isinstance(value.items, list):
         raise CorruptCheckpoint("claims to hold objects, but its pickle is not an array of objects", url=url)
     root = value.items[0] if value.shape == () else dict(enumerate(value.items))

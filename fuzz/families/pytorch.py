@@ -45,7 +45,7 @@ def torch_pickle(data: bytes, folder: Path) -> Laid:
         return Storage(kind, str(key), None, size)
 
     with suppress(Exception):  # only a rehearsal
-        load(data, allowed=TORCH, persistent_load=find, opaque=True, url="")
+        load(data, allowed=TORCH, persistent_load=find, opaque=True)
     parts = [(b"x/data.pkl", data), (b"x/version", b"3\n"), (b"x/byteorder", b"little")]
     parts += [(b"x/data/" + key.encode(), bytes(n)) for key, n in sizes.items()]
     (folder / "x.pt").write_bytes(zipped(parts))

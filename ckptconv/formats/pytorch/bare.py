@@ -83,15 +83,13 @@ def sniff(seen: Seen) -> int:
 def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
         if f.size > MAX_PICKLE:
-            raise CorruptCheckpoint(f"has {f.size} bytes; pickles are read whole, up to {MAX_PICKLE}", url=url)
+            raise CorruptCheckpoint(f"has {f.size} bytes; pickles are read whole, up to {MAX_PICKLE}")
         raw = f.read(0, f.size)
-    root = load(raw, allowed=TORCH | JOBLIB, opaque=how.opaque, url=url)
+    root = load(raw, allowed=TORCH | JOBLIB, opaque=how.opaque)
     paddle = url.endswith(PADDLE) or (isinstance(root, dict) and TABLE in root)
     if isinstance(root, dict):
         if SPLIT in root:
-            raise CorruptCheckpoint(
-                "arrays of over 1 GiB that Paddle split are not joined; save with protocol 4", url=url
-            )
+            raise CorruptCheckpoint("arrays of over 1 GiB that Paddle split are not joined; save with protocol 4")
         for name, value in root.items():
             root[name] = _named(value)
     found = checkpoint(root, len(raw), how, url=url, format="pickle")

@@ -45,42 +45,38 @@ def sniff(seen: Seen) -> int:
 
 def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
-        archive = enter(f) if b"archive_format" in b"".join(m.encode() for m in Seen(url).members) else None
-        if archive is None or WEIGHTS not in archive.members:
-            raise UnknownFormat(_other(archive), url=url)
-        raw = archive.pickle(f, WEIGHTS)
+        archive = enter(f) if any("archive_format" in m for m in Seen(url).members) else None
+        if archive is None:
+            raise UnknownFormat(
+                "is a torch.export program of torch before 2.8, which is not read; unpack it: its "
+                "serialized_state_dict.pt is a checkpoint"
+            )
+        if WEIGHTS not in archive.members:
+            raise UnknownFormat(
+                "is a compiled PyTorch package (AOTInductor) without a table of weights; take the checkpoint it was "
+                "made from"
+            )
+        raw = archive.pickle(WEIGHTS)
         tensors = _tensors(archive, raw, "data/weights")
         notes = []
         if CONSTANTS in archive.members:
-            others = _config(archive.pickle(f, CONSTANTS), url)
+            others = _config(archive.pickle(CONSTANTS), url)
             notes.append(Note("unread", "constants of the program, not in its state dict", tuple(others)))
     return checkpoint(tensors, len(raw), how, url=url, format="pt2", notes=[n for n in notes if n.names])
-
-
-def _other(archive: Archive | None) -> str:
-    """Why a .pt2 file has no table of weights."""
-    if archive is None:
-        return (
-            "is a torch.export program of torch before 2.8, which is not read; unpack it: its serialized_state_dict.pt "
-            "is a checkpoint"
-        )
-    return (
-        "is a compiled PyTorch package (AOTInductor) without a table of weights; take the checkpoint it was made from"
-    )
 
 
 def _config(raw: bytes, url: str) -> dict[str, Any]:
     table = parse_json(raw, url)
     config = table.get("config") if type(table) is dict else None
     if type(config) is not dict:
-        raise CorruptCheckpoint("its table of weights has no config", url=url)
+        raise CorruptCheckpoint("its table of weights has no config")
     return config
 
 
 def _tensors(archive: Archive, raw: bytes, folder: str) -> dict[str, View]:
     """A view for each name; names of one file share its storage."""
-    out, storages = {}, {}
-    for name, about in _config(raw, archive.url).items():
+    out, storages = {}, dict[str, Storage]()
+    for name, about in _config(raw, archive.f.url).items():
         try:
             path, meta = str(about["path_name"]), about["tensor_meta"]
             kind, layout, pickled = meta["dtype"], meta["layout"], about["use_pickle"]
@@ -88,22 +84,20 @@ def _tensors(archive: Archive, raw: bytes, folder: str) -> dict[str, View]:
             (offset,) = _numbers([meta["storage_offset"]])
         except (KeyError, TypeError, ValueError) as e:
             text = f"its table of weights has no proper entry for it: {type(e).__name__} {e}"
-            raise CorruptCheckpoint(text, url=archive.url, tensor=name) from None
+            raise CorruptCheckpoint(text, tensor=name) from None
         row = TYPES.get(kind) if type(kind) is int else None
         if row is None or layout != STRIDED or pickled:
             text = f"is stored in a way that is not read (dtype {kind}, layout {layout}{', pickled' * bool(pickled)})"
-            raise CorruptCheckpoint(text, url=archive.url, tensor=name)
-        member = archive.members.get(f"{folder}/{path}")
-        if member is None:
-            raise CorruptCheckpoint(f"its data {printable(path)} is missing", url=archive.url, tensor=name)
+            raise CorruptCheckpoint(text, tensor=name)
+        member = f"{folder}/{path}"
+        if member not in archive.members:
+            raise CorruptCheckpoint(f"its data {printable(path)} is missing", tensor=name)
         if path not in storages:
-            stored = StorageType(row.name, row, row.itemsize * 8)
-            whole = archive.member(f"{folder}/{path}", member.size)
-            storages[path] = Storage(stored, path, whole, member.size, swapped=archive.swapped)
+            type_ = StorageType(row.name, row, row.itemsize * 8)
+            data, size = archive.member(member), archive.members[member].size
+            storages[path] = Storage(type_, path, data, size, swapped=archive.swapped)
         if archive.swapped and storages[path].type.row != row:
-            raise CorruptCheckpoint(
-                "shares big-endian data with a tensor of another dtype", url=archive.url, tensor=name
-            )
+            raise CorruptCheckpoint("shares big-endian data with a tensor of another dtype", tensor=name)
         out[name] = look(storages[path], TorchType(row.torch or row.name, row), offset, sizes, strides)
     return out
 

@@ -48,9 +48,10 @@ class Machine:
 
     def __init__(
         self, data: bytes, start: int, allowed: Table, persistent: Callable[[Any], Any] | None,
-        opaque: bool | tuple[str, ...], url: str | None, packed: int | None = None,
+        opaque: bool | tuple[str, ...], packed: int | None, partial: bool,
     ) -> None:  # fmt: skip
-        self.data, self.at, self.url = data, start, url
+        self.data, self.at = data, start
+        self.ending = Truncated if partial else CorruptCheckpoint
         self.allowed, self.persistent, self.opaque = allowed, persistent, opaque
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []
@@ -68,12 +69,11 @@ class Machine:
             raise UnsafeCheckpoint(
                 f"it names {what} that a checkpoint of plain tensors does not need; "
                 "none was imported or run; opaque=True reads the tensors and keeps these as inert placeholders:\n"
-                f"{listing(self.unknown, MAX_LISTED)}",
-                url=self.url,
+                f"{listing(self.unknown, MAX_LISTED)}"
             )
 
-    def short(self, need: int) -> Truncated:
-        return Truncated(f"the pickle ends early: {need} bytes are needed at {self.at}", url=self.url)
+    def short(self, need: int) -> CorruptCheckpoint:
+        return self.ending(f"the pickle ends early: {need} bytes are needed at {self.at}")
 
     def take(self, size: int) -> bytes:
         """The next `size` bytes."""
@@ -89,7 +89,7 @@ class Machine:
         if end < 0:
             if self.at + MAX_NAME > len(self.data):
                 raise self.short(MAX_NAME)
-            raise CorruptCheckpoint(f"a global at byte {self.at} has no end", url=self.url)
+            raise CorruptCheckpoint(f"a global at byte {self.at} has no end")
         piece = self.data[self.at : end]
         self.at = end + 1
         return piece.decode("utf-8")
@@ -98,16 +98,16 @@ class Machine:
         """The values pushed since the last MARK."""
         items = self.stack
         if not self.below:
-            raise CorruptCheckpoint(f"no MARK is open at byte {self.at}", url=self.url)
+            raise CorruptCheckpoint(f"no MARK is open at byte {self.at}")
         self.stack = self.below.pop()
         return items
 
     def find(self, module: object, name: object) -> Any:
         """The table's entry for a global, or a placeholder."""
         if type(module) is not str or type(name) is not str:
-            raise CorruptCheckpoint(f"a global at byte {self.at} is not named by strings", url=self.url)
+            raise CorruptCheckpoint(f"a global at byte {self.at} is not named by strings")
         if len(module) + len(name) > 2 * MAX_NAME:
-            raise CorruptCheckpoint(f"a global at byte {self.at} has a name without end", url=self.url)
+            raise CorruptCheckpoint(f"a global at byte {self.at} has a name without end")
         found = self.allowed.get((module, name), self)
         if found is not self:
             return found
@@ -119,29 +119,27 @@ class Machine:
     def call(self, what: Any, args: Any, named: Any = None, *, new: bool = False) -> Any:
         """REDUCE and NEWOBJ: run our function for an allowed global, record the arguments for an unknown one."""
         if type(args) is not tuple:
-            raise CorruptCheckpoint(f"a call at byte {self.at} has no tuple of arguments", url=self.url)
+            raise CorruptCheckpoint(f"a call at byte {self.at} has no tuple of arguments")
         self.contain()
         if type(what) is Known:
             run = what.new if new else what.call
             if run is None or named:
                 how = " by NEWOBJ" if new and what.call else ""
-                raise UnsafeCheckpoint(
-                    f"{what.path} is called{how} at byte {self.at}; it is only a name here", url=self.url
-                )
+                raise UnsafeCheckpoint(f"{what.path} is called{how} at byte {self.at}; it is only a name here")
             self.charge(args)
             return run(*args)
         if type(what) is Inert:
             args = args if what.args is None else (what, *args)
             return Inert(what.path, (args, named) if named else args)
-        raise UnsafeCheckpoint(f"a {type(what).__name__} is called at byte {self.at}", url=self.url)
+        raise UnsafeCheckpoint(f"a {type(what).__name__} is called at byte {self.at}")
 
     def charge(self, values: tuple[Any, ...]) -> None:
         """Count the elements that a call may copy or visit."""
         if len(values) > MAX_ARGUMENTS:
-            raise UnsafeCheckpoint(f"a call at byte {self.at} has {len(values)} arguments", url=self.url)
+            raise UnsafeCheckpoint(f"a call at byte {self.at} has {len(values)} arguments")
         self.room -= sum([len(v) for v in values if type(v) in SIZED])
         if self.room < 0:
-            raise UnsafeCheckpoint(f"the pickle uses the same values over and over (byte {self.at})", url=self.url)
+            raise UnsafeCheckpoint(f"the pickle uses the same values over and over (byte {self.at})")
 
     def key(self, value: Any) -> Any:
         """Refuse keys of dictionaries and sets unless they are small and acyclic."""
@@ -150,34 +148,32 @@ class Machine:
             one, budget = todo.pop(), budget - 1
             text -= len(one) if type(one) is str or type(one) is bytes else 0
             if budget < 0 or text < 0:
-                raise UnsafeCheckpoint(f"a key at byte {self.at} is nested too deeply", url=self.url)
+                raise UnsafeCheckpoint(f"a key at byte {self.at} is nested too deeply")
             if type(one) is tuple or type(one) is frozenset:
                 todo.extend(list(one)[: MAX_KEY + 1])
             elif type(one) not in SCALARS and type(one) is not Inert and type(one) is not Known:
                 kind = type(one).__name__
-                raise CorruptCheckpoint(f"a {kind} cannot be a key (byte {self.at})", url=self.url)
+                raise CorruptCheckpoint(f"a {kind} cannot be a key (byte {self.at})")
         return value
 
     def put(self, index: int) -> None:
         self.memo[index] = self.stack[-1]
         if len(self.memo) > self.memos:
-            raise UnsafeCheckpoint(f"the pickle memorises more than {self.memos} values", url=self.url)
+            raise UnsafeCheckpoint(f"the pickle memorises more than {self.memos} values")
 
     def contain(self) -> None:
         """Count a container, or an object; the number that a pickle may have is bounded by its size."""
         self.containers -= 1
         if self.containers < 0:
-            raise UnsafeCheckpoint(
-                "the pickle makes containers and objects without end, with nothing in them", url=self.url
-            )
+            raise UnsafeCheckpoint("the pickle makes containers and objects without end, with nothing in them")
 
     def assign(self, target: Any, pairs: list[Any]) -> None:
         if len(pairs) % 2:
-            raise CorruptCheckpoint(f"a key without a value at byte {self.at}", url=self.url)
+            raise CorruptCheckpoint(f"a key without a value at byte {self.at}")
         if type(target) is Inert:
             target = target.pairs
         elif type(target) is not dict and type(target) is not Ordered:
-            raise CorruptCheckpoint(f"items are set on a {type(target).__name__} at byte {self.at}", url=self.url)
+            raise CorruptCheckpoint(f"items are set on a {type(target).__name__} at byte {self.at}")
         for i in range(0, len(pairs), 2):
             name = pairs[i]
             target[name if type(name) is str else self.key(name)] = pairs[i + 1]
@@ -188,7 +184,7 @@ class Machine:
         elif type(target) is list:
             target.extend(items)
         else:
-            raise CorruptCheckpoint(f"items are appended to a {type(target).__name__} at byte {self.at}", url=self.url)
+            raise CorruptCheckpoint(f"items are appended to a {type(target).__name__} at byte {self.at}")
 
     def build(self, target: Any, state: Any) -> Any:
         """BUILD: attributes of an OrderedDict, the state of a placeholder, or what our own stub makes of it."""
@@ -196,9 +192,7 @@ class Machine:
             return target.inline(state, self.take)
         if type(target) is Inert:
             if target.state is not None:
-                raise UnsafeCheckpoint(
-                    f"{printable(brief(target.path))} is given a second state at byte {self.at}", url=self.url
-                )
+                raise UnsafeCheckpoint(f"{printable(brief(target.path))} is given a second state at byte {self.at}")
             target.state = state
         elif type(target) is Ordered and type(state) in (dict, Ordered):
             self.charge((state,))
@@ -208,7 +202,7 @@ class Machine:
             target.build(state)
         else:
             kinds = f"a {type(target).__name__} is given a {type(state).__name__} as its state"
-            raise CorruptCheckpoint(f"{kinds} at byte {self.at}", url=self.url)
+            raise CorruptCheckpoint(f"{kinds} at byte {self.at}")
         return target
 
 
@@ -244,14 +238,14 @@ def _build(m: Machine) -> None:
 
 def _persistent(m: Machine) -> None:
     if m.persistent is None:
-        raise CorruptCheckpoint(f"a persistent id at byte {m.at}, which nothing here can resolve", url=m.url)
+        raise CorruptCheckpoint(f"a persistent id at byte {m.at}, which nothing here can resolve")
     m.stack[-1] = m.persistent(m.stack[-1])
 
 
 def _proto(m: Machine) -> None:
     (version,) = m.take(1)
     if not 2 <= version <= 5:
-        raise CorruptCheckpoint(f"pickle protocol {version}; 2 to 5 can be read", url=m.url)
+        raise CorruptCheckpoint(f"pickle protocol {version}; 2 to 5 can be read")
 
 
 def _frame(m: Machine) -> None:
@@ -265,7 +259,7 @@ def _mark(m: Machine) -> None:
     m.below.append(m.stack)
     m.stack = []
     if len(m.below) > MAX_STACK:
-        raise UnsafeCheckpoint(f"the pickle nests more than {MAX_STACK} marks", url=m.url)
+        raise UnsafeCheckpoint(f"the pickle nests more than {MAX_STACK} marks")
 
 
 def _tuple(m: Machine) -> None:
@@ -276,7 +270,7 @@ def _tuple(m: Machine) -> None:
 def _tuple_of(size: int) -> Callable[[Machine], None]:
     def op(m: Machine) -> None:
         if len(m.stack) < size:
-            raise CorruptCheckpoint(f"the stack is empty at byte {m.at}", url=m.url)
+            raise CorruptCheckpoint(f"the stack is empty at byte {m.at}")
         m.stack[-size:] = [tuple(m.stack[-size:])]
 
     return op
@@ -286,7 +280,7 @@ def _push(make: Callable[[], Any]) -> Callable[[Machine], None]:
     def op(m: Machine) -> None:
         m.stack.append(make())
         if len(m.stack) > MAX_STACK:
-            raise UnsafeCheckpoint(f"the pickle stacks more than {MAX_STACK} values", url=m.url)
+            raise UnsafeCheckpoint(f"the pickle stacks more than {MAX_STACK} values")
 
     return op
 
@@ -317,7 +311,7 @@ def _long(width: int) -> Callable[[Machine], None]:
     def op(m: Machine) -> None:
         size = int.from_bytes(m.take(width), "little")
         if size > MAX_LONG:
-            raise UnsafeCheckpoint(f"an integer of {size} bytes at byte {m.at}", url=m.url)
+            raise UnsafeCheckpoint(f"an integer of {size} bytes at byte {m.at}")
         m.stack.append(int.from_bytes(m.take(size), "little", signed=True))
 
     return op
@@ -402,7 +396,7 @@ def _additems(m: Machine) -> None:
     elif type(target) is Inert:
         target.items.extend(items)
     else:
-        raise CorruptCheckpoint(f"members are added to a {type(target).__name__} at byte {m.at}", url=m.url)
+        raise CorruptCheckpoint(f"members are added to a {type(target).__name__} at byte {m.at}")
 
 
 def _frozenset(m: Machine) -> None:
@@ -436,21 +430,11 @@ REFUSED = {
 MAX_STEPS = 2**25  # opcodes; a million tensors need about 30 each
 
 
-def load(
-    data: bytes,
-    *,
-    allowed: Table | None = None,
-    persistent_load: Callable[[Any], Any] | None = None,
-    opaque: bool | tuple[str, ...] = False,
-    url: str | None = None,
-    packed: int | None = None,
-) -> Any:
+def load(data: bytes, **options: Any) -> Any:
     """Interpret one pickle, which must fill `data`; see `load_some` for the options."""
-    value, end = load_some(
-        data, allowed=allowed, persistent_load=persistent_load, opaque=opaque, url=url, packed=packed
-    )
+    value, end = load_some(data, **options)
     if end != len(data):
-        raise UnsafeCheckpoint(f"{len(data) - end} bytes follow the end of the pickle at {end}", url=url)
+        raise UnsafeCheckpoint(f"{len(data) - end} bytes follow the end of the pickle at {end}")
     return value
 
 
@@ -458,38 +442,35 @@ def load_some(
     data: bytes,
     start: int = 0,
     *,
-    allowed: Table | None = None,
+    allowed: Table = PLAIN,
     persistent_load: Callable[[Any], Any] | None = None,
     opaque: bool | tuple[str, ...] = False,
-    url: str | None = None,
     partial: bool = False,
     packed: int | None = None,
 ) -> tuple[Any, int]:
     """Interpret the pickle at `start`; return its value and where it ends.
 
-    allowed: (module, name) -> `Known` or a constant; `PLAIN` if not given.
+    allowed: (module, name) -> `Known` or a constant.
     persistent_load: what a persistent id stands for.
     opaque: True, every unknown global may stay an `Inert`; a tuple of names, only those of these packages.
     packed: how many bytes of a file these are, if they were compressed: what is made is in proportion to that.
     partial: `data` is only the beginning of something longer: raise `Truncated` where it does not suffice.
     Raises UnsafeCheckpoint with all globals that are not allowed, and CorruptCheckpoint.
     """
-    machine = Machine(data, start, PLAIN if allowed is None else allowed, persistent_load, opaque, url, packed)
+    machine = Machine(data, start, allowed, persistent_load, opaque, packed, partial)
     try:
         value = _run(machine)
-    except CkptError as e:
-        if not (partial and isinstance(e, Truncated)):
-            machine.complain()
-        if isinstance(e, Truncated) and not partial:
-            raise CorruptCheckpoint(e.message, url=url) from None
-        e.url = e.url or url
+    except Truncated:
+        raise
+    except CkptError:
+        machine.complain()
         raise
     except (TypeError, ValueError, AttributeError, LookupError, OverflowError, struct.error) as e:
         if partial and machine.at >= len(data):
-            raise Truncated("the pickle goes on", url=url) from e
+            raise machine.short(1) from e
         machine.complain()
         why = shown(e.args[0]) if isinstance(e, KeyError) and e.args else e
-        raise CorruptCheckpoint(f"the pickle is damaged before byte {machine.at}: {why}", url=url) from e
+        raise CorruptCheckpoint(f"the pickle is damaged before byte {machine.at}: {why}") from e
     machine.complain()
     return value, machine.at
 
@@ -506,16 +487,16 @@ def _run(m: Machine) -> Any:
         if do is None:
             return _end(m, op)
         do(m)
-    raise UnsafeCheckpoint(f"the pickle has more than {MAX_STEPS} steps", url=m.url)
+    raise UnsafeCheckpoint(f"the pickle has more than {MAX_STEPS} steps")
 
 
 def _end(m: Machine, op: int) -> Any:
     """Return the value on STOP, refuse anything else."""
     if op == 0x2E:
         if len(m.stack) != 1 or m.below:
-            raise CorruptCheckpoint(f"the pickle ends at byte {m.at} with an untidy stack", url=m.url)
+            raise CorruptCheckpoint(f"the pickle ends at byte {m.at} with an untidy stack")
         return m.stack[0]
     where = f"at byte {m.at - 1} of the pickle"
     if op in REFUSED:
-        raise UnsafeCheckpoint(f"opcode {REFUSED[op]} {where}: no checkpoint needs it", url=m.url)
-    raise CorruptCheckpoint(f"byte {op:#04x} {where} is not an opcode", url=m.url)
+        raise UnsafeCheckpoint(f"opcode {REFUSED[op]} {where}: no checkpoint needs it")
+    raise CorruptCheckpoint(f"byte {op:#04x} {where} is not an opcode")

@@ -22,6 +22,7 @@ Specification: torch/_utils.py, torch/_tensor.py, torch/_weights_only_unpickler.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...dtypes import DTYPES, DType
@@ -48,8 +49,13 @@ class StorageType(NamedTuple):
     def quantised(self) -> bool:
         return self.name.startswith(("QInt", "QUInt"))
 
+    def nbytes(self, count: int) -> int:
+        """The bytes of `count` elements."""
+        return -(-count * self.bits // 8)
 
-class Storage(NamedTuple):
+
+@dataclass(eq=False, slots=True)
+class Storage:
     """One piece of stored data: `size` bytes of elements of `type` from element `start` on (old views of storages)."""
 
     type: StorageType
@@ -58,6 +64,18 @@ class Storage(NamedTuple):
     size: int  # bytes
     start: int = 0
     swapped: bool = False
+
+
+def storage_id(pid: Any, size: int) -> tuple[StorageType, str, int]:
+    """The class, key and count of a persistent id ("storage", class, key, location, count) of so many parts."""
+    if type(pid) is not tuple or len(pid) != size or pid[0] != "storage":
+        raise CorruptCheckpoint(f"a persistent id is {shown(pid)}, not a storage")
+    _, kind, key, _, count = pid[:5]
+    key = str(key) if type(key) is int else key
+    proper = type(kind) is StorageType and type(key) is str and len(key) <= MAX_STORAGE_KEY
+    if not proper or type(count) is not int or count < 0:
+        raise CorruptCheckpoint(f"a storage is described by {shown(pid)}")
+    return kind, key, count
 
 
 class View(NamedTuple):
@@ -138,6 +156,7 @@ class Hollow:
             raise UnsafeCheckpoint(f"an empty tensor is given the state {shown(state)}")
 
 
+MAX_STORAGE_KEY = 200  # characters; torch counts from "0" on
 UNTYPED = StorageType("UntypedStorage", None, 8)
 BYTE = DTYPES["uint8"]
 

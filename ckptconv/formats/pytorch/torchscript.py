@@ -28,17 +28,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ...checkpoint import Checkpoint, Details, Note
-from ...errors import CorruptCheckpoint, NameCollision
-from ...messages import listing
+from ...checkpoint import Checkpoint, Note
+from ...errors import CorruptCheckpoint
 from ...storage.files import Reader, Seen
-from ...storage.ranges import Ranges
 from ..table import Reading
 from ..zip import contents
-from .archive import Archive, claim, enter
+from .archive import PICKLE, Archive, claim, enter
 from .flatten import checkpoint
-from .globals import TORCH
-from .pickle import load
 from .values import SCALARS, Inert, Ordered
 from .walk import GROUPS
 
@@ -57,21 +53,21 @@ class Names(NamedTuple):
 class Classes:
     """The classes of an archive, of which each file is read once, when one of its classes occurs."""
 
-    def __init__(self, archive: Archive, f: Ranges, salvage: bool) -> None:
-        self.archive, self.f, self.salvage = archive, f, salvage
+    def __init__(self, archive: Archive, salvage: bool) -> None:
+        self.archive, self.salvage = archive, salvage
         self.damaged: list[str] = []
         self.left = MAX_CODE
         self.files: dict[str, dict[str, Names | None]] = {}
-        self.found: dict[str, tuple[bool, Names | None]] = {}
+        self.modules = False  # whether one of the classes that were asked for is a module
 
-    def of(self, path: str) -> tuple[bool, Names | None]:
+    def get(self, path: str) -> tuple[bool, Names | None]:
         """Whether a class is known; and the names of its parameters and buffers, or None if it is not a module."""
-        if path not in self.found:
-            module, _, name = path.rpartition(".")
-            if module not in self.files:
-                self.files[module] = listed(self._text(f"code/{module.replace('.', '/')}.py"))
-            self.found[path] = name in self.files[module], self.files[module].get(name)
-        return self.found[path]
+        module, _, name = path.rpartition(".")
+        if module not in self.files:
+            self.files[module] = listed(self._text(f"code/{module.replace('.', '/')}.py"))
+        names = self.files[module].get(name)
+        self.modules = self.modules or names is not None
+        return name in self.files[module], names
 
     def _text(self, file: str) -> str:
         m = self.archive.members.get(file)
@@ -79,7 +75,7 @@ class Classes:
             return ""
         self.left -= m.size
         try:
-            return b"".join(contents(self.f, m)).decode("utf-8", "replace")
+            return b"".join(contents(self.archive.f, m)).decode("utf-8", "replace")
         except CorruptCheckpoint:
             if not self.salvage:
                 raise
@@ -103,7 +99,7 @@ def sort(root: Any, classes: Classes) -> bool:
     made: list[tuple[Inert, dict[Any, Any]]] = []
     seen, some = set[int](), False
     for thing in _recorded(root):
-        state, names = thing.state, classes.of(thing.path)[1]
+        state, names = thing.state, classes.get(thing.path)[1]
         if type(state) is not dict or names is None or any(g in state for g in GROUPS) or id(state) in seen:
             continue
         seen.add(id(state))  # torch writes one for each object; to copy it for each that names it has no bound
@@ -126,7 +122,7 @@ def _is_module(value: Any, classes: Classes) -> bool:
     """Whether an attribute may be a module: an object of a class that is one, or is not known."""
     if type(value) is not Inert or value.args is None:
         return False
-    known, names = classes.of(value.path)
+    known, names = classes.get(value.path)
     return not known or names is not None
 
 
@@ -146,6 +142,7 @@ def _recorded(root: Any) -> Iterator[Inert]:
 
 
 SCRIPT = ("__torch__",)
+CONSTANTS = "constants.pkl"
 
 
 def sniff(seen: Seen) -> int:
@@ -156,45 +153,25 @@ def open(url: str, how: Reading) -> Checkpoint:
     foreign: bool | tuple[str, ...] = True if how.opaque else SCRIPT
     with Reader(url) as f:
         archive = enter(f, salvage=how.salvage)
-        made, notes = [], list[Note]()
-        for name, folder in (("data", "data"), ("constants", "constants")):
-            if name + ".pkl" not in archive.members and name == "constants":
-                continue
-            raw, packed = archive.pickle(f, name + ".pkl"), archive.packed(name + ".pkl")
-            find = archive.storage(folder)
-            value = load(raw, allowed=TORCH, persistent_load=find, opaque=foreign, url=url, packed=packed)
-            classes = Classes(archive, f, how.salvage)
-            only = not sort(value, classes) and any(names for _, names in classes.found.values())
-            value = value if name == "data" else {"constants": value}
-            made.append(checkpoint(value, packed, how, url=url, format="torchscript", quiet=True))
-            if only and len(made[-1]):
-                text = "attributes of modules without any parameters or buffers, whose state_dict() is empty"
-                notes.append(Note("assumed", text, tuple(made[-1])))
-            if classes.damaged:
-                text = "cannot be read, so attributes that are not in the state_dict() may be among the tensors"
-                notes.append(Note("damaged", text, tuple(classes.damaged)))
-    notes += archive.notes()
-    if archive.cut and "constants.pkl" not in archive.members:
-        notes.append(Note("damaged", "lost with the end of the file", ("constants.pkl",)))
-    return _joined(made, notes)
-
-
-def _joined(made: list[Checkpoint], notes: list[Note]) -> Checkpoint:
-    """Attributes first, then constants."""
-    tensors = {name: t for c in made for name, t in c.items()}
-    clashes = [name for name in made[-1] if name in made[0]] if len(made) > 1 else []
-    if clashes:
-        raise NameCollision(f"attributes and constants of the same names:\n{listing(clashes)}", url=made[0].urls[0])
-    if len(made) > 1 and len(made[1]):
-        text = "unnamed constants of the code; in a frozen module these are the weights"
-        notes = [*notes, Note("assumed", text, tuple(made[1]))]
-    details = Details()
-    for c in made:
-        details |= c.details
-    return replace(
-        made[0],
-        tensors=tensors,
-        ties=tuple(group for c in made for group in c.ties),
-        notes=(*notes, *(n for c in made for n in c.notes)),
-        details=details,
+        classes = Classes(archive, how.salvage)
+        root = archive.load(PICKLE, opaque=foreign)
+        only = not sort(root, classes) and classes.modules
+        size, constants = archive.members[PICKLE].packed, None
+        if CONSTANTS in archive.members:
+            constants = archive.load(CONSTANTS, "constants", foreign)
+            sort(constants, classes)
+            size += archive.members[CONSTANTS].packed
+    notes = archive.notes()
+    if archive.cut and constants is None:
+        notes.append(Note("damaged", "lost with the end of the file", (CONSTANTS,)))
+    if classes.damaged:
+        text = "cannot be read, so attributes that are not in the state_dict() may be among the tensors"
+        notes.append(Note("damaged", text, tuple(classes.damaged)))
+    made = checkpoint(root, size, how, url=url, format="torchscript", notes=notes, quiet=True, constants=constants)
+    unnamed = tuple(name for name in made if constants is not None and name.startswith("constants."))
+    plain = tuple(name for name in made if name not in unnamed) if only else ()
+    more = (
+        Note("assumed", "attributes of modules without any parameters or buffers, whose state_dict() is empty", plain),
+        Note("assumed", "unnamed constants of the code; in a frozen module these are the weights", unnamed),
     )
+    return replace(made, notes=(*(note for note in more if note.names), *made.notes))

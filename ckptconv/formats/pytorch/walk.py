@@ -12,7 +12,7 @@ bound, are met and do not trap.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final, Literal, NamedTuple
 
 from ...checkpoint import Note, Role
@@ -79,27 +79,22 @@ def has_parameters(thing: Inert) -> bool:
     return any("_parameters" in part and "_modules" in part for part in states(thing))
 
 
-def of_module(thing: Inert) -> Iterator[tuple[str, Any, WalkRole]]:
-    """The contents of a module's state_dict(), in its order; then its other attributes."""
+def contents(thing: Inert) -> Iterator[tuple[str, Any, WalkRole]]:
+    """The attributes of an object, its items, and its arguments other than scalars.
+
+    Of a module first what is in its state_dict(), in its order.
+    """
+    rest: WalkRole = ATTRIBUTE if has_parameters(thing) else ""
     for part in states(thing):
+        groups = {g: part[g] for g in GROUPS if rest and type(part.get(g)) in (dict, Ordered)}
         transient = part.get("_non_persistent_buffers_set")
         left: Any = transient if type(transient) in (set, frozenset) else ()
-        groups = {g: part[g] for g in GROUPS if type(part.get(g)) in (dict, Ordered)}
         for group, inside in groups.items():
             for key, value in inside.items():
                 if value is not None:
                     yield segment(key), value, ATTRIBUTE if group == "_buffers" and key in left else ""
-        for key, value in part.items():
-            if key not in groups and segment(key) not in _NOISE:
-                yield segment(key), value, ATTRIBUTE
-    yield from ((name, value, ATTRIBUTE) for name, value in _items(thing))
-
-
-def of_object(thing: Inert) -> Iterator[tuple[str, Any, WalkRole]]:
-    """The attributes of an object, its items, and its arguments other than scalars."""
-    for part in states(thing):
-        yield from ((segment(k), v, "") for k, v in part.items() if segment(k) not in _NOISE)
-    yield from ((name, value, "") for name, value in _items(thing))
+        yield from ((segment(k), v, rest) for k, v in part.items() if k not in groups and segment(k) not in _NOISE)
+    yield from ((name, value, rest) for name, value in _items(thing))
 
 
 def _items(thing: Inert) -> Iterator[tuple[str, Any]]:
@@ -169,10 +164,9 @@ class Leaf(NamedTuple):
 class Walk:
     """One walk through nested containers, bounded in depth and in visits."""
 
-    def __init__(self, size: int, url: str) -> None:
+    def __init__(self, size: int) -> None:
         self.left, self.room, self.values = 2**14, 2**20, 2**16
         self.allow(size)
-        self.url = url
         self.open: set[int] = set()
         self.cyclic: list[str] = []
         self.inert: dict[str, None] = {}
@@ -201,11 +195,11 @@ class Walk:
             yield from self.leaf(name if depth else "tensor", value, role, top)
             return
         self.open.add(id(value))
-        within = Within(value, role, depth)
+        role_of_child = _roles(value, role, depth)
         for key, child, own_role in children:
             child_name = f"{name}.{key}" if depth else key
             self.name(child_name)
-            child_role = within.role(key, child, own_role)
+            child_role = role_of_child(key, child, own_role)
             if type(child) is View and child_role != ATTRIBUTE:  # the common case, without another generator
                 self.left -= 1
                 yield Leaf(child_name, child, _plain(child_role), top or key)
@@ -217,13 +211,13 @@ class Walk:
         """Count values that are looked at, which may occur at several places."""
         self.left -= count
         if self.left < 0 or depth > MAX_DEPTH:
-            raise UnsafeCheckpoint("its containers are nested or shared without bound", url=self.url)
+            raise UnsafeCheckpoint("its containers are nested or shared without bound")
 
     def name(self, name: str, times: int = 1) -> None:
         """Count the characters of a name, which may be that of several tensors."""
         self.room -= len(name) * times
         if self.room < 0:
-            raise UnsafeCheckpoint("the names of its containers are repeated without bound", url=self.url)
+            raise UnsafeCheckpoint("the names of its containers are repeated without bound")
 
     def leaf(self, name: str, value: Any, role: WalkRole, top: str) -> Iterator[Leaf]:
         """Yield one leaf, or none if it is left out or refused."""
@@ -237,7 +231,7 @@ class Walk:
             self.values -= PIECES
         self.values -= type(value) not in TENSORS
         if self.values < 0:
-            raise UnsafeCheckpoint("it holds values without end that are not plain tensors", url=self.url)
+            raise UnsafeCheckpoint("it holds values without end that are not plain tensors")
         if role == ATTRIBUTE and type(value) in TENSORS:
             self.attributes.append((name, value))
         else:
@@ -275,7 +269,7 @@ class Walk:
     def recorded(self, thing: Inert) -> list[tuple[str, Any, WalkRole]] | None:
         """The contents of a recorded object."""
         self.visit(extent(thing))
-        found = list(of_module(thing) if has_parameters(thing) else of_object(thing)) or None
+        found = list(contents(thing)) or None
         if found or thing.path not in HARMLESS:
             self.inert[thing.path] = None
         return found
@@ -302,7 +296,7 @@ class Walk:
         if self.refused:
             raise UnsafeCheckpoint(
                 "it holds tensors of kinds that are not read; save them as full, plain tensors:\n"
-                f"{listing(self.refused)}", url=self.url,
+                f"{listing(self.refused)}",
             )  # fmt: skip
         if self.cyclic:
             text = "containers that hold themselves, left out where they repeat"
@@ -344,45 +338,39 @@ def is_plain(value: Any) -> bool:
 # --- roles --------------------------------------------------------------------------------------------------------
 
 
-class Within:
-    """What the children of a container are for, by their keys and by what lies beside them.
+def _roles(value: Any, settled: WalkRole, depth: int) -> Callable[[str, Any, WalkRole], WalkRole]:
+    """What the children of a container are for, by their keys, what lies beside them, and the roles that they have.
 
     A module says nothing: its keys are names of submodules. Nor does a key that is the whole name of a weight: of the
     root, only its containers are entries; under a key with dots, a list or tuple is a weight (`fc._packed_params`).
     Counters of wrappers are known by all that the wrapper writes.
     """
+    named, beside = not is_module(value), set[str]()
+    root = named and not depth
+    if settled in ("", WEIGHT):
+        slots = type(value) in (dict, Ordered) and "param_groups" in value and "state" in value
+        settled = "slot" if slots else settled if named else ""
+    steps = _counters(value) if settled in ("", WEIGHT) else ()
+    if named and not settled:
+        beside = _groups(value, TELLING)
+        parts = _maps(value) if depth < MODELS else []
+        if any(_counts_as_model(key, child, depth) for part in parts for key, child in part.items()):
+            beside.add(BESIDE)
 
-    def __init__(self, value: Any, role: WalkRole, depth: int) -> None:
-        keyed = type(value) in (dict, Ordered)
-        self.named = not is_module(value)
-        self.root = not depth and self.named
-        self.settled = role
-        if role in ("", WEIGHT):
-            slots = keyed and "param_groups" in value and "state" in value
-            self.settled = "slot" if slots else role if self.named else ""
-        self.beside: set[str] = set()
-        if not self.settled and self.named:
-            self.beside = _groups(value, TELLING)
-            parts = _maps(value) if depth < MODELS else []
-            if any(_counts_as_model(key, child, depth) for part in parts for key, child in part.items()):
-                self.beside.add(BESIDE)
-        self.counters = _counters(value) if self.settled in ("", WEIGHT) else ()
-
-    def role(self, key: str, child: Any, own: WalkRole) -> WalkRole:
-        role = self.settled or own or (self._of(key, child) if self.named else "")
-        if key in self.counters and type(child) in TENSORS:
-            return "step"
-        return "step" if role == "slot" and key in STEPS and type(child) in TENSORS else role
-
-    def _of(self, key: str, child: Any) -> WalkRole:
+    def by_key(key: str, child: Any) -> WalkRole:
         if type(child) in CONTAINERS:
             keyed = type(child) in (dict, Ordered)
             inside = child if keyed else {k for part in _maps(child) for k in FLAX_STATE if k in part}
-            entry = self.root and key not in TELLING and (keyed or "." not in key)
-            return of_group(key, inside, self.beside) or (role_of(key) if entry else "")
-        if self.root and "rng_state" in key and "." not in key:
-            return "state"
-        return of_leaf(key, self.beside)
+            entry = root and key not in TELLING and (keyed or "." not in key)
+            return of_group(key, inside, beside) or (role_of(key) if entry else "")
+        return "state" if root and "rng_state" in key and "." not in key else of_leaf(key, beside)
+
+    def role(key: str, child: Any, own: WalkRole) -> WalkRole:
+        one = settled or own or (by_key(key, child) if named else "")
+        counts = key in steps or (one == "slot" and key in STEPS)
+        return "step" if counts and type(child) in TENSORS else one
+
+    return role
 
 
 def _maps(value: Any) -> list[dict[Any, Any]]:
