@@ -1,7 +1,7 @@
 """What it takes to open a file, or to do something with it: worst cases of N and 4N, each in a process of its own.
 
-Peak memory grows by at most `FACTOR` times the bytes that are read and written. A doubling takes at most `DOUBLING`
-times the processor time, on the average of two. A refusal is an answer, too. Each process first does the same with the
+Peak memory grows by at most `FACTOR` times the bytes that are read and written. Four times the size takes at most
+`GROWTH` times the processor time, which lies between 4 for a linear reader and 16 for a quadratic one. A refusal is an answer, too. Each process first does the same with the
 case of N, so that what is imported on first use does not count.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 FACTOR = 64
 SLACK = 24 << 20  # bytes by which two processes that do the same may differ
-DOUBLING = 2.4
+GROWTH = 8
 SHORTEST = 0.1  # seconds of processor time: what takes less is taken to last as long
 TRIES = 3  # of a machine that is busy, the best counts
 
@@ -64,7 +64,7 @@ def _judged(took: Sequence[Took]) -> str:
     first, last = took[0], took[-1]
     if last.peak - first.peak > FACTOR * (last.size - first.size) + SLACK:
         return "memory"
-    if last.said == first.said and last.seconds > DOUBLING**2 * max(first.seconds, SHORTEST):
+    if last.said == first.said and last.seconds > GROWTH * max(first.seconds, SHORTEST):
         return "time"
     return ""
 
