@@ -64,30 +64,6 @@ def element(x: float, kind: DType) -> Array:
     return made
 
 
-def _negate(a: Array, kind: DType) -> Array:
-    out: Array = _integers(a, kind, "neg", times=-1) if kind.kind in "iu" else np.negative(a)
-    return out
-
-
-def _integers(a: Array, kind: DType, op: str, times: int = 1, plus: int = 0) -> Array:
-    """Integers times one and plus another; ConversionError if a result is out of range."""
-    if not a.size:
-        return a
-    raw, (low, high) = _whole_bytes(a, kind), limits(kind)
-    ends = sorted(int(end) * times + plus for end in (raw.min(), raw.max()))
-    if ends[0] < low or ends[1] > high:
-        raise ConversionError(f"{op}: results from {ends[0]} to {ends[1]} do not fit {kind}")
-    bits, word = raw.view(f"u{kind.itemsize}"), 1 << (8 * kind.itemsize)  # as results fit, the lowest bits make them up
-    out: Array = bits + bits.dtype.type(plus % word) if plus else bits * bits.dtype.type(times % word)
-    return out.view(a.dtype)
-
-
-def _whole_bytes(a: Array, kind: DType) -> Array:
-    """Integers of NumPy's own dtypes, to which int4 and the like are extended."""
-    out: Array = a.astype(f"{kind.kind}{kind.itemsize}", copy=False)
-    return out
-
-
 def _finite(a: Array, out: Array, how: str) -> Array:
     """What was computed from floats; ConversionError if it is infinite or not a number where they were finite."""
     if not np.isfinite(out).all() and (lost := np.count_nonzero(np.isfinite(a)) - np.count_nonzero(np.isfinite(out))):
@@ -96,8 +72,6 @@ def _finite(a: Array, out: Array, how: str) -> Array:
 
 
 def _added(a: Array, kind: DType, x: float) -> Array:
-    if kind.kind in "iu":
-        return _integers(a, kind, f"add:{x!r}", plus=int(x))
     by = element(x, kind)
     with np.errstate(all="ignore"):
         return _finite(a, (a + by).astype(a.dtype), f"added to {x!r}")
@@ -109,8 +83,6 @@ def _scaled(a: Array, kind: DType, x: float) -> Array:
     The parts of complex numbers are scaled, and count, by themselves: the imaginary part of `x`, which is 0, times
     infinity is NaN.
     """
-    if kind.kind in "iu":
-        return _multiplied(a, kind, x)
     by = element(x, kind).real
     parts = a.view(by.dtype)
     with np.errstate(all="ignore"):
@@ -120,18 +92,6 @@ def _scaled(a: Array, kind: DType, x: float) -> Array:
         many = f"{odd} of {parts.size} elements"
         raise ConversionError(f"mul:{x!r} is not exact for {many}: they are too large or too small")
     return _finite(parts, out, f"scaled by {x!r}").view(a.dtype)
-
-
-def _multiplied(a: Array, kind: DType, x: float) -> Array:
-    """Integers times n / d, exactly or not at all; d is a power of two, as it is of every float."""
-    n, d = x.as_integer_ratio()
-    if d > 1:
-        raw, bits = _whole_bytes(a, kind), 8 * kind.itemsize
-        unsigned = raw.view(f"u{kind.itemsize}")
-        if odd := np.count_nonzero(unsigned & unsigned.dtype.type(min(d, 1 << bits) - 1)):
-            raise ConversionError(f"mul:{x!r} is not exact for {odd} of {a.size} elements: they would become fractions")
-        a = (raw >> min(d.bit_length() - 1, bits - 1)).view(a.dtype)
-    return _integers(a, kind, f"mul:{x!r}", times=n)
 
 
 def _rounded(compute: Callable[[Array, Any], Array]) -> Callable[[Array, DType, float], Array]:
@@ -149,7 +109,7 @@ def _rounded(compute: Callable[[Array, Any], Array]) -> Callable[[Array, DType, 
 OPS: dict[str, Callable[[Array, DType], Array]] = {
     "swap": _swap,
     "conj": lambda a, kind: np.conj(a) if kind.kind == "c" else a,
-    "neg": _negate,
+    "neg": lambda a, kind: np.negative(a),
 }
 ARITHMETIC: dict[str, Callable[[Array, DType, float], Array]] = {
     "add": _added,

@@ -35,7 +35,7 @@ from .templates import Template
 _NUMBER = re.compile(r"(?:add|mul|fill):(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e-?[0-9]+)?)")
 _ROOT = re.compile(r"(mul:sqrt|mul:rsqrt|div:sqrt)\(([A-Za-z_][\w.]*(?: [A-Za-z_][\w.]*)*)\)(:bfloat16)?")
 OWN_INVERSE = ("neg", "conj", "swap")
-KINDS = {"neg": "ifc", "add": "iufc", "mul": "iufc", "fill": "iufcb"}  # of dtypes; others take all that are numbers
+KINDS = {"neg": "fc", "add": "fc", "mul": "fc"}  # of dtypes; others take all that are numbers
 _LACKING = {"neg": NO_ZERO, "add": SATURATES, "mul": SATURATES}  # the first has no sign
 _UNDONE = {"mul:sqrt": "mul:rsqrt", "mul:rsqrt": "mul:sqrt", "div:sqrt": "mul:sqrt"}
 
@@ -142,20 +142,7 @@ def fits(op: str, parts: Sequence[Part]) -> None:
         if kind.kind not in KINDS.get(name, "iufcb") or kind.name == _LACKING.get(name):
             raise LayoutError(f"{op} is not for {kind}")
         if x:
-            _check_number(op, name, float(x), kind)
-
-
-def _check_number(op: str, name: str, x: float, kind: DType) -> None:
-    from ..moves import cast  # here, as numpy above: a copy to most formats needs neither
-
-    if name == "fill" or kind.kind not in "iu":
-        constant(x, kind, f"`{name}`")
-        return
-    low, high = cast.limits(kind)
-    n, d = x.as_integer_ratio()
-    if (d != 1 and (name == "add" or abs(n) != 1)) or max(abs(n), d) > high - low:
-        numbers = "whole numbers" if name == "add" else "whole numbers, and 1 divided by powers of two,"
-        raise LayoutError(f"{op} is not for {kind}, which takes {numbers} up to {high - low}")
+            constant(float(x), kind, f"`{name}`")
 
 
 def constant(x: float, kind: DType, what: str) -> Any:

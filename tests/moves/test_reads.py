@@ -420,13 +420,6 @@ OPERATIONS = [
     ("swap", "complex64", [0], [0]),
     ("conj", "bfloat16", [1.5], [1.5]),
     ("conj", "bool", [True], [True]),
-    ("neg", "int8", [127, -127, 0], [-127, 127, 0]),
-    ("add:-1", "uint8", [1, 255], [0, 254]),
-    ("add:200", "int8", [-128, -100], [72, 100]),
-    ("add:9007199254740993", "int64", [2**62], [2**62 + 2**53]),
-    ("mul:0.25", "uint64", [2**64 - 4], [2**62 - 1]),
-    ("mul:1.5", "int32", [-2, 4], [-3, 6]),
-    ("mul:3", "uint16", [], []),
     ("mul:2", "complex64", ODD, [complex(c.real * 2, c.imag * 2) for c in ODD]),
     ("mul:-0.5", "complex128", ODD, [complex(c.real * -0.5, c.imag * -0.5) for c in ODD]),
     ("mul:3", "complex64", ODD, [complex(c.real * 3, c.imag * 3) for c in ODD]),
@@ -445,32 +438,9 @@ def test_operations_by_name(op: str, kind: str, given: list[Any], want: list[Any
     assert loss == Loss()
 
 
-@pytest.mark.parametrize("low", [True, False])
-@pytest.mark.parametrize(
-    ("op", "kind", "given", "want"),
-    [
-        ("add:-3", "int4", [-5, 7], [-8, 4]), ("mul:-2", "int4", [-3, 4], [6, -8]), ("neg", "int4", [-7], [7]),
-        ("mul:0.5", "int2", [-2, 0], [-1, 0]), ("add:8", "uint4", [7], [15]),
-    ],
-)  # fmt: skip
-def test_arithmetic_of_a_few_bits(op: str, kind: str, given: list[int], want: list[int], low: bool) -> None:
-    """Whatever the bits above are: those of the sign, or zeros, as ml_dtypes leaves them."""
-    raw = np.array(given, "i1").view("u1") & (2 ** int(kind[-1]) - 1 if low else 255)
-    out, _ = transform(raw, DTYPES[kind], (op,), DTYPES["int8"])
-    assert out.view("i1").tolist() == want
-
-
 BEYOND = [
-    ("add:100", "uint8", [200, 255, 0], "add:100.0: results from 100 to 355 do not fit uint8"),
-    ("add:-1", "uint64", [0], "add:-1.0: results from -1 to -1 do not fit uint64"),
-    ("add:1", "int4", [7], "results from 8 to 8 do not fit int4"),
-    ("neg", "int8", [-128, 1], "neg: results from -1 to 128 do not fit int8"),
-    ("neg", "uint8", [0, 1], "neg: results from -1 to 0 do not fit uint8"),
-    ("mul:3000000000", "int32", [1, 0], "results from 0 to 3000000000 do not fit int32"),
     ("mul:2", "complex64", [complex(NAN, 3e38), 1], "mul:2.0 is not exact for 1 of 4 elements"),
     ("mul:3", "complex64", [complex(NAN, 3e38), 1], "1 of 4 elements are too large to be scaled by 3.0"),
-    ("mul:1.5", "int32", [1, 2], "mul:1.5 is not exact for 1 of 2 elements"),
-    ("mul:1e-300", "uint8", [0, 128], "mul:1e-300 is not exact for 1 of 2 elements"),
     ("add:60000", "float16", [60000, 1, float("inf")], "1 of 3 elements are too large to be added to 60000.0"),
     ("add:3e38", "complex64", [3e38], "1 of 1 elements are too large"),
     ("add:400", "float8_e4m3fn", [400, 1], "1 of 2 elements are too large"),
