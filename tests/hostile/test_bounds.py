@@ -96,14 +96,13 @@ with open("/proc/self/status") as f:
 @pytest.mark.slow
 @needs_proc
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("layout", ["coo", "bsr", "quantised"])
 @pytest.mark.parametrize(
-    "words",
+    ("layout", "words"),
     [
-        ("convert", "a.pt", "-o", "x.safetensors", "--max-memory", "16MB", "--jobs", "1"),
-        ("convert", "a.pt", "-o", "x.safetensors", "--max-memory", "16MB", "--jobs", "1", "--dtype", "bfloat16"),
-        ("inspect", "a.pt", "--stats"),
-        ("diff", "a.pt", "b.pt"),
+        ("coo", ("convert", "a.pt", "-o", "x.safetensors", "--max-memory", "16MB", "--jobs", "1")),
+        ("bsr", ("convert", "a.pt", "-o", "x.npz", "--max-memory", "16MB", "--jobs", "1", "--dtype", "bfloat16")),
+        ("quantised", ("inspect", "a.pt", "--stats")),
+        ("coo", ("diff", "a.pt", "b.pt")),
     ],
 )
 def test_what_is_densified_is_never_held_whole(words: tuple[str, ...], layout: str, tmp_path: Path) -> None:

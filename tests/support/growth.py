@@ -1,8 +1,8 @@
 """What it takes to open a file, or to do something with it: worst cases of N and 4N, each in a process of its own.
 
 Peak memory grows by at most `FACTOR` times the bytes that are read and written. Four times the size takes at most
-`GROWTH` times the processor time, which lies between 4 for a linear reader and 16 for a quadratic one. A refusal is an answer, too. Each process first does the same with the
-case of N, so that what is imported on first use does not count.
+`GROWTH` times the processor time, which lies between 4 for a linear reader and 16 for a quadratic one. A refusal is an
+answer, too. Each process first does the same with the case of N, so that what is imported on first use does not count.
 """
 
 from __future__ import annotations
