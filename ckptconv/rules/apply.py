@@ -1,33 +1,28 @@
-"""Apply a converter: assign names to rules in groups, and build a tensor from each group; no tensor is read.
+"""Apply a converter: assign names to rules in groups, build tensors from each group, check them; no tensor is read.
 
     names ─ assign ─▶ groups (one rule, its captures, the names it takes) ─ build ─▶ tensors under their new names
 
-`Problems` collects layouts that do not fit, names given twice and missing parameters, and raises one error for all of
-them. sizes.py finds the sizes of axes.
+All problems of one kind are raised as one error. sizes.py finds the sizes of axes.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, named, onward, origin, uncollected
 from ..errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
-from ..messages import fold, listing, many, printable
-from ..moves.part import Part
-from . import doubts, operations, provenance, sizes
-from .assign import Assignment, Group, Names, Place, assign, translated
+from ..messages import fold, listing, many, nearest, printable
+from . import doubts, operations, provenance
+from .assign import Assignment, Group, Names, Shape, assign, translated
 from .provenance import Moved
+from .sizes import Sizes, check_model, uneven
 from .templates import Matcher, Template
 
 if TYPE_CHECKING:
-    from .converter import Converter, Rule
-    from .operations import Resize
-
-Shape = tuple[int, ...]
-Made = tuple[str, Shape, tuple[Part, ...]]  # name, shape and parts of a target
+    from .converter import Converter, Fill, Rule
 
 
 @uncollected()
@@ -40,327 +35,268 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     Raises UnmatchedTensors, NameCollision, LayoutError or UsageError (a parameter is unknown or missing), each with
     all cases.
     """
-    whole, left_out = untied(converter, checkpoint)
+    whole, left_out = _untied(converter, checkpoint)
     remembered = bool(converter.forward and converter.one_way)
     found = provenance.recall(converter, whole) if remembered else assign(converter, whole)
-    provenance.shaped(converter, whole, found)
-    out = _Builder(converter, whole, params or {})
-    out.taken = {n for g in found.groups if converter.rules[g.rule].targets for m in g.members for n in m.values()}
+    names = Names(converter, whole)
+    work = _Work(converter, whole, Sizes(converter, names, params or {}), _taken(converter, found))
     if found.unmatched:
-        out.counted()  # the cause, if a layer is missing of several that are stacked
-    refuse_unmatched(converter, whole, found)
-    for group in found.groups:
-        out.build(group)
-    out.counted()
-    out.share()
-    targets = {source: went.target for source, went in out.went.items()}
-    made = whole.with_tensors(out.tensors, *left_out, *out.notes(found))
-    kept = {n: w.target for n, w in out.went.items() if w.target and not converter.rules[w.rule].pattern}
-    made = replace(made, ties=renamed(whole.ties, targets), details=named(whole.details, kept, kept.__getitem__))
-    result = provenance.remember(converter, made, out.moved, out.sizes.recorded(), whole)
-    result, copies = tied(converter, result, out.names)
+        check_model(converter, whole, work.sizes)  # the cause, if a layer is missing of several that are stacked
+        _refuse_unmatched(converter, whole, found)
+    built, broken = _built(work, found)
+    check_model(converter, whole, work.sizes)
+    tensors, moved, clashes = _placed(converter, built)
+    _check(work, built, broken, clashes)
+    went = {n: b.targets[0].name if len(b.names) == len(b.targets) == 1 else "" for b in built for n in b.names}
+    kept = [n for b in built for n in b.names if went[n] and not converter.rules[b.rule].pattern]
+    made = whole.with_tensors(tensors, *left_out, *_notes(work, found, built, moved))
+    ties = (tuple(dict.fromkeys(went[n] for n in group if n in went)) for group in whole.ties)
+    details = named(whole.details, kept, went.__getitem__)
+    made = replace(made, ties=tuple(t for t in ties if len(t) > 1 and all(t)), details=details)
+    result = provenance.remember(converter, made, moved, work.sizes.recorded(), whole)
+    result, copies = _tied(converter, result, names)
     # a rename passes other names by, with a rule that nobody wrote
-    moved = {n: Move("" if converter.every and m.names == (n,) else m.rule, m.names) for n, m in out.moved.items()}
-    return replace(result, moved=onward(checkpoint.moved, moved | {n: moved[first] for n, first in copies.items()}))
+    moves = {n: Move("" if converter.every and m.names == (n,) else m.rule, m.names) for n, m in moved.items()}
+    return replace(result, moved=onward(checkpoint.moved, moves | {n: moves[first] for n, first in copies.items()}))
 
 
-class Went(NamedTuple):
-    """What became of a source: the rule's number, and the target if the source alone makes it up."""
+def _taken(converter: Converter, found: Assignment) -> set[str]:
+    """The names of what becomes part of a target."""
+    return {n for g in found.groups if converter.rules[g.rule].targets for m in g.members for n in m.values()}
+
+
+# --- build ----------------------------------------------------------------------------------------------------------
+
+
+class _Work(NamedTuple):
+    """What the groups of one conversion share."""
+
+    converter: Converter
+    checkpoint: Checkpoint
+    sizes: Sizes
+    taken: set[str]  # names of what becomes part of a target
+
+
+class _Built(NamedTuple):
+    """What one group becomes."""
 
     rule: int
-    target: str
+    names: list[str]
+    targets: list[Tensor]
+    filled: Sequence[Tensor] = ()  # constants beside the targets
+    emptied: tuple[str, ...] = ()  # constants of an inverse, which are left out
+    resized: tuple[NoteKind, str] | None = None
+    shape: Shape = ()  # of the first source, if the converter compares the lengths of axes
+    lengths: Mapping[str, int] = {}
 
 
-class _Builder:
-    """The targets built so far, what became of each source, and the problems found."""
-
-    def __init__(self, converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any]) -> None:
-        self.converter, self.checkpoint = converter, checkpoint
-        self.names = Names(converter, checkpoint)
-        self.sizes = sizes.SizeFinder(converter, self.names, params)
-        self.tensors: dict[str, Tensor] = {}
-        self.moved: dict[str, Moved] = {}
-        self.went: dict[str, Went] = {}
-        self.lengths = sizes.Lengths(converter)
-        self.problems = Problems()
-        self.twins: list[str] = []
-        self.copies: list[str] = []  # which `same` and `shared` compare
-        self.shared: dict[str, list[Tensor]] = {}  # of a target several names lead to: what they have, under their own
-        self.added: list[str] = []  # which `sum` adds
-        self.taken: set[str] = set()  # what becomes part of a target
-        self.constants: dict[str, None] = {}  # what `fill` added, which an inverse leaves out
-        self.resized: dict[tuple[NoteKind, str], list[str]] = {}  # what happened to an axis: its targets
-
-    def build(self, group: Group) -> None:
-        """Make the targets of one group."""
-        rule = self.converter.rules[group.rule]
-        names = [n for m in group.members for _, n in sorted(m.items())]
+def _built(work: _Work, found: Assignment) -> tuple[list[_Built], list[str]]:
+    """What all groups become, and the layouts that do not fit."""
+    built, broken = [], []
+    for group in found.groups:
+        rule = work.converter.rules[group.rule]
         if not rule.targets:
-            self.went.update((n, Went(group.rule, "")) for n in names)
-            return
-        values = translated(rule, group.values, self.converter.separators) or {}
+            built.append(_Built(group.rule, group.names, []))
+            continue
         try:
-            made = list(self._targets(rule, group, values))
-            if group.spelled and len(group.spelled) != len(made):
-                raise LayoutError(f"the metadata records {len(group.spelled)} names, not {len(made)}")
+            built.append(_build(work, group, rule))
         except LayoutError as e:
-            shown = ", ".join(f"{n} {list(self.checkpoint[n].shape)}" for n in names[:4])
-            self.problems.broken.append(f"{shown} by {rule.label}: {e.message}")
-            return
-        self._place(group, rule, names, made, values)
-        only = made[0][0] if len(names) == len(made) == 1 else ""
-        self.went.update((n, Went(group.rule, only)) for n in names)
-
-    def _place(self, group: Group, rule: Rule, names: list[str], made: list[Made], values: dict[str, str]) -> None:
-        """Add the targets of one group, and the constants that the rule adds to the first."""
-        first = self.checkpoint[names[0]]
-        for i, (name, shape, parts) in enumerate(made):
-            for spelled in group.spelled[i] if group.spelled else [name]:
-                self._put(group.rule, names, Tensor(spelled, first.dtype, shape, parts, first.role))
-            if i == 0 and rule.fills:
-                self._fill(group.rule, names, Tensor(name, first.dtype, shape, parts, first.role), values)
-
-    def _targets(self, rule: Rule, group: Group, values: dict[str, str]) -> Iterator[Made]:
-        """The name, shape and parts of each target of a group."""
-        sources = [self._source(t, m) for t, m in zip(rule.sources, group.members, strict=True)]
-        if rule.same and not rule.backward:
-            self.copies += [s.name for s in sources[1:]]
-            sources = [operations.same(sources)]
-        elif rule.sum and not rule.backward:
-            self.added += [s.name for s in sources]
-            sources = [operations.summed(sources, zeros=rule.sum == "zeros")]
-        if len(kinds := {s.dtype.name for s in sources}) > 1:
-            raise LayoutError(f"tensors of {' and '.join(sorted(kinds))} cannot be joined")
-        sources[0] = self._emptied(rule, group, sources[0])
-        known = self._known(rule, group, values)
-        if rule.resize and rule.backward:
-            sources = [self._resized(rule.resize, rule, group, values, sources[0])]
-        made = rule.pattern.apply(sources, known) if rule.pattern else [(sources[0].shape, sources[0].parts)]
-        self.lengths.note(rule, sources, known)
-        if rule.resize and not rule.backward:
-            new = replace(sources[0], shape=made[0][0], parts=made[0][1])
-            new = self._resized(rule.resize, rule, group, values, new)
-            made = [(new.shape, new.parts)]
-        if rule.ops:
-            ops = operations.resolved(rule.ops, rule.pattern, sources, known)
-            made = [(shape, tuple(p._replace(ops=(*p.ops, *ops)) for p in parts)) for shape, parts in made]
-        for t, (shape, parts) in zip(rule.targets, made * len(rule.targets) if rule.same else made, strict=True):
-            if not t.stacks:
-                yield t.render(values), shape, parts
-                continue
-            spell = [rule.where[s].inverse.at if s in rule.where else str for s in t.stacks]
-            whole = Tensor("", sources[0].dtype, shape, parts)
-            for place, part_shape, part in operations.unstacked(whole, len(t.stacks)):
-                spelled = {s: at(i) for s, at, i in zip(t.stacks, spell, place, strict=True)}
-                yield t.render({**values, **spelled}), part_shape, part
-
-    def _known(self, rule: Rule, group: Group, values: dict[str, str]) -> dict[str, int]:
-        """The sizes of axes that are known besides the shapes of the sources."""
-        if rule.pattern is None:
-            return {}
-        spoken, undetermined = values if rule.backward else group.values, () if group.shapes else rule.undetermined
-        known = self.sizes.of(rule, spoken, undetermined, first=sizes.about(rule, group, values))
-        shapes = group.shapes[:1] if rule.merges else group.shapes
-        return rule.pattern.inverse.unrolled(shapes).solve(shapes, known) if shapes else known
-
-    def _resized(self, how: Resize, rule: Rule, group: Group, values: dict[str, str], t: Tensor) -> Tensor:
-        """A tensor of which one axis is cropped or padded, or, in an inverse, as long again as it was."""
-        spoken = values if rule.backward else group.values
-        to, before = (None if n is None else self.sizes.one(n, spoken) for n in (how.to, how.before))
-        if rule.backward and before is None and (shapes := group.shapes):
-            if rule.pattern:
-                shapes = rule.pattern.inverse.unrolled(shapes).shapes(self._known(rule, group, values))
-            before = dict(enumerate(shapes[0])).get(how.axis)
-            operations.bounded(how, t, before)
-        new = (operations.backward if rule.backward else operations.forward)(how, t, to or 0, before)
-        if text := operations.described(how, t.shape, new.shape, backward=rule.backward):
-            self.resized.setdefault(text, []).append(rule.targets[0].render(values))
-        return new
-
-    def _source(self, t: Template, members: Mapping[Place, str]) -> Tensor:
-        if not t.stacks:
-            return self.checkpoint[members[()]]
-        return operations.stacked({place: self.checkpoint[n] for place, n in members.items()})
-
-    def _fill(self, index: int, names: list[str], like: Tensor, values: dict[str, str]) -> None:
-        """Add the constants of a rule: tensors like its first target, whose elements are read and replaced."""
-        for t, blocks in self.converter.rules[index].fills:
-            try:
-                numbers = [float(self.sizes.number(b)) for b in blocks]
-                name, parts = t.render(values), operations.filled(like, numbers)
-            except LayoutError as e:
-                self.problems.broken.append(f"{t.text}: {e.message}")
-                continue
-            self._put(index, names, replace(like, name=name, parts=parts))
-
-    def _emptied(self, rule: Rule, group: Group, t: Tensor) -> Tensor:
-        """The first source of an inverse, without the constants that the rule added beside it."""
-        for template, blocks in rule.constants:
-            name = template.render(group.values)
-            if name in self.checkpoint and name not in self.taken:
-                numbers = [float(self.sizes.number(b)) for b in blocks]
-                t = operations.without(t, self.checkpoint[name], numbers)
-                self.constants[name] = None
-        return t
-
-    def _put(self, index: int, names: Sequence[str], tensor: Tensor) -> None:
-        """Add a target, unless its name is taken by another tensor."""
-        rule = self.converter.rules[index]
-        old = self.tensors.get(tensor.name)
-        if old is None:
-            self.tensors[tensor.name] = tensor
-            self.moved[tensor.name] = Moved(tuple(names), rule.label, index, [])
-        elif rule.shared or origin(old) == origin(tensor):
-            moved = self.moved[tensor.name]
-            moved.twins.extend(names)
-            if origin(old) == origin(tensor):
-                self.twins += names
-                return
-            self.copies += names
-            self.shared.setdefault(tensor.name, [old.renamed(moved.names[0])]).append(tensor.renamed(names[0]))
-        else:
-            self.problems.clash(tensor.name, self.moved[tensor.name], names, rule.label)
-
-    def share(self) -> None:
-        """Let each tensor that was taken for several be compared with the others whenever it is read."""
-        for name, several in self.shared.items():
-            try:
-                self.tensors[name] = operations.same(several).renamed(name)
-            except LayoutError as e:
-                self.problems.broken.append(f"{name}: {e.message}")
-        self.problems.check(self.converter.name)
-
-    def counted(self) -> None:
-        """Compare numbers in names, lengths of axes and parameters with each other; raise what is wrong."""
-        self.problems.refused += sizes.refused(self.converter, self.sizes)
-        self.problems.uncounted += sizes.missing_layers(self.converter, self.checkpoint, self.sizes)
-        self.problems.uneven += (*self.lengths.wrong(self.sizes), *self.sizes.denied())
-        self.problems.missing |= self.sizes.missing
-        self.problems.check(self.converter.name)
-
-    def notes(self, found: Assignment) -> Iterator[Note]:
-        """Note what was left out, what was taken once, and which rules matched nothing."""
-        yield from self._skipped()
-        emptying = [g for g in found.groups if not self.converter.rules[g.rule].targets]
-        dropped = tuple(n for g in emptying for m in g.members for n in m.values() if n not in self.constants)
-        if dropped:
-            yield Note("skipped", f"{len(dropped)} tensors have no place in the target and were left out", dropped)
-        if self.sizes.configured:
-            yield Note("hint", f"read from config.json: {', '.join(self.sizes.configured)}")
-        if self.twins:
-            yield Note("tied", f"{len(self.twins)} tensors are copies of others and were taken once", tuple(self.twins))
-        if self.copies:
-            yield Note("tied", "copies that must be equal, compared when they are read", tuple(self.copies))
-        if self.added:
-            yield Note("hint", "added, which must be exact, as is checked when they are read", tuple(self.added))
-        if self.constants:
-            text = "must hold what `fill` adds, which is checked when they are read, and are left out"
-            yield Note("hint", text, tuple(self.constants))
-        yield from (Note(kind, text, tuple(names)) for (kind, text), names in self.resized.items())
-        used = {g.rule for g in found.groups}
-        yield from self._idle(used)
-        if not self.converter.forward:
-            yield from doubts.notes(self.converter, self.checkpoint, found)
-            own = (self.converter.rules[i].note for i in sorted(used))
-            yield from (Note("hint", text) for text in dict.fromkeys((*self.converter.notes, *own)) if text)
-
-    def _skipped(self) -> Iterator[Note]:
-        """Note the tensors that are not weights and were not converted with one, by role."""
-        left = [n for n, t in self.checkpoint.tensors.items() if t.role and n not in self.went]
-        for role in sorted({self.checkpoint[n].role for n in left}):
-            names = tuple(n for n in left if self.checkpoint[n].role == role)
-            yield Note("skipped", f"{many(len(names), 'tensor')} with the role {role} (not weights)", names)
-
-    def _idle(self, used: set[int]) -> Iterator[Note]:
-        rules = enumerate(self.converter.rules)
-        idle = [r.label for i, r in rules if i not in used and not (r.optional or r.refuse)]
-        if idle and not self.converter.optional:
-            yield Note("hint", f"{len(idle)} rules of {self.converter.name} matched no tensor", tuple(idle))
+            shown = ", ".join(f"{n} {list(work.checkpoint[n].shape)}" for n in group.names[:4])
+            broken.append(f"{shown} by {rule.label}: {e.message}")
+    return built, broken
 
 
-# --- The problems found while a converter is applied, collected so that one error lists all of them ---
+def _build(work: _Work, group: Group, rule: Rule) -> _Built:
+    """The targets of one group; LayoutError if the shapes do not fit."""
+    values = translated(rule, group.values, work.converter.separators) or {}
+    sources = _sources(work, group, rule)
+    emptied = []
+    for template, blocks in rule.constants:
+        name = template.render(group.values)
+        if name in work.checkpoint and name not in work.taken:
+            sources[0] = operations.without(sources[0], work.checkpoint[name], _numbers(work.sizes, blocks))
+            emptied.append(name)
+    known = work.sizes.axes(rule, group, values)
+    resized: tuple[NoteKind, str] | None = None
+    if rule.resize and rule.backward:
+        sources[0], resized = _resized(work, group, rule, values, sources[0], known)
+    made = sources
+    if rule.pattern:
+        made = [Tensor("", sources[0].dtype, s, parts) for s, parts in rule.pattern.apply(sources, known)]
+    if rule.resize and not rule.backward:
+        made[0], resized = _resized(work, group, rule, values, made[0], known)
+    shapes = [t.shape for t in sources]
+    lengths: Mapping[str, int] = {}
+    if rule.pattern and (any(map(operations.scales, rule.ops)) or work.converter.axes.keys() & rule.pattern.names):
+        lengths = rule.pattern.sizes(shapes, known)
+    if ops := operations.resolved(rule.ops, sources, lengths):
+        made = [replace(t, parts=tuple(p._replace(ops=(*p.ops, *ops)) for p in t.parts)) for t in made]
+    first = work.checkpoint[group.names[0]]
+    targets = [
+        Tensor(name, first.dtype, t.shape, t.parts, first.role)
+        for template, t in zip(rule.targets, made * len(rule.targets) if rule.combine == "same" else made, strict=True)
+        for name, t in _unstacked(rule, template, t, values)
+    ]
+    filled = []
+    for template, blocks in rule.fills:
+        try:
+            parts = operations.filled(targets[0], _numbers(work.sizes, blocks))
+        except LayoutError as e:
+            raise LayoutError(f"{template.text}: {e.message}") from e
+        filled.append(replace(targets[0], name=template.render(values), parts=parts))
+    if group.spelled:
+        if len(group.spelled) != len(targets):
+            raise LayoutError(f"the metadata records {len(group.spelled)} names, not {len(targets)}")
+        targets = [t.renamed(n) for t, names in zip(targets, group.spelled, strict=True) for n in names]
+    return _Built(group.rule, group.names, targets, filled, tuple(emptied), resized, shapes[0], lengths)
+
+
+def _sources(work: _Work, group: Group, rule: Rule) -> list[Tensor]:
+    """The tensors to which a rule's layout applies: stacked, compared or added."""
+    out = []
+    for t, members in zip(rule.sources, group.members, strict=True):
+        tensors = {place: work.checkpoint[n] for place, n in members.items()}
+        out.append(operations.stacked(tensors) if t.stacks else tensors[()])
+    if rule.combine and not rule.backward:
+        return [operations.combined(out, rule.combine)]
+    if len(kinds := {t.dtype.name for t in out}) > 1:
+        raise LayoutError(f"tensors of {' and '.join(sorted(kinds))} cannot be joined")
+    return out
+
+
+def _unstacked(rule: Rule, template: Template, t: Tensor, values: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """A target, or those into which it is split along its stacked axes, with their names."""
+    if not template.stacks:
+        yield template.render(values), t
+        return
+    spell = [rule.where[s].inverse.at if s in rule.where else str for s in template.stacks]
+    for place, part in operations.unstacked(t, len(spell)):
+        spelled = {s: at(i) for s, at, i in zip(template.stacks, spell, place, strict=True)}
+        yield template.render({**values, **spelled}), part
+
+
+def _resized(
+    work: _Work, group: Group, rule: Rule, values: Mapping[str, str], t: Tensor, known: Mapping[str, int]
+) -> tuple[Tensor, tuple[NoteKind, str] | None]:
+    """A tensor of which one axis is cropped or padded, or, in an inverse, as long again as it was; and a note."""
+    how = rule.resize
+    assert how
+    captures = values if rule.backward else group.values
+    to, before = (None if n is None else work.sizes.one(n, captures) for n in (how.to, how.before))
+    if before is None and (shapes := work.sizes.before(rule, group, values)):
+        shapes = list(rule.pattern.inverse.shapes(shapes, known)) if rule.pattern else shapes
+        before = dict(enumerate(shapes[0])).get(how.axis)
+        operations.bounded(how, t, before)
+    return operations.resized(how, t, *((before, to) if rule.backward else (to, before)), backward=rule.backward)
+
+
+def _numbers(sizes: Sizes, blocks: Fill) -> list[float]:
+    """The numbers of `fill`, those of parameters among them."""
+    return [float(sizes.param(b) if isinstance(b, str) else b) for b in blocks]
+
+
+# --- check ----------------------------------------------------------------------------------------------------------
+
+
+def _placed(converter: Converter, built: Sequence[_Built]) -> tuple[dict[str, Tensor], dict[str, Moved], list[str]]:
+    """All targets, where each came from, and the names that several tensors would get; of equal ones the first."""
+    tensors: dict[str, Tensor] = {}
+    moved: dict[str, Moved] = {}
+    clashes = []
+    for b in built:
+        label = converter.rules[b.rule].label
+        for t in (*b.targets[:1], *b.filled, *b.targets[1:]):
+            first = moved.setdefault(t.name, Moved(tuple(b.names), label, b.rule, []))
+            old = tensors.setdefault(t.name, t)
+            if old is not t and origin(old) == origin(t):
+                first.twins.extend(b.names)
+            elif old is not t:
+                one, other = (", ".join(map(printable, names)) for names in (first.names, b.names))
+                clashes.append(f"{printable(t.name)}: from {one} (by {first.rule}) and {other} (by {label})")
+    return tensors, moved, clashes
+
+
+def _check(work: _Work, built: Sequence[_Built], broken: Sequence[str], clashes: Sequence[str]) -> None:
+    """Raise the first kind of problem that occurred, with all its cases; return if there is none."""
+    name, missing = work.converter.name, work.sizes.missing
+    if missing:
+        wanted = [f"{n}: {why}".rstrip(": ") for n, why in missing.items()]
+        given = " ".join(f"param='{n}=NUMBER'" for n in missing)
+        raise UsageError(f"the converter {name} needs {given}\n{listing(wanted)}")
+    if broken:
+        head = "1 layout does" if len(broken) == 1 else f"{len(broken)} layouts do"
+        raise LayoutError(f"{head} not fit:\n{listing(broken)}")
+    lengths: dict[str, dict[int, str]] = {}
+    for b in built:
+        for axis in work.converter.axes.keys() & b.lengths.keys():
+            lengths.setdefault(axis, {}).setdefault(b.lengths[axis], f"{b.names[0]} {list(b.shape)}")
+    if wrong := [*uneven(work.converter, lengths, work.sizes), *work.sizes.denied()]:
+        raise LayoutError(f"the parameters do not fit the shapes:\n{listing(wrong)}")
+    if clashes:
+        raise NameCollision(f"{many(len(clashes), 'name')} would be given twice:\n{listing(clashes)}")
 
 
 MAX_NEAR = 20  # folded patterns for which the nearest rule is sought
-MAX_COMPARED = 300  # characters of names and rules that are compared
 
 
-@dataclass
-class Problems:
-    """Missing parameters, layouts that do not fit, and names that two tensors would get."""
-
-    missing: dict[str, str] = field(default_factory=dict)  # parameter: its help
-    broken: list[str] = field(default_factory=list)
-    clashes: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)  # why it is another converter's model
-    uncounted: list[str] = field(default_factory=list)  # numbers in names, of which some are missing
-    uneven: list[str] = field(default_factory=list)  # axes of one name that are not equally long
-
-    def clash(self, name: str, first: Moved, second: Sequence[str], rule: str) -> None:
-        """Record that two tensors would get one name."""
-        a, b = (", ".join(map(printable, n)) for n in (first.names, second))
-        self.clashes.append(f"{printable(name)}: from {a} (by {first.rule}) and {b} (by {rule})")
-
-    def check(self, converter: str) -> None:
-        """Raise the first kind of problem that occurred, with all its cases; return if there is none."""
-        if self.refused:
-            raise UsageError(f"the converter {converter} is not for this model:\n{listing(self.refused)}")
-        if self.uncounted:
-            raise UnmatchedTensors(f"the source is not whole; give all of its files:\n{listing(self.uncounted)}")
-        if self.missing:
-            wanted = [f"{n}: {why}".rstrip(": ") for n, why in self.missing.items()]
-            given = " ".join(f"param='{n}=NUMBER'" for n in self.missing)
-            raise UsageError(f"the converter {converter} needs {given}\n{listing(wanted)}")
-        if self.broken:
-            raise LayoutError(f"{_many(self.broken, 'layout does', 'layouts do')} not fit:\n{listing(self.broken)}")
-        if self.uneven:
-            raise LayoutError(f"the parameters do not fit the shapes:\n{listing(self.uneven)}")
-        if self.clashes:
-            head = _many(self.clashes, "name", "names")
-            raise NameCollision(f"{head} would be given twice:\n{listing(self.clashes)}")
-
-
-def _many(items: Sequence[object], one: str, several: str) -> str:
-    return f"{len(items)} {one if len(items) == 1 else several}"
-
-
-def refuse_unmatched(converter: Converter, checkpoint: Checkpoint, found: Assignment) -> None:
-    """Raise UnmatchedTensors if there are any: folded, each with the nearest rule or the reason of a refusal."""
-    if not found.unmatched:
-        return
+def _refuse_unmatched(converter: Converter, checkpoint: Checkpoint, found: Assignment) -> None:
+    """Raise UnmatchedTensors: all of them, folded, each with the reason of a refusal or the nearest rule."""
+    labels = {t.text: r.label for r in converter.rules if not r.refuse for t in r.sources}
     lines = []
-    rules = [(_triples(t.text), r.label) for r in converter.rules if not r.refuse for t in r.sources]
     for i, f in enumerate(fold(found.unmatched)):
-        shape = list(checkpoint[f.names[0]].shape)
         why = found.reasons.get(f.names[0], "")
-        if not why and i < MAX_NEAR and rules:
-            why = f"nearest rule: {_likest(f.text, rules)}"
-        lines.append(f"{f} {shape}" + f" - {why}" * bool(why))
+        if not why and i < MAX_NEAR and (near := nearest(f.text, labels)):
+            why = f"nearest rule: {labels[near[0]]}"
+        lines.append(f"{f} {list(checkpoint[f.names[0]].shape)}" + f" - {why}" * bool(why))
+    weights = sum(1 for t in checkpoint.values() if converter.every or not t.role)
+    advice = "drop them with exclude=, or add rules"
+    if 2 * sum(1 for n in found.unmatched if n not in found.reasons) > weights:  # then it is another model's
+        made = f" (it is for {converter.source})" if converter.source else ""
+        advice = f"it may be the wrong converter{made}: converter='auto' finds one that takes all; or add rules"
     raise UnmatchedTensors(
         f"no rule of {converter.name} takes {len(found.unmatched)} of {len(checkpoint)} tensors; "
-        f"{_advice(converter, checkpoint, found)}:\n{listing(lines, 200)}",
+        f"{advice}:\n{listing(lines, 200)}",
         url=checkpoint.urls[0] if checkpoint.urls else None,
     )
 
 
-def _advice(converter: Converter, checkpoint: Checkpoint, found: Assignment) -> str:
-    """To leave out what is left over, unless that is most of the model: then the converter is another's."""
-    weights = sum(1 for t in checkpoint.values() if converter.every or not t.role)
-    if 2 * sum(1 for n in found.unmatched if n not in found.reasons) <= weights:
-        return "drop them with exclude=, or add rules"
-    made = f" (it is for {converter.source})" if converter.source else ""
-    return f"it may be the wrong converter{made}: converter='auto' finds one that takes all; or add rules"
-
-
-def _triples(text: str) -> set[str]:
-    padded = f"  {text[:MAX_COMPARED]} "
-    return {padded[i : i + 3] for i in range(len(padded) - 2)}
-
-
-def _likest(text: str, rules: Sequence[tuple[set[str], str]]) -> str:
-    """The label of the rule that has the most in common with a name (Dice's coefficient): in time linear in both."""
-    mine = _triples(text)
-    return max(rules, key=lambda rule: len(mine & rule[0]) / (len(mine) + len(rule[0])))[1]
+def _notes(work: _Work, found: Assignment, built: Sequence[_Built], moved: Mapping[str, Moved]) -> Iterator[Note]:
+    """Note what was left out, what was taken once, and which rules matched nothing."""
+    converter, checkpoint = work.converter, work.checkpoint
+    gone = {n for b in built for n in b.names}
+    emptied = {n: None for b in built for n in b.emptied}
+    for role in sorted({t.role for t in checkpoint.values() if t.role}):
+        names = tuple(n for n, t in checkpoint.tensors.items() if t.role == role and n not in gone)
+        if names:
+            yield Note("skipped", f"{many(len(names), 'tensor')} with the role {role} (not weights)", names)
+    dropped = tuple(n for b in built if not b.targets for n in b.names if n not in emptied)
+    if dropped:
+        yield Note("skipped", f"{len(dropped)} tensors have no place in the target and were left out", dropped)
+    if work.sizes.configured:
+        yield Note("hint", f"read from config.json: {', '.join(work.sizes.configured)}")
+    if twins := tuple(n for m in moved.values() for n in m.twins):
+        yield Note("tied", f"{len(twins)} tensors are copies of others and were taken once", twins)
+    combined = [(converter.rules[b.rule].combine, b.names) for b in built if not converter.forward]
+    if copies := tuple(n for how, names in combined if how == "same" for n in names[1:]):
+        yield Note("tied", "copies that must be equal, compared when they are read", copies)
+    if added := tuple(n for how, names in combined if how in ("exact", "zeros") for n in names):
+        yield Note("hint", "added, which must be exact, as is checked when they are read", added)
+    if emptied:
+        text = "must hold what `fill` adds, which is checked when they are read, and are left out"
+        yield Note("hint", text, tuple(emptied))
+    resized: dict[tuple[NoteKind, str], list[str]] = {}
+    for b in built:
+        if b.resized:
+            resized.setdefault(b.resized, []).append(b.targets[0].name)
+    yield from (Note(kind, text, tuple(names)) for (kind, text), names in resized.items())
+    used = {g.rule for g in found.groups}
+    idle = [r.label for i, r in enumerate(converter.rules) if i not in used and not (r.optional or r.refuse)]
+    if idle and not converter.optional:
+        yield Note("hint", f"{len(idle)} rules of {converter.name} matched no tensor", tuple(idle))
+    if not converter.forward:
+        yield from doubts.notes(converter, checkpoint, found)
+        own = (converter.rules[i].note for i in sorted(used))
+        yield from (Note("hint", text) for text in dict.fromkeys((*converter.notes, *own)) if text)
 
 
 # --- Names that share one tensor: added by a converter, left out by its inverse ---
@@ -369,24 +305,22 @@ def _likest(text: str, rules: Sequence[tuple[set[str], str]]) -> str:
 MAX_ADDED = 100_000  # names that share a tensor
 
 
-def _groups(templates: Sequence[Template], names: Checkpoint) -> Iterator[list[str]]:
+def _groups(templates: Sequence[Template], names: Checkpoint) -> Iterator[tuple[str, ...]]:
     """The names of a tie, once for each set of captures with which one of its templates takes a name."""
     seen = set()
-    for t in templates:
-        matcher = Matcher([(t, {})])
-        for name in names:
-            if m := matcher.first(name):
-                group = tuple(other.render(m.values) for other in templates)
-                if group not in seen:
-                    seen.add(group)
-                    yield list(group)
+    for matcher in (Matcher([(t, {})]) for t in templates):
+        for m in filter(None, map(matcher.first, names)):
+            group = tuple(t.render(m.values) for t in templates)
+            if group not in seen:
+                seen.add(group)
+                yield group
 
 
-def tied(converter: Converter, checkpoint: Checkpoint, names: Names) -> tuple[Checkpoint, dict[str, str]]:
+def _tied(converter: Converter, checkpoint: Checkpoint, names: Names) -> tuple[Checkpoint, dict[str, str]]:
     """Add the tied names of each shared tensor; return also the name that each added one repeats."""
-    if converter.forward:
+    if converter.forward or not converter.ties:
         return checkpoint, {}
-    tensors, ties, metadata = dict(checkpoint.tensors), list(checkpoint.ties), dict(checkpoint.metadata)
+    tensors, ties = dict(checkpoint.tensors), list(checkpoint.ties)
     apart: list[str] = []
     copies: dict[str, str] = {}
     for tie in (t for t in converter.ties if all(n in names.shapes for n in t.having)):
@@ -399,49 +333,31 @@ def tied(converter: Converter, checkpoint: Checkpoint, names: Names) -> tuple[Ch
                 raise LayoutError(f"the ties of {converter.name} add more than {MAX_ADDED} names to this checkpoint")
             ties += [(first, *added)] if added else []
             apart += added if tie.apart else []
-    if apart:
-        metadata[provenance.TIED] = json.dumps(apart, separators=(",", ":"))
-    return replace(checkpoint, tensors=tensors, ties=tuple(ties), metadata=metadata), copies
+    record = {provenance.TIED: json.dumps(apart, separators=(",", ":"))} if apart else {}
+    made = replace(checkpoint, tensors=tensors, ties=tuple(ties), metadata={**checkpoint.metadata, **record})
+    return made, copies
 
 
-def untied(converter: Converter, checkpoint: Checkpoint) -> tuple[Checkpoint, list[Note]]:
+def _untied(converter: Converter, checkpoint: Checkpoint) -> tuple[Checkpoint, list[Note]]:
     """For an inverse, leave out the names that the forward converter added for ties: all but the first of a group.
 
     What is left out must be a copy of the first, which is compared bit for bit whenever that is read.
     """
-    if not converter.forward:
-        return checkpoint, []
-    gone: dict[str, None] = {}
-    kept = dict(checkpoint.tensors)
+    kept, gone = dict(checkpoint.tensors), dict[str, None]()
     remembered = provenance.tied(checkpoint)
-    for tie in converter.ties:
+    for tie in converter.ties if converter.forward else ():
         for group in _groups(tie.names, checkpoint):
             there = [n for n in group if n in checkpoint]
             known = [n for n in there if converter.matcher.first(n)] or there
-            own = _own(checkpoint, known, remembered) if tie.apart else set()
-            left = [n for n in there if n != known[0] and n not in own]
-            kept[known[0]] = operations.same([kept[known[0]], *(checkpoint[n] for n in left)])
+            first = checkpoint[known[0]]
+            own = {n for n in known if n not in remembered and origin(checkpoint[n]) != origin(first)}
+            left = [n for n in there if n != known[0] and not (tie.apart and n in own)]
+            kept[known[0]] = operations.combined([kept[known[0]], *(checkpoint[n] for n in left)], "same")
             gone |= dict.fromkeys(left)
     if not gone:
         return checkpoint, []
     note = Note("tied", "must be equal to what they are tied to, and are left out", tuple(gone))
     return checkpoint.with_tensors({n: t for n, t in kept.items() if n not in gone}), [note]
-
-
-def _own(checkpoint: Checkpoint, known: Sequence[str], remembered: set[str]) -> set[str]:
-    """Names of a tie that have tensors of their own."""
-    first = origin(checkpoint[known[0]])
-    return {n for n in known if n not in remembered and origin(checkpoint[n]) != first}
-
-
-def renamed(ties: Sequence[Sequence[str]], targets: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
-    """The ties of a source under their new names, without those of which a member has no single target."""
-    out = []
-    for group in ties:
-        names = tuple(dict.fromkeys(targets[n] for n in group if n in targets))
-        if len(names) > 1 and all(names):
-            out.append(names)
-    return tuple(out)
 
 
 __all__ = ["apply"]

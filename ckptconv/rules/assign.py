@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .templates import Domain
 
 Place = tuple[int, ...]  # the index of a tensor along each axis that its template stacks
+Shape = tuple[int, ...]
 
 MAX_AGAIN = 8  # passes of one replacement over a name in which its matches overlap
 
@@ -32,8 +33,11 @@ class Group(NamedTuple):
     values: dict[str, str]
     members: tuple[dict[Place, str], ...]
     at: int  # position of the first name: targets keep the order of their sources
-    shapes: tuple[tuple[int, ...], ...] = ()  # of the targets, if the metadata records them because nothing else does
     spelled: tuple[tuple[str, ...], ...] = ()  # all names of each target, if the metadata records them
+
+    @property
+    def names(self) -> list[str]:
+        return [n for members in self.members for _, n in sorted(members.items())]
 
 
 @dataclass
@@ -48,36 +52,30 @@ class Names:
 
     def __init__(self, converter: Converter, checkpoint: Checkpoint, names: Iterable[str] | None = None) -> None:
         self.converter, self.checkpoint = converter, checkpoint
-        self._known = {n: n for n in (checkpoint if names is None else names)}
+        self.known = {n: n for n in (checkpoint if names is None else names)}
         for step in converter.rewrites:
-            _rewritten(step, self._known)
-
-    def canonical(self, name: str) -> str:
-        return self._known[name]
+            _rewrite(step, self.known)
 
     @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, Shape]:
         """Shapes by the names that conditions and sizes refer to: those of the forward converter's source."""
-        out: dict[str, tuple[int, ...]] = {}
-        for name, tensor in self.checkpoint.tensors.items():
-            if self.converter.forward:
-                out.update(_before(self.converter, name, tensor.shape))
-            else:
-                out[self.canonical(name)] = tensor.shape
-        return out
+        if not self.converter.forward:
+            return {self.known[name]: t.shape for name, t in self.checkpoint.tensors.items()}
+        pairs = ((name, t.shape) for name, t in self.checkpoint.tensors.items())
+        return dict(before for name, shape in pairs for before in _before(self.converter, name, shape))
 
 
-def _rewritten(step: Rewrite, known: dict[str, str]) -> None:
+def _rewrite(step: Rewrite, known: dict[str, str]) -> None:
     """Make one replacement everywhere in all names, repeatedly until nothing changes."""
     if step.given and not any_taken(step.given, {}, known.values()):
         return
     pattern, order = step.compiled
-    found = {name: text for name, text in known.items() if step.literal in text and len(text) <= MAX_NAME}
+    texts = {name: text for name, text in known.items() if step.literal in text and len(text) <= MAX_NAME}
     if step.one:
         group = order.index(step.one) + 1
-        if len({m[group] for text in found.values() for m in pattern.finditer(text)}) != 1:
+        if len({m[group] for text in texts.values() for m in pattern.finditer(text)}) != 1:
             return
-    for name, text in found.items():
+    for name, text in texts.items():
         for _ in range(1 if step.anchored else MAX_AGAIN):
             new = pattern.sub(lambda m: step.target.render({c: m[i + 1] for i, c in enumerate(order)}), text)
             if new == text:
@@ -88,107 +86,133 @@ def _rewritten(step: Rewrite, known: dict[str, str]) -> None:
         known[name] = text
 
 
-def _before(inverse: Converter, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _before(inverse: Converter, name: str, shape: Shape) -> Iterator[tuple[str, Shape]]:
     """The names and shapes that a tensor may have had, as far as its name, rank and shape determine them."""
     for m in inverse.matcher.matches(name):
-        rule, _ = _origin(inverse, m.number)
+        rule = inverse.rules[inverse.origins[m.number][0]]
         values = translated(rule, m.values, inverse.separators)
         alone = len(rule.sources) == len(rule.targets) == 1 and not rule.targets[0].stacks
-        if values is not None and alone and (not rule.wanted[0] or len(shape) in rule.wanted[0]):
-            try:
-                yield rule.targets[0].render(values), _moved(rule, shape)
-            except LayoutError:  # only further sizes would determine it; a later rule would give another answer
-                return
-
-
-def _moved(rule: Rule, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if rule.resize:
-        raise LayoutError("the length before is not known here")
-    if rule.pattern is None:
-        return shape
-    unrolled = rule.pattern.unrolled([shape])
-    return unrolled.shapes(unrolled.solve([shape], {}))[0]
-
-
-def _origin(converter: Converter, index: int) -> tuple[Rule, int]:
-    i, k = converter.origins[index]
-    return converter.rules[i], k
+        if values is None or not alone or (rule.wanted[0] and len(shape) not in rule.wanted[0]):
+            continue
+        if rule.resize:  # the length before is not known here; a later rule would give another answer
+            return
+        try:
+            yield rule.targets[0].render(values), rule.pattern.shapes([shape], {})[0] if rule.pattern else shape
+        except LayoutError:  # only further sizes would determine it
+            return
 
 
 def translated(rule: Rule, values: Mapping[str, str], separators: tuple[str, str]) -> dict[str, str] | None:
     """Translate the captures to the target; None if one has no value there."""
-    if not values:
-        return {}
     out = {}
     for name, value in values.items():
+        new: str | None = value
         if name in rule.wide:
-            new: str | None = value.replace(*separators) if separators[0] else value
-        else:
-            new = rule.where[name].forward(value) if name in rule.where else value
+            new = value.replace(*separators) if separators[0] else value
+        elif name in rule.where:
+            new = rule.where[name].forward(value)
         if new is None:
             return None
         out[name] = new
     return out
 
 
-def assign(converter: Converter, checkpoint: Checkpoint, *, whole: bool = False) -> Assignment:
-    """Assign each weight to the first rule that takes it; with `whole`, end at the first that none takes."""
-    names = Names(converter, checkpoint)
+def assign(
+    converter: Converter, checkpoint: Checkpoint, *, whole: bool = False, only: Mapping[str, int] | None = None
+) -> Assignment:
+    """Assign each weight to the first rule that takes it.
+
+    whole: end at the first that none takes. only: the one rule that may take each tensor, whatever its conditions.
+    """
+    names, out = Names(converter, checkpoint), Assignment()
     weights = [n for n, t in checkpoint.tensors.items() if not t.role or converter.every]
-    out = Assignment()
     position = {n: i for i, n in enumerate(weights)}
-    pending = [(n, names.canonical(n), 0) for n in weights]
+    ends = {i: number + 1 for number, (i, _) in enumerate(converter.origins)}
+    pending = [(n, 0) for n in weights]
     while pending:
         partial: dict[Any, Group] = {}
-        for name, known, begin in pending:
-            found = _take(names, name, known, begin, out)
-            if found is None:
+        for name, begin in pending:
+            taken = _take(names, name, begin, out.reasons, only)
+            if taken is None:
                 out.unmatched.append(name)
                 if whole:
                     return out
                 continue
-            index, values = found
-            i, k = converter.origins[index]
+            i, k, values = taken
             rule = converter.rules[i]
             if rule.alone:
                 out.groups.append(Group(i, values, ({(): name},), position[name]))
                 continue
             stacks = rule.sources[k].stacks
-            place = placed(rule.where, stacks, values)
+            place = _place(rule.where, stacks, values)
             rest = {c: v for c, v in values.items() if c not in stacks}
-            key = (i, *sorted(rest.items()))
-            group = partial.setdefault(key, Group(i, rest, tuple({} for _ in rule.sources), position[name]))
+            new = Group(i, rest, tuple({} for _ in rule.sources), position[name])
+            group = partial.setdefault((i, *sorted(rest.items())), new)
             if group.members[k].setdefault(place, name) != name:  # two names were rewritten to the same one
                 out.unmatched.append(name)
                 out.reasons[name] = f"{rule.label} has {group.members[k][place]} in its place"
-        pending = _sort_out(converter, names, list(partial.values()), out)
+        pending = []
+        for group in partial.values():
+            rule = converter.rules[group.rule]
+            if missing := _lacks(rule, group):
+                pending += [(n, ends[group.rule]) for n in group.names]
+                for name in group.names:
+                    out.reasons.setdefault(name, f"{rule.label} lacks {missing}")
+            else:
+                out.groups.append(group)
     out.groups.sort(key=lambda g: g.at)
     out.unmatched.sort(key=position.__getitem__)
     return out
 
 
-def placed(where: Mapping[str, Domain], stacks: Sequence[str], values: Mapping[str, str]) -> Place:
+def _place(where: Mapping[str, Domain], stacks: Sequence[str], values: Mapping[str, str]) -> Place:
     """The index of a tensor on each axis along which its rule stacks."""
     return tuple(where[s].place(values[s]) if s in where else int(values[s]) for s in stacks)
 
 
-def _take(names: Names, name: str, known: str, begin: int, out: Assignment) -> tuple[int, dict[str, str]] | None:
-    """The number of the first template from `begin` on that takes a name, and its captures."""
-    for m in names.converter.matcher.matches(known, begin):
-        rule, k = _origin(names.converter, m.number)
-        why = _refuses(rule, k, m.values, names, names.checkpoint[name].shape)
-        if not why and rule.kinds and not _of_kind(rule.kinds, kind := layer_kind(names.checkpoint, name)):
-            why = f"is for layers of the kind {' or '.join(rule.kinds)}, not {kind!r}"
-        if not why and rule.inputs and input_of(names.checkpoint, name) not in rule.inputs:
-            why = f"is for layers whose inputs are {' or '.join(rule.inputs)}"
+def _take(
+    names: Names, name: str, begin: int, reasons: dict[str, str], only: Mapping[str, int] | None
+) -> tuple[int, int, dict[str, str]] | None:
+    """The first rule that takes a name, by its templates from number `begin` on; which of its sources; the captures."""
+    converter = names.converter
+    for m in converter.matcher.matches(names.known[name], begin):
+        i, k = converter.origins[m.number]
+        rule = converter.rules[i]
+        if only is not None:
+            if only.get(name) == i:
+                return i, k, m.values
+            continue
+        why = _refuses(rule, k, m.values, names, name)
         if not why and rule.refuse:
-            out.reasons[name] = rule.refuse
+            reasons[name] = rule.refuse
             return None
         if not why:
-            return m.number, m.values
+            return i, k, m.values
         if not rule.refuse:
-            out.reasons.setdefault(name, f"{rule.label} {why}")
+            reasons.setdefault(name, f"{rule.label} {why}")
     return None
+
+
+def _refuses(rule: Rule, k: int, values: dict[str, str], names: Names, name: str) -> str:
+    """Why a rule that fits the name does not take the tensor, or ''."""
+    rank, when = len(names.checkpoint[name].shape), rule.when
+    if rule.wanted[k] and rank not in rule.wanted[k]:
+        return f"takes {' or '.join(map(str, rule.wanted[k]))} axes, the tensor has {rank}"
+    spelled = translated(rule, values, names.converter.separators)
+    if spelled is None:
+        return "would give a negative or fractional number"
+    for templates, wanted in ((when.having, True), (when.lacking, False)):
+        for t in templates:
+            other = t.render(spelled if rule.backward else values)
+            if (other in names.shapes) != wanted:
+                return f"applies only {'with' if wanted else 'without'} {other}"
+    if when.kinds:
+        kind, unwanted = layer_kind(names.checkpoint, name), when.kinds[0].startswith("!")
+        if (kind in [k.removeprefix("!") for k in when.kinds]) == unwanted:
+            return f"is for layers of the kind {' or '.join(when.kinds)}, not {kind!r}"
+    if when.inputs and input_of(names.checkpoint, name) not in when.inputs:
+        return f"is for layers whose inputs are {' or '.join(when.inputs)}"
+    return ""
 
 
 _DEFAULT = re.compile(r"(?:forward_|backward_)?(.+?)(?:_cell)?(?:_[0-9]+)?")
@@ -210,57 +234,19 @@ def input_of(checkpoint: Checkpoint, name: str) -> str:
     return taken.state if taken else ""
 
 
-def _of_kind(kinds: tuple[str, ...], kind: str) -> bool:
-    """Whether a kind is one of `kinds`, or, if those begin with `!`, none of them."""
-    return (kind in [k.removeprefix("!") for k in kinds]) != kinds[0].startswith("!")
-
-
-def _refuses(rule: Rule, k: int, values: dict[str, str], names: Names, shape: tuple[int, ...]) -> str:
-    """Why a rule that fits the name does not take the tensor, or ''."""
-    if rule.wanted[k] and len(shape) not in rule.wanted[k]:
-        return f"takes {' or '.join(map(str, rule.wanted[k]))} axes, the tensor has {len(shape)}"
-    spelled = translated(rule, values, names.converter.separators)
-    if spelled is None:
-        return "would give a negative or fractional number"
-    if rule.having or rule.lacking:
-        spoken = spelled if rule.backward else values
-        for t in rule.having:
-            if t.render(spoken) not in names.shapes:
-                return f"applies only with {t.render(spoken)}"
-        for t in rule.lacking:
-            if t.render(spoken) in names.shapes:
-                return f"applies only without {t.render(spoken)}"
-    return ""
-
-
-def _sort_out(converter: Converter, names: Names, groups: list[Group], out: Assignment) -> list[tuple[str, str, int]]:
-    """Keep the groups that are complete; offer the names of the others to later rules."""
-    pending = []
-    ends = {r: i + 1 for i, (r, _) in enumerate(converter.origins)}
-    for group in groups:
-        rule = converter.rules[group.rule]
-        missing = lacks(rule, group)
-        if not missing:
-            out.groups.append(group)
-            continue
-        for name in (n for m in group.members for n in m.values()):
-            out.reasons.setdefault(name, f"{rule.label} lacks {missing}")
-            pending.append((name, names.canonical(name), ends[group.rule]))
-    return pending
-
-
-def lacks(rule: Rule, group: Group) -> str:
+def _lacks(rule: Rule, group: Group) -> str:
     """The first name that a group lacks to be complete, or ''."""
-    found: dict[str, set[int]] = {}
+    places: dict[str, set[int]] = {}
     for t, members in zip(rule.sources, group.members, strict=True):
         for axis, stack in enumerate(t.stacks):
-            found.setdefault(stack, set()).update(place[axis] for place in members)
-    counts = {s: len(rule.where[s].table) or len(found[s]) if s in rule.where else len(found[s]) for s in found}
+            places.setdefault(stack, set()).update(place[axis] for place in members)
+    counts = {s: rule.counts.get(s) or len(found) or 1 for s, found in places.items()}
     for t, members in zip(rule.sources, group.members, strict=True):
-        for place in product(*(range(max(counts[s], 1)) for s in t.stacks)):  # one beyond implies that one is missing
+        for place in product(*(range(counts[s]) for s in t.stacks)):  # one beyond implies that one is missing
             if place not in members:
-                at = {s: rule.where[s].at if s in rule.where else str for s in t.stacks}
-                spelled = {s: at[s](i) for s, i in zip(t.stacks, place, strict=True)}
+                spelled = {
+                    s: rule.where[s].at(i) if s in rule.where else str(i) for s, i in zip(t.stacks, place, strict=True)
+                }
                 return t.render({**group.values, **spelled})
     return ""
 
@@ -273,11 +259,10 @@ def resembles(converter: Converter, checkpoint: Checkpoint) -> bool:
 
 def takes(converter: Converter, checkpoint: Checkpoint) -> bool:
     """True if the family is recognised and some rule takes each weight."""
-    if not all(any_taken(t, where, checkpoint) for t, where in converter.present):
-        return False
-    if any(any_taken(t, where, checkpoint) for t, where in converter.absent):
+    known = all(any_taken(t, where, checkpoint) for t, where in converter.present)
+    if not known or any(any_taken(t, where, checkpoint) for t, where in converter.absent):
         return False
     return not assign(converter, checkpoint, whole=True).unmatched
 
 
-__all__ = ["Assignment", "Group", "Names", "Place", "assign", "lacks", "placed", "resembles", "takes", "translated"]
+__all__ = ["Assignment", "Group", "Names", "assign", "resembles", "takes", "translated"]

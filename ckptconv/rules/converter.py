@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..errors import UsageError
 from ..messages import listing, printable
@@ -25,10 +25,12 @@ from .operations import Of, Resize
 from .templates import Domain, Matcher, Template
 
 Pattern = tuple[Template, Mapping[str, Domain]]
+Size = int | str | Of  # a number, a parameter's name, or the length of an axis of another tensor
 Fill = tuple[float | str, ...]  # one value, or one for each of equal blocks; each a number or a parameter's name
 
 MAX_COPIES = 64  # that are compared or added: 4 MB of each are in memory
-SUMS = ("exact", "zeros")
+
+Combine = Literal["", "same", "exact", "zeros"]  # equal copies, or a sum: exact, or all but the first are zeros
 
 
 class Param(NamedTuple):
@@ -97,6 +99,19 @@ class Rewrite:
         return re.compile("^" * self.start + text + "$" * self.end), order
 
 
+class Conditions(NamedTuple):
+    """What must hold, besides the name, for a rule to take a tensor."""
+
+    ranks: tuple[int, ...] = ()  # of the first source; empty: any
+    having: tuple[Template, ...] = ()  # other names that the source must contain
+    lacking: tuple[Template, ...] = ()  # names that it must not contain
+    kinds: tuple[str, ...] = ()  # the tensor must belong to a layer of one of these classes, or ("!x") of none of them
+    inputs: tuple[str, ...] = ()  # what its layer must take, by a Keras model's config (LayerInput.state)
+
+
+NONE = Conditions()
+
+
 @dataclass(frozen=True)
 class Rule:
     """How names change (`sources` to `targets`), how axes move (`layout`), and under which conditions."""
@@ -105,19 +120,13 @@ class Rule:
     targets: tuple[Template, ...]
     layout: str = ""
     where: Mapping[str, Domain] = field(default_factory=dict)
-    sizes: Mapping[str, int | str | Of] = field(default_factory=dict)
+    sizes: Mapping[str, Size] = field(default_factory=dict)
     ops: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()  # of the first source; empty: any
-    having: tuple[Template, ...] = ()  # other names that the source must contain
-    lacking: tuple[Template, ...] = ()  # names that it must not contain
-    kinds: tuple[str, ...] = ()  # the tensor must belong to a layer of one of these classes, or ("!x") of none of them
-    inputs: tuple[str, ...] = ()  # what its layer must take, by a Keras model's config (LayerInput.state)
+    resize: Resize | None = None  # of the target
+    combine: Combine = ""  # how several sources become one
+    when: Conditions = NONE
     fills: tuple[tuple[Template, Fill], ...] = ()  # constants in the shape of the first target, under these names
     constants: tuple[tuple[Template, Fill], ...] = ()  # of an inverse: what `fills` added, which is left out
-    resize: Resize | None = None  # of the target
-    same: bool = False  # the sources are equal copies of one tensor, compared when they are read
-    sum: str = ""  # the sources are added: `exact`, or all but the first are `zeros`
-    shared: bool = False  # several names may lead to one target: equal copies, compared when they are read
     optional: bool = False  # no note if it never matches
     note: str = ""  # what to know of each conversion in which the rule takes a tensor
     doubts: tuple[str, ...] = ()  # of doubts.py, each a note where it applies
@@ -135,26 +144,24 @@ class Rule:
     def pattern(self) -> layouts.Layout | None:
         """The layout, with the stacked axis first in tensors that are stacked or split; None if nothing moves.
 
-        Of equal copies it moves one, of terms their sum. If both sides stack, or one name along several axes, the
+        It moves one of several copies, or the sum of terms. If both sides stack, or one name along several axes, the
         layout of the file has these axes already.
         """
-        stacks = [{s for t in side for s in t.stacks} for side in (self.sources, self.targets)]
-        if not self.targets or not (self.layout or any(stacks)):
+        before, after = ({s for t in side for s in t.stacks} for side in (self.sources, self.targets))
+        if not self.targets or not (self.layout or before or after):
             return None
-        if both := stacks[0] & stacks[1]:
+        if both := before & after:
             axis = min(both)
             raise UsageError(f"stacks {{{axis}*}} on both sides; write {{{axis}}} for an index that stays as it is")
         if self.explicit:
             if not self.layout:
                 raise UsageError("stacks on both sides, or along two axes: give a layout that begins with these axes")
             return layouts.parse(self.layout)
-        axis = min(stacks[0] | stacks[1], default="")
-        text = self.layout or (f"... -> {axis} ..." if stacks[0] else f"{axis} ... -> ...")
+        axis = min(before | after, default="")
+        text = self.layout or (f"... -> {axis} ..." if before else f"{axis} ... -> ...")
         sides = []
         for side, templates in zip(text.split("->"), (self.sources, self.targets), strict=True):
-            tensors = side.split(",")
-            templates = templates[:1] if self.merges else templates
-            pairs = zip(templates, tensors, strict=True)
+            pairs = zip(templates[:1] if self.combine else templates, side.split(","), strict=True)
             sides.append(", ".join(f"{' '.join(t.stacks)} {s.strip()}".strip() for t, s in pairs))
         return layouts.parse(" -> ".join(sides))
 
@@ -164,26 +171,16 @@ class Rule:
         both = all(any(t.stacks for t in side) for side in (self.sources, self.targets))
         return both or any(len(t.stacks) > 1 for t in (*self.sources, *self.targets))
 
-    @property
-    def merges(self) -> bool:
-        """Whether the sources are alike and become one; a layout is then that of one of them."""
-        return self.same or bool(self.sum)
-
-    def counted(self, stack: str) -> bool:
-        """Whether the names along a stacked axis are all known: a table of `where`."""
-        return stack in self.where and bool(self.where[stack].table)
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """The lengths of stacked axes whose names are all known: those with a table in `where`."""
+        stacks = [s for t in (*self.sources, *self.targets) for s in t.stacks if s in self.where]
+        return {s: len(self.where[s].table) for s in stacks if self.where[s].table}
 
     @cached_property
     def undetermined(self) -> tuple[str, ...]:
         """Axes whose sizes nothing gives: no shape of a source, no `sizes`, no table of stacked names."""
-        counted = {s for t in (*self.sources, *self.targets) for s in t.stacks if self.counted(s)}
-        return self.pattern.undetermined({*self.sizes, *counted}) if self.pattern else ()
-
-    @property
-    def lengths(self) -> tuple[int | str | Of, ...]:
-        """The sizes that a person gave: of axes of the layout, and of one that is cropped or padded."""
-        changed = (self.resize.to, self.resize.before) if self.resize else ()
-        return (*self.sizes.values(), *(n for n in changed if n is not None))
+        return self.pattern.undetermined({*self.sizes, *self.counts}) if self.pattern else ()
 
     @cached_property
     def alone(self) -> bool:
@@ -196,62 +193,57 @@ class Rule:
         parts = (p for t in self.sources for p in t.parts)
         return frozenset(p.name for p in parts if not isinstance(p, str) and p.kind == "...")
 
-    def _axes(self, side: int, k: int) -> tuple[int, bool]:
-        """The number of axes that the layout names for a tensor, and whether those are all."""
-        if self.pattern is None:
-            return 0, False
-        axes = (self.pattern.sources, self.pattern.targets)[side][k]
-        stacked = len((self.sources, self.targets)[side][k].stacks)
-        return len(axes) - stacked - ("..." in axes), "..." not in axes
+    def _rank(self, side: int, k: int = 0) -> tuple[int, ...]:
+        """The rank that the layout gives a tensor; () if it has `...` or there is none."""
+        axes = (self.pattern.sources, self.pattern.targets)[side][k] if self.pattern else ("...",)
+        return () if "..." in axes else (len(axes) - len((self.sources, self.targets)[side][k].stacks),)
 
     @cached_property
     def wanted(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that each source may have (empty: any): those given, or that of the layout."""
-        spelled = [self._axes(0, 0 if self.merges else k) for k in range(len(self.sources))]
-        ranks = [(n,) if whole else () for n, whole in spelled]
-        if self.merges:
-            return (self.ranks or ranks[0],) * len(ranks)
-        return (self.ranks or ranks[0], *ranks[1:])
+        first = self.when.ranks or self._rank(0)
+        return tuple(first if self.combine or k == 0 else self._rank(0, k) for k in range(len(self.sources)))
 
     def check(self, layout: str) -> None:
         """Refuse a layout that does not fit the names, and operations that do not exist."""
-        names = [1 if self.merges else len(self.sources), len(self.targets)]
         self._check_counts()
+        names = [1 if self.combine else len(self.sources), len(self.targets)]
         if self.layout and [len(side.split(",")) for side in layout.split("->")] != names:
             raise UsageError(f"layout {layout!r} does not list one tensor for each name")
         for count, what in zip(names[::-1], ("targets", "sources"), strict=True):
             if not layout and count != 1 and self.targets:
                 raise UsageError(f"several {what} need a layout")
-        _ = self.pattern
         for op in self.ops:
             operations.check(op, self.pattern.names if self.pattern else ())
+        _ = self.pattern
 
     def _check_counts(self) -> None:
-        """Refuse names that a sum, copies or another size cannot take: too many, too few, or stacks."""
+        """Refuse names that copies, a sum or another size cannot take: too many, too few, or stacks."""
         stacked = any(t.stacks for t in (*self.sources, *self.targets))
-        if self.sum and (self.sum not in SUMS or self.same or self.fills):
-            raise UsageError('`sum` is "exact", or "zeros" if all but the first are zeros, without `same` or `fill`')
-        if self.merges and (stacked or not 1 < len(self.sources) <= MAX_COPIES or len(self.targets) != 1):
-            word = "same" if self.same else "sum"
+        if self.combine and (stacked or not 1 < len(self.sources) <= MAX_COPIES or len(self.targets) != 1):
+            word = "same" if self.combine == "same" else "sum"
             raise UsageError(f"`{word}` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name")
-        if self.resize and (stacked or len(self.sources) != 1 or len(self.targets) != 1):
-            raise UsageError("`crop` and `pad` take one name to one name, without {e*}")
-        if self.resize and self.ops and (self.resize.value or not all(map(operations.scales, self.ops))):
+        if not self.resize:
+            return
+        scaled = not self.ops or (not self.resize.value and all(map(operations.scales, self.ops)))
+        if stacked or len(self.sources) != 1 or len(self.targets) != 1 or not scaled:
             raise UsageError(
-                "`crop` and `pad` take one name to one name, with an `op` only if that scales and the value is 0"
+                "`crop` and `pad` take one name to one name, without {e*}, and an `op` only if it scales and the "
+                "value is 0"
             )
 
     @cached_property
     def inverse(self) -> Rule:
         """The rule in the other direction; UsageError if an operation cannot be undone."""
-        ranks = self.ranks
-        if ranks and self.pattern:
-            (before, _), (after, whole) = self._axes(0, 0), self._axes(1, 0)
-            ranks = () if whole else tuple(r + after - before for r in ranks)
-        if self.sum == "exact":
+        if self.combine == "exact":
             raise UsageError('a sum cannot be undone; `sum = "zeros"` can')
+        ranks = self.when.ranks
+        if ranks and self.pattern:
+            before, after = len(self.pattern.sources[0]), len(self.pattern.targets[0])
+            more = after - before + len(self.sources[0].stacks) - len(self.targets[0].stacks)
+            ranks = () if self._rank(1) else tuple(r + more for r in ranks)
         left, _, right = self.layout.partition("->")
-        targets, zeros = (self.sources[:1], self.sources[1:]) if self.sum else (self.sources, ())
+        targets, zeros = (self.sources[:1], self.sources[1:]) if self.combine == "zeros" else (self.sources, ())
         return replace(
             self,
             sources=self.targets,
@@ -259,9 +251,7 @@ class Rule:
             layout=f"{right.strip()} -> {left.strip()}" if self.layout else "",
             where={k: d.inverse for k, d in self.where.items()},
             ops=tuple(operations.inverse(op) for op in reversed(self.ops)),
-            ranks=ranks,
-            kinds=(),
-            inputs=(),
+            when=self.when._replace(ranks=ranks, kinds=(), inputs=()),
             fills=tuple((t, (0.0,)) for t in zeros),
             constants=self.fills,
             backward=not self.backward,

@@ -97,10 +97,8 @@ class Layout:
         for axes, shape in zip(self.sources, shapes, strict=True):
             if len(axes) != len(shape):
                 raise self.fail(f"has {len(axes)} axes, the tensor has {len(shape)}", shapes)
-        sizes = {k: v for k, v in given.items() if k in self.names}
         pairs = [p for axes, shape in zip(self.sources, shapes, strict=True) for p in zip(axes, shape, strict=True)]
-        while any(self._learn(axis, n, sizes, shapes) for axis, n in pairs):
-            pass
+        sizes = self.learn(pairs, {k: v for k, v in given.items() if k in self.names}, shapes)
         for axis, n in pairs:
             if missing := unknown(axis, sizes):
                 why = f"the shapes do not give the size of {', '.join(missing)}; give it in `sizes`"
@@ -117,10 +115,15 @@ class Layout:
         sizes = dict(zip(sorted(unrolled.names), PRIMES, strict=False))
         sizes |= {REST: 0} if REST in sizes else {}
         known = {k: n for k, n in sizes.items() if k in given}
-        pairs = [(axis, size_of(axis, sizes)) for axes in unrolled.sources for axis in axes]
-        while any(unrolled._learn(axis, n, known, ()) for axis, n in pairs):
-            pass
+        known = unrolled.learn([(axis, size_of(axis, sizes)) for axes in unrolled.sources for axis in axes], known)
         return tuple(name for name in sizes if name not in known)
+
+    def learn(self, pairs: Sequence[tuple[Axis, int]], given: Sizes, shapes: Sequence[Shape] = ()) -> dict[str, int]:
+        """The sizes that follow from axes of known length, and those given."""
+        sizes = dict(given)
+        while any(self._learn(axis, n, sizes, shapes) for axis, n in pairs):
+            pass
+        return sizes
 
     def _learn(self, axis: Axis, n: int, sizes: dict[str, int], shapes: Sequence[Shape]) -> bool:
         """Derive the size of the one unknown name in an axis of length `n`; False unless exactly one is unknown."""
@@ -136,9 +139,14 @@ class Layout:
         sizes[names[0]] = found
         return True
 
-    def shapes(self, sizes: Sizes) -> tuple[Shape, ...]:
+    def sizes(self, shapes: Sequence[Shape], given: Sizes) -> dict[str, int]:
+        """The size of every axis, also of those for which `...` stands."""
+        return self.unrolled(shapes).solve(shapes, given)
+
+    def shapes(self, shapes: Sequence[Shape], given: Sizes) -> tuple[Shape, ...]:
         """The shapes of the targets."""
-        out = tuple(tuple(size_of(a, sizes) for a in axes) for axes in self.targets)
+        sizes = self.sizes(shapes, given)
+        out = tuple(tuple(size_of(a, sizes) for a in axes) for axes in self.unrolled(shapes).targets)
         for shape in out:
             checked_count(shape)
         return out
@@ -167,15 +175,14 @@ class Bound(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _bind(layout: Layout, shapes: tuple[Shape, ...], given: tuple[tuple[str, int], ...]) -> Bound:
-    unrolled = layout.unrolled(shapes)
-    sizes = unrolled.solve(shapes, dict(given))
+    unrolled, sizes = layout.unrolled(shapes), layout.sizes(shapes, dict(given))
     places = {}
     for t, axes in enumerate(unrolled.targets):
         for base, names in alternatives(Prod(axes), 1, sizes):
             places[frozenset(names)] = (t, base, names)
     key = (layout.text, shapes, given)
     sources = (Blocks(a, sizes, places, unrolled.fail, (*key, k)) for k, a in enumerate(unrolled.sources))
-    return Bound(tuple(sources), unrolled.shapes(sizes))
+    return Bound(tuple(sources), layout.shapes(shapes, dict(given)))
 
 
 @lru_cache(maxsize=4096)

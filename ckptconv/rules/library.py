@@ -15,7 +15,7 @@ from .assign import translated
 from .templates import Capture, CaptureKind, Domain, DomainKind, Matcher, Template
 
 if TYPE_CHECKING:
-    from .converter import Converter, Count, Rule
+    from .converter import Count, Size
 
 import os
 import re
@@ -31,7 +31,7 @@ from ..storage import plugins
 from ..storage.paths import refuse_remote
 from .apply import apply
 from .assign import assign, resembles, takes
-from .converter import Converter, Rule
+from .converter import NONE, Converter, Rule
 from .templates import MAX_NAME, halves, template
 from .toml import MAX_FILE, beside, included, parse, read, shipped
 
@@ -235,15 +235,15 @@ def lint(converter: Converter) -> list[str]:
 
 def _rule(rule: Rule, converter: Converter) -> Iterator[str]:
     """The faults of a rule by itself."""
-    yield from _captures(rule, one_way=bool(converter.one_way))
+    yield from _captures(rule)
     yield from _fills(rule, converter)
     yield from _sizes(rule, converter)
 
 
-def _captures(rule: Rule, *, one_way: bool) -> Iterator[str]:
+def _captures(rule: Rule) -> Iterator[str]:
     """Captures that one name binds and another one does not."""
     left, right = _bound(rule.sources), _bound(rule.targets)
-    if rule.targets and left != right and not (rule.shared and one_way):
+    if rule.targets and left != right:
         for name in sorted(left ^ right):
             yield f"{{{name}}} is on one side only"
     for side in (rule.sources, rule.targets):
@@ -277,9 +277,15 @@ def _sizes(rule: Rule, converter: Converter) -> Iterator[str]:
             yield f"layout {rule.layout!r}: the shapes do not determine the size of {axes}; give it in `sizes`"
     elif rule.sizes:
         yield "`sizes` needs a layout"
-    for size in rule.lengths:
+    for size in _lengths(rule):
         if isinstance(size, str) and size not in converter.params:
             yield f"the size {size!r} is not a parameter"
+
+
+def _lengths(rule: Rule) -> list[Size]:
+    """The sizes that a person gave: of axes of the layout, and of one that is cropped or padded."""
+    changed = (rule.resize.to, rule.resize.before) if rule.resize else ()
+    return [*rule.sizes.values(), *(n for n in changed if n is not None)]
 
 
 def _bound(templates: Sequence[Template]) -> set[str]:
@@ -287,7 +293,7 @@ def _bound(templates: Sequence[Template]) -> set[str]:
 
 
 def _unused(converter: Converter) -> list[str]:
-    used = {s for r in converter.rules for s in r.lengths if isinstance(s, str)}
+    used = {s for r in converter.rules for s in _lengths(r) if isinstance(s, str)}
     used |= {v for r in converter.rules for _, blocks in r.fills for v in blocks if isinstance(v, str)}
     checks = {c.param for c in converter.counts} | {p for p in converter.axes.values() if p}
     checks |= {n for r in converter.refusals for n in r.equal if isinstance(n, str)}
@@ -327,7 +333,7 @@ class _Unconditional:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._kept: dict[Rank, list[int]] = {}
         for i, r in enumerate(rules):
-            if len(r.sources) == 1 and not (r.having or r.lacking or r.kinds or r.inputs):
+            if len(r.sources) == 1 and r.when._replace(ranks=()) == NONE:
                 for rank in {EACH, *(r.wanted[0] or (ANY,))}:
                     self._kept.setdefault(rank, []).append(i)
         self._matchers = {
@@ -363,7 +369,12 @@ def _way_back(converter: Converter, most: int) -> Iterator[str]:
     for rule in converter.rules:
         if not rule.targets or len(rule.sources) != 1 or len(rule.targets) != 1 or rule.sources[0].stacks:
             continue
-        if rule.targets[0].stacks or rule.having or rule.lacking or _bound(rule.sources) != _bound(rule.targets):
+        if (
+            rule.targets[0].stacks
+            or rule.when.having
+            or rule.when.lacking
+            or _bound(rule.sources) != _bound(rule.targets)
+        ):
             continue
         ranks: Sequence[Rank] = rule.inverse.wanted[0] or (EACH,)
         own = Matcher([(rule.sources[0], rule.where)])

@@ -21,7 +21,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..checkpoint import NoteKind, Tensor, contiguous, origin
 from ..dtypes import NO_ZERO, SATURATES, DType
@@ -59,11 +59,10 @@ class Resize(NamedTuple):
     to: int | str | Of
     before: int | str | Of | None = None
     value: float = 0.0
-    front: bool = False  # at the beginning of the axis, not at its end
     unchecked: bool = False  # the inverse of a pad cuts off whatever is there
 
     def __str__(self) -> str:
-        return f"{'pad' if self.pads else 'crop'}{' the front of' * self.front} axis {self.axis}"
+        return f"{'pad' if self.pads else 'crop'} axis {self.axis}"
 
 
 def scales(op: str) -> bool:
@@ -103,15 +102,9 @@ def inverse(op: str) -> str:
     raise UsageError(f"the operation {op!r} cannot be undone exactly")
 
 
-def resolved(
-    ops: Sequence[str], pattern: layouts.Layout | None, sources: Sequence[Tensor], known: Mapping[str, int]
-) -> tuple[str, ...]:
+def resolved(ops: Sequence[str], sources: Sequence[Tensor], sizes: Mapping[str, int]) -> list[str]:
     """The operations of a rule, with numbers in place of the axes of its layout that some refer to."""
-    sizes = known
-    if pattern and any(map(scales, ops)):
-        shapes = [t.shape for t in sources]
-        sizes = pattern.unrolled(shapes).solve(shapes, known)
-    return tuple(_resolved(op, sources, sizes) for op in ops)
+    return [_resolved(op, sources, sizes) for op in ops]
 
 
 def _resolved(op: str, sources: Sequence[Tensor], sizes: Mapping[str, int]) -> str:
@@ -169,33 +162,27 @@ def stacked(tensors: Mapping[tuple[int, ...], Tensor]) -> Tensor:
     return replace(first, shape=(*counts, *first.shape), parts=tuple(parts))
 
 
-def unstacked(tensor: Tensor, axes: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[Part, ...]]]:
+def unstacked(tensor: Tensor, axes: int) -> Iterator[tuple[tuple[int, ...], Tensor]]:
     """Split a tensor along its first axes: each tensor with its place; the inverse of `stacked`."""
     pattern = layouts.parse("(before + 1 + after) ... -> before ..., ..., after ...")
     counts, rest = tensor.shape[:axes], tensor.shape[axes:]
     flat = replace(tensor, shape=(prod(counts), *rest))
     for i, place in enumerate(product(*map(range, counts))):
-        yield (place, *pattern.apply([flat], {"before": i})[1])
+        _, (shape, parts), _ = pattern.apply([flat], {"before": i})
+        yield place, replace(tensor, shape=shape, parts=parts)
 
 
-def same(tensors: Sequence[Tensor]) -> Tensor:
-    """One tensor for equal copies, which compares them when it is read."""
+def combined(tensors: Sequence[Tensor], how: Literal["same", "exact", "zeros"]) -> Tensor:
+    """One tensor for equal copies, or the sum of tensors: it checks that they are equal, or exact, when it is read."""
     first = _first_of_alike(tensors)
-    if first.dtype.kind == "s":
+    if how == "same" and first.dtype.kind == "s":
         raise LayoutError("copies are compared by bytes, which strings do not have")
-    if not first.count or all(origin(t) == origin(first) for t in tensors):
-        return first
-    return contiguous(first.name, first.dtype, first.shape, derived.compared(tensors), role=first.role)
-
-
-def summed(tensors: Sequence[Tensor], *, zeros: bool) -> Tensor:
-    """The sum of tensors, which checks that it is exact when it is read."""
-    first = _first_of_alike(tensors)
-    if first.dtype.kind != "f":
+    if how != "same" and first.dtype.kind != "f":
         raise LayoutError(f"`sum` adds floating-point numbers, not {first.dtype}")
-    if not first.count:
+    if not first.count or (how == "same" and all(origin(t) == origin(first) for t in tensors)):
         return first
-    return contiguous(first.name, first.dtype, first.shape, derived.summed(tensors, zeros=zeros), role=first.role)
+    data = derived.compared(tensors) if how == "same" else derived.summed(tensors, zeros=how == "zeros")
+    return contiguous(first.name, first.dtype, first.shape, data, role=first.role)
 
 
 def filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:
@@ -240,11 +227,10 @@ def _first_of_alike(tensors: Sequence[Tensor]) -> Tensor:
     return first
 
 
-# --- Change the length of one axis: `crop` cuts its end off, `pad` puts one value there. Pure; no tensor  ---
+# --- Change the length of one axis: `crop` cuts its end off, `pad` puts one value there. Pure; no tensor is read ---
 #
-# crop = { axis = 0, to = 30522 }                 the inverse pads: what was cut off is lost
+#     crop = { axis = 0, to = 30522 }                 the inverse pads: what was cut off is lost
 #     pad = { axis = 0, to = 30528, value = 0 }       the inverse crops, and checks that only padding is cut off
-#     pad = { axis = 0, to = 48, front = true }       at the beginning of the axis instead
 #     pad = { axis = 0, to = 48, unchecked = true }   the inverse cuts off whatever is there, with a note
 #
 # The axis is one of the rule's target. `from` is the length before; else the metadata records it for the inverse.
@@ -253,66 +239,46 @@ def _first_of_alike(tensors: Sequence[Tensor]) -> Tensor:
 ADDED, TIMES = 2**26, 8  # bytes that a recorded length may add to a tensor: so many, or so many times its own
 
 
-def forward(resize: Resize, t: Tensor, to: int, before: int | None) -> Tensor:
-    """The tensor with its axis `to` long; LayoutError if it was not `before` long, or is too long or too short."""
-    length = _length(resize, t)
+def resized(
+    how: Resize, t: Tensor, to: int | None, before: int | None, *, backward: bool
+) -> tuple[Tensor, tuple[NoteKind, str] | None]:
+    """The tensor with its axis `to` long, and a note on what became of it; LayoutError if it was not `before` long.
+
+    backward: to undo what `how` does.
+    """
+    if how.axis >= len(t.shape):
+        raise LayoutError(f"axis {how.axis} does not exist: the tensor has {len(t.shape)}")
+    length, pads = t.shape[how.axis], how.pads != backward
     if before is not None and length != before:
-        raise LayoutError(f"axis {resize.axis} is {length} long, not {before} as `from` says")
-    if (to - length) * (1 if resize.pads else -1) < 0:
-        what, other = ("pad", "longer") if resize.pads else ("crop", "shorter")
-        raise LayoutError(f"`{what}` to {to}: axis {resize.axis} is {other} than that, {length}")
-    return _padded(t, resize, to) if resize.pads else _cut(t, resize, to)[0]
+        raise LayoutError(f"axis {how.axis} is {length} long, not {before} as `{'to' if backward else 'from'}` says")
+    if to is None:
+        raise LayoutError(f"the length of axis {how.axis} before is not recorded; give it as `from`")
+    if to == length:
+        return t, None
+    if (to > length) != pads:
+        raise LayoutError(f"axis {how.axis} is {length} long: to {'pad' if pads else 'crop'} it to {to} is impossible")
+    text = f"axis {how.axis} is {'padded' if pads else 'cropped'} from {length} to {to}"
+    if pads:
+        lost = ": what the crop cut off is lost" if backward else ""
+        return _padded(t, how, to), ("lossy" if lost else "hint", f"{text} with {how.value:g}{lost}")
+    x, both, y = (_names(how.axis, len(t.shape), along) for along in ("x", "(x + y)", "y"))
+    kept, rest = (replace(t, shape=s, parts=p) for s, p in layouts.parse(f"{both} -> {x}, {y}").apply([t], {"x": to}))
+    if not backward or how.unchecked:
+        return kept, ("lossy", f"{text}: what is beyond is lost")
+    if rest.count:
+        data = derived.without(kept, rest, how.value, axis=how.axis, start=to)
+        kept = contiguous(t.name, t.dtype, kept.shape, data)
+    return kept, ("hint", f"{text}: what is cut off must be {how.value:g}, which is checked when it is read")
 
 
-def backward(resize: Resize, t: Tensor, to: int, before: int | None) -> Tensor:
-    """The tensor as it was before `forward` made its axis `to` long."""
-    length = _length(resize, t)
-    if length != to:
-        raise LayoutError(f"axis {resize.axis} is {length} long, not {to} as `to` says")
-    if before is None:
-        raise LayoutError(f"the length of axis {resize.axis} before is not recorded; give it as `from`")
-    if (before - length) * (-1 if resize.pads else 1) < 0:
-        raise LayoutError(f"axis {resize.axis} is {length} long and was {before}: that is not what the rule does")
-    if not resize.pads:
-        return _padded(t, resize, before)
-    kept, rest = _cut(t, resize, before)
-    if not rest.count or resize.unchecked:
-        return kept
-    start = 0 if resize.front else before
-    return contiguous(
-        t.name, t.dtype, kept.shape, derived.without(kept, rest, resize.value, axis=resize.axis, start=start)
-    )
-
-
-def bounded(resize: Resize, t: Tensor, recorded: int | None) -> None:
+def bounded(how: Resize, t: Tensor, recorded: int | None) -> None:
     """Refuse a length that metadata, which is from a file, records if it would make a small tensor huge."""
-    more = (recorded or 0) - _length(resize, t)
-    others = prod(n for k, n in enumerate(t.shape) if k != resize.axis)
-    if more * others * t.dtype.itemsize > max(ADDED, TIMES * t.nbytes):
+    others = prod(n for k, n in enumerate(t.shape) if k != how.axis)
+    if (recorded or 0) * others * t.dtype.itemsize > t.nbytes + max(ADDED, TIMES * t.nbytes):
         raise LayoutError(
-            f"axis {resize.axis} is {_length(resize, t)} long and was {recorded}, as the metadata records: more than "
-            "is taken from there; give it as `from` if that is right"
+            f"axis {how.axis} was {recorded} long, as the metadata records: more than is taken from there; give it as "
+            "`from` if that is right"
         )
-
-
-def described(resize: Resize, old: Sequence[int], new: Sequence[int], *, backward: bool) -> tuple[NoteKind, str] | None:
-    """What became of a tensor, for a note; None if nothing did."""
-    was, now = old[resize.axis], new[resize.axis]
-    if was == now:
-        return None
-    what = f"axis {resize.axis} is {'padded' if now > was else 'cropped'} from {was} to {now}"
-    if now > was:
-        what += f" with {resize.value:g}"
-        return ("lossy", f"{what}: what the crop cut off is lost") if backward else ("hint", what)
-    if backward and not resize.unchecked:
-        return "hint", f"{what}: what is cut off must be {resize.value:g}, which is checked when it is read"
-    return "lossy", f"{what}: what is beyond is lost"
-
-
-def _length(resize: Resize, t: Tensor) -> int:
-    if resize.axis >= len(t.shape):
-        raise LayoutError(f"axis {resize.axis} does not exist: the tensor has {len(t.shape)}")
-    return t.shape[resize.axis]
 
 
 def _names(axis: int, count: int, along: str) -> str:
@@ -320,29 +286,12 @@ def _names(axis: int, count: int, along: str) -> str:
     return " ".join(along if k == axis else f"a{k}" for k in range(count))
 
 
-def _cut(t: Tensor, resize: Resize, to: int) -> tuple[Tensor, Tensor]:
-    """The part of a tensor that is kept, with its axis `to` long, and the rest: behind it, or in front of it."""
-    names = ("y", "x") if resize.front else ("x", "y")
-    sides = [_names(resize.axis, len(t.shape), x) for x in (f"({' + '.join(names)})", "x", "y")]
-    pattern = layouts.parse(f"{sides[0]} -> {sides[1]}, {sides[2]}")
-    kept, rest = (replace(t, shape=s, parts=p) for s, p in pattern.apply([t], {"x": to}))
-    return kept, rest
-
-
-def _padded(t: Tensor, resize: Resize, to: int) -> Tensor:
-    """The tensor with one value at the end of an axis, or at its beginning."""
-    if to == (length := _length(resize, t)):
-        return t
-    shape = (*t.shape[: resize.axis], to - length, *t.shape[resize.axis + 1 :])
-    end = replace(t, shape=shape, parts=_constant(t, shape, resize.value))
-    both = "(y + x)" if resize.front else "(x + y)"
-    sides = [_names(resize.axis, len(t.shape), x) for x in ("x", "y", both)]
-    ((whole, parts),) = layouts.parse(f"{sides[0]}, {sides[1]} -> {sides[2]}").apply([t, end])
-    return replace(t, shape=whole, parts=parts)
-
-
-def _constant(t: Tensor, shape: Sequence[int], value: float) -> tuple[Part, ...]:
+def _padded(t: Tensor, how: Resize, to: int) -> Tensor:
+    """The tensor with one value at the end of an axis."""
     if t.dtype.kind in "sx":
         raise LayoutError(f"{t.dtype} is not padded: its elements are not numbers")
-    element = constant(value, t.dtype, "`pad`")
-    return (derived.constant(element, t.dtype, tuple(shape)),)
+    shape = (*t.shape[: how.axis], to - t.shape[how.axis], *t.shape[how.axis + 1 :])
+    end = replace(t, shape=shape, parts=(derived.constant(constant(how.value, t.dtype, "`pad`"), t.dtype, shape),))
+    x, both, y = (_names(how.axis, len(t.shape), along) for along in ("x", "(x + y)", "y"))
+    ((whole, parts),) = layouts.parse(f"{x}, {y} -> {both}").apply([t, end])
+    return replace(t, shape=whole, parts=parts)

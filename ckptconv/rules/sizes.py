@@ -1,32 +1,202 @@
 """The sizes of axes that the source shapes do not determine: fixed, taken from another tensor, or a parameter.
 
-A parameter is given, or else taken from a tensor, or else read from config.json beside the source.
+A parameter is given, or else taken from a tensor, or else read from config.json beside the source, or else its default.
+Sizes also tell a source that is not whole, and a model that is another converter's:
+
+    [count]
+    "<layers>" = "layers"                   # model.layers.{l}: l is 0, 1, 2 ..., up to the parameter, if it is known
+    [axes]
+    k = "head_size"                         # all axes called k are equally long, as long as the parameter says, if any
+    [[refuse]]
+    equal = ["heads", "kv_heads"]           # two sizes that are equal only in a model of another converter
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint import Checkpoint, Tensor
-from ..errors import LayoutError, UsageError
-from ..messages import brief, did_you_mean, printable
+from ..checkpoint import Checkpoint
+from ..errors import LayoutError, UnmatchedTensors, UsageError
+from ..messages import brief, did_you_mean, listing, printable
 from ..storage.files import exists, read_all
 from ..storage.json import parse_json
 from ..storage.paths import sibling, split
 from . import provenance
-from .assign import Group, Names
+from .assign import Group, Names, Shape
 from .templates import MAX_NAME, Matcher
 
 if TYPE_CHECKING:
-    from .converter import Converter, Count, Rule
-    from .operations import Of
+    from .axes import Axis
+    from .converter import Converter, Count, Rule, Size
+
+CONFIG = "config.json"
+MAX_CONFIG = 2**20  # bytes; a language model of 500 labels has 50 kB
+MAX_NUMBER = 2**31 - 1
 
 
-def checked(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
+class Sizes:
+    """The sizes of axes and the parameters of one conversion.
+
+    params: the values in use. missing: parameters that lack a value, with their help. configured: what was read from
+    config.json. given: the parameters that a person gives.
+    """
+
+    def __init__(self, converter: Converter, names: Names, given: Mapping[str, Any]) -> None:
+        self.converter, self.names = converter, names
+        self.given = _integers(converter, given)
+        self._record = provenance.recorded(converter, names.checkpoint)
+        self.params = self._record.params | self.given
+        self.missing: dict[str, str] = {}
+        self.configured: list[str] = []
+        self._used: set[str] = set()  # the parameters that something needed
+        self._told: dict[str, dict[str, int]] = {}  # what the file told of layers, by the first tensor of each
+
+    def axes(self, rule: Rule, group: Group, values: Mapping[str, str]) -> dict[str, int]:
+        """The sizes of a rule's axes that are known besides the shapes of its sources; LayoutError if one is lacking.
+
+        values: the captures as the targets have them.
+        """
+        if rule.pattern is None:
+            return {}
+        captures, out = values if rule.backward else group.values, dict(rule.counts)
+        first = _originals(rule, group, values)[0]
+        told, lacking = self._of_file(first), None
+        for axis, size in rule.sizes.items():
+            if isinstance(size, str) and size in told:
+                out[axis] = told[size]
+                self._told.setdefault(first, {})[size] = told[size]
+                continue
+            try:
+                out[axis] = self.one(size, captures)
+            except LayoutError as e:
+                lacking = e
+                if rule.when.inputs and size in self.missing:  # it is for some layers: say for which
+                    self.missing[size] += f"; {printable(first)}"
+        if lacking:
+            raise lacking
+        if shapes := self.before(rule, group, values):
+            return _solved(rule, shapes, out | _counted(rule, group, values, self._record.shapes))
+        return self._asked(rule, out) if rule.backward else out
+
+    def before(self, rule: Rule, group: Group, values: Mapping[str, str]) -> list[Shape]:
+        """The shapes that the targets of an inverse had, without stacked axes, if the metadata records them."""
+        shapes = self._record.shapes
+        names = _originals(rule, group, values) if shapes and rule.backward else []
+        names = names[:1] if rule.combine else names
+        return [shapes[n] for n in names] if all(n in shapes for n in names) else []
+
+    def _asked(self, rule: Rule, known: dict[str, int]) -> dict[str, int]:
+        """The sizes with those that a person gives for axes of an inverse that nothing records."""
+        pattern, needed = rule.pattern, list[str]()
+        out = known | {axis: self.params[axis] for axis in rule.undetermined if axis in self.params}
+        while pattern and (more := pattern.undetermined({*out, *needed})):
+            needed.append(more[-1])
+            self.missing[more[-1]] = f"an axis of {rule.layout} whose size is not recorded"
+        if needed:
+            raise LayoutError(f"the size of {needed[0]} is not given")
+        return out
+
+    def one(self, size: Size, captures: Mapping[str, str]) -> int:
+        """A size: a number, a parameter's value, or the length of an axis; LayoutError if there is none."""
+        if isinstance(size, int):
+            return size
+        if isinstance(size, str):
+            return self.param(size)
+        shape = self.names.shapes.get(name := size.name.render(captures), ())
+        if (length := size.length(shape)) is None:
+            raise LayoutError(f"the size is an axis of {printable(name)}, which does not exist")
+        return length
+
+    def param(self, name: str) -> int:
+        """The value of a parameter; LayoutError if it has none."""
+        self._used.add(name)
+        if (found := self.known(name)) is not None:
+            return found
+        param = self.converter.params.get(name)
+        if param is None:
+            raise UsageError(
+                f"the converter {self.converter.name} refers to {name!r}, which is not one of its parameters"
+            )
+        where = f"(a config.json beside the source has no {param.config})" if param.config else ""
+        self.missing.setdefault(name, f"{param.help} {where}".strip())
+        raise LayoutError(f"the parameter {printable(name)} is not given")
+
+    def known(self, name: str) -> int | None:
+        """The value of a parameter, if any: given, else of its tensor, else of config.json, else its default."""
+        param = self.converter.params.get(name)
+        if name in self.params or param is None:
+            return self.params.get(name)
+        value = None
+        if param.of:
+            pattern = Matcher([(param.of.name, {})])
+            shapes = (shape for known, shape in self.names.shapes.items() if pattern.first(known))
+            value = next((n for n in map(param.of.length, shapes) if n is not None), None)
+        if value is None and param.config:
+            value = self._configured(param.config, name)
+        value = param.default if value is None else value
+        if value is not None:
+            self.params[name] = value
+        return value
+
+    def recorded(self) -> dict[str, Any]:
+        """What an inverse needs: parameters, and what the file told of single tensors."""
+        known = self.names.known
+        told = {name if self.converter.one_way else known[name]: own for name, own in self._told.items()}
+        return {"params": dict(self.params), "sizes": told}
+
+    def denied(self) -> Iterator[str]:
+        """Sizes that were given although the file tells others of all layers: else they are those of the rest."""
+        for name, given in self.given.items():
+            numbers = {told[name] for told in self._told.values() if name in told}
+            if name not in self._used and numbers - {given}:
+                yield f"by the file, {name} is {' or '.join(map(str, sorted(numbers)))}; {given} was given"
+
+    def _of_file(self, name: str) -> Mapping[str, int]:
+        """What the file tells of the layer of a tensor, of an inverse of the one that it gives."""
+        if self.converter.forward:
+            return self._record.sizes.get(name, {})
+        taken = self.names.checkpoint.details.get("inputs", {}).get(name)
+        return {"height": taken.height, "width": taken.width} if taken and taken.height else {}
+
+    @cached_property
+    def _configs(self) -> dict[str, Any]:
+        """What each config.json beside the sources says, by its path; read when a number of it is first wanted."""
+        folders = {split(url)[0]: url for url in reversed(self.names.checkpoint.urls)}
+        paths = [sibling(url, CONFIG) for url in reversed(folders.values())]
+        return {path: parse_json(read_all(path, MAX_CONFIG), path) for path in paths if exists(path)}
+
+    def _configured(self, key: str, param: str) -> int | None:
+        """The integer of a dotted key of config.json; None if no file has it, or has null there.
+
+        Raises UsageError, which names `param`, if it cannot be a size or two files differ, and
+        CorruptCheckpoint or UnsafeCheckpoint if a file cannot be trusted.
+        """
+        numbers: dict[int, str] = {}
+        for path, value in self._configs.items():
+            for word in key.split("."):
+                value = value.get(word) if isinstance(value, dict) else None
+            if value is None:
+                continue
+            if type(value) is not int or not 0 < value <= MAX_NUMBER:
+                shown = brief(printable(repr(value)), 100)
+                raise UsageError(
+                    f"{key} is {shown}, not an integer from 1 to {MAX_NUMBER}; give param='{param}=NUMBER'", url=path
+                )
+            numbers[value] = path
+        if len(numbers) > 1:
+            shown = ", ".join(f"{n} in {printable(path)}" for n, path in numbers.items())
+            raise UsageError(f"the sources' {CONFIG} differ in {key}: {shown}; give param='{param}=NUMBER'")
+        for number in numbers:
+            self.configured.append(f"{param}={number} ({key})")
+            return number
+        return None
+
+
+def _integers(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
     """The given parameters as numbers; UsageError for one that the converter does not have."""
     out = {}
     axes = {axis for rule in converter.rules if rule.backward for axis in rule.undetermined}
@@ -41,200 +211,45 @@ def checked(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
     return out
 
 
-def about(rule: Rule, group: Group, values: Mapping[str, str]) -> str:
-    """The name of the first tensor that a rule takes or, in an inverse, gives; '' if that is stacked."""
+def _originals(rule: Rule, group: Group, values: Mapping[str, str]) -> list[str]:
+    """For each name of a rule, on the side that the forward converter takes, the first tensor that it stands for."""
     if not rule.backward:
-        return min(group.members[0].items(), default=((), ""))[1]
-    if group.spelled:
-        return group.spelled[0][0]
-    return "" if rule.targets[0].stacks else rule.targets[0].render(values)
+        return [min(members.items())[1] for members in group.members]
+    if each := len(group.spelled) // len(rule.targets):  # stacked targets are stacked alike
+        return [names[0] for names in group.spelled[::each]]
+    first = {s: rule.where[s].inverse.at(0) if s in rule.where else "0" for t in rule.targets for s in t.stacks}
+    return [t.render({**values, **first}) for t in rule.targets]
 
 
-class SizeFinder:
-    """Looks sizes up; collects parameters that it finds in `params`, and those that lack a value in `missing`.
-
-    `configured` says which were read from config.json. given: the parameters that a person gives.
-    """
-
-    def __init__(self, converter: Converter, names: Names, given: Mapping[str, Any]) -> None:
-        self.converter, self.names = converter, names
-        self.given = checked(converter, given)
-        self.params = provenance.params(converter, names.checkpoint) | self.given
-        self.missing: dict[str, str] = {}
-        self.configured: list[str] = []
-        self.told: dict[str, dict[str, int]] = {}  # by tensor
-        self._recorded = provenance.told(converter, names.checkpoint)
-        self.used: set[str] = set()  # the parameters that something needed
-        self._config = Config(names.checkpoint.urls)
-
-    def of(
-        self,
-        rule: Rule,
-        values: Mapping[str, str],
-        undetermined: Sequence[str] = (),
-        first: str = "",
-    ) -> dict[str, int]:
-        """The sizes of a rule's axes for these captures; LayoutError if one cannot be found.
-
-        undetermined: axes of an inverse whose sizes are not recorded, so that a person must give them. first: the name
-        that `about` gives, of whose layer the file may tell the values of parameters.
-        """
-        out = {s: len(rule.where[s].table) for t in rule.targets for s in t.stacks if rule.counted(s)}
-        told = self._of_file(first)
-        lacking: LayoutError | None = None
-        for axis, size in rule.sizes.items():
-            if isinstance(size, str) and size in told:
-                out[axis] = told[size]
-                self.told.setdefault(first, {})[size] = told[size]
-                continue
-            try:
-                out[axis] = self.one(size, values)
-            except LayoutError as e:
-                lacking = e
-                if rule.inputs and size in self.missing:  # it is for some layers: say for which
-                    self.missing[size] += f"; {printable(first)}"
-        if lacking:
-            raise lacking
-        if undetermined and rule.backward and rule.pattern:
-            out |= {axis: self.params[axis] for axis in undetermined if axis in self.params}
-            needed = list[str]()
-            while more := rule.pattern.undetermined({*out, *needed}):
-                needed.append(more[-1])
-                self.missing[more[-1]] = f"an axis of {rule.layout} whose size is not recorded"
-            if needed:
-                raise LayoutError(f"the size of {needed[0]} is not given")
-        return out
-
-    def number(self, value: float | str) -> float:
-        """A number of `fill`, or the value of the parameter of that name."""
-        return self._param(value) if isinstance(value, str) else value
-
-    def one(self, size: int | str | Of, values: Mapping[str, str]) -> int:
-        """A size: a number, a parameter's value, or the length of an axis; LayoutError if there is none."""
-        if isinstance(size, int):
-            return size
-        if isinstance(size, str):
-            return self._param(size)
-        shape = self.names.shapes.get(name := size.name.render(values), ())
-        if (length := size.length(shape)) is None:
-            raise LayoutError(f"the size is an axis of {printable(name)}, which does not exist")
-        return length
-
-    def recorded(self) -> dict[str, Any]:
-        """What an inverse needs: parameters, and what the file told of single tensors."""
-        spelled = (lambda name: name) if self.converter.one_way else self.names.canonical
-        return {"params": dict(self.params), "sizes": {spelled(name): told for name, told in self.told.items()}}
-
-    def denied(self) -> Iterator[str]:
-        """Sizes that were given although the file tells others of all layers: else they are those of the rest."""
-        for name, given in self.given.items():
-            numbers = {told[name] for told in self.told.values() if name in told}
-            if name not in self.used and numbers - {given}:
-                yield f"by the file, {name} is {' or '.join(map(str, sorted(numbers)))}; {given} was given"
-
-    def _of_file(self, name: str) -> Mapping[str, int]:
-        """What the file tells of the layer of a tensor, of an inverse of the one that it gives."""
-        if self.converter.forward:
-            return self._recorded.get(name, {})
-        taken = self.names.checkpoint.details.get("inputs", {}).get(name)
-        return {"height": taken.height, "width": taken.width} if taken and taken.height else {}
-
-    def _param(self, name: str) -> int:
-        """The value of a parameter; LayoutError if it has none."""
-        self.used.add(name)
-        if (found := self.known(name)) is not None:
-            return found
-        param = self.converter.params.get(name)
-        if param is None:
-            raise UsageError(
-                f"the converter {self.converter.name} refers to {name!r}, which is not one of its parameters"
-            )
-        lacks = f"({self._config.lacks(param.config)})" if param.config else ""
-        self.missing.setdefault(name, f"{param.help} {lacks}".strip())
-        raise LayoutError(f"the parameter {printable(name)} is not given")
-
-    def known(self, name: str) -> int | None:
-        """The value of a parameter, if any: given, else of its tensor, else of config.json, else its default."""
-        if name not in self.params and name in self.converter.params:
-            param = self.converter.params[name]
-            found = self._read_off(param.of) if param.of else None
-            found = self._configured(name, param.config) if found is None and param.config else found
-            found = param.default if found is None else found
-            if found is None:
-                return None
-            self.params[name] = found
-        return self.params.get(name)
-
-    def _configured(self, name: str, key: str) -> int | None:
-        found = self._config.number(key, name)
-        if found is not None:
-            self.configured.append(f"{name}={found} ({key})")
-        return found
-
-    def _read_off(self, of: Of) -> int | None:
-        pattern = Matcher([(of.name, {})])
-        shapes = (shape for known, shape in self.names.shapes.items() if pattern.first(known))
-        return next((n for n in map(of.length, shapes) if n is not None), None)
+def _counted(rule: Rule, group: Group, values: Mapping[str, str], recorded: Container[str]) -> dict[str, int]:
+    """The lengths of the axes along which an inverse splits, by the names that are recorded."""
+    out = {}
+    for t in rule.targets:
+        spell = {s: rule.where[s].inverse.at if s in rule.where else str for s in t.stacks}
+        first = {**values, **{s: at(0) for s, at in spell.items()}}
+        for s, at in spell.items():
+            if not group.spelled and s not in rule.counts:
+                out[s] = next(i for i in count(1) if t.render({**first, s: at(i)}) not in recorded)
+        if group.spelled and len(t.stacks) == 1:
+            out[t.stacks[0]] = len(group.spelled) // len(rule.targets)
+    return out
 
 
-# --- config.json: what Hugging Face stores, beside the weights, that shapes do not determine -----------------------
-# {"num_attention_heads": 12, "text_config": {"num_attention_heads": 8}}    keys: the first, or with dots the second
-
-NAME = "config.json"
-MAX_SIZE = 2**20  # bytes; a language model of 500 labels has 50 kB
-MAX_NUMBER = 2**31 - 1
-
-
-class Config:
-    """The config.json beside the files of a checkpoint; read when a number of it is first wanted, and not before."""
-
-    def __init__(self, urls: Sequence[str]) -> None:
-        self._urls = urls
-
-    @cached_property
-    def _files(self) -> dict[str, Any]:
-        """What each file says, by its path: several sources may stand in several folders."""
-        folders = {split(url)[0]: url for url in reversed(self._urls)}
-        paths = [sibling(url, NAME) for url in reversed(folders.values())]
-        return {path: parse_json(read_all(path, MAX_SIZE), path) for path in paths if exists(path)}
-
-    def number(self, key: str, param: str) -> int | None:
-        """The integer of a dotted key; None if no file has it, or has null there.
-
-        Raises UsageError, which names `param`, if it cannot be a size or two files differ, and
-        CorruptCheckpoint or UnsafeCheckpoint if a file cannot be trusted.
-        """
-        found: dict[str, int] = {}
-        for path, value in self._files.items():
-            for word in key.split("."):
-                value = value.get(word) if isinstance(value, dict) else None
-            if value is None:
-                continue
-            if type(value) is not int or not 0 < value <= MAX_NUMBER:
-                shown = brief(printable(repr(value)), 100)
-                raise UsageError(
-                    f"{key} is {shown}, not an integer from 1 to {MAX_NUMBER}; give param='{param}=NUMBER'", url=path
-                )
-            found[path] = value
-        if len(set(found.values())) > 1:
-            shown = ", ".join(f"{n} in {printable(path)}" for path, n in found.items())
-            raise UsageError(f"the sources' {NAME} differ in {key}: {shown}; give param='{param}=NUMBER'")
-        return next(iter(found.values()), None)
-
-    def lacks(self, key: str) -> str:
-        """Why there is no number for the key, for the error that asks for the parameter."""
-        return f"{NAME} has no {key}" if self._files else f"there is no {NAME} beside the source to read {key} from"
+def _solved(rule: Rule, shapes: Sequence[Shape], known: Mapping[str, int]) -> dict[str, int]:
+    """The sizes of an inverse's axes that follow from the shapes that its targets had."""
+    if rule.pattern is None:
+        return dict(known)
+    stacks = [len(t.stacks) for t in rule.targets]
+    forward = rule.pattern.inverse.unrolled([(0,) * n + s for n, s in zip(stacks, shapes, strict=False)])
+    pairs: list[tuple[Axis, int]] = []
+    for axes, n, shape in zip(forward.sources, stacks, shapes, strict=False):
+        if len(axes) != n + len(shape):
+            raise forward.fail(f"the metadata records a tensor of {len(shape)} axes")
+        pairs += zip(axes[n:], shape, strict=True)
+    return forward.learn(pairs, known, shapes)
 
 
-# --- Layers that are missing, axes that differ, and models of other converters ---
-#
-# [count]
-# "<layers>" = "layers"                   # model.layers.{l}: l is 0, 1, 2 ..., up to the parameter, if it is known
-# [axes]
-# k = "head_size"                         # all axes called k are equally long, as long as the parameter says, if any
-# [[refuse]]
-# equal = ["heads", "kv_heads"]           # two sizes that are equal only in a model of another converter
-#
+# --- what is missing, or of another model ---------------------------------------------------------------------------
 # A file that was cut off, or one of several that was not given, often ends between two layers, and no name would
 # tell. A number that a person gives is believed, so that the layers of a model can have gaps on purpose. One of
 # several shards is not checked. Names that are known, although their tensors were left out, count.
@@ -244,29 +259,55 @@ MAX_SHOWN = 8  # numbers that a message lists
 _SHARD = re.compile(r".*-([0-9]{5})-of-([0-9]{5})(?:[^0-9].*)?", re.DOTALL)
 
 
-def missing_layers(converter: Converter, checkpoint: Checkpoint, sizes: SizeFinder) -> Iterator[str]:
+def check_model(converter: Converter, checkpoint: Checkpoint, sizes: Sizes) -> None:
+    """Refuse a model of another converter (UsageError), and one that lacks layers (UnmatchedTensors)."""
+    refused = []
+    for refusal in converter.refusals:
+        a, b = (sizes.known(n) if isinstance(n, str) else n for n in refusal.equal)
+        if a is not None and a == b:
+            refused.append(f"{' and '.join(map(str, refusal.equal))} are {a}: {refusal.why}")
+    if refused:
+        raise UsageError(f"the converter {converter.name} is not for this model:\n{listing(refused)}")
+    if missing := list(_missing_layers(converter, checkpoint, sizes)):
+        raise UnmatchedTensors(f"the source is not whole; give all of its files:\n{listing(missing)}")
+
+
+def uneven(converter: Converter, lengths: Mapping[str, Mapping[int, str]], sizes: Sizes) -> Iterator[str]:
+    """Say which axes have several lengths, or another than their parameter says.
+
+    lengths: by axis, for each length the first tensor that has it.
+    """
+    for axis, tensors in lengths.items():
+        wanted = sizes.known(param) if (param := converter.axes[axis]) else None
+        if len(tensors) > 1 or (wanted and wanted not in tensors):
+            shown = ", ".join(f"{n} in {name}" for n, name in tensors.items())
+            given = ", ".join(f"{k}={n}" for k, n in sizes.params.items())
+            yield f"{param or axis} would be {shown}, with {given or 'no parameters'}"
+
+
+def _missing_layers(converter: Converter, checkpoint: Checkpoint, sizes: Sizes) -> Iterator[str]:
     """Say which numbers are missing in the names of a source."""
     if not converter.counts or _is_part(checkpoint):
         return
     kept = [n for n, t in checkpoint.tensors.items() if not t.role or converter.every]
     left_out = [n for note in checkpoint.notes if note.kind in ("dropped", "damaged") for n in note.names]
-    names = Names(converter, checkpoint, kept + left_out)
-    for count in converter.counts:
-        if not count.source.captures:  # stacked in one tensor
+    known = Names(converter, checkpoint, kept + left_out).known
+    for counted in converter.counts:
+        if not counted.source.captures:  # stacked in one tensor
             continue
-        domain = count.where.get(count.source.captures[-1])
+        domain = counted.where.get(counted.source.captures[-1])
         first = max(0, -domain.shift) if domain else 0  # it becomes 0 in the target, if any does
-        given, wanted = sizes.params.get(count.param), sizes.known(count.param)
-        known = _numbers(count, map(names.canonical, kept + left_out))
-        for layer in _numbers(count, map(names.canonical, kept)):
-            numbers = known[layer]
+        given, wanted = sizes.params.get(counted.param), sizes.known(counted.param)
+        every = _numbers(counted, known.values())
+        for layer in _numbers(counted, (known[n] for n in kept)):
+            numbers = every[layer]
             end = first + wanted if wanted else max(numbers) + 1
             missing = list(islice((n for n in range(first, end) if n not in numbers), MAX_SHOWN + 1))
             if missing and len(numbers) != given:
                 shown = ", ".join(map(str, missing[:MAX_SHOWN])) + ", ..." * (len(missing) > MAX_SHOWN)
-                where = f", where {count.param}={wanted}" if wanted else ""
+                where = f", where {counted.param}={wanted}" if wanted else ""
                 verb = "is" if len(missing) == 1 else "are"
-                right = f"if that is right, param='{count.param}={len(numbers)}'"
+                right = f"if that is right, param='{counted.param}={len(numbers)}'"
                 yield f"{printable(layer)}: {shown} {verb} missing{where}; {right}"
 
 
@@ -280,39 +321,6 @@ def _numbers(count: Count, names: Iterable[str]) -> dict[str, set[int]]:
         layer = count.source.render({**values, number: f"{{{number}}}"})
         out.setdefault(layer, set()).add(int(values[number]))
     return out
-
-
-class Lengths:
-    """The lengths of axes that have one name in several layouts, as they are found."""
-
-    def __init__(self, converter: Converter) -> None:
-        self._axes = converter.axes
-        self._first: dict[str, dict[int, str]] = {axis: {} for axis in converter.axes}  # the first of each length
-
-    def note(self, rule: Rule, sources: Sequence[Tensor], known: Mapping[str, int]) -> None:
-        if rule.pattern is None or not (here := self._axes.keys() & rule.pattern.names):
-            return
-        shapes = [t.shape for t in sources]
-        sizes = rule.pattern.unrolled(shapes).solve(shapes, known)
-        for axis in here:
-            self._first[axis].setdefault(sizes[axis], f"{sources[0].name or rule.sources[0].text} {list(shapes[0])}")
-
-    def wrong(self, sizes: SizeFinder) -> Iterator[str]:
-        """Say which axes have several lengths, or another than their parameter says."""
-        for axis, found in self._first.items():
-            wanted = sizes.known(param) if (param := self._axes[axis]) and found else None
-            if len(found) > 1 or (wanted and wanted not in found):
-                shown = ", ".join(f"{n} in {name}" for n, name in found.items())
-                given = ", ".join(f"{k}={n}" for k, n in sizes.params.items())
-                yield f"{param or axis} would be {shown}, with {given or 'no parameters'}"
-
-
-def refused(converter: Converter, sizes: SizeFinder) -> Iterator[str]:
-    """Say why a model with these sizes is another converter's."""
-    for refusal in converter.refusals:
-        a, b = (sizes.known(n) if isinstance(n, str) else n for n in refusal.equal)
-        if a is not None and a == b:
-            yield f"{' and '.join(map(str, refusal.equal))} are {a}: {refusal.why}"
 
 
 def _is_part(checkpoint: Checkpoint) -> bool:

@@ -18,14 +18,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from ..checkpoint.details import State
 from ..errors import LayoutError, UsageError
 from ..messages import brief, did_you_mean, printable
 from ..storage.paths import inside
 from . import doubts
-from .converter import Converter, Count, Fill, Param, Refusal, Rewrite, Rule, Tie
+from .converter import Combine, Conditions, Converter, Count, Fill, Param, Refusal, Rewrite, Rule, Tie
 from .operations import Of, Resize
 from .templates import MAX_FREE, Domain, Template, check_free, domain, template
 
@@ -54,7 +54,7 @@ _TOP = {
 }  # fmt: skip
 _RULE = {
     "from", "to", "names", "layout", "where", "sizes", "op", "rank", "if", "unless", "kind", "input", "fill",
-    "crop", "pad", "same", "sum", "shared", "optional", "note", "doubts", "refuse",
+    "crop", "pad", "same", "sum", "optional", "note", "doubts", "refuse",
 }  # fmt: skip
 
 
@@ -224,14 +224,16 @@ def _nameless(table: dict[str, Any], let: Mapping[str, Sequence[str]]) -> Rule:
         where={k: spelled(v, let) for k, v in subtable(table, "where").items()},
         sizes={k: size(expand(v, let, 0), side) for k, v in table.get("sizes", {}).items()},
         ops=tuple(strings(table.get("op", []))),
-        ranks=tuple(whole(r, "rank") for r in (rank if isinstance(rank, list) else [rank])),
-        having=side(table.get("if", []), 0),
-        lacking=side(table.get("unless", []), 0),
-        kinds=tuple(strings(table.get("kind", []))),
-        inputs=tuple(each_of(table.get("input", []), get_args(State), "input")),
+        when=Conditions(
+            tuple(whole(r, "rank") for r in (rank if isinstance(rank, list) else [rank])),
+            side(table.get("if", []), 0),
+            side(table.get("unless", []), 0),
+            tuple(strings(table.get("kind", []))),
+            tuple(each_of(table.get("input", []), get_args(State), "input")),
+        ),
         fills=tuple((side(k, 1)[0], _fill(v)) for k, v in table.get("fill", {}).items()),
         resize=resize(table, side),
-        same=flag(table, "same"), sum=str(table.get("sum", "")), shared=flag(table, "shared"),
+        combine=_combine(table),
         optional=flag(table, "optional"), note=str(table.get("note", "")),
         doubts=tuple(each_of(table.get("doubts", []), doubts.DOUBTS, "doubts")),
         refuse=str(table.get("refuse", "")),
@@ -248,6 +250,16 @@ def _named(common: Rule, sources: tuple[Template, ...], targets: tuple[Template,
     except (UsageError, LayoutError) as e:
         raise UsageError(f"rule {rule.label}: {e.message}") from e
     return rule
+
+
+def _combine(table: Mapping[str, Any]) -> Combine:
+    """`same` or `sum` of a rule."""
+    same, how = flag(table, "same"), table.get("sum")
+    if how is None:
+        return "same" if same else ""
+    if how not in get_args(Combine)[2:] or same or "fill" in table:
+        raise UsageError('`sum` is "exact", or "zeros" if all but the first are zeros, without `same` or `fill`')
+    return cast("Combine", how)
 
 
 def _fill(value: Any) -> Fill:
@@ -449,11 +461,10 @@ def resize(table: Mapping[str, Any], side: Any) -> Resize | None:
     if not given:
         return None
     word, value = given[0]
-    known(value, {"axis", "to", "from", "value", "front", "unchecked"}, f"`{word}`")
-    axis, number = value.get("axis"), value.get("value", 0)
-    flags = [value.get(k, False) for k in ("front", "unchecked")]
-    kinds = type(axis) is int and axis >= 0 and type(number) in (int, float) and {*map(type, flags)} == {bool}
+    known(value, {"axis", "to", "from", "value", "unchecked"}, f"`{word}`")
+    axis, number, unchecked = value.get("axis"), value.get("value", 0), value.get("unchecked", False)
+    kinds = type(axis) is int and axis >= 0 and type(number) in (int, float) and type(unchecked) is bool
     if len(given) > 1 or "to" not in value or not kinds:
         raise UsageError(f"give one of `crop` and `pad`, as {word} = {{ axis = 0, to = 100, value = 0 }}")
     before = size(value["from"], side) if "from" in value else None
-    return Resize(word == "pad", axis, size(value["to"], side), before, float(number), *flags)
+    return Resize(word == "pad", axis, size(value["to"], side), before, float(number), unchecked)

@@ -319,7 +319,7 @@ def test_an_attack_is_refused(attack: str, tmp_path: Path) -> None:
 def test_small_arrays_in_a_node_are_compared(tmp_path: Path) -> None:
     """As others in memory are, where a rule says that they are the same."""
     home = database(tmp_path, sound({k.replace(b"w", n): v for n in (b"a", b"b") for k, v in ARRAY.items()}))
-    rule = '[[rule]]\nfrom = "{x}"\nto = "w"\nshared = true\nwhere = { x = ["a", "b"] }'
+    rule = '[[rule]]\nfrom = ["a", "b"]\nto = "w"\nsame = true'
     (tmp_path / "c.toml").write_text(f'title = "t"\nsource = "s"\ntarget = "t"\n{rule}\n')
     ckptconv.convert(home, tmp_path / "x.npz", converter=str(tmp_path / "c.toml"))
     assert ckptconv.open(tmp_path / "x.npz")["w"].numpy().tolist() == [0] * 4

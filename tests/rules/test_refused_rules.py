@@ -13,7 +13,7 @@ import pytest
 from ckptconv.checkpoint import Checkpoint, contiguous, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CkptError, LayoutError, NameCollision, UnmatchedTensors, UsageError
-from ckptconv.rules import layout, library, names, passes, provenance, templates, toml
+from ckptconv.rules import layout, library, names, passes, templates, toml
 from ckptconv.rules.apply import apply
 from ckptconv.rules.library import lint
 from ckptconv.rules.names import averages
@@ -192,17 +192,6 @@ def test_an_axis_that_nothing_determines() -> None:
         made.solve([(6,), (6,)], {})
     with pytest.raises(LayoutError, match="has 1 axes, the tensor has 2"):
         made.solve([(6, 1)], {})
-
-
-def test_a_way_back_that_nothing_remembers() -> None:
-    """Two names become one: only the metadata of the output knows which it was."""
-    text = "one_way = 'by the names'\n[[rule]]\nfrom = ['a/{x}', 'b/{x}']\nto = '{x}'\nlayout = 'i, j -> (i + j)'"
-    said = "{'converter': 'test', 'rules': [], 'names': {}}".replace("'", '"')
-    inverse = parse(text).inverse
-    for metadata in ({}, {provenance.KEY: "no JSON"}, {provenance.KEY: said.replace("test", "other")}):
-        with pytest.raises(UsageError, match="only by the names that its own output remembers in its metadata"):
-            provenance._read(inverse, Checkpoint({}, metadata))
-    assert provenance._read(inverse, Checkpoint({}, {provenance.KEY: said.replace("test", inverse.name)})) == ([], {})
 
 
 # --- passes -------------------------------------------------------------------------------------------------------

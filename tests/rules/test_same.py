@@ -96,47 +96,6 @@ def test_copies_are_alike(what: str, tmp_path: Path) -> None:
         library.change(ckptconv.open(source), rules(tmp_path, RULES))
 
 
-SHARED = """
-one_way = "the scope is dropped"
-[[rule]]
-from = "{x}/emb"
-to = "emb"
-shared = true
-where = { x = ["a", "b", "c"] }
-"""
-NAN, OTHER = (np.array([bits], "u4").view("f4") for bits in (0x7FC00000, 0x7FC00001))
-
-
-@pytest.mark.parametrize(
-    ("second", "third", "error", "words"),
-    [
-        (W, W, None, ""),
-        (changed((1, 2), 9), W, ConversionError, r"of a/emb that the rule asks for:\n  b/emb, first at \[1, 2\]$"),
-        (W, changed((0, 0), -0.0), ConversionError, r"c/emb, first at \[0, 0\]"),
-        (W.T.copy(), W, LayoutError, r"b/emb is \[4, 3\] float32, but a/emb is \[3, 4\] float32"),
-        (W.astype("f8"), W, LayoutError, r"b/emb is \[3, 4\] float64"),
-        (W.view("i4"), W, LayoutError, r"b/emb is \[3, 4\] int32, but a/emb"),
-        (W.reshape(3, 4, 1), W, LayoutError, r"b/emb is \[3, 4, 1\] float32"),
-    ],
-)  # fmt: skip
-def test_what_is_shared_is_compared(
-    second: Any, third: Any, error: type[CkptError] | None, words: str, tmp_path: Path
-) -> None:
-    """The first was taken, whatever the others held."""
-    source, name = saved(tmp_path / "s.safetensors", a__emb=W, b__emb=second, c__emb=third), rules(tmp_path, SHARED)
-    if error:
-        with pytest.raises(error, match=words):
-            ckptconv.convert(source, tmp_path / "t.safetensors", converter=name)
-        with pytest.raises(error, match=words):
-            library.change(_in_memory(ckptconv.open(source).numpy()), name)
-        return
-    done = ckptconv.convert(source, tmp_path / "t.safetensors", converter=name)
-    assert [n.names for n in done.notes if "copies that must be equal" in n.text] == [("b/emb", "c/emb")]
-    assert np.array_equal(ckptconv.open(tmp_path / "t.safetensors")["emb"].numpy(), W)
-    back = library.change(ckptconv.open(tmp_path / "t.safetensors"), name, inverse=True)
-    assert sorted(back) == ["a/emb", "b/emb", "c/emb"]
-
-
 def test_a_copy_that_is_missing_is_named(tmp_path: Path) -> None:
     source = saved(tmp_path / "s.safetensors", a__w=W, c__w=W)
     with pytest.raises(ckptconv.UnmatchedTensors, match="lacks b/w"):
