@@ -97,7 +97,7 @@ def open(url: str, how: Reading) -> Checkpoint:
             numbers.append(name)
         tensors[name] = tensor(name, leaf, url)
     if collisions:
-        raise NameCollision(f"names are equal because a key contains '/':\n{listing(collisions)}", url=url)
+        raise NameCollision(f"names are equal because a key contains '/':\n{listing(collisions)}")
     notes = (
         Note("assumed", "Python's numbers, read as tensors without axes", tuple(numbers)),
         Note("skipped", "values that are not tensors", tuple(skipped), tensors=False),
@@ -112,12 +112,12 @@ def contents(url: str) -> Iterator[tuple[tuple[str, ...], Any]]:
         walker = Walker(f)
         root = walker.value(0)
         if walker.at != f.size:
-            raise CorruptCheckpoint(f"{f.size - walker.at} bytes follow the end at byte {walker.at}", url=url)
+            raise CorruptCheckpoint(f"{f.size - walker.at} bytes follow the end at byte {walker.at}")
     room = NAME_RATIO * f.size + 2**20
     for path, leaf in _leaves((), root):
         room -= sum(map(len, path)) + len(path) - 1
         if room < 0:  # the keys of outer maps prefix all names inside them
-            raise UnsafeCheckpoint("the names of its maps are repeated without bound", url=url)
+            raise UnsafeCheckpoint("the names of its maps are repeated without bound")
         yield path, leaf
 
 
@@ -152,16 +152,16 @@ def _joined(name: str, node: Mapping[str, Any], url: str) -> Tensor:
         shape = tuple(node["shape"][str(i)] for i in range(len(node["shape"])))
         chunks = [node["chunks"][str(i)] for i in range(len(node["chunks"]))]
     except (KeyError, TypeError):
-        raise CorruptCheckpoint("its chunks or shape are not numbered 0, 1, ...", url=url, tensor=name) from None
+        raise CorruptCheckpoint("its chunks or shape are not numbered 0, 1, ...", tensor=name) from None
     if not chunks or not all(type(n) is int for n in shape) or not all(type(c) is Array for c in chunks):
-        raise CorruptCheckpoint("its chunks are not arrays, or its shape is not numbers", url=url, tensor=name)
+        raise CorruptCheckpoint("its chunks are not arrays, or its shape is not numbers", tensor=name)
     kind, at, parts = chunks[0].kind, 0, []
     for c in chunks:
         count = checked_count(c.shape)
         parts.append(Part(Span(url, c.start, c.size), kind, (count,), 0, (1,), at, (1,)))
         at += count
-    if at != checked_count(shape, url=url, tensor=name) or any(c.kind != kind for c in chunks):
-        raise CorruptCheckpoint(f"its chunks do not make up the shape {list(shape)}", url=url, tensor=name)
+    if at != checked_count(shape, tensor=name) or any(c.kind != kind for c in chunks):
+        raise CorruptCheckpoint(f"its chunks do not make up the shape {list(shape)}", tensor=name)
     return Tensor(name, kind, shape, tuple(parts))
 
 
@@ -189,7 +189,7 @@ class Walker:
             raise self.corrupt(f"needs {size} bytes, {self.f.size - self.at} remain (truncated?)")
 
     def corrupt(self, what: str) -> CorruptCheckpoint:
-        return CorruptCheckpoint(f"the msgpack at byte {self.at} {what}", url=self.f.url)
+        return CorruptCheckpoint(f"the msgpack at byte {self.at} {what}")
 
     def head(self) -> tuple[str, Any]:
         """Kind of the next value, and its length or the value itself."""
@@ -216,7 +216,7 @@ class Walker:
         if kind == "value":
             self.numbers += n is not None
             if self.numbers > (most := MAX_NUMBERS + self.f.size // 1000):  # checked before the first is a tensor
-                raise UnsafeCheckpoint(f"holds more than {most} numbers outside of arrays", url=self.f.url)
+                raise UnsafeCheckpoint(f"holds more than {most} numbers outside of arrays")
             return Other("None") if n is None else n
         self.check(n)  # every element takes at least one byte
         if kind == "array":
@@ -285,7 +285,7 @@ class Walker:
         row = ROWS.get(name)
         if row is None:
             return Other(f"an array of {name}")
-        if checked_count(shape, url=self.f.url) * row.itemsize != size:
+        if checked_count(shape) * row.itemsize != size:
             raise self.corrupt(f"has an array of {name}{shape} in {size} bytes")
         return Array(row, tuple(shape), start, size)
 

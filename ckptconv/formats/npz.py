@@ -48,14 +48,14 @@ def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
         files = members(f, files=False)
         if twins := [name for name in files if name + SUFFIX in files]:  # NumPy reads either, depending on the key
-            raise UnsafeCheckpoint(f"members that are taken for one another:\n{listing(twins)} (and {SUFFIX})", url=url)
+            raise UnsafeCheckpoint(f"members that are taken for one another:\n{listing(twins)} (and {SUFFIX})")
         arrays = [
             (name.removesuffix(SUFFIX), *_array(f, m, how.opaque)) for name, m in files.items() if name.endswith(SUFFIX)
         ]
         ours = b"".join(text for m in files.values() for text in fields(m.extra, OURS))
     others = tuple(name for name in files if not name.endswith(SUFFIX))
     if others and not arrays:
-        raise CorruptCheckpoint(f"is a zip without any {SUFFIX} member; it holds {shortened(others)}", url=url)
+        raise CorruptCheckpoint(f"is a zip without any {SUFFIX} member; it holds {shortened(others)}")
     found = collect(arrays, (url,), "npz", Note("unread", "members other than .npy", others, tensors=False))
     return replace(found, metadata=own_metadata.unpack(ours)) if ours else found
 
@@ -67,7 +67,7 @@ def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]
     coded = Coded(__name__, f.url, m.name, m.size - head.size)
     if head.descr == OBJECTS:
         if m.size > 8 * m.packed + 2**20:
-            raise UnsafeCheckpoint(f"{m.packed} bytes expand to a pickle of {m.size}", url=f.url, tensor=m.name)
+            raise UnsafeCheckpoint(f"{m.packed} bytes expand to a pickle of {m.size}", tensor=m.name)
         return head, unpickled(coded.size, lambda: b"".join(decode(coded)), f.url, opaque, m.packed)
     if head.kind is None:
         for _ in contents(f, m, strict=True):  # a flipped bit can make the dtype unknown
@@ -76,17 +76,17 @@ def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]
     if head.size + head.nbytes != m.size:
         raise CorruptCheckpoint(
             f"{head.descr} of shape {head.shape} needs {head.nbytes} bytes after byte {head.size}, there are {m.size}",
-            url=f.url, tensor=m.name,
+            tensor=m.name,
         )  # fmt: skip
     if head.kind.kind == "s" and prod(head.shape) > m.packed // 2 + MAX_STRINGS:  # each becomes an object
         text = f"{m.packed} bytes expand to {prod(head.shape)} strings; numpy.savez stores them as they are"
-        raise UnsafeCheckpoint(text, url=f.url, tensor=m.name)
+        raise UnsafeCheckpoint(text, tensor=m.name)
     if m.method != STORED or head.kind.kind == "s":
         return head, coded
     # crc(head + elements) = combine(crc(head), crc(elements)), and combining is an exclusive or
     check = combine("crc32", crc("crc32", start[: head.size]), 0, head.nbytes) ^ m.crc
     if not head.nbytes and check:
-        raise CorruptCheckpoint("is damaged: its CRC-32 is wrong", url=f.url, tensor=m.name)
+        raise CorruptCheckpoint("is damaged: its CRC-32 is wrong", tensor=m.name)
     return head, Span(f.url, m.start + head.size, head.nbytes, f"crc32:{check:08x}")
 
 

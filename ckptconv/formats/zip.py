@@ -46,21 +46,11 @@ class Member(NamedTuple):
     crc: int
     method: int
     extra: bytes = b""  # the extra fields of its entry in the directory
+    raw: bytes = b""  # its name as it is stored
+    flags: int = 0
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
-
-
-class _Entry(NamedTuple):
-    name: str
-    raw: bytes
-    flags: int
-    method: int
-    crc: int
-    packed: int
-    size: int
-    at: int  # of the local header
-    extra: bytes
 
 
 def members(f: Ranges, *, files: bool = True) -> dict[str, Member]:
@@ -71,82 +61,81 @@ def members(f: Ranges, *, files: bool = True) -> dict[str, Member]:
     """
     start, size, count = _end(f)
     if count * ENTRY.size > size:
-        raise CorruptCheckpoint(f"claims to have {count} members, which need more than {size} bytes", url=f.url)
+        raise CorruptCheckpoint(f"claims to have {count} members, which need more than {size} bytes")
     if not is_at(f, start, size):
-        raise CorruptCheckpoint("the zip has no directory where its end says it is", url=f.url)
-    entries = list(_central(f.read(start, size), count, f.url))
-    _check_names([e.name for e in entries], f.url, files)
-    by_place = sorted(entries, key=lambda e: e.at)
-    ahead(f, ((e.at, max(0, min(start - e.at, LOCAL.size + len(e.raw) + _HEAD))) for e in by_place))
+        raise CorruptCheckpoint("the zip has no directory where its end says it is")
+    entries = list(_central(f.read(start, size), count))  # which begin with their headers
+    _check_names([e.name for e in entries], files)
+    by_place = sorted(entries, key=lambda e: e.start)
+    ahead(f, ((e.start, max(0, min(start - e.start, LOCAL.size + len(e.raw) + _HEAD))) for e in by_place))
     starts = _starts(f, by_place, start)
-    return {e.name: Member(e.name, starts[e.name], e.packed, e.size, e.crc, e.method, e.extra) for e in entries}
+    return {e.name: e._replace(start=starts[e.name]) for e in entries}
 
 
 def _end(f: Ranges) -> tuple[int, int, int]:
     """Find the central directory, which must end the file; return its start, size and number of members."""
     if f.size < END.size:
-        raise CorruptCheckpoint(f"has {f.size} bytes, too few for a zip (truncated?)", url=f.url)
+        raise CorruptCheckpoint(f"has {f.size} bytes, too few for a zip (truncated?)")
     at = f.size - END.size
     magic, disk, first, here, count, size, start, comment = END.unpack(f.read(at, END.size))
     if magic != b"PK\5\6" or comment:
         near = f.read(max(0, f.size - 66000), min(f.size, 66000))
         if near.rfind(b"PK\5\6", 0, len(near) - END.size + 4) < 0:
-            raise CorruptCheckpoint("the zip has no central directory (truncated?)", url=f.url)
-        raise UnsafeCheckpoint("bytes or a comment follow the end of the zip; no framework writes them", url=f.url)
+            raise CorruptCheckpoint("the zip has no central directory (truncated?)")
+        raise UnsafeCheckpoint("bytes or a comment follow the end of the zip; no framework writes them")
     if disk or first or here != count:
-        raise CorruptCheckpoint("is one part of a zip split over several disks", url=f.url)
+        raise CorruptCheckpoint("is one part of a zip split over several disks")
     before = f.read(at - LOCATOR.size, LOCATOR.size) if at >= LOCATOR.size else b""
     if before.startswith(b"PK\6\7"):
         _, disk, wide, disks = LOCATOR.unpack(before)
         if disk or disks > 1 or wide + END64.size + LOCATOR.size != at:
-            raise CorruptCheckpoint("the zip64 locator does not point at the record before it", url=f.url)
+            raise CorruptCheckpoint("the zip64 locator does not point at the record before it")
         narrow, at = (start, size, count), wide
         magic, length, _, _, disk, first, here, count, size, start = END64.unpack(f.read(at, END64.size))
         if magic != b"PK\6\6" or length != END64.size - 12 or disk or first or here != count:
-            raise CorruptCheckpoint("the zip64 end record is damaged", url=f.url)
+            raise CorruptCheckpoint("the zip64 end record is damaged")
         for value, small, full in zip((start, size, count), narrow, (MAX32, MAX32, MAX16), strict=True):
             if small not in (full, value):
-                raise UnsafeCheckpoint(f"the zip64 directory says {value} where the zip's end says {small}", url=f.url)
+                raise UnsafeCheckpoint(f"the zip64 directory says {value} where the zip's end says {small}")
     elif MAX32 in (start, size) or count == MAX16:
-        raise CorruptCheckpoint("the zip's zip64 directory is missing", url=f.url)
+        raise CorruptCheckpoint("the zip's zip64 directory is missing")
     if start + size != at:
         what = "is prepended to it" if start + size < at else "is missing from it"
-        raise UnsafeCheckpoint(f"the zip's directory ends at {start + size} instead of {at}: data {what}", url=f.url)
+        raise UnsafeCheckpoint(f"the zip's directory ends at {start + size} instead of {at}: data {what}")
     return start, size, count
 
 
-def _central(data: bytes, count: int, url: str) -> Iterator[_Entry]:
+def _central(data: bytes, count: int) -> Iterator[Member]:
+    """The members as the directory describes them, each where its local header begins."""
     at = 0
     for _ in range(count):
         if at + ENTRY.size > len(data):
-            raise CorruptCheckpoint("the zip's directory ends early", url=url)
+            raise CorruptCheckpoint("the zip's directory ends early")
         magic, _, _, flags, method, _, _, crc, packed, size, n, more, comment, disk, _, _, where = ENTRY.unpack_from(
             data, at
         )
         at += ENTRY.size
         if magic != b"PK\1\2" or at + n + more + comment > len(data):
-            raise CorruptCheckpoint(f"the zip's directory is damaged before its byte {at}", url=url)
+            raise CorruptCheckpoint(f"the zip's directory is damaged before its byte {at}")
         raw, extra = data[at : at + n], data[at + n : at + n + more]
         at += n + more + comment
         if MAX32 in (packed, size, where):
-            size, packed, where = _zip64(extra, [size, packed, where], url)
+            size, packed, where = _zip64(extra, [size, packed, where])
         if disk not in (0, MAX16):
-            raise CorruptCheckpoint("is one part of a zip split over several disks", url=url)
-        e = _Entry(_name(raw, extra, flags, url), raw, flags, method, crc, packed, size, where, extra)
-        name = printable(e.name)
+            raise CorruptCheckpoint("is one part of a zip split over several disks")
+        m = Member(_name(raw, extra, flags), where, packed, size, crc, method, extra, raw, flags)
+        name = printable(m.name)
         if flags & ENCRYPTED:
-            raise UnsafeCheckpoint(f"the member {name} is encrypted", url=url)
+            raise UnsafeCheckpoint(f"the member {name} is encrypted")
         if method not in (STORED, DEFLATED):
-            raise CorruptCheckpoint(
-                f"the member {name} is compressed by method {method}; 0 and 8 are supported", url=url
-            )
+            raise CorruptCheckpoint(f"the member {name} is compressed by method {method}; 0 and 8 are supported")
         if method == STORED and packed != size:
-            raise CorruptCheckpoint(f"the stored member {name} has two sizes, {packed} and {size}", url=url)
+            raise CorruptCheckpoint(f"the stored member {name} has two sizes, {packed} and {size}")
         if size > RATIO * packed + 64:
-            raise UnsafeCheckpoint(f"the member {name} claims to expand from {packed} to {size} bytes", url=url)
-        yield e
+            raise UnsafeCheckpoint(f"the member {name} claims to expand from {packed} to {size} bytes")
+        yield m
     if at != len(data):
-        raise UnsafeCheckpoint("the zip's directory holds more than its members", url=url)
+        raise UnsafeCheckpoint("the zip's directory holds more than its members")
 
 
 def fields(extra: bytes, wanted: int) -> Iterator[bytes]:
@@ -159,31 +148,31 @@ def fields(extra: bytes, wanted: int) -> Iterator[bytes]:
         at += 4 + size
 
 
-def _zip64(extra: bytes, values: list[int], url: str) -> list[int]:
+def _zip64(extra: bytes, values: list[int]) -> list[int]:
     """Replace the values that are 0xffffffff by those of the zip64 extra field, in order."""
     for field in fields(extra, ZIP64):
         words = [w for (w,) in struct.iter_unpack("<Q", field[: len(field) // 8 * 8])]
         if len(words) >= values.count(MAX32):
             rest = iter(words)
             return [next(rest) if v == MAX32 else v for v in values]
-    raise CorruptCheckpoint("a member's zip64 sizes are missing", url=url)
+    raise CorruptCheckpoint("a member's zip64 sizes are missing")
 
 
-def _name(raw: bytes, extra: bytes, flags: int, url: str) -> str:
+def _name(raw: bytes, extra: bytes, flags: int) -> str:
     """A name in UTF-8, which torch writes without the flag, otherwise in code page 437; no field may say another."""
     for field in fields(extra, OTHER_NAME):
         if field[5:] not in (raw, b""):
             text = f"the member {printable(repr(raw)[:200])} has the other name {printable(repr(field[5:])[:200])}"
-            raise UnsafeCheckpoint(text, url=url)
+            raise UnsafeCheckpoint(text)
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
         if flags & UTF8:
-            raise CorruptCheckpoint(f"the member {raw!r:.200} is not named in UTF-8", url=url) from None
+            raise CorruptCheckpoint(f"the member {raw!r:.200} is not named in UTF-8") from None
         return raw.decode("cp437")
 
 
-def _check_names(names: Sequence[str], url: str, files: bool) -> None:
+def _check_names(names: Sequence[str], files: bool) -> None:
     """Refuse duplicate names; for files also names that differ in case only and paths that leave the folder.
 
     torch's reader ignores case.
@@ -192,39 +181,39 @@ def _check_names(names: Sequence[str], url: str, files: bool) -> None:
     twins = []
     for name in names:
         if "\0" in name and not files:
-            raise UnsafeCheckpoint(f"the member {printable(name)!r} has a NUL in its name; readers stop there", url=url)
+            raise UnsafeCheckpoint(f"the member {printable(name)!r} has a NUL in its name; readers stop there")
         if files and (not name or name.startswith("/") or set("\\\0") & set(name) or ".." in name.split("/")):
-            raise UnsafeCheckpoint(f"the member {printable(name)!r} is a path that leaves its folder", url=url)
+            raise UnsafeCheckpoint(f"the member {printable(name)!r} is a path that leaves its folder")
         folded = name.casefold() if files else name
         if folded in seen:
             twins.append(f"{seen[folded]} and {name}")
         seen[folded] = name
     if twins:
-        raise UnsafeCheckpoint(f"members whose names are taken for one another:\n{listing(twins)}", url=url)
+        raise UnsafeCheckpoint(f"members whose names are taken for one another:\n{listing(twins)}")
 
 
-def _starts(f: Ranges, entries: Sequence[_Entry], directory: int) -> dict[str, int]:
+def _starts(f: Ranges, entries: Sequence[Member], directory: int) -> dict[str, int]:
     """Check the local headers, and what lies between members; return where the bytes of each begin.
 
     entries: sorted by the places of their headers. directory: where it begins.
     """
-    if entries and entries[0].at:
-        raise UnsafeCheckpoint(f"{entries[0].at} bytes are prepended to the zip", url=f.url)
+    if entries and entries[0].start:
+        raise UnsafeCheckpoint(f"{entries[0].start} bytes are prepended to the zip")
     starts: dict[str, int] = {}
     at, before = 0, entries[0] if entries else None
     for e in entries:
-        if e.at < at or e.at + LOCAL.size + len(e.raw) + e.packed > directory:
-            raise UnsafeCheckpoint(f"the member {printable(e.name)} overlaps another or the directory", url=f.url)
-        _check_gap(f, at, e.at, before)
+        if e.start < at or e.start + LOCAL.size + len(e.raw) + e.packed > directory:
+            raise UnsafeCheckpoint(f"the member {printable(e.name)} overlaps another or the directory")
+        _check_gap(f, at, e.start, before)
         starts[e.name] = _local_end(f, e, directory)
         at, before = starts[e.name] + e.packed, e
         if at > directory:
-            raise CorruptCheckpoint(f"the member {printable(e.name)} reaches into the directory", url=f.url)
+            raise CorruptCheckpoint(f"the member {printable(e.name)} reaches into the directory")
     _check_gap(f, at, directory, before)
     return starts
 
 
-def _check_gap(f: Ranges, start: int, end: int, before: _Entry | None) -> None:
+def _check_gap(f: Ranges, start: int, end: int, before: Member | None) -> None:
     """Only the descriptor of a member may follow it; with other bytes a sequential reader could see other members."""
     if start == end or before is None:
         return
@@ -234,16 +223,16 @@ def _check_gap(f: Ranges, start: int, end: int, before: _Entry | None) -> None:
         if len(descriptor) in (12, 20) and struct.unpack(sizes, descriptor) == (before.crc, before.packed, before.size):
             return
     text = f"{end - start} bytes after the member {printable(before.name)} do not belong to a member"
-    raise UnsafeCheckpoint(text, url=f.url)
+    raise UnsafeCheckpoint(text)
 
 
-def _local_end(f: Ranges, e: _Entry, directory: int) -> int:
+def _local_end(f: Ranges, e: Member, directory: int) -> int:
     """Compare a local header with the directory's entry; return where it ends.
 
     Its sizes and CRC may be left open for a descriptor, and its sizes for a zip64 field.
     """
     need, open_ = LOCAL.size + len(e.raw), e.flags & DESCRIPTOR
-    head = f.read(e.at, min(need + _ROOM, directory - e.at))
+    head = f.read(e.start, min(need + _ROOM, directory - e.start))
     magic, _, flags, method, _, _, crc, packed, size, n, more = LOCAL.unpack_from(head)
     blank = (0, MAX32) if open_ or MAX32 in (packed, size) else ()
     differs = {
@@ -255,15 +244,15 @@ def _local_end(f: Ranges, e: _Entry, directory: int) -> int:
     }
     if wrong := ", ".join(what for what, does in differs.items() if does):
         text = f"the member {printable(e.name)} has another {wrong} in its local header than in the directory"
-        raise UnsafeCheckpoint(text, url=f.url)
-    end: int = e.at + need + more
+        raise UnsafeCheckpoint(text)
+    end: int = e.start + need + more
     if more > 4:
-        extra = head[need : need + more] if need + more <= len(head) else f.read(e.at + need, more)
-        _name(e.raw, extra, flags, f.url)
+        extra = head[need : need + more] if need + more <= len(head) else f.read(e.start + need, more)
+        _name(e.raw, extra, flags)
         wide = MAX32 in (packed, size) and not open_
-        if wide and _zip64(extra, [size, packed], f.url) != [e.size, e.packed]:
+        if wide and _zip64(extra, [size, packed]) != [e.size, e.packed]:
             text = f"the member {printable(e.name)} has another size in its local zip64 field than in the directory"
-            raise UnsafeCheckpoint(text, url=f.url)
+            raise UnsafeCheckpoint(text)
     return end
 
 
@@ -283,9 +272,9 @@ def contents(f: Ranges, m: Member, piece: int = 2**20, *, strict: bool = False) 
     if left:
         which = "more" if left < 0 else "fewer"
         text = f"the member {printable(m.name)} inflates to {which} than the {m.size} bytes announced"
-        raise CorruptCheckpoint(text, url=f.url)
+        raise CorruptCheckpoint(text)
     if (m.crc or strict) and value != m.crc:
-        raise CorruptCheckpoint(f"the CRC-32 of {printable(m.name)} is wrong: the file is damaged", url=f.url)
+        raise CorruptCheckpoint(f"the CRC-32 of {printable(m.name)} is wrong: the file is damaged")
 
 
 def _stored(f: Ranges, m: Member, piece: int) -> Iterator[bytes]:
@@ -308,9 +297,9 @@ def _inflated(f: Ranges, m: Member, piece: int) -> Iterator[bytes]:
             if out:
                 yield out
             elif not rest and at == end and not inflate.eof:  # zlib holds output back: only now is there no more
-                raise CorruptCheckpoint("the compressed data ends too early", url=f.url)
+                raise CorruptCheckpoint("the compressed data ends too early")
     except zlib_ng.error as e:  # type: ignore[misc]  # its stub says that this is an exception, not a class
-        raise CorruptCheckpoint(f"the compressed data is damaged: {e}", url=f.url) from None
+        raise CorruptCheckpoint(f"the compressed data is damaged: {e}") from None
 
 
 # --- the complete members of a truncated zip, which has lost its directory, found by their local headers --------------
@@ -331,7 +320,7 @@ _FORMS = (struct.Struct("<4s3L"), struct.Struct("<4sL2Q"))
 def whole_members(f: Ranges) -> dict[str, Member]:
     """The members before the first incomplete one; names are checked as for a directory."""
     complete = list(_complete(f))
-    _check_names([m.name for m in complete], f.url, True)
+    _check_names([m.name for m in complete], True)
     return {m.name: m for m in complete}
 
 
@@ -349,11 +338,11 @@ def _complete(f: Ranges) -> Iterator[Member]:
                 return
             crc, packed, size, at = described
         else:
-            size, packed = _zip64(extra, [size, packed], f.url) if MAX32 in (size, packed) else (size, packed)
+            size, packed = _zip64(extra, [size, packed]) if MAX32 in (size, packed) else (size, packed)
             at = start + packed
         if at > f.size or size > RATIO * packed + 64 or (method == STORED and size != packed):
             return
-        yield Member(_name(raw, extra, flags, f.url), start, packed, size, crc, method)
+        yield Member(_name(raw, extra, flags), start, packed, size, crc, method, b"", raw, flags)
 
 
 def _described(f: Ranges, start: int) -> tuple[int, int, int, int] | None:

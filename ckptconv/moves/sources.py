@@ -14,7 +14,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
-from ..errors import CorruptCheckpoint, MissingExtra, StorageError
+from ..errors import CkptError, CorruptCheckpoint, MissingExtra, StorageError
 from ..messages import brief, printable
 from ..storage import lookups
 from ..storage.files import Reader, Stamp
@@ -153,8 +153,11 @@ def decode(coded: Coded) -> Iterator[Any]:
         module = import_module(coded.module)
     except ImportError as e:
         raise MissingExtra(f"{coded.module}, which decodes it, cannot be imported here: {e}", url=coded.url) from e
-    pieces: Iterator[Any] = module.decode(coded)
-    return pieces
+    try:
+        yield from module.decode(coded)
+    except CkptError as e:
+        e.url = e.url or coded.url
+        raise
 
 
 def stream(coded: Coded) -> Iterator[memoryview]:

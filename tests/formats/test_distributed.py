@@ -140,8 +140,8 @@ REFUSED: dict[str, tuple[dict[str, Shard], str]] = {
     "twice the same": ({shard(1): {"w": TOP}, shard(2): {"w": TOP}}, r"its chunk at \[0, 0\] overlaps another"),
     "other dtypes": ({shard(1): {"w": TOP}, shard(2): {"w": (WHOLE[2:].astype("f2"), [2, 0])}}, "different dtypes"),
     "other axes": ({shard(1): {"w": TOP}, shard(2): {"w": (np.ones(3, "f4"), [3])}}, "numbers of axes"),
-    "too few numbers": ({shard(1): {"w": (WHOLE, [0])}}, r"its DCP_SHARDING_INFO says \[0\] of where this begins"),
-    "nothing said": ({shard(1): {"w": (WHOLE, None)}}, "its DCP_SHARDING_INFO says nothing of where this begins"),
+    "too few numbers": ({shard(1): {"w": (WHOLE, [0])}}, r"its DCP_SHARDING_INFO does not say where this begins"),
+    "nothing said": ({shard(1): {"w": (WHOLE, None)}}, "its DCP_SHARDING_INFO does not say where this begins"),
     "a negative number": ({shard(1): {"w": (WHOLE, [0, -1])}}, "does not say where the parts of tensors begin"),
     "a truth value": ({shard(1): {"w": (WHOLE, [0, False])}}, "does not say where the parts of tensors begin"),
     "no list": ({shard(1): {"w": (WHOLE, 0)}}, "does not say where the parts of tensors begin"),
@@ -169,44 +169,20 @@ def test_metadata_that_is_not_what_torch_writes(info: str, tmp_path: Path) -> No
     header["__metadata__"]["DCP_SHARDING_INFO"] = info
     text = json.dumps(header).encode()
     (folder / shard(1)).write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
-    with refused("JSON is not valid|does not say where|says nothing of where"):
+    with refused("JSON is not valid|does not say where"):
         ckptconv.open(folder)
 
 
 def test_what_is_left_of_a_damaged_set(tmp_path: Path) -> None:
-    """What has no axes, and so no parts: any other tensor may reach into the shard that is lost, and is named."""
-    shards: dict[str, Shard] = {
-        shard(1): {"w": TOP, "v": TOP, "whole": (WHOLE, [0, 0]), "s": (np.float32(3), [])},
-        shard(2): {"w": BOTTOM, "b": BOTTOM},
-        shard(3): {"v": BOTTOM},
-    }
+    """A tensor with a hole is left out; any may reach into a shard that is lost."""
+    shards: dict[str, Shard] = {shard(1): {"w": TOP, "v": TOP}, shard(2): {"w": BOTTOM, "b": BOTTOM}}
     folder = saved(tmp_path / "m", shards)
-    assert ckptconv.open(folder, include="[!b]*", keep_going=True)["v"].shape == (4, 6)  # it only has a hole
-    (folder / shard(3)).write_bytes(b"\0" * 9)
     found = open_checkpoint(str(folder), Reading(salvage=True))
-    assert set(found) == {"s"}
-    assert [n.names for n in found.notes if n.kind == "damaged"] == [(), ("b",), ("v", "w", "whole")]
-    (folder / shard(1)).write_bytes(b"\0" * 9)
-    with refused("nothing is left, because any tensor may have parts in shards that cannot be opened; get these again"):
+    assert set(found) == {"w", "v"}
+    assert [n.names for n in found.notes if n.kind == "damaged"] == [("b",)]
+    (folder / shard(2)).write_bytes(b"\0" * 9)
+    with refused("shard-00002"):
         ckptconv.open(folder, keep_going=True)
-
-
-DAMAGED: dict[str, Shard] = {  # shards that do not say where all of their parts begin
-    "behind good parts": {"a": (WHOLE, [0, 0]), "w": BOTTOM, "z": (WHOLE, None)},
-    "in no other shard": {"z": (WHOLE, None)},
-}
-
-
-@pytest.mark.parametrize("what", DAMAGED)
-def test_of_a_damaged_shard_nothing_is_left(what: str, tmp_path: Path) -> None:
-    folder = saved(tmp_path / "m", {shard(1): {"w": TOP, "s": (np.float32(3), [])}, shard(2): DAMAGED[what]})
-    with refused("says nothing of where this begins"):
-        ckptconv.open(folder)
-    found = ckptconv.open(folder, keep_going=True)
-    assert "a" not in found
-    assert found.urls == (str(folder / shard(1)),)
-    assert found["s"].numpy() == 3
-    assert sum(n.text.startswith("the shard ") for n in found.notes if n.kind == "damaged") == 1
 
 
 def test_a_part_of_a_dtype_that_is_not_read(tmp_path: Path) -> None:

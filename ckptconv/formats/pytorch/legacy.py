@@ -88,7 +88,7 @@ class _Stream:
             try:
                 value, end = load_some(
                     self.window, self.at - self.first, allowed=TORCH, persistent_load=persistent,
-                    opaque=self.opaque, partial=partial,
+                    opaque=self.opaque, window=partial,
                 )  # fmt: skip
             except Truncated:
                 size, self.window = max(size, 4 * len(self.window)), b""

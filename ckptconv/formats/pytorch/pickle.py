@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
@@ -41,6 +42,7 @@ COPIES = 4  # times over that calls may copy what the pickle holds: an argument 
 
 
 Table = Mapping[tuple[str, str], Any]
+Op = Callable[["Machine"], None]
 
 
 class Machine:
@@ -48,10 +50,10 @@ class Machine:
 
     def __init__(
         self, data: bytes, start: int, allowed: Table, persistent: Callable[[Any], Any] | None,
-        opaque: bool | tuple[str, ...], packed: int | None, partial: bool,
+        opaque: bool | tuple[str, ...], packed: int | None, window: bool,
     ) -> None:  # fmt: skip
         self.data, self.at = data, start
-        self.ending = Truncated if partial else CorruptCheckpoint
+        self.ending = Truncated if window else CorruptCheckpoint
         self.allowed, self.persistent, self.opaque = allowed, persistent, opaque
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []
@@ -101,6 +103,15 @@ class Machine:
             raise CorruptCheckpoint(f"no MARK is open at byte {self.at}")
         self.stack = self.below.pop()
         return items
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+        if len(self.stack) > MAX_STACK:
+            raise UnsafeCheckpoint(f"the pickle stacks more than {MAX_STACK} values")
+
+    def container(self, value: Any) -> None:
+        self.contain()
+        self.push(value)
 
     def find(self, module: object, name: object) -> Any:
         """The table's entry for a global, or a placeholder."""
@@ -167,7 +178,9 @@ class Machine:
         if self.containers < 0:
             raise UnsafeCheckpoint("the pickle makes containers and objects without end, with nothing in them")
 
-    def assign(self, target: Any, pairs: list[Any]) -> None:
+    def assign(self, pairs: list[Any]) -> None:
+        """SETITEM and SETITEMS, on what is on top of the stack."""
+        target = self.stack[-1]
         if len(pairs) % 2:
             raise CorruptCheckpoint(f"a key without a value at byte {self.at}")
         if type(target) is Inert:
@@ -178,13 +191,17 @@ class Machine:
             name = pairs[i]
             target[name if type(name) is str else self.key(name)] = pairs[i + 1]
 
-    def extend(self, target: Any, items: list[Any]) -> None:
+    def extend(self, items: list[Any], kind: type) -> None:
+        """APPEND, APPENDS and ADDITEMS: to a list, or a set of checked keys."""
+        target = self.stack[-1]
         if type(target) is Inert:
             target.items.extend(items)
-        elif type(target) is list:
+        elif type(target) is list is kind:
             target.extend(items)
+        elif type(target) is set is kind:
+            target.update(map(self.key, items))
         else:
-            raise CorruptCheckpoint(f"items are appended to a {type(target).__name__} at byte {self.at}")
+            raise CorruptCheckpoint(f"members are added to a {type(target).__name__} at byte {self.at}")
 
     def build(self, target: Any, state: Any) -> Any:
         """BUILD: attributes of an OrderedDict, the state of a placeholder, or what our own stub makes of it."""
@@ -206,29 +223,22 @@ class Machine:
         return target
 
 
+# --- opcodes ----------------------------------------------------------------------------------------------------------
+
+
 def _global(m: Machine) -> None:
     module = m.line()
-    m.stack.append(m.find(module, m.line()))
+    m.push(m.find(module, m.line()))
 
 
 def _stack_global(m: Machine) -> None:
     name, module = m.stack.pop(), m.stack.pop()
-    m.stack.append(m.find(module, name))
+    m.push(m.find(module, name))
 
 
-def _reduce(m: Machine) -> None:
-    args = m.stack.pop()
-    m.stack[-1] = m.call(m.stack[-1], args)
-
-
-def _newobj(m: Machine) -> None:
-    args = m.stack.pop()
-    m.stack[-1] = m.call(m.stack[-1], args, new=True)
-
-
-def _newobj_ex(m: Machine) -> None:
-    named, args = m.stack.pop(), m.stack.pop()
-    m.stack[-1] = m.call(m.stack[-1], args, named, new=True)
+def _call(m: Machine, *, new: bool = False, named: bool = False) -> None:
+    keywords, args = m.stack.pop() if named else None, m.stack.pop()
+    m.stack[-1] = m.call(m.stack[-1], args, keywords, new=new)
 
 
 def _build(m: Machine) -> None:
@@ -262,12 +272,7 @@ def _mark(m: Machine) -> None:
         raise UnsafeCheckpoint(f"the pickle nests more than {MAX_STACK} marks")
 
 
-def _tuple(m: Machine) -> None:
-    items = tuple(m.marked())
-    m.stack.append(items)
-
-
-def _tuple_of(size: int) -> Callable[[Machine], None]:
+def _tuple_of(size: int) -> Op:
     def op(m: Machine) -> None:
         if len(m.stack) < size:
             raise CorruptCheckpoint(f"the stack is empty at byte {m.at}")
@@ -276,26 +281,7 @@ def _tuple_of(size: int) -> Callable[[Machine], None]:
     return op
 
 
-def _push(make: Callable[[], Any]) -> Callable[[Machine], None]:
-    def op(m: Machine) -> None:
-        m.stack.append(make())
-        if len(m.stack) > MAX_STACK:
-            raise UnsafeCheckpoint(f"the pickle stacks more than {MAX_STACK} values")
-
-    return op
-
-
-def _container(make: Callable[[], Any]) -> Callable[[Machine], None]:
-    push = _push(make)
-
-    def op(m: Machine) -> None:
-        m.contain()
-        push(m)
-
-    return op
-
-
-def _number(code: str) -> Callable[[Machine], None]:
+def _number(code: str) -> Op:
     unpack, size = struct.Struct(code).unpack_from, struct.calcsize(code)
 
     def op(m: Machine) -> None:
@@ -307,52 +293,38 @@ def _number(code: str) -> Callable[[Machine], None]:
     return op
 
 
-def _long(width: int) -> Callable[[Machine], None]:
+def _sized(width: int, make: Callable[[bytes], Any] = bytes, most: int = 2**64) -> Op:
+    """A length of `width` bytes, and as many bytes, of which `make` makes a value."""
+
     def op(m: Machine) -> None:
-        size = int.from_bytes(m.take(width), "little")
-        if size > MAX_LONG:
-            raise UnsafeCheckpoint(f"an integer of {size} bytes at byte {m.at}")
-        m.stack.append(int.from_bytes(m.take(size), "little", signed=True))
-
-    return op
-
-
-def _text(width: int) -> Callable[[Machine], None]:
-    def op(m: Machine) -> None:
-        at = m.at + width
-        end = at + int.from_bytes(m.data[m.at : at], "little")
+        start = m.at + width
+        end = start + int.from_bytes(m.data[m.at : start], "little")
+        if end - start > most:
+            raise UnsafeCheckpoint(f"an integer of {end - start} bytes at byte {start}")
         if end > len(m.data):
             raise m.short(end - m.at)
         m.at = end
-        m.stack.append(m.data[at:end].decode("utf-8", "surrogatepass"))
+        m.stack.append(make(m.data[start:end]))
 
     return op
 
 
-def _binary(width: int) -> Callable[[Machine], None]:
-    def op(m: Machine) -> None:
-        m.stack.append(m.take(int.from_bytes(m.take(width), "little")))
-
-    return op
+def _long(raw: bytes) -> int:
+    return int.from_bytes(raw, "little", signed=True)
 
 
-def _byte_string(width: int) -> Callable[[Machine], None]:
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def _byte_string(raw: bytes) -> str | bytes:
     """Python 2's str: text if it is ASCII; else its bytes, which are text in a name and elements in an array."""
-
-    def op(m: Machine) -> None:
-        piece = m.take(int.from_bytes(m.take(width), "little"))
-        m.stack.append(piece.decode("ascii") if piece.isascii() else piece)
-
-    return op
+    return raw.decode("ascii") if raw.isascii() else raw
 
 
-def _get(width: int) -> Callable[[Machine], None]:
-    def op(m: Machine) -> None:
-        index = m.data[m.at] if width == 1 else int.from_bytes(m.take(width), "little")
-        m.at += width == 1
-        m.stack.append(m.memo[index])
-
-    return op
+def _get(m: Machine) -> None:
+    m.stack.append(m.memo[m.data[m.at]])
+    m.at += 1
 
 
 def _put(m: Machine) -> None:
@@ -360,63 +332,25 @@ def _put(m: Machine) -> None:
     m.at += 1
 
 
-def _long_put(m: Machine) -> None:
-    at = m.at
-    m.at = at + 4
-    if m.at > len(m.data):
-        raise m.short(4)
-    m.put(int.from_bytes(m.data[at : m.at], "little"))
-
-
-def _append(m: Machine) -> None:
-    item = m.stack.pop()
-    m.extend(m.stack[-1], [item])
-
-
-def _appends(m: Machine) -> None:
-    items = m.marked()
-    m.extend(m.stack[-1], items)
-
-
-def _setitem(m: Machine) -> None:
-    pair = m.stack[-2:]
-    del m.stack[-2:]
-    m.assign(m.stack[-1], pair)
-
-
-def _setitems(m: Machine) -> None:
-    pairs = m.marked()
-    m.assign(m.stack[-1], pairs)
-
-
-def _additems(m: Machine) -> None:
-    items, target = m.marked(), m.stack[-1]
-    if type(target) is set:
-        target.update(m.key(i) for i in items)
-    elif type(target) is Inert:
-        target.items.extend(items)
-    else:
-        raise CorruptCheckpoint(f"members are added to a {type(target).__name__} at byte {m.at}")
-
-
-def _frozenset(m: Machine) -> None:
-    items = frozenset(m.key(i) for i in m.marked())
-    m.stack.append(items)
-
-
-OPS: dict[int, Callable[[Machine], None]] = {
+OPS: dict[int, Op] = {
     0x80: _proto, 0x95: _frame,
-    ord("("): _mark, ord("t"): _tuple, 0x85: _tuple_of(1), 0x86: _tuple_of(2), 0x87: _tuple_of(3),
-    ord(")"): _push(tuple), ord("]"): _container(list), ord("}"): _container(dict), 0x8F: _container(set),
-    ord("N"): _push(lambda: None), 0x88: _push(lambda: True), 0x89: _push(lambda: False),
+    ord("("): _mark, ord("t"): lambda m: m.push(tuple(m.marked())),
+    0x85: _tuple_of(1), 0x86: _tuple_of(2), 0x87: _tuple_of(3),
+    ord(")"): lambda m: m.push(()), ord("]"): lambda m: m.container([]), ord("}"): lambda m: m.container({}),
+    0x8F: lambda m: m.container(set()), 0x91: lambda m: m.push(frozenset(map(m.key, m.marked()))),
+    ord("N"): lambda m: m.push(None), 0x88: lambda m: m.push(True), 0x89: lambda m: m.push(False),
     ord("J"): _number("<i"), ord("K"): _number("<B"), ord("M"): _number("<H"), ord("G"): _number(">d"),
-    0x8A: _long(1), 0x8B: _long(4),
-    0x8C: _text(1), ord("X"): _text(4), 0x8D: _text(8), ord("U"): _byte_string(1), ord("T"): _byte_string(4),
-    ord("C"): _binary(1), ord("B"): _binary(4), 0x8E: _binary(8), 0x96: _binary(8),
-    ord("c"): _global, 0x93: _stack_global, ord("R"): _reduce, 0x81: _newobj, 0x92: _newobj_ex, ord("b"): _build,
-    ord("Q"): _persistent,
-    ord("h"): _get(1), ord("j"): _get(4), ord("q"): _put, ord("r"): _long_put, 0x94: lambda m: m.put(len(m.memo)),
-    ord("a"): _append, ord("e"): _appends, ord("s"): _setitem, ord("u"): _setitems, 0x90: _additems, 0x91: _frozenset,
+    0x8A: _sized(1, _long, MAX_LONG), 0x8B: _sized(4, _long, MAX_LONG),
+    0x8C: _sized(1, _text), ord("X"): _sized(4, _text), 0x8D: _sized(8, _text),
+    ord("U"): _sized(1, _byte_string), ord("T"): _sized(4, _byte_string),
+    ord("C"): _sized(1), ord("B"): _sized(4), 0x8E: _sized(8), 0x96: _sized(8),
+    ord("c"): _global, 0x93: _stack_global, ord("Q"): _persistent,
+    ord("R"): _call, 0x81: partial(_call, new=True), 0x92: partial(_call, new=True, named=True), ord("b"): _build,
+    ord("h"): _get, ord("j"): lambda m: m.push(m.memo[int.from_bytes(m.take(4), "little")]), ord("q"): _put,
+    ord("r"): lambda m: m.put(int.from_bytes(m.take(4), "little")), 0x94: lambda m: m.put(len(m.memo)),
+    ord("a"): lambda m: m.extend([m.stack.pop()], list), ord("e"): lambda m: m.extend(m.marked(), list),
+    ord("s"): lambda m: m.assign([m.stack.pop(-2), m.stack.pop()]), ord("u"): lambda m: m.assign(m.marked()),
+    0x90: lambda m: m.extend(m.marked(), set),
 }  # fmt: skip
 
 REFUSED = {
@@ -445,7 +379,7 @@ def load_some(
     allowed: Table = PLAIN,
     persistent_load: Callable[[Any], Any] | None = None,
     opaque: bool | tuple[str, ...] = False,
-    partial: bool = False,
+    window: bool = False,
     packed: int | None = None,
 ) -> tuple[Any, int]:
     """Interpret the pickle at `start`; return its value and where it ends.
@@ -454,10 +388,10 @@ def load_some(
     persistent_load: what a persistent id stands for.
     opaque: True, every unknown global may stay an `Inert`; a tuple of names, only those of these packages.
     packed: how many bytes of a file these are, if they were compressed: what is made is in proportion to that.
-    partial: `data` is only the beginning of something longer: raise `Truncated` where it does not suffice.
+    window: `data` is only the beginning of something longer: raise `Truncated` where it does not suffice.
     Raises UnsafeCheckpoint with all globals that are not allowed, and CorruptCheckpoint.
     """
-    machine = Machine(data, start, allowed, persistent_load, opaque, packed, partial)
+    machine = Machine(data, start, allowed, persistent_load, opaque, packed, window)
     try:
         value = _run(machine)
     except Truncated:
@@ -466,7 +400,7 @@ def load_some(
         machine.complain()
         raise
     except (TypeError, ValueError, AttributeError, LookupError, OverflowError, struct.error) as e:
-        if partial and machine.at >= len(data):
+        if window and machine.at >= len(data):
             raise machine.short(1) from e
         machine.complain()
         why = shown(e.args[0]) if isinstance(e, KeyError) and e.args else e

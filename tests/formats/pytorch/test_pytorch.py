@@ -24,9 +24,9 @@ from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held
 from ckptconv.dtypes import DTYPES, DType
 from ckptconv.formats.pytorch import archive as archive_format
 from ckptconv.formats.pytorch import dcp
+from ckptconv.formats.pytorch.archive import TorchWriter
 from ckptconv.formats.pytorch.globals import TORCH
 from ckptconv.formats.pytorch.pickle import load
-from ckptconv.formats.pytorch.write import TorchWriter
 from ckptconv.formats.table import Reading
 from ckptconv.moves.part import Span
 
