@@ -22,9 +22,11 @@ import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import takewhile
+from stat import S_ISDIR
 from typing import NamedTuple
 
 from ..errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
@@ -33,13 +35,13 @@ from ..formats.orbax import locate as orbax
 from ..formats.table import DISTRIBUTED, SAVED_MODELS
 from ..formats.tensorflow.locate import STATE_FILE, is_state
 from ..messages import many, printable, redacted
-from ..storage.faults import asking, refused
+from ..storage.faults import refused
 from ..storage.files import Stat, is_dir, is_remote, join, local, names, read_all, sibling, split, stat, walk
-from ..storage.lookups import EXACT, filesystem, refuse_unlisted
+from ..storage.lookups import EXACT, refuse_unlisted
 from ..storage.paths import file_name, inside
-from ..storage.walking import entries
 
 SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
+ENDS = re.compile(r"(?:\.data)?-\d{5}-of-|\.index$|\.meta$|\.index\.json$|\.weights\.json$")  # of names of parts
 INDEXES = (shard_index.SUFFIX, ".weights.json")
 # Common files beside models that are not checkpoints: opening each would cost more than everything else.
 SIDE = huggingface.KNOWN | {"README.md", "LICENSE", "LICENSE.txt", "NOTICE", "trainer_state.json", "all_results.json"}
@@ -88,14 +90,13 @@ def discover(
     listed: gives the sorted names in a folder; the rows of a manifest share it.
     """
     found: list[FoundCheckpoint] = []
-    roots = {s for s in sources if not is_glob(s) and is_dir(s)}
     for source in sources:
         if is_glob(source):
             found += _globbed(source, skip, follow)
-        elif source in roots:
+        elif is_dir(source):
             base = _called(source)
             under = "" if len(sources) == 1 or base in ("", ".", "..") else base + "/"
-            found += _below(source, under, skip, follow)
+            found += _search(source, under, skip, follow)
         else:
             found.append(_file(source, listed))
     distinct = list({f.source: f for f in found}.values())  # sources may overlap
@@ -118,75 +119,134 @@ def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoin
     """The checkpoint of a single source: a file, or a prefix with all its files."""
     folder, base = split(source)[0], file_name(source)
     status = stat(source)
-    several = SHARD.fullmatch(base) or safetensors.SHARD.fullmatch(base) or base.endswith((".index", ".meta", *INDEXES))
-    if status is not None and not several:
-        return FoundCheckpoint(source, *split_suffix(base), ((source, status),))
-    stem = re.split(r"(?:\.data)?-\d{5}-of-|\.index$|\.meta$|\.index\.json$|\.weights\.json$", base)[0]
-    stem = "shard-" if safetensors.SHARD.fullmatch(base) else stem
-    here = listed(folder)
-    near: dict[str, Stat] = {}
-    for n in takewhile(lambda n: n.startswith(stem), here[bisect_left(here, stem) :]):
-        if there := stat(join(folder, n)):
-            near[n] = there
-    for found in sets(folder, near, "", here):
-        if split(found.source)[1] == base or source in {url for url, _ in found.files}:
-            return found
+    stem = "shard-" if safetensors.SHARD.fullmatch(base) else ENDS.split(base)[0]
+    if status is None or stem != base:
+        here = listed(folder)
+        start = bisect_left(here, stem)
+        beside = takewhile(lambda n: n.startswith(stem), here[start:])
+        near = {n: there for n in beside if (there := stat(join(folder, n)))}
+        for found in sets(folder, near, "", here):
+            if split(found.source)[1] == base or source in {url for url, _ in found.files}:
+                return found
     if status is None:
         raise StorageError("no such file, folder or checkpoint prefix", url=source)
     return FoundCheckpoint(source, *split_suffix(base), ((source, status),))
 
 
-def _globbed(pattern: str, skip: str, follow: bool) -> Iterator[FoundCheckpoint]:
+# --- folders and globs ---
+
+
+def _globbed(pattern: str, skip: str, follow: bool) -> list[FoundCheckpoint]:
     """The checkpoints that a shell pattern matches (`**`: any depth); output paths start at its first wildcard."""
     refuse_unlisted(pattern)
-    remote = is_remote(pattern)
-    if not remote:
-        pattern = re.sub("/+", "/", local(pattern))  # as matches are spelled, from which the root is cut off
-    elif pattern.startswith(EXACT):  # they have no host; elsewhere an empty one may be the usual one
+    if not is_remote(pattern):
+        pattern = re.sub("/+", "/", local(pattern))
+    elif pattern.startswith(EXACT):  # they have no host
         pattern = re.sub("^([^/:]+://)/+", r"\1", pattern)
     fixed = re.split(r"[*?\[]", pattern)[0]
     root = fixed[: fixed.rfind("/") + 1]
-    if ".." in pattern[len(root) :].split("/"):
+    parts = tuple(part for part in pattern[len(root) :].split("/") if part)
+    if ".." in parts:
         raise UsageError(f"{printable(redacted(pattern))}: a pattern goes down only, `..` comes before its wildcards")
-    matches = _remote_matches(pattern, root) if remote else dict.fromkeys(_matches(pattern, follow))
-    if not matches:
+    if not (found := list(_search(root or ".", "", skip, follow, parts))):
         raise UsageError(f"nothing matches {printable(redacted(pattern))}")
-    folders: dict[str, set[str]] = {}
-    for path, problem in sorted(matches.items()):
-        relative = path[len(root) :].strip("/")
-        folder, base = split(path)
-        is_folder = is_dir(path)
-        if not (problem or remote or follow or inside(path if is_folder else folder, root or ".")):
-            problem = UnsafeCheckpoint(OUTSIDE, url=path)
-        try:
-            if problem:
-                raise problem
-            if is_folder:
-                yield from _below(path, relative + "/", skip, follow)
-            else:
-                folders.setdefault(folder, set()).add(base)
-        except CkptError as e:
-            yield _problem(path, relative, e)
-    for folder, chosen in folders.items():
-        yield from _chosen(folder, chosen, root, follow)
+    return found
 
 
-def _chosen(folder: str, chosen: set[str], root: str, follow: bool) -> Iterator[FoundCheckpoint]:
-    """The checkpoints in a folder to which one of these files belongs."""
-    bad: dict[str, CkptError] = {}
-    try:
-        files = next(level.files for level in walk(folder, lambda _, path, e: bad.update({path: e})))
-        bad |= _bad_links(folder, root or ".", follow)
-    except CkptError as e:
-        files, bad = {}, dict[str, CkptError].fromkeys(sorted(chosen), e)
-    under = "" if folder == "." else (folder + "/")[len(root) :].strip("/")
-    for name, why in bad.items():
-        files.pop(name, None)
-        if name in chosen:
-            yield _problem(join(folder, name), f"{under}/{name}", why)
-    for f in group(folder, files, under + "/" if under else ""):
-        if chosen & {split(url)[1] for url, _ in f.files}:
-            yield f
+def _search(
+    root: str, under: str, skip: str, follow: bool, parts: tuple[str, ...] = ()
+) -> Iterator[FoundCheckpoint]:  # fmt: skip
+    """All checkpoints in a folder and below it; `under` is put before their names.
+
+    parts: of a pattern, which a file or a folder above it matches. Each folder is searched once. Links to folders are
+    followed where the pattern has a part for them that is not `**`; with `follow` also below `**`.
+    """
+    problems: list[FoundCheckpoint] = []
+    todo, seen = [(root, under)], set[object]()
+
+    def failed(url: str, path: str, e: CkptError) -> None:
+        above, _, name = path.rpartition("/")
+        if not os.path.islink(local(url)) and _leads(f"{above}/" if above else "", name, parts):  # links: see _links
+            problems.append(_problem(url, path, e))
+
+    while todo:
+        top, start = todo.pop(0)
+        for folder, path, folders, files in walk(top, lambda url, path, e, start=start: failed(url, start + path, e)):  # type: ignore[misc]
+            at = f"{start}{path}/" if path else start
+            if (number := _number(folder)) in seen:
+                folders.clear()
+                continue
+            seen.add(number)
+            if _covers(parts, at.split("/")[:-1]) and _is_whole(folder, folders, files):
+                folders.clear()  # what is below belongs to it
+                yield _whole(
+                    folder, at.rstrip("/") or _called(root if is_remote(root) else os.path.abspath(local(root)))
+                )
+                continue
+            blobs = "blobs" if "snapshots" in folders else ""
+            folders[:] = [
+                n for n in folders if n != blobs and _leads(at, n, parts) and not _is_one(join(folder, n), skip)
+            ]
+            try:
+                wrong, linked = _links(folder, root, follow)
+            except CkptError as e:
+                failed(folder, path, e)
+                continue
+            for name in linked:
+                depth = at.count("/")
+                plain = depth < len(parts) and "**" not in parts[: depth + 1]
+                if (plain or (follow and "**" in parts)) and _leads(at, name, parts):
+                    if name in wrong:
+                        problems.append(_problem(join(folder, name), at + name, wrong[name]))
+                    else:
+                        todo.append((join(folder, name), f"{at}{name}/"))
+            for name, why in wrong.items():
+                files.pop(name, None)
+                known = name.lower().endswith((*suffixes(), *INDEXES)) or SHARD.fullmatch(name)
+                if known and _covers(parts, (at + name).split("/")):
+                    problems.append(_problem(join(folder, name), at + name, why))
+            chosen = {n for n in files if _covers(parts, (at + n).split("/"))} if parts else files.keys()
+            yield from (
+                f for f in group(folder, files, at) if not chosen.isdisjoint(split(url)[1] for url, _ in f.files)
+            )
+    yield from problems
+
+
+def _number(folder: str) -> object:
+    """What tells a folder from others, whatever links lead to it."""
+    with suppress(OSError):
+        if not is_remote(folder):
+            status = os.stat(local(folder))
+            return status.st_dev, status.st_ino
+    return folder
+
+
+def _covers(parts: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether a pattern matches a path or a folder above it, in time linear in the path."""
+    at = {0}  # numbers of the parts that the next name may match
+    for name in (*names, None):
+        for k, part in enumerate(parts):
+            if part == "**" and k in at:  # it may stand for nothing
+                at.add(k + 1)
+        if len(parts) in at:
+            return True
+        if name is not None:
+            stay = {k for k in at if parts[k] == "**" and not name.startswith(".")}
+            at = stay | {k + 1 for k in at if parts[k] != "**" and _fits(name, parts[k])}
+    return False
+
+
+def _leads(at: str, name: str, parts: Sequence[str]) -> bool:
+    """Whether what matches may be in a folder, whose parent `at` may hold some, or is above it."""
+    depth = at.count("/")
+    if depth >= len(parts) or "**" in parts[: depth + 1]:
+        return not name.startswith(".")
+    return _fits(name, parts[depth])
+
+
+def _fits(name: str, part: str) -> bool:
+    """Whether a part of a pattern matches a name; one that begins with a dot only if the part does."""
+    return fnmatchcase(name, part) and name.startswith(".") <= part.startswith(".")
 
 
 def _problem(url: str, path: str, e: CkptError) -> FoundCheckpoint:
@@ -194,36 +254,6 @@ def _problem(url: str, path: str, e: CkptError) -> FoundCheckpoint:
     above, slash, base = path.strip("/").rpartition("/")
     stem, suffix = split_suffix(base)
     return FoundCheckpoint(url, above + slash + stem, suffix, (), e)
-
-
-def _below(root: str, under: str, skip: str, follow: bool) -> Iterator[FoundCheckpoint]:
-    """All checkpoints in a folder and below it; `under` is put before their names."""
-    problems: list[FoundCheckpoint] = []
-
-    def failed(url: str, path: str, e: CkptError) -> None:
-        if not os.path.islink(local(url)):  # of those _bad_links tells
-            problems.append(FoundCheckpoint(url, under + path, "", (), e))
-
-    for folder, path, folders, files in walk(root, failed):
-        at = f"{under}{path}/" if path else under
-        if _is_whole(folder, folders, files):
-            folders.clear()  # what is below belongs to it
-            yield _whole(folder, at.rstrip("/") or _called(root if is_remote(root) else os.path.abspath(local(root))))
-            continue
-        leave = {n for n in folders if n.startswith(".") or _is_one(join(folder, n), skip)}
-        leave |= {"blobs"} if "snapshots" in folders else set()
-        folders[:] = [n for n in folders if n not in leave]
-        try:
-            wrong = _bad_links(folder, root, follow)
-        except CkptError as e:
-            failed(folder, path, e)
-            continue
-        for name, why in wrong.items():
-            files.pop(name, None)
-            if name.lower().endswith((*suffixes(), *INDEXES)) or SHARD.fullmatch(name):
-                problems.append(_problem(join(folder, name), at + name, why))
-        yield from group(folder, files, at)
-    yield from problems
 
 
 def _is_one(folder: str, other: str) -> bool:
@@ -356,78 +386,22 @@ def split_suffix(name: str) -> tuple[str, str]:
     return name[: len(name) - size], name[len(name) - size :]
 
 
-# --- globs and links ---
-
-
-def _remote_matches(pattern: str, root: str) -> dict[str, CkptError | None]:
-    """The urls that match in a remote file system, each `root` and a path; and why one of them cannot be read."""
-    fs, path = filesystem(pattern)
-    with asking(pattern):
-        matches = fs.glob(path, detail=True)
-    return {join(root, relative): problem for relative, _, problem in entries(root, filesystem(root)[1], matches)}
-
-
-def _matches(pattern: str, follow: bool) -> list[str]:
-    """The local paths that match, in time linear in the tree: below `**` each folder is searched once.
-
-    glob.glob follows links to folders below `**`, so two links to their own folder are 2^40 paths. Here they are
-    followed only with `follow`, after everything else, so that a folder has the path without them if there is one.
-    Names that begin with a dot match only what begins with one.
-    """
-    start, parts = ("/", pattern[1:].split("/")) if pattern.startswith("/") else ("", pattern.split("/"))
-    if at_end := parts[-1] == "**":  # the folders that match will be searched
-        parts[-1] = "*"
-    todo, linked = [(start, tuple(p for p in parts if p))], list[tuple[str, tuple[str, ...]]]()
-    seen, matches = set[tuple[str, tuple[str, ...]]](), set[str]()
-    while todo or linked:
-        folder, parts_left = todo.pop() if todo else linked.pop(0)
-        if not parts_left:
-            matches.add(folder)
-            continue
-        first, rest = parts_left[0], parts_left[1:]
-        if first == "**":
-            key = os.path.realpath(folder), parts_left
-            if key in seen or not os.path.isdir(folder or "."):
-                continue
-            seen.add(key)
-            todo.append((folder, rest))
-        elif not re.search(r"[*?\[]", first):
-            path = os.path.join(folder, first)
-            todo += [(path, rest)] if os.path.lexists(path) else []
-            continue
-        try:
-            with os.scandir(folder or ".") as children:
-                below = sorted(children, key=lambda e: e.name)
-        except OSError:  # not a folder, or one that cannot be read
-            continue
-        for e in below:
-            path = os.path.join(folder, e.name)
-            if e.name.startswith(".") and not first.startswith("."):
-                continue
-            if first != "**":
-                leads_elsewhere = at_end and not rest and e.is_symlink() and e.is_dir()
-                todo += [(path, rest)] if fnmatchcase(e.name, first) and not leads_elsewhere else []
-            elif e.is_dir(follow_symlinks=False):
-                todo.append((path, parts_left))
-            elif follow and e.is_symlink():
-                linked.append((path, parts_left))
-    return sorted(matches)
-
-
-def _bad_links(folder: str, root: str, follow: bool) -> dict[str, CkptError]:
-    """Links in a folder that lead nowhere, and out of the tree except those to the blobs of a Hugging Face cache."""
-    bad: dict[str, CkptError] = {}
+def _links(folder: str, root: str, follow: bool) -> tuple[dict[str, CkptError], list[str]]:
+    """The links in a folder that lead nowhere, or out of the tree other than to the blobs of a Hugging Face cache; and
+    those that lead to folders."""
+    bad, folders = dict[str, CkptError](), list[str]()
     if is_remote(folder):
-        return bad
+        return bad, folders
     try:
         with os.scandir(local(folder)) as children:
-            links = [e.name for e in children if e.is_symlink()]
+            links = sorted(e.name for e in children if e.is_symlink())
     except OSError as e:
         raise refused(e, folder) from e
     for name in links:
         url = join(folder, name)
         try:
-            os.stat(local(url))
+            if S_ISDIR(os.stat(local(url)).st_mode):
+                folders.append(name)
             if not follow and not inside(url, root):
                 sibling(join(folder, "."), name)
         except OSError as e:
@@ -435,4 +409,4 @@ def _bad_links(folder: str, root: str, follow: bool) -> dict[str, CkptError]:
             bad[name] = StorageError(DEAD, url=url) if gone else refused(e, url)
         except CkptError:
             bad[name] = UnsafeCheckpoint(OUTSIDE, url=url)
-    return bad
+    return bad, folders

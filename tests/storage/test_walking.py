@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.bulk import discover as discovery
-from ckptconv.bulk.discover import _globbed, discover
+from ckptconv.bulk.discover import discover
 from ckptconv.errors import CkptError, UnsafeCheckpoint, UsageError
 from ckptconv.storage import files, walking
 
@@ -112,21 +111,6 @@ def test_paths_that_match_in_a_store(pattern: str, store: dict[str, Any], raw: b
     found = [(f.name.removeprefix("b/"), bool(f.problem)) for f in discover([pattern])]
     assert found == [("aa/x", False), ("run#3/x?y", False)]
     assert [list(ckptconv.open(f.source)) for f in discover([pattern]) if not f.problem] == [["w"]] * 2
-
-
-def test_an_empty_host_stays_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stands for the usual one where there are hosts; a pattern went to the host `user`."""
-    asked = list[str]()
-
-    def listed(pattern: str, root: str) -> dict[str, CkptError | None]:
-        asked.append(pattern)
-        return {}
-
-    monkeypatch.setenv("CKPTCONV_SCHEMES", "hdfs")
-    monkeypatch.setattr(discovery, "_remote_matches", listed)
-    with pytest.raises(UsageError, match="nothing matches"):
-        list(_globbed("hdfs:///user/*/x", "", False))
-    assert asked == ["hdfs:///user/*/x"]
 
 
 def test_a_pattern_goes_down_only(tmp_path: Path, raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
