@@ -162,7 +162,7 @@ def _search(
     followed where the pattern has a part for them that is not `**`; with `follow` also below `**`.
     """
     problems: list[FoundCheckpoint] = []
-    todo, seen = [(root, under)], set[object]()
+    todo, seen = [(root, under)], {_number(skip)} - {_number(root), ""}
 
     def failed(url: str, path: str, e: CkptError) -> None:
         above, _, name = path.rpartition("/")
@@ -184,9 +184,7 @@ def _search(
                 )
                 continue
             blobs = "blobs" if "snapshots" in folders else ""
-            folders[:] = [
-                n for n in folders if n != blobs and _leads(at, n, parts) and not _is_one(join(folder, n), skip)
-            ]
+            folders[:] = [n for n in folders if n != blobs and _leads(at, n, parts)]
             try:
                 wrong, linked = _links(folder, root, follow)
             except CkptError as e:
@@ -254,14 +252,6 @@ def _problem(url: str, path: str, e: CkptError) -> FoundCheckpoint:
     above, slash, base = path.strip("/").rpartition("/")
     stem, suffix = split_suffix(base)
     return FoundCheckpoint(url, above + slash + stem, suffix, (), e)
-
-
-def _is_one(folder: str, other: str) -> bool:
-    """Whether two paths lead to one folder, however they are spelled."""
-    if folder == other or is_remote(folder) or is_remote(other) or not other:
-        return folder == other
-    real = os.path.realpath(local(other))  # only a folder of this name is asked for
-    return os.path.basename(folder) == os.path.basename(real) and os.path.realpath(local(folder)) == real
 
 
 def _is_whole(folder: str, folders: Sequence[str], files: Mapping[str, Stat]) -> bool:

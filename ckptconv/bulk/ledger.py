@@ -38,11 +38,9 @@ STRANGE = (
     "or the file system has given it another number; it may say anything of the files beside it; force=True converts "
     "everything again"
 )
-AT = re.compile(rb'\{"at":"([^"\\]*)","state":')
 BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 BATCH = 10_000  # lines that are written together
 LARGEST = 2**30  # bytes of a ledger elsewhere
-WORD = 100  # characters of a format or of an error's class
 COUNT = 2**63  # no number of a ledger is as large
 KINDS = ("damaged", "lossy", "skipped", "unread", "dropped", "hint")  # of remarks, the most serious first
 MOST, LONGEST = 10, 300  # remarks on one conversion, and characters of each of their texts
@@ -89,16 +87,14 @@ class LedgerEntry(NamedTuple):
         """The entry of a line."""
         values["files"] = tuple([(str(n), int(s), int(t)) for n, s, t in values["files"]])
         values["written"] = tuple([(str(n), int(s), int(*t)) for n, s, *t in values.get("written", ())])
-        values["remarks"] = tuple([Remark(*r) for r in values.get("remarks", ())])
+        values["remarks"] = tuple([Remark(*map(str, r)) for r in values.get("remarks", ())])
         made = cls(**values)
         if not all(isinstance(v, t) and isinstance(v, bool) == (t is bool) for v, t in zip(made, TYPES, strict=True)):
             raise TypeError("a value of another type")
         numbers = (made.tensors, made.size, made.seconds, made.ended, *(s for _, s, *_ in (*made.files, *made.written)))
-        sound = made.state in STATES and all(0 <= n < COUNT for n in numbers)
-        sound = sound and max(len(made.format), len(made.error)) <= WORD and len(made.remarks) <= MOST
-        texts = [t for r in made.remarks for t in r]
-        sound = sound and all(isinstance(t, str) and len(t) <= LONGEST for t in texts)
-        sound = sound and all(r.kind in KINDS for r in made.remarks)
+        sound = made.state in STATES and all(0 <= n < COUNT for n in numbers) and len(made.remarks) <= MOST
+        texts = [made.format[LONGEST:], made.error[LONGEST:], *(t[LONGEST:] for r in made.remarks for t in r)]
+        sound = sound and not any(texts) and all(r.kind in KINDS for r in made.remarks)
         if not sound or not all(is_below(name) for name in (made.at, *(n for n, _, _ in made.written))):
             raise ValueError("a value that no run writes")
         return made
@@ -176,30 +172,19 @@ def read(path: str) -> tuple[dict[str, LedgerEntry], bool]:
 
 def _parsed(raw: Iterable[bytes], path: str, number: int) -> tuple[dict[str, LedgerEntry], bytes, bool]:
     """The last entry of each output, a last line without its end, and whether the first line has this number."""
-    last: dict[str, tuple[int, bytes]] = {}
     entries: dict[str, LedgerEntry] = {}
-    torn, is_ours, k = b"", True, 0
+    is_ours, k = True, 0
     try:
         for k, line in enumerate(raw, 1):
             if not line.endswith(b"\n"):
                 if line[: len(BEGIN)] != BEGIN[: len(line)]:
                     raise CorruptCheckpoint("the last line of the ledger is damaged", url=path)
-                torn = line
-                break
-            if k == 1:
-                head = HEAD.fullmatch(line)
-                is_ours = head is not None and 0 != number == int(head[1])
-                if head:
-                    continue
-            at = m[1].decode() if (m := AT.match(line)) else json.loads(line)["at"]
-            if not isinstance(at, str) or not is_below(at):
-                raise TypeError("not a path")
-            last[at] = k, line
-        for at, numbered in last.items():
-            k, line = numbered
-            entries[at] = LedgerEntry.of(json.loads(line))
-            if entries[at].at != at:
-                raise ValueError("another path")
+                return entries, line, is_ours
+            head = HEAD.fullmatch(line) if k == 1 else None
+            is_ours = is_ours if k > 1 else head is not None and 0 != number == int(head[1])
+            if not head:
+                entry = LedgerEntry.of(json.loads(line))
+                entries[entry.at] = entry
     except BROKEN:
         raise CorruptCheckpoint(f"line {k} of the ledger is damaged", url=path) from None
-    return entries, torn, is_ours
+    return entries, b"", is_ours

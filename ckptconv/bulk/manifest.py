@@ -8,15 +8,6 @@
 Only `source` is required. Sources are relative to the manifest, destinations to the output folder. The options are
 those of `convert`, given in `options` or in columns of their own; a list in a CSV cell is written as JSON. Where no
 `to` is given, the suffix of a destination says the format.
-
-A result of a search on the Hugging Face Hub is a manifest as well: what its API says of models, saved as a file.
-
-    curl 'https://huggingface.co/api/models?search=bert&full=true' > models.json
-
-    [{"id": "org/name", "sha": "5f1a...", "siblings": [{"rfilename": "model.safetensors"}, ...]}, ...]
-
-Each checkpoint in such a repository is one to convert, of the revision `sha` if it is there. Nobody vouches for the
-names of the files in it.
 """
 
 from __future__ import annotations
@@ -24,38 +15,31 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..api import Options
 from ..api.options import CHANGE, KNOWN, SELECT
 from ..api.reading import refuse_nameless
-from ..errors import CorruptCheckpoint, MissingExtra, UnsafeCheckpoint, UsageError
-from ..messages import brief, did_you_mean, listing, many, printable
+from ..errors import CorruptCheckpoint, MissingExtra, UsageError
+from ..messages import did_you_mean, listing, many
 from ..storage import files
 from ..storage.json import unique
-from .discover import INDEXES, sets, suffixes
+from .discover import INDEXES
 
 FORMAT = "safetensors"  # that is written where nothing says another
 MISTAKES = 100  # after which a manifest is read no further
 SUFFIXES = (".csv", ".jsonl", ".ndjson", ".parquet", ".json")
 MAX_SIZE = 2**28  # bytes of a manifest
-ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
-REVISION = re.compile(r"[0-9a-f]{40}")
-PIECE = re.compile(r"(.+)-\d{5}-of-\d{5}(\.[^.]+)")  # of a checkpoint with an index
-UNSAFE = re.compile(r"[\0-\x1f\\@?#:*\[\ud800-\udfff]|(^|/)\.{0,2}(/|$)")
 
 
 class Row(NamedTuple):
-    """A checkpoint to convert: the path of its output ('' for the default one), or the folder of that ('' for none)."""
+    """A checkpoint to convert, and the path of its output ('' for the default one)."""
 
     source: str
     destination: str
     settings: Options
-    folder: str = ""
-    problem: UnsafeCheckpoint | None = None
 
 
 # the options of a row, by key
@@ -78,19 +62,13 @@ def read(url: str, default: Options) -> Iterator[Row]:
     try:
         for number, line in enumerate(_lines(url), 1):
             try:
-                some = (
-                    list(_hub_rows(line, default))
-                    if "siblings" in line and "source" not in line
-                    else [_row(line, folder, default)]
-                )
+                row = _row(line, folder, default)
             except (ValueError, TypeError, UsageError) as e:
                 bad.append(f"row {number}: {e}")
                 if len(bad) == MISTAKES:
                     break
                 continue
-            for row in some:
-                same = default if row.settings is default else shared.setdefault(repr(row.settings), row.settings)
-                yield row._replace(settings=same)
+            yield row._replace(settings=shared.setdefault(repr(row.settings), row.settings))
     except (ValueError, csv.Error, RecursionError) as e:
         raise UsageError(f"is not a manifest: {e}", url=url) from None
     if bad:
@@ -180,51 +158,11 @@ def _parquet(url: str) -> Iterator[dict[str, Any]]:
         raise MissingExtra(f"a manifest in Parquet needs a package: {e}. Try: pip install 'ckptconv[parquet]'") from e
     with files.fileobj(url) as raw:
         try:
-            with parquet.ParquetFile(raw) as table:
-                groups = [table.metadata.row_group(k) for k in range(table.num_row_groups)]
-                sizes = (sum(g.column(c).total_uncompressed_size for c in range(g.num_columns)) for g in groups)
-                if (size := sum(sizes)) > MAX_SIZE:
-                    raise ValueError(f"{size} bytes of rows, a manifest has at most {MAX_SIZE}; divide it")
-                for batch in table.iter_batches(1000, use_threads=False):
-                    yield from batch.to_pylist()
+            table = parquet.ParquetFile(raw)
+            for group in map(table.metadata.row_group, range(table.num_row_groups)):
+                if sum(group.column(c).total_uncompressed_size for c in range(group.num_columns)) > MAX_SIZE:
+                    raise ValueError(f"a group of rows has more than {MAX_SIZE} bytes; divide it")
+            for batch in table.iter_batches(1000, use_threads=False):
+                yield from batch.to_pylist()
         except (pa.ArrowException, OSError, TypeError, MemoryError) as e:
             raise ValueError(str(e).partition("\n")[0] or type(e).__name__) from e
-
-
-# --- models of the Hub ---
-
-
-def _hub_rows(model: Mapping[str, Any], default: Options) -> Iterator[Row]:
-    """The checkpoints of a model; ValueError if this does not describe one."""
-    name, revision = model.get("id") or model.get("modelId"), model.get("sha")
-    if not isinstance(name, str) or not ID.fullmatch(name):
-        raise ValueError(f"{name!r} is not the id of a model")
-    if not isinstance(model["siblings"], list):
-        raise ValueError("its siblings must be a list")
-    pinned = f"@{revision}" if isinstance(revision, str) and REVISION.fullmatch(revision) else ""
-    root = f"hf://{name}{pinned}"
-    folders: dict[str, list[str]] = {}
-    for sibling in model["siblings"]:
-        path = sibling.get("rfilename") if isinstance(sibling, dict) else None
-        if not isinstance(path, str):
-            raise ValueError("each of its siblings must be an object with an rfilename")
-        if not UNSAFE.search(path):
-            above, _, base = path.rpartition("/")
-            folders.setdefault(above, []).append(base)
-        elif path.lower().endswith(suffixes()):
-            url = f"{root}/{printable(brief(path))}"
-            problem = UnsafeCheckpoint("is not a plain path in its repository", url=url)
-            yield Row(url, "", default, name, problem)
-    for above, names in folders.items():
-        for base in _hub_checkpoints(names):
-            yield Row("/".join(filter(None, (root, above, base))), "", default, f"{name}/{above}".rstrip("/"))
-
-
-def _hub_checkpoints(names: Iterable[str]) -> list[str]:
-    """The names in a folder that stand for a checkpoint; which files belong to it shows when it is read."""
-    left = {n: files.Stat(0, 0) for n in names if not n.startswith(".")}
-    indexes = [n for n in left if n.endswith(INDEXES)]
-    for n in [*indexes, *(n for n in left if (m := PIECE.fullmatch(n)) and f"{m[1]}{m[2]}.index.json" in indexes)]:
-        del left[n]
-    several = [f.source for f in sets("", left, "", [*left, *indexes])]
-    return sorted([*indexes, *several, *(n for n in left if n.lower().endswith(suffixes()))])

@@ -27,7 +27,6 @@ from zlib import crc32
 from ..api import Options
 from ..errors import CkptError, StorageError, UnsafeCheckpoint, UsageError
 from ..formats import shard_index, table
-from ..formats.tensorflow.locate import prefix_of
 from ..messages import many, redacted, version
 from ..output.staging import TEMPORARY
 from ..rules.library import texts
@@ -43,10 +42,10 @@ State = Literal["convert", "retry", "changed", "done", "problem"]
 ASKING = 16  # threads that look for remote rows of a manifest
 BATCH = 1000  # rows that are waited for together
 HASHING = 4  # threads that hash files when sources are compared by content
+SHOWN = 5  # outputs that meet
 FOLDERS = 1000  # whose names and real paths are kept
 # formats whose output is a folder; a TensorFlow checkpoint needs one of its own because of its state file
 BARE = {"npy": "", "tf": "/model.ckpt", "hf": ""}
-NUMBER = re.compile(r"-\d{5,}-of-\d{5,}(?=(\.[^./]*)?\Z)|_\d{5}(?=\.weights\.h5\Z)")  # of a shard
 RESERVED = re.compile(rf"{TEMPORARY}|\.ckptconv.*", re.DOTALL | re.IGNORECASE)
 LEAVES = "a link in the output folder leads out of it; CKPTCONV_LINKS lists folders into which links may lead"
 OURS = "is an output of this zoo, which does not convert its own; copy it, or choose another output folder"
@@ -91,6 +90,7 @@ class Conversion:
     def fail(self, problem: CkptError) -> None:
         """Note why it cannot be converted, unless that is known."""
         self.found = self.found._replace(problem=self.found.problem or problem)
+        self.state = "problem"
 
 
 @once()
@@ -104,26 +104,25 @@ def plan(
     """
     if not sources:
         raise UsageError("no source was given")
-    ledger = options.ledger or files.join(folder, ledger_name(options.shard))
-    rows = _conversions(sources, folder, options, _outputs_of_zoos(folder, ledger))
-    distinct = {(i.found.source, i.found.name, i.destination, id(i.settings)): i for i in rows}
-    items = _newest(distinct.values()) if options.latest else list(distinct.values())
+    is_output = _outputs_of_zoos(folder, options.ledger or files.join(folder, ledger_name(options.shard)))
+    rows = _conversions(sources, folder, options, is_output)
+    distinct = list({(i.found.source, i.found.name, i.destination, id(i.settings)): i for i in rows}.values())
+    items = _newest(distinct) if options.latest else distinct
     _name_outputs(items)
     _check_destinations(items, folder)
     if options.shard:  # the path of an output decides, so that no machine asks another
         number, count = share_of(options.shard)
         items = [i for i in items if crc32(i.destination.encode("utf-8", "surrogatepass")) % count == number - 1]
-    names = lru_cache(FOLDERS)(files.names) if files.is_dir(folder) else lambda _: list[str]()
     if files.is_remote(folder) and known and files.is_dir(folder):
         for _ in files.walk(folder, lambda *_: None):  # a store says of all at once what would be asked of each
             pass
+    names = lru_cache(FOLDERS)(files.names)
 
     def decide(item: Conversion) -> None:
         try:
-            _decide(item, known, folder, options, names)
+            _decide(item, known.get(item.destination), folder, options, names)
         except CkptError as e:  # such as a name that is too long
             item.fail(e)
-            item.state = "problem"
 
     if options.by_content or any(i.settings.verify == "full" for i in items):
         with ThreadPoolExecutor(HASHING) as pool:
@@ -141,77 +140,62 @@ def _conversions(
     sources: Sequence[str], folder: str, options: ZooOptions, is_output: Callable[[str], bool]
 ) -> Iterator[Conversion]:
     """The checkpoints of all sources, those of manifests last; a destination is '' unless a row says it."""
-    prepared: dict[tuple[int, bool], tuple[Options, Options, str | CkptError]] = {}
+    prepared: dict[tuple[int, bool], tuple[Options, Options, str]] = {}
 
     def conversion(found: FoundCheckpoint, row: Row) -> Conversion:
-        says_format = bool(row.destination) and table.is_said(row.destination)
-        key = id(row.settings), says_format
+        """Raises what is wrong with the format or the converter of its settings."""
+        key = id(row.settings), bool(row.destination) and table.is_said(row.destination)
         if key not in prepared:
-            prepared[key] = (row.settings, *_prepared(row.settings, says_format))
-        _, settings, hashed = prepared[key]
-        item = Conversion(found, row.destination, settings)
-        if isinstance(hashed, CkptError):  # a format or a converter that does not exist
-            if row.settings is options.settings:
-                raise hashed
-            item.fail(hashed)
-            item.settings = Options()
-        else:
-            item.options = hashed
-        return item
+            named = row.settings.to is not None or key[1]
+            settings = row.settings if named else replace(row.settings, to=FORMAT)
+            ending(settings)
+            prepared[key] = row.settings, settings, options_hash(settings)
+        return Conversion(found, row.destination, *prepared[key][1:])
 
-    pattern = options.pattern
-    plain = [s for s in sources if not is_manifest(s)]
-    default = Row("", "", options.settings)
+    pattern, default = options.pattern, Row("", "", options.settings)
     conversion(FoundCheckpoint("", "", "", ()), default)  # an error in the options concerns all
+    plain = [s for s in sources if not is_manifest(s)]
     for found in discover(plain, pattern, skip=folder, follow=options.follow_links) if plain else ():
         if not is_output(found.source):
             yield conversion(found, default)
-    rows, count, matching = (read_manifest(s, options.settings) for s in sources if is_manifest(s)), 0, bool(plain)
-    for row, found in _looked_up(chain.from_iterable(rows)):
+    rows = chain.from_iterable(read_manifest(s, options.settings) for s in sources if is_manifest(s))
+    count, matching = 0, bool(plain)
+    for row, found in _looked_up(rows):
         count += 1
-        if not pattern or found.matches(pattern):
-            matching = True
+        if pattern and not found.matches(pattern):
+            continue
+        matching = True
+        try:
             item = conversion(found, row)
-            if is_output(found.source):
-                item.fail(UsageError(OURS, url=found.source))
-            yield item
+        except CkptError as e:
+            item = Conversion(found, row.destination, Options())
+            item.fail(e)
+        if is_output(found.source):
+            item.fail(UsageError(OURS, url=found.source))
+        yield item
     if count and pattern and not matching:
         raise UsageError(f"none of {many(count, 'row')} matches pattern={pattern!r}")
 
 
-def _prepared(settings: Options, says_format: bool) -> tuple[Options, str | CkptError]:
-    """Settings with a format, and their hash or what is wrong with them; says_format: the destination's suffix does."""
-    if settings.to is None and not says_format:
-        settings = replace(settings, to=FORMAT)
-    try:
-        ending(settings)
-        return settings, options_hash(settings)
-    except CkptError as e:
-        return settings, e
-
-
 def _looked_up(rows: Iterator[Row]) -> Iterator[tuple[Row, FoundCheckpoint]]:
-    """Rows with their checkpoints; many remote ones are asked for at a time."""
+    """Rows with their checkpoints, of which many are asked for at a time."""
     names, run = lru_cache(FOLDERS)(files.names), kept()
 
     def look(row: Row) -> FoundCheckpoint:
-        problem: CkptError | None = row.problem
-        found: list[FoundCheckpoint] = []
         try:
             with once(run):
-                found = discover([row.source], listed=names) if not problem else []
+                found = discover([row.source], listed=names)
             if len(found) > 1:
                 text = f"a row is one checkpoint, and {many(len(found), 'checkpoint')} are there"
                 raise UsageError(text, url=row.source)
+            problem = None
         except CkptError as e:
             found, problem = [], e
-        f = found[0] if found else FoundCheckpoint(row.source, file_name(row.source), "", (), problem)
-        return f._replace(name=f"{row.folder}/{f.name}") if row.folder else f
+        return found[0] if found else FoundCheckpoint(row.source, file_name(row.source), "", (), problem)
 
     with ThreadPoolExecutor(ASKING) as pool:
         while some := list(islice(rows, BATCH)):
-            far = any(files.is_remote(row.source) for row in some)
-            yield from zip(some, pool.map(look, some) if far else map(look, some), strict=True)
+            yield from zip(some, pool.map(look, some), strict=True)
 
 
 def _outputs_of_zoos(folder: str, ledger: str) -> Callable[[str], bool]:
@@ -284,68 +268,36 @@ def _name_outputs(items: Iterable[Conversion]) -> None:
 
 
 def _check_destinations(items: Sequence[Conversion], folder: str) -> None:
-    """Note outputs that leave the folder, have names of temporary files, or would replace files of one another.
+    """Note outputs that leave the folder, have names of temporary files, or have one path, or one below the other.
 
-    The last is found by the names that are known beforehand; anything else is found when it is written.
+    Outputs that meet in another way, such as a shard and a file of its name, are found when they are written.
     """
     stays = lru_cache(FOLDERS)(lambda above: files.is_remote(folder) or inside(files.join(folder, above), folder))
     owners: dict[str, list[Conversion]] = {}
     for i in items:
+        owners.setdefault(folded(i.destination), []).append(i)
         if any(RESERVED.fullmatch(name) for name in i.destination.split("/")):
-            text = f"{i.destination} is a name of temporary files or ledgers of ckptconv; choose another"
-            i.fail(UsageError(text))
+            i.fail(UsageError(f"{i.destination} is a name of temporary files or ledgers of ckptconv; choose another"))
         if not stays(os.path.dirname(i.destination)):
             i.fail(UnsafeCheckpoint(LEAVES, url=files.join(folder, i.destination)))
-        for name in map(folded, _written_names(i)):
-            owners.setdefault(name, []).append(i)
-    for i in items:
-        for name in map(folded, _written_names(i)):
-            for key in {name, NUMBER.sub("#", name), *_above(name)} & owners.keys():
-                for other in owners[key]:
-                    if other is not i:
-                        problem = _meeting(other, i)
-                        i.fail(problem)
-                        other.fail(problem)
-
-
-def _written_names(item: Conversion) -> Iterator[str]:
-    """The names that an output may have, with # for the number of a shard."""
-    path, how = item.destination, item.settings
-    format = table.get(how.to).name if how.to else min(table.by_suffix(path), default=FORMAT)
-    if format == "tf":
-        yield from (prefix_of(path) + ".index", prefix_of(path) + ".data#")
-        return
-    yield path
-    suffix = ".safetensors" if format == "safetensors" else os.path.splitext(path)[1]
-    if format == "safetensors" or (format == "torch" and how.max_shard_size is not None):
-        yield from (path + shard_index.SUFFIX, f"{path.removesuffix(suffix)}#{suffix}")
-    elif path.endswith(".weights.json"):
-        yield f"{path.removesuffix('.weights.json')}#.weights.h5"
-
-
-def _meeting(a: Conversion, b: Conversion) -> UsageError:
-    sources = sorted((redacted(a.found.source), redacted(b.found.source)))
-    if folded(a.destination) == folded(b.destination):
-        return UsageError(f"{' and '.join(sources)} would both become {min(a.destination, b.destination)}")
-    pair = " and ".join(f"{redacted(i.found.source)} to {i.destination}" for i in (a, b))
-    return UsageError(f"the outputs would meet, one replacing files of another: {pair}; give other destinations")
+    for name, here in owners.items():
+        meeting = [*here, *(i for above in _above(name) for i in owners.get(above, ()))]
+        if len(meeting) > 1:
+            shown = sorted(f"{redacted(i.found.source)} to {i.destination}" for i in meeting[:SHOWN])
+            for i in meeting:
+                i.fail(UsageError(f"these outputs would meet, give other destinations: {', '.join(shown)}"))
 
 
 # --- what is already done ---
 
 
 def _decide(
-    item: Conversion,
-    known: Mapping[str, LedgerEntry],
-    folder: str,
-    options: ZooOptions,
-    names: Callable[[str], Sequence[str]],
-) -> None:
+    item: Conversion, old: LedgerEntry | None, folder: str, options: ZooOptions, names: Callable[[str], Sequence[str]]
+) -> None:  # fmt: skip
     """Set the state of a conversion, and whether its output is ours. names: gives the sorted names in a folder."""
     if item.found.problem:
         item.state = "problem"
         return
-    old = known.get(item.destination)
     if old is None:
         above, base = files.split(files.join(folder, item.destination))
         there = names(above)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import fields
 from fnmatch import fnmatchcase
@@ -40,6 +40,7 @@ ZOO = (
 )  # fmt: skip
 MIN_WORKER_MEMORY = 16 * 2**20  # bytes
 COMMIT_INTERVAL = 1.0  # seconds between two durable batches
+Results = Generator[tuple[Conversion, Done | CkptError] | None, None, None]
 
 
 @takes(*ZOO)
@@ -75,8 +76,7 @@ def zoo(
     damaged ledger).
     """
     own = {"pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content}
-    own |= {"follow_links": follow_links, "ledger": ledger, "shard": shard}
-    options = _options({**own, "to": to, **given})
+    options = _options(own | {"follow_links": follow_links, "ledger": ledger, "shard": shard, "to": to} | given)
     return convert([os.fspath(s) for s in list_of(sources)], os.fspath(output), options, each)
 
 
@@ -107,41 +107,39 @@ def convert(
 
     Failures of single checkpoints are in the summary; errors that concern all of them are raised.
     """
-    began, force = time.monotonic(), options.settings.force
-    with Ledger(_ledger_path(folder, options), resume=options.resume, force=force) as book:
+    began, made = time.monotonic(), list[LedgerEntry]()
+    with Ledger(_ledger_path(folder, options), resume=options.resume, force=options.settings.force) as book:
         items = plan(sources, folder, options, book.entries)
         todo = sorted((i for i in items if i.state not in ("done", "problem")), key=lambda i: -i.found.size)
         current = [book.entries[i.destination] for i in items if i.state == "done"]
         book.append(_entry(i, "planned", ours=i.ours, written=i.written) for i in todo)
         new_folders = _make_folders(folder, todo)
-        made: list[LedgerEntry] = []
-
-        def summary() -> Summary:
-            done, failed = [e for e in made if e.state == "done"], tuple(e for e in made if e.state == "failed")
-            damaged, causes = counted([*done, *(_damage_only(e) for e in current)])
-            seconds = time.monotonic() - began
-            return Summary(len(done), len(current), failed, sum(e.size for e in done), seconds, damaged, causes)
-
         try:
-            failed = [_outcome(i, i.found.problem) for i in items if i.found.problem]
-            for batch in [failed], _batches(_results(todo, folder, options, book.path), options, todo):
-                for entries in batch:
-                    made += entries
-                    _record(book, entries, folder, each)
+            for entries in _batches(items, _results(todo, folder, options, book.path), options):
+                made += entries
+                if any(e.state == "done" for e in entries) and not files.is_remote(folder) and hasattr(os, "sync"):
+                    os.sync()  # one call for hundreds of files, before the ledger says that they are there
+                book.append(entries)
+                if each:
+                    for entry in entries:
+                        each(entry)
         except StorageError as e:
             if e.url != book.path:
                 raise
             why = f"{e.message.partition(';')[0]}: the run ends here; resume=True repeats what the ledger lacks"
-            raise StorageError(f"{why}\n{indented(str(summary()))}", url=book.path) from e
+            raise StorageError(f"{why}\n{indented(str(_summary(made, current, began)))}", url=book.path) from e
         for path in new_folders:
             with suppress(OSError):  # it is not empty
                 os.rmdir(path)
-    return summary()
+    return _summary(made, current, began)
 
 
-def _damage_only(e: LedgerEntry) -> LedgerEntry:
-    """An entry that is up to date, of which damage is said again; the rest was said before."""
-    return e._replace(remarks=tuple(r for r in e.remarks if r.kind == "damaged"))
+def _summary(made: Sequence[LedgerEntry], current: Sequence[LedgerEntry], began: float) -> Summary:
+    """What a run made; of what was up to date only damage is said again, the rest was said before."""
+    done, failed = [e for e in made if e.state == "done"], tuple(e for e in made if e.state == "failed")
+    again = [e._replace(remarks=tuple(r for r in e.remarks if r.kind == "damaged")) for e in current]
+    seconds = time.monotonic() - began
+    return Summary(len(done), len(current), failed, sum(e.size for e in done), seconds, *counted([*done, *again]))
 
 
 def _ledger_path(folder: str, options: ZooOptions) -> str:
@@ -163,18 +161,6 @@ def _ledger_path(folder: str, options: ZooOptions) -> str:
     return files.join(folder, name)
 
 
-def _record(
-    book: Ledger, entries: Sequence[LedgerEntry], folder: str, each: Callable[[LedgerEntry], None] | None
-) -> None:
-    """Append a batch to the ledger once its outputs are durable, and report it."""
-    if any(e.state == "done" for e in entries) and not files.is_remote(folder) and hasattr(os, "sync"):
-        os.sync()  # one call for hundreds of files
-    book.append(entries)
-    if each:
-        for entry in entries:
-            each(entry)
-
-
 def _entry(item: Conversion, state: EntryState, **more: Any) -> LedgerEntry:
     found = item.found
     return LedgerEntry(item.destination, state, redacted(found.source), identity(found), item.options, **more)
@@ -183,35 +169,30 @@ def _entry(item: Conversion, state: EntryState, **more: Any) -> LedgerEntry:
 def _outcome(item: Conversion, result: Done | CkptError) -> LedgerEntry:
     now = int(time.time())
     if isinstance(result, CkptError):
-        more = {"error": type(result).__name__, "message": result.message, "ended": now}
-        return _entry(item, "failed", ours=item.ours, written=item.written, **more)
-    return _entry(item, "done", ours=True, ended=now, **result._asdict())
+        why = {"error": type(result).__name__, "message": result.message}
+        return _entry(item, "failed", ours=item.ours, written=item.written, ended=now, **why)
+    return _entry(item, "done", ours=True, ended=now, **result)
 
 
-def _results(
-    todo: Sequence[Conversion], folder: str, options: ZooOptions, ledger: str
-) -> Generator[tuple[Conversion, Done | CkptError] | None, None, None]:
+def _results(todo: Sequence[Conversion], folder: str, options: ZooOptions, ledger: str) -> Results:
     """Run the pool, or the tasks of a cluster; the workers of a pool share the memory."""
-    resources, hashed = options.resources, options.by_content
+    how, hashed = options.resources, options.by_content
     if not todo:
         return
-    if resources.engine != "local":
-        config = WorkerConfig(folder, resources.max_memory, 1, hashed, True)
-        yield from on_cluster(todo, config, resources.engine, ledger)
+    if how.engine != "local":
+        yield from on_cluster(todo, WorkerConfig(folder, how.max_memory, 1, hashed, True), how.engine, ledger)
         return
-    workers = max(1, min(resources.workers, len(todo), resources.max_memory // MIN_WORKER_MEMORY))
-    share = max(MIN_WORKER_MEMORY, resources.max_memory // workers)
-    threads = max(1, resources.workers // workers)
-    config = WorkerConfig(folder, share, threads, hashed, not hasattr(os, "sync"), resources.workers)
+    workers = max(1, min(how.workers, len(todo), how.max_memory // MIN_WORKER_MEMORY))
+    share, threads = max(MIN_WORKER_MEMORY, how.max_memory // workers), max(1, how.workers // workers)
+    config = WorkerConfig(folder, share, threads, hashed, not hasattr(os, "sync"), how.workers)
     yield from pool.run(partial(work, config, listings={}), todo, workers, COMMIT_INTERVAL)
 
 
-def _batches(
-    results: Generator[tuple[Conversion, Any] | None, None, None], options: ZooOptions, todo: Sequence[Conversion]
-) -> Generator[list[LedgerEntry], None, None]:
-    """Collect results for some seconds, so that one durable write serves all of them."""
-    batch: list[LedgerEntry] = []
-    last, done, total = time.monotonic(), 0, sum(i.found.size for i in todo)
+def _batches(items: Sequence[Conversion], results: Results, options: ZooOptions) -> Iterator[list[LedgerEntry]]:
+    """The problems of the plan, then the results of some seconds each, so that one durable write serves all of them."""
+    yield [_outcome(i, i.found.problem) for i in items if i.found.problem]
+    batch, last, done = list[LedgerEntry](), time.monotonic(), 0
+    total = sum(i.found.size for i in items if i.state not in ("done", "problem"))
     with closing(results):
         for result in results:
             if result:
@@ -222,8 +203,7 @@ def _batches(
             if batch and time.monotonic() - last >= COMMIT_INTERVAL:
                 yield batch
                 batch, last = [], time.monotonic()
-    if batch:
-        yield batch
+    yield batch
 
 
 def _make_folders(folder: str, todo: Sequence[Conversion]) -> list[str]:
@@ -239,6 +219,3 @@ def _make_folders(folder: str, todo: Sequence[Conversion]) -> list[str]:
         with suppress(OSError, RecursionError):  # the conversion fails there, and says why
             os.makedirs(path, exist_ok=True)
     return sorted(missing, key=len, reverse=True)
-
-
-__all__ = ["ZooOptions", "convert", "zoo", "zoo_plan"]

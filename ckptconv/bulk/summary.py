@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from heapq import nlargest
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import StorageError
@@ -22,9 +20,9 @@ if TYPE_CHECKING:
     from ..api import Report
 
 MAX_CAUSES = 20  # causes that are shown; the ledger has all
-EXAMPLES = 20  # checkpoints that are kept of each cause
-SHOWN = 5  # damaged checkpoints that are listed of a cause; of what is less serious one will do
-PAGE_CAUSES, PAGE_ROWS = 1000, 10  # on a page: causes, and outputs in each table
+EXAMPLES = 20  # checkpoints of each cause in JSON and on a page
+SHOWN = 5  # damaged or failed checkpoints that are listed of a cause; of what is less serious one will do
+PAGE_CAUSES = 1000  # on a page
 RECENT = 600  # seconds before the last entry, of which the rate is taken; and after which a run seems to have ended
 
 
@@ -32,7 +30,10 @@ RECENT = 600  # seconds before the last entry, of which the rate is taken; and a
 
 
 class Cause(NamedTuple):
-    """What is said of several checkpoints: how many they are, and some of them, each with what it concerns there."""
+    """What is said of several checkpoints: how many they are, and each of them with what it concerns there.
+
+    kind: of a remark, or the class of an error.
+    """
 
     kind: str
     text: str
@@ -40,12 +41,12 @@ class Cause(NamedTuple):
     examples: tuple[str, ...]
 
     def __str__(self) -> str:
-        """The cause, with damaged checkpoints on lines of their own, or with an example."""
-        line = f"{self.kind}: {many(self.checkpoints, 'checkpoint')}: {self.text}"
-        if self.kind != "damaged":
-            return f"{line} ({'such as ' * (self.checkpoints > 1)}{printable(self.examples[0])})"
-        more = self.checkpoints - SHOWN
-        return f"{line}\n{listing(self.examples[:SHOWN])}" + f"\n  ... and {more:,} more" * (more > 0)
+        """The cause, with an example; damaged and failed checkpoints are on lines of their own."""
+        kind = self.kind if self.kind in KINDS else "failed"
+        line = f"{kind}: {many(self.checkpoints, 'checkpoint')}: {self.text}"
+        if kind in ("damaged", "failed"):
+            return f"{line}\n{listing(self.examples, SHOWN)}"
+        return f"{line} ({'such as ' * (self.checkpoints > 1)}{printable(self.examples[0])})"
 
 
 def remarks_of(report: Report) -> tuple[Remark, ...]:
@@ -66,21 +67,6 @@ def remarks_of(report: Report) -> tuple[Remark, ...]:
     return tuple(Remark(kind, cut(scrubbed(text), LONGEST), cut(what, LONGEST)) for kind, text, what in remarks[:MOST])
 
 
-def counted(entries: Iterable[LedgerEntry]) -> tuple[int, tuple[Cause, ...]]:
-    """How many checkpoints lack damaged tensors, and the remarks by cause, the most serious and most frequent first."""
-    damaged, groups = 0, dict[tuple[str, str], list[tuple[str, str]]]()
-    for e in entries:
-        damaged += any(r.kind == "damaged" and r.what for r in e.remarks)
-        for kind, text, what in e.remarks:
-            example = f"{e.source}: {what}" if what else e.source
-            groups.setdefault((kind, pattern(text)), []).append((example, text))
-    causes = [
-        Cause(kind, min(group)[1], len(group), tuple(example for example, _ in sorted(group)[:EXAMPLES]))
-        for (kind, _), group in groups.items()
-    ]
-    return damaged, tuple(sorted(causes, key=lambda c: (KINDS.index(c.kind), -c.checkpoints, c.text)))
-
-
 def pattern(message: str) -> str:
     """A message without quoted text and numbers, which differ from file to file; of listed tensors only the reasons."""
     first, *listed = message.split("\n")
@@ -88,13 +74,25 @@ def pattern(message: str) -> str:
     return re.sub(r"'[^']*'|\b[0-9a-f]{8,}\b|\d+", "*", "\n".join([first, *reasons]))
 
 
-def failures(entries: Iterable[LedgerEntry]) -> list[tuple[str, str, list[str]]]:
-    """Failures grouped by cause, the most frequent first: error class, first message, all sources."""
-    groups: dict[tuple[str, str], list[LedgerEntry]] = {}
-    for e in sorted(entries, key=attrgetter("source")):  # workers fail in any order
-        groups.setdefault((e.error, pattern(e.message)), []).append(e)
-    ordered = sorted(groups.values(), key=len, reverse=True)
-    return [(g[0].error, g[0].message, [e.source for e in g]) for g in ordered]
+def causes(said: Iterable[tuple[str, str, str]]) -> list[Cause]:
+    """Group what is said (kind, text, example) by cause, the most frequent first, with all examples."""
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for kind, text, example in said:
+        groups.setdefault((kind, pattern(text)), []).append((example, text))
+    found = [Cause(k, min(g)[1], len(g), tuple(e for e, _ in sorted(g))) for (k, _), g in groups.items()]
+    return sorted(found, key=lambda c: (-c.checkpoints, c.text))
+
+
+def failures(entries: Iterable[LedgerEntry]) -> list[Cause]:
+    """Failures by cause, the most frequent first, with all sources."""
+    return causes((e.error, e.message, e.source) for e in entries)
+
+
+def counted(entries: Sequence[LedgerEntry]) -> tuple[int, tuple[Cause, ...]]:
+    """How many checkpoints lack damaged tensors, and the remarks by cause, the most serious and most frequent first."""
+    damaged = sum(any(r.kind == "damaged" and r.what for r in e.remarks) for e in entries)
+    said = ((r.kind, r.text, f"{e.source}: {r.what}" if r.what else e.source) for e in entries for r in e.remarks)
+    return damaged, tuple(sorted(causes(said), key=lambda c: KINDS.index(c.kind)))
 
 
 # --- a run, and how far it is ---
@@ -128,17 +126,18 @@ class Summary:
     @property
     def causes(self) -> list[tuple[str, str, list[str]]]:
         """Failures grouped by cause, the most frequent first: error class, first message, all sources."""
-        return failures(self.failed)
+        return [(c.kind, c.text, list(c.examples)) for c in failures(self.failed)]
 
     def lines(self) -> list[str]:
         """What the command line prints: what was left out, causes of failures with their checkpoints, and totals."""
-        lines = [str(c) for c in self.remarks[:MAX_CAUSES]]
-        if (more := len(self.remarks) - MAX_CAUSES) > 0:
-            lines.append(f"{more} more causes of what was left out or changed are in the ledger")
-        for _, message, sources in self.causes[:MAX_CAUSES]:
-            lines.append(f"failed: {many(len(sources), 'checkpoint')}: {message}\n{listing(sources, 5)}")
-        if (more := len(self.causes) - MAX_CAUSES) > 0:
-            lines.append(f"failed: {more} more causes are in the ledger")
+        lines = list[str]()
+        for some, what in (
+            (self.remarks, "of what was left out or changed are"),
+            (failures(self.failed), "of failures are"),
+        ):
+            lines += map(str, some[:MAX_CAUSES])
+            if (more := len(some) - MAX_CAUSES) > 0:
+                lines.append(f"{more} more causes {what} in the ledger")
         total = self.done + self.skipped + len(self.failed) + self.planned
         if not total:
             lines.append("warning: no checkpoint was found")
@@ -169,7 +168,11 @@ class Summary:
         else:
             out |= {"up_to_date": self.skipped, "seconds": round(self.seconds, 3)}
         causes = [{"error": k, "message": m, "sources": s} for k, m, s in self.causes]
-        return out | {"causes": causes, "damaged": self.damaged, "remarks": [c._asdict() for c in self.remarks]}
+        return out | {
+            "causes": causes,
+            "damaged": self.damaged,
+            "remarks": [c._replace(examples=c.examples[:EXAMPLES])._asdict() for c in self.remarks],
+        }
 
 
 def zoo_status(output: str) -> Summary:
@@ -226,38 +229,28 @@ def progress(output: str) -> dict[str, Any]:
         shares.append({"ledger": files.split(path)[1], "quiet": _age(path), **counts})
         entries += share
     states = _by_state(entries)
-    done, failed, planned = states["done"], states["failed"], states["planned"]
+    done, planned = states["done"], states["planned"]
     formats: dict[str, list[LedgerEntry]] = {}
     for e in done:
         formats.setdefault(e.format, []).append(e)
-    minutes = {state: Counter(e.ended // 60 for e in some if e.ended) for state, some in states.items()}
-    both = sorted({*minutes["done"], *minutes["failed"]})
-    causes = [(len(s), error, message, s[:EXAMPLES]) for error, message, s in failures(failed)]
-    if others := sum(c[0] for c in causes[PAGE_CAUSES:]):
-        causes[PAGE_CAUSES:] = [(others, "", "other causes", [])]
+    failed = failures(states["failed"])
+    if others := sum(c.checkpoints for c in failed[PAGE_CAUSES:]):
+        failed[PAGE_CAUSES:] = [Cause("", "other causes", others, ())]
     damaged, remarks = counted(done)
+    ended = sorted(e.ended for e in done if e.ended)
+    recent = [t for t in ended if t > ended[-1] - RECENT]
     return {
         "url": redacted(output), "now": time.time(), "shares": shares, "bytes": sum(e.size for e in done),
-        "read": sum(map(source_size, done)), "waiting": sum(map(source_size, planned)), "causes": causes,
+        "read": sum(map(source_size, done)), "waiting": sum(map(source_size, planned)), "damaged": damaged,
+        "causes": [(c.checkpoints, c.kind, c.text, list(c.examples[:EXAMPLES])) for c in failed],
+        "remarks": [(c.checkpoints, c.kind, c.text, list(c.examples[:EXAMPLES])) for c in remarks],
         "formats": {
             name: (len(some), sum(map(source_size, some)), sum(e.seconds for e in some))
             for name, some in formats.items()
         },
-        "damaged": damaged, "remarks": [(c.checkpoints, c.kind, c.text, list(c.examples)) for c in remarks],
-        "biggest": [(e.at, e.size, e.seconds) for e in nlargest(PAGE_ROWS, done, attrgetter("size"))],
-        "slowest": [(e.at, e.size, e.seconds) for e in nlargest(PAGE_ROWS, done, attrgetter("seconds"))],
-        "next": [(e.at, source_size(e), 0.0) for e in nlargest(PAGE_ROWS, planned, source_size)],
-        "first": both[0] * 60 if both else 0, "last": both[-1] * 60 if both else 0, "rate": _rate(minutes["done"]),
-        "minutes": {m: (minutes["done"][m], minutes["failed"][m]) for m in both},
+        "rate": len(recent) / max(60, recent[-1] - recent[0]) if recent else 0.0,  # in each second
     }  # fmt: skip
 
 
 def source_size(e: LedgerEntry) -> int:
     return sum(size for _, size, _ in e.files)
-
-
-def _rate(done: Counter[int]) -> float:
-    """Conversions a second in the last minutes in which there were any; 0 if it is not known."""
-    last = max(done, default=0)
-    recent = [m for m in done if m > last - RECENT // 60]
-    return sum(done[m] for m in recent) / (60 * (last - min(recent) + 1)) if recent else 0.0

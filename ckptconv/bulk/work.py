@@ -1,23 +1,19 @@
-"""Convert one checkpoint and say what came of it; on a cluster, small ones as a task each, large ones in many tasks."""
+"""Convert one checkpoint and say what came of it; on a cluster, small ones as a task each, then large ones in many."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import islice
-from threading import Event
 from typing import Any, NamedTuple
 
 from .. import api
 from ..api import Options, Report
 from ..engine import ray as ray_engine
-from ..engine.run import Progress
 from ..errors import CkptError, CorruptCheckpoint, StorageError
 from ..output import own
 from ..output.destination import Taken, place
@@ -26,26 +22,12 @@ from ..storage import files, lookups
 from ..storage.session import session
 from . import pool
 from .discover import FoundCheckpoint
-from .ledger import Remark
 from .planning import Conversion, content_hash, hash_of
 from .summary import remarks_of
 
 LARGE = 2 * 2**30  # bytes of a checkpoint that one thread would still convert when all others are done
+Done = dict[str, Any]
 MAX_PROBES = 1000  # sources whose accessibility is checked on the workers of a cluster beforehand
-AT_ONCE = 2  # large checkpoints at the same time, each in as many tasks as it has use for
-
-
-class Done(NamedTuple):
-    """The result of one conversion, as a worker reports it."""
-
-    format: str
-    tensors: int
-    size: int
-    seconds: float
-    written: tuple[tuple[str, int, int], ...]
-    hash: str
-    proof: str
-    remarks: tuple[Remark, ...] = ()
 
 
 class WorkerConfig(NamedTuple):
@@ -61,22 +43,18 @@ class WorkerConfig(NamedTuple):
 
 @lookups.once()
 def work(
-    config: WorkerConfig,
-    item: Conversion,
-    engine: str = "local",
-    progress: Progress | None = None,
-    *,
-    listings: dict[str, list[str]] | None = None,
+    config: WorkerConfig, item: Conversion, engine: str = "local", *, listings: dict[str, list[str]] | None = None
 ) -> Done:
-    """Convert one checkpoint: in a worker, or in tasks of an engine. `listings`: of long folders."""
+    """Convert one checkpoint: in a worker, or in tasks of an engine. `listings`: of long folders.
+
+    Returns fields of the ledger's entry: what was read and written.
+    """
     began, folder = time.monotonic(), config.folder
     lookups.expect(dict(item.found.files))
     if changed := _changed(item, engine):
         raise CorruptCheckpoint("is not the file that was planned: it has changed since", url=changed)
     threads = config.processors if item.found.size >= LARGE else config.threads
-    how = replace(
-        item.settings, sync=config.sync, max_memory=config.memory, jobs=threads, engine=engine, progress=progress
-    )
+    how = replace(item.settings, sync=config.sync, max_memory=config.memory, jobs=threads, engine=engine)
     output = files.join(folder, item.destination)
     with pool.contained(item.found.source), session(listings=listings):
         report = _converted(item, output, folder, how)
@@ -86,10 +64,10 @@ def work(
         digest = content_hash(item.found) if config.hashed else ""
         digest = "" if digest and _changed(item, engine) else digest  # of other bytes than were converted
         proof = hash_of(folder, names) if how.verify == "full" else ""
-    return Done(
-        report.source_format, report.tensors, report.bytes, time.monotonic() - began, tuple(sizes), digest, proof,
-        remarks_of(report),
-    )  # fmt: skip
+    return {
+        "format": report.source_format, "tensors": report.tensors, "size": report.bytes, "written": tuple(sizes),
+        "seconds": time.monotonic() - began, "hash": digest, "proof": proof, "remarks": remarks_of(report),
+    }  # fmt: skip
 
 
 def _changed(item: Conversion, engine: str) -> str:
@@ -146,69 +124,34 @@ def _stage(above: str, base: str) -> Iterator[str]:
 def on_cluster(
     todo: Sequence[Conversion], config: WorkerConfig, engine: str, ledger: str
 ) -> Iterator[tuple[Conversion, Done | CkptError]]:
-    """Run a task for each checkpoint, and meanwhile for each large one a task for each part of its output.
+    """Run a task for each checkpoint; afterwards each large one, with a task for each part of its output.
 
     Workers that see the same ledger also see the same output folder.
     """
     config = config._replace(folder=ray_engine.absolute(config.folder))
     known = {i.destination: i for i in todo}
-
+    absolute = [replace(i, found=_absolute(i.found)) for i in todo]
     with ray_engine.cluster(engine) as ray:
-
-        def sent(large: bool) -> Iterator[Conversion]:
-            return (replace(i, found=_absolute(i.found)) for i in todo if (i.found.size >= LARGE) == large)
-
-        some = (_absolute(i.found) for i in islice(todo, MAX_PROBES))
-        reads = {url: status.size for found in some for url, status in found.files[:1]}
+        reads = {url: status.size for i in absolute[:MAX_PROBES] for url, status in i.found.files[:1]}
         beside = {} if files.is_remote(config.folder) else {ray_engine.absolute(ledger): os.path.getsize(ledger)}
         ray_engine.probe(ray, reads | beside, list(beside))
         memory = config.memory + ray_engine.BESIDE
-        tasks = ray_engine.apply(ray, _one, config, sent(False), memory, size=lambda i: i.found.size)
-        with closing(_beside(tasks, partial(_one, config, engine=engine), sent(True))) as results:
-            for item, result in results:
-                yield known[item.destination], result
+        small = [i for i in absolute if i.found.size < LARGE]
+        for item, result in ray_engine.apply(ray, _one, config, small, memory, size=lambda i: i.found.size):
+            yield known[item.destination], result
+        for item in absolute:
+            if item.found.size >= LARGE:
+                yield known[item.destination], _one(config, item, engine)
 
 
-def _one(
-    config: WorkerConfig, item: Conversion, progress: Progress | None = None, engine: str = "local"
-) -> Done | CkptError:
+def _one(config: WorkerConfig, item: Conversion, engine: str = "local") -> Done | CkptError:
     """Convert a checkpoint; its failure is its result, so that it stops and repeats no others."""
     try:
-        return work(config, item, engine, progress)
+        return work(config, item, engine)
     except CkptError as e:
         return e
 
 
-def _beside(
-    tasks: Iterator[tuple[Conversion, Any]], do: Callable[[Conversion, Progress], Any], items: Iterator[Conversion]
-) -> Generator[tuple[Conversion, Any], None, None]:
-    """The results of tasks, and of large items, which threads of this process see to."""
-    stop, threads = Event(), ThreadPoolExecutor(AT_ONCE)
-    large: dict[Future[Any], Conversion] = {}
-
-    def progress(done: int, total: int) -> None:
-        if stop.is_set():
-            raise CkptError("the run was stopped")
-
-    def begin() -> bool:
-        large.update((threads.submit(do, i, progress), i) for i in islice(items, AT_ONCE - len(large)))
-        return bool(large)
-
-    try:
-        begin()
-        for result in tasks:
-            yield result
-            for done in [future for future in large if future.done()]:
-                yield large.pop(done), done.result()
-                begin()
-        while begin():
-            done = next(as_completed(large))
-            yield large.pop(done), done.result()
-    finally:
-        stop.set()
-        threads.shutdown(cancel_futures=True)
-
-
 def _absolute(found: FoundCheckpoint) -> FoundCheckpoint:
-    files = tuple((ray_engine.absolute(url), status) for url, status in found.files)
-    return found._replace(source=ray_engine.absolute(found.source), files=files)
+    paths = tuple((ray_engine.absolute(url), status) for url, status in found.files)
+    return found._replace(source=ray_engine.absolute(found.source), files=paths)

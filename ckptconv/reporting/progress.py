@@ -55,6 +55,7 @@ def _cards(data: Data, failed: int, planned: int, running: bool) -> str:
         ("failed", f"{failed:,}"),
         *[("damaged", f"{data['damaged']:,}")] * bool(data["damaged"]),
         ("to come" if running or not planned else "to come; no run seems to be at work", f"{planned:,}"),
+        *[("to read", in_bytes(int(data["waiting"])))] * bool(planned),
         ("written", in_bytes(int(data["bytes"]))),
         ("read", in_bytes(int(data["read"]))),
         ("lately", speed if rate else "not known"),
@@ -75,11 +76,6 @@ def _sections(data: Data) -> Iterable[str]:
         rate = f"{in_bytes(int(size / s))}/s" if s else "-"
         rows.append((name or "-", f"{int(n):,}", in_bytes(int(size)), _each(s / n), rate))
     yield _table("By format of the source", ("format", "converted", "read", "each", "per worker"), rows)
-    for title, key in (("Largest outputs", "biggest"), ("Slowest", "slowest")):
-        rows = [(path, in_bytes(size), _each(seconds)) for path, size, seconds in data[key]]
-        yield _table(title, ("output", "size", "took"), rows)
-    rows = [(path, in_bytes(size)) for path, size, _ in data["next"]]
-    yield _table(f"Left: {in_bytes(int(data['waiting']))}", ("largest first", "size of the source"), rows)
     if len(data["shares"]) > 1:
         rows = [
             (s["ledger"], str(s["done"]), str(s["failed"]), str(s["planned"]), _span(s["quiet"]))

@@ -83,17 +83,13 @@ def test_a_damaged_ledger_is_refused_and_let_go(raw: bytes, words: str, tmp_path
         (b'["a",3,4]', b'["a",3]'),
         (b'"done"', b"3"),
         (b'"}', b""),
-        (b'"done",', b'"done","at":"b",'),
     ],
 )
-def test_a_damaged_line_is_refused_where_it_counts(was: bytes, is_: bytes, tmp_path: Path) -> None:
-    """Of each output only the last line counts."""
+def test_a_damaged_line_is_refused(was: bytes, is_: bytes, tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    path.write_bytes(ENTRY._replace(at="c").line() * 5000 + ENTRY.line().replace(was, is_))
-    with pytest.raises(CorruptCheckpoint, match="line 5001 of the ledger is damaged"):
+    path.write_bytes(ENTRY._replace(at="c").line() * 50 + ENTRY.line().replace(was, is_) + ENTRY.line())
+    with pytest.raises(CorruptCheckpoint, match="line 51 of the ledger is damaged"):
         read(str(path))
-    path.write_bytes(path.read_bytes() + ENTRY.line() + ENTRY._replace(at="b").line())
-    assert set(read(str(path))[0].values()) == {ENTRY._replace(at=at) for at in ("a/m.npz", "b", "c")}
 
 
 @pytest.mark.parametrize("at", ["a", "\u00e9/\udcff", 'quo"te', "back\\slash", "line\nbreak", "x" * 10**5])
@@ -193,7 +189,9 @@ def test_folders_that_are_named_by_dots_have_no_name(
 # --- what is said at the end ---
 
 
-@pytest.mark.parametrize(("causes", "more"), [(20, None), (21, "failed: 1 more causes"), (25, "failed: 5 more causes")])
+@pytest.mark.parametrize(
+    ("causes", "more"), [(20, None), (21, "1 more causes of failures"), (25, "5 more causes of failures")]
+)
 def test_the_summary_shows_twenty_causes(causes: int, more: str | None) -> None:
     letters = ["".join(p) for p in itertools.islice(itertools.product("abcde", repeat=3), causes)]
     failed = tuple(LedgerEntry("", "failed", t, (), "", message=t) for t in letters)

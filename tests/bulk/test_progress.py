@@ -59,16 +59,12 @@ def test_what_a_page_says(tmp_path: Path) -> None:
     assert [s["done"] for s in found["shares"]] == [3]
     assert found["rate"] > 0
     assert found["formats"]["npz"][:2] == (3, sum((tmp_path / "in" / f"m{n}.npz").stat().st_size for n in range(3)))
-    assert [path for path, *_ in found["biggest"]] == ["m2.safetensors", "m1.safetensors", "m0.safetensors"]
     words = " ".join(" ".join(shown(out).words).split())
     for text in (
         "3 of 4 checkpoints converted",
         "By format of the source format converted read each per worker npz 3",
         "Failures by cause",
         "bad.npz",
-        "Largest outputs",
-        "m2.safetensors",
-        "-",
     ):
         assert text in words
 
@@ -78,9 +74,9 @@ def test_shares_and_what_is_left(tmp_path: Path) -> None:
     ledger(tmp_path, *(entry(f"{n:02}", "planned") for n in range(99)), name=".ckptconv-zoo.2-of-2.jsonl")
     found = sums.progress(str(tmp_path))
     assert [(s["done"], s["planned"]) for s in found["shares"]] == [(1, 0), (0, 99)]
-    assert (len(found["next"]), found["waiting"], found["rate"], found["first"]) == (10, 99_000, 1 / 60, 6000)
+    assert (found["waiting"], found["rate"]) == (99_000, 1 / 60)
     words = " ".join(shown(str(tmp_path)).words)
-    assert "Left: 99.0 kB" in words
+    assert "99.0 kB to read" in words
     assert "1 of 100 checkpoints converted" in words
     assert ".ckptconv-zoo.2-of-2.jsonl" in words
 
