@@ -281,6 +281,8 @@ class Converter:
     one_way: str = ""  # why names alone do not determine the inverse
     notes: tuple[str, ...] = ()
     forward: Converter | None = None  # of an inverse: the converter that it undoes
+    text: str = ""  # of its file
+    included: tuple[Converter, ...] = ()  # by its file
 
     @cached_property
     def inverse(self) -> Converter:
