@@ -27,8 +27,8 @@ from ckptconv.checkpoint import Checkpoint, Tensor, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CkptError
 from ckptconv.matching.pairs import Proposal
+from ckptconv.matching.proposal import propose as match
 from ckptconv.matching.rules import toml
-from ckptconv.matching.search import match
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
 from ckptconv.rules.library import lint

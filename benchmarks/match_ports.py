@@ -31,8 +31,8 @@ from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.errors import CkptError
 from ckptconv.matching.check.prove import prove
 from ckptconv.matching.pairs import Proposal
+from ckptconv.matching.proposal import propose as match
 from ckptconv.matching.rules import toml
-from ckptconv.matching.search import match
 from ckptconv.torch import load_into, outline
 
 SECONDS = 120.0  # of a search that does not end; a person would wait five minutes

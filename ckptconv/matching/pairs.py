@@ -57,7 +57,6 @@ class Length(NamedTuple):
     axis: int
     before: int
     to: int
-    front: bool = False
 
     @property
     def word(self) -> str:
@@ -66,7 +65,7 @@ class Length(NamedTuple):
     @property
     def text(self) -> str:
         """The key of a rule."""
-        value = (", value = 0" if self.word == "pad" else "") + ", front = true" * self.front
+        value = ", value = 0" if self.word == "pad" else ""
         return f"{self.word} = {{ axis = {self.axis}, from = {self.before}, to = {self.to}{value} }}"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.matching.names.likeness import words
-from ckptconv.matching.search import match
+from ckptconv.matching.proposal import propose as match
 
 pytest.importorskip("scipy", reason="matching by names is an extra")
 

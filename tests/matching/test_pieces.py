@@ -74,12 +74,12 @@ BIASES = {
 def test_the_bias_of_a_cell(case: str) -> None:
     gates, shape, want = BIASES[case]
     a, b = keras_cell(gates, shape), torch_cell(gates)
-    *_, last = cells.cell_pieces(a, b, judge(a.members))
+    *_, last = cells.cell_pairs(a, b, judge(a.members))
     if want is None:
         assert last.targets == ("t.weight_hh",)
         return
     text, targets, why, axis, real, fills = want
-    assert last == cells.Piece(("k/bias",), targets, Order(text), why, axis, real, fills)
+    assert last == Pair(("k/bias",), targets, Order(text), "names", False, (why,), (), axis, real, fills)
 
 
 @pytest.mark.parametrize(("gates", "text"), [(4, FLATTENED), (3, FLAT_GATES)])
@@ -90,13 +90,13 @@ def test_a_cell_behind_a_flattened_image(gates: int, text: str) -> None:
     x, y = (replace(u, members={**u.members, "weight_ih": t}) for u, t in zip((a, b), wide, strict=True))
     plain = Order(GRU if gates == 3 else "i o -> o i")
     for channels, want in (
-        (5, (Order(text, (("c", 5),)), FLAT, True)),
-        (3, (plain, "", False)),
+        (5, (Order(text, (("c", 5),)), (KEPT_GATES, FLAT), True)),
+        (3, (plain, (KEPT_GATES,), False)),
     ):
         chosen = judge({"c/kernel": tensor("c/kernel", (3, 2, channels))}, module=True)
-        found, state = cells.cell_pieces(x, y, chosen)
-        assert (found.order, found.also, found.real) == want
-        assert (state.also, state.real) == ("", False)
+        found, state = cells.cell_pairs(x, y, chosen)
+        assert (found.order, found.why, found.real) == want
+        assert (state.why, state.real) == ((KEPT_GATES,), False)
 
 
 CONV: dict[str, tuple[int, ...]] = {"c/kernel": (1, 1, 2, 5), "c/bias": (5,)}
@@ -164,25 +164,12 @@ def test_vectors_behind_a_flattened_image(case: str) -> None:
 def test_a_cell_of_tensorflow_1() -> None:
     a, b = unit("l", joint=("l/kernel", (8, 12)), bias_ih=("l/bias", (12,))), torch_cell(4)
     text = "(x + y) (h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o) x, (h.i + h.f + h.j + h.o) y"
-    assert cells.cell_pieces(a, b, judge(a.members)) == [
-        cells.Piece(("l/kernel",), ("t.weight_ih", "t.weight_hh"), Order(text, (("x", 5),)), KEPT_GATES),
-        cells.Piece(
-            ("l/bias",), ("t.bias_ih",), Order("(h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o)"), cells.FORGET,
-            real=True, fills=(("t.bias_hh", (0.0, 1.0, 0.0, 0.0)),),
-        ),
-    ]  # fmt: skip
-
-
-# --- fingerprints -------------------------------------------------------------------------------------------------
-
-
-# --- wholes and parts: which are tried ------------------------------------------------------------------------------
-
-
-# --- lengths ------------------------------------------------------------------------------------------------------
-
-
-# --- names --------------------------------------------------------------------------------------------------------
+    bias = Order("(h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o)")
+    ones = (("t.bias_hh", (0.0, 1.0, 0.0, 0.0)),)
+    assert cells.cell_pairs(a, b, judge(a.members)) == [
+        Pair(("l/kernel",), ("t.weight_ih", "t.weight_hh"), Order(text, (("x", 5),)), sure=False, why=(KEPT_GATES,)),
+        Pair(("l/bias",), ("t.bias_ih",), bias, sure=False, why=(cells.FORGET,), real=True, fills=ones),
+    ]
 
 
 # --- rule files -----------------------------------------------------------------------------------------------------
@@ -265,30 +252,9 @@ names = ["D.w", "tied"]
     )
 
 
-def test_the_least_rule_file() -> None:
-    found = Proposal([Pair(("a",), ("b",), evidence="proved")], target_only=("c",), every=("a",))
-    assert (
-        toml(found)
-        == """\
-# Proposed by `ckptconv match`: 1 tensors of the target found, 0 of them assumed, 0 to look at.
-# Without counterpart in the source (1 tensor of the target):
-#   c
-title = "proposed by ckptconv match"
-
-[[rule]]
-# proved: the outputs agree
-[rule.names]
-"a" = "b"
-"""
-    )
-
-
 @pytest.mark.parametrize("name", ["a\nb", "a\0b", "a\1b"])
 def test_names_that_no_rule_file_can_hold(name: str) -> None:
     for side, pair in (("source", Pair((name,), ("b",))), ("target", Pair(("a",), ("b", name)))):
         words = f"the {side} has control characters in its names; no rule file is proposed"
         with pytest.raises(UsageError, match=words):
             toml(Proposal([pair], every=pair.sources))
-
-
-# --- inputs and outputs ---------------------------------------------------------------------------------------------

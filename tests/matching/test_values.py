@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ckptconv.checkpoint import Tensor, held
+from ckptconv.matching import values as find
 from ckptconv.matching.pairs import LISTED
-from ckptconv.matching.values import find
 
 pytest.importorskip("scipy", reason="matching by names is an extra")
 X, Y = (np.random.default_rng(seed).normal(size=(4, 6)).astype("f4") for seed in (0, 1))

@@ -13,8 +13,8 @@ import pytest
 
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.matching.orders.cuts import PARTS
+from ckptconv.matching.proposal import propose as match
 from ckptconv.matching.rules import toml
-from ckptconv.matching.search import match
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
 from ckptconv.rules.library import lint

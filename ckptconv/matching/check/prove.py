@@ -24,7 +24,7 @@ from ...messages import many, paragraphs, printable
 from ...rules import toml as rules
 from ...rules.apply import apply
 from ...verification.outputs import Comparison, Step, departure
-from ..modules.match import NUMBERS, PLACE, SOME
+from ..modules.solve import NUMBERS, PLACE, SOME
 from ..orders.cells import FORGET
 from ..orders.choose import CHOSEN, KEPT_GATES, SHAPED
 from ..orders.cuts import FUSED, PARTS

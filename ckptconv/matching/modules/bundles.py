@@ -27,7 +27,7 @@ from ...checkpoint import Tensor
 from ..names.likeness import words
 from ..orders.axes import LETTERS, Order, is_kernel, tokens
 from ..pairs import DIGITS, Bundle, Side, Sides, leaf, parent
-from .units import SORTED, Unit, units
+from .units import Unit, units
 
 MAX_STEPS = 8  # kinds of bundles that are made one after another
 GAIN = 0.02  # by which the share of tensors that find one of their size must rise
@@ -57,7 +57,7 @@ def _steps(sides: Sides) -> Iterator[Sides]:
 
 
 def _replaced(sides: Sides, k: int, found: Made) -> Sides:
-    side = _with(sides[k], found)
+    side = with_bundles(sides[k], found)
     return (side, sides[1]) if k == 0 else (sides[0], side)
 
 
@@ -75,7 +75,7 @@ def _agreement(a: Side, b: Side) -> float:
     return found / max(1, total)
 
 
-def _with(side: Side, found: Made) -> Side:
+def with_bundles(side: Side, found: Made) -> Side:
     """The side with the pieces of all bundles replaced, each bundle in the place of its first piece."""
     first = {bundle.names[0]: name for name, (_, bundle) in found.items()}
     gone = {n for _, bundle in found.values() for n in bundle.names}
@@ -160,7 +160,7 @@ def _twins(side: Side) -> Iterator[Made]:
     """Two or three modules of one shape that are alone with it in their place, fused, in all places of one name."""
     places: dict[str, dict[Hashable, list[Unit]]] = defaultdict(lambda: defaultdict(list))
     for u in units(side):
-        places[parent(u.home)][u.signatures[SORTED]].append(u)
+        places[parent(u.home)][u.shape].append(u)
     kinds: dict[tuple[str, ...], list[list[Unit]]] = defaultdict(list)
     for home, classes in places.items():
         for many in classes.values():

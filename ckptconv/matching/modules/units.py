@@ -63,6 +63,11 @@ class Unit:
             return "batch norm"
         return "norm" if len(_dims(self.members[self.main].shape)) < 2 else "weight"
 
+    @property
+    def shape(self) -> Hashable:
+        """What another module of the same name must share to be the same."""
+        return self.kind, tuple(sorted(_dims(self.members[self.main].shape)))
+
     @cached_property
     def signatures(self) -> tuple[Hashable, ...]:
         """What another module must share to be the same, the strictest first."""
@@ -179,10 +184,6 @@ def _outputs(t: Tensor) -> Dims:
     return (first, *sorted(rest))
 
 
-def _sorted(t: Tensor) -> Dims:
-    return tuple(sorted(_dims(t.shape)))
-
-
 def _cell(u: Unit) -> tuple[Dims, Dims] | None:
     """The dimensions of the matrices of a recurrent cell for its inputs and for its state; None if it is not one."""
     if "joint" in u.members:
@@ -197,16 +198,13 @@ def _whole(dims: Callable[[Tensor], Dims]) -> Callable[[Unit], Hashable]:
     return lambda u: _cell(u) or (u.kind, frozenset((role, dims(t)) for role, t in u.members.items()))
 
 
-def _main(dims: Callable[[Tensor], Dims]) -> Callable[[Unit], Hashable]:
-    return lambda u: _cell(u) or (u.kind, dims(u.members[u.main]))
+def _main(u: Unit) -> Hashable:
+    return _cell(u) or (u.kind, oriented(u.members[u.main]))
 
 
 def _count(u: Unit) -> Hashable:
     return _cell(u) or prod(u.members[u.main].shape)
 
 
-# Levels: by which blocks are compared; of all roles, whatever the order of axes; of the main one; of elements alone.
-MAIN, SORTED, SHAPE, COUNT = 1, 3, 4, 5
-SIGNATURES: tuple[Callable[[Unit], Hashable], ...] = (
-    _whole(oriented), _main(oriented), _whole(_outputs), _whole(_sorted), _main(_sorted), _count,
-)  # fmt: skip
+MAIN, SORTED, COUNT = 1, 2, 3  # the levels of the main tensor, of all whatever their order of axes, of elements
+SIGNATURES: tuple[Callable[[Unit], Hashable], ...] = (_whole(oriented), _main, _whole(_outputs), _count)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from ..modules.units import SHAPE, Unit
+from ..modules.units import Unit
 
 OPPOSED = {"pre", "post", "left", "right", "first", "last", "before", "after", "up", "down", "input", "output"}
 Words = tuple[str, ...]  # of a module, numbers as #
@@ -97,7 +97,7 @@ def _paired(
     known = dict(zip(columns, b, strict=True))
     found = [(u, known[n]) for u, n in zip(a, rows, strict=True) if n in known]
     alone = len({*rows}) == len(rows) and len(known) == len(columns)
-    return [(u, v) for u, v in found if u.signatures[SHAPE] == v.signatures[SHAPE]] if alone else []
+    return [(u, v) for u, v in found if u.shape == v.shape] if alone else []
 
 
 def _varying(many: Sequence[Numbers]) -> list[Numbers]:

@@ -9,91 +9,74 @@ TF1         kernel [x + h, 4h], bias [4h], forget_bias added when it runs       
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ..modules.units import Unit
-from ..pairs import Length
+from ..pairs import Pair, leaf
 from .axes import Order
 from .choose import GATES, KEPT_GATES, Judge
 
-LSTM, GRU = 4, 3
+GRU = 3  # gates
 SUMMED = "the bias is the sum of torch's two: one of them is filled with zeros"
 FORGET = "TensorFlow 1 adds a forget_bias when it runs, 1.0 unless the code says otherwise: it is filled in"
-LAST = "of the state only the candidate's gate has a bias: zeros are put before it"
 RESET = "torch's GRU resets after the matrix; an original without reset_after computes something else"
 
 
-class Piece(NamedTuple):
-    """Tensors of a cell that become others."""
-
-    sources: tuple[str, ...]
-    targets: tuple[str, ...]
-    order: Order
-    why: str
-    axis: str = ""
-    real: bool = False
-    fills: tuple[tuple[str, tuple[float, ...]], ...] = ()
-    length: Length | None = None
-    also: str = ""  # another doubt
+ZRN = "(h.z + h.r + h.n) -> (h.r + h.z + h.n)"
+IJFO = "(h.i + h.j + h.f + h.o)", "(h.i + h.f + h.j + h.o)"
 
 
-def cell_pieces(a: Unit, b: Unit, judge: Judge) -> list[Piece]:
+def cell_pairs(a: Unit, b: Unit, judge: Judge) -> list[Pair]:
     """The pairs of a cell of the source and one of torch; what has no counterpart is left out."""
-    if "weight_ih" not in b.members or "weight_hh" not in b.members:
+    if not {"weight_ih", "weight_hh"} <= b.members.keys():
         return []
     state = b.members["weight_hh"].shape[-1]
     gates = b.members["weight_ih"].shape[0] // max(1, state)
     return [*_matrices(a, b, judge, gates), *_biases(a, b, gates, state)]
 
 
-def _matrices(a: Unit, b: Unit, judge: Judge, gates: int) -> list[Piece]:
-    ours = b.members["weight_ih"], b.members["weight_hh"]
+def _pair(source: str, targets: Sequence[str], text: str, why: str, **more: Any) -> Pair:
+    return Pair((source,), tuple(targets), Order(text), sure=False, why=(why,), **more)
+
+
+def _matrices(a: Unit, b: Unit, judge: Judge, gates: int) -> Iterator[Pair]:
+    ours = [b.members[role] for role in ("weight_ih", "weight_hh")]
     if "joint" in a.members:
-        order = Order(
-            "(x + y) (h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o) x, (h.i + h.f + h.j + h.o) y",
-            (("x", ours[0].shape[1]),),
-        )
-        return [Piece((a.members["joint"].name,), tuple(t.name for t in ours), order, KEPT_GATES)]
-    out = []
+        text = f"(x + y) {IJFO[0]} -> {IJFO[1]} x, {IJFO[1]} y"
+        pair = _pair(a.members["joint"].name, [t.name for t in ours], text, KEPT_GATES)
+        yield pair._replace(order=Order(text, (("x", ours[0].shape[1]),)))
+        return
     for role, t in zip(("weight_ih", "weight_hh"), ours, strict=True):
-        if role not in a.members:
+        theirs = a.members.get(role)
+        found = judge.order(theirs, t) if theirs else None
+        turned = gates == GRU and theirs is not None and not leaf(theirs.name).startswith("weight_")
+        if theirs is None or not (found or turned):
             continue
-        found = judge.order(a.members[role], t)
-        kernel = not a.members[role].name.rpartition(".")[2].startswith("weight_")
-        if found is None and not (gates == GRU and kernel):
-            continue
-        turned = Order(GATES) if found is None or (gates == GRU and kernel) else found.order
-        flat = judge.after_image(a.members[role], turned) if role == "weight_ih" else None
-        piece = Piece((a.members[role].name,), (t.name,), turned, KEPT_GATES)
-        out.append(piece._replace(order=flat.order, real=True, also=flat.doubt) if flat else piece)
-    return out
+        order = Order(GATES) if turned or not found else found.order
+        pair = _pair(theirs.name, [t.name], "", KEPT_GATES)._replace(order=order)
+        flat = judge.after_image(theirs, order) if role == "weight_ih" else None
+        yield pair._replace(order=flat.order, real=True, why=(KEPT_GATES, flat.doubt)) if flat else pair
 
 
-def _biases(a: Unit, b: Unit, gates: int, state: int) -> list[Piece]:
-    ours = tuple(b.members[r].name for r in ("bias_ih", "bias_hh") if r in b.members)
+def _biases(a: Unit, b: Unit, gates: int, state: int) -> list[Pair]:
+    ours = [b.members[r].name for r in ("bias_ih", "bias_hh") if r in b.members]
     if len(ours) < 2 or "bias_ih" not in a.members:
         return []
-    bias, wide = a.members["bias_ih"], gates * state
-    if gates == GRU and "bias_hh" in a.members and a.members["bias_hh"].shape == (state,):
-        last = Piece((a.members["bias_hh"].name,), ours[1:], Order(), LAST, length=Length(0, state, wide, front=True))
-        return [Piece((bias.name,), ours[:1], Order("(h.z + h.r + h.n) -> (h.r + h.z + h.n)"), KEPT_GATES), last]
-    if "bias_hh" in a.members:
-        both = zip(("bias_ih", "bias_hh"), ours, strict=True)
-        return [Piece((a.members[r].name,), (n,), Order(), KEPT_GATES) for r, n in both]
+    bias, wide, gru = a.members["bias_ih"], gates * state, gates == GRU
+    if second := a.members.get("bias_hh"):
+        if second.shape == (state,):  # only the candidate's gate has one, and no rule puts zeros before it
+            return [_pair(bias.name, ours[:1], ZRN, KEPT_GATES)]
+        return [_pair(t.name, [n], "", KEPT_GATES) for t, n in zip((bias, second), ours, strict=True)]
     if "joint" in a.members:
-        fill = (0.0, 1.0, 0.0, 0.0)  # of torch's order i f g o
-        order = Order("(h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o)")
-        return [Piece((bias.name,), ours[:1], order, FORGET, real=True, fills=((ours[1], fill),))]
+        ones = ((ours[1], (0.0, 1.0, 0.0, 0.0)),)  # of torch's order i f g o
+        return [_pair(bias.name, ours[:1], " -> ".join(IJFO), FORGET, real=True, fills=ones)]
     if bias.shape == (wide,):
-        order = Order("(h.z + h.r + h.n) -> (h.r + h.z + h.n)") if gates == GRU else Order()
-        why = RESET if gates == GRU else SUMMED
-        return [Piece((bias.name,), ours[:1], order, why, real=gates == GRU, fills=((ours[1], (0.0,)),))]
+        fills = ((ours[1], (0.0,)),)
+        return [_pair(bias.name, ours[:1], ZRN if gru else "", RESET if gru else SUMMED, real=gru, fills=fills)]
     if bias.shape == (2 * wide,):
-        text = "(a.0 + a.1) -> a.0, a.1"
-        if gates == GRU:
-            text = "(h.a + h.b + h.c + h.d + h.e + h.f) -> (h.b + h.a + h.c), (h.e + h.d + h.f)"
-        return [Piece((bias.name,), ours, Order(text), KEPT_GATES)]
+        six = "(h.a + h.b + h.c + h.d + h.e + h.f) -> (h.b + h.a + h.c), (h.e + h.d + h.f)"
+        return [_pair(bias.name, ours, six if gru else "(a.0 + a.1) -> a.0, a.1", KEPT_GATES)]
     if bias.shape == (2, wide):
-        text = "e (h.z + h.r + h.n) -> (h.r + h.z + h.n)" if gates == GRU else "e a -> a"
-        return [Piece((bias.name,), ours, Order(text), KEPT_GATES, axis="e")]
+        return [_pair(bias.name, ours, f"e {ZRN}" if gru else "e a -> a", KEPT_GATES, axis="e")]
     return []

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, permutations
+from itertools import permutations
 from math import prod
 from typing import NamedTuple
 
@@ -163,12 +163,6 @@ def every_layer(order: Order, axis: int, *, left: bool, name: str = "e") -> Orde
     both[k] = [" ".join([*w[:axis], name, *w[axis:]]) for w in words]
     sides = [", ".join(t.strip() for t in side) for side in both]
     return Order(f"{sides[0]} -> {sides[1]}", order.sizes)
-
-
-def subsets(count: int, sizes: Iterable[int]) -> Iterator[tuple[int, ...]]:
-    """Index sets of the given sizes."""
-    for size in sizes:
-        yield from combinations(range(count), size)
 
 
 FUSED = "query, key and value are taken to lie behind each other in this order"

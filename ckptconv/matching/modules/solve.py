@@ -1,0 +1,213 @@
+"""Which module goes with which: by names, blocks and order, for all modules of one signature at once.
+
+    conv2d_1, conv2d_2, conv2d_3          stem.conv, blocks.0.conv, blocks.1.conv      k-th with k-th
+    conv2_block1_1_conv                   layer1.0.conv1                               in blocks that go together
+
+The k-th of a class in the order of the source's file, or of the numbers in its names if the file is sorted, goes with
+the k-th in the order in which the target defines its modules, unless names or blocks say otherwise.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..names.likeness import assigned, likeness, slices
+from ..orders.choose import TABLES
+from ..pairs import LISTED, Pair, Side, Sides
+from .blocks import aligned, holding
+from .bundles import with_bundles
+from .units import COUNT, MAIN, SIGNATURES, Unit, units
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+ORDER = 0.3  # weight of the place in the class, against the likeness of words (0 to 1)
+TIE = 0.03  # weight of alphabetical order, where nothing else decides
+SHORT = 0.15  # for a word of one side that begins one of the other
+LETTERS = 3  # of a short word, at most
+CLEAR = 0.1  # how much likelier a pair must be than all others of its class to be taken by its names
+OPPOSITE = 0.5  # against what contradicts, such as forward and backward: no order of a file outweighs that
+AGAINST = {"table": "matrix", "forward": "backward", "pre": "post"}
+AGAINST |= {b: a for a, b in AGAINST.items()}
+INSIDE = 0.4  # weight of the blocks that hold them: the same, or others
+ROLE = 0.4  # weight of standing in the same blocks
+
+ONLY = "the only module of its shape on both sides"
+NAMES = "the names are alike, not the same"
+NUMBERS = "numbers paired in order"
+PLACE = "several modules have this shape, paired in order"
+SOME = "several modules have this shape, not as many on both sides"
+
+Place = Callable[[Unit], Any]
+
+
+class Match(NamedTuple):
+    """Two modules that go together, why that is not certain, whether it is a real doubt, and what else it could be."""
+
+    a: Unit
+    b: Unit
+    why: tuple[str, ...] = ()
+    real: bool = False
+    rivals: tuple[str, ...] = ()
+
+
+def matched(sides: Sides, pairs: Sequence[Pair], every: Sides) -> list[Match]:
+    """Pair the modules that are left; `every` are both sides with what is paired already, in `pairs`."""
+    solver = Solver(sides, pairs, every)
+    best = solver.solved(lambda u: u.counted)
+    if list(sides[0].tensors) == sorted(sides[0].tensors):  # alphabetical order means nothing
+        return solver.known + best[1]
+    best, second = sorted((best, solver.solved(lambda u: u.at)), key=lambda found: -found[0])
+    other = {m.a.home: m.b.home for m in second[1]}
+    return solver.known + [
+        m if m.b.home == other.get(m.a.home, m.b.home) else m._replace(real=True, rivals=(other[m.a.home], *m.rivals))
+        for m in best[1]
+    ]
+
+
+def _in_order(side: Side, *, target: bool) -> list[Unit]:
+    """The modules of a side, counters left out; of a target that is a sorted file, which lost their order, sorted."""
+    found = [u for u in units(side) if any(t.shape or t.dtype.kind == "f" for t in u.members.values())]
+    if target and list(side.tensors) == sorted(side.tensors):
+        found.sort(key=lambda u: u.natural)
+    return found
+
+
+class Solver:
+    """The modules of both sides, those that share a pair, and the blocks that go together."""
+
+    def __init__(self, sides: Sides, pairs: Sequence[Pair], every: Sides) -> None:
+        self.sides = sides
+        self.units = _in_order(sides[0], target=False), _in_order(sides[1], target=True)
+        whole = [
+            with_bundles(both, {n: (t, side.bundles[n]) for n, t in side.tensors.items() if n in side.bundles})
+            for side, both in zip(sides, every, strict=True)
+        ]
+        around = _in_order(whole[0], target=False), _in_order(whole[1], target=True)
+        owners = [{t.name: u.home for u in many for t in u.members.values()} for many in around]
+        left = [{u.home: u for u in many} for many in self.units]
+        together: dict[str, Match] = {}
+        for p in sorted(pairs, key=lambda p: not p.sure):
+            a, b = left[0].get(owners[0].get(p.sources[0], "")), left[1].get(owners[1].get(p.targets[0], ""))
+            if a and b and len(p.sources) == len(p.targets) == 1:
+                together.setdefault(a.home, Match(a, b, p.why))
+        self.known = [*together.values()]
+        self.blocks = aligned(*around, lambda u: u.signatures[MAIN])
+        if not self.blocks.blocks:  # where hardly any keeps its axes: modules of as many elements
+            self.blocks = aligned(*around, lambda u: u.signatures[COUNT])
+        self.back = set(self.blocks.blocks.values())
+
+    def solved(self, place: Place) -> tuple[float, list[Match]]:
+        """All pairs if the source's modules come in this order, and how well they agree."""
+        total, out = 0.0, list[Match]()
+        done = {m.a.home for m in self.known}, {m.b.home for m in self.known}
+        for even in (True, False):  # classes of as many modules on both sides first
+            for level in range(len(SIGNATURES)):
+                for all_a, all_b in self._classes(done, level):
+                    if len(all_a) != len(all_b) and even:
+                        continue
+                    for a, b in slices(sorted(all_a, key=place), all_b):
+                        score, made = self._class(a, b, place)
+                        total += score
+                        out += made
+                        done[0].update(m.a.home for m in made)
+                        done[1].update(m.b.home for m in made)
+        return total, out
+
+    def _classes(self, done: tuple[set[str], set[str]], level: int) -> list[tuple[list[Unit], list[Unit]]]:
+        """Unpaired modules of one signature, and of one content where that is known."""
+        found: dict[Hashable, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
+        for k, many in enumerate(self.units):
+            for u in many:
+                if u.home not in done[k]:
+                    content = self.sides[k].prints.get(u.members[u.main].name)
+                    found[u.signatures[level], content][k].append(u)
+        return [(x, y) for x, y in found.values() if x and y]
+
+    def _class(self, a: Sequence[Unit], b: Sequence[Unit], place: Place) -> tuple[float, list[Match]]:
+        """Pair modules of one signature by their words, blocks and places, and say how well they agree."""
+        if len(a) == len(b) == 1:
+            return 1.0, [Match(a[0], b[0], (ONLY,))]
+        import numpy as np
+
+        like = likeness([u.words for u in a], [u.words for u in b])
+        claims = [[_claims(u, side) for u in many] for many, side in zip((a, b), self.sides, strict=True)]
+        for word, of in {claim for some in claims[0] for claim in some}:
+            like[np.ix_([(word, of) in c for c in claims[0]], [(AGAINST[word], of) in c for c in claims[1]])] -= (
+                OPPOSITE
+            )
+        for some, others in (*_short(a, b), *((x, y) for y, x in _short(b, a))):
+            like[np.ix_(some, others)] += SHORT
+        columns = np.linspace(0, 1, len(b))[None, :]
+        score = like - ORDER * (_ranks(a, place)[:, None] - columns) ** 2
+        score -= TIE * (_ranks(a, lambda u: u.natural)[:, None] - columns) ** 2
+        score += self._in_blocks(a, b)
+        chosen = assigned(score + 10)
+        return sum(float(score[r, c]) for r, c in chosen), [_judged(a, b, like, r, c) for r, c in chosen]
+
+    def _in_blocks(self, a: Sequence[Unit], b: Sequence[Unit]) -> Array:
+        """What the blocks say: -1 to 1 for the share of blocks that go together, and the names inside them."""
+        import numpy as np
+
+        blocks, inside, _ = self.blocks
+        ours, theirs = ([{p for p in holding(u.home) if p in own} for u in many]
+                        for many, own in ((a, blocks), (b, self.back)))  # fmt: skip
+        share = np.zeros((len(a), len(b)))
+        for p in {p for some in ours for p in some}:
+            share[np.ix_([p in some for some in ours], [blocks[p] in some for some in theirs])] += 1
+        depth = np.array([len(some) for some in ours])[:, None]
+        both = (depth > 0) & np.array([bool(some) for some in theirs])[None, :]
+        out: Array = np.where(both, INSIDE * (2 * share / np.maximum(depth, 1) - 1), 0)
+        places = {u.home: c for c, u in enumerate(b)}
+        for r, u in enumerate(a):
+            for home, near in inside.get(u.home, {}).items():
+                if home in places:
+                    out[r, places[home]] += ROLE * near
+        return out
+
+
+def _claims(u: Unit, side: Side) -> set[tuple[str, str]]:
+    """What is against others: a matrix that is looked up or multiplied, forward or backward, pre or post something."""
+    name = u.members[u.main].name
+    kind = side.kinds.get(name, "")
+    table = kind == "embedding" if kind else any(word in name.lower() for word in TABLES)
+    ways = {(w, "") for w in u.words if w in ("forward", "backward")}
+    return {("table" if table else "matrix", ""), *ways, *(p for p in pairwise(u.words) if p[0] in ("pre", "post"))}
+
+
+def _short(a: Sequence[Unit], b: Sequence[Unit]) -> Iterator[tuple[list[int], list[int]]]:
+    """Modules of one side with a short word, and those of the other with a word that begins so: in, incoming."""
+    known = {w for u in b for w in u.words}
+    for word in {w for u in a for w in u.words if w not in known and len(w) <= LETTERS and w.isalpha()}:
+        columns = [k for k, u in enumerate(b) if any(w.startswith(word) for w in u.words)]
+        if len(columns) < len(b):
+            yield [k for k, u in enumerate(a) if word in u.words], columns
+
+
+def _ranks(many: Sequence[Unit], place: Place) -> Array:
+    """The place of each module among all, 0 to 1; those of one place share it."""
+    import numpy as np
+
+    keys = [place(u) for u in many]
+    order = sorted(keys)
+    return np.array([bisect_left(order, k) + bisect_right(order, k) - 1 for k in keys]) / 2 / max(1, len(many) - 1)
+
+
+def _judged(a: Sequence[Unit], b: Sequence[Unit], like: Array, r: int, c: int) -> Match:
+    """A pair with what is doubtful about it."""
+    import numpy as np
+
+    u, v = a[r], b[c]
+    twins = np.array([x.words == v.words for x in b]), np.array([x.words == u.words for x in a])
+    others = np.concatenate([like[r, ~twins[0]], like[~twins[1], c]])
+    if like[r, c] >= (others.max() if others.size else 0.0) + CLEAR and twins[0].sum() == twins[1].sum():
+        return Match(u, v, (NUMBERS if twins[0].sum() > 1 else NAMES,))
+    order = np.lexsort((np.abs(np.arange(len(b)) - c), -like[r].round(2)))
+    near = [int(k) for k in order[: LISTED + 1] if k != c]
+    return Match(u, v, (PLACE if len(a) == len(b) else SOME,), True, tuple(b[k].home for k in near[:LISTED]))

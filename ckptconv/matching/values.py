@@ -1,0 +1,332 @@
+"""Pairs by content: equal fingerprints propose, the order of axes is proved bit for bit.
+
+    sum over all elements of mix(bits), modulo 2^64, and their number            equal for all permutations of a tensor
+    attn.qkv [48, 16]      = query [16, 16] + key [16, 16] + value [16, 16]      few tensors of one module
+    layers [12, 16, 64]    = layer_0 [16, 64] + ... + layer_11 [16, 64]          names that count from 0
+
+A constant (zeros, ones) is no evidence, and tensors that share their content with others are told apart by names, and
+marked so. The fingerprints of parts add up to that of the whole. Which part lies where in the whole is read off the
+fingerprints of the whole's slices, so that the time is linear in their number. Tensors are streamed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import combinations, islice, permutations
+from typing import Any
+
+import numpy as np
+
+from ..checkpoint import Tensor
+from ..errors import LayoutError
+from ..moves.decoded import Pool, whole
+from ..moves.gather import read_into
+from ..moves.part import Piece
+from ..moves.read import each, windows
+from ..moves.sources import Sources
+from ..rules import layout as layouts
+from ..verification.compare import first_difference
+from .names.likeness import alike
+from .orders.axes import LETTERS, Order, convention, simple
+from .orders.cuts import concatenated, divisors, hidden, split, stacked
+from .pairs import LISTED, Pair, Print, folded, leaf, parent
+
+Array = np.ndarray[Any, Any]
+WORD = 2**64
+COMMON = {"0.0", "1.0", "nan"}  # single numbers with which many tensors begin their training
+
+
+def _mixed(x: Array) -> Array:
+    """A bijection of 64-bit words that leaves no structure for sums to cancel (Steele et al., SplitMix64)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(x ^ (x >> np.uint64(31)))
+
+
+def fingerprint(t: Tensor, sources: Sources) -> Print | None:
+    """Read a tensor once; None for one without a fixed number of bytes per element."""
+    if t.dtype.kind == "s" or not t.parts:
+        return None
+    item, total, first, constant = t.dtype.itemsize, 0, None, True
+    for raw in windows(t, sources):
+        bits = raw.view(f"u{min(item, 8)}").reshape(-1, max(1, item // 8))
+        wide = np.add.reduce(bits.astype("u8") * np.arange(1, bits.shape[1] + 1, dtype="u8"), axis=1, dtype="u8")
+        first = wide[0] if first is None else first
+        constant = constant and bool((wide == first).all())
+        if t.count == 1:  # one number is as good as a fingerprint, unless it is one that everything begins with
+            constant = str(_number(raw, t)) in COMMON
+        total += int(np.add.reduce(_mixed(wide + np.uint64(0x9E3779B97F4A7C15)), dtype="u8"))
+    return Print(t.dtype.name, t.count, total % WORD, constant)
+
+
+def fingerprints(tensors: Iterable[Tensor], workers: int) -> dict[str, Print]:
+    """The fingerprints of all tensors that have one."""
+    rows = [t for t in tensors if t.count]
+    found = zip(rows, each(rows, fingerprint, workers), strict=True)
+    return {t.name: p for t, p in found if p is not None}
+
+
+def _number(raw: Array, t: Tensor) -> float:
+    return abs(complex(raw.view(t.dtype.np)[0]))
+
+
+PROBE = 256  # elements compared before all are
+SLICES = layouts.parse("(before + 1 + after) ... -> before ..., ..., after ...")
+
+
+class Bits:
+    """Compares contents; holds the open files."""
+
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+
+    @contextmanager
+    def decoded(self, *tensors: Tensor) -> Iterator[list[Tensor]]:
+        """The tensors, with what must be decoded (compressed, packed) decoded once."""
+        pool = Pool(self.sources)
+        try:
+            yield [replace(t, parts=whole(t.parts, pool)) for t in tensors]
+        finally:
+            pool.close()
+
+    def order(self, a: Tensor, b: Tensor) -> Order | None:
+        """The order of axes that turns a into b, proved; conventions are tried first."""
+        with self.decoded(a, b) as (left, right):
+            return self._order(left, right)
+
+    def _order(self, a: Tensor, b: Tensor) -> Order | None:
+        known = convention(a.shape, b.shape, leaf(a.name), leaf(b.name))
+        likely = dict.fromkeys([*([known] if known else []), *simple(a.shape, b.shape)])
+        found = next((o for o in likely if self.proved([a], [b], o)), None)
+        if found is not None:
+            return found
+        return next((o for o in hidden(a.shape, b.shape) if self.proved([a], [b], o)), None)
+
+    def proved(self, a: Sequence[Tensor], b: Sequence[Tensor], order: Order) -> bool:
+        """Whether the order gives b, to the last bit."""
+        if not order.text:
+            made = [(t.shape, t.parts) for t in a]
+        else:
+            try:
+                made = layouts.parse(order.text).apply(a, dict(order.sizes))
+            except LayoutError:
+                return False
+        return all(
+            shape == want.shape and self.same(Tensor(want.name, want.dtype, shape, parts), want)
+            for (shape, parts), want in zip(made, b, strict=True)
+        )
+
+    def same(self, a: Tensor, b: Tensor) -> bool:
+        """Whether two tensors of one shape and dtype hold the same bits."""
+        return self._begins(a, b) and first_difference(a, b, self.sources) is None
+
+    def _begins(self, a: Tensor, b: Tensor) -> bool:
+        """Compare the first elements only: most wrong orders fail here."""
+        count = min(PROBE, b.count)
+        raw = [np.empty(count * b.dtype.itemsize, "u1") for _ in range(2)]
+        for t, buffer in zip((a, b), raw, strict=True):
+            read_into(Piece(t.name, t.dtype, 0, count, 0, t.parts), memoryview(buffer), self.sources)
+        return bool((raw[0] == raw[1]).all())
+
+
+def moved(t: Tensor, order: Order) -> Tensor | None:
+    """The one tensor that an order makes of another; None if it does not fit."""
+    try:
+        ((shape, parts),) = layouts.parse(order.text).apply([t], dict(order.sizes))
+    except LayoutError:
+        return None
+    return Tensor(t.name, t.dtype, shape, parts)
+
+
+def slices(t: Tensor) -> Iterator[Tensor]:
+    """The slices of a tensor along its first axis."""
+    for i in range(t.shape[0]):
+        shape, parts = SLICES.apply([t], {"before": i})[1]
+        yield Tensor(t.name, t.dtype, shape, parts)
+
+
+MADE = 0.1  # of the target found by value: it was made from this source, and other values are other tensors
+Prints = Mapping[str, Print]
+
+
+@dataclass
+class Found:
+    """Pairs by value; groups of names in the target that hold one content; what is known but not a rule.
+
+    `trained` says that the target was made from this source: other values then are other tensors.
+    """
+
+    pairs: list[Pair] = field(default_factory=list)
+    ties: list[tuple[str, ...]] = field(default_factory=list)
+    copies: dict[str, str] = field(default_factory=dict)  # a source that holds what another one does
+    notes: list[str] = field(default_factory=list)
+    prints: tuple[Prints, Prints] = ({}, {})
+    trained: bool = False
+
+
+def find(a: Mapping[str, Tensor], b: Mapping[str, Tensor], workers: int = 1) -> Found:
+    """Match two sets of tensors by content; every tensor is read."""
+    found = Found(prints=(fingerprints(a.values(), workers), fingerprints(b.values(), workers)))
+    with Sources() as sources:
+        bits = Bits(sources)
+        for many_a, many_b in _groups(*found.prints):
+            _pair(found, bits, [a[n] for n in many_a], [b[n] for n in many_b])
+        for side in (0, 1):
+            _cut_wholes(found, bits, (a, b), side)
+    varied = [n for n, p in found.prints[1].items() if not p.constant]
+    done = {n for p in found.pairs for n in p.targets} | {n for t in found.ties for n in t}
+    found.trained = sum(n in done for n in varied) > MADE * len(varied)
+    return found
+
+
+def _groups(a: Prints, b: Prints) -> list[tuple[list[str], list[str]]]:
+    """Names of both sides that have one fingerprint."""
+    groups: dict[Print, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for side, prints in enumerate((a, b)):
+        for name, p in prints.items():
+            if not p.constant:
+                groups[p][side].append(name)
+    return [(x, y) for x, y in groups.values() if x and y]
+
+
+def _pair(found: Found, bits: Bits, many_a: list[Tensor], many_b: list[Tensor]) -> None:
+    """Pair tensors that all hold the same elements: by names, where there are several."""
+    a, b = {t.name: t for t in many_a}, {t.name: t for t in many_b}
+    chosen = alike(list(a), list(b))
+    for x, y in chosen:
+        order = bits.order(a[x], b[y])
+        if order is None:
+            found.notes.append(f"{x} and {y} hold the same elements, in an order that no simple layout gives")
+            continue
+        rivals = tuple(islice((n for n in b if n != y), LISTED + 1)) if len(a) > 1 else ()
+        why = ("several tensors hold these values: names decide which is which",) if rivals else ()
+        found.pairs.append(Pair((x,), (y,), order, "equal" if rivals else "values", not rivals, why, rivals))
+    first_a, first_b = chosen[0]
+    taken_a, taken_b = {x for x, _ in chosen}, {y for _, y in chosen}
+    found.copies.update({n: first_a for n in a if n not in taken_a})
+    twins = [n for n in b if n not in taken_b] if len({t.shape for t in many_b}) == 1 else []
+    twins = [n for n in twins if bits.same(b[first_b], b[n])]
+    if twins:
+        found.ties.append((first_b, *twins))
+
+
+MAX_SIBLINGS = 16  # unmatched tensors of one module whose sums are tried
+MAX_PIECES = 4  # of a tensor that was cut without an index
+MAX_HEADS = 16  # divisors that are tried as the number of heads
+Tensors = Mapping[str, Tensor]
+Layout = tuple[Order, Sequence[int], str]  # of a whole; the order of the parts in it; the axis that stacks them
+
+
+def _cut_wholes(found: Found, bits: Bits, sides: tuple[Tensors, Tensors], side: int) -> None:
+    """Find wholes on one side whose parts are on the other."""
+    done = {n for p in found.pairs for n in (p.sources, p.targets)[side]} | set(found.copies)
+    other = {n for p in found.pairs for n in (p.sources, p.targets)[1 - side]}
+    parts = {n: p for n, p in found.prints[1 - side].items() if n not in other}
+    wholes: dict[tuple[str, int, int], list[str]] = defaultdict(list)
+    for name, p in found.prints[side].items():
+        if name not in done and not p.constant:
+            wholes[p[:3]].append(name)
+    used: set[str] = set()
+    for names in [*_stacked_names(parts), *_siblings(parts)] if wholes else ():
+        many = [parts[n] for n in names]
+        if used & set(names) or len({p.kind for p in many}) > 1:
+            continue
+        key = (many[0].kind, sum(p.elements for p in many), sum(p.total for p in many) % WORD)
+        for name in wholes.get(key, ()):
+            if name in used:
+                continue
+            with bits.decoded(sides[side][name], *(sides[1 - side][n] for n in names)) as (whole, *pieces):
+                layout = _layout(bits, whole, pieces, [p.total for p in many])
+            if layout is None:
+                text = f"{', '.join(names)} together hold what {name} does, in an order that was not found"
+                found.notes.append(text)
+                continue
+            order, at, axis = layout
+            ordered = tuple(names[k] for k in at)
+            pair = Pair((name,), ordered, order, "values", axis=axis)
+            found.pairs.append(pair._replace(sources=ordered, targets=(name,), order=order.inverse) if side else pair)
+            used |= {name, *names}
+            break
+
+
+def _layout(bits: Bits, whole: Tensor, parts: Sequence[Tensor], totals: Sequence[int]) -> Layout | None:
+    """How the parts lie in the whole: on an axis of their own, behind each other, head by head, or of several sizes."""
+    count, shape = len(parts), parts[0].shape
+    if len({t.shape for t in parts}) > 1:
+        for at in permutations(range(count)) if count <= MAX_PIECES else [range(count)]:
+            ordered = [parts[k] for k in at]
+            for order in split(whole.shape, [t.shape for t in ordered]):
+                if bits.proved([whole], ordered, order):
+                    return order, at, ""
+        return None
+    for axis, n in enumerate(whole.shape):
+        places = _arranged(bits, whole, axis, 1, totals) if n == count else None
+        for order in stacked(whole.shape, shape, "e", axis) if places else ():
+            if places and _proved_slices(bits, whole, order, [parts[k] for k in places]):
+                return order, places, "e"
+    for axis, n in enumerate(whole.shape):
+        for heads in [1, *divisors(n // count)[:MAX_HEADS]] if n % count == 0 else ():
+            places = _arranged(bits, whole, axis, heads, totals)
+            for order in concatenated(whole.shape, shape, axis, count, heads) if places else ():
+                if places and bits.proved([whole], [parts[k] for k in places], order):
+                    return order, places, ""
+    return None
+
+
+def _proved_slices(bits: Bits, whole: Tensor, order: Order, parts: Sequence[Tensor]) -> bool:
+    """Whether the slices along {e*}, their axes moved, are the parts."""
+    left, _, right = order.text.partition("->")
+    front = moved(whole, Order(f"{left}-> e {right}".rstrip(), (*order.sizes, ("e", len(parts)))))
+    if front is None or front.shape != (len(parts), *parts[0].shape):
+        return False
+    return all(bits.same(a, b) for a, b in zip(slices(front), parts, strict=True))
+
+
+def _arranged(bits: Bits, whole: Tensor, axis: int, heads: int, totals: Sequence[int]) -> list[int] | None:
+    """Which part each slice along an axis is; None if they are not the parts.
+
+    With several heads, slice k is the k-th block of every head.
+    """
+    letters = list(LETTERS[: len(whole.shape)])
+    rest = " ".join(x for k, x in enumerate(letters) if k != axis)
+    letters[axis] = "(heads slice rest)"
+    text = f"{' '.join(letters)} -> slice heads rest {rest}"
+    front = moved(whole, Order(text, (("heads", heads), ("slice", len(totals)))))
+    if front is None:
+        return None
+    places: dict[int, list[int]] = defaultdict(list)
+    for k, total in enumerate(totals):
+        places[total].append(k)
+    out: list[int] = []
+    for piece in slices(front):
+        found = fingerprint(piece, bits.sources)
+        if found is None or not places[found.total]:
+            return None
+        out.append(places[found.total].pop(0))
+    return out
+
+
+def _stacked_names(parts: Mapping[str, Print]) -> Iterator[tuple[str, ...]]:
+    """Names that differ in one number, which counts from 0: slices along an axis."""
+    groups: dict[tuple[object, ...], dict[int, str]] = defaultdict(dict)
+    for name in parts:
+        text, numbers = folded(name)
+        for k, n in enumerate(numbers):
+            groups[(text, k, numbers[:k], numbers[k + 1 :], parts[name].elements)][n] = name
+    for found in groups.values():
+        if len(found) > 1 and set(found) == set(range(len(found))):
+            yield tuple(found[i] for i in range(len(found)))
+
+
+def _siblings(parts: Mapping[str, Print]) -> Iterator[tuple[str, ...]]:
+    """Few tensors of one module, or of the modules in one."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in parts:
+        for home in {parent(name), parent(parent(name))}:
+            groups[home].append(name)
+    for names in groups.values():
+        for count in range(2, MAX_PIECES + 1) if len(names) <= MAX_SIBLINGS else ():
+            yield from combinations(names, count)

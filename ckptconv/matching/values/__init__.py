@@ -1,1 +1,0 @@
-"""Pairs by content, proved bit for bit."""
