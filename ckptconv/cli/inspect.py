@@ -13,7 +13,7 @@ import typer
 
 from ..messages import brief, in_bytes, in_digits, in_shape, many, printable, redacted
 from . import show
-from .options import READING, Json, columns, command, takes
+from .options import READING, Json, command, takes
 
 if TYPE_CHECKING:
     from .. import Checkpoint, Inspection, Tensor
@@ -58,7 +58,6 @@ def inspect(
         str | None,
         typer.Option(
             "--sort", metavar="COLUMN", help="name, size, parameters, dtype, shape or role; -size reverses it.",
-            autocompletion=columns,
         ),
     ] = None,
     as_json: Json = False,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -106,57 +105,33 @@ def spelled(text: str) -> str:
 
 # --- what the shell offers on TAB -------------------------------------------------------------------------------------
 
-PLAIN = re.compile(r"[\w./:@%+,-]+")  # a name that a shell would read as anything else is not offered: `$(...)`
-
-
-def _starting(words: Iterable[str], typed: str) -> list[str]:
-    """The words that continue what was typed and that no shell takes for anything else: every offer passes here.
-
-    Nor may a person: letters that are not seen, and names like options where none was begun, are not offered.
-    """
-    dash = () if typed.startswith("-") else "-"
-    words = (w for w in words if w.startswith(typed) and not w.startswith(dash))
-    return [w for w in words if PLAIN.fullmatch(w) and printable(w) == w]
-
 
 def readable(incomplete: str) -> list[str]:
     """Formats for --from."""
     from ..formats.table import table
 
-    return _starting((f.name for f in table().values() if f.reads), incomplete)
+    return [f.name for f in table().values() if f.reads and f.name.startswith(incomplete)]
 
 
 def writable(incomplete: str) -> list[str]:
     """Formats for --to."""
     from ..formats.table import table
 
-    return _starting((f.name for f in table().values() if f.writes), incomplete)
+    return [f.name for f in table().values() if f.writes and f.name.startswith(incomplete)]
 
 
 def converters(incomplete: str) -> list[str]:
-    """Converters for -c, and rule files."""
+    """Converters for -c."""
     from ..rules.library import names
 
-    folder = os.path.dirname(incomplete)
-    try:
-        files = [os.path.join(folder, f) for f in sorted(os.listdir(folder or ".")) if f.endswith(".toml")]
-    except OSError:
-        files = []
-    return _starting(["auto", *names(), *files], incomplete)
+    return [name for name in ("auto", *names()) if name.startswith(incomplete)]
 
 
 def dtypes(incomplete: str) -> list[str]:
     """Floating-point dtypes for --dtype."""
     from ..dtypes import DTYPES
 
-    return _starting((d.name for d in DTYPES.values() if d.kind == "f"), incomplete)
-
-
-def columns(incomplete: str) -> list[str]:
-    """Columns for --sort."""
-    from ..reporting.inspection import KEYS
-
-    return _starting([*KEYS, *(f"-{k}" for k in KEYS)], incomplete)
+    return [d.name for d in DTYPES.values() if d.kind == "f" and d.name.startswith(incomplete)]
 
 
 def with_verb(environ: Mapping[str, str], verbs: Iterable[str]) -> dict[str, str]:

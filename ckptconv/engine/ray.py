@@ -5,7 +5,7 @@
     ray://HOST:PORT     a Ray cluster elsewhere, through its client port
 
 Workers need ckptconv and the same paths, nothing else: a task opens its files by name, writes its ranges, and ends. Any
-range may be written twice, so a lost worker costs only its tasks, and one that stands still is overtaken. A task is as
+range may be written twice, so a lost worker costs only its tasks. A task is as
 many neighbouring jobs as leave each processor some tasks: the caller's work does not grow with the bytes. Before the
 first task, each node is asked whether it reaches the paths. Nothing of ours stays on the cluster.
 """
@@ -44,7 +44,6 @@ MAX_TASK = 256 * 2**20  # bytes that a task writes, and repeats if its worker is
 CENSUS = 5.0  # seconds after which the processors are counted again
 RETRIES = 3
 PAUSE = 0.1  # seconds that the caller waits for packs to end before it submits others
-SLOW, SLOWER = 10.0, 4.0  # a pack stands still after so many seconds, and so many times the mean of those that ended
 TOGETHER, SMALL = 8, 64 * 2**20  # tasks of a pack, and bytes of theirs: it may be lost, and is then repeated
 Task = TypeVar("Task")
 
@@ -69,7 +68,7 @@ def engine(name: str) -> Map:
             probe(ray, _sources(jobs), list(do.sink.paths().values()))
             memory = do.memory.window + do.memory.whole + BESIDE
             tasks = batches(jobs, processors(ray))
-            for some, result in apply(ray, _run, do, tasks, memory, size=_bytes, overtake=True):
+            for some, result in apply(ray, _run, do, tasks, memory, size=_bytes):
                 if isinstance(result, CkptError):
                     raise result
                 for job, receipt in zip(some, cast(Sequence[Receipt], result), strict=True):
@@ -195,15 +194,13 @@ def apply(
     memory: int,
     *,
     size: Callable[[Task], int],
-    overtake: bool = False,
 ) -> Iterator[tuple[Task, Any]]:
     """Run function(shared, task) for every task; yields results, and the CkptErrors of tasks, as they come.
 
     Small neighbours are one pack. Twice as many packs are in flight as there are processors; none starts where `memory`
     is not to be had. A pack that fails is taken apart, so that a task fails alone.
 
-    size: bytes that a task moves. overtake: of the last packs, run those that take much longer than the others a second
-    time; what is done first counts.
+    size: bytes that a task moves.
     """
 
     def run(pack: Sequence[Task]) -> list[Any]:  # what is shared travels with it, once to each worker
@@ -211,27 +208,22 @@ def apply(
 
     options = {"max_retries": RETRIES, "retry_exceptions": [StorageError], "enable_task_events": False}
     submit = ray.remote(num_cpus=1, memory=memory, **options)(run).remote
-    flying: dict[Any, tuple[list[Task], float]] = {}  # by reference: the pack, and when it was submitted
-    twins: dict[Any, Any] = {}  # the two references of a pack that runs twice
-    waiting, again, ended, seconds = packs(tasks, size), deque[list[Task]](), 0, 0.0
+    flying: dict[Any, list[Task]] = {}  # packs by reference
+    waiting, again = packs(tasks, size), deque[list[Task]]()
     workers, asked = processors(ray), time.monotonic()
     try:
         while True:
             if time.monotonic() - asked > CENSUS:
                 workers, asked = processors(ray), time.monotonic()
             while len(flying) < 2 * workers and (pack := again.popleft() if again else next(waiting, None)):
-                flying[submit(pack)] = pack, time.monotonic()
+                flying[submit(pack)] = pack
             if not flying:
                 return
             # with 8,000 packs in flight each question takes 15 ms
             share = max(1, len(flying) // 16)
             done, _ = ray.wait(list(flying), num_returns=share, timeout=PAUSE, fetch_local=False)
-            for reference in (r for r in done if r in flying):  # its twin may be among them
-                pack, began = flying.pop(reference)
-                ended, seconds = ended + 1, seconds + time.monotonic() - began
-                if (twin := twins.pop(reference, None)) is not None:
-                    del twins[twin], flying[twin]
-                    ray.cancel(twin, force=True)
+            for reference in done:
+                pack = flying.pop(reference)
                 result = _result(ray, reference)
                 if not isinstance(result, CkptError):
                     yield from zip(pack, result, strict=True)
@@ -239,20 +231,9 @@ def apply(
                     yield pack[0], result
                 else:
                     again.extend([task] for task in pack)
-            if overtake and len(flying) < workers:
-                for reference in _slow(flying, ended, seconds) - twins.keys():
-                    pack = flying[reference][0]
-                    flying[twin := submit(pack)] = pack, time.monotonic()
-                    twins |= {reference: twin, twin: reference}
     finally:
         for reference in flying:
             ray.cancel(reference)
-
-
-def _slow(flying: dict[Any, tuple[list[Task], float]], ended: int, seconds: float) -> set[Any]:
-    """The packs that stand still, by how long those lasted that ended."""
-    since = time.monotonic() - max(SLOW, SLOWER * seconds / max(1, ended))
-    return {reference for reference, (_, began) in flying.items() if began < since}
 
 
 class TaskLost(CkptError):

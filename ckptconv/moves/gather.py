@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConversionError, CorruptCheckpoint
-from ..storage.files import Reader, is_remote, stat
+from ..storage.files import Reader, is_remote
 from ..storage.remote import MAX_REQUEST, RemoteFile
 from .boxes import clip, is_contiguous, reach, slabs
 from .decoded import Decoded
@@ -39,8 +39,6 @@ class _Buffers(threading.local):
 
 
 buffers = _Buffers()
-_last = threading.local()  # .texts of the data that were decoded last, and what is `known` of them
-KEPT = 2**24  # bytes of texts and their objects
 
 
 # --- copies -----------------------------------------------------------------------------------------------------
@@ -233,24 +231,14 @@ def _box(texts: Array, offset: int, shape: Sequence[int], strides: Sequence[int]
 
 
 def _texts(data: Data) -> Array:
-    """All texts of some data, since a decoder compares checksums and numbers at the end.
-
-    The last ones are kept, if they are few: a rule may give each of a thousand tensors a part of the same.
-    """
+    """All texts of some data, since a decoder compares checksums and numbers at the end."""
     import numpy as np
 
     if isinstance(data, Held):
         return np.fromiter((s.encode() if isinstance(s, str) else bytes(s) for s in data.array.reshape(-1)), object)
     if not isinstance(data, Coded):
         raise TypeError("the strings of a tensor are decoded or held")
-    now = None if is_remote(data.url) else stat(data.url)
-    if now and getattr(_last, "known", None) == (data, now):
-        texts: Array = _last.texts
-        return texts
-    texts = np.fromiter(decode(data), object)
-    if now and sum(map(len, texts)) + 64 * len(texts) <= KEPT:
-        _last.known, _last.texts = (data, now), texts
-    return texts
+    return np.fromiter(decode(data), object)
 
 
 # --- remote files -----------------------------------------------------------------------------------------------

@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from ..errors import CkptError, StorageError
 from ..messages import redacted, scrubbed
@@ -122,10 +121,6 @@ def wished(e: BaseException) -> float:
         said = str(headers.get("Retry-After") or headers.get("retry-after") or "")
         if said.isdecimal() and said.isascii() and len(said) < 10:
             return float(said)
-        from email.utils import parsedate_to_datetime
-
-        with suppress(ValueError, TypeError):
-            return max(0.0, parsedate_to_datetime(said).timestamp() - time.time())
     return 0.0
 
 
@@ -159,19 +154,11 @@ def _without_login(text: str, url: str) -> str:
     return text
 
 
-def told(e: BaseException, url: str, depth: int = 8) -> BaseException:
-    """The same error and its causes without secrets of urls, as built-in kinds: what the traceback of ours shows."""
-    kind = next(k for k in type(e).__mro__ if k.__module__ == "builtins")
+def told(e: BaseException, url: str) -> BaseException:
+    """The same error as a built-in kind, without secrets of urls: what the traceback of ours shows."""
+    kind = next((k for k in (FileNotFoundError, NotADirectoryError, OSError) if isinstance(e, k)), RuntimeError)
     text = scrubbed(_without_login(str(e).replace(url, redacted(url)), url))
-    if kind is not type(e):
-        text = f"{type(e).__module__}.{type(e).__name__}: {text}"
-    try:
-        out: BaseException = kind(e.errno, text) if isinstance(e, OSError) and e.errno else kind(text)
-    except TypeError:  # UnicodeError wants more
-        out = RuntimeError(text)
-    if (inner := e.__cause__ or (None if e.__suppress_context__ else e.__context__)) and depth:
-        out.__cause__ = told(inner, url, depth - 1)
-    return out.with_traceback(e.__traceback__)
+    return kind(f"{type(e).__module__}.{type(e).__name__}: {text}")
 
 
 @contextmanager

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any, NamedTuple, Protocol
 
-from ..errors import CorruptCheckpoint, StorageError
-from ..messages import in_bytes
+from ..errors import CorruptCheckpoint
 from .faults import spooling
 
 
@@ -81,18 +80,6 @@ class Spool:
         with spooling():
             self.fd, path = tempfile.mkstemp(prefix="ckptconv-")
             os.unlink(path)
-
-    def check_room(self, size: int) -> None:
-        """StorageError if there is no room for so many bytes, which a server says that its file has."""
-        import shutil
-        import tempfile
-
-        folder = tempfile.gettempdir()
-        with spooling():
-            free = shutil.disk_usage(folder).free
-        if size > free:
-            what = f"is read by way of a copy, which takes {in_bytes(size)}; {folder} has {in_bytes(free)} left"
-            raise StorageError(f"{what}. TMPDIR names another folder", url=self.url)
 
     @contextmanager
     def filled(self) -> Iterator[IO[bytes]]:

@@ -241,7 +241,6 @@ def _sized(data: bytes, start: int, size: int, url: str) -> bytes:
 def _whole(url: str, stamp: tuple[int, ...], said: tuple[tuple[str, Any], ...]) -> Spool:
     """A private copy of a file that can only be read whole; it disappears with the last reference."""
     spool = Spool(url)
-    spool.check_room(stamp[0])
     with spool.filled() as file, asking(url):
         web.whole(url, dict(said), file)
     if spool.size != stamp[0]:

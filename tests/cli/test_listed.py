@@ -51,17 +51,12 @@ def test_lint_says_what_is_wrong(cli: Run, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "good.toml: sound\n")
 
 
-def test_words_that_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("-x.toml", "r.toml", "r.txt", "r s.toml"):
-        (tmp_path / name).write_text("")
-    assert options.converters("r") == [*(n for n in library.names() if n.startswith("r")), "r.toml"]
-    assert options.converters("nowhere/") == []
+def test_words_that_complete() -> None:
+    assert options.converters("r") == [n for n in library.names() if n.startswith("r")]
     assert "auto" in options.converters("")
     assert options.dtypes("b") == ["bfloat16"]
     assert "tf-v1" in options.readable("tf")
     assert "tf-v1" not in options.writable("tf")
-    assert {"size", "-size"} <= {*options.columns(""), *options.columns("-")}
 
 
 # --- Python -------------------------------------------------------------------------------------------------------

@@ -146,20 +146,6 @@ def apply(ray: Cluster, run: Any, tasks: Any, *, size: int = engine.SMALL, **how
     return engine.apply(ray, lambda shared, task: run(task), None, tasks, 77, size=lambda _: size, **how)
 
 
-@pytest.mark.parametrize("first", [1, 3])
-def test_a_task_that_stands_still_is_overtaken(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "SLOW", 0.0)
-    monkeypatch.setattr(engine, "SLOWER", 0.0)
-    ray = Cluster()
-    ray.stuck = {1}
-    found = apply(ray, str, "ab", overtake=True)
-    assert next(found) == ("b", "b")
-    ray.stuck = {1, 3} - {first}  # the task goes on, or its twin is sooner done
-    assert list(found) == [("a", "a")]
-    assert ray.said[1:] == [("cancel", 4 - first, "force")]
-    assert ray.flying == set()
-
-
 @pytest.mark.parametrize(
     ("sizes", "counts"),
     [

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -206,26 +205,6 @@ def test_where_nobody_listens_it_does_not_wait(told: str, monkeypatch: pytest.Mo
         ray_engine._knock(ray_engine._address(name))  # which somebody hears
     with pytest.raises(ckptconv.UsageError, match=f"no Ray cluster answers .*{address}"):
         ray_engine._knock(ray_engine._address(name))
-
-
-def test_a_task_that_stands_still_is_overtaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin's result counts, and the process that stands still is ended."""
-    monkeypatch.setattr(ray_engine, "SLOW", 1.0)
-    monkeypatch.setattr(ray_engine, "SLOWER", 0.0)
-
-    def stands(home: str, n: int) -> int:
-        mark = Path(home, "pid")
-        if n == 1 and not mark.exists():
-            mark.write_text(str(os.getpid()))
-            time.sleep(600)
-        return n
-
-    found = ray_engine.apply(ray, stands, str(tmp_path), [0, 1, 2], 10**6, size=lambda _: 1, overtake=True)
-    assert sorted(found) == [(0, 0), (1, 1), (2, 2)]
-    pid, until = int((tmp_path / "pid").read_text()), time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_remote_tensor_that_is_transposed_is_fetched_once(tmp_path: Path) -> None:
