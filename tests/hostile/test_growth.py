@@ -61,7 +61,7 @@ def npz_members(folder: Path, n: int) -> Path:
 
 
 def zeros(folder: Path, n: int) -> Path:
-    np.savez_compressed(folder / "x.npz", **{f"w{i}": np.zeros(2**18, "f4") for i in range(20 * n)})
+    np.savez_compressed(folder / "x.npz", **{f"w{i}": np.zeros(2**18, "f4") for i in range(10 * n)})
     return folder / "x.npz"
 
 
@@ -89,8 +89,8 @@ EMPTY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
 
 def maps(n: int) -> bytes:
     """Maps of msgpack within maps, a number in each."""
-    body = b"".join(b"\xa5" + f"{i:05x}".encode() + b"\x81\xa1a\x01" for i in range(20_000 * n))
-    return b"\xdf" + (20_000 * n).to_bytes(4, "big") + body
+    body = b"".join(b"\xa5" + f"{i:05x}".encode() + b"\x81\xa1a\x01" for i in range(10_000 * n))
+    return b"\xdf" + (10_000 * n).to_bytes(4, "big") + body
 
 
 def graph_scopes(n: int) -> bytes:
@@ -335,7 +335,7 @@ def packed_chunks(folder: Path, n: int) -> Path:
     """Small chunks in a node that is packed, beside noise that buys room."""
     from ckptconv.formats.orbax import write as btree
 
-    count = 20_000 * n
+    count = 10_000 * n
     about = json.dumps({**BYTES, "shape": [count], "chunks": [1]}).encode()
     pairs = {b"w/.zarray": about, b"w/.zattrs": np.random.default_rng(1).bytes(count)}
     pairs |= {b"w/%d" % i: b"\0" for i in range(count)}
@@ -399,7 +399,7 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "safetensors: entries": (file("x.safetensors", lambda n: header(map(hex, range(25_000 * n)))), "safetensors"),
     "hf: shards": (shards, "hf"),
     "orbax: arrays": (orbax(2_000, 1), "orbax"),
-    "orbax: chunks": (orbax(1, 20_000, b"k" * 100), "orbax"),
+    "orbax: chunks": (orbax(1, 8_000, b"k" * 100), "orbax"),
     "orbax: absent chunks": (orbax_absent, "orbax"),
     "orbax: packed chunks": (packed_chunks, "orbax"),
     "orbax: nodes within each other": (orbax_nested, "orbax"),
@@ -422,7 +422,7 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "pt2: tied names": (exported, "pt2"),
     "gpt: layers": (layers_of_gpt, "gpt"),
     "npy: files": (arrays, "npy"),
-    "hdf5: datasets": (hdf5(lambda f, n: [f.create_dataset(f"d{i}", (0,), "f4") for i in range(2_000 * n)]), "hdf5"),
+    "hdf5: datasets": (hdf5(lambda f, n: [f.create_dataset(f"d{i}", (0,), "f4") for i in range(1_000 * n)]), "hdf5"),
     "hdf5: links": (hdf5(links), "hdf5"),
     "hdf5: chunks": (hdf5(lambda f, n: f.create_dataset("w", data=np.zeros(20_000 * n, "i1"), chunks=(1,))), "hdf5"),
     "hdf5: texts of attributes": (hdf5(attributes), "hdf5"),

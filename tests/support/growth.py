@@ -1,8 +1,8 @@
-"""What it takes to open a file, or to do something with it: worst cases of N and 4N, each in a process of its own.
+"""What it takes to open a file, or to do something with it: worst cases of N and 4N, each in a fork of its own.
 
 Peak memory grows by at most `FACTOR` times the bytes that are read and written. Four times the size takes at most
 `GROWTH` times the processor time, which lies between 4 for a linear reader and 16 for a quadratic one. A refusal is an
-answer, too. Each process first does the same with the case of N, so that what is imported on first use does not count.
+answer, too. Each fork first does the same with the case of N, so that what is imported on first use does not count.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,19 +45,27 @@ def fault(make: Make, folder: Path, work: Work) -> str:
     made = [str(make(home, int(home.name))) for home in homes]
     best: list[Took] = []
     for _ in range(TRIES):
-        done = subprocess.run(
-            [sys.executable, __file__, json.dumps([work, made])],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        took = [Took(*json.loads(line)) for line in done.stdout.splitlines()]
+        took = [Took(*row) for row in _asked(work, made)]
         best = [a if a.seconds < b.seconds else b for a, b in zip(best or took, took, strict=True)]
         if not (found := _judged(best)):
             return ""
     return found + "".join(f"\n{t.size:>10} bytes: {t.peak >> 20} MB, {t.seconds:.2f} s, {t.said}" for t in best)
+
+
+def _asked(work: Work, made: Sequence[str]) -> list[Any]:
+    """What the process that measures says of each source."""
+    asked, answers = (stream for stream in (_measuring().stdin, _measuring().stdout) if stream)
+    asked.write(json.dumps([work, made]) + "\n")
+    asked.flush()
+    rows = [json.loads(answers.readline()) for _ in made]
+    assert all(rows), f"{work} of {made} ended without a word"
+    return rows
+
+
+@cache
+def _measuring() -> subprocess.Popen[str]:
+    """A process that has imported what cases have in common, and does each in a fork."""
+    return subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def _judged(took: Sequence[Took]) -> str:
@@ -90,10 +99,10 @@ def layers(folder: Path, n: int) -> Path:
         group.create_dataset(name := f"d{i}/kernel:0", (0,), "f4")
         return name
 
-    return legacy(folder, 500 * n, weight)
+    return legacy(folder, 200 * n, weight)
 
 
-def v1_slices(folder: Path, n: int, each: int = 800) -> Path:
+def v1_slices(folder: Path, n: int, each: int = 400) -> Path:
     """Every tensor in slices of three tables, read in turn."""
     from ckptconv.formats.tensorflow import elements, table
     from ckptconv.formats.tensorflow import messages_pb2 as pb
@@ -212,18 +221,21 @@ def _measured(work: Work, first: str, source: str) -> Took:
     return Took(size, 1024 * (_kilobytes("VmHWM") - before + children), spent, said)
 
 
-def _child(work: Work, made: Sequence[str]) -> None:
-    import google.protobuf.text_format  # noqa: F401 - what cases have in common is imported once
+def _measure_all() -> None:
+    import google.protobuf.text_format  # noqa: F401
     import h5py  # noqa: F401
 
     import ckptconv.cli.main  # noqa: F401
 
-    for source in made:
-        if not (pid := os.fork()):
-            os.write(1, json.dumps(_measured(work, made[0], source)).encode() + b"\n")
-            os._exit(0)
-        assert os.waitpid(pid, 0)[1] == 0, f"{work} of {source} ended without a word"
+    for line in sys.stdin:
+        work, made = json.loads(line)
+        for source in made:
+            if not (pid := os.fork()):
+                os.write(1, json.dumps(_measured(work, made[0], source)).encode() + b"\n")
+                os._exit(0)
+            if os.waitpid(pid, 0)[1]:
+                os.write(1, b"null\n")
 
 
 if __name__ == "__main__":
-    _child(*json.loads(sys.argv[1]))
+    _measure_all()
