@@ -22,7 +22,7 @@ from ckptconv.cli.main import main
 
 settings.register_profile(
     "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    max_examples=examples(100).max_examples,
+    max_examples=examples(50).max_examples,
 )  # fmt: skip
 settings.load_profile("unhurried")  # a busy machine is no failure
 FEW = 4  # cases of a table that are run with less effort

@@ -25,7 +25,7 @@ from ckptconv.engine.plan import Job
 from ckptconv.errors import CkptError, StorageError, UsageError, VerifyError
 from ckptconv.output.staging import Output
 
-KILLS = int(os.environ.get("CKPTCONV_KILLS", "5"))
+KILLS = int(os.environ.get("CKPTCONV_KILLS", "3"))
 SMALL = {"max_memory": 16 * 2**20, "jobs": 2}
 
 

@@ -54,7 +54,7 @@ def strided(draw: st.DrawFn) -> tuple[np.ndarray, int, list[int], list[int]]:
 
 
 @pytest.mark.slow
-@examples(150)
+@examples(60)
 @given(st.lists(strided(), min_size=1, max_size=4))
 def test_any_view_of_any_storage_arrives(tmp_path_factory: pytest.TempPathFactory, views: list[Any]) -> None:
     folder = tmp_path_factory.mktemp("views")
@@ -76,7 +76,7 @@ def test_any_view_of_any_storage_arrives(tmp_path_factory: pytest.TempPathFactor
         assert same(got[name].numpy(), array)
 
 
-@examples(60)
+@examples(30)
 @given(st.data())
 def test_tiles_join_to_the_whole(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("tiles")
@@ -148,7 +148,7 @@ def test_every_flipped_bit_of_a_checked_span_is_found(tmp_path: Path) -> None:
     source = many(tmp_path)
     blob = bytearray((tmp_path / "blob").read_bytes())
     rng = random.Random(5)
-    for _ in range(60):
+    for _ in range(20):
         at, bit = rng.randrange(len(blob)), 1 << rng.randrange(8)
         blob[at] ^= bit
         (tmp_path / "blob").write_bytes(blob)

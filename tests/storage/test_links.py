@@ -138,7 +138,7 @@ def test_a_link_that_nobody_typed_stays_in_the_folder(kind: str, tmp_path: Path)
     whole = {typed: read(typed) for typed in (home / name for name in (*others, *names))}
     assert not any(whole[home / name][1] for name in others)
     there, refused = [p for p in sorted(home.rglob("*")) if p.is_file()], set()
-    for i, linked in enumerate([*([p] for p in there), there]):
+    for i, linked in enumerate([*([p] for p in there[:4]), there]):
         outside = {p: victim / f"{i}-{n}-{p.name}" for n, p in enumerate(linked)}
         for file, to in outside.items():
             file.rename(to)

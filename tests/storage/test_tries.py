@@ -8,7 +8,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from email.utils import formatdate
 from itertools import repeat
 from pathlib import Path
 
@@ -130,7 +129,6 @@ PASSING = {
     "too many requests": status(429),
     "too many requests, come back at once": status(429, Retry_After="0"),
     "too many requests, come back in a second": status(429, Retry_After="1"),
-    "come back at a time": status(503, Retry_After=formatdate(time.time() - 5, usegmt=True)),
     "a nonsense of a time": status(503, Retry_After="soon \u00b2"),
     "internal error": status(500),
     "bad gateway": status(502),
@@ -143,10 +141,11 @@ PASSING = {
 }
 
 
-@pytest.mark.parametrize("when", [0, 2, 3])
+@pytest.mark.parametrize("when", [0, 3])
 @pytest.mark.parametrize("name", PASSING)
-def test_what_passes_is_asked_again(name: str, when: int, serve: Serve) -> None:
+def test_what_passes_is_asked_again(name: str, when: int, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once at the first look, and twice in a row among the ranges."""
+    monkeypatch.setattr(web, "FIRST", 0.02)
     fault = PASSING[name]
     url, server = serve(iter([None] * when + [fault] + [fault] * bool(when)))
     found = ckptconv.open(url)
@@ -162,7 +161,8 @@ def test_silence_is_a_failure_that_may_pass(serve: Serve, monkeypatch: pytest.Mo
     assert bytes(ckptconv.open(url)["w0"].numpy()) == bytes(ARRAYS["w0"])
 
 
-def test_every_other_request_may_fail(serve: Serve, tmp_path: Path) -> None:
+def test_every_other_request_may_fail(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "FIRST", 0.02)
     faults = [None, status(503), None, closed, None, reset, None, cut, None, status(429)] * 9
     url, _ = serve(iter(faults))
     ckptconv.convert(url, tmp_path / "out.safetensors", max_memory="64MB")

@@ -295,9 +295,6 @@ def test_a_size_that_a_server_claims_gives_it_no_time(
     assert time.monotonic() - began < 30
 
 
-
-
-
 class Versions(Quiet):
     """Tells the version of its file only in answers that have its bytes; with ranges or without."""
 
@@ -630,6 +627,8 @@ def test_a_cause_keeps_its_kind() -> None:
         assert type(out) in (FileNotFoundError, OSError, RuntimeError)
         assert "hush" not in repr(out) + str(out)
         assert "http://h/x y?..." in str(out)
+
+
 @pytest.mark.slow
 def test_secrets_reach_no_output(
     serve: Serve, npz: bytes, tmp_path: Path, cli: Run, caplog: pytest.LogCaptureFixture

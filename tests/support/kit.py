@@ -36,10 +36,10 @@ SUBJECTS = [s._replace(tries=int(s.tries * EFFORT)) for s in (
     Subject("orbax", "checkpoint.orbax", tries=100),
     Subject("torch", "model.pt", ties=True),
     Subject("tf", "model.ckpt", order=False, metadata=False),
-    Subject("hdf5", "weights.hdf5", ties=True, tries=20),
-    Subject("keras", "weights.h5", tries=20),
+    Subject("hdf5", "weights.hdf5", ties=True, tries=8),
+    Subject("keras", "weights.h5", tries=8),
     Subject(
-        "keras3", "model.weights.h5", order=False, tries=20,
+        "keras3", "model.weights.h5", order=False, tries=8,
         spell=lambda n: f"layers/{n.replace('/', '_')}/vars/0",
     ),
     Subject("flax", "model.msgpack", order=False, metadata=False),
