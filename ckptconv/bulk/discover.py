@@ -188,20 +188,16 @@ def _search(
             try:
                 wrong, linked = _links(folder, root, follow)
             except CkptError as e:
-                failed(folder, path, e)
+                failed(folder, start + path, e)
                 continue
-            for name in linked:
-                depth = at.count("/")
-                plain = depth < len(parts) and "**" not in parts[: depth + 1]
-                if (plain or (follow and "**" in parts)) and _leads(at, name, parts):
-                    if name in wrong:
-                        problems.append(_problem(join(folder, name), at + name, wrong[name]))
-                    else:
-                        todo.append((join(folder, name), f"{at}{name}/"))
+            if not _plain(at, parts) and not (follow and "**" in parts):
+                linked = []
+            linked = [n for n in linked if _leads(at, n, parts)]
+            todo += [(join(folder, n), f"{at}{n}/") for n in linked if n not in wrong]
             for name, why in wrong.items():
                 files.pop(name, None)
                 known = name.lower().endswith((*suffixes(), *INDEXES)) or SHARD.fullmatch(name)
-                if known and _covers(parts, (at + name).split("/")):
+                if name in linked or (known and _covers(parts, (at + name).split("/"))):
                     problems.append(_problem(join(folder, name), at + name, why))
             chosen = {n for n in files if _covers(parts, (at + n).split("/"))} if parts else files.keys()
             yield from (
@@ -234,12 +230,16 @@ def _covers(parts: Sequence[str], names: Sequence[str]) -> bool:
     return False
 
 
+def _plain(at: str, parts: Sequence[str]) -> str:
+    """The part of a pattern for names in a folder; '' if they are below a match, or `**` may stand for them."""
+    depth = at.count("/")
+    return "" if "**" in parts[: depth + 1] else "".join(parts[depth : depth + 1])
+
+
 def _leads(at: str, name: str, parts: Sequence[str]) -> bool:
     """Whether what matches may be in a folder, whose parent `at` may hold some, or is above it."""
-    depth = at.count("/")
-    if depth >= len(parts) or "**" in parts[: depth + 1]:
-        return not name.startswith(".")
-    return _fits(name, parts[depth])
+    part = _plain(at, parts)
+    return _fits(name, part) if part else not name.startswith(".")
 
 
 def _fits(name: str, part: str) -> bool:
@@ -306,8 +306,9 @@ def sets(folder: str, left: dict[str, Stat], under: str, names: Iterable[str]) -
     for (prefix, data), shards in bundles.items():
         first = prefix if data else shards[0]
         yield take(first, prefix, "", [prefix + ".index", *shards, prefix + ".meta"])
-    for n in [n for n in left if _is_graph(n, left, bool(bundles))]:
-        del left[n]
+    for n in list(left):  # the graphs that TensorFlow saves beside a checkpoint
+        if (n.endswith(".meta") and n[:-5] in left) or (bundles and n == "graph.pbtxt"):
+            del left[n]
     for n in [n for n in left if n.endswith(INDEXES)]:
         pieces = _pieces(join(folder, n), left[n]) if n in left else None
         if pieces is not None:
@@ -324,11 +325,6 @@ def _are_joined(url: str) -> bool:
         return detect.detect(url).name == detect.INDEX
     except CkptError:
         return True
-
-
-def _is_graph(name: str, left: Mapping[str, Stat], beside: bool) -> bool:
-    """Whether a file is the graph (.meta, .pbtxt) that TensorFlow saves beside a checkpoint."""
-    return (name.endswith(".meta") and name[:-5] in left) or (beside and name == "graph.pbtxt")
 
 
 def _pieces(url: str, status: Stat) -> list[str] | None:

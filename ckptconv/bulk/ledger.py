@@ -15,7 +15,6 @@ a kill left incomplete is ignored.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from ..errors import CorruptCheckpoint, StorageError
 from ..output import own
 from ..output.own import AppendLog, lines
 from ..storage.faults import refused
-from ..storage.files import is_remote, local, read_all
+from ..storage.files import local
 
 NAME = ".ckptconv-zoo.jsonl"
 LEDGERS = NAME.replace(".jsonl", "*.jsonl")  # of all shares
@@ -40,7 +39,6 @@ STRANGE = (
 )
 BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 BATCH = 10_000  # lines that are written together
-LARGEST = 2**30  # bytes of a ledger elsewhere
 COUNT = 2**63  # no number of a ledger is as large
 KINDS = ("damaged", "lossy", "skipped", "unread", "dropped", "hint")  # of remarks, the most serious first
 MOST, LONGEST = 10, 300  # remarks on one conversion, and characters of each of their texts
@@ -54,7 +52,8 @@ class Remark(NamedTuple):
     what: str
 
 
-EntryState = Literal["planned", "done", "failed"]
+EntryState = Literal["done", "failed", "planned"]
+STATES = get_args(EntryState)
 
 
 class LedgerEntry(NamedTuple):
@@ -98,9 +97,6 @@ class LedgerEntry(NamedTuple):
         if not sound or not all(is_below(name) for name in (made.at, *(n for n, _, _ in made.written))):
             raise ValueError("a value that no run writes")
         return made
-
-
-STATES = get_args(EntryState)
 
 
 def is_below(at: str) -> bool:
@@ -157,10 +153,6 @@ class Ledger:
 
 def read(path: str) -> tuple[dict[str, LedgerEntry], bool]:
     """The last entry of each output, and whether the ledger was written here; nothing is locked or changed."""
-    if is_remote(path):
-        raw = read_all(path, LARGEST)
-        entries, _, is_ours = _parsed(lines(io.BytesIO(raw), path), path, 0)
-        return entries, is_ours
     try:  # a link, a pipe or another user's file is not the ledger of a run of ours
         fd = own.open_file(local(path), os.O_RDONLY)
     except OSError as e:

@@ -27,6 +27,7 @@ from ..messages import did_you_mean, listing, many
 from ..storage import files
 from ..storage.json import unique
 from .discover import INDEXES
+from .ledger import is_below
 
 FORMAT = "safetensors"  # that is written where nothing says another
 MISTAKES = 100  # after which a manifest is read no further
@@ -88,7 +89,7 @@ def _row(line: Mapping[str, Any], folder: str, default: Options) -> Row:
     given |= options
     source, destination = given.pop("source", ""), given.pop("destination", "")
     if not source:
-        raise ValueError(f"it has no source, but {', '.join(given)}" if given else "it has no source")
+        raise ValueError("it has no source")
     if not isinstance(source, str) or not isinstance(destination, str):
         raise ValueError(f"source and destination must be text, not {source!r} and {destination!r}")
     if not files.is_remote(source) and not source.startswith(("/", "file://")):
@@ -96,7 +97,7 @@ def _row(line: Mapping[str, Any], folder: str, default: Options) -> Row:
     for path in (source, destination):
         refuse_nameless(path)
         files.local(path)  # a url of a file on another host
-    if destination.startswith("/") or ".." in destination.split("/") or "://" in destination:
+    if not is_below(destination or ".") or "://" in destination:
         raise ValueError(f"the destination {destination!r} is not below the output folder")
     destination = "/".join(p for p in destination.split("/") if p not in ("", "."))
     changed = dict[str, Any]()

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from hashlib import blake2b
-from itertools import chain, islice
 from typing import Literal
 from zlib import crc32
 
@@ -40,8 +39,7 @@ from .manifest import read as read_manifest
 
 State = Literal["convert", "retry", "changed", "done", "problem"]
 ASKING = 16  # threads that look for remote rows of a manifest
-BATCH = 1000  # rows that are waited for together
-HASHING = 4  # threads that hash files when sources are compared by content
+HASHING = 4  # threads that look at outputs, and hash files when sources are compared by content
 SHOWN = 5  # outputs that meet
 FOLDERS = 1000  # whose names and real paths are kept
 # formats whose output is a folder; a TensorFlow checkpoint needs one of its own because of its state file
@@ -114,22 +112,19 @@ def plan(
         number, count = share_of(options.shard)
         items = [i for i in items if crc32(i.destination.encode("utf-8", "surrogatepass")) % count == number - 1]
     if files.is_remote(folder) and known and files.is_dir(folder):
-        for _ in files.walk(folder, lambda *_: None):  # a store says of all at once what would be asked of each
-            pass
-    names = lru_cache(FOLDERS)(files.names)
+        list(files.walk(folder, lambda *_: None))  # a store says of all at once what would be asked of each
+    names = lru_cache(FOLDERS)(files.names) if files.is_dir(folder) else lambda _: list[str]()
+    run = kept()
 
     def decide(item: Conversion) -> None:
         try:
-            _decide(item, known.get(item.destination), folder, options, names)
+            with once(run):
+                _decide(item, known.get(item.destination), folder, options, names)
         except CkptError as e:  # such as a name that is too long
             item.fail(e)
 
-    if options.by_content or any(i.settings.verify == "full" for i in items):
-        with ThreadPoolExecutor(HASHING) as pool:
-            list(pool.map(decide, items))
-    else:
-        for item in items:
-            decide(item)
+    with ThreadPoolExecutor(HASHING) as pool:
+        list(pool.map(decide, items))
     return items
 
 
@@ -158,10 +153,9 @@ def _conversions(
     for found in discover(plain, pattern, skip=folder, follow=options.follow_links) if plain else ():
         if not is_output(found.source):
             yield conversion(found, default)
-    rows = chain.from_iterable(read_manifest(s, options.settings) for s in sources if is_manifest(s))
-    count, matching = 0, bool(plain)
-    for row, found in _looked_up(rows):
-        count += 1
+    rows = [row for s in sources if is_manifest(s) for row in read_manifest(s, options.settings)]
+    matching = bool(plain) or not rows or not pattern
+    for row, found in zip(rows, _looked_up(rows), strict=True):
         if pattern and not found.matches(pattern):
             continue
         matching = True
@@ -173,12 +167,12 @@ def _conversions(
         if is_output(found.source):
             item.fail(UsageError(OURS, url=found.source))
         yield item
-    if count and pattern and not matching:
-        raise UsageError(f"none of {many(count, 'row')} matches pattern={pattern!r}")
+    if not matching:
+        raise UsageError(f"none of {many(len(rows), 'row')} matches pattern={pattern!r}")
 
 
-def _looked_up(rows: Iterator[Row]) -> Iterator[tuple[Row, FoundCheckpoint]]:
-    """Rows with their checkpoints, of which many are asked for at a time."""
+def _looked_up(rows: Sequence[Row]) -> Iterator[FoundCheckpoint]:
+    """The checkpoints of rows, of which many are asked for at a time."""
     names, run = lru_cache(FOLDERS)(files.names), kept()
 
     def look(row: Row) -> FoundCheckpoint:
@@ -194,8 +188,7 @@ def _looked_up(rows: Iterator[Row]) -> Iterator[tuple[Row, FoundCheckpoint]]:
         return found[0] if found else FoundCheckpoint(row.source, file_name(row.source), "", (), problem)
 
     with ThreadPoolExecutor(ASKING) as pool:
-        while some := list(islice(rows, BATCH)):
-            yield from zip(some, pool.map(look, some), strict=True)
+        yield from pool.map(look, rows)
 
 
 def _outputs_of_zoos(folder: str, ledger: str) -> Callable[[str], bool]:
@@ -208,9 +201,10 @@ def _outputs_of_zoos(folder: str, ledger: str) -> Callable[[str], bool]:
 
     @cache
     def outputs() -> set[str]:
-        ledgers = {files.join(folder, n) for n in files.names(folder) if fnmatchcase(n, LEDGERS)}
+        here = () if files.is_remote(folder) else files.names(folder)
+        ledgers = {files.join(folder, n) for n in here if fnmatchcase(n, LEDGERS)}
         ledgers |= {ledger} if files.exists(ledger) else set()
-        entries = chain.from_iterable(read(path)[0].values() for path in ledgers)
+        entries = (e for path in ledgers for e in read(path)[0].values())
         return {e.at for e in entries if e.ours and (e.state != "failed" or e.written)}
 
     def is_output(source: str) -> bool:
@@ -230,14 +224,11 @@ def _above(path: str) -> Iterator[str]:
         yield path
 
 
-def _newest(items: Iterable[Conversion]) -> list[Conversion]:
+def _newest(items: Sequence[Conversion]) -> list[Conversion]:
     """The highest readable step of each training series, unreadable ones above it, and what is not a step."""
-    items = list(items)
-    best: dict[str, int] = {}
-    for i in items:
-        if (step := i.found.step) and not i.found.problem:
-            best[step[0]] = max(step[1], best.get(step[0], 0))
-    return [i for i in items if not (step := i.found.step) or step[1] >= best.get(step[0], 0)]
+    steps = [i.found.step or ("", -1) for i in items]
+    best = dict(sorted(step for step, i in zip(steps, items, strict=True) if not i.found.problem))
+    return [i for i, (series, step) in zip(items, steps, strict=True) if step >= best.get(series, 0) or step < 0]
 
 
 # --- destinations ---

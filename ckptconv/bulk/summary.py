@@ -1,4 +1,4 @@
-"""What a bulk conversion did, from its entries in the ledger: a summary, the status, and the data of a page."""
+"""What a bulk conversion did, from its entries in the ledger: a summary, and the status."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import StorageError
 from ..formats import table
-from ..messages import cut, in_bytes, listing, many, paragraphs, printable, redacted, scrubbed, shortened
+from ..messages import cut, in_bytes, listing, many, paragraphs, printable, scrubbed, shortened
 from ..storage import files
-from .ledger import KINDS, LEDGERS, LONGEST, MOST, LedgerEntry, Remark, read
+from .ledger import KINDS, LEDGERS, LONGEST, MOST, STATES, LedgerEntry, Remark, read
 
 if TYPE_CHECKING:
     from ..api import Report
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 MAX_CAUSES = 20  # causes that are shown; the ledger has all
 EXAMPLES = 20  # checkpoints of each cause in JSON and on a page
 SHOWN = 5  # damaged or failed checkpoints that are listed of a cause; of what is less serious one will do
-PAGE_CAUSES = 1000  # on a page
-RECENT = 600  # seconds before the last entry, of which the rate is taken; and after which a run seems to have ended
+RECENT = 600  # seconds before the last entry, of which the rate is taken
 
 
 # --- what was left out or changed ---
@@ -51,13 +50,11 @@ class Cause(NamedTuple):
 
 def remarks_of(report: Report) -> tuple[Remark, ...]:
     """The remarks on a conversion, those of one cause together, the most serious first."""
-    groups: dict[tuple[str, str], tuple[str, list[str]]] = {}
-    for note in report.notes:
-        if note.kind in KINDS and note.kind != "hint":  # most hints concern whoever looks at one output
-            groups.setdefault((note.kind, pattern(note.text)), (note.text, []))[1].extend(note.names)
-    remarks = [
-        (kind, text, shortened(names, 4 if kind == "damaged" else 2)) for (kind, _), (text, names) in groups.items()
-    ]
+    said = (  # most hints concern whoever looks at one output
+        (note.kind, note.text, name)
+        for note in report.notes if note.kind in KINDS and note.kind != "hint" for name in note.names or ("",)
+    )  # fmt: skip
+    remarks = [(c.kind, c.text, shortened(list(c.examples), 4 if c.kind == "damaged" else 2)) for c in causes(said)]
     if report.lost:
         names = shortened(list(report.loss), 2)
         remarks.append(("lossy", "values did not survive the cast", f"{report.lost}: {names}"))
@@ -109,7 +106,8 @@ class Summary:
 
     Of an output folder, as `zoo_status` tells it, it counts what all runs did. ledgers: how many there are, one for
     each share; 0 for a run. planned: checkpoints that are being converted, wait, or were left by a run that ended
-    early. formats: the number of converted checkpoints by source format. seconds: since the last entry.
+    early. formats: the number of converted checkpoints by source format. seconds: since the last entry. rate:
+    conversions in each second of the last minutes in which there were any.
     """
 
     done: int
@@ -122,6 +120,7 @@ class Summary:
     ledgers: int = 0
     planned: int = 0
     formats: Mapping[str, int] = field(default_factory=dict)
+    rate: float = 0.0
 
     @property
     def causes(self) -> list[tuple[str, str, list[str]]]:
@@ -160,19 +159,15 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """The summary as JSON values."""
-        out: dict[str, Any] = {"ledgers": self.ledgers} if self.ledgers else {}
-        out |= {"done": self.done, "failed": len(self.failed), "bytes": self.bytes}
+        counts: dict[str, Any] = {"done": self.done, "failed": len(self.failed), "bytes": self.bytes}
         if self.ledgers:
-            out |= {"planned": self.planned, "formats": dict(self.formats)}
-            out["seconds_since_last_entry"] = round(self.seconds, 1)
+            counts |= {"ledgers": self.ledgers, "planned": self.planned, "formats": dict(self.formats)}
+            counts |= {"seconds_since_last_entry": round(self.seconds, 1), "per_second": round(self.rate, 4)}
         else:
-            out |= {"up_to_date": self.skipped, "seconds": round(self.seconds, 3)}
-        causes = [{"error": k, "message": m, "sources": s} for k, m, s in self.causes]
-        return out | {
-            "causes": causes,
-            "damaged": self.damaged,
-            "remarks": [c._replace(examples=c.examples[:EXAMPLES])._asdict() for c in self.remarks],
-        }
+            counts |= {"up_to_date": self.skipped, "seconds": round(self.seconds, 3)}
+        causes = [{"error": kind, "message": text, "sources": sources} for kind, text, sources in self.causes]
+        remarks = [c._replace(examples=c.examples[:EXAMPLES])._asdict() for c in self.remarks]
+        return counts | {"causes": causes, "damaged": self.damaged, "remarks": remarks}
 
 
 def zoo_status(output: str) -> Summary:
@@ -183,11 +178,14 @@ def zoo_status(output: str) -> Summary:
     Returns a Summary. Raises StorageError if there is no ledger, CorruptCheckpoint if one is damaged.
     """
     paths = ledgers(output)
-    states = _by_state(e for path in paths for e in read(path)[0].values())
-    done, formats = states["done"], Counter(e.format for e in states["done"])
+    entries = [e for path in paths for e in read(path)[0].values()]
+    done, failed, planned = ([e for e in entries if e.state == state] for state in STATES)
+    last = max((e.ended for e in done), default=0)
+    recent = [e.ended for e in done if e.ended > max(0, last - RECENT)]
     return Summary(
-        len(done), 0, tuple(states["failed"]), sum(e.size for e in done), min(map(_age, paths)), *counted(done),
-        ledgers=len(paths), planned=len(states["planned"]), formats=formats,
+        len(done), 0, tuple(failed), sum(e.size for e in done), min(map(_age, paths)), *counted(done),
+        ledgers=len(paths), planned=len(planned), formats=Counter(e.format for e in done),
+        rate=len(recent) / max(60, last - min(recent, default=0)),
     )  # fmt: skip
 
 
@@ -201,56 +199,7 @@ def ledgers(output: str) -> list[str]:
     return paths
 
 
-def _by_state(entries: Iterable[LedgerEntry]) -> Mapping[str, list[LedgerEntry]]:
-    states: dict[str, list[LedgerEntry]] = {"done": [], "failed": [], "planned": []}
-    for e in entries:
-        states[e.state].append(e)
-    return states
-
-
 def _age(path: str) -> float:
     """Seconds since a ledger was written."""
     status = files.stat(path)
     return max(0.0, time.time() - (status.mtime if status else 0) / 1e9)
-
-
-# --- the data of a page ---
-
-
-def progress(output: str) -> dict[str, Any]:
-    """The data of a page: counts, rates, causes and examples; output: the folder of a zoo, or a ledger.
-
-    StorageError if there is no ledger, CorruptCheckpoint if one is damaged.
-    """
-    shares, entries = [], list[LedgerEntry]()
-    for path in ledgers(output):
-        share = list(read(path)[0].values())
-        counts = {state: len(some) for state, some in _by_state(share).items()}
-        shares.append({"ledger": files.split(path)[1], "quiet": _age(path), **counts})
-        entries += share
-    states = _by_state(entries)
-    done, planned = states["done"], states["planned"]
-    formats: dict[str, list[LedgerEntry]] = {}
-    for e in done:
-        formats.setdefault(e.format, []).append(e)
-    failed = failures(states["failed"])
-    if others := sum(c.checkpoints for c in failed[PAGE_CAUSES:]):
-        failed[PAGE_CAUSES:] = [Cause("", "other causes", others, ())]
-    damaged, remarks = counted(done)
-    ended = sorted(e.ended for e in done if e.ended)
-    recent = [t for t in ended if t > ended[-1] - RECENT]
-    return {
-        "url": redacted(output), "now": time.time(), "shares": shares, "bytes": sum(e.size for e in done),
-        "read": sum(map(source_size, done)), "waiting": sum(map(source_size, planned)), "damaged": damaged,
-        "causes": [(c.checkpoints, c.kind, c.text, list(c.examples[:EXAMPLES])) for c in failed],
-        "remarks": [(c.checkpoints, c.kind, c.text, list(c.examples[:EXAMPLES])) for c in remarks],
-        "formats": {
-            name: (len(some), sum(map(source_size, some)), sum(e.seconds for e in some))
-            for name, some in formats.items()
-        },
-        "rate": len(recent) / max(60, recent[-1] - recent[0]) if recent else 0.0,  # in each second
-    }  # fmt: skip
-
-
-def source_size(e: LedgerEntry) -> int:
-    return sum(size for _, size, _ in e.files)

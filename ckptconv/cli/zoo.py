@@ -115,14 +115,14 @@ def _about(words: list[str], output: str, as_json: bool, quiet: bool, force: boo
 
 
 def _page(folder: str, output: str, as_json: bool, quiet: bool, force: bool) -> None:
-    from ..bulk.summary import RECENT, ledgers, progress
+    from ..bulk.summary import ledgers, zoo_status
     from ..reporting import html
     from ..reporting.progress import default_name, page
 
-    data = progress(folder)
-    for key in ("causes", "remarks"):
-        data[key] = [(count, kind, spelled(message), sources) for count, kind, message, sources in data[key]]
-    text = page(data, RECENT).encode(errors="backslashreplace")
+    data = zoo_status(folder).to_json()
+    for cause in data["causes"]:
+        cause["message"] = spelled(cause["message"])
+    text = page(folder, data).encode(errors="backslashreplace")
     made = html.written(output or default_name(folder), text, ledgers(folder), force=force)
     if as_json:
         show.as_json({"output": made.path, "bytes": made.bytes})

@@ -23,7 +23,7 @@ import numpy as np
 
 from ..checkpoint import Checkpoint, Tensor
 from ..errors import UsageError
-from ..messages import brief, did_you_mean, in_digits, many
+from ..messages import did_you_mean, in_digits, many, shortened
 from ..moves.copy import Array
 from ..moves.read import each, hash_tensor, read_array
 from ..moves.sources import Sources
@@ -96,7 +96,7 @@ def limits(given: Iterable[str] = ()) -> dict[str, float | None]:
     """Limits of the checks by name: `outliers=20` sets one, `spike=off` leaves the check out. Else UsageError."""
     out = {name: check.limit for name, check in CHECKS.items()}
     for text in given:
-        name, _, value = text.partition("=")
+        name, _, value = str(text).partition("=")
         if name not in CHECKS:
             raise UsageError(f"there is no check {name!r}{did_you_mean(name, CHECKS, 'checks')}")
         if value == "off":
@@ -132,7 +132,7 @@ def findings(
     if reference is not None:
         found += _regressions(c, reference, pictures, limit, workers)
     found += _duplicates(c, pictures, workers) if "duplicate" in limit else []
-    found += [Finding("tied", g[0], f"also called {_names(g[1:])}") for g in c.ties]
+    found += [Finding("tied", g[0], f"also called {shortened(g[1:], 3)}") for g in c.ties]
     order = {name: i for i, name in enumerate(CHECKS)}
     place = {name: i for i, name in enumerate(c)}
     return sorted((f for f in found if f.check in limit), key=lambda f: (order[f.check], place.get(f.tensor, 0)))
@@ -233,12 +233,7 @@ def _duplicates(c: Checkpoint, pictures: Sequence[Picture], workers: int) -> Ite
         equal[digest].append(t.name)
     for names in equal.values():
         if len(names) > 1:
-            yield Finding("duplicate", names[1], f"equal to {_names([names[0], *names[2:]])}")
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-    return ", ".join(brief(n) for n in names[:3]) + more
+            yield Finding("duplicate", names[1], f"equal to {shortened([names[0], *names[2:]], 3)}")
 
 
 # --- what is worse than in a reference, such as the checkpoint before of the same training run ------------------

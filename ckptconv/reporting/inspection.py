@@ -22,7 +22,7 @@ from ..api.options import SELECT, Path, takes
 from ..api.reading import url_of
 from ..checkpoint import Checkpoint, Tensor, counted, in_known, in_size, uncollected
 from ..errors import UsageError
-from ..messages import brief, did_you_mean, fold, in_digits, in_shape, many, redacted, table
+from ..messages import did_you_mean, fold, in_digits, in_shape, many, redacted, table
 from ..moves.read import each, hash_tensor
 from ..rules import passes
 from ..rules.passes import separator
@@ -165,10 +165,7 @@ def _found(
     from . import checks
 
     wanted = [limit] if isinstance(limit, str) else limit
-    if not (isinstance(wanted, Iterable) and all(isinstance(text, str) for text in wanted)):
-        raise UsageError(f"a limit is a text such as 'outliers=20', not {brief(repr(limit), 100)}")
-    known = checks.limits(wanted)
-    return tuple(checks.check(c, known, workers=workers, reference=reference))
+    return tuple(checks.check(c, checks.limits(wanted), workers=workers, reference=reference))
 
 
 @takes(*SELECT, "jobs")

@@ -193,7 +193,9 @@ def draw(scanned: Scan, sources: Sources, span: tuple[float, float] | None = Non
     """Find the outliers; with `bars` make the histogram, from span[0] to span[1] if it is given."""
     t, fences, span = scanned.tensor, scanned.fences, (span or scanned.span) if bars else None
     counts, beyond, at = np.zeros(BINS + 2, np.int64), Odd(), 0
-    outside = fences if fences and _outside(scanned.stats, fences) else None
+    least, most = scanned.stats.min, scanned.stats.max
+    far = fences and least is not None and most is not None and (least < fences[0] or most > fences[1])
+    outside = fences if far else None
     if span or outside:
         for flat in scanned.kept if scanned.kept is not None else values(t, sources):
             for lo in range(0, flat.size, BLOCK):
@@ -206,10 +208,6 @@ def draw(scanned: Scan, sources: Sources, span: tuple[float, float] | None = Non
             at += flat.size
     made = Bars(*span, tuple(counts[1:-1].tolist()), int(counts[0]), int(counts[-1])) if span else None
     return Picture(replace(scanned, kept=None), made, beyond)  # those of all tensors would be many
-
-
-def _outside(measured: Stats, fences: tuple[float, float]) -> bool:
-    return measured.min is not None and (measured.min < fences[0] or (measured.max or 0) > fences[1])
 
 
 # --- a rectangle of a tensor, seen as a matrix ------------------------------------------------------------------

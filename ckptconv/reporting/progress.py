@@ -15,7 +15,8 @@ from typing import Any
 from ..messages import brief, in_bytes, many, printable, redacted, version
 from . import html
 
-WIDE = 1000  # units of the bar's width
+CAUSES, EXAMPLES = 1000, 20  # causes on a page, and checkpoints of each
+RUNNING = 600  # seconds without an entry after which a run seems to have ended
 
 Data = Mapping[str, Any]
 
@@ -25,101 +26,67 @@ def default_name(output: str) -> str:
     return f"{os.path.basename(os.path.abspath(redacted(output)))}.zoo.html"
 
 
-def page(data: Data, running: float) -> str:
-    """The page of what bulk.progress says; running: seconds without an entry after which a run seems to have ended."""
+def page(url: str, data: Data) -> str:
+    """The page of a zoo. url: of its output folder. data: its status, as JSON."""
     style = html.stylesheet()
-    done, failed, planned = (sum(share[k] for share in data["shares"]) for k in ("done", "failed", "planned"))
+    done, failed, planned, quiet = (data[k] for k in ("done", "failed", "planned", "seconds_since_last_entry"))
     total = done + failed + planned
-    quiet = min(share["quiet"] for share in data["shares"])
     words = {
         "policy": f"default-src 'none'; style-src {html.digest(style)}; base-uri 'none'",
         "percent": f"{100 * (done + failed) // max(1, total)} %",
-        "url": _shown(data["url"]),
-        "when": f"{_date(data['now'])}, the last entry is {_span(quiet)} old",
+        "url": _shown(url),
+        "when": f"{time.strftime('%Y-%m-%d %H:%M')}, the last entry is {_span(quiet)} old",
         "headline": f"{done:,} of {many(total, 'checkpoint')} converted",
         "version": version(),
     }
+    causes = [(len(c["sources"]), c["error"], c["message"], c["sources"]) for c in data["causes"]]
+    remarks = [(c["checkpoints"], c["kind"], c["text"], c["examples"]) for c in data["remarks"]]
+    formats = [f"{n:,} {name or 'unknown'}" for name, n in sorted(data["formats"].items(), key=lambda i: (-i[1], i[0]))]
     slots = {k: escape(v) for k, v in words.items()} | {
         "style": style,
-        "bar": _bar([(done, "done"), (failed, "odd"), (planned, "left")]),
-        "cards": _cards(data, failed, planned, quiet <= running),
-        "sections": "\n".join(filter(None, _sections(data))),
+        "bar": f'<progress max="{max(1, total)}" value="{done + failed}"></progress>',
+        "cards": _cards(data),
+        "sections": _causes("Failures by cause", causes)
+        + _causes("Left out or changed, by cause", remarks)
+        + (f"<h2>By format of the source</h2><p>{_text(', '.join(formats))}</p>" if formats else ""),
     }
     return html.filled("zoo.html", slots)
 
 
-def _cards(data: Data, failed: int, planned: int, running: bool) -> str:
-    rate = data["rate"]
+def _cards(data: Data) -> str:
+    rate, planned = data["per_second"], data["planned"]
+    running = data["seconds_since_last_entry"] <= RUNNING
     speed = f"{rate:.1f} per second" if rate >= 1 else f"{60 * rate:.1f} per minute"
     cards = [
-        ("failed", f"{failed:,}"),
+        ("failed", f"{data['failed']:,}"),
         *[("damaged", f"{data['damaged']:,}")] * bool(data["damaged"]),
         ("to come" if running or not planned else "to come; no run seems to be at work", f"{planned:,}"),
-        *[("to read", in_bytes(int(data["waiting"])))] * bool(planned),
-        ("written", in_bytes(int(data["bytes"]))),
-        ("read", in_bytes(int(data["read"]))),
+        ("written", in_bytes(data["bytes"])),
         ("lately", speed if rate else "not known"),
         ("left at this rate", _span(planned / rate) if rate and planned and running else "-"),
     ]
-    warned = {"damaged", "failed" if failed else ""}
+    warned = {"damaged", "failed" if data["failed"] else ""}
     return "".join(
         f"<div{' class=warned' if what in warned else ''}><b>{escape(value)}</b>{escape(what)}</div>"
         for what, value in cards
     )
 
 
-def _sections(data: Data) -> Iterable[str]:
-    yield _causes("Failures by cause", data["causes"])
-    yield _causes("Left out or changed, by cause", data["remarks"])
-    rows: list[tuple[str, ...]] = []
-    for name, (n, size, s) in sorted(data["formats"].items(), key=lambda i: (-i[1][0], i[0])):
-        rate = f"{in_bytes(int(size / s))}/s" if s else "-"
-        rows.append((name or "-", f"{int(n):,}", in_bytes(int(size)), _each(s / n), rate))
-    yield _table("By format of the source", ("format", "converted", "read", "each", "per worker"), rows)
-    if len(data["shares"]) > 1:
-        rows = [
-            (s["ledger"], str(s["done"]), str(s["failed"]), str(s["planned"]), _span(s["quiet"]))
-            for s in data["shares"]
-        ]
-        yield _table("Shares", ("ledger", "converted", "failed", "to come", "last entry"), rows)
-
-
 def _causes(title: str, causes: Sequence[tuple[int, str, str, list[str]]]) -> str:
     items = "".join(
         f"<details><summary><b>{count:,}</b> {_text(message)} <span class=soft>{_text(error)}</span></summary>"
-        f"<ul>{''.join(f'<li>{_text(s)}</li>' for s in sources)}{_more(count - len(sources))}</ul></details>"
-        for count, error, message, sources in causes
+        f"<ul>{_items(sources[:EXAMPLES], count)}</ul></details>"
+        for count, error, message, sources in causes[:CAUSES]
     )
-    return f"<h2>{escape(title)}</h2>{items}" if causes else ""
+    more = f"<p>{many(len(causes) - CAUSES, 'more cause')}</p>" if len(causes) > CAUSES else ""
+    return f"<h2>{escape(title)}</h2>{items}{more}\n" if causes else ""
 
 
-def _more(count: int) -> str:
-    return f"<li>and {count} more, which the ledger names</li>" if count > 0 else ""
-
-
-def _bar(parts: Sequence[tuple[int, str]]) -> str:
-    """One bar, divided in proportion."""
-    total, at, drawn = max(1, sum(n for n, _ in parts)), 0.0, []
-    for count, kind in parts:
-        width = WIDE * count / total
-        drawn.append(f'<rect class="{kind}" x="{at:.1f}" width="{width:.1f}" height="14"/>')
-        at += width
-    return (
-        f'<figure class="bars"><svg class="thin" viewBox="0 0 {WIDE} 14" preserveAspectRatio="none" '
-        f'aria-hidden="true">{"".join(drawn)}</svg></figure>'
-    )
-
-
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return ""
-    head = "".join(f'<th scope="col"{" class=num" if k else ""}>{escape(c)}</th>' for k, c in enumerate(columns))
-    body = "".join(
-        "<tr>" + "".join(f"<td{' class=num' if k else ''}>{_text(c)}</td>" for k, c in enumerate(row)) + "</tr>\n"
-        for row in rows
-    )
-    table = f'<table class="list"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>'
-    return f'<h2>{escape(title)}</h2><div class="fit">{table}</div>'
+def _items(shown: Iterable[str], count: int) -> str:
+    lines = [_text(s) for s in shown]
+    if count > len(lines):
+        lines.append(f"and {count - len(lines):,} more, which the ledger names")
+    return "".join(f"<li>{line}</li>" for line in lines)
 
 
 def _text(text: str) -> str:
@@ -129,14 +96,6 @@ def _text(text: str) -> str:
 
 def _shown(text: str) -> str:
     return printable(brief(redacted(text)))
-
-
-def _each(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
-
-
-def _date(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(min(max(0.0, seconds), 2**36)))
 
 
 def _span(seconds: float) -> str:

@@ -17,13 +17,11 @@ from kit import Run
 import ckptconv
 from ckptconv import zoo
 from ckptconv.bulk import planning, run
-from ckptconv.bulk import work as works
 from ckptconv.bulk.discover import discover
 from ckptconv.bulk.ledger import NAME, read
 from ckptconv.bulk.planning import read_ledger
-from ckptconv.bulk.run import zoo_plan
-from ckptconv.bulk.summary import Summary, progress, zoo_status
-from ckptconv.bulk.work import WorkerConfig, work
+from ckptconv.bulk.run import WorkerConfig, work, zoo_plan
+from ckptconv.bulk.summary import Summary, zoo_status
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UsageError
 from ckptconv.output import upload
 from ckptconv.output.own import LONGEST
@@ -256,17 +254,17 @@ def test_a_source_that_changes_after_its_conversion_is_not_up_to_date(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its content is hashed later than it is converted."""
-    source, real = save(tmp_path / "in" / "m.npz"), works.content_hash
+    source, real = save(tmp_path / "in" / "m.npz"), run.content_hash
 
     def changed(found: Any) -> str:
         save(source, 2.0)
         return real(found)
 
-    monkeypatch.setattr(works, "content_hash", changed)
+    monkeypatch.setattr(run, "content_hash", changed)
     for made in (1, 1, 0):
         done = zoo([str(tmp_path / "in")], str(tmp_path / "out"), resume=True, by_content=True)
         assert done.done == made
-        monkeypatch.setattr(works, "content_hash", real)
+        monkeypatch.setattr(run, "content_hash", real)
     assert float(ckptconv.open(tmp_path / "out" / "m.safetensors")["w"].numpy()[0]) == 2
 
 
@@ -576,7 +574,7 @@ def test_every_verb_opens_a_ledger_as_ours(kind: str, given: bool, tmp_path: Pat
         lambda: ckptconv.zoo(source, out, ledger=ledger), lambda: ckptconv.zoo(source, out, ledger=ledger, resume=True),
         lambda: ckptconv.zoo(source, out, ledger=ledger, force=True),
         lambda: len(zoo_plan(source, out, ledger=ledger, resume=True)),
-        lambda: zoo_status(where), lambda: progress(where),
+        lambda: zoo_status(where),
     ]  # fmt: skip
     if given and kind == "folder":
         del verbs[3:]  # it holds no ledger

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import ckptconv
 from ckptconv.bulk.run import zoo_plan
-from ckptconv.bulk.summary import progress, zoo_status
+from ckptconv.bulk.summary import zoo_status
 from ckptconv.cli.main import app
 from ckptconv.errors import CorruptCheckpoint, StorageError, UsageError
 
@@ -106,6 +106,5 @@ def test_where_there_is_no_ledger(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpoint, match="line 1 of the ledger is damaged"):
         zoo_status(str(tmp_path))
     ckptconv.save({"w": [1.0]}, tmp_path / "m.safetensors")
-    for told in (zoo_status, progress):
-        with pytest.raises(CorruptCheckpoint, match="the last line of the ledger is damaged"):
-            told(str(tmp_path / "m.safetensors"))
+    with pytest.raises(CorruptCheckpoint, match="the last line of the ledger is damaged"):
+        zoo_status(str(tmp_path / "m.safetensors"))

@@ -17,7 +17,7 @@ import pytest
 import ckptconv
 from ckptconv import zoo
 from ckptconv.api import Options
-from ckptconv.bulk import work
+from ckptconv.bulk import run
 from ckptconv.checkpoint import held as held_tensor
 from ckptconv.engine import ray as ray_engine
 
@@ -169,7 +169,7 @@ def test_a_zoo_on_the_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_of_a_zoo_a_large_checkpoint_is_many_tasks(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "LARGE", 10**6)
+    monkeypatch.setattr(run, "LARGE", 10**6)
     cut: list[int] = []
     real = ray_engine.batches
 
