@@ -35,7 +35,6 @@ class Tensor(Stored):
 
     role: Role = ""
     opened: Opened | None = field(default=None, compare=False)  # set by `api.open`
-    _whole: Data | None = field(init=False, compare=False)  # the data of which all is the only part
 
     def __init__(
         self, name: str, dtype: DType, shape: tuple[int, ...], parts: tuple[Part, ...], role: Role = "",
@@ -47,7 +46,6 @@ class Tensor(Stored):
         _PARTS(self, parts)
         _ROLE(self, role)
         _OPENED(self, opened)
-        _WHOLE(self, None)
 
     @property
     def ndim(self) -> int:
@@ -87,11 +85,6 @@ class Tensor(Stored):
     if not TYPE_CHECKING:
 
         def __getattr__(self, word: str) -> Any:
-            if word == "parts":  # left open by `contiguous`
-                strides = c_strides(self.shape)
-                part = Part(self._whole, self.dtype, self.shape, 0, strides, 0, strides)
-                _PARTS(self, (part,))
-                return self.parts
             hint = "" if word.startswith("_") else "; a Tensor is not yet read: numpy(), torch() and t[0:2] read it"
             raise AttributeError(f"'Tensor' object has no attribute {word!r}{hint}")
 
@@ -151,27 +144,25 @@ def in_known(size: int, *, strings: bool) -> str:
     return f"{in_bytes(size)}{' without strings' * strings}" if size or not strings else ""
 
 
-_NAME, _DTYPE, _SHAPE, _PARTS, _ROLE, _OPENED, _WHOLE = (
-    getattr(Tensor, slot).__set__ for slot in ("name", "dtype", "shape", "parts", "role", "opened", "_whole")
+_NAME, _DTYPE, _SHAPE, _PARTS, _ROLE, _OPENED = (
+    getattr(Tensor, slot).__set__ for slot in ("name", "dtype", "shape", "parts", "role", "opened")
 )
 
 
 def _per_axis(index: Any, shape: tuple[int, ...]) -> list[int | slice] | None:
-    """An index of integers, slices and one `...` as one key for each axis; None for any other index of NumPy."""
+    """An index of integers, slices and one `...` as one key for each axis; None for any other, which NumPy judges."""
     keys = list(index) if isinstance(index, tuple) else [index]
-    if not all(isinstance(k, (int, slice)) or k is ... for k in keys) or any(isinstance(k, bool) for k in keys):
+    if any(type(k) is not int and not isinstance(k, slice) and k is not ... for k in keys):
         return None
     at = next((i for i, k in enumerate(keys) if k is ...), len(keys))
-    given = len(keys) - (at < len(keys))
-    if given > len(shape) or any(k is ... for k in keys[at + 1 :]):
-        return None  # NumPy raises the error
-    keys[at : at + 1] = [slice(None)] * (len(shape) - given)
-    out: list[int | slice] = []
+    missing = len(shape) - len(keys) + (at < len(keys))
+    keys[at : at + 1] = [slice(None)] * missing
+    if missing < 0 or ... in keys:
+        return None
     for k, n in zip(keys, shape, strict=True):
-        if isinstance(k, int) and not -n <= k < n:
+        if type(k) is int and not -n <= k < n:
             raise IndexError(f"index {k} is out of bounds for an axis of {n}")
-        out.append(k % n if isinstance(k, int) else k)
-    return out
+    return [k % n if type(k) is int else k for k, n in zip(keys, shape, strict=True)]
 
 
 def _bounds(key: slice, size: int) -> tuple[int, int]:
@@ -197,18 +188,7 @@ def contiguous(
     kind: the dtype, a row of `DTYPES`. data: as many bytes as the shape needs, which the caller checks. ops: operations
     on the stored elements, by their names in moves/cast.py. role: see `Tensor`.
     """
-    shape = tuple(shape)
-    if ops:
-        strides = c_strides(shape)
-        return Tensor(name, kind, shape, (Part(data, kind, shape, 0, strides, 0, strides, ops),), role)
-    made = Tensor.__new__(Tensor)  # its parts are made when they are asked for: a list of a million needs none
-    _NAME(made, name)
-    _DTYPE(made, kind)
-    _SHAPE(made, shape)
-    _ROLE(made, role)
-    _OPENED(made, None)
-    _WHOLE(made, data)
-    return made
+    return view(name, kind, shape, data, offset=0, strides=c_strides(shape), ops=ops, role=role)
 
 
 def view(

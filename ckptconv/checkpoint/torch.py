@@ -48,12 +48,10 @@ def outline(module: torch.nn.Module) -> Checkpoint:
 
 def shaped(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of a module, which all have a shape; UsageError if not."""
-    if all(map(is_shaped, found.values())):
-        return found
-    if lazy := [n for n, t in found.items() if torch.nn.parameter.is_lazy(t)]:
-        raise UsageError(f"run the module once, so that these tensors get their shapes:\n{listing(lazy)}")
-    nested = [n for n, t in found.items() if t.is_nested]
-    raise UsageError(f"these tensors are nested, and have no one shape:\n{listing(nested)}")
+    if odd := [n for n, t in found.items() if not is_shaped(t)]:
+        text = "these tensors have no one shape: run the module once if they are lazy; nested ones are not taken"
+        raise UsageError(f"{text}:\n{listing(odd)}")
+    return found
 
 
 def is_shaped(t: torch.Tensor) -> bool:

@@ -54,35 +54,19 @@ def zipped(members: dict[str, bytes], packed: tuple[str, ...] = ()) -> bytes:
 
 ARCHIVES: dict[str, tuple[bytes, str]] = {
     "an id of two": (archive({"w": tensor(Id(("storage", FLOAT)))}, {"0": ONES}), "a persistent id is .*, not a"),
-    "an id of text": (archive({"w": tensor(Id("0"))}, {"0": ONES}), "a persistent id is '0', not a storage"),
     "an id of a module": (
         archive({"w": tensor(Id(("module", FLOAT, "0", "cpu", 2)))}, {"0": ONES}), "a persistent id is .*, not a"
     ),
     "a class that is none": (archive({"w": tensor(stored(kind="f"))}, {"0": ONES}), "a storage is described by"),
     "a key of a fraction": (archive({"w": tensor(stored(0.5))}, {"0": ONES}), "a storage is described by"),
-    "a key of 201 characters": (archive({"w": tensor(stored("0" * 201))}, {"0": ONES}), "a storage is described by"),
     "a count of text": (archive({"w": tensor(stored(count="2"))}, {"0": ONES}), "a storage is described by"),
     "a negative count": (archive({"w": tensor(stored(count=-1))}, {"0": ONES}), "a storage is described by"),
     "two sizes": (
         archive({"a": tensor(), "b": tensor(stored(count=1), (1,))}, {"0": ONES}), "the storage '0' is given two sizes"
     ),
-    "two types": (
-        archive({"a": tensor(), "b": tensor(stored(kind=Global("torch.IntStorage")))}, {"0": ONES}),
-        "the storage '0' is given two types, FloatStorage and IntStorage",
-    ),
-    "no such member": (archive({"w": tensor(stored("1"))}, {"0": ONES}), "has no member data/1, which a tensor needs"),
-    "a byte too few": (
-        archive({"w": tensor()}, {"0": ONES[:7]}), "data/0 has 7 bytes where 2 elements of FloatStorage need 8"
-    ),
     "a byte too many": (archive({"w": tensor()}, {"0": ONES + b"\0"}), "data/0 has 9 bytes where 2 elements of"),
-    "another byte order": (archive({"w": tensor()}, {"0": ONES}, byteorder=b"middle"), "its byte order is b'middle'"),
     "version 0": (archive({"w": 1}, {}, version=b"0"), "its version is b'0'; 1 to 10 can be"),
-    "version 11": (archive({"w": 1}, {}, version=b"11"), "its version is b'11'; 1 to 10 can be read"),
     "a version of text": (archive({"w": 1}, {}, version=b"new"), "its version is b'new'; 1 to 10 can be read"),
-    "two folders": (
-        zipped({"a/data.pkl": pickled({}), "b/version": b"3"}), "the zip's members do not lie in one folder"
-    ),
-    "no folder": (zipped({"data.pkl": pickled({}), "version": b"3"}), "the zip's members do not lie in one folder"),
     "a byte order of 17 bytes": (archive({"w": 1}, {}, byteorder=b" " * 17), "byteorder has 17 bytes, 16 are sensible"),
     "a bomb": (
         zipped({"a/data.pkl": pickled("a" * 2**22), "a/version": b"3"}, ("a/data.pkl",)), "data.pkl has .* are sensible"
@@ -233,23 +217,10 @@ def stream(value: Any, keys: Any = ("0",), tail: bytes | None = None, **head: An
 
 
 STREAMS: dict[str, tuple[bytes, str]] = {
-    "another protocol": (stream({}, protocol=1002), "its protocol is 1002, its system a dict"),
     "a system of text": (stream({}, system="little"), "its protocol is 1001, its system 'little'"),
-    "a system of neither order": (stream({}, system={}), "its protocol is 1001, its system a dict"),
     "keys of text": (stream({"w": tensor(old())}, keys="0"), "the list of storage keys is damaged"),
     "keys of numbers": (stream({"w": tensor(old())}, keys=(0,)), "the list of storage keys is damaged"),
     "an id of five": (stream({"w": tensor(stored())}), "a persistent id is .*, not a storage"),
-    "an id of text": (stream({"w": tensor(Id("0"))}), "a persistent id is '0', not a storage"),
-    "an id of something else": (
-        stream({"w": tensor(Id(("module", FLOAT, "0", "cpu", 2, None)))}), "a persistent id is .*, not a storage"
-    ),
-    "a class that is none": (stream({"w": tensor(old(kind=1))}), "a storage is described by"),
-    "a key of a fraction": (stream({"w": tensor(old(0.5))}), "a storage is described by"),
-    "a count of text": (stream({"w": tensor(old(count="2"))}), "a storage is described by"),
-    "a negative count": (stream({"w": tensor(old(count=-1))}), "a storage is described by"),
-    "two counts": (
-        stream({"a": tensor(old()), "b": tensor(old(count=1), (1,))}), "the storage 0 is described in two ways"
-    ),
     "two classes": (
         stream({"a": tensor(old()), "b": tensor(old(kind=LONG), (1,))}), "the storage 0 is described in two ways"
     ),
@@ -258,24 +229,12 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     "a part from a fraction on": (stream({"w": tensor(old(view=("1", 0.5, 1)))}), "a part of a storage is described"),
     "a part of a fraction": (stream({"w": tensor(old(view=("1", 0, 0.5)))}), "a part of a storage is described by"),
     "a part before": (stream({"w": tensor(old(view=("1", -1, 1)), (1,))}), "a storage is elements -1 to 0 of 2"),
-    "a part of less than nothing": (stream({"w": tensor(old(view=("1", 1, -1)), (0,))}), "elements 1 to 0 of 2"),
-    "a part too long": (stream({"w": tensor(old(view=("1", 1, 2)), (1,))}), "a storage is elements 1 to 3 of 2"),
     "two parts of one key": (
         stream([tensor(old(view=("1", 0, 1)), (1,)), tensor(old(view=("1", 1, 1)), (1,))]),
         "the part '1' of a storage is described in two ways",
     ),
     "a part of a fraction's key": (stream({"w": tensor(old(view=(0.5, 0, 1)), (1,))}), "the part 0.5 of a storage is"),
     "a part of the whole's key": (stream({"w": tensor(old(view=("0", 0, 1)), (1,))}), "the part '0' of a storage is"),
-    "a key that nothing uses": (stream({"w": tensor(old())}, ("0", "1")), "the storage 1 is listed, but not once used"),
-    "a key twice": (
-        stream({"w": tensor(old())}, ("0", "0"), 2 * (struct.pack("<q", 2) + ONES)), "the storage 0 is listed, but not"
-    ),
-    "a key too few": (stream({"w": tensor(old())}, ()), "1 storages are used but not there, '0' first"),
-    "another count": (
-        stream({"w": tensor(old())}, tail=struct.pack("<q", 3) + ONES), "the storage 0 has 3 elements where 2 are due"
-    ),
-    "cut off": (stream({"w": tensor(old())})[:-1], r"the storage 0 ends at byte [0-9]+ of [0-9]+ \(truncated"),
-    "cut off in its keys": (stream({"w": tensor(old())})[:-18], "the pickle is damaged|ends early"),
 }  # fmt: skip
 
 
@@ -358,8 +317,6 @@ TARS: dict[str, tuple[bytes, str]] = {
     "a member twice": (tar((*FULL, "pickle")), "the tar holds 'pickle' twice"),
     "a member cut off": (tar()[: 512 * 7 + 10], "the tar's member 'storages' is cut off"),
     "a link": (linked(), "the tar holds a link or device 'pickle'"),
-    "another magic": (changed(1024 + 257, b"vstar"), "the tar's header at byte 1024 is damaged"),
-    "a size of 9": (changed(1024 + 124, b"9"), "the tar's header at byte 1024 is damaged"),
     "a checksum of letters": (changed(1024 + 148, b"x"), "the tar's header at byte 1024 is damaged"),
     "another checksum": (changed(1024 + 100, b"1"), "the tar's header at byte 1024 is damaged"),
     "a big-endian machine": (tar(sys_info=pickled({"little_endian": False})), "is of a big-endian machine"),
@@ -369,15 +326,11 @@ TARS: dict[str, tuple[bytes, str]] = {
     "bytes after the object": (tar(pickle=pickled({"w": Id("t")}) + b"ab"), "2 bytes follow the pickle of the object"),
     "no count": (tar(storages=pickled("1")), "the tar holds '1' entries"),
     "a negative count": (tar(storages=pickled(-1)), "the tar holds -1 entries"),
-    "too many": (tar(storages=pickled(2**24 + 1)), "the tar holds 16777217 entries"),
     "an entry of two": (tar(storages=entries(1, ("0", "cpu"))), "an entry of the tar is"),
     "an entry by a fraction": (tar(storages=entries(1, (0.5, "cpu", FLOAT))), "an entry of the tar is"),
     "an entry by a list": (tar(storages=entries(1, ["0", "cpu", FLOAT])), "an entry of the tar is"),
     "a storage of no class": (tar(storages=entries(1, ("0", "cpu", 3), b"\0" * 8)), "elements of the class 3"),
     "fewer than none": (tar(storages=entries(1, ("0", "cpu", FLOAT), struct.pack("<q", -1))), "a storage of -1"),
-    "one too many": (
-        tar(storages=entries(1, ("0", "cpu", FLOAT), struct.pack("<q", 3) + ONES)), "the tar's member ends at [0-9]+, "
-    ),
     "two storages of one key": (
         tar(storages=entries(2, *(("0", "cpu", FLOAT), struct.pack("<q", 2) + ONES) * 2)), "two things with the key '0'"
     ),
@@ -392,10 +345,8 @@ TARS: dict[str, tuple[bytes, str]] = {
     "a view too long": (tar(storages=views(("v", "0", 1, 2))), "a storage view reaches out of its storage"),
     "a view of a storage's key": (tar(storages=views(("0", "0", 0, 1))), "two things with the key '0'"),
     "65 axes": (tar(tensors=sized(65, 0, 0, 0)), "a tensor of 65 dimensions"),
-    "fewer axes than none": (tar(tensors=sized(-1, 0, 0, 0)), "a tensor of -1 dimensions"),
     "cut in its numbers": (tar(tensors=sized(2, 1, 1, 0)), "the tar's member ends at [0-9]+, [0-9]+ is needed"),
     "a storage that is not there": (tar(tensors=sized(1, 2, 1, 0, storage="9")), "a tensor of the storage '9', which"),
-    "a tensor beyond its storage": (tar(tensors=sized(1, 3, 1, 0)), "reaches byte 12 of the storage '0', which has 8"),
     "a tensor of a storage's key": (tar(tensors=sized(1, 2, 1, 0, key="0")), "two things with the key '0'"),
     "a pickle cut off": (tar(tensors=pickled(1)[:-1]), "the pickle ends early"),
 }  # fmt: skip

@@ -93,7 +93,6 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "conj that is denied, which torch takes for conj": (
         tensor("complex", 0, (2,), (1,), False, {"conj": False}), "of complex64 is stored conjugated"
     ),
-    "conj of floats": (tensor("float", 0, (2, 3), (3, 1), False, {"conj": True}), "of float32 is stored conjugated"),
     "neg of whole numbers": (tensor("long", 0, (2, 3), (3, 1), False, {"neg": True}), "of int64 is stored conjugated"),
     "neg of what nothing holds": (tensor("half", 0, (2,), (1,), False, {"neg": True}), "stored conjugated or negated"),
     "a gradient that is a number": (tensor("float", 0, (2, 3), (3, 1), 1), "whether a tensor has a gradient is 1"),
@@ -107,9 +106,6 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "another device, of a number": (
         utils("_rebuild_xla_tensor", 3, FLOAT32, "xla", False), "a tensor of another device is made of 3"
     ),
-    "another device, cast": (
-        utils("_rebuild_xla_tensor", tensor(), INT64, "xla", False), "stored as float32 and is to become int64"
-    ),
     "another device, cast to text": (
         utils("_rebuild_xla_tensor", tensor(), "f", "xla", False), "stored as float32 and is to become 'f'"
     ),
@@ -117,7 +113,6 @@ TENSORS: dict[str, tuple[Any, str]] = {
         utils("_rebuild_xla_tensor", tensor(), None, "xla", None), "whether a tensor has a gradient is None"
     ),
     "made of a list": (Call(Global("torch.FloatTensor"), ([1.0],)), r"a tensor is made by FloatTensor\(.1.0.\)"),
-    "made of another's storage": (Call(Global("torch.FloatTensor"), (Id("long"),)), "made by FloatTensor"),
     "made of a storage and more": (Call(Global("torch.FloatTensor"), (Id("float"), 1)), r"FloatTensor\(.*, 1\)"),
     "made of packed elements": (Call(Global("torch.ComplexHalfTensor"), (Id("half"),)), "made by ComplexHalfTensor"),
     "of no type, made of a storage": (Call(Global("torch.Tensor"), (Id("float"),)), r"a tensor is made by Tensor\("),
@@ -128,8 +123,6 @@ TENSORS: dict[str, tuple[Any, str]] = {
         utils("_rebuild_parameter_with_state", tensor(), False, ORDERED, ("a", None)), "a tensor has the state"
     ),
     "an attribute called 3": (state(3, 1), "an attribute of a tensor is called 3"),  # type: ignore[arg-type]
-    "other data": (state("data", tensor()), "the state of a tensor replaces its 'data'"),
-    "another class": (state("__class__", 1), "the state of a tensor replaces its '__class__'"),
     "a subclass by a list": (subclass(plain()[0], TENSOR, [1], None), "a tensor subclass is rebuilt without arguments"),
     "of a class that is none": (subclass(*plain()[:1], FLOAT32, plain()[1], None), "a tensor is of the class a"),
     "of a known class that is no tensor": (
@@ -163,7 +156,6 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "quantised by nothing": (quantised(()), "a quantised tensor without a quantiser"),
     "quantised by a list": (quantised([AFFINE, 0.1, 3]), "a quantised tensor without a quantiser"),
     "quantised by text": (quantised(("per_tensor_affine", 0.1, 3)), "a quantised tensor without a quantiser"),
-    "quantised floats": (quantised((AFFINE, 0.1, 3), "float"), "a quantised tensor has the storage a Storage"),
     "quantised with one number": (quantised((AFFINE, 0.1)), "the scheme per_tensor_affine with 1 numbers"),
     "quantised in a way unknown": (
         quantised((Global("torch.per_tensor_symmetric"), 0.1, 3)), "scheme per_tensor_symmetric with 2 numbers"
@@ -198,14 +190,11 @@ TENSORS: dict[str, tuple[Any, str]] = {
     ),
     "a shape of text": (tensor(shape="2", strides=(1,)), "the shape of a tensor is '2', not at most 64 whole numbers"),
     "a shape of fractions": (tensor(shape=(2.0,), strides=(1,)), r"the shape of a tensor is \(2.0,\)"),
-    "a shape of 65 axes": (tensor(shape=(1,) * 65, strides=(1,) * 65), "the shape of a tensor is .* 64 whole"),
     "strides of text": (tensor(strides="31"), "the strides of a tensor is '31'"),
     "no storage": (tensor(storage=3), "a tensor has the storage 3"),
     "no storage, typed": (utils("_rebuild_tensor_v3", 3, 0, (2,), (1,), False, ORDERED, FLOAT32), "the storage 3 and"),
-    "an offset before": (tensor(offset=-1), "the offset -1"),
     "an offset of text": (tensor(offset="0"), "the offset '0'"),
     "strides for another shape": (tensor(shape=(2,), strides=(3, 1)), r"has the shape \[2\] but the strides \[3, 1\]"),
-    "a negative stride": (tensor(offset=5, strides=(-1, 1)), "a tensor has the negative stride -1"),
     "one element too many": (tensor(offset=1), "reaches byte 28 of the storage 'float', which has 24"),
     "an expansion": (
         tensor(shape=(2**16, 2**14 + 1), strides=(0, 0)), r"expands 24 stored bytes to 4295229440"
@@ -286,7 +275,6 @@ SHARED = Raw(pickled(dtype())[2:-1] + b"q\1")  # one dtype, which an array uses 
 
 ARRAYS: dict[str, tuple[Any, str]] = {
     "spelled by a number": (dtype(3), "a pickled numpy dtype is spelled 3"),
-    "spelled oddly": (dtype("f4,f4"), "a pickled numpy dtype is spelled 'f4,f4'"),
     "a state of text": (dtype("f4", True, "<"), "the state of a pickled numpy dtype is '<'"),
     "a state of seven": (dtype("f4", True, LITTLE[:7]), "the state of a pickled numpy dtype is"),
     "a state of ten": (dtype("f4", True, (*LITTLE, None, None)), "the state of a pickled numpy dtype is"),
@@ -294,8 +282,6 @@ ARRAYS: dict[str, tuple[Any, str]] = {
     "a subarray": (dtype("f4", True, (3, "<", 1, *LITTLE[3:])), "a structured numpy dtype is not a tensor's dtype"),
     "names": (dtype("f4", True, (*LITTLE[:3], ("a",), *LITTLE[4:])), "a structured numpy dtype is not a tensor's"),
     "fields": (dtype("f4", True, (*LITTLE[:4], {}, *LITTLE[5:])), "a structured numpy dtype is not a tensor's"),
-    "two states": (dtype("f4", True, LITTLE, LITTLE), "given a state where NumPy ignores it or arrays use it"),
-    "a state of numpy's own": (dtype("f4", False, LITTLE), "given a state where NumPy ignores it or arrays use it"),
     "a state while it is used": (
         (buffer(b"\0" * 4, SHARED, (1,)), Raw(b"h\1"), Raw(b"h\1" + pickled(LITTLE)[2:-1] + b"b")),
         "given a state where NumPy ignores it or arrays use it",
@@ -309,12 +295,10 @@ ARRAYS: dict[str, tuple[Any, str]] = {
     "a shape of text": (array(1, "1", dtype(), False, b"\0" * 4), "a pickled numpy array has no proper shape or dtype"),
     "a shape of fractions": (array(1, (1.0,), dtype(), False, b"\0" * 4), "array has no proper shape or dtype"),
     "a dtype of text": (array(1, (1,), "f4", False, b"\0" * 4), "array has no proper shape or dtype"),
-    "a byte too few": (array(1, (2,), dtype(), False, b"\0" * 7), r"array of shape \[2\] holds 7 instead of 8"),
     "a byte too many": (array(1, (2,), dtype(), False, b"\0" * 9), r"array of shape \[2\] holds 9 instead of 8"),
     "no bytes": (array(1, (2,), dtype(), False, None), r"array of shape \[2\] holds -1 instead of 8"),
     "objects without a list": (array(1, (1,), dtype("O8"), False, b"\0" * 8), r"array of shape \[1\] holds 8 instead"),
     "a list of floats": (array(1, (1,), dtype("f4"), False, [1.0]), r"array of shape \[1\] holds 1 instead of 1"),
-    "too few objects": (array(1, (2,), dtype("O8"), False, [1]), r"array of shape \[2\] holds 1 instead of 2"),
     "reconstructed from something else": (
         Call(Global("numpy.core.multiarray._reconstruct"), (FLOAT32, (0,), b"b")), "numpy is asked to reconstruct a"
     ),
@@ -349,22 +333,9 @@ for _ in range(63):
     KEY = (KEY,)  # 64 tuples, each in the next
 
 MACHINE: dict[str, tuple[bytes, str]] = {
-    "an old protocol": (b"\x80\x01N.", "pickle protocol 1; 2 to 5 can be read"),
-    "a new protocol": (b"\x80\x06N.", "pickle protocol 6; 2 to 5 can be read"),
     "cut in a number": (b"\x80\2J\0\0\0", "the pickle ends early: 4 bytes are needed at 3"),
-    "cut in a text": (b"\x80\2X\5\0\0\0ab", "the pickle ends early"),
-    "cut in an opcode": (b"\x80\2N", "the pickle ends early: 1 bytes are needed at 3"),
-    "cut in a memo's number": (b"\x80\2Nr\0\0", "the pickle ends early: 4 bytes"),
-    "a frame beyond the end": (b"\x80\4\x95\3\0\0\0\0\0\0\0N.", "the pickle ends early: 3 bytes are needed at 11"),
     "a global cut off": (b"\x80\2cnumpy", "the pickle ends early: 1000 bytes are needed at 3"),
-    "a module without end": (b"\x80\2c" + b"x" * 1001 + b"\nx\n.", "a global at byte 3 has no end"),
     "no mark": (b"\x80\2t.", "no MARK is open at byte 3"),
-    "a global of numbers": (b"\x80\2K\1K\2\x93.", "a global at byte 7 is not named by strings"),
-    "a global with a number for a name": (b"\x80\2X\1\0\0\0aK\2\x93.", "a global at byte 11 is not named by strings"),
-    "a global of a long name": (
-        pickled(Raw(pickled("a" * 1001)[2:-1] + pickled("b" * 1000)[2:-1] + b"\x93")),
-        "has a name without end",
-    ),
     "a call without a tuple": (pickled(Call(Global("torch.Size"), [1])), "has no tuple of arguments"),
     "a name that is called": (
         pickled(Call(Global("torch.storage.TypedStorage"), ())),
@@ -379,29 +350,20 @@ MACHINE: dict[str, tuple[bytes, str]] = {
         "Size is called by NEWOBJ at byte",
     ),
     "a number that is called": (b"\x80\2K\1)R.", "a int is called at byte 6"),
-    "65 arguments": (pickled(Call(Global("torch.device"), (1,) * 65)), "has 65 arguments"),
     "a key of 65": (pickled({(1,) * 64: 1}), "a key at byte [0-9]+ is nested too deeply"),
-    "a deep key": (pickled({(KEY,): 1}), "a key at byte [0-9]+ is nested too deeply"),
     "a long key": (pickled({("a" * 2**15, "b" * 2**15, "c"): 1}), "a key at byte [0-9]+ is nested too deeply"),
     "a key of bytes, long": (pickled({(b"a" * 2**16, b"c"): 1}), "a key at byte [0-9]+ is nested too deeply"),
     "a list for a key": (b"\x80\2}]K\1s.", r"a list cannot be a key \(byte 7\)"),
     "a key without a value": (b"\x80\2}(K\1u.", "a key without a value at byte 7"),
     "items of a list": (b"\x80\2]K\1K\1s.", "items are set on a list at byte 8"),
     "appended to a dictionary": (b"\x80\2}K\1a.", "members are added to a dict at byte 6"),
-    "members of a list": (b"\x80\4](K\1\x90.", "members are added to a list at byte 7"),
     "a state of a list": (b"\x80\2]}b.", "a list is given a dict as its state at byte 5"),
     "a state of text for a dictionary": (
         pickled(Call(Global("collections.OrderedDict"), (), ("x",))),
         "a Ordered is given a str as its state",
     ),
     "a tuple of what is not there": (b"\x80\2K\1\x86.", "the stack is empty at byte 5"),
-    "an integer of 65 bytes": (b"\x80\2\x8a\x41" + b"\1" * 65 + b".", "an integer of 65 bytes"),
-    "an untidy stack": (b"\x80\2NN.", "the pickle ends at byte 5 with an untidy stack"),
-    "an open mark": (b"\x80\2(N.", "the pickle ends at byte 5 with an untidy stack"),
-    "what was not memorised": (b"\x80\2h\7.", "the pickle is damaged before byte 3: 7"),
     "not an opcode": (b"\x80\2\xff.", "byte 0xff at byte 2 of the pickle is not an opcode"),
-    "INST": (b"\x80\2(ios\nsystem\n.", "opcode INST at byte 3 of the pickle: no checkpoint needs it"),
-    "bytes after it": (b"\x80\2N.N", "1 bytes follow the end of the pickle at 4"),
     "two arguments of a dictionary": (
         pickled(Call(Global("collections.OrderedDict"), ({}, {}))),
         "a dictionary is made of 2 arguments",
@@ -411,13 +373,6 @@ MACHINE: dict[str, tuple[bytes, str]] = {
     "a dictionary of a list's list": (pickled(Call(Global("builtins.dict"), ([[[], 1]],))), "a list cannot be a key"),
     "counted text": (pickled(Call(Global("collections.Counter"), ("ab",))), "a Counter of 'ab'"),
     "a list of text": (pickled(Call(Global("builtins.list"), ("ab",))), "a str instead of a list"),
-    "a list that ignores what it is given": (
-        pickled(Call(Global("builtins.list"), ([1],), new=True)),
-        "a container is made by NEWOBJ with arguments",
-    ),
-    "encoded otherwise": (pickled(Call(Global("_codecs.encode"), ("a", "rot13"))), "encode to 'rot13'; only latin1"),
-    "encoded bytes": (pickled(Call(Global("_codecs.encode"), (b"a",))), "_codecs.encode to 'latin1'"),
-    "bytes of a size": (pickled(Call(Global("builtins.bytes"), (2**30,))), "only latin1 is how bytes are pickled"),
     "a complex of text": (pickled(Call(Global("builtins.complex"), ("1", 2))), r"complex\(\) of something that is not"),
     "an imaginary part of text": (pickled(Call(Global("builtins.complex"), (1, "2"))), r"complex\(\) of something"),
     "a set of lists": (pickled(Call(Global("builtins.set"), ([[1]],))), "a list cannot be a key"),
