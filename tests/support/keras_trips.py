@@ -60,7 +60,7 @@ def trip(model: Any, inputs: list[np.ndarray], files: list[Path]) -> str:
     try:
         for source, target in pairwise(files):
             ckptconv.convert(source, target, force=True, to="keras" if target.name == "back.h5" else None)
-    except ckptconv.Unrepresentable as e:
+    except (ckptconv.Unrepresentable, ckptconv.UsageError) as e:  # or TensorFlow saved no variables
         return f"{ASKED}: {e}"
     try:
         return "" if loads(model, inputs, files[-1]) else "other outputs"

@@ -30,7 +30,7 @@ TARGETS: dict[str, tuple[str, dict[str, object]]] = {
     "flax": ("out.msgpack", {}),
     "hdf5": ("out.hdf5", {}),
     "keras": ("out.h5", {}),
-    "keras 3 shards": ("out.weights.json", {"max_shard_size": 300_000}),
+    "keras 3": ("out.weights.h5", {}),
 }
 
 

@@ -12,9 +12,8 @@ The library's process sends one record for each group, dataset, and further name
     {"path": "a/w", "dtype": "float32", "shape": [2, 3], "offset": 800, "swap": false, "itemsize": 4, "attrs": {}}
     {"path": "a/v", "same": "a/w"}    {"path": "a/x", "skip": "why"}
 
-Code of the file's author may run there, so each field is checked. Refused are files that declare far more than they
-store. Names are paths, "layers/dense/kernel". Attributes of the root are metadata; those of groups
-and datasets are `details["attributes"]`. Specification: HDF5 File Format 3.0.
+Each field is checked, and files that declare far more than they store are refused. Names are paths. Attributes of the
+root are metadata; those of groups and datasets are `details["attributes"]`. Specification: HDF5 File Format 3.0.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
 """Run the HDF5 library in a process of its own, which can crash, hang or exhaust its memory without harm to ours.
 
-The library has many memory errors on damaged files (CVE-2025-2153, -6269, -6816 and about forty others are open against
-1.14.6), so it never reads an untrusted file in our process. Its process (worker.py, which draws the messages) does not
-have the file either: it asks for ranges over a pipe, and we answer from the one file that we opened, so no link can
-lead elsewhere. It cannot open or write files, its memory and processor time are limited, it loads no plugins, and on
-Linux a filter of system calls (jail.py) allows only computing and the pipes. Code of an attacker may run in it: here
-the size and the time of its answers are bounded, and file.py checks what they say.
+The library has some forty open memory errors on damaged files (CVE-2025-2153, -6269, -6816 ...). Its process, whose
+messages worker.py draws, asks for ranges of the file over a pipe, and we answer from the one file that we opened, so no
+link can lead elsewhere. Code of an attacker may run in it: its rights, memory and time are limited, its answers bounded
+here and checked by file.py.
 
 A process serves one file. It takes 0.1 s to start, so the last ones are kept for the next dataset, and where several
 files are read, one is started ahead. Contiguous datasets, nearly all in practice, are not read through it.
-
-The workers of bulk/pool.py are another matter: they run our code with all rights of the parent. The process that
-protects the user from a hostile file has two pipes, in an isolated interpreter (-I) that has imported only h5py.
 """
 
 from __future__ import annotations
@@ -25,6 +20,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import CorruptCheckpoint, MissingExtra, UnsafeCheckpoint
@@ -34,7 +30,9 @@ from . import FRAME, MAX_FRAME, PIECE, RATIO, SLACK
 
 SECONDS, SECONDS_PER_MB = 600, 20  # for an answer: a server may send the file, and a disk take the output, so slowly
 RECORD_RATIO = 16  # bytes of records per byte of the file
-ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # variables that locate libraries
+LOCATING = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # variables that locate libraries
+SETTINGS = {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE"}
+SETTINGS |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 UNJAILED = "CKPTCONV_UNJAILED"  # set to 1 by who trusts the files, on a system that does not let its jail be entered
 MAX_IDLE = 3  # processes kept for the next request about their files
 
@@ -61,8 +59,7 @@ class Worker:
 
     def ask(self, image: FileImage, path: str | None) -> Iterator[bytes]:
         """Send a request and yield the bodies of the frames R or D of the answer."""
-        limit = SECONDS + SECONDS_PER_MB * (image.size >> 20)
-        watch = threading.Timer(limit, self.process.kill)
+        watch = threading.Timer(SECONDS + SECONDS_PER_MB * (image.size >> 20), self.process.kill)
         watch.daemon = True
         watch.start()
         fed = bool(self.name)
@@ -78,8 +75,8 @@ class Worker:
                 kind, size = FRAME.unpack(self._receive(FRAME.size))
                 room -= FRAME.size + size if kind != b"G" else 0
                 if room < 0:  # many names with one long path, attributes that share texts, small frames without end
-                    text = f"its names, attributes or texts unfold without bound in a file of {image.size} bytes"
-                    raise UnsafeCheckpoint(text, url=image.url)
+                    what = f"its names, attributes or texts unfold without bound in a file of {image.size} bytes"
+                    raise UnsafeCheckpoint(what, url=image.url)
                 if size > MAX_FRAME or kind not in (b"RGUC." if path is None else b"DGUC."):
                     raise ValueError("sent an invalid message")
                 body = self._receive(size)
@@ -101,11 +98,11 @@ class Worker:
             self.process.kill()
             status = self.process.wait()
             if status == 1 and not fed:  # it has seen nothing of the file, whose author could speak otherwise
-                text = "HDF5 needs the package h5py, which is not sought in the working folder"
-                raise MissingExtra(text, url=image.url) from None
-            what = e if isinstance(e, ValueError) else f"crashed, or took too much memory or time (status {status}),"
-            text = f"the HDF5 library {what} on this file: it is damaged or hostile"
-            raise CorruptCheckpoint(text, url=image.url) from None
+                what = "HDF5 needs the package h5py, which is not sought in the working folder"
+                raise MissingExtra(what, url=image.url) from None
+            did = e if isinstance(e, ValueError) else f"crashed, or took too much memory or time (status {status}),"
+            what = f"the HDF5 library {did} on this file: it is damaged or hostile"
+            raise CorruptCheckpoint(what, url=image.url) from None
         finally:
             watch.cancel()
 
@@ -135,11 +132,9 @@ class Worker:
 
 def _start() -> subprocess.Popen[bytes]:
     """Start worker.py, with only the environment variables that locate libraries."""
-    here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    here = str(Path(__file__).resolve().parents[3])
     code = f"import sys; sys.path[:] = {[here, *search_path()]!r}; from {__package__}.worker import main; main()"
-    environ = {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
-    environ |= {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE", "OMP_NUM_THREADS": "1"}
-    environ["OPENBLAS_NUM_THREADS"] = "1"
+    environ = {k: os.environ[k] for k in LOCATING if k in os.environ} | SETTINGS
     command, pipe = [sys.executable, "-I", "-S", "-c", code], subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environ)
 

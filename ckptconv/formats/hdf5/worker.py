@@ -10,12 +10,14 @@
                       .  the end; with a body: this process has worked enough, start another
 
 Refused: links other than hard links, groups that are reached twice, external or virtual storage, and filters outside
-`FILTERS`. Nothing else in the file is followed. Only what this needs is imported, and the parent does not import it.
+`FILTERS`. Only what this needs is imported.
 Specification: HDF5 File Format 3.0, docs.hdfgroup.org/hdf5/develop/_f_m_t3.html
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import io
 import json
 import os
@@ -23,6 +25,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache, lru_cache
 from math import prod
 from operator import itemgetter
@@ -32,7 +35,7 @@ from typing import Any, BinaryIO, NoReturn
 import h5py
 import numpy as np
 
-from . import FRAME, MAX_DATA, NO_DATA, PIECE, RATIO, SLACK, jail
+from . import FRAME, MAX_DATA, NO_DATA, PIECE, RATIO, SLACK
 
 CPU, CPU_PER_MB = 30, 1  # seconds of processor time, and more for each megabyte of the file
 MIN_MEMORY, MAX_MEMORY = 1 << 30, 4 << 30  # bytes of address space, most of which the libraries' own pages take
@@ -115,7 +118,7 @@ def seal(size: int, *, may_stay_open: bool = False) -> int:
     seconds = CPU + CPU_PER_MB * (size >> 20)
     lower(AS=memory, CPU=seconds, CORE=0, FSIZE=0, NOFILE=0)
     try:
-        jail.enter()
+        enter_jail()
     except OSError as e:
         text = f"is not read: this system does not let the process of the HDF5 library give up its rights ({e})"
         if not may_stay_open:
@@ -125,17 +128,14 @@ def seal(size: int, *, may_stay_open: bool = False) -> int:
 
 def lower(**limits: int) -> None:
     """Lower limits of this process for good, each by itself: systems differ in those that can be set."""
-    try:
+    with suppress(ImportError):
         import resource
-    except ImportError:
-        return
-    for name, most in limits.items():
-        what = getattr(resource, f"RLIMIT_{name}")
-        soft, hard = (most if n == resource.RLIM_INFINITY else min(n, most) for n in resource.getrlimit(what))
-        try:
-            resource.setrlimit(what, (soft, hard))
-        except (ValueError, OSError):
-            pass
+
+        for name, most in limits.items():
+            what = getattr(resource, f"RLIMIT_{name}")
+            soft, hard = (most if n == resource.RLIM_INFINITY else min(n, most) for n in resource.getrlimit(what))
+            with suppress(ValueError, OSError):
+                resource.setrlimit(what, (soft, hard))
 
 
 class Piped(io.RawIOBase):
@@ -277,15 +277,12 @@ def attributes(thing: Any) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """The value of an attribute as JSON has it."""
-    if isinstance(value, h5py.Empty):
-        return None
     if isinstance(value, np.ndarray | np.generic):
-        numeric, value = value.dtype.kind in "biuf", value.tolist()
-        if numeric:
-            return value
+        return value.tolist() if value.dtype.kind in "biuf" else plain(value.tolist())
     if isinstance(value, list):
         return [plain(v) for v in value]
-    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+    text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+    return None if isinstance(value, h5py.Empty) else text
 
 
 def element(kind: Any) -> tuple[str, bool]:
@@ -359,3 +356,78 @@ def boxes(
     rows = min(max(MAX_DATA // (step * row), 1) * step, max(MAX_BOX // row, 1))
     for start in range(0, shape[0], rows):
         yield ((start, min(start + rows, shape[0])), *((0, n) for n in shape[1:]))
+
+
+# --- the jail: a filter of system calls, for computing and the open pipes ---------------------------------------------
+#
+#     capset(no capabilities)             root could raise its limits again, and take pages from the machine (madvise)
+#     prctl(PR_SET_NO_NEW_PRIVS)          without it only root may install a filter
+#     prctl(PR_SET_SECCOMP, FILTER, p)    p: a BPF program over {nr u32, arch u32, ip u64, args u64[6]}
+#
+# Other calls fail with EPERM: files, sockets, forks, exec, signals, ptrace, limits, other processes' memory. Memory can
+# be mapped but not made executable. Linux on x86-64 and AArch64. Specification: seccomp(2), linux/filter.h, capset(2).
+
+NO_NEW_PRIVS, SET_SECCOMP, GET_SECCOMP, FILTER = 38, 22, 21, 2
+NO_CAPABILITIES = struct.pack("=Ii", 0x20080522, 0), bytes(24)  # version 3, this process; two sets of three words
+ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # the latter: fail with errno 1, EPERM
+NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; arguments are 8 bytes each
+LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JSET|K, BPF_RET|K
+EXECUTABLE = 4  # PROT_EXEC
+
+# Calls for computing, allocating, reading and writing open files, and exiting: name -> number by architecture.
+MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+FREE = {
+    "x86_64": {
+        "read": 0, "write": 1, "close": 3, "fstat": 5, "lseek": 8, "munmap": 11, "brk": 12, "rt_sigaction": 13,
+        "rt_sigprocmask": 14, "rt_sigreturn": 15, "sched_yield": 24, "mremap": 25, "madvise": 28, "nanosleep": 35,
+        "getpid": 39, "exit": 60, "getrusage": 98, "sigaltstack": 131, "gettid": 186, "futex": 202,
+        "clock_gettime": 228, "clock_nanosleep": 230, "exit_group": 231, "getrandom": 318, "rseq": 334,
+    },
+    "aarch64": {
+        "read": 63, "write": 64, "close": 57, "fstat": 80, "lseek": 62, "munmap": 215, "brk": 214, "rt_sigaction": 134,
+        "rt_sigprocmask": 135, "rt_sigreturn": 139, "sched_yield": 124, "mremap": 216, "madvise": 233,
+        "nanosleep": 101, "getpid": 172, "exit": 93, "getrusage": 165, "sigaltstack": 132, "gettid": 178, "futex": 98,
+        "clock_gettime": 113, "clock_nanosleep": 115, "exit_group": 94, "getrandom": 278, "rseq": 293,
+    },
+}  # fmt: skip
+# Allowed only if the third argument is harmless.
+MAPPING = {"x86_64": {"mmap": 9, "mprotect": 10}, "aarch64": {"mmap": 222, "mprotect": 226}}  # third: not executable
+
+
+def program(machine: str) -> list[tuple[int, int, int, int]]:
+    """The filter as (code, jump if true, jump if false, value); a jump is the number of instructions to skip."""
+    out = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, MACHINES[machine]), (RETURN, 0, 0, REFUSE), (LOAD, 0, 0, NUMBER)]
+    for number in FREE[machine].values():
+        out += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
+    for number in MAPPING[machine].values():
+        out += [(EQUAL, 0, 4, number), (LOAD, 0, 0, ARGUMENT + 16), (ANY_BIT, 0, 1, EXECUTABLE)]
+        out += [(RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
+    return [*out, (RETURN, 0, 0, REFUSE)]
+
+
+class _Program(ctypes.Structure):
+    """struct sock_fprog: the number of instructions and their address."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+
+def enter_jail() -> bool:
+    """Install the filter for the rest of this process's life; False if there is none for this system.
+
+    OSError if it cannot be installed, or is not obeyed: an emulator may only say that it did.
+    """
+    machine = os.uname().machine if sys.platform == "linux" and ctypes.sizeof(ctypes.c_void_p) == 8 else ""
+    if machine not in MACHINES:
+        return False
+    code = b"".join(struct.pack("=HBBI", *i) for i in program(machine))
+    libc = ctypes.CDLL(None, use_errno=True)
+    prctl = libc.prctl
+    prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
+    filtering = ctypes.byref(_Program(len(code) // 8, code))
+    calls = ((libc.capset, NO_CAPABILITIES), (prctl, (NO_NEW_PRIVS, 1, None, 0, 0)),
+             (prctl, (SET_SECCOMP, FILTER, filtering, 0, 0)))  # fmt: skip
+    if any(call(*arguments) for call, arguments in calls):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    if prctl(GET_SECCOMP, 0, None, 0, 0) != -1:
+        raise OSError(errno.ENOSYS, "the filter of system calls has no effect")
+    return True

@@ -1,11 +1,8 @@
 """Lay out an HDF5 file without its data, and the writer of plain HDF5.
 
-    Canvas     a sparse file in memory, in which h5py lays out the file: all but the elements of the datasets
-    Item       one dataset to create: its path, the tensor, whose texts are read here, or another path that it links to
-    Skeleton   the file: a slot for the elements of each dataset, and patches with all other bytes
-
-Datasets are contiguous, allocated early and never filled, so `get_offset` returns the beginning of each slot. No times
-are stored; the same items give the same bytes.
+h5py writes all but the elements of the datasets to a sparse file in memory (Canvas). Datasets are contiguous, allocated
+early and never filled, so `get_offset` returns the beginning of each slot. No times are stored; the same items give the
+same bytes.
 
 In plain HDF5 a tensor's name is its path, metadata are attributes of the root, ties are hard links. From a Keras file
 the suffix `.h5` produces a Keras file again (formats.table.target); `to="hdf5"` produces plain HDF5.
@@ -15,6 +12,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,7 +40,7 @@ NAMED = {
 }  # fmt: skip
 
 Attributes = Mapping[str, Any]
-Item = tuple[str, Tensor, str]
+Item = tuple[str, Tensor, str]  # a dataset to create: its path, the tensor, and another path that it links to or ''
 
 
 class Canvas(io.RawIOBase):
@@ -235,15 +233,12 @@ def _storable(value: Any) -> Any:
     """The value; of text that is not valid Unicode, the bytes that it was."""
     import numpy as np
 
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not re.search("[\ud800-\udfff]", value):
         return value
-    for errors in ("strict", "surrogateescape"):
-        try:
-            raw = value.encode(errors=errors)
-        except UnicodeEncodeError:
-            continue
-        return value if errors == "strict" else np.bytes_(raw)
-    return np.bytes_(value.encode(errors="surrogatepass"))
+    try:
+        return np.bytes_(encode(value))
+    except UnicodeEncodeError:
+        return np.bytes_(value.encode(errors="surrogatepass"))
 
 
 def split_list(key: str, names: list[bytes]) -> list[tuple[str, list[bytes]]]:

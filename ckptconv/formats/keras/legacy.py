@@ -28,8 +28,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from math import prod
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
@@ -146,19 +146,24 @@ def _of_config(text: str, layers: Iterable[Any]) -> Details:
 
     A weight's name ends with that of its layer, or of what is in it: fc/kernel:0, bi/forward_lstm/lstm_cell/kernel:0.
     """
-    known: dict[tuple[str, str], Owner] = {}
+    known, owners = dict[str, Owner](), dict[str, Owner]()
     try:
-        config = json.loads(text) if text else {}
-        _find_owners(config, layer_inputs(config), known)
+        todo = [json.loads(text)] if text else []
+        inputs = layer_inputs(todo[0]) if todo else {}
     except (ValueError, RecursionError):
-        known = {}
-    owners: dict[str, Owner] = {}
-    for layer, weights in layers:
-        top = layer if (layer, "") in known else ""  # a layer of the model itself, or all of them
+        todo, inputs = [], {}
+    while todo:
+        for row in naming.rows_of(todo.pop()):
+            todo.append(row)
+            own = row["config"]
+            layer = naming.Listed(naming.snake(row["class_name"]), own["name"], own, row)
+            if "layers" not in own:
+                _agree(known, layer.name, Owner((layer.inner or layer).kind, inputs.get(id(row))))
+    for listed_by, weights in layers:
         for tensor, weight in weights:
-            words = [layer, *weight.rsplit("/", MAX_WORDS)[:-1]]
-            word = next((word for word in reversed(words) if (top, word) in known), "")
-            if owner := known.get((top, word)):
+            words = [listed_by, *weight.rsplit("/", MAX_WORDS)[:-1]]
+            if word := next((word for word in reversed(words) if word in known), ""):
+                owner = known[word]
                 whole = word == words[-1] or owner.kind in naming.VARIABLES or owner.kind in naming.RECURRENT
                 _agree(owners, tensor, owner if whole else owner._replace(kind=""))
     return {
@@ -167,22 +172,7 @@ def _of_config(text: str, layers: Iterable[Any]) -> Details:
     }
 
 
-def _find_owners(
-    config: Any, inputs: Mapping[int, LayerInput], known: dict[tuple[str, str], Owner], top: str = "", depth: int = 0
-) -> None:
-    """Put down all layers by name, within the layer of the model itself that holds them, and anywhere ("")."""
-    for row in naming.rows_of(config) if depth <= naming.MAX_DEPTH else ():
-        own, name = row["config"], row["config"]["name"]
-        layer = naming.Listed(naming.snake(row["class_name"]), name, own, row)
-        owner = Owner((layer.inner or layer).kind, inputs.get(id(row)))
-        for place in {"", top or name}:
-            known.setdefault((place, ""), Owner("", None))
-            if "layers" not in own:
-                _agree(known, (place, name), owner)
-        _find_owners(row, inputs, known, top or name, depth + 1)
-
-
-def _agree(known: dict[Any, Owner], key: Any, owner: Owner) -> None:
+def _agree(known: dict[str, Owner], key: str, owner: Owner) -> None:
     """Put an owner down; of several, what they have in common."""
     before = known.setdefault(key, owner)
     taken = {before.input, owner.input}
@@ -264,8 +254,16 @@ def _label_all(found: Tree, listed: list[Listed]) -> tuple[list[str], list[Note]
     for e in listed:
         if first.setdefault(_bare(e.name), e).layer != e.layer:
             again.setdefault(e.layer, []).append(e)
-    digests: dict[str, str] = {}
-    alone = {layer for layer, entries in again.items() if not _same_values(found, entries, first, digests)}
+    digest = cache(partial(_digest, found))
+
+    def is_first(e: Listed) -> bool:
+        """Whether this is bit for bit the variable that was met first; hard links are not read."""
+        a, b = e.stored, first[_bare(e.name)].stored
+        one, other = a.same or a.path, b.same or b.path
+        alike = (a.dtype, a.shape, a.swap) == (b.dtype, b.shape, b.swap)
+        return one == other or (alike and digest(one) == digest(other))
+
+    alone = {layer for layer, entries in again.items() if not all(map(is_first, entries))}
     apart = {_bare(e.name) for layer in alone for e in again[layer]}
     twins = [e.stored.path for es in again.values() for e in es if e.layer not in alone and _bare(e.name) not in apart]
     called = [_full_name(e) if _bare(e.name) in apart else _bare(e.name) for e in listed]
@@ -276,39 +274,18 @@ def _label_all(found: Tree, listed: list[Listed]) -> tuple[list[str], list[Note]
     return called, [Note("tied", text, tuple(twins))] if twins else []
 
 
-def _same_values(
-    found: Tree, entries: list[Listed], first: Mapping[str, Listed], digests: MutableMapping[str, str]
-) -> bool:
-    """Whether all these are the variables that were met first; the small ones are compared first."""
-    entries = sorted(entries, key=lambda e: prod(e.stored.shape))
-    return all(_equal(found, e.stored, first[_bare(e.name)].stored, digests) for e in entries)
-
-
 def _full_name(entry: Listed) -> str:
     label = _bare(entry.name)
     return label if label.startswith(entry.layer + "/") else f"{entry.layer}/{label}"
 
 
-def _equal(found: Tree, a: Stored, b: Stored, digests: MutableMapping[str, str]) -> bool:
-    """Compare two datasets bit for bit. digests: of those that were read before, by path; hard links share one."""
-    one, other = a.same or a.path, b.same or b.path
-    if one == other:
-        return True
-    if (a.dtype, a.shape, a.swap) != (b.dtype, b.shape, b.swap):
-        return False
-    for path, stored in ((one, a), (other, b)):
-        if path not in digests:
-            digests[path] = _digest(found, stored)
-    return digests[one] == digests[other]
-
-
-def _digest(found: Tree, stored: Stored) -> str:
+def _digest(found: Tree, path: str) -> str:
     """Hash a dataset's elements."""
     from ...moves.read import hash_tensor
     from ...moves.sources import Sources
 
     with Sources() as sources:
-        return hash_tensor(hdf5.tensor(found, stored, stored.path), sources)
+        return hash_tensor(hdf5.tensor(found, found.datasets[path], path), sources)
 
 
 def _metadata(found: Tree, base: str) -> dict[str, str]:

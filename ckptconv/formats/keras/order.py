@@ -19,7 +19,7 @@ import json
 import zlib
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...checkpoint import Checkpoint, Details, Note
 from ...errors import Unrepresentable, VerifyError
@@ -35,27 +35,16 @@ GIVEN = ("", "memory")  # a caller's dict, in the caller's order
 
 Layers = list[tuple[str, list[tuple[str, str]]]]  # layer, [(tensor's name, weight name)]
 
-# The objects inside layers of Keras' own, in the order of creation.
-INNER = {"layer": 0, "cell": 0, "forward_layer": 0, "backward_layer": 1, "query_dense": 0, "key_dense": 1,
-         "value_dense": 2, "output_dense": 3}  # fmt: skip
 
+def trained_first(own: Sequence[tuple[str, str]], integer: Container[str]) -> list[str] | None:
+    """The weights of an object of Keras' own in the order of a legacy file, from (variable's name, tensor's name).
 
-class Weights(NamedTuple):
-    """The weights of an object and of those in it: trained ones, and the others, which a legacy file lists last."""
-
-    trained: list[str]
-    fixed: list[str]
-
-
-def split(own: Sequence[tuple[str, str]], integer: Container[str], *, frozen: bool = False) -> Weights | None:
-    """An object's own weights, given in the order of creation as (variable's name, tensor's name).
-
-    None if Keras has no variables of these names, so that nobody knows which are trained. integer: tensors of integers.
+    own: in the order of creation. integer: the tensors of integers. None if Keras has no variables of these names.
     """
     if not all(naming.bare(leaf) in naming.NAMES for leaf, _ in own):
         return None
-    last = [n for leaf, n in own if frozen or naming.bare(leaf) in naming.FIXED or n in integer]
-    return Weights([n for _, n in own if n not in last], last)
+    last = [n for leaf, n in own if naming.bare(leaf) in naming.FIXED or n in integer]
+    return [n for _, n in own if n not in last] + last
 
 
 def detailed(layers: Layers) -> Details:
@@ -122,9 +111,10 @@ def layers_to_write(checkpoint: Checkpoint) -> Layers:
         return list(given.items())
     if layers is None:
         raise Unrepresentable(
-            "Keras loads a legacy file by position, and nothing records the order of these weights. Convert a file "
-            "that Keras wrote (.keras, legacy .h5) or from what this program made of one, write .weights.h5, whose "
-            "weights are found by path, or call ckptconv.save with the tensors in the order of model.layers"
+            "Keras loads a legacy file by position, and nothing records the order of these weights (a .keras file or "
+            "an object graph does not if several objects in a layer have weights). Convert a legacy .h5 or what this "
+            "program made of one, write .weights.h5, whose weights are found by path, or call ckptconv.save with the "
+            "tensors in the order of model.layers"
         )
     listed = {name for _, rows in layers for name, _ in rows}
     if extra := [n for n in weights if n not in listed]:

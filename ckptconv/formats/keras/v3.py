@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
@@ -99,43 +99,19 @@ def open(url: str, how: Reading) -> Checkpoint:
 def _layers(shelf: Shelf, weights: Mapping[str, Tensor]) -> order.Layers | None:
     """The layers in the order of config.json, with their weights as a legacy file lists them; `weights` by path.
 
-    None if it does not list all objects, or nobody knows what is trained in a class that is not Keras' own.
+    None if it does not list all objects, or if several in a layer have weights: those that are trained come first, and
+    which these are stands nowhere.
     """
-    rank = {path: i for i, path in enumerate(shelf.listed)}
-    frozen = {path for path, layer in shelf.listed.items() if layer.config.get("trainable") is False}
-    integer = {t.name for t in weights.values() if t.dtype.kind not in "fc"}
-    owners: dict[str, list[tuple[str, str]]] = {}
+    owners: dict[str, list[str]] = {}
     for path, t in weights.items():
-        owners.setdefault(path.rpartition("vars/")[0].rstrip("/"), []).append((t.name.rpartition("/")[2], t.name))
+        owners.setdefault(path.rpartition("vars/")[0].rstrip("/"), []).append(t.name)
     top = owners.pop("", [])
-    above = {owner: naming.nearest(owner, rank) for owner in owners}
-    inner = {owner: [w.lstrip("_") for w in owner.removeprefix(path).split("/") if w] for owner, path in above.items()}
-    if not rank or not all(above.values()):
+    rows = {"/".join(owner.split("/")[:2]): names for owner, names in owners.items()}  # layers/NAME
+    layers = [(shelf.listed[path].name, rows[path]) for path in shelf.listed if path in rows]
+    if not rows or len({name for name, _ in layers}) < len(owners):
         return None
-    rows: dict[str, list[str]] = {}  # the owners in each layer of the model itself, in order
-    for owner in sorted(owners, key=lambda o: (rank[above[o]], [order.INNER.get(w, 0) for w in inner[o]])):
-        rows.setdefault(_around(owner, rank)[0], []).append(owner)
-    layers: order.Layers = []
-    for path, several in rows.items():
-        names = [n for _, n in owners[several[0]]]
-        if len(several) > 1:
-            if not all(word in order.INNER for owner in several for word in inner[owner]):
-                return None
-            parts = [order.split(owners[o], integer, frozen=not frozen.isdisjoint(_around(o, rank))) for o in several]
-            known = [part for part in parts if part]
-            if len(known) < len(parts):
-                return None
-            names = [n for part in known for n in part.trained] + [n for part in known for n in part.fixed]
-        layers.append((shelf.listed[path].name, [(n, n) for n in names]))
-    if len(dict(layers)) < len(layers):
-        return None
-    return [*layers, (naming.TOP, [(n, n) for _, n in top])] if top else layers
-
-
-def _around(owner: str, listed: Container[str]) -> list[str]:
-    """The paths of the listed layers around an object, the outermost first, and its own."""
-    words = owner.split("/")
-    return [p for n in range(1, len(words) + 1) if (p := "/".join(words[:n])) in listed]
+    layers += [(naming.TOP, top)] if top else []
+    return [(layer, [(n, n) for n in names]) for layer, names in layers]
 
 
 def _objects(shelf: Shelf) -> dict[str, None]:

@@ -10,7 +10,6 @@ itself, like layers/dense_1/vars/0, because only the model's code knows which ob
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,17 +18,15 @@ from typing import Any
 from ...checkpoint import Checkpoint, Tensor
 from ...errors import Unrepresentable, UsageError
 from ...messages import listing
-from ...output.destination import OutputFile
 from ...storage.files import split
 from ..hdf5 import write as hdf5
 from ..hdf5.write import plain
-from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
+from ..placement import Patch, Placement, refuse_shards, refuse_unheld
 from . import order
 from .naming import OPTIMIZER, TOP, in_list, join
 
 VERSION = {"keras_version": "3.0.0", "backend": "tensorflow"}  # without it, Keras assumes a file of Keras 1
 HELD = {"float64", "float32", "float16", "bfloat16", "bool", "complex64", "complex128", "string"}
-SHARD = 5 << 30
 LONGEST = 60_000  # bytes of a name: an attribute in an object header holds 64 KB
 
 
@@ -103,7 +100,10 @@ def _place(
 
 class Keras3Writer(_Writer):
     def place(self, checkpoint: Checkpoint) -> Placement:
+        if self.url.endswith(".json"):
+            raise UsageError("shards of Keras 3 are read but not written; name one file .weights.h5", url=self.url)
         refuse_unheld(self, checkpoint, "Keras 3")
+        refuse_shards(checkpoint, self.max_shard_size, "Keras 3")
         checkpoint, notes = plain(checkpoint)
         paths = by_path(checkpoint)
         names = order.recorded(checkpoint).get("names", {})
@@ -114,57 +114,8 @@ class Keras3Writer(_Writer):
             groups.setdefault(path.rpartition("/")[0], {})
             if name != path:
                 groups[path] = {"name": name.rpartition("/")[2]}
-        if self.url.endswith(".weights.json"):
-            return self._shards(checkpoint, paths, groups)._replace(notes=notes)
-        if self.max_shard_size is not None and checkpoint.nbytes > self.max_shard_size:
-            raise UsageError("shards of Keras 3 have an index that ends in .weights.json; name that", url=self.url)
         placement, self.made = _place(self.url, checkpoint, paths, groups)
         return placement._replace(notes=notes)
-
-    def _shards(
-        self, checkpoint: Checkpoint, paths: Mapping[str, str], groups: Mapping[str, dict[str, Any]]
-    ) -> Placement:
-        """Fill NAME_00000.weights.h5 and so on in order; NAME.weights.json maps each group to its files."""
-        _, base = split(self.url)
-        stem = base.removesuffix(".weights.json")
-        files: list[OutputFile] = []
-        slots: dict[str, Slot] = {}
-        patches: list[Patch] = []
-        places: dict[str, list[str]] = {}
-        for i, shard in enumerate(self._cut(checkpoint, paths)):
-            file = f"{stem}_{i:05d}.weights.h5"
-            own = homes(shard) | shard.keys() | (set() if i else groups.keys() - homes(paths) - paths.keys())
-            mine = {g: attrs for g, attrs in groups.items() if g in own}
-            done, made = _place(file, checkpoint.with_tensors({n: checkpoint[n] for n in shard.values()}), shard, mine)
-            self.made = self.made if i else made  # the first file has the metadata
-            files += done.files
-            patches += done.patches
-            slots |= done.slots
-            for group in (g for g in mine if g and g not in paths):
-                places.setdefault("/" + group, []).append(file)
-        total = float(sum(slot.size for slot in slots.values()))
-        index = json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=4).encode()
-        files.append(OutputFile(base, len(index)))
-        stale = rf"{re.escape(base)}|{re.escape(stem)}_\d{{5}}\.weights\.h5"
-        ordered = {name: slots[name] for name in checkpoint}
-        return Placement(files, ordered, [*patches, Patch(base, 0, index)], stale=stale)
-
-    def _cut(self, checkpoint: Checkpoint, paths: Mapping[str, str]) -> list[dict[str, str]]:
-        limit = self.max_shard_size or SHARD
-        shards: list[dict[str, str]] = [{}]
-        size = 0
-        for path, name in paths.items():
-            if shards[-1] and size + checkpoint[name].nbytes > limit:
-                shards.append({})
-                size = 0
-            shards[-1][path] = name
-            size += checkpoint[name].nbytes
-        return shards
-
-
-def homes(paths: Mapping[str, str]) -> set[str]:
-    """The groups that hold variables."""
-    return {p.rpartition("/")[0] for p in paths}
 
 
 def by_path(checkpoint: Checkpoint) -> dict[str, str]:

@@ -13,10 +13,11 @@ Specification: tensorflow/core/util/tensor_bundle/tensor_bundle.cc, tensorflow/c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...checkpoint import Details, Note, Tensor, contiguous
+from ...checkpoint import Details, Note, Tensor
 from ...dtypes import DType
 from ...errors import CkptError, CorruptCheckpoint, StorageError
 from ...messages import fold, listing, many
@@ -27,7 +28,7 @@ from ...storage.paths import spelled
 from .. import own_metadata
 from ..tiling import Tile
 from . import elements
-from .elements import Kinds, parse, text
+from .elements import parse, text
 from .table import GIT_LFS, POINTER, Table
 
 if TYPE_CHECKING:
@@ -69,9 +70,7 @@ def read(index: str, *, salvage: bool = False) -> Bundle:
         pairs = iter(Table(f))
         header = _header(index, next(pairs, None))
         stored = _Stored(index, header, _entries(index, pairs))
-    kinds = Kinds()
-    tensors = stored.tensors(kinds)
-    notes = kinds.notes(index)
+    tensors, notes = elements.assembled(stored.rows(), index, swap=stored.order == "big")
     if not salvage:
         stored.check()
     graph: bytes | None = b""
@@ -148,27 +147,17 @@ class _Stored:
         self.urls: dict[int, str] = {}  # of the shards that hold tensors
         self.reach: dict[int, int] = {}  # the bytes that are needed of each
 
-    def tensors(self, kinds: Kinds) -> dict[str, Tensor]:
+    def rows(self) -> Iterator[elements.Row]:
+        """The tensors: all entries but those of slices."""
         sliced = {k: e for k, e in self.entries.items() if e.slices}
         if sum(len(k) * len(e.slices) for k, e in sliced.items()) > sum(map(len, self.entries)) + 2**16:
             raise CorruptCheckpoint("lists more slices than are stored", url=self.index)
         hidden = {elements.slice_key(k, s) for k, e in sliced.items() for s in e.slices}
-        tensors: dict[str, Tensor] = {}
         for key, entry in self.entries.items():
-            if key in hidden:
-                continue
-            name = text(key)
-            kind = kinds.of(entry.dtype, name)
-            if kind is None:
-                continue
-            ops = ("swap",) if self.order == "big" and kind.word > 1 else ()
-            if not entry.slices:
-                tensors[name] = contiguous(name, kind, entry.shape, self.data(name, entry, kind), ops=ops)
-            elif tensor := elements.joined(name, kind, entry.shape, self.tiles(key, entry, kind), self.index, ops):
-                tensors[name] = tensor
-            else:
-                kinds.partial.append(name)
-        return tensors
+            if key not in hidden:
+                name = text(key)
+                data = partial(self.tiles, key, entry) if entry.slices else partial(self.data, name, entry)
+                yield name, entry.dtype, entry.shape, data
 
     def data(self, name: str, entry: Entry, kind: DType) -> Data:
         """The location of an entry's bytes."""

@@ -29,12 +29,12 @@ tensorflow/core/util/saved_tensor_slice_util.cc.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from math import prod
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from ...checkpoint import Note, Tensor, tiled
+from ...checkpoint import Note, Tensor, contiguous, tiled
 from ...dtypes import DTYPES, DType
 from ...errors import CorruptCheckpoint
 from ...messages import listing, many
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     M = TypeVar("M", bound=Message)
 
 Order = Literal["little", "big"]
+# a tensor: its name, the number of its dtype, its shape, and what gives its data or tiles
+Row = tuple[str, int, tuple[int, ...], Callable[[DType], Data | list[tuple[Tile, Data]]]]
 
 
 def parse(kind: type[M], raw: bytes, what: str, url: str, tensor: str = "") -> M:
@@ -76,38 +78,6 @@ OPAQUE = {20, 21}  # resources and variants
 QUANTISED = {11: "int8", 12: "uint8", 13: "int32", 15: "int16", 16: "uint16"}
 BY_CODE: dict[int, DType] = {d.tf: d for d in DTYPES.values() if d.tf} | {c: DTYPES[n] for c, n in QUANTISED.items()}
 SCALED = "quantised integers are read as plain integers; their scale is elsewhere"
-
-
-class Kinds:
-    """The dtypes of a checkpoint's tensors, and the names of tensors that are skipped or whose meaning changes."""
-
-    def __init__(self) -> None:
-        self.opaque: list[str] = []
-        self.quantised: list[str] = []
-        self.unknown: list[str] = []
-        self.partial: list[str] = []
-
-    def of(self, code: int, name: str) -> DType | None:
-        """The dtype with a number; None if it has no elements or is not known."""
-        kind = BY_CODE.get(code)
-        if kind is None:
-            (self.opaque if code in OPAQUE else self.unknown).append(name)
-        if code in QUANTISED:
-            self.quantised.append(name)
-        return kind
-
-    def notes(self, url: str) -> tuple[Note, ...]:
-        """CorruptCheckpoint if a dtype was not known."""
-        if self.unknown:
-            what = f"{many(len(self.unknown), 'tensor')} with an unknown dtype:\n{listing(self.unknown)}"
-            raise CorruptCheckpoint(what, url=url)
-        running = "variants (iterators, lists) are objects of a running program, not tensors"
-        rows = (
-            Note("skipped", running, tuple(self.opaque), tensors=False),
-            Note("assumed", SCALED, tuple(self.quantised)),
-            Note("skipped", "partitioned variables with slices that were never saved", tuple(self.partial)),
-        )
-        return tuple(note for note in rows if note.names)
 
 
 # --- strings of a bundle ----------------------------------------------------------------------------------------
@@ -260,10 +230,42 @@ def spell(piece: Tile) -> str:
     return f"[{', '.join(spans)}]"
 
 
-def joined(
-    name: str, kind: DType, shape: tuple[int, ...], tiles: Sequence[tuple[Tile, Data]], url: str,
-    ops: tuple[str, ...] = (),
-) -> Tensor | None:  # fmt: skip
+def assembled(rows: Iterable[Row], url: str, *, swap: bool = False) -> tuple[dict[str, Tensor], tuple[Note, ...]]:
+    """The tensors of a checkpoint, and notes on those that are left out or mean something else.
+
+    swap: whether the bytes of the elements are swapped. CorruptCheckpoint if a dtype is not known.
+    """
+    tensors: dict[str, Tensor] = {}
+    opaque, quantised, unknown, partial = (list[str]() for _ in range(4))
+    for name, code, shape, data in rows:
+        kind = BY_CODE.get(code)
+        if kind is None:
+            (opaque if code in OPAQUE else unknown).append(name)
+            continue
+        if code in QUANTISED:
+            quantised.append(name)
+        ops, stored = ("swap",) if swap and kind.word > 1 else (), data(kind)
+        if not isinstance(stored, list):
+            tensors[name] = contiguous(name, kind, shape, stored, ops=ops)
+        elif tensor := _joined(name, kind, shape, stored, url, ops):
+            tensors[name] = tensor
+        else:
+            partial.append(name)
+    if unknown:
+        what = f"{many(len(unknown), 'tensor')} with an unknown dtype:\n{listing(unknown)}"
+        raise CorruptCheckpoint(what, url=url)
+    running = "variants (iterators, lists) are objects of a running program, not tensors"
+    notes = (
+        Note("skipped", running, tuple(opaque), tensors=False),
+        Note("assumed", SCALED, tuple(quantised)),
+        Note("skipped", "partitioned variables with slices that were never saved", tuple(partial)),
+    )
+    return tensors, tuple(note for note in notes if note.names)
+
+
+def _joined(
+    name: str, kind: DType, shape: tuple[int, ...], tiles: Sequence[tuple[Tile, Data]], url: str, ops: tuple[str, ...]
+) -> Tensor | None:
     """The tensor of some tiles; None if they do not cover it; CorruptCheckpoint if two different ones overlap."""
     unique = list(dict.fromkeys(tiles))
     if not unique or sum(prod(b.shape) for b, _ in unique) < prod(shape):

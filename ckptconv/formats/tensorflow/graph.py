@@ -378,21 +378,14 @@ def _object_graph(f: Ranges, regions: Regions) -> pb.SavedObjectGraph:
 
 
 def _named(read: Bundle, f: Ranges, regions: Regions) -> Checkpoint:
-    """Name a bundle's tensors by the SavedVariables at the same paths of the SavedModel's object graph."""
-    saved, graph = _object_graph(f, regions), objects.parse(read)
-    variables: dict[int, tuple[str, bool]] = {}  # by node of the checkpoint: the last name, and whether any is trained
-    for theirs, ours in _pairs(saved, graph, f.url).items():
-        if saved.nodes[theirs].HasField("variable"):
-            variable = saved.nodes[theirs].variable
-            variables[ours] = variable.name, variable.trainable or variables.get(ours, ("", False))[1]
-    full_names: dict[str, str] = {}
-    trained: set[str] = set()
-    for ours, (name, trainable) in variables.items():
-        for attribute in graph.nodes[ours].attributes:
-            if attribute.name == "VARIABLE_VALUE" and attribute.checkpoint_key in read.tensors:
-                full_names[attribute.checkpoint_key] = name.removesuffix(":0") or attribute.full_name
-                if trainable:
-                    trained.add(attribute.checkpoint_key)
+    """Name the variables that the object graph of a SavedModel's bundle leads to, which are not those of slots."""
+    graph = objects.parse(read)
+    reached = [a for i in sorted(objects.reach(graph, [0])) for a in graph.nodes[i].attributes]
+    full_names = {
+        a.checkpoint_key: a.full_name
+        for a in reached
+        if a.name == "VARIABLE_VALUE" and a.checkpoint_key in read.tensors
+    }
     copies = _copies(read.tensors, full_names)
     names, repeated = _choose({k: full_names.get(k, "") for k in read.tensors if k not in copies})
     checkpoint = objects.renamed(read, graph, names)
@@ -402,7 +395,9 @@ def _named(read: Bundle, f: Ranges, regions: Regions) -> Checkpoint:
         notes.append(Note("skipped", what, copies, tensors=False))
     if repeated:
         notes.append(Note("hint", "variables whose names are not unique have their object paths as names", repeated))
-    of_training = [names[k] for k in names if k in trained]
+    saved = _object_graph(f, regions).nodes
+    trained = {node.variable.name.removesuffix(":0") for node in saved if node.variable.trainable}
+    of_training = [names[k] for k in names if full_names.get(k) in trained]
     return replace(checkpoint, notes=tuple(notes), details={**checkpoint.details, "trainable": of_training})
 
 
@@ -438,25 +433,6 @@ def _choose(preferred: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]
     if len(set(names.values())) < len(names):  # a name equal to the path of another
         names = paths
     return names, tuple(names[k] for k, n in preferred.items() if n and names[k] != n)
-
-
-def _pairs(saved: pb.SavedObjectGraph, graph: pb.TrackableObjectGraph, url: str) -> dict[int, int]:
-    """Pair the nodes of the model's object graph with those at the same paths of the checkpoint's object graph."""
-    pairs = {0: 0} if saved.nodes and graph.nodes else {}
-    children: dict[int, dict[str, int]] = {}  # many nodes of the model can be paired with one of the checkpoint
-    todo = list(pairs)
-    while todo:
-        node = todo.pop()
-        if pairs[node] not in children:
-            children[pairs[node]] = {c.local_name: c.node_id for c in graph.nodes[pairs[node]].children}
-        same_path = children[pairs[node]]
-        for child in saved.nodes[node].children:
-            if not 0 <= child.node_id < len(saved.nodes):
-                raise CorruptCheckpoint(f"the object graph refers to a node beyond its {len(saved.nodes)}", url=url)
-            if child.local_name in same_path and child.node_id not in pairs:
-                pairs[child.node_id] = same_path[child.local_name]
-                todo.append(child.node_id)
-    return pairs
 
 
 # --- collections ------------------------------------------------------------------------------------------------

@@ -10,14 +10,13 @@ The state file's paths are often absolute and from another machine: only files b
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from ...checkpoint import Note
 from ...errors import AmbiguousFormat, CorruptCheckpoint, StorageError, UnknownFormat, UnsafeCheckpoint
-from ...messages import brief, listing
-from ...storage.files import Seen, exists, is_dir, is_remote, join, names, read_all, sibling, split
-from ...storage.paths import beside, inside
+from ...messages import brief, listing, many
+from ...storage.files import Seen, exists, is_dir, join, names, read_all, sibling, split
+from ...storage.paths import beside
 
 DATA = re.compile(r"(.*)\.data-(\d{5})-of-(\d{5})", re.DOTALL)
 STATE_FILE = "checkpoint"  # beside the checkpoints of a folder, which share it
@@ -88,13 +87,14 @@ def _in_folder(folder: str, given: str) -> Location:
     note: tuple[Note, ...] = ()
     if is_state(state, given):
         path = _newest(state)
+        base = re.split(r"[/\\]", path)[-1]  # empty if the files are called .index and so on
         if path and (location := _named(folder, path)):
             return location
-        base = re.split(r"[/\\]", path)[-1]
+        what = f"the state file names {brief(base)!r}, which is missing"
         if len(present) != 1:
-            what = f"the state file names {base!r}, which is missing; the folder holds {len(present)} checkpoints:"
-            raise StorageError(f"{what}\n{listing(present)}", url=state)
-        note = (Note("assumed", f"the state file names {base!r}, which is missing; {present[0]!r} is read instead"),)
+            what = f"{what}; the folder holds {many(len(present), 'checkpoint')}:\n{listing(present)}"
+            raise StorageError(what, url=state)
+        note = (Note("assumed", f"{what}; {present[0]!r} is read instead"),)
     if len(present) == 1:
         return Location(sibling(join(folder, "."), present[0] + ".index"), (), note)
     if present:
@@ -123,23 +123,15 @@ def _newest(state: str) -> str:
 
 
 def _named(folder: str, path: str) -> Location | None:
-    """The checkpoint that a path in a state file refers to: an index, or tables, which '?' may stand for.
-
-    Of an absolute path, which may be another machine's, only the last part counts.
-    """
+    """The checkpoint that a path in a state file names: an index, or tables, whose common name has '?' for numbers."""
     if "\0" in path or len(path) > MAX_PATH:
         raise CorruptCheckpoint(f"the state file names {brief(path)!r}, which is not a path", url=folder)
-    absolute = path.startswith(("/", "\\")) or ":" in path
-    *below, base = re.split(r"[/\\]" if absolute else "/", path)  # an empty base name: the files are .index and so on
-    below = [p for p in below if p not in ("", ".")] if not absolute else []
-    place = join(folder, *below)
-    if ".." in (*below, base) or (below and not is_remote(folder) and not inside(place, folder)):
+    words = re.split(r"[/\\]", path)
+    if ".." in words and not path.startswith(("/", "\\")) and ":" not in path:
         raise UnsafeCheckpoint(f"the state file names {path!r}, which leaves its folder", url=folder)
-    for at in (place, folder) if below else (folder,):
-        present = names(at)
-        if base + ".index" in present:
-            return Location(sibling(join(at, "."), base + ".index"))
-        tables = [n for n in present if n == base or ("?" in base and fnmatchcase(n, base.replace("[", "[[]")))]
-        if tables := [n for n in tables if not is_dir(join(at, n))]:
-            return Location("", tuple(sibling(join(at, "."), n) for n in tables))
-    return None
+    present, base = names(folder), words[-1]
+    if base + ".index" in present:
+        return Location(sibling(join(folder, "."), base + ".index"))
+    alike = [n for n in present if len(n) == len(base) and all(p in ("?", c) for p, c in zip(base, n, strict=True))]
+    tables = tuple(sibling(join(folder, "."), n) for n in alike if not is_dir(join(folder, n)))
+    return Location("", tables) if tables else None

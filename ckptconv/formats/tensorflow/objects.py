@@ -19,7 +19,7 @@ import base64
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -136,7 +136,7 @@ def roles_of(graph: pb.TrackableObjectGraph) -> dict[str, Role]:
     slots = {s.slot_variable_node_id for i in optimizers for s in graph.nodes[i].slot_variables}
     # the variables that an optimizer trains are the model's, whether or not the model is saved
     trained = {c.node_id for c in children if c.local_name == TRAINED}
-    model = _reach(graph, trained | {0}, optimizers) - slots
+    model = reach(graph, trained | {0}, optimizers) - slots
     own: dict[Role, set[int]] = {"slot": slots, "state": set(), "step": set()}  # Keras 3 also lists all in `_variables`
     for c in children:
         if c.local_name != TRAINED:
@@ -144,7 +144,7 @@ def roles_of(graph: pb.TrackableObjectGraph) -> dict[str, Role]:
             own["step" if name in STEPS else "state" if name in STATES else "slot"].add(c.node_id)
     roles: dict[int, Role] = {}
     for role, start in own.items():
-        roles |= dict.fromkeys(_reach(graph, start, optimizers) - model, role)
+        roles |= dict.fromkeys(reach(graph, start, optimizers) - model, role)
     roles |= {c.node_id: "step" for c in graph.nodes[0].children if c.local_name == "save_counter"}
     keys = ((i, a.checkpoint_key) for i, node in enumerate(graph.nodes) for a in node.attributes)
     by_key: dict[str, Role] = {k: "state" if k.startswith(METRICS) else roles.get(i, "") for i, k in keys}
@@ -161,7 +161,7 @@ def _optimizers(graph: pb.TrackableObjectGraph) -> set[int]:
     }
 
 
-def _reach(graph: pb.TrackableObjectGraph, start: Iterable[int], closed: set[int]) -> set[int]:
+def reach(graph: pb.TrackableObjectGraph, start: Iterable[int], closed: Container[int] = ()) -> set[int]:
     """The nodes that can be reached from `start` without entering `closed`."""
     seen: set[int] = set()
     todo = list(start)
@@ -175,7 +175,6 @@ def _reach(graph: pb.TrackableObjectGraph, start: Iterable[int], closed: set[int
 
 # --- layers -----------------------------------------------------------------------------------------------------
 
-DEEPEST = 64  # objects within each other in a layer; no model is nested so deep
 _LAYER = re.compile(r"layer-(\d{1,9})")
 _LISTS = ("_functional", "_operations", "_layers", "layers")  # what Keras 3 puts between a model and its layers
 # lists of variables beside the objects that own them, and what is not part of the model
@@ -185,87 +184,82 @@ _ASIDE = re.compile(
 )
 
 
-class _Walk:
-    """One pass over a graph; each node belongs to the first node that leads to it."""
-
-    def __init__(self, graph: pb.TrackableObjectGraph, tensors: Mapping[str, Tensor]) -> None:
-        self.graph = graph
-        self.seen = _optimizers(graph)
-        self.full_names: dict[str, str] = {}  # variables' names by the tensors' names
-        self.integer = {t.name for t in tensors.values() if t.dtype.kind not in "fc"}
-        self.variables: dict[int, str] = {}  # the weights by their nodes
-        for i, node in enumerate(graph.nodes):
-            for a in node.attributes:
-                t = tensors.get(a.checkpoint_key)
-                if a.name == "VARIABLE_VALUE" and t is not None and not t.role:
-                    self.full_names[t.name] = a.full_name
-                    self.variables[i] = t.name
-
-    def children(self, node: int) -> list[tuple[str, int]]:
-        """The children of a node in Keras's order: its layers by their numbers, then its attributes."""
-        rows = [
-            (c.local_name, c.node_id) for c in self.graph.nodes[node].children if not _ASIDE.fullmatch(c.local_name)
-        ]
-        return sorted(rows, key=lambda row: int(m[1]) if (m := _LAYER.fullmatch(row[0])) else 10**9)
-
-    def weights(self, node: int, depth: int = 0) -> order.Weights | None:
-        """The weights of the object at a node and of those in it that were not visited; None if nobody knows."""
-        self.seen.add(node)
-        own, inner = list[tuple[str, str]](), list[order.Weights | None]()
-        for name, child in self.children(node):
-            if child in self.seen:
-                continue
-            if child in self.variables:
-                self.seen.add(child)
-                own.append((name, self.variables[child]))
-            elif depth < DEEPEST and (found := self.weights(child, depth + 1)) != order.Weights([], []):
-                # which objects are trained stands nowhere: those in a layer of Keras' own are all, or none
-                inner.append(found if name.lstrip("_") in order.INNER else None)
-        parts = [order.split(own, self.integer), *inner]
-        known = [part for part in parts if part]
-        if len(known) < len(parts) or depth == DEEPEST:
-            return None
-        return order.Weights([n for p in known for n in p.trained], [n for p in known for n in p.fixed])
-
-    def layers(self, node: int, depth: int = 0) -> Iterator[tuple[str, order.Weights | None]]:
-        """The layers of a model: its objects, and those in its lists."""
-        self.seen.add(node)
-        for name, child in self.children(node):
-            if child in self.seen or child in self.variables:
-                continue
-            if name in _LISTS and depth < DEEPEST:
-                yield from self.layers(child, depth + 1)
-            else:
-                yield name, self.weights(child)
-
-
 def layers_of(graph: pb.TrackableObjectGraph, tensors: Mapping[str, Tensor]) -> order.Layers | None:
     """The layers of the model in a graph; None if it lists none, or does not record the order of all its weights.
 
     tensors: by checkpoint key. The model is the root, or the one object of the root that lists layers. A layer is named
-    by the first segment of its variables' names, if that is unique.
+    by the first segment of its variables' names, if that is unique. Which weights are trained, and therefore come
+    first, is known for one object of Keras' own, not for several within a layer.
     """
-    walk = _Walk(graph, tensors)
-    nodes = dict.fromkeys([0, *(child for _, child in walk.children(0))]) if graph.nodes else {}  # each once
-    models = [i for i in nodes if any(name in _LISTS or _LAYER.fullmatch(name) for name, _ in walk.children(i))]
+    weights: dict[int, str] = {}  # the tensors' names by node
+    paths: dict[str, list[str]] = {}  # the variables' names by the tensors' names
+    for i, node in enumerate(graph.nodes):
+        for a in node.attributes:
+            t = tensors.get(a.checkpoint_key)
+            if a.name == "VARIABLE_VALUE" and t is not None and not t.role:
+                weights[i], paths[t.name] = t.name, a.full_name.split("/")
+    nodes = dict.fromkeys([0, *(child for _, child in _children(graph, 0))]) if graph.nodes else {}  # each once
+    models = [i for i in nodes if any(name in _LISTS or _LAYER.fullmatch(name) for name, _ in _children(graph, i))]
     if not models or (models[0] and len(models) > 1):
         return None
+    integer = {t.name for t in tensors.values() if t.dtype.kind not in "fc"}
+    seen = _optimizers(graph) | {models[0]}
     rows: list[tuple[str, list[str]]] = []
-    for name, part in walk.layers(models[0]):
-        if part is None:
+    todo = _children(graph, models[0])[::-1]
+    while todo:
+        name, layer = todo.pop()
+        if layer in seen or layer in weights:
+            continue
+        seen.add(layer)
+        if name in _LISTS:
+            todo += _children(graph, layer)[::-1]
+            continue
+        objects = _variables(graph, layer, weights, seen)
+        listed = order.trained_first(objects[0], integer) if len(objects) == 1 else None
+        if objects and listed is None:
             return None
-        rows += [(name, part.trained + part.fixed)] if part != order.Weights([], []) else []
-    paths = {n: full.split("/") for n, full in walk.full_names.items()}
+        rows += [(name, listed)] if listed else []
+    outside = dict.fromkeys(i for _, i in _children(graph, models[0]) if i not in seen)
+    top = [weights[i] for i in outside if i in weights]
+    if not rows or {t.name for t in tensors.values() if not t.role} - {
+        *top,
+        *(n for _, listed in rows for n in listed),
+    }:
+        return None
+    return [*_named(rows, paths), *([("top_level_model_weights", [(n, n + ":0") for n in top])] if top else [])]
+
+
+def _children(graph: pb.TrackableObjectGraph, node: int) -> list[tuple[str, int]]:
+    """The children of a node in Keras's order: its layers by their numbers, then its attributes."""
+    rows = [(c.local_name, c.node_id) for c in graph.nodes[node].children if not _ASIDE.fullmatch(c.local_name)]
+    return sorted(rows, key=lambda row: int(m[1]) if (m := _LAYER.fullmatch(row[0])) else 10**9)
+
+
+def _variables(
+    graph: pb.TrackableObjectGraph, layer: int, weights: Mapping[int, str], seen: set[int]
+) -> list[list[tuple[str, str]]]:
+    """The weights of each object in a layer, by attribute; those that were met before are left out."""
+    objects, todo = [], [layer]
+    while todo:
+        own = []
+        for name, child in _children(graph, todo.pop()):
+            if child not in seen:
+                seen.add(child)
+                if child in weights:
+                    own.append((name, weights[child]))
+                else:
+                    todo.append(child)
+        objects += [own] if own else []
+    return objects
+
+
+def _named(rows: Iterable[tuple[str, list[str]]], paths: Mapping[str, list[str]]) -> order.Layers:
+    """Name layers by the first words of their variables' names, after that of the model if all have it."""
     level = int(len({p[0] for p in paths.values()}) == 1 and all(len(p) > 2 for p in paths.values()))
-    heads = [{[*paths[n], ""][level] for n in names} for _, names in rows]
-    names = [words.pop() if len(words) == 1 else "" for words in heads]
+    words = [{[*paths[n], ""][level] for n in names} for _, names in rows]
+    names = [one.pop() if len(one) == 1 else "" for one in words]
     count = Counter(names)
-    layers = [
+    return [
         (name if name and count[name] == 1 else f"{i}_{own}", [(n, n + ":0") for n in listed])
         for i, (name, (own, listed)) in enumerate(zip(names, rows, strict=True))
     ]
-    outside = dict.fromkeys(child for _, child in walk.children(models[0]) if child not in walk.seen)
-    if top := [walk.variables[child] for child in outside if child in walk.variables]:
-        layers.append(("top_level_model_weights", [(n, n + ":0") for n in top]))
-    weights = {t.name for t in tensors.values() if not t.role}
-    return layers if rows and weights <= {n for _, listed in layers for n, _ in listed} else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from ...checkpoint import Checkpoint
 from ...errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
@@ -23,7 +23,7 @@ from ...storage.files import Reader, Seen, exists, is_dir, names, sibling, split
 from ..table import TF_TABLE, Reading
 from ..tiling import Tile
 from . import elements, locate
-from .elements import Kinds, parse, text
+from .elements import parse, text
 from .table import Table, first_value_tag
 
 FORMAT = "tf-v1"
@@ -106,15 +106,8 @@ def open_tables(urls: Sequence[str]) -> Checkpoint:
                 count = checked_count(tile.shape)
                 key = f"{elements.slice_key(item.name, piece).hex()}:{code}:{count}"
                 pieces.append((tile, Coded(__name__, url, key, count * kind.itemsize if kind else 0)))
-    kinds, tensors = Kinds(), {}
-    for name, (code, shape) in layouts.items():
-        if kind := kinds.of(code, name):
-            tensor = elements.joined(name, kind, shape, tiles[name], urls[0])
-            if tensor is None:
-                kinds.partial.append(name)
-            else:
-                tensors[name] = tensor
-    notes = kinds.notes(urls[0]) if urls else ()
+    rows = ((n, code, shape, partial(lambda found, _: found, tiles[n])) for n, (code, shape) in layouts.items())
+    tensors, notes = elements.assembled(rows, urls[0] if urls else "")
     return Checkpoint(tensors, format=FORMAT, urls=tuple(urls), notes=notes, details={"shards": len(urls)})
 
 

@@ -134,7 +134,7 @@ class BundleWriter:
         groups: dict[str, list[str]] = {}  # tied names, which share their bytes
         for name, owner in checkpoint.owners().items():
             groups.setdefault(owner, []).append(name)
-        shards: list[list[tuple[list[str], int, bytes | None, int | None]]] = [[]]
+        laid: list[tuple[list[str], int, Slot, int | None]] = []
         sizes = [0]
         for group in groups.values():
             tensor = checkpoint[group[0]]
@@ -143,21 +143,18 @@ class BundleWriter:
                 items = [i.encode() if isinstance(i, str) else bytes(i) for i in tensor.numpy().ravel()]
                 payload, crc = elements.pack(items)
                 size = len(payload)
-            if self.max_shard_size is not None and shards[-1] and sizes[-1] + size > self.max_shard_size:
-                shards.append([])
+            if self.max_shard_size is not None and sizes[-1] and sizes[-1] + size > self.max_shard_size:
                 sizes.append(0)
-            shards[-1].append((group, size, payload, crc))
+            laid.append((group, len(sizes) - 1, Slot("", sizes[-1], size, payload), crc))
             sizes[-1] += size
-        names = [f"{self.base}.data-{i:05d}-of-{len(shards):05d}" for i in range(len(shards))]
+        names = [f"{self.base}.data-{i:05d}-of-{len(sizes):05d}" for i in range(len(sizes))]
         slots: dict[str, Slot] = {}
         self._rows = []
-        for i, shard in enumerate(shards):
-            at = 0
-            for group, size, payload, crc in shard:
-                slots |= dict.fromkeys(group, Slot(names[i], at, size, payload))
-                rows = ((n, checkpoint[n]) for n in group)
-                self._rows += [Row(keys.get(n, n), t.dtype.tf, t.shape, i, slots[n], n, crc) for n, t in rows]
-                at += size
+        for group, shard, unnamed, crc in laid:
+            slot = unnamed._replace(file=names[shard])
+            slots |= dict.fromkeys(group, slot)
+            rows = ((n, checkpoint[n]) for n in group)
+            self._rows += [Row(keys.get(n, n), t.dtype.tf, t.shape, shard, slot, n, crc) for n, t in rows]
         patches, notes = [], [*own_metadata.lost(checkpoint.metadata, "a TensorFlow checkpoint", ours=True)]
         if graph:
             payload, crc = elements.pack([graph])

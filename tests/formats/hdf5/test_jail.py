@@ -15,7 +15,7 @@ import pytest
 
 import ckptconv
 from ckptconv.errors import UnsafeCheckpoint
-from ckptconv.formats.hdf5 import jail, sandbox
+from ckptconv.formats.hdf5 import sandbox, worker
 
 # The numbers of Linux (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h), written here again.
 FREE = {
@@ -50,7 +50,7 @@ def verdict(program: list[tuple[int, int, int, int]], data: bytes) -> int:
 def call(machine: str, number: int, *args: int, architecture: int = 0) -> bool:
     words = [*args, *[0] * (6 - len(args))]
     data = struct.pack("=IIQ6Q", number, architecture or AUDIT[machine], 0, *words)
-    found = verdict(jail.program(machine), data)
+    found = verdict(worker.program(machine), data)
     assert found in (ALLOWED, REFUSED)
     return found == ALLOWED
 
@@ -82,10 +82,10 @@ def test_elsewhere_nothing_is_done(machine: str, platform: str, monkeypatch: pyt
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a library was called")
 
-    monkeypatch.setattr(jail.ctypes, "CDLL", refuse)
+    monkeypatch.setattr(worker.ctypes, "CDLL", refuse)
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine=machine), raising=False)
     monkeypatch.setattr(sys, "platform", platform)
-    assert jail.enter() is False
+    assert worker.enter_jail() is False
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_whether_it_could_be_installed(answers: tuple[int, ...], says: str, monk
         def __call__(self, *_: object) -> int:
             return left.pop(0)
 
-    monkeypatch.setattr(jail.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(prctl=Call(), capset=Call()))
-    monkeypatch.setattr(jail.ctypes, "get_errno", lambda: errno.EPERM)
+    monkeypatch.setattr(worker.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(prctl=Call(), capset=Call()))
+    monkeypatch.setattr(worker.ctypes, "get_errno", lambda: errno.EPERM)
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="x86_64"), raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
     with pytest.raises(OSError, match=says) if says else nullcontext():
-        assert jail.enter()
+        assert worker.enter_jail()
     assert left == []
 
 
@@ -115,8 +115,8 @@ def test_no_file_is_read_where_the_jail_stays_open(tmp_path: Path, monkeypatch: 
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f["w"] = [1.0]
-    code = "from ckptconv.formats.hdf5 import worker, jail\ndef enter(): raise OSError(38, 'no such call')\n"
-    code += "jail.enter = enter; worker.main()"
+    code = "from ckptconv.formats.hdf5 import worker\ndef enter(): raise OSError(38, 'no such call')\n"
+    code += "worker.enter_jail = enter; worker.main()"
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

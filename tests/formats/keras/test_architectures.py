@@ -12,10 +12,12 @@ tf_keras = pytest.importorskip("tf_keras", reason="TF-Keras is not installed")
 from keras_trips import ASKED, trips  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
-WEIGHTS, CHECKPOINTS = {"`.weights.h5` to `.h5`"}, {"Keras 2 checkpoint to `.h5`", "Keras 3 checkpoint to `.h5`"}
+WEIGHTS = {"`.weights.h5` to `.h5`"}
+CHECKPOINTS = {"Keras 2 checkpoint to `.h5`", "Keras 3 checkpoint to `.h5`"}
+SEVERAL = {*WEIGHTS, *CHECKPOINTS, "`.keras` to `.h5`"}  # objects in a layer have weights
 QUICK = {  # the columns in which the order of the model is not recorded
-    "conv_batch_norm": WEIGHTS, "made_backwards": WEIGHTS, "nested_frozen": WEIGHTS | CHECKPOINTS,
-    "transformer": WEIGHTS, "bidirectional": WEIGHTS, "custom_with_a_state": WEIGHTS | CHECKPOINTS,
+    "conv_batch_norm": WEIGHTS, "made_backwards": WEIGHTS, "nested_frozen": SEVERAL,
+    "transformer": SEVERAL, "bidirectional": SEVERAL, "custom_with_a_state": WEIGHTS | CHECKPOINTS,
 }  # fmt: skip
 
 

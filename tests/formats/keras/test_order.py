@@ -263,15 +263,10 @@ def test_h5_of_weights_that_look_like_keras_is_asked_for(tmp_path: Path) -> None
     assert ckptconv.open(tmp_path / "c.h5").format == "hdf5"
 
 
-def test_h5_of_keras_3_is_a_file_for_keras(tmp_path: Path) -> None:
-    """What is trained comes first in the model within, and the way back last in a Bidirectional."""
-    done = ckptconv.convert(GOLDEN / "net.keras", tmp_path / "a.h5", weights_only=True)
-    assert done.target_format == "keras"
-    found = lists(tmp_path / "a.h5")
-    assert list(found) == ["first", "enc", "att", "ln", "batch_normalization", "both", "head"]
-    assert [n.rpartition("/")[2] for n in found["batch_normalization"]] == ["beta", "moving_mean", "moving_variance"]
-    with pytest.raises(Unrepresentable, match=r"(?s)belong to no layer.*optimizer/vars/2"):
-        ckptconv.convert(GOLDEN / "net.keras", tmp_path / "b.h5")
+def test_h5_of_keras_3_is_refused_if_a_layer_has_several_objects_with_weights(tmp_path: Path) -> None:
+    """Nothing says which are trained, in the model within or the Bidirectional of this file."""
+    with pytest.raises(Unrepresentable, match=NOTHING):
+        ckptconv.convert(GOLDEN / "net.keras", tmp_path / "a.h5", weights_only=True)
 
 
 @pytest.mark.many

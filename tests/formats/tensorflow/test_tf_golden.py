@@ -11,7 +11,7 @@ import pytest
 from kit import FIXTURES, Run, same
 
 import ckptconv
-from ckptconv.errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
+from ckptconv.errors import AmbiguousFormat, CkptError, StorageError, UsageError
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 
 TF = FIXTURES / "tf"
@@ -179,14 +179,14 @@ def test_a_state_file_that_names_an_absent_step_lists_those_there_are(tmp_path):
     assert (len(found), [n.kind for n in found.notes]) == (10, ["assumed"])
 
 
-def test_a_state_file_may_not_lead_out_of_its_folder(tmp_path):
+@pytest.mark.parametrize("path", ["../model-1", "link/model-1", ".."])
+def test_a_state_file_may_not_lead_out_of_its_folder(path, tmp_path):
     folder = copied("tf1/*", tmp_path / "run")
     (folder / "sub").mkdir()
     (folder / "sub" / "link").symlink_to(folder)
-    for path in ("../model-1", "link/model-1"):
-        (folder / "sub" / "checkpoint").write_text(f'model_checkpoint_path: "{path}"\n')
-        with pytest.raises(UnsafeCheckpoint):
-            ckptconv.open(folder / "sub")
+    (folder / "sub" / "checkpoint").write_text(f'model_checkpoint_path: "{path}"\n')
+    with pytest.raises(CkptError, match="which leaves its folder" if ".." in path else "which is missing"):
+        ckptconv.open(folder / "sub")
 
 
 def test_a_folder_of_several_without_a_state_file(tmp_path):
