@@ -16,7 +16,7 @@ from itertools import combinations, permutations
 
 from ...checkpoint import Tensor
 from ..orders.axes import Order, Shape, essence, is_kernel, renamed, simple, tokens
-from ..orders.cells import FORGET, SUMMED
+from ..orders.cells import FORGET, IJFO, SUMMED
 from ..orders.choose import (
     FLAT,
     FLAT_NOT,
@@ -33,8 +33,8 @@ from ..pairs import Alternative, Pair, leaf, parent
 
 MAX_PARTS = 3  # of a tensor, whose other orders are tried
 MAX_CHANNELS = 6
-AFTER, BEFORE = {FLAT, FLAT_NOT}, {SHAPED_IMAGE, IMAGE_NOT}
-SWAPPED = "(h.i + h.j + h.f + h.o)", "(h.i + h.f + h.j + h.o)"
+IMAGES = {FLAT, FLAT_NOT, SHAPED_IMAGE, IMAGE_NOT}
+Unsure = Mapping[int, Pair]
 
 
 def alternatives(
@@ -42,107 +42,80 @@ def alternatives(
 ) -> Iterator[Alternative]:
     """All alternatives to the pairs that are not sure; `target` holds the shapes of the module's tensors."""
     unsure = {k: p for k, p in enumerate(pairs) if not p.sure}
-    likely = {k: p for k, p in unsure.items() if AFTER & {*p.why}}
-    yield from _after_images(likely, source)
-    yield from _before_images({k: p for k, p in unsure.items() if BEFORE & {*p.why}}, source)
+    for why in ((FLAT, FLAT_NOT), (SHAPED_IMAGE, IMAGE_NOT)):
+        yield from _beside_images({k: p for k, p in unsure.items() if {*why} & {*p.why}}, source, why)
     yield from _turned(unsure, source, target)
     yield from _gates(unsure, source)
     yield from _reordered(unsure)
     yield from _crossed(unsure, target)
-    yield from _after_images({k: p for k, p in unsure.items() if k not in likely}, source)
+    others = {k: p for k, p in unsure.items() if not IMAGES & {*p.why}}
+    matrices = {
+        k: p for k, p in others.items() if len(p.sources + p.targets) == 2 and len(source[p.sources[0]].shape) == 2
+    }
+    yield from _beside_images(matrices, source, (FLAT, FLAT_NOT))
 
 
-def _after_images(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iterator[Alternative]:
-    """What may stand after a flattened image: all of one width together, then each layer by itself."""
-    beside: dict[int, dict[int, int]] = defaultdict(dict)
-    for k, p in unsure.items():
-        shape = source[p.sources[0]].shape
-        if (axis := _features(p, shape)) >= 0:
-            beside[shape[axis]][k] = axis
-    channels = {t.shape[-1] for t in source.values() if len(t.shape) in (3, 4, 5)}
-    for n, axes in beside.items():
-        layers: dict[str, dict[int, int]] = defaultdict(dict)
-        for k, axis in axes.items():
-            name = unsure[k].targets[0]
-            layers[parent(name) if length(source[unsure[k].sources[0]].shape) else name][k] = axis
-        for group in [axes, *layers.values()] if len(layers) > 1 else [axes]:
-            first = unsure[next(iter(group))].targets[0]
-            name = first if len(group) == 1 else f"{first} and others of {n} inputs"
-            yield from _images(unsure, source, group, channels, f"{name} behind", (FLAT, FLAT_NOT))
-
-
-def _features(p: Pair, shape: Shape) -> int:
-    """The axis of a tensor that may be that of a flattened image; -1 if there is none."""
-    if len(p.sources) != 1 or len(p.targets) != 1:
-        return -1
-    if length(shape) and AFTER & {*p.why} and not is_kernel(leaf(p.sources[0])):
-        return shape.index(length(shape))
-    if len(shape) != 2 or ("(" in p.order.text and "(s c)" not in p.order.text and p.order.text != GATES):
-        return -1
-    if "(s c)" in p.order.text:
-        return tokens(p.order.text.partition("->")[0]).index("(s c)")
-    return 0 if p.order.text == GATES or essence(p.order, shape) == (1, 0) else 1
-
-
-def _before_images(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iterator[Alternative]:
-    """Dense layers before an image, with their biases."""
+def _beside_images(unsure: Unsure, source: Mapping[str, Tensor], why: tuple[str, str]) -> Iterator[Alternative]:
+    """Beside no image or one of so many channels: all tensors of one width, then each by itself."""
     groups: dict[int, dict[int, int]] = defaultdict(dict)
     for k, p in unsure.items():
         shape = source[p.sources[0]].shape
-        groups[shape[-1]][k] = len(shape) - 1
-    channels = {n for t in source.values() if len(t.shape) in (3, 4, 5) for n in t.shape[-2:]}
-    for n, group in groups.items():
-        name = f"{unsure[next(iter(group))].targets[0]} and others of {n} outputs"
-        yield from _images(unsure, source, group, channels, f"{name} in front of", (SHAPED_IMAGE, IMAGE_NOT))
+        axis = len(shape) - 1 if why[0] == SHAPED_IMAGE else _inputs(p, shape)
+        groups[shape[axis]][k] = axis
+    ends = 2 if why[0] == SHAPED_IMAGE else 1  # a convolution in front has the channels as outputs, one behind either
+    channels = {n for t in source.values() if len(t.shape) in (3, 4, 5) for n in t.shape[-ends:]}
+    widths = [
+        (n, part) for n, axes in groups.items() for part in (axes, *({k: axes[k]} for k in axes if len(axes) > 1))
+    ]
+    for n, axes in widths:
+        shapes = {k: source[unsure[k].sources[0]].shape for k in axes}
+        plain = {k: without_image(unsure[k].order, shapes[k]) for k in axes}
+        first = unsure[next(iter(axes))].targets[0]
+        text = f"{first}{' and others' * (len(axes) > 1)} {'behind' if why[0] == FLAT else 'in front of'}"
+        if imaged := {k: order for k, order in plain.items() if "(s c)" in unsure[k].order.text}:
+            yield Alternative(f"{text} no image", {k: _because(unsure[k], o, why[1]) for k, o in imaged.items()})
+        for c in sorted((c for c in channels if 1 < c < n and n % c == 0), reverse=True)[:MAX_CHANNELS]:
+            made = {k: with_image(plain[k], len(shapes[k]), axis, c) for k, axis in axes.items()}
+            if other := {k: _because(unsure[k], o, why[0]) for k, o in made.items() if o != unsure[k].order}:
+                yield Alternative(f"{text} an image of {c} channels", other)
 
 
-def _images(
-    unsure: Mapping[int, Pair], source: Mapping[str, Tensor], axes: Mapping[int, int], channels: set[int],
-    text: str, reasons: tuple[str, str],
-) -> Iterator[Alternative]:  # fmt: skip
-    """The tensors with their axes beside no image, then beside one of each number of channels, the most first."""
-    shapes = {k: source[unsure[k].sources[0]].shape for k in axes}
-    turned, asked = reasons
-    plain = {k: without_image(unsure[k].order, shapes[k]) for k in axes}
-    if was := {k: order for k, order in plain.items() if "(s c)" in unsure[k].order.text}:
-        yield Alternative(f"{text} no image", {k: _reasoned(unsure[k], order, asked) for k, order in was.items()})
-    n = next(shapes[k][axis] for k, axis in axes.items())
-    for c in sorted((c for c in channels if 1 < c < n and n % c == 0), reverse=True)[:MAX_CHANNELS]:
-        made = {k: with_image(plain[k], len(shapes[k]), axis, c) for k, axis in axes.items()}
-        other = {k: _reasoned(unsure[k], order, turned) for k, order in made.items() if order != unsure[k].order}
-        if other:
-            yield Alternative(f"{text} an image of {c} channels", other)
+def _inputs(p: Pair, shape: Shape) -> int:
+    """The axis of the inputs of a layer, or that of a vector."""
+    if length(shape) and not is_kernel(leaf(p.sources[0])):
+        return shape.index(length(shape))
+    left = tokens(p.order.text.partition("->")[0])
+    return left.index("(s c)") if "(s c)" in left else int(p.order.text != GATES and essence(p.order, shape) != (1, 0))
 
 
-def _reasoned(p: Pair, order: Order, reason: str) -> Pair:
+def _because(p: Pair, order: Order, reason: str) -> Pair:
     """The pair with another order, and a reason that says what it now does."""
-    return p._replace(order=order, why=(*(w for w in p.why if w not in AFTER | BEFORE), reason))
+    return p._replace(order=order, why=(*(w for w in p.why if w not in IMAGES), reason))
 
 
 def _turned(
-    unsure: Mapping[int, Pair], source: Mapping[str, Tensor], target: Mapping[str, tuple[int, ...]]
+    unsure: Unsure, source: Mapping[str, Tensor], target: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Alternative]:
     """Other orders of axes that the shapes allow."""
     groups: dict[tuple[str, str, str], dict[int, Pair]] = defaultdict(dict)
     for k, p in unsure.items():
-        if len(p.sources) != 1 or len(p.targets) != 1 or (AFTER | BEFORE | {KEPT_GATES}) & {*p.why}:
+        if len(p.sources) != 1 or len(p.targets) != 1 or (IMAGES | {KEPT_GATES}) & {*p.why}:
             continue
-        a, b = source[p.sources[0]].shape, target[p.targets[0]]
+        a = source[p.sources[0]].shape
         done = {essence(p.order, a)}
-        for order in simple(a, b):
+        for order in simple(a, target[p.targets[0]]):
             if essence(order, a) not in done:
                 done.add(essence(order, a))
-                groups[(leaf(p.sources[0]), leaf(p.targets[0]), order.text)][k] = p._replace(order=order)
+                groups[leaf(p.sources[0]), leaf(p.targets[0]), order.text][k] = p._replace(order=order)
     likely = sorted(groups.items(), key=lambda g: (is_kernel(g[0][0]), len(g[0][2].split())))
     for (x, y, text), found in likely:
         if len(found) > 1:
             yield Alternative(f"every {x} to {y} {text or 'as it is'}", found)
     for (_, _, text), found in likely:
-        for k, p in found.items():
-            yield Alternative(f"{p.targets[0]} {text or 'as it is'}", {k: p})
+        yield from (Alternative(f"{p.targets[0]} {text or 'as it is'}", {k: p}) for k, p in found.items())
 
 
-def _gates(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iterator[Alternative]:
+def _gates(unsure: Unsure, source: Mapping[str, Tensor]) -> Iterator[Alternative]:
     """The gates of LSTMs in TensorFlow's order or in torch's; a forget bias or none."""
     cells = {k: p for k, p in unsure.items() if {KEPT_GATES, SUMMED, FORGET} & {*p.why}}
     turned = {k: p for k, old in cells.items() if (p := _regated(old, len(source[old.sources[0]].shape)))}
@@ -157,19 +130,17 @@ def _gates(unsure: Mapping[int, Pair], source: Mapping[str, Tensor]) -> Iterator
 def _regated(p: Pair, rank: int) -> Pair | None:
     """The pair with the two middle gates of an LSTM exchanged; None if it has no four gates along its last axis."""
     text = p.order.text
+    left, arrow, right = text.partition("->")
     if "h.i" in text:
-        left, arrow, right = text.partition("->")
-        swapped = right.replace("h.f", "h.x").replace("h.j", "h.f").replace("h.x", "h.j")
+        swapped = right.replace(*IJFO[::-1]) if IJFO[1] in right else right.replace(*IJFO)
         return p._replace(order=Order(left + arrow + swapped, p.order.sizes))
-    if "(h." in text or "," in text or rank > 2 or (rank == 2 and not text):
+    turned = tokens(right)[:1] == tokens(left)[-1:]
+    if "(h." in text or "," in text or rank > 2 or (rank == 2 and not text) or (text and not turned):
         return None
-    left, _, right = text.partition(" -> ")
-    if text and tokens(right)[:1] != tokens(left)[-1:]:
-        return None
-    return p._replace(order=renamed(p.order, rank, rank - 1, *SWAPPED, p.order.sizes))
+    return p._replace(order=renamed(p.order, rank, rank - 1, *IJFO, p.order.sizes))
 
 
-def _reordered(unsure: Mapping[int, Pair]) -> Iterator[Alternative]:
+def _reordered(unsure: Unsure) -> Iterator[Alternative]:
     """The parts of joined tensors in other orders, of all tensors with as many parts together."""
     joined: dict[int, dict[int, Pair]] = defaultdict(dict)
     for k, p in unsure.items():
@@ -190,7 +161,7 @@ def _with_parts(p: Pair, order: Sequence[int]) -> Pair:
     return p._replace(sources=picked) if joined else p._replace(targets=picked)
 
 
-def _crossed(unsure: Mapping[int, Pair], target: Mapping[str, tuple[int, ...]]) -> Iterator[Alternative]:
+def _crossed(unsure: Unsure, target: Mapping[str, tuple[int, ...]]) -> Iterator[Alternative]:
     """Two modules of one signature exchanged, the nearest to each other first."""
     modules: dict[str, dict[str, int]] = defaultdict(dict)
     for k, p in unsure.items():
@@ -198,11 +169,10 @@ def _crossed(unsure: Mapping[int, Pair], target: Mapping[str, tuple[int, ...]]) 
             modules[parent(p.targets[0])][leaf(p.targets[0])] = k
     classes: dict[object, list[str]] = defaultdict(list)
     for home, roles in modules.items():
-        kinds = [(r, target[unsure[k].targets[0]], len(unsure[k].targets)) for r, k in roles.items()]
-        classes[tuple(sorted(kinds))].append(home)
+        kinds = ((role, target[unsure[k].targets[0]], len(unsure[k].targets)) for role, k in roles.items())
+        classes[frozenset(kinds)].append(home)
     both = ((many, x, y) for many in classes.values() for x, y in combinations(range(len(many)), 2))
-    near = sorted((y - x, many[x], many[y]) for many, x, y in both)
-    for _, one, other in near:
+    for _, one, other in sorted((y - x, many[x], many[y]) for many, x, y in both):
         found: dict[int, Pair] = {}
         for role, k in modules[one].items():
             j = modules[other][role]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import UsageError
@@ -64,27 +64,16 @@ def arguments(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Argume
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of a function in C
         return Arguments(tuple(inputs.values()), {})
-    parameters = signature.parameters.values()
-    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    known, odd = [n for n in inputs if n in named], [n for n in inputs if n not in named]
-    takes = f"{getattr(function, '__name__', 'the function')}({', '.join(map(str, _plain(parameters)))})"
-    if known and odd and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        raise UsageError(
-            f"some inputs are called as parameters of {takes} and others are not: {', '.join(map(printable, odd))}; "
-            "call all of them so, or none, to give them in order"
-        )
+    parameters = signature.parameters
+    named = any(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for n in inputs if (p := parameters.get(n)))
     try:
-        found = signature.bind(**inputs) if known else signature.bind(*inputs.values())
+        found = signature.bind(**inputs) if named else signature.bind(*inputs.values())
     except TypeError as e:
+        takes = f"{getattr(function, '__name__', 'the function')}({', '.join(parameters)})"
         raise UsageError(f"inputs {', '.join(map(printable, inputs)) or '(none)'} do not fit {takes}: {e}") from e
-    order = [n for n, p in signature.parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    order = [n for n, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     taken = ", ".join(f"{printable(n)} as {p}" for n, p in zip(inputs, order, strict=False))
-    return Arguments(found.args, dict(found.kwargs), "" if known or not taken else f"inputs in order: {taken}")
-
-
-def _plain(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
-    """Parameters without the types that are beside them."""
-    return [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+    return Arguments(found.args, dict(found.kwargs), "" if named or not taken else f"inputs in order: {taken}")
 
 
 class Placed(NamedTuple):
@@ -106,33 +95,33 @@ def places(proposal: Proposal, got: Outputs, labels: Sequence[str], wanted: Mapp
     UsageError, with all shapes, if nothing is left, or if only outputs of the whole are given and these do not fit.
     """
     homes = {parent(p.sources[0]): parent(p.targets[0]) for p in proposal.pairs}
-    known = {n: n if n in got else homes.get(n, "") for n in wanted if not n or n not in labels}
-    layers = {n: place for n, place in known.items() if place and place in got}
-    others = [n for n in wanted if n not in layers]
-    out = Placed({}, {}, ())
-    odd = []
-    for n, place in layers.items():
+    out, odd, rest = Placed({}, {}, ()), list[str](), list[str]()
+    for n, array in wanted.items():
+        place = "" if not n or n in labels else n if n in got else homes.get(n, "")
         at = len(out.picked.get(place, []))
-        if _fits([wanted[n]], got[place][at : at + 1]):
-            _put(out, place, at, wanted[n], got)
+        if not place or place not in got:
+            rest.append(n)
+        elif _fits([array], got[place][at : at + 1]):
+            _put(out, place, at, array, got)
         else:
             gives = f"{printable(place)} gives {_shapes(got[place])}"
-            odd.append(f"output {printable(n)} is left out: its shape is {_shape(wanted[n])}, but {gives}")
-    whole = got.get("", [])
-    picked = _picked(others, labels, wanted, whole)
-    if picked is None and layers:
-        *_, last = wanted
-        alone = last in others and _fits([wanted[last]], whole)
-        left = [printable(n) for n in others if n != last or not alone]
+            odd.append(f"output {printable(n)} is left out: its shape is {_shapes([array])}, but {gives}")
+    whole, layers = got.get("", []), len(rest) < len(wanted)
+    ways: list[tuple[list[str], list[int]]] = [(rest, [labels.index(n) for n in rest if n and n in labels])]
+    ways.append((rest, [*range(len(rest))]))
+    if layers and len(whole) == 1:
+        ways += [([n], [0]) for n in [*wanted][-1:] if n in rest]
+    fit = (way for way in ways if _fits([wanted[n] for n in way[0]], [whole[k] for k in way[1] if k < len(whole)]))
+    names, numbers = next(fit, ([], []))
+    if left := [printable(n) for n in rest if n not in names]:
         odd.append(f"outputs left out, as no module is called so: {', '.join(left)}")
-        others, picked = [last] * alone, [0] * alone
-    for n, k in zip(others, picked or (), strict=False):
+    for n, k in zip(names, numbers, strict=True):
         _put(out, "", k, wanted[n], got)
         if len(whole) > 1 and labels[k] != n:
             label = f", {printable(labels[k])}" if labels[k] else ""
             odd.append(f"output {printable(n)} is taken for number {k + 1} of the module's {len(whole)}{label}")
-    if picked is None or not out.wanted:
-        raise UsageError("\n  ".join(odd) if odd else _unlike({n: wanted[n] for n in others}, labels, whole))
+    if not out.wanted:
+        raise UsageError("\n  ".join(odd) if layers else _unlike({n: wanted[n] for n in rest}, labels, whole))
     return out._replace(notes=tuple(odd))
 
 
@@ -141,19 +130,6 @@ def _put(out: Placed, place: str, at: int, array: Array, got: Outputs) -> None:
     out.picked.setdefault(place, []).append(at)
     turned = array if array.shape == got[place][at].shape else channels_first(array)
     out.wanted.setdefault(place, []).append(turned)
-
-
-def _picked(
-    names: Sequence[str], labels: Sequence[str], wanted: Mapping[str, Array], whole: Sequence[Array]
-) -> list[int] | None:
-    """Which outputs of the whole these are: by name, or in order; None if none fit."""
-    by_name = [labels.index(n) for n in names if n and n in labels]
-    if names and len(by_name) == len(names) and _fits([wanted[n] for n in names], [whole[k] for k in by_name]):
-        return by_name
-    some = [wanted[n] for n in names]
-    if _fits(some, whole[: len(some)]):
-        return list(range(len(some)))
-    return None
 
 
 def _fits(arrays: Sequence[Array], outputs: Sequence[Array]) -> bool:
@@ -169,17 +145,10 @@ def channels_first(array: Any) -> Any:
 
 def _unlike(given: Mapping[str, Array], labels: Sequence[str], whole: Sequence[Array]) -> str:
     """Why outputs of the whole cannot be compared."""
-    have = ", ".join(f"{printable(n)} {_shape(x)}" for n, x in given.items())
-    gives = ", ".join(f"{printable(n)} {_shape(x)}".strip() for n, x in zip(labels, whole, strict=True))
-    first = next(iter(given.values()))
-    rows = len(whole) == len(given) == 1 and first.shape[1:] == whole[0].shape[1:]
-    hint = ": was the original run with the same inputs?" if rows else ""
-    return f"the outputs have other shapes than the module's: {have}; it gives {gives or 'no tensor'}{hint}"
-
-
-def _shape(array: Array) -> str:
-    return str(list(array.shape))
+    have = ", ".join(f"{printable(n)} {_shapes([x])}" for n, x in given.items())
+    gives = ", ".join(f"{printable(n)} {_shapes([x])}".strip() for n, x in zip(labels, whole, strict=True))
+    return f"the outputs have other shapes than the module's: {have}; it gives {gives or 'no tensor'}"
 
 
 def _shapes(many: Sequence[Array]) -> str:
-    return ", ".join(map(_shape, many)) or "no tensor"
+    return ", ".join(str(list(x.shape)) for x in many) or "no tensor"

@@ -24,13 +24,9 @@ from ...messages import many, paragraphs, printable
 from ...rules import toml as rules
 from ...rules.apply import apply
 from ...verification.outputs import Comparison, Step, departure
-from ..modules.solve import NUMBERS, PLACE, SOME
-from ..orders.cells import FORGET
-from ..orders.choose import CHOSEN, KEPT_GATES, SHAPED
-from ..orders.cuts import FUSED, PARTS
 from ..pairs import Alternative, Pair, Proposal, parent
 from ..rules import toml
-from .alternatives import alternatives
+from .alternatives import IMAGES, alternatives
 from .inputs import arguments, arrays, places
 
 if TYPE_CHECKING:
@@ -54,10 +50,10 @@ FEW = (
     "the outputs hold too little to prove weights, as others give them by chance, so that none are tried; give more "
     "rows, or what comes before a last argmax or threshold"
 )
-ASSUMED = {  # what is no longer so when something else was taken; the flattened images change their own
-    CHOSEN, SHAPED, KEPT_GATES, FUSED, PARTS, FORGET,
-    PLACE, SOME, NUMBERS,
-}  # fmt: skip
+RANDOM = (
+    "the module computes something else when it runs again: its outputs cannot prove anything; switch off what is "
+    "random in evaluation, or give outputs of submodules before that"
+)
 CHANGED = "changed by the check, as the outputs are nearer so"
 AS_RUN = "the modules in the order in which they run"
 SETTINGS = {  # by a word in the name of a class: what other frameworks have that no weight holds
@@ -155,8 +151,9 @@ def prove(
     order = _as_run(list(runner.state), list(got))
     got = {n: [got[n][k] for k in at] for n, at in placed.picked.items()}
     if not departure(runner.outputs(), got, ROUNDING, ROUNDING, scaled=True).same:
-        raise UsageError(_random(runner))
-    search = Search(proposal, source, runner, placed.wanted, tries, time.monotonic() + seconds)
+        raise UsageError(RANDOM)
+    search = Search(proposal, source, runner, placed.wanted)
+    search.tries, search.until = tries, time.monotonic() + seconds
     few = bits(placed.wanted, ATOL) < ENOUGH  # no search, which would find something by chance
     if not search.comparison.same and not few:
         as_run = propose(order) if propose and order != list(runner.state) else None
@@ -175,46 +172,32 @@ def prove(
 
 def _searched(search: Search, as_run: Proposal | None) -> Search:
     """Search from the proposal and, if it differs, from the one in the order of running, the nearer one first."""
-    if as_run is None or _loads(as_run) == _loads(search.proposal):
-        search.improve_all()
-        return search
-    half = search.until - (search.until - time.monotonic()) / 2
-    other = Search(as_run, search.source, search.runner, search.wanted, search.tries // 2, half)
-    other.kept.append(AS_RUN)
-    search.tries //= 2
-    first, second = sorted((search, other), key=lambda s: s.distance)
-    first.until, second.until = half, max(search.until, other.until)
-    first.improve_all()
-    if not first.comparison.same:
-        second.improve_all()
-    best = second if second.comparison.same or second.distance < first.distance else first
-    best.tried = first.tried + second.tried + 1
+    starts = [search]
+    if as_run and _loads(as_run.pairs) != _loads(search.pairs):
+        starts.append(Search(as_run, search.source, search.runner, search.wanted, AS_RUN))
+        starts.sort(key=lambda s: s.distance)
+    tries, until = search.tries // len(starts), search.until
+    for k, start in enumerate(starts):
+        start.tries, start.until = tries, until - (until - time.monotonic()) / 2 * (k + 1 < len(starts))
+        start.improve_all()
+        if start.comparison.same:
+            break
+    best = min(starts, key=lambda s: (not s.comparison.same, s.distance))
+    best.tried = sum(s.tried for s in starts) + len(starts) - 1
     best.load(range(len(best.pairs)))
     return best
 
 
-def _loads(proposal: Proposal) -> set[object]:
-    """What a proposal would load."""
-    return {(p.sources, p.targets, p.order, p.fills) for p in proposal.pairs}
+def _loads(pairs: Iterable[Pair]) -> set[object]:
+    """What pairs would load."""
+    return {(p.sources, p.targets, p.order, p.fills) for p in pairs}
 
 
 def _said(p: Pair, before: Pair) -> Pair:
-    """The pair with reasons that say what it does: those for what was proposed are gone if the check changed that."""
-    if (p.order, p.sources, p.targets, p.fills) == (before.order, before.sources, before.targets, before.fills):
+    """The pair with a reason that says what it does now, if the check changed it."""
+    if _loads([p]) == _loads([before]):
         return p
-    kept = tuple(w for w in p.why if w not in ASSUMED)
-    return p._replace(why=kept if kept == p.why else (*kept, CHANGED))
-
-
-def _random(runner: Runner) -> str:
-    """That nothing can be proved, as a second run gives other outputs, and the first submodule where it does."""
-    runner.picked = {}
-    first = departure(runner.outputs(), runner.outputs(), ROUNDING, ROUNDING, scaled=True).first
-    where = f", beginning with {printable(first.name)}" if first and first.name else ""
-    return (
-        f"the module computes something else when it runs again{where}: its outputs cannot prove anything; "
-        "switch off what is random in evaluation, or give outputs of submodules before that"
-    )
+    return p._replace(why=tuple(w for w in p.why if w in IMAGES) or (CHANGED,))
 
 
 def _as_run(names: Sequence[str], ran: Sequence[str]) -> list[str]:
@@ -270,15 +253,12 @@ def bits(outputs: Outputs, tolerance: float) -> float:
 class Search:
     """The pairs as they are now, and how near their outputs are."""
 
-    def __init__(
-        self, proposal: Proposal, source: Checkpoint, runner: Runner, wanted: Outputs, tries: int, until: float
-    ) -> None:
+    def __init__(self, proposal: Proposal, source: Checkpoint, runner: Runner, wanted: Outputs, *kept: str) -> None:
         self.proposal, self.pairs = proposal, list(proposal.pairs)
-        self.source, self.runner, self.wanted, self.tries, self.until = source, runner, wanted, tries, until
-        self.tried = 0
-        self.kept: list[str] = []
+        self.source, self.runner, self.wanted = source, runner, wanted
+        self.tries, self.tried, self.until, self.why = TRIES, 0, 0.0, ""
+        self.kept = list(kept)
         self.arrays: dict[object, list[Array]] = {}
-        self.why = ""
         self.load(range(len(self.pairs)))
 
     def load(self, places: Iterable[int]) -> None:
