@@ -201,13 +201,3 @@ def test_the_summary_shows_twenty_causes(causes: int, more: str | None) -> None:
     assert (more or "") in text
     assert "warning" not in text
     assert text.endswith(f"4 converted, 2 up to date, {causes} failed; 3.0 kB in 2.0 s (2 per second)")
-
-
-@pytest.mark.parametrize(("done", "skipped", "warned"), [(0, 0, True), (1, 0, False), (0, 1, False)])
-def test_nothing_found_is_a_warning(done: int, skipped: int, warned: bool) -> None:
-    text = str(summary.Summary(done, skipped, (), 0, 0.0))
-    assert ("warning: no checkpoint was found" in text) is warned
-    assert summary.Summary(done, skipped, (), 5, 1.23456).to_json() == {
-        "done": done, "up_to_date": skipped, "failed": 0, "bytes": 5, "seconds": 1.235, "causes": [], "damaged": 0,
-        "remarks": [],
-    }  # fmt: skip

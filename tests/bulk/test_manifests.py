@@ -95,6 +95,19 @@ def test_all_kinds_say_the_same(kind: str, tmp_path: Path) -> None:
         ("m.jsonl", b'{"source": ["a"]}', "must be text"),
         ("m.jsonl", b'{"source": "a", "destination": 5}', "must be text"),
         ("m.jsonl", b"{}\n" * 10_000, "100 rows of the manifest cannot be parsed"),
+        ("m.jsonl", b'{"source": "a\\u0000.npz"}', "holds a NUL"),
+        ("m.jsonl", b'{"source": "a", "destination": "a\\udfff"}', "holds a NUL"),
+        ("m.jsonl", b'{"source": "a", "destination": "s3://b/x"}', "not below"),
+        ("m.jsonl", b'{"source": "a", "destination": "a/../../x"}', "not below"),
+        ("m.jsonl", b'{"source": "a", "destination": "/x"}', "not below"),
+        (
+            "m.jsonl",
+            b'{"source": "a", "colour": "red"}',
+            "1 row of .* cannot be parsed.*unknown key 'colour'",
+        ),
+        ("m.jsonl", b'{"source": "a", "include": "x"}', "Expecting value"),
+        ("m.jsonl", b'{"source": "a", "options": [1]}', "must be an object"),
+        ("m.jsonl", b'{"source": "a", "max_shard_size": 1e999}', "must be of type int"),
     ],
 )
 def test_what_is_no_manifest(name: str, raw: bytes, says: str, tmp_path: Path) -> None:

@@ -8,14 +8,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pytest
-from typer.testing import CliRunner
+from kit import Run
 
 import ckptconv
 from ckptconv.bulk.ledger import NAME, Ledger, LedgerEntry
 from ckptconv.bulk.summary import zoo_status
-from ckptconv.cli.main import app
-from ckptconv.errors import CorruptCheckpoint, StorageError
 from ckptconv.reporting.progress import default_name, page
 
 
@@ -96,33 +93,21 @@ def test_names_and_messages_are_text(tmp_path: Path) -> None:
     assert policy[1].startswith("default-src &#x27;none&#x27;; style-src &#x27;sha256-")
 
 
-def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_on_the_command_line(tmp_path: Path, cli: Run) -> None:
     (tmp_path / "out").mkdir()
     ledger(tmp_path / "out", entry("a", "done"))
-    run = CliRunner().invoke
-    assert "out.zoo.html: " in run(app, ["zoo", "report", "out/"]).output
-    before = (tmp_path / "out.zoo.html").read_bytes()
-    ledger(tmp_path / "out", entry("b", "done"))
-    with pytest.raises(StorageError, match="exists"):
-        run(app, ["zoo", "report", "out"], catch_exceptions=False)
-    assert (tmp_path / "out.zoo.html").read_bytes() == before
-    assert run(app, ["zoo", "report", "out", "--force"]).exit_code == 0
-    assert b"2 of 2 checkpoints converted" in (tmp_path / "out.zoo.html").read_bytes()
-    assert run(app, ["zoo", "report", "out", "-f", "-q"]).output == ""
-    said = json.loads(run(app, ["zoo", "report", "out", "-o", "page.html", "--json"]).output)
+    assert "out.zoo.html: " in cli("zoo", "report", "out/").stderr
+    ledger(tmp_path / "out", entry("c", "failed", error="E", message="a link; follow_links=True follows it"))
+    assert cli("zoo", "report", "out").returncode == 9, "it exists"
+    assert cli("zoo", "report", "out", "--force", "-q").stderr == ""
+    assert "a link; --follow-links follows it" in (tmp_path / "out.zoo.html").read_text()
+    assert "a link; --follow-links follows it" in cli("zoo", "status", "out").stderr
+    said = json.loads(cli("zoo", "report", "out", "-o", "page.html", "--json").stdout)
     assert said == {"output": "page.html", "bytes": (tmp_path / "page.html").stat().st_size}
-    ledger(
-        tmp_path / "out", entry("c", "failed", error="UnsafeCheckpoint", message="a link; follow_links=True follows it")
-    )
-    assert "a link; --follow-links follows it" in run(app, ["zoo", "status", "out"]).output
-    assert run(app, ["zoo", "report", "out", "--force"]).exit_code == 0
-    assert b"a link; --follow-links follows it" in (tmp_path / "out.zoo.html").read_bytes()
-    with pytest.raises(StorageError, match="has no ledger"):
-        run(app, ["zoo", "report", "."], catch_exceptions=False)
+    assert cli("zoo", "report", "page.html", "-o", "page.html", "--force").returncode != 0, "a ledger is not replaced"
+    assert "has no ledger" in cli("zoo", "report", ".").stderr
     (tmp_path / NAME).write_text("{}\n")
-    with pytest.raises(CorruptCheckpoint, match="line 1 of the ledger is damaged"):
-        run(app, ["zoo", "report", "."], catch_exceptions=False)
+    assert "line 1 of the ledger is damaged" in cli("zoo", "report", ".").stderr
 
 
 def test_names_of_pages() -> None:

@@ -13,9 +13,8 @@ from kit import Run
 import ckptconv
 from ckptconv import api
 from ckptconv.bulk import summary
-from ckptconv.bulk.ledger import LONGEST, MOST, LedgerEntry, read
+from ckptconv.bulk.ledger import LONGEST, MOST, LedgerEntry
 from ckptconv.checkpoint import Note
-from ckptconv.errors import CkptError
 
 LEFT_OUT = {  # options, and what is said: kind, cause, what
     "damage": (["--keep-going"], 1, "damaged", "1 damaged tensor, by the file's own checksums: bytes", "good"),
@@ -57,24 +56,6 @@ def test_what_is_left_out_or_changed_is_said(what: str, cli: Run, tmp_path: Path
     assert concerned in text
 
 
-def test_a_cut_file_whose_selected_tensors_are_whole(cli: Run, tmp_path: Path) -> None:
-    """As `convert` says it: not damage of what was selected, but a part that was not read."""
-    ckptconv.save({"good": np.arange(50, dtype="f4"), "other": np.ones(500, "f4")}, tmp_path / "in" / "m.pt")
-    raw = (tmp_path / "in" / "m.pt").read_bytes()
-    (tmp_path / "in" / "m.pt").write_bytes(raw[:-1000])
-    line = ["-o", "out", "--keep-going", "--include", "good"]
-    said = (
-        "unread: 1 checkpoint: the end of the file is gone; what is whole was found without its directory (in/m.pt)\n"
-    )
-    for done in (cli("zoo", "in", *line, "-j", "1"), cli("zoo", "status", "out")):
-        assert done.returncode == 0
-        assert said in done.stderr
-    assert (
-        said.replace("1 checkpoint: ", "").replace(" (in/m.pt)", "")
-        in cli("in/m.pt", *line[:1], "a.npz", *line[2:]).stderr
-    )
-
-
 def test_remarks_are_few_and_brief() -> None:
     notes = [Note("damaged", f"{'why ' * 200} {n}", (f"{'n' * 999}{n}",)) for n in range(99)]  # type: ignore[arg-type]
     notes += [Note("skipped", chr(97 + n) * 3, ("x",)) for n in range(20)] + [Note("hint", "no", ("y",))]
@@ -87,15 +68,3 @@ def test_remarks_are_few_and_brief() -> None:
     damaged, causes = summary.counted([entry._replace(source=f"/in/{n}") for n in range(1000)])
     assert (damaged, {c.checkpoints for c in causes}) == (1000, {1000})
     assert str(causes[0]).endswith("\n  ... and 995 more")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [[["tied", "a", "b"]], [["damaged", "a"]], [["damaged", "a" * 301, ""]], 3,
-     [["damaged", "a", "b"]] * 11],
-)  # fmt: skip
-def test_remarks_that_no_run_writes_are_refused(wrong: Any, tmp_path: Path) -> None:
-    entry = {"at": "a", "state": "done", "source": "", "files": [], "options": "", "remarks": wrong}
-    (tmp_path / "l").write_text(json.dumps(entry, separators=(",", ":")) + "\n")
-    with pytest.raises(CkptError, match="line 1 of the ledger is damaged"):
-        read(str(tmp_path / "l"))
