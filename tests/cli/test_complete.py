@@ -7,7 +7,7 @@ import os
 import pytest
 from kit import Run
 
-from ckptconv.cli import options, show
+from ckptconv.cli import options
 from ckptconv.cli.main import VERBS
 
 
@@ -44,22 +44,3 @@ def test_offers(cli: Run, line: str, offered: list[str]) -> None:
 def test_the_default_verb_is_put_in_front(typed: str, changed: str | None) -> None:
     found = options.with_verb({"_TYPER_COMPLETE_ARGS": typed}, VERBS)
     assert found == ({"_TYPER_COMPLETE_ARGS": changed} if changed else {})
-
-
-@pytest.mark.parametrize(
-    ("terminal", "environment", "coloured"),
-    [
-        (True, {}, True),
-        (False, {}, False),
-        (True, {"NO_COLOR": "1"}, False),
-        (True, {"NO_COLOR": ""}, True),  # https://no-color.org: present and not empty
-        (True, {"TERM": "dumb"}, False),
-    ],
-)
-def test_colour(terminal: bool, environment: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    for key, value in environment.items():
-        monkeypatch.setenv(key, value)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal, raising=False)
-    assert show.paint("text", "red") == ("\x1b[31mtext\x1b[0m" if coloured else "text")

@@ -18,7 +18,7 @@ from kit import Run
 
 import ckptconv
 from ckptconv.cli.main import fail, main
-from ckptconv.errors import CorruptCheckpoint, StorageError
+from ckptconv.errors import StorageError
 from ckptconv.storage.faults import Unreachable
 
 DATA = "model_epoch_14_gs_27956.data-00000-of-00001"
@@ -104,23 +104,6 @@ def test_nearly_a_checkpoint(name: str, content: bytes, code: int, says: str, cl
     assert says in done.stderr
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "flax/dtypes.msgpack", "flax/dtypes.npz", "keras/deflated.keras", "keras/legacy3.h5", "keras/net.keras",
-        "keras/net.weights.h5", "tf/frozen.pb", "tf/v1", "torch/module.pt", "torch/script.pt", "torch/stream.pt",
-        "vision/mixer-npz.safetensors",
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99, 1])
-def test_cut_anywhere_it_is_known_for_what_it_was(path: str, kept: float, fixtures: Path, tmp_path: Path) -> None:
-    whole = (fixtures / path).read_bytes()
-    cut = tmp_path / Path(path).name
-    cut.write_bytes(whole[: min(int(len(whole) * kept), len(whole) - 1)])
-    with pytest.raises(CorruptCheckpoint):
-        ckptconv.open(cut)
-
-
 FOLDERS: dict[str, tuple[list[str], int, str]] = {
     "nothing": ([], 3, "it is empty"),
     "no checkpoint": (["readme.txt", "x.py"], 3, "name one of what it holds (readme.txt, x.py)"),
@@ -167,48 +150,29 @@ def test_a_zip_of_something_else_says_what_is_in_it(cli: Run, tmp_path: Path) ->
     assert "readme.txt" in done.stderr
 
 
-def test_text_is_no_checkpoint(cli: Run, tmp_path: Path) -> None:
-    (tmp_path / "model").write_bytes(b"hello, world\n" * 100)
-    done = cli("inspect", "model")
-    assert done.returncode == 3
-    assert "begins with 68 65 6c 6c 6f" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
         (["nowhere.ckpt", "-o", "x.npz"], 9, "no such file"),
-        (["aa.npz", "-o", "x.npz"], 9, "did you mean a.npz"),
-        (["empty", "-o", "x.npz"], 3, "empty"),
         (["a.npz"], 2, "`ckptconv a.npz -o DST` converts; `ckptconv inspect a.npz` lists what is inside"),
         (["a.npz", "-o", "x.unknown"], 2, "--to"),
         (["a.npz", "-o", "empty"], 2, "'empty' is a folder"),
-        (["a.npz", "-o", "new/"], 2, "'new/' is a folder"),
-        (["a.npz", "-o", "x.npz", "--to", "nothing"], 2, "unknown format 'nothing'"),
         (["a.npz", "-o", "x.npz", "--to", "safetensor"], 2, "did you mean safetensors?"),
         (["a.npz", "-o", "x.npz", "-c", "berd"], 2, "did you mean bert?"),
         (["a.npz", "-o", "x.npz", "--include", "wieght"], 2, "weight"),
         (["a.npz", "-o", "x.npz", "--exclude", "w*"], 2, "leave none of 1 tensors"),
-        (["a.npz", "-o", "x.npz", "--dtype", "float7"], 2, "float7"),
         (["a.npz", "-o", "x.npz", "--dtype", "int8"], 2, "floating-point"),
         (["a.npz", "-o", "x.npz", "--dtype", "flaot16"], 2, "did you mean float16?"),
-        (["a.npz", "-o", "x.npz", "--dtype", "torch.bflot16"], 2, "did you mean bfloat16?"),
         (["a.npz", "-o", "x.npz", "--rename", "weight=w", "--rename", "wieght=w"], 2, "wieght; did you mean weight?"),
-        (["a.npz", "-o", "x.npz", "--rename", "enc/{x...}={x...}"], 2, "enc/{x...}"),
-        (["verify", "a.npz", "--inverse", "--param", "n=1"], 2, "--inverse, --param"),
         (["verify", "a.npz", "--dtype", "float16", "--skip-unrepresentable"], 2, "--dtype, --skip-unrepresentable"),
-        (["a.npz", "-o", "x.npz", "--max-memory", "lots"], 2, "not a size"),
         (["a.npz", "-o", "x.npz", "--max-memory", "1kB"], 2, "16MB"),
         (["a.npz", "-o", "x.safetensors", "--max-shard-size", "0"], 2, "not a size"),
         (["a.npz", "-o", "x.npz", "--inverse"], 2, "choose one with -c"),
-        (["a.npz", "-o", "x.npz", "--param", "heads=3"], 2, "choose one with -c"),
         (["a.npz", "-o", "b.npz"], 9, "--force"),
         (["a.npz", "a.npz", "-o", "x.npz"], 6, "--scope"),
         (["a.npz", "-o", "x.npz", "--ema"], 2, "moving averages"),
-        (["a.npz", "-o", "file/x.npz"], 9, "file"),
         (["frobnicate", "x"], 2, "neither a verb nor a file is called 'frobnicate'"),
         (["inpsect", "a.npz"], 2, "did you mean `ckptconv inspect`?"),
-        (["help"], 2, "did you mean `ckptconv --help`?"),
         (["a.npz", "-o", "x.npz", "--inclde", "w"], 2, "--include"),
         (["inspect", "a.npz", "b.npz"], 2, "see `ckptconv inspect --help`"),
     ],
@@ -251,12 +215,6 @@ def test_a_closed_pipe_ends_as_documented(tmp_path: Path) -> None:
         run.stdout.close()
         assert run.stderr.read() == ""
     assert run.returncode == 141
-
-
-def test_no_temporary_file_is_meant(cli: Run, tmp_path: Path) -> None:
-    (tmp_path / ".model.npz.0a1b2c3d.part").mkdir()
-    assert cli("inspect", "model.npz.0a1b2c3d.npz").stderr.endswith(": no such file, folder or checkpoint prefix\n")
-    assert "did you mean .model" in cli("inspect", ".model.npz.0a1b2c3d.prt").stderr
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import logging
 import os
 import pickle
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +73,6 @@ def test_progress_is_called_with_bytes(path: Path, tmp_path: Path, capsys: pytes
         ckptconv.convert(path, tmp_path / "p.npz", progress="loud")
 
 
-def test_a_bar_of_rich_ends_with_the_conversion(capsys: pytest.CaptureFixture[str]) -> None:
-    from ckptconv.api.options import bar
-
-    move = bar(True)
-    assert move is not None
-    for done in (0, 500, 1000):
-        move(done, 1000)
-    assert "1.0/1.0 kB" in capsys.readouterr().err
-    assert bar(None) is bar(False) is None
-
-
 # --- slices -----------------------------------------------------------------------------------------------------------
 
 INDICES: list[Any] = [
@@ -108,16 +96,6 @@ def test_a_slice_is_numpys(subject: Any, tmp_path: Path) -> None:
         t[0, 0, 0, 0]
 
 
-def test_a_slice_of_what_was_rearranged(path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    base = torch.arange(4 * 6 * 5).reshape(4, 6, 5).float()
-    for view in (base.permute(2, 0, 1), base.transpose(0, 1)[::2], base[1:, 2]):
-        torch.save({"v": view}, path.with_suffix(".pt"))
-        t = ckptconv.open(path.with_suffix(".pt"))["v"]
-        for index in (np.s_[1:3], np.s_[:, 1], np.s_[-1, ..., 0:2]):
-            np.testing.assert_array_equal(t[index], view.numpy()[index])
-
-
 def test_a_slice_reads_only_the_slice(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ckptconv.storage.files import Reader
 
@@ -127,13 +105,6 @@ def test_a_slice_reads_only_the_slice(path: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Reader, "into", lambda self, at, view: (read.append(len(view)), into(self, at, view))[1])
     assert t[1000, 5:7].tolist() == [1000 * 1024 + 5, 1000 * 1024 + 6]
     assert sum(read) < 10_000
-
-
-def test_numpy_takes_a_tensor_as_an_array(path: Path) -> None:
-    t = ckptconv.open(path)["layer_1/kernel"]
-    assert np.asarray(t).shape == (3, 4)
-    assert np.asarray(t, "f8").dtype == np.float64
-    assert float(np.mean(t)) == 6.5
 
 
 # --- saving -----------------------------------------------------------------------------------------------------------
@@ -421,12 +392,6 @@ def test_habits_of_numpy_h5py_and_safetensors(path: Path, tmp_path: Path) -> Non
     assert not out.exists()
 
 
-def test_an_inspection_shows_itself(path: Path) -> None:
-    found = ckptconv.inspect(path, include="layer_0*", stats=True)
-    assert repr(found) == "<Inspection safetensors: 1 tensor, 48 B, 12 parameters in weights>"
-    assert str(found).splitlines()[1].split()[:3] == ["layer_0/kernel", "float32", "3x4"]
-
-
 def test_every_error_speaks_python(path: Path) -> None:
     for call in (
         lambda: ckptconv.convert(path, path),
@@ -459,16 +424,3 @@ def test_sources_that_are_none(sources: list[str], given: dict[str, Any], words:
     if len(sources) == 1 and not given:
         with pytest.raises(ckptconv.UsageError, match=words):
             ckptconv.open(sources[0])
-
-
-def test_names_that_the_package_lacks() -> None:
-    hint = "; open(path) opens a checkpoint, and its torch() is a state dict"
-    for module, name, end in (
-        (ckptconv, "nonsense", ""), (ckptconv, "load_file", hint), (ckptconv, "loads", hint),
-        (ckptconv.api, "load", ""),
-    ):  # fmt: skip
-        with pytest.raises(AttributeError) as e:
-            getattr(module, name)
-        assert str(e.value) == f"module {module.__name__!r} has no attribute {name!r}{end}"
-    if find_spec("torch"):
-        assert ckptconv.torch.__name__ == "ckptconv.torch"

@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -285,13 +284,6 @@ def test_the_engines() -> None:
             engine.engine(name)
 
 
-def test_paths_that_mean_the_same_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert engine.absolute("a/../b") == os.path.join(os.getcwd(), "b")
-    assert engine.absolute("s3://bucket/a") == "s3://bucket/a"
-    assert engine.absolute("file:///x/y") == "/x/y"
-
-
 class Sink:
     def paths(self) -> dict[str, str]:
         return {"file": __file__}
@@ -332,21 +324,6 @@ def test_jobs_become_tasks_and_come_back_whole(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engine, "SHIPPED", 1)
     with pytest.raises(UsageError, match="would travel"):
         list(run(work(), [job(Held(np.ones(1)))]))
-
-
-@pytest.mark.parametrize("connected", [False, True])
-def test_a_connection_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, connected: bool) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    for name, address in (("ray", "head:6379"), ("ray://host:1", "ray://host:1")):
-        ray = Cluster(connected=connected)
-        monkeypatch.setitem(sys.modules, "ray", ray)
-        knocks = list[str]()
-        monkeypatch.setattr(engine, "_knock", knocks.append)
-        with suppress(KeyError), engine.cluster(name) as found:
-            assert found is ray
-            raise KeyError
-        assert ray.said == ([] if connected else [("init", address), "shutdown"])
-        assert knocks == ([] if connected else [address])
 
 
 @pytest.mark.parametrize("error", [ConnectionError("away\nfor good"), RuntimeError("away"), ValueError("away")])

@@ -22,7 +22,6 @@ from ckptconv.engine.plan import Budget, Plan, compile_plan
 from ckptconv.errors import CkptError, StorageError, UsageError
 from ckptconv.formats import safetensors
 from ckptconv.formats.placement import Patch
-from ckptconv.moves import derived
 from ckptconv.moves.log import Loss, Read, Written
 from ckptconv.moves.part import Coded, Part, Piece, Span
 from ckptconv.moves.sources import Sources
@@ -97,18 +96,6 @@ def stopped(plan: Plan, sources: Sources, *, publish: bool = False) -> Path:
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "COMMIT", 0.0)
-
-
-def test_receipts_come_back_as_they_were(plan: Plan, sources: Sources) -> None:
-    path, every = stopped(plan, sources), receipts(plan)
-    with Journal(plan, sources, digest=False) as j:
-        assert j.receipts == every[:2]
-        assert not j.publishing
-        j.add(every[2], Out(path))  # type: ignore[arg-type]
-    with Journal(plan, sources, digest=False) as j:
-        assert j.receipts == every
-        j.remove()
-    assert not path.exists()
 
 
 def test_the_journal_of_a_run_is_as_documented(plan: Plan, sources: Sources) -> None:
@@ -220,13 +207,6 @@ def test_without_its_parts_a_run_starts_over_unless_they_were_renamed(
         assert (len(j.receipts), j.publishing) == ((2, True) if publish else (0, False))
 
 
-def test_what_was_written_and_not_renamed_is_still_to_be_confirmed(plan: Plan, sources: Sources) -> None:
-    stopped(plan, sources, publish=True)
-    Path(plan.folder, STAGE, "m.safetensors").write_bytes(b"new")
-    with Journal(plan, sources, digest=False, force=True) as j:
-        assert (len(j.receipts), j.publishing) == (2, False)
-
-
 def copied(stage: Path, path: Path) -> None:
     """What a tar or cp makes of it: the same bytes in other files."""
     os.replace(path, f"{path}.was")
@@ -317,23 +297,3 @@ def test_plans_that_write_other_bytes_have_other_fingerprints(
         monkeypatch.setattr(ckptconv, "__version__", "0.0.1")
         prints["another version"] = fingerprint(plan, now, False)
     assert len(set(prints.values())) == len(prints)
-
-
-@pytest.mark.parametrize("made", ["compared", "summed", "cut"])
-def test_all_files_count_of_which_data_is_made(made: str, plan: Plan, tmp_path: Path) -> None:
-    spans = [Span(str(tmp_path / name), 0, 60) for name in ("one", "two")]
-    for span in spans:
-        Path(span.url).write_bytes(bytes(60))
-    one, two = (contiguous(name, DTYPES["float32"], (15,), span) for name, span in zip("ab", spans, strict=True))
-    data = {
-        "compared": lambda: derived.compared([one, two]),
-        "summed": lambda: derived.summed([one, two], zeros=False),
-        "cut": lambda: derived.without(one, two, 0.0, axis=0),
-    }[made]()
-    prints = set[str]()
-    for span in (None, *spans):
-        if span:
-            os.utime(span.url, (1, 1))
-        with Sources() as now:
-            prints.add(fingerprint(first(plan, data=data), now, False))
-    assert len(prints) == 3

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import re
 import runpy
-import shlex
-from pathlib import Path
 
 import pytest
-from documents import inside
 from kit import ROOT
 
 import ckptconv
@@ -72,31 +68,3 @@ def test_make_has_the_targets_that_pages_and_workflows_name() -> None:
     said = {verb for p in pages for verb in re.findall(r"(?:^ *|`|run: |&& )make ([a-z]+)", p.read_text(), re.M)}
     assert {"quick", "format", "lint", "test", "docs", "fixtures", "proto", "fuzz", "bench", "build"} <= said
     assert said - made == set()
-
-
-def test_the_recorded_terminal_shows_what_its_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/terminal.svg, but for times, for spaces and line ends, and for what a terminal leaves out of long lines."""
-    pytest.importorskip("pty")
-    commands = runpy.run_path(str(ROOT / "tools" / "make_terminal.py"))["COMMANDS"]
-    svg = (ROOT / "docs" / "terminal.svg").read_text(encoding="utf-8")
-    pieces = [html.unescape(t) for t in re.findall(r"<text [^>]*>([^<]*)</text>", svg)]
-    picture = plain("".join(pieces))
-    (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
-    monkeypatch.chdir(tmp_path)
-    for command in commands:
-        assert plain(f"$ {command}") in picture
-        _, shown = inside(shlex.split(command)[1:])
-        lines = map(plain, shown.splitlines())
-        missing = [line for line in lines if line not in picture and not cut(line, picture)]
-        assert missing == [], f"{command}: run python tools/make_terminal.py"
-    assert "http" not in svg.replace("http://www.w3.org/2000/svg", "").replace("https://www.textualize.io", "")
-
-
-def plain(text: str) -> str:
-    """Text without spaces and times."""
-    return re.sub(r"(?<=in)\d+\.\d+s(?=->)", "", re.sub(r"\s", "", text))
-
-
-def cut(line: str, picture: str) -> bool:
-    """Whether the picture has a line from whose middle something was left out."""
-    return any(f"{line[:i]}…" in picture for i in range(len(line) // 2, len(line)))

@@ -20,7 +20,6 @@ import ckptconv
 from ckptconv import api
 from ckptconv.errors import CkptError, Unrepresentable, VerifyError
 from ckptconv.formats.own_metadata import GROUP, HASHES, OPTIONS
-from ckptconv.verification.readback import listed
 
 FLIPS = int(os.environ.get("CKPTCONV_FLIPS", "20"))
 CARRY: dict[str, dict[str, object]] = {
@@ -103,13 +102,6 @@ def test_hashes_are_not_handed_on(tmp_path: Path) -> None:
     assert ckptconv.open(tmp_path / "c.pt").metadata["kept"] == "yes"
 
 
-@pytest.mark.parametrize("name", ["m.pt", "m.safetensors"])
-def test_a_limit_that_one_file_keeps_leaves_the_hashes_in_it(name: str, tmp_path: Path) -> None:
-    ckptconv.save(values(), tmp_path / name, hash=True, max_shard_size=10**9)
-    assert [p.name for p in tmp_path.iterdir()] == [name]
-    assert api.verify(tmp_path / name).hashed == len(values())
-
-
 @pytest.mark.parametrize(("name", "kind"), [("s.safetensors", "safetensors"), ("s.bin", "torch")])
 @pytest.mark.parametrize(("limit", "count"), [(500, 4), (1000, 2)])
 def test_a_shard_alone_is_not_what_the_hashes_are_of(
@@ -137,12 +129,6 @@ def test_formats_with_checksums_carry_none_unasked(name: str, tmp_path: Path) ->
     assert not any(HASHES.encode() in p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
 
 
-def test_some_tensors_of_what_carries_hashes(tmp_path: Path) -> None:
-    ckptconv.save(values(), tmp_path / "m.safetensors")
-    found = api.verify(tmp_path / "m.safetensors", include=["layer*"])
-    assert (found.tensors, found.hashed) == (8, 8)
-
-
 def test_a_tensor_that_was_added_by_something_else(tmp_path: Path) -> None:
     save_file = pytest.importorskip("safetensors.numpy").save_file
     ckptconv.save(values(), tmp_path / "m.safetensors")
@@ -151,13 +137,6 @@ def test_a_tensor_that_was_added_by_something_else(tmp_path: Path) -> None:
     save_file({n: np.asarray(a) for n, a in values().items()} | {"new": np.ones(3)}, tmp_path / "n.safetensors", kept)
     with pytest.raises(VerifyError, match="its hashes are of 11 tensors, but it holds 12"):
         api.verify(tmp_path / "n.safetensors")
-
-
-def test_hashes_with_layout_changes_casts_and_resume(fixtures: Path, tmp_path: Path) -> None:
-    """The hash is of what was written, not of what was read."""
-    target = {"hash": True, "resume": True}
-    api.convert(fixtures / "g2p_en", tmp_path / "m.safetensors", **target, dtype="float16")
-    assert api.verify(tmp_path / "m.safetensors").hashed == 57
 
 
 @pytest.mark.slow
@@ -331,18 +310,6 @@ def test_all_verbs_take_the_same_for_damage(what: str, cli: Run, tmp_path: Path)
     assert [n["names"] for n in json.loads(done.stdout)["damaged"] if "in A" in n["text"]] == [lost] * bool(lost)
 
 
-def test_reasons_of_several_lines_are_listed_in_one() -> None:
-    why = "2 damaged tensors, by the file's own checksums:\n  bytes 1 to 2\n  bytes 5 to 6"
-    assert "\\n" not in (text := listed({"a": why, "b": why.replace("\n", " ")}))
-    assert text.startswith("  a: 2 damaged tensors, by the file's own checksums: bytes 1 to 2 bytes 5 to 6\n  b: ")
-
-
-def test_keep_going_with_nothing_wrong(tmp_path: Path) -> None:
-    ckptconv.save(values(), tmp_path / "m.ckpt", format="tf")
-    report = api.convert(tmp_path / "m.ckpt", tmp_path / "m.npz", keep_going=True)
-    assert (dict(report.damaged), report.tensors) == ({}, len(values()))
-
-
 def test_keep_going_with_all_wrong(tmp_path: Path) -> None:
     ckptconv.save({"a": np.ones(9)}, tmp_path / "m.ckpt", format="tf")
     flip(next(tmp_path.glob("*.data*")), 5)
@@ -508,33 +475,6 @@ def test_what_was_opened_is_compared_when_it_is_saved(how: str, name: str, tmp_p
         ckptconv.save(OPENED[how](found), tmp_path / "a.safetensors")
     ckptconv.save(OPENED[how](found), tmp_path / "b.safetensors", verify=False)
     assert api.verify(tmp_path / "b.safetensors").hashed == 0
-
-
-def test_strings_that_were_opened_are_compared_when_they_are_saved(tmp_path: Path) -> None:
-    ckptconv.save({"s": np.array([b"one", b"twenty"], object)}, tmp_path / "m.hdf5", format="hdf5")
-    raw = (tmp_path / "m.hdf5").read_bytes()
-    (tmp_path / "m.hdf5").write_bytes(raw.replace(b"twenty", b"twelve"))
-    with pytest.raises(VerifyError, match="content does not match its hash"):
-        ckptconv.save(ckptconv.open(tmp_path / "m.hdf5"), tmp_path / "n.hdf5", format="hdf5")
-
-
-@pytest.mark.parametrize("how", ["converted", "saved"])
-def test_damage_to_what_is_left_out_is_in_nobodys_way(how: str, tmp_path: Path) -> None:
-    ckptconv.save(values(), tmp_path / "m.safetensors")
-    flip(tmp_path / "m.safetensors", -3)
-    if how == "converted":
-        ckptconv.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", exclude="whole.x")
-    else:
-        ckptconv.save(ckptconv.open(tmp_path / "m.safetensors", exclude="whole.x"), tmp_path / "n.safetensors")
-    assert api.verify(tmp_path / "n.safetensors").hashed == len(values()) - 1
-
-
-def test_keep_going_leaves_out_what_its_hash_says_is_damaged(tmp_path: Path) -> None:
-    ckptconv.save(values(), tmp_path / "m.safetensors")
-    flip(tmp_path / "m.safetensors", -3)
-    report = api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", keep_going=True)
-    assert list(report.damaged) == ["whole.x"]
-    assert "whole.x" not in ckptconv.open(tmp_path / "n.safetensors")
 
 
 # --- how it was made --------------------------------------------------------------------------------------------
