@@ -7,14 +7,15 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .. import checkpoint
 from ..checkpoint import Checkpoint, Note
 from ..engine.plan import Budget, Plan, compile_plan, shared_notes
-from ..engine.run import How, Map, Metadata, Outcome, execute
+from ..engine.run import How, Map, Metadata, Outcome, execute, older
 from ..errors import Unrepresentable, UsageError
 from ..formats import table
 from ..formats.keras import order
@@ -24,11 +25,12 @@ from ..formats.table import Format
 from ..messages import listing, redacted
 from ..moves.read import hash_tensor
 from ..moves.sources import Sources
+from ..output.destination import check_replaced, place
 from ..rules import passes
 from ..storage import files
 from ..storage.lookups import once
+from ..storage.session import Session, session
 from ..verification.readback import confirm
-from . import replacing
 from .memory import gathered
 from .options import CHANGE, RESOURCES, SELECT, TARGET, Options, Path, Verify, departing, parse_options, takes
 from .options import path as text
@@ -120,7 +122,7 @@ def dry_run(sources: Path | Sequence[Path], destination: Path, **given: Unpack[C
     plan = plan_for(made, destination, how, many)[0]
     if not how.force:
         return plan
-    return replacing.foretold(plan, made.urls, [os.fspath(s) for s in many], text(destination))
+    return foretold(plan, made.urls, [os.fspath(s) for s in many], text(destination))
 
 
 @takes(*CONVERT)
@@ -196,7 +198,7 @@ def write(
         confirm=confirmed if how.verify != "none" else None,
         ahead=how.verify != "full",  # which reads every byte before anything is published
     )
-    with replacing.sparing(made, read, sources, url):
+    with sparing(made, read, sources, url):
         outcome = execute(made, writer, run)
     if how.verify != "none" and (files.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
         try:
@@ -230,7 +232,7 @@ def _report(
         bytes=made.nbytes,
         seconds=time.monotonic() - began,
         files=tuple(f.name for f in made.placement.files),
-        notes=(*made.notes, *replacing.found(outcome)),
+        notes=(*made.notes, *replaced(outcome)),
         loss={n: (loss.overflow, loss.underflow) for n, loss in outcome.loss.items()},
         verified_bytes=outcome.verified,
         verify=verify,
@@ -303,3 +305,49 @@ def _compared(made: Checkpoint, how: Options) -> tuple[Checkpoint, Options]:
         return hashes.guarded(made), how
     bare, hashed = hashes.unwatched(made)
     return bare, replace(how, hash=False) if hashed and how.hash is None else how
+
+
+# --- what a run takes away where it writes --------------------------------------------------------------------------
+#
+#     convert("s/model.safetensors.index.json", "s/model.safetensors", include="a", force=True)
+#
+# would replace shards that it reads by one file with a part of them: what is left out would be nowhere. To write a
+# checkpoint over itself, under the name by which it was given, is what was asked for, as with `cp`.
+
+LEFT = ("damaged", "skipped", "unread", "dropped")  # the notes on what of a source is not written
+OLDER = "files of an older checkpoint of this name, which force=True {}"
+
+
+def sparing(
+    plan: Plan, read: Iterable[str], sources: Sequence[str], destination: str
+) -> AbstractContextManager[Session]:
+    """In here no file that was read is replaced or removed while something in the sources is left out.
+
+    sources: as they were given. The files of the output itself are replaced if it has the name of one of them, or if
+    they are all that was read: a checkpoint is written over itself, by whatever name.
+    """
+    left = [str(n) for n in plan.notes if n.kind in LEFT and n not in plan.placement.notes]
+    if not left:
+        return session(spared=())
+    named = place(destination) in map(place, sources)
+    there, own = ({*map(place, urls)} for urls in (read, _own(plan)))
+    return session(spared=there - (own if named or there <= own else set()), left=left)
+
+
+def foretold(plan: Plan, read: Iterable[str], sources: Sequence[str], destination: str) -> Plan:
+    """The plan, with a note on what `force` would remove; an error if that is not spared."""
+    gone = older(plan)
+    with sparing(plan, read, sources, destination):
+        check_replaced(_own(plan), [files.join(plan.folder, name) for name in gone], force=True)
+    note = Note("hint", OLDER.format("removes"), tuple(gone))
+    return replace(plan, notes=(*plan.notes, note)) if gone else plan
+
+
+def _own(plan: Plan) -> list[str]:
+    return [files.join(plan.folder, f.name) for f in plan.placement.files if not f.shared]
+
+
+def replaced(outcome: Outcome) -> list[Note]:
+    """What was at the destination, and what became of it."""
+    notes = [Note("hint", "left by a killed run and cleared away", outcome.cleared)] if outcome.cleared else []
+    return notes + ([Note("hint", OLDER.format("removed"), outcome.removed)] if outcome.removed else [])

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ..moves.boxes import is_contiguous
-from ..moves.decoded import Decoded
 from ..moves.gather import (
     Run,
     buffers,
@@ -22,7 +21,7 @@ from ..moves.gather import (
 )
 from ..moves.log import Log, Loss, Read, Written
 from ..moves.part import Coded, Piece
-from ..moves.sources import Sources, stream
+from ..moves.sources import Decoded, Sources, stream
 from ..storage.files import is_remote
 from .plan import Budget, Job
 

@@ -22,11 +22,10 @@ import numpy as np
 
 from ..checkpoint import Tensor
 from ..errors import LayoutError
-from ..moves.decoded import Pool, whole
 from ..moves.gather import read_into
 from ..moves.part import Piece
 from ..moves.read import each, windows
-from ..moves.sources import Sources
+from ..moves.sources import Pool, Sources, whole
 from ..rules import layout as layouts
 from ..verification.compare import first_difference
 from .names.likeness import alike

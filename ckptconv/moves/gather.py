@@ -12,10 +12,9 @@ from ..errors import ConversionError, CorruptCheckpoint
 from ..storage.files import Reader, is_remote
 from ..storage.remote import MAX_REQUEST, RemoteFile
 from .boxes import clip, is_contiguous, reach, slabs
-from .decoded import Decoded
 from .log import Log, Read
 from .part import Coded, Data, Held, Part, Piece, Span, Stored, c_strides
-from .sources import Sources, decode
+from .sources import Decoded, Sources, decode
 
 if TYPE_CHECKING:
     from .copy import Array

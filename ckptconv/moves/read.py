@@ -12,11 +12,10 @@ from ..errors import CorruptCheckpoint, UsageError
 from ..messages import listing, many, printable, redacted
 from ..storage import checksum
 from ..storage.files import Reader, Stamp, is_remote
-from .decoded import Decoded
 from .gather import fetched, read_into, read_strings
 from .log import CHUNK, HASH, Read, chunk_digests
 from .part import Coded, Data, Part, Piece, Span, Stored, is_vast
-from .sources import Sources
+from .sources import Decoded, Sources
 
 if TYPE_CHECKING:
     from typing import TypeGuard

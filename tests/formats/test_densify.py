@@ -11,7 +11,7 @@ import pytest
 from kit import Run
 
 import ckptconv
-from ckptconv.moves import dense as blocks
+from ckptconv.moves import derived as blocks
 
 torch = pytest.importorskip("torch", reason="torch writes the sparse tensors")
 

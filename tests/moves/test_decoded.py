@@ -16,10 +16,9 @@ from ckptconv.dtypes import DTYPES
 from ckptconv.engine import plan as planning
 from ckptconv.engine.plan import Budget
 from ckptconv.formats import safetensors
-from ckptconv.moves.decoded import Pool
 from ckptconv.moves.part import Coded, Held, Part, Span
 from ckptconv.moves.read import read_array, windows
-from ckptconv.moves.sources import Sources
+from ckptconv.moves.sources import Pool, Sources
 from ckptconv.testing import write
 
 SHAPE = (64, 4096)

@@ -20,10 +20,9 @@ from ckptconv.dtypes import DTYPES, dtype, of_numpy
 from ckptconv.engine.plan import how, sources
 from ckptconv.errors import ConversionError, CorruptCheckpoint, MissingExtra, UsageError
 from ckptconv.moves import sources as handles
-from ckptconv.moves.decoded import Pool
 from ckptconv.moves.part import Coded, Part, Span, c_strides
 from ckptconv.moves.read import each, hash_check, hash_tensor, read_array
-from ckptconv.moves.sources import Sources, stream
+from ckptconv.moves.sources import Pool, Sources, stream
 from ckptconv.storage import checksum
 from ckptconv.storage.files import Reader
 

@@ -21,10 +21,10 @@ from ckptconv.moves import gather
 from ckptconv.moves.boxes import clip, slabs
 from ckptconv.moves.boxes import sliced as box
 from ckptconv.moves.cast import transform
-from ckptconv.moves.decoded import Pool
 from ckptconv.moves.log import CHUNK, Log, Loss, Read, Written
 from ckptconv.moves.part import Held, Part, Piece, Span, Stored, c_strides, checked_count, is_vast
 from ckptconv.moves.read import check_reads, hash_check, hash_tensor
+from ckptconv.moves.sources import Pool
 from ckptconv.storage import checksum
 from ckptconv.storage.remote import MAX_GAP, MAX_REQUEST, merged
 
