@@ -38,8 +38,16 @@ class Sum(NamedTuple):
     terms: tuple[Axis, ...]
 
 
+class Term(NamedTuple):
+    """One term of a sum whose sizes are known: it begins at `start`, and all terms are `total` long."""
+
+    start: int
+    axis: Axis
+    total: int
+
+
 Leaf = str | Literal
-Axis = Leaf | Prod | Sum
+Axis = Leaf | Prod | Sum | Term
 Sizes = Mapping[str, int]
 REST = "rest"  # a name whose size is what the others leave over
 ONE = Literal(1, 0)  # an axis without information
@@ -142,15 +150,15 @@ def bases(node: Axis) -> set[str]:
     """The names whose sizes an axis depends on."""
     if isinstance(node, str):
         return {base_of(node)}
-    return set() if isinstance(node, Literal) else set().union(*map(bases, node[0]))
+    return set() if isinstance(node, Literal | Term) else set().union(*map(bases, node[0]))
 
 
 def size_of(node: Axis, sizes: Sizes) -> int:
     """The length of an axis whose sizes are all known."""
     if isinstance(node, str):
         return sizes[base_of(node)]
-    if isinstance(node, Literal):
-        return node.n
+    if isinstance(node, Literal | Term):
+        return node.n if isinstance(node, Literal) else node.total
     if isinstance(node, Prod):
         return prod(size_of(n, sizes) for n in node.items)
     return sum(size_of(n, sizes) for n in node.terms)
@@ -187,42 +195,42 @@ def most(node: Axis, name: str, value: int, sizes: Sizes) -> int:
 Strides = dict[Leaf, int]
 
 
-def alternatives(node: Axis, stride: int, sizes: Sizes) -> list[tuple[int, Strides]]:
-    """Each block of an axis: its start, and the strides of its leaves."""
-    if isinstance(node, str | Literal):
-        return [(0, {} if node == ONE else {node: stride})]
+class Block(NamedTuple):
+    """One choice of a term in every sum of an axis: its first element, the strides of its leaves, and the axis."""
+
+    start: int
+    strides: Strides
+    axis: Axis
+
+
+def blocks(node: Axis, stride: int, sizes: Sizes) -> list[Block]:
+    """All blocks of an axis whose elements are `stride` apart."""
     if isinstance(node, Sum):
-        out, at = [], 0
+        out, at, total = [], 0, size_of(node, sizes)
         for term in node.terms:
-            out += [(at * stride + start, names) for start, names in alternatives(term, stride, sizes)]
+            out += [
+                Block(at * stride + b.start, b.strides, Term(at, b.axis, total)) for b in blocks(term, stride, sizes)
+            ]
             at += size_of(term, sizes)
         return out
+    if not isinstance(node, Prod):
+        return [Block(0, {} if node == ONE or isinstance(node, Term) else {node: stride}, node)]
     inner = []
     for item in reversed(node.items):
-        inner.append(alternatives(item, stride, sizes))
+        inner.append(blocks(item, stride, sizes))
         stride *= size_of(item, sizes)
-    return [(sum(s for s, _ in pick), {k: v for _, d in pick for k, v in d.items()}) for pick in product(*inner[::-1])]
+    picks = product(*inner[::-1])
+    return [
+        Block(sum(b.start for b in p), {k: v for b in p for k, v in b.strides.items()}, Prod(tuple(b.axis for b in p)))
+        for p in picks
+    ]
 
 
-def blocks(node: Axis) -> int:
+def count_blocks(node: Axis) -> int:
     """The number of blocks of an axis."""
-    if isinstance(node, str | Literal):
-        return 1
-    return sum(map(blocks, node.terms)) if isinstance(node, Sum) else prod(map(blocks, node.items))
-
-
-def choices(node: Axis) -> list[tuple[Axis, frozenset[Leaf]]]:
-    """Each block of an axis, with sums reduced to one term (`Sum` of before, term, after), and its leaves."""
-    if isinstance(node, str | Literal):
-        return [(node, frozenset() if node == ONE else frozenset([node]))]
-    if isinstance(node, Prod):
-        picks = product(*(choices(n) for n in node.items))
-        return [(Prod(tuple(n for n, _ in p)), frozenset().union(*(k for _, k in p))) for p in picks]
-    out: list[tuple[Axis, frozenset[Leaf]]] = []
-    for i, term in enumerate(node.terms):
-        before, after = Prod(node.terms[:i]), Prod(node.terms[i + 1 :])
-        out += [(Sum((before, choice, after)), names) for choice, names in choices(term)]
-    return out
+    if isinstance(node, Sum):
+        return sum(map(count_blocks, node.terms))
+    return prod(map(count_blocks, node.items)) if isinstance(node, Prod) else 1
 
 
 def leaves(axes: Sequence[Axis]) -> list[Leaf]:
@@ -233,6 +241,6 @@ def leaves(axes: Sequence[Axis]) -> list[Leaf]:
             out += [a] * (a != ONE)
         elif isinstance(a, Prod):
             out += leaves(a.items)
-        else:
+        elif isinstance(a, Sum):
             out += set().union(*(set(leaves([t])) for t in a.terms))
     return out

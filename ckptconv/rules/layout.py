@@ -14,7 +14,8 @@ same sets. A move is a part of a source (moves.part.Part) each of whose axes mak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
@@ -28,17 +29,16 @@ from .axes import (
     MAX_BLOCKS,
     REST,
     Axis,
-    Leaf,
+    Block,
     Literal,
     Parser,
     Prod,
     Sizes,
     Strides,
-    Sum,
-    alternatives,
+    Term,
     bases,
     blocks,
-    choices,
+    count_blocks,
     leaves,
     most,
     root,
@@ -178,10 +178,12 @@ def _bind(layout: Layout, shapes: tuple[Shape, ...], given: tuple[tuple[str, int
     unrolled, sizes = layout.unrolled(shapes), layout.sizes(shapes, dict(given))
     places = {}
     for t, axes in enumerate(unrolled.targets):
-        for base, names in alternatives(Prod(axes), 1, sizes):
-            places[frozenset(names)] = (t, base, names)
-    key = (layout.text, shapes, given)
-    sources = (Blocks(a, sizes, places, unrolled.fail, (*key, k)) for k, a in enumerate(unrolled.sources))
+        for b in blocks(Prod(axes), 1, sizes):
+            places[frozenset(b.strides)] = (t, b)
+    sources = []
+    for k, axes in enumerate(unrolled.sources):
+        pairs = [(b.axis, *places[frozenset(b.strides)]) for b in blocks(Prod(axes), 1, sizes)]
+        sources.append(Blocks(pairs, sizes, unrolled.fail, (layout.text, shapes, given, k)))
     return Bound(tuple(sources), layout.shapes(shapes, dict(given)))
 
 
@@ -190,19 +192,16 @@ def parse(text: str) -> Layout:
     """Parse a pattern; LayoutError unless both sides have the same blocks, each once."""
     parser = Parser(text)
     layout = Layout(text, *parser.sides())
-    if any(blocks(Prod(axes)) > MAX_BLOCKS for side in (layout.sources, layout.targets) for axes in side):
+    sides, ones = (layout.sources, layout.targets), defaultdict[str, int](lambda: 1)
+    if any(count_blocks(Prod(axes)) > MAX_BLOCKS for side in sides for axes in side):
         raise parser.fail(f"has more than {MAX_BLOCKS} blocks")
-    keys = [[k for axes in side for _, k in choices(Prod(axes))] for side in (layout.sources, layout.targets)]
-    for side in (layout.sources, layout.targets):
-        for axes in side:
-            flat = leaves(axes)
-            if len(flat) != len(set(flat)):
-                raise parser.fail("an axis stands twice in one tensor; write h.a and h.b")
-    for found in keys:
-        if len(set(found)) != len(found):
-            raise parser.fail("two pieces have the same axes; write h.a and h.b")
-    if set(keys[0]) != set(keys[1]):
-        odd = sorted(" ".join(sorted(map(str, k))) or "1" for k in set(keys[0]) ^ set(keys[1]))
+    if any(len(flat := leaves(axes)) != len(set(flat)) for side in sides for axes in side):
+        raise parser.fail("an axis stands twice in one tensor; write h.a and h.b")
+    keys = [[frozenset(b.strides) for axes in side for b in blocks(Prod(axes), 1, ones)] for side in sides]
+    if any(len(set(found)) != len(found) for found in keys):
+        raise parser.fail("two pieces have the same axes; write h.a and h.b")
+    if odd := [" ".join(sorted(map(str, k))) or "1" for k in set(keys[0]) ^ set(keys[1])]:
+        odd.sort()
         raise parser.fail(f"only one side has the axes {' | '.join(odd)}")
     return layout
 
@@ -233,15 +232,13 @@ Shape = tuple[int, ...]
 
 
 class Blocks(NamedTuple):
-    """One source of a layout whose sizes are known.
+    """One source of a layout whose sizes are known: its blocks, each as an axis, its target and its block there.
 
-    `places` gives for each block (the set of its leaves) its target, its start there and the strides of its leaves;
     `fail` makes an error that quotes the layout. Two are equal if their keys are.
     """
 
-    axes: tuple[Axis, ...]
+    pairs: list[tuple[Axis, int, Block]]
     sizes: dict[str, int]
-    places: dict[frozenset[Leaf], tuple[int, int, Strides]]
     fail: Callable[[str], LayoutError]
     key: tuple[object, ...]
 
@@ -300,13 +297,13 @@ def pieces(source: Blocks, shape: Shape, strides: Shape, start: int, steps: Shap
     The result is one box with steps [4, 12, 2, 1] in the target; `_tidy` puts the widest first.
     """
     out: list[Placed] = []
-    for block, names in choices(Prod(source.axes)):
-        target, base, at = source.places[names]
-        regions = [Region(shape, Affine(0, strides), Affine(base, (0,) * len(shape)), ((Affine(start, steps), block),))]
+    for axis, target, block in source.pairs:
+        first = Affine(block.start, (0,) * len(shape))
+        regions = [Region(shape, Affine(0, strides), first, ((Affine(start, steps), axis),))]
         while regions:
             region = regions.pop()
             if region.unresolved:
-                regions += reversed(_resolve(region, source.sizes, at))
+                regions += reversed(_resolve(region, source.sizes, block.strides))
             else:
                 out.append((target, *_tidy(region)))
             if len(out) + len(regions) > MAX_PIECES:
@@ -330,12 +327,18 @@ def _resolve(region: Region, sizes: Sizes, at: Strides) -> list[Region]:
         steps = tuple(a + b * stride for a, b in zip(region.target.steps, value.steps, strict=True))
         made = Affine(region.target.start + value.start * stride, steps)
         return [region._replace(target=made, unresolved=tuple(before))]
-    if isinstance(node, Sum):
-        return _resolve_sum(region, sizes, tuple(before), value, node)
-    if not node.items:
+    if isinstance(node, Term):
+        low, high = node.start, node.start + size_of(node.axis, sizes)
+        last = value.start + _reach(region.counts, value)
+        if last < low or value.start >= high:
+            return []
+        if low <= value.start and last < high:
+            return [region._replace(unresolved=(*before, (Affine(value.start - low, value.steps), node.axis)))]
+        return _split_at_carry(region, *_crossing(region.counts, value, low if value.start < low else high), 0)
+    if not isinstance(node, Prod) or not node.items:
         return [region._replace(unresolved=tuple(before))]
     below = Prod(node.items[1:])
-    weight = _whole(below, sizes)
+    weight = size_of(below, sizes)
     rest = Affine(value.start % weight, tuple(s % weight for s in value.steps))
     if rest.start + _reach(region.counts, rest) < weight:
         top = Affine(value.start // weight, tuple(s // weight for s in value.steps))
@@ -344,31 +347,6 @@ def _resolve(region: Region, sizes: Sizes, at: Strides) -> list[Region]:
     step = rest.steps[axis]
     period = weight // step if weight % step == 0 and rest.start < step else 0
     return _split_at_carry(region, axis, first, period)
-
-
-def _resolve_sum(
-    region: Region, sizes: Sizes, before: tuple[tuple[Affine, Axis], ...], value: Affine, node: Sum
-) -> list[Region]:
-    """Keep what falls into this block's term of a sum, whose terms are: those before it, it, those after it."""
-    low, term = _whole(node.terms[0], sizes, sum), node.terms[1]
-    high = low + _whole(term, sizes)
-    last = value.start + _reach(region.counts, value)
-    if last < low or value.start >= high:
-        return []
-    if low <= value.start and last < high:
-        return [region._replace(unresolved=(*before, (Affine(value.start - low, value.steps), term)))]
-    axis, first = _crossing(region.counts, value, low if value.start < low else high)
-    return _split_at_carry(region, axis, first, 0)
-
-
-def _whole(node: Axis, sizes: Sizes, total: Callable[[Iterable[int]], int] = prod) -> int:
-    """The size of an axis of a block, where a sum stands for all its terms."""
-    if isinstance(node, str | Literal):
-        return size_of(node, sizes)
-    if isinstance(node, Prod):
-        return total(_whole(n, sizes) if total is prod else size_of(n, sizes) for n in node.items)
-    before, term, after = node.terms
-    return _whole(before, sizes, sum) + _whole(term, sizes) + _whole(after, sizes, sum)
 
 
 def _reach(counts: Shape, value: Affine) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 
-from ..checkpoint import Checkpoint, Move, Note, Tensor, named, onward, origin
+from ..checkpoint import Checkpoint, Entry, Move, Note, Tensor, named, onward, origin
 from ..errors import CorruptCheckpoint, UsageError
 from ..messages import did_you_mean, listing
 from ..storage.paths import beginning
@@ -36,33 +36,25 @@ CHOICES = ("the weights are the entry", "holds several state dicts")  # beginnin
 def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
     """Keep the tensors of one entry, under names without it; UsageError lists the entries if it does not exist."""
     entry = entry.strip("./")
-    names = [*checkpoint.tensors, *lost(checkpoint)]
-    found = _inside(names, entry) or _of_main(checkpoint, names, entry)
-    if found and found.keys().isdisjoint(checkpoint.tensors):
-        raise CorruptCheckpoint(f"all of the entry {entry!r} is damaged:\n{listing(found)}")
-    if not found:
-        raise UsageError(_absent(checkpoint, entry))
-    left = tuple(n for n in checkpoint.tensors if n not in found)
-    kept = {n: t for n, t in checkpoint.tensors.items() if n in found}
+    about = checkpoint.details.get("entry", {})
+    names = [*checkpoint.tensors, *lost(checkpoint), *unread(checkpoint)]
+    new = _inside(names, entry) or _inside_main(names, entry, about)
+    kept = {n: t for n, t in checkpoint.tensors.items() if n in new}
+    if not kept and (damaged := [n for n in lost(checkpoint) if n in new]):
+        raise CorruptCheckpoint(f"all of the entry {entry!r} is damaged:\n{listing(damaged)}")
+    if not kept:
+        counts = Counter(n.replace("/", ".").partition(".")[0] for n in checkpoint.tensors)
+        known = [about["name"], *about["beside"]] if about.get("name") else []
+        entries = list(dict.fromkeys([*known, *(n for n, _ in counts.most_common())]))
+        raise UsageError(f"there is no entry {entry!r}{did_you_mean(entry, entries[:MAX_ENTRIES], 'entries')}")
+    left = tuple(n for n in checkpoint.tensors if n not in new)
     cleared = {n: replace(t, role="") if t.role in ("average", "state") else t for n, t in kept.items()}
     details = checkpoint.details.copy()
     details.pop("entry", None)
-    others = unread(checkpoint)
-    new = (_inside(others, entry) if _inside(names, entry) else _of_main(checkpoint, others, entry)) | found
     notes = unseen((n for n in checkpoint.notes if not n.text.startswith(CHOICES)), lambda n: new.get(n, ""))
     only = replace(checkpoint, details=details, notes=notes).with_tensors(cleared)
-    made = renamed(only, found.__getitem__, f"at={entry}")
+    made = renamed(only, new.__getitem__, f"at={entry}")
     return replace(made, notes=(*made.notes, Note("dropped", f"not in the entry {entry!r}", left))) if left else made
-
-
-def _of_main(checkpoint: Checkpoint, names: Sequence[str], entry: str) -> dict[str, str]:
-    """Those of the names in the entry whose prefix the format has already removed, or in an entry of that one."""
-    about = checkpoint.details.get("entry", {})
-    main, beside = about.get("name", ""), tuple(about.get("beside", ()))
-    if main and entry == main:
-        others = tuple(name + "." for name in ("beside", *beside))
-        return {n: n for n in names if n not in beside and not n.startswith(others)}
-    return _inside(names, entry[len(main) + 1 :]) if main and entry.startswith(main + ".") else {}
 
 
 def _inside(names: Sequence[str], entry: str) -> dict[str, str]:
@@ -70,14 +62,13 @@ def _inside(names: Sequence[str], entry: str) -> dict[str, str]:
     return {n: n[len(entry) + 1 :] for n in names if n.startswith((entry + ".", entry + "/"))}
 
 
-def _absent(checkpoint: Checkpoint, entry: str) -> str:
-    about = checkpoint.details.get("entry", {})
-    known = [about["name"], *about["beside"]] if about.get("name") else []
-    counts: Counter[str] = Counter()
-    for name in checkpoint.tensors:
-        counts[name.replace("/", ".").partition(".")[0]] += 1
-    entries = list(dict.fromkeys([*known, *(n for n, _ in counts.most_common())]))
-    return f"there is no entry {entry!r}{did_you_mean(entry, entries[:MAX_ENTRIES], 'entries')}"
+def _inside_main(names: Sequence[str], entry: str, about: Entry) -> dict[str, str]:
+    """Those of the names in the entry whose prefix the format has already removed, or in an entry of that one."""
+    main, beside = about.get("name", ""), tuple(about.get("beside", ()))
+    if main and entry == main:
+        others = tuple(f"{name}." for name in ("beside", *beside))
+        return {n: n for n in names if n not in beside and not n.startswith(others)}
+    return _inside(names, entry.removeprefix(f"{main}.")) if main and entry.startswith(f"{main}.") else {}
 
 
 def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
@@ -192,35 +183,28 @@ def averages(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda name
         return replace(checkpoint, notes=(*checkpoint.notes, note))
     tensors = checkpoint.tensors
     bases = {n: m["base"] for n in tensors if (m := AVERAGE.fullmatch(n))} or _of_entry(checkpoint, about)
-    if not bases:
-        raise UsageError(
-            "this checkpoint has no moving averages: neither NAME/ExponentialMovingAverage nor an entry such as ema, "
-            "model_ema, state_dict_ema or g_ema"
-        )
-    bases = _one_of_each(bases, tensors, wanted)
-    by_base = {base: tensors[n] for n, base in bases.items() if base}
-    if wrong := [b for b, t in by_base.items() if b in tensors and tensors[b].shape != t.shape]:
-        raise UsageError(f"these averages differ from their weights in shape:\n{listing(wrong)}")
-    weights = {n for n, t in tensors.items() if not t.role and n not in bases}
+    counts = Counter(bases.values())
+    bases = {n: base for n, base in bases.items() if not base or counts[base] == 1 or wanted(n)}
+    by_base = _by_base(bases, tensors)
     for group in checkpoint.ties:
         if average := next((by_base[n] for n in group if n in by_base), None):
-            by_base |= {n: average for n in group if n in weights and n not in by_base}
+            weights = (n for n in group if n in tensors and not tensors[n].role and n not in bases)
+            by_base |= {n: average for n in weights if n not in by_base}
     out: dict[str, Tensor] = {}
     for name, t in tensors.items():
-        base = bases.get(name, "")
-        if name in by_base:
-            out[name] = replace(by_base[name], name=name, role="")
+        new = bases.get(name, name)
+        if new in by_base and (new == name or new not in tensors):
+            out[new] = replace(by_base[new], name=new, role="")
         elif name not in bases:
             out[name] = t
-        elif base and base not in tensors:
-            out[base] = replace(by_base[base], name=base, role="")
-    notes = []
-    if displaced := tuple(n for n in by_base if n in tensors):
-        notes.append(Note("dropped", "replaced by their moving averages", displaced))
-    if others := tuple(n for n, base in bases.items() if not base):
-        notes.append(Note("dropped", "lie among the moving averages and are none", others))
-    if without := tuple(n for n, t in out.items() if not t.role and n not in by_base):
-        notes.append(Note("hint", "have no moving average and stay as they are", without))
+    texts = {
+        "replaced by their moving averages": [n for n in by_base if n in tensors],
+        "lie among the moving averages and are none": [n for n, base in bases.items() if not base],
+        "have no moving average and stay as they are": [n for n, t in out.items() if not t.role and n not in by_base],
+    }
+    notes = [
+        Note("hint" if "stay" in text else "dropped", text, tuple(names)) for text, names in texts.items() if names
+    ]
     alone = {b: Move("ema=True", (t.name,)) for b, t in by_base.items() if b not in tensors}
     moved = {**checkpoint.moved, **onward(checkpoint.moved, alone)}  # one that has a weight is in the weight's place
     known = [*out, *(move.sources[0] for move in alone.values())]
@@ -228,35 +212,37 @@ def averages(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda name
     return replace(checkpoint.with_tensors(out, *notes), details=details, moved=moved)
 
 
-def _one_of_each(
-    bases: Mapping[str, str], tensors: Mapping[str, Tensor], wanted: Callable[[str], bool]
-) -> dict[str, str]:
-    """The averages without those that are excluded beside another of their weight; UsageError if several are left."""
-    claims: dict[str, list[str]] = {}
+def _by_base(bases: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The average of each weight; UsageError if a weight has several, or one of another shape."""
+    out: dict[str, Tensor] = {}
+    several = []
     for name, base in bases.items():
-        if base:
-            claims.setdefault(base, []).append(name)
-    left = {base: [n for n in names if len(names) == 1 or wanted(n)] for base, names in claims.items()}
-    if several := [", ".join(names) for names in left.values() if len({origin(tensors[n]) for n in names}) > 1]:
-        text = "several moving averages claim one weight; name with exclude= those that are not meant"
-        raise UsageError(f"{text}:\n{listing(several)}")
-    return {n: base for n, base in bases.items() if not base or n in left[base]}
+        if base and origin(out.setdefault(base, tensors[name])) != origin(tensors[name]):
+            several.append(f"{out[base].name}, {name}")
+    if several:
+        what = "several moving averages claim one weight; name with exclude= those that are not meant"
+        raise UsageError(f"{what}:\n{listing(several)}")
+    if wrong := [b for b, t in out.items() if b in tensors and tensors[b].shape != t.shape]:
+        raise UsageError(f"these averages differ from their weights in shape:\n{listing(wrong)}")
+    return out
 
 
-def _of_entry(checkpoint: Checkpoint, about: Mapping[str, object]) -> dict[str, str]:
+def _of_entry(checkpoint: Checkpoint, about: Entry) -> dict[str, str]:
     """The averages that form an entry of their own: their names, and those of their weights ('' for counters)."""
-    found = about.get("averages")
-    entries = [str(e) for e in found] if isinstance(found, list) else []
+    entries = about.get("averages", [])
+    if not entries:
+        raise UsageError(
+            "this checkpoint has no moving averages: neither NAME/ExponentialMovingAverage nor an entry such as ema, "
+            "model_ema, state_dict_ema or g_ema"
+        )
     if len(entries) > 1:
         raise UsageError(f"there are several moving averages, {', '.join(entries)}; at={entries[0]!r} takes one")
-    if not entries:
-        return {}
     entry = entries[0]
     below = "" if about.get("name") else EMA.sub("", entry) + "."  # of several models, those of g_ema are g's
     inside = {n: t for n, t in checkpoint.tensors.items() if n.startswith(f"{entry}.")}
     weights = [n for n, t in checkpoint.tensors.items() if not t.role and n not in inside and n.startswith(below)]
     by_name = {_bare(n.removeprefix(below)): n for n in weights}
-    bases = {n: by_name.get(_bare(n[len(entry) + 1 :]), "") for n in inside}
+    bases = {n: by_name.get(_bare(n.removeprefix(f"{entry}.")), "") for n in inside}
     if not any(bases.values()):
         raise UsageError(
             f"the averages of {entry!r} and the weights differ in their names; at={entry!r} takes them alone"

@@ -17,11 +17,10 @@ for any name.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from heapq import merge
 from itertools import pairwise
-from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from ..errors import LayoutError, UsageError
@@ -208,69 +207,45 @@ class Matcher:
     """
 
     def __init__(self, templates: Sequence[tuple[Template, Mapping[str, Domain]]]) -> None:
-        self._series: dict[str, _Series] = {}
-        self._simple: dict[str, _Series] = {}  # those of one capture, for long names
-        self._spelled: dict[str, list[int]] = {}
+        self._rows: dict[str, list[_Row]] = {}
+        self._spelled: dict[str, list[Match]] = {}
         for i, (t, where) in enumerate(templates):
             if t.captures:
-                self._series.setdefault(t.last, _Series()).rows.append((i, t, where))
-                if t.simple:
-                    self._simple.setdefault(t.last, _Series()).rows.append((i, t, where))
+                self._rows.setdefault(t.last, []).append(_Row(i, t, where))
             else:
-                self._spelled.setdefault(t.render({}), []).append(i)
+                self._spelled.setdefault(t.render({}), []).append(Match(i, {}))
 
     def matches(self, name: str, begin: int = 0) -> Iterator[Match]:
         """The templates that take the name, in order, from number `begin` on."""
         last = name[max(name.rfind("/"), name.rfind(".")) + 1 :]
-        series = self._series if len(name) <= MAX_NAME else self._simple
-        found = [s.matches(name, begin) for key in {last, ""} if (s := series.get(key))]
-        if spelled := self._spelled.get(name):
-            found.append(Match(i, {}) for i in spelled if i >= begin)
-        return found[0] if len(found) == 1 else merge(*found)
+        found = (self._taken(self._rows.get(key, ()), name, begin) for key in {last, ""})
+        spelled = (m for m in self._spelled.get(name, ()) if m.number >= begin)
+        return merge(*found, spelled)
+
+    def _taken(self, rows: Sequence[_Row], name: str, begin: int) -> Iterator[Match]:
+        for row in rows:
+            if (
+                row.number >= begin
+                and (len(name) <= MAX_NAME or row.template.simple)
+                and (m := row.regex.fullmatch(name))
+            ):
+                yield Match(row.number, {c: m[k + 1] or "" for k, c in enumerate(row.order)})
 
     def first(self, name: str) -> Match | None:
         """The first template that takes the name."""
         return next(self.matches(name), None)
 
 
-Table = tuple[re.Pattern[str], list[tuple[int, int, list[str]]]]
+class _Row:
+    """A template, and its expression, which is compiled when a name is first compared with it."""
 
+    def __init__(self, number: int, template: Template, where: Mapping[str, Domain]) -> None:
+        self.number, self.template, self.where = number, template, where
 
-class _Series:
-    """Templates in blocks of one regular expression each; after one that takes a name, the rest of its block singly.
-
-    So all expressions together are as long as the templates, however many of them take a name.
-    """
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, Template, Mapping[str, Domain]]] = []
-        self._tables: dict[int, Table] = {}
-
-    def matches(self, name: str, begin: int) -> Iterator[Match]:
-        at = bisect_left(self.rows, begin, key=itemgetter(0))
-        while at < len(self.rows):
-            size = 1 if at % BLOCK else BLOCK
-            if at not in self._tables:
-                self._tables[at] = self._table(at, at + size)
-            pattern, groups = self._tables[at]
-            m = pattern.fullmatch(name)
-            if m is None:
-                at += size
-                continue
-            row, start, order = groups[m.lastindex or 0]
-            yield Match(self.rows[row][0], {c: m[start + k] or "" for k, c in enumerate(order)})
-            at = row + 1
-
-    def _table(self, begin: int, end: int) -> Table:
-        """Some templates as alternatives, and for each group its template, and where the groups of that begin."""
-        texts, count = [], 0
-        groups: list[tuple[int, int, list[str]]] = [(0, 0, [])]
-        for row, (_, t, where) in enumerate(self.rows[begin:end], begin):
-            text, order = t.regex(where, count + 2)
-            texts.append(f"({text})")
-            groups += [(row, count + 2, order)] * (len(order) + 1)
-            count += len(order) + 1
-        return re.compile("|".join(texts), re.DOTALL), groups
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        text, self.order = self.template.regex(self.where)
+        return re.compile(text, re.DOTALL)
 
 
 def any_taken(template: Template, where: Mapping[str, Domain], names: Collection[str]) -> bool:
