@@ -25,8 +25,18 @@ from ckptconv.rules import library  # noqa: E402
 from ckptconv.rules.apply import apply  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-nn = torch.nn
-IMAGE, LINE, VOLUME, WORDS = (6, 7, 4), (6, 4), (4, 5, 6, 2), (5,)
+nn, v1 = torch.nn, tf.compat.v1
+SHAPES = {"image": (6, 7, 4), "line": (6, 4), "volume": (4, 5, 6, 2), "words": (5,), "row": (4,)}
+KERAS = {"keras": keras, "tf_keras": tf_keras}
+FILES = ["up.keras", "up.h5"]
+
+
+@pytest.fixture(params=KERAS)
+def k(request: pytest.FixtureRequest) -> Any:
+    """Keras 3, and Keras 2."""
+    made = KERAS[request.param]
+    made.backend.clear_session()
+    return made
 
 
 def first(x: torch.Tensor) -> torch.Tensor:
@@ -34,20 +44,14 @@ def first(x: torch.Tensor) -> torch.Tensor:
     return x.movedim(-1, 1)
 
 
-def last(x: torch.Tensor) -> torch.Tensor:
-    return x.movedim(1, -1)
-
-
-def images(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: last(module(first(x)))
-
-
-def sequence(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: module(x)[0]
-
-
-def attention(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: module(x, x, x)[0]
+# how a torch module is called: on what Keras calls its layer with
+CALLS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "plain": lambda m, x: m(x),
+    "images": lambda m, x: m(first(x)).movedim(1, -1),
+    "sequence": lambda m, x: m(x)[0],
+    "heads": lambda m, x: m(x).unflatten(-1, (2, 3)),
+    "attention": lambda m, x: m(x, x, x)[0],
+}
 
 
 def separable(kind: Any, i: int, o: int, m: int) -> Any:
@@ -80,157 +84,65 @@ class ResetBefore(nn.Module):
         return (torch.stack(out, 1),)
 
 
-# Keras layer, shape of its input, torch module, how to call it. All layers are called `up`, which tells nothing.
-LAYERS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], Callable[[], Any], Callable[[Any], Any]]] = {
-    "Dense": (lambda k: k.Dense(4, name="up"), LINE, lambda: nn.Linear(4, 4), lambda m: m),
-    "Dense without bias": (
-        lambda k: k.Dense(3, use_bias=False, name="up"),
-        LINE,
-        lambda: nn.Linear(4, 3, False),
-        lambda m: m,
-    ),
-    "Conv1D": (lambda k: k.Conv1D(4, 3, name="up"), LINE, lambda: nn.Conv1d(4, 4, 3), images),
-    "Conv2D": (lambda k: k.Conv2D(4, (4, 3), name="up"), IMAGE, lambda: nn.Conv2d(4, 4, (4, 3)), images),
-    "Conv2D in groups": (
-        lambda k: k.Conv2D(6, 3, groups=2, name="up"),
-        IMAGE,
-        lambda: nn.Conv2d(4, 6, 3, groups=2),
-        images,
-    ),
-    "Conv3D": (lambda k: k.Conv3D(2, (2, 3, 4), name="up"), VOLUME, lambda: nn.Conv3d(2, 2, (2, 3, 4)), images),
-    "Conv1DTranspose": (
-        lambda k: k.Conv1DTranspose(4, 3, 2, name="up"),
-        LINE,
-        lambda: nn.ConvTranspose1d(4, 4, 3, 2),
-        images,
-    ),
-    "Conv2DTranspose": (
-        lambda k: k.Conv2DTranspose(4, (4, 3), 2, name="up"),
-        IMAGE,
-        lambda: nn.ConvTranspose2d(4, 4, (4, 3), 2),
-        images,
-    ),
-    "Conv3DTranspose": (
-        lambda k: k.Conv3DTranspose(2, (2, 3, 4), name="up"),
-        VOLUME,
-        lambda: nn.ConvTranspose3d(2, 2, (2, 3, 4)),
-        images,
-    ),
-    "DepthwiseConv1D": (
-        lambda k: k.DepthwiseConv1D(3, depth_multiplier=2, name="up"),
-        LINE,
-        lambda: nn.Conv1d(4, 8, 3, groups=4),
-        images,
-    ),
-    "DepthwiseConv2D": (
-        lambda k: k.DepthwiseConv2D((3, 2), depth_multiplier=3, name="up"),
-        IMAGE,
-        lambda: nn.Conv2d(4, 12, (3, 2), groups=4),
-        images,
-    ),
-    "SeparableConv1D": (
-        lambda k: k.SeparableConv1D(5, 3, depth_multiplier=2, name="up"),
-        LINE,
-        lambda: separable(nn.Conv1d, 4, 5, 2),
-        images,
-    ),
-    "SeparableConv2D": (
-        lambda k: k.SeparableConv2D(5, 3, depth_multiplier=2, name="up"),
-        IMAGE,
-        lambda: separable(nn.Conv2d, 4, 5, 2),
-        images,
-    ),
-    "BatchNormalization": (
-        lambda k: k.BatchNormalization(name="up"),
-        IMAGE,
-        lambda: nn.BatchNorm2d(4, eps=1e-3),
-        images,
-    ),
-    "BatchNormalization without scale and center": (
-        lambda k: k.BatchNormalization(scale=False, center=False, name="up"),
-        IMAGE,
-        lambda: nn.BatchNorm2d(4, eps=1e-3),
-        images,
-    ),
-    "LayerNormalization": (
-        lambda k: k.LayerNormalization(name="up"),
-        LINE,
-        lambda: nn.LayerNorm(4, eps=1e-3),
-        lambda m: m,
-    ),
-    "LayerNormalization without scale": (
-        lambda k: k.LayerNormalization(scale=False, name="up"),
-        LINE,
-        lambda: nn.LayerNorm(4, eps=1e-3),
-        lambda m: m,
-    ),
-    "GroupNormalization": (
-        lambda k: k.GroupNormalization(2, name="up"),
-        IMAGE,
-        lambda: nn.GroupNorm(2, 4, eps=1e-3),
-        images,
-    ),
-    "Embedding": (lambda k: k.Embedding(9, 9, name="up"), WORDS, lambda: nn.Embedding(9, 9), lambda m: m),
-    "PReLU": (lambda k: k.PReLU(shared_axes=[1, 2], name="up"), IMAGE, lambda: nn.PReLU(4), images),
-    "LSTM": (
-        lambda k: k.LSTM(4, return_sequences=True, name="up"),
-        LINE,
-        lambda: nn.LSTM(4, 4, batch_first=True),
-        sequence,
-    ),
-    "GRU": (
-        lambda k: k.GRU(4, return_sequences=True, name="up"),
-        LINE,
-        lambda: nn.GRU(4, 4, batch_first=True),
-        sequence,
-    ),
-    "GRU that resets before": (
-        lambda k: k.GRU(4, return_sequences=True, reset_after=False, name="up"),
-        LINE,
-        lambda: ResetBefore(4, 4),
-        sequence,
-    ),
-    "SimpleRNN": (
-        lambda k: k.SimpleRNN(4, return_sequences=True, name="up"),
-        LINE,
-        lambda: nn.RNN(4, 4, batch_first=True),
-        sequence,
-    ),
-    "RNN of a cell": (
-        lambda k: k.RNN(k.LSTMCell(3), return_sequences=True, name="up"),
-        LINE,
-        lambda: nn.LSTM(4, 3, batch_first=True),
-        sequence,
-    ),
-    **{
-        f"Bidirectional {kind}": (
-            lambda k, kind=kind: k.Bidirectional(getattr(k, kind)(4, return_sequences=True, name="in"), name="up"),
-            LINE,
-            lambda kind=kind: getattr(nn, kind.removeprefix("Simple"))(4, 4, batch_first=True, bidirectional=True),
-            sequence,
-        )
-        for kind in ("LSTM", "GRU", "SimpleRNN")
-    },
-    "EinsumDense": (
-        lambda k: k.EinsumDense("abc,cd->abd", (None, 4), bias_axes="d", name="up"),
-        LINE,
-        lambda: nn.Linear(4, 4),
-        lambda m: m,
-    ),
-    "EinsumDense into heads": (
-        lambda k: k.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="de", name="up"),
-        LINE,
-        lambda: nn.Linear(4, 6),
-        lambda m: lambda x: m(x).unflatten(-1, (2, 3)),
-    ),
-    "TimeDistributed": (
-        lambda k: k.TimeDistributed(k.Dense(3, name="dense"), name="up"),
-        LINE,
-        lambda: nn.Linear(4, 3),
-        lambda m: m,
-    ),
-}
-FILES = {"keras": ["up.keras", "up.h5"], "tf_keras": ["up.keras", "up.h5"]}
+class Both(nn.Module):
+    """Two cells of the original GRU, one backwards, under nn.GRU's names."""
+
+    def __init__(self, i: int, h: int) -> None:
+        super().__init__()
+        self.there, self.back = ResetBefore(i, h), ResetBefore(i, h)
+
+    def load_state_dict(self, state: Any) -> None:
+        self.there.load_state_dict({n: t for n, t in state.items() if not n.endswith("_reverse")})
+        self.back.load_state_dict({n.removesuffix("_reverse"): t for n, t in state.items() if n.endswith("_reverse")})
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.cat([self.there(x)[0], self.back(x.flip(1))[0].flip(1)], -1),)
+
+
+NAMED = {n: vars(nn)[n] for n in dir(nn)} | {"ResetBefore": ResetBefore, "separable": separable, "nn": nn, "Both": Both}
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """A table by its first column."""
+    cells = ([cell.strip() for cell in line.split("|")] for line in text.strip().splitlines())
+    return {name: rest for name, *rest in cells}
+
+
+# What it is, the Keras layer, the shape of its input, the torch module, how it is called. All are called `up`, which
+# tells nothing.
+LAYERS = rows("""
+Dense                  | Dense(4, name="up")                                              | line   | Linear(4, 4)        | plain
+Dense without bias     | Dense(3, use_bias=False, name="up")                              | line   | Linear(4, 3, False) | plain
+Conv1D                 | Conv1D(4, 3, name="up")                                          | line   | Conv1d(4, 4, 3)     | images
+Conv2D                 | Conv2D(4, (4, 3), name="up")                                     | image  | Conv2d(4, 4, (4, 3)) | images
+Conv2D in groups       | Conv2D(6, 3, groups=2, name="up")                                | image  | Conv2d(4, 6, 3, groups=2) | images
+Conv3D                 | Conv3D(2, (2, 3, 4), name="up")                                  | volume | Conv3d(2, 2, (2, 3, 4)) | images
+Conv1DTranspose        | Conv1DTranspose(4, 3, 2, name="up")                              | line   | ConvTranspose1d(4, 4, 3, 2) | images
+Conv2DTranspose        | Conv2DTranspose(4, (4, 3), 2, name="up")                         | image  | ConvTranspose2d(4, 4, (4, 3), 2) | images
+Conv3DTranspose        | Conv3DTranspose(2, (2, 3, 4), name="up")                         | volume | ConvTranspose3d(2, 2, (2, 3, 4)) | images
+DepthwiseConv1D        | DepthwiseConv1D(3, depth_multiplier=2, name="up")                | line   | Conv1d(4, 8, 3, groups=4) | images
+DepthwiseConv2D        | DepthwiseConv2D((3, 2), depth_multiplier=3, name="up")           | image  | Conv2d(4, 12, (3, 2), groups=4) | images
+SeparableConv1D        | SeparableConv1D(5, 3, depth_multiplier=2, name="up")             | line   | separable(nn.Conv1d, 4, 5, 2) | images
+SeparableConv2D        | SeparableConv2D(5, 3, depth_multiplier=2, name="up")             | image  | separable(nn.Conv2d, 4, 5, 2) | images
+BatchNormalization     | BatchNormalization(name="up")                                    | image  | BatchNorm2d(4, eps=1e-3) | images
+BatchNormalization without scale and center | BatchNormalization(scale=False, center=False, name="up") | image | BatchNorm2d(4, eps=1e-3) | images
+LayerNormalization     | LayerNormalization(name="up")                                    | line   | LayerNorm(4, eps=1e-3) | plain
+LayerNormalization without scale | LayerNormalization(scale=False, name="up")             | line   | LayerNorm(4, eps=1e-3) | plain
+GroupNormalization     | GroupNormalization(2, name="up")                                 | image  | GroupNorm(2, 4, eps=1e-3) | images
+Embedding              | Embedding(9, 9, name="up")                                       | words  | Embedding(9, 9)     | plain
+PReLU                  | PReLU(shared_axes=[1, 2], name="up")                             | image  | PReLU(4)            | images
+LSTM                   | LSTM(4, return_sequences=True, name="up")                        | line   | LSTM(4, 4, batch_first=True) | sequence
+GRU                    | GRU(4, return_sequences=True, name="up")                         | line   | GRU(4, 4, batch_first=True) | sequence
+GRU that resets before | GRU(4, return_sequences=True, reset_after=False, name="up")      | line   | ResetBefore(4, 4)   | sequence
+SimpleRNN              | SimpleRNN(4, return_sequences=True, name="up")                   | line   | RNN(4, 4, batch_first=True) | sequence
+RNN of a cell          | RNN(LSTMCell(3), return_sequences=True, name="up")               | line   | LSTM(4, 3, batch_first=True) | sequence
+Bidirectional LSTM     | Bidirectional(LSTM(4, return_sequences=True, name="in"), name="up") | line | LSTM(4, 4, batch_first=True, bidirectional=True) | sequence
+Bidirectional GRU      | Bidirectional(GRU(4, return_sequences=True, name="in"), name="up")  | line | GRU(4, 4, batch_first=True, bidirectional=True) | sequence
+Bidirectional SimpleRNN | Bidirectional(SimpleRNN(4, return_sequences=True, name="in"), name="up") | line | RNN(4, 4, batch_first=True, bidirectional=True) | sequence
+EinsumDense            | EinsumDense("abc,cd->abd", (None, 4), bias_axes="d", name="up")  | line   | Linear(4, 4)        | plain
+EinsumDense into heads | EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="de", name="up") | line | Linear(4, 6)     | heads
+TimeDistributed        | TimeDistributed(Dense(3, name="dense"), name="up")               | line   | Linear(4, 3)        | plain
+""")  # noqa: E501
 
 
 def fill(model: Any) -> None:
@@ -241,7 +153,15 @@ def fill(model: Any) -> None:
 
 def inputs(shape: tuple[int, ...]) -> np.ndarray:
     rng = np.random.default_rng(5)
-    return rng.integers(0, 9, (3, *shape)) if shape == WORDS else rng.normal(size=(3, *shape)).astype("f4")
+    return rng.integers(0, 9, (3, *shape)) if shape == SHAPES["words"] else rng.normal(size=(3, *shape)).astype("f4")
+
+
+def agrees(call: Callable[[torch.Tensor], torch.Tensor], x: np.ndarray, want: Any) -> bool:
+    """Whether a function of torch gives what Keras gave."""
+    want = np.asarray(want)
+    with torch.no_grad():
+        got = call(torch.from_numpy(x)).numpy()
+    return bool(np.abs(got - want).max() < 1e-5 * max(1, np.abs(want).max()))
 
 
 def load(module: Any, path: Path, prefix: str = "", converter: str = "keras-torch", **params: int) -> Any:
@@ -258,116 +178,89 @@ def load(module: Any, path: Path, prefix: str = "", converter: str = "keras-torc
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("name", FILES)
-def test_layer(name: str, layer: str, tmp_path: Path) -> None:
-    k = {"keras": keras, "tf_keras": tf_keras}[name]
-    make, shape, module, call = LAYERS[layer]
-    k.backend.clear_session()
-    model = k.Sequential([k.Input(shape), make(k.layers)])
+def test_layer(k: Any, layer: str, tmp_path: Path) -> None:
+    made, shape, module, how = LAYERS[layer]
+    model = k.Sequential([k.Input(SHAPES[shape]), eval(made, {n: getattr(k.layers, n) for n in dir(k.layers)})])
     fill(model)
-    x = inputs(shape)
-    want = np.asarray(model(x))
-    for file in FILES[name]:
+    x = inputs(SHAPES[shape])
+    want = model(x)
+    for file in FILES:
         model.save(str(tmp_path / file))
-        prefix = "up.dense." if layer == "TimeDistributed" and (name, file) != ("tf_keras", "up.h5") else "up."
-        if layer == "TimeDistributed" and (name, file) == ("tf_keras", "up.keras"):
-            prefix = "up.layer."
-        loaded = load(module(), tmp_path / file, prefix)
-        with torch.no_grad():
-            got = call(loaded)(torch.from_numpy(x)).numpy()
-        assert np.abs(got - want).max() < 1e-5 * max(1, np.abs(want).max())
+        prefix = "up."
+        if layer == "TimeDistributed" and (k, file) != (tf_keras, "up.h5"):
+            prefix = "up.layer." if k is tf_keras else "up.dense."
+        loaded = load(eval(module, NAMED), tmp_path / file, prefix)
+        assert agrees(lambda x, m=loaded: CALLS[how](m, x), x, want)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_attention(name: str, tmp_path: Path) -> None:
-    k = {"keras": keras, "tf_keras": tf_keras}[name]
-    k.backend.clear_session()
+def test_attention(k: Any, tmp_path: Path) -> None:
     x = k.Input((5, 6))
     model = k.Model(x, k.layers.MultiHeadAttention(2, 3, name="att")(x, x))
     fill(model)
-    x = inputs((5, 6))
-    want = np.asarray(model(x))
-    for file in FILES[name]:
+    for file in FILES:
         model.save(str(tmp_path / file))
         module = load(nn.MultiheadAttention(6, 2, batch_first=True), tmp_path / file, "att.")
-        with torch.no_grad():
-            assert np.abs(attention(module)(torch.from_numpy(x)).numpy() - want).max() < 1e-5
+        assert agrees(lambda x, m=module: CALLS["attention"](m, x), inputs((5, 6)), model(inputs((5, 6))))
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_flatten_then_dense(name: str, tmp_path: Path) -> None:
+def test_flatten_then_dense(k: Any, tmp_path: Path) -> None:
     """The config tells that a Flatten comes before, and the size of its images."""
-    k = {"keras": keras, "tf_keras": tf_keras}[name]
-    k.backend.clear_session()
-    layers = k.layers
-    x = k.Input((4, 5, 3))
+    layers, x = k.layers, k.Input((4, 5, 3))
     y = layers.Dropout(0.5)(layers.Flatten()(layers.Conv2D(3, 2, name="0")(x)))
     model = k.Model(x, layers.Dense(36, name="4")(layers.Dense(36, name="3")(layers.BatchNormalization(name="2")(y))))
     fill(model)
-    x = inputs((4, 5, 3))
-    want = np.asarray(model(x))
-    for file in FILES[name]:
+    for file in FILES:
         model.save(str(tmp_path / file))
         with pytest.raises(CkptError, match="by the file, height is 3; 4 was"):
             apply(library.load("keras-torch"), ckptconv.open(tmp_path / file), {"height": 4})
         parts = [nn.Conv2d(3, 3, 2), nn.Flatten(), nn.BatchNorm1d(36, eps=1e-3), nn.Linear(36, 36), nn.Linear(36, 36)]
         module = load(nn.Sequential(*parts), tmp_path / file)
-        with torch.no_grad():
-            got = module(first(torch.from_numpy(x))).numpy()
-        assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
+        assert agrees(lambda x, m=module: m(first(x)), inputs((4, 5, 3)), model(inputs((4, 5, 3))))
 
 
 def test_what_torch_cannot_hold_is_refused(tmp_path: Path) -> None:
     """No layer of torch resets before the product, and what an EinsumDense contracts is not in its weights."""
     layers = keras.layers
     keras.backend.clear_session()
-    model = keras.Sequential([keras.Input(LINE), layers.GRU(4, reset_after=False, name="up")])
+    model = keras.Sequential([keras.Input((6, 4)), layers.GRU(4, reset_after=False, name="up")])
     model.save(str(tmp_path / "gru.keras"))
     with pytest.raises(RuntimeError, match=r"Missing key.*bias_hh_l0"):
         load(nn.GRU(4, 4), tmp_path / "gru.keras", "up.")
-    model = keras.Sequential([keras.Input((5, 2, 3)), layers.EinsumDense("abcd,cde->abe", (None, 4), name="up")])
-    model.save(str(tmp_path / "einsum.keras"))
-    with pytest.raises(CkptError, match=r"up/kernel.*(lacks up/bias|EinsumDense)"):
-        apply(library.load("keras-torch"), ckptconv.open(tmp_path / "einsum.keras"))
-    model = keras.Sequential([keras.Input((5, 6)), layers.EinsumDense("abc,dc->abd", (None, 6), name="up")])
-    model.save(str(tmp_path / "turned.keras"))
-    with pytest.raises(CkptError, match=r"up/kernel.*what its EinsumDense sums over"):
-        apply(library.load("keras-torch"), ckptconv.open(tmp_path / "turned.keras"))
+    for shape, equation, kernel, words in (
+        ((5, 2, 3), "abcd,cde->abe", (None, 4), r"up/kernel.*(lacks up/bias|EinsumDense)"),
+        ((5, 6), "abc,dc->abd", (None, 6), "up/kernel.*what its EinsumDense sums over"),
+    ):
+        model = keras.Sequential([keras.Input(shape), layers.EinsumDense(equation, kernel, name="up")])
+        model.save(str(tmp_path / "einsum.keras"))
+        with pytest.raises(CkptError, match=words):
+            apply(library.load("keras-torch"), ckptconv.open(tmp_path / "einsum.keras"))
     model.save_weights(str(tmp_path / "turned.weights.h5"))
     made = apply(library.load("keras-torch"), ckptconv.open(tmp_path / "turned.weights.h5"))
     assert any("does not tell its equation" in n.text for n in made.notes)
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "Bidirectional"])
-@pytest.mark.parametrize("name", FILES)
-def test_a_cell_that_takes_flattened_images(name: str, kind: str, tmp_path: Path) -> None:
-    k = {"keras": keras, "tf_keras": tf_keras}[name]
-    k.backend.clear_session()
-    layers = k.layers
-    x = k.Input((3, 4, 5, 2))
+def test_a_cell_that_takes_flattened_images(k: Any, kind: str, tmp_path: Path) -> None:
+    layers, x, both = k.layers, k.Input((3, 4, 5, 2)), kind == "Bidirectional"
     y = layers.TimeDistributed(layers.Flatten())(layers.TimeDistributed(layers.Conv2D(3, 2, name="c"), name="t")(x))
-    cell = (
-        layers.Bidirectional(layers.LSTM(4), name="r")
-        if kind == "Bidirectional"
-        else getattr(layers, kind)(4, name="r")
-    )
+    cell = layers.Bidirectional(layers.LSTM(4), name="r") if both else getattr(layers, kind)(4, name="r")
     model = k.Model(x, cell(y))
     fill(model)
     model.save(str(tmp_path / "net.keras"))
     with pytest.raises(CkptError, match=r"(?s)param='height=NUMBER' param='width=NUMBER'.*r/.*kernel"):
         apply(library.load("keras-torch"), ckptconv.open(tmp_path / "net.keras"))
     made = apply(library.load("keras-torch"), ckptconv.open(tmp_path / "net.keras"), {"height": 3, "width": 4})
-    made = {n: torch.from_numpy(made[n].numpy().copy()) for n in made}
-    conv, both = nn.Conv2d(2, 3, 2), kind == "Bidirectional"
-    conv.load_state_dict({n.rpartition(".")[2]: t for n, t in made.items() if n.startswith("t.")})
+    conv = nn.Conv2d(2, 3, 2)
     rnn = nn.GRU(36, 4, batch_first=True) if kind == "GRU" else nn.LSTM(36, 4, batch_first=True, bidirectional=both)
-    rnn.load_state_dict({n.rpartition(".")[2]: t for n, t in made.items() if n.startswith("r.")})
-    given = inputs((3, 4, 5, 2))
-    with torch.no_grad():
-        frames = conv(torch.from_numpy(given).flatten(0, 1).movedim(-1, 1)).flatten(1).unflatten(0, (-1, 3))
-        out = rnn(frames)[0]
-        got = torch.cat([out[:, -1, :4], out[:, 0, 4:]], 1).numpy()
-    assert np.abs(got - np.asarray(model(given))).max() < 1e-5
+    for prefix, module in (("t.", conv), ("r.", rnn)):
+        own = {n.rpartition(".")[2]: t.numpy().copy() for n, t in made.items() if n.startswith(prefix)}
+        module.load_state_dict({n: torch.from_numpy(a) for n, a in own.items()})
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        out = rnn(conv(first(x.flatten(0, 1))).flatten(1).unflatten(0, (-1, 3)))[0]
+        return torch.cat([out[:, -1, :4], out[:, 0, 4:]], 1)
+
+    assert agrees(call, inputs((3, 4, 5, 2)), model(inputs((3, 4, 5, 2))))
 
 
 def test_names_of_attributes_and_no_names(tmp_path: Path) -> None:
@@ -404,10 +297,7 @@ def test_each_flatten_has_its_image(tmp_path: Path) -> None:
     one, two = (nn.ModuleDict(parts) for parts in (behind, {"b": nn.Linear(48, 3)}))
     for parts, given, expected in zip((one, two), (x, y), model([x, y]), strict=True):
         parts.load_state_dict({n: torch.from_numpy(made[n].numpy().copy()) for n in parts.state_dict()})
-        module, expected = nn.Sequential(nn.Flatten(), *parts.values()), np.asarray(expected)
-        with torch.no_grad():
-            got = module(first(torch.from_numpy(given))).numpy()
-        assert np.abs(got - expected).max() < 1e-5 * np.abs(expected).max()
+        assert agrees(lambda x, p=parts: nn.Sequential(nn.Flatten(), *p.values())(first(x)), given, expected)
 
 
 def test_a_flatten_merged_with_something_else_is_refused(tmp_path: Path) -> None:
@@ -423,147 +313,70 @@ def test_a_flatten_merged_with_something_else_is_refused(tmp_path: Path) -> None
 # --- TensorFlow 1 -----------------------------------------------------------------------------------------------
 
 
-def cells() -> Any:
-    from tf_keras.src.layers.rnn import legacy_cells
-
-    return legacy_cells
-
-
-def tf_layers() -> Any:
-    from tf_keras.src.legacy_tf_layers import convolutional, core, normalization
-
-    return {**vars(core), **vars(convolutional), **vars(normalization)}
-
-
 def rolled(*made: Any) -> Callable[[Any], Any]:
     """The outputs of cells over a sequence: one, several on top of each other."""
 
     def run(x: Any) -> Any:
-        cell = made[0]() if len(made) == 1 else cells().MultiRNNCell([m() for m in made])
-        return tf.compat.v1.nn.dynamic_rnn(cell, x, dtype="float32", scope="up")[0]
+        cell = made[0] if len(made) == 1 else names()["MultiRNNCell"](made)
+        return v1.nn.dynamic_rnn(cell, x, dtype="float32", scope="up")[0]
 
     return run
 
 
-def both_ways(make: Any) -> Callable[[Any], Any]:
-    return lambda x: tf.concat(
-        tf.compat.v1.nn.bidirectional_dynamic_rnn(make(), make(), x, dtype="float32", scope="up")[0], -1
-    )
+def both_ways(there: Any, back: Any) -> Callable[[Any], Any]:
+    return lambda x: tf.concat(v1.nn.bidirectional_dynamic_rnn(there, back, x, dtype="float32", scope="up")[0], -1)
 
 
-def slim(
-    op: Callable[[Any, Any], Any], shape: list[int], weights: str = "weights", bias: int = 0
-) -> Callable[[Any], Any]:
+def slim(op: Callable[[Any, Any], Any], shape: list[int], weights: str = "weights", bias: int = 0) -> Any:
     """A layer as contrib and slim name it."""
 
     def run(x: Any) -> Any:
-        with tf.compat.v1.variable_scope("up"):
-            y = op(x, tf.compat.v1.get_variable(weights, shape))
-            return y + tf.compat.v1.get_variable("biases", [bias or shape[-1]])
+        with v1.variable_scope("up"):
+            y = op(x, v1.get_variable(weights, shape))
+            return y + v1.get_variable("biases", [bias or shape[-1]])
 
     return run
 
 
-class Both(nn.Module):
-    """Two cells of the original GRU, one backwards, under nn.GRU's names."""
+def names() -> dict[str, Any]:
+    """The layers and cells of TensorFlow 1, and the functions above."""
+    from tf_keras.src.layers.rnn import legacy_cells
+    from tf_keras.src.legacy_tf_layers import convolutional, core, normalization
 
-    def __init__(self, i: int, h: int) -> None:
-        super().__init__()
-        self.there, self.back = ResetBefore(i, h), ResetBefore(i, h)
-
-    def load_state_dict(self, state: Any) -> None:
-        self.there.load_state_dict({n: t for n, t in state.items() if not n.endswith("_reverse")})
-        self.back.load_state_dict({n.removesuffix("_reverse"): t for n, t in state.items() if n.endswith("_reverse")})
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-        return (torch.cat([self.there(x)[0], self.back(x.flip(1))[0].flip(1)], -1),)
+    own = {"tf": tf, "v1": v1, "rolled": rolled, "both_ways": both_ways, "slim": slim}
+    return {**vars(core), **vars(convolutional), **vars(normalization), **vars(legacy_cells), **own}
 
 
-GRAPHS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...], Callable[[], Any], Callable[[Any], Any]]] = {
-    "dense": (lambda x: tf_layers()["dense"](x, 4, name="up"), LINE, lambda: nn.Linear(4, 4), lambda m: m),
-    "conv2d": (lambda x: tf_layers()["conv2d"](x, 4, 3, name="up"), IMAGE, lambda: nn.Conv2d(4, 4, 3), images),
-    "conv2d_transpose": (
-        lambda x: tf_layers()["conv2d_transpose"](x, 4, 3, 2),
-        IMAGE,
-        lambda: nn.ConvTranspose2d(4, 4, 3, 2),
-        images,
-    ),
-    "separable_conv2d": (
-        lambda x: tf_layers()["separable_conv2d"](x, 5, 3, depth_multiplier=2, name="up"),
-        IMAGE,
-        lambda: separable(nn.Conv2d, 4, 5, 2),
-        images,
-    ),
-    "batch_normalization": (
-        lambda x: tf_layers()["batch_normalization"](x, name="up"),
-        IMAGE,
-        lambda: nn.BatchNorm2d(4, eps=1e-3),
-        images,
-    ),
-    "slim fully_connected": (slim(tf.matmul, [4, 4]), (4,), lambda: nn.Linear(4, 4), lambda m: m),
-    "slim conv2d": (
-        slim(lambda x, w: tf.nn.conv2d(x, w, 1, "VALID"), [3, 2, 4, 4]),
-        IMAGE,
-        lambda: nn.Conv2d(4, 4, (3, 2)),
-        images,
-    ),
-    "slim separable_conv2d, depthwise only": (
-        slim(lambda x, w: tf.nn.depthwise_conv2d(x, w, [1] * 4, "VALID"), [3, 2, 4, 2], "depthwise_weights", 8),
-        IMAGE,
-        lambda: nn.Conv2d(4, 8, (3, 2), groups=4),
-        images,
-    ),
-    "embedding": (
-        lambda x: tf.nn.embedding_lookup(tf.compat.v1.get_variable("up/embeddings", [9, 9]), x),
-        WORDS,
-        lambda: nn.Embedding(9, 9),
-        lambda m: m,
-    ),
-    "BasicLSTMCell": (
-        rolled(lambda: cells().BasicLSTMCell(4)),
-        LINE,
-        lambda: nn.LSTM(4, 4, batch_first=True),
-        sequence,
-    ),
-    "LSTMCell": (rolled(lambda: cells().LSTMCell(3)), LINE, lambda: nn.LSTM(4, 3, batch_first=True), sequence),
-    "LSTMCell without forget bias": (
-        rolled(lambda: cells().LSTMCell(4, forget_bias=0.0)),
-        LINE,
-        lambda: nn.LSTM(4, 4, batch_first=True),
-        sequence,
-    ),
-    "CuDNN's cell": (
-        rolled(lambda: cells().LSTMCell(4, forget_bias=0.0, name="cudnn_compatible_lstm_cell")),
-        LINE,
-        lambda: nn.LSTM(4, 4, batch_first=True),
-        sequence,
-    ),
-    "MultiRNNCell": (
-        rolled(lambda: cells().LSTMCell(4), lambda: cells().LSTMCell(4)),
-        LINE,
-        lambda: nn.LSTM(4, 4, 2, batch_first=True),
-        sequence,
-    ),
-    "bidirectional": (
-        both_ways(lambda: cells().BasicLSTMCell(4)),
-        LINE,
-        lambda: nn.LSTM(4, 4, batch_first=True, bidirectional=True),
-        sequence,
-    ),
-    "BasicRNNCell": (rolled(lambda: cells().BasicRNNCell(4)), LINE, lambda: nn.RNN(4, 4, batch_first=True), sequence),
-    "GRUCell": (rolled(lambda: cells().GRUCell(4)), LINE, lambda: ResetBefore(4, 4), sequence),
-    "bidirectional GRUCell": (both_ways(lambda: cells().GRUCell(3)), LINE, lambda: Both(4, 3), sequence),
-}
+# What it is, its outputs for x, the shape of x, the torch module, how it is called.
+GRAPHS = rows("""
+dense                | dense(x, 4, name="up")                                 | line  | Linear(4, 4)    | plain
+conv2d               | conv2d(x, 4, 3, name="up")                             | image | Conv2d(4, 4, 3) | images
+conv2d_transpose     | conv2d_transpose(x, 4, 3, 2)                           | image | ConvTranspose2d(4, 4, 3, 2) | images
+separable_conv2d     | separable_conv2d(x, 5, 3, depth_multiplier=2, name="up") | image | separable(nn.Conv2d, 4, 5, 2) | images
+batch_normalization  | batch_normalization(x, name="up")                      | image | BatchNorm2d(4, eps=1e-3) | images
+slim fully_connected | slim(tf.matmul, [4, 4])(x)                             | row   | Linear(4, 4)    | plain
+slim conv2d          | slim(lambda x, w: tf.nn.conv2d(x, w, 1, "VALID"), [3, 2, 4, 4])(x) | image | Conv2d(4, 4, (3, 2)) | images
+slim depthwise       | slim(lambda x, w: tf.nn.depthwise_conv2d(x, w, [1] * 4, "VALID"), [3, 2, 4, 2], "depthwise_weights", 8)(x) | image | Conv2d(4, 8, (3, 2), groups=4) | images
+embedding            | tf.nn.embedding_lookup(v1.get_variable("up/embeddings", [9, 9]), x) | words | Embedding(9, 9) | plain
+BasicLSTMCell        | rolled(BasicLSTMCell(4))(x)                            | line  | LSTM(4, 4, batch_first=True) | sequence
+LSTMCell             | rolled(LSTMCell(3))(x)                                 | line  | LSTM(4, 3, batch_first=True) | sequence
+LSTMCell without forget bias | rolled(LSTMCell(4, forget_bias=0.0))(x)        | line  | LSTM(4, 4, batch_first=True) | sequence
+CuDNN's cell         | rolled(LSTMCell(4, forget_bias=0.0, name="cudnn_compatible_lstm_cell"))(x) | line | LSTM(4, 4, batch_first=True) | sequence
+MultiRNNCell         | rolled(LSTMCell(4), LSTMCell(4))(x)                    | line  | LSTM(4, 4, 2, batch_first=True) | sequence
+bidirectional        | both_ways(BasicLSTMCell(4), BasicLSTMCell(4))(x)       | line  | LSTM(4, 4, batch_first=True, bidirectional=True) | sequence
+BasicRNNCell         | rolled(BasicRNNCell(4))(x)                             | line  | RNN(4, 4, batch_first=True) | sequence
+GRUCell              | rolled(GRUCell(4))(x)                                  | line  | ResetBefore(4, 4) | sequence
+bidirectional GRUCell | both_ways(GRUCell(3), GRUCell(3))(x)                  | line  | Both(4, 3)      | sequence
+""")  # noqa: E501
 
 
 @pytest.mark.parametrize("layer", GRAPHS)
 def test_tensorflow_layer(layer: str, tmp_path: Path) -> None:
-    make, shape, module, call = GRAPHS[layer]
-    v1 = tf.compat.v1
-    x = inputs(shape)
+    made, shape, module, how = GRAPHS[layer]
+    x = inputs(SHAPES[shape])
     with v1.Graph().as_default(), v1.Session() as session:
         given = v1.placeholder(x.dtype, x.shape)
-        out = make(given)
+        out = eval(made, names() | {"x": given})
         for i, v in enumerate(v1.global_variables()):
             value = np.random.default_rng(i).normal(size=tuple(v.shape))
             v.load(np.abs(value) if "variance" in v.name else value, session)
@@ -571,10 +384,8 @@ def test_tensorflow_layer(layer: str, tmp_path: Path) -> None:
         v1.train.Saver().save(session, str(tmp_path / "model.ckpt"), write_meta_graph=False)
     params = {"forget_bias": 0} if layer == "LSTMCell without forget bias" else {}
     prefix = "conv2d_transpose." if layer == "conv2d_transpose" else "up."
-    loaded = load(module(), tmp_path / "model.ckpt", prefix, "tf-torch", **params)
-    with torch.no_grad():
-        got = call(loaded)(torch.from_numpy(x)).numpy()
-    assert np.abs(got - want).max() < 1e-5 * max(1, np.abs(want).max())
+    loaded = load(eval(module, NAMED), tmp_path / "model.ckpt", prefix, "tf-torch", **params)
+    assert agrees(lambda x: CALLS[how](loaded, x), x, want)
 
 
 def test_a_real_gru(fixtures: Path) -> None:
@@ -595,10 +406,10 @@ def test_a_real_gru(fixtures: Path) -> None:
 def test_through_files_and_back(fixtures: Path, tmp_path: Path) -> None:
     """Constants are written like all else, and TensorFlow loads what comes back."""
     there, back = tmp_path / "there.safetensors", tmp_path / "back.ckpt"
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        rolled(lambda: cells().BasicLSTMCell(2))(tf.compat.v1.placeholder("float32", (1, 2, 3)))
-        session.run(tf.compat.v1.global_variables_initializer())
-        tf.compat.v1.train.Saver().save(session, str(tmp_path / "lstm.ckpt"), write_meta_graph=False)
+    with tf.Graph().as_default(), v1.Session() as session:
+        rolled(names()["BasicLSTMCell"](2))(v1.placeholder("float32", (1, 2, 3)))
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver().save(session, str(tmp_path / "lstm.ckpt"), write_meta_graph=False)
     for source in (fixtures / "g2p_en", tmp_path / "lstm.ckpt"):
         weights, forced = {"weights_only": True}, {"force": True}
         ckptconv.convert(source, there, **weights, converter="tf-torch", **forced)

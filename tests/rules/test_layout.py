@@ -90,16 +90,6 @@ def test_texts_move_as_numbers_do(pattern: str, shape: tuple[int, ...], sizes: d
     assert np.array_equal(Tensor("t", DTYPES["string"], made, parts).numpy(), want(texts))
 
 
-def test_split_and_join() -> None:
-    t = tensor((3, 12))
-    q, k, v = np.split(value(t), [4, 6], 1)
-    got = move("i (q + k + v) -> q i, k i, v i", t, q=4, k=2)
-    assert all((g == w.T).all() for g, w in zip(got, (q, k, v), strict=True))
-    parts = [tensor((3, 4)), tensor((3, 2), 100), tensor((3, 6), 200)]
-    (joined,) = move("i q, i k, i v -> (q + k + v) i", *parts)
-    assert (joined == np.concatenate([value(p).T for p in parts])).all()
-
-
 def test_two_tensors_exchange_blocks() -> None:
     a, b = tensor((2, 5)), tensor((3, 5), 100)
     got = move("x (p + q), y (p + q) -> (x + y) p, q (y + x)", a, b, p=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
-from ckptconv.errors import ConversionError, LayoutError, UsageError
+from ckptconv.errors import LayoutError, UsageError
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
 from ckptconv.rules.library import lint
@@ -103,27 +102,6 @@ def test_the_spelling_is_checked(case: str) -> None:
 def test_one_name_becomes_one(rest: str) -> None:
     with pytest.raises(UsageError, match="take one name to one name"):
         library.parse(f"[[rule]]\n{rest}\ncrop = {{ axis = 0, to = 2 }}", "test")
-
-
-def test_padding_that_was_trained_is_not_cut_off(tmp_path: Path) -> None:
-    """The inverse names the first element, in a file, through a plan that travels, and in memory."""
-    (tmp_path / "r.toml").write_text(
-        "[[rule]]\nfrom='w'\nto='v'\npad = { axis = 1, from = 3, to = 5 }\nlayout='o i -> i o'"
-    )
-    changed = np.pad(W.T[:, :3], ((0, 0), (0, 2)))
-    name = str(tmp_path / "r.toml")
-    changed[2, 4] = -0.0
-    words = r"v: what would be cut off is not padding: at \[2, 4\] it is -0.0, not 0; a rule with `crop`"
-    inverse = library.load(name).inverse
-    with pytest.raises(ConversionError, match=words):
-        apply(inverse, Checkpoint({"v": held("v", changed)}))
-    ckptconv.save({"v": changed}, tmp_path / "b.safetensors")
-    lazy = apply(inverse, ckptconv.open(tmp_path / "b.safetensors"))["w"]
-    with pytest.raises(ConversionError, match=words):
-        pickle.loads(pickle.dumps(lazy)).numpy()
-    with pytest.raises(ConversionError, match=words):
-        ckptconv.convert(tmp_path / "b.safetensors", tmp_path / "c.safetensors", converter=name, inverse=True)
-    assert not (tmp_path / "c.safetensors").exists()
 
 
 def test_what_a_program_drew_at_random_is_cut_off_with_a_note() -> None:

@@ -1,0 +1,327 @@
+"""What is computed when it is read: copies that must be equal, exact sums, and constants that an inverse leaves out."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kit import examples
+
+import ckptconv
+from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.errors import ConversionError, CorruptCheckpoint, LayoutError, UnmatchedTensors, UsageError
+from ckptconv.moves import derived
+from ckptconv.rules import library
+from ckptconv.rules.apply import apply
+from ckptconv.rules.library import lint
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def parse(text: str) -> library.Converter:
+    return library.parse(text, "test")
+
+
+def in_memory(arrays: Arrays) -> Checkpoint:
+    return Checkpoint({n: held(n, a) for n, a in arrays.items()})
+
+
+def read(checkpoint: Checkpoint) -> Arrays:
+    return {n: pickle.loads(pickle.dumps(t)).numpy() for n, t in checkpoint.items()}
+
+
+def ways(text: str, arrays: Arrays, folder: Path, *, inverse: bool) -> Iterator[Callable[[], Arrays]]:
+    """Apply rules to arrays in memory, to a file by references that travel, and by a conversion."""
+    rules, source, out = folder / "r.toml", folder / "a.safetensors", folder / "b.safetensors"
+    rules.write_text(text)
+    ckptconv.save(arrays, source)
+    made = library.load(rules).inverse if inverse else library.load(rules)
+    yield lambda: read(apply(made, in_memory(arrays)))
+    yield lambda: read(apply(made, ckptconv.open(source)))
+    yield lambda: ckptconv.convert(source, out, converter=rules, inverse=inverse) and ckptconv.open(out).numpy()
+
+
+def stored(arrays: Arrays) -> dict[str, tuple[Any, ...]]:
+    return {n: (a.dtype, a.shape, a.tobytes()) for n, a in arrays.items()}
+
+
+def f(*numbers: float, dtype: Any = "f4") -> Any:
+    return np.array(numbers, dtype)
+
+
+W = np.arange(12.0, dtype="f4").reshape(3, 4)
+
+
+def changed(at: tuple[int, ...], to: float) -> Any:
+    out = W.copy()
+    out[at] = to
+    return out
+
+
+SAME = "[[rule]]\nfrom = ['a/{x}', 'b/{x}', 'c/{x}']\nto = '{x}'\nsame = true\n"
+TURNED = SAME + "layout = 'i o -> o i'\n"
+TIED = "[[rule]]\nfrom = 'emb'\nto = 'a'\n[[tie]]\nnames = ['a', 'b']\n"
+EXACT, ZEROS = (
+    f"[[rule]]\nfrom = ['{{x}}/a', '{{x}}/b']\nto = '{{x}}.c'\nsum = '{how}'\n" for how in ("exact", "zeros")
+)
+OP = "[[rule]]\nfrom = 'a'\nto = 'c'\nop = '%s'\n"
+PAD = "[[rule]]\nfrom = 'w'\nto = 'v'\npad = { axis = 1, from = 3, to = 5 }\nlayout = 'o i -> i o'"
+FORGET = "[params]\nforget = { default = 2 }"
+GATES = """
+[[rule]]
+from = "{x}/bias"
+to = "{x}.bias_ih"
+layout = "(h.i + h.f) -> (h.f + h.i)"
+fill = { "{x}.bias_hh" = FILL }
+"""
+BIAS = np.arange(6, dtype="f4")
+
+
+def gates(fill: str) -> str:
+    return FORGET * ("forget" in fill) + GATES.replace("FILL", fill)
+
+
+def three(b: Any, c: Any) -> Arrays:
+    return {"a/w": W, "b/w": b, "c/w": c}
+
+
+def two(a: Any, b: Any) -> Arrays:
+    return {"m/a": a, "m/b": b}
+
+
+def biases(constant: list[float]) -> Arrays:
+    return {"a.bias_ih": BIAS, "a.bias_hh": np.array(constant, "f4")}
+
+
+PADDED = np.pad(W.T[:, :3], ((0, 0), (0, 2)))
+# what: the rules, the tensors, and what becomes of them: arrays, or the words of an error
+THERE: dict[str, tuple[str, Arrays, Arrays | str]] = {
+    "equal copies": (TURNED, three(W, W), {"w": W.T}),
+    "one element differs": (SAME, three(W, changed((1, 2), 99)),
+     r"of a/w that the rule asks for:\n  c/w, first at \[1, 2\]$"),
+    "after a layout": (TURNED, three(W, changed((1, 2), 99)), r"c/w, first at \[1, 2\]$"),
+    "the sign of zero": (SAME, three(W, changed((0, 0), -0.0)), r"c/w, first at \[0, 0\]"),
+    "both differ": (SAME, three(changed((2, 3), 1), changed((0, 1), 5)),
+     r"b/w, first at \[2, 3\]\n  c/w, first at \[0, 1\]"),
+    "other shapes": (SAME, three(W, W.T.copy()), r"c/w is \[4, 3\] float32, but a/w is \[3, 4\] float32"),
+    "other dtypes": (SAME, three(W, W.astype("f8")), r"c/w is \[3, 4\] float64, but a/w is \[3, 4\] float32"),
+    "other ranks": (SAME, three(W, W.reshape(-1)), r"c/w is \[12\]"),
+    "a missing copy": (SAME, {"a/w": W, "c/w": W}, "lacks b/w"),
+    "an exact sum": (EXACT, two(f(1, 2.5, -3), f(4, 0.25, 3)), {"m.c": f(5, 2.75, 0)}),
+    "a sum with zeros": (EXACT, two(f(0.1, 0.2), f(0, -0.0)), {"m.c": f(0.1, 0.2)}),
+    "halves": (EXACT, two(f(1, 2, dtype="f2"), f(0.5, -2, dtype="f2")), {"m.c": f(1.5, 0, dtype="f2")}),
+    "brain floats": (EXACT, two(*(f(x, dtype=ml_dtypes.bfloat16) for x in (3, 4))),
+     {"m.c": f(7, dtype=ml_dtypes.bfloat16)}),
+    "doubles": (EXACT, two(f(2.0**60, dtype="f8"), f(256, dtype="f8")), {"m.c": f(2.0**60 + 256, dtype="f8")}),
+    "a sum of nothing": (EXACT, two(f(), f()), {"m.c": f()}),
+    "a sum of scalars": (EXACT, two(np.array(1, "f4"), np.array(2, "f4")), {"m.c": np.array(3, "f4")}),
+    "the first": (ZEROS, two(f(0.1, -0.0, np.nan), f(0, 0, 0)), {"m.c": f(0.1, -0.0, np.nan)}),
+    "a sum that rounds": (EXACT, two(f(1, 0.1, 1), f(1, 0.2, 1e-9)),
+     r"m/a \+ m/b: .*\n  m/b, 2 elements, the first at \[1\]"),
+    "doubles round": (EXACT, two(f(2.0**60, dtype="f8"), f(1, dtype="f8")), "1 element"),
+    "far apart": (EXACT, two(f(1e30), f(1e-30)), "1 element"),
+    "too large": (EXACT, two(f(3e38), f(3e38)), "1 element"),
+    "infinity": (EXACT, two(f(np.inf), f(1)), "1 element"),
+    "no number": (EXACT, two(f(np.nan), f(1)), "1 element"),
+    "not zeros": (ZEROS, two(W, W), r"`sum` takes the first .*\n  m/b, 11 elements, the first at \[0, 1\]"),
+    "a negative zero": (ZEROS, two(f(1), f(-0.0)), "1 element"),
+    "a sum of integers": (EXACT, two(W.astype("i4"), W.astype("i4")), "`sum` adds floating-point numbers, not int32"),
+    "a sum of other shapes": (EXACT, two(W, W.T.copy()), r"m/b is \[4, 3\] float32, but m/a is \[3, 4\] float32"),
+    "a missing term": (EXACT, {"m/a": W}, "lacks m/b"),
+    "a power of two": (OP % "mul:0.5", {"a": f(1, 3, np.inf, -0.0)}, {"c": f(0.5, 1.5, np.inf, -0.0)}),
+    "no number is scaled": (OP % "mul:4", {"a": f(np.nan)}, {"c": f(np.nan)}),
+    "too small": (OP % "mul:0.5", {"a": f(1, 1e-45, 3e-45)}, "mul:0.5 is not exact for 1 of 3 elements"),
+    "a product that is too large": (OP % "mul:-4", {"a": f(3e38, 1)}, "mul:-4.0 is not exact for 1 of 2 elements"),
+    "a half that is too large": (OP % "mul:2", {"a": f(60000, dtype="f2")}, "1 of 1 elements"),
+}  # fmt: skip
+BACK: dict[str, tuple[str, Arrays, Arrays | str]] = {
+    "all copies": (TURNED, {"w": W}, dict.fromkeys(("a/w", "b/w", "c/w"), W.T)),
+    "the first and zeros": (ZEROS, {"m.c": W}, {"m/a": W, "m/b": np.zeros_like(W)}),
+    "what is tied": (TIED, {"a": W, "b": W}, {"emb": W}),
+    "what is tied differs": (TIED, {"a": W, "b": changed((0, 0), -0.0)}, r"b, first at \[0, 0\]$"),
+    "what is tied has another dtype": (TIED, {"a": W, "b": W.view("i4")},
+     r"b is \[3, 4\] int32, but a is \[3, 4\] float32"),
+    "padding": (PAD, {"v": PADDED}, {"w": W[:3, :].copy()}),
+    "padding that was trained": (PAD, {"v": PADDED + f(0, 0, 0, 0, 7)},
+     r"v: what would be cut off is not padding: at \[0, 4\] it is 7.0, not 0; a rule with `crop`"),
+    "zeros": (gates("0"), biases([0] * 6), {"a/bias": f(3, 4, 5, 0, 1, 2)}),
+    "a fraction": (gates("0.1"), biases([0.1] * 6), {"a/bias": f(3, 4, 5, 0, 1, 2)}),
+    "blocks": (gates("[0, 1.5]"), biases([0, 0, 0, 1.5, 1.5, 1.5]), {"a/bias": f(3, 4, 5, 0, 1, 2)}),
+    "a parameter": (gates("['forget', 0]"), biases([2, 2, 2, 0, 0, 0]), {"a/bias": f(3, 4, 5, 0, 1, 2)}),
+    "no constant": (gates("1"), {"a.bias_ih": BIAS}, {"a/bias": f(3, 4, 5, 0, 1, 2)}),
+    "trained": (gates("0"), biases([5] * 6),
+     r"a.bias_hh: it would be left out, but is not what `fill` adds: at \[0\] it is 5.0, not 0; exclude="),
+    "the last is trained": (gates("1"), biases([1, 1, 1, 1, 1, 0]), r"at \[5\] it is 0.0, not 1"),
+    "zero is negative": (gates("0"), biases([0, 0, -0.0, 0, 0, 0]), r"at \[2\] it is -0.0, not 0"),
+    "the second block is trained": (gates("[0, 1]"), biases([0, 0, 0, 1, 1, 0]), r"at \[5\] it is 0.0, not 1"),
+    "not the parameter": (gates("['forget', 0]"), biases([1, 1, 1, 0, 0, 0]), r"at \[0\] it is 1.0, not 2"),
+    "a constant of another shape": (gates("0"), biases([0] * 5), r"a.bias_hh is \[5\], but a.bias_ih is \[6\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*THERE, *BACK])
+def test_it_is_right_or_refused(case: str, tmp_path: Path) -> None:
+    text, arrays, wanted = (THERE | BACK)[case]
+    for way in ways(text, arrays, tmp_path, inverse=case in BACK):
+        if isinstance(wanted, str):
+            with pytest.raises((ConversionError, LayoutError, UnmatchedTensors), match=wanted):
+                way()
+            assert not (tmp_path / "b.safetensors").exists()
+        else:
+            assert stored(way()) == stored(wanted)
+
+
+NOTED = {
+    "equal copies": ("compare 3 copies, transpose", "tied", ("b/w", "c/w")),
+    "an exact sum": ("add 2", "hint", ("m/a", "m/b")),
+    "what is tied": ("compare 2 copies", "tied", ("b",)),
+    "zeros": ("compare a constant", "hint", ("a.bias_hh",)),
+}
+
+
+@pytest.mark.parametrize("case", NOTED)
+def test_plan_and_notes_say_it(case: str, tmp_path: Path) -> None:
+    text, arrays, _ = (THERE | BACK)[case]
+    how, kind, names = NOTED[case]
+    *_, _ = ways(text, arrays, tmp_path, inverse=case in BACK)
+    options: dict[str, Any] = {"converter": tmp_path / "r.toml", "inverse": case in BACK}
+    plan = ckptconv.dry_run(tmp_path / "a.safetensors", tmp_path / "b.safetensors", **options)
+    assert plan.to_json()["plan"][0]["how"].startswith(how)
+    assert [(n.kind, n.names) for n in plan.notes if n.names == names] == [(kind, names)]
+
+
+SPELLED = {
+    "from = 'a'\nto = 'w'\nsame = true": "`same` takes a list of 2 to 64 names, without",
+    f"from = {[f'a{i}' for i in range(65)]}\nto = 'w'\nsame = true": "`same` takes a list of 2 to 64 names",
+    "from = ['a', 'b']\nto = ['v', 'w']\nsame = true": "`same` takes a list of 2 to 64 names",
+    "from = ['a', 'b']\nto = []\nsame = true": "`same` takes a list of 2 to 64 names",
+    "from = ['a_{e*}', 'b_{e*}']\nto = 'w'\nsame = true": r"without \{e\*\}, to one name",
+    "from = ['a', 'b']\nto = 'w'\nsame = true\nlayout = 'i o, i o -> o i'": "does not list one tensor for each name",
+    "from = ['a', 'b']\nto = ['c', 'd']\nsum = 'exact'": "`sum` takes a list of 2 to 64 names",
+    "from = ['a', 'b']\nto = 'c'\nsum = true": "sum = True: give a text",
+    "from = ['a', 'b']\nto = 'c'\nsum = 'some'": '`sum` is "exact", or "zeros"',
+    "from = ['a', 'b']\nto = 'c'\nsum = 'zeros'\nsame = true": "without `same` or `fill`",
+    "from = ['a', 'b']\nto = 'c'\nsum = 'zeros'\nfill = { d = 0 }": "without `same` or `fill`",
+}
+
+
+@pytest.mark.parametrize("text", SPELLED)
+def test_the_spelling_is_checked(text: str) -> None:
+    with pytest.raises(UsageError, match=SPELLED[text]):
+        parse(f"[[rule]]\n{text}")
+
+
+def test_strings_are_not_compared() -> None:
+    texts = {f"{n}/w": np.array([b"a", b"b"], object) for n in "abc"}
+    with pytest.raises(LayoutError, match="copies are compared by bytes, which strings do not have"):
+        apply(parse(SAME), in_memory(texts))
+
+
+def test_an_exact_sum_has_no_inverse() -> None:
+    with pytest.raises(UsageError, match=r'a sum cannot be undone; `sum = "zeros"` can'):
+        _ = parse(EXACT).inverse
+    assert any("cannot be undone" in line for line in lint(parse(EXACT)))
+
+
+@examples(60)
+@given(st.lists(st.tuples(*[st.floats(width=16, allow_nan=False)] * 2), min_size=1, max_size=4), st.booleans())
+def test_a_sum_is_that_of_fractions(pairs: list[tuple[float, float]], wide: bool) -> None:
+    """An element passes if, and only if, the exact sum is a number of the dtype."""
+    dtype = np.dtype("f4" if wide else "f2")
+    a, b = (np.array(x, dtype) for x in zip(*pairs, strict=True))
+    fits = []
+    with np.errstate(all="ignore"):
+        for x, y in zip(a, b, strict=True):
+            rounded = float(x + y)
+            fits.append(np.isfinite(rounded) and np.isfinite([x, y]).all()
+                        and Fraction(float(x)) + Fraction(float(y)) == Fraction(rounded))  # fmt: skip
+    if all(fits):
+        assert np.array_equal(read(apply(parse(EXACT), in_memory(two(a, b))))["m.c"], a + b)
+    else:
+        words = f"m/b, {fits.count(False)} element.*the first at \\[{fits.index(False)}\\]"
+        with pytest.raises(ConversionError, match=words):
+            apply(parse(EXACT), in_memory(two(a, b)))
+
+
+@examples(20)
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=2), st.booleans(), st.sampled_from(["f4", "f2", "f8", "c8"]))
+def test_the_inverse_writes_all_that_there_was(shape: list[int], same: bool, dtype: str) -> None:
+    array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    rules = TURNED + "op = 'neg'\n" if same or dtype == "c8" else ZEROS + "layout = 'i o -> o i'\n"
+    before = three(array, array) | {"a/w": array} if "same" in rules else two(array, np.zeros_like(array))
+    back = read(apply(parse(rules).inverse, apply(parse(rules), in_memory(before))))
+    assert {n: (a.dtype, a.tobytes()) for n, a in back.items()} == {
+        n: (a.dtype, a.tobytes()) for n, a in before.items()
+    }
+
+
+def test_a_one_way_converter_leads_back_to_all_copies() -> None:
+    converter = parse("one_way = 'the scope is dropped'\nrewrite = [['^{m}/', '']]\n" + TURNED)
+    back = apply(converter.inverse, apply(converter, in_memory({f"m/{c}/w": W for c in "abc"})))
+    assert sorted(back) == ["m/a/w", "m/b/w", "m/c/w"]
+    assert all(np.array_equal(t.numpy(), W) for t in back.values())
+
+
+@pytest.mark.slow
+def test_more_than_a_window(tmp_path: Path) -> None:
+    a, b = np.ones(3_000_000), np.ones(3_000_000)
+    b[2_999_999] = 1e-30
+    ckptconv.save(two(a, b), tmp_path / "s.safetensors")
+    with pytest.raises(ConversionError, match=r"1 element, the first at \[2999999\]"):
+        apply(parse(EXACT), ckptconv.open(tmp_path / "s.safetensors"))["m.c"].numpy()
+
+
+def test_a_source_that_changes_while_it_is_compared(tmp_path: Path) -> None:
+    ckptconv.save(three(W, W), tmp_path / "s.npz")
+    (part,) = apply(parse(SAME), ckptconv.open(tmp_path / "s.npz"))["w"].parts
+    pieces = derived.decode(part.data)  # type: ignore[arg-type]
+    next(pieces)
+    with (tmp_path / "s.npz").open("ab") as file:
+        file.write(b"?")
+    with pytest.raises(CorruptCheckpoint, match="changed while it was read; nothing was written") as e:
+        list(pieces)
+    assert e.value.url == str(tmp_path / "s.npz")
+
+
+# --- fill -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [0, -3])
+def test_a_parameter_is_remembered_even_if_it_is_no_size(number: int) -> None:
+    there = parse(gates("['forget', 0]"))
+    after = apply(there, in_memory({"a/bias": BIAS}), {"forget": number})
+    assert after["a.bias_hh"].numpy().tolist() == [number] * 3 + [0] * 3
+    assert apply(there.inverse, after)["a/bias"].numpy().tolist() == BIAS.tolist()
+
+
+def test_a_trained_constant_may_be_excluded(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(gates("0"))
+    ckptconv.save(biases([5] * 6), tmp_path / "a.safetensors")
+    made = ckptconv.open(tmp_path / "a.safetensors", exclude="*_hh")
+    assert list(library.change(made, str(tmp_path / "r.toml"), inverse=True)) == ["a/bias"]
+
+
+def test_what_another_rule_takes_is_no_constant() -> None:
+    there = parse(
+        "[[rule]]\nfrom = '{x}/gamma'\nto = '{x}.weight'\n"
+        "[[rule]]\nfrom = '{x}/mean'\nto = '{x}.mean'\nfill = { '{x}.weight' = 1 }"
+    )
+    back = apply(there.inverse, in_memory({"a.weight": f(3, 3), "a.mean": f(0, 0)}))
+    assert {n: t.numpy().tolist() for n, t in back.items()} == {"a/gamma": [3, 3], "a/mean": [0, 0]}
+
+
+def test_a_converter_that_remembers_names_checks_constants_too() -> None:
+    there = parse("one_way = 'test'\n" + gates("1"))
+    after = apply(there, in_memory({"a/bias": BIAS}))
+    assert apply(there.inverse, after)["a/bias"].numpy().tolist() == BIAS.tolist()
+    trained = Checkpoint({**after, "a.bias_hh": held("a.bias_hh", BIAS)}, after.metadata)
+    with pytest.raises(ConversionError, match="it would be left out"):
+        apply(there.inverse, trained)
