@@ -145,15 +145,16 @@ class Hollow:
 
     def build(self, state: Any) -> None:
         """(storage, offset, shape, strides), or (data, gradient, hooks, requires_grad, volatile) of a Variable."""
-        filled = self.value is not None
-        if type(state) is tuple and len(state) == 4 and type(state[0]) is Storage and not filled:
-            kind = state[0].type
-            if self.kind in (None, kind) and kind.row is not None and not kind.quantised:
-                self.value = look(state[0], TorchType(kind.row.torch, kind.row), *state[1:])
-        elif type(state) is tuple and len(state) == 5 and type(state[0]) is View and not filled and self.kind is None:
-            self.value = state[0]
-        if self.value is None or filled:
+        first, made = state[0] if type(state) is tuple and state else None, None
+        if type(first) is Storage and len(state) == 4 and self.kind in (None, first.type) and self.value is None:
+            row = first.type.row
+            if row is not None and not first.type.quantised:
+                made = look(first, TorchType(row.torch, row), *state[1:])
+        elif type(first) is View and len(state) == 5 and self.kind is None and self.value is None:
+            made = first
+        if made is None:
             raise UnsafeCheckpoint(f"an empty tensor is given the state {shown(state)}")
+        self.value = made
 
 
 MAX_STORAGE_KEY = 200  # characters; torch counts from "0" on
@@ -210,11 +211,13 @@ def _order(storage: Storage, row: DType) -> tuple[str, ...]:
     return ("swap",) if row.word > 1 else ()
 
 
-def typed(storage: Any) -> TorchType:
+def typed(storage: Any, *, quantised: bool = False) -> TorchType:
     """The dtype of a tensor that does not name one: its storage's."""
     if type(storage) is not Storage:
         raise CorruptCheckpoint(f"a tensor has the storage {shown(storage)}")
     kind = storage.type
+    if kind.quantised and not quantised:
+        raise UnsafeCheckpoint(f"a tensor without a quantiser lies in {kind.name}")
     if kind == UNTYPED:
         return TorchType("uint8", BYTE)
     return TorchType(kind.row.torch if kind.row else kind.name, kind.row)
@@ -243,15 +246,8 @@ def layout(name: Any) -> Layout:
 # --- dense ------------------------------------------------------------------------------------------------------
 
 
-def _storage_type(storage: Any) -> TorchType:
-    """The dtype of a tensor that is rebuilt on a storage without naming one."""
-    if type(storage) is Storage and storage.type.quantised:
-        raise UnsafeCheckpoint(f"a tensor without a quantiser lies in {storage.type.name}")
-    return typed(storage)
-
-
 def rebuild(storage: Any, offset: Any, shape: Any, strides: Any) -> View:
-    return look(storage, _storage_type(storage), offset, shape, strides)
+    return look(storage, typed(storage), offset, shape, strides)
 
 
 def rebuild_v2(
@@ -409,17 +405,21 @@ LAYOUTS = {
 }
 
 
+def _pieces(kind: str, shape: tuple[int, ...], parts: dict[str, Any]) -> Pieces:
+    views = {name: bare(p) for name, p in parts.items()}
+    if any(type(v) is not View for v in views.values()):
+        raise CorruptCheckpoint(f"the pieces of a {kind} tensor are not tensors")
+    return Pieces(kind, shape, views, {})
+
+
 def sparse(how: Any, data: Any) -> Pieces:
     """COO: indices, values, size[, coalesced]; compressed: compressed and plain indices, values, size."""
     names = LAYOUTS.get(how.name) if type(how) is Layout else None
     if names is None or type(data) is not tuple or not len(names) < len(data) < len(names) + 2 + (len(names) == 2):
         raise CorruptCheckpoint(f"a sparse tensor of the layout {shown(how)} is not understood")
-    parts = dict(zip(names, map(bare, data), strict=False))
-    if any(type(p) is not View for p in parts.values()):
-        raise CorruptCheckpoint("the pieces of a sparse tensor are not tensors")
     shape = ints(data[len(names)], "shape")
     checked_count(shape)
-    return Pieces(how.name, shape, parts, {})
+    return _pieces(how.name, shape, dict(zip(names, data, strict=False)))
 
 
 SCHEMES = {"per_tensor_affine": 2, "per_channel_affine": 3, "per_channel_affine_float_qparams": 3}
@@ -431,7 +431,7 @@ def quantised(storage: Any, offset: Any, shape: Any, strides: Any, quantiser: An
         raise CorruptCheckpoint("a quantised tensor without a quantiser")
     if type(storage) is not Storage or not storage.type.quantised:
         raise CorruptCheckpoint(f"a quantised tensor has the storage {shown(storage)}")
-    view = look(storage, typed(storage), offset, shape, strides)
+    view = look(storage, typed(storage, quantised=True), offset, shape, strides)
     scheme, values = quantiser[0].path, quantiser[1:]
     if SCHEMES.get(scheme) != len(values):
         raise CorruptCheckpoint(f"a quantised tensor has the scheme {scheme} with {len(values)} numbers")
@@ -455,17 +455,12 @@ def _check_channels(shape: tuple[int, ...], parts: dict[str, Any], details: dict
     for name, kinds in (("scale", {int, float}), ("zero_point", {int} if whole else {int, float})):
         numbers = details.get(name)
         count = checked_count(parts[name].shape) if name in parts else len(numbers) if type(numbers) is list else -1
-        if count == shape[axis] and type(numbers) is list and {*map(type, numbers)} - kinds:
-            raise CorruptCheckpoint(f"a tensor of quantised channels has the {name} {shown(numbers)}")
-        if count != shape[axis]:
-            raise CorruptCheckpoint(f"a tensor of {shape[axis]} quantised channels has {count} of {name}")
+        if count != shape[axis] or (type(numbers) is list and {*map(type, numbers)} - kinds):
+            what = f"{count} of {name}" if numbers is None else f"the {name} {shown(numbers)}"
+            raise CorruptCheckpoint(f"a tensor of {shape[axis]} quantised channels has {what}")
     if len({"scale", "zero_point"} & parts.keys()) == 1:
         raise CorruptCheckpoint("a tensor of quantised channels has a list and a tensor of scales and zero points")
 
 
 def nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> Pieces:
-    parts = {"buffer": buffer, "sizes": sizes, "strides": strides, "offsets": offsets}
-    parts = {name: bare(p) for name, p in parts.items()}
-    if any(type(p) is not View for p in parts.values()):
-        raise CorruptCheckpoint("the pieces of a nested tensor are not tensors")
-    return Pieces("nested", (), parts, {})
+    return _pieces("nested", (), {"buffer": buffer, "sizes": sizes, "strides": strides, "offsets": offsets})

@@ -58,8 +58,6 @@ def shown(value: Any, depth: int = 3) -> str:
     """A short spelling for messages. `repr` of lists that hold each other many times would never end."""
     if isinstance(value, (str, bytes)):
         return repr(value[:100])
-    if isinstance(value, int) and value.bit_length() > 64:
-        return f"an integer of {value.bit_length()} bits"
     if type(value) in (tuple, list):
         if not depth:
             return "..."

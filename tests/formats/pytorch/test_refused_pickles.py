@@ -150,7 +150,7 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "compressed with coalesced": (
         sparse("torch.sparse_csr", (tensor(), tensor(), tensor(), (2,), False)), "is not understood"
     ),
-    "sparse of numbers": (sparse("torch.sparse_coo", (1, tensor(), (2, 3))), "pieces of a sparse tensor are not"),
+    "sparse of numbers": (sparse("torch.sparse_coo", (1, tensor(), (2, 3))), "pieces of a sparse_coo tensor are not"),
     "sparse of the shape None": (sparse("torch.sparse_coo", (tensor(), tensor(), None)), "the shape of a tensor is"),
     "sparse without end": (sparse("torch.sparse_coo", (tensor(), tensor(), (2**40, 2**40))), "more than 2.63 elements"),
     "quantised by nothing": (quantised(()), "a quantised tensor without a quantiser"),
@@ -165,9 +165,9 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "along no axis": (quantised((CHANNELS, [1.0, 1.0], [0, 0], None)), "is quantised along the axis None"),
     "along the third axis of two": (quantised((CHANNELS, [1.0, 1.0], [0, 0], 2)), "quantised along the axis 2"),
     "along the axis before": (quantised((CHANNELS, [1.0, 1.0], [0, 0], -1)), "quantised along the axis -1"),
-    "too few scales": (quantised((CHANNELS, [1.0], [0, 0], 0)), "a tensor of 2 quantised channels has 1 of scale"),
+    "too few scales": (quantised((CHANNELS, [1.0], [0, 0], 0)), "a tensor of 2 quantised channels has the scale"),
     "too many zero points": (quantised((CHANNELS, [1.0, 1.0], tensor(), 0)), "channels has 6 of zero_point"),
-    "a scale for all channels": (quantised((CHANNELS, 1.0, [0, 0], 0)), "quantised channels has -1 of scale"),
+    "a scale for all channels": (quantised((CHANNELS, 1.0, [0, 0], 0)), "quantised channels has the scale 1.0"),
     "nested numbers": (utils("_rebuild_nested_tensor", tensor(), tensor(), 1, tensor()), "a nested tensor are not"),
     "a state that brings other data": (
         Raw(pickled(tensor())[2:-1] + b"K\1b"), "a tensor is given other data by its state 1"
