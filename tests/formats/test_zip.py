@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import zipfile
 import zlib
@@ -365,3 +366,11 @@ def test_names_of_a_cut_zip() -> None:
     ):
         with refused(words):
             zip.whole_members(InMemory("x", made(Part(), part)))
+
+
+def test_more_members_than_two_bytes_count_need_zip64() -> None:
+    entries, end = zip.lay_out((f"t{i}", 0) for i in range(66_000))
+    raw = b"".join(zip.local_header(e, 0) for e in entries)
+    raw += zip.directory(entries, {}, end)
+    with zipfile.ZipFile(io.BytesIO(raw)) as z:
+        assert z.namelist() == list(members(raw)) == [f"t{i}" for i in range(66_000)]

