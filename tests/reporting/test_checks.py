@@ -20,7 +20,6 @@ from ckptconv.moves import read
 from ckptconv.moves.sources import Sources
 from ckptconv.reporting import checks, pictures, survey
 from ckptconv.rules import passes
-from ckptconv.verification import difference
 
 NORMAL = np.random.default_rng(0).normal(size=(40, 30)).astype("f4")
 
@@ -43,16 +42,20 @@ def found(arrays: dict[str, Any], *limits: str, **more: Any) -> list[checks.Find
 
 
 @pytest.mark.parametrize("kept", [0, pictures.KEPT])
-def test_where_an_outlier_is_does_not_depend_on_windows(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outliers_leave_the_histogram_and_are_counted(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the tensor is cut into windows."""
     real = read.windows
     monkeypatch.setattr("ckptconv.reporting.stats.windows", lambda t, sources: real(t, sources, 52))
     monkeypatch.setattr(pictures, "KEPT", kept)
     array = NORMAL.copy()
-    array[30, 4] = array[39, 29] = 1e4
+    array[11], array[12, 3] = 1e4, -1e4
     drawn = pictured(array)
-    assert drawn.outliers == pictures.Odd(2, 30 * 30 + 4)
+    assert drawn.outliers == pictures.Odd(31, 11 * 30)
     assert drawn.bars is not None
-    assert (drawn.bars.below, drawn.bars.above) == (0, 2)
+    assert (drawn.bars.below, drawn.bars.above) == (1, 30)
+    assert sum(drawn.bars.counts) == array.size - 31
+    assert -7 < drawn.bars.low < -3 < 3 < drawn.bars.high < 7
+    assert sum(1 for n in drawn.bars.counts if n) > 15, "the others are told apart"
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (100, 3), (3, 100), (1, 1), (30, 4, 5), (2, 3, 4, 50), (1, 999)])
@@ -84,19 +87,6 @@ def test_cells_rows_and_columns_are_those_of_a_brute_force(
     assert scan.cells.tolist() == want
 
 
-def test_outliers_leave_the_histogram_and_are_counted() -> None:
-    array = NORMAL.copy()
-    array[11] = 1e4
-    array[12, 3] = -1e4
-    drawn = pictured(array)
-    assert drawn.outliers == pictures.Odd(31, 11 * 30)
-    assert drawn.bars is not None
-    assert (drawn.bars.below, drawn.bars.above) == (1, 30)
-    assert sum(drawn.bars.counts) == array.size - 31
-    assert -7 < drawn.bars.low < -3 < 3 < drawn.bars.high < 7
-    assert sum(1 for n in drawn.bars.counts if n) > 15, "the others are told apart"
-
-
 @pytest.mark.parametrize(
     ("array", "span"),
     [
@@ -111,44 +101,6 @@ def test_without_outliers_bars_span_all_values(array: np.ndarray, span: tuple[fl
     assert bars is not None
     assert ((bars.low, bars.high), bars.below, bars.above) == (tuple(map(float, span)), 0, 0)
     assert sum(bars.counts) == array.size
-
-
-# --- names ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("bert/encoder/layer_3/attention/self/query/kernel", "attention"),
-        ("encoder.layer.0.attention.output.LayerNorm.weight", "norms"),
-        ("encoder.layer.0.output.dense.weight", "MLP"),
-        ("transformer.h.0.mlp.c_fc.weight", "MLP"),
-        ("transformer.wte.weight", "embeddings"),
-        ("model.layers.0.self_attn.k_proj.weight", "attention"),
-        ("model.layers.0.mlp.gate_proj.weight", "MLP"),
-        ("model.layers.0.block_sparse_moe.experts.3.w1.weight", "MLP"),
-        ("lm_head.weight", "heads"),
-        ("cls.predictions.bias", "heads"),
-        ("cls_token", "embeddings"),
-        ("patch_embed.proj.weight", "embeddings"),
-        ("layer1.0.bn1.running_mean", "norms"),
-        ("layer1.0.conv1.weight", "convolutions"),
-        ("bidirectional_lstm/forward_lstm/kernel", "recurrent"),
-        ("multi_head_attention/query/bias", "attention"),
-        ("temperature", "other"),
-    ],
-)
-def test_kinds(name: str, kind: str) -> None:
-    assert difference.kind_of(name) == kind
-
-
-def test_layers_are_the_first_number_that_counts() -> None:
-    names = [f"encoder.layer.{i}.w.{k}.weight" for i in range(3) for k in range(5)] + ["fp16.scale", "encoder.norm"]
-    placed = {
-        n: p[:3] for n, p in zip(names, difference.places(checkpoint(dict.fromkeys(names, 1.0)).values()), strict=True)
-    }
-    assert placed["encoder.layer.2.w.4.weight"] == ("encoder.layer.*", 2, "w.4.weight")
-    assert placed["fp16.scale"] == ("", -1, "fp16.scale")
 
 
 # --- checks -----------------------------------------------------------------------------------------------------
@@ -234,23 +186,6 @@ def test_a_page_is_a_conversion_only_if_it_is_told_how(tmp_path: Path) -> None:
     for change, mode in (({}, "Comparison"), ({"dtype": "float16"}, "Conversion")):
         ckptconv.report(tmp_path / "a.npz", tmp_path / "b.npz", output=tmp_path / "r.html", force=True, **change)
         assert f'<p class="soft">{mode} · ' in (tmp_path / "r.html").read_text()
-
-
-def test_inspect_checks_and_exits_with_1(cli: Run, tmp_path: Path) -> None:
-    ckptconv.save({"good": NORMAL, "bad": changed((3, 4), np.nan), "b": np.zeros(4, "f4")}, tmp_path / "a.npz")
-    done = cli("inspect", "a.npz", "--check")
-    assert done.returncode == 1
-    assert [line.split()[:3] for line in done.stdout.splitlines()[1:]] == [
-        ["error", "nan", "bad"], ["note", "constant", "b"],
-    ]  # fmt: skip
-    assert "3 tensors checked: 1 error, 1 note" in done.stderr
-    quiet = cli("inspect", "a.npz", "--limit", "nan=off", "--json")
-    assert quiet.returncode == 0, "notes do not count"
-    assert [f["check"] for f in json.loads(quiet.stdout)["findings"]] == ["constant"]
-    assert cli("inspect", "a.npz", "--limit", "nam=off").returncode == 2
-    assert cli("inspect", "a.npz").returncode == 0
-    assert not ckptconv.inspect(tmp_path / "a.npz", check=True).sound
-    assert ckptconv.inspect(tmp_path / "a.npz", limit="nan=off").sound
 
 
 # --- the limits and words of each check -------------------------------------------------------------------------
@@ -374,12 +309,6 @@ def test_duplicates_are_of_some_size_and_name_the_first() -> None:
     assert said(dict.fromkeys("abc", NORMAL), "duplicate", ties=(("a", "b"),)) == [("c", "equal to a")]
 
 
-def test_ties_name_all_others() -> None:
-    names = "abcdef"
-    got = found(dict.fromkeys(names, NORMAL), ties=(tuple(names),))
-    assert [(f.check, f.tensor, f.text) for f in got] == [("tied", "a", "also called b, c, d and 2 more")]
-
-
 def test_the_most_serious_come_first_then_the_first() -> None:
     arrays = {"n": np.full(5, 3.0), "b": changed((0, 0), np.nan), "z": np.zeros((2, 2)), "a": changed((0, 0), np.nan),
               "i": changed((0, 0), np.inf)}  # fmt: skip
@@ -388,16 +317,6 @@ def test_the_most_serious_come_first_then_the_first() -> None:
         ("error", "nan", "b"), ("error", "nan", "a"), ("error", "inf", "i"), ("warning", "zero", "z"),
         ("note", "constant", "n"),
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_all_of_a_checkpoint_is_checked_by_the_limits_that_are_given(workers: int) -> None:
-    c = checkpoint({"w": changed((3, 4), 50), "z": np.zeros((2, 2), "f4"), "d": NORMAL, "e": NORMAL.copy()})
-    for given, want in (
-        ((), ["outliers", "zero", "duplicate"]), (("outliers=1000",), ["zero", "duplicate"]),
-        (("outliers=off", "zero=off"), ["duplicate"]), (("duplicate=off",), ["outliers", "zero"]),
-    ):  # fmt: skip
-        assert [f.check for f in checks.check(c, checks.limits(given), workers=workers)] == want
 
 
 @pytest.mark.parametrize(
@@ -417,9 +336,6 @@ def test_limits_that_are_none(given: str, words: str) -> None:
     with pytest.raises(UsageError) as e:
         checks.limits([given])
     assert str(e.value) == words
-
-
-# --- what most values span --------------------------------------------------------------------------------------
 
 
 # --- a reference ------------------------------------------------------------------------------------------------
@@ -460,21 +376,6 @@ def test_what_is_worse_than_the_reference(now: Any, before: Any, limits: tuple[s
     assert against(now, before, *limits) == found
 
 
-def test_a_run_is_guarded_from_the_terminal_and_from_python(cli: Run, tmp_path: Path) -> None:
-    ckptconv.save({"w": NORMAL}, tmp_path / "a.npz")
-    ckptconv.save({"v": NORMAL}, tmp_path / "b.npz")
-    done = cli("inspect", "b.npz", "--reference", "a.npz")
-    assert (done.returncode, [line.split()[:3] for line in done.stdout.splitlines()[1:]]) == (
-        1, [["error", "missing", "w"], ["note", "new", "v"]],
-    )  # fmt: skip
-    made = ckptconv.check(tmp_path / "b.npz", reference=tmp_path / "a.npz", limit="new=off")
-    assert (made.sound, [f.check for f in made.findings or ()]) == (False, ["missing"])
-    assert str(made).splitlines()[1:] == [
-        "error     missing  w     the reference has it: float32 [40, 30]", "1 tensor checked: 1 error",
-    ]  # fmt: skip
-    assert ckptconv.check(tmp_path / "b.npz").sound
-
-
 def test_the_smallest_normal_number_is_normal() -> None:
     array = NORMAL.copy()
     array[0, :3] = np.finfo("f4").tiny, -np.finfo("f4").tiny, np.finfo("f4").smallest_subnormal
@@ -490,3 +391,26 @@ def test_shades_of_the_largest_numbers(most: float) -> None:
     assert shades[2] == 0
     assert shades[3:5] == [255, 255]
     assert shades[:2] == ([253, 149] if most == math.inf else [254, 253] if most == 1e308 else [254, 254])
+
+
+def test_a_run_is_guarded_from_the_terminal_and_from_python(cli: Run, tmp_path: Path) -> None:
+    ckptconv.save({"w": NORMAL}, tmp_path / "a.npz")
+    ckptconv.save({"v": changed((3, 4), np.nan), "b": np.zeros(4, "f4")}, tmp_path / "b.npz")
+    done = cli("inspect", "b.npz", "--reference", "a.npz")
+    assert (done.returncode, [line.split()[:3] for line in done.stdout.splitlines()[1:]]) == (
+        1, [["error", "nan", "v"], ["error", "missing", "w"], ["note", "constant", "b"], ["note", "new", "v"],
+            ["note", "new", "b"]],
+    )  # fmt: skip
+    assert "2 tensors checked: 2 errors, 3 notes" in done.stderr
+    quiet = cli("inspect", "b.npz", "--limit", "nan=off", "--json")
+    assert quiet.returncode == 0, "notes do not count"
+    assert [f["check"] for f in json.loads(quiet.stdout)["findings"]] == ["constant"]
+    assert cli("inspect", "b.npz", "--limit", "nam=off").returncode == 2
+    assert cli("inspect", "b.npz").returncode == 0
+    made = ckptconv.check(tmp_path / "b.npz", reference=tmp_path / "a.npz", limit=["new=off", "nan=off"])
+    assert (made.sound, [f.check for f in made.findings or ()]) == (False, ["missing", "constant"])
+    assert str(made).splitlines()[1:] == [
+        "error     missing   w     the reference has it: float32 [40, 30]",
+        "note      constant  b     all 4 values are 0", "2 tensors checked: 1 error, 1 note",
+    ]  # fmt: skip
+    assert ckptconv.inspect(tmp_path / "b.npz", limit="nan=off").sound
