@@ -57,6 +57,3 @@ def is_at(f: Ranges, start: int, size: int) -> bool:
             return False
         at += _ENTRY.size + name + extra + comment
     return at == end
-
-
-__all__ = ["END", "END64", "LOCATOR", "is_at", "is_there"]

@@ -170,9 +170,3 @@ def spooling() -> Iterator[None]:
         import tempfile
 
         raise refused(e, tempfile.tempdir or os.environ.get("TMPDIR") or "the temporary folder") from e
-
-
-__all__ = [
-    "SCARCE", "STATUS", "Unreachable", "asking", "causes", "failure", "network", "refused", "spooling", "status",
-    "wished",
-]  # fmt: skip

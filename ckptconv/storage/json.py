@@ -39,6 +39,3 @@ def parse_json(raw: bytes, url: str, made: Callable[[Pairs], Any] = unique) -> A
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-__all__ = ["parse_json", "unique"]

@@ -292,9 +292,3 @@ def refuse_unlisted(url: str) -> None:
     """StorageError for a place on the web, where nothing can be searched."""
     if is_http(url):
         raise StorageError("a web server does not list its files; name each, in a manifest for instance", url=url)
-
-
-__all__ = [
-    "Lookups", "Stat", "exists", "expect", "filesystem", "forget", "fresh", "info", "is_dir", "kept", "names", "once",
-    "refuse_unlisted", "stat", "stat_of", "status_of",
-]  # fmt: skip

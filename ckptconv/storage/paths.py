@@ -156,9 +156,3 @@ def _quoted(name: str, url: str) -> str:
     if is_remote(url) and ("?" in name or "#" in name):
         raise UnsafeCheckpoint(f"names the file {printable(name)!r}, which reads as more than a name there", url=url)
     return name
-
-
-__all__ = [
-    "beginning", "beside", "file_name", "inside", "is_http", "is_remote", "join", "local", "sibling", "spelled",
-    "split",
-]  # fmt: skip

@@ -66,6 +66,3 @@ def _described(point: EntryPoint) -> str:
 
 def _said(e: Exception) -> str:
     return cut(f"{type(e).__name__}: {e}".partition("\n")[0])
-
-
-__all__ = ["Installed", "installed", "leave_out"]

@@ -127,6 +127,3 @@ class FileObject(io.RawIOBase):
         view[:want] = self._ranges.read(self._at, want)
         self._at += want
         return want
-
-
-__all__ = ["FileObject", "InMemory", "Ranges", "Slice", "Spool"]

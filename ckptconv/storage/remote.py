@@ -246,6 +246,3 @@ def _whole(url: str, stamp: tuple[int, ...], said: tuple[tuple[str, Any], ...]) 
     if spool.size != stamp[0]:
         raise CorruptCheckpoint("came in another length than the server said", url=url)
     return spool
-
-
-__all__ = ["MAX_GAP", "MAX_REQUEST", "RemoteFile", "merged", "peek"]

@@ -60,6 +60,3 @@ def using(shared: Session) -> Iterator[Session]:
         yield shared
     finally:
         _CURRENT.reset(token)
-
-
-__all__ = ["Session", "Stamp", "current", "session", "using"]

@@ -159,6 +159,3 @@ def _as_path(path: str) -> str:
     """A path by which an object that has none is told from others."""
     odd = {"": "%2F", ".": "%2E", "..": "%2E%2E"}
     return "/".join(odd.get(p) or (quote(p, safe=" ") if _MORE.search(p) else p) for p in path.split("/"))
-
-
-__all__ = ["Level", "check_path", "entries", "walk"]

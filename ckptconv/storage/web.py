@@ -359,6 +359,3 @@ def _usual(url: SplitResult) -> int:
 
 def _listed(host: str, allowed: Sequence[str]) -> bool:
     return any(host == h or (h.startswith(".") and host.endswith(h)) for h in map(str.strip, allowed) if h)
-
-
-__all__ = ["VERSIONS", "Answered", "NoRanges", "info", "may_lead", "ranges", "seconds", "together", "whole"]
