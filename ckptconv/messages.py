@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
-from urllib.parse import unquote
 
 MAX_CELL = 300  # characters of a name in a table
 MAX_LINE, MAX_TEXT = 5000, 100_000  # characters of a line of a message (a path has up to 4,096), and of all of it
@@ -21,74 +20,40 @@ def version() -> str:
     return str(sys.modules["ckptconv"].__version__)
 
 
-_ESCAPED = re.compile("[a-z][a-z0-9+.-]*(?:%3a(?://|%2f%2f)|:%2f%2f)", re.I)
-_LOGIN = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:|(?i:https?)(?=//))?/{0,3})(?=[^/\s@:]+:[^/\s@]*@)")
-_PORT = re.compile(r"(?:^|@)(?:[^:@\[\]]*|\[[0-9A-Fa-f:.%]*\])(?::[0-9]*)?$")
+_BARE = r"(?:(?i:https?):?)?/{0,3}[^/\s@:'\"`]+:[^/\s@]*@"  # without ://, as after a mistake in the scheme
+_LOGIN = re.compile(_BARE)
+_USER = re.compile(r"/*[^/?#]*@")
+_URL = re.compile(
+    r"[A-Za-z][A-Za-z0-9+.-]{0,30}://(?:[^\s/@?#]*:(?![0-9]+\s)[^/@\n]{0,100}@)?\S*" + rf"|(?<![^\s'\"`]){_BARE}\S*"
+)
 
 
 def redacted(url: str) -> str:
-    """A url without what opens doors: name and password before the host, and what is signed."""
-    if "://" in url:
-        return _redacted(url)
-    if _ESCAPED.match(url):
-        return redacted(unquote(url))
-    if bare := _LOGIN.match(url):  # a mistake in the scheme, or none
-        return (bare[1] or "...@") + _redacted(f"https://{url[bare.end() :]}").removeprefix("https://")
-    return url
-
-
-def _redacted(url: str) -> str:
+    """A url without what opens doors: the login before the host, and what is signed. If in doubt, less is shown."""
     scheme, mark, rest = url.partition("://")
-    if not mark or (scheme in ("file", "memory") and rest.startswith("/")):  # which have neither hosts nor logins
+    if not mark:
+        return _unsigned(f"...@{url[m.end() :]}", web=True) if (m := _LOGIN.match(url)) else url
+    if scheme in ("file", "memory") and rest.startswith("/"):  # which have neither hosts nor logins
         return url
-    is_web = scheme.lower() in ("http", "https")
-    place, asks, query = _cut(rest, "?")
-    place, _, _ = _cut(place, "#") if is_web else (place, "", "")
-    if asks and not is_web and "@" not in query and not re.search("=|%3d", query, re.I):
-        place, asks = rest, ""  # of other schemes a question mark may belong to a name
-    host, slash, path = place.partition("/")
-    escaped = is_web or bool(re.search(":|%3a", re.split("@|%40", host or path)[0], re.I))
-    if escaped and not host:  # a slash too many: what follows was meant to be the host
-        path = re.split("@|%40", path)[-1]
-    if ":" in host and "@" in path:
-        after = place.rpartition("@")[2]
-        if _PORT.search(host):
-            path = f"...@{after}"
-        else:  # a slash in the password
-            host, slash, path = after.partition("/")
-    if 0 <= (inner := path.find("://")) < (login := path.rfind("@")):  # another url in the path
-        path = path[: inner + 3] + path[login + 1 :]
-    signs = re.search(";|%3f", path, re.I) if is_web else None
-    if signs and re.search("=|%3d", path[signs.end() :], re.I):
-        path = path[: signs.end()] + "..."
-    return f"{scheme}://{re.split('@|%40' if escaped else '@', host)[-1]}{slash}{path}" + ("?..." if asks else "")
+    if user := _USER.match(rest):
+        rest = rest[user.end() :]
+    before, at, after = rest.rpartition("@")
+    if at and ":" in before:  # a slash or a question mark in a password, or another url in the path
+        rest = "..." if "?" in before else after
+    return f"{scheme}://{_unsigned(rest, web=scheme.lower() in ('http', 'https'))}"
 
 
-def _cut(text: str, mark: str) -> tuple[str, str, str]:
-    """Split before the first mark, unless it stands in a password."""
-    at = text.find(mark)
-    if at >= 0 and "/" not in text[:at] and ":" in text[:at] and "@" in text[at:]:
-        at = text.find(mark, text.rfind("@"))
-    return (text[:at], mark, text[at + 1 :]) if at >= 0 else (text, "", "")
-
-
-# Where a url in a text ends nobody knows: in quotes at the closing one, else at a space that is not in its password.
-_SCHEME = (
-    r"(?:[A-Za-z][A-Za-z0-9+.-]{0,30}(?:(?::|%3[Aa])(?://|%2[Ff]%2[Ff]))"
-    r"|(?:(?i:https?)(?::/|/{2,3})|(?<![\w:/])//)(?=[^/\s@:]+:[^/\s@]*@))"
-)
-_QUOTED = "|".join(rf"(?<={q}){_SCHEME}[^\n]{{0,2000}}?(?={q}[,.;:)\]}}]*(?:[\s`]|$))" for q in ("'", '"', "`"))
-_URL = re.compile(rf"{_QUOTED}|{_SCHEME}(?:[^\s/@?#]*:(?![0-9]+\s)[^/@\n]{{0,100}}@)?\S*")
-_HINT = re.compile("//|:/|%2f", re.I)
-_ASKED = re.compile(r"\?[\w.~-]+=\S*")
+def _unsigned(rest: str, *, web: bool) -> str:
+    """What comes before the query; of other schemes than the web's a question mark may belong to a name."""
+    place, asks, query = rest.partition("?")
+    if asks and not web and "=" not in query and "%3D" not in query:
+        return rest
+    return (place.partition("#")[0] if web else place) + ("?..." if asks else "")
 
 
 def scrubbed(text: str) -> str:
     """Text of others (a library's error) with each url in it redacted."""
-    if not _HINT.search(text):
-        return text
-    out, count = _URL.subn(_shown, text)
-    return _ASKED.sub("?...", out) if count else text
+    return _URL.sub(_shown, text) if "://" in text or "@" in text else text
 
 
 def _shown(found: re.Match[str]) -> str:

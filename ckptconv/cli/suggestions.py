@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from ..api.options import synonym
 from ..errors import UsageError
-from ..messages import did_you_mean, nearest, printable
+from ..messages import did_you_mean, nearest, printable, redacted
 
 # verbs of other programs: the command that does the same; {} is the rest of the line
 VERBS = {
@@ -21,7 +21,7 @@ VERBS = {
     "split": "{} -o DIR --to hf --max-shard-size 5GB",
 }
 QUESTIONS = {"help": "--help", "version": "--version"}
-OPTIONS = {"--half": "--dtype float16", "--out": "--output", "--input": "the source without an option"}
+OPTIONS = {"--half": "--dtype float16", "--out": "--output"}
 # for which an empty value would be none at all; those of other options are refused where they are normalised
 NOT_EMPTY = ("--to", "--pattern", "--ledger", "--shard", "--into", "--sort", "--output", "-o")
 FLEETING = ("memory://",)  # what is written there ends with the process, which is the command
@@ -80,7 +80,7 @@ def refuse_fleeting(output: str) -> None:
 
 def without_destination(sources: Sequence[str], verb: str) -> UsageError:
     """For `ckptconv X` and `ckptconv A B`: the commands that may have been meant."""
-    shown = [printable(shlex.quote(s)) for s in sources]
+    shown = [printable(shlex.quote(redacted(s))) for s in sources]
     if verb == "zoo":
         return UsageError(f"where to? `ckptconv zoo {' '.join(shown)} -o DIR` converts all that is found")
     if len(shown) == 1:
