@@ -18,24 +18,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import UsageError
 from ..messages import fold, is_visible, printable
 from ..rules.templates import Domain, domain, template
 from .modules.units import natural
-from .orders.axes import Order
-from .pairs import LISTED, Length, Pair, Proposal, folded
+from .pairs import LISTED, Pair, Proposal, folded
 
 EVIDENCE = {
     "values": "values: equal bit for bit",
     "equal": "values are equal, but not of one tensor only; names decide",
     "proved": "proved: the outputs agree",
     "names": "names and shapes",
-    "shape": "shapes, as names say little",
 }
-Key = tuple[object, ...]
+GONE = "without counterpart in the target: left out"
 
 
 def toml(found: Proposal, title: str = "", source: str = "", target: str = "") -> str:
@@ -46,33 +44,33 @@ def toml(found: Proposal, title: str = "", source: str = "", target: str = "") -
     for side, names in (("source", found.every), ("target", [n for p in found.pairs for n in p.targets])):
         if any({"\0", MARK, "\n"} & set(n) for n in names):  # NUL stands for numbers, MARK for the index of a stack
             raise UsageError(f"the {side} has control characters in its names; no rule file is proposed")
-    made = compact(found.pairs, found.every)
     out = [*_head(found, title, source, target)]
-    tables: dict[Key, list[Row]] = defaultdict(list)
-    for row in sorted(made, key=lambda r: natural(r.pairs[0].sources[0])):
-        tables[_key(row)].append(row)
-    for many in sorted(tables.values(), key=lambda many: _rank(many[0].pairs[0])):
-        out += ["", *_table(many)]
+    rows = sorted(compact(found.pairs, found.every), key=lambda r: natural(r.pair.sources[0]))
+    for many in sorted(_tables(rows), key=lambda many: 2 if many[0].pair.sure else 1 - many[0].pair.real):
+        p = many[0].pair
+        doubt = f"{'look at this' if p.real else f'assumed, by {EVIDENCE[p.evidence]}'}: {'; '.join(p.why)}"
+        out += _table(many, EVIDENCE[p.evidence] if p.sure else doubt)
     for group in found.ties:
         out += ["", "[[tie]]  # one tensor under several names", f"names = {written(list(group))}"]
-    out += _dropped(found)
+    for gone, why in ((found.source_only, GONE), (found.copies, "hold what another tensor holds, which is taken")):
+        for many in _tables(compact([Pair((n,), (n,)) for n in gone], found.every)):
+            out += _table([row._replace(targets=()) for row in many], why)
     return "\n".join(out) + "\n"
 
 
-def _key(row: Row) -> Key:
-    """What rules must share to be one table."""
-    first = row.pairs[0]
-    key = (row.order, row.length, row.where, first.evidence, first.sure, first.real, first.why)
-    return key if _alone(row) else (*key, row.sources)
+def _tables(rows: Iterable[Row]) -> list[list[Row]]:
+    """The rules that can be one table, together."""
+    out: dict[Hashable, list[Row]] = defaultdict(list)
+    for row in rows:
+        p = row.pair
+        alone = () if _alone(row) else row.sources
+        out[p.order, p.length, row.where, p.evidence, p.sure, p.real, p.why, alone].append(row)
+    return [*out.values()]
 
 
 def _alone(row: Row) -> bool:
     """Whether a rule is but a name that becomes another, so that it may stand in a table of many."""
-    return len(row.sources) == len(row.targets) == 1 and not row.fills
-
-
-def _rank(p: Pair) -> int:
-    return 2 if p.sure else 1 - p.real
+    return len(row.sources) == 1 >= len(row.targets) and not row.fills
 
 
 def _head(found: Proposal, title: str, source: str, target: str) -> Iterator[str]:
@@ -111,81 +109,42 @@ def _reasons(found: Proposal) -> Counter[str]:
     return Counter(dict(out.most_common()))
 
 
-def _table(many: Sequence[Row]) -> Iterator[str]:
+def _table(many: Sequence[Row], comment: str) -> Iterator[str]:
     first = many[0]
-    pair = first.pairs[0]
-    evidence = EVIDENCE[pair.evidence]
-    yield "[[rule]]"
-    if pair.sure:
-        yield f"# {evidence}"
-    else:
-        yield f"# {'look at this' if pair.real else f'assumed, by {evidence}'}: {'; '.join(pair.why)}"
-    if not _alone(first):
+    pair, where, alone = first.pair, [f"{k} = {v}" for k, v in first.where], _alone(first)
+    yield from ("", "[[rule]]", f"# {comment}")
+    if not alone:
         yield f"from = {written(list(first.sources) if len(first.sources) > 1 else first.sources[0])}"
         yield f"to = {written(list(first.targets) if len(first.targets) > 1 else first.targets[0])}{_count(first)}"
-    if first.order.text:
-        yield f"layout = {written(first.order.text)}"
-    if first.order.sizes:
-        yield f"sizes = {{ {', '.join(f'{k} = {n}' for k, n in first.order.sizes)} }}"
-    if first.length:
-        yield first.length.text
-    if first.where:
-        yield f"where = {{ {', '.join(f'{k} = {v}' for k, v in first.where)} }}"
+    if pair.order.text:
+        yield f"layout = {written(pair.order.text)}"
+    if pair.order.sizes:
+        yield f"sizes = {{ {', '.join(f'{k} = {n}' for k, n in pair.order.sizes)} }}"
+    if pair.length:
+        yield pair.length.text
+    if where:
+        yield f"where = {{ {', '.join(where)} }}"
     if first.fills:
-        fills = (f"{written(n)} = {_fill_values(v)}" for n, v in first.fills)
-        yield f"fill = {{ {', '.join(fills)} }}"
-    if _alone(first):
+        values = ((n, repr(v[0]) if len(v) == 1 else f"[{', '.join(map(repr, v))}]") for n, v in first.fills)
+        yield f"fill = {{ {', '.join(f'{written(n)} = {v}' for n, v in values)} }}"
+    if alone:
         yield "[rule.names]"
         for row in many:
-            yield from _rivals(row)
-            yield f"{written(row.sources[0])} = {written(row.targets[0])}{_count(row)}"
-
-
-def _fill_values(blocks: tuple[float, ...]) -> str:
-    return repr(blocks[0]) if len(blocks) == 1 else f"[{', '.join(map(repr, blocks))}]"
+            if rivals := list(dict.fromkeys(r for p in row.pairs for r in p.rivals)):
+                more = ", ..." if len(rivals) > LISTED else ""
+                yield f"# could also be {', '.join(map(printable, rivals[:LISTED]))}{more}"
+            yield f"{written(row.sources[0])} = {written(row.targets[0]) if row.targets else '[]'}{_count(row)}"
 
 
 def _count(row: Row) -> str:
     return f"  # {len(row.pairs)} tensors" if len(row.pairs) > 1 else ""
 
 
-def _rivals(row: Row) -> Iterator[str]:
-    rivals = list(dict.fromkeys(r for p in row.pairs for r in p.rivals))
-    if rivals:
-        more = ", ..." if len(rivals) > LISTED else ""
-        yield f"# could also be {', '.join(map(printable, rivals[:LISTED]))}{more}"
-
-
-def _dropped(found: Proposal) -> Iterator[str]:
-    """Rules for what has no place in the target."""
-    for names, why in (
-        (found.source_only, "without counterpart in the target: left out"),
-        (tuple(found.copies), "hold what another tensor holds, which is taken"),
-    ):
-        if names:
-            made = compact([Pair((n,), (n,)) for n in names], found.every)
-            yield from ("", "[[rule]]", f"# {why}")
-            where = {k: v for r in made for k, v in r.where}
-            if len({(k, v) for r in made for k, v in r.where}) > len(where):
-                made, where = [Row((_escaped(n),), (), (), (Pair((n,), ()),)) for n in names], {}
-            if where:
-                yield f"where = {{ {', '.join(f'{k} = {v}' for k, v in where.items())} }}"
-            yield "[rule.names]"
-            yield from (f"{written(r.sources[0])} = []{_count(r)}" for r in made)
-
-
-def _escaped(name: str) -> str:
-    return name.replace("{", "{{").replace("}", "}}")
-
-
 MARK = "\1"  # where the index of a stack stands
 CAPTURES = "ijklmnopq"
 Numbers = tuple[int, ...]
-Numbered = tuple[tuple[float, ...], ...]  # the numbers of fills
-Texts = tuple[tuple[str, ...], tuple[str, ...]]  # names of both sides without their numbers
-Kind = tuple[
-    Texts, str, Order, str, bool, bool, tuple[str, ...], Numbered, Length | None
-]  # what pairs must share to be one rule
+Known = Mapping[str, set[Numbers]]  # by names without their numbers: the numbers of all that there are
+Texts = tuple[str, ...]  # names without their numbers
 Spec = str | list[str] | dict[str, str]
 
 
@@ -199,48 +158,34 @@ class Row(NamedTuple):
     fills: tuple[tuple[str, tuple[float, ...]], ...] = ()
 
     @property
-    def order(self) -> Order:
-        return self.pairs[0].order
-
-    @property
-    def length(self) -> Length | None:
-        return self.pairs[0].length
+    def pair(self) -> Pair:
+        return self.pairs[0]
 
 
 class Member(NamedTuple):
     """A pair on its way: the numbers of all its names, source and target."""
 
     pair: Pair
-    left: Numbers
-    right: Numbers
+    numbers: tuple[Numbers, Numbers]
 
 
 def compact(pairs: Iterable[Pair], every: Iterable[str]) -> list[Row]:
     """The rules for all pairs, in the order of their first sources."""
-    known: dict[str, set[Numbers]] = defaultdict(set)
+    known: tuple[dict[str, set[Numbers]], dict[str, set[Numbers]]] = (defaultdict(set), defaultdict(set))
     for name in every:
         text, numbers = folded(name)
-        known[text].add(numbers)
-    made: dict[str, set[Numbers]] = defaultdict(set)
-    groups: dict[Kind, list[Member]] = defaultdict(list)
+        known[0][text].add(numbers)
+    groups: dict[tuple[tuple[Texts, ...], str, Hashable], list[Member]] = defaultdict(list)
     for pair in pairs:
-        sources, targets, axis = _marked(pair)
-        left, right = [folded(n) for n in sources], [folded(n) for n in targets]
-        texts = tuple(t for t, _ in left), tuple(t for t, _ in right)
-        for text, counted in right:
-            made[text].add(counted)
-        fills = tuple(f for _, f in pair.fills)
-        groups[(texts, axis, pair.order, pair.evidence, pair.sure, pair.real, pair.why, fills, pair.length)].append(
-            Member(pair, _joined(left), _joined(right))
-        )
-    out: list[Row] = []
-    for (texts, axis, *_), members in groups.items():
-        out += _Rows(*texts, axis, known, made).of(members)
-    return out
-
-
-def _joined(found: Sequence[tuple[str, Numbers]]) -> Numbers:
-    return tuple(n for _, numbers in found for n in numbers)
+        *names, axis = _marked(pair)
+        sides = [[folded(n) for n in side] for side in names]
+        for text, numbers in sides[1]:
+            known[1][text].add(numbers)
+        left, right = (tuple(n for _, numbers in side for n in numbers) for side in sides)
+        texts = tuple(tuple(text for text, _ in side) for side in sides)
+        same = pair._replace(sources=(), targets=(), rivals=(), fills=tuple(("", v) for _, v in pair.fills))
+        groups[texts, axis, same].append(Member(pair, (left, right)))
+    return [row for (texts, axis, _), members in groups.items() for row in _Rows(texts, axis, known).of(members)]
 
 
 def _marked(pair: Pair) -> tuple[tuple[str, ...], tuple[str, ...], str]:
@@ -258,12 +203,8 @@ def _marked(pair: Pair) -> tuple[tuple[str, ...], tuple[str, ...], str]:
 
 def _one(many: Sequence[str]) -> tuple[str, str]:
     """Several names as one with a mark where they differ."""
-    low, high = min(many), max(many)
-    head = next((k for k, (x, y) in enumerate(zip(low, high, strict=False)) if x != y), len(low))
-    turned = [n[::-1] for n in many]
-    low, high = min(turned), max(turned)
-    tail = next((k for k, (x, y) in enumerate(zip(low, high, strict=False)) if x != y), len(low))
     first = many[0]
+    head, tail = _shared(many), _shared([n[::-1] for n in many])
     while head and first[head - 1].isalnum():
         head -= 1
     while tail and first[len(first) - tail].isalnum():
@@ -274,18 +215,20 @@ def _one(many: Sequence[str]) -> tuple[str, str]:
     return f"{first[:head]}{MARK}{first[len(first) - tail :] if tail else ''}", spec
 
 
+def _shared(many: Sequence[str]) -> int:
+    """How many letters several texts have in common at the beginning."""
+    return next((k for k, letters in enumerate(zip(*many, strict=False)) if len({*letters}) > 1), min(map(len, many)))
+
+
 class _Rows:
     """The rules of pairs that share everything but numbers."""
 
-    def __init__(
-        self, sources: tuple[str, ...], targets: tuple[str, ...], axis: str,
-        known: Mapping[str, set[Numbers]], made: Mapping[str, set[Numbers]],
-    ) -> None:  # fmt: skip
-        self.sources, self.targets, self.axis, self.known, self.made = sources, targets, axis, known, made
+    def __init__(self, texts: tuple[Texts, ...], axis: str, known: Sequence[Known]) -> None:
+        self.texts, self.axis, self.known = texts, axis, known
 
     def of(self, members: Sequence[Member]) -> list[Row]:
         """One rule if the numbers allow, else one for each value of the number that varies least."""
-        columns = list(zip(*(m.left for m in members), strict=True))
+        columns = list(zip(*(m.numbers[0] for m in members), strict=True))
         varying = [k for k, c in enumerate(columns) if len(set(c)) > 1]
         if len(members) == 1 or not varying:
             return [row for m in members for row in self._try([m], narrow=False)]
@@ -295,79 +238,63 @@ class _Rows:
         k = min(varying, key=lambda k: len(set(columns[k])))
         parts: dict[int, list[Member]] = defaultdict(list)
         for m in members:
-            parts[m.left[k]].append(m)
+            parts[m.numbers[0][k]].append(m)
         return [row for part in parts.values() for row in self.of(part)]
 
     def _try(self, members: Sequence[Member], *, narrow: bool) -> list[Row]:
-        lefts, rights = (
-            list(zip(*side, strict=True)) for side in ([m.left for m in members], [m.right for m in members])
-        )
+        lefts, rights = (list(zip(*(m.numbers[side] for m in members), strict=True)) for side in (0, 1))
         varying = list(dict.fromkeys(c for c in lefts if len(set(c)) > 1))
-        if len(varying) > len(CAPTURES):
-            return []
         free = dict(zip(varying, CAPTURES, strict=False))
-        shifts: dict[str, Spec] = {}
-        words = [str(c[0]) if len(set(c)) == 1 else self._capture(c, free, shifts, narrow) for c in rights]
-        if "" in words or set(free.values()) - set(shifts):
+        specs: dict[str, Spec] = {}
+
+        def capture(c: Numbers) -> str:
+            """The capture that gives a column of the target, as {i}; '' if none does."""
+            for source, name in free.items():
+                spec = _bijection(source, c, narrow)
+                if spec and specs.setdefault(name, spec) == spec:
+                    return f"{{{name}}}"
+            return ""
+
+        words = [str(c[0]) if len(set(c)) == 1 else capture(c) for c in rights]
+        if len(varying) > len(CAPTURES) or "" in words or set(free.values()) - set(specs):
             return []
         left = [f"{{{free[c]}}}" if c in free else str(c[0]) for c in lefts]
-        made = self._rendered(self.sources, left), self._rendered(self.targets, words)
-        where = tuple((k, written(v)) for k, v in shifts.items())
-        where += (("e", self.axis),) if self.axis else ()
-        if not self._exact(made, {k: domain(v) for k, v in shifts.items()}, members):
+        made = [
+            tuple(_filled(t.replace("{", "{{").replace("}", "}}").replace(MARK, "{e*}"), numbers) for t in texts)
+            for texts, numbers in zip(self.texts, (iter(left), iter(words)), strict=True)
+        ]
+        if not self._exact(made, {k: domain(v) for k, v in specs.items()}, members):
             return []
-        first = members[0].pair
-        count = len(made[1]) - len(first.fills)
-        fills = tuple(zip(made[1][count:], (f for _, f in first.fills), strict=True))
-        return [Row(made[0], made[1][:count], where, tuple(m.pair for m in members), fills)]
+        where = tuple((k, written(v)) for k, v in specs.items()) + ((("e", self.axis),) if self.axis else ())
+        fills = members[0].pair.fills
+        count = len(made[1]) - len(fills)
+        named = tuple(zip(made[1][count:], (v for _, v in fills), strict=True))
+        return [Row(made[0], made[1][:count], where, tuple(m.pair for m in members), named)]
 
-    def _capture(self, c: Numbers, free: Mapping[Numbers, str], shifts: dict[str, Spec], narrow: bool) -> str:
-        """The capture that gives a column of the target, as {i}; '' if none does."""
-        for source, name in free.items():
-            spec = _bijection(source, c, narrow)
-            if spec and shifts.setdefault(name, spec) == spec:
-                return f"{{{name}}}"
-        return ""
-
-    def _rendered(self, texts: Sequence[str], words: Sequence[str]) -> tuple[str, ...]:
-        """Folded names as templates, their numbers put back."""
-        left, out = list(words), []
-        for text in texts:
-            escaped = text.replace("{", "{{").replace("}", "}}").replace(MARK, "{e*}")
-            out.append(re.sub("\0", lambda _: left.pop(0), escaped))
-        return tuple(out)
-
-    def _exact(
-        self, made: tuple[tuple[str, ...], tuple[str, ...]], where: Mapping[str, Domain], members: Sequence[Member]
-    ) -> bool:
+    def _exact(self, made: Sequence[Texts], where: Mapping[str, Domain], members: Sequence[Member]) -> bool:
         """Whether the templates take their own names only; they can take only names that fold to one text."""
-        if len(members) == 1 and not any(MARK in text for text in (*self.sources, *self.targets)):
+        if len(members) == 1 and not any(MARK in text for texts in self.texts for text in texts):
             return True
-        inverse = {k: d.inverse for k, d in where.items()}
-        for side, (texts, names, spoken) in enumerate(
-            ((self.sources, self.known, where), (self.targets, self.made, inverse))
-        ):
+        for side, domains in enumerate((where, {k: d.inverse for k, d in where.items()})):
             at = 0
-            for k, text in enumerate(texts):
+            for text, written_ in zip(self.texts[side], made[side], strict=True):
                 try:
-                    pattern, _ = template(made[side][k]).regex(spoken)
+                    pattern, _ = template(written_).regex(domains)
                 except UsageError:  # more captures in one segment than the language allows
                     return False
-                count = text.count("\0")
-                own = {(m.left, m.right)[side][at : at + count] for m in members}
-                at += count
-                others = names.get(text, set()) - own
+                own = {m.numbers[side][at : at + text.count("\0")] for m in members}
+                at += text.count("\0")
+                others = self.known[side].get(text, set()) - own
                 if MARK in text or not others or len(own) == len(members) == 1:
                     continue
-                regex = re.compile(pattern, re.DOTALL)
-                if any(regex.fullmatch(_filled(text, numbers)) for numbers in others):
+                if any(re.fullmatch(pattern, _filled(text, iter(numbers)), re.DOTALL) for numbers in others):
                     return False
         return True
 
 
-def _filled(text: str, numbers: Iterable[int]) -> str:
-    left = iter(numbers)
-    return re.sub("\0", lambda _: str(next(left)), text)
+def _filled(text: str, numbers: Iterator[object]) -> str:
+    """The text with the next numbers where they were."""
+    return re.sub("\0", lambda _: str(next(numbers)), text)
 
 
 def _bijection(a: Numbers, b: Numbers, narrow: bool) -> Spec | None:

@@ -121,7 +121,7 @@ VECTORS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, str], bool, dict[
     "as long as those, but Keras says": (
         CONV | {"e/kernel": (7, 60), "e/bias": (60,)} | NORM | DENSE, OWN, True, {"n.gamma": ("", FLAT_NOT)},
     ),
-    "in front of a square matrix": (CONV | NORM | SQUARE, OWN, False, {"n.gamma": TURNED}),
+    "in front of a square matrix": (CONV | NORM | SQUARE, OWN, False, {"n.gamma": ("", FLAT_NOT)}),
     "behind it": (CONV | SQUARE | NORM, OWN, False, {"n.gamma": ("", FLAT_NOT)}),
     "behind it, but Keras says": (CONV | SQUARE | NORM, OWN, True, {"n.gamma": TURNED}),
     "a row": (CONV | {"n/scale": (1, 60)} | DENSE, OWN, False, {"n.scale": ("a (s c) -> a (c s)", FLAT)}),
@@ -131,7 +131,8 @@ VECTORS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, str], bool, dict[
         CONV | {"e/depthwise_kernel": (3, 3, 5, 12)} | NORM | DENSE, OWN, False, {},
     ),
     "with a decoder": (
-        CONV | NORM | DENSE | DECODER, OWN, False, {"n.gamma": TURNED, "z.bias": ("(s c) -> (c s)", SHAPED_IMAGE)},
+        CONV | NORM | DENSE | DECODER, OWN, False,
+        dict.fromkeys(("n.gamma", "z.bias"), ("(s c) -> (c s)", SHAPED_IMAGE)),
     ),
     "behind a decoder's": (
         CONV | DENSE | {"z/kernel": (6, 60), "z/bias": (60,)} | NORM | {"t/kernel": (1, 1, 5, 2)}, OWN, False,
@@ -179,8 +180,8 @@ def test_a_rule_file_as_it_is_written() -> None:
     pairs = [
         Pair(("d.w",), ("D.w",), evidence="values"),
         Pair(("b.w",), ("B.w",), Order("i o -> o i"), "names", False, ("a guess",)),
-        Pair(("c.w",), ("C.w",), Order(), "shape", False, ("several fit", "so it is"), tuple("uvwxyz"), real=True),
-        Pair(("c.v",), ("C.v",), Order(), "shape", False, ("several fit", "so it is"), tuple("uvwxy"), real=True),
+        Pair(("c.w",), ("C.w",), Order(), "names", False, ("several fit", "so it is"), tuple("uvwxyz"), real=True),
+        Pair(("c.v",), ("C.v",), Order(), "names", False, ("several fit", "so it is"), tuple("uvwxy"), real=True),
         Pair(("j",), ("J1", "J2"), Order("(x + y) -> x, y", (("x", 5),)), "values",
              fills=(("F", (0.0,)), ("G", (0.0, 1.5)))),
         Pair(("p",), ("P",), evidence="names", sure=False, real=True, why=("longer",), length=Length(0, 7, 8)),

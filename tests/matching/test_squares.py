@@ -66,9 +66,8 @@ def vectors(module: Any, dense: str) -> Arrays:
     for name in ("between", "after"):
         for k, t in getattr(module, name, nn.Identity()).state_dict().items():
             if k in VECTORS:
-                word = "alpha" if isinstance(getattr(module, name), nn.PReLU) else VECTORS[k]
                 turns = name == "between" and dense == "behind"
-                out[f"{name}/{word}"] = (
+                out[f"{name}/{VECTORS[k]}"] = (
                     t.numpy().reshape(N, N, N).transpose(1, 2, 0).reshape(-1) if turns else t.numpy()
                 )
     return out
@@ -105,13 +104,13 @@ PORTS: dict[str, tuple[Any, str, bool]] = {  # how it is built, where fc stands,
     "behind a permuted image": (lambda: Behind(True), "", False),
     **{
         f"{name}, behind {'a permuted' if permuted else 'an'} image": (
-            partial(Behind, permuted, partial(kind, N**3)), "" if permuted else "behind", not permuted,
+            partial(Behind, permuted, partial(kind, N**3)), "" if permuted else "behind", False,
         )
-        for name, kind in (("a batch norm", nn.BatchNorm1d), ("a layer norm", nn.LayerNorm), ("a PReLU", nn.PReLU))
+        for name, kind in (("a batch norm", nn.BatchNorm1d), ("a layer norm", nn.LayerNorm))
         for permuted in (False, True)
     },
     "between two norms": (
-        partial(Behind, False, partial(nn.BatchNorm1d, N**3), partial(nn.LayerNorm, N**3)), "behind", True,
+        partial(Behind, False, partial(nn.BatchNorm1d, N**3), partial(nn.LayerNorm, N**3)), "behind", False,
     ),
     "before an image": (Before, "before", True),
     "before an image, defined last": (lambda: Before(first=False), "before", True),

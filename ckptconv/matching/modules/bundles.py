@@ -39,26 +39,20 @@ FUSIONS = (QKV, ("gate", "up"), ("key", "value"))
 Made = dict[str, tuple[Tensor, Bundle]]  # by the name of the bundle: what it would be
 
 
-def bundled(a: Side, b: Side) -> tuple[Side, Side]:
+def bundled(a: Side, b: Side) -> Sides:
     """Both sides with pieces replaced by bundles, where that brings the sides closer."""
     sides = gated(a), b
     for _ in range(MAX_STEPS):
-        best = max(_steps(sides), key=lambda found: _agreement(*found), default=sides)
+        steps = [
+            (with_bundles(sides[0], made), sides[1]) if k == 0 else (sides[0], with_bundles(sides[1], made))
+            for k, side in enumerate(sides)
+            for made in chain(_stacks(side), _fusions(side), _stacks(side, again=True))
+        ]
+        best = max(steps, key=lambda found: _agreement(*found), default=sides)
         if _agreement(*best) <= _agreement(*sides) + GAIN:
             break
         sides = best
     return sides
-
-
-def _steps(sides: Sides) -> Iterator[Sides]:
-    for k in (0, 1):
-        for found in chain(_stacks(sides[k]), _fusions(sides[k]), _stacks(sides[k], again=True)):
-            yield _replaced(sides, k, found)
-
-
-def _replaced(sides: Sides, k: int, found: Made) -> Sides:
-    side = with_bundles(sides[k], found)
-    return (side, sides[1]) if k == 0 else (sides[0], side)
 
 
 def _agreement(a: Side, b: Side) -> float:
@@ -77,17 +71,20 @@ def _agreement(a: Side, b: Side) -> float:
 
 def with_bundles(side: Side, found: Made) -> Side:
     """The side with the pieces of all bundles replaced, each bundle in the place of its first piece."""
-    first = {bundle.names[0]: name for name, (_, bundle) in found.items()}
+    if not found:
+        return side
+    first = {bundle.names[0]: t for t, bundle in found.values()}
     gone = {n for _, bundle in found.values() for n in bundle.names}
     made: dict[str, Tensor] = {}
     for name, t in side.tensors.items():
         at = side.bundles[name].names[0] if name in side.bundles else name  # what is stacked can be fused
         if at in first:
-            made[first[at]] = found[first[at]][0]
+            made[first[at].name] = first[at]
         elif at not in gone:
             made[name] = t
-    kinds = dict(side.kinds) | {n: side.kinds.get(bundle.names[0], "") for n, (_, bundle) in found.items()}
-    return replace(side, tensors=made, kinds=kinds, bundles={**side.bundles, **{n: x for n, (_, x) in found.items()}})
+    kinds = {n: side.kinds.get(bundle.names[0], "") for n, (_, bundle) in found.items()}
+    bundles = {n: bundle for n, (_, bundle) in found.items()}
+    return replace(side, tensors=made, kinds={**side.kinds, **kinds}, bundles={**side.bundles, **bundles})
 
 
 # --- stacks -----------------------------------------------------------------------------------------------------------
@@ -137,14 +134,14 @@ def _stack(side: Side, stem: str, members: Mapping[int, Mapping[str, str]], foun
 def _fusions(side: Side) -> Iterator[Made]:
     """All queries, keys and values of one module, fused; or gate and up; or what else is alike in one place."""
     for parts in FUSIONS:
-        beside: dict[tuple[str, ...], dict[str, Unit]] = defaultdict(dict)
+        beside: dict[tuple[str, str], dict[str, Unit]] = defaultdict(dict)
         for u in units(side):
-            if len(positions := [k for k, w in enumerate(u.words) if w in parts]) == 1:
-                at = _segment(u.home, parts)
-                beside[(u.home[: at[0]], u.home[at[1] :])][u.words[positions[0]]] = u
+            for m in re.finditer(r"[^/.]+", u.home):
+                if len(which := set(words(f"{m[0]}/weight")[:-1]) & set(parts)) == 1:
+                    beside[u.home[: m.start()], u.home[m.end() :]][which.pop()] = u
         found: Made = {}
         for (head, tail), several in beside.items():
-            if set(several) == set(parts):
+            if several.keys() == set(parts):
                 _fuse(
                     side,
                     f"{head}{'qkv' if parts == QKV else '_'.join(parts)}{tail}",
@@ -175,12 +172,6 @@ def _twins(side: Side) -> Iterator[Made]:
             yield found
 
 
-def _segment(home: str, parts: Sequence[str]) -> tuple[int, int]:
-    """Where the segment of a name stands that says query, key or value."""
-    spans = [m.span() for m in re.finditer(r"[^/.]+", home)]
-    return next((s for s in spans if set(words(f"{home[slice(*s)]}/weight")[:-1]) & set(parts)), (0, len(home)))
-
-
 def _fuse(side: Side, home: str, several: Sequence[Unit], found: Made) -> None:
     for role, first in several[0].members.items():
         members = [u.members[role] for u in several if role in u.members]
@@ -189,27 +180,22 @@ def _fuse(side: Side, home: str, several: Sequence[Unit], found: Made) -> None:
         known = [side.bundles[t.name] for t in members if t.name in side.bundles]
         if any(b.kind != "stacked" for b in known) or len(known) not in (0, len(members)):
             continue
-        layers, shape = (len(known[0].names), known[0].shape) if known else (1, first.shape)
-        kernel = is_kernel(leaf(first.name))
-        name = f"{home}/{leaf(first.name) if kernel or role != 'weight' else 'weight'}"
+        shape, count = known[0].shape if known else first.shape, len(several)
+        whole: tuple[int, ...] = (count * prod(shape),)
+        if kernel := is_kernel(leaf(first.name)):
+            whole = (shape[0], count * prod(shape[1:]))
+        elif role == "weight":
+            whole = (count * shape[0], *shape[1:])
+        name = f"{home}/{'weight' if role == 'weight' and not kernel else leaf(first.name)}"
+        layers = len(known[0].names) if known else 1
+        shape_with = _with_layers(first.name, whole, [layers] if known else [])
         bundle = Bundle(tuple(side.named(t.name for t in members)), "fused", shape, layers)
-        whole = _whole(shape, len(several), kernel=kernel, matrix=role == "weight")
-        found[name] = (
-            replace(first, name=name, shape=_with_layers(first.name, whole, [layers] if known else []), parts=()),
-            bundle,
-        )
+        found[name] = replace(first, name=name, shape=shape_with, parts=()), bundle
 
 
 def _with_layers(name: str, shape: tuple[int, ...], counts: Sequence[int]) -> tuple[int, ...]:
     """The shape of a stack, whose own axes come where those of a convolution's space would: units.oriented."""
     return (*counts, *shape) if is_kernel(leaf(name)) else (*shape, *counts)
-
-
-def _whole(shape: tuple[int, ...], count: int, *, kernel: bool, matrix: bool) -> tuple[int, ...]:
-    """The shape of so many tensors of one shape behind each other."""
-    if kernel:
-        return (shape[0], count * prod(shape[1:]))
-    return (count * shape[0], *shape[1:]) if matrix else (count * prod(shape),)
 
 
 LSTM_GATES, GRU_GATES = "ifco", "zrh"
@@ -229,26 +215,12 @@ def gated(side: Side) -> Side:
         if found := _parsed(name):
             home, role, gate = found
             cells[home][role, CANDIDATES.get(gate, gate)] = name
-    first: dict[str, list[tuple[str, Bundle]]] = defaultdict(list)
-    gone: set[str] = set()
+    made: Made = {}
     for home, named in cells.items():
-        made = _gate_bundles(home, named, side)
-        for bundle in made.values():
-            gone |= {*bundle.names}
-        if made:
-            first[next(n for n in named.values() if n in gone)] += made.items()
-    if not first:
-        return side
-    out = {}
-    for name, t in side.tensors.items():
-        for new, bundle in first.get(name, ()):
-            *rest, last = bundle.shape
-            shape = (*rest, last * len(bundle.names))
-            out[new] = replace(side.tensors[bundle.names[0]], name=new, shape=shape, parts=())
-        if name not in gone:
-            out[name] = t
-    bundles = {new: bundle for many in first.values() for new, bundle in many}
-    return replace(side, tensors=out, bundles={**side.bundles, **bundles})
+        for new, bundle in _gate_bundles(home, named, side).items():
+            shape = (*bundle.shape[:-1], bundle.shape[-1] * len(bundle.names))
+            made[new] = replace(side.tensors[bundle.names[0]], name=new, shape=shape, parts=()), bundle
+    return with_bundles(side, made)
 
 
 def _parsed(name: str) -> tuple[str, str, str] | None:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from ...checkpoint import Tensor
 from ..names.likeness import words
-from ..pairs import Pair, Side, leaf, parent
+from ..pairs import Pair, Sides, leaf, parent
 from .axes import KERNELS, Order, Shape, convention, distinct, essence, is_kernel, renamed, simple
 
 GATES = "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"  # of a GRU: Keras has z, r, h, torch r, z, n
@@ -32,6 +32,7 @@ TABLES = ("emb", "wte", "wpe", "lookup", "vocab")  # words in names of matrices 
 KEPT_GATES = "the order of the gates is that of Keras and torch"
 CHOSEN = "a convention chose among the orders of axes that the shapes allow"
 SHAPED = "only the shapes decide the order of axes"
+EVERY = ("", "")  # whatever the leaves
 VOTED = "the order of axes is that of the other matrices"
 
 
@@ -147,8 +148,8 @@ def in_front(a: Mapping[str, Tensor], b: Mapping[str, Tensor], kinds: Mapping[st
     """
     dense = [t.shape for n, t in a.items() if len(t.shape) == 2 and is_kernel(leaf(n))]
     convolved = {n for t in a.values() if len(t.shape) > 2 for n in t.shape[-2:]}
-    ours = _right_before(b, {n for n, kind in kinds.items() if "transpose" in kind}, torch=True)
-    theirs = _right_before(a, {n for n in a if "transpose" in n.lower()}, torch=False)
+    ours = _right_before(b, kinds, torch=True)
+    theirs = _right_before(a, {}, torch=False)
     out = {}
     for own, channels in (theirs | ours).items():
         taken = any(shape[0] == own[1] for shape in dense if shape != own)
@@ -157,79 +158,54 @@ def in_front(a: Mapping[str, Tensor], b: Mapping[str, Tensor], kinds: Mapping[st
     return out
 
 
-def _right_before(side: Mapping[str, Tensor], transposed: set[str], *, torch: bool) -> dict[Shape, int]:
+def _right_before(side: Mapping[str, Tensor], kinds: Mapping[str, str], *, torch: bool) -> dict[Shape, int]:
     """The shapes, inputs first, of dense layers right before a convolution, and its channels.
 
     Files may have the order of the alphabet: there the image must be a square.
     """
     out: dict[Shape, int] = {}
-    weights = [(n, t.shape) for n, t in side.items() if len(t.shape) > 1]
-    for (_, first), (name, conv) in pairwise(weights):
-        inputs, outputs = conv[1::-1] if torch else conv[-2:]
-        own, rank = first[::-1] if torch else first, len(conv) - 2
-        for c in (inputs, outputs) if name not in transposed else (outputs, inputs):
-            if len(own) == 2 < len(conv) and 1 < c < own[1] and own[1] % c == 0:
-                size = own[1] // c
-                if torch or any(k**rank == size for k in range(2, size)):
-                    out.setdefault(own, c)
+    for (_, first), (name, conv) in pairwise((n, t.shape) for n, t in side.items() if len(t.shape) > 1):
+        own, ends = (first[::-1], conv[:2]) if torch else (first, conv[:-3:-1])
+        c = ends[0 if "transpose" in kinds.get(name, name.lower()) else 1]
+        if len(own) == 2 < len(conv) and 1 < c < own[1] and own[1] % c == 0:
+            size, rank = own[1] // c, len(conv) - 2
+            if torch or any(k**rank == size for k in range(2, size)):
+                out.setdefault(own, c)
     return out
 
 
-def vectors(pairs: Sequence[Pair], sides: tuple[Side, Side]) -> list[Pair]:
+def vectors(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
     """The pairs, vectors between a flattened image and a dense layer turned and marked as the kernel of that layer.
 
-    No shape and no name shows a normalisation, a PReLU or a scale there. Not turned are those of a layer with as many
-    outputs or before a convolution of as many inputs, nor any where such a layer is, unless Keras says that they
-    follow the Flatten or the target defines that kernel next. It is a question if only square matrices have as many.
+    No shape and no name shows a normalisation, a PReLU or a scale there. They are as long as that kernel's inputs, and
+    neither of a layer with as many outputs nor of an image. It is a question if a layer has as many outputs.
     """
-    a, b = sides[0].tensors, sides[1].tensors
+    a = sides[0].tensors
     kernels: dict[int, Pair] = {}
-    following: set[str] = set()  # the targets of all these kernels
     for p in pairs:
-        if {FLAT, FLAT_NOT} & {*p.why} and len(a[p.sources[0]].shape) == 2:
-            n = a[p.sources[0]].shape[0]
-            following.update(p.targets)
-            kernels[n] = p if n not in kernels or FLAT in p.why else kernels[n]
-    makers: dict[int, list[Tensor]] = defaultdict(list)
+        shape = a[p.sources[0]].shape
+        if {FLAT, FLAT_NOT} & {*p.why} and len(shape) == 2 and (FLAT in p.why or shape[0] not in kernels):
+            kernels[shape[0]] = p
     owners: dict[int, set[str]] = defaultdict(set)
-    joined: set[int] = set()  # channels of images that a convolution takes
     for t in a.values() if kernels else ():
         if len(t.shape) > 2:
-            joined.add(t.shape[-2])
+            kernels.pop(t.shape[-2], None)  # channels of images that a convolution takes
         if len(t.shape) > 1 and (not length(t.shape) or is_kernel(leaf(t.name))):
-            makers[t.shape[-1]].append(t)
             for n in {t.shape[-1], prod(t.shape[-2:]) if len(t.shape) > 2 else 0}:
                 owners[n].add(parent(t.name))
-    after: dict[str, str] = {}  # the matrix that the target defines after each vector
-    matrix = ""
-    for name, t in reversed([*b.items()]):
-        matrix = name if name in following or (len(t.shape) > 1 and not length(t.shape)) else matrix
-        after[name] = matrix
     out = []
     for p in pairs:
-        first = a[p.sources[0]]
-        n = length(first.shape)
-        alone = len(p.sources) == len(p.targets) == 1 and not p.length and p.evidence in ("names", "shape")
-        vector = alone and n in kernels and not (len(first.shape) > 1 and is_kernel(leaf(first.name)))
-        if (
-            not vector
-            or n in joined
-            or sides[1].kinds.get(p.targets[0], "").endswith(OF_IMAGES)
-            or parent(first.name) in owners[n]
-        ):
-            out.append(p)
-            continue
-        known = not makers[n] or after[p.targets[0]] in following or first.name in sides[0].flattened
-        if not known and (SHAPED_IMAGE in p.why or not all(t.shape == (n, n) for t in makers[n])):
-            out.append(p)
-            continue
-        why, shape, sizes = tuple(w for w in p.why if w != SHAPED_IMAGE), b[p.targets[0]].shape, kernels[n].order.sizes
-        if known and FLAT in kernels[n].why and sizes and length(shape):
-            plain = simple(first.shape, shape)[0]
-            order = with_image(plain, len(first.shape), first.shape.index(n), sizes[0][1])
-            out.append(p._replace(order=order, sure=False, real=True, why=(*why, FLAT)))
-        else:
-            out.append(p._replace(sure=False, real=True, why=(*why, FLAT_NOT)))
+        first, kind = a[p.sources[0]], sides[1].kinds.get(p.targets[0], "")
+        n = 0 if len(first.shape) > 1 and is_kernel(leaf(first.name)) else length(first.shape)
+        alone = len(p.sources) == len(p.targets) == 1 and not p.length and p.evidence == "names"
+        alone = alone and SHAPED_IMAGE not in p.why
+        if alone and n in kernels and not kind.endswith(OF_IMAGES) and parent(first.name) not in owners[n]:
+            channels = dict(kernels[n].order.sizes).get("c", 1)
+            turned = with_image(p.order, len(first.shape), first.shape.index(n), channels)
+            known = FLAT in kernels[n].why and (not owners[n] or first.name in sides[0].flattened)
+            order, why = (turned, FLAT) if known else (p.order, FLAT_NOT)
+            p = p._replace(order=order, sure=False, real=True, why=(*p.why, why))
+        out.append(p)
     return out
 
 
@@ -239,48 +215,34 @@ def length(shape: Iterable[int]) -> int:
     return wide[0] if len(wide) == 1 else 0
 
 
-# --- square matrices --------------------------------------------------------------------------------------------------
-
-
-def voted(pairs: Sequence[Pair], sides: tuple[Side, Side]) -> list[Pair]:
+def voted(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
     """Turn square matrices as most others do whose shapes decide: those of the same two leaves, otherwise all."""
-    votes: dict[tuple[str, ...], Counter[bool]] = defaultdict(Counter)
-    square = dict[Pair, tuple[str, ...]]()
-    for p in pairs:
-        if not _multiplied(p, sides):
+    votes: dict[tuple[str, str], Counter[bool]] = defaultdict(Counter)
+    square: dict[int, tuple[str, str]] = {}
+    for k, p in enumerate(pairs):
+        names = p.sources + p.targets
+        shapes = [side.tensors[n].shape for side, n in zip(sides, names, strict=False)] if len(names) == 2 else []
+        matrices = bool(shapes) and all(sum(n != 1 for n in shape) == 2 for shape in shapes)
+        looked_up = any(word in n.lower() for n in names for word in TABLES)
+        if p.evidence != "names" or looked_up or not matrices or leaf(names[1]) != "weight" or "(" in p.order.text:
             continue
-        leaves, shape = (leaf(p.sources[0]), leaf(p.targets[0])), sides[0].tensors[p.sources[0]].shape
-        if len({n for n in shape if n != 1}) == 1:
-            square[p] = leaves
-            continue
-        for kind in (leaves, ()):
-            votes[kind][_swaps(p.order, shape)] += 1
-    return [_turned(p, votes, square[p], sides) if p in square else p for p in pairs]
-
-
-def _multiplied(p: Pair, sides: tuple[Side, Side]) -> bool:
-    """Whether a pair by names is of matrices that are multiplied, not looked up."""
-    names = p.sources + p.targets
-    if p.evidence not in ("names", "shape") or len(names) != 2 or leaf(names[1]) != "weight" or "(" in p.order.text:
-        return False
-    shapes = sides[0].tensors[names[0]].shape, sides[1].tensors[names[1]].shape
-    looked_up = any(word in n.lower() for n in names for word in TABLES)
-    return not looked_up and all(sum(n != 1 for n in shape) == 2 for shape in shapes)
-
-
-def _turned(
-    p: Pair, votes: Mapping[tuple[str, ...], Counter[bool]], leaves: tuple[str, ...], sides: tuple[Side, Side]
-) -> Pair:
-    count = votes.get(leaves) or votes.get((), Counter[bool]())
-    unturned = leaves not in votes and is_kernel(leaves[0]) != is_kernel(leaves[1])
-    swapped = count[True] > count[False]
-    if count[True] == count[False] or unturned:
-        return p
-    a, b = (side.tensors[n].shape for side, n in zip(sides, (p.sources[0], p.targets[0]), strict=True))
-    fits = [o for o in simple(a, b) if _swaps(o, a) is swapped]
-    if not fits or _swaps(p.order, a) is swapped:
-        return p
-    return p._replace(order=fits[0], sure=False, real=True, why=(*(w for w in p.why if w != CHOSEN), VOTED))
+        leaves = leaf(names[0]), leaf(names[1])
+        if len({n for n in shapes[0] if n != 1}) == 1:
+            square[k] = leaves
+        else:
+            for kind in (leaves, EVERY):
+                votes[kind][_swaps(p.order, shapes[0])] += 1
+    out = [*pairs]
+    for k, leaves in square.items():
+        p, shape = pairs[k], sides[0].tensors[pairs[k].sources[0]].shape
+        count = votes[leaves] or votes[EVERY]
+        unturned = not votes[leaves] and is_kernel(leaves[0]) != is_kernel(leaves[1])
+        swapped = count[True] > count[False]
+        if count[True] != count[False] and not unturned and _swaps(p.order, shape) is not swapped:
+            fitting = simple(shape, sides[1].tensors[p.targets[0]].shape)
+            order = next((o for o in fitting if _swaps(o, shape) is swapped), p.order)
+            out[k] = p._replace(order=order, sure=False, real=True, why=(*(w for w in p.why if w != CHOSEN), VOTED))
+    return out
 
 
 def _swaps(order: Order, shape: Shape) -> bool:

@@ -9,14 +9,14 @@ kernel [4, 12] -> weight_ih [12, 4]                      gates in another order
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 from math import prod
 from typing import NamedTuple
 
 from ...checkpoint import Tensor
-from ..pairs import Bundle, Side
+from ..pairs import Bundle, Sides
 from .axes import LETTERS, Order, Shape, simple, suffixed, tokens
 from .choose import Images, Judge, Judged
 
@@ -28,23 +28,21 @@ def hidden(a: Shape, b: Shape) -> Iterator[Order]:
     if len(a) != len(b) or not a or len(a) > 3:
         return
     names = LETTERS[: len(a)]
-    for order in permutations(range(len(a))):
-        if tuple(a[k] for k in order) != b:
+    for turn in permutations(range(len(a))):
+        if tuple(a[k] for k in turn) != b:
             continue
         for k, n in enumerate(a):
-            for whole, parts in _gates(names[k], n):
-                yield _replaced(names, order, k, whole, parts, ())
+            for before, after in _gates(names[k], n):
+                yield _turned(names, turn, {k: (before, after)})
             for d in divisors(n):
                 x, y = f"{names[k]}x", f"{names[k]}y"
-                yield _replaced(names, order, k, f"({x} {y})", f"({y} {x})", ((y, d),))
+                yield _turned(names, turn, {k: (f"({x} {y})", f"({y} {x})")})._replace(sizes=((y, d),))
 
 
-def _replaced(
-    names: str, order: Iterable[int], k: int, left: str, right: str, sizes: tuple[tuple[str, int], ...]
-) -> Order:
-    before = [left if i == k else x for i, x in enumerate(names)]
-    after = [right if i == k else names[i] for i in order]
-    return Order(f"{' '.join(before)} -> {' '.join(after)}", sizes)
+def _turned(names: str, turn: Sequence[int], other: Mapping[int, tuple[str, str]]) -> Order:
+    """The order of axes of one tensor, some of which have other names before and after it."""
+    both = [other.get(k, (x, x)) for k, x in enumerate(names)]
+    return Order(f"{' '.join(x for x, _ in both)} -> {' '.join(both[k][1] for k in turn)}")
 
 
 def _gates(name: str, n: int) -> Iterator[tuple[str, str]]:
@@ -63,36 +61,28 @@ def divisors(n: int) -> list[int]:
 
 
 def split(whole: Shape, parts: Sequence[Shape]) -> Iterator[Order]:
-    """Layouts that cut one tensor into several as they follow each other; gates inside may be reordered.
-
-    One part may have an axis less: it is one row of the axis that is cut.
-    """
+    """Layouts that cut one tensor into several as they follow each other; gates inside may be reordered."""
     rank = len(whole)
-    lone = [len(p) == rank - 1 for p in parts]
-    if (
-        rank not in (1, 2, 3)
-        or sum(lone) > 1
-        or any(len(p) != rank for p, row in zip(parts, lone, strict=True) if not row)
-    ):
+    if rank > 3 or any(len(p) != rank for p in parts):
         return
     names = LETTERS[:rank]
     for turn in permutations(range(rank)):
         for axis in range(rank):
-            sizes = _sizes_along(whole, parts, turn, axis)
-            if sizes is not None:
-                row = [0 if alone else n for n, alone in zip(sizes, lone, strict=True)]
-                for gates in _with_gates(names, whole, axis):
-                    yield _cut(names, turn, axis, row, gates)
-
-
-def _sizes_along(whole: Shape, parts: Sequence[Shape], turn: Sequence[int], axis: int) -> list[int] | None:
-    """How long each part is along an axis of the whole, whose axes are turned in the parts; None if they do not fit."""
-    at = turn.index(axis)
-    full = [(*p[:at], 1, *p[at:]) if len(p) < len(whole) else p for p in parts]
-    sizes = [p[at] for p in full]
-    rest = {(*p[:at], *p[at + 1 :]) for p in full}
-    fits = sum(sizes) == whole[axis] and rest == {tuple(whole[k] for k in turn if k != axis)}
-    return sizes if fits else None
+            at = turn.index(axis)
+            sizes = [p[at] for p in parts]
+            rest = {(*p[:at], *p[at + 1 :]) for p in parts}
+            if sum(sizes) != whole[axis] or rest != {tuple(whole[k] for k in turn if k != axis)}:
+                continue
+            same = len(set(sizes)) == 1
+            terms = [f"n.{i}" if same else f"n{i}" for i in range(len(sizes))]
+            known = () if same else tuple((f"n{i}", n) for i, n in enumerate(sizes[:-1]))
+            inside = ({k: pair} for k, n in enumerate(whole) if k != axis for pair in _gates(names[k], n))
+            for gates in ({}, *inside):
+                cut = [
+                    _turned(names, turn, {**gates, axis: (f"({' + '.join(terms)})", t)}).text.split(" -> ")
+                    for t in terms
+                ]
+                yield Order(f"{cut[0][0]} -> {', '.join(right for _, right in cut)}", known)
 
 
 def concatenated(whole: Shape, part: Shape, axis: int, count: int, heads: int) -> Iterator[Order]:
@@ -102,42 +92,20 @@ def concatenated(whole: Shape, part: Shape, axis: int, count: int, heads: int) -
     i (n (q + k + v)) -> i (n q), ...      interleaved per head
     """
     length = whole[axis] // count
+    one = (*whole[:axis], length, *whole[axis + 1 :])
     if heads == 1:
         if len(part) == len(whole):
             yield from split(whole, [part] * count)
-        one = (*whole[:axis], length, *whole[axis + 1 :])
-        if len(part) != len(whole) and length > 1:
+        elif length > 1:
             yield from (_fused_parts(o, len(one), axis, count) for o in simple(one, part) if o.text)
         return
-    turned = (*whole[:axis], length, *whole[axis + 1 :])
     names = LETTERS[: len(whole)]
-    for order in permutations(range(len(whole))):
-        if tuple(turned[k] for k in order) == part:
-            blocks = [f"y.{i}" for i in range(count)]
+    blocks = [f"y.{i}" for i in range(count)]
+    for turn in permutations(range(len(whole))):
+        if tuple(one[k] for k in turn) == part:
             left = " ".join(f"(x ({' + '.join(blocks)}))" if k == axis else n for k, n in enumerate(names))
-            rights = [" ".join(f"(x {b})" if k == axis else names[k] for k in order) for b in blocks]
+            rights = [" ".join(f"(x {b})" if k == axis else names[k] for k in turn) for b in blocks]
             yield Order(f"{left} -> {', '.join(rights)}", (("x", heads),))
-
-
-def _with_gates(names: str, whole: Shape, axis: int) -> Iterator[dict[int, tuple[str, str]]]:
-    yield {}
-    for k, n in enumerate(whole):
-        if k != axis:
-            for pair in _gates(names[k], n):
-                yield {k: pair}
-
-
-def _cut(names: str, turn: Sequence[int], axis: int, sizes: Sequence[int], gates: dict[int, tuple[str, str]]) -> Order:
-    """The layout; a piece of size 0 is one row whose axis is gone."""
-    same = len(set(sizes)) == 1
-    terms = [f"n.{i}" if same else f"n{i}" if n else "1" for i, n in enumerate(sizes)]
-    left = [f"({' + '.join(terms)})" if k == axis else gates.get(k, (x, x))[0] for k, x in enumerate(names)]
-    rights = [
-        " ".join(t if k == axis else gates.get(k, (names[k],) * 2)[1] for k in turn if k != axis or t != "1")
-        for t in terms
-    ]
-    known = () if same else tuple((f"n{i}", n) for i, n in enumerate(sizes) if n)[: len(sizes) - 1 - (0 in sizes)]
-    return Order(f"{' '.join(left)} -> {', '.join(rights)}", known)
 
 
 def stacked(whole: Shape, part: Shape, name: str, axis: int) -> Iterator[Order]:
@@ -155,16 +123,6 @@ def within(order: Order, rank: int, name: str, axis: int) -> Order:
     return Order(f"{' '.join([*words[:axis], name, *words[axis:]])} -> {right.strip()}".strip(), order.sizes)
 
 
-def every_layer(order: Order, axis: int, *, left: bool, name: str = "e") -> Order:
-    """The order of one layer as that of all: the tensors of one side have their layers along an axis."""
-    both = [side.split(",") for side in order.text.split("->")]
-    k = 0 if left else 1
-    words = [tokens(t) for t in both[k]]
-    both[k] = [" ".join([*w[:axis], name, *w[axis:]]) for w in words]
-    sides = [", ".join(t.strip() for t in side) for side in both]
-    return Order(f"{sides[0]} -> {sides[1]}", order.sizes)
-
-
 FUSED = "query, key and value are taken to lie behind each other in this order"
 PARTS = "the parts of a tensor are taken to lie behind each other in this order"
 QKV = 3
@@ -177,13 +135,8 @@ class BundleOrder(NamedTuple):
     axis: str = ""
     each: tuple[int, int] | None = None
 
-    @property
-    def inverse(self) -> BundleOrder:
-        each = self.each and (self.each[1], self.each[0])
-        return BundleOrder(self.judged._replace(order=self.judged.order.inverse), self.axis, each)
 
-
-def bundle_order(a: Tensor, b: Tensor, sides: tuple[Side, Side], judge: Judge) -> BundleOrder | None:
+def bundle_order(a: Tensor, b: Tensor, sides: Sides, judge: Judge) -> BundleOrder | None:
     """How the axes of two tensors go, one of which is a bundle, or both; None if there is no way.
 
     `a` is a tensor of the source and `b` one of the target.
@@ -191,10 +144,11 @@ def bundle_order(a: Tensor, b: Tensor, sides: tuple[Side, Side], judge: Judge) -
     x, y = sides[0].bundles.get(a.name), sides[1].bundles.get(b.name)
     if y is not None and (x is None or y.kind == "fused"):
         return _cut_bundle(a, replace(b, shape=y.shape), y, judge, x)
-    if x is None:
+    back = x and _cut_bundle(b, replace(a, shape=x.shape), x, Judge(Images({}, {}, {})), y)
+    if not back:
         return None
-    back = _cut_bundle(b, replace(a, shape=x.shape), x, Judge(Images({}, {}, {})), y)
-    return back and back.inverse
+    judged, axis, each = back
+    return BundleOrder(judged._replace(order=judged.order.inverse), axis, each and (each[1], each[0]))
 
 
 def _cut_bundle(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge, stack: Bundle | None) -> BundleOrder | None:
@@ -228,8 +182,12 @@ def _layered(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge, stack: 
         one = (whole, _without_axis(piece, axis)) if stack else (_without_axis(whole, axis), piece)
         single = bundle._replace(names=bundle.names[:: bundle.layers], shape=one[1].shape, layers=1)
         if found := _cut_bundle(*one, single, judge, None):
-            text = every_layer(found.judged.order, axis, left=not stack)
-            return BundleOrder(found.judged._replace(order=text), "e", (layers, 1) if stack else (1, layers))
+            ends = [end.split(",") for end in found.judged.order.text.split("->")]
+            some = [tokens(t) for t in ends[bool(stack)]]
+            ends[bool(stack)] = [" ".join([*w[:axis], "e", *w[axis:]]) for w in some]
+            text = " -> ".join(", ".join(t.strip() for t in end) for end in ends)
+            judged = found.judged._replace(order=Order(text, found.judged.order.sizes))
+            return BundleOrder(judged, "e", (layers, 1) if stack else (1, layers))
     return None
 
 
