@@ -15,7 +15,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import chain
 from math import prod
 
@@ -30,7 +29,7 @@ from . import own_metadata
 from .npy import MAX_HEAD, OBJECTS, SUFFIX, Head, collect, head_bytes, head_size, parse_head, strings, unheld, unpickled
 from .placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from .table import Reading
-from .zip import STORED, Member, PlacedMember, contents, directory, fields, lay_out, local_header, members
+from .zip import STORED, Member, PlacedMember, contents, directory, fields, known, lay_out, local_header, members
 
 OURS = 0x4B43  # "CK": the extra field of the first member, and of the next where it is long
 LONGEST = 65_000
@@ -105,16 +104,10 @@ def _taken(pieces: Iterator[bytes], size: int) -> bytes:
     return taken
 
 
-@lru_cache(maxsize=8)
-def _directory(url: str, stamp: tuple[int, ...]) -> dict[str, Member]:
-    with Reader(url) as f:
-        return members(f, files=False)
-
-
 def decode(coded: Coded) -> Iterator[bytes]:
     """The elements of one array as stored, or single strings; the checksum is verified at the end."""
     with Reader(coded.url) as f:
-        start, rest = _head(f, _directory(coded.url, f.stamp)[coded.key], strict=True)
+        start, rest = _head(f, known(coded.url, f.stamp, False)[coded.key], strict=True)
         head = parse_head(start, f.url, coded.key)
         pieces = chain([start[head.size :]], rest)
         yield from strings(head, b"".join(pieces)) if head.kind and head.kind.kind == "s" else pieces

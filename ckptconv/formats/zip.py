@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..errors import CorruptCheckpoint, UnsafeCheckpoint
 from ..messages import listing, printable
 from ..storage.checksum import crc
 from ..storage.directory import END, END64, LOCATOR, is_at
-from ..storage.files import ahead
+from ..storage.files import Reader, ahead
 from ..storage.ranges import Ranges
 
 STORED, DEFLATED = 0, 8
@@ -70,6 +71,13 @@ def members(f: Ranges, *, files: bool = True) -> dict[str, Member]:
     ahead(f, ((e.start, max(0, min(start - e.start, LOCAL.size + len(e.raw) + _HEAD))) for e in by_place))
     starts = _starts(f, by_place, start)
     return {e.name: e._replace(start=starts[e.name]) for e in entries}
+
+
+@lru_cache(maxsize=8)
+def known(url: str, stamp: tuple[int, ...], files: bool = True) -> dict[str, Member]:
+    """`members` of a file that is read again and again, as it was when it had this stamp."""
+    with Reader(url) as f:
+        return members(f, files=files)
 
 
 def _end(f: Ranges) -> tuple[int, int, int]:

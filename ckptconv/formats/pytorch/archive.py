@@ -16,7 +16,6 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 from ...checkpoint import Checkpoint, Note, Tensor
@@ -38,6 +37,7 @@ from ..zip import (
     PlacedMember,
     contents,
     directory,
+    known,
     lay_out,
     local_header,
     members,
@@ -183,16 +183,10 @@ def _read(f: Ranges, m: Member, limit: int) -> bytes:
     return b"".join(contents(f, m))
 
 
-@lru_cache(maxsize=8)
-def _directory(url: str, stamp: tuple[int, ...]) -> dict[str, Member]:
-    with Reader(url) as f:
-        return members(f)
-
-
 def decode(coded: Coded) -> Iterator[bytes]:
     """The elements of a deflated storage."""
     with Reader(coded.url) as f:
-        yield from contents(f, _directory(coded.url, f.stamp)[coded.key])
+        yield from contents(f, known(coded.url, f.stamp)[coded.key])
 
 
 # --- writing ------------------------------------------------------------------------------------------------------

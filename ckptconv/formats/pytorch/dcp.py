@@ -43,19 +43,17 @@ FLAT_SLOT = re.compile(
 )
 OPEN = 64  # files of a thousand processes are not all open at a time
 
-_CLASSES = {
-    "checkpoint.metadata": (
-        "Metadata", "TensorStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING", "ChunkStorageMetadata",
-        "BytesStorageMetadata", "MetadataIndex", "StorageMeta",
-    ),
-    "checkpoint.filesystem": ("_StorageInfo",),
-    "_shard.sharded_tensor.metadata": ("TensorProperties", "MEM_FORMAT_ENCODING"),  # by earlier versions of torch
-}  # fmt: skip
-ALLOWED = TORCH | {
-    (f"torch.distributed.{module}", name): record(f"{module.rpartition('.')[2]}.{name}")
-    for module, names in _CLASSES.items()
-    for name in names
-}
+# Of torch.distributed; the last two by earlier versions of torch.
+_RECORDS = (
+    "checkpoint.metadata.Metadata", "checkpoint.metadata.TensorStorageMetadata",
+    "checkpoint.metadata.TensorProperties", "checkpoint.metadata._MEM_FORMAT_ENCODING",
+    "checkpoint.metadata.ChunkStorageMetadata", "checkpoint.metadata.BytesStorageMetadata",
+    "checkpoint.metadata.MetadataIndex", "checkpoint.metadata.StorageMeta", "checkpoint.filesystem._StorageInfo",
+    "_shard.sharded_tensor.metadata.TensorProperties", "_shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
+)  # fmt: skip
+ALLOWED = dict(TORCH)
+for _path in _RECORDS:
+    ALLOWED |= record(f"torch.distributed.{_path}", ".".join(_path.split(".")[-2:]))
 
 
 def sniff(seen: Seen) -> int:

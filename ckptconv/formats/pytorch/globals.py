@@ -38,51 +38,33 @@ from .tensors import (
 )
 from .values import NUMPY, PLAIN, Inert, Known, shown
 
-_CLASSES = {
-    "argparse": ("Namespace",),
-    "types": ("SimpleNamespace",),
-    "collections": ("deque", "UserDict"),
-    "datetime": ("datetime", "date", "time", "timedelta", "timezone"),
-    "decimal": ("Decimal",),
-    "fractions": ("Fraction",),
-    "uuid": ("UUID", "SafeUUID"),
-    "easydict": ("EasyDict",),
-    "addict.addict": ("Dict",),
-    "munch": ("Munch", "DefaultMunch"),
-    "box.box": ("Box",),
-    "box.box_list": ("BoxList",),
-    "ml_collections.config_dict.config_dict": ("ConfigDict", "FrozenConfigDict"),
-    "yacs.config": ("CfgNode",),
-    "fvcore.common.config": ("CfgNode",),
-    "detectron2.config.config": ("CfgNode",),
-    "mmcv.utils.config": ("ConfigDict",),
-    "mmengine.config.config": ("ConfigDict",),
-    "omegaconf.dictconfig": ("DictConfig",),
-    "omegaconf.listconfig": ("ListConfig",),
-    "omegaconf.base": ("ContainerMetadata", "Metadata", "Box"),
-    "omegaconf.nodes": (
-        "AnyNode", "BooleanNode", "BytesNode", "EnumNode", "FloatNode", "IntegerNode", "InterpolationResultNode",
-        "PathNode", "StringNode",
-    ),
-    **dict.fromkeys(
-        (
-            "pytorch_lightning.utilities.parsing", "lightning.pytorch.utilities.parsing",
-            "lightning_fabric.utilities.data", "lightning.fabric.utilities.data",
-        ),
-        ("AttributeDict",),
-    ),
-}  # fmt: skip
+HARMLESS = frozenset({
+    "argparse.Namespace", "types.SimpleNamespace", "collections.deque", "collections.UserDict", "datetime.datetime",
+    "datetime.date", "datetime.time", "datetime.timedelta", "datetime.timezone", "decimal.Decimal",
+    "fractions.Fraction", "uuid.UUID", "uuid.SafeUUID", "easydict.EasyDict", "addict.addict.Dict", "munch.Munch",
+    "munch.DefaultMunch", "box.box.Box", "box.box_list.BoxList", "ml_collections.config_dict.config_dict.ConfigDict",
+    "ml_collections.config_dict.config_dict.FrozenConfigDict", "yacs.config.CfgNode", "fvcore.common.config.CfgNode",
+    "detectron2.config.config.CfgNode", "mmcv.utils.config.ConfigDict", "mmengine.config.config.ConfigDict",
+    "omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig", "omegaconf.base.ContainerMetadata",
+    "omegaconf.base.Metadata", "omegaconf.base.Box", "omegaconf.nodes.AnyNode", "omegaconf.nodes.BooleanNode",
+    "omegaconf.nodes.BytesNode", "omegaconf.nodes.EnumNode", "omegaconf.nodes.FloatNode",
+    "omegaconf.nodes.IntegerNode", "omegaconf.nodes.InterpolationResultNode", "omegaconf.nodes.PathNode",
+    "omegaconf.nodes.StringNode", "pytorch_lightning.utilities.parsing.AttributeDict",
+    "lightning.pytorch.utilities.parsing.AttributeDict", "lightning_fabric.utilities.data.AttributeDict",
+    "lightning.fabric.utilities.data.AttributeDict",
+})  # fmt: skip
 _TYPING = ("Any", "Union", "Optional", "Dict", "List", "Tuple", "Set", "Sequence", "Mapping", "Callable")
 _PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path", "PurePath")
 
 
-def record(path: str) -> Known:
-    """A class whose instances are only looked at."""
+def record(path: str, name: str = "") -> dict[tuple[str, str], Known]:
+    """The entry of a class whose instances are only looked at, and called `name` in messages."""
 
     def made(*args: Any) -> Inert:
-        return Inert(path, args)
+        return Inert(name or path, args)
 
-    return Known(path, made, made)
+    module, _, own = path.rpartition(".")
+    return {(module, own): Known(name or path, made, made)}
 
 
 def _path(*parts: Any) -> str:
@@ -98,10 +80,8 @@ def _subscript(generic: Any, item: Any) -> Inert:
     return Inert(generic.path, ())
 
 
-HARMLESS = frozenset(f"{module}.{name}" for module, names in _CLASSES.items() for name in names)
-
 VALUES: dict[tuple[str, str], Any] = {
-    **{(module, name): record(f"{module}.{name}") for module, names in _CLASSES.items() for name in names},
+    **{key: known for path in HARMLESS for key, known in record(path).items()},
     **{(module, name): Known(name, _path, _path) for module in ("pathlib", "pathlib._local") for name in _PATHS},
     **{("typing", name): Known(f"typing.{name}") for name in _TYPING},
     **{(module, "getitem"): Known("getitem", _subscript) for module in ("operator", "_operator")},
@@ -137,8 +117,8 @@ _STORAGES = {
     **{name: StorageType(name + "Storage", None, bits) for name, bits in _PACKED.items()},
 }
 _ODD_TYPES = (
-    "complex32", "qint8", "quint8", "qint32", "quint4x2", "quint2x4",
-    "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2",
+    "complex32", "qint8", "quint8", "qint32", "quint4x2", "quint2x4", "bits8", "bits16", "bits1x8", "bits2x4",
+    "bits4x2",
     *(f"{sign}int{n}" for sign in ("", "u") for n in range(1, 8)),
 )  # fmt: skip
 _ALIASES = {
