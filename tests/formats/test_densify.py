@@ -23,7 +23,9 @@ def test_on_the_command_line(cli: Run, tmp_path: Path) -> None:
     done = cli("m.pt", "-o", "pieces.npz")
     assert done.returncode == 0
     assert "--densify" in done.stderr
-    assert "s" not in ckptconv.open(tmp_path / "pieces.npz")
+    parts = ["s.indices", "s.values", "s.shape", "q", "q.scale", "q.zero_point"]
+    assert list(ckptconv.open(tmp_path / "pieces.npz")) == parts
+    assert ckptconv.open(tmp_path / "m.pt").details["pieces"]["q"]["zero_point"] == 1
     assert cli("m.pt", "-o", "dense.npz", "--densify").returncode == 0
     got = ckptconv.open(tmp_path / "dense.npz")
     assert np.array_equal(got["s"].numpy(), sparse.to_dense().numpy())

@@ -20,12 +20,10 @@ from kit import FIXTURES, examples, read_all, same, sound_or_refused
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held
 from ckptconv.dtypes import DTYPES, DType
-from ckptconv.formats.pytorch import archive as archive_format
 from ckptconv.formats.pytorch import dcp
 from ckptconv.formats.pytorch.archive import TorchWriter
 from ckptconv.formats.pytorch.globals import TORCH
 from ckptconv.formats.pytorch.pickle import load
-from ckptconv.formats.table import Reading
 from ckptconv.moves.part import Span
 
 GOLDEN = FIXTURES / "torch"
@@ -476,40 +474,6 @@ def test_opaque_objects_lose_no_tensor(tmp_path: Path) -> None:
     assert {n: t.shape for n, t in got.items()} == {
         "box.extra": (3,), "box.args.0": (3,), "rows.tag": (2,), "rows.0": (1,),
     }  # fmt: skip
-
-
-def sparse_and_quantised(torch: Any) -> dict[str, Any]:
-    torch.manual_seed(0)
-    dense = torch.randn(6, 8) * (torch.rand(6, 8) > 0.6)
-    twice = torch.sparse_coo_tensor(torch.tensor([[0, 1, 1], [2, 0, 0]]), torch.tensor([3.0, 4.0, 5.0]), (2, 3))
-    return {
-        "coo": twice,
-        "hybrid": torch.randn(3, 4).to_sparse(1),
-        "csr": dense.to_sparse_csr(),
-        "csc": dense.to_sparse_csc(),
-        "bsr": dense.to_sparse_bsr((2, 4)),
-        "bsc": dense.to_sparse_bsc((3, 2)),
-        "q": torch.quantize_per_tensor(dense, 0.1, 3, torch.quint8),
-        "qc": torch.quantize_per_channel(dense, torch.rand(6) + 0.1, torch.arange(6), 0, torch.qint8),
-        "qf": torch.quantize_per_channel(dense, torch.rand(8) + 0.1, torch.rand(8), 1, torch.quint8),
-    }
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_sparse_and_quantised(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    saved = sparse_and_quantised(torch)
-    torch.save(saved, tmp_path / "s.pt")
-    got = ckptconv.open(tmp_path / "s.pt")
-    assert {"coo.indices", "coo.values", "csr.crow_indices", "q", "qc.scale"} <= set(got)
-    assert got["q"].numpy().tolist() == saved["q"].int_repr().tolist()
-    assert got.details["pieces"]["q"]["zero_point"] == 3
-    assert set(next(n.names for n in got.notes if "pieces" in n.text)) == set(saved)
-    dense = archive_format.open(str(tmp_path / "s.pt"), Reading(densify=True))
-    assert set(dense) == set(saved)
-    for name, t in saved.items():
-        expected = (t.dequantize() if t.is_quantized else t.to_dense()).numpy()
-        assert np.array_equal(dense[name].numpy(), expected), name
 
 
 def attributes(torch: Any) -> Any:
