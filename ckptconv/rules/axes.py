@@ -1,8 +1,8 @@
 """The axes of a pattern: parse them, size them, list their blocks. Pure; see layout.py for the language.
 
-    side := tensor {"," tensor}      tensor := {axis}      axis := NAME | NUMBER | "..." | "(" {axis} {"+" {axis}} ")"
+    side := tensor {"," tensor}      tensor := {axis}      axis := NAME | "1" | "..." | "(" {axis} {"+" {axis}} ")"
 
-An axis is a leaf (a name or a literal number), a product of axes, or a sum of them.
+An axis is a leaf (a name, or 1), a product of axes, or a sum of them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,6 @@ from ..errors import LayoutError
 MAX_PATTERN = 1000  # characters
 MAX_DEPTH = 8  # of parentheses
 MAX_BLOCKS = 1024  # of one tensor: sums multiply
-
-
-class Literal(NamedTuple):
-    """A number in place of a name: an axis of length `n`, the `k`-th of that length in its block (all 1s are one)."""
-
-    n: int
-    k: int
-
-    def __str__(self) -> str:
-        return str(self.n)
 
 
 class Prod(NamedTuple):
@@ -46,39 +36,31 @@ class Term(NamedTuple):
     total: int
 
 
-Leaf = str | Literal
-Axis = Leaf | Prod | Sum | Term
+Axis = str | Prod | Sum | Term
 Sizes = Mapping[str, int]
 REST = "rest"  # a name whose size is what the others leave over
-ONE = Literal(1, 0)  # an axis without information
+ONE = "1"  # an axis without information
 
 
 # --- parsing ----------------------------------------------------------------------------------------------------------
 
-_TOKEN = re.compile(r"\s*(?:(->|\.\.\.|[(),+])|([0-9]{1,18})|([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)?))")
+_TOKEN = re.compile(r"->|\.\.\.|[(),+]|1(?![0-9])|[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)?|(?P<odd>\S+)")
 
 
 class Parser:
     """The parser of one pattern; every error quotes the pattern."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
-        self.tokens = self._tokens()
+        self.text, self.at, self.tokens = text, 0, list[str]()
+        if len(text) > MAX_PATTERN:
+            raise LayoutError(f"layout {text[:60]!r}... is longer than {MAX_PATTERN} characters")
+        for m in _TOKEN.finditer(text):
+            if m["odd"]:
+                raise self.fail(f"{m['odd']!r} is not an axis name, or one of 1 ( ) + , -> ...; give sizes in `sizes`")
+            self.tokens.append(m[0])
 
     def fail(self, why: str) -> LayoutError:
         return LayoutError(f"layout {self.text!r}: {why}")
-
-    def _tokens(self) -> list[str]:
-        out, at, text = [], 0, self.text.rstrip()
-        if len(text) > MAX_PATTERN:
-            raise LayoutError(f"layout {text[:60]!r}... is longer than {MAX_PATTERN} characters")
-        while at < len(text):
-            m = _TOKEN.match(text, at)
-            if not m:
-                raise self.fail(f"{text[at:].split()[0]!r} is not an axis name, a number, or one of ( ) + , -> ...")
-            out.append(m[1] or m[2] or m[3])
-            at = m.end()
-        return out
 
     def peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
@@ -94,48 +76,32 @@ class Parser:
         return left, right
 
     def side(self) -> tuple[tuple[Axis, ...], ...]:
-        out = [tuple(self.axes({}, 0))]
+        out = [tuple(self.axes(0))]
         while self.peek() == ",":
             self.at += 1
-            out.append(tuple(self.axes({}, 0)))
+            out.append(tuple(self.axes(0)))
         return tuple(out)
 
-    def axes(self, seen: dict[int, int], depth: int) -> list[Axis]:
+    def axes(self, depth: int) -> list[Axis]:
         out: list[Axis] = []
         while (token := self.peek()) not in ("", "->", ",", ")", "+"):
             self.at += 1
-            if token == "(":
-                out.append(self.group(seen, depth + 1))
-            elif token == "...":
-                if depth:
-                    raise self.fail("`...` must stand outside parentheses")
-                out.append("...")
-            elif token.isdigit():
-                out.append(_literal(int(token), seen))
-            else:
-                out.append(token)
+            if token == "..." and depth:
+                raise self.fail("`...` must stand outside parentheses")
+            out.append(self.group(depth + 1) if token == "(" else token)
         return out
 
-    def group(self, seen: dict[int, int], depth: int) -> Axis:
+    def group(self, depth: int) -> Axis:
         if depth > MAX_DEPTH:
             raise self.fail(f"has more than {MAX_DEPTH} nested parentheses")
         terms: list[Axis] = []
-        while True:
-            items = self.axes(dict(seen), depth)
+        while not terms or self.tokens[self.at - 1] == "+":
+            items = self.axes(depth)
             terms.append(items[0] if len(items) == 1 else Prod(tuple(items)))
-            token = self.peek()
-            self.at += 1
-            if token == ")":
-                return terms[0] if len(terms) == 1 else Sum(tuple(terms))
-            if token != "+":
+            if self.peek() not in (")", "+"):
                 raise self.fail("has an open parenthesis")
-
-
-def _literal(n: int, seen: dict[int, int]) -> Literal:
-    if n == 1:
-        return ONE
-    seen[n] = seen.get(n, -1) + 1
-    return Literal(n, seen[n])
+            self.at += 1
+        return terms[0] if len(terms) == 1 else Sum(tuple(terms))
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
@@ -149,16 +115,16 @@ def base_of(name: str) -> str:
 def bases(node: Axis) -> set[str]:
     """The names whose sizes an axis depends on."""
     if isinstance(node, str):
-        return {base_of(node)}
-    return set() if isinstance(node, Literal | Term) else set().union(*map(bases, node[0]))
+        return {base_of(node)} - {ONE}
+    return set() if isinstance(node, Term) else set().union(*map(bases, node[0]))
 
 
 def size_of(node: Axis, sizes: Sizes) -> int:
     """The length of an axis whose sizes are all known."""
     if isinstance(node, str):
-        return sizes[base_of(node)]
-    if isinstance(node, Literal | Term):
-        return node.n if isinstance(node, Literal) else node.total
+        return 1 if node == ONE else sizes[base_of(node)]
+    if isinstance(node, Term):
+        return node.total
     if isinstance(node, Prod):
         return prod(size_of(n, sizes) for n in node.items)
     return sum(size_of(n, sizes) for n in node.terms)
@@ -192,7 +158,7 @@ def most(node: Axis, name: str, value: int, sizes: Sizes) -> int:
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
-Strides = dict[Leaf, int]
+Strides = dict[str, int]
 
 
 class Block(NamedTuple):
@@ -233,11 +199,11 @@ def count_blocks(node: Axis) -> int:
     return prod(map(count_blocks, node.items)) if isinstance(node, Prod) else 1
 
 
-def leaves(axes: Sequence[Axis]) -> list[Leaf]:
+def leaves(axes: Sequence[Axis]) -> list[str]:
     """All leaves except 1; one that occurs in several terms of a sum counts once (the terms are different blocks)."""
-    out: list[Leaf] = []
+    out: list[str] = []
     for a in axes:
-        if isinstance(a, str | Literal):
+        if isinstance(a, str):
             out += [a] * (a != ONE)
         elif isinstance(a, Prod):
             out += leaves(a.items)

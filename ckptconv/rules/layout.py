@@ -30,7 +30,6 @@ from .axes import (
     REST,
     Axis,
     Block,
-    Literal,
     Parser,
     Prod,
     Sizes,
@@ -322,7 +321,7 @@ def _tidy(region: Region) -> tuple[int, Shape, Shape, int, Shape]:
 def _resolve(region: Region, sizes: Sizes, at: Strides) -> list[Region]:
     """Resolve the last coordinate by one level; several regions if it must be cut, none if it is outside the block."""
     *before, (value, node) = region.unresolved
-    if isinstance(node, str | Literal):
+    if isinstance(node, str):
         stride = at.get(node, 0)  # the literal 1 has none
         steps = tuple(a + b * stride for a, b in zip(region.target.steps, value.steps, strict=True))
         made = Affine(region.target.start + value.start * stride, steps)

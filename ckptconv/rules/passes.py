@@ -94,23 +94,21 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     """
     if not include and not exclude:
         return checkpoint
-    yes, idle_in = _matcher(include)
-    no, idle_out = _matcher(exclude)
     gone = lost(checkpoint)
-    aside = unread(checkpoint)  # which a glob may mean, as one leaves out what diff cannot compare
-    wanted = {n for n in (*checkpoint.tensors, *gone, *aside) if (not include or yes(n)) and not no(n)}
-    keep = {n: t for n, t in checkpoint.tensors.items() if n in wanted}
-    for glob in (*idle_in, *idle_out):
-        hint = did_you_mean(glob, map(literal, checkpoint.tensors), count=3)
-        raise UsageError(f"no tensor matches {glob!r}{hint or '.'} `inspect` lists the names")
+    names = [*checkpoint.tensors, *gone, *unread(checkpoint)]  # a glob may mean what diff cannot compare
+    _refuse_idle((*include, *exclude), names, "")
+    test = wanted(include, exclude)
+    taken = dict.fromkeys(filter(test, names))
+    keep = {n: t for n, t in checkpoint.tensors.items() if n in taken}
+    notes = unseen(checkpoint.notes, lambda n: n * (n in taken), some=bool(include))
     if checkpoint.tensors and not keep:
-        if damaged := [n for n in gone if n in wanted]:
+        if damaged := [n for n in gone if n in taken]:
             raise CorruptCheckpoint(f"all that is selected is damaged:\n{listing(damaged)}")
-        if skipped := [str(n) for n in unseen(checkpoint.notes, lambda n: n * (n in wanted)) if n.unread]:
+        if skipped := [str(n) for n in notes if n.unread]:
             raise UsageError(f"all that is selected is left out when the file is read:\n{listing(skipped)}")
         raise UsageError(f"include= and exclude= leave none of {len(checkpoint.tensors)} tensors")
-    left = tuple(n for n in (*checkpoint.tensors, *gone) if n not in wanted)
-    made = replace(checkpoint, notes=unseen(checkpoint.notes, lambda n: n * (n in wanted), some=bool(include)))
+    left = tuple(n for n in (*checkpoint.tensors, *gone) if n not in taken)
+    made = replace(checkpoint, notes=notes)
     return made.with_tensors(keep, *([Note("dropped", "not selected", left)] if left else []))
 
 
@@ -122,16 +120,10 @@ def select_either(
     A checkpoint in which no glob of `include` matches is kept whole: the globs mean the other one. UsageError if a
     glob matches nothing in either.
     """
-    names = [*a.tensors, *b.tensors]
-    for glob in (*include, *exclude):
-        if not any(map(_matcher([glob])[0], names)):
-            raise UsageError(
-                f"no tensor of either checkpoint matches {glob!r}{did_you_mean(glob, map(literal, names), count=3)}"
-            )
+    _refuse_idle((*include, *exclude), [*a.tensors, *b.tensors], " of either checkpoint")
 
     def one(checkpoint: Checkpoint) -> Checkpoint:
-        here = [g for g in include if any(map(_matcher([g])[0], checkpoint))]
-        away = [g for g in exclude if any(map(_matcher([g])[0], checkpoint))]
+        here, away = ([g for g in globs if any(map(_matches(g), checkpoint))] for globs in (include, exclude))
         return select(checkpoint, here, away)
 
     return one(a), one(b)
@@ -139,26 +131,26 @@ def select_either(
 
 def wanted(include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Callable[[str], bool]:
     """The test of `select` as a function of a name, for other checkpoints; here a glob may match nothing."""
-    yes, no = _matcher(include)[0], _matcher(exclude)[0]
-    return lambda name: (not include or yes(name)) and not no(name)
+    yes, no = ([_matches(glob) for glob in globs] for globs in (include, exclude))
+    return lambda name: (not yes or any(m(name) for m in yes)) and not any(m(name) for m in no)
+
+
+def _matches(glob: str) -> Callable[[str], object]:
+    """The test of a glob; one that ends as a scope takes all below it."""
+    return re.compile(translate(f"{glob}*" if glob.endswith(("/", ".")) else glob)).match
+
+
+def _refuse_idle(globs: Sequence[str], names: Collection[str], where: str) -> None:
+    """UsageError for a glob that matches no name."""
+    for glob in globs:
+        if not any(map(_matches(glob), names)):
+            hint = did_you_mean(glob, map(literal, names), count=3)
+            raise UsageError(f"no tensor{where} matches {glob!r}{hint or '.'} `inspect` lists the names")
 
 
 def literal(name: str) -> str:
     """The glob that matches a name and nothing else, for a hint that can be used as it is."""
     return re.sub(r"[*?[]", r"[\g<0>]", name)
-
-
-def _matcher(globs: Sequence[str]) -> tuple[Callable[[str], bool], set[str]]:
-    """A test for names, and the globs that have not matched any so far; one that ends as a scope takes all below it."""
-    compiled = [(glob, re.compile(translate(f"{glob}*" if glob.endswith(("/", ".")) else glob))) for glob in globs]
-    unused = set(globs)
-
-    def matches(name: str) -> bool:
-        hits = [glob for glob, regex in compiled if regex.match(name)]
-        unused.difference_update(hits)
-        return bool(hits)
-
-    return matches, unused
 
 
 ROLES: dict[Role, str] = {

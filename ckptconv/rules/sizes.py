@@ -14,9 +14,9 @@ Sizes also tell a source that is not whole, and a model that is another converte
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import count, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
@@ -79,7 +79,7 @@ class Sizes:
         if lacking:
             raise lacking
         if shapes := self.before(rule, group, values):
-            return _solved(rule, shapes, out | _counted(rule, group, values, self._record.shapes))
+            return self._asked(rule, _solved(rule, shapes, out))
         return self._asked(rule, out) if rule.backward else out
 
     def before(self, rule: Rule, group: Group, values: Mapping[str, str]) -> list[Shape]:
@@ -219,20 +219,6 @@ def _originals(rule: Rule, group: Group, values: Mapping[str, str]) -> list[str]
         return [names[0] for names in group.spelled[::each]]
     first = {s: rule.where[s].inverse.at(0) if s in rule.where else "0" for t in rule.targets for s in t.stacks}
     return [t.render({**values, **first}) for t in rule.targets]
-
-
-def _counted(rule: Rule, group: Group, values: Mapping[str, str], recorded: Container[str]) -> dict[str, int]:
-    """The lengths of the axes along which an inverse splits, by the names that are recorded."""
-    out = {}
-    for t in rule.targets:
-        spell = {s: rule.where[s].inverse.at if s in rule.where else str for s in t.stacks}
-        first = {**values, **{s: at(0) for s, at in spell.items()}}
-        for s, at in spell.items():
-            if not group.spelled and s not in rule.counts:
-                out[s] = next(i for i in count(1) if t.render({**first, s: at(i)}) not in recorded)
-        if group.spelled and len(t.stacks) == 1:
-            out[t.stacks[0]] = len(group.spelled) // len(rule.targets)
-    return out
 
 
 def _solved(rule: Rule, shapes: Sequence[Shape], known: Mapping[str, int]) -> dict[str, int]:
