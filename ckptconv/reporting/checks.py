@@ -25,7 +25,7 @@ from ..checkpoint import Checkpoint, Tensor
 from ..errors import UsageError
 from ..messages import did_you_mean, in_digits, many, shortened
 from ..moves.copy import Array
-from ..moves.read import each, hash_tensor, read_array
+from ..moves.read import each, hash_tensor
 from ..moves.sources import Sources
 from ..verification.difference import Place, places
 from .pictures import Picture, draw, scan
@@ -258,11 +258,10 @@ def _regressions(
     yield from (
         Finding("new", n, f"the reference does not have it: {_form(t)}") for n, t in c.items() if n not in reference
     )
-    with Sources() as sources:
-        for old in steps[:MAX_STEPS]:
-            step, before = (int(read_array(x, sources).reshape(-1)[0]) for x in (c[old.name], old))
-            if step <= before:
-                yield Finding("step", old.name, f"{step:,}, in the reference {before:,}")
+    for old in steps[:MAX_STEPS]:
+        step, before = (int(x.numpy().reshape(-1)[0]) for x in (c[old.name], old))
+        if step <= before:
+            yield Finding("step", old.name, f"{step:,}, in the reference {before:,}")
     times = limit.get("grown")
     if times is None:
         return

@@ -40,17 +40,7 @@ if TYPE_CHECKING:
 
     from ..api.options import MatchOptions
 
-SCRIPTS = (
-    "base.js",
-    "map.js",
-    "depth.js",
-    "table.js",
-    "export.js",
-    "tensor.js",
-    "series.js",
-    "changes.js",
-    "start.js",
-)  # one scope, in this order
+SCRIPTS = ["base", "map", "depth", "table", "export", "tensor", "series", "changes", "start"]  # in this order
 SHOWN = 20_000_000  # bytes of a page that a notebook shows
 REPORT = (*SELECT, *CHANGE, "force", "jobs", "progress")
 
@@ -168,7 +158,7 @@ def render(data: dict[str, Any]) -> str:
     With data["live"] it is a page that is served, which may ask its server for values.
     """
     live, mode, name = bool(data.get("live")), data.get("mode", "checkpoint"), _last(data["url"])
-    scripts = [*SCRIPTS[:-1], *(["live.js"] if live else []), SCRIPTS[-1]]
+    scripts = [f"{name}.js" for name in (*SCRIPTS[:-1], *["live"] * live, SCRIPTS[-1])]
     style, parts = stylesheet(), "\n".join(map(_file, scripts))
     script = f'"use strict";\n(() => {{\n{parts}}})();\n'
     words = {

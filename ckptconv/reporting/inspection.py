@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import api
 from ..api.options import SELECT, Path, takes
 from ..api.reading import url_of
-from ..checkpoint import Checkpoint, Tensor, counted, in_known, in_size, uncollected
+from ..checkpoint import Checkpoint, Tensor, counted, in_known, uncollected
+from ..checkpoint import in_size as in_size
 from ..errors import UsageError
 from ..messages import did_you_mean, fold, in_digits, in_shape, many, redacted, table
 from ..moves.read import each, hash_tensor
@@ -382,9 +383,3 @@ def _layers(config: Any, path: str = "") -> Iterator[tuple[str, bool]]:
         if isinstance(name, str):
             yield path + name, below(layer, "trainable") is not False
             yield from _layers(row, f"{path}{name}/")
-
-
-__all__ = [
-    "KEYS", "GraphVariables", "Inspection", "Line", "Node", "Totals", "check", "folded", "graph_variables", "in_size",
-    "inspect", "ordered", "totals", "tree",
-]  # fmt: skip

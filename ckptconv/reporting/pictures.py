@@ -194,8 +194,7 @@ def draw(scanned: Scan, sources: Sources, span: tuple[float, float] | None = Non
     t, fences, span = scanned.tensor, scanned.fences, (span or scanned.span) if bars else None
     counts, beyond, at = np.zeros(BINS + 2, np.int64), Odd(), 0
     least, most = scanned.stats.min, scanned.stats.max
-    far = fences and least is not None and most is not None and (least < fences[0] or most > fences[1])
-    outside = fences if far else None
+    outside = fences if fences and least is not None and (least < fences[0] or (most or 0) > fences[1]) else None
     if span or outside:
         for flat in scanned.kept if scanned.kept is not None else values(t, sources):
             for lo in range(0, flat.size, BLOCK):

@@ -226,9 +226,9 @@ ALWAYS = {
 
 
 def _number(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise UsageError("a number is needed; choose two checkpoints, one before and one after")
-    return int(text)
+    if re.fullmatch(r"[0-9]{1,18}", text):
+        return int(text)
+    raise UsageError("a number is needed; choose two checkpoints, one before and one after")
 
 
 def answer(shelf: Shelf, path: str, query: str, watch: Watch) -> str | dict[str, Any] | None:
@@ -251,7 +251,6 @@ class Server(ThreadingHTTPServer):
     """Use it as a context manager. url: the address, with its token."""
 
     daemon_threads = True  # what still reads ends with the program
-    block_on_close = False
 
     def __init__(self, shelf: Shelf, port: int = 0) -> None:
         super().__init__((HOST, port), Handler)
@@ -286,7 +285,7 @@ class Handler(BaseHTTPRequestHandler):
                 found = answer(self.server.shelf, rest, query, self._watch)
                 self._send(*((404, "not found") if found is None else (200, found)))
             elif (only := self.server.shelf.only()) is not None:
-                self._send(303, "", {"Location": f"/{self.server.token}/{only}/"})
+                self._send(303, "", f"/{self.server.token}/{only}/")
             else:
                 self._send(200, self.server.shelf.listing())
         except (ConnectionError, TimeoutError):
@@ -303,7 +302,7 @@ class Handler(BaseHTTPRequestHandler):
             if watched.select(0) and not self.connection.recv(1, socket.MSG_PEEK):
                 raise ConnectionAbortedError
 
-    def _send(self, status: int, what: str | dict[str, Any], more: dict[str, str] | None = None) -> None:
+    def _send(self, status: int, what: str | dict[str, Any], location: str = "") -> None:
         if isinstance(what, dict) or self.headers.get("Accept", "") == "application/json":
             kind, text = "application/json", json.dumps(what if isinstance(what, dict) else {"error": what})
         elif status >= 400:
@@ -312,9 +311,10 @@ class Handler(BaseHTTPRequestHandler):
             kind, text = "text/html", what
         body = text.encode(errors="backslashreplace")
         self.send_response(status)
-        for key, value in {"Content-Type": f"{kind}; charset=utf-8", **(more or {})}.items():
-            self.send_header(key, value)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
+        if location:
+            self.send_header("Location", location)
         self.end_headers()
         self.wfile.write(body)
 

@@ -36,8 +36,7 @@ import numpy as np
 
 from ..checkpoint import Checkpoint, Move, Tensor
 from ..engine.run import Progress
-from ..errors import VerifyError
-from ..formats.own_metadata import OPTIONS, stated
+from ..formats.own_metadata import OPTIONS
 from ..messages import in_bytes, many
 from ..moves.cast import numbers
 from ..moves.copy import Array
@@ -208,7 +207,6 @@ def _found(found: Sequence[checks.Finding], tensors: Sequence[Tensor]) -> dict[s
 
 # --- two checkpoints --------------------------------------------------------------------------------------------
 
-ALIKE = ("values", "dtype")  # kinds of difference whose values can be laid over each other
 MEASURED = {  # by keys of the page, the fields of `Values`
     "differing": "differing", "elements": "elements", "unpaired": "unpaired", "abs": "max_abs", "relative": "max_rel",
     "ulp": "max_ulp", "change": "change", "norm": "norm", "apart": "apart",
@@ -226,13 +224,12 @@ class Compared:
         self.both = replace(b, tensors={**b.tensors, **only})
 
     def changed(self) -> dict[str, Tensor]:
-        """By names of `b`, the tensors of `a` whose values differ."""
-        return {name: p.a for name, p in self.pairs.items() if p.kind in ALIKE and p.a and p.values}
+        """By names of `b`, the tensors of `a` whose values differ and can be laid over each other."""
+        return {name: p.a for name, p in self.pairs.items() if p.kind in ("values", "dtype") and p.a and p.values}
 
     def comparison(self) -> dict[str, Any]:
         """The rows of `both`."""
-        sources = {name: [self.a[old]] if (old := self._origin(name)) in self.a else [] for name in self.both}
-        rows = [self._row(name, -1, found) for name, found in sources.items()]
+        rows = [self._row(name, -1, [self._origin(name)], self.a) for name in self.both]
         return {"mode": "comparison", "rules": [], "rows": rows, "left": [], "missing": []}
 
     def conversion(self, before: Checkpoint) -> dict[str, Any]:
@@ -242,19 +239,17 @@ class Compared:
         rules = list(dict.fromkeys(move.rule for move in moves.values() if move))
         used = {n for move in moves.values() if move for n in move.sources}
         whys = {n: note.text for note in self.a.notes if note.kind in ("dropped", "skipped") for n in note.names}
-        rows = list[Any]()
-        for name, move in moves.items():
-            sources = [originals[n] for n in move.sources if n in originals] if move else []
-            rows.append(self._row(name, rules.index(move.rule) if move else -1, sources))
+        rows = [
+            self._row(name, rules.index(move.rule) if move else -1, move.sources if move else (), originals)
+            for name, move in moves.items()
+        ]
         left = {n: t for n, t in before.items() if used.isdisjoint(before.sources(n))}
-        hashes = _hashes(self.b)
         return {
             "mode": "conversion",
             "rules": [text(r) for r in rules],
             "rows": rows,
             "left": [[*_described(t), whys.get(n, "")] for n, t in left.items()],
             "missing": [text(p.name) for p in self.pairs.values() if p.kind == "only_a" and p.name in self.a.moved],
-            "hashes": [hashes.get(n, "") for n in moves] if hashes else [],
         }
 
     def _origin(self, name: str) -> str:
@@ -265,21 +260,14 @@ class Compared:
     def _move(self, name: str, before: Checkpoint) -> Move | None:
         return self.a.moved.get(name) or (Move("", (name,)) if name in before else None)
 
-    def _row(self, name: str, rule: int, sources: Iterable[Tensor]) -> list[Any]:
+    def _row(self, name: str, rule: int, sources: Iterable[str], tensors: Mapping[str, Tensor]) -> list[Any]:
         pair = self.pairs.get(name)
-        return [rule, [_described(t) for t in sources], pair.kind if pair else "equal", _measures(pair)]
+        found = [_described(tensors[n]) for n in sources if n in tensors]
+        return [rule, found, pair.kind if pair else "equal", _measures(pair)]
 
 
 def _described(t: Tensor) -> list[Any]:
     return [text(t.name), str(t.dtype), list(t.shape)]
-
-
-def _hashes(c: Checkpoint) -> dict[str, str]:
-    """The content hashes that a file carries; none if they do not belong to its tensors."""
-    try:
-        return stated(c)
-    except VerifyError:
-        return {}
 
 
 def _measures(pair: Difference | None) -> dict[str, Any] | None:

@@ -71,20 +71,14 @@ def test_cells_rows_and_columns_are_those_of_a_brute_force(
     array[shape[0] // 2] = 0
     array[..., shape[-1] // 2] = 0
     scan = pictured(array).scan
-    assert scan.rows is not None
-    assert scan.columns is not None
+    dead = [[i for i in range(shape[k]) if not np.take(array, i, axis=k).any()] for k in (0, -1)]
+    assert [None if x is None else x.tolist() for x in (scan.rows, scan.columns)] == dead
+    matrix = np.abs(array.reshape(pictures.matrix(shape)))
+    want = np.zeros([min(24, n) for n in matrix.shape])
+    places = np.ix_(*(np.arange(n) * m // n for n, m in zip(matrix.shape, want.shape, strict=True)))
+    np.maximum.at(want, tuple(np.broadcast_arrays(*places)), matrix)
     assert scan.cells is not None
-    assert scan.rows.tolist() == [i for i in range(shape[0]) if not array[i].any()]
-    assert scan.columns.tolist() == [i for i in range(shape[-1]) if not array[..., i].any()]
-    halves = [(math.prod(shape[:k]), math.prod(shape[k:])) for k in range(1, len(shape))]
-    high, wide = min(halves, key=lambda h: max(h) / min(h))
-    matrix, (m, n) = np.abs(array.reshape(high, wide)), scan.cells.shape
-    assert (m, n) == (min(24, high), min(24, wide))
-    want = [
-        [matrix[[r for r in range(high) if r * m // high == i]][:, [c for c in range(wide) if c * n // wide == j]].max()
-         for j in range(n)] for i in range(m)
-    ]  # fmt: skip
-    assert scan.cells.tolist() == want
+    assert scan.cells.tolist() == want.tolist()
 
 
 @pytest.mark.parametrize(
@@ -158,6 +152,18 @@ def test_what_is_usual_is_no_finding(arrays: dict[str, Any]) -> None:
     assert [f for f in found(arrays) if checks.CHECKS[f.check].severity != checks.NOTE] == []
 
 
+def test_kinds_are_known_by_names() -> None:
+    kinds = {
+        "bert/encoder/layer_3/attention/self/query/kernel": "attention", "transformer.wte.weight": "embeddings",
+        "encoder.layer.0.attention.output.LayerNorm.weight": "norms", "transformer.h.0.mlp.c_fc.weight": "MLP",
+        "model.layers.0.self_attn.k_proj.weight": "attention", "cls.predictions.bias": "heads",
+        "layer1.0.conv1.weight": "convolutions", "bidirectional_lstm/forward_lstm/kernel": "recurrent",
+        "temperature": "other",
+    }  # fmt: skip
+    data = survey.survey(checkpoint(dict.fromkeys(kinds, 1.0)), values=False)
+    assert [data["kinds"][k] for k in data["kind"]] == [*kinds.values()]
+
+
 # --- two checkpoints --------------------------------------------------------------------------------------------
 
 
@@ -222,14 +228,11 @@ def test_dead_rows_and_columns_are_counted(array: np.ndarray, texts: list[str]) 
     ("array", "check", "text"),
     [
         (np.zeros((2, 1000), "f4"), "zero", "all 2,000 values are zero"),
-        (np.zeros(2, "f4"), "constant", "all 2 values are 0"),
         (np.full((2, 3), -1.23456, "f4"), "constant", "all 6 values are -1.23"),
         (np.ones((1, 1), "f4"), "", ""),
         (np.zeros((0, 3), "f4"), "", ""),
         (np.array([[1, np.nan]], "f4"), "nan", "1 of 2 NaN, first at [0, 1]"),
-        (np.array([0, np.inf], "f4"), "inf", "1 of 2 infinite, first at [1]"),
         (np.array(np.nan, "f4"), "nan", "1 of 1 NaN"),
-        (np.zeros((2, 3), "i4"), "", ""),
         (np.full((3, 3), 448, ml_dtypes.float8_e4m3fn), "constant", "all 9 values are 448"),
     ],
 )
@@ -275,17 +278,12 @@ def series(count: int, times: float, at: int = 1, more: Any = ()) -> dict[str, A
     ("arrays", "limits", "names"),
     [
         (series(4, 10.1), (), ["l.1.w"]),
-        (series(4, 9.9), (), []),
         (series(4, 1 / 10.1), (), ["l.1.w"]),
-        (series(4, 1 / 9.9), (), []),
         (series(3, 99), (), []),
         (series(5, 3), ("spike=2.9",), ["l.1.w"]),
-        (series(5, 3), ("spike=3.1",), []),
         (series(5, 99), ("spike=off",), []),
         (series(4, 0), (), []),  # zeros have a check of their own
         ({f"l.{i}.b": NORMAL[0] * (99 if i == 2 else 1) for i in range(5)}, (), []),  # one axis
-        ({f"l{'abcde'[i]}.w": NORMAL * (99 if i == 2 else 1) for i in range(5)}, (), []),  # no layers
-        ({f"l.{i}.w": (NORMAL * (99 if i == 2 else 1) * 1000).astype("i4") for i in range(5)}, (), []),
     ],
 )
 def test_what_is_unlike_its_layers(arrays: dict[str, Any], limits: tuple[str, ...], names: list[str]) -> None:
@@ -297,16 +295,18 @@ def test_what_is_unlike_its_layers(arrays: dict[str, Any], limits: tuple[str, ..
 def test_duplicates_are_of_some_size_and_name_the_first() -> None:
     many = dict.fromkeys("abcdef", NORMAL)
     assert said(many, "duplicate") == [("b", "equal to a, c, d and 2 more")]
-    assert said(dict.fromkeys("abcd", NORMAL), "duplicate") == [("b", "equal to a, c, d")]
     for size, names in ((63, []), (64, ["b"])):
         one = np.arange(size, dtype="f4")
         assert [n for n, _ in said({"a": one, "b": one.copy()}, "duplicate")] == names
-    shuffled = {"a": np.arange(99.0), "b": np.arange(99.0)[::-1].copy()}  # with equal statistics
-    assert said(shuffled, "duplicate") == []
-    assert said({"a": np.zeros((9, 9)), "b": np.zeros((9, 9))}, "duplicate") == []
-    assert said({"a": NORMAL, "b": NORMAL.astype("f8")}, "duplicate") == []
-    assert said({"a": NORMAL, "b": NORMAL.reshape(-1)}, "duplicate") == []
-    assert said(dict.fromkeys("abc", NORMAL), "duplicate", ties=(("a", "b"),)) == [("c", "equal to a")]
+    for a, b in (
+        (np.arange(99.0), np.arange(99.0)[::-1].copy()),  # with equal statistics
+        (np.zeros((9, 9)), np.zeros((9, 9))), (NORMAL, NORMAL.astype("f8")), (NORMAL, NORMAL.reshape(-1)),
+    ):  # fmt: skip
+        assert said({"a": a, "b": b}, "duplicate") == []
+    tied = found(dict.fromkeys("abc", NORMAL), ties=(("a", "b"),))
+    assert [(f.check, f.tensor, f.text) for f in tied] == [
+        ("duplicate", "c", "equal to a"), ("tied", "a", "also called b"),
+    ]  # fmt: skip
 
 
 def test_the_most_serious_come_first_then_the_first() -> None:
@@ -350,26 +350,20 @@ def against(now: dict[str, Any], before: dict[str, Any], *limits: str) -> list[t
 @pytest.mark.parametrize(
     ("now", "before", "limits", "found"),
     [
-        ({"w": NORMAL}, {"w": NORMAL}, (), []),
         ({"w": NORMAL[0] * 11}, {"w": NORMAL[0]}, (),
          [("grown", "w", "standard deviation {:.3g}, 11 times the reference's {:.3g}".format(
              *np.std([NORMAL[0] * 11, NORMAL[0]], axis=1)))]),
-        ({"w": NORMAL[0] * 11}, {"w": NORMAL[0]}, ("grown=12",), []),
         ({"w": NORMAL[0] * 11}, {"w": NORMAL[0]}, ("grown=off",), []),
         ({"w": NORMAL}, {"w": NORMAL, "v": NORMAL[0]}, (), [("missing", "v", "the reference has it: float32 [30]")]),
         ({"w": NORMAL[:2]}, {"w": NORMAL}, (), [("shape", "w", "float32 [2, 30], in the reference float32 [40, 30]")]),
         ({"w": NORMAL.astype("i4")}, {"w": NORMAL}, (),
          [("shape", "w", "int32 [40, 30], in the reference float32 [40, 30]")]),
-        ({"w": NORMAL.astype("f2")}, {"w": NORMAL}, (), []),
         ({"w": NORMAL, "v": NORMAL[0]}, {"w": NORMAL}, (),
          [("new", "v", "the reference does not have it: float32 [30]")]),
         ({"global_step": np.int64(7)}, {"global_step": np.int64(6)}, (), []),
-        ({"global_step": np.int64(6)}, {"global_step": np.int64(6)}, (),
-         [("step", "global_step", "6, in the reference 6")]),
         ({"global_step": np.int64(5)}, {"global_step": np.int64(6000)}, (),
          [("step", "global_step", "5, in the reference 6,000")]),
         ({"w": NORMAL[0] * 9.9}, {"w": NORMAL[0]}, (), []),
-        ({"w": NORMAL[0] * 0}, {"w": NORMAL[0]}, (), [("constant", "w", "all 30 values are 0")]),
     ],
 )  # fmt: skip
 def test_what_is_worse_than_the_reference(now: Any, before: Any, limits: tuple[str, ...], found: Any) -> None:
@@ -383,14 +377,11 @@ def test_the_smallest_normal_number_is_normal() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("most", [math.inf, 1e308, 5e-324])
-def test_shades_of_the_largest_numbers(most: float) -> None:
+@pytest.mark.parametrize(("most", "shades"), [(math.inf, [253, 149]), (1e308, [254, 253]), (5e-324, [254, 254])])
+def test_shades_of_the_largest_numbers(most: float, shades: list[int]) -> None:
     cells = np.array([[1.7e308, 1e308, 0.0], [np.inf, np.nan, 5e-324]])
     *_, coded, _ = survey.shaded(cells, most)
-    shades = list(base64.b64decode(coded))
-    assert shades[2] == 0
-    assert shades[3:5] == [255, 255]
-    assert shades[:2] == ([253, 149] if most == math.inf else [254, 253] if most == 1e308 else [254, 254])
+    assert list(base64.b64decode(coded))[:5] == [*shades, 0, 255, 255]
 
 
 def test_a_run_is_guarded_from_the_terminal_and_from_python(cli: Run, tmp_path: Path) -> None:

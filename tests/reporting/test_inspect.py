@@ -187,16 +187,13 @@ def test_mean_and_std_agree_with_exact_fractions(array: np.ndarray) -> None:
     [
         (np.array([np.nan, np.inf, -np.inf, -0.0, 0, 2.0], "f4"), (0, 2, 2 / 3, math.sqrt(8) / 3, 2, 1, 2)),
         (np.array([np.nan, np.inf]), (None, None, None, None, 0, 1, 1)),
-        (np.zeros((0, 3), "f4"), (None, None, None, None, 0, 0, 0)),
         (np.array([True, False, True, True]), (0, 1, 0.75, math.sqrt(3) / 4, 1, 0, 0)),
         (np.array([2**64 - 1, 2**64 - 3], "u8"), (2**64 - 3, 2**64 - 1, float(2**64), 1.0, 0, 0, 0)),
         (np.array([-(2**63), 2**63 - 1], "i8"), (-(2**63), 2**63 - 1, -0.5, 2.0**63, 0, 0, 0)),
         (np.array([3 + 4j, 0], "c8"), (0, 5, 2.5, 2.5, 1, 0, 0)),
         (np.array([1, 2, 3, -8], ml_dtypes.int4), (-8, 3, -0.5, math.sqrt(19.25), 0, 0, 0)),
-        (np.array([1, -2, np.nan], ml_dtypes.bfloat16), (-2, 1, -0.5, 1.5, 0, 1, 0)),
         (np.array([0.5, 448], ml_dtypes.float8_e4m3fn), (0.5, 448, 224.25, 223.75, 0, 0, 0)),
         (np.array([b"", b"abc"], object), (0, 3, 1.5, 1.5, 1, 0, 0)),
-        (np.array(5, "i4"), (5, 5, 5, 0, 0, 0, 0)),
     ],
     ids=lambda v: str(v.dtype) if isinstance(v, np.ndarray) else "",
 )

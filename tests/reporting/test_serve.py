@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from stat import S_IMODE
 from typing import Any
@@ -33,11 +34,13 @@ DRAW = np.random.default_rng(0)
 HOSTILE = "<img src=x onerror=alert(1)>\"'&.npz"
 
 
-def serving(*sources: Path) -> serve.Server:
-    named = [str(s) for s in sources]
-    made = serve.Server(serve.Shelf(lambda: found(named), Options()))
-    threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    return made
+@contextmanager
+def serving(what: Path | list[serve.Offered]) -> Iterator[serve.Server]:
+    """A server of what is in a folder, or of these."""
+    with serve.Server(serve.Shelf(lambda: what if isinstance(what, list) else found([str(what)]), Options())) as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield made
+        made.shutdown()
 
 
 class Got:
@@ -75,7 +78,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def zoo(folder: Path) -> Iterator[serve.Server]:
     with serving(folder) as made:
         yield made
-        made.shutdown()
 
 
 def base(of: serve.Server) -> str:
@@ -187,7 +189,6 @@ def test_what_is_new_is_listed_and_numbers_stay(tmp_path: Path) -> None:
         (tmp_path / "b.npz").unlink()
         assert Got(made, base(made)).headers["Location"] == base(made) + "1/"
         assert Got(made, base(made) + "0/").status == 422
-        made.shutdown()
 
 
 def test_no_link_leads_out_of_what_is_served(tmp_path: Path) -> None:
@@ -217,7 +218,6 @@ def test_no_link_leads_out_of_what_is_served(tmp_path: Path) -> None:
         assert [a.status for a in answers] == [422] * 6
         assert Got(made, f"{top}2/").status == 200
         assert not any("SECRET" in a.text for a in answers)
-        made.shutdown()
 
 
 def test_what_its_owner_writes_again_is_shown(tmp_path: Path) -> None:
@@ -230,7 +230,6 @@ def test_what_its_owner_writes_again_is_shown(tmp_path: Path) -> None:
         for page in ("0/", "pair?a=0&b=1", "series?a=0&b=2"):
             got = Got(made, base(made) + page)
             assert (got.status, "NEW" in got.text) == (200, True), page
-        made.shutdown()
 
 
 def test_values_and_pages(zoo: serve.Server, folder: Path) -> None:
@@ -256,10 +255,8 @@ def run(tmp_path: Path) -> Iterator[serve.Server]:
         serve.Offered(str(tmp_path / f"epoch-{k}.npz"), f"epoch-{k}.npz", 9, "no data" if k == 9 else "")
         for k in range(11)
     ]
-    with serve.Server(serve.Shelf(lambda: sorted(offered, key=lambda o: o.name), Options())) as made:
-        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    with serving(offered[::-1]) as made:
         yield made
-        made.shutdown()
 
 
 def test_a_series_follows_what_is_listed_between(run: serve.Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +300,6 @@ def test_a_file_that_changed_is_said_to_have(tmp_path: Path) -> None:
         assert (late.status, "changed since it was opened" in late.json()["error"]) == (422, True)
         assert Got(made, base(made) + "0/").status == 200
         assert Got(made, base(made) + "0/tensor/0").json()["min"] == [1]
-        made.shutdown()
 
 
 def sparse(path: Path, gigabytes: int) -> None:
@@ -336,7 +332,6 @@ def test_half_a_terabyte_is_looked_at_without_being_read(tmp_path: Path, monkeyp
         corner = Got(made, f"{base(made)}0/region/1?at={high - 4},{high},{wide - 3},{wide}").json()
         assert corner["texts"][-1] == ["0", "0", "1"]
         assert sum(asked) == 4 * 3 * 2
-        made.shutdown()
 
 
 def test_reading_ends_when_the_browser_has_gone(tmp_path: Path) -> None:
@@ -350,11 +345,10 @@ def test_reading_ends_when_the_browser_has_gone(tmp_path: Path) -> None:
             time.sleep(0.2)
             line.close()
         assert Got(made, f"{base(made)}0/region/0?at=0,4,0,4").status == 200
-        made.shutdown()
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "npz", "h5", "pt"])
-def test_a_rectangle_is_what_numpy_finds(tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize("suffix", ["safetensors", "npz", "h5"])
+def test_a_rectangle_is_what_numpy_finds(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = {
         "m": DRAW.normal(size=(150, 170)).astype("f4"), "n": DRAW.normal(size=(3, 5, 31, 40)).astype("f2"),
         "v": DRAW.normal(size=1000), "s": np.float32(3.5), "i": DRAW.integers(-9, 9, (65, 66)),
@@ -362,23 +356,21 @@ def test_a_rectangle_is_what_numpy_finds(tmp_path: Path, suffix: str) -> None:
     }  # fmt: skip
     ckptconv.save(arrays, tmp_path / f"x.{suffix}")
     checkpoint = ckptconv.open(tmp_path / f"x.{suffix}")
-    with Sources() as sources, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckptconv.reporting.pictures.WINDOW", 40_000)  # many windows
+    monkeypatch.setattr("ckptconv.reporting.pictures.WINDOW", 40_000)  # many windows
+    with Sources() as sources:
         for name, array in arrays.items():
-            high, wide = matrix(np.shape(array))
-            whole = np.reshape(array, (high, wide))
+            whole = np.reshape(array, matrix(np.shape(array)))
             for _ in range(6):
-                top, bottom = sorted(DRAW.choice(high + 1, 2, replace=False))
-                left, right = sorted(DRAW.choice(wide + 1, 2, replace=False))
+                top, bottom, left, right = (
+                    int(k) for n in whole.shape for k in sorted(DRAW.choice(n + 1, 2, replace=False))
+                )
                 found = region(checkpoint[name], (top, bottom, left, right), sources)
                 part = whole[top:bottom, left:right]
-                rows, columns = (np.arange(n) * m // n for n, m in zip(part.shape, found.cells.shape, strict=True))
                 want = np.zeros(found.cells.shape)
-                np.maximum.at(want, (rows[:, None], columns[None, :]), np.abs(part.astype("f8")))
+                places = np.ix_(*(np.arange(n) * m // n for n, m in zip(part.shape, want.shape, strict=True)))
+                np.maximum.at(want, tuple(np.broadcast_arrays(*places)), np.abs(part.astype("f8")))
                 np.testing.assert_allclose(found.cells, want, rtol=1e-6, err_msg=name)
                 assert found.texts is None or found.texts == [[str(x) for x in row] for row in part]
-        with pytest.raises(ckptconv.UsageError, match="no rectangle"):
-            region(checkpoint["m"], (0, 151, 0, 1), sources)
 
 
 @pytest.mark.slow
@@ -433,4 +425,3 @@ def test_a_matrix_is_enlarged_to_single_values(tmp_path: Path, width: int, monke
         wide = page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide == 0
         assert page.complaints() == []
-        made.shutdown()

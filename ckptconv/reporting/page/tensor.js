@@ -35,7 +35,6 @@ const beside = (i) => {
   const left = sources.length ? sources.map(([n, d, s]) => `${n}  ${d} ${shape(s)}`) : [comparing ? "not there" : "no source: only in the target"];
   const right = here(i) ? [`${data.names[i]}  ${data.dtypes[data.dtype[i]]} ${shapes[data.shape[i]]}`] : ["not there"];
   const out = [make("div", { className: "pair" }, side(comparing ? "Before" : "Source", left), side(comparing ? "After" : "Target", right))];
-  if (compared.hashes?.[i]) out.push(make("p", { className: "small" }, "Content hash in the target: ", make("code", {}, compared.hashes[i])));
   if (rule >= 0) out.push(make("p", {}, "Rule: ", make("code", {}, compared.rules[rule] || "the name is kept")));
   if (kind === "equal") out.push(make("p", {}, comparing ? "Equal, bit for bit." : "Bit for bit what the conversion gives."));
   else if (kind) out.push(make("p", { className: changed(i) && !comparing ? "bad" : "" }, comparing ? `${status(i)}.` : `Not what the conversion gives: ${status(i)}.`));
