@@ -20,7 +20,6 @@ from ckptconv.bulk.discover import discover
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.formats.orbax import codecs, items, locate, write
 from ckptconv.storage.checksum import crc
-from ckptconv.storage.files import Seen
 from ckptconv.storage.ranges import InMemory
 
 GOLDEN = FIXTURES / "orbax"  # made by fixtures/make/by_orbax.py and by_tensorstore.py
@@ -71,13 +70,6 @@ def test_items_are_written_as_one_tree(case: str, tmp_path: Path) -> None:
     assert {n: t.numpy()[0] for n, t in found.items()} == {"ema/layers/0/w": 2.0, "params/layers/0/w": 1.0}
     wanted = {f"{i}/layers/0/w": [[i, items.DICT], *PATHS[case]] for i in ("ema", "params")}
     assert found.details.get("keys", {}) == ({} if case == "of another name" else wanted)
-
-
-def test_the_newest_finished_step_is_read(tmp_path: Path) -> None:
-    for step in ("9", "10", "11.orbax-checkpoint-tmp-7"):
-        shutil.copytree(GOLDEN / "several" / "3", tmp_path / step)
-    (note,) = (n for n in ckptconv.open(tmp_path).notes if "newest" in n.text)
-    assert "newest, 10," in note.text
 
 
 def no_manifest(step: Path) -> None:
@@ -262,16 +254,6 @@ def test_fill_values(tmp_path: Path) -> None:
             assert got.view("u4").tolist() == [[0x7FC00001] * 3] * 3
         else:
             assert np.array_equal(got.astype("c8" if kind == "<c8" else "f8"), np.full((3, 3), value), equal_nan=True)
-
-
-def test_other_folders_are_not_taken_for_it(tmp_path: Path) -> None:
-    from ckptconv.formats.orbax import folder
-
-    (tmp_path / "checkpoint-500").mkdir()
-    (tmp_path / "checkpoint-500" / "model.safetensors").write_bytes(b"x")
-    (tmp_path / "_METADATA").mkdir()
-    assert folder.sniff(Seen(str(tmp_path / "checkpoint-500"))) == 0
-    assert folder.sniff(Seen(str(FIXTURES / "hf"))) == 0
 
 
 WHERE: dict[str, tuple[str, dict[str, str] | None, tuple[str, ...]]] = {

@@ -44,10 +44,10 @@ Texts = tuple[list[int], list[int]]  # lengths of prefixes and suffixes of texts
 
 
 class Cursor:
-    """A position in the body of a node. Texts are counted against the room, because prefixes can repeat endlessly."""
+    """A position in the body of a node. What is made of it is counted against the room: prefixes repeat endlessly."""
 
-    def __init__(self, data: bytes, url: str) -> None:
-        self.data, self.url, self.at = data, url, 0
+    def __init__(self, data: bytes, url: str, room: Room) -> None:
+        self.data, self.url, self.room, self.at = data, url, room, 0
 
     def bad(self, what: str) -> CorruptCheckpoint:
         return CorruptCheckpoint(f"the database's node {what}", url=self.url)
@@ -72,6 +72,7 @@ class Cursor:
         n = self.varint()
         if n > len(self.data) - self.at:
             raise self.bad(f"announces {n} entries in {len(self.data) - self.at} bytes")
+        self.room.take(ENTRY * n, "entries in the database's nodes")
         return n
 
     def varints(self, n: int) -> list[int]:
@@ -80,12 +81,12 @@ class Cursor:
     def lengths(self, n: int) -> Texts:
         return [0, *self.varints(n - 1)] if n else [], self.varints(n)
 
-    def texts(self, lengths: Texts, room: Room) -> list[bytes]:
+    def texts(self, lengths: Texts) -> list[bytes]:
         out, last = [], b""
         for prefix, rest in zip(*lengths, strict=True):
             if prefix + rest > MAX_TEXT or prefix > len(last):
                 raise self.bad(f"has a name of {prefix + rest} bytes, {prefix} of them from a name of {len(last)}")
-            room.take(CHARACTER * (prefix + rest), NAMES)
+            self.room.take(CHARACTER * (prefix + rest), NAMES)
             last = last[:prefix] + self.take(rest)
             out.append(last)
         return out
@@ -164,14 +165,14 @@ class Database:
             cursor = self._manifest(numbered[-1])
             self._is_numbered(cursor)
         files = self._files(cursor, b"")
-        n = self._count(cursor)
+        n = cursor.count()
         generations, heights = cursor.varints(n), cursor.take(n)
         ids, starts, sizes, keys = (cursor.varints(n) for _ in range(4))
         cursor.varints(2 * n)
         cursor.take(8 * n)
         if not n or generations != sorted(generations):
             raise cursor.bad("lists no version, or not the newest last")
-        older = self._count(cursor)  # references to nodes of older versions
+        older = cursor.count()  # references to nodes of older versions
         cursor.varints(5 * older)
         cursor.take(9 * older)
         cursor.end()
@@ -203,7 +204,7 @@ class Database:
             node = todo.pop()
             cursor = self._node(node)
             files = self._files(cursor, node.file.base)
-            n = self._count(cursor)
+            n = cursor.count()
             if not n or n > node.keys:
                 raise cursor.bad(f"has {n} entries, where {node.keys} keys are announced")
             if node.height:
@@ -249,7 +250,7 @@ class Database:
     def _keys(self, node: Child, n: int, cursor: Cursor, lengths: Texts) -> list[bytes]:
         """The keys of a node, whole."""
         self.room.take(CHARACTER * n * len(node.prefix), NAMES)
-        keys = [node.prefix + key for key in cursor.texts(lengths, self.room)]
+        keys = [node.prefix + key for key in cursor.texts(lengths)]
         if (longest := max(map(len, keys))) > MAX_TEXT:
             raise cursor.bad(f"has a key of {longest} bytes")
         return keys
@@ -268,7 +269,9 @@ class Database:
                 continue
             start = next(starts)
             path = _at(files, next(ids), cursor).path
-            url, end = self.sizes[path] if path in self.sizes else (self.file(path).url, self.file(path).size)
+            if path not in self.sizes:
+                self.file(path)
+            url, end = self.sizes[path]
             if start + size > end:
                 what = f"{printable(brief(repr(key)))} lies at bytes {start} to {start + size} of {end} (truncated?)"
                 raise CorruptCheckpoint(what, url=url)
@@ -279,16 +282,11 @@ class Database:
         n = cursor.count()
         lengths = cursor.lengths(n)
         bases = cursor.varints(n)
-        self.room.take(n * (ENTRY + len(base)), "paths in the database's nodes")
-        paths = cursor.texts(lengths, self.room)
+        self.room.take(n * len(base), NAMES)
+        paths = cursor.texts(lengths)
         if any(b > len(p) for b, p in zip(bases, paths, strict=True)):
             raise cursor.bad("has a file whose base is longer than its path")
         return [File(base + p, base + p[:b]) for p, b in zip(paths, bases, strict=True)]
-
-    def _count(self, cursor: Cursor) -> int:
-        n = cursor.count()
-        self.room.take(ENTRY * n, "entries in the database's nodes")
-        return n
 
     def _unpacked(self, f: Reader, magic: int, start: int, size: int) -> Cursor:
         """Read an envelope, check its length and CRC, and unpack its body."""
@@ -300,13 +298,14 @@ class Database:
         if crc("crc32c", raw[:-4]) != int.from_bytes(raw[-4:], "little"):
             what = f"the checksum of the node at byte {start} is wrong: the file is damaged"
             raise CorruptCheckpoint(what, url=f.url)
-        head = Cursor(raw[:-4], f.url)
+        head = Cursor(raw[:-4], f.url, self.room)
         head.take(12)
         version, packed = head.varint(), head.varint()
         if version or packed > 1:
             raise head.bad(f"has the version {version} and the compression {packed}, which are not known")
         body = raw[head.at : -4]
-        return Cursor(codecs.unzstd(body, self.room.left // COPIES, f.url) if packed else body, f.url)
+        body = codecs.unzstd(body, self.room.left // COPIES, f.url) if packed else body
+        return Cursor(body, f.url, self.room)
 
 
 def _misplaced(key: bytes, cursor: Cursor) -> CorruptCheckpoint:

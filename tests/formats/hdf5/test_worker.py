@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit import examples
 
-from ckptconv.formats.hdf5 import FRAME, worker
+from ckptconv.formats.hdf5 import worker
 
 Build = Callable[[h5py.File], object]
 TEN = np.arange(10.0)
@@ -77,53 +76,3 @@ def test_elements_come_in_bounded_pieces(shape: list[int], chunks: list[int], co
     assert b"".join(pieces) == values.tobytes()
     assert max(map(len, pieces), default=0) <= 64
     assert all(2 * values[tuple(slice(*side) for side in box)].size <= 128 for box in boxes)
-
-
-# --- the pipe -----------------------------------------------------------------------------------------------------
-
-
-class Parent:
-    """Both ends of the pipe: frames that are written, and the bytes that they ask for."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.asked, self.sent = data, list[tuple[int, int]](), b""
-
-    def write(self, data: bytes) -> None:
-        self.sent += data
-
-    def flush(self) -> None:
-        assert FRAME.unpack_from(self.sent) == (b"G", 16)
-        start, count = struct.unpack("<QQ", self.sent[FRAME.size :])
-        assert 0 <= start < start + count <= len(self.data)
-        self.asked.append((start, count))
-        self.sent = b""
-
-    def read(self, size: int) -> bytes:
-        start, count = self.asked[-1]
-        return self.data[start : start + count]
-
-
-@given(st.lists(st.tuples(st.integers(0, 110), st.integers(0, 60)), min_size=1))
-@examples(50)
-def test_a_piped_file(reads: list[tuple[int, int]]) -> None:
-    """Small parts by blocks, large ones in pieces, zeros behind the end."""
-    data = bytes(range(1, 101))
-    with pytest.MonkeyPatch.context() as m:
-        m.setattr(worker, "BLOCK", 8)
-        m.setattr(worker, "PIECE", 20)
-        parent: Any = Parent(data)
-        piped = worker.Piped(parent, parent, 100)
-        assert piped.seek(0, 2) == 100
-        for start, size in reads:
-            before, view = len(parent.asked), bytearray(b"x" * size)
-            assert (piped.seek(start), piped.readinto(view)) == (start, size)
-            assert bytes(view) == (data[start:] + bytes(size))[:size]
-            assert piped.tell() == max(start, min(start + size, 100))
-            asked = parent.asked[before:]
-            assert all(n <= 20 for _, n in asked)
-            assert size > 8 or all(at % 8 == 0 and n <= 8 for at, n in asked)
-        count = len(parent.asked)
-        for start in (0, 3, 0):
-            piped.seek(start)
-            piped.readinto(bytearray(1))
-        assert len(parent.asked) <= count + 1

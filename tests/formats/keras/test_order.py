@@ -92,13 +92,6 @@ def test_optimizer_and_selection_do_not_lose_the_order(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_renamed_weights_keep_their_places(tmp_path: Path) -> None:
-    written(tmp_path / "a.h5", CONV_BN)
-    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.npz", rename=["bn2/{x...}=norm/{x...}"])
-    ckptconv.convert(tmp_path / "b.npz", tmp_path / "b.h5")
-    assert [w for weights in lists(tmp_path / "b.h5").values() for w in weights][1:3] == ["norm/gamma", "norm/beta"]
-
-
 SWAP = ("a/=b/", "b/=a/")
 SWAPPING = """separators = ["/", "/"]
 [[rule]]
@@ -112,19 +105,18 @@ to = "{x...}"
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("within", "change"),
     [
-        {"rename": SWAP},
-        {"rename": SWAP, "rename_regex": "^out=head"},
-        {"converter": "swap.toml", "rename": "out/=head/"},
-        {"converter": "swap.toml", "inverse": True, "rename_regex": "^out=head"},
-        {"converter": "swap.toml", "rename": SWAP},
-        {"scope": "s", "rename": ["s/a/=s/b/", "s/b/=s/a/"]},
-        {"scope": "s", "rename_regex": ["s/a/=x/", "s/b/=s/a/", "x/=s/b/"]},
+        ("", {"rename": SWAP}),
+        ("m/", {"rename": SWAP, "rename_regex": "^out=head"}),
+        ("", {"converter": "swap.toml", "rename": "out/=head/"}),
+        ("m/", {"converter": "swap.toml", "inverse": True, "rename_regex": "^out=head"}),
+        ("", {"converter": "swap.toml", "rename": SWAP}),
+        ("m/", {"scope": "s", "rename": ["s/a/=s/b/", "s/b/=s/a/"]}),
+        ("", {"scope": "s", "rename_regex": ["s/a/=x/", "s/b/=s/a/", "x/=s/b/"]}),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("within", ["", "m/"])
 def test_weights_keep_their_places_through_several_steps(
     within: str, change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,13 +131,6 @@ def test_weights_keep_their_places_through_several_steps(
         places = [got[w.removesuffix(":0")].numpy()[0, 0] for ws in lists(Path("o.h5")).values() for w in ws]
         assert places == [0, 1, 2]
         assert len(ckptconv.verify("m.h5", "o.h5", **change, **how)) == 3
-
-
-def test_weights_that_are_saved_keep_their_places_under_names_that_others_had(tmp_path: Path) -> None:
-    written(tmp_path / "a.h5", {f"l{i}": {n: (4,)} for i, n in enumerate(["a/kernel:0", "a/a/kernel:0", "kernel:0"])})
-    inner = ckptconv.open(tmp_path / "a.h5", at="a")
-    ckptconv.save(inner, tmp_path / "b.h5", format="keras")
-    assert lists(tmp_path / "b.h5") == {"l0": ["kernel"], "l1": ["a/kernel"]}
 
 
 @pytest.mark.parametrize("suffix", ["", ":0"])
