@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,36 +113,6 @@ def test_a_folder_that_takes_no_files(tmp_path: Path) -> None:
     missing = FileNotFoundError(2, "No such file or directory")
     assert faults.refused(missing, str(tmp_path)).message == "no file can be created in this folder"
     assert faults.refused(missing, str(tmp_path / "x")).message == "no such file or folder"
-
-
-@pytest.mark.skipif(os.name == "nt", reason="no such limit")
-@pytest.mark.parametrize("suffix", ["npz", "hdf5"])
-def test_where_no_more_files_can_be_opened_the_limit_is_named(suffix: str, tmp_path: Path) -> None:
-    """What is read is not called damaged; and no module can be imported then, to find out what the error is."""
-    tries = 8
-    for i in range(tries + 1):
-        ckptconv.save({"a": np.arange(3)}, tmp_path / f"{i}.{suffix}")
-    code = (
-        "import os, resource, ckptconv\n"
-        f"ckptconv.open('{tries}.{suffix}')\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-        "held = []\n"
-        "while len(held) < 64:\n"
-        "    try:\n"
-        "        held.append(os.open(os.devnull, 0))\n"
-        "    except OSError:\n"
-        "        break\n"
-        f"for i in range({tries}):\n"
-        "    try:\n"
-        f"        print(ckptconv.open(f'{{i}}.{suffix}')['a'].shape)\n"
-        "    except ckptconv.StorageError as e:\n"
-        "        print(e.message)\n"
-        "    os.close(held.pop())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    said = set(done.stdout.splitlines())
-    assert done.returncode == 0, done.stderr
-    assert said == {"(3,)", "too many files are open at once; allow more of them (ulimit -n 4096)"}
 
 
 def test_closing_a_slice_closes_the_file(path: Path) -> None:

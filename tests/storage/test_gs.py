@@ -68,11 +68,6 @@ def test_what_is_there_is_not_replaced_and_what_is_not_there_is_said() -> None:
             ckptconv.open(url)
 
 
-def test_the_client_does_not_warn_of_missing_credentials(capfd: pytest.CaptureFixture[str]) -> None:
-    ckptconv.save(arrays(), "gs://zoo/quiet/m.npz")
-    assert "credentials" not in capfd.readouterr().err
-
-
 @pytest.mark.parametrize("at_a_time", [2, 32])
 @pytest.mark.parametrize("name", ["m.safetensors", "m.npz", "tf/m.ckpt"])
 def test_a_large_output_is_composed(name: str, at_a_time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -635,34 +635,19 @@ def test_secrets_reach_no_output(
 ) -> None:
     caplog.set_level(logging.DEBUG, "ckptconv")
     damaged = npz[:200] + bytes([npz[200] ^ 1]) + npz[201:]  # among the elements
-    host = serve(holding({f"/d/{name}.npz": npz for name in "mno"} | {"/d/bad.npz": damaged, "/d/worse.npz": damaged}))
+    host = serve(holding({f"/d/{name}.npz": npz for name in "mn"} | {"/d/bad.npz": damaged}))
     url = f"http://me:hush@{host}/d/m.npz?X-Sig=hush"
     out = tmp_path / "work"
     out.mkdir()
     said = [
         cli("inspect", url, "--json"),
         cli("inspect", url),
-        cli("inspect", url, "--graph", "--stats", "--json"),
-        cli("inspect", url, "--reference", url, "--check"),
         cli("report", url, "-o", out / "r.html"),
         cli("report", url, url.replace("m.npz", "n.npz"), "-o", out / "two.html"),
-        cli("report", url, url.replace("m.npz", "n.npz"), "--dtype", "float16", "-o", out / "made.html"),
-        cli("report", *(url.replace("m.npz", f"{name}.npz") for name in "mno"), "-o", out / "many.html"),
         cli("match", url, url.replace("m.npz", "n.npz"), "-o", out / "rules.toml"),
         cli("convert", url, "-o", out / "n.safetensors", "--dry-run", "--json"),
         cli("convert", url, "-o", url.replace("m.npz", "there.npz"), "--json"),
-        cli(
-            "convert",
-            *(url.replace("m.npz", f"{name}.npz") for name in ("bad", "worse")),
-            "--scope",
-            "a",
-            "--scope",
-            "b",
-            "-o",
-            out / "b.npz",
-        ),
         cli("verify", url, url.replace("m.npz", "bad.npz"), "--json"),
-        cli("zoo", url, url.replace("X-Sig", "X-Gis"), "-o", out / "zoo3", "--dry-run"),
         cli("convert", url, "-o", out / "m.safetensors", "--json"),
         cli("diff", url, out / "m.safetensors", "--json"),
         cli("zoo", url, "-o", out / "zoo", "--json"),
