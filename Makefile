@@ -129,7 +129,8 @@ clean: ## remove what these targets made
 	rm -rf $(VENV) $(QUICK) $(FUZZ) $(PROTO) $(LOCK) .mypy_cache .ruff_cache .pytest_cache build dist
 
 # Environments. LOCKED=1 installs what requirements/*.txt lists, each file by its digest: for machines that build and release.
-install = $(call bin,$(@D))/python -m pip install -q
+# Of what is installed only what is imported is compiled, at first use: all of TensorFlow would take a minute.
+install = $(call bin,$(@D))/python -m pip install -q --no-compile
 
 ifdef LOCKED
 
