@@ -21,9 +21,9 @@ from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import CorruptCheckpoint
 from ..moves.boxes import clip
 from ..moves.part import Part, Span, c_strides, checked_count
-from ..storage.files import Reader, Seen, join, names, read_all, sibling
+from ..storage.files import Seen, join, names, read_all, sibling
 from ..storage.json import parse_json
-from .npy import MAX_HEAD, parse_head
+from .npy import located
 from .table import Reading
 
 SHAPES, NAMES = "params_shapes.json", "parameters_names.json"
@@ -44,7 +44,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     numbers, shapes = _numbers(url, files), _shapes(url)
     starts = [0, *accumulate(map(prod, shapes))]
     if (stored := numbers[-1].start + numbers[-1].shape[0]) != starts[-1]:
-        raise CorruptCheckpoint(f"{SHAPES} needs {starts[-1]} numbers, but params_*.npy hold {stored}", url=url)
+        raise CorruptCheckpoint(f"{SHAPES} needs {starts[-1]} numbers, but params_*.npy hold {stored}")
     known = _names(url, files, len(shapes))
     (positions, width), (words, _) = shapes[:2]
     table = [*_parts(numbers, starts[1], words * width, 0), *_parts(numbers, 0, positions * width, words * width)]
@@ -62,19 +62,16 @@ def _numbers(url: str, files: Sequence[str]) -> list[Part]:
     numbers, start = list[Part](), 0
     while len(numbers) < MAX_FILES and (name := f"params_{len(numbers)}.npy") in files:
         path = sibling(join(url, "."), name)
-        with Reader(path) as f:
-            head = parse_head(f.read(0, min(f.size, MAX_HEAD)), path)
-            if head.kind is None or head.kind.kind == "s" or len(head.shape) != 1:
-                raise CorruptCheckpoint(f"holds {head.descr}{list(head.shape)}, not a sequence of numbers", url=path)
-            if head.size + head.nbytes != f.size:
-                raise CorruptCheckpoint(f"needs {head.nbytes} bytes after byte {head.size} of {f.size}", url=path)
+        head, data = located(path)
+        if isinstance(data, Checkpoint) or head.kind is None or head.kind.kind == "s" or len(head.shape) != 1:
+            raise CorruptCheckpoint(f"holds {head.descr}{list(head.shape)}, not a sequence of numbers", url=path)
         ops = ("swap",) if head.swapped else ()
-        numbers.append(Part(Span(path, head.size, head.nbytes), head.kind, head.shape, 0, (1,), start, (1,), ops))
+        numbers.append(Part(data, head.kind, head.shape, 0, (1,), start, (1,), ops))
         start += head.shape[0]
         if head.kind != numbers[0].dtype:
             raise CorruptCheckpoint(f"holds {head.kind}, but earlier files hold {numbers[0].dtype}", url=path)
     if not numbers:
-        raise CorruptCheckpoint("has no params_0.npy beside the shapes", url=url)
+        raise CorruptCheckpoint("has no params_0.npy beside the shapes")
     return numbers
 
 
@@ -104,11 +101,11 @@ def _shapes(url: str) -> list[tuple[int, ...]]:
     shapes = []
     for row in _json(url, SHAPES):
         if not isinstance(row, list) or not all(type(n) is int and n >= 0 for n in row):
-            raise CorruptCheckpoint(f"{SHAPES} has the shape {str(row)[:80]}", url=url)
-        checked_count(tuple(row), url=url)
+            raise CorruptCheckpoint(f"{SHAPES} has the shape {str(row)[:80]}")
+        checked_count(tuple(row))
         shapes.append(tuple(row))
     if len(shapes) < 2 or any(len(s) != 2 for s in shapes[:2]) or shapes[0][1] != shapes[1][1]:
-        raise CorruptCheckpoint(f"{SHAPES} does not begin with the positions and the words", url=url)
+        raise CorruptCheckpoint(f"{SHAPES} does not begin with the positions and the words")
     return shapes
 
 
@@ -120,5 +117,5 @@ def _names(url: str, files: Sequence[str], count: int) -> list[str]:
         layers = (count - 2) // len(LAYER)
         known = ["model/we", *(f"model/h{i}/{part}" for i in range(layers) for part in LAYER)]
     if len(known) != count - 1 or len(set(known)) != len(known):
-        raise CorruptCheckpoint(f"{len(known)} names for {count} shapes (two of which are one weight)", url=url)
+        raise CorruptCheckpoint(f"{len(known)} names for {count} shapes (two of which are one weight)")
     return known

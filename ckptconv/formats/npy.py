@@ -69,20 +69,21 @@ def sniff(seen: Seen) -> int:
 
 def open(url: str, how: Reading) -> Checkpoint:
     if not is_dir(url):
-        head, data = _file(url, how.opaque)
+        head, data = located(url, how.opaque)
         name = "" if isinstance(data, Checkpoint) else split(url)[1].removesuffix(SUFFIX)
         return collect([(name, head, data)], (url,), "npy", Note("unread", ""))
     files = [n for n in names(url) if n.endswith(SUFFIX)]
     others = tuple(n for n in names(url) if not n.endswith(SUFFIX) and n != OURS)
     urls = tuple(sibling(join(url, "."), n) for n in files)
-    arrays = [(_name(n), *_file(path, how.opaque)) for n, path in zip(files, urls, strict=True)]
+    arrays = [(_name(n), *located(path, how.opaque)) for n, path in zip(files, urls, strict=True)]
     found = collect(arrays, urls, "npy", Note("unread", "files other than .npy", others, tensors=False))
     if OURS not in names(url):
         return found
     return replace(found, metadata=own_metadata.unpack(read_all(sibling(join(url, "."), OURS), MAX_OURS)))
 
 
-def _file(url: str, opaque: bool) -> tuple[Head, Data | Checkpoint]:
+def located(url: str, opaque: bool = False) -> tuple[Head, Data | Checkpoint]:
+    """The header of a file, and where its elements are; an array of objects is read."""
     with Reader(url) as f:
         head = parse_head(f.read(0, min(f.size, MAX_HEAD)), url)
         size = f.size - head.size
