@@ -114,13 +114,12 @@ def collect(arrays: Sequence[Array], urls: tuple[str, ...], format: str, unread:
     tensors: dict[str, Tensor] = {}
     values: dict[str, object] = {}
     collisions: list[str] = []
-    skipped: dict[str, str] = {}
-    notes: dict[Note, list[str]] = {}  # by what they say, of several arrays of objects together
+    notes: dict[Note, list[str]] = {unread._replace(names=()): list(unread.names)}  # names by what is said of them
     for name, head, data in arrays:
         own: list[Tensor] = []
         if isinstance(data, Checkpoint):
             if len(name) > MAX_PREFIX:
-                raise UnsafeCheckpoint("an array of objects has a name of many characters", url=urls[0], tensor=name)
+                raise UnsafeCheckpoint("an array of objects has a name of many characters", tensor=name)
             prefix = f"{name}." if name else ""
             own = [t.renamed(prefix + n) for n, t in data.items()]
             for note in data.notes:
@@ -128,24 +127,18 @@ def collect(arrays: Sequence[Array], urls: tuple[str, ...], format: str, unread:
             values |= {prefix + n: v for n, v in data.details.get("values", {}).items()}
         elif head.kind:
             own = [as_tensor(name, head, data)]
+            if kind := ASSUMED.get(head.descr[1:]):
+                text = f"NumPy lost the dtype ({head.descr[1:]}); assumed to be {kind}"
+                notes.setdefault(Note("assumed", text), []).append(name)
         else:
-            skipped[name] = head.descr
+            text = f"arrays whose dtype no checkpoint holds: {head.descr}"
+            notes.setdefault(Note("skipped", text), []).append(name)
         collisions += [t.name for t in own if t.name in tensors]
         tensors |= {t.name: t for t in own}
     if collisions:
-        text = f"names in arrays of objects are also names of other arrays:\n{listing(collisions)}"
-        raise NameCollision(text, url=urls[0])
-    kinds = list(dict.fromkeys(skipped.values()))
-    lost = ", ".join(kinds[:3]) + ", ..." * (len(kinds) > 3)
-    every = [unread, *(note._replace(names=tuple(names)) for note, names in notes.items())]
-    every.append(Note("skipped", f"arrays whose dtype no checkpoint holds: {lost}", tuple(skipped)))
-    for code, kind in ASSUMED.items():
-        assumed = tuple(name for name, head, _ in arrays if head.descr[1:] == code)
-        every.append(Note("assumed", f"NumPy lost the dtype ({code}); assumed to be {kind}", assumed))
-    every = [note for note in every if note.names or note.kind == "hint"]
-    return Checkpoint(
-        tensors, format=format, urls=urls, notes=tuple(every), details={"values": values} if values else {}
-    )
+        raise NameCollision(f"names in arrays of objects are also names of other arrays:\n{listing(collisions)}")
+    every = tuple(n._replace(names=tuple(names)) for n, names in notes.items() if names or n.kind == "hint")
+    return Checkpoint(tensors, format=format, urls=urls, notes=every, details={"values": values} if values else {})
 
 
 def as_tensor(name: str, head: Head, data: Data) -> Tensor:
