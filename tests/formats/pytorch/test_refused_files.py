@@ -827,9 +827,9 @@ def test_code_of_a_script_is_bounded(tmp_path: Path) -> None:
     value = made("Net", w=tensor(), c=tensor())
     raw = script(value, (), {"a/code/__torch__/m.py": (MODULE + " " * torchscript.MAX_CODE).encode()})
     assert list(opened(tmp_path / "a.pt", raw)) == ["w", "c"]
-    shared = pickled({str(i): i for i in range(20_000)})[2:-1]
+    shared = pickled({str(i): i for i in range(10_000)})[2:-1]
     owner = pickled(Call(Global("__torch__.m.Net"), new=True))[2:-1]
-    many_owners = Raw(b"(" + shared + b"q\0" + (owner + b"h\0b") * 20_000 + b"t")
+    many_owners = Raw(b"(" + shared + b"q\0" + (owner + b"h\0b") * 10_000 + b"t")
     began = time.process_time()
     with refused("values without end"):
         opened(tmp_path / "a.pt", script(many_owners, (), {"a/code/__torch__/m.py": MODULE.encode()}))
