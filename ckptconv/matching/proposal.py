@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -41,8 +41,8 @@ from .check.inputs import arrays
 from .check.prove import Proof, outputs_of, prove
 from .modules.match import by_length, by_modules
 from .modules.units import units
-from .orders.choose import Images, Judge, in_front, vectors, voted
-from .pairs import Pair, Proposal, Sides, left, weights
+from .orders.choose import Judge, in_front, vectors, voted
+from .pairs import Proposal, Sides, left, weights
 from .rules import toml
 from .values import Found, find
 
@@ -241,9 +241,8 @@ def propose(
     notes += found.notes
     if found.trained:
         sides = replace(sides[0], prints=found.prints[0]), replace(sides[1], prints=found.prints[1])
-    a, b = (side.tensors for side in sides)
-    images = Images(a, sides[0].flattened, in_front(a, b, sides[1].kinds))
-    judge = Judge(images, module=bool(sides[1].kinds))
+    before = in_front(sides[0].tensors, sides[1].tensors, sides[1].kinds)
+    judge = Judge(sides[0], before, module=bool(sides[1].kinds))
     pairs = list(found.pairs)
     done = set(found.copies), {n for t in found.ties for n in t}
     pairs += by_modules(left(sides, pairs, done), judge, pairs, sides)
@@ -253,10 +252,22 @@ def propose(
     if [any("running_var" in u.members for u in units(side)) for side in sides] == [True, False]:
         notes.append(UNFOLDED)
         pairs = [p._replace(sure=False, real=True, why=(*p.why, FOLDED)) for p in pairs]
-    ties = [*found.ties, *_tied(target, pairs, done[1])]
-    copies = found.copies | _copied(source, pairs)
+    if not pairs:
+        if empty := [word for word, side in zip(("source", "target"), sides, strict=True) if not side.tensors]:
+            raise UsageError(f"the {' and the '.join(empty)} has no weights: there is nothing to match")
+        raise CkptError(f"{_unlike(sides, 0)}: nothing can be proposed")
+    ties = [*found.ties, *_tied(target.ties, {n for p in pairs for n in p.targets}, done[1])]
+    again = _tied(source.ties, {n for p in pairs for n in p.sources}, set())
+    copies = found.copies | {n: first for first, *rest in again for n in rest}
     rest = left(sides, pairs, (done[0] | set(copies), done[1] | {n for t in ties for n in t}))
-    return _proposal(sides, pairs, ties, copies, rest, notes, source)
+    paired = sum(len(p.targets) for p in pairs)
+    hopeful = paired >= HOPE * max(1, min(len(side.tensors) for side in sides))
+    order = {n: k for k, n in enumerate(sides[0].tensors)}
+    return Proposal(
+        tuple(sorted(pairs, key=lambda p: order[p.sources[0]])), tuple(ties), copies,
+        tuple(rest[0].tensors), tuple(rest[1].tensors), tuple(notes),
+        tuple(n for n, t in source.items() if not t.role), "" if hopeful else _unlike(sides, paired),
+    )  # fmt: skip
 
 
 def _of_one_dtype(source: Checkpoint, target: Checkpoint) -> tuple[Checkpoint, list[str]]:
@@ -278,41 +289,10 @@ def _by_values(sides: Sides, workers: int) -> Found:
     return found
 
 
-def _tied(target: Checkpoint, pairs: Sequence[Pair], known: set[str]) -> list[tuple[str, ...]]:
-    """Names of the target that share a tensor with one that is paired."""
-    done = {n for p in pairs for n in p.targets}
-    out = []
-    for group in target.ties:
-        inside = [n for n in group if n in done]
-        rest = [n for n in group if n not in done and n not in known]
-        if inside and rest:
-            out.append((inside[0], *rest))
-    return out
-
-
-def _copied(source: Checkpoint, pairs: Sequence[Pair]) -> dict[str, str]:
-    """Names of the source that share a tensor with one that is paired."""
-    used = {n for p in pairs for n in p.sources}
-    firsts = ((group, next((n for n in group if n in used), "")) for group in source.ties)
-    return {n: first for group, first in firsts if first for n in group if n not in used}
-
-
-def _proposal(
-    sides: Sides, pairs: list[Pair], ties: list[tuple[str, ...]], copies: Mapping[str, str], rest: Sides,
-    notes: list[str], source: Checkpoint,
-) -> Proposal:  # fmt: skip
-    if not pairs:
-        if empty := [word for word, side in zip(("source", "target"), sides, strict=True) if not side.tensors]:
-            raise UsageError(f"the {' and the '.join(empty)} has no weights: there is nothing to match")
-        raise CkptError(f"{_unlike(sides, 0)}: nothing can be proposed")
-    paired = sum(len(p.targets) for p in pairs)
-    hopeful = paired >= HOPE * max(1, min(len(side.tensors) for side in sides))
-    order = {n: k for k, n in enumerate(sides[0].tensors)}
-    return Proposal(
-        tuple(sorted(pairs, key=lambda p: order[p.sources[0]])), tuple(ties), copies,
-        tuple(rest[0].tensors), tuple(rest[1].tensors), tuple(notes),
-        tuple(n for n, t in source.items() if not t.role), "" if hopeful else _unlike(sides, paired),
-    )  # fmt: skip
+def _tied(groups: Iterable[Sequence[str]], paired: set[str], known: set[str]) -> list[tuple[str, ...]]:
+    """Names that share a tensor: one that is paired, then those that are neither paired nor known."""
+    both = [([n for n in g if n in paired], [n for n in g if n not in paired | known]) for g in groups]
+    return [(inside[0], *rest) for inside, rest in both if inside and rest]
 
 
 def _unlike(sides: Sides, paired: int) -> str:

@@ -30,7 +30,7 @@ from ..rules import layout as layouts
 from ..verification.compare import first_difference
 from .names.likeness import alike
 from .orders.axes import LETTERS, Order, convention, simple
-from .orders.cuts import concatenated, divisors, hidden, split, stacked
+from .orders.cuts import concatenated, divisors, hidden, split, within
 from .pairs import LISTED, Pair, Print, folded, leaf, parent
 
 Array = np.ndarray[Any, Any]
@@ -262,10 +262,15 @@ def _layout(bits: Bits, whole: Tensor, parts: Sequence[Tensor], totals: Sequence
                     return order, at, ""
         return None
     for axis, n in enumerate(whole.shape):
+        names, rest = LETTERS[: len(whole.shape)], (*whole.shape[:axis], *whole.shape[axis + 1 :])
         places = _arranged(bits, whole, axis, 1, totals) if n == count else None
-        for order in stacked(whole.shape, shape, "e", axis) if places else ():
-            if places and _proved_slices(bits, whole, order, [parts[k] for k in places]):
-                return order, places, "e"
+        front = moved(whole, Order(f"{' '.join(names)} -> {' '.join(names[axis] + names[:axis] + names[axis + 1 :])}"))
+        if not places or not front:
+            continue
+        both = [(piece, parts[k]) for piece, k in zip(slices(front), places, strict=True)]
+        for order in (*simple(rest, shape), *hidden(rest, shape)):
+            if all(bits.proved([piece], [part], order) for piece, part in both):
+                return within(order, len(rest), "e", axis), places, "e"
     for axis, n in enumerate(whole.shape):
         for heads in [1, *divisors(n // count)[:MAX_HEADS]] if n % count == 0 else ():
             places = _arranged(bits, whole, axis, heads, totals)
@@ -273,15 +278,6 @@ def _layout(bits: Bits, whole: Tensor, parts: Sequence[Tensor], totals: Sequence
                 if places and bits.proved([whole], [parts[k] for k in places], order):
                     return order, places, ""
     return None
-
-
-def _proved_slices(bits: Bits, whole: Tensor, order: Order, parts: Sequence[Tensor]) -> bool:
-    """Whether the slices along {e*}, their axes moved, are the parts."""
-    left, _, right = order.text.partition("->")
-    front = moved(whole, Order(f"{left}-> e {right}".rstrip(), (*order.sizes, ("e", len(parts)))))
-    if front is None or front.shape != (len(parts), *parts[0].shape):
-        return False
-    return all(bits.same(a, b) for a, b in zip(slices(front), parts, strict=True))
 
 
 def _arranged(bits: Bits, whole: Tensor, axis: int, heads: int, totals: Sequence[int]) -> list[int] | None:

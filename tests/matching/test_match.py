@@ -129,6 +129,7 @@ TRAPS: dict[str, tuple[dict[str, np.ndarray], dict[str, np.ndarray]]] = {
         {"qkv.weight": np.concatenate([Q[:, 6:12].T, Q[:, :6].T, Q[:, 12:].T])},
     ),
     "cut unevenly": ({"kv": Q}, {"m.k": Q[:, :5], "m.v": Q[:, 5:]}),
+    "cut into rows and a lone one": ({"t": Q}, {"m.a": Q[:5], "m.b": Q[5]}),
     "lstm of TensorFlow": (
         {"cell/kernel": LSTM},
         {"weight_ih_l0": blocks(LSTM, 4, (0, 2, 1, 3))[:2].T, "weight_hh_l0": blocks(LSTM, 4, (0, 2, 1, 3))[2:].T},

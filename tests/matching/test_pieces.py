@@ -13,7 +13,7 @@ from ckptconv.checkpoint import Tensor, held
 from ckptconv.matching.modules.units import Unit
 from ckptconv.matching.orders import cells
 from ckptconv.matching.orders.axes import Order
-from ckptconv.matching.orders.choose import FLAT, FLAT_NOT, KEPT_GATES, SHAPED_IMAGE, Images, Judge, vectors
+from ckptconv.matching.orders.choose import FLAT, FLAT_NOT, KEPT_GATES, SHAPED_IMAGE, Judge, vectors
 from ckptconv.matching.orders.choose import GATES as GRU
 from ckptconv.matching.pairs import Length, Pair, Proposal, Side
 from ckptconv.matching.rules import summary, toml
@@ -24,7 +24,7 @@ FLAT_GATES = GRU.replace("i (h", "(s c) (h").replace(") i", ") (c s)")
 
 
 def judge(a: Any, flattened: Any = (), in_front: Any = None, *, module: bool = False) -> Judge:
-    return Judge(Images(a, flattened, in_front or {}), module=module)
+    return Judge(Side(a, flattened=frozenset(flattened)), in_front or {}, module=module)
 
 
 def tensor(name: str, shape: Shape, kind: str = "f4") -> Tensor:

@@ -204,10 +204,10 @@ def _judged(a: Sequence[Unit], b: Sequence[Unit], like: Array, r: int, c: int) -
     import numpy as np
 
     u, v = a[r], b[c]
-    twins = np.array([x.words == v.words for x in b]), np.array([x.words == u.words for x in a])
-    others = np.concatenate([like[r, ~twins[0]], like[~twins[1], c]])
-    if like[r, c] >= (others.max() if others.size else 0.0) + CLEAR and twins[0].sum() == twins[1].sum():
-        return Match(u, v, (NUMBERS if twins[0].sum() > 1 else NAMES,))
+    rows, cols = [k for k, x in enumerate(a) if x.words == u.words], [k for k, x in enumerate(b) if x.words == v.words]
+    others = max(np.delete(like[r], cols).max(initial=0), np.delete(like[:, c], rows).max(initial=0))
+    if like[r, c] >= others + CLEAR and len(rows) == len(cols):
+        return Match(u, v, (NUMBERS if len(cols) > 1 else NAMES,))
     order = np.lexsort((np.abs(np.arange(len(b)) - c), -like[r].round(2)))
     near = [int(k) for k in order[: LISTED + 1] if k != c]
     return Match(u, v, (PLACE if len(a) == len(b) else SOME,), True, tuple(b[k].home for k in near[:LISTED]))

@@ -11,7 +11,7 @@ A unit's signature is its kind, its roles and their dimensions: a norm's bias ne
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -85,20 +85,19 @@ def _units(side: Side) -> list[Unit]:
     if side.single:
         order = {name: k for k, name in enumerate(sorted(side.tensors, key=natural))}
         return [Unit(n, {"weight": t}, words(n), order[n], at) for at, (n, t) in enumerate(side.tensors.items())]
-    bare = {name: _bare(name) for name in side.tensors}
-    cells = {parent(n) for n in bare.values() if leaf(n) == "recurrent_kernel"}
-    separable = {parent(n) for n in bare.values() if leaf(n) == "pointwise_kernel"}
-    both_ways = {parent(n) for n in bare.values() if (m := RECURRENT.fullmatch(leaf(n))) and m[2]}
+    beside: dict[str, set[str]] = defaultdict(set)
+    bare = {name: ROOTS.sub("", averaged(name)) for name in side.tensors}
+    for name in bare.values():
+        beside[parent(name)].add(leaf(name))
     made: dict[str, dict[str, Tensor]] = {}
     for name, t in side.tensors.items():
-        home, role = _place(bare[name], cells, separable, both_ways)
+        home, role = _place(bare[name], beside[parent(bare[name])])
         if role in made.get(home, {}):  # two tensors in one place: each is by itself
             home, role = name, "weight"
         made.setdefault(home, {})[role] = t
-    made = _from_zero(made)
+    made = {home: _joint(home, m) for home, m in _from_zero(made).items()}
     order = {home: k for k, home in enumerate(sorted(made, key=natural))}
-    made = {home: _joint(home, m) for home, m in made.items()}
-    return [Unit(home, m, words(f"{home}/weight")[:-1], order[home], at) for at, (home, m) in enumerate(made.items())]
+    return [Unit(n, m, words(f"{n}/weight")[:-1], order[n], at) for at, (n, m) in enumerate(made.items())]
 
 
 def _from_zero(made: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
@@ -124,29 +123,24 @@ def _joint(home: str, members: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @lru_cache(maxsize=2**16)
-def _bare(name: str) -> str:
-    return ROOTS.sub("", averaged(name))
-
-
-@lru_cache(maxsize=2**16)
 def natural(name: str) -> tuple[tuple[bool, int, str], ...]:
     """A key by which layer_2 goes before layer_10."""
     found = re.findall(r"([0-9]{1,18})|([^0-9]+|[0-9]{19,})", name)
     return tuple((not digits, int(digits or 0), text) for digits, text in found)
 
 
-def _place(name: str, cells: set[str], separable: set[str], both_ways: set[str]) -> tuple[str, str]:
-    """The module that a tensor belongs to, and its role there."""
+def _place(name: str, beside: set[str]) -> tuple[str, str]:
+    """The module that a tensor belongs to, and its role there; `beside` are the leaves that stand beside it."""
     home, last = parent(name), leaf(name)
     if m := PARAMETRIZED.fullmatch(name):
         return m[1], NORMED[m[3]]
     if m := RECURRENT.fullmatch(last):
         layer = re.search(r"_l([0-9]+)", last)
-        way = ("backward/" if m[2] else "forward/") if home in both_ways else ""
+        way = ("backward/" if m[2] else "forward/") if any(x.endswith("_reverse") for x in beside) else ""
         return f"{home}/{way}l{layer[1] if layer else 0}", m[1]
-    if home in cells:
+    if "recurrent_kernel" in beside:
         return home, CELL.get(last, last)
-    if home in separable:
+    if "pointwise_kernel" in beside:
         kind = "depthwise" if last == "depthwise_kernel" else "pointwise"
         return f"{home}/{kind}", "bias" if last == "bias" else "weight"
     if last.endswith(("depthwise_weights", "depthwise_kernel")):

@@ -134,10 +134,8 @@ def alike(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
 
     out = []
     for x, y in slices(a, b):
-        numbers: dict[tuple[int, ...], int] = {}
-        rows, columns = (np.array([numbers.setdefault(folded(n)[1], len(numbers)) for n in side]) for side in (x, y))
         gain = 1 + likeness([words(n) for n in x], [words(n) for n in y])
-        gain += SAME_NUMBERS * (rows[:, None] == columns[None, :])
+        gain += SAME_NUMBERS * np.array([[folded(m)[1] == folded(n)[1] for n in y] for m in x])
         gain -= IN_ORDER * np.abs(np.subtract.outer(np.linspace(0, 1, len(x)), np.linspace(0, 1, len(y))))
         out += [(x[r], y[c]) for r, c in assigned(gain)]
     return out

@@ -15,14 +15,14 @@ it stands, so that it is turned, and marked; of an image of which only that is k
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
 from ...checkpoint import Tensor
 from ..names.likeness import words
-from ..pairs import Pair, Sides, leaf, parent
+from ..pairs import Pair, Side, Sides, leaf, parent
 from .axes import KERNELS, Order, Shape, convention, distinct, essence, is_kernel, renamed, simple
 
 GATES = "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"  # of a GRU: Keras has z, r, h, torch r, z, n
@@ -36,6 +36,14 @@ EVERY = ("", "")  # whatever the leaves
 VOTED = "the order of axes is that of the other matrices"
 
 
+FLAT = "behind a flattened image: taken to be flattened as h w c there and as c h w here"
+FLAT_NOT = "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
+SHAPED_IMAGE = "in front of an image: taken to be shaped as h w c there and as c h w here"
+IMAGE_NOT = "in front of an image the outputs may be in another order, (h w c) -> (c h w)"
+ATTENTION = {"attention", "query", "key", "value"}  # their kernels have three axes, but are not convolutions
+OF_IMAGES = ("2d", "3d")  # classes of torch whose inputs have channels of their own: they are not flattened yet
+
+
 class Judged(NamedTuple):
     """An order of axes; what is doubtful about it ('' if nothing is); whether another one is likely."""
 
@@ -45,10 +53,20 @@ class Judged(NamedTuple):
 
 
 class Judge:
-    """What is known of the source as a whole, its images above all; and whether the target is a module."""
+    """What the source shows as a whole, its images above all; and whether the target is a module.
 
-    def __init__(self, images: Images, *, module: bool = False) -> None:
-        self.images, self.module = images, module
+    `in_front` has the channels of the images that dense layers of so many outputs become.
+    """
+
+    def __init__(self, source: Side, in_front: Mapping[int, int], *, module: bool = False) -> None:
+        self.flattened, self.in_front, self.module = source.flattened, in_front, module
+        a = source.tensors.items()
+        convolved = [t for n, t in a if len(t.shape) in (3, 4, 5) and not ATTENTION & {*words(n)}]
+        each = {prod(t.shape[-2:]) if "depthwise" in t.name.lower() else t.shape[-1] for t in convolved}
+        self.channels = each - {1}
+        # [1, n] is a scale or a bias, unless it is called a kernel
+        matrices = [t for n, t in a if len(t.shape) == 2 and (t.shape[0] > 1 or is_kernel(leaf(n)))]
+        self.widths = Counter(t.shape[-1] for t in matrices) + Counter(self.channels)
 
     def order(self, a: Tensor, b: Tensor) -> Judged | None:
         """The order that names and shapes give; None if there is none."""
@@ -67,28 +85,33 @@ class Judge:
         unturned = len(a.shape) > 1 and is_kernel(leaves[0]) != is_kernel(leaves[1])  # which no convention explains
         if usual is None and (a.shape != b.shape or unturned):
             return Judged(order, SHAPED)
-        return self.beside_image(a, order) or Judged(order, CHOSEN if several else "")
+        return self.before_image(a, order) or self.after_image(a, order) or Judged(order, CHOSEN if several else "")
 
-    def beside_image(self, a: Tensor, order: Order) -> Judged | None:
-        """The order of a layer before or after an image, which a file of a port may have turned or not."""
-        if before := self.images.before(a, order):
-            return Judged(before, SHAPED_IMAGE, True) if self.module else Judged(order, IMAGE_NOT, True)
-        return self.after_image(a, order)
+    def before_image(self, a: Tensor, order: Order) -> Judged | None:
+        """The order of a dense layer, its bias and its normalisation that stand before an image; None elsewhere."""
+        channels = self.in_front.get(a.shape[-1], 0) if a.shape else 0
+        if not channels or order.text not in ("", KERNELS[2]) or len(a.shape) != 1 + bool(order.text):
+            return None
+        if not self.module:
+            return Judged(order, IMAGE_NOT, True)
+        return Judged(with_image(order, len(a.shape), len(a.shape) - 1, channels), SHAPED_IMAGE, True)
 
     def after_image(self, a: Tensor, order: Order) -> Judged | None:
-        """The file of a port is taken unchanged, because many ports permute the image before they flatten it."""
-        after = self.images.after(a, order)
-        if after is None:
+        """The order of a dense layer or a cell that may stand after a flattened image.
+
+        The file of a port is taken unchanged, because many ports permute the image before they flatten it. Inputs may
+        be another layer's outputs, where only Keras says that there is a Flatten, perhaps of those.
+        """
+        if len(a.shape) != 2 or not is_kernel(leaf(a.name)):
             return None
-        return Judged(after[0], FLAT, True) if self.module and after[1] else Judged(order, FLAT_NOT, True)
-
-
-FLAT = "behind a flattened image: taken to be flattened as h w c there and as c h w here"
-FLAT_NOT = "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
-SHAPED_IMAGE = "in front of an image: taken to be shaped as h w c there and as c h w here"
-IMAGE_NOT = "in front of an image the outputs may be in another order, (h w c) -> (c h w)"
-ATTENTION = {"attention", "query", "key", "value"}  # their kernels have three axes, but are not convolutions
-OF_IMAGES = ("2d", "3d")  # classes of torch whose inputs have channels of their own: they are not flattened yet
+        n = a.shape[0]
+        channels = max((c for c in self.channels if n % c == 0), default=0)
+        others = self.widths[n] - (a.shape[1] == n) - (n in self.in_front)  # layers with as many outputs: not its own
+        if (others > 0 and a.name not in self.flattened) or not channels:
+            return None
+        if self.module and order.text.endswith(" i") and others <= 0:
+            return Judged(with_image(order, 2, 0, channels), FLAT, True)
+        return Judged(order, FLAT_NOT, True)
 
 
 def with_image(order: Order, rank: int, axis: int, channels: int) -> Order:
@@ -102,42 +125,6 @@ def without_image(order: Order, shape: Shape) -> Order:
     plain = Order(text.replace("(c s)", "i" if order.text.startswith("(s c)") else "o"))
     left, _, right = plain.text.partition(" -> ")
     return Order() if left == right else plain
-
-
-class Images:
-    """What the shapes of the source show: how many channels images have, and which widths dense layers have."""
-
-    def __init__(self, a: Mapping[str, Tensor], flattened: Collection[str], in_front: Mapping[int, int]) -> None:
-        """`flattened`: as of a Side. `in_front`: the channels of images that dense layers of so many outputs become."""
-        self.flattened, self.in_front = flattened, in_front
-        convolved = [t for n, t in a.items() if len(t.shape) in (3, 4, 5) and not ATTENTION & {*words(n)}]
-        each = {prod(t.shape[-2:]) if "depthwise" in t.name.lower() else t.shape[-1] for t in convolved}
-        self.channels = each - {1}
-        # [1, n] is a scale or a bias, unless it is called a kernel
-        matrices = [t for n, t in a.items() if len(t.shape) == 2 and (t.shape[0] > 1 or is_kernel(leaf(n)))]
-        self.widths = Counter(t.shape[-1] for t in matrices) + Counter(self.channels)
-
-    def before(self, a: Tensor, order: Order) -> Order | None:
-        """The order of a dense layer, its bias and its normalisation that stand before an image; None elsewhere."""
-        channels = self.in_front.get(a.shape[-1], 0) if a.shape else 0
-        if not channels or order.text not in ("", KERNELS[2]) or len(a.shape) != 1 + bool(order.text):
-            return None
-        return with_image(order, len(a.shape), len(a.shape) - 1, channels)
-
-    def after(self, a: Tensor, order: Order) -> tuple[Order, bool] | None:
-        """The order of a dense layer or a cell that may stand after a flattened image, and whether that is known.
-
-        Inputs may be another layer's outputs, where only Keras says that there is a Flatten, perhaps of those.
-        """
-        if len(a.shape) != 2 or not is_kernel(leaf(a.name)):
-            return None
-        n = a.shape[0]
-        channels = max((c for c in self.channels if n % c == 0), default=0)
-        others = self.widths[n] - (a.shape[1] == n) - (n in self.in_front)  # layers with as many outputs: not its own
-        if (others > 0 and a.name not in self.flattened) or not channels:
-            return None
-        known = order.text.endswith(" i") and others <= 0
-        return (with_image(order, 2, 0, channels), True) if known else (order, False)
 
 
 def in_front(a: Mapping[str, Tensor], b: Mapping[str, Tensor], kinds: Mapping[str, str]) -> dict[int, int]:

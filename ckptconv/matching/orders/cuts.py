@@ -12,13 +12,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
-from math import prod
 from typing import NamedTuple
 
 from ...checkpoint import Tensor
-from ..pairs import Bundle, Sides
+from ..pairs import Bundle, Side, Sides
 from .axes import LETTERS, Order, Shape, simple, suffixed, tokens
-from .choose import Images, Judge, Judged
+from .choose import Judge, Judged
 
 MAX_DIVISORS = 64
 
@@ -61,28 +60,32 @@ def divisors(n: int) -> list[int]:
 
 
 def split(whole: Shape, parts: Sequence[Shape]) -> Iterator[Order]:
-    """Layouts that cut one tensor into several as they follow each other; gates inside may be reordered."""
+    """Layouts that cut one tensor into several as they follow each other; gates inside may be reordered.
+
+    One part may have an axis less: it is one row of the axis that is cut.
+    """
     rank = len(whole)
-    if rank > 3 or any(len(p) != rank for p in parts):
+    lone = [len(p) == rank - 1 for p in parts]
+    if rank > 3 or sum(lone) > 1 or any(len(p) + row != rank for p, row in zip(parts, lone, strict=True)):
         return
     names = LETTERS[:rank]
     for turn in permutations(range(rank)):
         for axis in range(rank):
             at = turn.index(axis)
-            sizes = [p[at] for p in parts]
-            rest = {(*p[:at], *p[at + 1 :]) for p in parts}
-            if sum(sizes) != whole[axis] or rest != {tuple(whole[k] for k in turn if k != axis)}:
+            full = [(*p[:at], 1, *p[at:]) if row else p for p, row in zip(parts, lone, strict=True)]
+            rest = {(*p[:at], *p[at + 1 :]) for p in full}
+            if sum(p[at] for p in full) != whole[axis] or rest != {tuple(whole[k] for k in turn if k != axis)}:
                 continue
+            sizes = [0 if row else p[at] for p, row in zip(full, lone, strict=True)]
             same = len(set(sizes)) == 1
-            terms = [f"n.{i}" if same else f"n{i}" for i in range(len(sizes))]
-            known = () if same else tuple((f"n{i}", n) for i, n in enumerate(sizes[:-1]))
+            terms = [f"n.{i}" if same else f"n{i}" if n else "1" for i, n in enumerate(sizes)]
+            known = tuple((f"n{i}", n) for i, n in enumerate(sizes) if n and not same)[: len(sizes) - 1 - (0 in sizes)]
             inside = ({k: pair} for k, n in enumerate(whole) if k != axis for pair in _gates(names[k], n))
             for gates in ({}, *inside):
-                cut = [
-                    _turned(names, turn, {**gates, axis: (f"({' + '.join(terms)})", t)}).text.split(" -> ")
-                    for t in terms
-                ]
-                yield Order(f"{cut[0][0]} -> {', '.join(right for _, right in cut)}", known)
+                cut = f"({' + '.join(terms)})"
+                both = (_turned(names, turn, {**gates, axis: (cut, t.removeprefix("1"))}) for t in terms)
+                lefts, rights = zip(*(order.text.split(" -> ") for order in both), strict=True)
+                yield Order(f"{lefts[0]} -> {', '.join(' '.join(right.split()) for right in rights)}", known)
 
 
 def concatenated(whole: Shape, part: Shape, axis: int, count: int, heads: int) -> Iterator[Order]:
@@ -106,13 +109,6 @@ def concatenated(whole: Shape, part: Shape, axis: int, count: int, heads: int) -
             left = " ".join(f"(x ({' + '.join(blocks)}))" if k == axis else n for k, n in enumerate(names))
             rights = [" ".join(f"(x {b})" if k == axis else names[k] for k in turn) for b in blocks]
             yield Order(f"{left} -> {', '.join(rights)}", (("x", heads),))
-
-
-def stacked(whole: Shape, part: Shape, name: str, axis: int) -> Iterator[Order]:
-    """Layouts of each slice along an axis that the parts have not (`name`, of {name*} in their names)."""
-    rest = whole[:axis] + whole[axis + 1 :]
-    if prod(rest) == prod(part):
-        yield from (within(order, len(rest), name, axis) for order in (*simple(rest, part), *hidden(rest, part)))
 
 
 def within(order: Order, rank: int, name: str, axis: int) -> Order:
@@ -144,7 +140,7 @@ def bundle_order(a: Tensor, b: Tensor, sides: Sides, judge: Judge) -> BundleOrde
     x, y = sides[0].bundles.get(a.name), sides[1].bundles.get(b.name)
     if y is not None and (x is None or y.kind == "fused"):
         return _cut_bundle(a, replace(b, shape=y.shape), y, judge, x)
-    back = x and _cut_bundle(b, replace(a, shape=x.shape), x, Judge(Images({}, {}, {})), y)
+    back = x and _cut_bundle(b, replace(a, shape=x.shape), x, Judge(Side({}), {}), y)
     if not back:
         return None
     judged, axis, each = back
