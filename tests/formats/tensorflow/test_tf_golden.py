@@ -237,28 +237,6 @@ def test_a_flipped_byte_of_a_v1_checkpoint(tmp_path, at):
         ckptconv.open(tmp_path / "v1")["w"].numpy()
 
 
-# --- the specification's vectors ---------------------------------------------------------------------------------
-
-V1 = bytes.fromhex(
-    "00002e0a2c0a150a016112081202080212020803180122040a000a000a0f0a0162120412020803180122020a0012020801000a270061000101"
-    "02807f807f12250a016112040a000a001a1a2a18"
-    + "0000803f" * 6
-    + "0107196200010101807f12170a016212020a001a0e2a0c"
-    + "0000803f" * 3
-    + "00000000010000000039c42e51000000000100000000c0f2a1b000010301009001000000000100000000362ca0c1950108a2010f"
-    + "00" * 34
-    + "57fb808b247547db"
-)
-
-
-def test_the_smallest_v1_checkpoint(tmp_path):
-    assert len(V1) == 230
-    (tmp_path / "model.ckpt-7").write_bytes(V1)
-    found = ckptconv.open(tmp_path / "model.ckpt-7")
-    assert found.format == "tf-v1"
-    assert {k: t.numpy().tolist() for k, t in found.items()} == {"a": [[1, 1, 1], [1, 1, 1]], "b": [1, 1, 1]}
-
-
 # --- elsewhere --------------------------------------------------------------------------------------------------
 
 

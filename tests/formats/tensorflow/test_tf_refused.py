@@ -399,13 +399,6 @@ def partitioned(folder: Path, listed: list[tuple[int, int] | None], stored: list
     return folder / "m"
 
 
-def test_slices_are_joined(tmp_path: Path) -> None:
-    found = ckptconv.open(partitioned(tmp_path, [(0, 2), (2, 2)], HALVES))
-    assert found["w"].numpy().tolist() == [0, 1, 2, 3]
-    found = ckptconv.open(partitioned(tmp_path, [(0, 2)], HALVES[:1]))
-    assert (list(found), [n.names for n in found.notes if n.kind == "skipped"]) == ([], [("w",)])
-
-
 @pytest.mark.parametrize(
     ("listed", "stored", "words"),
     [
