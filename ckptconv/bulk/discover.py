@@ -24,7 +24,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import takewhile
 from stat import S_ISDIR
 from typing import NamedTuple
@@ -164,14 +164,15 @@ def _search(
     problems: list[FoundCheckpoint] = []
     todo, seen = [(root, under)], {_number(skip)} - {_number(root), ""}
 
-    def failed(url: str, path: str, e: CkptError) -> None:
+    def failed(start: str, url: str, path: str, e: CkptError) -> None:
+        path = start + path
         above, _, name = path.rpartition("/")
         if not os.path.islink(local(url)) and _leads(f"{above}/" if above else "", name, parts):  # links: see _links
             problems.append(_problem(url, path, e))
 
     while todo:
         top, start = todo.pop(0)
-        for folder, path, folders, files in walk(top, lambda url, path, e, start=start: failed(url, start + path, e)):  # type: ignore[misc]
+        for folder, path, folders, files in walk(top, partial(failed, start)):
             at = f"{start}{path}/" if path else start
             if (number := _number(folder)) in seen:
                 folders.clear()
@@ -188,7 +189,7 @@ def _search(
             try:
                 wrong, linked = _links(folder, root, follow)
             except CkptError as e:
-                failed(folder, start + path, e)
+                failed(start, folder, path, e)
                 continue
             if not _plain(at, parts) and not (follow and "**" in parts):
                 linked = []

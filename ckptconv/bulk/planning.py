@@ -150,25 +150,21 @@ def _conversions(
     pattern, default = options.pattern, Row("", "", options.settings)
     conversion(FoundCheckpoint("", "", "", ()), default)  # an error in the options concerns all
     plain = [s for s in sources if not is_manifest(s)]
-    for found in discover(plain, pattern, skip=folder, follow=options.follow_links) if plain else ():
-        if not is_output(found.source):
-            yield conversion(found, default)
+    found = discover(plain, pattern, skip=folder, follow=options.follow_links) if plain else []
+    yield from (conversion(f, default) for f in found if not is_output(f.source))
     rows = [row for s in sources if is_manifest(s) for row in read_manifest(s, options.settings)]
-    matching = bool(plain) or not rows or not pattern
-    for row, found in zip(rows, _looked_up(rows), strict=True):
-        if pattern and not found.matches(pattern):
-            continue
-        matching = True
-        try:
-            item = conversion(found, row)
-        except CkptError as e:
-            item = Conversion(found, row.destination, Options())
-            item.fail(e)
-        if is_output(found.source):
-            item.fail(UsageError(OURS, url=found.source))
-        yield item
-    if not matching:
+    listed = [(row, f) for row, f in zip(rows, _looked_up(rows), strict=True) if not pattern or f.matches(pattern)]
+    if rows and not listed and not plain:
         raise UsageError(f"none of {many(len(rows), 'row')} matches pattern={pattern!r}")
+    for row, f in listed:
+        try:
+            item = conversion(f, row)
+        except CkptError as e:
+            item = Conversion(f, row.destination, Options())
+            item.fail(e)
+        if is_output(f.source):
+            item.fail(UsageError(OURS, url=f.source))
+        yield item
 
 
 def _looked_up(rows: Sequence[Row]) -> Iterator[FoundCheckpoint]:
@@ -357,12 +353,11 @@ def options_hash(settings: Options) -> str:
 
 def share_of(shard: str) -> tuple[int, int]:
     """The number of a share, from 1, and of all shares, of "2/8"."""
-    m = re.fullmatch(r"([0-9]+)/([0-9]+)", shard)
-    if not m:
+    m = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", shard)
+    number, count = map(int, m.groups()) if m else (0, 0)
+    if not 1 <= number <= count:
         raise UsageError(f"shard= is like '2/8', for the second of eight shares, not {shard!r}")
-    if not 1 <= int(m[1]) <= int(m[2]):
-        raise UsageError(f"shard={shard!r}: the shares are 1 to {int(m[2])}")
-    return int(m[1]), int(m[2])
+    return number, count
 
 
 def ledger_name(shard: str) -> str:

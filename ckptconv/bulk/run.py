@@ -8,10 +8,9 @@ pool.py       the processes                               summary.py   what was 
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -19,14 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import api
 from ..api import Options, Path, Report, parse_options
+from ..api.comparing import VERIFY
 from ..api.options import CHANGE, RESOURCES, SELECT, takes
 from ..api.reading import list_of
 from ..engine import ray as ray_engine
 from ..errors import CkptError, CorruptCheckpoint, StorageError, UsageError
 from ..messages import indented, redacted
-from ..output import own
 from ..output.destination import Taken, place
-from ..output.staging import hidden
 from ..storage import files, lookups
 from ..storage.paths import refuse_remote
 from ..storage.session import session
@@ -163,10 +161,8 @@ def _ledger_path(folder: str, options: ZooOptions) -> str:
     for other in files.names(folder):
         status = files.stat(files.join(folder, other)) if fnmatchcase(other, LEDGERS) else None
         if status and status.size and other.rpartition("-of-")[2] != name.rpartition("-of-")[2]:
-            raise UsageError(
-                f"{other} there is of another division into shares, whose outputs this run would not know; divide as "
-                "before with shard=, or choose another folder", url=folder,
-            )  # fmt: skip
+            what = f"{other} there is of another division into shares, whose outputs this run would not know"
+            raise UsageError(f"{what}; divide as before with shard=, or choose another folder", url=folder)
     return files.join(folder, name)
 
 
@@ -296,29 +292,10 @@ def _converted(item: Conversion, output: str, folder: str, how: Options) -> Repo
             return convert(output, **given | {"force": bool(item.written)})
     except Taken as e:
         if item.ours and item.state in ("convert", "retry"):
-            # a killed run may have published it without a record: then it has the bytes that it should have
-            above, base = files.split(output)
-            with _stage(above, base) as stage, suppress(CkptError):  # a file may be missing
-                report = convert(files.join(stage, base), **given)
-                if hash_of(stage, report.files) == hash_of(above, report.files):
-                    return report
+            with suppress(CkptError):  # a killed run may have published it without a record: then it holds the same
+                api.verify(item.found.source, output, **{k: v for k, v in given.items() if k in VERIFY})
+                return convert(output, **given | {"force": True})
         raise StorageError(e.message, url=e.url) from None
-
-
-@contextmanager
-def _stage(above: str, base: str) -> Iterator[str]:
-    """A temporary folder, which the next run removes if this one is killed; of a remote output it is elsewhere."""
-    if files.is_remote(above):
-        with tempfile.TemporaryDirectory() as stage:
-            yield stage
-        return
-    stage = files.join(above, hidden(base, "again.part"))
-    lock, _ = own.claim(stage)
-    try:
-        yield stage
-    finally:
-        own.remove(stage)
-        os.close(lock)
 
 
 # --- a cluster ---

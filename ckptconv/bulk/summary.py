@@ -122,11 +122,6 @@ class Summary:
     formats: Mapping[str, int] = field(default_factory=dict)
     rate: float = 0.0
 
-    @property
-    def causes(self) -> list[tuple[str, str, list[str]]]:
-        """Failures grouped by cause, the most frequent first: error class, first message, all sources."""
-        return [(c.kind, c.text, list(c.examples)) for c in failures(self.failed)]
-
     def lines(self) -> list[str]:
         """What the command line prints: what was left out, causes of failures with their checkpoints, and totals."""
         lines = list[str]()
@@ -165,7 +160,7 @@ class Summary:
             counts |= {"seconds_since_last_entry": round(self.seconds, 1), "per_second": round(self.rate, 4)}
         else:
             counts |= {"up_to_date": self.skipped, "seconds": round(self.seconds, 3)}
-        causes = [{"error": kind, "message": text, "sources": sources} for kind, text, sources in self.causes]
+        causes = [{"error": c.kind, "message": c.text, "sources": list(c.examples)} for c in failures(self.failed)]
         remarks = [c._replace(examples=c.examples[:EXAMPLES])._asdict() for c in self.remarks]
         return counts | {"causes": causes, "damaged": self.damaged, "remarks": remarks}
 
