@@ -16,7 +16,6 @@ tree only with follow_links=True.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -50,7 +49,6 @@ ARRAYS = (orbax.V2, orbax.V3)  # in folders of a folder of arrays
 STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
 MAX_INDEX = 2**26  # bytes
 OUTSIDE = "is a link that leads out of the given folder; follow_links=True follows it"
-DEAD = "is a link to a file that does not exist"
 
 
 class FoundCheckpoint(NamedTuple):
@@ -108,7 +106,7 @@ def discover(
 
 def _called(root: str) -> str:
     """The name of a folder."""
-    return split(root.rstrip("/"))[1] or file_name(redacted(root))
+    return split(root.rstrip("/"))[1]
 
 
 def is_glob(source: str) -> bool:
@@ -311,7 +309,7 @@ def sets(folder: str, left: dict[str, Stat], under: str, names: Iterable[str]) -
         if (n.endswith(".meta") and n[:-5] in left) or (bundles and n == "graph.pbtxt"):
             del left[n]
     for n in [n for n in left if n.endswith(INDEXES)]:
-        pieces = _pieces(join(folder, n), left[n]) if n in left else None
+        pieces = _pieces(join(folder, n)) if n in left else None
         if pieces is not None:
             yield take(n, *split_suffix(n), [n, *pieces])
     parts = safetensors.shards(left)
@@ -328,10 +326,8 @@ def _are_joined(url: str) -> bool:
         return True
 
 
-def _pieces(url: str, status: Stat) -> list[str] | None:
+def _pieces(url: str) -> list[str] | None:
     """The files that the index of a sharded checkpoint names; None if it is not an index."""
-    if status.size > MAX_INDEX:
-        return None
     try:
         names = json.loads(read_all(url, MAX_INDEX))["weight_map"].values()
     except (CkptError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -392,8 +388,7 @@ def _links(folder: str, root: str, follow: bool) -> tuple[dict[str, CkptError], 
             if not follow and not inside(url, root):
                 sibling(join(folder, "."), name)
         except OSError as e:
-            gone = isinstance(e, FileNotFoundError) or e.errno == errno.ELOOP
-            bad[name] = StorageError(DEAD, url=url) if gone else refused(e, url)
+            bad[name] = refused(e, url)
         except CkptError:
             bad[name] = UnsafeCheckpoint(OUTSIDE, url=url)
     return bad, folders

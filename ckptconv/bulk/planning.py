@@ -23,7 +23,8 @@ from hashlib import blake2b
 from typing import Literal
 from zlib import crc32
 
-from ..api import Options
+from ..api import Options, Path
+from ..api.reading import list_of
 from ..errors import CkptError, StorageError, UnsafeCheckpoint, UsageError
 from ..formats import shard_index, table
 from ..messages import many, redacted, version
@@ -93,17 +94,18 @@ class Conversion:
 
 @once()
 def plan(
-    sources: Sequence[str], folder: str, options: ZooOptions, known: Mapping[str, LedgerEntry]
+    sources: Path | Sequence[Path], folder: str, options: ZooOptions, known: Mapping[str, LedgerEntry]
 ) -> list[Conversion]:
     """Find all checkpoints and decide for each whether it has to be converted. known: the entries of the ledger.
 
     With `verify="full"` in its target, an output counts as done only if its bytes are those that were written. Raises
     UsageError and StorageError as `discover` does.
     """
-    if not sources:
+    given = [os.fspath(s) for s in list_of(sources)]
+    if not given:
         raise UsageError("no source was given")
     is_output = _outputs_of_zoos(folder, options.ledger or files.join(folder, ledger_name(options.shard)))
-    rows = _conversions(sources, folder, options, is_output)
+    rows = _conversions(given, folder, options, is_output)
     distinct = list({(i.found.source, i.found.name, i.destination, id(i.settings)): i for i in rows}.values())
     items = _newest(distinct) if options.latest else distinct
     _name_outputs(items)
@@ -124,7 +126,7 @@ def plan(
             item.fail(e)
 
     with ThreadPoolExecutor(HASHING) as pool:
-        list(pool.map(decide, items))
+        list(pool.map(decide, (i for i in items if i.state != "problem")))
     return items
 
 
@@ -145,7 +147,7 @@ def _conversions(
             settings = row.settings if named else replace(row.settings, to=FORMAT)
             ending(settings)
             prepared[key] = row.settings, settings, options_hash(settings)
-        return Conversion(found, row.destination, *prepared[key][1:])
+        return Conversion(found, row.destination, *prepared[key][1:], "problem" if found.problem else "convert")
 
     pattern, default = options.pattern, Row("", "", options.settings)
     conversion(FoundCheckpoint("", "", "", ()), default)  # an error in the options concerns all
@@ -270,9 +272,9 @@ def _check_destinations(items: Sequence[Conversion], folder: str) -> None:
     for name, here in owners.items():
         meeting = [*here, *(i for above in _above(name) for i in owners.get(above, ()))]
         if len(meeting) > 1:
-            shown = sorted(f"{redacted(i.found.source)} to {i.destination}" for i in meeting[:SHOWN])
+            shown = ", ".join(sorted(f"{redacted(i.found.source)} to {i.destination}" for i in meeting[:SHOWN]))
             for i in meeting:
-                i.fail(UsageError(f"these outputs would meet, give other destinations: {', '.join(shown)}"))
+                i.fail(UsageError(f"these outputs would meet, give other destinations: {shown}"))
 
 
 # --- what is already done ---
@@ -282,9 +284,6 @@ def _decide(
     item: Conversion, old: LedgerEntry | None, folder: str, options: ZooOptions, names: Callable[[str], Sequence[str]]
 ) -> None:  # fmt: skip
     """Set the state of a conversion, and whether its output is ours. names: gives the sorted names in a folder."""
-    if item.found.problem:
-        item.state = "problem"
-        return
     if old is None:
         above, base = files.split(files.join(folder, item.destination))
         there = names(above)

@@ -20,10 +20,10 @@ from .. import api
 from ..api import Options, Path, Report, parse_options
 from ..api.comparing import VERIFY
 from ..api.options import CHANGE, RESOURCES, SELECT, takes
-from ..api.reading import list_of
 from ..engine import ray as ray_engine
 from ..errors import CkptError, CorruptCheckpoint, StorageError, UsageError
-from ..messages import indented, redacted
+from ..formats import table
+from ..messages import redacted
 from ..output.destination import Taken, place
 from ..storage import files, lookups
 from ..storage.paths import refuse_remote
@@ -84,7 +84,7 @@ def zoo(
     """
     which = {"pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content}
     options = _options(which | {"follow_links": follow_links, "ledger": ledger, "shard": shard, "to": to} | given)
-    return convert([os.fspath(s) for s in list_of(sources)], os.fspath(output), options, each)
+    return convert(sources, os.fspath(output), options, each)
 
 
 def zoo_plan(sources: Path | Sequence[Path], output: Path, **given: Any) -> list[Conversion]:
@@ -97,7 +97,7 @@ def zoo_plan(sources: Path | Sequence[Path], output: Path, **given: Any) -> list
     options, folder = _options(given), os.fspath(output)
     force = options.settings.force
     known = read_ledger(options.ledger or folder, options.shard, force=force) if options.resume or force else {}
-    return plan([os.fspath(s) for s in list_of(sources)], folder, options, known)
+    return plan(sources, folder, options, known)
 
 
 def _options(given: dict[str, Any]) -> ZooOptions:
@@ -108,7 +108,7 @@ def _options(given: dict[str, Any]) -> ZooOptions:
 
 
 def convert(
-    sources: Sequence[str], folder: str, options: ZooOptions, each: Callable[[LedgerEntry], None] | None = None
+    sources: Path | Sequence[Path], folder: str, options: ZooOptions, each: Callable[[LedgerEntry], None] | None = None
 ) -> Summary:
     """Convert all checkpoints that are not up to date; `each` is called with each new entry of the ledger.
 
@@ -121,29 +121,19 @@ def convert(
         current = [book.entries[i.destination] for i in items if i.state == "done"]
         book.append(_entry(i, "planned", ours=i.ours, written=i.written) for i in todo)
         new_folders = _make_folders(folder, todo)
-        try:
-            for entries in _batches(items, _results(todo, folder, options, book.path), options):
-                made += entries
-                if any(e.state == "done" for e in entries) and not files.is_remote(folder) and hasattr(os, "sync"):
-                    os.sync()  # one call for hundreds of files, before the ledger says that they are there
-                book.append(entries)
-                if each:
-                    for entry in entries:
-                        each(entry)
-        except StorageError as e:
-            if e.url != book.path:
-                raise
-            why = f"{e.message.partition(';')[0]}: the run ends here; resume=True repeats what the ledger lacks"
-            raise StorageError(f"{why}\n{indented(str(_summary(made, current, began)))}", url=book.path) from e
+        for entries in _batches(items, _results(todo, folder, options, book.path), options):
+            made += entries
+            if any(e.state == "done" for e in entries) and not files.is_remote(folder) and hasattr(os, "sync"):
+                os.sync()  # one call for hundreds of files, before the ledger says that they are there
+            book.append(entries)
+            if each:
+                for entry in entries:
+                    each(entry)
         for path in new_folders:
             with suppress(OSError):  # it is not empty
                 os.rmdir(path)
-    return _summary(made, current, began)
-
-
-def _summary(made: Sequence[LedgerEntry], current: Sequence[LedgerEntry], began: float) -> Summary:
-    """What a run made; of what was up to date only damage is said again, the rest was said before."""
     done, failed = [e for e in made if e.state == "done"], tuple(e for e in made if e.state == "failed")
+    # of what was up to date only damage is said again
     again = [e._replace(remarks=tuple(r for r in e.remarks if r.kind == "damaged")) for e in current]
     seconds = time.monotonic() - began
     return Summary(len(done), len(current), failed, sum(e.size for e in done), seconds, *counted([*done, *again]))
@@ -294,7 +284,9 @@ def _converted(item: Conversion, output: str, folder: str, how: Options) -> Repo
         if item.ours and item.state in ("convert", "retry"):
             with suppress(CkptError):  # a killed run may have published it without a record: then it holds the same
                 api.verify(item.found.source, output, **{k: v for k, v in given.items() if k in VERIFY})
-                return convert(output, **given | {"force": True})
+                target = table.get(how.to).name if how.to else min(table.by_suffix(output), default="")
+                if api.opened(output, Options()).format == target:  # and is no file of another output
+                    return convert(output, **given | {"force": True})
         raise StorageError(e.message, url=e.url) from None
 
 

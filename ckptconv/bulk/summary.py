@@ -124,14 +124,10 @@ class Summary:
 
     def lines(self) -> list[str]:
         """What the command line prints: what was left out, causes of failures with their checkpoints, and totals."""
-        lines = list[str]()
-        for some, what in (
-            (self.remarks, "of what was left out or changed are"),
-            (failures(self.failed), "of failures are"),
-        ):
-            lines += map(str, some[:MAX_CAUSES])
-            if (more := len(some) - MAX_CAUSES) > 0:
-                lines.append(f"{more} more causes {what} in the ledger")
+        causes = self.remarks, failures(self.failed)
+        lines = [str(c) for some in causes for c in some[:MAX_CAUSES]]
+        if more := sum(len(some[MAX_CAUSES:]) for some in causes):
+            lines.append(f"{more} more causes are in the ledger")
         total = self.done + self.skipped + len(self.failed) + self.planned
         if not total:
             lines.append("warning: no checkpoint was found")

@@ -431,10 +431,10 @@ ENTRY = {"at": "a.safetensors", "state": "done", "source": "x", "files": [], "op
         {"at": {}}, {"at": [1]}, {"at": 5}, {"state": [1]}, {"source": None}, {"options": 7}, {"message": {}},
         {"ours": "yes"}, {"files": [["a", float("inf"), 0]]}, {"written": [["a", 1e999]]},
         {"files": [["a", "1" * 5000, 0]]}, {"more": 1}, {"state": "finished"}, {"tensors": True}, {"ours": 1},
-        {"size": -1}, {"ended": 2**63}, {"seconds": -1.0}, {"seconds": float("nan")}, {"format": "x" * 301},
+        {"size": -1}, {"ended": 2**63}, {"seconds": -1.0}, {"seconds": float("nan")},
         {"written": [["/etc/passwd", 1, 2]]}, {"written": [["../x", 1, 2]]}, {"written": [["a\0", 1, 2]]},
         {"written": [["a", -1, 2]]}, {"written": [["a", 1, 2, 3]]}, {"at": "../a"}, {"at": "/a"}, {"at": ""},
-        {"remarks": [["tied", "a", "b"]]}, {"remarks": [["damaged", "a"]]}, {"remarks": [["damaged", "a" * 301, ""]]},
+        {"remarks": [["tied", "a", "b"]]}, {"remarks": [["damaged", "a"]]},
         {"remarks": 3}, {"remarks": [["damaged", "a", "b"]] * 11},
     ],
 )  # fmt: skip
