@@ -194,7 +194,7 @@ def load_into(
             shared = {n: group for group in ties(module) for n in group}
             place(module, {m for n in taken for m in shared.get(n, (n,))}, device)
             own = memory(module)[0]
-        loss = fill(own, apart(own, taken, sources), sources)
+        loss = fill(own, apart(taken, sources), sources)
     refuse_changed(taken.values(), stamps)  # while it was read
     return replace(report, loss=loss)
 

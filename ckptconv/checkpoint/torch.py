@@ -16,7 +16,7 @@ from ..dtypes import DTYPES, castable
 from ..errors import ConversionError, UsageError
 from ..messages import listing
 from ..moves.cast import limits
-from ..moves.part import Data, Held
+from ..moves.part import Held
 from ..moves.read import read_array
 from ..moves.sources import Sources
 from ..moves.torch import dtype_of, kind_of, refuse_overlaps, spot, state, to_array, to_torch
@@ -128,22 +128,11 @@ def refuse_other_values(own: Mapping[str, torch.Tensor], given: Mapping[str, Ten
             raise ConversionError(text, tensor=name)
 
 
-def apart(own: Mapping[str, torch.Tensor], given: Mapping[str, Tensor], sources: Sources) -> dict[str, Tensor]:
-    """The sources, with a copy of each that is an array in memory which the module may use as well."""
-    filled = [t for t in (own[n] for n in given) if t.device.type == "cpu" and t.numel()]
-    if not filled or not any(isinstance(p.data, Held) for t in given.values() for p in t.parts):
-        return dict(given)
-    storages = [t.untyped_storage() for t in filled]
-    low, high = min(s.data_ptr() for s in storages), max(s.data_ptr() + s.nbytes() for s in storages)
-
-    def is_near(data: Data) -> bool:
-        return isinstance(data, Held) and low - data.array.nbytes < data.array.ctypes.data < high
-
-    out = dict(given)
-    for name, t in given.items():
-        if any(is_near(p.data) for p in t.parts):
-            out[name] = contiguous(name, t.dtype, t.shape, Held(read_array(t, sources)))
-    return out
+def apart(given: Mapping[str, Tensor], sources: Sources) -> dict[str, Tensor]:
+    """The sources, with copies of arrays in memory: the module may use these as well."""
+    in_memory = [n for n, t in given.items() if any(isinstance(p.data, Held) for p in t.parts)]
+    copies = {n: contiguous(n, given[n].dtype, given[n].shape, Held(read_array(given[n], sources))) for n in in_memory}
+    return {**given, **copies}
 
 
 def refuse_conflicts(own: Mapping[str, torch.Tensor], given: Mapping[str, Tensor], sources: Sources) -> None:
