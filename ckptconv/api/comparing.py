@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -15,7 +14,6 @@ from ..formats.keras import order
 from ..formats.own_metadata import OPTIONS
 from ..messages import listing
 from ..rules import passes
-from ..verification.readback import unlike
 from .options import CHANGE, SELECT, Options, Path, departing, parse_options, takes
 from .options import path as text
 from .reading import changed, list_of, merged, opened, prepare, selected, whole
@@ -133,11 +131,10 @@ def _derived(sources: list[Path], url: str, how: Options) -> Checkpoint:
     try:
         same(expected, got, url, workers=how.workers)
     except VerifyError as e:
-        given = departing(how, *MADE_WITH)
-        e.options = _stated(got) or given | _forgotten(expected, got)
-        if e.options != given:
+        e.options = _stated(got)
+        if e.options not in ({}, departing(how, *MADE_WITH)):
             words = ", ".join(f"{k}={v!r}" for k, v in e.options.items())
-            e.message += f"\n  it seems to be made with other options: {words or 'none'}"
+            e.message += f"\n  its metadata says that it was made with other options: {words}"
         raise
     if row.name == "keras":
         order.refuse_misplaced(expected, got, url)
@@ -159,20 +156,3 @@ def _plain(value: Any) -> bool:
         value = [*value, *value.values()]
     values = value if isinstance(value, list) else [value]
     return all(isinstance(v, (str, int)) and str(v).isprintable() for v in values)
-
-
-def _forgotten(expected: Checkpoint, got: Checkpoint) -> dict[str, Any]:
-    """The options that a conversion would need to give these names, dtypes and shapes; none if that is unclear."""
-    from ..rules import library
-
-    made, given = expected, dict[str, Any]()
-    if expected.keys().isdisjoint(got) and (name := library.suggestion(expected, conventions=True)):
-        made, given["converter"] = library.change(made, name), name
-    if any(n not in got for n in made) and any(not t.role for t in made.values()):
-        made = passes.weights_only(made)
-        given["weights_only"] = True
-    kinds = {got[n].dtype for n, t in made.items() if n in got and t.dtype != got[n].dtype and t.dtype.kind == "f"}
-    if len(kinds) == 1 and (kind := kinds.pop()).kind == "f":
-        with suppress(UsageError):  # of quantised weights: no conversion gives that
-            made, given["dtype"] = passes.cast(made, kind), kind.name
-    return given if len(made) == len(got) and not unlike(made.tensors, got) else {}

@@ -45,7 +45,7 @@ def verify(
     try:
         held = api.verify(sources, destination, **options)
     except VerifyError as e:
-        what, stated, _ = e.message.partition("\n  it seems to be made with other options")
+        what, stated, _ = e.message.partition("\n  its metadata says that it was made with other options")
         if stated:
             e.message = f"{what}{stated}:\n    {command('verify', [*map(redacted, paths)], e.options)}"
         raise
