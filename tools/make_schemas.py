@@ -320,6 +320,7 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
         record("How far a zoo is.", ledgers=count("The number of ledgers."), done=count(), failed=count(),
                planned=count("Checkpoints to come."), bytes=count("Bytes written."),
                formats=mapping(count(), "Converted checkpoints by source format."),
+               per_second=of("number", "Conversions in each second of the last minutes in which there were any."),
                seconds_since_last_entry=of("number"), causes=CAUSES, damaged=DAMAGED, remarks=REMARKS),
     ),
     "formats": (
