@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import combinations, islice, permutations
+from itertools import chain, combinations, islice, permutations
 from typing import Any
 
 import numpy as np
@@ -93,16 +93,11 @@ class Bits:
 
     def order(self, a: Tensor, b: Tensor) -> Order | None:
         """The order of axes that turns a into b, proved; conventions are tried first."""
+        usual = convention(a.shape, b.shape, leaf(a.name), leaf(b.name))
+        likely = dict.fromkeys([*([usual] if usual else []), *simple(a.shape, b.shape)])
         with self.decoded(a, b) as (left, right):
-            return self._order(left, right)
-
-    def _order(self, a: Tensor, b: Tensor) -> Order | None:
-        known = convention(a.shape, b.shape, leaf(a.name), leaf(b.name))
-        likely = dict.fromkeys([*([known] if known else []), *simple(a.shape, b.shape)])
-        found = next((o for o in likely if self.proved([a], [b], o)), None)
-        if found is not None:
-            return found
-        return next((o for o in hidden(a.shape, b.shape) if self.proved([a], [b], o)), None)
+            every = chain(likely, hidden(a.shape, b.shape))
+            return next((order for order in every if self.proved([left], [right], order)), None)
 
     def proved(self, a: Sequence[Tensor], b: Sequence[Tensor], order: Order) -> bool:
         """Whether the order gives b, to the last bit."""
@@ -171,24 +166,19 @@ def find(a: Mapping[str, Tensor], b: Mapping[str, Tensor], workers: int = 1) -> 
     found = Found(prints=(fingerprints(a.values(), workers), fingerprints(b.values(), workers)))
     with Sources() as sources:
         bits = Bits(sources)
-        for many_a, many_b in _groups(*found.prints):
-            _pair(found, bits, [a[n] for n in many_a], [b[n] for n in many_b])
+        same: dict[Print, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+        for side, tensors in enumerate((a, b)):
+            for name, p in found.prints[side].items():
+                same[p][side].append(tensors[name])
+        for p, both in same.items():
+            if all(both) and not p.constant:
+                _pair(found, bits, *both)
         for side in (0, 1):
             _cut_wholes(found, bits, (a, b), side)
     varied = [n for n, p in found.prints[1].items() if not p.constant]
     done = {n for p in found.pairs for n in p.targets} | {n for t in found.ties for n in t}
     found.trained = sum(n in done for n in varied) > MADE * len(varied)
     return found
-
-
-def _groups(a: Prints, b: Prints) -> list[tuple[list[str], list[str]]]:
-    """Names of both sides that have one fingerprint."""
-    groups: dict[Print, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
-    for side, prints in enumerate((a, b)):
-        for name, p in prints.items():
-            if not p.constant:
-                groups[p][side].append(name)
-    return [(x, y) for x, y in groups.values() if x and y]
 
 
 def _pair(found: Found, bits: Bits, many_a: list[Tensor], many_b: list[Tensor]) -> None:

@@ -45,6 +45,7 @@ PLACE = "several modules have this shape, paired in order"
 SOME = "several modules have this shape, not as many on both sides"
 
 Place = Callable[[Unit], Any]
+Twins = dict[tuple[str, ...], list[int]]
 
 
 class Match(NamedTuple):
@@ -149,7 +150,11 @@ class Solver:
         score -= TIE * (_ranks(a, lambda u: u.natural)[:, None] - columns) ** 2
         score += self._in_blocks(a, b)
         chosen = assigned(score + 10)
-        return sum(float(score[r, c]) for r, c in chosen), [_judged(a, b, like, r, c) for r, c in chosen]
+        twins: list[Twins] = [defaultdict(list), defaultdict(list)]
+        for side, many in zip(twins, (a, b), strict=True):
+            for k, u in enumerate(many):
+                side[u.words].append(k)
+        return sum(float(score[r, c]) for r, c in chosen), [_judged(a, b, like, twins, r, c) for r, c in chosen]
 
     def _in_blocks(self, a: Sequence[Unit], b: Sequence[Unit]) -> Array:
         """What the blocks say: -1 to 1 for the share of blocks that go together, and the names inside them."""
@@ -199,12 +204,12 @@ def _ranks(many: Sequence[Unit], place: Place) -> Array:
     return np.array([bisect_left(order, k) + bisect_right(order, k) - 1 for k in keys]) / 2 / max(1, len(many) - 1)
 
 
-def _judged(a: Sequence[Unit], b: Sequence[Unit], like: Array, r: int, c: int) -> Match:
-    """A pair with what is doubtful about it."""
+def _judged(a: Sequence[Unit], b: Sequence[Unit], like: Array, twins: Sequence[Twins], r: int, c: int) -> Match:
+    """A pair with what is doubtful about it; `twins` are the modules of both sides by their words."""
     import numpy as np
 
     u, v = a[r], b[c]
-    rows, cols = [k for k, x in enumerate(a) if x.words == u.words], [k for k, x in enumerate(b) if x.words == v.words]
+    rows, cols = twins[0][u.words], twins[1][v.words]
     others = max(np.delete(like[r], cols).max(initial=0), np.delete(like[:, c], rows).max(initial=0))
     if like[r, c] >= others + CLEAR and len(rows) == len(cols):
         return Match(u, v, (NUMBERS if len(cols) > 1 else NAMES,))

@@ -47,7 +47,7 @@ RANK = re.compile(r"(?i)(conv|pool)[123]d")
 PLURAL = 4  # of a word that may be a plural, at least
 KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_ih", "bias_ih", "bias_hh"}
 RECURRENT = re.compile(r"((?:weight|bias)_(?:ih|hh))(?:_l[0-9]+)?(_reverse)?")  # of torch
-MAX_CLASS = 1000  # tensors or modules on a side that are compared each with each
+MAX_CLASS = 500  # tensors or modules on a side that are compared each with each
 SAME_NUMBERS, IN_ORDER = 0.3, 0.1  # weights of the numbers in a name and of its place, against its words (0 to 1)
 T = TypeVar("T")
 

@@ -86,18 +86,12 @@ def _by_numbers(a: Sequence[Unit], b: Sequence[Unit]) -> list[tuple[Unit, Unit]]
         steps = [min(y) - min(x) for x, y in zip(zip(*rows, strict=True), zip(*columns, strict=True), strict=True)]
         shifted = [tuple(n + step for n, step in zip(row, steps, strict=True)) for row in rows]
         ways += [(rows, columns), (shifted, columns)]
-    found = (_paired(a, b, *way) for way in ways)
-    return next((pairs for pairs in found if len(pairs) == min(len(a), len(b))), [])
-
-
-def _paired(
-    a: Sequence[Unit], b: Sequence[Unit], rows: Sequence[Numbers], columns: Sequence[Numbers]
-) -> list[tuple[Unit, Unit]]:
-    """Modules of one shape that have the same numbers."""
-    known = dict(zip(columns, b, strict=True))
-    found = [(u, known[n]) for u, n in zip(a, rows, strict=True) if n in known]
-    alone = len({*rows}) == len(rows) and len(known) == len(columns)
-    return [(u, v) for u, v in found if u.shape == v.shape] if alone else []
+    for rows, columns in ways:
+        known = dict(zip(columns, b, strict=True))
+        found = [(u, known[n]) for u, n in zip(a, rows, strict=True) if n in known and u.shape == known[n].shape]
+        if len(found) == min(len(a), len(b)) and len({*rows}) == len(a) and len(known) == len(b):
+            return found
+    return []
 
 
 def _varying(many: Sequence[Numbers]) -> list[Numbers]:

@@ -63,11 +63,6 @@ def simple(a: Shape, b: Shape) -> tuple[Order, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def distinct(orders: Sequence[Order], a: Shape) -> int:
-    """How many of the orders differ in what they do, axes of size one aside."""
-    return len({essence(o, a) for o in orders})
-
-
 def essence(order: Order, a: Shape) -> object:
     """What an order does: where the target's axes come from, axes of size one aside; its text if it merges some."""
     if not order.text or "(" in order.text:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ...checkpoint import Tensor
 from ..names.likeness import words
 from ..pairs import Pair, Side, Sides, leaf, parent
-from .axes import KERNELS, Order, Shape, convention, distinct, essence, is_kernel, renamed, simple
+from .axes import KERNELS, Order, Shape, convention, essence, is_kernel, renamed, simple
 
 GATES = "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"  # of a GRU: Keras has z, r, h, torch r, z, n
 RECURRENT = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -79,7 +79,7 @@ class Judge:
         if leaves[1].startswith(RECURRENT):
             gru = "gru" in a.name.lower() + b.name.lower() and "kernel" in leaves[0] and len(a.shape) == 2
             return Judged(Order(GATES) if gru else order, KEPT_GATES)
-        several = distinct(known, a.shape) > 1
+        several = len({essence(o, a.shape) for o in known}) > 1  # axes of size one aside
         if several and usual is None:
             return Judged(order, f"shapes allow {len(known)} orders of axes and no convention is known", True)
         unturned = len(a.shape) > 1 and is_kernel(leaves[0]) != is_kernel(leaves[1])  # which no convention explains
