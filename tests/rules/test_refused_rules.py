@@ -12,10 +12,9 @@ import pytest
 
 from ckptconv.checkpoint import Checkpoint, contiguous, held
 from ckptconv.dtypes import DTYPES
-from ckptconv.errors import CkptError, LayoutError, NameCollision, UsageError
+from ckptconv.errors import LayoutError, NameCollision, UsageError
 from ckptconv.rules import layout, library, names, passes, toml
 from ckptconv.rules.apply import apply
-from ckptconv.rules.library import lint
 from ckptconv.rules.names import averages
 
 
@@ -32,132 +31,12 @@ def parse(text: str) -> library.Converter:
     return library.parse(text, "test")
 
 
-RULES: dict[str, tuple[str, Checkpoint, type[CkptError], str]] = {
-    "two dtypes joined": (
-        "[[rule]]\nfrom = ['a', 'b']\nto = 'c'\nlayout = 'i, j -> (i + j)'",
-        tensors((2,), b=np.ones(2, "i4")), LayoutError, "float32 and int32|int32 and float32",
-    ),
-    "two shapes stacked": (
-        "[[rule]]\nfrom = 'e_{e*}'\nto = 'e'", tensors(e_0=(2,), e_1=(3,)), LayoutError,
-        r"e_1 is \[3\] float32, but e_0 is \[2\] float32",
-    ),
-    "two dtypes stacked": (
-        "[[rule]]\nfrom = 'e_{e*}'\nto = 'e'", tensors(e_0=(2,), e_1=np.ones(2, "i4")), LayoutError,
-        r"e_1 is \[2\] int32, but e_0 is \[2\] float32",
-    ),
-    "more axes on one side": (
-        "[[rule]]\nfrom = ['a', 'b']\nto = 'c'\nlayout = '... i, ... j -> ... (i + j)'",
-        tensors((2, 2), (2, 2, 2)), LayoutError, "`...` must stand for the same number of axes everywhere",
-    ),
-    "fewer axes than named": (
-        "[[rule]]\nfrom = 'a'\nto = 'c'\nlayout = 'i ... j -> j ... i'", tensors((2,)), CkptError,
-        "must stand for the same number",
-    ),
-    "a size of what is not there": (
-        "[[rule]]\nfrom = 'a'\nto = 'c'\nlayout = '(h d) -> h d'\nsizes = { h = { of = 'x', axis = 0 } }",
-        tensors((6,)), LayoutError, "axis of x, which does not exist|read off x, which is not there",
-    ),
-    "a size of an axis too far": (
-        "[[rule]]\nfrom = 'a'\nto = 'c'\nlayout = '(h d) -> h d'\nsizes = { h = { of = 'b', axis = 1 } }\n"
-        "[[rule]]\nfrom = 'b'\nto = 'd'",
-        tensors((6,), (2,)), LayoutError, "axis of b, which does not exist|read off b, which is not there",
-    ),
-    "a size of an axis too far from the end": (
-        "[[rule]]\nfrom = 'a'\nto = 'c'\nlayout = '(h d) -> h d'\nsizes = { h = { of = 'b', axis = -2 } }\n"
-        "[[rule]]\nfrom = 'b'\nto = 'd'",
-        tensors((6,), (2,)), LayoutError, "axis of b, which does not exist",
-    ),
-    "a parameter of an axis too far from the end": (
-        "[params]\nh = { of = 'b', axis = -2 }\n[[rule]]\nfrom = 'a'\nto = 'c'\nlayout = '(h d) -> h d'\n"
-        "sizes = { h = 'h' }\n[[rule]]\nfrom = 'b'\nto = 'd'",
-        tensors((6,), (2,)), UsageError, "needs param='h=NUMBER'",
-    ),
-    "an axis that is no whole number": (
-        "[[rule]]\nfrom = 'a'\nto = 'c'\nlayout = '(h d) -> h d'\nsizes = { h = { of = 'b', axis = 0.5 } }",
-        tensors((6,), (2,)), UsageError, "axis = 0.5: give a whole number",
-    ),
-    "a default that is no number": (
-        "[params]\nh = { default = 'many' }\n[[rule]]\nfrom = 'a'\nto = 'c'\nlayout = '(h d) -> h d'\n"
-        "sizes = { h = 'h' }", tensors((6,)), UsageError, "default = 'many': give a whole number",
-    ),
-    "a fill that does not divide": (
-        "[[rule]]\nfrom = 'a'\nto = 'c'\nfill = { d = [0, 1, 2] }", tensors((4,)), LayoutError, "d: layout",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", RULES)
-def test_what_rules_refuse(what: str) -> None:
-    text, before, error, words = RULES[what]
-    with pytest.raises(error, match=words):
-        apply(parse(text), before)
-
-
 def test_sizes_are_read_off_the_last_axis() -> None:
     text = (
         "[[rule]]\nfrom = 'a'\nto = 'c'\nlayout = '(h d) -> h d'\nsizes = { h = { of = 'b', axis = 1 } }\n"
         "[[rule]]\nfrom = 'b'\nto = 'd'"
     )
     assert apply(parse(text), tensors((6,), (5, 2)))["c"].shape == (2, 3)
-
-
-FAULTS: dict[str, tuple[str, str]] = {
-    "captures of one side": (
-        "[[rule]]\nfrom = ['{x}/a', '{y}/b']\nto = '{x}.{y}'\nlayout = 'i, j -> (i + j)'",
-        "the names of one side bind different captures",
-    ),
-    "two stacked axes": (
-        "[[rule]]\nfrom = ['a_{e*}', 'b_{f*}']\nto = 'c'\nlayout = 'i, j -> (e i + f j)'",
-        "stacks along more than one axis",
-    ),
-    "a fill of another capture": (
-        "[[rule]]\nfrom = 'a/{x}'\nto = 'b.{x}'\nfill = { 'c.{y}' = 0 }",
-        "must bind captures of its targets, and stack",
-    ),
-    "a fill by a number unknown": (
-        "[[rule]]\nfrom = 'a'\nto = 'b'\nfill = { c = 'n' }",
-        "the size or number 'n' is not a parameter",
-    ),
-    "sizes without a layout": ("[[rule]]\nfrom = 'a'\nto = 'b'\nsizes = { h = 2 }", "`sizes` needs a layout"),
-}
-
-
-@pytest.mark.parametrize("what", FAULTS)
-def test_faults(what: str) -> None:
-    text, words = FAULTS[what]
-    try:
-        found = lint(parse(text))
-    except UsageError as e:
-        found = [e.message]
-    assert any(words in fault for fault in found), found
-
-
-FILES: dict[str, tuple[str, str]] = {
-    "a rewrite of a table": ("rewrite = [['{x...}', 'a']]", "text and {x}|{x} only"),
-    "a rewrite of nothing": ("rewrite = [['', 'a']]", "text and {x}|{x} only"),
-    "a rewrite to what it does not bind": ("rewrite = [['a{x}', 'b{y}']]", "rewrite 'a{x}': {y} is not in it"),
-    "a rewrite that could begin anywhere": ("rewrite = [['{a}x{b}y', 'z']]", "captures in one segment than 1"),
-    "a rewrite over points": ("rewrite = [['^{a}.{b}.{c}', 'z']]", "captures in one segment than 2"),
-    "one of what it does not bind": (
-        "rewrite = [{ from = 'a{x}', to = 'b{x}', one = 'z' }]", "rewrite 'a{x}': {z} is not in it"
-    ),
-    "a size that is true": (
-        "[[rule]]\nfrom = 'a'\nto = 'b'\nlayout = '(h d) -> h d'\nsizes = { h = true }", "a size is a number, a"
-    ),
-    "a size of a fraction": (
-        "[[rule]]\nfrom = 'a'\nto = 'b'\nlayout = '(h d) -> h d'\nsizes = { h = 0.5 }", "a size is a number, a"
-    ),
-    "two stacked axes in a name": ("[[rule]]\nfrom = 'a_{e*}/{f*}'\nto = 'b'", "two axes: give a layout that begins"),
-    "three stacked axes in a name": ("[[rule]]\nfrom = 'a_{e*}/{f*}/{g*}'\nto = 'b'", "has more than 2 captures {x*}"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", FILES)
-def test_what_files_may_not_say(what: str) -> None:
-    text, words = FILES[what]
-    with pytest.raises(UsageError) as e:
-        parse(text)
-    assert any(word in e.value.message for word in words.split("|")), e.value.message
 
 
 def test_files_that_are_too_large_or_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
-from ckptconv.errors import LayoutError, UsageError
+from ckptconv.errors import LayoutError
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
 from ckptconv.rules.library import lint
@@ -60,48 +60,6 @@ def test_values_are_those_of_numpy_and_lead_back(case: str, tmp_path: Path) -> N
         kept[tuple(slice(n) for n in want.shape)] = want
         lost = kept.T if more else kept
     assert np.array_equal(back, lost)
-
-
-REFUSED: dict[str, tuple[Any, str, str]] = {
-    "too long": (W, "pad = { axis = 0, to = 3 }", "axis 0 is 4 long: to pad it to 3 is impossible"),
-    "too short": (W, "crop = { axis = 1, to = 4 }", "axis 1 is 3 long: to crop it to 4 is impossible"),
-    "another length": (W, "crop = { axis = 0, from = 5, to = 2 }", r"axis 0 is 4 long, not 5 as `from` says"),
-    "an axis too many": (W, "crop = { axis = 2, to = 2 }", "axis 2 does not exist: the tensor has 2"),
-    "a fraction": (W.astype("i4"), "pad = { axis = 0, to = 6, value = 0.5 }", r"int32 cannot hold the number 0.5"),
-    "out of range": (W.astype("i1"), "pad = { axis = 0, to = 6, value = 300 }", r"int8 cannot hold the number 300"),
-    "strings": (np.array([b"a"], object), "pad = { axis = 0, to = 6 }", "string is not padded"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused(case: str) -> None:
-    array, how, words = REFUSED[case]
-    with pytest.raises(LayoutError, match=words):
-        made(rules(how), array)
-
-
-INVALID = {
-    "both": "crop = { axis = 0, to = 2 }\npad = { axis = 0, to = 2 }",
-    "no length": "crop = { axis = 0 }",
-    "no axis": "crop = { to = 2 }",
-    "a negative axis": "pad = { axis = -1, to = 2 }",
-}
-
-
-@pytest.mark.parametrize("case", INVALID)
-def test_the_spelling_is_checked(case: str) -> None:
-    with pytest.raises(UsageError, match="give one of `crop` and `pad`, as"):
-        rules(INVALID[case])
-
-
-@pytest.mark.parametrize(
-    "rest",
-    ["from = ['a', 'b']\nto = 'w'\nlayout = 'i, j -> (i + j)'", "from = 'a{e*}'\nto = 'w'", "from = 'a'\nto = []",
-     "from = 'a'\nto = 'b'\nop = 'neg'"],
-)  # fmt: skip
-def test_one_name_becomes_one(rest: str) -> None:
-    with pytest.raises(UsageError, match="take one name to one name"):
-        library.parse(f"[[rule]]\n{rest}\ncrop = {{ axis = 0, to = 2 }}", "test")
 
 
 def test_what_a_program_drew_at_random_is_cut_off_with_a_note() -> None:
