@@ -39,7 +39,8 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     remembered = bool(converter.forward and converter.one_way)
     found = provenance.recall(converter, whole) if remembered else assign(converter, whole)
     names = Names(converter, whole)
-    work = _Work(converter, whole, Sizes(converter, names, params or {}), _taken(converter, found))
+    taken = {n for g in found.groups if converter.rules[g.rule].targets for n in g.names}
+    work = _Work(converter, whole, Sizes(converter, names, params or {}), taken)
     if found.unmatched:
         check_model(converter, whole, work.sizes)  # the cause, if a layer is missing of several that are stacked
         _refuse_unmatched(converter, whole, found)
@@ -58,11 +59,6 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     # a rename passes other names by, with a rule that nobody wrote
     moves = {n: Move("" if converter.every and m.names == (n,) else m.rule, m.names) for n, m in moved.items()}
     return replace(result, moved=onward(checkpoint.moved, moves | {n: moves[first] for n, first in copies.items()}))
-
-
-def _taken(converter: Converter, found: Assignment) -> set[str]:
-    """The names of what becomes part of a target."""
-    return {n for g in found.groups if converter.rules[g.rule].targets for m in g.members for n in m.values()}
 
 
 # --- build ----------------------------------------------------------------------------------------------------------
@@ -129,7 +125,7 @@ def _build(work: _Work, group: Group, rule: Rule) -> _Built:
     lengths: Mapping[str, int] = {}
     if rule.pattern and (any(map(operations.scales, rule.ops)) or work.converter.axes.keys() & rule.pattern.names):
         lengths = rule.pattern.sizes(shapes, known)
-    if ops := operations.resolved(rule.ops, sources, lengths):
+    if ops := [operations.resolved(op, sources, lengths) for op in rule.ops]:
         made = [replace(t, parts=tuple(p._replace(ops=(*p.ops, *ops)) for p in t.parts)) for t in made]
     first = work.checkpoint[group.names[0]]
     targets = [

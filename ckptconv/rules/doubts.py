@@ -5,7 +5,7 @@ doubts = ["class", "flatten"]          in a [[rule]]; the keys of DOUBTS
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from ..checkpoint import Checkpoint, Note
 from .assign import Assignment, input_of, layer_kind
@@ -20,30 +20,27 @@ def notes(converter: Converter, checkpoint: Checkpoint, found: Assignment) -> It
     taken: dict[str, list[str]] = {}
     for group in found.groups:
         for doubt in converter.rules[group.rule].doubts:
-            taken.setdefault(doubt, []).extend(n for members in group.members for n in members.values())
+            taken.setdefault(doubt, []).extend(group.names)
     for doubt, names in taken.items():
-        text, find = DOUBTS[doubt]
-        if doubtful := tuple(find(checkpoint, names)):
+        text, applies = DOUBTS[doubt]
+        after = _after_images(checkpoint) if doubt == "flatten" else ()
+        if doubtful := tuple(n for n in names if applies(checkpoint, n) and (doubt != "flatten" or n in after)):
             yield Note("assumed", text, doubtful)
 
 
-def _unclassed(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
-    known = checkpoint.details.get("kinds", {})
-    return (n for n in names if not known.get(n) and layer_kind(checkpoint, n) not in PLAIN)
-
-
-def _flattened(checkpoint: Checkpoint, names: Sequence[str]) -> Iterator[str]:
+def _after_images(checkpoint: Checkpoint) -> set[str]:
     """Matrices whose rows are a multiple of the channels of a convolution, but the output of no layer before them."""
     shapes = {n: t.shape for n, t in checkpoint.tensors.items() if not t.role}
     channels = {s[-1] for n, s in shapes.items() if len(s) in (4, 5) or (len(s) == 3 and _is_conv1d(checkpoint, n))}
     made = channels | {s[-1] for n, s in shapes.items() if n.endswith("embeddings") and s}
     made |= {k * s[0] for n, s in shapes.items() if n.endswith("recurrent_kernel") and s for k in (1, 2)}
-    suspects = {n for n in names if not input_of(checkpoint, n) and not n.endswith("recurrent_kernel")}
+    out = set()
     for n, s in shapes.items():
         if len(s) == 2 and n.endswith("kernel"):
-            if n in suspects and s[0] not in made and any(c > 1 and s[0] % c == 0 for c in channels):
-                yield n
+            if s[0] not in made and any(c > 1 and s[0] % c == 0 for c in channels):
+                out.add(n)
             made.add(s[1])
+    return out
 
 
 def _is_conv1d(checkpoint: Checkpoint, name: str) -> bool:
@@ -53,36 +50,28 @@ def _is_conv1d(checkpoint: Checkpoint, name: str) -> bool:
     return kind == "conv1d" or (leaf in ("kernel", "pointwise_kernel") and not heads)
 
 
-def _unknown(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
-    return (n for n in names if input_of(checkpoint, n) == "unknown")
+def _into_image(checkpoint: Checkpoint, name: str) -> bool:
+    taken = checkpoint.details.get("inputs", {}).get(name)
+    return bool(taken and taken.into_image)
 
 
-def _into_image(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
-    inputs = checkpoint.details.get("inputs", {})
-    return (n for n in names if n in inputs and inputs[n].into_image)
-
-
-def _without_equation(checkpoint: Checkpoint, names: Sequence[str]) -> Iterable[str]:
-    return (n for n in names if not input_of(checkpoint, n) and layer_kind(checkpoint, n).startswith("einsum_dense"))
-
-
-# The text of a note, and which of the names that a rule takes it is right for.
-DOUBTS: dict[str, tuple[str, Callable[[Checkpoint, Sequence[str]], Iterable[str]]]] = {
+# The text of a note, and whether it is right for a tensor that a rule takes.
+DOUBTS: dict[str, tuple[str, Callable[[Checkpoint, str], bool]]] = {
     "class": (
         "taken for a plain convolution: neither the file nor the layer's name tells whether it is a transposed or a "
         "depthwise one",
-        _unclassed,
+        lambda c, n: not c.details.get("kinds", {}).get(n) and layer_kind(c, n) not in PLAIN,
     ),
     "flatten": (
         "whether this layer follows a Flatten of images is not known (a .keras file tells it of Keras' own layers); if "
         "it does, torch has its inputs in another order, and so has a normalisation between them: a rule with the "
         "layout '(h w c) o -> o (c h w)'",
-        _flattened,
+        lambda c, n: not input_of(c, n) and not n.endswith("recurrent_kernel"),
     ),
     "unknown": (
         "follows an image and a layer whose effect on it is not known; if it takes a flattened image, torch has its "
         "features in another order: a rule with the layout '(h w c) -> (c h w)'",
-        _unknown,
+        lambda c, n: input_of(c, n) == "unknown",
     ),
     "into_image": (
         "its outputs are shaped into an image: if the module shapes them into (c, h, w), it needs them in another "
@@ -91,8 +80,6 @@ DOUBTS: dict[str, tuple[str, Callable[[Checkpoint, Sequence[str]], Iterable[str]
     ),
     "equation": (
         "taken for an EinsumDense of inputs times kernel, abc,cd->abd: the file does not tell its equation",
-        _without_equation,
+        lambda c, n: not input_of(c, n) and layer_kind(c, n).startswith("einsum_dense"),
     ),
 }
-
-__all__ = ["DOUBTS", "notes"]

@@ -156,34 +156,35 @@ class Layout:
             return [(t.shape, t.parts) for t in tensors]
         bound = _bind(self, tuple(t.shape for t in tensors), tuple(sorted((given or {}).items())))
         parts: list[list[Part]] = [[] for _ in bound.targets]
-        for source, tensor in zip(bound.sources, tensors, strict=True):
+        for k, tensor in enumerate(tensors):
             for p in tensor.parts:
                 if 0 in p.shape:
                     continue
-                for t, at, shape, strides, start, steps in pieces(source, p.shape, p.strides, p.start, p.steps):
+                for t, at, shape, strides, start, steps in pieces(bound, k, p.shape, p.strides, p.start, p.steps):
                     parts[t].append(Part(p.data, p.dtype, shape, p.offset + at, strides, start, steps, p.ops))
         return [(s, tuple(p) if prod(s) else _empty(s, tensors)) for s, p in zip(bound.targets, parts, strict=True)]
 
 
-class Bound(NamedTuple):
-    """A layout whose sizes are known."""
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """A layout whose sizes are known: the shapes of its targets, and for each source its blocks.
 
-    sources: tuple[Blocks, ...]
+    A block is its axis in the source, its target, and the block there.
+    """
+
+    layout: Layout
+    sizes: dict[str, int]
     targets: tuple[Shape, ...]
+    sources: list[list[tuple[Axis, int, Block]]]
 
 
 @lru_cache(maxsize=4096)
 def _bind(layout: Layout, shapes: tuple[Shape, ...], given: tuple[tuple[str, int], ...]) -> Bound:
     unrolled, sizes = layout.unrolled(shapes), layout.sizes(shapes, dict(given))
-    places = {}
-    for t, axes in enumerate(unrolled.targets):
-        for b in blocks(Prod(axes), 1, sizes):
-            places[frozenset(b.strides)] = (t, b)
-    sources = []
-    for k, axes in enumerate(unrolled.sources):
-        pairs = [(b.axis, *places[frozenset(b.strides)]) for b in blocks(Prod(axes), 1, sizes)]
-        sources.append(Blocks(pairs, sizes, unrolled.fail, (layout.text, shapes, given, k)))
-    return Bound(tuple(sources), layout.shapes(shapes, dict(given)))
+    sides = [[blocks(Prod(axes), 1, sizes) for axes in side] for side in (unrolled.sources, unrolled.targets)]
+    places = {frozenset(b.strides): (t, b) for t, side in enumerate(sides[1]) for b in side}
+    sources = [[(b.axis, *places[frozenset(b.strides)]) for b in side] for side in sides[0]]
+    return Bound(layout, sizes, layout.shapes(shapes, dict(given)), sources)
 
 
 @lru_cache(maxsize=4096)
@@ -230,24 +231,6 @@ MAX_PIECES = 2**16  # of one part; only steps that do not divide one another nee
 Shape = tuple[int, ...]
 
 
-class Blocks(NamedTuple):
-    """One source of a layout whose sizes are known: its blocks, each as an axis, its target and its block there.
-
-    `fail` makes an error that quotes the layout. Two are equal if their keys are.
-    """
-
-    pairs: list[tuple[Axis, int, Block]]
-    sizes: dict[str, int]
-    fail: Callable[[str], LayoutError]
-    key: tuple[object, ...]
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Blocks) and self.key == other.key
-
-
 class Affine(NamedTuple):
     """start + sum(index[k] * steps[k]) over the axes of a region."""
 
@@ -273,8 +256,8 @@ Placed = tuple[int, int, Shape, Shape, int, Shape]  # target, source offset, sha
 
 
 @lru_cache(maxsize=4096)
-def pieces(source: Blocks, shape: Shape, strides: Shape, start: int, steps: Shape) -> tuple[Placed, ...]:
-    """Cut one box of a source into boxes that make constant steps in the targets.
+def pieces(bound: Bound, k: int, shape: Shape, strides: Shape, start: int, steps: Shape) -> tuple[Placed, ...]:
+    """Cut one box of source `k` into boxes that make constant steps in the targets.
 
     A box is any affine set of flat C-order indices of its tensor: a partition, a view, or what another layout made.
 
@@ -296,17 +279,17 @@ def pieces(source: Blocks, shape: Shape, strides: Shape, start: int, steps: Shap
     The result is one box with steps [4, 12, 2, 1] in the target; `_tidy` puts the widest first.
     """
     out: list[Placed] = []
-    for axis, target, block in source.pairs:
+    for axis, target, block in bound.sources[k]:
         first = Affine(block.start, (0,) * len(shape))
         regions = [Region(shape, Affine(0, strides), first, ((Affine(start, steps), axis),))]
         while regions:
             region = regions.pop()
             if region.unresolved:
-                regions += reversed(_resolve(region, source.sizes, block.strides))
+                regions += reversed(_resolve(region, bound.sizes, block.strides))
             else:
                 out.append((target, *_tidy(region)))
             if len(out) + len(regions) > MAX_PIECES:
-                raise source.fail(f"needs more than {MAX_PIECES} pieces for one part; convert in two steps")
+                raise bound.layout.fail(f"needs more than {MAX_PIECES} pieces for one part; convert in two steps")
     return tuple(out)
 
 

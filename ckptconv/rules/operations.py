@@ -102,12 +102,7 @@ def inverse(op: str) -> str:
     raise UsageError(f"the operation {op!r} cannot be undone exactly")
 
 
-def resolved(ops: Sequence[str], sources: Sequence[Tensor], sizes: Mapping[str, int]) -> list[str]:
-    """The operations of a rule, with numbers in place of the axes of its layout that some refer to."""
-    return [_resolved(op, sources, sizes) for op in ops]
-
-
-def _resolved(op: str, sources: Sequence[Tensor], sizes: Mapping[str, int]) -> str:
+def resolved(op: str, sources: Sequence[Tensor], sizes: Mapping[str, int]) -> str:
     """The operation with a number in place of axes; LayoutError if it is not for the dtypes of the tensors."""
     m = _ROOT.fullmatch(op)
     if m is None:

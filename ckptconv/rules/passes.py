@@ -46,25 +46,12 @@ def roles(checkpoint: Checkpoint) -> Checkpoint:
 
     A training state of JAX may have a parameter called `learning_rate`: below its `params`, no name is looked at.
     """
-    tensors = checkpoint.tensors
-    tails = _Tails(tensors)
     found = {}
-    for name, t in tensors.items():
-        role = t.role or _role(name, tails)
+    for name, t in checkpoint.tensors.items():
+        role = t.role or _role(name, checkpoint.tensors)
         if role != t.role and not training.in_model(checkpoint.format, name):
             found[name] = replace(t, role=role)
-    return checkpoint.with_tensors({n: found.get(n, t) for n, t in tensors.items()}) if found else checkpoint
-
-
-class _Tails:
-    """Whether a name, with or without its leading scopes, is a tensor: slots may be under a scope."""
-
-    def __init__(self, names: Mapping[str, Tensor]) -> None:
-        self.names = names
-
-    def __contains__(self, base: object) -> bool:
-        keys = str(base).split("/", SCOPES)
-        return any("/".join(keys[i:]) in self.names for i in range(len(keys)))
+    return checkpoint.with_tensors({**checkpoint.tensors, **found}) if found else checkpoint
 
 
 @lru_cache(maxsize=4096)
@@ -73,15 +60,16 @@ def _may_have_role(end: str) -> bool:
     return any(pattern.fullmatch("_" + end) for pattern in (AVERAGE, SLOT, STEP, STATE))
 
 
-def _role(name: str, tails: _Tails) -> Role:
+def _role(name: str, tensors: Mapping[str, Tensor]) -> Role:
     at = max(name.rfind("/"), name.rfind("."))
     if not _may_have_role(name[at:] if at >= 0 else "/" + name):
         return ""
     if AVERAGE.fullmatch(name):
         return "average"
-    slot = SLOT.fullmatch(name)
-    if slot and slot["base"] in tails:
-        return "slot"
+    if slot := SLOT.fullmatch(name):
+        scopes = slot["base"].split("/", SCOPES)
+        if any("/".join(scopes[i:]) in tensors for i in range(len(scopes))):  # slots may be under a scope
+            return "slot"
     if STEP.fullmatch(name):
         return "step"
     return "state" if STATE.fullmatch(name) else ""

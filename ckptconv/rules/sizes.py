@@ -80,7 +80,7 @@ class Sizes:
             raise lacking
         if shapes := self.before(rule, group, values):
             return self._asked(rule, _solved(rule, shapes, out))
-        return self._asked(rule, out) if rule.backward else out
+        return self._asked(rule, out) if rule.backward and rule.undetermined else out
 
     def before(self, rule: Rule, group: Group, values: Mapping[str, str]) -> list[Shape]:
         """The shapes that the targets of an inverse had, without stacked axes, if the metadata records them."""

@@ -218,9 +218,10 @@ class Matcher:
     def matches(self, name: str, begin: int = 0) -> Iterator[Match]:
         """The templates that take the name, in order, from number `begin` on."""
         last = name[max(name.rfind("/"), name.rfind(".")) + 1 :]
-        found = (self._taken(self._rows.get(key, ()), name, begin) for key in {last, ""})
-        spelled = (m for m in self._spelled.get(name, ()) if m.number >= begin)
-        return merge(*found, spelled)
+        found = [self._taken(self._rows[key], name, begin) for key in {last, ""} if key in self._rows]
+        if spelled := self._spelled.get(name):
+            found.append(m for m in spelled if m.number >= begin)
+        return found[0] if len(found) == 1 else merge(*found)
 
     def _taken(self, rows: Sequence[_Row], name: str, begin: int) -> Iterator[Match]:
         for row in rows:
