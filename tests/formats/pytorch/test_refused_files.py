@@ -472,11 +472,7 @@ FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
         "a chunk of it is not a plain tensor",
     ),
     "chunks beyond": ({"about": described([TOP, BOTTOM], (1, 2))}, r"a chunk at \[1, 0\] of size \[1, 2\] reaches out"),
-    "chunks too narrow": ({"about": described([TOP, BOTTOM], (2, 3))}, r"its chunks do not fill its shape \[2, 3\]"),
-    "a chunk too few": ({"about": described([TOP]), "places": ONE}, r"its chunks do not fill its shape \[2, 2\]"),
-    "a chunk twice": ({"about": described([TOP, TOP])}, r"its chunk at \[0, 0\] overlaps another"),
     "no chunks of nothing": ({"about": described([], (0, 2))}, "has no chunks"),
-    "no chunks": ({"about": described([])}, r"its chunks do not fill its shape \[2, 2\]"),
     "through a transform": (
         {"about": described([TOP]), "places": ((index(), info(transform_descriptors=["zstd"])),)},
         r"is stored through a transform \(compressed\?\), which is not read",
