@@ -332,6 +332,13 @@ def _put(m: Machine) -> None:
     m.at += 1
 
 
+def _long_put(m: Machine) -> None:
+    start, m.at = m.at, m.at + 4
+    if m.at > len(m.data):
+        raise m.short(4)
+    m.put(int.from_bytes(m.data[start : m.at], "little"))
+
+
 OPS: dict[int, Op] = {
     0x80: _proto, 0x95: _frame,
     ord("("): _mark, ord("t"): lambda m: m.push(tuple(m.marked())),
@@ -347,7 +354,7 @@ OPS: dict[int, Op] = {
     ord("c"): _global, 0x93: _stack_global, ord("Q"): _persistent,
     ord("R"): _call, 0x81: partial(_call, new=True), 0x92: partial(_call, new=True, named=True), ord("b"): _build,
     ord("h"): _get, ord("j"): lambda m: m.push(m.memo[int.from_bytes(m.take(4), "little")]), ord("q"): _put,
-    ord("r"): lambda m: m.put(int.from_bytes(m.take(4), "little")), 0x94: lambda m: m.put(len(m.memo)),
+    ord("r"): _long_put, 0x94: lambda m: m.put(len(m.memo)),
     ord("a"): lambda m: m.extend([m.stack.pop()], list), ord("e"): lambda m: m.extend(m.marked(), list),
     ord("s"): lambda m: m.assign([m.stack.pop(-2), m.stack.pop()]), ord("u"): lambda m: m.assign(m.marked()),
     0x90: lambda m: m.extend(m.marked(), set),
