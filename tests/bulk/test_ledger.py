@@ -110,10 +110,8 @@ MIB = 2**20
 @pytest.mark.parametrize(
     ("tasks", "workers", "memory", "wanted"),
     [
-        (8, 4, 1024 * MIB, (4, 256 * MIB, 1)),
         (3, 8, 1024 * MIB, (3, 1024 * MIB // 3, 2)),  # idle workers lend their threads
         (8, 8, 48 * MIB, (3, 16 * MIB, 2)),  # memory for three
-        (1, 1, 64 * MIB, (1, 64 * MIB, 1)),
     ],
 )
 def test_workers_share_the_memory(

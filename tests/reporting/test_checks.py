@@ -81,22 +81,6 @@ def test_cells_rows_and_columns_are_those_of_a_brute_force(
     assert scan.cells.tolist() == want.tolist()
 
 
-@pytest.mark.parametrize(
-    ("array", "span"),
-    [
-        (np.arange(10, dtype="i4"), (0, 9)),
-        (np.full(9, 2.5, "f4"), (2.5, 2.5)),
-        (NORMAL, (NORMAL.min(), NORMAL.max())),
-        (np.array([-3e38, 3e38], "f4"), (np.float32(-3e38), np.float32(3e38))),
-    ],
-)
-def test_without_outliers_bars_span_all_values(array: np.ndarray, span: tuple[float, float]) -> None:
-    bars = pictured(array).bars
-    assert bars is not None
-    assert ((bars.low, bars.high), bars.below, bars.above) == (tuple(map(float, span)), 0, 0)
-    assert sum(bars.counts) == array.size
-
-
 # --- checks -----------------------------------------------------------------------------------------------------
 
 
