@@ -56,8 +56,8 @@ schemas:
 	$(SCHEMA) vendor.citation-file-format CITATION.cff
 SCHEMA = $(BIN)/check-jsonschema -q --builtin-schema
 
-test: $(VENV)/test.done lint ## make lint, then all tests, with TensorFlow and PyTorch
-	$(MAKE) check
+test: $(VENV)/test.done $(VENV)/lint.done ## make lint, and beside it all tests, with TensorFlow and PyTorch
+	$(MAKE) -j2 lint check
 
 # Ray by itself, and twice if need be: a fault in its driver ends the process that it is in, now and then, without a
 # summary of the tests. A test that fails does so both times.
