@@ -1,6 +1,6 @@
 """What the package weighs: tokens of code in each room, without comments, docstrings and blank lines.
 
-    python tests/house/weight.py      prints the table; `make lint` does, and test_weight.py fails if a room is over
+    python tests/house/weight.py      prints the table; `make lint` does, and fails if a room is over
 
 `AT_MOST` is what a room may weigh now; `AIM` is what it shall weigh. Only an issue that says by how much raises a
 number. Whoever makes a room lighter lowers its number.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import io
+import sys
 import tokenize
 from collections import Counter
 from pathlib import Path
@@ -22,7 +23,7 @@ AIM = {  # thousand tokens
     "__main__.py": 0.1, "tests": 330.0, "benchmarks": 45.0, "fixtures": 45.0, "fuzz": 25.0, "tools": 8.0,
 }  # fmt: skip
 AT_MOST = {
-    "tests": 371.8, "formats": 110.4, "fixtures": 56.1, "benchmarks": 54.9, "matching": 37.5, "rules": 35.9, "fuzz":
+    "tests": 371.7, "formats": 110.4, "fixtures": 56.1, "benchmarks": 54.9, "matching": 37.5, "rules": 35.9, "fuzz":
     25.1, "moves": 18.5, "reporting": 18.1, "bulk": 14.3, "storage": 14.1, "cli": 12.4, "verification": 10.9, "api":
     10.6, "engine": 10.4, "output": 8.0, "checkpoint": 6.1, "tools": 5.8, "testing": 3.8, "messages.py": 1.9,
     "torch.py": 1.9, "dtypes.py": 1.2, "__init__.py": 0.5, "errors.py": 0.4, "plugin.py": 0.2, "__main__.py": 0.1,
@@ -58,11 +59,14 @@ def weights() -> tuple[Counter[str], int]:
 
 def main() -> None:
     found, modules = weights()
+    over = [name for name, count in found.items() if count > 1000 * AT_MOST[name]]
     for name, count in found.most_common():
-        over = "   over" if count > 1000 * AT_MOST[name] else ""
-        print(f"{name:14}{count / 1000:7.1f} k tokens, at most {AT_MOST[name]:g}, to become {AIM[name]:g}{over}")
+        marked = "   over" * (name in over)
+        print(f"{name:14}{count / 1000:7.1f} k tokens, at most {AT_MOST[name]:g}, to become {AIM[name]:g}{marked}")
     whole = sum(n for name, n in found.items() if name not in BESIDE)
     print(f"the package: {whole / 1000:.0f} k tokens in {modules} modules, at most {MODULES}, to become {MODULES_AIM}")
+    if over or modules > MODULES:
+        sys.exit("take something away, or let an issue say by how much to raise a number")
 
 
 if __name__ == "__main__":
