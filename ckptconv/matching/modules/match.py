@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -115,15 +116,19 @@ def by_length(sides: Sides, judge: Judge) -> list[Pair]:
         if not both:
             break
         like = likeness([words(t.name) for t in ours], [words(t.name) for t in theirs])
+        rows, cols, used = Counter(r for r, _ in both), Counter(c for _, c in both), (set[int](), set[int]())
         for r, c in sorted(both, key=lambda at: -like[at]):
             a, b = ours[r], theirs[c]
             old, new = max(a.shape), max(b.shape)
-            lone = sum(r == x or c == y for x, y in both) == 1
+            lone = rows[r] == cols[c] == 1
+            if r in used[0] or c in used[1] or not (lone or rank == 1 or like[r, c] >= ALIKE):
+                continue
             judged = judge.order(replace(a, shape=tuple(new if n == old else n for n in a.shape)), b)
-            done = any(a.name in p.sources or b.name in p.targets for p in out)
-            if judged and not done and (lone or rank == 1 or like[r, c] >= ALIKE):
+            if judged:
                 why, change = (PADDED.format(old, new),), Length(b.shape.index(new), old, new)
                 out.append(Pair((a.name,), (b.name,), judged.order, sure=False, real=True, why=why, length=change))
+                used[0].add(r)
+                used[1].add(c)
     return out
 
 
