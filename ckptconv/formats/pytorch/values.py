@@ -311,16 +311,13 @@ def _frombuffer(raw: Any, kind: Any, shape: Any, order: Any = "C", axes: Any = N
     return array
 
 
-_ML_DTYPES = frozenset({
-    "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3b11fnuz",
-    "float8_e8m0fnu", "float4_e2m1fn", "int4", "uint4", "int2", "uint2",
-})  # fmt: skip
 _CORES = ("numpy.core", "numpy._core")
 _SCALARS = (
     "bool_", "bool", "int8", "int16", "int32", "int64", "intc", "intp", "longlong", "uint8", "uint16", "uint32",
     "uint64", "uintp", "ulonglong", "float16", "float32", "float64", "longdouble", "complex64", "complex128", "str_",
     "bytes_", "generic", "number", "integer", "floating",
 )  # fmt: skip
+_ML_DTYPES = {row.numpy for row in DTYPES.values()} - {*_SCALARS, "object"}
 
 NUMPY: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): Known("ndarray"),
