@@ -15,7 +15,8 @@ MODULE ?= ckptconv/dtypes.py
 TESTS ?= tests/test_dtypes.py
 bin = $(1)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 BIN = $(call bin,$(VENV))
-PYTEST = -m pytest -q -n auto --dist loadfile --max-worker-restart 0
+# Two workers for each processor: many tests wait for a process or a server.
+PYTEST = -m pytest -q -n $(shell $(PYTHON) -c 'import os; print(2 * os.cpu_count())') --dist loadfile --max-worker-restart 0
 
 .PHONY: help quick store format lint schemas test check cover docs fixtures proto fuzz mutants bench build lock audit demo clean
 
