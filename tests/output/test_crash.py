@@ -24,7 +24,7 @@ from ckptconv import api
 from ckptconv.errors import CkptError, StorageError
 from ckptconv.output import destination, staging
 
-KILLS = int(os.environ.get("CKPTCONV_KILLS", "10"))
+KILLS = int(os.environ.get("CKPTCONV_KILLS", "6"))
 Names = dict[str, str]
 # Destination, target options. The directory outputs and shards hold several files.
 TARGETS: dict[str, tuple[str, dict[str, object]]] = {
