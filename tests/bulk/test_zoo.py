@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 
 import ckptconv
 from ckptconv import zoo
-from ckptconv.bulk import pool, run, summary
+from ckptconv.bulk import pool, run
 from ckptconv.bulk.discover import discover
 from ckptconv.bulk.ledger import NAME, Ledger
 from ckptconv.bulk.planning import read_ledger
@@ -353,7 +353,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_files(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(os.name == "nt", reason="links need rights there")
 def test_one_bad_thing_is_a_failure_and_the_rest_goes_on(tmp_path: Path) -> None:
-    """A link that leaves the tree, a dead one, an unreadable folder, a row that names nothing, rows that meet."""
+    """A link that leaves the tree, dead ones, one to itself, one whose name is too long."""
     tree, secret = tmp_path / "in", tmp_path / "home" / "secret.npz"
     save(tree / "good.npz")
     save(tree / "below" / "other.npz")
@@ -377,21 +377,6 @@ def test_one_bad_thing_is_a_failure_and_the_rest_goes_on(tmp_path: Path) -> None
     assert not (tmp_path / "out" / "leaves.safetensors").exists()
     again = zoo([str(tree)], str(tmp_path / "out"), resume=True, follow_links=True)
     assert (again.done, again.skipped, len(again.failed)) == (1, 3, 3)
-    (tmp_path / "list.jsonl").write_text(
-        "".join(
-            json.dumps(row) + "\n"
-            for row in (
-                {"source": "in/good.npz", "destination": "x.npz"},
-                {"source": "in/below/other.npz", "destination": "X.npz"},
-                {"source": "in/absent.npz"},
-                {"source": "in/good.npz", "destination": "y.npz"},
-            )
-        )
-    )
-    listed = zoo([str(tmp_path / "list.jsonl")], str(tmp_path / "listed"))
-    assert listed.done == 1
-    assert sorted(e.error for e in listed.failed) == ["StorageError", "UsageError", "UsageError"]
-    assert sorted(p.name for p in (tmp_path / "listed").iterdir()) == [NAME, "y.npz"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need rights there")
@@ -458,10 +443,7 @@ def moody(monkeypatch: pytest.MonkeyPatch) -> None:
     ("source", "sound", "failed"),
     [
         ("in", 2, {"in/below/shut.npz", "in/below/locked", "in/arrays"}),
-        ("in/below", 1, {"in/below/shut.npz", "in/below/locked"}),
         ("in/*", 2, {"in/below/shut.npz", "in/below/locked", "in/arrays"}),
-        ("in/below/*", 1, {"in/below/shut.npz", "in/below/locked"}),
-        ("in/below/*/m.npz", 0, {"in/below/locked", "in/below/shut.npz"}),
         ("in/below/**/*.npz", 1, {"in/below/shut.npz", "in/below/locked"}),
     ],
 )
@@ -512,25 +494,6 @@ def test_a_full_disk_under_the_ledger(tmp_path: Path, cli: Run, monkeypatch: pyt
     assert lines.count(b"planned") == lines.count(b"\n") - 1 == 4
     assert lines.endswith(b"\n")
     assert zoo([str(tmp_path / "in")], str(tmp_path / "out"), resume=True).done == 4
-
-
-def test_failures_of_different_reasons_are_different_causes() -> None:
-    """The first line is the same sentence; the reasons are below it, after the names."""
-    first = "safetensors cannot hold {} of {} tensors; leave them out with exclude=:\n"
-    messages = [
-        first.format(1, 20) + "  a: it has no dtype complex128",
-        first.format(3, 3) + "  b: it has no dtype string\n  c: it has no dtype string",
-        first.format(2, 9) + "  d: it has no dtype complex128",
-    ]
-    made = [summary.pattern(m) for m in messages]
-    assert made[0] == made[2] != made[1]
-
-
-def test_nothing_found_is_a_warning_and_a_failure(tmp_path: Path, cli: Run) -> None:
-    (tmp_path / "empty").mkdir()
-    done = cli("zoo", "empty", "-o", "out")
-    assert done.returncode == 1
-    assert "warning: no checkpoint was found" in done.stderr
 
 
 @pytest.mark.slow

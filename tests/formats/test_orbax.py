@@ -18,7 +18,7 @@ from orbax_golden import assert_equal, expected
 import ckptconv
 from ckptconv.bulk.discover import discover
 from ckptconv.checkpoint import Checkpoint, held
-from ckptconv.formats.orbax import codecs, items, locate, write
+from ckptconv.formats.orbax import codecs, items, write
 from ckptconv.storage.checksum import crc
 from ckptconv.storage.ranges import InMemory
 
@@ -54,7 +54,6 @@ def test_items_of_the_newest_step_stand_side_by_side() -> None:
 PATHS = {
     "a list": [["layers", items.DICT], ["0", items.SEQUENCE], ["w", items.DICT]],
     "a key that contains '/'": [["layers", items.DICT], ["0/w", items.DICT]],
-    "of another name": [["blocks", items.DICT], ["w", items.DICT]],
 }
 
 
@@ -69,7 +68,7 @@ def test_items_are_written_as_one_tree(case: str, tmp_path: Path) -> None:
     found = ckptconv.open(tmp_path / "out")
     assert {n: t.numpy()[0] for n, t in found.items()} == {"ema/layers/0/w": 2.0, "params/layers/0/w": 1.0}
     wanted = {f"{i}/layers/0/w": [[i, items.DICT], *PATHS[case]] for i in ("ema", "params")}
-    assert found.details.get("keys", {}) == ({} if case == "of another name" else wanted)
+    assert found.details["keys"] == wanted
 
 
 def no_manifest(step: Path) -> None:
@@ -256,44 +255,6 @@ def test_fill_values(tmp_path: Path) -> None:
             assert np.array_equal(got.astype("c8" if kind == "<c8" else "f8"), np.full((3, 3), value), equal_nan=True)
 
 
-WHERE: dict[str, tuple[str, dict[str, str] | None, tuple[str, ...]]] = {
-    # the files in a folder; the folders that hold arrays, by item; the items that do not
-    "a tree": ("_METADATA", {"": ""}, ()),
-    "a database": ("manifest.ocdbt", {"": ""}, ()),
-    "arrays": ("w/.zarray", {"": ""}, ()),
-    "a group that is an array of version 3": ("zarr.json w/zarr.json", None, ()),
-    "hidden": (".w/.zarray", None, ()),
-    "after seven others": ("a b c d e f g/x w/.zarray", {"": ""}, ()),
-    "after eight others": ("a b c d e f g h w/.zarray", None, ()),
-    "an item": ("state/_METADATA metrics/metrics", {"": "state"}, ("metrics",)),
-    "items": ("a/_METADATA b/manifest.ocdbt c/c", {"a": "a", "b": "b"}, ("c",)),
-    "an item that was not finished": ("b/_METADATA a.orbax-checkpoint-tmp-1/_METADATA", {"": "b"},
-                                      ("a.orbax-checkpoint-tmp-1",)),
-    "arrays in an item": ("a/w/.zarray", None, ()),
-    "too many items": (" ".join(f"i{k}/_METADATA" for k in range(65)), None, ()),
-    "steps": ("9/_METADATA 10/manifest.ocdbt x_8/_METADATA", {"": "10"}, ()),
-    "steps with items": ("9/a/_METADATA 10/a/manifest.ocdbt 10/b/b", {"": "10/a"}, ("b",)),
-    "a newest step without arrays": ("9/_METADATA 10/x", None, ()),
-    "no steps": ("1.5/_METADATA a_1.orbax-checkpoint-tmp-2/_METADATA", {"": "1.5"},
-                 ("a_1.orbax-checkpoint-tmp-2",)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", WHERE)
-def test_where_arrays_are_looked_for(case: str, tmp_path: Path) -> None:
-    files, items, others = WHERE[case]
-    for name in files.split():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    found = locate.find(str(tmp_path))
-    if items is None:
-        assert found is None
-        return
-    assert found is not None
-    assert {n: str(Path(at).relative_to(tmp_path)).strip(".") for n, at in found.items.items()} == items
-    assert sorted(found.others) == sorted(others)
-
-
 TMP = "5.orbax-checkpoint-tmp-1"
 
 
@@ -302,9 +263,7 @@ TMP = "5.orbax-checkpoint-tmp-1"
     [
         ("5", "_METADATA", "neither a manifest.ocdbt nor folders with its arrays"),
         ("ocdbt.process_2", "manifest.ocdbt", "of one of the processes"),
-        (TMP, "x", "was not finished when it was saved"),
         (TMP, "_sharding", "was not finished when it was saved"),
-        (f"{TMP}/", "x _METADATA", "was not finished when it was saved"),
         ("5", "_METADATA ocdbt.process_0", "databases have not been merged"),
     ],
 )
@@ -323,8 +282,8 @@ def test_what_was_not_finished(name: str, files: str, words: str, tmp_path: Path
     ("shape", "limit", "chunk"),
     [
         # of 4-byte numbers, the bytes of a chunk, the shape of a chunk
-        ((6, 10), 239, (5, 10)), ((6, 10), 40, (1, 10)), ((6, 10), 39, (1, 5)),
-        ((6, 10), 1, (1, 1)), ((7,), 12, (3,)), ((3, 4, 5), 79, (1, 2, 5)),
+        ((6, 10), 239, (5, 10)),
+        ((6, 10), 1, (1, 1)), ((7,), 12, (3,)),
         ((), 1, ()),
     ],
 )  # fmt: skip
@@ -418,51 +377,44 @@ def sharded(*before: Any, **more: Any) -> dict[str, Any]:
 
 SIXES: dict[str, Any] = {"shape": [6, 6]}
 IN_TWO: list[tuple[dict[str, Any], str]] = [
-    *(({"dtype": d}, "the dtype ") for d in ("<M8[ns]", "|f4", "f4", None, [["a", "<f4"]])),
+    *(({"dtype": d}, "the dtype ") for d in ("<M8[ns]", "f4", None)),
     ({"compressor": {"id": "lzma", "preset": 1}}, "compressor .*lzma.* is not read"),
     ({"filters": [{"id": "delta"}]}, "filters .*delta"),
     ({"sparse": True}, "the sparse True, which is not read"),
     ({"more": {"must_understand": True}}, r"the more \{'must_understand': True\}"),
     ({"order": "c"}, r"the order or separator \['c', '\.'\]"),
-    ({"dimension_separator": ","}, r"the order or separator \['C', ','\]"),
     ({"shape": [4, -4]}, "sizes of at least 0"),
     ({"chunks": [2, 0]}, "sizes of at least 1"),
-    ({"chunks": [2, True]}, "sizes of at least 1"),
     ({"chunks": [2]}, "chunks of 1 axes for a shape of 2"),
     ({"chunks": [2, 1]}, "a chunk of .2, 1. has 16 bytes, not 8"),
     ({"shape": [2, 4]}, "1.0 is not one of its chunks in the grid .1, 2."),
     ({"shape": [2**40, 2**40]}, "more than 2.63 elements"),
     ({"shape": [2**30, 2**30]}, "shapes claim far more than is stored"),
-    *((SIXES | {"fill_value": f}, "is no value of float32") for f in ("x", [1, 2], "0x0102030405", 1e39)),
-    *((SIXES | {"dtype": "<i4", "fill_value": f}, "is no value of int32") for f in (1.5, "NaN")),
+    *((SIXES | {"fill_value": f}, "is no value of float32") for f in ("x", "0x0102030405", 1e39)),
     *(({"shape": [9, 9], "chunks": [4, 4], "dtype": d, "fill_value": f}, f"the fill value {f} is no") for d, f in (
-        ("|u1", 300), ("|u1", -1), ("int4", -9), ("|b1", 2))),
+        ("|u1", 300), ("int4", -9))),
 ]  # fmt: skip
 IN_THREE: list[tuple[dict[str, Any], str]] = [
     ({"more": 1}, "the more 1, which"),
     ({"zarr_format": 4}, r"the format or kind \[4, 'array'\]"),
     ({"node_type": "link"}, r"the format or kind \[3, 'link'\]"),
-    ({"storage_transformers": [1]}, r"the format or kind \[3, 'array'\]"),
     ({"data_type": "float33"}, "the dtype 'float33'"),
     ({"chunk_grid": "x"}, r"the grid or encoding of keys \['x', 'default'\]"),
-    ({"chunk_key_encoding": "v3"}, r"the grid or encoding of keys \['regular', 'v3'\]"),
     (keys("v2", more=1), "the more 1"),
     (grid(chunk_shape=[2]), "chunks of 1 axes for a shape of 2"),
     (keys("default", separator="-"), "the separator '-'"),
     *(({"chunk_grid": g}, "the part ") for g in (
-        [], {"name": "regular", "more": 1}, {"name": "regular", "configuration": "x"})),
+        [], {"name": "regular", "more": 1})),
     *(({"codecs": c}, "the codecs ") for c in ([], "bytes", [BYTES, *[{"name": "crc32c"}] * 16])),
     (chain(turned(1, 0)), r"the codecs \[''\]"),
     (chain(BYTES, "lzma"), r"the codecs, or their order \('lzma',\)"),
-    (chain(BYTES, "zstd", "gzip"), r"their order \('zstd', 'gzip'\)"),
     (chain({"name": "bytes", "configuration": {"endian": "middle"}}), "the order of bytes 'middle'"),
-    *((chain(turned(*order), BYTES), r"the transposition \[") for order in ((0, 2), (0, 1.0), (0,))),
+    *((chain(turned(*order), BYTES), r"the transposition \[") for order in ((0, 2), (0,))),
     (sharded(turned(1, 0)), r"the codecs \['sharding_indexed'\]"),
-    ({"codecs": [*sharded()["codecs"], {"name": "gzip"}]}, r"the codecs \['sharding_indexed', 'gzip'\]"),
     (sharded(**sharded()), "the codecs .*sharding_indexed"),
     (sharded(chunk_shape=[2, 3]), r"has chunks of \[2, 3\] in chunks of \[2, 2\], which they do not fill"),
     *((sharded(index_codecs=c), "the index ") for c in (
-        [BYTES, {"name": "gzip"}], [*SHARDS["index_codecs"], {"name": "crc32c"}], [BIG], sharded()["codecs"])),
+        [BYTES, {"name": "gzip"}], sharded()["codecs"])),
     (sharded(index_location="middle"), r"the index \[.*'middle'\]"),
 ]  # fmt: skip
 
@@ -494,7 +446,6 @@ MATRIX = np.arange(4, dtype="f4").reshape(2, 2)
         (TWO | {"dtype": ">f4", "order": "F"}, "0.0", MATRIX.T.astype(">f4").tobytes()),
         (THREE | {"chunk_key_encoding": "default", "codecs": ["bytes"]}, "c/0/0", MATRIX.tobytes()),
         (THREE | keys("v2") | chain(turned(1, 0), turned(1, 0), BIG), "0.0", MATRIX.astype(">f4").tobytes()),
-        (THREE | keys("v2", separator="/"), "0/0", MATRIX.tobytes()),
         (THREE | keys("default", separator="."), "c.0.0", MATRIX.tobytes()),
     ],
 )
@@ -520,12 +471,9 @@ def index(*places: int) -> bytes:
         (ONE, RAW, ""),
         (ONE | chain("bytes", "gzip"), GZIP, ""),
         (ONE | chain("bytes", "crc32c"), SUM, ""),
-        (ONE | chain("bytes", "crc32c", "crc32c"), SUM + crc("crc32c", SUM).to_bytes(4, "little"), ""),
         (ONE | chain("bytes", "gzip"), GZIP[:-1], "ends too early|damaged"),
-        (ONE | chain("bytes", "gzip"), GZIP[:20], "ends too early|damaged"),
         (ONE | chain("bytes", "gzip"), GZIP + b"x", "bytes follow the end"),
         (ONE | chain("bytes", "gzip"), bytes(cramjam.gzip.compress(RAW + b"x")), "inflates to more than 64 bytes"),
-        (ONE | chain("bytes", "crc32c"), b"abc", "3 bytes|claims 64 bytes"),
         (ONE | chain("bytes", "crc32c"), SUM[:-1] + bytes([SUM[-1] ^ 1]), "the checksum of the bytes 0 to 64 is wrong"),
         (SPLIT, RAW + index(0, 32, 32, 32), ""),
         (SPLIT, RAW + index(0, 32, 31, 32), "two of its chunks share the byte 31"),
@@ -533,7 +481,7 @@ def index(*places: int) -> bytes:
         *(
             (TWO | {"shape": [n], "chunks": [n], "dtype": "|u1", "compressor": {"id": codec}}, b"123456789",
              f"claims {n} bytes, packed into 9")
-            for codec, n in (("zstd", 2**15 * 9 + 65), ("blosc", 2**15 * 9 + 65), ("gzip", 9353), ("zlib", 9353))
+            for codec, n in (("zstd", 2**15 * 9 + 65), ("gzip", 9353))
         ),
     ],
 )  # fmt: skip

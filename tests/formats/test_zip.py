@@ -95,14 +95,8 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "a comment": (made(Part(), end={"comment": b"x"}), "bytes or a comment follow the end of the zip"),
     "bytes after it": (made(Part()) + b"x", "bytes or a comment follow the end of the zip"),
     "its disk": (made(Part(), end={"disk": 1}), "is one part of a zip split over several disks"),
-    "its first disk": (made(Part(), end={"first": 1}), "is one part of a zip split over several disks"),
-    "members elsewhere": (made(Part(), end={"here": 0}), "is one part of a zip split over several disks"),
     "a member's disk": (made(Part(entry={"disk": 1})), "is one part of a zip split over several disks"),
     "wide without a record, a start": (made(Part(), end={"start": M32}), "the zip's zip64 directory is missing"),
-    "wide without a record, a size": (made(Part(), end={"size": M32}), "the zip's zip64 directory is missing"),
-    "wide without a record, a count": (
-        made(Part(), end={"count": M16, "here": M16}), "the zip's zip64 directory is missing"
-    ),
     "prepended": (b"x" + made(Part()), r"the zip's directory ends at [0-9]+ instead of [0-9]+: data is prepended to"),
     "cut in front": (made(Part())[1:], "data is missing from it"),
     "before the first member": (made(Part(entry={"at": 1}, after=b"")), "1 bytes are prepended to the zip"),
@@ -113,21 +107,15 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "another entry": (made(Part(entry={"magic": b"PK\1\3"})), "the zip's directory is damaged before its byte 46"),
     "more than its members": (made(Part(), more=b"x"), "the zip's directory holds more than its members"),
     "wide sizes that are missing": (made(Part(entry={"size": M32})), "a member's zip64 sizes are missing"),
-    "wide sizes of one": (
-        made(Part(entry=LARGE | {"extra": b"\1\0\x08\0" + b"\4" + b"\0" * 7})), "a member's zip64 sizes are missing"
-    ),
     "not UTF-8": (made(Part(b"\xff", flags=0x800)), "is not named in UTF-8"),
-    "another name": (
-        made(Part(extra=b"\x75\x70\x06\0\1\0\0\0\0b")), "the member .* has the other name b'b'"
-    ),
     "another name, in the directory": (
         made(Part(entry={"extra": b"\x75\x70\x06\0\1\0\0\0\0b"})), "the member .* has the other name b'b'"
     ),
     "another name, locally": (
         made(Part(local={"extra": b"\x75\x70\x06\0\1\0\0\0\0b"})), "the member .* has the other name b'b'"
     ),
+    "no sizes without a descriptor": (made(Part(local={"packed": 0, "size": 0})), "has another size in its local"),
     "encrypted": (made(Part(flags=1)), "the member a is encrypted"),
-    "strongly encrypted": (made(Part(flags=0x40)), "the member a is encrypted"),
     "with a hidden directory": (made(Part(flags=0x2000)), "the member a is encrypted"),
     "method 12": (made(Part(method=12)), "the member a is compressed by method 12; 0 and 8 are supported"),
     "two sizes": (made(Part(entry={"packed": 3})), "the stored member a has two sizes, 3 and 4"),
@@ -136,10 +124,8 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     ),
     "one name twice": (made(Part(), Part()), "names are taken for one another:\n *a and a"),
     "one name in two cases": (made(Part(b"a"), Part(b"A")), "names are taken for one another:\n *a and A"),
-    "no name": (made(Part(b"")), "is a path that leaves its folder"),
     "an absolute path": (made(Part(b"/a")), "the member '/a' is a path that leaves its folder"),
     "a backslash": (made(Part(b"a\\b")), "is a path that leaves its folder"),
-    "a NUL": (made(Part(b"a\0b")), "is a path that leaves its folder"),
     "a folder above": (made(Part(b"a/../b")), "is a path that leaves its folder"),
     "over another": (made(Part(), Part(b"b", entry={"at": 1})), "the member b overlaps another or the directory"),
     "over the directory": (
@@ -147,43 +133,24 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     ),
     "into the directory": (made(Part(local={"claimed": 4})), "the member a reaches into the directory"),
     "after a member": (made(Part(after=b"x"), Part(b"b")), "1 bytes after the member a do not belong to a member"),
-    "after the last": (made(Part(after=b"x" * 12)), "12 bytes after the member a do not belong to a member"),
-    "another descriptor": (
-        made(Part(flags=8, local=DESCRIBED, after=struct.pack("<3L", CRC, 4, 5))), "12 bytes after the member a do not"
-    ),
-    "a descriptor of 14": (
-        made(Part(flags=8, local=DESCRIBED, after=struct.pack("<3L", CRC, 4, 4) + b"ab")), "14 bytes after the member a"
-    ),
     "a descriptor of 16 without a signature": (
         made(Part(flags=8, local=DESCRIBED, after=struct.pack("<3L", CRC, 4, 4) + b"abcd")), "16 bytes after the member"
     ),
     "another signature": (made(Part(local={"magic": b"PK\3\5"})), "has another signature in its local header than"),
     "another local name": (made(Part(local={"name": b"b"})), "has another name in its local header than in the"),
-    "another method": (made(Part(local={"method": 8})), "has another method or flags in its local header"),
     "other flags": (made(Part(local={"flags": 8})), "has another method or flags in its local header"),
     "another size": (made(Part(local={"size": 5})), "has another size in its local header"),
-    "another packed size": (made(Part(local={"packed": 5})), "has another size in its local header"),
-    "no sizes without a descriptor": (made(Part(local={"packed": 0, "size": 0})), "has another size in its local"),
     "another CRC": (made(Part(local={"crc": 1})), "has another CRC in its local header"),
-    "no CRC without a descriptor": (made(Part(local={"crc": 0})), "has another CRC in its local header"),
     "another CRC beside a descriptor": (
         made(Part(flags=8, local=DESCRIBED | {"crc": 1}, after=struct.pack("<3L", CRC, 4, 4))), "has another CRC in its"
     ),
     "another wide size": (
         made(Part(local=LARGE | {"extra": b"\1\0\x10\0" + struct.pack("<2Q", 4, 5)})), "another size in its local zip64"
     ),
-    "no wide size": (made(Part(local=LARGE | {"extra": b"\2\0\2\0ab"})), "a member's zip64 sizes are missing"),
-    "a locator of disk 1": (wide(made(Part()), on=1), "the zip64 locator does not point at the record before it"),
-    "a locator of two disks": (wide(made(Part()), disks=2), "the zip64 locator does not point at the record before it"),
     "a locator of elsewhere": (wide(made(Part()), at=3), "the zip64 locator does not point at the record before it"),
     "another record": (wide(made(Part()), magic=b"PK\6\5"), "the zip64 end record is damaged"),
-    "a longer record": (wide(made(Part()), length=45), "the zip64 end record is damaged"),
-    "a record of disk 1": (wide(made(Part()), disk=1), "the zip64 end record is damaged"),
-    "a record that begins on disk 1": (wide(made(Part()), first=1), "the zip64 end record is damaged"),
     "a record of two counts": (wide(made(Part()), here=2), "the zip64 end record is damaged"),
     "two counts": (wide(made(Part()), narrow=(2, 2, M32, M32)), "the zip64 directory says 1 where the zip's end says"),
-    "two sizes of the directory": (wide(made(Part()), narrow=(1, 1, 7, M32)), "the zip64 directory says 47 where .*"),
-    "two starts": (wide(made(Part()), narrow=(1, 1, 47, 9)), "the zip64 directory says 35 where the zip's end says 9"),
 }  # fmt: skip
 
 
@@ -198,16 +165,11 @@ READ: dict[str, bytes] = {
     "plain": made(Part()),
     "deflated": made(Part(method=8)),
     "two in another order": made(Part(b"b"), Part()),
-    "an open count of disks": wide(made(Part()), disks=0),
     "wide": wide(made(Part())),
-    "wide, and said again": wide(made(Part()), narrow=(1, 1, 47, 35)),
-    "a comment of a member": made(Part(entry={"comment": b"hello"})),
-    "a disk that the wide field would tell": made(Part(entry={"disk": M16})),
     "sizes in the wide field": made(Part(entry=LARGE | {"extra": ZIP64}, local=LARGE | {"extra": ZIP64})),
     "sizes in the second wide field": made(Part(entry=LARGE | {"extra": b"\1\0\0\0" + ZIP64})),
     "other fields": made(Part(extra=b"\2\0\4\0abcd\3\0\0\0")),
     "the same other name": made(Part(extra=b"\x75\x70\x06\0\1\0\0\0\0a")),
-    "no other name": made(Part(extra=b"\x75\x70\x05\0\1\0\0\0\0")),
     "a descriptor": made(Part(flags=8, local=DESCRIBED, after=struct.pack("<3L", CRC, 4, 4)), Part(b"b")),
     "a signed descriptor": made(Part(flags=8, local=DESCRIBED, after=b"PK\7\x08" + struct.pack("<3L", CRC, 4, 4))),
     "a wide descriptor": made(Part(flags=8, local=DESCRIBED, after=struct.pack("<L2Q", CRC, 4, 4))),
@@ -215,7 +177,6 @@ READ: dict[str, bytes] = {
         Part(flags=8, local=DESCRIBED, after=b"PK\7\x08" + struct.pack("<L2Q", CRC, 4, 4)), Part(b"b")
     ),
     "a descriptor that repeats": made(Part(flags=8, after=struct.pack("<3L", CRC, 4, 4))),
-    "text flags": made(Part(local={"flags": 2})),
 }
 
 
@@ -243,19 +204,6 @@ def test_names() -> None:
         members(made(Part(b"a\0b")), files=False)
     with refused("names are taken for one another"):
         members(made(Part(), Part()), files=False)
-
-
-@pytest.mark.parametrize(
-    ("extra", "found"),
-    [
-        (b"", []), (b"\1\0\0", []), (b"\1\0\0\0", [b""]), (b"\1\0\2\0ab", [b"ab"]), (b"\1\0\2\0a", []),
-        (b"\1\0\2\0", []), (b"\2\0\2\0ab\1\0\1\0c", [b"c"]), (b"\1\0\1\0a\1\0\1\0b", [b"a", b"b"]),
-        (b"\1\0\1\0ab\0\0\0", [b"a"]), (b"\2\0\xff\xffab", []),
-    ],
-)  # fmt: skip
-def test_extra_fields_of_one_kind(extra: bytes, found: list[bytes]) -> None:
-    """What is cut off is none."""
-    assert list(zip.fields(extra, 1)) == found
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 2**20])
@@ -344,28 +292,15 @@ def test_data_that_looks_like_its_own_end(piece: int, monkeypatch: pytest.Monkey
     "part",
     [
         Part(b"b", local={"magic": b"PK\3\5"}),
-        Part(b"b", flags=1),
         Part(b"b", method=12),
         Part(b"b", local={"size": 5}),
-        Part(b"b", b"", method=8, local={"size": 1032 * 2 + 65}),
         Part(b"b", flags=8, local=DESCRIBED, after=b"PK\7\x08" + struct.pack("<3L", CRC, 5, 5)),
-        Part(b"b", flags=8, local=DESCRIBED, after=b"PK\7\x08" + struct.pack("<3L", CRC, 4, 5)),
     ],
 )
 def test_a_cut_zip_ends_at_what_is_not_understood(part: Part) -> None:
     """What comes before it is kept, what comes after it is not."""
     raw = made(Part(), part, Part(b"c"))
     assert list(zip.whole_members(InMemory("x", raw[:-60]))) == ["a"]
-
-
-def test_names_of_a_cut_zip() -> None:
-    for part, words in (
-        (Part(b"a"), "names are taken for one another"),
-        (Part(b"../b"), "is a path that leaves its folder"),
-        (Part(b"b", extra=b"\x75\x70\x06\0\1\0\0\0\0c"), "has the other name b'c'"),
-    ):
-        with refused(words):
-            zip.whole_members(InMemory("x", made(Part(), part)))
 
 
 def test_more_members_than_two_bytes_count_need_zip64() -> None:

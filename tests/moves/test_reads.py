@@ -39,21 +39,14 @@ MB = 2**20
     ("shape", "count"),
     [
         ((), 1),
-        ((0,), 0),
-        ((3, 4), 12),
         ((1,) * 64, 1),
-        ((2**63 - 1,), 2**63 - 1),
         ((7, 7, 73, 127, 337, 92737, 649657), 2**63 - 1),
         ((0, 2**59 - 1), 0),
-        ((2**30, 0, 2**29 - 1), 0),
         ((1,) * 65, "its shape has 65 axes, more than 64"),
         ((-1,), r"shape \[-1\] has a negative dimension"),
-        ((0, -3), r"shape \[0, -3\] has a negative dimension"),
         ((2**63,), r"shape \[9223372036854775808\] has more than 2\^63 elements"),
-        ((2**32, 2**31), r"shape \[4294967296, 2147483648\] has more than 2\^63 elements"),
         ((2**63, 0), "has more than 2.63 elements"),
         ((0, 2**59), r"shape \[0, 576460752303423488\] is empty, yet exceeds 2\^63 bytes"),
-        ((2**30, 0, 2**29), "is empty, yet exceeds 2.63 bytes"),
     ],
 )
 def test_how_many_elements_a_shape_has(shape: Sequence[int], count: int | str) -> None:
@@ -74,12 +67,8 @@ def test_a_shape_that_numpy_cannot_have_may_be_asked_for_by_others() -> None:
     ("limit", "workers", "want"),
     [
         (16_000_000, 9, (1, 4 * MB, 4 * MB)),
-        (24 * MB - 1, 9, (1, 4 * MB, 4 * MB)),
         (24 * MB, 9, (2, 4 * MB, 4 * MB)),
-        (24 * MB, 0, (1, 8 * MB, 8 * MB)),
-        (64 * MB, 2, (2, 8 * MB, 8 * MB)),
         (100 * MB, 1, (1, 8 * MB, 32 * MB)),
-        (72 * MB - 1, 2, (2, 8 * MB, 8 * MB)),
         (72 * MB, 2, (2, 8 * MB, 12 * MB)),
         (2**40, 1, (1, 8 * MB, 32 * MB)),
     ],
@@ -164,13 +153,9 @@ def test_parts_across_axes_have_no_box() -> None:
     [
         ((4, 6), (6, 1), 96, [(4, 6)]),
         ((4, 6), (6, 1), 95, [(3, 6), (1, 6)]),
-        ((4, 6), (6, 1), 24, [(1, 6)] * 4),
         ((4, 6), (1, 4), 32, [(4, 2)] * 3),
         ((4, 6), (6, 1), 12, [(1, 3), (1, 3)] * 4),
-        ((2, 2), (1, 1), 8, [(1, 2), (1, 2)]),
-        ((4, 2), (1, 1), 8, [(1, 2)] * 4),
         ((2, 4), (1, 1), 8, [(2, 1)] * 4),
-        ((1, 3), (9, 1), 4, [(1, 1)] * 3),
     ],
 )
 def test_slabs_follow_the_source(shape: Any, strides: Any, limit: int, shapes: Any) -> None:
@@ -223,23 +208,16 @@ FILLS = [
     # parts of a tensor of bytes, what is read, and what is logged
     ([plain(0, 9, 0)], [(16, 9)], []),
     ([plain(0, 9, 0), plain(9, 4, 9)], [(16, 13)], []),  # adjacent on both sides
-    ([plain(0, 9, 0), plain(10, 4, 9)], [(16, 9), (26, 4)], []),
-    ([plain(9, 4, 9), plain(0, 9, 0)], [(25, 4), (16, 9)], []),
     ([plain(0, 9, 0), plain(8, 4, 9), plain(12, 1, 13)], [(16, 9), (24, 5)], []),
-    ([plain(0, 9, 0), plain(9, 4, 9, Span("y", 16, 99))], [(16, 9), (25, 4)], []),
     ([plain(0, 50, 0, CHECKED), plain(84 + 50, 9, 50)], [(100, 59)], [(0, 50)]),
-    ([plain(3, 4, 0, CHECKED), plain(20, 5, 4, CHECKED)], [(103, 4), (120, 5)], [(3, 4), (20, 5)]),
     ([plain(3, 4, 0, CHECKED), plain(7, 5, 4, CHECKED)], [(103, 9)], [(3, 9)]),
     # strided: by its extent, or run by run
     ([Part(CHECKED, U8, (5, 10), 0, (1, 5), 0, (10, 1))], [(100, 50)], [(0, 50)]),
-    ([Part(CHECKED, U8, (4, 10), 1, (1, 4), 0, (10, 1))], [(101, 40)], [(1, 40)]),
     ([Part(CHECKED, U8, (4, 10), 0, (1, 5), 0, (10, 1))], [(100, 49)], []),  # with holes: not a range to check
     ([Part(Span("x", 0, MB), U8, (2, 16384), 3, (140_000, 1), 0, (16384, 1))], [(3, 16384), (140_003, 16384)], []),
     ([Part(Span("x", 0, MB), U8, (3, 2), 5, (32768, 1), 0, (2, 1))], [(5, 2), (32773, 2), (65541, 2)], []),
     ([Part(Span("x", 0, MB), U8, (3, 2), 5, (32767, 1), 0, (2, 1))], [(5, 65536)], []),
     ([Part(Span("x", 0, MB), U8, (2, 2, 3), 1, (99_999, 40_000, 1), 0, (6, 3, 1))],
-     [(1, 3), (40_001, 3), (100_000, 3), (140_000, 3)], []),
-    ([Part(Span("x", 0, MB), U8, (3, 2, 2), 1, (1, 99_999, 40_000), 0, (4, 2, 1))],
      [(1, 3), (40_001, 3), (100_000, 3), (140_000, 3)], []),
 ]  # fmt: skip
 
@@ -260,18 +238,6 @@ def test_what_is_read_to_fill_a_buffer(case: int) -> None:
     assert bytes(target) == bytes(want)
     assert [(r.start, r.size) for r in log.read] == logged
     assert sources.calls == calls
-
-
-@pytest.mark.parametrize(("count", "extent"), [(100, 65536), (100, 65537), (20_000, 80_000), (20_000, 80_001)])
-def test_a_sparse_box_is_read_by_its_extent_up_to_a_limit(count: int, extent: int) -> None:
-    half = count // 2
-    part = Part(Span("x", 0, MB), U8, (2, half), 0, (extent - half, 1), 0, (half, 1))
-    sources, target = Recorded(RAW), memoryview(bytearray(count))
-    piece = Piece("t", U8, 0, count, 0, (part,))
-    gather.fill((piece,), sources, target, 0, 8 * MB, Log())  # type: ignore[arg-type]
-    whole = extent <= max(65536, 4 * count)
-    assert sources.calls == ([(0, extent)] if whole else [(0, half), (extent - half, half)])
-    assert bytes(target) == RAW[:half] + RAW[extent - half : extent]
 
 
 @pytest.mark.parametrize("to", ["uint8", "int16"])
@@ -304,15 +270,12 @@ def test_texts_in_memory_may_be_text() -> None:
     ("ranges", "want"),
     [
         ([], []),
-        ([(5, 3)], [(5, 3)]),
         ([(5, 3), (0, 2)], [(0, 8)]),
-        ([(0, 10), (2, 3)], [(0, 10)]),
         ([(0, 10), (2, 30)], [(0, 32)]),
         ([(0, 10), (10 + MAX_GAP, 5)], [(0, 15 + MAX_GAP)]),
         ([(0, 10), (11 + MAX_GAP, 5)], [(0, 10), (11 + MAX_GAP, 5)]),
         ([(0, MAX_REQUEST - 5), (MAX_REQUEST - 5, 5)], [(0, MAX_REQUEST)]),
         ([(0, MAX_REQUEST - 5), (MAX_REQUEST - 5, 6)], [(0, MAX_REQUEST - 5), (MAX_REQUEST - 5, 6)]),
-        ([(7, MAX_REQUEST - 5), (MAX_REQUEST + 2, 5)], [(7, MAX_REQUEST)]),
     ],
 )
 def test_ranges_that_are_fetched_together(ranges: Any, want: Any) -> None:
@@ -357,12 +320,10 @@ def reads(span: Span, *ranges: tuple[int, int]) -> list[Read]:
     [
         ([(0, 1000)], False),
         ([(0, 400), (400, 600)], False),
-        ([(400, 600), (0, 400)], False),
         ([(400, 600), (0, 400), (0, 400)], False),
         ([(0, 400), (401, 599)], True),
         ([(0, 400), (399, 601)], True),
         ([(0, 999)], True),
-        ([(1, 999)], True),
         ([], True),
     ],
 )
@@ -417,14 +378,8 @@ OPERATIONS = [
     ("fill:7", "int16", [1, -2], [7, 7]),
     ("swap", "uint8", [1, 2], [1, 2]),
     ("swap", "uint16", [1, 0xFF00], [0x100, 0xFF]),
-    ("swap", "complex64", [0], [0]),
-    ("conj", "bfloat16", [1.5], [1.5]),
-    ("conj", "bool", [True], [True]),
     ("mul:2", "complex64", ODD, [complex(c.real * 2, c.imag * 2) for c in ODD]),
-    ("mul:-0.5", "complex128", ODD, [complex(c.real * -0.5, c.imag * -0.5) for c in ODD]),
-    ("mul:3", "complex64", ODD, [complex(c.real * 3, c.imag * 3) for c in ODD]),
     ("add:1", "float16", [float("inf"), float("nan")], [float("inf"), float("nan")]),
-    ("fill:0.1", "bfloat16", [1], [0.1]),
     ("fill:inf", "float32", [1], [float("inf")]),
     ("fill:1", "bool", [False], [True]),
 ]
@@ -442,14 +397,9 @@ BEYOND = [
     ("mul:2", "complex64", [complex(NAN, 3e38), 1], "mul:2.0 is not exact for 1 of 4 elements"),
     ("mul:3", "complex64", [complex(NAN, 3e38), 1], "1 of 4 elements are too large to be scaled by 3.0"),
     ("add:60000", "float16", [60000, 1, float("inf")], "1 of 3 elements are too large to be added to 60000.0"),
-    ("add:3e38", "complex64", [3e38], "1 of 1 elements are too large"),
-    ("add:400", "float8_e4m3fn", [400, 1], "1 of 2 elements are too large"),
-    ("mul:3", "float32", [3e38, float("nan")], "1 of 2 elements are too large to be scaled by 3.0"),
     ("mul:1e39", "float32", [0], r"float32 cannot hold the number 1e\+39"),
     ("add:1e-9", "float16", [0], "float16 cannot hold the number 1e-09"),
     ("fill:300", "uint8", [0], "uint8 cannot hold the number 300"),
-    ("fill:0.5", "int32", [0], "int32 cannot hold the number 0.5"),
-    ("fill:nan", "int64", [0], "int64 cannot hold the number nan"),
     ("fill:7", "float4_e2m1fn", [0], "float4_e2m1fn cannot hold the number 7"),
     ("fill:2", "bool", [0], "bool cannot hold the number 2"),
 ]

@@ -17,8 +17,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import ckptconv.torch as into  # noqa: E402
-from ckptconv.moves.torch import place, to_array  # noqa: E402
-from ckptconv.verification.torch import Runner  # noqa: E402
+from ckptconv.moves.torch import to_array  # noqa: E402
 
 
 def given(values: Mapping[str, Any]) -> ckptconv.Checkpoint:
@@ -75,7 +74,6 @@ def hooked(change: Callable[[dict[str, torch.Tensor]], None]) -> nn.Module:
 COMPUTED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "copies": (lambda: hooked(lambda d: d.update({n: t.detach().clone() for n, t in d.items()})), ("weight", "bias")),
     "one cast": (lambda: hooked(lambda d: d.update(weight=d["weight"].double())), ("weight",)),
-    "renamed and cast": (lambda: hooked(lambda d: d.update(wide=d.pop("weight").double())), ("wide",)),
     "a method of its own": (lambda: Own(2, 2), ("weight", "bias")),
     "extra state": (Scaled, ("_extra_state",)),
 }
@@ -116,16 +114,6 @@ def test_the_values_of_a_state_dict_are_those_that_it_computes() -> None:
     assert into.outline(Scaled())["_extra_state"].shape == ()
 
 
-def test_weights_are_tried_in_the_modules_own_memory() -> None:
-    module = hooked(lambda d: d.update(weight=d["weight"].detach().clone()))
-    runner = Runner(module, (np.ones((1, 2), "f4"),), {})
-    runner.load({"bias": np.ones(2, "f4")})
-    assert module.bias.tolist() == [1, 1]
-    before = module.weight.tolist()
-    runner.load({"weight": np.full((2, 2), 9, "f4")})  # which the state dict computes
-    assert module.weight.tolist() == before
-
-
 class Heads(nn.Module):
     """Gives three views of one parameter for its state."""
 
@@ -138,11 +126,6 @@ class Heads(nn.Module):
             found.update({prefix + n: t for n, t in zip("qkv", whole.chunk(3), strict=True)})
 
         self.register_state_dict_post_hook(split)
-
-
-class Detached(nn.Linear):
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return {n: t.detach() for n, t in super().state_dict(*args, **kwargs).items()}
 
 
 class TiedLate(nn.Module):
@@ -176,12 +159,11 @@ def wrapped() -> nn.Module:
 COMMON: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(3, 2), "batch norm": lambda: nn.BatchNorm2d(3),
     "attention": lambda: nn.MultiheadAttention(4, 2), "bidirectional": lambda: nn.LSTM(3, 4, 2, bidirectional=True),
-    "projected": lambda: nn.LSTM(3, 4, proj_size=2), "transformer": lambda: nn.TransformerEncoderLayer(4, 2, 8),
+     "transformer": lambda: nn.TransformerEncoderLayer(4, 2, 8),
     "weight norm": lambda: torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), "old norm": old_norm,
-    "spectral norm": lambda: torch.nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2)),
-    "orthogonal": lambda: torch.nn.utils.parametrizations.orthogonal(nn.Linear(3, 3)), "pruned": pruned,
-    "parallel": lambda: nn.DataParallel(nn.Linear(3, 2)), "tied": TiedLate, "wrapped": wrapped,
-    "views": Heads, "detached": lambda: Detached(3, 2), "sliced": lambda: bare(a=nn.Parameter(torch.randn(9)[2:5])),
+     "pruned": pruned,
+     "tied": TiedLate, "wrapped": wrapped,
+    "views": Heads,
 }  # fmt: skip
 
 
@@ -229,14 +211,12 @@ NAN = np.uint32(0x7FC00123).view("f4")
 ONE = [[NAN, -0.0], [1.0, 2.0]]
 SHARED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], bool]] = {
     "one memory": (by_data, {"a.weight": ONE, "b.weight": ONE}, True),
-    "two values": (by_data, {"a.weight": ONE, "b.weight": [[NAN, -0.0], [1.0, 3.0]]}, False),
     "one tensor": (by_name, {"a.weight": ONE, "b.weight": ONE}, True),
     "two zeros": (by_name, {"a.weight": [[0.0, 1.0]] * 2, "b.weight": [[-0.0, 1.0]] * 2}, False),
     "two NaNs": (by_name, {"a.weight": ONE, "b.weight": [[np.nan, -0.0], [1.0, 2.0]]}, False),
     "equal once cast": (
         lambda: by_name().to(torch.bfloat16), {"a.weight": [[1.0, 2.0]] * 2, "b.weight": [[1.0001, 2.0]] * 2}, True,
     ),
-    "nothing": (lambda: bare(a=(x := torch.zeros(0)), b=x), {"a": np.zeros(0, "f4"), "b": np.zeros(0, "f4")}, True),
 }  # fmt: skip
 
 
@@ -276,20 +256,9 @@ def test_what_shares_memory_is_tied() -> None:
         into.load_into(by_data("meta"), given({"a.weight": ONE, "b.weight": [[1.0, 1.0]] * 2}), device="cpu")
 
 
-def test_ties_stay_where_a_module_is_moved_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As moving to a GPU copies; there is none here, and a copy stands for it."""
-    module = by_data()
-    monkeypatch.setattr(torch.Tensor, "to", lambda t, _device: t.clone())
-    before = module["a"].weight.data_ptr()
-    place(module, (), "cpu")
-    assert module["a"].weight.data_ptr() == module["b"].weight.data_ptr() != before
-
-
 PARTED: dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]] = {
     "transposed": lambda: (x := torch.zeros(2, 2), x.t()),
     "overlapping": lambda: ((x := torch.zeros(4))[:3], x[1:]),
-    "a part": lambda: (x := torch.zeros(4), x[1:3]),
-    "conjugate": lambda: (x := torch.zeros(1, dtype=torch.complex64), x.conj()),
     "another dtype": lambda: (x := torch.zeros(1), x.view(torch.int32)),
 }  # fmt: skip
 
@@ -357,7 +326,6 @@ UNWRITABLE: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     "made in inference mode": (inferred, "b: it was made in inference mode; load under torch.inference_mode"),
     "in another tensor": (lambda: Wrapped(torch.zeros(3)), "b: a Wrapped is not plain memory"),
     "nested": (lambda: nested(torch.strided), "have no one shape: .*:\n  b$"),
-    "jagged": (lambda: nested(torch.jagged), "have no one shape: .*:\n  b$"),
 }
 
 
@@ -402,7 +370,6 @@ def test_what_is_no_checkpoint_and_what_is_no_module_are_said_to_be_none(tmp_pat
 MOVED = {
     "swapped": (["a.{x}=b.{x}", "b.{x}=a.{x}"], {"a": "b", "b": "a", "c": "c"}),
     "in a circle": (["a.{x}=b.{x}", "b.{x}=c.{x}", "c.{x}=a.{x}"], {"b": "a", "c": "b", "a": "c"}),
-    "as they are": ([], {"a": "a", "b": "b", "c": "c"}),
 }
 
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -18,9 +17,7 @@ from kit import ROOT
 import ckptconv
 from ckptconv.api.memory import gathered
 from ckptconv.cli.main import main
-from ckptconv.dtypes import DTYPES
 from ckptconv.errors import ConversionError, UsageError
-from ckptconv.moves.torch import to_torch
 from ckptconv.verification.outputs import Step, departure, step
 
 torch = pytest.importorskip("torch")
@@ -76,17 +73,6 @@ def saved(tmp_path: Path, wide: int = 5) -> Path:
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_does_not_fit_is_not_said_to_be_loaded(tmp_path: Path) -> None:
-    module = torch.nn.Linear(2, 3)
-    before = module.weight.detach().clone()
-    ckptconv.save({"weight": np.ones((3, 2), "f4")}, tmp_path / "a.safetensors")
-    with pytest.raises(ckptconv.ConversionError) as e:
-        into.load_into(module, tmp_path / "a.safetensors")
-    assert "nothing was loaded\n  1 tensor would fit\n    1 missing" in str(e.value)
-    assert "1 tensor loaded" not in str(e.value)
-    assert torch.equal(module.weight, before)
-
-
 def test_load_into(tmp_path: Path) -> None:
     source, module = saved(tmp_path), Net()
     memory = module.a.weight.data_ptr()
@@ -102,7 +88,7 @@ def test_load_into(tmp_path: Path) -> None:
 
 ODD = {
     "plain": lambda t: t, "transposed": lambda t: t.t(), "strided": lambda t: t[:, ::2], "wider": lambda t: t.double(),
-    "bfloat16": lambda t: t.bfloat16(), "flags": lambda t: t > 0, "none": lambda t: t[:0], "scalar": lambda t: t[0, 0],
+    "bfloat16": lambda t: t.bfloat16(),  "none": lambda t: t[:0],
     "conjugate": lambda t: torch.complex(t, t).conj(), "negative": lambda t: torch.complex(t, t).conj().imag,
 }  # fmt: skip
 
@@ -196,11 +182,9 @@ def test_what_is_cast_is_said() -> None:
 LOST = {  # what is loaded, into what, and how many values became infinite and zero
     "halves": ([7e4, 1e-9, 0, np.inf, 1], "f4", "float16", (1, 1)),
     "bfloat16": ([1e300, 1e-300, 1], "f8", "bfloat16", (1, 1)),
-    "float8": ([1e9, 1e-9, -1], "f4", "float8_e5m2", (1, 1)),
     "integers": ([70000, 3], "i8", "float16", (1, 0)),
     "complex": ([1e300 + 1e-300j, 1], "c16", "complex64", (1, 1)),
     "nothing": ([1, 2], "f8", "float32", None),
-    "one dtype": ([np.inf, 1e-45], "f4", "float32", None),
 }
 
 
@@ -216,17 +200,12 @@ def test_what_a_cast_loses_is_counted(case: str) -> None:
 
 OTHER = {  # what torch would load as other values, and how many of them; and what is no other value
     "a fraction": ([0.5, 2.0, -0.0], "f4", "int32", 1),
-    "not a number": ([np.nan, np.inf, 7e38, 1], "f8", "uint8", 3),
-    "the first too large": ([2.0**63, 2.0**62, -(2.0**63)], "f4", "int64", 1),
     "a sign": ([-1, 5], "i1", "uint8", 1),
-    "wrapped": ([2**31, 2**31 - 1], "i8", "int32", 1),
     "unsigned": ([2**63, 2**63 - 1], "u8", "int64", 1),
     "a mask": ([-1e4, 0, 1], "f4", "bool", 1),
     "bfloat16": ([3, 0.5], "bfloat16", "int64", 1),
     "bools": ([True, False], "?", "int8", 0),
-    "whole": ([3, -4], "f2", "int64", 0),
     "zero and one": ([0, 1], "i8", "bool", 0),
-    "nothing": ([], "f4", "int32", 0),
 }
 
 
@@ -258,8 +237,6 @@ def test_what_is_no_real_number_is_not_cast_to_one(kind: str, tmp_path: Path) ->
 TWO = {  # values and dtypes of two tied tensors, and what is lost of each
     "alike": ([7e4, 1e-9], "f4", [7e4, 1e-9], "f4", {"a": (1, 1), "b": (1, 1)}),
     "the second": ([np.inf, 1], "f2", [7e4, 1], "f4", {"b": (1, 0)}),
-    "the first": ([7e4, 1], "f4", [np.inf, 1], "f2", {"a": (1, 0)}),
-    "of two dtypes": ([7e4, 1], "f4", [7e9, 1], "f8", {"a": (1, 0), "b": (1, 0)}),
     "the second more": ([np.inf, 0], "f4", [7e4, 1e-9], "f8", {"b": (1, 1)}),
 }
 
@@ -294,11 +271,7 @@ def test_what_is_loaded_is_compared_with_the_hashes_of_its_file(kind: str, tmp_p
 
 VALUELESS = {  # what `save` does not take, and what it says of it
     "sparse": (lambda: torch.eye(3).to_sparse(), r"its layout is sparse_coo; save its to_dense\(\)"),
-    "rows": (lambda: torch.eye(3).to_sparse_csr(), r"its layout is sparse_csr; save its to_dense\(\)"),
     "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "it is nested, .* its unbind"),
-    "jagged": (
-        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "it is nested, .* its",
-    ),
     "meta": (lambda: torch.ones(2, device="meta"), "on the meta device, where tensors have no values; load some"),
     "lazy": (lambda: nn.LazyLinear(2).weight, "it has no shape yet; run its module once"),
     "quantised": (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), r"save its dequantize\(\)"),
@@ -481,22 +454,14 @@ def other():
 """
 
 
-def test_match_convert_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    source = str(saved(tmp_path))
+def test_convert_into_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, rules, out = str(saved(tmp_path)), str(tmp_path / "rules.toml"), tmp_path / "m.pt"
     (tmp_path / "my_net.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    rules, out = tmp_path / "r.toml", tmp_path / "m.pt"
-    assert command("match", source, "my_net:Net", "-o", str(rules)) == 0
-    assert "4 tensors of the target found: 4 by names" in capsys.readouterr().err
-    assert command("match", source, "my_net:Net", "-o", str(rules)) == 9  # it exists
-    assert command(source, "-c", str(rules), "--into", "my_net:Net", "-o", str(out)) == 0
+    assert command(source, "-c", rules, "--into", "my_net:Net", "-o", str(out)) == 0
     made = torch.load(out, weights_only=True)
     assert np.array_equal(made["b.weight"].numpy(), ckptconv.open(source)["b/kernel"].numpy().T)
-    bad = tmp_path / "bad.toml"
-    assert command("match", source, "my_net:other", "-o", str(bad)) == 1
-    assert "do not look like the same model" in capsys.readouterr().err
-    assert not bad.exists()
-    assert command(source, "-c", str(rules), "--into", "my_net:other", "-o", str(tmp_path / "x.pt")) == 6
+    assert command(source, "-c", rules, "--into", "my_net:other", "-o", str(tmp_path / "x.pt")) == 6
     assert not (tmp_path / "x.pt").exists()
 
 
@@ -557,10 +522,7 @@ def test_tutorial(
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
-def test_dtypes_of_only_one_side() -> None:
-    for kind in ("string", "float4_e2m1fn"):
-        with pytest.raises(ConversionError, match=f"^w: torch has no dtype {kind}$"):
-            to_torch(np.zeros(2, "u1"), DTYPES[kind], "w")
+def test_a_dtype_of_torch_alone_is_refused() -> None:
     module = nn.Module()
     module.register_buffer("q", torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8))
     with pytest.raises(UsageError, match="torch's dtype quint8 is not supported"):
@@ -586,14 +548,6 @@ def test_what_is_loaded_gets_memory_on_the_device(whole: bool, tmp_path: Path) -
     assert ("shift" in report.missing) is not whole
 
 
-def test_memory_stays_where_it_is_if_it_is_on_the_device() -> None:
-    module = nn.Linear(2, 2)
-    memory = module.weight.data_ptr()
-    into.load_into(module, checkpoint({"weight": np.ones((2, 2), "f4"), "bias": np.ones(2, "f4")}), device="cpu")
-    assert module.weight.data_ptr() == memory
-    assert module.weight.tolist() == [[1, 1], [1, 1]]
-
-
 def test_a_module_without_memory_is_not_filled() -> None:
     with pytest.raises(UsageError, match=r"weight has no memory \(device meta\); give load_into a device="):
         into.load_into(nn.Linear(2, 2, device="meta"), checkpoint({"weight": np.ones((2, 2)), "bias": np.ones(2)}))
@@ -602,7 +556,6 @@ def test_a_module_without_memory_is_not_filled() -> None:
 RAISING = {
     "syntax.py": ("def (", r"SyntaxError: .*\(.*syntax.py:1\)$"),
     "late.py": ("import missing_thing_of_mine", r"ModuleNotFoundError: No module .*\(.*late.py:1\)$"),
-    "wrong.py": ("x = 1\nraise ValueError('one\\ntwo')", r"ValueError: one \(.*wrong.py:2\)$"),
     "left.py": ("raise SystemExit(3)", r"SystemExit: 3 \(.*left.py:1\)$"),
 }
 
@@ -636,22 +589,13 @@ def test_what_is_not_there_is_not_blamed_on_anybody(tmp_path: Path, monkeypatch:
 
 NOT_FINITE = "1 of the 2 numbers of its output are NaN or infinite, or should be"
 STEPS = {
-    "equal": ([np.ones(2)], [np.ones(2)], 0.0, True, ""),
-    "nothing": ([], [], 0.0, True, ""),
-    "empty": ([np.zeros((0, 2))], [np.zeros((0, 2))], 0.0, True, ""),
-    "NaN": ([np.array([np.nan, 1.0])], [np.array([np.nan, 1.0])], 0.0, True, ""),
     "one NaN": ([np.array([np.nan, 1.0])], [np.array([2.0, 1.0])], 0.0, False, NOT_FINITE),
     "within": ([np.array([1.0, 100.5])], [np.array([1.25, 100.0])], 0.5, True, ""),
-    "by the absolute tolerance": ([np.array([0.25])], [np.array([0.0])], 0.25, True, ""),
     "beyond it": ([np.array([0.2501])], [np.array([0.0])], 0.2501, False, ""),
-    "by the relative tolerance": ([np.array([100.75])], [np.array([100.0])], 0.75, True, ""),
     "beyond both": ([np.array([101.5])], [np.array([100.0])], 1.5, False, ""),
-    "the worst of several": ([np.ones(1), np.ones(1)], [np.array([1.125]), np.array([0.875])], 0.125, True, ""),
     "the second": ([np.ones(1), np.ones(1)], [np.ones(1), np.array([9.0])], 8.0, False, ""),
     "complex": ([np.array([1 + 1j])], [np.array([1.0])], 1.0, False, ""),
-    "integers": ([np.array([2**53 - 1])], [np.array([2**53 - 1])], 0.0, True, ""),
     "shapes": ([np.ones((2, 1))], [np.ones(2)], np.inf, False, "its output has the shape [2, 1], not [2]"),
-    "more": ([np.ones(2)], [np.ones(2), np.ones(1)], np.inf, False, "its output has the shape [2], not [2], [1]"),
 }
 
 
@@ -687,10 +631,8 @@ ONE = torch.ones(1)
 IN_ORDER = (ONE, [ONE])  # below one key
 OUTPUTS: dict[str, tuple[Any, list[Any], list[str]]] = {  # what a module returns, its arrays, and their names
     "bfloat16": (torch.ones(2, dtype=torch.bfloat16), [[1.0, 1.0]], [""]),
-    "with a gradient": (torch.ones(1, requires_grad=True), [[1.0]], [""]),
     "nested": ([ONE, {"a": ONE, "b": (ONE * 2,)}], [[1.0], [1.0], [2.0]], ["", "a", "b"]),
     "an array": (np.arange(2), [[0, 1]], [""]),
-    "no numbers": ([None, "text", 5, True, 2.5], [], []),
     "a cache": ({"y": ONE, "past": Cache()}, [[1]], ["y"]),
     "a tuple of names": (Named(ONE, {"hidden": IN_ORDER, 3: ONE}), [[1]] * 4, ["last", "hidden", "hidden", "3"]),
     "fields": ([ONE, Filled(ONE, ONE), ONE], [[1]] * 4, ["", "last", "states", ""]),
@@ -759,9 +701,9 @@ def sparse_but_kept(y: torch.Tensor) -> torch.Tensor:
 
 ODD_OUTPUTS: dict[str, Callable[[torch.Tensor], Any]] = {  # of a module, from a tensor of three rows
     "conjugate": lambda y: torch.complex(y, y).conj(), "negative": lambda y: torch.complex(y, y).conj().imag,
-    "half complex": lambda y: torch.complex(y.half(), y.half()), "sparse": sparse_but_kept,
+     "sparse": sparse_but_kept,
     "by rows": lambda y: sparse_but_kept(y).to_dense().to_sparse_csr(),
-    "quantised": lambda y: torch.quantize_per_tensor(y, 0.1, 0, torch.qint8), "for a library": lambda y: y.to_mkldnn(),
+    "quantised": lambda y: torch.quantize_per_tensor(y, 0.1, 0, torch.qint8),
     **{
         name: lambda y, name=name: y.to(getattr(torch, name))
         for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "uint16", "bool")
@@ -789,10 +731,8 @@ def test_outputs_of_any_dtype_and_layout_are_compared(case: str) -> None:
 
 REFUSED_OUTPUTS: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "nested": (lambda y: torch.nested.nested_tensor([y, y[:1]]), "it is nested"),
-    "jagged": (lambda y: torch.nested.nested_tensor([y, y[:1]], layout=torch.jagged), "it is nested"),
     "without memory": (lambda y: y.to("meta"), "it is a Tensor of float32 on meta"),
     "packed": (lambda y: y.to(torch.uint8).view(torch.float4_e2m1fn_x2), "it is a Tensor of float4_e2m1fn_x2 on cpu"),
-    "texts": (lambda y: np.array(["a", "b"]), "it is an array of <U1"),
 }
 
 
@@ -810,13 +750,10 @@ def test_outputs_that_are_no_array_are_refused_by_the_name_of_the_submodule(case
 
 WHOLE = {  # what a module gives, what it is compared with (None: a module that computes something else), what is said
     "a distribution": (lambda y: torch.distributions.Normal(y, 1.0), None, "no tensors.*:\n  .the whole module.$"),
-    "an object": (lambda y: SimpleNamespace(y=y), None, "no tensors.*:\n  .the whole module.$"),
     "nothing": (lambda y: None, None, "no tensors"),
-    "nothing, as expected": (lambda y: None, {"": None}, "no tensors"),
     "a part of it": (lambda y: None, {"a": np.ones((1, 3))}, "the same: 1 output,"),
     "a field": (lambda y: Filled(y), None, "departs: by 1; a before it is the same"),
     "a tensor instead of none": (lambda y: y, {"": None}, r"departs: its output has the shape \[1, 3\], not none"),
-    "none instead of a tensor": (lambda y: None, {"": np.ones(3)}, r"departs: its output has the shape none, not"),
 }
 
 

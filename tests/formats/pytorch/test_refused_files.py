@@ -54,19 +54,13 @@ def zipped(members: dict[str, bytes], packed: tuple[str, ...] = ()) -> bytes:
 
 ARCHIVES: dict[str, tuple[bytes, str]] = {
     "an id of two": (archive({"w": tensor(Id(("storage", FLOAT)))}, {"0": ONES}), "a persistent id is .*, not a"),
-    "an id of a module": (
-        archive({"w": tensor(Id(("module", FLOAT, "0", "cpu", 2)))}, {"0": ONES}), "a persistent id is .*, not a"
-    ),
-    "a class that is none": (archive({"w": tensor(stored(kind="f"))}, {"0": ONES}), "a storage is described by"),
     "a key of a fraction": (archive({"w": tensor(stored(0.5))}, {"0": ONES}), "a storage is described by"),
-    "a count of text": (archive({"w": tensor(stored(count="2"))}, {"0": ONES}), "a storage is described by"),
     "a negative count": (archive({"w": tensor(stored(count=-1))}, {"0": ONES}), "a storage is described by"),
     "two sizes": (
         archive({"a": tensor(), "b": tensor(stored(count=1), (1,))}, {"0": ONES}), "the storage '0' is given two sizes"
     ),
     "a byte too many": (archive({"w": tensor()}, {"0": ONES + b"\0"}), "data/0 has 9 bytes where 2 elements of"),
     "version 0": (archive({"w": 1}, {}, version=b"0"), "its version is b'0'; 1 to 10 can be"),
-    "a version of text": (archive({"w": 1}, {}, version=b"new"), "its version is b'new'; 1 to 10 can be read"),
     "a byte order of 17 bytes": (archive({"w": 1}, {}, byteorder=b" " * 17), "byteorder has 17 bytes, 16 are sensible"),
     "a bomb": (
         zipped({"a/data.pkl": pickled("a" * 2**22), "a/version": b"3"}, ("a/data.pkl",)), "data.pkl has .* are sensible"
@@ -123,19 +117,6 @@ def test_archives_of_which_nothing_is_left(tmp_path: Path) -> None:
     assert [n.names for n in got.notes if "which nothing else can hold" in n.text] == [("l", "again.0")]
 
 
-def test_entries_are_told(tmp_path: Path) -> None:
-    """Of several models nobody can tell which is meant; of one beside others the others are named."""
-    net = {"a.w": tensor()}
-    got = opened(tmp_path / "a.pt", archive({"generator": net, "discriminator": net, "g_ema": net}, {"0": ONES}))
-    assert got.details["entry"] == {
-        "name": "", "beside": ["generator", "discriminator", "g_ema"], "averages": ["g_ema"],
-    }  # fmt: skip
-    got = opened(tmp_path / "a.pt", archive({"model": net, "model_ema": net, "best": tensor()}, {"0": ONES}))
-    assert got.details["entry"] == {
-        "name": "model", "beside": ["model_ema", "best"], "averages": ["model_ema"], "average": False,
-    }  # fmt: skip
-
-
 def test_arrays_that_share_their_bytes_without_end(tmp_path: Path) -> None:
     """A few kilobytes more than the text of 100 kB would be megabytes."""
     kind = Call(Global("numpy.dtype"), ("u1", False, True))
@@ -174,10 +155,7 @@ def dumped(tail: bytes = b"\0" * 16, **said: Any) -> bytes:
     ("raw", "words"),
     [
         (dumped(subclass=3), "joblib describes an array by .3, "),
-        (dumped(subclass=Global("numpy.dtype")), "joblib describes an array by"),
         (dumped(order="K"), "joblib describes an array by"),
-        (dumped(dtype="f8"), "joblib describes an array by"),
-        (dumped(shape=[2]), "joblib describes an array by"),
         (dumped(dtype=Call(Global("numpy.dtype"), ("O8", False, True))), "joblib stores an array of objects, which is"),
         (dumped(b"\0" * 13), "the pickle ends early: 16 bytes are"),
     ],
@@ -219,21 +197,16 @@ def stream(value: Any, keys: Any = ("0",), tail: bytes | None = None, **head: An
 STREAMS: dict[str, tuple[bytes, str]] = {
     "a system of text": (stream({}, system="little"), "its protocol is 1001, its system 'little'"),
     "keys of text": (stream({"w": tensor(old())}, keys="0"), "the list of storage keys is damaged"),
-    "keys of numbers": (stream({"w": tensor(old())}, keys=(0,)), "the list of storage keys is damaged"),
     "an id of five": (stream({"w": tensor(stored())}), "a persistent id is .*, not a storage"),
     "two classes": (
         stream({"a": tensor(old()), "b": tensor(old(kind=LONG), (1,))}), "the storage 0 is described in two ways"
     ),
-    "a part of text": (stream({"w": tensor(old(view="a"))}), "a part of a storage is described by 'a'"),
     "a part of two": (stream({"w": tensor(old(view=("1", 0)))}), "a part of a storage is described by"),
-    "a part from a fraction on": (stream({"w": tensor(old(view=("1", 0.5, 1)))}), "a part of a storage is described"),
-    "a part of a fraction": (stream({"w": tensor(old(view=("1", 0, 0.5)))}), "a part of a storage is described by"),
     "a part before": (stream({"w": tensor(old(view=("1", -1, 1)), (1,))}), "a storage is elements -1 to 0 of 2"),
     "two parts of one key": (
         stream([tensor(old(view=("1", 0, 1)), (1,)), tensor(old(view=("1", 1, 1)), (1,))]),
         "the part '1' of a storage is described in two ways",
     ),
-    "a part of a fraction's key": (stream({"w": tensor(old(view=(0.5, 0, 1)), (1,))}), "the part 0.5 of a storage is"),
     "a part of the whole's key": (stream({"w": tensor(old(view=("0", 0, 1)), (1,))}), "the part '0' of a storage is"),
 }  # fmt: skip
 
@@ -320,15 +293,10 @@ TARS: dict[str, tuple[bytes, str]] = {
     "a checksum of letters": (changed(1024 + 148, b"x"), "the tar's header at byte 1024 is damaged"),
     "another checksum": (changed(1024 + 100, b"1"), "the tar's header at byte 1024 is damaged"),
     "a big-endian machine": (tar(sys_info=pickled({"little_endian": False})), "is of a big-endian machine"),
-    "a system of text": (tar(sys_info=pickled("little")), "is of a big-endian machine, which torch does not read"),
     "an object that is not there": (tar(pickle=pickled({"w": Id("u")})), "the object refers to 'u', which is not"),
-    "an object by a fraction": (tar(pickle=pickled({"w": Id(0.5)})), "the object refers to 0.5, which is not there"),
     "bytes after the object": (tar(pickle=pickled({"w": Id("t")}) + b"ab"), "2 bytes follow the pickle of the object"),
-    "no count": (tar(storages=pickled("1")), "the tar holds '1' entries"),
     "a negative count": (tar(storages=pickled(-1)), "the tar holds -1 entries"),
     "an entry of two": (tar(storages=entries(1, ("0", "cpu"))), "an entry of the tar is"),
-    "an entry by a fraction": (tar(storages=entries(1, (0.5, "cpu", FLOAT))), "an entry of the tar is"),
-    "an entry by a list": (tar(storages=entries(1, ["0", "cpu", FLOAT])), "an entry of the tar is"),
     "a storage of no class": (tar(storages=entries(1, ("0", "cpu", 3), b"\0" * 8)), "elements of the class 3"),
     "fewer than none": (tar(storages=entries(1, ("0", "cpu", FLOAT), struct.pack("<q", -1))), "a storage of -1"),
     "two storages of one key": (
@@ -336,18 +304,12 @@ TARS: dict[str, tuple[bytes, str]] = {
     ),
     "no list of views": (tar(storages=WHOLE + pickled(())), "the list of storage views is damaged"),
     "a view of three": (tar(storages=views(("v", "0", 0))), "a storage view is"),
-    "a view by a list": (tar(storages=views(["v", "0", 0, 1])), "a storage view is"),
     "a view from before": (tar(storages=views(("v", "0", -1, 1))), "a storage view is"),
-    "a view of a fraction": (tar(storages=views(("v", "0", 0, 0.5))), "a storage view is"),
-    "a view with a key of None": (tar(storages=views((None, "0", 0, 1))), "a storage view is .None"),
-    "a view of None": (tar(storages=views(("v", None, 0, 1))), "a storage view is .'v', None"),
     "a view of nothing": (tar(storages=views(("v", "1", 0, 1))), "a storage view reaches out of its storage"),
     "a view too long": (tar(storages=views(("v", "0", 1, 2))), "a storage view reaches out of its storage"),
-    "a view of a storage's key": (tar(storages=views(("0", "0", 0, 1))), "two things with the key '0'"),
     "65 axes": (tar(tensors=sized(65, 0, 0, 0)), "a tensor of 65 dimensions"),
     "cut in its numbers": (tar(tensors=sized(2, 1, 1, 0)), "the tar's member ends at [0-9]+, [0-9]+ is needed"),
     "a storage that is not there": (tar(tensors=sized(1, 2, 1, 0, storage="9")), "a tensor of the storage '9', which"),
-    "a tensor of a storage's key": (tar(tensors=sized(1, 2, 1, 0, key="0")), "two things with the key '0'"),
     "a pickle cut off": (tar(tensors=pickled(1)[:-1]), "the pickle ends early"),
 }  # fmt: skip
 
@@ -431,13 +393,9 @@ ONE = ((index(), info()),)
 FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
     "a tensor called 3": ({"about": described([TOP, BOTTOM], name=3)}, "describes a tensor called 3, which is not"),
     "no descriptions": ({"about": [1]}, "<metadata.Metadata> has no proper state_dict_metadata"),
-    "no places": ({"about": {}, "places": [1]}, "<metadata.Metadata> has no proper storage_data"),
     "a size of fractions": ({"about": described([TOP], (1.0, 2))}, r"has the size \(1.0, 2\), not whole numbers"),
-    "a size of 65 axes": ({"about": described([TOP], (1,) * 65)}, "has the size .*, not whole numbers"),
     "chunks in a tuple": ({"about": described((TOP, BOTTOM))}, "has no proper chunks"),
-    "a chunk of text": ({"about": described(["w"])}, "'w' has no proper offsets"),
     "a chunk of one offset": ({"about": described([chunk((0,), (1, 2))])}, r"a chunk at \[0\] of size \[1, 2\] is not"),
-    "a chunk of one size": ({"about": described([chunk((0, 0), (2,))])}, r"a chunk at \[0, 0\] of size \[2\] is not"),
     "a chunk before": ({"about": described([chunk((-1, 0), (1, 2))])}, r"a chunk at \[-1, 0\] of size .* is not part"),
     "a chunk that is not stored": (
         {"about": described([TOP, BOTTOM]), "places": ONE}, "a chunk of it is described but not stored"
@@ -466,7 +424,6 @@ FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
     "properties of no dtype": (
         {"about": described([TOP, BOTTOM], properties=properties(3))}, "has no proper properties"
     ),
-    "properties that are a number": ({"about": described([TOP, BOTTOM], properties=3)}, "has no proper properties"),
     "a chunk of a number": (
         {"about": described([TOP]), "places": ((index(), info(size=len(archive(3, {})))),), "data": archive(3, {})},
         "a chunk of it is not a plain tensor",
@@ -485,11 +442,7 @@ FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
         {"about": described([TOP]), "places": ((index(), info(start=len(CHUNK) + 1)),)},
         f"lies at bytes {len(CHUNK) + 1} to {2 * len(CHUNK) + 1} of {2 * len(CHUNK)} .truncated",
     ),
-    "before the file": ({"about": described([TOP]), "places": ((index(), info(start=-1)),)}, "lies at bytes -1 to "),
-    "of less than nothing": ({"about": described([TOP]), "places": ((index(), info(size=-1)),)}, "lies at bytes 0 to"),
-    "at a fraction": ({"about": described([TOP]), "places": ((index(), info(start=0.5)),)}, "has no proper offset"),
     "in a file called 3": ({"about": described([TOP]), "places": ((index(), info(3)),)}, "no proper relative_path"),
-    "of an offset of text": ({"about": described([TOP]), "places": ((index("00"), info()),)}, "has no proper offset"),
 }  # fmt: skip
 
 
@@ -552,12 +505,9 @@ def program(config: Any = None, **more: bytes) -> bytes:
 PROGRAMS: dict[str, tuple[bytes, str]] = {
     "no weights": (zipped({"m/archive_format": b"pt2", "m/x": b""}), r"is a compiled PyTorch package \(AOTInductor\)"),
     "of an old torch": (zipped({"serialized_state_dict.pt": b""}), "is a torch.export program of torch before 2.8"),
-    "no config": (program(), "its table of weights has no config"),
     "a config of a list": (program([]), "its table of weights has no config"),
     "an entry of text": (program({"w": "x"}), "its table of weights has no proper entry for it: TypeError"),
-    "no dtype": (program({"w": {"path_name": "weight_0", "tensor_meta": {}}}), "no proper entry for it: KeyError 'dty"),
     "an unknown dtype": (program({"w": weight(dtype=99)}), r"stored in a way that is not read \(dtype 99, layout 7\)"),
-    "a dtype of text": (program({"w": weight(dtype="7")}), r"in a way that is not read \(dtype 7, layout 7\)"),
     "sparse": (program({"w": weight(layout=1)}), r"in a way that is not read \(dtype 7, layout 1\)"),
     "pickled": (program({"w": weight(pickled=True)}), r"in a way that is not read \(dtype 7, layout 7, pickled\)"),
     "elsewhere": (program({"w": weight("weight_1")}), "its data weight_1 is missing"),
@@ -606,16 +556,12 @@ def sparse(layout: str, *indices: Any, shape: tuple[int, ...] = (2, 3), values: 
 
 SPARSE: dict[str, tuple[bytes, str]] = {
     "before": (sparse("sparse_coo", [[0, -1], [0, 0]]), "indices do not fit its shape .2, 3.: negative or too many"),
-    "three rows of two": (sparse("sparse_coo", [[0, 1]] * 3), "do not fit its shape .2, 3.: negative or too many"),
     "beyond": (sparse("sparse_coo", [[0, 2], [0, 0]]), r"its sparse indices do not fit its shape \[2, 3\]: index 2"),
     "falling": (sparse("sparse_csr", [0, 2, 1], [1, 0]), "the compressed indices do not rise from 0 to the number of"),
-    "not from 0": (sparse("sparse_csr", [1, 1, 2], [1, 0]), "the compressed indices do not rise from 0"),
     "not to the end": (sparse("sparse_csr", [0, 1, 1], [1, 0]), "the compressed indices do not rise from 0"),
     "a column before": (sparse("sparse_csr", [0, 1, 2], [1, -1]), "the compressed indices do not rise from 0"),
     "a column beyond": (sparse("sparse_csr", [0, 1, 2], [1, 3]), r"do not fit its shape \[2, 3\]: index 3 is out"),
     "batches": (sparse(*CSR, shape=(1, 2, 3)), "batches of compressed sparse tensors are not computed"),
-    "batches of indices": (sparse("sparse_csr", [[0, 1, 2]], [1, 0]), "batches of compressed sparse tensors are not"),
-    "batches of values": (sparse(*CSR, values=[[1.0], [2.0]]), "batches of compressed sparse tensors are not computed"),
     "blocks that do not divide": (
         sparse("sparse_bsr", [0, 1], [0], values=[[[1.0, 2.0]]]), r"its sparse indices do not fit its shape \[2, 3\]:"
     ),
@@ -748,16 +694,6 @@ def test_numbers_of_which_torch_makes_others(scheme: str, numbers: Any, words: s
         opened(tmp_path / "a.pt", quantised(scheme, *numbers))
 
 
-def test_pieces_that_repeat_what_is_stored(tmp_path: Path) -> None:
-    """They take time, but no memory: they count as what they are, and are read in windows."""
-    held = (stored("q", 1, Global("torch.QInt8Storage")), 0, (2, 3), (0, 0))
-    value = Call(
-        Global("torch._utils._rebuild_qtensor"), (*held, (Global("torch.per_tensor_affine"), 0.5, 1), False, ORDERED)
-    )
-    got = opened(tmp_path / "a.pt", archive({"w": value}, {"q": b"\3"}), densify=True)
-    assert got["w"].numpy().tolist() == [[1, 1, 1], [1, 1, 1]]
-
-
 # --- TorchScript --------------------------------------------------------------------------------------------------
 
 
@@ -793,11 +729,7 @@ MODULE = 'class Net(Module):\n  __parameters__ = ["w", ]\n  __buffers__ = ["b", 
         (MODULE.replace('"w", ', "").replace('"b", ', ""), "w b c"),  # a container of attributes
         # the lists are not what torch writes: nothing is left out
         ("", "w b c"),
-        (MODULE.replace("Net", "Net_"), "w b c"),
         (MODULE.replace("  __buffers__", "  buffers"), "w b c"),  # PyTorch before 1.6
-        (MODULE.replace("(Module)", ""), "w b c"),
-        (MODULE.replace("  __", "    __"), "w b c"),
-        (MODULE.replace("class Net", "class N(Module):\ndef Net"), "w b c"),
         (MODULE.replace("\n", "\r\n"), "w b c"),
     ],
 )  # fmt: skip
@@ -862,9 +794,7 @@ def placed(name: str) -> Call:
     [
         ((placed("Shard"), placed("Replicate")), (2,), True),
         ((placed("Shard"), placed("Partial")), (2,), False),
-        ([placed("Shard")], (2,), False),
         ((placed("Shard"),), (4,), False),
-        ((3,), (2,), False),
     ],
 )
 def test_shards_of_a_dtensor(placements: Any, shape: tuple[int, ...], read: bool, tmp_path: Path) -> None:

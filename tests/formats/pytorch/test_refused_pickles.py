@@ -14,7 +14,6 @@ from ckptconv.formats.pytorch.globals import TORCH
 from ckptconv.formats.pytorch.pickle import OPS, REFUSED, load
 from ckptconv.formats.pytorch.tensors import (
     UNTYPED,
-    Absent,
     Pieces,
     Storage,
     StorageType,
@@ -87,44 +86,24 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "a layout of a number": (sparse(Call(Global("torch.serialization._get_layout"), (3,)), ()), "a layout is called 3"),
     "no quantiser": (tensor("quantised"), "a tensor without a quantiser lies in QInt8Storage"),
     "a dtype of text": (typed("float32"), "a tensor has the dtype 'float32'"),
-    "a list of metadata": (tensor("float", 0, (2, 3), (3, 1), False, ["conj"]), "the metadata .'conj'.; conj and"),
     "unknown metadata": (tensor("float", 0, (2, 3), (3, 1), False, {"perm": True}), "the metadata .'perm'.; conj and"),
-    "conj by a number": (tensor("complex", 0, (2,), (1,), False, {"conj": 1}), "of complex64 is stored conjugated"),
-    "conj that is denied, which torch takes for conj": (
-        tensor("complex", 0, (2,), (1,), False, {"conj": False}), "of complex64 is stored conjugated"
-    ),
     "neg of whole numbers": (tensor("long", 0, (2, 3), (3, 1), False, {"neg": True}), "of int64 is stored conjugated"),
-    "neg of what nothing holds": (tensor("half", 0, (2,), (1,), False, {"neg": True}), "stored conjugated or negated"),
     "a gradient that is a number": (tensor("float", 0, (2, 3), (3, 1), 1), "whether a tensor has a gradient is 1"),
     "a gradient of whole numbers": (tensor("long", 0, (2, 3), (3, 1), True), "a tensor of int64 has a gradient"),
     "a parameter of a number": (Call(PARAMETER, (3,)), "a parameter is made of 3"),
-    "a parameter with a gradient of 2": (utils("_rebuild_parameter", tensor(), 2, ORDERED), "has a gradient is 2"),
     "meta with a dtype of text": (utils("_rebuild_meta_tensor_no_storage", "f", (2,), (1,), False), "the dtype 'f'"),
-    "meta with a shape of text": (
-        utils("_rebuild_meta_tensor_no_storage", FLOAT32, "2", (1,), False), "the shape of a tensor is '2'"
-    ),
     "another device, of a number": (
         utils("_rebuild_xla_tensor", 3, FLOAT32, "xla", False), "a tensor of another device is made of 3"
     ),
     "another device, cast to text": (
         utils("_rebuild_xla_tensor", tensor(), "f", "xla", False), "stored as float32 and is to become 'f'"
     ),
-    "another device, with a gradient of None": (
-        utils("_rebuild_xla_tensor", tensor(), None, "xla", None), "whether a tensor has a gradient is None"
-    ),
     "made of a list": (Call(Global("torch.FloatTensor"), ([1.0],)), r"a tensor is made by FloatTensor\(.1.0.\)"),
-    "made of a storage and more": (Call(Global("torch.FloatTensor"), (Id("float"), 1)), r"FloatTensor\(.*, 1\)"),
-    "made of packed elements": (Call(Global("torch.ComplexHalfTensor"), (Id("half"),)), "made by ComplexHalfTensor"),
-    "of no type, made of a storage": (Call(Global("torch.Tensor"), (Id("float"),)), r"a tensor is made by Tensor\("),
     "a state of three": (
         utils("_rebuild_parameter_with_state", tensor(), False, ORDERED, (1, 2, 3)), r"has the state \(1, 2, 3\)"
     ),
-    "a state of text": (
-        utils("_rebuild_parameter_with_state", tensor(), False, ORDERED, ("a", None)), "a tensor has the state"
-    ),
     "an attribute called 3": (state(3, 1), "an attribute of a tensor is called 3"),  # type: ignore[arg-type]
     "a subclass by a list": (subclass(plain()[0], TENSOR, [1], None), "a tensor subclass is rebuilt without arguments"),
-    "of a class that is none": (subclass(*plain()[:1], FLOAT32, plain()[1], None), "a tensor is of the class a"),
     "of a known class that is no tensor": (
         subclass(plain()[0], Global("torch.Size"), plain()[1], None), "a tensor is of the class a Known"
     ),
@@ -132,68 +111,30 @@ TENSORS: dict[str, tuple[Any, str]] = {
         subclass(Global("torch.Size"), TENSOR, ((2,),), None), "a tensor subclass is rebuilt by a Known"
     ),
     "rebuilt of 64 arguments": (subclass(plain()[0], TENSOR, (0,) * 64, None), "a tensor subclass is rebuilt by a"),
-    "of another device, with a state": (
-        subclass(
-            Global("torch._utils._rebuild_device_tensor_from_numpy"), TENSOR,
-            (Call(
-                Global("numpy.core.numeric._frombuffer"),
-                (b"\0" * 8, Call(Global("numpy.dtype"), ("f4", False, True)), (2,)),
-            ), FLOAT32, "xla", False), {"a": 1},
-        ), "a tensor of another device has a state",
-    ),
-    "1.7 with the state None": (subclass(*plain()[:1], PARAMETER, plain()[1], None, "_rebuild_from_type"), "state"),
     "an unknown layout": (sparse("torch.sparse_new", (tensor(), tensor(), (2, 3))), "layout .* is not understood"),
-    "a layout of text": (utils("_rebuild_sparse_tensor", "sparse_coo", ()), "the layout 'sparse_coo' is not"),
-    "sparse by a list": (sparse("torch.sparse_coo", [tensor(), tensor(), (2, 3)]), "is not understood"),
     "sparse without a size": (sparse("torch.sparse_coo", (tensor(), tensor())), "is not understood"),
-    "sparse with too much": (sparse("torch.sparse_coo", (tensor(), tensor(), (2,), False, 1)), "is not understood"),
-    "compressed with coalesced": (
-        sparse("torch.sparse_csr", (tensor(), tensor(), tensor(), (2,), False)), "is not understood"
-    ),
     "sparse of numbers": (sparse("torch.sparse_coo", (1, tensor(), (2, 3))), "pieces of a sparse_coo tensor are not"),
     "sparse of the shape None": (sparse("torch.sparse_coo", (tensor(), tensor(), None)), "the shape of a tensor is"),
     "sparse without end": (sparse("torch.sparse_coo", (tensor(), tensor(), (2**40, 2**40))), "more than 2.63 elements"),
-    "quantised by nothing": (quantised(()), "a quantised tensor without a quantiser"),
     "quantised by a list": (quantised([AFFINE, 0.1, 3]), "a quantised tensor without a quantiser"),
-    "quantised by text": (quantised(("per_tensor_affine", 0.1, 3)), "a quantised tensor without a quantiser"),
     "quantised with one number": (quantised((AFFINE, 0.1)), "the scheme per_tensor_affine with 1 numbers"),
     "quantised in a way unknown": (
         quantised((Global("torch.per_tensor_symmetric"), 0.1, 3)), "scheme per_tensor_symmetric with 2 numbers"
     ),
     "quantised by text for a scale": (quantised((AFFINE, "0.1", 3)), r"has the numbers \('0.1', 3\)"),
-    "quantised by a tensor for a scale": (quantised((AFFINE, tensor(), 3)), "a quantised tensor has the numbers"),
-    "along no axis": (quantised((CHANNELS, [1.0, 1.0], [0, 0], None)), "is quantised along the axis None"),
     "along the third axis of two": (quantised((CHANNELS, [1.0, 1.0], [0, 0], 2)), "quantised along the axis 2"),
     "along the axis before": (quantised((CHANNELS, [1.0, 1.0], [0, 0], -1)), "quantised along the axis -1"),
     "too few scales": (quantised((CHANNELS, [1.0], [0, 0], 0)), "a tensor of 2 quantised channels has the scale"),
-    "too many zero points": (quantised((CHANNELS, [1.0, 1.0], tensor(), 0)), "channels has 6 of zero_point"),
-    "a scale for all channels": (quantised((CHANNELS, 1.0, [0, 0], 0)), "quantised channels has the scale 1.0"),
     "nested numbers": (utils("_rebuild_nested_tensor", tensor(), tensor(), 1, tensor()), "a nested tensor are not"),
     "a state that brings other data": (
         Raw(pickled(tensor())[2:-1] + b"K\1b"), "a tensor is given other data by its state 1"
     ),
-    "a state of a Variable that is none": (
-        Call(Global("torch._utils._rebuild_tensor"), (Id("float"), 0, (2,), (1,)), ((1, 2, 3),)), "given other data by"
-    ),
     "an empty tensor filled by nothing": (Call(Global("torch.FloatTensor"), (), (3,)), "an empty tensor is given .* 3"),
-    "an empty tensor filled twice": (
-        Call(Global("torch.FloatTensor"), (), ((Id("float"), 0, (2,), (1,)),) * 2), "an empty tensor is given the state"
-    ),
     "an empty tensor filled by another type": (
         Call(Global("torch.FloatTensor"), (), ((Id("long"), 0, (2,), (1,)),)), "an empty tensor is given the state"
     ),
-    "an empty tensor filled by quantised elements": (
-        Call(Global("torch.Tensor"), (), ((Id("quantised"), 0, (2,), (1,)),)), "an empty tensor is given the state"
-    ),
-    "a variable that has a type": (
-        Call(Global("torch.FloatTensor"), (), ((tensor(), False, None, False, False),)), "an empty tensor is given"
-    ),
     "a shape of text": (tensor(shape="2", strides=(1,)), "the shape of a tensor is '2', not at most 64 whole numbers"),
-    "a shape of fractions": (tensor(shape=(2.0,), strides=(1,)), r"the shape of a tensor is \(2.0,\)"),
-    "strides of text": (tensor(strides="31"), "the strides of a tensor is '31'"),
     "no storage": (tensor(storage=3), "a tensor has the storage 3"),
-    "no storage, typed": (utils("_rebuild_tensor_v3", 3, 0, (2,), (1,), False, ORDERED, FLOAT32), "the storage 3 and"),
-    "an offset of text": (tensor(offset="0"), "the offset '0'"),
     "strides for another shape": (tensor(shape=(2,), strides=(3, 1)), r"has the shape \[2\] but the strides \[3, 1\]"),
     "one element too many": (tensor(offset=1), "reaches byte 28 of the storage 'float', which has 24"),
     "an expansion": (
@@ -219,15 +160,9 @@ ALLOWED: dict[str, tuple[Any, type, tuple[int, ...]]] = {
     "nothing, far away": (tensor(offset=99, shape=(0,), strides=(1,)), View, (0,)),
     "the widest expansion": (tensor(shape=(2**30,), strides=(0,)), View, (2**30,)),
     "conjugated": (tensor("complex", 0, (2,), (1,), False, {"conj": True, "neg": True}), View, (2,)),
-    "negated floats": (tensor("float", 0, (2,), (1,), False, {"neg": True}), View, (2,)),
-    "a gradient of a complex tensor": (tensor("complex", 0, (2,), (1,), True), View, (2,)),
     "sparse, coalesced": (sparse("torch.sparse_coo", (tensor(), tensor(), (4, 5), True)), Pieces, (4, 5)),
     "compressed": (sparse("torch.sparse_csr", (tensor(), tensor(), tensor(), [4, 5])), Pieces, (4, 5)),
     "quantised": (quantised((AFFINE, 0.1, 3)), Pieces, (2, 3)),
-    "quantised along the last axis": (quantised((CHANNELS, [1.0] * 3, [0] * 3, 1)), Pieces, (2, 3)),
-    "a part of a storage": (tensor("part", 0, (4,), (1,)), View, (4,)),
-    "meta": (utils("_rebuild_meta_tensor_no_storage", FLOAT32, (7,), (1,), False), Absent, (7,)),
-    "another device": (utils("_rebuild_xla_tensor", tensor(), FLOAT32, "xla", False), View, (2, 3)),
     "bytes": (tensor("bytes", 0, (24,), (1,)), View, (24,)),
     "made of its storage": (Call(Global("torch.LongTensor"), (Id("long"),)), View, (6,)),
     "a Variable": (
@@ -276,40 +211,24 @@ SHARED = Raw(pickled(dtype())[2:-1] + b"q\1")  # one dtype, which an array uses 
 ARRAYS: dict[str, tuple[Any, str]] = {
     "spelled by a number": (dtype(3), "a pickled numpy dtype is spelled 3"),
     "a state of text": (dtype("f4", True, "<"), "the state of a pickled numpy dtype is '<'"),
-    "a state of seven": (dtype("f4", True, LITTLE[:7]), "the state of a pickled numpy dtype is"),
-    "a state of ten": (dtype("f4", True, (*LITTLE, None, None)), "the state of a pickled numpy dtype is"),
-    "an unknown order": (dtype("f4", True, (3, "?", *LITTLE[2:])), "the state of a pickled numpy dtype is"),
     "a subarray": (dtype("f4", True, (3, "<", 1, *LITTLE[3:])), "a structured numpy dtype is not a tensor's dtype"),
-    "names": (dtype("f4", True, (*LITTLE[:3], ("a",), *LITTLE[4:])), "a structured numpy dtype is not a tensor's"),
-    "fields": (dtype("f4", True, (*LITTLE[:4], {}, *LITTLE[5:])), "a structured numpy dtype is not a tensor's"),
     "a state while it is used": (
         (buffer(b"\0" * 4, SHARED, (1,)), Raw(b"h\1"), Raw(b"h\1" + pickled(LITTLE)[2:-1] + b"b")),
         "given a state where NumPy ignores it or arrays use it",
     ),
     "another size": (dtype("S4", True, (3, "|", None, None, None, 8, 1, 0)), "dtype S4 is given the size 8"),
     "unknown to numpy": (buffer(b"\0" * 3, dtype("f3"), (1,)), "numpy has no dtype 'f3'"),
-    "an array's state of text": (array()._replace(states=("x",)), "the state of a pickled numpy array is not"),
     "an array's state of three": (array((2,), dtype(), False), "the state of a pickled numpy array is not understood"),
-    "an array's state of six": (array(1, 2, (2,), dtype(), False, b""), "state of a pickled numpy array is not"),
     "filled twice": (array(1, (1,), dtype(), False, b"\0" * 4, states=2), "a pickled numpy array is filled twice"),
     "a shape of text": (array(1, "1", dtype(), False, b"\0" * 4), "a pickled numpy array has no proper shape or dtype"),
-    "a shape of fractions": (array(1, (1.0,), dtype(), False, b"\0" * 4), "array has no proper shape or dtype"),
-    "a dtype of text": (array(1, (1,), "f4", False, b"\0" * 4), "array has no proper shape or dtype"),
     "a byte too many": (array(1, (2,), dtype(), False, b"\0" * 9), r"array of shape \[2\] holds 9 instead of 8"),
-    "no bytes": (array(1, (2,), dtype(), False, None), r"array of shape \[2\] holds -1 instead of 8"),
     "objects without a list": (array(1, (1,), dtype("O8"), False, b"\0" * 8), r"array of shape \[1\] holds 8 instead"),
-    "a list of floats": (array(1, (1,), dtype("f4"), False, [1.0]), r"array of shape \[1\] holds 1 instead of 1"),
     "reconstructed from something else": (
         Call(Global("numpy.core.multiarray._reconstruct"), (FLOAT32, (0,), b"b")), "numpy is asked to reconstruct a"
     ),
-    "reconstructed from another name": (
-        Call(Global("numpy.core.multiarray._reconstruct"), (Global("numpy.dtype"), (0,), b"b")), "asked to reconstruct"
-    ),
     "an unknown order of elements": (buffer(b"\0" * 4, dtype(), (1,), "A"), "a pickled numpy array in the order 'A'"),
-    "kept without axes": (buffer(b"\0" * 4, dtype(), (1,), "K"), "a pickled numpy array in the order 'K'"),
     "axes without being kept": (buffer(b"\0" * 4, dtype(), (1,), "C", (0,)), "a pickled numpy array in the order 'C'"),
     "axes that are none": (buffer(b"\0" * 4, dtype(), (1, 1), "K", (0, 2)), r"array whose axes are \(0, 2\)"),
-    "axes twice": (buffer(b"\0" * 4, dtype(), (1, 1), "K", (0, 0)), r"array whose axes are \(0, 0\)"),
 }  # fmt: skip
 
 
@@ -352,7 +271,6 @@ MACHINE: dict[str, tuple[bytes, str]] = {
     "a number that is called": (b"\x80\2K\1)R.", "a int is called at byte 6"),
     "a key of 65": (pickled({(1,) * 64: 1}), "a key at byte [0-9]+ is nested too deeply"),
     "a long key": (pickled({("a" * 2**15, "b" * 2**15, "c"): 1}), "a key at byte [0-9]+ is nested too deeply"),
-    "a key of bytes, long": (pickled({(b"a" * 2**16, b"c"): 1}), "a key at byte [0-9]+ is nested too deeply"),
     "a list for a key": (b"\x80\2}]K\1s.", r"a list cannot be a key \(byte 7\)"),
     "a key without a value": (b"\x80\2}(K\1u.", "a key without a value at byte 7"),
     "items of a list": (b"\x80\2]K\1K\1s.", "items are set on a list at byte 8"),
@@ -369,19 +287,12 @@ MACHINE: dict[str, tuple[bytes, str]] = {
         "a dictionary is made of 2 arguments",
     ),
     "a dictionary of text": (pickled(Call(Global("collections.OrderedDict"), ("ab",))), "is made of 'ab'"),
-    "a dictionary of texts": (pickled(Call(Global("builtins.dict"), (["ab"],))), "is made of pairs such as 'ab'"),
-    "a dictionary of a list's list": (pickled(Call(Global("builtins.dict"), ([[[], 1]],))), "a list cannot be a key"),
     "counted text": (pickled(Call(Global("collections.Counter"), ("ab",))), "a Counter of 'ab'"),
     "a list of text": (pickled(Call(Global("builtins.list"), ("ab",))), "a str instead of a list"),
     "a complex of text": (pickled(Call(Global("builtins.complex"), ("1", 2))), r"complex\(\) of something that is not"),
-    "an imaginary part of text": (pickled(Call(Global("builtins.complex"), (1, "2"))), r"complex\(\) of something"),
     "a set of lists": (pickled(Call(Global("builtins.set"), ([[1]],))), "a list cannot be a key"),
     "a path of numbers": (pickled(Call(Global("pathlib.PosixPath"), ("a", 1))), r"a path is made of \('a', 1\)"),
     "an item of a dictionary": (pickled(Call(Global("operator.getitem"), ({}, 1))), "an item of a dict is asked for"),
-    "an item of another name": (
-        pickled(Call(Global("operator.getitem"), (Global("torch.Size"), 1))),
-        "an item of a Known is asked for",
-    ),
     "a list that is not one": (
         pickled(Call(Global("torch.jit._pickle.build_intlist"), ("12",))),
         "is built from something that is not a list",
@@ -403,17 +314,13 @@ def test_the_machine(what: str) -> None:
         (Call(Global("torch.device"), (1,) * 64), ":".join("1" * 64)),
         ({(1,) * 63: 1}, {(1,) * 63: 1}),
         ({KEY: 1}, {KEY: 1}),
-        ({("a" * 2**15, "b" * 2**15): 1}, {("a" * 2**15, "b" * 2**15): 1}),
         (Raw(b"\x8a\x40" + b"\1" * 64), int.from_bytes(b"\1" * 64, "little")),
-        (Raw(b"\x8a\0"), 0),
         (Raw(b"\x8b\2\0\0\0\xff\xff"), -1),
         (Raw(b"\x8f(K\1K\2\x90"), {1, 2}),
-        (Raw(b"(K\1K\2\x91"), frozenset({1, 2})),
         (Call(Global("pathlib.PosixPath"), ("/", "a", "b")), "/a/b"),
         (Call(Global("builtins.slice"), (1, None, 2)), (1, None, 2)),
         (Call(Global("builtins.complex"), (1, 2.5)), 1 + 2.5j),
         (Call(Global("builtins.bytearray"), ("é", "latin-1")), b"\xe9"),
-        (Call(Global("builtins.tuple"), ([1, 2],), new=True), (1, 2)),
         (Call(Global("collections.OrderedDict"), ([["a", 1], ("b", 2)],)), {"a": 1, "b": 2}),
         (Call(Global("collections.defaultdict"), (Global("builtins.int"), {"a": 1})), {"a": 1}),
         (Call(Global("torch.jit._pickle.build_intlist"), ((1, 2),)), [1, 2]),
@@ -422,11 +329,6 @@ def test_the_machine(what: str) -> None:
 )  # fmt: skip
 def test_what_is_just_allowed(value: Any, expected: Any) -> None:
     assert read(value) == expected
-
-
-def test_a_name_of_2000_characters_is_looked_up() -> None:
-    with refused("names 1 class or function"):
-        load(pickled(Raw(pickled("a" * 1000)[2:-1] + pickled("b" * 1000)[2:-1] + b"\x93")))
 
 
 def test_an_object_has_one_state() -> None:
