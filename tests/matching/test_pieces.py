@@ -59,14 +59,12 @@ BIASES = {
     # gates, the bias of the source: what it becomes
     "LSTM": (4, (12,), ("", BOTH[:1], cells.SUMMED, "", False, (("t.bias_hh", (0.0,)),))),
     "CuDNN LSTM": (4, (24,), ("(a.0 + a.1) -> a.0, a.1", BOTH, KEPT_GATES, "", False, ())),
-    "LSTM, stacked": (4, (2, 12), ("e a -> a", BOTH, KEPT_GATES, "e", False, ())),
     "GRU": (3, (9,), ("(h.z + h.r + h.n) -> (h.r + h.z + h.n)", BOTH[:1], cells.RESET, "", True,
                       (("t.bias_hh", (0.0,)),))),
     "CuDNN GRU": (3, (18,), ("(h.a + h.b + h.c + h.d + h.e + h.f) -> (h.b + h.a + h.c), (h.e + h.d + h.f)", BOTH,
                              KEPT_GATES, "", False, ())),
     "GRU, reset after": (3, (2, 9), ("e (h.z + h.r + h.n) -> (h.r + h.z + h.n)", BOTH, KEPT_GATES, "e", False, ())),
     "another length": (3, (10,), None),
-    "another shape": (4, (3, 12), None),
 }  # fmt: skip
 
 
@@ -108,35 +106,18 @@ TURNED = ("(s c) -> (c s)", FLAT)
 # The source; the target's classes ({} of a file); whether Keras says that it follows a Flatten; what vectors become.
 VECTORS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, str], bool, dict[str, tuple[str, str]]]] = {
     "a normalisation": (CONV | NORM | DENSE, OWN, False, {"n.gamma": TURNED}),
-    "all of it": (CONV | NORM | {"n/beta": (60,)} | DENSE, OWN, False, {"n.gamma": TURNED, "n.beta": TURNED}),
-    "with one output": (CONV | NORM | {"d/kernel": (60, 1), "d/bias": (1,)}, OWN, False, {"n.gamma": TURNED}),
     "with one input": (CONV | {"e/kernel": (1, 60), "e/bias": (60,)} | NORM | DENSE, OWN, False, {}),
-    "defined later": (CONV | DENSE | NORM, OWN, False, {"n.gamma": TURNED}),
-    "of a class of one's own": (CONV | NORM | DENSE, {"c.kernel": "conv2d"}, False, {"n.gamma": TURNED}),
     "into a file": (CONV | NORM | DENSE, {}, False, {"n.gamma": ("", FLAT_NOT)}),
     "of an image": (CONV | NORM | DENSE, {"n.gamma": "batchnorm2d"}, False, {}),
-    "of another length": (CONV | {"n/gamma": (30,)} | DENSE, OWN, False, {}),
     "of no image": ({"c/kernel": (1, 1, 2, 7)} | NORM | DENSE, OWN, False, {}),
     "as long as the outputs of a layer": (CONV | {"e/kernel": (7, 60), "e/bias": (60,)} | NORM | DENSE, OWN, False, {}),
-    "as long as those, but Keras says": (
-        CONV | {"e/kernel": (7, 60), "e/bias": (60,)} | NORM | DENSE, OWN, True, {"n.gamma": ("", FLAT_NOT)},
-    ),
     "in front of a square matrix": (CONV | NORM | SQUARE, OWN, False, {"n.gamma": ("", FLAT_NOT)}),
     "behind it": (CONV | SQUARE | NORM, OWN, False, {"n.gamma": ("", FLAT_NOT)}),
-    "behind it, but Keras says": (CONV | SQUARE | NORM, OWN, True, {"n.gamma": TURNED}),
     "a row": (CONV | {"n/scale": (1, 60)} | DENSE, OWN, False, {"n.scale": ("a (s c) -> a (c s)", FLAT)}),
     "joined channels": (CONV | NORM | {"e/kernel": (1, 1, 60, 4)} | DENSE, OWN, False, {}),
-    "the bias of heads": (CONV | {"n/kernel": (3, 6, 10), "n/bias": (60,)} | DENSE, OWN, False, {}),
-    "channels of a depthwise kernel": (
-        CONV | {"e/depthwise_kernel": (3, 3, 5, 12)} | NORM | DENSE, OWN, False, {},
-    ),
     "with a decoder": (
         CONV | NORM | DENSE | DECODER, OWN, False,
         dict.fromkeys(("n.gamma", "z.bias"), ("(s c) -> (c s)", SHAPED_IMAGE)),
-    ),
-    "behind a decoder's": (
-        CONV | DENSE | {"z/kernel": (6, 60), "z/bias": (60,)} | NORM | {"t/kernel": (1, 1, 5, 2)}, OWN, False,
-        dict.fromkeys(("z.bias", "n.gamma"), ("(s c) -> (c s)", SHAPED_IMAGE)),
     ),
 }  # fmt: skip
 

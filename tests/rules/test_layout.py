@@ -51,25 +51,20 @@ def gates(x: np.ndarray[Any, Any], order: list[int]) -> np.ndarray[Any, Any]:
 
 
 ONE = [
-    ("i o -> o i", (3, 4), {}, lambda x: x.T),
     ("h w i o -> o i h w", (2, 3, 4, 5), {}, lambda x: x.transpose(3, 2, 0, 1)),
     ("... i o -> o i ...", (3, 4), {}, lambda x: x.T),
     ("... i o -> o i ...", (2, 3, 4), {}, lambda x: x.transpose(2, 1, 0)),
-    ("... i o -> o i ...", (2, 5, 3, 4), {}, lambda x: x.transpose(3, 2, 0, 1)),
     ("h w c m -> (c m) 1 h w", (2, 3, 4, 5), {}, lambda x: x.transpose(2, 3, 0, 1).reshape(20, 1, 2, 3)),
     ("(h w c) o -> o (c h w)", (24, 5), {"h": 2, "w": 3}, lambda x: x.reshape(6, 4, 5).T.reshape(5, 24)),
     ("d h k -> (h k) d", (3, 4, 5), {}, lambda x: x.reshape(3, 20).T),
-    ("d (h k) -> h k d", (3, 20), {"h": 4}, lambda x: x.reshape(3, 4, 5).transpose(1, 2, 0)),
     ("1 n -> n", (1, 6), {}, lambda x: x[0]),
     ("n -> 1 1 n", (6,), {}, lambda x: x[None, None]),
     ("->", (), {}, lambda x: x),
     ("-> 1", (), {}, lambda x: x[None]),
-    ("(m n) o -> o n m", (8, 3), {"m": 2}, lambda x: x.reshape(2, 4, 3).transpose(2, 1, 0)),
     ("x (h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o) x", (3, 8), {}, lambda x: gates(x, [0, 2, 1, 3])),
     ("(m + n) d -> (n + m) d", (6, 3), {"m": 2}, lambda x: np.concatenate([x[2:], x[:2]])),
     ("a ((b + c) d) -> d a (c + b)", (2, 15), {"b": 1, "d": 3},
      lambda x: np.roll(x, -3, 1).reshape(2, 5, 3).transpose(2, 0, 1)),
-    ("a (b (c + d)) -> (c + d) (b a)", (2, 15), {"b": 3, "c": 2}, lambda x: x.reshape(2, 3, 5).T.reshape(5, 6)),
     ("a b -> b a", (0, 3), {}, lambda x: x.T),
 ]  # fmt: skip
 
@@ -192,21 +187,15 @@ def test_nothing_moves() -> None:
     [
         ("a b", [], {}, "one `->`"),
         ("a b -> a", [], {}, "only one side has the axes"),
-        ("a a -> a", [], {}, "stands twice"),
         ("(a + a) -> a, a", [], {}, "same axes"),
         ("(a b -> b a", [], {}, "open parenthesis"),
-        ("a) -> a", [], {}, "left over"),
-        ("a $ -> a", [], {}, "'$'"),
         ("(a ...) -> a ...", [], {}, "outside parentheses"),
-        ("((((((((((a)))))))))) -> a", [], {}, "nested"),
         ("a " * 600 + "-> a", [], {}, "longer than"),
         ("a b -> b a", [(2, 3, 4)], {}, "2 axes, the tensor has 3"),
         ("(h w) o -> o h w", [(6, 2)], {}, "size of h, w"),
         ("(h w) o -> o h w", [(6, 2)], {"h": 4}, "no size of 'w' gives an axis of length 6"),
         ("a a.b -> a.b a", [(2, 3)], {}, "would have to be 2"),
-        ("2 a -> a 2", [], {}, "'2' is not an axis name"),
         ("a, b -> (a + b)", [(3,)], {}, "takes 2 tensors"),
-        ("1 a -> a", [(2, 3)], {}, "an axis of length 2 would have to be 1 long"),
         ("(x.a + x.b) -> x.b, x.a", [(5,)], {}, "no size of 'x'"),
     ],
 )
