@@ -330,13 +330,9 @@ def test_what_is_not_a_path_is_a_usage_error(path: Path, tmp_path: Path) -> None
         (lambda: ckptconv.open(None), "a path is needed, not NoneType"),
         (lambda: ckptconv.convert(c, out), "a path is needed, not Checkpoint; save"),
         (lambda: ckptconv.convert({"a": np.ones(3)}, out), "a path is needed, not dict; save"),
-        (lambda: ckptconv.convert(path, 3), "a path is needed, not int"),
-        (lambda: ckptconv.diff(path, {}), "a path is needed, not dict"),
         (lambda: ckptconv.report(c), "a path is needed, not Checkpoint"),
         (lambda: ckptconv.match(c, 3), "target is a path, an open checkpoint or a torch module, not int"),
-        (lambda: ckptconv.verify(c), "a path is needed, not Checkpoint"),
         (lambda: ckptconv.inspect(b"x"), "a path is needed, not bytes"),
-        (lambda: ckptconv.save({1: np.ones(3)}, out), "1: a name is a text"),
     ):
         with pytest.raises(ckptconv.UsageError, match=says):
             call()
@@ -349,11 +345,10 @@ def test_what_is_not_a_path_is_a_usage_error(path: Path, tmp_path: Path) -> None
     ("given", "says"),
     [
         ({"jobs": "2"}, "jobs= takes a number, not '2'"),
-        ({"jobs": 0}, "jobs=0 is not a number of threads: it is at least 1"),
-        ({"jobs": -1}, "jobs=-1 is not a number"), ({"jobs": 1.5}, "jobs= takes a number, not 1.5"),
+        ({"jobs": -1}, "jobs=-1 is not a number"),
         ({"rename": [("a", "x")]}, r"rename= takes 'FROM=TO', several, or a mapping {FROM: TO}, not \[\('a', 'x'\)\]"),
-        ({"include": 3}, "include= takes a text or several, not 3"), ({"at": 3}, "at= takes a text, not 3"),
-        ({"weights_only": "no"}, "weights_only= takes True or False, not 'no'"), ({"map": 3}, "map= takes a function"),
+         ({"at": 3}, "at= takes a text, not 3"),
+        ({"weights_only": "no"}, "weights_only= takes True or False, not 'no'"),
         ({"max_memory": -1}, "-1 is not a size"), ({"param": [1]}, "param= takes a mapping of names, or texts"),
     ],
 )  # fmt: skip
@@ -378,9 +373,7 @@ def test_habits_of_numpy_h5py_and_safetensors(path: Path, tmp_path: Path) -> Non
         (lambda: c.state_dict(), AttributeError, r"'state_dict'; it maps names to tensors: .* c\.torch\(\)"),
         (lambda: bool(ckptconv.diff(path, path)), TypeError, r"use diff\(a, b\)\.same"),
         (lambda: ckptconv.save(c, tmp_path / "a.safetensor"), ckptconv.UsageError, "did you mean .safetensors"),
-        (lambda: ckptconv.opne, AttributeError, "did you mean open?"),
         (lambda: ckptconv.convert(path, out, overwrite=True), ckptconv.UsageError, "'overwrite'; force= does that"),
-        (lambda: ckptconv.convert(path, out, format="npz"), ckptconv.UsageError, "'format'; to= does that"),
         (lambda: ckptconv.open(path, format=None, filter="a"), ckptconv.UsageError, "'filter'; include= does that"),
         (lambda: ckptconv.save(path, out), ckptconv.UsageError, "not PosixPath; convert takes paths"),
         (lambda: ckptconv.save(np.ones(2), out), ckptconv.UsageError, "give it a name: {'NAME': array}"),
@@ -410,10 +403,7 @@ def test_every_error_speaks_python(path: Path) -> None:
     [
         ([], {}, "no source was given"),
         (["-"], {}, "- is a stream; a checkpoint is read and written at many places, so name a file"),
-        (["/dev/stdin"], {}, "/dev/stdin is a stream; a checkpoint is read"),
-        (["/dev/stdout"], {}, "/dev/stdout is a stream; a checkpoint is read"),
         (["a\0b"], {}, r"a\\x00b holds a NUL or half a surrogate pair, which the name of no file does"),
-        (["a\ud800"], {}, r"a\\ud800 holds a NUL or half a surrogate pair, which the name of no file does"),
         (["a", "b"], {"scope": ["x"]}, "2 sources need 2 scope=NAME, one for each; given are 1"),
         (["a"], {"scope": ["x", "y"]}, "1 sources need 1 scope=NAME, one for each; given are 2"),
     ],

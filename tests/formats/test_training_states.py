@@ -19,7 +19,6 @@ TRAIN_STATE = {
 STATES: dict[str, State] = {
     "TrainState": TRAIN_STATE,
     "in `state`": {f"state/{path}": role for path, role in TRAIN_STATE.items()},
-    "in `model`": {f"model/{path}": role for path, role in TRAIN_STATE.items()},
     "in `run/train`": {f"run/train/{path}": role for path, role in TRAIN_STATE.items()},
     "words below params": {
         "params/clock/step": "", "params/count": "", "params/ema_gate/w": "", "params/optimizer/w": "",
@@ -32,25 +31,17 @@ STATES: dict[str, State] = {
     "flax.optim": {"optimizer/target/w": "", "optimizer/state/param_states/w": "slot", "optimizer/state/step": "step"},
     "flax.nnx": {"model/l/kernel/value": "", "opt_state/0/mu/kernel/value": "slot", "step/value": "step"},
     "Haiku": {"params/mlp/w": "", "state/bn/mean": "", "opt_state/0/mu/mlp": "slot"},
-    "big_vision": {"params/w": "", "opt/0/mu/w": "slot", "opt/0/count": "step"},
     "averages": {"params/w": "", "ema_params/w": "average", "opt_state/0/w": "slot"},
     "collections in `variables`": {
         "variables/params/w": "", "variables/batch_stats/m": "", "ema_params/w": "average", "opt/mu/w": "slot",
         "step": "step",
     },
-    "model_params": {"model_params/w": "", "opt/mu/w": "slot", "opt/count": "step", "step": "step"},
-    "params_g": {"params_g/w": "", "params_d/w": "", "ema_params_g/w": "average", "step": "step"},
-    "train_state": {
-        "train_state/params/w": "", "train_state/opt_state/0/w": "slot", "ema/w": "average", "step": "step",
-    },
     "Praxis": {"mdl_vars/params/w": "", "opt_states/0/mu/w": "slot", "ema/w": "average", "step": "step"},
-    "weights": {"weights/w": "", "opt/mu/w": "slot", "swa/w": "average", "step": "step"},
     "GAN": {"g/params/w": "", "d/params/w": "", "ema_params/w": "average", "step": "step"},
     "modules with these words": {
         "opt/dense/w": "", "step/dense/w": "", "count/dense/w": "", "hyper/weights": "", "opt/params/w": "",
         "opt/opt_params/w": "",
     },
-    "modules called state and target": {"state/w": "", "target/w": "", "action/w": ""},
     "flax.optim without slots": {"target/w": "", "state/step": "step"},
     "a model by its name": {"model/w": "", "optimizer/0/w": "slot", "step": "step"},
 }  # fmt: skip

@@ -171,13 +171,10 @@ def test_mean_and_std_agree_with_exact_fractions(array: np.ndarray) -> None:
     ("array", "expected"),
     [
         (np.array([np.nan, np.inf, -np.inf, -0.0, 0, 2.0], "f4"), (0, 2, 2 / 3, math.sqrt(8) / 3, 2, 1, 2)),
-        (np.array([np.nan, np.inf]), (None, None, None, None, 0, 1, 1)),
         (np.array([True, False, True, True]), (0, 1, 0.75, math.sqrt(3) / 4, 1, 0, 0)),
         (np.array([2**64 - 1, 2**64 - 3], "u8"), (2**64 - 3, 2**64 - 1, float(2**64), 1.0, 0, 0, 0)),
         (np.array([-(2**63), 2**63 - 1], "i8"), (-(2**63), 2**63 - 1, -0.5, 2.0**63, 0, 0, 0)),
         (np.array([3 + 4j, 0], "c8"), (0, 5, 2.5, 2.5, 1, 0, 0)),
-        (np.array([1, 2, 3, -8], ml_dtypes.int4), (-8, 3, -0.5, math.sqrt(19.25), 0, 0, 0)),
-        (np.array([0.5, 448], ml_dtypes.float8_e4m3fn), (0.5, 448, 224.25, 223.75, 0, 0, 0)),
         (np.array([b"", b"abc"], object), (0, 3, 1.5, 1.5, 1, 0, 0)),
     ],
     ids=lambda v: str(v.dtype) if isinstance(v, np.ndarray) else "",
@@ -283,10 +280,8 @@ def shown(node: inspection.Node, depth: int = 0) -> list[str]:
     [
         (["a/b/w", "a/b/v", "a/c"], ["", " a", "  b", "   w *", "   v *", "  c *"]),
         (["a/b/w", "c"], ["", " a/b/w *", " c *"]),
-        (["a.b.w", "a.b.v"], ["", " a.b", "  w *", "  v *"]),
         (["a/b", "a/b/c"], ["", " a/b *", "  c *"]),
         (["l/0/w", "l/1/w", "l/1/v"], ["", " l", "  {0..1}/w *", "  1/v *"]),
-        (["w"], ["", " w *"]),
     ],
 )
 def test_the_tree_of_names(names: list[str], rows: list[str]) -> None:
@@ -321,8 +316,7 @@ def test_totals_by_role_and_dtype() -> None:
     ("key", "order"),
     [
         ("name", ["a2", "a10", "b", "b1x"]), ("-name", ["b1x", "b", "a10", "a2"]), ("size", ["b", "a10", "a2", "b1x"]),
-        ("parameters", ["a10", "b", "a2", "b1x"]), ("dtype", ["a10", "b1x", "b", "a2"]),
-        ("shape", ["b1x", "a2", "b", "a10"]), ("role", ["a10", "b", "a2", "b1x"]),
+         ("dtype", ["a10", "b1x", "b", "a2"]),
     ],
 )  # fmt: skip
 def test_each_column_sorts(key: str, order: list[str]) -> None:

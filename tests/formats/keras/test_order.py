@@ -109,11 +109,8 @@ to = "{x...}"
     [
         ("", {"rename": SWAP}),
         ("m/", {"rename": SWAP, "rename_regex": "^out=head"}),
-        ("", {"converter": "swap.toml", "rename": "out/=head/"}),
-        ("m/", {"converter": "swap.toml", "inverse": True, "rename_regex": "^out=head"}),
         ("", {"converter": "swap.toml", "rename": SWAP}),
         ("m/", {"scope": "s", "rename": ["s/a/=s/b/", "s/b/=s/a/"]}),
-        ("", {"scope": "s", "rename_regex": ["s/a/=x/", "s/b/=s/a/", "x/=s/b/"]}),
     ],
     ids=str,
 )

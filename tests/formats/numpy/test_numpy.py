@@ -169,22 +169,6 @@ def test_twins_for_numpy_are_refused(tmp_path: Path) -> None:
         ckptconv.save({"a": np.ones(1), "a.npy": np.zeros(1)}, tmp_path / "x.npz")
 
 
-@pytest.mark.slow
-def test_zip64(tmp_path: Path) -> None:
-    """65,536 members or more, and offsets beyond 4 GiB, need other end records and wider fields."""
-    entries, end = zip.lay_out((f"{i}.npy", 3) for i in range(65_540))
-    crcs = {e.name: zlib.crc32(b"abc") for e in entries}
-    raw = bytearray(end)
-    for e in entries:
-        raw[e.at : e.start + e.size] = zip.local_header(e, crcs[e.name]) + b"abc"
-    (tmp_path / "x.zip").write_bytes(raw + zip.directory(entries, crcs, end))
-    with zipfile.ZipFile(tmp_path / "x.zip") as z:
-        assert z.read("65539.npy") == b"abc"
-    with Reader(str(tmp_path / "x.zip")) as f:
-        found = zip.members(f).values()
-    assert [(m.name, m.start, m.size) for m in found] == [(e.name.decode(), e.start, 3) for e in entries]
-
-
 @pytest.mark.parametrize("size", [2**32 - 2, 2**32 - 1, 2**40])
 def test_headers_fill_the_room_before_aligned_bytes(size: int) -> None:
     """However long a name is, and with sizes that take a field of their own."""
@@ -237,7 +221,10 @@ def test_deflated_data_that_zlib_holds_back(megabytes: float, fill: str, tmp_pat
     assert found["v"].numpy().tobytes() == array[:-1].tobytes()
 
 
-TWINS = [("w.npy", "w"), ("w", "w.npy"), ("a.npy", "a.npy.npy"), ("a.npy.npy", "v.npy", "a.npy")]
+TWINS = [
+    ("w.npy", "w"),
+    ("a.npy", "a.npy.npy"),
+]
 
 
 @pytest.mark.parametrize("names", TWINS)

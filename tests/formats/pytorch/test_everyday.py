@@ -504,32 +504,6 @@ def test_a_weight_of_two_names_has_one_average(tmp_path: Path) -> None:
     assert not [n for n in got.notes if "no moving average" in n.text]
 
 
-def test_averages_that_do_not_fit_are_errors(tmp_path: Path) -> None:
-    net = Net()
-    cases = {
-        "belong to no weight": {"model": net.state_dict(), "ema": net.state_dict() | {"extra": torch.ones(3)}},
-        "in shape": {"model": net.state_dict(), "ema": net.state_dict() | {"head.bias": torch.ones(3)}},
-        "differ in their names": {"model": net.state_dict(), "ema": {"shadow_params": [torch.ones(2, 2)]}},
-        "several moving averages": {"model": net.state_dict(), "ema": net.state_dict(), "swa": net.state_dict()},
-        "no moving averages": {"model": net.state_dict()},
-    }
-    for words, what in cases.items():
-        saved(what, tmp_path / "a.pt")
-        with pytest.raises(ckptconv.UsageError, match=words):
-            ckptconv.open(tmp_path / "a.pt", ema=True)
-
-
-def test_an_average_that_is_not_meant_is_excluded(tmp_path: Path) -> None:
-    """A wrapper's prefix and none: which of the two is the average of fc.weight, only the user knows."""
-    two = {"module.fc.weight": torch.ones(2), "fc.weight": torch.full((2,), 9.0)}
-    saved({"state_dict": {"fc.weight": torch.zeros(2)}, "state_dict_ema": two}, tmp_path / "a.pt")
-    with pytest.raises(ckptconv.UsageError, match=r"state_dict_ema\.module\.fc\.weight, state_dict_ema\.fc\.weight"):
-        ckptconv.open(tmp_path / "a.pt", ema=True)
-    for exclude, value in (("state_dict_ema.fc.*", 1), ("state_dict_ema.module.*", 9)):
-        got = ckptconv.open(tmp_path / "a.pt", ema=True, exclude=exclude)
-        assert {n: t.numpy().tolist() for n, t in got.items()} == {"fc.weight": [value] * 2}
-
-
 def test_settings_need_no_opaque(fake: Any, tmp_path: Path) -> None:
     import collections
     import datetime
