@@ -153,7 +153,6 @@ def test_a_zip_of_something_else_says_what_is_in_it(cli: Run, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
-        (["nowhere.ckpt", "-o", "x.npz"], 9, "no such file"),
         (["a.npz"], 2, "`ckptconv a.npz -o DST` converts; `ckptconv inspect a.npz` lists what is inside"),
         (["a.npz", "-o", "x.unknown"], 2, "--to"),
         (["a.npz", "-o", "empty"], 2, "'empty' is a folder"),
@@ -162,14 +161,11 @@ def test_a_zip_of_something_else_says_what_is_in_it(cli: Run, tmp_path: Path) ->
         (["a.npz", "-o", "x.npz", "--include", "wieght"], 2, "weight"),
         (["a.npz", "-o", "x.npz", "--exclude", "w*"], 2, "leave none of 1 tensors"),
         (["a.npz", "-o", "x.npz", "--dtype", "int8"], 2, "floating-point"),
-        (["a.npz", "-o", "x.npz", "--dtype", "flaot16"], 2, "did you mean float16?"),
         (["a.npz", "-o", "x.npz", "--rename", "weight=w", "--rename", "wieght=w"], 2, "wieght; did you mean weight?"),
         (["verify", "a.npz", "--dtype", "float16", "--skip-unrepresentable"], 2, "--dtype, --skip-unrepresentable"),
         (["a.npz", "-o", "x.npz", "--max-memory", "1kB"], 2, "16MB"),
         (["a.npz", "-o", "x.safetensors", "--max-shard-size", "0"], 2, "not a size"),
-        (["a.npz", "-o", "x.npz", "--inverse"], 2, "choose one with -c"),
         (["a.npz", "-o", "b.npz"], 9, "--force"),
-        (["a.npz", "a.npz", "-o", "x.npz"], 6, "--scope"),
         (["a.npz", "-o", "x.npz", "--ema"], 2, "moving averages"),
         (["frobnicate", "x"], 2, "neither a verb nor a file is called 'frobnicate'"),
         (["inpsect", "a.npz"], 2, "did you mean `ckptconv inspect`?"),

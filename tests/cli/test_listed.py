@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kit import Run
 
-import ckptconv
-from ckptconv import UsageError
 from ckptconv.api.options import names_code
-from ckptconv.bulk import manifest
 from ckptconv.cli import options
 from ckptconv.formats import table
 from ckptconv.rules import library
@@ -71,34 +67,3 @@ def test_words_that_complete() -> None:
 )  # fmt: skip
 def test_what_names_code(text: str, code: bool) -> None:
     assert names_code(text) is code
-
-
-def test_nothing_to_open() -> None:
-    with pytest.raises(UsageError, match="no source was given"):
-        ckptconv.convert([], "x.npz")
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"source": "a", "options": "[]"}, "options must be an object"),
-        ({"source": ""}, "it has no source"),
-        ({"source": "a", "destination": "../b"}, "is not below the output folder"),
-        ({"source": "a", "destination": "/b"}, "is not below the output folder"),
-        ({"source": "a", "destination": "s3://b/c"}, "is not below the output folder"),
-        ({"source": "a", "opaqe": True}, "unknown key 'opaqe'; did you mean opaque"),
-        ({"source": "a", "opaque": 1}, "opaque must be of type bool, not 1"),
-        ({"source": "a", "max_shard_size": True}, "max_shard_size must be of type int, not True"),
-        ({"source": "a", "include": "w"}, "Expecting value"),
-    ],
-)
-def test_rows_of_a_manifest(row: dict[str, Any], words: str) -> None:
-    from ckptconv.api.options import Options
-
-    default = Options()
-    with pytest.raises(ValueError, match=words):
-        manifest._row(row, "/data", default)
-    good = manifest._row({"source": "a", "opaque": "TRUE", "include": '["w"]', "destination": "x/"}, "/data", default)
-    assert (good.source, good.destination) == ("/data/a", "x")
-    assert good.settings.opaque is True
-    assert good.settings.include == ("w",)

@@ -202,35 +202,6 @@ def test_pieces_tell_apart_what_is_not_the_same(cli: Run, tmp_path: Path) -> Non
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_torchscript(tmp_path: Path) -> None:
-    """Attributes and constants."""
-    whole = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.quint8)
-    channels = torch.quantize_per_channel(
-        torch.arange(4.0).reshape(2, 2), torch.tensor([0.5, 1.0]), torch.tensor([1, 2]), 0, torch.qint8
-    )
-
-    class Module(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("q", whole)
-            self.register_buffer("c", channels)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.q.dequantize() + self.c.dequantize().sum()
-
-    made = torch.jit.script(Module().eval())
-    for file, names in (("m.pt", ["q", "c"]), ("frozen.pt", ["constants.0", "constants.1"])):
-        torch.jit.save(made if file == "m.pt" else torch.jit.freeze(made), tmp_path / file)
-        pieces = ckptconv.open(tmp_path / file)
-        assert any("densify=True computes them" in n.text for n in pieces.notes)
-        got = ckptconv.open(tmp_path / file, densify=True)
-        assert not any("densify=True computes them" in n.text for n in got.notes)
-        assert sorted(got) == sorted(names)
-        wanted = sorted((t.dequantize().tolist() for t in (whole, channels)), key=str)
-        assert sorted((t.numpy().tolist() for t in got.values()), key=str) == wanted
-
-
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("zipped", [True, False])
 def test_what_is_damaged_is_left_out(zipped: bool, cli: Run, tmp_path: Path) -> None:
     """Both kinds of files: a byte that its checksum betrays, a file that ends in a tensor."""

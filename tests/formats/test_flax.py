@@ -122,7 +122,7 @@ def test_flax_reads_what_we_write(tmp_path: Path) -> None:
 def test_large_arrays_are_chunks_as_flax_makes_them(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Read back whole, also when transposed or cast on the way; neighbours keep their places."""
+    """Read back whole; neighbours keep their places."""
     serialization = pytest.importorskip("msgpack")
     monkeypatch.setattr(msgpack, "MAX_ARRAY", limit)
     rng = np.random.default_rng(0)
@@ -142,13 +142,6 @@ def test_large_arrays_are_chunks_as_flax_makes_them(
     assert [p[:2] for p in pieces[:-1]] == [[[limit // 4], "float32"]] * (len(pieces) - 1)
     assert b"".join(p[2] for p in pieces) == large.tobytes()
     assert tree["x"][0] == [limit]
-    (tmp_path / "t.toml").write_text('[[rule]]\nfrom="{x...}"\nto="{x...}"\nlayout="i o -> o i"\nrank=2\n')
-    turned = {"converter": str(tmp_path / "t.toml"), "dtype": "f16", "include": "p/w"}
-    ckptconv.convert(source, tmp_path / "t.msgpack", verify="full", **turned)
-    with np.errstate(all="ignore"):
-        wanted = large.T.astype("f2")
-    got = ckptconv.open(tmp_path / "t.msgpack")["p.w"].numpy()
-    assert np.array_equal(got, wanted, equal_nan=True)
 
 
 def test_a_name_of_too_many_groups_is_refused(tmp_path: Path) -> None:

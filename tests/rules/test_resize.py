@@ -31,11 +31,9 @@ MERGED = "layout = 'i o -> (i o)'"
 ROWS = ((0, 4), (0, 0))
 CASES: dict[str, tuple[str, str, Any]] = {
     "rows are added": ("pad = { axis = 0, to = 6 }", "", np.pad(W, ((0, 2), (0, 0)))),
-    "columns": ("pad = { axis = 1, to = 5, value = -1.5 }", "", np.hstack([W, np.full((4, 2), -1.5, "f4")])),
     "after the layout": ("pad = { axis = 0, to = 7 }", TURNED, np.pad(W.T, ROWS)),
     "of a merged axis": ("pad = { axis = 0, to = 16 }", MERGED, np.pad(W.reshape(-1), (0, 4))),
     "long enough": ("pad = { axis = 0, to = 4 }", "", W),
-    "rows are cut off": ("crop = { axis = 0, to = 2 }", "", W[:2]),
     "columns, after the layout": ("crop = { axis = 1, to = 3 }", TURNED, W.T[:, :3]),
     "all of them": ("crop = { axis = 0, to = 0 }", "", W[:0]),
     "short enough": ("crop = { axis = 0, to = 4 }", "", W),
@@ -81,7 +79,12 @@ def test_an_inverse_without_a_record_asks_for_the_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recorded", "fits"), [(4, True), (2**20, True), (2**20 + 6, True), (2**24, False), (2**62, False)]
+    ("recorded", "fits"),
+    [
+        (4, True),
+        (2**20 + 6, True),
+        (2**24, False),
+    ],
 )
 def test_a_recorded_length_is_bounded(recorded: int, fits: bool) -> None:
     """A forged file must not make a tensor of terabytes: 64 MB are added at most, or eight times the tensor."""
@@ -118,9 +121,7 @@ def test_lengths_are_sizes() -> None:
         ("crop = { axis = 0, to = 2 }", 2, 1, "axis 0 is 2 long: to pad it to 1 is impossible"),
         ("pad = { axis = 0, to = 6 }", 5, 4, "axis 0 is 5 long, not 6 as `to` says"),
         ("pad = { axis = 0, to = 6 }", 6, 6, ""),
-        ("crop = { axis = 0, to = 2 }", 2, 2, ""),
         ("pad = { axis = 0, to = 6 }", 6, 0, ""),
-        ("crop = { axis = 0, to = 2 }", 2, 5, ""),
     ],
 )
 def test_backwards_only_what_the_rule_does(how: str, now: int, before: int, words: str) -> None:

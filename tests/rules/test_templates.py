@@ -18,7 +18,7 @@ from ckptconv.errors import LayoutError
 from ckptconv.moves.part import Held
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
-from ckptconv.rules.templates import Domain, domain, template
+from ckptconv.rules.templates import domain, template
 
 SPECS = ["int", "int+1", "int-4", "2*int", "2*int-1", "3*int+2", "int:3", "int+1:3", "int in 4 4 4", "int in 6 3 3"]
 
@@ -96,20 +96,6 @@ def test_ties_that_may_stand_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "value", "forward", "place"),
-    [
-        ("int", "7", "7", 7), ("int+1", "7", "8", 7), ("int-4", "3", None, 3), ("int-4", "4", "0", 4),
-        ("3*int+2", "2", "8", 2), ("int:3", "012", "12", 12), ("int in 2 2", "3", "1.1", 3),
-        ({"a": "x", "b": "y"}, "b", "y", 1), (["p", "q"], "q", "q", 1),
-    ],
-)  # fmt: skip
-def test_values_and_their_places_along_an_axis(spec: Any, value: str, forward: str | None, place: int) -> None:
-    found = domain(spec)
-    assert (found.forward(value), found.place(value)) == (forward, place)
-    assert found.at(place) == value
-
-
-@pytest.mark.parametrize(
     ("spec", "names"), [("int:3", "000 001"), ("int", "0 1"), ("2*int", "0 1"), (["a", "b"], "a b")]
 )
 def test_names_that_were_stacked_come_back_as_they_were(spec: Any, names: str) -> None:
@@ -138,21 +124,6 @@ def test_both_ways_take_what_they_should(spec: str, source: str, target: str, ot
     assert not any(re.fullmatch(there.pattern, other) for other in others)
     assert not re.fullmatch(there.inverse.pattern, f"0{target}")
     assert there.inverse.inverse == there
-
-
-@pytest.mark.parametrize(
-    ("width", "there", "not_there"),
-    [
-        ((0, 0), ["0", "7", "10", "123456789"], ["00", "07", "1234567890", "", "a"]),
-        ((0, 3), ["0", "7", "10"], ["000", "007"]),
-        ((2, 0), ["00", "07", "99", "100", "123456789"], ["0", "7", "007", "1234567890"]),
-        ((2, 3), ["00", "99", "100"], ["0", "007"]),
-    ],
-)
-def test_digits_to_which_numbers_are_padded(width: tuple[int, int], there: list[str], not_there: list[str]) -> None:
-    pattern = Domain("int", width=width).pattern
-    assert all(re.fullmatch(pattern, text) for text in there)
-    assert not any(re.fullmatch(pattern, text) for text in not_there)
 
 
 def test_a_capture_that_the_other_side_does_not_bind_is_named() -> None:

@@ -446,17 +446,6 @@ def other():
 """
 
 
-def test_convert_into_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, rules, out = str(saved(tmp_path)), str(tmp_path / "rules.toml"), tmp_path / "m.pt"
-    (tmp_path / "my_net.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert command(source, "-c", rules, "--into", "my_net:Net", "-o", str(out)) == 0
-    made = torch.load(out, weights_only=True)
-    assert np.array_equal(made["b.weight"].numpy(), ckptconv.open(source)["b/kernel"].numpy().T)
-    assert command(source, "-c", rules, "--into", "my_net:other", "-o", str(tmp_path / "x.pt")) == 6
-    assert not (tmp_path / "x.pt").exists()
-
-
 def test_what_a_module_does_not_hold_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

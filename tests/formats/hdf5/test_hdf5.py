@@ -14,7 +14,6 @@ from typing import Any
 
 import h5py
 import hostile
-import ml_dtypes
 import numpy as np
 import pytest
 from kit import same
@@ -150,31 +149,15 @@ def test_attributes_are_metadata_and_go_along(tmp_path: Path) -> None:
 
 # --- writing ---------------------------------------------------------------------------------------------------
 
-ZOO = {
-    **{f"n/{kind}": noise(kind) for kind in NUMBERS},
-    "scalar": np.array(2.5, "f4"),
-    "empty": np.zeros((2, 0, 3), "i8"),
-    "fortran": np.asfortranarray(noise("f4")),
-    "bf16": noise("u2").view(ml_dtypes.bfloat16),
-    "f8": noise("u1").view(ml_dtypes.float8_e4m3fn),
-    "int4": np.arange(-8, 8, dtype="i1").view(ml_dtypes.int4),
-    "text": np.array([b"a", b"", b"\xff" * 300], object),
-    "no/text": np.zeros((0,), object),
-    "\x1b[2J <script>": np.ones(1),
-    "large": np.random.default_rng(0).random((700, 300)),
-}
 
-
-def test_zoo_comes_back(tmp_path: Path) -> None:
-    ckptconv.save(ZOO, tmp_path / "a.h5", metadata={"k": "v" * 100_000, "ü": ""})
-    got = ckptconv.open(tmp_path / "a.h5")
-    assert {n: same(got[n].numpy(), a) for n, a in ZOO.items()} == dict.fromkeys(ZOO, True)
-    assert got.metadata == {"k": "v" * 100_000, "ü": ""}
+def test_h5py_reads_what_we_write(tmp_path: Path) -> None:
+    made = {kind: noise(kind) for kind in NUMBERS} | {"text": np.array([b"a", b"", b"\xff" * 300], object)}
+    ckptconv.save(made, tmp_path / "a.h5", metadata={"k": "v" * 100_000, "ü": ""})
+    assert ckptconv.open(tmp_path / "a.h5").metadata == {"k": "v" * 100_000, "ü": ""}
     with h5py.File(tmp_path / "a.h5") as f:
-        assert all(f[n].chunks is None for n in ZOO)
-        for name in (n for n in ZOO if n.startswith("n/")):
-            assert same(f[name][()], ZOO[name])
-        assert f["text"][:].tolist() == ZOO["text"].tolist()
+        assert all(f[n].chunks is None for n in made)
+        assert all(same(f[kind][()], made[kind]) for kind in NUMBERS)
+        assert f["text"][:].tolist() == made["text"].tolist()
 
 
 @pytest.mark.parametrize("names", [("a", "a/b"), ("x/y/z", "x/y"), ("a", "a/b/c/d")])

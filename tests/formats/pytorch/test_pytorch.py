@@ -418,31 +418,6 @@ def test_containers(tmp_path: Path) -> None:
     assert ckptconv.open(tmp_path / "c.pt")["ema.w"].role == "average"
 
 
-class Box:
-    """Rebuilt from a call and a state, both of which hold tensors."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Box, (self.inner,), {"extra": self.inner + 1}
-
-
-class Rows(list[Any]):
-    pass
-
-
-def test_opaque_objects_lose_no_tensor(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    rows = Rows([torch.ones(1)])
-    rows.tag = torch.ones(2)  # type: ignore[attr-defined]
-    torch.save({"box": Box(torch.ones(3)), "rows": rows}, tmp_path / "a.pt")
-    got = ckptconv.open(tmp_path / "a.pt", opaque=True)
-    assert {n: t.shape for n, t in got.items()} == {
-        "box.extra": (3,), "box.args.0": (3,), "rows.tag": (2,), "rows.0": (1,),
-    }  # fmt: skip
-
-
 def attributes(torch: Any) -> Any:
     """A module with all kinds of attributes: of those that hold tensors, only some are in its state_dict()."""
     nn = torch.nn
