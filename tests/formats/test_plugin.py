@@ -113,7 +113,6 @@ class TestLine(FormatTests):
 
 HERE = sys.modules[__name__]
 OPEN, PLACE = open, LineWriter.place
-Change = Callable[[Any], Any]
 
 
 def reading(change: Callable[[Checkpoint], Checkpoint]) -> Any:
@@ -124,11 +123,6 @@ def reading(change: Callable[[Checkpoint], Checkpoint]) -> Any:
 def placing(change: Callable[[Placement, Checkpoint], Placement]) -> Any:
     """The fault of a writer: what it places is changed."""
     return LineWriter, "place", lambda self, whole: change(PLACE(self, whole), whole)
-
-
-def holding(refusal: Callable[[Tensor], str]) -> Any:
-    """The fault of a writer: what it says that it cannot hold."""
-    return LineWriter, "cannot_hold", lambda self, tensor: refusal(tensor)
 
 
 def each(change: Callable[[Tensor], Tensor]) -> Any:
@@ -159,12 +153,6 @@ def moved(by: int) -> Any:
         return placed._replace(slots=placed.slots | {last: slot._replace(start=slot.start + by)})
 
     return placing(change)
-
-
-def first_slot(change: Callable[[Slot], Slot]) -> Any:
-    return placing(
-        lambda p, whole: p._replace(slots={n: change(s) if n == "dtype/float64" else s for n, s in p.slots.items()})
-    )
 
 
 def stamped(placed: Placement, whole: Checkpoint) -> Placement:

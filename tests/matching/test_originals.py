@@ -166,6 +166,21 @@ def test_outputs_agree_by_their_own_scale(scale: float, tmp_path: Path) -> None:
     assert (only.order.text, only.evidence) == ("", "proved")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        ({}, "the outputs are empty"),
+        ({"y": np.full((4, 5), np.nan)}, "output y has NaN"),
+        ({"y": np.zeros((0, 5))}, "output y has no element"),
+        ({"y": np.array(["a"])}, "output y holds <U1"),
+    ],
+)
+def test_outputs_that_prove_nothing(wanted: dict[str, Any], why: str, tmp_path: Path) -> None:
+    ckptconv.save({"net/dense/kernel": np.eye(5, dtype="f4")}, tmp_path / "a.npz")
+    with pytest.raises(ckptconv.UsageError, match=why):
+        ckptconv.match(tmp_path / "a.npz", Scaled(1), check=({"x": np.zeros((4, 5), "f4")}, wanted))
+
+
 class Faint(torch.nn.Module):
     """Two layers that the output hardly depends on, defined in another order than the original's."""
 

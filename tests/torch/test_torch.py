@@ -511,7 +511,7 @@ def test_a_dtype_of_torch_alone_is_refused() -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_what_is_loaded_gets_memory_on_the_device(whole: bool, tmp_path: Path) -> None:
+def test_what_is_loaded_gets_memory_on_the_device(whole: bool) -> None:
     """Ties stay ties, gradients as they were; what is not loaded stays without memory instead of holding anything."""
     table, shift = np.arange(28, dtype="f4").reshape(7, 4), np.ones(7, "f4")
     with torch.device("meta"):

@@ -320,7 +320,7 @@ def narrow(base: Any, precision: int, offset: int = 0) -> Any:
 
 F4, F4BE = H5T.IEEE_F32LE, H5T.IEEE_F32BE
 NONE = ("", False)
-BF16, E4M3, E5M2 = (15, 7, 8, 0, 7), (7, 3, 4, 0, 3), (7, 2, 5, 0, 2)
+BF16, E4M3 = (15, 7, 8, 0, 7), (7, 3, 4, 0, 3)
 ELEMENTS: dict[str, tuple[Any, tuple[str, bool]]] = {
     "bfloat16": (floating(2, *BF16, bias=127), ("bfloat16", False)),
     "bfloat16, big-endian": (floating(2, *BF16, bias=127, order=H5T.ORDER_BE), ("bfloat16", True)),
