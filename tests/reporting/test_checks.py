@@ -232,7 +232,7 @@ LINE = {"w": np.linspace(-1, 1, 1200, dtype="f4").reshape(40, 30)}
         ("saturated", first(1, -65504, "f2"), "", 1), ("saturated", first(3, -65504, "f2"), "=3", 0),
         ("saturated", first(4, 65504, "f2"), "=3", 4),
         ("denormal", first(2, 1e-39), "", 2),
-        ("denormal", first(13, 1e-39), "=0.01", 13),  ("outliers", LINE, "=1", 0),
+        ("denormal", first(13, 1e-39), "=0.01", 13), ("outliers", LINE, "=1", 0),
         ("outliers", LINE, "=0", 599),  # 0 is a limit as well: what is outside of the middle half
     ],
 )  # fmt: skip

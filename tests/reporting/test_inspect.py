@@ -316,7 +316,7 @@ def test_totals_by_role_and_dtype() -> None:
     ("key", "order"),
     [
         ("name", ["a2", "a10", "b", "b1x"]), ("-name", ["b1x", "b", "a10", "a2"]), ("size", ["b", "a10", "a2", "b1x"]),
-         ("dtype", ["a10", "b1x", "b", "a2"]),
+        ("dtype", ["a10", "b1x", "b", "a2"]),
     ],
 )  # fmt: skip
 def test_each_column_sorts(key: str, order: list[str]) -> None:

@@ -138,7 +138,7 @@ TIE = parse("[[rule]]\nfrom = 'w'\nto = 'w'\n[[rule]]\nfrom = 'v'\nto = 'v'\n[[t
 
 @pytest.mark.parametrize(
     ("record", "left_out"),
-    [('["v"]', True), ('["a", 3, null, "v"]', True),  ("no JSON", False), ("[" * 10**5, False),
+    [('["v"]', True), ('["a", 3, null, "v"]', True), ("no JSON", False), ("[" * 10**5, False),
       (None, False)],
 )  # fmt: skip
 def test_names_that_were_added_for_ties(record: str | None, left_out: bool) -> None:
@@ -195,8 +195,8 @@ FOLD = parse("[params]\nn = { help = 'heads' }\n[[rule]]\nfrom = 'w'\nto = 'w'\n
 
 @pytest.mark.parametrize(
     ("params", "heads"),
-    [('{"n": 2}', 2), ('{"n": 0}', 0), ('{"n": -3}', 0),   ('{"n": 3.0}', 0),
-     ('{"other": 3}', 0), ("[]", 0),  ],
+    [('{"n": 2}', 2), ('{"n": 0}', 0), ('{"n": -3}', 0), ('{"n": 3.0}', 0),
+    ('{"other": 3}', 0), ("[]", 0)],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["test", "other"])
 def test_recorded_parameters_of_a_stranger(params: str, heads: int, name: str) -> None:

@@ -230,8 +230,8 @@ def test_of_several_steps_the_names_are_those_before_the_first(steps: list[Step]
 @pytest.mark.parametrize(
     ("name", "pair", "new"),
     [
-        ("a=b", r"a\=b=c", "c"),   ("b", r"b=\=c", r"\=c"),
-        (r"a\b", r"a\b=c", "c"),  ("a\\", r"a\\=c", "c"),
+        ("a=b", r"a\=b=c", "c"), ("b", r"b=\=c", r"\=c"),
+        (r"a\b", r"a\b=c", "c"), ("a\\", r"a\\=c", "c"),
         ("a=1/k", r"a\={x}/k={x}=a.k", "1=a.k"),
     ],
 )  # fmt: skip
@@ -256,7 +256,7 @@ LONG = "x" * 100_000
     [
         ("a/=b/", LONG, LONG), ("a/=b/", f"a/{LONG}", f"b/{LONG}"),
         ("{x}/k=k.{x}", f"{LONG}/k", f"k.{LONG}"), ("{x...}/k={x...}/w", f"{LONG}/y/k", f"{LONG}/y/w"),
-         ("a/{x...}k{y}=z/{y}/{x...}", LONG, LONG),
+        ("a/{x...}k{y}=z/{y}/{x...}", LONG, LONG),
     ],
     ids=range(8),
 )  # fmt: skip
@@ -626,10 +626,10 @@ def test_a_rule_has_its_own_note(name: str, notes: list[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "role"),
     [
-        ("w/Adam", "slot"),  ("a.b/w/adam_v", "slot"),
+        ("w/Adam", "slot"), ("a.b/w/adam_v", "slot"),
         ("m.w_slot_v", "slot"), ("absent/Adam", ""), ("Adam", ""), ("global_step", "step"),
-        ("m/beta1_power_2", "step"),  ("x/learning_rate", "state"), ("loss_scale", "state"),
-        ("w/ExponentialMovingAverage", "average"),  ("w/kernel", ""),
+        ("m/beta1_power_2", "step"), ("x/learning_rate", "state"), ("loss_scale", "state"),
+        ("w/ExponentialMovingAverage", "average"), ("w/kernel", ""),
     ],
 )  # fmt: skip
 def test_roles_are_those_of_the_whole_name(name: str, role: str) -> None:

@@ -88,7 +88,7 @@ def test_load_into(tmp_path: Path) -> None:
 
 ODD = {
     "plain": lambda t: t, "transposed": lambda t: t.t(), "strided": lambda t: t[:, ::2], "wider": lambda t: t.double(),
-    "bfloat16": lambda t: t.bfloat16(),  "none": lambda t: t[:0],
+    "bfloat16": lambda t: t.bfloat16(), "none": lambda t: t[:0],
     "conjugate": lambda t: torch.complex(t, t).conj(), "negative": lambda t: torch.complex(t, t).conj().imag,
 }  # fmt: skip
 
@@ -682,7 +682,7 @@ def sparse_but_kept(y: torch.Tensor) -> torch.Tensor:
 
 ODD_OUTPUTS: dict[str, Callable[[torch.Tensor], Any]] = {  # of a module, from a tensor of three rows
     "conjugate": lambda y: torch.complex(y, y).conj(), "negative": lambda y: torch.complex(y, y).conj().imag,
-     "sparse": sparse_but_kept,
+    "sparse": sparse_but_kept,
     "by rows": lambda y: sparse_but_kept(y).to_dense().to_sparse_csr(),
     "quantised": lambda y: torch.quantize_per_tensor(y, 0.1, 0, torch.qint8),
     **{

@@ -121,15 +121,15 @@ def sized(before: str, **options: Any) -> LayerInput | None:
 @pytest.mark.parametrize(
     ("before", "options", "size"),
     [
-        ("Input:4:6:3", {}, (4, 6)),  ("Input:9:6 Conv1D", {}, (0, 0)),
-         ("Input:4:6:3 UpSampling2D", {}, (0, 0)),
+        ("Input:4:6:3", {}, (4, 6)), ("Input:9:6 Conv1D", {}, (0, 0)),
+        ("Input:4:6:3 UpSampling2D", {}, (0, 0)),
         ("Input:9:6 Conv1D", {"kernel_size": [3], "strides": [2], "dilation_rate": [1]}, (1, 4)),
         ("Input:784 Reshape:28:28:1 Conv2D", {"padding": "same", "strides": [2, 2]}, (14, 14)),
         ("Input:9:8:3 Conv2D", {"padding": "same", "strides": [2, 3], "dilation_rate": 1}, (5, 3)),
         ("Input:9:8:3 Conv2D", {"kernel_size": [2, 2], "dilation_rate": [2, 1]}, (7, 7)),
         ("Input:9:8:3 Conv2D", {"strides": 0}, (0, 0)),
         ("Input:9:8:3 Conv2D", {"strides": [1]}, (0, 0)), ("Input:9:8:3 Conv2D", {"filters": [[]]}, (8, 6)),
-         ("Input:9:8:3 DepthwiseConv2D", {}, (8, 6)),
+        ("Input:9:8:3 DepthwiseConv2D", {}, (8, 6)),
         ("Input:3:3:3:3:3:3:3:3:3:3", {}, (0, 0)),
     ],
 )  # fmt: skip
@@ -155,7 +155,7 @@ def test_an_image_of_no_size_that_can_be(axes: list[Any]) -> None:
 FLAT, BOTH = called("Flatten", "i", name="a"), called("Flatten", "j", name="b")
 MERGED = [
     ([called("Subtract", "a", "b")], "flattened"), ([called("Concatenate", "a", "b")], "unknown"),
-     ([called("Dropout", "nobody")], "unknown"),
+    ([called("Dropout", "nobody")], "unknown"),
     ([called("Add", "Conv2D", "LSTM"), called("Flatten", "Add")], "flattened"),
     ([called("Dropout", "z", "a", name="d"), called("Dropout", "d", name="z")], "unknown"),  # called before its input
     ([called("Maximum", "LSTM", "LSTM")], "plain"),
@@ -172,7 +172,7 @@ def test_what_is_merged(rows: list[dict[str, Any]], wanted: str) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "wanted"),
     [("flat", "vector", "unknown"), ("flat", "flat", "flattened"),
-     ("vector", "unknown", "unknown"), ],
+    ("vector", "unknown", "unknown")],
 )  # fmt: skip
 def test_a_layer_that_is_used_on_two_inputs(first: str, second: str, wanted: str) -> None:
     """As it is, and as a model."""
@@ -197,7 +197,7 @@ NODES = [
     ([{"args": [], "kwargs": {"x": {"config": {"keras_history": ["f", 0, 0]}}}}], "flattened"),
     ([["f", 0, 0, {"mask": ["p", 0, 0]}]], "flattened"),
     ([["f", 0, 0, {"y": ["p", 0, 0]}]], "unknown"), ([["p", 0, 0, {"y": ["p", 0, 0]}]], "plain"),
-    (nested(["f", 0, 0], 16), "flattened"),  ({"f": 3}, "image"),
+    (nested(["f", 0, 0], 16), "flattened"), ({"f": 3}, "image"),
 ]  # fmt: skip
 
 
@@ -210,7 +210,7 @@ def test_how_a_config_spells_inputs(nodes: object, wanted: str) -> None:
 @pytest.mark.parametrize(
     "between",
     [
-        3,  {"class_name": "Conv2D"}, {"class_name": 3, "config": {"name": "x"}},
+        3, {"class_name": "Conv2D"}, {"class_name": 3, "config": {"name": "x"}},
         {"class_name": "Conv2D", "config": {"name": 3}},
         {"class_name": "x" * 501, "config": {"name": "x"}},
     ],
@@ -237,7 +237,7 @@ def test_a_class_of_a_user_is_none_of_keras() -> None:
         ("Input:9 Dense:a BatchNormalization ReLU Reshape:3:3:2", "a"),
         ("Input:9 Dense:a Reshape:3:3:1 Conv2D", ""), ("Input:9 Dense:a LSTM Reshape:3:3:2 Conv2D", ""),
         ("Conv2D Flatten Dense:a Reshape:3:3:2 Conv2D", "a"), ("Conv2D Lambda Dense:a Dense:b Reshape:2:2:5", "b"),
-         ("Dense:a Conv1D", ""),
+        ("Dense:a Conv1D", ""),
     ],
 )  # fmt: skip
 def test_what_becomes_an_image(rows: str, names: str) -> None:
@@ -274,7 +274,7 @@ OWNERS = [
     # the model, the layer that lists a weight, its name, the class of its layer and what that takes
     (BESIDE, "img", "fc/kernel:0", "dense", "unknown"),
     (WAYS, "bi", "bi/forward_lstm/lstm_cell/kernel", "lstm", "flattened"),
-     (THEIRS, "my", "my/lstm_cell/kernel", "", "unknown"),
+    (THEIRS, "my", "my/lstm_cell/kernel", "", "unknown"),
     (WAYS, "mha", "mha/query/kernel", "", "plain"),
     (WAYS, "c", "c/kernel", "conv2d", "plain"),
 ]  # fmt: skip
@@ -312,9 +312,9 @@ def test_a_config_that_makes_no_sense(config: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("equation", "usual"),
     [
-        ("abc,cd->abd", True),  ("abc,cde->abde", True),
-        (None, True), ("abc,dc->abd", False),  ("abc,abd->abcd", False),
-        ("abc,acd->abd", False),  (3, False), ("a" * 10**6, False),
+        ("abc,cd->abd", True), ("abc,cde->abde", True),
+        (None, True), ("abc,dc->abd", False), ("abc,abd->abcd", False),
+        ("abc,acd->abd", False), (3, False), ("a" * 10**6, False),
     ],
 )  # fmt: skip
 def test_equations_of_inputs_times_kernel(equation: object, usual: bool) -> None:
