@@ -174,11 +174,9 @@ def test_command_line(cli: Run, tmp_path: Path) -> None:
     ("source", "name"),
     [
         ("some/model.safetensors", "model.report.html"),
-        ("bert_model.ckpt", "bert_model.report.html"),
         ("some/folder/", "folder.report.html"),
         (r"C:\models\a.pt", "a.report.html"),
         ("https://user:secret@host/v1.5-pruned.pt?signature=abc", "v1.5-pruned.report.html"),
-        ("/", "checkpoint.report.html"),
         ("..", "checkpoint.report.html"),
     ],
 )

@@ -35,7 +35,6 @@ ROOT = np.float32(7**0.5)
 # operation: what it is on float32, what its inverse is
 SCALES = {
     "mul:sqrt(k)": (lambda a: a * ROOT, lambda a: a * np.float32(1 / 7**0.5)),
-    "mul:rsqrt(k)": (lambda a: a * np.float32(1 / 7**0.5), lambda a: a * ROOT),
     "div:sqrt(k)": (lambda a: a / ROOT, lambda a: a * ROOT),
     "mul:sqrt(h k)": (lambda a: a * np.float32(28**0.5), lambda a: a * np.float32(1 / 28**0.5)),
     "div:sqrt(k):bfloat16": (
