@@ -470,31 +470,18 @@ def test_a_ledger_from_elsewhere_is_not_believed(first: str, tmp_path: Path) -> 
     assert again(resume=True).skipped == 1
 
 
-def laid(kind: str, path: Path, line: bytes) -> None:
-    """Something in the place of a ledger."""
-    other = path.parent.parent / "other"
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "dead link":
-        path.symlink_to(other)
-    else:
-        other.write_bytes(line)
-    if kind == "link":
-        path.symlink_to(other)
-    elif kind == "second name":
-        os.link(other, path)
-
-
-@pytest.mark.parametrize("kind", ["link", "dead link", "pipe", "folder", "second name"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
 @pytest.mark.parametrize("given", [False, True])
 def test_every_verb_opens_a_ledger_as_ours(kind: str, given: bool, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     source = save(tmp_path / "a.npz")
     path = out / ("mine.jsonl" if given else NAME)
-    laid(kind, path, json.dumps(ENTRY, separators=(",", ":")).encode() + b"\n")
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        (tmp_path / "other").write_bytes(json.dumps(ENTRY, separators=(",", ":")).encode() + b"\n")
+        path.symlink_to(tmp_path / "other")
     where, ledger = (str(path), str(path)) if given else (str(out), "")
     verbs: list[Callable[[], object]] = [
         lambda: ckptconv.zoo(source, out, ledger=ledger), lambda: ckptconv.zoo(source, out, ledger=ledger, resume=True),
@@ -502,8 +489,6 @@ def test_every_verb_opens_a_ledger_as_ours(kind: str, given: bool, tmp_path: Pat
         lambda: len(zoo_plan(source, out, ledger=ledger, resume=True)),
         lambda: zoo_status(where),
     ]  # fmt: skip
-    if given and kind == "folder":
-        del verbs[3:]  # it holds no ledger
     before = sorted(tmp_path.rglob("*"))
     for verb in verbs:
         with pytest.raises(StorageError):
