@@ -58,22 +58,16 @@ def put(i: int, array: np.ndarray) -> Callable[[Path], object]:
 SIZES = "params_shapes.json"
 DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: (f / "params_3.npy").write_bytes((f / "params_3.npy").read_bytes()[:-4]), "needs .* bytes after byte"),
-    (lambda f: (f / "params_3.npy").write_bytes((f / "params_3.npy").read_bytes() + b"x"), "needs .* bytes after byte"),
     (lambda f: (f / "params_9.npy").unlink(), r"needs .* numbers, but params_\*.npy hold"),
     (lambda f: (f / "params_0.npy").unlink(), r"has no params_0\.npy beside the shapes"),
     (put(9, np.zeros((2, 2), "f4")), "not a sequence of numbers"),
-    (put(9, np.array(["a"])), "not a sequence of numbers"),
     (put(9, np.zeros(9, "f8")), "holds float64, but earlier files hold float32"),
     (wrong(SIZES, "{"), "JSON is not valid"),
-    (wrong(SIZES, "{}"), "not a list"),
     (wrong(SIZES, "[" * 100_000), "nested too deeply"),
-    (wrong(SIZES, "[]"), "does not begin with the positions and the words"),
     (wrong(SIZES, "[[6], [4, 3]]"), "does not begin with the positions and the words"),
     (wrong(SIZES, "[[3, 2], [5, 3]]"), "does not begin with the positions and the words"),
     (wrong(SIZES, "[[3, 2], [5, -1]]"), r"has the shape \[5, -1\]"),
-    (wrong(SIZES, "[[3, 2], [5, true]]"), "has the shape"),
     (wrong(SIZES, "[[3, 2], [5, 2], [99999999999999999999999]]"), "99999"),
-    (wrong("parameters_names.json", '["a", "a", "b"]'), "names for"),
     (wrong("parameters_names.json", json.dumps(["a"] * 13)), "13 names for 14 shapes"),
 ]
 
