@@ -89,6 +89,7 @@ def test_all_kinds_say_the_same(kind: str, tmp_path: Path) -> None:
         ("m.jsonl", b"{}\n" * 10_000, "100 rows of the manifest cannot be parsed"),
         ("m.jsonl", b'{"source": "a\\u0000.npz"}', "holds a NUL"),
         ("m.jsonl", b'{"source": "a", "destination": "a\\udfff"}', "holds a NUL"),
+        ("m.jsonl", b'{"source": "a", "destination": "a/../../x"}', "not below"),
         ("m.jsonl", b'{"source": "a", "destination": "/x"}', "not below"),
         (
             "m.jsonl",

@@ -414,6 +414,7 @@ FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
         {"about": described([TOP]), "places": ((index(), info(start=len(CHUNK) + 1)),)},
         f"lies at bytes {len(CHUNK) + 1} to {2 * len(CHUNK) + 1} of {2 * len(CHUNK)} .truncated",
     ),
+    "before the file": ({"about": described([TOP]), "places": ((index(), info(start=-1)),)}, "lies at bytes -1 to "),
     "in a file called 3": ({"about": described([TOP]), "places": ((index(), info(3)),)}, "no proper relative_path"),
 }  # fmt: skip
 
