@@ -76,6 +76,7 @@ FRAMES = {
     "texts at a place": (GROUP + 'record(dtype="string", offset=8); send(b".")', "needs bytes 8"),
     "a dtype of strangers": (GROUP + 'record(dtype="os.system"); send(b".")', "has the dtype"),
     "an offset behind the file": (GROUP + 'record(offset=10**9); send(b".")', "needs bytes"),
+    "bytes that end behind the file": (GROUP + 'record(offset=size - 7); send(b".")', "needs bytes"),
     "bytes that overlap": (GROUP + '[record(path=str(i), offset=0) for i in range(size)]', "overlaps another"),
     "a dataset twice": (GROUP + 'record(); record(shape=[1]); send(b".")', "have one name"),
     "a name of a control character": (GROUP + 'record(path="\\x1b[2J", dtype="x"); send(b".")', "has the dtype"),

@@ -111,6 +111,15 @@ TENSORS: dict[str, tuple[Any, str]] = {
         subclass(Global("torch.Size"), TENSOR, ((2,),), None), "a tensor subclass is rebuilt by a Known"
     ),
     "rebuilt of 64 arguments": (subclass(plain()[0], TENSOR, (0,) * 64, None), "a tensor subclass is rebuilt by a"),
+    "of another device, with a state": (
+        subclass(
+            Global("torch._utils._rebuild_device_tensor_from_numpy"), TENSOR,
+            (Call(
+                Global("numpy.core.numeric._frombuffer"),
+                (b"\0" * 8, Call(Global("numpy.dtype"), ("f4", False, True)), (2,)),
+            ), FLOAT32, "xla", False), {"a": 1},
+        ), "a tensor of another device has a state",
+    ),
     "an unknown layout": (sparse("torch.sparse_new", (tensor(), tensor(), (2, 3))), "layout .* is not understood"),
     "sparse without a size": (sparse("torch.sparse_coo", (tensor(), tensor())), "is not understood"),
     "sparse of numbers": (sparse("torch.sparse_coo", (1, tensor(), (2, 3))), "pieces of a sparse_coo tensor are not"),
@@ -125,6 +134,7 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "along the third axis of two": (quantised((CHANNELS, [1.0, 1.0], [0, 0], 2)), "quantised along the axis 2"),
     "along the axis before": (quantised((CHANNELS, [1.0, 1.0], [0, 0], -1)), "quantised along the axis -1"),
     "too few scales": (quantised((CHANNELS, [1.0], [0, 0], 0)), "a tensor of 2 quantised channels has the scale"),
+    "too many zero points": (quantised((CHANNELS, [1.0, 1.0], tensor(), 0)), "channels has 6 of zero_point"),
     "nested numbers": (utils("_rebuild_nested_tensor", tensor(), tensor(), 1, tensor()), "a nested tensor are not"),
     "a state that brings other data": (
         Raw(pickled(tensor())[2:-1] + b"K\1b"), "a tensor is given other data by its state 1"
@@ -135,6 +145,7 @@ TENSORS: dict[str, tuple[Any, str]] = {
     ),
     "a shape of text": (tensor(shape="2", strides=(1,)), "the shape of a tensor is '2', not at most 64 whole numbers"),
     "no storage": (tensor(storage=3), "a tensor has the storage 3"),
+    "an offset of text": (tensor(offset="0"), "the offset '0'"),
     "strides for another shape": (tensor(shape=(2,), strides=(3, 1)), r"has the shape \[2\] but the strides \[3, 1\]"),
     "one element too many": (tensor(offset=1), "reaches byte 28 of the storage 'float', which has 24"),
     "an expansion": (
