@@ -9,13 +9,11 @@ from ckptconv.checkpoint import held
 from ckptconv.matching.check.alternatives import alternatives
 from ckptconv.matching.orders.axes import Order
 from ckptconv.matching.orders.cells import FORGET
-from ckptconv.matching.orders.choose import FLAT, FLAT_NOT, KEPT_GATES
+from ckptconv.matching.orders.choose import KEPT_GATES
 from ckptconv.matching.orders.cuts import PARTS
 from ckptconv.matching.pairs import Pair
 
 Shape = tuple[int, ...]
-FLATTENED = "(s c) o -> o (c s)"
-FLAT_ORDER = Order(FLATTENED, (("c", 3),))
 IJFO, IFJO = "(h.i + h.j + h.f + h.o)", "(h.i + h.f + h.j + h.o)"
 
 
@@ -37,54 +35,6 @@ def tried(pairs: list[Pair], source: dict[str, Shape], target: dict[str, Shape])
             changes.append(f"{k}: {p.order.text}{sizes}{fills}{moved}")
         out.append(" | ".join([found.text, *changes]))
     return out
-
-
-IMAGE: dict[str, Shape] = {"c/kernel": (3, 3, 1, 4), "d/kernel": (3, 2, 6), "e/kernel": (9, 1, 1, 1, 3)}
-
-
-def test_dense_layers_behind_images() -> None:
-    """Channels that divide the inputs, the most first; none of the vector, none of other matrices."""
-    source = IMAGE | {"f/kernel": (24, 5), "v": (12,), "m": (4, 8)}
-    target: dict[str, Shape] = {"f.weight": (5, 24)}
-    assert tried([pair("f/kernel", "f.weight", "i o -> o i", FLAT_NOT)], source, target) == [
-        f"f.weight behind an image of 6 channels | 0: {FLATTENED}; c=6",
-        f"f.weight behind an image of 4 channels | 0: {FLATTENED}; c=4",
-        f"f.weight behind an image of 3 channels | 0: {FLATTENED}; c=3",
-    ]
-    assert tried([pair("f/kernel", "f.weight", FLAT_ORDER, FLAT)], source, target) == [
-        "f.weight behind no image | 0: i o -> o i",
-        f"f.weight behind an image of 6 channels | 0: {FLATTENED}; c=6",
-        f"f.weight behind an image of 4 channels | 0: {FLATTENED}; c=4",
-    ]
-
-
-def test_what_is_likely_comes_before_the_rest_and_what_is_sure_stays() -> None:
-    source: dict[str, Shape] = {"c": (3, 3, 1, 2), "a/kernel": (4, 4), "b/kernel": (4, 5), "s/kernel": (4, 4)}
-    target: dict[str, Shape] = {"a.w": (4, 4), "b.w": (5, 4), "s.w": (4, 4)}
-    rows = [
-        pair("a/kernel", "a.w", "i o -> o i"),
-        pair("b/kernel", "b.w", "i o -> o i", FLAT_NOT),
-        pair("s/kernel", "s.w", "i o -> o i", sure=True),
-    ]
-    assert tried(rows, source, target) == [
-        f"b.w behind an image of 2 channels | 1: {FLATTENED}; c=2",
-        "a.w as it is | 0: ",
-        f"a.w behind an image of 2 channels | 0: {FLATTENED}; c=2",
-    ]
-
-
-def test_square_matrices_are_turned_together_and_then_one_by_one() -> None:
-    """Of kernels it is less likely than of others."""
-    source: dict[str, Shape] = {"a/kernel": (4, 4), "b/kernel": (3, 3), "c/q": (2, 2), "d/q": (5, 5)}
-    target: dict[str, Shape] = {"a.weight": (4, 4), "b.weight": (3, 3), "c.r": (2, 2), "d.r": (5, 5)}
-    rows = [pair("a/kernel", "a.weight", "i o -> o i"), pair("b/kernel", "b.weight", "i o -> o i")]
-    rows += [pair("c/q", "c.r"), pair("d/q", "d.r", "", KEPT_GATES)]
-    assert tried(rows, source, target) == [
-        "every kernel to weight as it is | 0:  | 1: ",
-        "c.r i o -> o i | 2: i o -> o i",
-        "a.weight as it is | 0: ",
-        "b.weight as it is | 1: ",
-    ]
 
 
 GATES = {
@@ -142,20 +92,3 @@ def test_parts_in_other_orders(case: str) -> None:
     parted = [p for x in found if "parts" in x.text for p in x.pairs.values()]
     assert [f"{' '.join(p.sources)} to {' '.join(p.targets)}" for p in parted] == want
     assert all(p.order == row.order for p in parted)
-
-
-def test_modules_of_one_signature_are_exchanged_neighbours_first() -> None:
-    source: dict[str, Shape] = {f"{n}/{r}": (2,) for n in "abcd" for r in ("k", "b")}
-    shapes: dict[str, Shape] = {"k": (2, 3), "b": (3,)}
-    target = {f"{n}.{r}": shapes[r] if n != "z" else (7, *shapes[r]) for n in "wxyz" for r in ("k", "b")}
-    rows = [
-        pair(f"{s}/{r}", f"{t}.{r}", "p", KEPT_GATES, real=True)
-        for s, t in zip("abcd", "wxyz", strict=True)
-        for r in ("k", "b")
-    ]
-    assert tried(rows, source, target) == [
-        "w and x exchanged | 0: p to x.k | 2: p to w.k | 1: p to x.b | 3: p to w.b",
-        "x and y exchanged | 2: p to y.k | 4: p to x.k | 3: p to y.b | 5: p to x.b",
-        "w and y exchanged | 0: p to y.k | 4: p to w.k | 1: p to y.b | 5: p to w.b",
-    ]
-    assert tried([p._replace(real=False) for p in rows], source, target) == []

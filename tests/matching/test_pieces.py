@@ -13,7 +13,7 @@ from ckptconv.checkpoint import Tensor, held
 from ckptconv.matching.modules.units import Unit
 from ckptconv.matching.orders import cells
 from ckptconv.matching.orders.axes import Order
-from ckptconv.matching.orders.choose import FLAT, FLAT_NOT, KEPT_GATES, SHAPED_IMAGE, Judge, vectors
+from ckptconv.matching.orders.choose import FLAT, KEPT_GATES, Judge
 from ckptconv.matching.orders.choose import GATES as GRU
 from ckptconv.matching.pairs import Length, Pair, Proposal, Side
 from ckptconv.matching.rules import summary, toml
@@ -23,8 +23,8 @@ FLATTENED = "(s c) o -> o (c s)"
 FLAT_GATES = GRU.replace("i (h", "(s c) (h").replace(") i", ") (c s)")
 
 
-def judge(a: Any, flattened: Any = (), in_front: Any = None, *, module: bool = False) -> Judge:
-    return Judge(Side(a, flattened=frozenset(flattened)), in_front or {}, module=module)
+def judge(a: Any, *, module: bool = False) -> Judge:
+    return Judge(Side(a, flattened=frozenset()), {}, module=module)
 
 
 def tensor(name: str, shape: Shape, kind: str = "f4") -> Tensor:
@@ -95,52 +95,6 @@ def test_a_cell_behind_a_flattened_image(gates: int, text: str) -> None:
         found, state = cells.cell_pairs(x, y, chosen)
         assert (found.order, found.why, found.real) == want
         assert (state.why, state.real) == ((KEPT_GATES,), False)
-
-
-CONV: dict[str, tuple[int, ...]] = {"c/kernel": (1, 1, 2, 5), "c/bias": (5,)}
-NORM, DENSE = {"n/gamma": (60,)}, {"d/kernel": (60, 6), "d/bias": (6,)}
-SQUARE: dict[str, tuple[int, ...]] = {"d/kernel": (60, 60), "d/bias": (60,)}
-DECODER: dict[str, tuple[int, ...]] = {"z/kernel": (6, 60), "z/bias": (60,), "t/kernel": (1, 1, 5, 2)}
-OWN = {"n.gamma": "batchnorm1d", "c.kernel": "conv2d"}
-TURNED = ("(s c) -> (c s)", FLAT)
-# The source; the target's classes ({} of a file); whether Keras says that it follows a Flatten; what vectors become.
-VECTORS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, str], bool, dict[str, tuple[str, str]]]] = {
-    "a normalisation": (CONV | NORM | DENSE, OWN, False, {"n.gamma": TURNED}),
-    "with one input": (CONV | {"e/kernel": (1, 60), "e/bias": (60,)} | NORM | DENSE, OWN, False, {}),
-    "into a file": (CONV | NORM | DENSE, {}, False, {"n.gamma": ("", FLAT_NOT)}),
-    "of an image": (CONV | NORM | DENSE, {"n.gamma": "batchnorm2d"}, False, {}),
-    "of no image": ({"c/kernel": (1, 1, 2, 7)} | NORM | DENSE, OWN, False, {}),
-    "as long as the outputs of a layer": (CONV | {"e/kernel": (7, 60), "e/bias": (60,)} | NORM | DENSE, OWN, False, {}),
-    "in front of a square matrix": (CONV | NORM | SQUARE, OWN, False, {"n.gamma": ("", FLAT_NOT)}),
-    "behind it": (CONV | SQUARE | NORM, OWN, False, {"n.gamma": ("", FLAT_NOT)}),
-    "a row": (CONV | {"n/scale": (1, 60)} | DENSE, OWN, False, {"n.scale": ("a (s c) -> a (c s)", FLAT)}),
-    "joined channels": (CONV | NORM | {"e/kernel": (1, 1, 60, 4)} | DENSE, OWN, False, {}),
-    "with a decoder": (
-        CONV | NORM | DENSE | DECODER, OWN, False,
-        dict.fromkeys(("n.gamma", "z.bias"), ("(s c) -> (c s)", SHAPED_IMAGE)),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", VECTORS)
-def test_vectors_behind_a_flattened_image(case: str) -> None:
-    """As the kernel of as many inputs, unless they have the length that a layer gives, or are of an image."""
-    source, kinds, keras, want = VECTORS[case]
-    a = {n: tensor(n, s) for n, s in source.items()}
-    shapes = {n.replace("/", "."): s if s == (1, 60) else s[::-1] for n, s in source.items()}
-    b = {n: tensor(n, s) for n, s in shapes.items()}
-    sides = Side(a, flattened=frozenset(a if keras else ())), Side(b, kinds)
-    chosen = judge(a, sides[0].flattened, {60: 5} if "z/kernel" in a else {}, module=bool(kinds))
-    pairs = []
-    for x, y in zip(a.values(), b.values(), strict=True):
-        found = chosen.order(x, replace(y, name=y.name.replace("kernel", "weight")))
-        assert found is not None
-        why = (found.doubt,) if found.doubt else ()
-        pairs.append(Pair((x.name,), (y.name,), found.order, "names", not why, why, real=found.real))
-    made = {p.targets[0]: p for p in vectors(pairs, sides)}
-    assert {n: (p.order.text, *p.why) for n, p in made.items() if not p.sure and "kernel" not in n} == want
-    assert [p for p in made.values() if "kernel" in p.sources[0]] == [p for p in pairs if "kernel" in p.sources[0]]
-    assert all(p.real and dict(p.order.sizes).get("c", 5) == 5 for n, p in made.items() if n in want and FLAT in p.why)
 
 
 def test_a_cell_of_tensorflow_1() -> None:
