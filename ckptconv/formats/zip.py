@@ -15,7 +15,7 @@ Specification: APPNOTE.TXT 6.3.10.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -269,7 +269,7 @@ def contents(f: Ranges, m: Member, piece: int = 2**20, *, strict: bool = False) 
     Raises CorruptCheckpoint if their number or CRC-32 differs from that in the directory.
     """
     left, value = m.size, 0
-    for data in _inflated(f, m, piece) if m.method != STORED else _stored(f, m, piece):
+    for data in inflated(f, m.start, m.packed, piece) if m.method != STORED else _stored(f, m, piece):
         left -= len(data)
         if left < 0:
             break
@@ -288,11 +288,15 @@ def _stored(f: Ranges, m: Member, piece: int) -> Iterator[bytes]:
         yield f.read(m.start + at, min(piece, m.size - at))
 
 
-def _inflated(f: Ranges, m: Member, piece: int) -> Iterator[bytes]:
+def inflated(f: Ranges, start: int, size: int, piece: int, form: int = -15) -> Generator[bytes, None, int]:
+    """Inflate the `size` bytes at `start`; return how many of them follow the end of the compressed data.
+
+    form: what surrounds the data, as zlib numbers it: -15 nothing, 47 what gzip or zlib writes.
+    """
     from zlib_ng import zlib_ng  # zlib, faster, and with the same messages
 
-    inflate = zlib_ng.decompressobj(-15)
-    at, end, rest = m.start, m.start + m.packed, b""
+    inflate = zlib_ng.decompressobj(form)
+    at, end, rest = start, start + size, b""
     try:
         while not inflate.eof:
             if not rest and at < end:
@@ -306,6 +310,7 @@ def _inflated(f: Ranges, m: Member, piece: int) -> Iterator[bytes]:
                 raise CorruptCheckpoint("the compressed data ends too early")
     except zlib_ng.error as e:  # type: ignore[misc]  # its stub says that this is an exception, not a class
         raise CorruptCheckpoint(f"the compressed data is damaged: {e}") from None
+    return end - at + len(inflate.unused_data)
 
 
 # --- the complete members of a truncated zip, which has lost its directory, found by their local headers --------------

@@ -26,6 +26,7 @@ from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...storage.checksum import crc
 from ...storage.faults import spooling
 from ...storage.ranges import Ranges
+from ..zip import inflated
 
 PIECE = 2**20
 IN_MEMORY = 2**25
@@ -35,24 +36,23 @@ SMALLEST = 16  # a large frame's blocks of 2^17 bytes can be smaller, yet on ave
 
 
 def unpack(codecs: Sequence[str], f: Ranges, start: int, size: int, announced: int) -> Iterator[bytes]:
-    """Unpack `size` bytes at `start` in pieces; CorruptCheckpoint if they give more than `announced` bytes.
+    """Unpack `size` bytes at `start` in pieces, of which the caller counts the bytes.
 
-    codecs: at most one compressor, then checksums.
+    codecs: at most one compressor, then checksums. CorruptCheckpoint if they are damaged.
     """
-    for codec in reversed(codecs):
-        if codec == "crc32c":
-            check(f, start, size)
-            size -= 4
-        elif codec == "blosc":
-            yield from blosc_pieces(f, start, size, announced)
-        elif codec != "zstd":
-            yield from _inflated(f, start, size, announced)
-        elif max(size, announced) > IN_MEMORY:
-            yield from _streamed(f, start, size, announced)
-        else:
-            yield unzstd(f.read(start, size), announced, f.url)
-    if all(codec == "crc32c" for codec in codecs):
-        yield from _pieces(f, start, size)
+    *first, last = codecs
+    if last == "crc32c":
+        check(f, start, size)
+        yield from unpack(first, f, start, size - 4, announced) if first else _pieces(f, start, size - 4)
+    elif last == "blosc":
+        yield from blosc_pieces(f, start, size, announced)
+    elif last != "zstd":
+        if (yield from inflated(f, start, size, PIECE, 47)):
+            raise CorruptCheckpoint("bytes follow the end of the compressed data")
+    elif max(size, announced) > IN_MEMORY:
+        yield from _streamed(f, start, size, announced)
+    else:
+        yield unzstd(f.read(start, size), announced)
 
 
 def _pieces(f: Ranges, start: int, size: int) -> Iterator[bytes]:
@@ -62,42 +62,18 @@ def _pieces(f: Ranges, start: int, size: int) -> Iterator[bytes]:
 def check(f: Ranges, start: int, size: int) -> None:
     """Compare the CRC-32C at the end of a range with that of the bytes before it."""
     if size < 4:
-        raise CorruptCheckpoint(f"{size} bytes at byte {start} hold no checksum", url=f.url)
+        raise CorruptCheckpoint(f"{size} bytes at byte {start} hold no checksum")
     value, end = 0, start + size - 4
     for piece in _pieces(f, start, size - 4):
         value = crc("crc32c", piece, value)
     if value != int.from_bytes(f.read(end, 4), "little"):
-        raise CorruptCheckpoint(f"the checksum of the bytes {start} to {end} is wrong: the file is damaged", url=f.url)
-
-
-def _inflated(f: Ranges, start: int, size: int, most: int) -> Iterator[bytes]:
-    """Inflate one member of gzip or zlib, which must end at the end of the input."""
-    from zlib_ng import zlib_ng
-
-    inflate, left = zlib_ng.decompressobj(47), most
-    try:
-        for piece in _pieces(f, start, size):
-            rest = piece
-            while rest and not inflate.eof:
-                out = inflate.decompress(rest, PIECE)
-                rest, left = inflate.unconsumed_tail, left - len(out)
-                if left < 0:
-                    raise CorruptCheckpoint(f"inflates to more than {most} bytes", url=f.url)
-                yield out
-            if inflate.eof and (inflate.unused_data or rest):
-                raise CorruptCheckpoint("bytes follow the end of the compressed data", url=f.url)
-        out = b"" if inflate.eof else inflate.flush()
-    except zlib_ng.error as e:  # type: ignore[misc]  # as in zip.py
-        raise CorruptCheckpoint(f"the compressed data is damaged: {e}", url=f.url) from None
-    if not inflate.eof or len(out) > left:
-        raise CorruptCheckpoint("the compressed data ends too early, or holds more than announced", url=f.url)
-    yield out
+        raise CorruptCheckpoint(f"the checksum of the bytes {start} to {end} is wrong: the file is damaged")
 
 
 # --- zstd -------------------------------------------------------------------------------------------------------
 
 
-def unzstd(raw: bytes, most: int, url: str) -> bytes:
+def unzstd(raw: bytes, most: int) -> bytes:
     """Unpack in memory; CorruptCheckpoint if the result exceeds `most` bytes."""
     import cramjam
 
@@ -105,7 +81,7 @@ def unzstd(raw: bytes, most: int, url: str) -> bytes:
     try:
         used = cramjam.zstd.decompress_into(raw, out)
     except (cramjam.DecompressionError, OSError, ValueError) as e:
-        raise CorruptCheckpoint(f"does not unpack from zstd to at most {most} bytes: {e}", url=url) from None
+        raise CorruptCheckpoint(f"does not unpack from zstd to at most {most} bytes: {e}") from None
     return bytes(memoryview(out)[:used])
 
 
@@ -114,7 +90,7 @@ def _streamed(f: Ranges, start: int, size: int, announced: int) -> Iterator[byte
     import cramjam
 
     if (most := _bound(f, start, size)) > SMALLEST * announced + IN_MEMORY:
-        raise UnsafeCheckpoint(f"{size} bytes of zstd can become {most}, where {announced} are announced", url=f.url)
+        raise UnsafeCheckpoint(f"{size} bytes of zstd can become {most}, where {announced} are announced")
     with spooling(), tempfile.TemporaryDirectory(prefix="ckptconv-") as folder:
         packed, plain = os.path.join(folder, "zstd"), os.path.join(folder, "plain")
         with open(packed, "wb") as file:
@@ -123,7 +99,7 @@ def _streamed(f: Ranges, start: int, size: int, announced: int) -> Iterator[byte
             source: Any = cramjam.File(packed, truncate=False)
             cramjam.zstd.decompress_into(source, cramjam.File(plain))
         except (cramjam.DecompressionError, ValueError) as e:
-            raise CorruptCheckpoint(f"the compressed data is damaged: {e}", url=f.url) from None
+            raise CorruptCheckpoint(f"the compressed data is damaged: {e}") from None
         os.unlink(packed)
         with open(plain, "rb") as file:
             while piece := file.read(PIECE):
@@ -135,20 +111,20 @@ def _bound(f: Ranges, start: int, size: int) -> int:
     end, total = start + size, 0
     head = f.read(start, min(18, size))
     if head[:4] != b"\x28\xb5\x2f\xfd" or len(head) < 6:
-        raise CorruptCheckpoint(f"no zstd begins at byte {start}", url=f.url)
+        raise CorruptCheckpoint(f"no zstd begins at byte {start}")
     flags = head[4]
     single = flags >> 5 & 1
     at = start + 5 + (not single) + (0, 1, 2, 4)[flags & 3] + ((single, 2, 4, 8)[flags >> 6])
     last = 0
     while not last:
         if at + 3 > end:
-            raise CorruptCheckpoint("the compressed data ends too early", url=f.url)
+            raise CorruptCheckpoint("the compressed data ends too early")
         block = int.from_bytes(f.read(at, 3), "little")
         last, kind, length = block & 1, block >> 1 & 3, block >> 3
         total += length if kind < 2 else 2**17
         at += 3 + (1 if kind == 1 else length)
     if at + 4 * (flags >> 2 & 1) != end:
-        raise CorruptCheckpoint("bytes follow the end of the compressed data", url=f.url)
+        raise CorruptCheckpoint("bytes follow the end of the compressed data")
     return total
 
 
@@ -173,40 +149,40 @@ class BloscChunk(NamedTuple):
     end: int
     flags: int
     element: int
-    size: int
     block: int
 
     def bad(self, why: str) -> CorruptCheckpoint:
-        return CorruptCheckpoint(f"the blosc data at byte {self.start} {why}", url=self.f.url)
+        return CorruptCheckpoint(f"the blosc data at byte {self.start} {why}")
+
+    def read(self, at: int, size: int) -> bytes:
+        if size < 0 or at < self.start + HEAD or at + size > self.end:
+            raise self.bad("has a stream that lies outside")
+        return self.f.read(at, size)
 
 
 def blosc_pieces(f: Ranges, start: int, size: int, most: int) -> Iterator[bytes]:
     """Unpack `size` bytes at `start`; CorruptCheckpoint if they give more than `most`, or not what they announce."""
-    chunk = _opened(f, start, size)
-    if chunk.size > most:
-        raise chunk.bad(f"announces {chunk.size} bytes, where at most {most} fit")
-    if chunk.flags & STORED:
-        if chunk.size != size - HEAD:
-            raise chunk.bad("does not end where it says")
-        yield from _pieces(f, start + HEAD, size - HEAD)
-        return
-    begins = f.read(start + HEAD, 4 * -(-chunk.size // chunk.block)) if chunk.size else b""
-    for i, (at,) in enumerate(struct.iter_unpack("<i", begins)):
-        yield _block(chunk, start + at, min(chunk.block, chunk.size - i * chunk.block))
-
-
-def _opened(f: Ranges, start: int, size: int) -> BloscChunk:
     if size < HEAD:
-        raise CorruptCheckpoint(f"{size} bytes at byte {start} are too few for blosc", url=f.url)
+        raise CorruptCheckpoint(f"{size} bytes at byte {start} are too few for blosc")
     version, _, flags, element, plain, block, packed = struct.unpack("<4B3I", f.read(start, HEAD))
-    chunk = BloscChunk(f, start, start + size, flags, element, plain, block)
+    chunk = BloscChunk(f, start, start + size, flags, element, block)
     if version != 2 or flags & 8 or flags & (SHUFFLED | BITS) == SHUFFLED | BITS:  # both: to c-blosc2, more header
         raise chunk.bad(f"has the unknown version {version} or flags {flags}")
     if packed != size or not element or (plain and not 0 < block <= MAX_BLOCK):
         raise chunk.bad("does not end where it says, or has blocks of no or of too many bytes")
-    if not flags & STORED and HEAD + 4 * -(-plain // max(block, 1)) > size:
+    if plain > most:
+        raise chunk.bad(f"announces {plain} bytes, where at most {most} fit")
+    if flags & STORED:
+        if plain != size - HEAD:
+            raise chunk.bad("does not end where it says")
+        yield from _pieces(f, start + HEAD, plain)
+        return
+    table = 4 * -(-plain // block) if plain else 0
+    if HEAD + table > size:
         raise chunk.bad("is too short for its blocks")
-    return chunk
+    begins = f.read(start + HEAD, table)
+    for i, (at,) in enumerate(struct.iter_unpack("<i", begins)):
+        yield _block(chunk, start + at, min(block, plain - i * block))
 
 
 def _block(chunk: BloscChunk, at: int, size: int) -> bytes:
@@ -216,20 +192,14 @@ def _block(chunk: BloscChunk, at: int, size: int) -> bytes:
     count = element if divided and not chunk.flags & WHOLE else 1
     streams = []
     for _ in range(count):
-        (packed,) = struct.unpack("<i", _read(chunk, at, 4))
-        raw = _read(chunk, at + 4, packed)
+        (packed,) = struct.unpack("<i", chunk.read(at, 4))
+        raw = chunk.read(at + 4, packed)
         at += 4 + packed
         streams.append(raw if packed == size // count else _unpacked(chunk, raw, size // count))
     data = b"".join(streams)
     if len(data) != size:
         raise chunk.bad("has a block whose streams do not fill it")
     return _ordered(data, element, chunk.flags)
-
-
-def _read(chunk: BloscChunk, at: int, size: int) -> bytes:
-    if size < 0 or at < chunk.start + HEAD or at + size > chunk.end:
-        raise chunk.bad("has a stream that lies outside")
-    return chunk.f.read(at, size)
 
 
 def _unpacked(chunk: BloscChunk, raw: bytes, size: int) -> bytes:

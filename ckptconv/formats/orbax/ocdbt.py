@@ -24,6 +24,7 @@ from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import brief, printable
 from ...storage.checksum import crc
 from ...storage.files import Reader, names
+from .. import Located
 from ..tensorflow.table import read_varint
 from . import codecs
 from .locate import MANIFEST, WIDE, Room, Value, check_apart, inside
@@ -38,9 +39,6 @@ MAX_TEXT = 65535  # bytes of a key or path; the format's own limit for paths
 CHARACTER = 2  # bytes: in the node, and as text
 NAMES = "names in the database's nodes"
 OPEN = 64  # open files; a database can have those of a thousand processes
-
-
-Texts = tuple[list[int], list[int]]  # lengths of prefixes and suffixes of texts, before the bytes that they count
 
 
 class Cursor:
@@ -78,18 +76,21 @@ class Cursor:
     def varints(self, n: int) -> list[int]:
         return [self.varint() for _ in range(n)]
 
-    def lengths(self, n: int) -> Texts:
-        return [0, *self.varints(n - 1)] if n else [], self.varints(n)
-
-    def texts(self, lengths: Texts) -> list[bytes]:
+    def texts(self, n: int, base: bytes, *, more: bool) -> tuple[list[bytes], list[int]]:
+        """Read `n` texts, each after `base`, and if there is `more` a number for each."""
+        shared = [0, *self.varints(n - 1)] if n else []
+        rests = self.varints(n)
+        numbers = self.varints(n) if more else []
         out, last = [], b""
-        for prefix, rest in zip(*lengths, strict=True):
-            if prefix + rest > MAX_TEXT or prefix > len(last):
-                raise self.bad(f"has a name of {prefix + rest} bytes, {prefix} of them from a name of {len(last)}")
-            self.room.take(CHARACTER * (prefix + rest), NAMES)
+        for prefix, rest in zip(shared, rests, strict=True):
+            size = len(base) + prefix + rest
+            if size > MAX_TEXT or prefix > len(last):
+                what = "a key" if base else "a name"
+                raise self.bad(f"has {what} of {size} bytes, {prefix} of them from a name of {len(last)}")
+            self.room.take(CHARACTER * size, NAMES)
             last = last[:prefix] + self.take(rest)
-            out.append(last)
-        return out
+            out.append(base + last)
+        return out, numbers
 
     def end(self) -> None:
         if self.at != len(self.data):
@@ -230,9 +231,7 @@ class Database:
         return cursor
 
     def _children(self, node: Child, files: list[File], n: int, cursor: Cursor) -> list[Child]:
-        lengths = cursor.lengths(n)
-        common = cursor.varints(n)
-        keys = self._keys(node, n, cursor, lengths)
+        keys, common = cursor.texts(n, node.prefix, more=True)
         ids, starts, sizes, counts = (cursor.varints(n) for _ in range(4))
         cursor.varints(2 * n)
         cursor.end()
@@ -247,16 +246,8 @@ class Database:
             out.append(Child(file, starts[i], sizes[i], node.height - 1, counts[i], key[:shared], key, high))
         return out
 
-    def _keys(self, node: Child, n: int, cursor: Cursor, lengths: Texts) -> list[bytes]:
-        """The keys of a node, whole."""
-        self.room.take(CHARACTER * n * len(node.prefix), NAMES)
-        keys = [node.prefix + key for key in cursor.texts(lengths)]
-        if (longest := max(map(len, keys))) > MAX_TEXT:
-            raise cursor.bad(f"has a key of {longest} bytes")
-        return keys
-
     def _leaf(self, node: Child, files: list[File], n: int, cursor: Cursor) -> Iterator[tuple[bytes, Value]]:
-        keys = self._keys(node, n, cursor, cursor.lengths(n))
+        keys, _ = cursor.texts(n, node.prefix, more=False)
         sizes, kinds = cursor.varints(n), cursor.varints(n)
         if set(kinds) - {0, 1}:
             raise cursor.bad("has a value that is neither inline nor in a file")
@@ -279,14 +270,10 @@ class Database:
         cursor.end()
 
     def _files(self, cursor: Cursor, base: bytes) -> list[File]:
-        n = cursor.count()
-        lengths = cursor.lengths(n)
-        bases = cursor.varints(n)
-        self.room.take(n * len(base), NAMES)
-        paths = cursor.texts(lengths)
-        if any(b > len(p) for b, p in zip(bases, paths, strict=True)):
+        paths, bases = cursor.texts(cursor.count(), base, more=True)
+        if any(len(base) + b > len(p) for b, p in zip(bases, paths, strict=True)):
             raise cursor.bad("has a file whose base is longer than its path")
-        return [File(base + p, base + p[:b]) for p, b in zip(paths, bases, strict=True)]
+        return [File(p, p[: len(base) + b]) for p, b in zip(paths, bases, strict=True)]
 
     def _unpacked(self, f: Reader, magic: int, start: int, size: int) -> Cursor:
         """Read an envelope, check its length and CRC, and unpack its body."""
@@ -304,8 +291,8 @@ class Database:
         if version or packed > 1:
             raise head.bad(f"has the version {version} and the compression {packed}, which are not known")
         body = raw[head.at : -4]
-        body = codecs.unzstd(body, self.room.left // COPIES, f.url) if packed else body
-        return Cursor(body, f.url, self.room)
+        with Located(f.url):
+            return Cursor(codecs.unzstd(body, self.room.left // COPIES) if packed else body, f.url, self.room)
 
 
 def _misplaced(key: bytes, cursor: Cursor) -> CorruptCheckpoint:

@@ -1,6 +1,6 @@
 """Write an Orbax checkpoint: an OCDBT database of zarr arrays with uncompressed chunks, and the tree.
 
-    x/values           all chunks, in the order of the tensors, then the nodes of the database
+    x/values           all chunks, in the order of the tensors, then the one node of the database
     x/_METADATA        the tree, and the metadata
     x/checkpoint       the tree once more, as msgpack, without which Orbax before 0.7 restores nothing
     x/manifest.ocdbt
@@ -50,7 +50,7 @@ class OrbaxWriter:
 
     url: str
     limit: int | None = None
-    _placed: Checkpoint = field(default_factory=lambda: Checkpoint({}))
+    _paths: dict[str, list[tuple[str, int]]] = field(default_factory=dict)  # of each tensor: keys and their kinds
 
     @property
     def base(self) -> str:
@@ -77,9 +77,14 @@ class OrbaxWriter:
         refuse_unheld(self, checkpoint, "an Orbax checkpoint")
         if not checkpoint:
             raise Unrepresentable("an Orbax checkpoint needs at least one tensor")
-        self._placed = checkpoint
+        own = checkpoint.details.get("keys", {})  # of the source, whose names may have changed
+        self._paths = {}
+        for name in checkpoint:
+            keys = [(key, kind) for key, kind in own.get(name, ())]
+            same = name == "/".join(key for key, _ in keys)
+            self._paths[name] = keys if same else [(key, DICT) for key in name.split("/")]
         slots, entries, at = dict[str, Slot](), list[Entry](), 0
-        for name, array in self._arrays(checkpoint).items():
+        for name, array in self._arrays().items():
             t = checkpoint[name]
             slots[name] = Slot(f"{self.base}/{VALUES}", at, t.nbytes)
             chunk = chunk_of(t, self.limit)
@@ -102,14 +107,9 @@ class OrbaxWriter:
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return [Patch(f"{self.base}/{METADATA}", 0, self._metadata(metadata))] if metadata else []
 
-    def _keys(self, name: str) -> list[list[Any]]:
-        """The path of a tensor in the tree: that of its source if its name still is that, or the name split at '/'."""
-        keys: list[list[Any]] = self._placed.details.get("keys", {}).get(name, [])
-        return keys if name == "/".join(key for key, _ in keys) else [[key, DICT] for key in name.split("/")]
-
-    def _arrays(self, checkpoint: Checkpoint) -> dict[str, str]:
+    def _arrays(self) -> dict[str, str]:
         """The name of each tensor's array; NameCollision if two would be the same."""
-        arrays = {name: ".".join(key for key, _ in self._keys(name)) for name in checkpoint}
+        arrays = {name: ".".join(key for key, _ in keys) for name, keys in self._paths.items()}
         first: dict[str, str] = {}
         twice = [n for n, array in arrays.items() if first.setdefault(array, n) != n]
         if twice:
@@ -121,8 +121,8 @@ class OrbaxWriter:
         """The tree as older versions read it: maps, whose leaves name arrays."""
         root: dict[str, Any] = {}
         bad = []
-        for name in self._placed:
-            *groups, last = (key for key, _ in self._keys(name))
+        for name, keys in self._paths.items():
+            *groups, last = (key for key, _ in keys)
             node: Any = root
             for group in groups:
                 node = node.setdefault(group, {}) if isinstance(node, dict) else node
@@ -139,13 +139,13 @@ class OrbaxWriter:
         return packed.patches[0][1]
 
     def _metadata(self, metadata: Mapping[str, str]) -> bytes:
-        tree = {}
-        for name in self._placed:
-            keys = self._keys(name)
-            tree[str(tuple(key for key, _ in keys))] = {
-                "key_metadata": [{"key": key, "key_type": kind} for key, kind in keys],
-                "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
+        leaf = {"value_type": "np.ndarray", "skip_deserialize": False}
+        tree = {
+            str(tuple(key for key, _ in keys)): {
+                "key_metadata": [{"key": key, "key_type": kind} for key, kind in keys], "value_metadata": leaf,
             }
+            for keys in self._paths.values()
+        }  # fmt: skip
         said = {"tree_metadata": tree, "use_ocdbt": True, "use_zarr3": False,
                 "store_array_data_equal_to_fill_value": True, "custom_metadata": dict(metadata) or None}  # fmt: skip
         return json.dumps(said).encode()
@@ -186,9 +186,9 @@ def _described(array: str, t: Tensor, chunk: tuple[int, ...]) -> Entry:
 # --- the database -------------------------------------------------------------------------------------------------
 #
 # Nothing is compressed, so that all positions are known before the data is. The identifier of the database is a digest
-# of its nodes, and its time is constant, so that the same arrays give the same bytes. See ocdbt.py for the layout.
+# of its node, and its time is constant, so that the same arrays give the same bytes. See ocdbt.py for the layout.
 
-ENTRIES = 4096  # of a node
+ENTRIES = 2**20  # of a node: tensorstore's limit
 MAX_INLINE, MAX_NODE, ARITY = 1024, 100_000_000, 4  # what tensorstore and Orbax configure
 
 
@@ -212,22 +212,12 @@ class Node(NamedTuple):
 
 
 def build(entries: Sequence[Entry], file: str, at: int) -> tuple[bytes, bytes]:
-    """The nodes, which go to byte `at` of the data file `file`, and the manifest; entries are sorted by key."""
-    level = [_leaf(entries[i : i + ENTRIES], file) for i in range(0, len(entries), ENTRIES)]
-    out, height = bytearray(), 0
-    while len(level) > 1:
-        places = []
-        for node in level:
-            places.append(at + len(out))
-            out += node.raw
-        height += 1
-        level = [
-            _interior(level[i : i + ENTRIES], places[i : i + ENTRIES], height, file)
-            for i in range(0, len(level), ENTRIES)
-        ]
-    root = level[0]
-    name = sha256(out + root.raw).digest()[:16]
-    return bytes(out + root.raw), _manifest(root, at + len(out), height, file, name)
+    """The node, which goes to byte `at` of the data file `file`, and the manifest; entries are sorted by key."""
+    root = _leaf(entries, file)
+    if len(entries) > ENTRIES or len(root.raw) > MAX_NODE:
+        raise Unrepresentable(f"{len(entries)} arrays and chunks are more than one node of an Orbax database holds; "
+                              "leave out max_shard_size=, or write two checkpoints")  # fmt: skip
+    return root.raw, _manifest(root, at, 0, file, sha256(root.raw).digest()[:16])
 
 
 def _leaf(entries: Sequence[Entry], file: str) -> Node:
@@ -239,18 +229,6 @@ def _leaf(entries: Sequence[Entry], file: str) -> Node:
     ))  # fmt: skip
     raw = _enveloped(NODE_MAGIC, body)
     return Node(entries[0].key, raw, len(entries), len(raw), sum(e.size for e in far))
-
-
-def _interior(nodes: Sequence[Node], places: Sequence[int], height: int, file: str) -> Node:
-    prefixes, lengths, rests = _texts([n.first for n in nodes])
-    body = b"".join((
-        bytes([height]), _files(file), varint(len(nodes)), prefixes, lengths, bytes(len(nodes)), rests,
-        bytes(len(nodes)), *map(varint, places), *(varint(len(n.raw)) for n in nodes),
-        *(varint(n.keys) for n in nodes), *(varint(n.tree) for n in nodes), *(varint(n.values) for n in nodes),
-    ))  # fmt: skip
-    raw = _enveloped(NODE_MAGIC, body)
-    keys, tree, values = (sum(column) for column in zip(*((n.keys, n.tree, n.values) for n in nodes), strict=True))
-    return Node(nodes[0].first, raw, keys, tree + len(raw), values)
 
 
 def _manifest(root: Node, at: int, height: int, file: str, name: bytes) -> bytes:
