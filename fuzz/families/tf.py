@@ -33,8 +33,6 @@ def table(kind: str) -> Way:
             with suppress(CkptError), Reader(str(path)) as f:
                 pairs = list(Table(f))
                 yield packed([(b"", data), *pairs] if kind == "tf" else pairs)
-                if kind == "tf" and path.stem in ("dtypes", "strings", "sliced"):  # big-endian, as its header has it
-                    yield packed([(b"", data), (b"", pairs[0][1] + b"\x10\x01"), *pairs[1:]])
 
     return Way(lay, seeds, packed=True)
 
@@ -66,9 +64,9 @@ def taken_apart(index: Path) -> Iterator[Record]:
     """The object graph of a bundle, and its tensors' keys and bytes."""
     from ckptconv.formats.tensorflow.bundle import read
 
-    found = read(str(index))
-    yield b"", found.graph
-    yield from ((k.encode("utf-8", "surrogateescape"), t.numpy().tobytes()) for k, t in found.tensors.items()
+    found, graph = read(str(index))
+    yield b"", graph or b""
+    yield from ((k.encode("utf-8", "surrogateescape"), t.numpy().tobytes()) for k, t in found.items()
                 if t.dtype.kind != "s")  # fmt: skip
 
 

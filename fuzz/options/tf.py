@@ -1,4 +1,4 @@
-"""TensorFlow: V2 and V1 checkpoints over dtypes, slices, shards and names; tables laid out anew; big-endian data."""
+"""TensorFlow: V2 and V1 checkpoints over dtypes, slices, shards and names; tables laid out anew."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from ckptconv.formats.table import TF_TABLE
-from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.formats.tensorflow.table import Table, varint
 from ckptconv.storage.checksum import crc, mask
 from ckptconv.storage.files import Reader
@@ -39,7 +38,7 @@ REFUSED = {
     "lists more slices than are stored": "the same slices again and again",
     "the slices .* overlap": "slices that overlap",
 }
-LENIENT = {"Sliced checkpoints are not supported": "big-endian slices, which TensorFlow does not join"}
+LENIENT: dict[str, str] = {}
 
 
 def oracle() -> str:
@@ -189,8 +188,6 @@ def again(choose: random.Random, prefix: Path) -> None:
     index = Path(f"{prefix}.index")
     with Reader(str(index)) as f:
         entries = [(bytes(k), bytes(v)) for k, v in Table(f)]
-    if choose.random() < 0.3 and (swapped := big_endian(prefix, entries)):
-        entries = swapped
     size, packed = choose.choice((1, 2, 5, 1000)), choose.random() < 0.4
     blocks = [entries[i : i + size] for i in range(0, len(entries), size)]
     out, handles = bytearray(), []
@@ -229,25 +226,6 @@ def appended(out: bytearray, raw: bytes, packed: bool) -> bytes:
     body = raw + (b"\1" if packed else b"\0")
     out += body + struct.pack("<I", mask(crc("crc32c", body)))
     return handle
-
-
-def big_endian(prefix: Path, entries: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The same checkpoint as a big-endian machine writes it, if it has no strings; data of its own file."""
-    header = pb.BundleHeaderProto.FromString(entries[0][1])
-    parsed = [(k, pb.BundleEntryProto.FromString(v)) for k, v in entries[1:]]
-    if header.num_shards != 1 or any(e.dtype in (7, 20, 21) or e.dtype > 23 for _, e in parsed):
-        return []
-    file = Path(f"{prefix}.data-00000-of-00001")
-    data = bytearray(file.read_bytes())
-    for _, e in parsed:
-        if e.size and not e.slices:
-            word = {8: 4, 18: 8}.get(e.dtype) or max(1, e.size // (int(np.prod([d.size for d in e.shape.dim])) or 1))
-            turned = np.frombuffer(bytes(data[e.offset : e.offset + e.size]), f"u{word}").byteswap().tobytes()
-            data[e.offset : e.offset + e.size] = turned
-            e.crc32c = mask(crc("crc32c", turned))
-    file.write_bytes(data)
-    header.endianness = pb.BundleHeaderProto.BIG
-    return [(b"", header.SerializeToString()), *((k, e.SerializeToString()) for k, e in parsed)]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------

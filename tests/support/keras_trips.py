@@ -60,7 +60,7 @@ def trip(model: Any, inputs: list[np.ndarray], files: list[Path]) -> str:
     try:
         for source, target in pairwise(files):
             ckptconv.convert(source, target, force=True, to="keras" if target.name == "back.h5" else None)
-    except (ckptconv.Unrepresentable, ckptconv.UsageError) as e:  # or TensorFlow saved no variables
+    except (ckptconv.Unrepresentable, ckptconv.UsageError) as e:
         return f"{ASKED}: {e}"
     try:
         return "" if loads(model, inputs, files[-1]) else "other outputs"
@@ -71,7 +71,6 @@ def trip(model: Any, inputs: list[np.ndarray], files: list[Path]) -> str:
 def trips(name: str, folder: Path, vias: tuple[str, ...] = tuple(VIA)) -> dict[str, list[str]]:
     """All trips of one architecture by column of the table: what went wrong in each, "" for what is right."""
     import keras
-    import tensorflow as tf
     import tf_keras
 
     middles = [folder / VIA[via] for via in vias]
@@ -80,8 +79,6 @@ def trips(name: str, folder: Path, vias: tuple[str, ...] = tuple(VIA)) -> dict[s
     first, last = folder / "two.h5", folder / "back.h5"
     model.save_weights(str(first))
     out["Keras 2 `.h5`"] = [trip(model, inputs, [first, m, last]) for m in middles]
-    tf.train.Checkpoint(model=model).write(str(folder / "two"))
-    checkpoint = [trip(model, inputs, [folder / "two.index", last])]
     model, inputs = built(keras, name)
     model.save_weights(str(folder / "three.weights.h5"))
     model.save(str(folder / "three.keras"))
@@ -89,7 +86,4 @@ def trips(name: str, folder: Path, vias: tuple[str, ...] = tuple(VIA)) -> dict[s
         for back in ("back.weights.h5", "back.h5"):
             title = f"`{source[5:]}` to `{back[4:]}`"
             out[title] = [trip(model, inputs, [folder / source, m, folder / back]) for m in middles]
-    tf.train.Checkpoint(model=model).write(str(folder / "three"))
-    out["Keras 2 checkpoint to `.h5`"] = checkpoint
-    out["Keras 3 checkpoint to `.h5`"] = [trip(model, inputs, [folder / "three.index", last])]
     return out

@@ -1,7 +1,7 @@
 """The order in which Keras lists layers and their weights; it loads a legacy file by position and ignores the names.
 
-The order is recorded in a legacy file, in the configuration of a `.keras` file, and in TensorFlow's object graph; the
-caller of `save` gives it. It is never guessed from names: without a record, no legacy file is written. In formats that
+The order is recorded in a legacy file and in the configuration of a `.keras` file; the caller of `save` gives it. It is
+never guessed from names: without a record, no legacy file is written. In formats that
 sort tensors or have no place for the order, it is kept as one entry of the metadata:
 
     ckptconv.keras   {"layers": [["dense", ["dense/kernel:0", "dense/bias:0"]], ...],    weight names, in order
@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,17 +34,6 @@ EACH, AGAIN = 96, 8  # bytes more for each tensor, and how often its name may be
 GIVEN = ("", "memory")  # a caller's dict, in the caller's order
 
 Layers = list[tuple[str, list[tuple[str, str]]]]  # layer, [(tensor's name, weight name)]
-
-
-def trained_first(own: Sequence[tuple[str, str]], integer: Container[str]) -> list[str] | None:
-    """The weights of an object of Keras' own in the order of a legacy file, from (variable's name, tensor's name).
-
-    own: in the order of creation. integer: the tensors of integers. None if Keras has no variables of these names.
-    """
-    if not all(naming.bare(leaf) in naming.NAMES for leaf, _ in own):
-        return None
-    last = [n for leaf, n in own if naming.bare(leaf) in naming.FIXED or n in integer]
-    return [n for _, n in own if n not in last] + last
 
 
 def detailed(layers: Layers) -> Details:
@@ -111,10 +100,10 @@ def layers_to_write(checkpoint: Checkpoint) -> Layers:
         return list(given.items())
     if layers is None:
         raise Unrepresentable(
-            "Keras loads a legacy file by position, and nothing records the order of these weights (a .keras file or "
-            "an object graph does not if several objects in a layer have weights). Convert a legacy .h5 or what this "
-            "program made of one, write .weights.h5, whose weights are found by path, or call ckptconv.save with the "
-            "tensors in the order of model.layers"
+            "Keras loads a legacy file by position, and nothing records the order of these weights (a TensorFlow "
+            "checkpoint never does, nor does a .keras file if several objects in a layer have weights). Convert a "
+            "legacy .h5 or what this program made of one, write .weights.h5, whose weights are found by path, or call "
+            "ckptconv.save with the tensors in the order of model.layers"
         )
     listed = {name for _, rows in layers for name, _ in rows}
     if extra := [n for n in weights if n not in listed]:

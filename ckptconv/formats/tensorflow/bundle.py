@@ -17,15 +17,14 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...checkpoint import Details, Note, Tensor
+from ...checkpoint import Checkpoint, Details, Note, Tensor
 from ...dtypes import DType
 from ...errors import CkptError, CorruptCheckpoint, StorageError
-from ...messages import fold, listing, many
 from ...moves.part import Coded, Data, Span, checked_count
 from ...storage.checksum import unmask
 from ...storage.files import Reader, exists, sibling, split
 from ...storage.paths import spelled
-from .. import own_metadata
+from .. import Located, own_metadata
 from ..tiling import Tile
 from . import elements
 from .elements import parse, text
@@ -37,19 +36,9 @@ if TYPE_CHECKING:
 FORMAT = "tf"
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 OURS = 7001  # a field of the header that TensorFlow skips: metadata of ours (own_metadata.py)
-MAX_PROBLEMS = 100  # shards listed in an error
 
 
-class Bundle(NamedTuple):
-    """The content of an index: tensors by key, and the object graph if there is one, None if that is damaged."""
-
-    url: str
-    tensors: dict[str, Tensor]
-    graph: bytes | None
-    urls: tuple[str, ...]
-    notes: tuple[Note, ...]
-    details: Details
-    metadata: dict[str, str]
+MAX_PROBLEMS = 20  # shards listed in an error
 
 
 class Entry(NamedTuple):
@@ -64,33 +53,36 @@ class Entry(NamedTuple):
     slices: tuple[pb.TensorSliceProto, ...]
 
 
-def read(index: str, *, salvage: bool = False) -> Bundle:
-    """Read an index and check it against its shards; tensors are not read."""
-    with Reader(index) as f:
+def read(index: str, *, salvage: bool = False) -> tuple[Checkpoint, bytes | None]:
+    """Read an index and check it against its shards; tensors are not read.
+
+    Return the tensors by key, and the object graph, which is empty if there is none, and None if it is damaged.
+    """
+    with Reader(index) as f, Located(index):
         pairs = iter(Table(f))
-        header = _header(index, next(pairs, None))
-        stored = _Stored(index, header, _entries(index, pairs))
-    tensors, notes = elements.assembled(stored.rows(), index, swap=stored.order == "big")
-    if not salvage:
-        stored.check()
-    graph: bytes | None = b""
-    if OBJECT_GRAPH in tensors:
-        try:
-            graph = _object_graph(index, tensors.pop(OBJECT_GRAPH))
-        except CkptError as e:
-            if not salvage:
-                raise
-            why = " ".join(e.message.split())
-            what = f"names are those of the keys alone, and which tensors are the optimizer's is not known: {why}"
-            graph, notes = None, (*notes, Note("damaged", what, (OBJECT_GRAPH,)))
-    details: Details = {"shards": header.num_shards, "endianness": stored.order}
+        header = _header(next(pairs, None))
+        stored = _Stored(index, header, _entries(pairs))
+        tensors, notes = elements.assembled(stored.rows())
+        if not salvage:
+            stored.check()
+        graph: bytes | None = b""
+        if OBJECT_GRAPH in tensors:
+            try:
+                graph = _object_graph(tensors.pop(OBJECT_GRAPH))
+            except CkptError as e:
+                if not salvage:
+                    raise
+                why = " ".join(e.message.split())
+                what = f"names are those of the keys alone, and which tensors are the optimizer's is not known: {why}"
+                graph, notes = None, (*notes, Note("damaged", what, (OBJECT_GRAPH,)))
+    details: Details = {"shards": header.num_shards, "endianness": "little"}
     urls = (index, *(stored.urls[shard] for shard in sorted(stored.urls)))
-    return Bundle(index, tensors, graph, urls, notes, details, _own_metadata(header))
+    return Checkpoint(tensors, _own_metadata(header), (), FORMAT, urls, notes, details), graph
 
 
-def _object_graph(index: str, tensor: Tensor) -> bytes:
+def _object_graph(tensor: Tensor) -> bytes:
     if tensor.shape:  # it is read at once: any number of strings would take any amount of memory
-        raise CorruptCheckpoint("the object graph is not one string", url=index, tensor=OBJECT_GRAPH)
+        raise CorruptCheckpoint("the object graph is not one string", tensor=OBJECT_GRAPH)
     data = tensor.parts[0].data
     return b"".join(elements.decode(data)) if isinstance(data, Coded) else b""
 
@@ -105,34 +97,35 @@ def _own_metadata(header: pb.BundleHeaderProto) -> dict[str, str]:
     return own_metadata.unpack(values[-1]) if values else {}
 
 
-def _header(index: str, first: tuple[bytes, bytes] | None) -> pb.BundleHeaderProto:
+def _header(first: tuple[bytes, bytes] | None) -> pb.BundleHeaderProto:
     from . import messages_pb2 as pb
 
     if first is None or first[0]:
-        raise CorruptCheckpoint("has no header entry", url=index)
-    header = parse(pb.BundleHeaderProto, first[1], "the header", index)
-    version = header.version
-    if version.min_consumer > 1 or 1 in version.bad_consumers:
-        raise CorruptCheckpoint(f"needs a reader of version {version.min_consumer}; version 1 is supported", url=index)
+        raise CorruptCheckpoint("has no header entry")
+    header = parse(pb.BundleHeaderProto, first[1], "the header")
+    elements.check_version(header.version)
     if header.num_shards < 0 or header.endianness not in (0, 1):
-        raise CorruptCheckpoint("the header's shard count or endianness is out of range", url=index)
+        raise CorruptCheckpoint("the header's shard count or endianness is out of range")
+    if header.endianness:
+        raise CorruptCheckpoint("is big-endian, which is not read; load it with TensorFlow and save it again")
     return header
 
 
-def _entries(index: str, pairs: Iterator[tuple[bytes, bytes]]) -> dict[bytes, Entry]:
+def _entries(pairs: Iterator[tuple[bytes, bytes]]) -> dict[bytes, Entry]:
     from . import messages_pb2 as pb
 
     entries: dict[bytes, Entry] = {}
     shapes: dict[bytes, tuple[int, ...]] = {}
     for key, value in pairs:
-        e = parse(pb.BundleEntryProto, value, "the entry", index, text(key))
-        raw = e.shape.SerializeToString()
-        shape = shapes.get(raw)
-        if shape is None:
-            if e.shape.unknown_rank:
-                raise CorruptCheckpoint("the shape has no rank", url=index, tensor=text(key))
-            shape = shapes[raw] = tuple([d.size for d in e.shape.dim])
-            checked_count(shape, url=index, tensor=text(key))
+        with Located(tensor=text(key)):
+            e = parse(pb.BundleEntryProto, value, "the entry")
+            raw = e.shape.SerializeToString()
+            shape = shapes.get(raw)
+            if shape is None:
+                if e.shape.unknown_rank:
+                    raise CorruptCheckpoint("the shape has no rank")
+                shape = shapes[raw] = tuple([d.size for d in e.shape.dim])
+                checked_count(shape)
         entries[key] = Entry(e.dtype, shape, e.shard_id, e.offset, e.size, e.crc32c, tuple(e.slices))
     return entries
 
@@ -142,7 +135,6 @@ class _Stored:
 
     def __init__(self, index: str, header: pb.BundleHeaderProto, entries: dict[bytes, Entry]) -> None:
         self.index, self.entries, self.count = index, entries, header.num_shards
-        self.order: elements.Order = "big" if header.endianness == 1 else "little"
         self.base = spelled(index).removesuffix(".index")
         self.urls: dict[int, str] = {}  # of the shards that hold tensors
         self.reach: dict[int, int] = {}  # the bytes that are needed of each
@@ -151,15 +143,14 @@ class _Stored:
         """The tensors: all entries but those of slices."""
         sliced = {k: e for k, e in self.entries.items() if e.slices}
         if sum(len(k) * len(e.slices) for k, e in sliced.items()) > sum(map(len, self.entries)) + 2**16:
-            raise CorruptCheckpoint("lists more slices than are stored", url=self.index)
+            raise CorruptCheckpoint("lists more slices than are stored")
         hidden = {elements.slice_key(k, s) for k, e in sliced.items() for s in e.slices}
         for key, entry in self.entries.items():
             if key not in hidden:
-                name = text(key)
-                data = partial(self.tiles, key, entry) if entry.slices else partial(self.data, name, entry)
-                yield name, entry.dtype, entry.shape, data
+                data = partial(self.tiles, key, entry) if entry.slices else partial(self.data, entry)
+                yield text(key), entry.dtype, entry.shape, data
 
-    def data(self, name: str, entry: Entry, kind: DType) -> Data:
+    def data(self, entry: Entry, kind: DType) -> Data:
         """The location of an entry's bytes."""
         offset, size, check = entry.offset, entry.size, unmask(entry.crc32c)
         count = prod(entry.shape)
@@ -173,49 +164,45 @@ class _Stored:
         elif not 0 <= entry.shard_id < self.count:
             what = f"is in shard {entry.shard_id}, but the number of shards is {self.count}"
         if what:
-            raise CorruptCheckpoint(what, url=self.index, tensor=name)
+            raise CorruptCheckpoint(what)
         shard = entry.shard_id
         if shard not in self.urls:
             self.urls[shard] = sibling(self.index, f"{self.base}.data-{shard:05d}-of-{self.count:05d}")
         self.reach[shard] = max(offset + size, self.reach.get(shard, 0))
         if kind.kind == "s":
-            return elements.coded(self.urls[shard], offset, size, count, check, self.order)
+            return elements.coded(self.urls[shard], offset, size, count, check)
         return Span(self.urls[shard], offset, size, f"crc32c:{check:08x}")
 
     def tiles(self, key: bytes, entry: Entry, kind: DType) -> list[tuple[Tile, Data]]:
         """The slices of a partitioned variable."""
-        name, tiles = text(key), list[tuple[Tile, Data]]()
+        tiles = list[tuple[Tile, Data]]()
         for piece in entry.slices:
-            tile = elements.tile_of(piece, entry.shape, self.index, name)
+            tile = elements.tile_of(piece, entry.shape)
             # TensorFlow takes a whole tensor from its own entry, whatever is stored under the key of the slice
             whole = not any(extent.HasField("length") for extent in piece.extent)
             part = entry if whole else self.entries.get(elements.slice_key(key, piece))
             what = f"the slice {elements.spell(tile)} is"
             if part is None:
-                raise CorruptCheckpoint(f"{what} listed but not stored", url=self.index, tensor=name)
+                raise CorruptCheckpoint(f"{what} listed but not stored")
             if (part.dtype, part.shape) != (entry.dtype, tile.shape):
                 what += f" stored with dtype {part.dtype} and shape {list(part.shape)}"
-                raise CorruptCheckpoint(what, url=self.index, tensor=name)
-            tiles.append((tile, self.data(name, part, kind)))
+                raise CorruptCheckpoint(what)
+            tiles.append((tile, self.data(part, kind)))
         return tiles
 
     def check(self) -> None:
         """Compare the sizes of the files with those that the entries need; one error lists all problems."""
         problems, damaged = list[str](), False
         for shard, url in sorted(self.urls.items()):
-            size, needed, pointer = -1, self.reach[shard], False
-            if exists(url):
-                with Reader(url) as f:
-                    size, pointer = f.size, f.read(0, min(64, f.size)).startswith(GIT_LFS)
-            if size >= needed and not pointer:
+            needed = self.reach[shard]
+            if not exists(url):
+                problems.append(f"the shard {split(url)[1]} is missing")
                 continue
-            damaged |= size >= 0
-            cut = [text(k) for k, e in self.entries.items()
-                   if e.shard_id == shard and not e.slices and (size < 0 or e.offset + e.size > size)]  # fmt: skip
-            state = f"has {size} bytes, {needed} are needed (truncated?)" if size >= 0 else "is missing"
-            lost = f"{many(len(cut), 'tensor')} cannot be read:\n{listing(map(str, fold(cut)))}"
-            problems.append(f"the shard {split(url)[1]} " + (POINTER if pointer else f"{state}; {lost}"))
-            if len(problems) == MAX_PROBLEMS:
-                break
+            with Reader(url) as f:
+                pointer = f.read(0, min(64, f.size)).startswith(GIT_LFS)
+                why = POINTER if pointer else f"has {f.size} bytes, {needed} are needed (truncated?)"
+                if pointer or f.size < needed:
+                    problems.append(f"the shard {split(url)[1]} {why}")
+                    damaged = True
         if problems:
-            raise (CorruptCheckpoint if damaged else StorageError)("\n  ".join(problems), url=self.index)
+            raise (CorruptCheckpoint if damaged else StorageError)("\n  ".join(problems[:MAX_PROBLEMS]))

@@ -4,8 +4,8 @@ Strings of a bundle:
 
     varint length ...   u32 masked CRC-32C of the lengths, each as u32 (u64 from 2^32 on)   bytes ...
 
-The entry's CRC continues the CRC of the lengths: over the four bytes of that checksum, then over the strings. The
-fixed-width integers have the file's endianness. Specification: WriteStringTensor in tensor_bundle.cc.
+The entry's CRC continues the CRC of the lengths: over the four bytes of that checksum, then over the strings.
+Specification: WriteStringTensor in tensor_bundle.cc.
 
 TensorProto (graph constants, V1 slices):
 
@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from math import prod
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ...checkpoint import Note, Tensor, contiguous, tiled
 from ...dtypes import DTYPES, DType
@@ -42,6 +42,7 @@ from ...moves.part import Coded, Data
 from ...storage.checksum import crc, mask, unmask
 from ...storage.files import Reader
 from ...storage.ranges import Ranges
+from .. import Located
 from ..tiling import Tile, overlap
 from .table import read_varint, read_varints, varint
 
@@ -52,24 +53,29 @@ if TYPE_CHECKING:
 
     M = TypeVar("M", bound=Message)
 
-Order = Literal["little", "big"]
 # a tensor: its name, the number of its dtype, its shape, and what gives its data or tiles
 Row = tuple[str, int, tuple[int, ...], Callable[[DType], Data | list[tuple[Tile, Data]]]]
 
 
-def parse(kind: type[M], raw: bytes, what: str, url: str, tensor: str = "") -> M:
+def parse(kind: type[M], raw: bytes, what: str) -> M:
     """Parse a message; `what` begins the sentence of the CorruptCheckpoint."""
     from google.protobuf.message import DecodeError
 
     try:
         return kind.FromString(raw)
     except DecodeError as e:
-        raise CorruptCheckpoint(f"{what} is not a valid message ({e})", url=url, tensor=tensor) from e
+        raise CorruptCheckpoint(f"{what} is not a valid message ({e})") from e
 
 
 def text(raw: bytes) -> str:
     """A name, whose bytes need not be UTF-8."""
     return raw.decode("utf-8", "surrogateescape")
+
+
+def check_version(version: pb.VersionDef) -> None:
+    """Refuse a file that needs a newer reader."""
+    if version.min_consumer > 1 or 1 in version.bad_consumers:
+        raise CorruptCheckpoint(f"needs a reader of version {version.min_consumer}; version 1 is supported")
 
 
 # --- dtypes -----------------------------------------------------------------------------------------------------
@@ -83,58 +89,58 @@ SCALED = "quantised integers are read as plain integers; their scale is elsewher
 # --- strings of a bundle ----------------------------------------------------------------------------------------
 
 
-def coded(url: str, start: int, size: int, count: int, check: int, order: Order) -> Coded:
+def coded(url: str, start: int, size: int, count: int, check: int) -> Coded:
     """Refer to `count` strings; `check` is the entry's CRC, unmasked."""
-    return Coded(__name__, url, f"{start}:{count}:{check:08x}:{order}", size)
+    return Coded(__name__, url, f"{start}:{count}:{check:08x}", size)
 
 
 def decode(piece: Coded) -> Iterator[bytes]:
     """Yield the strings; CorruptCheckpoint if a length or checksum is wrong."""
-    start, count, check, order = piece.key.split(":")
+    start, count, check = piece.key.split(":")
     with Reader(piece.url) as f:
         data = f.read(int(start), piece.size)
-    return iter(unpack(data, int(count), int(check, 16), "big" if order == "big" else "little", piece.url))
+    return iter(unpack(data, int(count), int(check, 16)))
 
 
-def unpack(data: bytes, count: int, check: int, order: Order, url: str) -> list[bytes]:
+def unpack(data: bytes, count: int, check: int) -> list[bytes]:
     if not count and not data:
         return []
-    lengths, body, items = _split(data, count, 4, url)
-    running = _crc_of(lengths, order)
-    if running != unmask(int.from_bytes(data[body : body + 4], order)):
-        raise CorruptCheckpoint("the checksum of the strings' lengths is wrong: the file is damaged", url=url)
+    lengths, body, items = _split(data, count, 4)
+    running = _crc_of(lengths)
+    if running != unmask(int.from_bytes(data[body : body + 4], "little")):
+        raise CorruptCheckpoint("the checksum of the strings' lengths is wrong: the file is damaged")
     if crc("crc32c", memoryview(data)[body:], running) != check:
-        raise CorruptCheckpoint("the checksum of the strings is wrong: the file is damaged", url=url)
+        raise CorruptCheckpoint("the checksum of the strings is wrong: the file is damaged")
     return items
 
 
 def pack(items: Sequence[bytes]) -> tuple[bytes, int]:
     """Encode strings, little-endian; return the bytes and the entry's CRC, unmasked."""
     lengths = [len(i) for i in items]
-    running = _crc_of(lengths, "little")
+    running = _crc_of(lengths)
     tail = mask(running).to_bytes(4, "little") + b"".join(items)
     return b"".join(varint(n) for n in lengths) + tail, crc("crc32c", tail, running)
 
 
-def _split(data: bytes, count: int, between: int, url: str) -> tuple[list[int], int, list[bytes]]:
+def _split(data: bytes, count: int, between: int) -> tuple[list[int], int, list[bytes]]:
     """The lengths of `count` strings, where these end, and the strings, `between` bytes later."""
     if count > len(data):
-        raise CorruptCheckpoint(f"{count} strings do not fit in {len(data)} bytes", url=url)
+        raise CorruptCheckpoint(f"{count} strings do not fit in {len(data)} bytes")
     try:
         lengths, body = read_varints(data, count)
     except IndexError:
-        raise CorruptCheckpoint(f"the lengths of {count} strings exceed their data", url=url) from None
+        raise CorruptCheckpoint(f"the lengths of {count} strings exceed their data") from None
     if (end := body + between + sum(lengths)) != len(data):
-        raise CorruptCheckpoint(f"{count} strings take {end} bytes, {len(data)} are stored", url=url)
+        raise CorruptCheckpoint(f"{count} strings take {end} bytes, {len(data)} are stored")
     starts = accumulate(lengths, initial=body + between)
     return lengths, body, [data[start : start + n] for start, n in zip(starts, lengths, strict=False)]
 
 
-def _crc_of(lengths: Sequence[int], order: Order) -> int:
+def _crc_of(lengths: Sequence[int]) -> int:
     """CRC of the lengths as fixed-width integers, a few thousand at once: each is an object before they are joined."""
     running, block = 0, 4096
     for i in range(0, len(lengths), block):
-        fixed = b"".join(n.to_bytes(4 if n < 1 << 32 else 8, order) for n in lengths[i : i + block])
+        fixed = b"".join(n.to_bytes(4 if n < 1 << 32 else 8, "little") for n in lengths[i : i + block])
         running = crc("crc32c", fixed, running)
     return running
 
@@ -169,9 +175,9 @@ def stored(proto: pb.TensorProto, kind: DType, count: int, where: str) -> bytes:
     return numbers.astype(kind.carrier).tobytes()
 
 
-def strings(proto: pb.TensorProto, count: int, url: str) -> list[bytes]:
+def strings(proto: pb.TensorProto, count: int) -> list[bytes]:
     """The stored strings: `count` of them, or fewer, of which the last one is to be repeated."""
-    return _split(proto.tensor_content, count, 0, url)[2] if proto.tensor_content else list(proto.string_val[:count])
+    return _split(proto.tensor_content, count, 0)[2] if proto.tensor_content else list(proto.string_val[:count])
 
 
 def _packed(proto: pb.TensorProto, field: str) -> bytes:
@@ -214,13 +220,13 @@ def slice_key(name: bytes, piece: pb.TensorSliceProto) -> bytes:
     return out
 
 
-def tile_of(piece: pb.TensorSliceProto, shape: Sequence[int], url: str, name: str) -> Tile:
+def tile_of(piece: pb.TensorSliceProto, shape: Sequence[int]) -> Tile:
     """The tile that a slice covers; CorruptCheckpoint if it does not lie within `shape`."""
     pairs = [(e.start, e.length) if e.HasField("length") else (0, n) for e, n in zip(piece.extent, shape, strict=False)]
     if len(piece.extent) != len(shape) or any(
         start < 0 or size < 0 or start + size > n for (start, size), n in zip(pairs, shape, strict=True)
     ):
-        raise CorruptCheckpoint(f"a slice is outside {list(shape)}", url=url, tensor=name)
+        raise CorruptCheckpoint(f"a slice is outside {list(shape)}")
     return Tile(tuple(start for start, _ in pairs), tuple(size for _, size in pairs))
 
 
@@ -230,10 +236,10 @@ def spell(piece: Tile) -> str:
     return f"[{', '.join(spans)}]"
 
 
-def assembled(rows: Iterable[Row], url: str, *, swap: bool = False) -> tuple[dict[str, Tensor], tuple[Note, ...]]:
+def assembled(rows: Iterable[Row]) -> tuple[dict[str, Tensor], tuple[Note, ...]]:
     """The tensors of a checkpoint, and notes on those that are left out or mean something else.
 
-    swap: whether the bytes of the elements are swapped. CorruptCheckpoint if a dtype is not known.
+    CorruptCheckpoint if a dtype is not known.
     """
     tensors: dict[str, Tensor] = {}
     opaque, quantised, unknown, partial = (list[str]() for _ in range(4))
@@ -244,16 +250,17 @@ def assembled(rows: Iterable[Row], url: str, *, swap: bool = False) -> tuple[dic
             continue
         if code in QUANTISED:
             quantised.append(name)
-        ops, stored = ("swap",) if swap and kind.word > 1 else (), data(kind)
-        if not isinstance(stored, list):
-            tensors[name] = contiguous(name, kind, shape, stored, ops=ops)
-        elif tensor := _joined(name, kind, shape, stored, url, ops):
-            tensors[name] = tensor
-        else:
-            partial.append(name)
+        with Located(tensor=name):
+            stored = data(kind)
+            if not isinstance(stored, list):
+                tensors[name] = contiguous(name, kind, shape, stored)
+            elif tensor := _joined(name, kind, shape, stored):
+                tensors[name] = tensor
+            else:
+                partial.append(name)
     if unknown:
         what = f"{many(len(unknown), 'tensor')} with an unknown dtype:\n{listing(unknown)}"
-        raise CorruptCheckpoint(what, url=url)
+        raise CorruptCheckpoint(what)
     running = "variants (iterators, lists) are objects of a running program, not tensors"
     notes = (
         Note("skipped", running, tuple(opaque), tensors=False),
@@ -263,16 +270,14 @@ def assembled(rows: Iterable[Row], url: str, *, swap: bool = False) -> tuple[dic
     return tensors, tuple(note for note in notes if note.names)
 
 
-def _joined(
-    name: str, kind: DType, shape: tuple[int, ...], tiles: Sequence[tuple[Tile, Data]], url: str, ops: tuple[str, ...]
-) -> Tensor | None:
+def _joined(name: str, kind: DType, shape: tuple[int, ...], tiles: Sequence[tuple[Tile, Data]]) -> Tensor | None:
     """The tensor of some tiles; None if they do not cover it; CorruptCheckpoint if two different ones overlap."""
     unique = list(dict.fromkeys(tiles))
     if not unique or sum(prod(b.shape) for b, _ in unique) < prod(shape):
         return None
     if twice := overlap([b for b, _ in unique]):
-        raise CorruptCheckpoint(f"the slices {spell(twice[0])} and {spell(twice[1])} overlap", url=url, tensor=name)
-    return tiled(name, kind, shape, [(*tile, data) for tile, data in unique], ops=ops)
+        raise CorruptCheckpoint(f"the slices {spell(twice[0])} and {spell(twice[1])} overlap")
+    return tiled(name, kind, shape, [(*tile, data) for tile, data in unique])
 
 
 # --- walk a message in a file without reading its contents: a graph of gigabytes takes one read per node ------------
@@ -305,11 +310,11 @@ def fields(f: Ranges, start: int, end: int) -> Iterator[Field]:
             if wire in (0, 2):
                 size, i = read_varint(window, i)
         except IndexError:
-            raise _broken(f, at) from None
+            raise _broken(at) from None
         begin = base + i
         after = begin + (size if wire else 0)
         if wire not in (0, 1, 2, 5) or not tag >> 3 or after > end:
-            raise _broken(f, at)
+            raise _broken(at)
         yield Field(tag >> 3, wire, begin, size)
         at = after
 
@@ -321,5 +326,5 @@ def messages(f: Ranges, start: int, end: int, number: int) -> Iterator[tuple[int
             yield field.start, field.start + field.size
 
 
-def _broken(f: Ranges, at: int) -> CorruptCheckpoint:
-    return CorruptCheckpoint(f"is not a protobuf message (at byte {at}; truncated?)", url=f.url)
+def _broken(at: int) -> CorruptCheckpoint:
+    return CorruptCheckpoint(f"is not a protobuf message (at byte {at}; truncated?)")

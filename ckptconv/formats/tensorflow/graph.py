@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +37,7 @@ from ...moves.part import FILL_RATIO, MAX_FILL, Held, Part, Span, c_strides, che
 from ...storage.files import Reader, Seen, exists, is_dir, is_remote, join, read_all, sibling, split
 from ...storage.paths import inside
 from ...storage.ranges import InMemory, Ranges
+from .. import Located
 from ..table import SAVED_MODELS, Reading
 from . import bundle, elements, locate, objects
 from .elements import fields, messages, parse, text
@@ -44,7 +45,6 @@ from .table import GIT_LFS, POINTER, read_varint, varint
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
-    from .bundle import Bundle
 
 FORMAT = "tf-graph"
 MAX_MESSAGE = 1 << 28  # bytes of a message that is parsed in memory
@@ -56,8 +56,8 @@ TEXT = (b"node {", b"meta_info_def {", b"graph_def {", b"saved_model_schema_vers
 MAX_AXES = 8  # a vector of at most this many integers is a shape, a list of axes or a permutation
 MIN_SPAN = 64  # bytes; larger values are read from the file on demand, smaller ones are held in memory
 MAX_STRINGS = 1 << 20  # repeated strings held in memory, in total
-SCOPE_RATIO = 16  # characters of functions' names, counted for each node they prefix, per byte of the graph
 MAX_SCOPE = 1000  # bytes of a function's name, which prefixes the names of its nodes
+SCOPE_RATIO = 16  # characters of functions' names, counted for each node they prefix, per byte of the graph
 
 
 def sniff(seen: Seen) -> int:
@@ -78,7 +78,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     """Open a SavedModel, .meta or GraphDef; `how.opaque` reads every constant, weight or not."""
     if is_dir(url):
         url = sibling(join(url, "."), next((n for n in SAVED_MODELS if exists(join(url, n))), SAVED_MODELS[0]))
-    with _message(url) as f:
+    with Located(url), _message(url) as f:
         regions = _regions(f)
         checkpoint = _constants(f, regions, how.opaque)
         details = collections(f, *regions.meta) if regions.meta else {}
@@ -86,7 +86,7 @@ def open(url: str, how: Reading) -> Checkpoint:
             return _served_model(url, f, regions, how.opaque, checkpoint, {"tags": list(regions.tags)} | details)
         if details and not how.opaque:
             index = split(locate.prefix_of(url))[1] + ".index"
-            raise StorageError(f"holds a graph but no weights; they are in {index}, which is missing", url=url)
+            raise StorageError(f"holds a graph but no weights; they are in {index}, which is missing")
     return replace(checkpoint, details={**checkpoint.details, **details})
 
 
@@ -113,7 +113,7 @@ def _message(url: str) -> Iterator[Ranges]:
     try:
         message = text_format.Parse(_broken_up(text.decode()), kind(), allow_unknown_field=True)
     except (text_format.ParseError, ValueError, RecursionError) as e:  # ValueError: a number beyond its field, no UTF-8
-        raise CorruptCheckpoint(f"is not the text of a {kind.__name__} ({brief(str(e))})", url=url) from e
+        raise CorruptCheckpoint(f"is not the text of a {kind.__name__} ({brief(str(e))})") from e
     yield InMemory(url, message.SerializeToString())
 
 
@@ -135,7 +135,7 @@ def _regions(f: Ranges) -> Regions:
     """Distinguish the three messages by their first fields; of a SavedModel take the meta graph that serves."""
     head = f.read(0, min(4096, f.size))
     if not head or head.startswith(GIT_LFS):
-        raise CorruptCheckpoint(POINTER if head else "is empty (0 bytes)", url=f.url)
+        raise CorruptCheckpoint(POINTER if head else "is empty (0 bytes)")
     if _first_node(head):
         return Regions((), (0, f.size))
     top = list(fields(f, 0, f.size))
@@ -143,7 +143,7 @@ def _regions(f: Ranges) -> Regions:
     if top[0].number == 1 and top[0].wire == 0:
         tagged = [(_tags(f, *meta), meta) for meta in second]
         if not tagged:
-            raise CorruptCheckpoint("the SavedModel holds no graph", url=f.url)
+            raise CorruptCheckpoint("the SavedModel holds no graph")
         tags, meta = next((pair for pair in tagged if "serve" in pair[0]), tagged[0])
         return Regions(meta, next(messages(f, *meta, 2), ()), True, tags)
     if len(second) == 1:
@@ -152,7 +152,7 @@ def _regions(f: Ranges) -> Regions:
             return Regions((0, f.size), second[0])
     if all(x.wire == 2 or x.number == 3 for x in top) and {x.number for x in top} <= {1, 2, 3, 4, 5}:
         return Regions((), (0, f.size))
-    raise CorruptCheckpoint("is not a GraphDef, MetaGraphDef or SavedModel", url=f.url)
+    raise CorruptCheckpoint("is not a GraphDef, MetaGraphDef or SavedModel")
 
 
 def _first_node(head: bytes) -> bool:
@@ -237,7 +237,7 @@ class Graph:
                 signature = next(messages(self.f, a, b, 1), (0, 0))
                 c, d = next(messages(self.f, *signature, 1), (0, 0))
                 if d - c > MAX_SCOPE:
-                    raise CorruptCheckpoint(f"a function has a name of {d - c} bytes (at byte {c})", url=self.f.url)
+                    raise CorruptCheckpoint(f"a function has a name of {d - c} bytes (at byte {c})")
                 scope = text(self.f.read(c, d - c)) + "/"
                 for node in messages(self.f, a, b, 3):
                     self._node(*node, scope)
@@ -256,23 +256,20 @@ class Graph:
         from . import messages_pb2 as pb
 
         raw = self.f.read(start, end - start)
-        node = parse(pb.NodeDef, raw, f"the node at byte {start}", self.f.url)
+        node = parse(pb.NodeDef, raw, f"the node at byte {start}")
         inputs = [i for i in node.input if not i.startswith("^")]
         self.scopes -= len(scope) * (1 + len(inputs))
         if self.scopes < 0:
-            raise UnsafeCheckpoint("the names of its functions are repeated without bound", url=self.f.url)
+            raise UnsafeCheckpoint("the names of its functions are repeated without bound")
         name, control = scope + node.name, _CONTROL.get(node.op, ())
         for i, source in enumerate(inputs):
             use = name, node.op, i in control or i - len(inputs) in control
             self.uses.setdefault(scope + source.split(":")[0], []).append(use)
         if node.op == "Const" and "value" in node.attr:
             if name in self.constants:
-                raise CorruptCheckpoint("two nodes have this name", url=self.f.url, tensor=name)
-            try:
+                raise CorruptCheckpoint("two nodes have this name", tensor=name)
+            with Located(tensor=name):
                 tensor = self._constant(start, raw, name, node.attr["value"].tensor)
-            except CkptError as e:
-                e.url, e.tensor = self.f.url, name
-                raise
             if tensor:
                 self.constants[name] = tensor
 
@@ -291,7 +288,7 @@ class Graph:
         shape = tuple([d.size for d in proto.tensor_shape.dim])
         count = checked_count(shape)
         if kind.kind == "s":
-            items = elements.strings(proto, count, self.f.url)
+            items = elements.strings(proto, count)
             self.strings -= count - len(items)
             if self.strings < 0:
                 raise UnsafeCheckpoint(f"{len(items)} strings claim to be {count}")
@@ -345,14 +342,14 @@ def _served_model(
     folder = split(url)[0]
     below = join(folder, "variables")
     if not is_remote(below) and not inside(below, folder):
-        raise UnsafeCheckpoint("the folder `variables` is a symlink that leaves the checkpoint's folder", url=url)
+        raise UnsafeCheckpoint("the folder `variables` is a symlink that leaves the checkpoint's folder")
     index = sibling(join(below, "."), "variables.index")
     if not exists(index):
         if any(node.HasField("variable") for node in _object_graph(f, regions).nodes):
-            raise StorageError("the model has variables, but variables/variables.index is missing", url=url)
+            raise StorageError("the model has variables, but variables/variables.index is missing")
         return replace(frozen, details=details)
-    read = bundle.read(index)
-    checkpoint = _named(read, f, regions) if read.graph else objects.named(read)
+    keyed, proto = bundle.read(index)
+    checkpoint = _named(keyed, proto, f, regions) if proto else objects.named(keyed, proto)
     notes = list(checkpoint.notes)
     tensors = dict(checkpoint.tensors)
     if opaque or not tensors:
@@ -374,21 +371,19 @@ def _object_graph(f: Ranges, regions: Regions) -> pb.SavedObjectGraph:
     from . import messages_pb2 as pb
 
     raw = b"".join(_small(f, a, b) for a, b in messages(f, *regions.meta, 7)) if regions.meta else b""
-    return parse(pb.SavedObjectGraph, raw, "the object graph", f.url)  # the parts of a message are merged
+    return parse(pb.SavedObjectGraph, raw, "the object graph")  # the parts of a message are merged
 
 
-def _named(read: Bundle, f: Ranges, regions: Regions) -> Checkpoint:
+def _named(keyed: Checkpoint, proto: bytes, f: Ranges, regions: Regions) -> Checkpoint:
     """Name the variables that the object graph of a SavedModel's bundle leads to, which are not those of slots."""
-    graph = objects.parse(read)
+    graph = objects.parse(proto)
     reached = [a for i in sorted(objects.reach(graph, [0])) for a in graph.nodes[i].attributes]
     full_names = {
-        a.checkpoint_key: a.full_name
-        for a in reached
-        if a.name == "VARIABLE_VALUE" and a.checkpoint_key in read.tensors
+        a.checkpoint_key: a.full_name for a in reached if a.name == "VARIABLE_VALUE" and a.checkpoint_key in keyed
     }
-    copies = _copies(read.tensors, full_names)
-    names, repeated = _choose({k: full_names.get(k, "") for k in read.tensors if k not in copies})
-    checkpoint = objects.renamed(read, graph, names)
+    copies = _copies(keyed, full_names)
+    names, repeated = _choose({k: full_names.get(k, "") for k in keyed if k not in copies})
+    checkpoint = objects.renamed(keyed, proto, graph, names)
     notes = list(checkpoint.notes)
     if copies:  # compared by their checksums
         what = "copies that Keras' export keeps: they have the name, dtype, shape and CRC-32C of other variables"
@@ -401,7 +396,7 @@ def _named(read: Bundle, f: Ranges, regions: Regions) -> Checkpoint:
     return replace(checkpoint, notes=tuple(notes), details={**checkpoint.details, "trainable": of_training})
 
 
-def _copies(tensors: dict[str, Tensor], names: dict[str, str]) -> tuple[str, ...]:
+def _copies(tensors: Mapping[str, Tensor], names: dict[str, str]) -> tuple[str, ...]:
     """Keys of the copies that Keras' export keeps: their names and checksums are those of a variable elsewhere.
 
     Names need not be unique, so each variable has one copy in a list. The bytes are not compared: opening would read
@@ -440,7 +435,7 @@ def _choose(preferred: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]
 
 def _small(f: Ranges, start: int, end: int) -> bytes:
     if end - start > MAX_MESSAGE:
-        raise CorruptCheckpoint(f"a message of {end - start} bytes is not a description (at byte {start})", url=f.url)
+        raise CorruptCheckpoint(f"a message of {end - start} bytes is not a description (at byte {start})")
     return f.read(start, end - start)
 
 
@@ -451,7 +446,7 @@ def collections(f: Ranges, start: int, end: int) -> Details:
     out: dict[str, list[str]] = {}
     for a, b in messages(f, start, end, 4):
         raw = b"\x22" + varint(b - a) + _small(f, a, b)
-        for name, collection in parse(pb.MetaGraphDef, raw, "a collection", f.url).collection_def.items():
+        for name, collection in parse(pb.MetaGraphDef, raw, "a collection").collection_def.items():
             if name.endswith("variables") or name == "global_step":
                 out[name] = _keys(collection.bytes_list.value)
     return {"collections": out, "trainable": out["trainable_variables"]} if "trainable_variables" in out else {}

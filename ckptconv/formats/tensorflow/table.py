@@ -88,13 +88,13 @@ class Table:
     """A table in an open file: its footer and index are read at once, its blocks on request."""
 
     def __init__(self, f: Reader) -> None:
-        self.f, self.url = f, f.url
+        self.f = f
         self.last: tuple[int, dict[bytes, bytes]] = -1, {}  # the block that `get` parsed last
         tail = f.read(max(0, f.size - FOOTER), min(FOOTER, f.size))
         if tail[-8:] != TF_TABLE or len(tail) < FOOTER:
             head, what = f.read(0, min(64, f.size)), "the magic number at its end is missing (truncated?)"
             what = POINTER if head.startswith(GIT_LFS) else what if head else "it is empty (0 bytes)"
-            raise CorruptCheckpoint(f"is not a table: {what}", url=self.url)
+            raise CorruptCheckpoint(f"is not a table: {what}")
         (meta, meta_size, start, size), end = self._handles(tail, 4)
         if end > FOOTER - 8:
             raise self._bad("the footer's handles are too long", f.size - FOOTER)
@@ -124,7 +124,7 @@ class Table:
             if sum(map(len, entries.values())) <= 2 * BLOCK_SIZE:  # else it is one large tensor, which is read once
                 self.last = n, entries
         if key not in entries:
-            raise CorruptCheckpoint(f"the key {key.hex()} is not in the table", url=self.url)
+            raise CorruptCheckpoint(f"the key {key.hex()} is not in the table")
         return entries[key]
 
     def _limits(self) -> list[int]:
@@ -144,7 +144,7 @@ class Table:
         try:
             return read_varints(raw, count)
         except IndexError:
-            raise CorruptCheckpoint("the table's index or footer does not hold block handles", url=self.url) from None
+            raise CorruptCheckpoint("the table's index or footer does not hold block handles") from None
 
     def _block(self, f: Reader, start: int, size: int) -> bytes:
         """Read a block, check its CRC, decompress it."""
@@ -164,7 +164,7 @@ class Table:
         try:
             size = read_varint(body, 0)[0]
             if size > 22 * len(body) + 64:  # three bytes of snappy yield 64 at the most
-                raise UnsafeCheckpoint(f"{len(body)} bytes claim to expand to {size}", url=self.url)
+                raise UnsafeCheckpoint(f"{len(body)} bytes claim to expand to {size}")
             data = bytes(cramjam.snappy.decompress_raw(body))
         except (IndexError, cramjam.DecompressionError) as e:
             raise self._bad(f"a snappy block does not decompress ({e})", start) from e
@@ -221,7 +221,7 @@ class Table:
         return restarts, end
 
     def _bad(self, what: str, start: int) -> CorruptCheckpoint:
-        return CorruptCheckpoint(f"{what} (at byte {start})", url=self.url)
+        return CorruptCheckpoint(f"{what} (at byte {start})")
 
 
 def first_value_tag(head: bytes) -> int:

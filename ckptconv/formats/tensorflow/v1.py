@@ -14,12 +14,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 from ...checkpoint import Checkpoint
 from ...errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
 from ...messages import listing, many
 from ...moves.part import Coded, checked_count
 from ...storage.files import Reader, Seen, exists, is_dir, names, sibling, split
+from .. import Located
 from ..table import TF_TABLE, Reading
 from ..tiling import Tile
 from . import elements, locate
@@ -77,38 +79,54 @@ def _shards_of(url: str) -> tuple[str, ...]:
 
 def open_tables(urls: Sequence[str]) -> Checkpoint:
     """Read the descriptions in all tables and combine them."""
-    from . import messages_pb2 as pb
-
-    tiles: dict[str, list[tuple[Tile, Coded]]] = {}
-    layouts: dict[str, tuple[int, tuple[int, ...]]] = {}  # code of the dtype, shape
+    found: dict[str, Described] = {}
     room = 2**20
     for url in urls:
-        with Reader(url) as f:
-            raw = Table(f).get(b"")
-            room += KEYS * f.size
-        meta = parse(pb.SavedTensorSlices, raw, "the description of the tensors", url).meta
-        if (version := meta.versions.min_consumer) > 1:
-            raise CorruptCheckpoint(f"needs a reader of version {version}; version 1 is supported", url=url)
-        for item in meta.tensor:
-            name, code = text(item.name), item.type - 100 if item.type > 100 else item.type
+        with Located(url):
+            room = _describe(url, found, room)
+    rows = ((n, d.code, d.shape, partial(lambda tiles, _: tiles, d.tiles)) for n, d in found.items())
+    tensors, notes = elements.assembled(rows)
+    return Checkpoint(tensors, format=FORMAT, urls=tuple(urls), notes=notes, details={"shards": len(urls)})
+
+
+class Described(NamedTuple):
+    """A tensor: the number of its dtype, its shape, its slices."""
+
+    code: int
+    shape: tuple[int, ...]
+    tiles: list[tuple[Tile, Coded]]
+
+
+def _describe(url: str, found: dict[str, Described], room: int) -> int:
+    """Add the tensors that a table describes; return how many characters of keys other tables may still have."""
+    from . import messages_pb2 as pb
+
+    with Reader(url) as f:
+        raw = Table(f).get(b"")
+        room += KEYS * f.size
+    meta = parse(pb.SavedTensorSlices, raw, "the description of the tensors").meta
+    elements.check_version(meta.versions)
+    for item in meta.tensor:
+        name, code = text(item.name), item.type - 100 if item.type > 100 else item.type
+        with Located(url, name):
             shape = tuple(d.size for d in item.shape.dim)
-            checked_count(shape, url=url, tensor=name)
-            if layouts.setdefault(name, (code, shape)) != (code, shape):
-                other, there = layouts[name]
-                what = f"is {list(shape)} of dtype {code} here, {list(there)} of dtype {other} in another file"
-                raise CorruptCheckpoint(what, url=url, tensor=name)
-            kind, pieces = elements.BY_CODE.get(code), tiles.setdefault(name, [])
+            checked_count(shape)
+            there = found.setdefault(name, Described(code, shape, []))
+            if there[:2] != (code, shape):
+                what = (
+                    f"is {list(shape)} of dtype {code} here, {list(there.shape)} of dtype {there.code} in another file"
+                )
+                raise CorruptCheckpoint(what)
+            kind = elements.BY_CODE.get(code)
             for piece in item.slice:
                 room -= 2 * len(item.name) + ENTRY
                 if room < 0:
-                    raise UnsafeCheckpoint("lists more slices than its files can hold", url=url, tensor=name)
-                tile = elements.tile_of(piece, shape, url, name)
+                    raise UnsafeCheckpoint("lists more slices than its files can hold")
+                tile = elements.tile_of(piece, shape)
                 count = checked_count(tile.shape)
                 key = f"{elements.slice_key(item.name, piece).hex()}:{code}:{count}"
-                pieces.append((tile, Coded(__name__, url, key, count * kind.itemsize if kind else 0)))
-    rows = ((n, code, shape, partial(lambda found, _: found, tiles[n])) for n, (code, shape) in layouts.items())
-    tensors, notes = elements.assembled(rows, urls[0] if urls else "")
-    return Checkpoint(tensors, format=FORMAT, urls=tuple(urls), notes=notes, details={"shards": len(urls)})
+                there.tiles.append((tile, Coded(__name__, url, key, count * kind.itemsize if kind else 0)))
+    return room
 
 
 @lru_cache(maxsize=MAX_TABLES)
@@ -127,16 +145,16 @@ def decode(coded: Coded) -> Iterator[bytes]:
     with Reader(coded.url) as f:
         raw = _table(coded.url, f.stamp).get(bytes.fromhex(key), f)
     if kind.kind != "s" and len(raw) > WIDEST * count + len(key) + 2**12:  # TensorFlow writes each element once
-        raise CorruptCheckpoint(f"a slice of {count} elements takes {len(raw)} bytes", url=coded.url)
-    proto = parse(pb.SavedTensorSlices, raw, "a slice", coded.url).data.data
+        raise CorruptCheckpoint(f"a slice of {count} elements takes {len(raw)} bytes")
+    proto = parse(pb.SavedTensorSlices, raw, "a slice").data.data
     if proto.tensor_content:
-        raise CorruptCheckpoint("a slice has its elements where TensorFlow does not look for them", url=coded.url)
+        raise CorruptCheckpoint("a slice has its elements where TensorFlow does not look for them")
     if kind.kind == "s":  # one more than there should be is asked for, since TensorFlow refuses it
-        items = elements.strings(proto, count + 1, coded.url)
+        items = elements.strings(proto, count + 1)
         stored = len(items)
     else:
         items = [elements.stored(proto, kind, count + 1, "a slice")]
         stored = len(items[0]) // kind.itemsize
     if stored != count:
-        raise CorruptCheckpoint(f"a slice has {stored} elements, not {count}", url=coded.url)
+        raise CorruptCheckpoint(f"a slice has {stored} elements, not {count}")
     yield from items

@@ -23,7 +23,6 @@ from ...storage.checksum import mask
 from ...storage.files import Seen, exists, is_remote, join, split
 from ...storage.paths import beside
 from .. import own_metadata
-from ..keras.order import KEY
 from ..placement import Patch, Placement, Slot, refuse_unheld
 from ..table import SAVED_MODELS, TF_TABLE, Reading
 from . import elements, graph, locate, objects, v1
@@ -41,7 +40,7 @@ def sniff(seen: Seen) -> int:
         return int(seen.base.endswith(".index"))  # a table with a damaged head: opening reports the damage
     if seen.base == STATE_FILE:
         return 2 if locate.begins_state(seen.head) else 0
-    prefix = locate.prefix_for(seen.url)
+    prefix = prefix_of(seen.url)
     if seen.size >= 0 and prefix == seen.url:
         return 0
     if seen.url.endswith(".index") and prefix != seen.url:
@@ -69,8 +68,8 @@ def open(url: str, how: Reading) -> Checkpoint:
     location = locate.find(url)
     if not location.index_file:
         return v1.open_tables(location.tables)
-    bundle = read(location.index_file, salvage=how.salvage)
-    checkpoint = objects.named(bundle, location.notes)
+    checkpoint = objects.named(*read(location.index_file, salvage=how.salvage))
+    checkpoint = replace(checkpoint, notes=(*location.notes, *checkpoint.notes))
     meta = location.index_file.removesuffix(".index") + ".meta"
     if not is_remote(meta) and exists(meta):
         return replace(checkpoint, details={**checkpoint.details, **graph.meta_details(beside(url, meta))})
@@ -92,9 +91,11 @@ class Row(NamedTuple):
     code: int
     shape: tuple[int, ...]
     shard: int
-    slot: Slot
+    start: int
+    size: int
     name: str
     crc: int | None = None
+    payload: bytes | None = None  # of strings
 
 
 @dataclass
@@ -128,38 +129,32 @@ class BundleWriter:
             raise UsageError("the prefix `checkpoint` is the name of the state file; choose another", url=self.url)
         refuse_unheld(self, checkpoint, "a TensorFlow checkpoint")
         graph, keys = objects.kept(checkpoint)
-        self._ours = own_metadata.pack(
-            {k: v for k, v in checkpoint.metadata.items() if not graph or k != KEY}  # the graph holds its own
-        )
+        self._ours = own_metadata.pack(checkpoint.metadata)
         groups: dict[str, list[str]] = {}  # tied names, which share their bytes
         for name, owner in checkpoint.owners().items():
             groups.setdefault(owner, []).append(name)
-        laid: list[tuple[list[str], int, Slot, int | None]] = []
-        sizes = [0]
+        self._rows, sizes = [], [0]
         for group in groups.values():
-            tensor = checkpoint[group[0]]
-            payload, crc, size = None, None, tensor.nbytes
-            if tensor.dtype.kind == "s":
-                items = [i.encode() if isinstance(i, str) else bytes(i) for i in tensor.numpy().ravel()]
+            first = checkpoint[group[0]]
+            payload, crc, size = None, None, first.nbytes
+            if first.dtype.kind == "s":
+                items = [i.encode() if isinstance(i, str) else bytes(i) for i in first.numpy().ravel()]
                 payload, crc = elements.pack(items)
                 size = len(payload)
             if self.max_shard_size is not None and sizes[-1] and sizes[-1] + size > self.max_shard_size:
                 sizes.append(0)
-            laid.append((group, len(sizes) - 1, Slot("", sizes[-1], size, payload), crc))
+            where = len(sizes) - 1, sizes[-1], size
+            for name in group:
+                t = checkpoint[name]
+                self._rows.append(Row(keys.get(name, name), t.dtype.tf, t.shape, *where, name, crc, payload))
             sizes[-1] += size
         names = [f"{self.base}.data-{i:05d}-of-{len(sizes):05d}" for i in range(len(sizes))]
-        slots: dict[str, Slot] = {}
-        self._rows = []
-        for group, shard, unnamed, crc in laid:
-            slot = unnamed._replace(file=names[shard])
-            slots |= dict.fromkeys(group, slot)
-            rows = ((n, checkpoint[n]) for n in group)
-            self._rows += [Row(keys.get(n, n), t.dtype.tf, t.shape, shard, slot, n, crc) for n, t in rows]
+        slots = {row.name: Slot(names[row.shard], row.start, row.size, row.payload) for row in self._rows}
         patches, notes = [], [*own_metadata.lost(checkpoint.metadata, "a TensorFlow checkpoint", ours=True)]
         if graph:
             payload, crc = elements.pack([graph])
-            slot = Slot(names[-1], sizes[-1], len(payload))
-            self._rows.append(Row(OBJECT_GRAPH, DTYPES["string"].tf, (), len(names) - 1, slot, "", crc))
+            where = len(names) - 1, sizes[-1], len(payload)
+            self._rows.append(Row(OBJECT_GRAPH, DTYPES["string"].tf, (), *where, "", crc))
             patches.append(Patch(names[-1], sizes[-1], payload))
             sizes[-1] += len(payload)
         elif "graph" in checkpoint.details:
@@ -185,7 +180,7 @@ class BundleWriter:
             shape = pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=n) for n in row.shape])
             crc = mask(checks[row.name] if row.crc is None else row.crc)
             entry = pb.BundleEntryProto(dtype=pb.DataType.Name(row.code), shape=shape, shard_id=row.shard,
-                                        offset=row.slot.start, size=row.slot.size, crc32c=crc)  # fmt: skip
+                                        offset=row.start, size=row.size, crc32c=crc)  # fmt: skip
             pairs[row.key.encode("utf-8", "surrogateescape")] = entry.SerializeToString()
         return [Patch(f"{self.base}.index", 0, build(sorted(pairs.items())))]
 

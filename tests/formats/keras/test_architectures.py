@@ -13,11 +13,10 @@ from keras_trips import ASKED, trips  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 WEIGHTS = {"`.weights.h5` to `.h5`"}
-CHECKPOINTS = {"Keras 2 checkpoint to `.h5`", "Keras 3 checkpoint to `.h5`"}
-SEVERAL = {*WEIGHTS, *CHECKPOINTS, "`.keras` to `.h5`"}  # objects in a layer have weights
+SEVERAL = {*WEIGHTS, "`.keras` to `.h5`"}  # objects in a layer have weights
 QUICK = {  # the columns in which the order of the model is not recorded
     "conv_batch_norm": WEIGHTS, "nested_frozen": SEVERAL, "bidirectional": SEVERAL,
-    "custom_with_a_state": WEIGHTS | CHECKPOINTS,
+    "custom_with_a_state": WEIGHTS,
 }  # fmt: skip
 
 

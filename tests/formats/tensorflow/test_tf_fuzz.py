@@ -44,16 +44,6 @@ def test_edited_graphs(tmp_path, name, changes):
     read(path, "tf-graph")
 
 
-@pytest.mark.parametrize("kind", ["tf", "tf-v1", "tf-graph"])
-@given(raw=st.binary(max_size=200))
-@FUZZ
-def test_any_bytes(tmp_path, kind, raw):
-    for name in ("x", "x.index", "x.pb", "x.pbtxt", "x.meta", "checkpoint", "saved_model.pb"):
-        (tmp_path / name).write_bytes(raw)
-        read(tmp_path / name, kind)
-    read(tmp_path, kind)
-
-
 TABLES = ["dtypes.index", "sliced.index", "keras3.index", "v1"]
 
 

@@ -329,7 +329,7 @@ def test_tables(what: str, tmp_path: Path) -> None:
 
 
 def test_strings_of_a_bundle() -> None:
-    assert elements.unpack(b"", 0, 0, "little", "x") == []
+    assert elements.unpack(b"", 0, 0) == []
     packed, running = elements.pack([b"ab", b"c"])
     for data, count, words in (
         (packed[:1], 2, "2 strings do not fit in 1 bytes"),
@@ -340,7 +340,7 @@ def test_strings_of_a_bundle() -> None:
         (packed[:-1] + b"d", 2, "the checksum of the strings is wrong"),
     ):
         with refused(words):
-            elements.unpack(data, count, running, "little", "x")
+            elements.unpack(data, count, running)
 
 
 def test_the_state_file_is_no_checkpoint(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_slice_keys(name, spans, code):
 def test_strings(items, data, crc):
     packed, running = elements.pack(items)
     assert (packed.hex(), mask(running)) == (data, crc)
-    assert elements.unpack(packed, len(items), running, "little", "x") == items
+    assert elements.unpack(packed, len(items), running) == items
 
 
 def test_the_smallest_bundle(tmp_path):
