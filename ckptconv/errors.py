@@ -19,10 +19,6 @@ CkptError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
-
 from .messages import brief, paragraph, printable, redacted, scrubbed
 
 
@@ -114,13 +110,9 @@ class Unrepresentable(ConversionError):
 
 
 class VerifyError(CkptError):
-    """The output is not what the conversion gives, or a hash differs; the message lists the tensors.
-
-    options: the options with which the output seems to have been made, by keyword, if they are not those given.
-    """
+    """The output is not what the conversion gives, or a hash differs; the message lists the tensors."""
 
     exit_code = 7
-    options: Mapping[str, Any] = MappingProxyType({})
 
 
 class MissingExtra(CkptError):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 from ..checkpoint import Checkpoint
 from ..errors import UsageError, VerifyError
 from ..formats import detect, table
 from ..formats.keras import order
 from ..formats.own_metadata import OPTIONS
-from ..messages import listing
+from ..messages import brief, listing, printable
 from ..rules import passes
 from .options import CHANGE, SELECT, Options, Path, departing, parse_options, takes
 from .options import path as text
@@ -47,8 +47,8 @@ def diff(
     different dtype alone is then not a difference. Without them, values are compared bit for bit.
 
     Returns a Diff: `same`, `equal` (the number of equal tensors), `pairs` (the differences), `damaged` (what
-    `keep_going` left out) and `unread` (tensors that no reader looks at, in files that are not the same byte for byte):
-    with either they are not the same. `beside` is what the files have that is not a tensor, and is not compared.
+    `keep_going` left out) and `unread` (tensors that no reader looks at, unless a file is compared with itself): with
+    either they are not the same. `beside` is what the files have that is not a tensor, and is not compared.
     print() shows it as a table, and `by("layer")` sums the changes of layers. Raises UsageError for a negative
     tolerance, and what `open` and the conversion raise.
     """
@@ -131,28 +131,10 @@ def _derived(sources: list[Path], url: str, how: Options) -> Checkpoint:
     try:
         same(expected, got, url, workers=how.workers)
     except VerifyError as e:
-        e.options = _stated(got)
-        if e.options not in ({}, departing(how, *MADE_WITH)):
-            words = ", ".join(f"{k}={v!r}" for k, v in e.options.items())
-            e.message += f"\n  its metadata says that it was made with other options: {words}"
+        made = got.hashes.get(OPTIONS, "")
+        if made not in ("", json.dumps(departing(how, *MADE_WITH))):
+            e.message += f"\n  its metadata says that it was made with these options: {printable(brief(made))}"
         raise
     if row.name == "keras":
         order.refuse_misplaced(expected, got, url)
     return expected
-
-
-def _stated(got: Checkpoint) -> dict[str, Any]:
-    """The options that the metadata, which is from a file, says it was made with; none if they are not sound."""
-    try:
-        options = json.loads(got.hashes.get(OPTIONS, "{}"))
-        return options if all(k in MADE_WITH and _plain(v) for k, v in options.items()) else {}
-    except (ValueError, AttributeError, RecursionError):
-        return {}
-
-
-def _plain(value: Any) -> bool:
-    """Whether it is a switch, a number, a text that can be shown, or some of them."""
-    if isinstance(value, dict):
-        value = [*value, *value.values()]
-    values = value if isinstance(value, list) else [value]
-    return all(isinstance(v, (str, int)) and str(v).isprintable() for v in values)

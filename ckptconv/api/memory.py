@@ -29,13 +29,11 @@ def gathered(tensors: Any) -> Checkpoint:
     known: dict[object, str] = {}
     ties: dict[str, list[str]] = {}
     for name, value in found:
-        if not isinstance(name, str):
-            bad[repr(name)] = "a name is a text"
-            continue
-        if name in made:
-            bad[name] = "two values have this name"
-            continue
         try:
+            if not isinstance(name, str):
+                raise TypeError("a name is a text")
+            if name in made:
+                raise ValueError("two values have this name")
             shared = _storage(value)
             if shared is not None and shared in known:
                 made[name] = replace(made[known[shared]], name=name)
@@ -44,8 +42,7 @@ def gathered(tensors: Any) -> Checkpoint:
             made[name] = _tensor(name, value)
         except (TypeError, ValueError, RuntimeError, BufferError, UsageError) as e:
             bad[str(name)] = str(e)
-            continue
-        if shared is not None:
+        else:
             known[shared] = name
     if bad:
         lines = listing(f"{name}: {why}" for name, why in bad.items())

@@ -13,9 +13,9 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, cast, get_args
 
 from ..errors import UsageError
 from ..messages import brief, did_you_mean
@@ -27,7 +27,6 @@ MEMORY = 512 * 2**20
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 Path = str | os.PathLike[str]
 Verify = Literal["none", "receipts", "full"]
-T = TypeVar("T")
 # What other programs call our options; of a second keyword where a verb lacks the first.
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "overwrite": ("force",),
@@ -46,18 +45,14 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 # --- what people write for a value ------------------------------------------------------------------------------------
 
 
-def texts(value: object) -> bool:
-    """Whether it is a tuple of texts."""
-    return isinstance(value, tuple) and all(isinstance(v, str) for v in value)
-
-
 KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # by how the type of a field begins: what it takes
     "str": ("a text", lambda v: isinstance(v, str)),
     "bool": ("True or False", lambda v: v in (True, False)),
     "int": ("a number", lambda v: isinstance(v, int)),
-    "Sequence[str]": ("a text or several", texts),
+    "Sequence[str]": ("a text or several", lambda v: all(isinstance(one, str) for one in v)),
     "Mapping": ("a mapping of names, or texts 'NAME=VALUE'", lambda v: all(isinstance(k, str) for k in v)),
     "Map": ("a function", callable),
+    "": ("another kind of value", lambda v: True),
 }
 
 
@@ -70,13 +65,12 @@ def threads(value: Any) -> int:
 
 def size(value: int | float | str) -> int:
     """Bytes of '5GB' (decimal), '512MiB' (binary), '1000', 1000 or 1e3."""
+    count = 0
     if not isinstance(value, str):
         count = int(value) if isinstance(value, float) and value.is_integer() else index(cast("Any", value))
-        if count < 1 or isinstance(value, bool):
-            raise UsageError(f"{value!r} is not a size; write it like 512MB, 5GB or 2GiB")
-        return count
-    m = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kmgt]i?|)b?\s*", value.lower())
-    if not m or not (count := int(float(m[1]) * UNITS[m[2]])):
+    elif m := re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kmgt]i?|)b?\s*", value.lower()):
+        count = int(float(m[1]) * UNITS[m[2]])
+    if count < 1 or isinstance(value, bool):
         raise UsageError(f"{value!r} is not a size; write it like 512MB, 5GB or 2GiB")
     return count
 
@@ -102,13 +96,9 @@ def several(value: str | Iterable[str]) -> tuple[str, ...]:
 
 def renames(value: str | Iterable[str] | Mapping[str, str]) -> tuple[str, ...]:
     """One or several 'FROM=TO', or a mapping, as texts."""
-    if not isinstance(value, Mapping):
-        if not texts(found := several(value)):
-            raise UsageError(
-                f"rename= takes 'FROM=TO', several, or a mapping {{FROM: TO}}, not {brief(repr(value), 100)}"
-            )
-        return found
-    return tuple(re.sub(r"[\\=]", r"\\\g<0>", str(a)) + f"={b}" for a, b in value.items())
+    if isinstance(value, Mapping):
+        return tuple(re.sub(r"[\\=]", r"\\\g<0>", str(a)) + f"={b}" for a, b in value.items())
+    return several(value)
 
 
 def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:
@@ -116,9 +106,7 @@ def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     out: dict[str, Any] = {}
-    if not texts(pairs := several(value)):
-        raise TypeError("not texts")
-    for pair in pairs:
+    for pair in several(value):
         key, equals, text = pair.partition("=")
         if not equals:
             raise UsageError(f"param takes NAME=VALUE, not {pair!r}")
@@ -128,10 +116,10 @@ def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:
 
 def verification(value: bool | Verify) -> Verify:
     """The kind of verification; True is 'full' and False 'none'."""
-    words: dict[Any, Verify] = {True: "full", False: "none", "none": "none", "receipts": "receipts", "full": "full"}
-    if value not in words:
+    made: Any = {True: "full", False: "none"}.get(cast("Any", value), value)
+    if made not in get_args(Verify):
         raise UsageError(f"verify is one of none, receipts, full; not {value!r}")
-    return words[value]
+    return cast("Verify", made)
 
 
 def names_code(text: str) -> bool:
@@ -149,12 +137,8 @@ def bar(value: Any) -> Callable[[int, int], None] | None:
 
 
 def _rich() -> Callable[[int, int], None]:
-    """A bar of rich, in a terminal or a notebook; it starts with the first call and ends when all is done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    shown = Progress(*columns, console=Console(stderr=True))
+    """A bar in a terminal or a notebook; it starts with the first call and ends when all is done."""
+    shown = rich_bar()
     task = shown.add_task("")
 
     def move(done: int, total: int) -> None:
@@ -166,34 +150,29 @@ def _rich() -> Callable[[int, int], None]:
     return move
 
 
+def rich_bar(**how: Any) -> Any:
+    """A bar of rich, `rich.progress.Progress`, for bytes."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), **how)
+
+
 # --- the options ------------------------------------------------------------------------------------------------------
 
 
-def _made(keyword: str, value: Any, clean: Callable[[Any], Any] | None, declared: str) -> Any:
-    """The value of an option, normalised; UsageError if it is not of the type that its field declares."""
-    what, of_kind = next((test for kind, test in KINDS.items() if declared.startswith(kind)), ("", _anything))
-    value = os.fspath(value) if declared.startswith("str") and isinstance(value, os.PathLike) else value
-    try:
-        made = clean(value) if clean else value
-        right = of_kind(made)
-    except (TypeError, ValueError):  # of what is no text, number or mapping at all
-        right = False
-    if not right:
-        raise UsageError(f"{keyword}= takes {what or 'another kind of value'}, not {brief(repr(value), 100)}")
-    return bool(made) if declared.startswith("bool") and made is not None else made  # numpy's are not JSON
+class Known(NamedTuple):
+    """One option as functions and the command line know it.
 
-
-def _anything(value: object) -> bool:
-    return True
-
-
-class Meaning(NamedTuple):
-    """What an option is for, and how it is written.
-
-    clean: normalises its value. metavar: what a value looks like on the command line. flags: its spellings there, if
-    they are not simply --keyword. offers: the function of cli/options.py that completes it.
+    keyword: its name. kind: its type, as declared. help: what it is for. clean: normalises its value. metavar: what a
+    value looks like on the command line. flags: its spellings there, if they are not simply --keyword. offers: the
+    function of cli/options.py that completes it.
     """
 
+    keyword: str
+    kind: str
+    default: Any
     help: str
     clean: Callable[[Any], Any] | None = None
     metavar: str | None = None
@@ -203,8 +182,22 @@ class Meaning(NamedTuple):
 
 def option(default: Any, help: str, **how: Any) -> Any:
     """A field of `Options`."""
-    meaning = {"meaning": Meaning(help, **how)}
-    return field(default_factory=dict, metadata=meaning) if default == {} else field(default=default, metadata=meaning)
+    known = {"help": help, **how}
+    return field(default_factory=dict, metadata=known) if default == {} else field(default=default, metadata=known)
+
+
+def _made(known: Known, value: Any) -> Any:
+    """The value of an option, normalised; UsageError if it is not of the type that its field declares."""
+    what, of_kind = next(test for kind, test in KINDS.items() if known.kind.startswith(kind))
+    value = os.fspath(value) if known.kind.startswith("str") and isinstance(value, os.PathLike) else value
+    try:
+        made = known.clean(value) if known.clean else value
+        right = of_kind(made)
+    except (TypeError, ValueError, AttributeError):  # of what is no text, number or mapping at all
+        right = False
+    if not right:
+        raise UsageError(f"{known.keyword}= takes {what}, not {brief(repr(value), 100)}")
+    return bool(made) if known.kind.startswith("bool") else made  # numpy's are not JSON
 
 
 def synonym(word: str, allowed: Iterable[str]) -> str:
@@ -303,16 +296,15 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            meaning, value = f.metadata["meaning"], getattr(self, f.name)
-            if value is None:
-                value = f.default if f.default_factory is MISSING else f.default_factory()
+        for known in KNOWN.values():
+            value = getattr(self, known.keyword)
+            value = known.default if value is None else value
             empty = isinstance(value, str) and not value
             if value is not None and not empty:
-                value = _made(f.name, value, meaning.clean, str(f.type))
+                value = _made(known, value)
             if empty or (isinstance(value, tuple) and "" in value):
-                raise UsageError(f"{f.name}='' is empty: give a value, or leave it out")
-            object.__setattr__(self, f.name, value)
+                raise UsageError(f"{known.keyword}='' is empty: give a value, or leave it out")
+            object.__setattr__(self, known.keyword, value)
 
     @property
     def workers(self) -> int:
@@ -329,20 +321,9 @@ class Options:
         return replace(self, **{k: KNOWN[k].default for k in keywords})
 
 
-class Known(NamedTuple):
-    """One option as functions and the command line know it."""
-
-    keyword: str
-    kind: str
-    default: Any
-    meaning: Meaning
-
-
-def _known(f: Field[Any]) -> Known:
-    return Known(f.name, str(f.type), {} if f.default is MISSING else f.default, f.metadata["meaning"])
-
-
-KNOWN = {f.name: _known(f) for f in fields(Options)}
+KNOWN = {
+    f.name: Known(f.name, str(f.type), {} if f.default is MISSING else f.default, **f.metadata) for f in fields(Options)
+}
 _NAMES = tuple(KNOWN)
 _CUTS = [_NAMES.index(first) for first in ("converter", "to", "max_memory")]
 SELECT, CHANGE = _NAMES[: _CUTS[0]], _NAMES[_CUTS[0] : _CUTS[1]]
@@ -465,17 +446,12 @@ def takes(*keywords: str) -> Callable[[F], F]:
     def shown(function: F) -> F:
         own = inspect.signature(function)
         kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        kinds: Any = {**SelectOptions.__annotations__, **ChangeOptions.__annotations__}
-        kinds |= {**TargetOptions.__annotations__, **ResourcesOptions.__annotations__}
         more = [
-            inspect.Parameter(
-                k, inspect.Parameter.KEYWORD_ONLY, default=KNOWN[k].default,
-                annotation=getattr(kinds[k], "__forward_arg__", kinds[k]),
-            )
+            inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=KNOWN[k].default, annotation=KNOWN[k].kind)
             for k in keywords
-        ]  # fmt: skip
+        ]
         function.__signature__ = own.replace(parameters=[*kept, *more])  # type: ignore[attr-defined]
-        lines = "\n".join(f"    {k:<22}{KNOWN[k].meaning.help}" for k in keywords)
+        lines = "\n".join(f"    {k:<22}{KNOWN[k].help}" for k in keywords)
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{lines}\n"
         return function
 

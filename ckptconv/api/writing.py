@@ -66,6 +66,7 @@ def plan_for(
     """Lay the checkpoint out at the destination, with the small files of the source's folder where they belong."""
     url = text(destination)
     row = _row(checkpoint, url, how)
+    checkpoint = passes.texts(order.fitted(checkpoint, row.name))
     writer: Writer = row.load().writer(url, max_shard_size=how.max_shard_size)
     if folder := _beside(row, how, sources):
         from ..formats.huggingface import along
@@ -117,12 +118,11 @@ def _row(checkpoint: Checkpoint, url: str, how: Options) -> Format:
 def dry_run(sources: Path | Sequence[Path], destination: Path, **given: Unpack[ConvertOptions]) -> Plan:
     """Plan a conversion without running it; arguments and errors as in `convert`. Returns a Plan; print() shows it."""
     how, many = parse_options(given), list_of(sources)
-    row, checkpoint = _prepared(many, destination, how)
-    made = passes.texts(order.fitted(checkpoint, row.name))
-    plan = plan_for(made, destination, how, many)[0]
+    checkpoint = _prepared(many, destination, how)
+    plan = plan_for(checkpoint, destination, how, many)[0]
     if not how.force:
         return plan
-    return foretold(plan, made.urls, [os.fspath(s) for s in many], text(destination))
+    return foretold(plan, checkpoint.urls, [os.fspath(s) for s in many], text(destination))
 
 
 @takes(*CONVERT)
@@ -144,14 +144,14 @@ def convert(sources: Path | Sequence[Path], destination: Path, **given: Unpack[C
         many = [ray.absolute(os.fspath(s)) for s in many]
         destination = ray.absolute(os.fspath(destination))
     with files.record_stamps() as stamps:
-        _, checkpoint = _prepared(many, destination, how)
+        checkpoint = _prepared(many, destination, how)
     if checkpoint.hashes and how.hash is None:  # verify="none": what was not compared gets no new hashes
         how = replace(how, hash=False)
     return write(checkpoint, destination, how, tuple(os.fspath(s) for s in many), began, stamps)
 
 
-def _prepared(sources: list[Path], destination: Path, how: Options) -> tuple[Format, Checkpoint]:
-    """What the target shall hold, with what its metadata shall say of how it was made, and its format."""
+def _prepared(sources: list[Path], destination: Path, how: Options) -> Checkpoint:
+    """What the target shall hold, with what its metadata shall say of how it was made."""
     made = prepare(sources, how, guard=how.verify != "none")
     row = _row(made, text(destination), how)
     if (given := departing(how, *MADE_WITH)) and _hashed(how, row):
@@ -162,7 +162,7 @@ def _prepared(sources: list[Path], destination: Path, how: Options) -> tuple[For
         made = replace(made, notes=(*made.notes, Note("hint", hint)))
     if hint := table.of_another(os.fspath(destination), row.name):
         made = replace(made, notes=(*made.notes, Note("hint", hint)))
-    return row, made
+    return made
 
 
 @checkpoint.uncollected()
@@ -177,7 +177,6 @@ def write(
     """Write a checkpoint as it stands; `stamps` are those of its files when it was opened."""
     began = time.monotonic() if began is None else began
     url = text(destination)
-    checkpoint = passes.texts(order.fitted(checkpoint, _row(checkpoint, url, how).name))
     made, writer, row = plan_for(checkpoint, destination, how, sources)
     read = {**dict.fromkeys(checkpoint.urls, ()), **(stamps or {})}
 
@@ -193,7 +192,7 @@ def write(
         digest=how.verify == "full" or how.resume or _hashed(how, row),
         map=how.map or _engine(how.engine),
         progress=how.progress,
-        metadata=_stated(made, checkpoint) if _hashed(how, row) else None,
+        metadata=_stated(made) if _hashed(how, row) else None,
         stamps=read,  # as private as all of them
         confirm=confirmed if how.verify != "none" else None,
         ahead=how.verify != "full",  # which reads every byte before anything is published
@@ -260,13 +259,13 @@ def _hashed(how: Options, row: Format) -> bool:
     return row.hashes == "always" if how.hash is None else how.hash
 
 
-def _stated(made: Plan, checkpoint: Checkpoint) -> Metadata:
+def _stated(made: Plan) -> Metadata:
     """The metadata with the hashes, once the jobs are done."""
     from ..formats import own_metadata
 
     def metadata(outcome: Outcome, sources: Sources) -> dict[str, str]:
         found = {n: outcome.digests.get(n) or hash_tensor(t, sources) for n, t in made.tensors.items()}
-        return checkpoint.metadata | own_metadata.entries(made.tensors, found)
+        return {**made.metadata, **own_metadata.entries(made.tensors, found)}
 
     return metadata
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import show, suggestions
+from . import show
 from .options import CHANGING, READING, Json, Quiet, takes
 
 EXAMPLES = """Examples:
@@ -30,9 +30,6 @@ COST = ("max_memory", "jobs", "engine")
 if TYPE_CHECKING:
     from .. import Checkpoint, Plan
     from ..api import Report
-
-    Stamps = Mapping[str, tuple[int, ...]]  # of the sources
-    Filled = tuple[Checkpoint, Mapping[str, tuple[int, int]], Mapping[str, int], Stamps]  # state, losses, casts
 
 
 @takes(*READING, *CHANGING, *HOW, *COST)
@@ -66,20 +63,23 @@ def convert(
     """
     from .. import api
 
-    suggestions.refuse_fleeting(output)
-    if dry_run and into:
-        _show_fit(into, sources, options, as_json)
-        return
     if dry_run:
-        _show_plan(api.dry_run(sources, output, **options), as_json, no_fold)
-        return
-    loaded = _loaded(into, sources, options, quiet) if into else None
-    with show.progress(quiet or as_json) as progress:
-        if loaded is None:
-            done = api.convert(sources, output, progress=progress, **options)
+        if into:
+            _show_fit(into, sources, options, as_json)
         else:
-            done = _written(loaded, output, sources, options | {"progress": progress})
-    _show_done(done, as_json, quiet, verbose)
+            _show_plan(api.dry_run(sources, output, **options), as_json, no_fold)
+        return
+    with show.progress(quiet or as_json) as progress:
+        if into:
+            done = _write_state(into, sources, output, options | {"progress": progress}, quiet)
+        else:
+            done = api.convert(sources, output, progress=progress, **options)
+    if as_json:
+        show.as_json(done.to_json())
+    elif not quiet or done.damaged:
+        show.report(done, verbose)
+    if done.damaged:
+        raise typer.Exit(1)
     hinted = any("converter=" in note.text for note in done.notes)
     asked = options.keys() & {"converter", "rename", "rename_regex"} or into
     if not (asked or quiet or as_json or hinted) and show.is_watched():
@@ -87,39 +87,24 @@ def convert(
             _suggest(sources, options)
 
 
-def _show_done(done: Report, as_json: bool, quiet: bool, verbose: bool) -> None:
-    if as_json:
-        show.as_json(done.to_json())
-    elif not quiet or done.damaged:
-        show.report(done, verbose)
-    if done.damaged:
-        raise typer.Exit(1)
-
-
-def _loaded(into: str, sources: list[str], options: dict[str, Any], quiet: bool) -> Filled:
-    """The state of a module after the checkpoint was loaded into it, with the notes on both; losses, casts, stamps."""
-    from .. import Note
+def _write_state(into: str, sources: list[str], output: str, options: dict[str, Any], quiet: bool) -> Report:
+    """Load into the module that `--into` names and write its state; the report is of both."""
+    from .. import Note, api
     from ..torch import load_into, snapshot
 
     found, module, stamps = _both(into, sources, options)
-    report = load_into(module, found)
+    loaded = load_into(module, found)
     if not quiet:
-        show.talk(f"{into}: {report.described('loaded')}")
-    made = [Note("assumed", "not in the source: as the module makes them", report.missing)] * bool(report.missing)
-    beside = tuple(n for n, t in found.items() if t.role and n not in report.loaded)
-    made += [Note("dropped", "training state, which a module does not hold", beside)] * bool(beside)
-    state = replace(snapshot(module), notes=(*found.notes, *made))
-    casts = Counter(f"{found[n].dtype} to {state[n].dtype}" for n in report.cast)
-    return state, report.loss, casts, stamps
-
-
-def _written(loaded: Filled, output: str, sources: list[str], options: dict[str, Any]) -> Report:
-    """Write a module's state; the report is of loading it as well, where all casts are."""
-    from .. import api
-
-    state, loss, casts, stamps = loaded
+        show.talk(f"{into}: {loaded.described('loaded')}")
+    beside = tuple(n for n, t in found.items() if t.role and n not in loaded.loaded)
+    made = (
+        Note("assumed", "not in the source: as the module makes them", loaded.missing),
+        Note("dropped", "training state, which a module does not hold", beside),
+    )
+    state = replace(snapshot(module), notes=(*found.notes, *(n for n in made if n.names)))
+    casts = Counter(f"{found[n].dtype} to {state[n].dtype}" for n in loaded.cast)
     done = api.write(state, output, api.parse_options(options), tuple(sources), stamps=stamps)
-    return replace(done, loss=loss, casts=casts)
+    return replace(done, loss=loaded.loss, casts=casts)
 
 
 def _show_fit(into: str, sources: list[str], options: dict[str, Any], as_json: bool) -> None:
@@ -144,7 +129,7 @@ def _show_fit(into: str, sources: list[str], options: dict[str, Any], as_json: b
 
 def _both(
     into: str, sources: list[str], options: dict[str, Any], *, meta: bool = False
-) -> tuple[Checkpoint, Any, Stamps]:
+) -> tuple[Checkpoint, Any, Mapping[str, tuple[int, ...]]]:
     """The checkpoint, the module that `--into` names, with `meta` without memory, and the stamps of the sources."""
     from .. import api
     from ..api.options import names_code

@@ -12,7 +12,7 @@ from . import show
 from .options import CHANGING, READING, Json, Quiet, command, takes
 
 if TYPE_CHECKING:
-    from .. import Diff, Tensor
+    from .. import Diff
 
 EXAMPLES = """Examples:
 
@@ -60,19 +60,17 @@ def diff(
     from .. import api
 
     found = api.diff(a, b, rtol=rtol, atol=atol, **options)
-    groups = found.by(cast(Any, by)) if by else []
     if as_json:
-        summed = {"by": by, "groups": [g._asdict() for g in groups]} if by else {}
-        pairs = [_json(p) for p in found.pairs]
-        noted = {key: [n.to_json() for n in getattr(found, key)] for key in ("damaged", "unread", "beside")}
-        show.as_json({"same": found.same, "equal": found.equal, **summed, "differences": pairs, **noted})
+        show.as_json(found.to_json(cast(Any, by)))
     else:
         show.notes([*found.damaged, *found.unread, *(() if quiet else found.beside)])
     if not (as_json or quiet):
         rows = found.rows(folded=not no_fold)
         if by:
             show.table(
-                (by, "changed", "change", "|b - a|", "max abs"), [_line(g) for g in groups if g.changed], "lrrrr"
+                (by, "changed", "change", "|b - a|", "max abs"),
+                [_line(g) for g in found.by(cast(Any, by)) if g.changed],
+                "lrrrr",
             )
         elif rows:
             show.table(found.columns, rows, "llrllrrrrrl", [COLOURS.get(row[0], "yellow") for row in rows])
@@ -84,13 +82,6 @@ def diff(
 def _line(g: Any) -> tuple[str, ...]:
     change = "NaN or Inf" if g.unpaired else "-" if g.change is None else f"{g.change:.3g}"
     return g.name, f"{g.changed:,} of {g.tensors:,}", change, f"{g.apart:.3g}", f"{g.max_abs:.3g}"
-
-
-def _json(p: Any) -> dict[str, Any]:
-    def side(t: Tensor | None) -> dict[str, Any] | None:
-        return {"name": t.name, "dtype": t.dtype.name, "shape": list(t.shape)} if t else None
-
-    return {"kind": p.kind, "a": side(p.a), "b": side(p.b), "values": p.values._asdict() if p.values else None}
 
 
 def _say(found: Diff, a: str, b: str, converted: bool) -> None:

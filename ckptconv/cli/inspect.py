@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..messages import brief, in_bytes, in_digits, in_shape, many, printable, redacted
+from ..messages import brief, in_digits, in_shape, many, printable, redacted
 from . import show
 from .options import READING, Json, command, takes
 
 if TYPE_CHECKING:
-    from .. import Checkpoint, Inspection, Tensor
-    from ..reporting.inspection import GraphVariables, Node, Totals
+    from .. import Checkpoint, Inspection
+    from ..reporting.inspection import GraphVariables, Node
 
 EXAMPLES = """Examples:
 
@@ -79,114 +76,61 @@ def inspect(
         drawn = made.graph._asdict() if made.graph else None
         show.as_json(made.to_json() | ({"graph": drawn, "details": found.details} if graph else {}))
     elif made.findings is not None:
-        _findings(made)
+        if made.findings:
+            show.table(made.columns, made.rows(), made.sides, [COLOURS[f.severity] for f in made.findings])
+        show.notes([n for n in found.notes if n.kind in ("skipped", "unread")])
+        show.talk(made.sum())
     else:
-        _show(source, made, tree, graph)
+        if tree:
+            _tree(inspection.tree(made.tensors), made)
+        else:
+            show.table(made.columns, made.rows(), made.sides)
+        _say(made)
+        if show.is_watched() and made.totals.tensors < 20_000:
+            _suggest(source, found)
+        if graph:
+            _graph(made.graph, found)
     if not made.sound or any(n.kind == "damaged" for n in found.notes):
         raise typer.Exit(1)
 
 
-def _findings(made: Inspection) -> None:
-    """What the checks found, a line each."""
-    if made.findings:
-        rows = [(f.severity, f.check, f.tensor, f.text) for f in made.findings]
-        show.table(("severity", "check", "name", "what"), rows, "llll", [COLOURS[f.severity] for f in made.findings])
-    show.notes([n for n in made.checkpoint.notes if n.kind in ("skipped", "unread")])
-    kinds = Counter(f.severity for f in made.findings or ())
-    counts = ", ".join(many(n, kind) for kind, n in kinds.items())
-    show.talk(f"{many(made.totals.tensors, 'tensor')} checked: {counts or 'nothing found'}")
-
-
-def _show(source: str, made: Inspection, tree: bool, graph: bool) -> None:
-    """The tensors, and what the file says beside them."""
-    from ..reporting import inspection
-
-    found, extra = made.checkpoint, made.extra
-    if tree:
-        _tree(inspection.tree(made.tensors), extra)
-    else:
-        _table(made.tensors, extra)
-    _say(found, made.totals)
-    if show.is_watched() and made.totals.tensors < 20_000:
-        _suggest(source, found)
-    if graph:
-        _graph(made.graph, found)
-
-
-def _cells(extra: Mapping[str, Any]) -> list[str]:
-    return [in_digits(v) for v in extra.values()]
-
-
-@lru_cache(maxsize=4096)
-def _sizes(shape: tuple[int, ...], itemsize: int) -> tuple[str, str, str]:
-    """The cells that tensors of one shape and size share."""
-    count = prod(shape)
-    # of strings, no header says how long they are
-    return in_shape(shape), f"{count:,}", in_bytes(count * itemsize) if itemsize else ""
-
-
-def _table(tensors: Sequence[Tensor], extra: Mapping[str, Mapping[str, Any]]) -> None:
-    more = list(next(iter(extra.values()))) if extra else []
-    rows = [
-        (
-            t.name, t.dtype.name, *_sizes(t.shape, t.dtype.itemsize), t.role,
-            *(_cells(extra[t.name]) if extra else ()),
-        )
-        for t in tensors
-    ]  # fmt: skip
-    show.table(
-        ("name", "dtype", "shape", "parameters", "size", "role", *more),
-        rows,
-        "lllrrl" + "r" * len(more),
-    )
-
-
-def _tree(root: Node, extra: Mapping[str, Mapping[str, Any]]) -> None:
+def _tree(root: Node, made: Inspection) -> None:
     """Print scopes with their sums, and folded tensors with their count."""
     from ..reporting.inspection import in_size
 
     rows: list[list[str]] = []
+    name, *others = made.columns
 
     def walk(node: Node, depth: int) -> None:
         for child in node.inner.values():
             lines = [child.line] if child.line else child.lines()  # what lies below a tensor is listed below it
             tensors = [t for line in lines for t in line.tensors]
-            first = tensors[0]
+            first, alone = tensors[0], child.line is not None and len(tensors) == 1
             kinds = (first.dtype.name, in_shape(first.shape), first.role) if child.line else ("", "", "")
-            many = f"x{len(tensors)}" if len(tensors) > 1 else ""
+            count = f"x{len(tensors)}" if len(tensors) > 1 else ""
             sums = f"{sum(t.count for t in tensors):,}", in_size(tensors)
-            cells = _cells(extra[first.name]) if extra and child.line and len(tensors) == 1 else []
-            rows.append(["  " * depth + child.text, many, *kinds[:2], *sums, kinds[2], *cells])
+            extra = map(in_digits, made.extra.get(first.name, {}).values()) if alone else ()
+            row = ["  " * depth + child.text, count, *kinds[:2], *sums, kinds[2], *extra]
+            rows.append(row + [""] * (len(made.columns) + 1 - len(row)))
             walk(child, depth + 1)
 
     walk(root, 0)
-    more = list(next(iter(extra.values()))) if extra else []
-    rows = [row + [""] * (7 + len(more) - len(row)) for row in rows]
-    head = ("name", "many", "dtype", "shape", "parameters", "size", "role", *more)
-    show.table(head, rows, "lrllrrl" + "r" * len(more))
+    show.table((name, "many", *others), rows, "lr" + made.sides[1:])
 
 
-def _say(found: Checkpoint, total: Totals) -> None:
+def _say(made: Inspection) -> None:
     """Metadata, ties and notes, then the sums, on stderr."""
-    show.talk(
-        *_first(
-            "metadata",
-            [f"{_short(k)} = {_short(v)}" for k, v in islice(found.metadata.items(), VALUES)],
-            len(found.metadata),
-        )
-    )
-    show.talk(*_first("tied", [_tied(group) for group in found.ties[:VALUES]], len(found.ties)))
+    found = made.checkpoint
+    _first("metadata", (f"{_short(k)} = {_short(v)}" for k, v in found.metadata.items()), len(found.metadata))
+    _first("tied", map(_tied, found.ties), len(found.ties))
     show.notes([n for n in found.notes if n.kind != "dropped"])  # the user knows what was not selected
-    counts = f"{total.parameters:,} parameters in weights"
-    if total.all != total.parameters:
-        counts += f", {total.all:,} with {total.others}"
-    show.talk(f"{found.format}: {total.size}, {counts}")
+    show.talk(made.sum())
 
 
-def _first(what: str, texts: Sequence[str], count: int) -> list[str]:
-    """A line for each text, and one for those that were left out of so many."""
-    more = [f"{count - len(texts):,} more, which --json shows"] * (count > len(texts))
-    return [f"{what}: {text}" for text in (*texts, *more)]
+def _first(what: str, texts: Iterable[str], count: int) -> None:
+    """Print a line for each of the first texts, and one for the others of so many."""
+    more = [f"{count - VALUES:,} more, which --json shows"] * (count > VALUES)
+    show.talk(*(f"{what}: {text}" for text in (*islice(texts, VALUES), *more)))
 
 
 def _tied(names: Sequence[str]) -> str:
@@ -208,12 +152,9 @@ def _suggest(source: str, found: Checkpoint) -> None:
 
 
 def _graph(made: GraphVariables | None, found: Checkpoint) -> None:
-    details = {k: v for k, v in found.details.items() if not isinstance(v, (dict, list))}
-    for key, value in details.items():
-        show.talk(f"{key}: {_short(str(value))}")
+    show.talk(*(f"{k}: {_short(str(v))}" for k, v in found.details.items() if not isinstance(v, (dict, list))))
     values = found.details.get("values", {})
-    texts = [f"{_short(key)} = {_short(str(value))}" for key, value in islice(values.items(), VALUES)]
-    show.talk(*_first("value", texts, len(values)))
+    _first("value", (f"{_short(key)} = {_short(str(value))}" for key, value in values.items()), len(values))
     if made is None:
         show.talk("no graph or configuration that lists variables was found beside the tensors")
         return

@@ -32,60 +32,24 @@ The verb `convert` may be omitted:
   ckptconv diff model.ckpt model.safetensors          whether they are the same
   ckptconv report model.ckpt -o report.html           a page for a browser
 """
-EXITS = """Exit codes: 0 done, 1 differs or failed, 2 usage, 3 unknown format, 4 corrupt, 5 unsafe,
-6 cannot be converted, 7 verification failed, 8 missing extra, 9 file system.
-`ckptconv VERB --help` has those of a verb, its options and examples.
-"""
-
-EXIT_CODES = {  # what each means for all verbs; 0, 1 and 7 differ
+EXIT_CODES = {  # docs/exit-codes.md says what 0, 1 and 7 mean for a verb
+    0: "done; for diff: the same",
+    1: "different, doubtful, or something failed; damaged tensors were left out (--keep-going)",
     2: "an option, converter or name is unknown or missing",
     3: "the format is unknown, or several fit",
     4: "a file is damaged or truncated",
     5: "a file would run code, leave its folder or expand without bound",
+    6: "the tensors cannot be converted as asked; all are listed",
+    7: "the output, or a tensor with a hash or checksum, is not what it should be",
     8: "an optional package is missing",
     9: "the file system or a server refuses, or there is no such file",
 }
-OF_VERB = {
-    "convert": {
-        0: "converted", 1: "converted, but damaged tensors were left out (--keep-going)",
-        6: "some tensors cannot be converted; all are listed", 7: "the output is not what was to be written",
-    },
-    "inspect": {0: "listed", 1: "--check found errors or warnings, or --keep-going damage"},
-    "diff": {
-        0: "the same", 1: "different, or not known to be the same: tensors are unread, or damaged (--keep-going)",
-        6: "A cannot be converted as asked",
-    },
-    "verify": {
-        0: "every bit is right", 1: "right, but damaged tensors of SRC were left out (--keep-going)",
-        6: "SRC cannot be converted as asked", 7: "something differs or is damaged",
-    },
-    "match": {
-        0: "proposed", 1: "the two may not be the same model, or nothing that was tried computes OUTPUTS",
-        6: "what is asked of the two cannot be proposed",
-    },
-    "report": {0: "written", 6: "SRC cannot be converted as asked"},
-    "serve": {0: "ended by Ctrl-C"},
-    "zoo": {0: "all converted", 1: "some failed or lack damaged tensors (--keep-going), or none was found"},
-    "formats": {0: "listed"},
-    "converters": {0: "listed, or sound", 1: "lint found a problem"},
-}  # fmt: skip
-
-
-def exit_codes(verb: str) -> dict[int, str]:
-    """The exit codes of a verb, in order."""
-    everyday = EXIT_CODES if verb not in ("formats", "converters") else {2: EXIT_CODES[2], 9: EXIT_CODES[9]}
-    return dict(sorted((everyday | OF_VERB.get(verb, {0: "done"})).items()))
-
-
-def epilog(verb: str) -> str:
-    """The end of the help of a verb."""
-    return "\n".join(["Exit codes:", "", "\b", *(f"  {code}  {what}" for code, what in exit_codes(verb).items())])
-
+EXITS = "\n".join(["Exit codes:", "", "\b", *(f"  {code}  {what}" for code, what in EXIT_CODES.items())])
 
 app = typer.Typer(
     name="ckptconv",
     help=HELP,
-    epilog=EXITS,
+    epilog=f"{EXITS}\n\n`ckptconv VERB --help` has the options of a verb and examples.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -120,8 +84,8 @@ for verb, examples in (
     (zoo.zoo, zoo.EXAMPLES),
     (formats.formats, formats.EXAMPLES),
 ):
-    app.command(epilog=f"{examples}\n{epilog(verb.__name__)}")(verb)
-app.add_typer(formats.converters_app, epilog=f"{formats.CONVERTERS_EXAMPLES}\n{epilog('converters')}")
+    app.command(epilog=f"{examples}\n{EXITS}")(verb)
+app.add_typer(formats.converters_app, epilog=f"{formats.CONVERTERS_EXAMPLES}\n{EXITS}")
 MISUSED: Any = typer.BadParameter.__mro__[1]  # typer's own UsageError, which it does not export
 VERBS = {c.name or c.callback.__name__.rstrip("_") for c in app.registered_commands if c.callback} | {"converters"}
 

@@ -46,19 +46,18 @@ def takes(*keywords: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
 def _parameter(known: Known) -> inspect.Parameter:
     """The parameter of a verb for an option: a text, several, a number, a switch, or a switch that can say no."""
-    meaning, kind = known.meaning, known.kind
     value: Any = str | None
-    if kind.startswith(("Sequence", "Mapping")):
+    if known.kind.startswith(("Sequence", "Mapping")):
         value = list[str] | None
     elif known.keyword == "jobs":
         value = int | None
-    elif meaning.metavar is None:
-        value = bool if kind == "bool" else bool | None
+    elif known.metavar is None:
+        value = bool if known.kind == "bool" else bool | None
     option = typer.Option(
-        *(meaning.flags or (_flag(known.keyword),)),
-        help=meaning.help,
-        metavar=meaning.metavar,
-        autocompletion=globals()[meaning.offers] if meaning.offers else None,
+        *(known.flags or (_flag(known.keyword),)),
+        help=known.help,
+        metavar=known.metavar,
+        autocompletion=globals()[known.offers] if known.offers else None,
         min=1 if known.keyword == "jobs" else None,
     )
     default = False if value is bool else None
@@ -78,7 +77,7 @@ def command(verb: str, paths: Sequence[str], given: Mapping[str, Any]) -> str:
 
 def _flag(keyword: str) -> str:
     """The name of an option: -c for the converter, the first of its flags otherwise."""
-    flags = KNOWN[keyword].meaning.flags if keyword in KNOWN else ()
+    flags = KNOWN[keyword].flags if keyword in KNOWN else ()
     return "-c" if keyword == "converter" else flags[0] if flags else "--" + keyword.replace("_", "-")
 
 

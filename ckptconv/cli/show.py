@@ -149,16 +149,13 @@ NARROWEST = 16  # columns of a name that is cut
 
 
 def _fitted(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
-    """On a terminal, the rows with the middle of long names left out, so that a line fits it."""
+    """On a terminal, the rows with the middle of texts in the widest column left out, so that a line fits it."""
     if not sys.stdout.isatty() or not rows:
         return rows
     widths = widths_of(head, rows)
-    over = sum(widths) + 2 * (len(widths) - 1) - get_terminal_size().columns
-    while over > 0 and max(widths) > NARROWEST:
-        i = widths.index(max(widths))
-        cut = min(over, widths[i] - max(NARROWEST, sorted(widths)[-2] - 1))
-        widths[i], over = widths[i] - max(1, cut), over - max(1, cut)
-    return [[_cut(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    i = widths.index(max(widths))
+    room = get_terminal_size().columns - sum(widths) - 2 * (len(widths) - 1) + widths[i]
+    return [[*row[:i], _cut(row[i], max(room, NARROWEST)), *row[i + 1 :]] for row in rows]
 
 
 def _cut(text: str, width: int) -> str:
@@ -207,10 +204,8 @@ def progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
     if quiet or not is_watched():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+    from ..api.options import rich_bar
 
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("")
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with rich_bar(transient=True) as shown:
+        task = shown.add_task("")
+        yield lambda done, total: shown.update(task, completed=done, total=total)

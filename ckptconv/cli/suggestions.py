@@ -12,36 +12,30 @@ from ..api.options import synonym
 from ..errors import UsageError
 from ..messages import did_you_mean, nearest, printable, redacted
 
-# verbs of other programs: the command that does the same; {} is the rest of the line
-VERBS = {
-    **dict.fromkeys(("list", "ls", "info", "show"), "inspect {}"),
-    **dict.fromkeys(("check", "validate"), "verify {}"),
-    "compare": "diff {}",
-    **dict.fromkeys(("merge", "copy", "export"), "{} -o DST"),
-    "split": "{} -o DIR --to hf --max-shard-size 5GB",
+VERBS = {  # of other programs: what does the same here
+    **dict.fromkeys(("list", "ls", "info", "show"), "inspect SRC"),
+    **dict.fromkeys(("check", "validate"), "verify SRC"),
+    "compare": "diff A B",
+    **dict.fromkeys(("merge", "copy", "export"), "SRC -o DST"),
+    "split": "SRC -o DIR --to hf --max-shard-size 5GB",
 }
 QUESTIONS = {"help": "--help", "version": "--version"}
-OPTIONS = {"--half": "--dtype float16", "--out": "--output"}
 # for which an empty value would be none at all; those of other options are refused where they are normalised
 NOT_EMPTY = ("--to", "--pattern", "--ledger", "--shard", "--into", "--sort", "--output", "-o")
-FLEETING = ("memory://",)  # what is written there ends with the process, which is the command
-REST = {"{} -o DST": "SRC", "diff {}": "A B"}
 
 
 def unknown_verb(argv: Sequence[str], verbs: Iterable[str]) -> str:
     """What is wrong with the first word, which is not a verb; '' if it may be a source."""
-    word, rest = argv[0], [a for a in argv[1:] if a not in ("-h", "--help")]
+    word = argv[0]
     if not word.replace("-", "").isalnum() or word.startswith("-"):
         return ""
     if word in VERBS and not exists(word):
-        form = VERBS[word]
-        words = printable(" ".join(map(shlex.quote, rest))) or REST.get(form, "SRC")
-        return f"no verb is called {word!r}; `ckptconv {form.format(words)}` does that"
+        return f"no verb is called {word!r}; `ckptconv {VERBS[word]}` does that"
     if glob(f"{escape(word)}*"):
         return ""
     if near := nearest(word, [*verbs, *QUESTIONS]):
         return f"no verb is called {word!r}; did you mean `ckptconv {QUESTIONS.get(near[0], near[0])}`?"
-    if len(rest) < len(argv) - 1:  # --help of what is neither a verb nor a file
+    if {"-h", "--help"} & {*argv}:  # of what is neither a verb nor a file
         return f"no verb is called {word!r}; there are {', '.join(sorted(verbs))}"
     return ""
 
@@ -54,11 +48,10 @@ def exists(word: str) -> bool:
 def option(name: str, known: Sequence[str]) -> str:
     """The end of a message about an unknown option of a verb that has the options `known`."""
     flags = {k.removeprefix("--").replace("-", "_"): k for k in known if k.startswith("--")}
-    flags["from_"] = flags.get("from", "")
-    word = synonym(name.removeprefix("--").replace("-", "_"), [k for k, flag in flags.items() if flag])
-    other = OPTIONS.get(name, "") or flags.get(word, "")
-    if other and (other.partition(" ")[0] in known or other[0] != "-"):
-        return f"; {other} does that"
+    if "from" in flags:
+        flags["from_"] = flags["from"]
+    if word := synonym(name.removeprefix("--").replace("-", "_"), flags):
+        return f"; {flags[word]} does that"
     if os.path.exists(name):
         return f"; a file that is called so is ./{name}"
     return did_you_mean(name, flags.values(), count=3)
@@ -70,12 +63,6 @@ def refuse_empty(argv: Sequence[str]) -> None:
         option = before if not word else word[:-1] if word.endswith("=") else ""
         if option in NOT_EMPTY:
             raise UsageError(f"{printable(option)} is empty: give a value, or leave it out")
-
-
-def refuse_fleeting(output: str) -> None:
-    """UsageError for a destination that nobody could read after the command."""
-    if output.startswith(FLEETING):
-        raise UsageError(f"{printable(output)} is in the memory of this command, and gone when it ends; name a file")
 
 
 def without_destination(sources: Sequence[str], verb: str) -> UsageError:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import VerifyError
-from ..messages import in_bytes, many, redacted
+from ..messages import in_bytes, many
 from . import show
-from .options import CHANGING, READING, Json, Quiet, command, takes
+from .options import CHANGING, READING, Json, Quiet, takes
 
 if TYPE_CHECKING:
     from .. import Checked
@@ -42,13 +41,7 @@ def verify(
         _show(api.verify(paths[0], **options), as_json, quiet)
         return
     *sources, destination = paths
-    try:
-        held = api.verify(sources, destination, **options)
-    except VerifyError as e:
-        what, stated, _ = e.message.partition("\n  its metadata says that it was made with other options")
-        if stated:
-            e.message = f"{what}{stated}:\n    {command('verify', [*map(redacted, paths)], e.options)}"
-        raise
+    held = api.verify(sources, destination, **options)
     lost = [n for n in held.notes if n.kind == "damaged"]
     left = [n for n in held.notes if n.kind in ("skipped", "unread")]
     if as_json:

@@ -55,15 +55,24 @@ def run_job(
     """Fill the job's range of its file; bytes between pieces stay what they are in a new file, zero."""
     log = Log(check, digest)
     if coded := _sole_stream(job.pieces):
-        _decode(coded, job, sink, log)
-        return Receipt(job, tuple(log.written), tuple(log.read), log.loss)
-    alone = len(job.pieces) == 1  # else all are small, and decoded one by one
-    with Decoded(job.pieces[0].parts if alone else (), sources) as decoded:
-        for turn in _turns(job.pieces, memory):
-            if alone:
-                turn = [turn[0]._replace(parts=decoded.between(turn[0].lo, turn[0].hi))]
-            _do(turn, job, sources, sink, memory, log)
+        at = 0
+        for view in stream(coded):
+            _write(job.pieces[0], at, view, job, sink, log)
+            at += len(view)
+    else:
+        alone = len(job.pieces) == 1  # else all are small, and decoded one by one
+        with Decoded(job.pieces[0].parts if alone else (), sources) as decoded:
+            for turn in _turns(job.pieces, memory):
+                if alone:
+                    turn = [turn[0]._replace(parts=decoded.between(turn[0].lo, turn[0].hi))]
+                _do(turn, job, sources, sink, memory, log)
     return Receipt(job, tuple(log.written), tuple(log.read), log.loss)
+
+
+def _write(piece: Piece, at: int, view: memoryview, job: Job, sink: Sink, log: Log) -> None:
+    """Checksum and write some bytes of a piece, which begin `at` bytes after its first."""
+    log.wrote(piece.tensor, piece.lo * piece.to.itemsize + at, view)
+    sink.write(job.file, job.start + piece.at + at, view)
 
 
 def _do(turn: Sequence[Piece], job: Job, sources: Sources, sink: Sink, memory: Budget, log: Log) -> None:
@@ -118,8 +127,7 @@ def _copy(run: Run, piece: Piece, job: Job, sources: Sources, sink: Sink, log: L
         reader.into(run.start + at, view)
         if run.span.check:
             log.was_read(run.span, run.start - run.span.start + at, view)
-        log.wrote(piece.tensor, piece.lo * piece.to.itemsize + at, view)
-        sink.write(job.file, job.start + run.at + at, view)
+        _write(piece, at, view, job, sink, log)
 
 
 def _sole_stream(pieces: Sequence[Piece]) -> Coded | None:
@@ -129,16 +137,6 @@ def _sole_stream(pieces: Sequence[Piece]) -> Coded | None:
     (piece,), (part,) = pieces, pieces[0].parts
     same = not part.changes(piece.to) and is_contiguous(part) and part.start == piece.lo
     return part.data if isinstance(part.data, Coded) and same and part.data.size == piece.size else None
-
-
-def _decode(coded: Coded, job: Job, sink: Sink, log: Log) -> None:
-    """Decode straight into the file."""
-    (piece,) = job.pieces
-    at = 0
-    for view in stream(coded):
-        log.wrote(piece.tensor, piece.lo * piece.to.itemsize + at, view)
-        sink.write(job.file, job.start + piece.at + at, view)
-        at += len(view)
 
 
 def _blocks(start: int, size: int, block: int) -> Iterator[tuple[int, int]]:
@@ -168,5 +166,4 @@ def _put(turn: Sequence[Piece], target: memoryview, job: Job, sink: Sink, log: L
     for piece in turn:
         for at, size in _blocks(job.start + piece.at, piece.size, BLOCK):
             view = target[piece.at - base + at :][:size]
-            log.wrote(piece.tensor, piece.lo * piece.to.itemsize + at, view)
-            sink.write(job.file, job.start + piece.at + at, view)
+            _write(piece, at, view, job, sink, log)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -123,28 +123,6 @@ class Journal:
         self.close()
 
 
-class NoJournal:
-    """A journal that does nothing, for runs that are not resumed."""
-
-    receipts: Sequence[Receipt] = ()
-    publishing = False
-
-    def add(self, receipt: Receipt, out: Destination) -> None:
-        """Do nothing."""
-
-    def publish(self, out: Destination) -> None:
-        """Say nothing."""
-
-    def remove(self) -> None:
-        """There is nothing."""
-
-    def __enter__(self) -> NoJournal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
-
-
 def _parsed(raw: Iterable[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
     """The complete lines, each with its end, up to the first damaged one."""
     at = 0
@@ -163,8 +141,8 @@ def _parsed(raw: Iterable[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
 
 def _row(r: Receipt) -> list[Any]:
     spans = {span: i for i, span in enumerate(_spans(r.job))}
-    written = [[w.tensor, w.start, w.size, w.crc, [d.hex() for d in w.digests]] for w in r.written]
-    read = [[spans[x.span], x.start, x.size, x.crc, [d.hex() for d in x.digests]] for x in r.read]
+    written = [[*w[:-1], [d.hex() for d in w.digests]] for w in r.written]
+    read = [[spans[x.span], *x[1:-1], [d.hex() for d in x.digests]] for x in r.read]
     return [r.job.file, r.job.start, written, read, {n: list(loss) for n, loss in r.loss.items()}]
 
 
@@ -174,8 +152,8 @@ def _receipt(row: list[Any], jobs: dict[tuple[str, int], Job]) -> Receipt:
     spans = list(_spans(job))
     return Receipt(
         job,
-        tuple(Written(n, a, size, crc, tuple(map(bytes.fromhex, digests))) for n, a, size, crc, digests in written),
-        tuple(Read(spans[i], a, n, crc, tuple(map(bytes.fromhex, digests))) for i, a, n, crc, digests in read),
+        tuple(Written._make((*rest, tuple(map(bytes.fromhex, digests)))) for *rest, digests in written),
+        tuple(Read._make((spans[i], *rest, tuple(map(bytes.fromhex, digests)))) for i, *rest, digests in read),
         {n: Loss(*loss) for n, loss in lossy.items()},
     )
 

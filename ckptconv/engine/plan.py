@@ -158,7 +158,7 @@ class Plan:
                 }
                 for name, t in self.tensors.items()
             ],
-            "notes": [{"kind": n.kind, "text": n.text, "names": list(n.names)} for n in self.notes],
+            "notes": [n.to_json() for n in self.notes],
         }
 
 
@@ -292,11 +292,7 @@ def _cut(
 
 def _whole(t: Tensor, memory: Budget) -> int:
     """Bytes of a tensor that one job takes."""
-    coded, runs = 0, True
-    for p in t.parts:
-        runs = runs and is_contiguous(p)
-        if isinstance(p.data, Coded) and 0 not in p.shape:
-            coded = max(coded, reach(p.shape, p.steps))
-    if coded:
+    decoded = (reach(p.shape, p.steps) for p in t.parts if isinstance(p.data, Coded) and 0 not in p.shape)
+    if coded := max(decoded, default=0):
         return max(memory.window, -(-BANDS * coded * t.dtype.itemsize // CHUNK) * CHUNK)
-    return memory.window if runs else memory.whole
+    return memory.window if all(map(is_contiguous, t.parts)) else memory.whole

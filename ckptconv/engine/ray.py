@@ -95,14 +95,27 @@ def batches(jobs: Sequence[Job], workers: int) -> Iterator[Sequence[Job]]:
     """
     whole = _bytes(jobs)
     size = min(MAX_TASK, max(whole // (TASKS * max(1, workers)), isqrt(MEANWHILE * whole)))
-    some, total, before = list[Job](), 0, ""
-    for job in jobs:
-        tensor = next((p.tensor for p in job.pieces if is_fetched_whole(p)), "")
-        if some and total + job.size > size and not (tensor and tensor == before):
+    return _groups(jobs, lambda job: job.size, size, key=_fetched)
+
+
+def _fetched(job: Job) -> str:
+    """The remote tensor that this job fetches whole, or ''."""
+    return next((p.tensor for p in job.pieces if is_fetched_whole(p)), "")
+
+
+def _groups(
+    items: Iterable[Task], size: Callable[[Task], int], limit: int, count: int = 0,
+    key: Callable[[Task], str] = lambda _: "",
+) -> Iterator[list[Task]]:  # fmt: skip
+    """Neighbours together: at most `limit` bytes and, unless it is 0, `count` items; more if they share a key."""
+    some, total, before = list[Task](), 0, ""
+    for item in items:
+        mark = key(item)
+        if some and (total + size(item) > limit or len(some) == count) and not (mark and mark == before):
             yield some
             some, total = [], 0
-        some.append(job)
-        total, before = total + job.size, tensor
+        some.append(item)
+        total, before = total + size(item), mark
     if some:
         yield some
 
@@ -197,8 +210,8 @@ def apply(
 ) -> Iterator[tuple[Task, Any]]:
     """Run function(shared, task) for every task; yields results, and the CkptErrors of tasks, as they come.
 
-    Small neighbours are one pack. Twice as many packs are in flight as there are processors; none starts where `memory`
-    is not to be had. A pack that fails is taken apart, so that a task fails alone.
+    Small neighbours are one pack, which is submitted as one. Twice as many packs are in flight as there are processors;
+    none starts where `memory` is not to be had. A pack that fails is taken apart, so that a task fails alone.
 
     size: bytes that a task moves.
     """
@@ -209,7 +222,7 @@ def apply(
     options = {"max_retries": RETRIES, "retry_exceptions": [StorageError], "enable_task_events": False}
     submit = ray.remote(num_cpus=1, memory=memory, **options)(run).remote
     flying: dict[Any, list[Task]] = {}  # packs by reference
-    waiting, again = packs(tasks, size), deque[list[Task]]()
+    waiting, again = _groups(tasks, size, SMALL, TOGETHER), deque[list[Task]]()
     workers, asked = processors(ray), time.monotonic()
     try:
         while True:
@@ -251,19 +264,6 @@ def _result(ray: Any, reference: Any) -> Any:
         return TaskLost(f"the cluster lost a task {RETRIES + 1} times: {first_line(e)}")
 
 
-def packs(tasks: Iterable[Task], size: Callable[[Task], int]) -> Iterator[list[Task]]:
-    """Neighbours that are submitted as one: at most `TOGETHER`, and `SMALL` bytes unless one alone has more."""
-    some, total = list[Task](), 0
-    for task in tasks:
-        if some and (total + size(task) > SMALL or len(some) == TOGETHER):
-            yield some
-            some, total = [], 0
-        some.append(task)
-        total += size(task)
-    if some:
-        yield some
-
-
 # --- before the first task --------------------------------------------------------------------------------------
 
 
@@ -290,33 +290,28 @@ def _sources(jobs: Iterable[Job]) -> dict[str, int]:
 
 
 def probe(ray: Any, reads: dict[str, int], writes: Sequence[str]) -> None:
-    """Ask every node whether it has ckptconv and reaches all paths; UsageError lists what does not.
-
-    Nodes that leave meanwhile are not asked, unless none is left.
-    """
+    """Ask every node whether it has ckptconv and reaches all paths; UsageError lists what does not."""
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     remote = ray.remote(num_cpus=0, max_retries=1)(reach)
     nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU")]
     asked = {
         remote.options(scheduling_strategy=strategy(n["NodeID"], soft=False)).remote(reads, writes): n for n in nodes
     }
-    problems, gone = list[str](), list[str]()
-    left = (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError)
+    problems = list[str]()
     for reference, node in asked.items():
         where = node.get("NodeManagerHostname") or node["NodeID"][:8]
         try:
             theirs, missing = ray.get(reference, timeout=PATIENCE)
         except ray.exceptions.RayError as e:
-            what = f"{where}: cannot run ckptconv ({first_line(getattr(e, 'cause', None) or e)})"
-            (gone if isinstance(e, left) else problems).append(what)
+            problems.append(f"{where}: cannot run ckptconv ({first_line(getattr(e, 'cause', None) or e)})")
             continue
         if theirs != version():
             problems.append(f"{where}: has ckptconv {theirs}, not {version()}")
         problems += [f"{where}: {what}" for what in missing]
-    if problems or len(gone) == len(asked):
+    if problems:
         raise UsageError(
             "the cluster's workers cannot do this; source, destination and (for a remote destination) TMPDIR must lie "
-            f"on storage that all of them reach by the same path:\n{listing(problems or gone)}"
+            f"on storage that all of them reach by the same path:\n{listing(problems)}"
         )
 
 

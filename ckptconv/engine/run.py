@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from ..errors import CorruptCheckpoint, VerifyError
 from ..formats.placement import Patch, Writer
@@ -25,7 +26,7 @@ from ..output.upload import Destination, Upload
 from ..storage import checksum
 from ..storage.files import Stamp, is_remote
 from .job import Receipt, Sink, run_job
-from .journal import Journal, NoJournal
+from .journal import Journal
 from .plan import Budget, Job, Plan
 
 Map = Callable[[Callable[[Job], Receipt], Iterable[Job]], Iterator[Receipt]]
@@ -140,31 +141,34 @@ def execute(plan: Plan, writer: Writer, how: How | None = None) -> Outcome:
     how = how or How()
     with ExitStack() as stack:
         sources = stack.enter_context(Sources(plan.memory.whole, how.stamps))
-        journal = Journal(plan, sources, digest=how.digest, force=how.force) if how.resume else NoJournal()
-        stack.push(journal)
-        out = stack.enter_context(closing(_destination(plan, how, journal)))
+        journal: Journal | None = None
+        earlier, renaming = list[Receipt](), False
+        if how.resume:
+            journal = stack.enter_context(Journal(plan, sources, digest=how.digest, force=how.force))
+            earlier, renaming = journal.receipts, journal.publishing
+        out = stack.enter_context(closing(_destination(plan, how, kept=bool(earlier), renaming=renaming)))
         receipts = _run_jobs(plan, sources, out, journal, how)
         outcome = _outcome(plan, receipts, how.digest, _verified(plan, receipts, sources))
-        outcome = replace(outcome, resumed=bool(journal.receipts) or journal.publishing)
-        if not journal.publishing:
+        outcome = replace(outcome, resumed=bool(earlier) or renaming)
+        if not renaming:
             _seal(plan, writer, outcome, sources, out, how)
             outcome = _confirmed(outcome, out, journal, how)
-        journal.publish(out)
+        if journal:
+            journal.publish(out)
         out.publish(sync=how.sync)
-        journal.remove()
+        if journal:
+            journal.remove()
     return replace(outcome, cleared=tuple(out.cleared), removed=tuple(out.removed))
 
 
-def _destination(plan: Plan, how: How, journal: Journal | NoJournal) -> Destination:
+def _destination(plan: Plan, how: How, *, kept: bool, renaming: bool) -> Destination:
     files, stale, unit = plan.placement.files, plan.placement.stale, plan.placement.unit
     if is_remote(plan.folder):
         tensors = _tensors(plan) if how.ahead and how.map is None else {}
-        return Upload(
-            plan.folder, files, force=how.force, stale=stale, unit=unit, tensors=tensors
-        )  # fmt: skip
+        return Upload(plan.folder, files, force=how.force, stale=stale, unit=unit, tensors=tensors)
     return Output(
-        plan.folder, files, force=how.force, keep=how.resume, kept=bool(journal.receipts),
-        renaming=journal.publishing, stale=stale, unit=unit, mode=_permissions(plan, how),
+        plan.folder, files, force=how.force, keep=how.resume, kept=kept, renaming=renaming, stale=stale, unit=unit,
+        mode=_permissions(plan, how),
     )  # fmt: skip
 
 
@@ -197,17 +201,16 @@ def _permissions(plan: Plan, how: How) -> int:
     return own.permissions(urls | {data.url for data in spans if not isinstance(data, Held)})
 
 
-def _run_jobs(
-    plan: Plan, sources: Sources, out: Destination, journal: Journal | NoJournal, how: How
-) -> Sequence[Receipt]:
+def _run_jobs(plan: Plan, sources: Sources, out: Destination, journal: Journal | None, how: How) -> Sequence[Receipt]:
     """Run all jobs that an earlier run has not done; return the receipts of all, without the jobs' parts."""
     do = Work(sources, out, plan.memory, plan.placement.check, how.digest)
-    receipts = [_light(r) for r in journal.receipts]
+    receipts = [_light(r) for r in journal.receipts] if journal else []
     ready = {(r.job.file, r.job.start) for r in receipts}
     jobs = [j for j in plan.jobs if (j.file, j.start) not in ready] if ready else plan.jobs
     done, total = sum(r.job.size for r in receipts), plan.nbytes
     for receipt in (how.map or threads(plan.memory.workers))(do, jobs):
-        journal.add(receipt, out)
+        if journal:
+            journal.add(receipt, out)
         if how.sync:
             out.start_writeback(receipt.job.file, receipt.job.start, receipt.job.size)
         receipts.append(_light(receipt))
@@ -233,7 +236,7 @@ def _seal(plan: Plan, writer: Writer, outcome: Outcome, sources: Sources, out: D
         out.write(patch.file, patch.start, patch.data)
 
 
-def _confirmed(outcome: Outcome, out: Destination, journal: Journal | NoJournal, how: How) -> Outcome:
+def _confirmed(outcome: Outcome, out: Destination, journal: Journal | None, how: How) -> Outcome:
     """Read back what was written; if it is wrong, no later run resumes it."""
     if how.confirm is None:
         return outcome
@@ -241,7 +244,8 @@ def _confirmed(outcome: Outcome, out: Destination, journal: Journal | NoJournal,
         how.confirm(outcome, out.unpublished)
     except VerifyError:
         out.abandon()
-        journal.remove()
+        if journal:
+            journal.remove()
         raise
     return replace(outcome, confirmed=True)
 
@@ -268,8 +272,7 @@ def _outcome(plan: Plan, receipts: Iterable[Receipt], digest: bool, verified: in
     kind, checks, digests = plan.placement.check, dict[str, int](), dict[str, str]()
     slots = plan.placement.slots
     for got in pieces.values():
-        if len(got) > 1:
-            got.sort(key=_start)
+        got.sort(key=attrgetter("start"))
     by_slot = {slots[name][:2]: got for name, got in pieces.items()} if len(pieces) < len(slots) else {}
     for name, slot in slots.items():
         got = pieces.get(name) or by_slot.get(slot[:2], []) if slot.size else []
@@ -282,7 +285,3 @@ def _outcome(plan: Plan, receipts: Iterable[Receipt], digest: bool, verified: in
         if digest and slot.payload is None:
             digests[name] = content_hash(plan.tensors[name], [d for w in got for d in w.digests])
     return Outcome(checks, digests, loss, verified)
-
-
-def _start(w: Written) -> int:
-    return w.start

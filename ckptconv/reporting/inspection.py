@@ -60,28 +60,45 @@ class Inspection:
         """True if the checks found nothing but notes."""
         return all(f.severity == "note" for f in self.findings or ())
 
-    def __str__(self) -> str:
-        """The tensors with their columns, and the sum; of checks, the findings."""
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The column titles of `rows`."""
         if self.findings is not None:
-            found = [(f.severity, f.check, f.tensor, f.text) for f in self.findings]
-            kinds = Counter(f.severity for f in self.findings)
-            counts = ", ".join(many(n, kind) for kind, n in kinds.items()) or "nothing found"
-            head = [*table(("severity", "check", "name", "what"), found, "llll")] if found else []
-            return "\n".join([*head, f"{many(self.totals.tensors, 'tensor')} checked: {counts}"])
-        more = list(next(iter(self.extra.values()), ()))
-        rows = [
+            return ("severity", "check", "name", "what")
+        return ("name", "dtype", "shape", "parameters", "size", "role", *next(iter(self.extra.values()), ()))
+
+    @property
+    def sides(self) -> str:
+        """For each column r if it is aligned right, l if left."""
+        return "llll" if self.findings is not None else "lllrrl" + "r" * (len(self.columns) - 6)
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A line for each tensor, or for what the checks found."""
+        if self.findings is not None:
+            return [(f.severity, f.check, f.tensor, f.text) for f in self.findings]
+        return [
             (t.name, t.dtype.name, in_shape(t.shape), f"{t.count:,}", in_size([t]), t.role,
-             *(in_digits(self.extra[t.name][k]) for k in more))
+             *map(in_digits, self.extra.get(t.name, {}).values()))
             for t in self.tensors
         ]  # fmt: skip
-        titles = ("name", "dtype", "shape", "parameters", "size", "role", *more)
-        return "\n".join([*table(titles, rows, "lllrrl" + "r" * len(more)), self._sum()])
+
+    def sum(self) -> str:
+        """One line: how much there is, or how much the checks found."""
+        if self.findings is not None:
+            kinds = Counter(f.severity for f in self.findings)
+            counts = ", ".join(many(n, kind) for kind, n in kinds.items()) or "nothing found"
+            return f"{many(self.totals.tensors, 'tensor')} checked: {counts}"
+        total = self.totals
+        others = f", {total.all:,} with {total.others}" if total.all != total.parameters else ""
+        return f"{self.checkpoint.format}: {total.size}, {total.parameters:,} parameters in weights{others}"
+
+    def __str__(self) -> str:
+        """The tensors with their columns, and the sum; of checks, the findings."""
+        lines = table(self.columns, self.rows(), self.sides) if self.findings != () else ()
+        return "\n".join([*lines, self.sum()])
 
     def __repr__(self) -> str:
-        return f"<Inspection {self._sum()}>"
-
-    def _sum(self) -> str:
-        return f"{self.checkpoint.format}: {self.totals.size}, {self.totals.parameters:,} parameters in weights"
+        return f"<Inspection {self.sum()}>"
 
     def to_json(self) -> dict[str, Any]:
         """The inspection as JSON values."""

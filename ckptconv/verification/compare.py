@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from ..moves.copy import Array
 from ..moves.gather import read_strings
 from ..moves.read import each, hash_tensor, windows
 from ..moves.sources import Sources
-from ..storage.files import Reader
 from .difference import EXACT, Diff, Difference, Tolerance, Values
 from .readback import listed, unlike
 
@@ -38,22 +37,21 @@ NO_SIGN = (NO_ZERO, SATURATES)  # floats whose top bit of a byte is not a sign: 
 
 def first_difference(a: Tensor, b: Tensor, sources: Sources) -> tuple[int, ...] | None:
     """The index of the first element whose bits differ; None if there is none. Dtypes and shapes must be equal."""
-    for at, x, y in _side_by_side(a, b, sources):
+    for start, x, y in _side_by_side(a, b, sources, WINDOW):
         if not np.array_equal(x, y):
             item = 1 if x.dtype == object else a.dtype.itemsize
-            return _index(at + int(np.flatnonzero(x != y)[0]) // item, a.shape)
+            return _index(start + int(np.flatnonzero(x != y)[0]) // item, a.shape)
     return None
 
 
-def _side_by_side(a: Tensor, b: Tensor, sources: Sources) -> Iterator[tuple[int, Array, Array]]:
-    """Windows of both tensors with the offset of their first element: bytes, or objects for string tensors."""
+def _side_by_side(a: Tensor, b: Tensor, sources: Sources, count: int) -> Iterator[tuple[int, Array, Array]]:
+    """Windows of `count` elements with the index of their first: bytes, or objects for string tensors."""
     if a.dtype.kind == "s" or b.dtype.kind == "s":
         yield 0, read_strings(a).reshape(-1), read_strings(b).reshape(-1)
         return
-    sizes = [max(1, WINDOW * t.dtype.itemsize) for t in (a, b)]
-    pairs = zip(windows(a, sources, sizes[0]), windows(b, sources, sizes[1]), strict=True)
-    for i, (x, y) in enumerate(pairs):
-        yield i * WINDOW, x, y
+    both = (windows(t, sources, max(1, count * t.dtype.itemsize)) for t in (a, b))
+    for i, (x, y) in enumerate(zip(*both, strict=True)):
+        yield i * count, x, y
 
 
 def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -62,100 +60,86 @@ def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def compare(a: Tensor, b: Tensor, tolerance: Tolerance, sources: Sources) -> Values | None:
     """Measure the difference of two tensors with the same shape; None if they are equal."""
-    if a.dtype == b.dtype and first_difference(a, b, sources) is None:
+    if not a.count or (a.dtype == b.dtype and first_difference(a, b, sources) is None):
         return None
-    if "s" in (a.dtype.kind, b.dtype.kind):
-        return _strings(a, b)
-    if "c" in (a.dtype.kind, b.dtype.kind) and a.dtype.kind != b.dtype.kind:
-        return Values(a.count, a.count, (0,) * len(a.shape)) if a.count else None
-    meter = _Meter(a, b, tolerance)
+    kinds = {a.dtype.kind, b.dtype.kind}
+    if kinds & {"s", "c"} and len(kinds) > 1:
+        return Values(a.count, a.count, (0,) * len(a.shape))
+    if kinds == {"s"}:
+        bad = np.flatnonzero(read_strings(a).reshape(-1) != read_strings(b).reshape(-1))
+        return Values(len(bad), a.count, _index(int(bad[0]), a.shape))
     with np.errstate(all="ignore"):
-        for at, x, y in _side_by_side(a, b, sources):
-            meter.take(at, x, y)
-    return meter.done()
+        blocks = [
+            _measured(start, x, y, a, b, tolerance) for start, x, y in _side_by_side(a, b, sources, BLOCK)
+        ]  # fmt: skip
+    differing, firsts, unpaired, *peaks, dots, squares_a, squares_b, squares = zip(*blocks, strict=True)
+    if not any(differing):
+        return None
+    max_abs, max_rel, max_ulp = (max((x for x in column if x is not None), default=None) for column in peaks)
+    dot, aa, bb, dd = (sum(column) for column in (dots, squares_a, squares_b, squares))
+    norm = math.sqrt(aa) * math.sqrt(bb)
+    cosine = dot / norm if norm else math.nan
+    change = math.sqrt(dd / aa) if aa else math.nan
+    return Values(
+        sum(differing), a.count, _index(next(x for x in firsts if x is not None), a.shape), max_abs, max_rel, max_ulp,
+        max(-1.0, min(1.0, cosine)) if math.isfinite(cosine) else None, sum(unpaired),
+        *(x if math.isfinite(x) else None for x in (change, math.sqrt(aa), math.sqrt(dd))),
+    )  # fmt: skip
 
 
-def _strings(a: Tensor, b: Tensor) -> Values | None:
-    if a.dtype.kind != b.dtype.kind:
-        return Values(a.count, a.count, (0,) * len(a.shape)) if a.count else None
-    bad = np.flatnonzero(read_strings(a).reshape(-1) != read_strings(b).reshape(-1))
-    return Values(len(bad), a.count, _index(int(bad[0]), a.shape)) if len(bad) else None
+class _Measures(NamedTuple):
+    """What a block of elements adds to the measures of a pair: counts, then maxima, then sums of squares."""
+
+    differing: int
+    first: int | None
+    unpaired: int
+    max_abs: float | int | None = None
+    max_rel: float | None = None
+    max_ulp: int | None = None
+    dot: float = 0.0
+    aa: float = 0.0
+    bb: float = 0.0
+    dd: float = 0.0
 
 
-class _Meter:
-    """Running measures of a pair; complex numbers are measured as pairs of real numbers."""
+def _measured(start: int, x: Array, y: Array, a: Tensor, b: Tensor, tolerance: Tolerance) -> _Measures:
+    """Measure a block of bytes of each tensor, whose first element is the tensors' element `start`.
 
-    def __init__(self, a: Tensor, b: Tensor, tolerance: Tolerance) -> None:
-        self.a, self.b, self.tolerance = a, b, tolerance
-        self.exact = tolerance.exact and a.dtype == b.dtype
-        self.each = 2 if a.dtype.kind == "c" else 1
-        self.differing, self.unpaired, self.first = 0, 0, -1
-        self.max_abs: float | int | None = None
-        self.max_rel: float | None = None
-        self.max_ulp: int | None = None
-        self.dot = self.aa = self.bb = self.dd = 0.0
+    Complex numbers are measured as pairs of real numbers.
+    """
+    each = 2 if a.dtype.kind == "c" else 1
+    fa, fb = _real(x, a), _real(y, b)
+    wide_a, wide_b = fa.astype(np.float64), fb.astype(np.float64)
+    words = [raw.view(f"u{a.dtype.itemsize // each}") for raw in (x, y)] if a.dtype == b.dtype else []
+    if words and tolerance.exact:
+        wrong: Array = np.not_equal(*words)
+    else:
+        wrong = _far(fa, fb, wide_a, wide_b, tolerance)
+    places = np.flatnonzero(wrong.reshape(-1, each).any(axis=1))
+    finite = np.isfinite(wide_a) & np.isfinite(wide_b)
+    alike = finite | (wide_a == wide_b) | (np.isnan(wide_a) & np.isnan(wide_b))
+    counts = len(places), start + int(places[0]) if len(places) else None, int(np.count_nonzero(~alike))
+    if not finite.all():
+        fa, fb, wide_a, wide_b = fa[finite], fb[finite], wide_a[finite], wide_b[finite]
+        words = [w[finite] for w in words]
+    if not len(fa):
+        return _Measures(*counts)
+    apart, larger, steps = _apart(fa, fb), np.maximum(np.abs(wide_a), np.abs(wide_b)), None
+    if words and a.dtype.kind in "fc" and a.dtype.name not in NO_SIGN:
+        steps = _apart(_rank(words[0]), _rank(words[1])).max().item()
+    return _Measures(
+        *counts, apart.max().item(), float((apart / np.where(larger > 0, larger, 1)).max()), steps,
+        *(float(np.sum(p)) for p in (wide_a * wide_b, wide_a**2, wide_b**2, np.square(apart, dtype=np.float64))),
+    )  # fmt: skip
 
-    def take(self, at: int, x: Array, y: Array) -> None:
-        """Add a window of bytes of each tensor; its first element is the tensors' element `at`."""
-        bits: Array | None = np.not_equal(self._words(x), self._words(y)) if self.exact else None
-        fa, fb = _real(x, self.a), _real(y, self.b)
-        for lo in range(0, len(fa), BLOCK):
-            block = slice(lo, lo + BLOCK)
-            self._block(fa[block], fb[block], None if bits is None else bits[block], at * self.each + lo)
-        if self.a.dtype == self.b.dtype and self.a.dtype.kind in "fc" and self.a.dtype.name not in NO_SIGN:
-            self._ulps(self._words(x), self._words(y), np.isfinite(fa) & np.isfinite(fb))
 
-    def _words(self, raw: Array) -> Array:
-        return raw.view(f"u{self.a.dtype.itemsize // self.each}")
-
-    def _block(self, a: Array, b: Array, bits: Array | None, at: int) -> None:
-        wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
-        wrong = self._wrong(wide_a, wide_b, a, b) if bits is None else bits
-        places = np.flatnonzero(wrong.reshape(-1, self.each).any(axis=1))
-        if len(places):
-            self.differing += len(places)
-            self.first = at // self.each + int(places[0]) if self.first < 0 else self.first
-        finite = np.isfinite(wide_a) & np.isfinite(wide_b)
-        if not finite.all():
-            alike = finite | (wide_a == wide_b) | (np.isnan(wide_a) & np.isnan(wide_b))
-            self.unpaired += int(np.count_nonzero(~alike))
-            a, b, wide_a, wide_b = a[finite], b[finite], wide_a[finite], wide_b[finite]
-        if not len(a):
-            return
-        apart = _apart(a, b)
-        larger = np.maximum(np.abs(wide_a), np.abs(wide_b))
-        peak, share = apart.max().item(), float((apart / np.where(larger > 0, larger, 1)).max())
-        self.max_abs = max(self.max_abs or 0, peak)
-        self.max_rel = max(self.max_rel or 0.0, share)
-        self.dot += float((wide_a * wide_b).sum())
-        self.aa += float(np.square(wide_a).sum())
-        self.bb += float(np.square(wide_b).sum())
-        self.dd += float(np.square(apart, dtype=np.float64).sum())
-
-    def _wrong(self, wide_a: Array, wide_b: Array, a: Array, b: Array) -> Array:
-        rtol, atol = self.tolerance.rtol or 0.0, self.tolerance.atol or 0.0
-        near: Array = (a == b) | (np.isnan(wide_a) & np.isnan(wide_b))
-        if not self.tolerance.exact:
-            near |= np.isfinite(wide_b) & (_apart(a, b) <= atol + rtol * np.abs(wide_b))
-        return ~near
-
-    def _ulps(self, a: Array, b: Array, finite: Array) -> None:
-        a, b = _rank(a[finite]), _rank(b[finite])
-        if len(a):
-            steps = int(np.where(a > b, a - b, b - a).max())
-            self.max_ulp = max(self.max_ulp or 0, steps)
-
-    def done(self) -> Values | None:
-        if not self.differing:
-            return None
-        norm = math.sqrt(self.aa) * math.sqrt(self.bb)
-        cosine = self.dot / norm if norm and math.isfinite(self.dot / norm) else None
-        return Values(
-            self.differing, self.a.count, _index(self.first, self.a.shape), self.max_abs, self.max_rel, self.max_ulp,
-            None if cosine is None else max(-1.0, min(1.0, cosine)), self.unpaired,
-            math.sqrt(self.dd / self.aa) if self.aa and math.isfinite(self.dd / self.aa) else None,
-            *(math.sqrt(x) if math.isfinite(x) else None for x in (self.aa, self.dd)),
-        )  # fmt: skip
+def _far(a: Array, b: Array, wide_a: Array, wide_b: Array, tolerance: Tolerance) -> Array:
+    """Where numbers are not equal within the tolerance."""
+    near: Array = (a == b) | (np.isnan(wide_a) & np.isnan(wide_b))
+    if not tolerance.exact:
+        limit = (tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * np.abs(wide_b)
+        near |= np.isfinite(wide_b) & (_apart(a, b) <= limit)
+    return ~near
 
 
 def _real(raw: Array, t: Tensor) -> Array:
@@ -257,36 +241,16 @@ def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -
 # --- What two checkpoints have that a comparison of their tensors does not see ---
 
 
-BLOCK_READ = 4 << 20  # bytes that are read of each of two files
-
-
 def told(a: Checkpoint, b: Checkpoint) -> tuple[tuple[Note, ...], tuple[Note, ...]]:
     """Notes on tensors of either that were not read, and on what is not a tensor.
 
-    Files that are the same byte for byte have the same tensors, read or not: they are told with the rest.
+    One file has the same tensors as itself, read or not: they are told with the rest.
     """
     sides: dict[Note, list[str]] = {}
     for side, checkpoint in (("A", a), ("B", b)):
         for note in dict.fromkeys(n for n in checkpoint.notes if n.kind in ("skipped", "unread")):
             sides.setdefault(note, []).append(side)
-    notes = [note._replace(text=f"in {' and '.join(found)}: {note.text}") for note, found in sides.items()]
-    known = identical(a.urls, b.urls) if any(n.unread for n in notes) else False
-    tensors = tuple(n for n in notes if n.unread and not known)
+    notes = [note._replace(text=f"in {' and '.join(names)}: {note.text}") for note, names in sides.items()]
+    one_file = bool(a.urls) and list(a.urls) == list(b.urls)
+    tensors = tuple(n for n in notes if n.unread and not one_file)
     return tensors, tuple(n for n in notes if n not in tensors)
-
-
-def identical(a: Iterable[str], b: Iterable[str]) -> bool:
-    """Whether two checkpoints were read from the same files, or from files of the same bytes; False if from none."""
-    ones, others = list(a), list(b)
-    return bool(ones) and len(ones) == len(others) and all(map(_same_bytes, ones, others))
-
-
-def _same_bytes(a: str, b: str) -> bool:
-    if a == b:
-        return True
-    with ExitStack() as stack:
-        one, other = (stack.enter_context(Reader(url)) for url in (a, b))
-        if one.size != other.size:
-            return False
-        places = ((at, min(BLOCK_READ, one.size - at)) for at in range(0, one.size, BLOCK_READ))
-        return all(one.read(*place) == other.read(*place) for place in places)

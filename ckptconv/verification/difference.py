@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Real
@@ -29,7 +29,7 @@ SUMS = KINDS | {"values": "with other values", "dtype": "with another dtype", "s
 ORDER = ("only_a", "only_b", "shape", "dtype", "values", "renamed")
 MEASURES = ("differ", "max abs", "relative", "ulp", "cosine", "first")
 SIDES = "llrllrrrrrl"
-SPREAD = 100  # changes whose sizes differ by a larger factor are shown on lines of their own
+SPREAD = 100  # changes on one line differ by at most this factor
 MAX_ULP = 1e6  # a larger number of steps between floats means nothing
 
 
@@ -121,7 +121,7 @@ class Diff:
     `values` with measures. tolerance: what was allowed. damaged: notes on tensors of either side that could not be
     compared, because `keep_going` left them out; unread: on those that no reader looks at (a dtype that nothing else
     can hold, constants of a graph). beside: notes on what is not compared because it is not a tensor (settings, files),
-    or is unread in files that are the same byte for byte. `by` sums the changes.
+    or is unread in a file that is compared with itself. `by` sums the changes.
     """
 
     kept: tuple[Tensor, ...]
@@ -184,18 +184,35 @@ class Diff:
         for p in self.pairs:
             name = f"{p.a.name} -> {p.b.name}" if p.kind == "renamed" and p.a and p.b else p.name
             broken = bool(p.values and p.values.unpaired)
-            groups.setdefault((p.kind, _side(p.a), _side(p.b), broken), {})[name] = p
-        clusters = [(key, c) for key, pairs in groups.items() for c in _clusters(pairs)]
-        ranked = sorted(clusters, key=lambda g: (ORDER.index(g[0][0]), not g[0][3], -max(map(_change, g[1].values()))))
+            groups.setdefault((p.kind, _side(p.a), _side(p.b), broken, _magnitude(p)), {})[name] = p
+        ranked = sorted(
+            groups.items(), key=lambda g: (ORDER.index(g[0][0]), not g[0][3], -max(map(_change, g[1].values())))
+        )
         rows = list[tuple[str, ...]]()
         measured = len(self.columns) > len(MEASURES)
-        for (kind, left, right, _), pairs in ranked:
+        for (kind, left, right, *_), pairs in ranked:
             for line in fold(pairs) if folded else [Fold(n, (n,)) for n in pairs]:
                 values = [v for n in line.names if (v := pairs[n].values)]
                 sides = (left, right) if kind != "values" else (left, "")
                 count = f"x{len(line.names)}" if len(line.names) > 1 else ""
                 rows.append((KINDS.get(kind, kind), line.text, count, *sides, *(_measures(values) if measured else ())))
         return rows
+
+    def to_json(self, by: By | None = None, *, workers: int = 1) -> dict[str, Any]:
+        """The comparison as JSON values; `by` adds sums of the changes."""
+
+        def side(t: Tensor | None) -> dict[str, Any] | None:
+            return {"name": t.name, "dtype": t.dtype.name, "shape": list(t.shape)} if t else None
+
+        return {
+            "same": self.same, "equal": self.equal,
+            **({"by": by, "groups": [g._asdict() for g in self.by(by, workers=workers)]} if by else {}),
+            "differences": [
+                {"kind": p.kind, "a": side(p.a), "b": side(p.b), "values": p.values._asdict() if p.values else None}
+                for p in self.pairs
+            ],
+            **{key: [n.to_json() for n in getattr(self, key)] for key in ("damaged", "unread", "beside")},
+        }  # fmt: skip
 
     def __str__(self) -> str:
         rows = table(self.columns, self.rows(), SIDES) if self.pairs else ()
@@ -259,18 +276,10 @@ def _change(p: Difference) -> float:
     return float((p.values.max_rel or p.values.max_abs or 0) if p.values else 0)
 
 
-def _clusters(pairs: Mapping[str, Difference]) -> list[dict[str, Difference]]:
-    """Pairs that changed about as much: within a cluster by at most a factor of SPREAD."""
-    out: list[dict[str, Difference]] = []
-    largest = 0.0
-    for name in sorted(pairs, key=lambda n: -_change(pairs[n])):
-        change = _change(pairs[name])
-        if not out or change * SPREAD < largest:
-            out.append({})
-            largest = change
-        out[-1][name] = pairs[name]
-    place = {name: i for i, name in enumerate(pairs)}
-    return [{n: pairs[n] for n in sorted(cluster, key=place.__getitem__)} for cluster in out]
+def _magnitude(p: Difference) -> float:
+    """The order of magnitude of a change; changes of different orders are shown on lines of their own."""
+    change = _change(p)
+    return math.log(min(change, 1e300), SPREAD) // 1 if change else -math.inf
 
 
 def _measures(found: Sequence[Values]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from ..errors import CkptError, UsageError, VerifyError
 from ..formats.own_metadata import stated
 from ..messages import in_bytes, many
 from ..moves.log import HASH
-from ..moves.part import Span, c_strides
+from ..moves.part import Part, Span, c_strides
 from ..moves.read import Opened, hash_check, hash_tensor, spans_of
 from ..moves.sources import Sources
 
@@ -81,9 +81,8 @@ def guarded(checkpoint: Checkpoint) -> Checkpoint:
     tensors that differ, or reports that the hashes belong to other tensors.
     """
     checkpoint = replace(watched(checkpoint), hashes={})
-    now = {n: t for n, t in checkpoint.tensors.items() if _hash(t)}
-    if now:
-        check(checkpoint.with_tensors(now), {n: _hash(t) for n, t in now.items()})
+    if now := _hashes(checkpoint):
+        check(checkpoint.with_tensors({n: checkpoint.tensors[n] for n in now}), now)
     return checkpoint
 
 
@@ -99,30 +98,25 @@ def watched(checkpoint: Checkpoint) -> Checkpoint:
 
 def unwatched(checkpoint: Checkpoint) -> tuple[Checkpoint, bool]:
     """Without the hashes, including those that `watched` turned into checks; and whether there were any."""
-    bare = {n: _unwatched(t) for n, t in checkpoint.tensors.items()}
-    some = any(t is not checkpoint.tensors[n] for n, t in bare.items())
-    return replace(checkpoint, tensors=bare, hashes={}), bool(checkpoint.hashes) or some
+    bare = dict[str, Tensor]()
+    for name, t in checkpoint.tensors.items():
+        parts = tuple(_unchecked(p) for p in t.parts)
+        if parts != t.parts:
+            bare[name] = replace(t, parts=parts)
+        elif t.opened and t.opened.hash_of(t):
+            bare[name] = replace(t, opened=Opened(t.opened.stamps))
+    return replace(checkpoint, tensors=checkpoint.tensors | bare, hashes={}), bool(checkpoint.hashes or bare)
 
 
-def _unwatched(t: Tensor) -> Tensor:
-    if _hash(t):
-        t = replace(t, opened=Opened(t.opened.stamps if t.opened else {}))
-    if not any(isinstance(p.data, Span) and _is_hash(p.data.check) for p in t.parts):
-        return t
-    bare = (
-        p._replace(data=p.data._replace(check="")) if isinstance(p.data, Span) and _is_hash(p.data.check) else p
-        for p in t.parts
-    )
-    return replace(t, parts=tuple(bare))
+def _unchecked(part: Part) -> Part:
+    if isinstance(part.data, Span) and part.data.check.startswith(f"{HASH}:"):
+        return part._replace(data=part.data._replace(check=""))
+    return part
 
 
-def _hash(t: Tensor) -> str:
-    """The hash of a tensor that is not one span, as it was opened; '' if it has none, or is another tensor since."""
-    return t.opened.hash_of(t) if t.opened else ""
-
-
-def _is_hash(check: str) -> bool:
-    return check.partition(":")[0] == HASH
+def _hashes(checkpoint: Checkpoint) -> dict[str, str]:
+    """The hashes of the tensors that are not one span, unless they are other tensors since they were opened."""
+    return {n: known for n, t in checkpoint.items() if t.opened and (known := t.opened.hash_of(t))}
 
 
 def _watched(t: Tensor, digits: str) -> Tensor:
@@ -141,7 +135,7 @@ def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:
 
     Everything is read once for this. UsageError if no tensor is left.
     """
-    bad = _damaged(checkpoint, {n: _hash(t) for n, t in checkpoint.items() if _hash(t)}, workers)
+    bad = _damaged(checkpoint, _hashes(checkpoint), workers)
     if not bad:
         return checkpoint
     sound = {n: t for n, t in checkpoint.tensors.items() if n not in bad}

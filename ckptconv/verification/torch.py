@@ -194,29 +194,18 @@ class Runner:
         args, named = self.arguments, self.named
         floats = [t.dtype for t in self.state.values() if t.is_floating_point()]
         kind = max(floats, key=floats.count, default=torch.float32)
-        for cast, turned in product((None, _alike, _all), (False, True)):
-            said: dict[str, None] = {}
-
-            def changed(value: Any, cast: Any = cast, turned: bool = turned, said: Any = said) -> Any:
-                before = _input(value)
-                after = cast(before, kind) if cast and isinstance(before, torch.Tensor) else before
-                if turned and isinstance(after, torch.Tensor) and after.dim() > 2:
-                    after = after.movedim(-1, 1)
-                    said["inputs: channels put first"] = None
-                if after is not before and after.dtype != before.dtype:
-                    said[f"inputs: {_word(before.dtype)} cast to {_word(after.dtype)}"] = None
-                return after
-
-            self.arguments = tuple(changed(a) for a in args)
-            self.named = {n: changed(a) for n, a in named.items()}
-            if (cast or turned) and not said:
+        for cast, turned in product(("", "alike", "all"), (False, True)):
+            changes: dict[str, None] = {}
+            self.arguments = tuple(_adapted(a, kind, cast, turned, changes) for a in args)
+            self.named = {n: _adapted(a, kind, cast, turned, changes) for n, a in named.items()}
+            if (cast or turned) and not changes:
                 continue
             try:
                 self.outputs()
             except Exception as e:  # the code is the user's, and can raise anything
                 error = error or e
             else:
-                return list(said)
+                return list(changes)
         assert error is not None
         raise error
 
@@ -249,14 +238,23 @@ class Runner:
         return found
 
 
-def _alike(value: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    if value.is_complex() or value.dtype == torch.bool:
-        return value
-    return value.to(kind if value.is_floating_point() else torch.int64)
+def _adapted(value: Any, kind: torch.dtype, cast: str, turned: bool, changes: dict[str, None]) -> Any:
+    """An input as a tensor, with what was changed noted.
 
-
-def _all(value: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    return value if value.is_complex() or value.dtype == torch.bool else value.to(kind)
+    cast: "alike" makes floats `kind` and integers int64, "all" makes both `kind`. turned: channels that come last are
+    put second.
+    """
+    before = after = _input(value)
+    if not isinstance(before, torch.Tensor):
+        return before
+    if cast and not before.is_complex() and before.dtype != torch.bool:
+        after = before.to(kind if cast == "all" or before.is_floating_point() else torch.int64)
+    if turned and after.dim() > 2:
+        after = after.movedim(-1, 1)
+        changes["inputs: channels put first"] = None
+    if after.dtype != before.dtype:
+        changes[f"inputs: {_word(before.dtype)} cast to {_word(after.dtype)}"] = None
+    return after
 
 
 def _word(dtype: torch.dtype) -> str:

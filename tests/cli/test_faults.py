@@ -277,7 +277,6 @@ def test_an_interrupt_while_what_was_sent_is_read_back_names_it(
         confirm(*made, **how)
 
     monkeypatch.setattr(writing, "confirm", interrupted)
-    monkeypatch.setattr("ckptconv.cli.suggestions.FLEETING", ())
     ckptconv.save({"w": np.ones(3, "f4")}, tmp_path / "a.npz")
     url = f"memory://interrupted/{code}.npz"
     with pytest.raises(SystemExit) as ended:
@@ -285,35 +284,6 @@ def test_an_interrupt_while_what_was_sent_is_read_back_names_it(
     assert ended.value.code == code
     assert capsys.readouterr().err == f"interrupted; {url} was written, and not checked to the end\n"
     assert list(ckptconv.open(url)) == ["w"]
-
-
-def test_an_interrupt_ends_as_documented(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("ckptconv.api.opened", interrupted)
-    with pytest.raises(SystemExit) as ended:
-        main(["inspect", "x"])
-    assert ended.value.code == 130
-    assert capsys.readouterr().err == "interrupted; nothing was written\n"
-
-
-def test_a_refused_destination_is_untouched(cli: Run, tmp_path: Path) -> None:
-    ckptconv.save({"weight": np.ones(3, "f4")}, tmp_path / "a.npz")
-    (tmp_path / "b.safetensors").write_bytes(b"precious")
-    assert cli("a.npz", "-o", "b.safetensors").returncode == 9
-    assert (tmp_path / "b.safetensors").read_bytes() == b"precious"
-    assert cli("a.npz", "-o", "b.safetensors", "--force").returncode == 0
-    assert list(ckptconv.open(tmp_path / "b.safetensors")) == ["weight"]
-
-
-def test_a_failed_force_keeps_the_old_file(cli: Run, fixtures: Path, tmp_path: Path) -> None:
-    shutil.copytree(fixtures / "g2p_en", tmp_path / "g2p")
-    flip(tmp_path / "g2p" / DATA, 4_000_000)  # found out only when all has been read
-    (tmp_path / "b.safetensors").write_bytes(b"precious")
-    assert cli("g2p", "-o", "b.safetensors", "--force").returncode == 4
-    assert (tmp_path / "b.safetensors").read_bytes() == b"precious"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.safetensors", "g2p"]
 
 
 def test_a_full_disk_is_said_before_the_work(tmp_path: Path) -> None:

@@ -346,7 +346,7 @@ def test_what_is_not_a_path_is_a_usage_error(path: Path, tmp_path: Path) -> None
     [
         ({"jobs": "2"}, "jobs= takes a number, not '2'"),
         ({"jobs": -1}, "jobs=-1 is not a number"),
-        ({"rename": [("a", "x")]}, r"rename= takes 'FROM=TO', several, or a mapping {FROM: TO}, not \[\('a', 'x'\)\]"),
+        ({"rename": [("a", "x")]}, r"rename= takes a text or several, not \[\('a', 'x'\)\]"),
         ({"at": 3}, "at= takes a text, not 3"),
         ({"weights_only": "no"}, "weights_only= takes True or False, not 'no'"),
         ({"max_memory": -1}, "-1 is not a size"), ({"param": [1]}, "param= takes a mapping of names, or texts"),

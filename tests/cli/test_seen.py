@@ -274,12 +274,3 @@ def test_a_signal_unwinds(number: signal.Signals) -> None:
     signal.signal(number, signal.SIG_IGN)  # nohup
     main._tidy_when_ended()
     assert signal.getsignal(number) is signal.SIG_IGN
-
-
-# --- words --------------------------------------------------------------------------------------------------------
-
-
-def test_a_verb_that_is_misspelt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="inspect"):
-        main.with_verb(["inspct", "a"])

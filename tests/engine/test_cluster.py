@@ -30,10 +30,6 @@ class Lost(Exception):
     """What Ray raises for a task that it could not run."""
 
 
-class Left(Lost):
-    """What Ray raises for a task of a node that is no longer there."""
-
-
 class Failed(Lost):
     """What Ray raises for a task that raised."""
 
@@ -45,7 +41,7 @@ class Failed(Lost):
 class Cluster(ModuleType):
     """As much of `ray` as is used; tasks run when they are waited for, the newest first."""
 
-    exceptions = SimpleNamespace(RayError=Lost, RayTaskError=Failed, NodeDiedError=Left, TaskUnschedulableError=Left)
+    exceptions = SimpleNamespace(RayError=Lost, RayTaskError=Failed)
     util = SimpleNamespace(scheduling_strategies=SimpleNamespace(
         NodeAffinitySchedulingStrategy=lambda node, soft: (node, soft)
     ))  # fmt: skip
@@ -91,9 +87,6 @@ class Cluster(ModuleType):
 
         return wrapped
 
-    def put(self, what: Any) -> Any:
-        return what
-
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": self.cpus} if self.cpus else {}
 
@@ -107,8 +100,6 @@ class Cluster(ModuleType):
         return ready, [r for r in references if r not in ready]
 
     def get(self, reference: Any, timeout: float | None = None) -> Any:
-        if isinstance(reference, list):
-            return [self.get(one) for one in reference]
         self.flying.discard(reference)
         function, given, where = self.tasks[reference]
         if where is not None:
@@ -125,8 +116,7 @@ class Cluster(ModuleType):
         except Exception as e:
             raise Failed(e) from e
 
-    def cancel(self, reference: int, force: bool = False) -> None:
-        self.said.append(("cancel", reference, *["force"] * force))
+    def cancel(self, reference: int) -> None:
         self.flying.discard(reference)
 
     def nodes(self) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from ckptconv.engine import journal
 from ckptconv.engine.job import Receipt
 from ckptconv.engine.journal import Journal, fingerprint
 from ckptconv.engine.plan import Budget, Plan, compile_plan
-from ckptconv.errors import CkptError, StorageError, UsageError
+from ckptconv.errors import CkptError, StorageError
 from ckptconv.formats import safetensors
 from ckptconv.formats.placement import Patch
 from ckptconv.moves.log import Loss, Read, Written
@@ -248,11 +248,6 @@ def test_one_run_at_a_time(plan: Plan, sources: Sources, tmp_path: Path) -> None
         with pytest.raises(CkptError, match="source"):
             Journal(plan, sources_again := Sources(), digest=False)
         sources_again.close()
-
-
-def test_a_remote_destination_is_refused(plan: Plan, sources: Sources) -> None:
-    with pytest.raises(UsageError, match="resume=True needs a local destination; a remote one is written in one go"):
-        Journal(replace(plan, folder="memory://x"), sources, digest=False)
 
 
 def test_a_destination_that_cannot_be_is_refused_even_by_force(plan: Plan, sources: Sources) -> None:

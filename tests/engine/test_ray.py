@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,26 +103,6 @@ def test_an_error_within_a_task(source: Path, tmp_path: Path, monkeypatch: pytes
     assert not (tmp_path / "out").exists()
 
 
-def test_workers_that_see_other_files_are_refused(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def blind(reads: dict[str, int], writes: list[str]) -> tuple[str, list[str]]:
-        return "0.0", [f"cannot read {url}" for url in reads]
-
-    monkeypatch.setattr(ray_engine, "reach", blind)
-    with pytest.raises(ckptconv.UsageError) as caught:
-        ckptconv.convert(source, tmp_path / "m.npz", **CLUSTER)
-    assert "cannot read" in str(caught.value)
-    assert "has ckptconv 0.0" in str(caught.value)
-    assert not (tmp_path / "m.npz").exists()
-
-
-def test_what_a_worker_does_not_reach(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"123")
-    _, missing = ray_engine.reach({str(tmp_path / "a"): 4, str(tmp_path / "b"): 1}, [str(tmp_path / "c")])
-    assert [m.split()[0] + m.split()[1] for m in missing] == ["seesanother", "cannotread", "cannotwrite"]
-
-
 def test_small_arrays_travel_large_ones_are_refused(tmp_path: Path) -> None:
     small = {"a": np.arange(10)}
     held = ckptconv.Checkpoint({n: held_tensor(n, a) for n, a in small.items()})
@@ -187,24 +166,6 @@ def test_of_a_zoo_a_large_checkpoint_is_many_tasks(
     assert cut[0] > 4
     ckptconv.convert(source, tmp_path / "here.safetensors")
     assert (tmp_path / "out" / "m.ckpt.safetensors").read_bytes() == (tmp_path / "here.safetensors").read_bytes()
-
-
-@pytest.mark.parametrize("name", ["dask", "ray:/x", ""])
-def test_unknown_engines(name: str) -> None:
-    with pytest.raises(ckptconv.UsageError, match="unknown engine"):
-        ray_engine.engine(name)
-
-
-@pytest.mark.parametrize("told", ["ray", "ray://"])
-def test_where_nobody_listens_it_does_not_wait(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after `ray stop`, where RAY_ADDRESS or Ray's own file still name the cluster: Ray tries for minutes."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        address = f"127.0.0.1:{door.getsockname()[1]}"
-        monkeypatch.setenv("RAY_ADDRESS", address)
-        name = told if told == "ray" else told + address
-        ray_engine._knock(ray_engine._address(name))  # which somebody hears
-    with pytest.raises(ckptconv.UsageError, match=f"no Ray cluster answers .*{address}"):
-        ray_engine._knock(ray_engine._address(name))
 
 
 def test_a_remote_tensor_that_is_transposed_is_fetched_once(tmp_path: Path) -> None:

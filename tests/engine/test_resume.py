@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -20,9 +21,8 @@ import ckptconv
 from ckptconv import api
 from ckptconv.api.options import Verify
 from ckptconv.engine import journal, run
-from ckptconv.engine.job import Receipt
 from ckptconv.engine.plan import Job
-from ckptconv.errors import CkptError, StorageError, UsageError, VerifyError
+from ckptconv.errors import StorageError, UsageError, VerifyError
 from ckptconv.output.staging import Output
 
 KILLS = int(os.environ.get("CKPTCONV_KILLS", "3"))
@@ -113,44 +113,31 @@ def test_several_files_and_a_sealed_index(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("done", [0, 1, 3])
-def test_stopped_while_the_files_were_renamed(
-    source: Path, tmp_path: Path, done: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "owner", "what", "done"),
+    [
+        *(("m.ckpt", os, "replace", done) for done in (0, 1, 3)),
+        *((name, journal.Journal, "remove", 0) for name in ("m.ckpt", "m.npz")),
+    ],
+)
+def test_stopped_when_all_was_written_it_only_renames(
+    source: Path, tmp_path: Path, name: str, owner: object, what: str, done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    convert(source, tmp_path / "want" / "m.ckpt", to="tf", max_shard_size=6_000_000)
-    real, left = os.replace, [done]
+    how = {"to": "tf", "max_shard_size": 6_000_000} if name == "m.ckpt" else {}
+    convert(source, tmp_path / "want" / name, **how)
+    real, left = getattr(owner, what), [done]
 
-    def few(a: str, b: str) -> None:
+    def few(*args: object) -> None:
         if not left[0]:
             raise Stop
         left[0] -= 1
-        real(a, b)
+        real(*args)
 
-    monkeypatch.setattr(os, "replace", few)
-    with pytest.raises(Stop):
-        convert(source, tmp_path / "out" / "m.ckpt", resume=True, to="tf", max_shard_size=6_000_000)
-    monkeypatch.setattr(os, "replace", real)
-    none: list[Job] = []
-    convert(source, tmp_path / "out" / "m.ckpt", counting(none), resume=True, to="tf", max_shard_size=6_000_000)
-    assert none == []
-    want, got = ({p.name: p.read_bytes() for p in (tmp_path / d).iterdir()} for d in ("want", "out"))
-    assert got == want
-
-
-@pytest.mark.parametrize("name", ["out.npz", "m.ckpt"])
-def test_stopped_between_the_last_rename_and_the_end_of_the_journal(
-    source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(_: object) -> None:
-        raise Stop
-
-    how = {} if name.endswith("npz") else {"to": "tf"}
-    convert(source, tmp_path / "want" / name, **how)
-    monkeypatch.setattr(journal.Journal, "remove", stop)
-    with pytest.raises(Stop):
-        convert(source, tmp_path / "out" / name, resume=True, **how)
-    monkeypatch.undo()
-    assert [p for p in (tmp_path / "out").iterdir() if p.name.endswith(".resume.journal")]
+    with monkeypatch.context() as m:
+        m.setattr(owner, what, few)
+        with pytest.raises(Stop):
+            convert(source, tmp_path / "out" / name, resume=True, **how)
+    assert [*(tmp_path / "out").glob(".*.resume.journal")]
     none: list[Job] = []
     convert(source, tmp_path / "out" / name, counting(none), resume=True, **how)
     assert none == []
@@ -250,51 +237,34 @@ def test_a_journal_that_came_with_the_source_gives_no_values(tmp_path: Path, mon
     assert ckptconv.open("m.safetensors")["lr"].numpy() == 0.5
 
 
-def test_starts_over_when_the_source_changed(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out" / "m.npz"
+def rewritten(change: Callable[[bytes], bytes]) -> Callable[[Path, Path], None]:
+    def write(source: Path, out: Path) -> None:
+        path = out / ".m.npz.resume.journal"
+        path.write_bytes(change(path.read_bytes()))
+
+    return write
+
+
+SPOILT: dict[str, tuple[Callable[[Path, Path], object], int]] = {  # what is done, and how many of four jobs stay done
+    "another date": (lambda source, out: os.utime(source / "model.ckpt.data-00000-of-00001", (1, 1)), 0),
+    "no temporary file": (lambda source, out: (out / ".m.npz.resume.part" / "m.npz").unlink(), 0),
+    "a journal of another beginning": (rewritten(lambda raw: raw[:9] + raw), 0),
+    "a journal that is cut": (rewritten(lambda raw: raw[:-20]), 3),
+    "a journal with half a line": (rewritten(lambda raw: raw + b'{"jobs": [['), 4),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", SPOILT)
+def test_what_was_spoilt_costs_work_never_bytes(what: str, source: Path, tmp_path: Path) -> None:
+    out, (spoil, kept) = tmp_path / "out" / "m.npz", SPOILT[what]
     with pytest.raises(Stop):
-        convert(source, out, stopping(3), resume=True)
-    shard = source.parent / "model.ckpt.data-00000-of-00001"
-    os.utime(shard, (1, 1))
+        convert(source, out, stopping(4), resume=True)
+    spoil(source.parent, out.parent)
     every, again = list[Job](), list[Job]()
     convert(source, tmp_path / "want" / "m.npz", counting(every))
     convert(source, out, counting(again), resume=True)
-    assert len(again) == len(every)
-    assert out.read_bytes() == (tmp_path / "want" / "m.npz").read_bytes()
-
-
-def test_another_plan_clears_the_old_one_away(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with pytest.raises(Stop):
-        convert(source, out / "m.safetensors", stopping(3), resume=True)
-    before = set(os.listdir(out))
-    convert(source, out / "m.safetensors", resume=True, max_shard_size=None)
-    assert before & set(os.listdir(out)) == set()
-    assert os.listdir(out) == ["m.safetensors"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", [lambda raw: raw[:-20], lambda raw: raw + b'{"jobs": [[', lambda raw: raw[:9] + raw])
-def test_a_damaged_journal_costs_work_never_bytes(source: Path, tmp_path: Path, damage: object) -> None:
-    out = tmp_path / "out" / "m.npz"
-    with pytest.raises(Stop):
-        convert(source, out, stopping(4), resume=True)
-    (journal,) = out.parent.glob(".*.journal")
-    journal.write_bytes(damage(journal.read_bytes()))
-    convert(source, out, resume=True)
-    convert(source, tmp_path / "want" / "m.npz")
-    assert out.read_bytes() == (tmp_path / "want" / "m.npz").read_bytes()
-    assert os.listdir(out.parent) == ["m.npz"]
-
-
-@pytest.mark.slow
-def test_parts_that_somebody_removed_cost_work_never_bytes(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out" / "m.npz"
-    with pytest.raises(Stop):
-        convert(source, out, stopping(4), resume=True)
-    (tmp_path / "out" / ".m.npz.resume.part" / "m.npz").unlink()
-    convert(source, out, resume=True)
-    convert(source, tmp_path / "want" / "m.npz")
+    assert len(every) - len(again) == kept
     assert out.read_bytes() == (tmp_path / "want" / "m.npz").read_bytes()
     assert os.listdir(out.parent) == ["m.npz"]
 
@@ -325,20 +295,6 @@ def test_refusals(source: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "m.npz", resume=True)
     with pytest.raises(StorageError, match="already exists"):
         convert(source, tmp_path / "m.npz", resume=True)
-
-
-def test_two_runs_cannot_write_one_destination(source: Path, tmp_path: Path) -> None:
-    pytest.importorskip("fcntl")
-    out = tmp_path / "out" / "m.npz"
-
-    def nested(do: object, jobs: object) -> object:
-        with pytest.raises(CkptError, match="another run"):
-            convert(source, out, resume=True)
-        for job in jobs:
-            receipt: Receipt = do(job)
-            yield receipt
-
-    convert(source, out, nested, resume=True)
 
 
 @pytest.mark.slow

@@ -139,22 +139,6 @@ def test_a_tensor_that_was_added_by_something_else(tmp_path: Path) -> None:
         api.verify(tmp_path / "n.safetensors")
 
 
-@pytest.mark.slow
-def test_verify_one_file(cli: Run, fixtures: Path, tmp_path: Path) -> None:
-    shutil.copytree(fixtures / "g2p_en", tmp_path / "g2p")
-    done = cli("verify", "g2p")
-    assert (done.returncode, done.stderr) == (0, "verified: 57 tensors, by checksums of 4.3 MB\n")
-    assert cli("g2p", "-o", "m.safetensors").returncode == 0
-    assert cli("verify", "m.safetensors").stderr == "verified: 57 tensors, by 57 hashes\n"
-    assert json.loads(cli("verify", "m.safetensors", "--json").stdout)["hashed"] == 57
-    with (tmp_path / "m.safetensors").open("r+b") as f:
-        f.seek(-5, 2)
-        f.write(b"\x99")
-    done = cli("verify", "m.safetensors")
-    assert done.returncode == 7
-    assert "damage in 1 of 57 tensors" in done.stderr
-
-
 # --- salvage ----------------------------------------------------------------------------------------------------
 
 
@@ -162,23 +146,6 @@ def flip(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
-
-
-@pytest.mark.slow
-def test_keep_going_salvages_the_good(cli: Run, fixtures: Path, tmp_path: Path) -> None:
-    shutil.copytree(fixtures / "g2p_en", tmp_path / "g2p")
-    flip(next((tmp_path / "g2p").glob("*.data*")), 4_000_000)
-    assert cli("g2p", "-o", "m.npz").returncode == 4
-    assert not (tmp_path / "m.npz").exists()
-    done = cli("g2p", "-o", "m.npz", "--keep-going", "--json")
-    assert done.returncode == 1
-    told = json.loads(done.stdout)
-    assert len(told["damaged"]) == 1
-    assert "crc32c" in next(iter(told["damaged"].values()))
-    good, got = ckptconv.open(fixtures / "g2p_en"), ckptconv.open(tmp_path / "m.npz")
-    assert set(good) - set(got) == set(told["damaged"])
-    assert all(same(got[n].numpy(), good[n].numpy()) for n in got)
-    assert "damaged" in cli("g2p", "-o", "n.npz", "--keep-going", "--quiet").stderr
 
 
 @pytest.mark.parametrize("what", ["missing", "cut", "flipped"])
@@ -489,28 +456,27 @@ def test_verify_says_with_which_options_it_was_made(name: str, fixtures: Path, t
         api.convert(source, tmp_path / name, verify=False, **made, **to)
     except Unrepresentable:
         pytest.skip("it takes other names")
-    with pytest.raises(VerifyError, match="made with other options: converter='tf-torch', dtype='float16'") as e:
+    with pytest.raises(VerifyError, match=r'options: \{"converter": "tf-torch", "dtype": "float16"\}'):
         api.verify(source, tmp_path / name)
-    assert e.value.options == made
-    assert len(api.verify(source, tmp_path / name, **e.value.options)) == 15
+    assert len(api.verify(source, tmp_path / name, **made)) == 15
     api.convert(tmp_path / name, tmp_path / "plain.safetensors")
     assert not ckptconv.open(tmp_path / "plain.safetensors").hashes.keys() & {OPTIONS}
 
 
-def test_the_options_of_a_file_are_pasted_into_no_shell(cli: Run, tmp_path: Path) -> None:
-    """They come from a stranger: what is not an option's value is not shown, and the rest is quoted."""
-    ckptconv.save({"a": np.ones(2, "f4"), "b": np.ones(2, "f4")}, tmp_path / "a b.npz")
-    cli("a b.npz", "-o", "m.safetensors", "--include", "a", "--rename", "a=$(touch PWNED)")
-    shown = cli("verify", "a b.npz", "m.safetensors").stderr.splitlines()[-1]
-    assert shown == "    ckptconv verify 'a b.npz' m.safetensors --include a --rename 'a=$(touch PWNED)'"
-    for said in ('{"include": "\\u001b[2J"}', '{"force": true}', "[1]", '{"include": [[1]]}', "[" * 9000):
+def test_the_options_of_a_file_drive_no_terminal(tmp_path: Path) -> None:
+    """They come from a stranger: they are shown on one line, escaped and cut."""
+    ckptconv.save({"a": np.ones(2, "f4"), "b": np.ones(2, "f4")}, tmp_path / "a.npz")
+    for said in ("\x1b[2J", "[1]\nerror: none", "[" * 9000):
         api.write(
-            replace(ckptconv.open(tmp_path / "a b.npz", include="a"), metadata={OPTIONS: said}),
+            replace(ckptconv.open(tmp_path / "a.npz", include="a"), metadata={OPTIONS: said}),
             tmp_path / "m.safetensors", api.Options(force=True, hash=False),
         )  # fmt: skip
         with pytest.raises(VerifyError) as e:
-            api.verify(tmp_path / "a b.npz", tmp_path / "m.safetensors")
-        assert "other options" not in str(e.value)
+            api.verify(tmp_path / "a.npz", tmp_path / "m.safetensors")
+        shown = str(e.value).splitlines()[-1]
+        assert shown.startswith("  its metadata says that it was made with these options: ")
+        assert shown.isprintable()
+        assert len(shown) < 500
         assert api.verify(tmp_path / "m.safetensors").hashed == 0
 
 
@@ -519,7 +485,7 @@ def test_only_the_name_of_a_rule_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('[[rule]]\nfrom = "a"\nto = "b"\n')
     api.convert(tmp_path / "a.npz", tmp_path / "m.safetensors", converter=str(tmp_path / "mine.toml"))
     assert str(tmp_path) not in (tmp_path / "m.safetensors").read_bytes().decode("latin-1")
-    with pytest.raises(VerifyError, match=r"converter='mine\.toml'"):
+    with pytest.raises(VerifyError, match=r'options: {"converter": "mine\.toml"}'):
         api.verify(tmp_path / "a.npz", tmp_path / "m.safetensors")
 
 
