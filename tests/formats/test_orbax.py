@@ -377,7 +377,7 @@ def sharded(*before: Any, **more: Any) -> dict[str, Any]:
 
 SIXES: dict[str, Any] = {"shape": [6, 6]}
 IN_TWO: list[tuple[dict[str, Any], str]] = [
-    *(({"dtype": d}, "the dtype ") for d in ("<M8[ns]", "f4", None)),
+    *(({"dtype": d}, "the dtype ") for d in ("<M8[ns]", "|f4", "f4", None)),
     ({"compressor": {"id": "lzma", "preset": 1}}, "compressor .*lzma.* is not read"),
     ({"filters": [{"id": "delta"}]}, "filters .*delta"),
     ({"sparse": True}, "the sparse True, which is not read"),
@@ -474,6 +474,7 @@ def index(*places: int) -> bytes:
         (ONE | chain("bytes", "gzip"), GZIP[:-1], "ends too early|damaged"),
         (ONE | chain("bytes", "gzip"), GZIP + b"x", "bytes follow the end"),
         (ONE | chain("bytes", "gzip"), bytes(cramjam.gzip.compress(RAW + b"x")), "decodes to more than 64 bytes"),
+        (ONE | chain("bytes", "crc32c"), b"abc", "3 bytes|claims 64 bytes"),
         (ONE | chain("bytes", "crc32c"), SUM[:-1] + bytes([SUM[-1] ^ 1]), "the checksum of the bytes 0 to 64 is wrong"),
         (SPLIT, RAW + index(0, 32, 32, 32), ""),
         (SPLIT, RAW + index(0, 32, 31, 32), "two of its chunks share the byte 31"),

@@ -367,6 +367,7 @@ OPERATIONS = [
     ("swap", "uint16", [1, 0xFF00], [0x100, 0xFF]),
     ("mul:2", "complex64", ODD, [complex(c.real * 2, c.imag * 2) for c in ODD]),
     ("add:1", "float16", [float("inf"), float("nan")], [float("inf"), float("nan")]),
+    ("fill:0.1", "bfloat16", [1], [0.1]),
     ("fill:inf", "float32", [1], [float("inf")]),
     ("fill:1", "bool", [False], [True]),
 ]

@@ -284,6 +284,7 @@ TARS: dict[str, tuple[bytes, str]] = {
     ),
     "no list of views": (tar(storages=WHOLE + pickled(())), "the list of storage views is damaged"),
     "a view of three": (tar(storages=views(("v", "0", 0))), "a storage view is"),
+    "a view with a key of None": (tar(storages=views((None, "0", 0, 1))), "a storage view is .None"),
     "a view from before": (tar(storages=views(("v", "0", -1, 1))), "a storage view is"),
     "a view of nothing": (tar(storages=views(("v", "1", 0, 1))), "a storage view reaches out of its storage"),
     "a view too long": (tar(storages=views(("v", "0", 1, 2))), "a storage view reaches out of its storage"),
@@ -538,6 +539,7 @@ def sparse(layout: str, *indices: Any, shape: tuple[int, ...] = (2, 3), values: 
 
 SPARSE: dict[str, tuple[bytes, str]] = {
     "before": (sparse("sparse_coo", [[0, -1], [0, 0]]), "indices do not fit its shape .2, 3.: negative or too many"),
+    "three rows of two": (sparse("sparse_coo", [[0, 1]] * 3), "do not fit its shape .2, 3.: negative or too many"),
     "beyond": (sparse("sparse_coo", [[0, 2], [0, 0]]), r"its sparse indices do not fit its shape \[2, 3\]: index 2"),
     "falling": (sparse("sparse_csr", [0, 2, 1], [1, 0]), "the compressed indices do not rise from 0 to the number of"),
     "not to the end": (sparse("sparse_csr", [0, 1, 1], [1, 0]), "the compressed indices do not rise from 0"),
@@ -773,6 +775,7 @@ def placed(name: str) -> Call:
     [
         ((placed("Shard"), placed("Replicate")), (2,), True),
         ((placed("Shard"), placed("Partial")), (2,), False),
+        ([placed("Shard")], (2,), False),
         ((placed("Shard"),), (4,), False),
     ],
 )

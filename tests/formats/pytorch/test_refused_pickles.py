@@ -143,6 +143,9 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "an empty tensor filled by another type": (
         Call(Global("torch.FloatTensor"), (), ((Id("long"), 0, (2,), (1,)),)), "an empty tensor is given the state"
     ),
+    "an empty tensor filled by quantised elements": (
+        Call(Global("torch.Tensor"), (), ((Id("quantised"), 0, (2,), (1,)),)), "an empty tensor is given the state"
+    ),
     "a shape of text": (tensor(shape="2", strides=(1,)), "the shape of a tensor is '2', not at most 64 whole numbers"),
     "no storage": (tensor(storage=3), "a tensor has the storage 3"),
     "an offset of text": (tensor(offset="0"), "the offset '0'"),
@@ -298,6 +301,7 @@ MACHINE: dict[str, tuple[bytes, str]] = {
         "a dictionary is made of 2 arguments",
     ),
     "a dictionary of text": (pickled(Call(Global("collections.OrderedDict"), ("ab",))), "is made of 'ab'"),
+    "a dictionary of texts": (pickled(Call(Global("builtins.dict"), (["ab"],))), "is made of pairs such as 'ab'"),
     "counted text": (pickled(Call(Global("collections.Counter"), ("ab",))), "a Counter of 'ab'"),
     "a list of text": (pickled(Call(Global("builtins.list"), ("ab",))), "a str instead of a list"),
     "a complex of text": (pickled(Call(Global("builtins.complex"), ("1", 2))), r"complex\(\) of something that is not"),
