@@ -219,14 +219,6 @@ def test_ties() -> None:
     assert set(apply(proposed(named), a)) == set(b)
 
 
-def test_copies_in_the_source_are_taken_once() -> None:
-    a = checkpoint({"w": X, "w_again": X, "b": noise(3)})
-    b = checkpoint({"w": X, "b": a["b"].numpy()})
-    found = match(a, b)
-    assert found.copies == {"w_again": "w"}
-    assert set(leads(found, a, b)) == {"w", "b"}
-
-
 @pytest.mark.parametrize("heads", [1, 2, 4])
 def test_heads_that_hold_query_key_and_value_are_found(heads: int) -> None:
     """Megatron and GPT-NeoX store q, k and v of a head beside each other."""

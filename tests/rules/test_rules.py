@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kit import ROOT, examples
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, Move, contiguous, held, onward
+from ckptconv.checkpoint import Checkpoint, contiguous, held
 from ckptconv.checkpoint.details import LayerInput
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
@@ -278,13 +278,6 @@ def test_of_several_steps_the_rules_are_those_that_did_something() -> None:
     assert after.moved == {
         "b/k": (one, ("a/k",)), "d/k": (f"{one}, then a/{{any...}} -> c/{{any...}}, then ^c=d", ("b/k",)),
     }  # fmt: skip
-
-
-def test_the_label_of_several_steps_is_held_once() -> None:
-    """A label of 20 kB for each of 200,000 names would be 4 GB."""
-    moved = onward({n: Move("one", (n,)) for n in "ab"}, {n: Move("two", (n,)) for n in "ab"})
-    assert moved["a"].rule == "one, then two"
-    assert moved["a"].rule is moved["b"].rule
 
 
 # --- messages ---------------------------------------------------------------------------------------------------
