@@ -39,6 +39,14 @@ def prefix_of(url: str) -> str:
     return data[1] if data else url.removesuffix(".index") if url.endswith(".index") else url.removesuffix(".meta")
 
 
+def prefix_for(url: str) -> str:
+    """The prefix that a name stands for: that of the file of this name if there is one, otherwise the name itself."""
+    prefix = prefix_of(url)
+    if prefix != url and ((exists(url) and exists(prefix + ".index")) or not exists(url + ".index")):
+        return prefix
+    return url
+
+
 def find(url: str) -> Location:
     """Locate the checkpoint at `url`. StorageError lists the files found instead."""
     if is_dir(url):
@@ -46,7 +54,7 @@ def find(url: str) -> Location:
     folder, base = split(url)
     if base == STATE_FILE and is_state(url):
         return _in_folder(folder, url)
-    prefix = prefix_of(url)
+    prefix = prefix_for(url)
     if exists(prefix + ".index"):
         return Location(beside(url, prefix + ".index"))
     base = split(prefix)[1]

@@ -40,7 +40,7 @@ def sniff(seen: Seen) -> int:
         return int(seen.base.endswith(".index"))  # a table with a damaged head: opening reports the damage
     if seen.base == STATE_FILE:
         return 2 if locate.begins_state(seen.head) else 0
-    prefix = prefix_of(seen.url)
+    prefix = locate.prefix_for(seen.url)
     if seen.size >= 0 and prefix == seen.url:
         return 0
     if seen.url.endswith(".index") and prefix != seen.url:

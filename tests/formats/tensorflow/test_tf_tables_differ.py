@@ -151,6 +151,6 @@ def test_a_prefix_may_end_like_a_file(prefix: str, tmp_path: Path) -> None:
     index = table([(b"zz", Block([(b"", HEADER), (b"w", value(2))], 16).bytes())])
     (tmp_path / f"{prefix}.index").write_bytes(index)
     (tmp_path / f"{prefix}.data-00000-of-00001").write_bytes(DATA.tobytes())
-    for name in (f"{prefix}.index", f"{prefix}.data-00000-of-00001"):
+    for name in (prefix, f"{prefix}.index", f"{prefix}.data-00000-of-00001"):
         assert ckptconv.open(tmp_path / name)["w"].numpy().tolist() == [2, 3]
     assert ckptconv.open(tmp_path)["w"].numpy().tolist() == [2, 3]
