@@ -204,4 +204,6 @@ class _Stored:
                     problems.append(f"the shard {split(url)[1]} {why}")
                     damaged = True
         if problems:
-            raise (CorruptCheckpoint if damaged else StorageError)("\n  ".join(problems[:MAX_PROBLEMS]))
+            if len(problems) > MAX_PROBLEMS:
+                problems[MAX_PROBLEMS:] = [f"... and {len(problems) - MAX_PROBLEMS} more"]
+            raise (CorruptCheckpoint if damaged else StorageError)("\n  ".join(problems))
