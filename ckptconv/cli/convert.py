@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import show
+from . import show, suggestions
 from .options import CHANGING, READING, Json, Quiet, takes
 
 EXAMPLES = """Examples:
@@ -63,6 +63,7 @@ def convert(
     """
     from .. import api
 
+    suggestions.refuse_fleeting(output)
     if dry_run:
         if into:
             _show_fit(into, sources, options, as_json)

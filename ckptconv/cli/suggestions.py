@@ -22,6 +22,7 @@ VERBS = {  # of other programs: what does the same here
 QUESTIONS = {"help": "--help", "version": "--version"}
 # for which an empty value would be none at all; those of other options are refused where they are normalised
 NOT_EMPTY = ("--to", "--pattern", "--ledger", "--shard", "--into", "--sort", "--output", "-o")
+FLEETING = ("memory://",)  # what is written there ends with the process, which is the command
 
 
 def unknown_verb(argv: Sequence[str], verbs: Iterable[str]) -> str:
@@ -63,6 +64,12 @@ def refuse_empty(argv: Sequence[str]) -> None:
         option = before if not word else word[:-1] if word.endswith("=") else ""
         if option in NOT_EMPTY:
             raise UsageError(f"{printable(option)} is empty: give a value, or leave it out")
+
+
+def refuse_fleeting(output: str) -> None:
+    """UsageError for a destination that nobody could read after the command."""
+    if output.startswith(FLEETING):
+        raise UsageError(f"{printable(output)} is in the memory of this command, and gone when it ends; name a file")
 
 
 def without_destination(sources: Sequence[str], verb: str) -> UsageError:

@@ -277,6 +277,7 @@ def test_an_interrupt_while_what_was_sent_is_read_back_names_it(
         confirm(*made, **how)
 
     monkeypatch.setattr(writing, "confirm", interrupted)
+    monkeypatch.setattr("ckptconv.cli.suggestions.FLEETING", ())
     ckptconv.save({"w": np.ones(3, "f4")}, tmp_path / "a.npz")
     url = f"memory://interrupted/{code}.npz"
     with pytest.raises(SystemExit) as ended:

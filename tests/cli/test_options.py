@@ -6,10 +6,11 @@ import inspect
 import json
 import re
 import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
-from kit import ROOT
+from kit import ROOT, Run
 
 import ckptconv
 from ckptconv.api import options
@@ -42,6 +43,21 @@ def test_a_word_of_another_program_leads_to_an_option(word: str, keyword: str) -
     assert options.SYNONYMS.keys().isdisjoint(options.KNOWN)
     assert options.synonym(word, options.KNOWN) == keyword
     assert options.synonym(word, options.KNOWN.keys() - {keyword}) in ("", "from_")
+
+
+@pytest.mark.parametrize(
+    "call", [("a.npz", "-o"), ("convert", "a.npz", "-n", "-o"), ("zoo", ".", "--ledger", "l", "-o")]
+)
+def test_nothing_is_written_to_the_memory_of_a_command(call: tuple[str, ...], cli: Run, tmp_path: Path) -> None:
+    """It said what it had written, which was gone when it ended; a program of one's own can go on with it."""
+    ckptconv.save({"a": np.arange(3.0)}, tmp_path / "a.npz")
+    done = cli(*call, "memory://gone/x.npz")
+    assert done.returncode == 2
+    assert "memory://gone/x.npz is in the memory of this command, and gone when it ends" in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.npz"]
+    kept = f"memory://kept/{len(call)}{call[0]}.npz"
+    ckptconv.convert(tmp_path / "a.npz", kept)
+    assert list(ckptconv.open(kept)) == ["a"]
 
 
 @pytest.mark.parametrize("verb", ["open", "save", "convert", "dry_run", "diff", "verify"])
