@@ -35,6 +35,7 @@ class Tensor(Stored):
 
     role: Role = ""
     opened: Opened | None = field(default=None, compare=False)  # set by `api.open`
+    _whole: Data | None = field(init=False, compare=False)  # the data of which all is the only part
 
     def __init__(
         self, name: str, dtype: DType, shape: tuple[int, ...], parts: tuple[Part, ...], role: Role = "",
@@ -46,6 +47,7 @@ class Tensor(Stored):
         _PARTS(self, parts)
         _ROLE(self, role)
         _OPENED(self, opened)
+        _WHOLE(self, None)
 
     @property
     def ndim(self) -> int:
@@ -85,6 +87,10 @@ class Tensor(Stored):
     if not TYPE_CHECKING:
 
         def __getattr__(self, word: str) -> Any:
+            if word == "parts":  # left open by `contiguous`
+                strides = c_strides(self.shape)
+                _PARTS(self, (Part(self._whole, self.dtype, self.shape, 0, strides, 0, strides),))
+                return self.parts
             hint = "" if word.startswith("_") else "; a Tensor is not yet read: numpy(), torch() and t[0:2] read it"
             raise AttributeError(f"'Tensor' object has no attribute {word!r}{hint}")
 
@@ -144,8 +150,8 @@ def in_known(size: int, *, strings: bool) -> str:
     return f"{in_bytes(size)}{' without strings' * strings}" if size or not strings else ""
 
 
-_NAME, _DTYPE, _SHAPE, _PARTS, _ROLE, _OPENED = (
-    getattr(Tensor, slot).__set__ for slot in ("name", "dtype", "shape", "parts", "role", "opened")
+_NAME, _DTYPE, _SHAPE, _PARTS, _ROLE, _OPENED, _WHOLE = (
+    getattr(Tensor, slot).__set__ for slot in ("name", "dtype", "shape", "parts", "role", "opened", "_whole")
 )
 
 
@@ -188,7 +194,16 @@ def contiguous(
     kind: the dtype, a row of `DTYPES`. data: as many bytes as the shape needs, which the caller checks. ops: operations
     on the stored elements, by their names in moves/cast.py. role: see `Tensor`.
     """
-    return view(name, kind, shape, data, offset=0, strides=c_strides(shape), ops=ops, role=role)
+    if ops:
+        return view(name, kind, shape, data, offset=0, strides=c_strides(shape), ops=ops, role=role)
+    made = Tensor.__new__(Tensor)  # its parts are made when they are asked for: a list of a million needs none
+    _NAME(made, name)
+    _DTYPE(made, kind)
+    _SHAPE(made, tuple(shape))
+    _ROLE(made, role)
+    _OPENED(made, None)
+    _WHOLE(made, data)
+    return made
 
 
 def view(

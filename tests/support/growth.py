@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FACTOR = 96
+FACTOR = 64
 SLACK = 24 << 20  # bytes by which two processes that do the same may differ
 GROWTH = 8
 SHORTEST = 0.1  # seconds of processor time: what takes less is taken to last as long
