@@ -5,9 +5,9 @@
     ray://HOST:PORT     a Ray cluster elsewhere, through its client port
 
 Workers need ckptconv and the same paths, nothing else: a task opens its files by name, writes its ranges, and ends. Any
-range may be written twice, so a lost worker costs only its tasks. A task is as
-many neighbouring jobs as leave each processor some tasks: the caller's work does not grow with the bytes. Before the
-first task, each node is asked whether it reaches the paths. Nothing of ours stays on the cluster.
+range may be written twice, so a lost worker costs only its tasks. A task is as many neighbouring jobs as leave each
+processor some tasks: the caller's work does not grow with the bytes. Before the first task, each node is asked whether
+it reaches the paths. Nothing of ours stays on the cluster.
 """
 
 from __future__ import annotations
