@@ -211,7 +211,7 @@ BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\x04\x22\x4d\x18", PACKED.format("lz4")),
     *((0, bytes([0x78, level]), PACKED.format("zlib (by joblib?)")) for level in (0x01, 0x5E, 0x9C, 0xDA)),
     (0, b"BZh", PACKED.format("bzip2")),
-    (257, b"ustar", "is a tar; unpack it first"),
+    (257, b"ustar", "is a tar; unpack it first, or load and save it with torch if PyTorch before 0.1.10 wrote it"),
 )
 
 

@@ -87,7 +87,7 @@ def _end(f: Ranges) -> tuple[int, int, int]:
     if magic != b"PK\5\6" or comment:
         near = f.read(max(0, f.size - 66000), min(f.size, 66000))
         if near.rfind(b"PK\5\6", 0, len(near) - END.size + 4) < 0:
-            raise CorruptCheckpoint("the zip has no central directory (truncated?)")
+            raise CorruptCheckpoint("the zip has no central directory: the file is cut off; download it again")
         raise UnsafeCheckpoint("bytes or a comment follow the end of the zip; no framework writes them")
     if disk or first or here != count:
         raise CorruptCheckpoint("is one part of a zip split over several disks")
@@ -311,67 +311,6 @@ def inflated(f: Ranges, start: int, size: int, piece: int, form: int = -15) -> G
     except zlib_ng.error as e:  # type: ignore[misc]  # its stub says that this is an exception, not a class
         raise CorruptCheckpoint(f"the compressed data is damaged: {e}") from None
     return end - at + len(inflate.unused_data)
-
-
-# --- the complete members of a truncated zip, which has lost its directory, found by their local headers --------------
-#
-# A local header contains the sizes, or leaves them to a descriptor after the bytes, as torch does:
-#
-#     "PK\7\10" crc packed size      u32 each, or the sizes u64; another header follows, or the directory
-#
-# A member ends at the first descriptor that states the number of bytes before it. Members after an incomplete one are
-# lost, because nothing shows where they begin.
-
-
-_PIECE = 2**20
-_LONGEST = 28  # bytes of a descriptor and of the signature that follows it
-_FORMS = (struct.Struct("<4s3L"), struct.Struct("<4sL2Q"))
-
-
-def whole_members(f: Ranges) -> dict[str, Member]:
-    """The members before the first incomplete one; names are checked as for a directory."""
-    complete = list(_complete(f))
-    _check_names([m.name for m in complete], True)
-    return {m.name: m for m in complete}
-
-
-def _complete(f: Ranges) -> Iterator[Member]:
-    at = 0
-    while at + LOCAL.size <= f.size:
-        magic, _, flags, method, _, _, crc, packed, size, n, more = LOCAL.unpack(f.read(at, LOCAL.size))
-        start = at + LOCAL.size + n + more
-        if magic != b"PK\3\4" or flags & ENCRYPTED or method not in (STORED, DEFLATED) or start > f.size:
-            return
-        raw, extra = f.read(at + LOCAL.size, n), f.read(at + LOCAL.size + n, more)
-        if flags & DESCRIPTOR:
-            described = _described(f, start)
-            if described is None:
-                return
-            crc, packed, size, at = described
-        else:
-            size, packed = _zip64(extra, [size, packed]) if MAX32 in (size, packed) else (size, packed)
-            at = start + packed
-        if at > f.size or size > RATIO * packed + 64 or (method == STORED and size != packed):
-            return
-        yield Member(_name(raw, extra, flags), start, packed, size, crc, method, b"", raw, flags)
-
-
-def _described(f: Ranges, start: int) -> tuple[int, int, int, int] | None:
-    """CRC and sizes of the bytes at `start`, from the descriptor after them, and the end of that descriptor."""
-    for at in range(start, f.size - _FORMS[0].size + 1, _PIECE):
-        window = f.read(at, min(_PIECE + _LONGEST, f.size - at))
-        place = window.find(SIGNED)
-        while 0 <= place < _PIECE:
-            for form in _FORMS:
-                after = place + form.size
-                if after > len(window):
-                    break
-                _, crc, packed, size = form.unpack_from(window, place)
-                following = window[after : after + 4]  # as far as it is there
-                if packed == at + place - start and any(m.startswith(following) for m in (b"PK\3\4", b"PK\1\2")):
-                    return crc, packed, size, at + after
-            place = window.find(SIGNED, place + 1)
-    return None
 
 
 # --- lay out a zip of stored members before any data exists ---------------------------------------------------------

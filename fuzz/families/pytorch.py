@@ -1,11 +1,9 @@
-"""PyTorch: archives, legacy streams and tars, TorchScript, distributed checkpoints, plain pickles."""
+"""PyTorch: archives, legacy streams, TorchScript, distributed checkpoints, plain pickles."""
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
-import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +19,6 @@ from .common import (
     globbed,
     members,
     of_ways,
-    packed,
     raw,
     records,
     several,
@@ -71,24 +68,6 @@ def plain_pickle(data: bytes, folder: Path) -> Laid:
     return folder / "x.pkl", "pickle"
 
 
-def tarred(data: bytes, folder: Path) -> Laid:
-    """Records are the members of a sound tar."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as t, suppress(ValueError):
-        for name, body in records(data)[:64]:
-            info = tarfile.TarInfo(name.decode("latin-1")[:100])
-            info.size = len(body)
-            t.addfile(info, io.BytesIO(body))
-    (folder / "x.pt").write_bytes(out.getvalue())
-    return folder / "x.pt", "torch-legacy"
-
-
-def tars() -> Iterator[bytes]:
-    for path in globbed(["hostile/pytorch/tar*.pt"]):
-        with tarfile.open(path) as t:
-            yield packed([(m.name.encode(), t.extractfile(m).read()) for m in t if m.isfile()])  # type: ignore[union-attr]
-
-
 def torch_shards() -> Iterator[Sequence[bytes]]:
     """Two archives and an index of what they hold."""
     from ckptconv.formats.detect import open_checkpoint
@@ -105,12 +84,11 @@ WAYS = (
     raw("x.pt", None, "torch/*.pt", "hostile/pytorch/*.pt", "hostile/strangers/*"),
     Way(torch_pickle, pickles),
     archive("x.pt", "torch", "torch/[dmntv]*.pt", "torch/pieces/*.pt", "hostile/pytorch/*.pt"),
-    raw("x.pt", "torch-legacy", "torch/stream.pt", "hostile/pytorch/stream*.pt", "hostile/pytorch/tar*.pt"),
+    raw("x.pt", "torch-legacy", "torch/stream.pt", "hostile/pytorch/stream*.pt"),
     Way(plain_pickle, plain_pickles),
     archive("x.pt", "torchscript", "torch/script.pt", "torch/frozen.pt", "hostile/pytorch/script*.pt"),
     folder("dcp", "torch/dcp", "hostile/dcp/*"),
     several(["x.bin.index.json", "a.bin", "b.bin"], "x.bin.index.json", "hf", torch_shards),
-    Way(tarred, tars, packed=True),
 )  # fmt: skip
 CONSTANTS = (
     "pytorch.dcp.ALLOWED",

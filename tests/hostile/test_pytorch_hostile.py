@@ -53,7 +53,7 @@ sys.addaudithook(_hook)
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> None:
     table.table()  # which looks for installed formats
-    for name in ("hidden_data.pt", "script_opens.pt", "stream_opens.pt", "tar_opens.pt"):
+    for name in ("hidden_data.pt", "script_opens.pt", "stream_opens.pt"):
         ckptconv.open(HERE / name)  # what is imported on first use is imported now
 
 

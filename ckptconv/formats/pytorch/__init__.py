@@ -1,1 +1,1 @@
-"""The PyTorch family: zip archives, the legacy stream and tar, TorchScript; read and written without torch."""
+"""The PyTorch family: zip archives, the legacy stream, TorchScript; read and written without torch."""

@@ -41,7 +41,6 @@ from ..zip import (
     lay_out,
     local_header,
     members,
-    whole_members,
 )
 from .flatten import METADATA, checkpoint
 from .globals import TORCH
@@ -73,7 +72,7 @@ def claim(seen: Seen, *, script: bool) -> int:
 
 def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
-        archive = enter(f, salvage=how.salvage)
+        archive = enter(f)
         root = archive.load(PICKLE, opaque=how.opaque)
         size = archive.members[PICKLE].packed  # what is made of it is in proportion to that
         return checkpoint(root, size, how, url=url, format="torch", notes=archive.notes())
@@ -88,7 +87,6 @@ class Archive:
     members: dict[str, Member]
     swapped: bool
     known: dict[str, Storage] = field(default_factory=dict)
-    cut: int = 0  # the size of the file, if its end is gone and members with it
 
     def pickle(self, name: str) -> bytes:
         """Read one of the pickles, and check it."""
@@ -119,8 +117,6 @@ class Archive:
 
     def _data(self, name: str, kind: StorageType, size: int) -> Data:
         m = self.members.get(name)
-        if self.cut and (m is None or m.size != size):  # an error when it is read
-            return Span(self.f.url, self.cut, size)
         if m is None:
             raise CorruptCheckpoint(f"has no member {printable(name)}, which a tensor needs")
         if m.size != size:
@@ -140,27 +136,15 @@ class Archive:
         return Coded(__name__, url, m.name, m.size)
 
     def notes(self) -> list[Note]:
-        """What no tensor referred to, and what is lost with the end of the file."""
+        """What no tensor referred to."""
         stored = [n for n in self.members if n.startswith(("data/", "constants/")) and n[-1] != "/"]
         left = tuple(n for n in stored if n not in self.known)
-        notes = [Note("unread", "stored data to which no tensor refers", left, tensors=False)] if left else []
-        if self.cut:
-            notes.append(Note("damaged", "the end of the file is gone; what is whole was found without its directory"))
-        return notes
+        return [Note("unread", "stored data to which no tensor refers", left, tensors=False)] if left else []
 
 
-def enter(f: Ranges, base: int = 0, *, salvage: bool = False) -> Archive:
-    """Check the container and find its root folder, byte order and version.
-
-    With `salvage`, storages that a file without its end lacks are not an error here but when one is read.
-    """
-    cut = 0
-    try:
-        found = members(f)
-    except CorruptCheckpoint:
-        found, cut = whole_members(f) if salvage else {}, f.size
-        if not found:
-            raise
+def enter(f: Ranges, base: int = 0) -> Archive:
+    """Check the container and find its root folder, byte order and version."""
+    found = members(f)
     roots = {name.partition("/")[0] if "/" in name else "" for name in found}
     if len(roots) != 1 or "" in roots:
         if any(name.endswith((".pt", ".pth")) for name in found):
@@ -173,7 +157,7 @@ def enter(f: Ranges, base: int = 0, *, salvage: bool = False) -> Archive:
     version = _read(f, inner["version"], 16).strip() if "version" in inner else b"3"
     if not version.isdigit() or int(version) not in VERSIONS:
         raise CorruptCheckpoint(f"its version is {shown(version)}; 1 to 10 can be read")
-    return Archive(f, base, inner, order == b"big", cut=cut)
+    return Archive(f, base, inner, order == b"big")
 
 
 def _read(f: Ranges, m: Member, limit: int) -> bytes:

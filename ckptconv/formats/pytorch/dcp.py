@@ -71,7 +71,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     described, places = _get(root, "state_dict_metadata", dict), _places(_get(root, "storage_data", dict))
     noted = root.state.get("planner_data")
     planned = noted if type(noted) is dict else {}
-    walked, leaves, values = Walk(0), list[Leaf](), dict[str, Any]()
+    walked, leaves, values = Walk(0, {}), list[Leaf](), dict[str, Any]()
     with ExitStack() as files:
         folder = Folder(path, how.opaque, files, places)
         for name, about in described.items():

@@ -77,12 +77,14 @@ def checkpoint(
     notes: Iterable[Note] = (),
     quiet: bool = False,
     constants: Any = None,
+    classes: Mapping[str, Any] = {},
 ) -> Checkpoint:
     """Make a checkpoint of a pickle's value.
 
-    size: bytes of the pickle. quiet: values are not worth a note. constants: of TorchScript, under this name.
+    size: bytes of the pickle. quiet: values are not worth a note. constants, classes: of TorchScript; the constants
+    have this name.
     """
-    walked = Walk(size)
+    walked = Walk(size, classes)
     leaves = list(walked.leaves(root))
     state = root.state if type(root) is Ordered else {}
     whole = is_module(root)  # whose attribute may be called `model` as well

@@ -12,7 +12,7 @@ bound, are met and do not trap.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from ...checkpoint import Note, Role
@@ -79,13 +79,14 @@ def has_parameters(thing: Inert) -> bool:
     return any("_parameters" in part and "_modules" in part for part in states(thing))
 
 
-def contents(thing: Inert) -> Iterator[tuple[str, Any, WalkRole]]:
+def contents(thing: Inert, classes: Classes) -> Iterator[tuple[str, Any, WalkRole]]:
     """The attributes of an object, its items, and its arguments other than scalars.
 
     Of a module first what is in its state_dict(), in its order.
     """
-    rest: WalkRole = ATTRIBUTE if has_parameters(thing) else ""
-    for part in states(thing):
+    names = names_of(thing, classes)
+    rest: WalkRole = ATTRIBUTE if names or has_parameters(thing) else ""
+    for part in (grouped(p, names, classes) if names else p for p in states(thing)):
         groups = {g: part[g] for g in GROUPS if rest and type(part.get(g)) in (dict, Ordered)}
         transient = part.get("_non_persistent_buffers_set")
         left: Any = transient if type(transient) in (set, frozenset) else ()
@@ -95,6 +96,35 @@ def contents(thing: Inert) -> Iterator[tuple[str, Any, WalkRole]]:
                     yield segment(key), value, ATTRIBUTE if group == "_buffers" and key in left else ""
         yield from ((segment(k), v, rest) for k, v in part.items() if k not in groups and segment(k) not in _NOISE)
     yield from ((name, value, rest) for name, value in _items(thing))
+
+
+class Names(NamedTuple):
+    """The lists of a TorchScript module: what its state_dict() holds of its attributes."""
+
+    parameters: frozenset[str]
+    buffers: frozenset[str]
+
+
+Classes = Mapping[str, Mapping[str, Names]]  # by the modules of Python that define them, and their own names
+
+
+def names_of(thing: Inert, classes: Classes) -> Names | None:
+    """The lists of an object's class, if it is known to be a module."""
+    module, _, name = thing.path.rpartition(".")
+    return classes.get(module, {}).get(name)
+
+
+def grouped(state: dict[Any, Any], names: Names, classes: Classes) -> dict[Any, Any]:
+    """The attributes of a TorchScript module in the groups that modules of Python have."""
+    if any(group in state for group in GROUPS):
+        return state
+    groups: dict[Any, Any] = {group: {} for group in GROUPS}
+    for key, value in state.items():
+        known = type(value) is not Inert or value.path.rpartition(".")[0] in classes
+        module = type(value) is Inert and value.args is not None and (not known or names_of(value, classes))
+        lists = zip(GROUPS, (key in names.parameters, key in names.buffers, module), strict=True)
+        groups.get(next((group for group, inside in lists if inside), None), groups)[key] = value
+    return groups
 
 
 def _items(thing: Inert) -> Iterator[tuple[str, Any]]:
@@ -164,7 +194,8 @@ class Leaf(NamedTuple):
 class Walk:
     """One walk through nested containers, bounded in depth and in visits."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, classes: Classes) -> None:
+        self.classes = classes
         self.left, self.room, self.values = 2**14, 2**20, 2**16
         self.allow(size)
         self.open: set[int] = set()
@@ -269,7 +300,7 @@ class Walk:
     def recorded(self, thing: Inert) -> list[tuple[str, Any, WalkRole]] | None:
         """The contents of a recorded object."""
         self.visit(extent(thing))
-        found = list(contents(thing)) or None
+        found = list(contents(thing, self.classes)) or None
         if found or thing.path not in HARMLESS:
             self.inert[thing.path] = None
         return found

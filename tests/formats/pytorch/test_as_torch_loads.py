@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
-import struct
-import tarfile
 import zipfile
 from importlib import import_module
 from pathlib import Path
@@ -63,48 +59,6 @@ def test_bytes_after_a_stream(tmp_path: Path) -> None:
     with open(tmp_path / "a.pt", "ab") as f:
         f.write(b"more")
     assert any("4 bytes that follow" in n.text for n in agree(tmp_path / "a.pt").notes)
-
-
-def old_tar(objects: dict[str, Any], path: Path) -> None:
-    """What torch.save of 2016 did, on Python 3, whose tar notes times of day in extended headers."""
-    order = list(objects.values())
-    parts = {"sys_info": pickle.dumps({"protocol_version": 1000, "little_endian": True}, 2)}
-    storages, tensors = [pickle.dumps(len(order), 2)], [pickle.dumps(len(order), 2)]
-    for i, t in enumerate(order):
-        kind = getattr(torch, t.type().rpartition(".")[2].replace("Tensor", "Storage"))
-        raw = bytes(t.untyped_storage())
-        storages += [pickle.dumps((i, "cpu", kind), 2), struct.pack("<q", len(raw) // t.element_size()), raw]
-        numbers = struct.pack(f"<i4x{t.dim()}q{t.dim()}qq", t.dim(), *t.shape, *t.stride(), t.storage_offset())
-        tensors += [pickle.dumps((100 + i, i, torch.FloatTensor), 2), numbers]
-    storages.append(pickle.dumps([], 2))
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, obj: Any) -> int | None:
-            return next((100 + i for i, t in enumerate(order) if obj is t), None)
-
-    out = io.BytesIO()
-    Pickler(out, 2).dump(objects)
-    parts |= {"pickle": out.getvalue(), "tensors": b"".join(tensors), "storages": b"".join(storages)}
-    with tarfile.open(path, "w:", format=tarfile.PAX_FORMAT) as tar:
-        for name, data in parts.items():
-            head = tarfile.TarInfo(name)
-            head.size, head.mtime = len(data), 1479999999.25
-            tar.addfile(head, io.BytesIO(data))
-
-
-def test_the_tar_of_pytorch_0_1(tmp_path: Path) -> None:
-    whole = torch.arange(12.0).reshape(3, 4)
-    old_tar({"w": whole, "t": whole.clone().T, "n": torch.arange(3)}, tmp_path / "a.pt")
-    assert agree(tmp_path / "a.pt").format == "torch-legacy"
-
-
-def test_an_extended_header_that_renames_is_refused(tmp_path: Path) -> None:
-    old_tar({"w": torch.ones(2)}, tmp_path / "a.pt")
-    raw = (tmp_path / "a.pt").read_bytes()
-    assert b"mtime=" in raw
-    (tmp_path / "a.pt").write_bytes(raw.replace(b" mtime=", b" xpath="))
-    with pytest.raises(ckptconv.CkptError, match="another b'xpath'"):
-        ckptconv.open(tmp_path / "a.pt")
 
 
 def old_pickle(path: Path, *body: bytes) -> None:
