@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from ..errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
 from ..formats import detect, huggingface, safetensors, shard_index, table
-from ..formats.orbax import locate as orbax
+from ..formats.orbax import ocdbt as orbax
 from ..formats.table import DISTRIBUTED, SAVED_MODELS
 from ..formats.tensorflow.locate import STATE_FILE, is_state
 from ..messages import many, printable, redacted

@@ -1,17 +1,14 @@
-"""Orbax: folders of zarr arrays and OCDBT databases; manifests and nodes under valid checksums; chunks of blosc."""
+"""Orbax: folders of zarr arrays and OCDBT databases; manifests and nodes under valid checksums."""
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptconv.formats.orbax.locate import MANIFEST
-from ckptconv.formats.orbax.ocdbt import MANIFEST_MAGIC, NODE_MAGIC
+from ckptconv.formats.orbax.ocdbt import MANIFEST, MANIFEST_MAGIC, NODE_MAGIC
 from ckptconv.storage.checksum import crc
 
-from .common import READ, Laid, Way, fixtures, folder, globbed, of_ways, packed, records
+from .common import Laid, Way, fixtures, folder, of_ways, packed, records
 
 VALUES = "values"
 
@@ -46,33 +43,10 @@ def databases() -> Iterator[bytes]:
         yield packed([(b"", b) for b in (*bodies, tree.read_bytes() if tree.exists() else b"")])
 
 
-BLOSC = 16  # bytes of its header
-
-
-def chunk(data: bytes, home: Path) -> Laid:
-    """One chunk of blosc, whose header tells its size in truth, in an array of as many bytes as it announces."""
-    (home / "x" / "a").mkdir(parents=True)
-    head = data[: BLOSC - 4].ljust(BLOSC - 4, b"\0")
-    size = min(struct.unpack_from("<I", head, 4)[0], READ)
-    array = {
-        "zarr_format": 2, "shape": [size], "chunks": [max(1, size)], "dtype": "|u1", "order": "C", "filters": None,
-        "fill_value": None, "compressor": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
-    }  # fmt: skip
-    (home / "x" / "a" / ".zarray").write_text(json.dumps(array))
-    (home / "x" / "a" / "0").write_bytes(head + max(BLOSC, len(data)).to_bytes(4, "little") + data[BLOSC:])
-    return home / "x", "orbax"
-
-
-def chunks() -> Iterator[bytes]:
-    """Those of the fixtures: four compressors, bytes and bits shuffled or not."""
-    return (p.read_bytes() for p in globbed(["orbax/zarr/blosc/*/[0-9]*", "orbax/zarr/blosc/*/c/*/*"]))
-
-
 WAYS = (
     folder("orbax", "orbax/*", "orbax/zarr/*", "hostile/orbax/*"),
     Way(sealed, databases, packed=True),
-    Way(chunk, chunks),
 )
-CONSTANTS = ("orbax.arrays._V2", "orbax.arrays._V3", "orbax.codecs.RATIOS", "orbax.locate.ASIDE")
-SPELLED = rb'.zarray zarr.json "chunk_shape" "sharding_indexed" "transpose" "key_metadata" \x0c\xdb\x20\xde \xff\xff'
+CONSTANTS = ("orbax.zarr.FIXED", "orbax.zarr.RATIOS", "orbax.ocdbt.ASIDE")
+SPELLED = rb'.zarray zarr.json "chunk_shape" "sharding_indexed" "key_metadata" \x0c\xdb\x20\xde \xff\xff'
 FAMILY = of_ways(WAYS, SPELLED, CONSTANTS)

@@ -18,8 +18,8 @@ from orbax_golden import assert_equal, expected
 import ckptconv
 from ckptconv.bulk.discover import discover
 from ckptconv.checkpoint import Checkpoint, held
-from ckptconv.formats.orbax import codecs, items, write
-from ckptconv.storage.checksum import crc
+from ckptconv.formats.orbax import items, write
+from ckptconv.formats.orbax import zarr as chunks
 from ckptconv.storage.ranges import InMemory
 
 GOLDEN = FIXTURES / "orbax"  # made by fixtures/make/by_orbax.py and by_tensorstore.py
@@ -32,7 +32,7 @@ def test_orbax(variant: str) -> None:
     assert_equal(ckptconv.open(GOLDEN / variant), expected(GOLDEN / "expected.npz"))
 
 
-@pytest.mark.parametrize("variant", ["files", "deep", "numbered"])
+@pytest.mark.parametrize("variant", ["files", "deep"])
 def test_tensorstore(variant: str) -> None:
     found = ckptconv.open(GOLDEN / "zarr" / variant)
     want = expected(GOLDEN / "zarr" / "expected.npz", f"{variant}:")
@@ -213,7 +213,7 @@ def test_t5x(tmp_path: Path) -> None:
     """Arrays that a msgpack names: by maps for tensorstore below `optimizer`, and a step that it holds itself."""
     import msgpack
 
-    w = np.arange(16, dtype=">f4").reshape(4, 4)
+    w = np.arange(16, dtype="<f4").reshape(4, 4)
     folder = zarr(tmp_path, {"target.enc.w": ({}, w), "state.param_states.enc.w.m": ({}, -w)})
     spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": "target.enc.w"}, "metadata": {"shape": [4, 4]}}
     states = {"param_states": {"enc": {"w": {"m": "PLACEHOLDER://state.param_states.enc.w.m"}}}, "step": 9}
@@ -224,7 +224,7 @@ def test_t5x(tmp_path: Path) -> None:
         assert {n: t.role for n, t in found.items()} == {
             "target/enc/w": "", "state/param_states/enc/w/m": "slot", "version": "", "optimizer/state/step": "step",
         }  # fmt: skip
-        assert found["target/enc/w"].numpy().tobytes() == w.astype("<f4").tobytes()
+        assert found["target/enc/w"].numpy().tobytes() == w.tobytes()
     shutil.rmtree(folder / "target.enc.w")
     with refused("not stored:\n  target/enc/w|not stored:\n  optimizer/target/enc/w"):
         ckptconv.open(folder)
@@ -236,23 +236,8 @@ def test_a_zoo_finds_each_item_once(tmp_path: Path) -> None:
     (tmp_path / "zoo" / "checkpoint_7" / "checkpoint").write_bytes(b"\x80")
     assert {f.name for f in discover([str(tmp_path / "zoo")]) if not f.suffix} == {
         "mesh_chunks", "not_arrays", "several/3/params", "several/3/train_state", "v0.5_chunks_zarr3", "zarr/deep",
-        "zarr/numbered", "zarr/files", "zarr/blosc", "checkpoint_7",
+        "zarr/files", "checkpoint_7",
     }  # fmt: skip
-
-
-def test_fill_values(tmp_path: Path) -> None:
-    for said, kind, value in (
-        ("NaN", "<f4", np.nan), ("-Infinity", "<f2", -np.inf), (7, "|u1", 7), (True, "|b1", True),
-        ([1, -2], "<c8", 1 - 2j), ("0x7fc00001", "<f4", None), (None, ">i8", 0), (-1.5, "bfloat16", -1.5),
-        (-2, "int4", -2),
-    ):  # fmt: skip
-        folder = zarr(tmp_path / str(said) / kind, {"a": ({"fill_value": said, "dtype": kind, "shape": [3, 3]},
-                                                          np.zeros((0, 0), "f4"))})  # fmt: skip
-        got = ckptconv.open(folder)["a"].numpy()
-        if value is None:
-            assert got.view("u4").tolist() == [[0x7FC00001] * 3] * 3
-        else:
-            assert np.array_equal(got.astype("c8" if kind == "<c8" else "f8"), np.full((3, 3), value), equal_nan=True)
 
 
 TMP = "5.orbax-checkpoint-tmp-1"
@@ -273,9 +258,8 @@ def test_what_was_not_finished(name: str, files: str, words: str, tmp_path: Path
         (tmp_path / name / file).touch()
     with refused(words):
         ckptconv.open(f"{tmp_path}/{name}", format="orbax")
-    if files != "x":
-        with refused(words):
-            ckptconv.open(f"{tmp_path}/{name}")
+    with refused(words):
+        ckptconv.open(f"{tmp_path}/{name}")
 
 
 @pytest.mark.parametrize(
@@ -306,12 +290,12 @@ def test_a_folder_needs_a_name(url: str) -> None:
 
 def unpack(packed: bytes, announced: int) -> bytes:
     file = InMemory("x", b"before" + packed + b"behind")
-    return b"".join(bytes(p) for p in codecs.unpack(["zstd"], file, 6, len(packed), announced))
+    return b"".join(bytes(p) for p in chunks.unpack("zstd", file, 6, len(packed), announced))
 
 
 @pytest.mark.parametrize("level", [-5, 1, 3, 19])
 def test_a_large_chunk_is_unpacked_between_files(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "IN_MEMORY", 1000)
+    monkeypatch.setattr(chunks, "IN_MEMORY", 1000)
     rng = np.random.default_rng(3)
     for data in (bytes(300_000), rng.bytes(300_000), b"abc" * 70_000 + rng.bytes(99_999), rng.bytes(1001)):
         packed = bytes(cramjam.zstd.compress(data, level))
@@ -326,7 +310,7 @@ def test_a_large_chunk_is_unpacked_between_files(level: int, monkeypatch: pytest
 
 
 def test_a_frame_that_can_become_far_more_than_announced_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "IN_MEMORY", 1000)
+    monkeypatch.setattr(chunks, "IN_MEMORY", 1000)
     packed = bytes(cramjam.zstd.compress(bytes(2**24), 1))
     with pytest.raises(ckptconv.UnsafeCheckpoint, match="can become 16777216, where 10000 are announced"):
         unpack(packed, 10_000)
@@ -336,7 +320,6 @@ def test_a_frame_that_can_become_far_more_than_announced_is_refused(monkeypatch:
 
 TWO: dict[str, Any] = {**ZARRAY, "shape": [4, 4], "dtype": "<f4"}
 BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
-BIG = {"name": "bytes", "configuration": {"endian": "big"}}
 THREE: dict[str, Any] = {
     "zarr_format": 3, "node_type": "array", "shape": [4, 4], "data_type": "float32", "fill_value": 0,
     "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 2]}},
@@ -355,34 +338,21 @@ def made(folder: Path, fields: dict[str, Any], chunks: dict[str, bytes]) -> Path
     return folder
 
 
-def grid(**more: Any) -> dict[str, Any]:
-    return {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 2]} | more}}
+def grid(*shape: int) -> dict[str, Any]:
+    return {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shape}}}
 
 
-def keys(name: str, **how: Any) -> dict[str, Any]:
-    return {"chunk_key_encoding": {"name": name, "configuration": how}}
+def sharded(**more: Any) -> dict[str, Any]:
+    return {"codecs": [{"name": "sharding_indexed", "configuration": SHARDS | more}]}
 
 
-def chain(*codecs: Any) -> dict[str, Any]:
-    return {"codecs": [{"name": c} if isinstance(c, str) else c for c in codecs]}
-
-
-def turned(*order: Any, **more: Any) -> dict[str, Any]:
-    return {"name": "transpose", "configuration": {"order": list(order)} | more}
-
-
-def sharded(*before: Any, **more: Any) -> dict[str, Any]:
-    return chain(*before, {"name": "sharding_indexed", "configuration": SHARDS | more})
-
-
-SIXES: dict[str, Any] = {"shape": [6, 6]}
 IN_TWO: list[tuple[dict[str, Any], str]] = [
-    *(({"dtype": d}, "the dtype ") for d in ("<M8[ns]", "|f4", "f4", None)),
-    ({"compressor": {"id": "lzma", "preset": 1}}, "compressor .*lzma.* is not read"),
+    *(({"dtype": d}, "the dtype ") for d in ("<M8[ns]", "|f4", "f4", ">f4", None, ["f4"])),
+    *(({"compressor": {"id": c}}, f"compressor .*'{c}'.* is not read") for c in ("lzma", "blosc")),
     ({"filters": [{"id": "delta"}]}, "filters .*delta"),
     ({"sparse": True}, "the sparse True, which is not read"),
-    ({"more": {"must_understand": True}}, r"the more \{'must_understand': True\}"),
-    ({"order": "c"}, r"the order or separator \['c', '\.'\]"),
+    ({"order": "F"}, "the order 'F', which is not read"),
+    ({"dimension_separator": "/"}, "the dimension_separator '/'"),
     ({"shape": [4, -4]}, "sizes of at least 0"),
     ({"chunks": [2, 0]}, "sizes of at least 1"),
     ({"chunks": [2]}, "chunks of 1 axes for a shape of 2"),
@@ -390,32 +360,24 @@ IN_TWO: list[tuple[dict[str, Any], str]] = [
     ({"shape": [2, 4]}, "1.0 is not one of its chunks in the grid .1, 2."),
     ({"shape": [2**40, 2**40]}, "more than 2.63 elements"),
     ({"shape": [2**30, 2**30]}, "4 chunks lie scattered among absent ones"),
-    *((SIXES | {"fill_value": f}, "is no value of float32") for f in ("x", "0x0102030405", 1e39)),
-    *(({"shape": [9, 9], "chunks": [4, 4], "dtype": d, "fill_value": f}, f"the fill value {f} is no") for d, f in (
-        ("|u1", 300), ("int4", -9))),
+    *(({"shape": [6, 6], "fill_value": f}, f"its fill value .?{f}.? is not 0") for f in (7, -0.0, "NaN")),
 ]  # fmt: skip
 IN_THREE: list[tuple[dict[str, Any], str]] = [
     ({"more": 1}, "the more 1, which"),
-    ({"zarr_format": 4}, r"the format or kind \[4, 'array'\]"),
-    ({"node_type": "link"}, r"the format or kind \[3, 'link'\]"),
+    ({"zarr_format": 4}, "the zarr_format 4"),
+    ({"node_type": "link"}, "the node_type 'link'"),
     ({"data_type": "float33"}, "the dtype 'float33'"),
-    ({"chunk_grid": "x"}, r"the grid or encoding of keys \['x', 'default'\]"),
-    (keys("v2", more=1), "the more 1"),
-    (grid(chunk_shape=[2]), "chunks of 1 axes for a shape of 2"),
-    (keys("default", separator="-"), "the separator '-'"),
-    *(({"chunk_grid": g}, "the part ") for g in (
-        [], {"name": "regular", "more": 1})),
-    *(({"codecs": c}, "the codecs ") for c in ([], "bytes", [BYTES, *[{"name": "crc32c"}] * 16])),
-    (chain(turned(1, 0)), r"the codecs \[''\]"),
-    (chain(BYTES, "lzma"), r"the codecs, or their order \('lzma',\)"),
-    (chain({"name": "bytes", "configuration": {"endian": "middle"}}), "the order of bytes 'middle'"),
-    *((chain(turned(*order), BYTES), r"the transposition \[") for order in ((0, 2), (0,))),
-    (sharded(turned(1, 0)), r"the codecs \['sharding_indexed'\]"),
+    *(({"chunk_grid": g}, "the grid or codec ") for g in ("x", [], {"name": "regular", "more": 1}, {"name": "x"})),
+    (grid(2), "chunks of 1 axes for a shape of 2"),
+    ({"chunk_key_encoding": {"name": "v2"}}, "the chunk_key_encoding "),
+    *(({"codecs": [BYTES, *more]}, "the codecs ") for more in (["crc32c"], [[]], [{"name": "lz4"}], ["gzip", "gzip"])),
+    *(({"codecs": c}, "the (grid or codec|codecs) ") for c in (
+        [], "bytes", [{"name": "transpose", "configuration": {"order": [1, 0]}}, BYTES],
+        [{"name": "bytes", "configuration": {"endian": "big"}}])),
     (sharded(**sharded()), "the codecs .*sharding_indexed"),
     (sharded(chunk_shape=[2, 3]), r"has chunks of \[2, 3\] in chunks of \[2, 2\], which they do not fill"),
-    *((sharded(index_codecs=c), "the index ") for c in (
-        [BYTES, {"name": "gzip"}], sharded()["codecs"])),
-    (sharded(index_location="middle"), r"the index \[.*'middle'\]"),
+    (sharded(index_codecs=[BYTES, {"name": "gzip"}]), "the codecs .*gzip"),
+    (sharded(index_location="start"), "the index_location 'start'"),
 ]  # fmt: skip
 
 
@@ -424,41 +386,16 @@ IN_THREE: list[tuple[dict[str, Any], str]] = [
                           for more, words in rows]
 )  # fmt: skip
 def test_metadata_that_is_not_understood_is_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
-    chunks = {f"{i}.{j}": bytes(16) for i in range(2) for j in range(2)} if fields["zarr_format"] == 2 else {}
+    stored = {f"{i}.{j}": bytes(16) for i in range(2) for j in range(2)} if fields["zarr_format"] == 2 else {}
     with refused(words):
-        ckptconv.open(made(tmp_path, fields, chunks), format="orbax")
-
-
-def test_metadata_is_an_object(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "zarr.json").write_text("[]")
-    with refused("its zarr metadata is not a JSON object"):
-        ckptconv.open(tmp_path)
-
-
-MATRIX = np.arange(4, dtype="f4").reshape(2, 2)
-
-
-@pytest.mark.parametrize(
-    ("fields", "name", "data"),
-    [
-        (TWO | {"dimension_separator": "/", "more": {"must_understand": False}}, "0/0", MATRIX.tobytes()),
-        (TWO | {"dtype": ">f4", "order": "F"}, "0.0", MATRIX.T.astype(">f4").tobytes()),
-        (THREE | {"chunk_key_encoding": "default", "codecs": ["bytes"]}, "c/0/0", MATRIX.tobytes()),
-        (THREE | keys("v2") | chain(turned(1, 0), turned(1, 0), BIG), "0.0", MATRIX.astype(">f4").tobytes()),
-        (THREE | keys("default", separator="."), "c.0.0", MATRIX.tobytes()),
-    ],
-)
-def test_what_metadata_means(fields: dict[str, Any], name: str, data: bytes, tmp_path: Path) -> None:
-    """Beside what tensorstore wrote."""
-    found = ckptconv.open(made(tmp_path, fields | {"shape": [2, 2]}, {name: data}))
-    assert found["a"].numpy().tolist() == MATRIX.tolist()
+        ckptconv.open(made(tmp_path, fields, stored), format="orbax")
 
 
 RAW = np.random.default_rng(0).bytes(12) + bytes(52)
-GZIP, SUM = bytes(cramjam.gzip.compress(RAW)), RAW + crc("crc32c", RAW).to_bytes(4, "little")
-ONE: dict[str, Any] = THREE | {"shape": [64], "data_type": "uint8"} | grid(chunk_shape=[64])
-SPLIT: dict[str, Any] = ONE | sharded(chunk_shape=[32], codecs=["bytes"], index_codecs=["bytes"])
+GZIP = bytes(cramjam.gzip.compress(RAW))
+ONE: dict[str, Any] = THREE | {"shape": [64], "data_type": "uint8"} | grid(64)
+PACKED = ONE | {"codecs": [BYTES, {"name": "gzip"}]}
+SPLIT: dict[str, Any] = ONE | sharded(chunk_shape=[32], codecs=[{"name": "bytes"}], index_codecs=[{"name": "bytes"}])
 
 
 def index(*places: int) -> bytes:
@@ -469,13 +406,10 @@ def index(*places: int) -> bytes:
     ("fields", "data", "words"),
     [
         (ONE, RAW, ""),
-        (ONE | chain("bytes", "gzip"), GZIP, ""),
-        (ONE | chain("bytes", "crc32c"), SUM, ""),
-        (ONE | chain("bytes", "gzip"), GZIP[:-1], "ends too early|damaged"),
-        (ONE | chain("bytes", "gzip"), GZIP + b"x", "bytes follow the end"),
-        (ONE | chain("bytes", "gzip"), bytes(cramjam.gzip.compress(RAW + b"x")), "decodes to more than 64 bytes"),
-        (ONE | chain("bytes", "crc32c"), b"abc", "3 bytes|claims 64 bytes"),
-        (ONE | chain("bytes", "crc32c"), SUM[:-1] + bytes([SUM[-1] ^ 1]), "the checksum of the bytes 0 to 64 is wrong"),
+        (PACKED, GZIP, ""),
+        (PACKED, GZIP[:-1], "ends too early|damaged"),
+        (PACKED, GZIP + b"x", "bytes follow the end"),
+        (PACKED, bytes(cramjam.gzip.compress(RAW + b"x")), "decodes to more than 64 bytes"),
         (SPLIT, RAW + index(0, 32, 32, 32), ""),
         (SPLIT, RAW + index(0, 32, 31, 32), "two of its chunks share the byte 31"),
         (SPLIT, RAW + index(0, 32, 65, 32), "a chunk lies at bytes 65 to 97 of 96"),
@@ -496,12 +430,12 @@ def test_chunks(fields: dict[str, Any], data: bytes, words: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4)])
-def test_absent_chunks_have_the_fill_value(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_absent_chunks_are_zeros(shape: tuple[int, ...], tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    fields = TWO | {"shape": shape, "chunks": [1] * len(shape), "dtype": "|u1", "fill_value": 9}
+    fields = TWO | {"shape": shape, "chunks": [1] * len(shape), "dtype": "|u1", "fill_value": 0}
     for density in (0, 0.3, 0.9):
-        want = np.where(rng.random(shape) < density, rng.integers(0, 8, shape), 9).astype("u1")
-        chunks = {".".join(map(str, p)): want[p].tobytes() for p in np.ndindex(*shape) if want[p] != 9}
+        want = np.where(rng.random(shape) < density, rng.integers(1, 8, shape), 0).astype("u1")
+        chunks = {".".join(map(str, p)): want[p].tobytes() for p in np.ndindex(*shape) if want[p]}
         found = ckptconv.open(made(tmp_path / str(density), fields, chunks))["a"]
         assert found.numpy().tolist() == want.tolist()
         assert len(found.parts) == (want.size if chunks else 1)
@@ -520,14 +454,14 @@ def test_each_chunk_has_one_key(key: str, tmp_path: Path) -> None:
 
 def test_what_lies_beside_arrays(tmp_path: Path) -> None:
     """Arrays may lie in arrays, and each file that is known beside them is passed over in silence."""
-    folder = made(tmp_path, TWO | {"fill_value": 1}, {".zattrs": b"{}"})
+    folder = made(tmp_path, TWO, {".zattrs": b"{}", "0.0": np.ones(4, "f4").tobytes()})
     (folder / "a" / "b").mkdir()
-    (folder / "a" / "b" / "zarr.json").write_text(json.dumps(THREE | {"shape": []} | grid(chunk_shape=[])))
-    (folder / "a" / "b" / "c").write_bytes(MATRIX[1, :1].tobytes())
+    (folder / "a" / "b" / "zarr.json").write_text(json.dumps(THREE | {"shape": []} | grid()))
+    (folder / "a" / "b" / "c").write_bytes(np.full(1, 2, "f4").tobytes())
     for name in (".zgroup", ".zattrs", ".zmetadata", "v", "a.v"):
         (folder / name).write_text("{}")
     found = ckptconv.open(folder)
-    assert {n: t.numpy().sum() for n, t in found.items()} == {"a": 16, "a/b": 2}
+    assert {n: t.numpy().sum() for n, t in found.items()} == {"a": 4, "a/b": 2}
     assert [n.names for n in found.notes if n.text == "files"] == [("a.v", "v")]
 
 

@@ -111,7 +111,7 @@ SETS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {  # typed, be
     "gpt": (gpt, ("",)),
     "npy": (saved("", format="npy"), ("",)),
     "orbax": (copied("orbax/mesh_chunks/*"), ("",)),
-    "zarr": (copied("orbax/zarr/blosc/v2.lz41"), ("",)),
+    "zarr": (copied("orbax/zarr/files/v2.gzip"), ("",)),
 }
 
 

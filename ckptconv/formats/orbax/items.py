@@ -25,12 +25,11 @@ from ...storage.files import exists, join, read_all, stat
 from ...storage.json import parse_json
 from .. import Located, flax
 from ..table import Reading
-from . import arrays, locate, ocdbt
-from .locate import MAX_PARTS, WIDE, Room, Value, check_apart, inside, of_folder
+from . import ocdbt, zarr
+from .ocdbt import ASIDE, MANIFEST, MAX_PARTS, METADATA, MSGPACK, V2, V3, WIDE, Room, Value, inside
 
 SLACK = 2**26
 ARRAY, KEY, LETTER = 300, 80, 3  # bytes of memory for an array, and for each key and letter of its name
-BLOCK = 4096  # bytes that a file takes at least
 MAX_JSON = 2**28  # bytes
 MAX_PATH = 100  # keys of a path
 DICT, SEQUENCE = 2, 1
@@ -41,9 +40,9 @@ Path = tuple[str, ...]
 class Stored(NamedTuple):
     """An array, the file of its metadata, and its chunks by their positions in the grid."""
 
-    array: arrays.Array
+    array: zarr.Array
     url: str
-    chunks: dict[arrays.Place, Value]
+    chunks: dict[zarr.Place, Value]
 
 
 class Leaf(NamedTuple):
@@ -64,69 +63,62 @@ class Leaf(NamedTuple):
 class Items:
     """What is read of the items.
 
-    keys: the paths that cannot be derived from a name. room: the memory that may be taken.
+    room: the memory that may be taken. keys: the paths that cannot be derived from a name.
     """
 
     room: Room
     salvage: bool
+    notes: list[Note]
     tensors: dict[str, Tensor] = field(default_factory=dict)
     keys: dict[str, list[list[Any]]] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
     urls: dict[str, None] = field(default_factory=dict)
 
     def add(self, root: str, item: str) -> None:
         """Read the arrays of one folder; if there are several items, names begin with the item's name."""
-        locate.refuse_incomplete(root)
-        heads = [n for n in (locate.MANIFEST, locate.METADATA, locate.MSGPACK) if exists(join(root, n))]
+        heads = [n for n in (MANIFEST, METADATA, MSGPACK) if exists(join(root, n))]
         for url in (inside(root, n) for n in heads):
             self.urls[url] = None
             self.room.give(url, status.size if (status := stat(url)) else 0)
-        database = locate.MANIFEST in heads
-        values = ocdbt.read(root, self.room) if database else of_folder(root)
-        if not database:
-            self.room.give(root, sum(v.size + BLOCK for v in values.values()))
-        check_apart(values)
-        found = _arrays(values, self.room)
-        aside = _divide(found, values)
+        found, aside = _arrays(ocdbt.values(root, self.room, database=MANIFEST in heads), self.room)
+        self.urls |= dict.fromkeys(v.url for stored in found.values() for v in stored.chunks.values())
         leaves, complete = list[Leaf](), False
-        if locate.METADATA in heads:
-            leaves, complete, self.metadata = of_metadata(inside(root, locate.METADATA))
-        elif locate.MSGPACK in heads:
-            leaves = of_msgpack(inside(root, locate.MSGPACK), found)
-        lacking = [
-            "/".join(leaf.path) for leaf in leaves if leaf.array not in found and not leaf.other and leaf.inline is None
-        ]
+        if METADATA in heads:
+            leaves, complete, self.metadata = of_metadata(inside(root, METADATA))
+        elif MSGPACK in heads:
+            leaves = of_msgpack(inside(root, MSGPACK), found)
+        lacking = [n for n in leaves if n.array not in found and not n.other and n.inline is None]
         if lacking:
-            what = f"{many(len(lacking), 'array')} that its tree names are not stored:\n{listing(lacking)}"
-            raise CorruptCheckpoint(what, url=root)
-        absent, damaged, names = self._tensors(root, item, found, leaves, complete)
+            what = f"{many(len(lacking), 'array')} that its tree names are not stored"
+            raise CorruptCheckpoint(f"{what}:\n{listing('/'.join(leaf.path) for leaf in lacking)}", url=root)
+        # first the arrays that the tree lists, then others, then what the tree holds
+        listed = {leaf.array: leaf for leaf in leaves if leaf.array in found}
+        listed |= {n: Leaf(tuple(n.split(".")), array=n) for n in found if n not in listed}
+        read = [*listed.values(), *(leaf for leaf in leaves if leaf.inline is not None)]
+        absent = self._tensors(root, item, found, read, complete)
+        what = "chunks are absent, all of which were stored" if complete else "chunks are absent: zeros are read"
+        self.note("damaged" if complete else "assumed", what, absent)
+        if MANIFEST in heads and not leaves:  # Orbax always writes a tree beside it
+            names = ["/".join((item, *leaf.path) if item else leaf.path) for leaf in read]
+            self.note("assumed", f"without a {METADATA}, names are divided at each dot", names)
         others = [f"{'/'.join(leaf.path)}: {leaf.other}" for leaf in leaves if leaf.other]
-        self.note("damaged", "chunks are absent, all of which were stored", damaged)
-        self.note("assumed", "chunks are absent: the fill value is read", absent)
-        if database and not leaves:  # Orbax always writes a tree beside it
-            self.note("assumed", f"without a {locate.METADATA}, names are divided at each dot", names)
         self.note("skipped", "leaves that are not arrays", others, tensors=False)
         self.note("unread", "files", aside, tensors=False)
-        self.urls |= dict.fromkeys(v.url for stored in found.values() for v in stored.chunks.values())
 
     def note(self, kind: Any, what: str, names: Sequence[str], *, tensors: bool = True) -> None:
         if names:
             self.notes.append(Note(kind, what, tuple(names), tensors=tensors))
 
     def _tensors(
-        self, root: str, item: str, found: Mapping[str, Stored], leaves: list[Leaf], complete: bool
-    ) -> tuple[list[str], list[str], list[str]]:
-        """Add the arrays under the names of the tree: first those that it lists, then others, then what it holds.
+        self, root: str, item: str, found: Mapping[str, Stored], leaves: Sequence[Leaf], complete: bool
+    ) -> list[str]:
+        """Add the tensors of these leaves; return the names of those that lack chunks.
 
-        complete: whether all chunks must exist. Return the names of those that lack chunks and are read with the fill
-        value, of those that are damaged, and of all that are read.
+        complete: whether all chunks must exist. Those that lack some are left out then, and else read with zeros.
         """
-        absent, damaged, twice, names = (list[str]() for _ in range(4))
+        absent, twice = list[str](), list[str]()
         left = sum(v.size for s in found.values() for v in s.chunks.values()) * FILL_RATIO + SLACK
-        listed = {leaf.array: leaf for leaf in leaves if leaf.array in found}
-        listed |= {n: Leaf(tuple(n.split(".")), array=n) for n in found if n not in listed}
-        for leaf in (*listed.values(), *(leaf for leaf in leaves if leaf.inline is not None)):
+        for leaf in leaves:
             path = (item, *leaf.path) if item else leaf.path
             name, missing = "/".join(path), 0
             if leaf.inline is not None:
@@ -134,58 +126,51 @@ class Items:
             else:
                 array, url, chunks = found[leaf.array]
                 with Located(url, name):
-                    tensor, missing = arrays.tensor(array, chunks, name, self.room)
+                    tensor, missing = zarr.tensor(array, chunks, name, self.room)
                     if missing and complete and not self.salvage:
                         raise CorruptCheckpoint("lacks chunks, all of which were stored")
             left -= missing * tensor.dtype.itemsize
             if left < 0:
                 raise UnsafeCheckpoint("its chunks are absent, and its shapes claim far more than is stored", url=root)
             if missing:
-                (damaged if complete else absent).append(name)
+                absent.append(name)
                 if complete:
                     continue
             if name in self.tensors:
                 twice.append(name)
             self.tensors[name] = tensor
-            names.append(name)
             if SEQUENCE in leaf.kinds or any("/" in key for key in leaf.path):
                 kinds = (*(DICT,) * (len(path) - len(leaf.kinds)), *leaf.kinds)
                 self.keys[name] = [[key, kind] for key, kind in zip(path, kinds, strict=True)]
         if twice:
             raise NameCollision(f"names are equal because a key contains '/':\n{listing(twice)}", url=root)
-        return absent, damaged, names
+        return absent
 
 
-def read(place: locate.Place, how: Reading) -> Checkpoint:
-    """Read all items that were found."""
-    items = Items(Room(next(iter(place.items.values()))), how.salvage)
-    for name, root in place.items.items():
+def read(folders: Mapping[str, str], how: Reading, notes: Sequence[Note]) -> Checkpoint:
+    """Read the folders of all items by their names, which are '' if there is one. notes: on how they were found."""
+    items = Items(Room(next(iter(folders.values()))), how.salvage, [])
+    for name, root in folders.items():
         items.add(root, name)
     roles = training.of_names(items.tensors)  # of all items: one may hold the model, and another the optimizer
     tensors = items.tensors | {n: replace(items.tensors[n], role=role) for n, role in roles.items()}
-    if place.step:
-        step = printable(brief(place.step))
-        items.notes.append(Note("assumed", f"of the steps in the folder the newest, {step}, is read"))
-    items.note("unread", "newer steps, which are not finished", place.passed, tensors=False)
-    items.note("assumed", "the folders are read as items of one checkpoint", tuple(place.items) if place.loose else ())
-    items.note("unread", "items that hold no arrays", place.others, tensors=False)
     return Checkpoint(
-        tensors, items.metadata if len(place.items) == 1 else {}, format="orbax", urls=tuple(items.urls),
-        notes=tuple(items.notes), details={"keys": items.keys} if items.keys else {},
+        tensors, items.metadata if len(folders) == 1 else {}, format="orbax", urls=tuple(items.urls),
+        notes=(*items.notes, *notes), details={"keys": items.keys} if items.keys else {},
     )  # fmt: skip
 
 
-def _arrays(values: Mapping[str, Value], room: Room) -> dict[str, Stored]:
-    """The arrays by name, from the metadata among the keys; groups are left out."""
-    out: dict[str, Stored] = {}
+def _arrays(values: Mapping[str, Value], room: Room) -> tuple[dict[str, Stored], list[str]]:
+    """The arrays by name, each with its chunks, and the keys outside of arrays. An array may have no other keys."""
+    out, aside = dict[str, Stored](), list[str]()
     for key, value in values.items():
         name, _, last = key.rpartition("/")
-        if last not in (locate.V2, locate.V3):
+        if last not in (V2, V3):
             continue
         keys, wide = name.count(".") + 1, 1 if name.isascii() else WIDE
         room.take(ARRAY + KEY * keys * (1 + ("/" in name)) + LETTER * wide * len(name), "arrays")
         with Located(value.url, name):
-            array = arrays.parse(value.read(arrays.MAX_JSON), last, value.url)
+            array = zarr.parse(value.read(zarr.MAX_JSON), last, value.url)
             if array is None:
                 continue
             if not name:
@@ -193,30 +178,24 @@ def _arrays(values: Mapping[str, Value], room: Room) -> dict[str, Stored]:
             if name in out:
                 raise CorruptCheckpoint("has metadata of zarr 2 and of zarr 3")
         out[name] = Stored(array, value.url, {})
-    return out
-
-
-def _divide(found: Mapping[str, Stored], values: Mapping[str, Value]) -> list[str]:
-    """Give each array its chunks; return the keys outside of arrays. An array may have no other keys."""
-    known = (*locate.ASIDE, locate.MSGPACK, ".zgroup", ".zattrs", ".zmetadata", locate.V3)
-    aside = []
+    known = (*ASIDE, MSGPACK, ".zgroup", ".zattrs", ".zmetadata", V3)
     for key, value in values.items():
         name = key
         if key.count("/") > MAX_PARTS + MAX_AXES:
             raise UnsafeCheckpoint(f"the key {printable(brief(key))} has {key.count('/') + 1} parts", url=value.url)
-        while name and name not in found:
+        while name and name not in out:
             name = name.rpartition("/")[0]
         rest = key[len(name) + 1 :]
         if not name:
             aside += [key] if key.split("/")[0] not in known else []
-        elif rest in (locate.V2, locate.V3, ".zattrs"):
+        elif rest in (V2, V3, ".zattrs"):
             continue
-        elif (place := found[name].array.place(rest)) is not None:
-            found[name].chunks[place] = value
+        elif (place := out[name].array.place(rest)) is not None:
+            out[name].chunks[place] = value
         else:
-            what = f"{printable(brief(rest))} is not one of its chunks in the grid {list(found[name].array.grid)}"
+            what = f"{printable(brief(rest))} is not one of its chunks in the grid {list(out[name].array.grid)}"
             raise CorruptCheckpoint(what, url=value.url, tensor=name)
-    return aside
+    return out, aside
 
 
 # --- the tree ---------------------------------------------------------------------------------------------------

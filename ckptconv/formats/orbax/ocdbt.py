@@ -1,8 +1,9 @@
-"""OCDBT, tensorstore's database: a manifest, a B+tree of nodes, and values that lie in data files.
+"""The values of a folder of arrays by their keys: the files below it, or those of a database of tensorstore's, OCDBT.
+
+A database consists of a manifest, a B+tree of nodes, and values that lie in nodes or in data files.
 
     manifest.ocdbt, d/3f9a...           the database; a data file holds values and nodes, one after the other
     ocdbt.process_3/d/...               data files of one process of a training run, named by the nodes of the root
-    manifest.0000000000000012           of a numbered manifest, the newest holds the versions
 
     manifest, node: magic u32be, length u64le, version 0, compression 0 or 1 (zstd), body, CRC-32C of all before
     manifest's body: uuid[16], kind, sizes, compression, files, versions (the newest last), older versions
@@ -16,20 +17,138 @@ No tensor data is read here. Specification: tensorstore, kvstore/ocdbt/index.rst
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
-from ...messages import brief, printable
+from ...messages import brief, listing, printable
 from ...storage.checksum import crc
-from ...storage.files import Reader, names
+from ...storage.files import Reader, is_remote, join, names, sibling, walk
 from .. import Located
 from ..tensorflow.table import read_varint
-from . import codecs
-from .locate import MANIFEST, WIDE, Room, Value, check_apart, inside
 
-NUMBERED = re.compile(r"manifest\.[0-9a-f]{16}")
+MANIFEST = "manifest.ocdbt"  # of a database
+METADATA, MSGPACK = "_METADATA", "checkpoint"  # the tree, and what older versions have instead
+V2, V3 = ".zarray", "zarr.json"  # of an array
+COMMITTED = "commit_success.txt"
+STEPPED = "_CHECKPOINT_METADATA"  # in the folder of a step
+ASIDE = ("_sharding", STEPPED, COMMITTED, "orbax.checkpoint", "array_metadatas", "_strings.json", METADATA)
+
+MAX_PARTS = 64  # folders in a path
+RATIO, SLACK = 64, 45 * 2**20  # bytes of memory per stored byte, and for any checkpoint
+BLOCK = 4096  # bytes that a file takes at least
+ZSTD_RATIO = 2**15  # at most: a block repeats one byte 2^17 times
+WIDE = 4  # bytes that every letter of a text takes if one of them is of a distant script
+
+
+class Value(NamedTuple):
+    """Bytes [start, start+size) of a file, or `data` stored inline in a node of a database."""
+
+    url: str
+    start: int
+    size: int
+    data: bytes | None = None
+
+    def read(self, limit: int) -> bytes:
+        """Read a small value completely; CorruptCheckpoint if it has more than `limit` bytes."""
+        if self.size > limit:
+            raise CorruptCheckpoint(f"has {self.size} bytes of metadata; at most {limit} are sensible", url=self.url)
+        return self.part(0, self.size)
+
+    def within(self, start: int, size: int) -> Value:
+        """The value of some of its bytes."""
+        if self.data is not None:
+            return self._replace(size=size, data=self.data[start : start + size])
+        return self._replace(start=self.start + start, size=size)
+
+    def part(self, start: int, size: int) -> bytes:
+        if self.data is not None:
+            return self.data[start : start + size]
+        with Reader(self.url) as f:
+            return f.read(self.start + start, size)
+
+
+class Room:
+    """The memory that a checkpoint may take: what is stored allows it, and whatever is made of that is counted.
+
+    A node of a database is packed, so that a few bytes of it could stand for any number of keys, arrays and chunks.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url, self.left = url, SLACK
+        self._given = set[Hashable]()
+
+    def give(self, file: Hashable, size: int) -> None:
+        """Count the bytes of a file, each file once."""
+        if file not in self._given:
+            self._given.add(file)
+            self.left += RATIO * size
+
+    def take(self, size: int, what: str) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise UnsafeCheckpoint(f"the {what} repeat without bound: few stored bytes stand for them", url=self.url)
+
+
+def inside(root: str, path: str) -> str:
+    """The URL of a file by its path in the checkpoint's folder; UnsafeCheckpoint if path or link lead out of it."""
+    parts = path.split("/")
+    if len(parts) > MAX_PARTS:
+        raise UnsafeCheckpoint(f"names a file {len(parts)} folders deep", url=root)
+    at = root
+    for part in parts:
+        at = sibling(join(at, "."), part)
+    return at
+
+
+def values(root: str, room: Room, *, database: bool) -> dict[str, Value]:
+    """The values of a folder, by their keys; CorruptCheckpoint if two share bytes."""
+    found = _of_database(root, room) if database else _of_files(root, room)
+    _check_apart(found)
+    return found
+
+
+def _of_files(root: str, room: Room) -> dict[str, Value]:
+    """All files below a folder, by their paths in it.
+
+    Refused are names that `walk` passes over, links to folders or to nothing and pipes: chunks would seem to be absent.
+    """
+    out = {}
+    for folder, under, folders, files in walk(root):
+        if not is_remote(root) and (passed := sorted(set(names(folder)).difference(folders, files))):
+            what = "holds links to folders or to nothing, pipes or devices, which are not read"
+            raise UnsafeCheckpoint(f"{what}:\n{listing(passed)}", url=folder)
+        for name, status in files.items():
+            path = f"{under}/{name}" if under else name
+            out[path] = Value(inside(root, path), 0, status.size)
+    room.give(root, sum(v.size + BLOCK for v in out.values()))
+    return out
+
+
+def _check_apart(values: Mapping[str, Value]) -> None:
+    """Refuse values that share bytes, because one file could then be read once for each name."""
+    places = sorted((v.url, v.start, v.size, key) for key, v in values.items() if v.data is None and v.size)
+    for one, other in pairwise(places):
+        if one[0] == other[0] and other[1] < one[1] + one[2]:
+            both = " and ".join(printable(brief(p[3], 100)) for p in (one, other))
+            raise CorruptCheckpoint(f"{both} share the byte {other[1]}", url=one[0])
+
+
+def unzstd(raw: bytes, most: int) -> bytes:
+    """Unpack in memory; CorruptCheckpoint if the result exceeds `most` bytes."""
+    import cramjam
+
+    out = bytearray(min(most, ZSTD_RATIO * len(raw)))
+    try:
+        used = cramjam.zstd.decompress_into(raw, out)
+    except (cramjam.DecompressionError, OSError, ValueError) as e:
+        raise CorruptCheckpoint(f"does not unpack from zstd to at most {most} bytes: {e}") from None
+    return bytes(memoryview(out)[:used])
+
+
+# --- the database -----------------------------------------------------------------------------------------------
+
 MANIFEST_MAGIC, NODE_MAGIC = 0x0CDB3A2A, 0x0CDB20DE
 MAX_NODE = 2**28  # bytes of a node or manifest; tensorstore makes nodes of 8 MB, and of 100 MB for Orbax
 ENTRY = 300  # bytes of memory for an entry of a node
@@ -123,16 +242,16 @@ class Child(NamedTuple):
         return self.low <= key and (self.high is None or key < self.high)
 
 
-def read(root: str, room: Room) -> dict[str, Value]:
+def _of_database(root: str, room: Room) -> dict[str, Value]:
     """All keys of the newest version of the database in a folder, in order, with the locations of their values."""
     database = Database(root, room)
     try:
-        values = dict(database.entries())
+        out = dict(database.entries())
     finally:
         for f in database.files.values():
             f.close()
-    check_apart({f"the node at byte {v.start}": v for v in database.visited.values()})
-    return values
+    _check_apart({f"the node at byte {v.start}": v for v in database.visited.values()})
+    return out
 
 
 class Database:
@@ -156,15 +275,16 @@ class Database:
 
     def top(self) -> Child | None:
         """The root node of the newest version; None if it has no keys."""
-        cursor = self._manifest(MANIFEST)
-        if self._is_numbered(cursor):
-            cursor.end()
-            numbered = sorted(n for n in names(self.root) if NUMBERED.fullmatch(n))
-            if not numbered:
-                what = "says that numbered manifests lie beside it, but there is none"
-                raise CorruptCheckpoint(what, url=cursor.url)
-            cursor = self._manifest(numbered[-1])
-            self._is_numbered(cursor)
+        f = self.file(MANIFEST.encode())
+        cursor = self._unpacked(f, MANIFEST_MAGIC, 0, f.size)
+        cursor.take(16)
+        kind = cursor.varint()
+        cursor.varints(2)
+        cursor.take(1)
+        packed = cursor.varint()
+        cursor.take(4 if packed == 1 else 0)
+        if kind or packed > 1:
+            raise cursor.bad(f"has the kind {kind} of manifest or the compression {packed}, which is not read")
         files = self._files(cursor, b"")
         n = cursor.count()
         generations, heights = cursor.varints(n), cursor.take(n)
@@ -180,22 +300,6 @@ class Database:
         if not keys[-1]:
             return None
         return Child(_at(files, ids[-1], cursor), starts[-1], sizes[-1], heights[-1], keys[-1], b"")
-
-    def _manifest(self, name: str) -> Cursor:
-        f = self.file(name.encode())
-        return self._unpacked(f, MANIFEST_MAGIC, 0, f.size)
-
-    def _is_numbered(self, cursor: Cursor) -> bool:
-        """Skip the configuration; return whether the manifests are numbered."""
-        cursor.take(16)
-        kind = cursor.varint()
-        cursor.varints(2)
-        cursor.take(1)
-        packed = cursor.varint()
-        cursor.take(4 if packed == 1 else 0)
-        if kind > 1 or packed > 1:
-            raise cursor.bad(f"has the unknown kind {kind} of manifest, or the unknown compression {packed}")
-        return kind == 1
 
     def entries(self) -> Iterator[tuple[str, Value]]:
         root = self.top()
@@ -292,7 +396,7 @@ class Database:
             raise head.bad(f"has the version {version} and the compression {packed}, which are not known")
         body = raw[head.at : -4]
         with Located(f.url):
-            return Cursor(codecs.unzstd(body, self.room.left // COPIES) if packed else body, f.url, self.room)
+            return Cursor(unzstd(body, self.room.left // COPIES) if packed else body, f.url, self.room)
 
 
 def _misplaced(key: bytes, cursor: Cursor) -> CorruptCheckpoint:

@@ -31,8 +31,7 @@ from ..npy import DESCR
 from ..placement import Patch, Placement, Slot, refuse_unheld
 from ..tensorflow.table import common_prefix, varint
 from .items import DICT, MAX_PATH
-from .locate import COMMITTED, MANIFEST, METADATA, MSGPACK
-from .ocdbt import MANIFEST_MAGIC, MAX_TEXT, NODE_MAGIC
+from .ocdbt import COMMITTED, MANIFEST, MANIFEST_MAGIC, MAX_TEXT, METADATA, MSGPACK, NODE_MAGIC
 
 VALUES = "values"
 PLACEHOLDER = "PLACEHOLDER://"  # in the msgpack: the name of an array that is stored beside it
