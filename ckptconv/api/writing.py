@@ -28,8 +28,7 @@ from ..moves.sources import Sources
 from ..output.destination import check_replaced, place
 from ..rules import passes
 from ..storage import files
-from ..storage.lookups import once
-from ..storage.session import Session, session
+from ..storage.lookups import Session, once, session
 from ..verification.readback import confirm
 from .memory import gathered
 from .options import CHANGE, RESOURCES, SELECT, TARGET, Options, Path, Verify, departing, parse_options, takes

@@ -26,8 +26,8 @@ from ..formats import table
 from ..messages import redacted
 from ..output.destination import Taken, place
 from ..storage import files, lookups
+from ..storage.lookups import session
 from ..storage.paths import refuse_remote
-from ..storage.session import session
 from . import pool
 from .discover import FoundCheckpoint
 from .ledger import LEDGERS, EntryState, Ledger, LedgerEntry

@@ -22,9 +22,8 @@ from typing import NamedTuple
 from ..errors import CorruptCheckpoint, UnsafeCheckpoint
 from ..messages import listing, printable
 from ..storage.checksum import crc
-from ..storage.directory import END, END64, LOCATOR, is_at
 from ..storage.files import Reader, ahead
-from ..storage.ranges import Ranges
+from ..storage.ranges import END, END64, LOCATOR, Ranges, is_directory
 
 STORED, DEFLATED = 0, 8
 RATIO = 1032  # what deflate can reach at most
@@ -61,7 +60,7 @@ def members(f: Ranges, *, files: bool = True) -> dict[str, Member]:
     allowed.
     """
     start, size, count = _end(f)
-    if not is_at(f, start, size):
+    if not is_directory(f, start, size):
         raise CorruptCheckpoint("the zip has no directory where its end says it is")
     entries = list(_central(f.read(start, size), count))  # which begin with their headers
     _check_names([e.name for e in entries], files)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from ..errors import StorageError
 from ..messages import listing, many, redacted
 from ..storage import files
+from ..storage.lookups import current
 from ..storage.paths import beginning
-from ..storage.session import current
 
 LONG = 500  # names of a folder that a batch does not list again for each of its outputs
 

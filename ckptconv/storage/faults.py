@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from ..errors import CkptError, StorageError
 from ..messages import redacted, scrubbed
@@ -26,6 +27,8 @@ WORDS = {
     "refused": "the server refuses the connection",
     "time": "timed out: the server did not answer in time",
     "broken": "the connection broke",
+    "SSLCertVerificationError": "the certificate of the server is not trusted",
+    "SSLError": "no secure connection to the server, which may know http only, not https",
 }
 UNREACHED = frozenset(WORDS[way] for way in ("host", "refused", "time"))
 LOGIN = re.compile(r"://([^/@:]*:[^/@]+)@")
@@ -70,58 +73,60 @@ def causes(e: BaseException | None) -> Iterator[BaseException]:
         e = inner if isinstance(inner, BaseException) else e.__cause__ or around
 
 
-def network(e: BaseException) -> str:
-    """The error of a server or of the connection to it, or ''."""
+class Failure(NamedTuple):
+    """How a server failed. way: a key of WORDS, of a connection; status: of an answer; wait: in s, until it answers."""
+
+    way: str = ""
+    status: int = 0
+    wait: float = 0.0
+
+
+def failure(e: BaseException) -> Failure:
+    """How the server, or the connection to it, failed; an empty one if neither did."""
     for cause in causes(e):
-        if what := failure(cause):
-            return WORDS[what]
-        kinds = {kind.__name__ for kind in type(cause).__mro__}
-        if "SSLCertVerificationError" in kinds:
-            return "the certificate of the server is not trusted"
-        if "SSLError" in kinds:
-            return "no secure connection to the server, which may know http only, not https"
-        if said := status(cause):
-            later = f"; it asks to be left alone for {wished(cause):.0f} s" if wished(cause) else ""
-            return STATUS.get(said, f"the server answered with status {said}") + later
-    return ""
+        if way := _way(cause):
+            return Failure(way)
+        status, headers = _answer(cause)
+        if status:
+            wait = str(headers.get("Retry-After") or headers.get("retry-after") or "")
+            wanted = status in BUSY and wait.isdecimal() and wait.isascii() and len(wait) < 10
+            return Failure("", status, float(wait) if wanted else 0.0)
+    return Failure()
 
 
-def failure(e: BaseException) -> str:
-    """How a connection failed, by this error alone: a key of WORDS, or '' if it did not."""
-    name = type(e).__name__
-    if any(kind.__name__ == "gaierror" for kind in type(e).__mro__) or "DNS" in name:
+def _way(e: BaseException) -> str:
+    """How a connection failed, by this error alone; '' if it did not."""
+    name, *above = (kind.__name__ for kind in type(e).__mro__)
+    if "gaierror" in (name, *above) or "DNS" in name:
         return "host"
     if isinstance(e, ConnectionRefusedError):
         return "refused"
     if isinstance(e, TimeoutError) or "Timeout" in name:
         return "time"
-    return "broken" if isinstance(e, ConnectionError) or name in BROKEN else ""
+    if isinstance(e, ConnectionError) or name in BROKEN:
+        return "broken"
+    return next((kind for kind in ("SSLCertVerificationError", "SSLError") if kind in (name, *above)), "")
 
 
-def status(e: BaseException) -> int:
-    """The HTTP status that an error of ours, requests, httpx or botocore carries, or 0."""
+def _answer(e: BaseException) -> tuple[int, Mapping[str, Any]]:
+    """The HTTP status, or 0, and the headers that an error of ours, requests, httpx or botocore carries."""
     response = getattr(e, "response", None)
     if isinstance(response, dict):
-        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        about = response.get("ResponseMetadata", {})
+        status, headers = about.get("HTTPStatusCode", 0), about.get("HTTPHeaders", {})
     else:
-        found = getattr(e, "status", 0) or getattr(response, "status_code", 0)
-    return found if isinstance(found, int) and found >= 300 else 0
+        status = getattr(e, "status", 0) or getattr(response, "status_code", 0)
+        headers = getattr(e, "headers", None) or getattr(response, "headers", None) or {}
+    return (status if isinstance(status, int) and status >= 300 else 0), headers
 
 
-def wished(e: BaseException) -> float:
-    """The seconds for which a busy server asks to be left alone (Retry-After), or 0."""
-    for cause in causes(e):
-        if status(cause) not in BUSY:
-            continue
-        response = getattr(cause, "response", None)
-        if isinstance(response, dict):
-            headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        else:
-            headers = getattr(cause, "headers", None) or getattr(response, "headers", None) or {}
-        said = str(headers.get("Retry-After") or headers.get("retry-after") or "")
-        if said.isdecimal() and said.isascii() and len(said) < 10:
-            return float(said)
-    return 0.0
+def network(e: BaseException) -> str:
+    """The error of a server or of the connection to it, or ''."""
+    way, status, wait = failure(e)
+    if way or not status:
+        return WORDS.get(way, "")
+    later = f"; it asks to be left alone for {wait:.0f} s" if wait else ""
+    return STATUS.get(status, f"the server answered with status {status}") + later
 
 
 @contextmanager

@@ -2,8 +2,7 @@
 
     Seen(url)        what detection needs, looked at once
     Reader(url)      ranges of one file, checked against its size
-    exists, is_dir, stat, names            what there is at a path (lookups.py)
-    walk                                   what there is below a folder (walking.py)
+    exists, is_dir, stat, names, walk      what there is at a path and below it (lookups.py)
     local, split, join, sibling            names (paths.py)
 
 Payload is never mapped into memory: a file that shrinks under a mapping kills the process (SIGBUS).
@@ -18,17 +17,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from stat import S_ISDIR, S_ISREG
-from typing import IO, Any
+from typing import IO
 
 from ..errors import CorruptCheckpoint
-from . import directory
 from .faults import refused
-from .lookups import Stat, exists, filesystem, is_dir, names, stat
+from .lookups import Stamp, Stat, current, exists, filesystem, is_dir, names, session, stat, walk
 from .paths import is_remote, join, local, sibling, split
-from .ranges import FileObject, Ranges
+from .ranges import FileObject, Ranges, has_directory
 from .remote import MAX_GAP, RemoteFile
-from .session import Stamp, current, session
-from .walking import walk
 
 PEEK = 4096  # bytes of a file's head and tail that detection sees
 AHEAD = 2**23  # bytes that are fetched before they are asked for
@@ -76,7 +72,7 @@ class Seen:
         import zipfile
 
         with Reader(self.url) as found:
-            if not directory.is_there(found):
+            if not has_directory(found):
                 return ()
         try:
             with fileobj(self.url) as f, zipfile.ZipFile(f) as z:
@@ -141,7 +137,15 @@ class Reader:
         self._check(start, size)
         if self.remote is not None:
             return self.remote.read(start, size)
-        return self._os(lambda at: os.pread(self._fd, size - at, start + at), size)
+        try:
+            data = os.pread(self._fd, size, start)
+        except OSError as e:
+            raise refused(e, self.url) from e
+        if len(data) == size:
+            return data
+        buffer = bytearray(size)  # what is large comes in several pieces
+        self.into(start, memoryview(buffer))
+        return bytes(buffer)
 
     def into(self, start: int, view: memoryview) -> None:
         """Fill `view` with the bytes at `start`; CorruptCheckpoint if the file does not hold them."""
@@ -164,19 +168,6 @@ class Reader:
             raise CorruptCheckpoint(
                 f"bytes {start} to {start + size} are needed but the file has {self.size} (truncated?)", url=self.url
             )
-
-    def _os(self, read: Any, size: int) -> bytes:
-        pieces, got = [], 0
-        while got < size:
-            try:
-                piece = read(got)
-            except OSError as e:
-                raise refused(e, self.url) from e
-            if not piece:
-                raise CorruptCheckpoint("shrank while it was read", url=self.url)
-            pieces.append(piece)
-            got += len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
         """Close the file; closing twice does no harm."""
@@ -221,18 +212,8 @@ def read_all(url: str, limit: int) -> bytes:
 @contextmanager
 def fileobj(url: str) -> Iterator[IO[bytes]]:
     """Open for libraries that want a seekable file object (zipfile)."""
-    if is_remote(url):
-        with Reader(url) as reader:
-            yield io.BufferedReader(FileObject(reader), 2**16)
-        return
-    try:
-        handle = open(local(url), "rb")  # noqa: SIM115 - closed below
-    except OSError as e:
-        raise refused(e, url) from e
-    try:
-        yield handle
-    finally:
-        handle.close()
+    with Reader(url) as reader:
+        yield io.BufferedReader(FileObject(reader), 2**16)
 
 
 __all__ = [

@@ -1,10 +1,15 @@
-"""What there is at a path, local or remote; what remote file systems say is asked once in a run.
+"""What there is at a path, and below it, local or remote; what remote file systems say is asked once in a run.
 
-    exists, is_dir, stat, names            of any path
+    exists, is_dir, stat, names, walk      of any path
+    with session(written=...) as now: ...  what one run knows, and what it may replace, changed in here
+    current()                              the session of this thread
 
     with once(): ...      inside, what a file system said is kept: of a file whether it exists, its size and its ETag,
                           of a folder its names, and of a file that was opened its first and last bytes
     fresh()               inside, nothing is kept: to see whether a file has changed
+
+Formats and plug-ins open files at any depth, so that the session is not an argument of theirs but the one context
+variable of the package. A thread that is to share it enters `using(session)`.
 
 Nothing is kept beyond the outermost `once`, and nothing after something was written (`forget`). What a listing says
 of a file is not asked again where listings are known to say the same as the answer about that file.
@@ -14,19 +19,22 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+from urllib.parse import quote
 from zlib import crc32
 
-from ..errors import MissingExtra, StorageError, UsageError
+from ..errors import CkptError, MissingExtra, StorageError, UnsafeCheckpoint, UsageError
 from ..messages import brief, did_you_mean, printable
 from . import web
 from .faults import STATUS, asking, refused
 from .paths import is_http, is_remote, join, local
-from .session import current, session
 
 MAX_ENDS = 128  # files whose first and last bytes are kept, 80 KiB of each
 # Object stores, whose listings have the ETag of each object; and whose listings can be asked for a prefix.
@@ -36,6 +44,12 @@ EXACT = (*STORES, "memory://", "hf://")
 # other hosts and send logins there, or lead to local files
 SCHEMES = {"s3": "s3", "gs": "gs", "hf": "hf", "http": "http", "https": "http", "memory": "", "s3a": "s3", "gcs": "gs"}
 Info = dict[str, Any]
+MAX_DEPTH = 32  # folders above an object; each takes memory, and a key of 1 kB could name 500
+_MORE = re.compile(r"\0|\?versionId=")  # in a url: a version of S3
+_GENERATION = re.compile(r"#\d+$")  # a version of Google's store
+FOLDER: Info = {"type": "directory"}
+Failed = Callable[[str, str, CkptError], None]
+Stamp = tuple[int, ...]  # equal as long as a file is the same one and unchanged
 
 
 class Stat(NamedTuple):
@@ -94,6 +108,50 @@ class Lookups:
             return found
 
 
+@dataclass(frozen=True)
+class Session:
+    """Caches and policy of one run; None where nothing is kept.
+
+    stamps: of each file, when it was first opened. lookups: what remote file systems said. listings: the names in long
+    local folders, of a worker that writes thousands of outputs into them. written: the size and time of the files, by
+    path, that a batch wrote before; these alone are replaced. spared: where nothing is replaced or removed, whatever
+    path names it; left: what is there and nowhere else, in words.
+    """
+
+    stamps: dict[str, Stamp] | None = None
+    lookups: Lookups | None = None
+    listings: dict[str, list[str]] | None = None
+    written: Mapping[str, tuple[int, int]] | None = None
+    spared: Collection[str] = ()
+    left: Sequence[str] = ()
+
+
+_CURRENT: ContextVar[Session] = ContextVar("session")
+NOTHING = Session()  # is kept, and nothing is forbidden
+
+
+def current() -> Session:
+    """The session of this thread."""
+    return _CURRENT.get(NOTHING)
+
+
+@contextmanager
+def session(**changes: Any) -> Iterator[Session]:
+    """Change the current session, in here."""
+    with using(replace(current(), **changes)) as changed:
+        yield changed
+
+
+@contextmanager
+def using(shared: Session) -> Iterator[Session]:
+    """Use a session of another thread, in here."""
+    token = _CURRENT.set(shared)
+    try:
+        yield shared
+    finally:
+        _CURRENT.reset(token)
+
+
 @contextmanager
 def once(run: Lookups | None = None) -> Iterator[None]:
     """Ask nothing twice in here; inside another `once`, or in a thread that is given what is kept, not twice in all."""
@@ -101,17 +159,14 @@ def once(run: Lookups | None = None) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def fresh() -> Iterator[None]:
+def fresh() -> AbstractContextManager[Session]:
     """Ask anew in here."""
-    with session(lookups=None):
-        yield
+    return session(lookups=None)
 
 
 def kept() -> Lookups | None:
     """What is kept in this run, for its threads."""
-    run: Lookups | None = current().lookups
-    return run
+    return current().lookups
 
 
 def forget() -> None:
@@ -292,3 +347,120 @@ def refuse_unlisted(url: str) -> None:
     """StorageError for a place on the web, where nothing can be searched."""
     if is_http(url):
         raise StorageError("a web server does not list its files; name each, in a manifest for instance", url=url)
+
+
+# --- what there is below a folder -----------------------------------------------------------------------------------
+
+
+class Level(NamedTuple):
+    """One folder. path: below the one where the walk began, '' for that one; folders: names; files: by their names."""
+
+    url: str
+    path: str
+    folders: list[str]
+    files: dict[str, Stat]
+
+
+def walk(folder: str, failed: Failed | None = None) -> Iterator[Level]:
+    """Yield this folder and each below it; sorted, outer ones first.
+
+    Removing a name from the list of folders leaves that folder out. Links to folders are not followed. What vanishes
+    meanwhile is left out. `failed` is given the url and the path of what cannot be looked at, instead of an error.
+    """
+    if not is_remote(folder):
+        return _local(folder, failed)
+    refuse_unlisted(folder)
+    return _remote(folder, failed)
+
+
+def _local(folder: str, failed: Failed | None) -> Iterator[Level]:
+    def unreadable(path: str, e: OSError) -> None:
+        """Report what cannot be looked at; what vanished, or is a link to itself, is not there."""
+        url = join(folder, path) if path else folder
+        if path and e.errno in (errno.ENOENT, errno.ELOOP):
+            return
+        if failed is None or not path:
+            raise refused(e, url) from e
+        failed(url, path, refused(e, url))
+
+    todo = [""]
+    while todo:
+        path = todo.pop()
+        at = join(folder, path) if path else folder
+        folders, files = list[str](), dict[str, Stat]()
+        try:
+            with os.scandir(local(at)) as children:
+                for child in sorted(children, key=lambda child: child.name):
+                    try:
+                        if child.is_dir(follow_symlinks=False):
+                            folders.append(child.name)
+                        elif child.is_file():
+                            files[child.name] = status_of(child.stat())
+                    except OSError as e:
+                        unreadable(_below(path, child.name), e)
+        except OSError as e:
+            unreadable(path, e)
+            continue
+        yield Level(at, path, folders, files)
+        todo += [_below(path, name) for name in reversed(folders)]
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
+
+
+def _remote(folder: str, failed: Failed | None) -> Iterator[Level]:
+    """One recursive listing, which an object store answers in pages whatever the number of folders."""
+    files, folders = defaultdict[str, dict[str, Info]](dict), defaultdict[str, set[str]](set)
+    for path, what in _objects(folder, failed):
+        above, _, name = path.rpartition("/")
+        files[above][name] = what
+        while above:
+            above, _, name = above.rpartition("/")
+            folders[above].add(name)
+    todo, run = [""], kept()
+    while todo:
+        path = todo.pop()
+        url = join(folder, path) if path else folder
+        names, inside = sorted(folders.pop(path, ())), dict(sorted(files.pop(path, {}).items()))
+        if run is not None:
+            run.learn(url, {**dict.fromkeys(names, FOLDER), **inside}, whole=True)
+        yield Level(url, path, names, {name: stat_of(what) for name, what in inside.items()})
+        todo += [_below(path, name) for name in reversed(names)]
+
+
+def _objects(folder: str, failed: Failed | None) -> Iterator[tuple[str, Info]]:
+    """The paths below a remote folder, and what its file system says of each.
+
+    Left out are the empty objects that stand for folders, and what stands for the folder itself, whatever is in it.
+    """
+    fs, root = filesystem(folder)
+    with asking(folder):
+        listed = fs.find(root, detail=True)
+    start = root.strip("/") + "/" if root.strip("/") else ""
+    for where, what in listed.items():
+        path = str(where).removeprefix("/").removeprefix(start)
+        if not path or (path.endswith("/") and not what.get("size")):
+            continue
+        try:
+            check_path(path, folder)
+        except CkptError as e:
+            if failed is None:
+                raise
+            failed(join(folder, path), quote(path, safe=" ").replace(".", "%2E").replace("/", "%2F"), e)
+        else:
+            yield path, what
+
+
+def check_path(path: str, folder: str) -> None:
+    """UnsafeCheckpoint for what a store may call an object, while no path is called so, or another one is.
+
+    Path and url of such an object would be those of another: `a//b` is read as `a/b`, and `..` as the folder above.
+    """
+    parts = path.split("/")
+    versioned = folder.startswith(("gs://", "gcs://")) and _GENERATION.search(path)
+    if versioned or any(p in ("", ".", "..") or _MORE.search(p) for p in parts):
+        what = f"holds an object called {printable(brief(path))!r}, which reads as more than a path"
+        raise UnsafeCheckpoint(f"{what}; it is not read", url=folder)
+    if len(parts) > MAX_DEPTH:
+        raise UnsafeCheckpoint(f"holds an object {len(parts) - 1} folders deep; {MAX_DEPTH - 1} are read", url=folder)

@@ -12,29 +12,34 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
 from functools import lru_cache
 from typing import Any
+from zlib import crc32
 
 from ..errors import CkptError, CorruptCheckpoint, StorageError
 from . import web
 from .faults import asking, refused
-from .lookups import filesystem, info, kept, once
+from .lookups import filesystem, info, kept, once, stat_of
 from .paths import is_http, is_remote, is_repository
 from .ranges import Spool
 
 HEAD, TAIL = 2**16, 2**14  # bytes fetched at once at the beginning and the end, where headers and directories are
 FIRST, LAST = 4096, 2**22  # bytes of a window: at first, and after doubling
 MAX_GAP = 2**16  # bytes between two ranges that are cheaper to fetch than another request
-VERSIONS = ("ETag", "etag", "blob_id")  # what stores call the version of a file, and the Hub its content
-TIMES = ("LastModified", "Last-Modified", "mtime", "updated", "created")  # as file systems call it
 MAX_REQUEST = 32 * 2**20  # bytes of ranges that are fetched together; longer runs are read while the job runs
 BATCH = 8  # ranges requested at once, and files looked at
 PIECE = 2**23  # bytes of one request
 
 
+Piece = tuple[int, bytes | Spool]  # where it begins in the file, and what is there
+
+
 class RemoteFile:
-    """Reads of ranges of one remote file, checked for length; safe to share between threads."""
+    """Reads of ranges of one remote file, checked for length; safe to share between threads.
+
+    Whatever was fetched and is still needed is a piece: of the beginning and the end, which all readers of a run share,
+    of what this thread's job needs, of what was spooled, and a window around the last small read.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -45,86 +50,70 @@ class RemoteFile:
             raise StorageError("is a folder, a file is needed", url=url)
         if found.get("size") is None:
             raise StorageError("the server does not say how large the file is", url=url)
-        self.size = int(found["size"])
+        about = stat_of(found)
+        self.size = about.size
+        # listings and answers agree in versions, but not in times
+        self.stamp = (self.size, crc32(about.etag.encode())) if about.etag else (self.size, 0, 0, about.mtime)
+        self._is_known = bool(about.etag)
         # of what answers say of the version the first one decides; the Hub's are those of its store
         self._said = {"size": self.size, **({k: found[k] for k in web.VERSIONS if k in found} if is_http(url) else {})}
-        from hashlib import blake2b
-
-        version = [next(filter(None, map(found.get, VERSIONS)), None)]  # listings and answers agree, but not in times
-        lasting = bool(version[0]) or is_http(url)  # which lists nothing
-        version = version if version[0] else [_seconds(found.get(k)) for k in TIMES]
-        digest = int.from_bytes(blake2b(repr(version).encode(), digest_size=8).digest(), "little")
-        self.stamp = (self.size, digest) if lasting else (self.size, 0, 0, digest)
-        self._is_known = any(version)
-        self._copy: Spool | None = None
-        self._web = is_http(url) or is_repository(url)
-        self._ranged = not is_http(url)  # whether the server sends ranges of files
+        self._ranged = not is_http(url)  # whether the server is known to send ranges of files
         run = kept()
-        self._ends = run.ends(url) if run else []
+        self._ends: list[Any] = run.ends(url) if run else []
+        self._spools: list[Piece] = []
+        self._window: tuple[int, bytes] = 0, b""
+        self._step = FIRST // 2
+        self._mine = threading.local()  # .held: pieces for the job of this thread
         self._lock, self._spooling = threading.Lock(), threading.Lock()
-        self._at, self._window, self._step = 0, b"", FIRST // 2
-        self._mine = threading.local()  # .held: ranges fetched for the job of this thread
-        self._spools: dict[tuple[int, int], Spool] = {}
 
     def read(self, start: int, size: int) -> bytes:
         """The bytes [start, start+size), which the caller has checked to lie in the file."""
-        return bytes(self.view(start, size))
+        return bytes(self._view(start, size))
 
-    def view(self, start: int, size: int) -> bytes | memoryview:
+    def _view(self, start: int, size: int) -> bytes | memoryview:
         """The same, without a copy if possible."""
         if not size:
             return b""
-        if self._copy is not None:
-            return self._copy.read(start, size)
-        for first, data in getattr(self._mine, "held", ()):
-            if first <= start and start + size <= first + len(data):
-                return memoryview(data)[start - first : start - first + size]
-        if (data := self._kept(start, size)) is not None:
-            return data
-        for (first, length), spool in list(self._spools.items()):
-            if first <= start and start + size <= first + length:
-                return spool.read(start - first, size)
-        return self._fetch(start, size) if size >= LAST else self._near(start, size)
+        if piece := self._piece(start, size):
+            return _cut(piece, start, size)
+        if size >= LAST:
+            return self._get([(start, size)])[0]
+        with self._lock:
+            return _cut(self._piece(start, size) or self._near(start, size), start, size)
 
     def into(self, start: int, view: memoryview) -> None:
         """Fill `view`; what is large comes in several requests at once."""
-        if len(view) <= PIECE or self._copy is not None or self._spooled(start, len(view)):
-            view[:] = self.view(start, len(view))
+        if len(view) <= PIECE or self._piece(start, len(view)):
+            view[:] = self._view(start, len(view))
             return
         pieces = [(start + at, min(PIECE, len(view) - at)) for at in range(0, len(view), PIECE)]
-        for (at, size), data in zip(pieces, self.ranges(pieces), strict=True):
-            view[at - start : at - start + size] = data
+        for at, data in self._fetched(pieces):
+            view[at - start : at - start + len(data)] = data
 
     def hold(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Fetch ranges and serve this thread's reads from them until `release`."""
-        if self._copy is None:
-            self._mine.held = []
-            new = [(a, n) for a, n in merged(ranges) if not self._spooled(a, n) and self._kept(a, n) is None]
-            inside = [(a, n) for a, n in new if n and a >= 0 and a + n <= self.size]
-            self._mine.held = [(a, data) for (a, _), data in zip(inside, self.ranges(inside), strict=True)]
+        self._mine.held = []
+        inside = [(a, n) for a, n in merged(ranges) if n and a >= 0 and a + n <= self.size]
+        self._mine.held = list(self._fetched([one for one in inside if not self._piece(*one)]))
 
     def release(self) -> None:
         self._mine.held = []
 
-    def _spooled(self, start: int, size: int) -> bool:
-        return any(a <= start and start + size <= a + n for a, n in list(self._spools))
-
     def spool(self, start: int, size: int) -> None:
         """Copy a range to a local file without a name, once for all threads."""
         with self._spooling:
-            if self._copy is not None or self._spooled(start, size) or start + size > self.size:
+            if start + size > self.size or self._piece(start, size):
                 return
             spool = Spool(self.url)
             with spool.filled() as file:
                 for at in range(start, start + size, LAST * 2):
-                    file.write(self._fetch(at, min(LAST * 2, start + size - at)))
-            self._spools[start, size] = spool
+                    file.write(self._get([(at, min(LAST * 2, start + size - at))])[0])
+            self._spools.append((start, spool))
 
     def ends(self) -> None:
         """Fetch the beginning and the end, in one request if the file is small and else at once; reads share them."""
-        some = [(a, n) for a, n in dict.fromkeys((self._end(0), self._end(self.size - 1))) if self._kept(a, n) is None]
-        if self.size and self._copy is None:
-            self._ends += [(a, data) for (a, _), data in zip(some, self.ranges(some), strict=True)]
+        both = dict.fromkeys((self._end(0), self._end(self.size - 1))) if self.size else ()
+        self._ends += self._fetched([one for one in both if not self._piece(*one)])
 
     def _end(self, at: int) -> tuple[int, int]:
         """The range around the beginning or the end that is fetched at once if the byte `at` is needed."""
@@ -132,65 +121,73 @@ class RemoteFile:
             return 0, self.size
         return (0, HEAD) if at < HEAD else (self.size - TAIL, TAIL)
 
-    def _kept(self, start: int, size: int) -> memoryview | None:
-        """The bytes, if they are in the kept beginning or end."""
-        for first, data in list(self._ends):
-            if first <= start and start + size <= first + len(data):
-                return memoryview(data)[start - first : start - first + size]
+    def _piece(self, start: int, size: int) -> Piece | None:
+        """The piece that has these bytes."""
+        held: list[Piece] = getattr(self._mine, "held", [])
+        pieces: list[Piece] = [*held, *self._ends, *self._spools, self._window]
+        for first, data in pieces:
+            length = data.size if isinstance(data, Spool) else len(data)
+            if first <= start and start + size <= first + length:
+                return first, data
         return None
 
-    def _near(self, start: int, size: int) -> bytes | memoryview:
-        """Serve a small read from the window; a read that continues at the window's end doubles the next window."""
-        with self._lock:
-            if (data := self._kept(start, size)) is not None:
-                return data
-            first, length = self._end(start)
-            if first <= start and start + size <= first + length:
-                self._ends.append((first, self._fetch(first, length)))
-                self._at, self._window, self._step = first + length, b"", HEAD // 2
-                return memoryview(self._ends[-1][1])[start - first : start - first + size]
-            skip = start - self._at
-            if not 0 <= skip <= len(self._window) - size:
-                onwards = 0 <= skip <= len(self._window) + self._step
-                self._step = min(2 * self._step, LAST) if onwards else FIRST
-                self._window = self._fetch(start, min(max(size, self._step), self.size - start))
-                self._at, skip = start, 0
-            return self._window[skip : skip + size]
+    def _near(self, start: int, size: int) -> Piece:
+        """Fetch the end that has these bytes, or a window from them on, which doubles while it is read in order."""
+        first, length = self._end(start)
+        if first <= start and start + size <= first + length:
+            (end,) = self._fetched([(first, length)])
+            self._ends.append(end)
+            self._window, self._step = (first + length, b""), HEAD // 2
+            return end
+        at, data = self._window
+        onwards = 0 <= start - at <= len(data) + self._step
+        self._step = min(2 * self._step, LAST) if onwards else FIRST
+        self._window = start, self._get([(start, min(max(size, self._step), self.size - start))])[0]
+        return self._window
 
-    def _fetch(self, start: int, size: int) -> bytes:
-        return self._get([(start, size)])[0]
-
-    def ranges(self, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    def _fetched(self, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
         """Read several ranges (start, size), concurrently if the file system can."""
         for i in range(0, len(wanted), BATCH):
-            yield from self._get(wanted[i : i + BATCH])
+            some = wanted[i : i + BATCH]
+            yield from zip((start for start, _ in some), self._get(some), strict=True)
 
     def _get(self, some: Sequence[tuple[int, int]]) -> list[bytes]:
         """Request some ranges at once."""
         with asking(self.url):
-            if self._copy is None:
-                found = self._fetched(some)
-            else:
-                found = [self._copy.read(*one) for one in some]
-        return [_sized(data, start, size, self.url) for (start, size), data in zip(some, found, strict=True)]
+            asked = self._of_web if is_http(self.url) or is_repository(self.url) else self._of_store
+            data = asked(some)
+        for (start, size), got in zip(some, data, strict=True):
+            if len(got) != size:
+                raise CorruptCheckpoint(f"{size} bytes at {start} were requested, {len(got)} came", url=self.url)
+        return data
 
-    def _fetched(self, some: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Ranges; of a web server the first request shows whether it sends any, and else the whole file is copied."""
-        if not self._web:
-            fs, path = filesystem(self.url)
-            exact = {} if getattr(fs, "async_impl", False) else {"cache_type": "none"}  # else it reads ahead
-            starts, ends = [a for a, _ in some], [a + n for a, n in some]
-            return list(fs.cat_ranges([path] * len(some), starts, ends, on_error="raise", **exact))
+    def _of_store(self, some: Sequence[tuple[int, int]]) -> list[bytes]:
+        fs, path = filesystem(self.url)
+        exact = {} if getattr(fs, "async_impl", False) else {"cache_type": "none"}  # else it reads ahead
+        starts, ends = [a for a, _ in some], [a + n for a, n in some]
+        return list(fs.cat_ranges([path] * len(some), starts, ends, on_error="raise", **exact))
+
+    def _of_web(self, some: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The first request shows whether the server sends ranges; else the whole file is copied."""
         try:
-            found = web.ranges(self.url, some, self._said)
+            data = web.ranges(self.url, some, self._said)
         except web.NoRanges as e:
             if self._ranged:
                 raise StorageError("the server sends ranges of the file no more", url=self.url) from e
             copied = _whole if self._is_known else _whole.__wrapped__
-            self._copy = copied(self.url, self.stamp, tuple(self._said.items()))
-            return [self._copy.read(*one) for one in some]
+            copy = copied(self.url, self.stamp, tuple(self._said.items()))
+            self._spools = [(0, copy)]
+            return [copy.read(*one) for one in some]
         self._ranged = True
-        return found
+        return data
+
+
+def _cut(piece: Piece, start: int, size: int) -> bytes | memoryview:
+    """The bytes of a piece from `start` in the file on."""
+    first, data = piece
+    if isinstance(data, Spool):
+        return data.read(start - first, size)
+    return memoryview(data)[start - first :][:size]
 
 
 def peek(urls: Sequence[str]) -> None:
@@ -224,17 +221,6 @@ def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
                 continue
         out.append((start, size))
     return out
-
-
-def _seconds(time: Any) -> Any:
-    """A time as all answers spell it: memory:// tells it as a number in listings, and as a datetime of one file."""
-    return time.timestamp() if isinstance(time, datetime) else time
-
-
-def _sized(data: bytes, start: int, size: int, url: str) -> bytes:
-    if len(data) != size:
-        raise CorruptCheckpoint(f"{size} bytes at {start} were requested, {len(data)} came", url=url)
-    return data
 
 
 @lru_cache(maxsize=4)

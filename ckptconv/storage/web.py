@@ -28,7 +28,7 @@ from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from ..errors import CkptError, CorruptCheckpoint, StorageError, UsageError
 from ..messages import printable, redacted
-from .faults import causes, failure, network, spooling, status, wished
+from .faults import failure, network, spooling
 from .paths import is_http
 
 LIMIT = 10**7  # seconds of CKPTCONV_TIMEOUT, a quarter of a year
@@ -286,7 +286,9 @@ def _again(url: str, size: int, request: Callable[[], T], *, known: bool = False
         try:
             return request()
         except Exception as e:
-            wait = max(pause * random.uniform(0.5, 1.0), wished(e))  # not all at once, if many were refused at once
+            wait = max(
+                pause * random.uniform(0.5, 1.0), failure(e).wait
+            )  # not all at once, if many were refused at once
             if time.monotonic() + wait > end or not _passes(e, known=known):
                 raise
             why = network(e) or type(e).__name__
@@ -300,13 +302,8 @@ def _passes(e: Exception, *, known: bool) -> bool:
     """Whether a failure may pass; a server that refuses connections may only if it is known to have accepted some."""
     if isinstance(e, (CkptError, NoRanges)):
         return False
-    chain = list(causes(e))
-    if said := next(filter(None, map(status, chain)), 0):
-        return said in PASSING
-    ways = set(map(failure, chain))
-    if "host" in ways:
-        return False
-    return known if "refused" in ways else bool(ways & {"time", "broken"})
+    way, status, _ = failure(e)
+    return status in PASSING or way in ("time", "broken") or (way == "refused" and known)
 
 
 # --- redirects ----------------------------------------------------------------------------------------------------

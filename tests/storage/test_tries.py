@@ -17,7 +17,7 @@ import pytest
 import ckptconv
 from ckptconv.errors import CorruptCheckpoint, StorageError, UsageError
 from ckptconv.storage import remote, web
-from ckptconv.storage.faults import wished
+from ckptconv.storage.faults import failure
 
 pytest.importorskip("urllib3", reason="the extra http is not installed")
 ARRAYS = {f"w{i}": np.arange(30_000, dtype="f4") + i for i in range(6)}  # far more than head and tail
@@ -221,9 +221,9 @@ def test_a_time_that_is_none_is_named(given: str, monkeypatch: pytest.MonkeyPatc
 def test_how_long_a_server_asks_to_wait(said: str | None, seconds: float) -> None:
     error = OSError()
     error.status, error.headers = 429, {"Retry-After": said}  # type: ignore[attr-defined]
-    assert wished(error) == seconds
+    assert failure(error).wait == seconds
     error.status = 404  # type: ignore[attr-defined]
-    assert wished(error) == 0
+    assert failure(error).wait == 0
 
 
 def test_a_whole_file_is_fetched_anew(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 import ckptconv
 from ckptconv.bulk.discover import discover
 from ckptconv.errors import CkptError, UnsafeCheckpoint, UsageError
-from ckptconv.storage import files, walking
+from ckptconv.storage import files, lookups
 
 ODD = ["b//x", "b/c//abs", "b/c/../x", "b/./x", "b/a\0b/x", "b/x?versionId=1"]
 ZARR = {"zarr_format": 2, "shape": [3], "chunks": [3], "dtype": "<f4", "compressor": None, "fill_value": None,
@@ -139,7 +139,7 @@ def test_a_name_that_looks_like_a_url_is_a_name(tmp_path: Path, raw: bytes, monk
 
 
 def test_what_is_a_version_in_one_store_is_a_name_in_another() -> None:
-    walking.check_path("run#3/x#7", "s3://b")
-    walking.check_path("run#3/x", "gs://b")
+    lookups.check_path("run#3/x#7", "s3://b")
+    lookups.check_path("run#3/x", "gs://b")
     with pytest.raises(UnsafeCheckpoint):
-        walking.check_path("run#3/x#7", "gs://b")
+        lookups.check_path("run#3/x#7", "gs://b")
