@@ -16,7 +16,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Note, Tensor
 from ...dtypes import DType
@@ -24,12 +24,12 @@ from ...errors import CorruptCheckpoint, UnknownFormat, UnsafeCheckpoint
 from ...messages import brief, printable
 from ...moves.part import Coded, Data, Span, c_strides
 from ...output.destination import OutputFile
-from ...storage.files import Reader, Seen, join, split
+from ...storage.files import Reader, Seen, split
 from ...storage.ranges import Ranges
 from .. import shard_index
 from ..detect import packed
 from ..own_metadata import unhashed
-from ..placement import Patch, Placement, Slot, Writer, refuse_unheld
+from ..placement import Patch, Placement, Slot, refuse_unheld
 from ..table import Reading
 from ..zip import (
     STORED,
@@ -195,54 +195,71 @@ ROOT = "archive/"
 BATCH = 1000  # items per SETITEMS, as pickle does
 
 
-def writer(url: str, max_shard_size: int | None = None) -> Writer:
-    return TorchWriter(url) if max_shard_size is None else ShardedTorchWriter(url, max_shard_size)
+def writer(url: str, max_shard_size: int | None = None) -> TorchWriter:
+    return TorchWriter(url, max_shard_size)
+
+
+class _Archive(NamedTuple):
+    """A file to write: its members, where they end, the bytes of some, and the first tensor stored in each other."""
+
+    file: str
+    entries: list[PlacedMember]
+    end: int
+    fixed: dict[str, bytes]
+    owners: dict[str, str]
+
+    def headers(self, checks: Mapping[str, int]) -> Iterator[Patch]:
+        """What stands before and after the members, now that the CRC of every tensor is known."""
+        crcs = {member.encode(): zlib.crc32(raw) for member, raw in self.fixed.items()}
+        crcs |= {member.encode(): checks.get(name, 0) for member, name in self.owners.items()}
+        yield from (Patch(self.file, e.at, local_header(e, crcs[e.name])) for e in self.entries)
+        yield Patch(self.file, self.end, directory(self.entries, crcs, self.end))
 
 
 @dataclass
 class TorchWriter:
-    """Lay an archive out. `place` remembers what `seal` needs to complete the headers."""
+    """Lay archives out, each of at most `limit` bytes of tensors. `place` remembers what `seal` needs."""
 
     url: str
-    entries: list[PlacedMember] = field(default_factory=list)
-    crcs: dict[bytes, int] = field(default_factory=dict)  # of the members that are not tensors
-    owners: dict[bytes, str] = field(default_factory=dict)  # of the others: the first tensor stored there
-    end: int = 0
-    pickle: tuple[bytes, int] = (b"", 0)  # up to the metadata; and its place in the file
+    limit: int | None = None
+    archives: list[_Archive] = field(default_factory=list)
+    placed: Checkpoint | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
         return "" if tensor.dtype.torch else f"torch has no dtype {tensor.dtype}"
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "torch")
-        owner = {n: first if checkpoint[n].count else n for n, first in checkpoint.owners().items()}
-        keys = {name: str(i) for i, name in enumerate(n for n in checkpoint if owner[n] == n)}
-        body = pickled(checkpoint, {name: keys[owner[name]] for name in checkpoint})
-        before = {PICKLE: body + attributes(checkpoint.metadata), "byteorder": b"little"}
-        fixed = {(ROOT + name).encode(): raw for name, raw in (before | {"version": b"3\n"}).items()}
-        stored = {f"data/{key}": name for name, key in keys.items()}
-        sizes = {n: len(raw) for n, raw in before.items()} | {m: checkpoint[n].nbytes for m, n in stored.items()}
-        self.entries, self.end = lay_out((ROOT + name, size) for name, size in (sizes | {"version": 2}).items())
-        self.crcs = {name: zlib.crc32(raw) for name, raw in fixed.items()}
-        self.owners = {(ROOT + member).encode(): name for member, name in stored.items()}
-        self.pickle = body, self.entries[0].start
-        places, file = {self.owners.get(e.name): e for e in self.entries}, split(self.url)[1]
-        slots = {n: Slot(file, places[owner[n]].start, places[owner[n]].size) for n in checkpoint}
-        patches = [Patch(file, e.start, fixed[e.name]) for e in self.entries if e.name in fixed]
-        size = self.end + len(directory(self.entries, {}, self.end))
-        return Placement([OutputFile(file, size)], slots, patches, check="crc32")
+        base = split(self.url)[1]
+        suffix = os.path.splitext(base)[1]
+        parts = [checkpoint] if self.limit is None else _cut(checkpoint, self.limit)
+        names = shard_index.shard_names(base, suffix, len(parts))
+        made = [_lay_out(name, part) for name, part in zip(names, parts, strict=True)]
+        self.archives, self.placed = [archive for archive, _ in made], checkpoint
+        return shard_index.joined(base, suffix, [placement for _, placement in made], checkpoint)
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        """All headers, now that the CRC of every member is known; and the end of the pickle, if there is metadata."""
-        again, file = list[Patch](), split(self.url)[1]
-        if metadata:
-            body, start = self.pickle
-            end = attributes(metadata)
-            again.append(Patch(file, start + len(body), end))
-            self.crcs[(ROOT + PICKLE).encode()] = zlib.crc32(end, zlib.crc32(body))
-        crcs = self.crcs | {member: checks.get(name, 0) for member, name in self.owners.items()}
-        patches = [Patch(file, e.at, local_header(e, crcs[e.name])) for e in self.entries]
-        return [*again, *patches, Patch(file, self.end, directory(self.entries, crcs, self.end))]
+        """All headers; and the pickles and the index again, if there is metadata."""
+        again: Sequence[Patch] = ()
+        if metadata and self.placed is not None:
+            again = self.place(replace(self.placed, metadata=dict(metadata))).patches
+        return [*again, *(patch for archive in self.archives for patch in archive.headers(checks))]
+
+
+def _lay_out(file: str, checkpoint: Checkpoint) -> tuple[_Archive, Placement]:
+    owner = {n: first if checkpoint[n].count else n for n, first in checkpoint.owners().items()}
+    keys = {name: str(i) for i, name in enumerate(n for n in checkpoint if owner[n] == n)}
+    body = pickled(checkpoint, {name: keys[owner[name]] for name in checkpoint}) + attributes(checkpoint.metadata)
+    first, last = {ROOT + PICKLE: body, ROOT + "byteorder": b"little"}, {ROOT + "version": b"3\n"}
+    fixed, owners = first | last, {f"{ROOT}data/{key}": name for name, key in keys.items()}
+    sizes = ((m, len(fixed[m]) if m in fixed else checkpoint[owners[m]].nbytes) for m in (*first, *owners, *last))
+    entries, end = lay_out(sizes)
+    places = {owners.get(e.name.decode()): e for e in entries}
+    slots = {n: Slot(file, places[owner[n]].start, places[owner[n]].size) for n in checkpoint}
+    patches = [Patch(file, e.start, fixed[name]) for e in entries if (name := e.name.decode()) in fixed]
+    size = end + len(directory(entries, {}, end))
+    placement = Placement([OutputFile(file, size)], slots, patches, check="crc32")
+    return _Archive(file, entries, end, fixed, owners), placement
 
 
 ORDERED = b"ccollections\nOrderedDict\n"
@@ -315,35 +332,6 @@ def _int(value: int) -> bytes:
         return b"J" + value.to_bytes(4, "little")
     size = value.bit_length() // 8 + 1
     return b"\x8a%c" % size + value.to_bytes(size, "little")
-
-
-@dataclass
-class ShardedTorchWriter:
-    """Cut a checkpoint in order into files of at most `limit` bytes of tensors; one file if it fits."""
-
-    url: str
-    limit: int
-    writers: list[TorchWriter] = field(default_factory=list)
-    placed: Checkpoint | None = None
-
-    def cannot_hold(self, tensor: Tensor) -> str:
-        return TorchWriter(self.url).cannot_hold(tensor)
-
-    def place(self, checkpoint: Checkpoint) -> Placement:
-        refuse_unheld(self, checkpoint, "torch")
-        self.placed = checkpoint
-        folder, base = split(self.url)
-        suffix = os.path.splitext(base)[1]
-        parts = _cut(checkpoint, self.limit)
-        self.writers = [TorchWriter(join(folder, n)) for n in shard_index.shard_names(base, suffix, len(parts))]
-        placed = [w.place(part) for w, part in zip(self.writers, parts, strict=True)]
-        return shard_index.joined(base, suffix, placed, checkpoint)
-
-    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        again: Sequence[Patch] = ()
-        if metadata and self.placed is not None:
-            again = self.place(replace(self.placed, metadata=dict(metadata))).patches
-        return [*again, *(patch for writer in self.writers for patch in writer.seal(checks, {}))]
 
 
 def _cut(checkpoint: Checkpoint, limit: int) -> list[Checkpoint]:
