@@ -28,9 +28,8 @@ from .common import (
 
 def torch_pickle(data: bytes, folder: Path) -> Laid:
     """The bytes are the pickle of a sound archive, whose storages are as large as the pickle says."""
-    from ckptconv.formats.pytorch.globals import TORCH
     from ckptconv.formats.pytorch.pickle import load
-    from ckptconv.formats.pytorch.tensors import Storage
+    from ckptconv.formats.pytorch.tensors import TORCH, Storage
 
     sizes: dict[str, int] = {}
 

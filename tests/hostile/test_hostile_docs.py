@@ -7,7 +7,7 @@ import re
 import hostile
 from kit import ROOT
 
-from ckptconv.formats.pytorch.globals import TORCH
+from ckptconv.formats.pytorch.tensors import TORCH
 
 
 def test_every_promise_names_tests_that_exist() -> None:

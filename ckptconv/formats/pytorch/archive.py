@@ -43,9 +43,8 @@ from ..zip import (
     members,
 )
 from .flatten import METADATA, checkpoint
-from .globals import TORCH
 from .pickle import load
-from .tensors import Storage, StorageType, storage_id
+from .tensors import TORCH, Storage, StorageType, storage_id
 from .values import shown
 
 PICKLE = "data.pkl"

@@ -30,9 +30,9 @@ from ...moves.part import checked_count
 from ...storage.files import Reader, Seen
 from ..table import Reading
 from .flatten import checkpoint
-from .globals import TORCH
 from .legacy import MAGIC
 from .pickle import load
+from .tensors import TORCH
 from .values import ArrayType, Known, Ordered, PickledArray, shown
 
 

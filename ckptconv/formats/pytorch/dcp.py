@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ...checkpoint import Checkpoint, Role
+from ...checkpoint import Checkpoint, Role, Tensor
 from ...errors import CorruptCheckpoint
 from ...messages import brief, printable
 from ...moves.part import MAX_AXES, Part, c_strides, checked_count
@@ -27,11 +27,10 @@ from ...storage.ranges import Slice
 from ..table import DISTRIBUTED, Reading
 from ..tiling import Tile, check_tiling
 from .archive import PICKLE, enter
-from .flatten import Chunked, gather, jsonable
-from .globals import TORCH, record
+from .flatten import gather, jsonable
 from .pickle import load
-from .tensors import TorchType, View
-from .values import Inert, shown
+from .tensors import TORCH, TorchType, View
+from .values import Inert, record, shown
 from .walk import OPTIMIZER, TENSORS, Leaf, Walk, is_plain
 
 SUFFIX = ".distcp"
@@ -203,7 +202,7 @@ class Folder:
             self.opened[f.url] = None
         return self.files[name]
 
-    def tensor(self, name: str, about: Inert) -> Chunked:
+    def tensor(self, name: str, about: Inert) -> Tensor:
         """A tensor's shape and parts, one for each chunk."""
         shape = _numbers(about, "size")
         total, steps = checked_count(shape, tensor=name), c_strides(shape)
@@ -226,4 +225,4 @@ class Folder:
             raise CorruptCheckpoint("has no chunks", tensor=name)
         if not total:
             parts = [parts[-1]._replace(shape=shape, offset=0, strides=steps, start=0, steps=steps, ops=())]
-        return Chunked(shape, tuple(parts))
+        return Tensor(name, parts[0].dtype, shape, tuple(parts))

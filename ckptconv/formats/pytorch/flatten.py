@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite, prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...checkpoint import Checkpoint, Details, Entry, Note, Role, Tensor, contiguous, held, view
 from ...checkpoint.training import COLLECTIONS, is_average
@@ -39,11 +39,11 @@ from ...dtypes import DTYPES
 from ...errors import CkptError, CorruptCheckpoint, NameCollision, UnsafeCheckpoint
 from ...messages import brief, listing, many, printable
 from ...moves import derived
-from ...moves.part import FILL_RATIO, MAX_FILL, Part, c_strides
+from ...moves.part import FILL_RATIO, MAX_FILL, c_strides
 from ..table import Reading
-from .tensors import Absent, Layout, Pieces, Storage, StorageType, TorchType, View, identity
+from .tensors import META, Pieces, Storage, StorageType, TorchType, View, identity
 from .values import ArrayType, Inert, Known, Ordered, PickledArray
-from .walk import Leaf, Walk, is_module
+from .walk import TENSORS, Leaf, Walk, is_module
 
 # What training code calls the entry that holds a model's state dict; the last only where nothing else holds weights.
 MODELS = (
@@ -51,20 +51,11 @@ MODELS = (
 )  # fmt: skip
 ALONE = ("generator", "encoder", "backbone", "teacher", "checkpoint", "model_dict", "G", "g")
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
+NO_DATA = "tensors on the meta device, which have no data"
 SHOWN = 6  # entries that a note names
 MAX_VALUES = 1000
 MAX_LISTED = 2**24  # bytes of lists of numbers that become tensors
 PLAIN = Reading()
-
-
-class Chunked(NamedTuple):
-    """A tensor of several parts, which may lie in several files."""
-
-    shape: tuple[int, ...]
-    parts: tuple[Part, ...]
-
-
-TENSORS = (View, Pieces, PickledArray, Chunked)
 
 
 def checkpoint(
@@ -245,10 +236,8 @@ class Made:
                 self.array(name, value, role)
             case Pieces():
                 self.split(name, value, role)
-            case Chunked():
-                self.put(Tensor(name, value.parts[0].dtype, value.shape, value.parts, role))
-            case Absent():
-                self.skipped["tensors on the meta device, which have no data"].append(name)
+            case Tensor():
+                self.put(Tensor(name, value.dtype, value.shape, value.parts, role))
             case Storage():
                 self.skipped["bare storages, which have no shape"].append(name)
             case _:
@@ -266,7 +255,8 @@ class Made:
 
     def view(self, name: str, v: View, role: Role) -> None:
         if v.row is None or v.storage.data is None:
-            self.skipped[f"of dtype {v.torch}, which nothing else can hold"].append(name)
+            of_a_dtype = f"of dtype {v.torch}, which nothing else can hold"
+            self.skipped[NO_DATA if v.torch == META else of_a_dtype].append(name)
             return
         self.put(stored(name, v, role))
         if 0 in v.shape:
@@ -389,7 +379,7 @@ def jsonable(value: Any, room: int = 50) -> Any:
         return [jsonable(v, room) for v in list(value)[:room]]
     if kind in (Known, Inert):
         return str(value.path)
-    if kind in (TorchType, StorageType, Layout):
+    if kind in (TorchType, StorageType):
         return f"torch.{value.name}"
     if kind is ArrayType:
         return value.spelling

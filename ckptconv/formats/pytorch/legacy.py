@@ -25,9 +25,8 @@ from ...moves.part import Span
 from ...storage.files import Reader, Seen
 from ..table import Reading
 from .flatten import checkpoint
-from .globals import TORCH
 from .pickle import Truncated, load_some
-from .tensors import Storage, StorageType, storage_id
+from .tensors import TORCH, Storage, StorageType, storage_id
 from .values import shown
 
 MAGIC = re.compile(rb"\x80[\x02-\x05](?:\x95.{8})?\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\.", re.DOTALL)

@@ -2,10 +2,8 @@
 
 Storage   the bytes of one member or stretch of the file, of one type
 View      dtype, offset, shape, strides in one storage; offsets and strides count elements of the view's dtype
-Tagged    a tensor with attributes that Python code hung on it, or of a subclass
-Wrapper   a tensor of a subclass that has no data of its own: only its attributes have
+Tagged    a tensor with attributes that Python code hung on it, or of a subclass, which may have no data but theirs
 Pieces    a tensor made of tensors: sparse, quantised, nested
-Absent    a tensor without data
 Hollow    torch.FloatTensor() before its state arrives
 
 The functions by which torch rebuilds tensors; each returns exactly torch's tensor or refuses.
@@ -28,7 +26,7 @@ from typing import Any, NamedTuple
 from ...dtypes import DTYPES, DType
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import MAX_AXES, MAX_FILL, Data, checked_count
-from .values import Inert, Known, Ordered, PickledArray, shown
+from .values import NUMPY, PLAIN, VALUES, Inert, Known, Ordered, PickledArray, shown
 
 
 class TorchType(NamedTuple):
@@ -103,19 +101,16 @@ def identity(value: Any) -> tuple[Any, ...]:
 
 
 class Tagged(NamedTuple):
-    """A tensor with attributes, which do not change its elements. `path` is its class if that is unknown, or ''."""
+    """A tensor with attributes, which do not change its elements. `path` is its class if that is unknown, or ''.
+
+    value: None for a subclass without data of its own, which consists of the tensors in its attributes.
+    shape: that of such a subclass.
+    """
 
     value: Any
     path: str
     attributes: dict[str, Any]
-
-
-class Wrapper(NamedTuple):
-    """A tensor subclass without data of its own: `attributes` hold the tensors of which it consists."""
-
-    path: str
-    shape: tuple[int, ...]
-    attributes: dict[str, Any]
+    shape: tuple[int, ...] = ()
 
 
 class Pieces(NamedTuple):
@@ -125,13 +120,6 @@ class Pieces(NamedTuple):
     shape: tuple[int, ...]
     parts: dict[str, Any]
     details: dict[str, Any]
-
-
-class Absent(NamedTuple):
-    """A tensor without data (on the meta device)."""
-
-    torch: str
-    shape: tuple[int, ...]
 
 
 class Hollow:
@@ -159,6 +147,7 @@ class Hollow:
 
 MAX_STORAGE_KEY = 200  # characters; torch counts from "0" on
 UNTYPED = StorageType("UntypedStorage", None, 8)
+META = "meta"  # in the place of a dtype
 BYTE = DTYPES["uint8"]
 
 
@@ -230,17 +219,11 @@ REPLACING = frozenset({"data", "real", "imag", "T", "H", "mT", "mH", "shape", "d
 CLASSES = frozenset({"Tensor", "Parameter", "Buffer"})
 
 
-class Layout(NamedTuple):
-    """torch.sparse_coo and the like."""
-
-    name: str
-
-
-def layout(name: Any) -> Layout:
+def layout(name: Any) -> Known:
     """torch.serialization._get_layout('torch.sparse_coo')."""
     if type(name) is not str:
         raise CorruptCheckpoint(f"a layout is called {shown(name)}")
-    return Layout(name.removeprefix("torch."))
+    return Known(name)
 
 
 # --- dense ------------------------------------------------------------------------------------------------------
@@ -298,7 +281,7 @@ def parameter(value: Any = None, grad: Any = True) -> Any:
     """Parameter(tensor); Parameter() of old files, which give the tensor as its state afterwards."""
     if value is None:
         return Hollow(None)
-    if type(bare(value)) not in (View, Pieces, Absent):
+    if type(bare(value)) not in (View, Pieces):
         raise CorruptCheckpoint(f"a parameter is made of {shown(value)}")
     return value if type(value) is Tagged else bare(value)
 
@@ -312,10 +295,11 @@ def parameter_with_state(value: Any, grad: Any, hooks: Any, state: Any) -> Any:
     return tagged(rebuild_parameter(value, grad, hooks), "", state)
 
 
-def meta(kind: Any, shape: Any, strides: Any, grad: Any) -> Absent:
+def meta(kind: Any, shape: Any, strides: Any, grad: Any) -> View:
+    """A tensor without data: of no dtype."""
     if type(kind) is not TorchType:
         raise CorruptCheckpoint(f"a tensor on the meta device has the dtype {shown(kind)}")
-    return Absent(kind.name, ints(shape, "shape"))
+    return View(Storage(UNTYPED, "", None, 0), None, META, 0, ints(shape, "shape"), ())
 
 
 def device_tensor(value: Any, kind: Any, device: Any, grad: Any) -> Any:
@@ -383,8 +367,8 @@ def from_type(make: Any, kind: Any, args: Any, state: Any) -> Any:
         raise UnsafeCheckpoint(f"a tensor subclass is rebuilt by {shown(make)}")
     attributes = tagged(None, path, state).attributes
     if make.path == WRAPPED and len(args) > 2:
-        return Wrapper(path, ints(args[2], "shape"), attributes)
-    return Wrapper(make.path if make.path == JAGGED else path, (), {**attributes, "args": args})
+        return Tagged(None, path, attributes, ints(args[2], "shape"))
+    return Tagged(None, make.path if make.path == JAGGED else path, {**attributes, "args": args})
 
 
 def from_type_v1(make: Any, kind: Any, args: Any, state: Any) -> Any:
@@ -399,9 +383,9 @@ def from_type_v1(make: Any, kind: Any, args: Any, state: Any) -> Any:
 # --- made of several tensors ------------------------------------------------------------------------------------
 
 LAYOUTS = {
-    "sparse_coo": ("indices", "values"),
-    **dict.fromkeys(("sparse_csr", "sparse_bsr"), ("crow_indices", "col_indices", "values")),
-    **dict.fromkeys(("sparse_csc", "sparse_bsc"), ("ccol_indices", "row_indices", "values")),
+    "torch.sparse_coo": ("indices", "values"),
+    **dict.fromkeys(("torch.sparse_csr", "torch.sparse_bsr"), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys(("torch.sparse_csc", "torch.sparse_bsc"), ("ccol_indices", "row_indices", "values")),
 }
 
 
@@ -414,12 +398,12 @@ def _pieces(kind: str, shape: tuple[int, ...], parts: dict[str, Any]) -> Pieces:
 
 def sparse(how: Any, data: Any) -> Pieces:
     """COO: indices, values, size[, coalesced]; compressed: compressed and plain indices, values, size."""
-    names = LAYOUTS.get(how.name) if type(how) is Layout else None
+    names = LAYOUTS.get(how.path) if type(how) is Known else None
     if names is None or type(data) is not tuple or not len(names) < len(data) < len(names) + 2 + (len(names) == 2):
         raise CorruptCheckpoint(f"a sparse tensor of the layout {shown(how)} is not understood")
     shape = ints(data[len(names)], "shape")
     checked_count(shape)
-    return _pieces(how.name, shape, dict(zip(names, data, strict=False)))
+    return _pieces(how.path.removeprefix("torch."), shape, dict(zip(names, data, strict=False)))
 
 
 SCHEMES = {"per_tensor_affine": 2, "per_channel_affine": 3, "per_channel_affine_float_qparams": 3}
@@ -464,3 +448,104 @@ def _check_channels(shape: tuple[int, ...], parts: dict[str, Any], details: dict
 
 def nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> Pieces:
     return _pieces("nested", (), {"buffer": buffer, "sizes": sizes, "strides": strides, "offsets": offsets})
+
+
+# --- the globals that a torch file may name, by module and name; every other is unknown ----------------------------
+#
+# Specification: torch/_weights_only_unpickler.py; torch/_utils.py; older names from torch/storage.py and its history.
+
+
+def _size(value: Any = ()) -> tuple[int, ...]:
+    return ints(value, "size")
+
+
+def _text(*parts: Any) -> str:
+    """torch.device('cuda', 0): only what it is called."""
+    return ":".join(str(p) for p in parts if type(p) in (str, int))
+
+
+def _list(items: Any = ()) -> list[Any]:
+    """torch.jit._pickle.build_intlist([..]): TorchScript's typed lists."""
+    if type(items) not in (list, tuple):
+        raise CorruptCheckpoint("a TorchScript list is built from something that is not a list")
+    return list(items)
+
+
+def _same(value: Any, *_: Any) -> Any:
+    return value
+
+
+# Storage classes whose elements are packed or have no neutral dtype.
+_QUANTISED = {"QInt8": "int8", "QUInt8": "uint8", "QInt32": "int32"}
+_PACKED = {"QUInt4x2": 8, "QUInt2x4": 8, "ComplexHalf": 32}  # of the first two torch counts bytes
+_STORAGES = {
+    **{r.storage: StorageType(r.storage + "Storage", r, r.itemsize * 8) for r in DTYPES.values() if r.storage},
+    **{name: StorageType(name + "Storage", DTYPES[r], DTYPES[r].itemsize * 8) for name, r in _QUANTISED.items()},
+    **{name: StorageType(name + "Storage", None, bits) for name, bits in _PACKED.items()},
+}
+_ODD_TYPES = (
+    "complex32", "qint8", "quint8", "qint32", "quint4x2", "quint2x4", "bits8", "bits16", "bits1x8", "bits2x4",
+    "bits4x2",
+    *(f"{sign}int{n}" for sign in ("", "u") for n in range(1, 8)),
+)  # fmt: skip
+_ALIASES = {
+    "half": "float16", "float": "float32", "double": "float64", "short": "int16", "int": "int32", "long": "int64",
+}  # fmt: skip
+_SCHEMES = (
+    "per_tensor_affine", "per_tensor_symmetric", "per_channel_affine", "per_channel_symmetric",
+    "per_channel_affine_float_qparams",
+)  # fmt: skip
+_UTILS: dict[str, Callable[..., Any]] = {
+    "_rebuild_tensor": rebuild,
+    "_rebuild_tensor_v2": rebuild_v2,
+    "_rebuild_tensor_v3": rebuild_v3,
+    "_rebuild_parameter": rebuild_parameter,
+    "_rebuild_parameter_with_state": parameter_with_state,
+    "_rebuild_sparse_tensor": sparse,
+    "_rebuild_qtensor": quantised,
+    "_rebuild_nested_tensor": nested,
+    "_rebuild_meta_tensor_no_storage": meta,
+    "_rebuild_device_tensor_from_numpy": device_tensor,
+    "_rebuild_xla_tensor": device_tensor,
+    "_rebuild_device_tensor_from_cpu_tensor": device_tensor,
+}
+_TYPES = {row.torch: TorchType(row.torch, row) for row in DTYPES.values() if row.torch}
+_FROM_TYPE: dict[str, Callable[..., Any]] = {"_rebuild_from_type_v2": from_type, "_rebuild_from_type": from_type_v1}
+
+
+def _tensor(name: str, kind: StorageType | None) -> Known:
+    make = constructor(kind)
+    return Known(name, make, make)
+
+
+_PARAMETERS = (
+    ("torch.nn.parameter", "Parameter"), ("torch.nn", "Parameter"), ("torch.nn.parameter", "Buffer"),
+    ("torch.autograd.variable", "Variable"),
+)  # fmt: skip
+
+TORCH: dict[tuple[str, str], Any] = {
+    **PLAIN,
+    **VALUES,
+    **NUMPY,
+    **{(m, name + "Storage"): kind for m in ("torch", "torch.cuda") for name, kind in _STORAGES.items()},
+    **{(m, name + "Tensor"): _tensor(name, kind) for m in ("torch", "torch.cuda") for name, kind in _STORAGES.items()},
+    ("torch.storage", "UntypedStorage"): UNTYPED,
+    ("torch", "UntypedStorage"): UNTYPED,
+    ("torch.storage", "TypedStorage"): Known("TypedStorage"),
+    **{("torch", name): kind for name, kind in _TYPES.items()},
+    **{("torch", name): _TYPES[row] for name, row in _ALIASES.items()},
+    **{("torch", name): TorchType(name, None) for name in _ODD_TYPES if name not in _TYPES},
+    **{("torch", name): Known(name) for name in _SCHEMES},
+    **{("torch._utils", name): Known(name, call) for name, call in _UTILS.items()},
+    **{(m, name): Known(name, call) for m in ("torch._tensor", "torch.tensor") for name, call in _FROM_TYPE.items()},
+    **{(module, name): Known(name, parameter, parameter) for module, name in _PARAMETERS},
+    ("torch", "Tensor"): _tensor("Tensor", None),
+    ("torch._tensor", "Tensor"): _tensor("Tensor", None),
+    ("torch", "Size"): Known("Size", _size, _size),
+    ("torch", "device"): Known("device", _text, _text),
+    ("torch.serialization", "_get_layout"): Known("_get_layout", layout),
+    **{
+        ("torch.jit._pickle", f"build_{kind}list"): Known("list", _list) for kind in ("int", "double", "bool", "tensor")
+    },
+    ("torch.jit._pickle", "restore_type_tag"): Known("restore_type_tag", _same),
+}

@@ -183,6 +183,63 @@ PLAIN: dict[tuple[str, str], Any] = {
 }
 
 
+# --- classes whose instances are values and nothing else: settings, dates, paths; recorded, never made ---------------
+#
+# An argparse.Namespace or an OmegaConf config beside a state dict says nothing about its tensors, so it is read without
+# `opaque`. Only classes are listed here whose instances are nothing but their attributes and items.
+
+HARMLESS = frozenset({
+    "argparse.Namespace", "types.SimpleNamespace", "collections.deque", "collections.UserDict", "datetime.datetime",
+    "datetime.date", "datetime.time", "datetime.timedelta", "datetime.timezone", "decimal.Decimal",
+    "fractions.Fraction", "uuid.UUID", "uuid.SafeUUID", "easydict.EasyDict", "addict.addict.Dict", "munch.Munch",
+    "munch.DefaultMunch", "box.box.Box", "box.box_list.BoxList", "ml_collections.config_dict.config_dict.ConfigDict",
+    "ml_collections.config_dict.config_dict.FrozenConfigDict", "yacs.config.CfgNode", "fvcore.common.config.CfgNode",
+    "detectron2.config.config.CfgNode", "mmcv.utils.config.ConfigDict", "mmengine.config.config.ConfigDict",
+    "omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig", "omegaconf.base.ContainerMetadata",
+    "omegaconf.base.Metadata", "omegaconf.base.Box", "omegaconf.nodes.AnyNode", "omegaconf.nodes.BooleanNode",
+    "omegaconf.nodes.BytesNode", "omegaconf.nodes.EnumNode", "omegaconf.nodes.FloatNode",
+    "omegaconf.nodes.IntegerNode", "omegaconf.nodes.InterpolationResultNode", "omegaconf.nodes.PathNode",
+    "omegaconf.nodes.StringNode", "pytorch_lightning.utilities.parsing.AttributeDict",
+    "lightning.pytorch.utilities.parsing.AttributeDict", "lightning_fabric.utilities.data.AttributeDict",
+    "lightning.fabric.utilities.data.AttributeDict",
+})  # fmt: skip
+_TYPING = ("Any", "Union", "Optional", "Dict", "List", "Tuple", "Set", "Sequence", "Mapping", "Callable")
+_PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path", "PurePath")
+
+
+def record(path: str, name: str = "") -> dict[tuple[str, str], Known]:
+    """The entry of a class whose instances are only looked at, and called `name` in messages."""
+
+    def made(*args: Any) -> Inert:
+        return Inert(name or path, args)
+
+    module, _, own = path.rpartition(".")
+    return {(module, own): Known(name or path, made, made)}
+
+
+def _path(*parts: Any) -> str:
+    if any(type(part) is not str for part in parts):
+        raise TypeError(f"a path is made of {shown(parts)}")
+    return "/".join(parts).replace("//", "/")
+
+
+def _subscript(generic: Any, item: Any) -> Inert:
+    """operator.getitem(typing.Dict, (str, Any)): how Dict[str, Any] is pickled. Of nothing else."""
+    if type(generic) is not Known or not generic.path.startswith("typing."):
+        raise TypeError(f"an item of {shown(generic)} is asked for")
+    return Inert(generic.path, ())
+
+
+VALUES: dict[tuple[str, str], Any] = {
+    **{key: known for path in HARMLESS for key, known in record(path).items()},
+    **{(module, name): Known(name, _path, _path) for module in ("pathlib", "pathlib._local") for name in _PATHS},
+    **{("typing", name): Known(f"typing.{name}") for name in _TYPING},
+    **{(module, "getitem"): Known("getitem", _subscript) for module in ("operator", "_operator")},
+}
+
+
+# --- NumPy -------------------------------------------------------------------------------------------------------
+
 _SPELLING = re.compile(r"[<>=|]?([biufcSUV][0-9]{1,9}|[?bBhHiIlLqQefdgFDGO]|O8|O4)\Z")
 
 

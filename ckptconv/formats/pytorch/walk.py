@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-from ...checkpoint import Note, Role
+from ...checkpoint import Note, Role, Tensor
 from ...checkpoint.training import (
     BESIDE,
     FLAX_STATE,
@@ -33,9 +33,8 @@ from ...checkpoint.training import (
 )
 from ...errors import UnsafeCheckpoint
 from ...messages import listing
-from .globals import HARMLESS
-from .tensors import JAGGED, Absent, Hollow, Pieces, Tagged, View, Wrapper, bare, identity
-from .values import SCALARS, Inert, Known, Ordered, PickledArray
+from .tensors import JAGGED, Hollow, Pieces, Tagged, View, bare, identity
+from .values import HARMLESS, SCALARS, Inert, Known, Ordered, PickledArray
 
 WalkRole = Literal[Settled, "attribute"]
 ATTRIBUTE: Final = "attribute"  # the role of what is not in a module's state_dict()
@@ -165,7 +164,7 @@ NUMBERS = 3  # at most, that belong to the pieces of a tensor and become tensors
 VALUE = 6  # bytes of pickle for each value that is not a tensor: its name and its account take 250 of memory
 PIECES = 6  # as many values take the memory of a sparse or quantised tensor, of which three or four are made
 KEPT = frozenset({"_metadata", "__metadata__"})  # attributes of an OrderedDict that are read or may be left out
-TENSORS = (View, Pieces, PickledArray, Absent)
+TENSORS = (View, Pieces, PickledArray, Tensor)
 CONTAINERS = (dict, Ordered, list, tuple, set, frozenset, Inert)
 
 OPTIMIZER = re.compile(r"[Oo]ptim(?:i[sz]er|s?(?![a-z]))|OPTIM")  # optimizer_states, g_optim; not optimal_query
@@ -213,10 +212,10 @@ class Walk:
 
     def leaves(self, value: Any, name: str = "", role: WalkRole = "", top: str = "", depth: int = 0) -> Iterator[Leaf]:
         self.visit(1, depth)
-        if type(value) is Tagged:
+        if type(value) is Tagged and value.value is not None:
             yield from self.tags(value, name or "tensor", role, top, depth)
             value = value.value
-        if type(value) is Wrapper:
+        elif type(value) is Tagged:
             value = self.wrapped(value, name)
         if id(value) in self.open:  # asked first, since to list a container takes as long as it is large
             self.cyclic.append(name)
@@ -305,7 +304,7 @@ class Walk:
             self.inert[thing.path] = None
         return found
 
-    def wrapped(self, tensor: Wrapper, name: str) -> Any:
+    def wrapped(self, tensor: Tagged, name: str) -> Any:
         """Replace a tensor without data by its attributes, or for a DTensor whose shard is the whole, by that shard."""
         held = tensor.attributes
         self.inert[tensor.path] = None

@@ -22,8 +22,8 @@ from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held
 from ckptconv.dtypes import DTYPES, DType
 from ckptconv.formats.pytorch import dcp
 from ckptconv.formats.pytorch.archive import TorchWriter
-from ckptconv.formats.pytorch.globals import TORCH
 from ckptconv.formats.pytorch.pickle import load
+from ckptconv.formats.pytorch.tensors import TORCH
 from ckptconv.moves.part import Span
 
 GOLDEN = FIXTURES / "torch"

@@ -10,9 +10,9 @@ from kit import refused
 from pickles import Call, Global, Id, Raw, pickled
 
 from ckptconv.dtypes import DTYPES
-from ckptconv.formats.pytorch.globals import TORCH
 from ckptconv.formats.pytorch.pickle import OPS, REFUSED, load
 from ckptconv.formats.pytorch.tensors import (
+    TORCH,
     UNTYPED,
     Pieces,
     Storage,
