@@ -5,7 +5,7 @@
     model-00002-of-00002.safetensors
 
 The model is read from the index, from any of its shards, or from the folder; a folder can also hold one file instead,
-or the shards of a distributed run of torch, which have no index (distributed.py).
+or the shards of a distributed run of torch, which have no index.
 Tensors in the weight map must be present; tensors that are not in it are left out with a note.
 Specification: transformers, modeling_utils.py (load_sharded_checkpoint); huggingface_hub, serialization.
 """
@@ -21,15 +21,17 @@ from typing import NamedTuple
 from ..checkpoint import Checkpoint, Details, Note, Tensor
 from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, StorageError, UnknownFormat
 from ..messages import listing, many, printable
+from ..moves.part import checked_count
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, Stamp, exists, is_dir, is_remote, join, local, names, sibling, split, stat
 from ..storage.paths import beginning, beside
 from ..storage.remote import peek
-from . import distributed, safetensors, shard_index
+from . import safetensors, shard_index
 from .detect import detect, open_checkpoint
 from .placement import Patch, Placement, Slot
 from .safetensors import SafetensorsWriter, prove
 from .table import Reading
+from .tiling import joined
 
 PEEKED = 32  # remote shards whose headers are fetched before the first of them is opened
 SHARD_SIZE = 5_000_000_000  # bytes, by default, of the shards in a new folder
@@ -89,9 +91,7 @@ def open(url: str, how: Reading) -> Checkpoint:
             text = "is one shard of those that a distributed run saved, and the others cannot be listed there"
             alone = "from_='safetensors' reads this one alone, if its parts begin where their tensors do"
             raise StorageError(f"{text}; copy all of them into a folder here, and give that ({alone})", url=url)
-        return _noted(
-            distributed.open(folder, shards, how), "a shard was given, and all of its folder are read", (base,)
-        )
+        return _noted(_open_run(folder, shards, how), "a shard was given, and all of its folder are read", (base,))
     return open_index(url if exists(url) else beside(url, url + shard_index.SUFFIX), how)
 
 
@@ -109,7 +109,7 @@ def _open_folder(url: str, how: Reading) -> Checkpoint:
     files = names(url)
     candidates = _candidates(files)
     if parts := pieces(files):
-        whole, first = distributed.open(url, parts, how), parts[0]
+        whole, first = _open_run(url, parts, how), parts[0]
     elif not candidates:
         shards = [n for n in files if SHARD.fullmatch(n)]
         what = f"holds shards ({shards[0]}, ...) but not their index" if shards else "holds no known model"
@@ -199,6 +199,75 @@ def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkp
         notes[Note("unread", text, tuple(extra), tensors=False)] = None
     first = next(iter(shards.values()))
     return Checkpoint(tensors, metadata, tuple(ties), first.format, tuple(urls), tuple(notes), details)
+
+
+# --- a distributed run ----------------------------------------------------------------------------------------------
+#
+#     shard-00001-model-00001-of-00001.safetensors     a.w: 2x3, from [0, 0] on
+#     shard-00002-model-00001-of-00001.safetensors     a.w: 2x3, from [2, 0] on          ->  a.w: 4x3
+#
+# Each process saved its parts of tensors; those of a tensor must tile it. No file says how large it is: it reaches as
+# far as its parts do, as for torch, so a shard that is missing at the end is not noticed unless another tensor has a
+# hole; a note says so. Processes without a part write no file, so numbers may be missing.
+# Specification: torch/distributed/checkpoint/hf_storage.py (HuggingFaceStorageReader) and
+# _consolidate_hf_safetensors.py.
+
+
+def _open_run(folder: str, files: Sequence[str], how: Reading) -> Checkpoint:
+    """Open all shards of a folder, and join the parts of each tensor.
+
+    With `how.salvage`, a tensor whose parts do not make it up is left out with a note. A shard that cannot be opened is
+    an error also then: any tensor may have parts in it.
+    """
+    if len({m[1] for file in files if (m := safetensors.SHARD.fullmatch(file))}) > 1:
+        raise CorruptCheckpoint("holds shards of several checkpoints: their names end in other numbers", url=folder)
+    pieces: dict[str, list[tuple[Tensor, safetensors.Start]]] = {}
+    metadata: dict[str, str] = {}
+    notes: dict[Note, None] = {}
+    counts: dict[str, int] = {}
+    paths = [sibling(join(folder, "."), file) for file in files]
+    for at, (file, path) in enumerate(zip(files, paths, strict=True)):
+        if at % PEEKED == 0:
+            peek(paths[at : at + PEEKED])
+        shard = safetensors.read(path, how)
+        starts = safetensors.part_starts(shard.metadata, path)
+        for name, t in shard.items():
+            start = starts.get(name)
+            if start is None or len(start) != len(t.shape):
+                raise CorruptCheckpoint(f"its {safetensors.INFO} does not say where this begins", url=path, tensor=name)
+            pieces.setdefault(name, []).append((t, start))
+        counts[file] = len(shard)
+        metadata = shard.metadata | metadata
+        notes |= dict.fromkeys(shard.notes)
+    left_out = {name for note in notes if note.kind == "skipped" for name in note.names}
+    tensors, damaged = dict[str, Tensor](), list[Note]()
+    for name, parts in pieces.items():
+        try:
+            if name in left_out:
+                raise CorruptCheckpoint("some of its parts are of a dtype that is not read", tensor=name)
+            tensors[name] = _whole(name, parts, folder)
+        except CorruptCheckpoint as e:
+            if not how.salvage:
+                raise
+            damaged.append(Note("damaged", f"not whole: {' '.join(e.message.split())}", (name,)))
+    text = (
+        f"joined from {many(len(counts), 'shard')} of a distributed run; tensors reach as far as their parts, so a "
+        "shard that is missing at the end would not be noticed"
+    )
+    metadata = {k: v for k, v in metadata.items() if k not in safetensors.KEYS}
+    details: Details = {"shards": counts}
+    every = (Note("assumed", text), *notes, *damaged)
+    return Checkpoint(tensors, metadata, (), "safetensors", tuple(paths), every, details)
+
+
+def _whole(name: str, pieces: list[tuple[Tensor, safetensors.Start]], url: str) -> Tensor:
+    """One tensor of parts that begin at different places."""
+    if len({(t.dtype, len(t.shape)) for t, _ in pieces}) > 1:
+        raise CorruptCheckpoint("its parts have different dtypes or numbers of axes", tensor=name)
+    ends = ([a + n for a, n in zip(start, t.shape, strict=True)] for t, start in pieces)
+    shape = tuple(map(max, zip(*ends, strict=True)))
+    checked_count(shape, tensor=name)
+    return joined(name, shape, pieces, url)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

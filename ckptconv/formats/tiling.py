@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
+from ..checkpoint import Tensor, contiguous
 from ..errors import CorruptCheckpoint, UnsafeCheckpoint
+from ..moves.part import c_strides
 
 COMPARISONS = 256  # of a tile with others, on average; a grid of 150 by 150 needs fewer
 
@@ -54,3 +56,18 @@ def check_tiling(name: str, shape: tuple[int, ...], tiles: Sequence[Tile], url: 
         raise CorruptCheckpoint(f"its chunk at {list(twice[1].start)} overlaps another", url=url, tensor=name)
     if sum(prod(b.shape) for b in filled) != prod(shape):
         raise CorruptCheckpoint(f"its chunks do not fill its shape {list(shape)}", url=url, tensor=name)
+
+
+def joined(name: str, shape: tuple[int, ...], pieces: Sequence[tuple[Tensor, tuple[int, ...]]], url: str) -> Tensor:
+    """One tensor of pieces of a dtype, each with the index of its first element; they must tile it."""
+    check_tiling(name, shape, [Tile(start, t.shape) for t, start in pieces], url)
+    steps, first = c_strides(shape), pieces[0][0]
+    if not prod(shape):
+        return contiguous(name, first.dtype, shape, first.parts[0].data)
+    parts = (
+        part._replace(start=sum(a * b for a, b in zip(start, steps, strict=True)), steps=steps)
+        for t, start in pieces
+        for part in t.parts
+        if t.count
+    )
+    return Tensor(name, first.dtype, shape, tuple(parts))

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 from ...checkpoint import Checkpoint, Role, Tensor
 from ...errors import CorruptCheckpoint
 from ...messages import brief, printable
-from ...moves.part import MAX_AXES, Part, c_strides, checked_count
+from ...moves.part import MAX_AXES, checked_count
 from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling
 from ...storage.ranges import Slice
 from ..table import DISTRIBUTED, Reading
-from ..tiling import Tile, check_tiling
+from ..tiling import joined
 from .archive import PICKLE, enter
-from .flatten import gather, jsonable
+from .flatten import gather, jsonable, stored
 from .pickle import load
 from .tensors import TORCH, TorchType, View
 from .values import Inert, record, shown
@@ -203,10 +203,9 @@ class Folder:
         return self.files[name]
 
     def tensor(self, name: str, about: Inert) -> Tensor:
-        """A tensor's shape and parts, one for each chunk."""
-        shape = _numbers(about, "size")
-        total, steps = checked_count(shape, tensor=name), c_strides(shape)
-        parts, boxes, kind = list[Part](), list[Tile](), _kind(about)
+        """A tensor, of which each chunk is a part."""
+        shape, kind, pieces = _numbers(about, "size"), _kind(about), list[tuple[Tensor, tuple[int, ...]]]()
+        checked_count(shape, tensor=name)
         for chunk in _get(about, "chunks", list):
             at, size = _numbers(chunk, "offsets"), _numbers(chunk, "sizes")
             if {len(at), len(size)} != {len(shape)} or min(at, default=0) < 0:
@@ -217,12 +216,7 @@ class Folder:
             if view.shape != size or view.torch != (kind := kind or view.torch):
                 what = f"is {view.torch}{list(view.shape)}, not as described"
                 raise CorruptCheckpoint(f"its chunk at {list(at)} {what}", tensor=name)
-            start = sum(a * b for a, b in zip(at, steps, strict=True))
-            parts.append(Part(view.storage.data, view.row, size, view.offset, view.strides, start, steps, view.ops))
-            boxes.append(Tile(at, size))
-        check_tiling(name, shape, boxes, self.url)
-        if not parts:
+            pieces.append((stored(name, view), at))
+        if not pieces:
             raise CorruptCheckpoint("has no chunks", tensor=name)
-        if not total:
-            parts = [parts[-1]._replace(shape=shape, offset=0, strides=steps, start=0, steps=steps, ops=())]
-        return Tensor(name, parts[0].dtype, shape, tuple(parts))
+        return joined(name, shape, pieces, self.url)
