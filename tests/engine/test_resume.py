@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -237,36 +238,146 @@ def test_a_journal_that_came_with_the_source_gives_no_values(tmp_path: Path, mon
     assert ckptconv.open("m.safetensors")["lr"].numpy() == 0.5
 
 
-def rewritten(change: Callable[[bytes], bytes]) -> Callable[[Path, Path], None]:
-    def write(source: Path, out: Path) -> None:
-        path = out / ".m.npz.resume.journal"
-        path.write_bytes(change(path.read_bytes()))
+Lines = list[bytes]
+JOURNAL, PART = ".m.npz.resume.journal", ".m.npz.resume.part"
+TAILS: list[tuple[Callable[[Lines], Lines], int]] = [  # what becomes of a journal of four jobs, and how many stay done
+    (lambda raw: raw, 4),
+    (lambda raw: [*raw, b'{"publish":false}\n', b'{"other":1}\n', b'{"jobs":[['], 4),
+    (lambda raw: [raw[0], b'{"publish":true}\n', *raw[1:]], 4),  # and nothing was renamed
+    (lambda raw: [*raw[:-1], raw[-1][:-1]], 3),
+    (lambda raw: [*raw[:-1], raw[-1][:9]], 3),
+    (lambda raw: [*raw[:2], b"\xff\n", *raw[2:]], 1),
+    (lambda raw: [*raw[:2], b"[1]\n", *raw[2:]], 1),
+    (lambda raw: [*raw[:2], b"[" * 100_000 + b"\n", *raw[2:]], 1),
+    (lambda raw: raw[:1], 0),
+    (lambda raw: [raw[0][:-1]], 0),  # the head has no end: written again
+    (lambda raw: [], 0),
+    (lambda raw: [b'{"pl'], 0),
+    (lambda raw: [b'{"plan":"0123"}\n', *raw[1:], b'{"publish":true}\n'], 0),
+    (lambda raw: [raw[0].replace(b'"file":[', b'"file":[1'), *raw[1:]], 0),  # a stranger may know the plan
+    (lambda raw: [b'{"plan":"0123","files":["a/../../b","\\u0000",{},["a"]]}\n'], 0),
+]
 
-    return write
+
+def rewritten(path: Path, change: Callable[[Lines], Lines]) -> None:
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
 
 
-SPOILT: dict[str, tuple[Callable[[Path, Path], object], int]] = {  # what is done, and how many of four jobs stay done
-    "another date": (lambda source, out: os.utime(source / "model.ckpt.data-00000-of-00001", (1, 1)), 0),
-    "no temporary file": (lambda source, out: (out / ".m.npz.resume.part" / "m.npz").unlink(), 0),
-    "a journal of another beginning": (rewritten(lambda raw: raw[:9] + raw), 0),
-    "a journal that is cut": (rewritten(lambda raw: raw[:-20]), 3),
-    "a journal with half a line": (rewritten(lambda raw: raw + b'{"jobs": [['), 4),
-}
+def copied(path: Path) -> None:
+    """What a tar or cp makes of it: the same bytes in another file."""
+    os.replace(path, f"{path}.was")
+    shutil.copyfile(f"{path}.was", path)
+    os.unlink(f"{path}.was")
+
+
+SPOILT: list[tuple[Callable[[Path, Path], object], int]] = [  # in the folders of the source and of the output
+    *((lambda _, out, change=change: rewritten(out / JOURNAL, change), kept) for change, kept in TAILS),
+    (lambda _, out: copied(out / JOURNAL), 0),
+    (lambda _, out: (out / PART / "m.npz").unlink(), 0),
+    (lambda source, _: os.utime(source / "model.ckpt.data-00000-of-00001", (1, 1)), 0),
+]
+
+
+@pytest.fixture(scope="module")
+def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, int]:
+    """What an undisturbed run makes, and in how many jobs."""
+    every, out = list[Job](), tmp_path_factory.mktemp("whole") / "m.npz"
+    convert(made / "model.ckpt", out, counting(every))
+    return out.read_bytes(), len(every)
+
+
+def stopped(source: Path, out: Path, **target: object) -> None:
+    """A run that does four jobs."""
+    with pytest.raises(Stop):
+        convert(source, out, stopping(4), resume=True, **target)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", SPOILT)
-def test_what_was_spoilt_costs_work_never_bytes(what: str, source: Path, tmp_path: Path) -> None:
-    out, (spoil, kept) = tmp_path / "out" / "m.npz", SPOILT[what]
-    with pytest.raises(Stop):
-        convert(source, out, stopping(4), resume=True)
+@pytest.mark.parametrize(("spoil", "kept"), SPOILT)
+def test_what_was_spoilt_costs_work_never_bytes(
+    spoil: Callable[[Path, Path], object], kept: int, source: Path, tmp_path: Path, whole: tuple[bytes, int]
+) -> None:
+    out, again = tmp_path / "out" / "m.npz", list[Job]()
+    stopped(source, out)
     spoil(source.parent, out.parent)
-    every, again = list[Job](), list[Job]()
-    convert(source, tmp_path / "want" / "m.npz", counting(every))
     convert(source, out, counting(again), resume=True)
-    assert len(every) - len(again) == kept
-    assert out.read_bytes() == (tmp_path / "want" / "m.npz").read_bytes()
+    assert (out.read_bytes(), len(again)) == (whole[0], whole[1] - kept)
     assert os.listdir(out.parent) == ["m.npz"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", [{"include": ["w*"]}, {"max_memory": 17 * 2**20}, {"version": "0.0.1"}])
+def test_another_plan_is_begun_anew(
+    changed: dict[str, object], source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped(source, tmp_path / "m.npz")
+    every, again = list[Job](), list[Job]()
+    if "version" in changed:
+        monkeypatch.setattr(ckptconv, "__version__", changed["version"])
+        changed = {}
+    how = {"dtype": "float32", **SMALL, **changed}
+    api.convert(source, tmp_path / "want.npz", map=counting(every), **how)
+    api.convert(source, tmp_path / "m.npz", map=counting(again), resume=True, **how)
+    assert [j.start for j in again] == [j.start for j in every]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("same", "force", "kept"), [(True, False, None), (True, True, 4), (False, False, None), (False, True, 0)]
+)
+def test_what_is_there_is_replaced_by_force_only(
+    same: bool, force: bool, kept: int | None, source: Path, tmp_path: Path
+) -> None:
+    """Whether the run that was stopped is this one or another, its journal stays if this one is refused."""
+    out, every, again = tmp_path / "m.npz", list[Job](), list[Job]()
+    how: dict[str, object] = {} if same else {"include": ["w*"]}
+    stopped(source, out)
+    out.write_bytes(b"old")
+    before = (tmp_path / JOURNAL).read_bytes()
+    if kept is None:
+        with pytest.raises(StorageError, match="already exists; force=True replaces it"):
+            convert(source, out, resume=True, **how)
+        assert ((tmp_path / JOURNAL).read_bytes(), out.read_bytes()) == (before, b"old")
+        return
+    convert(source, tmp_path / "want.npz", counting(every), **how)
+    convert(source, out, counting(again), resume=True, force=force, **how)
+    assert (len(every) - len(again), out.read_bytes()) == (kept, (tmp_path / "want.npz").read_bytes())
+
+
+def test_the_journal_is_as_documented(source: Path, tmp_path: Path) -> None:
+    stopped(source, tmp_path / "m.npz")
+    path = tmp_path / JOURNAL
+    head, *lines = map(json.loads, path.read_bytes().splitlines())
+    status = path.stat()
+    assert (list(head), head["file"]) == (["plan", "file"], [status.st_dev, status.st_ino])
+    for line in lines:
+        ((file, _, written, read, lossy),) = line["jobs"]
+        assert (file, {len(w) for w in written}, {len(r) for r in read}) == ("m.npz", {5}, {5})
+        assert set(lossy) <= {w[0] for w in written}
+    assert (len(lines), status.st_mode & 0o777) == (4, 0o600)
+
+
+@pytest.mark.parametrize("text", [b"precious", b'{"plan": "', b"\n", b'{"PLAN":"x"}\n', b'[]\n{"plan":"'])
+def test_a_file_that_is_no_journal_stays(text: bytes, source: Path, tmp_path: Path) -> None:
+    path = tmp_path / JOURNAL
+    path.write_bytes(text)
+    for force in (False, True, False):  # again: the first let the lock go
+        with pytest.raises(StorageError, match="is not a journal of ckptconv, which belongs here; move it away") as e:
+            convert(source, tmp_path / "m.npz", resume=True, force=force)
+        assert e.value.url == str(path)
+    assert path.read_bytes() == text
+
+
+def test_one_run_at_a_time(source: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+
+    def meanwhile(do: object, jobs: object) -> object:
+        with pytest.raises(StorageError, match="another run is writing this destination"):
+            convert(source, tmp_path / "m.npz", resume=True)
+        yield from map(do, jobs)
+
+    convert(source, tmp_path / "m.npz", meanwhile, resume=True)
+    assert (tmp_path / "m.npz").exists()
 
 
 @pytest.mark.parametrize("where", [".m.npz.resume.part", ".m.npz.resume.part/m.npz"])
