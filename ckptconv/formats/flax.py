@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
@@ -321,7 +321,7 @@ class FlaxWriter:
         refuse_unheld(self, checkpoint, "Flax")
         refuse_shards(checkpoint, self.limit, "msgpack")
         out = Packed()
-        out.map(_nested(checkpoint.tensors.values()))
+        out.map(nested((t.name.split("/"), t) for t in checkpoint.values()))
         out.flush()
         slots = {name: self._slot(t, *out.runs[name]) for name, t in checkpoint.items()}
         patches = [Patch(self.file, start, raw) for start, raw in out.patches]
@@ -336,18 +336,19 @@ class FlaxWriter:
         return ()
 
 
-def _nested(tensors: Any) -> dict[str, Any]:
+def nested(leaves: Iterable[tuple[Sequence[str], Any]]) -> dict[str, Any]:
+    """Maps of maps of leaves, each given with its keys; Unrepresentable if one would be a map as well."""
     root: dict[str, Any] = {}
     bad = []
-    for t in tensors:
-        *groups, last = t.name.split("/")
+    for keys, leaf in leaves:
+        *groups, last = keys
         node: Any = root
         for group in groups:
             node = node.setdefault(group, {}) if isinstance(node, dict) else node
         if not isinstance(node, dict) or last in node:
-            bad.append(t.name)
+            bad.append("/".join(keys))
         else:
-            node[last] = t
+            node[last] = leaf
     if bad:
         raise Unrepresentable(
             "a name cannot be both a tensor and a group; leave some out or change names, as a conversion does "

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -89,8 +89,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         shards = safetensors.shards(names(folder))
         if base not in shards:  # a web server lists nothing
             text = "is one shard of those that a distributed run saved, and the others cannot be listed there"
-            alone = "from_='safetensors' reads this one alone, if its parts begin where their tensors do"
-            raise StorageError(f"{text}; copy all of them into a folder here, and give that ({alone})", url=url)
+            raise StorageError(f"{text}; copy all of them into a folder here, and give that", url=url)
         return _noted(_open_run(folder, shards, how), "a shard was given, and all of its folder are read", (base,))
     return open_index(url if exists(url) else beside(url, url + shard_index.SUFFIX), how)
 
@@ -145,14 +144,12 @@ def open_index(url: str, how: Reading) -> Checkpoint:
     missing = [file for file in paths if not exists(paths[file])]
     if missing and not how.salvage:
         raise StorageError(f"{len(missing)} of {many(len(paths), 'shard')} missing:\n{listing(missing)}", url=url)
-    present = [file for file in paths if file not in missing]
+    present = {file: path for file, path in paths.items() if file not in missing}
     damage = {file: f"the shard {printable(file)} is missing" for file in missing}
     shards: dict[str, Checkpoint] = {}
-    for i, file in enumerate(present):
-        if i % PEEKED == 0:
-            peek([paths[file] for file in present[i : i + PEEKED]])
+    for file, path in _peeked(present):
         try:  # `hf` would claim a shard for its index
-            shards[file] = open_checkpoint(paths[file], how, format=detect(paths[file], but="hf").name)
+            shards[file] = open_checkpoint(path, how, format=detect(path, but="hf").name)
         except CkptError as e:
             if not how.salvage:
                 raise
@@ -170,6 +167,14 @@ def open_index(url: str, how: Reading) -> Checkpoint:
     whole = _joined(url, weight_map, shards)
     metadata = {} if notes else metadata  # its hashes are of the complete set
     return replace(whole, metadata=whole.metadata | metadata, notes=(*whole.notes, *notes))
+
+
+def _peeked(paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The shards by their names, after a request for the headers of several remote ones at a time."""
+    for i, (file, path) in enumerate(paths.items()):
+        if i % PEEKED == 0:
+            peek([*paths.values()][i : i + PEEKED])
+        yield file, path
 
 
 def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkpoint]) -> Checkpoint:
@@ -222,29 +227,23 @@ def _open_run(folder: str, files: Sequence[str], how: Reading) -> Checkpoint:
     if len({m[1] for file in files if (m := safetensors.SHARD.fullmatch(file))}) > 1:
         raise CorruptCheckpoint("holds shards of several checkpoints: their names end in other numbers", url=folder)
     pieces: dict[str, list[tuple[Tensor, safetensors.Start]]] = {}
-    metadata: dict[str, str] = {}
-    notes: dict[Note, None] = {}
-    counts: dict[str, int] = {}
-    paths = [sibling(join(folder, "."), file) for file in files]
-    for at, (file, path) in enumerate(zip(files, paths, strict=True)):
-        if at % PEEKED == 0:
-            peek(paths[at : at + PEEKED])
+    metadata, notes, counts = dict[str, str](), dict[Note, None](), dict[str, int]()
+    paths = {file: sibling(join(folder, "."), file) for file in files}
+    for file, path in _peeked(paths):
         shard = safetensors.read(path, how)
         starts = safetensors.part_starts(shard.metadata, path)
         for name, t in shard.items():
-            start = starts.get(name)
-            if start is None or len(start) != len(t.shape):
+            if name not in starts or len(starts[name]) != len(t.shape):
                 raise CorruptCheckpoint(f"its {safetensors.INFO} does not say where this begins", url=path, tensor=name)
-            pieces.setdefault(name, []).append((t, start))
+            pieces.setdefault(name, []).append((t, starts[name]))
         counts[file] = len(shard)
         metadata = shard.metadata | metadata
         notes |= dict.fromkeys(shard.notes)
-    left_out = {name for note in notes if note.kind == "skipped" for name in note.names}
+    for name in [name for note in notes if note.kind == "skipped" for name in note.names]:
+        pieces.pop(name, None)  # the part in another shard may be of a shape that is read
     tensors, damaged = dict[str, Tensor](), list[Note]()
     for name, parts in pieces.items():
         try:
-            if name in left_out:
-                raise CorruptCheckpoint("some of its parts are of a dtype that is not read", tensor=name)
             tensors[name] = _whole(name, parts, folder)
         except CorruptCheckpoint as e:
             if not how.salvage:
@@ -255,9 +254,8 @@ def _open_run(folder: str, files: Sequence[str], how: Reading) -> Checkpoint:
         "shard that is missing at the end would not be noticed"
     )
     metadata = {k: v for k, v in metadata.items() if k not in safetensors.KEYS}
-    details: Details = {"shards": counts}
     every = (Note("assumed", text), *notes, *damaged)
-    return Checkpoint(tensors, metadata, (), "safetensors", tuple(paths), every, details)
+    return Checkpoint(tensors, metadata, (), "safetensors", tuple(paths.values()), every, {"shards": counts})
 
 
 def _whole(name: str, pieces: list[tuple[Tensor, safetensors.Start]], url: str) -> Tensor:
@@ -271,8 +269,6 @@ def _whole(name: str, pieces: list[tuple[Tensor, safetensors.Start]], url: str) 
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
-
-
 #
 # The small files beside a model's weights in a folder of Hugging Face are copied, so that the result can be loaded:
 #
@@ -280,7 +276,6 @@ def _whole(name: str, pieces: list[tuple[Tensor, safetensors.Start]], url: str) 
 #
 # Existing files are not replaced. Links out of the source's folder, files that are not regular, and files larger than
 # `MAX_SIZE` are left out with a note.
-
 
 MAX_SIZE = 64 * 2**20  # bytes of a file; the largest known tokenizer.json has 35 MB
 KNOWN = frozenset({

@@ -8,7 +8,7 @@
 Several files form one checkpoint with `model.safetensors.index.json` (shard_index.py), which huggingface.py reads.
 A distributed run of torch saves the parts of tensors that each process holds, without an index:
 
-    shard-00002-model-00001-of-00001.safetensors       what the second process holds; distributed.py joins them
+    shard-00002-model-00001-of-00001.safetensors       what the second process holds; huggingface.py joins
     __metadata__: {"DCP_SHARDING_INFO": '{"a.w": {"saved_offsets": [2, 0]}}', "DCP_VERSION": "1.0"}
 
 The shape in the header is that of the part; no file has that of the whole.
@@ -23,9 +23,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from json.encoder import encode_basestring
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..checkpoint import Checkpoint, Note, Tensor, contiguous
 from ..dtypes import DTYPES, DType
@@ -48,9 +47,8 @@ ORDER = (
     "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64",
 )  # fmt: skip
 RANK = {spelling: i for i, spelling in enumerate(ORDER)}
+_KNOWN = {spelling: spelling for spelling in ORDER}  # so that an entry has no text of its own
 ROWS = {row.safetensors: row for row in DTYPES.values() if row.safetensors}
-LACKS = "its header entry lacks dtype, shape or data_offsets"
-NUMBERS = "shape and data_offsets are not all whole numbers >= 0"
 UNSUPPORTED = "6-bit floats, or 4-bit floats whose rows end in half a byte: valid, but no other format can hold them"
 
 INFO = "DCP_SHARDING_INFO"
@@ -99,12 +97,12 @@ def read(url: str, how: Reading) -> Checkpoint:
         if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
             raise CorruptCheckpoint("__metadata__ is not a map from strings to strings", url=url)
         for name in list(header):
-            layout, begin, end = _entry(name, header.pop(name), url)  # pop halves the memory
+            row, shape, begin, end = _entry(name, header.pop(name), url)  # pop halves the memory
             ranges.append((begin, end, name))
-            if layout.row is None:
+            if row is None:
                 skipped.append(name)
             else:
-                tensors[name] = contiguous(name, layout.row, layout.shape, Span(url, start + begin, end - begin))
+                tensors[name] = contiguous(name, row, shape, Span(url, start + begin, end - begin))
         _check_tiling(ranges, f.size - start, url, how)
     shared = tuple(f"{a} = {b}" for a, b in metadata.items() if b in tensors and a not in tensors)
     notes = [
@@ -130,67 +128,43 @@ def _header(f: Reader) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-class _Layout(NamedTuple):
-    """What all entries of one dtype and shape have in common."""
-
-    row: DType | None  # None: see UNSUPPORTED
-    shape: tuple[int, ...]
-    bits: int
-    text: str
-
-
-@lru_cache(maxsize=4096, typed=True)  # typed: JSON's true is not the size 1
-def _layout(spelling: str, *sizes: int) -> _Layout:
-    """The layout of a dtype and shape of the header. CorruptCheckpoint says what is wrong with them.
-
-    The row of 4-bit floats counts bytes of two elements, which must not cross the last axis.
-    """
-    if spelling not in RANK:
-        raise CorruptCheckpoint(f"has the unknown dtype {brief(spelling)!r}")
-    if {*map(type, sizes)} - {int} or min(sizes, default=0) < 0 or max(sizes, default=0) > MAX_ELEMENTS:
-        raise CorruptCheckpoint(NUMBERS)
-    row, count, text = ROWS.get(spelling), checked_count(sizes, arrays=False), f"{spelling}{list(sizes)}"
-    if spelling != "F4":
-        return _Layout(row, sizes, count * (row.itemsize * 8 if row else 6), text)
-    if not sizes or sizes[-1] % 2:
-        return _Layout(None, sizes, count * 4, text)
-    return _Layout(row, (*sizes[:-1], sizes[-1] // 2), count * 4, text)
-
-
 def _object(pairs: list[tuple[str, Any]]) -> Any:
-    """An object of the header: the entry of a tensor as (layout, begin, end), which takes a fifth of the memory.
+    """An object of the header; the entry of a tensor as a tuple, which takes less memory.
 
-    An error is returned, because the name is not known here. Metadata can have these names too, but no lists.
+    Metadata can have the names of an entry's fields too, but no lists.
     """
     found = unique(pairs)
     spelling, shape, offsets = found.get("dtype"), found.get("shape"), found.get("data_offsets")
-    if type(spelling) is not str or type(shape) is not list or type(offsets) is not list:
+    if type(spelling) is not str or type(shape) is not list or type(offsets) is not list or len(offsets) != 2:
         return found
-    try:
-        return (_layout(spelling, *shape), *offsets)
-    except CorruptCheckpoint as e:
-        return e
-    except TypeError:  # a list within the shape
-        return CorruptCheckpoint(LACKS)
+    return (_KNOWN.get(spelling, spelling), tuple(shape), *offsets)
 
 
-def _entry(name: str, info: Any, url: str) -> tuple[_Layout, int, int]:
-    """Check one tensor of the header: its layout, and its range in the buffer."""
-    if isinstance(info, CorruptCheckpoint):
-        raise CorruptCheckpoint(info.message, url=url, tensor=name)
-    if type(info) is not tuple or len(info) != 3:
-        spelled = isinstance(info, dict) and {"dtype", "shape", "data_offsets"} <= info.keys()
-        raise CorruptCheckpoint(NUMBERS if spelled and type(info["dtype"]) is str else LACKS, url=url, tensor=name)
-    layout, begin, end = info
-    if type(begin) is not int or type(end) is not int or not 0 <= begin <= MAX_ELEMENTS >= end >= 0:
-        raise CorruptCheckpoint(NUMBERS, url=url, tensor=name)
+def _entry(name: str, entry: Any, url: str) -> tuple[DType | None, tuple[int, ...], int, int]:
+    """Check one tensor of the header: its row (None: see `UNSUPPORTED`), its shape, and its range in the buffer.
+
+    The row of 4-bit floats counts bytes of two elements, which must not cross the last axis.
+    """
+    if type(entry) is not tuple:
+        raise CorruptCheckpoint("its header entry lacks dtype, shape or two data_offsets", url=url, tensor=name)
+    spelling, shape, begin, end = entry
+    if spelling not in RANK:
+        raise CorruptCheckpoint(f"has the unknown dtype {brief(spelling)!r}", url=url, tensor=name)
+    numbers = (*shape, begin, end)
+    if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) > MAX_ELEMENTS:
+        raise CorruptCheckpoint("shape and data_offsets are not all whole numbers >= 0", url=url, tensor=name)
+    row, count = ROWS.get(spelling), checked_count(shape, tensor=name, arrays=False)
+    size = count * (4 if spelling == "F4" else row.itemsize * 8 if row else 6)
+    if (end - begin) * 8 != size:
+        text = f"{size // 8}{' and a fraction' if size % 8 else ''}"
+        what = f"occupies bytes {begin} to {end}, but {spelling}{list(shape)} needs {text}"
+        raise CorruptCheckpoint(what, url=url, tensor=name)
     if not _is_text(name):
         raise CorruptCheckpoint(f"the name {brief(name)!r} contains half a surrogate pair", url=url)
-    if (end - begin) * 8 != layout.bits:
-        size, rest = divmod(layout.bits, 8)
-        text = f"occupies bytes {begin} to {end}, but {layout.text} needs {size}{' and a fraction' * (rest > 0)}"
-        raise CorruptCheckpoint(text, url=url, tensor=name)
-    return layout, begin, end
+    if spelling != "F4":
+        return row, shape, begin, end
+    paired = shape and shape[-1] % 2 == 0
+    return (row, (*shape[:-1], shape[-1] // 2), begin, end) if paired else (None, shape, begin, end)
 
 
 def _is_text(name: str) -> bool:
@@ -224,19 +198,14 @@ def shards(files: Iterable[str]) -> list[str]:
 
 def part_starts(metadata: Mapping[str, str], url: str) -> dict[str, Start]:
     """The index of the first element of each part; {} if the file says nothing of parts."""
-    found = parse_json(metadata[INFO].encode(errors="replace"), url, _start) if INFO in metadata else {}
-    if not isinstance(found, dict) or not all(isinstance(start, tuple) for start in found.values()):
-        raise CorruptCheckpoint(f"its {INFO} does not say where the parts of tensors begin", url=url)
-    return found
-
-
-def _start(pairs: list[tuple[str, Any]]) -> Any:
-    """{"saved_offsets": [2, 0]} as (2, 0), which takes less memory."""
-    found = unique(pairs)
-    start = found.get("saved_offsets")
-    if type(start) is list and all(type(n) is int and 0 <= n <= MAX_ELEMENTS for n in start):
-        return tuple(start)
-    return found
+    found = parse_json(metadata[INFO].encode(errors="replace"), url) if INFO in metadata else {}
+    try:
+        starts = {name: tuple(part["saved_offsets"]) for name, part in found.items()}
+        if all(type(n) is int and 0 <= n <= MAX_ELEMENTS for start in starts.values() for n in start):
+            return starts
+    except (AttributeError, KeyError, TypeError):
+        pass
+    raise CorruptCheckpoint(f"its {INFO} does not say where the parts of tensors begin", url=url)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -326,9 +295,6 @@ def _lay_out(file: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]) 
 def _beginning(metadata: Mapping[str, str]) -> str:
     """The header up to its first tensor."""
     return '{"__metadata__":' + json.dumps(metadata, ensure_ascii=False, separators=(",", ":"))
-
-
-# --- prove safetensors files by opening them with the reference implementation --------------------------------------
 
 
 MAX_PROVED = 50_000_000  # bytes of headers up to which the reference implementation parses them as well

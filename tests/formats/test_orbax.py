@@ -490,6 +490,6 @@ def test_a_name_of_an_array_and_of_a_dictionary_is_refused(tmp_path: Path) -> No
     """Orbax 0.12.8 restores of `a` and `a/b` only the second, and says nothing."""
     arrays = {n: np.ones(2, "f4") for n in ("c", "a", "a/b")}
     for names in (["c", "a", "a/b"], ["a/b", "c", "a"]):
-        with pytest.raises(ckptconv.Unrepresentable, match=rf"both an array and a dictionary.*\n  {names[-1]}$"):
+        with pytest.raises(ckptconv.Unrepresentable, match=rf"both a tensor and a group.*\n  {names[-1]}$"):
             ckptconv.save({n: arrays[n] for n in names}, tmp_path / "x.orbax")
     assert not (tmp_path / "x.orbax").exists()

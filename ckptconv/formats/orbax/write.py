@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise, product
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...checkpoint import Checkpoint, Tensor
 from ...errors import NameCollision, Unrepresentable, UsageError
@@ -26,7 +26,7 @@ from ...moves.part import is_vast
 from ...output.destination import OutputFile
 from ...storage.checksum import crc
 from ...storage.files import split
-from ..flax import Packed
+from ..flax import Packed, nested
 from ..npy import DESCR
 from ..placement import Patch, Placement, Slot, refuse_unheld
 from ..tensorflow.table import common_prefix, varint
@@ -118,22 +118,9 @@ class OrbaxWriter:
 
     def _msgpack(self) -> bytes:
         """The tree as older versions read it: maps, whose leaves name arrays."""
-        root: dict[str, Any] = {}
-        bad = []
-        for name, keys in self._paths.items():
-            *groups, last = (key for key, _ in keys)
-            node: Any = root
-            for group in groups:
-                node = node.setdefault(group, {}) if isinstance(node, dict) else node
-            if not isinstance(node, dict) or last in node:
-                bad.append(name)
-            else:
-                node[last] = PLACEHOLDER + ".".join((*groups, last))
-        if bad:
-            raise Unrepresentable(f"a name cannot be both an array and a dictionary; leave some out or change names, "
-                                  f"as a conversion does with exclude= and rename=:\n{listing(bad)}")  # fmt: skip
+        paths = [[key for key, _ in keys] for keys in self._paths.values()]
         packed = Packed()
-        packed.map(root)
+        packed.map(nested((path, PLACEHOLDER + ".".join(path)) for path in paths))
         packed.flush()
         return packed.patches[0][1]
 
