@@ -243,8 +243,9 @@ def many_datasets(args: argparse.Namespace, scratch: Path) -> None:
 
 def many_files(args: argparse.Namespace, scratch: Path) -> None:
     """A zoo of small mixed checkpoints, on two workers."""
-    zoo = [args.ours, str(PEERS.with_name("zoo.py")), "--count", "400", "--baseline", "0"]
-    said = json.loads(subprocess.run(zoo, check=True, capture_output=True, text=True).stdout)
+    command = [args.ours, str(PEERS.with_name("scale.py")), "formats"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, "SHARE": "0.4"})
+    said = json.loads(done.stdout.splitlines()[0])
     print(f"\n**zoo of small checkpoints**\n\n{json.dumps(said)}")
     figures["zoo of small checkpoints, time of each"] = Figure(1000 / said["per_second"], "ms", 2.5)
 

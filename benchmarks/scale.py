@@ -2,9 +2,10 @@
 
 Prints rows of its tables, JSON for what stands in its sentences, and how long each part took.
 
-python benchmarks/scale.py [tensors] [bytes] [checkpoints] [planning] [upload]
+    python benchmarks/scale.py [tensors] [bytes] [checkpoints] [formats] [planning] [upload] [workers]
 
-`upload` needs the extra s3 and moto[server], and takes the server of the tests.
+`upload` needs the extra s3 and moto[server], and takes the server of the tests; `workers` needs the extra ray.
+SHARE=0.01 in the environment takes a hundredth of what is counted, to try whether everything runs.
 """
 
 from __future__ import annotations
@@ -14,14 +15,28 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from parts import of, row, run_parts
 
 import ckptconv
+from ckptconv.bulk.planning import read_ledger
+
+SHARE = float(os.environ.get("SHARE", "1"))
+
+
+def of(count: int) -> int:
+    """How many to take of what is counted."""
+    return max(1, round(count * SHARE))
+
+
+def row(*cells: str) -> None:
+    """Print a row of a table of the docs."""
+    print(f"| {' | '.join(cells)} |", flush=True)
+
 
 CHILD = """
 import re, sys, time
@@ -90,6 +105,62 @@ def checkpoints(home: Path) -> None:
             ckptconv.zoo([str(source)], str(out), resume=True, jobs=jobs)
             again = time.perf_counter() - began
         row(f"{count:,}", *rates, f"{again:.2f} s")
+
+
+FORMATS = {
+    "tf": "run-{}/model.ckpt", "safetensors": "model-{}.safetensors", "hf": "sharded-{}/model.safetensors",
+    "torch": "model-{}.pt", "npz": "model-{}.npz", "flax": "model-{}.msgpack", "npy": "arrays-{}",
+    "hdf5": "data-{}.hdf5", "keras3": "model-{}.weights.h5", "keras": "old-{}.h5",
+}  # fmt: skip
+
+
+def network(seed: int, kernel: str = "dense_{}/kernel", bias: str = "dense_{}/bias") -> dict[str, np.ndarray]:
+    """Twelve tensors of a small network, 140 kB."""
+    r = np.random.default_rng(seed)
+    out = {}
+    for i in range(6):
+        out[kernel.format(i)] = r.standard_normal((64, 88), dtype="f4")
+        out[bias.format(i)] = r.standard_normal(88, dtype="f4")
+    return out
+
+
+def write(path: Path, name: str, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    options = {"max_shard_size": 60_000} if name == "hf" else {}
+    # Keras 3 knows its weights by the paths of objects
+    words = ("layers/dense_{}/vars/0", "layers/dense_{}/vars/1") if name == "keras3" else ()
+    values = network(seed, *words)
+    ckptconv.save(values, path, format="safetensors" if name == "hf" else name, sync=False, **options)
+
+
+def formats(home: Path) -> None:
+    """Small checkpoints in ten formats: one `zoo` run, a resume, and one process for each file; all are read back."""
+    source, out, seeds = home / "in", home / "out", dict[str, int]()
+    for n in range(of(1000)):
+        name = list(FORMATS)[n % len(FORMATS)]
+        place = f"{name}/run{n // 100}/{FORMATS[name].format(n)}"
+        seeds[place] = n
+        write(source / place, name, n)
+
+    def run(*words: object) -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "ckptconv", *map(str, words)], check=True, capture_output=True)
+        return time.perf_counter() - began
+
+    whole = run("zoo", source, "-o", out, "-j", 2)
+    again = run("zoo", source, "-o", out, "-j", 2, "--resume")
+    some = list(seeds)[: of(50)]
+    single = sum(run(source / place, "-o", home / "one" / f"{i}.safetensors") for i, place in enumerate(some))
+    right = 0
+    for entry in read_ledger(str(out)).values():
+        seed = next(n for place, n in seeds.items() if place.partition(".")[0] == entry.at.partition(".")[0])
+        got = (t.numpy().tobytes() for t in ckptconv.open(out / entry.at).values())
+        right += sorted(got) == sorted(a.tobytes() for a in network(seed).values())
+    figures = {
+        "checkpoints": len(seeds), "right": right, "per_second": round(len(seeds) / whole, 1),
+        "resume_seconds": round(again, 2), "one_process_each_per_second": round(len(some) / single, 1),
+    }  # fmt: skip
+    print(json.dumps(figures), flush=True)
 
 
 def tiny(home: Path, count: int) -> Path:
@@ -189,12 +260,48 @@ def upload(home: Path) -> None:
         s3.kill()
 
 
-def main() -> None:
-    every: dict[str, Callable[[Path], None]] = {
-        "tensors": tensors, "bytes": size, "checkpoints": checkpoints, "planning": planning, "upload": upload
-    }  # fmt: skip
-    run_parts(every, times=True)
+def workers(home: Path) -> None:
+    """Transposed tensors that are cast to bfloat16, on one and on two workers of Ray, and on as many threads.
 
+    Small conversions come first, so that the start of a cluster's processes does not count.
+    """
+    import ray
+
+    os.environ["PYTHONPATH"] = str(Path(ckptconv.__file__).parents[1])
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    value = np.asfortranarray(np.random.default_rng(0).standard_normal((2048, 2048)))
+    for name, count in (("in", of(24)), ("warm", 1)):
+        (home / name).mkdir()
+        for i in range(count):
+            np.save(home / name / f"w{i}.npy", value)
+
+    def run(source: str, engine: str, jobs: int | None = None) -> float:
+        how = {"engine": engine, "jobs": jobs, "dtype": "bfloat16", "force": True, "sync": False, "verify": "none"}
+        began = time.perf_counter()
+        ckptconv.convert(home / source, home / f"{source}.safetensors", **how)
+        return time.perf_counter() - began
+
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(3):
+        for count, took in seconds.items():
+            ray.init(num_cpus=count, include_dashboard=False, log_to_driver=False, object_store_memory=10**8)
+            run("warm", "ray")
+            run("warm", "ray")
+            took.append(run("in", "ray"))
+            ray.shutdown()
+    for count, took in seconds.items():
+        threads = min(run("in", "local", count) for _ in range(3))
+        row(f"{count} workers", f"{min(took):.2f} s", f"as many threads: {threads:.2f} s")
+
+
+PARTS: dict[str, Callable[[Path], None]] = {
+    "tensors": tensors, "bytes": size, "checkpoints": checkpoints, "formats": formats, "planning": planning,
+    "upload": upload, "workers": workers,
+}  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    for part in sys.argv[1:] or list(PARTS):
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.monotonic()
+            PARTS[part](Path(folder))
+            print(f"# {part}: {time.monotonic() - began:.0f} s", flush=True)

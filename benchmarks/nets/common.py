@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
@@ -70,85 +71,138 @@ def kernel(w: Array) -> Array:
     return w.transpose(*range(2, w.ndim), 1, 0)
 
 
-NORM = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
+# --- inputs -----------------------------------------------------------------------------------------------------------
 
 
-def norm(s: State, at: str, name: str, words: Mapping[str, str] = NORM) -> Arrays:
-    """A Keras BatchNormalization or LayerNormalization; with SCALE a Flax LayerNorm."""
-    return {f"{name}/{k}": s[f"{at}.{w}"] for w, k in words.items() if f"{at}.{w}" in s}
-
-
-def keras(layers: Iterable[Arrays]) -> Arrays:
-    """Layers as a Keras file holds them: each variable under its layer's name twice."""
-    out: Arrays = {}
-    for layer in layers:
-        for name, x in layer.items():
-            home, _, leaf = name.rpartition("/")
-            out[f"{home}/{home}/{leaf}"] = x
-    return out
-
-
-def flat(layers: Iterable[Arrays]) -> Arrays:
-    """Layers in the order in which they were made."""
-    return {name: x for layer in layers for name, x in layer.items()}
+def numbers(*shape: int) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.randn(shape),)
 
 
 def image(channels: int, size: int) -> Callable[[], tuple[Tensor, ...]]:
-    return lambda: (torch.randn(2, channels, size, size),)
+    return numbers(2, channels, size, size)
 
 
 def ids(count: int) -> Callable[[], tuple[Tensor, ...]]:
     return lambda: (torch.randint(0, count, (2, 10)),)
 
 
-class Basic(nn.Module):
-    def __init__(self, i: int, o: int, stride: int) -> None:
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """A module of named parts, and a function that computes with them: of the module and its inputs.
+
+    A list of parts becomes a Sequential, whose members are named by numbers.
+    """
+
+    def __init__(self, compute: Callable[..., Any] | None = None, /, **parts: Any) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(i, o, 3, stride, 1, bias=False), nn.BatchNorm2d(o)
-        self.conv2, self.bn2 = nn.Conv2d(o, o, 3, 1, 1, bias=False), nn.BatchNorm2d(o)
-        self.downsample = None
-        if stride > 1:
-            self.downsample = nn.Sequential(nn.Conv2d(i, o, 1, stride, bias=False), nn.BatchNorm2d(o))
+        self.compute = compute
+        for name, part in parts.items():
+            setattr(self, name, nn.Sequential(*part) if isinstance(part, list) else part)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
-        return (y + (x if self.downsample is None else self.downsample(x))).relu()
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        assert self.compute
+        return self.compute(self, *inputs, **named)
 
 
-class ResNet18(nn.Module):
+def conv(i: int, o: int, k: int = 3, stride: int = 1, **more: Any) -> nn.Conv2d:
+    """A convolution that keeps the size of images, or divides it by the stride."""
+    return nn.Conv2d(i, o, k, stride, **{"padding": k // 2, **more})
+
+
+def conv0(i: int, o: int, k: int = 3, stride: int = 1, **more: Any) -> nn.Conv2d:
+    """The same without a bias."""
+    return conv(i, o, k, stride, bias=False, **more)
+
+
+def conv1d(i: int, o: int, k: int = 1, **more: Any) -> nn.Conv1d:
+    return nn.Conv1d(i, o, k, **{"padding": "same", **more})
+
+
+def dense0(i: int, o: int) -> nn.Linear:
+    return nn.Linear(i, o, bias=False)
+
+
+def bn(n: int) -> nn.BatchNorm2d:
+    """With the epsilon of Keras."""
+    return nn.BatchNorm2d(n, 1e-3)
+
+
+def bn1d(n: int) -> nn.BatchNorm1d:
+    return nn.BatchNorm1d(n, 1e-3)
+
+
+def norm(n: int) -> nn.LayerNorm:
+    return nn.LayerNorm(n, 1e-6)
+
+
+def both(i: int, o: int, kind: type[nn.RNNBase] = nn.LSTM, layers: int = 1) -> nn.RNNBase:
+    """A recurrent layer that reads in both directions."""
+    return kind(i, o, layers, batch_first=True, bidirectional=True)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, size: int, **how: Any) -> Tensor:
+    """Attention of heads of a size: of batch, position, and all heads in one axis."""
+    q, k, v = (x.unflatten(-1, (-1, size)).transpose(1, 2) for x in (q, k, v))
+    return scaled_dot_product_attention(q, k, v, **how).transpose(1, 2).flatten(2)
+
+
+def own(attention: nn.Module, x: Tensor) -> Tensor:
+    """What nn.MultiheadAttention makes of an input by itself."""
+    return attention(x, x, x, need_weights=False)[0]
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape))
+
+
+def pooled(x: Tensor) -> Tensor:
+    return x.mean((2, 3))
+
+
+def rows(x: Tensor) -> Tensor:
+    """The places of an image in a row, their channels last."""
+    return x.flatten(2).transpose(1, 2)
+
+
+def basic(i: int, o: int, stride: int) -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        y = s.bn2(s.conv2(s.bn1(s.conv1(x)).relu()))
+        return (y + (s.downsample(x) if s.downsample else x)).relu()
+
+    return Net(
+        compute, conv1=conv0(i, o, 3, stride), bn1=nn.BatchNorm2d(o), conv2=conv0(o, o), bn2=nn.BatchNorm2d(o),
+        downsample=[conv0(i, o, 1, stride), nn.BatchNorm2d(o)] if stride > 1 else None,
+    )  # fmt: skip
+
+
+def resnet18() -> Net:
     """The names of torchvision's ResNet-18."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8)
-        self.layer1 = nn.Sequential(Basic(8, 8, 1), Basic(8, 8, 1))
-        self.layer2 = nn.Sequential(Basic(8, 16, 2), Basic(16, 16, 1))
-        self.layer3 = nn.Sequential(Basic(16, 32, 2), Basic(32, 32, 1))
-        self.fc = nn.Linear(32, 10)
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = s.bn1(s.conv1(x)).relu()
+        return s.fc(pooled(s.layer3(s.layer2(s.layer1(x)))))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.bn1(self.conv1(x)).relu()
-        return self.fc(self.layer3(self.layer2(self.layer1(x))).mean((2, 3)))
+    return Net(
+        compute, conv1=conv0(3, 8), bn1=nn.BatchNorm2d(8), layer1=[basic(8, 8, 1), basic(8, 8, 1)],
+        layer2=[basic(8, 16, 2), basic(16, 16, 1)], layer3=[basic(16, 32, 2), basic(32, 32, 1)], fc=nn.Linear(32, 10),
+    )  # fmt: skip
 
 
-def quiet(module: nn.Module) -> None:
-    """Zero torch's second bias, which the originals have not."""
-    for name, p in module.named_parameters():
-        if name.rpartition(".")[2].startswith("bias_hh"):
-            nn.init.zeros_(p)
+def second(rnn: nn.RNNBase, value: float = 0.0, gate: int = 1) -> None:
+    """Zero torch's second bias, which the originals have not; that of a gate may hold a number that they add."""
+    with torch.no_grad():
+        for name, p in rnn.named_parameters():
+            if name.startswith("bias_hh"):
+                p.zero_()
+                p.unflatten(0, (-1, rnn.hidden_size))[gate] = value
 
 
-def bias(s: State, at: str, tail: str) -> Array:
-    return s[f"{at}.bias_ih_l{tail}"] + s[f"{at}.bias_hh_l{tail}"]
-
-
-class Lstm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(40, 10)
-        self.lstm = nn.LSTM(10, 16, num_layers=2, batch_first=True)
-        self.out = nn.Linear(16, 40)
-        quiet(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.lstm(self.embed(x))[0])
+def lstm(forget: float = 0.0) -> Net:
+    net = Net(
+        lambda s, x: s.out(s.lstm(s.embed(x))[0]), embed=nn.Embedding(40, 10),
+        lstm=nn.LSTM(10, 16, num_layers=2, batch_first=True), out=nn.Linear(16, 40),
+    )  # fmt: skip
+    second(net.lstm, forget)
+    return net

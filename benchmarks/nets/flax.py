@@ -4,309 +4,231 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import (
-    gelu,
-    relu,
-)
+from torch.nn.functional import gelu, relu, scaled_dot_product_attention
 
 from nets.common import (
-    Lstm,
+    Net,
     Port,
-    ResNet18,
+    attend,
+    conv0,
+    dense0,
     ids,
     image,
+    lstm,
+    norm,
+    numbers,
+    own,
+    parameter,
+    pooled,
+    resnet18,
+    rows,
 )
 
-# --- Flax ResNet-18 into torchvision's names --------------------------------------------------------------------------
+
+def mixing(i: int, o: int) -> Net:
+    return Net(lambda s, x: s.fc2(gelu(s.fc1(x))), fc1=nn.Linear(i, o), fc2=nn.Linear(o, i))
 
 
-# --- Flax MLP-Mixer into timm's names ---------------------------------------------------------------------------------
+def mixed() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = x + s.mlp_tokens(s.norm1(x).transpose(1, 2)).transpose(1, 2)
+        return x + s.mlp_channels(s.norm2(x))
+
+    return Net(
+        compute, norm1=nn.LayerNorm(16), mlp_tokens=mixing(16, 32), norm2=nn.LayerNorm(16), mlp_channels=mixing(16, 32)
+    )
 
 
-class TokenMix(nn.Module):
-    def __init__(self, d: int, n: int, tokens: int, channels: int) -> None:
-        super().__init__()
-        self.norm1, self.mlp_tokens = nn.LayerNorm(d), nn.ModuleDict({"fc1": nn.Linear(n, tokens)})
-        self.mlp_tokens["fc2"] = nn.Linear(tokens, n)
-        self.norm2, self.mlp_channels = nn.LayerNorm(d), nn.ModuleDict({"fc1": nn.Linear(d, channels)})
-        self.mlp_channels["fc2"] = nn.Linear(channels, d)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm1(x).transpose(1, 2)
-        x = x + self.mlp_tokens["fc2"](gelu(self.mlp_tokens["fc1"](y))).transpose(1, 2)
-        return x + self.mlp_channels["fc2"](gelu(self.mlp_channels["fc1"](self.norm2(x))))
-
-
-class Mixer(nn.Module):
+def mixer() -> Net:
     """The names of timm's MLP-Mixer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.ModuleDict({"proj": nn.Conv2d(3, 16, 4, 4)})
-        self.blocks = nn.Sequential(*(TokenMix(16, 16, 32, 32) for _ in range(3)))
-        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem["proj"](x).flatten(2).transpose(1, 2)
-        return self.head(self.norm(self.blocks(x)).mean(1))
+    return Net(
+        lambda s, x: s.head(s.norm(s.blocks(rows(s.stem.proj(x)))).mean(1)),
+        stem=Net(proj=nn.Conv2d(3, 16, 4, 4)), blocks=[mixed() for _ in range(3)], norm=nn.LayerNorm(16),
+        head=nn.Linear(16, 10),
+    )  # fmt: skip
 
 
-# --- Flax LSTMCell, a matrix for each gate ----------------------------------------------------------------------------
+def gru() -> Net:
+    net = Net(
+        lambda s, x: s.out(s.gru(s.embed(x))[0]), embed=nn.Embedding(40, 10), gru=nn.GRU(10, 16, batch_first=True),
+        out=nn.Linear(16, 40),
+    )  # fmt: skip
+    with torch.no_grad():
+        net.gru.bias_hh_l0[:32] = 0
+    return net
 
 
-# --- Flax GRUCell, a matrix for each gate -----------------------------------------------------------------------------
+def vit_layer() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = x + own(s.self_attention, s.ln_1(x))
+        return x + s.mlp(s.ln_2(x))
+
+    return Net(
+        compute, ln_1=norm(16), self_attention=nn.MultiheadAttention(16, 4, batch_first=True), ln_2=norm(16),
+        mlp=[nn.Linear(16, 48), nn.GELU(), nn.Dropout(0.0), nn.Linear(48, 16)],
+    )  # fmt: skip
 
 
-class FlaxGru(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(40, 10)
-        self.gru = nn.GRU(10, 16, batch_first=True)
-        self.out = nn.Linear(16, 40)
-        with torch.no_grad():
-            self.gru.bias_hh_l0[:32] = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.gru(self.embed(x))[0])
-
-
-# --- Flax ViT into nn.MultiheadAttention ------------------------------------------------------------------------------
-
-
-class VisionTransformer(nn.Module):
+def flax_vit() -> Net:
     """The names of torchvision's ViT, whose attention holds q, k and v in one matrix."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.class_token = nn.Parameter(torch.zeros(1, 1, 16))
-        self.conv_proj = nn.Conv2d(3, 16, 4, 4)
-        self.encoder = nn.Module()
-        self.encoder.pos_embedding = nn.Parameter(torch.randn(1, 17, 16) * 0.02)
-        layers = nn.Sequential()
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = torch.cat([s.class_token.expand(len(x), -1, -1), rows(s.conv_proj(x))], 1) + s.encoder.pos_embedding
         for k in range(3):
-            layer = nn.Module()
-            layer.ln_1, layer.self_attention = nn.LayerNorm(16, 1e-6), nn.MultiheadAttention(16, 4, batch_first=True)
-            layer.ln_2 = nn.LayerNorm(16, 1e-6)
-            layer.mlp = nn.Sequential(nn.Linear(16, 48), nn.GELU(), nn.Dropout(0.0), nn.Linear(48, 16))
-            layers.add_module(f"encoder_layer_{k}", layer)
-        self.encoder.layers, self.encoder.ln = layers, nn.LayerNorm(16, 1e-6)
-        self.heads = nn.Sequential()
-        self.heads.add_module("head", nn.Linear(16, 10))
+            x = getattr(s.encoder.layers, f"encoder_layer_{k}")(x)
+        return s.heads.head(s.encoder.ln(x)[:, 0])
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv_proj(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.class_token.expand(len(x), -1, -1), x], 1) + self.encoder.pos_embedding
-        for layer in self.encoder.layers:
-            y = layer.ln_1(x)
-            x = x + layer.self_attention(y, y, y, need_weights=False)[0]
-            x = x + layer.mlp(layer.ln_2(x))
-        return self.heads(self.encoder.ln(x)[:, 0])
+    token, projection = nn.Parameter(torch.zeros(1, 1, 16)), nn.Conv2d(3, 16, 4, 4)
+    places = nn.Parameter(torch.randn(1, 17, 16) * 0.02)
+    layers = Net(**{f"encoder_layer_{k}": vit_layer() for k in range(3)})
+    return Net(
+        compute, class_token=token, conv_proj=projection,
+        encoder=Net(pos_embedding=places, layers=layers, ln=norm(16)), heads=Net(head=nn.Linear(16, 10)),
+    )  # fmt: skip
 
 
-# --- Flax experts into stacked parameters -----------------------------------------------------------------------------
-
-
-class Bank(nn.Module):
+def bank(d: int, count: int) -> Net:
     """Experts whose matrices are stacked in one parameter."""
 
-    def __init__(self, d: int, count: int) -> None:
-        super().__init__()
-        self.norm, self.router = nn.LayerNorm(d), nn.Linear(d, count, bias=False)
-        self.w1, self.w2 = nn.Parameter(torch.randn(count, d, 2 * d)), nn.Parameter(torch.randn(count, 2 * d, d))
+    def compute(s: Net, x: Tensor) -> Tensor:
+        h = s.norm(x)
+        y = torch.einsum("btd,edf->btef", h, s.w1).relu()
+        return x + torch.einsum("btef,efd,bte->btd", y, s.w2, s.router(h).softmax(-1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(x)
-        y = torch.einsum("btd,edf->btef", h, self.w1).relu()
-        return x + torch.einsum("btef,efd,bte->btd", y, self.w2, self.router(h).softmax(-1))
-
-
-class Banks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inp = nn.Linear(8, 12)
-        self.blocks = nn.ModuleList([Bank(12, 6) for _ in range(2)])
-        self.out = nn.Linear(12, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.inp(x)
-        for b in self.blocks:
-            x = b(x)
-        return self.out(x)
+    return Net(
+        compute, norm=nn.LayerNorm(d), router=dense0(d, count), w1=parameter(count, d, 2 * d),
+        w2=parameter(count, 2 * d, d),
+    )  # fmt: skip
 
 
-# --- Flax ViT, scanned layers, heads as axes --------------------------------------------------------------------------
+def banks() -> Net:
+    return Net(
+        lambda s, x: s.out(s.blocks(s.inp(x))), inp=nn.Linear(8, 12), blocks=[bank(12, 6), bank(12, 6)],
+        out=nn.Linear(12, 3),
+    )  # fmt: skip
 
 
-class Split(nn.Module):
+def split(d: int, heads: int) -> Net:
     """One block whose q, k and v are matrices of their own."""
 
-    def __init__(self, d: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.ln1, self.ln2 = nn.LayerNorm(d), nn.LayerNorm(d)
-        self.q_proj, self.k_proj, self.v_proj = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
-        self.o_proj, self.fc1, self.fc2 = nn.Linear(d, d), nn.Linear(d, 3 * d), nn.Linear(3 * d, d)
+    def compute(s: Net, x: Tensor) -> Tensor:
+        h = s.ln1(x)
+        x = x + s.o_proj(attend(s.q_proj(h), s.k_proj(h), s.v_proj(h), d // heads))
+        return x + s.fc2(s.fc1(s.ln2(x)).relu())
 
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, d = x.shape
-        h = self.ln1(x)
-        q, k, v = (p(h).view(b, t, self.heads, -1).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
-        y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, d)
-        x = x + self.o_proj(y)
-        return x + self.fc2(self.fc1(self.ln2(x)).relu())
+    projections = {f"{n}_proj": nn.Linear(d, d) for n in "qkvo"}
+    return Net(
+        compute, ln1=nn.LayerNorm(d), ln2=nn.LayerNorm(d), **projections, fc1=nn.Linear(d, 3 * d),
+        fc2=nn.Linear(3 * d, d),
+    )  # fmt: skip
 
 
-class Vit(nn.Module):
-    """A vision transformer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patch = nn.Conv2d(3, 12, 4, 4)
-        self.blocks = nn.ModuleList([Split(12, 3) for _ in range(4)])
-        self.norm, self.head = nn.LayerNorm(12), nn.Linear(12, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patch(x).flatten(2).transpose(1, 2)
-        for b in self.blocks:
-            x = b(x)
-        return self.head(self.norm(x).mean(1))
+def vit() -> Net:
+    return Net(
+        lambda s, x: s.head(s.norm(s.blocks(rows(s.patch(x)))).mean(1)), patch=nn.Conv2d(3, 12, 4, 4),
+        blocks=[split(12, 3) for _ in range(4)], norm=nn.LayerNorm(12), head=nn.Linear(12, 10),
+    )  # fmt: skip
 
 
-# --- Flax CLIP into OpenAI's, two towers ------------------------------------------------------------------------------
-
-CLIP, CLIP_HEADS, CLIP_LAYERS = 16, 2, 3
+CLIP = 16  # its width
 
 
-class ClipBlock(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attn, self.ln_1 = nn.MultiheadAttention(CLIP, CLIP_HEADS, batch_first=True), nn.LayerNorm(CLIP)
-        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(CLIP, 4 * CLIP), "c_proj": nn.Linear(4 * CLIP, CLIP)})
-        self.ln_2 = nn.LayerNorm(CLIP)
+def clip_block() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = x + own(s.attn, s.ln_1(x))
+        y = s.mlp.c_fc(s.ln_2(x))
+        return x + s.mlp.c_proj(y * torch.sigmoid(1.702 * y))
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.ln_1(x)
-        x = x + self.attn(y, y, y, need_weights=False)[0]
-        y = self.mlp["c_fc"](self.ln_2(x))
-        return x + self.mlp["c_proj"](y * torch.sigmoid(1.702 * y))
+    return Net(
+        compute, attn=nn.MultiheadAttention(CLIP, 2, batch_first=True), ln_1=nn.LayerNorm(CLIP),
+        mlp=Net(c_fc=nn.Linear(CLIP, 4 * CLIP), c_proj=nn.Linear(4 * CLIP, CLIP)), ln_2=nn.LayerNorm(CLIP),
+    )  # fmt: skip
 
 
-class Tower(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.resblocks = nn.Sequential(*(ClipBlock() for _ in range(CLIP_LAYERS)))
+def clip_tower() -> Net:
+    return Net(lambda s, x: s.resblocks(x), resblocks=[clip_block() for _ in range(3)])
 
 
-class Visual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.class_embedding = nn.Parameter(torch.randn(CLIP))
-        self.positional_embedding = nn.Parameter(torch.randn(17, CLIP))
-        self.proj = nn.Parameter(torch.randn(CLIP, 12))
-        self.conv1 = nn.Conv2d(3, CLIP, 4, 4, bias=False)
-        self.ln_pre, self.transformer, self.ln_post = nn.LayerNorm(CLIP), Tower(), nn.LayerNorm(CLIP)
+def visual() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = torch.cat([s.class_embedding.expand(len(x), 1, -1), rows(s.conv1(x))], 1) + s.positional_embedding
+        return s.ln_post(s.transformer(s.ln_pre(x))[:, 0]) @ s.proj
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv1(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.class_embedding.expand(len(x), 1, -1), x], 1) + self.positional_embedding
-        return self.ln_post(self.transformer.resblocks(self.ln_pre(x))[:, 0]) @ self.proj
+    return Net(
+        compute, class_embedding=parameter(CLIP), positional_embedding=parameter(17, CLIP), proj=parameter(CLIP, 12),
+        conv1=nn.Conv2d(3, CLIP, 4, 4, bias=False), ln_pre=nn.LayerNorm(CLIP), transformer=clip_tower(),
+        ln_post=nn.LayerNorm(CLIP),
+    )  # fmt: skip
 
 
-class Clip(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.positional_embedding = nn.Parameter(torch.randn(10, CLIP))
-        self.text_projection = nn.Parameter(torch.randn(CLIP, 12))
-        self.logit_scale = nn.Parameter(torch.tensor(1.0))
-        self.visual, self.transformer = Visual(), Tower()
-        self.token_embedding, self.ln_final = nn.Embedding(40, CLIP), nn.LayerNorm(CLIP)
-
-    def forward(self, x: Tensor) -> Tensor:
+def clip() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
         """The text is made of the image's first row."""
         text = (x[:, 0, 0, :10].abs() * 20).long() % 40
-        y = self.transformer.resblocks(self.token_embedding(text) + self.positional_embedding)
-        y = self.ln_final(y)[:, -1] @ self.text_projection
-        return torch.cat([self.visual(x), y, self.visual(x) @ y.T * self.logit_scale.exp()], 1)
+        y = s.ln_final(s.transformer(s.token_embedding(text) + s.positional_embedding))[:, -1] @ s.text_projection
+        return torch.cat([s.visual(x), y, s.visual(x) @ y.T * s.logit_scale.exp()], 1)
+
+    return Net(
+        compute, positional_embedding=parameter(10, CLIP), text_projection=parameter(CLIP, 12),
+        logit_scale=nn.Parameter(torch.tensor(1.0)), visual=visual(), transformer=clip_tower(),
+        token_embedding=nn.Embedding(40, CLIP), ln_final=nn.LayerNorm(CLIP),
+    )  # fmt: skip
 
 
-# --- Flax SE-ResNeXt, grouped convolutions ----------------------------------------------------------------------------
+def se_block(i: int, o: int) -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        y = s.bn3(s.conv3(relu(s.bn2(s.conv2(relu(s.bn1(s.conv1(x))))))))
+        gate = torch.sigmoid(s.fc2(relu(s.fc1(pooled(y)))))
+        return relu(s.proj_bn(s.proj(x)) + y * gate[:, :, None, None])
+
+    same = i == o
+    return Net(
+        compute, conv1=conv0(i, o, 1), bn1=nn.BatchNorm2d(o), conv2=conv0(o, o, groups=4), bn2=nn.BatchNorm2d(o),
+        conv3=conv0(o, o, 1), bn3=nn.BatchNorm2d(o), fc1=nn.Linear(o, o // 4), fc2=nn.Linear(o // 4, o),
+        proj=nn.Identity() if same else conv0(i, o, 1), proj_bn=nn.Identity() if same else nn.BatchNorm2d(o),
+    )  # fmt: skip
 
 
-class SeBlock(nn.Module):
-    def __init__(self, i: int, o: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(i, o, 1, bias=False), nn.BatchNorm2d(o)
-        self.conv2, self.bn2 = nn.Conv2d(o, o, 3, padding=1, groups=4, bias=False), nn.BatchNorm2d(o)
-        self.conv3, self.bn3 = nn.Conv2d(o, o, 1, bias=False), nn.BatchNorm2d(o)
-        self.fc1, self.fc2 = nn.Linear(o, o // 4), nn.Linear(o // 4, o)
-        self.proj = nn.Conv2d(i, o, 1, bias=False) if i != o else nn.Identity()
-        self.proj_bn = nn.BatchNorm2d(o) if i != o else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = relu(self.bn2(self.conv2(relu(self.bn1(self.conv1(x))))))
-        y = self.bn3(self.conv3(y))
-        gate = torch.sigmoid(self.fc2(relu(self.fc1(y.mean((2, 3))))))
-        return relu(self.proj_bn(self.proj(x)) + y * gate[:, :, None, None])
+def senet() -> Net:
+    return Net(
+        lambda s, x: s.fc(pooled(s.stages(relu(s.stem_bn(s.stem(x)))))), stem=conv0(3, 16), stem_bn=nn.BatchNorm2d(16),
+        stages=[se_block(16, 16), se_block(16, 16), se_block(16, 32), se_block(32, 32)], fc=nn.Linear(32, 7),
+    )  # fmt: skip
 
 
-class SeNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.stem_bn = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
-        self.stages = nn.ModuleList([SeBlock(16, 16), SeBlock(16, 16), SeBlock(16, 32), SeBlock(32, 32)])
-        self.fc = nn.Linear(32, 7)
+def cross(d: int, e: int) -> Net:
+    def compute(s: Net, x: Tensor, y: Tensor) -> Tensor:
+        x = x + s.o(scaled_dot_product_attention(s.q(s.ln_q(x)), *s.kv(s.ln_kv(y)).chunk(2, -1)))
+        return x + s.w2(gelu(s.w1(s.ln_mlp(x)), approximate="tanh"))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = relu(self.stem_bn(self.stem(x)))
-        for b in self.stages:
-            x = b(x)
-        return self.fc(x.mean((2, 3)))
+    return Net(
+        compute, ln_q=norm(d), ln_kv=norm(e), ln_mlp=norm(d), q=dense0(d, d), kv=dense0(e, 2 * d), o=nn.Linear(d, d),
+        w1=nn.Linear(d, 2 * d), w2=nn.Linear(2 * d, d),
+    )  # fmt: skip
 
 
-# --- Flax Perceiver, key and value fused here -------------------------------------------------------------------------
-
-
-class CrossBlock(nn.Module):
-    def __init__(self, d: int, e: int) -> None:
-        super().__init__()
-        self.ln_q, self.ln_kv, self.ln_mlp = (
-            nn.LayerNorm(d, eps=1e-6),
-            nn.LayerNorm(e, eps=1e-6),
-            nn.LayerNorm(d, eps=1e-6),
-        )
-        self.q, self.kv, self.o = nn.Linear(d, d, bias=False), nn.Linear(e, 2 * d, bias=False), nn.Linear(d, d)
-        self.w1, self.w2 = nn.Linear(d, 2 * d), nn.Linear(2 * d, d)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        h = self.ln_kv(y)
-        q, (k, v) = self.q(self.ln_q(x)), self.kv(h).chunk(2, -1)
-        x = x + self.o(nn.functional.scaled_dot_product_attention(q, k, v))
-        return x + self.w2(gelu(self.w1(self.ln_mlp(x)), approximate="tanh"))
-
-
-class Perceiver(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.latents = nn.Parameter(torch.randn(6, 14))
-        self.cross, self.own = CrossBlock(14, 9), nn.ModuleList([CrossBlock(14, 14) for _ in range(2)])
-        self.norm, self.head = nn.LayerNorm(14, eps=1e-6), nn.Linear(14, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.cross(self.latents.expand(len(x), -1, -1), x)
-        for block in self.own:
+def perceiver() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        z = s.cross(s.latents.expand(len(x), -1, -1), x)
+        for block in s.own:
             z = block(z, z)
-        return self.head(self.norm(z).mean(1))
+        return s.head(s.norm(z).mean(1))
+
+    return Net(
+        compute, latents=parameter(6, 14), cross=cross(14, 9), own=[cross(14, 14), cross(14, 14)], norm=norm(14),
+        head=nn.Linear(14, 5),
+    )  # fmt: skip
 
 
 PORTS = {
-    "flax-resnet": Port("Flax ResNet-18 into torchvision's names", ResNet18, image(3, 16)),
-    "mixer": Port("Flax MLP-Mixer into timm's names", Mixer, image(3, 16)),
-    "flax-lstm": Port("Flax LSTMCell, a matrix for each gate", Lstm, ids(40)),
-    "flax-gru": Port("Flax GRUCell, a matrix for each gate", FlaxGru, ids(40)),
-    "flax-vit": Port("Flax ViT into nn.MultiheadAttention", VisionTransformer, image(3, 16)),
-    "banks": Port("Flax experts into stacked parameters", Banks, lambda: (torch.randn(2, 6, 8),)),
-    "vit": Port("Flax ViT, scanned layers, heads as axes", Vit, image(3, 16)),
-    "clip": Port("Flax CLIP into OpenAI's, two towers", Clip, image(3, 16)),
-    "senet": Port("Flax SE-ResNeXt, grouped convolutions", SeNet, image(3, 16)),
-    "perceiver": Port("Flax Perceiver, key and value fused here", Perceiver, lambda: (torch.randn(4, 11, 9),)),
+    "flax-resnet": Port("Flax ResNet-18 into torchvision's names", resnet18, image(3, 16)),
+    "mixer": Port("Flax MLP-Mixer into timm's names", mixer, image(3, 16)),
+    "flax-lstm": Port("Flax LSTMCell, a matrix for each gate", lstm, ids(40)),
+    "flax-gru": Port("Flax GRUCell, a matrix for each gate", gru, ids(40)),
+    "flax-vit": Port("Flax ViT into nn.MultiheadAttention", flax_vit, image(3, 16)),
+    "banks": Port("Flax experts into stacked parameters", banks, numbers(2, 6, 8)),
+    "vit": Port("Flax ViT, scanned layers, heads as axes", vit, image(3, 16)),
+    "clip": Port("Flax CLIP into OpenAI's, two towers", clip, image(3, 16)),
+    "senet": Port("Flax SE-ResNeXt, grouped convolutions", senet, image(3, 16)),
+    "perceiver": Port("Flax Perceiver, key and value fused here", perceiver, numbers(4, 11, 9)),
 }

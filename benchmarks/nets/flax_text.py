@@ -2,286 +2,162 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import (
-    gelu,
-    scaled_dot_product_attention,
-    silu,
-)
+from torch.nn.functional import gelu, silu
 
-from nets.common import (
-    Port,
-    ids,
-)
-
-# --- T5X mixture of experts, stacked ----------------------------------------------------------------------------------
+from nets.common import Net, Port, attend, dense0, ids
 
 
-class Expert(nn.Module):
-    def __init__(self, d: int) -> None:
-        super().__init__()
-        self.wi, self.wo = nn.Linear(d, 2 * d, bias=False), nn.Linear(2 * d, d, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.wo(self.wi(x).relu())
+def expert(d: int) -> Net:
+    return Net(lambda s, x: s.wo(s.wi(x).relu()), wi=dense0(d, 2 * d), wo=dense0(2 * d, d))
 
 
-class Sparse(nn.Module):
-    def __init__(self, d: int, count: int) -> None:
-        super().__init__()
-        self.ln = nn.LayerNorm(d)
-        self.gate = nn.Linear(d, count, bias=False)
-        self.experts = nn.ModuleList([Expert(d) for _ in range(count)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.ln(x)
-        weights = self.gate(h).softmax(-1)
-        return x + sum(weights[..., k : k + 1] * e(h) for k, e in enumerate(self.experts))
+def shared(gate: nn.Module, experts: nn.Sequential, x: Tensor) -> Tensor:
+    """What all experts say, weighed."""
+    weights = gate(x).softmax(-1)
+    return sum(weights[..., k : k + 1] * e(x) for k, e in enumerate(experts))  # type: ignore[return-value]
 
 
-class Moe(nn.Module):
+def sparse(d: int, count: int) -> Net:
+    return Net(
+        lambda s, x: x + shared(s.gate, s.experts, s.ln(x)), ln=nn.LayerNorm(d), gate=dense0(d, count),
+        experts=[expert(d) for _ in range(count)],
+    )  # fmt: skip
+
+
+def moe() -> Net:
     """Layers of eight experts each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shared = nn.Embedding(40, 12)
-        self.layers = nn.ModuleList([Sparse(12, 8) for _ in range(2)])
-        self.lm_head = nn.Linear(12, 40, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.shared(x)
-        for layer in self.layers:
-            y = layer(y)
-        return self.lm_head(y)
+    return Net(
+        lambda s, x: s.lm_head(s.layers(s.shared(x))), shared=nn.Embedding(40, 12),
+        layers=[sparse(12, 8), sparse(12, 8)], lm_head=dense0(12, 40),
+    )  # fmt: skip
 
 
-# --- T5X encoder and decoder ------------------------------------------------------------------------------------------
+def attention(d: int, heads: int) -> Net:
+    def compute(s: Net, x: Tensor, y: Tensor, causal: bool = False) -> Tensor:
+        return s.o(attend(s.q(x), s.k(y), s.v(y), d // heads, is_causal=causal, scale=1.0))
+
+    return Net(compute, **{n: dense0(d, d) for n in "qkvo"})
 
 
-class Attend(nn.Module):
-    def __init__(self, d: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.q, self.k, self.v, self.o = (nn.Linear(d, d, bias=False) for _ in range(4))
-
-    def forward(self, x: Tensor, y: Tensor, causal: bool = False) -> Tensor:
-        q, k, v = (
-            m(z).view(*z.shape[:2], self.heads, -1).transpose(1, 2) for m, z in ((self.q, x), (self.k, y), (self.v, y))
-        )
-        z = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=1.0)
-        return self.o(z.transpose(1, 2).flatten(2))
+def gated(d: int) -> Net:
+    return Net(
+        lambda s, x: s.wo(gelu(s.wi_0(x)) * s.wi_1(x)), wi_0=dense0(d, 2 * d), wi_1=dense0(d, 2 * d),
+        wo=dense0(2 * d, d),
+    )  # fmt: skip
 
 
-class Gated(nn.Module):
-    def __init__(self, d: int) -> None:
-        super().__init__()
-        self.wi_0, self.wi_1 = nn.Linear(d, 2 * d, bias=False), nn.Linear(d, 2 * d, bias=False)
-        self.wo = nn.Linear(2 * d, d, bias=False)
+def t5_layer(d: int, cross: bool) -> Net:
+    def compute(s: Net, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        h = s.norm1(x)
+        x = x + s.self_attn(h, h, cross)
+        x = x + s.cross_attn(s.norm_x(x), memory) if cross else x
+        return x + s.ff(s.norm2(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.wo(gelu(self.wi_0(x)) * self.wi_1(x))
+    parts = {"norm1": nn.RMSNorm(d, 1e-6), "self_attn": attention(d, 4)}
+    parts |= {"norm_x": nn.RMSNorm(d, 1e-6), "cross_attn": attention(d, 4)} if cross else {}
+    return Net(compute, **parts, norm2=nn.RMSNorm(d, 1e-6), ff=gated(d))
 
 
-class T5(nn.Module):
+def t5() -> Net:
     """Encoder and decoder, norms without bias, a gated layer."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        d = 16
-        self.shared = nn.Embedding(40, d)
+    def compute(s: Net, x: Tensor) -> Tensor:
+        memory, y = s.encoder_norm(s.encoder(s.shared(x))), s.shared(x.roll(1, 1))
+        for layer in s.decoder:
+            y = layer(y, memory)
+        return s.lm_head(s.decoder_norm(y))
 
-        def layer(cross: bool) -> nn.ModuleDict:
-            parts = {"norm1": nn.RMSNorm(d, 1e-6), "self_attn": Attend(d, 4)}
-            parts |= {"norm_x": nn.RMSNorm(d, 1e-6), "cross_attn": Attend(d, 4)} if cross else {}
-            return nn.ModuleDict(parts | {"norm2": nn.RMSNorm(d, 1e-6), "ff": Gated(d)})
-
-        self.encoder = nn.ModuleList([layer(False) for _ in range(2)])
-        self.encoder_norm = nn.RMSNorm(d, 1e-6)
-        self.decoder = nn.ModuleList([layer(True) for _ in range(2)])
-        self.decoder_norm = nn.RMSNorm(d, 1e-6)
-        self.lm_head = nn.Linear(d, 40, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        e = self.shared(x)
-        for layer in self.encoder:
-            h = layer["norm1"](e)
-            e = e + layer["self_attn"](h, h)
-            e = e + layer["ff"](layer["norm2"](e))
-        e, y = self.encoder_norm(e), self.shared(x.roll(1, 1))
-        for layer in self.decoder:
-            h = layer["norm1"](y)
-            y = y + layer["self_attn"](h, h, True)
-            y = y + layer["cross_attn"](layer["norm_x"](y), e)
-            y = y + layer["ff"](layer["norm2"](y))
-        return self.lm_head(self.decoder_norm(y))
+    return Net(
+        compute, shared=nn.Embedding(40, 16), encoder=[t5_layer(16, False), t5_layer(16, False)],
+        encoder_norm=nn.RMSNorm(16, 1e-6), decoder=[t5_layer(16, True), t5_layer(16, True)],
+        decoder_norm=nn.RMSNorm(16, 1e-6), lm_head=dense0(16, 40),
+    )  # fmt: skip
 
 
-# --- Flax Gemma, fused einsums, grouped queries -----------------------------------------------------------------------
-
-WIDTH, LAYERS, SCANNED_EXPERTS, HEADS, GROUPS, SIZE, MLP = 16, 3, 4, 4, 2, 6, 20
+WIDTH, HEADS = 16, 4  # of Gemma and Mixtral
 
 
-class Rms(nn.Module):
-    def __init__(self, width: int, base: float = 0.0) -> None:
-        super().__init__()
-        self.weight, self.base = nn.Parameter(torch.ones(width) - base), base
+def rms(base: float = 0.0) -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (base + s.weight)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (self.base + self.weight)
+    return Net(compute, weight=nn.Parameter(torch.ones(WIDTH) - base))
 
 
-class GroupedQueries(nn.Module):
-    def __init__(self, groups: int = GROUPS) -> None:
-        super().__init__()
-        self.q_proj = nn.Linear(WIDTH, HEADS * SIZE, bias=False)
-        self.k_proj, self.v_proj = (nn.Linear(WIDTH, groups * SIZE, bias=False) for _ in range(2))
-        self.o_proj = nn.Linear(HEADS * SIZE, WIDTH, bias=False)
+def grouped(groups: int, size: int) -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        return s.o_proj(attend(s.q_proj(x), s.k_proj(x), s.v_proj(x), size, is_causal=True, enable_gqa=True))
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (f(x).unflatten(-1, (-1, SIZE)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
-        k, v = (y.repeat_interleave(HEADS // k.shape[1], 1) for y in (k, v))
-        return self.o_proj(scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+    return Net(
+        compute, q_proj=dense0(WIDTH, HEADS * size), k_proj=dense0(WIDTH, groups * size),
+        v_proj=dense0(WIDTH, groups * size), o_proj=dense0(HEADS * size, WIDTH),
+    )  # fmt: skip
 
 
-class GemmaLayer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.self_attn = GroupedQueries(1)
-        self.gate_proj, self.up_proj = nn.Linear(WIDTH, 24, bias=False), nn.Linear(WIDTH, 24, bias=False)
-        self.down_proj = nn.Linear(24, WIDTH, bias=False)
-        self.input_layernorm, self.post_attention_layernorm = Rms(WIDTH, 1.0), Rms(WIDTH, 1.0)
+def layer(mlp: Callable[[Net, Tensor], Tensor], normed: Callable[[], nn.Module], **parts: nn.Module) -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = x + s.self_attn(s.input_layernorm(x))
+        return x + mlp(s, s.post_attention_layernorm(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x))
-        y = self.post_attention_layernorm(x)
-        return x + self.down_proj(gelu(self.gate_proj(y), approximate="tanh") * self.up_proj(y))
+    return Net(compute, **parts, input_layernorm=normed(), post_attention_layernorm=normed())
 
 
-class Gemma(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(36, WIDTH)
-        self.layers = nn.ModuleList(GemmaLayer() for _ in range(LAYERS))
-        self.norm = Rms(WIDTH, 1.0)
+def gemma() -> Net:
+    """Fused einsums, grouped queries, a tied head."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.embed_tokens(x) * WIDTH**0.5
-        for layer in self.layers:
-            x = layer(x)
-        return self.norm(x) @ self.embed_tokens.weight.T
+    def mlp(s: Net, y: Tensor) -> Tensor:
+        return s.down_proj(gelu(s.gate_proj(y), approximate="tanh") * s.up_proj(y))
 
+    def one() -> Net:
+        queries = grouped(1, 6)
+        dense = {"gate_proj": dense0(WIDTH, 24), "up_proj": dense0(WIDTH, 24), "down_proj": dense0(24, WIDTH)}
+        return layer(mlp, partial(rms, 1.0), self_attn=queries, **dense)
 
-# --- MaxText, scanned experts, into Mixtral's names -------------------------------------------------------------------
-
-
-class MixtralExpert(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w1, self.w2 = nn.Linear(WIDTH, MLP, bias=False), nn.Linear(MLP, WIDTH, bias=False)
-        self.w3 = nn.Linear(WIDTH, MLP, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w2(silu(self.w1(x)) * self.w3(x))
+    return Net(
+        lambda s, x: s.norm(s.layers(s.embed_tokens(x) * WIDTH**0.5)) @ s.embed_tokens.weight.T,
+        embed_tokens=nn.Embedding(36, WIDTH), layers=[one() for _ in range(3)], norm=rms(1.0),
+    )  # fmt: skip
 
 
-class ScannedLayer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.self_attn = GroupedQueries()
-        self.block_sparse_moe = nn.ModuleDict({"gate": nn.Linear(WIDTH, SCANNED_EXPERTS, bias=False)})
-        self.block_sparse_moe["experts"] = nn.ModuleList(MixtralExpert() for _ in range(SCANNED_EXPERTS))
-        self.input_layernorm, self.post_attention_layernorm = Rms(WIDTH), Rms(WIDTH)
+def mixtral_layer(normed: Callable[[], nn.Module], size: int, hidden: int) -> Net:
+    def swiglu() -> Net:
+        return Net(
+            lambda s, x: s.w2(silu(s.w1(x)) * s.w3(x)),
+            w1=dense0(WIDTH, hidden), w2=dense0(hidden, WIDTH), w3=dense0(WIDTH, hidden),
+        )  # fmt: skip
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x))
-        y = self.post_attention_layernorm(x)
-        share = self.block_sparse_moe["gate"](y).softmax(-1)
-        return x + sum(share[..., k, None] * f(y) for k, f in enumerate(self.block_sparse_moe["experts"]))
-
-
-class ScannedMixtral(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(36, WIDTH)
-        self.layers = nn.ModuleList(ScannedLayer() for _ in range(LAYERS))
-        self.norm, self.lm_head = Rms(WIDTH), nn.Linear(WIDTH, 36, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.embed_tokens(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.lm_head(self.norm(x))
+    queries = grouped(2, size)
+    experts = Net(
+        lambda s, x: shared(s.gate, s.experts, x), gate=dense0(WIDTH, 4), experts=[swiglu() for _ in range(4)]
+    )
+    return layer(lambda s, y: s.block_sparse_moe(y), normed, self_attn=queries, block_sparse_moe=experts)
 
 
-# --- MaxText mixture of experts, scanned, grouped heads ---------------------------------------------------------------
-
-D, KV, EXPERTS, HIDDEN = 16, 2, 4, 24
-
-
-class Grouped(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.q_proj, self.k_proj = nn.Linear(D, D, bias=False), nn.Linear(D, 4 * KV, bias=False)
-        self.v_proj, self.o_proj = nn.Linear(D, 4 * KV, bias=False), nn.Linear(D, D, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (p(x).unflatten(-1, (-1, 4)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
-        y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self.o_proj(y.transpose(1, 2).flatten(2))
+def maxtext() -> Net:
+    return Net(
+        lambda s, x: s.lm_head(s.norm(s.layers(s.embed_tokens(x)))), embed_tokens=nn.Embedding(36, WIDTH),
+        layers=[mixtral_layer(rms, 6, 20) for _ in range(3)], norm=rms(), lm_head=dense0(WIDTH, 36),
+    )  # fmt: skip
 
 
-class Swiglu(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w1, self.w2 = nn.Linear(D, HIDDEN, bias=False), nn.Linear(HIDDEN, D, bias=False)
-        self.w3 = nn.Linear(D, HIDDEN, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w2(silu(self.w1(x)) * self.w3(x))
-
-
-class SparseBlock(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Linear(D, EXPERTS, bias=False)
-        self.experts = nn.ModuleList(Swiglu() for _ in range(EXPERTS))
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights = self.gate(x).softmax(-1)
-        return sum(weights[..., k : k + 1] * e(x) for k, e in enumerate(self.experts))
-
-
-class MixtralLayer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.self_attn, self.block_sparse_moe = Grouped(), SparseBlock()
-        self.input_layernorm, self.post_attention_layernorm = nn.RMSNorm(D), nn.RMSNorm(D)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x))
-        return x + self.block_sparse_moe(self.post_attention_layernorm(x))
-
-
-class Mixtral(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = nn.ModuleDict({"embed_tokens": nn.Embedding(40, D)})
-        self.model["layers"] = nn.ModuleList(MixtralLayer() for _ in range(3))
-        self.model["norm"] = nn.RMSNorm(D)
-        self.lm_head = nn.Linear(D, 40, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.model["embed_tokens"](x)
-        for layer in self.model["layers"]:
-            y = layer(y)
-        return self.lm_head(self.model["norm"](y))
+def mixtral() -> Net:
+    normed = partial(nn.RMSNorm, WIDTH)
+    model = Net(
+        lambda s, x: s.norm(s.layers(s.embed_tokens(x))), embed_tokens=nn.Embedding(40, WIDTH),
+        layers=[mixtral_layer(normed, 4, 24) for _ in range(3)], norm=normed(),
+    )  # fmt: skip
+    return Net(lambda s, x: s.lm_head(s.model(x)), model=model, lm_head=dense0(WIDTH, 40))
 
 
 PORTS = {
-    "moe": Port("T5X mixture of experts, stacked", Moe, ids(40)),
-    "t5": Port("T5X encoder and decoder", T5, ids(40)),
-    "gemma": Port("Flax Gemma, fused einsums, grouped queries", Gemma, ids(36)),
-    "maxtext": Port("MaxText, scanned experts, into Mixtral's names", ScannedMixtral, ids(36)),
-    "mixtral": Port("MaxText mixture of experts, scanned, grouped heads", Mixtral, ids(40)),
+    "moe": Port("T5X mixture of experts, stacked", moe, ids(40)),
+    "t5": Port("T5X encoder and decoder", t5, ids(40)),
+    "gemma": Port("Flax Gemma, fused einsums, grouped queries", gemma, ids(36)),
+    "maxtext": Port("MaxText, scanned experts, into Mixtral's names", maxtext, ids(36)),
+    "mixtral": Port("MaxText mixture of experts, scanned, grouped heads", mixtral, ids(40)),
 }

@@ -2,288 +2,204 @@
 
 from __future__ import annotations
 
-import itertools
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import (
-    avg_pool2d,
-    elu,
-    relu,
-    silu,
-)
+from torch.nn.functional import avg_pool2d, elu, max_pool2d, relu, silu
 
-from nets.common import (
-    Port,
-    image,
-)
-
-# --- Keras conv net, batch norm, dense behind the image ---------------------------------------------------------------
+from nets.common import Net, Port, bn, conv, conv0, image, norm, numbers, pooled
 
 
-class ConvBN(nn.Module):
+def conv_bn() -> Net:
     """Convolutions with batch normalisation, a dense layer behind the flattened image."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        widths = (3, 8, 16, 16, 24)
-        blocks = []
-        for i, o in itertools.pairwise(widths):
-            blocks.append(nn.Sequential(nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o, eps=1e-3), nn.ReLU()))
-        self.features = nn.ModuleList(blocks)
-        self.hidden = nn.Linear(24 * 16, 32)
-        self.classifier = nn.Linear(32, 10)
+    def compute(s: Net, x: Tensor) -> Tensor:
+        for k, f in enumerate(s.features):
+            x = f(x) if k > 1 else max_pool2d(f(x), 2)
+        return s.classifier(s.hidden(x.flatten(1)).relu())
 
-    def forward(self, x: Tensor) -> Tensor:
-        for k, f in enumerate(self.features):
-            x = f(x)
-            if k < 2:
-                x = nn.functional.max_pool2d(x, 2)
-        return self.classifier(self.hidden(x.flatten(1)).relu())
+    features = [nn.Sequential(conv(i, o), bn(o), nn.ReLU()) for i, o in pairwise((3, 8, 16, 16, 24))]
+    return Net(compute, features=features, hidden=nn.Linear(24 * 16, 32), classifier=nn.Linear(32, 10))
 
 
-# --- Keras separable residual net (mini-XCEPTION) ---------------------------------------------------------------------
+def separable(i: int, o: int) -> Net:
+    return Net(lambda s, x: s.pointwise(s.depthwise(x)), depthwise=conv0(i, i, groups=i), pointwise=conv0(i, o, 1))
 
 
-class Separable(nn.Module):
-    def __init__(self, i: int, o: int) -> None:
-        super().__init__()
-        self.depthwise = nn.Conv2d(i, i, 3, padding=1, groups=i, bias=False)
-        self.pointwise = nn.Conv2d(i, o, 1, bias=False)
+def mini_block(i: int, o: int) -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        y = s.bn2(s.sep2(s.bn1(s.sep1(x)).relu()))
+        return max_pool2d(y, 2) + s.shortcut_bn(s.shortcut(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.pointwise(self.depthwise(x))
-
-
-class XBlock(nn.Module):
-    def __init__(self, i: int, o: int) -> None:
-        super().__init__()
-        self.sep1, self.bn1 = Separable(i, o), nn.BatchNorm2d(o, eps=1e-3)
-        self.sep2, self.bn2 = Separable(o, o), nn.BatchNorm2d(o, eps=1e-3)
-        self.shortcut, self.shortcut_bn = nn.Conv2d(i, o, 1, stride=2, bias=False), nn.BatchNorm2d(o, eps=1e-3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.bn2(self.sep2(self.bn1(self.sep1(x)).relu()))
-        return nn.functional.max_pool2d(y, 2) + self.shortcut_bn(self.shortcut(x))
+    return Net(
+        compute, sep1=separable(i, o), bn1=bn(o), sep2=separable(o, o), bn2=bn(o),
+        shortcut=conv0(i, o, 1, 2), shortcut_bn=bn(o),
+    )  # fmt: skip
 
 
-class MiniX(nn.Module):
-    """Separable convolutions in residual blocks, after mini-XCEPTION."""
+def mini_xception() -> Net:
+    """Separable convolutions in residual blocks."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem1, self.bn1 = nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8, eps=1e-3)
-        self.stem2, self.bn2 = nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8, eps=1e-3)
-        self.blocks = nn.ModuleList([XBlock(8, 16), XBlock(16, 32), XBlock(32, 64)])
-        self.head = nn.Conv2d(64, 7, 3, padding=1)
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = s.bn2(s.stem2(s.bn1(s.stem1(x)).relu())).relu()
+        return pooled(s.head(s.blocks(x)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.bn2(self.stem2(self.bn1(self.stem1(x)).relu())).relu()
-        for b in self.blocks:
-            x = b(x)
-        return self.head(x).mean((2, 3))
+    return Net(
+        compute, stem1=conv0(1, 8, padding=0), bn1=bn(8), stem2=conv0(8, 8, padding=0), bn2=bn(8),
+        blocks=[mini_block(8, 16), mini_block(16, 32), mini_block(32, 64)], head=conv(64, 7),
+    )  # fmt: skip
 
 
-# --- Keras ResNet50 into torchvision's names --------------------------------------------------------------------------
+def bottleneck(i: int, w: int, stride: int = 1) -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        y = s.bn2(s.conv2(s.bn1(s.conv1(x)).relu())).relu()
+        return (s.bn3(s.conv3(y)) + (s.downsample(x) if s.downsample else x)).relu()
+
+    return Net(
+        compute, conv1=conv(i, w, 1, stride), bn1=bn(w), conv2=conv(w, w), bn2=bn(w), conv3=conv(w, 4 * w, 1),
+        bn3=bn(4 * w), downsample=[conv(i, 4 * w, 1, stride), bn(4 * w)] if i != 4 * w else None,
+    )  # fmt: skip
 
 
-class Bottleneck(nn.Module):
-    def __init__(self, i: int, w: int, stride: int, down: bool) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(i, w, 1, stride), nn.BatchNorm2d(w, 1e-3)
-        self.conv2, self.bn2 = nn.Conv2d(w, w, 3, padding=1), nn.BatchNorm2d(w, 1e-3)
-        self.conv3, self.bn3 = nn.Conv2d(w, 4 * w, 1), nn.BatchNorm2d(4 * w, 1e-3)
-        self.downsample = None
-        if down:
-            self.downsample = nn.Sequential(nn.Conv2d(i, 4 * w, 1, stride), nn.BatchNorm2d(4 * w, 1e-3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu())).relu()
-        return (self.bn3(self.conv3(y)) + (x if self.downsample is None else self.downsample(x))).relu()
-
-
-class ResNet(nn.Module):
+def resnet() -> Net:
     """The names of torchvision's ResNet."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 8, 7, 2, 3), nn.BatchNorm2d(8, 1e-3)
-        widths = [(8, 8, 1), (32, 16, 2), (64, 32, 2)]
-        for k, (i, w, stride) in enumerate(widths, 1):
-            layers = [Bottleneck(i, w, stride, True), Bottleneck(4 * w, w, 1, False), Bottleneck(4 * w, w, 1, False)]
-            setattr(self, f"layer{k}", nn.Sequential(*layers))
-        self.fc = nn.Linear(128, 10)
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = s.bn1(s.conv1(x)).relu()
+        return s.fc(pooled(s.layer3(s.layer2(s.layer1(x)))))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.bn1(self.conv1(x)).relu()
-        return self.fc(self.layer3(self.layer2(self.layer1(x))).mean((2, 3)))
+    def layer(i: int, w: int, stride: int) -> list[Net]:
+        return [bottleneck(i, w, stride), bottleneck(4 * w, w), bottleneck(4 * w, w)]
 
-
-# --- Keras MobileNetV2 into torchvision's names -----------------------------------------------------------------------
+    return Net(
+        compute, conv1=conv(3, 8, 7, 2), bn1=bn(8), layer1=layer(8, 8, 1), layer2=layer(32, 16, 2),
+        layer3=layer(64, 32, 2), fc=nn.Linear(128, 10),
+    )  # fmt: skip
 
 
-def conv_bn(i: int, o: int, k: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    conv = nn.Conv2d(i, o, k, stride, k // 2, groups=groups, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(o, 1e-3), nn.ReLU6())
+def activated(i: int, o: int, k: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    return nn.Sequential(conv0(i, o, k, stride, groups=groups), bn(o), nn.ReLU6())
 
 
-class Inverted(nn.Module):
-    def __init__(self, i: int, o: int, stride: int, expand: int) -> None:
-        super().__init__()
-        wide = i * expand
-        layers = [conv_bn(i, wide, 1)] if expand > 1 else []
-        project = nn.Conv2d(wide, o, 1, bias=False)
-        layers += [conv_bn(wide, wide, 3, stride, wide), project, nn.BatchNorm2d(o, 1e-3)]
-        self.conv = nn.Sequential(*layers)
-        self.same = stride == 1 and i == o
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv(x) if self.same else self.conv(x)
+def inverted(i: int, o: int, stride: int, expand: int) -> Net:
+    wide, same = i * expand, stride == 1 and i == o
+    layers = [activated(i, wide, 1)] if expand > 1 else []
+    project = conv0(wide, o, 1)
+    layers += [activated(wide, wide, 3, stride, wide), project, bn(o)]
+    return Net(lambda s, x: x + s.conv(x) if same else s.conv(x), conv=layers)
 
 
-class MobileNet(nn.Module):
+def mobilenet() -> Net:
     """The names of torchvision's MobileNetV2."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        shapes = [(8, 8, 1, 1), (8, 12, 2, 6), (12, 12, 1, 6), (12, 16, 2, 6), (16, 16, 1, 6), (16, 16, 1, 6)]
-        self.features = nn.Sequential(conv_bn(3, 8, 3, 2), *(Inverted(*x) for x in shapes), conv_bn(16, 48, 1))
-        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(48, 10))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.features(x).mean((2, 3)))
+    shapes = [(8, 8, 1, 1), (8, 12, 2, 6), (12, 12, 1, 6), (12, 16, 2, 6), (16, 16, 1, 6), (16, 16, 1, 6)]
+    return Net(
+        lambda s, x: s.classifier(pooled(s.features(x))),
+        features=[activated(3, 8, 3, 2), *(inverted(*x) for x in shapes), activated(16, 48, 1)],
+        classifier=[nn.Dropout(0.2), nn.Linear(48, 10)],
+    )
 
 
-# --- Keras EfficientNet, squeeze and excitation -----------------------------------------------------------------------
+def excited(i: int, o: int, k: int, stride: int, expand: int) -> Net:
+    wide, same = i * expand, stride == 1 and i == o
+
+    def compute(s: Net, x: Tensor) -> Tensor:
+        y = silu(s._bn0(s._expand_conv(x))) if expand > 1 else x
+        y = silu(s._bn1(s._depthwise_conv(y)))
+        y = y * s._se_expand(silu(s._se_reduce(y.mean((2, 3), True)))).sigmoid()
+        y = s._bn2(s._project_conv(y))
+        return x + y if same else y
+
+    first = {"_expand_conv": conv0(i, wide, 1), "_bn0": bn(wide)} if expand > 1 else {}
+    return Net(
+        compute, **first, _depthwise_conv=conv0(wide, wide, k, stride, groups=wide), _bn1=bn(wide),
+        _se_reduce=conv(wide, i // 4, 1), _se_expand=conv(i // 4, wide, 1), _project_conv=conv0(wide, o, 1), _bn2=bn(o),
+    )  # fmt: skip
 
 
-class MBConv(nn.Module):
-    def __init__(self, i: int, o: int, k: int, stride: int, expand: int) -> None:
-        super().__init__()
-        wide = i * expand
-        if expand > 1:
-            self._expand_conv, self._bn0 = nn.Conv2d(i, wide, 1, bias=False), nn.BatchNorm2d(wide, 1e-3)
-        self._depthwise_conv = nn.Conv2d(wide, wide, k, stride, k // 2, groups=wide, bias=False)
-        self._bn1 = nn.BatchNorm2d(wide, 1e-3)
-        self._se_reduce, self._se_expand = nn.Conv2d(wide, i // 4, 1), nn.Conv2d(i // 4, wide, 1)
-        self._project_conv, self._bn2 = nn.Conv2d(wide, o, 1, bias=False), nn.BatchNorm2d(o, 1e-3)
-        self.expand, self.same = expand, stride == 1 and i == o
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = silu(self._bn0(self._expand_conv(x))) if self.expand > 1 else x
-        y = silu(self._bn1(self._depthwise_conv(y)))
-        y = y * self._se_expand(silu(self._se_reduce(y.mean((2, 3), True)))).sigmoid()
-        y = self._bn2(self._project_conv(y))
-        return x + y if self.same else y
-
-
-class EfficientNet(nn.Module):
+def efficientnet() -> Net:
     """The names of the best-known port of EfficientNet."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._conv_stem, self._bn0 = nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8, 1e-3)
-        shapes = [(8, 8, 3, 1, 1), (8, 12, 3, 2, 6), (12, 12, 3, 1, 6), (12, 16, 5, 2, 6), (16, 16, 5, 1, 6)]
-        self._blocks = nn.ModuleList([MBConv(*x) for x in shapes])
-        self._conv_head, self._bn1 = nn.Conv2d(16, 64, 1, bias=False), nn.BatchNorm2d(64, 1e-3)
-        self._fc = nn.Linear(64, 10)
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = s._blocks(silu(s._bn0(s._conv_stem(x))))
+        return s._fc(pooled(silu(s._bn1(s._conv_head(x)))))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = silu(self._bn0(self._conv_stem(x)))
-        for b in self._blocks:
-            x = b(x)
-        return self._fc(silu(self._bn1(self._conv_head(x))).mean((2, 3)))
+    shapes = [(8, 8, 3, 1, 1), (8, 12, 3, 2, 6), (12, 12, 3, 1, 6), (12, 16, 5, 2, 6), (16, 16, 5, 1, 6)]
+    return Net(
+        compute, _conv_stem=conv0(3, 8, 3, 2), _bn0=bn(8), _blocks=[excited(*x) for x in shapes],
+        _conv_head=conv0(16, 64, 1), _bn1=bn(64), _fc=nn.Linear(64, 10),
+    )  # fmt: skip
 
 
-# --- Keras VGG16 into torchvision's names, flattened ------------------------------------------------------------------
-
-
-class Vgg(nn.Module):
+def vgg() -> Net:
     """The names of torchvision's VGG: numbers in a Sequential."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        last = 3
-        for w in (8, 8, 0, 16, 16, 0, 32, 32, 32, 0):
-            layers += [nn.Conv2d(last, w, 3, padding=1), nn.ReLU()] if w else [nn.MaxPool2d(2)]
-            last = w or last
-        self.features = nn.Sequential(*layers)
-        self.classifier = nn.Sequential(
-            nn.Linear(128, 48), nn.ReLU(), nn.Dropout(), nn.Linear(48, 48), nn.ReLU(), nn.Dropout(), nn.Linear(48, 10)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.features(x).flatten(1))
+    layers: list[nn.Module] = []
+    last = 3
+    for w in (8, 8, 0, 16, 16, 0, 32, 32, 32, 0):
+        layers += [conv(last, w), nn.ReLU()] if w else [nn.MaxPool2d(2)]
+        last = w or last
+    classifier = [nn.Linear(128, 48), nn.ReLU(), nn.Dropout(), nn.Linear(48, 48), nn.ReLU(), nn.Dropout()]
+    return Net(
+        lambda s, x: s.classifier(s.features(x).flatten(1)),
+        features=layers,
+        classifier=[*classifier, nn.Linear(48, 10)],
+    )
 
 
-# --- Keras EEGNet, depth multiplier, flattened ------------------------------------------------------------------------
+def eegnet() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = avg_pool2d(elu(s.spatial(s.temporal(x))), (1, 4))
+        return s.classify(avg_pool2d(elu(s.separable(x)), (1, 8)).flatten(1))
 
+    same = {"padding": "same", "bias": False}
+    return Net(
+        compute, temporal=[nn.Conv2d(1, 8, (1, 16), **same), bn(8)],
+        spatial=[nn.Conv2d(8, 16, (6, 1), groups=8, bias=False), bn(16)],
+        separable=[nn.Conv2d(16, 16, (1, 8), groups=16, **same), conv0(16, 16, 1), bn(16)], classify=nn.Linear(32, 4),
+    )  # fmt: skip
 
-class EegNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.temporal = nn.Sequential(nn.Conv2d(1, 8, (1, 16), padding="same", bias=False), nn.BatchNorm2d(8, 1e-3))
-        self.spatial = nn.Sequential(nn.Conv2d(8, 16, (6, 1), groups=8, bias=False), nn.BatchNorm2d(16, 1e-3))
-        self.separable = nn.Sequential(
-            nn.Conv2d(16, 16, (1, 8), padding="same", groups=16, bias=False),
-            nn.Conv2d(16, 16, 1, bias=False),
-            nn.BatchNorm2d(16, 1e-3),
-        )
-        self.classify = nn.Linear(32, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = avg_pool2d(elu(self.spatial(self.temporal(x))), (1, 4))
-        return self.classify(avg_pool2d(elu(self.separable(x)), (1, 8)).flatten(1))
-
-
-# --- Keras DenseNet into torchvision's names --------------------------------------------------------------------------
 
 BLOCKS, GROWTH = (3, 4), 8
 
 
-class DenseLayer(nn.Module):
-    def __init__(self, inputs: int) -> None:
-        super().__init__()
-        self.norm1, self.conv1 = nn.BatchNorm2d(inputs), nn.Conv2d(inputs, 4 * GROWTH, 1, bias=False)
-        self.norm2, self.conv2 = nn.BatchNorm2d(4 * GROWTH), nn.Conv2d(4 * GROWTH, GROWTH, 3, padding=1, bias=False)
+def dense_layer(i: int) -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        y = s.conv1(s.norm1(x).relu())
+        return torch.cat([x, s.conv2(s.norm2(y).relu())], 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv1(self.norm1(x).relu())
-        return torch.cat([x, self.conv2(self.norm2(y).relu())], 1)
-
-
-class DenseNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        f = nn.Sequential()
-        width = 16
-        f.add_module("conv0", nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False))
-        f.add_module("norm0", nn.BatchNorm2d(width))
-        f.add_module("relu0", nn.ReLU())
-        for k, count in enumerate(BLOCKS):
-            block = nn.Sequential()
-            for j in range(count):
-                block.add_module(f"denselayer{j + 1}", DenseLayer(width + j * GROWTH))
-            f.add_module(f"denseblock{k + 1}", block)
-            width += count * GROWTH
-            if k + 1 < len(BLOCKS):
-                turn = nn.Sequential()
-                turn.add_module("norm", nn.BatchNorm2d(width))
-                turn.add_module("relu", nn.ReLU())
-                turn.add_module("conv", nn.Conv2d(width, width // 2, 1, bias=False))
-                f.add_module(f"transition{k + 1}", turn)
-                width //= 2
-        f.add_module("norm5", nn.BatchNorm2d(width))
-        self.features, self.classifier = f, nn.Linear(width, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.features(x).relu().mean((2, 3)))
+    return Net(
+        compute, norm1=nn.BatchNorm2d(i), conv1=conv0(i, 4 * GROWTH, 1), norm2=nn.BatchNorm2d(4 * GROWTH),
+        conv2=conv0(4 * GROWTH, GROWTH),
+    )  # fmt: skip
 
 
-# --- Keras ConvNeXt into torchvision's names --------------------------------------------------------------------------
+def named(**parts: nn.Module) -> nn.Sequential:
+    """A Sequential whose members have names."""
+    out = nn.Sequential()
+    for name, part in parts.items():
+        out.add_module(name, part)
+    return out
 
-DEPTHS, WIDTHS = (2, 3), (16, 24)
+
+def densenet() -> Net:
+    width = 16
+    parts: dict[str, nn.Module] = {"conv0": conv0(3, width, 7, 2), "norm0": nn.BatchNorm2d(width), "relu0": nn.ReLU()}
+    for k, count in enumerate(BLOCKS):
+        layers = {f"denselayer{j + 1}": dense_layer(width + j * GROWTH) for j in range(count)}
+        parts[f"denseblock{k + 1}"] = named(**layers)
+        width += count * GROWTH
+        if k + 1 < len(BLOCKS):
+            turn = conv0(width, width // 2, 1)
+            parts[f"transition{k + 1}"] = named(norm=nn.BatchNorm2d(width), relu=nn.ReLU(), conv=turn)
+            width //= 2
+    features = named(**parts, norm5=nn.BatchNorm2d(width))
+    return Net(
+        lambda s, x: s.classifier(pooled(s.features(x).relu())), features=features, classifier=nn.Linear(width, 10)
+    )
+
+
+def turned(*order: int) -> Net:
+    return Net(lambda s, x: x.permute(order))
 
 
 class LayerNorm2d(nn.LayerNorm):
@@ -291,81 +207,54 @@ class LayerNorm2d(nn.LayerNorm):
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-class Turned(nn.Module):
-    def __init__(self, *order: int) -> None:
-        super().__init__()
-        self.order = order
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.permute(self.order)
-
-
-class CNBlock(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.layer_scale = nn.Parameter(torch.rand(width, 1, 1))
-        self.block = nn.Sequential(
-            nn.Conv2d(width, width, 7, padding=3, groups=width), Turned(0, 2, 3, 1), nn.LayerNorm(width, 1e-6),
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), Turned(0, 3, 1, 2),
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.layer_scale * self.block(x)
+def next_block(width: int) -> Net:
+    scale = nn.Parameter(torch.rand(width, 1, 1))
+    depthwise = conv(width, width, 7, groups=width)
+    layers = [nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
+    return Net(
+        lambda s, x: x + s.layer_scale * s.block(x), layer_scale=scale,
+        block=[depthwise, turned(0, 2, 3, 1), norm(width), *layers, turned(0, 3, 1, 2)],
+    )  # fmt: skip
 
 
-class ConvNeXt(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        f: list[nn.Module] = [nn.Sequential(nn.Conv2d(3, WIDTHS[0], 4, 4), LayerNorm2d(WIDTHS[0], 1e-6))]
-        for k, (depth, width) in enumerate(zip(DEPTHS, WIDTHS, strict=True)):
-            f += [nn.Sequential(*(CNBlock(width) for _ in range(depth)))]
-            if k + 1 < len(DEPTHS):
-                f += [nn.Sequential(LayerNorm2d(width, 1e-6), nn.Conv2d(width, WIDTHS[k + 1], 2, 2))]
-        self.features = nn.Sequential(*f)
-        self.classifier = nn.Sequential(LayerNorm2d(WIDTHS[-1], 1e-6), nn.Flatten(1), nn.Linear(WIDTHS[-1], 10))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.features(x).mean((2, 3), keepdim=True))
+def convnext() -> Net:
+    return Net(
+        lambda s, x: s.classifier(s.features(x).mean((2, 3), keepdim=True)),
+        features=[
+            nn.Sequential(nn.Conv2d(3, 16, 4, 4), LayerNorm2d(16, 1e-6)),
+            nn.Sequential(next_block(16), next_block(16)),
+            nn.Sequential(LayerNorm2d(16, 1e-6), nn.Conv2d(16, 24, 2, 2)),
+            nn.Sequential(next_block(24), next_block(24), next_block(24)),
+        ],
+        classifier=[LayerNorm2d(24, 1e-6), nn.Flatten(1), nn.Linear(24, 10)],
+    )
 
 
-# --- Keras SqueezeNet, defined backwards ------------------------------------------------------------------------------
+def fire(i: int, s: int, e: int) -> Net:
+    def compute(net: Net, x: Tensor) -> Tensor:
+        x = relu(net.s1(x))
+        return torch.cat([relu(net.e1(x)), relu(net.e3(x))], 1)
+
+    return Net(compute, e3=conv(s, e), e1=conv(s, e, 1), s1=conv(i, s, 1))
 
 
-class Fire(nn.Module):
-    def __init__(self, i: int, s: int, e: int) -> None:
-        super().__init__()
-        self.e3, self.e1, self.s1 = nn.Conv2d(s, e, 3, padding=1), nn.Conv2d(s, e, 1), nn.Conv2d(i, s, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = relu(self.s1(x))
-        return torch.cat([relu(self.e1(x)), relu(self.e3(x))], 1)
-
-
-class Squeeze(nn.Module):
+def squeeze() -> Net:
     """The classifier is defined first, and the fires from the last to the first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logits = nn.Conv2d(48, 10, 1)
-        self.d, self.c, self.b, self.a = Fire(48, 8, 24), Fire(32, 8, 24), Fire(32, 8, 16), Fire(16, 8, 16)
-        self.first = nn.Conv2d(3, 16, 3, stride=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = relu(self.first(x))
-        for fire in (self.a, self.b, self.c, self.d):
-            x = fire(x)
-        return self.logits(x).mean((2, 3))
+    return Net(
+        lambda s, x: pooled(s.logits(s.d(s.c(s.b(s.a(relu(s.first(x)))))))), logits=conv(48, 10, 1),
+        d=fire(48, 8, 24), c=fire(32, 8, 24), b=fire(32, 8, 16), a=fire(16, 8, 16), first=conv(3, 16, 3, 2, padding=0),
+    )  # fmt: skip
 
 
 PORTS = {
-    "conv-bn": Port("Keras conv net, batch norm, dense behind the image", ConvBN, image(3, 16)),
-    "mini-x": Port("Keras separable residual net (mini-XCEPTION)", MiniX, image(1, 36)),
-    "resnet": Port("Keras ResNet50 into torchvision's names", ResNet, image(3, 32)),
-    "mobilenet": Port("Keras MobileNetV2 into torchvision's names", MobileNet, image(3, 32)),
-    "efficientnet": Port("Keras EfficientNet, squeeze and excitation", EfficientNet, image(3, 32)),
-    "vgg": Port("Keras VGG16 into torchvision's names, flattened", Vgg, image(3, 16)),
-    "eegnet": Port("Keras EEGNet, depth multiplier, flattened", EegNet, lambda: (torch.randn(2, 1, 6, 64),)),
-    "densenet": Port("Keras DenseNet into torchvision's names", DenseNet, image(3, 32)),
-    "convnext": Port("Keras ConvNeXt into torchvision's names", ConvNeXt, image(3, 32)),
-    "squeeze": Port("Keras SqueezeNet, defined backwards", Squeeze, image(3, 32)),
+    "conv-bn": Port("Keras conv net, batch norm, dense behind the image", conv_bn, image(3, 16)),
+    "mini-x": Port("Keras separable residual net (mini-XCEPTION)", mini_xception, image(1, 36)),
+    "resnet": Port("Keras ResNet50 into torchvision's names", resnet, image(3, 32)),
+    "mobilenet": Port("Keras MobileNetV2 into torchvision's names", mobilenet, image(3, 32)),
+    "efficientnet": Port("Keras EfficientNet, squeeze and excitation", efficientnet, image(3, 32)),
+    "vgg": Port("Keras VGG16 into torchvision's names, flattened", vgg, image(3, 16)),
+    "eegnet": Port("Keras EEGNet, depth multiplier, flattened", eegnet, numbers(2, 1, 6, 64)),
+    "densenet": Port("Keras DenseNet into torchvision's names", densenet, image(3, 32)),
+    "convnext": Port("Keras ConvNeXt into torchvision's names", convnext, image(3, 32)),
+    "squeeze": Port("Keras SqueezeNet, defined backwards", squeeze, image(3, 32)),
 }

@@ -4,363 +4,271 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import (
-    elu,
-    interpolate,
-    leaky_relu,
-    relu,
-    silu,
-)
+from torch.nn.functional import elu, interpolate, leaky_relu, relu, silu
 
 from nets.common import (
+    Net,
     Port,
+    bn,
+    bn1d,
+    conv,
+    conv0,
+    conv1d,
+    dense0,
     image,
+    norm,
+    numbers,
+    own,
+    parameter,
+    pooled,
+    rows,
 )
 
-# --- Keras dilated residual net (SpliceAI) ----------------------------------------------------------------------------
+
+def dilated(n: int, k: int, d: int) -> Net:
+    return Net(
+        lambda s, x: x + s.conv2(s.bn2(s.conv1(s.bn1(x).relu())).relu()),
+        bn1=bn1d(n), conv1=conv1d(n, n, k, dilation=d), bn2=bn1d(n), conv2=conv1d(n, n, k, dilation=d),
+    )  # fmt: skip
 
 
-class Dilated(nn.Module):
-    def __init__(self, n: int, k: int, d: int) -> None:
-        super().__init__()
-        self.bn1, self.conv1 = nn.BatchNorm1d(n, eps=1e-3), nn.Conv1d(n, n, k, dilation=d, padding="same")
-        self.bn2, self.conv2 = nn.BatchNorm1d(n, eps=1e-3), nn.Conv1d(n, n, k, dilation=d, padding="same")
+def splice() -> Net:
+    """A dilated residual net with skips."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv2(self.bn2(self.conv1(self.bn1(x).relu())).relu())
-
-
-class Splice(nn.Module):
-    """A dilated residual net with skips, after SpliceAI."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.skip = nn.Conv1d(4, 16, 1), nn.Conv1d(16, 16, 1)
-        self.units = nn.ModuleList([Dilated(16, k, d) for k, d in ((3, 1), (3, 1), (5, 2), (5, 2))])
-        self.taps = nn.ModuleList([nn.Conv1d(16, 16, 1), nn.Conv1d(16, 16, 1)])
-        self.out = nn.Conv1d(16, 3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv1(x)
-        y = self.skip(x)
-        for k, u in enumerate(self.units):
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = s.conv1(x)
+        y = s.skip(x)
+        for k, u in enumerate(s.units):
             x = u(x)
             if k % 2:
-                y = y + self.taps[k // 2](x)
-        return self.out(y)
+                y = y + s.taps[k // 2](x)
+        return s.out(y)
+
+    units = ((3, 1), (3, 1), (5, 2), (5, 2))
+    return Net(
+        compute, conv1=conv1d(4, 16), skip=conv1d(16, 16), units=[dilated(16, k, d) for k, d in units],
+        taps=[conv1d(16, 16), conv1d(16, 16)], out=conv1d(16, 3),
+    )  # fmt: skip
 
 
-# --- Keras ConvLSTM2D -------------------------------------------------------------------------------------------------
-
-
-class ConvCell(nn.Module):
+def conv_lstm() -> Net:
     """A convolutional LSTM over five frames, with convolutions for the inputs and for the state."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv_x, self.conv_h = nn.Conv2d(2, 32, 3, padding=1), nn.Conv2d(8, 32, 3, padding=1, bias=False)
-        self.head = nn.Conv2d(8, 1, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def compute(s: Net, x: Tensor) -> Tensor:
         h = c = torch.zeros(x.shape[0], 8, *x.shape[3:])
         for t in range(x.shape[1]):
-            i, f, g, o = (self.conv_x(x[:, t]) + self.conv_h(h)).chunk(4, 1)
+            i, f, g, o = (s.conv_x(x[:, t]) + s.conv_h(h)).chunk(4, 1)
             c = f.sigmoid() * c + i.sigmoid() * g.tanh()
             h = o.sigmoid() * c.tanh()
-        return self.head(h)
+        return s.head(h)
+
+    return Net(compute, conv_x=conv(2, 32), conv_h=conv0(8, 32), head=conv(8, 1, 1))
 
 
-def frames() -> tuple[Tensor, ...]:
-    return (torch.randn(2, 5, 2, 8, 8),)
+def timed(i: int, o: int) -> Net:
+    def compute(s: Net, x: Tensor, t: Tensor) -> Tensor:
+        h = s.in_conv(silu(s.in_norm(x))) + s.emb(silu(t))[:, :, None, None]
+        return s.out_conv(silu(s.out_norm(h))) + s.skip(x)
+
+    return Net(
+        compute, in_norm=nn.GroupNorm(4, i), in_conv=conv(i, o), emb=nn.Linear(16, o), out_norm=nn.GroupNorm(4, o),
+        out_conv=conv(o, o), skip=conv(i, o, 1) if i != o else nn.Identity(),
+    )  # fmt: skip
 
 
-# --- Keras diffusion U-Net, layers only counted -----------------------------------------------------------------------
+def diffusion() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        t = s.time(x.flatten(1)[:, :8])
+        a = s.down1(s.stem(x), t)
+        b = s.down2(a, t)
+        h = s.up2(torch.cat([s.middle(b, t), b], 1), t)
+        h = s.up1(torch.cat([h, a], 1), t)
+        return s.final(silu(s.final_norm(h)))
+
+    return Net(
+        compute, time=[nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 16)], stem=conv(3, 8), down1=timed(8, 8),
+        down2=timed(8, 16), middle=timed(16, 16), up2=timed(32, 8), up1=timed(16, 8), final_norm=nn.GroupNorm(4, 8),
+        final=conv(8, 3),
+    )  # fmt: skip
 
 
-class Res(nn.Module):
-    def __init__(self, i: int, o: int) -> None:
-        super().__init__()
-        self.in_norm, self.in_conv = nn.GroupNorm(4, i), nn.Conv2d(i, o, 3, padding=1)
-        self.emb = nn.Linear(16, o)
-        self.out_norm, self.out_conv = nn.GroupNorm(4, o), nn.Conv2d(o, o, 3, padding=1)
-        self.skip = nn.Conv2d(i, o, 1) if i != o else nn.Identity()
-
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        h = self.in_conv(silu(self.in_norm(x))) + self.emb(silu(t))[:, :, None, None]
-        return self.out_conv(silu(self.out_norm(h))) + self.skip(x)
+def double(i: int, o: int) -> Net:
+    layers = [conv0(i, o), bn(o), nn.ReLU(), conv0(o, o), bn(o), nn.ReLU()]
+    return Net(lambda s, x: s.double_conv(x), double_conv=layers)
 
 
-class Diffusion(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.time = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 16))
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.down1, self.down2, self.middle = Res(8, 8), Res(8, 16), Res(16, 16)
-        self.up2, self.up1 = Res(32, 8), Res(16, 8)
-        self.final_norm, self.final = nn.GroupNorm(4, 8), nn.Conv2d(8, 3, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        t = self.time(x.flatten(1)[:, :8])
-        a = self.down1(self.stem(x), t)
-        b = self.down2(a, t)
-        h = self.middle(b, t)
-        h = self.up2(torch.cat([h, b], 1), t)
-        h = self.up1(torch.cat([h, a], 1), t)
-        return self.final(silu(self.final_norm(h)))
+def down(i: int, o: int) -> Net:
+    return Net(lambda s, x: s.maxpool_conv(x), maxpool_conv=[nn.MaxPool2d(2), double(i, o)])
 
 
-# --- Keras U-Net with batch norm into the usual classes ---------------------------------------------------------------
+def up(i: int, o: int) -> Net:
+    return Net(
+        lambda s, x, skip: s.conv(torch.cat([skip, s.up(x)], 1)), up=nn.ConvTranspose2d(i, o, 2, 2), conv=double(i, o)
+    )
 
 
-class DoubleConv(nn.Module):
-    def __init__(self, i: int, o: int) -> None:
-        super().__init__()
-        self.double_conv = nn.Sequential(
-            nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o, eps=1e-3), nn.ReLU(inplace=True),
-            nn.Conv2d(o, o, 3, padding=1, bias=False), nn.BatchNorm2d(o, eps=1e-3), nn.ReLU(inplace=True),
-        )  # fmt: skip
+def unet() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        a = s.inc(x)
+        b = s.down1(a)
+        c = s.down2(b)
+        return s.outc(s.up3(s.up2(s.up1(s.down3(c), c), b), a))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.double_conv(x)
-
-
-class Down(nn.Module):
-    def __init__(self, i: int, o: int) -> None:
-        super().__init__()
-        self.maxpool_conv = nn.Sequential(nn.MaxPool2d(2), DoubleConv(i, o))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.maxpool_conv(x)
+    return Net(
+        compute, inc=double(3, 8), down1=down(8, 16), down2=down(16, 32), down3=down(32, 64), up1=up(64, 32),
+        up2=up(32, 16), up3=up(16, 8), outc=conv(8, 2, 1),
+    )  # fmt: skip
 
 
-class Up(nn.Module):
-    def __init__(self, i: int, o: int) -> None:
-        super().__init__()
-        self.up = nn.ConvTranspose2d(i, i // 2, 2, 2)
-        self.conv = DoubleConv(i, o)
-
-    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        return self.conv(torch.cat([skip, self.up(x)], 1))
+def leaky(i: int, o: int, k: int, stride: int = 1) -> Net:
+    return Net(lambda s, x: leaky_relu(s.bn(s.conv(x)), 0.1), conv=conv0(i, o, k, stride), bn=bn(o))
 
 
-class UNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inc = DoubleConv(3, 8)
-        self.down1, self.down2, self.down3 = Down(8, 16), Down(16, 32), Down(32, 64)
-        self.up1, self.up2, self.up3 = Up(64, 32), Up(32, 16), Up(16, 8)
-        self.outc = nn.Conv2d(8, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = self.inc(x)
-        b = self.down1(a)
-        c = self.down2(b)
-        x = self.down3(c)
-        return self.outc(self.up3(self.up2(self.up1(x, c), b), a))
+def dark(d: int) -> Net:
+    return Net(
+        lambda s, x: x + s.layer2(s.layer1(x)), layer1=leaky(d, d // 2, 1), layer2=leaky(d // 2, d, 3)
+    )  # fmt: skip
 
 
-# --- Keras YOLO, layers only counted, three outputs -------------------------------------------------------------------
+def neck(i: int, d: int) -> nn.Sequential:
+    return nn.Sequential(leaky(i, d, 1), leaky(d, 2 * d, 3), leaky(2 * d, d, 1))
 
 
-class Unit(nn.Module):
-    def __init__(self, i: int, o: int, k: int, stride: int = 1) -> None:
-        super().__init__()
-        self.conv, self.bn = nn.Conv2d(i, o, k, stride, k // 2, bias=False), nn.BatchNorm2d(o, eps=1e-3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return leaky_relu(self.bn(self.conv(x)), 0.1)
-
-
-class Dark(nn.Module):
-    def __init__(self, d: int) -> None:
-        super().__init__()
-        self.layer1, self.layer2 = Unit(d, d // 2, 1), Unit(d // 2, d, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.layer2(self.layer1(x))
-
-
-def last(i: int, d: int) -> nn.Sequential:
-    return nn.Sequential(Unit(i, d, 1), Unit(d, 2 * d, 3), Unit(2 * d, d, 1))
-
-
-class Yolo(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = Unit(3, 8, 3)
-        self.stages = nn.ModuleList(
-            nn.Sequential(Unit(d // 2, d, 3, 2), *(Dark(d) for _ in range(n))) for d, n in ((16, 1), (32, 2), (64, 1))
-        )
-        self.neck = nn.ModuleList([last(64, 32), last(48, 16), last(24, 8)])
-        self.lateral = nn.ModuleList([Unit(32, 16, 1), Unit(16, 8, 1)])
-        self.expand = nn.ModuleList([Unit(32, 64, 3), Unit(16, 32, 3), Unit(8, 16, 3)])
-        self.detect = nn.ModuleList([nn.Conv2d(d, 21, 1) for d in (64, 32, 16)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        kept = []
-        for stage in self.stages:
+def yolo() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = s.stem(x)
+        kept, out = [], []
+        for stage in s.stages:
             x = stage(x)
             kept.append(x)
-        out = []
         for k in range(3):
             if k:
-                x = torch.cat([interpolate(self.lateral[k - 1](x), scale_factor=2), kept[2 - k]], 1)
-            x = self.neck[k](x)
-            out.append(self.detect[k](self.expand[k](x)).flatten(2))
+                x = torch.cat([interpolate(s.lateral[k - 1](x), scale_factor=2), kept[2 - k]], 1)
+            x = s.neck[k](x)
+            out.append(s.detect[k](s.expand[k](x)).flatten(2))
         return torch.cat(out, 2)
 
-
-# --- Keras DCGAN, a dense layer in front of an image ------------------------------------------------------------------
-
-
-class Generator(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.project, self.norm0 = nn.Linear(20, 4 * 4 * 24, bias=False), nn.BatchNorm1d(4 * 4 * 24, eps=1e-3)
-        self.deconv1, self.norm1 = nn.ConvTranspose2d(24, 12, 4, 2, 1, bias=False), nn.BatchNorm2d(12, eps=1e-3)
-        self.deconv2, self.norm2 = nn.ConvTranspose2d(12, 6, 4, 2, 1, bias=False), nn.BatchNorm2d(6, eps=1e-3)
-        self.to_rgb = nn.ConvTranspose2d(6, 3, 4, 2, 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = leaky_relu(self.norm0(self.project(x)), 0.3).view(-1, 24, 4, 4)
-        x = leaky_relu(self.norm1(self.deconv1(x)), 0.3)
-        return torch.tanh(self.to_rgb(leaky_relu(self.norm2(self.deconv2(x)), 0.3)))
+    stages = ((16, 1), (32, 2), (64, 1))
+    return Net(
+        compute, stem=leaky(3, 8, 3),
+        stages=[nn.Sequential(leaky(d // 2, d, 3, 2), *(dark(d) for _ in range(n))) for d, n in stages],
+        neck=[neck(64, 32), neck(48, 16), neck(24, 8)], lateral=[leaky(32, 16, 1), leaky(16, 8, 1)],
+        expand=[leaky(32, 64, 3), leaky(16, 32, 3), leaky(8, 16, 3)], detect=[conv(d, 21, 1) for d in (64, 32, 16)],
+    )  # fmt: skip
 
 
-# --- Keras variational autoencoder ------------------------------------------------------------------------------------
+def dcgan() -> Net:
+    """A dense layer in front of an image."""
+
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = leaky_relu(s.norm0(s.project(x)), 0.3).view(-1, 24, 4, 4)
+        x = leaky_relu(s.norm1(s.deconv1(x)), 0.3)
+        return torch.tanh(s.to_rgb(leaky_relu(s.norm2(s.deconv2(x)), 0.3)))
+
+    def wider(i: int, o: int) -> nn.Module:
+        return nn.ConvTranspose2d(i, o, 4, 2, 1, bias=False)
+
+    return Net(
+        compute, project=dense0(20, 4 * 4 * 24), norm0=bn1d(4 * 4 * 24), deconv1=wider(24, 12), norm1=bn(12),
+        deconv2=wider(12, 6), norm2=bn(6), to_rgb=wider(6, 3),
+    )  # fmt: skip
 
 
-class Vae(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.enc1, self.enc2 = nn.Conv2d(1, 8, 3, 2, 1), nn.Conv2d(8, 16, 3, 2, 1)
-        self.hidden = nn.Linear(16 * 16, 24)
-        self.mu, self.log_var = nn.Linear(24, 5), nn.Linear(24, 5)
-        self.expand = nn.Linear(5, 16 * 16)
-        self.dec1, self.dec2 = nn.ConvTranspose2d(16, 16, 4, 2, 1), nn.ConvTranspose2d(16, 8, 4, 2, 1)
-        self.out = nn.Conv2d(8, 1, 3, padding=1)
+def vae() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        h = relu(s.hidden(relu(s.enc2(relu(s.enc1(x)))).flatten(1)))
+        z = s.mu(h) + torch.exp(0.5 * s.log_var(h))
+        y = relu(s.expand(z)).view(-1, 16, 4, 4)
+        return s.out(relu(s.dec2(relu(s.dec1(y)))))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = relu(self.hidden(relu(self.enc2(relu(self.enc1(x)))).flatten(1)))
-        z = self.mu(h) + torch.exp(0.5 * self.log_var(h))
-        y = relu(self.expand(z)).view(-1, 16, 4, 4)
-        return self.out(relu(self.dec2(relu(self.dec1(y)))))
+    return Net(
+        compute, enc1=conv(1, 8, 3, 2), enc2=conv(8, 16, 3, 2), hidden=nn.Linear(16 * 16, 24), mu=nn.Linear(24, 5),
+        log_var=nn.Linear(24, 5), expand=nn.Linear(5, 16 * 16), dec1=nn.ConvTranspose2d(16, 16, 4, 2, 1),
+        dec2=nn.ConvTranspose2d(16, 8, 4, 2, 1), out=conv(8, 1),
+    )  # fmt: skip
 
 
-# --- Keras capsules ---------------------------------------------------------------------------------------------------
-
-
-class Capsules(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.primary = nn.Conv2d(1, 12, 5), nn.Conv2d(12, 16, 5, 2)
-        self.W = nn.Parameter(torch.randn(1, 3, 36, 6, 4))
-        self.decoder = nn.Sequential(nn.Linear(18, 20), nn.ReLU(), nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 9))
-
-    def forward(self, x: Tensor) -> Tensor:
-        u = self.primary(relu(self.conv(x)))
+def capsules() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        u = s.primary(relu(s.conv(x)))
         u = u.view(len(x), 4, 4, 9).permute(0, 3, 1, 2).reshape(len(x), 36, 4)  # by place, then by capsule
         u = u / (1 + u.norm(dim=-1, keepdim=True))
-        votes = (self.W @ u[:, None, :, :, None]).squeeze(-1)
+        votes = (s.W @ u[:, None, :, :, None]).squeeze(-1)
         logits = torch.zeros_like(votes[..., :1])
         for _ in range(2):
             v = (logits.softmax(1) * votes).sum(2, keepdim=True)
             logits = logits + (votes * v).sum(-1, keepdim=True)
-        return self.decoder(v.flatten(1))
+        return s.decoder(v.flatten(1))
+
+    return Net(
+        compute, conv=nn.Conv2d(1, 12, 5), primary=nn.Conv2d(12, 16, 5, 2), W=parameter(1, 3, 36, 6, 4),
+        decoder=[nn.Linear(18, 20), nn.ReLU(), nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 9)],
+    )  # fmt: skip
 
 
-# --- Keras MobileViT, layers only counted -----------------------------------------------------------------------------
+def vit_layer(d: int) -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = x + own(s.attn, s.norm1(x))
+        return x + s.mlp(s.norm2(x))
+
+    return Net(
+        compute, norm1=norm(d), attn=nn.MultiheadAttention(d, 2, batch_first=True), norm2=norm(d),
+        mlp=[nn.Linear(d, 2 * d), nn.SiLU(), nn.Linear(2 * d, d)],
+    )  # fmt: skip
 
 
-class VitLayer(nn.Module):
-    def __init__(self, d: int) -> None:
-        super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(d, eps=1e-6), nn.MultiheadAttention(d, 2, batch_first=True)
-        self.norm2, self.mlp = (
-            nn.LayerNorm(d, eps=1e-6),
-            nn.Sequential(nn.Linear(d, 2 * d), nn.SiLU(), nn.Linear(2 * d, d)),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.norm1(x)
-        x = x + self.attn(h, h, h, need_weights=False)[0]
-        return x + self.mlp(self.norm2(x))
+def inverted(i: int, o: int) -> Net:
+    return Net(
+        lambda s, x: s.bn3(s.reduce(silu(s.bn2(s.depth(silu(s.bn1(s.expand(x)))))))),
+        expand=conv0(i, 2 * i, 1), bn1=bn(2 * i), depth=conv0(2 * i, 2 * i, groups=2 * i), bn2=bn(2 * i),
+        reduce=conv0(2 * i, o, 1), bn3=bn(o),
+    )  # fmt: skip
 
 
-class Inverted(nn.Module):
-    def __init__(self, i: int, o: int) -> None:
-        super().__init__()
-        self.expand, self.bn1 = nn.Conv2d(i, 2 * i, 1, bias=False), nn.BatchNorm2d(2 * i, eps=1e-3)
-        self.depth, self.bn2 = (
-            nn.Conv2d(2 * i, 2 * i, 3, padding=1, groups=2 * i, bias=False),
-            nn.BatchNorm2d(2 * i, eps=1e-3),
-        )
-        self.reduce, self.bn3 = nn.Conv2d(2 * i, o, 1, bias=False), nn.BatchNorm2d(o, eps=1e-3)
+def mobilevit() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = s.mv(silu(s.stem(x)))
+        y = silu(s.local1(silu(s.local3(x))))
+        y = silu(s.back(s.blocks(rows(y)).transpose(1, 2).reshape(y.shape)))
+        return s.head(pooled(silu(s.fuse(torch.cat([x, y], 1)))))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.bn3(self.reduce(silu(self.bn2(self.depth(silu(self.bn1(self.expand(x))))))))
-
-
-class MobileVit(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
-        self.mv = nn.ModuleList([Inverted(8, 8), Inverted(8, 12)])
-        self.local3, self.local1 = nn.Conv2d(12, 12, 3, padding=1), nn.Conv2d(12, 16, 1)
-        self.blocks = nn.ModuleList([VitLayer(16) for _ in range(2)])
-        self.back, self.fuse = nn.Conv2d(16, 12, 1), nn.Conv2d(24, 12, 3, padding=1)
-        self.head = nn.Linear(12, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = silu(self.stem(x))
-        for b in self.mv:
-            x = b(x)
-        y = silu(self.local1(silu(self.local3(x))))
-        z = y.flatten(2).transpose(1, 2)
-        for b in self.blocks:
-            z = b(z)
-        y = silu(self.back(z.transpose(1, 2).reshape(y.shape)))
-        return self.head(silu(self.fuse(torch.cat([x, y], 1))).mean((2, 3)))
+    return Net(
+        compute, stem=conv(3, 8, 3, 2), mv=[inverted(8, 8), inverted(8, 12)], local3=conv(12, 12),
+        local1=conv(12, 16, 1), blocks=[vit_layer(16), vit_layer(16)], back=conv(16, 12, 1), fuse=conv(24, 12),
+        head=nn.Linear(12, 5),
+    )  # fmt: skip
 
 
-# --- Keras graph attention --------------------------------------------------------------------------------------------
-
-
-class Gat(nn.Module):
-    def __init__(self, i: int, heads: int, o: int) -> None:
-        super().__init__()
-        self.lin = nn.Linear(i, heads * o, bias=False)
-        self.att_src, self.att_dst = nn.Parameter(torch.randn(1, heads, o)), nn.Parameter(torch.randn(1, heads, o))
-        self.bias = nn.Parameter(torch.zeros(heads * o))
-
-    def forward(self, x: Tensor, a: Tensor) -> Tensor:
-        h = self.lin(x).unflatten(-1, self.att_src.shape[1:])
-        e = (h * self.att_src).sum(-1)[:, :, None] + (h * self.att_dst).sum(-1)[:, None]
+def attention(i: int, heads: int, o: int) -> Net:
+    def compute(s: Net, x: Tensor, a: Tensor) -> Tensor:
+        h = s.lin(x).unflatten(-1, (heads, o))
+        e = (h * s.att_src).sum(-1)[:, :, None] + (h * s.att_dst).sum(-1)[:, None]
         w = leaky_relu(e, 0.2).masked_fill(a[..., None] < 0, -1e9).softmax(2)
-        return torch.einsum("bijh,bjho->biho", w, h).flatten(2) + self.bias
+        return torch.einsum("bijh,bjho->biho", w, h).flatten(2) + s.bias
+
+    return Net(
+        compute, lin=dense0(i, heads * o), att_src=parameter(1, heads, o), att_dst=parameter(1, heads, o),
+        bias=nn.Parameter(torch.zeros(heads * o)),
+    )  # fmt: skip
 
 
-class Graph(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gat1, self.gat2 = Gat(7, 3, 5), Gat(15, 3, 5)
-        self.readout = nn.Linear(15, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
+def gat() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
         a = x @ x.transpose(1, 2)
-        return self.readout(elu(self.gat2(elu(self.gat1(x, a)), a)).mean(1))
+        return s.readout(elu(s.gat2(elu(s.gat1(x, a)), a)).mean(1))
+
+    return Net(compute, gat1=attention(7, 3, 5), gat2=attention(15, 3, 5), readout=nn.Linear(15, 4))
 
 
 PORTS = {
-    "splice": Port("Keras dilated residual net (SpliceAI)", Splice, lambda: (torch.randn(2, 4, 40),)),
-    "conv-lstm": Port("Keras ConvLSTM2D", ConvCell, frames),
-    "diffusion": Port("Keras diffusion U-Net, layers only counted", Diffusion, image(3, 8)),
-    "double-unet": Port("Keras U-Net with batch norm into the usual classes", UNet, image(3, 32)),
-    "yolo": Port("Keras YOLO, layers only counted, three outputs", Yolo, image(3, 32)),
-    "dcgan": Port("Keras DCGAN, a dense layer in front of an image", Generator, lambda: (torch.randn(8, 20),)),
-    "vae": Port("Keras variational autoencoder", Vae, image(1, 16)),
-    "capsules": Port("Keras capsules", Capsules, image(1, 14)),
-    "mobilevit": Port("Keras MobileViT, layers only counted", MobileVit, image(3, 16)),
-    "gat": Port("Keras graph attention", Graph, lambda: (torch.randn(4, 9, 7),)),
+    "splice": Port("Keras dilated residual net (SpliceAI)", splice, numbers(2, 4, 40)),
+    "conv-lstm": Port("Keras ConvLSTM2D", conv_lstm, numbers(2, 5, 2, 8, 8)),
+    "diffusion": Port("Keras diffusion U-Net, layers only counted", diffusion, image(3, 8)),
+    "double-unet": Port("Keras U-Net with batch norm into the usual classes", unet, image(3, 32)),
+    "yolo": Port("Keras YOLO, layers only counted, three outputs", yolo, image(3, 32)),
+    "dcgan": Port("Keras DCGAN, a dense layer in front of an image", dcgan, numbers(8, 20)),
+    "vae": Port("Keras variational autoencoder", vae, image(1, 16)),
+    "capsules": Port("Keras capsules", capsules, image(1, 14)),
+    "mobilevit": Port("Keras MobileViT, layers only counted", mobilevit, image(3, 16)),
+    "gat": Port("Keras graph attention", gat, numbers(4, 9, 7)),
 }

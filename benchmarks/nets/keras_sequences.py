@@ -4,353 +4,263 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import (
-    relu,
-)
+from torch.nn.functional import relu
 
 from nets.common import (
-    Lstm,
+    Net,
     Port,
+    attend,
+    bn,
+    bn1d,
+    both,
+    conv,
+    conv1d,
+    dense0,
     ids,
     image,
-    quiet,
+    lstm,
+    norm,
+    numbers,
+    own,
+    parameter,
+    second,
 )
 
-# --- Keras convolutions and BiLSTM (CRED) -----------------------------------------------------------------------------
 
-
-class Cred(nn.Module):
+def cred() -> Net:
     """Convolutions, two bidirectional LSTMs and one that is not."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.bn = nn.Conv1d(3, 12, 5, padding=2), nn.BatchNorm1d(12, eps=1e-3)
-        self.blstm1 = nn.LSTM(12, 10, batch_first=True, bidirectional=True)
-        self.blstm2 = nn.LSTM(20, 10, batch_first=True, bidirectional=True)
-        self.last = nn.LSTM(20, 14, batch_first=True)
-        self.fc = nn.Linear(14, 2)
-        quiet(self)
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = s.bn(s.conv(x)).relu().transpose(1, 2)
+        return s.fc(s.last(s.blstm2(s.blstm1(x)[0])[0])[0])
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.bn(self.conv(x)).relu().transpose(1, 2)
-        for rnn in (self.blstm1, self.blstm2, self.last):
-            x = rnn(x)[0]
-        return self.fc(x)
+    net = Net(
+        compute, conv=conv1d(3, 12, 5), bn=bn1d(12), blstm1=both(12, 10), blstm2=both(20, 10),
+        last=nn.LSTM(20, 14, batch_first=True), fc=nn.Linear(14, 2),
+    )  # fmt: skip
+    for rnn in (net.blstm1, net.blstm2, net.last):
+        second(rnn)
+    return net
 
 
-# --- Keras bidirectional GRU ------------------------------------------------------------------------------------------
-
-
-class Tagger(nn.Module):
+def tagger() -> Net:
     """An embedding, a bidirectional GRU and a dense layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(50, 12)
-        self.rnn = nn.GRU(12, 9, num_layers=2, batch_first=True, bidirectional=True)
-        self.tags = nn.Linear(18, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.tags(self.rnn(self.embed(x))[0])
+    return Net(
+        lambda s, x: s.tags(s.rnn(s.embed(x))[0]), embed=nn.Embedding(50, 12), rnn=both(12, 9, nn.GRU, 2),
+        tags=nn.Linear(18, 5),
+    )  # fmt: skip
 
 
-# --- Keras CRNN, dense behind the image, BiLSTMs ----------------------------------------------------------------------
-
-
-class Ocr(nn.Module):
+def ocr() -> Net:
     """Convolutions, then two bidirectional LSTMs over the width."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.cnn = nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8, 1e-3), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16, 1e-3), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16, 1e-3), nn.ReLU(),
-        )  # fmt: skip
-        self.squeeze = nn.Linear(16 * 4, 24)
-        self.rnn1 = nn.LSTM(24, 12, batch_first=True, bidirectional=True)
-        self.rnn2 = nn.LSTM(24, 12, batch_first=True, bidirectional=True)
-        self.fc = nn.Linear(24, 30)
-        quiet(self)
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = s.cnn(x).permute(0, 3, 1, 2).flatten(2)  # width, then channels and height
+        return s.fc(s.rnn2(s.rnn1(s.squeeze(x).relu())[0])[0])
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.cnn(x).permute(0, 3, 1, 2).flatten(2)  # width, then channels and height
-        return self.fc(self.rnn2(self.rnn1(self.squeeze(x).relu())[0])[0])
+    convolutions = [conv(1, 8), bn(8), nn.ReLU(), nn.MaxPool2d(2), conv(8, 16), bn(16), nn.ReLU(), nn.MaxPool2d(2)]
+    net = Net(
+        compute, cnn=[*convolutions, conv(16, 16), bn(16), nn.ReLU()], squeeze=nn.Linear(16 * 4, 24),
+        rnn1=both(24, 12), rnn2=both(24, 12), fc=nn.Linear(24, 30),
+    )  # fmt: skip
+    second(net.rnn1)
+    second(net.rnn2)
+    return net
 
 
-# --- Keras GRUs, square matrices --------------------------------------------------------------------------------------
-
-
-class Stacked(nn.Module):
+def grus() -> Net:
     """Two GRUs on top of each other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.emb = nn.Embedding(40, 12)
-        self.gru = nn.GRU(12, 12, num_layers=2, batch_first=True)
-        self.head = nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.gru(self.emb(x))[0])
+    return Net(
+        lambda s, x: s.head(s.gru(s.emb(x))[0]), emb=nn.Embedding(40, 12),
+        gru=nn.GRU(12, 12, num_layers=2, batch_first=True), head=[nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 5)],
+    )  # fmt: skip
 
 
-# --- Keras CuDNNLSTM (textgenrnn) -------------------------------------------------------------------------------------
-
-
-class Generator(nn.Module):
+def textgenrnn() -> Net:
     """Two LSTMs, their outputs joined with the embedding."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(40, 10)
-        self.rnn_1, self.rnn_2 = nn.LSTM(10, 14, batch_first=True), nn.LSTM(14, 14, batch_first=True)
-        self.attention, self.output = nn.Linear(38, 1, bias=False), nn.Linear(38, 40)
+    def compute(s: Net, x: Tensor) -> Tensor:
+        e = s.embedding(x)
+        a = s.rnn_1(e)[0]
+        y = torch.cat([e, a, s.rnn_2(a)[0]], -1)
+        return s.output((y * s.attention(y).softmax(1)).sum(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        e = self.embedding(x)
-        a = self.rnn_1(e)[0]
-        y = torch.cat([e, a, self.rnn_2(a)[0]], -1)
-        return self.output((y * self.attention(y).softmax(1)).sum(1))
-
-
-# --- Keras 1 LSTM, a matrix for each gate -----------------------------------------------------------------------------
+    return Net(
+        compute, embedding=nn.Embedding(40, 10), rnn_1=nn.LSTM(10, 14, batch_first=True),
+        rnn_2=nn.LSTM(14, 14, batch_first=True), attention=dense0(38, 1), output=nn.Linear(38, 40),
+    )  # fmt: skip
 
 
-# --- Keras WaveNet, weight normalisation ------------------------------------------------------------------------------
-
-
-class Wave(nn.Module):
+def wavenet() -> Net:
     """Dilated convolutions whose weights are normalised."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        wn = nn.utils.parametrizations.weight_norm
-        self.start = nn.Conv1d(4, 12, 1)
-        self.gate = nn.ModuleList([wn(nn.Conv1d(12, 24, 3, padding=2**k, dilation=2**k)) for k in range(3)])
-        self.skip = nn.ModuleList([wn(nn.Conv1d(12, 12, 1)) for _ in range(3)])
-        self.end = nn.Conv1d(12, 5, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.start(x)
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = s.start(x)
         y = torch.zeros_like(x)
-        for gate, skip in zip(self.gate, self.skip, strict=True):
+        for gate, skip in zip(s.gate, s.skip, strict=True):
             a, b = gate(x).chunk(2, 1)
             x = x + a.tanh() * b.sigmoid()
             y = y + skip(x)
-        return self.end(y)
+        return s.end(y)
+
+    normalised = nn.utils.parametrizations.weight_norm
+    return Net(
+        compute, start=conv1d(4, 12), gate=[normalised(conv1d(12, 24, 3, dilation=2**k)) for k in range(3)],
+        skip=[normalised(conv1d(12, 12)) for _ in range(3)], end=conv1d(12, 5),
+    )  # fmt: skip
 
 
-def series(channels: int, length: int) -> tuple[Tensor, ...]:
-    return (torch.randn(2, channels, length),)
-
-
-# --- Keras BiGRU with a CRF -------------------------------------------------------------------------------------------
-
-
-class Crf(nn.Module):
-    def __init__(self, tags: int) -> None:
-        super().__init__()
-        self.start_transitions, self.end_transitions = nn.Parameter(torch.randn(tags)), nn.Parameter(torch.randn(tags))
-        self.transitions = nn.Parameter(torch.randn(tags, tags))
-
-    def forward(self, scores: Tensor) -> Tensor:
-        alpha = self.start_transitions + scores[:, 0]
+def crf(tags: int) -> Net:
+    def compute(s: Net, scores: Tensor) -> Tensor:
+        alpha = s.start_transitions + scores[:, 0]
         for t in range(1, scores.shape[1]):
-            alpha = torch.logsumexp(alpha[:, :, None] + self.transitions, 1) + scores[:, t]
-        return alpha + self.end_transitions
+            alpha = torch.logsumexp(alpha[:, :, None] + s.transitions, 1) + scores[:, t]
+        return alpha + s.end_transitions
+
+    return Net(
+        compute, start_transitions=parameter(tags), end_transitions=parameter(tags), transitions=parameter(tags, tags)
+    )
 
 
-class GruCrf(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.crf = Crf(7)
-        self.embeds = nn.Embedding(40, 10)
-        self.encoder = nn.ModuleList(nn.GRU(i, 8, batch_first=True, bidirectional=True) for i in (10, 16))
-        self.mlp, self.to_tags = nn.Linear(16, 12), nn.Linear(12, 7)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.embeds(x)
-        for gru in self.encoder:
+def gru_crf() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        y = s.embeds(x)
+        for gru in s.encoder:
             y = gru(y)[0]
-        return self.crf(self.to_tags(self.mlp(y).tanh()))
+        return s.crf(s.to_tags(s.mlp(y).tanh()))
+
+    return Net(
+        compute, crf=crf(7), embeds=nn.Embedding(40, 10), encoder=[both(10, 8, nn.GRU), both(16, 8, nn.GRU)],
+        mlp=nn.Linear(16, 12), to_tags=nn.Linear(12, 7),
+    )  # fmt: skip
 
 
-# --- Keras Conformer into torchaudio's names --------------------------------------------------------------------------
-
-WIDTH, HEADS, LAYERS, TAPS = 16, 4, 3, 7
+WIDTH, TAPS = 16, 7  # of the Conformer
 
 
-def feed_forward() -> nn.ModuleDict:
-    layers = (nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.SiLU(), nn.Dropout(0.0), nn.Linear(4 * WIDTH, WIDTH))
-    return nn.ModuleDict({"sequential": nn.Sequential(*layers)})
+def feed_forward() -> Net:
+    dense = [nn.Linear(WIDTH, 4 * WIDTH), nn.SiLU(), nn.Dropout(0.0), nn.Linear(4 * WIDTH, WIDTH)]
+    return Net(lambda s, x: s.sequential(x), sequential=[nn.LayerNorm(WIDTH), *dense])
 
 
-class ConvModule(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer_norm = nn.LayerNorm(WIDTH)
-        self.sequential = nn.Sequential(
-            nn.Conv1d(WIDTH, 2 * WIDTH, 1), nn.GLU(1),
-            nn.Conv1d(WIDTH, WIDTH, TAPS, padding=TAPS // 2, groups=WIDTH),
-            nn.BatchNorm1d(WIDTH, eps=1e-3), nn.SiLU(), nn.Conv1d(WIDTH, WIDTH, 1),
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.sequential(self.layer_norm(x).transpose(1, 2)).transpose(1, 2)
+def conv_module() -> Net:
+    first = [conv1d(WIDTH, 2 * WIDTH), nn.GLU(1), conv1d(WIDTH, WIDTH, TAPS, groups=WIDTH)]
+    return Net(
+        lambda s, x: s.sequential(s.layer_norm(x).transpose(1, 2)).transpose(1, 2),
+        layer_norm=nn.LayerNorm(WIDTH), sequential=[*first, bn1d(WIDTH), nn.SiLU(), conv1d(WIDTH, WIDTH)],
+    )  # fmt: skip
 
 
-class ConformerLayer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ffn1 = feed_forward()
-        self.self_attn_layer_norm = nn.LayerNorm(WIDTH)
-        self.self_attn = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-        self.conv_module, self.ffn2 = ConvModule(), feed_forward()
-        self.final_layer_norm = nn.LayerNorm(WIDTH)
+def conformer_layer() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = x + 0.5 * s.ffn1(x)
+        x = x + own(s.self_attn, s.self_attn_layer_norm(x))
+        x = x + s.conv_module(x)
+        return s.final_layer_norm(x + 0.5 * s.ffn2(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + 0.5 * self.ffn1["sequential"](x)
-        y = self.self_attn_layer_norm(x)
-        x = x + self.self_attn(y, y, y, need_weights=False)[0]
-        x = x + self.conv_module(x)
-        return self.final_layer_norm(x + 0.5 * self.ffn2["sequential"](x))
+    return Net(
+        compute, ffn1=feed_forward(), self_attn_layer_norm=nn.LayerNorm(WIDTH),
+        self_attn=nn.MultiheadAttention(WIDTH, 4, batch_first=True), conv_module=conv_module(), ffn2=feed_forward(),
+        final_layer_norm=nn.LayerNorm(WIDTH),
+    )  # fmt: skip
 
 
-class Conformer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.subsample = nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU())
-        self.input_linear = nn.Linear(8 * 5, WIDTH)
-        self.conformer_layers = nn.ModuleList(ConformerLayer() for _ in range(LAYERS))
-        self.output_linear = nn.Linear(WIDTH, 30)
+def conformer() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = s.input_linear(s.subsample(x[:, None]).permute(0, 2, 1, 3).flatten(2))
+        return s.output_linear(s.conformer_layers(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.subsample(x[:, None])
-        x = self.input_linear(x.permute(0, 2, 1, 3).flatten(2))
-        for layer in self.conformer_layers:
-            x = layer(x)
-        return self.output_linear(x)
+    return Net(
+        compute, subsample=[conv(1, 8, 3, 2), nn.ReLU(), conv(8, 8, 3, 2), nn.ReLU()],
+        input_linear=nn.Linear(8 * 5, WIDTH), conformer_layers=[conformer_layer() for _ in range(3)],
+        output_linear=nn.Linear(WIDTH, 30),
+    )  # fmt: skip
 
 
-# --- Keras Deep Speech 2, bidirectional GRUs --------------------------------------------------------------------------
-
-STATE = 10
-
-
-class BatchRnn(nn.Module):
-    def __init__(self, inputs: int, *, first: bool) -> None:
-        super().__init__()
-        self.batch_norm = None if first else nn.BatchNorm1d(inputs, eps=1e-3)
-        self.rnn = nn.GRU(inputs, STATE, batch_first=True, bidirectional=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.batch_norm is not None:
-            x = self.batch_norm(x.transpose(1, 2)).transpose(1, 2)
-        return self.rnn(x)[0]
+def turned(layer: nn.Module, x: Tensor) -> Tensor:
+    """A layer that wants channels before time."""
+    return layer(x.transpose(1, 2)).transpose(1, 2)
 
 
-class DeepSpeech(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Sequential(
-            nn.Conv2d(1, 6, (7, 5), (2, 2), (3, 2), bias=False), nn.BatchNorm2d(6, eps=1e-3), nn.Hardtanh(0, 20),
-            nn.Conv2d(6, 6, (5, 3), (2, 1), (2, 1), bias=False), nn.BatchNorm2d(6, eps=1e-3), nn.Hardtanh(0, 20),
-        )  # fmt: skip
-        self.rnns = nn.ModuleList(BatchRnn(2 * STATE if k else 6 * 4, first=not k) for k in range(3))
-        self.fc = nn.Sequential(nn.BatchNorm1d(2 * STATE, eps=1e-3), nn.Linear(2 * STATE, 29, bias=False))
+def normed_gru(i: int, first: bool = False) -> Net:
+    return Net(
+        lambda s, x: s.rnn(turned(s.batch_norm, x) if s.batch_norm else x)[0], batch_norm=None if first else bn1d(i),
+        rnn=both(i, 10, nn.GRU),
+    )  # fmt: skip
 
-    def forward(self, x: Tensor) -> Tensor:
+
+def speech() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
         """Frequencies before time."""
-        x = self.conv(x[:, None]).flatten(1, 2).transpose(1, 2)
-        for rnn in self.rnns:
-            x = rnn(x)
-        return self.fc[1](self.fc[0](x.transpose(1, 2)).transpose(1, 2))
+        x = s.rnns(s.conv(x[:, None]).flatten(1, 2).transpose(1, 2))
+        return s.fc[1](turned(s.fc[0], x))
+
+    clipped = nn.Hardtanh(0, 20)
+    first = nn.Conv2d(1, 6, (7, 5), (2, 2), (3, 2), bias=False)
+    other = nn.Conv2d(6, 6, (5, 3), (2, 1), (2, 1), bias=False)
+    return Net(
+        compute, conv=[first, bn(6), clipped, other, bn(6), clipped],
+        rnns=[normed_gru(6 * 4, first=True), normed_gru(20), normed_gru(20)], fc=[bn1d(20), dense0(20, 29)],
+    )  # fmt: skip
 
 
-def waves() -> tuple[Tensor, ...]:
-    return (torch.randn(2, 16, 20),)
-
-
-# --- Keras translation, GRUs and additive attention -------------------------------------------------------------------
-
-
-class Seq2Seq(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.src_embed, self.tgt_embed = nn.Embedding(40, 12), nn.Embedding(36, 12)
-        self.encoder = nn.GRU(12, 16, batch_first=True)
-        self.w_query, self.w_key, self.score = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 1)
-        self.decoder = nn.GRU(28, 16, batch_first=True)
-        self.vocab = nn.Linear(16, 36)
-
-    def forward(self, x: Tensor) -> Tensor:
-        memory, h = self.encoder(self.src_embed(x))
-        q = self.w_query(h[0])[:, None]
-        weights = self.score(torch.tanh(q + self.w_key(memory))).softmax(1)
+def seq2seq() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        memory, h = s.encoder(s.src_embed(x))
+        weights = s.score(torch.tanh(s.w_query(h[0])[:, None] + s.w_key(memory))).softmax(1)
         context = (weights * memory).sum(1, keepdim=True)
-        y = self.tgt_embed(x % 36)
-        return self.vocab(self.decoder(torch.cat([context.expand(-1, y.shape[1], -1), y], -1), h)[0])
+        y = s.tgt_embed(x % 36)
+        return s.vocab(s.decoder(torch.cat([context.expand(-1, y.shape[1], -1), y], -1), h)[0])
+
+    return Net(
+        compute, src_embed=nn.Embedding(40, 12), tgt_embed=nn.Embedding(36, 12),
+        encoder=nn.GRU(12, 16, batch_first=True), w_query=nn.Linear(16, 16), w_key=nn.Linear(16, 16),
+        score=nn.Linear(16, 1), decoder=nn.GRU(28, 16, batch_first=True), vocab=nn.Linear(16, 36),
+    )  # fmt: skip
 
 
-# --- Keras Transformer decoder, cross attention -----------------------------------------------------------------------
+def cross(d: int) -> Net:
+    """Attention of four heads to another sequence."""
+    parts = {f"to_{n}": nn.Linear(d, d) for n in ("q", "k", "v", "out")}
+    return Net(lambda s, x, y: s.to_out(attend(s.to_q(x), s.to_k(y), s.to_v(y), d // 4)), **parts)
 
 
-class Heads(nn.Module):
-    def __init__(self, d: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(d, d) for _ in range(4))
+def decoder_layer(d: int) -> Net:
+    def compute(s: Net, x: Tensor, memory: Tensor) -> Tensor:
+        x = s.norm1(x + s.self_attn(x, x))
+        x = s.norm2(x + s.cross_attn(x, memory))
+        return s.norm3(x + s.fc2(relu(s.fc1(x))))
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        q, k, v = (
-            m(z).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for m, z in ((self.to_q, x), (self.to_k, y), (self.to_v, y))
-        )
-        return self.to_out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+    return Net(
+        compute, self_attn=cross(d), norm1=norm(d), cross_attn=cross(d), norm2=norm(d), fc1=nn.Linear(d, 32),
+        fc2=nn.Linear(32, d), norm3=norm(d),
+    )  # fmt: skip
 
 
-class DecoderLayer(nn.Module):
-    def __init__(self, d: int) -> None:
-        super().__init__()
-        self.self_attn, self.norm1 = Heads(d, 4), nn.LayerNorm(d, eps=1e-6)
-        self.cross_attn, self.norm2 = Heads(d, 4), nn.LayerNorm(d, eps=1e-6)
-        self.fc1, self.fc2, self.norm3 = nn.Linear(d, 32), nn.Linear(32, d), nn.LayerNorm(d, eps=1e-6)
-
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        x = self.norm1(x + self.self_attn(x, x))
-        x = self.norm2(x + self.cross_attn(x, memory))
-        return self.norm3(x + self.fc2(relu(self.fc1(x))))
-
-
-class Decoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.memory = nn.Embedding(30, 16), nn.Embedding(10, 16)
-        self.layers = nn.ModuleList([DecoderLayer(16) for _ in range(3)])
-        self.final = nn.Linear(16, 30)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y, memory = self.embed(x), self.memory(torch.arange(10))[None].expand(len(x), -1, -1)
-        for layer in self.layers:
+def decoder() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        y, memory = s.embed(x), s.memory(torch.arange(10))[None].expand(len(x), -1, -1)
+        for layer in s.layers:
             y = layer(y, memory)
-        return self.final(y)
+        return s.final(y)
+
+    return Net(
+        compute, embed=nn.Embedding(30, 16), memory=nn.Embedding(10, 16), layers=[decoder_layer(16) for _ in range(3)],
+        final=nn.Linear(16, 30),
+    )  # fmt: skip
 
 
 PORTS = {
-    "cred": Port("Keras convolutions and BiLSTM (CRED)", Cred, lambda: (torch.randn(2, 3, 20),)),
-    "tagger": Port("Keras bidirectional GRU", Tagger, ids(50)),
-    "ocr": Port("Keras CRNN, dense behind the image, BiLSTMs", Ocr, image(1, 16)),
-    "gru": Port("Keras GRUs, square matrices", Stacked, ids(40)),
-    "cudnn": Port("Keras CuDNNLSTM (textgenrnn)", Generator, ids(40)),
-    "keras1": Port("Keras 1 LSTM, a matrix for each gate", Lstm, ids(40)),
-    "wave": Port("Keras WaveNet, weight normalisation", Wave, lambda: series(4, 30)),
-    "gru-crf": Port("Keras BiGRU with a CRF", GruCrf, ids(40)),
-    "conformer-heads": Port(
-        "Keras Conformer into torchaudio's names",
-        Conformer,
-        lambda: (torch.randn(2, 24, 20),),
-    ),
-    "speech": Port("Keras Deep Speech 2, bidirectional GRUs", DeepSpeech, waves),
-    "seq2seq": Port("Keras translation, GRUs and additive attention", Seq2Seq, ids(36)),
-    "decoder": Port("Keras Transformer decoder, cross attention", Decoder, ids(30)),
+    "cred": Port("Keras convolutions and BiLSTM (CRED)", cred, numbers(2, 3, 20)),
+    "tagger": Port("Keras bidirectional GRU", tagger, ids(50)),
+    "ocr": Port("Keras CRNN, dense behind the image, BiLSTMs", ocr, image(1, 16)),
+    "gru": Port("Keras GRUs, square matrices", grus, ids(40)),
+    "cudnn": Port("Keras CuDNNLSTM (textgenrnn)", textgenrnn, ids(40)),
+    "keras1": Port("Keras 1 LSTM, a matrix for each gate", lstm, ids(40)),
+    "wave": Port("Keras WaveNet, weight normalisation", wavenet, numbers(2, 4, 30)),
+    "gru-crf": Port("Keras BiGRU with a CRF", gru_crf, ids(40)),
+    "conformer-heads": Port("Keras Conformer into torchaudio's names", conformer, numbers(2, 24, 20)),
+    "speech": Port("Keras Deep Speech 2, bidirectional GRUs", speech, numbers(2, 16, 20)),
+    "seq2seq": Port("Keras translation, GRUs and additive attention", seq2seq, ids(36)),
+    "decoder": Port("Keras Transformer decoder, cross attention", decoder, ids(30)),
 }

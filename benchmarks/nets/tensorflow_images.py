@@ -2,139 +2,102 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import (
-    gelu,
-    relu,
-    relu6,
-    scaled_dot_product_attention,
-)
+from torch.nn.functional import gelu, leaky_relu, max_pool1d, one_hot, relu, relu6
 
-from nets.common import (
-    Port,
-    image,
-)
-
-# --- TF1 U-Net, transposed convolutions (PhaseNet) --------------------------------------------------------------------
+from nets.common import Net, Port, attend, bn, bn1d, conv, conv0, conv1d, dense0, image, numbers, pooled
 
 
-class UNet(nn.Module):
-    """A U-Net over time whose original is two-dimensional with a width of one, after PhaseNet."""
+def phasenet() -> Net:
+    """A U-Net over time whose original is two-dimensional with a width of one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-
-        def pair(i: int, o: int) -> nn.ModuleList:
-            return nn.ModuleList([nn.Conv1d(i, o, 7, padding=3, bias=False), nn.BatchNorm1d(o, eps=1e-3)])
-
-        self.inc, self.in_bn = nn.Conv1d(3, 8, 7, padding=3), nn.BatchNorm1d(8, eps=1e-3)
-        self.down = nn.ModuleList([pair(8, 8), pair(8, 16), pair(16, 32)])
-        self.up = nn.ModuleList([pair(32, 16), pair(16, 8)])
-        self.turn = nn.ModuleList(
-            [nn.ConvTranspose1d(32, 16, 2, 2, bias=False), nn.ConvTranspose1d(16, 8, 2, 2, bias=False)]
-        )
-        self.out = nn.Conv1d(8, 3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.in_bn(self.inc(x)).relu()
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = s.in_bn(s.inc(x)).relu()
         kept = []
-        for conv, bn in self.down:
-            x = bn(conv(x)).relu()
+        for pair in s.down:
+            x = pair(x).relu()
             kept.append(x)
             if len(kept) < 3:
-                x = nn.functional.max_pool1d(x, 2)
-        for turn, (conv, bn), skip in zip(self.turn, self.up, kept[1::-1], strict=True):
-            x = bn(conv(torch.cat([skip, turn(x)], 1))).relu()
-        return self.out(x)
+                x = max_pool1d(x, 2)
+        for turn, pair, skip in zip(s.turn, s.up, kept[1::-1], strict=True):
+            x = pair(torch.cat([skip, turn(x)], 1)).relu()
+        return s.out(x)
+
+    def pair(i: int, o: int) -> nn.Sequential:
+        return nn.Sequential(conv1d(i, o, 7, bias=False), bn1d(o))
+
+    def turn(i: int, o: int) -> nn.Module:
+        return nn.ConvTranspose1d(i, o, 2, 2, bias=False)
+
+    return Net(
+        compute, inc=conv1d(3, 8, 7), in_bn=bn1d(8), down=[pair(8, 8), pair(8, 16), pair(16, 32)],
+        up=[pair(32, 16), pair(16, 8)], turn=[turn(32, 16), turn(16, 8)], out=conv1d(8, 3),
+    )  # fmt: skip
 
 
-# --- TF1 U-Net, layers numbered by kind (Spleeter) --------------------------------------------------------------------
+def spleeter() -> Net:
+    """A U-Net with strided and transposed convolutions, whose layers are numbered by kind."""
 
-
-class Spleeter(nn.Module):
-    """A U-Net with strided and transposed convolutions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = (2, 8, 16, 32, 64)
-        for k in range(4):
-            setattr(self, f"conv{k + 1}", nn.Conv2d(widths[k], widths[k + 1], 5, 2, 2))
-            setattr(self, f"bn{k + 1}", nn.BatchNorm2d(widths[k + 1], 1e-3))
-        ups = ((64, 32), (64, 16), (32, 8), (16, 1))
-        for k, (i, o) in enumerate(ups):
-            setattr(self, f"up{k + 1}", nn.ConvTranspose2d(i, o, 5, 2, 2, 1))
-            setattr(self, f"bn{k + 5}", nn.BatchNorm2d(o, 1e-3))
-        self.up7 = nn.Conv2d(1, 2, 4, dilation=2, padding=3)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def compute(s: Net, x: Tensor) -> Tensor:
         kept = []
         for k in range(1, 5):
-            kept.append(getattr(self, f"conv{k}")(x))
-            x = nn.functional.leaky_relu(getattr(self, f"bn{k}")(kept[-1]), 0.2)
+            kept.append(getattr(s, f"conv{k}")(x))
+            x = leaky_relu(getattr(s, f"bn{k}")(kept[-1]), 0.2)
         x = kept[-1]
         for k in range(1, 5):
-            x = getattr(self, f"bn{k + 4}")(getattr(self, f"up{k}")(x).relu())
+            x = getattr(s, f"bn{k + 4}")(getattr(s, f"up{k}")(x).relu())
             x = torch.cat([kept[3 - k], x], 1) if k < 4 else x
-        return self.up7(x)
+        return s.up7(x)
+
+    parts: dict[str, nn.Module] = {}
+    for k, (i, o) in enumerate(pairwise((2, 8, 16, 32, 64)), 1):
+        parts |= {f"conv{k}": conv(i, o, 5, 2), f"bn{k}": bn(o)}
+    for k, (i, o) in enumerate(((64, 32), (64, 16), (32, 8), (16, 1)), 1):
+        parts |= {f"up{k}": nn.ConvTranspose2d(i, o, 5, 2, 2, 1), f"bn{k + 4}": bn(o)}
+    return Net(compute, **parts, up7=nn.Conv2d(1, 2, 4, dilation=2, padding=3))
 
 
-# --- TF-slim resnet_v2 ------------------------------------------------------------------------------------------------
+def preactivated(i: int, w: int, o: int, stride: int = 1) -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        y = s.norm1(x).relu()
+        z = s.conv3(s.norm3(s.conv2(s.norm2(s.conv1(y)).relu())).relu())
+        return z + (s.shortcut(y) if s.shortcut else x)
+
+    return Net(
+        compute, norm1=nn.BatchNorm2d(i), conv1=conv0(i, w, 1), norm2=nn.BatchNorm2d(w),
+        conv2=conv0(w, w, 3, stride), norm3=nn.BatchNorm2d(w), conv3=conv(w, o, 1),
+        shortcut=conv(i, o, 1, stride) if i != o else None,
+    )  # fmt: skip
 
 
-class PreAct(nn.Module):
-    def __init__(self, i: int, w: int, o: int, stride: int) -> None:
-        super().__init__()
-        self.norm1, self.conv1 = nn.BatchNorm2d(i, 1e-5), nn.Conv2d(i, w, 1, bias=False)
-        self.norm2, self.conv2 = nn.BatchNorm2d(w, 1e-5), nn.Conv2d(w, w, 3, stride, 1, bias=False)
-        self.norm3, self.conv3 = nn.BatchNorm2d(w, 1e-5), nn.Conv2d(w, o, 1)
-        self.shortcut = nn.Conv2d(i, o, 1, stride) if i != o else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm1(x).relu()
-        z = self.conv3(self.norm3(self.conv2(self.norm2(self.conv1(y)).relu())).relu())
-        return z + (x if self.shortcut is None else self.shortcut(y))
-
-
-class SlimNet(nn.Module):
+def slim() -> Net:
     """Residual units that normalise first, each stage a module of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 7, 2, 3)
-        self.stage0 = nn.ModuleList([PreAct(8, 8, 32, 1), PreAct(32, 8, 32, 1)])
-        self.stage1 = nn.ModuleList([PreAct(32, 16, 64, 2), PreAct(64, 16, 64, 1)])
-        self.final_norm, self.classifier = nn.BatchNorm2d(64, 1e-5), nn.Conv2d(64, 10, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for unit in (*self.stage0, *self.stage1):
-            x = unit(x)
-        return self.classifier(self.final_norm(x).relu().mean((2, 3), True))[..., 0, 0]
+    return Net(
+        lambda s, x: s.classifier(s.final_norm(s.stage1(s.stage0(s.stem(x)))).relu().mean((2, 3), True))[..., 0, 0],
+        stem=conv(3, 8, 7, 2), stage0=[preactivated(8, 8, 32), preactivated(32, 8, 32)],
+        stage1=[preactivated(32, 16, 64, 2), preactivated(64, 16, 64)], final_norm=nn.BatchNorm2d(64),
+        classifier=conv(64, 10, 1),
+    )  # fmt: skip
 
 
-# --- TF2 object graph, layers only counted ----------------------------------------------------------------------------
-
-
-class Graph(nn.Module):
+def graph() -> Net:
     """A net in the names of nobody: its original's checkpoint only counts layers."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.block_a, self.bn_a = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8, 1e-3)
-        self.block_b, self.bn_b = nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8, 1e-3)
-        self.block_c, self.bn_c = nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8, 1e-3)
-        self.hidden, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+    def compute(s: Net, x: Tensor) -> Tensor:
+        for k in "abc":
+            x = relu6(getattr(s, f"bn_{k}")(getattr(s, f"block_{k}")(x)))
+        return s.out(s.hidden(pooled(x)).relu())
 
-    def forward(self, x: Tensor) -> Tensor:
-        for conv, bn in ((self.block_a, self.bn_a), (self.block_b, self.bn_b), (self.block_c, self.bn_c)):
-            x = relu6(bn(conv(x)))
-        return self.out(self.hidden(x.mean((2, 3))).relu())
+    parts: dict[str, nn.Module] = {}
+    for k, i in zip("abc", (3, 8, 8), strict=True):
+        parts |= {f"block_{k}": conv0(i, 8, padding=0), f"bn_{k}": bn(8)}
+    return Net(compute, **parts, hidden=nn.Linear(8, 8), out=nn.Linear(8, 8))
 
 
-# --- Swin of TensorFlow into transformers' names ----------------------------------------------------------------------
-
-WINDOW, DEPTHS, WIDTHS, SWIN_HEADS = 4, (2, 2), (12, 24), (2, 4)
+WINDOW = 4  # of Swin
 
 
 def relative(window: int) -> Tensor:
@@ -143,116 +106,100 @@ def relative(window: int) -> Tensor:
     return away[0] * (2 * window - 1) + away[1]
 
 
-class SwinSelf(nn.Module):
-    def __init__(self, d: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * WINDOW - 1) ** 2, heads))
-        self.register_buffer("relative_position_index", relative(WINDOW))
-        self.query, self.key, self.value = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+def swin_self(d: int, heads: int) -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        bias = s.relative_position_bias_table[s.relative_position_index].permute(2, 0, 1)
+        return attend(s.query(x), s.key(x), s.value(x), d // heads, attn_mask=bias[None])
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in (self.query, self.key, self.value))
-        bias = self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1)
-        return scaled_dot_product_attention(q, k, v, attn_mask=bias[None]).transpose(1, 2).flatten(2)
+    net = Net(
+        compute, relative_position_bias_table=nn.Parameter(torch.zeros((2 * WINDOW - 1) ** 2, heads)),
+        query=nn.Linear(d, d), key=nn.Linear(d, d), value=nn.Linear(d, d),
+    )  # fmt: skip
+    net.register_buffer("relative_position_index", relative(WINDOW))
+    return net
 
 
-class SwinBlock(nn.Module):
-    def __init__(self, d: int, heads: int, shift: int) -> None:
-        super().__init__()
-        self.shift = shift
-        self.layernorm_before = nn.LayerNorm(d)
-        self.attention = nn.ModuleDict({"self": SwinSelf(d, heads)})
-        self.attention["output"] = nn.ModuleDict({"dense": nn.Linear(d, d)})
-        self.layernorm_after = nn.LayerNorm(d)
-        self.intermediate = nn.ModuleDict({"dense": nn.Linear(d, 4 * d)})
-        self.output = nn.ModuleDict({"dense": nn.Linear(4 * d, d)})
-
-    def forward(self, x: Tensor) -> Tensor:
+def swin_block(d: int, heads: int, shift: int) -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
         n, h, w, d = x.shape
-        y = torch.roll(self.layernorm_before(x), (-self.shift, -self.shift), (1, 2))
+        y = torch.roll(s.layernorm_before(x), (-shift, -shift), (1, 2))
         y = y.view(n, h // WINDOW, WINDOW, w // WINDOW, WINDOW, d).transpose(2, 3).reshape(-1, WINDOW**2, d)
-        y = self.attention["output"]["dense"](self.attention["self"](y))
+        y = s.attention.output.dense(s.attention.self(y))
         y = y.view(n, h // WINDOW, w // WINDOW, WINDOW, WINDOW, d).transpose(2, 3).reshape(n, h, w, d)
-        x = x + torch.roll(y, (self.shift, self.shift), (1, 2))
-        return x + self.output["dense"](gelu(self.intermediate["dense"](self.layernorm_after(x))))
+        x = x + torch.roll(y, (shift, shift), (1, 2))
+        return x + s.output.dense(gelu(s.intermediate.dense(s.layernorm_after(x))))
+
+    def dense(i: int, o: int) -> Net:
+        return Net(dense=nn.Linear(i, o))
+
+    inside = {"self": swin_self(d, heads), "output": dense(d, d)}
+    return Net(
+        compute, layernorm_before=nn.LayerNorm(d), attention=Net(None, **inside), layernorm_after=nn.LayerNorm(d),
+        intermediate=dense(d, 4 * d), output=dense(4 * d, d),
+    )  # fmt: skip
 
 
-class SwinStage(nn.Module):
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        d = WIDTHS[k]
-        self.blocks = nn.ModuleList(SwinBlock(d, SWIN_HEADS[k], j % 2 * 2) for j in range(DEPTHS[k]))
-        if k + 1 < len(WIDTHS):
-            self.downsample = nn.ModuleDict({"reduction": nn.Linear(4 * d, 2 * d, bias=False)})
-            self.downsample["norm"] = nn.LayerNorm(4 * d)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        if not hasattr(self, "downsample"):
+def swin_stage(d: int, heads: int, last: bool) -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = s.blocks(x)
+        if last:
             return x
         parts = [x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2]]
-        return self.downsample["reduction"](self.downsample["norm"](torch.cat(parts, -1)))
+        return s.downsample.reduction(s.downsample.norm(torch.cat(parts, -1)))
+
+    blocks = [swin_block(d, heads, 0), swin_block(d, heads, 2)]
+    down = None if last else Net(reduction=dense0(4 * d, 2 * d), norm=nn.LayerNorm(4 * d))
+    return Net(compute, blocks=blocks, downsample=down)
 
 
-class Swin(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.swin = nn.ModuleDict()
-        self.swin["embeddings"] = nn.ModuleDict({"projection": nn.Conv2d(3, WIDTHS[0], 2, 2)})
-        self.swin["embeddings"]["norm"] = nn.LayerNorm(WIDTHS[0])
-        self.swin["encoder"] = nn.ModuleList(map(SwinStage, range(len(WIDTHS))))
-        self.swin["layernorm"] = nn.LayerNorm(WIDTHS[-1])
-        self.classifier = nn.Linear(WIDTHS[-1], 10)
+def swin() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        start = s.swin.embeddings
+        x = s.swin.encoder(start.norm(start.projection(x).permute(0, 2, 3, 1)))
+        return s.classifier(s.swin.layernorm(x).mean((1, 2)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        start = self.swin["embeddings"]
-        x = start["norm"](start["projection"](x).permute(0, 2, 3, 1))
-        for stage in self.swin["encoder"]:
-            x = stage(x)
-        return self.classifier(self.swin["layernorm"](x).mean((1, 2)))
+    model = Net(
+        embeddings=Net(projection=nn.Conv2d(3, 12, 2, 2), norm=nn.LayerNorm(12)),
+        encoder=[swin_stage(12, 2, False), swin_stage(24, 4, True)], layernorm=nn.LayerNorm(24),
+    )  # fmt: skip
+    return Net(compute, swin=model, classifier=nn.Linear(24, 10))
 
 
-# --- TF1 WaveNet, filter and gate fused -------------------------------------------------------------------------------
-
-QUANTISED, RESIDUAL, DILATED, SKIP, DILATIONS = 16, 12, 10, 14, (1, 2, 4, 1, 2)
+QUANTISED, RESIDUAL, DILATED, SKIP = 16, 12, 10, 14  # of WaveNet
 
 
-class Gated(nn.Module):
-    def __init__(self, dilation: int) -> None:
-        super().__init__()
-        self.in_layer = nn.Conv1d(RESIDUAL, 2 * DILATED, 2, dilation=dilation)
-        self.res, self.skip = nn.Conv1d(DILATED, RESIDUAL, 1), nn.Conv1d(DILATED, SKIP, 1)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        f, g = self.in_layer(x).chunk(2, 1)
+def gated(dilation: int) -> Net:
+    def compute(s: Net, x: Tensor) -> tuple[Tensor, Tensor]:
+        f, g = s.in_layer(x).chunk(2, 1)
         y = f.tanh() * g.sigmoid()
-        return x[..., -y.shape[-1] :] + self.res(y), self.skip(y)
+        return x[..., -y.shape[-1] :] + s.res(y), s.skip(y)
+
+    return Net(
+        compute, in_layer=nn.Conv1d(RESIDUAL, 2 * DILATED, 2, dilation=dilation), res=conv1d(DILATED, RESIDUAL),
+        skip=conv1d(DILATED, SKIP),
+    )  # fmt: skip
 
 
-class WaveNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.start = nn.Conv1d(QUANTISED, RESIDUAL, 2, bias=False)
-        self.wn = nn.ModuleList(map(Gated, DILATIONS))
-        self.end1, self.end2 = nn.Conv1d(SKIP, SKIP, 1), nn.Conv1d(SKIP, QUANTISED, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.start(nn.functional.one_hot(x, QUANTISED).float().transpose(1, 2))
+def wavenet() -> Net:
+    def compute(s: Net, x: Tensor) -> Tensor:
+        x = s.start(one_hot(x, QUANTISED).float().transpose(1, 2))
         skips = []
-        for layer in self.wn:
+        for layer in s.wn:
             x, y = layer(x)
             skips.append(y)
-        total = sum(y[..., -x.shape[-1] :] for y in skips)
-        return self.end2(relu(self.end1(relu(total))))
+        return s.end2(relu(s.end1(relu(sum(y[..., -x.shape[-1] :] for y in skips)))))
+
+    return Net(
+        compute, start=nn.Conv1d(QUANTISED, RESIDUAL, 2, bias=False), wn=[gated(k) for k in (1, 2, 4, 1, 2)],
+        end1=conv1d(SKIP, SKIP), end2=conv1d(SKIP, QUANTISED),
+    )  # fmt: skip
 
 
 PORTS = {
-    "unet": Port("TF1 U-Net, transposed convolutions (PhaseNet)", UNet, lambda: (torch.randn(2, 3, 32),)),
-    "spleeter": Port("TF1 U-Net, layers numbered by kind (Spleeter)", Spleeter, image(2, 32)),
-    "slim": Port("TF-slim resnet_v2", SlimNet, image(3, 32)),
-    "graph": Port("TF2 object graph, layers only counted", Graph, image(3, 16)),
-    "swin": Port("Swin of TensorFlow into transformers' names", Swin, image(3, 32)),
-    "ibab": Port("TF1 WaveNet, filter and gate fused", WaveNet, lambda: (torch.randint(0, 16, (2, 30)),)),
+    "unet": Port("TF1 U-Net, transposed convolutions (PhaseNet)", phasenet, numbers(2, 3, 32)),
+    "spleeter": Port("TF1 U-Net, layers numbered by kind (Spleeter)", spleeter, image(2, 32)),
+    "slim": Port("TF-slim resnet_v2", slim, image(3, 32)),
+    "graph": Port("TF2 object graph, layers only counted", graph, image(3, 16)),
+    "swin": Port("Swin of TensorFlow into transformers' names", swin, image(3, 32)),
+    "ibab": Port("TF1 WaveNet, filter and gate fused", wavenet, lambda: (torch.randint(0, 16, (2, 30)),)),
 }
