@@ -29,8 +29,7 @@ from ..output.own import AppendLog
 from ..output.staging import OutputNames, is_file
 from ..output.upload import Destination
 from ..storage.files import is_remote
-from .job import Receipt
-from .plan import Job, Plan, made_of
+from .plan import Job, Plan, Receipt, made_of
 
 BEGIN = b'{"plan":"'  # of every journal
 MAX_HEAD = 1 << 20  # bytes of the first line, at most

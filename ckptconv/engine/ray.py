@@ -1,7 +1,7 @@
 """Run a plan on an existing cluster: jobs become tasks, which return receipts.
 
     local               threads of this process (run.threads)
-    ray                 the Ray cluster of this machine or of RAY_ADDRESS
+    ray                 the Ray cluster of RAY_ADDRESS
     ray://HOST:PORT     a Ray cluster elsewhere, through its client port
 
 Workers need ckptconv and the same paths, nothing else: a task opens its files by name, writes its ranges, and ends. Any
@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from math import isqrt
 from typing import Any, TypeVar, cast
 
@@ -27,13 +26,10 @@ from ..errors import CkptError, MissingExtra, StorageError, UsageError
 from ..messages import listing, version
 from ..moves.gather import is_fetched_whole
 from ..moves.part import Coded, Held, Span
-from ..output import own
 from ..storage import files
-from .job import Receipt
-from .plan import Job
+from .plan import Job, Receipt
 from .run import Map, Work
 
-MAX_ADDRESS = 1000  # bytes of the file with the address of a cluster
 KNOCK = 10.0  # seconds a cluster may take to accept a connection
 PATIENCE = 120.0  # seconds a worker may take to answer the first question: it may have to be started
 SHIPPED = 64 * 2**20  # bytes of arrays in memory that may travel with a job
@@ -158,29 +154,21 @@ def _apart(ray: Any, name: str) -> dict[str, Any]:
 
 def _silent(why: str) -> UsageError:
     return UsageError(
-        f"no Ray cluster answers ({why}). Start one with `ray start --head`, or say where it is: "
-        "engine='ray://HOST:PORT', or RAY_ADDRESS"
+        f"no Ray cluster answers ({why}). Start one with `ray start --head`, and say where it is: "
+        "engine='ray://HOST:PORT', or RAY_ADDRESS=127.0.0.1:6379"
     )
 
 
 def _address(name: str) -> str:
-    """Where the cluster of that name is; UsageError if neither the user says so nor a file that `ray start` left here.
+    """Where the cluster of that name is; UsageError if the user does not say so.
 
     Ray would also believe a file, or a process, of another user of the machine: it would get our work, and what it
     answers is unpickled here.
     """
     address = name if name != "ray" else os.environ.get("RAY_ADDRESS", "")
-    if address not in ("", "auto"):
-        return address
-    where = "the file with its address"
-    try:
-        where = import_module("ray._private.utils").get_ray_address_file(None)  # Ray has no public way to ask
-        with open(own.open_file(where, os.O_RDONLY), "rb") as f:
-            if os.fstat(f.fileno()).st_uid == os.geteuid() and (address := f.read(MAX_ADDRESS).decode().strip()):
-                return address
-    except (ImportError, AttributeError, OSError, UnicodeDecodeError):
-        pass
-    raise _silent(f"{where} is missing, or not of this user")
+    if address in ("", "auto"):
+        raise _silent("its address is not given")
+    return address
 
 
 def _knock(address: str) -> None:

@@ -1,7 +1,7 @@
 """Write to a remote folder: every object appears whole or not at all, the index last.
 
 Object stores cannot write at positions, and a checkpoint's header is known last. Where a store takes parts of an object
-in any order (multipart.py), tensors are sent while they are written, and only what else a file holds is kept in the
+in any order, tensors are sent while they are written, and only what else a file holds is kept in the
 temporary folder (TMPDIR). For other stores the files are built there. If one fails, those already sent are removed.
 
 A repository of the Hub gets all files of an output in one commit. Its client sends the content of large files first,
@@ -13,10 +13,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from ..errors import CkptError, StorageError
 from ..messages import many, redacted, version
@@ -26,7 +31,6 @@ from ..storage.files import join, names
 from ..storage.lookups import filesystem
 from ..storage.paths import is_http, is_repository
 from .destination import OutputFile, beginnings, check_replaced, refuse_foreign
-from .multipart import Multipart, Range, begin
 from .staging import Output
 
 if TYPE_CHECKING:
@@ -133,12 +137,6 @@ class Upload:
             parts.abort()
         shutil.rmtree(self._stage, ignore_errors=True)
 
-    def __enter__(self) -> Upload:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 Destination = Output | Upload
 
@@ -202,3 +200,204 @@ def _commit(files: Mapping[str, str], older: Sequence[str]) -> None:
             repo_type=repo.repo_type,
             revision=repo.revision,
         )
+
+
+# --- objects that are sent in parts -----------------------------------------------------------------------------------
+#
+#   upload = begin(url, size, tensors)      None where the store, or so small an object, is sent as a whole
+#   rest = upload.write(start, data)        what goes into the local file; whole parts are on their way
+#   upload.finish(path)                     send what the local file holds, then put the object together
+#
+# A part that holds nothing but bytes of tensors is sent as soon as it is full, from memory. All others (headers,
+# directories, the end of the file) wait in a local file with holes, since they can change until the output is sealed.
+
+PART = 5 * 2**20  # bytes, the least that S3 takes: every writer and sender holds one or two in memory
+MOST = 9_000  # parts of an object; S3 takes 10,000, and a file may grow when it is sealed
+COMPOSED = 32  # objects that Google's store composes at a time
+SENDERS = 3  # parts of the local file that are sent at once
+
+Range = tuple[int, int]  # the first byte, and the one after the last
+
+
+class S3:
+    """A multipart upload of S3 and of what speaks its protocol, through s3fs, whose credentials and retries it has."""
+
+    def __init__(self, url: str) -> None:
+        fs, path = filesystem(url)
+        bucket, key, _ = fs.split_path(path)
+        self._url, self._call, self._at = url, fs.call_s3, {"Bucket": bucket, "Key": key}
+        self._id = str(self._ask("create_multipart_upload")["UploadId"])
+
+    def _ask(self, method: str, **given: Any) -> dict[str, Any]:
+        with asking(self._url):
+            answer: dict[str, Any] = self._call(method, **self._at, **given)
+            return answer
+
+    def send(self, number: int, data: bytes | bytearray) -> str:
+        """Send a part, counted from 1; what the store calls it."""
+        return str(self._ask("upload_part", UploadId=self._id, PartNumber=number, Body=data)["ETag"])
+
+    def complete(self, tags: Sequence[str]) -> None:
+        parts = [{"PartNumber": n, "ETag": tag} for n, tag in enumerate(tags, 1)]
+        self._ask("complete_multipart_upload", UploadId=self._id, MultipartUpload={"Parts": parts})
+
+    def abort(self) -> None:
+        self._ask("abort_multipart_upload", UploadId=self._id)
+
+
+class GCS:
+    """Objects that Google's store composes, 32 at a time, in a folder `.NAME.ckptconv-...`, which readers skip.
+
+    A kill leaves them there.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._fs, self._path = filesystem(url)
+        above, _, base = self._path.rpartition("/")
+        self._url, self._home = url, f"{above}/.{base}.ckptconv-{uuid4().hex}"
+        self._made: list[str] = []  # appended to by all threads
+
+    def send(self, number: int, data: bytes | bytearray) -> str:
+        where = f"{self._home}/{number:05}"
+        self._made.append(where)
+        with asking(self._url):
+            self._fs.pipe_file(where, bytes(data), consistency="md5")
+        return where
+
+    def complete(self, tags: Sequence[str]) -> None:
+        level, names = [*tags], (f"{self._home}/some-{n:05}" for n in count())
+        while len(level) > COMPOSED:
+            groups = [level[k : k + COMPOSED] for k in range(0, len(level), COMPOSED)]
+            level = [self._composed(next(names), group) for group in groups]
+        self._composed(self._path, level)
+        with suppress(CkptError):  # the object is there
+            self.abort()
+
+    def _composed(self, where: str, some: Sequence[str]) -> str:
+        if where != self._path:
+            self._made.append(where)
+        with asking(self._url):
+            self._fs.merge(where, [*some])
+        return where
+
+    def abort(self) -> None:
+        for where in self._made:
+            with suppress(CkptError), asking(self._url):
+                self._fs.rm_file(where)
+
+
+Sender = S3 | GCS
+STORES: dict[str, Callable[[str], Sender]] = {"s3": S3, "s3a": S3, "gs": GCS, "gcs": GCS}
+
+
+@dataclass
+class _Part:
+    """A part that is being filled: its bytes, which of them are there, and how many."""
+
+    data: bytearray
+    ranges: list[Range] = field(default_factory=list)
+    count: int = 0
+
+
+class Multipart:
+    """One object that is sent in parts. `size`: its bytes; `tensors`: the ranges that hold bytes of tensors only.
+
+    Any number of threads write. The one that fills a part sends it, so that no more parts wait than threads write.
+    """
+
+    def __init__(self, url: str, size: int, tensors: Iterable[Range], store: Callable[[str], Sender]) -> None:
+        self._url, self._store, self._size = url, store, size
+        self._part = PART * -(-size // (PART * MOST))
+        self._direct = frozenset(_inside(tensors, self._part, last=(size - 1) // self._part))
+        self._open: dict[int, _Part] = {}
+        self._tags: dict[int, str] = {}
+        self._upload: Sender | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def local(self) -> int:
+        """Bytes that the local file takes."""
+        return self._size - len(self._direct) * self._part
+
+    def write(self, start: int, data: Buffer) -> Iterator[tuple[int, memoryview]]:
+        """Take bytes at a position; yields what belongs into the local file, with its position."""
+        view = memoryview(data).cast("B")
+        at = 0
+        while at < len(view):
+            number, inner = divmod(start + at, self._part)
+            piece = view[at : at + self._part - inner]
+            if number in self._direct:
+                self._fill(number, inner, piece)
+            else:
+                yield start + at, piece
+            at += len(piece)
+
+    def _fill(self, number: int, inner: int, piece: memoryview) -> None:
+        with self._lock:
+            if number in self._tags:
+                raise StorageError("bytes that are sent already would change", url=self._url)
+            part = self._open.setdefault(number, _Part(bytearray(self._part)))
+        part.data[inner : inner + len(piece)] = piece
+        with self._lock:
+            part.ranges.append((inner, inner + len(piece)))
+            part.count += len(piece)
+            if part.count < self._part:
+                return
+            if any(hi != lo for (_, hi), (lo, _) in pairwise(sorted(part.ranges))):  # so others were never written
+                raise StorageError("some bytes were written twice", url=self._url)
+            del self._open[number]
+        self._send(number, part.data)
+
+    def _send(self, number: int, data: bytes | bytearray) -> None:
+        with self._lock:
+            if self._upload is None:
+                self._upload = self._store(self._url)
+        tag = self._upload.send(number + 1, data)
+        with self._lock:
+            self._tags[number] = tag
+
+    def finish(self, path: str) -> None:
+        """Send the parts that only the local file has, then let the object appear."""
+        if self._open or len(self._tags) < len(self._direct):
+            raise StorageError("not all of the tensors' bytes were written", url=self._url)
+        size = os.stat(path).st_size
+        rest = [n for n in range(-(-size // self._part)) if n not in self._tags]
+        with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(SENDERS) as pool:
+            fd = file.fileno()
+            for _ in pool.map(lambda n: self._send(n, _read(fd, n * self._part, self._part)), rest):
+                pass
+        if self._upload is not None:
+            lookups.forget()
+            self._upload.complete([self._tags[n] for n in range(len(self._tags))])
+            self._upload = None
+
+    def abort(self) -> None:
+        """Let the store forget what was sent, unless the object is complete."""
+        if self._upload is not None:
+            with suppress(CkptError):
+                self._upload.abort()
+            self._upload = None
+
+
+def begin(url: str, size: int, tensors: Iterable[Range]) -> Multipart | None:
+    """A multipart upload of an object that is large enough for one, to a store that is known to have them."""
+    store = STORES.get(url.partition("://")[0])
+    return Multipart(url, size, tensors, store) if store and size > 2 * PART else None
+
+
+def _inside(ranges: Iterable[Range], part: int, last: int) -> Iterator[int]:
+    """The numbers of the parts that ranges fill; never the last, behind which a file may still grow."""
+    start = end = 0
+    for lo, hi in (*sorted(ranges), (1 << 63, 1 << 63)):
+        if lo > end:
+            yield from range(-(-start // part), min(end // part, last))
+            start = lo
+        end = max(end, hi)
+
+
+def _read(fd: int, start: int, size: int) -> bytes:
+    """The bytes of a range, fewer at the end of the file."""
+    out = bytearray()
+    while len(out) < size and (got := os.pread(fd, size - len(out), start + len(out))):
+        out += got
+    return bytes(out)

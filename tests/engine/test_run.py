@@ -19,9 +19,8 @@ import ckptconv
 from ckptconv import api
 from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held, tiled, view
 from ckptconv.dtypes import DTYPES
-from ckptconv.engine.job import BLOCK
 from ckptconv.engine.plan import Budget, Plan, compile_plan
-from ckptconv.engine.run import How, execute
+from ckptconv.engine.run import BLOCK, How, execute
 from ckptconv.formats import safetensors
 from ckptconv.moves.log import CHUNK
 from ckptconv.moves.part import Span

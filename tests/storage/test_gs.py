@@ -13,7 +13,7 @@ from remotes import WRITABLE, arrays, there_and_back
 
 import ckptconv
 from ckptconv import StorageError
-from ckptconv.output import multipart
+from ckptconv.output import upload
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,8 +71,8 @@ def test_what_is_there_is_not_replaced_and_what_is_not_there_is_said() -> None:
 @pytest.mark.parametrize("at_a_time", [2, 32])
 @pytest.mark.parametrize("name", ["m.safetensors", "m.npz", "tf/m.ckpt"])
 def test_a_large_output_is_composed(name: str, at_a_time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multipart, "PART", 4096)
-    monkeypatch.setattr(multipart, "COMPOSED", at_a_time)
+    monkeypatch.setattr(upload, "PART", 4096)
+    monkeypatch.setattr(upload, "COMPOSED", at_a_time)
     values = {f"t{i}": np.random.default_rng(i).standard_normal((40, 50)).astype("f4") for i in range(7)}
     url = f"gs://zoo/composed-{at_a_time}-{name.replace('/', '-')}/{name}"
     ckptconv.save(values, tmp_path / name)
@@ -84,22 +84,22 @@ def test_a_large_output_is_composed(name: str, at_a_time: int, tmp_path: Path, m
 
 
 def test_parts_of_an_output_that_fails_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multipart, "PART", 4096)
+    monkeypatch.setattr(upload, "PART", 4096)
     ckptconv.save({"t": np.ones((100, 100), "f4")}, tmp_path / "m.npz")
-    real, sent = multipart.GCS.send, list[int]()
+    real, sent = upload.GCS.send, list[int]()
 
-    def failing(self: multipart.GCS, number: int, data: bytes) -> str:
+    def failing(self: upload.GCS, number: int, data: bytes) -> str:
         sent.append(len(sent))
         if len(sent) == 4:
             raise StorageError("the part is refused")
         return real(self, number, data)
 
-    monkeypatch.setattr(multipart.GCS, "send", failing)
+    monkeypatch.setattr(upload.GCS, "send", failing)
     with pytest.raises(StorageError, match="the part is refused"):
         ckptconv.convert(tmp_path / "m.npz", "gs://zoo/refused/m.safetensors")
     assert len(sent) >= 4
     assert fsspec.filesystem("gs").find("zoo/refused") == []
-    monkeypatch.setattr(multipart.GCS, "send", real)
+    monkeypatch.setattr(upload.GCS, "send", real)
     monkeypatch.setattr(fsspec.get_filesystem_class("gs"), "merge", failing)
     sent[:] = [1, 2, 3]
     with pytest.raises(StorageError, match="the part is refused"):

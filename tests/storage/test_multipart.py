@@ -14,7 +14,7 @@ import pytest
 
 import ckptconv
 from ckptconv.errors import StorageError
-from ckptconv.output import multipart
+from ckptconv.output import upload
 
 PART = 4096
 
@@ -52,8 +52,8 @@ class Store:
 
 @pytest.fixture(autouse=True)
 def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    monkeypatch.setattr(multipart, "STORES", {"memory": Store})
-    monkeypatch.setattr(multipart, "PART", PART)
+    monkeypatch.setattr(upload, "STORES", {"memory": Store})
+    monkeypatch.setattr(upload, "PART", PART)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     Store.begun, Store.open, Store.refuse, Store.sizes = 0, set(), None, {}
@@ -141,7 +141,7 @@ def test_a_shard_that_is_refused_takes_those_before_it_along(bucket: str, monkey
                 raise StorageError("the bucket is full", url=self._url)
             super().complete(tags)
 
-    monkeypatch.setattr(multipart, "STORES", {"memory": Full})
+    monkeypatch.setattr(upload, "STORES", {"memory": Full})
     values = {f"w{i}": np.full(4 * PART, i, "f4") for i in range(4)}
     with pytest.raises(StorageError, match="the bucket is full"):
         ckptconv.save(values, f"{bucket}/m.safetensors", max_shard_size=16 * PART + 100)
@@ -187,11 +187,11 @@ def test_parts_that_tensors_fill() -> None:
         last = (size - 1) // part
         expected = [n for n in range(last) if held.issuperset(range(n * part, (n + 1) * part))]
         draw.shuffle(ranges)
-        assert sorted(multipart._inside(ranges, part, last)) == expected
+        assert sorted(upload._inside(ranges, part, last)) == expected
 
 
 def test_bytes_that_are_written_twice_do_not_stand_for_others() -> None:
-    parts = multipart.begin("memory://parts/x", 3 * PART, [(0, 3 * PART)])
+    parts = upload.begin("memory://parts/x", 3 * PART, [(0, 3 * PART)])
     assert parts is not None
     assert not list(parts.write(0, bytes(PART // 2)))
     with pytest.raises(StorageError, match="some bytes were written twice"):
@@ -201,6 +201,6 @@ def test_bytes_that_are_written_twice_do_not_stand_for_others() -> None:
 
 
 def test_a_small_object_and_a_store_without_parts_are_sent_as_a_whole() -> None:
-    assert multipart.begin("memory://b/m", 2 * PART, ()) is None
-    assert multipart.begin("gs://b/m", 100 * PART, ()) is None
-    assert multipart.begin("memory://b/m", 2 * PART + 1, ()) is not None
+    assert upload.begin("memory://b/m", 2 * PART, ()) is None
+    assert upload.begin("gs://b/m", 100 * PART, ()) is None
+    assert upload.begin("memory://b/m", 2 * PART + 1, ()) is not None

@@ -95,7 +95,7 @@ def test_a_transposed_tensor_is_transferred_once(s3: Line, tmp_path: Path) -> No
 
 def test_a_large_output_is_sent_in_parts(s3: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To a real client of S3; what fails half way leaves neither an object nor parts that are paid for."""
-    monkeypatch.setattr("ckptconv.output.multipart.PART", 5 * 2**20)  # the least that S3 takes
+    monkeypatch.setattr("ckptconv.output.upload.PART", 5 * 2**20)  # the least that S3 takes
     values = {f"w{i}": np.full(700_000, i, "f4") for i in range(10)}
     ckptconv.save(values, tmp_path / "m.safetensors")
     s3.reset()
