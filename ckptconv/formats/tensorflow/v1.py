@@ -24,7 +24,8 @@ from ...storage.files import Reader, Seen, exists, is_dir, names, sibling, split
 from .. import Located
 from ..table import TF_TABLE, Reading
 from ..tiling import Tile
-from . import elements, locate
+from . import elements
+from .bundle import STATE_FILE, find
 from .elements import parse, text
 from .table import Table, first_value_tag
 
@@ -32,7 +33,6 @@ FORMAT = "tf-v1"
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})", re.DOTALL)
 MAX_TABLES = 64  # tables whose indexes are cached
 KEYS = 8  # characters of keys per byte of the tables: each slice repeats its name, in its key and in its value
-WIDEST = 16  # bytes of an element in a message
 ENTRY = 64  # characters for which a slice counts at least
 META_TAG = 0x0A  # field 1 as a message; in a V2 header field 1 is a number
 _VARINT = rb"[\x80-\xff]{0,9}[\0-\x7f]"
@@ -42,20 +42,22 @@ BEGINNING = re.compile(  # of a table, perhaps after a snappy preamble: the empt
 
 
 def sniff(seen: Seen) -> int:
-    if seen.is_dir or seen.base == locate.STATE_FILE:
+    if seen.is_dir or seen.base == STATE_FILE:
         try:
-            return 3 if locate.find(seen.url).tables else 0
+            return 3 if find(seen.url).tables else 0
         except CkptError:
             return 0
-    if first_value_tag(seen.head) == META_TAG and (seen.tail.endswith(TF_TABLE) or BEGINNING.match(seen.head)):
-        return 3 if seen.tail.endswith(TF_TABLE) else 2  # truncated: opening reports it
+    if seen.tail.endswith(TF_TABLE):
+        return 3 if first_value_tag(seen.head) == META_TAG else 0
+    if BEGINNING.match(seen.head):
+        return 2  # truncated: opening reports it
     return 2 if seen.size < 0 and _shards_of(seen.url) else 0
 
 
 def open(url: str, how: Reading) -> Checkpoint:
     """Open a table, all tables of a sharded checkpoint, or the checkpoint that a folder's state file names."""
-    if is_dir(url) or split(url)[1] == locate.STATE_FILE:
-        return open_tables(locate.find(url).tables)
+    if is_dir(url) or split(url)[1] == STATE_FILE:
+        return open_tables(find(url).tables)
     return open_tables(_shards_of(url) or (url,))
 
 
@@ -107,7 +109,7 @@ def _describe(url: str, found: dict[str, Described], room: int) -> int:
     meta = parse(pb.SavedTensorSlices, raw, "the description of the tensors").meta
     elements.check_version(meta.versions)
     for item in meta.tensor:
-        name, code = text(item.name), item.type - 100 if item.type > 100 else item.type
+        name, (code, kind) = text(item.name), elements.numbered(item.type)
         with Located(url, name):
             shape = tuple(d.size for d in item.shape.dim)
             checked_count(shape)
@@ -117,7 +119,6 @@ def _describe(url: str, found: dict[str, Described], room: int) -> int:
                     f"is {list(shape)} of dtype {code} here, {list(there.shape)} of dtype {there.code} in another file"
                 )
                 raise CorruptCheckpoint(what)
-            kind = elements.BY_CODE.get(code)
             for piece in item.slice:
                 room -= 2 * len(item.name) + ENTRY
                 if room < 0:
@@ -144,8 +145,6 @@ def decode(coded: Coded) -> Iterator[bytes]:
     kind, count = elements.BY_CODE[int(code)], int(n)
     with Reader(coded.url) as f:
         raw = _table(coded.url, f.stamp).get(bytes.fromhex(key), f)
-    if kind.kind != "s" and len(raw) > WIDEST * count + len(key) + 2**12:  # TensorFlow writes each element once
-        raise CorruptCheckpoint(f"a slice of {count} elements takes {len(raw)} bytes")
     proto = parse(pb.SavedTensorSlices, raw, "a slice").data.data
     if proto.tensor_content:
         raise CorruptCheckpoint("a slice has its elements where TensorFlow does not look for them")
