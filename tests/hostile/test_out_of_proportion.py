@@ -214,7 +214,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "tf: models within each other": (models_within_each_other, ""),
     "tf: a chain of objects": (chain_of_objects, ""),
     "tf-graph: many children of one node": (many_children_of_one_node, ""),
-    "tf-v1: numbers beyond the shape": (v1(int64_val=[1] * 100_000), "a slice has 2 elements, not 1"),
+    "tf-v1: numbers beyond the shape": (v1(int64_val=[1] * 100_000), "a slice of 1 elements takes 100015 bytes"),
     "npz: strings of nothing": (strings_of_nothing, "bytes expand to 1000000 strings"),
     "gpt: shapes and files": (shapes_and_files, ""),
     "pickle: values without a tensor": (pickle_of(b"](" + b")" * 400_000 + b"e"), "values without end"),
@@ -267,7 +267,7 @@ def test_names_that_equal_other_keys_are_followed_at_once() -> None:
     chain, others = ["x" + VALUE * i for i in range(1000)], [f"y{i}" for i in range(100_000)]
     with soon():
         names, collisions = objects.readable([*chain, *others])
-    assert set(chain) <= set(collisions)
+    assert set(chain[1:]) <= set(collisions)
     assert all(name == key for key, name in names.items())
 
 

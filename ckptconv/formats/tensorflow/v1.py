@@ -33,6 +33,7 @@ FORMAT = "tf-v1"
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})", re.DOTALL)
 MAX_TABLES = 64  # tables whose indexes are cached
 KEYS = 8  # characters of keys per byte of the tables: each slice repeats its name, in its key and in its value
+WIDEST = 16  # bytes of an element in a message
 ENTRY = 64  # characters for which a slice counts at least
 META_TAG = 0x0A  # field 1 as a message; in a V2 header field 1 is a number
 _VARINT = rb"[\x80-\xff]{0,9}[\0-\x7f]"
@@ -145,6 +146,8 @@ def decode(coded: Coded) -> Iterator[bytes]:
     kind, count = elements.BY_CODE[int(code)], int(n)
     with Reader(coded.url) as f:
         raw = _table(coded.url, f.stamp).get(bytes.fromhex(key), f)
+    if kind.kind != "s" and len(raw) > WIDEST * count + len(key) + 2**12:  # TensorFlow writes each element once
+        raise CorruptCheckpoint(f"a slice of {count} elements takes {len(raw)} bytes")
     proto = parse(pb.SavedTensorSlices, raw, "a slice").data.data
     if proto.tensor_content:
         raise CorruptCheckpoint("a slice has its elements where TensorFlow does not look for them")
