@@ -213,7 +213,6 @@ def typed(storage: Any, *, quantised: bool = False) -> TorchType:
 
 
 WRAPPED = "torch._utils._rebuild_wrapper_subclass"
-JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
 # Attributes of torch.Tensor that replace its elements when they are set, or its class.
 REPLACING = frozenset({"data", "real", "imag", "T", "H", "mT", "mH", "shape", "dtype", "_cdata"})
 CLASSES = frozenset({"Tensor", "Parameter", "Buffer"})
@@ -368,7 +367,7 @@ def from_type(make: Any, kind: Any, args: Any, state: Any) -> Any:
     attributes = tagged(None, path, state).attributes
     if make.path == WRAPPED and len(args) > 2:
         return Tagged(None, path, attributes, ints(args[2], "shape"))
-    return Tagged(None, make.path if make.path == JAGGED else path, {**attributes, "args": args})
+    return Tagged(None, path, {**attributes, "args": args})
 
 
 def from_type_v1(make: Any, kind: Any, args: Any, state: Any) -> Any:

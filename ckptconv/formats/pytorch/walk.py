@@ -33,7 +33,7 @@ from ...checkpoint.training import (
 )
 from ...errors import UnsafeCheckpoint
 from ...messages import listing
-from .tensors import JAGGED, Hollow, Pieces, Tagged, View, bare, identity
+from .tensors import Hollow, Pieces, Tagged, View, bare, identity
 from .values import HARMLESS, SCALARS, Inert, Known, Ordered, PickledArray
 
 WalkRole = Literal[Settled, "attribute"]
@@ -308,9 +308,6 @@ class Walk:
         """Replace a tensor without data by its attributes, or for a DTensor whose shard is the whole, by that shard."""
         held = tensor.attributes
         self.inert[tensor.path] = None
-        if tensor.path == JAGGED:
-            self.refused.append(f"{name}: a jagged nested tensor (torch.nested); save its values() and offsets()")
-            return None
         if not tensor.path.endswith(".DTensor"):
             return held
         local, spec = bare(held.get("_local_tensor")), held.get("_spec")

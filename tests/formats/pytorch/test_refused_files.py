@@ -379,8 +379,7 @@ def program(config: Any = None, **more: bytes) -> bytes:
 
 
 PROGRAMS: dict[str, tuple[bytes, str]] = {
-    "no weights": (zipped({"m/archive_format": b"pt2", "m/x": b""}), r"is a compiled PyTorch package \(AOTInductor\)"),
-    "of an old torch": (zipped({"serialized_state_dict.pt": b""}), "is a torch.export program of torch before 2.8"),
+    "no weights": (zipped({"m/archive_format": b"pt2", "m/x": b""}), r"without a table of weights \(AOTInductor\)"),
     "a config of a list": (program([]), "its table of weights has no config"),
     "an entry of text": (program({"w": "x"}), "its table of weights has no proper entry for it: TypeError"),
     "an unknown dtype": (program({"w": weight(dtype=99)}), r"stored in a way that is not read \(dtype 99, layout 7\)"),
