@@ -40,20 +40,6 @@ def test_random_files_of_the_grammar(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert outcomes["equal"] > sum(outcomes.values()) / 4
 
 
-@pytest.mark.parametrize("members", [("data.pkl", "data/0", "byteorder", "version"), ("byteorder",), ("data/0",)])
-def test_deflated(members: tuple[str, ...], tmp_path: Path) -> None:
-    """A zip program has packed it again."""
-    big = torch.arange(6000.0).reshape(60, 100)
-    torch.save({"w": big, "t": big.T, "row": big[3, 5:90:7], "n": torch.tensor(5)}, tmp_path / "a.pt")
-    with zipfile.ZipFile(tmp_path / "a.pt") as z, zipfile.ZipFile(tmp_path / "b.pt", "w") as out:
-        for name in z.namelist():
-            packed = zipfile.ZIP_DEFLATED if name.partition("/")[2] in members else zipfile.ZIP_STORED
-            out.writestr(zipfile.ZipInfo(name), z.read(name), packed)
-    agree(tmp_path / "b.pt")
-    ckptconv.convert(tmp_path / "b.pt", tmp_path / "b.safetensors")
-    assert np.array_equal(ckptconv.open(tmp_path / "b.safetensors")["t"].numpy(), big.T.numpy())
-
-
 def test_bytes_after_a_stream(tmp_path: Path) -> None:
     torch.save({"w": torch.arange(3)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
     with open(tmp_path / "a.pt", "ab") as f:

@@ -377,14 +377,10 @@ def test_every_opcode_is_run_or_refused_by_its_name() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", ["Any", "Union", "Optional", "Dict", "List", "Tuple", "Set", "Sequence", "Mapping", "Callable"]
-)
-def test_types_for_people_are_only_names(name: str) -> None:
-    load(f"ctyping\n{name}\n.".encode(), allowed=TORCH)
-    for other in (f"{name}_", "get_type_hints"):
-        with refused("that a checkpoint of plain tensors does not need"):
-            load(f"ctyping\n{other}\n.".encode(), allowed=TORCH)
+def test_types_for_people_are_only_names() -> None:
+    load(b"ctyping\nDict\n.", allowed=TORCH)
+    with refused("that a checkpoint of plain tensors does not need"):
+        load(b"ctyping\nget_type_hints\n.", allowed=TORCH)
 
 
 @pytest.mark.parametrize(
