@@ -104,13 +104,11 @@ class Tagged(NamedTuple):
     """A tensor with attributes, which do not change its elements. `path` is its class if that is unknown, or ''.
 
     value: None for a subclass without data of its own, which consists of the tensors in its attributes.
-    shape: that of such a subclass.
     """
 
     value: Any
     path: str
     attributes: dict[str, Any]
-    shape: tuple[int, ...] = ()
 
 
 class Pieces(NamedTuple):
@@ -365,9 +363,7 @@ def from_type(make: Any, kind: Any, args: Any, state: Any) -> Any:
     if type(make) is not Inert or not path:
         raise UnsafeCheckpoint(f"a tensor subclass is rebuilt by {shown(make)}")
     attributes = tagged(None, path, state).attributes
-    if make.path == WRAPPED and len(args) > 2:
-        return Tagged(None, path, attributes, ints(args[2], "shape"))
-    return Tagged(None, path, {**attributes, "args": args})
+    return Tagged(None, path, attributes if make.path == WRAPPED else {**attributes, "args": args})
 
 
 def from_type_v1(make: Any, kind: Any, args: Any, state: Any) -> Any:

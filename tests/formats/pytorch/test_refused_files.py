@@ -608,37 +608,6 @@ def test_damaged_code_of_a_script(tmp_path: Path) -> None:
 # --- recorded objects ---------------------------------------------------------------------------------------------
 
 
-def dtensor(placements: Any, shape: tuple[int, ...] = (2,)) -> Call:
-    where = "torch.distributed.tensor"
-    spec = Call(Global(f"{where}._dtensor_spec.DTensorSpec"), (), ({"placements": placements},), new=True)
-    state = {"_local_tensor": tensor(), "_spec": spec}
-    make, kind = Global("torch._utils._rebuild_wrapper_subclass"), Global(f"{where}.DTensor")
-    args = (kind, Global("torch.float32"), shape)
-    return Call(Global("torch._tensor._rebuild_from_type_v2"), (make, kind, args, state))
-
-
-def placed(name: str) -> Call:
-    return Call(Global(f"torch.distributed.tensor.placement_types.{name}"), (), (), new=True)
-
-
-@pytest.mark.parametrize(
-    ("placements", "shape", "read"),
-    [
-        ((placed("Shard"), placed("Replicate")), (2,), True),
-        ((placed("Shard"), placed("Partial")), (2,), False),
-        ([placed("Shard")], (2,), False),
-        ((placed("Shard"),), (4,), False),
-    ],
-)
-def test_shards_of_a_dtensor(placements: Any, shape: tuple[int, ...], read: bool, tmp_path: Path) -> None:
-    raw = archive({"w": dtensor(placements, shape)}, {"0": ONES})
-    if read:
-        assert opened(tmp_path / "a.pt", raw, opaque=True)["w"].numpy().tolist() == [1, 1]
-        return
-    with refused(r"w: a DTensor of which this file holds a part \(\[2\] of"):
-        opened(tmp_path / "a.pt", raw, opaque=True)
-
-
 def test_objects_give_all_that_they_hold(tmp_path: Path) -> None:
     """States that are no dictionaries, items, pairs, and arguments."""
     thing = Call(Global("x.Y"), (tensor(), 1, ()), (({"a": tensor()}, [tensor()], 3),))
