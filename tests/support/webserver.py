@@ -21,7 +21,7 @@ class Quietly(ThreadingHTTPServer):
 
 
 class Web(BaseHTTPRequestHandler):
-    """Sends files whole or, if `ranged`, in parts; `stamps` go with each answer, and with HEAD those of `head`.
+    """Sends files whole or, if `ranged`, in parts; `stamps` go with each answer.
 
     faults: for each request None, or what is done instead. seen: the paths and ranges that were asked for.
     """
@@ -30,7 +30,6 @@ class Web(BaseHTTPRequestHandler):
     files: Mapping[str, bytes] | Path = MappingProxyType({})
     ranged = True
     stamps: Mapping[str, str] = MappingProxyType({})
-    head: Mapping[str, str] | None = None
     faults: Iterator[Fault | None] = repeat(None)
     seen: list[tuple[str, str]]
 
@@ -46,16 +45,12 @@ class Web(BaseHTTPRequestHandler):
         else:
             self.sound()
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
     def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.wfile.write(body)
 
     @property
     def raw(self) -> bytes | None:
@@ -78,12 +73,11 @@ class Web(BaseHTTPRequestHandler):
         if raw is None:
             self.answer(404)
             return
-        stamps = self.stamps if self.command != "HEAD" or self.head is None else self.head
         start, end = span or (0, len(raw))
         part = raw[start:end]
         about = {"Content-Range": f"bytes {start}-{start + len(part) - 1}/{total or len(raw)}"} if span else {}
         self.answer(206 if span else 200, part[: len(part) - missing],
-                    **{"Content-Length": str(len(part)), **about, **stamps})  # fmt: skip
+                    **{"Content-Length": str(len(part)), **about, **self.stamps})  # fmt: skip
 
 
 Serve = Callable[..., tuple[str, type[Web]]]
