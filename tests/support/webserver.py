@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import unquote
 
 Fault = Callable[["Web"], object]
@@ -81,3 +84,13 @@ class Web(BaseHTTPRequestHandler):
 
 
 Serve = Callable[..., tuple[str, type[Web]]]
+
+
+@contextmanager
+def served(fault: Fault | None = None, after: int = 0, **attributes: Any) -> Iterator[tuple[str, type[Web]]]:
+    """Run a server with these attributes; `fault`: what it does with all requests but the first. Its host and class."""
+    kind = type("Served", (Web,), {"seen": [], "faults": chain(repeat(None, after), repeat(fault)), **attributes})
+    with Quietly(("127.0.0.1", 0), kind) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}", kind
+        server.shutdown()
