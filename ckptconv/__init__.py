@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from .reporting.html import Page, report
     from .reporting.inspection import Inspection, check, inspect
     from .verification.difference import Diff
-    from .verification.hashes import Checked
+    from .verification.readback import Checked
 
 __version__ = "0.1.0"
 __all__ = [
@@ -70,7 +70,7 @@ _HOME = {
     "reporting.html": {"Page", "report"},
     "reporting.inspection": {"Inspection", "check", "inspect"},
     "verification.difference": {"Diff"},
-    "verification.hashes": {"Checked"},
+    "verification.readback": {"Checked"},
 }  # fmt: skip
 
 

@@ -51,9 +51,9 @@ from .moves.sources import Sources
 from .moves.torch import fill, kind_of, memory, place, refuse_overlaps, state
 from .rules import passes
 from .storage.files import Stamp
-from .verification.hashes import guarded, unwatched
-from .verification.outputs import Comparison, Step
-from .verification.torch import Runner, blamed, compare, outputs, raised_in
+from .verification.compare import Comparison, Step
+from .verification.readback import guarded, unwatched
+from .verification.torch import blamed, compare, outputs, raised_in
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -258,6 +258,6 @@ def _shapes(name: str, here: Tensor, there: torch.Tensor) -> str:
 
 
 __all__ = [
-    "Comparison", "Loaded", "Runner", "Step", "blamed", "build", "check", "compare", "load_into", "outline", "outputs",
+    "Comparison", "Loaded", "Step", "blamed", "build", "check", "compare", "load_into", "outline", "outputs",
     "snapshot", "state", "ties",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..verification.difference import Diff
-    from ..verification.hashes import Checked
+    from ..verification.readback import Checked
     from .options import ConvertOptions, ReadOptions
 
 READ = (*SELECT, *CHANGE, "jobs")
@@ -47,8 +47,8 @@ def diff(
     different dtype alone is then not a difference. Without them, values are compared bit for bit.
 
     Returns a Diff: `same`, `equal` (the number of equal tensors), `pairs` (the differences), `damaged` (what
-    `keep_going` left out) and `unread` (tensors that no reader looks at, unless a file is compared with itself): with
-    either they are not the same. `beside` is what the files have that is not a tensor, and is not compared.
+    `keep_going` left out) and `unread` (tensors that no reader looks at, in files that are not the same byte for byte):
+    with either they are not the same. `beside` is what the files have that is not a tensor, and is not compared.
     print() shows it as a table, and `by("layer")` sums the changes of layers. Raises UsageError for a negative
     tolerance, and what `open` and the conversion raise.
     """
@@ -103,13 +103,13 @@ def check_itself(source: str, how: Options) -> Checked:
     Nothing is left out for that with `keep_going`, which only opens what is cut.
     """
     from ..formats import own_metadata
-    from ..verification import hashes
+    from ..verification import readback
 
     found = whole(source, how)
     chosen = selected(found, how.without("keep_going"))
     lost = [n for n in chosen.notes if n.kind == "damaged"]
     try:
-        checked = hashes.check(chosen, own_metadata.stated(found), workers=how.workers)
+        checked = readback.check(chosen, own_metadata.stated(found), workers=how.workers)
     except VerifyError as e:
         e.message = "\n".join([e.message, *([listing(map(str, lost))] if lost else [])])
         raise

@@ -41,7 +41,7 @@ def open(path: Path, *, format: str | None = None, **select: Unpack[SelectOption
     with files.record_stamps() as stamps:
         found = whole(text(path), how if format is None else replace(how, from_=format))
     if found.hashes:
-        from ..verification.hashes import watched
+        from ..verification.readback import watched
 
         with suppress(VerifyError):  # hashes of other tensors: whoever verifies or converts the file is told
             found = watched(found)
@@ -73,7 +73,7 @@ def opened(source: Path | Checkpoint, how: Options, *, guard: bool = False) -> C
     """
     found = source if isinstance(source, Checkpoint) else whole(text(source), how)
     if guard and found.hashes:
-        from ..verification.hashes import guarded, watched
+        from ..verification.readback import guarded, watched
 
         # what differs is an error, or is left out by `selected`, which reads everything then
         found = replace(watched(found), hashes={}) if how.keep_going else guarded(found)
@@ -112,7 +112,7 @@ def selected(found: Checkpoint, how: Options) -> Checkpoint:
     found = passes.select(found, how.include, how.exclude)
     found = passes.weights_only(found) if how.weights_only else found
     if how.keep_going:
-        from ..verification.hashes import salvaged
+        from ..verification.readback import salvaged
 
         return salvaged(found)
     return found

@@ -29,7 +29,7 @@ from ..output.destination import check_replaced, place
 from ..rules import passes
 from ..storage import files
 from ..storage.lookups import Session, once, session
-from ..verification.readback import confirm
+from ..verification.readback import confirm, guarded, unwatched
 from .memory import gathered
 from .options import CHANGE, RESOURCES, SELECT, TARGET, Options, Path, Verify, departing, parse_options, takes
 from .options import path as text
@@ -297,11 +297,9 @@ def save(
 
 def _compared(made: Checkpoint, how: Options) -> tuple[Checkpoint, Options]:
     """What is saved is compared with the hashes of the file that it was opened from; else it gets no new ones."""
-    from ..verification import hashes
-
     if how.verify != "none":
-        return hashes.guarded(made), how
-    bare, hashed = hashes.unwatched(made)
+        return guarded(made), how
+    bare, hashed = unwatched(made)
     return bare, replace(how, hash=False) if hashed and how.hash is None else how
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ..checkpoint import Checkpoint, Tensor
 from .orders.axes import Order
@@ -142,7 +142,7 @@ class Bundle(NamedTuple):
     """Tensors of one shape that are matched as one: stacked along a new first axis, or fused behind each other."""
 
     names: tuple[str, ...]
-    kind: Literal["stacked", "fused", "gates"]
+    kind: str  # stacked, fused or gates
     shape: tuple[int, ...]  # of each
     layers: int = 1  # names that one part of a fusion has: query 0, query 1, ..., key 0, ...
     counted: bool = False  # the parts of a fusion are numbered: experts.0, experts.1, ...

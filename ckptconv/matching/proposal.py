@@ -3,11 +3,10 @@
     match(source, target)       two paths, or a path and a torch module -> Match, as a person sees it, and a rule file
     propose(source, target)     Checkpoint, Checkpoint -> Proposal         pairs.py: what is found
         values.py               the same elements, in which order of axes: proved bit for bit; pieces add up to a whole
-        names/same.py           modules whose names say the same, as no others do
+        modules/match.py        modules whose names say the same, as no others do; their tensors; paddings
         modules/bundles.py      pieces on one side that are one tensor on the other: stacked layers, fused QKV, gates
-        modules/solve.py        modules of one signature, by words, blocks and order; modules/match.py: their tensors
-        orders/choose.py        how axes move, by conventions or shapes; images; and what is doubtful about it
-        orders/cells.py         recurrent cells
+        modules/solve.py        modules of one signature, by words, blocks and order
+        orders/choose.py        how axes move, by conventions or shapes; images, cells, and what is doubtful about it
     toml(proposal, ...)         rules.py: rules over indices, with evidence; `-c` takes the file as it is
     prove(module, proposal ...) check/: run the module, compare its outputs, try what is marked
 
@@ -34,11 +33,9 @@ from ..output import own
 from ..output.destination import OutputFile
 from ..output.staging import Output
 from ..rules import passes
-from ..rules.library import MAX_FILE
 from ..storage import files
 from ..storage.paths import refuse_remote
-from .check.inputs import arrays
-from .check.prove import Proof, outputs_of, prove
+from .check.prove import Proof, arrays, outputs_of, prove
 from .modules.match import by_length, by_modules
 from .modules.units import units
 from .orders.choose import Judge, in_front, vectors, voted
@@ -100,8 +97,6 @@ class Match:
             if names:
                 yield f"no counterpart in the {where}:\n{listing([str(f) for f in fold(names)])}"
         yield from (f"note: {note}" for note in found.notes)
-        if len(self.rules.encode()) > MAX_FILE:
-            yield "note: the rules are longer than a rule file may be; match parts of the model with include="
         if self.proof:
             yield from self.proof.lines()
 
@@ -171,7 +166,7 @@ def _proof(
     propose: Callable[[Sequence[str]], Proposal],
 ) -> Proof:  # fmt: skip
     """Run the module with the proposal and compare; try alternatives until the outputs agree."""
-    if isinstance(target, Checkpoint) or (isinstance(target, str | os.PathLike) and not names_code(os.fspath(target))):
+    if isinstance(target, Checkpoint) or _is_path(target):
         raise UsageError("check runs a module: the target must be one, or name package.module:callable")
     from ..torch import build, imported
 
@@ -187,7 +182,7 @@ def _read(given: Any) -> Any:
     if not isinstance(given, str | os.PathLike):
         return given
     found = api.open(given)
-    size, packed = sum(t.nbytes for t in found.values()), sum(s.size for u in found.urls if (s := files.stat(u)))
+    size, packed = found.nbytes, sum(s.size for u in found.urls if (s := files.stat(u)))
     if size > max(UNPACKED * packed, SMALL):
         text = f"its {packed:,} bytes hold arrays of {size:,}, more than {UNPACKED} times as much"
         raise UnsafeCheckpoint(text, url=os.fspath(given))
@@ -198,7 +193,7 @@ def _opened(target: Any, how: api.Options) -> Checkpoint:
     """A checkpoint, or the names and shapes of a module; options that are about the source alone are left out."""
     if isinstance(target, Checkpoint):
         return target
-    if isinstance(target, str | os.PathLike) and not names_code(os.fspath(target)):
+    if _is_path(target):
         return api.opened(os.fspath(target), how)
     if not isinstance(target, str) and not callable(getattr(target, "state_dict", None)):
         raise UsageError(f"target is a path, an open checkpoint or a torch module, not {type(target).__name__}")
@@ -207,11 +202,13 @@ def _opened(target: Any, how: api.Options) -> Checkpoint:
     return outline(build(target, meta=True) if isinstance(target, str) else target)
 
 
+def _is_path(target: Any) -> bool:
+    return isinstance(target, str | os.PathLike) and not names_code(os.fspath(target))
+
+
 def _name(side: Any) -> str:
-    if isinstance(side, str | os.PathLike):
-        path = os.fspath(side)
-        return os.path.basename(redacted(path).rstrip("/")) or redacted(path)
-    return type(side).__name__
+    path = redacted(os.fspath(side)) if isinstance(side, str | os.PathLike) else type(side).__name__
+    return os.path.basename(path.rstrip("/")) or path
 
 
 # --- the search -------------------------------------------------------------------------------------------------------

@@ -77,7 +77,10 @@ def _head(found: Proposal, title: str, source: str, target: str) -> Iterator[str
     yield f"# Proposed by `ckptconv match`: {summary(found)}."
     if found.doubt:
         yield f"# Doubtful as a whole: {printable(found.doubt)}."
-    for why, count in _reasons(found).items():
+    reasons: Counter[str] = Counter()
+    for p in found.doubtful:
+        reasons["; ".join(p.why)] += _targets([p])
+    for why, count in reasons.most_common():
         yield f"#   {count} to look at: {printable(why)}"
     if found.target_only:
         count = len(found.target_only)
@@ -101,21 +104,16 @@ def _targets(pairs: Sequence[Pair]) -> int:
     return sum(len(p.targets) + len(p.fills) for p in pairs)
 
 
-def _reasons(found: Proposal) -> Counter[str]:
-    """The real doubts by reason, the commonest first."""
-    out: Counter[str] = Counter()
-    for p in found.doubtful:
-        out["; ".join(p.why)] += len(p.targets) + len(p.fills)
-    return Counter(dict(out.most_common()))
-
-
 def _table(many: Sequence[Row], comment: str) -> Iterator[str]:
     first = many[0]
     pair, where, alone = first.pair, [f"{k} = {v}" for k, v in first.where], _alone(first)
     yield from ("", "[[rule]]", f"# {comment}")
     if not alone:
-        yield f"from = {written(list(first.sources) if len(first.sources) > 1 else first.sources[0])}"
-        yield f"to = {written(list(first.targets) if len(first.targets) > 1 else first.targets[0])}{_count(first)}"
+        source, target = (
+            written(list(names) if len(names) > 1 else names[0]) for names in (first.sources, first.targets)
+        )
+        yield f"from = {source}"
+        yield f"to = {target}{_count(first)}"
     if pair.order.text:
         yield f"layout = {written(pair.order.text)}"
     if pair.order.sizes:
@@ -143,7 +141,7 @@ def _count(row: Row) -> str:
 MARK = "\1"  # where the index of a stack stands
 CAPTURES = "ijklmnopq"
 Numbers = tuple[int, ...]
-Known = Mapping[str, set[Numbers]]  # by names without their numbers: the numbers of all that there are
+Known = Mapping[str, set[str]]  # by names without their numbers: all names that there are
 Texts = tuple[str, ...]  # names without their numbers
 Spec = str | list[str] | dict[str, str]
 
@@ -163,28 +161,27 @@ class Row(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A pair on its way: the numbers of all its names, source and target."""
+    """A pair on its way, with its names, a stack as one, and all their numbers: those of the source and the target."""
 
     pair: Pair
+    names: tuple[Texts, Texts]
     numbers: tuple[Numbers, Numbers]
 
 
 def compact(pairs: Iterable[Pair], every: Iterable[str]) -> list[Row]:
     """The rules for all pairs, in the order of their first sources."""
-    known: tuple[dict[str, set[Numbers]], dict[str, set[Numbers]]] = (defaultdict(set), defaultdict(set))
+    known: tuple[dict[str, set[str]], dict[str, set[str]]] = (defaultdict(set), defaultdict(set))
     for name in every:
-        text, numbers = folded(name)
-        known[0][text].add(numbers)
+        known[0][folded(name)[0]].add(name)
     groups: dict[tuple[tuple[Texts, ...], str, Hashable], list[Member]] = defaultdict(list)
     for pair in pairs:
-        *names, axis = _marked(pair)
-        sides = [[folded(n) for n in side] for side in names]
-        for text, numbers in sides[1]:
-            known[1][text].add(numbers)
-        left, right = (tuple(n for _, numbers in side for n in numbers) for side in sides)
-        texts = tuple(tuple(text for text, _ in side) for side in sides)
+        sources, targets, axis = _marked(pair)
+        for name in targets:
+            known[1][folded(name)[0]].add(name)
+        left, right = (tuple(n for name in side for n in folded(name)[1]) for side in (sources, targets))
+        texts = tuple(tuple(folded(name)[0] for name in side) for side in (sources, targets))
         same = pair._replace(sources=(), targets=(), rivals=(), fills=tuple(("", v) for _, v in pair.fills))
-        groups[texts, axis, same].append(Member(pair, (left, right)))
+        groups[texts, axis, same].append(Member(pair, (sources, targets), (left, right)))
     return [row for (texts, axis, _), members in groups.items() for row in _Rows(texts, axis, known).of(members)]
 
 
@@ -276,18 +273,14 @@ class _Rows:
         if len(members) == 1 and not any(MARK in text for texts in self.texts for text in texts):
             return True
         for side, domains in enumerate((where, {k: d.inverse for k, d in where.items()})):
-            at = 0
-            for text, written_ in zip(self.texts[side], made[side], strict=True):
+            for k, (text, written_) in enumerate(zip(self.texts[side], made[side], strict=True)):
                 try:
                     pattern, _ = template(written_).regex(domains)
                 except UsageError:  # more captures in one segment than the language allows
                     return False
-                own = {m.numbers[side][at : at + text.count("\0")] for m in members}
-                at += text.count("\0")
-                others = self.known[side].get(text, set()) - own
-                if MARK in text or not others or len(own) == len(members) == 1:
-                    continue
-                if any(re.fullmatch(pattern, _filled(text, iter(numbers)), re.DOTALL) for numbers in others):
+                own = {m.names[side][k] for m in members}
+                others = set() if MARK in text or len(own) == len(members) == 1 else self.known[side][text] - own
+                if any(re.fullmatch(pattern, name, re.DOTALL) for name in others):
                     return False
         return True
 

@@ -13,22 +13,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain, combinations, islice, permutations
+from itertools import combinations, islice, permutations
 from typing import Any
 
 import numpy as np
 
 from ..checkpoint import Tensor
 from ..errors import LayoutError
-from ..moves.gather import read_into
-from ..moves.part import Piece
 from ..moves.read import each, windows
 from ..moves.sources import Pool, Sources, whole
 from ..rules import layout as layouts
-from ..verification.compare import first_difference
-from .names.likeness import alike
+from ..verification.compare import first_difference, side_by_side
+from .likeness import alike
 from .orders.axes import LETTERS, Order, convention, simple
 from .orders.cuts import concatenated, divisors, hidden, split, within
 from .pairs import LISTED, Pair, Print, folded, leaf, parent
@@ -72,7 +70,7 @@ def _number(raw: Array, t: Tensor) -> float:
     return abs(complex(raw.view(t.dtype.np)[0]))
 
 
-PROBE = 256  # elements compared before all are
+PROBE = 256  # elements that are compared before all are
 SLICES = layouts.parse("(before + 1 + after) ... -> before ..., ..., after ...")
 
 
@@ -85,18 +83,15 @@ class Bits:
     @contextmanager
     def decoded(self, *tensors: Tensor) -> Iterator[list[Tensor]]:
         """The tensors, with what must be decoded (compressed, packed) decoded once."""
-        pool = Pool(self.sources)
-        try:
+        with closing(Pool(self.sources)) as pool:
             yield [replace(t, parts=whole(t.parts, pool)) for t in tensors]
-        finally:
-            pool.close()
 
     def order(self, a: Tensor, b: Tensor) -> Order | None:
         """The order of axes that turns a into b, proved; conventions are tried first."""
         usual = convention(a.shape, b.shape, leaf(a.name), leaf(b.name))
         likely = dict.fromkeys([*([usual] if usual else []), *simple(a.shape, b.shape)])
         with self.decoded(a, b) as (left, right):
-            every = chain(likely, hidden(a.shape, b.shape))
+            every = (*likely, *hidden(a.shape, b.shape))
             return next((order for order in every if self.proved([left], [right], order)), None)
 
     def proved(self, a: Sequence[Tensor], b: Sequence[Tensor], order: Order) -> bool:
@@ -115,15 +110,8 @@ class Bits:
 
     def same(self, a: Tensor, b: Tensor) -> bool:
         """Whether two tensors of one shape and dtype hold the same bits."""
-        return self._begins(a, b) and first_difference(a, b, self.sources) is None
-
-    def _begins(self, a: Tensor, b: Tensor) -> bool:
-        """Compare the first elements only: most wrong orders fail here."""
-        count = min(PROBE, b.count)
-        raw = [np.empty(count * b.dtype.itemsize, "u1") for _ in range(2)]
-        for t, buffer in zip((a, b), raw, strict=True):
-            read_into(Piece(t.name, t.dtype, 0, count, 0, t.parts), memoryview(buffer), self.sources)
-        return bool((raw[0] == raw[1]).all())
+        first = next(side_by_side(a, b, self.sources, PROBE), None)  # most wrong orders fail there
+        return not first or (np.array_equal(*first[1:]) and first_difference(a, b, self.sources) is None)
 
 
 def moved(t: Tensor, order: Order) -> Tensor | None:

@@ -2,6 +2,7 @@
 
     same(expected, got)             every tensor, bit for bit; VerifyError with the first tensor and index
     diff(a, b)                      all differences, measured: only in A or B, renamed, shape, dtype, values
+    departure(got, want, ...)       outputs of modules: the first submodule that departs
 
 Values are equal if their bits are: -0.0 differs from 0.0, and a NaN equals a NaN with the same bits. With a tolerance
 they are compared as numbers, |a - b| <= atol + rtol |b|, NaN equals NaN, and a different dtype alone does not count.
@@ -11,23 +12,26 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from ..checkpoint import Checkpoint, Note, Tensor
-from ..dtypes import NO_ZERO, SATURATES
+from ..checkpoint import Checkpoint, Note, Tensor, contiguous
+from ..dtypes import DTYPES, NO_ZERO, SATURATES
 from ..errors import VerifyError
 from ..messages import fold, listing, many
 from ..moves.cast import BLOCK, numbers
 from ..moves.copy import Array
 from ..moves.gather import read_strings
+from ..moves.part import Span
 from ..moves.read import each, hash_tensor, windows
 from ..moves.sources import Sources
 from .difference import EXACT, Diff, Difference, Tolerance, Values
 from .readback import listed, unlike
 
+Outputs = Mapping[str, Sequence[Array]]  # by submodule ('' is the whole), in the order in which they finished
 WINDOW = 2**20  # elements of a window; two tensors are read in parallel
 NO_SIGN = (NO_ZERO, SATURATES)  # floats whose top bit of a byte is not a sign: their steps are not counted
 
@@ -37,14 +41,14 @@ NO_SIGN = (NO_ZERO, SATURATES)  # floats whose top bit of a byte is not a sign: 
 
 def first_difference(a: Tensor, b: Tensor, sources: Sources) -> tuple[int, ...] | None:
     """The index of the first element whose bits differ; None if there is none. Dtypes and shapes must be equal."""
-    for start, x, y in _side_by_side(a, b, sources, WINDOW):
+    for start, x, y in side_by_side(a, b, sources, WINDOW):
         if not np.array_equal(x, y):
             item = 1 if x.dtype == object else a.dtype.itemsize
             return _index(start + int(np.flatnonzero(x != y)[0]) // item, a.shape)
     return None
 
 
-def _side_by_side(a: Tensor, b: Tensor, sources: Sources, count: int) -> Iterator[tuple[int, Array, Array]]:
+def side_by_side(a: Tensor, b: Tensor, sources: Sources, count: int) -> Iterator[tuple[int, Array, Array]]:
     """Windows of `count` elements with the index of their first: bytes, or objects for string tensors."""
     if a.dtype.kind == "s" or b.dtype.kind == "s":
         yield 0, read_strings(a).reshape(-1), read_strings(b).reshape(-1)
@@ -70,7 +74,7 @@ def compare(a: Tensor, b: Tensor, tolerance: Tolerance, sources: Sources) -> Val
         return Values(len(bad), a.count, _index(int(bad[0]), a.shape))
     with np.errstate(all="ignore"):
         blocks = [
-            _measured(start, x, y, a, b, tolerance) for start, x, y in _side_by_side(a, b, sources, BLOCK)
+            _measured(start, x, y, a, b, tolerance) for start, x, y in side_by_side(a, b, sources, BLOCK)
         ]  # fmt: skip
     differing, firsts, unpaired, *peaks, dots, squares_a, squares_b, squares = zip(*blocks, strict=True)
     if not any(differing):
@@ -244,13 +248,97 @@ def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -
 def told(a: Checkpoint, b: Checkpoint) -> tuple[tuple[Note, ...], tuple[Note, ...]]:
     """Notes on tensors of either that were not read, and on what is not a tensor.
 
-    One file has the same tensors as itself, read or not: they are told with the rest.
+    Files of the same bytes have the same tensors, read or not: they are told with the rest.
     """
     sides: dict[Note, list[str]] = {}
     for side, checkpoint in (("A", a), ("B", b)):
         for note in dict.fromkeys(n for n in checkpoint.notes if n.kind in ("skipped", "unread")):
             sides.setdefault(note, []).append(side)
     notes = [note._replace(text=f"in {' and '.join(names)}: {note.text}") for note, names in sides.items()]
-    one_file = bool(a.urls) and list(a.urls) == list(b.urls)
-    tensors = tuple(n for n in notes if n.unread and not one_file)
+    tensors = tuple(n for n in notes if n.unread)
+    if tensors and a.urls and len(a.urls) == len(b.urls) and all(map(_same_bytes, a.urls, b.urls)):
+        tensors = ()
     return tensors, tuple(n for n in notes if n not in tensors)
+
+
+def _same_bytes(a: str, b: str) -> bool:
+    """Whether two files are the same: each is compared as a tensor of bytes."""
+
+    def content(url: str, size: int) -> Tensor:
+        return contiguous(url, DTYPES["uint8"], (size,), Span(url, 0, size))
+
+    with Sources() as sources:
+        x, y = (content(url, sources.reader(url).size) for url in (a, b))
+        return a == b or (x.shape == y.shape and first_difference(x, y, sources) is None)
+
+
+# --- the outputs of modules, submodule by submodule; no framework is needed ---
+
+
+class Step(NamedTuple):
+    """The comparison of one submodule's outputs.
+
+    name: of the submodule; '' is the whole module. difference: the largest absolute one. same: whether all elements are
+    within the tolerance. why: what differs if it is not the values, such as the shapes.
+    """
+
+    name: str
+    difference: float
+    same: bool
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of `compare`; print() says whether the outputs are the same, and if not, where they first differ.
+
+    steps: the submodules that were compared, in the order in which they finished, and those that did not run.
+    """
+
+    steps: tuple[Step, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether all outputs are within tolerance."""
+        return all(s.same for s in self.steps)
+
+    @property
+    def first(self) -> Step | None:
+        """The first submodule whose output differs; None if all are within tolerance."""
+        return next((s for s in self.steps if not s.same), None)
+
+    def __str__(self) -> str:
+        """One line: the largest difference, or the first submodule that differs."""
+        worst = max((s.difference for s in self.steps), default=0.0)
+        if self.first is None:
+            count = f"{len(self.steps)} output{'s' * (len(self.steps) != 1)}"
+            return f"the same: {count}, the largest difference is {worst:.3g}"
+        name = self.first.name or "(the whole module)"
+        before = [s for s in self.steps if s.same][-1:]
+        after = f"; {before[0].name} before it is the same" if before and before[0].name else ""
+        return f"{name} departs: {self.first.why or f'by {self.first.difference:.3g}'}{after}"
+
+
+def step(
+    name: str, got: Sequence[Array], want: Sequence[Array], rtol: float, atol: float, *, scaled: bool = False
+) -> Step:
+    """Compare one submodule's outputs; equal NaNs are the same. If `scaled`, atol is a share of the largest value."""
+    shapes = [", ".join(str(list(x.shape)) for x in side) or "none" for side in (got, want)]
+    if shapes[0] != shapes[1]:
+        return Step(name, float("inf"), False, f"its output has the shape {shapes[0]}, not {shapes[1]}")
+    worst, same, why = 0.0, True, ""
+    for x, y in zip(got, want, strict=True):
+        a, b = (z.astype("c16" if z.dtype.kind == "c" else "f8") for z in (x, y))
+        largest = float(np.abs(b[np.isfinite(b)]).max(initial=0)) if scaled else 1.0
+        same &= bool(np.allclose(a, b, rtol=rtol, atol=atol * largest, equal_nan=True))
+        both = np.isfinite(a) & np.isfinite(b)
+        worst = max(worst, float(np.abs(a[both] - b[both]).max(initial=0)))
+        if (odd := int(np.sum(np.isfinite(a) != np.isfinite(b)))) and not why:
+            why = f"{odd} of the {a.size} numbers of its output are NaN or infinite, or should be"
+    return Step(name, worst, same, why)
+
+
+def departure(got: Outputs, want: Outputs, rtol: float, atol: float, *, scaled: bool = False) -> Comparison:
+    """Compare the outputs that are wanted, in the order of `got`; then those that it lacks, which differ."""
+    both = (step(n, x, want[n], rtol, atol, scaled=scaled) for n, x in got.items() if n in want)
+    return Comparison((*both, *(Step(n, float("inf"), False, "it did not run") for n in want if n not in got)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -121,7 +121,7 @@ class Diff:
     `values` with measures. tolerance: what was allowed. damaged: notes on tensors of either side that could not be
     compared, because `keep_going` left them out; unread: on those that no reader looks at (a dtype that nothing else
     can hold, constants of a graph). beside: notes on what is not compared because it is not a tensor (settings, files),
-    or is unread in a file that is compared with itself. `by` sums the changes.
+    or is unread in files of the same bytes. `by` sums the changes.
     """
 
     kept: tuple[Tensor, ...]
@@ -238,13 +238,8 @@ def _norm(t: Tensor, sources: Sources) -> float:
     """The Euclidean norm of what is finite; 0 for strings."""
     if t.dtype.kind in "sx":
         return 0.0
-    norm = 0.0
-    for raw in windows(t, sources):
-        x = np.abs(numbers(raw, t.dtype)).astype(np.float64)
-        x = x[np.isfinite(x)]
-        peak = float(x.max(initial=0.0)) or 1.0  # whose square might be infinite
-        norm = math.hypot(norm, peak * math.sqrt(float(np.square(x / peak).sum())))
-    return norm
+    wide = (np.abs(numbers(raw, t.dtype)).astype(np.float64) for raw in windows(t, sources))
+    return math.sqrt(sum(float(np.square(x[np.isfinite(x)]).sum()) for x in wide))
 
 
 def _group(place: Place, what: By) -> str:
@@ -317,17 +312,16 @@ _NUMBER = re.compile(r"(\d{1,9})")
 _EDGES = "/._-:"
 STATE, OTHER = "optimizer and state", "other"
 # The first line with a word of the name wins: the norm of an attention layer is a norm, its dense layer is attention.
-_WORDS: tuple[tuple[str, str], ...] = (
-    ("norms", r".*norm.*|ln|bn|gamma|beta"),
-    ("attention", r".*attn.*|.*attention.*|query|qkv|[qkv]"),
-    ("recurrent", r".*lstm.*|.*gru|.*rnn|ih|hh"),
-    ("embeddings", r".*embed.*|emb|wte|wpe|relpos"),
-    ("convolutions", r"conv.*|.*conv|depthwise|pointwise|downsample"),
-    ("heads", r"classifier|heads?|logits|pooler|cls|predictions?"),
-    ("MLP", r".*mlp.*|ffn?|fc|feed|feedforward|intermediate|dense|linear|wi|wo|experts?|gate|up|down"),
-)
-PART_KINDS = (*(kind for kind, _ in _WORDS), OTHER, STATE)
-_MEANINGS = [(kind, re.compile(words)) for kind, words in _WORDS]
+_MEANINGS = {
+    "norms": re.compile(r".*norm.*|ln|bn|gamma|beta"),
+    "attention": re.compile(r".*attn.*|.*attention.*|query|qkv|[qkv]"),
+    "recurrent": re.compile(r".*lstm.*|.*gru|.*rnn|ih|hh"),
+    "embeddings": re.compile(r".*embed.*|emb|wte|wpe|relpos"),
+    "convolutions": re.compile(r"conv.*|.*conv|depthwise|pointwise|downsample"),
+    "heads": re.compile(r"classifier|heads?|logits|pooler|cls|predictions?"),
+    "MLP": re.compile(r".*mlp.*|ffn?|fc|feed|feedforward|intermediate|dense|linear|wi|wo|experts?|gate|up|down"),
+}
+PART_KINDS = (*_MEANINGS, OTHER, STATE)
 
 
 class Place(NamedTuple):
@@ -341,47 +335,29 @@ class Place(NamedTuple):
 
 def places(tensors: Iterable[Tensor]) -> list[Place]:
     """The place of each tensor, in order."""
-    rows = list(tensors)
-    cut = [_NUMBER.split(t.name) for t in rows]
-    slots = _slots(cut)
-    return [_place(words, slots.get(_pattern(words)), t) for words, t in zip(cut, rows, strict=True)]
+    rows = [(t, _NUMBER.split(t.name)) for t in tensors]
+    seen: dict[tuple[str, ...], dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for _, words in rows:
+        for at in range(1, len(words), 2):
+            seen[tuple(words[::2])][at].add(words[at])
+    slots = {  # for each pattern of names, which of its numbers counts layers: the first with three values, or with two
+        pattern: next((at for least in (3, 2) for at, values in numbers.items() if len(values) >= least), 0)
+        for pattern, numbers in seen.items()
+    }
+    return [_place(words, slots.get(tuple(words[::2]), 0), t) for t, words in rows]
 
 
-def _pattern(words: Sequence[str]) -> tuple[str, ...]:
-    return tuple(words[::2])
-
-
-def _slots(cut: Iterable[Sequence[str]]) -> dict[tuple[str, ...], int]:
-    """For each pattern of names, which of its numbers counts layers: the first with three values, or with two."""
-    values: dict[tuple[str, ...], list[set[str]]] = {}
-    for words in cut:
-        seen = values.setdefault(_pattern(words), [set() for _ in words[1::2]])
-        for kept, number in zip(seen, words[1::2], strict=True):
-            kept.add(number)
-    found = {}
-    for pattern, seen in values.items():
-        several = [i for least in (3, 2) for i, kept in enumerate(seen) if len(kept) >= least]
-        if several:
-            found[pattern] = 2 * several[0] + 1
-    return found
-
-
-def _place(words: Sequence[str], at: int | None, t: Tensor) -> Place:
-    kind = STATE if t.role else _known("0".join(words[::2]))  # numbers do not tell a kind
-    if at is None:
+def _place(words: Sequence[str], at: int, t: Tensor) -> Place:
+    kind = STATE if t.role else _kind("0".join(words[::2]))  # numbers do not tell a kind
+    if not at:
         return Place("", -1, t.name, kind)
     return Place("".join(words[:at]) + "*", int(words[at]), "".join(words[at + 1 :]).lstrip(_EDGES) or "value", kind)
 
 
 @lru_cache(maxsize=4096)
-def _known(pattern: str) -> str:
-    return kind_of(pattern)
-
-
-def kind_of(name: str) -> str:
+def _kind(name: str) -> str:
     """What a tensor of this name is probably part of: a kind of PART_KINDS."""
     words = re.findall("[a-z]+", re.sub("([a-z])([A-Z])", r"\1_\2", name[:1000]).lower())
     if "cls" in words and "token" in words:
         return "embeddings"
-    known = (kind for kind, meaning in _MEANINGS if any(map(meaning.fullmatch, words)))
-    return next(known, OTHER)
+    return next((kind for kind, meaning in _MEANINGS.items() if any(map(meaning.fullmatch, words))), OTHER)

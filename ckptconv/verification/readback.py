@@ -1,24 +1,155 @@
-"""Before publication: open the output with the format's own reader and compare it with the plan.
+"""Read again: compare a checkpoint with the content hashes that it carries, and an output with what was written.
 
-    confirm(plan, outcome, ...)     headers always; with `full` every byte, by the digests that the jobs computed
+    check(checkpoint, hashes)    reads everything and compares
+    watched(checkpoint)          makes later reads compare
+    guarded(checkpoint)          the same for a conversion, which does not read whole arrays
+    salvaged(checkpoint)         leaves out damaged tensors
+    confirm(plan, outcome, ...)  before publication: the format's own reader sees what the plan says; headers always,
+                                 with `full` every byte, by the digests that the jobs computed
 
-Separate from compare.py because it always runs, and does not need numpy.
+formats/own_metadata.py defines the form of hashes in a file. A file is laid out with zeros in their place, and
+`Writer.seal` receives the metadata with the hashes when all jobs are done, so every format with metadata can carry
+them. For shards, the index carries them. Hashes become stale when a tensor changes: an open checkpoint has them in
+`hashes`, not in its metadata, and a conversion computes new ones after it has compared its input with the old ones.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
-from ..checkpoint import Checkpoint, Tensor
+from ..checkpoint import Checkpoint, Note, Tensor, contiguous
 from ..engine.plan import Plan
 from ..engine.run import Outcome
-from ..errors import FormatError, StorageError, VerifyError
+from ..errors import CkptError, FormatError, StorageError, UsageError, VerifyError
 from ..formats import detect
+from ..formats.own_metadata import stated
 from ..formats.table import Format
-from ..messages import fold, listing, many
-from ..moves.read import hash_tensor
+from ..messages import fold, in_bytes, listing, many
+from ..moves.log import HASH
+from ..moves.part import Part, Span, c_strides
+from ..moves.read import Opened, each, hash_check, hash_tensor, spans_of
 from ..moves.sources import Sources
+
+
+class Checked(NamedTuple):
+    """What `verify` checked in a checkpoint alone.
+
+    tensors: the number of tensors. hashed: how many of them have a hash. checked: the number of bytes with a checksum.
+    notes: on what the file has that no reader looks at, and was not checked.
+    """
+
+    tensors: int
+    hashed: int
+    checked: int
+    notes: tuple[Note, ...] = ()
+
+    def __str__(self) -> str:
+        """What the command line prints."""
+        proof = [many(self.hashed, "hash")] if self.hashed else []
+        proof += [f"checksums of {in_bytes(self.checked)}"] if self.checked else []
+        by = " and ".join(proof) or "no hash or checksum of its own, so only that it can be read"
+        return f"verified: {many(self.tensors, 'tensor')}, by {by}"
+
+
+def check(checkpoint: Checkpoint, hashes: Mapping[str, str], *, workers: int = 1) -> Checked:
+    """Read everything; VerifyError lists every tensor that does not match its hash or checksum."""
+    hashes = {n: h for n, h in hashes.items() if n in checkpoint}
+    if bad := _damaged(checkpoint, hashes, workers):
+        url = checkpoint.urls[0] if checkpoint.urls else None
+        raise VerifyError(f"damage in {len(bad)} of {many(len(checkpoint), 'tensor')}:\n{listed(bad)}", url=url)
+    spans = set(spans_of(checkpoint.tensors))
+    return Checked(len(checkpoint), len(hashes), sum(s.size for s in spans))
+
+
+def _damaged(checkpoint: Checkpoint, hashes: Mapping[str, str], workers: int) -> dict[str, str]:
+    """Read everything; return the tensors that do not match their hash or checksum, with the reason."""
+
+    def why(t: Tensor, sources: Sources) -> str:
+        try:
+            same = hash_tensor(t, sources) == hashes.get(t.name, "") or t.name not in hashes
+        except CkptError as e:
+            return e.message
+        return "" if same else "its content does not match its hash"
+
+    whys = zip(checkpoint, each(list(checkpoint.values()), why, workers), strict=True)
+    return {name: why for name, why in whys if why}
+
+
+def guarded(checkpoint: Checkpoint) -> Checkpoint:
+    """Make every later read of a tensor compare it with the hash that the checkpoint carries.
+
+    Tensors that are not one span of a file (strings, compressed data) are read and compared now. VerifyError lists the
+    tensors that differ, or reports that the hashes belong to other tensors.
+    """
+    checkpoint = replace(watched(checkpoint), hashes={})
+    if now := _hashes(checkpoint):
+        check(checkpoint.with_tensors({n: checkpoint.tensors[n] for n in now}), now)
+    return checkpoint
+
+
+def watched(checkpoint: Checkpoint) -> Checkpoint:
+    """Make every later read of a whole tensor, as an array, compare it with the hash that the checkpoint carries.
+
+    VerifyError if the hashes belong to other tensors.
+    """
+    hashes = stated(checkpoint)
+    later = {n: _watched(t, hashes[n]) for n, t in checkpoint.tensors.items() if n in hashes}
+    return replace(checkpoint, tensors=checkpoint.tensors | later)
+
+
+def unwatched(checkpoint: Checkpoint) -> tuple[Checkpoint, bool]:
+    """Without the hashes, including those that `watched` turned into checks; and whether there were any."""
+    bare = dict[str, Tensor]()
+    for name, t in checkpoint.tensors.items():
+        parts = tuple(_unchecked(p) for p in t.parts)
+        if parts != t.parts:
+            bare[name] = replace(t, parts=parts)
+        elif t.opened and t.opened.hash_of(t):
+            bare[name] = replace(t, opened=Opened(t.opened.stamps))
+    return replace(checkpoint, tensors=checkpoint.tensors | bare, hashes={}), bool(checkpoint.hashes or bare)
+
+
+def _unchecked(part: Part) -> Part:
+    if isinstance(part.data, Span) and part.data.check.startswith(f"{HASH}:"):
+        return part._replace(data=part.data._replace(check=""))
+    return part
+
+
+def _hashes(checkpoint: Checkpoint) -> dict[str, str]:
+    """The hashes of the tensors that are not one span, unless they are other tensors since they were opened."""
+    return {n: known for n, t in checkpoint.items() if t.opened and (known := t.opened.hash_of(t))}
+
+
+def _watched(t: Tensor, digits: str) -> Tensor:
+    """The tensor with its hash: as the check of its span, or beside it if it is not exactly one span."""
+    part = t.parts[0] if len(t.parts) == 1 else None
+    if part is not None and isinstance(part.data, Span):
+        url, start, size, _ = part.data
+        strides = c_strides(t.shape)
+        if size == t.nbytes and part[1:-1] == (t.dtype, t.shape, 0, strides, 0, strides) and not part.changes(t.dtype):
+            return contiguous(t.name, t.dtype, t.shape, Span(url, start, size, hash_check(t, digits)), role=t.role)
+    return replace(t, opened=Opened(hash=digits, of=(t.dtype, t.shape, t.parts)))
+
+
+def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:
+    """The checkpoint without tensors that cannot be read or do not match their checksums, each noted with the reason.
+
+    Everything is read once for this. UsageError if no tensor is left.
+    """
+    bad = _damaged(checkpoint, _hashes(checkpoint), workers)
+    if not bad:
+        return checkpoint
+    sound = {n: t for n, t in checkpoint.tensors.items() if n not in bad}
+    notes = [Note("damaged", " ".join(why.split()), (name,)) for name, why in bad.items()]
+    if not sound:
+        raise UsageError(f"keep_going=True: nothing is left, because every tensor is damaged: {notes[0].text}")
+    return checkpoint.with_tensors(sound, *notes)
+
+
+# --- the output, before it is published ---
 
 
 def unlike(expected: Mapping[str, Tensor], got: Checkpoint) -> dict[str, str]:

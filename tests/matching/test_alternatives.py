@@ -8,8 +8,7 @@ import pytest
 from ckptconv.checkpoint import held
 from ckptconv.matching.check.alternatives import alternatives
 from ckptconv.matching.orders.axes import Order
-from ckptconv.matching.orders.cells import FORGET
-from ckptconv.matching.orders.choose import KEPT_GATES
+from ckptconv.matching.orders.choose import FORGET, KEPT_GATES
 from ckptconv.matching.orders.cuts import PARTS
 from ckptconv.matching.pairs import Pair
 

@@ -12,7 +12,7 @@ import pytest
 
 import ckptconv
 from ckptconv.errors import UnsafeCheckpoint, UsageError
-from ckptconv.matching.check.inputs import arguments, places
+from ckptconv.matching.check.prove import arguments, places
 from ckptconv.matching.pairs import Proposal
 
 pytest.importorskip("scipy", reason="matching by names is an extra")

@@ -43,12 +43,3 @@ def test_conventions(case: str) -> None:
     (a, leaf_a), (b, leaf_b), wanted = CONVENTIONS[case]
     found = convention(a, b, leaf_a, leaf_b)
     assert (found and said([found])[0]) == wanted if wanted is not None else found is None
-
-
-# --- what no shape shows ----------------------------------------------------------------------------------------------
-
-
-# --- one tensor that becomes several ----------------------------------------------------------------------------------
-
-
-# --- cells of a matrix for each gate ----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ckptconv.checkpoint import Checkpoint, held
-from ckptconv.matching.names.likeness import words
+from ckptconv.matching.likeness import words
 from ckptconv.matching.proposal import propose as match
 
 pytest.importorskip("scipy", reason="matching by names is an extra")

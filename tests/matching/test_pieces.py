@@ -11,7 +11,7 @@ import pytest
 from ckptconv import UsageError
 from ckptconv.checkpoint import Tensor, held
 from ckptconv.matching.modules.units import Unit
-from ckptconv.matching.orders import cells
+from ckptconv.matching.orders import choose as cells
 from ckptconv.matching.orders.axes import Order
 from ckptconv.matching.orders.choose import FLAT, KEPT_GATES, Judge
 from ckptconv.matching.orders.choose import GATES as GRU

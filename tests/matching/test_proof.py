@@ -11,7 +11,7 @@ import pytest
 import ckptconv
 from ckptconv.matching.check.prove import Proof
 from ckptconv.matching.pairs import Proposal
-from ckptconv.verification.outputs import Comparison, Step
+from ckptconv.verification.compare import Comparison, Step
 
 torch = pytest.importorskip("torch", reason="--check runs a module of torch")
 pytest.importorskip("scipy", reason="matching by names is an extra")

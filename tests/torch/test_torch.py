@@ -18,14 +18,14 @@ import ckptconv
 from ckptconv.api.memory import gathered
 from ckptconv.cli.main import main
 from ckptconv.errors import ConversionError, UsageError
-from ckptconv.verification.outputs import Step, departure, step
+from ckptconv.verification.compare import Step, departure, step
 
 torch = pytest.importorskip("torch")
 from documents import fits, run, steps  # noqa: E402
 from torch import nn  # noqa: E402
 
 import ckptconv.torch as into  # noqa: E402
-from ckptconv.verification.torch import Runner  # noqa: E402
+from ckptconv.verification.torch import run as computed  # noqa: E402
 
 torch.set_num_threads(1)  # all modules here are small: threads would only wait for each other
 
@@ -620,25 +620,25 @@ OUTPUTS: dict[str, tuple[Any, list[Any], list[str]]] = {  # what a module return
 }
 
 
-def run_once(value: Any) -> Runner:
+def run_once(value: Any) -> tuple[list[Any], list[str]]:
+    """The arrays of what a module returns, and their names."""
     module = nn.Module()
     module.forward = lambda: value
-    return Runner(module, (), {})
+    found, names = computed(module, (), {})
+    return found[""], names
 
 
 @pytest.mark.parametrize("case", OUTPUTS)
 def test_all_tensors_of_an_output_and_their_names(case: str) -> None:
     value, arrays, names = OUTPUTS[case]
-    runner = run_once(value)
-    assert [a.tolist() for a in runner.outputs()[""]] == arrays
-    if case != "a cache":
-        assert runner.labels == names
+    found, labels = run_once(value)
+    assert ([a.tolist() for a in found], labels) == (arrays, names)
 
 
 def test_arrays_of_an_output_are_its_own() -> None:
     for kind, made in ((torch.float32, "float32"), (torch.bfloat16, "float64"), (torch.float64, "float64")):
         value = torch.ones(2, dtype=kind)
-        (found,) = run_once(value).outputs()[""]
+        ((found,), _) = run_once(value)
         value.zero_()
         assert (found.tolist(), found.dtype.name) == ([1, 1], made)
 
@@ -701,7 +701,7 @@ def test_outputs_of_any_dtype_and_layout_are_compared(case: str) -> None:
     assert into.compare(one, one, x).same
     found = into.compare(one, other, x)
     assert found.first == Step("", found.steps[-1].difference, False)
-    (array,) = run_once(ODD_OUTPUTS[case](x)).outputs()[""]
+    ((array,), _) = run_once(ODD_OUTPUTS[case](x))
     assert array.dtype.kind in "fiubc"
     assert array.dtype.isnative
     like = {"conjugate": x - 1j * x, "negative": -x, "half complex": x + 1j * x, "sparse": x * (x > 1), "bool": x > 0}

@@ -16,14 +16,16 @@ from itertools import combinations, permutations
 
 from ...checkpoint import Tensor
 from ..orders.axes import Order, Shape, essence, is_kernel, renamed, simple, tokens
-from ..orders.cells import FORGET, IJFO, SUMMED
 from ..orders.choose import (
     FLAT,
     FLAT_NOT,
+    FORGET,
     GATES,
+    IJFO,
     IMAGE_NOT,
     KEPT_GATES,
     SHAPED_IMAGE,
+    SUMMED,
     length,
     with_image,
     without_image,

@@ -11,27 +11,28 @@ other ones.
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from ...checkpoint import Checkpoint
 from ...errors import CkptError, UsageError
 from ...messages import many, paragraphs, printable
+from ...moves.copy import Array
 from ...rules import toml as rules
 from ...rules.apply import apply
-from ...verification.outputs import Comparison, Step, departure
+from ...verification.compare import Comparison, Outputs, Step, departure
 from ..pairs import Alternative, Pair, Proposal, parent
 from ..rules import toml
 from .alternatives import IMAGES, alternatives
-from .inputs import arguments, arrays, places
 
 if TYPE_CHECKING:
-    from ...torch import Runner
-    from ...verification.outputs import Array, Outputs
+    from .torch import Runner
 
 
 TRIES = 400
@@ -69,11 +70,7 @@ SETTINGS = {  # by a word in the name of a class: what other frameworks have tha
 }
 
 
-class Distance(NamedTuple):
-    """How far outputs are from what they should be: submodules that depart, then the relative error."""
-
-    departing: int
-    error: float
+Distance = tuple[int, float]  # how far outputs are from what they should be: submodules that depart, relative error
 
 
 @dataclass(frozen=True)
@@ -106,9 +103,8 @@ class Proof:
         if self.hints:
             head = "hint: no weight holds these settings of the module, which other frameworks have otherwise:"
             lines.append("\n  ".join([head, *self.hints]))
-        if self.agrees and self.open:
-            lines.append(f"{len(self.open)} tensors stay marked, as these outputs do not settle them")
-        return lines
+        text = f"{len(self.open)} tensors stay marked, as these outputs do not settle them"
+        return [*lines, text] if self.agrees and self.open else lines
 
 
 def prove(
@@ -125,61 +121,60 @@ def prove(
     """Load a proposal of matching, compare the module's outputs, and try what is marked until they agree.
 
     `inputs` are the arguments of `forward`, by its names or in order; where it cannot be run with them, they are cast
-    as its weights are, or turned if their channels come last. `wanted` are the outputs (inputs.places says whose). The
+    as its weights are, or turned if their channels come last. `wanted` are the outputs (`places` says whose). The
     search ends after so many tries or seconds. The module keeps what is found. `propose` matches again with the
     module's tensors in another order: that in which its modules run, which is tried if the outputs do not agree at
     once; the search begins with the one that comes nearer.
 
     Raises UsageError if the module cannot be run with the inputs, if it is random, and for outputs of other shapes.
     """
-    from ...torch import Runner, blamed
+    from ...verification.torch import blamed
+    from .torch import Runner
 
-    given = arguments(module.forward, arrays(inputs, "input"))
-    wanted = arrays(wanted, "output")
-    runner = Runner(module, given.args, given.named)
+    inputs, wanted = arrays(inputs, "input"), arrays(wanted, "output")
+    args, named, note = arguments(module.forward, inputs)
+    runner = Runner(module, args, named)
     try:
         changed = runner.start()
     except Exception as e:  # the code is the user's, and can raise anything
-        have = {n: "None" if x is None else f"{x.dtype} {list(x.shape)}" for n, x in arrays(inputs, "input").items()}
-        shapes = ", ".join(f"{printable(n)} {what}" for n, what in have.items())
-        raise UsageError(f"the module cannot be run with these inputs: {blamed(e)}; the inputs are {shapes}") from e
+        shapes = (f"{printable(n)} {'None' if x is None else f'{x.dtype} {list(x.shape)}'}" for n, x in inputs.items())
+        text = f"the module cannot be run with these inputs: {blamed(e)}; the inputs are {', '.join(shapes)}"
+        raise UsageError(text) from e
     got = runner.outputs()
     placed = places(proposal, got, runner.labels, wanted)
     if not bits(placed.wanted, ROUNDING):
         raise UsageError("all outputs are the same number, which proves nothing; give others, or those before them")
     runner.picked = placed.picked
-    order = _as_run(list(runner.state), list(got))
+    at = {home: k for k, home in enumerate(got) if home}
+    order = sorted(runner.state, key=lambda n: at.get(parent(n), len(at)))  # as run; what did not run comes last
     got = {n: [got[n][k] for k in at] for n, at in placed.picked.items()}
     if not departure(runner.outputs(), got, ROUNDING, ROUNDING, scaled=True).same:
         raise UsageError(RANDOM)
     search = Search(proposal, source, runner, placed.wanted)
-    search.tries, search.until = tries, time.monotonic() + seconds
     few = bits(placed.wanted, ATOL) < ENOUGH  # no search, which would find something by chance
     if not search.comparison.same and not few:
-        as_run = propose(order) if propose and order != list(runner.state) else None
-        search = _searched(search, as_run)
+        starts = [search]
+        if propose and order != list(runner.state) and _loads((as_run := propose(order)).pairs) != _loads(search.pairs):
+            starts.append(Search(as_run, source, runner, placed.wanted, AS_RUN))
+        search = _searched(starts, tries, seconds)
     settled, undecided = search.settled() if search.comparison.same and not few else (set[int](), ())
     pairs = tuple(
         p._replace(evidence="proved", sure=True, real=False, why=(), rivals=()) if k in settled else _said(p, before)
         for k, (p, before) in enumerate(zip(search.pairs, search.proposal.pairs, strict=True))
     )
-    notes = (*([given.note] if given.note else ()), *changed, *placed.notes, *([FEW] if few else []))
+    notes = (*([note] if note else ()), *changed, *placed.notes, *([FEW] if few else []))
     return Proof(
         replace(search.proposal, pairs=pairs), search.comparison, search.tried, tuple(search.kept), undecided,
         search.why, notes, () if search.comparison.same else advice(module),
     )  # fmt: skip
 
 
-def _searched(search: Search, as_run: Proposal | None) -> Search:
-    """Search from the proposal and, if it differs, from the one in the order of running, the nearer one first."""
-    starts = [search]
-    if as_run and _loads(as_run.pairs) != _loads(search.pairs):
-        starts.append(Search(as_run, search.source, search.runner, search.wanted, AS_RUN))
-        starts.sort(key=lambda s: s.distance)
-    tries, until = search.tries // len(starts), search.until
-    for k, start in enumerate(starts):
-        start.tries, start.until = tries, until - (until - time.monotonic()) / 2 * (k + 1 < len(starts))
-        start.improve_all()
+def _searched(starts: list[Search], tries: int, seconds: float) -> Search:
+    """Search from each proposal, the nearer one first, each with its part of the tries and of the time."""
+    starts.sort(key=lambda s: s.distance)
+    for start in starts:
+        start.tries, start.until = tries // len(starts), time.monotonic() + seconds / len(starts)
+        start.improve()
         if start.comparison.same:
             break
     best = min(starts, key=lambda s: (not s.comparison.same, s.distance))
@@ -200,16 +195,10 @@ def _said(p: Pair, before: Pair) -> Pair:
     return p._replace(why=tuple(w for w in p.why if w in IMAGES) or (CHANGED,))
 
 
-def _as_run(names: Sequence[str], ran: Sequence[str]) -> list[str]:
-    """The tensors of a module in the order in which its submodules ran; those of what did not run stay at the end."""
-    at = {home: k for k, home in enumerate(ran) if home}
-    return sorted(names, key=lambda n: at.get(parent(n), len(at)))
-
-
 def advice(module: Any) -> tuple[str, ...]:
     """What is often another setting in other frameworks, for the kinds of submodules that a module has."""
-    kinds = Counter(type(m).__name__ for m in module.modules())
-    return tuple(text for word, text in SETTINGS.items() if any(word in kind for kind in kinds))
+    kinds = " ".join(type(m).__name__ for m in module.modules())
+    return tuple(text for word, text in SETTINGS.items() if word in kinds)
 
 
 def outputs_of(original: Callable[..., Any], inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -218,8 +207,8 @@ def outputs_of(original: Callable[..., Any], inputs: Mapping[str, Array]) -> dic
     It returns an array of any framework, several in order, or a mapping from names of modules. UsageError if it raises.
     """
     try:
-        given = arguments(original, inputs)
-        found = original(*given.args, **given.named)
+        args, named, _ = arguments(original, inputs)
+        found = original(*args, **named)
         if not isinstance(found, Mapping):
             several = found if isinstance(found, tuple | list) else [found]
             found = {f"number {k}": x for k, x in enumerate(several, 1)}
@@ -236,8 +225,6 @@ def bits(outputs: Outputs, tolerance: float) -> float:
 
     Whole numbers, such as classes and what is 0 or 1, count as one of those that occur; other floats as floats.
     """
-    import numpy as np
-
     total = 0.0
     for array in (a for several in outputs.values() for a in several):
         flat = array.reshape(-1).astype("f8")
@@ -256,7 +243,7 @@ class Search:
     def __init__(self, proposal: Proposal, source: Checkpoint, runner: Runner, wanted: Outputs, *kept: str) -> None:
         self.proposal, self.pairs = proposal, list(proposal.pairs)
         self.source, self.runner, self.wanted = source, runner, wanted
-        self.tries, self.tried, self.until, self.why = TRIES, 0, 0.0, ""
+        self.tries, self.tried, self.until, self.why = TRIES, 0, time.monotonic() + SECONDS, ""
         self.kept = list(kept)
         self.arrays: dict[object, list[Array]] = {}
         self.load(range(len(self.pairs)))
@@ -266,27 +253,23 @@ class Search:
         self._write(self.pairs[k] for k in places)
         self.comparison, self.distance = self._run()
 
-    def improve_all(self) -> None:
-        """Keep alternatives as long as the outputs come nearer and do not agree."""
+    def improve(self) -> None:
+        """Keep what agrees, else the alternative that comes nearest, as long as one comes nearer."""
         self.load(range(len(self.pairs)))
-        while not self.comparison.same and self._improve():
-            pass
-
-    def _improve(self) -> bool:
-        """Keep the first alternative that agrees, else the one that comes nearest; False if none comes nearer."""
-        best: tuple[Distance, Alternative | None] = (self.distance, None)
-        for option in self._alternatives():
-            if self._spent():
-                break
-            comparison, distance = self._attempt(option)
-            fewer = distance.departing < best[0].departing
-            if comparison.same or fewer or (distance < best[0] and distance.error < best[0].error * NEARER):
-                best = distance, option
-            if comparison.same:
-                break
-        if best[1] is not None:
-            self._keep(best[1])
-        return best[1] is not None
+        while not self.comparison.same:
+            nearest, best = self.distance, None
+            for option in self._alternatives():
+                if self._spent():
+                    break
+                comparison, distance = self._attempt(option)
+                nearer = distance < nearest and distance[1] < nearest[1] * NEARER
+                if comparison.same or nearer or distance[0] < nearest[0]:
+                    nearest, best = distance, option
+                if comparison.same:
+                    break
+            if best is None:
+                return
+            self._keep(best)
 
     def _keep(self, option: Alternative) -> None:
         for k, p in option.pairs.items():
@@ -304,10 +287,10 @@ class Search:
         used = self.runner.used(names)
         bad = {k for k, p in unsure.items() if not set(p.targets) <= used}
         for option in self._alternatives():
-            if set(option.pairs) <= bad and self.distance.error <= EXACT:
+            if set(option.pairs) <= bad and self.distance[1] <= EXACT:
                 continue
             comparison, distance = (self.comparison, self.distance) if self._spent() else self._attempt(option)
-            if self.distance.error > EXACT and distance.error < self.distance.error * BETTER:
+            if self.distance[1] > EXACT and distance[1] < self.distance[1] * BETTER:
                 self._keep(option)
                 return self.settled()
             if comparison.same:
@@ -356,11 +339,11 @@ class Search:
         comparison = departure(got, self.wanted, RTOL, ATOL, scaled=True)
         errors = [_error(got[n], self.wanted[n]) for n in self.wanted if n in got]
         departing = sum(not s.same for s in comparison.steps)
-        return comparison, Distance(departing, sum(errors) / max(1, len(errors)))
+        return comparison, (departing, sum(errors) / max(1, len(errors)))
 
     def _failed(self, why: str) -> tuple[Comparison, Distance]:
         step = Step("", float("inf"), False, f"it cannot be run: {why}")
-        return Comparison((step,)), Distance(len(self.wanted) + 1, float("inf"))
+        return Comparison((step,)), (len(self.wanted) + 1, float("inf"))
 
 
 def _made(p: Pair, source: Checkpoint) -> dict[str, Array]:
@@ -372,11 +355,134 @@ def _made(p: Pair, source: Checkpoint) -> dict[str, Array]:
 
 def _error(got: Sequence[Array], want: Sequence[Array]) -> float:
     """The relative distance of outputs; infinite for other shapes or what is not finite."""
-    import numpy as np
-
     if [x.shape for x in got] != [x.shape for x in want]:
         return float("inf")
     above = sum(float(np.sum(np.abs(x.astype("f8") - y.astype("f8")) ** 2)) for x, y in zip(got, want, strict=True))
     below = sum(float(np.sum(np.abs(y.astype("f8")) ** 2)) for y in want)
     error = above / max(below, 1e-30)
     return error if error == error else float("inf")
+
+
+# --- the arrays of a check: which input is which argument, which output is whose, and what proves nothing ---
+
+
+def arrays(given: Any, what: str) -> dict[str, Any]:
+    """Arrays of any framework by name, as NumPy's; UsageError for anything else. An input may be None."""
+    if not isinstance(given, Mapping):
+        raise UsageError(f"{what}s are arrays by name, or an .npz file, not {type(given).__name__}")
+    found = {str(n): None if x is None and what == "input" else _array(x) for n, x in given.items()}
+    for name, array in found.items():
+        why = ""
+        if array is not None and array.dtype.kind not in "fiubc":
+            why = f"holds {array.dtype}, not numbers"
+        elif array is not None and (array != array).any():
+            why = "has NaN: it proves nothing"
+        elif array is not None and what == "output" and not array.size:
+            why = "has no element: it proves nothing"
+        if why:
+            raise UsageError(f"{what} {printable(name)} {why}; give others")
+    if what == "output" and not found:
+        raise UsageError("the outputs are empty: there is nothing to compare with")
+    return found
+
+
+def _array(value: Any) -> Array:
+    value = value.detach().cpu() if hasattr(value, "detach") else value
+    found: Array = np.asarray(value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value)
+    return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
+
+
+def arguments(function: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], str]:
+    """The inputs as arguments in order and by name, and a note: by the names of the parameters, or else in order.
+
+    UsageError if some names are those of parameters and others are not, or if there are too many or too few.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a function in C
+        return tuple(inputs.values()), {}, ""
+    parameters = signature.parameters
+    named = any(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for n in inputs if (p := parameters.get(n)))
+    try:
+        found = signature.bind(**inputs) if named else signature.bind(*inputs.values())
+    except TypeError as e:
+        takes = f"{getattr(function, '__name__', 'the function')}({', '.join(parameters)})"
+        raise UsageError(f"inputs {', '.join(map(printable, inputs)) or '(none)'} do not fit {takes}: {e}") from e
+    order = [n for n, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    taken = ", ".join(f"{printable(n)} as {p}" for n, p in zip(inputs, order, strict=False))
+    return found.args, dict(found.kwargs), "" if named or not taken else f"inputs in order: {taken}"
+
+
+class Placed(NamedTuple):
+    """What each submodule should give ('' is the whole), which of its outputs these are, and what was assumed."""
+
+    wanted: dict[str, list[Array]]
+    picked: dict[str, list[int]]
+    notes: tuple[str, ...]
+
+
+def places(proposal: Proposal, got: Outputs, labels: Sequence[str], wanted: Mapping[str, Array]) -> Placed:
+    """Find out whose outputs the arrays are.
+
+    An array is called as one of the whole's outputs (`labels`, '' for those without a name), as a submodule, or as a
+    module of the source that is paired with one; all others are the outputs of the whole, in order. If these do not
+    fit, they are taken for layers without counterpart (an activation, a flattened image): the last array is then the
+    output and the others are left out. Arrays whose channels come last are turned where only that fits.
+
+    UsageError, with all shapes, if nothing is left, or if only outputs of the whole are given and these do not fit.
+    """
+    homes = {parent(p.sources[0]): parent(p.targets[0]) for p in proposal.pairs}
+    out, odd, rest = Placed({}, {}, ()), list[str](), list[str]()
+    for n, array in wanted.items():
+        place = "" if not n or n in labels else n if n in got else homes.get(n, "")
+        at = len(out.picked.get(place, []))
+        if not place or place not in got:
+            rest.append(n)
+        elif _fits([array], got[place][at : at + 1]):
+            _put(out, place, at, array, got)
+        else:
+            gives = f"{printable(place)} gives {_shapes(got[place])}"
+            odd.append(f"output {printable(n)} is left out: its shape is {_shapes([array])}, but {gives}")
+    whole, layers = got.get("", []), len(rest) < len(wanted)
+    ways: list[tuple[list[str], list[int]]] = [(rest, [labels.index(n) for n in rest if n and n in labels])]
+    ways.append((rest, [*range(len(rest))]))
+    if layers and len(whole) == 1:
+        ways += [([n], [0]) for n in [*wanted][-1:] if n in rest]
+    fit = (way for way in ways if _fits([wanted[n] for n in way[0]], [whole[k] for k in way[1] if k < len(whole)]))
+    names, numbers = next(fit, ([], []))
+    if left := [printable(n) for n in rest if n not in names]:
+        odd.append(f"outputs left out, as no module is called so: {', '.join(left)}")
+    for n, k in zip(names, numbers, strict=True):
+        _put(out, "", k, wanted[n], got)
+        if len(whole) > 1 and labels[k] != n:
+            label = f", {printable(labels[k])}" if labels[k] else ""
+            odd.append(f"output {printable(n)} is taken for number {k + 1} of the module's {len(whole)}{label}")
+    if not out.wanted and layers:
+        raise UsageError("\n  ".join(odd))
+    if not out.wanted:
+        have = ", ".join(f"{printable(n)} {_shapes([wanted[n]])}" for n in rest)
+        gives = ", ".join(f"{printable(n)} {_shapes([x])}".strip() for n, x in zip(labels, whole, strict=True))
+        raise UsageError(f"the outputs have other shapes than the module's: {have}; it gives {gives or 'no tensor'}")
+    return out._replace(notes=tuple(odd))
+
+
+def _put(out: Placed, place: str, at: int, array: Array, got: Outputs) -> None:
+    """Compare the output number `at` of a place with the array, turned if only that fits."""
+    out.picked.setdefault(place, []).append(at)
+    turned = array if array.shape == got[place][at].shape else channels_first(array)
+    out.wanted.setdefault(place, []).append(turned)
+
+
+def _fits(arrays: Sequence[Array], outputs: Sequence[Array]) -> bool:
+    """Whether arrays can be these outputs, one by one."""
+    both = zip(arrays, outputs, strict=False)
+    return len(arrays) == len(outputs) and all(b.shape in (a.shape, channels_first(a).shape) for a, b in both)
+
+
+def channels_first(array: Any) -> Any:
+    """An image or a sequence whose channels came last, as torch has it."""
+    return array.transpose(0, -1, *range(1, array.ndim - 1)) if getattr(array, "ndim", 0) > 2 else array
+
+
+def _shapes(many: Sequence[Array]) -> str:
+    return ", ".join(str(list(x.shape)) for x in many) or "no tensor"

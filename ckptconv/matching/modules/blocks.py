@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ..names.likeness import likeness, words
+from ..likeness import likeness, words
 from .units import Unit, natural
 
 MAX_CELLS = 40_000  # pairs of blocks of two families that are compared

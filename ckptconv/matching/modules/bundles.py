@@ -24,7 +24,7 @@ from itertools import chain
 from math import prod
 
 from ...checkpoint import Tensor
-from ..names.likeness import words
+from ..likeness import words
 from ..orders.axes import LETTERS, Order, is_kernel, tokens
 from ..pairs import DIGITS, Bundle, Side, Sides, leaf, parent
 from .units import Unit, units

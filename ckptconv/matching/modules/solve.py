@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..names.likeness import assigned, likeness, slices
+from ..likeness import assigned, likeness, slices
 from ..orders.choose import TABLES
 from ..pairs import LISTED, Pair, Side, Sides
 from .blocks import aligned, holding
@@ -213,6 +213,5 @@ def _judged(a: Sequence[Unit], b: Sequence[Unit], like: Array, twins: Sequence[T
     others = max(np.delete(like[r], cols).max(initial=0), np.delete(like[:, c], rows).max(initial=0))
     if like[r, c] >= others + CLEAR and len(rows) == len(cols):
         return Match(u, v, (NUMBERS if len(cols) > 1 else NAMES,))
-    order = np.lexsort((np.abs(np.arange(len(b)) - c), -like[r].round(2)))
-    near = [int(k) for k in order[: LISTED + 1] if k != c]
-    return Match(u, v, (PLACE if len(a) == len(b) else SOME,), True, tuple(b[k].home for k in near[:LISTED]))
+    near = [k for k in np.lexsort((np.abs(np.arange(len(b)) - c), -like[r].round(2))) if k != c][:LISTED]
+    return Match(u, v, (PLACE if len(a) == len(b) else SOME,), True, tuple(b[k].home for k in near))

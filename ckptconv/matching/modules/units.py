@@ -19,7 +19,7 @@ from math import prod
 from weakref import WeakKeyDictionary
 
 from ...checkpoint import Tensor
-from ..names.likeness import KINDS, LEAVES, RECURRENT, averaged, words
+from ..likeness import KINDS, LEAVES, RECURRENT, averaged, words
 from ..orders.axes import is_kernel
 from ..pairs import Side, folded, leaf, parent
 

@@ -113,15 +113,7 @@ def _groups(sizes: Sequence[int], b: Shape) -> list[int] | None:
 
 def tokens(side: str) -> list[str]:
     """The axes of a side, parentheses kept whole."""
-    out: list[str] = []
-    depth = 0
-    for token in side.replace("(", " ( ").replace(")", " ) ").split():
-        if depth:
-            out[-1] += (" " if out[-1][-1] != "(" and token != ")" else "") + token
-        else:
-            out.append(token)
-        depth += (token == "(") - (token == ")")
-    return out
+    return re.findall(r"\((?:[^()]|\([^()]*\))*\)|[^\s()]+", side)
 
 
 def renamed(order: Order, rank: int, axis: int, before: str, after: str, sizes: tuple[tuple[str, int], ...]) -> Order:
@@ -141,14 +133,14 @@ def suffixed(text: str, letters: Sequence[str], i: int) -> str:
 
 # One matrix for all heads: into them, out of them, and into them where the heads come first.
 HEAD_LAYOUTS = ("a b c -> (b c) a", "a b c -> c (a b)", "a b c -> (a c) b")
-KERNELS_TOO = (
-    "weights", "depthwise_weights", "pointwise_weights", "w", "wi", "wo", "wi_0", "wi_1", "filter", "filters", "linear",
-)  # fmt: skip
+KERNEL = re.compile(
+    r".*kernel.*|(?:depthwise_|pointwise_)?weights|w|wi|wo|wi_[01]|filters?|linear|.*_(?:w|einsum)", re.S
+)
 
 
 def is_kernel(leaf: str) -> bool:
     """Whether a variable has TensorFlow's order of axes: inputs before outputs, space before both."""
-    return "kernel" in leaf or leaf in KERNELS_TOO or leaf.endswith(("_w", "_einsum"))
+    return KERNEL.fullmatch(leaf) is not None
 
 
 @lru_cache(maxsize=2**12)

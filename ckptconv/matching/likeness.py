@@ -14,8 +14,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...errors import MissingExtra
-from ..pairs import COPY, WORDS, folded
+from ..errors import MissingExtra
+from .pairs import COPY, WORDS, folded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -118,8 +118,6 @@ def likeness(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> Array:
 
 def assigned(gain: Array) -> list[tuple[int, int]]:
     """The pairs with the greatest sum of gains."""
-    if gain.shape == (1, 1):
-        return [(0, 0)] if gain[0, 0] > 0 else []
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(gain, maximize=True)

@@ -1,1 +1,0 @@
-"""Pairs by what names say."""
