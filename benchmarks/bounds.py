@@ -8,16 +8,14 @@ broken.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
+from run import run
 
 from ckptconv.api.options import size
 from ckptconv.engine.plan import BASE_MEMORY
@@ -38,16 +36,6 @@ def source(folder: Path, nbytes: int) -> Path:
     return path
 
 
-def peak(command: list[str]) -> tuple[int, float]:
-    """Largest resident size in bytes of a child that must succeed, and its time."""
-    began = time.monotonic()
-    child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    _, status, used = os.wait4(child.pid, 0)
-    if status:
-        raise SystemExit(f"the child ended with status {status}")
-    return used.ru_maxrss * (1 if sys.platform == "darwin" else 1024), time.monotonic() - began
-
-
 def main() -> None:
     nbytes = size(sys.argv[1] if len(sys.argv) > 1 else "1GB")
     limit = sys.argv[2] if len(sys.argv) > 2 else "64MB"
@@ -56,11 +44,13 @@ def main() -> None:
         (folder / "t.toml").write_text(RULE)
         path = source(folder, nbytes)
         command = [sys.executable, "-m", "ckptconv", str(path), "-c", str(folder / "t.toml"), "--max-memory", limit]
-        used, seconds = peak([*command, "-o", str(folder / "out.npz")])
-    allowed = size(limit) + BASE_MEMORY
-    print(f"{nbytes / 1e9:.2f} GB transposed with --max-memory {limit}: peak {used / 1e6:.0f} MB of the "
-          f"{allowed / 1e6:.0f} MB allowed, {seconds:.1f} s")  # fmt: skip
-    raise SystemExit(used > allowed)
+        cost = run([*command, "-o", str(folder / "out.npz")])
+    if cost is None:
+        raise SystemExit("the conversion failed")
+    allowed = (size(limit) + BASE_MEMORY) / 1e6
+    print(f"{nbytes / 1e9:.2f} GB transposed with --max-memory {limit}: peak {cost.peak:.0f} MB of the "
+          f"{allowed:.0f} MB allowed, {cost.wall:.1f} s")  # fmt: skip
+    raise SystemExit(cost.peak > allowed)
 
 
 if __name__ == "__main__":

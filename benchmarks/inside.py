@@ -125,39 +125,42 @@ def load(path: str) -> dict[str, float]:
     return {f"load_into {who}": t for who, t in best(ways).items()}
 
 
+def _transformers() -> Callable[[str], dict[str, Any]]:
+    from transformers.modeling_utils import load_state_dict
+
+    return load_state_dict
+
+
+def _mergekit() -> Callable[[str], dict[str, Any]]:
+    from mergekit.io.lazy_tensor_loader import LazyTensorLoader, ShardedTensorIndex, ShardInfo
+
+    def read(path: str) -> dict[str, Any]:
+        at, names = Path(path), list(ckptconv.open(path))
+        index = ShardedTensorIndex(str(at.parent), True, dict.fromkeys(names, at.name), [ShardInfo(at.name, names)])
+        loader = LazyTensorLoader(index)
+        return {n: loader.get_tensor(n) for n in names}
+
+    return read
+
+
+def _fastsafetensors() -> Callable[[str], dict[str, Any]]:
+    from fastsafetensors import fastsafe_open
+
+    def read(path: str) -> dict[str, Any]:
+        with fastsafe_open(filenames=[path], nogds=True, device="cpu") as f:
+            return {n: f.get_tensor(n).clone().detach() for n in f.keys()}  # noqa: SIM118 - it is not a mapping
+
+    return read
+
+
 def _others() -> dict[str, Callable[[str], dict[str, Any]]]:
-    """The loaders of transformers, mergekit and fastsafetensors that are installed."""
-    out: dict[str, Callable[[str], dict[str, Any]]] = {}
-    try:
-        from transformers.modeling_utils import load_state_dict
-
-        out["transformers"] = load_state_dict
-    except ImportError as e:
-        print(f"transformers is left out: {e}", file=sys.stderr)
-    try:
-        from mergekit.io.lazy_tensor_loader import LazyTensorLoader, ShardedTensorIndex, ShardInfo
-
-        def lazily(path: str) -> dict[str, Any]:
-            names = list(ckptconv.open(path))
-            at = Path(path)
-            shards = [ShardInfo(at.name, names)]
-            index = ShardedTensorIndex(str(at.parent), True, dict.fromkeys(names, at.name), shards)
-            loader = LazyTensorLoader(index)
-            return {n: loader.get_tensor(n) for n in names}
-
-        out["mergekit"] = lazily
-    except ImportError as e:
-        print(f"mergekit is left out: {e}", file=sys.stderr)
-    try:
-        from fastsafetensors import fastsafe_open
-
-        def fast(path: str) -> dict[str, Any]:
-            with fastsafe_open(filenames=[path], nogds=True, device="cpu") as f:
-                return {n: f.get_tensor(n).clone().detach() for n in f.keys()}  # noqa: SIM118 - it is not a mapping
-
-        out["fastsafetensors"] = fast
-    except ImportError as e:
-        print(f"fastsafetensors is left out: {e}", file=sys.stderr)
+    """The loaders that are installed."""
+    out = {}
+    for make in (_transformers, _mergekit, _fastsafetensors):
+        try:
+            out[make.__name__[1:]] = make()
+        except ImportError as e:
+            print(f"{make.__name__[1:]} is left out: {e}", file=sys.stderr)
     return out
 
 

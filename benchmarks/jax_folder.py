@@ -16,10 +16,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-from run import Cost, in_turn, run, table
+from run import in_turn, run, table
 
 ARRAY = 2**27  # bytes of each array
 PEAK, LESS, SLOWER, COPY = 200.0, 3.0, 1.0, 1.3  # MB; times less than Orbax; times its time; times cp && sync
@@ -54,16 +53,8 @@ def restore(path: Path, target: Path) -> None:
     save_file(flat, target)
 
 
-def copied(source: Path, target: Path) -> Callable[[], Cost | None]:
-    return lambda: run(["sh", "-c", f"rm -f '{target}'; cp '{source}' '{target}' && sync '{target}'"])
-
-
-def converted(source: Path, target: Path) -> Callable[[], Cost | None]:
-    def do() -> Cost | None:
-        shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
-        return run([*CKPTCONV, str(source), "-o", str(target)])
-
-    return do
+def converted(source: Path, target: Path) -> list[str]:
+    return [*CKPTCONV, str(source), "-o", str(target), "--force"]
 
 
 def compare(home: Path, python: str, gigabytes: float, runs: int) -> bool:
@@ -74,15 +65,14 @@ def compare(home: Path, python: str, gigabytes: float, runs: int) -> bool:
     size = sum(p.stat().st_size for p in source.rglob("*") if p.is_file())
     theirs = home / "theirs.safetensors"
     orbax = [python, me, "0", "--restore", str(source), str(theirs)]
-    reads = in_turn({"ckptconv": converted(source, plain), "Orbax": lambda: run(orbax)}, runs, os.sync)
+    reads = in_turn({"ckptconv": converted(source, plain), "Orbax": orbax}, runs, os.sync)
     table(f"reading {size / 1e9:.1f} GB that Orbax wrote", reads, size)
     same = subprocess.run([*CKPTCONV, "diff", str(plain), str(theirs)], stdout=subprocess.DEVNULL, check=False)
     theirs.unlink()
     shutil.rmtree(source)
     written = plain.stat().st_size
-    writes = in_turn(
-        {"cp + sync": copied(plain, home / "copy"), "ckptconv": converted(plain, home / "out.orbax")}, runs, os.sync
-    )
+    copied = ["sh", "-c", 'rm -f "$1"; cp "$0" "$1" && sync "$1"', str(plain), str(home / "copy")]
+    writes = in_turn({"cp + sync": copied, "ckptconv": converted(plain, home / "out.orbax")}, runs, os.sync)
     table(f"writing {written / 1e9:.1f} GB for Orbax", writes, written)
     ours, other = reads["ckptconv"], reads["Orbax"]
     peak, less = max(c.peak for c in ours), min(c.peak for c in other) / max(c.peak for c in ours)

@@ -16,9 +16,9 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
@@ -116,102 +116,61 @@ def average_pooling(model: Any) -> Any:
     return model
 
 
-class Case:
-    """One model: how Keras builds it, how torch does, and what the images are like."""
-
-    def __init__(
-        self, converter: str, torch_name: str, build: Callable[[], Any], size: int = 96, **options: Any
-    ) -> None:
-        self.converter, self.torch_name, self.build, self.size = converter, torch_name, build, size
-        self.scale = options.pop("scale", 1.0)
-        self.options = options
+NONE: dict[str, Any] = {}
 
 
-def vision(name: str, **options: Any) -> Callable[[], Any]:
-    return lambda: getattr(tv, name)(weights=None, **options)
+class Case(NamedTuple):
+    """One model: how torch builds and adapts it, and how Keras does; images have this size, and this scale there."""
+
+    converter: str
+    torch_name: str  # its library, and its name there
+    adapt: Callable[[Any], Any] = lambda model: model
+    size: int = 96
+    made: dict[str, Any] = NONE  # options of the library
+    options: dict[str, Any] = NONE  # options of Keras
+    scale: float = 1.0
+
+    def build(self) -> Any:
+        library_, name = self.torch_name.split()
+        if library_ == "timm":
+            return self.adapt(timm.create_model(name, pretrained=False, **self.made))
+        return self.adapt(getattr(tv, name)(weights=None, **self.made))
 
 
-def by_timm(name: str, **options: Any) -> Callable[[], Any]:
-    return lambda: timm.create_model(name, pretrained=False, **options)
+def epsilon(value: float) -> Callable[[Any], Any]:
+    return lambda model: eps(model, value)
 
 
-CASES: dict[str, Case] = {
-    **{
-        f"ResNet{n}": Case("keras-resnet", f"torchvision resnet{n}", lambda n=n: resnet(vision(f"resnet{n}")()))
-        for n in (50, 101, 152)
-    },
-    **{
-        f"ResNet{n}V2": Case("keras-resnet-v2", f"timm resnetv2_{n}", lambda n=n: resnet_v2(by_timm(f"resnetv2_{n}")()))
-        for n in (50, 101, 152)
-    },
-    **{f"VGG{n}": Case("keras-vgg", f"torchvision vgg{n}", vision(f"vgg{n}"), 224) for n in (16, 19)},
-    **{
-        f"DenseNet{n}": Case(
-            "keras-densenet", f"torchvision densenet{n}", lambda n=n: eps(vision(f"densenet{n}")(), 1.001e-5)
-        )
-        for n in (121, 169, 201)
-    },
-    "MobileNet": Case(
-        "keras-mobilenet-v1",
-        "timm mobilenetv1_100",
-        lambda: eps(by_timm("mobilenetv1_100", pad_type="same")(), 1e-3),
-        96,
-        dropout=0.0,
-    ),
-    "MobileNetV2": Case(
-        "keras-mobilenet-v2", "torchvision mobilenet_v2", lambda: same_padding(eps(vision("mobilenet_v2")(), 1e-3))
-    ),
-    **{
-        f"MobileNetV3{n}": Case(
-            "keras-mobilenet-v3",
-            f"torchvision mobilenet_v3_{n.lower()}",
-            lambda n=n: same_padding(vision(f"mobilenet_v3_{n.lower()}")()),
-            include_preprocessing=False,
-        )
-        for n in ("Small", "Large")
-    },
-    "Xception": Case(
-        "keras-xception",
-        "timm legacy_xception",
-        lambda: same_padding(eps(by_timm("legacy_xception")(), 1e-3)),
-        128,
-    ),
-    "InceptionV3": Case(
-        "keras-inception-v3",
-        "torchvision inception_v3",
-        lambda: average_pooling(vision("inception_v3", init_weights=False, aux_logits=False, transform_input=False)()),
-        139,
-    ),
-    "InceptionResNetV2": Case(
-        "keras-inception-resnet-v2",
-        "timm inception_resnet_v2",
-        lambda: average_pooling(by_timm("inception_resnet_v2")()),
-        139,
-    ),
-    **{
-        f"EfficientNetB{n}": Case(
-            "keras-efficientnet", f"timm tf_efficientnet_b{n}", by_timm(f"tf_efficientnet_b{n}"), scale=255.0
-        )
-        for n in range(8)
-    },
-    **{
-        f"EfficientNetV2{n}": Case(
-            "keras-efficientnet-v2",
-            f"timm tf_efficientnetv2_{n.lower()}",
-            by_timm(f"tf_efficientnetv2_{n.lower()}"),
-            include_preprocessing=False,
-        )
-        for n in ("B0", "B1", "B2", "B3", "S", "M", "L")
-    },
-    **{
-        f"ConvNeXt{n}": Case(
-            "keras-convnext",
-            f"timm convnext_{n.lower()}",
-            by_timm(f"convnext_{n.lower()}"),
-            include_preprocessing=False,
-        )
-        for n in ("Tiny", "Small", "Base", "Large", "XLarge")
-    },
+def same(model: Any) -> Any:
+    return same_padding(eps(model, 1e-3))
+
+
+RAW = {"include_preprocessing": False}
+INCEPTION = {"init_weights": False, "aux_logits": False, "transform_input": False}
+DEEP, B = (50, 101, 152), "keras-efficientnet"
+FAMILIES: list[tuple[str, Sequence[object], Case]] = [
+    ("ResNet{}", DEEP, Case("keras-resnet", "torchvision resnet{}", resnet)),
+    ("ResNet{}V2", DEEP, Case("keras-resnet-v2", "timm resnetv2_{}", resnet_v2)),
+    ("VGG{}", (16, 19), Case("keras-vgg", "torchvision vgg{}", size=224)),
+    ("DenseNet{}", (121, 169, 201), Case("keras-densenet", "torchvision densenet{}", epsilon(1.001e-5))),
+    ("MobileNet{}", ("",), Case("keras-mobilenet-v1", "timm mobilenetv1_100", epsilon(1e-3), made={"pad_type": "same"},
+                                options={"dropout": 0.0})),
+    ("MobileNetV2{}", ("",), Case("keras-mobilenet-v2", "torchvision mobilenet_v2", same)),
+    ("MobileNetV3{}", ("Small", "Large"), Case("keras-mobilenet-v3", "torchvision mobilenet_v3_{}", same_padding,
+                                               options=RAW)),
+    ("Xception{}", ("",), Case("keras-xception", "timm legacy_xception", same, 128)),
+    ("InceptionV3{}", ("",), Case("keras-inception-v3", "torchvision inception_v3", average_pooling, 139, INCEPTION)),
+    ("InceptionResNetV2{}", ("",), Case("keras-inception-resnet-v2", "timm inception_resnet_v2", average_pooling, 139)),
+    ("EfficientNetB{}", range(8), Case(B, "timm tf_efficientnet_b{}", scale=255.0)),
+    ("EfficientNetV2{}", ("B0", "B1", "B2", "B3", "S", "M", "L"), Case(f"{B}-v2", "timm tf_efficientnetv2_{}",
+                                                                      options=RAW)),
+    ("ConvNeXt{}", ("Tiny", "Small", "Base", "Large", "XLarge"), Case("keras-convnext", "timm convnext_{}",
+                                                                     options=RAW)),
+]  # fmt: skip
+CASES = {
+    name.format(size): case._replace(torch_name=case.torch_name.format(str(size).lower()))
+    for name, sizes, case in FAMILIES
+    for size in sizes
 }
 
 
@@ -238,18 +197,44 @@ def spell(named: dict[str, Any]) -> str:
     return "".join(f"{n} {list(shape)}\n" for n, shape in named.items())
 
 
-def prove(name: str, case: Case, folder: Path, write: bool) -> str:
+class Original(NamedTuple):
+    """A saved model, images as torch has them, and what Keras computes for them."""
+
+    file: Path
+    inputs: np.ndarray[Any, Any]
+    outputs: np.ndarray[Any, Any]
+
+
+def original(name: str, folder: Path) -> Original:
+    case = CASES[name]
     keras.backend.clear_session()
     shape = (case.size, case.size, 3)
     model = getattr(A, name)(weights=None, input_shape=shape, classes=1000, classifier_activation=None, **case.options)
     fill(model)
     x = np.random.default_rng(2).normal(size=(2, *shape)).astype("f4")
-    want = np.asarray(model(x * np.float32(case.scale), training=False))
+    outputs = np.asarray(model(x * np.float32(case.scale), training=False))
     file = folder / f"{name}.keras"
     model.save(file)
     del model
     gc.collect()
-    before, there = ckptconv.open(file), library.load(case.converter)
+    return Original(file, np.ascontiguousarray(x.transpose(0, 3, 1, 2)), outputs)
+
+
+def away(module: Any, it: Original) -> float:
+    """The largest difference of the outputs, relative to the largest output."""
+    with torch.no_grad():
+        got = module(torch.from_numpy(it.inputs)).numpy()
+    return float(np.abs(got - it.outputs).max() / np.abs(it.outputs).max())
+
+
+def versions() -> str:
+    made = f"keras {keras.__version__}, torchvision {torchvision.__version__}, timm {timm.__version__}"
+    return f"\n{made}, torch {torch.__version__}."
+
+
+def prove(name: str, folder: Path, write: bool) -> str:
+    case, it = CASES[name], original(name, folder)
+    before, there = ckptconv.open(it.file), library.load(case.converter)
     params = dict.fromkeys(there.params, case.size // 32)
     after = apply(there, before, params)
     back = apply(there.inverse, after, params if not there.one_way else None)
@@ -265,14 +250,12 @@ def prove(name: str, case: Case, folder: Path, write: bool) -> str:
     if sorted(wanted) != sorted(state):
         raise SystemExit(f"{name}: {sorted(set(wanted) ^ set(state))[:8]}")
     module.load_state_dict(state | {n: t for n, t in module.state_dict().items() if n not in wanted})
-    with torch.no_grad():
-        got = module(torch.from_numpy(x).permute(0, 3, 1, 2).contiguous()).numpy()
     if write:
         made = case.torch_name.replace(" ", "-")
         (NAMES / f"keras-{name}.txt").write_text(spell({n: before[n].shape for n in weights}))
         (NAMES / f"{made}.txt").write_text(spell({n: tuple(t.shape) for n, t in wanted.items()}))
-    file.unlink()
-    error = float(np.abs(got - want).max() / np.abs(want).max())
+    it.file.unlink()
+    error = away(module, it)
     count = sum(t.count for t in after.values()) / 1e6
     verdict = "" if error < 1e-4 else " **differs**"
     return f"| {name} | {case.torch_name} | `{case.converter}` | {len(after)} | {count:.1f} M | {error:.1e}{verdict} |"
@@ -286,12 +269,11 @@ def main() -> None:
         for name in chosen:
             start = time.time()
             try:
-                print(prove(name, CASES[name], Path(folder), write), flush=True)
+                print(prove(name, Path(folder), write), flush=True)
             except (Exception, SystemExit) as e:
                 print(f"| {name} | failed: {type(e).__name__}: {str(e)[:600]} |", flush=True)
             print(f"{name}: {time.time() - start:.0f} s", file=sys.stderr)
-    print(f"\nkeras {keras.__version__}, torchvision {torchvision.__version__}, timm {timm.__version__}", end="")
-    print(f", torch {torch.__version__}.")
+    print(versions())
 
 
 if __name__ == "__main__":

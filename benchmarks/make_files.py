@@ -7,42 +7,29 @@ Needs tensorflow, torch, safetensors and h5py. For each size: N.ckpt (TensorFlow
 
 from __future__ import annotations
 
+import json
 import sys
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
-HIDDEN, INNER, VOCABULARY = 1024, 4096, 30522
+NAMES = Path(__file__).parents[1] / "fixtures" / "names" / "bert.txt"
+LARGE = {768: 1024, 3072: 4096}  # the widths of BERT-base, and of BERT-large
 
 
 def names_and_shapes(size: float) -> dict[str, tuple[int, ...]]:
-    """BERT's TensorFlow names until `size` bytes of float32 are reached."""
-    out: dict[str, tuple[int, ...]] = {
-        "bert/embeddings/word_embeddings": (VOCABULARY, HIDDEN),
-        "bert/embeddings/position_embeddings": (512, HIDDEN),
-        "bert/embeddings/token_type_embeddings": (2, HIDDEN),
-        "bert/embeddings/LayerNorm/gamma": (HIDDEN,),
-        "bert/embeddings/LayerNorm/beta": (HIDDEN,),
-        "bert/pooler/dense/kernel": (HIDDEN, HIDDEN),
-        "bert/pooler/dense/bias": (HIDDEN,),
-    }
-    layer = 0
-    while 4 * sum(int(np.prod(s)) for s in out.values()) < size:
-        at = f"bert/encoder/layer_{layer}/"
-        for part in ("query", "key", "value"):
-            out[f"{at}attention/self/{part}/kernel"] = (HIDDEN, HIDDEN)
-            out[f"{at}attention/self/{part}/bias"] = (HIDDEN,)
-        for part, shape in (
-            ("attention/output", (HIDDEN, HIDDEN)),
-            ("intermediate", (HIDDEN, INNER)),
-            ("output", (INNER, HIDDEN)),
-        ):
-            out[f"{at}{part}/dense/kernel"] = shape
-            out[f"{at}{part}/dense/bias"] = shape[1:]
-            if part != "intermediate":
-                out[f"{at}{part}/LayerNorm/gamma"] = (HIDDEN,)
-                out[f"{at}{part}/LayerNorm/beta"] = (HIDDEN,)
-        layer += 1
+    """BERT's TensorFlow names, with layers until `size` bytes of float32 are reached."""
+    out, layer = dict[str, tuple[int, ...]](), dict[str, tuple[int, ...]]()
+    for line in NAMES.read_text().splitlines():
+        name, _, shape = line.partition(" ")
+        if name.startswith("bert/") and "/layer_" not in name.replace("/layer_0/", "/"):
+            into = layer if "/layer_0/" in name else out
+            into[name] = tuple(LARGE.get(n, n) for n in json.loads(shape))
+    count = 0
+    while 4 * sum(map(prod, out.values())) < size:
+        out |= {name.replace("/layer_0/", f"/layer_{count}/"): shape for name, shape in layer.items()}
+        count += 1
     return out
 
 

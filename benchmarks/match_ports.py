@@ -136,7 +136,7 @@ def proved(port: Port, original: nn.Module, found: Any, source: Checkpoint, inpu
     return proof.found.same and same(original, fresh, inputs)
 
 
-def main(only: str, every: bool) -> int:
+def table(ports: Mapping[str, Port], every: bool = False) -> int:
     """Print the table; 1 if a wrong pair is not marked."""
     torch.set_num_threads(1)  # the modules are tiny
     print(
@@ -144,9 +144,7 @@ def main(only: str, every: bool) -> int:
     )
     print("|---|---|---|---|---|---|")
     done: list[Row] = []
-    for name, port in PORTS.items():
-        if only and name not in only.split(","):
-            continue
+    for name, port in ports.items():
         with TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
             row = run(port, Path(folder), every=every)
         done.append(row)
@@ -166,4 +164,5 @@ if __name__ == "__main__":
     parser.add_argument("--only", default="", help="names of ports, with commas")
     parser.add_argument("--every", action="store_true", help="check ports that load by names alone, too")
     args = parser.parse_args()
-    raise SystemExit(main(args.only, args.every))
+    only = args.only.split(",") if args.only else PORTS
+    raise SystemExit(table({name: PORTS[name] for name in only}, args.every))

@@ -11,13 +11,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from match_ports import run
+from match_ports import table
 from nets.common import Array, Arrays, Port, State, kernel
 from torch import Tensor
 
@@ -181,25 +179,11 @@ def port(name: str) -> Port:
             for n, (shape, words) in case.inputs.items()
         }
 
-    return Port(case.title, lambda: kind(kind.config_class(**case.sizes)), inputs, case.store)
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    print("| original | class | tensors right by names | wrong, not marked | loads by names alone | after `--check` |")
-    print("|---|---|---|---|---|---|")
-    for name in sys.argv[1:] or CASES:
-        with TemporaryDirectory() as folder:
-            row = run(port(name), Path(folder))
-        names, checked = ("yes" if f else "no" for f in (row.names, row.checked))
-        print(
-            f"| {CASES[name].title} | {name} | {row.right} of {row.total} | {row.unmarked} | {names} | {checked} |",
-            flush=True,
-        )
-        print(f"{name}: {row.seconds:.0f} s {row.note}", file=sys.stderr)
-    print(f"\ntransformers {transformers.__version__}, torch {torch.__version__}.")
+    return Port(f"{case.title} into {name}", lambda: kind(kind.config_class(**case.sizes)), inputs, case.store)
 
 
 if __name__ == "__main__":
-    main()
+    transformers.logging.set_verbosity_error()
+    wrong = table({name: port(name) for name in sys.argv[1:] or CASES})
+    print(f"\ntransformers {transformers.__version__}, torch {torch.__version__}.")
+    raise SystemExit(wrong)

@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
 
-def tensorflow_variables(source: str) -> Iterator[tuple[str, Any]]:
+def _variables(source: str) -> Iterator[tuple[str, Any]]:
     import tensorflow as tf
 
     reader = tf.train.load_checkpoint(source)
@@ -28,7 +29,7 @@ def tf_safetensors(source: str, target: str) -> None:
     """TensorFlow + safetensors."""
     from safetensors.numpy import save_file
 
-    save_file(dict(tensorflow_variables(source)), target)
+    save_file(dict(_variables(source)), target)
 
 
 def tf_torch(source: str, target: str) -> None:
@@ -36,7 +37,7 @@ def tf_torch(source: str, target: str) -> None:
     import torch
 
     state = {}
-    for name, array in tensorflow_variables(source):
+    for name, array in _variables(source):
         tensor = torch.from_numpy(array)
         if name.endswith("/kernel"):
             tensor = tensor.t().contiguous()
@@ -52,15 +53,20 @@ def torch_safetensors(source: str, target: str) -> None:
     save_file(torch.load(source, map_location="cpu", mmap=True, weights_only=True), target)
 
 
-def h5_safetensors(source: str, target: str) -> None:
-    """h5py + safetensors."""
+def _datasets(source: str) -> dict[str, Any]:
     import h5py
-    from safetensors.numpy import save_file
 
     arrays = {}
     with h5py.File(source, "r") as f:
         f.visititems(lambda name, item: arrays.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
-    save_file(arrays, target)
+    return arrays
+
+
+def h5_safetensors(source: str, target: str) -> None:
+    """h5py + safetensors."""
+    from safetensors.numpy import save_file
+
+    save_file(_datasets(source), target)
 
 
 def safetensors_torch(source: str, target: str) -> None:
@@ -152,13 +158,9 @@ def groups(source: str, target: str) -> None:
 
 def h5_torch(source: str, target: str) -> None:
     """h5py + torch."""
-    import h5py
     import torch
 
-    arrays = {}
-    with h5py.File(source, "r") as f:
-        f.visititems(lambda name, item: arrays.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
-    torch.save({name: torch.from_numpy(a) for name, a in arrays.items()}, target)
+    torch.save({name: torch.from_numpy(a) for name, a in _datasets(source).items()}, target)
 
 
 def dcp_safetensors(source: str, target: str) -> None:
@@ -271,6 +273,18 @@ def load_trusting(source: str, target: str) -> None:
     print(len(torch.load(source, map_location="cpu", weights_only=False)))
 
 
+def make_million(path: Path) -> None:
+    """Write 1,000,000 tensors of 16 bytes, all zero."""
+    entries = (
+        f'"layer_{i // 8}/block_{i % 8}/w":{{"dtype":"F32","shape":[4],"data_offsets":[{16 * i},{16 * i + 16}]}}'
+        for i in range(1_000_000)
+    )
+    raw = ("{" + ",".join(entries) + "}").encode()
+    with path.open("wb") as f:
+        f.write(len(raw).to_bytes(8, "little") + raw)
+        f.truncate(8 + len(raw) + 16_000_000)
+
+
 # --- what the jobs of comparison.py read, beside the files of make_files.py ------------------------------------------
 
 NAN, ZERO = "bert/encoder/layer_2/output/dense/kernel", "bert/encoder/layer_1/attention/self/key/bias"
@@ -346,14 +360,7 @@ def make_gguf(folder: Path, stem: str) -> None:
 
 def make_odd(folder: Path, stem: str) -> None:
     """A million names; a payload, a torn file, a flipped bit; rules that join two ranks; a recipe of mergekit."""
-    entries = (
-        f'"layer_{i // 8}/block_{i % 8}/w":{{"dtype":"F32","shape":[4],"data_offsets":[{16 * i},{16 * i + 16}]}}'
-        for i in range(1_000_000)
-    )
-    raw = ("{" + ",".join(entries) + "}").encode()
-    with (folder / "million.safetensors").open("wb") as f:
-        f.write(len(raw).to_bytes(8, "little") + raw)
-        f.truncate(8 + len(raw) + 16_000_000)
+    make_million(folder / "million.safetensors")
     whole = (folder / f"{stem}.safetensors").read_bytes()
     (folder / "torn.safetensors").write_bytes(whole[: len(whole) // 2])
     flipped = bytearray((folder / f"{stem}.pt").read_bytes())
@@ -371,23 +378,11 @@ def make_odd(folder: Path, stem: str) -> None:
     (folder / "ranks.toml").write_text(RANKS, encoding="utf-8")
 
 
-WAYS: dict[str, Callable[[str, str], None]] = {
-    f.__name__: f
-    for f in (
-        tf_safetensors, tf_torch, torch_safetensors, h5_safetensors, safetensors_torch, shards,
-        joined, bfloat16, float16, inspect_tf, inspect_safetensors, groups, h5_torch, dcp_safetensors,
-        orbax_safetensors, bert_transformers, pt_loader, ranks, nan_torch, diff_torch, one_torch, one_ours, load_torch,
-        load_trusting,
-    )
-}  # fmt: skip
-
-FILES: dict[str, Callable[[Path, str], None]] = {
-    "dcp": make_dcp, "variants": make_variants, "orbax": make_orbax, "gguf": make_gguf, "odd": make_odd,
-}  # fmt: skip
+WAYS = {name: f for name, f in vars().items() if isfunction(f) and f.__module__ == __name__ and name[0] != "_"}
 
 if __name__ == "__main__":
-    name, source, target = [*sys.argv[1:], ""][:3]
-    if name in FILES:
-        FILES[name](Path(source), target)
+    way, source, target = [*sys.argv[1:], ""][:3]
+    if way in WAYS:
+        WAYS[way](source, target)
     else:
-        WAYS[name](source, target)
+        WAYS[f"make_{way}"](Path(source), target)

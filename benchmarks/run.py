@@ -27,6 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from peers import make_million
+
 PEERS, INSIDE = Path(__file__).with_name("peers.py"), Path(__file__).with_name("inside.py")
 
 
@@ -94,7 +96,8 @@ def run(command: Sequence[str], *, quiet: bool = True) -> Cost | None:
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = status
     wall = time.perf_counter() - began
-    return None if status else Cost(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e3)
+    peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return None if status else Cost(wall, usage.ru_utime + usage.ru_stime, peak / 1e6)
 
 
 def forget(paths: Sequence[Path]) -> None:
@@ -107,14 +110,14 @@ def forget(paths: Sequence[Path]) -> None:
 
 
 def in_turn(
-    contenders: dict[str, Callable[[], Cost | None]], runs: int, between: Callable[[], None]
+    contenders: Mapping[str, Sequence[str]], runs: int, between: Callable[[], object] = lambda: None
 ) -> dict[str, list[Cost]]:
-    """Run all contenders again and again, one after the other; those that fail are left out."""
+    """Run all commands again and again, one after the other; those that fail are left out."""
     costs: dict[str, list[Cost]] = {name: [] for name in contenders}
     for _ in range(runs):
-        for name, do in contenders.items():
+        for name, command in contenders.items():
             between()
-            cost = do() if name in costs else None
+            cost = run(command, quiet=name != "ckptconv") if name in costs else None
             if cost is not None:
                 costs[name].append(cost)
             elif name in costs:
@@ -159,46 +162,49 @@ def convert(task: Task, size: str, args: argparse.Namespace, scratch: Path) -> N
         if args.cold:
             forget(files)
 
-    ours = [args.ours, "-m", "ckptconv", "-q", str(source), "-o", str(target), *task.options]
     copy = ["cp", *map(str, files), str(copies)]
-    contenders: dict[str, Callable[[], Cost | None]] = {
-        "cp": lambda: run(copy),
-        "cp + sync": lambda: run(["sh", "-c", 'cp "$@" && sync "$0"/*', str(copies), *copy[1:]]),
-        "ckptconv": lambda: run(ours, quiet=False),
+    contenders = {
+        "cp": copy,
+        "cp + sync": ["sh", "-c", 'cp "$@" && sync "$0"/*', str(copies), *copy[1:]],
+        "ckptconv": ours(args, "-q", source, "-o", target, *task.options),
     }
     for way in () if args.no_peers else task.peers:
-        peer = [args.python, str(PEERS), way, str(source), str(scratch / Path(task.target).parts[0])]
-        contenders[way] = lambda peer=peer: run(peer)  # type: ignore[misc]
+        contenders[way] = [args.python, str(PEERS), way, str(source), str(scratch / Path(task.target).parts[0])]
     total = sum(f.stat().st_size for f in files)
-    title, goals = (
-        f"{task.title}, {size} GB, {'cold' if args.cold else 'warm'}",
-        {"ckptconv": ("cp + sync", task.goal)},
-    )
-    table(title, in_turn(contenders, args.runs, clean), total, goals)
+    title = f"{task.title}, {size} GB, {'cold' if args.cold else 'warm'}"
+    table(title, in_turn(contenders, args.runs, clean), total, {"ckptconv": ("cp + sync", task.goal)})
+
+
+def ours(args: argparse.Namespace, *words: object) -> list[str]:
+    return [args.ours, "-m", "ckptconv", *map(str, words)]
+
+
+def save(args: argparse.Namespace, path: Path, values: str) -> None:
+    """Save arrays, which are a Python expression, with ckptconv."""
+    make = f"import sys, numpy as np, ckptconv; ckptconv.save({values}, sys.argv[1])"
+    subprocess.run([args.ours, "-c", make, str(path)], check=True)
 
 
 def small_tensors(args: argparse.Namespace, scratch: Path) -> None:
     """A checkpoint of 200,000 tensors of 64 bytes: listed, converted, and what each tensor costs."""
-    source = Path(args.files) / "many.safetensors"
+    source, runs = Path(args.files) / "many.safetensors", min(args.runs, 3)
     if not source.exists():
-        make = "import sys, numpy as np, ckptconv; ckptconv.save({f'model/layer_{i // 8}/block_{i % 8}/weight': " \
-               "np.full(16, i, 'f4') for i in range(200000)}, sys.argv[1])"  # fmt: skip
         for name in (source, source.with_suffix(".ckpt")):
-            subprocess.run([args.ours, "-c", make, str(name)], check=True)
+            save(
+                args,
+                name,
+                "{f'model/layer_{i // 8}/block_{i % 8}/weight': np.full(16, i, 'f4') for i in range(200000)}",
+            )
     for kind, way in ((".ckpt", "inspect_tf"), (".safetensors", "inspect_safetensors")):
-        path = str(source.with_suffix(kind))
-        peer = [args.python, str(PEERS), way, path]
-        contenders: dict[str, Callable[[], Cost | None]] = {
-            "ckptconv inspect": lambda path=path: run([args.ours, "-m", "ckptconv", "inspect", path]),  # type: ignore[misc]
-        }
+        path = source.with_suffix(kind)
+        contenders = {"ckptconv inspect": ours(args, "inspect", path)}
         if not args.no_peers:
-            contenders[way] = lambda peer=peer: run(peer)  # type: ignore[misc]
-        table(f"inspect of 200,000 tensors, {kind}", in_turn(contenders, min(args.runs, 3), lambda: None))
+            contenders[way] = [args.python, str(PEERS), way, str(path)]
+        table(f"inspect of 200,000 tensors, {kind}", in_turn(contenders, runs))
     jobs = ((".ckpt", ".safetensors", 10), (".safetensors", ".pt", 20), (".safetensors", ".ckpt", 20))
     for kind, to, target, more in (*((*job, ()) for job in jobs), (*jobs[0], ("--no-hash",))):
-        words = [*more, "-q", str(source.with_suffix(kind)), "-o", str(scratch / f"many{to}"), "--force"]
-        costs = in_turn({"ckptconv": lambda words=words: run([args.ours, "-m", "ckptconv", *words])}, min(args.runs, 3),
-                        lambda: None)  # type: ignore[misc]  # fmt: skip
+        command = ours(args, *more, "-q", source.with_suffix(kind), "-o", scratch / f"many{to}", "--force")
+        costs = in_turn({"ckptconv": command}, runs)
         title = f"200,000 tensors, {' '.join((kind, 'to', to, *more))}"
         table(title, costs)
         figures[title] = Figure(min(c.wall for c in costs["ckptconv"]) / 0.2, "µs each, start-up included", target)
@@ -206,19 +212,12 @@ def small_tensors(args: argparse.Namespace, scratch: Path) -> None:
 
 def a_million(args: argparse.Namespace, scratch: Path) -> None:
     """1,000,000 tensors of 16 bytes, listed; the peak of memory is a figure too."""
-    entries = (
-        f'"layer_{i // 8}/block_{i % 8}/w":{{"dtype":"F32","shape":[4],"data_offsets":[{16 * i},{16 * i + 16}]}}'
-        for i in range(1_000_000)
-    )
-    raw, path = ("{" + ",".join(entries) + "}").encode(), scratch / "million.safetensors"
-    with path.open("wb") as f:
-        f.write(len(raw).to_bytes(8, "little") + raw)
-        f.truncate(8 + len(raw) + 16_000_000)
+    path = scratch / "million.safetensors"
     bundle = path.with_suffix(".ckpt")
-    subprocess.run([args.ours, "-m", "ckptconv", "-q", str(path), "-o", str(bundle), "--no-verify"], check=True)
+    make_million(path)
+    subprocess.run(ours(args, "-q", path, "-o", bundle, "--no-verify"), check=True)
     for kind, source in (("safetensors", path), ("TensorFlow", bundle)):
-        ways = {"ckptconv": lambda source=source: run([args.ours, "-m", "ckptconv", "inspect", str(source)])}
-        costs = in_turn(ways, 2, lambda: None)  # type: ignore[arg-type]
+        costs = in_turn({"ckptconv": ours(args, "inspect", source)}, 2)
         title = f"inspect of 1,000,000 tensors, {kind}"
         table(title, costs)
         figures[title] = Figure(min(c.wall for c in costs["ckptconv"]), "s", 8)
@@ -227,15 +226,13 @@ def a_million(args: argparse.Namespace, scratch: Path) -> None:
 
 def many_datasets(args: argparse.Namespace, scratch: Path) -> None:
     """20,000 tensors to HDF5, each in a group of its own; h5py alone is the bound."""
-    source, out = scratch / "groups.safetensors", scratch / "groups.hdf5"
-    make = "import sys, numpy as np, ckptconv; ckptconv.save({f'layer_{i}/weight': np.full(16, i, 'f4') for i in " \
-           "range(20000)}, sys.argv[1])"  # fmt: skip
-    subprocess.run([args.ours, "-c", make, str(source)], check=True)
-    ways: dict[str, Callable[[], Cost | None]] = {
-        "ckptconv": lambda: run([args.ours, "-m", "ckptconv", "-q", str(source), "-o", str(out), "--force"]),
-        "h5py alone": lambda: run([args.python, str(PEERS), "groups", str(scratch / "alone.hdf5")]),
+    source = scratch / "groups.safetensors"
+    save(args, source, "{f'layer_{i}/weight': np.full(16, i, 'f4') for i in range(20000)}")
+    ways = {
+        "ckptconv": ours(args, "-q", source, "-o", scratch / "groups.hdf5", "--force"),
+        "h5py alone": [args.python, str(PEERS), "groups", str(scratch / "alone.hdf5")],
     }
-    costs = in_turn(ways, 2, lambda: None)
+    costs = in_turn(ways, 2)
     table("20,000 tensors to HDF5", costs)
     for name, got in costs.items():
         figures[f"a tensor to HDF5, {name}"] = Figure(min(c.wall for c in got) / 0.02, "µs each", 80)
@@ -250,8 +247,11 @@ def many_files(args: argparse.Namespace, scratch: Path) -> None:
     figures["zoo of small checkpoints, time of each"] = Figure(1000 / said["per_second"], "ms", 2.5)
 
 
-def within(args: argparse.Namespace, source: Path) -> None:
+def within(args: argparse.Namespace, scratch: Path) -> None:
     """Kernels, reads of one tensor and loads into a module, in a process of their own for each kind."""
+    source = Path(args.files) / f"{args.sizes[0]}.safetensors"
+    if not source.exists():
+        return
     targets = {"transposes": 1.0, "casts": 1.0, "one": 1.2, "load": 1.0}
     for kind, target in targets.items():
         command = [args.python, str(INSIDE), kind, *([str(source)] if kind in ("one", "load") else [])]
@@ -269,25 +269,27 @@ def within(args: argparse.Namespace, source: Path) -> None:
 
 
 def start_up(args: argparse.Namespace, scratch: Path) -> None:
-    module, small = [args.ours, "-m", "ckptconv"], str(scratch / "small.safetensors")
-    make = "import sys, numpy as np, ckptconv; ckptconv.save({'w': np.ones((512, 512), 'f4')}, sys.argv[1])"
-    subprocess.run([args.ours, "-c", make, small], check=True)
-    npz, bundle = str(scratch / "small.npz"), str(scratch / "run" / "model.ckpt")
-    subprocess.run([*module, "-q", small, "-o", bundle], check=True)
-    own = ("ckptconv --version", "inspect of 1 MB", "1 MB to npz", "inspect of a TensorFlow folder",
-           "a TensorFlow folder to npz")  # fmt: skip
-    goals = dict.fromkeys(own, ("import numpy", 1.5))
-    table("start-up", in_turn(
-        {"import numpy": lambda: run([args.ours, "-c", "import numpy"]),
-         "ckptconv --version": lambda: run([*module, "--version"]),
-         "ckptconv --help": lambda: run([*module, "--help"]),
-         "ckptconv convert --help": lambda: run([*module, "convert", "--help"]),
-         "inspect of 1 MB": lambda: run([*module, "inspect", small]),
-         "1 MB to npz": lambda: run([*module, "-q", small, "-o", npz, "--force"]),
-         "inspect of a TensorFlow folder": lambda: run([*module, "inspect", bundle]),
-         "a TensorFlow folder to npz": lambda: run([*module, "-q", bundle, "-o", npz, "--force"])},
-        max(args.runs, 15), lambda: None),
-        goals=goals)  # fmt: skip
+    small, npz, bundle = scratch / "small.safetensors", scratch / "small.npz", scratch / "run" / "model.ckpt"
+    save(args, small, "{'w': np.ones((512, 512), 'f4')}")
+    subprocess.run(ours(args, "-q", small, "-o", bundle), check=True)
+    ways = {
+        "import numpy": [args.ours, "-c", "import numpy"],
+        "ckptconv --version": ours(args, "--version"),
+        "ckptconv --help": ours(args, "--help"),
+        "ckptconv convert --help": ours(args, "convert", "--help"),
+        "inspect of 1 MB": ours(args, "inspect", small),
+        "1 MB to npz": ours(args, "-q", small, "-o", npz, "--force"),
+        "inspect of a TensorFlow folder": ours(args, "inspect", bundle),
+        "a TensorFlow folder to npz": ours(args, "-q", bundle, "-o", npz, "--force"),
+    }
+    goals = {name: ("import numpy", 1.5) for name in ways if not name.endswith(("numpy", "--help"))}
+    table("start-up", in_turn(ways, max(args.runs, 15)), goals=goals)
+
+
+SECTIONS: dict[str, Callable[[argparse.Namespace, Path], None]] = {
+    "start-up": start_up, "200,000 tensors": small_tensors, "1,000,000 tensors": a_million,
+    "tensors to HDF5": many_datasets, "zoo": many_files, "within": within,
+}  # fmt: skip
 
 
 def main() -> None:
@@ -307,23 +309,14 @@ def main() -> None:
         for size in args.sizes:
             whole, sharded = Path(args.files) / f"{size}.safetensors", Path(args.files) / f"{size}-shards"
             if whole.exists() and not sharded.exists():
-                words = [str(whole), "-o", str(sharded / "model.safetensors"), "--max-shard-size", "300MB"]
-                subprocess.run([args.ours, "-m", "ckptconv", "-q", *words], check=True)
+                words = ("-q", whole, "-o", sharded / "model.safetensors", "--max-shard-size", "300MB")
+                subprocess.run(ours(args, *words), check=True)
             for task in TASKS:
                 if args.only in task.title:
                     convert(task, size, args, Path(folder))
-        if args.only in "start-up":
-            start_up(args, Path(folder))
-        if args.only in "200,000 tensors":
-            small_tensors(args, Path(folder))
-        if args.only in "1,000,000 tensors":
-            a_million(args, Path(folder))
-        if args.only in "tensors to HDF5":
-            many_datasets(args, Path(folder))
-        if args.only in "zoo":
-            many_files(args, Path(folder))
-        if args.only in "within" and (file := Path(args.files) / f"{args.sizes[0]}.safetensors").exists():
-            within(args, file)
+        for title, section in SECTIONS.items():
+            if args.only in title:
+                section(args, Path(folder))
     last = json.loads(args.last.read_text()) if args.last and args.last.exists() else {}
     worse = judged(last)
     if args.save and not worse:  # else the next run would be compared with the slower one

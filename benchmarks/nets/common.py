@@ -12,7 +12,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import (
+    LSTM,
+    BatchNorm1d,
+    BatchNorm2d,
+    Conv1d,
+    Conv2d,
+    Embedding,
+    LayerNorm,
+    Linear,
+    Module,
+    Parameter,
+    RNNBase,
+    Sequential,
+)
 from torch.nn.functional import scaled_dot_product_attention
 
 Array = np.ndarray[Any, Any]
@@ -28,7 +42,7 @@ class Port(NamedTuple):
     """
 
     title: str
-    build: Callable[[], nn.Module]
+    build: Callable[[], Module]
     inputs: Callable[[], tuple[Tensor] | dict[str, Tensor]]
     store: Callable[[State], Arrays] | None = None
 
@@ -89,7 +103,7 @@ def ids(count: int) -> Callable[[], tuple[Tensor, ...]]:
 # --- modules ----------------------------------------------------------------------------------------------------------
 
 
-class Net(nn.Module):
+class Net(Module):
     """A module of named parts, and a function that computes with them: of the module and its inputs.
 
     A list of parts becomes a Sequential, whose members are named by numbers.
@@ -99,45 +113,45 @@ class Net(nn.Module):
         super().__init__()
         self.compute = compute
         for name, part in parts.items():
-            setattr(self, name, nn.Sequential(*part) if isinstance(part, list) else part)
+            setattr(self, name, Sequential(*part) if isinstance(part, list) else part)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         assert self.compute
         return self.compute(self, *inputs, **named)
 
 
-def conv(i: int, o: int, k: int = 3, stride: int = 1, **more: Any) -> nn.Conv2d:
+def conv(i: int, o: int, k: int = 3, stride: int = 1, **more: Any) -> Conv2d:
     """A convolution that keeps the size of images, or divides it by the stride."""
-    return nn.Conv2d(i, o, k, stride, **{"padding": k // 2, **more})
+    return Conv2d(i, o, k, stride, **{"padding": k // 2, **more})
 
 
-def conv0(i: int, o: int, k: int = 3, stride: int = 1, **more: Any) -> nn.Conv2d:
+def conv0(i: int, o: int, k: int = 3, stride: int = 1, **more: Any) -> Conv2d:
     """The same without a bias."""
     return conv(i, o, k, stride, bias=False, **more)
 
 
-def conv1d(i: int, o: int, k: int = 1, **more: Any) -> nn.Conv1d:
-    return nn.Conv1d(i, o, k, **{"padding": "same", **more})
+def conv1d(i: int, o: int, k: int = 1, **more: Any) -> Conv1d:
+    return Conv1d(i, o, k, **{"padding": "same", **more})
 
 
-def dense0(i: int, o: int) -> nn.Linear:
-    return nn.Linear(i, o, bias=False)
+def dense0(i: int, o: int) -> Linear:
+    return Linear(i, o, bias=False)
 
 
-def bn(n: int) -> nn.BatchNorm2d:
+def bn(n: int) -> BatchNorm2d:
     """With the epsilon of Keras."""
-    return nn.BatchNorm2d(n, 1e-3)
+    return BatchNorm2d(n, 1e-3)
 
 
-def bn1d(n: int) -> nn.BatchNorm1d:
-    return nn.BatchNorm1d(n, 1e-3)
+def bn1d(n: int) -> BatchNorm1d:
+    return BatchNorm1d(n, 1e-3)
 
 
-def norm(n: int) -> nn.LayerNorm:
-    return nn.LayerNorm(n, 1e-6)
+def norm(n: int) -> LayerNorm:
+    return LayerNorm(n, 1e-6)
 
 
-def both(i: int, o: int, kind: type[nn.RNNBase] = nn.LSTM, layers: int = 1) -> nn.RNNBase:
+def both(i: int, o: int, kind: type[RNNBase] = LSTM, layers: int = 1) -> RNNBase:
     """A recurrent layer that reads in both directions."""
     return kind(i, o, layers, batch_first=True, bidirectional=True)
 
@@ -148,13 +162,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, size: int, **how: Any) -> Tensor:
     return scaled_dot_product_attention(q, k, v, **how).transpose(1, 2).flatten(2)
 
 
-def own(attention: nn.Module, x: Tensor) -> Tensor:
+def own(attention: Module, x: Tensor) -> Tensor:
     """What nn.MultiheadAttention makes of an input by itself."""
     return attention(x, x, x, need_weights=False)[0]
 
 
-def parameter(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.randn(shape))
+def parameter(*shape: int) -> Parameter:
+    return Parameter(torch.randn(shape))
 
 
 def pooled(x: Tensor) -> Tensor:
@@ -172,8 +186,8 @@ def basic(i: int, o: int, stride: int) -> Net:
         return (y + (s.downsample(x) if s.downsample else x)).relu()
 
     return Net(
-        compute, conv1=conv0(i, o, 3, stride), bn1=nn.BatchNorm2d(o), conv2=conv0(o, o), bn2=nn.BatchNorm2d(o),
-        downsample=[conv0(i, o, 1, stride), nn.BatchNorm2d(o)] if stride > 1 else None,
+        compute, conv1=conv0(i, o, 3, stride), bn1=BatchNorm2d(o), conv2=conv0(o, o), bn2=BatchNorm2d(o),
+        downsample=[conv0(i, o, 1, stride), BatchNorm2d(o)] if stride > 1 else None,
     )  # fmt: skip
 
 
@@ -185,12 +199,12 @@ def resnet18() -> Net:
         return s.fc(pooled(s.layer3(s.layer2(s.layer1(x)))))
 
     return Net(
-        compute, conv1=conv0(3, 8), bn1=nn.BatchNorm2d(8), layer1=[basic(8, 8, 1), basic(8, 8, 1)],
-        layer2=[basic(8, 16, 2), basic(16, 16, 1)], layer3=[basic(16, 32, 2), basic(32, 32, 1)], fc=nn.Linear(32, 10),
+        compute, conv1=conv0(3, 8), bn1=BatchNorm2d(8), layer1=[basic(8, 8, 1), basic(8, 8, 1)],
+        layer2=[basic(8, 16, 2), basic(16, 16, 1)], layer3=[basic(16, 32, 2), basic(32, 32, 1)], fc=Linear(32, 10),
     )  # fmt: skip
 
 
-def second(rnn: nn.RNNBase, value: float = 0.0, gate: int = 1) -> None:
+def second(rnn: RNNBase, value: float = 0.0, gate: int = 1) -> None:
     """Zero torch's second bias, which the originals have not; that of a gate may hold a number that they add."""
     with torch.no_grad():
         for name, p in rnn.named_parameters():
@@ -201,8 +215,8 @@ def second(rnn: nn.RNNBase, value: float = 0.0, gate: int = 1) -> None:
 
 def lstm(forget: float = 0.0) -> Net:
     net = Net(
-        lambda s, x: s.out(s.lstm(s.embed(x))[0]), embed=nn.Embedding(40, 10),
-        lstm=nn.LSTM(10, 16, num_layers=2, batch_first=True), out=nn.Linear(16, 40),
+        lambda s, x: s.out(s.lstm(s.embed(x))[0]), embed=Embedding(40, 10),
+        lstm=LSTM(10, 16, num_layers=2, batch_first=True), out=Linear(16, 40),
     )  # fmt: skip
     second(net.lstm, forget)
     return net

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import (
+    GELU,
+    GRU,
+    BatchNorm2d,
+    Conv2d,
+    Dropout,
+    Embedding,
+    Identity,
+    LayerNorm,
+    Linear,
+    MultiheadAttention,
+    Parameter,
+)
 from torch.nn.functional import gelu, relu, scaled_dot_product_attention
 
 from nets.common import (
@@ -26,7 +39,7 @@ from nets.common import (
 
 
 def mixing(i: int, o: int) -> Net:
-    return Net(lambda s, x: s.fc2(gelu(s.fc1(x))), fc1=nn.Linear(i, o), fc2=nn.Linear(o, i))
+    return Net(lambda s, x: s.fc2(gelu(s.fc1(x))), fc1=Linear(i, o), fc2=Linear(o, i))
 
 
 def mixed() -> Net:
@@ -35,7 +48,7 @@ def mixed() -> Net:
         return x + s.mlp_channels(s.norm2(x))
 
     return Net(
-        compute, norm1=nn.LayerNorm(16), mlp_tokens=mixing(16, 32), norm2=nn.LayerNorm(16), mlp_channels=mixing(16, 32)
+        compute, norm1=LayerNorm(16), mlp_tokens=mixing(16, 32), norm2=LayerNorm(16), mlp_channels=mixing(16, 32)
     )
 
 
@@ -43,15 +56,15 @@ def mixer() -> Net:
     """The names of timm's MLP-Mixer."""
     return Net(
         lambda s, x: s.head(s.norm(s.blocks(rows(s.stem.proj(x)))).mean(1)),
-        stem=Net(proj=nn.Conv2d(3, 16, 4, 4)), blocks=[mixed() for _ in range(3)], norm=nn.LayerNorm(16),
-        head=nn.Linear(16, 10),
+        stem=Net(proj=Conv2d(3, 16, 4, 4)), blocks=[mixed() for _ in range(3)], norm=LayerNorm(16),
+        head=Linear(16, 10),
     )  # fmt: skip
 
 
 def gru() -> Net:
     net = Net(
-        lambda s, x: s.out(s.gru(s.embed(x))[0]), embed=nn.Embedding(40, 10), gru=nn.GRU(10, 16, batch_first=True),
-        out=nn.Linear(16, 40),
+        lambda s, x: s.out(s.gru(s.embed(x))[0]), embed=Embedding(40, 10), gru=GRU(10, 16, batch_first=True),
+        out=Linear(16, 40),
     )  # fmt: skip
     with torch.no_grad():
         net.gru.bias_hh_l0[:32] = 0
@@ -64,8 +77,8 @@ def vit_layer() -> Net:
         return x + s.mlp(s.ln_2(x))
 
     return Net(
-        compute, ln_1=norm(16), self_attention=nn.MultiheadAttention(16, 4, batch_first=True), ln_2=norm(16),
-        mlp=[nn.Linear(16, 48), nn.GELU(), nn.Dropout(0.0), nn.Linear(48, 16)],
+        compute, ln_1=norm(16), self_attention=MultiheadAttention(16, 4, batch_first=True), ln_2=norm(16),
+        mlp=[Linear(16, 48), GELU(), Dropout(0.0), Linear(48, 16)],
     )  # fmt: skip
 
 
@@ -78,12 +91,12 @@ def flax_vit() -> Net:
             x = getattr(s.encoder.layers, f"encoder_layer_{k}")(x)
         return s.heads.head(s.encoder.ln(x)[:, 0])
 
-    token, projection = nn.Parameter(torch.zeros(1, 1, 16)), nn.Conv2d(3, 16, 4, 4)
-    places = nn.Parameter(torch.randn(1, 17, 16) * 0.02)
+    token, projection = Parameter(torch.zeros(1, 1, 16)), Conv2d(3, 16, 4, 4)
+    places = Parameter(torch.randn(1, 17, 16) * 0.02)
     layers = Net(**{f"encoder_layer_{k}": vit_layer() for k in range(3)})
     return Net(
         compute, class_token=token, conv_proj=projection,
-        encoder=Net(pos_embedding=places, layers=layers, ln=norm(16)), heads=Net(head=nn.Linear(16, 10)),
+        encoder=Net(pos_embedding=places, layers=layers, ln=norm(16)), heads=Net(head=Linear(16, 10)),
     )  # fmt: skip
 
 
@@ -96,15 +109,15 @@ def bank(d: int, count: int) -> Net:
         return x + torch.einsum("btef,efd,bte->btd", y, s.w2, s.router(h).softmax(-1))
 
     return Net(
-        compute, norm=nn.LayerNorm(d), router=dense0(d, count), w1=parameter(count, d, 2 * d),
+        compute, norm=LayerNorm(d), router=dense0(d, count), w1=parameter(count, d, 2 * d),
         w2=parameter(count, 2 * d, d),
     )  # fmt: skip
 
 
 def banks() -> Net:
     return Net(
-        lambda s, x: s.out(s.blocks(s.inp(x))), inp=nn.Linear(8, 12), blocks=[bank(12, 6), bank(12, 6)],
-        out=nn.Linear(12, 3),
+        lambda s, x: s.out(s.blocks(s.inp(x))), inp=Linear(8, 12), blocks=[bank(12, 6), bank(12, 6)],
+        out=Linear(12, 3),
     )  # fmt: skip
 
 
@@ -116,17 +129,17 @@ def split(d: int, heads: int) -> Net:
         x = x + s.o_proj(attend(s.q_proj(h), s.k_proj(h), s.v_proj(h), d // heads))
         return x + s.fc2(s.fc1(s.ln2(x)).relu())
 
-    projections = {f"{n}_proj": nn.Linear(d, d) for n in "qkvo"}
+    projections = {f"{n}_proj": Linear(d, d) for n in "qkvo"}
     return Net(
-        compute, ln1=nn.LayerNorm(d), ln2=nn.LayerNorm(d), **projections, fc1=nn.Linear(d, 3 * d),
-        fc2=nn.Linear(3 * d, d),
+        compute, ln1=LayerNorm(d), ln2=LayerNorm(d), **projections, fc1=Linear(d, 3 * d),
+        fc2=Linear(3 * d, d),
     )  # fmt: skip
 
 
 def vit() -> Net:
     return Net(
-        lambda s, x: s.head(s.norm(s.blocks(rows(s.patch(x)))).mean(1)), patch=nn.Conv2d(3, 12, 4, 4),
-        blocks=[split(12, 3) for _ in range(4)], norm=nn.LayerNorm(12), head=nn.Linear(12, 10),
+        lambda s, x: s.head(s.norm(s.blocks(rows(s.patch(x)))).mean(1)), patch=Conv2d(3, 12, 4, 4),
+        blocks=[split(12, 3) for _ in range(4)], norm=LayerNorm(12), head=Linear(12, 10),
     )  # fmt: skip
 
 
@@ -140,8 +153,8 @@ def clip_block() -> Net:
         return x + s.mlp.c_proj(y * torch.sigmoid(1.702 * y))
 
     return Net(
-        compute, attn=nn.MultiheadAttention(CLIP, 2, batch_first=True), ln_1=nn.LayerNorm(CLIP),
-        mlp=Net(c_fc=nn.Linear(CLIP, 4 * CLIP), c_proj=nn.Linear(4 * CLIP, CLIP)), ln_2=nn.LayerNorm(CLIP),
+        compute, attn=MultiheadAttention(CLIP, 2, batch_first=True), ln_1=LayerNorm(CLIP),
+        mlp=Net(c_fc=Linear(CLIP, 4 * CLIP), c_proj=Linear(4 * CLIP, CLIP)), ln_2=LayerNorm(CLIP),
     )  # fmt: skip
 
 
@@ -156,8 +169,8 @@ def visual() -> Net:
 
     return Net(
         compute, class_embedding=parameter(CLIP), positional_embedding=parameter(17, CLIP), proj=parameter(CLIP, 12),
-        conv1=nn.Conv2d(3, CLIP, 4, 4, bias=False), ln_pre=nn.LayerNorm(CLIP), transformer=clip_tower(),
-        ln_post=nn.LayerNorm(CLIP),
+        conv1=Conv2d(3, CLIP, 4, 4, bias=False), ln_pre=LayerNorm(CLIP), transformer=clip_tower(),
+        ln_post=LayerNorm(CLIP),
     )  # fmt: skip
 
 
@@ -170,8 +183,8 @@ def clip() -> Net:
 
     return Net(
         compute, positional_embedding=parameter(10, CLIP), text_projection=parameter(CLIP, 12),
-        logit_scale=nn.Parameter(torch.tensor(1.0)), visual=visual(), transformer=clip_tower(),
-        token_embedding=nn.Embedding(40, CLIP), ln_final=nn.LayerNorm(CLIP),
+        logit_scale=Parameter(torch.tensor(1.0)), visual=visual(), transformer=clip_tower(),
+        token_embedding=Embedding(40, CLIP), ln_final=LayerNorm(CLIP),
     )  # fmt: skip
 
 
@@ -183,16 +196,16 @@ def se_block(i: int, o: int) -> Net:
 
     same = i == o
     return Net(
-        compute, conv1=conv0(i, o, 1), bn1=nn.BatchNorm2d(o), conv2=conv0(o, o, groups=4), bn2=nn.BatchNorm2d(o),
-        conv3=conv0(o, o, 1), bn3=nn.BatchNorm2d(o), fc1=nn.Linear(o, o // 4), fc2=nn.Linear(o // 4, o),
-        proj=nn.Identity() if same else conv0(i, o, 1), proj_bn=nn.Identity() if same else nn.BatchNorm2d(o),
+        compute, conv1=conv0(i, o, 1), bn1=BatchNorm2d(o), conv2=conv0(o, o, groups=4), bn2=BatchNorm2d(o),
+        conv3=conv0(o, o, 1), bn3=BatchNorm2d(o), fc1=Linear(o, o // 4), fc2=Linear(o // 4, o),
+        proj=Identity() if same else conv0(i, o, 1), proj_bn=Identity() if same else BatchNorm2d(o),
     )  # fmt: skip
 
 
 def senet() -> Net:
     return Net(
-        lambda s, x: s.fc(pooled(s.stages(relu(s.stem_bn(s.stem(x)))))), stem=conv0(3, 16), stem_bn=nn.BatchNorm2d(16),
-        stages=[se_block(16, 16), se_block(16, 16), se_block(16, 32), se_block(32, 32)], fc=nn.Linear(32, 7),
+        lambda s, x: s.fc(pooled(s.stages(relu(s.stem_bn(s.stem(x)))))), stem=conv0(3, 16), stem_bn=BatchNorm2d(16),
+        stages=[se_block(16, 16), se_block(16, 16), se_block(16, 32), se_block(32, 32)], fc=Linear(32, 7),
     )  # fmt: skip
 
 
@@ -202,8 +215,8 @@ def cross(d: int, e: int) -> Net:
         return x + s.w2(gelu(s.w1(s.ln_mlp(x)), approximate="tanh"))
 
     return Net(
-        compute, ln_q=norm(d), ln_kv=norm(e), ln_mlp=norm(d), q=dense0(d, d), kv=dense0(e, 2 * d), o=nn.Linear(d, d),
-        w1=nn.Linear(d, 2 * d), w2=nn.Linear(2 * d, d),
+        compute, ln_q=norm(d), ln_kv=norm(e), ln_mlp=norm(d), q=dense0(d, d), kv=dense0(e, 2 * d), o=Linear(d, d),
+        w1=Linear(d, 2 * d), w2=Linear(2 * d, d),
     )  # fmt: skip
 
 
@@ -216,7 +229,7 @@ def perceiver() -> Net:
 
     return Net(
         compute, latents=parameter(6, 14), cross=cross(14, 9), own=[cross(14, 14), cross(14, 14)], norm=norm(14),
-        head=nn.Linear(14, 5),
+        head=Linear(14, 5),
     )  # fmt: skip
 
 

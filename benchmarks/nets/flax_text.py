@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Embedding, LayerNorm, Module, Parameter, RMSNorm, Sequential
 from torch.nn.functional import gelu, silu
 
 from nets.common import Net, Port, attend, dense0, ids
@@ -16,7 +17,7 @@ def expert(d: int) -> Net:
     return Net(lambda s, x: s.wo(s.wi(x).relu()), wi=dense0(d, 2 * d), wo=dense0(2 * d, d))
 
 
-def shared(gate: nn.Module, experts: nn.Sequential, x: Tensor) -> Tensor:
+def shared(gate: Module, experts: Sequential, x: Tensor) -> Tensor:
     """What all experts say, weighed."""
     weights = gate(x).softmax(-1)
     return sum(weights[..., k : k + 1] * e(x) for k, e in enumerate(experts))  # type: ignore[return-value]
@@ -24,7 +25,7 @@ def shared(gate: nn.Module, experts: nn.Sequential, x: Tensor) -> Tensor:
 
 def sparse(d: int, count: int) -> Net:
     return Net(
-        lambda s, x: x + shared(s.gate, s.experts, s.ln(x)), ln=nn.LayerNorm(d), gate=dense0(d, count),
+        lambda s, x: x + shared(s.gate, s.experts, s.ln(x)), ln=LayerNorm(d), gate=dense0(d, count),
         experts=[expert(d) for _ in range(count)],
     )  # fmt: skip
 
@@ -32,7 +33,7 @@ def sparse(d: int, count: int) -> Net:
 def moe() -> Net:
     """Layers of eight experts each."""
     return Net(
-        lambda s, x: s.lm_head(s.layers(s.shared(x))), shared=nn.Embedding(40, 12),
+        lambda s, x: s.lm_head(s.layers(s.shared(x))), shared=Embedding(40, 12),
         layers=[sparse(12, 8), sparse(12, 8)], lm_head=dense0(12, 40),
     )  # fmt: skip
 
@@ -58,9 +59,9 @@ def t5_layer(d: int, cross: bool) -> Net:
         x = x + s.cross_attn(s.norm_x(x), memory) if cross else x
         return x + s.ff(s.norm2(x))
 
-    parts = {"norm1": nn.RMSNorm(d, 1e-6), "self_attn": attention(d, 4)}
-    parts |= {"norm_x": nn.RMSNorm(d, 1e-6), "cross_attn": attention(d, 4)} if cross else {}
-    return Net(compute, **parts, norm2=nn.RMSNorm(d, 1e-6), ff=gated(d))
+    parts = {"norm1": RMSNorm(d, 1e-6), "self_attn": attention(d, 4)}
+    parts |= {"norm_x": RMSNorm(d, 1e-6), "cross_attn": attention(d, 4)} if cross else {}
+    return Net(compute, **parts, norm2=RMSNorm(d, 1e-6), ff=gated(d))
 
 
 def t5() -> Net:
@@ -73,9 +74,9 @@ def t5() -> Net:
         return s.lm_head(s.decoder_norm(y))
 
     return Net(
-        compute, shared=nn.Embedding(40, 16), encoder=[t5_layer(16, False), t5_layer(16, False)],
-        encoder_norm=nn.RMSNorm(16, 1e-6), decoder=[t5_layer(16, True), t5_layer(16, True)],
-        decoder_norm=nn.RMSNorm(16, 1e-6), lm_head=dense0(16, 40),
+        compute, shared=Embedding(40, 16), encoder=[t5_layer(16, False), t5_layer(16, False)],
+        encoder_norm=RMSNorm(16, 1e-6), decoder=[t5_layer(16, True), t5_layer(16, True)],
+        decoder_norm=RMSNorm(16, 1e-6), lm_head=dense0(16, 40),
     )  # fmt: skip
 
 
@@ -86,7 +87,7 @@ def rms(base: float = 0.0) -> Net:
     def compute(s: Net, x: Tensor) -> Tensor:
         return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (base + s.weight)
 
-    return Net(compute, weight=nn.Parameter(torch.ones(WIDTH) - base))
+    return Net(compute, weight=Parameter(torch.ones(WIDTH) - base))
 
 
 def grouped(groups: int, size: int) -> Net:
@@ -99,7 +100,7 @@ def grouped(groups: int, size: int) -> Net:
     )  # fmt: skip
 
 
-def layer(mlp: Callable[[Net, Tensor], Tensor], normed: Callable[[], nn.Module], **parts: nn.Module) -> Net:
+def layer(mlp: Callable[[Net, Tensor], Tensor], normed: Callable[[], Module], **parts: Module) -> Net:
     def compute(s: Net, x: Tensor) -> Tensor:
         x = x + s.self_attn(s.input_layernorm(x))
         return x + mlp(s, s.post_attention_layernorm(x))
@@ -120,11 +121,11 @@ def gemma() -> Net:
 
     return Net(
         lambda s, x: s.norm(s.layers(s.embed_tokens(x) * WIDTH**0.5)) @ s.embed_tokens.weight.T,
-        embed_tokens=nn.Embedding(36, WIDTH), layers=[one() for _ in range(3)], norm=rms(1.0),
+        embed_tokens=Embedding(36, WIDTH), layers=[one() for _ in range(3)], norm=rms(1.0),
     )  # fmt: skip
 
 
-def mixtral_layer(normed: Callable[[], nn.Module], size: int, hidden: int) -> Net:
+def mixtral_layer(normed: Callable[[], Module], size: int, hidden: int) -> Net:
     def swiglu() -> Net:
         return Net(
             lambda s, x: s.w2(silu(s.w1(x)) * s.w3(x)),
@@ -140,15 +141,15 @@ def mixtral_layer(normed: Callable[[], nn.Module], size: int, hidden: int) -> Ne
 
 def maxtext() -> Net:
     return Net(
-        lambda s, x: s.lm_head(s.norm(s.layers(s.embed_tokens(x)))), embed_tokens=nn.Embedding(36, WIDTH),
+        lambda s, x: s.lm_head(s.norm(s.layers(s.embed_tokens(x)))), embed_tokens=Embedding(36, WIDTH),
         layers=[mixtral_layer(rms, 6, 20) for _ in range(3)], norm=rms(), lm_head=dense0(WIDTH, 36),
     )  # fmt: skip
 
 
 def mixtral() -> Net:
-    normed = partial(nn.RMSNorm, WIDTH)
+    normed = partial(RMSNorm, WIDTH)
     model = Net(
-        lambda s, x: s.norm(s.layers(s.embed_tokens(x))), embed_tokens=nn.Embedding(40, WIDTH),
+        lambda s, x: s.norm(s.layers(s.embed_tokens(x))), embed_tokens=Embedding(40, WIDTH),
         layers=[mixtral_layer(normed, 4, 24) for _ in range(3)], norm=normed(),
     )  # fmt: skip
     return Net(lambda s, x: s.lm_head(s.model(x)), model=model, lm_head=dense0(WIDTH, 40))

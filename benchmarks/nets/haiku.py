@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import GELU, BatchNorm2d, Conv2d, Embedding, LayerNorm, Linear, Module, Parameter, Sequential
 from torch.nn.functional import avg_pool2d, conv2d, gelu, layer_norm, relu
 
 from nets.common import Net, Port, attend, conv, conv0, dense0, ids, image, lstm, numbers, parameter, pooled, resnet18
@@ -18,16 +19,16 @@ def gpt_block(d: int) -> Net:
         return x + s.mlp(s.ln_2(x))
 
     return Net(
-        compute, ln_1=nn.LayerNorm(d), ln_2=nn.LayerNorm(d),
-        attn=Net(**{f"{n}_proj": nn.Linear(d, d) for n in ("q", "k", "v", "out")}),
-        mlp=[nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d)],
+        compute, ln_1=LayerNorm(d), ln_2=LayerNorm(d),
+        attn=Net(**{f"{n}_proj": Linear(d, d) for n in ("q", "k", "v", "out")}),
+        mlp=[Linear(d, 4 * d), GELU(), Linear(4 * d, d)],
     )  # fmt: skip
 
 
 def gpt() -> Net:
     return Net(
-        lambda s, x: s.head(s.ln_f(s.h(s.wte(x) + s.wpe(torch.arange(x.shape[1]))))), wte=nn.Embedding(40, 16),
-        wpe=nn.Embedding(16, 16), h=[gpt_block(16) for _ in range(3)], ln_f=nn.LayerNorm(16), head=nn.Linear(16, 40),
+        lambda s, x: s.head(s.ln_f(s.h(s.wte(x) + s.wpe(torch.arange(x.shape[1]))))), wte=Embedding(40, 16),
+        wpe=Embedding(16, 16), h=[gpt_block(16) for _ in range(3)], ln_f=LayerNorm(16), head=Linear(16, 40),
     )  # fmt: skip
 
 
@@ -42,13 +43,13 @@ def tower() -> Net:
         v = s.value.out(relu(s.value.hidden(relu(s.value.conv(x)).flatten(1))))
         return torch.cat([p, torch.tanh(v)], 1)
 
-    def pair(i: int) -> list[nn.Module]:
-        return [conv0(i, 24), nn.BatchNorm2d(24)]
+    def pair(i: int) -> list[Module]:
+        return [conv0(i, 24), BatchNorm2d(24)]
 
     return Net(
-        compute, entry=pair(4), tower=[nn.Sequential(*pair(24), *pair(24)) for _ in range(3)],
-        value=Net(conv=conv(24, 1, 1), hidden=nn.Linear(64, 32), out=nn.Linear(32, 1)),
-        policy=Net(conv=conv(24, 2, 1), out=nn.Linear(128, 65)),
+        compute, entry=pair(4), tower=[Sequential(*pair(24), *pair(24)) for _ in range(3)],
+        value=Net(conv=conv(24, 1, 1), hidden=Linear(64, 32), out=Linear(32, 1)),
+        policy=Net(conv=conv(24, 2, 1), out=Linear(128, 65)),
     )  # fmt: skip
 
 
@@ -62,16 +63,16 @@ def row_attention() -> Net:
         y = attend(a.linear_q(m), a.linear_k(m), a.linear_v(m), 8, attn_mask=bias)
         return a.linear_o(y * a.linear_g(m).sigmoid())
 
-    norms = {"layer_norm_m": nn.LayerNorm(MSA), "layer_norm_z": nn.LayerNorm(PAIR)}
+    norms = {"layer_norm_m": LayerNorm(MSA), "layer_norm_z": LayerNorm(PAIR)}
     linear_z, mha = dense0(PAIR, 4), {f"linear_{n}": dense0(MSA, 32) for n in "qkv"}
-    heads = Net(**mha, linear_o=nn.Linear(32, MSA), linear_g=nn.Linear(MSA, 32))
+    heads = Net(**mha, linear_o=Linear(32, MSA), linear_g=Linear(MSA, 32))
     return Net(compute, **norms, linear_z=linear_z, mha=heads)
 
 
 def transition(width: int) -> Net:
     return Net(
-        lambda s, x: s.linear_2(relu(s.linear_1(s.layer_norm(x)))), layer_norm=nn.LayerNorm(width),
-        linear_1=nn.Linear(width, 2 * width), linear_2=nn.Linear(2 * width, width),
+        lambda s, x: s.linear_2(relu(s.linear_1(s.layer_norm(x)))), layer_norm=LayerNorm(width),
+        linear_1=Linear(width, 2 * width), linear_2=Linear(2 * width, width),
     )  # fmt: skip
 
 
@@ -82,8 +83,8 @@ def triangle(sum_: str) -> Net:
         b = s.linear_b_p(z) * s.linear_b_g(z).sigmoid()
         return s.linear_z(s.layer_norm_out(torch.einsum(sum_, a, b))) * s.linear_g(z).sigmoid()
 
-    parts = {f"linear_{n}": nn.Linear(PAIR, PAIR) for n in ("a_p", "a_g", "b_p", "b_g", "g", "z")}
-    return Net(compute, **parts, layer_norm_in=nn.LayerNorm(PAIR), layer_norm_out=nn.LayerNorm(PAIR))
+    parts = {f"linear_{n}": Linear(PAIR, PAIR) for n in ("a_p", "a_g", "b_p", "b_g", "g", "z")}
+    return Net(compute, **parts, layer_norm_in=LayerNorm(PAIR), layer_norm_out=LayerNorm(PAIR))
 
 
 def evo_block() -> Net:
@@ -107,13 +108,13 @@ def evoformer() -> Net:
             x, z = block(x, z)
         return s.linear(x + layer_norm(z.mean(1), (PAIR,)).repeat(1, 2)[:, :MSA])
 
-    return Net(compute, blocks=[evo_block() for _ in range(3)], linear=nn.Linear(MSA, 20))
+    return Net(compute, blocks=[evo_block() for _ in range(3)], linear=Linear(MSA, 20))
 
 
-class StdConv(nn.Conv2d):
+class StdConv(Conv2d):
     def __init__(self, i: int, o: int, k: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__(i, o, k, stride, k // 2, groups=groups)
-        self.gain = nn.Parameter(torch.ones(o, 1, 1, 1))
+        self.gain = Parameter(torch.ones(o, 1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         w = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
@@ -140,7 +141,7 @@ def nf_block(i: int, o: int, stride: int) -> Net:
     return Net(
         compute, downsample=Net(conv=StdConv(i, o, 1)) if i != o else None, conv1=StdConv(i, mid, 1),
         conv2=StdConv(mid, mid, 3, stride, groups), conv2b=StdConv(mid, mid, 3, groups=groups),
-        conv3=StdConv(mid, o, 1), attn_last=excite(o), skipinit_gain=nn.Parameter(torch.tensor(0.7)),
+        conv3=StdConv(mid, o, 1), attn_last=excite(o), skipinit_gain=Parameter(torch.tensor(0.7)),
     )  # fmt: skip
 
 
@@ -151,8 +152,8 @@ def nfnet() -> Net:
 
     return Net(
         compute, stem=Net(conv1=StdConv(3, 8, 3, 2), conv2=StdConv(8, 16, 3)),
-        stages=[nn.Sequential(nf_block(16, 32, 1)), nn.Sequential(nf_block(32, 64, 2), nf_block(64, 64, 1))],
-        final_conv=StdConv(64, 96, 1), head=Net(fc=nn.Linear(96, 10)),
+        stages=[Sequential(nf_block(16, 32, 1)), Sequential(nf_block(32, 64, 2), nf_block(64, 64, 1))],
+        final_conv=StdConv(64, 96, 1), head=Net(fc=Linear(96, 10)),
     )  # fmt: skip
 
 

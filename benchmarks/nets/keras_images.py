@@ -5,7 +5,22 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import (
+    GELU,
+    BatchNorm2d,
+    Conv2d,
+    Dropout,
+    Flatten,
+    LayerNorm,
+    Linear,
+    MaxPool2d,
+    Module,
+    Parameter,
+    ReLU,
+    ReLU6,
+    Sequential,
+)
 from torch.nn.functional import avg_pool2d, elu, max_pool2d, relu, silu
 
 from nets.common import Net, Port, bn, conv, conv0, image, norm, numbers, pooled
@@ -19,8 +34,8 @@ def conv_bn() -> Net:
             x = f(x) if k > 1 else max_pool2d(f(x), 2)
         return s.classifier(s.hidden(x.flatten(1)).relu())
 
-    features = [nn.Sequential(conv(i, o), bn(o), nn.ReLU()) for i, o in pairwise((3, 8, 16, 16, 24))]
-    return Net(compute, features=features, hidden=nn.Linear(24 * 16, 32), classifier=nn.Linear(32, 10))
+    features = [Sequential(conv(i, o), bn(o), ReLU()) for i, o in pairwise((3, 8, 16, 16, 24))]
+    return Net(compute, features=features, hidden=Linear(24 * 16, 32), classifier=Linear(32, 10))
 
 
 def separable(i: int, o: int) -> Net:
@@ -74,12 +89,12 @@ def resnet() -> Net:
 
     return Net(
         compute, conv1=conv(3, 8, 7, 2), bn1=bn(8), layer1=layer(8, 8, 1), layer2=layer(32, 16, 2),
-        layer3=layer(64, 32, 2), fc=nn.Linear(128, 10),
+        layer3=layer(64, 32, 2), fc=Linear(128, 10),
     )  # fmt: skip
 
 
-def activated(i: int, o: int, k: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    return nn.Sequential(conv0(i, o, k, stride, groups=groups), bn(o), nn.ReLU6())
+def activated(i: int, o: int, k: int, stride: int = 1, groups: int = 1) -> Sequential:
+    return Sequential(conv0(i, o, k, stride, groups=groups), bn(o), ReLU6())
 
 
 def inverted(i: int, o: int, stride: int, expand: int) -> Net:
@@ -96,7 +111,7 @@ def mobilenet() -> Net:
     return Net(
         lambda s, x: s.classifier(pooled(s.features(x))),
         features=[activated(3, 8, 3, 2), *(inverted(*x) for x in shapes), activated(16, 48, 1)],
-        classifier=[nn.Dropout(0.2), nn.Linear(48, 10)],
+        classifier=[Dropout(0.2), Linear(48, 10)],
     )
 
 
@@ -127,22 +142,22 @@ def efficientnet() -> Net:
     shapes = [(8, 8, 3, 1, 1), (8, 12, 3, 2, 6), (12, 12, 3, 1, 6), (12, 16, 5, 2, 6), (16, 16, 5, 1, 6)]
     return Net(
         compute, _conv_stem=conv0(3, 8, 3, 2), _bn0=bn(8), _blocks=[excited(*x) for x in shapes],
-        _conv_head=conv0(16, 64, 1), _bn1=bn(64), _fc=nn.Linear(64, 10),
+        _conv_head=conv0(16, 64, 1), _bn1=bn(64), _fc=Linear(64, 10),
     )  # fmt: skip
 
 
 def vgg() -> Net:
     """The names of torchvision's VGG: numbers in a Sequential."""
-    layers: list[nn.Module] = []
+    layers: list[Module] = []
     last = 3
     for w in (8, 8, 0, 16, 16, 0, 32, 32, 32, 0):
-        layers += [conv(last, w), nn.ReLU()] if w else [nn.MaxPool2d(2)]
+        layers += [conv(last, w), ReLU()] if w else [MaxPool2d(2)]
         last = w or last
-    classifier = [nn.Linear(128, 48), nn.ReLU(), nn.Dropout(), nn.Linear(48, 48), nn.ReLU(), nn.Dropout()]
+    classifier = [Linear(128, 48), ReLU(), Dropout(), Linear(48, 48), ReLU(), Dropout()]
     return Net(
         lambda s, x: s.classifier(s.features(x).flatten(1)),
         features=layers,
-        classifier=[*classifier, nn.Linear(48, 10)],
+        classifier=[*classifier, Linear(48, 10)],
     )
 
 
@@ -153,9 +168,9 @@ def eegnet() -> Net:
 
     same = {"padding": "same", "bias": False}
     return Net(
-        compute, temporal=[nn.Conv2d(1, 8, (1, 16), **same), bn(8)],
-        spatial=[nn.Conv2d(8, 16, (6, 1), groups=8, bias=False), bn(16)],
-        separable=[nn.Conv2d(16, 16, (1, 8), groups=16, **same), conv0(16, 16, 1), bn(16)], classify=nn.Linear(32, 4),
+        compute, temporal=[Conv2d(1, 8, (1, 16), **same), bn(8)],
+        spatial=[Conv2d(8, 16, (6, 1), groups=8, bias=False), bn(16)],
+        separable=[Conv2d(16, 16, (1, 8), groups=16, **same), conv0(16, 16, 1), bn(16)], classify=Linear(32, 4),
     )  # fmt: skip
 
 
@@ -168,14 +183,14 @@ def dense_layer(i: int) -> Net:
         return torch.cat([x, s.conv2(s.norm2(y).relu())], 1)
 
     return Net(
-        compute, norm1=nn.BatchNorm2d(i), conv1=conv0(i, 4 * GROWTH, 1), norm2=nn.BatchNorm2d(4 * GROWTH),
+        compute, norm1=BatchNorm2d(i), conv1=conv0(i, 4 * GROWTH, 1), norm2=BatchNorm2d(4 * GROWTH),
         conv2=conv0(4 * GROWTH, GROWTH),
     )  # fmt: skip
 
 
-def named(**parts: nn.Module) -> nn.Sequential:
+def named(**parts: Module) -> Sequential:
     """A Sequential whose members have names."""
-    out = nn.Sequential()
+    out = Sequential()
     for name, part in parts.items():
         out.add_module(name, part)
     return out
@@ -183,34 +198,32 @@ def named(**parts: nn.Module) -> nn.Sequential:
 
 def densenet() -> Net:
     width = 16
-    parts: dict[str, nn.Module] = {"conv0": conv0(3, width, 7, 2), "norm0": nn.BatchNorm2d(width), "relu0": nn.ReLU()}
+    parts: dict[str, Module] = {"conv0": conv0(3, width, 7, 2), "norm0": BatchNorm2d(width), "relu0": ReLU()}
     for k, count in enumerate(BLOCKS):
         layers = {f"denselayer{j + 1}": dense_layer(width + j * GROWTH) for j in range(count)}
         parts[f"denseblock{k + 1}"] = named(**layers)
         width += count * GROWTH
         if k + 1 < len(BLOCKS):
             turn = conv0(width, width // 2, 1)
-            parts[f"transition{k + 1}"] = named(norm=nn.BatchNorm2d(width), relu=nn.ReLU(), conv=turn)
+            parts[f"transition{k + 1}"] = named(norm=BatchNorm2d(width), relu=ReLU(), conv=turn)
             width //= 2
-    features = named(**parts, norm5=nn.BatchNorm2d(width))
-    return Net(
-        lambda s, x: s.classifier(pooled(s.features(x).relu())), features=features, classifier=nn.Linear(width, 10)
-    )
+    features = named(**parts, norm5=BatchNorm2d(width))
+    return Net(lambda s, x: s.classifier(pooled(s.features(x).relu())), features=features, classifier=Linear(width, 10))
 
 
 def turned(*order: int) -> Net:
     return Net(lambda s, x: x.permute(order))
 
 
-class LayerNorm2d(nn.LayerNorm):
+class LayerNorm2d(LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 def next_block(width: int) -> Net:
-    scale = nn.Parameter(torch.rand(width, 1, 1))
+    scale = Parameter(torch.rand(width, 1, 1))
     depthwise = conv(width, width, 7, groups=width)
-    layers = [nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
+    layers = [Linear(width, 4 * width), GELU(), Linear(4 * width, width)]
     return Net(
         lambda s, x: x + s.layer_scale * s.block(x), layer_scale=scale,
         block=[depthwise, turned(0, 2, 3, 1), norm(width), *layers, turned(0, 3, 1, 2)],
@@ -221,12 +234,12 @@ def convnext() -> Net:
     return Net(
         lambda s, x: s.classifier(s.features(x).mean((2, 3), keepdim=True)),
         features=[
-            nn.Sequential(nn.Conv2d(3, 16, 4, 4), LayerNorm2d(16, 1e-6)),
-            nn.Sequential(next_block(16), next_block(16)),
-            nn.Sequential(LayerNorm2d(16, 1e-6), nn.Conv2d(16, 24, 2, 2)),
-            nn.Sequential(next_block(24), next_block(24), next_block(24)),
+            Sequential(Conv2d(3, 16, 4, 4), LayerNorm2d(16, 1e-6)),
+            Sequential(next_block(16), next_block(16)),
+            Sequential(LayerNorm2d(16, 1e-6), Conv2d(16, 24, 2, 2)),
+            Sequential(next_block(24), next_block(24), next_block(24)),
         ],
-        classifier=[LayerNorm2d(24, 1e-6), nn.Flatten(1), nn.Linear(24, 10)],
+        classifier=[LayerNorm2d(24, 1e-6), Flatten(1), Linear(24, 10)],
     )
 
 

@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import (
+    Conv2d,
+    ConvTranspose2d,
+    GroupNorm,
+    Identity,
+    Linear,
+    MaxPool2d,
+    Module,
+    MultiheadAttention,
+    Parameter,
+    ReLU,
+    Sequential,
+    SiLU,
+)
 from torch.nn.functional import elu, interpolate, leaky_relu, relu, silu
 
 from nets.common import (
@@ -71,8 +85,8 @@ def timed(i: int, o: int) -> Net:
         return s.out_conv(silu(s.out_norm(h))) + s.skip(x)
 
     return Net(
-        compute, in_norm=nn.GroupNorm(4, i), in_conv=conv(i, o), emb=nn.Linear(16, o), out_norm=nn.GroupNorm(4, o),
-        out_conv=conv(o, o), skip=conv(i, o, 1) if i != o else nn.Identity(),
+        compute, in_norm=GroupNorm(4, i), in_conv=conv(i, o), emb=Linear(16, o), out_norm=GroupNorm(4, o),
+        out_conv=conv(o, o), skip=conv(i, o, 1) if i != o else Identity(),
     )  # fmt: skip
 
 
@@ -86,24 +100,24 @@ def diffusion() -> Net:
         return s.final(silu(s.final_norm(h)))
 
     return Net(
-        compute, time=[nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 16)], stem=conv(3, 8), down1=timed(8, 8),
-        down2=timed(8, 16), middle=timed(16, 16), up2=timed(32, 8), up1=timed(16, 8), final_norm=nn.GroupNorm(4, 8),
+        compute, time=[Linear(8, 16), SiLU(), Linear(16, 16)], stem=conv(3, 8), down1=timed(8, 8),
+        down2=timed(8, 16), middle=timed(16, 16), up2=timed(32, 8), up1=timed(16, 8), final_norm=GroupNorm(4, 8),
         final=conv(8, 3),
     )  # fmt: skip
 
 
 def double(i: int, o: int) -> Net:
-    layers = [conv0(i, o), bn(o), nn.ReLU(), conv0(o, o), bn(o), nn.ReLU()]
+    layers = [conv0(i, o), bn(o), ReLU(), conv0(o, o), bn(o), ReLU()]
     return Net(lambda s, x: s.double_conv(x), double_conv=layers)
 
 
 def down(i: int, o: int) -> Net:
-    return Net(lambda s, x: s.maxpool_conv(x), maxpool_conv=[nn.MaxPool2d(2), double(i, o)])
+    return Net(lambda s, x: s.maxpool_conv(x), maxpool_conv=[MaxPool2d(2), double(i, o)])
 
 
 def up(i: int, o: int) -> Net:
     return Net(
-        lambda s, x, skip: s.conv(torch.cat([skip, s.up(x)], 1)), up=nn.ConvTranspose2d(i, o, 2, 2), conv=double(i, o)
+        lambda s, x, skip: s.conv(torch.cat([skip, s.up(x)], 1)), up=ConvTranspose2d(i, o, 2, 2), conv=double(i, o)
     )
 
 
@@ -130,8 +144,8 @@ def dark(d: int) -> Net:
     )  # fmt: skip
 
 
-def neck(i: int, d: int) -> nn.Sequential:
-    return nn.Sequential(leaky(i, d, 1), leaky(d, 2 * d, 3), leaky(2 * d, d, 1))
+def neck(i: int, d: int) -> Sequential:
+    return Sequential(leaky(i, d, 1), leaky(d, 2 * d, 3), leaky(2 * d, d, 1))
 
 
 def yolo() -> Net:
@@ -151,7 +165,7 @@ def yolo() -> Net:
     stages = ((16, 1), (32, 2), (64, 1))
     return Net(
         compute, stem=leaky(3, 8, 3),
-        stages=[nn.Sequential(leaky(d // 2, d, 3, 2), *(dark(d) for _ in range(n))) for d, n in stages],
+        stages=[Sequential(leaky(d // 2, d, 3, 2), *(dark(d) for _ in range(n))) for d, n in stages],
         neck=[neck(64, 32), neck(48, 16), neck(24, 8)], lateral=[leaky(32, 16, 1), leaky(16, 8, 1)],
         expand=[leaky(32, 64, 3), leaky(16, 32, 3), leaky(8, 16, 3)], detect=[conv(d, 21, 1) for d in (64, 32, 16)],
     )  # fmt: skip
@@ -165,8 +179,8 @@ def dcgan() -> Net:
         x = leaky_relu(s.norm1(s.deconv1(x)), 0.3)
         return torch.tanh(s.to_rgb(leaky_relu(s.norm2(s.deconv2(x)), 0.3)))
 
-    def wider(i: int, o: int) -> nn.Module:
-        return nn.ConvTranspose2d(i, o, 4, 2, 1, bias=False)
+    def wider(i: int, o: int) -> Module:
+        return ConvTranspose2d(i, o, 4, 2, 1, bias=False)
 
     return Net(
         compute, project=dense0(20, 4 * 4 * 24), norm0=bn1d(4 * 4 * 24), deconv1=wider(24, 12), norm1=bn(12),
@@ -182,9 +196,9 @@ def vae() -> Net:
         return s.out(relu(s.dec2(relu(s.dec1(y)))))
 
     return Net(
-        compute, enc1=conv(1, 8, 3, 2), enc2=conv(8, 16, 3, 2), hidden=nn.Linear(16 * 16, 24), mu=nn.Linear(24, 5),
-        log_var=nn.Linear(24, 5), expand=nn.Linear(5, 16 * 16), dec1=nn.ConvTranspose2d(16, 16, 4, 2, 1),
-        dec2=nn.ConvTranspose2d(16, 8, 4, 2, 1), out=conv(8, 1),
+        compute, enc1=conv(1, 8, 3, 2), enc2=conv(8, 16, 3, 2), hidden=Linear(16 * 16, 24), mu=Linear(24, 5),
+        log_var=Linear(24, 5), expand=Linear(5, 16 * 16), dec1=ConvTranspose2d(16, 16, 4, 2, 1),
+        dec2=ConvTranspose2d(16, 8, 4, 2, 1), out=conv(8, 1),
     )  # fmt: skip
 
 
@@ -201,8 +215,8 @@ def capsules() -> Net:
         return s.decoder(v.flatten(1))
 
     return Net(
-        compute, conv=nn.Conv2d(1, 12, 5), primary=nn.Conv2d(12, 16, 5, 2), W=parameter(1, 3, 36, 6, 4),
-        decoder=[nn.Linear(18, 20), nn.ReLU(), nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 9)],
+        compute, conv=Conv2d(1, 12, 5), primary=Conv2d(12, 16, 5, 2), W=parameter(1, 3, 36, 6, 4),
+        decoder=[Linear(18, 20), ReLU(), Linear(20, 32), ReLU(), Linear(32, 9)],
     )  # fmt: skip
 
 
@@ -212,8 +226,8 @@ def vit_layer(d: int) -> Net:
         return x + s.mlp(s.norm2(x))
 
     return Net(
-        compute, norm1=norm(d), attn=nn.MultiheadAttention(d, 2, batch_first=True), norm2=norm(d),
-        mlp=[nn.Linear(d, 2 * d), nn.SiLU(), nn.Linear(2 * d, d)],
+        compute, norm1=norm(d), attn=MultiheadAttention(d, 2, batch_first=True), norm2=norm(d),
+        mlp=[Linear(d, 2 * d), SiLU(), Linear(2 * d, d)],
     )  # fmt: skip
 
 
@@ -235,7 +249,7 @@ def mobilevit() -> Net:
     return Net(
         compute, stem=conv(3, 8, 3, 2), mv=[inverted(8, 8), inverted(8, 12)], local3=conv(12, 12),
         local1=conv(12, 16, 1), blocks=[vit_layer(16), vit_layer(16)], back=conv(16, 12, 1), fuse=conv(24, 12),
-        head=nn.Linear(12, 5),
+        head=Linear(12, 5),
     )  # fmt: skip
 
 
@@ -248,7 +262,7 @@ def attention(i: int, heads: int, o: int) -> Net:
 
     return Net(
         compute, lin=dense0(i, heads * o), att_src=parameter(1, heads, o), att_dst=parameter(1, heads, o),
-        bias=nn.Parameter(torch.zeros(heads * o)),
+        bias=Parameter(torch.zeros(heads * o)),
     )  # fmt: skip
 
 
@@ -257,7 +271,7 @@ def gat() -> Net:
         a = x @ x.transpose(1, 2)
         return s.readout(elu(s.gat2(elu(s.gat1(x, a)), a)).mean(1))
 
-    return Net(compute, gat1=attention(7, 3, 5), gat2=attention(15, 3, 5), readout=nn.Linear(15, 4))
+    return Net(compute, gat1=attention(7, 3, 5), gat2=attention(15, 3, 5), readout=Linear(15, 4))
 
 
 PORTS = {

@@ -4,6 +4,23 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import (
+    GLU,
+    GRU,
+    LSTM,
+    Conv2d,
+    Dropout,
+    Embedding,
+    Hardtanh,
+    LayerNorm,
+    Linear,
+    MaxPool2d,
+    Module,
+    MultiheadAttention,
+    ReLU,
+    SiLU,
+    Tanh,
+)
 from torch.nn.functional import relu
 
 from nets.common import (
@@ -36,7 +53,7 @@ def cred() -> Net:
 
     net = Net(
         compute, conv=conv1d(3, 12, 5), bn=bn1d(12), blstm1=both(12, 10), blstm2=both(20, 10),
-        last=nn.LSTM(20, 14, batch_first=True), fc=nn.Linear(14, 2),
+        last=LSTM(20, 14, batch_first=True), fc=Linear(14, 2),
     )  # fmt: skip
     for rnn in (net.blstm1, net.blstm2, net.last):
         second(rnn)
@@ -46,8 +63,8 @@ def cred() -> Net:
 def tagger() -> Net:
     """An embedding, a bidirectional GRU and a dense layer."""
     return Net(
-        lambda s, x: s.tags(s.rnn(s.embed(x))[0]), embed=nn.Embedding(50, 12), rnn=both(12, 9, nn.GRU, 2),
-        tags=nn.Linear(18, 5),
+        lambda s, x: s.tags(s.rnn(s.embed(x))[0]), embed=Embedding(50, 12), rnn=both(12, 9, GRU, 2),
+        tags=Linear(18, 5),
     )  # fmt: skip
 
 
@@ -58,10 +75,10 @@ def ocr() -> Net:
         x = s.cnn(x).permute(0, 3, 1, 2).flatten(2)  # width, then channels and height
         return s.fc(s.rnn2(s.rnn1(s.squeeze(x).relu())[0])[0])
 
-    convolutions = [conv(1, 8), bn(8), nn.ReLU(), nn.MaxPool2d(2), conv(8, 16), bn(16), nn.ReLU(), nn.MaxPool2d(2)]
+    convolutions = [conv(1, 8), bn(8), ReLU(), MaxPool2d(2), conv(8, 16), bn(16), ReLU(), MaxPool2d(2)]
     net = Net(
-        compute, cnn=[*convolutions, conv(16, 16), bn(16), nn.ReLU()], squeeze=nn.Linear(16 * 4, 24),
-        rnn1=both(24, 12), rnn2=both(24, 12), fc=nn.Linear(24, 30),
+        compute, cnn=[*convolutions, conv(16, 16), bn(16), ReLU()], squeeze=Linear(16 * 4, 24),
+        rnn1=both(24, 12), rnn2=both(24, 12), fc=Linear(24, 30),
     )  # fmt: skip
     second(net.rnn1)
     second(net.rnn2)
@@ -71,8 +88,8 @@ def ocr() -> Net:
 def grus() -> Net:
     """Two GRUs on top of each other."""
     return Net(
-        lambda s, x: s.head(s.gru(s.emb(x))[0]), emb=nn.Embedding(40, 12),
-        gru=nn.GRU(12, 12, num_layers=2, batch_first=True), head=[nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 5)],
+        lambda s, x: s.head(s.gru(s.emb(x))[0]), emb=Embedding(40, 12),
+        gru=GRU(12, 12, num_layers=2, batch_first=True), head=[Linear(12, 12), Tanh(), Linear(12, 5)],
     )  # fmt: skip
 
 
@@ -86,8 +103,8 @@ def textgenrnn() -> Net:
         return s.output((y * s.attention(y).softmax(1)).sum(1))
 
     return Net(
-        compute, embedding=nn.Embedding(40, 10), rnn_1=nn.LSTM(10, 14, batch_first=True),
-        rnn_2=nn.LSTM(14, 14, batch_first=True), attention=dense0(38, 1), output=nn.Linear(38, 40),
+        compute, embedding=Embedding(40, 10), rnn_1=LSTM(10, 14, batch_first=True),
+        rnn_2=LSTM(14, 14, batch_first=True), attention=dense0(38, 1), output=Linear(38, 40),
     )  # fmt: skip
 
 
@@ -130,8 +147,8 @@ def gru_crf() -> Net:
         return s.crf(s.to_tags(s.mlp(y).tanh()))
 
     return Net(
-        compute, crf=crf(7), embeds=nn.Embedding(40, 10), encoder=[both(10, 8, nn.GRU), both(16, 8, nn.GRU)],
-        mlp=nn.Linear(16, 12), to_tags=nn.Linear(12, 7),
+        compute, crf=crf(7), embeds=Embedding(40, 10), encoder=[both(10, 8, GRU), both(16, 8, GRU)],
+        mlp=Linear(16, 12), to_tags=Linear(12, 7),
     )  # fmt: skip
 
 
@@ -139,15 +156,15 @@ WIDTH, TAPS = 16, 7  # of the Conformer
 
 
 def feed_forward() -> Net:
-    dense = [nn.Linear(WIDTH, 4 * WIDTH), nn.SiLU(), nn.Dropout(0.0), nn.Linear(4 * WIDTH, WIDTH)]
-    return Net(lambda s, x: s.sequential(x), sequential=[nn.LayerNorm(WIDTH), *dense])
+    dense = [Linear(WIDTH, 4 * WIDTH), SiLU(), Dropout(0.0), Linear(4 * WIDTH, WIDTH)]
+    return Net(lambda s, x: s.sequential(x), sequential=[LayerNorm(WIDTH), *dense])
 
 
 def conv_module() -> Net:
-    first = [conv1d(WIDTH, 2 * WIDTH), nn.GLU(1), conv1d(WIDTH, WIDTH, TAPS, groups=WIDTH)]
+    first = [conv1d(WIDTH, 2 * WIDTH), GLU(1), conv1d(WIDTH, WIDTH, TAPS, groups=WIDTH)]
     return Net(
         lambda s, x: s.sequential(s.layer_norm(x).transpose(1, 2)).transpose(1, 2),
-        layer_norm=nn.LayerNorm(WIDTH), sequential=[*first, bn1d(WIDTH), nn.SiLU(), conv1d(WIDTH, WIDTH)],
+        layer_norm=LayerNorm(WIDTH), sequential=[*first, bn1d(WIDTH), SiLU(), conv1d(WIDTH, WIDTH)],
     )  # fmt: skip
 
 
@@ -159,9 +176,9 @@ def conformer_layer() -> Net:
         return s.final_layer_norm(x + 0.5 * s.ffn2(x))
 
     return Net(
-        compute, ffn1=feed_forward(), self_attn_layer_norm=nn.LayerNorm(WIDTH),
-        self_attn=nn.MultiheadAttention(WIDTH, 4, batch_first=True), conv_module=conv_module(), ffn2=feed_forward(),
-        final_layer_norm=nn.LayerNorm(WIDTH),
+        compute, ffn1=feed_forward(), self_attn_layer_norm=LayerNorm(WIDTH),
+        self_attn=MultiheadAttention(WIDTH, 4, batch_first=True), conv_module=conv_module(), ffn2=feed_forward(),
+        final_layer_norm=LayerNorm(WIDTH),
     )  # fmt: skip
 
 
@@ -171,13 +188,13 @@ def conformer() -> Net:
         return s.output_linear(s.conformer_layers(x))
 
     return Net(
-        compute, subsample=[conv(1, 8, 3, 2), nn.ReLU(), conv(8, 8, 3, 2), nn.ReLU()],
-        input_linear=nn.Linear(8 * 5, WIDTH), conformer_layers=[conformer_layer() for _ in range(3)],
-        output_linear=nn.Linear(WIDTH, 30),
+        compute, subsample=[conv(1, 8, 3, 2), ReLU(), conv(8, 8, 3, 2), ReLU()],
+        input_linear=Linear(8 * 5, WIDTH), conformer_layers=[conformer_layer() for _ in range(3)],
+        output_linear=Linear(WIDTH, 30),
     )  # fmt: skip
 
 
-def turned(layer: nn.Module, x: Tensor) -> Tensor:
+def turned(layer: Module, x: Tensor) -> Tensor:
     """A layer that wants channels before time."""
     return layer(x.transpose(1, 2)).transpose(1, 2)
 
@@ -185,7 +202,7 @@ def turned(layer: nn.Module, x: Tensor) -> Tensor:
 def normed_gru(i: int, first: bool = False) -> Net:
     return Net(
         lambda s, x: s.rnn(turned(s.batch_norm, x) if s.batch_norm else x)[0], batch_norm=None if first else bn1d(i),
-        rnn=both(i, 10, nn.GRU),
+        rnn=both(i, 10, GRU),
     )  # fmt: skip
 
 
@@ -195,9 +212,9 @@ def speech() -> Net:
         x = s.rnns(s.conv(x[:, None]).flatten(1, 2).transpose(1, 2))
         return s.fc[1](turned(s.fc[0], x))
 
-    clipped = nn.Hardtanh(0, 20)
-    first = nn.Conv2d(1, 6, (7, 5), (2, 2), (3, 2), bias=False)
-    other = nn.Conv2d(6, 6, (5, 3), (2, 1), (2, 1), bias=False)
+    clipped = Hardtanh(0, 20)
+    first = Conv2d(1, 6, (7, 5), (2, 2), (3, 2), bias=False)
+    other = Conv2d(6, 6, (5, 3), (2, 1), (2, 1), bias=False)
     return Net(
         compute, conv=[first, bn(6), clipped, other, bn(6), clipped],
         rnns=[normed_gru(6 * 4, first=True), normed_gru(20), normed_gru(20)], fc=[bn1d(20), dense0(20, 29)],
@@ -213,15 +230,15 @@ def seq2seq() -> Net:
         return s.vocab(s.decoder(torch.cat([context.expand(-1, y.shape[1], -1), y], -1), h)[0])
 
     return Net(
-        compute, src_embed=nn.Embedding(40, 12), tgt_embed=nn.Embedding(36, 12),
-        encoder=nn.GRU(12, 16, batch_first=True), w_query=nn.Linear(16, 16), w_key=nn.Linear(16, 16),
-        score=nn.Linear(16, 1), decoder=nn.GRU(28, 16, batch_first=True), vocab=nn.Linear(16, 36),
+        compute, src_embed=Embedding(40, 12), tgt_embed=Embedding(36, 12),
+        encoder=GRU(12, 16, batch_first=True), w_query=Linear(16, 16), w_key=Linear(16, 16),
+        score=Linear(16, 1), decoder=GRU(28, 16, batch_first=True), vocab=Linear(16, 36),
     )  # fmt: skip
 
 
 def cross(d: int) -> Net:
     """Attention of four heads to another sequence."""
-    parts = {f"to_{n}": nn.Linear(d, d) for n in ("q", "k", "v", "out")}
+    parts = {f"to_{n}": Linear(d, d) for n in ("q", "k", "v", "out")}
     return Net(lambda s, x, y: s.to_out(attend(s.to_q(x), s.to_k(y), s.to_v(y), d // 4)), **parts)
 
 
@@ -232,8 +249,8 @@ def decoder_layer(d: int) -> Net:
         return s.norm3(x + s.fc2(relu(s.fc1(x))))
 
     return Net(
-        compute, self_attn=cross(d), norm1=norm(d), cross_attn=cross(d), norm2=norm(d), fc1=nn.Linear(d, 32),
-        fc2=nn.Linear(32, d), norm3=norm(d),
+        compute, self_attn=cross(d), norm1=norm(d), cross_attn=cross(d), norm2=norm(d), fc1=Linear(d, 32),
+        fc2=Linear(32, d), norm3=norm(d),
     )  # fmt: skip
 
 
@@ -245,8 +262,8 @@ def decoder() -> Net:
         return s.final(y)
 
     return Net(
-        compute, embed=nn.Embedding(30, 16), memory=nn.Embedding(10, 16), layers=[decoder_layer(16) for _ in range(3)],
-        final=nn.Linear(16, 30),
+        compute, embed=Embedding(30, 16), memory=Embedding(10, 16), layers=[decoder_layer(16) for _ in range(3)],
+        final=Linear(16, 30),
     )  # fmt: skip
 
 

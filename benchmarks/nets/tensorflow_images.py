@@ -5,7 +5,19 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import (
+    BatchNorm2d,
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    LayerNorm,
+    Linear,
+    Module,
+    Parameter,
+    Sequential,
+)
 from torch.nn.functional import gelu, leaky_relu, max_pool1d, one_hot, relu, relu6
 
 from nets.common import Net, Port, attend, bn, bn1d, conv, conv0, conv1d, dense0, image, numbers, pooled
@@ -26,11 +38,11 @@ def phasenet() -> Net:
             x = pair(torch.cat([skip, turn(x)], 1)).relu()
         return s.out(x)
 
-    def pair(i: int, o: int) -> nn.Sequential:
-        return nn.Sequential(conv1d(i, o, 7, bias=False), bn1d(o))
+    def pair(i: int, o: int) -> Sequential:
+        return Sequential(conv1d(i, o, 7, bias=False), bn1d(o))
 
-    def turn(i: int, o: int) -> nn.Module:
-        return nn.ConvTranspose1d(i, o, 2, 2, bias=False)
+    def turn(i: int, o: int) -> Module:
+        return ConvTranspose1d(i, o, 2, 2, bias=False)
 
     return Net(
         compute, inc=conv1d(3, 8, 7), in_bn=bn1d(8), down=[pair(8, 8), pair(8, 16), pair(16, 32)],
@@ -52,12 +64,12 @@ def spleeter() -> Net:
             x = torch.cat([kept[3 - k], x], 1) if k < 4 else x
         return s.up7(x)
 
-    parts: dict[str, nn.Module] = {}
+    parts: dict[str, Module] = {}
     for k, (i, o) in enumerate(pairwise((2, 8, 16, 32, 64)), 1):
         parts |= {f"conv{k}": conv(i, o, 5, 2), f"bn{k}": bn(o)}
     for k, (i, o) in enumerate(((64, 32), (64, 16), (32, 8), (16, 1)), 1):
-        parts |= {f"up{k}": nn.ConvTranspose2d(i, o, 5, 2, 2, 1), f"bn{k + 4}": bn(o)}
-    return Net(compute, **parts, up7=nn.Conv2d(1, 2, 4, dilation=2, padding=3))
+        parts |= {f"up{k}": ConvTranspose2d(i, o, 5, 2, 2, 1), f"bn{k + 4}": bn(o)}
+    return Net(compute, **parts, up7=Conv2d(1, 2, 4, dilation=2, padding=3))
 
 
 def preactivated(i: int, w: int, o: int, stride: int = 1) -> Net:
@@ -67,8 +79,8 @@ def preactivated(i: int, w: int, o: int, stride: int = 1) -> Net:
         return z + (s.shortcut(y) if s.shortcut else x)
 
     return Net(
-        compute, norm1=nn.BatchNorm2d(i), conv1=conv0(i, w, 1), norm2=nn.BatchNorm2d(w),
-        conv2=conv0(w, w, 3, stride), norm3=nn.BatchNorm2d(w), conv3=conv(w, o, 1),
+        compute, norm1=BatchNorm2d(i), conv1=conv0(i, w, 1), norm2=BatchNorm2d(w),
+        conv2=conv0(w, w, 3, stride), norm3=BatchNorm2d(w), conv3=conv(w, o, 1),
         shortcut=conv(i, o, 1, stride) if i != o else None,
     )  # fmt: skip
 
@@ -78,7 +90,7 @@ def slim() -> Net:
     return Net(
         lambda s, x: s.classifier(s.final_norm(s.stage1(s.stage0(s.stem(x)))).relu().mean((2, 3), True))[..., 0, 0],
         stem=conv(3, 8, 7, 2), stage0=[preactivated(8, 8, 32), preactivated(32, 8, 32)],
-        stage1=[preactivated(32, 16, 64, 2), preactivated(64, 16, 64)], final_norm=nn.BatchNorm2d(64),
+        stage1=[preactivated(32, 16, 64, 2), preactivated(64, 16, 64)], final_norm=BatchNorm2d(64),
         classifier=conv(64, 10, 1),
     )  # fmt: skip
 
@@ -91,10 +103,10 @@ def graph() -> Net:
             x = relu6(getattr(s, f"bn_{k}")(getattr(s, f"block_{k}")(x)))
         return s.out(s.hidden(pooled(x)).relu())
 
-    parts: dict[str, nn.Module] = {}
+    parts: dict[str, Module] = {}
     for k, i in zip("abc", (3, 8, 8), strict=True):
         parts |= {f"block_{k}": conv0(i, 8, padding=0), f"bn_{k}": bn(8)}
-    return Net(compute, **parts, hidden=nn.Linear(8, 8), out=nn.Linear(8, 8))
+    return Net(compute, **parts, hidden=Linear(8, 8), out=Linear(8, 8))
 
 
 WINDOW = 4  # of Swin
@@ -112,8 +124,8 @@ def swin_self(d: int, heads: int) -> Net:
         return attend(s.query(x), s.key(x), s.value(x), d // heads, attn_mask=bias[None])
 
     net = Net(
-        compute, relative_position_bias_table=nn.Parameter(torch.zeros((2 * WINDOW - 1) ** 2, heads)),
-        query=nn.Linear(d, d), key=nn.Linear(d, d), value=nn.Linear(d, d),
+        compute, relative_position_bias_table=Parameter(torch.zeros((2 * WINDOW - 1) ** 2, heads)),
+        query=Linear(d, d), key=Linear(d, d), value=Linear(d, d),
     )  # fmt: skip
     net.register_buffer("relative_position_index", relative(WINDOW))
     return net
@@ -130,11 +142,11 @@ def swin_block(d: int, heads: int, shift: int) -> Net:
         return x + s.output.dense(gelu(s.intermediate.dense(s.layernorm_after(x))))
 
     def dense(i: int, o: int) -> Net:
-        return Net(dense=nn.Linear(i, o))
+        return Net(dense=Linear(i, o))
 
     inside = {"self": swin_self(d, heads), "output": dense(d, d)}
     return Net(
-        compute, layernorm_before=nn.LayerNorm(d), attention=Net(None, **inside), layernorm_after=nn.LayerNorm(d),
+        compute, layernorm_before=LayerNorm(d), attention=Net(None, **inside), layernorm_after=LayerNorm(d),
         intermediate=dense(d, 4 * d), output=dense(4 * d, d),
     )  # fmt: skip
 
@@ -148,7 +160,7 @@ def swin_stage(d: int, heads: int, last: bool) -> Net:
         return s.downsample.reduction(s.downsample.norm(torch.cat(parts, -1)))
 
     blocks = [swin_block(d, heads, 0), swin_block(d, heads, 2)]
-    down = None if last else Net(reduction=dense0(4 * d, 2 * d), norm=nn.LayerNorm(4 * d))
+    down = None if last else Net(reduction=dense0(4 * d, 2 * d), norm=LayerNorm(4 * d))
     return Net(compute, blocks=blocks, downsample=down)
 
 
@@ -159,10 +171,10 @@ def swin() -> Net:
         return s.classifier(s.swin.layernorm(x).mean((1, 2)))
 
     model = Net(
-        embeddings=Net(projection=nn.Conv2d(3, 12, 2, 2), norm=nn.LayerNorm(12)),
-        encoder=[swin_stage(12, 2, False), swin_stage(24, 4, True)], layernorm=nn.LayerNorm(24),
+        embeddings=Net(projection=Conv2d(3, 12, 2, 2), norm=LayerNorm(12)),
+        encoder=[swin_stage(12, 2, False), swin_stage(24, 4, True)], layernorm=LayerNorm(24),
     )  # fmt: skip
-    return Net(compute, swin=model, classifier=nn.Linear(24, 10))
+    return Net(compute, swin=model, classifier=Linear(24, 10))
 
 
 QUANTISED, RESIDUAL, DILATED, SKIP = 16, 12, 10, 14  # of WaveNet
@@ -175,7 +187,7 @@ def gated(dilation: int) -> Net:
         return x[..., -y.shape[-1] :] + s.res(y), s.skip(y)
 
     return Net(
-        compute, in_layer=nn.Conv1d(RESIDUAL, 2 * DILATED, 2, dilation=dilation), res=conv1d(DILATED, RESIDUAL),
+        compute, in_layer=Conv1d(RESIDUAL, 2 * DILATED, 2, dilation=dilation), res=conv1d(DILATED, RESIDUAL),
         skip=conv1d(DILATED, SKIP),
     )  # fmt: skip
 
@@ -190,7 +202,7 @@ def wavenet() -> Net:
         return s.end2(relu(s.end1(relu(sum(y[..., -x.shape[-1] :] for y in skips)))))
 
     return Net(
-        compute, start=nn.Conv1d(QUANTISED, RESIDUAL, 2, bias=False), wn=[gated(k) for k in (1, 2, 4, 1, 2)],
+        compute, start=Conv1d(QUANTISED, RESIDUAL, 2, bias=False), wn=[gated(k) for k in (1, 2, 4, 1, 2)],
         end1=conv1d(SKIP, SKIP), end2=conv1d(SKIP, QUANTISED),
     )  # fmt: skip
 

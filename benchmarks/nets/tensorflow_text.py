@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import (
+    GRU,
+    LSTM,
+    Conv2d,
+    Embedding,
+    LayerNorm,
+    Linear,
+    Module,
+    ModuleDict,
+    Parameter,
+    ReLU,
+    SiLU,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 from torch.nn.functional import gelu, glu, relu, silu
 
 from nets.common import Net, Port, attend, bn1d, both, conv1d, dense0, ids, image, parameter, second
@@ -12,8 +27,8 @@ from nets.common import Net, Port, attend, bn1d, both, conv1d, dense0, ids, imag
 def cells() -> Net:
     """Two LSTM cells of TensorFlow 1 on top of each other."""
     net = Net(
-        lambda s, x: s.proj(s.lstm(s.embedding(x))[0]), embedding=nn.Embedding(40, 8),
-        lstm=nn.LSTM(8, 12, num_layers=2, batch_first=True), proj=nn.Linear(12, 40),
+        lambda s, x: s.proj(s.lstm(s.embedding(x))[0]), embedding=Embedding(40, 8),
+        lstm=LSTM(8, 12, num_layers=2, batch_first=True), proj=Linear(12, 40),
     )  # fmt: skip
     second(net.lstm, 1.0)  # forget_bias, which TensorFlow adds when it runs
     return net
@@ -21,8 +36,8 @@ def cells() -> Net:
 
 def fused(d: int, heads: int) -> Net:
     return Net(
-        lambda s, x: s.proj(attend(*s.qkv(x).chunk(3, -1), d // heads, is_causal=True)), qkv=nn.Linear(d, 3 * d),
-        proj=nn.Linear(d, d),
+        lambda s, x: s.proj(attend(*s.qkv(x).chunk(3, -1), d // heads, is_causal=True)), qkv=Linear(d, 3 * d),
+        proj=Linear(d, d),
     )  # fmt: skip
 
 
@@ -32,8 +47,8 @@ def gpt_block(d: int) -> Net:
         return x + s.down(gelu(s.up(s.norm2(x)), approximate="tanh"))
 
     return Net(
-        compute, norm1=nn.LayerNorm(d), attn=fused(d, 4), norm2=nn.LayerNorm(d), up=nn.Linear(d, 4 * d),
-        down=nn.Linear(4 * d, d),
+        compute, norm1=LayerNorm(d), attn=fused(d, 4), norm2=LayerNorm(d), up=Linear(d, 4 * d),
+        down=Linear(4 * d, d),
     )  # fmt: skip
 
 
@@ -41,8 +56,8 @@ def gpt() -> Net:
     """A decoder with a fused QKV and tied head."""
     net = Net(
         lambda s, x: s.head(s.final(s.layers(s.tokens(x) + s.positions(torch.arange(x.shape[1]))))),
-        tokens=nn.Embedding(60, 16), positions=nn.Embedding(20, 16), layers=[gpt_block(16) for _ in range(3)],
-        final=nn.LayerNorm(16), head=dense0(16, 60),
+        tokens=Embedding(60, 16), positions=Embedding(20, 16), layers=[gpt_block(16) for _ in range(3)],
+        final=LayerNorm(16), head=dense0(16, 60),
     )  # fmt: skip
     net.head.weight = net.tokens.weight
     return net
@@ -55,17 +70,17 @@ def encoder() -> Net:
         y = s.norm(s.word(x) + s.place(torch.arange(x.shape[1])))
         return s.pooler(s.encoder(y)[:, 0]).tanh()
 
-    word, place = nn.Embedding(70, 16), nn.Embedding(24, 16)
-    layer = nn.TransformerEncoderLayer(16, 4, 48, 0.0, "gelu", batch_first=True)
-    layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-    return Net(compute, word=word, place=place, norm=nn.LayerNorm(16), encoder=layers, pooler=nn.Linear(16, 16))
+    word, place = Embedding(70, 16), Embedding(24, 16)
+    layer = TransformerEncoderLayer(16, 4, 48, 0.0, "gelu", batch_first=True)
+    layers = TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    return Net(compute, word=word, place=place, norm=LayerNorm(16), encoder=layers, pooler=Linear(16, 16))
 
 
 def bilm() -> Net:
     """A bidirectional LSTM of two layers in one module."""
     net = Net(
-        lambda s, x: s.logits(s.encoder(s.lookup(x))[0]), lookup=nn.Embedding(40, 10),
-        encoder=both(10, 8, layers=2), logits=nn.Linear(16, 6),
+        lambda s, x: s.logits(s.encoder(s.lookup(x))[0]), lookup=Embedding(40, 10),
+        encoder=both(10, 8, layers=2), logits=Linear(16, 6),
     )  # fmt: skip
     second(net.encoder, 1.0)
     return net
@@ -80,9 +95,9 @@ def masked_block() -> Net:
         return s.norm_mlp(x + s.down(gelu(s.up(x))))
 
     return Net(
-        compute, **{f"to_{n}": nn.Linear(HIDDEN, HIDDEN) for n in ("q", "k", "v", "out")},
-        norm_att=nn.LayerNorm(HIDDEN), up=nn.Linear(HIDDEN, 96), down=nn.Linear(96, HIDDEN),
-        norm_mlp=nn.LayerNorm(HIDDEN),
+        compute, **{f"to_{n}": Linear(HIDDEN, HIDDEN) for n in ("q", "k", "v", "out")},
+        norm_att=LayerNorm(HIDDEN), up=Linear(HIDDEN, 96), down=Linear(96, HIDDEN),
+        norm_mlp=LayerNorm(HIDDEN),
     )  # fmt: skip
 
 
@@ -92,9 +107,9 @@ def masked() -> Net:
         return s.norm_out(gelu(s.transform(x))) @ s.tokens.weight.T + s.output_bias
 
     return Net(
-        compute, tokens=nn.Embedding(VOCABULARY, HIDDEN), positions=nn.Embedding(10, HIDDEN),
-        norm_in=nn.LayerNorm(HIDDEN), blocks=[masked_block() for _ in range(3)], transform=nn.Linear(HIDDEN, HIDDEN),
-        norm_out=nn.LayerNorm(HIDDEN), output_bias=nn.Parameter(torch.zeros(VOCABULARY)),
+        compute, tokens=Embedding(VOCABULARY, HIDDEN), positions=Embedding(10, HIDDEN),
+        norm_in=LayerNorm(HIDDEN), blocks=[masked_block() for _ in range(3)], transform=Linear(HIDDEN, HIDDEN),
+        norm_out=LayerNorm(HIDDEN), output_bias=Parameter(torch.zeros(VOCABULARY)),
     )  # fmt: skip
 
 
@@ -111,8 +126,8 @@ def char_tagger() -> Net:
         return torch.stack(out, 1)
 
     net = Net(
-        compute, word_emb=nn.Embedding(30, 14), char_emb=nn.Embedding(12, 8), char_rnn=both(8, 9),
-        word_rnn=both(14 + 18, 11), hidden2tag=nn.Linear(22, 6), transitions=parameter(6, 6),  # to, from
+        compute, word_emb=Embedding(30, 14), char_emb=Embedding(12, 8), char_rnn=both(8, 9),
+        word_rnn=both(14 + 18, 11), hidden2tag=Linear(22, 6), transitions=parameter(6, 6),  # to, from
     )  # fmt: skip
     second(net.char_rnn, 1.0)
     second(net.word_rnn, 1.0)
@@ -122,8 +137,8 @@ def char_tagger() -> Net:
 DIM, INNER = 16, 24  # of the Conformer
 
 
-def keras_norm() -> nn.LayerNorm:
-    return nn.LayerNorm(DIM, 1e-3)
+def keras_norm() -> LayerNorm:
+    return LayerNorm(DIM, 1e-3)
 
 
 def before(part: Net) -> Net:
@@ -132,14 +147,14 @@ def before(part: Net) -> Net:
 
 
 def feed() -> Net:
-    net = [nn.Linear(DIM, 4 * DIM), nn.SiLU(), nn.Linear(4 * DIM, DIM)]
+    net = [Linear(DIM, 4 * DIM), SiLU(), Linear(4 * DIM, DIM)]
     return before(Net(lambda s, x: s.net(x), net=net))
 
 
 def heads() -> Net:
     return Net(
         lambda s, x: s.to_out(attend(s.to_q(x), *s.to_kv(x).chunk(2, -1), INNER // 4)), to_q=dense0(DIM, INNER),
-        to_kv=dense0(DIM, 2 * INNER), to_out=nn.Linear(INNER, DIM),
+        to_kv=dense0(DIM, 2 * INNER), to_out=Linear(INNER, DIM),
     )  # fmt: skip
 
 
@@ -154,7 +169,7 @@ def conformer_block() -> Net:
 
     return Net(
         compute, ff1=feed(), attn=before(heads()),
-        conv=nn.ModuleDict({
+        conv=ModuleDict({
             "0": keras_norm(), "2": conv1d(DIM, 2 * DIM), "4": conv1d(DIM, DIM, 5, groups=DIM), "5": bn1d(DIM),
             "7": conv1d(DIM, DIM),
         }),
@@ -167,8 +182,8 @@ def conformer() -> Net:
         return s.fc(s.layers(s.project(s.subsample(x).transpose(1, 2).flatten(2))))  # b t (c f)
 
     return Net(
-        compute, subsample=[nn.Conv2d(1, DIM, 3, 2), nn.ReLU(), nn.Conv2d(DIM, DIM, 3, 2), nn.ReLU()],
-        project=nn.Linear(DIM * 4, DIM), layers=[conformer_block(), conformer_block()], fc=nn.Linear(DIM, 11),
+        compute, subsample=[Conv2d(1, DIM, 3, 2), ReLU(), Conv2d(DIM, DIM, 3, 2), ReLU()],
+        project=Linear(DIM * 4, DIM), layers=[conformer_block(), conformer_block()], fc=Linear(DIM, 11),
     )  # fmt: skip
 
 
@@ -180,13 +195,11 @@ def additive() -> Net:
         score = s.energy(torch.tanh(s.query_proj(query)[:, None] + s.key_proj(keys)))
         return (score.softmax(1) * keys).sum(1)
 
-    return Net(
-        compute, query_proj=nn.Linear(UNITS, UNITS), key_proj=nn.Linear(UNITS, UNITS), energy=nn.Linear(UNITS, 1)
-    )
+    return Net(compute, query_proj=Linear(UNITS, UNITS), key_proj=Linear(UNITS, UNITS), energy=Linear(UNITS, 1))
 
 
-def half(inputs: int) -> dict[str, nn.Module]:
-    return {"embed": nn.Embedding(WORDS, UNITS), "rnn": nn.GRU(inputs, UNITS, batch_first=True)}
+def half(inputs: int) -> dict[str, Module]:
+    return {"embed": Embedding(WORDS, UNITS), "rnn": GRU(inputs, UNITS, batch_first=True)}
 
 
 def translator() -> Net:
@@ -200,7 +213,7 @@ def translator() -> Net:
             out.append(s.decoder.out(y[:, 0]))
         return torch.stack(out, 1)
 
-    encoder, decoder = Net(**half(UNITS)), Net(**half(2 * UNITS), attn=additive(), out=nn.Linear(UNITS, WORDS))
+    encoder, decoder = Net(**half(UNITS)), Net(**half(2 * UNITS), attn=additive(), out=Linear(UNITS, WORDS))
     decoder.out.weight = decoder.embed.weight
     return Net(compute, encoder=encoder, decoder=decoder)
 
@@ -210,7 +223,7 @@ def highway() -> Net:
         t = torch.sigmoid(s.T(x))
         return relu(s.H(x)) * t + x * (1 - t)
 
-    return Net(compute, H=nn.Linear(8, 8), T=nn.Linear(8, 8))
+    return Net(compute, H=Linear(8, 8), T=Linear(8, 8))
 
 
 def cbhg() -> Net:
@@ -226,9 +239,9 @@ def cbhg() -> Net:
         return s.out(s.highways(y.transpose(1, 2)))
 
     return Net(
-        compute, embedding=nn.Embedding(30, 12), prenet=[nn.Linear(12, 12), nn.Linear(12, 8)],
+        compute, embedding=Embedding(30, 12), prenet=[Linear(12, 12), Linear(12, 8)],
         bank=[conv1d(8, 8, k) for k in (1, 3, 5, 7)], bank_bn=[bn1d(8) for _ in range(4)], proj1=conv1d(32, 8, 3),
-        bn1=bn1d(8), proj2=conv1d(8, 8, 3), bn2=bn1d(8), highways=[highway() for _ in range(3)], out=nn.Linear(8, 6),
+        bn1=bn1d(8), proj2=conv1d(8, 8, 3), bn2=bn1d(8), highways=[highway() for _ in range(3)], out=Linear(8, 6),
     )  # fmt: skip
 
 

@@ -31,8 +31,8 @@ from typing import NamedTuple
 from ..errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
 from ..formats import detect, huggingface, safetensors, shard_index, table
 from ..formats.orbax import ocdbt as orbax
-from ..formats.table import DISTRIBUTED, SAVED_MODELS
-from ..formats.tensorflow.locate import STATE_FILE, is_state
+from ..formats.table import DISTRIBUTED, SAVED_MODEL
+from ..formats.tensorflow.bundle import STATE_FILE, is_state
 from ..messages import many, printable, redacted
 from ..storage.faults import refused
 from ..storage.files import Stat, is_dir, is_remote, join, local, names, read_all, sibling, split, stat, walk
@@ -44,7 +44,7 @@ ENDS = re.compile(r"(?:\.data)?-\d{5}-of-|\.index$|\.meta$|\.index\.json$|\.weig
 INDEXES = (shard_index.SUFFIX, ".weights.json")
 # Common files beside models that are not checkpoints: opening each would cost more than everything else.
 SIDE = huggingface.KNOWN | {"README.md", "LICENSE", "LICENSE.txt", "NOTICE", "trainer_state.json", "all_results.json"}
-WHOLE = {*SAVED_MODELS, DISTRIBUTED, orbax.MANIFEST, orbax.METADATA, orbax.V3, ".zgroup", "_sharding"}
+WHOLE = {SAVED_MODEL, DISTRIBUTED, orbax.MANIFEST, orbax.METADATA, orbax.V3, ".zgroup", "_sharding"}
 ARRAYS = (orbax.V2, orbax.V3)  # in folders of a folder of arrays
 STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
 MAX_INDEX = 2**26  # bytes

@@ -61,7 +61,7 @@ class LedgerEntry(NamedTuple):
     state: EntryState
     source: str
     files: tuple[tuple[str, int, int], ...]  # name, size, mtime in ns or a hash of the ETag
-    options: str
+    options: str = ""  # a hash; none if the options themselves are wrong
     ours: bool = False  # the output did not exist when it was planned, or ckptconv wrote it: it may be replaced
     hash: str = ""  # of all bytes of all source files
     format: str = ""

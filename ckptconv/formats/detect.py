@@ -43,8 +43,9 @@ from .table import (
     DISTRIBUTED,
     KERAS_WEIGHTS,
     NPY,
-    SAVED_MODELS,
+    SAVED_MODEL,
     TABLE,
+    TF_DATA,
     TF_TABLE,
     Format,
     Reading,
@@ -53,7 +54,6 @@ from .table import (
     missing,
     table,
 )
-from .tensorflow.locate import DATA
 
 # Formats with the signature of a file are asked first, because importing all others takes longer than converting a
 # small file. An entry too many costs time; a missing entry does no harm, because the other formats are asked next.
@@ -68,7 +68,7 @@ SIGNATURES: tuple[tuple[Callable[[Seen], bool], tuple[str, ...]], ...] = (
 # The same for folders, by the ends of names in them. Each can be Orbax's as well, whose arrays lie in folders below.
 FOLDERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((".index", "checkpoint"), ("tf", "tf-v1")),
-    (SAVED_MODELS, ("tf-graph",)),
+    ((SAVED_MODEL,), ("tf-graph",)),
     ((DISTRIBUTED,), ("dcp",)),
     ((".npy",), ("npy", "gpt")),
     ((KERAS_WEIGHTS,), ("keras3",)),
@@ -106,7 +106,7 @@ def detect(url: str, *, but: str = "") -> Format:
 
 def _likely(seen: Seen) -> Sequence[Format]:
     """The formats with a signature or the suffix of the file; all formats if it has no known signature."""
-    if DATA.fullmatch(seen.base):  # its first bytes are those of a tensor
+    if TF_DATA.fullmatch(seen.base):  # its first bytes are those of a tensor
         return TABLE
     names = {name for has, known in SIGNATURES for name in known if has(seen)}
     if seen.is_dir:
@@ -290,6 +290,8 @@ def _other(seen: Seen) -> str:
         return "is JSON that lists no tensors; give the file of the weights, or the folder"
     if base.endswith(".py"):
         return f"is a Python file; `ckptconv match` takes {_callable(seen.base[:-3])}"
+    if base.endswith(".pbtxt"):
+        return "is a graph as text, which is not read; write it as .pb (google.protobuf.text_format parses it)"
     if base.endswith(".onnx"):
         return "is an ONNX model by its name, which is not read; take the checkpoint that it was made from"
     return ""

@@ -13,6 +13,7 @@ Specification: numpy.lib.format, NEP 1.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +25,10 @@ from ..checkpoint import Checkpoint, Note, Tensor, contiguous, view
 from ..dtypes import DTYPES, DType
 from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint
 from ..messages import brief, listing
-from ..moves.part import Coded, Data, Span, checked_count, is_vast
+from ..moves.part import Coded, Data, Span, c_strides, checked_count, is_vast
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, is_dir, join, names, read_all, sibling, split
-from . import own_metadata
+from . import Located, own_metadata
 from .placement import Patch, Placement, Slot, refuse_unheld
 from .table import NPY, Reading
 
@@ -35,6 +36,8 @@ SUFFIX = ".npy"
 OURS = "ckptconv.json"  # metadata of ours in a folder (own_metadata.py)
 MAX_OURS = 64 << 20
 MAX_HEAD = 12 + 2**16  # bytes; NumPy writes at most 64 KiB as version 1.0, and no plain array needs more
+MAX_LITERAL = 10_000  # characters, as in NumPy, of what is parsed like Python
+MAX_AXES = 64
 MAX_EMPTY = 2**16  # strings without characters
 MAX_DESCR = 200  # characters that are kept of a dtype that is not read
 SPELLING = {
@@ -84,8 +87,8 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 def located(url: str, opaque: bool = False) -> tuple[Head, Data | Checkpoint]:
     """The header of a file, and where its elements are; an array of objects is read."""
-    with Reader(url) as f:
-        head = parse_head(f.read(0, min(f.size, MAX_HEAD)), url)
+    with Reader(url) as f, Located(url):
+        head = parse_head(f.read(0, min(f.size, MAX_HEAD)))
         size = f.size - head.size
         if head.descr == OBJECTS:
             return head, unpickled(size, lambda: f.read(head.size, size), url, opaque)
@@ -102,7 +105,7 @@ def located(url: str, opaque: bool = False) -> tuple[Head, Data | Checkpoint]:
 def decode(coded: Coded) -> Iterator[bytes]:
     """The elements of an array of strings, one by one."""
     with Reader(coded.url) as f:
-        head = parse_head(f.read(0, min(f.size, MAX_HEAD)), coded.url)
+        head = parse_head(f.read(0, min(f.size, MAX_HEAD)))
         yield from strings(head, f.read(head.size, head.nbytes))
 
 
@@ -147,70 +150,58 @@ def as_tensor(name: str, head: Head, data: Data) -> Tensor:
     ops = ("swap",) if head.swapped else ()
     if not head.fortran or len(head.shape) < 2 or kind.kind == "s":
         return contiguous(name, kind, head.shape, data, ops=ops)
-    strides = [1]
-    for n in head.shape[:-1]:
-        strides.append(strides[-1] * n)
+    strides = c_strides(head.shape[::-1])[::-1]
     return view(name, kind, head.shape, data, offset=0, strides=strides, ops=ops)
 
 
-_PAIR = re.compile(
-    r"""\s*(['"])(descr|fortran_order|shape)\1\s*:\s*
-        (True|False | '[^']*' | "[^"]*" | \([\d\s,L]*\) | \[.*\](?=\s*,\s*['"]fortran))\s*(?:,|(?=\}))\s*""",
-    re.VERBOSE,
-)
-_SIZE = re.compile(r"0{1,19}|[1-9]\d{0,18}", re.ASCII)  # Python has no 02
-
-
 def literal(text: str) -> tuple[str, bool, tuple[int, ...]] | None:
-    """The descr, fortran_order and shape of a header, in any order; None if it is not a dictionary of these."""
-    text = text.strip()
-    values: dict[str, str] = {}
-    at = 1
-    while (pair := _PAIR.match(text, at)) and pair[2] not in values:
-        values[pair[2]], at = pair[3], pair.end()
-    if text[:1] != "{" or text[at:] != "}" or len(values) != 3:
+    """The descr, fortran_order and shape of a header; None if it is not a dictionary of these, of the right kinds."""
+    text = re.sub(r"(?<=\d)L(?=[,)])", "", text.strip())  # Python 2 wrote 3L
+    if len(text) > MAX_LITERAL or "\\" in text:
         return None
-    descr, fortran, shape = values["descr"], values["fortran_order"], _sizes(values["shape"])
-    if shape is None or fortran not in {"True", "False"} or descr[0] not in "'\"[":
+    try:
+        values = ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
-    return descr.strip("'\"") or " ", fortran == "True", shape
-
-
-def _sizes(shape: str) -> tuple[int, ...] | None:
-    """The sizes in a tuple's literal; None if it is anything else, also for (3), which is not a tuple."""
-    sizes = [n.strip().removesuffix("L") for n in shape.strip("()").split(",")]  # Python 2 writes 3L
-    if sizes[-1] == "":
-        sizes.pop()
-    if shape[0] != "(" or len(sizes) > 64 or (len(sizes) == 1 and "," not in shape):
+    if not isinstance(values, dict) or set(values) != {"descr", "fortran_order", "shape"}:
         return None
-    return tuple(map(int, sizes)) if all(_SIZE.fullmatch(n) for n in sizes) else None
+    descr, fortran, shape = values["descr"], values["fortran_order"], values["shape"]
+    if not isinstance(descr, str | list) or not isinstance(fortran, bool) or not isinstance(shape, tuple):
+        return None
+    if len(shape) > MAX_AXES or not all(type(n) is int and n >= 0 for n in shape):
+        return None
+    return str(descr) or " ", fortran, shape
 
 
 def head_size(raw: bytes) -> int:
     """The size in bytes that the first bytes of an .npy give for its header."""
-    start = 12 if raw[6:7] in {b"\2", b"\3"} else 10
+    start = _text_at(raw)
     return start + int.from_bytes(raw[8:start], "little")
 
 
-def parse_head(raw: bytes, url: str, tensor: str | None = None) -> Head:
-    """Parse the header of an .npy from its first bytes; no Python is evaluated."""
-    start = 12 if raw[6:7] in {b"\2", b"\3"} else 10
+def _text_at(raw: bytes) -> int:
+    return 12 if raw[6:7] in {b"\2", b"\3"} else 10
+
+
+def parse_head(raw: bytes) -> Head:
+    """Parse the header of an .npy from its first bytes."""
+    start = _text_at(raw)
     if not raw.startswith(NPY) or raw[6:8] not in {b"\1\0", b"\2\0", b"\3\0"} or len(raw) < start:
-        raise CorruptCheckpoint("does not begin like an .npy of version 1, 2 or 3", url=url, tensor=tensor)
+        raise CorruptCheckpoint("does not begin like an .npy of version 1, 2 or 3")
     size = head_size(raw)
     if size > min(len(raw), MAX_HEAD):
-        raise CorruptCheckpoint(f"claims a header of {size} bytes, of which {len(raw)} are there (at most "
-                                f"{MAX_HEAD} are read)", url=url, tensor=tensor)  # fmt: skip
+        what = f"claims a header of {size} bytes, of which {len(raw)} are there (at most {MAX_HEAD} are read)"
+        raise CorruptCheckpoint(what)
     text = raw[start:size].decode("latin-1")
     if not (values := literal(text)):
         what = "is not a dictionary of descr, fortran_order and shape, or of values of the wrong kind"
-        raise CorruptCheckpoint(f"the header {text.strip()[:80]!r} {what}", url=url, tensor=tensor)
+        raise CorruptCheckpoint(f"the header {text.strip()[:80]!r} {what}")
     descr, fortran, shape = values
     kind, width = _dtype(descr)
     if kind and not width and prod(shape) > MAX_EMPTY:  # no byte of them is stored
-        raise CorruptCheckpoint(f"holds {prod(shape)} strings without characters", url=url, tensor=tensor)
+        raise CorruptCheckpoint(f"holds {prod(shape)} strings without characters")
     descr = descr if kind else brief(descr, MAX_DESCR)  # of what is not read, deflated 64 KiB would be kept
-    return Head(descr, fortran, shape, size, checked_count(shape, url=url, tensor=tensor) * width, kind)
+    return Head(descr, fortran, shape, size, checked_count(shape) * width, kind)
 
 
 def _dtype(descr: str) -> tuple[DType | None, int]:
@@ -278,7 +269,7 @@ def unheld(t: Tensor) -> str:
         return f"NumPy's files have no dtype {t.dtype}"
     if is_vast(t.shape) and not t.count:
         return "NumPy has no array of this shape, though it is empty"
-    return "NumPy's arrays have at most 64 axes" if len(t.shape) > 64 else ""
+    return "NumPy's arrays have at most 64 axes" if len(t.shape) > MAX_AXES else ""
 
 
 def writer(url: str, max_shard_size: int | None = None) -> NpyWriter:

@@ -25,7 +25,7 @@ from ..moves.part import Coded, Data, Span
 from ..output.destination import OutputFile
 from ..storage.checksum import combine, crc
 from ..storage.files import Reader, Seen, split
-from . import own_metadata
+from . import Located, own_metadata
 from .npy import MAX_HEAD, OBJECTS, SUFFIX, Head, collect, head_bytes, head_size, parse_head, strings, unheld, unpickled
 from .placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from .table import Reading
@@ -62,7 +62,8 @@ def open(url: str, how: Reading) -> Checkpoint:
 def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]:
     """Parse one array's head; its elements are a span if stored, otherwise `Coded`."""
     start, _ = _head(f, m)
-    head = parse_head(start, f.url, m.name)
+    with Located(f.url, m.name):
+        head = parse_head(start)
     coded = Coded(__name__, f.url, m.name, m.size - head.size)
     if head.descr == OBJECTS:
         if m.size > 8 * m.packed + 2**20:
@@ -108,7 +109,7 @@ def decode(coded: Coded) -> Iterator[bytes]:
     """The elements of one array as stored, or single strings; the checksum is verified at the end."""
     with Reader(coded.url) as f:
         start, rest = _head(f, known(coded.url, f.stamp, False)[coded.key], strict=True)
-        head = parse_head(start, f.url, coded.key)
+        head = parse_head(start)
         pieces = chain([start[head.size :]], rest)
         yield from strings(head, b"".join(pieces)) if head.kind and head.kind.kind == "s" else pieces
 

@@ -26,7 +26,8 @@ HDF5 = b"\x89HDF\r\n\x1a\n"
 HDF5_AT = (0, 512, 1024, 2048)  # bytes of a user block before it, of which only some sizes are allowed
 NPY = b"\x93NUMPY"
 TF_TABLE = bytes.fromhex("57fb808b247547db")  # at the end
-SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
+TF_DATA = re.compile(r"(.*)\.data-(\d{5})-of-(\d{5})", re.DOTALL)
+SAVED_MODEL = "saved_model.pb"
 DISTRIBUTED = ".metadata"  # of PyTorch's distributed checkpoints
 KERAS_WEIGHTS = "model.weights.h5"
 KERAS_LISTS = re.compile(r"(?:layer|weight)_names\d*")  # attributes of HDF5 that make a file one of Keras
@@ -85,9 +86,9 @@ class Format(NamedTuple):
 
 _HERE = "ckptconv.formats."
 TABLE: tuple[Format, ...] = (
-    Format("tf", "TensorFlow V2 checkpoint", _HERE + "tensorflow.v2", (".ckpt", ".index"), True, True),
+    Format("tf", "TensorFlow V2 checkpoint", _HERE + "tensorflow.bundle", (".ckpt", ".index"), True, True),
     Format("tf-v1", "TensorFlow V1 checkpoint", _HERE + "tensorflow.v1", (), True, False),
-    Format("tf-graph", "TensorFlow SavedModel or graph", _HERE + "tensorflow.graph", (".pb", ".pbtxt"), True, False),
+    Format("tf-graph", "TensorFlow SavedModel or graph", _HERE + "tensorflow.graph", (".pb",), True, False),
     Format("safetensors", "safetensors", _HERE + "safetensors", (".safetensors",), True, True, "always", True),
     Format("hf", "Hugging Face folder or index", _HERE + "huggingface", (), True, True, "always", True),
     Format("torch", "PyTorch", _HERE + "pytorch.archive", (".pt", ".pth", ".bin"), True, True, "asked"),

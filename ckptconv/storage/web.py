@@ -61,35 +61,25 @@ class Answered(OSError):
 
 
 def info(url: str) -> dict[str, Any] | None:
-    """Size and version of a file; None if there is none.
-
-    A server that does not answer HEAD, or tells no version with it, is asked for the first byte as well.
-    """
-    found: dict[str, Any] = {"type": "file", "size": None}
-    for method, headers in (("HEAD", {}), ("GET", {"Range": "bytes=0-0"})):
-        try:
-            code, said = _again(url, 0, partial(_head, method, url, headers), known=method == "GET")
-        except (Answered, OSError) as e:
-            if isinstance(e, Answered) and e.status in (404, 410):
-                return None
-            if method == "GET" and found["size"] is None:
-                raise
-            if not isinstance(e, Answered) and method == "HEAD":
-                raise
-            LOG.debug("%s: %s: %s", printable(redacted(url)), method, type(e).__name__)
-            continue
-        total = re.search(r"/(\d+)$", said.get("Content-Range", ""))
-        length = total[1] if total else said.get("Content-Length", "") if code == 200 else ""
-        if found["size"] is None and length.isdecimal():
-            found["size"] = int(length)
-        found |= {k: said[k] for k in VERSIONS if k in said}
-        if found["size"] == 0 or (found["size"] and any(k in found for k in VERSIONS)):
-            break
-    return found
+    """Size and version of a file, as the answer to a request for its first byte tells them; None if there is none."""
+    try:
+        status, headers = _again(url, 0, partial(_first, url))
+    except Answered as e:
+        if e.status in (404, 410):
+            return None
+        if e.status != 416:  # so it is if the file is empty
+            raise
+        status, headers = e.status, e.headers
+    total = re.search(r"/(\d+)$", headers.get("Content-Range", ""))
+    length = total[1] if total else headers.get("Content-Length", "") if status == 200 else ""
+    size = int(length) if length.isdecimal() else None
+    return {"type": "file", "size": size, **{k: headers[k] for k in VERSIONS if k in headers}}
 
 
-def _head(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str]]:
-    with _asked(method, url, headers) as answer:
+def _first(url: str) -> tuple[int, Mapping[str, str]]:
+    with _asked(url, {"Range": "bytes=0-0"}) as answer:
+        if answer.status == 206:
+            answer.read1(PIECE)  # so that the connection serves again
         return answer.status, answer.headers
 
 
@@ -108,7 +98,7 @@ def ranges(url: str, wanted: Sequence[tuple[int, int]], info: dict[str, Any]) ->
 
 def _range(url: str, start: int, size: int, limit: float, info: dict[str, Any]) -> bytes:
     out, end = bytearray(), time.monotonic() + limit
-    with _asked("GET", url, {"Range": f"bytes={start}-{start + size - 1}"}) as answer:
+    with _asked(url, {"Range": f"bytes={start}-{start + size - 1}"}) as answer:
         sent = re.match(r"bytes (\d+)-\d*(?:/(\d+))?", answer.headers.get("Content-Range", ""))
         if answer.status != 206 or not sent:
             raise NoRanges("the server does not send ranges of files")
@@ -136,7 +126,7 @@ def whole(url: str, info: dict[str, Any], file: IO[bytes]) -> None:
         with spooling():
             file.seek(0)
             file.truncate()
-        with _asked("GET", url, {}) as answer:
+        with _asked(url, {}) as answer:
             _refuse_changed(url, info, answer.headers)
             for piece in _pieces(answer, lambda: began + seconds(came[0])):
                 came[0] += len(piece)
@@ -161,9 +151,9 @@ def _refuse_changed(url: str, info: dict[str, Any], now: Mapping[str, str]) -> N
 
 
 @contextmanager
-def _asked(method: str, url: str, headers: Mapping[str, str]) -> Iterator[Any]:
+def _asked(url: str, headers: Mapping[str, str]) -> Iterator[Any]:
     """Send a request and follow its redirects; the answer's content is still to be read."""
-    (answer,) = together([lambda: _followed(method, url, headers)], seconds(0))
+    (answer,) = together([lambda: _followed(url, headers)], seconds(0))
     try:
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise StorageError("the server sends it packed, although that was not requested", url=url)
@@ -171,12 +161,12 @@ def _asked(method: str, url: str, headers: Mapping[str, str]) -> Iterator[Any]:
     except BaseException:
         answer.close()
         raise
-    if answer.length_remaining:
+    if answer.length_remaining != 0:  # None of one without a length
         answer.close()
     answer.release_conn()
 
 
-def _followed(method: str, url: str, headers: Mapping[str, str]) -> Any:
+def _followed(url: str, headers: Mapping[str, str]) -> Any:
     from urllib3 import Timeout
 
     here, own = _address(url)
@@ -184,7 +174,7 @@ def _followed(method: str, url: str, headers: Mapping[str, str]) -> Any:
     for _ in range(MAX_REDIRECTS):
         sent = {"Accept-Encoding": "identity", **(own if urlsplit(here)[:2] == home else {}), **headers}
         answer = _pool(here).request(
-            method, here, headers=sent, redirect=False, retries=False, preload_content=False, decode_content=False,
+            "GET", here, headers=sent, redirect=False, retries=False, preload_content=False, decode_content=False,
             timeout=Timeout(connect=min(30.0, limit), read=limit),
         )  # fmt: skip
         if answer.status < 300 or answer.status == 304:

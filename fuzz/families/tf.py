@@ -101,8 +101,7 @@ WAYS = (
     table("tf"),
     raw("x", "tf-v1", "tf/v1", "tf/v1s-*"),
     table("tf-v1"),
-    raw("x.pb", "tf-graph", "tf/*.pb", "hostile/tf/*.pb", "tf/saved/*.pb"),
-    raw("x.pbtxt", "tf-graph", "tf/*.pbtxt"),
+    raw("x.pb", "tf-graph", "tf/*.pb", "hostile/tf/*.pb"),
     raw("x.meta", "tf-graph", "tf/tf1/*.meta"),
     Way(object_graph, object_graphs, packed=True),
     Way(saved_model, saved_models, packed=True),
@@ -113,9 +112,8 @@ WAYS = (
 )  # fmt: skip
 CONSTANTS = (
     "table.TF_TABLE",
-    "tensorflow.locate.STATE",
+    "tensorflow.bundle.STATE",
     "tensorflow.bundle.OBJECT_GRAPH",
-    "tensorflow.graph.TEXT",
     "tensorflow.objects.VALUE",
     "tensorflow.objects.CONFIG",
     "tensorflow.objects.TRAINED",

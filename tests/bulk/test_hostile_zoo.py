@@ -35,6 +35,12 @@ def save(path: Path, value: float = 1.0) -> Path:
     return path
 
 
+def manifest(folder: Path, *rows: dict[str, str]) -> str:
+    path = folder / "m.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
 # --- trees ------------------------------------------------------------------------------------------------------------
 
 
@@ -270,11 +276,9 @@ def test_no_zoo_converts_its_own_outputs(
 @pytest.mark.usefixtures("at_once")
 def test_a_row_that_names_an_output_is_a_failure(tmp_path: Path) -> None:
     save(tmp_path / "m.npz")
-    (tmp_path / "a.jsonl").write_text(
-        '{"source": "m.npz"}\n{"source": "m.safetensors", "to": "npz", "destination": "x"}'
-    )
+    rows = manifest(tmp_path, {"source": "m.npz"}, {"source": "m.safetensors", "to": "npz", "destination": "x"})
     for resume in (False, True):
-        done = zoo([str(tmp_path / "a.jsonl")], str(tmp_path), resume=resume)
+        done = zoo([rows], str(tmp_path), resume=resume)
         assert len(done.failed) == 1
     assert "is an output of this zoo" in str(done)
 
@@ -323,6 +327,7 @@ def test_a_sweep_removes_what_is_proved_to_be_ours(tmp_path: Path) -> None:
 # --- manifests --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
@@ -334,47 +339,31 @@ def test_a_sweep_removes_what_is_proved_to_be_ours(tmp_path: Path) -> None:
         ([{"destination": "x" * 300 + "/o.npz"}], "name too long"),
         ([{"source": "t"}], "a row is one checkpoint, and 2 checkpoints are there"),
         ([{"source": "m.jsonl"}], "has an unknown format"),
+        ([{"to": "nosuch"}], "unknown format 'nosuch'"),
+        ([{"to": "dcp"}], "can be read but not written"),
+        ([{"converter": "large.toml"}], "is larger than"),
+        ([{"converter": "text.toml"}], "not UTF-8 text"),
+        ([{"converter": "up.toml"}], "must be the bare name"),
+        ([{"converter": "x" * 5000}], "no converter is called"),
+        ([{"converter": "\0.toml"}], "no file has such a name"),
     ],
 )
-@pytest.mark.parametrize("force", [False, True])
-@pytest.mark.many
-def test_a_row_that_cannot_be_is_a_failure(rows: list[dict[str, str]], says: str, force: bool, tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_is_a_failure(
+    rows: list[dict[str, str]], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the options of a row name is first looked at when all are planned; what is not a rule file is not read."""
+    monkeypatch.chdir(tmp_path)
     for name in ("a.npz", "b.npz", "t/c.npz", "t/d.npz", "sound.npz"):
         save(tmp_path / name)
-    lines = [{"source": "a.npz", "to": "npz", **row} for row in rows] + [{"source": "sound.npz"}]
-    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    done = zoo([str(tmp_path / "m.jsonl")], str(tmp_path / "out"), force=force)
-    assert says in str(done)
-    assert (done.done, len(done.failed)) == (1, len(rows))
-    assert set(read_ledger(str(tmp_path / "out"))) >= {"sound.safetensors"}
-
-
-@pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ({"to": "nosuch"}, "unknown format 'nosuch'"), ({"to": "dcp"}, "can be read but not written"),
-        ({"converter": "large.toml"}, "is larger than"), ({"converter": "text.toml"}, "not UTF-8 text"),
-        ({"converter": "up.toml"}, "must be the bare name"),
-        ({"converter": "x" * 5000}, "no converter is called"),
-        ({"converter": "\0.toml"}, "no file has such a name"),
-    ],
-)  # fmt: skip
-def test_the_options_of_a_row_are_its_own_failure(
-    row: dict[str, str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What they name is first looked at when all are planned; what is not a rule file is not read."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "large.toml").write_bytes(bytes(2**21))
     (tmp_path / "up.toml").write_text('include = ["../x"]')
-    for name in ("text.toml", "text"):
-        (tmp_path / name).write_bytes(b"\xff")
-    os.mkfifo(tmp_path / "pipe.toml")
-    lines = [{"source": save(tmp_path / "a.npz").name, **row}, {"source": save(tmp_path / "b.npz").name}]
-    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    done = zoo(["m.jsonl"], "out")
-    assert (done.done, len(done.failed)) == (1, 1)
-    assert says in str(done)
+    (tmp_path / "text.toml").write_bytes(b"\xff")
+    given = manifest(tmp_path, *({"source": "a.npz", "to": "npz", **row} for row in rows), {"source": "sound.npz"})
+    for force in (False, True):
+        done = zoo([given], f"out{force}", force=force)
+        assert says in str(done)
+        assert (done.done, len(done.failed)) == (1, len(rows))
+        assert set(read_ledger(f"out{force}")) >= {"sound.safetensors"}
 
 
 @pytest.mark.parametrize(
@@ -393,8 +382,7 @@ def test_outputs_that_would_meet_are_failures(
 ) -> None:
     rows = [{"source": save(tmp_path / f"{n}.npz").name, "destination": at, "to": to}
             for n, (at, to) in enumerate((one, other, ("sound.npz", "npz")))]  # fmt: skip
-    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    items = zoo_plan([str(tmp_path / "m.jsonl")], str(tmp_path / "out"))
+    items = zoo_plan([manifest(tmp_path, *rows)], str(tmp_path / "out"))
     assert [i.state == "problem" for i in items] == [meets, meets, False]
 
 
@@ -403,8 +391,7 @@ def test_of_outputs_that_meet_the_second_fails(tmp_path: Path) -> None:
     """In a way that their names do not tell: one is a file of the other."""
     rows = [{"source": save(tmp_path / f"{at}.npz").name, "destination": at, "to": to}
             for at, to in (("m.ckpt", "tf"), ("m.ckpt.index", "npz"))]  # fmt: skip
-    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    done = zoo([str(tmp_path / "m.jsonl")], str(tmp_path / "out"))
+    done = zoo([manifest(tmp_path, *rows)], str(tmp_path / "out"))
     assert (done.done, [e.error for e in done.failed]) == (1, ["StorageError"])
     assert [*ckptconv.open(tmp_path / "out" / "m.ckpt")] == ["w"]
 

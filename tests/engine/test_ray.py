@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import http.server
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from webserver import served
 
 import ckptconv
 from ckptconv import zoo
@@ -172,35 +171,9 @@ def test_a_remote_tensor_that_is_transposed_is_fetched_once(tmp_path: Path) -> N
     pytest.importorskip("urllib3", reason="the extra http is not installed")
     value = np.asfortranarray(np.random.default_rng(0).standard_normal((2048, 2048), dtype="f4"))  # 16 MiB
     np.save(tmp_path / "w.npy", value)
-    sent = [0]
-
-    class Ranged(http.server.SimpleHTTPRequestHandler):
-        def do_GET(self) -> None:
-            data = (tmp_path / "w.npy").read_bytes()
-            first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
-            stop = min(int(last or len(data) - 1), len(data) - 1)
-            sent[0] += stop + 1 - int(first)
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {first}-{stop}/{len(data)}")
-            self.send_header("Content-Length", str(stop + 1 - int(first)))
-            self.end_headers()
-            self.wfile.write(data[int(first) : stop + 1])
-
-        def do_HEAD(self) -> None:
-            self.send_response(200)
-            self.send_header("Accept-Ranges", "bytes")
-            self.send_header("Content-Length", str((tmp_path / "w.npy").stat().st_size))
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ranged) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/w.npy"
-        resources = {"engine": "ray", "max_memory": 16 * 2**20}
-        ckptconv.convert(url, tmp_path / "out.npz", **resources)
-        server.shutdown()
-    assert sent[0] < 1.2 * value.nbytes
+    with served(files=tmp_path) as (host, server):
+        ckptconv.convert(f"http://{host}/w.npy", tmp_path / "out.npz", engine="ray", max_memory=16 * 2**20)
+    spans = [map(int, span.removeprefix("bytes=").split("-")) for _, span in server.seen]
+    assert sum(last + 1 - first for first, last in spans) < 1.2 * value.nbytes
     (array,) = np.load(tmp_path / "out.npz").values()
     assert np.array_equal(array, value)

@@ -293,7 +293,7 @@ def unpack(packed: bytes, announced: int) -> bytes:
     return b"".join(bytes(p) for p in chunks.unpack("zstd", file, 6, len(packed), announced))
 
 
-@pytest.mark.parametrize("level", [-5, 1, 3, 19])
+@pytest.mark.parametrize("level", [-5, 19])
 def test_a_large_chunk_is_unpacked_between_files(level: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "IN_MEMORY", 1000)
     rng = np.random.default_rng(3)
@@ -325,7 +325,6 @@ THREE: dict[str, Any] = {
     "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 2]}},
     "chunk_key_encoding": {"name": "default"}, "codecs": [BYTES],
 }  # fmt: skip
-SHARDS = {"chunk_shape": [1, 2], "codecs": [BYTES], "index_codecs": [BYTES, {"name": "crc32c"}]}
 
 
 def made(folder: Path, fields: dict[str, Any], chunks: dict[str, bytes]) -> Path:
@@ -336,14 +335,6 @@ def made(folder: Path, fields: dict[str, Any], chunks: dict[str, bytes]) -> Path
     (folder / "a").mkdir(exist_ok=True, parents=True)
     (folder / "a" / (".zarray" if fields.get("zarr_format") == 2 else "zarr.json")).write_text(json.dumps(fields))
     return folder
-
-
-def grid(*shape: int) -> dict[str, Any]:
-    return {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shape}}}
-
-
-def sharded(**more: Any) -> dict[str, Any]:
-    return {"codecs": [{"name": "sharding_indexed", "configuration": SHARDS | more}]}
 
 
 IN_TWO: list[tuple[dict[str, Any], str]] = [
@@ -358,26 +349,17 @@ IN_TWO: list[tuple[dict[str, Any], str]] = [
     ({"chunks": [2]}, "chunks of 1 axes for a shape of 2"),
     ({"chunks": [2, 1]}, "a chunk of .2, 1. has 16 bytes, not 8"),
     ({"shape": [2, 4]}, "1.0 is not one of its chunks in the grid .1, 2."),
-    ({"shape": [2**40, 2**40]}, "more than 2.63 elements"),
     ({"shape": [2**30, 2**30]}, "4 chunks lie scattered among absent ones"),
     *(({"shape": [6, 6], "fill_value": f}, f"its fill value .?{f}.? is not 0") for f in (7, -0.0, "NaN")),
 ]  # fmt: skip
-IN_THREE: list[tuple[dict[str, Any], str]] = [
-    ({"more": 1}, "the more 1, which"),
+IN_THREE: list[tuple[dict[str, Any], str]] = [  # there are more in hostile_orbax.py
     ({"zarr_format": 4}, "the zarr_format 4"),
     ({"node_type": "link"}, "the node_type 'link'"),
     ({"data_type": "float33"}, "the dtype 'float33'"),
-    *(({"chunk_grid": g}, "the grid or codec ") for g in ("x", [], {"name": "regular", "more": 1}, {"name": "x"})),
-    (grid(2), "chunks of 1 axes for a shape of 2"),
+    *(({"chunk_grid": g}, "the grid or codec ") for g in ("x", [], {"name": "regular", "more": 1})),
     ({"chunk_key_encoding": {"name": "v2"}}, "the chunk_key_encoding "),
-    *(({"codecs": [BYTES, *more]}, "the codecs ") for more in (["crc32c"], [[]], [{"name": "lz4"}], ["gzip", "gzip"])),
-    *(({"codecs": c}, "the (grid or codec|codecs) ") for c in (
-        [], "bytes", [{"name": "transpose", "configuration": {"order": [1, 0]}}, BYTES],
-        [{"name": "bytes", "configuration": {"endian": "big"}}])),
-    (sharded(**sharded()), "the codecs .*sharding_indexed"),
-    (sharded(chunk_shape=[2, 3]), r"has chunks of \[2, 3\] in chunks of \[2, 2\], which they do not fill"),
-    (sharded(index_codecs=[BYTES, {"name": "gzip"}]), "the codecs .*gzip"),
-    (sharded(index_location="start"), "the index_location 'start'"),
+    *(({"codecs": [BYTES, *more]}, "the codecs ") for more in (["crc32c"], [[]], ["gzip", "gzip"])),
+    ({"codecs": "bytes"}, "the codecs "),
 ]  # fmt: skip
 
 
@@ -389,44 +371,6 @@ def test_metadata_that_is_not_understood_is_refused(fields: dict[str, Any], word
     stored = {f"{i}.{j}": bytes(16) for i in range(2) for j in range(2)} if fields["zarr_format"] == 2 else {}
     with refused(words):
         ckptconv.open(made(tmp_path, fields, stored), format="orbax")
-
-
-RAW = np.random.default_rng(0).bytes(12) + bytes(52)
-GZIP = bytes(cramjam.gzip.compress(RAW))
-ONE: dict[str, Any] = THREE | {"shape": [64], "data_type": "uint8"} | grid(64)
-PACKED = ONE | {"codecs": [BYTES, {"name": "gzip"}]}
-SPLIT: dict[str, Any] = ONE | sharded(chunk_shape=[32], codecs=[{"name": "bytes"}], index_codecs=[{"name": "bytes"}])
-
-
-def index(*places: int) -> bytes:
-    return b"".join(n.to_bytes(8, "little") for n in places)
-
-
-@pytest.mark.parametrize(
-    ("fields", "data", "words"),
-    [
-        (ONE, RAW, ""),
-        (PACKED, GZIP, ""),
-        (PACKED, GZIP[:-1], "ends too early|damaged"),
-        (PACKED, GZIP + b"x", "bytes follow the end"),
-        (PACKED, bytes(cramjam.gzip.compress(RAW + b"x")), "decodes to more than 64 bytes"),
-        (SPLIT, RAW + index(0, 32, 32, 32), ""),
-        (SPLIT, RAW + index(0, 32, 31, 32), "two of its chunks share the byte 31"),
-        (SPLIT, RAW + index(0, 32, 65, 32), "a chunk lies at bytes 65 to 97 of 96"),
-        *(
-            (TWO | {"shape": [n], "chunks": [n], "dtype": "|u1", "compressor": {"id": codec}}, b"123456789",
-             f"claims {n} bytes, packed into 9")
-            for codec, n in (("zstd", 2**15 * 9 + 65), ("gzip", 9353))
-        ),
-    ],
-)  # fmt: skip
-def test_chunks(fields: dict[str, Any], data: bytes, words: str, tmp_path: Path) -> None:
-    folder = made(tmp_path, fields, {"0" if fields["zarr_format"] == 2 else "c/0": data})
-    if not words:
-        assert ckptconv.open(folder)["a"].numpy().tobytes() == RAW
-        return
-    with refused(words):
-        ckptconv.open(folder)["a"].numpy()
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4)])
@@ -443,8 +387,7 @@ def test_absent_chunks_are_zeros(shape: tuple[int, ...], tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "key",
-    ["7.0", "0.7", "0.0.0", "00.0", "0.01", "-1.0", "c/7", "c/0/7", "c/0/0/0", "c/00/0", "d/0/0", "c.0/0", "0.", ".0",
-     "\u0661.0", f"{10**19}.0", "c/0.0", "x"],
+    ["7.0", "0.0.0", "00.0", "-1.0", "c/0/7", "c/0/0/0", "c/00/0", "d/0/0", "0.", "\u0661.0", f"{10**19}.0", "x"],
 )  # fmt: skip
 def test_each_chunk_has_one_key(key: str, tmp_path: Path) -> None:
     for version, fields in (("2", TWO), ("3", THREE)):
@@ -456,7 +399,8 @@ def test_what_lies_beside_arrays(tmp_path: Path) -> None:
     """Arrays may lie in arrays, and each file that is known beside them is passed over in silence."""
     folder = made(tmp_path, TWO, {".zattrs": b"{}", "0.0": np.ones(4, "f4").tobytes()})
     (folder / "a" / "b").mkdir()
-    (folder / "a" / "b" / "zarr.json").write_text(json.dumps(THREE | {"shape": []} | grid()))
+    scalar = {"name": "regular", "configuration": {"chunk_shape": []}}
+    (folder / "a" / "b" / "zarr.json").write_text(json.dumps(THREE | {"shape": [], "chunk_grid": scalar}))
     (folder / "a" / "b" / "c").write_bytes(np.full(1, 2, "f4").tobytes())
     for name in (".zgroup", ".zattrs", ".zmetadata", "v", "a.v"):
         (folder / name).write_text("{}")

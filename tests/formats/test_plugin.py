@@ -1,92 +1,51 @@
-"""A third party's format: one module and one row, found by its entry point, proved by the contract."""
+"""A third party's format, the one that docs/write-a-format.md shows: it takes part, and the contract proves it."""
 
 from __future__ import annotations
 
-import json
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from kit import Run
+from kit import ROOT, Run
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held
+from ckptconv.checkpoint import Checkpoint, Tensor, held
 from ckptconv.dtypes import DTYPES
-from ckptconv.errors import CorruptCheckpoint, UnknownFormat
+from ckptconv.errors import UnknownFormat
 from ckptconv.formats import table
-from ckptconv.formats.placement import Patch, Placement, Slot, refuse_unheld
-from ckptconv.formats.table import Format, Reading
-from ckptconv.moves.part import Span, checked_count
-from ckptconv.output.destination import OutputFile
+from ckptconv.formats.placement import Placement
+from ckptconv.formats.table import Format
 from ckptconv.rules import library
 from ckptconv.storage import plugins
-from ckptconv.storage.files import Reader, Seen, split
 from ckptconv.testing import NAMES, FormatTests, Subject, write
 
-# --- the format: a line of JSON, then everything one after the other ---------------------------------------------
 
-ROW = Format("line", "a line of JSON, then the elements", __name__, (".line",), True, True)
-MAGIC = b'{"line": '
-
-
-def sniff(seen: Seen) -> int:
-    return 3 if seen.head.startswith(MAGIC) else int(seen.base.endswith(".line"))
-
-
-def open(url: str, how: Reading) -> Checkpoint:
-    with Reader(url) as f:
-        line, newline, _ = f.read(0, min(f.size, 2**16)).partition(b"\n")
-        try:
-            rows = json.loads(line)["line"]
-            tensors, at = {}, len(line) + 1
-            for name, kind, shape in rows:
-                size = checked_count([int(n) for n in shape]) * DTYPES[kind].itemsize
-                tensors[str(name)] = contiguous(str(name), DTYPES[kind], [int(n) for n in shape], Span(url, at, size))
-                at += size
-        except (ValueError, KeyError, TypeError, RecursionError) as e:
-            raise CorruptCheckpoint(f"the first line is not understood: {e}", url=url) from None
-        if not newline or at != f.size:
-            raise CorruptCheckpoint(f"needs {at} bytes and has {f.size}", url=url)
-    return Checkpoint(tensors, format="line", urls=(url,))
+def shown() -> Any:
+    """The module mine.py of the page."""
+    text = (ROOT / "docs/write-a-format.md").read_text(encoding="utf-8")
+    code = re.search(r'^```python\n("""mine\.py""".*?)^```$', text, re.M | re.S)
+    assert code
+    module = sys.modules["mine"] = ModuleType("mine")
+    exec(code[1], module.__dict__)
+    return module
 
 
-class LineWriter:
-    def __init__(self, url: str) -> None:
-        self.file = split(url)[1]
-
-    def cannot_hold(self, tensor: Tensor) -> str:
-        return "" if tensor.dtype.itemsize else "a line knows no strings"
-
-    def place(self, checkpoint: Checkpoint) -> Placement:
-        refuse_unheld(self, checkpoint, "a line")
-        rows = [[t.name, t.dtype.name, list(t.shape)] for t in checkpoint.values()]
-        head = MAGIC + json.dumps(rows).encode() + b"}\n"
-        slots, at = {}, len(head)
-        for t in checkpoint.values():
-            slots[t.name] = Slot(self.file, at, t.nbytes)
-            at += t.nbytes
-        return Placement([OutputFile(self.file, at)], slots, [Patch(self.file, 0, head)])
-
-    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        return ()
-
-
-def writer(url: str, max_shard_size: int | None = None) -> LineWriter:
-    return LineWriter(url)
-
-
-# --- that it works ----------------------------------------------------------------------------------------------
+MINE = shown()
+ROW: Format = MINE.ROW
 
 
 class Point:
     """What importlib.metadata gives for an installed entry point."""
 
-    name, group, value, dist = "line", "ckptconv.formats", f"{__name__}:ROW", None
+    name, group, value, dist = "mine", "ckptconv.formats", "mine:ROW", None
 
     def load(self) -> Format:
         return ROW
@@ -103,26 +62,19 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plugins.installed.cache_clear()
 
 
-class TestLine(FormatTests):
-    @pytest.fixture
-    def subject(self) -> Subject:
-        return Subject("line", "x.line", metadata=False, tries=40)
-
-
 # --- that the contract notices what is wrong with a format --------------------------------------------------------
 
-HERE = sys.modules[__name__]
-OPEN, PLACE = open, LineWriter.place
+OPEN, PLACE = MINE.open, MINE.Writer.place
 
 
 def reading(change: Callable[[Checkpoint], Checkpoint]) -> Any:
     """The fault of a reader: what it opens is changed."""
-    return HERE, "open", lambda url, how: change(OPEN(url, how))
+    return MINE, "open", lambda url, how: change(OPEN(url, how))
 
 
 def placing(change: Callable[[Placement, Checkpoint], Placement]) -> Any:
     """The fault of a writer: what it places is changed."""
-    return LineWriter, "place", lambda self, whole: change(PLACE(self, whole), whole)
+    return MINE.Writer, "place", lambda self, whole: change(PLACE(self, whole), whole)
 
 
 def each(change: Callable[[Tensor], Tensor]) -> Any:
@@ -168,11 +120,11 @@ FAULTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "a tensor is lost": (without("shape/s0"), ("zoo_round_trip",)),
     "a bit is lost": (each(other_bits), ("zoo_round_trip", "every_tensor_alone", "odd_names_round_trip")),
     "another order": (reading(lambda f: f.with_tensors(dict(sorted(f.items())))), ("order",)),
-    "no metadata": (reading(lambda f: f), ("metadata", "ties")),
-    "it is not recognised": ((HERE, "sniff", lambda seen: 0), ("it_is_recognised",)),
+    "no metadata": (reading(lambda f: replace(f, metadata={})), ("metadata", "ties")),
+    "it is not recognised": ((MINE, "sniff", lambda seen: 0), ("it_is_recognised",)),
     "a slot over another": (moved(-1), ("slots_are_apart_and_inside",)),
     "the time in the header": (placing(stamped), ("output_is_determined",)),
-    "an exception while reading": ((HERE, "open", lambda url, how: Checkpoint({"a": Lying(*ONE)})), HOSTILE),
+    "an exception while reading": ((MINE, "open", lambda url, how: Checkpoint({"a": Lying(*ONE)})), HOSTILE),
 }  # fmt: skip
 
 
@@ -181,9 +133,9 @@ SMALL = {"b/w": np.arange(6, dtype="f4").reshape(2, 3), "a/w": np.array(7, "i4")
 
 def judged(what: str, folder: Path, subject: Subject) -> None:
     """Run one test of the contract."""
-    path = folder / "out" / "x.line"
+    path = folder / "out" / "x.mine"
     if what in {*HOSTILE, "it_is_recognised"}:
-        write(Checkpoint({n: held(n, a) for n, a in SMALL.items()}), path, "line")
+        write(Checkpoint({n: held(n, a) for n, a in SMALL.items()}), path, "mine")
     names = {"odd_names_round_trip": [NAMES]}.get(what, [])
     monkeypatch = [pytest.MonkeyPatch()] if what == "output_is_determined" else []
     try:
@@ -196,7 +148,7 @@ def judged(what: str, folder: Path, subject: Subject) -> None:
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_fault_is_noticed(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault, noticed = FAULTS[what]
-    subject = Subject("line", "x.line", metadata="metadata" in noticed, ties="ties" in noticed, tries=100)
+    subject = Subject("mine", "x.mine", metadata="metadata" in noticed, ties="ties" in noticed, tries=100)
     monkeypatch.setattr(*fault)
     for test in noticed:
         with pytest.raises((AssertionError, pytest.fail.Exception, ValueError, UnknownFormat)):
@@ -205,18 +157,17 @@ def test_a_fault_is_noticed(what: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_format_may_lose_what_its_subject_does_not_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*FAULTS["another order"][0])
-    judged("order", tmp_path, Subject("line", "x.line", order=False))
+    judged("order", tmp_path, Subject("mine", "x.mine", order=False))
 
 
 # --- that it takes part ----------------------------------------------------------------------------------------
 
 
 def test_it_takes_part(tmp_path: Path) -> None:
-    ckptconv.save({"a": np.arange(3)}, tmp_path / "x.line")
-    ckptconv.convert(tmp_path / "x.line", tmp_path / "x.safetensors")
-    ckptconv.convert(tmp_path / "x.safetensors", tmp_path / "y.line")
-    assert (tmp_path / "x.line").read_bytes() == (tmp_path / "y.line").read_bytes()
-    assert ckptconv.open(tmp_path / "y.line")["a"].numpy().tolist() == [0, 1, 2]
+    ckptconv.save({"a": np.arange(3)}, tmp_path / "x.mine")
+    ckptconv.convert(tmp_path / "x.mine", tmp_path / "x.safetensors")
+    ckptconv.convert(tmp_path / "x.safetensors", tmp_path / "y.mine")
+    assert ckptconv.open(tmp_path / "y.mine")["a"].numpy().tolist() == [0, 1, 2]
 
 
 def test_ours_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,8 +207,8 @@ def test_a_package_brings_converters(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 # what an entry point names, and what is said of it
 BROKEN: dict[str, tuple[Any, str]] = {
     "no module": (ModuleNotFoundError("No module named 'gone'"), "ModuleNotFoundError: No module named 'gone'"),
-    "not a format": ({"name": "line"}, "TypeError: it gives a dict, not a Format"),
-    "a format of another type": (ROW._replace(suffixes=".line"), "TypeError: its Format has the suffixes '.line'"),
+    "not a format": ({"name": "mine"}, "TypeError: it gives a dict, not a Format"),
+    "a format of another type": (ROW._replace(suffixes=".mine"), "TypeError: its Format has the suffixes '.mine'"),
     "a suffix of every file": (ROW._replace(suffixes=("",)), "TypeError: its Format has the suffixes ('',)"),
 }
 
@@ -266,7 +217,7 @@ class Broken:
     """An entry point of a package that cannot be used, and of another that can."""
 
     def __init__(self, group: str, gives: Any) -> None:
-        self.name, self.group, self.value, self.gives = "mine", group, "mine:IT", gives
+        self.name, self.group, self.value, self.gives = "theirs", group, "theirs:IT", gives
         self.dist = type("Dist", (), {"name": "their-package", "version": "1.0"})
 
     def load(self) -> Any:
@@ -298,15 +249,17 @@ def test_a_broken_format_is_left_out(what: str, broken: Any, cli: Run, tmp_path:
     broken("ckptconv.formats", gives)
     listed = cli("formats")
     assert listed.returncode == 0
-    assert "line " in listed.stdout  # what is sound is there
-    said = f"warning: left out, since it cannot be used: their-package 1.0: ckptconv.formats: mine = mine:IT: {why}\n"
+    assert "mine " in listed.stdout  # what is sound is there
+    said = (
+        f"warning: left out, since it cannot be used: their-package 1.0: ckptconv.formats: theirs = theirs:IT: {why}\n"
+    )
     assert listed.stderr == said
     ckptconv.save({"a": np.arange(3)}, tmp_path / "zoo" / "a.npz")
     (tmp_path / "zoo" / "x.bin").write_bytes(b"nothing that is known")
     if what == "no module":
         assert cli("zoo", tmp_path / "zoo", "-o", tmp_path / "out", "--jobs", "1").stdout == ""
         assert list(ckptconv.open(tmp_path / "out" / "a.safetensors")) == ["a"]
-    for argv in (["inspect", tmp_path / "zoo" / "x.bin"], ["zoo/a.npz", "-o", "b", "--to", "mine"]):
+    for argv in (["inspect", tmp_path / "zoo" / "x.bin"], ["zoo/a.npz", "-o", "b", "--to", "theirs"]):
         done = cli(*argv)
         assert done.returncode in (2, 3)
         assert why in done.stderr, argv
@@ -314,12 +267,12 @@ def test_a_broken_format_is_left_out(what: str, broken: Any, cli: Run, tmp_path:
 
 def test_a_format_whose_module_is_broken_claims_nothing(broken: Any, cli: Run, tmp_path: Path) -> None:
     """Its row is sound; the module is imported when a file is looked at that nothing else claims."""
-    broken("ckptconv.formats", ROW._replace(name="mine", module="ckptconv.there_is_none", suffixes=(".mine",)))
-    (tmp_path / "x.line").write_bytes(MAGIC + b"[]}\n")
-    done = cli("inspect", tmp_path / "x.line")
+    broken("ckptconv.formats", ROW._replace(name="theirs", module="ckptconv.there_is_none", suffixes=(".theirs",)))
+    ckptconv.save(SMALL, tmp_path / "x.mine")
+    done = cli("inspect", tmp_path / "x.mine")
     assert done.returncode == 0
-    assert done.stderr.startswith("warning: left out, since it cannot be used: the format mine: ")
-    named = cli("inspect", tmp_path / "x.line", "--from", "mine")
+    assert done.stderr.startswith("warning: left out, since it cannot be used: the format theirs: ")
+    named = cli("inspect", tmp_path / "x.mine", "--from", "theirs")
     assert (named.returncode, "there_is_none" in named.stderr) == (8, True)
 
 
@@ -338,8 +291,8 @@ def test_a_broken_converter_is_left_out(gives: Any, why: str, broken: Any, cli: 
     assert (listed.returncode, listed.stderr.count("warning: ")) == (0, 1)
     assert why in listed.stderr
     ckptconv.save({"a": np.arange(3)}, tmp_path / "a.npz")
-    for name in ("auto", "mine"):
+    for name in ("auto", "theirs"):
         done = cli("convert", tmp_path / "a.npz", "-o", tmp_path / "b.npz", "-c", name)
         assert done.returncode == 2
         assert "defect" not in done.stderr
-        assert (why in done.stderr) == (name == "mine")
+        assert (why in done.stderr) == (name == "theirs")

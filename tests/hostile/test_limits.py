@@ -22,7 +22,6 @@ from ckptconv.formats import flax as walker
 from ckptconv.formats import npy, safetensors
 from ckptconv.formats.hdf5 import file as hdf5
 from ckptconv.formats.pytorch import pickle, walk
-from ckptconv.formats.tensorflow import locate
 from ckptconv.rules import axes, layout, library, templates, toml
 from ckptconv.storage import remote
 
@@ -42,7 +41,7 @@ def header(folder: Path) -> Path:
 
 def texts() -> object:
     said = b"{'descr': '<U0', 'fortran_order': False, 'shape': (3, 5), }".ljust(117) + b"\n"
-    return npy.parse_head(b"\x93NUMPY" + b"\1\0" + len(said).to_bytes(2, "little") + said, "x")
+    return npy.parse_head(b"\x93NUMPY" + b"\1\0" + len(said).to_bytes(2, "little") + said)
 
 
 def nested(folder: Path) -> Path:
@@ -84,9 +83,6 @@ LIMITS: dict[str, Case] = {
     ),
     "the steps of a pickle": (
         pickle, "MAX_STEPS", 5, lambda _: pickle.load(b"\x80\2]K\1a."), "the pickle has more than 4 steps"
-    ),
-    "the path in a state file": (
-        locate, "MAX_PATH", 6, lambda _: locate._named("x", "a/bcde"), "the state file names 'a/bcde', which is not a"
     ),
     "the length of a layout": (
         axes, "MAX_PATTERN", 10, lambda _: axes.Parser("i o -> o i"), r"layout 'i o -> o i'\.\.\. is longer than 9"

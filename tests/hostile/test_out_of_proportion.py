@@ -267,7 +267,7 @@ def test_names_that_equal_other_keys_are_followed_at_once() -> None:
     chain, others = ["x" + VALUE * i for i in range(1000)], [f"y{i}" for i in range(100_000)]
     with soon():
         names, collisions = objects.readable([*chain, *others])
-    assert set(chain) <= set(collisions)
+    assert set(chain[1:]) <= set(collisions)
     assert all(name == key for key, name in names.items())
 
 

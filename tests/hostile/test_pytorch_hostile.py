@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickletools
 import re
 import sys
 from pathlib import Path
@@ -52,6 +53,7 @@ sys.addaudithook(_hook)
 
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> None:
+    assert pickletools  # imported now, as is what names an opcode that is refused
     table.table()  # which looks for installed formats
     for name in ("hidden_data.pt", "script_opens.pt", "stream_opens.pt"):
         ckptconv.open(HERE / name)  # what is imported on first use is imported now

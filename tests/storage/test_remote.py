@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
 import os
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -18,6 +15,7 @@ import pytest
 from kit import same
 from line import Line
 from remotes import WRITABLE, arrays, there_and_back
+from webserver import Fault, Serve, Web
 
 import ckptconv
 from ckptconv.bulk import run
@@ -242,118 +240,60 @@ def test_a_remote_source_that_changes_is_noticed(bucket: str, tmp_path: Path) ->
 # --- the web ----------------------------------------------------------------------------------------------------
 
 
-class Ranged(http.server.SimpleHTTPRequestHandler):
-    """Python's own handler, which knows no ranges, with ranges."""
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        wanted = self.headers.get("Range")
-        path = Path(self.translate_path(self.path.split("?")[0]))
-        if not wanted or not path.is_file():
-            super().do_GET()
-            return
-        first, last = wanted.removeprefix("bytes=").split("-")
-        raw = path.read_bytes()[int(first) : int(last) + 1]
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {first}-{last}/{path.stat().st_size}")
-        self.send_header("Content-Length", str(len(raw)))
-        self.end_headers()
-        self.wfile.write(raw)
-
-
-class Whole(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-Web = Callable[[type[http.server.BaseHTTPRequestHandler]], str]
-
-
-@pytest.fixture
-def web(tmp_path: Path) -> Iterator[Web]:
-    pytest.importorskip("aiohttp", reason="the extra http is not installed")
-    servers = []
-
-    def serve(handler: type[http.server.BaseHTTPRequestHandler]) -> str:
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(tmp_path)))
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_address[1]}"
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-@pytest.mark.parametrize("handler", [Ranged, Whole])
+@pytest.mark.parametrize("ranged", [True, False])
 @pytest.mark.parametrize("name", ["safetensors", "npz", "torch", "tf", "keras", "flax"])
-def test_reading_from_the_web(web: Web, tmp_path: Path, name: str, handler: type) -> None:
-    path = tmp_path / WRITABLE[name]
-    ckptconv.save(arrays(), path, format=name)
-    found = ckptconv.open(f"{web(handler)}/{WRITABLE[name]}" + (".index" if name == "tf" else ""))
+def test_reading_from_the_web(serve: Serve, tmp_path: Path, name: str, ranged: bool) -> None:
+    ckptconv.save(arrays(), tmp_path / WRITABLE[name], format=name)
+    host, _ = serve(files=tmp_path, ranged=ranged)
+    found = ckptconv.open(f"http://{host}/{WRITABLE[name]}" + (".index" if name == "tf" else ""))
     assert {n: t.numpy().tobytes() for n, t in found.items()} == {n: a.tobytes() for n, a in arrays().items()}
 
 
-def test_the_shards_of_a_distributed_run_are_not_listed_on_the_web(web: Web, tmp_path: Path) -> None:
+def test_the_shards_of_a_distributed_run_are_not_listed_on_the_web(serve: Serve, tmp_path: Path) -> None:
     """So none of them stands for the rest; it was read as a checkpoint of no tensors."""
     name = "shard-00001-model-00001-of-00001.safetensors"
     about = {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [0]}}'}
     ckptconv.save({"w": np.ones(3)}, tmp_path / name, metadata=about)
-    url = f"{web(Ranged)}/{name}"
+    url = f"http://{serve(files=tmp_path)[0]}/{name}"
     with pytest.raises(StorageError, match="the others cannot be listed there; copy all of them into a folder here"):
         ckptconv.open(url)
     assert ckptconv.open(url, format="safetensors")["w"].shape == (3,)
 
 
-def test_only_ranges_are_fetched_from_the_web(web: Web, tmp_path: Path) -> None:
+def test_only_ranges_are_fetched_from_the_web(serve: Serve, tmp_path: Path) -> None:
     ckptconv.save({"big": np.zeros((1000, 1000)), "small": np.ones(3)}, tmp_path / "m.safetensors")
-    line = Line(int(web(Ranged).rpartition(":")[2]))
+    line = Line(int(serve(files=tmp_path)[0].rpartition(":")[2]))
     assert ckptconv.open(f"http://127.0.0.1:{line.port}/m.safetensors")["small"].numpy().sum() == 3
     assert line.received < 100_000
 
 
-class Failing(Ranged):
-    """After some answers it does not do as it is told; `how` says what then."""
-
-    how, left = "", 0
-
-    def do_GET(self) -> None:
-        Failing.left -= 1
-        if Failing.left >= 0:
-            super().do_GET()
-        elif self.how == "hangs up":
-            self.connection.shutdown(socket.SHUT_RDWR)
-        elif self.how == "sends all":
-            Whole.do_GET(self)  # type: ignore[arg-type]
-        elif self.how == "sends a page":
-            self.send_response(200)
-            self.send_header("Content-Length", "6")
-            self.end_headers()
-            self.wfile.write(b"<html>")
-        else:
-            self.send_error(int(self.how))
+def sends_all(server: Web) -> None:
+    server.answer(200, server.raw or b"")
 
 
-@pytest.mark.parametrize("how", ["hangs up", "sends all", "sends a page", "404", "416", "500"])
-def test_a_web_server_that_fails_half_way(web: Web, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+FAILS: dict[str, Fault] = {
+    "hangs up": lambda server: server.connection.shutdown(socket.SHUT_RDWR), "sends all": sends_all,
+    "sends a page": lambda server: server.answer(200, b"<html>"),
+    **{str(n): lambda server, n=n: server.answer(n) for n in (404, 416, 500)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", FAILS)
+def test_a_web_server_that_fails_half_way(serve: Serve, how: str, tmp_path: Path) -> None:
     ckptconv.save({f"w{i}": np.full((600, 600), i, "f4") for i in range(8)}, tmp_path / "in.safetensors")
     ckptconv.save(arrays(), tmp_path / "out.npz")
     old = (tmp_path / "out.npz").read_bytes()
-    monkeypatch.setattr(Failing, "how", how)
-    monkeypatch.setattr(Failing, "left", 5)
+    host, server = serve(FAILS[how], after=5, files=tmp_path)
     resources = {"max_memory": 16 * 2**20, "jobs": 1}
     with pytest.raises((StorageError, ckptconv.CorruptCheckpoint)):
-        ckptconv.convert(f"{web(Failing)}/in.safetensors", tmp_path / "out.npz", force=True, **resources)
-    assert Failing.left < 0
+        ckptconv.convert(f"http://{host}/in.safetensors", tmp_path / "out.npz", force=True, **resources)
+    assert len(server.seen) > 5
     assert (tmp_path / "out.npz").read_bytes() == old
     assert sorted(os.listdir(tmp_path)) == ["in.safetensors", "out.npz"]
 
 
-def test_the_web_says_no(web: Web, tmp_path: Path) -> None:
-    base = web(Ranged)
+def test_the_web_says_no(serve: Serve) -> None:
+    base = f"http://{serve()[0]}"
     with pytest.raises(StorageError, match="no such file"):
         ckptconv.open(f"{base}/absent.npz")
     with pytest.raises(StorageError, match="nothing can be written to a web server"):

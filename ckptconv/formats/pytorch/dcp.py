@@ -12,10 +12,8 @@ as in other pickles: pair.0, pair.1. Specification: torch/distributed/checkpoint
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Set
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Role, Tensor
@@ -27,10 +25,10 @@ from ...storage.ranges import Slice
 from ..table import DISTRIBUTED, Reading
 from ..tiling import joined
 from .archive import PICKLE, enter
-from .flatten import gather, jsonable, stored
+from .flatten import gather, stored
 from .pickle import load
 from .tensors import TORCH, TorchType, View
-from .values import Inert, record, shown
+from .values import SCALARS, Inert, record, shown
 from .walk import OPTIMIZER, TENSORS, Leaf, Walk, is_plain
 
 SUFFIX = ".distcp"
@@ -40,7 +38,6 @@ FLAT_SLOT = re.compile(
     rf"(?:{OPTIMIZER.pattern})[^.]*\.(?:(?:state|param_groups|fp(?:16|32)_\w+)(?:\.|$)"
     r"|(?:.*\.)?(?:(?:max_)?exp_avg(?:_sq)?|momentum_buffer)(?:\.|$))"
 )
-OPEN = 64  # files of a thousand processes are not all open at a time
 
 # Of torch.distributed; the last two by earlier versions of torch.
 _RECORDS = (
@@ -70,25 +67,27 @@ def open(url: str, how: Reading) -> Checkpoint:
     described, places = _get(root, "state_dict_metadata", dict), _places(_get(root, "storage_data", dict))
     noted = root.state.get("planner_data")
     planned = noted if type(noted) is dict else {}
-    walked, leaves, values = Walk(0, {}), list[Leaf](), dict[str, Any]()
-    with ExitStack() as files:
-        folder = Folder(path, how.opaque, files, places)
-        for name, about in described.items():
-            keys = _keys(name, planned, described)
-            role = _role(name, keys if name in planned else tuple(name.split(".")))
-            if type(about) is Inert and "TensorStorageMetadata" in about.path:
-                leaves.append(Leaf(name, folder.tensor(name, about), role, keys[0]))
-                continue
-            place = places.get((name, ()))
-            if place and place not in folder.loaded:
-                walked.allow(place.length)
-            value = folder.load(name, ())
-            held = [] if is_plain(value) else list(walked.leaves(value, name, role, keys[0], depth=1))
-            if any(type(leaf.value) in TENSORS for leaf in held):
-                leaves += held
-            else:
-                values[name] = jsonable(value) if type(value) in (int, float, bool, str) else type(value).__name__
-    return gather(leaves, walked, how, (path, *folder.opened), "dcp", values=values)
+    urls, loaded = _load(path, {place for (name, _), place in places.items() if name in described}, how.opaque)
+    objects = {place for (_, offset), place in places.items() if not offset}
+    walked, leaves = Walk(sum(place.length for place in objects), {}), list[Leaf]()
+
+    def stored_at(name: str, offset: tuple[int, ...] = ()) -> Any:
+        if (name, offset) not in places:
+            raise CorruptCheckpoint("a chunk of it is described but not stored", tensor=name)
+        return loaded[places[name, offset]]
+
+    for name, about in described.items():
+        keys = _keys(name, planned, described)
+        role = _role(name, keys if name in planned else tuple(name.split(".")))
+        if type(about) is Inert and "TensorStorageMetadata" in about.path:
+            leaves.append(Leaf(name, _tensor(name, about, stored_at, path), role, keys[0]))
+            continue
+        value = stored_at(name)
+        held = [] if is_plain(value) else list(walked.leaves(value, name, role, keys[0], depth=1))
+        if not any(type(leaf.value) in TENSORS for leaf in held):
+            held = [Leaf(name, value if type(value) in SCALARS else type(value).__name__, role, keys[0])]
+        leaves += held
+    return gather(leaves, walked, how, urls, "dcp")
 
 
 def _keys(name: Any, planned: Mapping[Any, Any], described: Mapping[Any, Any]) -> tuple[str, ...]:
@@ -169,54 +168,36 @@ def _places(stored: dict[Any, Any]) -> Places:
     return out
 
 
-@dataclass
-class Folder:
-    """The data files, a few of them open at a time."""
+def _load(url: str, places: Set[Place], opaque: bool) -> tuple[list[str], dict[Place, Any]]:
+    """The files that were opened, one at a time, and the objects of the archives in them."""
+    urls, loaded = [url], dict[Place, Any]()
+    for name, inside in groupby(sorted(places), key=lambda place: place.relative_path):
+        with Reader(sibling(url, name)) as f:
+            urls.append(f.url)
+            for place in inside:
+                _, start, size = place
+                if start < 0 or size < 0 or start + size > f.size:
+                    text = f"something in it lies at bytes {start} to {start + size} of {f.size} (truncated?)"
+                    raise CorruptCheckpoint(text, url=f.url)
+                loaded[place] = enter(Slice(f, start, size), start).load(PICKLE, opaque=opaque)
+    return urls, loaded
 
-    url: str
-    opaque: bool
-    stack: ExitStack
-    places: Places
-    files: dict[str, Reader] = field(default_factory=dict)
-    loaded: dict[Place, Any] = field(default_factory=dict)
-    opened: dict[str, None] = field(default_factory=dict)
 
-    def load(self, name: str, offset: tuple[int, ...]) -> Any:
-        """The object of the archive that is stored for a chunk."""
-        place = self.places.get((name, offset))
-        if place is None:
-            raise CorruptCheckpoint("a chunk of it is described but not stored", tensor=name)
-        if place not in self.loaded:
-            f, (_, start, size) = self.file(place.relative_path), place
-            if start < 0 or size < 0 or start + size > f.size:
-                text = f"lies at bytes {start} to {start + size} of {f.size} (truncated?)"
-                raise CorruptCheckpoint(text, url=f.url, tensor=name)
-            self.loaded[place] = enter(Slice(f, start, size), start).load(PICKLE, opaque=self.opaque)
-        return self.loaded[place]
-
-    def file(self, name: str) -> Reader:
-        if name not in self.files:
-            if len(self.files) >= OPEN:
-                self.files.pop(next(iter(self.files))).close()
-            f = self.files[name] = self.stack.enter_context(Reader(sibling(self.url, name)))
-            self.opened[f.url] = None
-        return self.files[name]
-
-    def tensor(self, name: str, about: Inert) -> Tensor:
-        """A tensor, of which each chunk is a part."""
-        shape, kind, pieces = _numbers(about, "size"), _kind(about), list[tuple[Tensor, tuple[int, ...]]]()
-        checked_count(shape, tensor=name)
-        for chunk in _get(about, "chunks", list):
-            at, size = _numbers(chunk, "offsets"), _numbers(chunk, "sizes")
-            if {len(at), len(size)} != {len(shape)} or min(at, default=0) < 0:
-                raise CorruptCheckpoint(f"a chunk at {list(at)} of size {list(size)} is not part of it", tensor=name)
-            view = self.load(name, at)
-            if type(view) is not View or view.row is None or view.storage.data is None:
-                raise CorruptCheckpoint("a chunk of it is not a plain tensor", tensor=name)
-            if view.shape != size or view.torch != (kind := kind or view.torch):
-                what = f"is {view.torch}{list(view.shape)}, not as described"
-                raise CorruptCheckpoint(f"its chunk at {list(at)} {what}", tensor=name)
-            pieces.append((stored(name, view), at))
-        if not pieces:
-            raise CorruptCheckpoint("has no chunks", tensor=name)
-        return joined(name, shape, pieces, self.url)
+def _tensor(name: str, about: Inert, stored_at: Callable[[str, tuple[int, ...]], Any], url: str) -> Tensor:
+    """A tensor, of which each chunk is a part."""
+    shape, kind, pieces = _numbers(about, "size"), _kind(about), list[tuple[Tensor, tuple[int, ...]]]()
+    checked_count(shape, tensor=name)
+    for chunk in _get(about, "chunks", list):
+        at, size = _numbers(chunk, "offsets"), _numbers(chunk, "sizes")
+        if {len(at), len(size)} != {len(shape)} or min(at, default=0) < 0:
+            raise CorruptCheckpoint(f"a chunk at {list(at)} of size {list(size)} is not part of it", tensor=name)
+        view = stored_at(name, at)
+        if type(view) is not View or view.row is None or view.storage.data is None:
+            raise CorruptCheckpoint("a chunk of it is not a plain tensor", tensor=name)
+        if view.shape != size or view.torch != (kind := kind or view.torch):
+            what = f"is {view.torch}{list(view.shape)}, not as described"
+            raise CorruptCheckpoint(f"its chunk at {list(at)} {what}", tensor=name)
+        pieces.append((stored(name, view), at))
+    if not pieces:
+        raise CorruptCheckpoint("has no chunks", tensor=name)
+    return joined(name, shape, pieces, url)

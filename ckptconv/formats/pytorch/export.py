@@ -6,7 +6,7 @@
     R/data/weights/model_weights_config.json       {"config": {"fc.weight": {
         "path_name": "weight_0", "use_pickle": false, "tensor_meta": {"dtype": 7, "sizes": [{"as_int": 3}],
         "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}, "layout": 7}}, ...}}
-    R/data/constants/...                           the same for tensors that are not in the state dict
+    R/data/constants/...                           tensors that are not in the state dict, which are not read
 
 Specification: torch/export/pt2_archive/_package.py; ScalarType and Layout of torch/_export/serde/schema.py.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...checkpoint import Checkpoint, Note
+from ...checkpoint import Checkpoint
 from ...dtypes import DTYPES
 from ...errors import CorruptCheckpoint, UnknownFormat
 from ...messages import printable
@@ -27,8 +27,8 @@ from .archive import Archive, enter
 from .flatten import checkpoint
 from .tensors import Storage, StorageType, TorchType, View, look
 
-WEIGHTS, CONSTANTS = "data/weights/model_weights_config.json", "data/constants/model_constants_config.json"
-OLD = ("serialized_exported_program.json", "serialized_state_dict.pt", "serialized_state_dict.json")
+FOLDER = "data/weights"
+WEIGHTS = f"{FOLDER}/model_weights_config.json"
 STRIDED = 7
 _NAMES = {
     1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64",
@@ -39,30 +39,18 @@ TYPES = {number: DTYPES[name] for number, name in _NAMES.items() if name in DTYP
 
 
 def sniff(seen: Seen) -> int:
-    ends = {m.partition("/")[2] or m for m in seen.members}
-    return 3 if "archive_format" in ends or ends & set(OLD) else 0
+    return 3 if any(m.partition("/")[2] == "archive_format" for m in seen.members) else 0
 
 
 def open(url: str, how: Reading) -> Checkpoint:
     with Reader(url) as f:
-        archive = enter(f) if any("archive_format" in m for m in Seen(url).members) else None
-        if archive is None:
-            raise UnknownFormat(
-                "is a torch.export program of torch before 2.8, which is not read; unpack it: its "
-                "serialized_state_dict.pt is a checkpoint"
-            )
+        archive = enter(f)
         if WEIGHTS not in archive.members:
-            raise UnknownFormat(
-                "is a compiled PyTorch package (AOTInductor) without a table of weights; take the checkpoint it was "
-                "made from"
-            )
+            text = "is a PyTorch package without a table of weights (AOTInductor); take the checkpoint it was made from"
+            raise UnknownFormat(text)
         raw = archive.pickle(WEIGHTS)
-        tensors = _tensors(archive, raw, "data/weights")
-        notes = []
-        if CONSTANTS in archive.members:
-            others = _config(archive.pickle(CONSTANTS), url)
-            notes.append(Note("unread", "constants of the program, not in its state dict", tuple(others)))
-    return checkpoint(tensors, len(raw), how, url=url, format="pt2", notes=[n for n in notes if n.names])
+        tensors = _tensors(archive, raw)
+    return checkpoint(tensors, len(raw), how, url=url, format="pt2")
 
 
 def _config(raw: bytes, url: str) -> dict[str, Any]:
@@ -73,7 +61,7 @@ def _config(raw: bytes, url: str) -> dict[str, Any]:
     return config
 
 
-def _tensors(archive: Archive, raw: bytes, folder: str) -> dict[str, View]:
+def _tensors(archive: Archive, raw: bytes) -> dict[str, View]:
     """A view for each name; names of one file share its storage."""
     out, storages = {}, dict[str, Storage]()
     for name, about in _config(raw, archive.f.url).items():
@@ -89,7 +77,7 @@ def _tensors(archive: Archive, raw: bytes, folder: str) -> dict[str, View]:
         if row is None or layout != STRIDED or pickled:
             text = f"is stored in a way that is not read (dtype {kind}, layout {layout}{', pickled' * bool(pickled)})"
             raise CorruptCheckpoint(text, tensor=name)
-        member = f"{folder}/{path}"
+        member = f"{FOLDER}/{path}"
         if member not in archive.members:
             raise CorruptCheckpoint(f"its data {printable(path)} is missing", tensor=name)
         if path not in storages:

@@ -104,13 +104,11 @@ def gather(
     quiet: bool = False,
     whole: bool = False,
     metadata: Mapping[str, str] = {},
-    values: Mapping[str, Any] = {},
 ) -> Checkpoint:
-    """Make a checkpoint of leaves. whole: no entry is to be taken out of it. values: further ones beside tensors."""
+    """Make a checkpoint of leaves. whole: no entry is to be taken out of it."""
     leaves, unwrapped, details = (leaves, [], Details()) if whole else unwrap(leaves)
     read = [leaf.value for leaf in leaves if not leaf.role]
     made = Made(how)
-    made.values.update(values)
     for leaf in leaves:
         made.add(leaf)
     if made.values and not quiet:
@@ -217,7 +215,6 @@ class Made:
         self.room = MAX_FILL  # bytes that all tensors may have beyond what is stored, as a shape costs nothing to claim
         self.listed = MAX_LISTED
         self.storages: set[int] = set()  # those that count for dense tensors
-        self.arrays: dict[int, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
         self.values: dict[str, Any] = {}
         self.pieces: dict[str, Any] = {}
@@ -272,13 +269,11 @@ class Made:
         if spelling[:1] in "OSUV":
             self.skipped["numpy arrays that hold no numbers"].append(name)
             return
-        if id(array) not in self.arrays:
-            try:
-                self.arrays[id(array)] = held(name, array.numpy())
-            except CkptError:
-                self.skipped[f"numpy arrays of dtype {spelling}, which nothing else can hold"].append(name)
-                return
-        t = self.arrays[id(array)]
+        try:
+            t = held(name, array.numpy())
+        except CkptError:
+            self.skipped[f"numpy arrays of dtype {spelling}, which nothing else can hold"].append(name)
+            return
         self.put(Tensor(name, t.dtype, t.shape, t.parts, role))
 
     def split(self, name: str, p: Pieces, role: Role) -> None:

@@ -360,14 +360,6 @@ OPS: dict[int, Op] = {
     0x90: lambda m: m.extend(m.marked(), set),
 }  # fmt: skip
 
-REFUSED = {
-    ord("i"): "INST", ord("o"): "OBJ", ord("P"): "PERSID", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4",
-    0x97: "NEXT_BUFFER", 0x98: "READONLY_BUFFER", ord("0"): "POP", ord("1"): "POP_MARK", ord("2"): "DUP",
-    ord("I"): "INT", ord("L"): "LONG", ord("F"): "FLOAT", ord("S"): "STRING", ord("V"): "UNICODE",
-    ord("g"): "GET", ord("p"): "PUT", ord("d"): "DICT", ord("l"): "LIST",
-}  # fmt: skip
-
-
 MAX_STEPS = 2**25  # opcodes; a million tensors need about 30 each
 
 
@@ -438,6 +430,8 @@ def _end(m: Machine, op: int) -> Any:
             raise CorruptCheckpoint(f"the pickle ends at byte {m.at} with an untidy stack")
         return m.stack[0]
     where = f"at byte {m.at - 1} of the pickle"
-    if op in REFUSED:
-        raise UnsafeCheckpoint(f"opcode {REFUSED[op]} {where}: no checkpoint needs it")
+    from pickletools import opcodes  # which takes 5 ms to import
+
+    if name := next((known.name for known in opcodes if ord(known.code) == op), ""):
+        raise UnsafeCheckpoint(f"opcode {name} {where}: no checkpoint needs it")
     raise CorruptCheckpoint(f"byte {op:#04x} {where} is not an opcode")

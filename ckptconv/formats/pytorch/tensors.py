@@ -104,13 +104,11 @@ class Tagged(NamedTuple):
     """A tensor with attributes, which do not change its elements. `path` is its class if that is unknown, or ''.
 
     value: None for a subclass without data of its own, which consists of the tensors in its attributes.
-    shape: that of such a subclass.
     """
 
     value: Any
     path: str
     attributes: dict[str, Any]
-    shape: tuple[int, ...] = ()
 
 
 class Pieces(NamedTuple):
@@ -213,7 +211,6 @@ def typed(storage: Any, *, quantised: bool = False) -> TorchType:
 
 
 WRAPPED = "torch._utils._rebuild_wrapper_subclass"
-JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
 # Attributes of torch.Tensor that replace its elements when they are set, or its class.
 REPLACING = frozenset({"data", "real", "imag", "T", "H", "mT", "mH", "shape", "dtype", "_cdata"})
 CLASSES = frozenset({"Tensor", "Parameter", "Buffer"})
@@ -366,9 +363,7 @@ def from_type(make: Any, kind: Any, args: Any, state: Any) -> Any:
     if type(make) is not Inert or not path:
         raise UnsafeCheckpoint(f"a tensor subclass is rebuilt by {shown(make)}")
     attributes = tagged(None, path, state).attributes
-    if make.path == WRAPPED and len(args) > 2:
-        return Tagged(None, path, attributes, ints(args[2], "shape"))
-    return Tagged(None, make.path if make.path == JAGGED else path, {**attributes, "args": args})
+    return Tagged(None, path, attributes if make.path == WRAPPED else {**attributes, "args": args})
 
 
 def from_type_v1(make: Any, kind: Any, args: Any, state: Any) -> Any:

@@ -33,12 +33,11 @@ from ...checkpoint.training import (
 )
 from ...errors import UnsafeCheckpoint
 from ...messages import listing
-from .tensors import JAGGED, Hollow, Pieces, Tagged, View, bare, identity
+from .tensors import Hollow, Pieces, Tagged, View, identity
 from .values import HARMLESS, SCALARS, Inert, Known, Ordered, PickledArray
 
 WalkRole = Literal[Settled, "attribute"]
 ATTRIBUTE: Final = "attribute"  # the role of what is not in a module's state_dict()
-MESH = 64  # axes of a mesh of devices, at most
 STATES = 8  # parts of a state that are looked at for attributes, at each place where the object is
 GROUPS = ("_parameters", "_buffers", "_modules")
 
@@ -140,14 +139,6 @@ def _items(thing: Inert) -> Iterator[tuple[str, Any]]:
             yield (str(i) if thing.state is None else f"args.{i}"), value
 
 
-def is_complete(spec: Any) -> bool:
-    """Whether each placement of a DTensor is Shard or Replicate; a Partial one would have to be summed."""
-    placements = next((part.get("placements") for part in states(spec)), None) if type(spec) is Inert else None
-    if type(placements) is not tuple or len(placements) > MESH:
-        return False
-    return all(type(p) is Inert and p.path.rpartition(".")[2] in ("Shard", "Replicate") for p in placements)
-
-
 # Attributes of every torch.nn.Module that do not describe weights.
 _NOISE = frozenset({
     "training", "call_super_init", "dump_patches", "_backend", "_non_persistent_buffers_set", "_is_full_backward_hook",
@@ -195,20 +186,13 @@ class Walk:
 
     def __init__(self, size: int, classes: Classes) -> None:
         self.classes = classes
-        self.left, self.room, self.values = 2**14, 2**20, 2**16
-        self.allow(size)
+        self.left, self.room, self.values = 2**14 + SHARING * size, 2**20 + NAMING * size, 2**16 + size // VALUE
         self.open: set[int] = set()
         self.cyclic: list[str] = []
         self.inert: dict[str, None] = {}
         self.attributes: list[tuple[str, Any]] = []  # of modules, tensors
         self.hung: list[str] = []  # on tensors and dictionaries
         self.refused: list[str] = []
-
-    def allow(self, size: int) -> None:
-        """Extend the bounds by what another `size` bytes of pickle may hold."""
-        self.left += SHARING * size
-        self.room += NAMING * size
-        self.values += size // VALUE
 
     def leaves(self, value: Any, name: str = "", role: WalkRole = "", top: str = "", depth: int = 0) -> Iterator[Leaf]:
         self.visit(1, depth)
@@ -305,21 +289,12 @@ class Walk:
         return found
 
     def wrapped(self, tensor: Tagged, name: str) -> Any:
-        """Replace a tensor without data by its attributes, or for a DTensor whose shard is the whole, by that shard."""
-        held = tensor.attributes
+        """Replace a tensor without data by its attributes."""
         self.inert[tensor.path] = None
-        if tensor.path == JAGGED:
-            self.refused.append(f"{name}: a jagged nested tensor (torch.nested); save its values() and offsets()")
+        if tensor.path.endswith(".DTensor"):
+            self.refused.append(f"{name}: a DTensor, of which this file holds the part of one process")
             return None
-        if not tensor.path.endswith(".DTensor"):
-            return held
-        local, spec = bare(held.get("_local_tensor")), held.get("_spec")
-        shape = local.shape if type(local) is View else None
-        if shape != tensor.shape or not is_complete(spec):
-            have = f"{list(shape)} of {list(tensor.shape)}" if shape is not None else "not a plain tensor"
-            self.refused.append(f"{name}: a DTensor of which this file holds a part ({have})")
-            return None
-        return local
+        return tensor.attributes
 
     def notes(self, read: Iterable[Any] = ()) -> Iterator[Note]:
         """What was left out. `read`: the values of all leaves, which attributes of modules may be as well."""

@@ -1,44 +1,213 @@
-"""TensorFlow V2 checkpoints (tensor bundles).
+"""TensorFlow V2 checkpoints (tensor bundles): an index and data files.
 
     P.index                    a sorted string table (table.py):
         ""                     BundleHeaderProto: number of shards, endianness, version
         name                   BundleEntryProto: dtype, shape, shard, offset, size, masked CRC-32C
         name                   ... of a partitioned variable: dtype, full shape, slices
         slice key (elements.py)  BundleEntryProto of one slice
-    P.data-00000-of-00002      raw elements in C order, packed without alignment, in any order; ranges may be shared
+    P.data-00000-of-00002 ...  raw elements in C order, packed without alignment, in any order; ranges may be shared
+    P.meta                     a training graph (objects.py reads its collections)
+    checkpoint                 the state file: text that says which of several prefixes is the newest
 
+A path may be the prefix P, one of its files, a folder, or the state file, whose paths are often absolute and from
+another machine: only files beside it are considered. A state file can also name a V1 checkpoint (v1.py).
+
+A checkpoint is written with shards packed in the order of the tensors; tied names share one range. `seal` writes the
+index, with TensorFlow's layout, when all checksums are known; with the object graph and the keys of a TensorFlow
+source, if its tensors kept their names.
 Specification: tensorflow/core/util/tensor_bundle/tensor_bundle.cc, tensorflow/core/protobuf/tensor_bundle.proto.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note, Tensor
-from ...dtypes import DType
-from ...errors import CkptError, CorruptCheckpoint, StorageError
+from ...dtypes import DTYPES, DType
+from ...errors import (
+    AmbiguousFormat,
+    CkptError,
+    CorruptCheckpoint,
+    StorageError,
+    UnknownFormat,
+    UnsafeCheckpoint,
+    UsageError,
+)
+from ...messages import brief, listing, many
 from ...moves.part import Coded, Data, Span, checked_count
-from ...storage.checksum import unmask
-from ...storage.files import Reader, exists, sibling, split
-from ...storage.paths import spelled
+from ...output.destination import OutputFile
+from ...storage.checksum import mask, unmask
+from ...storage.files import Reader, Seen, exists, is_dir, is_remote, join, names, read_all, sibling, split
+from ...storage.paths import beside, spelled
 from .. import Located, own_metadata
+from ..placement import Patch, Placement, Slot, refuse_unheld
+from ..table import SAVED_MODEL, TF_DATA, TF_TABLE, Reading
 from ..tiling import Tile
-from . import elements
+from . import elements, objects
 from .elements import parse, text
-from .table import GIT_LFS, POINTER, Table
+from .table import GIT_LFS, POINTER, Table, build, first_value_tag
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
 
 FORMAT = "tf"
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-OURS = 7001  # a field of the header that TensorFlow skips: metadata of ours (own_metadata.py)
+STRING = DTYPES["string"].tf
+STATE_FILE = "checkpoint"  # beside the checkpoints of a folder, which share it
+STATE = b"model_checkpoint_path"
+STATE_LIMIT = 1 << 24
 
 
-MAX_PROBLEMS = 20  # shards listed in an error
+def sniff(seen: Seen) -> int:
+    if seen.is_dir:
+        return 2 if _holds_checkpoint(seen) else 0
+    if seen.tail.endswith(TF_TABLE):
+        if first_value_tag(seen.head) in (-1, 0x08, 0x10, 0x1A):
+            return 3
+        return int(seen.base.endswith(".index"))  # a table with a damaged head: opening reports the damage
+    if seen.base == STATE_FILE:
+        return 2 if begins_state(seen.head) else 0
+    prefix = prefix_for(seen.url)
+    if seen.size >= 0 and prefix == seen.url:
+        return 0
+    if seen.url.endswith(".index") and prefix != seen.url:
+        return 1
+    return 3 if exists(prefix + ".index") else int(bool(TF_DATA.fullmatch(seen.base)))
+
+
+def _holds_checkpoint(seen: Seen) -> bool:
+    """Whether a folder holds a checkpoint, or has the name of the prefix of one."""
+    folder = seen.url.rstrip("/")
+    if SAVED_MODEL in seen.files:
+        return False
+    try:
+        listed = STATE_FILE in seen.files and is_state(join(folder, STATE_FILE), seen.url)
+    except UnsafeCheckpoint:
+        listed = True  # a link out of the folder, which is not looked at: opening refuses it
+    return listed or any(n.endswith(".index") for n in seen.files) or exists(folder + ".index")
+
+
+def open(url: str, how: Reading) -> Checkpoint:
+    """Open the checkpoint at `url`: a prefix, any of its files, its directory, or the state file.
+
+    With `how.salvage`, missing or truncated shards are not an error here but when one of their tensors is read.
+    """
+    location = find(url)
+    if location.tables:
+        raise UsageError("the state file names a V1 checkpoint, which is of the format tf-v1", url=url)
+    checkpoint = objects.named(*read(location.index_file, salvage=how.salvage))
+    meta = location.index_file.removesuffix(".index") + ".meta"
+    found: Details = {}
+    if not is_remote(meta) and exists(meta):
+        found = objects.meta_details(beside(url, meta))
+    notes = (*location.notes, *checkpoint.notes)
+    return replace(checkpoint, notes=notes, details={**checkpoint.details, **found})
+
+
+# --- which files are meant -----------------------------------------------------------------------------------------
+
+
+class Location(NamedTuple):
+    """An index file (V2) or table files (V1), and notes on how it was chosen."""
+
+    index_file: str  # '' for V1
+    tables: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+
+def prefix_of(url: str) -> str:
+    """Strip the suffix of any of a V2 checkpoint's files."""
+    data = TF_DATA.fullmatch(url)
+    return data[1] if data else url.removesuffix(".index") if url.endswith(".index") else url.removesuffix(".meta")
+
+
+def prefix_for(url: str) -> str:
+    """The prefix that a name stands for, which is the name itself if that is a prefix, though it ends like a file's."""
+    return url if exists(url + ".index") else prefix_of(url)
+
+
+def find(url: str) -> Location:
+    """Locate the checkpoint at `url`. StorageError lists the files found instead."""
+    if is_dir(url):
+        return _in_folder(url, url)
+    folder, base = split(url)
+    if base == STATE_FILE and is_state(url):
+        return _in_folder(folder, url)
+    prefix = prefix_for(url)
+    if exists(prefix + ".index"):
+        return Location(beside(url, prefix + ".index"))
+    base = split(prefix)[1]
+    present = names(folder)
+    near = [n for n in present if n.startswith(base)]
+    if any(".tempstate" in n or "_temp" in n for n in near):
+        what = "is incomplete: saving was interrupted, and there is no index, only parts: "
+    else:
+        what = f"there is no index {base}.index; the folder holds: "
+    raise StorageError(what + ", ".join((near or present)[:8]), url=prefix)
+
+
+def is_state(url: str, given: str = "") -> bool:
+    """Whether a file is the text file that lists checkpoints (other programs also use the name `checkpoint`).
+
+    UnsafeCheckpoint if it is a link out of its folder, unless it is itself what was given.
+    """
+    return exists(url) and not is_dir(url) and begins_state(Seen(beside(given or url, url)).head)
+
+
+def begins_state(head: bytes) -> bool:
+    """Whether these are the first bytes of such a file."""
+    return head.lstrip().startswith((STATE, b"all_" + STATE))
+
+
+def _in_folder(folder: str, given: str) -> Location:
+    """The newest checkpoint according to the state file, or the only checkpoint in the folder."""
+    files = names(folder)
+    present = sorted(n.removesuffix(".index") for n in files if n.endswith(".index"))
+    state = join(folder, STATE_FILE)
+    note: tuple[Note, ...] = ()
+    if is_state(state, given):
+        path = _newest(state)
+        base = re.split(r"[/\\]", path)[-1]  # empty if the files are called .index and so on
+        if path and base in present:
+            return Location(sibling(join(folder, "."), base + ".index"))
+        # the common name of the tables of a V1 checkpoint has '?' for numbers
+        alike = [n for n in files if len(n) == len(base) and all(p in ("?", c) for p, c in zip(base, n, strict=True))]
+        if tables := tuple(sibling(join(folder, "."), n) for n in alike if not is_dir(join(folder, n))):
+            return Location("", tables)
+        what = f"the state file names {brief(base)!r}, which is missing"
+        if len(present) != 1:
+            what = f"{what}; the folder holds {many(len(present), 'checkpoint')}:\n{listing(present)}"
+            raise StorageError(what, url=state)
+        note = (Note("assumed", f"{what}; {present[0]!r} is read instead"),)
+    if len(present) == 1:
+        return Location(sibling(join(folder, "."), present[0] + ".index"), (), note)
+    if present:
+        raise AmbiguousFormat(f"holds {len(present)} checkpoints; give one of them:\n{listing(present)}", url=folder)
+    if exists(folder.rstrip("/") + ".index"):  # a folder with the name of the prefix beside it
+        return Location(beside(given, folder.rstrip("/") + ".index"))
+    raise UnknownFormat("holds no checkpoint: there is no file *.index", url=folder)
+
+
+def _newest(state: str) -> str:
+    from google.protobuf import text_format
+
+    from . import messages_pb2 as pb
+
+    try:
+        text = read_all(state, STATE_LIMIT).decode()
+        parsed = text_format.Parse(text, pb.CheckpointState(), allow_unknown_field=True)
+    except (text_format.ParseError, ValueError, RecursionError) as e:
+        raise CorruptCheckpoint(f"the state file is not a text message ({brief(str(e))})", url=state) from e
+    paths = [parsed.model_checkpoint_path, *parsed.all_model_checkpoint_paths]
+    return str(next((p for p in paths if p), ""))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
 
 
 class Entry(NamedTuple):
@@ -77,7 +246,8 @@ def read(index: str, *, salvage: bool = False) -> tuple[Checkpoint, bytes | None
                 graph, notes = None, (*notes, Note("damaged", what, (OBJECT_GRAPH,)))
     details: Details = {"shards": header.num_shards, "endianness": stored.order}
     urls = (index, *(stored.urls[shard] for shard in sorted(stored.urls)))
-    return Checkpoint(tensors, _own_metadata(header), (), FORMAT, urls, notes, details), graph
+    metadata = own_metadata.unpack(header.ours) if header.ours else {}
+    return Checkpoint(tensors, metadata, (), FORMAT, urls, notes, details), graph
 
 
 def _object_graph(tensor: Tensor) -> bytes:
@@ -85,16 +255,6 @@ def _object_graph(tensor: Tensor) -> bytes:
         raise CorruptCheckpoint("the object graph is not one string", tensor=OBJECT_GRAPH)
     data = tensor.parts[0].data
     return b"".join(elements.decode(data)) if isinstance(data, Coded) else b""
-
-
-def _own_metadata(header: pb.BundleHeaderProto) -> dict[str, str]:
-    """The metadata that only our own files have."""
-    from google.protobuf.unknown_fields import UnknownFieldSet
-
-    unknown = UnknownFieldSet(header)
-    rows = [unknown[i] for i in range(len(unknown))]
-    values = [row.data for row in rows if row.field_number == OURS and isinstance(row.data, bytes)]
-    return own_metadata.unpack(values[-1]) if values else {}
 
 
 def _header(first: tuple[bytes, bytes] | None) -> pb.BundleHeaderProto:
@@ -193,17 +353,132 @@ class _Stored:
         """Compare the sizes of the files with those that the entries need; one error lists all problems."""
         problems, damaged = list[str](), False
         for shard, url in sorted(self.urls.items()):
-            needed = self.reach[shard]
+            needed, name = self.reach[shard], split(url)[1]
             if not exists(url):
-                problems.append(f"the shard {split(url)[1]} is missing")
+                problems.append(f"the shard {name} is missing")
                 continue
             with Reader(url) as f:
                 pointer = f.read(0, min(64, f.size)).startswith(GIT_LFS)
-                why = POINTER if pointer else f"has {f.size} bytes, {needed} are needed (truncated?)"
                 if pointer or f.size < needed:
-                    problems.append(f"the shard {split(url)[1]} {why}")
+                    why = POINTER if pointer else f"has {f.size} bytes, {needed} are needed (truncated?)"
+                    problems.append(f"the shard {name}: {why}")
                     damaged = True
         if problems:
-            if len(problems) > MAX_PROBLEMS:
-                problems[MAX_PROBLEMS:] = [f"... and {len(problems) - MAX_PROBLEMS} more"]
-            raise (CorruptCheckpoint if damaged else StorageError)("\n  ".join(problems))
+            raise (CorruptCheckpoint if damaged else StorageError)(f"is not complete:\n{listing(problems)}")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def writer(url: str, max_shard_size: int | None = None) -> BundleWriter:
+    """Write a checkpoint with the prefix `url`; the path of its .index is accepted as well."""
+    return BundleWriter(url, max_shard_size)
+
+
+@dataclass
+class BundleWriter:
+    """Lay out a checkpoint with the prefix `url`; `place` makes the entries that `seal` completes."""
+
+    url: str
+    max_shard_size: int | None = None
+    _entries: dict[str, tuple[str, pb.BundleEntryProto]] = field(default_factory=dict)  # with its key, by name
+    _ours: bytes = b""  # metadata, for the header
+
+    @property
+    def base(self) -> str:
+        return split(prefix_of(self.url))[1]
+
+    def cannot_hold(self, tensor: Tensor) -> str:
+        if not tensor.dtype.tf:
+            return f"TensorFlow has no dtype {tensor.dtype}"
+        if tensor.name in ("", OBJECT_GRAPH):
+            return "the name is reserved for the index's header, or for the object graph"
+        try:
+            tensor.name.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            return "the name is not valid Unicode"
+        return ""
+
+    def place(self, checkpoint: Checkpoint) -> Placement:
+        if not self.base:
+            raise UsageError("a TensorFlow checkpoint needs a prefix, like folder/model.ckpt", url=self.url)
+        if self.base == STATE_FILE:
+            raise UsageError("the prefix `checkpoint` is the name of the state file; choose another", url=self.url)
+        refuse_unheld(self, checkpoint, "a TensorFlow checkpoint")
+        graph, keys = objects.kept(checkpoint)
+        self._ours = own_metadata.pack(checkpoint.metadata)
+        groups: dict[str, list[str]] = {}  # tied names, which share their bytes
+        for name, owner in checkpoint.owners().items():
+            groups.setdefault(owner, []).append(name)
+        self._entries, sizes = {}, [0]
+        payloads: dict[str, bytes] = {}  # of strings
+        for group in groups.values():
+            first, crc, size = checkpoint[group[0]], 0, checkpoint[group[0]].nbytes
+            if first.dtype.kind == "s":
+                items = [i.encode() if isinstance(i, str) else bytes(i) for i in first.numpy().ravel()]
+                payload, crc = elements.pack(items)
+                payloads |= dict.fromkeys(group, payload)
+                size = len(payload)
+            if self.max_shard_size is not None and sizes[-1] and sizes[-1] + size > self.max_shard_size:
+                sizes.append(0)
+            for name in group:
+                t = checkpoint[name]
+                entry = _entry(t.dtype.tf, t.shape, len(sizes) - 1, sizes[-1], size, crc)
+                self._entries[name] = keys.get(name, name), entry
+            sizes[-1] += size
+        files = [f"{self.base}.data-{i:05d}-of-{len(sizes):05d}" for i in range(len(sizes))]
+        slots = {
+            name: Slot(files[e.shard_id], e.offset, e.size, payloads.get(name))
+            for name, (_, e) in ((n, self._entries[n]) for n in checkpoint)
+        }
+        patches, notes = [], [*own_metadata.lost(checkpoint.metadata, "a TensorFlow checkpoint", ours=True)]
+        if graph:
+            payload, crc = elements.pack([graph])
+            entry = _entry(STRING, (), len(files) - 1, sizes[-1], len(payload), crc)
+            self._entries[OBJECT_GRAPH] = OBJECT_GRAPH, entry
+            patches.append(Patch(files[-1], sizes[-1], payload))
+            sizes[-1] += len(payload)
+        elif "graph" in checkpoint.details:
+            what = "the object graph is left out: it has other names. tf.train.Checkpoint cannot read the result"
+            notes.append(Note("dropped", f"{what}; tf.train.load_checkpoint and tf.compat.v1.train.Saver can"))
+        state = _state(self.base)
+        patches.append(Patch(STATE_FILE, 0, state))
+        outputs = [*map(OutputFile, files, sizes), OutputFile(f"{self.base}.index", 0)]
+        outputs.append(OutputFile(STATE_FILE, len(state), shared=True))
+        stale = rf"{re.escape(self.base)}\.(index|data-\d{{5}}-of-\d{{5}})"
+        return Placement(outputs, slots, patches, check="crc32c", stale=stale, notes=notes)
+
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
+        from . import messages_pb2 as pb
+
+        count = 1 + max((e.shard_id for _, e in self._entries.values()), default=0)
+        header = pb.BundleHeaderProto(num_shards=count, version=pb.VersionDef(producer=1), ours=self._ours)
+        pairs = {b"": header.SerializeToString()}
+        for name, (key, entry) in self._entries.items():
+            if entry.dtype != STRING:
+                entry.crc32c = mask(checks[name])
+            pairs[key.encode("utf-8", "surrogateescape")] = entry.SerializeToString()
+        return [Patch(f"{self.base}.index", 0, build(sorted(pairs.items())))]
+
+
+def _entry(code: int, shape: Sequence[int], shard: int, start: int, size: int, check: int) -> pb.BundleEntryProto:
+    """An entry of the index; the checksum of what is not strings is set by `seal`."""
+    from . import messages_pb2 as pb
+
+    dims = pb.TensorShapeProto(dim=[pb.TensorShapeProto.Dim(size=n) for n in shape])
+    kind = pb.DataType.Name(code)
+    return pb.BundleEntryProto(dtype=kind, shape=dims, shard_id=shard, offset=start, size=size, crc32c=mask(check))
+
+
+def _state(base: str) -> bytes:
+    """The text of the state file, as TensorFlow writes it."""
+    from google.protobuf import text_format
+
+    from . import messages_pb2 as pb
+
+    try:
+        state = pb.CheckpointState(model_checkpoint_path=base, all_model_checkpoint_paths=[base])
+    except ValueError:
+        what = "TensorFlow's state file holds the prefix in UTF-8; choose one that is valid Unicode"
+        raise UsageError(what) from None
+    return str(text_format.MessageToString(state, as_utf8=True)).encode()

@@ -2,7 +2,7 @@
 
 Strings of a bundle:
 
-    varint length ...   u32 masked CRC-32C of the lengths, each as u32 (u64 from 2^32 on)   bytes ...
+    varint length ...   u32 masked CRC-32C of the lengths, each as u32   bytes ...
 
 The entry's CRC continues the CRC of the lengths: over the four bytes of that checksum, then over the strings. The
 fixed-width integers have the file's endianness. Specification: WriteStringTensor in tensor_bundle.cc.
@@ -84,7 +84,14 @@ def check_version(version: pb.VersionDef) -> None:
 OPAQUE = {20, 21}  # resources and variants
 QUANTISED = {11: "int8", 12: "uint8", 13: "int32", 15: "int16", 16: "uint16"}
 BY_CODE: dict[int, DType] = {d.tf: d for d in DTYPES.values() if d.tf} | {c: DTYPES[n] for c, n in QUANTISED.items()}
+REFERENCE = 100  # added to the number of a dtype where it is that of a variable's handle
 SCALED = "quantised integers are read as plain integers; their scale is elsewhere"
+
+
+def numbered(code: int) -> tuple[int, DType | None]:
+    """The number of a dtype, that of its elements for a reference, and the dtype if it is one of tensors."""
+    code -= REFERENCE if code > REFERENCE else 0
+    return code, BY_CODE.get(code)
 
 
 # --- strings of a bundle ----------------------------------------------------------------------------------------
@@ -138,12 +145,12 @@ def _split(data: bytes, count: int, between: int) -> tuple[list[int], int, list[
 
 
 def _crc_of(lengths: Sequence[int], order: Order) -> int:
-    """CRC of the lengths as fixed-width integers, a few thousand at once: each is an object before they are joined."""
-    running, block = 0, 4096
-    for i in range(0, len(lengths), block):
-        fixed = b"".join(n.to_bytes(4 if n < 1 << 32 else 8, order) for n in lengths[i : i + block])
-        running = crc("crc32c", fixed, running)
-    return running
+    """CRC of the lengths as integers of four bytes."""
+    import numpy as np
+
+    if max(lengths, default=0) >= 1 << 32:
+        raise CorruptCheckpoint("a string of 4 GiB or more")
+    return crc("crc32c", np.array(lengths, "<u4" if order == "little" else ">u4").tobytes())
 
 
 # --- tensors inside messages ------------------------------------------------------------------------------------

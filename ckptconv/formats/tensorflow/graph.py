@@ -5,7 +5,8 @@
     P.meta                        MetaGraphDef: a training graph; its values are in the V2 checkpoint P
     graph.pb                      GraphDef: frozen, weights are Const nodes
 
-.pbtxt is any of these as text. The variables of a SavedModel have the names that its object graph gives them:
+The name of the file says which of the three it holds. The variables of a SavedModel have the names that its object
+graph gives them:
 
     SavedObjectGraph   { nodes { children, variable { name, trainable } } }           in saved_model.pb
     TrackableObjectGraph { nodes { children, attributes { checkpoint_key } } }        in the variables' bundle
@@ -25,158 +26,71 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from ...checkpoint import Checkpoint, Details, Note, Tensor, contiguous
-from ...errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
-from ...messages import brief, many
-from ...moves.part import FILL_RATIO, MAX_FILL, Held, Part, Span, c_strides, checked_count
-from ...storage.files import Reader, Seen, exists, is_dir, is_remote, join, read_all, sibling, split
+from ...errors import CorruptCheckpoint, StorageError, UnsafeCheckpoint
+from ...messages import many
+from ...moves.part import FILL_RATIO, MAX_FILL, Held, Part, Span, checked_count
+from ...storage.files import Reader, Seen, exists, is_dir, is_remote, join, sibling, split
 from ...storage.paths import inside
-from ...storage.ranges import InMemory, Ranges
+from ...storage.ranges import Ranges
 from .. import Located
-from ..table import SAVED_MODELS, Reading
-from . import bundle, elements, locate, objects
+from ..table import SAVED_MODEL, Reading
+from . import bundle, elements, objects
 from .elements import fields, messages, parse, text
-from .table import GIT_LFS, POINTER, read_varint, varint
+from .objects import collections, description
+from .table import GIT_LFS, POINTER
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
 
 FORMAT = "tf-graph"
-MAX_MESSAGE = 1 << 28  # bytes of a message that is parsed in memory
 _COPY = re.compile(r"_(all|trainable|non_trainable)_variables/\d+/")
-TEXT_LIMIT = 1 << 28  # text is parsed in memory, by Python
-MAX_LINE = 2**14  # characters
-_BETWEEN = re.compile(r"""#[^\n]*|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[{}<>\[\],;\s]""")
-TEXT = (b"node {", b"meta_info_def {", b"graph_def {", b"saved_model_schema_version", b"meta_graphs {", b"versions {")
+_SIZE = rb"[\x80-\xff]{0,9}[\0-\x7f]"
+NODE = re.compile(rb"\n" + _SIZE + rb"\n" + _SIZE + rb"[!-~]+\x12[\1-\x7f][A-Za-z_]")  # { name, op ... }
+LIBRARY = b"\x12"
 MAX_AXES = 8  # a vector of at most this many integers is a shape, a list of axes or a permutation
 MIN_SPAN = 64  # bytes; larger values are read from the file on demand, smaller ones are held in memory
 MAX_STRINGS = 1 << 20  # repeated strings held in memory, in total
 MAX_SCOPE = 1000  # bytes of a function's name, which prefixes the names of its nodes
 SCOPE_RATIO = 16  # characters of functions' names, counted for each node they prefix, per byte of the graph
+Range = tuple[int, int]  # the first byte of a message, and the one after its last
 
 
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
-        return 3 if any(name in seen.files for name in SAVED_MODELS) else 0
-    if seen.base in SAVED_MODELS:
+        return 3 if SAVED_MODEL in seen.files else 0
+    if seen.base == SAVED_MODEL:
         return 3 if seen.size else 1
-    if seen.base.endswith(".pbtxt"):
-        return 2 if any(word in seen.head for word in TEXT) else 1
     if seen.base.endswith(".meta"):
         return 2 if seen.head[:1] == b"\n" else 0
-    if _first_node(seen.head):
-        return 2
-    return int(seen.base.endswith(".pb") and seen.size > 0)
+    return 2 if NODE.match(seen.head) else int(seen.base.endswith(".pb") and seen.size > 0)
 
 
 def open(url: str, how: Reading) -> Checkpoint:
     """Open a SavedModel, .meta or GraphDef; `how.opaque` reads every constant, weight or not."""
     if is_dir(url):
-        url = sibling(join(url, "."), next((n for n in SAVED_MODELS if exists(join(url, n))), SAVED_MODELS[0]))
-    with Located(url), _message(url) as f:
-        regions = _regions(f)
-        checkpoint = _constants(f, regions, how.opaque)
-        details = collections(f, *regions.meta) if regions.meta else {}
-        if regions.saved_model:
-            return _served_model(url, f, regions, how.opaque, checkpoint, {"tags": list(regions.tags)} | details)
+        url = sibling(join(url, "."), SAVED_MODEL)
+    with Located(url), Reader(url) as f:
+        head = f.read(0, min(2**16, f.size))
+        if not head or head.startswith(GIT_LFS):
+            raise CorruptCheckpoint(POINTER if head else "is empty (0 bytes)")
+        if split(url)[1] == SAVED_MODEL:
+            return _served_model(f, how.opaque)
+        if not url.endswith(".meta"):
+            if not NODE.match(head) and not head.startswith(LIBRARY):
+                what = "is not a GraphDef; a SavedModel must be called saved_model.pb, a MetaGraphDef .meta"
+                raise CorruptCheckpoint(what)
+            return _constants(f, (0, f.size), how.opaque, alone=True)
+        checkpoint = _constants(f, next(messages(f, 0, f.size, 2), (0, 0)), how.opaque)
+        details = collections(f, 0, f.size)
         if details and not how.opaque:
-            index = split(locate.prefix_of(url))[1] + ".index"
+            index = split(url)[1].removesuffix(".meta") + ".index"
             raise StorageError(f"holds a graph but no weights; they are in {index}, which is missing")
-    return replace(checkpoint, details={**checkpoint.details, **details})
-
-
-# --- what kind of message ---------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _message(url: str) -> Iterator[Ranges]:
-    """A file in binary form; text is parsed and serialized in memory."""
-    if not url.endswith("txt"):
-        with Reader(url) as f:
-            yield f
-        return
-    from google.protobuf import text_format
-
-    from . import messages_pb2 as pb
-
-    text = read_all(url, TEXT_LIMIT)
-    kind: type[Any] = pb.GraphDef
-    if b"saved_model_schema_version" in text or b"meta_graphs {" in text:
-        kind = pb.SavedModel
-    elif b"meta_info_def {" in text or b"graph_def {" in text:
-        kind = pb.MetaGraphDef
-    try:
-        message = text_format.Parse(_broken_up(text.decode()), kind(), allow_unknown_field=True)
-    except (text_format.ParseError, ValueError, RecursionError) as e:  # ValueError: a number beyond its field, no UTF-8
-        raise CorruptCheckpoint(f"is not the text of a {kind.__name__} ({brief(str(e))})") from e
-    yield InMemory(url, message.SerializeToString())
-
-
-def _broken_up(text: str) -> str:
-    """A text whose long lines are broken between tokens: the parser copies a line for each unknown field in it."""
-    return _BETWEEN.sub(r"\g<0>\n", text) if max(map(len, text.split("\n"))) > MAX_LINE else text
-
-
-class Regions(NamedTuple):
-    """The ranges of the MetaGraphDef and of the GraphDef in a file; () if absent. tags: of a meta graph."""
-
-    meta: tuple[int, int] | tuple[()]
-    graph: tuple[int, int] | tuple[()]
-    saved_model: bool = False
-    tags: tuple[str, ...] = ()
-
-
-def _regions(f: Ranges) -> Regions:
-    """Distinguish the three messages by their first fields; of a SavedModel take the meta graph that serves."""
-    head = f.read(0, min(4096, f.size))
-    if not head or head.startswith(GIT_LFS):
-        raise CorruptCheckpoint(POINTER if head else "is empty (0 bytes)")
-    if _first_node(head):
-        return Regions((), (0, f.size))
-    top = list(fields(f, 0, f.size))
-    second = [(x.start, x.start + x.size) for x in top if x.number == 2 and x.wire == 2]
-    if top[0].number == 1 and top[0].wire == 0:
-        tagged = [(_tags(f, *meta), meta) for meta in second]
-        if not tagged:
-            raise CorruptCheckpoint("the SavedModel holds no graph")
-        tags, meta = next((pair for pair in tagged if "serve" in pair[0]), tagged[0])
-        return Regions(meta, next(messages(f, *meta, 2), ()), True, tags)
-    if len(second) == 1:
-        start, end = second[0]
-        if start == end or _first_node(f.read(start, min(4096, end - start))):
-            return Regions((0, f.size), second[0])
-    if all(x.wire == 2 or x.number == 3 for x in top) and {x.number for x in top} <= {1, 2, 3, 4, 5}:
-        return Regions((), (0, f.size))
-    raise CorruptCheckpoint("is not a GraphDef, MetaGraphDef or SavedModel")
-
-
-def _first_node(head: bytes) -> bool:
-    """Whether a message begins with a node: field 1 that begins with a name (field 1) and an op (field 2)."""
-    try:
-        if head[0] != 0x0A:
-            return False
-        at = read_varint(head, 1)[1]
-        if head[at] != 0x0A:
-            return False
-        size, at = read_varint(head, at + 1)
-        at += size
-        if not size or head[at] != 0x12:
-            return False
-        size, at = read_varint(head, at + 1)
-        op = head[at : at + size]
-        return 0 < len(op) == size and op.replace(b"_", b"").replace(b">", b"").replace(b".", b"").isalnum()
-    except IndexError:
-        return False
-
-
-def _tags(f: Ranges, start: int, end: int) -> tuple[str, ...]:
-    info = next(messages(f, start, end, 1), (0, 0))
-    return tuple(f.read(a, b - a).decode("utf-8", "replace") for a, b in messages(f, *info, 4))
+    return replace(checkpoint, details=details)
 
 
 # --- constants --------------------------------------------------------------------------------------------------
@@ -228,12 +142,16 @@ class Graph:
     uses: dict[str, list[tuple[str, str, bool]]] = field(default_factory=dict)
     quantised: list[str] = field(default_factory=list)
 
-    def read(self, start: int, end: int) -> None:
-        """Read the GraphDef at [start, end), one node at a time."""
-        for a, b in messages(self.f, start, end, 1):
-            self._node(a, b, "")
-        for library in messages(self.f, start, end, 2):
-            for a, b in messages(self.f, *library, 1):
+    def read(self, start: int, end: int) -> bool:
+        """Read the GraphDef at [start, end), one node at a time; return whether it has anything after its nodes."""
+        complete = False
+        for part in fields(self.f, start, end):
+            if part.number == 1:
+                self._node(part.start, part.start + part.size, "")
+            complete |= part.number != 1
+            if part.number != 2:
+                continue
+            for a, b in messages(self.f, part.start, part.start + part.size, 1):
                 signature = next(messages(self.f, a, b, 1), (0, 0))
                 c, d = next(messages(self.f, *signature, 1), (0, 0))
                 if d - c > MAX_SCOPE:
@@ -241,6 +159,7 @@ class Graph:
                 scope = text(self.f.read(c, d - c)) + "/"
                 for node in messages(self.f, a, b, 3):
                     self._node(*node, scope)
+        return complete
 
     def is_weight(self, t: Tensor) -> bool:
         """Judge a constant by its name and its readers."""
@@ -277,8 +196,7 @@ class Graph:
         """A constant; if fewer values than elements are given, the last one is repeated by a stride of 0."""
         import numpy as np
 
-        code = proto.dtype - 100 if proto.dtype > 100 else proto.dtype
-        kind = elements.BY_CODE.get(code)
+        code, kind = elements.numbered(proto.dtype)
         if code in elements.OPAQUE:
             return None
         if kind is None or proto.tensor_shape.unknown_rank:
@@ -296,32 +214,28 @@ class Graph:
             array[:] = [*items, *((items or [b""])[-1:] * (count - len(items)))]
             return contiguous(name, kind, shape, Held(array.reshape(shape)))
         data = elements.stored(proto, kind, count, "the constant")
-        if len(data) >= MIN_SPAN and proto.tensor_content and not isinstance(self.f, InMemory):
+        if len(data) >= MIN_SPAN and proto.tensor_content:
             # equal bytes earlier in the node are just as good
             return contiguous(name, kind, shape, Span(self.f.url, start + raw.find(data), len(data)))
         self.filled -= count * kind.itemsize - len(data)
         if self.filled < 0:
             raise UnsafeCheckpoint(f"{len(data)} bytes claim to be {list(shape)} of {kind}")
-        given, steps = len(data) // kind.itemsize, c_strides(shape)
-        held = Held(np.frombuffer(data or bytes(kind.itemsize), kind.np))
-        if given == count:
-            return contiguous(name, kind, shape, Held(held.array[:count].reshape(shape)))
-        if given <= 1:
-            return Tensor(name, kind, shape, (Part(held, kind, shape, 0, (0,) * len(shape), 0, steps),))
-        first = Part(held, kind, (given,), 0, (1,), 0, (1,))
-        rest = Part(held, kind, (count - given,), given - 1, (0,), given, (1,))
+        held = np.frombuffer(data or bytes(kind.itemsize), kind.np)
+        if len(held) >= count:
+            return contiguous(name, kind, shape, Held(held[:count].reshape(shape)))
+        first = Part(Held(held), kind, (len(held),), 0, (1,), 0, (1,))
+        rest = Part(Held(held), kind, (count - len(held),), len(held) - 1, (0,), len(held), (1,))
         return Tensor(name, kind, shape, (first, rest))
 
 
-def _constants(f: Ranges, regions: Regions, opaque: bool) -> Checkpoint:
-    """The constants of the graph that are weights."""
-    start, end = regions.graph or (0, 0)
-    graph = Graph(f, SCOPE_RATIO * (end - start) + 2**20, FILL_RATIO * (end - start) + MAX_FILL)
-    graph.read(start, end)
+def _constants(f: Ranges, where: Range, opaque: bool, alone: bool = False) -> Checkpoint:
+    """The constants of the graph at `where` that are weights. alone: whether the graph is the file."""
+    size = where[1] - where[0]
+    graph = Graph(f, SCOPE_RATIO * size + 2**20, FILL_RATIO * size + MAX_FILL)
+    complete = graph.read(*where)
     tensors = {name: t for name, t in graph.constants.items() if opaque or graph.is_weight(t)}
     notes = []
-    if regions.graph and not regions.meta and all(x.number == 1 for x in fields(f, start, end)):
-        # TensorFlow writes a library or a version last; a file cut between two nodes has neither
+    if alone and not complete:  # TensorFlow writes a version last; a file cut between two nodes has none
         what = "the graph ends with a node, not a version; if the file is truncated, weights are missing"
         notes.append(Note("assumed", what))
     if others := tuple(n for n in graph.constants if n not in tensors):
@@ -335,21 +249,25 @@ def _constants(f: Ranges, regions: Regions, opaque: bool) -> Checkpoint:
 # --- SavedModels ------------------------------------------------------------------------------------------------
 
 
-def _served_model(
-    url: str, f: Ranges, regions: Regions, opaque: bool, frozen: Checkpoint, details: Details
-) -> Checkpoint:
+def _served_model(f: Ranges, opaque: bool) -> Checkpoint:
     """The variables of a SavedModel under the names in its graph; its constants if there are no variables."""
-    folder = split(url)[0]
+    tagged = [(_tags(f, meta), meta) for meta in messages(f, 0, f.size, 2)]
+    if not tagged:
+        raise CorruptCheckpoint("the SavedModel holds no graph")
+    tags, meta = next((pair for pair in tagged if "serve" in pair[0]), tagged[0])
+    frozen = _constants(f, next(messages(f, *meta, 2), (0, 0)), opaque)
+    details: Details = {"tags": tags, **collections(f, *meta)}
+    folder = split(f.url)[0]
     below = join(folder, "variables")
     if not is_remote(below) and not inside(below, folder):
         raise UnsafeCheckpoint("the folder `variables` is a symlink that leaves the checkpoint's folder")
     index = sibling(join(below, "."), "variables.index")
     if not exists(index):
-        if any(node.HasField("variable") for node in _object_graph(f, regions).nodes):
+        if any(node.HasField("variable") for node in _object_graph(f, meta).nodes):
             raise StorageError("the model has variables, but variables/variables.index is missing")
         return replace(frozen, details=details)
     keyed, proto = bundle.read(index)
-    checkpoint = _named(keyed, proto, f, regions) if proto else objects.named(keyed, proto)
+    checkpoint = _named(keyed, proto, f, meta) if proto else keyed
     notes = list(checkpoint.notes)
     tensors = dict(checkpoint.tensors)
     if opaque or not tensors:
@@ -361,20 +279,25 @@ def _served_model(
         what = "constants of a graph that also has variables; opaque=True reads them"
         notes.append(Note("unread", what, tuple(frozen.tensors)))
     # the flags of the object graph or, if it has none, those of the collection
-    details = {**checkpoint.details, **details, "trainable":
-               checkpoint.details.get("trainable") or details.get("trainable") or []}  # fmt: skip
-    urls = (url, *checkpoint.urls)
+    trainable = checkpoint.details.get("trainable") or details.get("trainable") or []
+    details = {**checkpoint.details, **details, "trainable": trainable}
+    urls = (f.url, *checkpoint.urls)
     return replace(checkpoint, tensors=tensors, format=FORMAT, urls=urls, notes=tuple(notes), details=details)
 
 
-def _object_graph(f: Ranges, regions: Regions) -> pb.SavedObjectGraph:
+def _tags(f: Ranges, meta: Range) -> list[str]:
+    info = next(messages(f, *meta, 1), (0, 0))
+    return [f.read(a, b - a).decode("utf-8", "replace") for a, b in messages(f, *info, 4)]
+
+
+def _object_graph(f: Ranges, meta: Range) -> pb.SavedObjectGraph:
     from . import messages_pb2 as pb
 
-    raw = b"".join(_small(f, a, b) for a, b in messages(f, *regions.meta, 7)) if regions.meta else b""
+    raw = b"".join(description(f, a, b) for a, b in messages(f, *meta, 7))
     return parse(pb.SavedObjectGraph, raw, "the object graph")  # the parts of a message are merged
 
 
-def _named(keyed: Checkpoint, proto: bytes, f: Ranges, regions: Regions) -> Checkpoint:
+def _named(keyed: Checkpoint, proto: bytes, f: Ranges, meta: Range) -> Checkpoint:
     """Name the variables that the object graph of a SavedModel's bundle leads to, which are not those of slots."""
     graph = objects.parse(proto)
     reached = [a for i in sorted(objects.reach(graph, [0])) for a in graph.nodes[i].attributes]
@@ -382,7 +305,8 @@ def _named(keyed: Checkpoint, proto: bytes, f: Ranges, regions: Regions) -> Chec
         a.checkpoint_key: a.full_name for a in reached if a.name == "VARIABLE_VALUE" and a.checkpoint_key in keyed
     }
     copies = _copies(keyed, full_names)
-    names, repeated = _choose({k: full_names.get(k, "") for k in keyed if k not in copies})
+    paths, _ = objects.readable(k for k in keyed if k not in copies)
+    names, repeated = objects.distinct({k: full_names.get(k) or path for k, path in paths.items()}, paths)
     checkpoint = objects.renamed(keyed, proto, graph, names)
     notes = list(checkpoint.notes)
     if copies:  # compared by their checksums
@@ -390,7 +314,7 @@ def _named(keyed: Checkpoint, proto: bytes, f: Ranges, regions: Regions) -> Chec
         notes.append(Note("skipped", what, copies, tensors=False))
     if repeated:
         notes.append(Note("hint", "variables whose names are not unique have their object paths as names", repeated))
-    saved = _object_graph(f, regions).nodes
+    saved = _object_graph(f, meta).nodes
     trained = {node.variable.name.removesuffix(":0") for node in saved if node.variable.trainable}
     of_training = [names[k] for k in names if full_names.get(k) in trained]
     return replace(checkpoint, notes=tuple(notes), details={**checkpoint.details, "trainable": of_training})
@@ -418,62 +342,3 @@ def _copies(tensors: Mapping[str, Tensor], names: dict[str, str]) -> tuple[str, 
                 copies.append(key)
             used[match[1], same] += 1
     return tuple(copies)
-
-
-def _choose(preferred: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Preferred names, or object paths for those that are not unique; and the paths used in their place."""
-    paths, _ = objects.readable(preferred)
-    count = Counter(preferred.values())
-    names = {k: n if n and count[n] == 1 else paths[k] for k, n in preferred.items()}
-    if len(set(names.values())) < len(names):  # a name equal to the path of another
-        names = paths
-    return names, tuple(names[k] for k, n in preferred.items() if n and names[k] != n)
-
-
-# --- collections ------------------------------------------------------------------------------------------------
-
-
-def _small(f: Ranges, start: int, end: int) -> bytes:
-    if end - start > MAX_MESSAGE:
-        raise CorruptCheckpoint(f"a message of {end - start} bytes is not a description (at byte {start})")
-    return f.read(start, end - start)
-
-
-def collections(f: Ranges, start: int, end: int) -> Details:
-    """The collections of a MetaGraphDef that list variables, by checkpoint keys, and which of them are trained."""
-    from . import messages_pb2 as pb
-
-    out: dict[str, list[str]] = {}
-    for a, b in messages(f, start, end, 4):
-        raw = b"\x22" + varint(b - a) + _small(f, a, b)
-        for name, collection in parse(pb.MetaGraphDef, raw, "a collection").collection_def.items():
-            if name.endswith("variables") or name == "global_step":
-                out[name] = _keys(collection.bytes_list.value)
-    return {"collections": out, "trainable": out["trainable_variables"]} if "trainable_variables" in out else {}
-
-
-def _keys(values: Any) -> list[str]:
-    """Checkpoint keys of the variables in a collection; none if it holds something else."""
-    from google.protobuf.message import DecodeError
-
-    from . import messages_pb2 as pb
-
-    keys: dict[str, None] = {}
-    for value in values:
-        try:
-            variable = pb.VariableDef.FromString(value)
-        except DecodeError:
-            return []
-        if not variable.snapshot_name and not variable.initializer_name:
-            return []
-        keys[variable.save_slice_info_def.full_name or variable.variable_name.removesuffix(":0")] = None
-    return list(keys)
-
-
-def meta_details(url: str) -> Details:
-    """The collections in the .meta file at `url` that list variables; {} if it cannot be read."""
-    try:
-        with Reader(url) as f:
-            return collections(f, 0, f.size)
-    except CkptError:
-        return {}

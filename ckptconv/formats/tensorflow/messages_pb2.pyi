@@ -143,7 +143,7 @@ class TensorSliceProto(_message.Message):
     def __init__(self, extent: _Optional[_Iterable[_Union[TensorSliceProto.Extent, _Mapping]]] = ...) -> None: ...
 
 class BundleHeaderProto(_message.Message):
-    __slots__ = ("num_shards", "endianness", "version")
+    __slots__ = ("num_shards", "endianness", "version", "ours")
     class Endianness(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         LITTLE: _ClassVar[BundleHeaderProto.Endianness]
@@ -153,10 +153,12 @@ class BundleHeaderProto(_message.Message):
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     ENDIANNESS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    OURS_FIELD_NUMBER: _ClassVar[int]
     num_shards: int
     endianness: BundleHeaderProto.Endianness
     version: VersionDef
-    def __init__(self, num_shards: _Optional[int] = ..., endianness: _Optional[_Union[BundleHeaderProto.Endianness, str]] = ..., version: _Optional[_Union[VersionDef, _Mapping]] = ...) -> None: ...
+    ours: bytes
+    def __init__(self, num_shards: _Optional[int] = ..., endianness: _Optional[_Union[BundleHeaderProto.Endianness, str]] = ..., version: _Optional[_Union[VersionDef, _Mapping]] = ..., ours: _Optional[bytes] = ...) -> None: ...
 
 class BundleEntryProto(_message.Message):
     __slots__ = ("dtype", "shape", "shard_id", "offset", "size", "crc32c", "slices")

@@ -24,7 +24,8 @@ from ...storage.files import Reader, Seen, exists, is_dir, names, sibling, split
 from .. import Located
 from ..table import TF_TABLE, Reading
 from ..tiling import Tile
-from . import elements, locate
+from . import elements
+from .bundle import STATE_FILE, find
 from .elements import parse, text
 from .table import Table, first_value_tag
 
@@ -42,20 +43,22 @@ BEGINNING = re.compile(  # of a table, perhaps after a snappy preamble: the empt
 
 
 def sniff(seen: Seen) -> int:
-    if seen.is_dir or seen.base == locate.STATE_FILE:
+    if seen.is_dir or seen.base == STATE_FILE:
         try:
-            return 3 if locate.find(seen.url).tables else 0
+            return 3 if find(seen.url).tables else 0
         except CkptError:
             return 0
-    if first_value_tag(seen.head) == META_TAG and (seen.tail.endswith(TF_TABLE) or BEGINNING.match(seen.head)):
-        return 3 if seen.tail.endswith(TF_TABLE) else 2  # truncated: opening reports it
+    if seen.tail.endswith(TF_TABLE):
+        return 3 if first_value_tag(seen.head) == META_TAG else 0
+    if BEGINNING.match(seen.head):
+        return 2  # truncated: opening reports it
     return 2 if seen.size < 0 and _shards_of(seen.url) else 0
 
 
 def open(url: str, how: Reading) -> Checkpoint:
     """Open a table, all tables of a sharded checkpoint, or the checkpoint that a folder's state file names."""
-    if is_dir(url) or split(url)[1] == locate.STATE_FILE:
-        return open_tables(locate.find(url).tables)
+    if is_dir(url) or split(url)[1] == STATE_FILE:
+        return open_tables(find(url).tables)
     return open_tables(_shards_of(url) or (url,))
 
 
@@ -107,7 +110,7 @@ def _describe(url: str, found: dict[str, Described], room: int) -> int:
     meta = parse(pb.SavedTensorSlices, raw, "the description of the tensors").meta
     elements.check_version(meta.versions)
     for item in meta.tensor:
-        name, code = text(item.name), item.type - 100 if item.type > 100 else item.type
+        name, (code, kind) = text(item.name), elements.numbered(item.type)
         with Located(url, name):
             shape = tuple(d.size for d in item.shape.dim)
             checked_count(shape)
@@ -117,7 +120,6 @@ def _describe(url: str, found: dict[str, Described], room: int) -> int:
                     f"is {list(shape)} of dtype {code} here, {list(there.shape)} of dtype {there.code} in another file"
                 )
                 raise CorruptCheckpoint(what)
-            kind = elements.BY_CODE.get(code)
             for piece in item.slice:
                 room -= 2 * len(item.name) + ENTRY
                 if room < 0:

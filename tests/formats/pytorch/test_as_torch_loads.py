@@ -40,20 +40,6 @@ def test_random_files_of_the_grammar(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert outcomes["equal"] > sum(outcomes.values()) / 4
 
 
-@pytest.mark.parametrize("members", [("data.pkl", "data/0", "byteorder", "version"), ("byteorder",), ("data/0",)])
-def test_deflated(members: tuple[str, ...], tmp_path: Path) -> None:
-    """A zip program has packed it again."""
-    big = torch.arange(6000.0).reshape(60, 100)
-    torch.save({"w": big, "t": big.T, "row": big[3, 5:90:7], "n": torch.tensor(5)}, tmp_path / "a.pt")
-    with zipfile.ZipFile(tmp_path / "a.pt") as z, zipfile.ZipFile(tmp_path / "b.pt", "w") as out:
-        for name in z.namelist():
-            packed = zipfile.ZIP_DEFLATED if name.partition("/")[2] in members else zipfile.ZIP_STORED
-            out.writestr(zipfile.ZipInfo(name), z.read(name), packed)
-    agree(tmp_path / "b.pt")
-    ckptconv.convert(tmp_path / "b.pt", tmp_path / "b.safetensors")
-    assert np.array_equal(ckptconv.open(tmp_path / "b.safetensors")["t"].numpy(), big.T.numpy())
-
-
 def test_bytes_after_a_stream(tmp_path: Path) -> None:
     torch.save({"w": torch.arange(3)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
     with open(tmp_path / "a.pt", "ab") as f:
@@ -91,38 +77,29 @@ def test_attributes_hung_on_tensors_are_noted(tmp_path: Path) -> None:
 # --- subclasses and modules ---------------------------------------------------------------------------------------
 
 
-def test_dtensors_of_one_process(tmp_path: Path) -> None:
-    """The shard of one process is the tensor; one of several is refused by name."""
+def test_dtensors_are_refused_by_name(tmp_path: Path) -> None:
     distributed = pytest.importorskip("torch.distributed.tensor")
     init = pytest.importorskip("torch.distributed.device_mesh").init_device_mesh
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        whole = torch.arange(8.0).reshape(4, 2)
-        sharded = distributed.distribute_tensor(whole, init("cpu", (1,)), [distributed.Shard(0)])
-        part = distributed.DTensor.from_local(
-            whole, sharded.device_mesh, [distributed.Shard(0)], run_check=False, shape=torch.Size((8, 2)), stride=(2, 1)
-        )
-        partial = distributed.DTensor.from_local(whole, sharded.device_mesh, [distributed.Partial()], run_check=False)
-        torch.save({"w": sharded, "b": torch.ones(2)}, tmp_path / "one.pt")
-        torch.save({"w": part, "v": partial}, tmp_path / "many.pt")
+        part = distributed.distribute_tensor(torch.ones(4, 2), init("cpu", (1,)), [distributed.Shard(0)])
+        torch.save({"w": part, "b": torch.ones(2)}, tmp_path / "a.pt")
     finally:
         torch.distributed.destroy_process_group()
-    with pytest.raises(ckptconv.UnsafeCheckpoint, match="DTensor"):
-        ckptconv.open(tmp_path / "one.pt")
-    got = ckptconv.open(tmp_path / "one.pt", opaque=True)
-    assert {n: t.numpy().tolist() for n, t in got.items()} == {"w": whole.tolist(), "b": [1, 1]}
-    with pytest.raises(ckptconv.UnsafeCheckpoint, match=r"w: a DTensor.*\[4, 2\] of \[8, 2\](.|\n)*v: a DTensor"):
-        ckptconv.open(tmp_path / "many.pt", opaque=True)
+    for opaque, words in (False, "DTensor"), (True, "w: a DTensor, of which"):
+        with pytest.raises(ckptconv.UnsafeCheckpoint, match=words):
+            ckptconv.open(tmp_path / "a.pt", opaque=opaque)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_jagged_tensors_are_refused_by_name(tmp_path: Path) -> None:
+def test_jagged_tensors_are_read_as_their_pieces(tmp_path: Path) -> None:
     jagged = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)], layout=torch.jagged)
     torch.save({"n": jagged}, tmp_path / "a.pt")
-    for opaque in (False, True):
-        with pytest.raises(ckptconv.UnsafeCheckpoint, match="nested"):
-            ckptconv.open(tmp_path / "a.pt", opaque=opaque)
+    with pytest.raises(ckptconv.UnsafeCheckpoint, match="nested"):
+        ckptconv.open(tmp_path / "a.pt")
+    got = ckptconv.open(tmp_path / "a.pt", opaque=True)
+    assert [bits(jagged.values()), bits(jagged.offsets())] == [t.numpy().tobytes() for t in list(got.values())[:2]]
+    assert any("unknown classes" in n.text for n in got.notes)
 
 
 class Inner(torch.nn.Module):
@@ -258,7 +235,6 @@ def test_exported_programs(tmp_path: Path) -> None:
     assert set(got) == set(expected)
     assert all(got[n].numpy().tobytes() == bits(t) for n, t in expected.items())
     assert {frozenset(group) for group in got.ties} >= {frozenset({"fc.weight", "tied.weight"})}
-    assert any(n.names == ("transient",) for n in got.notes)
 
 
 def test_dtypes_of_exported_programs() -> None:

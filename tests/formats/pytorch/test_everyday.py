@@ -451,18 +451,6 @@ def test_a_module_takes_its_own_weights_whatever_they_are_called(tmp_path: Path)
     assert net.ema.weight.item() != 0
 
 
-def test_a_stray_tensor_changes_nothing(tmp_path: Path) -> None:
-    net = Net()
-    names = []
-    for stray in ({}, {"best_val_loss": torch.tensor(1.0)}, {"mean": torch.ones(3), "queue": {"q": torch.ones(2, 2)}}):
-        saved({"model": net.state_dict(), "epoch": 3, **stray}, tmp_path / "a.pt")
-        got = ckptconv.open(tmp_path / "a.pt", weights_only=True)
-        names.append(list(got))
-        (note,) = [n.text for n in got.notes if "entry 'model'" in n.text]
-        assert all(word in note for word in stray)
-    assert names == [list(net.state_dict())] * 3
-
-
 @pytest.mark.parametrize(
     ("prefix", "option"),
     [

@@ -61,16 +61,7 @@ ARCHIVES: dict[str, tuple[bytes, str]] = {
     "a byte too many": (archive({"w": tensor()}, {"0": ONES + b"\0"}), "data/0 has 9 bytes where 2 elements of"),
     "version 0": (archive({"w": 1}, {}, version=b"0"), "its version is b'0'; 1 to 10 can be"),
     "a byte order of 17 bytes": (archive({"w": 1}, {}, byteorder=b" " * 17), "byteorder has 17 bytes, 16 are sensible"),
-    "a bomb": (
-        zipped({"a/data.pkl": pickled("a" * 2**22), "a/version": b"3"}, ("a/data.pkl",)), "data.pkl has .* are sensible"
-    ),
 }  # fmt: skip
-
-
-def test_an_archive_of_something_else(tmp_path: Path) -> None:
-    (tmp_path / "a.pt").write_bytes(zipped({"a/model.pkl": b"", "a/version": b"3"}))
-    with refused("has no data.pkl"):
-        ckptconv.open(tmp_path / "a.pt", format="torch")
 
 
 def test_what_an_archive_may_hold(tmp_path: Path) -> None:
@@ -184,9 +175,6 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     "a system of text": (stream({}, system="little"), "its protocol is 1001, its system 'little'"),
     "keys of text": (stream({"w": tensor(old())}, keys="0"), "the list of storage keys is damaged"),
     "an id of five": (stream({"w": tensor(stored())}), "a persistent id is .*, not a storage"),
-    "two classes": (
-        stream({"a": tensor(old()), "b": tensor(old(kind=LONG), (1,))}), "the storage 0 is described in two ways"
-    ),
     "a part of two": (stream({"w": tensor(old(view=("1", 0)))}), "a part of a storage is described by"),
     "a part before": (stream({"w": tensor(old(view=("1", -1, 1)), (1,))}), "a storage is elements -1 to 0 of 2"),
     "two parts of one key": (
@@ -205,13 +193,6 @@ def test_what_a_stream_may_hold(tmp_path: Path) -> None:
     assert {n: t.numpy().tolist() for n, t in got.items()} == {"t.0": [4], "t.1": [4], "t.2": [3, 4]}
     assert got.ties == (("t.0", "t.1"),)
     assert not [n for n in got.notes if n.kind == "unread"]
-
-
-@pytest.mark.parametrize("more", [1, 2, 9])
-def test_what_follows_the_storages_of_a_stream_is_noted(more: int, tmp_path: Path) -> None:
-    raw = stream({"t": tensor(old(0))}, tail=struct.pack("<q2f", 2, 3, 4) + bytes(more))
-    notes = [n for n in opened(tmp_path / "a.pt", raw).notes if n.kind == "unread"]
-    assert [n.text for n in notes] == [f"{more} bytes that follow the last storage"]
 
 
 # --- distributed --------------------------------------------------------------------------------------------------
@@ -272,9 +253,6 @@ FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
     "chunks in a tuple": ({"about": described((TOP, BOTTOM))}, "has no proper chunks"),
     "a chunk of one offset": ({"about": described([chunk((0,), (1, 2))])}, r"a chunk at \[0\] of size \[1, 2\] is not"),
     "a chunk before": ({"about": described([chunk((-1, 0), (1, 2))])}, r"a chunk at \[-1, 0\] of size .* is not part"),
-    "a chunk that is not stored": (
-        {"about": described([TOP, BOTTOM]), "places": ONE}, "a chunk of it is described but not stored"
-    ),
     "a chunk of another shape": (
         {"about": described([chunk((0, 0), (2, 2))])}, r"its chunk at \[0, 0\] is float32\[1, 2\], not as described"
     ),
@@ -303,21 +281,12 @@ FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
         {"about": described([TOP]), "places": ((index(), info(size=len(archive(3, {})))),), "data": archive(3, {})},
         "a chunk of it is not a plain tensor",
     ),
-    "chunks beyond": ({"about": described([TOP, BOTTOM], (1, 2))}, r"a chunk at \[1, 0\] of size \[1, 2\] reaches out"),
     "no chunks of nothing": ({"about": described([], (0, 2))}, "has no chunks"),
     "through a transform": (
         {"about": described([TOP]), "places": ((index(), info(transform_descriptors=["zstd"])),)},
         r"is stored through a transform \(compressed\?\), which is not read",
     ),
-    "two things at one place": (
-        {"about": described([TOP]), "places": (PLACES[0], (index((1, 0)), info(start=len(CHUNK) - 1)))},
-        f"two things are stored at byte {len(CHUNK) - 1} of __0_0.distcp",
-    ),
-    "beyond the file": (
-        {"about": described([TOP]), "places": ((index(), info(start=len(CHUNK) + 1)),)},
-        f"lies at bytes {len(CHUNK) + 1} to {2 * len(CHUNK) + 1} of {2 * len(CHUNK)} .truncated",
-    ),
-    "before the file": ({"about": described([TOP]), "places": ((index(), info(start=-1)),)}, "lies at bytes -1 to "),
+    "in a file that is gone": ({"about": described([TOP]), "places": ((index(), info("__2_0.distcp")),)}, "no such"),
     "in a file called 3": ({"about": described([TOP]), "places": ((index(), info(3)),)}, "no proper relative_path"),
 }  # fmt: skip
 
@@ -379,8 +348,7 @@ def program(config: Any = None, **more: bytes) -> bytes:
 
 
 PROGRAMS: dict[str, tuple[bytes, str]] = {
-    "no weights": (zipped({"m/archive_format": b"pt2", "m/x": b""}), r"is a compiled PyTorch package \(AOTInductor\)"),
-    "of an old torch": (zipped({"serialized_state_dict.pt": b""}), "is a torch.export program of torch before 2.8"),
+    "no weights": (zipped({"m/archive_format": b"pt2", "m/x": b""}), r"without a table of weights \(AOTInductor\)"),
     "a config of a list": (program([]), "its table of weights has no config"),
     "an entry of text": (program({"w": "x"}), "its table of weights has no proper entry for it: TypeError"),
     "an unknown dtype": (program({"w": weight(dtype=99)}), r"stored in a way that is not read \(dtype 99, layout 7\)"),
@@ -495,23 +463,6 @@ def quantised(scheme: str, *numbers: Any) -> bytes:
 
 
 SCALES = tensor(stored("s"))
-
-
-def _in_floats() -> Any:
-    """Of lists torch makes float32 here, whatever they hold."""
-    scale, zero = np.array([0.1, 2], "f4"), np.array([0, 16777217], "f4")
-    return ((np.arange(6, dtype="f4").reshape(2, 3) - zero[:, None]) * scale[:, None]).tolist()
-
-
-@pytest.mark.parametrize(
-    ("raw", "expected"),
-    [
-        (quantised("per_channel_affine", [0.5, 2.0], [1, 3], 0), [[-0.5, 0, 0.5], [0, 2, 4]]),
-        (quantised("per_channel_affine_float_qparams", [0.1, 2], [0, 16777217], 0), _in_floats()),
-    ],
-)
-def test_quantised_in_full(raw: bytes, expected: Any, tmp_path: Path) -> None:
-    assert opened(tmp_path / "a.pt", raw, densify=True)["w"].numpy().tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -655,37 +606,6 @@ def test_damaged_code_of_a_script(tmp_path: Path) -> None:
 
 
 # --- recorded objects ---------------------------------------------------------------------------------------------
-
-
-def dtensor(placements: Any, shape: tuple[int, ...] = (2,)) -> Call:
-    where = "torch.distributed.tensor"
-    spec = Call(Global(f"{where}._dtensor_spec.DTensorSpec"), (), ({"placements": placements},), new=True)
-    state = {"_local_tensor": tensor(), "_spec": spec}
-    make, kind = Global("torch._utils._rebuild_wrapper_subclass"), Global(f"{where}.DTensor")
-    args = (kind, Global("torch.float32"), shape)
-    return Call(Global("torch._tensor._rebuild_from_type_v2"), (make, kind, args, state))
-
-
-def placed(name: str) -> Call:
-    return Call(Global(f"torch.distributed.tensor.placement_types.{name}"), (), (), new=True)
-
-
-@pytest.mark.parametrize(
-    ("placements", "shape", "read"),
-    [
-        ((placed("Shard"), placed("Replicate")), (2,), True),
-        ((placed("Shard"), placed("Partial")), (2,), False),
-        ([placed("Shard")], (2,), False),
-        ((placed("Shard"),), (4,), False),
-    ],
-)
-def test_shards_of_a_dtensor(placements: Any, shape: tuple[int, ...], read: bool, tmp_path: Path) -> None:
-    raw = archive({"w": dtensor(placements, shape)}, {"0": ONES})
-    if read:
-        assert opened(tmp_path / "a.pt", raw, opaque=True)["w"].numpy().tolist() == [1, 1]
-        return
-    with refused(r"w: a DTensor of which this file holds a part \(\[2\] of"):
-        opened(tmp_path / "a.pt", raw, opaque=True)
 
 
 def test_objects_give_all_that_they_hold(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def read(path: Path, kind: str) -> None:
         read_all(ckptconv.open(path, format=kind))
 
 
-@pytest.mark.parametrize("name", ["frozen.pb", "frozen.pbtxt", "tf1/model-2.meta"])
+@pytest.mark.parametrize("name", ["frozen.pb", "tf1/model-2.meta"])
 @given(changes=edits)
 @FUZZ
 def test_edited_graphs(tmp_path, name, changes):

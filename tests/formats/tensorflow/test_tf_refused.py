@@ -13,8 +13,7 @@ from kit import refused
 
 import ckptconv
 from ckptconv.errors import UsageError
-from ckptconv.formats.tensorflow import elements, table
-from ckptconv.formats.tensorflow import graph as graphs
+from ckptconv.formats.tensorflow import elements, objects, table
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.storage.checksum import mask
 
@@ -83,8 +82,8 @@ GRAPHS: dict[str, tuple[Any, str]] = {
         graph(**{"f" * 1000: [pb.NodeDef(name=f"{i}", op="A") for i in range(1500)]}), "of its functions are repeated"
     ),
     "nothing": (b"", "is empty"),
-    "no graph": (pb.SavedModel(saved_model_schema_version=1), "the SavedModel holds no graph"),
-    "something else": (b"\x18\1\x30\1", "is not a GraphDef, MetaGraphDef or SavedModel"),
+    "a SavedModel by another name": (pb.SavedModel(saved_model_schema_version=1), "is not a GraphDef"),
+    "something else": (b"\x18\1\x30\1", "is not a GraphDef; a SavedModel must be called saved_model.pb"),
 }  # fmt: skip
 
 
@@ -176,14 +175,10 @@ def test_large_contents_stay_in_the_file(count: int, spans: bool, tmp_path: Path
     assert found["x"].numpy().tolist() == content.tolist()
 
 
-def test_texts(tmp_path: Path) -> None:
-    model = pb.SavedModel(saved_model_schema_version=1, meta_graphs=[pb.MetaGraphDef(graph_def=graph(W))])
-    for name, message in (("m", model), ("t", model.meta_graphs[0]), ("g", graph(W))):
-        (tmp_path / f"{name}.pbtxt").write_text(str(message))
-        assert list(ckptconv.open(tmp_path / f"{name}.pbtxt")) == ["w"]
-    (tmp_path / "b.pbtxt").write_text("node { name: 3 }")
-    with refused("is not the text of a GraphDef"):
-        ckptconv.open(tmp_path / "b.pbtxt")
+def test_a_graph_as_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "g.pbtxt").write_text(str(graph(W)))
+    with refused("is a graph as text, which is not read; write it as .pb"):
+        ckptconv.open(tmp_path / "g.pbtxt")
 
 
 # --- SavedModels --------------------------------------------------------------------------------------------------
@@ -232,10 +227,12 @@ def test_collections(tmp_path: Path) -> None:
 
 def test_messages_that_are_too_large_or_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = collected("trainable_variables", variable("w:0"))
-    monkeypatch.setattr(graphs, "MAX_MESSAGE", 8)
+    monkeypatch.setattr(objects, "MAX_MESSAGE", 8)
     with refused("a message of [0-9]+ bytes is not a description"):
         model(tmp_path, trained)
     monkeypatch.undo()
+    with refused("the SavedModel holds no graph"):
+        model(tmp_path)
     raw = pb.SavedModel(saved_model_schema_version=1).SerializeToString()
     broken = meta(W).SerializeToString() + b"\x22\3\x12\x05a"
     with refused("a collection is not a valid message"):
