@@ -53,18 +53,13 @@ def open(url: str, how: Reading) -> Checkpoint:
     return checkpoint(tensors, len(raw), how, url=url, format="pt2")
 
 
-def _config(raw: bytes, url: str) -> dict[str, Any]:
-    table = parse_json(raw, url)
+def _tensors(archive: Archive, raw: bytes) -> dict[str, View]:
+    """A view for each name; names of one file share its storage."""
+    out, storages, table = {}, dict[str, Storage](), parse_json(raw, archive.f.url)
     config = table.get("config") if type(table) is dict else None
     if type(config) is not dict:
         raise CorruptCheckpoint("its table of weights has no config")
-    return config
-
-
-def _tensors(archive: Archive, raw: bytes) -> dict[str, View]:
-    """A view for each name; names of one file share its storage."""
-    out, storages = {}, dict[str, Storage]()
-    for name, about in _config(raw, archive.f.url).items():
+    for name, about in config.items():
         try:
             path, meta = str(about["path_name"]), about["tensor_meta"]
             kind, layout, pickled = meta["dtype"], meta["layout"], about["use_pickle"]

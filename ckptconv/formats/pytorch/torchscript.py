@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
 from ...checkpoint import Checkpoint, Note
 from ...storage.files import Reader, Seen
@@ -39,7 +40,7 @@ _CLASS = re.compile(r"^class (\w+)\(Module\):\n  __parameters__ = (\[.*\])\n  __
 
 
 SCRIPT, CODE = ("__torch__",), "code/"
-CONSTANTS = "constants.pkl"
+CONSTANTS, UNNAMED = "constants.pkl", "constants."
 
 
 def sniff(seen: Seen) -> int:
@@ -56,19 +57,15 @@ def open(url: str, how: Reading) -> Checkpoint:
         if CONSTANTS in archive.members:
             constants = archive.load(CONSTANTS, "constants", foreign)
             size += archive.members[CONSTANTS].packed
-
-    def read(classes: Classes) -> tuple[Checkpoint, tuple[str, ...], tuple[str, ...]]:
-        made = checkpoint(
-            root, size, how, url=url, format="torchscript", notes=archive.notes(), quiet=True, constants=constants,
-            classes=classes,
-        )  # fmt: skip
-        unnamed = tuple(name for name in made if constants is not None and name.startswith("constants."))
-        return made, unnamed, tuple(name for name in made if name not in unnamed)
-
-    made, unnamed, named = read(classes)
-    plain: tuple[str, ...] = ()
-    if classes and not named:
-        made, unnamed, plain = read({})
+    read = partial(
+        checkpoint, root, size, how, url=url, format="torchscript", notes=archive.notes(), quiet=True,
+        constants=constants,
+    )  # fmt: skip
+    made = read(classes=classes)
+    if empty := bool(classes) and all(name.startswith(UNNAMED) for name in made):
+        made = read()
+    unnamed = tuple(name for name in made if name.startswith(UNNAMED))
+    plain = tuple(name for name in made if empty and not name.startswith(UNNAMED))
     more = (
         Note("assumed", "attributes of modules without any parameters or buffers, whose state_dict() is empty", plain),
         Note("assumed", "unnamed constants of the code; in a frozen module these are the weights", unnamed),
