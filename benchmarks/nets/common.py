@@ -104,7 +104,7 @@ def ids(count: int) -> Callable[[], tuple[Tensor, ...]]:
 
 
 class Net(Module):
-    """A module of named parts, and a function that computes with them: of the module and its inputs.
+    """A module of named parts, and a function that computes with them: of the module and its inputs, all tensors.
 
     A list of parts becomes a Sequential, whose members are named by numbers.
     """
@@ -181,7 +181,7 @@ def rows(x: Tensor) -> Tensor:
 
 
 def basic(i: int, o: int, stride: int) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         y = s.bn2(s.conv2(s.bn1(s.conv1(x)).relu()))
         return (y + (s.downsample(x) if s.downsample else x)).relu()
 
@@ -194,7 +194,7 @@ def basic(i: int, o: int, stride: int) -> Net:
 def resnet18() -> Net:
     """The names of torchvision's ResNet-18."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s.bn1(s.conv1(x)).relu()
         return s.fc(pooled(s.layer3(s.layer2(s.layer1(x)))))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 from torch.nn import (
     GELU,
     GRU,
@@ -43,7 +42,7 @@ def mixing(i: int, o: int) -> Net:
 
 
 def mixed() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = x + s.mlp_tokens(s.norm1(x).transpose(1, 2)).transpose(1, 2)
         return x + s.mlp_channels(s.norm2(x))
 
@@ -72,7 +71,7 @@ def gru() -> Net:
 
 
 def vit_layer() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = x + own(s.self_attention, s.ln_1(x))
         return x + s.mlp(s.ln_2(x))
 
@@ -85,7 +84,7 @@ def vit_layer() -> Net:
 def flax_vit() -> Net:
     """The names of torchvision's ViT, whose attention holds q, k and v in one matrix."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = torch.cat([s.class_token.expand(len(x), -1, -1), rows(s.conv_proj(x))], 1) + s.encoder.pos_embedding
         for k in range(3):
             x = getattr(s.encoder.layers, f"encoder_layer_{k}")(x)
@@ -103,7 +102,7 @@ def flax_vit() -> Net:
 def bank(d: int, count: int) -> Net:
     """Experts whose matrices are stacked in one parameter."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         h = s.norm(x)
         y = torch.einsum("btd,edf->btef", h, s.w1).relu()
         return x + torch.einsum("btef,efd,bte->btd", y, s.w2, s.router(h).softmax(-1))
@@ -124,7 +123,7 @@ def banks() -> Net:
 def split(d: int, heads: int) -> Net:
     """One block whose q, k and v are matrices of their own."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         h = s.ln1(x)
         x = x + s.o_proj(attend(s.q_proj(h), s.k_proj(h), s.v_proj(h), d // heads))
         return x + s.fc2(s.fc1(s.ln2(x)).relu())
@@ -147,7 +146,7 @@ CLIP = 16  # its width
 
 
 def clip_block() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = x + own(s.attn, s.ln_1(x))
         y = s.mlp.c_fc(s.ln_2(x))
         return x + s.mlp.c_proj(y * torch.sigmoid(1.702 * y))
@@ -163,7 +162,7 @@ def clip_tower() -> Net:
 
 
 def visual() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = torch.cat([s.class_embedding.expand(len(x), 1, -1), rows(s.conv1(x))], 1) + s.positional_embedding
         return s.ln_post(s.transformer(s.ln_pre(x))[:, 0]) @ s.proj
 
@@ -175,7 +174,7 @@ def visual() -> Net:
 
 
 def clip() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         """The text is made of the image's first row."""
         text = (x[:, 0, 0, :10].abs() * 20).long() % 40
         y = s.ln_final(s.transformer(s.token_embedding(text) + s.positional_embedding))[:, -1] @ s.text_projection
@@ -189,7 +188,7 @@ def clip() -> Net:
 
 
 def se_block(i: int, o: int) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         y = s.bn3(s.conv3(relu(s.bn2(s.conv2(relu(s.bn1(s.conv1(x))))))))
         gate = torch.sigmoid(s.fc2(relu(s.fc1(pooled(y)))))
         return relu(s.proj_bn(s.proj(x)) + y * gate[:, :, None, None])
@@ -210,7 +209,7 @@ def senet() -> Net:
 
 
 def cross(d: int, e: int) -> Net:
-    def compute(s: Net, x: Tensor, y: Tensor) -> Tensor:
+    def compute(s, x, y):
         x = x + s.o(scaled_dot_product_attention(s.q(s.ln_q(x)), *s.kv(s.ln_kv(y)).chunk(2, -1)))
         return x + s.w2(gelu(s.w1(s.ln_mlp(x)), approximate="tanh"))
 
@@ -221,7 +220,7 @@ def cross(d: int, e: int) -> Net:
 
 
 def perceiver() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         z = s.cross(s.latents.expand(len(x), -1, -1), x)
         for block in s.own:
             z = block(z, z)

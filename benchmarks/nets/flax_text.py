@@ -39,7 +39,7 @@ def moe() -> Net:
 
 
 def attention(d: int, heads: int) -> Net:
-    def compute(s: Net, x: Tensor, y: Tensor, causal: bool = False) -> Tensor:
+    def compute(s, x, y, causal=False):
         return s.o(attend(s.q(x), s.k(y), s.v(y), d // heads, is_causal=causal, scale=1.0))
 
     return Net(compute, **{n: dense0(d, d) for n in "qkvo"})
@@ -53,7 +53,7 @@ def gated(d: int) -> Net:
 
 
 def t5_layer(d: int, cross: bool) -> Net:
-    def compute(s: Net, x: Tensor, memory: Tensor | None = None) -> Tensor:
+    def compute(s, x, memory=None):
         h = s.norm1(x)
         x = x + s.self_attn(h, h, cross)
         x = x + s.cross_attn(s.norm_x(x), memory) if cross else x
@@ -67,7 +67,7 @@ def t5_layer(d: int, cross: bool) -> Net:
 def t5() -> Net:
     """Encoder and decoder, norms without bias, a gated layer."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         memory, y = s.encoder_norm(s.encoder(s.shared(x))), s.shared(x.roll(1, 1))
         for layer in s.decoder:
             y = layer(y, memory)
@@ -84,14 +84,14 @@ WIDTH, HEADS = 16, 4  # of Gemma and Mixtral
 
 
 def rms(base: float = 0.0) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (base + s.weight)
 
     return Net(compute, weight=Parameter(torch.ones(WIDTH) - base))
 
 
 def grouped(groups: int, size: int) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         return s.o_proj(attend(s.q_proj(x), s.k_proj(x), s.v_proj(x), size, is_causal=True, enable_gqa=True))
 
     return Net(
@@ -101,7 +101,7 @@ def grouped(groups: int, size: int) -> Net:
 
 
 def layer(mlp: Callable[[Net, Tensor], Tensor], normed: Callable[[], Module], **parts: Module) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = x + s.self_attn(s.input_layernorm(x))
         return x + mlp(s, s.post_attention_layernorm(x))
 
@@ -111,7 +111,7 @@ def layer(mlp: Callable[[Net, Tensor], Tensor], normed: Callable[[], Module], **
 def gemma() -> Net:
     """Fused einsums, grouped queries, a tied head."""
 
-    def mlp(s: Net, y: Tensor) -> Tensor:
+    def mlp(s, y):
         return s.down_proj(gelu(s.gate_proj(y), approximate="tanh") * s.up_proj(y))
 
     def one() -> Net:

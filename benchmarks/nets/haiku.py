@@ -13,7 +13,7 @@ from nets.common import Net, Port, attend, conv, conv0, dense0, ids, image, lstm
 
 
 def gpt_block(d: int) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         h, a = s.ln_1(x), s.attn
         x = x + a.out_proj(attend(a.q_proj(h), a.k_proj(h), a.v_proj(h), d // 4, is_causal=True))
         return x + s.mlp(s.ln_2(x))
@@ -35,7 +35,7 @@ def gpt() -> Net:
 def tower() -> Net:
     """A residual tower with two heads."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = relu(s.entry(x))
         for block in s.tower:
             x = relu(x + block[2:](relu(block[:2](x))))
@@ -57,7 +57,7 @@ MSA, PAIR = 24, 16  # widths of the Evoformer
 
 
 def row_attention() -> Net:
-    def compute(s: Net, m: Tensor, z: Tensor) -> Tensor:
+    def compute(s, m, z):
         m, a = s.layer_norm_m(m), s.mha
         bias = s.linear_z(s.layer_norm_z(z)).permute(2, 0, 1)
         y = attend(a.linear_q(m), a.linear_k(m), a.linear_v(m), 8, attn_mask=bias)
@@ -77,7 +77,7 @@ def transition(width: int) -> Net:
 
 
 def triangle(sum_: str) -> Net:
-    def compute(s: Net, z: Tensor) -> Tensor:
+    def compute(s, z):
         z = s.layer_norm_in(z)
         a = s.linear_a_p(z) * s.linear_a_g(z).sigmoid()
         b = s.linear_b_p(z) * s.linear_b_g(z).sigmoid()
@@ -88,7 +88,7 @@ def triangle(sum_: str) -> Net:
 
 
 def evo_block() -> Net:
-    def compute(s: Net, m: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(s, m, z):
         m = m + s.msa_att_row(m, z)
         m = m + s.msa_transition(m)
         for part in s.core.children():
@@ -102,7 +102,7 @@ def evo_block() -> Net:
 
 
 def evoformer() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         z = (x[0, :, None] + 0.5 * x[0] ** 2)[..., :PAIR]
         for block in s.blocks:
             x, z = block(x, z)
@@ -130,7 +130,7 @@ def excite(d: int) -> Net:
 
 
 def nf_block(i: int, o: int, stride: int) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         y = gelu(x)
         skip = s.downsample.conv(avg_pool2d(y, stride)) if s.downsample else x
         y = s.conv3(gelu(s.conv2b(gelu(s.conv2(gelu(s.conv1(y)))))))
@@ -146,7 +146,7 @@ def nf_block(i: int, o: int, stride: int) -> Net:
 
 
 def nfnet() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s.stages(s.stem.conv2(gelu(s.stem.conv1(x))))
         return s.head.fc(pooled(gelu(s.final_conv(x))))
 
@@ -158,7 +158,7 @@ def nfnet() -> Net:
 
 
 def nalu_cell(i: int, o: int) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         w = torch.tanh(s.W_hat) * torch.sigmoid(s.M_hat)
         g = torch.sigmoid(x @ s.G.T)
         return g * (x @ w.T) + (1 - g) * torch.exp(torch.log(x.abs() + 1e-2) @ w.T).clamp(max=50)

@@ -29,7 +29,7 @@ from nets.common import Net, Port, bn, conv, conv0, image, norm, numbers, pooled
 def conv_bn() -> Net:
     """Convolutions with batch normalisation, a dense layer behind the flattened image."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         for k, f in enumerate(s.features):
             x = f(x) if k > 1 else max_pool2d(f(x), 2)
         return s.classifier(s.hidden(x.flatten(1)).relu())
@@ -43,7 +43,7 @@ def separable(i: int, o: int) -> Net:
 
 
 def mini_block(i: int, o: int) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         y = s.bn2(s.sep2(s.bn1(s.sep1(x)).relu()))
         return max_pool2d(y, 2) + s.shortcut_bn(s.shortcut(x))
 
@@ -56,7 +56,7 @@ def mini_block(i: int, o: int) -> Net:
 def mini_xception() -> Net:
     """Separable convolutions in residual blocks."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s.bn2(s.stem2(s.bn1(s.stem1(x)).relu())).relu()
         return pooled(s.head(s.blocks(x)))
 
@@ -67,7 +67,7 @@ def mini_xception() -> Net:
 
 
 def bottleneck(i: int, w: int, stride: int = 1) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         y = s.bn2(s.conv2(s.bn1(s.conv1(x)).relu())).relu()
         return (s.bn3(s.conv3(y)) + (s.downsample(x) if s.downsample else x)).relu()
 
@@ -80,7 +80,7 @@ def bottleneck(i: int, w: int, stride: int = 1) -> Net:
 def resnet() -> Net:
     """The names of torchvision's ResNet."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s.bn1(s.conv1(x)).relu()
         return s.fc(pooled(s.layer3(s.layer2(s.layer1(x)))))
 
@@ -118,7 +118,7 @@ def mobilenet() -> Net:
 def excited(i: int, o: int, k: int, stride: int, expand: int) -> Net:
     wide, same = i * expand, stride == 1 and i == o
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         y = silu(s._bn0(s._expand_conv(x))) if expand > 1 else x
         y = silu(s._bn1(s._depthwise_conv(y)))
         y = y * s._se_expand(silu(s._se_reduce(y.mean((2, 3), True)))).sigmoid()
@@ -135,7 +135,7 @@ def excited(i: int, o: int, k: int, stride: int, expand: int) -> Net:
 def efficientnet() -> Net:
     """The names of the best-known port of EfficientNet."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s._blocks(silu(s._bn0(s._conv_stem(x))))
         return s._fc(pooled(silu(s._bn1(s._conv_head(x)))))
 
@@ -162,7 +162,7 @@ def vgg() -> Net:
 
 
 def eegnet() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = avg_pool2d(elu(s.spatial(s.temporal(x))), (1, 4))
         return s.classify(avg_pool2d(elu(s.separable(x)), (1, 8)).flatten(1))
 
@@ -178,7 +178,7 @@ BLOCKS, GROWTH = (3, 4), 8
 
 
 def dense_layer(i: int) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         y = s.conv1(s.norm1(x).relu())
         return torch.cat([x, s.conv2(s.norm2(y).relu())], 1)
 
@@ -244,7 +244,7 @@ def convnext() -> Net:
 
 
 def fire(i: int, s: int, e: int) -> Net:
-    def compute(net: Net, x: Tensor) -> Tensor:
+    def compute(net, x):
         x = relu(net.s1(x))
         return torch.cat([relu(net.e1(x)), relu(net.e3(x))], 1)
 

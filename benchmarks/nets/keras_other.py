@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 from torch.nn import (
     Conv2d,
     ConvTranspose2d,
@@ -49,7 +48,7 @@ def dilated(n: int, k: int, d: int) -> Net:
 def splice() -> Net:
     """A dilated residual net with skips."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s.conv1(x)
         y = s.skip(x)
         for k, u in enumerate(s.units):
@@ -68,7 +67,7 @@ def splice() -> Net:
 def conv_lstm() -> Net:
     """A convolutional LSTM over five frames, with convolutions for the inputs and for the state."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         h = c = torch.zeros(x.shape[0], 8, *x.shape[3:])
         for t in range(x.shape[1]):
             i, f, g, o = (s.conv_x(x[:, t]) + s.conv_h(h)).chunk(4, 1)
@@ -80,7 +79,7 @@ def conv_lstm() -> Net:
 
 
 def timed(i: int, o: int) -> Net:
-    def compute(s: Net, x: Tensor, t: Tensor) -> Tensor:
+    def compute(s, x, t):
         h = s.in_conv(silu(s.in_norm(x))) + s.emb(silu(t))[:, :, None, None]
         return s.out_conv(silu(s.out_norm(h))) + s.skip(x)
 
@@ -91,7 +90,7 @@ def timed(i: int, o: int) -> Net:
 
 
 def diffusion() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         t = s.time(x.flatten(1)[:, :8])
         a = s.down1(s.stem(x), t)
         b = s.down2(a, t)
@@ -122,7 +121,7 @@ def up(i: int, o: int) -> Net:
 
 
 def unet() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         a = s.inc(x)
         b = s.down1(a)
         c = s.down2(b)
@@ -149,7 +148,7 @@ def neck(i: int, d: int) -> Sequential:
 
 
 def yolo() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s.stem(x)
         kept, out = [], []
         for stage in s.stages:
@@ -174,7 +173,7 @@ def yolo() -> Net:
 def dcgan() -> Net:
     """A dense layer in front of an image."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = leaky_relu(s.norm0(s.project(x)), 0.3).view(-1, 24, 4, 4)
         x = leaky_relu(s.norm1(s.deconv1(x)), 0.3)
         return torch.tanh(s.to_rgb(leaky_relu(s.norm2(s.deconv2(x)), 0.3)))
@@ -189,7 +188,7 @@ def dcgan() -> Net:
 
 
 def vae() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         h = relu(s.hidden(relu(s.enc2(relu(s.enc1(x)))).flatten(1)))
         z = s.mu(h) + torch.exp(0.5 * s.log_var(h))
         y = relu(s.expand(z)).view(-1, 16, 4, 4)
@@ -203,7 +202,7 @@ def vae() -> Net:
 
 
 def capsules() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         u = s.primary(relu(s.conv(x)))
         u = u.view(len(x), 4, 4, 9).permute(0, 3, 1, 2).reshape(len(x), 36, 4)  # by place, then by capsule
         u = u / (1 + u.norm(dim=-1, keepdim=True))
@@ -221,7 +220,7 @@ def capsules() -> Net:
 
 
 def vit_layer(d: int) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = x + own(s.attn, s.norm1(x))
         return x + s.mlp(s.norm2(x))
 
@@ -240,7 +239,7 @@ def inverted(i: int, o: int) -> Net:
 
 
 def mobilevit() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s.mv(silu(s.stem(x)))
         y = silu(s.local1(silu(s.local3(x))))
         y = silu(s.back(s.blocks(rows(y)).transpose(1, 2).reshape(y.shape)))
@@ -254,7 +253,7 @@ def mobilevit() -> Net:
 
 
 def attention(i: int, heads: int, o: int) -> Net:
-    def compute(s: Net, x: Tensor, a: Tensor) -> Tensor:
+    def compute(s, x, a):
         h = s.lin(x).unflatten(-1, (heads, o))
         e = (h * s.att_src).sum(-1)[:, :, None] + (h * s.att_dst).sum(-1)[:, None]
         w = leaky_relu(e, 0.2).masked_fill(a[..., None] < 0, -1e9).softmax(2)
@@ -267,7 +266,7 @@ def attention(i: int, heads: int, o: int) -> Net:
 
 
 def gat() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         a = x @ x.transpose(1, 2)
         return s.readout(elu(s.gat2(elu(s.gat1(x, a)), a)).mean(1))
 

@@ -47,7 +47,7 @@ from nets.common import (
 def cred() -> Net:
     """Convolutions, two bidirectional LSTMs and one that is not."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s.bn(s.conv(x)).relu().transpose(1, 2)
         return s.fc(s.last(s.blstm2(s.blstm1(x)[0])[0])[0])
 
@@ -71,7 +71,7 @@ def tagger() -> Net:
 def ocr() -> Net:
     """Convolutions, then two bidirectional LSTMs over the width."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s.cnn(x).permute(0, 3, 1, 2).flatten(2)  # width, then channels and height
         return s.fc(s.rnn2(s.rnn1(s.squeeze(x).relu())[0])[0])
 
@@ -96,7 +96,7 @@ def grus() -> Net:
 def textgenrnn() -> Net:
     """Two LSTMs, their outputs joined with the embedding."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         e = s.embedding(x)
         a = s.rnn_1(e)[0]
         y = torch.cat([e, a, s.rnn_2(a)[0]], -1)
@@ -111,7 +111,7 @@ def textgenrnn() -> Net:
 def wavenet() -> Net:
     """Dilated convolutions whose weights are normalised."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s.start(x)
         y = torch.zeros_like(x)
         for gate, skip in zip(s.gate, s.skip, strict=True):
@@ -128,7 +128,7 @@ def wavenet() -> Net:
 
 
 def crf(tags: int) -> Net:
-    def compute(s: Net, scores: Tensor) -> Tensor:
+    def compute(s, scores):
         alpha = s.start_transitions + scores[:, 0]
         for t in range(1, scores.shape[1]):
             alpha = torch.logsumexp(alpha[:, :, None] + s.transitions, 1) + scores[:, t]
@@ -140,7 +140,7 @@ def crf(tags: int) -> Net:
 
 
 def gru_crf() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         y = s.embeds(x)
         for gru in s.encoder:
             y = gru(y)[0]
@@ -169,7 +169,7 @@ def conv_module() -> Net:
 
 
 def conformer_layer() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = x + 0.5 * s.ffn1(x)
         x = x + own(s.self_attn, s.self_attn_layer_norm(x))
         x = x + s.conv_module(x)
@@ -183,7 +183,7 @@ def conformer_layer() -> Net:
 
 
 def conformer() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s.input_linear(s.subsample(x[:, None]).permute(0, 2, 1, 3).flatten(2))
         return s.output_linear(s.conformer_layers(x))
 
@@ -207,7 +207,7 @@ def normed_gru(i: int, first: bool = False) -> Net:
 
 
 def speech() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         """Frequencies before time."""
         x = s.rnns(s.conv(x[:, None]).flatten(1, 2).transpose(1, 2))
         return s.fc[1](turned(s.fc[0], x))
@@ -222,7 +222,7 @@ def speech() -> Net:
 
 
 def seq2seq() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         memory, h = s.encoder(s.src_embed(x))
         weights = s.score(torch.tanh(s.w_query(h[0])[:, None] + s.w_key(memory))).softmax(1)
         context = (weights * memory).sum(1, keepdim=True)
@@ -243,7 +243,7 @@ def cross(d: int) -> Net:
 
 
 def decoder_layer(d: int) -> Net:
-    def compute(s: Net, x: Tensor, memory: Tensor) -> Tensor:
+    def compute(s, x, memory):
         x = s.norm1(x + s.self_attn(x, x))
         x = s.norm2(x + s.cross_attn(x, memory))
         return s.norm3(x + s.fc2(relu(s.fc1(x))))
@@ -255,7 +255,7 @@ def decoder_layer(d: int) -> Net:
 
 
 def decoder() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         y, memory = s.embed(x), s.memory(torch.arange(10))[None].expand(len(x), -1, -1)
         for layer in s.layers:
             y = layer(y, memory)

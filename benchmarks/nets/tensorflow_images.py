@@ -26,7 +26,7 @@ from nets.common import Net, Port, attend, bn, bn1d, conv, conv0, conv1d, dense0
 def phasenet() -> Net:
     """A U-Net over time whose original is two-dimensional with a width of one."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s.in_bn(s.inc(x)).relu()
         kept = []
         for pair in s.down:
@@ -53,7 +53,7 @@ def phasenet() -> Net:
 def spleeter() -> Net:
     """A U-Net with strided and transposed convolutions, whose layers are numbered by kind."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         kept = []
         for k in range(1, 5):
             kept.append(getattr(s, f"conv{k}")(x))
@@ -73,7 +73,7 @@ def spleeter() -> Net:
 
 
 def preactivated(i: int, w: int, o: int, stride: int = 1) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         y = s.norm1(x).relu()
         z = s.conv3(s.norm3(s.conv2(s.norm2(s.conv1(y)).relu())).relu())
         return z + (s.shortcut(y) if s.shortcut else x)
@@ -98,7 +98,7 @@ def slim() -> Net:
 def graph() -> Net:
     """A net in the names of nobody: its original's checkpoint only counts layers."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         for k in "abc":
             x = relu6(getattr(s, f"bn_{k}")(getattr(s, f"block_{k}")(x)))
         return s.out(s.hidden(pooled(x)).relu())
@@ -119,7 +119,7 @@ def relative(window: int) -> Tensor:
 
 
 def swin_self(d: int, heads: int) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         bias = s.relative_position_bias_table[s.relative_position_index].permute(2, 0, 1)
         return attend(s.query(x), s.key(x), s.value(x), d // heads, attn_mask=bias[None])
 
@@ -132,7 +132,7 @@ def swin_self(d: int, heads: int) -> Net:
 
 
 def swin_block(d: int, heads: int, shift: int) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         n, h, w, d = x.shape
         y = torch.roll(s.layernorm_before(x), (-shift, -shift), (1, 2))
         y = y.view(n, h // WINDOW, WINDOW, w // WINDOW, WINDOW, d).transpose(2, 3).reshape(-1, WINDOW**2, d)
@@ -152,7 +152,7 @@ def swin_block(d: int, heads: int, shift: int) -> Net:
 
 
 def swin_stage(d: int, heads: int, last: bool) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s.blocks(x)
         if last:
             return x
@@ -165,7 +165,7 @@ def swin_stage(d: int, heads: int, last: bool) -> Net:
 
 
 def swin() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         start = s.swin.embeddings
         x = s.swin.encoder(start.norm(start.projection(x).permute(0, 2, 3, 1)))
         return s.classifier(s.swin.layernorm(x).mean((1, 2)))
@@ -181,7 +181,7 @@ QUANTISED, RESIDUAL, DILATED, SKIP = 16, 12, 10, 14  # of WaveNet
 
 
 def gated(dilation: int) -> Net:
-    def compute(s: Net, x: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(s, x):
         f, g = s.in_layer(x).chunk(2, 1)
         y = f.tanh() * g.sigmoid()
         return x[..., -y.shape[-1] :] + s.res(y), s.skip(y)
@@ -193,7 +193,7 @@ def gated(dilation: int) -> Net:
 
 
 def wavenet() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s.start(one_hot(x, QUANTISED).float().transpose(1, 2))
         skips = []
         for layer in s.wn:

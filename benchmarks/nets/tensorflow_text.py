@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 from torch.nn import (
     GRU,
     LSTM,
@@ -42,7 +41,7 @@ def fused(d: int, heads: int) -> Net:
 
 
 def gpt_block(d: int) -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = x + s.attn(s.norm1(x))
         return x + s.down(gelu(s.up(s.norm2(x)), approximate="tanh"))
 
@@ -66,7 +65,7 @@ def gpt() -> Net:
 def encoder() -> Net:
     """torch's own encoder, whose attention holds q, k and v in one matrix."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         y = s.norm(s.word(x) + s.place(torch.arange(x.shape[1])))
         return s.pooler(s.encoder(y)[:, 0]).tanh()
 
@@ -90,7 +89,7 @@ VOCABULARY, HIDDEN = 50, 24  # of the BERT whose vocabulary is padded to 56
 
 
 def masked_block() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s.norm_att(x + s.to_out(attend(s.to_q(x), s.to_k(x), s.to_v(x), HIDDEN // 4)))
         return s.norm_mlp(x + s.down(gelu(s.up(x))))
 
@@ -102,7 +101,7 @@ def masked_block() -> Net:
 
 
 def masked() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = s.blocks(s.norm_in(s.tokens(x) + s.positions.weight))
         return s.norm_out(gelu(s.transform(x))) @ s.tokens.weight.T + s.output_bias
 
@@ -114,7 +113,7 @@ def masked() -> Net:
 
 
 def char_tagger() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         chars = (x[..., None] * torch.tensor([1, 5, 7, 3]) + 2) % 12
         ends = s.char_rnn(s.char_emb(chars.flatten(0, 1)))[1][0]
         ends = torch.cat([ends[0], ends[1]], -1).view(*x.shape, -1)
@@ -159,7 +158,7 @@ def heads() -> Net:
 
 
 def conformer_block() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         x = x + 0.5 * s.ff1(x)
         x = x + s.attn(x)
         c = s.conv
@@ -178,7 +177,7 @@ def conformer_block() -> Net:
 
 
 def conformer() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         return s.fc(s.layers(s.project(s.subsample(x).transpose(1, 2).flatten(2))))  # b t (c f)
 
     return Net(
@@ -191,7 +190,7 @@ WORDS, UNITS = 30, 12  # of the translation
 
 
 def additive() -> Net:
-    def compute(s: Net, query: Tensor, keys: Tensor) -> Tensor:
+    def compute(s, query, keys):
         score = s.energy(torch.tanh(s.query_proj(query)[:, None] + s.key_proj(keys)))
         return (score.softmax(1) * keys).sum(1)
 
@@ -203,7 +202,7 @@ def half(inputs: int) -> dict[str, Module]:
 
 
 def translator() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         keys, state = s.encoder.rnn(s.encoder.embed(x))
         out = []
         for t in range(x.shape[1]):
@@ -219,7 +218,7 @@ def translator() -> Net:
 
 
 def highway() -> Net:
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         t = torch.sigmoid(s.T(x))
         return relu(s.H(x)) * t + x * (1 - t)
 
@@ -229,7 +228,7 @@ def highway() -> Net:
 def cbhg() -> Net:
     """Tacotron's encoder: a bank of convolutions, and highways."""
 
-    def compute(s: Net, x: Tensor) -> Tensor:
+    def compute(s, x):
         h = s.embedding(x)
         for layer in s.prenet:
             h = relu(layer(h))
