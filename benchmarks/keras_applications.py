@@ -6,6 +6,8 @@ and both see the same random images. Needs keras, tensorflow, torch, torchvision
 
     python benchmarks/keras_applications.py [--names] [MODEL ...]     a Markdown table: docs/keras-applications.md
     --names    also write names and shapes to fixtures/names/applications, for CI
+    --match    a table of docs/match.md: into freshly initialised classes, with rules that nobody edited. `match` sees
+               the saved file and the class only (names: no outputs; check: the outputs for two images, as --check does)
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +35,7 @@ from torch.nn import functional as F  # noqa: N812
 import ckptconv
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
+from ckptconv.torch import load_into
 
 NAMES = Path(__file__).parents[1] / "fixtures" / "names" / "applications"
 tv = torchvision.models
@@ -227,11 +231,6 @@ def away(module: Any, it: Original) -> float:
     return float(np.abs(got - it.outputs).max() / np.abs(it.outputs).max())
 
 
-def versions() -> str:
-    made = f"keras {keras.__version__}, torchvision {torchvision.__version__}, timm {timm.__version__}"
-    return f"\n{made}, torch {torch.__version__}."
-
-
 def prove(name: str, folder: Path, write: bool) -> str:
     case, it = CASES[name], original(name, folder)
     before, there = ckptconv.open(it.file), library.load(case.converter)
@@ -261,19 +260,63 @@ def prove(name: str, folder: Path, write: bool) -> str:
     return f"| {name} | {case.torch_name} | `{case.converter}` | {len(after)} | {count:.1f} M | {error:.1e}{verdict} |"
 
 
+# --- rules that match proposes --------------------------------------------------------------------------------
+
+MODELS = (
+    "ResNet50", "MobileNetV2", "MobileNetV3Small", "Xception", "EfficientNetB0", "EfficientNetV2B0", "ConvNeXtTiny",
+)  # fmt: skip
+SAME = 1e-4  # of the largest output
+
+
+def fresh(name: str) -> Any:
+    torch.manual_seed(1)
+    return CASES[name].build().eval()
+
+
+def difference(name: str, found: ckptconv.Match, it: Original) -> tuple[float, int]:
+    """The largest difference of the outputs of a fresh module with these rules; what stayed at its initial value."""
+    rules = it.file.with_suffix(".toml")
+    rules.write_text(found.rules)
+    module = fresh(name)
+    loaded = load_into(module, it.file, converter=str(rules), strict=False)
+    missing = [n for n in loaded.missing if not n.endswith("num_batches_tracked")]
+    return away(module, it), len(missing)
+
+
+def matched(name: str, folder: Path) -> str:
+    it = original(name, folder)
+    named = ckptconv.match(it.file, fresh(name), values=False)
+    checked = ckptconv.match(it.file, fresh(name), values=False, check=({"x": it.inputs}, {"output": it.outputs}))
+    (by_names, left), (after, _) = (difference(name, found, it) for found in (named, checked))
+    it.file.unlink()
+    pairs = checked.proposal.pairs
+    total, proved = (sum(len(p.targets) + len(p.fills) for p in pairs if p.evidence in e) for e in ALL)
+    good = "" if max(by_names, after) < SAME and not left and checked.proof and checked.proof.found.same else " **no**"
+    title = CASES[name].torch_name
+    return f"| {name} | {title} | {total} | {by_names:.1e} | {after:.1e}{good} | {proved} |"
+
+
+ALL = (("names", "shape", "equal", "values", "proved"), ("proved",))
+
+
 def main() -> None:
-    write = "--names" in sys.argv
-    chosen = [a for a in sys.argv[1:] if not a.startswith("-")] or list(CASES)
-    print("| Keras | torch | converter | tensors | numbers | largest difference, relative |\n|---|---|---|---|---|---|")
+    words = {"--names", "--match"} & {*sys.argv}
+    columns = "converter | tensors | numbers | largest difference, relative"
+    do, names = partial(prove, write="--names" in words), list(CASES)
+    if "--match" in words:
+        columns = "tensors | difference by names alone | after `--check` | of these proved"
+        do, names = matched, list(MODELS)
+    print(f"| Keras | torch | {columns} |\n|{'---|' * (3 + columns.count('|'))}")
     with tempfile.TemporaryDirectory() as folder:
-        for name in chosen:
+        for name in [a for a in sys.argv[1:] if a not in words] or names:
             start = time.time()
             try:
-                print(prove(name, Path(folder), write), flush=True)
+                print(do(name, Path(folder)), flush=True)
             except (Exception, SystemExit) as e:
                 print(f"| {name} | failed: {type(e).__name__}: {str(e)[:600]} |", flush=True)
             print(f"{name}: {time.time() - start:.0f} s", file=sys.stderr)
-    print(versions())
+    made = f"keras {keras.__version__}, torchvision {torchvision.__version__}, timm {timm.__version__}"
+    print(f"\n{made}, torch {torch.__version__}.")
 
 
 if __name__ == "__main__":

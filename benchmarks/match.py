@@ -199,12 +199,13 @@ def large(count: int) -> None:
         sides = [Checkpoint({n: held(n, m) for n, m in side.items()}) for side in (a, b)]
         began = time.perf_counter()
         found = match(*sides, values=values, workers=2)
-        text = toml(found)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(
-            f"{len(a)} x {len(b)}, by {title}: {len(found.pairs)} pairs, {text.count('[[rule]]')} rules, "
-            f"{time.perf_counter() - began:.1f} s, peak {peak:.0f} MB"
-        )
+        rules = toml(found).count("[[rule]]")
+        told(f"{len(a)} x {len(b)}, by {title}", found, time.perf_counter() - began, f", {rules} rules")
+
+
+def told(title: str, found: Proposal, seconds: float, more: str = "") -> None:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{title}: {len(found.pairs)} pairs{more}, {seconds:.1f} s, peak {peak:.0f} MB", flush=True)
 
 
 def unrelated(count: int) -> None:
@@ -230,10 +231,7 @@ def unrelated(count: int) -> None:
             began = time.process_time()
             found = match(*sides, values=False)
             took.append(time.process_time() - began)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(
-            f"{count} x {count}, {title}: {len(found.pairs)} pairs, {min(took):.1f} s, peak {peak:.0f} MB", flush=True
-        )
+        told(f"{count} x {count}, {title}", found, min(took))
 
 
 if __name__ == "__main__":

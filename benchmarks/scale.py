@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -55,8 +55,7 @@ print(imported - began, planned - imported, done - planned, rss)
 
 def convert(source: Path, out: Path) -> dict[str, float]:
     """Plan and convert in a process of its own."""
-    said = subprocess.run([sys.executable, "-c", CHILD, source, out], check=True, capture_output=True, text=True).stdout
-    start, plan, run, rss = map(float, said.split())
+    start, plan, run, rss = ask(CHILD, source, out)
     return {"import_s": round(start, 2), "plan_s": round(plan, 2), "convert_s": round(run, 2), "peak_mb": rss}
 
 
@@ -223,10 +222,10 @@ def planning(home: Path) -> None:
     row(f"{rows:,} rows of a manifest", f"{seconds:.1f} s", f"{mb:.0f} MB", "", "")
 
 
-def ask(code: str, *words: object) -> list[float]:
+def ask(code: str, *words: object, env: Mapping[str, str] = os.environ) -> list[float]:
     """The numbers that a process of its own prints."""
     run = [sys.executable, "-c", code, *map(str, words)]
-    return [*map(float, subprocess.run(run, check=True, capture_output=True).stdout.split())]
+    return [*map(float, subprocess.run(run, env=env, check=True, capture_output=True).stdout.split())]
 
 
 UPLOAD = """
@@ -254,8 +253,7 @@ def upload(home: Path) -> None:
         values = {f"layer_{i}/kernel": np.zeros((4096, 1024), "f4") for i in range(of(120))}
         ckptconv.save(values, home / "large.safetensors", sync=False)
         for name in ("large.safetensors", "large.npz", "large.ckpt"):
-            run = [sys.executable, "-c", UPLOAD, home / "large.safetensors", f"s3://zoo/{name}"]
-            _, rss = map(float, subprocess.run(run, env=env, check=True, capture_output=True).stdout.split())
+            _, rss = ask(UPLOAD, home / "large.safetensors", f"s3://zoo/{name}", env=env)
             row(name, f"{rss:.0f} MB")
         s3.kill()
 
