@@ -189,14 +189,12 @@ def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkp
         taken = {name: t for name, t in shard.items() if weight_map.get(name) == file}
         extra += [f"{name} (in {file})" for name in shard if name not in taken]
         tensors |= taken
-        # torch says so of shards of whole tensors, too, that an index names
-        whole = not safetensors.SHARD.fullmatch(file)
         for key, value in shard.metadata.items():
-            if not whole or key not in safetensors.KEYS:
+            if key not in safetensors.KEYS:  # torch says so of shards of whole tensors, too
                 metadata.setdefault(key, value)
         part = shard.with_tensors(taken)
         ties += part.ties
-        notes |= dict.fromkeys(n for n in part.notes if not whole or n != safetensors.ALONE)
+        notes |= dict.fromkeys(n for n in part.notes if n != safetensors.ALONE)
         urls += shard.urls
     if extra:
         # tensors, but not of this checkpoint: what loads it by its index does not load them either
@@ -219,11 +217,7 @@ def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkp
 
 
 def _open_run(folder: str, files: Sequence[str], how: Reading) -> Checkpoint:
-    """Open all shards of a folder, and join the parts of each tensor.
-
-    With `how.salvage`, a tensor whose parts do not make it up is left out with a note. A shard that cannot be opened is
-    an error also then: any tensor may have parts in it.
-    """
+    """Open all shards of a folder, and join the parts of each tensor, which must make it up."""
     if len({m[1] for file in files if (m := safetensors.SHARD.fullmatch(file))}) > 1:
         raise CorruptCheckpoint("holds shards of several checkpoints: their names end in other numbers", url=folder)
     pieces: dict[str, list[tuple[Tensor, safetensors.Start]]] = {}
@@ -241,21 +235,14 @@ def _open_run(folder: str, files: Sequence[str], how: Reading) -> Checkpoint:
         notes |= dict.fromkeys(shard.notes)
     for name in [name for note in notes if note.kind == "skipped" for name in note.names]:
         pieces.pop(name, None)  # the part in another shard may be of a shape that is read
-    tensors, damaged = dict[str, Tensor](), list[Note]()
-    for name, parts in pieces.items():
-        try:
-            tensors[name] = _whole(name, parts, folder)
-        except CorruptCheckpoint as e:
-            if not how.salvage:
-                raise
-            damaged.append(Note("damaged", f"not whole: {' '.join(e.message.split())}", (name,)))
+    tensors = {name: _whole(name, parts, folder) for name, parts in pieces.items()}
     text = (
         f"joined from {many(len(counts), 'shard')} of a distributed run; tensors reach as far as their parts, so a "
         "shard that is missing at the end would not be noticed"
     )
     metadata = {k: v for k, v in metadata.items() if k not in safetensors.KEYS}
-    every = (Note("assumed", text), *notes, *damaged)
-    return Checkpoint(tensors, metadata, (), "safetensors", tuple(paths.values()), every, {"shards": counts})
+    notes = {Note("assumed", text): None} | notes
+    return Checkpoint(tensors, metadata, (), "safetensors", tuple(paths.values()), tuple(notes), {"shards": counts})
 
 
 def _whole(name: str, pieces: list[tuple[Tensor, safetensors.Start]], url: str) -> Tensor:

@@ -239,7 +239,7 @@ class SafetensorsWriter:
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "safetensors")
         metadata = {"format": "pt"} | checkpoint.metadata
-        shards, base = self._cut(checkpoint.tensors.values(), len(json.dumps(metadata))), split(self.url)[1]
+        shards, base = self._cut(checkpoint.tensors.values()), split(self.url)[1]
         names = shard_index.shard_names(base, SUFFIX, len(shards))
         metadata = metadata if len(shards) == 1 else unhashed(metadata)  # the index has the hashes
         placed = [_lay_out(name, shard, metadata) for name, shard in zip(names, shards, strict=True)]
@@ -255,19 +255,16 @@ class SafetensorsWriter:
             return [shard_index.index(base, self.placed.slots, metadata)]
         return [Patch(base, 8, _beginning({"format": "pt", **metadata}).encode())]
 
-    def _cut(self, tensors: Iterable[Tensor], metadata: int) -> list[list[Tensor]]:
-        """Divide in order into shards of at most `max_shard_size`, with headers that readers accept."""
+    def _cut(self, tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+        """Divide in order into shards of at most `max_shard_size`."""
         shards: list[list[Tensor]] = [[]]
-        size, header, room = 0, 0, MAX_HEADER - metadata - 64
+        size = 0
         for t in tensors:
-            # the name, the longest numbers, and the punctuation around them
-            entry = len(encode_basestring(t.name).encode()) + 20 * len(t.shape) + 100
-            full = self.max_shard_size is not None and size + t.nbytes > self.max_shard_size
-            if shards[-1] and (full or header + entry > room):
+            if shards[-1] and self.max_shard_size is not None and size + t.nbytes > self.max_shard_size:
                 shards.append([])
-                size, header = 0, 0
+                size = 0
             shards[-1].append(t)
-            size, header = size + t.nbytes, header + entry
+            size += t.nbytes
         return shards
 
 
@@ -286,7 +283,8 @@ def _lay_out(file: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]) 
     raw = (",".join(entries) + "}").encode()
     raw += b" " * (-len(raw) % 8)
     if len(raw) > MAX_HEADER:
-        raise Unrepresentable(f"the header would have {len(raw)} bytes; safetensors allows at most {MAX_HEADER}")
+        what = f"the header would have {len(raw)} bytes; safetensors allows at most {MAX_HEADER}"
+        raise Unrepresentable(f"{what}: divide it, as max_shard_size= does")
     start = 8 + len(raw)
     slots = {name: Slot(file, start + begin, size) for name, begin, size in ranges}
     return Placement([OutputFile(file, start + at)], slots, [Patch(file, 0, len(raw).to_bytes(8, "little") + raw)])

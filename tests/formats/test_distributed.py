@@ -14,8 +14,6 @@ from safetensors.numpy import save_file
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint
-from ckptconv.formats.detect import open_checkpoint
-from ckptconv.formats.table import Reading
 
 WHOLE = np.arange(24, dtype="f4").reshape(4, 6)
 TOP, BOTTOM = (WHOLE[:2], [0, 0]), (WHOLE[2:], [2, 0])
@@ -161,18 +159,6 @@ def test_metadata_that_is_not_what_torch_writes(info: str, tmp_path: Path) -> No
     (folder / shard(1)).write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
     with refused("JSON is not valid|does not say where"):
         ckptconv.open(folder)
-
-
-def test_what_is_left_of_a_damaged_set(tmp_path: Path) -> None:
-    """A tensor with a hole is left out; any may reach into a shard that is lost."""
-    shards: dict[str, Shard] = {shard(1): {"w": TOP, "v": TOP}, shard(2): {"w": BOTTOM, "b": BOTTOM}}
-    folder = saved(tmp_path / "m", shards)
-    found = open_checkpoint(str(folder), Reading(salvage=True))
-    assert set(found) == {"w", "v"}
-    assert [n.names for n in found.notes if n.kind == "damaged"] == [("b",)]
-    (folder / shard(2)).write_bytes(b"\0" * 9)
-    with refused("shard-00002"):
-        ckptconv.open(folder, keep_going=True)
 
 
 def test_a_part_of_a_dtype_that_is_not_read(tmp_path: Path) -> None:
