@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from itertools import pairwise
 
 import torch
@@ -188,26 +189,18 @@ def dense_layer(i: int) -> Net:
     )  # fmt: skip
 
 
-def named(**parts: Module) -> Sequential:
-    """A Sequential whose members have names."""
-    out = Sequential()
-    for name, part in parts.items():
-        out.add_module(name, part)
-    return out
-
-
 def densenet() -> Net:
     width = 16
     parts: dict[str, Module] = {"conv0": conv0(3, width, 7, 2), "norm0": BatchNorm2d(width), "relu0": ReLU()}
     for k, count in enumerate(BLOCKS):
         layers = {f"denselayer{j + 1}": dense_layer(width + j * GROWTH) for j in range(count)}
-        parts[f"denseblock{k + 1}"] = named(**layers)
+        parts[f"denseblock{k + 1}"] = Sequential(OrderedDict(layers))
         width += count * GROWTH
         if k + 1 < len(BLOCKS):
             turn = conv0(width, width // 2, 1)
-            parts[f"transition{k + 1}"] = named(norm=BatchNorm2d(width), relu=ReLU(), conv=turn)
+            parts[f"transition{k + 1}"] = Sequential(OrderedDict(norm=BatchNorm2d(width), relu=ReLU(), conv=turn))
             width //= 2
-    features = named(**parts, norm5=BatchNorm2d(width))
+    features = Sequential(OrderedDict(parts, norm5=BatchNorm2d(width)))
     return Net(lambda s, x: s.classifier(pooled(s.features(x).relu())), features=features, classifier=Linear(width, 10))
 
 

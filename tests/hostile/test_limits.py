@@ -23,7 +23,6 @@ from ckptconv.formats import npy, safetensors
 from ckptconv.formats.hdf5 import file as hdf5
 from ckptconv.formats.pytorch import pickle, walk
 from ckptconv.rules import axes, layout, library, templates, toml
-from ckptconv.storage import remote
 
 ARRAY = msgpack.ExtType(1, msgpack.packb(((2,), "float32", np.ones(2, "<f4").tobytes())))
 
@@ -189,23 +188,3 @@ def test_pieces_of_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "MAX_PIECES", 3)
     with pytest.raises(ckptconv.LayoutError, match="needs more than 3 pieces for one part; convert in two steps"):
         made.apply([before], {"a": 2, "b": 1})
-
-
-@pytest.mark.parametrize(
-    ("ranges", "joined"),
-    [
-        ([(0, 4), (4, 4)], [(0, 8)]),
-        ([(4, 4), (0, 4)], [(0, 8)]),
-        ([(0, 4), (7, 1)], [(0, 8)]),
-        ([(0, 4), (8, 1)], [(0, 4), (8, 1)]),
-        ([(0, 9), (2, 3)], [(0, 9)]),
-        ([(0, 9), (8, 2)], [(0, 10)]),
-        ([(0, 9), (9, 2)], [(0, 9), (9, 2)]),
-        ([(0, 10), (3, 1), (10, 1)], [(0, 10), (10, 1)]),
-        ([], []),
-    ],
-)
-def test_requests_are_joined(ranges: Any, joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "MAX_GAP", 3)
-    monkeypatch.setattr(remote, "MAX_REQUEST", 10)
-    assert remote.merged(ranges) == joined
