@@ -1,8 +1,8 @@
 """Lay out an HDF5 file without its data, and the writer of plain HDF5.
 
-h5py writes all but the elements of the datasets to a sparse file in memory (Canvas). Datasets are contiguous, allocated
-early and never filled, so `get_offset` returns the beginning of each slot. No times are stored; the same items give the
-same bytes.
+h5py writes all but the elements of the datasets to a temporary file, in which they are holes. Datasets are contiguous,
+allocated early and never filled, so `get_offset` returns the beginning of each slot. No times are stored; the same
+items give the same bytes.
 
 In plain HDF5 a tensor's name is its path, metadata are attributes of the root, ties are hard links. From a Keras file
 the suffix `.h5` produces a Keras file again (formats.table.target); `to="hdf5"` produces plain HDF5.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +28,6 @@ from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from ..table import KERAS_LISTS
 from . import sandbox
 
-PAGE = 1 << 12
 MAX_GROUPS = 60  # nested groups; worker.py reads 64, of which Keras' files need a few
 MAX_ATTRIBUTE = 64_512  # bytes of an attribute in an object header; Keras splits its lists at this size
 MODEL = {"model_config", "training_config"}  # attributes of the root that make a file a model for Keras
@@ -43,56 +43,6 @@ Attributes = Mapping[str, Any]
 Item = tuple[str, Tensor, str]  # a dataset to create: its path, the tensor, and another path that it links to or ''
 
 
-class Canvas(io.RawIOBase):
-    """A file in memory that stores only the pages that are written."""
-
-    def __init__(self) -> None:
-        self._pages: dict[int, bytearray] = {}
-        self._position = self.length = 0
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._position = offset + (0, self._position, self.length)[whence]
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def truncate(self, size: int | None = None) -> int:
-        self.length = size or 0
-        return self.length
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        view[:] = self.bytes(self._position, len(view))
-        self._position += len(view)
-        return len(view)
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        for done, number, skip, count in self._pieces(self._position, len(view)):
-            page = self._pages.setdefault(number, bytearray(PAGE))
-            page[skip : skip + count] = view[done : done + count]
-        self._position += len(view)
-        self.length = max(self.length, self._position)
-        return len(view)
-
-    def bytes(self, start: int, size: int) -> bytes:
-        out = bytearray(size)
-        for done, number, skip, count in self._pieces(start, size):
-            if number in self._pages:
-                out[done : done + count] = self._pages[number][skip : skip + count]
-        return bytes(out)
-
-    def _pieces(self, start: int, size: int) -> Iterable[tuple[int, int, int, int]]:
-        """Cut a range at pages: what is done before each piece, its page, its start there, and its size."""
-        done = 0
-        while done < size:
-            number, skip = divmod(start + done, PAGE)
-            count = min(PAGE - skip, size - done)
-            yield done, number, skip, count
-            done += count
-
-
 class Skeleton:
     """A file without its data.
 
@@ -105,7 +55,7 @@ class Skeleton:
         sandbox.prepare()  # it imports h5py as well, meanwhile
         import h5py
 
-        p, self.file, self.canvas = h5py.h5p, file, Canvas()
+        p, self.file, self.canvas = h5py.h5p, file, tempfile.TemporaryFile()  # noqa: SIM115
         self.slots: dict[str, Slot] = {}  # by path
         plan, self._group_plan = p.create(p.FILE_CREATE), p.create(p.GROUP_CREATE)
         for one in (plan, self._group_plan):
@@ -177,15 +127,18 @@ class Skeleton:
 
     def placed(self, names: Iterable[str]) -> Placement:
         """The placement of the file, whose slots are named by their paths."""
-        return Placement([OutputFile(self.file, self.canvas.length)], {n: self.slots[n] for n in names}, self.patches())
+        return Placement([OutputFile(self.file, self._length())], {n: self.slots[n] for n in names}, self.patches())
+
+    def _length(self) -> int:
+        return self.canvas.seek(0, io.SEEK_END)
 
     def patches(self) -> list[Patch]:
         """All that is not in a slot."""
-        out, end = [], 0
-        taken = sorted({(s.start, s.start + s.size) for s in self.slots.values() if s.size})
-        for start, stop in (*taken, (self.canvas.length, self.canvas.length)):
+        out, end, length = [], 0, self._length()
+        for start, stop in sorted({(s.start, s.start + s.size) for s in self.slots.values() if s.size} | {(length, 0)}):
             if start > end:
-                out.append(Patch(self.file, end, self.canvas.bytes(end, start - end)))
+                self.canvas.seek(end)
+                out.append(Patch(self.file, end, self.canvas.read(start - end)))
             end = stop
         return out
 

@@ -3,10 +3,10 @@
     plain       features that torch has in the same order
     image       h w c with its features last: torch has them first, each layer for itself, so that no kernel changes
     flattened   an image that Flatten or Reshape made a row of; its size is known if convolutions and poolings tell it
-    unknown     everything else that came from an image: classes that are not listed here, Permute, channels_first,
-                layers that are applied to each step, or called several times with inputs that differ
+    unknown     everything else that came from an image: other classes, wrappers, Permute, channels_first, reuse
 
-One pass over the layers in the order of the config. What enters a model is an image if it has four axes.
+One pass over the layers in the order of the config. What enters a model is an image if it has four axes, and what a
+dense layer or a Reshape made of an image is one ("pixels" here), but nobody knows how torch flattens it.
 What has its features last in Keras (of an Embedding, an LSTM, rows) has them last in torch, too: it is flattened alike.
 """
 
@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ...checkpoint.details import LayerInput, State
-from .naming import MAX_DEPTH, kind_of_row, rows_of
+from .naming import MAX_DEPTH, RECURRENT, all_rows, kind_of_row, rows_of
 
 PASSING = {  # element by element, or along the features, which may have weights
     "dropout", "activation", "re_lu", "leaky_re_lu", "elu", "p_re_lu", "softmax", "thresholded_re_lu", "identity",
@@ -28,8 +29,6 @@ PASSING = {  # element by element, or along the features, which may have weights
     "true_divide", "relu", "relu6", "sigmoid", "tanh", "gelu", "silu", "hard_sigmoid", "hard_silu",
 }  # fmt: skip
 MERGING = {"add", "multiply", "average", "maximum", "minimum", "subtract"}  # element by element
-APPENDING = {"concatenate", "dot"}
-RECURRENT = {"lstm", "gru", "simple_rnn"}
 FRESH = {*RECURRENT, "embedding", "einsum_dense", "multi_head_attention", "grouped_query_attention"}  # own features
 CONVOLUTIONS = re.compile(r"(?:depthwise_|separable_)?conv(?:_lstm)?[123]d(?:_transpose)?")
 SPATIAL = re.compile(r"(?:max_pooling|average_pooling|up_sampling|zero_padding|cropping)[123]d")
@@ -42,20 +41,17 @@ MASKS = ("mask", "attention_mask")  # arguments of a layer that are no elements 
 
 
 class Flow(NamedTuple):
-    """What a layer gives.
+    """What a layer gives: its state, its axes but for the batch (those of the image if flattened; () if not known).
 
-    axes: but for the batch, and of a flattened image its height and width; () if they are not known. pixels: an
-    image whose features a dense layer or a Reshape made, so that nobody knows how torch flattens it. dense: the dense
-    layers whose outputs these are.
+    dense: the rows of the dense layers whose outputs these are, by identity.
     """
 
-    state: State
+    state: str
     axes: tuple[int, ...] = ()
-    pixels: bool = False
-    dense: tuple[int, ...] = ()
+    dense: frozenset[int] = frozenset()
 
 
-PLAIN, UNKNOWN = Flow("plain"), Flow("unknown")
+UNKNOWN = Flow("unknown")
 
 
 def layer_inputs(config: Any) -> dict[int, LayerInput]:
@@ -63,90 +59,76 @@ def layer_inputs(config: Any) -> dict[int, LayerInput]:
 
     Layers of classes that are not listed here are left out, unless their inputs are in doubt: they may flatten them.
     """
-    reader = _Reader(UNKNOWN if _has_images(config) else PLAIN)
-    reader.model(config, None)
-    return reader.inputs
-
-
-def _has_images(config: Any, depth: int = 0) -> bool:
-    """Whether a layer may take or make images, also in models and wrappers."""
-    return any(
+    images = any(
         CONVOLUTIONS.fullmatch(kind := kind_of_row(row))
         or (kind == "input_layer" and _entered(row["config"]).state == "image")
-        or _has_images(row, depth + 1)
-        or _has_images({"config": {"layers": [row["config"].get("layer")]}}, depth + 1)
-        for row in (rows_of(config) if depth <= MAX_DEPTH else ())
+        for row in all_rows(config)
     )
+    inputs: dict[int, LayerInput] = {}
+    _model(config, None, inputs, Flow("unknown" if images else "plain"))
+    return inputs
 
 
-class _Reader:
-    """missing: what a layer gives that is not listed before its use."""
+def _model(config: Any, given: Flow | None, inputs: dict[int, LayerInput], missing: Flow, depth: int = 0) -> Flow:
+    """What a model gives for what it is called with. missing: what a layer gives that is not listed before its use."""
+    rows = rows_of(config) if depth <= MAX_DEPTH else []
+    names = {row["config"]["name"] for row in rows}
+    in_chain = not any(row.get("inbound_nodes") for row in rows)
+    flows: dict[str, Flow] = {}
+    last = given
+    for row in rows:
+        kind, calls = kind_of_row(row), row.get("inbound_nodes")
+        if not in_chain:
+            taken = [_joined([flows.get(n, missing) for n in _named(c, names)], kind) for c in _listed(calls)]
+            last = _joined(taken, "") if taken else given
+        if isinstance(row["config"].get("layers"), list):
+            last = _model(row, last, inputs, missing, depth + 1)
+        else:
+            last = _layer(row, last or _entered(row["config"]), inputs, missing)
+        flows[row["config"]["name"]] = last
+    outputs = [] if in_chain else [flows[n] for n in _named(config["config"].get("output_layers"), names)]
+    return _joined(outputs, "") if outputs else last if rows and last else missing
 
-    def __init__(self, missing: Flow) -> None:
-        self.missing = missing
-        self.inputs: dict[int, LayerInput] = {}
 
-    def model(self, config: Any, given: Flow | None, depth: int = 0) -> Flow:
-        """What a model gives for what it is called with."""
-        rows = rows_of(config) if depth <= MAX_DEPTH else []
-        if not rows:
-            return self.missing
-        names = {row["config"]["name"] for row in rows}
-        in_chain = not any(row.get("inbound_nodes") for row in rows)
-        flows: dict[str, Flow] = {}
-        last = given
-        for row in rows:
-            if not in_chain:
-                calls = [[*_named(call, names)] for call in _listed(row.get("inbound_nodes"))]
-                taken = [_joined([flows.get(n, self.missing) for n in call], kind_of_row(row)) for call in calls]
-                last = _same(taken) if taken else given
-            last = flows[row["config"]["name"]] = self.layer(row, last, depth)
-        outputs = [flows[n] for n in _named(config["config"].get("output_layers"), names)]
-        return _same(outputs) if outputs and not in_chain else last or UNKNOWN
-
-    def layer(self, row: Mapping[str, Any], given: Flow | None, depth: int) -> Flow:
-        """What one layer gives; what it takes is put down."""
-        kind, own = kind_of_row(row), row["config"]
-        if isinstance(own.get("layers"), list):
-            return self.model(row, given, depth + 1)
-        before = given or _entered(own)
-        inner = own.get("layer")
-        if isinstance(inner, dict):  # a wrapper: of both directions, or for each step
-            known = RECURRENT if kind == "bidirectional" else {"dense", *PASSING, *FRESH}
-            if kind_of_row(inner) in known and (before.state == "plain" or kind == "bidirectional"):
-                kind, own = kind_of_row(inner), inner["config"]
-            else:
-                kind, before = "", before if before.state == self.missing.state else UNKNOWN
-        if kind == "einsum_dense" and not is_usual(own.get("equation")):
+def _layer(row: Mapping[str, Any], before: Flow, inputs: dict[int, LayerInput], missing: Flow) -> Flow:
+    """What one layer gives for what it takes, which is put into `inputs`."""
+    kind, own = kind_of_row(row), row["config"]
+    inner = own.get("layer")
+    if isinstance(inner, dict):  # a wrapper: of both directions, or for each step
+        known = RECURRENT if kind == "bidirectional" else {"dense", *PASSING, *FRESH}
+        if kind_of_row(inner) in known and (before.state == "plain" or kind == "bidirectional"):
+            kind, own = kind_of_row(inner), inner["config"]
+        elif before.state != missing.state:
             before = UNKNOWN
-        if kind == "dense" or kind in PASSING or kind in FRESH or CONVOLUTIONS.fullmatch(kind):
-            height, width = before.axes if before.state == "flattened" and before.axes else (0, 0)
-            self.inputs[id(row)] = LayerInput(before.state, height, width)
-        elif before.state in ("flattened", "unknown"):
-            self.inputs[id(row)] = LayerInput("unknown")
-        if kind == "reshape" and sum(n != 1 for n in _target(own)[:-1]) and _target(own)[-1] != 1:
-            for i in before.dense:
-                self.inputs[i] = self.inputs[i]._replace(into_image=True)
-        made = _given(kind, own, before)
-        return made._replace(dense=(id(row),)) if kind == "dense" else made
+    if kind == "einsum_dense" and not is_usual(own.get("equation")):
+        before = UNKNOWN
+    state = "image" if before.state == "pixels" else before.state
+    if kind == "dense" or kind in PASSING or kind in FRESH or CONVOLUTIONS.fullmatch(kind):
+        height, width = before.axes if state == "flattened" and before.axes else (0, 0)
+        inputs[id(row)] = LayerInput(cast("State", state), height, width)
+    elif state in ("flattened", "unknown"):
+        inputs[id(row)] = LayerInput("unknown")
+    axes = [-1] if kind == "flatten" else _listed(own.get("target_shape"))[:MAX_AXES]
+    if kind == "reshape" and sum(n != 1 for n in axes[:-1]) and axes[-1] != 1:
+        inputs |= {i: inputs[i]._replace(into_image=True) for i in before.dense}
+    if own.get("data_format") == "channels_first" and not POOLING.fullmatch(kind):
+        return UNKNOWN
+    if kind in ("flatten", "reshape"):
+        return _reshaped(axes, before)
+    if kind == "dense":
+        return Flow("pixels" if state in ("image", "unknown") else "plain", dense=frozenset([id(row)]))
+    return _given(kind, own, before)
 
 
 def _given(kind: str, own: Mapping[str, Any], before: Flow) -> Flow:
-    """What a layer gives for what it takes."""
+    """What a layer gives that neither multiplies nor reshapes what it takes."""
     doubtful = before.state in ("flattened", "unknown")
-    if own.get("data_format") == "channels_first" and not POOLING.fullmatch(kind):
-        return UNKNOWN
-    if kind == "flatten" or kind == "reshape":
-        return _reshaped(_target(own) if kind == "reshape" else [-1], before)
     if CONVOLUTIONS.fullmatch(kind) or (SPATIAL.fullmatch(kind) and not doubtful):
         frames = kind.startswith("conv_lstm") and own.get("return_sequences")
         return UNKNOWN if frames else Flow("image", _axes_after(kind, own, before.axes))
     if kind in FRESH or (POOLING.fullmatch(kind) and not (doubtful and kind.endswith("1d"))):
-        return PLAIN
-    if kind == "dense":
-        pixels = before.state in ("image", "unknown")
-        return Flow("image" if pixels else "plain", pixels=pixels)
-    if kind in PASSING | MERGING | APPENDING:
+        return Flow("plain")
+    if kind in PASSING or kind in MERGING or kind == "concatenate":
         return before
     return before._replace(axes=()) if before.state == "plain" else UNKNOWN
 
@@ -157,35 +139,23 @@ def _reshaped(axes: Sequence[Any], before: Flow) -> Flow:
         return before._replace(axes=tuple(axes) if _are_lengths(axes) else ())
     if before.state == "flattened" and len(axes) == 1:
         return before
-    if before.state == "image" and len(axes) == 1 and not before.pixels:
-        height, width = prod(before.axes[:-2]), prod(before.axes[-2:-1])
-        if before.axes and height * width == 1:
-            return PLAIN
-        return Flow("flattened", (height, width) if before.axes else ())
-    if before.state == "image" and len(axes) == 2 and before.axes and axes[-1] == before.axes[-1]:
-        return Flow("image", pixels=True)  # a row for each pixel
+    if before.state == "image" and len(axes) == 1:
+        size = (prod(before.axes[:-2]), prod(before.axes[-2:-1])) if before.axes else ()
+        return Flow("plain") if prod(size) == 1 and size else Flow("flattened", size)
+    if before.state == "image" and len(axes) == 2 and axes[-1:] == [*before.axes[-1:]]:
+        return Flow("pixels")  # a row for each
     return UNKNOWN
 
 
 def _axes_after(kind: str, own: Mapping[str, Any], axes: Sequence[int]) -> tuple[int, ...]:
     """The axes of an image after a convolution or a pooling; () if they are not known."""
     rank = len(axes) - 1
-
-    def numbers(value: Any) -> list[int]:
-        several = value if isinstance(value, list) else [value] * rank
-        return several if len(several) == rank and _are_lengths(several) else []
-
-    size = numbers(own.get("kernel_size") or own.get("pool_size"))
-    strides = size if own.get("strides") is None else numbers(own["strides"])
-    dilation = numbers(own.get("dilation_rate", 1))
-    if rank < 1 or not KEEPS_GRID.fullmatch(kind) or not (size and strides and dilation):
+    lists = [own.get("kernel_size") or own.get("pool_size"), own.get("strides"), own.get("dilation_rate", [1] * rank)]
+    if rank < 1 or not KEEPS_GRID.fullmatch(kind) or any(len(_listed(v)) != rank or not _are_lengths(v) for v in lists):
         return ()
-    filters = own.get("filters", 0 if "depth_multiplier" in own else axes[-1])
     padded = own.get("padding") in ("same", "causal")
-    grid = [
-        -(-n // s) if padded else (n - d * (k - 1) - 1) // s + 1
-        for n, k, s, d in zip(axes, size, strides, dilation, strict=False)
-    ]
+    grid = [-(-n // s) if padded else (n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(axes, *lists, strict=False)]
+    filters = own.get("filters", 0 if "depth_multiplier" in own else axes[-1])
     return (*grid, filters if type(filters) is int else 0) if _are_lengths(grid) else ()
 
 
@@ -194,37 +164,26 @@ def _are_lengths(axes: Sequence[Any]) -> bool:
 
 
 def _joined(several: Sequence[Flow], kind: str) -> Flow:
-    """What a layer of a class takes that takes several."""
+    """What a layer of this class takes that takes several; of '', what is given to the same layer in turn."""
+    if len(several) == 1:
+        return several[0]
     states = {f.state for f in several}
-    dense = tuple(dict.fromkeys(i for f in several for i in f.dense))[:MAX_DENSE]
+    dense = frozenset(islice((i for f in several for i in f.dense), MAX_DENSE))
     if states == {"plain"}:
         return Flow("plain", dense=dense)
-    if states == {"image"} or (states == {"plain", "image"} and kind in MERGING):
-        images = [f for f in several if f.state == "image"]
-        alike = len({f.axes for f in several}) == 1 and kind not in APPENDING  # else one may be repeated along an axis
-        axes = images[0].axes if alike else ()
-        return Flow("image", axes, any(f.pixels for f in images), dense)
-    return _same(several) if kind not in APPENDING else UNKNOWN
-
-
-def _same(several: Sequence[Flow]) -> Flow:
-    """What all of them are; unknown if they differ."""
-    alike = {f if f.state != "plain" else PLAIN for f in several}
-    return several[0] if len(alike) == 1 else UNKNOWN
+    same = len({(f.state, f.axes) for f in several}) == 1 and kind != "concatenate"
+    images = states - {"plain"}
+    if images and images <= {"image", "pixels"} and (images == states or kind in MERGING):
+        return Flow("pixels" if "pixels" in images else "image", several[0].axes if same else (), dense)
+    return several[0] if same else UNKNOWN
 
 
 def _entered(own: Mapping[str, Any]) -> Flow:
     """What comes in from outside: an image if it has four axes, or if nobody says."""
     shape = own.get("batch_shape") or own.get("batch_input_shape")
     axes = shape[1:] if isinstance(shape, list) and len(shape) <= MAX_AXES else []
-    image = not isinstance(shape, list) or len(shape) > 3
-    return Flow("image" if image else "plain", tuple(axes) if _are_lengths(axes) else ())
-
-
-def _target(own: Mapping[str, Any]) -> list[Any]:
-    """The axes of a Reshape; none if they are not known."""
-    axes = own.get("target_shape")
-    return axes if isinstance(axes, list) and len(axes) <= MAX_AXES else []
+    plain = isinstance(shape, list) and len(shape) <= 3
+    return Flow("plain" if plain else "image", tuple(axes) if _are_lengths(axes) else ())
 
 
 def is_usual(equation: Any) -> bool:

@@ -94,6 +94,14 @@ def rows_of(config: Any) -> list[dict[str, Any]]:
     return [row for row in layers if isinstance(row, dict) and kind_of_row(row)] if isinstance(layers, list) else []
 
 
+def all_rows(config: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
+    """The layers that a model's config lists, with those of models and wrappers among them."""
+    for row in rows_of(config) if depth <= MAX_DEPTH else ():
+        yield row
+        yield from all_rows(row, depth + 1)
+        yield from all_rows({"config": {"layers": [row["config"].get("layer")]}}, depth + 1)
+
+
 def kind_of_row(row: Mapping[str, Any]) -> str:
     """The class of a layer that a config lists; '' if it is not a layer.
 

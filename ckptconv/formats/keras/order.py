@@ -8,16 +8,14 @@ sort tensors or have no place for the order, it is kept as one entry of the meta
                       "paths": {"dense/kernel": "layers/dense/vars/0"}, "names": {...},  of a Keras 3 source
                       "rest": [...]}                                                     tensors outside of layers
 
-A weight name other than the tensor's name, with or without ":0", is stored as a pair [tensor, weight]. Above 30,000
-characters the text is compressed: "zlib:" and base64. If a converter renames tensors one to one, the names are updated.
+A weight name other than the tensor's name, with or without ":0", is stored as a pair [tensor, weight]. If a converter
+renames tensors one to one, the names are updated.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,9 +26,6 @@ from . import naming
 from .naming import OPTIMIZER, in_list
 
 KEY = "ckptconv.keras"
-LONG = 30_000  # characters of a plain entry: an attribute of HDF5 holds 64 KB
-MOST = 1 << 20  # bytes of a decompressed entry of few tensors
-EACH, AGAIN = 96, 8  # bytes more for each tensor, and how often its name may be there: as layer, weight, path
 GIVEN = ("", "memory")  # a caller's dict, in the caller's order
 
 Layers = list[tuple[str, list[tuple[str, str]]]]  # layer, [(tensor's name, weight name)]
@@ -47,7 +42,7 @@ def detailed(layers: Layers) -> Details:
 def recorded(checkpoint: Checkpoint) -> dict[str, Any]:
     """The order in a checkpoint's metadata or details, under its current names; {} if it lists other tensors."""
     own = {k: v for k, v in checkpoint.details.items() if k in ("layers", "paths", "names")}
-    carried = _unpacked(checkpoint.metadata[KEY], checkpoint) if KEY in checkpoint.metadata else {}
+    carried = _unpacked(checkpoint.metadata[KEY]) if KEY in checkpoint.metadata else {}
     if not own and not carried:
         return {}
     now = _followed(checkpoint)
@@ -176,26 +171,18 @@ def _packed(found: Mapping[str, Any]) -> str:
         return weight if weight.removesuffix(":0") == name else [name, weight]
 
     rows = [[layer, [entry(*w) for w in weights]] for layer, weights in found.get("layers", ())]
-    document = {**found, "layers": rows}
-    text = json.dumps({k: v for k, v in document.items() if v}, separators=(",", ":"))
-    return text if len(text) <= LONG else "zlib:" + base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    return json.dumps({k: v for k, v in {**found, "layers": rows}.items() if v}, separators=(",", ":"))
 
 
-def _unpacked(text: str, tensors: Collection[str]) -> dict[str, Any]:
-    """Parse an entry; {} if it is not valid, because other programs may write metadata, too.
-
-    A packed one that is much longer than the names of the tensors is not of them, and would take much memory.
-    """
+def _unpacked(text: str) -> dict[str, Any]:
+    """Parse an entry; {} if it is not valid, because other programs may write metadata, too."""
     try:
-        if text.startswith("zlib:"):
-            most = MOST + sum(AGAIN * len(name) + EACH for name in tensors)
-            text = zlib.decompressobj().decompress(base64.b64decode(text[5:]), most).decode()
         found = json.loads(text)
         layers = [(str(layer), [_pair(w) for w in weights]) for layer, weights in found.get("layers", ())]
         paths = {str(k): str(v) for k, v in found.get("paths", {}).items()}
         names = {str(k): str(v) for k, v in found.get("names", {}).items()}
         rest = [str(n) for n in found.get("rest", ())]
-    except (ValueError, TypeError, AttributeError, RecursionError, zlib.error):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return {}
     return {"layers": layers, "rest": rest, "paths": paths, "names": names}
 

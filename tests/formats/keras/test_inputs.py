@@ -125,7 +125,7 @@ def sized(before: str, **options: Any) -> LayerInput | None:
         ("Input:4:6:3 UpSampling2D", {}, (0, 0)),
         ("Input:9:6 Conv1D", {"kernel_size": [3], "strides": [2], "dilation_rate": [1]}, (1, 4)),
         ("Input:784 Reshape:28:28:1 Conv2D", {"padding": "same", "strides": [2, 2]}, (14, 14)),
-        ("Input:9:8:3 Conv2D", {"padding": "same", "strides": [2, 3], "dilation_rate": 1}, (5, 3)),
+        ("Input:9:8:3 Conv2D", {"padding": "same", "strides": [2, 3]}, (5, 3)),
         ("Input:9:8:3 Conv2D", {"kernel_size": [2, 2], "dilation_rate": [2, 1]}, (7, 7)),
         ("Input:9:8:3 Conv2D", {"strides": 0}, (0, 0)),
         ("Input:9:8:3 Conv2D", {"strides": [1]}, (0, 0)), ("Input:9:8:3 Conv2D", {"filters": [[]]}, (8, 6)),

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import tracemalloc
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -180,8 +177,8 @@ def test_metadata_of_other_names_is_not_followed(tmp_path: Path) -> None:
         ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "b.h5", to="keras")
 
 
-JUNK = ["", "{", "[]", "3", '{"layers": 3}', '{"layers": [["a"]]}', '{"layers": [["a", [["x/kernel"]]]]}', "zlib:!",
-        "zlib:eJw=", '{"paths": []}', "[" * 100_000]  # fmt: skip
+JUNK = ["", "{", "[]", "3", '{"layers": 3}', '{"layers": [["a"]]}', '{"layers": [["a", [["x/kernel"]]]]}',
+        '{"paths": []}', "[" * 100_000]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", JUNK, ids=range(len(JUNK)))
@@ -204,13 +201,14 @@ def test_metadata_may_not_lose_a_weight(weights: list[str], tmp_path: Path) -> N
     assert set(ckptconv.open(tmp_path / "b.h5")) == set(tensors)
 
 
-@pytest.mark.slow
-def test_a_long_order_is_compressed(tmp_path: Path) -> None:
+def test_a_long_order_survives(tmp_path: Path) -> None:
+    """An attribute of HDF5 that is longer than an object header holds."""
     names = [f"{'a_long_name_' * 20}{i}/kernel" for i in range(300, 0, -1)]
     ckptconv.save({n: np.ones((1, 1)) for n in names}, tmp_path / "a.h5", format="keras")
-    back = ckptconv.open(through(tmp_path / "a.h5", "x.hdf5", tmp_path))
-    assert back.details["layers"] == ckptconv.open(tmp_path / "a.h5").details["layers"]
-    assert len(ckptconv.open(tmp_path / "x.hdf5").metadata[order.KEY]) < 64_000
+    for via in ("x.hdf5", "x.npz"):
+        back = ckptconv.open(through(tmp_path / "a.h5", via, tmp_path))
+        assert back.details["layers"] == ckptconv.open(tmp_path / "a.h5").details["layers"]
+        (tmp_path / "back.h5").unlink()
 
 
 # --- what is recorded, and what is not ----------------------------------------------------------------------------
@@ -283,17 +281,3 @@ def test_verify_finds_weights_out_of_place(tmp_path: Path) -> None:
 def test_an_object_graph_records_no_order(tmp_path: Path) -> None:
     with pytest.raises(Unrepresentable, match=f"{NOTHING}.*a TensorFlow checkpoint never does"):
         ckptconv.convert(FIXTURES / "tf" / "keras3", tmp_path / "x.h5", to="keras", weights_only=True)
-
-
-def test_a_packed_order_is_no_longer_than_its_tensors_allow(tmp_path: Path) -> None:
-    """64 MB of brackets, packed in 78 kB, took 1.5 GB and 15 seconds."""
-    bomb = b'{"layers":[' + b"[]," * 2_000_000 + b"[]]}"
-    packed = "zlib:" + base64.b64encode(zlib.compress(bomb, 9)).decode()
-    foreign({"d/kernel": np.ones(2)}, tmp_path / "a.safetensors", packed)
-    tracemalloc.start()
-    try:
-        ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "b.npz")
-        assert tracemalloc.get_traced_memory()[1] < 50 << 20
-    finally:
-        tracemalloc.stop()
-    assert "ckptconv.keras" not in ckptconv.open(tmp_path / "b.npz").metadata
