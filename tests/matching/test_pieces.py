@@ -97,17 +97,6 @@ def test_a_cell_behind_a_flattened_image(gates: int, text: str) -> None:
         assert (state.why, state.real) == ((KEPT_GATES,), False)
 
 
-def test_a_cell_of_tensorflow_1() -> None:
-    a, b = unit("l", joint=("l/kernel", (8, 12)), bias_ih=("l/bias", (12,))), torch_cell(4)
-    text = "(x + y) (h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o) x, (h.i + h.f + h.j + h.o) y"
-    bias = Order("(h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o)")
-    ones = (("t.bias_hh", (0.0, 1.0, 0.0, 0.0)),)
-    assert cells.cell_pairs(a, b, judge(a.members)) == [
-        Pair(("l/kernel",), ("t.weight_ih", "t.weight_hh"), Order(text, (("x", 5),)), sure=False, why=(KEPT_GATES,)),
-        Pair(("l/bias",), ("t.bias_ih",), bias, sure=False, why=(cells.FORGET,), real=True, fills=ones),
-    ]
-
-
 # --- rule files -----------------------------------------------------------------------------------------------------
 
 

@@ -145,18 +145,6 @@ def checkpoint(arrays: dict[str, np.ndarray]) -> ckptconv.Checkpoint:
     return ckptconv.Checkpoint({n: held(n, a) for n, a in arrays.items()})
 
 
-def test_ties_stay_ties() -> None:
-    module = Tied()
-    table = np.arange(28, dtype="f4").reshape(7, 4)
-    report = into.load_into(module, checkpoint({"emb.weight": table}))
-    assert report.missing == ()
-    assert module.head.weight is module.emb.weight
-    assert np.array_equal(module.head.weight.detach().numpy(), table)
-    with pytest.raises(ConversionError, match="ties"):
-        into.load_into(module, checkpoint({"emb.weight": table, "head.weight": table + 1}))
-    assert into.snapshot(module).ties == (("emb.weight", "head.weight"),)
-
-
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "float64", "int64", "bool", "uint8", "complex64"])
 def test_dtypes_there_and_back(kind: str) -> None:
     module = nn.Module()
@@ -232,23 +220,6 @@ def test_what_is_no_real_number_is_not_cast_to_one(kind: str, tmp_path: Path) ->
         module.register_buffer("x", torch.zeros(8 if kind[0] == "f" else 1, dtype=wanted))
         with pytest.raises(ckptconv.ConversionError, match=f"x: {kind} cannot be cast to {str(wanted)[6:]}"):
             into.load_into(module, tmp_path / "m.pt")
-
-
-TWO = {  # values and dtypes of two tied tensors, and what is lost of each
-    "alike": ([7e4, 1e-9], "f4", [7e4, 1e-9], "f4", {"a": (1, 1), "b": (1, 1)}),
-    "the second": ([np.inf, 1], "f2", [7e4, 1], "f4", {"b": (1, 0)}),
-    "the second more": ([np.inf, 0], "f4", [7e4, 1e-9], "f8", {"b": (1, 1)}),
-}
-
-
-@pytest.mark.parametrize("case", TWO)
-def test_what_a_cast_loses_of_tied_tensors_is_lost_of_each(case: str) -> None:
-    a, kind, b, other, loss = TWO[case]
-    module = nn.Module()
-    module.a = nn.Parameter(torch.zeros(2, dtype=torch.half))
-    module.b = module.a
-    assert into.load_into(module, checkpoint({"a": np.array(a, kind), "b": np.array(b, other)})).loss == loss
-    assert module.a[0].item() == np.inf
 
 
 @pytest.mark.parametrize("kind", ["a span", "compressed"])
