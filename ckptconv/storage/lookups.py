@@ -9,7 +9,7 @@
     fresh()               inside, nothing is kept: to see whether a file has changed
 
 Formats and plug-ins open files at any depth, so that the session is not an argument of theirs but the one context
-variable of the package. A thread that is to share it enters `using(session)`.
+variable of the package. A thread that is to share what was looked up enters `once(run)`.
 
 Nothing is kept beyond the outermost `once`, and nothing after something was written (`forget`). What a listing says
 of a file is not asked again where listings are known to say the same as the answer about that file.
@@ -21,7 +21,7 @@ import errno
 import os
 import re
 import threading
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -72,7 +72,7 @@ class Lookups:
         self.infos: dict[str, Info | None] = {}
         self.folders: dict[str, frozenset[str]] = {}
         self.emptied = set[Any]()  # file systems that keep listings, whose own were thrown away
-        self._ends: OrderedDict[str, list[tuple[int, bytes]]] = OrderedDict()
+        self._ends: dict[str, list[tuple[int, bytes]]] = {}
         self._lock = threading.Lock()
 
     def forget(self) -> None:
@@ -101,10 +101,9 @@ class Lookups:
     def ends(self, url: str) -> list[tuple[int, bytes]]:
         """The list of ranges (start, bytes) that are kept of a file; whoever reads it adds to it."""
         with self._lock:
-            found = self._ends.setdefault(url, [])
-            self._ends.move_to_end(url)
+            found = self._ends[url] = self._ends.pop(url, [])
             if len(self._ends) > MAX_ENDS:
-                self._ends.popitem(last=False)
+                del self._ends[next(iter(self._ends))]
             return found
 
 
@@ -138,16 +137,10 @@ def current() -> Session:
 @contextmanager
 def session(**changes: Any) -> Iterator[Session]:
     """Change the current session, in here."""
-    with using(replace(current(), **changes)) as changed:
-        yield changed
-
-
-@contextmanager
-def using(shared: Session) -> Iterator[Session]:
-    """Use a session of another thread, in here."""
-    token = _CURRENT.set(shared)
+    changed = replace(current(), **changes)
+    token = _CURRENT.set(changed)
     try:
-        yield shared
+        yield changed
     finally:
         _CURRENT.reset(token)
 
@@ -169,10 +162,14 @@ def kept() -> Lookups | None:
     return current().lookups
 
 
+def known() -> Lookups:
+    """What is kept in this run; outside of one nothing is, beyond what is asked now."""
+    return kept() or Lookups()
+
+
 def forget() -> None:
     """Something remote was written or removed: ask anew."""
-    if run := kept():
-        run.forget()
+    known().forget()
 
 
 # --- asking -----------------------------------------------------------------------------------------------------
@@ -195,11 +192,9 @@ def filesystem(url: str) -> tuple[Any, str]:
         except ImportError as e:
             extra = SCHEMES[scheme]
             raise MissingExtra(f"{scheme}:// needs another package: {e}. Try: pip install 'ckptconv[{extra}]'") from e
-    run = kept()
-    if scheme == "hf" and not (run and fs in run.emptied):
+    if scheme == "hf" and fs not in (emptied := known().emptied):
         fs.invalidate_cache()  # the Hub's file system keeps listings whatever it is told
-        if run:
-            run.emptied.add(fs)
+        emptied.add(fs)
     return fs, str(path)
 
 
@@ -212,9 +207,7 @@ def _connected(url: str) -> tuple[Any, Any]:
 
 def info(url: str) -> Info | None:
     """The file system's information on a file or folder, or None if there is none."""
-    run, key = kept(), url.rstrip("/")
-    if run is None:
-        return _info(url)
+    run, key = known(), url.rstrip("/")
     if key not in run.infos:
         run.infos[key] = None if run.lacks(key) else _info(url)
     return run.infos[key]
@@ -267,16 +260,14 @@ def _names(folder: str, prefix: str) -> list[str]:
     """FileNotFoundError or NotADirectoryError if there is no folder; [] for a store if a prefix was given."""
     if is_http(folder):
         return []
-    run, part = kept(), bool(prefix) and folder.startswith(STORES)
-    known = run.folders.get(folder.rstrip("/")) if run is not None else None
-    if run is not None and (run.infos.get(folder.rstrip("/")) or {}).get("type") == "file":
+    run, part = known(), bool(prefix) and folder.startswith(STORES)
+    if (run.infos.get(folder.rstrip("/")) or {}).get("type") == "file":
         raise NotADirectoryError(folder)
-    if known is None:
-        children = _beginning(folder, prefix) if part else _listed(folder)
-        if run is not None:
-            run.learn(folder, children, whole=not part)
-        known = frozenset(children)
-    return sorted(name for name in known if name.startswith(prefix))
+    names: Collection[str] | None = run.folders.get(folder.rstrip("/"))
+    if names is None:
+        names = _beginning(folder, prefix) if part else _listed(folder)
+        run.learn(folder, names, whole=not part)
+    return sorted(name for name in names if name.startswith(prefix))
 
 
 def _listed(folder: str) -> dict[str, Info]:
@@ -337,10 +328,10 @@ def stat_of(found: Info) -> Stat:
 
 def expect(files: Mapping[str, Stat]) -> None:
     """Take what an earlier listing said of objects with an ETag as said: whether it is still true shows at the end."""
-    run = kept()
+    infos = known().infos
     for url, status in files.items():
-        if run is not None and status.etag and url.startswith(STORES):
-            run.infos[url] = {"type": "file", "size": status.size, "ETag": status.etag}
+        if status.etag and url.startswith(STORES):
+            infos[url] = {"type": "file", "size": status.size, "ETag": status.etag}
 
 
 def refuse_unlisted(url: str) -> None:
@@ -418,13 +409,12 @@ def _remote(folder: str, failed: Failed | None) -> Iterator[Level]:
         while above:
             above, _, name = above.rpartition("/")
             folders[above].add(name)
-    todo, run = [""], kept()
+    todo, run = [""], known()
     while todo:
         path = todo.pop()
         url = join(folder, path) if path else folder
         names, inside = sorted(folders.pop(path, ())), dict(sorted(files.pop(path, {}).items()))
-        if run is not None:
-            run.learn(url, {**dict.fromkeys(names, FOLDER), **inside}, whole=True)
+        run.learn(url, {**dict.fromkeys(names, FOLDER), **inside}, whole=True)
         yield Level(url, path, names, {name: stat_of(what) for name, what in inside.items()})
         todo += [_below(path, name) for name in reversed(names)]
 

@@ -19,7 +19,7 @@ from zlib import crc32
 from ..errors import CkptError, CorruptCheckpoint, StorageError
 from . import web
 from .faults import asking, refused
-from .lookups import filesystem, info, kept, once, stat_of
+from .lookups import filesystem, info, kept, known, once, stat_of
 from .paths import is_http, is_remote, is_repository
 from .ranges import Spool
 
@@ -58,8 +58,7 @@ class RemoteFile:
         # of what answers say of the version the first one decides; the Hub's are those of its store
         self._said = {"size": self.size, **({k: found[k] for k in web.VERSIONS if k in found} if is_http(url) else {})}
         self._ranged = not is_http(url)  # whether the server is known to send ranges of files
-        run = kept()
-        self._ends: list[Any] = run.ends(url) if run else []
+        self._ends: list[Any] = known().ends(url)
         self._spools: list[Piece] = []
         self._window: tuple[int, bytes] = 0, b""
         self._step = FIRST // 2

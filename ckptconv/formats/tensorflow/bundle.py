@@ -72,6 +72,8 @@ def sniff(seen: Seen) -> int:
         return int(seen.base.endswith(".index"))  # a table with a damaged head: opening reports the damage
     if seen.base == STATE_FILE:
         return 2 if begins_state(seen.head) else 0
+    if seen.size >= 0 and prefix_of(seen.url) == seen.url:  # nothing is asked of the server
+        return 0
     prefix = prefix_for(seen.url)
     if seen.size >= 0 and prefix == seen.url:
         return 0
