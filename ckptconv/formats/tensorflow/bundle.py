@@ -75,8 +75,6 @@ def sniff(seen: Seen) -> int:
     if seen.size >= 0 and prefix_of(seen.url) == seen.url:  # nothing is asked of the server
         return 0
     prefix = prefix_for(seen.url)
-    if seen.size >= 0 and prefix == seen.url:
-        return 0
     if seen.url.endswith(".index") and prefix != seen.url:
         return 1
     return 3 if exists(prefix + ".index") else int(bool(TF_DATA.fullmatch(seen.base)))
