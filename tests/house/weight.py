@@ -28,7 +28,7 @@ AT_MOST = {
     "verification": 9.2, "output": 7.9, "checkpoint": 6.21, "tools": 5.8, "testing": 3.8, "messages.py": 1.9,
     "torch.py": 1.9, "dtypes.py": 1.2, "__init__.py": 0.5, "errors.py": 0.4, "plugin.py": 0.2, "__main__.py": 0.1,
 }  # fmt: skip
-MODULES, MODULES_AIM = 175, 170
+MODULES, MODULES_AIM = 174, 170
 BESIDE = ("tests", "benchmarks", "fixtures", "fuzz", "tools")
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
 DOCUMENTED = (ast.Module, ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
