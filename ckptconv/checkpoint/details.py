@@ -38,7 +38,7 @@ State = Literal["plain", "image", "flattened", "unknown"]
 
 
 class LayerInput(NamedTuple):
-    """What the layer of a tensor takes, as the config of a Keras model tells (formats/keras/inputs.py).
+    """What the layer of a tensor takes, as the config of a Keras model tells (formats/keras/naming.py).
 
     Torch has the features of what is plain, or an image, in the same order, and those of a flattened image (Keras:
     h w c) as c h w. height, width: of the image, 0 if they are not known. into_image: the layer's outputs become one.

@@ -42,8 +42,7 @@ from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
 from ..table import KERAS_LISTS, Reading, is_hdf5
 from . import naming
-from .inputs import layer_inputs
-from .naming import OPTIMIZER, TOP, join
+from .naming import OPTIMIZER, TOP, join, layer_inputs
 
 if TYPE_CHECKING:
     from .write import LegacyWriter

@@ -33,7 +33,7 @@ from ...storage.files import Seen, exists, is_dir, join, read_all, sibling
 from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
 from ..table import KERAS_WEIGHTS, Reading, is_hdf5
-from . import inputs, legacy, naming, order
+from . import legacy, naming, order
 from .naming import Listed
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
 
 def _of_config(shelf: Shelf, labels: Mapping[str, str]) -> Details:
     """The class of the object that each tensor belongs to, if the file shows it, and what its layer takes."""
-    taken = inputs.layer_inputs(shelf.config)
+    taken = naming.layer_inputs(shelf.config)
     details: Details = {"kinds": {}, "inputs": {}}
     for path, name in labels.items():
         owner = path.rpartition("vars/")[0].rstrip("/")

@@ -13,7 +13,7 @@ from kit import legacy
 
 import ckptconv
 from ckptconv.checkpoint.details import LayerInput
-from ckptconv.formats.keras.inputs import is_usual, layer_inputs
+from ckptconv.formats.keras.naming import is_usual, layer_inputs
 
 
 def layer(text: str, name: str = "") -> dict[str, Any]:

@@ -87,30 +87,19 @@ def older(request: pytest.FixtureRequest) -> Any:
     return MODELS[request.param](tf_keras)
 
 
-def test_keras3_names_are_variable_paths(model: Any, tmp_path: Path) -> None:
-    fill(model)
-    for file in ("a.keras", "a.weights.h5", "a.h5"):
+def test_keras3_both_ways(model: Any, tmp_path: Path) -> None:
+    """Names are paths of variables; the lists of a legacy file, and what several layers share, survive."""
+    kept = fill(model)
+    for file, target in (("a.keras", "b.weights.h5"), ("a.weights.h5", ""), ("a.h5", "b.h5")):
         (model.save_weights if "weights" in file else model.save)(tmp_path / file)
         got = ckptconv.open(tmp_path / file)
         own = "" if file == "a.h5" else model.name + "/"  # legacy lists hold whole paths
         wanted = {v.path.removeprefix(own): np.asarray(v) for v in model.weights}
         assert {n for n, a in wanted.items() if not same(got[n].numpy(), a)} == set()
         assert {n for n, t in got.items() if not t.role} == {n for n in wanted if "seed" not in n}
-
-
-def test_keras3_loads_what_we_write(model: Any, tmp_path: Path) -> None:
-    wanted = fill(model)
-    model.save(tmp_path / "a.keras")
-    ckptconv.convert(tmp_path / "a.keras", tmp_path / "b.weights.h5")
-    reload(model, tmp_path / "b.weights.h5", wanted)
-
-
-def test_keras3_loads_legacy_files(model: Any, tmp_path: Path) -> None:
-    """The lists, and what several layers share, survive."""
-    wanted = fill(model)
-    model.save(tmp_path / "a.h5")
-    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.h5")
-    reload(model, tmp_path / "b.h5", wanted)
+        if target:
+            ckptconv.convert(tmp_path / file, tmp_path / target)
+            reload(model, tmp_path / target, kept)
 
 
 @pytest.mark.parametrize("mode", ["int8", "float8"])
