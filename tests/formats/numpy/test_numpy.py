@@ -208,26 +208,19 @@ def test_a_zip_of_something_else_is_not_an_empty_checkpoint(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("megabytes", [1, 2, 8, 15.5, 16, 64])
-@pytest.mark.parametrize("fill", ["zeros", "mixed"])
-def test_deflated_data_that_zlib_holds_back(megabytes: float, fill: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("megabytes", [2, 15.5, 16])
+def test_deflated_data_that_zlib_holds_back(megabytes: float, tmp_path: Path) -> None:
     """The last input of much repetition is taken long before its output is given."""
     array = np.zeros(int(megabytes * 2**18), "f4")
-    if fill == "mixed":
-        array[::70_001] = 1
-    np.savez_compressed(tmp_path / "x.npz", w=array, v=array[:-1])
+    mixed = array.copy()
+    mixed[::70_001] = 1
+    np.savez_compressed(tmp_path / "x.npz", w=array, v=mixed[:-1])
     found = ckptconv.open(tmp_path / "x.npz")
     assert found["w"].numpy().tobytes() == array.tobytes()
-    assert found["v"].numpy().tobytes() == array[:-1].tobytes()
+    assert found["v"].numpy().tobytes() == mixed[:-1].tobytes()
 
 
-TWINS = [
-    ("w.npy", "w"),
-    ("a.npy", "a.npy.npy"),
-]
-
-
-@pytest.mark.parametrize("names", TWINS)
+@pytest.mark.parametrize("names", [("w.npy", "w"), ("a.npy", "a.npy.npy")])
 def test_members_that_numpy_takes_for_one_another(names: tuple[str, ...], tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as z:
         for i, name in enumerate(names):

@@ -11,7 +11,7 @@ import pytest
 from kit import FIXTURES, Run, same
 
 import ckptconv
-from ckptconv.errors import AmbiguousFormat, CkptError, StorageError, UsageError
+from ckptconv.errors import AmbiguousFormat, CkptError, StorageError
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 
 TF = FIXTURES / "tf"
@@ -41,18 +41,11 @@ def test_every_tensor_equals_what_tensorflow_restores(name, kind, more):
     assert found.format == kind
     assert set(found) == set(want) | more
     for key in want:
-        if key.endswith(("int4", "uint4")):
+        if "int4/" in key:  # which the archive has as bytes
+            assert found[key].dtype.name == key.split("/")[0]
+            assert found[key].numpy().astype("i1").tolist() == want[key].astype("i1").tolist()
             continue
         assert same(bits(found[key]), want[key]), key
-
-
-@pytest.mark.parametrize("label", ["scalar", "matrix", "empty"])
-@pytest.mark.parametrize("kind", ["int4", "uint4"])
-def test_four_bit_integers(label, kind):
-    got = ckptconv.open(TF / "dtypes")[f"{kind}/{label}"]
-    want = np.load(TF / "dtypes.npz")[f"{kind}/{label}"]
-    assert str(got.dtype) == kind
-    assert got.numpy().astype("i1").tolist() == want.astype("i1").tolist()
 
 
 def test_strings():
@@ -250,11 +243,6 @@ def test_a_remote_bundle(name):
     found = ckptconv.open(f"memory://bundle{name}")
     assert set(found) == set(want)
     assert all(same(found[k].numpy(), want[k]) for k in want)
-
-
-def test_a_destination_without_a_prefix_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="needs a prefix"):
-        ckptconv.save({"w": np.ones(2, "f4")}, f"{tmp_path}/", format="tf")
 
 
 def test_a_damaged_object_graph_is_named_as_damage(cli: Run, tmp_path: Path) -> None:
