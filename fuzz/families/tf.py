@@ -102,7 +102,6 @@ WAYS = (
     raw("x", "tf-v1", "tf/v1", "tf/v1s-*"),
     table("tf-v1"),
     raw("x.pb", "tf-graph", "tf/*.pb", "hostile/tf/*.pb"),
-    raw("x.meta", "tf-graph", "tf/tf1/*.meta"),
     Way(object_graph, object_graphs, packed=True),
     Way(saved_model, saved_models, packed=True),
     folder("tf", "tf/tf1", "originals/bert", "tf/saved/variables", "hostile/tf/*"),

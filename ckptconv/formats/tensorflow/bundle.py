@@ -65,7 +65,15 @@ STATE_LIMIT = 1 << 24
 
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
-        return 2 if _holds_checkpoint(seen) else 0
+        if SAVED_MODEL in seen.files:
+            return 0
+        try:
+            find(seen.url)
+        except UnknownFormat:
+            return 0
+        except CkptError:
+            pass  # opening reports it
+        return 2
     if seen.tail.endswith(TF_TABLE):
         if first_value_tag(seen.head) in (-1, 0x08, 0x10, 0x1A):
             return 3
@@ -78,18 +86,6 @@ def sniff(seen: Seen) -> int:
     if seen.url.endswith(".index") and prefix != seen.url:
         return 1
     return 3 if exists(prefix + ".index") else int(bool(TF_DATA.fullmatch(seen.base)))
-
-
-def _holds_checkpoint(seen: Seen) -> bool:
-    """Whether a folder holds a checkpoint, or has the name of the prefix of one."""
-    folder = seen.url.rstrip("/")
-    if SAVED_MODEL in seen.files:
-        return False
-    try:
-        listed = STATE_FILE in seen.files and is_state(join(folder, STATE_FILE), seen.url)
-    except UnsafeCheckpoint:
-        listed = True  # a link out of the folder, which is not looked at: opening refuses it
-    return listed or any(n.endswith(".index") for n in seen.files) or exists(folder + ".index")
 
 
 def open(url: str, how: Reading) -> Checkpoint:

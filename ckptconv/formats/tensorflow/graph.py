@@ -2,7 +2,7 @@
 
     folder/saved_model.pb         SavedModel { schema version, meta_graphs { info, graph_def, collections, objects } }
     folder/variables/variables.*  a V2 checkpoint (bundle.py); none if all weights are constants
-    P.meta                        MetaGraphDef: a training graph; its values are in the V2 checkpoint P
+    P.meta                        MetaGraphDef: a training graph, which is refused without the V2 checkpoint P
     graph.pb                      GraphDef: frozen, weights are Const nodes
 
 The name of the file says which of the three it holds. The variables of a SavedModel have the names that its object
@@ -80,17 +80,12 @@ def open(url: str, how: Reading) -> Checkpoint:
             raise CorruptCheckpoint(POINTER if head else "is empty (0 bytes)")
         if split(url)[1] == SAVED_MODEL:
             return _served_model(f, how.opaque)
-        if not url.endswith(".meta"):
-            if not NODE.match(head) and not head.startswith(LIBRARY):
-                what = "is not a GraphDef; a SavedModel must be called saved_model.pb, a MetaGraphDef .meta"
-                raise CorruptCheckpoint(what)
-            return _constants(f, (0, f.size), how.opaque, alone=True)
-        checkpoint = _constants(f, next(messages(f, 0, f.size, 2), (0, 0)), how.opaque)
-        details = collections(f, 0, f.size)
-        if details and not how.opaque:
+        if url.endswith(".meta"):
             index = split(url)[1].removesuffix(".meta") + ".index"
             raise StorageError(f"holds a graph but no weights; they are in {index}, which is missing")
-    return replace(checkpoint, details=details)
+        if not NODE.match(head) and not head.startswith(LIBRARY):
+            raise CorruptCheckpoint("is not a GraphDef; a SavedModel must be called saved_model.pb")
+        return _constants(f, (0, f.size), how.opaque, alone=True)
 
 
 # --- constants --------------------------------------------------------------------------------------------------

@@ -35,13 +35,11 @@ def read(path: Path, kind: str) -> None:
         read_all(ckptconv.open(path, format=kind))
 
 
-@pytest.mark.parametrize("name", ["frozen.pb", "tf1/model-2.meta"])
 @given(changes=edits)
 @FUZZ
-def test_edited_graphs(tmp_path, name, changes):
-    path = tmp_path / Path(name).name
-    path.write_bytes(edited((TF / name).read_bytes(), changes))
-    read(path, "tf-graph")
+def test_edited_graphs(tmp_path, changes):
+    (tmp_path / "x.pb").write_bytes(edited((TF / "frozen.pb").read_bytes(), changes))
+    read(tmp_path / "x.pb", "tf-graph")
 
 
 TABLES = ["dtypes.index", "sliced.index", "keras3.index", "v1"]
