@@ -77,7 +77,6 @@ SEEN: dict[str, tuple[str, bytes | tuple[str, ...], str]] = {
     "torch by name only": ("a.pt", b"x", ""),
     "torchscript": ("a.pt", zipped("a/data.pkl", "a/constants.pkl", "a/code/x.py"), "torchscript 3"),
     "an exported program": ("a.pt2", zipped("a/archive_format", "a/data/weights/model_weights_config.json"), "pt2 3"),
-    "an exported program of an old torch": ("a.pt2", zipped("serialized_exported_program.json"), "pt2 3"),
     "legacy torch": ("a.pt", pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2), "torch-legacy 3"),
     "a pickle by another name": ("a", pickle.dumps({"a": 1}, 4), "pickle 2"),
     "hdf5 by another name": ("a", b"\x89HDF\r\n\x1a\n" + bytes(100), "hdf5 2"),

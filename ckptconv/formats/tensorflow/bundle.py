@@ -35,7 +35,6 @@ from ...errors import (
     CorruptCheckpoint,
     StorageError,
     UnknownFormat,
-    UnsafeCheckpoint,
     UsageError,
 )
 from ...messages import brief, listing, many
