@@ -231,6 +231,7 @@ class Options:
     weights_only: bool = option(False, "Leave out optimizer slots, step counters and moving averages.")
     ema: bool = option(False, "Replace weights with their moving averages.")
     keep_going: bool = option(False, "Leave out damaged tensors and list them.")
+    partial: bool = option(False, "Go on with a part of a model, such as one shard or the file of one rank.")
     densify: bool = option(False, "Compute dense tensors from the sparse and quantised ones of PyTorch files.")
 
     # what to do to names, layouts and dtypes on the way
@@ -372,6 +373,7 @@ class SelectOptions(TypedDict, total=False):
     weights_only: bool
     ema: bool
     keep_going: bool
+    partial: bool
     densify: bool
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from .. import checkpoint
 from ..checkpoint import Checkpoint, Note
 from ..dtypes import dtype
-from ..errors import UsageError, VerifyError
-from ..formats import detect
+from ..errors import CorruptCheckpoint, UsageError, VerifyError
+from ..formats import complete, detect
 from ..formats.table import Reading
 from ..messages import listing, printable
 from ..moves.read import Opened, stamps_of
@@ -66,12 +66,12 @@ def seen(found: Checkpoint) -> dict[str, files.Stamp]:
     return {**dict.fromkeys(found.urls, ()), **stamps_of(t.opened for t in found.values() if t.opened)}
 
 
-def opened(source: Path | Checkpoint, how: Options, *, guard: bool = False) -> Checkpoint:
+def opened(source: Path | Checkpoint, how: Options, *, guard: bool = False, given: Collection[str] = ()) -> Checkpoint:
     """Open one source and select from it; with `guard`, what is read later is compared with the source's hashes.
 
-    An open checkpoint stays as it is open: options that are about the file do nothing to it.
+    An open checkpoint stays as it is open: options that are about the file do nothing to it. given: as in `whole`.
     """
-    found = source if isinstance(source, Checkpoint) else whole(text(source), how)
+    found = source if isinstance(source, Checkpoint) else whole(text(source), how, given)
     if guard and found.hashes:
         from ..verification.readback import guarded, watched
 
@@ -80,10 +80,18 @@ def opened(source: Path | Checkpoint, how: Options, *, guard: bool = False) -> C
     return selected(found, how)
 
 
-def whole(url: str, how: Options) -> Checkpoint:
-    """Open one source with all its tensors."""
+def whole(url: str, how: Options, given: Collection[str] = ()) -> Checkpoint:
+    """Open one source with all its tensors; CorruptCheckpoint if it is a part of a model, unless `partial` is set.
+
+    given: the urls of all sources, which together can be the model.
+    """
     refuse_nameless(url)
-    return detect.open_checkpoint(url, Reading(how.opaque, how.keep_going, how.densify), format=how.from_)
+    found = detect.open_checkpoint(url, Reading(how.opaque, how.keep_going, how.densify), format=how.from_)
+    if lacks := complete.missing(found, url, given):
+        if not how.partial:
+            raise CorruptCheckpoint(f"{lacks}; partial=True goes on without", url=url)
+        found = replace(found, notes=(*found.notes, Note("skipped", f"not all of the model: it {lacks}")))
+    return found
 
 
 def refuse_nameless(url: str) -> None:
@@ -135,7 +143,8 @@ def merged(sources: Sequence[Path | Checkpoint], how: Options, *, guard: bool = 
     if how.scope and len(how.scope) != len(sources):
         count = len(sources)
         raise UsageError(f"{count} sources need {count} scope=NAME, one for each; given are {len(how.scope)}")
-    found = [opened(s, how, guard=guard) for s in sources]
+    urls = [s for s in sources if isinstance(s, str)]
+    found = [opened(s, how, guard=guard, given=urls) for s in sources]
     if how.scope:
         found = [passes.scope(c, name) for c, name in zip(found, how.scope, strict=True)]
     made = passes.merge(found)

@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from ..checkpoint import Checkpoint, Note, uncollected
+from ..checkpoint import Checkpoint, uncollected
 from ..errors import (
     AmbiguousFormat,
     CkptError,
@@ -35,9 +35,9 @@ from ..errors import (
 from ..messages import did_you_mean, printable
 from ..storage import plugins
 from ..storage.faults import SCARCE, refused
-from ..storage.files import Seen, exists, names, split
+from ..storage.files import Seen, exists, names
 from ..storage.lookups import once
-from . import shard_index
+from . import complete, shard_index
 from .own_metadata import hashes_of, unhashed
 from .table import (
     DISTRIBUTED,
@@ -145,7 +145,7 @@ def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None
     module = row.load()
     try:
         with uncollected():
-            return _alone(_apart(module.open(url, how)), url)
+            return _apart(module.open(url, how))
     except StorageError:
         if format and format != INDEX and not exists(url) and exists(url + shard_index.SUFFIX):
             return open_checkpoint(url, how, format=INDEX)
@@ -161,23 +161,6 @@ def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None
         raise CorruptCheckpoint(
             f"cannot be read as {row.name}: {type(e).__name__}: {printable(str(e))}", url=url
         ) from e
-
-
-def _alone(checkpoint: Checkpoint, url: str) -> Checkpoint:
-    """Note that a file has only slices of tensors, as each rank of a model-parallel run writes them."""
-    if (count := _parts_beside(url)) < 2:
-        return checkpoint
-    note = Note("hint", f"is one of {count} parts of a model, each with slices of its tensors; they are not joined")
-    return replace(checkpoint, notes=(*checkpoint.notes, note))
-
-
-def _parts_beside(url: str) -> int:
-    """How many parts of a model there are, if the file or its folder is one of a parallel run's; otherwise 1."""
-    for path in (url, split(url)[0]):
-        folder, base = split(path)
-        if m := RANK.fullmatch(base):
-            return max(1, sum((o := RANK.fullmatch(n)) is not None and o.groups() == m.groups() for n in names(folder)))
-    return 1
 
 
 def _apart(checkpoint: Checkpoint) -> Checkpoint:
@@ -198,7 +181,6 @@ MAX_NAMES = 8  # names of files in a message
 LISTED = "`ckptconv formats` lists the formats that can be read"
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+|[a-z0-9]+(-[a-z0-9]+)+")  # google/bert, bert-base-uncased
 CLASS = re.compile(r"([a-z_]\w*(?:\.[a-z_]\w*)*)\.([A-Z]\w*)")  # digits.Digits
-RANK = re.compile(r"(consolidated\.|mp_rank_)\d+(_model_states\.pt|\.pth|\.safetensors|)")
 PACKED = "is compressed with {}; unpack it first"
 BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
     (0, b"version https://git-lfs", "is a git-lfs pointer, not the file itself; run `git lfs pull` in its repository"),
@@ -218,7 +200,7 @@ BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
 def _refuse_other(seen: Seen) -> None:
     """Raise an error that describes what the path is instead of a checkpoint: missing, a pointer, a web page ..."""
     if seen.is_dir:
-        what = _folder(seen.files)
+        what = _folder(seen.url, seen.files)
     elif seen.size < 0:
         raise StorageError(f"no such file, folder or checkpoint prefix{_missing_hint(seen)}", url=seen.url)
     else:
@@ -297,15 +279,12 @@ def _other(seen: Seen) -> str:
     return ""
 
 
-def _folder(files: Sequence[str]) -> str:
+def _folder(url: str, files: Sequence[str]) -> str:
     """A description of a folder that is not a checkpoint itself, with what to give instead."""
     if not files:
         return "holds no checkpoint: it is empty"
-    states = sorted(n for n in files if n.startswith("mp_rank_") and n.endswith("_model_states.pt"))
-    steps = sorted((n for n in files if n.startswith("global_step") and n[11:].isdigit()), key=lambda n: int(n[11:]))
-    if states or steps:
-        model = states[0] if states else f"{steps[-1]}/mp_rank_00_model_states.pt"
-        return f"is a DeepSpeed checkpoint; its weights are in {model} (of ZeRO-3 what its zero_to_fp32.py writes)"
+    if pieces := complete.pieces(url, files):
+        return pieces
     if checkpoints := [n for n in files if n.lower().endswith(_suffixes())]:
         return f"is not a checkpoint itself; give one in it ({_some(checkpoints)}), or convert all with `ckptconv zoo`"
     return f"holds no checkpoint itself; name one of what it holds ({_some(files)}), or find all with `ckptconv zoo`"

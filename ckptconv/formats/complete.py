@@ -1,0 +1,96 @@
+"""Is this all of the model? One question about every source, by the names of its files and by its tensors.
+
+    model-00001-of-00003.safetensors                    one of three files, which together are the model
+    model_world_size_4_rank_0.pt  x_rank_0_of_4.pt      what one of four ranks wrote
+    mp_rank_00_model_states.pt  consolidated.00.pth     one of those that differ in this number only
+    "fc.weight": shape [0]                              a placeholder, whose values another file has
+
+Files that an index names are looked for by its reader. Sources: torch.distributed (fsdp), deepspeed/runtime/engine.py
+(_get_ckpt_name, _get_zero_ckpt_name), transformers' modeling_utils.py, Meta's llama.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from ..checkpoint import Checkpoint
+from ..messages import many, shortened
+from ..storage.files import join, names, split
+
+COUNTED = (  # the number of a file, and of how many
+    re.compile(r"(?P<before>.*-)(?P<part>\d{5,})(?P<after>-of-(?P<all>\d{5,})\.\w+)"),
+    re.compile(r"(?P<before>.*_rank_)(?P<part>\d+)(?P<after>_of_(?P<all>\d+)\.\w+)"),
+    re.compile(r"(?P<before>.*world_size_(?P<all>\d+)_rank_)(?P<part>\d+)(?P<after>\.\w+)"),
+)
+RANK = re.compile(r"(?:^rank_?|^consolidated\.|[cdempt]p_rank_)(\d+)")
+STEP = re.compile(r"global_step\d+")
+OWN = ("tf", "tf-v1", "keras3")  # whose readers know the files of a set
+MOST = 10_000  # files of a set that are named
+FILLED = re.compile(r"(.*[./])?(weight|kernel|embeddings?)")  # names of what no model leaves without any element
+
+
+def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> str:
+    """What a source lacks of its model, and which files have it; '' if nothing tells that it lacks anything.
+
+    found: what was opened at `url`. given: the urls of the other sources, which may be the other files of its set.
+    """
+    folder, base = split(url.rstrip("/"))
+    if found.format not in OWN:
+        read = {split(u)[1] for u in (*found.urls, *given)}
+        if others := [n for n in _counted(base) if n not in read]:
+            return f"is only a part of a model; these files beside it have the rest: {_some(others)}"
+        for path in (url.rstrip("/"), folder):
+            if others := _ranks(*split(path)):
+                return f"is what one rank of a parallel run wrote; the others have the rest: {_some(others)}"
+    empty = [n for n, t in found.items() if t.shape == (0,) and not t.role]
+    if any(FILLED.fullmatch(n) for n in empty):
+        what = "the values are in the files of other ranks; save the gathered model"
+        return f"holds {many(len(empty), 'placeholder')} without any element ({shortened(empty)}): {what}"
+    return ""
+
+
+def pieces(url: str, files: Sequence[str]) -> str:
+    """What a folder holds that is no checkpoint itself but the parts of one, and what to do; '' if it is not so."""
+    if steps := [n for n in files if n.startswith("global_step") and n[11:].isdigit()]:  # of DeepSpeed
+        last = join(url, max(steps, key=lambda n: int(n[11:])))
+        found = pieces(last, names(last))
+        return f"is a DeepSpeed checkpoint, whose {split(last)[1]} {found}" if found else ""
+    every = next(filter(None, map(_counted, files)), [])
+    if lacking := [n for n in every if n not in files]:
+        count = len(every) - len(lacking)
+        return f"holds {count} of the {len(every)} files of a model; these are missing: {_some(lacking)}"
+    if every and COUNTED[0].fullmatch(every[0]):
+        return f"holds the files of a model without their index; give all of them as sources: {_some(every)}"
+    ranks = every or [n for n in files if RANK.search(n)]
+    states = [n for n in ranks if n.endswith("_model_states.pt")]
+    if len(states) == 1:
+        return f"has its weights in {states[0]}"
+    joined = "what its zero_to_fp32.py writes" if states else "the gathered model"
+    return f"holds what the ranks of a parallel run wrote, and no model; take {joined}: {_some(ranks)}" if ranks else ""
+
+
+def _some(files: Sequence[str]) -> str:
+    return shortened(sorted(files))
+
+
+def _counted(base: str) -> list[str]:
+    """The names of all files of a set, if the name of one tells its number and how many there are."""
+    for pattern in COUNTED:
+        if m := pattern.fullmatch(base):
+            count, width = min(int(m["all"]), MOST), len(m["part"])
+            first = 1 if pattern is COUNTED[0] and int(m["part"]) else 0
+            return [f"{m['before']}{i:0{width}d}{m['after']}" for i in range(first, first + count)]
+    return []
+
+
+def _ranks(folder: str, base: str) -> list[str]:
+    """The names of other ranks' files or folders, if a name tells a rank."""
+    others: set[str] = set()
+    for m in RANK.finditer(base):
+        start, end = m.span(1)
+        alike = re.compile(re.escape(base[:start]) + r"\d+" + re.escape(base[end:]))
+        others |= {n for n in names(folder) if n != base and alike.fullmatch(n)}
+        if not others and int(m[1]):
+            others.add(f"{base[:start]}{0:0{end - start}d}{base[end:]}")
+    return sorted(others)
