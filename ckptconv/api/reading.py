@@ -115,9 +115,9 @@ def selected(found: Checkpoint, how: Options) -> Checkpoint:
     found = passes.roles(found)
     if how.ema:
         found = names.averages(found, passes.wanted(exclude=how.exclude))
+    found = passes.select(found, how.include, how.exclude)
     if how.strip_prefix:
         found = names.strip(found, how.strip_prefix)
-    found = passes.select(found, how.include, how.exclude)
     found = passes.weights_only(found) if how.weights_only else found
     if how.keep_going:
         from ..verification.readback import salvaged

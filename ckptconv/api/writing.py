@@ -159,6 +159,8 @@ def _prepared(sources: list[Path], destination: Path, how: Options) -> Checkpoin
     if unconverted and row.name in ("torch", "hf") and (name := _converter(made)):
         hint = f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"
         made = replace(made, notes=(*made.notes, Note("hint", hint)))
+    if others := passes.in_roles(Counter(t.role for t in made.values())):
+        made = replace(made, notes=(*made.notes, Note("hint", f"{others} come along; weights_only=True leaves them out")))
     if hint := table.of_another(os.fspath(destination), row.name):
         made = replace(made, notes=(*made.notes, Note("hint", hint)))
     return made

@@ -65,6 +65,7 @@ def diff(
     else:
         show.notes([*found.damaged, *found.unread, *(() if quiet else found.beside)])
     if not (as_json or quiet):
+        show.tell(found.sum())
         rows = found.rows(folded=not no_fold)
         if by:
             show.table(
@@ -86,7 +87,6 @@ def _line(g: Any) -> tuple[str, ...]:
 
 def _say(found: Diff, a: str, b: str, converted: bool) -> None:
     kinds = {p.kind for p in found.pairs}
-    show.talk(found.sum())
     if kinds >= {"only_a", "only_b"} and not converted and not found.equal:
         show.talk("if B is A under other names, -c auto (or -c NAME) compares across; `ckptconv match A B` finds rules")
     elif kinds == {"renamed"}:

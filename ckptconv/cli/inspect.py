@@ -119,12 +119,12 @@ def _tree(root: Node, made: Inspection) -> None:
 
 
 def _say(made: Inspection) -> None:
-    """Metadata, ties and notes, then the sums, on stderr."""
+    """Metadata, ties and notes on stderr, then the sums."""
     found = made.checkpoint
     _first("metadata", (f"{_short(k)} = {_short(v)}" for k, v in found.metadata.items()), len(found.metadata))
     _first("tied", map(_tied, found.ties), len(found.ties))
     show.notes([n for n in found.notes if n.kind != "dropped"])  # the user knows what was not selected
-    show.talk(made.sum())
+    show.tell(made.sum())
 
 
 def _first(what: str, texts: Iterable[str], count: int) -> None:

@@ -32,7 +32,7 @@ from ..errors import (
     UnknownFormat,
     UsageError,
 )
-from ..messages import did_you_mean, printable
+from ..messages import brief, did_you_mean, is_visible, printable
 from ..storage import plugins
 from ..storage.faults import SCARCE, refused
 from ..storage.files import Seen, exists, names
@@ -222,6 +222,8 @@ def _refuse_unclaimed(seen: Seen) -> None:
         what = packed(list(seen.members))
     elif seen.head.startswith((b"(dp", b"(lp")):
         what = "is a pickle of protocol 0, which is not read; write it with protocol 2 or later"
+    elif seen.head and is_visible(text := seen.head[:40].decode("utf-8", "replace").partition("\n")[0]):
+        what = f"is a text that begins with {brief(text)!r}"
     else:
         what = f"has an unknown format; it begins with {seen.head[:16].hex(' ')}"
     raise UnknownFormat(f"{what}. {LISTED}{missing()}", url=seen.url)

@@ -124,15 +124,23 @@ def wanted(include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Callable
 
 
 def _matches(glob: str) -> Callable[[str], object]:
-    """The test of a glob; one that ends as a scope takes all below it."""
-    return re.compile(translate(f"{glob}*" if glob.endswith(("/", ".")) else glob)).match
+    """The test of a glob; one without wildcards, or that ends as a scope, also takes all below this scope."""
+    if glob.endswith(("/", ".")):
+        return re.compile(translate(f"{glob}*")).match
+    below = "" if re.search(r"[*?[]", glob) else f"|{translate(glob + '[./]*')}"
+    return re.compile(translate(glob) + below).match
+
+
+SWAPPED = str.maketrans("./", "/.")
 
 
 def _refuse_idle(globs: Sequence[str], names: Collection[str], where: str) -> None:
     """UsageError for a glob that matches no name."""
     for glob in globs:
         if not any(map(_matches(glob), names)):
-            hint = did_you_mean(glob, map(literal, names), count=3)
+            other = glob.translate(SWAPPED)
+            hint = f"; did you mean {other!r}?" if any(map(_matches(other), names)) else ""
+            hint = hint or did_you_mean(glob, map(literal, names), count=3)
             raise UsageError(f"no tensor{where} matches {glob!r}{hint or '.'} `inspect` lists the names")
 
 

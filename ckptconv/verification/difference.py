@@ -19,7 +19,7 @@ import numpy as np
 
 from ..checkpoint import Note, Tensor
 from ..errors import UsageError
-from ..messages import Fold, fold, in_digits, in_shape, many, table
+from ..messages import Fold, fold, in_digits, in_shape, many, shortened, table
 from ..moves.cast import numbers
 from ..moves.read import each, windows
 from ..moves.sources import Sources
@@ -184,14 +184,19 @@ class Diff:
         for p in self.pairs:
             name = f"{p.a.name} -> {p.b.name}" if p.kind == "renamed" and p.a and p.b else p.name
             broken = bool(p.values and p.values.unpaired)
-            groups.setdefault((p.kind, _side(p.a), _side(p.b), broken, _magnitude(p)), {})[name] = p
+            cast = p.kind == "dtype" and not p.values and folded and p.a and p.b  # and whatever the shapes
+            sides = (p.a.dtype.name, p.b.dtype.name) if cast and p.a and p.b else (_side(p.a), _side(p.b))
+            groups.setdefault((p.kind, *sides, broken, _magnitude(p)), {})[name] = p
         ranked = sorted(
             groups.items(), key=lambda g: (ORDER.index(g[0][0]), not g[0][3], -max(map(_change, g[1].values())))
         )
         rows = list[tuple[str, ...]]()
         measured = len(self.columns) > len(MEASURES)
         for (kind, left, right, *_), pairs in ranked:
-            for line in fold(pairs) if folded else [Fold(n, (n,)) for n in pairs]:
+            lines = fold(pairs) if folded else [Fold(n, (n,)) for n in pairs]
+            if kind == "dtype" and folded and not any(p.values for p in pairs.values()):
+                lines = [Fold(shortened(list(pairs), 1), tuple(pairs))]
+            for line in lines:
                 values = [v for n in line.names if (v := pairs[n].values)]
                 sides = (left, right) if kind != "values" else (left, "")
                 count = f"x{len(line.names)}" if len(line.names) > 1 else ""
@@ -216,7 +221,7 @@ class Diff:
 
     def __str__(self) -> str:
         rows = table(self.columns, self.rows(), SIDES) if self.pairs else ()
-        return "\n".join([*rows, *map(str, (*self.damaged, *self.unread, *self.beside)), self.sum()])
+        return "\n".join([self.sum(), *rows, *map(str, (*self.damaged, *self.unread, *self.beside))])
 
     def __repr__(self) -> str:
         return f"<Diff: {self.sum()}>"

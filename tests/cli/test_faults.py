@@ -94,7 +94,7 @@ def test_no_checkpoint_at_all(kind: str, name: str, cli: Run, tmp_path: Path) ->
         ("model.pkl", b"\x80\x04\x95\x7e\1\0\0\0\0\0\0}", 4, "truncated?"),
         ("model.pkl", b"(dp1\nS'a'\nI1\ns.", 3, "protocol 2"),
         ("model.pt", b"P", 4, "has 1 bytes"),
-        ("model", b"P", 3, "begins with 50"),
+        ("model", b"P", 3, "begins with 'P'"),
     ],
 )
 def test_nearly_a_checkpoint(name: str, content: bytes, code: int, says: str, cli: Run, tmp_path: Path) -> None:

@@ -1,0 +1,128 @@
+"""Is this all of the model? Parts of one are an error in every verb, which names the rest; `partial` goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kit import Run
+from pickles import Call, Global, Id, archive
+
+import ckptconv
+
+W = {"w": np.ones(2, "f4")}
+SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+PARTS = {  # a file: those beside it, and what the error says
+    SHARDS[0]: (SHARDS[1:], "only a part of a model"),
+    SHARDS[2]: ([], r"model-{00001,00002}-of-00003"),
+    "model-00000-of-00002.safetensors": ([], "model-00001-of-00002"),
+    "model_world_size_2_rank_0.pt": ([], "model_world_size_2_rank_1.pt"),
+    "w_rank_1_of_2.pt": ([], "w_rank_0_of_2.pt"),
+    "mp_rank_00_model_states.pt": (["mp_rank_01_model_states.pt"], "one rank"),
+    "mp_rank_01_model_states.pt": ([], "mp_rank_00_model_states.pt"),
+    "zero_pp_rank_0_mp_rank_00_model_states.pt": (["zero_pp_rank_1_mp_rank_00_model_states.pt"], "one rank"),
+    "consolidated.00.pth": (["consolidated.01.pth"], "one rank"),
+    "tp_rank_00/model.pt": (["tp_rank_01/model.pt"], "one rank"),
+}
+ALL = {  # the same kinds of names, of what lacks nothing
+    "model-00001-of-00001.safetensors": [],
+    "mp_rank_00_model_states.pt": ["zero_pp_rank_0_mp_rank_00_optim_states.pt"],
+    "consolidated.00.pth": ["consolidated.safetensors"],
+    "lora_rank_4.safetensors": ["lora_rank_8.safetensors"],
+    "tp_rank_00/model.pt": [],
+}
+
+
+def torch_file() -> bytes:
+    storage = Id(("storage", Global("torch.FloatStorage"), "0", "cpu", 2))
+    tensor = Call(Global("torch._utils._rebuild_tensor_v2"), (storage, 0, (2,), (1,), False, {}))
+    return archive({"w": tensor}, {"0": W["w"].tobytes()})
+
+
+def laid(folder: Path, names: list[str]) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        raw = folder / name
+        if raw.suffix == ".safetensors":
+            ckptconv.save(W, raw)
+        else:
+            raw.write_bytes(torch_file())
+    return folder / names[0]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_is_an_error_that_names_the_rest(name: str, tmp_path: Path) -> None:
+    beside, said = PARTS[name]
+    source = laid(tmp_path, [name, *beside])
+    with pytest.raises(ckptconv.CorruptCheckpoint, match=re.escape(said)):
+        ckptconv.open(source)
+    found = ckptconv.open(source, partial=True)
+    assert list(found) == ["w"]
+    assert any("not all of the model" in n.text for n in found.notes)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_lacks_nothing_opens(name: str, tmp_path: Path) -> None:
+    assert list(ckptconv.open(laid(tmp_path, [name, *ALL[name]]))) == ["w"]
+
+
+def as_npz(out: Path) -> Path:
+    """The same tensor in a file that is complete."""
+    path = out.with_suffix(".npz")
+    ckptconv.save(W, path)
+    return path
+
+
+VERBS: dict[str, Callable[[Path, Path], object]] = {
+    "inspect": lambda part, out: ckptconv.inspect(part),
+    "convert": lambda part, out: ckptconv.convert(part, out),
+    "diff, A": lambda part, out: ckptconv.diff(part, as_npz(out)),
+    "diff, B": lambda part, out: ckptconv.diff(as_npz(out), part),
+    "verify": lambda part, out: ckptconv.verify(part),
+    "check": lambda part, out: ckptconv.check(part),
+    "report": lambda part, out: ckptconv.report(part, output=out.with_suffix(".html")),
+    "match": lambda part, out: ckptconv.match(part, as_npz(out)),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_asks(verb: str, tmp_path: Path) -> None:
+    part = laid(tmp_path, SHARDS)
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="only a part of a model"):
+        VERBS[verb](part, tmp_path / "out.safetensors")
+
+
+def test_all_parts_together_are_the_model(tmp_path: Path) -> None:
+    sources = [tmp_path / name for name in SHARDS]
+    for i, path in enumerate(sources):
+        ckptconv.save({f"w{i}": np.ones(2, "f4")}, path)
+    assert ckptconv.convert(sources, tmp_path / "all.npz").tensors == 3
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="00002-of-00003"):
+        ckptconv.convert([sources[0], sources[2]], tmp_path / "some.npz")
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (SHARDS, "give all of them as sources"),
+        (SHARDS[1:], "2 of the 3 files of a model; these are missing: model-00001"),
+        (["model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"], "take the gathered model"),
+        ([f"zero_pp_rank_{i}_mp_rank_00_model_states.pt" for i in (0, 1)], "zero_to_fp32"),
+        (["mp_rank_00_model_states.pt"], "has its weights in mp_rank_00_model_states.pt"),
+    ],
+)
+def test_a_folder_of_parts_is_named(files: list[str], said: str, tmp_path: Path, cli: Run) -> None:
+    (tmp_path / "ck").mkdir()
+    laid(tmp_path / "ck", files)
+    assert said in cli("inspect", tmp_path / "ck").stderr
+
+
+def test_placeholders_without_elements_are_no_weights(tmp_path: Path) -> None:
+    ckptconv.save({"fc.weight": np.zeros(0, "f4"), "fc.bias": np.zeros(0, "f4"), "buf": np.ones(2)}, tmp_path / "m.npz")
+    with pytest.raises(ckptconv.CorruptCheckpoint, match=r"2 placeholders without any element \(fc.weight, fc.bias\)"):
+        ckptconv.open(tmp_path / "m.npz")
+    ckptconv.save({"queue": np.zeros(0, "f4"), "w.bias": np.zeros(0, "f4")}, tmp_path / "q.npz")
+    assert len(ckptconv.open(tmp_path / "q.npz")) == 2
