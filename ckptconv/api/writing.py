@@ -161,9 +161,19 @@ def _prepared(sources: list[Path], destination: Path, how: Options) -> Checkpoin
         made = replace(made, notes=(*made.notes, Note("hint", hint)))
     if others := passes.in_roles(Counter(t.role for t in made.values())):
         made = replace(made, notes=(*made.notes, Note("hint", f"{others} come along; weights_only=True leaves them out")))
+    if row.name != "hf" and (behind := _companions(sources)):
+        made = replace(made, notes=(*made.notes, Note("hint", "not copied; to='hf' into a folder copies them", behind)))
     if hint := table.of_another(os.fspath(destination), row.name):
         made = replace(made, notes=(*made.notes, Note("hint", hint)))
     return made
+
+
+def _companions(sources: list[Path]) -> tuple[str, ...]:
+    """The configuration and tokenizer files in the folders of Hugging Face among the sources."""
+    from ..formats.huggingface import KNOWN
+
+    folders = [s for s in map(os.fspath, sources) if files.is_dir(s)]
+    return tuple(sorted({n for folder in folders for n in files.names(folder)} & KNOWN))
 
 
 @checkpoint.uncollected()
