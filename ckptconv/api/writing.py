@@ -160,7 +160,8 @@ def _prepared(sources: list[Path], destination: Path, how: Options) -> Checkpoin
         hint = f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"
         made = replace(made, notes=(*made.notes, Note("hint", hint)))
     if others := passes.in_roles(Counter(t.role for t in made.values())):
-        made = replace(made, notes=(*made.notes, Note("hint", f"{others} come along; weights_only=True leaves them out")))
+        hint = f"{others} come along; weights_only=True leaves them out"
+        made = replace(made, notes=(*made.notes, Note("hint", hint)))
     if row.name != "hf" and (behind := _companions(sources)):
         made = replace(made, notes=(*made.notes, Note("hint", "not copied; to='hf' into a folder copies them", behind)))
     if hint := table.of_another(os.fspath(destination), row.name):
@@ -172,7 +173,7 @@ def _companions(sources: list[Path]) -> tuple[str, ...]:
     """The configuration and tokenizer files in the folders of Hugging Face among the sources."""
     from ..formats.huggingface import KNOWN
 
-    folders = [s for s in map(os.fspath, sources) if files.is_dir(s)]
+    folders = [s for s in map(text, sources) if files.is_dir(s)]
     return tuple(sorted({n for folder in folders for n in files.names(folder)} & KNOWN))
 
 

@@ -113,7 +113,8 @@ class Ledger:
         self._lines = AppendLog(path, "another run is using this folder", 0o600)
         try:
             if self._lines.size and not (resume or force):
-                raise StorageError("holds the results of an earlier run; resume=True continues it, force=True starts over", url=path)
+                how = "resume=True continues it, force=True starts over"
+                raise StorageError(f"holds the results of an earlier run; {how}", url=path)
             self.entries, torn, is_ours = _parsed(self._lines.read(), path, self._lines.number)
             if not (is_ours or force):
                 raise StorageError(STRANGE, url=path)

@@ -182,11 +182,31 @@ LISTED = "`ckptconv formats` lists the formats that can be read"
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+|[a-z0-9]+(-[a-z0-9]+)+")  # google/bert, bert-base-uncased
 CLASS = re.compile(r"([a-z_]\w*(?:\.[a-z_]\w*)*)\.([A-Z]\w*)")  # digits.Digits
 PACKED = "is compressed with {}; unpack it first"
+ORIGINAL = "which is not read; take the checkpoint that it was made from"
+NAMED = {  # by the ends of names, where the content tells less: what it is, and what reads it
+    ".onnx": f"an ONNX model by its name, {ORIGINAL}",
+    ".t7": "a Torch7 file by its name, which is not read; numpy.savez writes what the package torchfile reads",
+    ".caffemodel": "a Caffe model by its name, which is not read; numpy.savez writes the params of a caffe.Net",
+    ".weights": "a darknet model by its name, which is not read; a port in PyTorch loads it, and torch.save writes it",
+    ".mlmodel": f"a Core ML model by its name, {ORIGINAL}",
+    ".dat": "a file of TorchSharp by its name, which is not read; its importsd.py loads it, and torch.save writes it",
+    ".pdmodel": "a program of Paddle by its name, without weights; paddle.save writes those of a layer's state_dict",
+    ".pdiparams": "a file of Paddle by its name, which is not read; paddle.save writes a layer's state_dict, which is",
+    ".sbs": f"a file of gemma.cpp by its name, {ORIGINAL}",
+    ".mnn": f"an MNN model by its name, {ORIGINAL}",
+    ".engine": f"a TensorRT engine by its name, {ORIGINAL}",
+    ".pbtxt": "a graph as text, which is not read; write it as .pb (google.protobuf.text_format parses it)",
+    ".json": "JSON that lists no tensors; give the file of the weights, or the folder",
+}
 BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
     (0, b"version https://git-lfs", "is a git-lfs pointer, not the file itself; run `git lfs pull` in its repository"),
     (0, b"GGUF", "is a GGUF file, which is not read; take the safetensors that it was made from"),
-    (4, b"ET12", "is an ExecuTorch program (.pte), which is not read; take the checkpoint that it was made from"),
+    *((0, magic, f"is a file of old ggml, {ORIGINAL}") for magic in (b"lmgg", b"fmgg", b"tjgg", b"24ka")),
+    (4, b"ET12", f"is an ExecuTorch program (.pte), {ORIGINAL}"),
     (4, b"TFL3", "is a TensorFlow Lite model, which is not read; take the SavedModel that it was made from"),
+    (0, b"ptrt", f"is a TensorRT engine, {ORIGINAL}"),
+    (0, b"MATLAB 5.0", "is a MATLAB file, which is not read; numpy.savez writes what scipy.io.loadmat reads"),
+    (0, b"\x12\1\0\0\0\0\0\0", "is a file of MXNet, which is not read; numpy.savez writes what mxnet.nd.load reads"),
     (0, b"\x1f\x8b", PACKED.format("gzip")),
     (0, b"\x28\xb5\x2f\xfd", PACKED.format("zstd")),
     (0, b"\xfd7zXZ\0", PACKED.format("xz")),
@@ -222,7 +242,7 @@ def _refuse_unclaimed(seen: Seen) -> None:
         what = packed(list(seen.members))
     elif seen.head.startswith((b"(dp", b"(lp")):
         what = "is a pickle of protocol 0, which is not read; write it with protocol 2 or later"
-    elif seen.head and is_visible(text := seen.head[:40].decode("utf-8", "replace").partition("\n")[0]):
+    elif is_visible(text := seen.head[:40].decode("utf-8", "replace").partition("\n")[0]) and len(text) > 2:
         what = f"is a text that begins with {brief(text)!r}"
     else:
         what = f"has an unknown format; it begins with {seen.head[:16].hex(' ')}"
@@ -270,15 +290,9 @@ def _other(seen: Seen) -> str:
     start, base = seen.head[:512].lstrip(), seen.base.lower()
     if start[:15].lower().startswith((b"<!doctype html", b"<html")):
         return "is an HTML page, not a checkpoint; the download failed (a login or error page?)"
-    if base.endswith(".json") and start[:1] == b"{":
-        return "is JSON that lists no tensors; give the file of the weights, or the folder"
     if base.endswith(".py"):
         return f"is a Python file; `ckptconv match` takes {_callable(seen.base[:-3])}"
-    if base.endswith(".pbtxt"):
-        return "is a graph as text, which is not read; write it as .pb (google.protobuf.text_format parses it)"
-    if base.endswith(".onnx"):
-        return "is an ONNX model by its name, which is not read; take the checkpoint that it was made from"
-    return ""
+    return next((f"is {what}" for end, what in NAMED.items() if base.endswith(end)), "")
 
 
 def _folder(url: str, files: Sequence[str]) -> str:

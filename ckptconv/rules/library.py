@@ -90,7 +90,8 @@ def auto(checkpoint: Checkpoint) -> Converter:
     if fits:
         shown = [f"{c.name}: {c.title}" for c in fits]
         raise UsageError(f"several converters take every tensor; choose one with converter=:\n{listing(shown)}")
-    raise UsageError(f"no converter takes every tensor; {_closest(checkpoint) or '`ckptconv match` proposes rules for a model of your own'}")
+    hint = _closest(checkpoint) or "`ckptconv match` proposes rules for a model of your own"
+    raise UsageError(f"no converter takes every tensor; {hint}")
 
 
 def _closest(checkpoint: Checkpoint) -> str:
