@@ -94,7 +94,14 @@ def test_no_checkpoint_at_all(kind: str, name: str, cli: Run, tmp_path: Path) ->
         ("model.pkl", b"\x80\x04\x95\x7e\1\0\0\0\0\0\0}", 4, "truncated?"),
         ("model.pkl", b"(dp1\nS'a'\nI1\ns.", 3, "protocol 2"),
         ("model.pt", b"P", 4, "has 1 bytes"),
-        ("model", b"P", 3, "begins with 'P'"),
+        ("model", b"P", 3, "begins with 50"),
+        ("model.pt", b"Dear all,\nthe weights are", 3, "is a text that begins with 'Dear all,'"),
+        ("net.t7", b"\4\0\0\0\1\0\0\0\3\0\0\0V 1", 3, "torchfile"),
+        ("model-0000.params", b"\x12\1" + bytes(30), 3, "mxnet.nd.load"),
+        ("a.mat", b"MATLAB 5.0 MAT-file, Platform: GLNXA64" + bytes(90), 3, "scipy.io.loadmat"),
+        ("m.bin", b"lmgg" + bytes(20), 3, "old ggml"),
+        ("vgg.caffemodel", b"\n\3vgg" + bytes(30), 3, "caffe.Net"),
+        ("yolo.weights", bytes(40), 3, "darknet"),
     ],
 )
 def test_nearly_a_checkpoint(name: str, content: bytes, code: int, says: str, cli: Run, tmp_path: Path) -> None:
