@@ -212,6 +212,9 @@ def _refuses(rule: Rule, k: int, values: dict[str, str], names: Names, name: str
             return f"is for layers of the kind {' or '.join(when.kinds)}, not {kind!r}"
     if when.inputs and input_of(names.checkpoint, name) not in when.inputs:
         return f"is for layers whose inputs are {' or '.join(when.inputs)}"
+    for key, value in when.metadata:
+        if names.checkpoint.metadata.get(key) != value:
+            return f"is for files whose {key} is {value}"
     return ""
 
 

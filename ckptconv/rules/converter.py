@@ -107,6 +107,7 @@ class Conditions(NamedTuple):
     lacking: tuple[Template, ...] = ()  # names that it must not contain
     kinds: tuple[str, ...] = ()  # the tensor must belong to a layer of one of these classes, or ("!x") of none of them
     inputs: tuple[str, ...] = ()  # what its layer must take, by a Keras model's config (LayerInput.state)
+    metadata: tuple[tuple[str, str], ...] = ()  # what the file's must say
 
 
 NONE = Conditions()
@@ -119,6 +120,7 @@ class Rule:
     sources: tuple[Template, ...]
     targets: tuple[Template, ...]
     layout: str = ""
+    flip: frozenset[str] = frozenset()  # axes of the layout that run the other way in the targets
     where: Mapping[str, Domain] = field(default_factory=dict)
     sizes: Mapping[str, Size] = field(default_factory=dict)
     ops: tuple[str, ...] = ()
@@ -137,11 +139,18 @@ class Rule:
     def label(self) -> str:
         left = ", ".join(t.text for t in self.sources)
         label = f"{left} -> {', '.join(t.text for t in self.targets) or '(dropped)'}"
-        how = ", ".join(filter(None, (self.layout, str(self.resize or ""))))
+        flip = f"flip {' '.join(sorted(self.flip))}" if self.flip else ""
+        how = ", ".join(filter(None, (self.layout, flip, str(self.resize or ""))))
         return printable(f"{label} ({how})" if how else label)
 
     @cached_property
     def pattern(self) -> layouts.Layout | None:
+        """The layout with its flips; None if nothing moves."""
+        plain = self._plain
+        return replace(plain, flips=self.flip) if plain and self.flip else plain
+
+    @cached_property
+    def _plain(self) -> layouts.Layout | None:
         """The layout, with the stacked axis first in tensors that are stacked or split; None if nothing moves.
 
         It moves one of several copies, or the sum of terms. If both sides stack, or one name along several axes, the
@@ -213,6 +222,9 @@ class Rule:
         for count, what in zip(names[::-1], ("targets", "sources"), strict=True):
             if not layout and count != 1 and self.targets:
                 raise UsageError(f"several {what} need a layout")
+        axes = {*self.pattern.names, *["..."] * ("..." in layout)} if self.pattern else set()
+        if self.targets and (odd := self.flip - axes):
+            raise UsageError(f"`flip` refers to {min(odd)}, which is not an axis of the layout")
         for op in self.ops:
             operations.check(op, self.pattern.names if self.pattern else ())
         _ = self.pattern

@@ -35,6 +35,7 @@ from .axes import (
     Sizes,
     Strides,
     Term,
+    base_of,
     bases,
     blocks,
     count_blocks,
@@ -56,6 +57,7 @@ class Layout:
     text: str
     sources: tuple[Axes, ...]
     targets: tuple[Axes, ...]
+    flips: frozenset[str] = frozenset()  # axes that run the other way in the targets
 
     @cached_property
     def inverse(self) -> Layout:
@@ -65,7 +67,7 @@ class Layout:
     @property
     def noop(self) -> bool:
         """True if nothing moves: both sides are the same."""
-        return self.sources == self.targets
+        return self.sources == self.targets and not self.flips
 
     @property
     def names(self) -> set[str]:
@@ -176,6 +178,7 @@ class Bound:
     sizes: dict[str, int]
     targets: tuple[Shape, ...]
     sources: list[list[tuple[Axis, int, Block]]]
+    flips: frozenset[str]
 
 
 @lru_cache(maxsize=4096)
@@ -184,14 +187,15 @@ def _bind(layout: Layout, shapes: tuple[Shape, ...], given: tuple[tuple[str, int
     sides = [[blocks(Prod(axes), 1, sizes) for axes in side] for side in (unrolled.sources, unrolled.targets)]
     places = {frozenset(b.strides): (t, b) for t, side in enumerate(sides[1]) for b in side}
     sources = [[(b.axis, *places[frozenset(b.strides)]) for b in side] for side in sides[0]]
-    return Bound(layout, sizes, layout.shapes(shapes, dict(given)), sources)
+    return Bound(layout, sizes, layout.shapes(shapes, dict(given)), sources, unrolled.flips)
 
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Layout:
     """Parse a pattern; LayoutError unless both sides have the same blocks, each once."""
     parser = Parser(text)
-    layout = Layout(text, *parser.sides())
+    sources, targets = parser.sides()
+    layout = Layout(text, sources, targets)
     sides, ones = (layout.sources, layout.targets), defaultdict[str, int](lambda: 1)
     if any(count_blocks(Prod(axes)) > MAX_BLOCKS for side in sides for axes in side):
         raise parser.fail(f"has more than {MAX_BLOCKS} blocks")
@@ -213,7 +217,8 @@ def _unroll(layout: Layout, count: int) -> Layout:
     def side(tensors: tuple[Axes, ...]) -> tuple[Axes, ...]:
         return tuple(tuple(x for a in axes for x in (dots if a == "..." else (a,))) for axes in tensors)
 
-    return Layout(layout.text, side(layout.sources), side(layout.targets))
+    flips = layout.flips.union(dots) if "..." in layout.flips else layout.flips
+    return Layout(layout.text, side(layout.sources), side(layout.targets), flips)
 
 
 def _empty(shape: Shape, tensors: Sequence[Tensor]) -> tuple[Part, ...]:
@@ -285,7 +290,9 @@ def pieces(bound: Bound, k: int, shape: Shape, strides: Shape, start: int, steps
         while regions:
             region = regions.pop()
             if region.unresolved:
-                regions += reversed(_resolve(region, bound.sizes, block.strides))
+                regions += reversed(_resolve(region, bound, block.strides))
+            elif (reverse := _backward(region)) is not None:
+                regions += _halved(region, reverse)
             else:
                 out.append((target, *_tidy(region)))
             if len(out) + len(regions) > MAX_PIECES:
@@ -301,11 +308,25 @@ def _tidy(region: Region) -> tuple[int, Shape, Shape, int, Shape]:
     return region.source.start, counts, strides, region.target.start, steps
 
 
-def _resolve(region: Region, sizes: Sizes, at: Strides) -> list[Region]:
+def _backward(region: Region) -> int | None:
+    """An axis that runs backward in the target, as the kernel of moves cannot; None if there is none."""
+    return next((k for k, n in enumerate(region.counts) if n > 1 and region.target.steps[k] < 0), None)
+
+
+def _halved(region: Region, k: int) -> list[Region]:
+    """Both halves of axis k: in the end each of its indices is a region."""
+    return _split_at_carry(region, k, region.counts[k] // 2, 0)
+
+
+def _resolve(region: Region, bound: Bound, at: Strides) -> list[Region]:
     """Resolve the last coordinate by one level; several regions if it must be cut, none if it is outside the block."""
     *before, (value, node) = region.unresolved
+    sizes = bound.sizes
     if isinstance(node, str):
         stride = at.get(node, 0)  # the literal 1 has none
+        if base_of(node) in bound.flips:
+            value = Affine(value.start - size_of(node, sizes) + 1, value.steps)
+            stride = -stride
         steps = tuple(a + b * stride for a, b in zip(region.target.steps, value.steps, strict=True))
         made = Affine(region.target.start + value.start * stride, steps)
         return [region._replace(target=made, unresolved=tuple(before))]

@@ -76,7 +76,8 @@ _TOP = {
 _RULE = {
     "from": TEXTS, "to": TEXTS, "names": TABLE, "layout": TEXT, "where": TABLE, "sizes": TABLE, "op": TEXTS,
     "rank": NUMBERS, "if": TEXTS, "unless": TEXTS, "kind": TEXTS, "input": TEXTS, "fill": TABLE, "crop": TABLE,
-    "pad": TABLE, "same": FLAG, "sum": TEXT, "optional": FLAG, "note": TEXT, "doubts": TEXTS, "refuse": TEXT,
+    "pad": TABLE, "flip": TEXT, "metadata": TABLE, "same": FLAG, "sum": TEXT, "optional": FLAG,
+    "note": TEXT, "doubts": TEXTS, "refuse": TEXT,
 }  # fmt: skip
 _OF = {"of": TEXT, "axis": WHOLE}
 
@@ -310,6 +311,7 @@ def _nameless(table: dict[str, Any], let: Let) -> Rule:
         raise UsageError('`sum` is "exact", or "zeros" if all but the first are zeros, without `same` or `fill`')
     return Rule(
         (), (),
+        flip=frozenset(table.get("flip", "").split()),
         where=_domains(table, let),
         sizes={k: _size(v, let) for k, v in table.get("sizes", {}).items()},
         ops=tuple(_texts(table, "op")),
@@ -319,6 +321,7 @@ def _nameless(table: dict[str, Any], let: Let) -> Rule:
             tuple(ranks if isinstance(ranks, list) else [ranks]),
             _side(table, "if", let), _side(table, "unless", let),
             tuple(_texts(table, "kind")), _each_of(table, "input", get_args(State)),
+            tuple(fields(said := table.get("metadata", {}), dict.fromkeys(said, TEXT), "metadata").items()),
         ),
         fills=tuple((template(expand(k, let, 1)), _fill(v)) for k, v in table.get("fill", {}).items()),
         optional=table.get("optional", False), note=table.get("note", ""),

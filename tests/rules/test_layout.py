@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -212,3 +213,28 @@ def test_steps_that_never_divide_end_in_an_error(monkeypatch: pytest.MonkeyPatch
     odd = Tensor("t", DTYPES["float32"], (3 * 2**30,), (box,))
     with pytest.raises(LayoutError, match="pieces"):
         layout.parse("(a b) -> b a").apply([odd], {"a": 3 * 2**28})
+
+
+FLIPS = [
+    ("... i o -> o i ...", "...", (3, 5, 2, 4), {}, lambda x: x[::-1, ::-1].transpose(3, 2, 0, 1)),
+    ("h w i o -> o i h w", "w", (3, 5, 2, 4), {}, lambda x: x[:, ::-1].transpose(3, 2, 0, 1)),
+    ("(h w) c -> c (h w)", "h w", (6, 4), {"w": 3}, lambda x: x[::-1].T),
+    ("(h w) c -> c (w h)", "h", (6, 4), {"w": 3}, lambda x: x.reshape(2, 3, 4)[::-1].T.reshape(4, 6)),
+    ("c -> c", "c", (7,), {}, lambda x: x[::-1]),
+    ("h c -> h c", "h", (1, 3), {}, lambda x: x),
+]
+
+
+@pytest.mark.parametrize(("pattern", "flip", "shape", "sizes", "want"), FLIPS, ids=[f"{p} {f}" for p, f, *_ in FLIPS])
+def test_flipped_axes(pattern: str, flip: str, shape: tuple[int, ...], sizes: dict[str, int], want: Any) -> None:
+    t, flips = tensor(shape), frozenset(flip.split())
+    there, back = layout.parse(pattern), layout.parse(pattern).inverse
+    ((made, parts),) = replace(there, flips=flips).apply([t], sizes)
+    assert np.array_equal(read(made, parts), want(value(t)))
+    ((same, parts),) = replace(back, flips=flips).apply([replace(t, shape=made, parts=parts)], sizes)
+    assert np.array_equal(read(same, parts), value(t))
+
+
+def test_an_axis_that_is_too_long_to_be_flipped() -> None:
+    with pytest.raises(LayoutError, match="pieces"):
+        replace(layout.parse("c -> c"), flips=frozenset("c")).apply([tensor((2**17,))])

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 
 INDEX = ".h5.index.json"
 MAX_WORDS = 8  # at the end of a weight's name, which may be those of its layer
+THEANO = (
+    "written under Theano, where Keras convolves with flipped kernels: -c keras-torch flips them, and so did Keras 2 "
+    "when it loaded the file under another backend; all else leaves them as they are"
+)
 STEPS = {"iteration", "iterations", "iter"}
 
 
@@ -108,6 +112,8 @@ def open(url: str, how: Reading) -> Checkpoint:
     tensors |= {label: hdf5.tensor(found, e.stored, label, role=_role(e)) for label, e in slots.items()}
     notes = [*tied, *found.notes, *_unread(found, {e.stored.path for e in (*listed, *slots.values())})]
     metadata = _metadata(found, base)
+    if metadata.get("backend") == "theano" and any(len(t.shape) > 2 for t in tensors.values() if not t.role):
+        notes.append(Note("hint", THEANO))
     details: Details = {"layers": _layers(found, base, listed, called)}
     details |= _of_config(metadata.get("model_config", ""), details["layers"])
     return Checkpoint(tensors, metadata, (), "keras", (url,), tuple(notes), details)

@@ -142,6 +142,32 @@ def test_shards_of_hugging_face(tmp_path: Path) -> None:
 # --- legacy lists ----------------------------------------------------------------------------------------------
 
 
+THEANO = {  # weights, and what is flipped of them
+    "conv2d": ("kernel", (3, 5, 2, 4), lambda x: x[::-1, ::-1].transpose(3, 2, 0, 1)),
+    "c": ("kernel", (3, 3, 2, 4), lambda x: x[::-1, ::-1].transpose(3, 2, 0, 1)),
+    "conv1d": ("kernel", (5, 2, 4), lambda x: x[::-1].transpose(2, 1, 0)),
+    "conv3d": ("kernel", (2, 3, 4, 2, 1), lambda x: x[::-1, ::-1, ::-1].transpose(4, 3, 0, 1, 2)),
+    "conv2d_transpose": ("kernel", (3, 3, 4, 2), lambda x: x[::-1, ::-1].transpose(3, 2, 0, 1)),
+    "depthwise_conv2d": ("depthwise_kernel", (3, 3, 2, 1), lambda x: x.transpose(2, 3, 0, 1)),
+    "dense": ("kernel", (6, 4), lambda x: x.T),
+}
+
+
+@pytest.mark.parametrize("kind", THEANO)
+def test_kernels_of_theano_are_flipped(kind: str, tmp_path: Path) -> None:
+    """As Keras 2 does when it loads them under another backend (preprocess_weights_for_loading, convert_kernel)."""
+    leaf, shape, want = THEANO[kind]
+    kernel = np.random.rand(*shape).astype("f4")
+    legacy(tmp_path / "a.h5", {kind: {f"{kind}/{leaf}:0": kernel}})
+    with h5py.File(tmp_path / "a.h5", "a") as f:
+        f.attrs["keras_version"], f.attrs["backend"] = b"2.1.6", b"theano"
+    result = ckptconv.convert(tmp_path / "a.h5", tmp_path / "a.npz", converter="keras-torch")
+    assert same(ckptconv.open(tmp_path / "a.npz")[f"{kind}.weight"].numpy(), np.ascontiguousarray(want(kernel)))
+    assert any("Theano" in str(n) for n in result.notes) == (kind != "dense")
+    ckptconv.convert(tmp_path / "a.npz", tmp_path / "b.h5", converter="keras-torch", inverse=True)
+    assert same(ckptconv.open(tmp_path / "b.h5")[f"{kind}/{leaf}"].numpy(), kernel)
+
+
 def test_a_shared_variable_is_one_tensor(tmp_path: Path) -> None:
     table, other = np.random.rand(5, 3), np.random.rand(3)
     legacy(tmp_path / "a.h5", {"enc": {"emb/w:0": table, "b:0": other}, "dec": {"emb/w:0": table, "c:0": other}})
