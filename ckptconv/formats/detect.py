@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from ..checkpoint import Checkpoint, uncollected
@@ -32,10 +33,10 @@ from ..errors import (
     UnknownFormat,
     UsageError,
 )
-from ..messages import brief, did_you_mean, is_visible, printable
-from ..storage import plugins
+from ..messages import brief, cut, did_you_mean, is_visible, listing, printable
+from ..storage import archives, plugins
 from ..storage.faults import SCARCE, refused
-from ..storage.files import Seen, exists, names
+from ..storage.files import Seen, exists, is_remote, join, names, split, stat
 from ..storage.lookups import once
 from . import complete, shard_index
 from .own_metadata import hashes_of, unhashed
@@ -75,6 +76,7 @@ FOLDERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("",), ("orbax",)),
 )
 PLAIN = Reading()
+TRIED, MAX_ARCHIVE = 32, 2**30  # members of an archive that are opened to name them in an error; bytes of the archive
 INDEX = "hf"  # the format that reads shards under the name of the whole, whatever their own format is
 
 
@@ -138,7 +140,39 @@ def _claim(row: Format, seen: Seen) -> int:
 
 @once()
 def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None) -> Checkpoint:
-    """Open the checkpoint at `url`, as `format` if it is given. Any bytes give a Checkpoint or a CkptError."""
+    """Open the checkpoint at `url`, as `format` if it is given. Any bytes give a Checkpoint or a CkptError.
+
+    url: also one packed file, which is opened like a member of an archive.
+    """
+    try:
+        return _opened(url, how, format)
+    except UnknownFormat as e:
+        if is_remote(url) or not (members := _members(url, how)):
+            raise
+        if len(members) == 1 and members[0] == join(url, os.path.splitext(split(url)[1])[0]):
+            return _opened(members[0], how, None)
+        text = f"is an archive; give one of the checkpoints in it:\n{listing(members)}"
+        raise UnknownFormat(text, url=url) from e
+
+
+def _members(url: str, how: Reading) -> list[str]:
+    """The paths of the members of an archive that can be opened, at most `TRIED` of them."""
+    with suppress(CkptError):
+        status = stat(url)
+        files = archives.listed(url) if status and status.size <= MAX_ARCHIVE else []
+        files.sort(key=lambda n: not n.lower().endswith(_suffixes()))
+        paths = [join(url, n) for n in files if n == printable(cut(n))][:TRIED]
+        return [path for path in paths if _opens(path, how)]
+    return []
+
+
+def _opens(url: str, how: Reading) -> bool:
+    with suppress(CkptError):
+        return bool(_opened(url, how, None).tensors)
+    return False
+
+
+def _opened(url: str, how: Reading, format: str | None) -> Checkpoint:
     row = get(format) if format else detect(url)
     if not row.reads:
         raise UsageError(f"the format {row.name} can be written but not read")
@@ -214,6 +248,10 @@ BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
     *((0, bytes([0x78, level]), PACKED.format("zlib (by joblib?)")) for level in (0x01, 0x5E, 0x9C, 0xDA)),
     (0, b"BZh", PACKED.format("bzip2")),
     (257, b"ustar", "is a tar; unpack it first, or load and save it with torch if PyTorch before 0.1.10 wrote it"),
+)
+PACKAGE = (
+    "is a torch.package archive, which holds code and is not read; load it with torch.package.PackageImporter if you "
+    "trust it, and save the model's state_dict"
 )
 
 
@@ -308,7 +346,9 @@ def _folder(url: str, files: Sequence[str]) -> str:
 
 def packed(members: Sequence[str]) -> str:
     """A description of a zip that is not a checkpoint itself."""
-    return f"is a zip of other files, which can be checkpoints once unpacked: {_some(members)}"
+    if any(name.endswith("/.data/extern_modules") for name in members):
+        return PACKAGE
+    return f"is a zip of other files: {_some(members)}"
 
 
 def _some(files: Sequence[str]) -> str:

@@ -43,6 +43,7 @@ MODELS = (
     "flax_model.msgpack", "flax_model.msgpack.index.json", "tf_model.h5", "tf_model.h5.index.json",
 )  # fmt: skip
 OTHERS = (".pt", ".pth", ".h5", ".npz", ".keras", ".index")  # files that can be checkpoints of their own
+STATE = re.compile(r"optimizer|scheduler|scaler|rng_state|random_states|training_args\.bin$")
 WEIGHTS = re.compile(r".+\.(safetensors|bin|msgpack)(\.index\.json)?")
 
 
@@ -101,7 +102,18 @@ def _noted(whole: Checkpoint, text: str, files: Sequence[str]) -> Checkpoint:
 def _candidates(files: Sequence[str]) -> list[str]:
     """Files of a folder that could be its model, the most likely first; shards are represented by their index."""
     known = [n for n in MODELS if n in files]
-    return known or [n for n in files if WEIGHTS.fullmatch(n) and not SHARD.fullmatch(n)]
+    return known or [n for n in files if WEIGHTS.fullmatch(n) and not SHARD.fullmatch(n) and not STATE.match(n)]
+
+
+def _others(files: Sequence[str]) -> list[str]:
+    """Files of a folder that can be checkpoints by their names; an index stands for its shards."""
+    ends = [n for n in files if n.lower().endswith(OTHERS) or WEIGHTS.fullmatch(n)]
+    return [n for n in ends if not re.search(rf"{NUMBERED}\.", n)]
+
+
+def _models(files: Sequence[str]) -> list[str]:
+    """Those of them that are not the state of a training run by their names."""
+    return [n for n in _others(files) if not STATE.match(n)]
 
 
 def _open_folder(url: str, how: Reading) -> Checkpoint:
@@ -113,8 +125,8 @@ def _open_folder(url: str, how: Reading) -> Checkpoint:
         shards = [n for n in files if SHARD.fullmatch(n)]
         what = f"holds shards ({shards[0]}, ...) but not their index" if shards else "holds no known model"
         raise UnknownFormat(f"{what}; give a file", url=url)
-    elif candidates[0] not in MODELS and len(candidates) > 1:
-        raise AmbiguousFormat(f"holds several models; give one of them:\n{listing(candidates)}", url=url)
+    elif candidates[0] not in MODELS and len(several := _models(files)) > 1:
+        raise AmbiguousFormat(f"holds several models; give one of them:\n{listing(several)}", url=url)
     else:
         first = candidates[0]
         path = sibling(join(url, "."), first)
@@ -123,9 +135,8 @@ def _open_folder(url: str, how: Reading) -> Checkpoint:
         whole = open_index(path, how) if ours else open_checkpoint(path, how)
     known = {first, *parts, *(split(u)[1] for u in whole.urls)}
     others = [
-        n for n in files if (n.lower().endswith(OTHERS) or WEIGHTS.fullmatch(n)) and not re.search(rf"{NUMBERED}\.", n)
-    ]
-    others = [n for n in (*others, *safetensors.shards(files)[:1]) if n not in known]  # one stands for all shards
+        n for n in (*_others(files), *safetensors.shards(files)[:1]) if n not in known
+    ]  # one stands for all shards
     return _noted(whole, f"{first} is read; give another file to read that one", others)
 
 

@@ -20,6 +20,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import IO
 
 from ..errors import CorruptCheckpoint
+from . import archives
 from .faults import refused
 from .lookups import Stamp, Stat, current, exists, filesystem, is_dir, names, session, stat, walk
 from .paths import is_remote, join, local, sibling, split
@@ -103,7 +104,7 @@ class Reader:
     """
 
     def __init__(self, url: str) -> None:
-        self._fd = -1
+        self._fd, self._start = -1, 0
         self.url = url
         self.remote: RemoteFile | None = None
         self.stamp: Stamp
@@ -119,15 +120,21 @@ class Reader:
         try:
             # opening a pipe without a writer would block forever
             how = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-            self._fd = os.open(local(url), how)
+            try:
+                self._fd = os.open(local(url), how)
+            except NotADirectoryError:
+                if (member := archives.place(url)) is None:
+                    raise
+                self._fd, self._start = os.dup(member.file.fd), member.start
+                self.size, self.stamp = member.size, member.stamp
+                return
             status = os.fstat(self._fd)
             if S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, "is a folder, a file is needed", url)
             if not S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "is a pipe or a device, a file is needed", url)
             self.size = status.st_size
-            # ctime, the last one, cannot be set back: it reveals a change after which mtime was restored
-            self.stamp = (status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
+            self.stamp = archives.stamp_of(status)
         except OSError as e:
             self.close()
             raise refused(e, url) from e
@@ -138,7 +145,7 @@ class Reader:
         if self.remote is not None:
             return self.remote.read(start, size)
         try:
-            data = os.pread(self._fd, size, start)
+            data = os.pread(self._fd, size, self._start + start)
         except OSError as e:
             raise refused(e, self.url) from e
         if len(data) == size:
@@ -156,7 +163,7 @@ class Reader:
         at = 0
         while at < len(view):
             try:
-                n = os.preadv(self._fd, [view[at:]], start + at)
+                n = os.preadv(self._fd, [view[at:]], self._start + start + at)
             except OSError as e:
                 raise refused(e, self.url) from e
             if n == 0:

@@ -32,7 +32,7 @@ from zlib import crc32
 
 from ..errors import CkptError, MissingExtra, StorageError, UnsafeCheckpoint, UsageError
 from ..messages import brief, did_you_mean, printable
-from . import web
+from . import archives, web
 from .faults import STATUS, asking, refused
 from .paths import is_http, is_remote, join, local
 
@@ -228,7 +228,9 @@ def _info(url: str) -> Info | None:
 
 
 def exists(url: str) -> bool:
-    return info(url) is not None if is_remote(url) else os.path.lexists(local(url))
+    if is_remote(url):
+        return info(url) is not None
+    return os.path.lexists(local(url)) or archives.place(url) is not None
 
 
 def is_dir(url: str) -> bool:
@@ -249,7 +251,8 @@ def names(folder: str, prefix: str = "") -> list[str]:
             return _names(folder, prefix)
         return sorted(name for name in os.listdir(local(folder)) if name.startswith(prefix))
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        inside = [] if is_remote(folder) else archives.names(folder)
+        return [name for name in inside if name.startswith(prefix)]
     except OSError as e:
         if e.errno == errno.ELOOP:  # a link to itself leads nowhere, like one to a file that is gone
             return []
@@ -304,6 +307,9 @@ def stat(url: str) -> Stat | None:
         return None if found is None or found.get("type") == "directory" else stat_of(found)
     try:
         return status_of(os.stat(local(url)))
+    except NotADirectoryError:
+        member = archives.place(url)
+        return status_of(os.stat(member.path)) if member else None
     except OSError:
         return None
 

@@ -72,13 +72,17 @@ class InMemory:
 class Spool:
     """A private copy of the contents of `url` in a local file without a name, which disappears with this object.
 
-    Filled once; then safe to share between threads.
+    Filled once; then safe to share between threads. existing: an existing local file to open instead.
     """
 
-    def __init__(self, url: str = "") -> None:
+    def __init__(self, url: str = "", existing: str = "") -> None:
         import tempfile
 
         self.url, self.size = url, 0
+        if existing:
+            self.fd = os.open(existing, os.O_RDONLY)
+            self.size = os.fstat(self.fd).st_size
+            return
         with spooling():
             self.fd, path = tempfile.mkstemp(prefix="ckptconv-")
             os.unlink(path)

@@ -248,7 +248,8 @@ def _build(m: Machine) -> None:
 
 def _persistent(m: Machine) -> None:
     if m.persistent is None:
-        raise CorruptCheckpoint(f"a persistent id at byte {m.at}, which nothing here can resolve")
+        what = "which nothing here can resolve; the pickles of a torch.package have such, and only it can load them"
+        raise CorruptCheckpoint(f"a persistent id at byte {m.at}, {what}")
     m.stack[-1] = m.persistent(m.stack[-1])
 
 
