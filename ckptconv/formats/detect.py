@@ -156,20 +156,17 @@ def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None
 
 
 def _members(url: str, how: Reading) -> list[str]:
-    """The paths of the members of an archive that can be opened, at most `TRIED` of them."""
+    """The paths of the members of an archive that can be opened, of at most `TRIED`; one for each checkpoint."""
+    files, found, read = list[str](), list[str](), set[str]()
     with suppress(CkptError):
-        status = stat(url)
-        files = archives.listed(url) if status and status.size <= MAX_ARCHIVE else []
-        files.sort(key=lambda n: not n.lower().endswith(_suffixes()))
-        paths = [join(url, n) for n in files if n == printable(cut(n))][:TRIED]
-        return [path for path in paths if _opens(path, how)]
-    return []
-
-
-def _opens(url: str, how: Reading) -> bool:
-    with suppress(CkptError):
-        return bool(_opened(url, how, None).tensors)
-    return False
+        files = archives.listed(url) if (status := stat(url)) and status.size <= MAX_ARCHIVE else []
+    files.sort(key=lambda n: not n.lower().endswith(_suffixes()))
+    for path in [join(url, n) for n in files if n == printable(cut(n))][:TRIED]:
+        with suppress(CkptError):
+            if path not in read and (opened := _opened(path, how, None)).tensors:
+                found.append(path)
+                read.update(opened.urls)
+    return found
 
 
 def _opened(url: str, how: Reading, format: str | None) -> Checkpoint:

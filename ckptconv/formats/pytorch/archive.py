@@ -146,7 +146,7 @@ def enter(f: Ranges, base: int = 0) -> Archive:
     found = members(f)
     roots = {name.partition("/")[0] if "/" in name else "" for name in found}
     if len(roots) != 1 or "" in roots:
-        if any(name.endswith((".pt", ".pth")) for name in found):
+        if not any(name.casefold().endswith(PICKLE) for name in found):  # stored files of torch are in it
             raise UnknownFormat(packed(list(found)))
         raise UnsafeCheckpoint("the zip's members do not lie in one folder; torch reads only the first's")
     inner = {name.partition("/")[2]: m for name, m in found.items()}
