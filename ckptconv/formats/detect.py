@@ -266,7 +266,7 @@ def _refuse_other(seen: Seen) -> None:
 
 def _refuse_unclaimed(seen: Seen) -> None:
     """Raise CorruptCheckpoint for a truncated checkpoint, else UnknownFormat; no format claims it, not even by name."""
-    begins_as_pickle = seen.head[:1] == b"\x80" and seen.head[1:2] in (b"\2", b"\3", b"\4", b"\5")
+    begins_as_pickle = re.match(rb"\x80[\2-\5]|\([dl]p\d", seen.head)
     if seen.head.startswith(b"PK\3\4") and not seen.members:
         raise CorruptCheckpoint("begins as a zip but has no directory at its end (truncated?)", url=seen.url)
     if begins_as_pickle:
@@ -275,8 +275,6 @@ def _refuse_unclaimed(seen: Seen) -> None:
         raise CorruptCheckpoint(f"has {seen.size} bytes, too few for a checkpoint (truncated?)", url=seen.url)
     if seen.members:
         what = packed(list(seen.members))
-    elif seen.head.startswith((b"(dp", b"(lp")):
-        what = "is a pickle of protocol 0, which is not read; write it with protocol 2 or later"
     elif is_visible(text := seen.head[:40].decode("utf-8", "replace").partition("\n")[0]) and len(text) > 2:
         what = f"is a text that begins with {brief(text)!r}"
     else:

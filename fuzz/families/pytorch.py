@@ -59,7 +59,7 @@ def plain_pickles() -> Iterator[bytes]:
     import numpy as np
 
     arrays = {"a": np.arange(6.0).reshape(2, 3), "b": {"c": np.zeros((2, 2), ">i4").T, "d": (np.float32(1), [b"x"])}}
-    return (pickle.dumps(arrays | {"e": np.array(["x", None], object), 3: "x"}, protocol=n) for n in (2, 3, 4, 5))
+    return (pickle.dumps(arrays | {"e": np.array(["x", None], object), 3: "x"}, protocol=n) for n in range(6))
 
 
 def plain_pickle(data: bytes, folder: Path) -> Laid:

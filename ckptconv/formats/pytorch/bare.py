@@ -1,6 +1,7 @@
 """A pickle and nothing else: dicts of NumPy arrays, as JAX users, Detectron's model zoo and PaddlePaddle write them.
 
     80 04 95 ...                       one pickle of protocol 2 to 5, to the end of the file
+    (dp0\nS'conv1_w'\np1\n ...          of protocol 0, which Python 2 wrote by default; 7d 71 00 28 ... of protocol 1
     {"model": {"conv1_w": ndarray, ...}, "__author__": "..."}                .pkl
     {"linear_0.w_0": ndarray or (name, ndarray), "StructuredToParameterName@@": {...}}      .pdparams, .pdopt
 
@@ -19,6 +20,7 @@ Arrays of objects are pickles within the pickle and not read. Specification: job
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -69,13 +71,18 @@ SUFFIXES = (".pkl", ".pickle", ".joblib", *PADDLE)
 TABLE, SPLIT = "StructuredToParameterName@@", "UnpackBigParamInfor@@"  # Paddle's own keys
 
 
+# How pickles begin: by their protocol; without one by a container, a class or text, of which a tuple can be made.
+BEGINNING = re.compile(
+    rb"""\x80[\2-\5] | \(*(?:
+        (?:[}\]]|\([dl]) (?:q.|p\d+\n|\.)
+      | (?:c|\(i) [A-Za-z_][\w.]*\n [A-Za-z_]\w*\n (?:q.|p\d+\n|[()}\]])
+      | \( (?:[SV][^\n]*\n(?:p\d+\n)? | X.{3}\0 | U.) )""",
+    re.DOTALL | re.VERBOSE,
+)
+
+
 def sniff(seen: Seen) -> int:
-    if (
-        seen.head[:1] != b"\x80"
-        or seen.head[1:2] not in b"\2\3\4\5"
-        or seen.tail[-1:] != b"."
-        or MAGIC.match(seen.head)
-    ):
+    if not BEGINNING.match(seen.head) or seen.tail[-1:] != b"." or MAGIC.match(seen.head):
         return 0
     return 3 if seen.base.endswith(SUFFIXES) else 2
 

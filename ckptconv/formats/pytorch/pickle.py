@@ -1,4 +1,4 @@
-"""A pickle machine that runs no code of the file: protocols 2 to 5, with our own functions in the place of calls.
+"""A pickle machine that runs no code of the file: protocols 0 to 5, with our own functions in the place of calls.
 
     80 02                      PROTO 2
     7d 28                      EMPTY_DICT MARK
@@ -6,6 +6,8 @@
     63 torch._utils\n _rebuild_tensor_v2\n      GLOBAL: looked up in a table; nothing is ever imported
     ... 74 52                  TUPLE REDUCE: calls the table's own function, which only checks and records
     75 2e                      SETITEMS STOP
+
+    28 64 70 30 0a 53 27 77 27 0a 49 31 0a 73 2e     MARK DICT PUT "0" STRING "'w'" INT "1" SETITEM STOP: protocol 0
 
 `Machine` is the state: stack, memo, marks and the bounds that hold while it runs. Each opcode is a function on it.
 Specification: Lib/pickletools.py of CPython. A global is compared as two whole strings with an exact table. One that
@@ -16,6 +18,7 @@ is not there becomes an `Inert` placeholder and the scan continues, so that the 
 from __future__ import annotations
 
 import struct
+from codecs import escape_decode
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -26,6 +29,7 @@ from .values import PLAIN, SCALARS, Inert, Known, Ordered, shown
 
 MAX_STACK = 2**22  # values on the stack or in the memo at once; pickle itself batches by 1000
 MAX_LONG = 64  # bytes of an integer
+MAX_DIGITS = 160  # of one as text
 
 
 class Truncated(CorruptCheckpoint):
@@ -86,15 +90,21 @@ class Machine:
         self.at = end
         return piece
 
-    def line(self) -> str:
-        end = self.data.find(b"\n", self.at, self.at + MAX_NAME)
+    def line(self, most: int = MAX_DIGITS) -> bytes:
+        """The bytes up to the next line feed, which are less than `most`."""
+        end = self.data.find(b"\n", self.at, self.at + most)
         if end < 0:
-            if self.at + MAX_NAME > len(self.data):
-                raise self.short(MAX_NAME)
-            raise CorruptCheckpoint(f"a global at byte {self.at} has no end")
+            if self.at + most > len(self.data):
+                raise self.short(most)
+            raise CorruptCheckpoint(f"a line at byte {self.at} has no end")
         piece = self.data[self.at : end]
         self.at = end + 1
-        return piece.decode("utf-8")
+        return piece
+
+    def named(self) -> Any:
+        """What the next two lines name: a module and what is in it."""
+        module = self.line(MAX_NAME).decode("utf-8")
+        return self.find(module, self.line(MAX_NAME).decode("utf-8"))
 
     def marked(self) -> list[Any]:
         """The values pushed since the last MARK."""
@@ -226,11 +236,6 @@ class Machine:
 # --- opcodes ----------------------------------------------------------------------------------------------------------
 
 
-def _global(m: Machine) -> None:
-    module = m.line()
-    m.push(m.find(module, m.line()))
-
-
 def _stack_global(m: Machine) -> None:
     name, module = m.stack.pop(), m.stack.pop()
     m.push(m.find(module, name))
@@ -323,6 +328,31 @@ def _byte_string(raw: bytes) -> str | bytes:
     return raw.decode("ascii") if raw.isascii() else raw
 
 
+def _integer(m: Machine) -> None:
+    """INT and LONG: a number as text; 00 and 01 are False and True."""
+    line = m.line()
+    m.push(line == b"01" if line in (b"00", b"01") else int(line.removesuffix(b"L"), 0))
+
+
+def _quoted(m: Machine) -> None:
+    """STRING: Python 2's str as Python spells it."""
+    line = m.line(len(m.data))
+    if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in b"'\"":
+        raise CorruptCheckpoint(f"a string before byte {m.at} has no quotes")
+    m.push(_byte_string(escape_decode(line[1:-1])[0]))
+
+
+def _dict(m: Machine) -> None:
+    items = m.marked()
+    m.container({})
+    m.assign(items)
+
+
+def _obj(m: Machine) -> None:
+    what, *args = m.marked()
+    m.push(m.call(what, tuple(args)))
+
+
 def _get(m: Machine) -> None:
     m.stack.append(m.memo[m.data[m.at]])
     m.at += 1
@@ -352,7 +382,12 @@ OPS: dict[int, Op] = {
     0x8C: _sized(1, _text), ord("X"): _sized(4, _text), 0x8D: _sized(8, _text),
     ord("U"): _sized(1, _byte_string), ord("T"): _sized(4, _byte_string),
     ord("C"): _sized(1), ord("B"): _sized(4), 0x8E: _sized(8), 0x96: _sized(8),
-    ord("c"): _global, 0x93: _stack_global, ord("Q"): _persistent,
+    ord("I"): _integer, ord("L"): _integer, ord("F"): lambda m: m.push(float(m.line())), ord("S"): _quoted,
+    ord("V"): lambda m: m.push(m.line(len(m.data)).decode("raw-unicode-escape")),
+    ord("d"): _dict, ord("l"): lambda m: m.container(m.marked()), ord("o"): _obj,
+    ord("i"): lambda m: m.push(m.call(m.named(), tuple(m.marked()))),
+    ord("g"): lambda m: m.push(m.memo[int(m.line())]), ord("p"): lambda m: m.put(int(m.line())),
+    ord("c"): lambda m: m.push(m.named()), 0x93: _stack_global, ord("Q"): _persistent,
     ord("R"): _call, 0x81: partial(_call, new=True), 0x92: partial(_call, new=True, named=True), ord("b"): _build,
     ord("h"): _get, ord("j"): lambda m: m.push(m.memo[int.from_bytes(m.take(4), "little")]), ord("q"): _put,
     ord("r"): _long_put, 0x94: lambda m: m.put(len(m.memo)),

@@ -151,6 +151,20 @@ def _complex(real: float = 0.0, imag: float = 0.0) -> complex:
     return complex(real, imag)
 
 
+def _reconstructor(kind: Any, base: Any, value: Any) -> Inert:
+    """An object of protocols 0 and 1, and what it holds as one of a built-in type: recorded."""
+    made = kind.new() if type(kind) is Known and kind.new else Inert(kind.path, ()) if type(kind) is Inert else None
+    if type(made) is not Inert or (type(kind) is Inert and kind.args is not None):
+        raise UnsafeCheckpoint(f"an object of {shown(kind)} is made by copy_reg, which is not known to write it")
+    if type(value) in (dict, Ordered):
+        made.pairs.update(value)
+    elif type(value) in (list, tuple):
+        made.items.extend(value)
+    elif value is not None:
+        made.args = (value,)
+    return made
+
+
 def _set(*args: Any) -> set[Any]:
     return {_plain_key(i) for i in _members(*args)}
 
@@ -180,6 +194,7 @@ PLAIN: dict[tuple[str, str], Any] = {
     ("collections", "Counter"): Known("Counter", _counter, _empty(Ordered)),
     ("collections", "defaultdict"): Known("defaultdict", _default, _empty(Ordered)),
     ("_codecs", "encode"): Known("encode", _encode),
+    **{(m, "_reconstructor"): Known("_reconstructor", _reconstructor) for m in ("copy_reg", "copyreg")},
 }
 
 
@@ -230,7 +245,71 @@ def _subscript(generic: Any, item: Any) -> Inert:
     return Inert(generic.path, ())
 
 
+SLOTS = "__slots_of_an_optimizer__"  # an attribute of what is nothing else
+
+
+def _named_tuple(path: str, fields: list[str]) -> Known:
+    """A named tuple, whose fields a pickle does not name; recorded as a dictionary of them."""
+
+    def made(*values: Any) -> Ordered:
+        if len(values) != len(fields):
+            raise CorruptCheckpoint(f"a {path} has {len(values)} fields instead of {len(fields)}")
+        out = Ordered(zip(fields, values, strict=True))
+        out.state[SLOTS] = True
+        return out
+
+    return Known(path, made, made)
+
+
+# Dictionaries of other packages, made of a dictionary; and the states of optax by their fields, where its versions
+# have them.
+_MAPPINGS = (
+    ("flax.core.frozen_dict", "FrozenDict"), ("haiku._src.data_structures", "FlatMapping"),
+    ("haiku._src.data_structures", "frozendict"),
+)  # fmt: skip
+_OPTAX = """
+_src.base.EmptyState
+_src.base.ScaleState
+_src.base.AddDecayedWeightsState
+_src.base.ScaleByTrustRatioState
+_src.transform.ScaleByAdamState count mu nu
+_src.transform.ScaleByBeliefState count mu nu
+_src.transform.ScaleByAmsgradState count mu nu nu_max
+_src.transform.ScaleByLionState count mu
+_src.transform.ScaleByRmsState nu
+_src.transform.ScaleByRmsWithCountState count nu
+_src.transform.ScaleByRStdDevState mu nu
+_src.transform.ScaleByRStdDevWithCountState count mu nu
+_src.transform.ScaleByAdaDeltaState e_g e_x
+_src.transform.ScaleByNovogradState count mu nu
+_src.transform.ScaleByRssState sum_of_squares
+_src.transform.ScaleByScheduleState count
+_src.transform.ApplyEvery count grad_acc
+_src.transform.TraceState trace
+_src.transform.EmaState count ema
+transforms._accumulation.TraceState trace
+transforms._accumulation.EmaState count ema
+_src.factorized.FactoredState count v_row v_col v
+_src.combine.MultiTransformState inner_states
+transforms._combining.PartitionState inner_states
+_src.wrappers.MaskedState inner_state
+transforms._masking.MaskedState inner_state
+_src.wrappers.MaskedNode
+transforms._masking.MaskedNode
+_src.wrappers.ApplyIfFiniteState notfinite_count last_finite total_notfinite inner_state
+transforms._conditionality.ApplyIfFiniteState notfinite_count last_finite total_notfinite inner_state
+_src.wrappers.MultiStepsState mini_step gradient_step inner_opt_state acc_grads skip_state
+transforms._accumulation.MultiStepsState mini_step gradient_step inner_opt_state acc_grads skip_state
+_src.schedule.InjectHyperparamsState count hyperparams inner_state
+schedules._inject.InjectHyperparamsState count hyperparams inner_state
+schedules._inject.WrappedScheduleState count
+schedules._inject.InjectStatefulHyperparamsState count hyperparams hyperparams_states inner_state
+"""
+_STATES = {"optax." + path: fields for path, *fields in map(str.split, _OPTAX.strip().splitlines())}
+
 VALUES: dict[tuple[str, str], Any] = {
+    **{pair: Known(pair[1], _mapping) for pair in _MAPPINGS},
+    **{(p.rpartition(".")[0], p.rpartition(".")[2]): _named_tuple(p, fields) for p, fields in _STATES.items()},
     **{key: known for path in HARMLESS for key, known in record(path).items()},
     **{(module, name): Known(name, _path, _path) for module in ("pathlib", "pathlib._local") for name in _PATHS},
     **{("typing", name): Known(f"typing.{name}") for name in _TYPING},
@@ -349,6 +428,15 @@ def _reconstruct(kind: Any, shape: Any, code: Any) -> PickledArray:
     return PickledArray()
 
 
+def _jax(make: Any, args: Any, state: Any, about: Any) -> PickledArray:
+    """A jax.Array: the numpy array that it would be made of."""
+    if type(make) is not Known or make.path != "_reconstruct" or type(args) is not tuple or len(args) != 3:
+        raise CorruptCheckpoint(f"jax is asked to make an array by {shown(make)}")
+    array = _reconstruct(*args)
+    array.build(state)
+    return array
+
+
 def _scalar(kind: Any, raw: Any = None) -> Any:
     """A numpy scalar as Python's number, or as it is spelled where Python has none."""
     array = PickledArray()
@@ -374,6 +462,10 @@ _SCALARS = (
     "uint64", "uintp", "ulonglong", "float16", "float32", "float64", "longdouble", "complex64", "complex128", "str_",
     "bytes_", "generic", "number", "integer", "floating",
 )  # fmt: skip
+_JAX = (
+    ("jax._src.array", "_reconstruct_array"), ("jax._src.device_array", "reconstruct_device_array"),
+    ("jax.interpreters.xla", "reconstruct_device_array"),
+)  # fmt: skip
 _ML_DTYPES = {row.numpy for row in DTYPES.values()} - {*_SCALARS, "object"}
 
 NUMPY: dict[tuple[str, str], Any] = {
@@ -382,6 +474,7 @@ NUMPY: dict[tuple[str, str], Any] = {
     **{(f"{core}.multiarray", "_reconstruct"): Known("_reconstruct", _reconstruct) for core in _CORES},
     **{(f"{core}.multiarray", "scalar"): Known("scalar", _scalar) for core in _CORES},
     **{(f"{core}.numeric", "_frombuffer"): Known("_frombuffer", _frombuffer) for core in _CORES},
+    **{pair: Known("jax.Array", _jax) for pair in _JAX},
     **{("ml_dtypes", name): Known(name) for name in _ML_DTYPES},
     **{("numpy", name): Known(name) for name in _SCALARS},
 }

@@ -34,7 +34,7 @@ from ...checkpoint.training import (
 from ...errors import UnsafeCheckpoint
 from ...messages import listing
 from .tensors import Hollow, Pieces, Tagged, View, identity
-from .values import HARMLESS, SCALARS, Inert, Known, Ordered, PickledArray
+from .values import HARMLESS, SCALARS, SLOTS, Inert, Known, Ordered, PickledArray
 
 WalkRole = Literal[Settled, "attribute"]
 ATTRIBUTE: Final = "attribute"  # the role of what is not in a module's state_dict()
@@ -154,7 +154,7 @@ NAMING = 64  # characters of names per byte of pickle: those of containers stand
 NUMBERS = 3  # at most, that belong to the pieces of a tensor and become tensors as they do
 VALUE = 6  # bytes of pickle for each value that is not a tensor: its name and its account take 250 of memory
 PIECES = 6  # as many values take the memory of a sparse or quantised tensor, of which three or four are made
-KEPT = frozenset({"_metadata", "__metadata__"})  # attributes of an OrderedDict that are read or may be left out
+KEPT = frozenset({"_metadata", "__metadata__", SLOTS})  # attributes of an OrderedDict that are read or may be left out
 TENSORS = (View, Pieces, PickledArray, Tensor)
 CONTAINERS = (dict, Ordered, list, tuple, set, frozenset, Inert)
 
@@ -276,6 +276,8 @@ class Walk:
             return self.children(dict(value), name)
         if kind in (list, tuple, set, frozenset):
             self.visit(len(value))
+            if paired(value):
+                return ((segment(k), v, "") for k, v in value)
             scalars = all(type(v) in SCALARS for v in value)
             return None if scalars else ((str(i), v, "") for i, v in enumerate(value))
         return self.recorded(value) if kind is Inert and value.args is not None else None
@@ -326,6 +328,12 @@ def _attributes(left: list[tuple[str, Any]], read: set[tuple[Any, ...]]) -> Iter
         yield Note("skipped", text, weights, tensors=False)
 
 
+def paired(values: Collection[Any]) -> bool:
+    """Whether these are pairs of a name and a value, of which some are tensors, and no name is there twice."""
+    pairs = all(type(v) in (tuple, list) and len(v) == 2 and type(v[0]) in (str, bytes) for v in values)
+    return pairs and any(type(v) in TENSORS for _, v in values) and len({segment(k) for k, _ in values}) == len(values)
+
+
 def is_plain(value: Any) -> bool:
     """Whether there is nothing in it but Python's own containers and scalars; each container is looked into once."""
     seen, left = set[int](), [value]
@@ -354,6 +362,7 @@ def _roles(value: Any, settled: WalkRole, depth: int) -> Callable[[str, Any, Wal
     root = named and not depth
     if settled in ("", WEIGHT):
         slots = type(value) in (dict, Ordered) and "param_groups" in value and "state" in value
+        slots = slots or (type(value) is Ordered and SLOTS in value.state)
         settled = "slot" if slots else settled if named else ""
     steps = _counters(value) if settled in ("", WEIGHT) else ()
     if named and not settled:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kit import FIXTURES, examples, read_all, same, sound_or_refused
+from pickles import Call, Global, pickled
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held
@@ -97,13 +98,13 @@ def test_any_bytes_give_a_checkpoint_or_our_error(name: str, data: st.DataObject
         lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner) | st.tuples(inner, inner),
         max_leaves=20,
     ),
-    protocol=st.integers(2, 5),
+    protocol=st.integers(0, 5),
 )
 def test_the_machine_agrees_with_pickle(value: object, protocol: int) -> None:
     assert load(pickle.dumps(value, protocol)) == value
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("protocol", range(6))
 def test_pickled_arrays(protocol: int) -> None:
     """What np.save with objects, Paddle and others put into pickles."""
     arrays: list[Any] = [
@@ -167,7 +168,7 @@ def test_values_of_a_distributed_checkpoint_may_be_deep_and_shared(tmp_path: Pat
     assert got.details["values"] == {"shared": "tuple", "deep": "tuple", "loss": "nan", "step": 3}
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("protocol", range(6))
 def test_bare_pickles(protocol: int, tmp_path: Path) -> None:
     """A dict of arrays, nested, with a Paddle pair and a name table."""
     x, y = np.arange(6.0).reshape(2, 3), np.ones(4, "f2")
@@ -185,6 +186,64 @@ def test_bare_pickles(protocol: int, tmp_path: Path) -> None:
         pickle.dump({"w": x, "f": os.system}, f, protocol)
     with pytest.raises(ckptconv.UnsafeCheckpoint, match="system"):
         ckptconv.open(tmp_path / "evil.pkl")
+
+
+ARRAY = Call(
+    Global("numpy.core.multiarray._reconstruct"), (Global("numpy.ndarray"), (0,), b"b"),
+    ((1, (2,), Call(Global("numpy.dtype"), ("f4", False, True)), False, b"\0\0\x80?" * 2),),
+)  # fmt: skip
+JAX = Call(
+    Global("jax._src.array._reconstruct_array"),
+    (ARRAY.what, ARRAY.args, *ARRAY.states, {"weak_type": False, "named_shape": {}}),
+)
+FROZEN, FLAT = Global("flax.core.frozen_dict.FrozenDict"), Global("haiku._src.data_structures.FlatMapping")
+ADAM = Call(Global("optax._src.transform.ScaleByAdamState"), (JAX, {"w": JAX}, {"w": JAX}), new=True)
+EMPTY = Call(Global("optax._src.base.EmptyState"), (), new=True)
+PYTHON_2 = (  # an old-style object with an attribute, and a str that is not ASCII
+    b"(dp0\nS'net'\np1\n(isome.module\nNet\np2\n(dp3\nS'w\\xe9'\np4\ncnumpy.core.multiarray\n_reconstruct\np5\n"
+    b"(cnumpy\nndarray\np6\n(I0\ntp7\nS'b'\np8\ntp9\nRp10\n(I1\n(L2L\ntp11\ncnumpy\ndtype\np12\n(S'f4'\np13\nI0\n"
+    b"I1\ntp14\nRp15\n(I3\nS'<'\np16\nNNNI-1\nI-1\nI0\ntp17\nbI00\nS\"\\x00\\x00\\x80?\\x00\\x00\\x80?\"\np18\n"
+    b"tp19\nbsbsS'rate'\np20\nF0.5\ns."
+)
+
+
+@pytest.mark.parametrize(
+    ("raw", "names"),
+    [
+        (pickled(JAX), "tensor"),
+        (pickled({"a": JAX}), "a"),
+        (pickled(Call(FROZEN, ({"params": {"l": {"w": JAX}}},))), "l.w"),
+        (pickled(Call(FLAT, ({"l": Call(FLAT, ({"w": JAX},))},))), "l.w"),
+        (pickled((ADAM, EMPTY)), "0.count:step 0.mu.w:slot 0.nu.w:slot"),
+        (pickled(({"w": JAX}, (ADAM, EMPTY))), "0.w 1.0.count:step 1.0.mu.w:slot 1.0.nu.w:slot"),
+        (pickled([("conv.W", ARRAY), (b"conv.b", ARRAY), ("lod", 0.0)]), "conv.W conv.b"),
+        (pickled({"variables": (["g/w", ARRAY], ["g/b", ARRAY])}), "variables.g/w variables.g/b"),
+        (pickled([("w", ARRAY), ("w", ARRAY)]), "0.1 1.1"),
+        (PYTHON_2, "w\\xe9"),
+    ],
+)
+def test_arrays_in_what_other_packages_write(raw: bytes, names: str, tmp_path: Path) -> None:
+    """jax.Array, mappings and named tuples of JAX's packages, pairs of names and arrays, Python 2: by their names."""
+    (tmp_path / "m.pkl").write_bytes(raw)
+    got = ckptconv.open(tmp_path / "m.pkl", opaque=raw is PYTHON_2)
+    assert " ".join(n + f":{t.role}" * bool(t.role) for n, t in got.items()) == names
+    assert all(t.numpy().tolist() == [1.0, 1.0] for t in got.values())
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (pickled(JAX._replace(args=(Global("numpy.ndarray"), *JAX.args[1:]))), "jax is asked to make an array by"),
+        (pickled(Call(ADAM.what, (JAX,), new=True)), "has 1 fields instead of 3"),
+        (PYTHON_2, "some.module.Net"),
+        (b"computers\nare\nfun.", "is a text that begins with"),
+        (b"(lp0\nI1", "does not end as one"),
+    ],
+)
+def test_what_is_not_as_other_packages_write_it(raw: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "m.pkl").write_bytes(raw)
+    with pytest.raises(ckptconv.CkptError, match=words):
+        ckptconv.open(tmp_path / "m.pkl")
 
 
 def test_a_file_of_settings_is_nothing_to_convert(tmp_path: Path) -> None:
