@@ -218,17 +218,32 @@ def _refuses(rule: Rule, k: int, values: dict[str, str], names: Names, name: str
     return ""
 
 
+QUANTISED = {"int8", "uint8", "int4", "uint4"}
 _DEFAULT = re.compile(r"(?:forward_|backward_)?(.+?)(?:_cell)?(?:_[0-9]+)?")
 
 
 def layer_kind(checkpoint: Checkpoint, name: str) -> str:
     """The class of the layer that a tensor belongs to, from the file, or else from the layer's default name."""
-    kind: str = checkpoint.details.get("kinds", {}).get(name, "")
+    kind: str = _stored_otherwise(checkpoint, name) or checkpoint.details.get("kinds", {}).get(name, "")
     if not kind:
         *_, above, owner = ["", "", *name.split("/")[:-1]]
         m = _DEFAULT.fullmatch(above if owner == "cell" else owner)
         kind = m[1] if m else ""
     return kind.removesuffix("_cell")
+
+
+def _stored_otherwise(checkpoint: Checkpoint, name: str) -> str:
+    """'quantised' or 'cudnn' if dtypes or shapes tell that the layer stores its weights as no other does, else ''."""
+    above = name.rpartition("/")[0]
+    kernel, recurrent, bias, *others = (
+        checkpoint.get(f"{above}/{leaf}") for leaf in ("kernel", "recurrent_kernel", "bias", "embeddings", "var_0")
+    )
+    if any(t and t.dtype.name in QUANTISED for t in (kernel, *others)):
+        return "quantised"
+    if not recurrent or not bias or len(recurrent.shape) != 2:
+        return ""
+    units, gates = recurrent.shape
+    return "cudnn" if gates in (3 * units, 4 * units) and bias.shape == (2 * gates,) else ""
 
 
 def input_of(checkpoint: Checkpoint, name: str) -> str:

@@ -28,6 +28,7 @@ MAX_ENTRIES = 12  # that an error lists
 # nowhere else, so they are removed in the middle of names as well.
 WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 NESTED = ("state_dict", "model_state_dict", "model_dict")  # of a model within an entry; no module is called so
+KERAS_AVERAGE = re.compile(r"optimizer_weights/[^/]+/average/(?P<base>.+)")
 EMA = re.compile(r"[_.-]?(?:ema|swa|shadow|averaged?)[_.-]?", re.IGNORECASE)  # in the name of an entry
 
 CHOICES = ("the weights are the entry", "holds several state dicts")  # beginnings of notes that `at` makes obsolete
@@ -182,7 +183,8 @@ def averages(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda name
         note = Note("assumed", "the weights are moving averages already")
         return replace(checkpoint, notes=(*checkpoint.notes, note))
     tensors = checkpoint.tensors
-    bases = {n: m["base"] for n in tensors if (m := AVERAGE.fullmatch(n))} or _of_entry(checkpoint, about)
+    bases = {n: m["base"] for n in tensors if (m := AVERAGE.fullmatch(n))}
+    bases = bases or _of_optimizer(tensors) or _of_entry(checkpoint, about)
     counts = Counter(bases.values())
     bases = {n: base for n, base in bases.items() if not base or counts[base] == 1 or wanted(n)}
     by_base = _by_base(bases, tensors)
@@ -212,6 +214,12 @@ def averages(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda name
     return replace(checkpoint.with_tensors(out, *notes), details=details, moved=moved)
 
 
+def _of_optimizer(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The averages that an optimizer of Keras keeps under the names of their weights."""
+    found = ((n, KERAS_AVERAGE.fullmatch(n)) for n, t in tensors.items() if t.role)
+    return {n: m["base"] for n, m in found if m and m["base"] in tensors}
+
+
 def _by_base(bases: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The average of each weight; UsageError if a weight has several, or one of another shape."""
     out: dict[str, Tensor] = {}
@@ -230,6 +238,12 @@ def _by_base(bases: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[st
 def _of_entry(checkpoint: Checkpoint, about: Entry) -> dict[str, str]:
     """The averages that form an entry of their own: their names, and those of their weights ('' for counters)."""
     entries = about.get("averages", [])
+    if not entries and any(t.role == "slot" and n.startswith("optimizer") for n, t in checkpoint.tensors.items()):
+        raise UsageError(
+            "no moving average has a name. An optimizer of Keras that has `use_ema` keeps them as numbered variables, "
+            "which are not read: in Keras, call model.optimizer.finalize_variable_values(model.trainable_variables), "
+            "which puts them into the model, and save that"
+        )
     if not entries:
         raise UsageError(
             "this checkpoint has no moving averages: neither NAME/ExponentialMovingAverage nor an entry such as ema, "

@@ -27,8 +27,9 @@ Specification: keras/src/legacy/saving/legacy_h5_format.py. `details["layers"]` 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,6 +54,11 @@ THEANO = (
     "written under Theano, where Keras convolves with flipped kernels: -c keras-torch flips them, and so did Keras 2 "
     "when it loaded the file under another backend; all else leaves them as they are"
 )
+REPLICAS = (
+    "made by multi_gpu_model: the layers of the one model that its replicas share are given as the model's own "
+    "(without a config in the order of their first weights, where frozen layers come last)"
+)
+LAMBDA = re.compile(r"lambda(?:_\d+)?")
 STEPS = {"iteration", "iterations", "iter"}
 
 
@@ -112,9 +118,14 @@ def open(url: str, how: Reading) -> Checkpoint:
     tensors |= {label: hdf5.tensor(found, e.stored, label, role=_role(e)) for label, e in slots.items()}
     notes = [*tied, *found.notes, *_unread(found, {e.stored.path for e in (*listed, *slots.values())})]
     metadata = _metadata(found, base)
-    if metadata.get("backend") == "theano" and any(len(t.shape) > 2 for t in tensors.values() if not t.role):
+    under_theano = metadata.get("backend") == "theano" and metadata.get("keras_version", "").startswith("2")
+    if under_theano and any(len(t.shape) > 2 for t in tensors.values() if not t.role):
         notes.append(Note("hint", THEANO))
     details: Details = {"layers": _layers(found, base, listed, called)}
+    if single := _single(details["layers"], metadata):
+        details["layers"], metadata["model_config"] = single
+        metadata = {k: v for k, v in metadata.items() if v}
+        notes.append(Note("assumed", REPLICAS))
     details |= _of_config(metadata.get("model_config", ""), details["layers"])
     return Checkpoint(tensors, metadata, (), "keras", (url,), tuple(notes), details)
 
@@ -137,6 +148,32 @@ def _slots(found: Tree) -> dict[str, Listed]:
         short = f"{OPTIMIZER}/{_bare(e.name)}"
         slots[e.stored.path if short in slots else short] = e
     return slots
+
+
+def _single(layers: Sequence[Any], metadata: Mapping[str, str]) -> tuple[list[Any], str] | None:
+    """The layers, and the config if there is one, of the model of which multi_gpu_model made replicas, if it did.
+
+    Its file lists an input, a Lambda for each replica, the model, which alone has weights, and what joins outputs.
+    """
+    held = [(layer, weights) for layer, weights in layers if weights]
+    parts = [layer for layer, weights in layers if not weights and LAMBDA.fullmatch(layer)]
+    if len(held) != 1 or len(parts) < 2 or any("/" not in weight for _, weight in held[0][1]):
+        return None
+    inside: dict[str, list[Any]] = {}
+    for tensor, weight in held[0][1]:
+        inside.setdefault(weight.partition("/")[0], []).append((tensor, weight))
+    if not (text := metadata.get("model_config", "")):
+        return [[layer, weights] for layer, weights in inside.items()], ""
+    try:
+        rows = naming.rows_of(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+    row = next((r for r in rows if r["config"]["name"] == held[0][0]), {})
+    names = [r["config"]["name"] for r in naming.rows_of(row)]
+    if len(row.get("inbound_nodes") or []) < 2 or not inside.keys() <= set(names):
+        return None
+    config = json.dumps({"class_name": row["class_name"], "config": row["config"]})
+    return [[name, inside.get(name, [])] for name in names], config
 
 
 class Owner(NamedTuple):
@@ -247,6 +284,8 @@ def _bare(weight: str) -> str:
 
 def _role(entry: Listed) -> Role:
     last = _bare(entry.name).rpartition("/")[2]
+    if entry.name.split("/")[1:2] == ["average"]:
+        return "average"
     if last in STEPS:
         return "step"
     return "slot" if entry.stored.shape else "state"

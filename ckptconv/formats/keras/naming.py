@@ -49,6 +49,7 @@ OPTIONAL = {  # variables that a layer's config can switch off
     "beta": "center",
 }
 SCALED = ("dense", "einsum_dense", "embedding")  # classes that int8 and int4 quantise by channels
+FLOAT8 = [f"{of}_{what}" for of in ("inputs", "kernel", "outputs_grad") for what in ("scale", "amax_history")]
 RECURRENT = {"lstm": "lstm_cell", "gru": "gru_cell", "simple_rnn": "simple_rnn_cell"}
 FIXED = {  # variables that are never trained
     "mean", "variance", "count", "adapt_mean", "adapt_variance", "moving_mean", "moving_variance", "moving_stddev",
@@ -195,6 +196,9 @@ def variables(
     """
     count, full = len(shapes), VARIABLES.get(RECURRENT.get(kind, kind), ())
     numbered = [f"var_{i}" for i in range(count)]
+    if kind in SCALED and [len(s) for s in shapes[-6:]] == [0, 1, 0, 1, 0, 1]:
+        names, guessed = variables(kind, shapes[:-6], dtypes[:-6], config)
+        return [*names, *FLOAT8], guessed
     names = [n for n in full if config.get(OPTIONAL.get(n, ""), True) is not False]
     if kind == "einsum_dense" and config.get("bias_axes", "") is None:
         names = names[:1]

@@ -372,3 +372,86 @@ def test_a_keras_file_copied_as_plain_hdf5_is_no_keras_file(file: str, tmp_path:
     assert any("weight_names" in name for n in done.notes if n.kind == "dropped" for name in n.names)
     got = ckptconv.open(tmp_path / "b.h5")
     assert (got.format, list(got)) == ("hdf5", list(ckptconv.open(GOLDEN / file, format="hdf5")))
+
+
+# --- what keras-torch refuses, and files that need more than names ------------------------------------------------
+
+CUDNN = {"kernel": (3, 16), "recurrent_kernel": (4, 16), "bias": (32,)}
+REFUSED = [
+    ({"lstm": {f"lstm/{n}:0": np.ones(s) for n, s in CUDNN.items()}}, "CuDNNLSTM or CuDNNGRU"),
+    (
+        {"x": {"x/kernel:0": np.ones((3, 12)), "x/recurrent_kernel:0": np.ones((4, 12)), "x/bias:0": np.ones(24)}},
+        "CuDNN",
+    ),
+    ({"dense_1": {"dense_1_W": np.ones((3, 4)), "dense_1_b": np.ones(4)}}, "Keras 1 named it"),
+    ({"lstm_1": {f"lstm_1_{a}_{b}": np.ones((3, 3)) for a in "WUb" for b in "icfo"}}, "Keras 1 named it"),
+    ({"q": {"q/kernel:0": np.ones((3, 4), "i1"), "q/bias:0": np.ones(4)}}, "quantised by Keras"),
+]
+
+
+@pytest.mark.parametrize(("layers", "says"), REFUSED, ids=[s[:8] + str(i) for i, (_, s) in enumerate(REFUSED)])
+def test_layers_that_keras_torch_refuses(layers: dict, says: str, tmp_path: Path) -> None:
+    legacy(tmp_path / "a.h5", layers)
+    with pytest.raises(ckptconv.ConversionError, match=says):
+        ckptconv.convert(tmp_path / "a.h5", tmp_path / "a.npz", converter="keras-torch")
+
+
+def test_an_lstm_and_a_gru_of_keras_are_none_of_cudnn(tmp_path: Path) -> None:
+    shapes = {"lstm/kernel": (3, 16), "lstm/recurrent_kernel": (4, 16), "lstm/bias": (16,), "gru/kernel": (3, 12)}
+    shapes |= {"gru/recurrent_kernel": (4, 12), "gru/bias": (2, 12)}
+    layers = {k: {n + ":0": np.ones(s) for n, s in shapes.items() if n.startswith(k)} for k in ("lstm", "gru")}
+    legacy(tmp_path / "a.h5", layers)
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "a.npz", converter="keras-torch")
+    assert ckptconv.open(tmp_path / "a.npz")["gru.bias_hh_l0"].shape == (12,)
+
+
+def replicas(names: list[str], config: bool) -> dict[str, object]:
+    """Attributes of a file of multi_gpu_model: the model's layers, called twice."""
+    if not config:
+        return {}
+    rows = [{"class_name": "Dense", "name": n, "config": {"name": n}, "inbound_nodes": []} for n in names]
+    inner = {"class_name": "Model", "name": "m", "config": {"name": "m", "layers": rows}}
+    inner["inbound_nodes"] = [[["lambda_1", 0, 0, {}]], [["lambda_2", 0, 0, {}]]]
+    lambdas = [{"class_name": "Lambda", "config": {"name": f"lambda_{i}"}, "inbound_nodes": []} for i in (1, 2)]
+    return {"model_config": json.dumps({"class_name": "Model", "config": {"name": "p", "layers": [*lambdas, inner]}})}
+
+
+@pytest.mark.parametrize("config", [True, False])
+def test_replicas_are_one_model(config: bool, tmp_path: Path) -> None:
+    inside = {f"{n}/{v}:0": np.random.rand(2) for v in ("gamma", "moving_mean") for n in ("b", "a")}
+    layers = {"input": {}, "lambda_1": {}, "lambda_2": {}, "m": inside, "out": {}}
+    legacy(tmp_path / "a.h5", layers, **replicas(["a", "b"], config))
+    got = ckptconv.open(tmp_path / "a.h5")
+    assert [n.kind for n in got.notes] == ["assumed"]
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.h5", weights_only=True)
+    with h5py.File(tmp_path / "b.h5") as f:
+        order = ["a", "b"] if config else ["b", "a"]
+        f = f.get("model_weights", f)
+        assert [n.decode() for n in f.attrs["layer_names"]] == order
+        assert [n.decode() for n in f["a"].attrs["weight_names"]] == ["a/gamma:0", "a/moving_mean:0"]
+    if config:
+        assert json.loads(got.metadata["model_config"])["config"]["name"] == "m"
+
+
+@pytest.mark.parametrize("extra", ["", "head", "lambda"])
+def test_other_models_with_lambdas_stay_nested(extra: str, tmp_path: Path) -> None:
+    layers: dict = {"lambda_1": {}, "m": {"a/kernel:0": np.ones((2, 2))}}
+    if extra:
+        layers |= {"lambda_2": {}, extra: {f"{extra}/kernel:0": np.ones((2, 2))}}
+    legacy(tmp_path / "a.h5", layers)
+    assert "m" in dict(ckptconv.open(tmp_path / "a.h5").details["layers"])
+
+
+def test_averages_of_an_optimizer(tmp_path: Path) -> None:
+    legacy(tmp_path / "a.h5", {"a": {"a/kernel:0": np.zeros(3)}})
+    names = {"iteration:0": np.int64(3), "Adam/average/a/kernel:0": np.full(3, 5.0), "Adam/m/a/kernel:0": np.ones(3)}
+    with h5py.File(tmp_path / "a.h5", "a") as f:
+        f.create_group("optimizer_weights").attrs["weight_names"] = [n.encode() for n in names]
+        for name, value in names.items():
+            f["optimizer_weights"][name] = value
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.npz", ema=True, weights_only=True)
+    got = ckptconv.open(tmp_path / "b.npz")
+    assert list(got) == ["a/kernel"]
+    assert got["a/kernel"].numpy().tolist() == [5, 5, 5]
+    with pytest.raises(UsageError, match="finalize_variable_values"):  # their numbers tell nothing
+        ckptconv.convert(GOLDEN / "net.keras", tmp_path / "c.npz", ema=True)
