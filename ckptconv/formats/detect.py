@@ -257,6 +257,8 @@ def _refuse_other(seen: Seen) -> None:
     if seen.is_dir:
         what = _folder(seen.url, seen.files)
     elif seen.size < 0:
+        if not is_remote(seen.url):
+            archives.place(seen.url)  # says what is wrong with an archive
         raise StorageError(f"no such file, folder or checkpoint prefix{_missing_hint(seen)}", url=seen.url)
     else:
         what = "is empty (0 bytes)" if seen.size == 0 else _other(seen)
@@ -295,6 +297,8 @@ def _missing_hint(seen: Seen) -> str:
         return f"; ~ stands for itself here, did you mean {os.path.expanduser(url)}?"
     if "\\" in url:
         return "; folders are separated by /"
+    if is_remote(url) and re.search(r"\.(zip|tar|tgz|nemo|gz|bz2|xz)/", url):
+        return "; members are read of archives on this machine: copy the archive here"
     if m := CLASS.fullmatch(url):
         return f"; `ckptconv match` takes a class of Python as {m[1]}:{m[2]}"
     if url and os.path.isfile(f"{module}.py"):
@@ -332,6 +336,8 @@ def _folder(url: str, files: Sequence[str]) -> str:
     """A description of a folder that is not a checkpoint itself, with what to give instead."""
     if not files:
         return "holds no checkpoint: it is empty"
+    if ".data" in files:
+        return PACKAGE
     if pieces := complete.pieces(url, files):
         return pieces
     if checkpoints := [n for n in files if n.lower().endswith(_suffixes())]:

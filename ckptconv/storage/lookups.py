@@ -23,7 +23,7 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -230,7 +230,14 @@ def _info(url: str) -> Info | None:
 def exists(url: str) -> bool:
     if is_remote(url):
         return info(url) is not None
-    return os.path.lexists(local(url)) or archives.place(url) is not None
+    return os.path.lexists(local(url)) or _member(url) is not None
+
+
+def _member(url: str) -> archives.Place | None:
+    """Where a member of an archive is; None also if the archive is damaged, which whoever reads the member says."""
+    with suppress(CkptError):
+        return archives.place(url)
+    return None
 
 
 def is_dir(url: str) -> bool:
@@ -251,8 +258,9 @@ def names(folder: str, prefix: str = "") -> list[str]:
             return _names(folder, prefix)
         return sorted(name for name in os.listdir(local(folder)) if name.startswith(prefix))
     except (FileNotFoundError, NotADirectoryError):
-        inside = [] if is_remote(folder) else archives.names(folder)
-        return [name for name in inside if name.startswith(prefix)]
+        with suppress(CkptError):
+            return [] if is_remote(folder) else [n for n in archives.names(folder) if n.startswith(prefix)]
+        return []
     except OSError as e:
         if e.errno == errno.ELOOP:  # a link to itself leads nowhere, like one to a file that is gone
             return []
@@ -308,8 +316,7 @@ def stat(url: str) -> Stat | None:
     try:
         return status_of(os.stat(local(url)))
     except NotADirectoryError:
-        member = archives.place(url)
-        return status_of(os.stat(member.path)) if member else None
+        return status_of(os.stat(member.path)) if (member := _member(url)) else None
     except OSError:
         return None
 

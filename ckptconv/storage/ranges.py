@@ -80,7 +80,7 @@ class Spool:
 
         self.url, self.size = url, 0
         if existing:
-            self.fd = os.open(existing, os.O_RDONLY)
+            self.fd = os.open(existing, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
             self.size = os.fstat(self.fd).st_size
             return
         with spooling():

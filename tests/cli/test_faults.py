@@ -122,6 +122,18 @@ FOLDERS: dict[str, tuple[list[str], int, str]] = {
         "name one of what it holds (a, b, c)",
     ),
     "orbax": (["_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"], 4, "no node of a database"),
+    "several models": (
+        ["a.safetensors", "b.pt"],
+        3,
+        "holds several models; give one of them:\n  a.safetensors\n  b.pt",
+    ),
+    "a training run": (
+        ["a.safetensors", "optimizer.pt", "rng_state_0.pth", "training_args.bin"],
+        0,
+        "a.safetensors is read",
+    ),
+    "state alone": (["optimizer.bin", "m.pt"], 3, "give one in it (m.pt, optimizer.bin)"),
+    "a package of torch": ([".data/version", "model/model.pkl"], 3, "torch.package.PackageImporter"),
     "likely one": (["model.safetensors", "model.pt"], 0, "model.safetensors is read; give another file"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +79,17 @@ def wholes(home: Path, n: int) -> Path:
     return folder
 
 
+def packed_tar(folder: Path, n: int) -> Path:
+    """Empty files, each with a record in a header of its own, and a checkpoint."""
+    np.save(one := io.BytesIO(), np.zeros(3, "f4"))
+    with tarfile.open(folder / "x.tar.xz", "w:xz", format=tarfile.PAX_FORMAT, preset=1) as t:
+        for name, data in (*((f"{i}", b"") for i in range(1_000 * n)), ("w.npy", one.getvalue())):
+            info = tarfile.TarInfo(name)
+            info.pax_headers, info.size = {f"key{name}": "x" * 1_000}, len(data)
+            t.addfile(info, io.BytesIO(data))
+    return folder / "x.tar.xz"
+
+
 def rows(folder: Path, n: int) -> Path:
     """A manifest of prefixes that share a folder."""
     (folder / "t").mkdir()
@@ -147,6 +159,7 @@ CASES: dict[str, tuple[growth.Make, growth.Work]] = {
     "inspect --hash": (flat, ("inspect", "{p}", "--hash")),
     "inspect, a glob that fits nothing": (alike, ("inspect", "{p}", "--include", "b" * 40)),
     "inspect --keep-going": (cut, ("inspect", "{p}", "--keep-going")),
+    "inspect, a packed tar": (packed_tar, ("inspect", "{p}")),
     "diff, the same": (flat, ("diff", "{p}", "{p}")),
     "verify": (flat, ("verify", "{p}")),
     "match by names": (few, ("match", "{p}", "{d}/o.safetensors", "--no-values")),
