@@ -56,7 +56,7 @@ THEANO = (
 )
 REPLICAS = (
     "made by multi_gpu_model: the layers of the one model that its replicas share are given as the model's own "
-    "(without a config in the order of their first weights, where frozen layers come last)"
+    "(without a config in the order of their first weights: if layers were frozen, load it by name)"
 )
 LAMBDA = re.compile(r"lambda(?:_\d+)?")
 STEPS = {"iteration", "iterations", "iter"}
