@@ -86,7 +86,7 @@ def whole(url: str, how: Options, given: Collection[str] = ()) -> Checkpoint:
     given: the urls of all sources, which together can be the model.
     """
     refuse_nameless(url)
-    found = detect.open_checkpoint(url, Reading(how.opaque, how.keep_going, how.densify), format=how.from_)
+    found = detect.open_checkpoint(url, Reading(how.opaque, how.keep_going, how.densify, how.partial), format=how.from_)
     if lacks := complete.missing(found, url, given):
         if not how.partial:
             raise CorruptCheckpoint(f"{lacks}; partial=True goes on without", url=url)

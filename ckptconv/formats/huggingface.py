@@ -153,8 +153,9 @@ def open_index(url: str, how: Reading) -> Checkpoint:
     if len(paths) > 1:
         names(split(url)[0], beginning(list(paths)))  # all sizes in one request, not one for each
     missing = [file for file in paths if not exists(paths[file])]
-    if missing and not how.salvage:
-        raise StorageError(f"{len(missing)} of {many(len(paths), 'shard')} missing:\n{listing(missing)}", url=url)
+    if missing and not how.salvage and not how.partial:
+        text = f"{len(missing)} of {many(len(paths), 'shard')} missing; partial=True goes on without"
+        raise StorageError(f"{text}:\n{listing(missing)}", url=url)
     present = {file: path for file, path in paths.items() if file not in missing}
     damage = {file: f"the shard {printable(file)} is missing" for file in missing}
     shards: dict[str, Checkpoint] = {}
@@ -167,7 +168,8 @@ def open_index(url: str, how: Reading) -> Checkpoint:
             damage[file] = f"the shard {printable(file)} cannot be opened: {' '.join(e.message.split())}"
     if not shards:
         raise CorruptCheckpoint(f"none of {many(len(paths), 'shard')} can be opened", url=url)
-    notes = [Note("damaged", text, tuple(wanted[file])) for file, text in damage.items()]
+    skipped = missing if how.partial else []
+    notes = [Note("skipped" if f in skipped else "damaged", why, tuple(wanted[f])) for f, why in damage.items()]
     lost = {file: lost for file in shards if (lost := [n for n in wanted[file] if n not in shards[file]])}
     if lost and not how.salvage:
         rows = [f"{name} (in {file})" for file, names in lost.items() for name in names]

@@ -43,11 +43,13 @@ class Reading(NamedTuple):
     opaque: keep objects of unknown classes as inert placeholders instead of refusing them, and read all constants.
     salvage: open the complete tensors of a truncated file or an incomplete set, with notes of the kind `damaged`.
     densify: compute sparse and quantised tensors instead of returning their pieces.
+    partial: leave out, with a note, tensors of which there is only a part, and shards that an index names and are not.
     """
 
     opaque: bool = False
     salvage: bool = False
     densify: bool = False
+    partial: bool = False
 
 
 class Format(NamedTuple):

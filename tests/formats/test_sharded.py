@@ -61,6 +61,9 @@ def test_all_that_is_missing_is_named(folder: Path) -> None:
         ckptconv.open(folder)
     assert SHARDS[0] in str(caught.value)
     assert SHARDS[2] in str(caught.value)
+    got = ckptconv.open(folder, partial=True)
+    assert {note.kind for note in got.notes} == {"skipped"}
+    assert {name for note in got.notes for name in note.names} == set(ARRAYS) - set(got)
     index = json.loads((folder / INDEX).read_text())
     index["weight_map"] = dict.fromkeys(["layer.2.weight", "ghost", "phantom"], SHARDS[1])
     (folder / INDEX).write_text(json.dumps(index))

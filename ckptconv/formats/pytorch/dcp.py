@@ -29,7 +29,7 @@ from .flatten import gather, stored
 from .pickle import load
 from .tensors import TORCH, TorchType, View
 from .values import SCALARS, Inert, record, shown
-from .walk import OPTIMIZER, TENSORS, Leaf, Walk, is_plain
+from .walk import OPTIMIZER, TENSORS, Walk, is_plain
 
 SUFFIX = ".distcp"
 MAX_METADATA = 2**31 - 1
@@ -63,13 +63,16 @@ def sniff(seen: Seen) -> int:
 def open(url: str, how: Reading) -> Checkpoint:
     inside = join(url, ".") if is_dir(url) else url if url.endswith(SUFFIX) else ""
     path = sibling(inside, DISTRIBUTED) if inside else url
-    root = load(read_all(path, MAX_METADATA), allowed=ALLOWED, opaque=how.opaque)
+    raw = read_all(path, MAX_METADATA)
+    root = load(raw, allowed=ALLOWED, opaque=how.opaque)
     described, places = _get(root, "state_dict_metadata", dict), _places(_get(root, "storage_data", dict))
     noted = root.state.get("planner_data")
     planned = noted if type(noted) is dict else {}
     urls, loaded = _load(path, {place for (name, _), place in places.items() if name in described}, how.opaque)
     objects = {place for (_, offset), place in places.items() if not offset}
-    walked, leaves = Walk(sum(place.length for place in objects), {}), list[Leaf]()
+    size = len(raw) + sum(place.length for place in objects)
+    walked, scout = Walk(size, {}), Walk(size, {})
+    tree, flat = dict[str, Any](), dict[str, Role]()
 
     def stored_at(name: str, offset: tuple[int, ...] = ()) -> Any:
         if (name, offset) not in places:
@@ -78,15 +81,17 @@ def open(url: str, how: Reading) -> Checkpoint:
 
     for name, about in described.items():
         keys = _keys(name, planned, described)
-        role = _role(name, keys if name in planned else tuple(name.split(".")))
+        if len(keys) == 1:
+            flat[name] = _role(name, keys if name in planned else tuple(name.split(".")))
         if type(about) is Inert and "TensorStorageMetadata" in about.path:
-            leaves.append(Leaf(name, _tensor(name, about, stored_at, path), role, keys[0]))
-            continue
-        value = stored_at(name)
-        held = [] if is_plain(value) else list(walked.leaves(value, name, role, keys[0], depth=1))
-        if not any(type(leaf.value) in TENSORS for leaf in held):
-            held = [Leaf(name, value if type(value) in SCALARS else type(value).__name__, role, keys[0])]
-        leaves += held
+            value: Any = _tensor(name, about, stored_at, path)
+        else:
+            value = stored_at(name)
+            held = [] if is_plain(value) else scout.leaves(value, name, depth=1)
+            if type(value) not in SCALARS and not any(type(leaf.value) in TENSORS for leaf in held):
+                value = type(value).__name__
+        _put(tree, keys if ".".join(keys) == name else (name,), name, value)
+    leaves = [leaf._replace(role=leaf.role or flat.get(leaf.top, "")) for leaf in walked.leaves(tree)]
     return gather(leaves, walked, how, urls, "dcp")
 
 
@@ -105,8 +110,19 @@ def _keys(name: Any, planned: Mapping[Any, Any], described: Mapping[Any, Any]) -
     return keys
 
 
+def _put(tree: dict[str, Any], keys: tuple[str, ...], name: str, value: Any) -> None:
+    """Set what lies at `keys` in what was saved; at its name if something else lies there."""
+    node: Any = tree
+    for key in keys[:-1]:
+        node = node.setdefault(key, {}) if type(node) is dict else None
+    if type(node) is dict and keys[-1] not in node:
+        node[keys[-1]] = value
+    else:
+        tree[name] = value
+
+
 def _role(name: str, keys: tuple[str, ...]) -> Role:
-    """What is in an optimizer's entry; a weight that was saved by itself is called by one key, with all its dots."""
+    """What is an optimizer's by a name of one key; a weight that was saved by itself has one, with all its dots."""
     if not (FLAT_SLOT.match(name) if len(keys) == 1 else OPTIMIZER.match(keys[0])):
         return ""
     return "step" if name.endswith(".step") else "slot"

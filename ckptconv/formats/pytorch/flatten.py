@@ -41,7 +41,7 @@ from ...messages import brief, listing, many, printable
 from ...moves import derived
 from ...moves.part import FILL_RATIO, MAX_FILL, c_strides
 from ..table import Reading
-from .tensors import META, Pieces, Storage, StorageType, TorchType, View, identity
+from .tensors import META, PART, Pieces, Storage, StorageType, TorchType, View, identity
 from .values import ArrayType, Inert, Known, Ordered, PickledArray
 from .walk import TENSORS, Leaf, Walk, is_module
 
@@ -51,7 +51,7 @@ MODELS = (
 )  # fmt: skip
 ALONE = ("generator", "encoder", "backbone", "teacher", "checkpoint", "model_dict", "G", "g")
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
-NO_DATA = "tensors on the meta device, which have no data"
+ABSENT = {META: "on the meta device, without data", PART: "of which this file holds the part of one process"}
 SHOWN = 6  # entries that a note names
 MAX_VALUES = 1000
 MAX_LISTED = 2**24  # bytes of lists of numbers that become tensors
@@ -221,6 +221,7 @@ class Made:
         self.computed: list[str] = []
         self.damaged: list[Note] = []
         self.skipped: dict[str, list[str]] = defaultdict(list)  # why -> names
+        self.absent: dict[str, str] = {}
         self.clashes: list[str] = []
         self.groups: dict[Any, list[str]] = defaultdict(list)
 
@@ -253,7 +254,10 @@ class Made:
     def view(self, name: str, v: View, role: Role) -> None:
         if v.row is None or v.storage.data is None:
             of_a_dtype = f"of dtype {v.torch}, which nothing else can hold"
-            self.skipped[NO_DATA if v.torch == META else of_a_dtype].append(name)
+            if v.torch in ABSENT:
+                self.absent[name] = f"{printable(name)} {list(v.shape)}: {ABSENT[v.torch]}"
+            else:
+                self.skipped[of_a_dtype].append(name)
             return
         self.put(stored(name, v, role))
         if 0 in v.shape:
@@ -347,6 +351,11 @@ class Made:
                 "tensors at different places, such as one under a dotted key and one in nested containers, would get "
                 f"one name:\n{listing(self.clashes)}"
             )
+        if self.absent:
+            what = f"does not hold {many(len(self.absent), 'tensor')} with all values; save the gathered, full model"
+            if not self.how.partial:
+                raise CorruptCheckpoint(f"{what}; partial=True goes on without:\n{listing(self.absent.values())}")
+            yield Note("skipped", what, tuple(self.absent))
         for why, names in self.skipped.items():
             yield Note("skipped", why, tuple(names))
         yield from self.damaged

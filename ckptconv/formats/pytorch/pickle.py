@@ -25,7 +25,7 @@ from typing import Any
 
 from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import brief, listing, many, printable
-from .values import PLAIN, SCALARS, Inert, Known, Ordered, shown
+from .values import PARTS, PLAIN, SCALARS, Inert, Known, Ordered, shown
 
 MAX_STACK = 2**22  # values on the stack or in the memo at once; pickle itself batches by 1000
 MAX_LONG = 64  # bytes of an integer
@@ -133,7 +133,8 @@ class Machine:
         if found is not self:
             return found
         path = f"{module}.{name}"
-        if self.opaque is False or (self.opaque is not True and module.partition(".")[0] not in self.opaque):
+        stays = self.opaque if type(self.opaque) is bool else module.partition(".")[0] in self.opaque
+        if not stays and not PARTS.fullmatch(path):
             self.unknown[path] = None
         return Inert(path)
 

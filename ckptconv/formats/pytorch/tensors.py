@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from ...dtypes import DTYPES, DType
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import MAX_AXES, MAX_FILL, Data, checked_count
-from .values import NUMPY, PLAIN, VALUES, Inert, Known, Ordered, PickledArray, shown
+from .values import NUMPY, PARTS, PLAIN, VALUES, Inert, Known, Ordered, PickledArray, shown
 
 
 class TorchType(NamedTuple):
@@ -145,7 +145,7 @@ class Hollow:
 
 MAX_STORAGE_KEY = 200  # characters; torch counts from "0" on
 UNTYPED = StorageType("UntypedStorage", None, 8)
-META = "meta"  # in the place of a dtype
+META, PART = "meta", "part"  # in the place of a dtype
 BYTE = DTYPES["uint8"]
 
 
@@ -296,7 +296,19 @@ def meta(kind: Any, shape: Any, strides: Any, grad: Any) -> View:
     """A tensor without data: of no dtype."""
     if type(kind) is not TorchType:
         raise CorruptCheckpoint(f"a tensor on the meta device has the dtype {shown(kind)}")
-    return View(Storage(UNTYPED, "", None, 0), None, META, 0, ints(shape, "shape"), ())
+    return absent(META, shape)
+
+
+def absent(why: str, shape: Any) -> View:
+    """A tensor whose values the file does not hold."""
+    return View(Storage(UNTYPED, "", None, 0), None, why, 0, ints(shape, "shape"), ())
+
+
+def encoded(kind: Any, name: Any) -> Inert:
+    """getattr(MEM_FORMAT_ENCODING, name) and the like, as ShardedTensor is pickled; of nothing else."""
+    if type(kind) is not Inert or not PARTS.fullmatch(kind.path):
+        raise UnsafeCheckpoint(f"getattr of {shown(kind)}")
+    return Inert(kind.path)
 
 
 def device_tensor(value: Any, kind: Any, device: Any, grad: Any) -> Any:
@@ -362,6 +374,8 @@ def from_type(make: Any, kind: Any, args: Any, state: Any) -> Any:
         return tagged(made, path, state)
     if type(make) is not Inert or not path:
         raise UnsafeCheckpoint(f"a tensor subclass is rebuilt by {shown(make)}")
+    if make.path == WRAPPED and path.endswith((".DTensor", ".ShardedTensor")):
+        return absent(PART, args[2])
     attributes = tagged(None, path, state).attributes
     return Tagged(None, path, attributes if make.path == WRAPPED else {**attributes, "args": args})
 
@@ -538,6 +552,7 @@ TORCH: dict[tuple[str, str], Any] = {
     ("torch._tensor", "Tensor"): _tensor("Tensor", None),
     ("torch", "Size"): Known("Size", _size, _size),
     ("torch", "device"): Known("device", _text, _text),
+    ("__builtin__", "getattr"): Known("getattr", encoded),
     ("torch.serialization", "_get_layout"): Known("_get_layout", layout),
     **{
         ("torch.jit._pickle", f"build_{kind}list"): Known("list", _list) for kind in ("int", "double", "bool", "tensor")

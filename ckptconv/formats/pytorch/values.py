@@ -54,6 +54,14 @@ class Inert:
         return f"<{self.path}>"
 
 
+# What parts of tensors are pickled and described with, which is always a placeholder.
+PARTS = re.compile(
+    r"torch\._utils\._rebuild_wrapper_subclass"
+    r"|torch\.distributed\.(?:_?tensor|_shard|device_mesh|_mesh_layout|remote_device)\b.*"
+    r"|megatron[\w.]*\.MCoreMetadata"
+)
+
+
 def shown(value: Any, depth: int = 3) -> str:
     """A short spelling for messages. `repr` of lists that hold each other many times would never end."""
     if isinstance(value, (str, bytes)):

@@ -77,18 +77,36 @@ def test_attributes_hung_on_tensors_are_noted(tmp_path: Path) -> None:
 # --- subclasses and modules ---------------------------------------------------------------------------------------
 
 
-def test_dtensors_are_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:Please use DTensor")
+def test_parts_of_tensors_are_refused_by_name(tmp_path: Path) -> None:
     distributed = pytest.importorskip("torch.distributed.tensor")
     init = pytest.importorskip("torch.distributed.device_mesh").init_device_mesh
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         part = distributed.distribute_tensor(torch.ones(4, 2), init("cpu", (1,)), [distributed.Shard(0)])
-        torch.save({"w": part, "b": torch.ones(2)}, tmp_path / "a.pt")
+        sharding = import_module("torch.distributed._shard.sharded_tensor")
+        about = sharding.ShardMetadata([0, 0], [2, 3], "rank:0/cpu")
+        shards = sharding.init_from_local_shards([sharding.Shard(torch.ones(2, 3), about)], 2, 3)
+        empty = torch.ones(5, device="meta")
+        torch.save(
+            {"w": part, "p": torch.nn.Parameter(part), "s": shards, "m": empty, "b": torch.ones(2)}, tmp_path / "a.pt"
+        )
     finally:
         torch.distributed.destroy_process_group()
-    for opaque, words in (False, "DTensor"), (True, "w: a DTensor, of which"):
-        with pytest.raises(ckptconv.UnsafeCheckpoint, match=words):
+    part_of = ": of which this file holds the part of one process"
+    for opaque in (False, True):
+        with pytest.raises(ckptconv.CorruptCheckpoint, match="hold 4 tensors with all values") as error:
             ckptconv.open(tmp_path / "a.pt", opaque=opaque)
+        rows = [line.strip() for line in error.value.message.splitlines()[1:]]
+        assert rows == [
+            f"w [4, 2]{part_of}",
+            f"p [4, 2]{part_of}",
+            f"s [2, 3]{part_of}",
+            "m [5]: on the meta device, without data",
+        ]
+        got = ckptconv.open(tmp_path / "a.pt", opaque=opaque, partial=True)
+        assert list(got) == ["b"]
+        assert [n.names for n in got.notes if n.kind == "skipped"] == [("w", "p", "s", "m")]
 
 
 @pytest.mark.filterwarnings("ignore")

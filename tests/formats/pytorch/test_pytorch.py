@@ -168,6 +168,22 @@ def test_values_of_a_distributed_checkpoint_may_be_deep_and_shared(tmp_path: Pat
     assert got.details["values"] == {"shared": "tuple", "deep": "tuple", "loss": "nan", "step": 3}
 
 
+@pytest.mark.parametrize("nested", ["app", "train_state", ""])
+@pytest.mark.filterwarnings("ignore")
+def test_a_distributed_checkpoint_has_the_names_and_roles_of_the_same_file(nested: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    saving = pytest.importorskip("torch.distributed.checkpoint")
+    slots = {"state": {"w": {"exp_avg": torch.ones(2), "step": torch.tensor(1.0)}}, "param_groups": [{"lr": 0.1}]}
+    saved: Any = {"model": {"w": torch.ones(2)}, "optim": slots, "step": torch.tensor(3)}
+    saved = {nested: saved} if nested else saved
+    saving.save(saved, checkpoint_id=tmp_path / "d", no_dist=True)
+    torch.save(saved, tmp_path / "a.pt")
+    got, expected = ckptconv.open(tmp_path / "d"), ckptconv.open(tmp_path / "a.pt")
+    assert {n: t.role for n, t in got.items()} == {n: t.role for n, t in expected.items()}
+    assert [t.name.endswith("w") for t in ckptconv.open(tmp_path / "d", weights_only=True).values()] == [True]
+    assert load(b"\x80\2cmegatron.core.dist_checkpointing.strategies.torch\nMCoreMetadata\n)\x81.").args == ()
+
+
 @pytest.mark.parametrize("protocol", range(6))
 def test_bare_pickles(protocol: int, tmp_path: Path) -> None:
     """A dict of arrays, nested, with a Paddle pair and a name table."""
@@ -395,7 +411,7 @@ def containers(torch: Any) -> dict[str, tuple[Any, list[str], str]]:
         "bare": (t(3), ["tensor"], ""),
         "bytes_and_none_keys": ({None: t(1), 2.5: t(1), (1, 2): t(1)}, ["None", "2.5", "(1, 2)"], ""),
         "no_tensors": ({"a": 1, "b": "x"}, [], "not tensors"),
-        "meta": ({"m": torch.empty(3, device="meta"), "w": t(1)}, ["w"], "meta device"),
+        "meta": ({"m": torch.empty(3, device="meta"), "w": t(1)}, ["w"], "not hold 1 tensor with all values"),
         "half_complex": ({"h": torch.zeros(2, dtype=torch.complex32), "w": t(1)}, ["w"], "complex32"),
     }
 
@@ -406,7 +422,7 @@ def test_containers(tmp_path: Path) -> None:
     for name, (saved, names, words) in containers(torch).items():
         for new in (True, False):
             torch.save(saved, tmp_path / "c.pt", _use_new_zipfile_serialization=new)
-            got = ckptconv.open(tmp_path / "c.pt")
+            got = ckptconv.open(tmp_path / "c.pt", partial=name == "meta")
             assert list(got) == names, name
             assert [n.text for n in got.notes if words in n.text] if words else not got.notes, (name, got.notes)
     torch.save({"ema": {"w": torch.ones(1)}, "other": {"w": torch.ones(1)}}, tmp_path / "c.pt")
