@@ -200,7 +200,7 @@ def _zip(file: Spool) -> Iterator[tuple[str, Where]]:
             start = info.header_offset + HEADER.size + sum(HEADER.unpack(header))
             mode, packed = info.external_attr >> 16, info.compress_type != zipfile.ZIP_STORED
             strange = info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-            if not info.is_dir():
+            if not info.filename.endswith("/"):
                 size = -1 if strange or S_ISLNK(mode) else info.file_size
                 yield info.filename, (start, size, partial(z.open, info) if packed and z else None)
 

@@ -158,6 +158,7 @@ HOSTILE: dict[str, tuple[str, bytes, str, str]] = {
     "a size below 0": ("a.tar", header(b"x", len(RECORD), b"x", RECORD) + header(b"w", 0), "w", "archive is damaged"),
     "a record without length": ("a.tar", header(b"x", 5, b"x", b"0 a=b") + header(b"w", 0), "w", "has no length"),
     "a long name of a gigabyte": ("a.tar", header(b"x", 2**30, b"L"), "w", "an extended header has"),
+    "a member without a name": ("a.zip", entry(""), "w", "no such file"),
     "an end of a zip": ("a.zip", b"PK\3\4" + bytes(99), "w", "archive is damaged"),
     "a header of a zip beyond the end": ("a.zip", BEYOND, "w", "archive is damaged"),
     "a zip in a zip": ("a.zip", entry("b.zip"), "b.zip/w", "no such file"),
