@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import MissingExtra
-from .pairs import COPY, WORDS, folded
+from .pairs import COPY, WORDS, folded, leaf, parent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,8 @@ LEAVES = {
     "kernel": "weight", "gamma": "weight", "scale": "weight", "embeddings": "weight", "embedding": "weight",
     "w": "weight", "weights": "weight", "g": "weight", "beta": "bias", "b": "bias", "biases": "bias", "offset": "bias",
     "moving_mean": "running_mean", "moving_variance": "running_var", "mean": "running_mean", "var": "running_var",
+    "avg_mean": "running_mean", "avg_var": "running_var", "rm": "running_mean", "riv": "running_var", "s": "weight",
+    "running_std": "running_var", "moving_var": "running_var", "variance": "running_var",  # Keras 1 calls it std
     "depthwise_kernel": "depthwise_weight", "pointwise_kernel": "pointwise_weight",
     "recurrent_kernel": "weight_hh", "recurrent_bias": "bias_hh",
 }  # fmt: skip
@@ -47,9 +49,43 @@ RANK = re.compile(r"(?i)(conv|pool)[123]d")
 PLURAL = 4  # of a word that may be a plural, at least
 KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_ih", "bias_ih", "bias_hh"}
 RECURRENT = re.compile(r"((?:weight|bias)_(?:ih|hh))(?:_l[0-9]+)?(_reverse)?")  # of torch
+VARIABLES = sorted({*LEAVES, *KINDS}, key=lambda v: -len(v))
+APART = 4  # letters of a variable that may follow a word directly: conv1bias, headbias
 MAX_CLASS = 500  # tensors or modules on a side that are compared each with each
 SAME_NUMBERS, IN_ORDER = 0.3, 0.1  # weights of the numbers in a name and of its place, against its words (0 to 1)
 T = TypeVar("T")
+
+
+def in_segments(names: Sequence[str]) -> dict[str, str]:
+    """Each name with its module and its variable as segments, whatever joins them; as it is where nothing tells.
+
+    conv1/kernel/value, conv1/bias/value      a last segment that all share is none:  conv1/kernel, conv1/bias
+    bn1_running_mean, bn1RunningMean, bn1runningmean                                  bn1/running_mean
+    """
+    new = {n: COPY.sub("", n) for n in names}
+    while len({leaf(n) for n in new.values()}) == 1 and _named([parent(n) for n in new.values()]):
+        new = {n: parent(bare) for n, bare in new.items()}
+    if not any("/" in n or "." in n for n in new.values()):
+        new = {n: _variable_apart(bare) for n, bare in new.items()}
+        new = new if _named(list(new.values())) else {}
+    return new if len({*new.values()}) == len(names) else {n: n for n in names}
+
+
+def _named(names: Sequence[str]) -> bool:
+    """Whether most names end in what a variable is called."""
+    return sum(leaf(n) in LEAVES or leaf(n) in KINDS for n in names) > len(names) / 2
+
+
+def _variable_apart(name: str) -> str:
+    """A name without segments, with what its variable is called as one: the longest that it ends in."""
+    for variable in VARIABLES:
+        for end in {variable, variable.replace("_", "")}:
+            cut = len(name) - len(end)
+            if cut > 0 and name.lower().endswith(end):
+                before = name[cut - 1]
+                if before in "_-" or before.isdigit() or name[cut].isupper() or len(end) >= APART:
+                    return f"{name[:cut].rstrip('_-')}/{variable}"
+    return name
 
 
 @lru_cache(maxsize=2**16)

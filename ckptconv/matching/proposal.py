@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import api
 from ..api.options import SELECT, names_code, takes
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
 from ..errors import CkptError, StorageError, UnsafeCheckpoint, UsageError
 from ..messages import fold, listing, many, paragraphs, printable, redacted
@@ -36,10 +36,11 @@ from ..rules import passes
 from ..storage import files
 from ..storage.paths import refuse_remote
 from .check.prove import Proof, arrays, outputs_of, prove
+from .likeness import in_segments
 from .modules.match import by_length, by_modules
 from .modules.units import units
 from .orders.choose import Judge, in_front, vectors, voted
-from .pairs import Proposal, Sides, left, weights
+from .pairs import Pair, Proposal, Side, Sides, left, weights
 from .rules import toml
 from .values import Found, find
 
@@ -53,6 +54,7 @@ Arrays = api.Path | Mapping[str, Any]
 Original = Arrays | Callable[..., Any]
 MATCH = (*SELECT, "force", "jobs")
 HOPE = 0.5  # of the smaller side must find a partner
+LEFT_OVER = "tensors of the source are left over that could be its scale or offset, so that no constants are filled in"
 FOLDED = "batch normalisation seems to be folded into other layers of the target"
 UNFOLDED = (
     f"{FOLDED}: that rounds and needs its epsilon, so that no rule computes it; "
@@ -232,6 +234,8 @@ def propose(
     Raises CkptError if not one pair can be proposed. `Proposal.doubt` says when the two may not be one model.
     """
     source, target = passes.select_either(source, target, include, exclude)
+    spelled = [in_segments([n for n, t in c.items() if not t.role]) for c in (source, target)]
+    source, target = (_renamed(c, new) for c, new in zip((source, target), spelled, strict=True))
     source_cast, notes = _of_one_dtype(source, target)
     sides = weights(source_cast), weights(target)
     found = _by_values(sides, workers) if values else Found()
@@ -257,13 +261,52 @@ def propose(
     again = _tied(source.ties, {n for p in pairs for n in p.sources}, set())
     copies = found.copies | {n: first for first, *rest in again for n in rest}
     rest = left(sides, pairs, (done[0] | set(copies), done[1] | {n for t in ties for n in t}))
+    pairs = [_unfilled(p, sides[1], rest[0]) for p in pairs]
     paired = sum(len(p.targets) for p in pairs)
     hopeful = paired >= HOPE * max(1, min(len(side.tensors) for side in sides))
     order = {n: k for k, n in enumerate(sides[0].tensors)}
-    return Proposal(
+    lacking = left(sides, pairs, (set(), done[1] | {n for t in ties for n in t}))[1].tensors
+    proposal = Proposal(
         tuple(sorted(pairs, key=lambda p: order[p.sources[0]])), tuple(ties), copies,
-        tuple(rest[0].tensors), tuple(rest[1].tensors), tuple(notes),
-        tuple(n for n, t in source.items() if not t.role), "" if hopeful else _unlike(sides, paired),
+        tuple(rest[0].tensors), tuple(lacking), tuple(notes), tuple(n for n, t in source.items() if not t.role),
+        "" if hopeful else _unlike(sides, paired),
+    )  # fmt: skip
+    return _respelled(proposal, *({new: old for old, new in names.items()} for names in spelled))
+
+
+def _renamed(checkpoint: Checkpoint, new: Mapping[str, str]) -> Checkpoint:
+    return passes.renamed(checkpoint, lambda name: new.get(name, name), "")
+
+
+def _dims(t: Tensor) -> tuple[int, ...]:
+    return tuple(sorted(t.shape))
+
+
+def _unfilled(p: Pair, target: Side, free: Side) -> Pair:
+    """Without constants where a tensor that is left over in the source could be meant."""
+    shapes = {_dims(t) for t in free.tensors.values()}
+    kept = tuple((n, v) for n, v in p.fills if _dims(target.tensors[n]) not in shapes)
+    return p if kept == p.fills else p._replace(fills=kept, sure=False, real=True, why=(*p.why, LEFT_OVER))
+
+
+def _respelled(found: Proposal, source: Mapping[str, str], target: Mapping[str, str]) -> Proposal:
+    """The proposal under the names that the checkpoints have."""
+
+    def of(names: Iterable[str], old: Mapping[str, str]) -> tuple[str, ...]:
+        return tuple(old.get(n, n) for n in names)
+
+    pairs = (
+        p._replace(
+            sources=of(p.sources, source), targets=of(p.targets, target), rivals=of(p.rivals, target),
+            fills=tuple((target.get(n, n), v) for n, v in p.fills),
+        )
+        for p in found.pairs
+    )  # fmt: skip
+    return replace(
+        found, pairs=tuple(pairs), ties=tuple(of(group, target) for group in found.ties),
+        copies={source.get(a, a): source.get(b, b) for a, b in found.copies.items()},
+        source_only=of(found.source_only, source), target_only=of(found.target_only, target),
+        every=of(found.every, source),
     )  # fmt: skip
 
 

@@ -175,7 +175,7 @@ def _twins(side: Side) -> Iterator[Made]:
 def _fuse(side: Side, home: str, several: Sequence[Unit], found: Made) -> None:
     for role, first in several[0].members.items():
         members = [u.members[role] for u in several if role in u.members]
-        if len(members) != len(several) or len({t.shape for t in members}) > 1:
+        if not first.shape or len(members) != len(several) or len({t.shape for t in members}) > 1:
             continue
         known = [side.bundles[t.name] for t in members if t.name in side.bundles]
         if any(b.kind != "stacked" for b in known) or len(known) not in (0, len(members)):

@@ -10,12 +10,14 @@ from ...checkpoint import Tensor
 from ..likeness import MAX_CLASS, likeness, words
 from ..orders.choose import Judge, cell_pairs
 from ..orders.cuts import BundleOrder, bundle_order
-from ..pairs import Length, Pair, Side, Sides, left
+from ..pairs import Length, Pair, Side, Sides, leaf, left
 from .bundles import bundled, parted
 from .solve import Match, matched
 from .units import Unit, units
 
 CONSTANTS = {"weight": 1.0, "bias": 0.0}
+INVERSE = ("inv_std", "invstd")  # of Lasagne
+INVERSE_TEXT = "one holds 1 / sqrt(variance + epsilon) and the other the variance, which no rule computes"
 CONSTANT = "the original normalises without scale or offset: ones and zeros are filled in"
 
 
@@ -77,10 +79,11 @@ def _of_role(m: Match, a: Tensor, b: Tensor, sides: Sides, judge: Judge) -> Pair
     (order, doubt, real), axis, each = found
     constant = prints[0] is not None and prints[0].constant
     kinds = f"{a.dtype} is to be {b.dtype}" if a.dtype != b.dtype else ""
-    why = tuple(w for w in (*m.why, "" if constant else doubt, kinds) if w)
+    inverse = INVERSE_TEXT if (leaf(a.name) in INVERSE) != (leaf(b.name) in INVERSE) else ""
+    why = tuple(w for w in (*m.why, "" if constant else doubt, kinds, inverse) if w)
     return Pair(
         tuple(sides[0].named([a.name])), tuple(sides[1].named([b.name])), order, "equal" if prints[0] else "names",
-        not why, why, _rivals(m, b.name), axis, m.real or (real and not constant), each=each,
+        not why, why, _rivals(m, b.name), axis, m.real or bool(inverse) or (real and not constant), each=each,
     )  # fmt: skip
 
 
