@@ -59,7 +59,7 @@ def diff(
     left = changed(source, how)
     right = opened(b, how.without("from_", "at", "strip_prefix", "include", "exclude", "ema"))
     if how.include or how.exclude:
-        renames = how.converter or how.rename or how.rename_regex
+        renames = how.converter or how.rename or how.rename_regex or how.strip_prefix
         wanted = (lambda n: n in left) if renames else passes.wanted(how.include, how.exclude)
         notes = passes.unseen(right.notes, lambda n: n * wanted(n), some=bool(how.include))
         right = replace(right, notes=notes).with_tensors({n: t for n, t in right.items() if wanted(n)})

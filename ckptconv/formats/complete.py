@@ -27,7 +27,7 @@ RANK = re.compile(r"(?:^rank_?|^consolidated\.|[cdempt]p_rank_)(\d+)")
 STEP = re.compile(r"global_step\d+")
 OWN = ("tf", "tf-v1", "keras3")  # whose readers know the files of a set
 MOST = 10_000  # files of a set that are named
-FILLED = re.compile(r"(.*[./])?(weight|kernel|embeddings?)")  # names of what no model leaves without any element
+FILLED = re.compile(r"(.*[./])?weight")  # what no module of torch leaves without any element
 
 
 def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> str:
@@ -55,7 +55,8 @@ def pieces(url: str, files: Sequence[str]) -> str:
     if steps := [n for n in files if n.startswith("global_step") and n[11:].isdigit()]:  # of DeepSpeed
         last = join(url, max(steps, key=lambda n: int(n[11:])))
         found = pieces(last, names(last))
-        return f"is a DeepSpeed checkpoint, whose {split(last)[1]} {found}" if found else ""
+        found = found or "has its weights in mp_rank_00_model_states.pt, which is not there"
+        return f"is a DeepSpeed checkpoint, whose {split(last)[1]} {found}"
     every = next(filter(None, map(_counted, files)), [])
     if lacking := [n for n in every if n not in files]:
         count = len(every) - len(lacking)

@@ -82,9 +82,9 @@ def open(url: str, how: Reading) -> Checkpoint:
     folder, base = split(url)
     if index := index_of(url):
         if base not in shard_index.read(beside(url, index)).weight_map.values():
-            text = "is not a shard of the index beside it; from_='safetensors' reads it alone"
+            text = "is not a shard of the index beside it; from_='safetensors' with partial=True reads it alone"
             raise CorruptCheckpoint(text, url=url)
-        text = "a shard was given, and its whole index is read; from_= reads the shard alone"
+        text = "a shard was given, and its whole index is read; from_= with partial=True reads the shard alone"
         return _noted(open_index(index, how), text, (base,))
     if safetensors.SHARD.fullmatch(base) and exists(url):
         shards = safetensors.shards(names(folder))

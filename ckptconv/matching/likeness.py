@@ -63,7 +63,9 @@ def in_segments(names: Sequence[str]) -> dict[str, str]:
     bn1_running_mean, bn1RunningMean, bn1runningmean                                  bn1/running_mean
     """
     new = {n: COPY.sub("", n) for n in names}
-    while len({leaf(n) for n in new.values()}) == 1 and _named([parent(n) for n in new.values()]):
+    while len(last := {leaf(n) for n in new.values()}) == 1 and _named([parent(n) for n in new.values()]):
+        if last & {*LEAVES, *KINDS}:
+            break
         new = {n: parent(bare) for n, bare in new.items()}
     if not any("/" in n or "." in n for n in new.values()):
         new = {n: _variable_apart(bare) for n, bare in new.items()}

@@ -93,7 +93,6 @@ CONSTANTS = (
     "pytorch.dcp.ALLOWED",
     "pytorch.values.NUMPY",
     "table.DISTRIBUTED",
-    "pytorch.legacy.MEMBERS",
 )
 SPELLED = rb"storage data.pkl byteorder cpu module sys_info }q\x00 (t X\x01\x00\x00\x00" + ZIP
 FAMILY = of_ways(WAYS, SPELLED, CONSTANTS)

@@ -338,7 +338,7 @@ def test_a_sweep_removes_what_is_proved_to_be_ours(tmp_path: Path) -> None:
         ([{"destination": ".x.resume.journal"}], "is a name of temporary files or ledgers"),
         ([{"destination": "x" * 300 + "/o.npz"}], "name too long"),
         ([{"source": "t"}], "a row is one checkpoint, and 2 checkpoints are there"),
-        ([{"source": "m.jsonl"}], "has an unknown format"),
+        ([{"source": "m.jsonl"}], "is a text that begins with"),
         ([{"to": "nosuch"}], "unknown format 'nosuch'"),
         ([{"to": "dcp"}], "can be read but not written"),
         ([{"converter": "large.toml"}], "is larger than"),
@@ -504,7 +504,7 @@ def test_a_ledger_of_a_terabyte_is_not_read(begin: bytes, tmp_path: Path) -> Non
     with open(tmp_path / NAME, "wb") as f:
         f.write(begin)
         f.truncate(2**40)
-    with pytest.raises(StorageError, match="an earlier conversion has a ledger here"):
+    with pytest.raises(StorageError, match="holds the results of an earlier run"):
         zoo([str(source)], str(tmp_path))
     with pytest.raises(CkptError, match=f"a line of more than {LONGEST} bytes"):
         zoo([str(source)], str(tmp_path), resume=True)

@@ -109,7 +109,7 @@ def test_a_shard_alone_is_not_what_the_hashes_are_of(
     ckptconv.save(values(), tmp_path / name, hash=True, max_shard_size=limit, format=kind)
     shards = sorted(tmp_path.glob("*-of-*"))
     assert len(shards) == count
-    assert {api.verify(shard, from_=kind).hashed for shard in shards} == {0}
+    assert {api.verify(shard, from_=kind, partial=True).hashed for shard in shards} == {0}
     assert api.verify(shards[0]).hashed == len(values())  # its index makes it a whole
 
 
@@ -228,18 +228,18 @@ def test_what_was_left_out_is_not_sound(what: str, cli: Run, tmp_path: Path) -> 
     os.truncate(tmp_path / "cut.safetensors", (tmp_path / "cut.safetensors").stat().st_size - 5)
     done = cli(*argv, "--keep-going")
     assert done.returncode == code, done.stderr
-    assert said in done.stdout + done.stderr
+    assert said in done.stderr + done.stdout
 
 
 LOST = {  # what is taken of a folder that lacks the shard of net.b, and what of it is then said to be damaged
     "all": ([], ["net.b.x", "net.b.y"]),
     "an entry": (["--at", "net"], ["b.x", "b.y"]),
     "by an entry's names": (["--at", "net", "--include", "[ab].x"], ["b.x"]),
-    "by stripped names": (["--strip-prefix", "net.", "--include", "[ab].*"], ["b.x", "b.y"]),
-    "but some": (["--strip-prefix", "net.", "--exclude", "a.*"], ["b.x", "b.y"]),
+    "by stripped names": (["--strip-prefix", "net.", "--include", "net.[ab].*"], ["b.x", "b.y"]),
+    "but some": (["--strip-prefix", "net.", "--exclude", "net.a.*"], ["b.x", "b.y"]),
     "by names of which none is there": (["--include", "net.a.*", "--include", "net.b.x"], ["net.b.x"]),
     "others": (["--include", "net.a.*"], []),
-    "others by stripped names": (["--strip-prefix", "net.", "--include", "a.*"], []),
+    "others by stripped names": (["--strip-prefix", "net.", "--include", "net.a.*"], []),
     "all but it": (["--exclude", "net.b.*"], []),
 }  # fmt: skip
 
