@@ -238,7 +238,8 @@ def _by_base(bases: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[st
 def _of_entry(checkpoint: Checkpoint, about: Entry) -> dict[str, str]:
     """The averages that form an entry of their own: their names, and those of their weights ('' for counters)."""
     entries = about.get("averages", [])
-    if not entries and any(t.role == "slot" and n.startswith("optimizer") for n, t in checkpoint.tensors.items()):
+    numbered = re.compile(r"optimizer/(vars|_variables)/\d+")  # of Keras
+    if not entries and any(map(numbered.match, checkpoint.tensors)):
         raise UsageError(
             "no moving average has a name. An optimizer of Keras that has `use_ema` keeps them as numbered variables, "
             "which are not read: in Keras, call model.optimizer.finalize_variable_values(model.trainable_variables), "
