@@ -212,5 +212,8 @@ def test_a_variable_without_a_name_is_refused_with_what_to_do() -> None:
         library.change(whole, "keras-torch")
     with pytest.raises(ckptconv.UsageError, match="keras-torch takes all but 1 of 5, which converter='keras-torch'"):
         library.change(whole, "auto")
-    with pytest.raises(ckptconv.UsageError, match="no converter takes every tensor; `ckptconv match` proposes rules for a model of your own"):
+    with pytest.raises(
+        ckptconv.UsageError,
+        match="no converter takes every tensor; `ckptconv match` proposes rules for a model of your own",
+    ):
         library.change(built({"x": (2,), "y": (2,)}), "auto")

@@ -39,7 +39,10 @@ def test_read_from_anywhere(folder: Path, name: str) -> None:
 
 
 def test_a_shard_alone_when_asked(folder: Path) -> None:
-    assert set(ckptconv.open(folder / SHARDS[0], format="safetensors", partial=True)) == {"layer.0.weight", "layer.1.weight"}
+    assert set(ckptconv.open(folder / SHARDS[0], format="safetensors", partial=True)) == {
+        "layer.0.weight",
+        "layer.1.weight",
+    }
 
 
 def test_the_hub_cache(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Twelve small networks in eighteen spellings, matched by names and shapes and converted: docs/match.md has the table."""
+"""Twelve small networks in eighteen spellings, matched by names and shapes; docs/match.md has the table."""
 
 from __future__ import annotations
 
@@ -38,5 +38,7 @@ def test_each_tensor_meets_its_own(name: str, tmp_path: Path) -> None:
         right += len(arrays) - len(wrong)
         if name == "Lasagne":
             doubtful = {t for p in found.proposal.doubtful for t in p.targets}
-            assert {t for t in arrays if t.endswith("running_var")} <= doubtful  # it stores 1 / sqrt(variance + epsilon)
+            assert {
+                t for t in arrays if t.endswith("running_var")
+            } <= doubtful  # it stores 1 / sqrt(variance + epsilon)
     assert right == RIGHT.get(name, TENSORS)
