@@ -19,6 +19,7 @@ root are metadata; those of groups and datasets are `details["attributes"]`. Spe
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
@@ -28,7 +29,7 @@ from ...checkpoint import Checkpoint, Details, Note, NoteKind, Role, Tensor, con
 from ...dtypes import DTYPES
 from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import Coded, Span, checked_count
-from ...storage.files import Reader, Seen
+from ...storage.files import Reader, Seen, is_remote
 from ...storage.ranges import Slice, Spool
 from .. import zip
 from ..table import Reading, is_hdf5
@@ -147,9 +148,19 @@ def try_look(url: str, member: str = "") -> Tree | None:
 def _look(name: str, url: str, member: str) -> Tree | CkptError:
     """Detection needs the directory several times, so errors are cached as well."""
     try:
+        if member and not is_remote(url):
+            _check_sum(url, member)
         return _tree(image(url, member), url, member)
     except CkptError as e:
         return e
+
+
+def _check_sum(url: str, name: str) -> None:
+    """Compare a stored member of a zip with its CRC-32, as unpacking does: HDF5 has no sum of its own."""
+    with Reader(url) as file:
+        member = zip.members(file)[name]
+        if member.method == zip.STORED:
+            deque(zip.contents(file, member), maxlen=0)
 
 
 def _tree(file: FileImage, url: str, member: str) -> Tree:

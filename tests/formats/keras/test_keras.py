@@ -464,3 +464,15 @@ def test_averages_of_an_optimizer(tmp_path: Path) -> None:
     assert got["a/kernel"].numpy().tolist() == [5, 5, 5]
     with pytest.raises(UsageError, match="finalize_variable_values"):  # their numbers tell nothing
         ckptconv.convert(GOLDEN / "net.keras", tmp_path / "c.npz", ema=True)
+
+
+@pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
+def test_a_flipped_byte_within_an_archive_is_found(at: float, tmp_path: Path) -> None:
+    """The zip holds the sum of the HDF5 file in it, which has none itself."""
+    raw = bytearray((FIXTURES / "keras" / "net.keras").read_bytes())
+    with zipfile.ZipFile(FIXTURES / "keras" / "net.keras") as z:
+        info = z.getinfo("model.weights.h5")
+    raw[info.header_offset + 200 + int(at * (info.file_size - 300))] ^= 4
+    (tmp_path / "net.keras").write_bytes(raw)
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="CRC-32"):
+        ckptconv.open(tmp_path / "net.keras")
