@@ -143,7 +143,7 @@ def merged(sources: Sequence[Path | Checkpoint], how: Options, *, guard: bool = 
     if how.scope and len(how.scope) != len(sources):
         count = len(sources)
         raise UsageError(f"{count} sources need {count} scope=NAME, one for each; given are {len(how.scope)}")
-    urls = [s for s in sources if isinstance(s, str)]
+    urls = [text(s) for s in sources if not isinstance(s, Checkpoint)]
     found = [opened(s, how, guard=guard, given=urls) for s in sources]
     if how.scope:
         found = [passes.scope(c, name) for c, name in zip(found, how.scope, strict=True)]

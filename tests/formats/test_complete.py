@@ -102,6 +102,9 @@ def test_all_parts_together_are_the_model(tmp_path: Path) -> None:
     assert ckptconv.convert(sources, tmp_path / "all.npz").tensors == 3
     with pytest.raises(ckptconv.CorruptCheckpoint, match="00002-of-00003"):
         ckptconv.convert([sources[0], sources[2]], tmp_path / "some.npz")
+    torch = pytest.importorskip("torch")
+    module = torch.nn.ParameterDict({f"w{i}": torch.nn.Parameter(torch.zeros(2)) for i in range(3)})
+    assert ckptconv.torch.load_into(module, sources).loaded == ("w0", "w1", "w2")
 
 
 @pytest.mark.parametrize(
