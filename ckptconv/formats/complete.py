@@ -24,7 +24,7 @@ COUNTED = (  # the number of a file, and of how many
     re.compile(r"(?P<before>.*world_size_(?P<all>\d+)_rank_)(?P<part>\d+)(?P<after>\.\w+)"),
 )
 RANK = re.compile(r"(?:^rank_?|^consolidated\.|[cdempt]p_rank_)(\d+)")
-STEP = re.compile(r"global_step\d+")
+STEP = re.compile(r"global_step(\d+)")  # a folder of DeepSpeed
 OWN = ("tf", "tf-v1", "keras3")  # whose readers know the files of a set
 MOST = 10_000  # files of a set that are named
 FILLED = re.compile(r"(.*[./])?weight")  # what no module of torch leaves without any element
@@ -52,13 +52,13 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> str:
 
 def pieces(url: str, files: Sequence[str]) -> str:
     """What a folder holds that is no checkpoint itself but the parts of one, and what to do; '' if it is not so."""
-    if steps := [n for n in files if n.startswith("global_step") and n[11:].isdigit()]:  # of DeepSpeed
-        last = join(url, max(steps, key=lambda n: int(n[11:])))
-        found = pieces(last, names(last))
+    if steps := {n: int(m[1]) for n in files if (m := STEP.fullmatch(n))}:
+        last = max(steps, key=lambda n: steps[n])
+        found = pieces(join(url, last), names(join(url, last)))
         found = found or "has its weights in mp_rank_00_model_states.pt, which is not there"
-        return f"is a DeepSpeed checkpoint, whose {split(last)[1]} {found}"
-    every = next(filter(None, map(_counted, files)), [])
-    if lacking := [n for n in every if n not in files]:
+        return f"is a DeepSpeed checkpoint, whose {last} {found}"
+    every, present = next(filter(None, map(_counted, files)), []), set(files)
+    if lacking := [n for n in every if n not in present]:
         count = len(every) - len(lacking)
         return f"holds {count} of the {len(every)} files of a model; these are missing: {_some(lacking)}"
     if every and COUNTED[0].fullmatch(every[0]):

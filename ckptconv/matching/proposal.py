@@ -260,16 +260,16 @@ def propose(
     ties = [*found.ties, *_tied(target.ties, {n for p in pairs for n in p.targets}, done[1])]
     again = _tied(source.ties, {n for p in pairs for n in p.sources}, set())
     copies = found.copies | {n: first for first, *rest in again for n in rest}
-    rest = left(sides, pairs, (done[0] | set(copies), done[1] | {n for t in ties for n in t}))
-    pairs = [_unfilled(p, sides[1], rest[0]) for p in pairs]
+    settled = done[0] | set(copies), done[1] | {n for t in ties for n in t}
+    pairs = _unfilled(pairs, sides[1], left(sides, pairs, settled)[0])
+    rest = left(sides, pairs, settled)
     paired = sum(len(p.targets) for p in pairs)
     hopeful = paired >= HOPE * max(1, min(len(side.tensors) for side in sides))
     order = {n: k for k, n in enumerate(sides[0].tensors)}
-    lacking = left(sides, pairs, (set(), done[1] | {n for t in ties for n in t}))[1].tensors
     proposal = Proposal(
         tuple(sorted(pairs, key=lambda p: order[p.sources[0]])), tuple(ties), copies,
-        tuple(rest[0].tensors), tuple(lacking), tuple(notes), tuple(n for n, t in source.items() if not t.role),
-        "" if hopeful else _unlike(sides, paired),
+        tuple(rest[0].tensors), tuple(rest[1].tensors), tuple(notes),
+        tuple(n for n, t in source.items() if not t.role), "" if hopeful else _unlike(sides, paired),
     )  # fmt: skip
     return _respelled(proposal, *({new: old for old, new in names.items()} for names in spelled))
 
@@ -282,11 +282,15 @@ def _dims(t: Tensor) -> tuple[int, ...]:
     return tuple(sorted(t.shape))
 
 
-def _unfilled(p: Pair, target: Side, free: Side) -> Pair:
-    """Without constants where a tensor that is left over in the source could be meant."""
+def _unfilled(pairs: Iterable[Pair], target: Side, free: Side) -> list[Pair]:
+    """The pairs without constants where a tensor that is left over in the source could be meant."""
     shapes = {_dims(t) for t in free.tensors.values()}
-    kept = tuple((n, v) for n, v in p.fills if _dims(target.tensors[n]) not in shapes)
-    return p if kept == p.fills else p._replace(fills=kept, sure=False, real=True, why=(*p.why, LEFT_OVER))
+
+    def one(p: Pair) -> Pair:
+        kept = tuple((n, v) for n, v in p.fills if _dims(target.tensors[n]) not in shapes)
+        return p if kept == p.fills else p._replace(fills=kept, sure=False, real=True, why=(*p.why, LEFT_OVER))
+
+    return [one(p) for p in pairs]
 
 
 def _respelled(found: Proposal, source: Mapping[str, str], target: Mapping[str, str]) -> Proposal:

@@ -28,6 +28,7 @@ MAX_ENTRIES = 12  # that an error lists
 # nowhere else, so they are removed in the middle of names as well.
 WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 NESTED = ("state_dict", "model_state_dict", "model_dict")  # of a model within an entry; no module is called so
+KERAS_NUMBERED = re.compile(r"optimizer/(?:vars|_variables)/\d+")  # the variables of an optimizer, averages among them
 KERAS_AVERAGE = re.compile(r"optimizer_weights/[^/]+/average/(?P<base>.+)")
 EMA = re.compile(r"[_.-]?(?:ema|swa|shadow|averaged?)[_.-]?", re.IGNORECASE)  # in the name of an entry
 
@@ -238,8 +239,7 @@ def _by_base(bases: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[st
 def _of_entry(checkpoint: Checkpoint, about: Entry) -> dict[str, str]:
     """The averages that form an entry of their own: their names, and those of their weights ('' for counters)."""
     entries = about.get("averages", [])
-    numbered = re.compile(r"optimizer/(vars|_variables)/\d+")  # of Keras
-    if not entries and any(map(numbered.match, checkpoint.tensors)):
+    if not entries and any(map(KERAS_NUMBERED.match, checkpoint.tensors)):
         raise UsageError(
             "no moving average has a name. An optimizer of Keras that has `use_ema` keeps them as numbered variables, "
             "which are not read: in Keras, call model.optimizer.finalize_variable_values(model.trainable_variables), "

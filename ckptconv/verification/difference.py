@@ -184,8 +184,8 @@ class Diff:
         for p in self.pairs:
             name = f"{p.a.name} -> {p.b.name}" if p.kind == "renamed" and p.a and p.b else p.name
             broken = bool(p.values and p.values.unpaired)
-            cast = p.kind == "dtype" and not p.values and folded and p.a and p.b  # and whatever the shapes
-            sides = (p.a.dtype.name, p.b.dtype.name) if cast and p.a and p.b else (_side(p.a), _side(p.b))
+            shaped = not (folded and _is_cast(p))
+            sides = _side(p.a, shaped=shaped), _side(p.b, shaped=shaped)
             groups.setdefault((p.kind, *sides, broken, _magnitude(p)), {})[name] = p
         ranked = sorted(
             groups.items(), key=lambda g: (ORDER.index(g[0][0]), not g[0][3], -max(map(_change, g[1].values())))
@@ -194,7 +194,7 @@ class Diff:
         measured = len(self.columns) > len(MEASURES)
         for (kind, left, right, *_), pairs in ranked:
             lines = fold(pairs) if folded else [Fold(n, (n,)) for n in pairs]
-            if kind == "dtype" and folded and not any(p.values for p in pairs.values()):
+            if folded and all(map(_is_cast, pairs.values())):
                 lines = [Fold(shortened(list(pairs), 1), tuple(pairs))]
             for line in lines:
                 values = [v for n in line.names if (v := pairs[n].values)]
@@ -267,8 +267,13 @@ def _worst(g: Group) -> tuple[bool, float]:
     return not g.unpaired, -(g.change if g.change is not None else math.inf if g.apart else 0.0)
 
 
-def _side(t: Tensor | None) -> str:
-    return f"{t.dtype} {in_shape(t.shape)}" if t else ""
+def _side(t: Tensor | None, *, shaped: bool = True) -> str:
+    return (f"{t.dtype} {in_shape(t.shape)}" if shaped else t.dtype.name) if t else ""
+
+
+def _is_cast(p: Difference) -> bool:
+    """Whether the dtypes differ and the values do not."""
+    return p.kind == "dtype" and not p.values
 
 
 def _change(p: Difference) -> float:
