@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..checkpoint import Checkpoint, Move, Note, Tensor
@@ -231,6 +232,7 @@ def compile_plan(checkpoint: Checkpoint, placement: Placement, folder: str, memo
     """Cut the placed tensors into jobs."""
     tensors = checkpoint.tensors
     _check_casts(tensors)
+    _check_chunks(tensors, memory.limit)
     placed: dict[tuple[str, int], tuple[str, int, int]] = {}
     for name, slot in placement.slots.items():
         if slot.payload is None and slot.size:
@@ -268,6 +270,15 @@ def _check_casts(tensors: Mapping[str, Tensor]) -> None:
     ]
     if bad:
         raise ConversionError(f"{len(bad)} tensors cannot be cast:\n{listing(bad)}")
+
+
+def _check_chunks(tensors: Mapping[str, Tensor], limit: int) -> None:
+    """UsageError if a compressed chunk, which is decoded at once, is larger than the limit of the memory."""
+    coded = [(t.name, p.data.chunk) for t in tensors.values() for p in t.parts if isinstance(p.data, Coded)]
+    if large := {name: size for name, size in sorted(coded, key=itemgetter(1)) if size > limit}:
+        text = "a compressed chunk is decoded at once, and those of these tensors do not fit in max_memory=; give"
+        rows = [f"{name}: {in_bytes(size)}" for name, size in large.items()]
+        raise UsageError(f"{text} {-(-max(large.values()) // 10**6)}MB:\n{listing(rows)}")
 
 
 def _cut(

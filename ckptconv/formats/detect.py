@@ -29,6 +29,7 @@ from ..errors import (
     AmbiguousFormat,
     CkptError,
     CorruptCheckpoint,
+    MissingExtra,
     StorageError,
     UnknownFormat,
     UsageError,
@@ -184,6 +185,8 @@ def _opened(url: str, how: Reading, format: str | None) -> Checkpoint:
     except CkptError as e:
         e.url = e.url or url  # formats name another file only where they read several
         raise
+    except ImportError as e:  # which says nothing of the file
+        raise MissingExtra(f"the format {row.name} needs a package that is not installed: {e}", url=url) from e
     except (MemoryError, RecursionError) as e:
         raise CorruptCheckpoint(f"cannot be read as {row.name}: it is nested too deeply or too large", url=url) from e
     except Exception as e:  # the one place where an unexpected exception in a parser becomes an error of ours

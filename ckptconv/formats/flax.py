@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from ..checkpoint import Checkpoint, Note, Tensor, contiguous, training
 from ..dtypes import DTYPES, DType
 from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint
-from ..messages import listing
+from ..messages import brief, listing
 from ..moves.part import Held, Part, Span, checked_count
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, split
@@ -48,6 +48,9 @@ ARRAY, COMPLEX, SCALAR = 1, 2, 3
 CHUNKED, MAX_ARRAY = "__msgpack_chunked_array__", 2**30
 WINDOW = 65536
 ROWS = {row.numpy: row for row in DTYPES.values() if row.kind not in "sx"}
+FOREIGN = re.compile(  # dtypes of NumPy and ml_dtypes that are not in the table
+    r"object|(str|bytes|void)\d*|(datetime|timedelta)64(\[\w+\])?|float(96|128)|complex(192|256)|u?int[124]|float[468]_e\dm\d\w*"
+)
 _KEY = re.compile(rb"([\x80-\x8f]|\xde..|\xdf....)([\xa0-\xbf]|\xd9|\xda|\xdb)", re.DOTALL)
 _ARRAY = re.compile(rb"(\xc7.|\xc8..|\xc9....|[\xd4-\xd8])[\1\3]\x93([\x90-\x9f]|\xdc)", re.DOTALL)
 # First byte: the kind of value, and the struct format of its length or of the value itself.
@@ -284,6 +287,8 @@ class Walker:
         start, self.at = self.at, self.at + size
         row = ROWS.get(name)
         if row is None:
+            if not FOREIGN.fullmatch(name):
+                raise self.corrupt(f"has an array of {brief(name)!r}, a dtype that neither NumPy nor ml_dtypes has")
             return Other(f"an array of {name}")
         if checked_count(shape) * row.itemsize != size:
             raise self.corrupt(f"has an array of {name}{shape} in {size} bytes")

@@ -149,3 +149,14 @@ def test_a_name_of_too_many_groups_is_refused(tmp_path: Path) -> None:
     assert len(ckptconv.open(tmp_path / "x.msgpack")) == 1
     with pytest.raises(ckptconv.Unrepresentable, match="more than 96 groups"):
         ckptconv.save({"/".join("a" * 98): np.ones(1)}, tmp_path / "y.msgpack")
+
+
+@pytest.mark.parametrize("dtype", ["bo1l", "floav32", "int33", "str96", "float128"])
+def test_a_damaged_dtype_is_an_error_and_a_foreign_one_a_note(dtype: str, tmp_path: Path) -> None:
+    body = b"\x93\x91\x01" + bytes([0xA0 + len(dtype)]) + dtype.encode() + b"\xc4\x04abcd"
+    (tmp_path / "x.msgpack").write_bytes(b"\x81\xa1w\xc7" + bytes([len(body), 1]) + body)
+    if dtype in ("str96", "float128"):
+        assert ckptconv.open(tmp_path / "x.msgpack").notes[0].names == (f"w: an array of {dtype}",)
+    else:
+        with pytest.raises(ckptconv.CorruptCheckpoint, match=f"has an array of '{dtype}', a dtype that neither NumPy"):
+            ckptconv.open(tmp_path / "x.msgpack")

@@ -7,6 +7,7 @@ import json
 import struct
 import zipfile
 import zlib
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from kit import refused
 
 import ckptconv
-from ckptconv.errors import AmbiguousFormat, NameCollision, UsageError
+from ckptconv.errors import AmbiguousFormat, MissingExtra, NameCollision, UsageError
 from ckptconv.formats import detect, npy, table
 from ckptconv.formats import npy as pickles
 from ckptconv.storage.files import Seen
@@ -238,3 +239,10 @@ def test_what_a_format_raises_unexpectedly(tmp_path: Path, monkeypatch: pytest.M
             ckptconv.open(tmp_path / "a.npy")
     monkeypatch.setattr(npy, "sniff", fail)
     assert detect._claim(table.get("npy"), Seen(str(tmp_path / "a.npy"))) == 0
+
+
+def test_a_missing_package_is_no_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "a.npy", np.ones(2))
+    monkeypatch.setattr(table.get("npy").load(), "open", lambda *_: import_module("a_package_that_is_not_there"))
+    with pytest.raises(MissingExtra, match="the format npy needs a package that is not installed: No module named"):
+        ckptconv.open(tmp_path / "a.npy")

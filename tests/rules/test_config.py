@@ -81,7 +81,11 @@ REFUSED: dict[str, tuple[Any, type[CkptError], str]] = {
     "a float": ({KEY: 4.0}, UsageError, f"num_attention_heads is 4.0, not {BAD}"),
     "a truth": ({KEY: True}, UsageError, f"num_attention_heads is True, not {BAD}"),
     "a number beyond sizes": ({KEY: 2**31}, UsageError, BAD),
-    "thousands of digits": (b'{"%b": %b}' % (KEY.encode(), b"9" * 5000), CorruptCheckpoint, "the JSON is not valid"),
+    "thousands of digits": (
+        b'{"%b": %b}' % (KEY.encode(), b"9" * 5000),
+        CorruptCheckpoint,
+        "integer of thousands",
+    ),
     "a long text": ({KEY: "x" * 5000}, UsageError, "x{20}.*not an integer"),
     "no JSON": (b"{", CorruptCheckpoint, "the JSON is not valid"),
     "twice": (b'{"num_attention_heads": 4, "num_attention_heads": 6}', CorruptCheckpoint, "occurs twice"),

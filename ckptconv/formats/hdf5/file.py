@@ -49,13 +49,16 @@ MEMORY, MORE_MEMORY = 64, 128 << 20  # bytes that all records may take, per byte
 WEIGHTS = {b"{": 240, b"[": 90, b",": 40}  # bytes of memory that a parsed value takes, by the byte that begins it
 RECORD: dict[str, Any] = {  # what a record says that does not say otherwise
     "path": "", "group": False, "same": "", "skip": "", "note": "", "attrs": {},
-    "dtype": "", "shape": [], "offset": -1, "swap": False, "itemsize": 0,
+    "dtype": "", "shape": [], "offset": -1, "swap": False, "itemsize": 0, "chunk": 0,
 }  # fmt: skip
 POINTER = 16  # bytes that a text counts for at least, as one of variable length does in the file
 
 
 class Stored(NamedTuple):
-    """One dataset: `offset` is the position of its bytes in the file, or -1 if the library must read them."""
+    """One dataset: `offset` is the position of its bytes in the file, or -1 if the library must read them.
+
+    chunk: bytes of a filtered chunk, which the library holds in memory, or 0.
+    """
 
     path: str
     dtype: str
@@ -64,6 +67,7 @@ class Stored(NamedTuple):
     swap: bool
     attrs: dict[str, Any]
     same: str  # the path at which the same dataset occurred first
+    chunk: int
 
 
 class Tree(NamedTuple):
@@ -106,7 +110,7 @@ def tensor(tree: Tree, stored: Stored, name: str, *, role: Role = "") -> Tensor:
     data: Span | Coded = Span(tree.url, stored.offset, size)
     if stored.offset < 0:
         path = stored.same or stored.path  # tied names have one key
-        data = Coded(__name__, tree.url, f"{tree.member}//{path}" if tree.member else "/" + path, size)
+        data = Coded(__name__, tree.url, f"{tree.member}//{path}" if tree.member else "/" + path, size, stored.chunk)
     return contiguous(name, kind, stored.shape, data, ops=("swap",) if stored.swap else (), role=role)
 
 
@@ -198,7 +202,7 @@ def _tree(file: FileImage, url: str, member: str) -> Tree:
                 raise CorruptCheckpoint("overlaps another dataset", url=url, tensor=path)
             offset = offset + file.start if offset >= 0 and file.start >= 0 else -1
             shape = tuple(record["shape"])
-            datasets[path] = Stored(path, record["dtype"], shape, offset, record["swap"], attrs, "")
+            datasets[path] = Stored(path, record["dtype"], shape, offset, record["swap"], attrs, "", record["chunk"])
     if "" not in groups:
         raise CorruptCheckpoint("the HDF5 library sent no root group: the file is hostile", url=url)
     listed = [

@@ -35,6 +35,7 @@ from typing import Any, BinaryIO, NoReturn
 import h5py
 import numpy as np
 
+from ...messages import cut
 from . import FRAME, MAX_DATA, NO_DATA, PIECE, RATIO, SLACK
 
 CPU, CPU_PER_MB = 30, 1  # seconds of processor time, and more for each megabyte of the file
@@ -96,7 +97,7 @@ def send(out: BinaryIO, kind: bytes, body: bytes) -> None:
 def failure(e: Exception) -> tuple[bytes, bytes]:
     """The frame of an error."""
     kind, message = e.args if isinstance(e, Refused) else (b"C", f"is not valid HDF5: {type(e).__name__}: {e}")
-    return kind, message[:2000].encode(errors="replace")
+    return kind, cut(message, 500).encode(errors="replace")
 
 
 def rehearse() -> None:
@@ -252,12 +253,27 @@ def dataset(thing: Any, path: str) -> dict[str, Any]:
     dtype, swap = element(kind)
     if not dtype:
         group = kind.get_class()
+        if group == h5py.h5t.FLOAT and is_damaged(kind):
+            raise Refused(b"C", f"{path} has floats whose sign, exponent and mantissa do not fit together: damaged")
         what = CLASSES[group] if group < len(CLASSES) else group
         return {"skip": f"its elements are of a type that no framework uses (HDF5 class {what})"}
     record = {"dtype": dtype, "swap": swap, "shape": space.shape, "itemsize": kind.get_size()}
+    if layout == h5py.h5d.CHUNKED and filters:  # others are read in part
+        record["chunk"] = prod(plan.get_chunk()) * kind.get_size()
     if layout == h5py.h5d.CONTIGUOUS and dtype != "string" and thing.get_storage_size() and 0 not in space.shape:
         record["offset"] = thing.get_offset()  # if something was ever written to it; else, it is the fill value
     return record
+
+
+def is_damaged(kind: Any) -> bool:
+    """Whether the fields of an unknown float of several bytes do not meet, or its bias is not IEEE's, as in all others.
+
+    VAX has biases of its own, as have the floats of one byte.
+    """
+    sign, exponent, width, mantissa, bits = kind.get_fields()
+    fields = mantissa + bits, exponent + width, mantissa, sign + 1 - mantissa, 2 ** (width - 1) - 1
+    regular = exponent, sign, kind.get_offset(), kind.get_precision(), kind.get_ebias()
+    return kind.get_size() > 1 and kind.get_order() != h5py.h5t.ORDER_VAX and fields != regular
 
 
 def attributes(thing: Any) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint, UsageError
 from ...messages import listing, printable
 from ...storage.files import Seen, exists, is_dir, join, read_all, sibling
+from ...storage.json import fault
 from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
 from ..table import KERAS_WEIGHTS, Reading, is_hdf5
@@ -202,7 +203,7 @@ def _json(data: bytes, name: str, url: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as e:
-        raise CorruptCheckpoint(f"{name} is not valid JSON: {e}", url=url) from e
+        raise CorruptCheckpoint(f"{name} is not valid JSON: {fault(e)}", url=url) from e
 
 
 def _shards(url: str) -> Shelf:

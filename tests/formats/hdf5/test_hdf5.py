@@ -20,7 +20,7 @@ from kit import same
 
 import ckptconv
 from ckptconv import errors
-from ckptconv.errors import CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint
+from ckptconv.errors import CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint, UsageError
 from ckptconv.formats.hdf5 import file, sandbox, worker
 from ckptconv.formats.table import Reading
 from ckptconv.moves.part import Coded, Span
@@ -340,6 +340,48 @@ ELEMENTS: dict[str, tuple[Any, tuple[str, bool]]] = {
 def test_types_of_elements(what: str) -> None:
     kind, expected = ELEMENTS[what]
     assert worker.element(kind) == expected
+
+
+EXTENDED = H5T.py_create(np.dtype("longdouble"), logical=True)
+ODD: dict[str, tuple[Any, bool]] = {
+    "long double": (EXTENDED, False),
+    "16 of 32 bits": (floating(4, *BF16, bias=127), False),
+    "a byte with another bias": (floating(1, *E4M3, bias=8), False),
+    "another bias": (floating(2, *BF16, bias=126), True),
+    "a mantissa that is too short": (floating(2, 15, 7, 8, 0, 6, bias=127), True),
+    "bits beyond the sign": (narrow(floating(4, *BF16, bias=127), 31), True),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_a_damaged_type_is_an_error_and_a_foreign_one_a_note(what: str, tmp_path: Path) -> None:
+    kind, damaged = ODD[what]
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        h5py.h5d.create(f.id, b"w", kind, h5py.h5s.create_simple((2,)))
+    if damaged:
+        with pytest.raises(CorruptCheckpoint, match="w has floats whose sign, exponent and mantissa do not fit"):
+            ckptconv.open(tmp_path / "a.h5")
+    else:
+        assert [n.names for n in ckptconv.open(tmp_path / "a.h5").notes if n.kind == "skipped"] == [("w",)]
+
+
+def test_long_names_are_cut(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["n" * 3000] = h5py.SoftLink("/x")
+    with pytest.raises(UnsafeCheckpoint, match="is a soft link") as caught:
+        ckptconv.open(tmp_path / "a.h5")
+    assert len(caught.value.message) < 600
+
+
+def test_a_chunk_that_does_not_fit_in_memory_is_refused(tmp_path: Path) -> None:
+    """Compressed ones are decoded at once; the others are read in part."""
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        for name, packed in (("a", "gzip"), ("b", None)):
+            f.create_dataset(name, (20, 1_000_000), "i1", chunks=(20, 1_000_000), compression=packed)[-1] = 7
+    with pytest.raises(UsageError, match=r"do not fit in max_memory=; give 20MB:\n  a: 20.0 MB$"):
+        ckptconv.convert(tmp_path / "a.h5", tmp_path / "a.npz", max_memory="16MB")
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "a.npz", max_memory="20MB")
+    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.npz", max_memory="16MB", include="b")
 
 
 def test_opaque_elements(tmp_path: Path) -> None:

@@ -476,3 +476,15 @@ def test_a_flipped_byte_within_an_archive_is_found(at: float, tmp_path: Path) ->
     (tmp_path / "net.keras").write_bytes(raw)
     with pytest.raises(ckptconv.CorruptCheckpoint, match="CRC-32"):
         ckptconv.open(tmp_path / "net.keras")
+
+
+@pytest.mark.parametrize("name", ["config.json", "metadata.json"])
+def test_an_integer_without_end_in_an_archive(name: str, tmp_path: Path) -> None:
+    with (
+        zipfile.ZipFile(FIXTURES / "keras" / "net.keras") as old,
+        zipfile.ZipFile(tmp_path / "net.keras", "w") as new,
+    ):
+        for n in old.namelist():
+            new.writestr(n, b'{"a": %b}' % (b"1" * 5000) if n == name else old.read(n))
+    with pytest.raises(ckptconv.CorruptCheckpoint, match=f"{name} is not valid JSON: it has an integer of thousands"):
+        ckptconv.open(tmp_path / "net.keras")
