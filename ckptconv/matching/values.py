@@ -28,7 +28,7 @@ from ..rules import layout as layouts
 from ..verification.compare import first_difference, side_by_side
 from .likeness import alike
 from .orders.axes import LETTERS, Order, convention, simple
-from .orders.cuts import concatenated, divisors, hidden, split, within
+from .orders.cuts import divisors, fused, hidden, split, within
 from .pairs import LISTED, Pair, Print, folded, leaf, parent
 
 Array = np.ndarray[Any, Any]
@@ -71,7 +71,6 @@ def _number(raw: Array, t: Tensor) -> float:
 
 
 PROBE = 256  # elements that are compared before all are
-SLICES = layouts.parse("(before + 1 + after) ... -> before ..., ..., after ...")
 
 
 class Bits:
@@ -112,22 +111,6 @@ class Bits:
         """Whether two tensors of one shape and dtype hold the same bits."""
         first = next(side_by_side(a, b, self.sources, PROBE), None)  # most wrong orders fail there
         return not first or (np.array_equal(*first[1:]) and first_difference(a, b, self.sources) is None)
-
-
-def moved(t: Tensor, order: Order) -> Tensor | None:
-    """The one tensor that an order makes of another; None if it does not fit."""
-    try:
-        ((shape, parts),) = layouts.parse(order.text).apply([t], dict(order.sizes))
-    except LayoutError:
-        return None
-    return Tensor(t.name, t.dtype, shape, parts)
-
-
-def slices(t: Tensor) -> Iterator[Tensor]:
-    """The slices of a tensor along its first axis."""
-    for i in range(t.shape[0]):
-        shape, parts = SLICES.apply([t], {"before": i})[1]
-        yield Tensor(t.name, t.dtype, shape, parts)
 
 
 MADE = 0.1  # of the target found by value: it was made from this source, and other values are other tensors
@@ -239,45 +222,46 @@ def _layout(bits: Bits, whole: Tensor, parts: Sequence[Tensor], totals: Sequence
                 if bits.proved([whole], ordered, order):
                     return order, at, ""
         return None
-    for axis, n in enumerate(whole.shape):
-        names, rest = LETTERS[: len(whole.shape)], (*whole.shape[:axis], *whole.shape[axis + 1 :])
-        places = _arranged(bits, whole, axis, 1, totals) if n == count else None
-        front = moved(whole, Order(f"{' '.join(names)} -> {' '.join(names[axis] + names[:axis] + names[axis + 1 :])}"))
-        if not places or not front:
-            continue
-        both = [(piece, parts[k]) for piece, k in zip(slices(front), places, strict=True)]
-        for order in (*simple(rest, shape), *hidden(rest, shape)):
-            if all(bits.proved([piece], [part], order) for piece, part in both):
-                return within(order, len(rest), "e", axis), places, "e"
-    for axis, n in enumerate(whole.shape):
-        for heads in [1, *divisors(n // count)[:MAX_HEADS]] if n % count == 0 else ():
-            places = _arranged(bits, whole, axis, heads, totals)
-            for order in concatenated(whole.shape, shape, axis, count, heads) if places else ():
-                if places and bits.proved([whole], [parts[k] for k in places], order):
-                    return order, places, ""
+    sizes = list(enumerate(whole.shape))
+    ways = [(axis, 0) for axis, n in sizes if n == count]  # 0: an axis of their own
+    ways += [(axis, h) for axis, n in sizes if n % count == 0 for h in (1, *divisors(n // count)[:MAX_HEADS])]
+    for axis, heads in ways:
+        pieces = _cut(whole, axis, heads, count)
+        places = _places(bits, pieces, totals)
+        for order in (*simple(pieces[0].shape, shape), *hidden(pieces[0].shape, shape)) if places else ():
+            if not all(bits.proved([piece], [parts[k]], order) for piece, k in zip(pieces, places, strict=True)):
+                continue
+            if not heads:
+                return within(order, len(whole.shape) - 1, "e", axis), places, "e"
+            order = fused(order, len(whole.shape), axis, count, heads)
+            if bits.proved([whole], [parts[k] for k in places], order):
+                return order, places, ""
     return None
 
 
-def _arranged(bits: Bits, whole: Tensor, axis: int, heads: int, totals: Sequence[int]) -> list[int] | None:
-    """Which part each slice along an axis is; None if they are not the parts.
+def _cut(whole: Tensor, axis: int, heads: int, count: int) -> list[Tensor]:
+    """The slices of a tensor along an axis; with heads, the k-th block of every head is slice k. Not empty."""
+    ends = LETTERS[:axis], LETTERS[axis + 1 : len(whole.shape)]
+    inside = ("(before + 1 + after)", "before", "", "after")
+    if heads:
+        inside = ("(heads (before + 1 + after) rest)", "(heads before rest)", "(heads rest)", "(heads after rest)")
+    left, *rights = (" ".join([*ends[0], axis, *ends[1]]) for axis in inside)
+    layout = layouts.parse(f"{left} -> {', '.join(rights)}")
+    sizes = {"heads": heads, "rest": whole.shape[axis] // count // heads} if heads else {}
+    made = (layout.apply([whole], sizes | {"before": k})[1] for k in range(count))
+    return [Tensor(whole.name, whole.dtype, shape, parts) for shape, parts in made]
 
-    With several heads, slice k is the k-th block of every head.
-    """
-    letters = list(LETTERS[: len(whole.shape)])
-    rest = " ".join(x for k, x in enumerate(letters) if k != axis)
-    letters[axis] = "(heads slice rest)"
-    text = f"{' '.join(letters)} -> slice heads rest {rest}"
-    front = moved(whole, Order(text, (("heads", heads), ("slice", len(totals)))))
-    if front is None:
-        return None
+
+def _places(bits: Bits, pieces: Sequence[Tensor], totals: Sequence[int]) -> list[int]:
+    """Which part each piece is; none if they are not the parts."""
     places: dict[int, list[int]] = defaultdict(list)
     for k, total in enumerate(totals):
         places[total].append(k)
     out: list[int] = []
-    for piece in slices(front):
+    for piece in pieces:
         found = fingerprint(piece, bits.sources)
         if found is None or not places[found.total]:
-            return None
+            return []
         out.append(places[found.total].pop(0))
     return out
 

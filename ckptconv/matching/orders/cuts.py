@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ...checkpoint import Tensor
 from ..pairs import Bundle, Side, Sides
-from .axes import LETTERS, Order, Shape, simple, suffixed, tokens
+from .axes import LETTERS, Order, Shape, suffixed, tokens
 from .choose import Judge, Judged
 
 MAX_DIVISORS = 64
@@ -77,38 +77,14 @@ def split(whole: Shape, parts: Sequence[Shape]) -> Iterator[Order]:
             if sum(p[at] for p in full) != whole[axis] or rest != {tuple(whole[k] for k in turn if k != axis)}:
                 continue
             sizes = [0 if row else p[at] for p, row in zip(full, lone, strict=True)]
-            same = len(set(sizes)) == 1
-            terms = [f"n.{i}" if same else f"n{i}" if n else "1" for i, n in enumerate(sizes)]
-            known = tuple((f"n{i}", n) for i, n in enumerate(sizes) if n and not same)[: len(sizes) - 1 - (0 in sizes)]
+            terms = [f"n{i}" if n else "1" for i, n in enumerate(sizes)]
+            known = tuple((f"n{i}", n) for i, n in enumerate(sizes) if n)[: len(sizes) - 1 - (0 in sizes)]
             inside = ({k: pair} for k, n in enumerate(whole) if k != axis for pair in _gates(names[k], n))
             for gates in ({}, *inside):
                 cut = f"({' + '.join(terms)})"
                 both = (_turned(names, turn, {**gates, axis: (cut, t.removeprefix("1"))}) for t in terms)
                 lefts, rights = zip(*(order.text.split(" -> ") for order in both), strict=True)
                 yield Order(f"{lefts[0]} -> {', '.join(' '.join(right.split()) for right in rights)}", known)
-
-
-def concatenated(whole: Shape, part: Shape, axis: int, count: int, heads: int) -> Iterator[Order]:
-    """Layouts that cut an axis into equal parts; with several heads, each head holds a block of every part.
-
-    i (q + k + v) -> i q, i k, i v         one behind the other
-    i (n (q + k + v)) -> i (n q), ...      interleaved per head
-    """
-    length = whole[axis] // count
-    one = (*whole[:axis], length, *whole[axis + 1 :])
-    if heads == 1:
-        if len(part) == len(whole):
-            yield from split(whole, [part] * count)
-        elif length > 1:
-            yield from (_fused_parts(o, len(one), axis, count) for o in simple(one, part) if o.text)
-        return
-    names = LETTERS[: len(whole)]
-    blocks = [f"y.{i}" for i in range(count)]
-    for turn in permutations(range(len(whole))):
-        if tuple(one[k] for k in turn) == part:
-            left = " ".join(f"(x ({' + '.join(blocks)}))" if k == axis else n for k, n in enumerate(names))
-            rights = [" ".join(f"(x {b})" if k == axis else names[k] for k in turn) for b in blocks]
-            yield Order(f"{left} -> {', '.join(rights)}", (("x", heads),))
 
 
 def within(order: Order, rank: int, name: str, axis: int) -> Order:
@@ -161,7 +137,7 @@ def _cut_bundle(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge, stac
             part = replace(whole, shape=(*whole.shape[:axis], n // count, *whole.shape[axis + 1 :]))
             if found := judge.order(part, piece):
                 why = FUSED if count == QKV and n > count else "" if bundle.counted else PARTS
-                return BundleOrder(Judged(_fused_parts(found.order, len(part.shape), axis, count), why, bool(why)))
+                return BundleOrder(Judged(fused(found.order, len(part.shape), axis, count), why, bool(why)))
     return None
 
 
@@ -191,8 +167,12 @@ def _without_axis(t: Tensor, axis: int) -> Tensor:
     return replace(t, shape=t.shape[:axis] + t.shape[axis + 1 :])
 
 
-def _fused_parts(order: Order, rank: int, axis: int, count: int) -> Order:
-    """The order of one piece as one of the whole, whose axis `axis` holds all pieces behind each other."""
+def fused(order: Order, rank: int, axis: int, count: int, heads: int = 1) -> Order:
+    """The order of one piece as one of the whole, whose axis `axis` holds all pieces.
+
+    i (q + k + v) -> i q, i k, i v         one behind the other
+    i (n (q + k + v)) -> i (n q), ...      with several heads, each of which holds a block of every piece
+    """
     letters = " ".join(LETTERS[:rank])
     left, _, right = (order.text or f"{letters} -> {letters}").partition("->")
     names = tokens(left)
@@ -201,6 +181,10 @@ def _fused_parts(order: Order, rank: int, axis: int, count: int) -> Order:
         names[axis], right = "n", " ".join([f"(n {first.strip('()')})", *others])
     inside = re.findall("[a-z]", names[axis])
     parts = [suffixed(names[axis].strip("()"), inside, i) for i in range(count)]
-    text = " ".join([*names[:axis], f"({' + '.join(parts)})", *names[axis + 1 :]])
+    terms, sizes = f"({' + '.join(parts)})", order.sizes
+    if heads > 1:
+        terms, sizes = f"(x {terms})", (*sizes, ("x", heads))
+        right = re.sub(rf"\b{names[axis]}\b", f"(x {names[axis]})", right)
+    text = " ".join([*names[:axis], terms, *names[axis + 1 :]])
     rights = [suffixed(right.strip(), inside, i) for i in range(count)]
-    return Order(f"{text} -> {', '.join(rights)}", order.sizes)
+    return Order(f"{text} -> {', '.join(rights)}", sizes)
