@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -114,22 +114,22 @@ def run(port: Port, folder: Path, *, check: bool = True, every: bool = False) ->
     owner = {t: p for p in found.pairs for t in p.targets}
     unmarked = sum(owner[n].sure for n in wrong if n in owner)
     names = same(original, fresh, inputs)
-    checked = proved(port, original, found, source, inputs) if check and (every or not names) else names
+    checked = proved(port, original, source, inputs) if check and (every or not names) else names
     doubts = sum(not p.sure for p in found.pairs)
     return Row(len(want), len(want) - len(wrong), unmarked, doubts, names, checked, time.perf_counter() - began, note)
 
 
-def proved(port: Port, original: nn.Module, found: Any, source: Checkpoint, inputs: Mapping[str, Tensor]) -> bool:
+def proved(port: Port, original: nn.Module, source: Checkpoint, inputs: Mapping[str, Tensor]) -> bool:
     """Whether --check, given the original's outputs only, ends with a module that computes the same."""
     fresh = trained(port.build, 3)
     name, wanted = output(original, inputs)
     target = outline(fresh)
 
     def propose(order: Sequence[str]) -> Proposal:
-        return match(source, target.with_tensors({n: target[n] for n in order}), values=False)
+        return match(source, target.with_tensors({n: target[n] for n in order if n in target}), values=False)
 
     arrays = {n: x.numpy() for n, x in inputs.items()}, {name: wanted.numpy()}
-    proof = prove(fresh, found, source, *arrays, propose=propose, seconds=SECONDS)
+    proof = prove(fresh, propose, source, *arrays, seconds=SECONDS)
     wrong = {n for n, x in state(original).items() if x.tobytes() != state(fresh)[n].tobytes()}
     if any(p.sure and wrong & set(p.targets) for p in proof.proposal.pairs):
         raise SystemExit(f"{port.title}: a wrong pair is not marked")

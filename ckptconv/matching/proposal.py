@@ -8,7 +8,7 @@
         modules/solve.py        modules of one signature, by words, blocks and order
         orders/choose.py        how axes move, by conventions or shapes; images, cells, and what is doubtful about it
     toml(proposal, ...)         rules.py: rules over indices, with evidence; `-c` takes the file as it is
-    prove(module, proposal ...) check/: run the module, compare its outputs, try what is marked
+    prove(module, propose ...)  check/: run the module, compare its outputs, try what is marked
 
 Each stage gets what is left of both sides and returns pairs. Nothing is guessed in silence: what was not proved by
 values or by equal names and a convention is `assumed`, and `real` where another answer is likely.
@@ -139,18 +139,19 @@ def match(
     if output and os.path.lexists(output) and not how.force:
         raise StorageError("already exists; force=True replaces it", url=os.fspath(output))
     every = how.without("include", "exclude")
+    names = [printable(_name(side)) for side in (source, target)]
+    if check:
+        target = _built(target)
     with files.record_stamps() as stamps:
         a = api.prepare([source], every)
         b = _opened(target, every.without("from_", "at", "strip_prefix", "ema"))
-    found = propose(a, b, values=values, workers=how.workers, include=how.include, exclude=how.exclude)
 
-    def again(order: Sequence[str]) -> Proposal:
-        reordered = b.with_tensors({n: b[n] for n in order if n in b})
-        return propose(a, reordered, values=False, include=how.include, exclude=how.exclude)
+    def proposed(order: Iterable[str]) -> Proposal:
+        side = b.with_tensors({n: b[n] for n in order if n in b})
+        return propose(a, side, values=values, workers=how.workers, include=how.include, exclude=how.exclude)
 
-    proof = _proof(found, a, target, check, again) if check else None
-    found = proof.proposal if proof else found
-    names = [printable(_name(side)) for side in (source, target)]
+    proof = prove(target, proposed, a, *_arrays(*check)) if check else None
+    found = proof.proposal if proof else proposed(b)
     text = toml(found, " to ".join(names), source=names[0], target=names[1])
     if output:
         read = {*stamps, *a.urls, *b.urls}  # also of what was open before
@@ -163,20 +164,23 @@ def match(
     return Match(found, text, proof)
 
 
-def _proof(
-    found: Proposal, source: Checkpoint, target: Any, check: tuple[Arrays, Original],
-    propose: Callable[[Sequence[str]], Proposal],
-) -> Proof:  # fmt: skip
-    """Run the module with the proposal and compare; try alternatives until the outputs agree."""
+def _built(target: Any) -> Any:
+    """The module that a check runs."""
     if isinstance(target, Checkpoint) or _is_path(target):
         raise UsageError("check runs a module: the target must be one, or name package.module:callable")
-    from ..torch import build, imported
+    from ..torch import build
 
-    inputs, original = arrays(_read(check[0]), "input"), check[1]
+    return build(target) if isinstance(target, str) else target
+
+
+def _arrays(given: Arrays, original: Original) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The inputs of a check, and the outputs, for which an original is run."""
+    inputs = arrays(_read(given), "input")
     if isinstance(original, str) and names_code(original):
+        from ..torch import imported
+
         original = imported(original)
-    outputs = outputs_of(original, inputs) if callable(original) else _read(original)
-    return prove(build(target) if isinstance(target, str) else target, found, source, inputs, outputs, propose=propose)
+    return inputs, outputs_of(original, inputs) if callable(original) else _read(original)
 
 
 def _read(given: Any) -> Any:

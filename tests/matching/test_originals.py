@@ -110,7 +110,7 @@ def test_the_order_of_execution_is_evidence(turned: bool, tmp_path: Path) -> Non
     found = ckptconv.match(tmp_path / "a.npz", Shuffled(), check=({"x": x}, {"y": wanted}))
     assert found.proof is not None
     assert found.proof.found.same
-    assert found.proof.kept[0] == "the modules in the order in which they run"
+    assert not any("exchanged" in text for text in found.proof.kept)
     assert {(p.targets[0], p.evidence, p.sure) for p in found.proposal.pairs if "dense_1" in p.sources[0]} == {
         ("m.weight", "proved", True), ("m.bias", "proved", True),
     }  # fmt: skip
@@ -189,7 +189,7 @@ class Faint(torch.nn.Module):
         self.q, self.p, self.main = (torch.nn.Linear(6, 6 + (k == 2)) for k in range(3))
 
     def forward(self, x: Any) -> Any:
-        faint = self.p(x) - 2 * self.q(x)
+        faint = -2 * self.q(x) + self.p(x)
         return torch.cat([self.main(x), 1e-5 * faint], -1) @ torch.ones(13, 3)
 
 

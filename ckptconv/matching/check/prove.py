@@ -1,6 +1,6 @@
 """Prove a proposal by outputs: load it, run it, compare, and try what is marked until the outputs agree.
 
-    proof = prove(module, proposal, source, inputs, wanted)
+    proof = prove(module, propose, source, inputs, wanted)
 
 An alternative is kept if the outputs then agree, or come nearer. Where the outputs of submodules are known the search
 goes by layers: an alternative counts that lets more of them agree. It is bounded in tries and in time, and says so.
@@ -56,7 +56,6 @@ RANDOM = (
     "random in evaluation, or give outputs of submodules before that"
 )
 CHANGED = "changed by the check, as the outputs are nearer so"
-AS_RUN = "the modules in the order in which they run"
 SETTINGS = {  # by a word in the name of a class: what other frameworks have that no weight holds
     "BatchNorm": "batch normalisation: epsilon is 1e-5 in torch and Flax, 1e-3 in Keras, TensorFlow and TF-Slim",
     "LayerNorm": "layer normalisation: epsilon is 1e-5 in torch, 1e-3 in Keras, 1e-6 in Flax, 1e-12 in BERT",
@@ -109,22 +108,19 @@ class Proof:
 
 def prove(
     module: Any,
-    proposal: Proposal,
+    propose: Callable[[Sequence[str]], Proposal],
     source: Checkpoint,
     inputs: Mapping[str, Array],
     wanted: Mapping[str, Array],
     *,
-    propose: Callable[[Sequence[str]], Proposal] | None = None,
-    tries: int = TRIES,
     seconds: float = SECONDS,
 ) -> Proof:
     """Load a proposal of matching, compare the module's outputs, and try what is marked until they agree.
 
-    `inputs` are the arguments of `forward`, by its names or in order; where it cannot be run with them, they are cast
-    as its weights are, or turned if their channels come last. `wanted` are the outputs (`places` says whose). The
-    search ends after so many tries or seconds. The module keeps what is found. `propose` matches again with the
-    module's tensors in another order: that in which its modules run, which is tried if the outputs do not agree at
-    once; the search begins with the one that comes nearer.
+    `propose` matches the source with the module's tensors, given in the order in which its modules run. `inputs` are
+    the arguments of `forward`, by its names or in order; where it cannot be run with them, they are cast as its weights
+    are, or turned if their channels come last. `wanted` are the outputs (`places` says whose). The search ends after
+    TRIES or so many seconds. The module keeps what is found.
 
     Raises UsageError if the module cannot be run with the inputs, if it is random, and for outputs of other shapes.
     """
@@ -141,56 +137,34 @@ def prove(
         text = f"the module cannot be run with these inputs: {blamed(e)}; the inputs are {', '.join(shapes)}"
         raise UsageError(text) from e
     got = runner.outputs()
+    at = {home: k for k, home in enumerate(got) if home}
+    proposal = propose(sorted(runner.state, key=lambda n: at.get(parent(n), len(at))))  # what did not run comes last
     placed = places(proposal, got, runner.labels, wanted)
     if not bits(placed.wanted, ROUNDING):
         raise UsageError("all outputs are the same number, which proves nothing; give others, or those before them")
     runner.picked = placed.picked
-    at = {home: k for k, home in enumerate(got) if home}
-    order = sorted(runner.state, key=lambda n: at.get(parent(n), len(at)))  # as run; what did not run comes last
     got = {n: [got[n][k] for k in at] for n, at in placed.picked.items()}
     if not departure(runner.outputs(), got, ROUNDING, ROUNDING, scaled=True).same:
         raise UsageError(RANDOM)
-    search = Search(proposal, source, runner, placed.wanted)
+    search = Search(proposal, source, runner, placed.wanted, time.monotonic() + seconds)
     few = bits(placed.wanted, ATOL) < ENOUGH  # no search, which would find something by chance
-    if not search.comparison.same and not few:
-        starts = [search]
-        if propose and order != list(runner.state) and _loads((as_run := propose(order)).pairs) != _loads(search.pairs):
-            starts.append(Search(as_run, source, runner, placed.wanted, AS_RUN))
-        search = _searched(starts, tries, seconds)
+    if not few:
+        search.improve()
     settled, undecided = search.settled() if search.comparison.same and not few else (set[int](), ())
     pairs = tuple(
         p._replace(evidence="proved", sure=True, real=False, why=(), rivals=()) if k in settled else _said(p, before)
-        for k, (p, before) in enumerate(zip(search.pairs, search.proposal.pairs, strict=True))
+        for k, (p, before) in enumerate(zip(search.pairs, proposal.pairs, strict=True))
     )
     notes = (*([note] if note else ()), *changed, *placed.notes, *([FEW] if few else []))
     return Proof(
-        replace(search.proposal, pairs=pairs), search.comparison, search.tried, tuple(search.kept), undecided,
+        replace(proposal, pairs=pairs), search.comparison, search.tried, tuple(search.kept), undecided,
         search.why, notes, () if search.comparison.same else advice(module),
     )  # fmt: skip
 
 
-def _searched(starts: list[Search], tries: int, seconds: float) -> Search:
-    """Search from each proposal, the nearer one first, each with its part of the tries and of the time."""
-    starts.sort(key=lambda s: s.distance)
-    for start in starts:
-        start.tries, start.until = tries // len(starts), time.monotonic() + seconds / len(starts)
-        start.improve()
-        if start.comparison.same:
-            break
-    best = min(starts, key=lambda s: (not s.comparison.same, s.distance))
-    best.tried = sum(s.tried for s in starts) + len(starts) - 1
-    best.load(range(len(best.pairs)))
-    return best
-
-
-def _loads(pairs: Iterable[Pair]) -> set[object]:
-    """What pairs would load."""
-    return {(p.sources, p.targets, p.order, p.fills) for p in pairs}
-
-
 def _said(p: Pair, before: Pair) -> Pair:
     """The pair with a reason that says what it does now, if the check changed it."""
-    if _loads([p]) == _loads([before]):
+    if p[:3] == before[:3] and p.fills == before.fills:
         return p
     return p._replace(why=tuple(w for w in p.why if w in IMAGES) or (CHANGED,))
 
@@ -240,22 +214,22 @@ def bits(outputs: Outputs, tolerance: float) -> float:
 class Search:
     """The pairs as they are now, and how near their outputs are."""
 
-    def __init__(self, proposal: Proposal, source: Checkpoint, runner: Runner, wanted: Outputs, *kept: str) -> None:
-        self.proposal, self.pairs = proposal, list(proposal.pairs)
-        self.source, self.runner, self.wanted = source, runner, wanted
-        self.tries, self.tried, self.until, self.why = TRIES, 0, time.monotonic() + SECONDS, ""
-        self.kept = list(kept)
+    def __init__(
+        self, proposal: Proposal, source: Checkpoint, runner: Runner, wanted: Outputs, until: float
+    ) -> None:  # fmt: skip
+        self.pairs, self.source, self.runner, self.wanted = list(proposal.pairs), source, runner, wanted
+        self.tried, self.until, self.why = 0, until, ""
+        self.kept: list[str] = []
         self.arrays: dict[object, list[Array]] = {}
-        self.load(range(len(self.pairs)))
+        self._load(range(len(self.pairs)))
 
-    def load(self, places: Iterable[int]) -> None:
+    def _load(self, places: Iterable[int]) -> None:
         """Load these pairs and see what the outputs are."""
         self._write(self.pairs[k] for k in places)
         self.comparison, self.distance = self._run()
 
     def improve(self) -> None:
         """Keep what agrees, else the alternative that comes nearest, as long as one comes nearer."""
-        self.load(range(len(self.pairs)))
         while not self.comparison.same:
             nearest, best = self.distance, None
             for option in self._alternatives():
@@ -275,7 +249,7 @@ class Search:
         for k, p in option.pairs.items():
             self.pairs[k] = p
         self.kept.append(option.text)
-        self.load(option.pairs)
+        self._load(option.pairs)
 
     def settled(self) -> tuple[set[int], tuple[str, ...]]:
         """The places of pairs that the outputs prove, and the targets of those that they do not.
@@ -306,8 +280,8 @@ class Search:
         return options
 
     def _spent(self) -> bool:
-        if self.tried >= self.tries or time.monotonic() > self.until:
-            self.why = f"; the search ended after {'that many' if self.tried >= self.tries else 'the time allowed'}"
+        if self.tried >= TRIES or time.monotonic() > self.until:
+            self.why = f"; the search ended after {'that many' if self.tried >= TRIES else 'the time allowed'}"
         return bool(self.why)
 
     def _attempt(self, option: Alternative) -> tuple[Comparison, Distance]:
