@@ -1,8 +1,6 @@
 """Data that is computed from tensors whenever it is read, in bounded memory.
 
 compared([a, b])             a's bytes; copies that differ are an error (ConversionError)
-summed([a, b], ...)          a + b; elements that round are an error, as rounding would go unnoticed
-                             or, with `zeros`, a itself: all others must be zeros, so that the sum can be undone
 without(kept, rest, 0.0)     kept's bytes; padding that is not this value, bit for bit, is an error
 dense("w", ...)              the dense form of a sparse or quantised tensor
 derived(data)                the operation and its sources again
@@ -23,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dtypes import DTYPES, DType
 from ..errors import ConversionError, CorruptCheckpoint
-from ..messages import listing, many, printable
+from ..messages import listing, printable
 from .log import CHUNK
 from .part import Coded, Data, Held, Part, Span, Stored, c_strides
 from .read import read_array, windows
@@ -48,8 +46,6 @@ class Derived(NamedTuple):
         match self.op:
             case "compared":
                 return f"compare {len(self.sources)} copies"
-            case "summed":
-                return f"add {len(self.sources)}"
             case "without":
                 return "compare a constant" if self.params[-1] else "cut padding off"
         return "make dense"
@@ -121,7 +117,7 @@ def decode(data: Coded) -> Iterator[Array]:
 
 
 def _computed(made: Derived, sources: Sources) -> Iterator[Array]:
-    ops = {"compared": _compared, "summed": _summed, "without": _without, "dense": computed}
+    ops = {"compared": _compared, "without": _without, "dense": computed}
     return ops[made.op](made.sources, made.params, sources)
 
 
@@ -156,57 +152,6 @@ def _index(place: int, shape: tuple[int, ...]) -> list[int]:
     import numpy as np
 
     return [int(i) for i in np.unravel_index(place, shape)]
-
-
-# --- sums ---------------------------------------------------------------------------------------------------------
-
-WHY = {
-    False: "the sum of these is not exact: what cannot be added without rounding",
-    True: "`sum` takes the first of these, as all others must be zeros: what is not zero",
-}
-
-
-def summed(terms: Sequence[Stored], *, zeros: bool) -> Data:
-    """The sum of tensors of one shape and one dtype of floats, which differ in name, in C order."""
-    return _now_or_later(Derived("summed", list(terms), [zeros]))
-
-
-def _summed(terms: Sequence[Stored], params: list[Any], sources: Sources) -> Iterator[Array]:
-    import numpy as np
-
-    (zeros,) = params
-    first, at = terms[0], 0
-    odd: dict[str, tuple[int, int]] = {}  # by the term that cannot be added: the first element, how many
-    for views in zip(*(windows(t, sources, CHUNK) for t in terms), strict=True):
-        total, *others = (v.view(first.dtype.np) for v in views)
-        for t, other in zip(terms[1:], others, strict=True):
-            # a negative zero is no zero here: the inverse would not write it
-            total, bad = (total, other.view(f"u{other.itemsize}") != 0) if zeros else _plus(total, other)
-            if count := int(np.count_nonzero(bad)):
-                place, before = odd.get(t.name, (at + int(np.flatnonzero(bad)[0]), 0))
-                odd[t.name] = place, before + count
-        at += len(total)
-        if not odd:
-            yield total.view("u1")
-    if odd:
-        rows = [
-            f"{printable(name)}, {many(count, 'element')}, the first at {_index(place, first.shape)}"
-            for name, (place, count) in odd.items()
-        ]
-        raise ConversionError(f"{' + '.join(printable(t.name) for t in terms)}: {WHY[zeros]}:\n{listing(rows)}")
-
-
-def _plus(a: Array, b: Array) -> tuple[Array, Array]:
-    """The sum, and where it is not exact: what rounding takes away is found exactly, after Knuth's 2Sum."""
-    import numpy as np
-
-    with np.errstate(all="ignore"):
-        x, y = a.astype("f8"), b.astype("f8")
-        wide = x + y
-        part = wide - x
-        lost = (x - (wide - part)) + (y - part)
-        total = wide.astype(a.dtype)
-        return total, ~((lost == 0) & (total.astype("f8") == wide) & np.isfinite(wide))
 
 
 # --- padding ------------------------------------------------------------------------------------------------------

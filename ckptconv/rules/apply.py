@@ -107,7 +107,7 @@ def _build(work: _Work, group: Group, rule: Rule) -> _Built:
     values = translated(rule, group.values, work.converter.separators) or {}
     sources = _sources(work, group, rule)
     emptied = []
-    for template, blocks in rule.constants:
+    for template, blocks in rule.fills if rule.backward else ():
         name = template.render(group.values)
         if name in work.checkpoint and name not in work.taken:
             sources[0] = operations.without(sources[0], work.checkpoint[name], _numbers(work.sizes, blocks))
@@ -130,11 +130,11 @@ def _build(work: _Work, group: Group, rule: Rule) -> _Built:
     first = work.checkpoint[group.names[0]]
     targets = [
         Tensor(name, first.dtype, t.shape, t.parts, first.role)
-        for template, t in zip(rule.targets, made * len(rule.targets) if rule.combine == "same" else made, strict=True)
+        for template, t in zip(rule.targets, made * len(rule.targets) if rule.same else made, strict=True)
         for name, t in _unstacked(rule, template, t, values)
     ]
     filled = []
-    for template, blocks in rule.fills:
+    for template, blocks in () if rule.backward else rule.fills:
         try:
             parts = operations.filled(targets[0], _numbers(work.sizes, blocks))
         except LayoutError as e:
@@ -153,8 +153,8 @@ def _sources(work: _Work, group: Group, rule: Rule) -> list[Tensor]:
     for t, members in zip(rule.sources, group.members, strict=True):
         tensors = {place: work.checkpoint[n] for place, n in members.items()}
         out.append(operations.stacked(tensors) if t.stacks else tensors[()])
-    if rule.combine and not rule.backward:
-        return [operations.combined(out, rule.combine)]
+    if rule.same and not rule.backward:
+        return [operations.copied(out)]
     if len(kinds := {t.dtype.name for t in out}) > 1:
         raise LayoutError(f"tensors of {' and '.join(sorted(kinds))} cannot be joined")
     return out
@@ -272,11 +272,9 @@ def _notes(work: _Work, found: Assignment, built: Sequence[_Built], moved: Mappi
         yield Note("hint", f"read from config.json: {', '.join(work.sizes.configured)}")
     if twins := tuple(n for m in moved.values() for n in m.twins):
         yield Note("tied", f"{len(twins)} tensors are copies of others and were taken once", twins)
-    combined = [(converter.rules[b.rule].combine, b.names) for b in built if not converter.forward]
-    if copies := tuple(n for how, names in combined if how == "same" for n in names[1:]):
+    same = [] if converter.forward else [b.names[1:] for b in built if converter.rules[b.rule].same]
+    if copies := tuple(n for names in same for n in names):
         yield Note("tied", "copies that must be equal, compared when they are read", copies)
-    if added := tuple(n for how, names in combined if how in ("exact", "zeros") for n in names):
-        yield Note("hint", "added, which must be exact, as is checked when they are read", added)
     if emptied:
         text = "must hold what `fill` adds, which is checked when they are read, and are left out"
         yield Note("hint", text, tuple(emptied))
@@ -348,7 +346,7 @@ def _untied(converter: Converter, checkpoint: Checkpoint) -> tuple[Checkpoint, l
             first = checkpoint[known[0]]
             own = {n for n in known if n not in remembered and origin(checkpoint[n]) != origin(first)}
             left = [n for n in there if n != known[0] and not (tie.apart and n in own)]
-            kept[known[0]] = operations.combined([kept[known[0]], *(checkpoint[n] for n in left)], "same")
+            kept[known[0]] = operations.copied([kept[known[0]], *(checkpoint[n] for n in left)])
             gone |= dict.fromkeys(left)
     if not gone:
         return checkpoint, []

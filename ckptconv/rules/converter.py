@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from ..errors import UsageError
 from ..messages import listing, printable
@@ -28,9 +28,7 @@ Pattern = tuple[Template, Mapping[str, Domain]]
 Size = int | str | Of  # a number, a parameter's name, or the length of an axis of another tensor
 Fill = tuple[float | str, ...]  # one value, or one for each of equal blocks; each a number or a parameter's name
 
-MAX_COPIES = 64  # that are compared or added: 4 MB of each are in memory
-
-Combine = Literal["", "same", "exact", "zeros"]  # equal copies, or a sum: exact, or all but the first are zeros
+MAX_COPIES = 64  # that are compared: 4 MB of each are in memory
 
 
 class Param(NamedTuple):
@@ -125,10 +123,9 @@ class Rule:
     sizes: Mapping[str, Size] = field(default_factory=dict)
     ops: tuple[str, ...] = ()
     resize: Resize | None = None  # of the target
-    combine: Combine = ""  # how several sources become one
+    same: bool = False  # the sources are equal copies, of which the first is taken
     when: Conditions = NONE
-    fills: tuple[tuple[Template, Fill], ...] = ()  # constants in the shape of the first target, under these names
-    constants: tuple[tuple[Template, Fill], ...] = ()  # of an inverse: what `fills` added, which is left out
+    fills: tuple[tuple[Template, Fill], ...] = ()  # constants beside the first target; an inverse leaves them out
     optional: bool = False  # no note if it never matches
     note: str = ""  # what to know of each conversion in which the rule takes a tensor
     doubts: tuple[str, ...] = ()  # of doubts.py, each a note where it applies
@@ -153,7 +150,7 @@ class Rule:
     def _plain(self) -> layouts.Layout | None:
         """The layout, with the stacked axis first in tensors that are stacked or split; None if nothing moves.
 
-        It moves one of several copies, or the sum of terms. If both sides stack, or one name along several axes, the
+        It moves one of several copies. If both sides stack, or one name along several axes, the
         layout of the file has these axes already.
         """
         before, after = ({s for t in side for s in t.stacks} for side in (self.sources, self.targets))
@@ -170,7 +167,7 @@ class Rule:
         text = self.layout or (f"... -> {axis} ..." if before else f"{axis} ... -> ...")
         sides = []
         for side, templates in zip(text.split("->"), (self.sources, self.targets), strict=True):
-            pairs = zip(templates[:1] if self.combine else templates, side.split(","), strict=True)
+            pairs = zip(templates[:1] if self.same else templates, side.split(","), strict=True)
             sides.append(", ".join(f"{' '.join(t.stacks)} {s.strip()}".strip() for t, s in pairs))
         return layouts.parse(" -> ".join(sides))
 
@@ -211,12 +208,12 @@ class Rule:
     def wanted(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that each source may have (empty: any): those given, or that of the layout."""
         first = self.when.ranks or self._rank(0)
-        return tuple(first if self.combine or k == 0 else self._rank(0, k) for k in range(len(self.sources)))
+        return tuple(first if self.same or k == 0 else self._rank(0, k) for k in range(len(self.sources)))
 
     def check(self, layout: str) -> None:
         """Refuse a layout that does not fit the names, and operations that do not exist."""
         self._check_counts()
-        names = [1 if self.combine else len(self.sources), len(self.targets)]
+        names = [1 if self.same else len(self.sources), len(self.targets)]
         if self.layout and [len(side.split(",")) for side in layout.split("->")] != names:
             raise UsageError(f"layout {layout!r} does not list one tensor for each name")
         for count, what in zip(names[::-1], ("targets", "sources"), strict=True):
@@ -230,11 +227,10 @@ class Rule:
         _ = self.pattern
 
     def _check_counts(self) -> None:
-        """Refuse names that copies, a sum or another size cannot take: too many, too few, or stacks."""
+        """Refuse names that copies or another size cannot take: too many, too few, or stacks."""
         stacked = any(t.stacks for t in (*self.sources, *self.targets))
-        if self.combine and (stacked or not 1 < len(self.sources) <= MAX_COPIES or len(self.targets) != 1):
-            word = "same" if self.combine == "same" else "sum"
-            raise UsageError(f"`{word}` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name")
+        if self.same and (stacked or not 1 < len(self.sources) <= MAX_COPIES or len(self.targets) != 1):
+            raise UsageError(f"`same` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name")
         if not self.resize:
             return
         scaled = not self.ops or (not self.resize.value and all(map(operations.scales, self.ops)))
@@ -247,25 +243,20 @@ class Rule:
     @cached_property
     def inverse(self) -> Rule:
         """The rule in the other direction; UsageError if an operation cannot be undone."""
-        if self.combine == "exact":
-            raise UsageError('a sum cannot be undone; `sum = "zeros"` can')
         ranks = self.when.ranks
         if ranks and self.pattern:
             before, after = len(self.pattern.sources[0]), len(self.pattern.targets[0])
             more = after - before + len(self.sources[0].stacks) - len(self.targets[0].stacks)
             ranks = () if self._rank(1) else tuple(r + more for r in ranks)
         left, _, right = self.layout.partition("->")
-        targets, zeros = (self.sources[:1], self.sources[1:]) if self.combine == "zeros" else (self.sources, ())
         return replace(
             self,
             sources=self.targets,
-            targets=targets,
+            targets=self.sources,
             layout=f"{right.strip()} -> {left.strip()}" if self.layout else "",
             where={k: d.inverse for k, d in self.where.items()},
             ops=tuple(operations.inverse(op) for op in reversed(self.ops)),
             when=self.when._replace(ranks=ranks, kinds=(), inputs=()),
-            fills=tuple((t, (0.0,)) for t in zeros),
-            constants=self.fills,
             backward=not self.backward,
         )
 

@@ -228,8 +228,6 @@ def _rule(rule: Rule, converter: Converter) -> Iterator[str]:
     stacked = {s for t in (*rule.sources, *rule.targets) for s in t.stacks}
     if len(stacked) > 1 and not rule.explicit:
         yield "stacks along more than one axis"
-    for name in sorted(set(rule.where) - left - stacked):
-        yield f"`where` refers to {{{name}}}, which is in no name"
     for t, _ in rule.fills:
         if set(t.captures) - right or t.stacks or not rule.targets:
             yield f"`fill` {t.text} must bind captures of its targets, and stack nothing"

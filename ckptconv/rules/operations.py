@@ -21,7 +21,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ..checkpoint import NoteKind, Tensor, contiguous, origin
 from ..dtypes import NO_ZERO, SATURATES, DType
@@ -143,7 +143,7 @@ def constant(x: float, kind: DType, what: str) -> Any:
         raise LayoutError(f"{e.message} of {what}") from e
 
 
-# --- Several tensors as one: stacked along an axis, copies that must be equal, and exact sums. Pure; no t ---
+# --- Several tensors as one: stacked along an axis, copies that must be equal. Pure ---
 
 
 def stacked(tensors: Mapping[tuple[int, ...], Tensor]) -> Tensor:
@@ -167,17 +167,14 @@ def unstacked(tensor: Tensor, axes: int) -> Iterator[tuple[tuple[int, ...], Tens
         yield place, replace(tensor, shape=shape, parts=parts)
 
 
-def combined(tensors: Sequence[Tensor], how: Literal["same", "exact", "zeros"]) -> Tensor:
-    """One tensor for equal copies, or the sum of tensors: it checks that they are equal, or exact, when it is read."""
+def copied(tensors: Sequence[Tensor]) -> Tensor:
+    """The first of copies; that they are equal is checked when it is read."""
     first = _first_of_alike(tensors)
-    if how == "same" and first.dtype.kind == "s":
+    if first.dtype.kind == "s":
         raise LayoutError("copies are compared by bytes, which strings do not have")
-    if how != "same" and first.dtype.kind != "f":
-        raise LayoutError(f"`sum` adds floating-point numbers, not {first.dtype}")
-    if not first.count or (how == "same" and all(origin(t) == origin(first) for t in tensors)):
+    if not first.count or all(origin(t) == origin(first) for t in tensors):
         return first
-    data = derived.compared(tensors) if how == "same" else derived.summed(tensors, zeros=how == "zeros")
-    return contiguous(first.name, first.dtype, first.shape, data, role=first.role)
+    return contiguous(first.name, first.dtype, first.shape, derived.compared(tensors), role=first.role)
 
 
 def filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:

@@ -103,7 +103,7 @@ class Recorded(NamedTuple):
 def recorded(inverse: Converter, checkpoint: Checkpoint) -> Recorded:
     """What the forward conversion recorded besides names; nothing for a converter that is not an inverse."""
     tables = _records(inverse, checkpoint, PARAMS)
-    numbers = {n for r in inverse.rules for _, blocks in r.constants for n in blocks}  # others are sizes
+    numbers = {n for r in inverse.rules for _, blocks in r.fills for n in blocks}  # others are sizes
     params = {k: v for k, v in tables.get("params", {}).items() if type(v) is int and (v > 0 or k in numbers)}
     sizes = {n: own for n, own in tables.get("sizes", {}).items() if type(own) is dict}
     shapes = {n: tuple(s) for n, s in tables.get("shapes", {}).items() if type(s) is list}
@@ -127,7 +127,7 @@ def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:
     kept = [i for i, r in enumerate(forward.rules) if r.targets]  # the rules of the inverse
     same = {i: number for number, i in enumerate(kept) if labels[i : i + 1] == [forward.rules[i].label]}
     found = assign(inverse, checkpoint, only={n: same[row[0]] for n, row in rows.items() if row[0] in same})
-    filled = Matcher([(t, r.where) for r in inverse.rules for t, _ in r.constants])
+    filled = Matcher([(t, r.where) for r in inverse.rules for t, _ in r.fills])
     out = Assignment(unmatched=[n for n in found.unmatched if n not in rows or not filled.first(n)])
     for group in found.groups:
         origins, copies = rows[group.names[0]][1:]

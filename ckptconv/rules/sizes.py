@@ -86,7 +86,7 @@ class Sizes:
         """The shapes that the targets of an inverse had, without stacked axes, if the metadata records them."""
         shapes = self._record.shapes
         names = _originals(rule, group, values) if shapes and rule.backward else []
-        names = names[:1] if rule.combine else names
+        names = names[:1] if rule.same else names
         return [shapes[n] for n in names] if all(n in shapes for n in names) else []
 
     def _asked(self, rule: Rule, known: dict[str, int]) -> dict[str, int]:

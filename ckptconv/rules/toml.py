@@ -6,8 +6,9 @@
     where = { p = ["query", "key", "value"] }
     layout = "i o -> o i"
 
-An invalid file is refused with the reason; an unknown key is an error, too. `fields` checks the keys of a table, the
-types of their values and how many entries they have; the functions below it only build records from them.
+An invalid file is refused with the reason; an unknown key is an error, too. Each table has a schema: which keys there
+are, and of which kind. `fields` checks a table by its schema and fills in defaults; the functions below it only build
+records from what it returns.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, get_args
 
 from ..checkpoint.details import State
 from ..errors import LayoutError, UsageError
 from ..messages import brief, did_you_mean, printable
 from ..storage.paths import inside
 from . import doubts
-from .converter import Combine, Conditions, Converter, Count, Fill, Param, Refusal, Rewrite, Rule, Size, Tie
+from .converter import Conditions, Converter, Count, Param, Refusal, Rewrite, Rule, Size, Tie
 from .operations import Of, Resize
 from .templates import MAX_FREE, Domain, Template, check_free, domain, template
 
@@ -39,7 +41,7 @@ MAX_FILE = 2**20  # bytes of a rule file
 MAX_CAPTURED = 2000  # names with captures, in sources and targets: each is tried on each name
 MAX_TOTAL = 100_000  # rules
 MAX_TOGETHER = 500  # names of one side of a rule; a layout of MAX_PATTERN characters has no more
-MAX_SPELLED = 2**22  # characters of the names of one [[rule]]
+MAX_SPELLED = 2**22  # characters of all names
 MAX_ENTRIES = 1000  # of a table that is looked at for every name
 MAX_LISTED = 64  # entries of what is repeated for every rule, or looked at for every name
 MAX_WORDS = 2**18  # characters of the tables in `where`, written out for each rule
@@ -53,63 +55,83 @@ _LONG_KEY = re.compile(rf"(?:\.[\s\w-]*){{{MAX_PARTS}}}")
 
 Let = Mapping[str, Sequence[str]]
 
-# --- the values that a key may have ---------------------------------------------------------------------------------
+# --- schemas --------------------------------------------------------------------------------------------------------
 
-TEXT, TEXTS, FLAG, WHOLE, NUMBER = "a text", "a text or a list of texts", "true or false", "a whole number", "a number"
-TABLE, LIST, NUMBERS, ANY = "a table", "a list", "a whole number or a list of them", "a value"
-_FITS: dict[str, Callable[[Any], bool]] = {
-    TEXT: lambda v: isinstance(v, str),
-    TEXTS: lambda v: isinstance(v, str) or (isinstance(v, list) and all(isinstance(t, str) for t in v)),
-    FLAG: lambda v: isinstance(v, bool),
-    WHOLE: lambda v: type(v) is int,
-    NUMBER: lambda v: type(v) in (int, float),
-    NUMBERS: lambda v: all(type(n) is int for n in (v if isinstance(v, list) else [v])),
-    TABLE: lambda v: isinstance(v, dict),
-    LIST: lambda v: isinstance(v, list),
-    ANY: lambda v: True,
-}
+
+class Kind(NamedTuple):
+    """The values that a key may have; those that are `listed` are given as one or as a list."""
+
+    said: str  # in an error
+    fits: Callable[[Any], bool]
+    default: Any = None
+    listed: bool = False
+    most: int = MAX_LISTED  # entries of a list or a table
+
+
+def _is(*types: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) in types
+
+
+def _table_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
+
+
+def _texts_of(words: Iterable[str]) -> Kind:
+    known = tuple(words)
+    return Kind(f"some of {', '.join(known)}", known.__contains__, (), listed=True)
+
+
+TEXT, FLAG = Kind("a text", _is(str), ""), Kind("true or false", _is(bool), False)
+TEXTS = Kind("a text or a list of texts", _is(str), (), listed=True)
+WHOLE, NUMBER = Kind("a whole number", _is(int)), Kind("a number", _is(int, float), 0)
+NUMBERS = Kind("a whole number or a list of them", _is(int), (), listed=True)
+TABLE, LIST = Kind("a table", _is(dict), {}), Kind("a list", _is(list), [])
+TEXT_TABLE = Kind("a table of texts", _table_of(_is(str)), {})
+SIZE = Kind("a number, a parameter's name, or { of = NAME, axis = 0 }", _is(int, str, dict))
+NAMES = TEXTS._replace(most=MAX_TOGETHER)
+
 _TOP = {
-    "title": TEXT, "source": TEXT, "target": TEXT, "separators": TEXTS, "include": TEXTS, "params": TABLE, "let": TABLE,
-    "where": TABLE, "rewrite": LIST, "rule": LIST, "tie": LIST, "detect": TABLE, "optional": FLAG, "one_way": TEXT,
-    "notes": TEXTS, "count": TABLE, "axes": TABLE, "refuse": LIST,
+    "title": TEXT, "source": TEXT, "target": TEXT, "separators": TEXTS, "include": TEXTS, "let": TABLE, "where": TABLE,
+    "params": TABLE._replace(most=MAX_ENTRIES), "rewrite": LIST._replace(most=MAX_ENTRIES), "tie": LIST,
+    "rule": LIST._replace(most=MAX_TOTAL), "detect": TABLE, "optional": FLAG, "one_way": TEXT, "notes": TEXTS,
+    "count": TEXT_TABLE, "axes": TEXT_TABLE._replace(most=MAX_ENTRIES), "refuse": LIST,
 }  # fmt: skip
 _RULE = {
-    "from": TEXTS, "to": TEXTS, "names": TABLE, "layout": TEXT, "where": TABLE, "sizes": TABLE, "op": TEXTS,
-    "rank": NUMBERS, "if": TEXTS, "unless": TEXTS, "kind": TEXTS, "input": TEXTS, "fill": TABLE, "crop": TABLE,
-    "pad": TABLE, "flip": TEXT, "metadata": TABLE, "same": FLAG, "sum": TEXT, "optional": FLAG,
-    "note": TEXT, "doubts": TEXTS, "refuse": TEXT,
+    "from": NAMES, "to": NAMES, "names": TABLE._replace(most=MAX_TOTAL), "layout": TEXT, "where": TABLE, "sizes": TABLE,
+    "op": TEXTS, "rank": NUMBERS, "if": TEXTS, "unless": TEXTS, "kind": TEXTS, "input": _texts_of(get_args(State)),
+    "fill": TABLE, "crop": TABLE, "pad": TABLE, "flip": TEXT, "metadata": TEXT_TABLE, "same": FLAG, "optional": FLAG,
+    "note": TEXT, "doubts": _texts_of(doubts.DOUBTS), "refuse": TEXT,
 }  # fmt: skip
-_OF = {"of": TEXT, "axis": WHOLE}
+_OF = {"of": TEXT, "axis": WHOLE._replace(default=0)}
+_PARAM = _OF | {"config": TEXT._replace(default=None), "default": WHOLE, "help": TEXT}
+_RESIZE = {"axis": WHOLE, "to": SIZE, "from": SIZE, "value": NUMBER, "unchecked": FLAG}
+_REWRITE = {"from": TEXT, "to": TEXT, "where": TABLE, "one": TEXT, "if": TEXT}
+_FILL = Kind(f"a number, a parameter's name, or a list of up to {MAX_FILL}", _is(int, float, str), (), True, MAX_FILL)
+_REFUSE = {"equal": Kind("a list of two parameters or numbers", _is(int, str), (), listed=True), "why": TEXT}
 
 
-def fields(table: Any, kinds: Mapping[str, str], what: str) -> dict[str, Any]:
-    """A table of the file; UsageError if a key is unknown, or a value is of another kind or has too many entries."""
+def fields(table: Any, schema: Mapping[str, Kind], what: str) -> dict[str, Any]:
+    """The values of all keys of a schema, of those that are not in the table the default; lists become tuples.
+
+    UsageError if a key is unknown, or a value is of another kind or has too many entries.
+    """
     if not isinstance(table, dict):
         raise UsageError(f"{printable(what)} must be a table")
-    longer = dict.fromkeys(("params", "rewrite", "axes"), MAX_ENTRIES) | {"from": MAX_TOGETHER, "to": MAX_TOGETHER}
+    out = {key: kind.default for key, kind in schema.items()}
     for key, value in table.items():
-        if key not in kinds:
-            raise UsageError(f"{printable(what)}: unknown key {key!r}{did_you_mean(key, sorted(kinds), 'keys')}")
-        if not _FITS[kinds[key]](value):
-            raise UsageError(f"{printable(what)}: {key} = {value!r}: give {kinds[key]}")
-        most = MAX_TOTAL if key in ("names", "rule") else longer.get(key, MAX_LISTED)
-        if isinstance(value, list | dict) and len(value) > most:
-            raise UsageError(f"{printable(what)}: `{key}` has {len(value)} entries, more than {most}")
-    return table
+        kind = schema.get(key)
+        if kind is None:
+            raise UsageError(f"{printable(what)}: unknown key {key!r}{did_you_mean(key, sorted(schema), 'keys')}")
+        if isinstance(value, list | dict) and len(value) > kind.most:
+            raise UsageError(f"{printable(what)}: `{key}` has {len(value)} entries, more than {kind.most}")
+        values = value if kind.listed and isinstance(value, list) else [value]
+        if not all(map(kind.fits, values)):
+            raise UsageError(f"{printable(what)}: {key} = {value!r}: give {kind.said}")
+        out[key] = tuple(values) if kind.listed else value
+    return out
 
 
-def _texts(table: Mapping[str, Any], key: str) -> list[str]:
-    value = table.get(key, [])
-    return [value] if isinstance(value, str) else value
-
-
-def _each_of(table: Mapping[str, Any], key: str, words: Iterable[str]) -> tuple[str, ...]:
-    """A list of texts, each one of the given words."""
-    fields(dict.fromkeys(found := _texts(table, key)), dict.fromkeys(words, ANY), key)
-    return tuple(found)
-
-
-def expand(text: Any, let: Let, which: int) -> Any:
+def expand(text: Any, let: Let, which: int = 0) -> Any:
     """Replace <name> in a text by that of `let`: the first of two in sources, the second in targets."""
     for name, texts in let.items() if isinstance(text, str) else ():
         text = text.replace(f"<{name}>", texts[min(which, len(texts) - 1)])
@@ -118,12 +140,12 @@ def expand(text: Any, let: Let, which: int) -> Any:
     return text
 
 
-def _side(table: Mapping[str, Any], key: str, let: Let, which: int = 0) -> tuple[Template, ...]:
-    return tuple(template(expand(t, let, which)) for t in _texts(table, key))
+def _templates(texts: Iterable[str], let: Let, which: int = 0) -> tuple[Template, ...]:
+    return tuple(template(expand(t, let, which)) for t in texts)
 
 
-def _domains(table: Mapping[str, Any], let: Let) -> dict[str, Domain]:
-    return {k: domain(expand(v, let, 0)) for k, v in table.get("where", {}).items()}
+def _domains(where: Mapping[str, Any], let: Let) -> dict[str, Domain]:
+    return {k: domain(expand(v, let)) for k, v in where.items()}
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
@@ -139,13 +161,13 @@ def parse(
     try:
         if _LONG_KEY.search(_QUOTED.sub("", text)):  # the parser takes time quadratic in the parts of a key
             raise UsageError(f"a key has more than {MAX_PARTS} parts")
-        top = fields(tomllib.loads(text), _TOP, "the file")
-        return replace(_converter(top, name, folder, let or {}, [] if files is None else files), text=text)
+        made = _converter(tomllib.loads(text), name, folder, let or {}, [] if files is None else files)
+        return replace(made, text=text)
     except tomllib.TOMLDecodeError as e:
         why = f"not valid TOML: {e}"
     except RecursionError:
         why = "is nested too deeply"
-    except (TypeError, ValueError, AttributeError, KeyError) as e:  # a value of the wrong type within a table
+    except ValueError as e:  # a number with more digits than are read
         why = f"not a rule file: {e}"
     except (UsageError, LayoutError) as e:
         why = e.message
@@ -153,78 +175,70 @@ def parse(
 
 
 def _converter(top: dict[str, Any], name: str, folder: Path | None, outer: Let, files: list[str]) -> Converter:
-    let: dict[str, Sequence[str]] = {k: _spellings(k, v) for k, v in top.get("let", {}).items()} | dict(outer)
-    shared = [_included(i, folder, let, files) for i in _texts(top, "include")]
-    common = _domains(top, let)
-    detect = fields(top.get("detect", {}), {"all": TEXTS, "none": TEXTS, "where": TABLE}, "detect")
-    spoken = common | _domains(detect, {})
-    separators = _texts(top, "separators") or (shared[0].separators if shared else ("/", "."))
+    """The converter of a file's table: its own rules, then those of the files that it includes."""
+    table = fields(top, _TOP, "the file")
+    let: Let = {k: fields({k: v}, {k: TEXTS._replace(most=2)}, "let")[k] for k, v in table["let"].items()} | dict(outer)
+    if any(not texts for texts in let.values()):
+        raise UsageError("an entry of `let` is one text, or two: that of the source and that of the target")
+    shared = [_included(i, folder, let, files) for i in table["include"]]
+    common = _domains(table["where"], let)
+    detect = fields(table["detect"], {"all": TEXTS, "none": TEXTS, "where": TABLE}, "detect")
+    spoken = common | _domains(detect["where"], {})
+    separators = table["separators"] or (shared[0].separators if shared else ("/", "."))
     if len(separators) != 2:
         raise UsageError("separators must be two strings: that of the source and that of the target")
     own = Converter(
         name=name,
-        rules=_limited(r for table in top.get("rule", []) for r in _rules(table, let, common)),
-        title=top.get("title", ""),
-        source=top.get("source", ""),
-        target=top.get("target", ""),
-        separators=(separators[0], separators[1]),
-        params={k: _param(k, v) for k, v in top.get("params", {}).items()},
-        rewrites=tuple(map(_rewrite, top.get("rewrite", []))),
-        ties=tuple(map(_tie, top.get("tie", []))),
-        counts=tuple(_count(k, v, common, let) for k, v in top.get("count", {}).items()),
-        axes=top.get("axes", {}),
-        refusals=tuple(map(_refusal, top.get("refuse", []))),
-        present=tuple((t, spoken) for t in _side(detect, "all", {})),
-        absent=tuple((t, spoken) for t in _side(detect, "none", {})),
+        rules=_limited(chain(*(_rules(r, let, common) for r in table["rule"]), *(s.rules for s in shared))),
+        title=table["title"],
+        source=table["source"],
+        target=table["target"],
+        separators=separators,
+        params={k: _param(k, v) for k, v in table["params"].items()},
+        rewrites=tuple(map(_rewrite, table["rewrite"])),
+        ties=tuple(map(_tie, table["tie"])),
+        counts=tuple(_count(k, v, common, let) for k, v in table["count"].items()),
+        axes=table["axes"],
+        refusals=tuple(map(_refusal, table["refuse"])),
+        present=tuple((t, spoken) for t in _templates(detect["all"], {})),
+        absent=tuple((t, spoken) for t in _templates(detect["none"], {})),
         optional=top.get("optional", any(s.optional for s in shared)),
-        one_way=top.get("one_way", ""),
-        notes=tuple(_texts(top, "notes")),
+        one_way=table["one_way"],
+        notes=table["notes"],
         included=tuple(shared),
     )
-    fields(own.axes, dict.fromkeys(own.axes, TEXT), "axes")
-    return _joined(own, shared) if shared else own
-
-
-def _spellings(name: str, value: Any) -> list[str]:
-    """One entry of `let`."""
-    texts = [value] if isinstance(value, str) else value
-    if not _FITS[TEXTS](texts) or len(texts) not in (1, 2):
-        raise UsageError(f"let {printable(name)}: give one text, or two, that of the source and that of the target")
-    return texts
+    counts = {(c.source, c.target): c for one in (*shared, own) for c in one.counts}
+    return replace(
+        own,
+        params={k: v for one in (*shared, own) for k, v in one.params.items()},
+        rewrites=tuple(r for one in (own, *shared) for r in one.rewrites),
+        ties=tuple(t for one in (own, *shared) for t in one.ties),
+        counts=tuple(counts.values()),
+        axes={k: v for one in (*shared, own) for k, v in one.axes.items()},
+        refusals=tuple(r for one in (own, *shared) for r in one.refusals),
+    )
 
 
 def _limited(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     """Refuse rules, before all are made, that would take long to compile or to try."""
     out: list[Rule] = []
-    captured = words = 0
+    captured = words = spelled = 0
     for rule in rules:
         out.append(rule)
-        found = [c for t in (*rule.sources, *rule.targets) for c in t.captures]
-        captured += sum(bool(t.captures) for t in (*rule.sources, *rule.targets))
-        words += sum(d.size * max(found.count(c), 1) for c, d in rule.where.items())
+        names = (*rule.sources, *rule.targets)
+        captures = [c for t in names for c in t.captures]
+        captured += sum(bool(t.captures) for t in names)
+        words += sum(d.size * max(captures.count(c), 1) for c, d in rule.where.items())
+        spelled += sum(len(t.text) for t in names)
         for count, most, what in (
             (len(out), MAX_TOTAL, "rules, those of included files counted"),
             (captured, MAX_CAPTURED, "names with captures; one rule can take many by `where`"),
             (words, MAX_WORDS, "characters in the tables of `where`"),
+            (spelled, MAX_SPELLED, "characters in their names after `let` is expanded"),
         ):
             if count > most:
                 raise UsageError(f"the rules have more than {most} {what}")
     return tuple(out)
-
-
-def _joined(own: Converter, shared: Sequence[Converter]) -> Converter:
-    """Append the rules of the included converters to those of the converter itself."""
-    counts = {(c.source, c.target): c for one in (*shared, own) for c in one.counts}
-    return replace(
-        own,
-        rules=_limited((*own.rules, *(r for s in shared for r in s.rules))),
-        params={k: v for one in (*shared, own) for k, v in one.params.items()},
-        rewrites=(*own.rewrites, *(r for s in shared for r in s.rewrites)),
-        ties=(*own.ties, *(t for s in shared for t in s.ties)),
-        counts=tuple(counts.values()),
-        axes={k: v for one in (*shared, own) for k, v in one.axes.items()},
-        refusals=(*own.refusals, *(r for s in shared for r in s.refusals)),
-    )
 
 
 def _included(name: str, folder: Path | None, let: Let, files: list[str]) -> Converter:
@@ -273,92 +287,76 @@ def read(path: Path) -> str:
 # --- rules ----------------------------------------------------------------------------------------------------------
 
 
-def _rules(table: Any, let: Let, common: Mapping[str, Domain]) -> list[Rule]:
+def _rules(given: Any, let: Let, common: Mapping[str, Domain]) -> Iterator[Rule]:
     """The rules of one [[rule]]: one, or one for each pair of `names`. common: the file's `where`."""
-    fields(table, _RULE, "rule")
-    pairs = [table] * ("from" in table)
-    pairs += [fields({"from": a, "to": b}, _RULE, "names") for a, b in table.get("names", {}).items()]
+    table = fields(given, _RULE, "rule")
+    pairs = [given] * ("from" in given) + [{"from": a, "to": b} for a, b in table["names"].items()]
     if not pairs or any("to" not in p for p in pairs):
-        raise UsageError(f"rule {table!r} needs `from` and `to`, or `names`")
-    nameless, layout = _nameless(table, let), " ".join(expand(table.get("layout", ""), let, 0).split())
-    rules: list[Rule] = []
-    spelled = 0
+        raise UsageError(f"rule {given!r} needs `from` and `to`, or `names`")
+    nameless, layout = _nameless(table, let), " ".join(expand(table["layout"], let).split())
+    where, unused = {**common, **nameless.where}, set(nameless.where)
     for pair in pairs:
-        sources, targets = _side(pair, "from", let, 0), _side(pair, "to", let, 1)
+        names = fields(pair, _RULE, "names")
+        sources, targets = (_templates(names[key], let, which) for which, key in enumerate(("from", "to")))
         if not sources:
             raise UsageError("a rule has no name in `from`")
-        rules.append(rule := replace(nameless, sources=sources, targets=targets, layout=layout if targets else ""))
+        bound = {c for t in (*sources, *targets) for c in t.captures}
+        unused -= bound
+        rule = replace(
+            nameless, sources=sources, targets=targets, layout=layout if targets else "",
+            where={k: d for k, d in where.items() if k in bound},
+        )  # fmt: skip
         try:
             rule.check(layout)
         except (UsageError, LayoutError) as e:
             raise UsageError(f"rule {rule.label}: {e.message}") from e
-        spelled += sum(len(t.text) for t in (*sources, *targets))
-        if spelled > MAX_SPELLED:
-            raise UsageError(f"the names of a rule have more than {MAX_SPELLED} characters after `let` is expanded")
-    bound = [{c for t in (*r.sources, *r.targets) for c in t.captures} for r in rules]
-    loose = {k: d for k, d in nameless.where.items() if not any(k in own for own in bound)}  # which lint reports
-    return [
-        replace(r, where=loose | {k: d for k, d in {**common, **nameless.where}.items() if k in own})
-        for r, own in zip(rules, bound, strict=True)
-    ]
+        yield rule
+    if unused:
+        raise UsageError(f"rule {rule.label}: `where` refers to {{{min(unused)}}}, which is in no name")
 
 
 def _nameless(table: dict[str, Any], let: Let) -> Rule:
     """What a [[rule]] says of all its names."""
-    ranks = table.get("rank", [])
-    same, how = table.get("same", False), table.get("sum", "same" if table.get("same") else "")
-    if "sum" in table and (how not in ("exact", "zeros") or same or "fill" in table):
-        raise UsageError('`sum` is "exact", or "zeros" if all but the first are zeros, without `same` or `fill`')
+    sizes = fields(table["sizes"], dict.fromkeys(table["sizes"], SIZE), "sizes")
     return Rule(
         (), (),
-        flip=frozenset(table.get("flip", "").split()),
-        where=_domains(table, let),
-        sizes={k: _size(v, let) for k, v in table.get("sizes", {}).items()},
-        ops=tuple(_texts(table, "op")),
+        flip=frozenset(table["flip"].split()),
+        where=_domains(table["where"], let),
+        sizes={k: _size(v, let) for k, v in sizes.items()},
+        ops=table["op"],
         resize=_resize(table, let),
-        combine=cast("Combine", how),
+        same=table["same"],
         when=Conditions(
-            tuple(ranks if isinstance(ranks, list) else [ranks]),
-            _side(table, "if", let), _side(table, "unless", let),
-            tuple(_texts(table, "kind")), _each_of(table, "input", get_args(State)),
-            tuple(fields(said := table.get("metadata", {}), dict.fromkeys(said, TEXT), "metadata").items()),
+            table["rank"], _templates(table["if"], let), _templates(table["unless"], let), table["kind"],
+            table["input"], tuple(table["metadata"].items()),
         ),
-        fills=tuple((template(expand(k, let, 1)), _fill(v)) for k, v in table.get("fill", {}).items()),
-        optional=table.get("optional", False), note=table.get("note", ""),
-        doubts=_each_of(table, "doubts", doubts.DOUBTS), refuse=table.get("refuse", ""),
+        fills=tuple((template(expand(k, let, 1)), _fill(k, v)) for k, v in table["fill"].items()),
+        optional=table["optional"], note=table["note"], doubts=table["doubts"], refuse=table["refuse"],
     )  # fmt: skip
 
 
-def _fill(value: Any) -> Fill:
-    blocks = value if isinstance(value, list) else [value]
-    if not 0 < len(blocks) <= MAX_FILL or not all(isinstance(v, int | float | str) for v in blocks):
-        raise UsageError(f"fill {value!r} is neither a number (or a parameter's name) nor a list of up to {MAX_FILL}")
+def _fill(name: str, value: Any) -> tuple[float | str, ...]:
+    blocks = fields({name: value}, {name: _FILL}, "fill")[name]
+    if not blocks:
+        raise UsageError(f"fill: {printable(name)} = []: give {_FILL.said}")
     return tuple(v if isinstance(v, str) else float(v) for v in blocks)
 
 
-def _of(value: Mapping[str, Any], let: Let) -> Of:
-    return Of(template(expand(value.get("of"), let, 0)), value.get("axis", 0))
-
-
 def _size(value: Any, let: Let) -> Size:
-    """A number, a parameter's name, or the length of an axis of another tensor."""
-    if isinstance(value, dict):
-        return _of(fields(value, _OF, "sizes"), let)
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise UsageError(f"a size is a number, a parameter's name or {{ of = NAME, axis = 0 }}, not {value!r}")
-    return value if isinstance(value, int) else str(expand(value, let, 0))
+    if not isinstance(value, dict):
+        return value if isinstance(value, int) else str(expand(value, let))
+    of = fields(value, _OF, "sizes")
+    return Of(template(expand(of["of"], let)), of["axis"])
 
 
 def _resize(table: Mapping[str, Any], let: Let) -> Resize | None:
     """`crop` or `pad` of a rule."""
-    kinds = {"axis": WHOLE, "to": ANY, "from": ANY, "value": NUMBER, "unchecked": FLAG}
-    given = [(word, fields(table[word], kinds, f"`{word}`")) for word in ("crop", "pad") if word in table]
+    given = [(word, fields(table[word], _RESIZE, f"`{word}`")) for word in ("crop", "pad") if table[word]]
     for word, how in given:
-        if len(given) > 1 or "to" not in how or how.get("axis", -1) < 0:
+        if len(given) > 1 or how["to"] is None or how["axis"] is None or how["axis"] < 0:
             raise UsageError(f"give one of `crop` and `pad`, as {word} = {{ axis = 0, to = 100, value = 0 }}")
-        before = _size(how["from"], let) if "from" in how else None
-        value, unchecked = float(how.get("value", 0)), how.get("unchecked", False)
-        return Resize(word == "pad", how["axis"], _size(how["to"], let), before, value, unchecked)
+        before = None if how["from"] is None else _size(how["from"], let)
+        return Resize(word == "pad", how["axis"], _size(how["to"], let), before, float(how["value"]), how["unchecked"])
     return None
 
 
@@ -366,54 +364,51 @@ def _resize(table: Mapping[str, Any], let: Let) -> Resize | None:
 
 
 def _param(name: str, value: Any) -> Param:
-    if type(value) is int:
-        return Param(default=value)
-    kinds = _OF | {"config": TEXT, "default": WHOLE, "help": TEXT}
-    fields(value, kinds, f"parameter {name}")
-    config = value.get("config", "")
-    if "config" in value and not all(config.split(".")):
+    table = fields({"default": value} if type(value) is int else value, _PARAM, f"parameter {name}")
+    config = table["config"]
+    if config is not None and not all(config.split(".")):
         raise UsageError(
             f'parameter {printable(name)}: {config!r} is not a key of config.json; write "heads" or "text.heads"'
         )
-    return Param(value.get("default"), _of(value, {}) if "of" in value else None, value.get("help", ""), config)
+    of = Of(template(table["of"]), table["axis"]) if table["of"] else None
+    return Param(table["default"], of, table["help"], config or "")
 
 
-def _tie(table: Any) -> Tie:
-    fields(table, {"names": TEXTS, "apart": FLAG, "if": TEXTS}, "tie")
-    return Tie(_side(table, "names", {}), table.get("apart", False), tuple(_texts(table, "if")))
+def _tie(value: Any) -> Tie:
+    table = fields(value, {"names": TEXTS, "apart": FLAG, "if": TEXTS}, "tie")
+    return Tie(_templates(table["names"], {}), table["apart"], table["if"])
 
 
-def _count(head: str, param: Any, common: Mapping[str, Domain], let: Let) -> Count:
+def _count(head: str, param: str, common: Mapping[str, Domain], let: Let) -> Count:
     source, target = (template(expand(head, let, which)) for which in (0, 1))
     where = {k: d for k, d in common.items() if k in (*source.captures, *target.captures)}
     last = [t.parts[-1] for t in (source, target) if t.captures]
     for p in last or [""]:
         if isinstance(p, str) or p.kind == "..." or where.setdefault(p.name, Domain("int")).kind != "int":
             raise UsageError(f"count {head!r}: it must end with a capture that is a number")
-    return Count(source, target, str(expand(param, let, 0)), where)
+    return Count(source, target, str(expand(param, let)), where)
 
 
-def _refusal(table: Any) -> Refusal:
-    fields(table, {"equal": LIST, "why": TEXT}, "refuse")
-    a, b = table["equal"]
-    if type(a) not in (int, str) or type(b) not in (int, str):
-        raise UsageError(f"refuse: `equal` is a list of two parameters or numbers, not {[a, b]!r}")
-    return Refusal((a, b), table.get("why", ""))
+def _refusal(value: Any) -> Refusal:
+    table = fields(value, _REFUSE, "refuse")
+    if len(table["equal"]) != 2:
+        raise UsageError(f"refuse: give `equal`: {_REFUSE['equal'].said}")
+    return Refusal(table["equal"], table["why"])
 
 
 def _rewrite(value: Any) -> Rewrite:
     if isinstance(value, list) and len(value) == 2:
         value = {"from": value[0], "to": value[1]}
-    fields(value, {"from": TEXT, "to": TEXT, "where": TABLE, "one": TEXT, "if": TEXT}, "rewrite")
-    source = value.get("from", "")
+    table = fields(value, _REWRITE, "rewrite")
+    source = table["from"]
     start, end = source.startswith("^"), source.endswith("$")
     parsed = template(source[start : len(source) - end])
     if not parsed.parts or any(p.kind for p in parsed.parts if not isinstance(p, str)):
         raise UsageError(f"rewrite {source!r}: it may contain text and {{x}} only")
     begins = start or source.startswith("/")  # else it is tried at each character, as if a capture were before it
     check_free(source, parsed.parts, MAX_FREE - 1 - (not begins), "/")
-    given = template(value["if"]) if "if" in value else None
-    target, one = template(value.get("to", "")), value.get("one", "")
+    target, one = template(table["to"]), table["one"]
     if odd := ({*target.captures, one} - {"", *parsed.captures}):
         raise UsageError(f"rewrite {source!r}: {{{min(odd)}}} is not in it")
-    return Rewrite(parsed, target, start, end, _domains(value, {}), one, given)
+    given = template(table["if"]) if table["if"] else None
+    return Rewrite(parsed, target, start, end, _domains(table["where"], {}), one, given)
