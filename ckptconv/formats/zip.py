@@ -23,11 +23,12 @@ from ..errors import CorruptCheckpoint, UnsafeCheckpoint
 from ..messages import listing, printable
 from ..storage.checksum import crc
 from ..storage.files import Reader, ahead
-from ..storage.ranges import END, END64, LOCATOR, Ranges, is_directory
+from ..storage.ranges import MAX_DIRECTORY, Ranges
 
 STORED, DEFLATED = 0, 8
 RATIO = 1032  # what deflate can reach at most
 LOCAL, ENTRY = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L")
+END, END64, LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
 MAX16, MAX32 = 0xFFFF, 0xFFFFFFFF
 ENCRYPTED, UTF8, DESCRIPTOR = 0x2041, 0x800, 0x8
 ZIP64, OTHER_NAME = 1, 0x7075  # extra fields: wide sizes; the name in UTF-8, which Python 3.13 takes instead
@@ -60,8 +61,8 @@ def members(f: Ranges, *, files: bool = True) -> dict[str, Member]:
     allowed.
     """
     start, size, count = _end(f)
-    if not is_directory(f, start, size):
-        raise CorruptCheckpoint("the zip has no directory where its end says it is")
+    if size > MAX_DIRECTORY:  # it may be a hole, which takes no room on the disk
+        raise CorruptCheckpoint(f"the zip's directory has {size} bytes, at most {MAX_DIRECTORY} are read")
     entries = list(_central(f.read(start, size), count))  # which begin with their headers
     _check_names([e.name for e in entries], files)
     by_place = sorted(entries, key=lambda e: e.start)

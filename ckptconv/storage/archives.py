@@ -6,13 +6,12 @@
     x.npy.gz/x.npy               the only file in a packed one that is not a tar
 
 What is unpacked goes to a temporary file without a name, once for each archive as it is, and at most `RATIO` times the
-packed size and `ROOM` bytes. The headers of tars are read here, because those of `tarfile` take memory without bound.
+packed size and `ROOM` bytes. `zipfile` and `tarfile` read headers from a `Bounded` file, since they take any memory.
 Specifications: APPNOTE.TXT 6.3.10 (zip), POSIX pax (ustar and its extended headers), RFC 1952 (gzip).
 """
 
 from __future__ import annotations
 
-import io
 import os
 import posixpath
 import struct
@@ -20,19 +19,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from stat import S_ISLNK
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 from ..errors import CorruptCheckpoint, UnsafeCheckpoint
 from ..messages import printable
 from .paths import local
-from .ranges import FileObject, Spool, has_directory
+from .ranges import Bounded, FileObject, Spool, zipped
 
 RATIO, ROOM = 100, 2**28
 PIECE = 2**16  # bytes of packed data at a time
-MAX_MEMBERS, MAX_HEADER = 2**16, 2**14  # members of an archive; bytes of an extended header of a tar
+MAX_MEMBERS, MAX_HEADER = 2**16, 2**14  # members of an archive; bytes of all headers of one in a tar
 MAX_LZMA = 2**27  # bytes of memory; `xz -9` needs 65 MiB
 HEADER = struct.Struct("<26x2H")  # of a member of a zip: how long its name and its extra field are
-BLOCK = 512  # bytes of a header of a tar, which all members are padded to
+BLOCK = 512  # bytes of a header of a tar
+PACKED = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0"
 Where = tuple[int, int, Any]  # start and bytes of a member, and what opens a packed one; bytes < 0: it is not read
 Stamp = tuple[int, ...]
 
@@ -76,9 +76,9 @@ def listed(path: str) -> list[str]:
 
 def names(folder: str) -> list[str]:
     """The names directly below an archive, or below a folder in it."""
-    path, below = (local(folder), "") if os.path.isfile(local(folder)) else _split(folder) or ("", "")
-    root = "" if (plain := posixpath.normpath(below or ".")) == "." else plain + "/"
-    return sorted({n[len(root) :].partition("/")[0] for n in listed(path) if n.startswith(root)})
+    path, below = _split(folder) or ("", "")
+    root = posixpath.normpath(below) + "/" if below else ""
+    return sorted({n.removeprefix(root).partition("/")[0] for n in listed(path) if n.startswith(root)})
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
@@ -89,10 +89,10 @@ def stamp_of(status: os.stat_result) -> Stamp:
 def _split(url: str) -> tuple[str, str] | None:
     """The regular file that a path begins with, and the rest."""
     path = above = local(url)
-    while len(parent := os.path.dirname(above)) < len(above) and not os.path.isdir(parent):
-        if os.path.isfile(parent):
-            return parent, path[len(parent) + 1 :]
-        above = parent
+    while above and not os.path.isdir(above):
+        if os.path.isfile(above):
+            return above, path[len(above) + 1 :]
+        above = os.path.dirname(above)
     return None
 
 
@@ -100,17 +100,12 @@ def _split(url: str) -> tuple[str, str] | None:
 def _contents(path: str, stamp: Stamp) -> tuple[Spool, dict[str, Where]]:
     """The file that holds the members, and where each lies in it."""
     file, members = Spool(path, path), dict[str, Where]()
-    head = file.read(0, BLOCK)
-    rows: Iterator[tuple[str, Where]] = iter(())
-    if head.startswith(b"PK\3\4"):
-        rows = _zip(file)
-    elif unpack := next((unpack for magic, unpack in PACKED.items() if head.startswith(magic)), None):
-        file = _spooled(path, file.size, unpack(file))
-        alone = os.path.splitext(os.path.basename(path))[0]
-        rows = _tar(file) if _is_tar(file) else iter([(alone, (0, file.size, None))])
-    elif _is_tar(file):
-        rows = _tar(file)
-    for name, where in rows:
+    head, rows = file.read(0, 6), list[tuple[str, Where]]()
+    if magic := next((m for m in PACKED if head.startswith(m)), b""):
+        file = _spooled(path, file.size, _unpacked(file, magic))
+        rows = [(os.path.splitext(os.path.basename(path))[0], (0, file.size, None))]
+    is_tar = file.read(257, 5) == b"ustar"
+    for name, where in _zip(file) if head.startswith(b"PK\3\4") else _tar(file) if is_tar else rows:
         plain = posixpath.normpath(name)
         if name.startswith("/") or "\0" in name or ".." in name.split("/"):
             raise UnsafeCheckpoint(f"the member {printable(name)!r} is a path that leaves its folder", url=path)
@@ -138,13 +133,14 @@ def _inflated(path: str, stamp: Stamp, opened: Callable[[], IO[bytes]]) -> Spool
 def _damaged(url: str) -> Iterator[None]:
     """Make errors of the libraries, and of parsing here, an error of ours."""
     import lzma
+    import tarfile
     import zipfile
     import zlib
 
     errors = OSError, EOFError, ValueError, NotImplementedError, RuntimeError, OverflowError, struct.error
     try:
         yield
-    except (*errors, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as e:
+    except (*errors, zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError) as e:
         raise CorruptCheckpoint(f"the archive is damaged: {printable(str(e))}", url=url) from None
 
 
@@ -159,32 +155,29 @@ def _spooled(url: str, packed: int, data: Iterator[bytes]) -> Spool:
     return spool
 
 
-def _unpacked(file: Spool, module: str) -> Iterator[bytes]:
+def _unpacked(file: Spool, magic: bytes) -> Iterator[bytes]:
     """What gzip, bzip2 or xz packed, perhaps in several streams."""
     import bz2
-    import gzip
     import lzma
+    import zlib
 
+    start: dict[bytes, Callable[[], Any]] = {
+        b"\x1f\x8b": partial(zlib.decompressobj, 31), b"BZh": bz2.BZ2Decompressor,
+        b"\xfd7zXZ\0": partial(lzma.LZMADecompressor, memlimit=MAX_LZMA),
+    }  # fmt: skip
     source = FileObject(file)
     with _damaged(file.url):
-        if module == "gzip":
-            yield from iter(partial(gzip.GzipFile(fileobj=io.BufferedReader(source)).read, PIECE), b"")
-            return
-        data = source.read(PIECE) or b""
-        while data.strip(b"\0"):
-            decoder = bz2.BZ2Decompressor() if module == "bz2" else lzma.LZMADecompressor(memlimit=MAX_LZMA)
+        data = source.read(PIECE)
+        while data and data.strip(b"\0"):
+            decoder = start[magic]()
             while not decoder.eof:
-                if decoder.needs_input and not data and not (data := source.read(PIECE) or b""):
+                out = decoder.decompress(data, PIECE)
+                data = getattr(decoder, "unconsumed_tail", b"")  # zlib's; the others keep what is left
+                if out:
+                    yield out
+                elif not (data or decoder.eof or (data := source.read(PIECE))):
                     raise EOFError("it ends too early")
-                yield decoder.decompress(data, PIECE)
-                data = b""
-            data = decoder.unused_data or source.read(PIECE) or b""
-
-
-PACKED = {
-    magic: partial(_unpacked, module=module)
-    for magic, module in ((b"\x1f\x8b", "gzip"), (b"BZh", "bz2"), (b"\xfd7zXZ\0", "xz"))
-}
+            data = decoder.unused_data or source.read(PIECE)
 
 
 # --- the directories of archives --------------------------------------------------------------------------------------
@@ -194,60 +187,28 @@ def _zip(file: Spool) -> Iterator[tuple[str, Where]]:
     import zipfile
 
     with _damaged(file.url):
-        z = zipfile.ZipFile(io.BufferedReader(FileObject(file))) if has_directory(file) else None
-        for info in z.infolist() if z else ():
+        z = zipped(file)
+        for info in z.infolist():
             header = file.read(info.header_offset, HEADER.size)
             start = info.header_offset + HEADER.size + sum(HEADER.unpack(header))
             mode, packed = info.external_attr >> 16, info.compress_type != zipfile.ZIP_STORED
             strange = info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
             if not info.filename.endswith("/"):
                 size = -1 if strange or S_ISLNK(mode) else info.file_size
-                yield info.filename, (start, size, partial(z.open, info) if packed and z else None)
-
-
-def _is_tar(file: Spool) -> bool:
-    return file.read(257, 5) == b"ustar"
+                yield info.filename, (start, size, partial(z.open, info) if packed else None)
 
 
 def _tar(file: Spool) -> Iterator[tuple[str, Where]]:
-    """The members of a tar; what an extended header says of the next one counts for its name and size alone."""
-    at, extended = 0, dict[str, str]()
+    import tarfile
+
     with _damaged(file.url):
-        while any(head := file.read(at, BLOCK)):
-            blank = head[:148] + b" " * 8 + head[156:]
-            if len(head) < BLOCK or sum(blank) != _number(head[148:156]):
-                raise ValueError(f"no header of a member is at byte {at} (truncated?)")
-            kind, start, size = head[156:157], at + BLOCK, int(extended.pop("size", 0)) or _number(head[124:136])
-            if size < 0:
-                raise ValueError(f"the member at byte {at} has {size} bytes")
-            at = start + (0 if kind in b"123456" else size + -size % BLOCK)  # links and folders have no data
-            if kind in b"xL":
-                if size > MAX_HEADER:
-                    raise ValueError(f"an extended header has {size} bytes")
-                text = file.read(start, size)
-                extended |= _records(text) if kind == b"x" else {"path": text.rstrip(b"\0").decode()}
-            elif kind not in b"gK":
-                fields = (head[345:500] if head[257:263] == b"ustar\0" else b"", head[:100])
-                name = extended.get("path") or "/".join(f.split(b"\0")[0].decode() for f in fields if f[0])
-                if kind != b"5":
-                    plain = kind in b"\x0007" and not any(key.startswith("GNU.sparse") for key in extended)
-                    yield name, (start, size if plain else -1, None)
-                extended = {}
-
-
-def _number(field: bytes) -> int:
-    """A number in octal digits, or in binary after a byte of 128."""
-    return int.from_bytes(field[1:], "big") if field[0] == 128 else int(field.strip(b" \0") or b"0", 8)
-
-
-def _records(text: bytes) -> dict[str, str]:
-    """The records of an extended header: b"19 path=weights.th\\n" """
-    found, at = dict[str, str](), 0
-    while at < len(text):
-        end = text.index(b" ", at)
-        size = int(text[at:end])
-        if at + size <= end:
-            raise ValueError("a record of an extended header has no length")
-        key, _, value = text[end + 1 : at + size - 1].decode().partition("=")
-        found[key], at = value, at + size
-    return found
+        source = Bounded(file, MAX_HEADER)
+        tar = tarfile.TarFile(fileobj=cast(IO[bytes], source))
+        while info := tar.next():
+            if not info.isdir():
+                yield info.name, (info.offset_data, info.size if info.isreg() and not info.issparse() else -1, None)
+            source.left = MAX_HEADER
+            tar.members.clear()  # type: ignore[attr-defined]  # of millions, and what global headers say, nothing stays
+            tar.pax_headers.clear()  # type: ignore[attr-defined]
+        if file.read(tar.offset, BLOCK).strip(b"\0"):
+            raise ValueError(f"no header of a member is at byte {tar.offset}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import CkptError, StorageError
 from ..messages import redacted, scrubbed
@@ -20,43 +20,49 @@ STATUS = {
     416: "the server does not give that range of the file",
     429: "the server has had too many requests; try again later",
 }
-# what libraries call a connection that ended too soon; their classes are not imported to be compared
-BROKEN = frozenset({"ServerDisconnectedError", "ClientPayloadError", "IncompleteRead", "ProtocolError", "SSLEOFError"})
-WORDS = {
-    "host": "the host is unknown",
-    "refused": "the server refuses the connection",
-    "time": "timed out: the server did not answer in time",
-    "broken": "the connection broke",
+HOST, REFUSED, SILENT, BROKEN = (
+    "the host is unknown", "the server refuses the connection", "timed out: the server did not answer in time",
+    "the connection broke",
+)  # fmt: skip
+WAYS = {  # by the names of errors: the classes of libraries are not imported to be compared
+    "gaierror": HOST, "ConnectionRefusedError": REFUSED, "TimeoutError": SILENT, "ConnectionError": BROKEN,
+    "ServerDisconnectedError": BROKEN, "ClientPayloadError": BROKEN, "IncompleteRead": BROKEN,
+    "ProtocolError": BROKEN, "SSLEOFError": BROKEN,
     "SSLCertVerificationError": "the certificate of the server is not trusted",
     "SSLError": "no secure connection to the server, which may know http only, not https",
-}
-UNREACHED = frozenset(WORDS[way] for way in ("host", "refused", "time"))
-LOGIN = re.compile(r"://([^/@:]*:[^/@]+)@")
+}  # fmt: skip
 SCARCE = errno.EMFILE, errno.ENFILE  # no file can be opened, so that no module can be imported either
+NUMBERS = {
+    errno.ENOSPC: "the disk is full; nothing was changed",
+    errno.EDQUOT: "the disk quota is used up; nothing was changed",
+    **dict.fromkeys(SCARCE, "too many files are open at once; allow more of them (ulimit -n 4096)"),
+}
 BUSY = 429, 503  # where a server may say how long it wants to be left alone
+
+
+LOGIN = re.compile(r"://([^/@:]*:[^/@]+)@")
 
 
 class Unreachable(StorageError):
     """The server does not exist, accepts no connection, or does not answer in time."""
 
 
-def refused(e: OSError, url: str) -> CkptError:
-    """Describe in one sentence what the file system refused."""
-    if e.errno == errno.ENOSPC:
-        return StorageError("the disk is full; nothing was changed", url=url)
-    if e.errno == errno.EDQUOT:
-        return StorageError("the disk quota is used up; nothing was changed", url=url)
-    if e.errno in SCARCE:
-        return StorageError("too many files are open at once; allow more of them (ulimit -n 4096)", url=url)
-    if reason := network(e):
-        return _failed(reason, url)
-    if isinstance(e, FileNotFoundError):
+def refused(e: Exception, url: str) -> CkptError:
+    """Describe in one sentence what a file system or a server refused."""
+    reason = NUMBERS.get(e.errno or 0, "") if isinstance(e, OSError) else ""
+    reason = reason or failure(e).words
+    if reason in (HOST, REFUSED, SILENT):
+        return Unreachable(reason, url=url)
+    if not reason and isinstance(e, FileNotFoundError):
         reason = "no file can be created in this folder" if os.path.isdir(url) else STATUS[404]  # in /proc
-    return StorageError(reason or scrubbed(e.strerror or str(e) or type(e).__name__).lower(), url=url)
-
-
-def _failed(reason: str, url: str) -> StorageError:
-    return (Unreachable if reason in UNREACHED else StorageError)(reason, url=url)
+    elif not reason and isinstance(e, OSError):
+        reason = _scrubbed(e.strerror or str(e) or type(e).__name__, url).lower()
+    elif not reason and isinstance(e, NotImplementedError):
+        reason = "this kind of storage cannot do that (read-only?)"
+    elif not reason:
+        text = _scrubbed(str(e), url).partition("\n")[0][:300]
+        reason = f"the storage answered with {type(e).__name__}: {text}"
+    return StorageError(reason, url=url)
 
 
 def causes(e: BaseException | None) -> Iterator[BaseException]:
@@ -74,9 +80,9 @@ def causes(e: BaseException | None) -> Iterator[BaseException]:
 
 
 class Failure(NamedTuple):
-    """How a server failed. way: a key of WORDS, of a connection; status: of an answer; wait: in s, until it answers."""
+    """How a server failed. words: '' if it did not; status: of an answer; wait: in s, until it answers again."""
 
-    way: str = ""
+    words: str = ""
     status: int = 0
     wait: float = 0.0
 
@@ -84,49 +90,27 @@ class Failure(NamedTuple):
 def failure(e: BaseException) -> Failure:
     """How the server, or the connection to it, failed; an empty one if neither did."""
     for cause in causes(e):
-        if way := _way(cause):
-            return Failure(way)
-        status, headers = _answer(cause)
-        if status:
-            wait = str(headers.get("Retry-After") or headers.get("retry-after") or "")
-            wanted = status in BUSY and wait.isdecimal() and wait.isascii() and len(wait) < 10
-            return Failure("", status, float(wait) if wanted else 0.0)
+        own, *above = type(cause).__mro__
+        names = [own.__name__, *(k.__name__ for k in above if k.__module__ in ("builtins", "socket", "ssl"))]
+        if words := next((WAYS[n] for n in names if n in WAYS), SILENT if "Timeout" in own.__name__ else ""):
+            return Failure(words)
+        if status := _status(cause):
+            given = str((getattr(cause, "headers", None) or {}).get("Retry-After"))
+            wanted = status in BUSY and given.isascii() and given.isdecimal() and len(given) < 10
+            wait = float(given) if wanted else 0.0
+            later = f"; it asks to be left alone for {wait:.0f} s" if wait else ""
+            return Failure(STATUS.get(status, f"the server answered with status {status}") + later, status, wait)
     return Failure()
 
 
-def _way(e: BaseException) -> str:
-    """How a connection failed, by this error alone; '' if it did not."""
-    name, *above = (kind.__name__ for kind in type(e).__mro__)
-    if "gaierror" in (name, *above) or "DNS" in name:
-        return "host"
-    if isinstance(e, ConnectionRefusedError):
-        return "refused"
-    if isinstance(e, TimeoutError) or "Timeout" in name:
-        return "time"
-    if isinstance(e, ConnectionError) or name in BROKEN:
-        return "broken"
-    return next((kind for kind in ("SSLCertVerificationError", "SSLError") if kind in (name, *above)), "")
-
-
-def _answer(e: BaseException) -> tuple[int, Mapping[str, Any]]:
-    """The HTTP status, or 0, and the headers that an error of ours, requests, httpx or botocore carries."""
+def _status(e: BaseException) -> int:
+    """The HTTP status that an error of ours, aiohttp, requests, httpx or botocore carries, or 0."""
     response = getattr(e, "response", None)
     if isinstance(response, dict):
-        about = response.get("ResponseMetadata", {})
-        status, headers = about.get("HTTPStatusCode", 0), about.get("HTTPHeaders", {})
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     else:
         status = getattr(e, "status", 0) or getattr(response, "status_code", 0)
-        headers = getattr(e, "headers", None) or getattr(response, "headers", None) or {}
-    return (status if isinstance(status, int) and status >= 300 else 0), headers
-
-
-def network(e: BaseException) -> str:
-    """The error of a server or of the connection to it, or ''."""
-    way, status, wait = failure(e)
-    if way or not status:
-        return WORDS.get(way, "")
-    later = f"; it asks to be left alone for {wait:.0f} s" if wait else ""
-    return STATUS.get(status, f"the server answered with status {status}") + later
+    return status if isinstance(status, int) and status >= 300 else 0
 
 
 @contextmanager
@@ -138,32 +122,21 @@ def asking(url: str) -> Iterator[None]:
         ours = next((c for c in causes(e) if isinstance(c, CkptError)), None)
         if ours is not None:
             raise ours from None
-        raise _ours(e, url) from told(e, url)
+        raise refused(e, url) from told(e, url)
 
 
-def _ours(e: Exception, url: str) -> CkptError:
-    if isinstance(e, OSError):
-        return refused(e, url)
-    if reason := network(e):
-        return _failed(reason, url)
-    if isinstance(e, NotImplementedError):
-        return StorageError("this kind of storage cannot do that (read-only?)", url=url)
-    text = scrubbed(_without_login(str(e), url).split("\n")[0])[:300]
-    return StorageError(f"the storage answered with {type(e).__name__}: {text}", url=url)
-
-
-def _without_login(text: str, url: str) -> str:
-    """A message that may quote a part of the url, with which a name and password are no longer known as such."""
+def _scrubbed(text: str, url: str) -> str:
+    """A message without what opens doors: it may quote a part of the url, which is no longer known as such."""
+    text = text.replace(url, redacted(url)) if url else text
     for login in LOGIN.findall(url):
         text = text.replace(login, "...").replace(login.partition(":")[2] or login, "...")
-    return text
+    return scrubbed(text)
 
 
 def told(e: BaseException, url: str) -> BaseException:
     """The same error as a built-in kind, without secrets of urls: what the traceback of ours shows."""
     kind = next((k for k in (FileNotFoundError, NotADirectoryError, OSError) if isinstance(e, k)), RuntimeError)
-    text = scrubbed(_without_login(str(e).replace(url, redacted(url)), url))
-    return kind(f"{type(e).__module__}.{type(e).__name__}: {text}")
+    return kind(f"{type(e).__module__}.{type(e).__name__}: {_scrubbed(str(e), url)}")
 
 
 @contextmanager

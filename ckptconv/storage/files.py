@@ -24,7 +24,7 @@ from . import archives
 from .faults import refused
 from .lookups import Stamp, Stat, current, exists, filesystem, is_dir, names, session, stat, walk
 from .paths import is_remote, join, local, sibling, split
-from .ranges import FileObject, Ranges, has_directory
+from .ranges import FileObject, Ranges, zipped
 from .remote import MAX_GAP, RemoteFile
 
 PEEK = 4096  # bytes of a file's head and tail that detection sees
@@ -48,8 +48,6 @@ class Seen:
         if not self.is_dir and exists(url):
             with Reader(url) as f:
                 self.size = f.size
-                if f.remote:
-                    f.remote.ends()
                 self.head = f.read(0, min(PEEK, f.size))
                 self.tail = f.read(max(0, f.size - PEEK), min(PEEK, f.size))
 
@@ -72,12 +70,9 @@ class Seen:
             return ()
         import zipfile
 
-        with Reader(self.url) as found:
-            if not has_directory(found):
-                return ()
         try:
-            with fileobj(self.url) as f, zipfile.ZipFile(f) as z:
-                return tuple(z.namelist())
+            with Reader(self.url) as f:
+                return tuple(zipped(f).namelist())
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, OverflowError):
             return ()
 
@@ -218,7 +213,7 @@ def read_all(url: str, limit: int) -> bytes:
 
 @contextmanager
 def fileobj(url: str) -> Iterator[IO[bytes]]:
-    """Open for libraries that want a seekable file object (zipfile)."""
+    """Open for libraries that want a seekable file object."""
     with Reader(url) as reader:
         yield io.BufferedReader(FileObject(reader), 2**16)
 

@@ -20,12 +20,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from urllib.parse import quote
 from zlib import crc32
@@ -36,7 +35,6 @@ from . import archives, web
 from .faults import STATUS, asking, refused
 from .paths import is_http, is_remote, join, local
 
-MAX_ENDS = 128  # files whose first and last bytes are kept, 80 KiB of each
 # Object stores, whose listings have the ETag of each object; and whose listings can be asked for a prefix.
 STORES = ("s3://", "s3a://", "gs://", "gcs://")
 EXACT = (*STORES, "memory://", "hf://")
@@ -47,7 +45,6 @@ Info = dict[str, Any]
 MAX_DEPTH = 32  # folders above an object; each takes memory, and a key of 1 kB could name 500
 _MORE = re.compile(r"\0|\?versionId=")  # in a url: a version of S3
 _GENERATION = re.compile(r"#\d+$")  # a version of Google's store
-FOLDER: Info = {"type": "directory"}
 Failed = Callable[[str, str, CkptError], None]
 Stamp = tuple[int, ...]  # equal as long as a file is the same one and unchanged
 
@@ -65,46 +62,31 @@ class Stat(NamedTuple):
     mark: int = 0
 
 
+FOLDER = Stat(-1, 0)
+
+
+@dataclass
 class Lookups:
-    """What was said so far; safe to share between threads, of which two may ask the same at the same time."""
+    """What was said so far; shared by threads, of which two may ask the same at the same time.
 
-    def __init__(self) -> None:
-        self.infos: dict[str, Info | None] = {}
-        self.folders: dict[str, frozenset[str]] = {}
-        self.emptied = set[Any]()  # file systems that keep listings, whose own were thrown away
-        self._ends: dict[str, list[tuple[int, bytes]]] = {}
-        self._lock = threading.Lock()
+    infos: on files and folders, by url. folders: all names in a folder. ends: ranges (start, bytes) of files; whoever
+    reads a file adds to its list. emptied: file systems that keep listings, whose own were thrown away.
+    """
 
-    def forget(self) -> None:
-        with self._lock:
-            self.infos.clear()
-            self.folders.clear()
-            self.emptied.clear()
-            self._ends.clear()
+    infos: dict[str, Stat | None] = field(default_factory=dict)
+    folders: dict[str, frozenset[str]] = field(default_factory=dict)
+    ends: dict[str, list[tuple[int, Any]]] = field(default_factory=dict)
+    emptied: set[Any] = field(default_factory=set)
 
-    def learn(self, folder: str, children: Mapping[str, Info], *, whole: bool) -> None:
+    def learn(self, folder: str, children: Mapping[str, Stat], *, whole: bool = True) -> None:
         """Note what a listing said; `whole`: it has all names in the folder."""
-        if folder.startswith(EXACT):
-            for name, found in children.items():
-                self.infos.setdefault(join(folder, name), found)
+        self.infos |= {join(folder, name): found for name, found in children.items()}
         if whole:
             self.folders[folder.rstrip("/")] = frozenset(children)
 
-    def lacks(self, url: str) -> bool:
-        """Whether a listing showed that there is nothing at this path: it lacks the path, or a folder above it."""
-        while "/" in url and not url.endswith(":/"):
-            url, _, base = url.rpartition("/")
-            if url in self.folders:
-                return base not in self.folders[url]
-        return False
-
-    def ends(self, url: str) -> list[tuple[int, bytes]]:
-        """The list of ranges (start, bytes) that are kept of a file; whoever reads it adds to it."""
-        with self._lock:
-            found = self._ends[url] = self._ends.pop(url, [])
-            if len(self._ends) > MAX_ENDS:
-                del self._ends[next(iter(self._ends))]
-            return found
+    def forget(self) -> None:
+        for kept in (self.infos, self.folders, self.ends, self.emptied):
+            kept.clear()
 
 
 @dataclass(frozen=True)
@@ -205,22 +187,25 @@ def _connected(url: str) -> tuple[Any, Any]:
     return fs, fs._strip_protocol(url)
 
 
-def info(url: str) -> Info | None:
-    """The file system's information on a file or folder, or None if there is none."""
+def info(url: str) -> Stat | None:
+    """What a remote file is, `FOLDER` of a folder, or None if there is neither."""
     run, key = known(), url.rstrip("/")
     if key not in run.infos:
-        run.infos[key] = None if run.lacks(key) else _info(url)
+        above, _, base = key.rpartition("/")
+        is_listed = base in run.folders.get(above, (base,))
+        run.infos[key] = _info(url) if is_listed else None
     return run.infos[key]
 
 
-def _info(url: str) -> Info | None:
+def _info(url: str) -> Stat | None:
     if is_http(url):
         with asking(url):
-            return web.info(url)
+            said = web.info(url)
+            return said and Stat(said[0], 0, said[1])
     fs, path = filesystem(url)
     try:
         with asking(url):
-            return dict(fs.info(path))
+            return stat_of(fs.info(path))
     except StorageError as e:
         if isinstance(e.__cause__, FileNotFoundError) and e.message == STATUS[404]:
             return None
@@ -244,8 +229,7 @@ def is_dir(url: str) -> bool:
     """Whether it is a folder; never on the web, where asking would fetch the whole file to look for links."""
     if not is_remote(url):
         return os.path.isdir(local(url))
-    found = None if is_http(url) else info(url)
-    return bool(found and found.get("type") == "directory")
+    return not is_http(url) and info(url) == FOLDER
 
 
 def names(folder: str, prefix: str = "") -> list[str]:
@@ -253,66 +237,55 @@ def names(folder: str, prefix: str = "") -> list[str]:
 
     With `prefix`, those that begin with it: of many objects in a store only these are listed.
     """
+    names: Collection[str] = ()
     try:
-        if is_remote(folder):
-            return _names(folder, prefix)
-        return sorted(name for name in os.listdir(local(folder)) if name.startswith(prefix))
+        names = _names(folder, prefix) if is_remote(folder) else os.listdir(local(folder))
     except (FileNotFoundError, NotADirectoryError):
         with suppress(CkptError):
-            return [] if is_remote(folder) else [n for n in archives.names(folder) if n.startswith(prefix)]
-        return []
+            names = archives.names(folder)
     except OSError as e:
-        if e.errno == errno.ELOOP:  # a link to itself leads nowhere, like one to a file that is gone
-            return []
-        raise refused(e, folder) from e
-
-
-def _names(folder: str, prefix: str) -> list[str]:
-    """FileNotFoundError or NotADirectoryError if there is no folder; [] for a store if a prefix was given."""
-    if is_http(folder):
-        return []
-    run, part = known(), bool(prefix) and folder.startswith(STORES)
-    if (run.infos.get(folder.rstrip("/")) or {}).get("type") == "file":
-        raise NotADirectoryError(folder)
-    names: Collection[str] | None = run.folders.get(folder.rstrip("/"))
-    if names is None:
-        names = _beginning(folder, prefix) if part else _listed(folder)
-        run.learn(folder, names, whole=not part)
+        if e.errno != errno.ELOOP:  # a link to itself leads nowhere, like one to a file that is gone
+            raise refused(e, folder) from e
     return sorted(name for name in names if name.startswith(prefix))
 
 
-def _listed(folder: str) -> dict[str, Info]:
+def _names(folder: str, prefix: str) -> Collection[str]:
+    run, key, part = known(), folder.rstrip("/"), bool(prefix) and folder.startswith(STORES)
+    if is_http(folder) or (run.infos.get(key) or FOLDER) != FOLDER:
+        return ()
+    if key not in run.folders:
+        listed = _listed(folder, prefix if part else "")
+        run.learn(folder, listed, whole=not part)
+        return listed
+    return run.folders[key]
+
+
+def _listed(folder: str, prefix: str) -> dict[str, Stat]:
     """What a listing says of each name; if a file and a folder have one name, of the file, as `info` does."""
     fs, path = filesystem(folder)
     try:
         with asking(folder):
-            found = fs.ls(path, detail=True)
+            if not prefix:
+                found = sorted(fs.ls(path, detail=True), key=lambda i: i.get("type") != "directory")
+                named = {str(i["name"]).rstrip("/").rpartition("/")[2]: i for i in found}
+                return {name: stat_of(i) for name, i in named.items() if name}
+            below = fs.find(path, prefix=prefix, detail=True)
     except StorageError as e:
-        raise e.__cause__ if isinstance(e.__cause__, (FileNotFoundError, NotADirectoryError)) else e from None
-    ordered = sorted(found, key=lambda i: i.get("type") != "directory")
-    named = {str(i["name"]).rstrip("/").rpartition("/")[2]: i for i in ordered}
-    return {name: i for name, i in named.items() if name}
-
-
-def _beginning(folder: str, prefix: str) -> dict[str, Info]:
-    fs, path = filesystem(folder)
-    with asking(folder):
-        found = fs.find(path, prefix=prefix, detail=True)
-    root, out = path.strip("/") + "/", dict[str, Info]()
-    for where, what in sorted(found.items()):
-        name, below, _ = str(where).strip("/").removeprefix(root).partition("/")
-        if not below:
-            out[name] = what
-        else:
-            out.setdefault(name, {"type": "directory"})
+        if isinstance(e.__cause__, (FileNotFoundError, NotADirectoryError)):
+            return {}
+        raise
+    out, root = dict[str, Stat](), path.strip("/") + "/"
+    for where, what in below.items():
+        name, deeper, _ = str(where).strip("/").removeprefix(root).partition("/")
+        if not deeper or name not in out:
+            out[name] = FOLDER if deeper else stat_of(what)
     return out
 
 
 def stat(url: str) -> Stat | None:
     """Size and time of a file, or None if there is none."""
     if is_remote(url):
-        found = info(url)
-        return None if found is None or found.get("type") == "directory" else stat_of(found)
+        return None if (found := info(url)) == FOLDER else found
     try:
         return status_of(os.stat(local(url)))
     except NotADirectoryError:
@@ -329,22 +302,20 @@ def status_of(status: os.stat_result) -> Stat:
 
 
 def stat_of(found: Info) -> Stat:
-    """What an answer or a listing says of a file."""
+    """What an answer or a listing says of a file or folder."""
+    if found.get("type") == "directory":
+        return FOLDER
     when = found.get("LastModified") or found.get("mtime") or found.get("updated") or found.get("created") or 0
     if hasattr(when, "timestamp"):  # listings have fractions of a second that answers about a file lack
         when = int(when.timestamp()) if "LastModified" in found else when.timestamp()
     time = int(when * 1e9) if isinstance(when, (int, float)) else crc32(str(when).encode())
-    # of the Hub the hash of the file; a web server that has no ETag may say when the file was changed
-    tag = next((found[k] for k in ("ETag", "etag", "blob_id", "Last-Modified") if found.get(k)), "")
+    tag = next((found[k] for k in ("ETag", "etag", "blob_id") if found.get(k)), "")  # the Hub's is the file's hash
     return Stat(int(found.get("size") or 0), time, str(tag))
 
 
 def expect(files: Mapping[str, Stat]) -> None:
     """Take what an earlier listing said of objects with an ETag as said: whether it is still true shows at the end."""
-    infos = known().infos
-    for url, status in files.items():
-        if status.etag and url.startswith(STORES):
-            infos[url] = {"type": "file", "size": status.size, "ETag": status.etag}
+    known().infos |= {url: status for url, status in files.items() if status.etag and url.startswith(STORES)}
 
 
 def refuse_unlisted(url: str) -> None:
@@ -415,10 +386,10 @@ def _below(path: str, name: str) -> str:
 
 def _remote(folder: str, failed: Failed | None) -> Iterator[Level]:
     """One recursive listing, which an object store answers in pages whatever the number of folders."""
-    files, folders = defaultdict[str, dict[str, Info]](dict), defaultdict[str, set[str]](set)
+    files, folders = defaultdict[str, dict[str, Stat]](dict), defaultdict[str, set[str]](set)
     for path, what in _objects(folder, failed):
         above, _, name = path.rpartition("/")
-        files[above][name] = what
+        files[above][name] = stat_of(what)
         while above:
             above, _, name = above.rpartition("/")
             folders[above].add(name)
@@ -427,8 +398,8 @@ def _remote(folder: str, failed: Failed | None) -> Iterator[Level]:
         path = todo.pop()
         url = join(folder, path) if path else folder
         names, inside = sorted(folders.pop(path, ())), dict(sorted(files.pop(path, {}).items()))
-        run.learn(url, {**dict.fromkeys(names, FOLDER), **inside}, whole=True)
-        yield Level(url, path, names, {name: stat_of(what) for name, what in inside.items()})
+        run.learn(url, {**dict.fromkeys(names, FOLDER), **inside})
+        yield Level(url, path, names, inside)
         todo += [_below(path, name) for name in reversed(names)]
 
 

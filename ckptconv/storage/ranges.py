@@ -5,6 +5,7 @@ Slice(ranges, start, size)    a range of another, as if it were a file: a member
 InMemory(url, data)           bytes that were decoded, or built
 Spool()                       a temporary file without a name
 FileObject(ranges)            any of them for a library that needs a seekable file object
+zipped(ranges)                any of them as a zip, for its names and deflated members
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from __future__ import annotations
 import errno
 import io
 import os
-import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from ..errors import CorruptCheckpoint
 from .faults import spooling
-from .paths import is_remote
+
+if TYPE_CHECKING:
+    from zipfile import ZipFile
+
+MAX_DIRECTORY = 2**26  # bytes of the directory of a zip, which is read at once: half a million members
 
 
 class Ranges(Protocol):
@@ -135,49 +140,32 @@ class FileObject(io.RawIOBase):
         return want
 
 
-# --- the directory of a zip, looked at by pieces before it is read whole --------------------------------------------
-#
-#   "PK\1\2" ... lengths of name, extra field and comment     46 bytes for each member       APPNOTE.TXT 6.3.10
-#   "PK\6\6" ... "PK\6\7" ... "PK\5\6"                      end records, which say how large the directory is
-#
-# A file of a terabyte takes no room on the disk if it is a hole, and its end may say that the hole is the directory.
+class Bounded(FileObject):
+    """Ranges for a parser of the standard library, which takes as many bytes at once as a header says.
 
-END, END64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
-LOCATOR = struct.Struct("<4sLQL")  # between the two
-_ENTRY = struct.Struct("<4s24x3H12x")  # signature, lengths of name, extra field and comment
-_LONGEST = END.size + 2**16  # bytes of an end record with its comment
-_WINDOW = 2**20  # bytes; a smaller directory is read at once
+    left: the bytes that it may still read; beyond them, ValueError.
+    """
 
+    def __init__(self, ranges: Ranges, left: int) -> None:
+        super().__init__(ranges)
+        self.left = left
 
-def has_directory(f: Ranges) -> bool:
-    """Whether the directory consists of entries where the end of the zip says it is; also if there is no end at all."""
-    if is_remote(f.url):
-        return True
-    tail = f.read(max(0, f.size - _LONGEST), min(f.size, _LONGEST))
-    at = tail.rfind(b"PK\5\6")
-    if at < 0 or len(tail) - at < END.size:
-        return True
-    size, end = END.unpack_from(tail, at)[5], f.size - len(tail) + at
-    wide = end - LOCATOR.size - END64.size
-    if wide >= 0 and (record := f.read(wide, END64.size)).startswith(b"PK\6\6"):
-        size, end = END64.unpack(record)[8], wide
-    return is_directory(f, end - size, size)
+    def read(self, size: int = -1) -> bytes:
+        rest = max(0, self._ranges.size - self._at)
+        size = rest if size < 0 else min(size, rest)
+        self.left -= size
+        if self.left < 0:
+            raise ValueError("a header or directory is larger than any archive needs")
+        data = self._ranges.read(self._at, size)
+        self._at += size
+        return data
 
 
-def is_directory(f: Ranges, start: int, size: int) -> bool:
-    """Whether a directory consists of entries; small ones, and what a server must send, are not looked at."""
-    if size <= _WINDOW or is_remote(f.url):
-        return True
-    if start < 0:
-        return False
-    at, end, first, window = start, start + size, start, b""
-    while at < end:
-        if at + _ENTRY.size > first + len(window):
-            first, window = at, f.read(at, min(_WINDOW, end - at))
-        if len(window) - (at - first) < _ENTRY.size:
-            return False
-        magic, name, extra, comment = _ENTRY.unpack_from(window, at - first)
-        if magic != b"PK\1\2":
-            return False
-        at += _ENTRY.size + name + extra + comment
-    return at == end
+def zipped(f: Ranges) -> ZipFile:
+    """A zip whose directory is read, if it has a sensible size."""
+    from zipfile import ZipFile
+
+    source = Bounded(f, MAX_DIRECTORY + 2**18)
+    z = ZipFile(cast(IO[bytes], source))
+    source.left = sys.maxsize  # members are read in pieces
+    return z

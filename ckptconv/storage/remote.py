@@ -19,12 +19,13 @@ from zlib import crc32
 from ..errors import CkptError, CorruptCheckpoint, StorageError
 from . import web
 from .faults import asking, refused
-from .lookups import filesystem, info, kept, known, once, stat_of
+from .lookups import FOLDER, filesystem, info, kept, known, once
 from .paths import is_http, is_remote, is_repository
 from .ranges import Spool
 
 HEAD, TAIL = 2**16, 2**14  # bytes fetched at once at the beginning and the end, where headers and directories are
 FIRST, LAST = 4096, 2**22  # bytes of a window: at first, and after doubling
+MAX_ENDS = 128  # files whose first and last bytes a run keeps
 MAX_GAP = 2**16  # bytes between two ranges that are cheaper to fetch than another request
 MAX_REQUEST = 32 * 2**20  # bytes of ranges that are fetched together; longer runs are read while the job runs
 BATCH = 8  # ranges requested at once, and files looked at
@@ -43,22 +44,22 @@ class RemoteFile:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        found = info(url)
-        if found is None:
+        about = info(url)
+        if about is None:
             raise refused(FileNotFoundError(), url)
-        if found.get("type") == "directory":
+        if about == FOLDER:
             raise StorageError("is a folder, a file is needed", url=url)
-        if found.get("size") is None:
-            raise StorageError("the server does not say how large the file is", url=url)
-        about = stat_of(found)
         self.size = about.size
         # listings and answers agree in versions, but not in times
         self.stamp = (self.size, crc32(about.etag.encode())) if about.etag else (self.size, 0, 0, about.mtime)
         self._is_known = bool(about.etag)
         # of what answers say of the version the first one decides; the Hub's are those of its store
-        self._said = {"size": self.size, **({k: found[k] for k in web.VERSIONS if k in found} if is_http(url) else {})}
+        self._said = {"size": self.size, **({"version": about.etag} if about.etag and is_http(url) else {})}
         self._ranged = not is_http(url)  # whether the server is known to send ranges of files
-        self._ends: list[Any] = known().ends(url)
+        ends = known().ends
+        if len(ends) >= MAX_ENDS:  # readers keep theirs
+            ends.clear()
+        self._ends: list[Piece] = ends.setdefault(url, [])
         self._spools: list[Piece] = []
         self._window: tuple[int, bytes] = 0, b""
         self._step = FIRST // 2
@@ -67,33 +68,32 @@ class RemoteFile:
 
     def read(self, start: int, size: int) -> bytes:
         """The bytes [start, start+size), which the caller has checked to lie in the file."""
-        return bytes(self._view(start, size))
-
-    def _view(self, start: int, size: int) -> bytes | memoryview:
-        """The same, without a copy if possible."""
         if not size:
             return b""
-        if piece := self._piece(start, size):
-            return _cut(piece, start, size)
-        if size >= LAST:
-            return self._get([(start, size)])[0]
-        with self._lock:
-            return _cut(self._piece(start, size) or self._near(start, size), start, size)
+        piece = self._piece(start, size)
+        if piece is None and size >= LAST:
+            return next(self._get([(start, size)]))[1]
+        if piece is None:
+            with self._lock:
+                piece = self._piece(start, size) or self._near(start, size)
+        first, data = piece
+        at = start - first
+        return data.read(at, size) if isinstance(data, Spool) else data[at : at + size]
 
     def into(self, start: int, view: memoryview) -> None:
         """Fill `view`; what is large comes in several requests at once."""
         if len(view) <= PIECE or self._piece(start, len(view)):
-            view[:] = self._view(start, len(view))
+            view[:] = self.read(start, len(view))
             return
         pieces = [(start + at, min(PIECE, len(view) - at)) for at in range(0, len(view), PIECE)]
-        for at, data in self._fetched(pieces):
+        for at, data in self._get(pieces):
             view[at - start : at - start + len(data)] = data
 
     def hold(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Fetch ranges and serve this thread's reads from them until `release`."""
         self._mine.held = []
         inside = [(a, n) for a, n in merged(ranges) if n and a >= 0 and a + n <= self.size]
-        self._mine.held = list(self._fetched([one for one in inside if not self._piece(*one)]))
+        self._mine.held = list(self._get([one for one in inside if not self._piece(*one)]))
 
     def release(self) -> None:
         self._mine.held = []
@@ -103,68 +103,50 @@ class RemoteFile:
         with self._spooling:
             if start + size > self.size or self._piece(start, size):
                 return
-            spool = Spool(self.url)
+            spool, end = Spool(self.url), start + size
             with spool.filled() as file:
-                for at in range(start, start + size, LAST * 2):
-                    file.write(self._get([(at, min(LAST * 2, start + size - at))])[0])
+                for at in range(start, end, PIECE):
+                    file.write(next(self._get([(at, min(PIECE, end - at))]))[1])
             self._spools.append((start, spool))
-
-    def ends(self) -> None:
-        """Fetch the beginning and the end, in one request if the file is small and else at once; reads share them."""
-        both = dict.fromkeys((self._end(0), self._end(self.size - 1))) if self.size else ()
-        self._ends += self._fetched([one for one in both if not self._piece(*one)])
-
-    def _end(self, at: int) -> tuple[int, int]:
-        """The range around the beginning or the end that is fetched at once if the byte `at` is needed."""
-        if self.size <= HEAD + TAIL:
-            return 0, self.size
-        return (0, HEAD) if at < HEAD else (self.size - TAIL, TAIL)
 
     def _piece(self, start: int, size: int) -> Piece | None:
         """The piece that has these bytes."""
         held: list[Piece] = getattr(self._mine, "held", [])
-        pieces: list[Piece] = [*held, *self._ends, *self._spools, self._window]
-        for first, data in pieces:
+        for first, data in (*held, *self._ends, *self._spools, self._window):
             length = data.size if isinstance(data, Spool) else len(data)
             if first <= start and start + size <= first + length:
                 return first, data
         return None
 
     def _near(self, start: int, size: int) -> Piece:
-        """Fetch the end that has these bytes, or a window from them on, which doubles while it is read in order."""
-        first, length = self._end(start)
-        if first <= start and start + size <= first + length:
-            (end,) = self._fetched([(first, length)])
-            self._ends.append(end)
-            self._window, self._step = (first + length, b""), HEAD // 2
-            return end
+        """Fetch both ends at once if one has these bytes, or else a window, which doubles while it is read in order."""
+        small = self.size <= HEAD + TAIL
+        if not self._ends and (small or start + size <= HEAD or start >= self.size - TAIL):
+            self._ends += self._get([(0, self.size)] if small else [(0, HEAD), (self.size - TAIL, TAIL)])
+            if piece := self._piece(start, size):
+                return piece
         at, data = self._window
         onwards = 0 <= start - at <= len(data) + self._step
         self._step = min(2 * self._step, LAST) if onwards else FIRST
-        self._window = start, self._get([(start, min(max(size, self._step), self.size - start))])[0]
+        (self._window,) = self._get([(start, min(max(size, self._step), self.size - start))])
         return self._window
 
-    def _fetched(self, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-        """Read several ranges (start, size), concurrently if the file system can."""
+    def _get(self, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+        """Request ranges (start, size), some at once."""
+        asked = self._of_web if is_http(self.url) or is_repository(self.url) else self._of_store
         for i in range(0, len(wanted), BATCH):
             some = wanted[i : i + BATCH]
-            yield from zip((start for start, _ in some), self._get(some), strict=True)
-
-    def _get(self, some: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Request some ranges at once."""
-        with asking(self.url):
-            asked = self._of_web if is_http(self.url) or is_repository(self.url) else self._of_store
-            data = asked(some)
-        for (start, size), got in zip(some, data, strict=True):
-            if len(got) != size:
-                raise CorruptCheckpoint(f"{size} bytes at {start} were requested, {len(got)} came", url=self.url)
-        return data
+            with asking(self.url):
+                pieces = asked(some)
+            for (start, size), data in zip(some, pieces, strict=True):
+                if len(data) != size:
+                    raise CorruptCheckpoint(f"{size} bytes at {start} were requested, {len(data)} came", url=self.url)
+                yield start, data
 
     def _of_store(self, some: Sequence[tuple[int, int]]) -> list[bytes]:
         fs, path = filesystem(self.url)
-        exact = {} if getattr(fs, "async_impl", False) else {"cache_type": "none"}  # else it reads ahead
         starts, ends = [a for a, _ in some], [a + n for a, n in some]
-        return list(fs.cat_ranges([path] * len(some), starts, ends, on_error="raise", **exact))
+        return list(fs.cat_ranges([path] * len(some), starts, ends, on_error="raise"))
 
     def _of_web(self, some: Sequence[tuple[int, int]]) -> list[bytes]:
         """The first request shows whether the server sends ranges; else the whole file is copied."""
@@ -181,14 +163,6 @@ class RemoteFile:
         return data
 
 
-def _cut(piece: Piece, start: int, size: int) -> bytes | memoryview:
-    """The bytes of a piece from `start` in the file on."""
-    first, data = piece
-    if isinstance(data, Spool):
-        return data.read(start - first, size)
-    return memoryview(data)[start - first :][:size]
-
-
 def peek(urls: Sequence[str]) -> None:
     """Fetch the beginnings and ends of remote files, several at a time, for the readers that open them next.
 
@@ -200,7 +174,7 @@ def peek(urls: Sequence[str]) -> None:
 
     def fetch(url: str) -> None:
         with once(run), suppress(CkptError):
-            RemoteFile(url).ends()
+            RemoteFile(url).read(0, 1)
 
     from concurrent.futures import ThreadPoolExecutor
 

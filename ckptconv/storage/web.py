@@ -1,8 +1,8 @@
 """Files of web servers and of the Hugging Face Hub, over urllib3: bounded in time and bytes, one rule of redirects.
 
     info(url)                       size and version of a file; None if there is none
-    ranges(url, [(0, 9)], info)     bytes of it, requested at once
-    whole(url, info, file)          a copy of it, from a server that sends no ranges
+    ranges(url, [(0, 9)], said)     bytes of it, requested at once; said: its size, and its version once it is known
+    whole(url, said, file)          a copy of it, from a server that sends no ranges
 
 CKPTCONV_TIMEOUT      seconds that a request may take, plus one for each 64 KiB requested; 60
 CKPTCONV_REDIRECTS    more hosts that redirects may lead to, separated by commas; a leading dot takes a whole domain
@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import IO, Any, TypeVar
-from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 from ..errors import CkptError, CorruptCheckpoint, StorageError, UsageError
 from ..messages import printable, redacted
-from .faults import failure, network, spooling
+from .faults import BROKEN, REFUSED, SILENT, failure, spooling
 from .paths import is_http
 
 LIMIT = 10**7  # seconds of CKPTCONV_TIMEOUT, a quarter of a year
@@ -36,7 +36,8 @@ RATE = 2**16  # bytes a second: what is slower has stalled
 TRIES, TIMES = 6, 3  # tries of a request, and how many times the limit of one they may take together
 FIRST, LONGEST = 0.25, 8.0  # seconds of a pause
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-VERSIONS = ("ETag", "Last-Modified")  # the first that two answers have decides whether they are about the same bytes
+VERSIONS = ("ETag", "Last-Modified")  # an answer must have the first of these that an earlier one had
+GONE = 404, 410
 PIECE = 2**20  # bytes read at once
 MAX_REDIRECTS = 10
 STORES = {  # where well-known hosts keep their files
@@ -60,90 +61,90 @@ class Answered(OSError):
         self.status, self.headers = status, headers
 
 
-def info(url: str) -> dict[str, Any] | None:
+def info(url: str) -> tuple[int, str] | None:
     """Size and version of a file, as the answer to a request for its first byte tells them; None if there is none."""
-    try:
-        status, headers = _again(url, 0, partial(_first, url))
-    except Answered as e:
-        if e.status in (404, 410):
-            return None
-        if e.status != 416:  # so it is if the file is empty
-            raise
-        status, headers = e.status, e.headers
+    status, headers = _again(url, 0, partial(_first, url))
+    if status in GONE:
+        return None
     total = re.search(r"/(\d+)$", headers.get("Content-Range", ""))
     length = total[1] if total else headers.get("Content-Length", "") if status == 200 else ""
-    size = int(length) if length.isdecimal() else None
-    return {"type": "file", "size": size, **{k: headers[k] for k in VERSIONS if k in headers}}
+    if not length.isdecimal():
+        raise StorageError("the server does not say how large the file is", url=url)
+    return int(length), next((headers[k] for k in VERSIONS if k in headers), "")
 
 
 def _first(url: str) -> tuple[int, Mapping[str, str]]:
-    with _asked(url, {"Range": "bytes=0-0"}) as answer:
+    with _asked(url, {"Range": "bytes=0-0"}, *GONE, 416) as answer:  # 416 of an empty file
         if answer.status == 206:
             answer.read1(PIECE)  # so that the connection serves again
         return answer.status, answer.headers
 
 
-def ranges(url: str, wanted: Sequence[tuple[int, int]], info: dict[str, Any]) -> list[bytes]:
+def ranges(url: str, wanted: Sequence[tuple[int, int]], said: dict[str, Any]) -> list[bytes]:
     """Read ranges (start, size) of a file, concurrently; of what a server sends at most as much as was requested.
 
-    NoRanges if the server sends the whole file instead, CorruptCheckpoint if it sends another one than `info` tells of.
+    NoRanges if the server sends the whole file instead, CorruptCheckpoint if it sends another one than `said` tells of.
     """
     total = sum(size for _, size in wanted)
 
     def one(start: int, size: int) -> bytes:
-        return _again(url, total, lambda: _range(url, start, size, seconds(total), info), known=True)
+        return _again(url, total, lambda: _range(url, start, size, seconds(total), said), known=True)
 
     return together([partial(one, *some) for some in wanted], TIMES * seconds(total))
 
 
-def _range(url: str, start: int, size: int, limit: float, info: dict[str, Any]) -> bytes:
-    out, end = bytearray(), time.monotonic() + limit
+def _range(url: str, start: int, size: int, limit: float, said: dict[str, Any]) -> bytes:
+    end = time.monotonic() + limit
     with _asked(url, {"Range": f"bytes={start}-{start + size - 1}"}) as answer:
         sent = re.match(r"bytes (\d+)-\d*(?:/(\d+))?", answer.headers.get("Content-Range", ""))
         if answer.status != 206 or not sent:
             raise NoRanges("the server does not send ranges of files")
         if int(sent[1]) != start:
             raise CorruptCheckpoint(f"bytes from {start} were requested, those from {sent[1][:20]} came", url=url)
-        _refuse_changed(url, info, answer.headers)
-        if sent[2] and sent[2] != str(info.get("size")):
-            raise CorruptCheckpoint("changed while it was read: the server has another version of it", url=url)
-        for piece in _pieces(answer, lambda: end):
-            out += piece
-            if len(out) > size:
-                raise CorruptCheckpoint(f"{size} bytes at {start} were requested, more came", url=url)
-    return bytes(out)
+        _refuse_changed(url, said, answer.headers, sent[2] or "")
+        return b"".join(_pieces(url, answer, size, lambda _: end))
 
 
-def whole(url: str, info: dict[str, Any], file: IO[bytes]) -> None:
+def whole(url: str, said: dict[str, Any], file: IO[bytes]) -> None:
     """Copy a file into `file`; CorruptCheckpoint if the server sends more than it said, or another version.
 
     The time is counted by what came, since the size is what a stranger says.
     """
-    size = int(info["size"])
 
     def copy() -> None:
-        began, came = time.monotonic(), [0]
+        began = time.monotonic()
         with spooling():
             file.seek(0)
             file.truncate()
         with _asked(url, {}) as answer:
-            _refuse_changed(url, info, answer.headers)
-            for piece in _pieces(answer, lambda: began + seconds(came[0])):
-                came[0] += len(piece)
-                if came[0] > size:
-                    raise CorruptCheckpoint("is longer than the server said", url=url)
+            _refuse_changed(url, said, answer.headers)
+            for piece in _pieces(url, answer, int(said["size"]), lambda came: began + seconds(came)):
                 with spooling():
                     file.write(piece)
 
-    _again(url, size, copy, known=True)
+    _again(url, int(said["size"]), copy, known=True)
 
 
-def _refuse_changed(url: str, info: dict[str, Any], now: Mapping[str, str]) -> None:
-    """CorruptCheckpoint if an answer is about another version than `info` tells of; one that tells none takes this."""
-    if not any(info.get(k) for k in VERSIONS):
-        info |= {k: now[k] for k in VERSIONS if k in now}
-    decides = next((k for k in VERSIONS if info.get(k) and k in now), "")
-    if decides and info[decides] != now[decides]:
+def _pieces(url: str, answer: Any, size: int, end: Callable[[int], float]) -> Iterator[bytes]:
+    """What comes, in pieces; TimeoutError at the end of the time for what came, CorruptCheckpoint if it is too much."""
+    came = 0
+    while piece := answer.read1(PIECE):
+        came += len(piece)
+        if came > size:
+            raise CorruptCheckpoint(f"more came than the {size} bytes that were requested", url=url)
+        yield piece
+        if time.monotonic() > end(came):
+            raise TimeoutError
+
+
+def _refuse_changed(url: str, said: dict[str, Any], now: Mapping[str, str], size: str = "") -> None:
+    """CorruptCheckpoint if an answer is about another version than `said` tells of; one that tells none takes this.
+
+    size: of the file, as the answer says it.
+    """
+    versions = [now[k] for k in VERSIONS if k in now]
+    other = versions and said.setdefault("version", versions[0]) not in versions
+    if other or (size and size != str(said["size"])):
         raise CorruptCheckpoint("changed while it was read: the server has another version of it", url=url)
 
 
@@ -151,10 +152,15 @@ def _refuse_changed(url: str, info: dict[str, Any], now: Mapping[str, str]) -> N
 
 
 @contextmanager
-def _asked(url: str, headers: Mapping[str, str]) -> Iterator[Any]:
-    """Send a request and follow its redirects; the answer's content is still to be read."""
+def _asked(url: str, headers: Mapping[str, str], *usual: int) -> Iterator[Any]:
+    """Send a request and follow its redirects; the answer's content is still to be read.
+
+    usual: statuses that are no error here.
+    """
     (answer,) = together([lambda: _followed(url, headers)], seconds(0))
     try:
+        if answer.status >= 300 and answer.status not in usual:
+            raise Answered(answer.status, answer.headers)
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise StorageError("the server sends it packed, although that was not requested", url=url)
         yield answer
@@ -177,11 +183,9 @@ def _followed(url: str, headers: Mapping[str, str]) -> Any:
             "GET", here, headers=sent, redirect=False, retries=False, preload_content=False, decode_content=False,
             timeout=Timeout(connect=min(30.0, limit), read=limit),
         )  # fmt: skip
-        if answer.status < 300 or answer.status == 304:
+        if answer.status not in (301, 302, 303, 307, 308):
             return answer
         answer.close()
-        if answer.status not in (301, 302, 303, 307, 308):
-            raise Answered(answer.status, answer.headers)
         here = _redirected(here, answer.headers.get("Location", ""))
     raise StorageError("the server redirects in a circle", url=url)
 
@@ -226,14 +230,6 @@ def _pools(process: int, proxy: str) -> Any:
     return urllib3.ProxyManager(proxy, **how) if proxy else urllib3.PoolManager(**how)
 
 
-def _pieces(answer: Any, end: Callable[[], float]) -> Iterator[bytes]:
-    """What comes, in pieces; TimeoutError if the end of the time is reached."""
-    while piece := answer.read1(PIECE):
-        yield piece
-        if time.monotonic() > end():
-            raise TimeoutError
-
-
 def together(calls: Sequence[Callable[[], T]], limit: float) -> list[T]:
     """Call functions at once, each in a thread that nobody waits for after the limit; TimeoutError then.
 
@@ -270,30 +266,27 @@ def seconds(size: int) -> float:
 
 
 def _again(url: str, size: int, request: Callable[[], T], *, known: bool = False) -> T:
-    """What a request brings that is repeated where its failure may pass; known: the server has answered before."""
+    """What a request brings that is repeated where its failure may pass; known: the server has answered before.
+
+    A server that refuses connections is asked again only if it is known to have accepted some.
+    """
     end, pause = time.monotonic() + TIMES * seconds(size), FIRST
-    for _ in range(TRIES - 1):
+    passing = (SILENT, BROKEN, REFUSED) if known else (SILENT, BROKEN)
+    for left in reversed(range(TRIES)):
         try:
             return request()
+        except (CkptError, NoRanges):
+            raise
         except Exception as e:
-            wait = max(
-                pause * random.uniform(0.5, 1.0), failure(e).wait
-            )  # not all at once, if many were refused at once
-            if time.monotonic() + wait > end or not _passes(e, known=known):
+            why = failure(e)
+            wait = max(pause * random.uniform(0.5, 1.0), why.wait)  # not all at once, if many were refused at once
+            passes = why.words in passing or why.status in PASSING
+            if not (left and passes and time.monotonic() + wait <= end):
                 raise
-            why = network(e) or type(e).__name__
-        LOG.info("%s: %s; asking again in %.1f s", printable(redacted(url)), why, wait)
+        LOG.info("%s: %s; asking again in %.1f s", printable(redacted(url)), why.words, wait)
         time.sleep(wait)
         pause = min(2 * pause, LONGEST)
-    return request()
-
-
-def _passes(e: Exception, *, known: bool) -> bool:
-    """Whether a failure may pass; a server that refuses connections may only if it is known to have accepted some."""
-    if isinstance(e, (CkptError, NoRanges)):
-        return False
-    way, status, _ = failure(e)
-    return status in PASSING or way in ("time", "broken") or (way == "refused" and known)
+    raise AssertionError  # the last try returns or raises
 
 
 # --- redirects ----------------------------------------------------------------------------------------------------
@@ -304,16 +297,15 @@ def _redirected(here: str, location: str) -> str:
     try:
         target = urljoin(here, location)
         there = urlsplit(target)
-        if there.scheme not in ("http", "https") or not there.hostname or not location:
+        host, port = there.hostname or "", there.port or _PORTS[there.scheme]
+        if not (host and location):
             raise ValueError
-        led = may_lead(here, target)
-    except ValueError:
+    except (ValueError, KeyError):
         raise StorageError("the server redirects to what is not a web address", url=here) from None
     if there.username or there.password:
         raise StorageError("the server redirects to an address with a login that you did not give", url=here)
-    if not led:
-        host = there.hostname
-        where = f"{host}:{there.port or _PORTS[there.scheme]}" if host == urlsplit(here).hostname else host
+    if not may_lead(here, target):
+        where = f"{host}:{port}" if host == urlsplit(here).hostname else host
         raise StorageError(
             f"the server redirects to {there.scheme}://{where}, another host than was named; "
             f"CKPTCONV_REDIRECTS={host} allows it",
@@ -334,14 +326,10 @@ def may_lead(source: str, target: str) -> bool:
     host, to = here.hostname or "", there.hostname or ""
     if there.scheme not in (here.scheme, "https"):
         return False
-    if _listed(to, os.environ.get("CKPTCONV_REDIRECTS", "").lower().split(",")):
-        return True
-    return _usual(there) == _usual(here) and _listed(to, [host, *(() if _usual(there) else STORES.get(host, ()))])
-
-
-def _usual(url: SplitResult) -> int:
-    """The port of a url; 0 for the one of its scheme."""
-    return 0 if url.port in (None, _PORTS.get(url.scheme)) else url.port or -1
+    ports = [0 if url.port in (None, _PORTS.get(url.scheme)) else url.port for url in (here, there)]  # 0: the usual
+    allowed = os.environ.get("CKPTCONV_REDIRECTS", "").lower().split(",")
+    stores = () if ports[1] else STORES.get(host, ())
+    return _listed(to, allowed) or (ports[0] == ports[1] and _listed(to, [host, *stores]))
 
 
 def _listed(host: str, allowed: Sequence[str]) -> bool:

@@ -255,7 +255,7 @@ def test_a_hole_is_no_directory(name: str, tmp_path: Path) -> None:
         f.seek(size)
         f.write(end)
     tracemalloc.start()
-    with pytest.raises(ckptconv.CkptError, match=r"no directory where its end says it is|has an unknown format"):
+    with pytest.raises(ckptconv.CkptError, match=r"the zip's directory has 3\d+ bytes|has an unknown format"):
         ckptconv.open(url)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
