@@ -233,11 +233,10 @@ def compile_plan(checkpoint: Checkpoint, placement: Placement, folder: str, memo
     tensors = checkpoint.tensors
     _check_casts(tensors)
     _check_chunks(tensors, memory.limit)
-    placed: dict[tuple[str, int], tuple[str, int, int]] = {}
+    placed: dict[tuple[str, int], tuple[str, int]] = {}
     for name, slot in placement.slots.items():
         if slot.payload is None and slot.size:
-            for at, start, size in slot.runs():
-                placed.setdefault((slot.file, start), (name, at, size))  # ties share a slot and are written once
+            placed.setdefault((slot.file, slot.start), (name, slot.size))  # ties share a slot and are written once
     jobs = tuple(_cut(placed, tensors, memory))
     notes = (*checkpoint.notes, *placement.notes)
     return Plan(folder, placement, jobs, tensors, memory, notes, checkpoint.moved, checkpoint.metadata)
@@ -282,14 +281,14 @@ def _check_chunks(tensors: Mapping[str, Tensor], limit: int) -> None:
 
 
 def _cut(
-    placed: Mapping[tuple[str, int], tuple[str, int, int]], tensors: Mapping[str, Tensor], memory: Budget
+    placed: Mapping[tuple[str, int], tuple[str, int]], tensors: Mapping[str, Tensor], memory: Budget
 ) -> Iterator[Job]:
     """Small neighbours share a job; a large copy becomes many, as does what must be decoded in small pieces.
 
-    placed: for each (file, byte of it) the tensor whose bytes go there, from which of its bytes on, and how many.
+    placed: for each (file, byte of it) the tensor whose bytes go there, and how many these are.
     """
     file, start, end, pieces = "", 0, 0, list[Piece]()
-    for (name_of_file, at), (name, first, size) in sorted(placed.items()):
+    for (name_of_file, at), (name, size) in sorted(placed.items()):
         t = tensors[name]
         item = t.dtype.itemsize
         whole = _whole(t, memory)
@@ -299,13 +298,13 @@ def _cut(
         if not pieces:
             file, start = name_of_file, at
         if size <= memory.window:
-            pieces.append(Piece(name, t.dtype, first // item, (first + size) // item, at - start, t.parts))
+            pieces.append(Piece(name, t.dtype, 0, size // item, at - start, t.parts))
             end = at + size
             continue
         step = whole // item * item
-        for lo in range(first, first + size, step):
-            hi = min(first + size, lo + step)
-            yield Job(file, at + lo - first, hi - lo, (Piece(name, t.dtype, lo // item, hi // item, 0, t.parts),))
+        for lo in range(0, size, step):
+            hi = min(size, lo + step)
+            yield Job(file, at + lo, hi - lo, (Piece(name, t.dtype, lo // item, hi // item, 0, t.parts),))
     if pieces:
         yield Job(file, start, end - start, tuple(pieces))
 

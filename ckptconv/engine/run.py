@@ -205,7 +205,7 @@ def _tensors(plan: Plan) -> dict[str, list[tuple[int, int]]]:
     ranges: dict[str, list[tuple[int, int]]] = {}
     for slot in set(plan.placement.slots.values()):
         if slot.payload is None:
-            ranges.setdefault(slot.file, []).extend((start, start + size) for _, start, size in slot.runs())
+            ranges.setdefault(slot.file, []).append((slot.start, slot.start + slot.size))
     return ranges
 
 

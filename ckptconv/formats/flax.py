@@ -7,14 +7,14 @@
           c4 04 80 3f 80 3f                elements in C order]
       a4 "step" ...
 
-Names are joined by '/'. Arrays of more than 2^30 bytes are divided into chunks: {"__msgpack_chunked_array__": true,
-"shape": {"0": n, ...}, "chunks": {"0": array, ...}}. Elements are located but not read.
+Names are joined by '/'. Elements are located but not read.
     00-7f, e0-ff  small integer      a0-bf, d9-db  text         c4-c6          bytes
     80-8f, de-df  map                90-9f, dc-dd  list         c7-c9, d4-d8   extension: length, type, bytes
     cc-cf, d0-d3  integer            ca, cb        float        c0, c2, c3     nil, false, true
 
 Lengths and numbers are big-endian. Flax's extensions: 1 array, 2 complex number, 3 NumPy scalar (like an array).
-An array of more than `MAX_ARRAY` bytes is a map: {CHUNKED: true, "shape": {"0": n, ...}, "chunks": {"0": array, ...}}.
+Flax writes an array of more than 2^30 bytes as {CHUNKED: true, "shape": {"0": n, ...}, "chunks": {"0": array, ...}}.
+This is read; what is written is one array, as Flax reads it, too.
 Specification: flax/serialization.py; https://github.com/msgpack/msgpack/blob/master/spec.md.
 """
 
@@ -24,7 +24,6 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any, NamedTuple
 
 from ..checkpoint import Checkpoint, Note, Tensor, contiguous, training
@@ -41,11 +40,12 @@ from .table import Reading
 SUFFIX = ".msgpack"
 MAX_DEPTH, MAX_VALUES, MAX_TEXT = 100, 10_000_000, 65536
 MAX_NUMBERS = 100_000  # each is a tensor of its own, which takes a kilobyte; a vocabulary or a history fits
-MAX_GROUPS = MAX_DEPTH - 4  # in one name; an array in chunks takes four levels more
+MAX_GROUPS = MAX_DEPTH - 4  # in one name
 NAME_RATIO = 64  # characters of names per byte of the file
 VALUE = 8  # bytes of the file per value: an array takes twenty for three, and a leaf 300 of memory
 ARRAY, COMPLEX, SCALAR = 1, 2, 3
-CHUNKED, MAX_ARRAY = "__msgpack_chunked_array__", 2**30
+CHUNKED = "__msgpack_chunked_array__"
+MAX_ARRAY = 2**32 - 2**10  # bytes; the format counts those of a value with 32 bits
 WINDOW = 65536
 ROWS = {row.numpy: row for row in DTYPES.values() if row.kind not in "sx"}
 FOREIGN = re.compile(  # dtypes of NumPy and ml_dtypes that are not in the table
@@ -303,7 +303,7 @@ def writer(url: str, max_shard_size: int | None = None) -> FlaxWriter:
 
 
 class FlaxWriter:
-    """One msgpack of maps nested by '/', groups in the order of their first tensor; large arrays in chunks."""
+    """One msgpack of maps nested by '/', groups in the order of their first tensor."""
 
     def __init__(self, url: str, max_shard_size: int | None = None) -> None:
         self.file = split(url)[1]
@@ -312,6 +312,8 @@ class FlaxWriter:
     def cannot_hold(self, tensor: Tensor) -> str:
         if tensor.dtype.name not in ROWS:
             return f"Flax has no dtype {tensor.dtype}"
+        if tensor.nbytes > MAX_ARRAY:
+            return "msgpack holds at most 4 GiB in one value; write Orbax instead, as to='orbax' does"
         if CHUNKED in tensor.name.split("/"):
             return f"Flax reserves the key {CHUNKED} for arrays in chunks"
         try:
@@ -328,14 +330,10 @@ class FlaxWriter:
         out = Packed()
         out.map(nested((t.name.split("/"), t) for t in checkpoint.values()))
         out.flush()
-        slots = {name: self._slot(t, *out.runs[name]) for name, t in checkpoint.items()}
+        slots = {name: Slot(self.file, out.starts[name], t.nbytes) for name, t in checkpoint.items()}
         patches = [Patch(self.file, start, raw) for start, raw in out.patches]
         notes = own_metadata.lost(checkpoint.metadata, "Flax")
         return Placement([OutputFile(self.file, out.at)], slots, patches, notes=notes)
-
-    def _slot(self, t: Tensor, start: int, *more: int) -> Slot:
-        step = max_count(t.dtype) * t.dtype.itemsize
-        return Slot(self.file, start, t.nbytes, cuts=tuple((i * step, at) for i, at in enumerate(more, 1)))
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return ()
@@ -369,41 +367,28 @@ class Packed:
         self.at = 0
         self.run: list[bytes] = []
         self.patches: list[tuple[int, bytes]] = []
-        self.runs: dict[str, list[int]] = {}  # where the elements of each tensor begin, once for each chunk
+        self.starts: dict[str, int] = {}  # where the elements of each tensor begin
 
     def map(self, node: Mapping[str, Any]) -> None:
         self.run.append(_map(len(node)))
         for key, item in node.items():
             self.run.append(_text(key))
             if isinstance(item, Tensor):
-                self.tensor(item)
+                self.array(item)
             elif isinstance(item, str):
                 self.run.append(_text(item))
             else:
                 self.map(item)
 
-    def tensor(self, t: Tensor) -> None:
-        step = max_count(t.dtype)
-        if t.count <= step:
-            self.array(t, t.shape)
-            return
-        self.run += [b"\x83", _text(CHUNKED), b"\xc3", _text("shape"), _map(len(t.shape))]
-        self.run += [b for i, n in enumerate(t.shape) for b in (_text(str(i)), _number(n))]
-        self.run += [_text("chunks"), _map(-(-t.count // step))]
-        for i, at in enumerate(range(0, t.count, step)):
-            self.run.append(_text(str(i)))
-            self.array(t, (min(step, t.count - at),))
-
-    def array(self, t: Tensor, shape: tuple[int, ...]) -> None:
-        nbytes = prod(shape) * t.dtype.itemsize
-        inner = b"\x93" + _head(0x90, 15, (0, 0xDC, 0xDD), len(shape)) + b"".join(map(_number, shape))
-        inner += _text(t.dtype.numpy) + _head(0, -1, (0xC4, 0xC5, 0xC6), nbytes)
-        size = len(inner) + nbytes
+    def array(self, t: Tensor) -> None:
+        inner = b"\x93" + _head(0x90, 15, (0, 0xDC, 0xDD), len(t.shape)) + b"".join(map(_number, t.shape))
+        inner += _text(t.dtype.numpy) + _head(0, -1, (0xC4, 0xC5, 0xC6), t.nbytes)
+        size = len(inner) + t.nbytes
         fixed = {1: b"\xd4", 2: b"\xd5", 4: b"\xd6", 8: b"\xd7", 16: b"\xd8"}.get(size)
         self.run += [fixed or _head(0, -1, (0xC7, 0xC8, 0xC9), size), bytes([ARRAY]), inner]
         self.flush()
-        self.runs.setdefault(t.name, []).append(self.at)
-        self.at += nbytes
+        self.starts[t.name] = self.at
+        self.at += t.nbytes
 
     def flush(self) -> None:
         if raw := b"".join(self.run):
@@ -419,11 +404,6 @@ def _head(fix: int, most: int, codes: tuple[int, int, int], n: int) -> bytes:
     if n < 2**8 and codes[0]:
         return struct.pack(">BB", codes[0], n)
     return struct.pack(">BH", codes[1], n) if n < 2**16 else struct.pack(">BI", codes[2], n)
-
-
-def max_count(kind: DType) -> int:
-    """How many elements Flax writes as one array."""
-    return MAX_ARRAY // kind.itemsize
 
 
 def _map(n: int) -> bytes:

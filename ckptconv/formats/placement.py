@@ -15,24 +15,13 @@ class Slot(NamedTuple):
     """The place of a tensor's bytes, C-contiguous and little-endian: `size` bytes at byte `start` of an output file.
 
     file: the name of the OutputFile. payload: replaces the tensor's elements (a string tensor in the target's
-    encoding). cuts: where the format puts bytes of its own inside the tensor, the (byte of the tensor, byte of the
-    file) at which each further run begins; the bytes of the tensor are multiples of `moves.log.CHUNK` and of the
-    element's size.
+    encoding).
     """
 
     file: str
     start: int
     size: int
     payload: bytes | None = None
-    cuts: tuple[tuple[int, int], ...] = ()
-
-    def runs(self) -> list[tuple[int, int, int]]:
-        """(byte of the tensor, byte of the file, size) of each run without a gap."""
-        if not self.cuts:
-            return [(0, self.start, self.size)]
-        heads = ((0, self.start), *self.cuts)
-        ends = (*(at for at, _ in self.cuts), self.size)
-        return [(at, start, end - at) for (at, start), end in zip(heads, ends, strict=True)]
 
 
 class Patch(NamedTuple):

@@ -262,23 +262,6 @@ def test_what_was_not_finished(name: str, files: str, words: str, tmp_path: Path
         ckptconv.open(f"{tmp_path}/{name}")
 
 
-@pytest.mark.parametrize(
-    ("shape", "limit", "chunk"),
-    [
-        # of 4-byte numbers, the bytes of a chunk, the shape of a chunk
-        ((6, 10), 239, (5, 10)),
-        ((6, 10), 1, (1, 1)), ((7,), 12, (3,)),
-        ((), 1, ()),
-    ],
-)  # fmt: skip
-def test_the_shape_of_chunks(shape: tuple[int, ...], limit: int, chunk: tuple[int, ...], tmp_path: Path) -> None:
-    array = np.random.default_rng(0).random(shape, "f4")
-    ckptconv.save({"w": array}, tmp_path / "x.orbax", max_shard_size=limit)
-    found = ckptconv.open(tmp_path / "x.orbax")["w"]
-    assert found.parts[0].shape == chunk
-    assert found.numpy().tobytes() == array.tobytes()
-
-
 @pytest.mark.parametrize("url", ["/", "//", "/tmp/.", "/tmp/..", ".."])
 def test_a_folder_needs_a_name(url: str) -> None:
     with pytest.raises(ckptconv.UsageError, match="an Orbax checkpoint is a folder, which needs a name"):

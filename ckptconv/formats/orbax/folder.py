@@ -72,7 +72,6 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 
 def writer(url: str, max_shard_size: int | None = None) -> OrbaxWriter:
-    """Write a folder; `max_shard_size` bounds a chunk."""
     from .write import OrbaxWriter
 
     return OrbaxWriter(url, max_shard_size)

@@ -105,7 +105,7 @@ def inside(root: str, path: str) -> str:
 def values(root: str, room: Room, *, database: bool) -> dict[str, Value]:
     """The values of a folder, by their keys; CorruptCheckpoint if two share bytes."""
     found = _of_database(root, room) if database else _of_files(root, room)
-    _check_apart(found)
+    check_apart(found)
     return found
 
 
@@ -126,7 +126,7 @@ def _of_files(root: str, room: Room) -> dict[str, Value]:
     return out
 
 
-def _check_apart(values: Mapping[str, Value]) -> None:
+def check_apart(values: Mapping[str, Value]) -> None:
     """Refuse values that share bytes, because one file could then be read once for each name."""
     places = sorted((v.url, v.start, v.size, key) for key, v in values.items() if v.data is None and v.size)
     for one, other in pairwise(places):
@@ -250,7 +250,7 @@ def _of_database(root: str, room: Room) -> dict[str, Value]:
     finally:
         for f in database.files.values():
             f.close()
-    _check_apart({f"the node at byte {v.start}": v for v in database.visited.values()})
+    check_apart({f"the node at byte {v.start}": v for v in database.visited.values()})
     return out
 
 

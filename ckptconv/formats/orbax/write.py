@@ -5,18 +5,16 @@
     x/checkpoint       the tree once more, as msgpack, without which Orbax before 0.7 restores nothing
     x/manifest.ocdbt
 
-An array is one chunk or, with `max_shard_size`, several consecutive chunks in the order of its elements; either way a
-tensor is one range of one file.
+An array is one chunk, so that a tensor is one range of one file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import pairwise, product
-from math import prod
+from itertools import pairwise
 from typing import NamedTuple
 
 from ...checkpoint import Checkpoint, Tensor
@@ -28,7 +26,7 @@ from ...storage.checksum import crc
 from ...storage.files import split
 from ..flax import Packed, nested
 from ..npy import DESCR
-from ..placement import Patch, Placement, Slot, refuse_unheld
+from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
 from ..tensorflow.table import common_prefix, varint
 from .items import DICT, MAX_PATH
 from .ocdbt import COMMITTED, MANIFEST, MANIFEST_MAGIC, MAX_TEXT, METADATA, MSGPACK, NODE_MAGIC
@@ -45,7 +43,7 @@ EXTRA = {
 
 @dataclass
 class OrbaxWriter:
-    """Lay out a folder; `limit` bounds the bytes of a chunk."""
+    """Lay out a folder."""
 
     url: str
     limit: int | None = None
@@ -74,6 +72,7 @@ class OrbaxWriter:
         if not self.base or self.base in (".", ".."):
             raise UsageError("an Orbax checkpoint is a folder, which needs a name", url=self.url)
         refuse_unheld(self, checkpoint, "an Orbax checkpoint")
+        refuse_shards(checkpoint, self.limit, "the data of an Orbax checkpoint")
         if not checkpoint:
             raise Unrepresentable("an Orbax checkpoint needs at least one tensor")
         own = checkpoint.details.get("keys", {})  # of the source, whose names may have changed
@@ -86,13 +85,11 @@ class OrbaxWriter:
         for name, array in self._arrays().items():
             t = checkpoint[name]
             slots[name] = Slot(f"{self.base}/{VALUES}", at, t.nbytes)
-            chunk = chunk_of(t, self.limit)
-            entries.append(_described(array, t, chunk))
-            for place, start, size in _chunks(t, chunk):
-                key = f"{array}/{'.'.join(map(str, place)) or '0'}"
-                entries.append(Entry(key.encode(), at + start, size))
-                end = at + start + size
-            at = end if t.count else at
+            entries.append(_described(array, t))
+            if t.count:
+                key = f"{array}/{'.'.join('0' * len(t.shape)) or '0'}"
+                entries.append(Entry(key.encode(), at, t.nbytes))
+                at += t.nbytes
         nodes, manifest = build(sorted(entries), VALUES, at)
         small = {METADATA: self._metadata(checkpoint.metadata), MSGPACK: self._msgpack(),
                  COMMITTED: b"committed", MANIFEST: manifest}  # fmt: skip
@@ -137,34 +134,10 @@ class OrbaxWriter:
         return json.dumps(said).encode()
 
 
-def chunk_of(t: Tensor, limit: int | None) -> tuple[int, ...]:
-    """The shape of an array's chunks: the whole array, or at most `limit` bytes unless one element is larger.
-
-    Along the first axis the last chunk may be padded at its end; along other axes only divisors of the size are used.
-    """
-    chunk = [max(1, n) for n in t.shape]
-    for axis, n in enumerate(chunk):
-        most = (limit or t.nbytes) // (prod(chunk[axis + 1 :]) * t.dtype.itemsize)
-        if n <= most or not t.count or limit is None:
-            break
-        if most:
-            chunk[axis] = most if axis == 0 else next(k for k in range(most, 0, -1) if n % k == 0)
-            break
-        chunk[axis] = 1
-    return tuple(chunk)
-
-
-def _chunks(t: Tensor, chunk: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, int]]:
-    """The position in the grid, first byte and size of each chunk, in the order of the elements."""
-    size = prod(chunk) * t.dtype.itemsize
-    grid = [range(-(-n // c)) for n, c in zip(t.shape, chunk, strict=True)]
-    yield from ((place, number * size, size) for number, place in enumerate(product(*grid)))
-
-
-def _described(array: str, t: Tensor, chunk: tuple[int, ...]) -> Entry:
+def _described(array: str, t: Tensor) -> Entry:
     kind = DESCR.get(t.dtype.name, t.dtype.name)
-    said = {"chunks": chunk, "compressor": None, "dimension_separator": ".", "dtype": kind, "fill_value": None,
-            "filters": None, "order": "C", "shape": t.shape, "zarr_format": 2}  # fmt: skip
+    said = {"chunks": [max(1, n) for n in t.shape], "compressor": None, "dimension_separator": ".", "dtype": kind,
+            "fill_value": None, "filters": None, "order": "C", "shape": t.shape, "zarr_format": 2}  # fmt: skip
     raw = json.dumps(said, separators=(",", ":")).encode()
     return Entry(f"{array}/.zarray".encode(), 0, len(raw), raw)
 
@@ -202,7 +175,7 @@ def build(entries: Sequence[Entry], file: str, at: int) -> tuple[bytes, bytes]:
     root = _leaf(entries, file)
     if len(entries) > ENTRIES or len(root.raw) > MAX_NODE:
         raise Unrepresentable(f"{len(entries)} arrays and chunks are more than one node of an Orbax database holds; "
-                              "leave out max_shard_size=, or write two checkpoints")  # fmt: skip
+                              "write two checkpoints")  # fmt: skip
     return root.raw, _manifest(root, at, 0, file, sha256(root.raw).digest()[:16])
 
 

@@ -19,9 +19,10 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 from math import prod
+from struct import iter_unpack
 from typing import Any, NamedTuple
 
 from ...checkpoint import Tensor, contiguous
@@ -37,7 +38,7 @@ from ...storage.ranges import InMemory, Ranges
 from .. import Located
 from ..npy import DESCR
 from ..zip import inflated
-from .ocdbt import V2, ZSTD_RATIO, Room, Value, unzstd
+from .ocdbt import V2, ZSTD_RATIO, Room, Value, check_apart, unzstd
 
 INLINE = 3  # times that a chunk in a node is copied: out of a shard, and as the key of what decodes it
 PART, AXIS = 400, 32  # bytes of memory for a part of a tensor, and for each of its axes
@@ -56,6 +57,7 @@ NUMBER = re.compile("0|[1-9][0-9]{0,18}")
 ZEROS = ("null", "0", "0.0", "false", "[0, 0]", "[0.0, 0.0]")  # fill values, as JSON
 
 Place = tuple[int, ...]
+Box = tuple[Place, Place, "Value | None"]  # the first element, the shape, and the chunk unless it is absent
 
 
 class Array(NamedTuple):
@@ -76,8 +78,7 @@ class Array(NamedTuple):
 
     @property
     def grid(self) -> Place:
-        """The number of chunks along each axis."""
-        return tuple(-(-n // c) for n, c in zip(self.shape, self.chunk, strict=True))
+        return _grid(self.shape, self.chunk)
 
     def place(self, key: str) -> Place | None:
         """The position in the grid of the chunk with this key; None if the key is not that of a chunk."""
@@ -88,6 +89,11 @@ class Array(NamedTuple):
             return None
         place = tuple(map(int, parts))
         return place if all(i < n for i, n in zip(place, self.grid, strict=True)) else None
+
+
+def _grid(shape: Place, cell: Place) -> Place:
+    """The number of cells along each axis."""
+    return tuple(-(-n // c) for n, c in zip(shape, cell, strict=True))
 
 
 # --- chunks -----------------------------------------------------------------------------------------------------
@@ -103,11 +109,12 @@ def tensor(array: Array, chunks: Mapping[Place, Value], name: str, room: Room) -
     room.take((PART + AXIS * len(array.shape)) * (1 + len(chunks)) + INLINE * inline, "arrays and chunks")
     steps, zero, still = c_strides(array.shape), Held(np.zeros(1, array.kind.np)), (0,) * len(array.shape)
     parts, absent = list[Part](), 0
-    for start, shape, data in _boxes(array, chunks, room):
-        box = tuple(min(c, n - a) for c, n, a in zip(shape, array.shape, start, strict=True))  # less at the edges
+    for start, shape, value in _boxes(array, chunks, room):
+        data = _data(array, shape, value) if value else zero
+        box = _clipped(shape, array.shape, start)
         first = sum(a * s for a, s in zip(start, steps, strict=True))
-        absent += 0 if data else prod(box)
-        parts.append(Part(data or zero, array.kind, box, 0, c_strides(shape) if data else still, first, steps))
+        absent += 0 if value else prod(box)
+        parts.append(Part(data, array.kind, box, 0, c_strides(shape) if value else still, first, steps))
     if absent and array.fill not in ZEROS:
         raise CorruptCheckpoint(
             f"chunks are absent, and its fill value {brief(array.fill)} is not 0, which is not read"
@@ -115,31 +122,40 @@ def tensor(array: Array, chunks: Mapping[Place, Value], name: str, room: Room) -
     return Tensor(name, array.kind, array.shape, tuple(parts)), absent
 
 
-def _boxes(array: Array, chunks: Mapping[Place, Value], room: Room) -> Iterator[tuple[Place, Place, Data | None]]:
-    """The first element, shape and data of each chunk; without data of each that is absent."""
-    for place, value in chunks.items():
-        start = tuple(i * c for i, c in zip(place, array.chunk, strict=True))
-        if array.inner is None:
-            yield start, array.chunk, _data(array, array.chunk, value)
-            continue
-        # cells beyond the edge of the array are padding
-        sizes = zip(array.chunk, array.shape, start, array.inner, strict=True)
-        grid = tuple(-(-min(c, n - s) // i) for c, n, s, i in sizes)
-        with Located(value.url):
-            cells = _within(array, array.inner, value, room)
-        for index in [*cells]:
-            if all(i < g for i, g in zip(index, grid, strict=True)):
-                at = tuple(s + i * c for s, i, c in zip(start, index, array.inner, strict=True))
-                yield at, array.inner, _data(array, array.inner, cells[index])
-            else:
-                del cells[index]
-        yield from _absent(grid, cells, array.inner, start, room)
-    yield from _absent(array.grid, chunks, array.chunk, (0,) * len(array.shape), room)
+def _clipped(box: Place, shape: Place, start: Place) -> Place:
+    """The part of a box at `start` that lies in an array of this shape; the rest is padding."""
+    return tuple(min(c, n - a) for c, n, a in zip(box, shape, start, strict=True))
+
+
+def _boxes(array: Array, chunks: Mapping[Place, Value], room: Room) -> Iterator[Box]:
+    """All smallest chunks, and boxes without data for those that are absent."""
+    for start, shape, value in _cells(array.shape, array.chunk, (0,) * len(array.shape), chunks, room):
+        if value is None or array.inner is None:
+            yield start, shape, value
+        else:
+            with Located(value.url):
+                within = _within(array, array.inner, value, room)
+            yield from _cells(_clipped(shape, array.shape, start), array.inner, start, within, room)
+
+
+def _cells(shape: Place, cell: Place, origin: Place, there: Mapping[Place, Value], room: Room) -> Iterator[Box]:
+    """The cells of a grid that covers a box at `origin`; one box without data if none is there."""
+    if not there:
+        yield origin, shape, None
+        return
+    grid = _grid(shape, cell)
+    places = [p for p in there if all(i < n for i, n in zip(p, grid, strict=True))]  # others are padding
+    absent = prod(grid) - len(places)
+    if absent > SCATTERED + len(places):
+        raise UnsafeCheckpoint(f"{len(places)} chunks lie scattered among absent ones, of which there are {absent}")
+    room.take((PART + AXIS * len(grid)) * absent, "absent chunks")
+    for place in product(*map(range, grid)) if absent else places:
+        yield tuple(b + i * c for b, i, c in zip(origin, place, cell, strict=True)), cell, there.get(place)
 
 
 def _within(array: Array, shape: Place, value: Value, room: Room) -> dict[Place, Value]:
     """The chunks within a chunk by their positions in its grid."""
-    grid = tuple(c // i for c, i in zip(array.chunk, shape, strict=True))
+    grid = _grid(array.chunk, shape)
     size = 16 * prod(grid) + 4 * array.checked
     if size > value.size:
         what = f"a chunk of {value.size} bytes has no room for the index of its {prod(grid)} chunks (truncated?)"
@@ -147,38 +163,17 @@ def _within(array: Array, shape: Place, value: Value, room: Room) -> dict[Place,
     raw = value.part(value.size - size, size)
     if array.checked and crc("crc32c", raw[:-4]) != int.from_bytes(raw[-4:], "little"):
         raise CorruptCheckpoint("the checksum of the index of a chunk is wrong: the file is damaged")
-    cells, taken, end = dict[Place, Value](), list[tuple[int, int]](), 0
-    for number, index in enumerate(product(*map(range, grid))):
-        at, length = (int.from_bytes(raw[16 * number + i : 16 * number + i + 8], "little") for i in (0, 8))
-        if (at, length) == (ABSENT, ABSENT):
+    cells, taken, numbers = dict[Place, Value](), dict[str, Value](), iter_unpack("<QQ", raw[: 16 * prod(grid)])
+    for index, (start, length) in zip(product(*map(range, grid)), numbers, strict=True):
+        if (start, length) == (ABSENT, ABSENT):
             continue
-        if at + length > value.size:
-            raise CorruptCheckpoint(f"a chunk lies at bytes {at} to {at + length} of {value.size} (truncated?)")
+        if start + length > value.size:
+            raise CorruptCheckpoint(f"a chunk lies at bytes {start} to {start + length} of {value.size} (truncated?)")
         room.take(CELL + AXIS * len(grid), "chunks within chunks")
-        cells[index] = value.within(at, length)
-        taken.append((at, length))
-    for at, length in sorted(taken):
-        if length and at < end:
-            raise CorruptCheckpoint(f"two of its chunks share the byte {at}")
-        end = max(end, at + length)
+        cells[index] = value.within(start, length)
+        taken[str(index)] = Value(value.url, start, length)
+    check_apart(taken)
     return cells
-
-
-def _absent(
-    grid: Place, there: Collection[Place], chunk: Place, origin: Place, room: Room
-) -> Iterator[tuple[Place, Place, None]]:
-    """A box without data for each cell of a grid but those `there`. origin: where the grid begins in the array."""
-    if not there:
-        grid, chunk = (1,) * len(grid), tuple(n * c for n, c in zip(grid, chunk, strict=True))
-    absent = prod(grid) - len(there)
-    if not absent:
-        return
-    if absent > SCATTERED + len(there):
-        raise UnsafeCheckpoint(f"{len(there)} chunks lie scattered among absent ones, of which there are {absent}")
-    room.take((PART + AXIS * len(grid)) * absent, "absent chunks")
-    for place in product(*map(range, grid)):
-        if place not in there:
-            yield tuple(b + i * c for b, i, c in zip(origin, place, chunk, strict=True)), chunk, None
 
 
 def _data(array: Array, shape: Place, value: Value) -> Data:

@@ -10,7 +10,7 @@
     checkpoint                 the state file: text that says which of several prefixes is the newest
 
 A path may be the prefix P, one of its files, a folder, or the state file, whose paths are often absolute and from
-another machine: only files beside it are considered. A state file can also name a V1 checkpoint (v1.py).
+another machine: only files beside it are considered. A V1 checkpoint (v1.py) is opened by its own files.
 
 A checkpoint is written with shards packed in the order of the tensors; tied names share one range. `seal` writes the
 index, with TensorFlow's layout, when all checksums are known; with the object graph and the keys of a TensorFlow
@@ -92,27 +92,16 @@ def open(url: str, how: Reading) -> Checkpoint:
 
     With `how.salvage`, missing or truncated shards are not an error here but when one of their tensors is read.
     """
-    location = find(url)
-    if location.tables:
-        raise UsageError("the state file names a V1 checkpoint, which is of the format tf-v1", url=url)
-    checkpoint = objects.named(*read(location.index_file, salvage=how.salvage))
-    meta = location.index_file.removesuffix(".index") + ".meta"
+    index, chosen = find(url)
+    checkpoint = objects.named(*read(index, salvage=how.salvage))
+    meta = index.removesuffix(".index") + ".meta"
     found: Details = {}
     if not is_remote(meta) and exists(meta):
         found = objects.meta_details(beside(url, meta))
-    notes = (*location.notes, *checkpoint.notes)
-    return replace(checkpoint, notes=notes, details={**checkpoint.details, **found})
+    return replace(checkpoint, notes=(*chosen, *checkpoint.notes), details={**checkpoint.details, **found})
 
 
 # --- which files are meant -----------------------------------------------------------------------------------------
-
-
-class Location(NamedTuple):
-    """An index file (V2) or table files (V1), and notes on how it was chosen."""
-
-    index_file: str  # '' for V1
-    tables: tuple[str, ...] = ()
-    notes: tuple[Note, ...] = ()
 
 
 def prefix_of(url: str) -> str:
@@ -126,8 +115,8 @@ def prefix_for(url: str) -> str:
     return url if exists(url + ".index") else prefix_of(url)
 
 
-def find(url: str) -> Location:
-    """Locate the checkpoint at `url`. StorageError lists the files found instead."""
+def find(url: str) -> tuple[str, tuple[Note, ...]]:
+    """The index of the checkpoint at `url`, and notes on the choice. StorageError lists the files that are there."""
     if is_dir(url):
         return _in_folder(url, url)
     folder, base = split(url)
@@ -135,7 +124,7 @@ def find(url: str) -> Location:
         return _in_folder(folder, url)
     prefix = prefix_for(url)
     if exists(prefix + ".index"):
-        return Location(beside(url, prefix + ".index"))
+        return beside(url, prefix + ".index"), ()
     base = split(prefix)[1]
     present = names(folder)
     near = [n for n in present if n.startswith(base)]
@@ -159,7 +148,7 @@ def begins_state(head: bytes) -> bool:
     return head.lstrip().startswith((STATE, b"all_" + STATE))
 
 
-def _in_folder(folder: str, given: str) -> Location:
+def _in_folder(folder: str, given: str) -> tuple[str, tuple[Note, ...]]:
     """The newest checkpoint according to the state file, or the only checkpoint in the folder."""
     files = names(folder)
     present = sorted(n.removesuffix(".index") for n in files if n.endswith(".index"))
@@ -169,22 +158,20 @@ def _in_folder(folder: str, given: str) -> Location:
         path = _newest(state)
         base = re.split(r"[/\\]", path)[-1]  # empty if the files are called .index and so on
         if path and base in present:
-            return Location(sibling(join(folder, "."), base + ".index"))
-        # the common name of the tables of a V1 checkpoint has '?' for numbers
-        alike = [n for n in files if len(n) == len(base) and all(p in ("?", c) for p, c in zip(base, n, strict=True))]
-        if tables := tuple(sibling(join(folder, "."), n) for n in alike if not is_dir(join(folder, n))):
-            return Location("", tables)
+            return sibling(join(folder, "."), base + ".index"), ()
         what = f"the state file names {brief(base)!r}, which is missing"
+        if not present and any(n.startswith(base.partition("?")[0]) for n in files):
+            raise StorageError(f"{what}; a V1 checkpoint is opened by its own name, not by its folder", url=state)
         if len(present) != 1:
             what = f"{what}; the folder holds {many(len(present), 'checkpoint')}:\n{listing(present)}"
             raise StorageError(what, url=state)
         note = (Note("assumed", f"{what}; {present[0]!r} is read instead"),)
     if len(present) == 1:
-        return Location(sibling(join(folder, "."), present[0] + ".index"), (), note)
+        return sibling(join(folder, "."), present[0] + ".index"), note
     if present:
         raise AmbiguousFormat(f"holds {len(present)} checkpoints; give one of them:\n{listing(present)}", url=folder)
     if exists(folder.rstrip("/") + ".index"):  # a folder with the name of the prefix beside it
-        return Location(beside(given, folder.rstrip("/") + ".index"))
+        return beside(given, folder.rstrip("/") + ".index"), ()
     raise UnknownFormat("holds no checkpoint: there is no file *.index", url=folder)
 
 
@@ -226,7 +213,7 @@ def read(index: str, *, salvage: bool = False) -> tuple[Checkpoint, bytes | None
         pairs = iter(Table(f))
         header = _header(next(pairs, None))
         stored = _Stored(index, header, _entries(pairs))
-        tensors, notes = elements.assembled(stored.rows(), swap=stored.order == "big")
+        tensors, notes = elements.assembled(stored.rows())
         if not salvage:
             stored.check()
         graph: bytes | None = b""
@@ -239,7 +226,7 @@ def read(index: str, *, salvage: bool = False) -> tuple[Checkpoint, bytes | None
                 why = " ".join(e.message.split())
                 what = f"names are those of the keys alone, and which tensors are the optimizer's is not known: {why}"
                 graph, notes = None, (*notes, Note("damaged", what, (OBJECT_GRAPH,)))
-    details: Details = {"shards": header.num_shards, "endianness": stored.order}
+    details: Details = {"shards": header.num_shards, "endianness": "little"}
     urls = (index, *(stored.urls[shard] for shard in sorted(stored.urls)))
     metadata = own_metadata.unpack(header.ours) if header.ours else {}
     return Checkpoint(tensors, metadata, (), FORMAT, urls, notes, details), graph
@@ -261,6 +248,8 @@ def _header(first: tuple[bytes, bytes] | None) -> pb.BundleHeaderProto:
     elements.check_version(header.version)
     if header.num_shards < 0 or header.endianness not in (0, 1):
         raise CorruptCheckpoint("the header's shard count or endianness is out of range")
+    if header.endianness:
+        raise CorruptCheckpoint("was written on a big-endian machine; restore it with TensorFlow, and save it again")
     return header
 
 
@@ -288,7 +277,6 @@ class _Stored:
 
     def __init__(self, index: str, header: pb.BundleHeaderProto, entries: dict[bytes, Entry]) -> None:
         self.index, self.entries, self.count = index, entries, header.num_shards
-        self.order: elements.Order = "big" if header.endianness == 1 else "little"
         self.base = spelled(index).removesuffix(".index")
         self.urls: dict[int, str] = {}  # of the shards that hold tensors
         self.reach: dict[int, int] = {}  # the bytes that are needed of each
@@ -324,7 +312,7 @@ class _Stored:
             self.urls[shard] = sibling(self.index, f"{self.base}.data-{shard:05d}-of-{self.count:05d}")
         self.reach[shard] = max(offset + size, self.reach.get(shard, 0))
         if kind.kind == "s":
-            return elements.coded(self.urls[shard], offset, size, count, check, self.order)
+            return elements.coded(self.urls[shard], offset, size, count, check)
         return Span(self.urls[shard], offset, size, f"crc32c:{check:08x}")
 
     def tiles(self, key: bytes, entry: Entry, kind: DType) -> list[tuple[Tile, Data]]:

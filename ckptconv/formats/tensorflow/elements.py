@@ -4,8 +4,8 @@ Strings of a bundle:
 
     varint length ...   u32 masked CRC-32C of the lengths, each as u32   bytes ...
 
-The entry's CRC continues the CRC of the lengths: over the four bytes of that checksum, then over the strings. The
-fixed-width integers have the file's endianness. Specification: WriteStringTensor in tensor_bundle.cc.
+The entry's CRC continues the CRC of the lengths: over the four bytes of that checksum, then over the strings.
+Specification: WriteStringTensor in tensor_bundle.cc.
 
 TensorProto (graph constants, V1 slices):
 
@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from math import prod
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...checkpoint import Note, Tensor, contiguous, tiled
 from ...dtypes import DTYPES, DType
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
     M = TypeVar("M", bound=Message)
 
-Order = Literal["little", "big"]
 # a tensor: its name, the number of its dtype, its shape, and what gives its data or tiles
 Row = tuple[str, int, tuple[int, ...], Callable[[DType], Data | list[tuple[Tile, Data]]]]
 
@@ -97,25 +96,25 @@ def numbered(code: int) -> tuple[int, DType | None]:
 # --- strings of a bundle ----------------------------------------------------------------------------------------
 
 
-def coded(url: str, start: int, size: int, count: int, check: int, order: Order) -> Coded:
+def coded(url: str, start: int, size: int, count: int, check: int) -> Coded:
     """Refer to `count` strings; `check` is the entry's CRC, unmasked."""
-    return Coded(__name__, url, f"{start}:{count}:{check:08x}:{order}", size)
+    return Coded(__name__, url, f"{start}:{count}:{check:08x}", size)
 
 
 def decode(piece: Coded) -> Iterator[bytes]:
     """Yield the strings; CorruptCheckpoint if a length or checksum is wrong."""
-    start, count, check, order = piece.key.split(":")
+    start, count, check = piece.key.split(":")
     with Reader(piece.url) as f:
         data = f.read(int(start), piece.size)
-    return iter(unpack(data, int(count), int(check, 16), "big" if order == "big" else "little"))
+    return iter(unpack(data, int(count), int(check, 16)))
 
 
-def unpack(data: bytes, count: int, check: int, order: Order = "little") -> list[bytes]:
+def unpack(data: bytes, count: int, check: int) -> list[bytes]:
     if not count and not data:
         return []
     lengths, body, items = _split(data, count, 4)
-    running = _crc_of(lengths, order)
-    if running != unmask(int.from_bytes(data[body : body + 4], order)):
+    running = _crc_of(lengths)
+    if running != unmask(int.from_bytes(data[body : body + 4], "little")):
         raise CorruptCheckpoint("the checksum of the strings' lengths is wrong: the file is damaged")
     if crc("crc32c", memoryview(data)[body:], running) != check:
         raise CorruptCheckpoint("the checksum of the strings is wrong: the file is damaged")
@@ -125,7 +124,7 @@ def unpack(data: bytes, count: int, check: int, order: Order = "little") -> list
 def pack(items: Sequence[bytes]) -> tuple[bytes, int]:
     """Encode strings, little-endian; return the bytes and the entry's CRC, unmasked."""
     lengths = [len(i) for i in items]
-    running = _crc_of(lengths, "little")
+    running = _crc_of(lengths)
     tail = mask(running).to_bytes(4, "little") + b"".join(items)
     return b"".join(varint(n) for n in lengths) + tail, crc("crc32c", tail, running)
 
@@ -144,13 +143,13 @@ def _split(data: bytes, count: int, between: int) -> tuple[list[int], int, list[
     return lengths, body, [data[start : start + n] for start, n in zip(starts, lengths, strict=False)]
 
 
-def _crc_of(lengths: Sequence[int], order: Order) -> int:
+def _crc_of(lengths: Sequence[int]) -> int:
     """CRC of the lengths as integers of four bytes."""
     import numpy as np
 
     if max(lengths, default=0) >= 1 << 32:
         raise CorruptCheckpoint("a string of 4 GiB or more")
-    return crc("crc32c", np.array(lengths, "<u4" if order == "little" else ">u4").tobytes())
+    return crc("crc32c", np.array(lengths, "<u4").tobytes())
 
 
 # --- tensors inside messages ------------------------------------------------------------------------------------
@@ -244,10 +243,10 @@ def spell(piece: Tile) -> str:
     return f"[{', '.join(spans)}]"
 
 
-def assembled(rows: Iterable[Row], *, swap: bool = False) -> tuple[dict[str, Tensor], tuple[Note, ...]]:
+def assembled(rows: Iterable[Row]) -> tuple[dict[str, Tensor], tuple[Note, ...]]:
     """The tensors of a checkpoint, and notes on those that are left out or mean something else.
 
-    swap: whether the bytes of the elements are swapped. CorruptCheckpoint if a dtype is not known.
+    CorruptCheckpoint if a dtype is not known.
     """
     tensors: dict[str, Tensor] = {}
     opaque, quantised, unknown, partial = (list[str]() for _ in range(4))
@@ -259,10 +258,10 @@ def assembled(rows: Iterable[Row], *, swap: bool = False) -> tuple[dict[str, Ten
         if code in QUANTISED:
             quantised.append(name)
         with Located(tensor=name):
-            ops, stored = ("swap",) if swap and kind.word > 1 else (), data(kind)
+            stored = data(kind)
             if not isinstance(stored, list):
-                tensors[name] = contiguous(name, kind, shape, stored, ops=ops)
-            elif tensor := _joined(name, kind, shape, stored, ops):
+                tensors[name] = contiguous(name, kind, shape, stored)
+            elif tensor := _joined(name, kind, shape, stored):
                 tensors[name] = tensor
             else:
                 partial.append(name)
@@ -278,16 +277,14 @@ def assembled(rows: Iterable[Row], *, swap: bool = False) -> tuple[dict[str, Ten
     return tensors, tuple(note for note in notes if note.names)
 
 
-def _joined(
-    name: str, kind: DType, shape: tuple[int, ...], tiles: Sequence[tuple[Tile, Data]], ops: tuple[str, ...]
-) -> Tensor | None:
+def _joined(name: str, kind: DType, shape: tuple[int, ...], tiles: Sequence[tuple[Tile, Data]]) -> Tensor | None:
     """The tensor of some tiles; None if they do not cover it; CorruptCheckpoint if two different ones overlap."""
     unique = list(dict.fromkeys(tiles))
     if not unique or sum(prod(b.shape) for b, _ in unique) < prod(shape):
         return None
     if twice := overlap([b for b, _ in unique]):
         raise CorruptCheckpoint(f"the slices {spell(twice[0])} and {spell(twice[1])} overlap")
-    return tiled(name, kind, shape, [(*tile, data) for tile, data in unique], ops=ops)
+    return tiled(name, kind, shape, [(*tile, data) for tile, data in unique])
 
 
 # --- walk a message in a file without reading its contents: a graph of gigabytes takes one read per node ------------
@@ -298,17 +295,11 @@ WINDOW = 65536
 _FIXED = {1: 8, 5: 4}
 
 
-class Field(NamedTuple):
-    """One field: the bytes [start, start+size) of the file, or for wire 0 the value in `size`."""
+def fields(f: Ranges, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The fields of the message at [start, end), in order; CorruptCheckpoint if it is not a message.
 
-    number: int
-    wire: int
-    start: int
-    size: int
-
-
-def fields(f: Ranges, start: int, end: int) -> Iterator[Field]:
-    """The fields of the message at [start, end), in order; CorruptCheckpoint if it is not a message."""
+    Each is its number and where its bytes begin and end; the number is 0 if it holds a number of its own.
+    """
     at, window, base = start, b"", start
     while at < end:
         if at + 20 > base + len(window) and base + len(window) < end:
@@ -325,15 +316,13 @@ def fields(f: Ranges, start: int, end: int) -> Iterator[Field]:
         after = begin + (size if wire else 0)
         if wire not in (0, 1, 2, 5) or not tag >> 3 or after > end:
             raise _broken(at)
-        yield Field(tag >> 3, wire, begin, size)
+        yield tag >> 3 if wire == 2 else 0, begin, after
         at = after
 
 
 def messages(f: Ranges, start: int, end: int, number: int) -> Iterator[tuple[int, int]]:
     """The ranges (start, end) of all messages, strings or bytes with one field number."""
-    for field in fields(f, start, end):
-        if field.number == number and field.wire == 2:
-            yield field.start, field.start + field.size
+    yield from ((a, b) for found, a, b in fields(f, start, end) if found == number)
 
 
 def _broken(at: int) -> CorruptCheckpoint:

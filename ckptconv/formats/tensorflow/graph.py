@@ -140,13 +140,11 @@ class Graph:
     def read(self, start: int, end: int) -> bool:
         """Read the GraphDef at [start, end), one node at a time; return whether it has anything after its nodes."""
         complete = False
-        for part in fields(self.f, start, end):
-            if part.number == 1:
-                self._node(part.start, part.start + part.size, "")
-            complete |= part.number != 1
-            if part.number != 2:
-                continue
-            for a, b in messages(self.f, part.start, part.start + part.size, 1):
+        for number, first, last in fields(self.f, start, end):
+            if number == 1:
+                self._node(first, last, "")
+            complete |= number != 1
+            for a, b in messages(self.f, first, last, 1) if number == 2 else ():
                 signature = next(messages(self.f, a, b, 1), (0, 0))
                 c, d = next(messages(self.f, *signature, 1), (0, 0))
                 if d - c > MAX_SCOPE:

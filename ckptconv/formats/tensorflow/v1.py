@@ -12,20 +12,19 @@ Specification: tensorflow/core/util/saved_tensor_slice.proto, tensor_slice_write
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from typing import NamedTuple
 
 from ...checkpoint import Checkpoint
-from ...errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
+from ...errors import CorruptCheckpoint, StorageError, UnsafeCheckpoint
 from ...messages import listing, many
 from ...moves.part import Coded, checked_count
-from ...storage.files import Reader, Seen, exists, is_dir, names, sibling, split
+from ...storage.files import Reader, Seen, exists, names, sibling, split
 from .. import Located
 from ..table import TF_TABLE, Reading
 from ..tiling import Tile
 from . import elements
-from .bundle import STATE_FILE, find
 from .elements import parse, text
 from .table import Table, first_value_tag
 
@@ -43,11 +42,6 @@ BEGINNING = re.compile(  # of a table, perhaps after a snappy preamble: the empt
 
 
 def sniff(seen: Seen) -> int:
-    if seen.is_dir or seen.base == STATE_FILE:
-        try:
-            return 3 if find(seen.url).tables else 0
-        except CkptError:
-            return 0
     if seen.tail.endswith(TF_TABLE):
         return 3 if first_value_tag(seen.head) == META_TAG else 0
     if BEGINNING.match(seen.head):
@@ -56,10 +50,14 @@ def sniff(seen: Seen) -> int:
 
 
 def open(url: str, how: Reading) -> Checkpoint:
-    """Open a table, all tables of a sharded checkpoint, or the checkpoint that a folder's state file names."""
-    if is_dir(url) or split(url)[1] == STATE_FILE:
-        return open_tables(find(url).tables)
-    return open_tables(_shards_of(url) or (url,))
+    """Open a table, or all tables of a sharded checkpoint: read the descriptions in each, and combine them."""
+    urls, found, room = _shards_of(url) or (url,), dict[str, Described](), 2**20
+    for table in urls:
+        with Located(table):
+            room = _describe(table, found, room)
+    rows = ((n, d.code, d.shape, partial(lambda tiles, _: tiles, d.tiles)) for n, d in found.items())
+    tensors, notes = elements.assembled(rows)
+    return Checkpoint(tensors, format=FORMAT, urls=urls, notes=notes, details={"shards": len(urls)})
 
 
 def _shards_of(url: str) -> tuple[str, ...]:
@@ -78,18 +76,6 @@ def _shards_of(url: str) -> tuple[str, ...]:
     if missing:
         raise StorageError(f"{len(missing)} of {many(len(shards), 'file')} missing:\n{listing(missing)}", url=url)
     return tuple(sibling(url if base == match[0] else url + "-", name) for name in shards)
-
-
-def open_tables(urls: Sequence[str]) -> Checkpoint:
-    """Read the descriptions in all tables and combine them."""
-    found: dict[str, Described] = {}
-    room = 2**20
-    for url in urls:
-        with Located(url):
-            room = _describe(url, found, room)
-    rows = ((n, d.code, d.shape, partial(lambda tiles, _: tiles, d.tiles)) for n, d in found.items())
-    tensors, notes = elements.assembled(rows)
-    return Checkpoint(tensors, format=FORMAT, urls=tuple(urls), notes=notes, details={"shards": len(urls)})
 
 
 class Described(NamedTuple):

@@ -134,8 +134,6 @@ SLICED = {"float16", "float32", "uint16", "uint32"}
         ("tf1/*", r"C:\\runs\\model-1", 10),
         ("tf1/*", "./model-1", 10),
         ("tf1/*", "model-1", 10),
-        ("v1s-*", "/old/v1s-?????-of-00003", 4),
-        ("v1", "/old/v1", 36),
     ],
 )
 def test_what_a_state_file_names_lies_beside_it(files, path, count, tmp_path):
@@ -144,6 +142,14 @@ def test_what_a_state_file_names_lies_beside_it(files, path, count, tmp_path):
         (folder / "checkpoint").write_text(f'model_checkpoint_path: "{path}"\n')
     for url in (folder, folder / "checkpoint"):
         assert len(ckptconv.open(url)) == count
+
+
+@pytest.mark.parametrize(("files", "path"), [("v1s-*", "/old/v1s-?????-of-00003"), ("v1", "/old/v1")])
+def test_a_state_file_of_v1_checkpoints_says_how_they_are_opened(files, path, tmp_path):
+    folder = copied(files, tmp_path / "run")
+    (folder / "checkpoint").write_text(f'model_checkpoint_path: "{path}"\n')
+    with pytest.raises(StorageError, match="a V1 checkpoint is opened by its own name"):
+        ckptconv.open(folder)
 
 
 @pytest.mark.parametrize("name", ["", "/", "/.index", "/.data-00000-of-00001", "/checkpoint"])
