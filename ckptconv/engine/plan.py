@@ -9,7 +9,7 @@ Checksums and content digests are computed per piece, so pieces of a large tenso
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -207,10 +207,10 @@ def _axes(t: Tensor) -> str:
     return "transpose" if len(order) == 2 else "axes " + " ".join(str(order.index(i)) for i in range(len(order)))
 
 
-def made_of(data: Data) -> list[Stored]:
+def made_of(data: Data) -> Sequence[Stored]:
     """The tensors that data is computed from when it is read; none of what a file or an array has as it is."""
     made = derived(data)
-    return made.sources if made else []
+    return made.sources if made else ()
 
 
 def sources(t: Stored) -> list[str]:

@@ -7,7 +7,6 @@ Rounding is to nearest, ties to even, in one step, whatever the two dtypes.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import frexp
@@ -200,20 +199,6 @@ def _halves_lost(a: Array, out: Array, to: DType) -> Loss:
     return Loss(int(np.count_nonzero(np.isfinite(a))) - int(np.count_nonzero(magnitude < HALVES[to.name])), gone)
 
 
-class _Scratch(threading.local):
-    """Two arrays for each thread: the first access to new pages would cost as much as four passes over them."""
-
-    pair: Array = np.empty((2, 0), np.uint32)
-
-    def of(self, count: int) -> Array:
-        if self.pair.shape[1] < count:
-            self.pair = np.empty((2, count), np.uint32)
-        return self.pair[:, :count]
-
-
-_scratch = _Scratch()
-
-
 def _to_half(a: Array) -> Array:
     """Convert float32 to float16 in passes over all elements; NumPy converts one by one, which takes longer.
 
@@ -223,7 +208,7 @@ def _to_half(a: Array) -> Array:
     if a.ndim != 1 or len(a) > BLOCK:
         return a.astype(np.float16)
     bits = a.view(np.uint32)
-    out, power = _scratch.of(len(a))
+    out, power = np.empty((2, len(a)), np.uint32)
     np.bitwise_and(bits, np.uint32(0x7FFFFFFF), out=out)
     if out.max(initial=0) >= 0x477FF000:  # 65520, which rounds to infinity
         return a.astype(np.float16)

@@ -6,24 +6,22 @@ dense("w", ...)              the dense form of a sparse or quantised tensor
 derived(data)                the operation and its sources again
 constant(0, kind, [6, 4])    the part of a tensor that holds one value everywhere
 
-`Coded.key` holds the sources as JSON, so that any process can read the data. Arrays in memory have no name by which
-another process could read them: what is made of them is computed at once.
+The key of such data is its `Derived`. Arrays in memory have no name by which another process could read them: what is
+made of them is computed at once, but for the few numbers of a quantised tensor.
 """
 
 from __future__ import annotations
 
-import json
-from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DTYPES, DType
 from ..errors import ConversionError, CorruptCheckpoint
 from ..messages import listing, printable
 from .log import CHUNK
-from .part import Coded, Data, Held, Part, Span, Stored, c_strides
+from .part import Coded, Data, Held, Part, Stored, c_strides
 from .read import read_array, windows
 from .sources import Sources
 
@@ -33,92 +31,54 @@ if TYPE_CHECKING:
 SPOOL = 2**23  # bytes of a packed source that are held in memory
 
 
-class Derived(NamedTuple):
-    """An operation, the tensors that it reads, and its parameters, which JSON can hold."""
+Op = Callable[..., "Iterator[Array]"]
 
-    op: str
-    sources: list[Stored]
-    params: list[Any]
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """A function that yields bytes, the tensors that it reads, and its parameters."""
+
+    op: Op
+    sources: tuple[Stored, ...]
+    params: tuple[Any, ...] = ()
 
     @property
     def how(self) -> str:
         """A few words for people."""
-        match self.op:
-            case "compared":
-                return f"compare {len(self.sources)} copies"
-            case "without":
-                return "compare a constant" if self.params[-1] else "cut padding off"
+        if self.op is _compared:
+            return f"compare {len(self.sources)} copies"
+        if self.op is _without:
+            return "compare a constant" if self.params[-1] else "cut padding off"
         return "make dense"
 
 
 def derived(data: Data) -> Derived | None:
     """How data is computed; None if a file or an array has it as it is."""
-    if not isinstance(data, Coded) or data.module != __name__:
-        return None
-    op, rows, params = json.loads(data.key)
-    sources = [Stored(name, DTYPES[kind], tuple(shape), tuple(map(_part, parts))) for name, kind, shape, parts in rows]
-    return Derived(op, sources, params)
+    return data.key if isinstance(data, Coded) and isinstance(data.key, Derived) else None
 
 
-def _part(row: Any) -> Part:
-    data, kind, shape, offset, strides, start, steps, ops = row
-    stored: Data
-    if len(data) == 1:
-        stored = Held.of(b64decode(data[0]))
-    else:
-        stored = Span(*data) if isinstance(data[1], int) else Coded(*data)  # the second field: a start, or a url
-    return Part(stored, DTYPES[kind], tuple(shape), offset, tuple(strides), start, tuple(steps), tuple(ops))
+def _later(op: Op, tensors: Iterable[Stored], params: tuple[Any, ...], size: int) -> Coded:
+    """Data of `size` bytes that is computed when it is read. The sources are reduced to what any process can use."""
+    sources = tuple(Stored(t.name, t.dtype, t.shape, t.parts) for t in tensors)
+    url = next((p.data.url for t in sources for p in t.parts if not isinstance(p.data, Held)), "")
+    return Coded(__name__, url, Derived(op, sources, params), size)
 
 
-def _coded(made: Derived, size: int) -> Coded:
-    """Data of `size` bytes that is computed when it is read. Arrays in memory are recorded with all their bytes."""
-
-    def data(d: Data) -> object:
-        return [b64encode(d.array.tobytes()).decode()] if isinstance(d, Held) else d
-
-    rows = [
-        [t.name, t.dtype.name, t.shape, [[data(p[0]), p.dtype.name, *p[2:]] for p in t.parts]] for t in made.sources
-    ]
-    url = next((p.data.url for t in made.sources for p in t.parts if not isinstance(p.data, Held)), "")
-    return Coded(__name__, url, json.dumps([made.op, rows, made.params], separators=(",", ":")), size)
-
-
-def dense(
-    name: str, shape: tuple[int, ...], kind: DType, pieces: Mapping[str, Stored], axis: int | None = None
-) -> Data:
-    """The elements of a sparse or quantised tensor; CorruptCheckpoint if its pieces do not fit together."""
-    check(name, shape, pieces, axis)
-    sources = [replace(t, name=part) for part, t in pieces.items()]
-    return _coded(Derived("dense", sources, [name, shape, axis]), prod(shape) * kind.itemsize)
-
-
-def _now_or_later(made: Derived) -> Data:
+def _now_or_later(op: Op, tensors: Sequence[Stored], *params: Any) -> Data:
     """Data as large as the first source: computed when it is read, or at once if a source is in memory."""
-    size = made.sources[0].nbytes
-    if not any(isinstance(p.data, Held) for t in made.sources for p in t.parts):
-        return _coded(made, size)
-    out, end = bytearray(size), 0
-    with Sources() as sources:
-        for piece in _computed(made, sources):
-            out[end : end + len(piece)] = piece.data
-            end += len(piece)
-    return Held.of(out)
+    made = _later(op, tensors, params, tensors[0].nbytes)
+    if not any(isinstance(p.data, Held) for t in tensors for p in t.parts):
+        return made
+    return Held.of(b"".join(piece.tobytes() for piece in decode(made)))
 
 
 def decode(data: Coded) -> Iterator[Array]:
     """Yield the bytes of data that is computed."""
-    made = derived(data)
-    if made is None:
-        raise TypeError("not data that is computed")
+    made: Derived = data.key
     with Sources(SPOOL) as sources:
-        yield from _computed(made, sources)
+        yield from made.op(made.sources, sources, *made.params)
         for url in sources.changed():
             raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
-
-
-def _computed(made: Derived, sources: Sources) -> Iterator[Array]:
-    ops = {"compared": _compared, "without": _without, "dense": computed}
-    return ops[made.op](made.sources, made.params, sources)
 
 
 # --- copies -------------------------------------------------------------------------------------------------------
@@ -126,14 +86,14 @@ def _computed(made: Derived, sources: Sources) -> Iterator[Array]:
 
 def compared(copies: Sequence[Stored]) -> Data:
     """The bytes of the first of tensors of one shape and dtype, which differ in name, in C order."""
-    return _now_or_later(Derived("compared", list(copies), []))
+    return _now_or_later(_compared, copies)
 
 
-def _compared(copies: Sequence[Stored], _: list[Any], sources: Sources) -> Iterator[Array]:
+def _compared(copies: Sequence[Stored], sources: Sources) -> Iterator[Array]:
     import numpy as np
 
     first, at = copies[0], 0
-    odd: dict[str, int] = {}
+    odd: dict[str, int] = {}  # by the copy that differs: the first element
     for view, *others in zip(*(windows(t, sources, CHUNK) for t in copies), strict=True):
         for t, other in zip(copies[1:], others, strict=True):
             if t.name not in odd and not np.array_equal(view, other):
@@ -174,15 +134,17 @@ def without(
     axis, start: along which axis of which tensor it lies, and where it begins. filled: that tensor is not the one that
     is kept, but one that the rule filled in.
     """
-    return _now_or_later(Derived("without", [kept, padding], [value, axis, start, filled]))
+    return _now_or_later(_without, (kept, padding), value, axis, start, filled)
 
 
-def _without(both: Sequence[Stored], params: list[Any], sources: Sources) -> Iterator[Array]:
+def _without(
+    both: Sequence[Stored], sources: Sources, value: float, axis: int, start: int, filled: bool
+) -> Iterator[Array]:
     import numpy as np
 
     from .cast import element
 
-    (kept, padding), (value, axis, start, filled) = both, params
+    kept, padding = both
     want, at = element(value, padding.dtype).reshape(1).view("u1"), 0
     for view in windows(padding, sources, CHUNK):
         elements = view.reshape(-1, len(want))
@@ -218,8 +180,19 @@ MOST = 2**23  # indices and values of a sparse tensor
 Pieces = Mapping[str, Stored]
 
 
-def check(name: str, shape: tuple[int, ...], pieces: Pieces, axis: int | None) -> None:
-    """CorruptCheckpoint if the pieces do not fit together. axis: of the channels that have scales of their own."""
+def dense(name: str, shape: tuple[int, ...], kind: DType, pieces: Pieces, axis: int | None = None) -> Data:
+    """The elements of a sparse or quantised tensor; CorruptCheckpoint if its pieces do not fit together.
+
+    axis: of the channels that have scales of their own.
+    """
+    _check(name, shape, pieces, axis)
+    return _later(
+        "dense", (replace(t, name=part) for part, t in pieces.items()), (name, shape, axis), prod(shape) * kind.itemsize
+    )
+
+
+def _check(name: str, shape: tuple[int, ...], pieces: Pieces, axis: int | None) -> None:
+    """CorruptCheckpoint if the pieces do not fit together."""
     if "" in pieces:
         q, scale, zero = (pieces[k] for k in ("", "scale", "zero_point"))
         want = () if axis is None else (q.shape[axis],)
@@ -254,12 +227,10 @@ def _odd_blocks(shape: tuple[int, ...], pieces: Pieces) -> str:
     return "" if outer == (majors + 1,) and inner == values[:1] else f"{list(outer)} and {list(inner)} indices"
 
 
-# --- reading ------------------------------------------------------------------------------------------------------
-
-
-def computed(tensors: Sequence[Stored], params: list[Any], sources: Sources) -> Iterator[Array]:
+def _dense(
+    tensors: Sequence[Stored], sources: Sources, name: str, shape: tuple[int, ...], axis: int | None
+) -> Iterator[Array]:
     """Yield the dense elements in order; ConversionError if a sparse tensor has too many values to be held."""
-    name, shape, axis = params
     pieces = {t.name: t for t in tensors}
     q = pieces.pop("", None)
     count = sum(t.count for t in pieces.values())
@@ -267,7 +238,7 @@ def computed(tensors: Sequence[Stored], params: list[Any], sources: Sources) -> 
         text = f"is not computed: it has {count:,} indices, values or scales, more than {MOST:,}"
         raise ConversionError(f"{text}; save its to_dense() or dequantize()", tensor=name)
     held = {part: read_array(t, sources) for part, t in pieces.items()}
-    yield from _dequantised(q, held, axis, sources) if q else _summed_up(name, tuple(shape), held, pieces["values"])
+    yield from _dequantised(q, held, axis, sources) if q else _summed_up(name, shape, held, pieces["values"])
 
 
 def _dequantised(q: Stored, held: Mapping[str, Array], axis: int | None, sources: Sources) -> Iterator[Array]:
@@ -294,7 +265,7 @@ def _summed_up(name: str, shape: tuple[int, ...], held: Mapping[str, Array], val
     from .cast import HALVES
 
     try:
-        at = _entries(shape, held) if "indices" in held else _blocks(shape, held)
+        at = _places(shape, held)
     except ValueError as e:
         raise CorruptCheckpoint(f"its sparse indices do not fit its shape {list(shape)}: {e}", tensor=name) from None
     # torch adds up blocks of half floats as float32, but not single ones
@@ -310,36 +281,40 @@ def _summed_up(name: str, shape: tuple[int, ...], held: Mapping[str, Array], val
             yield out.astype(values.dtype.np, copy=False).view("u1")
 
 
-def _entries(shape: tuple[int, ...], held: Mapping[str, Array]) -> Array:
-    """The flat index of each value, by (axes, n) indices; ValueError says what is out of bounds."""
+def _places(shape: tuple[int, ...], held: Mapping[str, Array]) -> Array:
+    """The flat index of each value; ValueError says what is out of bounds.
+
+    Each column of indices is the place of one value, or of several: a block, or all along the axes without indices.
+    """
     import numpy as np
 
-    indices, values = held["indices"].astype(np.int64), held["values"]
-    axes, each = len(indices), prod(values.shape[1:])
-    sizes, strides = (np.array(n[:axes], np.int64).reshape(-1, 1) for n in (shape, c_strides(shape)))
+    values = held["values"]
+    if "indices" in held:
+        indices, each = held["indices"].astype(np.int64), values.shape[1:]
+        sizes, strides = shape[: len(indices)], c_strides(shape)[: len(indices)]
+        inside = np.arange(prod(each))
+    else:
+        height, width = values.shape[1:] or (1, 1)
+        indices = _expanded(held)
+        sizes, strides = (shape[0] // height, shape[1] // width), (height * shape[1], width)
+        inside = (np.arange(height).reshape(-1, 1) * shape[1] + np.arange(width)).reshape(-1)
     if (indices < 0).any():
         raise ValueError("negative or too many indices")
-    for axis, beyond in zip(*np.nonzero(indices >= sizes), strict=True):
-        raise ValueError(f"index {indices[axis, beyond]} is out of bounds for axis {axis} of size {sizes[axis, 0]}")
-    at: Array = ((indices * strides).sum(axis=0).reshape(-1, 1) + np.arange(each)).reshape(-1)
-    return at
+    for axis, size in enumerate(sizes):
+        for beyond in indices[axis][indices[axis] >= size]:
+            raise ValueError(f"index {beyond} is out of bounds for axis {axis} of size {size}")
+    at: Array = (np.array(strides, np.int64) @ indices).reshape(-1, 1) + inside
+    return at.reshape(-1)
 
 
-def _blocks(shape: tuple[int, ...], held: Mapping[str, Array]) -> Array:
-    """The same by compressed rows or columns, of single values or of blocks."""
+def _expanded(held: Mapping[str, Array]) -> Array:
+    """Rows and columns, (2, n), of indices that are compressed by rows or by columns."""
     import numpy as np
 
-    by_row, values = "crow_indices" in held, held["values"]
+    by_row = "crow_indices" in held
     starts = held["crow_indices" if by_row else "ccol_indices"].astype(np.int64)
     minor = held["col_indices" if by_row else "row_indices"].astype(np.int64)
-    if starts[0] or (np.diff(starts) < 0).any() or starts[-1] != len(values) or (minor < 0).any():
+    if starts[0] or (np.diff(starts) < 0).any() or starts[-1] != len(minor):
         raise ValueError("the compressed indices do not rise from 0 to the number of values")
-    height, width = values.shape[1:] or (1, 1)
-    count = shape[1] // width if by_row else shape[0] // height
-    for beyond in minor[minor >= count]:
-        raise ValueError(f"index {beyond} is out of bounds for axis {int(by_row)} of size {count}")
     major = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    row, column = ((n.reshape(-1, 1, 1)) for n in ((major, minor) if by_row else (minor, major)))
-    down, across = row * height + np.arange(height).reshape(-1, 1), column * width + np.arange(width)
-    at: Array = (down * shape[1] + across).reshape(-1)
-    return at
+    return np.stack((major, minor) if by_row else (minor, major))

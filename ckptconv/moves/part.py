@@ -81,13 +81,13 @@ class Coded(NamedTuple):
     """Bytes that `decode(coded)` of a module yields in C order, little-endian (for strings: one item per element).
 
     module: its full name, so that any process can import it. url: the path or URL of the file. key: says which data to
-    decode; only the module interprets it. size: the number of decoded bytes. chunk: bytes that the library of the
-    format decodes at once, where the file chooses their number.
+    decode; only the module interprets it, and it can be hashed and pickled. size: the number of decoded bytes. chunk:
+    bytes that the library of the format decodes at once, where the file chooses their number.
     """
 
     module: str
     url: str
-    key: str
+    key: Any
     size: int
     chunk: int = 0
 

@@ -178,7 +178,7 @@ def stream(coded: Coded) -> Iterator[memoryview]:
     if left:
         amount = "more" if left < 0 else "fewer"
         raise CorruptCheckpoint(
-            f"{printable(brief(coded.key))} decodes to {amount} than {coded.size} bytes", url=coded.url
+            f"{printable(brief(str(coded.key)))} decodes to {amount} than {coded.size} bytes", url=coded.url
         )
 
 
