@@ -16,13 +16,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from ..errors import StorageError, UsageError
 from ..messages import version
-from ..moves.log import Loss, Read, Written
+from ..moves.log import Loss, Record
 from ..moves.part import Data, Held, Span
 from ..moves.sources import Sources
 from ..output.own import AppendLog
@@ -140,21 +140,25 @@ def _parsed(raw: Iterable[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
 
 def _row(r: Receipt) -> list[Any]:
     spans = {span: i for i, span in enumerate(_spans(r.job))}
-    written = [[*w[:-1], [d.hex() for d in w.digests]] for w in r.written]
-    read = [[spans[x.span], *x[1:-1], [d.hex() for d in x.digests]] for x in r.read]
-    return [r.job.file, r.job.start, written, read, {n: list(loss) for n, loss in r.loss.items()}]
+
+    def rows(records: Sequence[Record]) -> list[Any]:
+        return [[spans.get(x.of, x.of), *x[1:-1], [d.hex() for d in x.digests]] for x in records]
+
+    return [r.job.file, r.job.start, rows(r.written), rows(r.read), {n: list(loss) for n, loss in r.loss.items()}]
 
 
 def _receipt(row: list[Any], jobs: dict[tuple[str, int], Job]) -> Receipt:
     file, start, written, read, lossy = row
     job = jobs[file, start]
     spans = list(_spans(job))
-    return Receipt(
-        job,
-        tuple(Written._make((*rest, tuple(map(bytes.fromhex, digests)))) for *rest, digests in written),
-        tuple(Read._make((spans[i], *rest, tuple(map(bytes.fromhex, digests)))) for i, *rest, digests in read),
-        {n: Loss(*loss) for n, loss in lossy.items()},
-    )
+
+    def records(rows: list[Any]) -> tuple[Record, ...]:
+        return tuple(
+            Record._make((spans[of] if type(of) is int else of, *rest, tuple(map(bytes.fromhex, digests))))
+            for of, *rest, digests in rows
+        )
+
+    return Receipt(job, records(written), records(read), {n: Loss(*loss) for n, loss in lossy.items()})
 
 
 def _spans(job: Job) -> list[Span]:

@@ -22,7 +22,7 @@ from ..messages import Fold, fold, in_bytes, in_shape, listing, many, printable,
 from ..moves.boxes import is_contiguous, reach
 from ..moves.derived import derived, is_constant
 from ..moves.gather import WINDOW
-from ..moves.log import CHUNK, Loss, Read, Written
+from ..moves.log import CHUNK, Loss, Record
 from ..moves.part import Coded, Data, Piece, Span, Stored, c_strides
 from ..storage.files import exists, join, read_all
 
@@ -65,8 +65,8 @@ class Receipt(NamedTuple):
     """What a job did: plain data, so that it can come from another process."""
 
     job: Job
-    written: tuple[Written, ...]
-    read: tuple[Read, ...]
+    written: tuple[Record, ...]
+    read: tuple[Record, ...]
     loss: dict[str, Loss]
 
 

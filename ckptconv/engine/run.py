@@ -19,7 +19,7 @@ from ..errors import CorruptCheckpoint, VerifyError
 from ..formats.placement import Patch, Writer
 from ..moves.boxes import is_contiguous
 from ..moves.gather import Run, buffers, fetched, fill, sole_run
-from ..moves.log import Log, Loss, Written
+from ..moves.log import Log, Loss, Record
 from ..moves.part import Coded, Held, Piece
 from ..moves.read import check_reads, content_hash, spans_of
 from ..moves.sources import Decoded, Sources, stream
@@ -277,11 +277,11 @@ def _payloads(plan: Plan) -> Iterator[Patch]:
 
 def _outcome(plan: Plan, receipts: Iterable[Receipt], digest: bool, verified: int) -> Outcome:
     """Combine the pieces of every slot; tied names share the result of their slot."""
-    pieces: dict[str, list[Written]] = {}
+    pieces: dict[str, list[Record]] = {}
     lost, loss = dict[str, Loss](), dict[str, Loss]()
     for receipt in receipts:
         for w in receipt.written:
-            pieces.setdefault(w.tensor, []).append(w)
+            pieces.setdefault(w.of, []).append(w)
         for name, new in receipt.loss.items():
             lost[name] = lost.get(name, Loss()).plus(new)
     kind, checks, digests = plan.placement.check, dict[str, int](), dict[str, str]()
@@ -291,12 +291,12 @@ def _outcome(plan: Plan, receipts: Iterable[Receipt], digest: bool, verified: in
     by_slot = {slots[name][:2]: got for name, got in pieces.items()} if len(pieces) < len(slots) else {}
     for name, slot in slots.items():
         got = pieces.get(name) or by_slot.get(slot[:2], []) if slot.size else []
-        if got and got[0].tensor in lost:
-            loss[name] = lost[got[0].tensor]
+        if got and got[0].of in lost:
+            loss[name] = lost[got[0].of]
         if slot.payload is not None:
             checks[name] = checksum.crc(kind, slot.payload) if kind else 0
         elif kind:
-            checks[name] = got[0].crc if len(got) == 1 else checksum.combine_all(kind, ((w.crc, w.size) for w in got))
+            checks[name] = checksum.combine_all(kind, ((w.crc, w.size) for w in got))
         if digest and slot.payload is None:
             digests[name] = content_hash(plan.tensors[name], [d for w in got for d in w.digests])
     return Outcome(checks, digests, loss, verified)

@@ -9,10 +9,10 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConversionError, CorruptCheckpoint
-from ..storage.files import Reader, is_remote
+from ..storage.files import is_remote
 from ..storage.remote import MAX_REQUEST, RemoteFile
 from .boxes import clip, is_contiguous, reach, slabs
-from .log import Log, Read
+from .log import Log, Record
 from .part import Coded, Data, Held, Part, Piece, Span, Stored, c_strides
 from .sources import Decoded, Sources, decode
 
@@ -165,46 +165,34 @@ def _gather(part: Part, tensor: str, sources: Sources, log: Log) -> Array:
         return strided(raw, carrier, 0, part.shape, part.strides)
     order = sorted(range(len(part.shape)), key=lambda i: -part.strides[i])
     packed = dict(zip(order, c_strides([part.shape[i] for i in order]), strict=True))
-    raw = buffers.of("source", count * item)
-    _gather_runs(part, order, data, reader, raw)
-    return strided(raw, carrier, 0, part.shape, [packed[i] for i in range(len(order))])
+    raw, size, at = buffers.of("source", count * item), item, 0
+    while order and (part.shape[order[-1]] == 1 or part.strides[order[-1]] * item == size):
+        size *= part.shape[order.pop()]
+    for start in _starts(part, order):  # often a million, which are not held
+        reader.into(data.start + start * item, raw[at : at + size])
+        at += size
+    return strided(raw, carrier, 0, part.shape, [packed[i] for i in range(len(packed))])
 
 
-def _gather_runs(part: Part, order: Sequence[int], data: Span, reader: Reader, raw: memoryview) -> None:
-    """Read the box run by run into packed memory, outer source axes first."""
-    if _dense(part, order):
-        reader.into(data.start + part.offset * part.dtype.itemsize, raw)
+def _starts(part: Part, axes: Sequence[int]) -> Iterator[int]:
+    """Where each run begins in the source: one for each index of some axes, the last of which changes first."""
+    if not axes:
+        yield part.offset
         return
-    axis, inner = order[0], order[1:]
-    size, item = len(raw) // part.shape[axis], part.dtype.itemsize
-    if _dense(part, inner):  # the usual case, and often a million times: rows of a matrix
-        start, step = data.start + part.offset * item, part.strides[axis] * item
-        for at in range(0, len(raw), size):
-            reader.into(start, raw[at : at + size])
-            start += step
-        return
-    for i in range(part.shape[axis]):
-        row = part._replace(offset=part.offset + i * part.strides[axis])
-        _gather_runs(row, inner, data, reader, raw[i * size : (i + 1) * size])
-
-
-def _dense(part: Part, order: Sequence[int]) -> bool:
-    step = 1
-    for axis in reversed(order):
-        if part.shape[axis] != 1 and part.strides[axis] != step:
-            return False
-        step *= part.shape[axis]
-    return True
+    step, indices = part.strides[axes[-1]], range(part.shape[axes[-1]])
+    for start in _starts(part, axes[:-1]):
+        for i in indices:
+            yield start + i * step
 
 
 # --- reading into memory ----------------------------------------------------------------------------------------
 
 
-def read_into(piece: Piece, target: memoryview, sources: Sources) -> list[Read]:
-    """Read a piece of a tensor into bytes; return the checked ranges that were read."""
+def read_pieces(pieces: Sequence[Piece], target: memoryview, sources: Sources) -> list[Record]:
+    """Read pieces of a tensor into bytes; return the checked ranges that were read."""
     log = Log()
-    if piece.size:
-        fill((piece,), sources, target, piece.at, WINDOW, log)
+    with fetched(pieces, sources):
+        fill(pieces, sources, target, 0, WINDOW, log)
     return log.read
 
 
@@ -254,40 +242,28 @@ SMALL_EXTENT = 2**20  # or has at most this many bytes
 @contextmanager
 def fetched(pieces: Sequence[Piece], sources: Sources) -> Iterator[None]:
     """Hold the ranges of remote files that the pieces need in memory."""
-    files = {
-        part.data.url
-        for piece in pieces
-        for part in piece.parts
-        if isinstance(part.data, Span) and is_remote(part.data.url)
-    }
-    if not files:
-        yield
-        return
-    far = {url: f for url in files if (f := sources.reader(url).remote)}
-    ranges: dict[str, list[tuple[int, int]]] = {url: [] for url in far}
-    for piece in pieces:
-        _wanted(piece, far, ranges)
+    far: dict[str, tuple[RemoteFile, list[tuple[int, int]]]] = {}
     try:
-        for url, needed in ranges.items():
-            far[url].hold(needed)
+        for piece in pieces:
+            for url, start, size, is_spread in _extents(piece):
+                if (file := sources.reader(url).remote) is None:
+                    continue
+                ranges = far.setdefault(url, (file, []))[1]
+                if is_spread:
+                    file.spool(start, size)
+                elif size <= MAX_REQUEST:
+                    ranges.append((start, size))
+        for file, ranges in far.values():
+            file.hold(ranges)
         yield
     finally:
-        for f in far.values():
-            f.release()
+        for file, _ in far.values():
+            file.release()
 
 
 def is_fetched_whole(piece: Piece) -> bool:
     """Whether a piece of a tensor reads all of a remote one."""
     return any(is_spread for _, _, _, is_spread in _extents(piece))
-
-
-def _wanted(piece: Piece, far: dict[str, RemoteFile], ranges: dict[str, list[tuple[int, int]]]) -> None:
-    """Collect the ranges of a piece; tensors with spread-out boxes are copied to a local file."""
-    for url, start, size, is_spread in _extents(piece):
-        if url in far and is_spread:
-            far[url].spool(start, size)
-        elif url in far and size <= MAX_REQUEST:
-            ranges[url].append((start, size))
 
 
 def _extents(piece: Piece) -> Iterator[tuple[str, int, int, bool]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from ..dtypes import DType
@@ -12,8 +13,8 @@ from ..errors import CorruptCheckpoint, UsageError
 from ..messages import listing, many, printable, redacted
 from ..storage import checksum
 from ..storage.files import Reader, Stamp, is_remote
-from .gather import fetched, read_into, read_strings
-from .log import CHUNK, HASH, Read, chunk_digests
+from .gather import read_pieces, read_strings
+from .log import CHUNK, HASH, Log, Record, chunk_digests
 from .part import Coded, Data, Part, Piece, Span, Stored, is_vast
 from .sources import Decoded, Sources
 
@@ -43,34 +44,22 @@ def content_hash(t: Stored, digests: Iterable[bytes]) -> str:
     XXH3 of 128 bits, of: 'ckptconv.tensor.1', NUL, the dtype's name, NUL, the shape as JSON without spaces, NUL, then
     the 16-byte XXH3 of each 4 MiB of the tensor's bytes (C order, little-endian).
     """
-    return _hashed(t.dtype.name, _shape(t), digests)
+    return _hashed(t.dtype.name, _in_json(t.shape), digests)
 
 
-def _shape(t: Stored) -> str:
-    return _in_json(t.shape)
-
-
-@lru_cache(maxsize=4096)
 def _in_json(shape: tuple[int, ...]) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
 def _hashed(kind: str, shape: str, digests: Iterable[bytes]) -> str:
-    hexdigest, begin = _described(kind, shape)
-    return hexdigest(begin + b"".join(digests))
-
-
-@lru_cache(maxsize=4096)
-def _described(kind: str, shape: str) -> tuple[Callable[[bytes], str], bytes]:
-    """The hash function, and what it hashes before the digests."""
     from xxhash import xxh3_128_hexdigest
 
-    return xxh3_128_hexdigest, f"ckptconv.tensor.1\0{kind}\0{shape}\0".encode()
+    return xxh3_128_hexdigest(f"ckptconv.tensor.1\0{kind}\0{shape}\0".encode() + b"".join(digests))
 
 
 def hash_check(t: Stored, digits: str) -> str:
     """The `check` of a span that holds the complete tensor in C order; `digits` is its content hash."""
-    return f"{HASH}:{digits}:{t.dtype.name}:{_shape(t)}"
+    return f"{HASH}:{digits}:{t.dtype.name}:{_in_json(t.shape)}"
 
 
 def hash_tensor(t: Stored, sources: Sources) -> str:
@@ -91,45 +80,34 @@ def hash_array(t: Stored, array: Array) -> str:
 
 
 def windows(t: Stored, sources: Sources, size: int = 2 * CHUNK) -> Iterator[Array]:
-    """The tensor's bytes in order, `size` at a time, in one buffer that is reused."""
-    import numpy as np
-
-    step = size // max(1, t.dtype.itemsize)
-    buffer = np.empty(min(t.nbytes, size), "u1")
-    reads: list[Read] = []
-    with Decoded(t.parts, sources) as decoded:
-        for lo in range(0, t.count, step):
-            hi = min(t.count, lo + step)
-            view = buffer[: (hi - lo) * t.dtype.itemsize]
-            reads += _read(Piece(t.name, t.dtype, lo, hi, 0, decoded.between(lo, hi)), view, sources)
-            yield view
+    """The tensor's bytes in order, `size` at a time, in one buffer that is reused; checksums are verified."""
+    step, reads = size // max(1, t.dtype.itemsize), list[Record]()
+    yield from stretches(t, ([(lo, min(t.count, lo + step))] for lo in range(0, t.count, step)), sources, reads)
     check_reads(reads, sources, spans_of({t.name: t}))
 
 
-def stretches(t: Stored, groups: Iterable[Sequence[tuple[int, int]]], sources: Sources) -> Iterator[Array]:
+def stretches(
+    t: Stored, groups: Iterable[Sequence[tuple[int, int]]], sources: Sources, reads: list[Record] | None = None
+) -> Iterator[Array]:
     """The bytes of some elements only: for each group of ranges [lo, hi), which ascend, one array that is reused.
 
-    Checksums and hashes, which are of all bytes, are not verified.
+    Checksums and hashes, which are of all bytes, are not verified; `reads` is given what that needs.
     """
     import numpy as np
 
-    item, buffer = t.dtype.itemsize, np.empty(0, "u1")
+    buffer = np.empty(0, "u1")
     with Decoded(t.parts, sources) as decoded:
         for group in groups:
-            size = sum(hi - lo for lo, hi in group) * item
-            buffer, at = (buffer if size <= len(buffer) else np.empty(size, "u1")), 0
-            parts = decoded.between(group[0][0], group[-1][1])
-            pieces = [Piece(t.name, t.dtype, lo, hi, 0, parts) for lo, hi in group]
-            with fetched(pieces, sources):
-                for piece in pieces:
-                    read_into(piece, memoryview(buffer[at : at + piece.size]), sources)
-                    at += piece.size
+            parts, pieces, size = decoded.between(group[0][0], group[-1][1]), list[Piece](), 0
+            for lo, hi in group:
+                pieces.append(Piece(t.name, t.dtype, lo, hi, size, parts))
+                size += pieces[-1].size
+            if size > len(buffer):
+                buffer = np.empty(size, "u1")
+            got = read_pieces(pieces, memoryview(buffer[:size]), sources)
+            if reads is not None:
+                reads += got
             yield buffer[:size]
-
-
-def _read(piece: Piece, target: Array, sources: Sources) -> list[Read]:
-    with fetched((piece,), sources):
-        return read_into(piece, memoryview(target), sources)
 
 
 def read_array(t: Stored, sources: Sources | None = None) -> Array:
@@ -150,27 +128,22 @@ def read_array(t: Stored, sources: Sources | None = None) -> Array:
 
 def fill_array(t: Stored, target: Array, sources: Sources) -> None:
     """Read one tensor into bytes that are there, `t.nbytes` of them, checksums verified; damaged bytes stay there."""
-    check_reads(_read(Piece(t.name, t.dtype, 0, t.count, 0, t.parts), target, sources), sources, spans_of({t.name: t}))
+    reads = read_pieces((Piece(t.name, t.dtype, 0, t.count, 0, t.parts),), memoryview(target), sources)
+    check_reads(reads, sources, spans_of({t.name: t}))
 
 
 # --- checks -----------------------------------------------------------------------------------------------------
 
 
-def check_reads(reads: Iterable[Read], sources: Sources, spans: Iterable[Span]) -> int:
+def check_reads(reads: Iterable[Record], sources: Sources, spans: Iterable[Span]) -> int:
     """Verify every checked span and return the number of bytes; CorruptCheckpoint lists all damaged spans."""
     verified, bad = 0, dict[Span, str]()
-    pieces: dict[Span, list[Read]] = {span: [] for span in spans}
+    pieces: dict[Span, list[Record]] = {span: [] for span in spans}
     for r in reads:
-        pieces.setdefault(r.span, []).append(r)
+        pieces.setdefault(r.of, []).append(r)
     for span, got in pieces.items():
-        kind, want, *described = span.check.split(":")
-        if kind == HASH:
-            digests = _digests(got, span.size)
-            whole = partial(_hash_of, span, described[0], described[1])
-            value = _hashed(described[0], described[1], digests) if digests else sources.value(span, whole)
-        else:
-            crc = _combined(kind, got, span.size)
-            value = sources.value(span, partial(_crc_of, span, kind)) if crc is None else f"{crc:08x}"
+        kind, want = span.check.split(":")[:2]
+        value = _value(span, _tiling(got, span.size)) or sources.value(span, partial(_read_again, span))
         verified += span.size
         if value != want:
             bad[span] = f"bytes {span.start} to {span.start + span.size}: {kind} is {value}, should be {want}"
@@ -188,42 +161,32 @@ def _damage(bad: Mapping[Span, str]) -> str:
     return f"{count}, by the file's own {'hashes' if hashes else 'checksums'}{hint}:\n{listing(where)}"
 
 
-def _digests(reads: list[Read], size: int) -> tuple[bytes, ...]:
-    """The chunk digests of the complete span if the pieces tile it, otherwise ()."""
-    digests, at = tuple[bytes, ...](), 0
-    for r in sorted(set(reads), key=lambda r: (r.start, r.size)):
-        if r.start != at or len(r.digests) != -(-r.size // CHUNK) or r.start % CHUNK:
-            return ()
-        digests, at = digests + r.digests, at + r.size
-    return digests if at == size else ()
-
-
-def _hash_of(span: Span, kind: str, shape: str, reader: Reader) -> str:
-    return _hashed(kind, shape, (d for piece in _pieces(span, reader) for d in chunk_digests(memoryview(piece))))
-
-
-def _combined(kind: str, reads: list[Read], size: int) -> int | None:
-    """The CRC of the complete span if the pieces tile it, otherwise None."""
-    if len(reads) == 1 and reads[0].size == size:
-        return reads[0].crc
-    total, at = 0, 0
-    for r in sorted(set(reads), key=lambda r: (r.start, r.size)):
+def _tiling(records: list[Record], size: int) -> list[Record]:
+    """The records in order, each once, if they are all of a span of this size; otherwise []."""
+    tiles, at = sorted(set(records), key=attrgetter("start", "size")), 0
+    for r in tiles:
         if r.start != at:
-            return None
-        total, at = checksum.combine(kind, total, r.crc, r.size), at + r.size
-    return total if at == size else None
+            return []
+        at += r.size
+    return tiles if at == size else []
 
 
-def _crc_of(span: Span, kind: str, reader: Reader) -> str:
-    value = 0
-    for piece in _pieces(span, reader):
-        value = checksum.crc(kind, piece, value)
-    return f"{value:08x}"
+def _value(span: Span, tiles: list[Record]) -> str:
+    """The hash or the CRC of all of a span, of what was recorded of its parts; '' if that is not enough."""
+    kind, _, *described = span.check.split(":")
+    if kind != HASH:
+        crc = checksum.combine_all(kind, ((r.crc, r.size) for r in tiles))
+        return f"{crc:08x}" if tiles else ""
+    if not tiles or any(r.start % CHUNK or len(r.digests) != -(-r.size // CHUNK) for r in tiles):
+        return ""
+    return _hashed(described[0], described[1], (d for r in tiles for d in r.digests))
 
 
-def _pieces(span: Span, reader: Reader) -> Iterator[bytes]:
+def _read_again(span: Span, reader: Reader) -> str:
+    log = Log()
     for at in range(0, span.size, CHUNK):
-        yield reader.read(span.start + at, min(CHUNK, span.size - at))
+        log.was_read(span, at, memoryview(reader.read(span.start + at, min(CHUNK, span.size - at))))
+    return _value(span, log.read or [Record(span, 0, 0, 0)])
 
 
 # --- files that were opened before --------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from ckptconv.moves import gather
 from ckptconv.moves.boxes import slabs
 from ckptconv.moves.boxes import sliced as box
 from ckptconv.moves.cast import transform
-from ckptconv.moves.log import CHUNK, Log, Loss, Read, Written
+from ckptconv.moves.log import CHUNK, Log, Loss, Record
 from ckptconv.moves.part import Held, Part, Piece, Span, Stored, c_strides, checked_count, is_vast
 from ckptconv.moves.read import check_reads, hash_check, hash_tensor
 from ckptconv.moves.sources import Pool
@@ -285,14 +285,14 @@ def test_digests_are_of_whole_chunks_however_they_arrive(cuts: list[int]) -> Non
         log.wrote("t", a, memoryview(raw)[a:b])
         log.was_read(span, a, memoryview(raw)[a:b])
     want = tuple(digest(raw[i : i + CHUNK]) for i in range(0, size, CHUNK))
-    assert log.written == [Written("t", 0, size, 0, want)]
-    assert log.read == [Read(span, 0, size, 0, want)]
+    assert log.written == [Record("t", 0, size, 0, want)]
+    assert log.read == [Record(span, 0, size, 0, want)]
 
 
 # --- checksums ----------------------------------------------------------------------------------------------------
 
 
-def reads(span: Span, *ranges: tuple[int, int]) -> list[Read]:
+def reads(span: Span, *ranges: tuple[int, int]) -> list[Record]:
     """What a log would hold if these ranges of the span were read."""
     out = []
     for start, size in ranges:
