@@ -31,23 +31,20 @@ if TYPE_CHECKING:
 SPOOL = 2**23  # bytes of a packed source that are held in memory
 
 
-Op = Callable[..., "Iterator[Array]"]
-
-
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """A function that yields bytes, the tensors that it reads, and its parameters."""
+    """A row of `OPERATIONS`, the tensors that it reads, and its parameters."""
 
-    op: Op
+    op: str
     sources: tuple[Stored, ...]
     params: tuple[Any, ...] = ()
 
     @property
     def how(self) -> str:
         """A few words for people."""
-        if self.op is _compared:
+        if self.op == "compared":
             return f"compare {len(self.sources)} copies"
-        if self.op is _without:
+        if self.op == "without":
             return "compare a constant" if self.params[-1] else "cut padding off"
         return "make dense"
 
@@ -57,14 +54,14 @@ def derived(data: Data) -> Derived | None:
     return data.key if isinstance(data, Coded) and isinstance(data.key, Derived) else None
 
 
-def _later(op: Op, tensors: Iterable[Stored], params: tuple[Any, ...], size: int) -> Coded:
+def _later(op: str, tensors: Iterable[Stored], params: tuple[Any, ...], size: int) -> Coded:
     """Data of `size` bytes that is computed when it is read. The sources are reduced to what any process can use."""
     sources = tuple(Stored(t.name, t.dtype, t.shape, t.parts) for t in tensors)
     url = next((p.data.url for t in sources for p in t.parts if not isinstance(p.data, Held)), "")
     return Coded(__name__, url, Derived(op, sources, params), size)
 
 
-def _now_or_later(op: Op, tensors: Sequence[Stored], *params: Any) -> Data:
+def _now_or_later(op: str, tensors: Sequence[Stored], *params: Any) -> Data:
     """Data as large as the first source: computed when it is read, or at once if a source is in memory."""
     made = _later(op, tensors, params, tensors[0].nbytes)
     if not any(isinstance(p.data, Held) for t in tensors for p in t.parts):
@@ -76,7 +73,7 @@ def decode(data: Coded) -> Iterator[Array]:
     """Yield the bytes of data that is computed."""
     made: Derived = data.key
     with Sources(SPOOL) as sources:
-        yield from made.op(made.sources, sources, *made.params)
+        yield from OPERATIONS[made.op](made.sources, sources, *made.params)
         for url in sources.changed():
             raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
 
@@ -86,7 +83,7 @@ def decode(data: Coded) -> Iterator[Array]:
 
 def compared(copies: Sequence[Stored]) -> Data:
     """The bytes of the first of tensors of one shape and dtype, which differ in name, in C order."""
-    return _now_or_later(_compared, copies)
+    return _now_or_later("compared", copies)
 
 
 def _compared(copies: Sequence[Stored], sources: Sources) -> Iterator[Array]:
@@ -134,7 +131,7 @@ def without(
     axis, start: along which axis of which tensor it lies, and where it begins. filled: that tensor is not the one that
     is kept, but one that the rule filled in.
     """
-    return _now_or_later(_without, (kept, padding), value, axis, start, filled)
+    return _now_or_later("without", (kept, padding), value, axis, start, filled)
 
 
 def _without(
@@ -318,3 +315,10 @@ def _expanded(held: Mapping[str, Array]) -> Array:
         raise ValueError("the compressed indices do not rise from 0 to the number of values")
     major = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     return np.stack((major, minor) if by_row else (minor, major))
+
+
+OPERATIONS: dict[str, Callable[..., Iterator[Array]]] = {
+    "compared": _compared,
+    "without": _without,
+    "dense": _dense,
+}
