@@ -57,7 +57,7 @@ def empty_sets(folder: Path, n: int) -> Path:
 
 def npz_members(folder: Path, n: int) -> Path:
     np.save(one := io.BytesIO(), np.zeros(0, "f4"))
-    return deflated(folder / "x.npz", {f"{i}.npy": one.getvalue() for i in range(4_000 * n)}, zipfile.ZIP_STORED)
+    return deflated(folder / "x.npz", {f"{i}.npy": one.getvalue() for i in range(2_000 * n)}, zipfile.ZIP_STORED)
 
 
 def zeros(folder: Path, n: int) -> Path:
@@ -89,15 +89,15 @@ EMPTY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
 
 def maps(n: int) -> bytes:
     """Maps of msgpack within maps, a number in each."""
-    body = b"".join(b"\xa5" + f"{i:05x}".encode() + b"\x81\xa1a\x01" for i in range(10_000 * n))
-    return b"\xdf" + (10_000 * n).to_bytes(4, "big") + body
+    body = b"".join(b"\xa5" + f"{i:05x}".encode() + b"\x81\xa1a\x01" for i in range(5_000 * n))
+    return b"\xdf" + (5_000 * n).to_bytes(4, "big") + body
 
 
 def graph_scopes(n: int) -> bytes:
     """Functions with long names, full of nodes with short ones."""
     nodes = [{"name": "abcdefgh"[i % 8], "op": "N", "input": ["a"]} for i in range(1000)]
     graph = pb.GraphDef(node=[{"name": "a", "op": "NoOp"}])
-    for i in range(60 * n):
+    for i in range(30 * n):
         graph.library.function.add(signature={"name": f"{i:04d}" + "f" * 900}, node_def=nodes)
     return graph.SerializeToString()
 
@@ -115,13 +115,13 @@ def hdf5(fill: Callable[[Any, int], object]) -> growth.Make:
 
 def links(f: Any, n: int) -> None:
     first = f.create_dataset("w", (3,), "f4")
-    for i in range(2_000 * n):
+    for i in range(1_000 * n):
         f[f"l{i}"] = first
 
 
 def attributes(f: Any, n: int) -> None:
     for i in range(200):
-        f.create_group(f"{i:x}").attrs.create("a", np.full(1_000 * n, b"ab", "S2"))
+        f.create_group(f"{i:x}").attrs.create("a", np.full(500 * n, b"ab", "S2"))
 
 
 def torch_of(made: Callable[[Any, int], object], name: str = "x.pt", **how: Any) -> growth.Make:
@@ -138,12 +138,12 @@ def torch_of(made: Callable[[Any, int], object], name: str = "x.pt", **how: Any)
 
 
 def tensors(torch: Any, n: int) -> dict[str, Any]:
-    return {f"w{i}": torch.zeros(1) for i in range(2_000 * n)}
+    return {f"w{i}": torch.zeros(1) for i in range(1_000 * n)}
 
 
 def quantised(torch: Any, n: int) -> dict[str, Any]:
     """Many quantised tensors, of which each is three."""
-    return {f"w{i}": torch.quantize_per_tensor(torch.ones(1), 0.5 + i, 1, torch.qint8) for i in range(2_000 * n)}
+    return {f"w{i}": torch.quantize_per_tensor(torch.ones(1), 0.5 + i, 1, torch.qint8) for i in range(1_000 * n)}
 
 
 def script(folder: Path, n: int) -> Path:
@@ -206,7 +206,7 @@ def keras_of(folder: Path, kind: str, layers: list[dict[str, object]], *stored: 
 
 def keras_nested(folder: Path, n: int) -> Path:
     """Layers of a model within models of long names."""
-    layers: list[dict[str, object]] = [{"class_name": "Dense", "config": {"name": f"d{i}"}} for i in range(3_000 * n)]
+    layers: list[dict[str, object]] = [{"class_name": "Dense", "config": {"name": f"d{i}"}} for i in range(1_500 * n)]
     for _ in range(31):
         layers = [{"class_name": "a" * 500, "config": {"name": "x", "layers": layers}}]
     return keras_of(folder, "Functional", layers)
@@ -224,10 +224,10 @@ def keras_axes(folder: Path, n: int) -> Path:
 def shards(folder: Path, n: int) -> Path:
     """Many shards, each with metadata of its own."""
     places = {}
-    for i in range(300 * n):
+    for i in range(150 * n):
         head = {"__metadata__": {f"{i}.{k}": "" for k in range(400)}, f"t{i}": EMPTY}
         raw = json.dumps(head).encode()
-        file = f"model-{i:05d}-of-{300 * n:05d}.safetensors"
+        file = f"model-{i:05d}-of-{150 * n:05d}.safetensors"
         (folder / file).write_bytes(len(raw).to_bytes(8, "little") + raw)
         places[f"t{i}"] = file
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
@@ -257,7 +257,7 @@ def tf_keys(folder: Path, n: int) -> Path:
 def tf_entries(folder: Path, n: int) -> Path:
     """As many entries as there can be, of empty tensors."""
     value = pb.BundleEntryProto(dtype=1, shape={"dim": [{"size": 0}]}, crc32c=mask(0)).SerializeToString()
-    pairs = [(b"", HEADER), *((f"{i:06x}".encode(), value) for i in range(30_000 * n))]
+    pairs = [(b"", HEADER), *((f"{i:06x}".encode(), value) for i in range(12_000 * n))]
     (folder / "m.index").write_bytes(table.build(pairs))
     (folder / "m.data-00000-of-00001").write_bytes(b"")
     return folder / "m.index"
@@ -306,7 +306,7 @@ def dcp(folder: Path, n: int) -> Path:
     from torch.distributed.checkpoint import metadata as md
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-    side = int((400 * n) ** 0.5)
+    side = int((150 * n) ** 0.5)
     boxes = [md.ChunkStorageMetadata(torch.Size((i, j)), torch.Size((1, 1))) for i in range(side) for j in range(side)]
     whole = md.TensorStorageMetadata(md.TensorProperties(), torch.Size((side, side)), boxes)
     one = io.BytesIO()
@@ -335,7 +335,7 @@ def packed_chunks(folder: Path, n: int) -> Path:
     """Small chunks in a node that is packed, beside noise that buys room."""
     from ckptconv.formats.orbax import write as btree
 
-    count = 10_000 * n
+    count = 5_000 * n
     about = json.dumps({**BYTES, "shape": [count], "chunks": [1]}).encode()
     pairs = {b"w/.zarray": about, b"w/.zattrs": np.random.default_rng(1).bytes(count)}
     pairs |= {b"w/%d" % i: b"\0" for i in range(count)}
@@ -369,13 +369,13 @@ def exported(folder: Path, n: int) -> Path:
     """Many names of one storage."""
     tensor = {"dtype": 7, "sizes": [{"as_int": 1}], "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}}
     entry = {"path_name": "weight_0", "use_pickle": False, "tensor_meta": {**tensor, "layout": 7}}
-    config = json.dumps({"config": {f"w{i}": entry for i in range(10_000 * n)}}).encode()
+    config = json.dumps({"config": {f"w{i}": entry for i in range(5_000 * n)}}).encode()
     weights = {"x/data/weights/weight_0": bytes(4), "x/data/weights/model_weights_config.json": config}
     return deflated(folder / "x.pt2", {"x/archive_format": b"pt2", **weights}, zipfile.ZIP_STORED)
 
 
 def layers_of_gpt(folder: Path, n: int) -> Path:
-    shapes = [[1, 1], [1, 1], *([1, 1, 1] if k % 2 == 0 and k % 12 < 8 else [1] for k in range(12 * 900 * n))]
+    shapes = [[1, 1], [1, 1], *([1, 1, 1] if k % 2 == 0 and k % 12 < 8 else [1] for k in range(12 * 450 * n))]
     (folder / "params_shapes.json").write_text(json.dumps(shapes))
     np.save(folder / "params_0.npy", np.zeros(len(shapes), "f4"))
     return folder
@@ -422,9 +422,9 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "pt2: tied names": (exported, "pt2"),
     "gpt: layers": (layers_of_gpt, "gpt"),
     "npy: files": (arrays, "npy"),
-    "hdf5: datasets": (hdf5(lambda f, n: [f.create_dataset(f"d{i}", (0,), "f4") for i in range(1_000 * n)]), "hdf5"),
+    "hdf5: datasets": (hdf5(lambda f, n: [f.create_dataset(f"d{i}", (0,), "f4") for i in range(500 * n)]), "hdf5"),
     "hdf5: links": (hdf5(links), "hdf5"),
-    "hdf5: chunks": (hdf5(lambda f, n: f.create_dataset("w", data=np.zeros(20_000 * n, "i1"), chunks=(1,))), "hdf5"),
+    "hdf5: chunks": (hdf5(lambda f, n: f.create_dataset("w", data=np.zeros(8_000 * n, "i1"), chunks=(1,))), "hdf5"),
     "hdf5: texts of attributes": (hdf5(attributes), "hdf5"),
 }
 

@@ -18,7 +18,7 @@ from ckptconv.cli.main import VERBS
 from ckptconv.formats.table import TABLE
 
 pytestmark = pytest.mark.slow
-COUNT = 500  # tensors of the smallest case
+COUNT = 300  # tensors of the smallest case
 
 
 def file(path: Path, names: list[str], axis: int = 1) -> Path:
@@ -54,7 +54,7 @@ def both(folder: Path, n: int, count: int = COUNT) -> Path:
 
 
 def few(folder: Path, n: int) -> Path:
-    return both(folder, n, 300)
+    return both(folder, n, 150)
 
 
 def alike(folder: Path, n: int) -> Path:
@@ -64,7 +64,7 @@ def alike(folder: Path, n: int) -> Path:
 
 def tree(home: Path, n: int) -> Path:
     (folder := home / "zoo").mkdir()
-    for i in range(60 * n):
+    for i in range(30 * n):
         (folder / f"d{i % 10}").mkdir(exist_ok=True)
         file(folder / f"d{i % 10}" / f"m{i}.safetensors", ["w"])
     return folder
@@ -73,7 +73,7 @@ def tree(home: Path, n: int) -> Path:
 def wholes(home: Path, n: int) -> Path:
     """Folders that are checkpoints themselves."""
     (folder := home / "zoo").mkdir()
-    for i in range(300 * n):
+    for i in range(150 * n):
         (folder / f"m{i}").mkdir()
         np.save(folder / f"m{i}" / "w.npy", np.zeros(1))
     return folder

@@ -99,10 +99,10 @@ def layers(folder: Path, n: int) -> Path:
         group.create_dataset(name := f"d{i}/kernel:0", (0,), "f4")
         return name
 
-    return legacy(folder, 200 * n, weight)
+    return legacy(folder, 100 * n, weight)
 
 
-def v1_slices(folder: Path, n: int, each: int = 400) -> Path:
+def v1_slices(folder: Path, n: int, each: int = 200) -> Path:
     """Every tensor in slices of three tables, read in turn."""
     from ckptconv.formats.tensorflow import elements, table
     from ckptconv.formats.tensorflow import messages_pb2 as pb
