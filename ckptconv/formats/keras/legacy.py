@@ -27,9 +27,8 @@ Specification: keras/src/legacy/saving/legacy_h5_format.py. `details["layers"]` 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,7 +42,7 @@ from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
 from ..table import KERAS_LISTS, Reading, is_hdf5
 from . import naming
-from .naming import OPTIMIZER, TOP, join, layer_inputs
+from .naming import OPTIMIZER, TOP, join
 
 if TYPE_CHECKING:
     from .write import LegacyWriter
@@ -54,11 +53,6 @@ THEANO = (
     "written under Theano, where Keras convolves with flipped kernels: -c keras-torch flips them, and so did Keras 2 "
     "when it loaded the file under another backend; all else leaves them as they are"
 )
-REPLICAS = (
-    "made by multi_gpu_model: the layers of the one model that its replicas share are given as the model's own "
-    "(without a config in the order of their first weights: if layers were frozen, load it by name)"
-)
-LAMBDA = re.compile(r"lambda(?:_\d+)?")
 STEPS = {"iteration", "iterations", "iter"}
 
 
@@ -122,10 +116,6 @@ def open(url: str, how: Reading) -> Checkpoint:
     if under_theano and any(len(t.shape) > 2 for t in tensors.values() if not t.role):
         notes.append(Note("hint", THEANO))
     details: Details = {"layers": _layers(found, base, listed, called)}
-    if single := _single(details["layers"], metadata):
-        details["layers"], metadata["model_config"] = single
-        metadata = {k: v for k, v in metadata.items() if v}
-        notes.append(Note("assumed", REPLICAS))
     details |= _of_config(metadata.get("model_config", ""), details["layers"])
     return Checkpoint(tensors, metadata, (), "keras", (url,), tuple(notes), details)
 
@@ -150,32 +140,6 @@ def _slots(found: Tree) -> dict[str, Listed]:
     return slots
 
 
-def _single(layers: Sequence[Any], metadata: Mapping[str, str]) -> tuple[list[Any], str] | None:
-    """The layers, and the config if there is one, of the model of which multi_gpu_model made replicas, if it did.
-
-    Its file lists an input, a Lambda for each replica, the model, which alone has weights, and what joins outputs.
-    """
-    held = [(layer, weights) for layer, weights in layers if weights]
-    parts = [layer for layer, weights in layers if not weights and LAMBDA.fullmatch(layer)]
-    if len(held) != 1 or len(parts) < 2 or any("/" not in weight for _, weight in held[0][1]):
-        return None
-    inside: dict[str, list[Any]] = {}
-    for tensor, weight in held[0][1]:
-        inside.setdefault(weight.partition("/")[0], []).append((tensor, weight))
-    if not (text := metadata.get("model_config", "")):
-        return [[layer, weights] for layer, weights in inside.items()], ""
-    try:
-        rows = naming.rows_of(json.loads(text))
-    except (ValueError, RecursionError):
-        return None
-    row = next((r for r in rows if r["config"]["name"] == held[0][0]), {})
-    names = [r["config"]["name"] for r in naming.rows_of(row)]
-    if len(row.get("inbound_nodes") or []) < 2 or not inside.keys() <= set(names):
-        return None
-    config = json.dumps({"class_name": row["class_name"], "config": row["config"]})
-    return [[name, inside.get(name, [])] for name in names], config
-
-
 class Owner(NamedTuple):
     """The class of a weight's layer, '' if nobody knows, and what the layer takes."""
 
@@ -190,17 +154,14 @@ def _of_config(text: str, layers: Iterable[Any]) -> Details:
     """
     known, owners = dict[str, Owner](), dict[str, Owner]()
     try:
-        todo = [json.loads(text)] if text else []
-        inputs = layer_inputs(todo[0]) if todo else {}
+        config = json.loads(text) if text else None
+        inputs = naming.layer_inputs(config)
     except (ValueError, RecursionError):
-        todo, inputs = [], {}
-    while todo:
-        for row in naming.rows_of(todo.pop()):
-            todo.append(row)
-            own = row["config"]
-            layer = naming.Listed(naming.snake(row["class_name"]), own["name"], own, row)
-            if "layers" not in own:
-                _agree(known, layer.name, Owner((layer.inner or layer).kind, inputs.get(id(row))))
+        config, inputs = None, {}
+    for row in naming.all_rows(config, wrapped=False):
+        layer = naming.Listed(naming.snake(row["class_name"]), row["config"]["name"], row["config"], row)
+        if "layers" not in layer.config:
+            _agree(known, layer.name, Owner((layer.inner or layer).kind, inputs.get(id(row))))
     for listed_by, weights in layers:
         for tensor, weight in weights:
             words = [listed_by, *weight.rsplit("/", MAX_WORDS)[:-1]]

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from itertools import islice
 from math import prod
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, NamedTuple, TypeGuard
 
 from ...checkpoint.details import LayerInput, State
 
@@ -100,12 +100,13 @@ def rows_of(config: Any) -> list[dict[str, Any]]:
     return [row for row in layers if isinstance(row, dict) and kind_of_row(row)] if isinstance(layers, list) else []
 
 
-def all_rows(config: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
-    """The layers that a model's config lists, with those of models and wrappers among them."""
+def all_rows(config: Any, depth: int = 0, *, wrapped: bool = True) -> Iterator[dict[str, Any]]:
+    """The layers that a model's config lists, with those of the models and, if wanted, of the wrappers among them."""
     for row in rows_of(config) if depth <= MAX_DEPTH else ():
         yield row
-        yield from all_rows(row, depth + 1)
-        yield from all_rows({"config": {"layers": [row["config"].get("layer")]}}, depth + 1)
+        yield from all_rows(row, depth + 1, wrapped=wrapped)
+        if wrapped:
+            yield from all_rows({"config": {"layers": [row["config"].get("layer")]}}, depth + 1)
 
 
 def kind_of_row(row: Mapping[str, Any]) -> str:
@@ -228,10 +229,9 @@ def variables(
 #     flattened   an image that Flatten or Reshape made a row of; its size is known if convolutions and poolings tell it
 #     unknown     everything else that came from an image: other classes, wrappers, Permute, channels_first, reuse
 #
-# One pass over the layers in the order of the config. What enters a model is an image if it has four axes, and what a
-# dense layer or a Reshape made of an image is one ("pixels" here), but nobody knows how torch flattens it.
-# What has its features last in Keras (of an Embedding, an LSTM, rows) has them last in torch, too: it is flattened
-# alike.
+# One pass over the layers in the order of the config. What enters a model is an image if it has four axes. What a dense
+# layer makes of an image is one whose size is not known, because nobody knows how torch flattens it. What has its
+# features last in Keras (of an Embedding, an LSTM, rows) has them last in torch, too: it is flattened alike.
 
 PASSING = {  # element by element, or along the features, which may have weights
     "dropout", "activation", "re_lu", "leaky_re_lu", "elu", "p_re_lu", "softmax", "thresholded_re_lu", "identity",
@@ -258,7 +258,7 @@ class Flow(NamedTuple):
     dense: the rows of the dense layers whose outputs these are, by identity.
     """
 
-    state: str
+    state: State
     axes: tuple[int, ...] = ()
     dense: frozenset[int] = frozenset()
 
@@ -277,22 +277,22 @@ def layer_inputs(config: Any) -> dict[int, LayerInput]:
         for row in all_rows(config)
     )
     inputs: dict[int, LayerInput] = {}
-    _model(config, None, inputs, Flow("unknown" if images else "plain"))
+    _model(config, None, inputs, UNKNOWN if images else Flow("plain"))
     return inputs
 
 
 def _model(config: Any, given: Flow | None, inputs: dict[int, LayerInput], missing: Flow, depth: int = 0) -> Flow:
-    """What a model gives for what it is called with. missing: what a layer gives that is not listed before its use."""
+    """What a model gives for what it is called with. missing: what is given by what nobody knows."""
     rows = rows_of(config) if depth <= MAX_DEPTH else []
     names = {row["config"]["name"] for row in rows}
     in_chain = not any(row.get("inbound_nodes") for row in rows)
     flows: dict[str, Flow] = {}
     last = given
     for row in rows:
-        kind, calls = kind_of_row(row), row.get("inbound_nodes")
         if not in_chain:
-            taken = [_joined([flows.get(n, missing) for n in _named(c, names)], kind) for c in _listed(calls)]
-            last = _joined(taken, "") if taken else given
+            calls = _listed(row.get("inbound_nodes"))
+            taken = [flows.get(n, missing) for n in _named(calls, names)]
+            last = _joined(taken, kind_of_row(row)) if taken else missing if calls else given
         if isinstance(row["config"].get("layers"), list):
             last = _model(row, last, inputs, missing, depth + 1)
         else:
@@ -307,39 +307,32 @@ def _layer(row: Mapping[str, Any], before: Flow, inputs: dict[int, LayerInput], 
     kind, own = kind_of_row(row), row["config"]
     inner = own.get("layer")
     if isinstance(inner, dict):  # a wrapper: of both directions, or for each step
-        known = RECURRENT if kind == "bidirectional" else {"dense", *PASSING, *FRESH}
-        if kind_of_row(inner) in known and (before.state == "plain" or kind == "bidirectional"):
+        known = RECURRENT if kind == "bidirectional" else {"dense", *PASSING, *FRESH} if before.state == "plain" else ()
+        if kind_of_row(inner) in known:
             kind, own = kind_of_row(inner), inner["config"]
         elif before.state != missing.state:
             before = UNKNOWN
     if kind == "einsum_dense" and not is_usual(own.get("equation")):
         before = UNKNOWN
-    state = "image" if before.state == "pixels" else before.state
-    if kind == "dense" or kind in PASSING or kind in FRESH or CONVOLUTIONS.fullmatch(kind):
-        height, width = before.axes if state == "flattened" and before.axes else (0, 0)
-        inputs[id(row)] = LayerInput(cast("State", state), height, width)
-    elif state in ("flattened", "unknown"):
+    doubtful, convolves = before.state in ("flattened", "unknown"), CONVOLUTIONS.fullmatch(kind)
+    if kind == "dense" or kind in PASSING or kind in FRESH or convolves:
+        size = before.axes if before.state == "flattened" else ()
+        inputs[id(row)] = LayerInput(before.state, *size)
+    elif doubtful:
         inputs[id(row)] = LayerInput("unknown")
-    axes = [-1] if kind == "flatten" else _listed(own.get("target_shape"))[:MAX_AXES]
-    if kind == "reshape" and sum(n != 1 for n in axes[:-1]) and axes[-1] != 1:
-        inputs |= {i: inputs[i]._replace(into_image=True) for i in before.dense}
-    if own.get("data_format") == "channels_first" and not POOLING.fullmatch(kind):
-        return UNKNOWN
     if kind in ("flatten", "reshape"):
-        return _reshaped(axes, before)
-    if kind == "dense":
-        return Flow("pixels" if state in ("image", "unknown") else "plain", dense=frozenset([id(row)]))
-    return _given(kind, own, before)
-
-
-def _given(kind: str, own: Mapping[str, Any], before: Flow) -> Flow:
-    """What a layer gives that neither multiplies nor reshapes what it takes."""
-    doubtful = before.state in ("flattened", "unknown")
-    if CONVOLUTIONS.fullmatch(kind) or (SPATIAL.fullmatch(kind) and not doubtful):
-        frames = kind.startswith("conv_lstm") and own.get("return_sequences")
-        return UNKNOWN if frames else Flow("image", _axes_after(kind, own, before.axes))
+        axes = [-1] if kind == "flatten" else _listed(own.get("target_shape"))[:MAX_AXES]
+        if sum(n != 1 for n in axes[:-1]) and axes[-1] != 1:
+            inputs |= {i: inputs[i]._replace(into_image=True) for i in before.dense}
+        return _reshaped(axes, before) if own.get("data_format") != "channels_first" else UNKNOWN
     if kind in FRESH or (POOLING.fullmatch(kind) and not (doubtful and kind.endswith("1d"))):
         return Flow("plain")
+    if own.get("data_format") == "channels_first" or kind.startswith("conv_lstm"):
+        return UNKNOWN
+    if kind == "dense":
+        return Flow("image" if before.state in ("image", "unknown") else "plain", dense=frozenset([id(row)]))
+    if convolves or (SPATIAL.fullmatch(kind) and not doubtful):
+        return Flow("image", _axes_after(kind, own, before.axes))
     if kind in PASSING or kind in MERGING or kind == "concatenate":
         return before
     return before._replace(axes=()) if before.state == "plain" else UNKNOWN
@@ -349,14 +342,12 @@ def _reshaped(axes: Sequence[Any], before: Flow) -> Flow:
     """What Flatten and Reshape give. axes: but for the batch."""
     if before.state == "plain":
         return before._replace(axes=tuple(axes) if _are_lengths(axes) else ())
-    if before.state == "flattened" and len(axes) == 1:
-        return before
     if before.state == "image" and len(axes) == 1:
         size = (prod(before.axes[:-2]), prod(before.axes[-2:-1])) if before.axes else ()
         return Flow("plain") if prod(size) == 1 and size else Flow("flattened", size)
     if before.state == "image" and len(axes) == 2 and axes[-1:] == [*before.axes[-1:]]:
-        return Flow("pixels")  # a row for each
-    return UNKNOWN
+        return Flow("image")  # a row for each
+    return before if before.state == "flattened" and len(axes) == 1 else UNKNOWN
 
 
 def _axes_after(kind: str, own: Mapping[str, Any], axes: Sequence[int]) -> tuple[int, ...]:
@@ -376,18 +367,14 @@ def _are_lengths(axes: Sequence[Any]) -> bool:
 
 
 def _joined(several: Sequence[Flow], kind: str) -> Flow:
-    """What a layer of this class takes that takes several; of '', what is given to the same layer in turn."""
-    if len(several) == 1:
+    """What a layer of this class takes that takes several, at once or in turn; '' for what a model gives."""
+    if len(several) == 1 or (kind != "concatenate" and len(set(several)) == 1):
         return several[0]
     states = {f.state for f in several}
-    dense = frozenset(islice((i for f in several for i in f.dense), MAX_DENSE))
-    if states == {"plain"}:
-        return Flow("plain", dense=dense)
-    same = len({(f.state, f.axes) for f in several}) == 1 and kind != "concatenate"
-    images = states - {"plain"}
-    if images and images <= {"image", "pixels"} and (images == states or kind in MERGING):
-        return Flow("pixels" if "pixels" in images else "image", several[0].axes if same else (), dense)
-    return several[0] if same else UNKNOWN
+    if states == {"plain"} or states == {"image"} or (states == {"plain", "image"} and kind in MERGING):
+        dense = frozenset(islice((i for f in several for i in f.dense), MAX_DENSE))
+        return Flow("image" if "image" in states else "plain", dense=dense)
+    return UNKNOWN
 
 
 def _entered(own: Mapping[str, Any]) -> Flow:
@@ -410,7 +397,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _named(value: Any, names: Collection[str], depth: int = 0) -> Iterator[str]:
-    """The names of layers in one call of an inbound_nodes list, but for masks. Every Keras nests them otherwise."""
+    """The names of layers in an inbound_nodes list, but for masks. Every Keras nests them otherwise."""
     if isinstance(value, str) and value in names:
         yield value
     if depth < 16:

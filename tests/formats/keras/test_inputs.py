@@ -13,11 +13,13 @@ from kit import legacy
 
 import ckptconv
 from ckptconv.checkpoint.details import LayerInput
-from ckptconv.formats.keras.naming import is_usual, layer_inputs
+from ckptconv.formats.keras.naming import all_rows, is_usual, layer_inputs
 
 
-def layer(text: str, name: str = "") -> dict[str, Any]:
-    """Kind:option:option as a config lists it."""
+def layer(text: str) -> dict[str, Any]:
+    """Kind:option as a config lists it; name=Kind; Kind(a,b), or in turn Kind(a|b), in a functional model."""
+    text, _, inputs = text.partition("(")
+    name, _, text = text.rpartition("=")
     kind, *options = text.split(":")
     own: dict[str, Any] = {"name": name or text}
     if kind in ("TimeDistributed", "Bidirectional"):
@@ -26,29 +28,22 @@ def layer(text: str, name: str = "") -> dict[str, Any]:
         own["target_shape" if kind == "Reshape" else "batch_shape"] = [None] * (kind == "Input") + [*map(int, options)]
     elif options:
         own["data_format"] = options[0]
-    return {"class_name": "InputLayer" if kind == "Input" else kind, "config": own}
+    calls = [[[n, 0, 0, {}] for n in call.split(",")] for call in inputs.rstrip(")").split("|") if inputs]
+    return {"class_name": "InputLayer" if kind == "Input" else kind, "config": own} | (
+        {"inbound_nodes": calls} if inputs else {}
+    )
 
 
-def model(*rows: dict[str, Any], name: str = "m", kind: str = "Sequential", **more: Any) -> dict[str, Any]:
-    return {"class_name": kind, "config": {"name": name, "layers": [*rows], **more}}
+def model(*rows: dict[str, Any] | str, name: str = "m", kind: str = "Sequential", **more: Any) -> dict[str, Any]:
+    """Of rows, or of texts of them."""
+    made = [one for row in rows for one in (map(layer, row.split()) if isinstance(row, str) else [row])]
+    return {"class_name": kind, "config": {"name": name, "layers": made, **more}}
 
 
-def called(text: str, *parents: str, name: str = "") -> dict[str, Any]:
-    """A layer of a functional model that takes these."""
-    return layer(text, name) | {"inbound_nodes": [[[n, 0, 0, {}] for n in parents]]}
-
-
-def taken(config: dict[str, Any], name: str) -> LayerInput | None:
+def taken(config: dict[str, Any], name: str = "last") -> LayerInput | None:
     """What the layer of this name takes."""
     found = layer_inputs(config)
-
-    def rows(config: dict[str, Any]) -> Any:
-        for row in config["config"]["layers"]:
-            yield row
-            if "layers" in row["config"]:
-                yield from rows(row)
-
-    (row,) = [row for row in rows(config) if row["config"]["name"] == name]
+    (row,) = [row for row in all_rows(config) if row["config"]["name"] == name]
     return found.get(id(row))
 
 
@@ -63,6 +58,7 @@ CHAINS = {
         "Flatten", "Flatten Dropout BatchNormalization", "Reshape:-1", "Conv2D Flatten", "Flatten Flatten",
         "Embedding Conv1D Flatten", "Conv2D ReLU Flatten", "Input:28:28:1 Flatten", "Flatten Add",
         "Conv2D MyBlock Conv2D Flatten", "Input:9 Dense Reshape:3:3:1 Conv2D Flatten",
+        "Conv1D Dense Flatten",
     ],
     "image": ["", "Conv2D", "Flatten Conv2D", "Conv1D Dense", "Input:4:4:3 Reshape:16:3", "MyBlock Dense"],
     "plain": [
@@ -75,7 +71,7 @@ CHAINS = {
     ],
     "unknown": [
         "Permute Flatten", "Flatten MyNorm", "Conv2D:channels_first Flatten", "Conv2D Flatten:channels_first",
-        "Flatten Lambda Dropout", "MyFlatten", "Conv2D Reshape:5:5", "Flatten Reshape:5:5:3", "Conv1D Dense Flatten",
+        "Flatten Lambda Dropout", "MyFlatten", "Conv2D Reshape:5:5", "Flatten Reshape:5:5:3",
         "Conv2D Transpose Flatten", "TimeDistributed:Conv2D Flatten", "TimeDistributed:Conv2D TimeDistributed:Flatten",
         "TimeDistributed:Flatten GlobalAveragePooling1D", "Flatten RepeatVector", "TimeDistributed:Dense",
         "Permute Reshape:5:15 MaxPooling1D", "ConvLSTM2D MyBlock Flatten",
@@ -90,13 +86,13 @@ CHAINS = {
 )
 def test_a_dense_layer(before: str, wanted: str) -> None:
     """In a chain, in a model within it, behind such a model, and in a functional model."""
-    rows, last = [layer(text, f"{i}") for i, text in enumerate(before.split())], layer("Dense", "last")
+    rows, last = [f"{i}={text}" for i, text in enumerate(before.split())], "last=Dense"
     head, body = model(last, name="head"), model(*rows, name="body")
     for layers in [*rows, last], [*rows, head], *([[body, last], [body, head]] if rows else []):
         assert state(model(*layers)) == wanted
-    linked = [row | {"inbound_nodes": [[[f"{i - 1}", 0, 0, {}]]] if i else []} for i, row in enumerate(rows)]
+    linked = [f"{row}({i - 1})" if i else row for i, row in enumerate([*rows, last])]
     if len(rows) > 1:
-        assert state(model(*linked, called("Dense", f"{len(rows) - 1}", name="last"), kind="Functional")) == wanted
+        assert state(model(*linked, kind="Functional")) == wanted
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "Bidirectional:GRU", "MultiHeadAttention", "LayerNormalization", "Conv1D"])
@@ -105,17 +101,7 @@ def test_a_dense_layer(before: str, wanted: str) -> None:
     [("Flatten", "flattened"), ("Conv2D Reshape:5:15", "unknown"), ("Input:5:15", "plain"), ("MyBlock", "unknown")],
 )
 def test_other_layers_with_weights(before: str, wanted: str, kind: str) -> None:
-    assert state(model(*map(layer, before.split()), layer(kind, "last"))) == wanted
-
-
-def sized(before: str, **options: Any) -> LayerInput | None:
-    """What a Dense takes after these, of which convolutions and poolings have some options."""
-    rows = [*map(layer, before.split())]
-    for row in rows:
-        if row["class_name"].startswith(("Conv", "Max", "Depthwise")):
-            row["config"] |= {"kernel_size": [2, 3], "strides": [1, 1], "dilation_rate": [1, 1], "padding": "valid"}
-            row["config"] |= options
-    return taken(model(*rows, layer("Flatten"), layer("Dense", "last")), "last")
+    assert state(model(before, f"last={kind}")) == wanted
 
 
 @pytest.mark.parametrize(
@@ -134,55 +120,38 @@ def sized(before: str, **options: Any) -> LayerInput | None:
     ],
 )  # fmt: skip
 def test_the_size_of_a_flattened_image(before: str, options: dict[str, Any], size: tuple[int, int]) -> None:
-    assert sized(before, **options) == LayerInput("flattened", *size)
+    """Behind convolutions and poolings with some options."""
+    whole = model(before, "Flatten last=Dense")
+    for row in whole["config"]["layers"][1:-2]:
+        row["config"] |= {"kernel_size": [2, 3], "strides": [1, 1], "dilation_rate": [1, 1], "padding": "valid"}
+        row["config"] |= options
+    assert taken(whole) == LayerInput("flattened", *size)
 
 
-@pytest.mark.parametrize(
-    "axes",
-    [
-        [10**4000] * 5,
-        [2**40, 2],
-        [True, 2],
-        [0, 2],
-    ],
-)
+@pytest.mark.parametrize("axes", [[10**4000] * 5, [2**40, 2], [True, 2], [0, 2]])
 def test_an_image_of_no_size_that_can_be(axes: list[Any]) -> None:
     """Products of long integers took minutes."""
     entry = {"class_name": "InputLayer", "config": {"name": "i", "batch_shape": [None, *axes, 5]}}
-    assert taken(model(entry, layer("Flatten"), layer("Dense", "last")), "last") == LayerInput("flattened")
+    assert taken(model(entry, "Flatten last=Dense")) == LayerInput("flattened")
 
 
-FLAT, BOTH = called("Flatten", "i", name="a"), called("Flatten", "j", name="b")
-MERGED = [
-    ([called("Subtract", "a", "b")], "flattened"), ([called("Concatenate", "a", "b")], "unknown"),
-    ([called("Dropout", "nobody")], "unknown"),
-    ([called("Add", "Conv2D", "LSTM"), called("Flatten", "Add")], "flattened"),
-    ([called("Dropout", "z", "a", name="d"), called("Dropout", "d", name="z")], "unknown"),  # called before its input
-    ([called("Maximum", "LSTM", "LSTM")], "plain"),
+IMAGES = "j=Input:4:4:3 i=Input:4:4:3 lstm=LSTM(j) conv=Conv2D(i) flat=Flatten(i) other=Flatten(j) mine=Mine(conv)"
+GRAPHS = [
+    # layers behind these, and what the last one takes
+    ("x=Subtract(flat,other)", "flattened"), ("x=Concatenate(flat,other)", "unknown"), ("x=Dropout(nobody)", "unknown"),
+    ("y=Add(conv,lstm) x=Flatten(y)", "flattened"), ("y=Dropout(x,flat) x=Dropout(y)", "unknown"),  # before its input
+    ("x=Maximum(lstm,lstm)", "plain"), ("y=Concatenate(conv,conv) x=Flatten(y)", "flattened"),
+    # a layer that is used on two inputs
+    ("x=Dropout(flat|lstm)", "unknown"), ("x=Dropout(flat|flat)", "flattened"), ("x=Dropout(lstm|mine)", "unknown"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rows", "wanted"), MERGED)
-def test_what_is_merged(rows: list[dict[str, Any]], wanted: str) -> None:
-    begin = [called("Conv2D", "i"), called("LSTM", "j"), layer("Input:4:4:3", "i"), layer("Input:4:4:3", "j")][::-1]
-    last = called("Dense", rows[-1]["config"]["name"], name="last")
-    assert state(model(*begin, FLAT, BOTH, *rows, last, kind="Functional")) == wanted
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "wanted"),
-    [("flat", "vector", "unknown"), ("flat", "flat", "flattened"),
-    ("vector", "unknown", "unknown")],
-)  # fmt: skip
-def test_a_layer_that_is_used_on_two_inputs(first: str, second: str, wanted: str) -> None:
-    """As it is, and as a model."""
-    rows = [
-        layer("Input:4:4:3", "i"), called("Conv2D", "i", name="image"), called("Flatten", "image", name="flat"),
-        called("GlobalAveragePooling2D", "i", name="vector"), called("Mine", "i", name="unknown"),
-    ]  # fmt: skip
-    for last in layer("Dense", "last"), model(layer("Dense", "last")):
-        used = last | {"inbound_nodes": [[[first, 0, 0, {}]], [[second, 0, 0, {}]]]}
-        assert state(model(*rows, used, kind="Functional")) == wanted
+@pytest.mark.parametrize(("rows", "wanted"), GRAPHS)
+def test_graphs(rows: str, wanted: str) -> None:
+    """A dense layer, and one in a model of its own."""
+    assert state(model(IMAGES, rows, "last=Dense(x)", kind="Functional")) == wanted
+    inner = model("last=Dense") | {"inbound_nodes": layer("Dense(x)")["inbound_nodes"]}
+    assert state(model(IMAGES, rows, inner, kind="Functional")) == wanted
 
 
 def nested(value: object, depth: int) -> object:
@@ -197,14 +166,14 @@ NODES = [
     ([{"args": [], "kwargs": {"x": {"config": {"keras_history": ["f", 0, 0]}}}}], "flattened"),
     ([["f", 0, 0, {"mask": ["p", 0, 0]}]], "flattened"),
     ([["f", 0, 0, {"y": ["p", 0, 0]}]], "unknown"), ([["p", 0, 0, {"y": ["p", 0, 0]}]], "plain"),
-    (nested(["f", 0, 0], 16), "flattened"), ({"f": 3}, "image"),
+    (nested(["f", 0, 0], 15), "flattened"), ({"f": 3}, "image"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("nodes", "wanted"), NODES)
 def test_how_a_config_spells_inputs(nodes: object, wanted: str) -> None:
-    rows = [layer("Input:4:4:3", "i"), called("Flatten", "i", name="f"), called("Embedding", "i", name="p")]
-    assert state(model(*rows, layer("Dense", "last") | {"inbound_nodes": nodes}, kind="Functional")) == wanted
+    last = layer("last=Dense") | {"inbound_nodes": nodes}
+    assert state(model("i=Input:4:4:3 f=Flatten(i) p=Embedding(i)", last, kind="Functional")) == wanted
 
 
 @pytest.mark.parametrize(
@@ -216,44 +185,44 @@ def test_how_a_config_spells_inputs(nodes: object, wanted: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_layer_does_not_come_between(between: Any) -> None:
-    rows = [layer("Flatten"), layer("Dense")]
-    assert layer_inputs(model(rows[0], between, rows[1])) == {id(rows[1]): LayerInput("flattened")}
+    assert taken(model("Flatten", between, "last=Dense")) == LayerInput("flattened")
 
 
 def test_a_class_of_a_user_is_none_of_keras() -> None:
     """Nor does anybody know what is in it, unless it follows a flattened image: it may flatten one itself."""
     for kind in "Sequential", "Net":  # which derives from it
-        theirs = layer("BatchNormalization", "theirs") | {"module": "mine"}
-        whole = model(layer("Conv2D"), theirs, layer("Flatten"), layer("Dense", "last"), kind=kind)
+        theirs = layer("theirs=BatchNormalization") | {"module": "mine"}
+        whole = model("Conv2D", theirs, "Flatten last=Dense", kind=kind)
         assert (taken(whole, "theirs"), state(whole)) == (None, "unknown")
-        assert state(model(layer("Flatten"), theirs, kind=kind), "theirs") == "unknown"
+        assert state(model("Flatten", theirs, kind=kind), "theirs") == "unknown"
     average = layer("Average") | {"module": "keras.src.ops.numpy"}  # along an axis, not of several
-    assert state(model(layer("Conv2D"), average, layer("Flatten"), layer("Dense", "last"))) == "unknown"
+    assert state(model("Conv2D", average, "Flatten last=Dense")) == "unknown"
 
 
 @pytest.mark.parametrize(
     ("rows", "names"),
     [
-        ("Input:9 Dense:a BatchNormalization ReLU Reshape:3:3:2", "a"),
-        ("Input:9 Dense:a Reshape:3:3:1 Conv2D", ""), ("Input:9 Dense:a LSTM Reshape:3:3:2 Conv2D", ""),
-        ("Conv2D Flatten Dense:a Reshape:3:3:2 Conv2D", "a"), ("Conv2D Lambda Dense:a Dense:b Reshape:2:2:5", "b"),
-        ("Dense:a Conv1D", ""),
+        ("Input:9 a=Dense BatchNormalization ReLU Reshape:3:3:2", "a"),
+        ("Input:9 a=Dense Reshape:3:3:1 Conv2D", ""), ("Input:9 a=Dense LSTM Reshape:3:3:2 Conv2D", ""),
+        ("Conv2D Flatten a=Dense Reshape:3:3:2 Conv2D", "a"), ("Conv2D Lambda a=Dense b=Dense Reshape:2:2:5", "b"),
+        ("a=Dense Conv1D", ""), ("i=Input:9 a=Dense(i) b=Dense(i) c=Concatenate(a,b) Reshape:3:3:2(c)", "ab"),
     ],
 )  # fmt: skip
 def test_what_becomes_an_image(rows: str, names: str) -> None:
-    made = [layer("Dense", text[-1]) if text.startswith("Dense") else layer(text) for text in rows.split()]
-    found = layer_inputs(model(*made))
-    assert "".join(r["config"]["name"] for r in made if id(r) in found and found[id(r)].into_image) == names
+    whole = model(rows)
+    found = layer_inputs(whole)
+    made = [r["config"]["name"] for r in all_rows(whole) if id(r) in found and found[id(r)].into_image]
+    assert "".join(made) == names
 
 
 @pytest.mark.parametrize("around", [False, True])
 def test_a_model_that_is_called_often_is_gone_through_once(around: bool) -> None:
     """Within each other, 8 calls of 8 levels would be 16 million; and thousands of outputs."""
-    whole = model(layer("Input:4", "i"), kind="Functional")
+    whole = model("i=Input:4", kind="Functional")
     for _ in range(8):
-        inner = layer("TimeDistributed:Dense", "m") if around else whole
+        inner = layer("m=TimeDistributed:Dense") if around else whole
         inner["config"] |= {"layer": whole} if around else {}
-        rows = [layer("Input:4", "i"), inner | {"inbound_nodes": [[["i", 0, 0, {}]]] * 8}]
+        rows = ["i=Input:4", inner | {"inbound_nodes": [[["i", 0, 0, {}]]] * 8}]
         whole = model(*rows, kind="Functional", output_layers=[["m", 7, 0]] * 20_000)
     began = time.process_time()
     assert {one.state for one in layer_inputs(whole).values()} == {"plain"}
@@ -263,13 +232,9 @@ def test_a_model_that_is_called_often_is_gone_through_once(around: bool) -> None
 # --- the layers of a legacy file's weights -------------------------------------------------------------------------
 
 
-FC = layer("Dense", "fc")
-BESIDE = model(model(layer("Flatten"), FC, name="img"), model(layer("Input:9"), FC, name="tab"))
-WAYS = model(
-    layer("Flatten"), layer("Bidirectional:LSTM", "bi"), layer("MyLSTM", "my"), layer("MultiHeadAttention", "mha"),
-    layer("Conv2D", "c"),
-)  # fmt: skip
-THEIRS = model(layer("Flatten"), layer("MyLSTM", "my"))
+BESIDE = model(model("Flatten fc=Dense", name="img"), model("Input:9 fc=Dense", name="tab"))
+WAYS = model("Flatten bi=Bidirectional:LSTM my=MyLSTM mha=MultiHeadAttention c=Conv2D")
+THEIRS = model("Flatten my=MyLSTM")
 OWNERS = [
     # the model, the layer that lists a weight, its name, the class of its layer and what that takes
     (BESIDE, "img", "fc/kernel:0", "dense", "unknown"),
@@ -297,9 +262,8 @@ def configured(path: Path, config: Any, layers: dict[str, list[str]]) -> ckptcon
 
 def test_weights_that_no_layer_has_are_sought_at_once(tmp_path: Path) -> None:
     """Each was compared with all layers of its model."""
-    rows = [layer("Dense", "d") for i in range(500)]
     began = time.process_time()
-    got = configured(tmp_path / "a.h5", model(model(*rows)), {"m": [f"d/w{i}/kernel" for i in range(500)]})
+    got = configured(tmp_path / "a.h5", model(model(*["d=Dense"] * 500)), {"m": [f"d/w{i}/kernel" for i in range(500)]})
     assert len(got.details["kinds"]) == 500
     assert time.process_time() - began < 5
 
@@ -319,6 +283,6 @@ def test_a_config_that_makes_no_sense(config: str, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_equations_of_inputs_times_kernel(equation: object, usual: bool) -> None:
     assert is_usual(equation) is usual
-    einsum = layer("EinsumDense", "last")
-    einsum["config"]["equation"] = equation
-    assert state(model(layer("Input:3:4"), einsum)) == ("plain" if usual else "unknown")
+    whole = model("Input:3:4 last=EinsumDense")
+    whole["config"]["layers"][1]["config"]["equation"] = equation
+    assert state(whole) == ("plain" if usual else "unknown")

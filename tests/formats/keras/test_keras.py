@@ -414,43 +414,6 @@ def test_an_lstm_and_a_gru_of_keras_are_none_of_cudnn(tmp_path: Path) -> None:
     assert ckptconv.open(tmp_path / "a.npz")["gru.bias_hh_l0"].shape == (12,)
 
 
-def replicas(names: list[str], config: bool) -> dict[str, object]:
-    """Attributes of a file of multi_gpu_model: the model's layers, called twice."""
-    if not config:
-        return {}
-    rows = [{"class_name": "Dense", "name": n, "config": {"name": n}, "inbound_nodes": []} for n in names]
-    inner = {"class_name": "Model", "name": "m", "config": {"name": "m", "layers": rows}}
-    inner["inbound_nodes"] = [[["lambda_1", 0, 0, {}]], [["lambda_2", 0, 0, {}]]]
-    lambdas = [{"class_name": "Lambda", "config": {"name": f"lambda_{i}"}, "inbound_nodes": []} for i in (1, 2)]
-    return {"model_config": json.dumps({"class_name": "Model", "config": {"name": "p", "layers": [*lambdas, inner]}})}
-
-
-@pytest.mark.parametrize("config", [True, False])
-def test_replicas_are_one_model(config: bool, tmp_path: Path) -> None:
-    inside = {f"{n}/{v}:0": np.random.rand(2) for v in ("gamma", "moving_mean") for n in ("b", "a")}
-    layers = {"input": {}, "lambda_1": {}, "lambda_2": {}, "m": inside, "out": {}}
-    legacy(tmp_path / "a.h5", layers, **replicas(["a", "b"], config))
-    got = ckptconv.open(tmp_path / "a.h5")
-    assert [n.kind for n in got.notes] == ["assumed"]
-    ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.h5", weights_only=True)
-    with h5py.File(tmp_path / "b.h5") as f:
-        order = ["a", "b"] if config else ["b", "a"]
-        f = f.get("model_weights", f)
-        assert [n.decode() for n in f.attrs["layer_names"]] == order
-        assert [n.decode() for n in f["a"].attrs["weight_names"]] == ["a/gamma:0", "a/moving_mean:0"]
-    if config:
-        assert json.loads(got.metadata["model_config"])["config"]["name"] == "m"
-
-
-@pytest.mark.parametrize("extra", ["", "head", "lambda"])
-def test_other_models_with_lambdas_stay_nested(extra: str, tmp_path: Path) -> None:
-    layers: dict = {"lambda_1": {}, "m": {"a/kernel:0": np.ones((2, 2))}}
-    if extra:
-        layers |= {"lambda_2": {}, extra: {f"{extra}/kernel:0": np.ones((2, 2))}}
-    legacy(tmp_path / "a.h5", layers)
-    assert "m" in dict(ckptconv.open(tmp_path / "a.h5").details["layers"])
-
-
 def test_averages_of_an_optimizer(tmp_path: Path) -> None:
     legacy(tmp_path / "a.h5", {"a": {"a/kernel:0": np.zeros(3)}})
     names = {"iteration:0": np.int64(3), "Adam/average/a/kernel:0": np.full(3, 5.0), "Adam/m/a/kernel:0": np.ones(3)}
