@@ -10,7 +10,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import h5py
 import hostile
@@ -21,7 +20,7 @@ from kit import same
 import ckptconv
 from ckptconv import errors
 from ckptconv.errors import CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint, UsageError
-from ckptconv.formats.hdf5 import file, sandbox, worker
+from ckptconv.formats.hdf5 import file, sandbox
 from ckptconv.formats.table import Reading
 from ckptconv.moves.part import Coded, Span
 
@@ -281,88 +280,6 @@ def test_interleaved_reads_do_not_meet(tmp_path: Path) -> None:
     assert all(isinstance(d, Coded) for d in data)
     for a, b in zip(*(file.decode(d) for d in data), strict=True):  # type: ignore[arg-type]
         assert (np.frombuffer(a)[0], np.frombuffer(b)[-1]) == (97, 98)
-
-
-# --- types of elements, asked where they are defined (only the child does so otherwise) -----------------------------
-
-H5T = h5py.h5t
-
-
-def floating(size: int, *fields: int, bias: int, order: int = 0) -> Any:
-    kind = H5T.IEEE_F16LE.copy()
-    kind.set_fields(*fields)
-    kind.set_size(size)
-    kind.set_ebias(bias)
-    kind.set_order(order)
-    return kind
-
-
-def compound(real: Any, other: Any, name: bytes = b"i", gap: int = 0) -> Any:
-    kind = H5T.create(H5T.COMPOUND, real.get_size() + other.get_size() + gap)
-    kind.insert(b"r", 0, real)
-    kind.insert(name, real.get_size() + gap, other)
-    return kind
-
-
-def enumeration(**names: int) -> Any:
-    kind = H5T.enum_create(H5T.STD_I8LE)
-    for name, value in names.items():
-        kind.enum_insert(name.encode(), value)
-    return kind
-
-
-def narrow(base: Any, precision: int, offset: int = 0) -> Any:
-    kind = base.copy()
-    kind.set_precision(precision)
-    kind.set_offset(offset)
-    return kind
-
-
-F4, F4BE = H5T.IEEE_F32LE, H5T.IEEE_F32BE
-NONE = ("", False)
-BF16, E4M3 = (15, 7, 8, 0, 7), (7, 3, 4, 0, 3)
-ELEMENTS: dict[str, tuple[Any, tuple[str, bool]]] = {
-    "bfloat16": (floating(2, *BF16, bias=127), ("bfloat16", False)),
-    "bfloat16, big-endian": (floating(2, *BF16, bias=127, order=H5T.ORDER_BE), ("bfloat16", True)),
-    "float8_e4m3fn": (floating(1, *E4M3, bias=7), ("float8_e4m3fn", False)),
-    "another bias": (floating(1, *E4M3, bias=8), NONE),
-    "other fields": (floating(2, 15, 9, 6, 0, 9, bias=15), NONE),
-    "15 bits": (narrow(H5T.STD_I16LE, 15), NONE),
-    "bool": (enumeration(FALSE=0, TRUE=1), ("bool", False)),
-    "bool the other way round": (enumeration(FALSE=1, TRUE=0), NONE),
-    "texts": (H5T.C_S1, ("string", False)),
-    "complex64, big-endian": (compound(F4BE, F4BE), ("complex64", True)),
-    "complex with a gap": (compound(F4, F4, gap=4), NONE),
-}
-
-
-@pytest.mark.parametrize("what", ELEMENTS)
-def test_types_of_elements(what: str) -> None:
-    kind, expected = ELEMENTS[what]
-    assert worker.element(kind) == expected
-
-
-EXTENDED = H5T.py_create(np.dtype("longdouble"), logical=True)
-ODD: dict[str, tuple[Any, bool]] = {
-    "long double": (EXTENDED, False),
-    "16 of 32 bits": (floating(4, *BF16, bias=127), False),
-    "a byte with another bias": (floating(1, *E4M3, bias=8), False),
-    "another bias": (floating(2, *BF16, bias=126), True),
-    "a mantissa that is too short": (floating(2, 15, 7, 8, 0, 6, bias=127), True),
-    "bits beyond the sign": (narrow(floating(4, *BF16, bias=127), 31), True),
-}
-
-
-@pytest.mark.parametrize("what", ODD)
-def test_a_damaged_type_is_an_error_and_a_foreign_one_a_note(what: str, tmp_path: Path) -> None:
-    kind, damaged = ODD[what]
-    with h5py.File(tmp_path / "a.h5", "w") as f:
-        h5py.h5d.create(f.id, b"w", kind, h5py.h5s.create_simple((2,)))
-    if damaged:
-        with pytest.raises(CorruptCheckpoint, match="w has floats whose sign, exponent and mantissa do not fit"):
-            ckptconv.open(tmp_path / "a.h5")
-    else:
-        assert [n.names for n in ckptconv.open(tmp_path / "a.h5").notes if n.kind == "skipped"] == [("w",)]
 
 
 def test_long_names_are_cut(tmp_path: Path) -> None:

@@ -55,6 +55,74 @@ def test_a_link_whose_name_is_a_path_is_refused(name: bytes) -> None:
         list(worker.records(f))
 
 
+# --- types of elements --------------------------------------------------------------------------------------------
+
+H5T = h5py.h5t
+
+
+def floating(size: int, *fields: int, bias: int, order: int = 0, precision: int = 0) -> Any:
+    kind = H5T.IEEE_F16LE.copy()
+    kind.set_fields(*fields)
+    kind.set_size(size)
+    kind.set_ebias(bias)
+    kind.set_order(order)
+    if precision:
+        kind.set_precision(precision)
+    return kind
+
+
+def made(*members: tuple[bytes, int, Any], size: int = 8) -> Any:
+    kind = H5T.create(H5T.COMPOUND, size)
+    for member in members:
+        kind.insert(*member)
+    return kind
+
+
+def short(precision: int) -> Any:
+    kind = H5T.STD_I16LE.copy()
+    kind.set_precision(precision)
+    return kind
+
+
+F4BE, BF16, E4M3 = H5T.IEEE_F32BE, (15, 7, 8, 0, 7), (7, 3, 4, 0, 3)
+SKIPPED, DAMAGED = ("", False), None
+TYPES: dict[str, tuple[Any, tuple[str, bool] | None]] = {  # the dtype, and whether it is swapped
+    "bfloat16": (floating(2, *BF16, bias=127), ("bfloat16", False)),
+    "bfloat16, big-endian": (floating(2, *BF16, bias=127, order=H5T.ORDER_BE), ("bfloat16", True)),
+    "float8_e4m3fn": (floating(1, *E4M3, bias=7), ("float8_e4m3fn", False)),
+    "a byte with another bias": (floating(1, *E4M3, bias=8), SKIPPED),
+    "other fields": (floating(2, 15, 9, 6, 0, 9, bias=31), SKIPPED),
+    "15 bits": (short(15), SKIPPED),
+    "bool": (h5py.h5t.py_create(np.dtype(bool), logical=True), ("bool", False)),
+    "an enumeration": (H5T.py_create(h5py.enum_dtype({"FALSE": 1, "TRUE": 0}, "i1"), logical=True), SKIPPED),
+    "texts": (H5T.C_S1, ("string", False)),
+    "complex64, big-endian": (made((b"r", 0, F4BE), (b"i", 4, F4BE)), ("complex64", True)),
+    "complex with a gap": (made((b"r", 0, F4BE), (b"i", 8, F4BE), size=12), SKIPPED),
+    "long double": (H5T.py_create(np.dtype("longdouble"), logical=True), SKIPPED),
+    "16 of 32 bits": (floating(4, *BF16, bias=127), SKIPPED),
+    "another bias": (floating(2, *BF16, bias=126), DAMAGED),
+    "a mantissa that is too short": (floating(2, 15, 7, 8, 0, 6, bias=127), DAMAGED),
+    "bits beyond the sign": (floating(4, *BF16, bias=127, precision=31), DAMAGED),
+}
+
+
+@pytest.mark.parametrize("what", TYPES)
+def test_types_of_elements(what: str) -> None:
+    """A damaged type is an error, and another one a note."""
+    kind, expected = TYPES[what]
+
+    def build(f: h5py.File) -> None:
+        h5py.h5d.create(f.id, b"w", kind, h5py.h5s.create_simple((2,)))
+
+    if expected is DAMAGED:
+        with pytest.raises(worker.Refused, match="w has floats whose sign, exponent and mantissa do not fit"):
+            records(build)
+        return
+    record = records(build)["w"]
+    assert (record.get("dtype", ""), record.get("swap", False)) == expected
+    assert ("skip" in record) == (expected == SKIPPED)
+
+
 # --- slabs --------------------------------------------------------------------------------------------------------
 
 
