@@ -16,7 +16,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import Unrepresentable
@@ -24,7 +24,7 @@ from ...messages import listing
 from ...output.destination import OutputFile
 from ...storage.files import split
 from ..own_metadata import hashes_of
-from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
+from ..placement import Patch, Placement, Slot, Writer, refuse_shards, refuse_unheld
 from ..table import KERAS_LISTS
 from . import sandbox
 
@@ -40,23 +40,24 @@ NAMED = {
 }  # fmt: skip
 
 Attributes = Mapping[str, Any]
-Item = tuple[str, Tensor, str]  # a dataset to create: its path, the tensor, and another path that it links to or ''
 
 
 class Skeleton:
     """A file without its data.
 
+    paths: a dataset to create, and the tensor in it; further paths of a tensor are hard links to its first.
     groups: attributes by path, of groups (created even if empty) and of datasets. ordered: groups keep their order.
     """
 
     def __init__(
-        self, file: str, items: Sequence[Item], groups: Mapping[str, Attributes], *, ordered: bool = False
-    ) -> None:
+        self, file: str, tensors: Mapping[str, Tensor], paths: Mapping[str, str], groups: Mapping[str, Attributes],
+        *, ordered: bool = False,
+    ) -> None:  # fmt: skip
         sandbox.prepare()  # it imports h5py as well, meanwhile
         import h5py
 
         p, self.file, self.canvas = h5py.h5p, file, tempfile.TemporaryFile()  # noqa: SIM115
-        self.slots: dict[str, Slot] = {}  # by path
+        self.slots: dict[str, Slot] = {}  # by tensor
         plan, self._group_plan = p.create(p.FILE_CREATE), p.create(p.GROUP_CREATE)
         for one in (plan, self._group_plan):
             one.set_obj_track_times(False)
@@ -66,17 +67,16 @@ class Skeleton:
         self._link_plan.set_char_encoding(h5py.h5t.CSET_UTF8)
         with self._opened(plan) as f:
             self._groups = {"": f.id}
-            datasets = {path for path, _, _ in items}
-            for path in groups:
-                if path not in datasets:
-                    self._group(path)
-            for path, tensor, link in items:
+            for path in (p for p in groups if p not in paths):
+                self._group(path)
+            first: dict[str, bytes] = {}
+            for path, name in paths.items():
                 parent, _, base = path.rpartition("/")
-                if link:
-                    self._group(parent).links.create_hard(encode(base), f.id, encode(link))
-                    self.slots[path] = self.slots[link]
+                if name in first:
+                    self._group(parent).links.create_hard(encode(base), f.id, first[name])
                 else:
-                    self.slots[path] = self._dataset(self._group(parent), encode(base), tensor)
+                    first[name] = encode(path)
+                    self.slots[name] = self._dataset(self._group(parent), encode(base), tensors[name])
             for path, attrs in groups.items():
                 write_attributes(f[encode(path)] if path else f, attrs)
 
@@ -125,16 +125,9 @@ class Skeleton:
             write_attributes(h5py.Dataset(created), {"dtype": kind.name})
         return Slot(self.file, created.get_offset() if size else 0, size)
 
-    def placed(self, names: Iterable[str]) -> Placement:
-        """The placement of the file, whose slots are named by their paths."""
-        return Placement([OutputFile(self.file, self._length())], {n: self.slots[n] for n in names}, self.patches())
-
-    def _length(self) -> int:
-        return self.canvas.seek(0, io.SEEK_END)
-
     def patches(self) -> list[Patch]:
         """All that is not in a slot."""
-        out, end, length = [], 0, self._length()
+        out, end, length = [], 0, self.canvas.seek(0, io.SEEK_END)
         for start, stop in sorted({(s.start, s.start + s.size) for s in self.slots.values() if s.size} | {(length, 0)}):
             if start > end:
                 self.canvas.seek(end)
@@ -237,17 +230,50 @@ def parents(path: str) -> Iterator[str]:
     return ("/".join(words[:n]) for n in range(1, len(words)))
 
 
-def checked(paths: Sequence[str], metadata: Mapping[str, str], title: str) -> None:
-    """Raise Unrepresentable for clashing names and for text that HDF5 would truncate."""
-    if bad := clashes(paths):
-        raise Unrepresentable(
-            f"{title} cannot hold a tensor and a group of the same name; leave some out or change names, as a "
-            "conversion does with weights_only=True (slots are below their weights), exclude= and rename=:\n"
-            f"{listing(bad)}"
-        )
-    bad = [f"metadata {k!r}: HDF5 text cannot hold a NUL" for k, v in metadata.items() if "\0" in k + v or not k]
-    if bad:
-        raise Unrepresentable(f"{title} cannot hold these names:\n{listing(bad)}")
+# --- writers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class FileWriter(Writer):
+    """What the writers of plain HDF5 and of Keras' files have in common: one file, whose slots are its datasets."""
+
+    url: str
+    max_shard_size: int | None = None
+    title: ClassVar[str] = ""
+    skeleton: Skeleton | None = None
+
+    def cannot_hold(self, tensor: Tensor) -> str:
+        return unheld(tensor)
+
+    def held(self, checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[Note, ...]]:
+        """What is written of the checkpoint, and notes on what is not; refuse what cannot be."""
+        refuse_unheld(self, checkpoint, self.title)
+        refuse_shards(checkpoint, self.max_shard_size, self.title)
+        return plain(checkpoint)
+
+    def laid_out(
+        self, checkpoint: Checkpoint, paths: Mapping[str, str], groups: Mapping[str, Attributes], **options: Any
+    ) -> Placement:
+        """Make the file (see Skeleton); refuse names that clash, and text that HDF5 would cut."""
+        if bad := clashes(paths):
+            raise Unrepresentable(
+                f"{self.title} cannot hold a tensor and a group of the same name; leave some out or change names, as a "
+                "conversion does with weights_only=True (slots are below their weights), exclude= and rename=:\n"
+                f"{listing(bad)}"
+            )
+        bad = [
+            f"metadata {k!r}: HDF5 text cannot hold a NUL"
+            for k, v in checkpoint.metadata.items()
+            if "\0" in k + v or not k
+        ]
+        if bad:
+            raise Unrepresentable(f"{self.title} cannot hold these names:\n{listing(bad)}")
+        file = split(self.url)[1]
+        self.skeleton = made = Skeleton(file, checkpoint, paths, groups, **options)
+        return Placement([OutputFile(file, made.canvas.seek(0, io.SEEK_END))], made.slots, made.patches())
+
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
+        return self.skeleton.resealed(metadata) if self.skeleton else ()
 
 
 # --- plain HDF5 -------------------------------------------------------------------------------------------------------
@@ -271,11 +297,8 @@ def plain(checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[Note, ...]]:
     return replace(checkpoint, metadata=kept), tuple(notes)
 
 
-@dataclass
-class Hdf5Writer:
-    url: str
-    max_shard_size: int | None = None
-    skeleton: Skeleton | None = None
+class Hdf5Writer(FileWriter):
+    title = "HDF5"
 
     def cannot_hold(self, tensor: Tensor) -> str:
         if tensor.dtype.kind == "x":
@@ -283,15 +306,10 @@ class Hdf5Writer:
         return unheld(tensor)
 
     def place(self, checkpoint: Checkpoint) -> Placement:
-        refuse_unheld(self, checkpoint, "HDF5")
-        refuse_shards(checkpoint, self.max_shard_size, "HDF5")
-        checkpoint, notes = plain(checkpoint)
-        checked(list(checkpoint), checkpoint.metadata, "HDF5")
-        owner = checkpoint.owners()
-        items = [(name, t, owner[name] if owner[name] != name else "") for name, t in checkpoint.items()]
-        items.sort(key=lambda i: bool(i[2]))  # what links name comes first
-        self.skeleton = Skeleton(split(self.url)[1], items, self._attributes(checkpoint), ordered=True)
-        return self.skeleton.placed(checkpoint)._replace(notes=notes)
+        checkpoint, notes = self.held(checkpoint)
+        paths = dict(sorted(checkpoint.owners().items(), key=lambda one: one[0] != one[1]))  # links after all datasets
+        made = self.laid_out(checkpoint, paths, self._attributes(checkpoint), ordered=True)
+        return made._replace(slots={name: made.slots[paths[name]] for name in checkpoint}, notes=notes)
 
     def _attributes(self, checkpoint: Checkpoint) -> dict[str, Attributes]:
         """Metadata on the root; from an HDF5 source also the attributes of the groups and datasets that remain."""
@@ -303,6 +321,3 @@ class Hdf5Writer:
                 own = {"dtype"} if path in checkpoint else set()
                 out[path] = {k: v for k, v in attrs.items() if k not in own and not KERAS_LISTS.fullmatch(k)}
         return out
-
-    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        return self.skeleton.resealed(metadata) if self.skeleton else ()

@@ -316,8 +316,8 @@ def _layer(row: Mapping[str, Any], before: Flow, inputs: dict[int, LayerInput], 
         before = UNKNOWN
     doubtful, convolves = before.state in ("flattened", "unknown"), CONVOLUTIONS.fullmatch(kind)
     if kind == "dense" or kind in PASSING or kind in FRESH or convolves:
-        size = before.axes if before.state == "flattened" else ()
-        inputs[id(row)] = LayerInput(before.state, *size)
+        height, width = before.axes if before.state == "flattened" and before.axes else (0, 0)
+        inputs[id(row)] = LayerInput(before.state, height, width)
     elif doubtful:
         inputs[id(row)] = LayerInput("unknown")
     if kind in ("flatten", "reshape"):

@@ -11,17 +11,13 @@ itself, like layers/dense_1/vars/0, because only the model's code knows which ob
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ...checkpoint import Checkpoint, Tensor
 from ...errors import Unrepresentable, UsageError
 from ...messages import listing
-from ...storage.files import split
-from ..hdf5 import write as hdf5
-from ..hdf5.write import plain
-from ..placement import Patch, Placement, refuse_shards, refuse_unheld
+from ..hdf5.write import Attributes, FileWriter, encode
+from ..placement import Placement
 from . import order
 from .naming import OPTIMIZER, TOP, in_list, join
 
@@ -30,81 +26,57 @@ HELD = {"float64", "float32", "float16", "bfloat16", "bool", "complex64", "compl
 LONGEST = 60_000  # bytes of a name: an attribute in an object header holds 64 KB
 
 
-@dataclass
-class _Writer:
-    url: str
-    max_shard_size: int | None = None
-    made: hdf5.Skeleton | None = None
-
+class _Writer(FileWriter):
     def cannot_hold(self, tensor: Tensor) -> str:
         kind = tensor.dtype
         if kind.name not in HELD and not re.fullmatch(r"u?int(8|16|32|64)", kind.name):
             return f"Keras reads no dtype {kind} from HDF5"
-        why = hdf5.unheld(tensor)
-        if not why and len(hdf5.encode(tensor.name)) > LONGEST:
+        why = super().cannot_hold(tensor)
+        if not why and len(encode(tensor.name)) > LONGEST:
             why = "the name is too long for the attribute in which Keras stores it"
         return why
-
-    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        return self.made.resealed(metadata) if self.made else ()
 
 
 # --- legacy ----------------------------------------------------------------------------------------------------
 
 
 class LegacyWriter(_Writer):
+    title = "Keras legacy HDF5"
+
     def place(self, checkpoint: Checkpoint) -> Placement:
-        refuse_unheld(self, checkpoint, "Keras legacy HDF5")
-        refuse_shards(checkpoint, self.max_shard_size, "Keras legacy HDF5")
-        checkpoint, dropped = plain(checkpoint)
+        checkpoint, dropped = self.held(checkpoint)
         layers = order.layers_to_write(checkpoint)
         slots = {n: in_list(n.removeprefix(OPTIMIZER + "/")) for n in checkpoint if n.startswith(OPTIMIZER + "/")}
         whole = bool(slots) or "model_config" in checkpoint.metadata
         base = "model_weights" if whole else ""
         about = VERSION | {k: v for k, v in checkpoint.metadata.items() if k != order.KEY}
-        listed = {"layer_names": [hdf5.encode(layer) for layer, _ in layers if layer != TOP]}
-        groups: dict[str, hdf5.Attributes] = {"": about, base: {k: about[k] for k in VERSION} | listed}
+        listed = {"layer_names": [encode(layer) for layer, _ in layers if layer != TOP]}
+        groups: dict[str, Attributes] = {"": about, base: {k: about[k] for k in VERSION} | listed}
         if not whole:
             groups[""] = about | listed
         paths: dict[str, str] = {}
         for layer, rows in layers if TOP in dict(layers) else [*layers, (TOP, [])]:
-            groups[join(base, layer)] = {"weight_names": [hdf5.encode(weight) for _, weight in rows]}
+            groups[join(base, layer)] = {"weight_names": [encode(weight) for _, weight in rows]}
             paths |= {join(base, layer, weight): name for name, weight in rows}
         if slots:
-            groups[OPTIMIZER] = {"weight_names": [hdf5.encode(n) for n in slots.values()]}
+            groups[OPTIMIZER] = {"weight_names": [encode(n) for n in slots.values()]}
             paths |= {f"{OPTIMIZER}/{short}": name for name, short in slots.items()}
         there = set(paths.values())
         if lost := [n for n in checkpoint if n not in there]:
             raise Unrepresentable(f"two weights of one layer would have one name in the file:\n{listing(lost)}")
-        placement, self.made = _place(self.url, checkpoint, paths, groups)
-        return placement._replace(notes=dropped)
-
-
-def _place(
-    url: str, checkpoint: Checkpoint, paths: Mapping[str, str], groups: Mapping[str, hdf5.Attributes]
-) -> tuple[Placement, hdf5.Skeleton]:
-    """Make the datasets, with further paths of a tensor as hard links to the first; return them and the file."""
-    hdf5.checked(list(paths), checkpoint.metadata, "a Keras file")
-    first: dict[str, str] = {}
-    items = []
-    for path, name in paths.items():
-        items.append((path, checkpoint[name], first.get(name, "")))
-        first.setdefault(name, path)
-    made = hdf5.Skeleton(split(url)[1], items, groups)
-    done = made.placed(paths)
-    return done._replace(slots={name: done.slots[first[name]] for name in checkpoint}), made
+        return self.laid_out(checkpoint, paths, groups)._replace(notes=dropped)
 
 
 # --- Keras 3 ---------------------------------------------------------------------------------------------------
 
 
 class Keras3Writer(_Writer):
+    title = "Keras 3"
+
     def place(self, checkpoint: Checkpoint) -> Placement:
         if self.url.endswith(".json"):
             raise UsageError("shards of Keras 3 are read but not written; name one file .weights.h5", url=self.url)
-        refuse_unheld(self, checkpoint, "Keras 3")
-        refuse_shards(checkpoint, self.max_shard_size, "Keras 3")
-        checkpoint, notes = plain(checkpoint)
+        checkpoint, notes = self.held(checkpoint)
         paths = by_path(checkpoint)
         names = order.recorded(checkpoint).get("names", {})
         groups: dict[str, dict[str, Any]] = {"": {k: v for k, v in checkpoint.metadata.items() if k != order.KEY}}
@@ -114,8 +86,7 @@ class Keras3Writer(_Writer):
             groups.setdefault(path.rpartition("/")[0], {})
             if name != path:
                 groups[path] = {"name": name.rpartition("/")[2]}
-        placement, self.made = _place(self.url, checkpoint, paths, groups)
-        return placement._replace(notes=notes)
+        return self.laid_out(checkpoint, paths, groups)._replace(notes=notes)
 
 
 def by_path(checkpoint: Checkpoint) -> dict[str, str]:
