@@ -20,11 +20,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from stat import S_ISREG
 from typing import Any, NamedTuple
 from urllib.parse import quote
 from zlib import crc32
@@ -43,6 +44,7 @@ EXACT = (*STORES, "memory://", "hf://")
 SCHEMES = {"s3": "s3", "gs": "gs", "hf": "hf", "http": "http", "https": "http", "memory": "", "s3a": "s3", "gcs": "gs"}
 Info = dict[str, Any]
 MAX_DEPTH = 32  # folders above an object; each takes memory, and a key of 1 kB could name 500
+MAX_DEPTH_HERE = 400  # and of local ones
 _MORE = re.compile(r"\0|\?versionId=")  # in a url: a version of S3
 _GENERATION = re.compile(r"#\d+$")  # a version of Google's store
 Failed = Callable[[str, str, CkptError], None]
@@ -50,7 +52,7 @@ Stamp = tuple[int, ...]  # equal as long as a file is the same one and unchanged
 
 
 class Stat(NamedTuple):
-    """The size and time of a file, which show whether it has changed; `mtime` in ns, 0 if it is not known.
+    """The size and time of a file, which show whether it has changed; `mtime` in ns, or a checksum of the etag.
 
     etag: what a server says of its content, and an object store in listings and answers alike; '' for other files.
     mark: a checksum of the number and the time of change of a local file, which nobody sets back; 0 if not known.
@@ -201,7 +203,7 @@ def _info(url: str) -> Stat | None:
     if is_http(url):
         with asking(url):
             said = web.info(url)
-            return said and Stat(said[0], 0, said[1])
+            return said and versioned(*said)
     fs, path = filesystem(url)
     try:
         with asking(url):
@@ -305,12 +307,14 @@ def stat_of(found: Info) -> Stat:
     """What an answer or a listing says of a file or folder."""
     if found.get("type") == "directory":
         return FOLDER
-    when = found.get("LastModified") or found.get("mtime") or found.get("updated") or found.get("created") or 0
-    if hasattr(when, "timestamp"):  # listings have fractions of a second that answers about a file lack
-        when = int(when.timestamp()) if "LastModified" in found else when.timestamp()
-    time = int(when * 1e9) if isinstance(when, (int, float)) else crc32(str(when).encode())
-    tag = next((found[k] for k in ("ETag", "etag", "blob_id") if found.get(k)), "")  # the Hub's is the file's hash
-    return Stat(int(found.get("size") or 0), time, str(tag))
+    tag = str(found.get("ETag") or found.get("etag") or found.get("blob_id") or "")  # the last: the Hub's hash
+    when = found.get("mtime") or found.get("created") or ""
+    return versioned(found.get("size") or 0, tag, str(when.timestamp() if hasattr(when, "timestamp") else when))
+
+
+def versioned(size: int, tag: str, when: str = "") -> Stat:
+    """A remote file whose version is told by a tag, or else by a time: those of listings and answers may differ."""
+    return Stat(int(size), crc32((tag or when).encode()), tag)
 
 
 def expect(files: Mapping[str, Stat]) -> None:
@@ -349,58 +353,57 @@ def walk(folder: str, failed: Failed | None = None) -> Iterator[Level]:
 
 
 def _local(folder: str, failed: Failed | None) -> Iterator[Level]:
-    def unreadable(path: str, e: OSError) -> None:
+    top = local(folder)
+
+    def refuse(e: OSError) -> None:
         """Report what cannot be looked at; what vanished, or is a link to itself, is not there."""
-        url = join(folder, path) if path else folder
+        url = str(e.filename)
+        path = url[len(top) :].strip(os.sep)
         if path and e.errno in (errno.ENOENT, errno.ELOOP):
             return
         if failed is None or not path:
             raise refused(e, url) from e
         failed(url, path, refused(e, url))
 
-    todo = [""]
-    while todo:
-        path = todo.pop()
-        at = join(folder, path) if path else folder
-        folders, files = list[str](), dict[str, Stat]()
-        try:
-            with os.scandir(local(at)) as children:
-                for child in sorted(children, key=lambda child: child.name):
-                    try:
-                        if child.is_dir(follow_symlinks=False):
-                            folders.append(child.name)
-                        elif child.is_file():
-                            files[child.name] = status_of(child.stat())
-                    except OSError as e:
-                        unreadable(_below(path, child.name), e)
-        except OSError as e:
-            unreadable(path, e)
-            continue
-        yield Level(at, path, folders, files)
-        todo += [_below(path, name) for name in reversed(folders)]
-
-
-def _below(path: str, name: str) -> str:
-    return f"{path}/{name}" if path else name
+    for url, folders, names in os.walk(top, onerror=refuse):
+        path = url[len(top) :].strip(os.sep)
+        folders[:] = sorted(n for n in folders if not os.path.islink(os.path.join(url, n)))
+        if folders and path.count(os.sep) >= MAX_DEPTH_HERE:  # `os.walk` calls itself before Python 3.12
+            folders.clear()
+            refuse(OSError(errno.ENAMETOOLONG, f"has folders deeper than {MAX_DEPTH_HERE}", url))
+        files = dict[str, Stat]()
+        for name in sorted(names):
+            try:
+                status = os.stat(os.path.join(url, name))
+            except OSError as e:
+                refuse(e)
+            else:
+                if S_ISREG(status.st_mode):
+                    files[name] = status_of(status)
+        yield Level(url, path, folders, files)
 
 
 def _remote(folder: str, failed: Failed | None) -> Iterator[Level]:
     """One recursive listing, which an object store answers in pages whatever the number of folders."""
-    files, folders = defaultdict[str, dict[str, Stat]](dict), defaultdict[str, set[str]](set)
-    for path, what in _objects(folder, failed):
+    levels = {"": Level(folder, "", [], {})}
+
+    def level(path: str) -> Level:
+        if path not in levels:
+            above, _, name = path.rpartition("/")
+            level(above).folders.append(name)
+            levels[path] = Level(join(folder, path), path, [], {})
+        return levels[path]
+
+    for path, what in sorted(_objects(folder, failed), key=itemgetter(0)):
         above, _, name = path.rpartition("/")
-        files[above][name] = stat_of(what)
-        while above:
-            above, _, name = above.rpartition("/")
-            folders[above].add(name)
+        level(above).files[name] = stat_of(what)
     todo, run = [""], known()
     while todo:
-        path = todo.pop()
-        url = join(folder, path) if path else folder
-        names, inside = sorted(folders.pop(path, ())), dict(sorted(files.pop(path, {}).items()))
-        run.learn(url, {**dict.fromkeys(names, FOLDER), **inside})
-        yield Level(url, path, names, inside)
-        todo += [_below(path, name) for name in reversed(names)]
+        at = levels.pop(todo.pop())
+        at.folders.sort()
+        run.learn(at.url, {**dict.fromkeys(at.folders, FOLDER), **at.files})
+        yield at
+        todo += [f"{at.path}/{name}".lstrip("/") for name in reversed(at.folders)]
 
 
 def _objects(folder: str, failed: Failed | None) -> Iterator[tuple[str, Info]]:

@@ -57,18 +57,6 @@ def refuse_remote(path: str, what: str) -> None:
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:(?=/|$)")
 
 
-def host(url: str) -> str:
-    """The server of a remote url, as people write it; '' of a local path.
-
-    Of a store that is the bucket, of the Hub the Hub.
-    """
-    if not is_remote(url):
-        return ""
-    scheme, _, rest = redacted(url).partition("://")
-    name = rest.partition("/")[0] if scheme != "hf" else ""
-    return name if scheme in ("http", "https") else f"{scheme}://{name}"
-
-
 def split(url: str) -> tuple[str, str]:
     """Split a path into folder and base name, the arguments of `join`; the folder of a bare name is '.'.
 

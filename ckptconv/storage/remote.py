@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
-from zlib import crc32
 
 from ..errors import CkptError, CorruptCheckpoint, StorageError
 from . import web
@@ -49,9 +48,7 @@ class RemoteFile:
             raise refused(FileNotFoundError(), url)
         if about == FOLDER:
             raise StorageError("is a folder, a file is needed", url=url)
-        self.size = about.size
-        # listings and answers agree in versions, but not in times
-        self.stamp = (self.size, crc32(about.etag.encode())) if about.etag else (self.size, 0, 0, about.mtime)
+        self.size, self.stamp = about.size, about[:2]
         self._is_known = bool(about.etag)
         # of what answers say of the version the first one decides; the Hub's are those of its store
         self._said = {"size": self.size, **({"version": about.etag} if about.etag and is_http(url) else {})}

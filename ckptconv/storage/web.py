@@ -164,12 +164,10 @@ def _asked(url: str, headers: Mapping[str, str], *usual: int) -> Iterator[Any]:
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise StorageError("the server sends it packed, although that was not requested", url=url)
         yield answer
-    except BaseException:
-        answer.close()
-        raise
-    if answer.length_remaining != 0:  # None of one without a length
-        answer.close()
-    answer.release_conn()
+    finally:
+        if answer.length_remaining != 0:  # None of one without a length
+            answer.close()
+        answer.release_conn()
 
 
 def _followed(url: str, headers: Mapping[str, str]) -> Any:
@@ -193,17 +191,16 @@ def _followed(url: str, headers: Mapping[str, str]) -> Any:
 def _address(url: str) -> tuple[str, dict[str, str]]:
     """The web address of a file, without a login, and the headers that its server alone gets."""
     if is_http(url):
-        from urllib3.util import make_headers, parse_url
+        from urllib3.util import make_headers
 
         try:
             parts = urlsplit(url)
-            login, at, host = parts.netloc.rpartition("@")
-            bare = parts._replace(netloc=host).geturl() if at else url
-            if not parse_url(bare).host:
+            login, _, host = parts.netloc.rpartition("@")
+            if not parts.hostname or parts.port == 0:  # the latter raises ValueError if it is not a port
                 raise ValueError
         except ValueError:
             raise StorageError("the address is not valid", url=url) from None
-        return bare, make_headers(basic_auth=unquote(login)) if at else {}
+        return parts._replace(netloc=host).geturl(), make_headers(basic_auth=unquote(login)) if login else {}
     import huggingface_hub
 
     fs = huggingface_hub.HfFileSystem()

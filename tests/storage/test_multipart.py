@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -174,20 +173,6 @@ def test_with_a_full_check_nothing_is_sent_before_it_was_read_back(
     monkeypatch.setattr(writing, "confirm", confirm)
     ckptconv.save(arrays_of_one(0), f"{bucket}/m.safetensors", verify="full")
     assert seen == [(True, 0), (False, 1)]
-
-
-def test_parts_that_tensors_fill() -> None:
-    """Against every byte, one by one."""
-    draw = random.Random(0)
-    for _ in range(300):
-        part, size = draw.randint(1, 12), draw.randint(1, 200)
-        cuts = sorted(draw.sample(range(size + 1), min(size + 1, 2 * draw.randint(1, 6))))
-        ranges = list(zip(cuts[::2], cuts[1::2], strict=False))
-        held = {b for lo, hi in ranges for b in range(lo, hi)}
-        last = (size - 1) // part
-        expected = [n for n in range(last) if held.issuperset(range(n * part, (n + 1) * part))]
-        draw.shuffle(ranges)
-        assert sorted(upload._inside(ranges, part, last)) == expected
 
 
 def test_bytes_that_are_written_twice_do_not_stand_for_others() -> None:

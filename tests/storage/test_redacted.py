@@ -11,6 +11,10 @@ from ckptconv.errors import StorageError, UsageError
 from ckptconv.messages import redacted, scrubbed
 
 SHOWN = {
+    "http://u:hush@h:80/a/b?sig=hush": "http://h:80/a/b?...",
+    "HTTPS://u:hu/sh@h/x": "HTTPS://h/x",
+    "https://u:hu?sh@h/x": "https://...",
+    "https://h/p@q/x": "https://h/p@q/x",
     # addresses of IPv6
     "http://u:hush@[::1]:8/m.npz?sig=hush": "http://[::1]:8/m.npz?...",
     "http://[::1]:8/m.npz?sig=hush": "http://[::1]:8/m.npz?...",

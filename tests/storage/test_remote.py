@@ -22,8 +22,7 @@ from ckptconv.bulk import run
 from ckptconv.bulk.ledger import LedgerEntry
 from ckptconv.errors import MissingExtra, StorageError, UsageError
 from ckptconv.output import upload
-from ckptconv.storage import files, lookups, paths, remote
-from ckptconv.storage.remote import merged
+from ckptconv.storage import files, lookups, remote
 
 MB = 10**6
 
@@ -62,11 +61,6 @@ def test_one_tensor_of_them_costs_less_than_two(s3: Line, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", WRITABLE)
 def test_every_format_there_and_back(s3: Line, name: str) -> None:
     there_and_back(f"s3://zoo/formats/{WRITABLE[name]}", name)
-
-
-@pytest.mark.parametrize("name", WRITABLE)
-def test_every_format_in_fsspecs_memory(name: str) -> None:
-    there_and_back(f"memory://formats/{WRITABLE[name]}", name)
 
 
 def test_small_tensors_in_another_order_are_few_requests(s3: Line, tmp_path: Path) -> None:
@@ -319,13 +313,6 @@ def test_an_unknown_scheme() -> None:
         ckptconv.open("HTTPS://host/m.npz")
 
 
-def test_ranges_close_together_are_joined() -> None:
-    gap = remote.MAX_GAP
-    assert merged([(10, 5), (0, 10), (20 + gap, 5), (30 + 3 * gap, 1)]) == [(0, 15), (20 + gap, 5), (30 + 3 * gap, 1)]
-    assert merged([(0, 10), (10 + gap, 5)]) == [(0, 15 + gap)]
-    assert merged([]) == []
-
-
 # --- requests ---------------------------------------------------------------------------------------------------
 
 
@@ -414,10 +401,3 @@ def test_what_a_listing_lacks_is_not_asked(
         list(files.walk(bucket))
         monkeypatch.setattr(lookups, "_info", lambda url: pytest.fail(f"asked for {url}"))
         assert files.exists(f"{bucket}/{path}") is is_there
-
-
-@pytest.mark.parametrize(
-    ("names", "begin"), [(["m-1", "m-2"], "m-"), (["m"], "m"), (["a", "b"], ""), (["m", "mm"], "m"), (["mm", "m"], "m")]
-)
-def test_what_names_begin_with(names: list[str], begin: str) -> None:
-    assert paths.beginning(names) == begin

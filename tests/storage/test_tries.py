@@ -14,7 +14,7 @@ import pytest
 from webserver import Fault, Serve, Web
 
 import ckptconv
-from ckptconv.errors import CorruptCheckpoint, StorageError, UsageError
+from ckptconv.errors import StorageError, UsageError
 from ckptconv.storage import remote, web
 from ckptconv.storage.faults import failure
 
@@ -39,15 +39,6 @@ def reset(server: Web) -> None:
 
 def cut(server: Web) -> None:
     server.sound(missing=7)
-
-
-def other(server: Web) -> None:
-    type(server).stamps = {"ETag": '"2"'}
-    server.sound()
-
-
-def longer(server: Web) -> None:
-    server.sound(total=999999)
 
 
 @pytest.fixture
@@ -134,15 +125,6 @@ def test_what_is_final_is_said(fault: Fault, says: str, times: int | None, faili
     with pytest.raises(StorageError, match=says):
         ckptconv.open(url)
     assert times in (None, asked(server))
-
-
-@pytest.mark.parametrize("fault", [other, longer])
-def test_a_file_that_changes_in_the_middle_is_an_error(fault: Fault, failing: Failing) -> None:
-    url, server = failing([None] * 4 + [fault])  # open: the first byte and two ranges; read: the first byte and one
-    found = ckptconv.open(url)
-    with pytest.raises(CorruptCheckpoint, match="changed while it was read: the server has another version"):
-        found["w3"].numpy()
-    assert asked(server) == 5  # it is not asked again
 
 
 @pytest.mark.parametrize("given", ["inf", "1e400", "nan", "-1", "0", "1e300", "soon", ""])

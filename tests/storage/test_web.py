@@ -22,7 +22,6 @@ from ckptconv.api import Options
 from ckptconv.bulk import discover
 from ckptconv.bulk.planning import read_ledger
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint
-from ckptconv.messages import redacted, scrubbed
 from ckptconv.reporting.serve import Offered, Shelf
 from ckptconv.storage import faults, files, lookups, paths, remote, web
 
@@ -305,39 +304,7 @@ def test_a_name_in_an_index_is_a_name(name: str, serve: Serve) -> None:
                 paths.sibling(f"{folder}/index.json", name)
 
 
-@pytest.mark.parametrize(
-    ("url", "folder", "base", "beside"),
-    [
-        ("memory://m.npz", "memory://", "m.npz", "memory://n"),
-        ("s3://b/k/m.npz", "s3://b/k", "m.npz", "s3://b/k/n"),
-        ("https://h/d/i.json?sig=a/b", "https://h/d", "i.json?sig=a/b", "https://h/d/n"),
-    ],
-)
-def test_what_lies_beside_a_url(url: str, folder: str, base: str, beside: str) -> None:
-    assert files.split(url) == (folder, base)
-    assert files.join(folder, base) == url
-    assert files.sibling(url, "n") == beside
-
-
 # --- secrets ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("http://u:hush@h:80/a/b?sig=hush", "http://h:80/a/b?..."),
-        ("HTTPS://u:hu/sh@h/x", "HTTPS://h/x"),
-        ("https://u:hu?sh@h/x", "https://..."),
-        ("https://h/x#token=hush", "https://h/x"),
-        ("abfs://acc/x?sv=1&sig=hush", "abfs://acc/x?..."),
-        ("a/b::c?d", "a/b::c?d"),
-        ("https://h/p@q/x", "https://h/p@q/x"),
-    ],
-)
-def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
-    assert redacted(url) == redacted(redacted(url)) == shown
-    assert "hush" not in str(StorageError(f"refused {url} just now", url=url))
-    assert scrubbed(f"GET '{url}' failed") == f"GET '{shown}' failed" or "://" not in url
 
 
 def test_no_traceback_shows_secrets(serve: Serve) -> None:
