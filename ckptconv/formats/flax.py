@@ -34,7 +34,7 @@ from ..moves.part import Held, Part, Span, checked_count
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, split
 from . import own_metadata
-from .placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
+from .placement import Patch, Placement, Slot, is_text, refuse_shards, refuse_unheld
 from .table import Reading
 
 SUFFIX = ".msgpack"
@@ -55,11 +55,12 @@ _KEY = re.compile(rb"([\x80-\x8f]|\xde..|\xdf....)([\xa0-\xbf]|\xd9|\xda|\xdb)",
 _ARRAY = re.compile(rb"(\xc7.|\xc8..|\xc9....|[\xd4-\xd8])[\1\3]\x93([\x90-\x9f]|\xdc)", re.DOTALL)
 # First byte: the kind of value, and the struct format of its length or of the value itself.
 _FORMS = {
-    0xC4: ("bin", ">B"), 0xC5: ("bin", ">H"), 0xC6: ("bin", ">I"), 0xC7: ("ext", ">B"), 0xC8: ("ext", ">H"),
-    0xC9: ("ext", ">I"), 0xCA: ("value", ">f"), 0xCB: ("value", ">d"), 0xCC: ("value", ">B"), 0xCD: ("value", ">H"),
-    0xCE: ("value", ">I"), 0xCF: ("value", ">Q"), 0xD0: ("value", ">b"), 0xD1: ("value", ">h"), 0xD2: ("value", ">i"),
-    0xD3: ("value", ">q"), 0xD9: ("str", ">B"), 0xDA: ("str", ">H"), 0xDB: ("str", ">I"), 0xDC: ("array", ">H"),
-    0xDD: ("array", ">I"), 0xDE: ("map", ">H"), 0xDF: ("map", ">I"),
+    first + i: (kind, ">" + form)
+    for kind, first, forms in (
+        ("bin", 0xC4, "BHI"), ("ext", 0xC7, "BHI"), ("value", 0xCA, "fdBHIQbhiq"), ("str", 0xD9, "BHI"),
+        ("array", 0xDC, "HI"), ("map", 0xDE, "HI"),
+    )
+    for i, form in enumerate(forms)
 }  # fmt: skip
 _FIXED = {0xC0: None, 0xC2: False, 0xC3: True}
 
@@ -316,13 +317,11 @@ class FlaxWriter:
             return "msgpack holds at most 4 GiB in one value; write Orbax instead, as to='orbax' does"
         if CHUNKED in tensor.name.split("/"):
             return f"Flax reserves the key {CHUNKED} for arrays in chunks"
-        try:
-            long = len(tensor.name.encode()) > MAX_TEXT
-        except UnicodeEncodeError:
+        if not is_text(tensor.name):
             return "the name is not valid Unicode"
         if tensor.name.count("/") > MAX_GROUPS:
             return f"its name has more than {MAX_GROUPS} groups"
-        return "the name is too long" if long else ""
+        return "the name is too long" if len(tensor.name.encode()) > MAX_TEXT else ""
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "Flax")

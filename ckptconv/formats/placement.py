@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -9,6 +10,8 @@ from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import Unrepresentable, UsageError
 from ..messages import listing, many
 from ..output.destination import OutputFile
+
+HALF = re.compile("[\\ud800-\\udfff]")  # of a surrogate pair
 
 
 class Slot(NamedTuple):
@@ -80,6 +83,11 @@ class Writer(Protocol):
 
     def cannot_hold(self, tensor: Tensor) -> str:
         """The reason why the format cannot hold this tensor (dtype or name), or ''."""
+
+
+def is_text(name: str) -> bool:
+    """Whether a name is valid Unicode, without half a surrogate pair."""
+    return name.isascii() or HALF.search(name) is None
 
 
 def refuse_unheld(writer: Writer, checkpoint: Checkpoint, title: str) -> None:

@@ -32,9 +32,9 @@ from ..moves.part import MAX_ELEMENTS, Span, checked_count
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, is_remote, local, split
 from ..storage.json import parse_json, unique
-from . import shard_index
+from . import Located, shard_index
 from .own_metadata import unhashed
-from .placement import Patch, Placement, Slot, refuse_unheld
+from .placement import Patch, Placement, Slot, is_text, refuse_unheld
 from .table import Reading
 
 SUFFIX = ".safetensors"
@@ -64,8 +64,6 @@ ALONE = Note(
     "holds only the first part of each",
 )
 
-HALF = re.compile("[\\ud800-\\udfff]")  # of a surrogate pair
-
 
 def sniff(seen: Seen) -> int:
     length = int.from_bytes(seen.head[:8], "little")
@@ -82,19 +80,22 @@ def open(url: str, how: Reading) -> Checkpoint:
         metadata = header.pop("__metadata__", None)
         metadata = {} if metadata is None else metadata
         if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-            raise CorruptCheckpoint("__metadata__ is not a map from strings to strings", url=url)
+            raise CorruptCheckpoint("__metadata__ is not a map from strings to strings")
         for name in list(header):
-            row, shape, begin, end = _entry(name, header.pop(name), url)  # pop halves the memory
+            if not is_text(name):
+                raise CorruptCheckpoint(f"the name {brief(name)!r} contains half a surrogate pair")
+            with Located(tensor=name):
+                row, shape, begin, end = _entry(header.pop(name))  # pop halves the memory
             ranges.append((begin, end, name))
             if row is None:
                 skipped.append(name)
             else:
                 tensors[name] = contiguous(name, row, shape, Span(url, start + begin, end - begin))
-        _check_tiling(ranges, f.size - start, url, how)
+        _check_tiling(ranges, f.size - start, how)
     shared = tuple(f"{a} = {b}" for a, b in metadata.items() if b in tensors and a not in tensors)
     starts = _part_starts(metadata.get(INFO, "{}"))
     if any(map(any, starts)) or (starts and SHARD.fullmatch(split(url)[1]) and not how.partial):
-        raise CorruptCheckpoint(f"is one shard of those that a distributed run saved; {JOIN}", url=url)
+        raise CorruptCheckpoint(f"is one shard of those that a distributed run saved; {JOIN}")
     notes = [
         *([ALONE] if any(starts) else []),
         Note("skipped", UNSUPPORTED, tuple(skipped)),
@@ -107,15 +108,14 @@ def open(url: str, how: Reading) -> Checkpoint:
 def _header(f: Reader) -> tuple[dict[str, Any], int]:
     """Read and parse the header; return it and the offset of the buffer."""
     if f.size < 8:
-        raise CorruptCheckpoint(f"has {f.size} bytes, a safetensors file has at least 8", url=f.url)
+        raise CorruptCheckpoint(f"has {f.size} bytes, a safetensors file has at least 8")
     length = int.from_bytes(f.read(0, 8), "little")
-    if length > MAX_HEADER:
-        raise CorruptCheckpoint(f"claims a header of {length} bytes; at most {MAX_HEADER} are allowed", url=f.url)
-    if length > f.size - 8:
-        raise CorruptCheckpoint(f"claims a header of {length} bytes, but only {f.size - 8} follow", url=f.url)
+    if length > min(MAX_HEADER, f.size - 8):
+        what = f"at most {MAX_HEADER} are allowed" if length > MAX_HEADER else f"but only {f.size - 8} follow"
+        raise CorruptCheckpoint(f"claims a header of {length} bytes; {what}")
     header = parse_json(f.read(8, length), f.url, _object)
     if not isinstance(header, dict):
-        raise CorruptCheckpoint("the header is not a JSON object", url=f.url)
+        raise CorruptCheckpoint("the header is not a JSON object")
     return header, 8 + length
 
 
@@ -131,39 +131,31 @@ def _object(pairs: list[tuple[str, Any]]) -> Any:
     return (_KNOWN.get(spelling, spelling), tuple(shape), *offsets)
 
 
-def _entry(name: str, entry: Any, url: str) -> tuple[DType | None, tuple[int, ...], int, int]:
+def _entry(entry: Any) -> tuple[DType | None, tuple[int, ...], int, int]:
     """Check one tensor of the header: its row (None: see `UNSUPPORTED`), its shape, and its range in the buffer.
 
     The row of 4-bit floats counts bytes of two elements, which must not cross the last axis.
     """
     if type(entry) is not tuple:
-        raise CorruptCheckpoint("its header entry lacks dtype, shape or two data_offsets", url=url, tensor=name)
+        raise CorruptCheckpoint("its header entry lacks dtype, shape or two data_offsets")
     spelling, shape, begin, end = entry
     if spelling not in RANK:
-        raise CorruptCheckpoint(f"has the unknown dtype {brief(spelling)!r}", url=url, tensor=name)
+        raise CorruptCheckpoint(f"has the unknown dtype {brief(spelling)!r}")
     numbers = (*shape, begin, end)
     if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) > MAX_ELEMENTS:
-        raise CorruptCheckpoint("shape and data_offsets are not all whole numbers >= 0", url=url, tensor=name)
-    row, count = ROWS.get(spelling), checked_count(shape, tensor=name, arrays=False)
+        raise CorruptCheckpoint("shape and data_offsets are not all whole numbers >= 0")
+    row, count = ROWS.get(spelling), checked_count(shape, arrays=False)
     size = count * (4 if spelling == "F4" else row.itemsize * 8 if row else 6)
     if (end - begin) * 8 != size:
         text = f"{size // 8}{' and a fraction' if size % 8 else ''}"
-        what = f"occupies bytes {begin} to {end}, but {spelling}{list(shape)} needs {text}"
-        raise CorruptCheckpoint(what, url=url, tensor=name)
-    if not _is_text(name):
-        raise CorruptCheckpoint(f"the name {brief(name)!r} contains half a surrogate pair", url=url)
+        raise CorruptCheckpoint(f"occupies bytes {begin} to {end}, but {spelling}{list(shape)} needs {text}")
     if spelling != "F4":
         return row, shape, begin, end
     paired = shape and shape[-1] % 2 == 0
     return (row, (*shape[:-1], shape[-1] // 2), begin, end) if paired else (None, shape, begin, end)
 
 
-def _is_text(name: str) -> bool:
-    """Whether a name is valid Unicode, without half a surrogate pair."""
-    return name.isascii() or HALF.search(name) is None
-
-
-def _check_tiling(ranges: list[tuple[int, int, str]], size: int, url: str, how: Reading) -> None:
+def _check_tiling(ranges: list[tuple[int, int, str]], size: int, how: Reading) -> None:
     """Check that the sorted ranges cover the buffer from 0 to the end without holes and overlaps.
 
     With `how.salvage`, ranges behind the end of the file are not an error here but when one of them is read.
@@ -172,11 +164,11 @@ def _check_tiling(ranges: list[tuple[int, int, str]], size: int, url: str, how: 
     for begin, end, name in sorted(ranges):
         if begin != at:
             what = "overlaps the tensor before it" if begin < at else "leaves a hole before it"
-            raise CorruptCheckpoint(f"begins at {begin} instead of {at}: it {what}", url=url, tensor=name)
+            raise CorruptCheckpoint(f"begins at {begin} instead of {at}: it {what}", tensor=name)
         at = end
-    if at != size and not (how.salvage and at > size):
+    if at < size or (at > size and not how.salvage):
         why = "truncated?" if at > size else "trailing bytes"
-        raise CorruptCheckpoint(f"the tensors end at byte {at} of the buffer, which has {size} ({why})", url=url)
+        raise CorruptCheckpoint(f"the tensors end at byte {at} of the buffer, which has {size} ({why})")
 
 
 # --- shards of a distributed run -------------------------------------------------------------------------------------
@@ -217,7 +209,7 @@ class SafetensorsWriter:
             return f"safetensors counts the pairs of {tensor.dtype} along the last axis, and a scalar has none"
         if tensor.name == "__metadata__":
             return "safetensors reserves this name for its metadata"
-        return "" if _is_text(tensor.name) else "the name is not valid Unicode"
+        return "" if is_text(tensor.name) else "the name is not valid Unicode"
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "safetensors")

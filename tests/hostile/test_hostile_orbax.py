@@ -125,7 +125,7 @@ ATTACKS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a node lies within another": (within, "the node at byte .* and the node at byte .* share the byte"),
     "a key before the one that leads to its node": (divided(b"w", b"w/00"), "'w/0'.* or where none leads to it"),
     "a key behind the one that leads to the next node": (divided(b"w", b"w/."), "'w/.zarray'.* or where none leads"),
-    "a node of nodes begins before itself": (divided(b"w/0", b"w"), "'w/.zarray'.* or where none leads"),
+    "a node of nodes begins before itself": (divided(b"w/0", b"w"), "'w' out of order"),
     "towers of children": (endless_tower, "entries in the database's nodes repeat without bound"),
     "a node of no bytes": (lambda f: database(f, b"", 0), "no node of a database"),
     "keys of sixty thousand slashes": (

@@ -160,18 +160,19 @@ NAMES = "names in the database's nodes"
 OPEN = 64  # open files; a database can have those of a thousand processes
 
 
+def _bad(what: str) -> CorruptCheckpoint:
+    return CorruptCheckpoint(f"the database's node {what}")
+
+
 class Cursor:
     """A position in the body of a node. What is made of it is counted against the room: prefixes repeat endlessly."""
 
-    def __init__(self, data: bytes, url: str, room: Room) -> None:
-        self.data, self.url, self.room, self.at = data, url, room, 0
-
-    def bad(self, what: str) -> CorruptCheckpoint:
-        return CorruptCheckpoint(f"the database's node {what}", url=self.url)
+    def __init__(self, data: bytes, room: Room) -> None:
+        self.data, self.room, self.at = data, room, 0
 
     def take(self, size: int) -> bytes:
         if size > len(self.data) - self.at:
-            raise self.bad(f"ends {size - len(self.data) + self.at} bytes too early")
+            raise _bad(f"ends {size - len(self.data) + self.at} bytes too early")
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -181,14 +182,14 @@ class Cursor:
         except IndexError:
             value = 2**64
         if value >= 2**64:
-            raise self.bad("ends within a number, or has a number of more than 64 bits")
+            raise _bad("ends within a number, or has a number of more than 64 bits")
         return value
 
     def count(self) -> int:
         """Read the number of entries that follow, each of which takes at least one byte."""
         n = self.varint()
         if n > len(self.data) - self.at:
-            raise self.bad(f"announces {n} entries in {len(self.data) - self.at} bytes")
+            raise _bad(f"announces {n} entries in {len(self.data) - self.at} bytes")
         self.room.take(ENTRY * n, "entries in the database's nodes")
         return n
 
@@ -205,15 +206,22 @@ class Cursor:
             size = len(base) + prefix + rest
             if size > MAX_TEXT or prefix > len(last):
                 what = "a key" if base else "a name"
-                raise self.bad(f"has {what} of {size} bytes, {prefix} of them from a name of {len(last)}")
+                raise _bad(f"has {what} of {size} bytes, {prefix} of them from a name of {len(last)}")
             self.room.take(CHARACTER * size, NAMES)
             last = last[:prefix] + self.take(rest)
             out.append(base + last)
         return out, numbers
 
+    def files(self, base: bytes) -> list[File]:
+        """Read a file table, whose paths begin with `base`."""
+        paths, bases = self.texts(self.count(), base, more=True)
+        if any(len(base) + b > len(p) for b, p in zip(bases, paths, strict=True)):
+            raise _bad("has a file whose base is longer than its path")
+        return [File(p, p[: len(base) + b]) for p, b in zip(paths, bases, strict=True)]
+
     def end(self) -> None:
         if self.at != len(self.data):
-            raise self.bad(f"has {len(self.data) - self.at} bytes after its end")
+            raise _bad(f"has {len(self.data) - self.at} bytes after its end")
 
 
 class File(NamedTuple):
@@ -234,19 +242,17 @@ class Child(NamedTuple):
     size: int
     height: int
     keys: int
-    prefix: bytes
+    prefix: bytes = b""
     low: bytes = b""
     high: bytes | None = None
-
-    def holds(self, key: bytes) -> bool:
-        return self.low <= key and (self.high is None or key < self.high)
 
 
 def _of_database(root: str, room: Room) -> dict[str, Value]:
     """All keys of the newest version of the database in a folder, in order, with the locations of their values."""
     database = Database(root, room)
     try:
-        out = dict(database.entries())
+        top = database.top()
+        out = dict(database.visit(top)) if top else {}
     finally:
         for f in database.files.values():
             f.close()
@@ -268,7 +274,7 @@ class Database:
         if f is None:
             if len(self.files) >= OPEN:
                 self.files.pop(next(iter(self.files))).close()
-            f = self.files[path] = Reader(inside(self.root, _text(path, self.root)))
+            f = self.files[path] = Reader(inside(self.root, _text(path)))
             self.sizes[path] = f.url, f.size
             self.room.give(f.url if f.remote else f.stamp, f.size)  # by its stamp it is one under several names
         return f
@@ -276,142 +282,110 @@ class Database:
     def top(self) -> Child | None:
         """The root node of the newest version; None if it has no keys."""
         f = self.file(MANIFEST.encode())
-        cursor = self._unpacked(f, MANIFEST_MAGIC, 0, f.size)
-        cursor.take(16)
-        kind = cursor.varint()
-        cursor.varints(2)
-        cursor.take(1)
-        packed = cursor.varint()
-        cursor.take(4 if packed == 1 else 0)
-        if kind or packed > 1:
-            raise cursor.bad(f"has the kind {kind} of manifest or the compression {packed}, which is not read")
-        files = self._files(cursor, b"")
-        n = cursor.count()
-        generations, heights = cursor.varints(n), cursor.take(n)
-        ids, starts, sizes, keys = (cursor.varints(n) for _ in range(4))
-        cursor.varints(2 * n)
-        cursor.take(8 * n)
-        if not n or generations != sorted(generations):
-            raise cursor.bad("lists no version, or not the newest last")
-        older = cursor.count()  # references to nodes of older versions
-        cursor.varints(5 * older)
-        cursor.take(9 * older)
-        cursor.end()
-        if not keys[-1]:
-            return None
-        return Child(_at(files, ids[-1], cursor), starts[-1], sizes[-1], heights[-1], keys[-1], b"")
+        with Located(f.url):
+            cursor = self._unpacked(f, MANIFEST_MAGIC, 0, f.size)
+            cursor.take(16)
+            kind = cursor.varint()
+            cursor.varints(2)
+            cursor.take(1)
+            packed = cursor.varint()
+            cursor.take(4 if packed == 1 else 0)
+            if kind or packed > 1:
+                raise _bad(f"has the kind {kind} of manifest or the compression {packed}, which is not read")
+            files, n = cursor.files(b""), cursor.count()
+            generations, heights = cursor.varints(n), cursor.take(n)
+            ids, starts, sizes, keys = (cursor.varints(n) for _ in range(4))
+            cursor.varints(2 * n)
+            cursor.take(8 * n)
+            if not n or generations != sorted(generations):
+                raise _bad("lists no version, or not the newest last")
+            older = cursor.count()  # references to nodes of older versions
+            cursor.varints(5 * older)
+            cursor.take(9 * older)
+            cursor.end()
+            file = _at(files, ids[-1]) if keys[-1] else None
+        return Child(file, starts[-1], sizes[-1], heights[-1], keys[-1]) if file else None
 
-    def entries(self) -> Iterator[tuple[str, Value]]:
-        root = self.top()
-        todo = [root] if root else []
-        last = None
-        while todo:
-            node = todo.pop()
-            cursor = self._node(node)
-            files = self._files(cursor, node.file.base)
-            n = cursor.count()
-            if not n or n > node.keys:
-                raise cursor.bad(f"has {n} entries, where {node.keys} keys are announced")
-            if node.height:
-                todo += reversed(self._children(node, files, n, cursor))
-                continue
-            for key, value in self._leaf(node, files, n, cursor):
-                if (last is not None and key <= last) or not node.holds(key):
-                    raise _misplaced(key, cursor)
-                last = key
-                if not key.isascii():
-                    self.room.take(WIDE * len(key), NAMES)
-                yield _text(key, self.root), value
-
-    def _node(self, node: Child) -> Cursor:
+    def visit(self, node: Child) -> Iterator[tuple[str, Value]]:
+        """The keys below a node, in order, and their values."""
         f = self.file(node.file.path)
-        if (f.url, node.start) in self.visited:
-            raise UnsafeCheckpoint(f"the database's node at byte {node.start} is referred to twice", url=f.url)
-        self.visited[f.url, node.start] = Value(f.url, node.start, node.size)
-        cursor = self._unpacked(f, NODE_MAGIC, node.start, node.size)
-        height = cursor.take(1)[0]
-        if height != node.height or height > MAX_HEIGHT:
-            raise cursor.bad(f"at byte {node.start} has the height {height}, not {node.height}")
-        return cursor
+        with Located(f.url):
+            if (f.url, node.start) in self.visited:
+                raise UnsafeCheckpoint(f"the database's node at byte {node.start} is referred to twice")
+            self.visited[f.url, node.start] = Value(f.url, node.start, node.size)
+            cursor = self._unpacked(f, NODE_MAGIC, node.start, node.size)
+            height = cursor.take(1)[0]
+            if height != node.height or height > MAX_HEIGHT:
+                raise _bad(f"at byte {node.start} has the height {height}, not {node.height}")
+            files, n = cursor.files(node.file.base), cursor.count()
+            if not 0 < n <= node.keys:
+                raise _bad(f"has {n} entries, where {node.keys} keys are announced")
+            keys, common = cursor.texts(n, node.prefix, more=height > 0)
+            for i, key in enumerate(keys):
+                after = key > keys[i - 1] if i else key >= node.low
+                if not after or (node.high is not None and key >= node.high):
+                    raise _bad(f"has the key {printable(brief(repr(key)))} out of order, or where none leads to it")
+            if not height:
+                yield from self._leaf(f.url, files, keys, cursor)
+                return
+            ids, starts, sizes, counts = (cursor.varints(n) for _ in range(4))
+            cursor.varints(2 * n)
+            cursor.end()
+            if any(len(node.prefix) + more > len(key) for more, key in zip(common, keys, strict=True)):
+                raise _bad("has a child whose keys begin with more than it says")
+            below = [_at(files, number) for number in ids]
+        for i, (key, high) in enumerate(zip(keys, [*keys[1:], node.high], strict=True)):
+            prefix = key[: len(node.prefix) + common[i]]
+            yield from self.visit(Child(below[i], starts[i], sizes[i], height - 1, counts[i], prefix, key, high))
 
-    def _children(self, node: Child, files: list[File], n: int, cursor: Cursor) -> list[Child]:
-        keys, common = cursor.texts(n, node.prefix, more=True)
-        ids, starts, sizes, counts = (cursor.varints(n) for _ in range(4))
-        cursor.varints(2 * n)
-        cursor.end()
-        out = []
-        for i, key in enumerate(keys):
-            shared = len(node.prefix) + common[i]
-            if shared > len(key):
-                raise cursor.bad("has a child whose keys begin with more than it says")
-            if not node.holds(key):
-                raise _misplaced(key, cursor)
-            high, file = keys[i + 1] if i + 1 < n else node.high, _at(files, ids[i], cursor)
-            out.append(Child(file, starts[i], sizes[i], node.height - 1, counts[i], key[:shared], key, high))
-        return out
-
-    def _leaf(self, node: Child, files: list[File], n: int, cursor: Cursor) -> Iterator[tuple[bytes, Value]]:
-        keys, _ = cursor.texts(n, node.prefix, more=False)
-        sizes, kinds = cursor.varints(n), cursor.varints(n)
+    def _leaf(self, url: str, files: list[File], keys: list[bytes], cursor: Cursor) -> Iterator[tuple[str, Value]]:
+        sizes, kinds = cursor.varints(len(keys)), cursor.varints(len(keys))
         if set(kinds) - {0, 1}:
-            raise cursor.bad("has a value that is neither inline nor in a file")
+            raise _bad("has a value that is neither inline nor in a file")
         far = sum(kinds)
         ids, starts = iter(cursor.varints(far)), iter(cursor.varints(far))
         for key, size, kind in zip(keys, sizes, kinds, strict=True):
+            if not key.isascii():
+                self.room.take(WIDE * len(key), NAMES)
             if not kind:
                 self.room.take(size, "values in the database's nodes")
-                yield key, Value(cursor.url, 0, size, cursor.take(size))
+                yield _text(key), Value(url, 0, size, cursor.take(size))
                 continue
-            start = next(starts)
-            path = _at(files, next(ids), cursor).path
+            start, path = next(starts), _at(files, next(ids)).path
             if path not in self.sizes:
                 self.file(path)
-            url, end = self.sizes[path]
+            where, end = self.sizes[path]
             if start + size > end:
                 what = f"{printable(brief(repr(key)))} lies at bytes {start} to {start + size} of {end} (truncated?)"
-                raise CorruptCheckpoint(what, url=url)
-            yield key, Value(url, start, size)
+                raise CorruptCheckpoint(what, url=where)
+            yield _text(key), Value(where, start, size)
         cursor.end()
-
-    def _files(self, cursor: Cursor, base: bytes) -> list[File]:
-        paths, bases = cursor.texts(cursor.count(), base, more=True)
-        if any(len(base) + b > len(p) for b, p in zip(bases, paths, strict=True)):
-            raise cursor.bad("has a file whose base is longer than its path")
-        return [File(p, p[: len(base) + b]) for p, b in zip(paths, bases, strict=True)]
 
     def _unpacked(self, f: Reader, magic: int, start: int, size: int) -> Cursor:
         """Read an envelope, check its length and CRC, and unpack its body."""
         if size > MAX_NODE:
-            raise UnsafeCheckpoint(f"the database's node at byte {start} claims {size} bytes", url=f.url)
+            raise UnsafeCheckpoint(f"the database's node at byte {start} claims {size} bytes")
         raw = f.read(start, size)
         if size < 18 or int.from_bytes(raw[:4], "big") != magic or int.from_bytes(raw[4:12], "little") != size:
-            raise CorruptCheckpoint(f"no node of a database lies at byte {start} (truncated?)", url=f.url)
+            raise CorruptCheckpoint(f"no node of a database lies at byte {start} (truncated?)")
         if crc("crc32c", raw[:-4]) != int.from_bytes(raw[-4:], "little"):
-            what = f"the checksum of the node at byte {start} is wrong: the file is damaged"
-            raise CorruptCheckpoint(what, url=f.url)
-        head = Cursor(raw[:-4], f.url, self.room)
-        head.take(12)
+            raise CorruptCheckpoint(f"the checksum of the node at byte {start} is wrong: the file is damaged")
+        head = Cursor(raw[12:-4], self.room)
         version, packed = head.varint(), head.varint()
         if version or packed > 1:
-            raise head.bad(f"has the version {version} and the compression {packed}, which are not known")
-        body = raw[head.at : -4]
-        with Located(f.url):
-            return Cursor(unzstd(body, self.room.left // COPIES) if packed else body, f.url, self.room)
+            raise _bad(f"has the version {version} and the compression {packed}, which are not known")
+        body = head.data[head.at :]
+        return Cursor(unzstd(body, self.room.left // COPIES) if packed else body, self.room)
 
 
-def _misplaced(key: bytes, cursor: Cursor) -> CorruptCheckpoint:
-    return cursor.bad(f"has the key {printable(brief(repr(key)))} out of order, or where none leads to it")
-
-
-def _at(files: list[File], number: int, cursor: Cursor) -> File:
+def _at(files: list[File], number: int) -> File:
     if number >= len(files):
-        raise cursor.bad(f"names file {number} of {len(files)}")
+        raise _bad(f"names file {number} of {len(files)}")
     return files[number]
 
 
-def _text(raw: bytes, url: str) -> str:
+def _text(raw: bytes) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        what = f"a key or path of the database is not UTF-8: {printable(brief(repr(raw)))}"
-        raise CorruptCheckpoint(what, url=url) from None
+        raise CorruptCheckpoint(f"a key or path of the database is not UTF-8: {printable(brief(repr(raw)))}") from None

@@ -26,7 +26,7 @@ from ...storage.checksum import crc
 from ...storage.files import split
 from ..flax import Packed, nested
 from ..npy import DESCR
-from ..placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
+from ..placement import Patch, Placement, Slot, is_text, refuse_shards, refuse_unheld
 from ..tensorflow.table import common_prefix, varint
 from .items import DICT, MAX_PATH
 from .ocdbt import COMMITTED, MANIFEST, MANIFEST_MAGIC, MAX_TEXT, METADATA, MSGPACK, NODE_MAGIC
@@ -62,10 +62,9 @@ class OrbaxWriter:
             return "it is empty, yet beyond 2^63 bytes"
         if not tensor.name:
             return "an array needs a name"
-        try:
-            long = len(tensor.name.encode()) > MAX_TEXT - 1000 or tensor.name.count("/") >= MAX_PATH
-        except UnicodeEncodeError:
+        if not is_text(tensor.name):
             return "the name is not valid Unicode"
+        long = len(tensor.name.encode()) > MAX_TEXT - 1000 or tensor.name.count("/") >= MAX_PATH
         return "the name is too long" if long else ""
 
     def place(self, checkpoint: Checkpoint) -> Placement:

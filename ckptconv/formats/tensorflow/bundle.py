@@ -49,7 +49,7 @@ from ..table import SAVED_MODEL, TF_DATA, TF_TABLE, Reading
 from ..tiling import Tile
 from . import elements, objects
 from .elements import parse, text
-from .table import GIT_LFS, POINTER, Table, build, first_value_tag
+from .table import GIT_LFS, POINTER, Table, build
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
@@ -74,9 +74,7 @@ def sniff(seen: Seen) -> int:
             pass  # opening reports it
         return 2
     if seen.tail.endswith(TF_TABLE):
-        if first_value_tag(seen.head) in (-1, 0x08, 0x10, 0x1A):
-            return 3
-        return int(seen.base.endswith(".index"))  # a table with a damaged head: opening reports the damage
+        return 3 if seen.base.endswith(".index") else 0
     if seen.base == STATE_FILE:
         return 2 if begins_state(seen.head) else 0
     if seen.size >= 0 and prefix_of(seen.url) == seen.url:  # nothing is asked of the server

@@ -224,25 +224,6 @@ class Table:
         return CorruptCheckpoint(f"{what} (at byte {start})")
 
 
-def first_value_tag(head: bytes) -> int:
-    """The first byte of the first entry's value (-1 if it is empty), from the head of a table; -2 if there is none.
-
-    A snappy block begins with its length, which is not 0, and a literal long enough to hold what is looked at.
-    """
-    try:
-        at = 0
-        if head[:2] != b"\0\0":
-            _, at = read_varint(head, 0)
-            tag = head[at]
-            at += 1 + (max(0, (tag >> 2) - 59) if tag & 3 == 0 else 0)
-        if head[at : at + 2] != b"\0\0":  # the first key is "": nothing shared, nothing unshared
-            return -2
-        size, at = read_varint(head, at + 2)
-        return head[at] if size else -1
-    except IndexError:
-        return -2
-
-
 # --- writing, byte for byte as TensorFlow does --------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ from ..table import TF_TABLE, Reading
 from ..tiling import Tile
 from . import elements
 from .elements import parse, text
-from .table import Table, first_value_tag
+from .table import Table
 
 FORMAT = "tf-v1"
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})", re.DOTALL)
@@ -34,7 +34,6 @@ MAX_TABLES = 64  # tables whose indexes are cached
 KEYS = 8  # characters of keys per byte of the tables: each slice repeats its name, in its key and in its value
 WIDEST = 16  # bytes of an element in a message
 ENTRY = 64  # characters for which a slice counts at least
-META_TAG = 0x0A  # field 1 as a message; in a V2 header field 1 is a number
 _VARINT = rb"[\x80-\xff]{0,9}[\0-\x7f]"
 BEGINNING = re.compile(  # of a table, perhaps after a snappy preamble: the empty key, a value of meta > tensor > name
     rb"(?:(?!\0).{2,14})?\0\0" + 3 * (_VARINT + rb"\x0a"), re.DOTALL
@@ -43,7 +42,7 @@ BEGINNING = re.compile(  # of a table, perhaps after a snappy preamble: the empt
 
 def sniff(seen: Seen) -> int:
     if seen.tail.endswith(TF_TABLE):
-        return 3 if first_value_tag(seen.head) == META_TAG else 0
+        return 0 if seen.base.endswith(".index") else 3
     if BEGINNING.match(seen.head):
         return 2  # truncated: opening reports it
     return 2 if seen.size < 0 and _shards_of(seen.url) else 0
@@ -93,7 +92,10 @@ def _describe(url: str, found: dict[str, Described], room: int) -> int:
     with Reader(url) as f:
         raw = Table(f).get(b"")
         room += KEYS * f.size
-    meta = parse(pb.SavedTensorSlices, raw, "the description of the tensors").meta
+    described = parse(pb.SavedTensorSlices, raw, "the description of the tensors")
+    if not described.HasField("meta"):
+        raise CorruptCheckpoint("lists no tensors; the index of a V2 checkpoint must be called *.index")
+    meta = described.meta
     elements.check_version(meta.versions)
     for item in meta.tensor:
         name, (code, kind) = text(item.name), elements.numbered(item.type)
