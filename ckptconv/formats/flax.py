@@ -117,8 +117,11 @@ def contents(url: str) -> Iterator[tuple[tuple[str, ...], Any]]:
         root = walker.value(0)
         if walker.at != f.size:
             raise CorruptCheckpoint(f"{f.size - walker.at} bytes follow the end at byte {walker.at}")
-    room = NAME_RATIO * f.size + 2**20
+    room, numbers = NAME_RATIO * f.size + 2**20, MAX_NUMBERS + f.size // 1000
     for path, leaf in _leaves((), root):
+        numbers -= not isinstance(leaf, (Array, Other, dict))
+        if numbers < 0:
+            raise UnsafeCheckpoint(f"holds more than {MAX_NUMBERS} numbers outside of arrays")
         room -= sum(map(len, path)) + len(path) - 1
         if room < 0:  # the keys of outer maps prefix all names inside them
             raise UnsafeCheckpoint("the names of its maps are repeated without bound")
@@ -174,7 +177,7 @@ class Walker:
 
     def __init__(self, f: Reader) -> None:
         self.f = f
-        self.at = self.count = self.numbers = self.low = 0
+        self.at = self.count = self.low = 0
         self.most = min(MAX_VALUES, f.size // VALUE + 2**17)
         self.window = b""
 
@@ -218,9 +221,6 @@ class Walker:
             raise self.corrupt(f"is nested deeper than {MAX_DEPTH} or has more than {self.most} values")
         kind, n = self.head()
         if kind == "value":
-            self.numbers += n is not None
-            if self.numbers > (most := MAX_NUMBERS + self.f.size // 1000):  # checked before the first is a tensor
-                raise UnsafeCheckpoint(f"holds more than {most} numbers outside of arrays")
             return Other("None") if n is None else n
         self.check(n)  # every element takes at least one byte
         if kind == "array":
@@ -254,8 +254,8 @@ class Walker:
             raise self.corrupt("has a text that is not UTF-8") from None
 
     def extension(self, n: int, depth: int) -> Any:
-        """An array, or a number, in `n` bytes; its parts are no values of the file."""
-        code, numbers = struct.unpack("b", self.take(1))[0], self.numbers
+        """An array, or a number, in `n` bytes."""
+        code = struct.unpack("b", self.take(1))[0]
         self.check(n)
         end = self.at + n
         if code in {ARRAY, SCALAR}:
@@ -270,7 +270,6 @@ class Walker:
             out = Other(f"an extension of type {code}")
         if self.at != end:
             raise self.corrupt(f"should end its extension at byte {end}")
-        self.numbers = numbers + (code == COMPLEX)
         return out
 
     def array(self, depth: int) -> Array | Other:

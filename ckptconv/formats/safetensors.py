@@ -54,7 +54,7 @@ KEYS = (INFO, "DCP_VERSION")
 SHARD = re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors")
 JOIN = (
     "join them with consolidate_safetensors_files of torch.distributed.checkpoint._consolidate_hf_safetensors, "
-    "or save with HuggingFaceStorageWriter(enable_consolidation=True)"
+    "or let its writer consolidate them"
 )
 
 # The first shard says the same as a file that holds whole tensors.

@@ -158,7 +158,7 @@ def _in_folder(folder: str, given: str) -> tuple[str, tuple[Note, ...]]:
         if path and base in present:
             return sibling(join(folder, "."), base + ".index"), ()
         what = f"the state file names {brief(base)!r}, which is missing"
-        if not present and any(n.startswith(base.partition("?")[0]) for n in files):
+        if base and not present and any(n.startswith(base.partition("?")[0]) for n in files):
             raise StorageError(f"{what}; a V1 checkpoint is opened by its own name, not by its folder", url=state)
         if len(present) != 1:
             what = f"{what}; the folder holds {many(len(present), 'checkpoint')}:\n{listing(present)}"
