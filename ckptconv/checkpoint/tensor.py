@@ -101,7 +101,7 @@ class Tensor(Stored):
 
     def __getitem__(self, index: Any) -> Any:
         """Read a slice as NumPy would return it; integers, slices and `...` read only what lies within their bounds."""
-        from ..moves.boxes import sliced
+        from ..moves.part import sliced
 
         keys = _per_axis(index, self.shape)
         if keys is None or self.dtype.kind == "s":

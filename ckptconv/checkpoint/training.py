@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from .tensor import Role
@@ -97,10 +96,13 @@ def of_names(names: Collection[str]) -> dict[str, Role]:
 
     Only groups on which something depends are held: hostile names may have more groups than a file has bytes.
     """
+    homes: defaultdict[str, list[str]] = defaultdict(list)  # names by the groups that they lie in: a/b/ of a/b/c
+    for name in names:
+        homes[name[: name.rfind("/") + 1]].append(name)
     groups: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
-    for home, inside in groupby(names, _home):
+    for home in homes:
         keys = _keys(home)
-        if keys[-1:] == ("state",) and f"{home}step" in inside:
+        if keys[-1:] == ("state",) and f"{home}step" in names:
             groups[keys].add("step")
         for i, key in enumerate(keys):
             if key in TELLING:
@@ -108,32 +110,20 @@ def of_names(names: Collection[str]) -> dict[str, Role]:
             if is_model(key, keys[i + 1 : i + 2], i):
                 groups[keys[:i]].add(BESIDE)
     found: dict[str, Role] = {}
-    for home, inside in groupby(names if groups else (), _home):  # else all are weights
+    for home, inside in homes.items() if groups else ():  # else all are weights
         keys = _keys(home)
-        settled: Settled = next((s for i in range(len(keys)) if (s := _settled(keys[: i + 1], groups))), "")
-        if settled != WEIGHT:
-            found |= _of_leaves(inside, len(home), settled, groups.get(keys, ()) if len(keys) < LEVELS else ())
+        settled: Settled = ""
+        for i, key in enumerate(keys):
+            settled = settled or of_group(key, groups.get(keys[: i + 1], ()), groups.get(keys[:i], ()))
+        if settled == WEIGHT:
+            continue
+        beside = groups.get(keys, ()) if len(keys) < LEVELS else ()
+        for name in inside:
+            key = name[len(home) :]
+            role = "step" if settled == "slot" and key in STEPS else settled or of_leaf(key, beside)
+            if role:
+                found[name] = role
     return found
-
-
-def _settled(keys: tuple[str, ...], groups: dict[tuple[str, ...], set[str]]) -> Settled:
-    return of_group(keys[-1], groups.get(keys, ()), groups.get(keys[:-1], ()))
-
-
-def _of_leaves(names: Iterable[str], start: int, settled: Role, beside: Collection[str]) -> dict[str, Role]:
-    """The roles of the tensors of one group, whose own keys begin at `start`."""
-    found: dict[str, Role] = {}
-    for name in names:
-        key = name[start:]
-        role = "step" if settled == "slot" and key in STEPS else settled or of_leaf(key, beside)
-        if role:
-            found[name] = role
-    return found
-
-
-def _home(name: str) -> str:
-    """The groups that a tensor lies in: a/b/ of a/b/c."""
-    return name[: name.rfind("/") + 1]
 
 
 def _keys(home: str) -> tuple[str, ...]:

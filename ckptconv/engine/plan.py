@@ -19,11 +19,10 @@ from ..dtypes import castable
 from ..errors import CkptError, ConversionError, UsageError
 from ..formats.placement import Placement
 from ..messages import Fold, fold, in_bytes, in_shape, listing, many, printable, redacted, table
-from ..moves.boxes import is_contiguous, reach
 from ..moves.derived import derived, is_constant
-from ..moves.gather import WINDOW
 from ..moves.log import CHUNK, Loss, Record
-from ..moves.part import Coded, Data, Piece, Span, Stored, c_strides
+from ..moves.part import Coded, Data, Piece, Span, Stored, c_strides, is_contiguous, reach
+from ..moves.read import WINDOW
 from ..storage.files import exists, join, read_all
 
 BANDS = 8  # what must be decoded and lies across the end of a job is decoded for both: of eight, one at most

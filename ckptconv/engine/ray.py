@@ -24,8 +24,8 @@ from typing import Any, TypeVar, cast
 
 from ..errors import CkptError, MissingExtra, StorageError, UsageError
 from ..messages import listing, version
-from ..moves.gather import is_fetched_whole
 from ..moves.part import Coded, Held, Span
+from ..moves.read import is_fetched_whole
 from ..storage import files
 from .plan import Job, Receipt
 from .run import Map, Work

@@ -1,7 +1,7 @@
 """Run a plan: all jobs through a `map`, then check what was read, seal, and publish.
 
     execute(plan, writer, how) -> Outcome
-    run_job(job, sources, sink, memory) -> Receipt      one range of one file, in bounded memory
+    Work(sources, sink, ...)(job) -> Receipt            one range of one file, in bounded memory
 
 The seam to other engines is `map`: anything that applies a function to jobs and yields receipts in any order.
 """
@@ -15,13 +15,11 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Protocol
 
-from ..errors import CorruptCheckpoint, VerifyError
+from ..errors import VerifyError
 from ..formats.placement import Patch, Writer
-from ..moves.boxes import is_contiguous
-from ..moves.gather import Run, buffers, fetched, fill, sole_run
 from ..moves.log import Log, Loss, Record
-from ..moves.part import Coded, Held, Piece
-from ..moves.read import check_reads, content_hash, spans_of
+from ..moves.part import Coded, Held, Piece, is_contiguous
+from ..moves.read import buffers, check_reads, content_hash, fetched, fill, sole_run, spans_of
 from ..moves.sources import Decoded, Sources, stream
 from ..output import own, upload
 from ..output.staging import Output, OutputNames
@@ -68,7 +66,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class Work:
-    """`run_job` with all but the job: what a `map` is given.
+    """What a `map` applies to jobs: it fills one range of one file, in bounded memory.
 
     A pickled copy is `detached`: it opens files by path for some jobs, and closes them afterwards.
     """
@@ -93,8 +91,20 @@ class Work:
                 self.sink.close()
 
     def _run(self, job: Job) -> Receipt:
+        """Fill the job's range of its file; bytes between pieces stay what they are in a new file, zero.
+
+        The receipt has the checksums of what was read and written, so that those of whole spans come from combining.
+        """
+        log = Log(self.check, self.digest)
         with fetched(job.pieces, self.sources):
-            return run_job(job, self.sources, self.sink, self.memory, check=self.check, digest=self.digest)
+            for pieces, at, view in _blocks(self, job, log):
+                for piece in pieces:
+                    start, end = max(at, piece.at), min(at + len(view), piece.at + piece.size)
+                    if start < end:
+                        first = piece.lo * piece.to.itemsize + start - piece.at
+                        log.wrote(piece.tensor, first, view[start - at : end - at])
+                self.sink.write(job.file, job.start + at, view)
+        return Receipt(job, tuple(log.written), tuple(log.read), log.loss)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _arrived, (self.sink, self.memory, self.check, self.digest)
@@ -239,15 +249,15 @@ def _run_jobs(plan: Plan, sources: Sources, out: Destination, journal: Journal |
 def _verified(plan: Plan, receipts: Sequence[Receipt], sources: Sources) -> int:
     """Compare what was read with the checksums of the sources, which must not have changed; bytes compared."""
     verified = check_reads((r for receipt in receipts for r in receipt.read), sources, spans_of(plan.tensors))
-    for url in sources.changed():
-        raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
+    sources.refuse_changed()
     return verified
 
 
 def _seal(plan: Plan, writer: Writer, outcome: Outcome, sources: Sources, out: Destination, how: How) -> None:
     """Write everything that is not a tensor: headers, indexes, checksums, hashes."""
-    final = how.metadata(outcome, sources) if how.metadata else {}
-    for patch in (*_payloads(plan), *plan.placement.patches, *writer.seal(outcome.checks, final)):
+    final, slots = how.metadata(outcome, sources) if how.metadata else {}, dict.fromkeys(plan.placement.slots.values())
+    payloads = (Patch(slot.file, slot.start, slot.payload) for slot in slots if slot.payload is not None)
+    for patch in (*payloads, *plan.placement.patches, *writer.seal(outcome.checks, final)):
         out.write(patch.file, patch.start, patch.data)
 
 
@@ -267,12 +277,6 @@ def _confirmed(outcome: Outcome, out: Destination, journal: Journal | None, how:
 
 def _light(receipt: Receipt) -> Receipt:
     return receipt._replace(job=receipt.job._replace(pieces=()))
-
-
-def _payloads(plan: Plan) -> Iterator[Patch]:
-    for slot in dict.fromkeys(plan.placement.slots.values()):
-        if slot.payload is not None:
-            yield Patch(slot.file, slot.start, slot.payload)
 
 
 def _outcome(plan: Plan, receipts: Iterable[Receipt], digest: bool, verified: int) -> Outcome:
@@ -303,48 +307,51 @@ def _outcome(plan: Plan, receipts: Iterable[Receipt], digest: bool, verified: in
 
 
 # --- one job ----------------------------------------------------------------------------------------------------
-#
-# A copy goes through a buffer of `BLOCK` bytes: what was read is still in the core's own cache when it is checked and
-# written. The receipt has the checksums of what was read and written, so that those of whole spans come from combining,
-# without a second pass.
 
 
-def run_job(
-    job: Job, sources: Sources, sink: Sink, memory: Budget, *, check: str = "", digest: bool = False
-) -> Receipt:
-    """Fill the job's range of its file; bytes between pieces stay what they are in a new file, zero."""
-    log = Log(check, digest)
-    if coded := _sole_stream(job.pieces):
+def _blocks(work: Work, job: Job, log: Log) -> Iterator[tuple[Sequence[Piece], int, memoryview]]:
+    """The bytes of a job, in blocks: the pieces that a block is of, where in the job it begins, and the bytes.
+
+    A copy goes through a buffer of `BLOCK` bytes, which is reused: what was read is still in the core's own cache when
+    it is checked and written.
+    """
+    pieces, sources = job.pieces, work.sources
+    if coded := _sole_stream(pieces):
         at = 0
         for view in stream(coded):
-            _write(job.pieces[0], at, view, job, sink, log)
+            yield pieces, at, view
             at += len(view)
-    else:
-        alone = len(job.pieces) == 1  # else all are small, and decoded one by one
-        with Decoded(job.pieces[0].parts if alone else (), sources) as decoded:
-            for turn in _turns(job.pieces, memory):
-                if alone:
-                    turn = [turn[0]._replace(parts=decoded.between(turn[0].lo, turn[0].hi))]
-                _do(turn, job, sources, sink, memory, log)
-    return Receipt(job, tuple(log.written), tuple(log.read), log.loss)
-
-
-def _write(piece: Piece, at: int, view: memoryview, job: Job, sink: Sink, log: Log) -> None:
-    """Checksum and write some bytes of a piece, which begin `at` bytes after its first."""
-    log.wrote(piece.tensor, piece.lo * piece.to.itemsize + at, view)
-    sink.write(job.file, job.start + piece.at + at, view)
-
-
-def _do(turn: Sequence[Piece], job: Job, sources: Sources, sink: Sink, memory: Budget, log: Log) -> None:
-    """Write what one buffer holds."""
-    first, last = turn[0], turn[-1]
-    run = sole_run(first) if len(turn) == 1 and first.size > BLOCK else None
-    if run is not None:
-        _copy(run, first, job, sources, sink, log)
         return
-    target = buffers.of("target", last.at + last.size - first.at)
-    fill(turn, sources, target, first.at, memory.window, log)
-    _put(turn, target, job, sink, log)
+    alone = len(pieces) == 1  # else all are small, and decoded one by one
+    with Decoded(pieces[0].parts if alone else (), sources) as decoded:
+        for turn in _turns(pieces, work.memory):
+            if alone:
+                turn = [turn[0]._replace(parts=decoded.between(turn[0].lo, turn[0].hi))]
+            first, size = turn[0].at, turn[-1].at + turn[-1].size - turn[0].at
+            run = sole_run(turn[0]) if len(turn) == 1 and size > BLOCK else None
+            if run is None:
+                target = buffers.of("target", size)
+                fill(turn, sources, target, first, work.memory.window, log)
+                for at, count in _cuts(job.start + first, size, BLOCK):
+                    yield turn, first + at, target[at : at + count]
+                continue
+            reader, block = sources.reader(run.span.url), REMOTE if is_remote(run.span.url) else BLOCK
+            target = buffers.of("target", min(block, size))
+            for at, count in _cuts(job.start + first, size, block):
+                view = target[:count]
+                reader.into(run.start + at, view)
+                if run.span.check:
+                    log.was_read(run.span, run.start - run.span.start + at, view)
+                yield turn, first + at, view
+
+
+def _sole_stream(pieces: Sequence[Piece]) -> Coded | None:
+    """What to decode if that, whole and in order, is the only piece of a job."""
+    if len(pieces) != 1 or len(pieces[0].parts) != 1:
+        return None
+    (piece,), (part,) = pieces, pieces[0].parts
+    same = not part.changes(piece.to) and is_contiguous(part) and part.start == piece.lo
+    return part.data if isinstance(part.data, Coded) and same and part.data.size == piece.size else None
 
 
 def _turns(pieces: Sequence[Piece], memory: Budget) -> Iterator[Sequence[Piece]]:
@@ -374,32 +381,7 @@ def _window(piece: Piece, block: int, memory: Budget) -> int:
     return block if all(map(is_contiguous, piece.parts)) else max(memory.window, memory.whole)
 
 
-# --- copies -----------------------------------------------------------------------------------------------------
-
-
-def _copy(run: Run, piece: Piece, job: Job, sources: Sources, sink: Sink, log: Log) -> None:
-    """Copy one long run, block by block."""
-    reader = sources.reader(run.span.url)
-    block = REMOTE if is_remote(run.span.url) else BLOCK
-    buffer = buffers.of("target", min(block, run.size))
-    for at, size in _blocks(job.start + run.at, run.size, block):
-        view = buffer[:size]
-        reader.into(run.start + at, view)
-        if run.span.check:
-            log.was_read(run.span, run.start - run.span.start + at, view)
-        _write(piece, at, view, job, sink, log)
-
-
-def _sole_stream(pieces: Sequence[Piece]) -> Coded | None:
-    """What to decode if that, whole and in order, is the only piece of a job."""
-    if len(pieces) != 1 or len(pieces[0].parts) != 1:
-        return None
-    (piece,), (part,) = pieces, pieces[0].parts
-    same = not part.changes(piece.to) and is_contiguous(part) and part.start == piece.lo
-    return part.data if isinstance(part.data, Coded) and same and part.data.size == piece.size else None
-
-
-def _blocks(start: int, size: int, block: int) -> Iterator[tuple[int, int]]:
+def _cuts(start: int, size: int, block: int) -> Iterator[tuple[int, int]]:
     """Cut a range of a file where pages begin; (place in the range, size) of each piece, at most `block` bytes.
 
     A page that two writes share is looked up and locked twice, and such writes take a sixth longer.
@@ -409,21 +391,3 @@ def _blocks(start: int, size: int, block: int) -> Iterator[tuple[int, int]]:
         step = min(block - (start + at) % PAGE, size - at)
         yield at, step
         at += step
-
-
-# --- filling a buffer -------------------------------------------------------------------------------------------
-
-
-def _put(turn: Sequence[Piece], target: memoryview, job: Job, sink: Sink, log: Log) -> None:
-    """Checksum and write the buffer: a large piece block by block, again to stay in the cache."""
-    base = turn[0].at
-    if len(target) <= BLOCK:
-        for piece in turn:
-            at = piece.at - base
-            log.wrote(piece.tensor, piece.lo * piece.to.itemsize, target[at : at + piece.size])
-        sink.write(job.file, job.start + base, target)
-        return
-    for piece in turn:
-        for at, size in _blocks(job.start + piece.at, piece.size, BLOCK):
-            view = target[piece.at - base + at :][:size]
-            _write(piece, at, view, job, sink, log)

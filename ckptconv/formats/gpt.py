@@ -19,8 +19,7 @@ from operator import attrgetter
 
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import CorruptCheckpoint
-from ..moves.boxes import clip
-from ..moves.part import Part, Span, c_strides, checked_count
+from ..moves.part import Part, Span, c_strides, checked_count, clip
 from ..storage.files import Seen, join, names, read_all, sibling
 from ..storage.json import parse_json
 from .npy import located

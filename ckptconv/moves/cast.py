@@ -25,10 +25,6 @@ finfo: Any = ml_dtypes.finfo  # has no types
 BLOCK = 2**17  # elements processed together: as float64 they fit in the second-level cache
 
 
-def _swap(a: Array, kind: DType) -> Array:
-    return a.view(f"u{kind.word}").byteswap().view(a.dtype) if kind.word > 1 else a
-
-
 def strict(a: Array, kind: DType) -> Array:
     """Elements with the one byte that stands for each, see `LOOSE`; an array of other dtypes as it is."""
     bits = LOOSE.get(kind.name)
@@ -104,13 +100,11 @@ def _rounded(compute: Callable[[Array, Any], Array]) -> Callable[[Array, DType, 
     return scale
 
 
-# Element-wise operations on arrays of the stored dtype, by name; "add:1" passes 1 to the second table.
-OPS: dict[str, Callable[[Array, DType], Array]] = {
-    "swap": _swap,
-    "conj": lambda a, kind: np.conj(a) if kind.kind == "c" else a,
-    "neg": lambda a, kind: np.negative(a),
-}
-ARITHMETIC: dict[str, Callable[[Array, DType, float], Array]] = {
+# Element-wise operations on arrays of the stored dtype, by name; "add:1" passes the number 1.
+OPS: dict[str, Callable[[Array, DType, float], Array]] = {
+    "swap": lambda a, kind, _: a.view(f"u{kind.word}").byteswap().view(a.dtype) if kind.word > 1 else a,
+    "conj": lambda a, kind, _: np.conj(a) if kind.kind == "c" else a,
+    "neg": lambda a, *_: np.negative(a),
     "add": _added,
     "fill": lambda a, kind, x: np.full_like(a, element(x, kind)),
     "mul": _scaled,
@@ -122,12 +116,9 @@ ARITHMETIC: dict[str, Callable[[Array, DType, float], Array]] = {
 def transform(raw: Array, kind: DType, ops: Sequence[str], to: DType) -> tuple[Array, Loss]:
     """Apply operations to contiguous elements (as carriers) and cast; returns carriers of the target's width."""
     a = strict(raw.view(kind.np), kind) if kind.kind != "x" else raw
-    for name in ops:
-        if name in OPS:
-            a = OPS[name](a, kind)
-        else:
-            word, _, number = name.partition(":")
-            a = ARITHMETIC[word](a, kind, float(number))
+    for op in ops:
+        name, _, number = op.partition(":")
+        a = OPS[name](a, kind, float(number or 0))
     loss = Loss()
     if to != kind:
         a, loss = cast(a, kind, to)

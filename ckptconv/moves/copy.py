@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .boxes import Box, fuse
+from .part import Box, fuse
 
 Array = NDArray[Any]
 

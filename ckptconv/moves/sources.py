@@ -16,25 +16,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from math import prod
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from ..errors import CkptError, CorruptCheckpoint, MissingExtra, StorageError
 from ..messages import brief, printable
 from ..storage import lookups
 from ..storage.faults import spooling
 from ..storage.files import Reader, Stamp
-from .boxes import reach
-from .part import Coded, Held, Part, Span
+from .part import MAX_ELEMENTS, Coded, Data, Held, Part, Span, reach
 
 MAX_HANDLES = 64  # open files
 MAX_VALUES = 2**14  # spans of which this process remembers what was made
-
-
-class Closing(Protocol):
-    def close(self) -> None: ...
-
-
-C = TypeVar("C", bound=Closing)
 
 
 @lru_cache(MAX_VALUES)
@@ -54,11 +46,10 @@ class Sources:
         self._known = stamps or {}
         self._readers: OrderedDict[str, Reader] = OrderedDict()
         self._stamps: dict[str, Stamp] = {}
-        self._lock = threading.Lock()
+        self._lock, self._making = threading.Lock(), threading.Lock()
         self._nameless: dict[str, Reader] = {}
-        self._busy: dict[Span, threading.Lock] = {}
         self._mine = threading.local()
-        self._kept: list[Closing] = []
+        self._pools: list[Pool] = []
         self.spool = spool
         self._run = lookups.kept()  # what this run has read of headers already; jobs run on other threads
 
@@ -85,27 +76,25 @@ class Sources:
     def value(self, span: Span, make: Callable[[Reader], str]) -> str:
         """What `make` makes of a span, once while its file is unchanged: thousands of tensors may be views of it."""
         reader = self.reader(span.url)
-        with self._lock:
-            busy = self._busy.setdefault(span, threading.Lock())
-        with busy:
+        with self._making:
             made = [] if _differs(reader) else _made(span, reader.stamp)
             if not made:
                 made.append(make(reader))
             return made[0]
 
-    def mine(self, make: Callable[[Sources], C]) -> C:
-        """What this thread keeps from one tensor to the next, until `let_go`."""
-        if not hasattr(self._mine, "kept"):
-            self._mine.kept = make(self)
+    def pool(self) -> Pool:
+        """The decoded data of this thread, which is kept from one tensor to the next, until `let_go`."""
+        if not hasattr(self._mine, "pool"):
+            self._mine.pool = Pool(self)
             with self._lock:
-                self._kept.append(self._mine.kept)
-        found: C = self._mine.kept
-        return found
+                self._pools.append(self._mine.pool)
+        pool: Pool = self._mine.pool
+        return pool
 
     def let_go(self) -> None:
         """Give up what threads keep, none of which may be at work."""
-        for kept in self._kept:
-            kept.close()
+        for pool in self._pools:
+            pool.close()
 
     def adopt(self, reader: Reader) -> None:
         """Keep an open file that has no name any more, until `abandon` is called."""
@@ -117,15 +106,13 @@ class Sources:
             self._nameless.pop(reader.url, None)
         reader.close()
 
-    def changed(self) -> list[str]:
-        """The files that have changed since they were first read."""
-        out = []
+    def refuse_changed(self) -> None:
+        """CorruptCheckpoint if a file has changed since it was first read."""
         with lookups.fresh():
             for url, stamp in self._stamps.items():
                 with Reader(url) as now:
                     if now.stamp != stamp:
-                        out.append(url)
-        return out
+                        raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
 
     def close(self) -> None:
         self.let_go()
@@ -276,30 +263,29 @@ class Decoded:
 
     def __init__(self, parts: Sequence[Part], sources: Sources) -> None:
         self._waiting = sorted((p for p in parts if prod(p.shape)), key=lambda p: p.start, reverse=True)
-        self._active: list[tuple[int, Part, Part]] = []  # the part's end, the part, and the part with decoded data
-        self._pool = sources.mine(Pool)
+        self._active: list[tuple[int, Data, Part]] = []  # the part's end, its data, and the part with decoded data
+        self._pool = sources.pool()
 
     def between(self, lo: int, hi: int) -> tuple[Part, ...]:
         """The parts that overlap the elements [lo, hi); `lo` must not decrease from call to call."""
-        for end, part, _ in self._active:
-            if end <= lo and isinstance(part.data, Coded):
-                self._pool.release(part.data)
+        for end, data, _ in self._active:
+            if end <= lo and isinstance(data, Coded):
+                self._pool.release(data)
         self._active = [one for one in self._active if one[0] > lo]
         while self._waiting and self._waiting[-1].start < hi:
             part = self._waiting.pop()
             end = part.start + reach(part.shape, part.steps)
             if end > lo:
                 (ready,) = whole([part], self._pool)
-                self._active.append((end, part, ready))
+                self._active.append((end, part.data, ready))
         return tuple(ready for _, _, ready in self._active)
 
     def __enter__(self) -> Decoded:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in self._active:
-            if isinstance(one[1].data, Coded):
-                self._pool.release(one[1].data)
+        self._waiting = []
+        self.between(MAX_ELEMENTS + 1, 0)
 
 
 def whole(parts: Sequence[Part], pool: Pool) -> tuple[Part, ...]:

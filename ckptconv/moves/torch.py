@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ..dtypes import DTYPES, DType
 from ..errors import ConversionError, MissingExtra, UsageError
 from ..messages import listing
-from .boxes import reach
 from .log import Loss
-from .part import Held, Stored
+from .part import Held, Stored, reach
 from .read import fill_array, read_array
 
 if TYPE_CHECKING:

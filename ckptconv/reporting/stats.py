@@ -18,8 +18,7 @@ import numpy as np
 from ..checkpoint import Tensor
 from ..moves.cast import BLOCK, numbers
 from ..moves.copy import Array
-from ..moves.gather import read_strings
-from ..moves.read import windows
+from ..moves.read import read_strings, windows
 from ..moves.sources import Sources
 
 

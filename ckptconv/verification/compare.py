@@ -26,8 +26,7 @@ from ..errors import VerifyError
 from ..messages import fold, listing, many
 from ..moves.cast import BLOCK, numbers
 from ..moves.copy import Array
-from ..moves.gather import read_strings
-from ..moves.read import each, hash_tensor, windows
+from ..moves.read import each, hash_tensor, read_strings, windows
 from ..moves.sources import Sources
 from .difference import EXACT, Diff, Difference, Tolerance, Values
 from .readback import listed, unlike

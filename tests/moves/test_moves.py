@@ -18,11 +18,10 @@ import ckptconv
 from ckptconv import ConversionError
 from ckptconv.checkpoint import held
 from ckptconv.dtypes import DTYPES, DType
-from ckptconv.moves.boxes import clip, fuse, is_contiguous, is_run, slabs
 from ckptconv.moves.cast import cast
 from ckptconv.moves.copy import copy, packed, strided
 from ckptconv.moves.log import Loss
-from ckptconv.moves.part import Held, Part, c_strides
+from ckptconv.moves.part import Held, Part, c_strides, clip, fuse, is_contiguous, is_run, slabs
 
 F32 = DTYPES["float32"]
 

@@ -17,12 +17,11 @@ from ckptconv.checkpoint import held
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine.plan import Budget
 from ckptconv.errors import ConversionError, CorruptCheckpoint
-from ckptconv.moves import gather
-from ckptconv.moves.boxes import slabs
-from ckptconv.moves.boxes import sliced as box
+from ckptconv.moves import read as gather
 from ckptconv.moves.cast import transform
 from ckptconv.moves.log import CHUNK, Log, Loss, Record
-from ckptconv.moves.part import Held, Part, Piece, Span, Stored, c_strides, checked_count, is_vast
+from ckptconv.moves.part import Held, Part, Piece, Span, Stored, c_strides, checked_count, is_vast, slabs
+from ckptconv.moves.part import sliced as box
 from ckptconv.moves.read import check_reads, hash_check, hash_tensor
 from ckptconv.moves.sources import Pool
 from ckptconv.storage import checksum
@@ -168,8 +167,8 @@ class Recorded:
     def value(self, span: Span, make: Callable[[Recorded], str]) -> str:
         return make(self)
 
-    def mine(self, make: Callable[[Recorded], Pool]) -> Pool:
-        return make(self)
+    def pool(self) -> Pool:
+        return Pool(self)  # type: ignore[arg-type]
 
     def into(self, start: int, view: memoryview) -> None:
         self.calls.append((start, len(view)))
