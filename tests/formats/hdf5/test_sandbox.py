@@ -101,23 +101,6 @@ def test_a_forged_frame_is_an_error(name: str, file: Path, monkeypatch: pytest.M
     assert len(str(refused.value)) < 6000
 
 
-def test_an_answer_has_room_for_so_many_bytes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In all, not in each frame, and with the head of each; there is room for what the file may declare."""
-    size = file.stat().st_size
-    room = sandbox.RECORD_RATIO * size + 2**20
-    for more in (0, 1):
-        forge(
-            f'send(b"R", bytes({room} // 2 - 5)); send(b"R", bytes({room} - {room} // 2 - 10 + {more})); send(b".")',
-            monkeypatch,
-        )
-        answer = sandbox.ask(hdf5.image(str(file)))
-        if more:
-            with pytest.raises(UnsafeCheckpoint, match="unfold without bound"):
-                list(answer)
-        else:
-            assert sum(5 + len(body) for body in answer) == room - 5
-
-
 def test_another_name_of_what_is_skipped_is_skipped(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forge(GROUP + 'record(skip="why"); record(path="v", same="w"); record(path="u", same="?"); send(b".")', monkeypatch)
     assert [n.names for n in hdf5.look(str(file)).notes] == [("w",), ("v", "u")]

@@ -34,7 +34,7 @@ def layer(text: str) -> dict[str, Any]:
     )
 
 
-def model(*rows: dict[str, Any] | str, name: str = "m", kind: str = "Sequential", **more: Any) -> dict[str, Any]:
+def model(*rows: Any, name: str = "m", kind: str = "Sequential", **more: Any) -> dict[str, Any]:
     """Of rows, or of texts of them."""
     made = [one for row in rows for one in (map(layer, row.split()) if isinstance(row, str) else [row])]
     return {"class_name": kind, "config": {"name": name, "layers": made, **more}}
@@ -107,24 +107,22 @@ def test_other_layers_with_weights(before: str, wanted: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("before", "options", "size"),
     [
-        ("Input:4:6:3", {}, (4, 6)), ("Input:9:6 Conv1D", {}, (0, 0)),
-        ("Input:4:6:3 UpSampling2D", {}, (0, 0)),
-        ("Input:9:6 Conv1D", {"kernel_size": [3], "strides": [2], "dilation_rate": [1]}, (1, 4)),
-        ("Input:784 Reshape:28:28:1 Conv2D", {"padding": "same", "strides": [2, 2]}, (14, 14)),
-        ("Input:9:8:3 Conv2D", {"padding": "same", "strides": [2, 3]}, (5, 3)),
-        ("Input:9:8:3 Conv2D", {"kernel_size": [2, 2], "dilation_rate": [2, 1]}, (7, 7)),
-        ("Input:9:8:3 Conv2D", {"strides": 0}, (0, 0)),
-        ("Input:9:8:3 Conv2D", {"strides": [1]}, (0, 0)), ("Input:9:8:3 Conv2D", {"filters": [[]]}, (8, 6)),
-        ("Input:9:8:3 DepthwiseConv2D", {}, (8, 6)),
-        ("Input:3:3:3:3:3:3:3:3:3:3", {}, (0, 0)),
+        ("Input:4:6:3", "{}", (4, 6)), ("Input:9:6 Conv1D", "{}", (0, 0)), ("Input:4:6:3 UpSampling2D", "{}", (0, 0)),
+        ("Input:9:6 Conv1D", '{"kernel_size": [3], "strides": [2], "dilation_rate": [1]}', (1, 4)),
+        ("Input:784 Reshape:28:28:1 Conv2D", '{"padding": "same", "strides": [2, 2]}', (14, 14)),
+        ("Input:9:8:3 Conv2D", '{"padding": "same", "strides": [2, 3]}', (5, 3)),
+        ("Input:9:8:3 Conv2D", '{"kernel_size": [2, 2], "dilation_rate": [2, 1]}', (7, 7)),
+        ("Input:9:8:3 Conv2D", '{"strides": 0}', (0, 0)), ("Input:9:8:3 Conv2D", '{"strides": [1]}', (0, 0)),
+        ("Input:9:8:3 Conv2D", '{"filters": [[]]}', (8, 6)), ("Input:9:8:3 DepthwiseConv2D", "{}", (8, 6)),
+        ("Input:3:3:3:3:3:3:3:3:3:3", "{}", (0, 0)),
     ],
 )  # fmt: skip
-def test_the_size_of_a_flattened_image(before: str, options: dict[str, Any], size: tuple[int, int]) -> None:
+def test_the_size_of_a_flattened_image(before: str, options: str, size: tuple[int, int]) -> None:
     """Behind convolutions and poolings with some options."""
+    usual = {"kernel_size": [2, 3], "strides": [1, 1], "dilation_rate": [1, 1], "padding": "valid"}
     whole = model(before, "Flatten last=Dense")
     for row in whole["config"]["layers"][1:-2]:
-        row["config"] |= {"kernel_size": [2, 3], "strides": [1, 1], "dilation_rate": [1, 1], "padding": "valid"}
-        row["config"] |= options
+        row["config"] |= usual | json.loads(options)
     assert taken(whole) == LayerInput("flattened", *size)
 
 
@@ -154,38 +152,30 @@ def test_graphs(rows: str, wanted: str) -> None:
     assert state(model(IMAGES, rows, inner, kind="Functional")) == wanted
 
 
-def nested(value: object, depth: int) -> object:
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
 NODES = [
     # how Keras 1 to 3 spell inputs, of an operation in Keras 2 also its operands; a mask or a constant is none
-    ([["f", 0, 0, {}]], "flattened"), ([[["f", 0, 0, {}]]], "flattened"), (None, "image"),
-    ([{"args": [], "kwargs": {"x": {"config": {"keras_history": ["f", 0, 0]}}}}], "flattened"),
-    ([["f", 0, 0, {"mask": ["p", 0, 0]}]], "flattened"),
-    ([["f", 0, 0, {"y": ["p", 0, 0]}]], "unknown"), ([["p", 0, 0, {"y": ["p", 0, 0]}]], "plain"),
-    (nested(["f", 0, 0], 15), "flattened"), ({"f": 3}, "image"),
+    ('[["f", 0, 0, {}]]', "flattened"), ('[[["f", 0, 0, {}]]]', "flattened"), ("null", "image"), ('{"f": 3}', "image"),
+    ('[{"args": [], "kwargs": {"x": {"config": {"keras_history": ["f", 0, 0]}}}}]', "flattened"),
+    ('[["f", 0, 0, {"mask": ["p", 0, 0]}]]', "flattened"), ("[" * 16 + '"f"' + "]" * 16, "flattened"),
+    ('[["f", 0, 0, {"y": ["p", 0, 0]}]]', "unknown"), ('[["p", 0, 0, {"y": ["p", 0, 0]}]]', "plain"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("nodes", "wanted"), NODES)
-def test_how_a_config_spells_inputs(nodes: object, wanted: str) -> None:
-    last = layer("last=Dense") | {"inbound_nodes": nodes}
+def test_how_a_config_spells_inputs(nodes: str, wanted: str) -> None:
+    last = layer("last=Dense") | {"inbound_nodes": json.loads(nodes)}
     assert state(model("i=Input:4:4:3 f=Flatten(i) p=Embedding(i)", last, kind="Functional")) == wanted
 
 
-@pytest.mark.parametrize(
-    "between",
-    [
-        3, {"class_name": "Conv2D"}, {"class_name": 3, "config": {"name": "x"}},
-        {"class_name": "Conv2D", "config": {"name": 3}},
-        {"class_name": "x" * 501, "config": {"name": "x"}},
-    ],
-)  # fmt: skip
-def test_what_is_no_layer_does_not_come_between(between: Any) -> None:
-    assert taken(model("Flatten", between, "last=Dense")) == LayerInput("flattened")
+NO_LAYERS = [
+    "3", '{"class_name": "Conv2D"}', '{"class_name": 3, "config": {"name": "x"}}',
+    '{"class_name": "Conv2D", "config": {"name": 3}}', f'{{"class_name": "{"x" * 501}", "config": {{"name": "x"}}}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("between", NO_LAYERS)
+def test_what_is_no_layer_does_not_come_between(between: str) -> None:
+    assert taken(model("Flatten", json.loads(between), "last=Dense")) == LayerInput("flattened")
 
 
 def test_a_class_of_a_user_is_none_of_keras() -> None:
