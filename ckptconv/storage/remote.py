@@ -10,9 +10,9 @@ messages.redacted.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from ..errors import CkptError, CorruptCheckpoint, StorageError
@@ -27,7 +27,6 @@ FIRST, LAST = 4096, 2**22  # bytes of a window: at first, and after doubling
 MAX_ENDS = 128  # files whose first and last bytes a run keeps
 MAX_GAP = 2**16  # bytes between two ranges that are cheaper to fetch than another request
 MAX_REQUEST = 32 * 2**20  # bytes of ranges that are fetched together; longer runs are read while the job runs
-BATCH = 8  # ranges requested at once, and files looked at
 PIECE = 2**23  # bytes of one request
 
 
@@ -52,7 +51,7 @@ class RemoteFile:
         self._is_known = bool(about.etag)
         # of what answers say of the version the first one decides; the Hub's are those of its store
         self._said = {"size": self.size, **({"version": about.etag} if about.etag and is_http(url) else {})}
-        self._ranged = not is_http(url)  # whether the server is known to send ranges of files
+        self._ranged = False  # whether the server is known to send ranges of files
         ends = known().ends
         if len(ends) >= MAX_ENDS:  # readers keep theirs
             ends.clear()
@@ -129,35 +128,33 @@ class RemoteFile:
         return self._window
 
     def _get(self, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-        """Request ranges (start, size), some at once."""
-        asked = self._of_web if is_http(self.url) or is_repository(self.url) else self._of_store
-        for i in range(0, len(wanted), BATCH):
-            some = wanted[i : i + BATCH]
+        """Request ranges (start, size), some at once; from a server that sends no ranges, copy the whole file."""
+        for i in range(0, len(wanted), web.AT_ONCE):
+            some = wanted[i : i + web.AT_ONCE]
+            limit = web.TIMES * web.seconds(sum(size for _, size in some) * web.AT_ONCE)
             with asking(self.url):
-                pieces = asked(some)
+                try:
+                    part = self._part()
+                    pieces = web.together([partial(part, *one) for one in some], limit)
+                    self._ranged = True
+                except web.NoRanges as e:
+                    if self._ranged:
+                        raise StorageError("the server sends ranges of the file no more", url=self.url) from e
+                    copied = _whole if self._is_known else _whole.__wrapped__
+                    copy = copied(self.url, self.stamp, tuple(self._said.items()))
+                    self._spools = [(0, copy)]
+                    pieces = [copy.read(*one) for one in some]
             for (start, size), data in zip(some, pieces, strict=True):
                 if len(data) != size:
                     raise CorruptCheckpoint(f"{size} bytes at {start} were requested, {len(data)} came", url=self.url)
                 yield start, data
 
-    def _of_store(self, some: Sequence[tuple[int, int]]) -> list[bytes]:
+    def _part(self) -> Callable[[int, int], bytes]:
+        """What requests one range."""
+        if is_http(self.url) or is_repository(self.url):
+            return lambda start, size: web.part(self.url, start, size, self._said)
         fs, path = filesystem(self.url)
-        starts, ends = [a for a, _ in some], [a + n for a, n in some]
-        return list(fs.cat_ranges([path] * len(some), starts, ends, on_error="raise"))
-
-    def _of_web(self, some: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The first request shows whether the server sends ranges; else the whole file is copied."""
-        try:
-            data = web.ranges(self.url, some, self._said)
-        except web.NoRanges as e:
-            if self._ranged:
-                raise StorageError("the server sends ranges of the file no more", url=self.url) from e
-            copied = _whole if self._is_known else _whole.__wrapped__
-            copy = copied(self.url, self.stamp, tuple(self._said.items()))
-            self._spools = [(0, copy)]
-            return [copy.read(*one) for one in some]
-        self._ranged = True
-        return data
+        return lambda start, size: fs.cat_file(path, start=start, end=start + size)
 
 
 def peek(urls: Sequence[str]) -> None:
@@ -175,7 +172,7 @@ def peek(urls: Sequence[str]) -> None:
 
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(BATCH) as pool:
+    with ThreadPoolExecutor(web.AT_ONCE) as pool:
         list(pool.map(fetch, far))
 
 

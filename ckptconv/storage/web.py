@@ -1,7 +1,7 @@
 """Files of web servers and of the Hugging Face Hub, over urllib3: bounded in time and bytes, one rule of redirects.
 
     info(url)                       size and version of a file; None if there is none
-    ranges(url, [(0, 9)], said)     bytes of it, requested at once; said: its size, and its version once it is known
+    part(url, 0, 9, said)           bytes of it; said: its size, and its version once it is known
     whole(url, said, file)          a copy of it, from a server that sends no ranges
 
 CKPTCONV_TIMEOUT      seconds that a request may take, plus one for each 64 KiB requested; 60
@@ -38,6 +38,7 @@ FIRST, LONGEST = 0.25, 8.0  # seconds of a pause
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 VERSIONS = ("ETag", "Last-Modified")  # an answer must have the first of these that an earlier one had
 GONE = 404, 410
+AT_ONCE = 8  # ranges that are requested together
 PIECE = 2**20  # bytes read at once
 MAX_REDIRECTS = 10
 STORES = {  # where well-known hosts keep their files
@@ -80,29 +81,25 @@ def _first(url: str) -> tuple[int, Mapping[str, str]]:
         return answer.status, answer.headers
 
 
-def ranges(url: str, wanted: Sequence[tuple[int, int]], said: dict[str, Any]) -> list[bytes]:
-    """Read ranges (start, size) of a file, concurrently; of what a server sends at most as much as was requested.
+def part(url: str, start: int, size: int, said: dict[str, Any]) -> bytes:
+    """Read a range of a file; of what a server sends at most as much as was requested.
 
     NoRanges if the server sends the whole file instead, CorruptCheckpoint if it sends another one than `said` tells of.
     """
-    total = sum(size for _, size in wanted)
+    shared = size * AT_ONCE  # others are on the same line
 
-    def one(start: int, size: int) -> bytes:
-        return _again(url, total, lambda: _range(url, start, size, seconds(total), said), known=True)
+    def ask() -> bytes:
+        end = time.monotonic() + seconds(shared)
+        with _asked(url, {"Range": f"bytes={start}-{start + size - 1}"}) as answer:
+            sent = re.match(r"bytes (\d+)-\d*(?:/(\d+))?", answer.headers.get("Content-Range", ""))
+            if answer.status != 206 or not sent:
+                raise NoRanges("the server does not send ranges of files")
+            if int(sent[1]) != start:
+                raise CorruptCheckpoint(f"bytes from {start} were requested, those from {sent[1][:20]} came", url=url)
+            _refuse_changed(url, said, answer.headers, sent[2] or "")
+            return b"".join(_pieces(url, answer, size, lambda _: end))
 
-    return together([partial(one, *some) for some in wanted], TIMES * seconds(total))
-
-
-def _range(url: str, start: int, size: int, limit: float, said: dict[str, Any]) -> bytes:
-    end = time.monotonic() + limit
-    with _asked(url, {"Range": f"bytes={start}-{start + size - 1}"}) as answer:
-        sent = re.match(r"bytes (\d+)-\d*(?:/(\d+))?", answer.headers.get("Content-Range", ""))
-        if answer.status != 206 or not sent:
-            raise NoRanges("the server does not send ranges of files")
-        if int(sent[1]) != start:
-            raise CorruptCheckpoint(f"bytes from {start} were requested, those from {sent[1][:20]} came", url=url)
-        _refuse_changed(url, said, answer.headers, sent[2] or "")
-        return b"".join(_pieces(url, answer, size, lambda _: end))
+    return _again(url, shared, ask, known=True)
 
 
 def whole(url: str, said: dict[str, Any], file: IO[bytes]) -> None:
