@@ -198,19 +198,14 @@ def test_keep_going_with_a_cut_file(what: str, left: float, fixtures: Path, tmp_
 
 GOING = {  # a verb with --keep-going on damaged.npz, its exit code, and what it says
     "verify": (["verify", "damaged.npz"], 7, "damage in 1 of 2 tensors:\n  bad: 1 damaged tensor"),
-    "verify --json": (["verify", "damaged.npz", "--json"], 7, '"kind": "VerifyError"'),
     "verify, of a cut file": (["verify", "cut.safetensors"], 7, "damage in 1 of 2 tensors"),
     "verify, of a conversion": (["verify", "damaged.npz", "kept.npz"], 1, "(bad)\nverified: 1 tensor"),
-    "verify, quietly": (["verify", "damaged.npz", "kept.npz", "-q"], 1, "damaged: 1 damaged tensor"),
     "diff": (["diff", "damaged.npz", "damaged.npz"], 1, "(bad)\ndifferent: 1 tensor equal; 2 damaged"),
     "diff, left": (["diff", "damaged.npz", "kept.npz"], 1, "damaged: in A: 1 damaged tensor"),
-    "diff, right, quietly": (["diff", "kept.npz", "damaged.npz", "-q"], 1, "damaged: in B: 1 damaged tensor"),
     "diff --json": (["diff", "kept.npz", "damaged.npz", "--json"], 1, '"same": false'),
     "diff, of others": (["diff", "damaged.npz", "damaged.npz", "--include", "good"], 0, "the same: 1 tensor equal"),
     "verify, of others": (["verify", "damaged.npz", "--include", "good"], 0, "verified: 1 tensor"),
     "verify, what a cut file has": (["verify", "cut.safetensors", "--include", "good"], 0, "verified: 1 tensor"),
-    "inspect, what a cut file has": (["inspect", "cut.safetensors", "--include", "good"], 0, "good"),
-    "diff, what it has": (["diff", "cut.safetensors", "cut.safetensors", "--include", "good"], 0, "1 tensor equal"),
     "inspect": (["inspect", "damaged.npz"], 1, "damaged: 1 damaged tensor"),
     "inspect --check": (["inspect", "damaged.npz", "--check"], 1, "1 tensor checked: 1 error"),
     "inspect --json": (["inspect", "damaged.npz", "--check", "--json"], 1, '"check": "damaged", "tensor": "bad"'),
@@ -236,10 +231,7 @@ LOST = {  # what is taken of a folder that lacks the shard of net.b, and what of
     "an entry": (["--at", "net"], ["b.x", "b.y"]),
     "by an entry's names": (["--at", "net", "--include", "[ab].x"], ["b.x"]),
     "by stripped names": (["--strip-prefix", "net.", "--include", "net.[ab].*"], ["b.x", "b.y"]),
-    "but some": (["--strip-prefix", "net.", "--exclude", "net.a.*"], ["b.x", "b.y"]),
-    "by names of which none is there": (["--include", "net.a.*", "--include", "net.b.x"], ["net.b.x"]),
     "others": (["--include", "net.a.*"], []),
-    "others by stripped names": (["--strip-prefix", "net.", "--include", "net.a.*"], []),
     "all but it": (["--exclude", "net.b.*"], []),
 }  # fmt: skip
 
@@ -311,12 +303,11 @@ def checked(name: str, path: Path, data: bytes) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("name", [*CARRY, *OTHERS])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_same_input_and_options_same_bytes(name: str, workers: int, tmp_path: Path) -> None:
+def test_same_input_and_options_same_bytes(name: str, tmp_path: Path) -> None:
     options = (CARRY | OTHERS)[name] | {"hash": name in CARRY}
     source = {"k.h5": "in.h5"}.get(name, "in.npz")  # Keras' order of layers must be recorded
     made = []
-    for n, resources in enumerate(({"jobs": workers}, {"max_memory": 16 << 20, "jobs": 2})):
+    for n, resources in enumerate(({"jobs": 1}, {"max_memory": 16 << 20, "jobs": 3})):
         ckptconv.save(values(), tmp_path / source, force=True, format={"in.h5": "keras"}.get(source))
         api.convert(tmp_path / source, tmp_path / str(n) / name, **options, **resources)
         home = tmp_path / str(n)
@@ -389,14 +380,6 @@ def test_damage_is_never_blessed(name: str, change: dict[str, object], target: s
             api.convert(tmp_path / "in" / name, tmp_path / "out" / "x", **options)
         assert not list((tmp_path / "out").glob("*"))
         flip(path, where + at)
-
-
-def test_strings_are_compared_too(tmp_path: Path) -> None:
-    ckptconv.save({"s": np.array([b"one", b"twenty"], object)}, tmp_path / "m.hdf5", format="hdf5")
-    raw = (tmp_path / "m.hdf5").read_bytes()
-    (tmp_path / "m.hdf5").write_bytes(raw.replace(b"twenty", b"twelve"))
-    with pytest.raises(VerifyError, match="content does not match its hash"):
-        api.convert(tmp_path / "m.hdf5", tmp_path / "n.hdf5", to="hdf5")
 
 
 def test_what_was_not_compared_gets_no_new_hashes(tmp_path: Path) -> None:
