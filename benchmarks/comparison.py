@@ -26,7 +26,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +38,7 @@ from ckptconv.checkpoint import Checkpoint
 HERE, STEM, FORK = Path(__file__).parent, "0.3", multiprocessing.get_context("fork")
 TOOLS = {  # an environment each: what pip installs
     "checkpoint-lens": "checkpoint-lens==0.1.2", "ckptkit": "ckptkit[cli]==0.3.0", "gguf": "gguf==0.19.0",
-    "mergekit": "mergekit==0.1.5", "mergelens": "mergelens==2.0.3", "modeldelta": "modeldelta==0.4.4",
+    "mergekit": "mergekit==0.1.5",
     "modelscan": "modelscan==0.8.8", "orbaxport": "orbaxport==1.3.0 orbax-checkpoint==0.12.8",
     "picklescan": "picklescan==1.0.5", "pt-safe-loader": "pt-safe-loader==0.1.4",
     "safetensors-print": "safetensors-print==0.1.0", "transformers": "transformers==4.57.6",
@@ -266,8 +265,7 @@ JOBS = (
     Job("a list of 1,000,000 tensors", says("layer_124999"), (
         Way("ckptconv", "inspect {f}/million.safetensors"),
         Way("safetensors", "inspect_safetensors {f}/million.safetensors"),
-        tool("ckptkit", "ckptkit info --json {f}/million.safetensors"),
-        tool("safetensors-print", "safetensors-print --tensors {f}/million.safetensors"))),
+        tool("ckptkit", "ckptkit info --json {f}/million.safetensors"))),
     Job("find a NaN and a tensor of zeros", says(NAN, ZERO, "[5, 7]"), (
         Way("ckptconv", "inspect --check {f}/sick/model.safetensors"),
         Way("torch + safetensors", "nan_torch {f}/sick/model.safetensors"),
@@ -277,8 +275,6 @@ JOBS = (
         Way("ckptconv", "diff {f}/base/model.safetensors {f}/tuned/model.safetensors --no-fold"),
         Way("torch + safetensors", "diff_torch {f}/base/model.safetensors {f}/tuned/model.safetensors"),
         tool("ckptkit", "ckptkit diff {f}/base/model.safetensors {f}/tuned/model.safetensors"),
-        tool("mergelens", "mergelens compare {f}/base {f}/tuned"),
-        tool("modeldelta", "modeldelta {f}/base {f}/tuned -q"),
         tool("weightscope", "weightscope diff {f}/base {f}/tuned"))),
     Job("a pickle that runs a program", refuses("posix.system", "os.system", "system"), (
         Way("ckptconv", "{f}/evil.pt -o out.safetensors"),
@@ -433,21 +429,11 @@ def main() -> None:
     for job in JOBS:
         if any(text in job.title for text in args.only.split("|")):
             lines += measured(job, files, args.runs)
-    lines += ["", summary(lines)]
-    print(lines[-1])
     if args.write:
         text = args.write.read_text(encoding="utf-8")
         (head, rest), mark = text.split(MARKS[0]), MARKS[1]
         tail = rest.split(mark, 1)[1]
         args.write.write_text("\n".join((f"{head}{MARKS[0]}\n", *lines, f"\n{mark}{tail}")), encoding="utf-8")
-
-
-def summary(lines: Sequence[str]) -> str:
-    """How many of its jobs each tool does."""
-    rows = [[cell.strip(" *") for cell in line.split("|")[2:4]] for line in lines if line.startswith("| ")][2:]
-    given, does = Counter(tool for tool, _ in rows), Counter(tool for tool, can in rows if can == "yes")
-    several = ", ".join(f"{tool} {does[tool]} of {n}" for tool, n in given.most_common() if n > 1)
-    return f"Jobs done, of those that a tool was given: {several}; all others had one."
 
 
 MARKS = "<!-- measured: benchmarks/comparison.py -->", "<!-- end -->"

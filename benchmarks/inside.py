@@ -97,7 +97,7 @@ def one(path: str) -> dict[str, float]:
 
 
 def load(path: str) -> dict[str, float]:
-    """All of a file into a module; other loaders, where they are installed, into a state dict that is then loaded."""
+    """All of a file into a module; transformers, where it is installed, into a state dict that is then loaded."""
     from safetensors.torch import load_file
 
     import ckptconv.torch
@@ -120,48 +120,14 @@ def load(path: str) -> dict[str, float]:
     ways: Ways = {
         "ours": lambda: ckptconv.torch.load_into(module, given),
         "safetensors": lambda: loaded(load_file(path)),
-        **{name: lambda read=read: loaded(read(path)) for name, read in _others().items()},  # type: ignore[misc]
     }
+    try:
+        from transformers.modeling_utils import load_state_dict
+
+        ways["transformers"] = lambda: loaded(load_state_dict(path))
+    except ImportError as e:
+        print(f"transformers is left out: {e}", file=sys.stderr)
     return {f"load_into {who}": t for who, t in best(ways).items()}
-
-
-def _transformers() -> Callable[[str], dict[str, Any]]:
-    from transformers.modeling_utils import load_state_dict
-
-    return load_state_dict
-
-
-def _mergekit() -> Callable[[str], dict[str, Any]]:
-    from mergekit.io.lazy_tensor_loader import LazyTensorLoader, ShardedTensorIndex, ShardInfo
-
-    def read(path: str) -> dict[str, Any]:
-        at, names = Path(path), list(ckptconv.open(path))
-        index = ShardedTensorIndex(str(at.parent), True, dict.fromkeys(names, at.name), [ShardInfo(at.name, names)])
-        loader = LazyTensorLoader(index)
-        return {n: loader.get_tensor(n) for n in names}
-
-    return read
-
-
-def _fastsafetensors() -> Callable[[str], dict[str, Any]]:
-    from fastsafetensors import fastsafe_open
-
-    def read(path: str) -> dict[str, Any]:
-        with fastsafe_open(filenames=[path], nogds=True, device="cpu") as f:
-            return {n: f.get_tensor(n).clone().detach() for n in f.keys()}  # noqa: SIM118 - it is not a mapping
-
-    return read
-
-
-def _others() -> dict[str, Callable[[str], dict[str, Any]]]:
-    """The loaders that are installed."""
-    out = {}
-    for make in (_transformers, _mergekit, _fastsafetensors):
-        try:
-            out[make.__name__[1:]] = make()
-        except ImportError as e:
-            print(f"{make.__name__[1:]} is left out: {e}", file=sys.stderr)
-    return out
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,21 +98,6 @@ def test_an_output_does_not_leave_its_folder_by_a_link(taken: bool, force: bool,
 # --- what may be replaced ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conversions run here: starting processes and a sync of all disks take longer than they do."""
-
-    def each(do: Callable[[Any], Any], todo: Iterable[Any], *_: object) -> Iterator[tuple[Any, Any]]:
-        for item in todo:
-            try:
-                yield item, do(item)
-            except CkptError as e:
-                yield item, e
-
-    monkeypatch.setattr(run.pool, "run", each)
-    monkeypatch.setattr(os, "sync", lambda: None)
-
-
 def again(tmp_path: Path, **options: Any) -> Summary:
     return zoo([str(tmp_path / "in")], str(tmp_path / "out"), resume=True, **options)
 
@@ -121,7 +106,6 @@ def folder_of(at: Path) -> dict[str, bytes]:
     return {str(p.relative_to(at)): p.read_bytes() for p in at.rglob("*") if p.is_file() and p.name != NAME}
 
 
-@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("to", ["safetensors", "npy", "tf"])
 @pytest.mark.parametrize("whose", ["ours", "users", "same size", "beside"])
 def test_only_what_a_zoo_wrote_is_replaced(to: str, whose: str, tmp_path: Path) -> None:
@@ -173,7 +157,6 @@ def test_what_comes_between_plan_and_publication_stays(tmp_path: Path, monkeypat
         assert folder_of(tmp_path / "out") == {"m.safetensors": b"mine"}
 
 
-@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("to", ["safetensors", "npy", "tf"])
 @pytest.mark.parametrize("changed", [False, True])
 @pytest.mark.parametrize("replaced", [False, True])
@@ -196,7 +179,6 @@ def test_what_a_killed_run_did_not_record_is_known_by_its_bytes(
     assert not list((tmp_path / "out").rglob(".*.part"))
 
 
-@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("swap", ["other", "gone", "later", "twin", "twin elsewhere", "rewritten"])
 def test_a_source_that_is_not_the_planned_one_is_a_failure(
     swap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -228,7 +210,6 @@ def test_a_source_that_is_not_the_planned_one_is_a_failure(
     assert again(tmp_path).done == (swap not in ("gone", "twin elsewhere"))
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_source_that_changes_after_its_conversion_is_not_up_to_date(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,7 +228,6 @@ def test_a_source_that_changes_after_its_conversion_is_not_up_to_date(
     assert float(ckptconv.open(tmp_path / "out" / "m.safetensors")["w"].numpy()[0]) == 2
 
 
-@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("to", ["safetensors", "npy", "tf", "hf"])
 @pytest.mark.parametrize(
     ("sources", "out"),
@@ -273,7 +253,6 @@ def test_no_zoo_converts_its_own_outputs(
     assert [i.state for i in zoo_plan(sources, out, to=to) if i.state != "problem"] == ["convert"] * first[0]
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_row_that_names_an_output_is_a_failure(tmp_path: Path) -> None:
     save(tmp_path / "m.npz")
     rows = manifest(tmp_path, {"source": "m.npz"}, {"source": "m.safetensors", "to": "npz", "destination": "x"})
@@ -283,7 +262,6 @@ def test_a_row_that_names_an_output_is_a_failure(tmp_path: Path) -> None:
     assert "is an output of this zoo" in str(done)
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_file_that_was_never_written_is_a_source(tmp_path: Path) -> None:
     """Its own destination, where the ledger lists that it failed."""
     save(tmp_path / "m.safetensors")
@@ -311,7 +289,6 @@ def test_outputs_of_a_glob_begin_at_its_first_wildcard(
         assert at in [i.destination for i in found]
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_sweep_removes_what_is_proved_to_be_ours(tmp_path: Path) -> None:
     save(tmp_path / "in" / "m.npz")
     again(tmp_path)
@@ -327,7 +304,6 @@ def test_a_sweep_removes_what_is_proved_to_be_ours(tmp_path: Path) -> None:
 # --- manifests --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
@@ -376,7 +352,6 @@ def test_a_row_that_cannot_be_is_a_failure(
         (("h\u00e9.npz", "npz"), ("he\u0301.npz", "npz"), True), (("M.npz", "npz"), ("m.npz", "npz"), True),
     ],
 )  # fmt: skip
-@pytest.mark.usefixtures("at_once")
 def test_outputs_that_would_meet_are_failures(
     one: tuple[str, str], other: tuple[str, str], meets: bool, tmp_path: Path
 ) -> None:
@@ -386,7 +361,6 @@ def test_outputs_that_would_meet_are_failures(
     assert [i.state == "problem" for i in items] == [meets, meets, False]
 
 
-@pytest.mark.usefixtures("at_once")
 def test_of_outputs_that_meet_the_second_fails(tmp_path: Path) -> None:
     """In a way that their names do not tell: one is a file of the other."""
     rows = [{"source": save(tmp_path / f"{at}.npz").name, "destination": at, "to": to}

@@ -166,6 +166,7 @@ def make(folder: Path, count: int = 6) -> None:
         save(folder / f"run{n % 2}" / f"m{n}{suffixes[n % 4]}", n)
 
 
+@pytest.mark.usefixtures("in_processes")
 def test_one_failure_does_not_stop_the_rest(tmp_path: Path, cli: Run) -> None:
     make(tmp_path / "in")
     for n in range(3):

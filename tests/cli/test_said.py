@@ -43,7 +43,7 @@ BREAKS = (
     "\u202e",
     "\u3164",
 )
-NAMES = {"line feed": f"a\n{FORGED}", "indented": f"a\n  {FORGED}", "others": "".join(f"a{c}{FORGED}" for c in BREAKS)}
+NAMES = {"lines": f"a\n{FORGED}\n  {FORGED}", "others": "".join(f"a{c}{FORGED}" for c in BREAKS)}
 
 
 # --- one module prints ----------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def parser_that_fails(folder: Path, name: str) -> None:
 def test_no_name_begins_an_indented_line_of_a_message(make: Callable[[Path, str], None], tmp_path: Path) -> None:
     """A break before an indented line is kept, for our lists: what comes from a file is escaped before."""
     with pytest.raises(CorruptCheckpoint if make is not two_states else UnsafeCheckpoint, match="FORGED") as e:
-        make(tmp_path, NAMES["indented"])
+        make(tmp_path, NAMES["lines"])
     assert forged(str(e.value)) == []
 
 

@@ -92,16 +92,6 @@ def test_errors_come_back_as_they_are(source: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_an_error_within_a_task(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(do: Any, jobs: Any) -> Any:
-        raise ckptconv.UnsafeCheckpoint("no further", tensor="w3")
-
-    monkeypatch.setattr(ray_engine, "_run", broken)
-    with pytest.raises(ckptconv.UnsafeCheckpoint, match="w3: no further"):
-        ckptconv.convert(source, tmp_path / "out" / "m.npz", **CLUSTER)
-    assert not (tmp_path / "out").exists()
-
-
 def test_small_arrays_travel_large_ones_are_refused(tmp_path: Path) -> None:
     small = {"a": np.arange(10)}
     held = ckptconv.Checkpoint({n: held_tensor(n, a) for n, a in small.items()})

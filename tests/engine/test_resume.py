@@ -146,22 +146,6 @@ def test_stopped_when_all_was_written_it_only_renames(
     assert got == want
 
 
-def test_a_journal_that_somebody_removed_is_not_missed(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All is published by then, and the journal would be removed anyway."""
-    publish = journal.Journal.publish
-
-    def removed(self: journal.Journal, out: object) -> None:
-        publish(self, out)
-        for path in (tmp_path / "out").glob(".*.journal"):
-            path.unlink()
-
-    monkeypatch.setattr(journal.Journal, "publish", removed)
-    convert(source, tmp_path / "out" / "m.npz", resume=True)
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["m.npz"]
-
-
 def test_what_came_there_since_it_was_stopped_is_not_replaced(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,11 +17,10 @@ import growth
 import numpy as np
 import pytest
 import tf_tables
-from crc32c import crc32c
 
 from ckptconv.formats.table import TABLE
-from ckptconv.formats.tensorflow import elements, table
 from ckptconv.formats.tensorflow import messages_pb2 as pb
+from ckptconv.formats.tensorflow import table
 from ckptconv.storage.checksum import mask
 
 pytestmark = pytest.mark.slow
@@ -173,17 +172,6 @@ def orbax(arrays: int, chunks: int, name: bytes = b"w") -> growth.Make:
     return make
 
 
-def orbax_absent(folder: Path, n: int) -> Path:
-    """Every second chunk is absent."""
-    home, side = folder / "x" / "w", 2 * int((600 * n) ** 0.5)
-    home.mkdir(parents=True)
-    (home / ".zarray").write_text(json.dumps({**BYTES, "shape": [side, side], "chunks": [1, 1]}))
-    for i in range(side):
-        for j in range(i % 2, side, 2):
-            (home / f"{i}.{j}").write_bytes(b"a")
-    return folder / "x"
-
-
 BYTES = {"zarr_format": 2, "dtype": "|u1", "compressor": None, "fill_value": 0, "filters": None, "order": "C"}
 
 
@@ -263,44 +251,6 @@ def tf_entries(folder: Path, n: int) -> Path:
     return folder / "m.index"
 
 
-def tf_packed(folder: Path, n: int) -> Path:
-    """Scalars in one range, which pack to a byte each, and a value that does not pack, so that each has its bytes."""
-    count, crc = 40_000 * n, mask(crc32c(bytes(4)))
-    value = pb.BundleEntryProto(dtype=1, shape={}, size=4, crc32c=crc).SerializeToString()
-    filler = np.random.default_rng(n).bytes(max(0, 9 * (count - table.ROOM) - count * 95 // 100))
-    pairs = [(b"", HEADER), (b"a", value + b"\xa2\x06" + table.varint(len(filler)) + filler)]
-    block = table._Block(1 << 30)
-    for key, content in (*pairs, *((b"k" + i.to_bytes(3, "big"), value) for i in range(count))):
-        block.add(key, content)
-    packed = bytes(cramjam.snappy.compress_raw(bytes(block.finish())))
-    (folder / "m.index").write_bytes(tf_tables.table([(b"\xff", packed)], b"\1"))
-    (folder / "m.data-00000-of-00001").write_bytes(bytes(4))
-    return folder / "m.index"
-
-
-def tf_graph(graph: pb.TrackableObjectGraph, folder: Path) -> Path:
-    """A bundle of one scalar and this graph, in which it is the key `v`."""
-    data, crc = elements.pack([graph.SerializeToString()])
-    about = pb.BundleEntryProto(dtype=7, shape={}, offset=4, size=len(data), crc32c=mask(crc))
-    scalar = pb.BundleEntryProto(dtype=1, shape={}, size=4, crc32c=mask(crc32c(bytes(4))))
-    entries = {b"": HEADER, b"_CHECKPOINTABLE_OBJECT_GRAPH": about.SerializeToString()}
-    entries[b"v/.ATTRIBUTES/VARIABLE_VALUE"] = scalar.SerializeToString()
-    (folder / "m.index").write_bytes(table.build(list(entries.items())))
-    (folder / "m.data-00000-of-00001").write_bytes(bytes(4) + data)
-    return folder / "m.index"
-
-
-def tf_edges(folder: Path, n: int) -> Path:
-    """Edges of two names to one variable, which has as many attributes."""
-    graph = pb.TrackableObjectGraph(nodes=[{}, {}])
-    for i in range(1500 * n):
-        graph.nodes[0].children.add(node_id=1, local_name=("v", "save_counter")[i % 2])
-        graph.nodes[1].attributes.add(name="x")
-    key = "v/.ATTRIBUTES/VARIABLE_VALUE"
-    graph.nodes[1].attributes.add(name="VARIABLE_VALUE", full_name="v", checkpoint_key=key)
-    return tf_graph(graph, folder)
-
-
 def dcp(folder: Path, n: int) -> Path:
     torch = pytest.importorskip("torch")
     from torch.distributed.checkpoint import metadata as md
@@ -318,51 +268,6 @@ def dcp(folder: Path, n: int) -> Path:
     (folder / "__0_0.distcp").write_bytes(one.getvalue() * len(boxes))
     (folder / ".metadata").write_bytes(pickle.dumps(md.Metadata({"w": whole}, storage_data=places), 4))
     return folder / ".metadata"
-
-
-def database(folder: Path, data: bytes, root: bytes, height: int, keys: int) -> Path:
-    """A database whose root lies behind other nodes."""
-    from ckptconv.formats.orbax import write as btree
-
-    top = btree.Node(b"", root, keys, len(root), 0)
-    (folder / "m" / "d").mkdir(parents=True)
-    (folder / "m" / "d" / "x").write_bytes(data + root)
-    (folder / "m" / "manifest.ocdbt").write_bytes(btree._manifest(top, len(data), height, "d/x", bytes(16)))
-    return folder / "m"
-
-
-def packed_chunks(folder: Path, n: int) -> Path:
-    """Small chunks in a node that is packed, beside noise that buys room."""
-    from ckptconv.formats.orbax import write as btree
-
-    count = 5_000 * n
-    about = json.dumps({**BYTES, "shape": [count], "chunks": [1]}).encode()
-    pairs = {b"w/.zarray": about, b"w/.zattrs": np.random.default_rng(1).bytes(count)}
-    pairs |= {b"w/%d" % i: b"\0" for i in range(count)}
-    raw = btree._leaf([btree.Entry(k, 0, len(v), v) for k, v in sorted(pairs.items())], "d/x").raw
-    body = bytes(cramjam.zstd.compress(raw[14:-4]))
-    raw = raw[:4] + (18 + len(body)).to_bytes(8, "little") + b"\0\1" + body
-    return database(folder, b"", raw + crc32c(raw).to_bytes(4, "little"), 0, len(pairs))
-
-
-def orbax_nested(folder: Path, n: int) -> Path:
-    """Leaves, each of which is the value of the one around it."""
-    from ckptconv.formats.orbax import write as btree
-
-    count, data, at, nodes = 2000 * n, b"", [0], []
-    for i in range(count):
-        node = btree._leaf([btree.Entry(b"%06d" % i, 0, len(data), data)], "d/x")
-        at.append(len(node.raw) - 4 - len(data))  # of the inner one, behind which is the checksum
-        nodes.append((node.first, len(node.raw)))
-        data = node.raw
-    starts = np.cumsum([0, *at[:0:-1]])[:count][::-1]
-    texts = btree._texts([key for key, _ in nodes])
-    columns = (map(int, starts), (size for _, size in nodes), [1] * count, [1] * count, [0] * count)
-    body = b"".join((
-        b"\1", btree._files("d/x"), table.varint(count), *texts[:2], bytes(count), texts[2], bytes(count),
-        *(table.varint(x) for column in columns for x in column),
-    ))  # fmt: skip
-    return database(folder, data, btree._enveloped(btree.NODE_MAGIC, body), 1, count)
 
 
 def exported(folder: Path, n: int) -> Path:
@@ -400,17 +305,12 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "hf: shards": (shards, "hf"),
     "orbax: arrays": (orbax(2_000, 1), "orbax"),
     "orbax: chunks": (orbax(1, 8_000, b"k" * 100), "orbax"),
-    "orbax: absent chunks": (orbax_absent, "orbax"),
-    "orbax: packed chunks": (packed_chunks, "orbax"),
-    "orbax: nodes within each other": (orbax_nested, "orbax"),
     "keras3: empty objects": (keras_objects, "keras3"),
     "keras3: nested models": (keras_nested, "keras3"),
     "keras3: uses of many axes": (keras_axes, "keras3"),
     "keras: layers": (growth.layers, "keras"),
     "tf: prefixes": (tf_keys, "tf"),
     "tf: entries": (tf_entries, "tf"),
-    "tf: packed entries": (tf_packed, "tf"),
-    "tf: edges": (tf_edges, "tf"),
     "tf-v1: slices": (growth.v1_slices, "tf-v1"),
     "tf-graph: scopes": (file("x.pb", graph_scopes), "tf-graph"),
     "dcp: chunks": (dcp, "dcp"),

@@ -55,14 +55,12 @@ TARGETS: dict[str, dict[str, object]] = {
     "m.msgpack": {},
     "m.hdf5": {"format": "hdf5"},
     "m.h5": {"format": "keras"},
-    "hf": {"format": "hf"},
 }
 
 # What a target cannot hold, by words of its reason ("": a long name leaves no room for it); everything else is held.
 UNICODE, PARTS, NUL = "not valid Unicode", "an empty component", "HDF5 names cannot hold a NUL"
 REFUSED: dict[str, dict[str, str]] = {
     "m.safetensors": {"surrogate": UNICODE, "metadata": "reserves"},
-    "hf": {"surrogate": UNICODE, "metadata": "reserves"},
     "m.pt": {},
     "m.npz": {"long": "", "nul": "truncate names at a NUL", "surrogate": UNICODE},
     "npy": {"long": "", "long part": "", "surrogate": UNICODE},

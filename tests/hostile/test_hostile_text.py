@@ -109,7 +109,7 @@ def test_no_verb_ends_in_a_traceback(case: str, tmp_path: Path, cli: Run) -> Non
         ("diff", other, source), ("match", source, other), ("match", other, source),
         ("report", source, "-o", str(tmp_path / "page.html")),
         *((source, "-o", f"out-{to}", "--to", to) for to in TARGETS),
-        *((source, "-o", f"dry-{to}", "--to", to, "--dry-run", "--json") for to in TARGETS),
+        *((source, "-o", f"dry-{to}", "--to", to, "--dry-run", "--json") for to in TARGETS[::4]),
         (source, "-o", "again", "--to", "npz", "--resume"),
     ]  # fmt: skip
     for call in calls:

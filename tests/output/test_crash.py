@@ -30,17 +30,17 @@ Names = dict[str, str]
 # Destination, target options. The directory outputs and shards hold several files.
 TARGETS: dict[str, tuple[str, dict[str, object]]] = {
     "single": ("out.safetensors", {}),
-    "shards": ("out.safetensors", {"max_shard_size": 3_000_000}),
-    "bundle": ("out.ckpt", {"to": "tf", "max_shard_size": 3_000_000}),
+    "shards": ("out.safetensors", {"max_shard_size": 800_000}),
+    "bundle": ("out.ckpt", {"to": "tf", "max_shard_size": 800_000}),
     "folder of npy": ("out", {"to": "npy"}),
-    "folder of shards": ("out", {"to": "hf", "max_shard_size": 3_000_000}),
-    "torch shards": ("pytorch_model.bin", {"to": "torch", "max_shard_size": 3_000_000}),
+    "folder of shards": ("out", {"to": "hf", "max_shard_size": 800_000}),
+    "torch shards": ("pytorch_model.bin", {"to": "torch", "max_shard_size": 800_000}),
 }
 
 
-def values(seed: int) -> dict[str, np.ndarray]:
+def values(seed: int, rows: int = 100) -> dict[str, np.ndarray]:
     r = np.random.default_rng(seed)
-    return {f"w{i}": r.standard_normal((400 + i, 500)).astype("f4") for i in range(10)}
+    return {f"w{i}": r.standard_normal((rows + i, 500)).astype("f4") for i in range(10)}
 
 
 @pytest.fixture(scope="module")
@@ -445,7 +445,7 @@ def test_a_source_that_changes_meanwhile(
     change: Callable[[Path], object], kind: str, sources: list[Path], tmp_path: Path
 ) -> None:
     source = tmp_path / "in.safetensors"  # no checksums: only its size, time and number tell
-    ckptconv.save(values(1), source)
+    ckptconv.save(values(1, 400), source)
     home = tmp_path / "out"
     home.mkdir()
     write(sources[0], home, kind)

@@ -102,7 +102,7 @@ def test_nothing_is_followed(name: str, lay: str, tmp_path: Path) -> None:
         with suppress(CkptError):
             api.convert(repo / "src.npz", repo / "out.safetensors", **options)
         assert seen(home) == before, options
-    for again in (False, True):
+    for again in (False, True) if name.endswith(".jsonl") else ():
         with suppress(CkptError):
             ckptconv.zoo([str(repo / "src.npz")], str(repo), resume=again)
         assert seen(home) == before
