@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 MUCH = 100_000  # new objects
-ROWS, HTML_ROWS = 20, 200  # tensors that are shown when a checkpoint is printed
+ROWS = 20  # tensors that are shown when a checkpoint is printed
 
 
 @contextmanager
@@ -168,28 +168,21 @@ class Checkpoint(Mapping[str, Tensor]):
         where = f" {brief(printable(redacted(self.urls[0])), 200)!r}" if self.urls else ""
         return f"{self.format}{where}: {counted(len(self), in_size(self.tensors.values()))}".strip()
 
-    def _rows(self, limit: int) -> list[tuple[str, ...]]:
-        """Name, dtype, shape and size of the first tensors."""
-        first = list(self.tensors.values())[:limit]
-        return [(brief(printable(t.name), 100), t.dtype.name, in_shape(t.shape), in_size([t])) for t in first]
-
     def __repr__(self) -> str:
         return f"<Checkpoint {self._head()}>"
 
     def __str__(self) -> str:
         """A table of the first tensors, for print()."""
+        first = list(self.tensors.values())[:ROWS]
+        rows = [(brief(printable(t.name), 100), t.dtype.name, in_shape(t.shape), in_size([t])) for t in first]
         more = [f"... and {len(self) - ROWS} more"] if len(self) > ROWS else []
-        return "\n".join([self._head(), *table(("name", "dtype", "shape", "size"), self._rows(ROWS), "lllr"), *more])
+        return "\n".join([self._head(), *table(("name", "dtype", "shape", "size"), rows, "lllr"), *more])
 
     def _repr_html_(self) -> str:
-        """A table, for notebooks."""
+        """The same table, for notebooks."""
         from html import escape
 
-        cells = ["".join(f"<td>{escape(c)}</td>" for c in row) for row in self._rows(HTML_ROWS)]
-        more = f"<p>... and {len(self) - HTML_ROWS} more</p>" if len(self) > HTML_ROWS else ""
-        head = "".join(f"<th>{h}</th>" for h in ("name", "dtype", "shape", "size"))
-        rows = "".join(f"<tr>{c}</tr>" for c in cells)
-        return f"<p>{escape(self._head())}</p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
+        return f"<pre>{escape(str(self))}</pre>"
 
     def owners(self) -> dict[str, str]:
         """The first name of each name's tie; tensors that a converter changed in different ways are not tied."""

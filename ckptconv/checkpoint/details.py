@@ -24,13 +24,12 @@ def onward(first: Mapping[str, Move], then: Mapping[str, Move]) -> dict[str, Mov
 
     first: the moves so far; a name that is not there is still that of the source. then: those of the new step.
     """
-    out, rules = {}, dict[tuple[str, str], str]()  # each label once: many names share one, which may be long
+    out, rules = {}, dict[str, str]()  # each label once: many names share one, which may be long
     for name, move in then.items():
         before = [first.get(n) or Move("", (n,)) for n in move.sources]
         earlier = " and ".join(dict.fromkeys(m.rule for m in before if m.rule))
-        both = earlier, move.rule
-        rule = rules.get(both) or rules.setdefault(both, ", then ".join(filter(None, both)))
-        out[name] = Move(rule, tuple(dict.fromkeys(n for m in before for n in m.sources)))
+        rule = ", then ".join(filter(None, (earlier, move.rule)))
+        out[name] = Move(rules.setdefault(rule, rule), tuple(dict.fromkeys(n for m in before for n in m.sources)))
     return out
 
 

@@ -28,7 +28,7 @@ from ..moves.part import Coded, Held, Span
 from ..moves.read import is_fetched_whole
 from ..storage import files
 from .plan import Job, Receipt
-from .run import Map, Work
+from .run import Map, Work, light
 
 KNOCK = 10.0  # seconds a cluster may take to accept a connection
 PATIENCE = 120.0  # seconds a worker may take to answer the first question: it may have to be started
@@ -75,7 +75,7 @@ def engine(name: str) -> Map:
 
 def _run(do: Work, jobs: Sequence[Job]) -> list[Receipt]:
     """Run some jobs on a worker; only the results are sent back, since the caller has the jobs."""
-    return [r._replace(job=r.job._replace(pieces=())) for r in do.each(jobs)]
+    return list(map(light, do.each(jobs)))
 
 
 def _bytes(jobs: Sequence[Job]) -> int:

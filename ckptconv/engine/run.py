@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -118,15 +119,13 @@ def threads(workers: int) -> Map:
     """A `map` over local threads: unordered, with as many jobs waiting as running."""
 
     def pooled(do: Callable[[Job], Receipt], jobs: Iterable[Job]) -> Iterator[Receipt]:
+        remaining, waiting = iter(jobs), set[Future[Receipt]]()
         with ThreadPoolExecutor(workers, thread_name_prefix="ckptconv") as pool:
-            waiting: set[Future[Receipt]] = set()
             try:
-                for job in jobs:
-                    waiting.add(pool.submit(do, job))
-                    if len(waiting) >= 2 * workers:
-                        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                        yield from (future.result() for future in done)
-                while waiting:
+                while True:
+                    waiting |= {pool.submit(do, job) for job in islice(remaining, 2 * workers - len(waiting))}
+                    if not waiting:
+                        return
                     done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                     yield from (future.result() for future in done)
             finally:
@@ -173,17 +172,26 @@ def execute(plan: Plan, writer: Writer, how: How | None = None) -> Outcome:
             earlier, renaming = journal.receipts, journal.publishing
         out = stack.enter_context(closing(_destination(plan, how, kept=bool(earlier), renaming=renaming)))
         receipts = _run_jobs(plan, sources, out, journal, how)
-        outcome = _outcome(plan, receipts, how.digest, _verified(plan, receipts, sources))
-        outcome = replace(outcome, resumed=bool(earlier) or renaming)
+        verified = check_reads((r for receipt in receipts for r in receipt.read), sources, spans_of(plan.tensors))
+        sources.refuse_changed()
+        outcome = replace(_outcome(plan, receipts, how.digest, verified), resumed=bool(earlier) or renaming)
         if not renaming:
             _seal(plan, writer, outcome, sources, out, how)
-            outcome = _confirmed(outcome, out, journal, how)
+            try:
+                if how.confirm:
+                    how.confirm(outcome, out.unpublished)
+            except VerifyError:  # no later run resumes what reads back wrong
+                out.abandon()
+                if journal:
+                    journal.remove()
+                raise
         if journal:
             journal.publish(out)
         out.publish(sync=how.sync)
         if journal:
             journal.remove()
-    return replace(outcome, cleared=tuple(out.cleared), removed=tuple(out.removed))
+    confirmed = how.confirm is not None and not renaming
+    return replace(outcome, confirmed=confirmed, cleared=tuple(out.cleared), removed=tuple(out.removed))
 
 
 def _destination(plan: Plan, how: How, *, kept: bool, renaming: bool) -> Destination:
@@ -229,7 +237,7 @@ def _permissions(plan: Plan, how: How) -> int:
 def _run_jobs(plan: Plan, sources: Sources, out: Destination, journal: Journal | None, how: How) -> Sequence[Receipt]:
     """Run all jobs that an earlier run has not done; return the receipts of all, without the jobs' parts."""
     do = Work(sources, out, plan.memory, plan.placement.check, how.digest)
-    receipts = [_light(r) for r in journal.receipts] if journal else []
+    receipts = [light(r) for r in journal.receipts] if journal else []
     ready = {(r.job.file, r.job.start) for r in receipts}
     jobs = [j for j in plan.jobs if (j.file, j.start) not in ready] if ready else plan.jobs
     done, total = sum(r.job.size for r in receipts), plan.nbytes
@@ -238,19 +246,12 @@ def _run_jobs(plan: Plan, sources: Sources, out: Destination, journal: Journal |
             journal.add(receipt, out)
         if how.sync:
             out.start_writeback(receipt.job.file, receipt.job.start, receipt.job.size)
-        receipts.append(_light(receipt))
+        receipts.append(light(receipt))
         done += receipt.job.size
         if how.progress:
             how.progress(min(done, total), total)  # a job may span padding
     sources.let_go()
     return receipts
-
-
-def _verified(plan: Plan, receipts: Sequence[Receipt], sources: Sources) -> int:
-    """Compare what was read with the checksums of the sources, which must not have changed; bytes compared."""
-    verified = check_reads((r for receipt in receipts for r in receipt.read), sources, spans_of(plan.tensors))
-    sources.refuse_changed()
-    return verified
 
 
 def _seal(plan: Plan, writer: Writer, outcome: Outcome, sources: Sources, out: Destination, how: How) -> None:
@@ -261,21 +262,8 @@ def _seal(plan: Plan, writer: Writer, outcome: Outcome, sources: Sources, out: D
         out.write(patch.file, patch.start, patch.data)
 
 
-def _confirmed(outcome: Outcome, out: Destination, journal: Journal | None, how: How) -> Outcome:
-    """Read back what was written; if it is wrong, no later run resumes it."""
-    if how.confirm is None:
-        return outcome
-    try:
-        how.confirm(outcome, out.unpublished)
-    except VerifyError:
-        out.abandon()
-        if journal:
-            journal.remove()
-        raise
-    return replace(outcome, confirmed=True)
-
-
-def _light(receipt: Receipt) -> Receipt:
+def light(receipt: Receipt) -> Receipt:
+    """The receipt without the parts of its job, which the caller has."""
     return receipt._replace(job=receipt.job._replace(pieces=()))
 
 

@@ -50,6 +50,10 @@ class Stop(Exception):
     pass
 
 
+def stop(*_: object, **__: object) -> None:
+    raise Stop
+
+
 def stopping(after: int) -> run.Map:
     """A map that does some jobs and then breaks."""
 
@@ -149,9 +153,6 @@ def test_stopped_when_all_was_written_it_only_renames(
 def test_what_came_there_since_it_was_stopped_is_not_replaced(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*_: str) -> None:
-        raise Stop
-
     monkeypatch.setattr(os, "replace", stop)
     with pytest.raises(Stop):
         convert(source, tmp_path / "out.npz", resume=True)
@@ -174,10 +175,6 @@ def test_damage_is_found_before_anything_is_replaced(
     name: str, verify: Verify, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the run was killed after all was confirmed, and before it was renamed; whatever is verified otherwise."""
-
-    def stop(*_: object, **__: object) -> None:
-        raise Stop
-
     out = tmp_path / name
     out.write_bytes(b"old")
     monkeypatch.setattr(Output, "publish", stop)
@@ -198,10 +195,6 @@ def test_damage_is_found_before_anything_is_replaced(
 
 def test_a_journal_that_came_with_the_source_gives_no_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of a msgpack file are read when it is opened, and no date of it is in the plan: a stranger knows all."""
-
-    def stop(*_: object, **__: object) -> None:
-        raise Stop
-
     monkeypatch.chdir(tmp_path)
     for folder, value in (("his", 666.0), ("mine", 0.5)):
         os.mkdir(folder)

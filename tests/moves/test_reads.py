@@ -17,12 +17,11 @@ from ckptconv.checkpoint import held
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine.plan import Budget
 from ckptconv.errors import ConversionError, CorruptCheckpoint
-from ckptconv.moves import read as gather
 from ckptconv.moves.cast import transform
 from ckptconv.moves.log import CHUNK, Log, Loss, Record
-from ckptconv.moves.part import Held, Part, Piece, Span, Stored, c_strides, checked_count, is_vast, slabs
+from ckptconv.moves.part import Held, Part, Piece, Span, Stored, c_strides, checked_count, is_vast
 from ckptconv.moves.part import sliced as box
-from ckptconv.moves.read import check_reads, hash_check, hash_tensor
+from ckptconv.moves.read import check_reads, fill, hash_check, hash_tensor, read_strings
 from ckptconv.moves.sources import Pool
 from ckptconv.storage import checksum
 from ckptconv.storage.remote import MAX_GAP, MAX_REQUEST, merged
@@ -134,24 +133,6 @@ def test_parts_across_axes_have_no_box() -> None:
     assert box(Stored("t", F32, (4, 3), (empty,)), [(0, 2), (0, 3)]) == ()
 
 
-@pytest.mark.parametrize(
-    ("shape", "strides", "limit", "shapes"),
-    [
-        ((4, 6), (6, 1), 96, [(4, 6)]),
-        ((4, 6), (6, 1), 95, [(3, 6), (1, 6)]),
-        ((4, 6), (1, 4), 32, [(4, 2)] * 3),
-        ((4, 6), (6, 1), 12, [(1, 3), (1, 3)] * 4),
-        ((2, 4), (1, 1), 8, [(2, 1)] * 4),
-    ],
-)
-def test_slabs_follow_the_source(shape: Any, strides: Any, limit: int, shapes: Any) -> None:
-    part = Part(Held(None), F32, shape, 0, strides, 0, c_strides(shape))
-    assert [p.shape for p in slabs(part, limit)] == shapes
-
-
-# --- the copy: when it goes through tiles, and through which -------------------------------------------------------
-
-
 # --- requests -----------------------------------------------------------------------------------------------------
 
 
@@ -214,7 +195,7 @@ def test_what_is_read_to_fill_a_buffer(case: int) -> None:
     count = max(p.start + sum((n - 1) * s for n, s in zip(p.shape, p.steps, strict=True)) + 1 for p in parts)
     piece = Piece("t", U8, 0, count, 7, tuple(parts))
     sources, log, target = Recorded(RAW), Log(), memoryview(bytearray(b"?" * (count + 7)))
-    gather.fill((piece,), sources, target, 0, 8 * MB, log)  # type: ignore[arg-type]
+    fill((piece,), sources, target, 0, 8 * MB, log)  # type: ignore[arg-type]
     want = bytearray(b"\0" * 7 + b"?" * count)
     for p in parts:
         assert isinstance(p.data, Span)
@@ -231,7 +212,7 @@ def test_rows_are_transposed_together_also_where_they_are_cast(to: str) -> None:
     kind = DTYPES[to]
     piece = Piece("t", kind, 0, MB, 0, (Part(Span("x", 0, MB), U8, (1024, 1024), 0, (1024, 1), 0, (1, 1024)),))
     sources, target = Recorded(RAW), memoryview(bytearray(MB * kind.itemsize))
-    gather.fill((piece,), sources, target, 0, 8 * MB, Log())  # type: ignore[arg-type]
+    fill((piece,), sources, target, 0, 8 * MB, Log())  # type: ignore[arg-type]
     assert sources.calls == [(0, MB)]
     assert (np.frombuffer(target, kind.np).reshape(1024, 1024) == np.frombuffer(RAW, "u1").reshape(1024, 1024).T).all()
 
@@ -242,10 +223,10 @@ def test_texts_are_as_many_as_the_shape_says(offset: int, stride: int) -> None:
     string, there = DTYPES["string"], [b"a", b"b", b"c"][: offset + stride + 1]
     part = Part(Held(np.array(there, object)), string, (2,), offset, (stride,), 0, (1,))
     t = Stored("t", string, (2,), (part,))
-    assert gather.read_strings(t).tolist() == there[offset::stride]
+    assert read_strings(t).tolist() == there[offset::stride]
     for short in range(len(there)):
         with pytest.raises(CorruptCheckpoint, match="t: holds fewer texts than its shape says"):
-            gather.read_strings(Stored("t", string, (2,), (part._replace(data=Held(np.array(there[:short], object))),)))
+            read_strings(Stored("t", string, (2,), (part._replace(data=Held(np.array(there[:short], object))),)))
 
 
 def test_texts_in_memory_may_be_text() -> None:
