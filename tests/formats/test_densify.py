@@ -62,13 +62,6 @@ def test_what_is_called_like_a_piece_is_none(whole: torch.Tensor, beside: str, t
     assert {n: t.numpy().tolist() for n, t in got.items()} == {"w": expected.tolist(), f"w.{beside}": OTHER.tolist()}
 
 
-def test_names_that_meet(tmp_path: Path) -> None:
-    torch.save({"a.b": SPARSE, "a": {"b": OTHER}}, tmp_path / "m.pt")
-    assert {"a.b", "a.b.indices"} < set(ckptconv.open(tmp_path / "m.pt"))
-    with pytest.raises(ckptconv.NameCollision, match=r"(?s)would get one name:.*a\.b"):
-        ckptconv.open(tmp_path / "m.pt", densify=True)
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_equal_pieces_of_other_scales_are_not_tied(tmp_path: Path) -> None:
     class Quantised:

@@ -42,7 +42,6 @@ from ..table import SAVED_MODEL, Reading
 from . import bundle, elements, objects
 from .elements import fields, messages, parse, text
 from .objects import collections, description
-from .table import GIT_LFS, POINTER
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
@@ -76,8 +75,6 @@ def open(url: str, how: Reading) -> Checkpoint:
         url = sibling(join(url, "."), SAVED_MODEL)
     with Located(url), Reader(url) as f:
         head = f.read(0, min(2**16, f.size))
-        if not head or head.startswith(GIT_LFS):
-            raise CorruptCheckpoint(POINTER if head else "is empty (0 bytes)")
         if split(url)[1] == SAVED_MODEL:
             return _served_model(f, how.opaque)
         if url.endswith(".meta"):

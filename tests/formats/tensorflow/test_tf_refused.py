@@ -85,11 +85,6 @@ def test_graphs(what: str, tmp_path: Path) -> None:
         opened(tmp_path / "g.pb", message)
 
 
-def test_a_pointer_that_is_said_to_be_a_graph(tmp_path: Path) -> None:
-    with refused("is a git-lfs pointer; run `git lfs pull`"):
-        opened(tmp_path / "g.pb", b"version https://git-lfs.github.com/spec/v1\n", format="tf-graph")
-
-
 def test_numbers_are_repeated_without_memory_and_keep_their_bits(tmp_path: Path) -> None:
     nans = np.array([0x7F800001, 0xFFA00000], "u4")
     raw = value(FLOAT).SerializeToString() + b"\x2a\x08" + nans.tobytes()
