@@ -2,9 +2,9 @@
 
     params_shapes.json            [[512, 768], [40478, 768], [1, 768, 2304], [2304], ...]
     params_0.npy ... params_9.npy one-dimensional; concatenated they are the weights in that order
-    parameters_names.json         ["model/we:0", "model/h0/attn/c_attn/w:0", ...]    only if written by transformers
 
-The weights are in the order in which the training code creates its variables; this order determines the names: twelve
+The weights are in the order in which the training code creates its variables; this order determines the names
+("model/we", "model/h0/attn/c_attn/w" ...; transformers keeps a list of the same in parameters_names.json): twelve
 for each layer, after the embeddings of positions and words, which that code keeps in one table `model/we`, words first.
 Reading only. Source: openai/finetune-transformer-lm, model/ and train.py.
 """
@@ -25,7 +25,7 @@ from ..storage.json import parse_json
 from .npy import located
 from .table import Reading
 
-SHAPES, NAMES = "params_shapes.json", "parameters_names.json"
+SHAPES = "params_shapes.json"
 MAX_JSON = 2**20  # bytes of a list of shapes or names; the release has 2,000
 MAX_FILES = 1000
 LAYER = (
@@ -44,13 +44,13 @@ def open(url: str, how: Reading) -> Checkpoint:
     starts = [0, *accumulate(map(prod, shapes))]
     if (stored := numbers[-1].start + numbers[-1].shape[0]) != starts[-1]:
         raise CorruptCheckpoint(f"{SHAPES} needs {starts[-1]} numbers, but params_*.npy hold {stored}")
-    known = _names(url, files, len(shapes))
+    known = [f"model/h{i}/{part}" for i in range((len(shapes) - 2) // len(LAYER)) for part in LAYER]
     (positions, width), (words, _) = shapes[:2]
     table = [*_parts(numbers, starts[1], words * width, 0), *_parts(numbers, 0, positions * width, words * width)]
-    tensors = [_tensor(known[0], (words + positions, width), table, numbers[0])]
-    for name, shape, start in zip(known[1:], shapes[2:], starts[2:], strict=False):
+    tensors = [_tensor("model/we", (words + positions, width), table, numbers[0])]
+    for name, shape, start in zip(known, shapes[2:], starts[2:], strict=False):
         tensors.append(_tensor(name, shape, list(_parts(numbers, start, prod(shape), 0)), numbers[0]))
-    others = tuple(n for n in files if n not in (SHAPES, NAMES) and not n.startswith("params_"))
+    others = tuple(n for n in files if not n.startswith(("params_", "parameters_")))
     notes = (Note("unread", "files that hold no weights", others, tensors=False),) if others else ()
     urls = tuple(p.data.url for p in numbers if isinstance(p.data, Span))
     return Checkpoint({t.name: t for t in tensors}, format="gpt", urls=urls, notes=notes)
@@ -88,33 +88,18 @@ def _tensor(name: str, shape: tuple[int, ...], parts: Sequence[Part], one: Part)
     return Tensor(name, one.dtype, shape, tuple(parts) or (one._replace(shape=shape, strides=steps, steps=steps),))
 
 
-def _json(url: str, name: str) -> list[object]:
-    path = sibling(join(url, "."), name)
+def _shapes(url: str) -> list[tuple[int, ...]]:
+    path = sibling(join(url, "."), SHAPES)
     rows = parse_json(read_all(path, MAX_JSON), path)
     if not isinstance(rows, list):
         raise CorruptCheckpoint("is not a list", url=path)
-    return rows
-
-
-def _shapes(url: str) -> list[tuple[int, ...]]:
-    shapes = []
-    for row in _json(url, SHAPES):
+    for row in rows:
         if not isinstance(row, list) or not all(type(n) is int and n >= 0 for n in row):
             raise CorruptCheckpoint(f"{SHAPES} has the shape {str(row)[:80]}")
-        checked_count(tuple(row))
-        shapes.append(tuple(row))
+        checked_count(row)
+    shapes = [tuple(row) for row in rows]
     if len(shapes) < 2 or any(len(s) != 2 for s in shapes[:2]) or shapes[0][1] != shapes[1][1]:
         raise CorruptCheckpoint(f"{SHAPES} does not begin with the positions and the words")
+    if (len(shapes) - 2) % len(LAYER):
+        raise CorruptCheckpoint(f"{SHAPES} has {len(shapes)} shapes, which are not those of whole layers")
     return shapes
-
-
-def _names(url: str, files: Sequence[str], count: int) -> list[str]:
-    """The names of all weights, words and positions together first."""
-    if NAMES in files:
-        known = [n.removesuffix(":0") for n in _json(url, NAMES) if isinstance(n, str)]
-    else:
-        layers = (count - 2) // len(LAYER)
-        known = ["model/we", *(f"model/h{i}/{part}" for i in range(layers) for part in LAYER)]
-    if len(known) != count - 1 or len(set(known)) != len(known):
-        raise CorruptCheckpoint(f"{len(known)} names for {count} shapes (two of which are one weight)")
-    return known

@@ -16,15 +16,13 @@ LAYER = [[1, 2, 6], [6], [1, 2, 2], [2], [2], [2], [1, 2, 8], [8], [1, 8, 2], [2
 SHAPES = [[3, 2], [5, 2], *LAYER]
 
 
-def release(folder: Path, *, dtype: str = "<f4", cuts: int = 10, names: list[str] | None = None) -> list[np.ndarray]:
+def release(folder: Path, *, dtype: str = "<f4", cuts: int = 10) -> list[np.ndarray]:
     """Write a release of one layer; return its weights in order."""
     total = sum(int(np.prod(s)) for s in SHAPES)
     flat = np.random.default_rng(1).standard_normal(total).astype(dtype)
     for i, part in enumerate(np.array_split(flat, cuts)):
         np.save(folder / f"params_{i}.npy", part)
     (folder / "params_shapes.json").write_text(json.dumps(SHAPES))
-    if names:
-        (folder / "parameters_names.json").write_text(json.dumps(names))
     ends = np.cumsum([int(np.prod(s)) for s in SHAPES])[:-1]
     return [a.reshape(s) for a, s in zip(np.split(flat, ends), SHAPES, strict=True)]
 
@@ -40,11 +38,6 @@ def test_weights_that_end_anywhere(tmp_path: Path, dtype: str, cuts: int) -> Non
     assert same(found["model/h0/attn/c_attn/w"].numpy(), rest[0].astype(little))
     assert same(found["model/h0/ln_2/b"].numpy(), rest[-1].astype(little))
     assert len(found) == 13
-
-
-def test_names_that_are_told_are_taken(tmp_path: Path) -> None:
-    release(tmp_path, names=["model/we:0", *(f"x{i}:0" for i in range(12))])
-    assert list(ckptconv.open(tmp_path)) == ["model/we", *(f"x{i}" for i in range(12))]
 
 
 def wrong(name: str, text: str) -> Callable[[Path], object]:
@@ -68,7 +61,7 @@ DAMAGE: list[tuple[Callable[[Path], object], str]] = [
     (wrong(SIZES, "[[3, 2], [5, 3]]"), "does not begin with the positions and the words"),
     (wrong(SIZES, "[[3, 2], [5, -1]]"), r"has the shape \[5, -1\]"),
     (wrong(SIZES, "[[3, 2], [5, 2], [99999999999999999999999]]"), "99999"),
-    (wrong("parameters_names.json", json.dumps(["a"] * 13)), "13 names for 14 shapes"),
+    (wrong(SIZES, json.dumps([*SHAPES, [1]])), "has 15 shapes, which are not those of whole layers"),
 ]
 
 
