@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -67,7 +67,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         return _open_folder(url, how)
     base = split(url)[1]
     if index := index_of(url):
-        if base not in shard_index.read(beside(url, index)).weight_map.values():
+        if base not in shard_index.read(beside(url, index))[0].values():
             text = "is not a shard of the index beside it; from_='safetensors' with partial=True reads it alone"
             raise CorruptCheckpoint(text, url=url)
         text = "a shard was given, and its whole index is read; from_= with partial=True reads the shard alone"
@@ -91,27 +91,22 @@ def _others(files: Sequence[str]) -> list[str]:
     return [n for n in ends if not re.search(rf"{NUMBERED}\.", n)]
 
 
-def _models(files: Sequence[str]) -> list[str]:
-    """Those of them that are not the state of a training run by their names."""
-    return [n for n in _others(files) if not STATE.match(n)]
-
-
 def _open_folder(url: str, how: Reading) -> Checkpoint:
     files = names(url)
-    candidates = _candidates(files)
+    candidates, others = _candidates(files), _others(files)
     if not candidates:
         shards = [n for n in files if SHARD.fullmatch(n)]
         what = f"holds shards ({shards[0]}, ...) but not their index" if shards else "holds no known model"
         raise UnknownFormat(f"{what}; give a file", url=url)
-    if candidates[0] not in MODELS and len(several := _models(files)) > 1:
+    if candidates[0] not in MODELS and len(several := [n for n in others if not STATE.match(n)]) > 1:
         raise AmbiguousFormat(f"holds several models; give one of them:\n{listing(several)}", url=url)
     path = sibling(join(url, "."), candidates[0])
     # the Keras format handles its own spelling of names in shards
     ours = path.endswith(shard_index.SUFFIX) and not path.endswith(".h5" + shard_index.SUFFIX)
     whole = open_index(path, how) if ours else open_checkpoint(path, how)
     known = {candidates[0], *(split(u)[1] for u in whole.urls)}
-    others = [n for n in _others(files) if n not in known]
-    return _noted(whole, f"{candidates[0]} is read; give another file to read that one", others)
+    more = [n for n in others if n not in known]
+    return _noted(whole, f"{candidates[0]} is read; give another file to read that one", more)
 
 
 def open_index(url: str, how: Reading) -> Checkpoint:
@@ -133,7 +128,9 @@ def open_index(url: str, how: Reading) -> Checkpoint:
     present = {file: path for file, path in paths.items() if file not in missing}
     damage = {file: f"the shard {printable(file)} is missing" for file in missing}
     shards: dict[str, Checkpoint] = {}
-    for file, path in _peeked(present):
+    for i, (file, path) in enumerate(present.items()):
+        if i % PEEKED == 0:  # one request for the headers of several remote shards
+            peek([*present.values()][i : i + PEEKED])
         try:  # `hf` would claim a shard for its index
             shards[file] = open_checkpoint(path, how, format=detect(path, but="hf").name)
         except CkptError as e:
@@ -154,14 +151,6 @@ def open_index(url: str, how: Reading) -> Checkpoint:
     whole = _joined(url, weight_map, shards)
     metadata = {} if notes else metadata  # its hashes are of the complete set
     return replace(whole, metadata=whole.metadata | metadata, notes=(*whole.notes, *notes))
-
-
-def _peeked(paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The shards by their names, after a request for the headers of several remote ones at a time."""
-    for i, (file, path) in enumerate(paths.items()):
-        if i % PEEKED == 0:
-            peek([*paths.values()][i : i + PEEKED])
-        yield file, path
 
 
 def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkpoint]) -> Checkpoint:

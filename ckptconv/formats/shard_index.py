@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from ..checkpoint import Checkpoint
 from ..errors import CorruptCheckpoint
@@ -27,22 +26,18 @@ SUFFIX = ".index.json"
 MAX_SIZE = 200_000_000  # bytes
 
 
-class Index(NamedTuple):
-    """The file of each tensor, and the hashes of all tensors (own_metadata.py), if the index has any."""
+def read(url: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The file of each tensor, and the hashes of all tensors (own_metadata.py), if the index has any.
 
-    weight_map: dict[str, str]
-    metadata: dict[str, str]
-
-
-def read(url: str) -> Index:
-    """Parse an index; CorruptCheckpoint unless it has a weight_map with at least one tensor."""
+    CorruptCheckpoint unless it has a weight_map with at least one tensor.
+    """
     root = parse_json(read_all(url, MAX_SIZE), url)
     files = root.get("weight_map") if isinstance(root, dict) else None
     if not isinstance(files, dict) or not files or not all(isinstance(file, str) for file in files.values()):
         raise CorruptCheckpoint("has no weight_map from tensors to files", url=url)
     metadata = root.get("metadata")
     texts = {k: v for k, v in metadata.items() if isinstance(v, str)} if isinstance(metadata, dict) else {}
-    return Index(files, hashes_of(texts))
+    return files, hashes_of(texts)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ def _weights(found: Tree, base: str) -> Iterator[Listed]:
 
 def _open_index(url: str) -> Checkpoint:
     """Open all shards of an index; names in a shard lack the model's name."""
-    places = shard_index.read(url).weight_map
+    places, _ = shard_index.read(url)
     trees = {file: hdf5.look(sibling(url, file)) for file in dict.fromkeys(places.values())}
     tensors: dict[str, Tensor] = {}
     used: dict[str, list[str]] = {file: [] for file in trees}
