@@ -58,7 +58,6 @@ CONSTANTS = (
     "npy.SPELLING",
     "npy.ASSUMED",
     "gpt.SHAPES",
-    "gpt.NAMES",
     "pytorch.values.NUMPY",
 )
 SPELLED = b"'descr' 'fortran_order' 'shape' True" + ZIP
