@@ -388,29 +388,28 @@ class BundleWriter:
         refuse_unheld(self, checkpoint, "a TensorFlow checkpoint")
         graph, keys = objects.kept(checkpoint)
         self._ours = own_metadata.pack(checkpoint.metadata)
-        groups: dict[str, list[str]] = {}  # tied names, which share their bytes
-        for name, owner in checkpoint.owners().items():
-            groups.setdefault(owner, []).append(name)
+        owners = checkpoint.owners()  # tied names share their bytes
         self._entries, sizes = {}, [0]
+        ranges: dict[str, tuple[int, int, int, int]] = {}  # of each owner: shard, start, size, checksum
         payloads: dict[str, bytes] = {}  # of strings
-        for group in groups.values():
-            first, crc, size = checkpoint[group[0]], 0, checkpoint[group[0]].nbytes
-            if first.dtype.kind == "s":
-                items = [i.encode() if isinstance(i, str) else bytes(i) for i in first.numpy().ravel()]
-                payload, crc = elements.pack(items)
-                payloads |= dict.fromkeys(group, payload)
-                size = len(payload)
-            if self.max_shard_size is not None and sizes[-1] and sizes[-1] + size > self.max_shard_size:
-                sizes.append(0)
-            for name in group:
-                t = checkpoint[name]
-                entry = _entry(t.dtype.tf, t.shape, len(sizes) - 1, sizes[-1], size, crc)
-                self._entries[name] = keys.get(name, name), entry
-            sizes[-1] += size
+        for name, owner in owners.items():
+            t = checkpoint[name]
+            if owner not in ranges:
+                size, crc = t.nbytes, 0
+                if t.dtype.kind == "s":
+                    items = [i.encode() if isinstance(i, str) else bytes(i) for i in t.numpy().ravel()]
+                    payloads[owner], crc = elements.pack(items)
+                    size = len(payloads[owner])
+                if self.max_shard_size is not None and sizes[-1] and sizes[-1] + size > self.max_shard_size:
+                    sizes.append(0)
+                ranges[owner] = len(sizes) - 1, sizes[-1], size, crc
+                sizes[-1] += size
+            self._entries[name] = keys.get(name, name), _entry(t.dtype.tf, t.shape, *ranges[owner])
         files = [f"{self.base}.data-{i:05d}-of-{len(sizes):05d}" for i in range(len(sizes))]
         slots = {
-            name: Slot(files[e.shard_id], e.offset, e.size, payloads.get(name))
-            for name, (_, e) in ((n, self._entries[n]) for n in checkpoint)
+            name: Slot(files[shard], start, size, payloads.get(owners[name]))
+            for name in checkpoint
+            for shard, start, size, _ in [ranges[owners[name]]]
         }
         patches, notes = [], [*own_metadata.lost(checkpoint.metadata, "a TensorFlow checkpoint", ours=True)]
         if graph:
