@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -101,34 +101,25 @@ def open(url: str, how: Reading) -> Checkpoint:
     base = layers_group(found)
     if base is None:
         raise CorruptCheckpoint("no group has the attribute layer_names: this is not a legacy Keras file", url=url)
-    listed = list(_weights(found, base))
+    layers = _weights(found, base)
+    listed = [e for entries in layers.values() for e in entries]
     _refuse_twice("layers list", (e.stored.path for e in listed), url)
-    called, tied = _label_all(found, listed)
+    labels, tied = _label_all(found, listed)
     slots = _slots(found)
     tensors: dict[str, Tensor] = {}
-    for entry, label in zip(listed, called, strict=True):
-        if label not in tensors:
-            tensors[label] = hdf5.tensor(found, entry.stored, label)
+    for e in listed:
+        if (label := labels[e.stored.path]) not in tensors:
+            tensors[label] = hdf5.tensor(found, e.stored, label)
     tensors |= {label: hdf5.tensor(found, e.stored, label, role=_role(e)) for label, e in slots.items()}
     notes = [*tied, *found.notes, *_unread(found, {e.stored.path for e in (*listed, *slots.values())})]
-    metadata = _metadata(found, base)
+    attrs = found.groups[""] | found.groups[base]
+    metadata = {k: hdf5.text(v) for k, v in attrs.items() if not KERAS_LISTS.fullmatch(k)}
     under_theano = metadata.get("backend") == "theano" and metadata.get("keras_version", "").startswith("2")
     if under_theano and any(len(t.shape) > 2 for t in tensors.values() if not t.role):
         notes.append(Note("hint", THEANO))
-    details: Details = {"layers": _layers(found, base, listed, called)}
-    details |= _of_config(metadata.get("model_config", ""), details["layers"])
+    rows = [[layer, [(labels[e.stored.path], e.name) for e in es if e.layer]] for layer, es in layers.items() if layer]
+    details = Details(layers=rows) | _of_config(metadata.get("model_config", ""), rows)
     return Checkpoint(tensors, metadata, (), "keras", (url,), tuple(notes), details)
-
-
-def _layers(found: Tree, base: str, listed: Iterable[Listed], called: Iterable[str]) -> list[Any]:
-    """The layers in the order of the file, each with (tensor's name, weight name) of all its weights."""
-    rows: dict[str, list[tuple[str, str]]] = {layer: [] for layer in _list_of(found.groups[base], "layer_names") or ()}
-    rows.setdefault(TOP, [])
-    for entry, label in zip(listed, called, strict=True):
-        rows.setdefault(entry.layer, []).append((label, entry.name))
-    if not rows[TOP]:
-        del rows[TOP]
-    return [[layer, weights] for layer, weights in rows.items() if layer]
 
 
 def _slots(found: Tree) -> dict[str, Listed]:
@@ -185,19 +176,19 @@ def _agree(known: dict[str, Owner], key: str, owner: Owner) -> None:
     known[key] = owner._replace(kind=owner.kind if owner.kind == before.kind else "")
 
 
-def _weights(found: Tree, base: str) -> Iterator[Listed]:
-    """All entries of all layers' lists, in order; CorruptCheckpoint names those without a stored dataset."""
-    layers = _list_of(found.groups[base], "layer_names") or []
-    for layer in dict.fromkeys(layers):
+def _weights(found: Tree, base: str) -> dict[str, list[Listed]]:
+    """The entries of each layer's list, in order; CorruptCheckpoint names those without a stored dataset."""
+    out: dict[str, list[Listed]] = {}
+    for layer in dict.fromkeys(_list_of(found.groups[base], "layer_names") or ()):
         path = join(base, layer)
-        if path in found.datasets:
-            yield Listed("", layer, found.datasets[path])
-            continue
-        if path not in found.groups:
+        if path in found.datasets:  # in a shard of Hugging Face
+            out[layer] = [Listed("", layer, found.datasets[path])]
+        elif path in found.groups:
+            out[layer] = _entries(found, path, layer)
+        else:
             raise CorruptCheckpoint(f"layer_names lists {layer!r}, but there is no such group", url=found.url)
-        yield from _entries(found, path, layer)
-    if TOP not in layers:
-        yield from _entries(found, join(base, TOP), TOP)
+    top = out.pop(TOP, None) or _entries(found, join(base, TOP), TOP)
+    return out | ({TOP: top} if top else {})
 
 
 def _open_index(url: str) -> Checkpoint:
@@ -252,8 +243,8 @@ def _role(entry: Listed) -> Role:
     return "slot" if entry.stored.shape else "state"
 
 
-def _label_all(found: Tree, listed: list[Listed]) -> tuple[list[str], list[Note]]:
-    """Choose each entry's tensor name (see the module's docstring), and note what is stored more than once."""
+def _label_all(found: Tree, listed: list[Listed]) -> tuple[dict[str, str], list[Note]]:
+    """The tensor's name by each path (see the module's docstring), and a note on what is stored more than once."""
     first: dict[str, Listed] = {}
     again: dict[str, list[Listed]] = {}  # by layer: what an earlier layer listed
     for e in listed:
@@ -271,12 +262,12 @@ def _label_all(found: Tree, listed: list[Listed]) -> tuple[list[str], list[Note]
     alone = {layer for layer, entries in again.items() if not all(map(is_first, entries))}
     apart = {_bare(e.name) for layer in alone for e in again[layer]}
     twins = [e.stored.path for es in again.values() for e in es if e.layer not in alone and _bare(e.name) not in apart]
-    called = [_full_name(e) if _bare(e.name) in apart else _bare(e.name) for e in listed]
+    labels = {e.stored.path: _full_name(e) if _bare(e.name) in apart else _bare(e.name) for e in listed}
     once = set(twins)
-    count = Counter(label for e, label in zip(listed, called, strict=True) if e.stored.path not in once)
-    called = [e.stored.path if count[label] > 1 else label for e, label in zip(listed, called, strict=True)]
+    count = Counter(label for path, label in labels.items() if path not in once)
+    labels = {path: path if count[label] > 1 else label for path, label in labels.items()}
     text = "stored again under a layer that shares the variable, bit for bit the same; read once"
-    return called, [Note("tied", text, tuple(twins))] if twins else []
+    return labels, [Note("tied", text, tuple(twins))] if twins else []
 
 
 def _full_name(entry: Listed) -> str:
@@ -291,11 +282,6 @@ def _digest(found: Tree, path: str) -> str:
 
     with Sources() as sources:
         return hash_tensor(hdf5.tensor(found, found.datasets[path], path), sources)
-
-
-def _metadata(found: Tree, base: str) -> dict[str, str]:
-    attrs = found.groups[""] | found.groups[base]
-    return {k: hdf5.text(v) for k, v in attrs.items() if not KERAS_LISTS.fullmatch(k)}
 
 
 def _unread(found: Tree, used: set[str]) -> list[Note]:
