@@ -103,19 +103,21 @@ def joined(source: str, target: str) -> None:
     save_file(state, target)
 
 
-def bfloat16(source: str, target: str) -> None:
-    """safetensors + torch: load, cast, save."""
+def _cast(source: str, target: str, dtype: str) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
-    save_file({name: tensor.to(torch.bfloat16) for name, tensor in load_file(source).items()}, target)
+    save_file({name: tensor.to(getattr(torch, dtype)) for name, tensor in load_file(source).items()}, target)
+
+
+def bfloat16(source: str, target: str) -> None:
+    """safetensors + torch: load, cast, save."""
+    _cast(source, target, "bfloat16")
 
 
 def float16(source: str, target: str) -> None:
     """safetensors + torch: load, cast, save."""
-    from safetensors.torch import load_file, save_file
-
-    save_file({name: tensor.half() for name, tensor in load_file(source).items()}, target)
+    _cast(source, target, "float16")
 
 
 def inspect_tf(source: str, target: str) -> None:

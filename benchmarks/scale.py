@@ -40,23 +40,16 @@ def row(*cells: str) -> None:
 
 CHILD = """
 import re, sys, time
-began = time.perf_counter()
 import ckptconv
 source, out = sys.argv[1:]
-imported = time.perf_counter()
+began = time.perf_counter()
 ckptconv.dry_run(source, out)
 planned = time.perf_counter()
 ckptconv.convert(source, out, force=True, sync=False, jobs=2)
 done = time.perf_counter()
 rss = int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1024
-print(imported - began, planned - imported, done - planned, rss)
+print(planned - began, done - planned, rss)
 """
-
-
-def convert(source: Path, out: Path) -> dict[str, float]:
-    """Plan and convert in a process of its own."""
-    start, plan, run, rss = ask(CHILD, source, out)
-    return {"import_s": round(start, 2), "plan_s": round(plan, 2), "convert_s": round(run, 2), "peak_mb": rss}
 
 
 def tensors(home: Path) -> None:
@@ -64,9 +57,8 @@ def tensors(home: Path) -> None:
         source = home / "many.safetensors"
         values = {f"block_{i // 10}/layer_{i % 10}/kernel": np.zeros(4, "f4") for i in range(count)}
         ckptconv.save(values, source, force=True, sync=False)
-        npz, tf = (convert(source, home / "out" / target) for target in ("many.npz", "many.ckpt"))
-        seconds = (npz["plan_s"], npz["convert_s"], tf["convert_s"])
-        row(f"{count:,}", *(f"{s:.2g} s" for s in seconds), f"{max(npz['peak_mb'], tf['peak_mb']):.0f} MB")
+        npz, tf = (ask(CHILD, source, home / "out" / target) for target in ("many.npz", "many.ckpt"))
+        row(f"{count:,}", *(f"{s:.2g} s" for s in (*npz[:2], tf[1])), f"{max(npz[2], tf[2]):.0f} MB")
 
 
 def size(home: Path) -> None:
@@ -78,10 +70,10 @@ def size(home: Path) -> None:
             source.mkdir(exist_ok=True)
             for i in range(count):
                 np.save(source / f"w{i}.npy", array)
-            cost = convert(source, home / "out.safetensors")
+            _, seconds, peak = ask(CHILD, source, home / "out.safetensors")
             gb = count * block.nbytes / 1e9
-            rate, peak = f"{gb / max(0.01, cost['convert_s']):.2g} GB/s", f"{cost['peak_mb']:.0f} MB"
-            row(f"{gb:.1f} GB", how, f"{cost['convert_s']:.2g} s", rate, peak)
+            rate = f"{gb / max(0.01, seconds):.2g} GB/s"
+            row(f"{gb:.1f} GB", how, f"{seconds:.2g} s", rate, f"{peak:.0f} MB")
             shutil.rmtree(source)
 
 

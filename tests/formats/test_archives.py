@@ -130,8 +130,8 @@ def entry(name: str, mode: int = 0, method: int = 0) -> bytes:
 
 
 def endless(form: str) -> bytes:
-    """Some kilobytes of what unpacks to 16 MB of zeros."""
-    return {"xz": lzma.compress, "bz2": bz2.compress, "gz": gzip.compress}[form](bytes(2**24))
+    """Some kilobytes of what unpacks to 8 MB of zeros."""
+    return {"xz": lzma.compress, "bz2": bz2.compress, "gz": gzip.compress}[form](bytes(2**23))
 
 
 LARGE = {"id": lzma.FILTER_LZMA2, "dict_size": 2**30}
