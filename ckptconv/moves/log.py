@@ -80,10 +80,8 @@ class Log:
 
     def was_read(self, span: Span, start: int, view: memoryview) -> None:
         kind = span.check.partition(":")[0]
-        if kind == HASH:
-            _extend(self.read, span, start, view, "", self._reading)
-        else:
-            _extend(self.read, span, start, view, kind, None)
+        hashed = kind == HASH
+        _extend(self.read, span, start, view, "" if hashed else kind, self._reading if hashed else None)
 
     def lost(self, tensor: str, loss: Loss) -> None:
         if any(loss):

@@ -25,8 +25,6 @@ from .part import Coded, Data, Held, Part, Piece, Span, Stored, c_strides, clip,
 from .sources import Decoded, Sources, decode
 
 if TYPE_CHECKING:
-    from typing import TypeGuard
-
     from .copy import Array
 
 S = TypeVar("S")
@@ -487,15 +485,12 @@ class Opened:
 
 def refuse_changed(tensors: Iterable[Stored], stamps: Mapping[str, Stamp]) -> None:
     """CorruptCheckpoint if a file that tensors are in is no longer the one that was opened."""
-    for url in {d.url for d in (p.data for t in tensors for p in t.parts) if _unseen(d)} & stamps.keys():
+    stored = (p.data for t in tensors for p in t.parts)  # a store names its version with each answer
+    urls = {d.url for d in stored if isinstance(d, Coded) or (isinstance(d, Span) and not is_remote(d.url))}
+    for url in urls & stamps.keys():
         with Reader(url) as now:
             if now.stamp[: len(stamps[url])] != stamps[url]:
                 raise CorruptCheckpoint("changed since it was opened", url=url)
-
-
-def _unseen(data: Data) -> TypeGuard[Span | Coded]:
-    """Whether reading alone does not tell that a file was changed: a store names its version with each answer."""
-    return isinstance(data, Coded) or (isinstance(data, Span) and not is_remote(data.url))
 
 
 def stamps_of(opened: Iterable[Opened]) -> Mapping[str, Stamp]:
