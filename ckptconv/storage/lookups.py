@@ -12,7 +12,7 @@ Formats and plug-ins open files at any depth, so that the session is not an argu
 variable of the package. A thread that is to share what was looked up enters `once(run)`.
 
 Nothing is kept beyond the outermost `once`, and nothing after something was written (`forget`). What a listing says
-of a file is not asked again where listings are known to say the same as the answer about that file.
+of a file is not asked again.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ from . import archives, web
 from .faults import STATUS, asking, refused
 from .paths import is_http, is_remote, join, local
 
-# Object stores, whose listings have the ETag of each object; and whose listings can be asked for a prefix.
-STORES = ("s3://", "s3a://", "gs://", "gcs://")
+STORES = ("s3://", "s3a://", "gs://", "gcs://")  # listings of these can be asked for a prefix
 EXACT = (*STORES, "memory://", "hf://")
 # what is opened, and the extra that it needs: fsspec knows more, some of which wait without end, follow a server to
 # other hosts and send logins there, or lead to local files
 SCHEMES = {"s3": "s3", "gs": "gs", "hf": "hf", "http": "http", "https": "http", "memory": "", "s3a": "s3", "gcs": "gs"}
 Info = dict[str, Any]
 MAX_DEPTH = 32  # folders above an object; each takes memory, and a key of 1 kB could name 500
-MAX_DEPTH_HERE = 400  # and of local ones
+MAX_LOCAL_DEPTH = 400  # folders
 _MORE = re.compile(r"\0|\?versionId=")  # in a url: a version of S3
 _GENERATION = re.compile(r"#\d+$")  # a version of Google's store
 Failed = Callable[[str, str, CkptError], None]
@@ -368,9 +367,9 @@ def _local(folder: str, failed: Failed | None) -> Iterator[Level]:
     for url, folders, names in os.walk(top, onerror=refuse):
         path = url[len(top) :].strip(os.sep)
         folders[:] = sorted(n for n in folders if not os.path.islink(os.path.join(url, n)))
-        if folders and path.count(os.sep) >= MAX_DEPTH_HERE:  # `os.walk` calls itself before Python 3.12
+        if folders and path.count(os.sep) >= MAX_LOCAL_DEPTH:  # `os.walk` calls itself before Python 3.12
             folders.clear()
-            refuse(OSError(errno.ENAMETOOLONG, f"has folders deeper than {MAX_DEPTH_HERE}", url))
+            refuse(OSError(errno.ENAMETOOLONG, f"has folders deeper than {MAX_LOCAL_DEPTH}", url))
         files = dict[str, Stat]()
         for name in sorted(names):
             try:

@@ -12,12 +12,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..messages import cut, listing, printable
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 LOG = logging.getLogger("ckptconv.plugins")
 
@@ -47,7 +44,8 @@ def installed(group: str, check: Callable[[str, Any], object]) -> Installed:
         try:
             found.append((point.name, check(point.name, point.load())))
         except Exception as e:  # it is code of others: anything can be wrong
-            broken.append(f"{_described(point)}: {_said(e)}")
+            package = f"{point.dist.name} {point.dist.version}: " if point.dist else ""
+            broken.append(f"{package}{group}: {point.name} = {point.value}: {_said(e)}")
     for text in broken:
         leave_out(text)
     return Installed(tuple(found), tuple(broken))
@@ -57,11 +55,6 @@ def installed(group: str, check: Callable[[str, Any], object]) -> Installed:
 def leave_out(text: str) -> None:
     """Say once that something broken is left out."""
     LOG.warning("left out, since it cannot be used: %s", printable(text))
-
-
-def _described(point: EntryPoint) -> str:
-    package = f"{point.dist.name} {point.dist.version}: " if point.dist else ""
-    return f"{package}{point.group}: {point.name} = {point.value}"
 
 
 def _said(e: Exception) -> str:
