@@ -101,7 +101,7 @@ def gpt(home: Path) -> None:
 
 SETS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {  # typed, beside its files: "" is its folder
     "bundle": (bundle, ("", "sharded")),
-    "tables": (tables, ("", "v1s")),
+    "tables": (tables, ("v1s",)),  # not by its folder
     "SavedModel": (copied("tf/saved/*"), ("",)),
     "shards": (saved("model.safetensors", max_shard_size=30), ("", "model.safetensors")),
     "torch shards": (saved("pytorch_model.bin", max_shard_size=30), ("", "pytorch_model.bin")),
