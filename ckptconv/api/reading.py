@@ -17,6 +17,7 @@ from ..formats.table import Reading
 from ..messages import listing, printable
 from ..moves.read import Opened, stamps_of
 from ..rules import names, passes
+from ..rules.sizes import PART
 from ..storage import files
 from .options import SELECT, Options, Path, parse_options, takes
 from .options import path as text
@@ -90,7 +91,7 @@ def whole(url: str, how: Options, given: Collection[str] = ()) -> Checkpoint:
     if lacks := complete.missing(found, url, given):
         if not how.partial:
             raise CorruptCheckpoint(f"{lacks}; partial=True goes on without", url=url)
-        found = replace(found, notes=(*found.notes, Note("skipped", f"not all of the model: it {lacks}")))
+        found = replace(found, notes=(*found.notes, Note("skipped", f"{PART}: it {lacks}")))
     return found
 
 

@@ -8,21 +8,21 @@ All problems of one kind are raised as one error. sizes.py finds the sizes of ax
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, named, onward, origin, uncollected
 from ..errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
 from ..messages import fold, listing, many, nearest, printable
 from . import doubts, operations, provenance
-from .assign import Assignment, Group, Names, Shape, assign, translated
-from .provenance import Moved
-from .sizes import Sizes, check_model, uneven
+from .assign import Assignment, Group, Names, assign, translated
+from .sizes import Sizes, check_model
 from .templates import Matcher, Template
 
 if TYPE_CHECKING:
-    from .converter import Converter, Fill, Rule
+    from .converter import Converter, Rule
+    from .operations import Resize
 
 
 @uncollected()
@@ -36,122 +36,94 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     all cases.
     """
     whole, left_out = _untied(converter, checkpoint)
-    remembered = bool(converter.forward and converter.one_way)
-    found = provenance.recall(converter, whole) if remembered else assign(converter, whole)
     names = Names(converter, whole)
-    taken = {n for g in found.groups if converter.rules[g.rule].targets for n in g.names}
-    work = _Work(converter, whole, Sizes(converter, names, params or {}), taken)
+    sizes = Sizes(converter, names, params or {})
+    found = provenance.recall(names) if converter.forward and converter.one_way else assign(names)
     if found.unmatched:
-        check_model(converter, whole, work.sizes)  # the cause, if a layer is missing of several that are stacked
+        check_model(sizes)  # the cause, if a layer is missing of several that are stacked
         _refuse_unmatched(converter, whole, found)
-    built, broken = _built(work, found)
-    check_model(converter, whole, work.sizes)
-    tensors, moved, clashes = _placed(converter, built)
-    _check(work, built, broken, clashes)
-    went = {n: b.targets[0].name if len(b.names) == len(b.targets) == 1 else "" for b in built for n in b.names}
-    kept = [n for b in built for n in b.names if went[n] and not converter.rules[b.rule].pattern]
-    made = whole.with_tensors(tensors, *left_out, *_notes(work, found, built, moved))
+    taken = {n for g in found.groups if g.rule.targets for n in g.names}
+    broken = []
+    for group in found.groups:
+        try:
+            _build(sizes, group, taken)
+        except LayoutError as e:
+            shown = ", ".join(f"{n} {list(whole[n].shape)}" for n in group.names[:4])
+            broken.append(f"{shown} by {group.rule.label}: {e.message}")
+    check_model(sizes)
+    _check_sizes(sizes, broken)
+    tensors, origins, twins = _placed(found.groups)
+    went = {n: g.targets[0].name if len(g.names) == len(g.targets) == 1 else "" for g in found.groups for n in g.names}
+    kept = [n for g in found.groups for n in g.names if went[n] and not g.rule.pattern]
+    made = whole.with_tensors(tensors, *left_out, *_notes(sizes, found, twins))
     ties = (tuple(dict.fromkeys(went[n] for n in group if n in went)) for group in whole.ties)
     details = named(whole.details, kept, went.__getitem__)
     made = replace(made, ties=tuple(t for t in ties if len(t) > 1 and all(t)), details=details)
-    result = provenance.remember(converter, made, moved, work.sizes.recorded(), whole)
+    result = provenance.remember(converter, made, origins, twins, sizes.recorded(origins.values()))
     result, copies = _tied(converter, result, names)
     # a rename passes other names by, with a rule that nobody wrote
-    moves = {n: Move("" if converter.every and m.names == (n,) else m.rule, m.names) for n, m in moved.items()}
+    moves = {
+        n: Move("" if converter.every and len(g.names) == 1 and n == g.names[0] else g.rule.label, tuple(g.names))
+        for n, g in origins.items()
+    }
     return replace(result, moved=onward(checkpoint.moved, moves | {n: moves[first] for n, first in copies.items()}))
 
 
 # --- build ----------------------------------------------------------------------------------------------------------
 
 
-class _Work(NamedTuple):
-    """What the groups of one conversion share."""
+def _build(sizes: Sizes, group: Group, taken: Collection[str]) -> None:
+    """Make the targets of one group; LayoutError if the shapes do not fit.
 
-    converter: Converter
-    checkpoint: Checkpoint
-    sizes: Sizes
-    taken: set[str]  # names of what becomes part of a target
-
-
-class _Built(NamedTuple):
-    """What one group becomes."""
-
-    rule: int
-    names: list[str]
-    targets: list[Tensor]
-    filled: Sequence[Tensor] = ()  # constants beside the targets
-    emptied: tuple[str, ...] = ()  # constants of an inverse, which are left out
-    resized: tuple[NoteKind, str] | None = None
-    shape: Shape = ()  # of the first source, if the converter compares the lengths of axes
-    lengths: Mapping[str, int] = {}
-
-
-def _built(work: _Work, found: Assignment) -> tuple[list[_Built], list[str]]:
-    """What all groups become, and the layouts that do not fit."""
-    built, broken = [], []
-    for group in found.groups:
-        rule = work.converter.rules[group.rule]
-        if not rule.targets:
-            built.append(_Built(group.rule, group.names, []))
-            continue
-        try:
-            built.append(_build(work, group, rule))
-        except LayoutError as e:
-            shown = ", ".join(f"{n} {list(work.checkpoint[n].shape)}" for n in group.names[:4])
-            broken.append(f"{shown} by {rule.label}: {e.message}")
-    return built, broken
-
-
-def _build(work: _Work, group: Group, rule: Rule) -> _Built:
-    """The targets of one group; LayoutError if the shapes do not fit."""
-    values = translated(rule, group.values, work.converter.separators) or {}
-    sources = _sources(work, group, rule)
-    emptied = []
+    taken: the names of all that becomes part of a target.
+    """
+    rule, checkpoint = group.rule, sizes.names.checkpoint
+    if not rule.targets:
+        return
+    values = translated(rule, group.values, sizes.converter.separators) or {}
+    made = _sources(checkpoint, group)
     for template, blocks in rule.fills if rule.backward else ():
         name = template.render(group.values)
-        if name in work.checkpoint and name not in work.taken:
-            sources[0] = operations.without(sources[0], work.checkpoint[name], _numbers(work.sizes, blocks))
-            emptied.append(name)
-    known = work.sizes.axes(rule, group, values)
-    resized: tuple[NoteKind, str] | None = None
+        if name in checkpoint and name not in taken:
+            made[0] = operations.without(made[0], checkpoint[name], sizes.numbers(blocks))
+            group.emptied.append(name)
+    known = sizes.axes(group, values)
     if rule.resize and rule.backward:
-        sources[0], resized = _resized(work, group, rule, values, sources[0], known)
-    made = sources
+        made[0], group.resized = _resized(sizes, group, rule.resize, values, known, made[0])
+    shapes = [t.shape for t in made]
     if rule.pattern:
-        made = [Tensor("", sources[0].dtype, s, parts) for s, parts in rule.pattern.apply(sources, known)]
+        made = [Tensor("", made[0].dtype, s, parts) for s, parts in rule.pattern.apply(made, known)]
+    lengths = sizes.solved(group, known, shapes)
     if rule.resize and not rule.backward:
-        made[0], resized = _resized(work, group, rule, values, made[0], known)
-    shapes = [t.shape for t in sources]
-    lengths: Mapping[str, int] = {}
-    if rule.pattern and (any(map(operations.scales, rule.ops)) or work.converter.axes.keys() & rule.pattern.names):
-        lengths = rule.pattern.sizes(shapes, known)
-    if ops := [operations.resolved(op, sources, lengths) for op in rule.ops]:
+        made[0], group.resized = _resized(sizes, group, rule.resize, values, known, made[0])
+    if rule.ops:
+        sources = [checkpoint[n] for n in group.names]
+        ops = tuple(operations.resolved(op, sources, lengths) for op in rule.ops)
         made = [replace(t, parts=tuple(p._replace(ops=(*p.ops, *ops)) for p in t.parts)) for t in made]
-    first = work.checkpoint[group.names[0]]
-    targets = [
+    first = checkpoint[group.names[0]]
+    group.targets = [
         Tensor(name, first.dtype, t.shape, t.parts, first.role)
         for template, t in zip(rule.targets, made * len(rule.targets) if rule.same else made, strict=True)
         for name, t in _unstacked(rule, template, t, values)
     ]
-    filled = []
     for template, blocks in () if rule.backward else rule.fills:
         try:
-            parts = operations.filled(targets[0], _numbers(work.sizes, blocks))
+            parts = operations.filled(group.targets[0], sizes.numbers(blocks))
         except LayoutError as e:
             raise LayoutError(f"{template.text}: {e.message}") from e
-        filled.append(replace(targets[0], name=template.render(values), parts=parts))
+        group.filled.append(replace(group.targets[0], name=template.render(values), parts=parts))
     if group.spelled:
-        if len(group.spelled) != len(targets):
-            raise LayoutError(f"the metadata records {len(group.spelled)} names, not {len(targets)}")
-        targets = [t.renamed(n) for t, names in zip(targets, group.spelled, strict=True) for n in names]
-    return _Built(group.rule, group.names, targets, filled, tuple(emptied), resized, shapes[0], lengths)
+        if len(group.spelled) != len(group.targets):
+            raise LayoutError(f"the metadata records {len(group.spelled)} names, not {len(group.targets)}")
+        pairs = zip(group.targets, group.spelled, strict=True)
+        group.targets = [t.renamed(n) for t, names in pairs for n in names]
 
 
-def _sources(work: _Work, group: Group, rule: Rule) -> list[Tensor]:
-    """The tensors to which a rule's layout applies: stacked, compared or added."""
-    out = []
+def _sources(checkpoint: Checkpoint, group: Group) -> list[Tensor]:
+    """The tensors to which a rule's layout applies: stacked, or compared."""
+    rule, out = group.rule, []
     for t, members in zip(rule.sources, group.members, strict=True):
-        tensors = {place: work.checkpoint[n] for place, n in members.items()}
+        tensors = {place: checkpoint[n] for place, n in members.items()}
         out.append(operations.stacked(tensors) if t.stacks else tensors[()])
     if rule.same and not rule.backward:
         return [operations.copied(out)]
@@ -172,64 +144,60 @@ def _unstacked(rule: Rule, template: Template, t: Tensor, values: Mapping[str, s
 
 
 def _resized(
-    work: _Work, group: Group, rule: Rule, values: Mapping[str, str], t: Tensor, known: Mapping[str, int]
+    sizes: Sizes, group: Group, how: Resize, values: Mapping[str, str], known: Mapping[str, int], t: Tensor
 ) -> tuple[Tensor, tuple[NoteKind, str] | None]:
     """A tensor of which one axis is cropped or padded, or, in an inverse, as long again as it was; and a note."""
-    how = rule.resize
-    assert how
+    rule = group.rule
     captures = values if rule.backward else group.values
-    to, before = (None if n is None else work.sizes.one(n, captures) for n in (how.to, how.before))
-    if before is None and (shapes := work.sizes.before(rule, group, values)):
-        shapes = list(rule.pattern.inverse.shapes(shapes, known)) if rule.pattern else shapes
-        before = dict(enumerate(shapes[0])).get(how.axis)
+    to, before = (None if n is None else sizes.one(n, captures) for n in (how.to, how.before))
+    if not rule.backward:
+        return operations.resized(how, t, to, before, backward=False)
+    if before is None and (shapes := sizes.before(group, values)):
+        shape = rule.pattern.inverse.bound(shapes, known).targets[0] if rule.pattern else shapes[0]
+        before = dict(enumerate(shape)).get(how.axis)
         operations.bounded(how, t, before)
-    return operations.resized(how, t, *((before, to) if rule.backward else (to, before)), backward=rule.backward)
-
-
-def _numbers(sizes: Sizes, blocks: Fill) -> list[float]:
-    """The numbers of `fill`, those of parameters among them."""
-    return [float(sizes.param(b) if isinstance(b, str) else b) for b in blocks]
+    return operations.resized(how, t, before, to, backward=True)
 
 
 # --- check ----------------------------------------------------------------------------------------------------------
 
 
-def _placed(converter: Converter, built: Sequence[_Built]) -> tuple[dict[str, Tensor], dict[str, Moved], list[str]]:
-    """All targets, where each came from, and the names that several tensors would get; of equal ones the first."""
-    tensors: dict[str, Tensor] = {}
-    moved: dict[str, Moved] = {}
-    clashes = []
-    for b in built:
-        label = converter.rules[b.rule].label
-        for t in (*b.targets[:1], *b.filled, *b.targets[1:]):
-            first = moved.setdefault(t.name, Moved(tuple(b.names), label, b.rule, []))
-            old = tensors.setdefault(t.name, t)
-            if old is not t and origin(old) == origin(t):
-                first.twins.extend(b.names)
-            elif old is not t:
-                one, other = (", ".join(map(printable, names)) for names in (first.names, b.names))
-                clashes.append(f"{printable(t.name)}: from {one} (by {first.rule}) and {other} (by {label})")
-    return tensors, moved, clashes
-
-
-def _check(work: _Work, built: Sequence[_Built], broken: Sequence[str], clashes: Sequence[str]) -> None:
+def _check_sizes(sizes: Sizes, broken: Sequence[str]) -> None:
     """Raise the first kind of problem that occurred, with all its cases; return if there is none."""
-    name, missing = work.converter.name, work.sizes.missing
-    if missing:
-        wanted = [f"{n}: {why}".rstrip(": ") for n, why in missing.items()]
-        given = " ".join(f"param='{n}=NUMBER'" for n in missing)
-        raise UsageError(f"the converter {name} needs {given}\n{listing(wanted)}")
+    if sizes.missing:
+        wanted = [f"{n}: {why}".rstrip(": ") for n, why in sizes.missing.items()]
+        given = " ".join(f"param='{n}=NUMBER'" for n in sizes.missing)
+        raise UsageError(f"the converter {sizes.converter.name} needs {given}\n{listing(wanted)}")
     if broken:
-        head = "1 layout does" if len(broken) == 1 else f"{len(broken)} layouts do"
-        raise LayoutError(f"{head} not fit:\n{listing(broken)}")
-    lengths: dict[str, dict[int, str]] = {}
-    for b in built:
-        for axis in work.converter.axes.keys() & b.lengths.keys():
-            lengths.setdefault(axis, {}).setdefault(b.lengths[axis], f"{b.names[0]} {list(b.shape)}")
-    if wrong := [*uneven(work.converter, lengths, work.sizes), *work.sizes.denied()]:
+        raise LayoutError(
+            f"{many(len(broken), 'layout')} {'does' if len(broken) == 1 else 'do'} not fit:\n{listing(broken)}"
+        )
+    if wrong := list(sizes.wrong()):
         raise LayoutError(f"the parameters do not fit the shapes:\n{listing(wrong)}")
+
+
+def _placed(groups: Sequence[Group]) -> tuple[dict[str, Tensor], dict[str, Group], dict[str, list[str]]]:
+    """All targets, the group of each, and the names of its copies, of which the first is taken.
+
+    Raises NameCollision if different tensors would get one name.
+    """
+    tensors: dict[str, Tensor] = {}
+    origins: dict[str, Group] = {}
+    twins: dict[str, list[str]] = {}
+    clashes = []
+    for group in groups:
+        for t in (*group.targets[:1], *group.filled, *group.targets[1:]):
+            first, old = origins.setdefault(t.name, group), tensors.setdefault(t.name, t)
+            if old is t:
+                continue
+            if origin(old) == origin(t):
+                twins.setdefault(t.name, []).extend(group.names)
+                continue
+            one, other = (f"{', '.join(map(printable, g.names))} (by {g.rule.label})" for g in (first, group))
+            clashes.append(f"{printable(t.name)}: from {one} and {other}")
     if clashes:
         raise NameCollision(f"{many(len(clashes), 'name')} would be given twice:\n{listing(clashes)}")
+    return tensors, origins, twins
 
 
 MAX_NEAR = 20  # folded patterns for which the nearest rule is sought
@@ -256,39 +224,38 @@ def _refuse_unmatched(converter: Converter, checkpoint: Checkpoint, found: Assig
     )
 
 
-def _notes(work: _Work, found: Assignment, built: Sequence[_Built], moved: Mapping[str, Moved]) -> Iterator[Note]:
+def _notes(sizes: Sizes, found: Assignment, twins: Mapping[str, list[str]]) -> Iterator[Note]:
     """Note what was left out, what was taken once, and which rules matched nothing."""
-    converter, checkpoint = work.converter, work.checkpoint
-    gone = {n for b in built for n in b.names}
-    emptied = {n: None for b in built for n in b.emptied}
+    converter, checkpoint, groups = sizes.converter, sizes.names.checkpoint, found.groups
+    gone = {n for g in groups for n in g.names}
+    emptied = dict.fromkeys(n for g in groups for n in g.emptied)
     for role in sorted({t.role for t in checkpoint.values() if t.role}):
         names = tuple(n for n, t in checkpoint.tensors.items() if t.role == role and n not in gone)
         if names:
             yield Note("skipped", f"{many(len(names), 'tensor')} with the role {role} (not weights)", names)
-    dropped = tuple(n for b in built if not b.targets for n in b.names if n not in emptied)
-    if dropped:
-        yield Note("skipped", f"{len(dropped)} tensors have no place in the target and were left out", dropped)
-    if work.sizes.configured:
-        yield Note("hint", f"read from config.json: {', '.join(work.sizes.configured)}")
-    if twins := tuple(n for m in moved.values() for n in m.twins):
-        yield Note("tied", f"{len(twins)} tensors are copies of others and were taken once", twins)
-    same = [] if converter.forward else [b.names[1:] for b in built if converter.rules[b.rule].same]
-    if copies := tuple(n for names in same for n in names):
-        yield Note("tied", "copies that must be equal, compared when they are read", copies)
-    if emptied:
-        text = "must hold what `fill` adds, which is checked when they are read, and are left out"
-        yield Note("hint", text, tuple(emptied))
+    dropped = tuple(n for g in groups if not g.targets for n in g.names if n not in emptied)
+    copies = tuple(n for names in twins.values() for n in names)
+    compared = tuple(n for g in groups if g.rule.same and not converter.forward for n in g.names[1:])
+    kinds: list[tuple[NoteKind, str, tuple[str, ...]]] = [
+        ("skipped", f"{len(dropped)} tensors have no place in the target and were left out", dropped),
+        ("tied", f"{len(copies)} tensors are copies of others and were taken once", copies),
+        ("tied", "copies that must be equal, compared when they are read", compared),
+        ("hint", "must hold what `fill` adds, which is checked when they are read, and are left out", tuple(emptied)),
+    ]
     resized: dict[tuple[NoteKind, str], list[str]] = {}
-    for b in built:
-        if b.resized:
-            resized.setdefault(b.resized, []).append(b.targets[0].name)
-    yield from (Note(kind, text, tuple(names)) for (kind, text), names in resized.items())
-    used = {g.rule for g in found.groups}
+    for g in groups:
+        if g.resized:
+            resized.setdefault(g.resized, []).append(g.targets[0].name)
+    if sizes.configured:
+        yield Note("hint", f"read from config.json: {', '.join(sizes.configured)}")
+    yield from (Note(*row) for row in kinds if row[-1])
+    yield from (Note(*how, tuple(names)) for how, names in resized.items())
+    used = {g.number for g in groups}
     idle = [r.label for i, r in enumerate(converter.rules) if i not in used and not (r.optional or r.refuse)]
     if idle and not converter.optional:
         yield Note("hint", f"{len(idle)} rules of {converter.name} matched no tensor", tuple(idle))
     if not converter.forward:
-        yield from doubts.notes(converter, checkpoint, found)
+        yield from doubts.notes(checkpoint, found)
         own = (converter.rules[i].note for i in sorted(used))
         yield from (Note("hint", text) for text in dict.fromkeys((*converter.notes, *own)) if text)
 

@@ -6,19 +6,18 @@ A rule with several sources takes all of them or none: a tensor whose partner is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, NoteKind, Tensor
 from ..errors import LayoutError, UsageError
 from .templates import MAX_NAME, any_taken
 
 if TYPE_CHECKING:
     from .converter import Converter, Rewrite, Rule
-    from .templates import Domain
 
 Place = tuple[int, ...]  # the index of a tensor along each axis that its template stacks
 Shape = tuple[int, ...]
@@ -26,14 +25,20 @@ Shape = tuple[int, ...]
 MAX_AGAIN = 8  # passes of one replacement over a name in which its matches overlap
 
 
-class Group(NamedTuple):
-    """The tensors of one application of a rule: for each source template, names by index on the stacked axes."""
+@dataclass(slots=True)
+class Group:
+    """The tensors that one application of a rule takes, and what apply.py makes of them."""
 
-    rule: int
-    values: dict[str, str]
-    members: tuple[dict[Place, str], ...]
+    number: int  # of the rule
+    rule: Rule
+    values: dict[str, str]  # of the captures
+    members: tuple[dict[Place, str], ...]  # for each source template, names by index on the stacked axes
     at: int  # position of the first name: targets keep the order of their sources
     spelled: tuple[tuple[str, ...], ...] = ()  # all names of each target, if the metadata records them
+    targets: list[Tensor] = field(default_factory=list)
+    filled: list[Tensor] = field(default_factory=list)  # constants beside the targets
+    emptied: list[str] = field(default_factory=list)  # constants of an inverse, which are left out
+    resized: tuple[NoteKind, str] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -97,7 +102,7 @@ def _before(inverse: Converter, name: str, shape: Shape) -> Iterator[tuple[str, 
         if rule.resize:  # the length before is not known here; a later rule would give another answer
             return
         try:
-            yield rule.targets[0].render(values), rule.pattern.shapes([shape], {})[0] if rule.pattern else shape
+            yield rule.targets[0].render(values), rule.pattern.bound([shape], {}).targets[0] if rule.pattern else shape
         except LayoutError:  # only further sizes would determine it
             return
 
@@ -117,15 +122,13 @@ def translated(rule: Rule, values: Mapping[str, str], separators: tuple[str, str
     return out
 
 
-def assign(
-    converter: Converter, checkpoint: Checkpoint, *, whole: bool = False, only: Mapping[str, int] | None = None
-) -> Assignment:
+def assign(names: Names, *, whole: bool = False, only: Mapping[str, int] | None = None) -> Assignment:
     """Assign each weight to the first rule that takes it.
 
     whole: end at the first that none takes. only: the one rule that may take each tensor, whatever its conditions.
     """
-    names, out = Names(converter, checkpoint), Assignment()
-    weights = [n for n, t in checkpoint.tensors.items() if not t.role or converter.every]
+    converter, out = names.converter, Assignment()
+    weights = [n for n, t in names.checkpoint.tensors.items() if not t.role or converter.every]
     position = {n: i for i, n in enumerate(weights)}
     ends = {i: number + 1 for number, (i, _) in enumerate(converter.origins)}
     pending = [(n, 0) for n in weights]
@@ -141,33 +144,27 @@ def assign(
             i, k, values = taken
             rule = converter.rules[i]
             if rule.alone:
-                out.groups.append(Group(i, values, ({(): name},), position[name]))
+                out.groups.append(Group(i, rule, values, ({(): name},), position[name]))
                 continue
             stacks = rule.sources[k].stacks
-            place = _place(rule.where, stacks, values)
+            place = tuple(rule.where[s].place(values[s]) if s in rule.where else int(values[s]) for s in stacks)
             rest = {c: v for c, v in values.items() if c not in stacks}
-            new = Group(i, rest, tuple({} for _ in rule.sources), position[name])
+            new = Group(i, rule, rest, tuple({} for _ in rule.sources), position[name])
             group = partial.setdefault((i, *sorted(rest.items())), new)
             if group.members[k].setdefault(place, name) != name:  # two names were rewritten to the same one
                 out.unmatched.append(name)
                 out.reasons[name] = f"{rule.label} has {group.members[k][place]} in its place"
         pending = []
         for group in partial.values():
-            rule = converter.rules[group.rule]
-            if missing := _lacks(rule, group):
-                pending += [(n, ends[group.rule]) for n in group.names]
+            if missing := _lacks(group.rule, group):
+                pending += [(n, ends[group.number]) for n in group.names]
                 for name in group.names:
-                    out.reasons.setdefault(name, f"{rule.label} lacks {missing}")
+                    out.reasons.setdefault(name, f"{group.rule.label} lacks {missing}")
             else:
                 out.groups.append(group)
     out.groups.sort(key=lambda g: g.at)
     out.unmatched.sort(key=position.__getitem__)
     return out
-
-
-def _place(where: Mapping[str, Domain], stacks: Sequence[str], values: Mapping[str, str]) -> Place:
-    """The index of a tensor on each axis along which its rule stacks."""
-    return tuple(where[s].place(values[s]) if s in where else int(values[s]) for s in stacks)
 
 
 def _take(
@@ -280,7 +277,7 @@ def takes(converter: Converter, checkpoint: Checkpoint) -> bool:
     known = all(any_taken(t, where, checkpoint) for t, where in converter.present)
     if not known or any(any_taken(t, where, checkpoint) for t, where in converter.absent):
         return False
-    return not assign(converter, checkpoint, whole=True).unmatched
+    return not assign(Names(converter, checkpoint), whole=True).unmatched
 
 
 __all__ = ["Assignment", "Group", "Names", "assign", "resembles", "takes", "translated"]

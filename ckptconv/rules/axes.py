@@ -37,6 +37,7 @@ class Term(NamedTuple):
 
 
 Axis = str | Prod | Sum | Term
+Axes = tuple[Axis, ...]
 Sizes = Mapping[str, int]
 REST = "rest"  # a name whose size is what the others leave over
 ONE = "1"  # an axis without information
@@ -47,61 +48,55 @@ ONE = "1"  # an axis without information
 _TOKEN = re.compile(r"->|\.\.\.|[(),+]|1(?![0-9])|[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)?|(?P<odd>\S+)")
 
 
-class Parser:
-    """The parser of one pattern; every error quotes the pattern."""
+def sides(text: str) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
+    """The axes of each tensor on each of the two sides of a pattern; every error quotes it."""
+    if len(text) > MAX_PATTERN:
+        raise LayoutError(f"layout {text[:60]!r}... is longer than {MAX_PATTERN} characters")
+    if odd := next((m["odd"] for m in _TOKEN.finditer(text) if m["odd"]), ""):
+        raise failed(text, f"{odd!r} is not an axis name, or one of 1 ( ) + , -> ...; give sizes in `sizes`")
+    halves = text.split("->")
+    if len(halves) != 2:
+        raise failed(text, "needs one `->`")
+    left, right = (tuple(_tensor(text, part) for part in half.split(",")) for half in halves)
+    return left, right
 
-    def __init__(self, text: str) -> None:
-        self.text, self.at, self.tokens = text, 0, list[str]()
-        if len(text) > MAX_PATTERN:
-            raise LayoutError(f"layout {text[:60]!r}... is longer than {MAX_PATTERN} characters")
-        for m in _TOKEN.finditer(text):
-            if m["odd"]:
-                raise self.fail(f"{m['odd']!r} is not an axis name, or one of 1 ( ) + , -> ...; give sizes in `sizes`")
-            self.tokens.append(m[0])
 
-    def fail(self, why: str) -> LayoutError:
-        return LayoutError(f"layout {self.text!r}: {why}")
+def failed(text: str, why: str) -> LayoutError:
+    return LayoutError(f"layout {text!r}: {why}")
 
-    def peek(self) -> str:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
-    def sides(self) -> tuple[tuple[tuple[Axis, ...], ...], ...]:
-        if self.tokens.count("->") != 1:
-            raise self.fail("needs one `->`")
-        left = self.side()
-        self.at += 1
-        right = self.side()
-        if self.peek():
-            raise self.fail(f"{self.peek()!r} is left over")
-        return left, right
+def _tensor(text: str, part: str) -> Axes:
+    tokens = [m[0] for m in _TOKEN.finditer(part)][::-1]
+    out = _axes(text, tokens, 0)
+    if tokens:
+        raise failed(text, f"{tokens[-1]!r} is left over")
+    return tuple(out)
 
-    def side(self) -> tuple[tuple[Axis, ...], ...]:
-        out = [tuple(self.axes(0))]
-        while self.peek() == ",":
-            self.at += 1
-            out.append(tuple(self.axes(0)))
-        return tuple(out)
 
-    def axes(self, depth: int) -> list[Axis]:
-        out: list[Axis] = []
-        while (token := self.peek()) not in ("", "->", ",", ")", "+"):
-            self.at += 1
-            if token == "..." and depth:
-                raise self.fail("`...` must stand outside parentheses")
-            out.append(self.group(depth + 1) if token == "(" else token)
-        return out
+def _axes(text: str, tokens: list[str], depth: int) -> list[Axis]:
+    """Take the axes that stand before the next `)` or `+` off the tokens, of which the last comes first."""
+    out: list[Axis] = []
+    while tokens and tokens[-1] not in (")", "+"):
+        token = tokens.pop()
+        if token == "..." and depth:
+            raise failed(text, "`...` must stand outside parentheses")
+        out.append(_group(text, tokens, depth + 1) if token == "(" else token)
+    return out
 
-    def group(self, depth: int) -> Axis:
-        if depth > MAX_DEPTH:
-            raise self.fail(f"has more than {MAX_DEPTH} nested parentheses")
-        terms: list[Axis] = []
-        while not terms or self.tokens[self.at - 1] == "+":
-            items = self.axes(depth)
-            terms.append(items[0] if len(items) == 1 else Prod(tuple(items)))
-            if self.peek() not in (")", "+"):
-                raise self.fail("has an open parenthesis")
-            self.at += 1
-        return terms[0] if len(terms) == 1 else Sum(tuple(terms))
+
+def _group(text: str, tokens: list[str], depth: int) -> Axis:
+    """Take what stands between parentheses off the tokens."""
+    if depth > MAX_DEPTH:
+        raise failed(text, f"has more than {MAX_DEPTH} nested parentheses")
+    terms: list[Axis] = []
+    last = "+"
+    while last == "+":
+        items = _axes(text, tokens, depth)
+        terms.append(items[0] if len(items) == 1 else Prod(tuple(items)))
+        if not tokens:
+            raise failed(text, "has an open parenthesis")
+        last = tokens.pop()
+    return terms[0] if len(terms) == 1 else Sum(tuple(terms))
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
@@ -135,25 +130,18 @@ def unknown(node: Axis, sizes: Sizes) -> list[str]:
     return sorted(b for b in bases(node) if b not in sizes)
 
 
-def root(node: Axis, name: str, value: int, sizes: dict[str, int]) -> int | None:
-    """The size of `name` with which `node` has length `value`; None if any size will do, -1 if none will."""
+def largest(node: Axis, name: str, value: int, sizes: Sizes) -> int | None:
+    """The largest size of `name` with which `node` is at most `value` long; None if any size will do."""
     if size_of(node, {**sizes, name: 0}) == size_of(node, {**sizes, name: 1}):
         return None
     low, high = 0, value  # bisection: a length does not decrease with any of its axes
     while low < high:
-        middle = (low + high) // 2
-        if size_of(node, {**sizes, name: middle}) < value:
-            low = middle + 1
+        middle = (low + high + 1) // 2
+        if size_of(node, {**sizes, name: middle}) <= value:
+            low = middle
         else:
-            high = middle
-    return low if size_of(node, {**sizes, name: low}) == value else -1
-
-
-def most(node: Axis, name: str, value: int, sizes: Sizes) -> int:
-    """The largest size of `name` with which `node` is at most `value` long."""
-    least = size_of(node, {**sizes, name: 0})
-    step = size_of(node, {**sizes, name: 1}) - least
-    return max(value - least, 0) // step if step else 0
+            high = middle - 1
+    return low
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

@@ -142,15 +142,9 @@ class Rule:
 
     @cached_property
     def pattern(self) -> layouts.Layout | None:
-        """The layout with its flips; None if nothing moves."""
-        plain = self._plain
-        return replace(plain, flips=self.flip) if plain and self.flip else plain
+        """The layout with its flips, and the stacked axis first in tensors that are stacked or split.
 
-    @cached_property
-    def _plain(self) -> layouts.Layout | None:
-        """The layout, with the stacked axis first in tensors that are stacked or split; None if nothing moves.
-
-        It moves one of several copies. If both sides stack, or one name along several axes, the
+        None if nothing moves. It moves one of several copies. If both sides stack, or one name along several axes, the
         layout of the file has these axes already.
         """
         before, after = ({s for t in side for s in t.stacks} for side in (self.sources, self.targets))
@@ -159,17 +153,17 @@ class Rule:
         if both := before & after:
             axis = min(both)
             raise UsageError(f"stacks {{{axis}*}} on both sides; write {{{axis}}} for an index that stays as it is")
-        if self.explicit:
-            if not self.layout:
-                raise UsageError("stacks on both sides, or along two axes: give a layout that begins with these axes")
-            return layouts.parse(self.layout)
-        axis = min(before | after, default="")
-        text = self.layout or (f"... -> {axis} ..." if before else f"{axis} ... -> ...")
-        sides = []
-        for side, templates in zip(text.split("->"), (self.sources, self.targets), strict=True):
-            pairs = zip(templates[:1] if self.same else templates, side.split(","), strict=True)
-            sides.append(", ".join(f"{' '.join(t.stacks)} {s.strip()}".strip() for t, s in pairs))
-        return layouts.parse(" -> ".join(sides))
+        text = self.layout
+        if self.explicit and not text:
+            raise UsageError("stacks on both sides, or along two axes: give a layout that begins with these axes")
+        if not self.explicit:
+            axis = min(before | after, default="")
+            sides = (text or (f"... -> {axis} ..." if before else f"{axis} ... -> ...")).split("->")
+            for i, templates in enumerate((self.sources, self.targets)):
+                pairs = zip(templates[:1] if self.same else templates, sides[i].split(","), strict=True)
+                sides[i] = ", ".join(f"{' '.join(t.stacks)} {s.strip()}".strip() for t, s in pairs)
+            text = " -> ".join(sides)
+        return replace(layouts.parse(text), flips=self.flip) if self.flip else layouts.parse(text)
 
     @property
     def explicit(self) -> bool:
@@ -211,34 +205,25 @@ class Rule:
         return tuple(first if self.same or k == 0 else self._rank(0, k) for k in range(len(self.sources)))
 
     def check(self, layout: str) -> None:
-        """Refuse a layout that does not fit the names, and operations that do not exist."""
-        self._check_counts()
-        names = [1 if self.same else len(self.sources), len(self.targets)]
-        if self.layout and [len(side.split(",")) for side in layout.split("->")] != names:
-            raise UsageError(f"layout {layout!r} does not list one tensor for each name")
-        for count, what in zip(names[::-1], ("targets", "sources"), strict=True):
-            if not layout and count != 1 and self.targets:
-                raise UsageError(f"several {what} need a layout")
-        axes = {*self.pattern.names, *["..."] * ("..." in layout)} if self.pattern else set()
-        if self.targets and (odd := self.flip - axes):
-            raise UsageError(f"`flip` refers to {min(odd)}, which is not an axis of the layout")
-        for op in self.ops:
-            operations.check(op, self.pattern.names if self.pattern else ())
-        _ = self.pattern
-
-    def _check_counts(self) -> None:
-        """Refuse names that copies or another size cannot take: too many, too few, or stacks."""
+        """Refuse names that copies, another size, or a layout do not fit, and operations that do not exist."""
         stacked = any(t.stacks for t in (*self.sources, *self.targets))
+        counts = 1 if self.same else len(self.sources), len(self.targets)
         if self.same and (stacked or not 1 < len(self.sources) <= MAX_COPIES or len(self.targets) != 1):
             raise UsageError(f"`same` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name")
-        if not self.resize:
-            return
-        scaled = not self.ops or (not self.resize.value and all(map(operations.scales, self.ops)))
-        if stacked or len(self.sources) != 1 or len(self.targets) != 1 or not scaled:
-            raise UsageError(
-                "`crop` and `pad` take one name to one name, without {e*}, and an `op` only if it scales and the "
-                "value is 0"
-            )
+        if how := self.resize:
+            scaled = not self.ops or (not how.value and all(map(operations.scales, self.ops)))
+            if stacked or counts != (1, 1) or not scaled:
+                what = "take one name to one name, without {e*}, and an `op` only if it scales and the value is 0"
+                raise UsageError(f"`crop` and `pad` {what}")
+        if layout and tuple(len(side.split(",")) for side in layout.split("->")) != counts:
+            raise UsageError(f"layout {layout!r} does not list one tensor for each name")
+        if not layout and self.targets and counts != (1, 1):
+            raise UsageError(f"several {'targets' if counts[1] > 1 else 'sources'} need a layout")
+        axes = self.pattern.names if self.pattern else set()
+        if self.targets and (odd := self.flip - axes - ({"..."} if "..." in layout else set())):
+            raise UsageError(f"`flip` refers to {min(odd)}, which is not an axis of the layout")
+        for op in self.ops:
+            operations.check(op, axes)
 
     @cached_property
     def inverse(self) -> Rule:

@@ -9,17 +9,16 @@ from collections.abc import Callable, Iterator
 
 from ..checkpoint import Checkpoint, Note
 from .assign import Assignment, input_of, layer_kind
-from .converter import Converter
 
 HEADS = {"einsum", "query", "key", "value", "output", "attention_output"}  # (_dense) with an axis of heads
 PLAIN = {"conv1d", "conv2d", "conv3d", "Conv"}  # default names of layers for which the rules of convolutions are right
 
 
-def notes(converter: Converter, checkpoint: Checkpoint, found: Assignment) -> Iterator[Note]:
+def notes(checkpoint: Checkpoint, found: Assignment) -> Iterator[Note]:
     """The doubts of rules about tensors that they took."""
     taken: dict[str, list[str]] = {}
     for group in found.groups:
-        for doubt in converter.rules[group.rule].doubts:
+        for doubt in group.rule.doubts:
             taken.setdefault(doubt, []).extend(group.names)
     for doubt, names in taken.items():
         text, applies = DOUBTS[doubt]

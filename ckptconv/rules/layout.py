@@ -28,9 +28,9 @@ from ..moves.part import Part, c_strides, checked_count
 from .axes import (
     MAX_BLOCKS,
     REST,
+    Axes,
     Axis,
     Block,
-    Parser,
     Prod,
     Sizes,
     Strides,
@@ -39,14 +39,14 @@ from .axes import (
     bases,
     blocks,
     count_blocks,
+    failed,
+    largest,
     leaves,
-    most,
-    root,
+    sides,
     size_of,
     unknown,
 )
 
-Axes = tuple[Axis, ...]
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
 
 
@@ -131,32 +131,24 @@ class Layout:
         names = unknown(axis, sizes)
         if len(names) == 2 and REST in names:
             names.remove(REST)
-            sizes[names[0]] = most(axis, names[0], n, {**sizes, REST: 0})
+            sizes[names[0]] = largest(axis, names[0], n, {**sizes, REST: 0}) or 0
             return True
-        if len(names) != 1 or (found := root(axis, names[0], n, sizes)) is None:
+        if len(names) != 1 or (size := largest(axis, names[0], n, sizes)) is None:
             return False
-        if found < 0:
+        if size_of(axis, {**sizes, names[0]: size}) != n:
             raise self.fail(f"no size of {names[0]!r} gives an axis of length {n}", shapes, sizes)
-        sizes[names[0]] = found
+        sizes[names[0]] = size
         return True
 
-    def sizes(self, shapes: Sequence[Shape], given: Sizes) -> dict[str, int]:
-        """The size of every axis, also of those for which `...` stands."""
-        return self.unrolled(shapes).solve(shapes, given)
-
-    def shapes(self, shapes: Sequence[Shape], given: Sizes) -> tuple[Shape, ...]:
-        """The shapes of the targets."""
-        sizes = self.sizes(shapes, given)
-        out = tuple(tuple(size_of(a, sizes) for a in axes) for axes in self.unrolled(shapes).targets)
-        for shape in out:
-            checked_count(shape)
-        return out
+    def bound(self, shapes: Sequence[Shape], given: Sizes) -> Bound:
+        """The layout for shapes: the size of every axis, also of those for which `...` stands, and its targets."""
+        return _bind(self, tuple(shapes), tuple(sorted(given.items())))
 
     def apply(self, tensors: Sequence[Tensor], given: Sizes | None = None) -> list[tuple[Shape, tuple[Part, ...]]]:
         """The shape and the parts of every target; LayoutError if the shapes do not fit."""
         if self.noop:
             return [(t.shape, t.parts) for t in tensors]
-        bound = _bind(self, tuple(t.shape for t in tensors), tuple(sorted((given or {}).items())))
+        bound = self.bound([t.shape for t in tensors], given or {})
         parts: list[list[Part]] = [[] for _ in bound.targets]
         for k, tensor in enumerate(tensors):
             for p in tensor.parts:
@@ -183,31 +175,32 @@ class Bound:
 
 @lru_cache(maxsize=4096)
 def _bind(layout: Layout, shapes: tuple[Shape, ...], given: tuple[tuple[str, int], ...]) -> Bound:
-    unrolled, sizes = layout.unrolled(shapes), layout.sizes(shapes, dict(given))
-    sides = [[blocks(Prod(axes), 1, sizes) for axes in side] for side in (unrolled.sources, unrolled.targets)]
-    places = {frozenset(b.strides): (t, b) for t, side in enumerate(sides[1]) for b in side}
-    sources = [[(b.axis, *places[frozenset(b.strides)]) for b in side] for side in sides[0]]
-    return Bound(layout, sizes, layout.shapes(shapes, dict(given)), sources, unrolled.flips)
+    unrolled = layout.unrolled(shapes)
+    sizes = unrolled.solve(shapes, dict(given))
+    targets = tuple(tuple(size_of(a, sizes) for a in axes) for axes in unrolled.targets)
+    for shape in targets:
+        checked_count(shape)
+    both = [[blocks(Prod(axes), 1, sizes) for axes in side] for side in (unrolled.sources, unrolled.targets)]
+    places = {frozenset(b.strides): (t, b) for t, side in enumerate(both[1]) for b in side}
+    sources = [[(b.axis, *places[frozenset(b.strides)]) for b in side] for side in both[0]]
+    return Bound(layout, sizes, targets, sources, unrolled.flips)
 
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Layout:
     """Parse a pattern; LayoutError unless both sides have the same blocks, each once."""
-    parser = Parser(text)
-    sources, targets = parser.sides()
-    layout = Layout(text, sources, targets)
-    sides, ones = (layout.sources, layout.targets), defaultdict[str, int](lambda: 1)
-    if any(count_blocks(Prod(axes)) > MAX_BLOCKS for side in sides for axes in side):
-        raise parser.fail(f"has more than {MAX_BLOCKS} blocks")
-    if any(len(flat := leaves(axes)) != len(set(flat)) for side in sides for axes in side):
-        raise parser.fail("an axis stands twice in one tensor; write h.a and h.b")
-    keys = [[frozenset(b.strides) for axes in side for b in blocks(Prod(axes), 1, ones)] for side in sides]
+    both, ones = sides(text), defaultdict[str, int](lambda: 1)
+    if any(count_blocks(Prod(axes)) > MAX_BLOCKS for side in both for axes in side):
+        raise failed(text, f"has more than {MAX_BLOCKS} blocks")
+    if any(len(flat := leaves(axes)) != len(set(flat)) for side in both for axes in side):
+        raise failed(text, "an axis stands twice in one tensor; write h.a and h.b")
+    keys = [[frozenset(b.strides) for axes in side for b in blocks(Prod(axes), 1, ones)] for side in both]
     if any(len(set(found)) != len(found) for found in keys):
-        raise parser.fail("two pieces have the same axes; write h.a and h.b")
+        raise failed(text, "two pieces have the same axes; write h.a and h.b")
     if odd := [" ".join(sorted(map(str, k))) or "1" for k in set(keys[0]) ^ set(keys[1])]:
         odd.sort()
-        raise parser.fail(f"only one side has the axes {' | '.join(odd)}")
-    return layout
+        raise failed(text, f"only one side has the axes {' | '.join(odd)}")
+    return Layout(text, *both)
 
 
 @lru_cache(maxsize=1024)

@@ -45,9 +45,9 @@ def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
     if not kept and (damaged := [n for n in lost(checkpoint) if n in new]):
         raise CorruptCheckpoint(f"all of the entry {entry!r} is damaged:\n{listing(damaged)}")
     if not kept:
-        counts = Counter(n.replace("/", ".").partition(".")[0] for n in checkpoint.tensors)
         known = [about["name"], *about["beside"]] if about.get("name") else []
-        entries = list(dict.fromkeys([*known, *(n for n, _ in counts.most_common())]))
+        first = (n.replace("/", ".").partition(".")[0] for n in checkpoint.tensors)
+        entries = list(dict.fromkeys([*known, *first]))
         raise UsageError(f"there is no entry {entry!r}{did_you_mean(entry, entries[:MAX_ENTRIES], 'entries')}")
     left = tuple(n for n in checkpoint.tensors if n not in new)
     cleared = {n: replace(t, role="") if t.role in ("average", "state") else t for n, t in kept.items()}
@@ -101,17 +101,16 @@ def _owner(names: Sequence[str], prefixes: Sequence[str]) -> str:
 
 
 def _stripped(name: str, prefixes: Sequence[str], used: set[str]) -> str:
-    again = True
-    while again:
-        again = False
+    """A name without prefixes at its beginning, nor within it those that begin with an underscore."""
+    before = ""
+    while name != before:
+        before = name
         for prefix in prefixes:
-            if name.startswith(prefix) and len(name) > len(prefix):
-                name, again = name[len(prefix) :], True
-            elif prefix.startswith("_") and "." + prefix in name:
-                name, again = name.replace("." + prefix, "."), True
-            else:
-                continue
-            used.add(prefix)
+            new = name.removeprefix(prefix) or name
+            new = new.replace(f".{prefix}", ".") if prefix.startswith("_") else new
+            if new != name:
+                used.add(prefix)
+                name = new
     return name
 
 
@@ -121,26 +120,24 @@ def hinted(checkpoint: Checkpoint) -> Checkpoint:
     main = checkpoint.details.get("entry", {}).get("name", "")
     inner = [e for e in dict.fromkeys(n.partition(".")[0] for n in weights) if e in NESTED] if main else []
     texts = [f"the state dict is an entry of {main!r}; at='{main}.{inner[0]}' takes it"] if inner else []
-    if found := _wrapped(weights):
-        texts.append(f"names have prefixes of wrappers; strip_prefix='{','.join(found)}' removes them")
+    if wrappers := ",".join(_wrappers(weights)):
+        texts.append(f"names have prefixes of wrappers; strip_prefix='{wrappers}' removes them")
     notes = tuple(Note("hint", text, tuple(weights[:1])) for text in texts)
     return replace(checkpoint, notes=(*checkpoint.notes, *notes)) if notes else checkpoint
 
 
-def _wrapped(names: list[str]) -> list[str]:
-    """The wrappers' prefixes that begin all names, one after the other, and those within some names."""
-    found: list[str] = []
-    head = _owner(names, WRAPPERS)
-    names = [n[len(head) :] for n in names]
-    while names:
-        prefix = next((p for p in WRAPPERS if all(n.startswith(p) for n in names)), "")
-        if not prefix:
-            break
-        names = [n[len(prefix) :] for n in names]
-        found.append(prefix)
-    text = "\n.".join(["", *names])  # each name after a dot, and none after the dot of another
-    within = [p for p in WRAPPERS if p.startswith("_") and "." + p in text]
-    return list(dict.fromkeys([*found, *within]))
+def _wrappers(names: Sequence[str]) -> list[str]:
+    """The wrappers' prefixes that all names have, and those in some names that begin with an underscore."""
+    text = "\n".join(names)
+    here = [p for p in WRAPPERS if p in text]
+    if not here:
+        return here
+    head, counts = _owner(names, here), Counter[str]()
+    for name in names:
+        used = set[str]()
+        _stripped(name.removeprefix(head), here, used)
+        counts.update(used)
+    return [p for p in here if counts[p] == len(names) or (counts[p] and p.startswith("_"))]
 
 
 # --- regular expressions ----------------------------------------------------------------------------------------
@@ -256,19 +253,9 @@ def _of_entry(checkpoint: Checkpoint, about: Entry) -> dict[str, str]:
     below = "" if about.get("name") else EMA.sub("", entry) + "."  # of several models, those of g_ema are g's
     inside = {n: t for n, t in checkpoint.tensors.items() if n.startswith(f"{entry}.")}
     weights = [n for n, t in checkpoint.tensors.items() if not t.role and n not in inside and n.startswith(below)]
-    by_name = {_bare(n.removeprefix(below)): n for n in weights}
-    bases = {n: by_name.get(_bare(n.removeprefix(f"{entry}.")), "") for n in inside}
-    if not any(bases.values()):
-        raise UsageError(
-            f"the averages of {entry!r} and the weights differ in their names; at={entry!r} takes them alone"
-        )
-    if lonely := [n for n, base in bases.items() if not base and inside[n].count > 1]:
-        raise UsageError(f"these averages of {entry!r} belong to no weight:\n{listing(lonely)}")
+    by_name = {_stripped(n.removeprefix(below), WRAPPERS, set()): n for n in weights}
+    bases = {n: by_name.get(_stripped(n.removeprefix(f"{entry}."), WRAPPERS, set()), "") for n in inside}
+    lonely = [n for n, base in bases.items() if not base and inside[n].count > 1]
+    if lonely or not any(bases.values()):
+        raise UsageError(f"averages belong to no weight; at={entry!r} takes them alone:\n{listing(lonely or inside)}")
     return bases
-
-
-def _bare(name: str) -> str:
-    """A name without the prefixes of wrappers at its beginning."""
-    while name.startswith(WRAPPERS):
-        name = name.partition(".")[2]
-    return name

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checkpoint import Checkpoint
 from ..errors import UsageError
-from .assign import Assignment, Shape, assign
+from .assign import Assignment, Group, Names, Shape, assign
 from .templates import Matcher
 
 if TYPE_CHECKING:
-    from .converter import Converter, Rule
+    from .converter import Converter
 
 KEY = "ckptconv.moved"
 TIED = "ckptconv.tied"  # [name, ...]: added by the converter; in other files they may be tensors of their own
@@ -31,50 +31,28 @@ PARAMS = "ckptconv.params"  # sizes known only from the source's shapes
 OWN = (KEY, TIED, PARAMS)
 
 
-class Moved(NamedTuple):
-    """The origin of a target: source names, rule, and the names of copies that were left out."""
-
-    names: tuple[str, ...]
-    rule: str
-    number: int
-    twins: list[str]
-
-
 def remember(
     converter: Converter,
     checkpoint: Checkpoint,
-    moved: Mapping[str, Moved],
+    origins: Mapping[str, Group],
+    twins: Mapping[str, list[str]],
     sizes: Mapping[str, Any],
-    before: Checkpoint,
 ) -> Checkpoint:
     """Record sizes, and every target's origin if names do not determine it; an inverse removes the record.
 
-    sizes: parameters, and what is known of single tensors.
+    twins: the names of copies that were left out, by target.
     """
     metadata = {k: v for k, v in checkpoint.metadata.items() if k not in OWN}
     if converter.forward:
         return replace(checkpoint, metadata=metadata)
-    forgetful = {i for i, rule in enumerate(converter.rules) if _forgets(rule, given=not converter.one_way)}
-    shapes = {n: before[n].shape for m in moved.values() if m.number in forgetful for n in m.names}
-    own = {k: v for k, v in {**sizes, "shapes": shapes}.items() if v or k == "params"}
-    records: dict[str, dict[str, Any]] = {PARAMS: own} if any(own.values()) else {}
+    records: dict[str, Mapping[str, Any]] = {PARAMS: sizes} if any(sizes.values()) else {}
     if converter.one_way:
-        names = {name: [m.number, m.names, m.twins] for name, m in moved.items()}
+        names = {name: [g.number, g.names, twins.get(name, [])] for name, g in origins.items()}
         records[KEY] = {"rules": [r.label for r in converter.rules], "names": names}
     for key, record in records.items():
         text = {"converter": converter.name, **record}
         metadata[key] = json.dumps(text, separators=(",", ":"), ensure_ascii=False)
     return replace(checkpoint, metadata=metadata)
-
-
-def _forgets(rule: Rule, *, given: bool) -> bool:
-    """Whether the shapes of the targets do not determine those of the sources, as if heads are merged into one axis.
-
-    given: whether the inverse can use `sizes`; that of a one-way converter knows recorded names only.
-    """
-    if rule.resize and rule.resize.before is None:
-        return True
-    return bool(rule.pattern and rule.pattern.inverse.undetermined(rule.sizes if given else ()))
 
 
 def _read(checkpoint: Checkpoint, key: str) -> Any:
@@ -83,13 +61,6 @@ def _read(checkpoint: Checkpoint, key: str) -> Any:
         return json.loads(checkpoint.metadata[key])
     except (KeyError, ValueError, RecursionError):
         return None
-
-
-def _records(inverse: Converter, checkpoint: Checkpoint, key: str) -> dict[str, dict[Any, Any]]:
-    """The tables that the forward converter recorded, by name."""
-    record = _read(checkpoint, key)
-    known = inverse.forward and isinstance(record, dict) and record.get("converter") == inverse.name
-    return {k: v for k, v in record.items() if isinstance(v, dict)} if known else {}
 
 
 class Recorded(NamedTuple):
@@ -102,9 +73,11 @@ class Recorded(NamedTuple):
 
 def recorded(inverse: Converter, checkpoint: Checkpoint) -> Recorded:
     """What the forward conversion recorded besides names; nothing for a converter that is not an inverse."""
-    tables = _records(inverse, checkpoint, PARAMS)
-    numbers = {n for r in inverse.rules for _, blocks in r.fills for n in blocks}  # others are sizes
-    params = {k: v for k, v in tables.get("params", {}).items() if type(v) is int and (v > 0 or k in numbers)}
+    record = _read(checkpoint, PARAMS)
+    known = inverse.forward and isinstance(record, dict) and record.get("converter") == inverse.name
+    tables = {k: v for k, v in record.items() if isinstance(v, dict)} if known else {}
+    signed = {n for r in inverse.rules for _, blocks in r.fills for n in blocks}  # numbers; all others are sizes
+    params = {k: v for k, v in tables.get("params", {}).items() if type(v) is int and (v > 0 or k in signed)}
     sizes = {n: own for n, own in tables.get("sizes", {}).items() if type(own) is dict}
     shapes = {n: tuple(s) for n, s in tables.get("shapes", {}).items() if type(s) is list}
     return Recorded(
@@ -120,13 +93,14 @@ def tied(checkpoint: Checkpoint) -> set[str]:
     return {n for n in names if isinstance(n, str)} if isinstance(names, list) else set()
 
 
-def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:
+def recall(names: Names) -> Assignment:
     """The groups that the inverse of a one-way converter converts, each with the names that the sources had."""
+    inverse, checkpoint = names.converter, names.checkpoint
     forward = inverse.forward or inverse
     rows, labels = _names(inverse, checkpoint)
     kept = [i for i, r in enumerate(forward.rules) if r.targets]  # the rules of the inverse
     same = {i: number for number, i in enumerate(kept) if labels[i : i + 1] == [forward.rules[i].label]}
-    found = assign(inverse, checkpoint, only={n: same[row[0]] for n, row in rows.items() if row[0] in same})
+    found = assign(names, only={n: same[row[0]] for n, row in rows.items() if row[0] in same})
     filled = Matcher([(t, r.where) for r in inverse.rules for t, _ in r.fills])
     out = Assignment(unmatched=[n for n in found.unmatched if n not in rows or not filled.first(n)])
     for group in found.groups:
@@ -134,8 +108,8 @@ def recall(inverse: Converter, checkpoint: Checkpoint) -> Assignment:
         if any(rows[n][1] != origins for n in group.names):
             out.unmatched += group.names
             continue
-        spelled = tuple((name, *(copies if len(origins) == 1 else ())) for name in origins)
-        out.groups.append(group._replace(spelled=spelled))
+        group.spelled = tuple((name, *(copies if len(origins) == 1 else ())) for name in origins)
+        out.groups.append(group)
     return out
 
 

@@ -19,23 +19,23 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint import Checkpoint
 from ..errors import LayoutError, UnmatchedTensors, UsageError
 from ..messages import brief, did_you_mean, listing, printable
 from ..storage.files import exists, read_all
 from ..storage.json import parse_json
 from ..storage.paths import sibling, split
-from . import provenance
+from . import operations, provenance
 from .assign import Group, Names, Shape
 from .templates import MAX_NAME, Matcher
 
 if TYPE_CHECKING:
     from .axes import Axis
-    from .converter import Converter, Count, Rule, Size
+    from .converter import Converter, Count, Fill, Rule, Size
+    from .layout import Layout
 
 CONFIG = "config.json"
-MAX_CONFIG = 2**20  # bytes; a language model of 500 labels has 50 kB
 MAX_NUMBER = 2**31 - 1
+MAX_CONFIG = 2**20  # bytes; a language model of 500 labels has 50 kB
 
 
 class Sizes:
@@ -54,17 +54,19 @@ class Sizes:
         self.configured: list[str] = []
         self._used: set[str] = set()  # the parameters that something needed
         self._told: dict[str, dict[str, int]] = {}  # what the file told of layers, by the first tensor of each
+        self._lengths: dict[str, dict[int, str]] = {}  # of the axes that are compared, with the first tensor of each
 
-    def axes(self, rule: Rule, group: Group, values: Mapping[str, str]) -> dict[str, int]:
+    def axes(self, group: Group, values: Mapping[str, str]) -> dict[str, int]:
         """The sizes of a rule's axes that are known besides the shapes of its sources; LayoutError if one is lacking.
 
         values: the captures as the targets have them.
         """
+        rule, lacking = group.rule, None
         if rule.pattern is None:
             return {}
         captures, out = values if rule.backward else group.values, dict(rule.counts)
-        first = _originals(rule, group, values)[0]
-        told, lacking = self._of_file(first), None
+        first = _originals(group, values)[0]
+        told = self._of_file(first)
         for axis, size in rule.sizes.items():
             if isinstance(size, str) and size in told:
                 out[axis] = told[size]
@@ -78,16 +80,26 @@ class Sizes:
                     self.missing[size] += f"; {printable(first)}"
         if lacking:
             raise lacking
-        if shapes := self.before(rule, group, values):
-            return self._asked(rule, _solved(rule, shapes, out))
+        if shapes := self.before(group, values):
+            return self._asked(rule, _solved(rule, rule.pattern, shapes, out))
         return self._asked(rule, out) if rule.backward and rule.undetermined else out
 
-    def before(self, rule: Rule, group: Group, values: Mapping[str, str]) -> list[Shape]:
+    def before(self, group: Group, values: Mapping[str, str]) -> list[Shape]:
         """The shapes that the targets of an inverse had, without stacked axes, if the metadata records them."""
-        shapes = self._record.shapes
-        names = _originals(rule, group, values) if shapes and rule.backward else []
-        names = names[:1] if rule.same else names
-        return [shapes[n] for n in names] if all(n in shapes for n in names) else []
+        names = _originals(group, values) if self._record.shapes and group.rule.backward else []
+        names = names[:1] if group.rule.same else names
+        return [self._record.shapes[n] for n in names] if all(n in self._record.shapes for n in names) else []
+
+    def solved(self, group: Group, known: Mapping[str, int], shapes: Sequence[Shape]) -> Mapping[str, int]:
+        """The sizes of all axes of a rule, if scalings or comparisons need them."""
+        rule, compared = group.rule, self.converter.axes
+        if not rule.pattern or not (compared.keys() & rule.pattern.names or any(map(operations.scales, rule.ops))):
+            return {}
+        lengths = rule.pattern.bound(shapes, known).sizes
+        for axis in compared.keys() & lengths.keys():
+            first = f"{group.names[0]} {list(self.names.checkpoint[group.names[0]].shape)}"
+            self._lengths.setdefault(axis, {}).setdefault(lengths[axis], first)
+        return lengths
 
     def _asked(self, rule: Rule, known: dict[str, int]) -> dict[str, int]:
         """The sizes with those that a person gives for axes of an inverse that nothing records."""
@@ -125,6 +137,33 @@ class Sizes:
         self.missing.setdefault(name, f"{param.help} {where}".strip())
         raise LayoutError(f"the parameter {printable(name)} is not given")
 
+    def numbers(self, blocks: Fill) -> list[float]:
+        """The numbers of `fill`, those of parameters among them."""
+        return [float(self.param(b) if isinstance(b, str) else b) for b in blocks]
+
+    def recorded(self, groups: Iterable[Group]) -> dict[str, Any]:
+        """What an inverse needs: parameters, what the file told of single tensors, shapes that targets do not tell."""
+        forgetful = {i for i, rule in enumerate(self.converter.rules) if self._forgets(rule)}
+        shapes = {n: self.names.checkpoint[n].shape for g in groups if g.number in forgetful for n in g.names}
+        known = self.names.known
+        told = {name if self.converter.one_way else known[name]: own for name, own in self._told.items()}
+        return {"params": self.params} | ({"sizes": told} if told else {}) | ({"shapes": shapes} if shapes else {})
+
+    def _forgets(self, rule: Rule) -> bool:
+        """Whether the shapes of targets do not determine those of the sources, as if heads are merged into one axis."""
+        if rule.resize and rule.resize.before is None:
+            return True
+        # the inverse of a one-way converter cannot use `sizes`: it knows recorded names only
+        given = () if self.converter.one_way else rule.sizes
+        return bool(rule.pattern and rule.pattern.inverse.undetermined(given))
+
+    def _of_file(self, name: str) -> Mapping[str, int]:
+        """What the file tells of the layer of a tensor, of an inverse of the one that it gives."""
+        if self.converter.forward:
+            return self._record.sizes.get(name, {})
+        taken = self.names.checkpoint.details.get("inputs", {}).get(name)
+        return {"height": taken.height, "width": taken.width} if taken and taken.height else {}
+
     def known(self, name: str) -> int | None:
         """The value of a parameter, if any: given, else of its tensor, else of config.json, else its default."""
         param = self.converter.params.get(name)
@@ -142,25 +181,22 @@ class Sizes:
             self.params[name] = value
         return value
 
-    def recorded(self) -> dict[str, Any]:
-        """What an inverse needs: parameters, and what the file told of single tensors."""
-        known = self.names.known
-        told = {name if self.converter.one_way else known[name]: own for name, own in self._told.items()}
-        return {"params": dict(self.params), "sizes": told}
+    def wrong(self) -> Iterator[str]:
+        """Say which sizes do not fit.
 
-    def denied(self) -> Iterator[str]:
-        """Sizes that were given although the file tells others of all layers: else they are those of the rest."""
-        for name, given in self.given.items():
+        Axes that have several lengths, or another than their parameter says. Sizes that were given although the file
+        tells others of all layers: else they are those of the rest.
+        """
+        for axis, tensors in self._lengths.items():
+            wanted = self.known(param) if (param := self.converter.axes[axis]) else None
+            if len(tensors) > 1 or (wanted and wanted not in tensors):
+                shown = ", ".join(f"{n} in {name}" for n, name in tensors.items())
+                given = ", ".join(f"{k}={n}" for k, n in self.params.items())
+                yield f"{param or axis} would be {shown}, with {given or 'no parameters'}"
+        for name, number in self.given.items():
             numbers = {told[name] for told in self._told.values() if name in told}
-            if name not in self._used and numbers - {given}:
-                yield f"by the file, {name} is {' or '.join(map(str, sorted(numbers)))}; {given} was given"
-
-    def _of_file(self, name: str) -> Mapping[str, int]:
-        """What the file tells of the layer of a tensor, of an inverse of the one that it gives."""
-        if self.converter.forward:
-            return self._record.sizes.get(name, {})
-        taken = self.names.checkpoint.details.get("inputs", {}).get(name)
-        return {"height": taken.height, "width": taken.width} if taken and taken.height else {}
+            if name not in self._used and numbers - {number}:
+                yield f"by the file, {name} is {' or '.join(map(str, sorted(numbers)))}; {number} was given"
 
     @cached_property
     def _configs(self) -> dict[str, Any]:
@@ -211,8 +247,9 @@ def _integers(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
     return out
 
 
-def _originals(rule: Rule, group: Group, values: Mapping[str, str]) -> list[str]:
+def _originals(group: Group, values: Mapping[str, str]) -> list[str]:
     """For each name of a rule, on the side that the forward converter takes, the first tensor that it stands for."""
+    rule = group.rule
     if not rule.backward:
         return [min(members.items())[1] for members in group.members]
     if each := len(group.spelled) // len(rule.targets):  # stacked targets are stacked alike
@@ -221,12 +258,10 @@ def _originals(rule: Rule, group: Group, values: Mapping[str, str]) -> list[str]
     return [t.render({**values, **first}) for t in rule.targets]
 
 
-def _solved(rule: Rule, shapes: Sequence[Shape], known: Mapping[str, int]) -> dict[str, int]:
+def _solved(rule: Rule, pattern: Layout, shapes: Sequence[Shape], known: Mapping[str, int]) -> dict[str, int]:
     """The sizes of an inverse's axes that follow from the shapes that its targets had."""
-    if rule.pattern is None:
-        return dict(known)
     stacks = [len(t.stacks) for t in rule.targets]
-    forward = rule.pattern.inverse.unrolled([(0,) * n + s for n, s in zip(stacks, shapes, strict=False)])
+    forward = pattern.inverse.unrolled([(0,) * n + s for n, s in zip(stacks, shapes, strict=False)])
     pairs: list[tuple[Axis, int]] = []
     for axes, n, shape in zip(forward.sources, stacks, shapes, strict=False):
         if len(axes) != n + len(shape):
@@ -237,43 +272,31 @@ def _solved(rule: Rule, shapes: Sequence[Shape], known: Mapping[str, int]) -> di
 
 # --- what is missing, or of another model ---------------------------------------------------------------------------
 # A file that was cut off, or one of several that was not given, often ends between two layers, and no name would
-# tell. A number that a person gives is believed, so that the layers of a model can have gaps on purpose. One of
-# several shards is not checked. Names that are known, although their tensors were left out, count.
+# tell. A number that a person gives is believed, so that the layers of a model can have gaps on purpose. A part
+# of a model is not checked. Names that are known, although their tensors were left out, count.
 
 
 MAX_SHOWN = 8  # numbers that a message lists
-_SHARD = re.compile(r".*-([0-9]{5})-of-([0-9]{5})(?:[^0-9].*)?", re.DOTALL)
+PART = "not all of the model"  # a note that begins so says what is missing, as a person knows
 
 
-def check_model(converter: Converter, checkpoint: Checkpoint, sizes: Sizes) -> None:
+def check_model(sizes: Sizes) -> None:
     """Refuse a model of another converter (UsageError), and one that lacks layers (UnmatchedTensors)."""
-    refused = []
+    converter, refused = sizes.converter, []
     for refusal in converter.refusals:
         a, b = (sizes.known(n) if isinstance(n, str) else n for n in refusal.equal)
         if a is not None and a == b:
             refused.append(f"{' and '.join(map(str, refusal.equal))} are {a}: {refusal.why}")
     if refused:
         raise UsageError(f"the converter {converter.name} is not for this model:\n{listing(refused)}")
-    if missing := list(_missing_layers(converter, checkpoint, sizes)):
+    if missing := list(_missing_layers(sizes)):
         raise UnmatchedTensors(f"the source is not whole; give all of its files:\n{listing(missing)}")
 
 
-def uneven(converter: Converter, lengths: Mapping[str, Mapping[int, str]], sizes: Sizes) -> Iterator[str]:
-    """Say which axes have several lengths, or another than their parameter says.
-
-    lengths: by axis, for each length the first tensor that has it.
-    """
-    for axis, tensors in lengths.items():
-        wanted = sizes.known(param) if (param := converter.axes[axis]) else None
-        if len(tensors) > 1 or (wanted and wanted not in tensors):
-            shown = ", ".join(f"{n} in {name}" for n, name in tensors.items())
-            given = ", ".join(f"{k}={n}" for k, n in sizes.params.items())
-            yield f"{param or axis} would be {shown}, with {given or 'no parameters'}"
-
-
-def _missing_layers(converter: Converter, checkpoint: Checkpoint, sizes: Sizes) -> Iterator[str]:
+def _missing_layers(sizes: Sizes) -> Iterator[str]:
     """Say which numbers are missing in the names of a source."""
-    if not converter.counts or _is_part(checkpoint):
+    converter, checkpoint = sizes.converter, sizes.names.checkpoint
+    if not converter.counts or any(note.text.startswith(PART) for note in checkpoint.notes):
         return
     kept = [n for n, t in checkpoint.tensors.items() if not t.role or converter.every]
     left_out = [n for note in checkpoint.notes if note.kind in ("dropped", "damaged") for n in note.names]
@@ -307,13 +330,3 @@ def _numbers(count: Count, names: Iterable[str]) -> dict[str, set[int]]:
         layer = count.source.render({**values, number: f"{{{number}}}"})
         out.setdefault(layer, set()).add(int(values[number]))
     return out
-
-
-def _is_part(checkpoint: Checkpoint) -> bool:
-    """Whether the source is some of the shards of a checkpoint, by their names."""
-    shards: dict[tuple[str, str], set[str]] = {}
-    for url in checkpoint.urls:
-        folder, base = split(url)
-        if m := _SHARD.fullmatch(base):
-            shards.setdefault((folder, m[2]), set()).add(m[1])
-    return any(len(numbers) < int(total) for (_, total), numbers in shards.items())

@@ -65,7 +65,6 @@ class Kind(NamedTuple):
     fits: Callable[[Any], bool]
     default: Any = None
     listed: bool = False
-    most: int = MAX_LISTED  # entries of a list or a table
 
 
 def _is(*types: type) -> Callable[[Any], bool]:
@@ -88,16 +87,15 @@ NUMBERS = Kind("a whole number or a list of them", _is(int), (), listed=True)
 TABLE, LIST = Kind("a table", _is(dict), {}), Kind("a list", _is(list), [])
 TEXT_TABLE = Kind("a table of texts", _table_of(_is(str)), {})
 SIZE = Kind("a number, a parameter's name, or { of = NAME, axis = 0 }", _is(int, str, dict))
-NAMES = TEXTS._replace(most=MAX_TOGETHER)
 
 _TOP = {
     "title": TEXT, "source": TEXT, "target": TEXT, "separators": TEXTS, "include": TEXTS, "let": TABLE, "where": TABLE,
-    "params": TABLE._replace(most=MAX_ENTRIES), "rewrite": LIST._replace(most=MAX_ENTRIES), "tie": LIST,
-    "rule": LIST._replace(most=MAX_TOTAL), "detect": TABLE, "optional": FLAG, "one_way": TEXT, "notes": TEXTS,
-    "count": TEXT_TABLE, "axes": TEXT_TABLE._replace(most=MAX_ENTRIES), "refuse": LIST,
+    "params": TABLE, "rewrite": LIST, "tie": LIST,
+    "rule": LIST, "detect": TABLE, "optional": FLAG, "one_way": TEXT, "notes": TEXTS,
+    "count": TEXT_TABLE, "axes": TEXT_TABLE, "refuse": LIST,
 }  # fmt: skip
 _RULE = {
-    "from": NAMES, "to": NAMES, "names": TABLE._replace(most=MAX_TOTAL), "layout": TEXT, "where": TABLE, "sizes": TABLE,
+    "from": TEXTS, "to": TEXTS, "names": TABLE, "layout": TEXT, "where": TABLE, "sizes": TABLE,
     "op": TEXTS, "rank": NUMBERS, "if": TEXTS, "unless": TEXTS, "kind": TEXTS, "input": _texts_of(get_args(State)),
     "fill": TABLE, "crop": TABLE, "pad": TABLE, "flip": TEXT, "metadata": TEXT_TABLE, "same": FLAG, "optional": FLAG,
     "note": TEXT, "doubts": _texts_of(doubts.DOUBTS), "refuse": TEXT,
@@ -106,8 +104,17 @@ _OF = {"of": TEXT, "axis": WHOLE._replace(default=0)}
 _PARAM = _OF | {"config": TEXT._replace(default=None), "default": WHOLE, "help": TEXT}
 _RESIZE = {"axis": WHOLE, "to": SIZE, "from": SIZE, "value": NUMBER, "unchecked": FLAG}
 _REWRITE = {"from": TEXT, "to": TEXT, "where": TABLE, "one": TEXT, "if": TEXT}
-_FILL = Kind(f"a number, a parameter's name, or a list of up to {MAX_FILL}", _is(int, float, str), (), True, MAX_FILL)
+_FILL = Kind("a number, a parameter's name, or a list of them", _is(int, float, str), (), True)
 _REFUSE = {"equal": Kind("a list of two parameters or numbers", _is(int, str), (), listed=True), "why": TEXT}
+
+
+def _most(key: str) -> int:
+    """The entries that a key may have."""
+    if key in ("names", "rule"):
+        return MAX_TOTAL
+    if key in ("from", "to"):
+        return MAX_TOGETHER
+    return MAX_ENTRIES if key in ("params", "rewrite", "axes") else MAX_LISTED
 
 
 def fields(table: Any, schema: Mapping[str, Kind], what: str) -> dict[str, Any]:
@@ -122,8 +129,8 @@ def fields(table: Any, schema: Mapping[str, Kind], what: str) -> dict[str, Any]:
         kind = schema.get(key)
         if kind is None:
             raise UsageError(f"{printable(what)}: unknown key {key!r}{did_you_mean(key, sorted(schema), 'keys')}")
-        if isinstance(value, list | dict) and len(value) > kind.most:
-            raise UsageError(f"{printable(what)}: `{key}` has {len(value)} entries, more than {kind.most}")
+        if isinstance(value, list | dict) and len(value) > _most(key):
+            raise UsageError(f"{printable(what)}: `{key}` has {len(value)} entries, more than {_most(key)}")
         values = value if kind.listed and isinstance(value, list) else [value]
         if not all(map(kind.fits, values)):
             raise UsageError(f"{printable(what)}: {key} = {value!r}: give {kind.said}")
@@ -177,8 +184,8 @@ def parse(
 def _converter(top: dict[str, Any], name: str, folder: Path | None, outer: Let, files: list[str]) -> Converter:
     """The converter of a file's table: its own rules, then those of the files that it includes."""
     table = fields(top, _TOP, "the file")
-    let: Let = {k: fields({k: v}, {k: TEXTS._replace(most=2)}, "let")[k] for k, v in table["let"].items()} | dict(outer)
-    if any(not texts for texts in let.values()):
+    let: Let = {k: fields({k: v}, {k: TEXTS}, "let")[k] for k, v in table["let"].items()} | dict(outer)
+    if any(not 0 < len(texts) <= 2 for texts in let.values()):
         raise UsageError("an entry of `let` is one text, or two: that of the source and that of the target")
     shared = [_included(i, folder, let, files) for i in table["include"]]
     common = _domains(table["where"], let)
@@ -337,8 +344,8 @@ def _nameless(table: dict[str, Any], let: Let) -> Rule:
 
 def _fill(name: str, value: Any) -> tuple[float | str, ...]:
     blocks = fields({name: value}, {name: _FILL}, "fill")[name]
-    if not blocks:
-        raise UsageError(f"fill: {printable(name)} = []: give {_FILL.said}")
+    if not 0 < len(blocks) <= MAX_FILL:
+        raise UsageError(f"fill: {printable(name)} is neither a number nor a list of up to {MAX_FILL}")
     return tuple(v if isinstance(v, str) else float(v) for v in blocks)
 
 

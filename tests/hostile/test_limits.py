@@ -84,10 +84,10 @@ LIMITS: dict[str, Case] = {
         pickle, "MAX_STEPS", 5, lambda _: pickle.load(b"\x80\2]K\1a."), "the pickle has more than 4 steps"
     ),
     "the length of a layout": (
-        axes, "MAX_PATTERN", 10, lambda _: axes.Parser("i o -> o i"), r"layout 'i o -> o i'\.\.\. is longer than 9"
+        axes, "MAX_PATTERN", 10, lambda _: axes.sides("i o -> o i"), r"layout 'i o -> o i'\.\.\. is longer than 9"
     ),
     "the parentheses of a layout": (
-        axes, "MAX_DEPTH", 2, lambda _: axes.Parser("((i o)) -> o i").sides(), "has more than 1 nested parentheses"
+        axes, "MAX_DEPTH", 2, lambda _: axes.sides("((i o)) -> o i"), "has more than 1 nested parentheses"
     ),
     "the blocks of a layout": (
         layout, "MAX_BLOCKS", 3, lambda _: layout.parse.__wrapped__("(a + b + c) -> (c + b + a)"), "more than 2 blocks"

@@ -71,7 +71,7 @@ RIGHT: dict[str, tuple[str, Checkpoint, dict[str, int]]] = {
     "more than given": (RULES, layers(range(4)), {"layers": 3}),
     "removed on purpose": (RULES, layers((0, 1, 3)), {"layers": 3}),
     "not selected": (RULES, layers((0, 3), notes=left(1, 2)), {}),
-    "a shard by itself": (RULES, layers((5, 6, 9), urls=("/x/model-00002-of-00003.safetensors",)), {}),
+    "a part": (RULES, layers((5, 6, 9), notes=(Note("skipped", "not all of the model: it lacks a shard"),)), {}),
     "other names": (
         RULES.replace('"enc/layer_{l}"', '"enc/{l}"').replace('[where]\nl = "int"\n', ""),
         Checkpoint({n: held(n, np.ones(SHAPES["q"], "f4")) for n in ("enc/0/q", "enc/norm/q")}),

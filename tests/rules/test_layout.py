@@ -183,29 +183,6 @@ def test_nothing_moves() -> None:
     assert layout.parse("a b -> a b").apply([t])[0][1] is t.parts
 
 
-@pytest.mark.parametrize(
-    ("pattern", "shapes", "sizes", "says"),
-    [
-        ("a b", [], {}, "one `->`"),
-        ("a b -> a", [], {}, "only one side has the axes"),
-        ("(a + a) -> a, a", [], {}, "same axes"),
-        ("(a b -> b a", [], {}, "open parenthesis"),
-        ("(a ...) -> a ...", [], {}, "outside parentheses"),
-        ("a " * 600 + "-> a", [], {}, "longer than"),
-        ("a b -> b a", [(2, 3, 4)], {}, "2 axes, the tensor has 3"),
-        ("(h w) o -> o h w", [(6, 2)], {}, "size of h, w"),
-        ("(h w) o -> o h w", [(6, 2)], {"h": 4}, "no size of 'w' gives an axis of length 6"),
-        ("a a.b -> a.b a", [(2, 3)], {}, "would have to be 2"),
-        ("a, b -> (a + b)", [(3,)], {}, "takes 2 tensors"),
-        ("(x.a + x.b) -> x.b, x.a", [(5,)], {}, "no size of 'x'"),
-    ],
-)
-def test_messages(pattern: str, shapes: list[tuple[int, ...]], sizes: dict[str, int], says: str) -> None:
-    with pytest.raises(LayoutError, match="layout") as e:
-        layout.parse(pattern).apply([tensor(s) for s in shapes], sizes)
-    assert says in str(e.value)
-
-
 @pytest.mark.slow
 def test_steps_that_never_divide_end_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "MAX_PIECES", 2**12)

@@ -183,12 +183,6 @@ def test_a_size_is_given_or_of_a_tensor_or_its_default(given: dict[str, Any], n:
     assert made.metadata[PARAMS].count(" ") == 0
 
 
-@pytest.mark.parametrize("lacking", [{"a__k": (7,)}, {"b__k": (1, 3)}])
-def test_a_size_that_nothing_gives_is_asked_for(lacking: dict[str, tuple[int, ...]]) -> None:
-    with pytest.raises(UsageError, match=r"the converter test needs param='n=NUMBER'\n  n: number of heads"):
-        apply(parse(SIZED), tensors(a__w=(12,), **lacking))
-
-
 FOLD = parse("[params]\nn = { help = 'heads' }\n[[rule]]\nfrom = 'w'\nto = 'w'\nlayout = 'n d -> (n d)'\n"
              "sizes = { n = 'n' }")  # fmt: skip
 
