@@ -8,12 +8,11 @@ import pytest
 from ckptconv.checkpoint import held
 from ckptconv.matching.check.alternatives import alternatives
 from ckptconv.matching.orders.axes import Order
-from ckptconv.matching.orders.choose import FORGET, KEPT_GATES
+from ckptconv.matching.orders.choose import FORGET
 from ckptconv.matching.orders.cuts import PARTS
 from ckptconv.matching.pairs import Pair
 
 Shape = tuple[int, ...]
-IJFO, IFJO = "(h.i + h.j + h.f + h.o)", "(h.i + h.f + h.j + h.o)"
 
 
 def pair(source: str, target: str, order: Order | str = "", *why: str, real: bool = False, sure: bool = False) -> Pair:
@@ -34,31 +33,6 @@ def tried(pairs: list[Pair], source: dict[str, Shape], target: dict[str, Shape])
             changes.append(f"{k}: {p.order.text}{sizes}{fills}{moved}")
         out.append(" | ".join([found.text, *changes]))
     return out
-
-
-GATES = {
-    "": ("b", (8,), f"{IJFO} -> {IFJO}"),
-    "i o -> o i": ("k", (3, 8), f"i {IJFO} -> {IFJO} i"),
-    "a b -> b a": ("k", (3, 8), f"a {IJFO} -> {IFJO} a"),
-    f"i {IJFO} -> {IFJO} i": ("k", (3, 8), f"i {IJFO} -> {IJFO} i"),
-    "(i + s) (h.i + h.j + h.f + h.o) -> (h.i + h.f + h.j + h.o) i": (
-        "k", (3, 8), "(i + s) (h.i + h.j + h.f + h.o) -> (h.i + h.j + h.f + h.o) i",
-    ),
-}  # fmt: skip
-
-
-def test_the_gates_of_all_cells_are_exchanged_together() -> None:
-    source = {f"{n}{k}": shape for k, (n, shape, _) in enumerate(GATES.values())}
-    target = {f"t{k}": shape[::-1] for k, (_, shape, _) in enumerate(GATES.values())}
-    rows = [pair(s, t, text, KEPT_GATES) for s, t, text in zip(source, target, GATES, strict=True)]
-    assert tried(rows, source, target) == [
-        " | ".join(
-            [
-                "the gates of all LSTMs in the other order",
-                *(f"{k}: {wanted}" for k, (_, _, wanted) in enumerate(GATES.values())),
-            ]
-        )
-    ]
 
 
 def test_a_forget_bias_may_be_none() -> None:

@@ -3,7 +3,6 @@
 flattened      (h w c) o -> o (c h w)        behind convolutions
 shaped         i (h w c) -> (c h w) i        in front of convolutions
 turned         i o -> o i, or as it is       square matrices, all of one kind together, then one by one
-gates          i f c o, or i c f o           all cells together
 parts          v, k, q                       tensors that are joined, in another order
 crossed        a module for another          of one signature, neighbours first
 """
@@ -15,17 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, permutations
 
 from ...checkpoint import Tensor
-from ..orders.axes import Order, Shape, essence, is_kernel, renamed, simple, tokens
+from ..orders.axes import Order, Shape, essence, is_kernel, simple, tokens
 from ..orders.choose import (
     FLAT,
     FLAT_NOT,
     FORGET,
     GATES,
-    IJFO,
     IMAGE_NOT,
     KEPT_GATES,
     SHAPED_IMAGE,
-    SUMMED,
     length,
     with_image,
     without_image,
@@ -47,7 +44,7 @@ def alternatives(
     for why in ((FLAT, FLAT_NOT), (SHAPED_IMAGE, IMAGE_NOT)):
         yield from _beside_images({k: p for k, p in unsure.items() if {*why} & {*p.why}}, source, why)
     yield from _turned(unsure, source, target)
-    yield from _gates(unsure, source)
+    yield from _unforgotten(unsure)
     yield from _reordered(unsure)
     yield from _crossed(unsure, target)
     others = {k: p for k, p in unsure.items() if not IMAGES & {*p.why}}
@@ -117,29 +114,12 @@ def _turned(
         yield from (Alternative(f"{p.targets[0]} {text or 'as it is'}", {k: p}) for k, p in found.items())
 
 
-def _gates(unsure: Unsure, source: Mapping[str, Tensor]) -> Iterator[Alternative]:
-    """The gates of LSTMs in TensorFlow's order or in torch's; a forget bias or none."""
-    cells = {k: p for k, p in unsure.items() if {KEPT_GATES, SUMMED, FORGET} & {*p.why}}
-    turned = {k: p for k, old in cells.items() if (p := _regated(old, len(source[old.sources[0]].shape)))}
-    if turned:
-        yield Alternative("the gates of all LSTMs in the other order", turned)
-    filled = {k: p for k, p in cells.items() if FORGET in p.why and p.fills}
+def _unforgotten(unsure: Unsure) -> Iterator[Alternative]:
+    """No forget bias."""
+    filled = {k: p for k, p in unsure.items() if FORGET in p.why and p.fills}
     if filled:
         zeros = {k: p._replace(fills=tuple((n, (0.0,)) for n, _ in p.fills)) for k, p in filled.items()}
         yield Alternative("no forget_bias", zeros)
-
-
-def _regated(p: Pair, rank: int) -> Pair | None:
-    """The pair with the two middle gates of an LSTM exchanged; None if it has no four gates along its last axis."""
-    text = p.order.text
-    left, arrow, right = text.partition("->")
-    if "h.i" in text:
-        swapped = right.replace(*IJFO[::-1]) if IJFO[1] in right else right.replace(*IJFO)
-        return p._replace(order=Order(left + arrow + swapped, p.order.sizes))
-    turned = tokens(right)[:1] == tokens(left)[-1:]
-    if "(h." in text or "," in text or rank > 2 or (rank == 2 and not text) or (text and not turned):
-        return None
-    return p._replace(order=renamed(p.order, rank, rank - 1, *IJFO, p.order.sizes))
 
 
 def _reordered(unsure: Unsure) -> Iterator[Alternative]:
