@@ -42,6 +42,7 @@ class Proposal:
                 "evidence": p.evidence, "assumed": not p.sure, "doubtful": p.real, "why": list(p.why),
                 "candidates": list(p.rivals), "fill": {n: list(v) for n, v in p.fills},
                 **({p.length.word: p.length._asdict()} if p.length else {}),
+                **({"flip": p.order.flip} if p.order.flip else {}),
             }
             for p in self.pairs
         ]  # fmt: skip

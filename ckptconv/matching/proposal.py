@@ -247,7 +247,7 @@ def propose(
     if found.trained:
         sides = replace(sides[0], prints=found.prints[0]), replace(sides[1], prints=found.prints[1])
     before = in_front(sides[0].tensors, sides[1].tensors, sides[1].kinds)
-    judge = Judge(sides[0], before, module=bool(sides[1].kinds))
+    judge = Judge(sides[0], before, module=bool(sides[1].kinds), target=Judge(sides[1], {}))
     pairs = list(found.pairs)
     done = set(found.copies), {n for t in found.ties for n in t}
     pairs += by_modules(left(sides, pairs, done), judge, pairs, sides)

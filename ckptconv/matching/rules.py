@@ -118,6 +118,8 @@ def _table(many: Sequence[Row], comment: str) -> Iterator[str]:
         yield f"layout = {written(pair.order.text)}"
     if pair.order.sizes:
         yield f"sizes = {{ {', '.join(f'{k} = {n}' for k, n in pair.order.sizes)} }}"
+    if pair.order.flip:
+        yield f"flip = {written(pair.order.flip)}"
     if pair.length:
         yield pair.length.text
     if where:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import pytest
 
+import ckptconv
+from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.matching.orders.axes import Order, Shape, convention
+from ckptconv.rules.apply import apply
+from ckptconv.rules.toml import parse
+
+
+def checkpoint(arrays: dict[str, np.ndarray]) -> Checkpoint:
+    return Checkpoint({n: held(n, x) for n, x in arrays.items()})
 
 
 def said(found: Iterable[Order]) -> list[str]:
@@ -43,3 +52,22 @@ def test_conventions(case: str) -> None:
     (a, leaf_a), (b, leaf_b), wanted = CONVENTIONS[case]
     found = convention(a, b, leaf_a, leaf_b)
     assert (found and said([found])[0]) == wanted if wanted is not None else found is None
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_flax_and_torch_both_ways(back: bool) -> None:
+    """Kernels of Flax's ConvTranspose are reversed in space; inputs behind a flattened image are asked about."""
+    pytest.importorskip("scipy", reason="matching by names is an extra")
+    rng = np.random.default_rng(1)
+    up, conv, dense = (rng.normal(size=s).astype("f4") for s in ((3, 3, 5, 4), (3, 2, 4, 6), (54, 7)))
+    flax = {"ConvTranspose_0/kernel": up, "Conv_0/kernel": conv, "Dense_0/kernel": dense, "Dense_0/bias": dense[0]}
+    torch = {"0.weight": up[::-1, ::-1].transpose(2, 3, 0, 1), "1.weight": conv.transpose(3, 2, 0, 1)}
+    torch |= {"4.weight": dense.T, "4.bias": dense[0]}
+    a, b = (
+        {n: np.ascontiguousarray(x) for n, x in side.items()} for side in ((torch, flax) if back else (flax, torch))
+    )
+    found = ckptconv.match(checkpoint(a), checkpoint(b), values=False)
+    made = apply(parse(found.rules, "test"), checkpoint(a))
+    assert {n: t.numpy().tobytes() for n, t in made.items()} == {n: x.tobytes() for n, x in b.items()}
+    doubtful = {t for p in found.proposal.doubtful for t in p.targets}
+    assert doubtful == ({"ConvTranspose_0/kernel", "Dense_0/kernel"} if back else {"0.weight", "4.weight"})

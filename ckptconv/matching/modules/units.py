@@ -168,6 +168,8 @@ def oriented(t: Tensor) -> Dims:
         return _dims((inputs * each, *space))
     if len(shape) > 1 and is_kernel(last):
         *space, inputs, outputs = shape
+        if "ConvTranspose" in t.name:  # Flax's; torch's weight has the inputs first
+            inputs, outputs = outputs, inputs
         return _dims((outputs, inputs, *(space if "kernel" in last else sorted(space))))
     return _dims(shape)
 

@@ -16,26 +16,37 @@ from functools import lru_cache
 from itertools import combinations, permutations
 from typing import NamedTuple
 
+from ...checkpoint import Tensor
+
 Shape = tuple[int, ...]
 LETTERS = "abcdfghi"  # of axes; e is that of a stack
 MAX_RANK = 5  # of tensors whose axes are tried in all orders
 
 
 class Order(NamedTuple):
-    """A layout and the sizes that shapes do not determine; the text '' is the identity."""
+    """A layout, the sizes that shapes do not determine, and the axes that are reversed; '' is the identity."""
 
     text: str = ""
     sizes: tuple[tuple[str, int], ...] = ()
+    flip: str = ""
 
     @property
     def inverse(self) -> Order:
         left, arrow, right = self.text.partition("->")
-        return Order(f"{right.strip()} -> {left.strip()}" if arrow else "", self.sizes)
+        return self._replace(text=f"{right.strip()} -> {left.strip()}" if arrow else "")
 
 
 # What a Keras, TensorFlow or Flax `kernel` becomes as PyTorch's `weight`, by its number of axes.
 KERNELS = {2: "i o -> o i", 3: "k i o -> o i k", 4: "h w i o -> o i h w", 5: "d h w i o -> o i d h w"}
 DEPTHWISE = {3: "k c 1 -> c 1 k", 4: "h w c 1 -> c 1 h w"}
+
+
+def transposed(kernel: Tensor, weight: Shape) -> Order | None:
+    """How a kernel of Flax's ConvTranspose becomes torch's weight; None for anything else."""
+    text = KERNELS.get(len(kernel.shape), "").replace("> o i", "> i o")
+    if "ConvTranspose" not in kernel.name or len(kernel.shape) < 3 or not fits(text, kernel.shape, weight):
+        return None
+    return Order(text, flip=text[: text.index(" i o")])
 
 
 def fits(text: str, a: Shape, b: Shape) -> bool:

@@ -24,7 +24,7 @@ from ...checkpoint import Tensor
 from ..likeness import words
 from ..modules.units import Unit
 from ..pairs import Pair, Side, Sides, leaf, parent
-from .axes import KERNELS, Order, Shape, convention, essence, is_kernel, renamed, simple
+from .axes import KERNELS, Order, Shape, convention, essence, is_kernel, renamed, simple, transposed
 
 GATES = "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"  # of a GRU: Keras has z, r, h, torch r, z, n
 RECURRENT = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -39,6 +39,7 @@ VOTED = "the order of axes is that of the other matrices"
 
 FLAT = "behind a flattened image: taken to be flattened as h w c there and as c h w here"
 FLAT_NOT = "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
+FLIPPED = "Flax's ConvTranspose holds torch's kernel reversed in space, unless transpose_kernel=True"
 SHAPED_IMAGE = "in front of an image: taken to be shaped as h w c there and as c h w here"
 IMAGE_NOT = "in front of an image the outputs may be in another order, (h w c) -> (c h w)"
 ATTENTION = {"attention", "query", "key", "value"}  # their kernels have three axes, but are not convolutions
@@ -56,11 +57,14 @@ class Judged(NamedTuple):
 class Judge:
     """What the source shows as a whole, its images above all; and whether the target is a module.
 
-    `in_front` has the channels of the images that dense layers of so many outputs become.
+    `in_front` has the channels of the images that dense layers of so many outputs become. `target` judges the other
+    way round, where the target has TensorFlow's kernels.
     """
 
-    def __init__(self, source: Side, in_front: Mapping[int, int], *, module: bool = False) -> None:
-        self.flattened, self.in_front, self.module = source.flattened, in_front, module
+    def __init__(
+        self, source: Side, in_front: Mapping[int, int], *, module: bool = False, target: Judge | None = None
+    ) -> None:  # fmt: skip
+        self.flattened, self.in_front, self.module, self.target = source.flattened, in_front, module, target
         a = source.tensors.items()
         convolved = [t for n, t in a if len(t.shape) in (3, 4, 5) and not ATTENTION & {*words(n)}]
         each = {prod(t.shape[-2:]) if "depthwise" in t.name.lower() else t.shape[-1] for t in convolved}
@@ -73,6 +77,9 @@ class Judge:
         """The order that names and shapes give; None if there is none."""
         known = simple(a.shape, b.shape)
         leaves = leaf(a.name), leaf(b.name)
+        back = transposed(b, a.shape)
+        if reverse := transposed(a, b.shape) or (back and back.inverse):
+            return Judged(reverse, FLIPPED, True)
         usual = convention(a.shape, b.shape, *leaves)
         order = usual or (known[0] if known else None)
         if order is None:
@@ -86,6 +93,8 @@ class Judge:
         unturned = len(a.shape) > 1 and is_kernel(leaves[0]) != is_kernel(leaves[1])  # which no convention explains
         if usual is None and (a.shape != b.shape or unturned):
             return Judged(order, SHAPED)
+        if self.target and not is_kernel(leaves[0]) and self.target.after_image(b, order.inverse):
+            return Judged(order, FLAT_NOT, True)
         return self.before_image(a, order) or self.after_image(a, order) or Judged(order, CHOSEN if several else "")
 
     def before_image(self, a: Tensor, order: Order) -> Judged | None:
@@ -171,7 +180,8 @@ def vectors(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
     kernels: dict[int, Pair] = {}
     for p in pairs:
         shape = a[p.sources[0]].shape
-        if {FLAT, FLAT_NOT} & {*p.why} and len(shape) == 2 and (FLAT in p.why or shape[0] not in kernels):
+        flat = {FLAT, FLAT_NOT} & {*p.why} and len(shape) == 2 and is_kernel(leaf(p.sources[0]))
+        if flat and (FLAT in p.why or shape[0] not in kernels):
             kernels[shape[0]] = p
     owners: dict[int, set[str]] = defaultdict(set)
     for t in a.values() if kernels else ():

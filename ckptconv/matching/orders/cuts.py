@@ -92,7 +92,7 @@ def within(order: Order, rank: int, name: str, axis: int) -> Order:
     text = order.text or f"{' '.join(LETTERS[:rank])} -> {' '.join(LETTERS[:rank])}"
     left, _, right = text.partition("->")
     words = tokens(left)
-    return Order(f"{' '.join([*words[:axis], name, *words[axis:]])} -> {right.strip()}".strip(), order.sizes)
+    return order._replace(text=f"{' '.join([*words[:axis], name, *words[axis:]])} -> {right.strip()}".strip())
 
 
 FUSED = "query, key and value are taken to lie behind each other in this order"
