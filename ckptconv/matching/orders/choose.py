@@ -39,7 +39,7 @@ VOTED = "the order of axes is that of the other matrices"
 
 FLAT = "behind a flattened image: taken to be flattened as h w c there and as c h w here"
 FLAT_NOT = "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
-FLIPPED = "Flax's ConvTranspose holds torch's kernel reversed in space, unless transpose_kernel=True"
+FLIPPED = "Flax's ConvTranspose holds torch's kernel reversed in space, unless the layer transposes its kernel"
 SHAPED_IMAGE = "in front of an image: taken to be shaped as h w c there and as c h w here"
 IMAGE_NOT = "in front of an image the outputs may be in another order, (h w c) -> (c h w)"
 ATTENTION = {"attention", "query", "key", "value"}  # their kernels have three axes, but are not convolutions
