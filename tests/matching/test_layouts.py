@@ -23,14 +23,6 @@ def said(found: Iterable[Order]) -> list[str]:
     return ["; ".join([o.text, *(f"{k}={n}" for k, n in o.sizes)]) for o in found]
 
 
-# --- one tensor that becomes one --------------------------------------------------------------------------------------
-
-
-def test_the_inverse_of_an_order() -> None:
-    assert Order("(a b) c -> c a b", (("b", 2),)).inverse == Order("c a b -> (a b) c", (("b", 2),))
-    assert Order().inverse == Order()
-
-
 # --- what names say ---------------------------------------------------------------------------------------------------
 
 CONVENTIONS: dict[str, tuple[tuple[Shape, str], tuple[Shape, str], str | None]] = {

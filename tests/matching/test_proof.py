@@ -18,12 +18,10 @@ pytest.importorskip("scipy", reason="matching by names is an extra")
 SAME, OTHER = (Comparison((Step("", error, error == 0),)) for error in (0.0, 0.5))
 TEXTS: list[tuple[dict[str, Any], list[str]]] = [
     ({}, []),
-    ({"tried": 1}, ["1 alternative tried"]),
     ({"tried": 2, "why": ", then time was up"}, ["2 alternatives tried, then time was up"]),
     ({"kept": ("k",), "notes": ("n",)}, ["note: n", "changed: k"]),
     ({"open": ("x", "y")}, ["2 tensors stay marked, as these outputs do not settle them"]),
     ({"found": OTHER, "open": ("x", "y")}, []),
-    ({"found": OTHER, "hints": ("h",)}, ["hint: no weight holds these settings of the module", "  h"]),
 ]
 
 
