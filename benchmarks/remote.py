@@ -56,7 +56,7 @@ def values(count: int = 6) -> dict[str, np.ndarray]:
 def fill(home: Path) -> None:
     """One small checkpoint of each format, a folder of four shards, and a zoo of folders with side files."""
     for name, path in NAMES.items():
-        ckptconv.save(values(), f"s3://zoo/{path}", format=name)
+        ckptconv.save(values(), f"s3://zoo/{path}", to=name)
     shards = {f"block_{i}/kernel": np.full((512, 512), i, "f4") for i in range(64)}
     ckptconv.save(shards, "s3://zoo/sharded/model.safetensors", max_shard_size=16 * 2**20)
     backend = moto.backends.get_backend("s3")["123456789012"]["aws"]

@@ -121,7 +121,7 @@ def write(path: Path, name: str, seed: int) -> None:
     # Keras 3 knows its weights by the paths of objects
     words = ("layers/dense_{}/vars/0", "layers/dense_{}/vars/1") if name == "keras3" else ()
     values = network(seed, *words)
-    ckptconv.save(values, path, format="safetensors" if name == "hf" else name, sync=False, **options)
+    ckptconv.save(values, path, to="safetensors" if name == "hf" else name, sync=False, **options)
 
 
 def formats(home: Path) -> None:
@@ -266,7 +266,7 @@ def workers(home: Path) -> None:
             np.save(home / name / f"w{i}.npy", value)
 
     def run(source: str, engine: str, jobs: int | None = None) -> float:
-        how = {"engine": engine, "jobs": jobs, "dtype": "bfloat16", "force": True, "sync": False, "verify": "none"}
+        how = {"engine": engine, "jobs": jobs, "dtype": "bfloat16", "force": True, "sync": False, "verify": False}
         began = time.perf_counter()
         ckptconv.convert(home / source, home / f"{source}.safetensors", **how)
         return time.perf_counter() - began

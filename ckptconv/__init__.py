@@ -9,8 +9,12 @@
     ckptconv.diff(a, b)                     all differences, measured
     ckptconv.verify(source, destination)    whether the destination is what convert would write
     ckptconv.match(source, target)          propose the rules that lead from one to the other
-    ckptconv.report(source, output=...)     a page for a browser
-    ckptconv.zoo(folder, output)            many at once
+    ckptconv.report(source)                 a page for a browser
+    ckptconv.zoo(folder, destination)       many at once
+
+A source is a path, a URL, an open checkpoint or a dict of arrays. `ckptconv.torch.load_into(module, source)` loads into
+a torch module. The errors are in `ckptconv.errors`, and the classes of the results have names of their own here:
+`help(ckptconv.Checkpoint)`, Tensor, Report, Plan, Inspection, Checked, Diff, Verified, Match, Page, Summary.
 
 Names are imported when they are first used, so that printing the help does not wait for NumPy.
 """
@@ -19,73 +23,104 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import Report, convert, diff, dry_run, open, save, verify
+    from .api import Report as Report
+    from .api import Verified as Verified
+    from .api import convert, diff, dry_run, open, save, verify
     from .bulk.run import zoo
-    from .bulk.summary import Summary
-    from .checkpoint import Checkpoint, Note, Tensor
-    from .dtypes import DType
-    from .engine.plan import Plan
+    from .bulk.summary import Summary as Summary
+    from .checkpoint import Checkpoint as Checkpoint
+    from .checkpoint import Note as Note
+    from .checkpoint import Tensor as Tensor
+    from .dtypes import DType as DType
+    from .engine.plan import Plan as Plan
     from .errors import (
-        AmbiguousFormat,
-        CkptError,
-        ConversionError,
-        CorruptCheckpoint,
-        FormatError,
-        LayoutError,
-        MissingExtra,
-        NameCollision,
-        StorageError,
-        UnknownFormat,
-        UnmatchedTensors,
-        Unrepresentable,
-        UnsafeCheckpoint,
-        UsageError,
-        VerifyError,
+        AmbiguousFormat as AmbiguousFormat,
     )
-    from .matching.proposal import Match, match
-    from .reporting.html import Page, report
-    from .reporting.inspection import Inspection, check, inspect
-    from .verification.difference import Diff
-    from .verification.readback import Checked
+    from .errors import (
+        CkptError as CkptError,
+    )
+    from .errors import (
+        ConversionError as ConversionError,
+    )
+    from .errors import (
+        CorruptCheckpoint as CorruptCheckpoint,
+    )
+    from .errors import (
+        FormatError as FormatError,
+    )
+    from .errors import (
+        LayoutError as LayoutError,
+    )
+    from .errors import (
+        MissingExtra as MissingExtra,
+    )
+    from .errors import (
+        NameCollision as NameCollision,
+    )
+    from .errors import (
+        StorageError as StorageError,
+    )
+    from .errors import (
+        UnknownFormat as UnknownFormat,
+    )
+    from .errors import (
+        UnmatchedTensors as UnmatchedTensors,
+    )
+    from .errors import (
+        Unrepresentable as Unrepresentable,
+    )
+    from .errors import (
+        UnsafeCheckpoint as UnsafeCheckpoint,
+    )
+    from .errors import (
+        UsageError as UsageError,
+    )
+    from .errors import (
+        VerifyError as VerifyError,
+    )
+    from .matching.proposal import Match as Match
+    from .matching.proposal import match
+    from .reporting.html import Page as Page
+    from .reporting.html import report
+    from .reporting.inspection import Checked as Checked
+    from .reporting.inspection import Inspection as Inspection
+    from .reporting.inspection import check, inspect
+    from .verification.difference import Diff as Diff
 
 __version__ = "0.1.0"
-__all__ = [
-    "AmbiguousFormat", "Checked", "Checkpoint", "CkptError", "ConversionError", "CorruptCheckpoint",
-    "DType", "Diff", "FormatError", "Inspection", "LayoutError", "Match", "MissingExtra", "NameCollision", "Note",
-    "Page", "Plan", "Report", "StorageError", "Summary", "Tensor", "UnknownFormat",
-    "UnmatchedTensors", "Unrepresentable", "UnsafeCheckpoint", "UsageError", "VerifyError", "check", "convert", "diff",
-    "dry_run", "inspect", "match", "open", "report", "save", "verify", "zoo",
-]  # fmt: skip
+__all__ = ["check", "convert", "diff", "dry_run", "inspect", "match", "open", "report", "save", "verify", "zoo"]
 
 _HOME = {
-    "api": {
-        "Report", "convert", "diff", "dry_run", "open", "save", "verify",
-    },
+    "api": {"Report", "Verified", "convert", "diff", "dry_run", "open", "save", "verify"},
+    "bulk.run": {"zoo"},
+    "bulk.summary": {"Summary"},
     "checkpoint": {"Checkpoint", "Note", "Tensor"},
     "dtypes": {"DType"},
     "engine.plan": {"Plan"},
-    "bulk.summary": {"Summary"},
-    "bulk.run": {"zoo"},
+    "errors": {
+        "AmbiguousFormat", "CkptError", "ConversionError", "CorruptCheckpoint", "FormatError", "LayoutError",
+        "MissingExtra", "NameCollision", "StorageError", "UnknownFormat", "UnmatchedTensors",
+        "Unrepresentable", "UnsafeCheckpoint", "UsageError", "VerifyError",
+    },
     "matching.proposal": {"Match", "match"},
     "reporting.html": {"Page", "report"},
-    "reporting.inspection": {"Inspection", "check", "inspect"},
+    "reporting.inspection": {"Checked", "Inspection", "check", "inspect"},
     "verification.difference": {"Diff"},
-    "verification.readback": {"Checked"},
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name == "torch":  # a module, which imports torch
         return import_module(f"{__name__}.torch")
-    if name not in __all__:
+    home = next((module for module, names in _HOME.items() if name in names), None)
+    if not home:
         from .messages import did_you_mean
 
-        hint = "" if name.startswith("_") else did_you_mean(name, __all__)
+        hint = "" if name.startswith("_") else did_you_mean(name, __dir__())
         hint = "; open(path) opens a checkpoint, and its torch() is a state dict" if name.startswith("load") else hint
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
-    home = next((module for module, names in _HOME.items() if name in names), "errors")
     return getattr(import_module(f"{__name__}.{home}"), name)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*(name for names in _HOME.values() for name in names), "__version__"]

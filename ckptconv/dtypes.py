@@ -121,7 +121,7 @@ def dtype(name: str) -> DType:
     word = name.lower().rpartition(".")[2]
     if row := DTYPES.get(word) or DTYPES.get(_long(word)):
         return row
-    raise UsageError(f"unknown dtype {name!r}{did_you_mean(word, DTYPES, 'dtypes')}")
+    raise UsageError(f"unknown dtype {name!r}{did_you_mean(word, DTYPES, 'dtypes', count=3)}")
 
 
 _SHORT = {"half": "float16", "float": "float32", "single": "float32", "double": "float64", "bf": "bfloat", "f": "float",

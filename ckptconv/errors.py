@@ -1,7 +1,7 @@
 """All errors, as one tree; a message says what is wrong, where, and what to do.
 
 CkptError
-├─ UsageError              an option, converter or parameter is unknown or does not fit            exit 2
+├─ UsageError              an option, converter or parameter does not fit; also a ValueError       exit 2
 ├─ FormatError
 │  ├─ UnknownFormat        no installed format recognises the source                               exit 3
 │  ├─ AmbiguousFormat      several formats recognise the source                                    exit 3
@@ -51,8 +51,8 @@ def _rebuild(cls: type[CkptError], message: str, url: str | None, tensor: str | 
     return cls(message, url=url, tensor=tensor)
 
 
-class UsageError(CkptError):
-    """An option, converter or parameter is unknown or does not fit; the message names similar or valid ones."""
+class UsageError(CkptError, ValueError):
+    """An option, converter or parameter does not fit; also a ValueError; the message names similar or valid ones."""
 
     exit_code = 2
 
@@ -70,7 +70,7 @@ class UnknownFormat(FormatError):
 
 
 class AmbiguousFormat(FormatError):
-    """Several formats recognise the source; `from_=` (or `format=` of `open`) selects one."""
+    """Several formats recognise the source; `from_=` selects one."""
 
     exit_code = 3
 
@@ -122,6 +122,9 @@ class MissingExtra(CkptError):
 
 
 class StorageError(CkptError):
-    """The file system or server refuses: the file is missing or exists, the disk is full, permission is denied ..."""
+    """The file system or server refuses: the file exists, the disk is full, permission is denied ...
+
+    That nothing is there is also a FileNotFoundError.
+    """
 
     exit_code = 9

@@ -147,7 +147,7 @@ def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
     bare_names = {n: _bare(n)[:MAX_WORD] for n in names}
     spelt = get_close_matches(bare, dict.fromkeys(bare_names.values()), count, NEAR)
     inside = [p for p in dict.fromkeys(bare_names.values()) if len(bare) > 2 and bare in p]
-    wanted = list(dict.fromkeys([*spelt, *sorted(inside, key=len)]))
+    wanted = list(dict.fromkeys([*sorted(inside, key=len), *spelt]))
     return [n for w in wanted for n in names if bare_names[n] == w][:count]
 
 

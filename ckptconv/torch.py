@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,8 @@ except ImportError as e:
 from torch.overrides import TorchFunctionMode
 
 from .api import dated, parse_options
-from .api.options import CHANGE, SELECT, takes
-from .api.reading import changed, seen, selected
+from .api.options import CHANGE, SELECT, Source, takes
+from .api.reading import list_of
 from .api.result import Loaded
 from .checkpoint import Checkpoint, Tensor
 from .checkpoint.torch import (
@@ -49,10 +49,10 @@ from .messages import indented
 from .moves.read import refuse_changed
 from .moves.sources import Sources
 from .moves.torch import fill, kind_of, memory, place, refuse_overlaps, state
-from .rules import passes
+from .rules import library, passes
 from .storage.files import Stamp
 from .verification.compare import Comparison, Step
-from .verification.readback import guarded, unwatched
+from .verification.readback import unwatched
 from .verification.torch import blamed, compare, outputs, raised_in
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 
     from .api.options import ReadOptions
 
-Path = str | os.PathLike[str]
 LOAD = (*SELECT, *CHANGE)
 
 
@@ -153,7 +152,7 @@ def _called(made: Any, meta: bool) -> Any:
 @takes(*LOAD)
 def load_into(
     module: torch.nn.Module,
-    source: Path | Sequence[Path] | Checkpoint,
+    source: Source | Sequence[Source],
     *,
     strict: bool = True,
     device: torch.device | str | None = None,
@@ -162,18 +161,18 @@ def load_into(
 ) -> Loaded:
     """Load a checkpoint of any format into a module, in place, and report what was loaded.
 
-    source: a path, several, or an open Checkpoint. The options select from it and lead to the module's names and
-    layouts, as in `convert`; weights_only is True unless it is given. Values are cast to the module's dtypes by torch's
-    rules; the report says what became infinite, NaN or zero. verify: compare with the source's hashes, which an edit
-    may have left as they were; checksums always are compared. device: where the module shall be, such as "cuda"; what
-    it has on the meta device gets memory there if it is loaded.
+    source: a path, an open checkpoint or a dict of arrays, or several of these. The options select from it and lead to
+    the module's names and layouts, as in `convert`; weights_only is True unless it is given. Values are cast to the
+    module's dtypes by torch's rules; the report says what became infinite, NaN or zero. verify: compare with the
+    source's hashes, which an edit may have left as they were; checksums always are compared. device: where the module
+    shall be, such as "cuda"; what it has on the meta device gets memory there if it is loaded.
 
     With `strict`, ConversionError if a tensor is unexpected, has another shape or is one that the module's state dict
     computes, or if a parameter is missing; else these are reported, as missing buffers (counters, tables) always are.
     ConversionError also for tied parameters with two values in the source, a dtype that torch lacks, complex numbers
     for real ones, and values that the module's integers or bools do not have, such as 0.5. UsageError for a module on
     the meta device, tensors that are sparse, expanded, distributed or share a part of their memory, an unknown
-    converter, a state dict for `source`. No value is changed then. Also raises what reading raises, such as
+    converter. No value is changed then. Also raises what reading raises, such as
     VerifyError for hashes of other tensors; damage leaves the module partly loaded.
     """
     found, stamps = _opened(source, memory(module)[0], given, verify=verify)
@@ -181,7 +180,9 @@ def load_into(
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
     if strict and (report.unexpected or report.mismatched or report.computed or parameters & set(report.missing)):
         why = indented(report.described("would fit"))
-        raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded\n{why}")
+        name = "" if given.get("converter") else library.suggestion(found, conventions=True)
+        hint = f"; converter={name!r} takes all of its tensors" if name else ""
+        raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded{hint}\n{why}")
     taken = {n: found[n] for n in report.loaded}
     own = memory(module)[0]  # last: a module may have its tensors placed anew each time it is asked for them
     refuse_changed(taken.values(), stamps)
@@ -200,25 +201,18 @@ def load_into(
 
 
 def _opened(
-    source: Path | Sequence[Path] | Checkpoint, own: Mapping[str, torch.Tensor], given: Any, *, verify: bool
+    source: Source | Sequence[Source], own: Mapping[str, torch.Tensor], given: Any, *, verify: bool
 ) -> tuple[Checkpoint, Mapping[str, Stamp]]:
     """What shall be loaded, with or without the hashes of its files as checks, and the stamps of these files.
 
     own: the tensors of the module.
     """
-    how = parse_options({"weights_only": True} | given, *LOAD)
-    if isinstance(source, Checkpoint):
-        found = guarded(source) if verify else unwatched(source)[0]
-        found = selected(found, parse_options(given, *LOAD)) if given.keys() & SELECT else found
-        return changed(found, how), seen(source)  # what was changed no longer knows them
-    if isinstance(source, Mapping):
-        text = f"the module's load_state_dict takes this {type(source).__name__}, or ckptconv.save, which makes a file"
-        raise UsageError(f"load_into takes a path or an open checkpoint; {text}")
-    several = list(source) if isinstance(source, Iterable) and not isinstance(source, str | os.PathLike) else [source]
+    how, several = parse_options({"weights_only": True} | given, *LOAD), list_of(source)
     kept = counters([own]) or any(map(passes.COUNTED.fullmatch, own))
     if not given and len(several) == 1 and kept:
         how = how.without("weights_only")  # `check` takes weights, and counters of the module itself
-    return dated(several, how, guard=verify)
+    found, stamps = dated(several, how, guard=verify)
+    return found if verify else unwatched(found)[0], stamps
 
 
 def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:

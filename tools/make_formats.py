@@ -51,7 +51,7 @@ def tiny(row: Format, **said: object) -> tuple[Checkpoint, Checkpoint, int]:
         with tempfile.TemporaryDirectory() as folder:
             path = path_for(row, folder)
             try:
-                api.write(whole, path, api.Options(to=row.name, verify="none", sync=False))
+                api.write(whole, path, api.Options(to=row.name, verify=False, sync=False))
             except CkptError:
                 continue
             size = sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file())

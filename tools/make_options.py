@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
 
 import typer
 
+import ckptconv
 from ckptconv.api.options import KNOWN
 from ckptconv.cli.main import app
 
@@ -27,8 +29,17 @@ def rows(verb: str, command: Any) -> list[list[str]]:
         takes = "" if p.is_flag else f" {p.metavar or p.type.name.upper()}"
         names = ", ".join(f"`{n}`" for n in (*p.opts, *p.secondary_opts))
         names = names[:-1] + f"{takes}`" if takes else names
-        out.append([names.replace("|", "\\|"), f"`{p.name}`" if p.name in KNOWN else "", p.help.replace("|", "\\|")])
+        out.append([names.replace("|", "\\|"), keyword(verb, p.name), p.help.replace("|", "\\|")])
     return out
+
+
+def keyword(verb: str, name: str) -> str:
+    """What an option is called in Python, if the function of that name has it."""
+    name = "destination" if name == "output" else name
+    for function in (verb, *["check"] * (verb == "inspect")):
+        if function in ckptconv.__all__ and name in inspect.signature(getattr(ckptconv, function)).parameters:
+            return f"`{name}`" + " of `check`" * (function != verb)
+    return ""
 
 
 def tables(verb: str, command: Any) -> str:

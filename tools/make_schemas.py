@@ -100,14 +100,14 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
             tensors=count("The number of tensors written."),
             bytes=count("Their size."),
             seconds=of("number"),
-            files=many(text(), "The files that were written, relative to the folder of the destination."),
+            files=many(text(), "The paths of the files that were written."),
             notes=NOTES,
             loss=mapping(
                 of("array", items=count(), minItems=2, maxItems=2),
                 "By tensor: how many finite values became infinite or NaN in a cast, and how many became zero.",
             ),
             verified_bytes=count("Bytes of the sources whose checksums were compared."),
-            verify=text("How the output was checked.", "none", "receipts", "full"),
+            verify=of(["boolean", "null"], "Whether every byte of the output was read back; null: its headers."),
             damaged=mapping(text(), "Tensors that --keep-going left out, and why."),
             casts=mapping(count(), "The number of tensors by kind of cast, such as 'float32 to float16'."),
         ),
@@ -180,7 +180,7 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
                     shape=SHAPE,
                     parameters=count(),
                     bytes=count(),
-                    role=text("Empty for a weight.", "", "slot", "step", "average", "state"),
+                    role=text("Empty for a weight.", "", "buffer", "slot", "step", "average", "state"),
                     may_min=NUMBER,
                     may_max=NUMBER,
                     may_mean=NUMBER,
@@ -193,8 +193,13 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
                 "min to inf are there with --stats.",
             ),
             metadata=mapping(text()),
+            values=mapping(
+                of(["string", "number", "integer", "boolean", "null", "array", "object"]),
+                "What the file holds that is not a tensor, such as an epoch.",
+            ),
             ties=many(TEXTS, "Groups of names that share one tensor."),
             notes=NOTES,
+            may_sound=yes("With --check: whether it found nothing but notes."),
             may_findings=many(
                 record(
                     "",
@@ -267,7 +272,8 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
     "verify-one": (
         "ckptconv verify FILE --json",
         record("The file agrees with its own checksums and hashes; otherwise there is an error.",
-               sound=yes("Always true."), tensors=count(), hashed=count("Tensors whose content hash was compared."),
+               sound=yes("Always true."), tensors=count(), bytes=count(),
+               hashed=count("Tensors whose content hash was compared."),
                checked_bytes=count("Bytes whose checksums were compared."), notes=LEFT),
     ),
     "match": (

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from .comparing import diff, verify
     from .options import MEMORY, Options, Path, parse_options
     from .reading import dated, open, opened, prepare
-    from .result import Report
+    from .result import Report, Verified
     from .writing import convert, dry_run, plan_for, save, write
 
 __all__ = [
-    "MEMORY", "Options", "Path", "Report", "convert", "dated", "diff", "dry_run", "open", "opened", "parse_options",
-    "plan_for", "prepare", "save", "verify", "write",
+    "MEMORY", "Options", "Path", "Report", "Verified", "convert", "dated", "diff", "dry_run", "open", "opened",
+    "parse_options", "plan_for", "prepare", "save", "verify", "write",
 ]  # fmt: skip
 
 _HOME = {
     "comparing": {"diff", "verify"},
     "reading": {"dated", "open", "opened", "prepare"},
-    "result": {"Report"},
+    "result": {"Report", "Verified"},
     "writing": {"convert", "dry_run", "plan_for", "save", "write"},
 }
 

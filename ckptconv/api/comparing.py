@@ -5,25 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, Note
 from ..errors import UsageError, VerifyError
 from ..formats import detect, table
 from ..formats.keras import order
 from ..formats.own_metadata import OPTIONS
 from ..messages import brief, listing, printable
-from ..rules import passes
-from .options import CHANGE, SELECT, Options, Path, departing, parse_options, takes
+from ..rules import names, passes
+from .options import CHANGE, SELECT, Options, Path, Source, departing, parse_options, takes
 from .options import path as text
 from .reading import changed, list_of, merged, opened, prepare, selected, whole
+from .result import Verified
 from .writing import MADE_WITH, holdable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..verification.difference import Diff
-    from ..verification.readback import Checked
     from .options import ConvertOptions, ReadOptions
 
 READ = (*SELECT, *CHANGE, "jobs")
@@ -32,8 +32,8 @@ VERIFY = (*MADE_WITH, "jobs")
 
 @takes(*READ)
 def diff(
-    a: Path | Checkpoint,
-    b: Path | Checkpoint,
+    a: Source,
+    b: Source,
     *,
     rtol: float | None = None,
     atol: float | None = None,
@@ -41,10 +41,11 @@ def diff(
 ) -> Diff:
     """Compare two checkpoints of any formats: bit for bit, or within a tolerance.
 
-    a, b: paths, URLs or open checkpoints. Options that change names, layouts and dtypes are applied to `a` before the
-    comparison. Without a converter, `include` and `exclude` select from both; with one, they select from `a`, and
-    tensors that only `b` has are not differences. rtol, atol: values are equal if |a - b| <= atol + rtol |b|; a
-    different dtype alone is then not a difference. Without them, values are compared bit for bit.
+    a, b: paths, URLs, open checkpoints or dicts of arrays. Options that change names, layouts and dtypes are applied to
+    `a` before the comparison; strip_prefix to the side that has such names, or both. Without a converter, `include` and
+    `exclude` select from both; with one, they select from `a`, and tensors that only `b` has are not differences. rtol,
+    atol: values are equal if |a - b| <= atol + rtol |b|; a different dtype alone is then not a difference. Without
+    them, values are compared bit for bit.
 
     Returns a Diff: `same`, `equal` (the number of equal tensors), `pairs` (the differences), `damaged` (what
     `keep_going` left out) and `unread` (tensors that no reader looks at, in files that are not the same byte for byte):
@@ -55,49 +56,62 @@ def diff(
     from ..verification import compare, difference
 
     how = parse_options(given, *READ)
-    source = merged([a] if isinstance(a, Checkpoint) else list_of(a), how)
-    left = changed(source, how)
+    source = merged([a], how.without("strip_prefix"))
     right = opened(b, how.without("from_", "at", "strip_prefix", "include", "exclude", "ema"))
+    source, right = stripped(source, right, how.strip_prefix)
+    left, right = changed(source, how), names.hinted(right)
     if how.include or how.exclude:
         renames = how.converter or how.rename or how.rename_regex or how.strip_prefix
         wanted = (lambda n: n in left) if renames else passes.wanted(how.include, how.exclude)
         notes = passes.unseen(right.notes, lambda n: n * wanted(n), some=bool(how.include))
         right = replace(right, notes=notes).with_tensors({n: t for n, t in right.items() if wanted(n)})
     found = compare.diff(left, right, difference.Tolerance(rtol, atol), workers=how.workers)
-    sides = (("A", left), ("B", right))
-    lost = [n._replace(text=f"in {side}: {n.text}") for side, c in sides for n in c.notes if n.kind == "damaged"]
+    told = [n._replace(text=f"in {side}: {n.text}") for side, c in (("A", left), ("B", right)) for n in c.notes]
+    lost, hints = (tuple(n for n in told if n.kind == kind) for kind in ("damaged", "hint"))
     tensors, others = compare.told(source, right)
-    return replace(found, damaged=tuple(lost), unread=tensors, beside=others)
+    foreign = {p.kind for p in found.pairs} >= {"only_a", "only_b"}
+    return replace(found, damaged=lost, unread=tensors, beside=(*others, *hints * foreign))
 
 
-@overload
-def verify(sources: Path, destination: None = None, **given: Unpack[ConvertOptions]) -> Checked: ...
-@overload
-def verify(sources: Path | Sequence[Path], destination: Path, **given: Unpack[ConvertOptions]) -> Checkpoint: ...
+def stripped(a: Checkpoint, b: Checkpoint, prefixes: Sequence[str]) -> tuple[Checkpoint, Checkpoint]:
+    """Two checkpoints without these prefixes, which one of them may lack; UsageError if both do."""
+    made, wrong = list[Checkpoint](), list[UsageError]()
+    for side in (a, b) if prefixes else ():
+        try:
+            made.append(names.strip(side, prefixes))
+        except UsageError as e:
+            wrong.append(e)
+            made.append(side)
+    if len(wrong) == 2:
+        raise wrong[0]
+    return (made[0], made[1]) if made else (a, b)
 
 
-@takes(*VERIFY)
+@takes(*VERIFY, listed=False)
 def verify(
-    sources: Path | Sequence[Path], destination: Path | None = None, **given: Unpack[ConvertOptions]
-) -> Checkpoint | Checked:
+    sources: Source | Sequence[Source], destination: Path | None = None, **given: Unpack[ConvertOptions]
+) -> Verified:
     """Derive a conversion again and compare its result with the destination, bit for bit.
 
-    sources, destination: as in `convert`; give the options of that conversion. Returns the checkpoint that the
-    destination should hold; VerifyError lists the tensors that differ, and the first index. Without a destination, the
-    source is read completely and compared with its own checksums and hashes; returns a Checked: the number of tensors,
-    of tensors with a hash, and of bytes with a checksum, and notes on what the file has beside these tensors.
-    UsageError for options of a conversion without a destination, and what reading raises.
+    sources, destination: as in `convert`; give the options of that conversion. Without a destination, the source is
+    read completely and compared with its own checksums and hashes; then only options that select apply.
+
+    Returns a Verified: the numbers of tensors, hashes and checksums, and notes on what was not compared. VerifyError
+    lists the tensors that differ, and the first index. UsageError for options of a conversion without a destination,
+    and what reading raises.
     """
-    how = parse_options(given, *VERIFY)
+    how, many = parse_options(given, *VERIFY), list_of(sources)
     if destination is not None:
-        return _derived(list_of(sources), text(destination), how)
+        return _derived(many, text(destination), how)
     unused = [k for k in given if k in CHANGE or k == "skip_unrepresentable"]
     if unused:
         raise UsageError(f"only a conversion has {', '.join(f'{k}=' for k in unused)}; give its source and its result")
-    return check_itself(text(list_of(sources)[0]), how)
+    if len(many) != 1:
+        raise UsageError("several sources are verified with the result of their conversion: verify(sources, result)")
+    return check_itself(text(many[0]), how)
 
 
-def check_itself(source: str, how: Options) -> Checked:
+def check_itself(source: str, how: Options) -> Verified:
     """Read a checkpoint whole and compare it with its own checksums and hashes; VerifyError names what is damaged.
 
     Nothing is left out for that with `keep_going`, which only opens what is cut.
@@ -109,16 +123,20 @@ def check_itself(source: str, how: Options) -> Checked:
     chosen = selected(found, how.without("keep_going"))
     lost = [n for n in chosen.notes if n.kind == "damaged"]
     try:
-        checked = readback.check(chosen, own_metadata.stated(found), workers=how.workers)
+        counts = readback.check(chosen, own_metadata.stated(found), workers=how.workers)
     except VerifyError as e:
         e.message = "\n".join([e.message, *([listing(map(str, lost))] if lost else [])])
         raise
     if lost:
         raise VerifyError(f"is damaged:\n{listing(map(str, lost))}", url=source)
-    return checked._replace(notes=tuple(n for n in chosen.notes if n.kind in ("skipped", "unread")))
+    return Verified(len(chosen), chosen.nbytes, _left(chosen), *counts)
 
 
-def _derived(sources: list[Path], url: str, how: Options) -> Checkpoint:
+def _left(made: Checkpoint) -> tuple[Note, ...]:
+    return tuple(n for n in made.notes if n.kind in ("damaged", "skipped", "unread"))
+
+
+def _derived(sources: list[Source], url: str, how: Options) -> Verified:
     from ..verification.compare import same
 
     row = table.get(how.to) if how.to else detect.detect(url)
@@ -137,4 +155,4 @@ def _derived(sources: list[Path], url: str, how: Options) -> Checkpoint:
         raise
     if row.name == "keras":
         order.refuse_misplaced(expected, got, url)
-    return expected
+    return Verified(len(expected), expected.nbytes, _left(expected))

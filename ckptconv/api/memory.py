@@ -67,7 +67,7 @@ def _state_dict(owner: Any) -> Mapping[str, Any]:
     if not callable(give):
         hint = "; give it a name: {'NAME': array}" if hasattr(owner, "__array__") else ""
         hint = "; convert takes paths" if isinstance(owner, (str, os.PathLike)) else hint
-        raise UsageError(f"save takes a mapping of arrays or a module, not {type(owner).__name__}{hint}")
+        raise UsageError(f"a path, a mapping of arrays or a module is needed, not {type(owner).__name__}{hint}")
     found: Mapping[str, Any] = give()
     return found
 
@@ -138,7 +138,7 @@ def _array(value: Any) -> Any:
         raise TypeError("it is a masked array, whose mask no checkpoint holds; its filled() is an array")
     array = np.asarray(value)
     if array.dtype == object and not all(isinstance(item, (bytes, str)) for item in array.flat):
-        raise TypeError(f"it is of type {type(value).__name__}")
+        raise TypeError("it is an array of Python objects; checkpoints hold numbers and bytes")
     for item in array.flat if array.dtype == object else ():
         try:
             item if isinstance(item, bytes) else item.encode()

@@ -15,18 +15,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast
 
 from ..errors import UsageError
 from ..messages import brief, did_you_mean
 
 if TYPE_CHECKING:
     from ..engine.run import Map, Progress
+    from ..rules.converter import Converter
 
 MEMORY = 512 * 2**20
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 Path = str | os.PathLike[str]
-Verify = Literal["none", "receipts", "full"]
+Pair = str | tuple[str, str]  # FROM=TO
+Source = Path | Mapping[str, Any]  # a file, a folder, a URL; an open checkpoint, a dict of arrays, a state dict
 # What other programs call our options; of a second keyword where a verb lacks the first.
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "overwrite": ("force",),
@@ -45,10 +47,21 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 # --- what people write for a value ------------------------------------------------------------------------------------
 
 
+def _is_pair(value: Any) -> bool:
+    if isinstance(value, str):
+        return "=" in value[1:]
+    return all(isinstance(one, str) for one in value) and bool(value[0])
+
+
 KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # by how the type of a field begins: what it takes
+    "str | Converter": (
+        "a name, a .toml file, a Converter or a Match",
+        lambda v: isinstance(v, str) or hasattr(v, "rules"),
+    ),
     "str": ("a text", lambda v: isinstance(v, str)),
     "bool": ("True or False", lambda v: v in (True, False)),
     "int": ("a number", lambda v: isinstance(v, int)),
+    "Sequence[Pair]": ("'old=new', several of them, or a dict {old: new}", lambda v: all(map(_is_pair, v))),
     "Sequence[str]": ("a text or several", lambda v: all(isinstance(one, str) for one in v)),
     "Mapping": ("a mapping of names, or texts 'NAME=VALUE'", lambda v: all(isinstance(k, str) for k in v)),
     "Map": ("a function", callable),
@@ -79,8 +92,7 @@ def path(value: Any) -> str:
     """A path or URL as text; UsageError for anything else, such as an open checkpoint."""
     if isinstance(value, (str, os.PathLike)) and isinstance(found := os.fspath(value), str):
         return found
-    hint = "; save() writes what is in memory" if isinstance(value, Mapping) else ""
-    hint = "; give the path of the file instead of the open file" if hasattr(value, "read") else hint
+    hint = "; give the path of the file instead of the open file" if hasattr(value, "read") else ""
     raise UsageError(f"a path is needed, not {type(value).__name__}{hint}")
 
 
@@ -94,11 +106,19 @@ def several(value: str | Iterable[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def renames(value: str | Iterable[str] | Mapping[str, str]) -> tuple[str, ...]:
-    """One or several 'FROM=TO', or a mapping, as texts."""
-    if isinstance(value, Mapping):
-        return tuple(re.sub(r"[\\=]", r"\\\g<0>", str(a)) + f"={b}" for a, b in value.items())
-    return several(value)
+def renames(value: str | Iterable[str] | Mapping[str, str]) -> tuple[Pair, ...]:
+    """One or several 'FROM=TO', or the items of a mapping."""
+    return tuple(value.items()) if isinstance(value, Mapping) else several(value)
+
+
+def converter(value: Any) -> Any:
+    """A name, a path or a Converter; of a Match, the Converter that it proposes."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else getattr(value, "converter", value)
+
+
+def limits(value: str | Iterable[str] | Mapping[str, Any]) -> tuple[str, ...]:
+    """One or several 'CHECK=NUMBER', or a mapping, as texts."""
+    return tuple(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else several(value)
 
 
 def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:
@@ -112,14 +132,6 @@ def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:
             raise UsageError(f"param takes NAME=VALUE, not {pair!r}")
         out[key] = int(text) if re.fullmatch(r"-?\d+", text) else text
     return out
-
-
-def verification(value: bool | Verify) -> Verify:
-    """The kind of verification; True is 'full' and False 'none'."""
-    made: Any = {True: "full", False: "none"}.get(cast("Any", value), value)
-    if made not in get_args(Verify):
-        raise UsageError(f"verify is one of none, receipts, full; not {value!r}")
-    return cast("Verify", made)
 
 
 def names_code(text: str) -> bool:
@@ -193,10 +205,13 @@ def _made(known: Known, value: Any) -> Any:
     try:
         made = known.clean(value) if known.clean else value
         right = of_kind(made)
+    except UsageError:
+        raise
     except (TypeError, ValueError, AttributeError):  # of what is no text, number or mapping at all
         right = False
     if not right:
-        raise UsageError(f"{known.keyword}= takes {what}, not {brief(repr(value), 100)}")
+        alone = value[0] if isinstance(value, list) and len(value) == 1 else value
+        raise UsageError(f"{known.keyword}= takes {what}, not {brief(repr(alone), 100)}")
     return bool(made) if known.kind.startswith("bool") else made  # numpy's are not JSON
 
 
@@ -214,45 +229,50 @@ class Options:
 
     # what to read of a source; the same for every verb that reads
     from_: str | None = option(
-        None, "The format of the source, if detection is ambiguous.",
+        None, "The format of the source, such as tf, if several fit.",
         metavar="FORMAT", flags=("--from",), offers="readable",
     )  # fmt: skip
     at: str | None = option(
-        None, "Read one entry of a nested checkpoint: state_dict_ema, model.diffusion_model ...", metavar="ENTRY"
+        None, "Take one entry of a nested checkpoint, such as state_dict_ema or model.diffusion_model.", metavar="ENTRY"
     )
     strip_prefix: Sequence[str] = option(
-        (), "Remove prefixes from names: module.,_orig_mod.", clean=several, metavar="PREFIX[,PREFIX]"
+        (), "Remove these prefixes from names, such as module.,_orig_mod.", clean=several, metavar="PREFIX[,PREFIX]"
     )
-    include: Sequence[str] = option((), "Only tensors whose name matches.", clean=several, metavar="GLOB")
-    exclude: Sequence[str] = option((), "Leave out tensors whose name matches.", clean=several, metavar="GLOB")
+    include: Sequence[str] = option(
+        (),
+        "Take only tensors whose name matches a glob, such as 'enc/*'; * crosses / and dots.",
+        clean=several,
+        metavar="GLOB",
+    )
+    exclude: Sequence[str] = option((), "Leave out tensors whose name matches a glob.", clean=several, metavar="GLOB")
     opaque: bool = option(
-        False, "Read the tensors of pickles that name unknown classes; these are never imported or run."
+        False, "Read the tensors of a pickle that names unknown classes, such as a whole module; nothing is run."
     )
     weights_only: bool = option(False, "Leave out optimizer slots, step counters and moving averages.")
     ema: bool = option(False, "Replace weights with their moving averages.")
     keep_going: bool = option(False, "Leave out damaged tensors and list them.")
-    partial: bool = option(False, "Go on with a part of a model, such as one shard or the file of one rank.")
+    partial: bool = option(False, "Accept a part of a model, such as one shard or the file of one rank.")
     densify: bool = option(False, "Compute dense tensors from the sparse and quantised ones of PyTorch files.")
 
     # what to do to names, layouts and dtypes on the way
-    converter: str | None = option(
-        None, "Rename and rearrange with a converter: its name, a .toml file, or auto.",
+    converter: str | Converter | None = option(
+        None, "Rename and rearrange with a converter: its name, a .toml file, or auto.", clean=converter,
         metavar="NAME|FILE|auto", flags=("--converter", "-c"), offers="converters",
     )  # fmt: skip
     inverse: bool = option(False, "Apply the inverse of the converter.")
     param: Mapping[str, Any] = option(
         {}, "A parameter of the converter, such as heads=12.", clean=params, metavar="K=V"
     )
-    rename: Sequence[str] = option(
-        (), "Rename by a prefix, 'old/=new/', or a template, 'enc/{x...}=dec/{x...}'.",
+    rename: Sequence[Pair] = option(
+        (), "Rename a name, a=b, a prefix, old/=new/, or a template, 'enc/{x...}/w=dec/{x...}/w'.",
         clean=renames, metavar="FROM=TO",
     )  # fmt: skip
-    rename_regex: Sequence[str] = option(
+    rename_regex: Sequence[Pair] = option(
         (), r"Rename by a regular expression: '^h_(\d+)=h.\1'.",
-        clean=several, metavar="FROM=TO",
+        clean=renames, metavar="FROM=TO",
     )  # fmt: skip
     scope: Sequence[str] = option(
-        (), "Put the names of a source under NAME; one for each source.", clean=several, metavar="NAME"
+        (), "Prefix the names of a source with NAME/; one for each source.", clean=several, metavar="NAME"
     )
     dtype: str | None = option(
         None, "Cast floating-point tensors to this dtype.", clean=kind, metavar="DTYPE", offers="dtypes"
@@ -267,10 +287,11 @@ class Options:
     )
     skip_unrepresentable: bool = option(False, "Leave out tensors that the format of the output cannot hold.")
     force: bool = option(False, "Replace an existing output.", flags=("--force", "-f"))
-    verify: Verify = option(
-        "receipts", "Read back every byte of the output, or nothing (default: its headers).", clean=verification,
+    verify: bool | None = option(
+        None,
+        "Read back all of the output and compare it, or nothing (default: its headers).",
         flags=("--verify/--no-verify",),
-    )  # fmt: skip
+    )
     sync: bool = option(True, "Wait until the output is on the disk.")
     hash: bool | None = option(
         None, "Store content hashes in the metadata (default: if the format has no checksums).",
@@ -280,7 +301,7 @@ class Options:
         None, "Copy config, tokenizer and similar files as well (default: between hf folders).",
         flags=("--copy-files/--no-copy-files",),
     )  # fmt: skip
-    resume: bool = option(False, "Continue a run that was killed; if this one is killed, keep what it did.")
+    resume: bool = option(False, "Continue a run that was killed; keep what this one did if it is killed.")
 
     # memory in bytes, threads or a cluster
     max_memory: int = option(MEMORY, "Limit of the memory for buffers (default: 512MB).", clean=size, metavar="SIZE")
@@ -300,12 +321,9 @@ class Options:
         for known in KNOWN.values():
             value = getattr(self, known.keyword)
             value = known.default if value is None else value
-            empty = isinstance(value, str) and not value
-            if value is not None and not empty:
-                value = _made(known, value)
-            if empty or (isinstance(value, tuple) and "" in value):
+            if "" in (value if isinstance(value, (list, tuple)) else [value]):
                 raise UsageError(f"{known.keyword}='' is empty: give a value, or leave it out")
-            object.__setattr__(self, known.keyword, value)
+            object.__setattr__(self, known.keyword, None if value is None else _made(known, value))
 
     @property
     def workers(self) -> int:
@@ -340,7 +358,7 @@ def parse_options(given: Mapping[str, Any], *allowed: str) -> Options:
     allowed = allowed or tuple(KNOWN)
     for name in given.keys() - set(allowed):
         meant = synonym(name, allowed)
-        hint = f"; {meant}= does that" if meant else did_you_mean(name, allowed, "options", count=3)
+        hint = f"; {meant}= does that" if meant else did_you_mean(name, allowed, count=3)
         raise UsageError(f"there is no option {name!r}{hint}")
     return Options(**given)
 
@@ -353,7 +371,7 @@ def departing(how: Options, *keywords: str) -> dict[str, Any]:
         if not value or value == KNOWN[keyword].default:
             continue
         if keyword == "converter":
-            value = os.path.basename(value)
+            value = os.path.basename(value) if isinstance(value, str) else value.name
         out[keyword] = list(value) if isinstance(value, (tuple, list)) else value
     return out
 
@@ -380,11 +398,11 @@ class SelectOptions(TypedDict, total=False):
 class ChangeOptions(TypedDict, total=False):
     """What to do to names, layouts and dtypes."""
 
-    converter: str | None
+    converter: str | Converter | None
     inverse: bool
     param: Mapping[str, Any] | str | Sequence[str]
     rename: Mapping[str, str] | str | Sequence[str]
-    rename_regex: str | Sequence[str]
+    rename_regex: Mapping[str, str] | str | Sequence[str]
     scope: str | Sequence[str]
     dtype: str | None
 
@@ -396,7 +414,7 @@ class TargetOptions(TypedDict, total=False):
     max_shard_size: int | str | None
     skip_unrepresentable: bool
     force: bool
-    verify: bool | Verify
+    verify: bool | None
     sync: bool
     hash: bool | None
     copy_files: bool | None
@@ -411,10 +429,6 @@ class ResourcesOptions(TypedDict, total=False):
     map: Map | None
     progress: Progress | bool | None
     engine: str
-
-
-class SaveOptions(TargetOptions, ResourcesOptions, total=False):
-    """The options of `save` besides the format."""
 
 
 class ReadOptions(SelectOptions, ChangeOptions, ResourcesOptions, total=False):
@@ -435,15 +449,15 @@ class ZooOptions(MatchOptions, total=False):
     """The options of `zoo`."""
 
     skip_unrepresentable: bool
-    verify: bool | Verify
+    verify: bool | None
     hash: bool | None
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def takes(*keywords: str) -> Callable[[F], F]:
-    """Show the flat keywords of a function, and what they mean, in its signature and its docstring."""
+def takes(*keywords: str, listed: bool = True) -> Callable[[F], F]:
+    """Show the flat keywords of a function in its signature, and if `listed` what they mean in its docstring."""
 
     def shown(function: F) -> F:
         own = inspect.signature(function)
@@ -453,8 +467,9 @@ def takes(*keywords: str) -> Callable[[F], F]:
             for k in keywords
         ]
         function.__signature__ = own.replace(parameters=[*kept, *more])  # type: ignore[attr-defined]
-        lines = "\n".join(f"    {k:<22}{KNOWN[k].help}" for k in keywords)
-        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{lines}\n"
+        if listed:
+            lines = "\n".join(f"    {k:<22}{KNOWN[k].help}" for k in keywords)
+            function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{lines}\n"
         return function
 
     return shown

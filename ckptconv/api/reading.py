@@ -19,7 +19,8 @@ from ..moves.read import Opened, stamps_of
 from ..rules import names, passes
 from ..rules.sizes import PART
 from ..storage import files
-from .options import SELECT, Options, Path, parse_options, takes
+from .memory import gathered
+from .options import SELECT, Options, Path, Source, parse_options, takes
 from .options import path as text
 
 if TYPE_CHECKING:
@@ -28,19 +29,19 @@ if TYPE_CHECKING:
     from .options import SelectOptions
 
 
-@takes(*(k for k in SELECT if k != "from_"))
-def open(path: Path, *, format: str | None = None, **select: Unpack[SelectOptions]) -> Checkpoint:
+@takes(*SELECT)
+def open(path: Path, **select: Unpack[SelectOptions]) -> Checkpoint:
     """Open a checkpoint of any known format: a lazy mapping from names to tensors.
 
-    path: a file, a folder, a TensorFlow prefix or a URL. format: its format, if several fit. Only headers are read;
-    `checkpoint[name].numpy()` reads a tensor, and compares it with the hash and checksums that the checkpoint carries.
+    path: a file, a folder, a TensorFlow prefix or a URL. Only headers are read; `checkpoint[name].numpy()` reads a
+    tensor, and compares it with the hash and checksums that the checkpoint carries.
 
     Raises StorageError (nothing is there, or it cannot be read), UnknownFormat, AmbiguousFormat, CorruptCheckpoint,
     UnsafeCheckpoint, MissingExtra (the format needs an optional package) and UsageError (options).
     """
     how = parse_options(select, *SELECT)
     with files.record_stamps() as stamps:
-        found = whole(text(path), how if format is None else replace(how, from_=format))
+        found = whole(text(path), how)
     if found.hashes:
         from ..verification.readback import watched
 
@@ -59,21 +60,16 @@ def _since(found: Checkpoint, stamps: Mapping[str, files.Stamp]) -> None:
         t.since(replace(t.opened, stamps=lasting) if t.opened else plain)
 
 
-def seen(found: Checkpoint) -> dict[str, files.Stamp]:
-    """The files that a checkpoint was read from, each with how its stamp began, () if that is not known.
-
-    CorruptCheckpoint if one was opened before and after it was changed.
-    """
-    return {**dict.fromkeys(found.urls, ()), **stamps_of(t.opened for t in found.values() if t.opened)}
-
-
-def opened(source: Path | Checkpoint, how: Options, *, guard: bool = False, given: Collection[str] = ()) -> Checkpoint:
+def opened(source: Source, how: Options, *, guard: bool = False, given: Collection[str] = ()) -> Checkpoint:
     """Open one source and select from it; with `guard`, what is read later is compared with the source's hashes.
 
     An open checkpoint stays as it is open: options that are about the file do nothing to it. given: as in `whole`.
     """
-    found = source if isinstance(source, Checkpoint) else whole(text(source), how, given)
-    if guard and found.hashes:
+    path = isinstance(source, (str, os.PathLike))
+    found = whole(text(source), how, given) if path else gathered(source)
+    if how.from_ and not path:
+        raise UsageError("from_= is the format of a file, and this checkpoint is open already")
+    if guard and (found.hashes or not path):
         from ..verification.readback import guarded, watched
 
         # what differs is an error, or is left out by `selected`, which reads everything then
@@ -128,7 +124,7 @@ def selected(found: Checkpoint, how: Options) -> Checkpoint:
 
 
 @checkpoint.uncollected()
-def prepare(sources: Sequence[Path | Checkpoint], how: Options, *, guard: bool = False) -> Checkpoint:
+def prepare(sources: Sequence[Source], how: Options, *, guard: bool = False) -> Checkpoint:
     """Open the sources and apply all passes: what the target shall hold, still without reading a tensor.
 
     guard: what is read later is compared with the hashes that the sources carry; VerifyError if they are of others.
@@ -137,14 +133,14 @@ def prepare(sources: Sequence[Path | Checkpoint], how: Options, *, guard: bool =
 
 
 @checkpoint.uncollected()
-def merged(sources: Sequence[Path | Checkpoint], how: Options, *, guard: bool = False) -> Checkpoint:
+def merged(sources: Sequence[Source], how: Options, *, guard: bool = False) -> Checkpoint:
     """Open the sources, and select from them: one checkpoint of all, before rules and casts."""
     if not sources:
         raise UsageError("no source was given")
     if how.scope and len(how.scope) != len(sources):
         count = len(sources)
         raise UsageError(f"{count} sources need {count} scope=NAME, one for each; given are {len(how.scope)}")
-    urls = [text(s) for s in sources if not isinstance(s, Checkpoint)]
+    urls = [text(s) for s in sources if isinstance(s, (str, os.PathLike))]
     found = [opened(s, how, guard=guard, given=urls) for s in sources]
     if how.scope:
         found = [passes.scope(c, name) for c, name in zip(found, how.scope, strict=True)]
@@ -166,22 +162,25 @@ def changed(made: Checkpoint, how: Options) -> Checkpoint:
     return names.hinted(passes.cast(made, dtype(how.dtype)) if how.dtype else made)
 
 
-def dated(
-    sources: Sequence[Path | Checkpoint], how: Options, *, guard: bool = False
-) -> tuple[Checkpoint, dict[str, files.Stamp]]:
-    """The same, and the stamps of all files that were opened for it, whose beginnings its tensors know."""
+def dated(sources: Sequence[Source], how: Options, *, guard: bool = False) -> tuple[Checkpoint, dict[str, files.Stamp]]:
+    """The same, and the stamps of all files that were opened for it, now or earlier.
+
+    CorruptCheckpoint if one was opened before and after it was changed.
+    """
+    sources = [s if isinstance(s, (str, os.PathLike)) else gathered(s) for s in sources]
     with files.record_stamps() as stamps:
         found = prepare(sources, how, guard=guard)
-    _since(found, stamps)
-    return found, stamps
+    known = (t.opened for s in sources if isinstance(s, Checkpoint) for t in s.values() if t.opened)
+    return found, {**dict.fromkeys(found.urls, ()), **stamps, **stamps_of(known)}
 
 
-def url_of(source: Path | Checkpoint) -> str:
+def url_of(source: Source) -> str:
     """The path of a source; of an open checkpoint the first file, or '' if it is in memory."""
-    return "".join(source.urls[:1]) if isinstance(source, Checkpoint) else text(source)
+    return text(source) if isinstance(source, (str, os.PathLike)) else "".join(getattr(source, "urls", ())[:1])
 
 
-def list_of(sources: Path | Sequence[Path]) -> list[Path]:
-    """One path, or many."""
-    several = isinstance(sources, Iterable) and not isinstance(sources, (str, os.PathLike, Mapping))
-    return [text(s) for s in sources] if several else [text(sources)]  # type: ignore[union-attr]
+def list_of(sources: Source | Sequence[Source]) -> list[Source]:
+    """One source, or many."""
+    several = isinstance(sources, Iterable) and not isinstance(sources, (str, bytes, os.PathLike, Mapping))
+    several = several and not hasattr(sources, "state_dict")
+    return list(sources) if several else [sources]  # type: ignore[list-item, arg-type]

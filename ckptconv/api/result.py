@@ -8,7 +8,6 @@ from typing import Any
 
 from ..checkpoint import Note
 from ..messages import fold, in_bytes, indented, listing, many, paragraph, paragraphs, printable, shortened
-from .options import Verify
 
 
 @dataclass(frozen=True, repr=False)
@@ -16,11 +15,11 @@ class Report:
     """The result of `convert` and `save`; print() shows it as the command line does.
 
     sources, destination: the paths. source_format, target_format: the names of their formats. tensors, bytes: the
-    number of tensors that were written, and their size. seconds: wall time. files: what was written. notes: what the
-    user should know. loss: for each tensor that a cast changed, how many finite values became infinite or NaN, and how
-    many values other than zero became zero. verified_bytes: the number of bytes of the sources whose checksums were
-    compared. verify: how the output was checked, 'none', 'receipts' (its headers) or 'full'. damaged: tensors that were
-    left out, and why. casts: the number of tensors by what they were cast from and to, as in 'float32 to float16'.
+    number of tensors that were written, and their size. seconds: wall time. files: the paths that were written. notes:
+    what the user should know. loss: for each tensor that a cast changed, how many finite values became infinite or NaN,
+    and how many values other than zero became zero. verified_bytes: the number of bytes of the sources whose checksums
+    were compared. verify: whether the output was read back: True, False, or None for its headers. damaged: tensors that
+    were left out, and why. casts: the number of tensors by what they were cast from and to, as in 'float32 to float16'.
     """
 
     sources: tuple[str, ...]
@@ -34,7 +33,7 @@ class Report:
     notes: tuple[Note, ...]
     loss: Mapping[str, tuple[int, int]]
     verified_bytes: int
-    verify: Verify
+    verify: bool | None
     damaged: Mapping[str, str] = field(default_factory=dict)
     casts: Mapping[str, int] = field(default_factory=dict)
 
@@ -45,13 +44,17 @@ class Report:
 
     def lines(self) -> list[str]:
         """What the command line prints at the end: notes, what a cast lost, and the totals."""
-        lines = [str(n) for n in self.notes]
+        lines = [n.short for n in self.notes]
         lines += lossy(self.loss)
         large = self.seconds > 1 and self.bytes > 10**7  # of less the time is that of starting
         speed = f" ({in_bytes(int(self.bytes / self.seconds))}/s)" if large else ""
         cast = ", ".join(f"{n:,} cast from {kinds}" for kinds, n in self.casts.items())
         size = f"{many(self.tensors, 'tensor')}{f' ({cast})' * bool(cast)}, {in_bytes(self.bytes)}"
-        return [*lines, f"{size} in {self.seconds:.2f} s{speed} -> {printable(self.destination)}"]
+        there = self.destination  # a file or a folder, or what all files of a set are called after
+        if there not in self.files and not any(f.startswith(f"{there}/") for f in self.files):
+            index = (f for f in self.files if f.endswith((".index", ".index.json")))
+            there = f"{next(index, there)} ({many(len(self.files), 'file')})"
+        return [*lines, f"{size} in {self.seconds:.2f} s{speed} -> {printable(there)}"]
 
     def __str__(self) -> str:
         return paragraphs(self.lines())
@@ -67,7 +70,46 @@ class Report:
         return out
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
+class Verified:
+    """The result of `verify`; print() shows it as the command line does.
+
+    tensors, bytes: how much was compared. notes: on what was not: damaged, skipped or read by no reader. hashed,
+    checked: of a checkpoint by itself, how many tensors have a hash, and how many bytes a checksum; else None.
+    """
+
+    tensors: int
+    bytes: int
+    notes: tuple[Note, ...] = ()
+    hashed: int | None = None
+    checked: int | None = None
+
+    def sum(self) -> str:
+        """One line: what was compared, and with what."""
+        if self.hashed is None:
+            size = f"{many(self.tensors, 'tensor')}, {in_bytes(self.bytes)}"
+            return f"verified: {size}, bit for bit what the conversion gives"
+        proof = [many(self.hashed, "hash")] if self.hashed else []
+        proof += [f"checksums of {in_bytes(self.checked)}"] if self.checked else []
+        by = " and ".join(proof) or "no hash or checksum of its own, so only that it can be read"
+        return f"verified: {many(self.tensors, 'tensor')}, by {by}"
+
+    def __str__(self) -> str:
+        return paragraphs([*map(str, self.notes), self.sum()])
+
+    def __repr__(self) -> str:
+        return f"<Verified: {self.sum().partition(' ')[2]}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        lost, left = ([n.to_json() for n in self.notes if (n.kind == "damaged") == d] for d in (True, False))
+        if self.hashed is None:
+            return {"same": True, "tensors": self.tensors, "bytes": self.bytes, "damaged": lost, "notes": left}
+        counts = {"tensors": self.tensors, "bytes": self.bytes, "hashed": self.hashed, "checked_bytes": self.checked}
+        return {"sound": True, **counts, "notes": left}
+
+
+@dataclass(frozen=True, repr=False)
 class Loaded:
     """The report of `load_into`; print() shows it as text.
 
@@ -91,6 +133,15 @@ class Loaded:
     def complete(self) -> bool:
         """Whether the module and the source have the same tensors with the same shapes."""
         return not (self.missing or self.unexpected or self.mismatched or self.computed)
+
+    def __repr__(self) -> str:
+        fields = ("loaded", "missing", "unexpected", "mismatched", "cast", "computed")
+        counts = [f"{len(names)} {field}" for field in fields if (names := getattr(self, field)) or field == "loaded"]
+        return f"<Loaded: {', '.join(counts)}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return asdict(self)
 
     def __str__(self) -> str:
         """The report as text, each list folded by number."""

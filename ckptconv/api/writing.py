@@ -8,7 +8,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,18 +27,18 @@ from ..moves.sources import Sources
 from ..output.destination import check_replaced, place
 from ..rules import passes
 from ..storage import files
-from ..storage.lookups import Session, once, session
-from ..verification.readback import confirm, guarded, unwatched
+from ..storage.lookups import once, session
+from ..verification.readback import confirm, unwatched
 from .memory import gathered
-from .options import CHANGE, RESOURCES, SELECT, TARGET, Options, Path, Verify, departing, parse_options, takes
+from .options import CHANGE, RESOURCES, SELECT, TARGET, Options, Path, Source, departing, parse_options, takes
 from .options import path as text
-from .reading import list_of, prepare, refuse_nameless, seen
+from .reading import dated, list_of, refuse_nameless, url_of
 from .result import Report
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .options import ConvertOptions, SaveOptions
+    from .options import ConvertOptions
 
 LOG = logging.getLogger("ckptconv")  # what was done, and what a person should know of it
 LOG.addHandler(logging.NullHandler())
@@ -60,7 +59,7 @@ def holdable(checkpoint: Checkpoint, writer: Writer) -> Checkpoint:
 
 
 def plan_for(
-    checkpoint: Checkpoint, destination: Path, how: Options, sources: Sequence[Path] = ()
+    checkpoint: Checkpoint, destination: Path, how: Options, sources: Sequence[Source] = ()
 ) -> tuple[Plan, Writer, Format]:
     """Lay the checkpoint out at the destination, with the small files of the source's folder where they belong."""
     url = text(destination)
@@ -90,14 +89,14 @@ def plan_for(
     return compile_plan(checkpoint, placement, folder, memory), writer, row
 
 
-def _beside(row: Format, how: Options, sources: Sequence[Path]) -> str:
+def _beside(row: Format, how: Options, sources: Sequence[Source]) -> str:
     """The folder whose small files are copied, or ''."""
     if how.copy_files and (row.name != "hf" or len(sources) != 1):
         raise UsageError("copy_files=True copies from one source into a folder: use to='hf'")
     if row.name != "hf" or len(sources) != 1 or how.copy_files is False:
         return ""
-    source = os.fspath(sources[0])
-    if files.is_dir(source):
+    source = url_of(sources[0])
+    if source and files.is_dir(source):
         return source
     return files.split(source)[0] if how.copy_files else ""
 
@@ -112,25 +111,27 @@ def _row(checkpoint: Checkpoint, url: str, how: Options) -> Format:
     return row
 
 
-@takes(*CONVERT)
+@takes(*CONVERT, listed=False)
 @once()
-def dry_run(sources: Path | Sequence[Path], destination: Path, **given: Unpack[ConvertOptions]) -> Plan:
-    """Plan a conversion without running it; arguments and errors as in `convert`. Returns a Plan; print() shows it."""
+def dry_run(sources: Source | Sequence[Source], destination: Path, **given: Unpack[ConvertOptions]) -> Plan:
+    """Plan a conversion without running it; arguments, options and errors are those of `convert`.
+
+    Returns a Plan; print() shows it.
+    """
     how, many = parse_options(given), list_of(sources)
-    checkpoint = _prepared(many, destination, how)
+    checkpoint, stamps, how = _prepared(many, destination, how)
     plan = plan_for(checkpoint, destination, how, many)[0]
-    if not how.force:
-        return plan
-    return foretold(plan, checkpoint.urls, [os.fspath(s) for s in many], text(destination))
+    return foretold(plan, stamps) if how.force else plan
 
 
 @takes(*CONVERT)
 @once()
-def convert(sources: Path | Sequence[Path], destination: Path, **given: Unpack[ConvertOptions]) -> Report:
+def convert(sources: Source | Sequence[Source], destination: Path, **given: Unpack[ConvertOptions]) -> Report:
     """Convert a checkpoint, or several merged into one; the destination appears complete or not at all.
 
-    sources: a path or URL, or several. destination: the path or URL to write; its suffix selects the format unless `to`
-    does. Without other options only the format changes: names, values and layouts stay the same.
+    sources: a path or URL, an open checkpoint or what `save` takes, or several of these. destination: the path or URL
+    to write; its suffix selects the format unless `to` does. Without other options only the format changes: names,
+    values and layouts stay the same.
 
     Returns a Report. Raises UsageError (options, converters), FormatError (the sources), ConversionError (names,
     layouts, casts, or what the target cannot hold), VerifyError (hashes, reading back), MissingExtra (an optional
@@ -140,24 +141,29 @@ def convert(sources: Path | Sequence[Path], destination: Path, **given: Unpack[C
     if how.engine != "local":
         from ..engine import ray
 
-        many = [ray.absolute(os.fspath(s)) for s in many]
+        many = [ray.absolute(os.fspath(s)) if isinstance(s, (str, os.PathLike)) else s for s in many]
         destination = ray.absolute(os.fspath(destination))
-    with files.record_stamps() as stamps:
-        checkpoint = _prepared(many, destination, how)
-    if checkpoint.hashes and how.hash is None:  # verify="none": what was not compared gets no new hashes
-        how = replace(how, hash=False)
-    return write(checkpoint, destination, how, tuple(os.fspath(s) for s in many), began, stamps)
+    checkpoint, stamps, how = _prepared(many, destination, how)
+    return write(checkpoint, destination, how, many, began, stamps)
 
 
-def _prepared(sources: list[Path], destination: Path, how: Options) -> Checkpoint:
-    """What the target shall hold, with what its metadata shall say of how it was made."""
-    made = prepare(sources, how, guard=how.verify != "none")
+def _prepared(
+    sources: list[Source], destination: Path, how: Options
+) -> tuple[Checkpoint, Mapping[str, files.Stamp], Options]:
+    """What the target shall hold, with what its metadata shall say of how it was made; the stamps of its files."""
+    made, stamps = dated(sources, how, guard=how.verify is not False)
+    if how.verify is False:  # what is not compared with its hashes gets no new ones
+        made, hashed = unwatched(made)
+        how = replace(how, hash=False) if hashed and how.hash is None else how
     row = _row(made, text(destination), how)
     if (given := departing(how, *MADE_WITH)) and _hashed(how, row):
         made = replace(made, metadata={**made.metadata, OPTIONS: json.dumps(given)})
     unconverted = not (how.converter or how.rename or how.rename_regex) and made.format in FOREIGN
     if unconverted and row.name in ("torch", "hf") and (name := _converter(made)):
         hint = f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"
+        made = replace(made, notes=(*made.notes, Note("hint", hint)))
+    if row.name == "hdf5" and made.format != "hdf5" and os.fspath(destination).endswith(".h5"):
+        hint = "this is plain HDF5, which Keras' load_weights does not take"
         made = replace(made, notes=(*made.notes, Note("hint", hint)))
     if others := passes.in_roles(Counter(t.role for t in made.values())):
         hint = f"{others} come along; weights_only=True leaves them out"
@@ -166,14 +172,14 @@ def _prepared(sources: list[Path], destination: Path, how: Options) -> Checkpoin
         made = replace(made, notes=(*made.notes, Note("hint", "not copied; to='hf' into a folder copies them", behind)))
     if hint := table.of_another(os.fspath(destination), row.name):
         made = replace(made, notes=(*made.notes, Note("hint", hint)))
-    return made
+    return made, stamps, how
 
 
-def _companions(sources: list[Path]) -> tuple[str, ...]:
+def _companions(sources: list[Source]) -> tuple[str, ...]:
     """The configuration and tokenizer files in the folders of Hugging Face among the sources."""
     from ..formats.huggingface import KNOWN
 
-    folders = [s for s in map(text, sources) if files.is_dir(s)]
+    folders = [url for s in sources if (url := url_of(s)) and files.is_dir(url)]
     return tuple(sorted({n for folder in folders for n in files.names(folder)} & KNOWN))
 
 
@@ -182,7 +188,7 @@ def write(
     checkpoint: Checkpoint,
     destination: Path,
     how: Options = Options(),  # noqa: B008 - frozen
-    sources: tuple[str, ...] = (),
+    sources: Sequence[Source] = (),
     began: float | None = None,
     stamps: Mapping[str, files.Stamp] | None = None,
 ) -> Report:
@@ -195,29 +201,30 @@ def write(
     def confirmed(outcome: Outcome, unpublished: Callable[[str], str] | None = None) -> None:
         at = unpublished(files.split(url.rstrip("/"))[1]) if unpublished else ""
         # what an earlier run wrote has lain there since, and nobody looked after it
-        confirm(made, outcome, url, row, full=how.verify == "full" or outcome.resumed, at=at)
+        confirm(made, outcome, url, row, full=how.verify or outcome.resumed, at=at)
 
     run = How(
         force=how.force,
         sync=how.sync,
         resume=how.resume,
-        digest=how.verify == "full" or how.resume or _hashed(how, row),
+        digest=bool(how.verify) or how.resume or _hashed(how, row),
         map=how.map or _engine(how.engine),
         progress=how.progress,
         metadata=_stated(made) if _hashed(how, row) else None,
         stamps=read,  # as private as all of them
-        confirm=confirmed if how.verify != "none" else None,
-        ahead=how.verify != "full",  # which reads every byte before anything is published
+        confirm=confirmed if how.verify is not False else None,
+        ahead=not how.verify,  # which reads every byte before anything is published
     )
-    with sparing(made, read, sources, url):
+    with session(spared={*map(place, read)}):
         outcome = execute(made, writer, run)
-    if how.verify != "none" and (files.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
+    if how.verify is not False and (files.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
         try:
             confirmed(outcome)
         except KeyboardInterrupt as e:
             vars(e)["written"] = redacted(url)  # whoever reports the interrupt should not deny the output
             raise
-    done = _report(made, outcome, row.name, how.verify, sources, url, checkpoint.format, began)
+    named = tuple(filter(None, map(url_of, sources)))
+    done = _report(made, outcome, row.name, how.verify, named, url, checkpoint.format, began)
     _log(done)
     return done
 
@@ -230,9 +237,17 @@ def _converter(made: Checkpoint) -> str:
 
 
 def _report(
-    made: Plan, outcome: Outcome, to: str, verify: Verify, sources: tuple[str, ...], url: str, format: str, began: float
+    made: Plan,
+    outcome: Outcome,
+    to: str,
+    verify: bool | None,
+    sources: tuple[str, ...],
+    url: str,
+    format: str,
+    began: float,
 ) -> Report:
     """What was done, for people: urls without secrets, the plan's notes with those of the run."""
+    folder = url.rstrip("/").removesuffix(files.split(url.rstrip("/"))[1])
     kinds = ((t.dtype.name, {p.dtype.name for p in t.parts if p.dtype != t.dtype}) for t in made.tensors.values())
     return Report(
         sources=tuple(map(redacted, sources)),
@@ -242,7 +257,7 @@ def _report(
         tensors=len(made.tensors),
         bytes=made.nbytes,
         seconds=time.monotonic() - began,
-        files=tuple(f.name for f in made.placement.files),
+        files=tuple(redacted(folder + f.name) for f in made.placement.files),
         notes=(*made.notes, *replaced(outcome)),
         loss={n: (loss.overflow, loss.underflow) for n, loss in outcome.loss.items()},
         verified_bytes=outcome.verified,
@@ -282,78 +297,39 @@ def _stated(made: Plan) -> Metadata:
     return metadata
 
 
-@takes(*(k for k in TARGET if k != "to"), *RESOURCES)
+@takes(*CONVERT, listed=False)
 def save(
-    tensors: Mapping[str, Any] | Any, path: Path, *, format: str | None = None,
-    metadata: Mapping[str, str] | None = None, **given: Unpack[SaveOptions],
-) -> Report:  # fmt: skip
-    """Write tensors to `path`.
+    tensors: Any, destination: Path, *, metadata: Mapping[str, str] | None = None, **given: Unpack[ConvertOptions]
+) -> Report:
+    """Write tensors to `destination`: `convert` for what is in memory, with its options.
 
-    tensors: NumPy, torch or JAX arrays or tensors of an open checkpoint, by name; a checkpoint, a state dict, or a
-    torch module. Names in nested dicts, such as the parameters of JAX, are joined by '/'. Torch tensors that share
-    memory are tied, if the format supports ties. format: the target format, if the suffix does not determine it.
-    metadata: texts to store; they replace those of a checkpoint.
-    Returns a Report. Raises UsageError (lists all values that are not arrays), Unrepresentable (tensors that the
-    format cannot hold) and StorageError (`path` exists and `force` is not given).
+    tensors: NumPy, torch or JAX arrays (or what numpy.asarray makes one of) or tensors of an open checkpoint, by name;
+    a checkpoint, a state dict, or a torch module. Names in nested dicts, such as the parameters of JAX, are joined by
+    '/'. Torch tensors that share memory are tied, if the format supports ties. metadata: texts to store; they replace
+    those of a checkpoint.
+
+    Returns a Report. Raises UsageError (lists all values that are not arrays), and what `convert` raises.
     """
-    how = parse_options(given, *TARGET, *RESOURCES)
-    how = how if format is None else replace(how, to=format)
     made = gathered(tensors)
-    kept = made.metadata if metadata is None else dict(metadata)
-    if odd := [k for k, v in kept.items() if not isinstance(k, str) or not isinstance(v, str)]:
-        raise UsageError(f"metadata holds texts, by names that are texts; not so: {listing(map(repr, odd))}")
-    stamps = seen(made)
-    made, how = _compared(made, how)
-    made = Checkpoint(made.tensors, unhashed(kept), made.ties, made.format, details=made.details, moved=made.moved)
-    return write(made, path, how, stamps=stamps)
+    if odd := {k: v for k, v in (metadata or {}).items() if not isinstance(k, str) or not isinstance(v, str)}:
+        lines = listing(f"{k!r} is {type(v).__name__}" for k, v in odd.items())
+        raise UsageError(f"names and values of metadata are str; not so:\n{lines}")
+    if metadata is not None:
+        made = replace(made, metadata=unhashed(dict(metadata)))
+    return convert(made, destination, **given)
 
 
-def _compared(made: Checkpoint, how: Options) -> tuple[Checkpoint, Options]:
-    """What is saved is compared with the hashes of the file that it was opened from; else it gets no new ones."""
-    if how.verify != "none":
-        return guarded(made), how
-    bare, hashed = unwatched(made)
-    return bare, replace(how, hash=False) if hashed and how.hash is None else how
-
-
-# --- what a run takes away where it writes --------------------------------------------------------------------------
-#
-#     convert("s/model.safetensors.index.json", "s/model.safetensors", include="a", force=True)
-#
-# would replace shards that it reads by one file with a part of them: what is left out would be nowhere. To write a
-# checkpoint over itself, under the name by which it was given, is what was asked for, as with `cp`.
-
-LEFT = ("damaged", "skipped", "unread", "dropped")  # the notes on what of a source is not written
 OLDER = "files of an older checkpoint of this name, which force=True {}"
 
 
-def sparing(
-    plan: Plan, read: Iterable[str], sources: Sequence[str], destination: str
-) -> AbstractContextManager[Session]:
-    """In here no file that was read is replaced or removed while something in the sources is left out.
-
-    sources: as they were given. The files of the output itself are replaced if it has the name of one of them, or if
-    they are all that was read: a checkpoint is written over itself, by whatever name.
-    """
-    left = [str(n) for n in plan.notes if n.kind in LEFT and n not in plan.placement.notes]
-    if not left:
-        return session(spared=())
-    named = place(destination) in map(place, sources)
-    there, own = ({*map(place, urls)} for urls in (read, _own(plan)))
-    return session(spared=there - (own if named or there <= own else set()), left=left)
-
-
-def foretold(plan: Plan, read: Iterable[str], sources: Sequence[str], destination: str) -> Plan:
-    """The plan, with a note on what `force` would remove; an error if that is not spared."""
+def foretold(plan: Plan, read: Iterable[str]) -> Plan:
+    """The plan, with a note on what `force` would remove; StorageError if a file that was read is in the way."""
     gone = older(plan)
-    with sparing(plan, read, sources, destination):
-        check_replaced(_own(plan), [files.join(plan.folder, name) for name in gone], force=True)
+    own = [files.join(plan.folder, f.name) for f in plan.placement.files if not f.shared]
+    with session(spared={*map(place, read)}):
+        check_replaced(own, [files.join(plan.folder, name) for name in gone], force=True)
     note = Note("hint", OLDER.format("removes"), tuple(gone))
     return replace(plan, notes=(*plan.notes, note)) if gone else plan
-
-
-def _own(plan: Plan) -> list[str]:
-    return [files.join(plan.folder, f.name) for f in plan.placement.files if not f.shared]
 
 
 def replaced(outcome: Outcome) -> list[Note]:

@@ -27,13 +27,13 @@ from itertools import takewhile
 from stat import S_ISDIR
 from typing import NamedTuple
 
-from ..errors import AmbiguousFormat, CkptError, StorageError, UnsafeCheckpoint, UsageError
+from ..errors import AmbiguousFormat, CkptError, UnsafeCheckpoint, UsageError
 from ..formats import detect, huggingface, shard_index, table
 from ..formats.orbax import ocdbt as orbax
 from ..formats.table import DISTRIBUTED, SAVED_MODEL
 from ..formats.tensorflow.bundle import STATE_FILE, is_state
 from ..messages import many, printable, redacted
-from ..storage.faults import refused
+from ..storage.faults import MissingFile, refused
 from ..storage.files import Stat, is_dir, is_remote, join, local, names, read_all, sibling, split, stat, walk
 from ..storage.lookups import EXACT, refuse_unlisted
 from ..storage.paths import file_name, inside
@@ -78,22 +78,21 @@ class FoundCheckpoint(NamedTuple):
 
 
 def discover(
-    sources: Sequence[str], pattern: str = "", *, skip: str = "", follow: bool = False,
-    listed: Callable[[str], Sequence[str]] = names,
-) -> list[FoundCheckpoint]:  # fmt: skip
+    sources: Sequence[str], pattern: str = "", *, follow: bool = False, listed: Callable[[str], Sequence[str]] = names
+) -> list[FoundCheckpoint]:
     """Find the checkpoints in files, folders and globs, sorted by name; StorageError if a source does not exist.
 
-    pattern (UsageError if nothing matches it), follow: as `zoo` describes them. skip: a folder to leave out.
-    listed: gives the sorted names in a folder; the rows of a manifest share it.
+    pattern (UsageError if nothing matches it), follow: as `zoo` describes them. listed: gives the sorted names in a
+    folder; the rows of a manifest share it.
     """
     found: list[FoundCheckpoint] = []
     for source in sources:
         if is_glob(source):
-            found += _globbed(source, skip, follow)
+            found += _globbed(source, follow)
         elif is_dir(source):
             base = _called(source)
             under = "" if len(sources) == 1 or base in ("", ".", "..") else base + "/"
-            found += _search(source, under, skip, follow)
+            found += _search(source, under, follow)
         else:
             found.append(_file(source, listed))
     distinct = list({f.source: f for f in found}.values())  # sources may overlap
@@ -126,40 +125,43 @@ def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoin
             if split(found.source)[1] == base or source in {url for url, _ in found.files}:
                 return found
     if status is None:
-        raise StorageError("no such file, folder or checkpoint prefix", url=source)
+        raise MissingFile("no such file, folder or checkpoint prefix", url=source)
     return FoundCheckpoint(source, *split_suffix(base), ((source, status),))
 
 
 # --- folders and globs ---
 
 
-def _globbed(pattern: str, skip: str, follow: bool) -> list[FoundCheckpoint]:
+def _globbed(pattern: str, follow: bool) -> list[FoundCheckpoint]:
     """The checkpoints that a shell pattern matches (`**`: any depth); output paths start at its first wildcard."""
     refuse_unlisted(pattern)
     if not is_remote(pattern):
         pattern = re.sub("/+", "/", local(pattern))
     elif pattern.startswith(EXACT):  # they have no host
         pattern = re.sub("^([^/:]+://)/+", r"\1", pattern)
-    fixed = re.split(r"[*?\[]", pattern)[0]
-    root = fixed[: fixed.rfind("/") + 1]
+    root = fixed_part(pattern)
     parts = tuple(part for part in pattern[len(root) :].split("/") if part)
     if ".." in parts:
         raise UsageError(f"{printable(redacted(pattern))}: a pattern goes down only, `..` comes before its wildcards")
-    if not (found := list(_search(root or ".", "", skip, follow, parts))):
+    if not (found := list(_search(root or ".", "", follow, parts))):
         raise UsageError(f"nothing matches {printable(redacted(pattern))}")
     return found
 
 
-def _search(
-    root: str, under: str, skip: str, follow: bool, parts: tuple[str, ...] = ()
-) -> Iterator[FoundCheckpoint]:  # fmt: skip
+def fixed_part(pattern: str) -> str:
+    """The folder of a shell pattern in which the search begins: what comes before its first wildcard."""
+    fixed = re.split(r"[*?\[]", pattern)[0]
+    return fixed[: fixed.rfind("/") + 1]
+
+
+def _search(root: str, under: str, follow: bool, parts: tuple[str, ...] = ()) -> Iterator[FoundCheckpoint]:
     """All checkpoints in a folder and below it; `under` is put before their names.
 
     parts: of a pattern, which a file or a folder above it matches. Each folder is searched once. Links to folders are
     followed where the pattern has a part for them that is not `**`; with `follow` also below `**`.
     """
     problems: list[FoundCheckpoint] = []
-    todo, seen = [(root, under)], {_number(skip)} - {_number(root), ""}
+    todo, seen = [(root, under)], set[object]()
 
     def failed(start: str, url: str, path: str, e: CkptError) -> None:
         path = start + path

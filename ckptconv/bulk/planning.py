@@ -17,24 +17,25 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from functools import cache, lru_cache
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal
 from zlib import crc32
 
 from ..api import Options, Path
+from ..api.options import path as text
 from ..api.reading import list_of
 from ..errors import CkptError, StorageError, UnsafeCheckpoint, UsageError
-from ..formats import shard_index, table
-from ..messages import many, redacted, version
+from ..formats import table
+from ..messages import many, printable, redacted, version
+from ..output.destination import place
 from ..output.staging import TEMPORARY
 from ..rules.library import texts
 from ..storage import files
 from ..storage.lookups import kept, once
 from ..storage.paths import file_name, inside
-from .discover import FoundCheckpoint, discover
-from .ledger import LEDGERS, NAME, STRANGE, LedgerEntry, read
+from .discover import FoundCheckpoint, discover, fixed_part, is_glob
+from .ledger import NAME, STRANGE, LedgerEntry, read
 from .manifest import FORMAT, Row, is_manifest
 from .manifest import read as read_manifest
 
@@ -47,7 +48,6 @@ FOLDERS = 1000  # whose names and real paths are kept
 BARE = {"npy": "", "tf": "/model.ckpt", "hf": ""}
 RESERVED = re.compile(rf"{TEMPORARY}|\.ckptconv.*", re.DOTALL | re.IGNORECASE)
 LEAVES = "a link in the output folder leads out of it; CKPTCONV_LINKS lists folders into which links may lead"
-OURS = "is an output of this zoo, which does not convert its own; copy it, or choose another output folder"
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,14 @@ def plan(
 ) -> list[Conversion]:
     """Find all checkpoints and decide for each whether it has to be converted. known: the entries of the ledger.
 
-    With `verify="full"` in its target, an output counts as done only if its bytes are those that were written. Raises
+    With `verify=True` in its target, an output counts as done only if its bytes are those that were written. Raises
     UsageError and StorageError as `discover` does.
     """
-    given = [os.fspath(s) for s in list_of(sources)]
+    given = [*map(text, list_of(sources))]
     if not given:
         raise UsageError("no source was given")
-    is_output = _outputs_of_zoos(folder, options.ledger or files.join(folder, ledger_name(options.shard)))
-    rows = _conversions(given, folder, options, is_output)
+    _refuse_inside(given, folder)
+    rows = _conversions(given, options)
     distinct = list({(i.found.source, i.found.name, i.destination, id(i.settings)): i for i in rows}.values())
     items = _newest(distinct) if options.latest else distinct
     _name_outputs(items)
@@ -133,9 +133,7 @@ def plan(
 # --- what is to be converted ---
 
 
-def _conversions(
-    sources: Sequence[str], folder: str, options: ZooOptions, is_output: Callable[[str], bool]
-) -> Iterator[Conversion]:
+def _conversions(sources: Sequence[str], options: ZooOptions) -> Iterator[Conversion]:
     """The checkpoints of all sources, those of manifests last; a destination is '' unless a row says it."""
     prepared: dict[tuple[int, bool], tuple[Options, Options, str]] = {}
 
@@ -152,8 +150,8 @@ def _conversions(
     pattern, default = options.pattern, Row("", "", options.settings)
     conversion(FoundCheckpoint("", "", "", ()), default)  # an error in the options concerns all
     plain = [s for s in sources if not is_manifest(s)]
-    found = discover(plain, pattern, skip=folder, follow=options.follow_links) if plain else []
-    yield from (conversion(f, default) for f in found if not is_output(f.source))
+    found = discover(plain, pattern, follow=options.follow_links) if plain else []
+    yield from (conversion(f, default) for f in found)
     rows = [row for s in sources if is_manifest(s) for row in read_manifest(s, options.settings)]
     listed = [(row, f) for row, f in zip(rows, _looked_up(rows), strict=True) if not pattern or f.matches(pattern)]
     if rows and not listed and not plain:
@@ -164,8 +162,6 @@ def _conversions(
         except CkptError as e:
             item = Conversion(f, row.destination, Options())
             item.fail(e)
-        if is_output(f.source):
-            item.fail(UsageError(OURS, url=f.source))
         yield item
 
 
@@ -189,31 +185,12 @@ def _looked_up(rows: Sequence[Row]) -> Iterator[FoundCheckpoint]:
         yield from pool.map(look, rows)
 
 
-def _outputs_of_zoos(folder: str, ledger: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a source is in the output folder and a zoo wrote it, as its ledgers say.
-
-    The output folder may itself be searched: no zoo converts its own outputs, more with each run.
-    """
-    real = lru_cache(FOLDERS)(lambda path: path if files.is_remote(path) else os.path.realpath(files.local(path)))
-    home = real(folder.rstrip("/") or folder).rstrip("/") + "/"
-
-    @cache
-    def outputs() -> set[str]:
-        here = () if files.is_remote(folder) else files.names(folder)
-        ledgers = {files.join(folder, n) for n in here if fnmatchcase(n, LEDGERS)}
-        ledgers |= {ledger} if files.exists(ledger) else set()
-        entries = (e for path in ledgers for e in read(path)[0].values())
-        return {e.at for e in entries if e.ours and (e.state != "failed" or e.written)}
-
-    def is_output(source: str) -> bool:
-        above, base = files.split(source)
-        path = f"{real(above)}/{base}"
-        if not path.startswith(home):
-            return False
-        path = path.removeprefix(home)
-        return not outputs().isdisjoint({path, path.removesuffix(shard_index.SUFFIX), *_above(path)})
-
-    return is_output
+def _refuse_inside(sources: Sequence[str], folder: str) -> None:
+    """UsageError if the output folder lies in a folder that is searched: the next run would convert its outputs."""
+    for source in sources:
+        root = fixed_part(source) if is_glob(source) and "**" in source else source
+        if files.is_dir(root) and f"{place(folder)}/".startswith(f"{place(root).rstrip('/')}/"):
+            raise UsageError(f"the output folder lies in the source {printable(root)}; choose one outside", url=folder)
 
 
 def _above(path: str) -> Iterator[str]:
@@ -306,7 +283,7 @@ def _is_current(item: Conversion, old: LedgerEntry, folder: str, by_content: boo
         and old.source == redacted(item.found.source)
         and all((s := files.stat(files.join(folder, n))) and s.size == size for n, size, _ in old.written)
         and (old.hash == content_hash(item.found) if by_content else old.files == identity(item.found))
-        and (item.settings.verify != "full" or old.proof == hash_of(folder, (n for n, _, _ in old.written)))
+        and (not item.settings.verify or old.proof == hash_of(folder, (n for n, _, _ in old.written)))
     )
 
 

@@ -53,7 +53,7 @@ Results = Generator[tuple[Conversion, Done | CkptError] | None, None, None]
 @takes(*ZOO)
 def zoo(
     sources: Path | Sequence[Path],
-    output: Path,
+    destination: Path,
     *,
     to: str | None = None,
     pattern: str = "",
@@ -68,14 +68,14 @@ def zoo(
 ) -> Summary:
     """Convert many checkpoints into an output tree that mirrors the sources, and record each result in a ledger.
 
-    sources: one or several folders, globs, files and manifests. output: the folder to write to. to: the target format
-    (default: safetensors; in a manifest, that of the destination's suffix). pattern: a glob; only checkpoints whose
-    path or name matches. latest: only the newest of each training series. resume: continue after an earlier run;
+    sources: one or several folders, globs, files and manifests. destination: the folder to write to. to: the target
+    format (default: safetensors; in a manifest, that of the destination's suffix). pattern: a glob; only checkpoints
+    whose path or name matches. latest: only the newest of each training series. resume: continue after an earlier run;
     convert only what is not done or has changed. by_content: compare sources by a hash of their bytes, not by time and
     size. follow_links: read files that links outside the source folders lead to; otherwise those are failures. ledger:
-    the path of the ledger, if not in `output`. shard: "2/8" converts the second of eight shares, for eight machines
-    that each convert one; each share has a ledger of its own. each: a function that is called with each ledger entry.
-    The other options are those of `convert`, for every checkpoint.
+    the path of the ledger, if not in `destination`. shard: "2/8" converts the second of eight shares, for eight
+    machines that each convert one; each share has a ledger of its own. each: a function that is called with each ledger
+    entry. The other options are those of `convert`, for every checkpoint.
 
     Returns a Summary: counts, bytes, seconds, and in `failed` the ledger entries of the failures; one checkpoint that
     fails does not stop the others. Raises what concerns all of them: UsageError (an option, a manifest, a pattern that
@@ -84,17 +84,17 @@ def zoo(
     """
     which = {"pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content}
     options = _options(which | {"follow_links": follow_links, "ledger": ledger, "shard": shard, "to": to} | given)
-    return convert(sources, os.fspath(output), options, each)
+    return convert(sources, os.fspath(destination), options, each)
 
 
-def zoo_plan(sources: Path | Sequence[Path], output: Path, **given: Any) -> list[Conversion]:
+def zoo_plan(sources: Path | Sequence[Path], destination: Path, **given: Any) -> list[Conversion]:
     """List the conversions that `zoo` would do with the same arguments, without writing anything.
 
     Returns a Conversion for each checkpoint, sorted by name, rows of manifests last: `found` (the checkpoint and its
     files), `destination` (the path of the output below `output`), `settings`, and `state`: convert, retry, changed,
     done or problem. Raises UsageError, StorageError and CorruptCheckpoint, as `zoo` does.
     """
-    options, folder = _options(given), os.fspath(output)
+    options, folder = _options(given), os.fspath(destination)
     force = options.settings.force
     known = read_ledger(options.ledger or folder, options.shard, force=force) if options.resume or force else {}
     return plan(sources, folder, options, known)
@@ -247,12 +247,11 @@ def work(
     output = files.join(folder, item.destination)
     with pool.contained(item.found.source), session(listings=listings):
         report = _converted(item, output, folder, how)
-        above = item.destination.rpartition("/")[0]
-        names = [f"{above}/{name}" if above else name for name in report.files]
+        names = [path.removeprefix(redacted(files.join(folder, ""))) for path in report.files]
         sizes = [(n, s.size, s.mtime) for n in names if (s := files.stat(files.join(folder, n)))]
         digest = content_hash(item.found) if config.hashed else ""
         digest = "" if digest and _changed(item, engine) else digest  # of other bytes than were converted
-        proof = hash_of(folder, names) if how.verify == "full" else ""
+        proof = hash_of(folder, names) if how.verify else ""
     return {
         "format": report.source_format, "tensors": report.tensors, "size": report.bytes, "written": tuple(sizes),
         "seconds": time.monotonic() - began, "hash": digest, "proof": proof, "remarks": remarks_of(report),

@@ -95,7 +95,7 @@ def counted(entries: Sequence[LedgerEntry]) -> tuple[int, tuple[Cause, ...]]:
 # --- a run, and how far it is ---
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Summary:
     """The result of `zoo`, or how far one is; print() shows it as the command line does.
 
@@ -147,6 +147,9 @@ class Summary:
 
     def __str__(self) -> str:
         return paragraphs(self.lines())
+
+    def __repr__(self) -> str:
+        return f"<Summary: {self.lines()[-1]}>"
 
     def to_json(self) -> dict[str, Any]:
         """The summary as JSON values."""

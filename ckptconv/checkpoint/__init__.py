@@ -71,6 +71,14 @@ class Note(NamedTuple):
         return paragraph(f"{self.kind}: {self.text}" + (f" ({shortened(self.names)})" if self.names else ""))
 
     @property
+    def short(self) -> str:
+        """The line with the number of names instead of these, unless they are what matters."""
+        if self.kind in ("damaged", "lossy", "hint") or not self.names:
+            return str(self)
+        count = "" if self.text[:1].isdigit() else f" ({len(self.names):,})"
+        return paragraph(f"{self.kind}: {self.text}{count}")
+
+    @property
     def unread(self) -> bool:
         """Whether it names tensors that the source has and nothing here has looked at."""
         return self.kind in ("skipped", "unread") and self.tensors and bool(self.names)

@@ -104,7 +104,7 @@ def _write_state(into: str, sources: list[str], output: str, options: dict[str, 
     )
     state = replace(snapshot(module), notes=(*found.notes, *(n for n in made if n.names)))
     casts = Counter(f"{found[n].dtype} to {state[n].dtype}" for n in loaded.cast)
-    done = api.write(state, output, api.parse_options(options), tuple(sources), stamps=stamps)
+    done = api.write(state, output, api.parse_options(options), sources, stamps=stamps)
     return replace(done, loss=loaded.loss, casts=casts)
 
 
@@ -142,7 +142,7 @@ def _both(
     how = api.parse_options(options)
     if how.dtype:
         raise UsageError("--into writes the dtypes that the module has; convert what it writes with dtype=")
-    found, stamps = api.dated(sources, how, guard=how.verify != "none")
+    found, stamps = api.dated(sources, how, guard=how.verify is not False)
     return replace(found, hashes={}), build(into, meta=meta), stamps  # compared, or not to be compared
 
 

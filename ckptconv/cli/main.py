@@ -34,7 +34,7 @@ The verb `convert` may be omitted:
 """
 EXIT_CODES = {  # docs/exit-codes.md says what 0, 1 and 7 mean for a verb
     0: "done; for diff: the same",
-    1: "different, doubtful, or something failed; damaged tensors were left out (--keep-going)",
+    1: "for each verb: what its help says",
     2: "an option, converter or name is unknown or missing",
     3: "the format is unknown, or several fit",
     4: "a file is damaged or truncated",
@@ -43,13 +43,20 @@ EXIT_CODES = {  # docs/exit-codes.md says what 0, 1 and 7 mean for a verb
     7: "the output, or a tensor with a hash or checksum, is not what it should be",
     8: "an optional package is missing",
     9: "the file system or a server refuses, or there is no such file",
+    70: "a defect of ckptconv",
 }
-EXITS = "\n".join(["Exit codes:", "", "\b", *(f"  {code}  {what}" for code, what in EXIT_CODES.items())])
+
+
+def exits(one: str = "") -> str:
+    """The part of a help text on exit codes; `one` says what 1 means for a verb."""
+    known = {c: one if c == 1 and one else what for c, what in EXIT_CODES.items()}
+    return "\n".join(["Exit codes:", "", "\b", *(f"  {code:<3}{what}" for code, what in known.items())])
+
 
 app = typer.Typer(
     name="ckptconv",
     help=HELP,
-    epilog=f"{EXITS}\n\n`ckptconv VERB --help` has the options of a verb and examples.",
+    epilog=f"{exits()}\n\n`ckptconv VERB --help` has the options of a verb and examples.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -73,19 +80,20 @@ def _top(
     pass
 
 
-for verb, examples in (
-    (convert.convert, convert.EXAMPLES),
-    (inspect.inspect, inspect.EXAMPLES),
-    (diff.diff, diff.EXAMPLES),
-    (verify.verify, verify.EXAMPLES),
-    (match.match, match.EXAMPLES),
-    (report.report, report.EXAMPLES),
-    (report.serve, report.SERVE_EXAMPLES),
-    (zoo.zoo, zoo.EXAMPLES),
-    (formats.formats, formats.EXAMPLES),
+LOST = "done, but damaged tensors were left out (--keep-going)"
+for verb, examples, one in (
+    (convert.convert, convert.EXAMPLES, LOST),
+    (inspect.inspect, inspect.EXAMPLES, "--check found an error or a warning, or damaged tensors were left out"),
+    (diff.diff, diff.EXAMPLES, "different, or not known to be the same, as some tensors cannot be read"),
+    (verify.verify, verify.EXAMPLES, LOST),
+    (match.match, match.EXAMPLES, "written, but doubtful: the two may not be the same model, or outputs differ"),
+    (report.report, report.EXAMPLES, LOST),
+    (report.serve, report.SERVE_EXAMPLES, LOST),
+    (zoo.zoo, zoo.EXAMPLES, "some failed or lack damaged tensors, or no checkpoint was found"),
+    (formats.formats, formats.EXAMPLES, LOST),
 ):
-    app.command(epilog=f"{examples}\n{EXITS}")(verb)
-app.add_typer(formats.converters_app, epilog=f"{formats.CONVERTERS_EXAMPLES}\n{EXITS}")
+    app.command(cls=options.Grouped, epilog=f"{examples}\n{exits(one)}")(verb)
+app.add_typer(formats.converters_app, epilog=f"{formats.CONVERTERS_EXAMPLES}\n{exits('lint: there are problems')}")
 MISUSED: Any = typer.BadParameter.__mro__[1]  # typer's own UsageError, which it does not export
 VERBS = {c.name or c.callback.__name__.rstrip("_") for c in app.registered_commands if c.callback} | {"converters"}
 
@@ -148,7 +156,7 @@ def _code(argv: list[str]) -> int:
         raise
     except Exception:  # a defect of ours
         show.crash()
-        return 1
+        return 70
     return 0
 
 

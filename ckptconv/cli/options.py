@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from ..api.options import CHANGE, KNOWN, SELECT, Known
+from ..api.options import CHANGE, KNOWN, RESOURCES, SELECT, TARGET, Known
 from ..messages import printable
 
 READING, CHANGING = SELECT, CHANGE
@@ -44,6 +45,33 @@ def takes(*keywords: str) -> Callable[[Callable[..., None]], Callable[..., None]
     return flattened
 
 
+# What most jobs need; help shows other shared options in groups of their own.
+COMMON = {"include", "exclude", "weights_only", "converter", "rename", "dtype", "to", "force"}
+GROUPS = (
+    ("What to read", SELECT),
+    ("Names, layouts, dtypes", CHANGE),
+    ("How to write", TARGET),
+    ("Resources", RESOURCES),
+)
+
+
+class Grouped(TyperCommand):
+    """A verb whose help lists the options that most jobs need first, and the others by what they are about."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options, as click does, in groups."""
+        rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], **{title: [] for title, _ in GROUPS}}
+        for param in self.get_params(ctx):
+            name = param.name or ""
+            group = next((t for t, names in GROUPS if name in names and name not in COMMON), "Options")
+            if record := param.get_help_record(ctx):
+                rows["Arguments" if param.param_type_name == "argument" else group].append(record)
+        for title, records in rows.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
 def _parameter(known: Known) -> inspect.Parameter:
     """The parameter of a verb for an option: a text, several, a number, a switch, or a switch that can say no."""
     value: Any = str | None
@@ -55,7 +83,7 @@ def _parameter(known: Known) -> inspect.Parameter:
         value = bool if known.kind == "bool" else bool | None
     option = typer.Option(
         *(known.flags or (_flag(known.keyword),)),
-        help=known.help,
+        help=known.help + " Repeatable." * (value == list[str] | None),
         metavar=known.metavar,
         autocompletion=globals()[known.offers] if known.offers else None,
         min=1 if known.keyword == "jobs" else None,

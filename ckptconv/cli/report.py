@@ -56,9 +56,9 @@ def report(
 
     line = command("report", [redacted(s) for s in sources], options)
     with show.progress(quiet or as_json) as progress:
-        made = page.report(*sources, output=output, values=values, progress=progress, command=line, **options)
+        made = page.report(sources, output, values=values, progress=progress, command=line, **options)
     if as_json:
-        show.as_json({"output": made.path, "bytes": made.bytes})
+        show.as_json(made.to_json())
     elif not quiet:
         show.talk(
             f"{printable(made.path)}: {in_bytes(made.bytes)}"

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ..messages import in_bytes, many
 from . import show
 from .options import CHANGING, READING, Json, Quiet, takes
-
-if TYPE_CHECKING:
-    from .. import Checked
 
 EXAMPLES = """Examples:
 
@@ -37,29 +33,13 @@ def verify(
     """
     from .. import api
 
-    if len(paths) == 1:
-        _show(api.verify(paths[0], **options), as_json, quiet)
-        return
-    *sources, destination = paths
-    held = api.verify(sources, destination, **options)
-    lost = [n for n in held.notes if n.kind == "damaged"]
-    left = [n for n in held.notes if n.kind in ("skipped", "unread")]
+    alone = len(paths) == 1
+    found = api.verify(paths[:1] if alone else paths[:-1], None if alone else paths[-1], **options)
+    lost = any(n.kind == "damaged" for n in found.notes)
     if as_json:
-        notes = {key: [n.to_json() for n in found] for key, found in (("damaged", lost), ("notes", left))}
-        show.as_json({"same": True, "tensors": len(held), "bytes": held.nbytes, **notes})
+        show.as_json(found.to_json())
     else:
-        show.notes([*lost, *(() if quiet else left)])
-    if not (as_json or quiet):
-        what = f"{many(len(held), 'tensor')}, {in_bytes(held.nbytes)}"
-        show.talk(f"verified: {what}, are bit for bit what the conversion gives")
+        show.notes([n for n in found.notes if n.kind == "damaged" or not quiet])
+        show.talk(*[found.sum()] * (not quiet))
     if lost:
         raise typer.Exit(1)
-
-
-def _show(found: Checked, as_json: bool, quiet: bool) -> None:
-    if as_json:
-        counts = {"tensors": found.tensors, "hashed": found.hashed, "checked_bytes": found.checked}
-        show.as_json({"sound": True, **counts, "notes": [n.to_json() for n in found.notes]})
-    elif not quiet:
-        show.notes(found.notes)
-        show.talk(str(found))

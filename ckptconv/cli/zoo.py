@@ -125,7 +125,7 @@ def _page(folder: str, output: str, as_json: bool, quiet: bool, force: bool) -> 
     text = page(folder, data).encode(errors="backslashreplace")
     made = html.written(output or default_name(folder), text, ledgers(folder), force=force)
     if as_json:
-        show.as_json({"output": made.path, "bytes": made.bytes})
+        show.as_json(made.to_json())
     elif not quiet:
         show.talk(f"{printable(made.path)}: {in_bytes(made.bytes)}; open it in a browser")
 

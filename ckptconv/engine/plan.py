@@ -127,12 +127,9 @@ class Plan:
     def cost(self) -> str:
         """One line: how much goes where, and what it takes."""
         made = self.summary()
-        where = many(len(made["files"]), "file")
-        changed = f"; {in_bytes(made['bytes_changed'])} of them change on the way" if made["bytes_changed"] else ""
-        return (
-            f"{many(made['tensors'], 'tensor')}, {in_bytes(made['bytes'])} in {where}{changed}; "
-            f"about {in_bytes(made['memory'])} of memory"
-        )
+        changed = f"; {in_bytes(made['bytes_changed'])} cast, moved or decoded" if made["bytes_changed"] else ""
+        size = f"{many(made['tensors'], 'tensor')}, {in_bytes(made['bytes'])}"
+        return f"{size} in {many(len(made['files']), 'file')}{changed}"
 
     def summary(self) -> dict[str, Any]:
         """Cost in numbers: bytes that are copied as they are, and bytes whose layout or elements change."""

@@ -36,7 +36,7 @@ from ..errors import (
 )
 from ..messages import brief, cut, did_you_mean, is_visible, listing, printable
 from ..storage import archives, plugins
-from ..storage.faults import SCARCE, refused
+from ..storage.faults import SCARCE, MissingFile, refused
 from ..storage.files import Seen, exists, is_remote, join, names, split, stat
 from ..storage.lookups import once
 from . import complete, shard_index
@@ -262,7 +262,7 @@ def _refuse_other(seen: Seen) -> None:
     elif seen.size < 0:
         if not is_remote(seen.url):
             archives.place(seen.url)  # says what is wrong with an archive
-        raise StorageError(f"no such file, folder or checkpoint prefix{_missing_hint(seen)}", url=seen.url)
+        raise MissingFile(f"no such file, folder or checkpoint prefix{_missing_hint(seen)}", url=seen.url)
     else:
         what = "is empty (0 bytes)" if seen.size == 0 else _other(seen)
     if what:

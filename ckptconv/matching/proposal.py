@@ -24,15 +24,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import api
-from ..api.options import SELECT, names_code, takes
+from ..api.options import SELECT, Source, names_code, takes
 from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
-from ..errors import CkptError, StorageError, UnsafeCheckpoint, UsageError
+from ..errors import ConversionError, StorageError, UnsafeCheckpoint, UsageError
 from ..messages import fold, listing, many, paragraphs, printable, redacted
 from ..output import own
 from ..output.destination import OutputFile
 from ..output.staging import Output
 from ..rules import passes
+from ..rules.converter import Converter
+from ..rules.toml import parse
 from ..storage import files
 from ..storage.paths import refuse_remote
 from .check.prove import Proof, arrays, outputs_of, prove
@@ -78,6 +80,11 @@ class Match:
     proof: Proof | None = None
 
     @property
+    def converter(self) -> Converter:
+        """The rules as a converter; `converter=` of other functions takes the Match itself."""
+        return parse(self.rules, "match")
+
+    @property
     def doubt(self) -> str:
         """Why the two may not be one model; '' if they are."""
         return self.proposal.doubt
@@ -112,9 +119,9 @@ class Match:
 
 @takes(*MATCH)
 def match(
-    source: api.Path | Checkpoint,
+    source: Source,
     target: Any,
-    output: api.Path | None = None,
+    destination: api.Path | None = None,
     *,
     values: bool = True,
     check: tuple[Arrays, Original] | None = None,
@@ -122,22 +129,25 @@ def match(
 ) -> Match:
     """Propose a converter from a source to a target: rules with evidence, for review, and then for `converter=`.
 
-    source: a path or URL, or an open checkpoint. target: the same, a torch module, or the name package.module:callable
-    of a function that builds one. If both hold the same values, these decide, bit for bit; otherwise names, shapes and
-    the order of modules decide, and what they leave open is marked. `include` and `exclude` apply to both. output: a
-    .toml file to write the rules to. values: whether to compare values, or only names and shapes. check: the inputs of
-    the module and the outputs of the original for them, each as arrays by name or an .npz file, or as outputs the
-    original itself, a function or its name package.module:callable; the module is run, and what is marked is tried
-    until it computes the same (`Match.proof`).
+    source: a path or URL, an open checkpoint or a dict of arrays. target: the same, a torch module, or the name
+    package.module:callable of a function that builds one. If both hold the same values, these decide, bit for bit;
+    otherwise names, shapes and the order of modules decide, and what they leave open is marked. `include` and `exclude`
+    apply to both. destination: a .toml file to write the rules to. values: whether to compare values, or only names and
+    shapes. check: the inputs of the module and the outputs of the original for them, each as arrays by name or an .npz
+    file, or as outputs the original itself, a function or its name package.module:callable; the module is run, and what
+    is marked is tried until it computes the same (`Match.proof`).
 
-    Returns a Match; `Match.doubt` says why the two may not be the same model. Raises UsageError if nothing can be
-    proposed or a name leads to no module, StorageError if `output` exists and `force` is not given, MissingExtra for a
-    package that the search needs, and what `open` raises.
+    Returns a Match; `Match.doubt` says why the two may not be the same model. Raises ConversionError if nothing can be
+    proposed, UsageError if a name leads to no module, StorageError if `destination` exists and `force` is not given,
+    MissingExtra for a package that the search needs, and what `open` raises.
     """
     how = api.parse_options(given, *MATCH)
-    refuse_remote(os.fspath(output or ""), "a rule file")
-    if output and os.path.lexists(output) and not how.force:
-        raise StorageError("already exists; force=True replaces it", url=os.fspath(output))
+    path = os.fspath(destination or "")
+    refuse_remote(path, "a rule file")
+    if path and not path.endswith(".toml"):
+        raise UsageError("rules are written to a .toml file", url=path)
+    if path and os.path.lexists(path) and not how.force:
+        raise StorageError("already exists; force=True replaces it", url=path)
     every = how.without("include", "exclude")
     names = [printable(_name(side)) for side in (source, target)]
     if check:
@@ -153,10 +163,10 @@ def match(
     proof = prove(target, proposed, a, *_arrays(*check)) if check else None
     found = proof.proposal if proof else proposed(b)
     text = toml(found, " to ".join(names), source=names[0], target=names[1])
-    if output:
+    if path:
         read = {*stamps, *a.urls, *b.urls}  # also of what was open before
-        own.refuse_source(os.fspath(output), read)
-        folder, name = files.split(os.fspath(output))
+        own.refuse_source(path, read)
+        folder, name = files.split(path)
         raw = text.encode()
         with Output(folder, [OutputFile(name, len(raw))], force=how.force, mode=own.permissions(read)) as out:
             out.write(name, 0, raw)
@@ -166,8 +176,8 @@ def match(
 
 def _built(target: Any) -> Any:
     """The module that a check runs."""
-    if isinstance(target, Checkpoint) or _is_path(target):
-        raise UsageError("check runs a module: the target must be one, or name package.module:callable")
+    if isinstance(target, Mapping) or _is_path(target):
+        raise UsageError("check needs a torch module as the target (or package.module:callable), not a file")
     from ..torch import build
 
     return build(target) if isinstance(target, str) else target
@@ -199,10 +209,12 @@ def _opened(target: Any, how: api.Options) -> Checkpoint:
     """A checkpoint, or the names and shapes of a module; options that are about the source alone are left out."""
     if isinstance(target, Checkpoint):
         return target
-    if _is_path(target):
-        return api.opened(os.fspath(target), how)
+    if _is_path(target) or isinstance(target, Mapping):
+        return api.opened(target, how)
     if not isinstance(target, str) and not callable(getattr(target, "state_dict", None)):
-        raise UsageError(f"target is a path, an open checkpoint or a torch module, not {type(target).__name__}")
+        raise UsageError(
+            f"target is a path, an open checkpoint, a dict of arrays or a torch module, not {type(target).__name__}"
+        )
     from ..torch import build, outline
 
     return outline(build(target, meta=True) if isinstance(target, str) else target)
@@ -260,7 +272,7 @@ def propose(
     if not pairs:
         if empty := [word for word, side in zip(("source", "target"), sides, strict=True) if not side.tensors]:
             raise UsageError(f"the {' and the '.join(empty)} has no weights: there is nothing to match")
-        raise CkptError(f"{_unlike(sides, 0)}: nothing can be proposed")
+        raise ConversionError(f"{_unlike(sides, 0)}: nothing can be proposed")
     ties = [*found.ties, *_tied(target.ties, {n for p in pairs for n in p.targets}, done[1])]
     again = _tied(source.ties, {n for p in pairs for n in p.sources}, set())
     copies = found.copies | {n: first for first, *rest in again for n in rest}
@@ -333,7 +345,8 @@ def _by_values(sides: Sides, workers: int) -> Found:
         return Found()
     found = find(sides[0].tensors, sides[1].tensors, workers)
     if not found.trained and not found.pairs:
-        found.notes.append("no values agree: the target was not made from this source, or it is not trained")
+        text = "no tensor values are equal: the two were probably trained separately, so pairs rest on names and shapes"
+        found.notes.append(text)
     return found
 
 

@@ -52,10 +52,8 @@ def check_replaced(own: Sequence[str], older: Sequence[str], *, force: bool) -> 
         raise error("belongs to a checkpoint of the same name; force=True replaces it", url=older[0])
     urls = [*own, *older]
     if lost := [url for url in urls if now.spared and place(url) in now.spared]:
-        raise StorageError(
-            f"{many(len(lost), 'source')} would be replaced or removed, and not all that is there is written; write "
-            f"to another place first, or leave nothing out:\n{listing([*map(redacted, lost), *now.left])}"
-        )
+        names = listing(map(redacted, lost))
+        raise StorageError(f"the output would replace or remove its own source; write to another path:\n{names}")
     if written is None:
         return
     for url in urls:

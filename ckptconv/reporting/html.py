@@ -1,9 +1,9 @@
 """A report: one self-contained HTML file, for one checkpoint, for two, for a conversion, or for a series.
 
     report(SRC)                   the content of SRC, as SRC.report.html in the working directory
-    report(SRC, B)                how B differs from SRC
-    report(SRC, B, change=...)    the conversion of SRC to B: rules, values, omitted tensors
-    report(A, B, C ...)           a series: how each layer moved from one to the next
+    report([A, B])                how B differs from A
+    report([A, B], change=...)    the conversion of A to B: rules, values, omitted tensors
+    report([A, B, C ...])         a series: how each layer moved from one to the next
 
 survey.py collects the data, page/ has the layout and the scripts that draw. Names are not trusted: the
 slots of the page are escaped, data is JSON in which a tag cannot be closed, the script writes text only, and the page's
@@ -24,8 +24,9 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ..api import Options, Path, parse_options, prepare
-from ..api.options import CHANGE, SELECT, takes
-from ..api.options import path as text
+from ..api.comparing import stripped
+from ..api.options import CHANGE, SELECT, Source, takes
+from ..api.reading import list_of, url_of
 from ..errors import UsageError
 from ..messages import in_bytes, printable, redacted, version
 from ..output import own
@@ -55,6 +56,10 @@ class Page:
     path: str
     bytes: int
 
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        return {"output": self.path, "bytes": self.bytes}
+
     def __repr__(self) -> str:
         return f"<Page {printable(self.path)!r}: {in_bytes(self.bytes)}>"
 
@@ -70,31 +75,31 @@ class Page:
 
 @takes(*REPORT)
 def report(
-    source: Path,
-    *others: Path,
-    output: Path | None = None,
+    sources: Source | Sequence[Source],
+    destination: Path | None = None,
+    *,
     values: bool = True,
     command: str | None = None,
     **given: Unpack[MatchOptions],
 ) -> Page:
     """Write one self-contained HTML file that shows a checkpoint, compares two, or follows a series.
 
-    source: the checkpoint. others: with one more, both are compared; with the options of the conversion that made it,
-    the page shows the rule that moved each tensor. With several, in order, the page shows how each layer moved.
-    output: the file to write; by default a file in the working directory that is named after the last checkpoint,
+    sources: a checkpoint; or two, which are compared: with the options of the conversion that made the second of the
+    first, the page shows the rule that moved each tensor. With more, in order, it shows how each layer moved.
+    destination: the file to write; by default a file in the working directory that is named after the last checkpoint,
     model.report.html for model.safetensors. values: read all values for statistics, checks and heat maps; if false,
     only headers are read. command: the command line that the page shows as what made it.
 
     Returns a Page: its `path` and its size in `bytes`; a notebook shows the page. Raises any CkptError of reading.
     """
     how = parse_options(given, *REPORT)
-    refuse_remote(os.fspath(output or ""), "a report")
-    urls = [text(source), *map(text, others)]
+    refuse_remote(os.fspath(destination or ""), "a report")
+    many = list_of(sources)
     with files.record_stamps() as stamps:
-        data = collected(urls, how, values=values)
+        data = collected(many, how, values=values)
         data["made"] = [*data.get("made", []), *([["This page", command]] if command else [])]
     page = render(data).encode(errors="backslashreplace")  # a path may hold any bytes
-    path = os.fspath(output or default_name(urls[-1]))
+    path = os.fspath(destination or default_name(_named(many[-1])))
     return written(path, page, stamps, force=how.force)
 
 
@@ -108,34 +113,43 @@ def written(path: str, page: bytes, read: Collection[str], *, force: bool) -> Pa
     return Page(path, len(page))
 
 
-def collected(urls: Sequence[str], how: Options, *, values: bool) -> dict[str, Any]:
+def _named(source: Source) -> str:
+    return redacted(url_of(source)) or "in memory"
+
+
+def collected(sources: Sequence[Source], how: Options, *, values: bool) -> dict[str, Any]:
     """The data of a page: of one checkpoint, of two, or of a series. mode says which, from what it is compared with."""
     reading: dict[str, Any] = {"values": values, "workers": how.workers, "progress": how.progress}
-    if len(urls) == 1:
-        data = survey.survey(prepare([urls[0]], how.without(*CHANGE)), **reading)
-    elif len(urls) == 2:
-        data = _pair(urls[0], urls[1], how, reading)
+    names = [*map(_named, sources)]
+    if len(sources) == 1:
+        data = survey.survey(prepare(sources, how.without(*CHANGE)), **reading)
+    elif len(sources) == 2:
+        data = _pair(sources[0], sources[1], how, reading)
     else:
         if how.changes:
             raise UsageError("a series is of checkpoints as they are: it takes no options of a conversion")
-        data = survey.series([prepare([url], how) for url in urls], [*map(redacted, urls)], **reading)
-        data |= {"mode": "series", "from": f"the last of {len(urls)}, from {redacted(urls[0])}"}
-    return data | {"url": redacted(urls[-1])}
+        data = survey.series([prepare([source], how) for source in sources], names, **reading)
+        data |= {"mode": "series", "from": f"the last of {len(names)}, from {names[0]}"}
+    return data | {"url": names[-1]}
 
 
-def _pair(source: str, target: str, how: Options, reading: dict[str, Any]) -> dict[str, Any]:
+def _pair(source: Source, target: Source, how: Options, reading: dict[str, Any]) -> dict[str, Any]:
     """The data of a conversion if the options ask for one, otherwise of a comparison."""
-    before, converted = prepare([source], how.without(*CHANGE)), how.changes
+    converted = how.changes
+    before = prepare([source], how.without(*CHANGE, *["strip_prefix"] * (not converted)))
     expected = prepare([source], how) if converted else before
-    after = prepare([target], Options() if converted else how.without("from_", "at"))
+    after = prepare([target], Options() if converted else how.without("from_", "at", "strip_prefix"))
+    if not converted:
+        before, after = stripped(before, after, how.strip_prefix)
+        expected = before
     both = survey.Compared(expected, after, values=reading["values"], workers=reading["workers"])
     data = survey.survey(after if converted else both.both, before=both.changed(), **reading)
     compared = both.conversion(before) if converted else both.comparison()
-    named, converter = redacted(source), how.converter or ""
+    named, converter = _named(source), str(getattr(how.converter, "name", how.converter or ""))
     return data | {
         "totals": inspection.totals(after)._asdict(),
         "compared": compared | {"source": named, "converter": converter},
-        "made": survey.provenance(named, before, redacted(target), after),
+        "made": survey.provenance(named, before, _named(target), after),
         "mode": compared["mode"],
         "from": f"{'from' if converted else 'compared with'} {named}"
         + f" by the converter {converter}" * bool(converter),

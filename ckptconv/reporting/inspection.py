@@ -18,12 +18,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import api
-from ..api.options import SELECT, Path, takes
+from ..api.options import SELECT, Source, limits, takes
 from ..api.reading import url_of
 from ..checkpoint import Checkpoint, Tensor, counted, in_known, uncollected
 from ..checkpoint import in_size as in_size
 from ..errors import UsageError
-from ..messages import did_you_mean, fold, in_digits, in_shape, many, redacted, table
+from ..messages import brief, did_you_mean, fold, in_digits, in_shape, many, printable, redacted, table
 from ..moves.read import each, hash_tensor
 from ..rules import passes
 from ..rules.passes import separator
@@ -38,13 +38,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Inspection:
-    """The result of `inspect`; print() shows it as a table.
+    """The result of `inspect`; print() shows it as the command line does.
 
     url: the path. checkpoint: what was opened. tensors: in the requested order. totals: `tensors`, `bytes`,
-    `parameters` (of weights), `all` (elements of all tensors), `roles` (tensors by role) and `dtypes` (bytes by dtype).
-    extra: the columns of `stats` and `hashes`, by tensor name and column. graph: the variables that a graph or Keras
-    configuration lists, compared with the tensors; None if there is none, or it was not requested. findings: what the
-    checks found, the most serious first; None if they were not requested.
+    `parameters` (elements of weights), `all` (elements of all tensors), `roles` (tensors by role) and `dtypes` (bytes
+    by dtype). extra: the columns of `stats` and `hash`, by tensor name and column. graph: the variables that a graph or
+    Keras configuration lists, compared with the tensors; None if there is none, or it was not requested.
     """
 
     url: str
@@ -53,49 +52,44 @@ class Inspection:
     totals: Totals
     extra: Mapping[str, Mapping[str, Any]]
     graph: GraphVariables | None = None
-    findings: tuple[Finding, ...] | None = None
-
-    @property
-    def sound(self) -> bool:
-        """True if the checks found nothing but notes."""
-        return all(f.severity == "note" for f in self.findings or ())
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The column titles of `rows`."""
-        if self.findings is not None:
-            return ("severity", "check", "name", "what")
         return ("name", "dtype", "shape", "parameters", "size", "role", *next(iter(self.extra.values()), ()))
 
     @property
     def sides(self) -> str:
         """For each column r if it is aligned right, l if left."""
-        return "llll" if self.findings is not None else "lllrrl" + "r" * (len(self.columns) - 6)
+        return "lllrrl" + "r" * (len(self.columns) - 6)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A line for each tensor, or for what the checks found."""
-        if self.findings is not None:
-            return [(f.severity, f.check, f.tensor, f.text) for f in self.findings]
+        """A line for each tensor."""
         return [
-            (t.name, t.dtype.name, in_shape(t.shape), f"{t.count:,}", in_size([t]), t.role,
+            (t.name, t.dtype.name, in_shape(t.shape), f"{t.count:,}", in_size([t]), role(t),
              *map(in_digits, self.extra.get(t.name, {}).values()))
             for t in self.tensors
         ]  # fmt: skip
 
+    def beside(self) -> list[str]:
+        """A line for each of what the file holds beside tensors (metadata, values, ties), and the notes."""
+        found = self.checkpoint
+        values = found.details.get("values", {})
+        lines = [_short(f"metadata: {k} = {v}") for k, v in found.metadata.items()]
+        lines += [_short(f"value: {k} = {v}") for k, v in values.items()]
+        lines += [_short(f"tied: {' = '.join(names)}") for names in found.ties]
+        more = [f"{len(lines) - BESIDE:,} more; JSON has all"] * (len(lines) > BESIDE)
+        notes = [str(n) for n in found.notes if n.kind != "dropped"]  # the user knows what was not selected
+        return [*lines[:BESIDE], *more, *notes]
+
     def sum(self) -> str:
-        """One line: how much there is, or how much the checks found."""
-        if self.findings is not None:
-            kinds = Counter(f.severity for f in self.findings)
-            counts = ", ".join(many(n, kind) for kind, n in kinds.items()) or "nothing found"
-            return f"{many(self.totals.tensors, 'tensor')} checked: {counts}"
+        """One line: how much there is."""
         total = self.totals
         others = f", {total.all:,} with {total.others}" if total.all != total.parameters else ""
-        return f"{self.checkpoint.format}: {total.size}, {total.parameters:,} parameters in weights{others}"
+        return f"{self.checkpoint.format}: {total.size}, {total.parameters:,} parameters{others}"
 
     def __str__(self) -> str:
-        """The tensors with their columns, and the sum; of checks, the findings."""
-        lines = table(self.columns, self.rows(), self.sides) if self.findings != () else ()
-        return "\n".join([*lines, self.sum()])
+        return "\n".join([*table(self.columns, self.rows(), self.sides), *self.beside(), self.sum()])
 
     def __repr__(self) -> str:
         return f"<Inspection {self.sum()}>"
@@ -105,59 +99,52 @@ class Inspection:
         rows = [
             {
                 "name": t.name, "dtype": t.dtype.name, "shape": list(t.shape), "parameters": t.count, "bytes": t.nbytes,
-                "role": t.role, **self.extra.get(t.name, {}),
+                "role": role(t), **self.extra.get(t.name, {}),
             }
             for t in self.tensors
         ]  # fmt: skip
         c = self.checkpoint
-        found = None if self.findings is None else [{"severity": f.severity, **asdict(f)} for f in self.findings]
         return {
             "url": redacted(self.url), "format": c.format, "totals": self.totals._asdict(), "tensors": rows,
-            "metadata": c.metadata, "ties": c.ties,
+            "metadata": c.metadata, "values": c.details.get("values", {}), "ties": c.ties,
             "notes": [n.to_json() for n in c.notes if n.kind != "dropped"],
-            **({} if found is None else {"findings": found}),
         }  # fmt: skip
+
+
+def _short(text: str) -> str:
+    return printable(brief(text, 200))
 
 
 @takes(*SELECT, "jobs")
 @once()
 @uncollected()
 def inspect(
-    path: Path | Checkpoint,
+    path: Source,
     *,
     stats: bool = False,
-    hashes: bool = False,
+    hash: bool = False,
     graph: bool = False,
-    check: bool = False,
-    limit: str | Sequence[str] = (),
-    reference: Path | Checkpoint | None = None,
     sort: str | None = None,
     **given: Unpack[ReadOptions],
 ) -> Inspection:
     """List the tensors of a checkpoint: names, dtypes, shapes, sizes in bytes and roles. Only headers are read.
 
     path: a path or URL, or an open checkpoint. stats: also minimum, maximum, mean, standard deviation, zeros, NaN and
-    infinities of each tensor; hashes: also a content hash, which is the same for equal tensors in any format; both read
-    all values. graph: also the variables that a graph or a Keras configuration lists. check: also look for NaN,
-    outliers, dead and equal tensors and the like (docs/inspect.md); limit: the limits of the checks, as in
-    ["outliers=20", "spike=off"]; reference: a checkpoint, such as an earlier one of the same run, against which names,
-    shapes, steps and standard deviations are checked too. sort: name, size, parameters, dtype, shape or role; a leading
-    `-`, as in `-size`, reverses the order. The other options select tensors, as in `open`.
+    infinities of each tensor; hash: also a content hash, which is the same for equal tensors in any format; both read
+    all values. graph: also the variables that a graph or a Keras configuration lists. sort: name, size, parameters,
+    dtype, shape or role, in ascending order; `-size` is the largest first. The other options select tensors.
 
-    Raises UsageError for an unknown `sort` or `limit`, and what `open` raises.
+    Returns an Inspection. Raises UsageError for an unknown `sort`, and what `open` raises.
     """
     how = api.parse_options(given, *SELECT, "jobs")
     checkpoint = api.opened(path, how)
     tensors = ordered(checkpoint.tensors.values(), sort) if sort else list(checkpoint.tensors.values())
-    extra = _extra(tensors, stats, hashes, how.workers)
+    extra = _extra(tensors, stats, hash, how.workers)
     variables = graph_variables(checkpoint) if graph else None
-    checked = check or limit or reference is not None
-    other = _reference(reference, how) if reference is not None else None
-    found = _found(checkpoint, limit, how.workers, other) if checked else None
-    return Inspection(url_of(path), checkpoint, tuple(tensors), totals(checkpoint), extra, variables, found)
+    return Inspection(url_of(path), checkpoint, tuple(tensors), totals(checkpoint), extra, variables)
 
 
-def _reference(path: Path | Checkpoint, how: Options) -> Checkpoint:
+def _reference(path: Source, how: Options) -> Checkpoint:
     """The selected tensors of the reference, which may lack all of them."""
     whole = api.opened(path, how.without("from_", "at", "include", "exclude"))
     wanted = passes.wanted(how.include, how.exclude)
@@ -177,45 +164,89 @@ def _extra(tensors: list[Tensor], stats: bool, hashes: bool, workers: int) -> di
     return {t.name: row for t, row in zip(tensors, rows, strict=True)}
 
 
-def _found(
-    c: Checkpoint, limit: str | Sequence[str], workers: int, reference: Checkpoint | None
-) -> tuple[Finding, ...]:
-    from . import checks
+@dataclass(frozen=True, repr=False)
+class Checked:
+    """The result of `check`; print() shows it as the command line does.
 
-    wanted = [limit] if isinstance(limit, str) else limit
-    return tuple(checks.check(c, checks.limits(wanted), workers=workers, reference=reference))
+    checkpoint: what was read. findings: what the checks found, the most serious first; each has `severity` (error,
+    warning or note), `check`, `tensor`, `text` and `index`.
+    """
+
+    checkpoint: Checkpoint
+    findings: tuple[Finding, ...]
+
+    @property
+    def sound(self) -> bool:
+        """True if the checks found nothing but notes."""
+        return all(f.severity == "note" for f in self.findings)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The column titles of `rows`."""
+        return ("severity", "check", "name", "what")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A line for each finding."""
+        return [(f.severity, f.check, f.tensor, f.text) for f in self.findings]
+
+    def beside(self) -> list[str]:
+        """A line for each note on what was not checked."""
+        return [str(n) for n in self.checkpoint.notes if n.kind in ("skipped", "unread")]
+
+    def sum(self) -> str:
+        """One line: how much the checks found."""
+        kinds = Counter(f.severity for f in self.findings)
+        counts = ", ".join(many(n, kind) for kind, n in kinds.items()) or "nothing found"
+        return f"{many(len(self.checkpoint), 'tensor')} checked: {counts}"
+
+    def __str__(self) -> str:
+        lines = table(self.columns, self.rows(), "llll") if self.findings else ()
+        return "\n".join([*lines, *self.beside(), self.sum()])
+
+    def __repr__(self) -> str:
+        return f"<Checked: {self.sum()}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """The findings as JSON values."""
+        return {"sound": self.sound, "findings": [{"severity": f.severity, **asdict(f)} for f in self.findings]}
 
 
 @takes(*SELECT, "jobs")
 def check(
-    path: Path | Checkpoint,
+    path: Source,
     *,
-    limit: str | Sequence[str] = (),
-    reference: Path | Checkpoint | None = None,
+    limit: Mapping[str, Any] | str | Sequence[str] = (),
+    reference: Source | None = None,
     **given: Unpack[ReadOptions],
-) -> Inspection:
-    """Read all values and look for what is wrong, as `inspect` does if it is asked to check.
+) -> Checked:
+    """Read all values and look for NaN, outliers, dead and equal tensors and the like (docs/inspect.md lists them).
 
-    path: a path or URL, or an open checkpoint. limit: the limits of the checks, as in ["outliers=20", "spike=off"].
-    reference: an earlier checkpoint of the same run. The other options select tensors, as in `open`.
+    path: a path or URL, or an open checkpoint. limit: the limits of the checks, as in {"outliers": 20, "spike": "off"}.
+    reference: a checkpoint, such as an earlier one of the same run, against which names, shapes, steps and standard
+    deviations are checked too. The other options select tensors.
 
-    Returns an Inspection: `findings`, the most serious first, and `sound`, true if there are only notes; print() shows
-    them. Raises UsageError for an unknown `limit`, and what `open` raises.
+    Returns a Checked. Raises UsageError for an unknown `limit`, and what `open` raises.
     """
-    return inspect(path, check=True, limit=limit, reference=reference, **given)
+    from . import checks
+
+    how = api.parse_options(given, *SELECT, "jobs")
+    checkpoint = api.opened(path, how)
+    other = _reference(reference, how) if reference is not None else None
+    found = checks.check(checkpoint, checks.limits(limits(limit)), workers=how.workers, reference=other)
+    return Checked(checkpoint, tuple(found))
 
 
 # --- rows and totals --------------------------------------------------------------------------------------------
 
-# The keys of --sort; sizes and counts sort in descending order, all others in ascending order.
 KEYS: dict[str, Callable[[Tensor], Any]] = {
     "name": lambda t: natural(t.name),
-    "size": lambda t: -t.nbytes,
-    "parameters": lambda t: -t.count,
+    "size": lambda t: t.nbytes,
+    "parameters": lambda t: t.count,
     "dtype": lambda t: t.dtype.name,
     "shape": lambda t: t.shape,
-    "role": lambda t: t.role,
+    "role": lambda t: role(t),
 }
+BESIDE = 20  # lines on what is beside tensors
 _NUMBER = re.compile(r"(\d{1,18})")
 MAX_DEPTH = 64  # scopes of the tree; deeper ones are joined in one line
 
@@ -226,11 +257,29 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def ordered(tensors: Iterable[Tensor], key: str) -> list[Tensor]:
-    """Sort by a column; `-key` reverses the order. UsageError lists the columns."""
+    """Sort by a column in ascending order; by `-key` in descending order. UsageError lists the columns."""
     word = str(key).removeprefix("-")
     if word not in KEYS:
         raise UsageError(f"sort= takes a column, not {key!r}{did_you_mean(word, KEYS, 'columns')}")
     return sorted(tensors, key=KEYS[word], reverse=key.startswith("-"))
+
+
+# What modules keep that is no parameter: statistics of batch normalisation, masks, positions, frequencies
+_BUFFER = re.compile(
+    r"(?:.*[/._])?(?:batch_stats/.*|(?:running|moving)_(?:mean|var|variance)|num_batches_tracked|(?:original_)?inv_freq"
+    r"|(?:position|token_type)_ids|relative_position_index|relative_coords_table|masked_bias|(?:attn|causal)_mask)"
+)
+
+
+def role(t: Tensor) -> str:
+    """The role of a tensor, and 'buffer' for what a module keeps beside its parameters, as far as that can be told.
+
+    Whole numbers of 64 bits and bools are no parameters, and neither is a GPT-2's causal mask, `attn.bias` of four
+    axes.
+    """
+    whole = t.dtype.kind == "b" or (t.dtype.kind in "iu" and t.dtype.itemsize == 8)
+    mask = len(t.shape) == 4 and t.name.endswith("attn.bias")
+    return t.role or ("buffer" if whole or mask or _BUFFER.fullmatch(t.name) else "")
 
 
 class Totals(NamedTuple):
@@ -261,8 +310,8 @@ def totals(checkpoint: Checkpoint) -> Totals:
     dtypes = Counter[str]()
     for t in kept:
         dtypes[t.dtype.name] += t.nbytes
-    weights, every = sum(t.count for t in kept if not t.role), sum(t.count for t in kept)
-    roles: Counter[str] = Counter(t.role for t in checkpoint.tensors.values())
+    weights, every = sum(t.count for t in kept if not role(t)), sum(t.count for t in kept)
+    roles = Counter(map(role, checkpoint.tensors.values()))
     return Totals(len(checkpoint), sum(dtypes.values()), weights, every, dict(roles), dict(dtypes))
 
 

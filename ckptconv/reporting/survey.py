@@ -46,7 +46,7 @@ from ..rules.passes import separator
 from ..verification.compare import diff
 from ..verification.difference import EXACT, PART_KINDS, Difference, places
 from . import checks
-from .inspection import ordered
+from .inspection import ordered, role
 from .inspection import totals as totals_of
 from .pictures import Picture, draw, scan
 
@@ -89,7 +89,7 @@ def survey(
     for key, column in (
         ("dtype", [t.dtype.name for t in tensors]),
         ("shape", [list(t.shape) for t in tensors]),
-        ("role", [t.role for t in tensors]),
+        ("role", [role(t) for t in tensors]),
         ("stack", [text(p.stack) for p in belong]),
         ("part", [text(p.part) if p.stack else "" for p in belong]),
     ):

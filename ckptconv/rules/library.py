@@ -53,13 +53,15 @@ def names() -> list[str]:
     return list(_installed())
 
 
-def load(name: str | Path) -> Converter:
-    """Load a converter by name, or from a .toml file; UsageError suggests names that are like it, or lists all."""
+def load(name: str | Path | Converter) -> Converter:
+    """Load a converter by name, or from a .toml file; UsageError suggests names that are like it."""
+    if isinstance(name, Converter):
+        return name
     name = str(name)
     refuse_remote(name, "a converter's file")
     path = Path(name) if name.endswith(".toml") else _installed().get(name)
     if path is None:
-        hint = did_you_mean(name, _installed(), "converters", count=3)
+        hint = "" if {"/", "."} & {*name} else did_you_mean(name, _installed(), count=3)
         raise UsageError(f"no converter is called {name!r}, and it is not a .toml file{hint}{_plugins().hint()}")
     called = path.stem if name.endswith(".toml") else name
     return _kept(path) if path.parent == shipped() else parse(read(path), called, folder=path.parent)
@@ -71,7 +73,7 @@ def _kept(path: Path) -> Converter:
     return parse(read(path), path.stem, folder=path.parent)
 
 
-def texts(name: str) -> tuple[str, ...]:
+def texts(name: str | Converter) -> tuple[str, ...]:
     """The text of a converter's file and of all files that it includes: everything its rules depend on."""
     files = [load(name)]
     for one in files:  # which grows
@@ -124,8 +126,8 @@ def suggestion(checkpoint: Checkpoint, *, conventions: bool = False) -> str:
 
 def change(
     checkpoint: Checkpoint,
-    converter: str | None,
-    renames: Sequence[str] = (),
+    converter: str | Converter | None,
+    renames: Sequence[str | tuple[str, str]] = (),
     *,
     inverse: bool = False,
     params: Mapping[str, Any] | None = None,
@@ -174,19 +176,21 @@ def _check_renames(renames: Converter, checkpoint: Checkpoint) -> None:
         raise UsageError(f"no tensor matches these values of rename=; `inspect` lists the names:\n{listing(lost)}")
 
 
-def renaming(renames: Sequence[str]) -> Converter:
+def renaming(renames: Sequence[str | tuple[str, str]]) -> Converter:
     """Make a converter from `FROM=TO` pairs of templates; other names stay as they are.
 
     A prefix that ends with a separator, `old/=new/` or `module.=`, stands for all names that begin with it.
     """
     rules = []
     for pair in renames:
-        a, equals, b = halves(pair)
-        a = re.sub(r"\\([\\=])", r"\1", a)
-        if a[-1:] in ("/", ".") and equals and "{" not in a + b:
+        a, b = pair if isinstance(pair, tuple) else halves(pair)[::2]
+        a = a if isinstance(pair, tuple) else re.sub(r"\\([\\=])", r"\1", a)
+        if a[-1:] in ("/", ".") and "{" not in a + b:
+            if b and b[-1] not in "/.":
+                raise UsageError(f"rename= {a!r} is a prefix that ends in {a[-1]!r}; {b!r} must, too: {b + a[-1]!r}")
             a, b = a + "{any...}", b + "{any...}"
         if not (a and b):
-            raise UsageError(f"rename= takes FROM=TO, not {pair!r}")
+            raise UsageError(f"rename= takes 'FROM=TO', or a dict {{from: to}}, not {pair!r}")
         rules.append(Rule((template(a),), (template(b),)))
     keep = Rule((template("{any...}"),), (template("{any...}"),), optional=True)
     return Converter("rename=", (*rules, keep), separators=("", ""), every=True)

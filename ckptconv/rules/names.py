@@ -48,7 +48,8 @@ def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
         known = [about["name"], *about["beside"]] if about.get("name") else []
         first = (n.replace("/", ".").partition(".")[0] for n in checkpoint.tensors)
         entries = list(dict.fromkeys([*known, *first]))
-        raise UsageError(f"there is no entry {entry!r}{did_you_mean(entry, entries[:MAX_ENTRIES], 'entries')}")
+        hint = did_you_mean(entry, entries[:MAX_ENTRIES], "entries" if known else "beginnings of names")
+        raise UsageError(f"there is no entry {entry!r}{hint}", url="".join(checkpoint.urls[:1]) or None)
     left = tuple(n for n in checkpoint.tensors if n not in new)
     cleared = {n: replace(t, role="") if t.role in ("average", "state") else t for n, t in kept.items()}
     details = checkpoint.details.copy()
@@ -87,7 +88,8 @@ def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
     new = {name: bare(name, used) for name in (*checkpoint.tensors, *lost(checkpoint))}
     unused = [p for p in wanted if p not in used]
     if unused:
-        raise UsageError(f"no name begins with {', '.join(map(repr, unused))}. `inspect` lists the names")
+        what = f"no name begins with {', '.join(map(repr, unused))}; `inspect` lists the names"
+        raise UsageError(what, url="".join(checkpoint.urls[:1]) or None)
     noted = replace(checkpoint, notes=unseen(checkpoint.notes, lambda n: new.get(n) or bare(n, set())))
     return renamed(noted, new.__getitem__, f"strip_prefix={','.join(wanted)}")
 
@@ -143,28 +145,29 @@ def _wrappers(names: Sequence[str]) -> list[str]:
 # --- regular expressions ----------------------------------------------------------------------------------------
 
 
-def replaced(checkpoint: Checkpoint, pairs: Sequence[str]) -> Checkpoint:
+def replaced(checkpoint: Checkpoint, pairs: Sequence[str | tuple[str, str]]) -> Checkpoint:
     """Replace in all names what regular expressions match: 'FROM=TO', one after the other; each must change a name.
 
     They are those of Python's `re`; \\1 in TO is a group.
     """
     new = {name: name for name in checkpoint.tensors}
     for pair in pairs:
-        pattern, equals, to = halves(pair)
-        if not (pattern and equals):
-            raise UsageError(f"rename_regex= takes FROM=TO, not {pair!r}")
+        pattern, to = pair if isinstance(pair, tuple) else halves(pair)[::2]
+        shown = f"rename_regex='{pattern}={to}'"
+        if not pattern:
+            raise UsageError(f"rename_regex= takes 'FROM=TO', not {pair!r}")
         try:
             regex = re.compile(pattern)
             changed = {old: regex.sub(to, name) for old, name in new.items()}
         except (re.error, IndexError, OverflowError, RecursionError) as e:
             what = "is no regular expression and its replacement"
-            raise UsageError(f"rename_regex='{pair}' {what}: {e}") from e
+            raise UsageError(f"{shown} {what}: {e}") from e
         if changed == new:
-            raise UsageError(f"rename_regex= {pair!r} changes no name; `inspect` lists them")
+            raise UsageError(f"{shown} changes no name; `inspect` lists them")
         if "" in changed.values():
-            raise UsageError(f"rename_regex= {pair!r} leaves nothing of a name")
+            raise UsageError(f"{shown} leaves nothing of a name")
         new = changed
-    return renamed(checkpoint, new.__getitem__, ", ".join(pairs))
+    return renamed(checkpoint, new.__getitem__, ", ".join("=".join(p) if isinstance(p, tuple) else p for p in pairs))
 
 
 # --- averages ---------------------------------------------------------------------------------------------------

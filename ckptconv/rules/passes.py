@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import translate
 from functools import lru_cache
+from itertools import islice
 
 from ..checkpoint import Checkpoint, Move, Note, Role, Tensor, joined, named, onward, training
 from ..dtypes import DType
@@ -138,8 +139,8 @@ def _refuse_idle(globs: Sequence[str], names: Collection[str], where: str) -> No
     """UsageError for a glob that matches no name."""
     for glob in globs:
         if not any(map(_matches(glob), names)):
-            other = glob.translate(SWAPPED)
-            hint = f"; did you mean {other!r}?" if any(map(_matches(other), names)) else ""
+            others = (g for g in (glob.translate(SWAPPED), f"*{glob}") if any(map(_matches(g), names)))
+            hint = "".join(f"; did you mean {g!r}?" for g in islice(others, 1))
             hint = hint or did_you_mean(glob, map(literal, names), count=3)
             raise UsageError(f"no tensor{where} matches {glob!r}{hint or '.'} `inspect` lists the names")
 
@@ -149,8 +150,9 @@ def literal(name: str) -> str:
     return re.sub(r"[*?[]", r"[\g<0>]", name)
 
 
-ROLES: dict[Role, str] = {
-    "slot": "optimizer slot", "step": "step counter", "average": "moving average", "state": "training value",
+ROLES = {
+    "buffer": "buffer", "slot": "optimizer slot", "step": "step counter", "average": "moving average",
+    "state": "training value",
 }  # fmt: skip
 
 

@@ -174,10 +174,10 @@ def parse(
         why = f"not valid TOML: {e}"
     except RecursionError:
         why = "is nested too deeply"
-    except ValueError as e:  # a number with more digits than are read
-        why = f"not a rule file: {e}"
     except (UsageError, LayoutError) as e:
         why = e.message
+    except ValueError as e:  # a number with more digits than are read
+        why = f"not a rule file: {e}"
     raise UsageError(brief(why if why.startswith("converter ") else f"converter {printable(name)}: {why}", MAX_MESSAGE))
 
 

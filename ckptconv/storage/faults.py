@@ -43,6 +43,10 @@ BUSY = 429, 503  # where a server may say how long it wants to be left alone
 LOGIN = re.compile(r"://([^/@:]*:[^/@]+)@")
 
 
+class MissingFile(StorageError, FileNotFoundError):
+    """Nothing is there."""
+
+
 class Unreachable(StorageError):
     """The server does not exist, accepts no connection, or does not answer in time."""
 
@@ -62,7 +66,7 @@ def refused(e: Exception, url: str) -> CkptError:
     elif not reason:
         text = _scrubbed(str(e), url).partition("\n")[0][:300]
         reason = f"the storage answered with {type(e).__name__}: {text}"
-    return StorageError(reason, url=url)
+    return (MissingFile if reason == STATUS[404] else StorageError)(reason, url=url)
 
 
 def causes(e: BaseException | None) -> Iterator[BaseException]:

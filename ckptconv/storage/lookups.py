@@ -20,7 +20,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -96,8 +96,7 @@ class Session:
 
     stamps: of each file, when it was first opened. lookups: what remote file systems said. listings: the names in long
     local folders, of a worker that writes thousands of outputs into them. written: the size and time of the files, by
-    path, that a batch wrote before; these alone are replaced. spared: where nothing is replaced or removed, whatever
-    path names it; left: what is there and nowhere else, in words.
+    path, that a batch wrote before; these alone are replaced. spared: the sources, which are not replaced or removed.
     """
 
     stamps: dict[str, Stamp] | None = None
@@ -105,7 +104,6 @@ class Session:
     listings: dict[str, list[str]] | None = None
     written: Mapping[str, tuple[int, int]] | None = None
     spared: Collection[str] = ()
-    left: Sequence[str] = ()
 
 
 _CURRENT: ContextVar[Session] = ContextVar("session")

@@ -87,7 +87,7 @@ def write(checkpoint: Checkpoint, path: Path, name: str, **options: Any) -> None
     options: further options of the output, such as `max_shard_size` in bytes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    api.write(checkpoint, path, api.Options(to=name, verify="none", sync=False, force=True, **options))
+    api.write(checkpoint, path, api.Options(to=name, verify=False, sync=False, force=True, **options))
 
 
 def read(path: Path, name: str) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from ..checkpoint import Checkpoint, Note, Tensor, contiguous
 from ..engine.plan import Plan
@@ -27,41 +26,24 @@ from ..errors import CkptError, FormatError, StorageError, UsageError, VerifyErr
 from ..formats import detect
 from ..formats.own_metadata import stated
 from ..formats.table import Format
-from ..messages import fold, in_bytes, listing, many
+from ..messages import fold, listing, many
 from ..moves.log import HASH
 from ..moves.part import Part, Span, c_strides
 from ..moves.read import Opened, each, hash_check, hash_tensor, spans_of
 from ..moves.sources import Sources
 
 
-class Checked(NamedTuple):
-    """What `verify` checked in a checkpoint alone.
+def check(checkpoint: Checkpoint, hashes: Mapping[str, str], *, workers: int = 1) -> tuple[int, int]:
+    """Read everything; return how many tensors have a hash, and how many bytes a checksum.
 
-    tensors: the number of tensors. hashed: how many of them have a hash. checked: the number of bytes with a checksum.
-    notes: on what the file has that no reader looks at, and was not checked.
+    VerifyError lists every tensor that does not match its hash or checksum.
     """
-
-    tensors: int
-    hashed: int
-    checked: int
-    notes: tuple[Note, ...] = ()
-
-    def __str__(self) -> str:
-        """What the command line prints."""
-        proof = [many(self.hashed, "hash")] if self.hashed else []
-        proof += [f"checksums of {in_bytes(self.checked)}"] if self.checked else []
-        by = " and ".join(proof) or "no hash or checksum of its own, so only that it can be read"
-        return f"verified: {many(self.tensors, 'tensor')}, by {by}"
-
-
-def check(checkpoint: Checkpoint, hashes: Mapping[str, str], *, workers: int = 1) -> Checked:
-    """Read everything; VerifyError lists every tensor that does not match its hash or checksum."""
     hashes = {n: h for n, h in hashes.items() if n in checkpoint}
     if bad := _damaged(checkpoint, hashes, workers):
         url = checkpoint.urls[0] if checkpoint.urls else None
         raise VerifyError(f"damage in {len(bad)} of {many(len(checkpoint), 'tensor')}:\n{listed(bad)}", url=url)
     spans = set(spans_of(checkpoint.tensors))
-    return Checked(len(checkpoint), len(hashes), sum(s.size for s in spans))
+    return len(hashes), sum(s.size for s in spans)
 
 
 def _damaged(checkpoint: Checkpoint, hashes: Mapping[str, str], workers: int) -> dict[str, str]:

@@ -133,7 +133,7 @@ class Ours(NamedTuple):
 
 def ours(case: Case) -> Ours | str:
     try:
-        found = ckptconv.open(case.path, format=case.format, **case.options)
+        found = ckptconv.open(case.path, from_=case.format, **case.options)
         values = {n: native(t.numpy()) for n, t in found.items()}
     except CkptError as e:
         return f"{type(e).__name__}: {e}"

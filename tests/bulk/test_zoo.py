@@ -240,22 +240,22 @@ def test_content_counts_if_asked_whatever_size_and_time_are(tmp_path: Path) -> N
 def test_an_output_that_was_changed_in_place_is_noticed_if_asked(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     make(source, 1)
-    zoo([str(source)], str(out), verify="full")
+    zoo([str(source)], str(out), verify=True)
     assert states(source, out) == {"done"}  # how it was verified does not change an output
-    assert states(source, out, verify="full") == {"done"}
+    assert states(source, out, verify=True) == {"done"}
     (path,) = out.rglob("*.safetensors")
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     before = path.stat()
     path.write_bytes(raw)
     assert states(source, out) == {"done"}
-    assert states(source, out, verify="full") == {"changed"}
-    done = zoo([str(source)], str(out), verify="full", resume=True)
+    assert states(source, out, verify=True) == {"changed"}
+    done = zoo([str(source)], str(out), verify=True, resume=True)
     assert "is not what was written here before" in str(done), "it may be the user's by now"
     assert path.read_bytes() == raw
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # what nobody wrote is damage
-    zoo([str(source)], str(out), verify="full", resume=True)
-    assert states(source, out, verify="full") == {"done"}
+    zoo([str(source)], str(out), verify=True, resume=True)
+    assert states(source, out, verify=True) == {"done"}
 
 
 def test_what_a_converter_includes_and_our_own_version_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(home / "dated.npz", w=np.ones(2), day=np.array(["2026-01-01"], "M8[D]"))
     (home / "train").mkdir()
     for step in (1000, 2000):
-        ckptconv.save(encoder(1, step, slots=False), home / f"train/model.ckpt-{step}", format="tf")
+        ckptconv.save(encoder(1, step, slots=False), home / f"train/model.ckpt-{step}", to="tf")
         (home / "train/checkpoint").write_text(f'model_checkpoint_path: "model.ckpt-{step}"\n')
     for part in ("generator", "discriminator"):
         ckptconv.save({"conv/kernel": ramp(3, 3, 4, 8), "conv/bias": np.zeros(8, "f4")}, home / f"{part}.ckpt")
@@ -134,7 +134,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(FIXTURES / "orbax" / "several", home / "run")
     (block,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs/jax.md").read_text("utf-8"), re.M | re.S)
     (home / "jax.toml").write_text(block)
-    ckptconv.save({f"transformer/{n}": ramp(*s) for n, s in GEMMA.items()}, home / "gemma", format="orbax")
+    ckptconv.save({f"transformer/{n}": ramp(*s) for n, s in GEMMA.items()}, home / "gemma", to="orbax")
     (home / "checkpoint").unlink()
     (home / "fixtures").symlink_to(FIXTURES)
     shutil.copy(FIXTURES / "keras" / "full_tf_keras.h5", home / "net.h5")

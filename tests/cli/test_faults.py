@@ -303,10 +303,3 @@ def test_an_interrupt_while_what_was_sent_is_read_back_names_it(
     assert ended.value.code == code
     assert capsys.readouterr().err == f"interrupted; {url} was written, and not checked to the end\n"
     assert list(ckptconv.open(url)) == ["w"]
-
-
-def test_the_destination_may_be_the_source(cli: Run, tmp_path: Path) -> None:
-    want = np.arange(1000, dtype="f4")
-    ckptconv.save({"w": want}, tmp_path / "a.safetensors")
-    assert cli("a.safetensors", "-o", "a.safetensors", "--force", "--dtype", "float64").returncode == 0
-    assert np.array_equal(ckptconv.open(tmp_path / "a.safetensors")["w"].numpy(), want.astype("f8"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import pydoc
 import re
 import runpy
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_nothing_is_written_to_the_memory_of_a_command(call: tuple[str, ...], cl
     assert list(ckptconv.open(kept)) == ["a"]
 
 
-@pytest.mark.parametrize("verb", ["open", "save", "convert", "dry_run", "diff", "verify"])
+@pytest.mark.parametrize("verb", ["open", "convert", "diff"])
 def test_help_shows_every_keyword(verb: str) -> None:
     function = getattr(ckptconv, verb)
     shown = [p.name for p in inspect.signature(function).parameters.values() if p.name in options.KNOWN]
@@ -68,21 +69,24 @@ def test_help_shows_every_keyword(verb: str) -> None:
     assert all(re.search(rf"^    {name} +\S", function.__doc__, re.M) for name in shown)
 
 
+def test_help_of_the_package_can_be_read() -> None:
+    assert len(pydoc.render_doc(ckptconv).splitlines()) <= 400
+
+
 @pytest.mark.parametrize(
     ("keyword", "given", "kept"),
     [
         ("include", "bert*", ("bert*",)),
         ("include", ["a", "b"], ("a", "b")),
-        ("rename", {"a": "b"}, ("a=b",)),
+        ("rename", {"a": "b"}, (("a", "b"),)),
         ("rename", "a=b", ("a=b",)),
-        ("rename", {r"a=b\c": "d=e"}, (r"a\=b\\c=d=e",)),
         ("param", {"heads": 12}, {"heads": 12}),
         ("param", ["heads=12", "kind=x"], {"heads": 12, "kind": "x"}),
         ("max_memory", "1GiB", 2**30),
         ("max_shard_size", 1000, 1000),
-        ("verify", True, "full"),
-        ("verify", False, "none"),
-        ("verify", None, "receipts"),
+        ("verify", 1, True),
+        ("verify", False, False),
+        ("verify", None, None),
         ("max_shard_size", "1GB", 10**9),
         ("dtype", np.float16, "float16"),
         ("dtype", None, None),
@@ -99,7 +103,7 @@ def test_what_people_write_for_a_value(keyword: str, given: object, kept: object
     ("given", "says"),
     [
         ({"dtyp": "float16"}, r"no option 'dtyp'; did you mean dtype\?"),
-        ({"verify": "sometimes"}, "verify is one of none, receipts, full; not 'sometimes'"),
+        ({"verify": "sometimes"}, "verify= takes True or False, not 'sometimes'"),
         ({"max_memory": "much"}, "'much' is not a size; write it like 512MB"),
         ({"param": "heads"}, "takes NAME=VALUE, not 'heads'"),
         *(

@@ -159,7 +159,7 @@ def test_no_name_begins_a_line(what: str, cli: Run, tmp_path: Path) -> None:
 def foreign_member(folder: Path, name: str) -> None:
     with ZipFile(folder / "x.npz", "w") as z:
         z.writestr(name, b"")
-    ckptconv.open(folder / "x.npz", format="npz")
+    ckptconv.open(folder / "x.npz", from_="npz")
 
 
 def two_states(folder: Path, name: str) -> None:
@@ -184,7 +184,7 @@ def parser_that_fails(folder: Path, name: str) -> None:
     (folder / "x.npy").write_bytes(b"")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ckptconv.formats.npy.open", fails)
-        ckptconv.open(folder / "x.npy", format="npy")
+        ckptconv.open(folder / "x.npy", from_="npy")
 
 
 @pytest.mark.parametrize("make", [foreign_member, two_states, too_few_bytes, parser_that_fails])
@@ -201,7 +201,7 @@ def test_a_defect_shows_nothing_either(cli: Run, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("ckptconv.formats.table.table", broken)
     done = cli("formats")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (70, "")
     assert "RuntimeError" in done.stderr
     assert "hush" not in done.stderr
     assert {c for c in done.stderr if not c.isprintable()} == {"\n"}

@@ -40,7 +40,7 @@ def source(tmp_path: Path) -> Path:
     r = np.random.default_rng(0)
     values = {f"w{i}": r.standard_normal((1200 + i, 1000)).astype("f4") for i in range(16)}
     values |= {"wide": np.asfortranarray(r.standard_normal((3000, 2000))), "step": np.int64(3)}
-    ckptconv.save(values, tmp_path / "in" / "m.ckpt", format="tf")
+    ckptconv.save(values, tmp_path / "in" / "m.ckpt", to="tf")
     return tmp_path / "in" / "m.ckpt"
 
 

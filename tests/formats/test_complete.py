@@ -83,7 +83,7 @@ VERBS: dict[str, Callable[[Path, Path], object]] = {
     "diff, B": lambda part, out: ckptconv.diff(as_npz(out), part),
     "verify": lambda part, out: ckptconv.verify(part),
     "check": lambda part, out: ckptconv.check(part),
-    "report": lambda part, out: ckptconv.report(part, output=out.with_suffix(".html")),
+    "report": lambda part, out: ckptconv.report(part, destination=out.with_suffix(".html")),
     "match": lambda part, out: ckptconv.match(part, as_npz(out)),
 }
 

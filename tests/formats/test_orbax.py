@@ -63,7 +63,7 @@ def test_items_are_written_as_one_tree(case: str, tmp_path: Path) -> None:
     for item, value in (("params", 1.0), ("ema", 2.0)):
         made = held("layers/0/w", np.full(3, value))
         one = Checkpoint({made.name: made}, details={"keys": {made.name: PATHS[case]}})
-        ckptconv.save(one, tmp_path / "step" / item, format="orbax")
+        ckptconv.save(one, tmp_path / "step" / item, to="orbax")
     ckptconv.convert(tmp_path / "step", tmp_path / "out", to="orbax")
     found = ckptconv.open(tmp_path / "out")
     assert {n: t.numpy()[0] for n, t in found.items()} == {"ema/layers/0/w": 2.0, "params/layers/0/w": 1.0}
@@ -257,7 +257,7 @@ def test_what_was_not_finished(name: str, files: str, words: str, tmp_path: Path
     for file in files.split():
         (tmp_path / name / file).touch()
     with refused(words):
-        ckptconv.open(f"{tmp_path}/{name}", format="orbax")
+        ckptconv.open(f"{tmp_path}/{name}", from_="orbax")
     with refused(words):
         ckptconv.open(f"{tmp_path}/{name}")
 
@@ -353,7 +353,7 @@ IN_THREE: list[tuple[dict[str, Any], str]] = [  # there are more in hostile_orba
 def test_metadata_that_is_not_understood_is_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
     stored = {f"{i}.{j}": bytes(16) for i in range(2) for j in range(2)} if fields["zarr_format"] == 2 else {}
     with refused(words):
-        ckptconv.open(made(tmp_path, fields, stored), format="orbax")
+        ckptconv.open(made(tmp_path, fields, stored), from_="orbax")
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4)])

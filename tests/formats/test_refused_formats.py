@@ -151,7 +151,7 @@ def test_a_file_without_layers(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f["w"] = np.ones(1)
     with refused("no group has the attribute layer_names: this is not a legacy Keras file"):
-        ckptconv.open(tmp_path / "a.h5", format="keras")
+        ckptconv.open(tmp_path / "a.h5", from_="keras")
 
 
 def test_an_index_that_names_what_is_not_there(tmp_path: Path) -> None:
@@ -182,11 +182,11 @@ def test_archives_of_keras(tmp_path: Path) -> None:
             z.writestr(name, b"")
             z.writestr("config.json", b"{}")
         with refused(words):
-            ckptconv.open(tmp_path / "a.keras", format="keras3")
+            ckptconv.open(tmp_path / "a.keras", from_="keras3")
     with pytest.raises(UsageError, match=r"a \.keras archive holds the model's code as well; write \.weights\.h5"):
-        ckptconv.save({"a": np.ones(1)}, tmp_path / "b.keras", format="keras3")
+        ckptconv.save({"a": np.ones(1)}, tmp_path / "b.keras", to="keras3")
     with pytest.raises(UsageError, match=r"Keras 3 is one file; max_shard_size= needs a format with shards"):
-        ckptconv.save({"layers/dense/vars/0": np.ones(9)}, tmp_path / "b.weights.h5", format="keras3", max_shard_size=8)
+        ckptconv.save({"layers/dense/vars/0": np.ones(9)}, tmp_path / "b.weights.h5", to="keras3", max_shard_size=8)
 
 
 @pytest.mark.parametrize(("name", "long"), [("m.npz", 10), ("m.npz", 100_000), ("m.ckpt", 10), ("folder", 10)])
@@ -195,7 +195,7 @@ def test_metadata_of_our_own_is_carried(name: str, long: int, tmp_path: Path) ->
     ours = {"ckptconv.params": "x" * long, "ckptconv.tied": "y"}
     tensors = {n: np.ones(2) for n in ("a", "b", "c")}
     to = {"folder": "npy", "m.ckpt": "tf"}.get(name)
-    ckptconv.save(tensors, tmp_path / name, metadata={**ours, "other": "z"}, format=to)
+    ckptconv.save(tensors, tmp_path / name, metadata={**ours, "other": "z"}, to=to)
     assert ckptconv.open(tmp_path / name).metadata == ours
 
 

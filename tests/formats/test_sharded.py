@@ -19,7 +19,7 @@ INDEX = "model.safetensors.index.json"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    ckptconv.save(ARRAYS, tmp_path / "m", format="hf", max_shard_size=1000)
+    ckptconv.save(ARRAYS, tmp_path / "m", to="hf", max_shard_size=1000)
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == [*SHARDS, INDEX]
     (tmp_path / "m" / "config.json").write_text("{}")
     return tmp_path / "m"
@@ -39,7 +39,7 @@ def test_read_from_anywhere(folder: Path, name: str) -> None:
 
 
 def test_a_shard_alone_when_asked(folder: Path) -> None:
-    assert set(ckptconv.open(folder / SHARDS[0], format="safetensors", partial=True)) == {
+    assert set(ckptconv.open(folder / SHARDS[0], from_="safetensors", partial=True)) == {
         "layer.0.weight",
         "layer.1.weight",
     }
@@ -92,7 +92,7 @@ def test_a_shard_of_another_index_is_not_taken_for_one(folder: Path) -> None:
 
 
 def test_one_file_in_a_folder(tmp_path: Path) -> None:
-    ckptconv.save(ARRAYS, tmp_path / "m", format="hf")
+    ckptconv.save(ARRAYS, tmp_path / "m", to="hf")
     assert [p.name for p in (tmp_path / "m").iterdir()] == ["model.safetensors"]
     assert_whole(ckptconv.open(tmp_path / "m"))
     (tmp_path / "m" / "pytorch_model.bin").write_bytes(b"")
@@ -114,8 +114,8 @@ def test_shards_without_an_index(folder: Path) -> None:
 
 def test_pickled_shards(tmp_path: Path) -> None:
     names = [f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2)]
-    ckptconv.save({"a": ARRAYS["bias"]}, tmp_path / names[0], format="torch")
-    ckptconv.save({"b": ARRAYS["bias"]}, tmp_path / names[1], format="torch")
+    ckptconv.save({"a": ARRAYS["bias"]}, tmp_path / names[0], to="torch")
+    ckptconv.save({"b": ARRAYS["bias"]}, tmp_path / names[1], to="torch")
     weight_map = {"a": names[0], "b": names[1]}
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     for path in (tmp_path, tmp_path / "pytorch_model.bin.index.json", tmp_path / names[1]):
@@ -125,7 +125,7 @@ def test_pickled_shards(tmp_path: Path) -> None:
 
 
 def test_a_folder_replaced_has_no_older_shards(folder: Path) -> None:
-    ckptconv.save(ARRAYS, folder, format="hf", max_shard_size=2000, force=True)
+    ckptconv.save(ARRAYS, folder, to="hf", max_shard_size=2000, force=True)
     assert sorted(p.name for p in folder.iterdir()) == [
         "config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", INDEX,
     ]  # fmt: skip

@@ -92,6 +92,6 @@ def test_a_module_of_bare_parameters_may_be_called_an_average(suffix: str, tmp_p
 
 def test_an_item_of_orbax_may_be_the_optimizer(tmp_path: Path) -> None:
     for item, path in (("params", "dense/w"), ("opt_state", "0/mu/dense/w")):
-        ckptconv.save({path: np.ones(1)}, tmp_path / "3" / item, format="orbax")
+        ckptconv.save({path: np.ones(1)}, tmp_path / "3" / item, to="orbax")
     roles = {n: t.role for n, t in ckptconv.open(tmp_path / "3").items()}
     assert roles == {"params/dense/w": "", "opt_state/0/mu/dense/w": "slot"}

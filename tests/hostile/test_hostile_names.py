@@ -130,7 +130,7 @@ def test_a_terminal_sees_no_escape(args: tuple[str, ...], attacking: Path, cli: 
 def test_a_report_holds_no_markup_of_strangers(attacking: Path, tmp_path: Path) -> None:
     from ckptconv.reporting.html import report
 
-    report(attacking, output=tmp_path / "r.html")
+    report(attacking, destination=tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text()
     assert "<script>alert" not in page
     assert "<img src=x" not in page

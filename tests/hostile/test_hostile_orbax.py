@@ -141,7 +141,7 @@ def test_an_attack_is_refused(attack: str, tmp_path: Path) -> None:
     source = make(tmp_path)
     began = time.process_time()
     with refused(words):
-        for t in ckptconv.open(source, format="orbax").values():
+        for t in ckptconv.open(source, from_="orbax").values():
             t.numpy()
     assert time.process_time() - began < 2
 
@@ -163,4 +163,4 @@ def test_small_arrays_in_a_node_are_compared(tmp_path: Path) -> None:
 
 def test_a_folder_without_arrays(tmp_path: Path) -> None:
     with refused("holds no arrays of Orbax or zarr"):
-        ckptconv.open(tmp_path, format="orbax")
+        ckptconv.open(tmp_path, from_="orbax")

@@ -48,7 +48,7 @@ def pickled(folder: Path) -> Path:
 
 
 def bundle(folder: Path) -> Path:
-    ckptconv.save({"by\udcfftes": np.ones(2, "f4"), "w": np.ones(2, "f4")}, folder / "m.ckpt", format="tf")
+    ckptconv.save({"by\udcfftes": np.ones(2, "f4"), "w": np.ones(2, "f4")}, folder / "m.ckpt", to="tf")
     return folder / "m.ckpt"
 
 

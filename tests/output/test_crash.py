@@ -53,7 +53,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def write(source: Path, folder: Path, kind: str, force: bool = False, **more: object) -> api.Report:
     name, options = TARGETS[kind]
-    return api.convert(source, folder / name, force=force, verify="none", **options, **more)
+    return api.convert(source, folder / name, force=force, verify=False, **options, **more)
 
 
 def snapshot(folder: Path) -> Names:
@@ -76,7 +76,7 @@ def readable(folder: Path, kind: str) -> str:
     """What a reader finds: 'old', 'new' or 'none'; anything else fails."""
     name, options = TARGETS[kind]
     try:
-        found = ckptconv.open(folder / name, format=str(options["to"]) if "to" in options else None)
+        found = ckptconv.open(folder / name, from_=str(options["to"]) if "to" in options else None)
         got = {n: t.numpy() for n, t in found.items()}
     except CkptError:
         return "none"
@@ -204,7 +204,7 @@ def test_any_step_of_the_publication_may_fail(
 @pytest.mark.parametrize("name", ["n" * 243 + ".safetensors", "\N{CJK UNIFIED IDEOGRAPH-540D}" * 81 + ".safetensors"])
 def test_names_as_long_as_they_may_be(name: str, sources: list[Path], tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="too long"):
-        api.convert(sources[0], tmp_path / ("n" + name), verify="none")
+        api.convert(sources[0], tmp_path / ("n" + name), verify=False)
     assert os.listdir(tmp_path) == []
     for resume in (False, True):
         api.convert(sources[0], tmp_path / name, force=resume, resume=resume)
@@ -218,7 +218,7 @@ def test_few_files_are_open_where_few_may_be(tmp_path: Path) -> None:
         "import ckptconv, resource, numpy as np\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
         f"given = {{f'l{{i}}': np.full(9, i, 'f4') for i in range({files})}}\n"
-        "ckptconv.save(given, 'npy', format='npy')\n"
+        "ckptconv.save(given, 'npy', to='npy')\n"
         "ckptconv.save(given, 'm.safetensors', max_shard_size=36)\n"
         "ckptconv.convert('m.safetensors.index.json', 'n.safetensors', max_shard_size=36)\n"
     )

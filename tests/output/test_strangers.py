@@ -142,7 +142,7 @@ def test_force_removes_files_only(tmp_path: Path) -> None:
         ("x", "tf", "x.data-00007-of-00009"),
     ]:
         (tmp_path / keep / "mydata").mkdir(parents=True)
-        ckptconv.save(values(), tmp_path / name, format=to, force=True)
+        ckptconv.save(values(), tmp_path / name, to=to, force=True)
         assert (tmp_path / keep / "mydata").is_dir()
 
 
@@ -150,26 +150,26 @@ def test_force_removes_files_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_folder_that_is_one_checkpoint_has_no_other_files(other: str, resume: bool, tmp_path: Path) -> None:
     out = tmp_path / "n"
-    ckptconv.save({"w": np.ones(3)}, out, format="npy")
-    ckptconv.save({"w": np.ones(3)}, out, format="npy", force=True, resume=resume)
+    ckptconv.save({"w": np.ones(3)}, out, to="npy")
+    ckptconv.save({"w": np.ones(3)}, out, to="npy", force=True, resume=resume)
     (out / other).write_bytes(b"mine")
     with pytest.raises(StorageError, match=r"1 file there would be read .*\n *" + other):
-        ckptconv.save({"w": np.ones(3)}, out, format="npy", force=True, resume=resume)
+        ckptconv.save({"w": np.ones(3)}, out, to="npy", force=True, resume=resume)
     assert (out / other).read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("at", ["memory://strangers/arrays", "local"])
 def test_arrays_of_an_older_folder_are_seen_whatever_they_are_called(at: str, tmp_path: Path) -> None:
     at = at if "://" in at else str(tmp_path / at)
-    ckptconv.save({"zebra": np.ones(3), "yak": np.ones(2)}, at, format="npy")
+    ckptconv.save({"zebra": np.ones(3), "yak": np.ones(2)}, at, to="npy")
     with pytest.raises(StorageError, match=r"zebra|yak|already"):
-        ckptconv.save({"ant": np.ones(3)}, at, format="npy")
+        ckptconv.save({"ant": np.ones(3)}, at, to="npy")
 
 
 def test_the_state_file_of_a_training_run_stays(tmp_path: Path) -> None:
     """Else the checkpoint that is exported into its folder would be the one that training goes on from."""
     state = 'model_checkpoint_path: "model.ckpt-9000"\nall_model_checkpoint_paths: "model.ckpt-9000"\n'
-    ckptconv.save(values(), tmp_path / "model.ckpt-9000", format="tf")
+    ckptconv.save(values(), tmp_path / "model.ckpt-9000", to="tf")
     (tmp_path / "checkpoint").write_text(state)
     plan = ckptconv.dry_run(tmp_path / "model.ckpt-9000", tmp_path / "export", to="tf")
     (said,) = [n for n in plan.notes if n.names == ("checkpoint",)]
@@ -212,7 +212,7 @@ def test_what_is_private_stays_private(
     before = os.umask(0o022)
     try:
         if replaced:
-            ckptconv.save(values(), out / name, format=to)
+            ckptconv.save(values(), out / name, to=to)
             for path in out.rglob("*"):
                 path.chmod(replaced) if path.is_file() else None
         source.chmod(private)
@@ -227,11 +227,11 @@ def test_what_is_private_stays_private(
 WAYS: dict[str, Callable[[Path, Path], object]] = {  # from a checkpoint to another that has its values
     "opened": lambda src, out: ckptconv.save(ckptconv.open(src), out),
     "its tensors": lambda src, out: ckptconv.save(dict(ckptconv.open(src)), out),
-    "without hashes": lambda src, out: ckptconv.save(ckptconv.open(src), out, verify="none"),
+    "without hashes": lambda src, out: ckptconv.save(ckptconv.open(src), out, verify=False),
     "prepared": lambda src, out: ckptconv.save(api.prepare([src], api.Options()), out),
     "written": lambda src, out: api.write(api.prepare([src], api.Options()), out),
-    "a report": lambda src, out: ckptconv.report(src, output=out),
-    "a proposal": lambda src, out: ckptconv.match(src, src, output=out),
+    "a report": lambda src, out: ckptconv.report(src, destination=out),
+    "a proposal": lambda src, out: ckptconv.match(src, src, destination=out),
 }
 
 

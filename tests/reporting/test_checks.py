@@ -164,7 +164,7 @@ def test_a_page_is_a_conversion_only_if_it_is_told_how(tmp_path: Path) -> None:
     ckptconv.save({"a": NORMAL}, tmp_path / "a.npz")
     ckptconv.save({"a": NORMAL + 1}, tmp_path / "b.npz")
     for change, mode in (({}, "Comparison"), ({"dtype": "float16"}, "Conversion")):
-        ckptconv.report(tmp_path / "a.npz", tmp_path / "b.npz", output=tmp_path / "r.html", force=True, **change)
+        ckptconv.report([tmp_path / "a.npz", tmp_path / "b.npz"], tmp_path / "r.html", force=True, **change)
         assert f'<p class="soft">{mode} · ' in (tmp_path / "r.html").read_text()
 
 
@@ -357,4 +357,4 @@ def test_a_run_is_guarded_from_the_terminal_and_from_python(cli: Run, tmp_path: 
         "error     missing   w     the reference has it: float32 [40, 30]",
         "note      constant  b     all 4 values are 0", "2 tensors checked: 1 error, 1 note",
     ]  # fmt: skip
-    assert ckptconv.inspect(tmp_path / "b.npz", limit="nan=off").sound
+    assert ckptconv.check(tmp_path / "b.npz", limit={"nan": "off"}).sound

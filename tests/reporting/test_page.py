@@ -61,7 +61,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def report(name: str, *words: str, **options: Any) -> None:
         sources = [folder / f"{word}.safetensors" for word in words]
-        ckptconv.report(*sources, output=folder / f"{name}.html", **options)
+        ckptconv.report(sources, folder / f"{name}.html", **options)
 
     report("one", "bad")
     report("two", "good", "bad")
@@ -209,7 +209,7 @@ def test_changes_that_have_no_share_are_told(
 ) -> None:
     for name, arrays in (("a", before), ("b", after)):
         ckptconv.save({n: np.array(x) for n, x in arrays.items()}, tmp_path / f"{name}.npz")
-    made = ckptconv.report(tmp_path / "a.npz", tmp_path / "b.npz", output=tmp_path / "r.html")
+    made = ckptconv.report([tmp_path / "a.npz", tmp_path / "b.npz"], tmp_path / "r.html")
     page = chromium.page(Path(made.path).as_uri(), 390, 844)
     text = "".join(page.run(IN_SIGHT).split())
     assert [w for w in words if "".join(w.split()) not in text] == []
@@ -218,7 +218,7 @@ def test_changes_that_have_no_share_are_told(
 def test_a_series_in_which_nothing_can_be_measured(chromium: Browser, tmp_path: Path) -> None:
     for k in range(3):
         ckptconv.save({"w": np.ones((k + 2, 3))}, tmp_path / f"{k}.npz")
-    made = ckptconv.report(*(tmp_path / f"{k}.npz" for k in range(3)), output=tmp_path / "r.html")
+    made = ckptconv.report([tmp_path / f"{k}.npz" for k in range(3)], tmp_path / "r.html")
     page = chromium.page(Path(made.path).as_uri(), 390, 844)
     text = page.run("return document.querySelector('#series').innerText")
     assert "nothing moved that could be measured" in text
@@ -241,7 +241,7 @@ def test_print_has_whole_names(chromium: Browser, pages: Path) -> None:
 
 def test_a_notebook_shows_the_page(chromium: Browser, pages: Path, tmp_path: Path) -> None:
     """In a sandboxed frame, where the address cannot be changed."""
-    made = ckptconv.report(pages / "bad.safetensors", output=tmp_path / "r.html")
+    made = ckptconv.report(pages / "bad.safetensors", destination=tmp_path / "r.html")
     assert made.bytes == (tmp_path / "r.html").stat().st_size
     assert repr(made).startswith("<Page ")
     (tmp_path / "n.html").write_text(f"<!doctype html><title>n</title><body>{made._repr_html_()}", encoding="utf-8")

@@ -148,7 +148,7 @@ def test_conversion_knows_rules_drops_and_strangers(tmp_path: Path) -> None:
     b = {"a.weight": a["a/kernel"].T.copy(), "b.weight": np.array([[1, 1], [1, 2]], "f4"), "extra": np.ones(3)}
     ckptconv.save(b, tmp_path / "b.safetensors")
     change = {"converter": str(tmp_path / "r.toml")}
-    report(tmp_path / "a.npz", tmp_path / "b.safetensors", output=tmp_path / "r.html", strip_prefix="m.", **change)
+    report([tmp_path / "a.npz", tmp_path / "b.safetensors"], tmp_path / "r.html", strip_prefix="m.", **change)
     page = (tmp_path / "r.html").read_text()
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
     rows = dict(zip(data["names"], data["compared"]["rows"], strict=True))

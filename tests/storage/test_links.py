@@ -31,7 +31,7 @@ def linked(folder: Path, kind: str) -> Path:
     """A checkpoint all of whose files are links into a cache, under other names."""
     format, at, shards = KINDS[kind]
     (folder / "m").mkdir()
-    ckptconv.save(ARRAYS, folder / at, format=format, max_shard_size=shards)
+    ckptconv.save(ARRAYS, folder / at, to=format, max_shard_size=shards)
     for i, file in enumerate(sorted((folder / "m").iterdir())):
         to = folder / "cache" / "files" / f"{i:02x}" / f"{i:030x}"
         to.parent.mkdir(parents=True)
@@ -159,7 +159,7 @@ def test_a_link_that_is_typed_is_followed(name: str, tmp_path: Path) -> None:
     """It alone: what lies beside its target is no more the checkpoint's than other files are."""
     home, victim = tmp_path / "got", tmp_path / "victim"
     for folder in (home, victim):
-        ckptconv.save(ARRAYS, folder / "m", format="tf")
+        ckptconv.save(ARRAYS, folder / "m", to="tf")
     (victim / "m.meta").write_bytes(b"")
     (home / name).unlink(missing_ok=True)
     (home / name).symlink_to(victim / name)

@@ -90,7 +90,7 @@ TARGETS = {
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_same_bytes_as_on_a_disk(bucket: str, tmp_path: Path, name: str) -> None:
-    ckptconv.save(arrays(), tmp_path / "source.ckpt", format="tf")
+    ckptconv.save(arrays(), tmp_path / "source.ckpt", to="tf")
     given = TARGETS[name] | {"jobs": 3}
     ckptconv.convert(tmp_path / "source.ckpt", tmp_path / "local" / name, **given)
     ckptconv.convert(tmp_path / "source.ckpt", f"{bucket}/{name}", **given)
@@ -171,7 +171,7 @@ def test_with_a_full_check_nothing_is_sent_before_it_was_read_back(
         real(*args, full=full, at=at)  # type: ignore[arg-type]
 
     monkeypatch.setattr(writing, "confirm", confirm)
-    ckptconv.save(arrays_of_one(0), f"{bucket}/m.safetensors", verify="full")
+    ckptconv.save(arrays_of_one(0), f"{bucket}/m.safetensors", verify=True)
     assert seen == [(True, 0), (False, 1)]
 
 

@@ -66,7 +66,7 @@ def test_every_format_there_and_back(s3: Line, name: str) -> None:
 def test_small_tensors_in_another_order_are_few_requests(s3: Line, tmp_path: Path) -> None:
     names = [f"t{i}" for i in range(400)]
     values = {n: np.full((50, 3), i, "f4") for i, n in enumerate(names)}
-    ckptconv.save({n: values[n] for n in reversed(names)}, "s3://zoo/many/m.ckpt", format="tf")
+    ckptconv.save({n: values[n] for n in reversed(names)}, "s3://zoo/many/m.ckpt", to="tf")
     s3.reset()
     ckptconv.convert("s3://zoo/many/m.ckpt", tmp_path / "m.safetensors")
     assert s3.requests < 40
@@ -111,7 +111,7 @@ def test_a_large_output_is_sent_in_parts(s3: Line, tmp_path: Path, monkeypatch: 
 
 
 def test_checksums_of_a_remote_bundle_are_verified(s3: Line, tmp_path: Path) -> None:
-    ckptconv.save(arrays(), tmp_path / "m.ckpt", format="tf")
+    ckptconv.save(arrays(), tmp_path / "m.ckpt", to="tf")
     data = tmp_path / "m.ckpt.data-00000-of-00001"
     raw = bytearray(data.read_bytes())
     raw[100] ^= 1
@@ -124,7 +124,7 @@ def test_checksums_of_a_remote_bundle_are_verified(s3: Line, tmp_path: Path) -> 
 
 def test_a_zoo_from_bucket_to_bucket(s3: Line, tmp_path: Path) -> None:
     for n, name in enumerate(("a/m.npz", "a/m.ckpt", "b/w.safetensors")):
-        ckptconv.save(arrays(n + 1), f"s3://zoo/in/{name}", format="tf" if "ckpt" in name else None)
+        ckptconv.save(arrays(n + 1), f"s3://zoo/in/{name}", to="tf" if "ckpt" in name else None)
     with pytest.raises(UsageError, match="ledger=FILE"):
         ckptconv.zoo(["s3://zoo/in"], "s3://zoo/out")
     ledger = str(tmp_path / "ledger.jsonl")
@@ -237,7 +237,7 @@ def test_a_remote_source_that_changes_is_noticed(bucket: str, tmp_path: Path) ->
 @pytest.mark.parametrize("ranged", [True, False])
 @pytest.mark.parametrize("name", ["safetensors", "npz", "torch", "tf", "keras", "flax"])
 def test_reading_from_the_web(serve: Serve, tmp_path: Path, name: str, ranged: bool) -> None:
-    ckptconv.save(arrays(), tmp_path / WRITABLE[name], format=name)
+    ckptconv.save(arrays(), tmp_path / WRITABLE[name], to=name)
     host, _ = serve(files=tmp_path, ranged=ranged)
     found = ckptconv.open(f"http://{host}/{WRITABLE[name]}" + (".index" if name == "tf" else ""))
     assert {n: t.numpy().tobytes() for n, t in found.items()} == {n: a.tobytes() for n, a in arrays().items()}
@@ -312,7 +312,7 @@ def test_an_unknown_scheme() -> None:
 def test_what_opening_costs(s3: Line, name: str, most: int) -> None:
     """One question about a file and one range of it, however many parts of the program look at it."""
     url = f"s3://zoo/costs/{WRITABLE[name]}"
-    ckptconv.save(arrays(), url, format=name)
+    ckptconv.save(arrays(), url, to=name)
     s3.reset()
     assert len(ckptconv.open(url)) == 6
     assert 0 < s3.requests <= most

@@ -37,7 +37,7 @@ def npz(tmp_path: Path) -> bytes:
 @pytest.mark.parametrize("name", ["my%20model", "my model", "50%25", "a%2Bb+c", "%c3%a9t%C3%A9", "\u00e9t\u00e9"])
 def test_the_files_of_a_bundle_are_asked_for_by_one_name(name: str, serve: Serve, tmp_path: Path) -> None:
     """A url may have escapes, which the names of its data files must not get a second time."""
-    ckptconv.save({"w": np.arange(3.0)}, tmp_path / f"{unquote(name)}.ckpt", format="tf")
+    ckptconv.save({"w": np.arange(3.0)}, tmp_path / f"{unquote(name)}.ckpt", to="tf")
     host, _ = serve(files=tmp_path)
     for typed in (f"{name}.ckpt.index", f"{name}.ckpt"):
         assert ckptconv.open(f"http://{host}/{typed}")["w"].numpy().tolist() == [0, 1, 2]

@@ -19,7 +19,7 @@ def arrays(count: int = 6) -> dict[str, np.ndarray]:
 
 
 def there_and_back(url: str, name: str) -> None:
-    ckptconv.save(arrays(), url, format=name)
+    ckptconv.save(arrays(), url, to=name)
     assert detect.detect(url).name == name
     got = ckptconv.open(url)
     assert {n: t.numpy().tobytes() for n, t in got.items()} == {n: a.tobytes() for n, a in arrays().items()}

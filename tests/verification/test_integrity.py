@@ -87,7 +87,7 @@ def test_frameworks_still_load_what_carries_hashes(tmp_path: Path) -> None:
 def test_more_hashes_than_one_entry_holds(tmp_path: Path) -> None:
     ckptconv.save({f"t{i}": np.float32(i) for i in range(GROUP + 3)}, tmp_path / "m.safetensors", hash=True)
     assert api.verify(tmp_path / "m.safetensors").hashed == GROUP + 3
-    ckptconv.save({f"t{i}": np.float32(i) for i in range(GROUP + 3)}, tmp_path / "m.hdf5", hash=True, format="hdf5")
+    ckptconv.save({f"t{i}": np.float32(i) for i in range(GROUP + 3)}, tmp_path / "m.hdf5", hash=True, to="hdf5")
     assert api.verify(tmp_path / "m.hdf5").hashed == GROUP + 3
 
 
@@ -106,7 +106,7 @@ def test_hashes_are_not_handed_on(tmp_path: Path) -> None:
 def test_a_shard_alone_is_not_what_the_hashes_are_of(
     name: str, kind: str, limit: int, count: int, tmp_path: Path
 ) -> None:
-    ckptconv.save(values(), tmp_path / name, hash=True, max_shard_size=limit, format=kind)
+    ckptconv.save(values(), tmp_path / name, hash=True, max_shard_size=limit, to=kind)
     shards = sorted(tmp_path.glob("*-of-*"))
     assert len(shards) == count
     assert {api.verify(shard, from_=kind, partial=True).hashed for shard in shards} == {0}
@@ -151,7 +151,7 @@ def flip(path: Path, at: int) -> None:
 @pytest.mark.parametrize("kind", ["tf", "safetensors", "torch"])
 def test_keep_going_without_a_shard(kind: str, what: str, tmp_path: Path) -> None:
     name = {"tf": "m.ckpt", "safetensors": "m.safetensors", "torch": "pytorch_model.bin"}[kind]
-    ckptconv.save(values(), tmp_path / name, format=kind, max_shard_size=500)
+    ckptconv.save(values(), tmp_path / name, to=kind, max_shard_size=500)
     shard = next(p for p in sorted(tmp_path.iterdir()) if "00002-of" in p.name or "00001-of-00004" in p.name)
     if what == "missing":
         shard.unlink()
@@ -241,7 +241,7 @@ def test_all_verbs_take_the_same_for_damage(what: str, cli: Run, tmp_path: Path)
     """What is selected and lost, under the name that it would have now."""
     options, lost = LOST[what]
     given = {f"net.{n}.{k}": np.full(300, ord(n), "f4") for n in "abc" for k in "xy"}
-    ckptconv.save(given, tmp_path / "m", format="hf", max_shard_size=2500)
+    ckptconv.save(given, tmp_path / "m", to="hf", max_shard_size=2500)
     (tmp_path / "m" / "model-00002-of-00003.safetensors").unlink()
     done = cli("m", "-o", "out.npz", "--keep-going", *options, "--json")
     assert (list(json.loads(done.stdout)["damaged"]), done.returncode) == (lost, int(bool(lost)))
@@ -254,7 +254,7 @@ def test_all_verbs_take_the_same_for_damage(what: str, cli: Run, tmp_path: Path)
 
 
 def test_keep_going_with_all_wrong(tmp_path: Path) -> None:
-    ckptconv.save({"a": np.ones(9)}, tmp_path / "m.ckpt", format="tf")
+    ckptconv.save({"a": np.ones(9)}, tmp_path / "m.ckpt", to="tf")
     flip(next(tmp_path.glob("*.data*")), 5)
     with pytest.raises(CkptError, match="every tensor is damaged"):
         api.convert(tmp_path / "m.ckpt", tmp_path / "m.npz", keep_going=True)
@@ -308,7 +308,7 @@ def test_same_input_and_options_same_bytes(name: str, tmp_path: Path) -> None:
     source = {"k.h5": "in.h5"}.get(name, "in.npz")  # Keras' order of layers must be recorded
     made = []
     for n, resources in enumerate(({"jobs": 1}, {"max_memory": 16 << 20, "jobs": 3})):
-        ckptconv.save(values(), tmp_path / source, force=True, format={"in.h5": "keras"}.get(source))
+        ckptconv.save(values(), tmp_path / source, force=True, to={"in.h5": "keras"}.get(source))
         api.convert(tmp_path / source, tmp_path / str(n) / name, **options, **resources)
         home = tmp_path / str(n)
         made.append({str(p.relative_to(home)): p.read_bytes() for p in home.rglob("*") if p.is_file()})
@@ -388,7 +388,7 @@ def test_what_was_not_compared_gets_no_new_hashes(tmp_path: Path) -> None:
     flip(tmp_path / "m.safetensors", -3)
     with pytest.raises(CkptError, match="verify=False"):
         api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors")
-    api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", verify="none")
+    api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", verify=False)
     assert api.verify(tmp_path / "n.safetensors").hashed == 0
 
 

@@ -90,7 +90,7 @@ def damaging(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.many
 @pytest.mark.parametrize("kind", TARGETS)
 @pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize(("spoil", "verify"), [(flipping, "full"), (damaging, "full"), (headless, "receipts")])
+@pytest.mark.parametrize(("spoil", "verify"), [(flipping, True), (damaging, True), (headless, None)])
 def test_what_is_wrong_is_not_published(
     kind: str, force: bool, spoil: Callable[[pytest.MonkeyPatch], None], verify: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -110,16 +110,16 @@ def test_no_later_run_goes_on_with_what_is_wrong(kind: str, tmp_path: Path, monk
     with monkeypatch.context() as m:
         flipping(m)
         with pytest.raises(VerifyError):
-            write(1, tmp_path / "out", kind, resume=True, verify="full")
+            write(1, tmp_path / "out", kind, resume=True, verify=True)
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
-    write(1, tmp_path / "out", kind, resume=True, verify="full")
+    write(1, tmp_path / "out", kind, resume=True, verify=True)
     write(1, tmp_path / "want", kind)
     assert snapshot(tmp_path / "out") == snapshot(tmp_path / "want")
 
 
 def test_without_verification_nothing_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flipping(monkeypatch)
-    write(1, tmp_path, "single", verify="none")
+    write(1, tmp_path, "single", verify=False)
     assert os.listdir(tmp_path) == ["out.safetensors"]
 
 
@@ -129,5 +129,5 @@ def test_nothing_wrong_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.filesystem("memory").store.clear()
     flipping(monkeypatch)
     with pytest.raises(VerifyError, match="nothing is published"):
-        ckptconv.save(values(1), "memory://b/m.npz", verify="full")
+        ckptconv.save(values(1), "memory://b/m.npz", verify=True)
     assert fsspec.filesystem("memory").find("/b") == []

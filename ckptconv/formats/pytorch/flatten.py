@@ -368,7 +368,7 @@ class Made:
         if self.computed:
             yield Note("assumed", "sparse or quantised in the source, computed in full here", tuple(self.computed))
         if self.values and not quiet:
-            text = "values that are not tensors; inspect with graph=True shows them"
+            text = "values that are not tensors; `inspect` lists them"
             yield Note("skipped", text, tuple(self.values), tensors=False)
 
 

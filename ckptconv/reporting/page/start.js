@@ -14,7 +14,7 @@ const draw_cards = () => {
     const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), last = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0);
     list.push(card(count(along.urls.length), "checkpoints"), card(count(moves.filter((m) => m.some((x) => x > 0)).length), "tensors that moved"), card(change_text(largest(last)), "largest change from first to last"));
   } else if (converted) list.push(differing ? card(count(differing), differing === 1 ? "tensor is not what the conversion gives" : "tensors are not what the conversion gives", "warned") : card("exact", data.values ? "bit for bit what the conversion gives" : "names, shapes and dtypes are as converted"));
-  if (!comparing && !along) list.push(card(count(total.tensors), total.tensors === 1 ? "tensor" : "tensors"), card(bytes(total.bytes), "in all"), card(count(total.parameters), total.all !== total.parameters ? "parameters in weights" : "parameters"));
+  if (!comparing && !along) list.push(card(count(total.tensors), total.tensors === 1 ? "tensor" : "tensors"), card(bytes(total.bytes), "in all"), card(count(total.parameters), "parameters"));
   if (!compared && !along && total.all !== total.parameters) list.push(card(count(total.all), "with optimizer slots and state"));
   if (data.values && !compared) {
     const bad = findings.filter((f) => checks[f[0]][0] !== "note").length;

@@ -29,7 +29,7 @@ const columns = [
 const filters = {
   all: ["All", () => true], found: ["Found", (i) => flags.has(i)], changed: ["Changed", changed], equal: [STATUS.equal, (i) => kind_of_change(i) === "equal"],
   only_a: ["Only before", (i) => kind_of_change(i) === "only_a"], renamed: ["Renamed", (i) => kind_of_change(i) === "renamed"], shape: ["Other shape", (i) => kind_of_change(i) === "shape"], only_b: [STATUS.only_b, (i) => kind_of_change(i) === "only_b"],
-  weight: ["Weights", (i) => !data.roles[data.role[i]]], other: ["Slots and state", (i) => Boolean(data.roles[data.role[i]])],
+  weight: ["Weights", (i) => !data.roles[data.role[i]]], other: ["Buffers, slots and state", (i) => Boolean(data.roles[data.role[i]])],
   ...Object.fromEntries(Object.entries(checks).map(([id, check]) => [id, [check[1], (i) => (flags.get(i) || []).some((f) => f[0] === id)]])),
 };
 const read = () => {

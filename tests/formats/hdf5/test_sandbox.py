@@ -95,7 +95,7 @@ def test_a_forged_frame_is_an_error(name: str, file: Path, monkeypatch: pytest.M
     forge(code, monkeypatch)
     monkeypatch.setattr(hdf5, "MORE_MEMORY", 20 << 20)
     with pytest.raises(CkptError, match=says) as refused:
-        ckptconv.open(file, format="hdf5")["w"].numpy()
+        ckptconv.open(file, from_="hdf5")["w"].numpy()
     assert type(refused.value) is (UnsafeCheckpoint if name in UNSAFE or says == ENDLESS else CorruptCheckpoint)
     assert "\x1b" not in str(refused.value)
     assert len(str(refused.value)) < 6000
@@ -111,7 +111,7 @@ def test_a_process_that_ends_before_it_has_seen_the_file_has_no_h5py(
 ) -> None:
     forge("raise ImportError", monkeypatch)
     with pytest.raises(MissingExtra, match="needs the package h5py"):
-        ckptconv.open(file, format="hdf5")
+        ckptconv.open(file, from_="hdf5")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_it_cannot_keep_us_waiting(code: str, file: Path, monkeypatch: pytest.Mo
     forge(code, monkeypatch)
     began = time.monotonic()
     with pytest.raises(CorruptCheckpoint, match=LOST):
-        ckptconv.open(file, format="hdf5")
+        ckptconv.open(file, from_="hdf5")
     assert time.monotonic() - began < 20
 
 
@@ -144,7 +144,7 @@ def test_forged_elements_are_errors(code: str, dtype: str, file: Path, monkeypat
     monkeypatch.setattr(sandbox, "RATIO", 1)  # small frames without end would take half a minute
     forge(f'{GROUP} record(dtype="{dtype}"); send(b"."); take.readline()\n{code}', monkeypatch)
     with pytest.raises(CkptError, match=r"other values|invalid message|unfold without bound"):
-        ckptconv.open(file, format="hdf5")["w"].numpy()
+        ckptconv.open(file, from_="hdf5")["w"].numpy()
 
 
 # --- which process serves -------------------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ def test_unlisted_datasets_are_noted(tmp_path: Path) -> None:
 
 def test_layers_of_a_dict_come_from_its_names_in_its_order(tmp_path: Path) -> None:
     def lists(names: list[str]) -> list[list[object]]:
-        ckptconv.save(dict.fromkeys(names, np.ones(1)), tmp_path / "a.h5", format="keras", force=True)
+        ckptconv.save(dict.fromkeys(names, np.ones(1)), tmp_path / "a.h5", to="keras", force=True)
         return [row[:1] + [w for _, w in row[1]] for row in ckptconv.open(tmp_path / "a.h5").details["layers"]]
 
     assert lists(["b/k", "a/k", "b/x/b"]) == [["b", "b/k:0", "b/x/b:0"], ["a", "a/k:0"]]
@@ -332,7 +332,7 @@ def test_metadata_of_mere_weights_does_not_become_a_model(suffix: str, to: str, 
         assert not {"model_config", "training_config", "model_weights"} & {*f.attrs, *f}
         assert f.attrs["author"] in ("A", b"A")
     assert [n.names for n in done.notes if n.kind == "dropped"] == [("model_config", "training_config")]
-    ckptconv.save({"e/kernel": np.ones(2)}, tmp_path / "e.h5", format="hdf5")
+    ckptconv.save({"e/kernel": np.ones(2)}, tmp_path / "e.h5", to="hdf5")
     ckptconv.convert([tmp_path / "e.h5", tmp_path / f"a{suffix}"], tmp_path / "m.h5", to="hdf5")
     assert "model_config" not in ckptconv.open(tmp_path / "m.h5").metadata
     ckptconv.convert(GOLDEN / "full_tf_keras.h5", tmp_path / "c.h5")
@@ -359,7 +359,7 @@ def test_a_keras_file_copied_as_plain_hdf5_is_no_keras_file(file: str, tmp_path:
     done = ckptconv.convert(GOLDEN / file, tmp_path / "b.h5", from_="hdf5", to="hdf5")
     assert any("weight_names" in name for n in done.notes if n.kind == "dropped" for name in n.names)
     got = ckptconv.open(tmp_path / "b.h5")
-    assert (got.format, list(got)) == ("hdf5", list(ckptconv.open(GOLDEN / file, format="hdf5")))
+    assert (got.format, list(got)) == ("hdf5", list(ckptconv.open(GOLDEN / file, from_="hdf5")))
 
 
 # --- what keras-torch refuses, and files that need more than names ------------------------------------------------

@@ -118,7 +118,7 @@ def test_weights_keep_their_places_through_several_steps(
     monkeypatch.chdir(tmp_path)
     Path("swap.toml").write_text(SWAPPING)
     names = {f"{within}{n}/kernel": i for i, n in enumerate(("a", "b", "out"))}
-    ckptconv.save({n: np.full((2, 2), i, "f4") for n, i in names.items()}, "m.h5", format="keras")
+    ckptconv.save({n: np.full((2, 2), i, "f4") for n, i in names.items()}, "m.h5", to="keras")
     for how in [{"strip_prefix": within}, {"at": within}] if within else [{}]:
         ckptconv.convert("m.h5", "o.h5", to="keras", force=True, **change, **how)
         got = ckptconv.open("o.h5")
@@ -131,7 +131,7 @@ def test_weights_keep_their_places_through_several_steps(
 def test_a_name_that_ends_as_lists_of_weights_do_keeps_its_end(suffix: str, tmp_path: Path) -> None:
     """Also where it is new: a reader takes one ":0" off, and it was the name's own."""
     names = [f"{n}{suffix}" for n in ("dense/kernel", "dense/bias", "optimizer_weights/adam/m")]
-    ckptconv.save({n: np.full(3, i, "f4") for i, n in enumerate(names)}, tmp_path / "a.h5", format="keras")
+    ckptconv.save({n: np.full(3, i, "f4") for i, n in enumerate(names)}, tmp_path / "a.h5", to="keras")
     ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.h5", to="keras", rename="dense/=d2/")
     got = {n: t.numpy()[0] for n, t in ckptconv.open(tmp_path / "b.h5").items()}
     assert got == {n.replace("dense", "d2"): i for i, n in enumerate(names)}
@@ -204,7 +204,7 @@ def test_metadata_may_not_lose_a_weight(weights: list[str], tmp_path: Path) -> N
 def test_a_long_order_survives(tmp_path: Path) -> None:
     """An attribute of HDF5 that is longer than an object header holds."""
     names = [f"{'a_long_name_' * 20}{i}/kernel" for i in range(300, 0, -1)]
-    ckptconv.save({n: np.ones((1, 1)) for n in names}, tmp_path / "a.h5", format="keras")
+    ckptconv.save({n: np.ones((1, 1)) for n in names}, tmp_path / "a.h5", to="keras")
     for via in ("x.hdf5", "x.npz"):
         back = ckptconv.open(through(tmp_path / "a.h5", via, tmp_path))
         assert back.details["layers"] == ckptconv.open(tmp_path / "a.h5").details["layers"]
@@ -229,7 +229,7 @@ def test_without_a_record_no_legacy_file_is_written(file: str, tmp_path: Path) -
             ckptconv.convert(source, tmp_path / name, to="keras")
     with pytest.raises(Unrepresentable, match=NOTHING):
         ckptconv.convert(GOLDEN / "net.weights.h5", tmp_path / "b.h5", to="keras", weights_only=True)
-    ckptconv.save({"d/kernel": np.ones((3, 4)), "d/bias": np.ones(4)}, tmp_path / "b.h5", format="keras")
+    ckptconv.save({"d/kernel": np.ones((3, 4)), "d/bias": np.ones(4)}, tmp_path / "b.h5", to="keras")
     assert lists(tmp_path / "b.h5") == {"d": ["d/kernel:0", "d/bias:0"]}
 
 

@@ -70,4 +70,4 @@ def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], object], words
     release(tmp_path)
     damage(tmp_path)
     with pytest.raises(ckptconv.CorruptCheckpoint, match=words):
-        ckptconv.open(tmp_path, format="gpt")
+        ckptconv.open(tmp_path, from_="gpt")

@@ -192,7 +192,7 @@ def test_a_zip_of_something_else_is_not_an_empty_checkpoint(tmp_path: Path) -> N
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as z:
         z.writestr("archive/data.pkl", b"")
     with pytest.raises(ckptconv.CorruptCheckpoint, match="is a zip without any"):
-        ckptconv.open(tmp_path / "a.npz", format="npz")
+        ckptconv.open(tmp_path / "a.npz", from_="npz")
 
 
 # --- what NumPy and others do that was not read, or read otherwise ------------------------------------------------
@@ -234,7 +234,7 @@ def test_bytes_without_a_dtype_have_no_byte_order(descr: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["w", "out", "layer/with.dots", "a\nb"])
 def test_one_tensor_under_any_stem(name: str, tmp_path: Path) -> None:
     ckptconv.save({name: np.arange(3)}, tmp_path / "x.safetensors")
-    report = ckptconv.convert(tmp_path / "x.safetensors", tmp_path / "out.npy", verify="full")
+    report = ckptconv.convert(tmp_path / "x.safetensors", tmp_path / "out.npy", verify=True)
     assert np.load(tmp_path / "out.npy").tolist() == [0, 1, 2]
     assert [n.names for n in report.notes if n.kind == "lossy"] == ([(f"{name} -> out",)] if name != "out" else [])
     ckptconv.verify(tmp_path / "x.safetensors", tmp_path / "out.npy")

@@ -541,7 +541,7 @@ def test_scripts(tmp_path: Path) -> None:
     assert list(got) == ["w", "constants.1"]
     assert [n.names for n in got.notes if "unnamed constants" in n.text] == [("constants.1",)]
     (tmp_path / "b.pt").write_bytes(script({"w": tensor()}))
-    assert list(ckptconv.open(tmp_path / "b.pt", format="torchscript")) == ["w"]
+    assert list(ckptconv.open(tmp_path / "b.pt", from_="torchscript")) == ["w"]
     with refused("would get one name:\n *constants.0"):
         opened(tmp_path / "a.pt", script({"constants": [tensor()]}, (tensor(),)))
 

@@ -32,7 +32,7 @@ def edited(data: bytes, changes: list[tuple[float, int]]) -> bytes:
 
 def read(path: Path, kind: str) -> None:
     with sound_or_refused():
-        read_all(ckptconv.open(path, format=kind))
+        read_all(ckptconv.open(path, from_=kind))
 
 
 @given(changes=edits)

@@ -334,10 +334,10 @@ def test_a_prefix_is_text_which_the_state_file_quotes(tmp_path: Path) -> None:
         ("", "a TensorFlow checkpoint needs a prefix"),
     ):
         with pytest.raises(UsageError, match=words):
-            ckptconv.save({"w": np.ones(2)}, f"{tmp_path}/{name}", format="tf")
+            ckptconv.save({"w": np.ones(2)}, f"{tmp_path}/{name}", to="tf")
         assert not [*tmp_path.iterdir()]
     base = 'a"\nmodel_checkpoint_path: "evil[x]*'
-    ckptconv.save({"w": np.ones(2)}, tmp_path / base, format="tf")
+    ckptconv.save({"w": np.ones(2)}, tmp_path / base, to="tf")
     state = text_format.Parse((tmp_path / "checkpoint").read_text(), pb.CheckpointState())
     assert [state.model_checkpoint_path, *state.all_model_checkpoint_paths] == [base] * 2
 
@@ -346,7 +346,7 @@ def test_a_prefix_is_text_which_the_state_file_quotes(tmp_path: Path) -> None:
 def test_interrupted_saving_is_named(left: str, tmp_path: Path) -> None:
     (tmp_path / left).write_bytes(b"")
     with refused("is incomplete: saving was interrupted, and there is no index, only parts: m.ckpt.data"):
-        ckptconv.open(tmp_path / "m.ckpt", format="tf")
+        ckptconv.open(tmp_path / "m.ckpt", from_="tf")
 
 
 def test_quantised_numbers_are_those_of_tensorflow() -> None:

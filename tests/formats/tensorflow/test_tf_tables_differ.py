@@ -78,7 +78,7 @@ def spoil(choose: random.Random, blocks: list[tuple[bytes, Block]], keys: list[b
 
 def ours(prefix: Path) -> dict[str, Any] | None:
     try:
-        return {n: t.numpy().tolist() for n, t in ckptconv.open(f"{prefix}.index", format="tf").items()}
+        return {n: t.numpy().tolist() for n, t in ckptconv.open(f"{prefix}.index", from_="tf").items()}
     except CkptError:
         return None
 
