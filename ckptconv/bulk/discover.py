@@ -78,21 +78,22 @@ class FoundCheckpoint(NamedTuple):
 
 
 def discover(
-    sources: Sequence[str], pattern: str = "", *, follow: bool = False, listed: Callable[[str], Sequence[str]] = names
-) -> list[FoundCheckpoint]:
+    sources: Sequence[str], pattern: str = "", *, skip: str = "", follow: bool = False,
+    listed: Callable[[str], Sequence[str]] = names,
+) -> list[FoundCheckpoint]:  # fmt: skip
     """Find the checkpoints in files, folders and globs, sorted by name; StorageError if a source does not exist.
 
-    pattern (UsageError if nothing matches it), follow: as `zoo` describes them. listed: gives the sorted names in a
-    folder; the rows of a manifest share it.
+    pattern (UsageError if nothing matches it), follow: as `zoo` describes them. skip: a folder that no glob
+    matches. listed: gives the sorted names in a folder; the rows of a manifest share it.
     """
     found: list[FoundCheckpoint] = []
     for source in sources:
         if is_glob(source):
-            found += _globbed(source, follow)
+            found += _globbed(source, skip, follow)
         elif is_dir(source):
             base = _called(source)
             under = "" if len(sources) == 1 or base in ("", ".", "..") else base + "/"
-            found += _search(source, under, follow)
+            found += _search(source, under, "", follow)
         else:
             found.append(_file(source, listed))
     distinct = list({f.source: f for f in found}.values())  # sources may overlap
@@ -132,36 +133,33 @@ def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoin
 # --- folders and globs ---
 
 
-def _globbed(pattern: str, follow: bool) -> list[FoundCheckpoint]:
+def _globbed(pattern: str, skip: str, follow: bool) -> list[FoundCheckpoint]:
     """The checkpoints that a shell pattern matches (`**`: any depth); output paths start at its first wildcard."""
     refuse_unlisted(pattern)
     if not is_remote(pattern):
         pattern = re.sub("/+", "/", local(pattern))
     elif pattern.startswith(EXACT):  # they have no host
         pattern = re.sub("^([^/:]+://)/+", r"\1", pattern)
-    root = fixed_part(pattern)
+    fixed = re.split(r"[*?\[]", pattern)[0]
+    root = fixed[: fixed.rfind("/") + 1]
     parts = tuple(part for part in pattern[len(root) :].split("/") if part)
     if ".." in parts:
         raise UsageError(f"{printable(redacted(pattern))}: a pattern goes down only, `..` comes before its wildcards")
-    if not (found := list(_search(root or ".", "", follow, parts))):
+    if not (found := list(_search(root or ".", "", skip, follow, parts))):
         raise UsageError(f"nothing matches {printable(redacted(pattern))}")
     return found
 
 
-def fixed_part(pattern: str) -> str:
-    """The folder of a shell pattern in which the search begins: what comes before its first wildcard."""
-    fixed = re.split(r"[*?\[]", pattern)[0]
-    return fixed[: fixed.rfind("/") + 1]
-
-
-def _search(root: str, under: str, follow: bool, parts: tuple[str, ...] = ()) -> Iterator[FoundCheckpoint]:
+def _search(
+    root: str, under: str, skip: str, follow: bool, parts: tuple[str, ...] = ()
+) -> Iterator[FoundCheckpoint]:  # fmt: skip
     """All checkpoints in a folder and below it; `under` is put before their names.
 
     parts: of a pattern, which a file or a folder above it matches. Each folder is searched once. Links to folders are
     followed where the pattern has a part for them that is not `**`; with `follow` also below `**`.
     """
     problems: list[FoundCheckpoint] = []
-    todo, seen = [(root, under)], set[object]()
+    todo, seen = [(root, under)], {_number(skip)} - {_number(root), ""}
 
     def failed(start: str, url: str, path: str, e: CkptError) -> None:
         path = start + path

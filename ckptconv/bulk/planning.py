@@ -34,7 +34,7 @@ from ..rules.library import texts
 from ..storage import files
 from ..storage.lookups import kept, once
 from ..storage.paths import file_name, inside
-from .discover import FoundCheckpoint, discover, fixed_part, is_glob
+from .discover import FoundCheckpoint, discover
 from .ledger import NAME, STRANGE, LedgerEntry, read
 from .manifest import FORMAT, Row, is_manifest
 from .manifest import read as read_manifest
@@ -105,7 +105,7 @@ def plan(
     if not given:
         raise UsageError("no source was given")
     _refuse_inside(given, folder)
-    rows = _conversions(given, options)
+    rows = _conversions(given, folder, options)
     distinct = list({(i.found.source, i.found.name, i.destination, id(i.settings)): i for i in rows}.values())
     items = _newest(distinct) if options.latest else distinct
     _name_outputs(items)
@@ -133,7 +133,7 @@ def plan(
 # --- what is to be converted ---
 
 
-def _conversions(sources: Sequence[str], options: ZooOptions) -> Iterator[Conversion]:
+def _conversions(sources: Sequence[str], folder: str, options: ZooOptions) -> Iterator[Conversion]:
     """The checkpoints of all sources, those of manifests last; a destination is '' unless a row says it."""
     prepared: dict[tuple[int, bool], tuple[Options, Options, str]] = {}
 
@@ -150,7 +150,7 @@ def _conversions(sources: Sequence[str], options: ZooOptions) -> Iterator[Conver
     pattern, default = options.pattern, Row("", "", options.settings)
     conversion(FoundCheckpoint("", "", "", ()), default)  # an error in the options concerns all
     plain = [s for s in sources if not is_manifest(s)]
-    found = discover(plain, pattern, follow=options.follow_links) if plain else []
+    found = discover(plain, pattern, skip=folder, follow=options.follow_links) if plain else []
     yield from (conversion(f, default) for f in found)
     rows = [row for s in sources if is_manifest(s) for row in read_manifest(s, options.settings)]
     listed = [(row, f) for row, f in zip(rows, _looked_up(rows), strict=True) if not pattern or f.matches(pattern)]
@@ -188,9 +188,9 @@ def _looked_up(rows: Sequence[Row]) -> Iterator[FoundCheckpoint]:
 def _refuse_inside(sources: Sequence[str], folder: str) -> None:
     """UsageError if the output folder lies in a folder that is searched: the next run would convert its outputs."""
     for source in sources:
-        root = fixed_part(source) if is_glob(source) and "**" in source else source
-        if files.is_dir(root) and f"{place(folder)}/".startswith(f"{place(root).rstrip('/')}/"):
-            raise UsageError(f"the output folder lies in the source {printable(root)}; choose one outside", url=folder)
+        if files.is_dir(source) and f"{place(folder)}/".startswith(f"{place(source).rstrip('/')}/"):
+            text = f"the output folder lies in the source {printable(source)}; choose one outside"
+            raise UsageError(text, url=folder)
 
 
 def _above(path: str) -> Iterator[str]:

@@ -26,13 +26,6 @@ EXAMPLES = """Examples:
 COLOURS = {"only in A": "red", "only in B": "green"}
 
 
-def _grouping(text: str) -> str:
-    known = ("layer", "part", "kind")
-    if text not in known:
-        raise UsageError(f"changes are summed by layer, part or kind, not by {text!r}{did_you_mean(text, known)}")
-    return text
-
-
 @takes(*READING, *(k for k in CHANGING if k != "scope"), "jobs")
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.")],
@@ -46,7 +39,7 @@ def diff(
     no_fold: Annotated[bool, typer.Option("--no-fold", help="Print a line for each tensor.")] = False,
     by: Annotated[
         str | None,
-        typer.Option("--by", metavar="layer|part|kind", parser=_grouping, help="Sum the changes, and rank the sums."),
+        typer.Option("--by", metavar="layer|part|kind", help="Sum the changes, and rank the sums."),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -59,6 +52,8 @@ def diff(
     """
     from .. import api
 
+    if by and by not in (known := ("layer", "part", "kind")):
+        raise UsageError(f"changes are summed by layer, part or kind, not by {by!r}{did_you_mean(by, known)}")
     found = api.diff(a, b, rtol=rtol, atol=atol, **options)
     if as_json:
         show.as_json(found.to_json(cast(Any, by)))

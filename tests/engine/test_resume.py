@@ -20,7 +20,6 @@ import pytest
 
 import ckptconv
 from ckptconv import api
-from ckptconv.api.options import Verify
 from ckptconv.engine import journal, run
 from ckptconv.engine.plan import Job
 from ckptconv.errors import StorageError, UsageError, VerifyError
@@ -172,7 +171,7 @@ def test_what_came_there_since_it_was_stopped_is_not_replaced(
 @pytest.mark.parametrize("verify", [True, None])
 @pytest.mark.parametrize("name", ["m.safetensors", "m.npz"])
 def test_damage_is_found_before_anything_is_replaced(
-    name: str, verify: Verify, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, verify: bool | None, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the run was killed after all was confirmed, and before it was renamed; whatever is verified otherwise."""
     out = tmp_path / name

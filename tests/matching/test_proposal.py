@@ -52,9 +52,7 @@ def test_a_check_needs_a_module(sides: tuple[Path, Path], tmp_path: Path) -> Non
     np.savez(tmp_path / "in.npz", x=W)
     check: Any = (tmp_path / "in.npz", {"y": W})
     for target in (sides[1], str(sides[1]), ckptconv.open(sides[1])):
-        with pytest.raises(
-            UsageError, match=r"check needs a torch module as the target"
-        ):
+        with pytest.raises(UsageError, match=r"check needs a torch module as the target"):
             ckptconv.match(sides[0], target, check=check)
 
 

@@ -109,7 +109,7 @@ SETS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {  # typed, be
     "Keras folder": (unpacked, ("",)),
     "dcp": (copied("torch/dcp/*", "torch/dcp/.metadata"), ("",)),
     "gpt": (gpt, ("",)),
-    "npy": (saved("", format="npy"), ("",)),
+    "npy": (saved("", to="npy"), ("",)),
     "orbax": (copied("orbax/mesh_chunks/*"), ("",)),
     "zarr": (copied("orbax/zarr/files/v2.gzip"), ("",)),
 }

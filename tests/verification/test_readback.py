@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,15 +19,15 @@ from ckptconv.output.staging import Output
 # Destination, target options.
 TARGETS: dict[str, tuple[str, dict[str, object]]] = {
     "single": ("out.safetensors", {}),
-    "no suffix": ("out", {"format": "safetensors"}),
+    "no suffix": ("out", {"to": "safetensors"}),
     "shards": ("out.safetensors", {"max_shard_size": 300_000}),
-    "bundle": ("out.ckpt", {"format": "tf", "max_shard_size": 300_000}),
-    "bundle by its index": ("out.ckpt.index", {"format": "tf"}),
+    "bundle": ("out.ckpt", {"to": "tf", "max_shard_size": 300_000}),
+    "bundle by its index": ("out.ckpt.index", {"to": "tf"}),
     "npz": ("out.npz", {}),
-    "npy": ("out", {"format": "npy"}),
-    "folder of shards": ("out/", {"format": "hf", "max_shard_size": 300_000}),
+    "npy": ("out", {"to": "npy"}),
+    "folder of shards": ("out/", {"to": "hf", "max_shard_size": 300_000}),
     "torch": ("out.pt", {}),
-    "torch shards": ("pytorch_model.bin", {"format": "torch", "max_shard_size": 300_000}),
+    "torch shards": ("pytorch_model.bin", {"to": "torch", "max_shard_size": 300_000}),
     "flax": ("out.msgpack", {}),
     "hdf5": ("out.hdf5", {}),
     "keras": ("out.h5", {}),
@@ -75,16 +76,16 @@ def headless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def damaging(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk on which a bit of each temporary file flips when all is written."""
-    confirmed = run._confirmed
+    seal = run._seal
 
-    def after(outcome: run.Outcome, out: Output, journal: object, how: run.How) -> run.Outcome:
+    def after(plan: Any, writer: Any, outcome: Any, sources: Any, out: Output, how: run.How) -> None:
+        seal(plan, writer, outcome, sources, out, how)
         for path in out.paths().values():
             raw = bytearray(Path(path).read_bytes())
             raw[len(raw) // 2] ^= 1
             Path(path).write_bytes(raw)
-        return confirmed(outcome, out, journal, how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(run, "_confirmed", after)
+    monkeypatch.setattr(run, "_seal", after)
 
 
 @pytest.mark.many
