@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import UsageError
 from .messages import did_you_mean
@@ -15,28 +16,29 @@ if TYPE_CHECKING:
 Kind = Literal["f", "i", "u", "b", "c", "s", "x"]  # float, int, uint, bool, complex, string, opaque
 
 
-class DType(NamedTuple):
+@dataclass(frozen=True, eq=False, repr=False)
+class DType:
     """One element type: a row of `DTYPES`.
 
     name: as options spell it. itemsize: bytes per element; types of less than a byte take the low bits of one byte, and
-    0 is for strings. kind: f float, i int, u uint, b bool, c complex, s string, x opaque. numpy, tf, safetensors,
-    torch, storage: what NumPy or ml_dtypes, TensorFlow (the number in DataType), safetensors, torch, and old storage
-    classes of torch call it; '' or 0 if they lack it.
+    0 is for strings. kind: f float, i int, u uint, b bool, c complex, s string, x opaque. numpy_name, tf, safetensors,
+    torch_name, storage: what NumPy or ml_dtypes, TensorFlow (the number in DataType), safetensors, torch, and old
+    storage classes of torch call it; '' or 0 if they lack it. numpy.dtype(d) and numpy.empty(shape, d) take it.
     """
 
     name: str
     itemsize: int
     kind: Kind
-    numpy: str  # name in numpy or ml_dtypes; also the spelling of Flax
+    numpy_name: str  # name in numpy or ml_dtypes; also the spelling of Flax
     tf: int  # DataType enum
     safetensors: str
-    torch: str  # torch.<name>
+    torch_name: str  # torch.<name>
     storage: str  # torch legacy storage class, without "Storage"
 
     @property
-    def np(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[Any]:
         """The numpy dtype (from ml_dtypes for bfloat16, float8, int4 and the like)."""
-        return _numpy_dtype(self.numpy)
+        return _numpy_dtype(self.numpy_name)
 
     @property
     def carrier(self) -> str:

@@ -17,19 +17,19 @@ def test_sizes_and_kinds_are_those_of_numpy(row: DType) -> None:
     """ml_dtypes has no kinds that tell its types apart, but limits of floats and of whole numbers."""
     import ml_dtypes
 
-    assert row.np.name == row.numpy
+    assert row.dtype.name == row.numpy_name
     if row.kind in "sx":
-        assert (row.name, row.itemsize, row.numpy) in {("string", 0, "object"), ("float4_e2m1fn_x2", 1, "uint8")}
+        assert (row.name, row.itemsize, row.numpy_name) in {("string", 0, "object"), ("float4_e2m1fn_x2", 1, "uint8")}
         return
-    assert row.np.itemsize == row.itemsize
-    assert row.name == row.numpy
+    assert row.dtype.itemsize == row.itemsize
+    assert row.name == row.numpy_name
     if row.kind == "f":
-        assert ml_dtypes.finfo(row.np).bits == int(re.search(r"\d+", row.name)[0])  # type: ignore[index]
+        assert ml_dtypes.finfo(row.dtype).bits == int(re.search(r"\d+", row.name)[0])  # type: ignore[index]
     elif row.kind in "iu":
-        assert (ml_dtypes.iinfo(row.np).min < 0) is (row.kind == "i")
-        assert ml_dtypes.iinfo(row.np).bits == int(row.name.strip("uint"))
+        assert (ml_dtypes.iinfo(row.dtype).min < 0) is (row.kind == "i")
+        assert ml_dtypes.iinfo(row.dtype).bits == int(row.name.strip("uint"))
     else:
-        assert row.kind == row.np.kind
+        assert row.kind == row.dtype.kind
 
 
 def test_numbers_are_those_of_tensorflow() -> None:
@@ -45,13 +45,13 @@ def test_numbers_are_those_of_tensorflow() -> None:
 def test_names_are_those_of_torch() -> None:
     torch = pytest.importorskip("torch")
     for row in DTYPES.values():
-        if row.torch:
-            assert getattr(torch, row.torch).itemsize == row.itemsize
-            assert row.torch == row.name
+        if row.torch_name:
+            assert getattr(torch, row.torch_name).itemsize == row.itemsize
+            assert row.torch_name == row.name
         elif row.name not in {"int2", "int4", "uint2", "uint4"}:  # of which torch has hollow ones, without operations
             assert not hasattr(torch, row.name)
         if row.storage:
-            assert getattr(torch, f"{row.storage}Storage").dtype is getattr(torch, row.torch)
+            assert getattr(torch, f"{row.storage}Storage").dtype is getattr(torch, row.torch_name)
 
 
 def test_spellings_are_those_of_safetensors() -> None:
@@ -59,7 +59,7 @@ def test_spellings_are_those_of_safetensors() -> None:
     theirs = pytest.importorskip("safetensors.torch")
     for spelling, kind in theirs._TYPES.items():
         (row,) = [row for row in DTYPES.values() if row.safetensors == spelling]
-        assert kind is getattr(torch, row.torch or row.name)
+        assert kind is getattr(torch, row.torch_name or row.name)
     assert {row.safetensors for row in DTYPES.values()} <= {*safetensors.ORDER, ""}
 
 
@@ -117,7 +117,7 @@ def test_casts() -> None:
 def test_rows_of_numpy_dtypes() -> None:
     for row in DTYPES.values():
         if row.kind not in "sx":
-            assert of_numpy(row.np) is row
+            assert of_numpy(row.dtype) is row
     assert of_numpy(np.dtype(">f4")).name == "float32"
     for kind in ("O", "S3", "U2", "V4", "M8[s]"):
         with pytest.raises(UsageError, match=r"a NumPy array of dtype .* cannot be stored in a checkpoint"):

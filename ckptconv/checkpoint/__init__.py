@@ -135,6 +135,11 @@ class Checkpoint(Mapping[str, Tensor]):
         """Names and tensors."""
         return self.tensors.items()
 
+    def __dir__(self) -> list[str]:
+        """What a user needs; rooms that make and change checkpoints use more."""
+        words = "details format get items keys metadata nbytes notes numpy ties torch urls values"
+        return words.split()
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, word: str) -> Any:

@@ -84,6 +84,18 @@ class Tensor(Stored):
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
+    def __dlpack__(self, **how: Any) -> Any:
+        """Read the whole tensor for torch.as_tensor(t) and the like."""
+        return self.numpy().__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The processor."""
+        return 1, 0
+
+    def __dir__(self) -> list[str]:
+        """What a user needs; rooms that make and move tensors use more."""
+        return ["dtype", "name", "nbytes", "ndim", "numpy", "role", "shape", "size", "torch"]
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, word: str) -> Any:

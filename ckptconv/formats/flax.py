@@ -47,7 +47,7 @@ ARRAY, COMPLEX, SCALAR = 1, 2, 3
 CHUNKED = "__msgpack_chunked_array__"
 MAX_ARRAY = 2**32 - 2**10  # bytes; the format counts those of a value with 32 bits
 WINDOW = 65536
-ROWS = {row.numpy: row for row in DTYPES.values() if row.kind not in "sx"}
+ROWS = {row.numpy_name: row for row in DTYPES.values() if row.kind not in "sx"}
 FOREIGN = re.compile(  # dtypes of NumPy and ml_dtypes that are not in the table
     r"object|(str|bytes|void)\d*|(datetime|timedelta)64(\[\w+\])?|float(96|128)|complex(192|256)|u?int[124]|float[468]_e\dm\d\w*"
 )
@@ -380,7 +380,7 @@ class Packed:
 
     def array(self, t: Tensor) -> None:
         inner = b"\x93" + _head(0x90, 15, (0, 0xDC, 0xDD), len(t.shape)) + b"".join(map(_number, t.shape))
-        inner += _text(t.dtype.numpy) + _head(0, -1, (0xC4, 0xC5, 0xC6), t.nbytes)
+        inner += _text(t.dtype.numpy_name) + _head(0, -1, (0xC4, 0xC5, 0xC6), t.nbytes)
         size = len(inner) + t.nbytes
         fixed = {1: b"\xd4", 2: b"\xd5", 4: b"\xd6", 8: b"\xd7", 16: b"\xd8"}.get(size)
         self.run += [fixed or _head(0, -1, (0xC7, 0xC8, 0xC9), size), bytes([ARRAY]), inner]

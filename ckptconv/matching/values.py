@@ -67,7 +67,7 @@ def fingerprints(tensors: Iterable[Tensor], workers: int) -> dict[str, Print]:
 
 
 def _number(raw: Array, t: Tensor) -> float:
-    return abs(complex(raw.view(t.dtype.np)[0]))
+    return abs(complex(raw.view(t.dtype.dtype)[0]))
 
 
 PROBE = 256  # elements that are compared before all are

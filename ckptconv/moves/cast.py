@@ -50,11 +50,11 @@ def element(x: float, kind: DType) -> Array:
     ConversionError if that is another number: a fraction, out of range, or so small that it becomes zero.
     """
     with np.errstate(all="ignore"):
-        made: Array = strict(np.array([x]).astype(kind.np), kind).reshape(())
+        made: Array = strict(np.array([x]).astype(kind.dtype), kind).reshape(())
         back = complex(made.astype("c16"))
     if back == x or (x != x and back != back):
         return made
-    if kind.kind not in "fc" or not (0 < abs(x) <= float(finfo(kind.np).max) and np.isfinite(back) and back):
+    if kind.kind not in "fc" or not (0 < abs(x) <= float(finfo(kind.dtype).max) and np.isfinite(back) and back):
         raise ConversionError(f"{kind} cannot hold the number {x:g}")
     return made
 
@@ -115,7 +115,7 @@ OPS: dict[str, Callable[[Array, DType, float], Array]] = {
 
 def transform(raw: Array, kind: DType, ops: Sequence[str], to: DType) -> tuple[Array, Loss]:
     """Apply operations to contiguous elements (as carriers) and cast; returns carriers of the target's width."""
-    a = strict(raw.view(kind.np), kind) if kind.kind != "x" else raw
+    a = strict(raw.view(kind.dtype), kind) if kind.kind != "x" else raw
     for op in ops:
         name, _, number = op.partition(":")
         a = OPS[name](a, kind, float(number or 0))
@@ -138,7 +138,7 @@ def cast(a: Array, kind: DType, to: DType) -> tuple[Array, Loss]:
             a = _round_to_odd(a)  # ml_dtypes converts through float32 and would round twice
         if NO_ZERO in (kind.name, to.name) and kind.itemsize == to.itemsize:
             a = a.astype(np.float32)  # exactly; ml_dtypes does not know these casts
-        out = _to_half(a) if (kind.name, to.name) == ("float32", "float16") else a.astype(to.np)
+        out = _to_half(a) if (kind.name, to.name) == ("float32", "float16") else a.astype(to.dtype)
         if _holds(to, kind):
             return out, Loss()
         return out, lost(source, out, to)
@@ -147,11 +147,11 @@ def cast(a: Array, kind: DType, to: DType) -> tuple[Array, Loss]:
 @cache
 def _holds(to: DType, kind: DType) -> bool:
     """Whether no finite value of `kind` becomes infinite, NaN or, not being zero, zero when it is cast to `to`."""
-    wide = finfo(to.np)
+    wide = finfo(to.dtype)
     if kind.kind in "iub":
         largest = 1 if kind.kind == "b" else max(map(abs, limits(kind)))
         return to.name != NO_ZERO and largest <= float(wide.max)
-    narrow = finfo(kind.np)
+    narrow = finfo(kind.dtype)
     within = float(wide.min) <= float(narrow.min) and float(narrow.max) <= float(wide.max)
     return within and float(wide.smallest_subnormal) <= float(narrow.smallest_subnormal)
 
@@ -222,7 +222,7 @@ def _to_int(a: Array, kind: DType, to: DType) -> Array:
         raise ConversionError(f"{kind} is not cast to {to}: fractions would be lost")
     if a.size and kind.kind != "b" and (int(a.min()) < low or int(a.max()) > high):
         raise ConversionError(f"values from {int(a.min())} to {int(a.max())} do not fit {to}")
-    return a.astype(to.np)
+    return a.astype(to.dtype)
 
 
 def _round_to_odd(a: Array) -> Array:
@@ -242,7 +242,7 @@ def numbers(raw: Array, kind: DType) -> Array:
     """A window's bytes as real numbers of a type that NumPy can compute with; empty for opaque elements."""
     if kind.kind == "x":
         return np.empty(0, np.float32)
-    flat = raw.view(kind.np)
+    flat = raw.view(kind.dtype)
     if kind.kind == "c":
         with np.errstate(over="ignore"):
             magnitude: Array = np.abs(flat)

@@ -153,7 +153,7 @@ def _without(
                 if filled
                 else ("what would be cut off is not padding", "a rule with `crop` cuts it off")
             )
-            found = elements[odd[0]].view(padding.dtype.np)[0]
+            found = elements[odd[0]].view(padding.dtype.dtype)[0]
             raise ConversionError(
                 f"{printable(padding.name)}: {what}: at {index} it is {found}, not {value:g}; {way} all the same"
             )
@@ -246,7 +246,7 @@ def _dequantised(q: Stored, held: Mapping[str, Array], axis: int | None, sources
     inner = prod(q.shape[axis + 1 :]) if axis is not None else 1
     lo = 0
     for view in windows(q, sources, WINDOW * q.dtype.itemsize):
-        values = view.view(q.dtype.np)
+        values = view.view(q.dtype.dtype)
         channel = np.arange(lo, lo + len(values)) // inner % len(scale)
         with np.errstate(all="ignore"):
             made = (values.astype(kind) - zero[channel].astype(kind)).astype(wide) * scale[channel].astype(wide)
@@ -266,7 +266,7 @@ def _summed_up(name: str, shape: tuple[int, ...], held: Mapping[str, Array], val
         raise CorruptCheckpoint(f"its sparse indices do not fit its shape {list(shape)}: {e}", tensor=name) from None
     # torch adds up blocks of half floats as float32, but not single ones
     blocks = "indices" not in held and len(values.shape) == 3 and values.dtype.name in HALVES
-    wide = DTYPES["float32"].np if blocks else values.dtype.np
+    wide = DTYPES["float32"].dtype if blocks else values.dtype.dtype
     order = np.argsort(at, kind="stable")
     at, elements, size = at[order], held["values"].reshape(-1)[order], prod(shape)
     for lo in range(0, size, BLOCK):
@@ -274,7 +274,7 @@ def _summed_up(name: str, shape: tuple[int, ...], held: Mapping[str, Array], val
         out = np.zeros(min(BLOCK, size - lo), wide)
         with np.errstate(all="ignore"):
             np.add.at(out, at[first:last] - lo, elements[first:last])
-            yield out.astype(values.dtype.np, copy=False).view("u1")
+            yield out.astype(values.dtype.dtype, copy=False).view("u1")
 
 
 def _places(shape: tuple[int, ...], held: Mapping[str, Array]) -> Array:

@@ -383,7 +383,7 @@ def read_array(t: Stored, sources: Sources | None = None) -> Array:
     fill_array(t, target, sources)
     if not t.count and is_vast(t.shape):
         raise UsageError(f"NumPy cannot represent the shape {list(t.shape)}, although it is empty", tensor=t.name)
-    return target.view(t.dtype.np).reshape(t.shape)
+    return target.view(t.dtype.dtype).reshape(t.shape)
 
 
 def fill_array(t: Stored, target: Array, sources: Sources) -> None:

@@ -59,7 +59,7 @@ def to_array(tensor: torch.Tensor) -> Array:
     contiguous = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     narrow: Any = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
     flat = contiguous.reshape(-1).view(narrow[contiguous.element_size()]).numpy()
-    shaped: Array = flat.view(kind.np).reshape(tuple(tensor.shape))
+    shaped: Array = flat.view(kind.dtype).reshape(tuple(tensor.shape))
     return shaped
 
 

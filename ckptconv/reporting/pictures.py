@@ -107,7 +107,7 @@ def scan(t: Tensor, sources: Sources, *, heat: bool = True, outlier: float = OUT
 
 def _oddities(odd: dict[str, Odd], flat: Array, at: int, t: Tensor, seen: tuple[int, int, int]) -> None:
     """Count what is odd about a window. seen: how many of its values are zero, NaN and infinite."""
-    size, (zeros, nan, inf), info = np.abs(flat), seen, finfo(t.dtype.np)
+    size, (zeros, nan, inf), info = np.abs(flat), seen, finfo(t.dtype.dtype)
     most, low = float(info.max), size < float(info.smallest_normal)
     masks = {
         "nan": np.isnan(flat) if nan else None,
@@ -250,7 +250,7 @@ def region(t: Tensor, rectangle: Sequence[int], sources: Sources) -> Region:
             flat = numbers(raw, t.dtype)
             heat.take(flat, at)
             if single:  # as the dtype prints them: no digit is lost
-                texts += [str(x) for x in raw.view(t.dtype.np)]
+                texts += [str(x) for x in raw.view(t.dtype.dtype)]
             at += flat.size
     lines = [texts[k : k + heat.wide] for k in range(0, len(texts), heat.wide)]
     return Region(shape, heat.cells, lines if single else None)

@@ -33,15 +33,15 @@ def bits(kind: DType, shape: tuple[int, ...], seed: int = SEED) -> np.ndarray[An
     if small := re.fullmatch(r"(int|uint|float)([24])(_e2m1fn)?", kind.name):
         width = 8 - int(small[2])
         raw = (raw << width).view("i1" if small[1] == "int" else "u1") >> width
-    return np.ascontiguousarray(raw).reshape(-1).view(kind.np).reshape(shape)
+    return np.ascontiguousarray(raw).reshape(-1).view(kind.dtype).reshape(shape)
 
 
 def edges(kind: DType) -> np.ndarray[Any, Any]:
     """Zeros and the smallest subnormals of both signs, NaNs with payloads, and infinities."""
     word = kind.itemsize * 8
     top, ones = 1 << (word - 1), (1 << word) - 1
-    odd = np.array([0, top, 1, top | 1, ones, ones >> 1, ones - 2], f"u{kind.itemsize}").view(kind.np)
-    return np.concatenate([odd, np.array([np.inf, -np.inf], kind.np)])
+    odd = np.array([0, top, 1, top | 1, ones, ones >> 1, ones - 2], f"u{kind.itemsize}").view(kind.dtype)
+    return np.concatenate([odd, np.array([np.inf, -np.inf], kind.dtype)])
 
 
 def zoo() -> Checkpoint:

@@ -42,7 +42,7 @@ def filled(shapes: dict[str, list[int]], dtype: str) -> Checkpoint:
     for name, shape in shapes.items():
         count = np.arange(prod(shape), dtype=np.uint64)
         numbers = ((zlib.crc32(name.encode()) + count * 2654435761) % 2**24).astype(np.float32) / np.float32(2**23)
-        array = (numbers - np.float32(0.75)).reshape(shape).astype(DTYPES[dtype].np)
+        array = (numbers - np.float32(0.75)).reshape(shape).astype(DTYPES[dtype].dtype)
         out[name] = contiguous(name, DTYPES[dtype], shape, Held(array.view(DTYPES[dtype].carrier)))
     return Checkpoint(out)
 

@@ -101,7 +101,7 @@ def many(folder: Path) -> Checkpoint:
     tensors: dict[str, Tensor] = {}
     blob = b""
     for i, kind in enumerate(["float32", "int8", "float64", "bool", "uint16", "complex64"] * 20):
-        array = rng.integers(0, 2, int(rng.integers(0, 40))).astype(DTYPES[kind].np)
+        array = rng.integers(0, 2, int(rng.integers(0, 40))).astype(DTYPES[kind].dtype)
         span = Span(
             str(folder / "blob"), len(blob), array.nbytes, f"crc32c:{checksum.crc('crc32c', array.tobytes()):08x}"
         )

@@ -30,7 +30,7 @@ def reference(checkpoint: Checkpoint, metadata: dict[str, str] | None = None) ->
     arrays = {n: np.asarray(t.numpy(), order="C") for n, t in checkpoint.items()}
     specs = {
         n: safetensors.TensorSpec(
-            dtype=checkpoint[n].dtype.torch, shape=list(a.shape), data_ptr=a.ctypes.data, data_len=a.nbytes
+            dtype=checkpoint[n].dtype.torch_name, shape=list(a.shape), data_ptr=a.ctypes.data, data_len=a.nbytes
         )
         for n, a in arrays.items()
     }

@@ -198,7 +198,7 @@ def test_losses_are_counted_whatever_the_widths(kind: DType) -> None:
     """Between any two dtypes, as the values in float64 tell; float16 and bfloat16 have the same width."""
     numbers = np.arange(2 if kind.kind == "b" else 4 if kind.name[-1] == "2" else 16).astype("u1")
     low_bits = kind.itemsize == 1 and kind.kind in "iub"
-    whole = numbers.astype(kind.np) if low_bits else np.asarray([*EXTREMES, *numbers]).astype(kind.np)
+    whole = numbers.astype(kind.dtype) if low_bits else np.asarray([*EXTREMES, *numbers]).astype(kind.dtype)
     for to in DTYPES.values():
         if to.kind not in "fc" or to == kind:
             continue
@@ -230,7 +230,7 @@ def test_parts_of_complex_numbers_are_counted() -> None:
 )
 def test_what_does_not_fit_an_integer_is_refused(value: float, kind: str, to: str, words: str) -> None:
     with pytest.raises(ConversionError, match=words):
-        cast(np.array([value], DTYPES[kind].np), DTYPES[kind], DTYPES[to])
+        cast(np.array([value], DTYPES[kind].dtype), DTYPES[kind], DTYPES[to])
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_what_does_not_fit_an_integer_is_refused(value: float, kind: str, to: st
     ],
 )
 def test_what_just_fits_an_integer(values: list[int], kind: str, to: str) -> None:
-    out, loss = cast(np.array(values, DTYPES[kind].np), DTYPES[kind], DTYPES[to])
+    out, loss = cast(np.array(values, DTYPES[kind].dtype), DTYPES[kind], DTYPES[to])
     assert out.astype("i4").tolist() == values
     assert loss == (0, 0)
 
@@ -266,7 +266,7 @@ LOOSE_BYTES = {
 
 def _dirty(kind: str, folder: Path, suffix: str) -> Any:
     """An array whose bytes other programs could have written, in memory or in a file."""
-    array = np.array(DIRTY, "u1").view(DTYPES[kind].np)
+    array = np.array(DIRTY, "u1").view(DTYPES[kind].dtype)
     path = folder / f"w{suffix}"
     if suffix == ".pt":
         torch = pytest.importorskip("torch")

@@ -214,7 +214,9 @@ def test_rows_are_transposed_together_also_where_they_are_cast(to: str) -> None:
     sources, target = Recorded(RAW), memoryview(bytearray(MB * kind.itemsize))
     fill((piece,), sources, target, 0, 8 * MB, Log())  # type: ignore[arg-type]
     assert sources.calls == [(0, MB)]
-    assert (np.frombuffer(target, kind.np).reshape(1024, 1024) == np.frombuffer(RAW, "u1").reshape(1024, 1024).T).all()
+    assert (
+        np.frombuffer(target, kind.dtype).reshape(1024, 1024) == np.frombuffer(RAW, "u1").reshape(1024, 1024).T
+    ).all()
 
 
 @pytest.mark.parametrize(("offset", "stride"), [(0, 1), (1, 1), (0, 2)])
@@ -356,8 +358,8 @@ OPERATIONS = [
 @pytest.mark.parametrize(("op", "kind", "given", "want"), OPERATIONS)
 def test_operations_by_name(op: str, kind: str, given: list[Any], want: list[Any]) -> None:
     dt = DTYPES[kind]
-    out, loss = transform(np.array(given, dt.np).view(dt.carrier), dt, (op,), dt)
-    assert out.tobytes() == np.array(want, dt.np).tobytes()
+    out, loss = transform(np.array(given, dt.dtype).view(dt.carrier), dt, (op,), dt)
+    assert out.tobytes() == np.array(want, dt.dtype).tobytes()
     assert loss == Loss()
 
 
@@ -377,7 +379,7 @@ BEYOND = [
 def test_numbers_that_the_dtype_does_not_hold(op: str, kind: str, given: list[Any], words: str) -> None:
     dt = DTYPES[kind]
     with pytest.raises(ConversionError, match=words):
-        transform(np.array(given, dt.np).view(dt.carrier), dt, (op,), dt)
+        transform(np.array(given, dt.dtype).view(dt.carrier), dt, (op,), dt)
 
 
 @pytest.mark.parametrize(

@@ -680,7 +680,7 @@ def test_what_is_known_of_a_tensor_goes_with_it(how: str) -> None:
 
 def test_only_floats_are_cast() -> None:
     kinds = ("float64", "float16", "bfloat16", "int32", "bool", "complex64")
-    before = Checkpoint({k: held(k, np.ones(1).astype(DTYPES[k].np)) for k in kinds})
+    before = Checkpoint({k: held(k, np.ones(1).astype(DTYPES[k].dtype)) for k in kinds})
     found = passes.cast(before, DTYPES["float16"])
     assert [t.dtype.name for t in found.values()] == ["float16", "float16", "float16", "int32", "bool", "complex64"]
     for kind in ("int8", "bool", "complex64", "string"):

@@ -30,7 +30,7 @@ def scaled(op: str, layout: str = "h k -> k h") -> Converter:
 
 
 NUMBERS = np.linspace(-3, 3, 28, dtype="f4").reshape(4, 7)
-HALF = DTYPES["bfloat16"].np
+HALF = DTYPES["bfloat16"].dtype
 ROOT = np.float32(7**0.5)
 # operation: what it is on float32, what its inverse is
 SCALES = {
@@ -47,7 +47,7 @@ SCALES = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("op", SCALES)
 def test_each_product_is_rounded_once(op: str, dtype: str) -> None:
-    kind = DTYPES[dtype].np
+    kind = DTYPES[dtype].dtype
     forward, backward = SCALES[op]
     before = NUMBERS.astype(kind)
     made = apply(scaled(op), held(a=before))

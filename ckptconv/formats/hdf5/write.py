@@ -112,7 +112,7 @@ class Skeleton:
         plan.set_obj_track_times(False)
         if not text:  # whose elements are pointers and need a fill value
             plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        own = kind.np.newbyteorder("<") if kind.name in NAMED and not text else np.dtype(f"V{kind.itemsize or 1}")
+        own = kind.dtype.newbyteorder("<") if kind.name in NAMED and not text else np.dtype(f"V{kind.itemsize or 1}")
         stored = h5py.h5t.py_create(h5py.string_dtype("utf-8") if text else own, logical=True)
         space = h5py.h5s.create_simple(tensor.shape)
         created = h5py.h5d.create(parent, name, stored, space, dcpl=plan, lcpl=self._link_plan)

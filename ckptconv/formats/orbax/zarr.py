@@ -107,7 +107,7 @@ def tensor(array: Array, chunks: Mapping[Place, Value], name: str, room: Room) -
         return contiguous(name, array.kind, array.shape, Held.of(b"")), 0
     inline = sum(len(v.data) for v in chunks.values() if v.data is not None)
     room.take((PART + AXIS * len(array.shape)) * (1 + len(chunks)) + INLINE * inline, "arrays and chunks")
-    steps, zero, still = c_strides(array.shape), Held(np.zeros(1, array.kind.np)), (0,) * len(array.shape)
+    steps, zero, still = c_strides(array.shape), Held(np.zeros(1, array.kind.dtype)), (0,) * len(array.shape)
     parts, absent = list[Part](), 0
     for start, shape, value in _boxes(array, chunks, room):
         data = _data(array, shape, value) if value else zero

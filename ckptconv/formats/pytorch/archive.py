@@ -225,7 +225,7 @@ class TorchWriter:
     placed: Checkpoint | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
-        return "" if tensor.dtype.torch else f"torch has no dtype {tensor.dtype}"
+        return "" if tensor.dtype.torch_name else f"torch has no dtype {tensor.dtype}"
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "torch")
@@ -312,7 +312,7 @@ def _frame(kind: DType, memo: _Memo) -> tuple[bytes, bytes, int]:
         make, storage, typed, units = "_rebuild_tensor_v2", f"ctorch\n{kind.storage}Storage\n", b"", 1
     else:
         make, storage, units = "_rebuild_tensor_v3", "ctorch.storage\nUntypedStorage\n", kind.itemsize
-        typed = memo.once(f"ctorch\n{kind.torch}\n".encode())
+        typed = memo.once(f"ctorch\n{kind.torch_name}\n".encode())
     call = memo.once(f"ctorch._utils\n{make}\n".encode())
     return call + b"((" + memo.once(_text("storage")) + memo.once(storage.encode()), b")R" + typed + b"tR", units
 

@@ -81,7 +81,7 @@ def _tensors(archive: Archive, raw: bytes) -> dict[str, View]:
             storages[path] = Storage(type_, path, data, size, swapped=archive.swapped)
         if archive.swapped and storages[path].type.row != row:
             raise CorruptCheckpoint("shares big-endian data with a tensor of another dtype", tensor=name)
-        out[name] = look(storages[path], TorchType(row.torch or row.name, row), offset, sizes, strides)
+        out[name] = look(storages[path], TorchType(row.torch_name or row.name, row), offset, sizes, strides)
     return out
 
 

@@ -135,7 +135,7 @@ class Hollow:
         if type(first) is Storage and len(state) == 4 and self.kind in (None, first.type) and self.value is None:
             row = first.type.row
             if row is not None and not first.type.quantised:
-                made = look(first, TorchType(row.torch, row), *state[1:])
+                made = look(first, TorchType(row.torch_name, row), *state[1:])
         elif type(first) is View and len(state) == 5 and self.kind is None and self.value is None:
             made = first
         if made is None:
@@ -207,7 +207,7 @@ def typed(storage: Any, *, quantised: bool = False) -> TorchType:
         raise UnsafeCheckpoint(f"a tensor without a quantiser lies in {kind.name}")
     if kind == UNTYPED:
         return TorchType("uint8", BYTE)
-    return TorchType(kind.row.torch if kind.row else kind.name, kind.row)
+    return TorchType(kind.row.torch_name if kind.row else kind.name, kind.row)
 
 
 WRAPPED = "torch._utils._rebuild_wrapper_subclass"
@@ -518,7 +518,7 @@ _UTILS: dict[str, Callable[..., Any]] = {
     "_rebuild_xla_tensor": device_tensor,
     "_rebuild_device_tensor_from_cpu_tensor": device_tensor,
 }
-_TYPES = {row.torch: TorchType(row.torch, row) for row in DTYPES.values() if row.torch}
+_TYPES = {row.torch_name: TorchType(row.torch_name, row) for row in DTYPES.values() if row.torch_name}
 _FROM_TYPE: dict[str, Callable[..., Any]] = {"_rebuild_from_type_v2": from_type, "_rebuild_from_type": from_type_v1}
 
 

@@ -376,7 +376,7 @@ class ArrayType:
         """What torch.from_numpy makes of it, or ''."""
         kind = self.numpy()
         row = DTYPES.get(kind.name)
-        return row.torch or "" if row and kind.isnative and kind.kind in "biufc" else ""
+        return row.torch_name or "" if row and kind.isnative and kind.kind in "biufc" else ""
 
 
 class PickledArray:
@@ -474,7 +474,7 @@ _JAX = (
     ("jax._src.array", "_reconstruct_array"), ("jax._src.device_array", "reconstruct_device_array"),
     ("jax.interpreters.xla", "reconstruct_device_array"),
 )  # fmt: skip
-_ML_DTYPES = {row.numpy for row in DTYPES.values()} - {*_SCALARS, "object"}
+_ML_DTYPES = {row.numpy_name for row in DTYPES.values()} - {*_SCALARS, "object"}
 
 NUMPY: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): Known("ndarray"),

@@ -210,7 +210,7 @@ class Graph:
         self.filled -= count * kind.itemsize - len(data)
         if self.filled < 0:
             raise UnsafeCheckpoint(f"{len(data)} bytes claim to be {list(shape)} of {kind}")
-        held = np.frombuffer(data or bytes(kind.itemsize), kind.np)
+        held = np.frombuffer(data or bytes(kind.itemsize), kind.dtype)
         if len(held) >= count:
             return contiguous(name, kind, shape, Held(held[:count].reshape(shape)))
         first = Part(Held(held), kind, (len(held),), 0, (1,), 0, (1,))

@@ -297,9 +297,9 @@ def zoo() -> dict[str, Tensor]:
 
     def random(row: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         count = int(np.prod(shape, dtype=int)) * row.itemsize
-        return rng.integers(0, 2 if row.kind == "b" else 256, count, np.uint8).view(row.np).reshape(shape)
+        return rng.integers(0, 2 if row.kind == "b" else 256, count, np.uint8).view(row.dtype).reshape(shape)
 
-    rows = [row for row in DTYPES.values() if row.torch]
+    rows = [row for row in DTYPES.values() if row.torch_name]
     shapes = [(), (3,), (2, 0), (4, 5), (1, 2, 1)]
     return {
         f"{row.name}/{shape}": contiguous(f"{row.name}/{shape}", row, shape, held("", random(row, shape)).parts[0].data)
@@ -316,7 +316,7 @@ def test_torch_loads_what_is_written(mmap: bool, tmp_path: Path) -> None:
     got = torch.load(tmp_path / "out.pt", weights_only=True, mmap=mmap)
     assert list(got) == list(tensors)
     for name, t in tensors.items():
-        assert str(got[name].dtype) == f"torch.{t.dtype.torch}"
+        assert str(got[name].dtype) == f"torch.{t.dtype.torch_name}"
         assert tuple(got[name].shape) == t.shape
         assert got[name].is_contiguous()
         assert not got[name].requires_grad

@@ -33,7 +33,7 @@ def random(kind: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
         raw &= (1 << LOW[kind]) - 1
         if kind.startswith("int"):
             raw = (raw << (8 - LOW[kind])).view("i1") >> (8 - LOW[kind])
-    return np.ascontiguousarray(raw).view(row.np).reshape(shape)
+    return np.ascontiguousarray(raw).view(row.dtype).reshape(shape)
 
 
 def save(prefix: Path | str, arrays: dict[str, np.ndarray]) -> None:
@@ -51,7 +51,7 @@ def save_parts(prefix: Path, name: str, parts: dict[str, np.ndarray]) -> None:
 
 def writable(kind: str) -> bool:
     try:
-        tf.constant(np.zeros(1, dtype(kind).np))
+        tf.constant(np.zeros(1, dtype(kind).dtype))
     except (TypeError, ValueError, NotImplementedError):
         return False
     return True
