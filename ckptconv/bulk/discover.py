@@ -3,6 +3,7 @@
     model.ckpt-100.index + .data-00000-of-00002 + .meta     one: model.ckpt-100
     model.ckpt-00000-of-00003 ... (version 1)               one: its first file
     x.safetensors.index.json + x-00001-of-00003.safetensors one: the index, which names its shards
+    shard-00001-model-00001-of-00001.safetensors, shard-... one: the first of these, which hold parts of tensors
     export/saved_model.pb + variables/                      one: the folder
     arrays/*.npy and nothing else                           one: the folder
     run/3/params/manifest.ocdbt, step_1/target.w/.zarray    one: run/3/params, step_1
@@ -28,7 +29,7 @@ from stat import S_ISDIR
 from typing import NamedTuple
 
 from ..errors import AmbiguousFormat, CkptError, UnsafeCheckpoint, UsageError
-from ..formats import detect, huggingface, shard_index, table
+from ..formats import detect, huggingface, safetensors, shard_index, table
 from ..formats.orbax import ocdbt as orbax
 from ..formats.table import DISTRIBUTED, SAVED_MODEL
 from ..formats.tensorflow.bundle import STATE_FILE, is_state
@@ -116,7 +117,7 @@ def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoin
     """The checkpoint of a single source: a file, or a prefix with all its files."""
     folder, base = split(source)[0], file_name(source)
     status = stat(source)
-    stem = ENDS.split(base)[0]
+    stem = "shard-" if safetensors.SHARD.fullmatch(base) else ENDS.split(base)[0]
     if status is None or stem != base:
         here = listed(folder)
         start = bisect_left(here, stem)
@@ -311,6 +312,18 @@ def sets(folder: str, left: dict[str, Stat], under: str, names: Iterable[str]) -
         pieces = _pieces(join(folder, n)) if n in left else None
         if pieces is not None:
             yield take(n, *split_suffix(n), [n, *pieces])
+    parts = safetensors.shards(left)
+    if parts and _are_joined(join(folder, parts[0])):
+        model = huggingface.pieces(list(names))  # unless another is: the two would have one name
+        yield take(parts[0], "model" if model else "shards", ".safetensors", parts)
+
+
+def _are_joined(url: str) -> bool:
+    """Whether the shards of a distributed run are one checkpoint: only if the first says so, or cannot be read."""
+    try:
+        return detect.detect(url).name == detect.INDEX
+    except CkptError:
+        return True
 
 
 def _pieces(url: str) -> list[str] | None:
