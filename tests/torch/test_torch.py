@@ -58,6 +58,13 @@ class Tied(nn.Module):
         self.head.weight = self.emb.weight
 
 
+def holding(x: torch.Tensor) -> nn.Module:
+    """A module with one buffer."""
+    module = nn.Module()
+    module.register_buffer("x", x)
+    return module
+
+
 def state(module: nn.Module) -> dict[str, np.ndarray]:
     return {n: t.detach().numpy().copy() for n, t in module.state_dict().items()}
 
@@ -98,8 +105,7 @@ def test_any_memory_is_filled_as_torch_fills_it(sort: str, tmp_path: Path) -> No
     want = ODD[sort](torch.randn(4, 6)).resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     given = want.float() if sort == "wider" else want
     torch.save({"x": given}, tmp_path / "a.pt")
-    module = nn.Module()
-    module.register_buffer("x", ODD[sort](torch.randn(4, 6)))
+    module = holding(ODD[sort](torch.randn(4, 6)))
     memory, version, strides = module.x.data_ptr(), module.x._version, module.x.stride()
     into.load_into(module, tmp_path / "a.pt")
     assert torch.equal(module.x, given.to(want.dtype))
@@ -133,36 +139,29 @@ def test_nothing_changes_unless_all_fits(tmp_path: Path) -> None:
 def test_a_missing_parameter_is_an_error_and_a_missing_buffer_is_not() -> None:
     module = Net()
     arrays = {n: a for n, a in state(module).items() if "norm" not in n}
-    assert into.load_into(module, checkpoint(arrays)).missing[0] == "norm.running_mean"
+    assert into.load_into(module, gathered(arrays)).missing[0] == "norm.running_mean"
     del arrays["b.bias"]
     with pytest.raises(ConversionError, match=r"b\.bias"):
-        into.load_into(module, checkpoint(arrays))
-
-
-def checkpoint(arrays: dict[str, np.ndarray]) -> ckptconv.Checkpoint:
-    from ckptconv.checkpoint import held
-
-    return ckptconv.Checkpoint({n: held(n, a) for n, a in arrays.items()})
+        into.load_into(module, gathered(arrays))
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "float64", "int64", "bool", "uint8", "complex64"])
 def test_dtypes_there_and_back(kind: str) -> None:
-    module = nn.Module()
     values = torch.tensor([0, 1, 1, 0, 1]).to(getattr(torch, kind))
-    module.register_buffer("x", values.clone())
+    module = holding(values.clone())
     module.register_buffer("s", values[1].clone())
     shot = into.snapshot(module)
     kept = {n: t.numpy().copy() for n, t in shot.items()}
     module.x.zero_()
     module.s.zero_()
-    into.load_into(module, checkpoint(kept))
+    into.load_into(module, gathered(kept))
     assert torch.equal(module.x, values)
     assert torch.equal(module.s, values[1])
 
 
 def test_what_is_cast_is_said() -> None:
     module = nn.Linear(2, 2).to(torch.bfloat16)
-    report = into.load_into(module, checkpoint({"weight": np.full((2, 2), 1.5, "f4"), "bias": np.zeros(2, "f4")}))
+    report = into.load_into(module, gathered({"weight": np.full((2, 2), 1.5, "f4"), "bias": np.zeros(2, "f4")}))
     assert report.cast == ("weight", "bias")
     assert module.weight[0, 0].item() == 1.5
 
@@ -179,9 +178,8 @@ LOST = {  # what is loaded, into what, and how many values became infinite and z
 @pytest.mark.parametrize("case", LOST)
 def test_what_a_cast_loses_is_counted(case: str) -> None:
     given, kind, wanted, loss = LOST[case]
-    module = nn.Module()
-    module.register_buffer("x", torch.zeros(len(given), dtype=getattr(torch, wanted)))
-    report = into.load_into(module, checkpoint({"x": np.array(given, kind)}))
+    module = holding(torch.zeros(len(given), dtype=getattr(torch, wanted)))
+    report = into.load_into(module, gathered({"x": np.array(given, kind)}))
     assert report.loss == ({} if loss is None else {"x": loss})
     assert ("  lossy: of 1 tensor, " in str(report)) is bool(loss)
 
@@ -200,9 +198,8 @@ OTHER = {  # what torch would load as other values, and how many of them; and wh
 @pytest.mark.parametrize("case", OTHER)
 def test_a_cast_that_makes_other_values_is_refused(case: str) -> None:
     given, kind, wanted, odd = OTHER[case]
-    module = nn.Module()
-    module.register_buffer("x", torch.zeros(len(given), dtype=getattr(torch, wanted)))
-    source = checkpoint({"x": np.array(given, getattr(ml_dtypes, kind, kind))})
+    module = holding(torch.zeros(len(given), dtype=getattr(torch, wanted)))
+    source = gathered({"x": np.array(given, getattr(ml_dtypes, kind, kind))})
     if odd:
         with pytest.raises(ckptconv.ConversionError, match=f"x: {odd} of {len(given)} values are none that {wanted}"):
             into.load_into(module, source)
@@ -216,8 +213,7 @@ def test_a_cast_that_makes_other_values_is_refused(case: str) -> None:
 def test_what_is_no_real_number_is_not_cast_to_one(kind: str, tmp_path: Path) -> None:
     torch.save({"x": torch.zeros(8, dtype=torch.uint8).view(getattr(torch, kind))}, tmp_path / "m.pt")
     for wanted in (torch.float32, torch.uint8, torch.bool):
-        module = nn.Module()
-        module.register_buffer("x", torch.zeros(8 if kind[0] == "f" else 1, dtype=wanted))
+        module = holding(torch.zeros(8 if kind[0] == "f" else 1, dtype=wanted))
         with pytest.raises(ckptconv.ConversionError, match=f"x: {kind} cannot be cast to {str(wanted)[6:]}"):
             into.load_into(module, tmp_path / "m.pt")
 
@@ -474,10 +470,8 @@ def test_tutorial(
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_a_dtype_of_torch_alone_is_refused() -> None:
-    module = nn.Module()
-    module.register_buffer("q", torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8))
     with pytest.raises(UsageError, match="torch's dtype quint8 is not supported"):
-        into.outline(module)
+        into.outline(holding(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)))
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -488,9 +482,7 @@ def test_what_is_loaded_gets_memory_on_the_device(whole: bool) -> None:
         module = Tied()
         module.register_buffer("shift", torch.zeros(7))
     module.emb.weight.requires_grad_(False)
-    report = into.load_into(
-        module, checkpoint({"emb.weight": table} | ({"shift": shift} if whole else {})), device="cpu"
-    )
+    report = into.load_into(module, gathered({"emb.weight": table} | ({"shift": shift} if whole else {})), device="cpu")
     assert module.head.weight is module.emb.weight
     assert isinstance(module.emb.weight, nn.Parameter)
     assert torch.equal(module.emb.weight, torch.from_numpy(table))
@@ -501,7 +493,7 @@ def test_what_is_loaded_gets_memory_on_the_device(whole: bool) -> None:
 
 def test_a_module_without_memory_is_not_filled() -> None:
     with pytest.raises(UsageError, match=r"weight has no memory \(device meta\); give load_into a device="):
-        into.load_into(nn.Linear(2, 2, device="meta"), checkpoint({"weight": np.ones((2, 2)), "bias": np.ones(2)}))
+        into.load_into(nn.Linear(2, 2, device="meta"), gathered({"weight": np.ones((2, 2)), "bias": np.ones(2)}))
 
 
 RAISING = {

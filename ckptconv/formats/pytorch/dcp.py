@@ -208,12 +208,12 @@ def _tensor(name: str, about: Inert, stored_at: Callable[[str, tuple[int, ...]],
         if {len(at), len(size)} != {len(shape)} or min(at, default=0) < 0:
             raise CorruptCheckpoint(f"a chunk at {list(at)} of size {list(size)} is not part of it", tensor=name)
         view = stored_at(name, at)
-        if type(view) is not View or view.row is None or view.storage.data is None:
+        if type(view) is not View or (piece := stored(name, view)) is None:
             raise CorruptCheckpoint("a chunk of it is not a plain tensor", tensor=name)
         if view.shape != size or view.torch != (kind := kind or view.torch):
             what = f"is {view.torch}{list(view.shape)}, not as described"
             raise CorruptCheckpoint(f"its chunk at {list(at)} {what}", tensor=name)
-        pieces.append((stored(name, view), at))
+        pieces.append((piece, at))
     if not pieces:
         raise CorruptCheckpoint("has no chunks", tensor=name)
     return joined(name, shape, pieces, url)

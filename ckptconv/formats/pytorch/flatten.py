@@ -199,10 +199,10 @@ def _listed(names: Sequence[str], counts: Counter[str], loose: set[str]) -> str:
 # --- leaves -----------------------------------------------------------------------------------------------------
 
 
-def stored(name: str, v: View, role: Role = "") -> Tensor:
-    """A view as a tensor; its dtype and its data are known."""
+def stored(name: str, v: View, role: Role = "") -> Tensor | None:
+    """Return a view as a tensor; None if nothing else can hold its dtype, or its data are not known."""
     if v.row is None or v.storage.data is None:
-        raise TypeError("a tensor of a dtype that nothing else can hold")
+        return None
     offset, strides, ops = (0, c_strides(v.shape), ()) if 0 in v.shape else (v.offset, v.strides, v.ops)
     return view(name, v.row, v.shape, v.storage.data, offset=offset, strides=strides, ops=ops, role=role)
 
@@ -252,21 +252,19 @@ class Made:
         self.room -= size
 
     def view(self, name: str, v: View, role: Role) -> None:
-        if v.row is None or v.storage.data is None:
-            of_a_dtype = f"of dtype {v.torch}, which nothing else can hold"
+        if (tensor := stored(name, v, role)) is None:
             if v.torch in ABSENT:
                 self.absent[name] = f"{printable(name)} {list(v.shape)}: {ABSENT[v.torch]}"
             else:
-                self.skipped[of_a_dtype].append(name)
+                self.skipped[f"of dtype {v.torch}, which nothing else can hold"].append(name)
             return
-        self.put(stored(name, v, role))
+        self.put(tensor)
         if 0 in v.shape:
             return
         same = self.groups[identity(v)]
         same.append(name)
         if len(same) == 1:
-            more = max(0, prod(v.shape) * v.row.itemsize - v.storage.size)
-            self.charge(more, name, "its views repeat what is stored without bound")
+            self.charge(max(0, tensor.nbytes - v.storage.size), name, "its views repeat what is stored without bound")
 
     def array(self, name: str, array: PickledArray, role: Role) -> None:
         spelling = array.kind.spelling
@@ -282,15 +280,15 @@ class Made:
 
     def split(self, name: str, p: Pieces, role: Role) -> None:
         """The pieces as tensors, or the dense tensor; what does not fit together is an error, or salvaged without."""
-        odd = next((v for v in p.parts.values() if v.row is None or v.storage.data is None), None)
-        if odd is not None:
-            self.view(name, odd, role)
+        pieces = {part: t for part, v in p.parts.items() if (t := stored("", v)) is not None}
+        if len(pieces) < len(p.parts):
+            self.view(name, next(v for part, v in p.parts.items() if part not in pieces), role)
             return
         details = {k: jsonable(v) for k, v in p.details.items()}
         self.pieces[name] = {"kind": p.kind, "shape": list(p.shape), "parts": list(p.parts), **details}
         if self.how.densify and p.kind != "nested":
             try:
-                self.put(self.dense(name, p, role))
+                self.put(self.dense(name, p, pieces, role))
                 self.computed.append(name)
             except (CorruptCheckpoint, UnsafeCheckpoint) as e:
                 if not self.how.salvage:
@@ -302,9 +300,8 @@ class Made:
         for part, t in self.numbers(p).items():
             self.put(Tensor(f"{name}.{part}", t.dtype, t.shape, t.parts, role))
 
-    def dense(self, name: str, p: Pieces, role: Role) -> Tensor:
+    def dense(self, name: str, p: Pieces, pieces: dict[str, Tensor], role: Role) -> Tensor:
         """The dense tensor, which is computed when it is read."""
-        pieces = {part: stored("", v) for part, v in p.parts.items()}
         kind = DTYPES["float32"] if p.kind == "quantised" else pieces["values"].dtype
         for v in p.parts.values():
             if id(v.storage) not in self.storages:

@@ -196,11 +196,12 @@ class Walk:
 
     def leaves(self, value: Any, name: str = "", role: WalkRole = "", top: str = "", depth: int = 0) -> Iterator[Leaf]:
         self.visit(1, depth)
-        if type(value) is Tagged and value.value is not None:
-            yield from self.tags(value, name or "tensor", role, top, depth)
-            value = value.value
-        elif type(value) is Tagged:
-            value = self.wrapped(value, name)
+        if type(value) is Tagged:
+            if value.path:
+                self.inert[value.path] = None
+            if value.value is not None:
+                yield from self.tags(value, name or "tensor", role, top, depth)
+            value = value.attributes if value.value is None else value.value
         if id(value) in self.open:  # asked first, since to list a container takes as long as it is large
             self.cyclic.append(name)
             return
@@ -253,8 +254,6 @@ class Walk:
 
     def tags(self, tensor: Tagged, name: str, role: WalkRole, top: str, depth: int) -> Iterator[Leaf]:
         """Tensors among the attributes of a tensor, under its name; other attributes are only noted."""
-        if tensor.path:
-            self.inert[tensor.path] = None
         for key, value in tensor.attributes.items():
             for leaf in self.leaves(value, f"{name}.{key}", role or "state", top or name, depth + 1):
                 if type(leaf.value) in TENSORS:
@@ -290,11 +289,6 @@ class Walk:
             self.inert[thing.path] = None
         return found
 
-    def wrapped(self, tensor: Tagged, name: str) -> Any:
-        """Replace a tensor without data by its attributes."""
-        self.inert[tensor.path] = None
-        return tensor.attributes
-
     def notes(self, read: Iterable[Any] = ()) -> Iterator[Note]:
         """What was left out. `read`: the values of all leaves, which attributes of modules may be as well."""
         if self.refused:
@@ -309,20 +303,16 @@ class Walk:
         if foreign:
             yield Note("assumed", "objects of unknown classes, read as plain containers of their attributes", foreign)
         if self.attributes:
-            yield from _attributes(self.attributes, set(map(identity, read)))
+            weights = set(map(identity, read))  # an LSTM lists its own weights once more
+            text = "tensors that are plain attributes of modules, not in their state_dict()"
+            if others := tuple(name for name, value in self.attributes if identity(value) not in weights):
+                yield Note("skipped", text, others)
+            text = "plain attributes of modules that are tensors of their state_dict() once more"
+            if again := tuple(name for name, value in self.attributes if identity(value) in weights):
+                yield Note("skipped", text, again, tensors=False)
         if self.hung:
             text = "attributes that Python code hung on tensors and dictionaries"
             yield Note("skipped", text, tuple(self.hung), tensors=False)
-
-
-def _attributes(left: list[tuple[str, Any]], read: set[tuple[Any, ...]]) -> Iterator[Note]:
-    """Tensors that were left out, apart from those that are read under another name: an LSTM lists its own weights."""
-    text = "tensors that are plain attributes of modules, not in their state_dict()"
-    if others := tuple(name for name, value in left if identity(value) not in read):
-        yield Note("skipped", text, others)
-    if weights := tuple(name for name, value in left if identity(value) in read):
-        text = "plain attributes of modules that are tensors of their state_dict() once more"
-        yield Note("skipped", text, weights, tensors=False)
 
 
 def paired(values: Collection[Any]) -> bool:

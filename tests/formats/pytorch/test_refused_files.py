@@ -413,7 +413,7 @@ SPARSE: dict[str, tuple[bytes, str]] = {
     "beyond": (sparse("sparse_coo", [[0, 2], [0, 0]]), r"its sparse indices do not fit its shape \[2, 3\]: index 2"),
     "falling": (sparse("sparse_csr", [0, 2, 1], [1, 0]), "the compressed indices do not rise from 0 to the number of"),
     "not to the end": (sparse("sparse_csr", [0, 1, 1], [1, 0]), "the compressed indices do not rise from 0"),
-    "a column before": (sparse("sparse_csr", [0, 1, 2], [1, -1]), "the compressed indices do not rise from 0"),
+    "a column before": (sparse("sparse_csr", [0, 1, 2], [1, -1]), "do not fit its shape .2, 3.: negative or too"),
     "a column beyond": (sparse("sparse_csr", [0, 1, 2], [1, 3]), r"do not fit its shape \[2, 3\]: index 3 is out"),
     "batches": (sparse(*CSR, shape=(1, 2, 3)), "batches of compressed sparse tensors are not computed"),
     "blocks that do not divide": (
@@ -423,13 +423,6 @@ SPARSE: dict[str, tuple[bytes, str]] = {
         sparse("sparse_bsr", [0, 1], [0], values=np.zeros((1, 0, 1))), r"its sparse indices do not fit its shape \[2, 3"
     ),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("what", SPARSE)
-def test_sparse(what: str, tmp_path: Path) -> None:
-    raw, words = SPARSE[what]
-    with refused(words):
-        opened(tmp_path / "a.pt", raw, densify=True)["w"].numpy()
 
 
 @pytest.mark.parametrize(
@@ -505,27 +498,29 @@ def test_lists_of_scales_are_held_once(tmp_path: Path, monkeypatch: pytest.Monke
         opened(tmp_path / "a.pt", raw, densify=True)
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_scales_of_another_shape(which: int, tmp_path: Path) -> None:
-    column = tensor(stored("s"), (2, 1), (1, 1))
-    numbers = [column, SCALES] if which else [SCALES, column]
-    with refused(r"its scales do not fit its shape \[2, 3\]: \[2.* scales, \[2.* zero points along axis 0"):
-        opened(tmp_path / "a.pt", quantised("per_channel_affine_float_qparams", *numbers, 0), densify=True)
+COLUMN = tensor(stored("s"), (2, 1), (1, 1))
+FLOATS = "per_channel_affine_float_qparams"
+UNEVEN = r"its scales do not fit its shape \[2, 3\]: \[2.* scales, \[2.* zero points along axis 0"
+QUANTISED: dict[str, tuple[bytes, str]] = {  # the numbers are those of which torch makes others
+    "a fraction": (quantised("per_tensor_affine", 0.5, 1.5), r"a quantised tensor has the numbers \(0.5, 1.5\)"),
+    "a boolean": (quantised("per_tensor_affine", 0.5, True), r"a quantised tensor has the numbers \(0.5, True\)"),
+    "fractions": (
+        quantised("per_channel_affine", [0.5, 2.0], [1, 3.5], 0), r"quantised channels has the zero_point \[1, 3.5\]"
+    ),
+    "text": (quantised(FLOATS, [0.5, "2"], [1, 3], 0), r"quantised channels has the scale \[0.5, '2'\]"),
+    "a list and a tensor": (
+        quantised("per_channel_affine", SCALES, [1, 3], 0), "channels has a list and a tensor of scales and zero"
+    ),
+    "a column of scales": (quantised(FLOATS, COLUMN, SCALES, 0), UNEVEN),
+    "a column of zero points": (quantised(FLOATS, SCALES, COLUMN, 0), UNEVEN),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("scheme", "numbers", "words"),
-    [
-        ("per_tensor_affine", (0.5, 1.5), r"a quantised tensor has the numbers \(0.5, 1.5\)"),
-        ("per_tensor_affine", (0.5, True), r"a quantised tensor has the numbers \(0.5, True\)"),
-        ("per_channel_affine", ([0.5, 2.0], [1, 3.5], 0), r"quantised channels has the zero_point \[1, 3.5\]"),
-        ("per_channel_affine_float_qparams", ([0.5, "2"], [1, 3], 0), r"quantised channels has the scale \[0.5, '2'\]"),
-        ("per_channel_affine", (SCALES, [1, 3], 0), "quantised channels has a list and a tensor of scales and zero"),
-    ],
-)
-def test_numbers_of_which_torch_makes_others(scheme: str, numbers: Any, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", SPARSE | QUANTISED)
+def test_pieces(what: str, tmp_path: Path) -> None:
+    raw, words = (SPARSE | QUANTISED)[what]
     with refused(words):
-        opened(tmp_path / "a.pt", quantised(scheme, *numbers))
+        opened(tmp_path / "a.pt", raw, densify=True)["w"].numpy()
 
 
 # --- TorchScript --------------------------------------------------------------------------------------------------
