@@ -19,10 +19,10 @@ EXAMPLES = """Examples:
   ckptconv model.ckpt -o model.safetensors       only the format changes
   ckptconv model.ckpt -o out.npz --weights-only --dtype float16
   ckptconv model.ckpt -o out.npz --include 'encoder/*' --exclude '*/bias'
-  ckptconv model.ckpt -o model.pt -c auto            the names of the other framework
+  ckptconv bert.ckpt -o bert.pt -c auto              names and layouts of the other framework
   ckptconv model.ckpt -o model.pt -c rules.toml --into mypackage.model:build
   ckptconv a.ckpt b.ckpt -o ab.ckpt --scope a --scope b
-  ckptconv model.ckpt -o out.npz --dry-run       what would be done
+  ckptconv model.ckpt -o out.npz --dry-run       what would happen, tensor by tensor
 """
 HOW = ("to", "max_shard_size", "skip_unrepresentable", "force", "verify", "hash", "copy_files", "resume")
 COST = ("max_memory", "jobs", "engine")

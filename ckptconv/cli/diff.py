@@ -21,7 +21,7 @@ EXAMPLES = """Examples:
   ckptconv diff old.ckpt new.ckpt --include 'encoder/*'
   ckptconv diff a.ckpt b.h5 --rtol 1e-5 --atol 1e-8
   ckptconv diff base.pt tuned.pt --by layer      which layers changed most
-  ckptconv diff bert.ckpt bert.safetensors -c auto   names of B, layout of B
+  ckptconv diff bert.ckpt bert.safetensors -c auto   after converting A
 """
 COLOURS = {"only in A": "red", "only in B": "green"}
 
@@ -47,8 +47,8 @@ def diff(
 ) -> None:
     """Compare two checkpoints: names, shapes, dtypes and values. Exits with 1 if they differ.
 
-    Tensors that differ only in name are recognised by their content. Converter, renames, --dtype, --ema,
-    --strip-prefix, --at and --from apply to A.
+    Tensors that differ only in name are recognised by their content. Converter, renames, --dtype, --ema, --at and
+    --from apply to A, --strip-prefix to the side that has the prefix.
     """
     from .. import api
 

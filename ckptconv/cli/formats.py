@@ -41,9 +41,9 @@ def formats(as_json: Json = False) -> None:
 CONVERTERS_EXAMPLES = """Examples:
 
 \b
-  ckptconv converters                   what there is
-  ckptconv converters show t5           its rules
-  ckptconv converters lint rules.toml   whether a file of your own is sound
+  ckptconv converters                   list all
+  ckptconv converters show t5           the rules of one
+  ckptconv converters lint rules.toml   check a file of your own
 """
 converters_app = typer.Typer(
     name="converters",

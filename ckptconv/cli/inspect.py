@@ -22,7 +22,7 @@ EXAMPLES = """Examples:
   ckptconv inspect model.ckpt --include '*/kernel' --sort -size
   ckptconv inspect model.ckpt --stats            min, max, mean, std, NaN, Inf
   ckptconv inspect model.ckpt --check            NaN, outliers, dead tensors ...; exits with 1 if it finds any
-  ckptconv inspect step-200.pt --reference step-100.pt   and what is worse than before
+  ckptconv inspect step-200.pt --reference step-100.pt   also what got worse since
   ckptconv inspect model.ckpt --json --hash | jq .tensors
 """
 COLOURS = {"error": "red", "warning": "yellow", "note": ""}

@@ -26,21 +26,21 @@ The verb `convert` may be omitted:
 
 \b
   ckptconv model.ckpt -o model.safetensors            only the format changes
-  ckptconv model.ckpt -o part.npz --include 'enc/*'   a subset
+  ckptconv model.ckpt -o part.npz --include 'encoder/*'   a subset
   ckptconv a.ckpt b.ckpt -o ab.ckpt --scope a --scope b
   ckptconv inspect model.ckpt --tree                  what is inside
   ckptconv diff model.ckpt model.safetensors          whether they are the same
   ckptconv report model.ckpt -o report.html           a page for a browser
 """
 EXIT_CODES = {  # docs/exit-codes.md says what 0, 1 and 7 mean for a verb
-    0: "done; for diff: the same",
-    1: "for each verb: what its help says",
+    0: "success",
+    1: "what the help of the verb says",
     2: "an option, converter or name is unknown or missing",
     3: "the format is unknown, or several fit",
     4: "a file is damaged or truncated",
     5: "a file would run code, leave its folder or expand without bound",
     6: "the tensors cannot be converted as asked; all are listed",
-    7: "the output, or a tensor with a hash or checksum, is not what it should be",
+    7: "verification failed: the output, or a tensor with a hash or checksum, differs",
     8: "an optional package is missing",
     9: "the file system or a server refuses, or there is no such file",
     70: "a defect of ckptconv",
@@ -83,13 +83,17 @@ def _top(
 LOST = "done, but damaged tensors were left out (--keep-going)"
 for verb, examples, one in (
     (convert.convert, convert.EXAMPLES, LOST),
-    (inspect.inspect, inspect.EXAMPLES, "--check found an error or a warning, or damaged tensors were left out"),
-    (diff.diff, diff.EXAMPLES, "different, or not known to be the same, as some tensors cannot be read"),
+    (
+        inspect.inspect,
+        inspect.EXAMPLES,
+        "--check found an error or a warning, or --keep-going left out damaged tensors",
+    ),
+    (diff.diff, diff.EXAMPLES, "the two differ, or some tensors cannot be read"),
     (verify.verify, verify.EXAMPLES, LOST),
-    (match.match, match.EXAMPLES, "written, but doubtful: the two may not be the same model, or outputs differ"),
+    (match.match, match.EXAMPLES, "a proposal was made, but the two may not be the same model, or outputs differ"),
     (report.report, report.EXAMPLES, LOST),
     (report.serve, report.SERVE_EXAMPLES, LOST),
-    (zoo.zoo, zoo.EXAMPLES, "some failed or lack damaged tensors, or no checkpoint was found"),
+    (zoo.zoo, zoo.EXAMPLES, "some conversions failed or left out damaged tensors, or no checkpoint was found"),
     (formats.formats, formats.EXAMPLES, LOST),
 ):
     app.command(cls=options.Grouped, epilog=f"{examples}\n{exits(one)}")(verb)

@@ -15,7 +15,7 @@ EXAMPLES = """Examples:
 \b
   ckptconv match model.ckpt converted.pt -o rules.toml      by values, if both hold the same ones
   ckptconv match model.ckpt mypackage.model:build           by names and shapes; torch builds the module
-  ckptconv match model.ckpt mypackage.model:build --check inputs.npz outputs.npz -o rules.toml     and prove it
+  ckptconv match model.ckpt mypackage.model:build --check inputs.npz outputs.npz -o rules.toml     and check it
   ckptconv model.ckpt -c rules.toml -o model.safetensors    what to do with the result
 """
 
@@ -24,7 +24,8 @@ EXAMPLES = """Examples:
 def match(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A file, prefix, folder or URL.")],
     target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="A checkpoint, or package.module:callable that builds a module.")
+        str,
+        typer.Argument(metavar="TARGET", help="A checkpoint, or package.module:callable that builds a torch module."),
     ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="TOML", help="Write the rules to this file.")] = "",
     values: Annotated[
@@ -35,8 +36,8 @@ def match(
         typer.Option(
             "--check",
             metavar="INPUTS OUTPUTS",
-            help="Arrays (.npz): run the module, and try what is marked until it computes the same. OUTPUTS can be the "
-            "original itself: package.module:callable.",
+            help="Run the module on INPUTS (.npz) and vary the marked rules until it computes OUTPUTS (.npz, or "
+            "package.module:callable that runs the original).",
         ),
     ] = ("", ""),
     as_json: Json = False,
@@ -45,11 +46,11 @@ def match(
 ) -> None:
     """Propose a converter from SRC to TARGET.
 
-    The result is rules with their evidence, to be reviewed and then used with -c. If both hold the same values, these
-    decide, bit for bit. Otherwise names, shapes and the order of modules decide; what they leave open is marked, and
-    listed first where another answer is likely. --opaque, --densify, --weights-only, --include and --exclude apply to
-    both. Exits with 1 if the two may not be the same model, or with --check if the module does not compute OUTPUTS with
-    anything that was tried; the best proposal is written in both cases.
+    The result is a file of rules to review and then use with -c; without -o it is printed. If both checkpoints hold
+    the same values, equal values decide, bit for bit. Otherwise names, shapes and the order of modules decide. A rule
+    that could be otherwise is marked `assumed`, or `look at this` if an error is likely; the marks are comments in the
+    file, with reasons, and the doubtful rules come first. --opaque, --densify, --weights-only, --include and --exclude
+    apply to both. The best proposal is written also where the exit code is 1.
     """
     from ..matching.proposal import match as proposed
 

@@ -76,7 +76,7 @@ SERVE_EXAMPLES = """Examples:
 
 \b
   ckptconv serve model.safetensors --open     look at one, of any size
-  ckptconv serve runs/                        at all below a folder, and compare them
+  ckptconv serve runs/                        all checkpoints in a folder, to compare
   ckptconv serve 'runs/*.pt' --port 8123      with a port for `ssh -L 8123:localhost:8123 HOST`
 """
 

@@ -25,7 +25,7 @@ EXAMPLES = """Examples:
   ckptconv zoo 'runs/**/*.ckpt-*' -o out/ --latest    the newest step of each series
   ckptconv zoo list.csv -o out/ --dry-run             what a manifest would do
   ckptconv zoo models/ -o out/ --shard 2/8            the second of eight shares, on one of eight machines
-  ckptconv zoo status out/                            how far it is, and what failed
+  ckptconv zoo status out/                            what is done, and what failed
   ckptconv zoo report out/ --force                    the same as a page to look at, out.zoo.html
 """
 FORMAT = "Format of all outputs (default: safetensors; in a manifest, that of a destination's suffix)."
@@ -65,10 +65,11 @@ def zoo(
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
-    """Convert many checkpoints into a tree like that of the sources.
+    """Convert all checkpoints in folders into a folder tree like that of the sources.
 
-    Each checkpoint is found once, and its result recorded in a ledger. One that fails does not stop the others; the
-    exit code is 1 if any failed or lacks damaged tensors, or if none was found.
+    Each result is recorded in a ledger, a file in DIR, from which --resume continues. A checkpoint that fails does not
+    stop the others. A manifest is a CSV or JSON file that lists sources, each with its destination if you want to name
+    it. `zoo status DIR` says what is done and what failed; `zoo report DIR` writes that as a page.
     """
     if _about(sources, output, as_json, quiet, options.get("force", False)):
         return

@@ -104,7 +104,15 @@ TABLE: tuple[Format, ...] = (
     Format("flax", "Flax msgpack", _HERE + "flax", (".msgpack",), True, True),
     Format("gpt", "GPT of 2018: .npy files end to end", _HERE + "gpt", (), True, False),
     Format("npy", "NumPy .npy, one or a folder of them", _HERE + "npy", (".npy",), True, True),
-    Format("keras3", "Keras 3", _HERE + "keras.v3", (".weights.h5", ".weights.json", ".keras"), True, True, "always"),
+    Format(
+        "keras3",
+        "Keras 3 (.keras is only read)",
+        _HERE + "keras.v3",
+        (".weights.h5", ".weights.json", ".keras"),
+        True,
+        True,
+        "always",
+    ),
     Format("hdf5", "HDF5", _HERE + "hdf5.file", (".hdf5", ".h5"), True, True, "always"),
     Format("keras", "Keras legacy HDF5", _HERE + "keras.legacy", ("tf_model.h5", ".h5", ".hdf5"), True, True, "always"),
 )

@@ -32,7 +32,7 @@ KERAS_NUMBERED = re.compile(r"optimizer/(?:vars|_variables)/\d+")  # the variabl
 KERAS_AVERAGE = re.compile(r"optimizer_weights/[^/]+/average/(?P<base>.+)")
 EMA = re.compile(r"[_.-]?(?:ema|swa|shadow|averaged?)[_.-]?", re.IGNORECASE)  # in the name of an entry
 
-CHOICES = ("the weights are the entry", "holds several state dicts")  # beginnings of notes that `at` makes obsolete
+CHOICES = ("weights are in '", "holds several state dicts")  # beginnings of notes that `at` makes obsolete
 
 
 def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:

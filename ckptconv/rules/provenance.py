@@ -123,9 +123,9 @@ def _names(inverse: Converter, checkpoint: Checkpoint) -> tuple[dict[str, Any], 
     except (KeyError, TypeError, ValueError, AttributeError):
         pass
     raise UsageError(
-        f"{inverse.name} leads back only by the names that its own output remembers in its metadata, and there are "
-        f"none of it here ({inverse.one_way}); `ckptconv match` of the original and of what {inverse.name} made of it "
-        "proposes rules that lead back without them"
+        f"{inverse.name} has an inverse only for files that ckptconv converted with it, which record the original "
+        f"names, and this one does not ({inverse.one_way}); `ckptconv match ORIGINAL CONVERTED` proposes rules that "
+        "inverse=True applies without them"
     )
 
 

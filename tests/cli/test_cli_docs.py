@@ -33,7 +33,7 @@ import ckptconv
 
 FENCE = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.M | re.S)
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/how-to/*.md"), *ROOT.glob("tests/cli/*.md")]
-LONG = {"zoo", "mistakes", "tasks", "match"}  # more than a second each
+LONG = {"zoo", "mistakes", "tasks", "match", "help"}  # more than a second each
 DOCUMENTS = [d for d in sorted(PAGES) if FENCE.search(d.read_text("utf-8"))]
 
 

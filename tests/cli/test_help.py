@@ -1,10 +1,9 @@
-"""Commands that pages and the help only name, and that no test runs, are at least commands that exist."""
+"""Commands that pages only name are at least commands that exist; the examples of the help are run by help.md."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import typer
 from kit import ROOT
@@ -14,6 +13,8 @@ from ckptconv.errors import UsageError
 
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "converters").glob("*.md")]
 COMMAND = typer.main.get_command(app)
+COMMANDS = COMMAND.commands  # type: ignore[attr-defined]
+HELPS = [HELP, *(c.epilog for c in COMMANDS.values())]
 USAGE = typer.BadParameter.__mro__[1]
 
 
@@ -31,7 +32,7 @@ def fault(line: str) -> str:
         return ""
     try:
         verb, *rest = with_verb(argv)
-        command = COMMAND.commands[verb]  # type: ignore[attr-defined]
+        command = COMMANDS[verb]
         if rest and rest[0] in getattr(command, "commands", {}):
             command, rest = command.commands[rest[0]], rest[1:]
         command.make_context(verb, rest)
@@ -44,12 +45,16 @@ def fault(line: str) -> str:
 
 
 def test_commands_that_are_named_exist() -> None:
-    texts: dict[Path | str, str] = {p: p.read_text(encoding="utf-8") for p in PAGES}
-    commands = COMMAND.commands  # type: ignore[attr-defined]
-    texts |= {f"help of {name}": c.epilog for name, c in commands.items()} | {"help": HELP}
-    found = [(str(where), line) for where, text in texts.items() for line in named(text)]
+    found = [(page.name, line) for page in PAGES for line in named(page.read_text(encoding="utf-8"))]
     assert [f"{where}: {why}" for where, line in found if (why := fault(line))] == []
     assert len(found) > 200
+
+
+def test_each_example_of_a_help_text_is_run() -> None:
+    """But for code of one's own, the browser and the server."""
+    examples = {e for text in HELPS for e in named(text) if not re.search("mypackage|--open| serve |VERB|SRC", e)}
+    assert len(examples) > 40
+    assert examples - {*named((ROOT / "tests/cli/help.md").read_text(encoding="utf-8"))} == set()
 
 
 def test_what_does_not_exist_is_found() -> None:

@@ -155,9 +155,9 @@ def unwrap(leaves: list[Leaf]) -> tuple[list[Leaf], list[Note], Details]:
             role = role or ("" if half else "average" if leaf.top in averages else "state")
             name = f"beside.{name}" if name in names and type(leaf.value) in TENSORS else name
         made.append(leaf._replace(name=name, role=role))
-    text = f"the weights are the entry {chosen!r}; their names are given without it"
+    text = f"weights are in {chosen!r} (prefix removed)"
     if beside := about["beside"]:
-        text += f"; beside it {'is' if len(beside) == 1 else 'are'} {_listed(beside, counts, loose)}"
+        text += f"; also present: {_listed(beside, counts, loose)}"
     return made, [Note("assumed", text)], {"entry": about}
 
 

@@ -71,10 +71,10 @@ class Machine:
     def complain(self) -> None:
         """Name every global that is not allowed, if there is one."""
         if self.unknown:
-            what = many(len(self.unknown), "class or function", "classes or functions")
+            what = many(len(self.unknown), "unknown class or function", "unknown classes or functions")
             raise UnsafeCheckpoint(
-                f"it names {what} that a checkpoint of plain tensors does not need; "
-                "none was imported or run; opaque=True reads the tensors and keeps these as inert placeholders:\n"
+                f"the pickle names {what} (a whole module was saved?); nothing was imported or run; "
+                "opaque=True reads the tensors without them:\n"
                 f"{listing(self.unknown, MAX_LISTED)}"
             )
 

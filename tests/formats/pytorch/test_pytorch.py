@@ -63,8 +63,7 @@ def test_a_training_checkpoint() -> None:
     assert got.details["values"]["epoch"] == 3
     assert got.details["values"]["hyper_parameters.name"] == "tiny"
     assert [n.text for n in got.notes if n.kind == "assumed"] == [
-        "the weights are the entry 'state_dict'; their names are given without it; "
-        "beside it is optimizer_states (12 tensors)"
+        "weights are in 'state_dict' (prefix removed); also present: optimizer_states (12 tensors)"
     ]
     assert "epoch" in next(n.names for n in got.notes if n.kind == "skipped")
 
@@ -399,7 +398,7 @@ def containers(torch: Any) -> dict[str, tuple[Any, list[str], str]]:
         "two": (
             {"model": sd, "ema": sd},
             ["fc.weight", "fc.bias", "ema.fc.weight", "ema.fc.bias"],
-            "beside it is ema (2 tensors)",
+            "also present: ema (2 tensors)",
         ),
         "gan": (
             {"generator": sd, "discriminator": {"w": t(1)}},
