@@ -17,7 +17,7 @@ from ckptconv.api.options import KNOWN
 from ckptconv.cli.main import app
 
 DOCS = Path(__file__).parent.parent / "docs"
-ELSEWHERE = {"formats": "convert", "converters": "convert"}  # verbs without a page of their own
+PLAIN = ("formats", "converters")  # verbs with no other options than --json and --inverse
 
 
 def rows(verb: str, command: Any) -> list[list[str]]:
@@ -43,22 +43,23 @@ def keyword(verb: str, name: str) -> str:
 
 
 def tables(verb: str, command: Any) -> str:
-    """The options of a verb, and of the verbs below it."""
-    below = getattr(command, "commands", {})
+    """The options of a verb."""
     lines = [["option", "in Python", ""], [":--", ":--", ":--"], *rows(verb, command)]
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
     if shared := [f"`{p.opts[0]}`" for p in command.params if verb != "convert" and p.name in KNOWN]:
         text += f"\nAs in [convert](convert.md#options): {', '.join(shared)}.\n"
-    return text + "".join(f"\n`{verb} {name}`:\n\n{tables(f'{verb} {name}', inner)}" for name, inner in below.items())
+    return text
 
 
 def pages() -> dict[Path, str]:
     """Every page with its tables made anew."""
     made: dict[Path, str] = {}
     for verb, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
-        path = DOCS / f"{ELSEWHERE.get(verb, verb)}.md"
+        if verb in PLAIN:
+            continue
+        path = DOCS / f"{verb}.md"
         pattern = rf"(<!-- generated: options of {verb} -->\n\n).*?(\n<!-- end -->)"
-        text = made.get(path) or path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
         table = tables(verb, command).replace("\\", "\\\\")
         made[path], found = re.subn(pattern, rf"\g<1>{table}\g<2>", text, flags=re.S)
         if found != 1:
