@@ -159,7 +159,8 @@ def changed(made: Checkpoint, how: Options) -> Checkpoint:
         made = library.change(made, how.converter, how.rename, inverse=how.inverse, params=how.param)
     if how.rename_regex:
         made = names.replaced(made, how.rename_regex)
-    return names.hinted(passes.cast(made, dtype(how.dtype)) if how.dtype else made)
+    made = names.hinted(passes.cast(made, dtype(how.dtype)) if how.dtype else made)
+    return passes.like(made, opened(how.like, Options()), partial=how.partial) if how.like is not None else made
 
 
 def dated(sources: Sequence[Source], how: Options, *, guard: bool = False) -> tuple[Checkpoint, dict[str, files.Stamp]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import show, suggestions
-from .options import CHANGING, READING, Json, Quiet, takes
+from .options import CHANGING, READING, Json, Quiet, command, takes
 
 EXAMPLES = """Examples:
 
@@ -28,7 +28,7 @@ HOW = ("to", "max_shard_size", "skip_unrepresentable", "force", "verify", "hash"
 COST = ("max_memory", "jobs", "engine")
 
 if TYPE_CHECKING:
-    from .. import Checkpoint, Plan
+    from .. import Checkpoint, Match, Plan
     from ..api import Report
 
 
@@ -64,6 +64,8 @@ def convert(
     from .. import api
 
     suggestions.refuse_fleeting(output)
+    if "like" in options and not options.keys() & {"converter", "rename", "rename_regex"}:
+        options["converter"] = _matched(sources, options)
     if dry_run:
         if into:
             _show_fit(into, sources, options, as_json)
@@ -86,6 +88,29 @@ def convert(
     if not (asked or quiet or as_json or hinted) and show.is_watched():
         with suppress(KeyboardInterrupt):  # the output is there
             _suggest(sources, options)
+
+
+def _matched(sources: list[str], options: dict[str, Any]) -> Match:
+    """The rules that lead from the source to the template; if some are doubtful, an error with the command to see them."""
+    from .. import open as opened
+    from ..errors import ConversionError, UsageError
+    from ..matching.proposal import match
+    from ..messages import many, redacted
+    from ..reporting.inspection import role
+
+    if len(sources) != 1:
+        raise UsageError("--like proposes rules for one source; give -c with several")
+    taken = {k: v for k, v in options.items() if k in READING}
+    found = match(sources[0], options["like"], values=False, **taken)
+    made = found.proposal
+    left = [n for n, t in opened(sources[0], **taken).items() if n in made.source_only and not role(t)]
+    doubts = {"to look at": made.doubtful, "missing in the source": made.target_only, "left over in it": left}
+    counts = ", ".join(f"{many(len(some), 'tensor')} {what}" for what, some in doubts.items() if some)
+    if counts or found.doubt:
+        line = command("match", [redacted(sources[0]), redacted(options["like"])], taken)
+        what = f"the rules are doubtful: {counts or found.doubt}"
+        raise ConversionError(f"{what}; `{line} -o rules.toml` shows them, then give -c rules.toml")
+    return found
 
 
 def _write_state(into: str, sources: list[str], output: str, options: dict[str, Any], quiet: bool) -> Report:

@@ -22,8 +22,8 @@ from itertools import islice
 
 from ..checkpoint import Checkpoint, Move, Note, Role, Tensor, joined, named, onward, training
 from ..dtypes import DType
-from ..errors import CorruptCheckpoint, NameCollision, UsageError
-from ..messages import did_you_mean, listing, many
+from ..errors import ConversionError, CorruptCheckpoint, NameCollision, UsageError
+from ..messages import did_you_mean, fold, in_shape, listing, many
 
 AVERAGE = re.compile(r"(?P<base>.+)/ExponentialMovingAverage(?:_\d+)?")
 # What optimizers append to a variable's name: tf.train and contrib slots, BERT's and LAMB's adam_m, Mesh's _slot_vr.
@@ -159,6 +159,32 @@ ROLES = {
 def in_roles(counts: Mapping[str, int]) -> str:
     """What tensors are that are not weights: 74 optimizer slots, 1 step counter. counts: by role."""
     return ", ".join(many(counts[r], noun) for r, noun in ROLES.items() if counts.get(r))
+
+
+def like(checkpoint: Checkpoint, template: Checkpoint, *, partial: bool = False) -> Checkpoint:
+    """What a checkpoint gives under the names, order, ties and metadata of a template.
+
+    The template keeps its own training state (slots, counters), and with `partial` also weights that the checkpoint
+    does not have; the notes say so. ConversionError lists weights that only one of them has, or that differ in dtype
+    or shape.
+    """
+    owners = template.owners()
+    given = {n: checkpoint.get(n) or checkpoint.get(owners[n]) for n in template}
+    wrong = [
+        f"{n}: the source gives {t.dtype} {in_shape(t.shape)}, the template has {own.dtype} {in_shape(own.shape)}"
+        for n, own in template.items() if (t := given[n]) and (t.dtype, t.shape) != (own.dtype, own.shape)
+    ]  # fmt: skip
+    kept = [n for n, own in template.items() if not given[n]]
+    lost = [n for n in kept if not template[n].role and not partial]
+    wrong += [f"{f}: only the template has it" for f in fold(lost)]
+    left = [n for n, t in checkpoint.items() if n not in given]
+    wrong += [f"{f}: only the source gives it" for f in fold([n for n in left if not checkpoint[n].role])]
+    if wrong:
+        raise ConversionError(f"the template wants other tensors:\n{listing(wrong)}")
+    notes = Note("assumed", "as in the template", tuple(kept)), Note("dropped", "not in the template", tuple(left))
+    made = {n: replace(t, name=n, role=own.role) if (t := given[n]) else own for n, own in template.items()}
+    more = (*checkpoint.notes, *(n for n in notes if n.names))
+    return replace(template, tensors=made, hashes={}, notes=more, urls=(*checkpoint.urls, *template.urls))
 
 
 def weights_only(checkpoint: Checkpoint) -> Checkpoint:
