@@ -375,8 +375,12 @@ def departing(how: Options, *keywords: str) -> dict[str, Any]:
         value = getattr(how, keyword)
         if not value or value == KNOWN[keyword].default:
             continue
-        if keyword == "converter":
-            value = os.path.basename(value) if isinstance(value, str) else value.name
+        if keyword in ("converter", "like"):
+            value = (
+                os.path.basename(value)
+                if isinstance(value, (str, os.PathLike))
+                else getattr(value, "name", "in memory")
+            )
         out[keyword] = list(value) if isinstance(value, (tuple, list)) else value
     return out
 

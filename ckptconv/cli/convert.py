@@ -91,7 +91,7 @@ def convert(
 
 
 def _matched(sources: list[str], options: dict[str, Any]) -> Match:
-    """The rules that lead from the source to the template; if some are doubtful, an error with the command to see them."""
+    """The rules that lead from the source to the template; an error names the command that shows doubtful ones."""
     from .. import open as opened
     from ..errors import ConversionError, UsageError
     from ..matching.proposal import match

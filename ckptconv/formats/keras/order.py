@@ -96,9 +96,8 @@ def layers_to_write(checkpoint: Checkpoint) -> Layers:
     if layers is None:
         raise Unrepresentable(
             "Keras loads a legacy file by position, and nothing records the order of these weights (a TensorFlow "
-            "checkpoint never does, nor does a .keras file if several objects in a layer have weights). Convert a "
-            "legacy .h5 or what this program made of one, write .weights.h5, whose weights are found by path, or call "
-            "ckptconv.save with the tensors in the order of model.layers"
+            "checkpoint never does, nor does a .keras file if several objects in a layer have weights). Give a file "
+            "that the model saved, as like='fresh.h5'"
         )
     listed = {name for _, rows in layers for name, _ in rows}
     if extra := [n for n in weights if n not in listed]:

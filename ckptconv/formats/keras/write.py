@@ -97,6 +97,6 @@ def by_path(checkpoint: Checkpoint) -> dict[str, str]:
     if lost or len(paths) < len(checkpoint):
         raise Unrepresentable(
             "Keras 3 finds weights by object paths like layers/dense_1/vars/0, which only the model's code knows; "
-            f"change names with converter= or rename=, or write to='keras', for these:\n{listing(lost)}"
+            f"give a file that the model saved, as like='fresh.weights.h5'; it has no path for these:\n{listing(lost)}"
         )
     return paths

@@ -1,0 +1,109 @@
+"""`like`: the values of one file under the names, order and metadata of another, which the target's framework loads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kit import Run
+
+import ckptconv
+from ckptconv.errors import ConversionError
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+pytestmark = pytest.mark.filterwarnings("ignore")
+TEMPLATE = {"b": np.zeros(2, "f4"), "a": np.zeros((2, 3), "f4"), "global_step": np.array(7)}
+GIVEN = {"a": np.arange(6, dtype="f4").reshape(2, 3), "b": np.ones(2, "f4")}
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.pt", "x.npz", "x.msgpack", "x.ckpt", "x.hdf5"])
+def test_names_order_and_metadata_are_those_of_the_template(name: str, tmp_path: Path) -> None:
+    ckptconv.save(TEMPLATE, tmp_path / f"t{name}")
+    template = ckptconv.open(tmp_path / f"t{name}")
+    done = ckptconv.convert(GIVEN, tmp_path / name, like=tmp_path / f"t{name}")
+    found = ckptconv.open(tmp_path / name)
+    assert list(found) == list(template)
+    assert all(np.array_equal(found[n].numpy(), a) for n, a in (GIVEN | {"global_step": 7}).items())
+    assert [n.names for n in done.notes if n.text == "as in the template"] == [("global_step",)]
+    assert ckptconv.verify(GIVEN, tmp_path / name, like=template).tensors == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"a": GIVEN["a"]}, "\n  b: only the template has it"),
+        (GIVEN | {"c": np.ones(1)}, "\n  c: only the source gives it"),
+        (GIVEN | {"a": np.ones((3, 2), "f4")}, r"a: the source gives float32 3x2, the template has float32 2x3"),
+        (GIVEN | {"b": np.ones(2, "f2")}, "b: the source gives float16 2, the template has float32 2"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_that_lists_it(given: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match=says):
+        ckptconv.convert(given, tmp_path / "x.npz", like=TEMPLATE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_template_keeps_what_a_part_lacks(tmp_path: Path) -> None:
+    done = ckptconv.convert(
+        {"a": GIVEN["a"], "a/Adam": np.ones((2, 3))}, tmp_path / "x.npz", like=TEMPLATE, partial=True
+    )
+    assert ckptconv.open(tmp_path / "x.npz")["b"].numpy().tolist() == [0, 0]
+    assert [n.names for n in done.notes if n.text == "as in the template"] == [("b", "global_step")]
+
+
+def test_the_command_line_finds_the_rules(cli: Run, tmp_path: Path) -> None:
+    """And refuses what is doubtful, with the command that shows it."""
+    pytest.importorskip("scipy", reason="`match` needs it")
+    torch = {"fc1.weight": np.ones((4, 3), "f4"), "fc1.bias": np.ones(4, "f4"), "fc2.weight": np.ones((2, 4), "f4")}
+    keras = {"fc1/kernel": np.zeros((3, 4), "f4"), "fc1/bias": np.zeros(4, "f4"), "fc2/kernel": np.zeros((4, 2), "f4")}
+    ckptconv.save(torch | {"bn.num_batches_tracked": np.array(3)}, tmp_path / "m.pt")
+    ckptconv.save(keras, tmp_path / "fresh.npz")
+    done = cli("m.pt", "-o", "x.npz", "--like", "fresh.npz")
+    assert (done.returncode, list(ckptconv.open(tmp_path / "x.npz"))) == (0, list(keras))
+    ckptconv.save(keras | {"fc3/kernel": np.zeros((2, 2), "f4")}, tmp_path / "more.npz")
+    done = cli("m.pt", "-o", "y.npz", "--like", "more.npz")
+    assert done.returncode == 6
+    assert "1 tensor missing in the source; `ckptconv match m.pt more.npz -o rules.toml` shows them" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["conv_batch_norm", "nested_frozen", "bidirectional", "custom_with_a_state"])
+@pytest.mark.parametrize(("framework", "suffix"), [("tf_keras", "h5"), ("keras", "weights.h5")])
+def test_keras_loads_it(name: str, framework: str, suffix: str, tmp_path: Path) -> None:
+    """Values from a file that keeps no order, into one as Keras wrote it."""
+    k = pytest.importorskip(framework)
+    from keras_trips import built, loads
+
+    model, inputs = built(k, name)
+    values = [np.asarray(v) for v in model.weights]
+    model.save_weights(str(tmp_path / f"values.{suffix}"))
+    for v in model.weights:
+        v.assign(np.zeros(tuple(v.shape), "f4").astype(np.asarray(v).dtype))
+    model.save_weights(str(tmp_path / f"fresh.{suffix}"))
+    for v, a in zip(model.weights, values, strict=True):
+        v.assign(a)
+    found = ckptconv.open(tmp_path / f"values.{suffix}")
+    ckptconv.save({n: found[n].numpy() for n in sorted(found, reverse=True)}, tmp_path / "x.npz")
+    ckptconv.convert(tmp_path / "x.npz", tmp_path / f"out.{suffix}", like=tmp_path / f"fresh.{suffix}")
+    assert loads(model, inputs, tmp_path / f"out.{suffix}")
+
+
+def test_tensorflow_restores_its_objects(tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+
+    def module(start: float) -> Any:
+        made = tf.Module()
+        made.many = [tf.Variable([start, start]), tf.Variable([[start + 1]])]
+        made.named = {"a/b": tf.Variable([start + 2])}
+        return made
+
+    was, now = module(0.0), module(10.0)
+    values = tf.train.Checkpoint(m=was).save(str(tmp_path / "a"))
+    fresh = tf.train.Checkpoint(m=now).save(str(tmp_path / "b"))
+    found = ckptconv.open(values, weights_only=True)
+    ckptconv.convert({n: found[n].numpy() for n in found}, tmp_path / "c", like=fresh, to="tf")
+    tf.train.Checkpoint(m=now).restore(str(tmp_path / "c")).assert_consumed()
+    assert now.many[1].numpy().tolist() == [[1.0]]
+    assert now.named["a/b"].numpy().tolist() == [2.0]
