@@ -57,7 +57,7 @@ def screens(browser: Browser, widths: Sequence[int] = tuple(SIZES)) -> Iterator[
         try:
             checkpoints()
             for name, sources in PAGES.items():
-                made = ckptconv.report(*sources, destination=f"{name}.html")
+                made = ckptconv.report(sources, f"{name}.html")
                 for width in widths:
                     page = browser.page(Path(made.path).absolute().as_uri(), width, SIZES[width])
                     yield f"{name}-{width}.png", page.png()

@@ -15,7 +15,7 @@ import typer
 from ..errors import StorageError
 from ..messages import in_bytes, printable, redacted
 from . import show
-from .options import CHANGING, READING, Json, Quiet, command, takes
+from .options import CHANGING, READING, Json, Quiet, command, spelled, takes
 
 if TYPE_CHECKING:
     from ..reporting.serve import Offered
@@ -54,15 +54,16 @@ def report(
     """
     from ..reporting import html as page
 
-    line = command("report", [redacted(s) for s in sources], options)
     with show.progress(quiet or as_json) as progress:
-        made = page.report(sources, output, values=values, progress=progress, command=line, **options)
+        made = page.made(
+            sources, output, options | {"progress": progress, "values": values},
+            command("report", [*map(redacted, sources)], options), spelled
+        )  # fmt: skip
     if as_json:
         show.as_json(made.to_json())
     elif not quiet:
         show.talk(
-            f"{printable(made.path)}: {in_bytes(made.bytes)}"
-            + ("" if browse else "; open it in a browser, or use --open")
+            f"{printable(made.path)}: {in_bytes(made.bytes)}" + "; open it in a browser, or use --open" * (not browse)
         )
     if browse:
         import webbrowser
@@ -97,7 +98,7 @@ def serve(
     from ..api.options import SELECT, parse_options
     from ..reporting.serve import Server, Shelf
 
-    shelf = Shelf(lambda: found(sources), parse_options(options, *SELECT, "jobs"))
+    shelf = Shelf(lambda: found(sources), parse_options(options, *SELECT, "jobs"), spelled)
     try:
         started = Server(shelf, port)
     except OSError as e:

@@ -27,7 +27,7 @@ from ..messages import did_you_mean, in_digits, many, shortened
 from ..moves.copy import Array
 from ..moves.read import each, hash_tensor
 from ..moves.sources import Sources
-from ..verification.difference import Place, places
+from ..verification.difference import places
 from .pictures import Picture, draw, scan
 from .stats import OUTLIER, stats
 
@@ -35,39 +35,38 @@ ERROR, WARNING, NOTE = "error", "warning", "note"
 
 
 class Check(NamedTuple):
-    """A check: how serious a finding is, what it is called, what it means, and the limit that can be set."""
+    """A check: how serious a finding is, what it means, and the limit that can be set."""
 
     severity: str
-    title: str
     meaning: str
     limit: float | None = None
 
 
 CHECKS = {
-    "damaged": Check(ERROR, "Damaged", "Tensors that were left out, because they cannot be read or do not match their "
+    "damaged": Check(ERROR, "Tensors that were left out, because they cannot be read or do not match their "
                      "checksums."),
-    "nan": Check(ERROR, "NaN", "Values that are not a number."),
-    "inf": Check(ERROR, "Infinite", "Values that are infinite."),
-    "missing": Check(ERROR, "Missing", "Tensors of the reference that are not there."),
-    "shape": Check(ERROR, "Other shape", "Another shape, or another kind of numbers, than in the reference."),
-    "step": Check(ERROR, "Step", "A step counter that is not above that of the reference."),
-    "outliers": Check(WARNING, "Outliers", "Weights further from the middle half of their tensor than LIMIT times its "
+    "nan": Check(ERROR, "Values that are not a number."),
+    "inf": Check(ERROR, "Values that are infinite."),
+    "missing": Check(ERROR, "Tensors of the reference that are not there."),
+    "shape": Check(ERROR, "Another shape, or another kind of numbers, than in the reference."),
+    "step": Check(ERROR, "A step counter that is not above that of the reference."),
+    "outliers": Check(WARNING, "Weights further from the middle half of their tensor than LIMIT times its "
                       "width.", OUTLIER),
-    "saturated": Check(WARNING, "Saturated", "Values at the largest number that the dtype has, as after a cast.", 0),
-    "zero": Check(WARNING, "All zero", "Weights with two or more axes that are zero throughout."),
-    "spike": Check(WARNING, "Unlike its layers", "The standard deviation is LIMIT times that of the same part of other "
+    "saturated": Check(WARNING, "Values at the largest number that the dtype has, as after a cast.", 0),
+    "zero": Check(WARNING, "Weights with two or more axes that are zero throughout."),
+    "spike": Check(WARNING, "The standard deviation is LIMIT times that of the same part of other "
                    "layers, or less than one LIMIT-th.", 10),
-    "stuck": Check(WARNING, "Constant in one layer", "One value throughout, where the same part of most layers has "
+    "stuck": Check(WARNING, "One value throughout, where the same part of most layers has "
                    "many values."),
-    "exploding": Check(WARNING, "Exploding", "Weights with two or more axes and a standard deviation above LIMIT.", 10),
-    "grown": Check(WARNING, "Grown", "A standard deviation of more than LIMIT times that in the reference.", 10),
-    "duplicate": Check(WARNING, "Duplicates", "Different tensors with equal values that the file does not tie."),
-    "dead": Check(NOTE, "Dead rows or columns", "Indices of the first or last axis at which all weights are zero."),
-    "constant": Check(NOTE, "Constant", "Weights with one value throughout, as norms and biases have before training."),
-    "denormal": Check(NOTE, "Denormal", "Too small for the full precision of the dtype: more than LIMIT of the values.",
+    "exploding": Check(WARNING, "Weights with two or more axes and a standard deviation above LIMIT.", 10),
+    "grown": Check(WARNING, "A standard deviation of more than LIMIT times that in the reference.", 10),
+    "duplicate": Check(WARNING, "Different tensors with equal values that the file does not tie."),
+    "dead": Check(NOTE, "Indices of the first or last axis at which all weights are zero."),
+    "constant": Check(NOTE, "Weights with one value throughout, as norms and biases have before training."),
+    "denormal": Check(NOTE, "Too small for the full precision of the dtype: more than LIMIT of the values.",
                       0.001),
-    "tied": Check(NOTE, "Tied", "Names of one tensor."),
-    "new": Check(NOTE, "New", "Tensors that the reference does not have."),
+    "tied": Check(NOTE, "Names of one tensor."),
+    "new": Check(NOTE, "Tensors that the reference does not have."),
 }  # fmt: skip
 LEAST = 64  # elements of tensors that are equal by more than chance
 SERIES = 4  # layers that can have a spike
@@ -118,17 +117,20 @@ def check(c: Checkpoint, limit: Limits, *, workers: int = 1, reference: Checkpoi
     def look(t: Tensor, sources: Sources) -> Picture:
         return draw(scan(t, sources, heat=False, outlier=OUTLIER if far is None else far), sources, bars=False)
 
-    return findings(c, each(tensors, look, workers), places(tensors), limit, workers=workers, reference=reference)
+    return findings(c, each(tensors, look, workers), limit, workers=workers, reference=reference)
 
 
 def findings(
-    c: Checkpoint, pictures: Sequence[Picture], belong: Sequence[Place], limit: Limits, *, workers: int = 1,
-    reference: Checkpoint | None = None,
-) -> list[Finding]:  # fmt: skip
+    c: Checkpoint, pictures: Sequence[Picture], limit: Limits, *, workers: int = 1, reference: Checkpoint | None = None
+) -> list[Finding]:
     """What the checks find in these pictures, the most serious first, then in the order of the checkpoint."""
     found = [Finding("damaged", name, n.text) for n in c.notes if n.kind == "damaged" for name in n.names or ("",)]
-    found += [f for p in pictures for f in _odd(p, limit)]
-    found += _spikes(pictures, belong, limit.get("spike"))
+    spikes = [f for f in _spikes(pictures, limit.get("spike")) if f.check in limit]
+    stuck = {f.tensor for f in spikes if f.check == "stuck"}  # which says more than that all is zero or constant
+    found += [
+        f for p in pictures for f in _odd(p, limit) if f.tensor not in stuck or f.check not in ("zero", "constant")
+    ]
+    found += spikes
     if reference is not None:
         found += _regressions(c, reference, pictures, limit, workers)
     found += _duplicates(c, pictures, workers) if "duplicate" in limit else []
@@ -196,9 +198,9 @@ def _ranges(places: Array) -> str:
 # --- several tensors --------------------------------------------------------------------------------------------
 
 
-def _spikes(pictures: Sequence[Picture], belong: Sequence[Place], times: float | None) -> Iterator[Finding]:
+def _spikes(pictures: Sequence[Picture], times: float | None) -> Iterator[Finding]:
     series = defaultdict[tuple[str, str], list[Picture]](list)
-    for p, place in zip(pictures, belong, strict=True):
+    for p, place in zip(pictures, places([p.scan.tensor for p in pictures]), strict=True):
         t = p.scan.tensor
         if place.stack and not t.role and t.dtype.kind == "f" and t.count > 1:
             series[place.stack, place.part].append(p)

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -28,6 +28,7 @@ from ..api.comparing import stripped
 from ..api.options import CHANGE, SELECT, Source, takes
 from ..api.reading import list_of, url_of
 from ..errors import UsageError
+from ..formats.own_metadata import OPTIONS
 from ..messages import in_bytes, printable, redacted, version
 from ..output import own
 from ..output.destination import OutputFile
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ..api.options import MatchOptions
 
 SCRIPTS = ["base", "map", "depth", "table", "export", "tensor", "series", "changes", "start"]  # in this order
+Spell = Callable[[str], str]
 SHOWN = 20_000_000  # bytes of a page that a notebook shows
 REPORT = (*SELECT, *CHANGE, "force", "jobs", "progress")
 
@@ -79,7 +81,6 @@ def report(
     destination: Path | None = None,
     *,
     values: bool = True,
-    command: str | None = None,
     **given: Unpack[MatchOptions],
 ) -> Page:
     """Write one self-contained HTML file that shows a checkpoint, compares two, or follows a series.
@@ -88,18 +89,25 @@ def report(
     first, the page shows the rule that moved each tensor. With more, in order, it shows how each layer moved.
     destination: the file to write; by default a file in the working directory that is named after the last checkpoint,
     model.report.html for model.safetensors. values: read all values for statistics, checks and heat maps; if false,
-    only headers are read. command: the command line that the page shows as what made it.
+    only headers are read.
 
     Returns a Page: its `path` and its size in `bytes`; a notebook shows the page. Raises any CkptError of reading.
     """
+    return made(list_of(sources), destination, {**given, "values": values})
+
+
+def made(
+    sources: Sequence[Source], destination: Path | None, given: dict[str, Any], command: str = "", spell: Spell = str
+) -> Page:
+    """Write a report. command: the command line that the page shows; spell: how notes name options."""
+    values = given.pop("values")
     how = parse_options(given, *REPORT)
     refuse_remote(os.fspath(destination or ""), "a report")
-    many = list_of(sources)
     with files.record_stamps() as stamps:
-        data = collected(many, how, values=values)
-        data["made"] = [*data.get("made", []), *([["This page", command]] if command else [])]
-    page = render(data).encode(errors="backslashreplace")  # a path may hold any bytes
-    path = os.fspath(destination or default_name(_named(many[-1])))
+        data = collected(sources, how, values=values)
+        data["made"] = [*data.get("made", []), *[["This page", command]] * bool(command)]
+    page = render(data, spell).encode(errors="backslashreplace")  # a path may hold any bytes
+    path = os.fspath(destination or default_name(_named(sources[-1])))
     return written(path, page, stamps, force=how.force)
 
 
@@ -143,15 +151,16 @@ def _pair(source: Source, target: Source, how: Options, reading: dict[str, Any])
         before, after = stripped(before, after, how.strip_prefix)
         expected = before
     both = survey.Compared(expected, after, values=reading["values"], workers=reading["workers"])
-    data = survey.survey(after if converted else both.both, before=both.changed(), **reading)
+    data = survey.survey(after if converted else both.both, both=both, **reading)
     compared = both.conversion(before) if converted else both.comparison()
     named, converter = _named(source), str(getattr(how.converter, "name", how.converter or ""))
+    recorded = after.hashes.get(OPTIONS)
     return data | {
         "totals": inspection.totals(after)._asdict(),
         "compared": compared | {"source": named, "converter": converter},
-        "made": survey.provenance(named, before, _named(target), after),
+        "made": [["Recorded", survey.text(f"options {recorded:.2000}")]] if recorded else [],
         "mode": compared["mode"],
-        "from": f"{'from' if converted else 'compared with'} {named}"
+        "from": f"{'from' if converted else 'this is B, compared with A:'} {named} ({before.format})"
         + f" by the converter {converter}" * bool(converter),
     }
 
@@ -166,11 +175,12 @@ def _last(source: Path) -> str:
     return re.split(r"[/\\]", redacted(os.fspath(source)).partition("?")[0].rstrip("/\\"))[-1]
 
 
-def render(data: dict[str, Any]) -> str:
+def render(data: dict[str, Any], spell: Spell = str) -> str:
     """Render the page. Slots are filled in one pass, so what fills one is not searched for others.
 
-    With data["live"] it is a page that is served, which may ask its server for values.
+    With data["live"] it is a page that is served, which may ask its server for values. spell: how notes name options.
     """
+    data = data | {"notes": [[kind, spell(words), *names] for kind, words, *names in data["notes"]]}
     live, mode, name = bool(data.get("live")), data.get("mode", "checkpoint"), _last(data["url"])
     scripts = [f"{name}.js" for name in (*SCRIPTS[:-1], *["live"] * live, SCRIPTS[-1])]
     style, parts = stylesheet(), "\n".join(map(_file, scripts))

@@ -126,29 +126,25 @@ def _more(known: Odd, mask: Array, at: int) -> Odd:
     return Odd(known.count + count, first)
 
 
-def _boxes(flat: Array, at: int, width: int) -> Iterator[tuple[Array, int, int]]:
-    """A window of a matrix, cut into boxes of whole rows and pieces of rows, each with its first row and column."""
-    while flat.size:
-        row, column = divmod(at, width)
-        size = min(flat.size, width - column) if column or flat.size < width else flat.size // width * width
-        yield flat[:size].reshape(-1, min(size, width)), row, column
-        flat, at = flat[size:], at + size
-
-
 class _Lines:
     """Which rows (indices of the first axis) and columns (of the last) have a value that is not zero."""
 
     def __init__(self, t: Tensor) -> None:
         self.rows, self.columns = np.zeros(t.shape[0], bool), np.zeros(t.shape[-1], bool)
-        self.long = t.count // t.shape[0]  # elements of a row
+        self.starts = np.arange(t.shape[0]) * (t.count // t.shape[0])
 
     def take(self, flat: Array, at: int) -> None:
         alive = flat != 0
-        for box, row, _ in _boxes(alive, at, self.long):
-            self.rows[row : row + len(box)] |= box.any(axis=1)
+        rows, begin = _pieces(self.starts, at, flat.size)
+        self.rows[rows] |= np.logical_or.reduceat(alive, begin)
         if not self.columns.all():
-            for box, _, column in _boxes(alive, at, len(self.columns)):
-                self.columns[column : column + box.shape[1]] |= box.any(axis=0)
+            self.columns[(np.flatnonzero(alive) + at) % len(self.columns)] = True
+
+
+def _pieces(starts: Array, at: int, size: int) -> tuple[slice, Array]:
+    """Which of the pieces that begin at `starts` a window of `size` elements from `at` touches, and where in it."""
+    first, last = np.searchsorted(starts, [at + 1, at + size]) - [1, 0]
+    return slice(first, last), np.maximum(starts[first:last], at) - at
 
 
 def _lines(t: Tensor) -> _Lines | None:
@@ -172,14 +168,10 @@ class Heat:
 
     def take(self, flat: Array, at: int) -> None:
         size = np.abs(flat, dtype=np.float64 if flat.itemsize == 8 else np.float32)
-        for box, row, column in _boxes(size, at, self.wide):
-            first, last = np.searchsorted(self.starts, [column + 1, column + box.shape[1]]) - [1, 0]
-            starts = np.maximum(self.starts[first:last], column) - column
-            cells = np.maximum.reduceat(box, starts, axis=1)
-            lines = (row + np.arange(len(box))) * len(self.cells) // self.high
-            begin = np.flatnonzero(np.diff(lines, prepend=-1))
-            place = lines[begin], slice(first, last)
-            self.cells[place] = np.maximum(self.cells[place], np.maximum.reduceat(cells, begin, axis=0))
+        rows = np.arange(at // self.wide, -(-(at + flat.size) // self.wide))
+        pieces, begin = _pieces(np.add.outer(rows * self.wide, self.starts).reshape(-1), at, flat.size)
+        row, column = (x.reshape(-1)[pieces] for x in np.broadcast_arrays(rows[:, None], np.arange(len(self.starts))))
+        np.maximum.at(self.cells, (row * len(self.cells) // self.high, column), np.maximum.reduceat(size, begin))
 
 
 def _heat(t: Tensor) -> Heat | None:

@@ -83,11 +83,11 @@ class Watched(Sources):
 class Shelf:
     """Checkpoints by their numbers, which stay; the list is made anew whenever it is shown, 2 before 10.
 
-    find: gives what there is. how: what is read of each, and threads.
+    find: gives what there is. how: what is read of each, and threads. spell: how notes name options.
     """
 
-    def __init__(self, find: Callable[[], Sequence[Offered]], how: Options) -> None:
-        self.find, self.how = find, how
+    def __init__(self, find: Callable[[], Sequence[Offered]], how: Options, spell: html.Spell = str) -> None:
+        self.find, self.how, self.spell = find, how, spell
         self._offered: dict[int, Offered] = {}
         self._numbers: dict[str, int] = {}
         self._open: dict[int, tuple[Checkpoint, dict[str, Stamp]]] = {}
@@ -154,7 +154,8 @@ class Shelf:
         links = [] if len(self._offered) == 1 else [["All checkpoints", "../"]]
         links += [] if values else [[f"Read all values: {in_bytes(size)}", "all"]]
         data["numeric"] = [DTYPES[name].kind not in "sx" for name in data["dtypes"]]
-        return html.render(data | {"url": redacted(self.source(number)), "live": {"most": MOST, "links": links}})
+        data |= {"url": redacted(self.source(number)), "live": {"most": MOST, "links": links}}
+        return html.render(data, self.spell)
 
     def series(self, a: int, b: int, watch: Watch, *, pair: bool = False) -> str:
         """How the layers moved from one checkpoint to another, through those listed between; pair: of the two."""
@@ -168,7 +169,8 @@ class Shelf:
                 raise StorageError(f"a series has 3 to {LONGEST} checkpoints; {what}")
             urls = [self.source(n) for n in (between if between[0] == a else between[::-1])]
         with self._reading:
-            return html.render(html.collected(urls, replace(self.how, progress=lambda *_: watch()), values=True))
+            how = replace(self.how, progress=lambda *_: watch())
+            return html.render(html.collected(urls, how, values=True), self.spell)
 
     # --- values ---
 
@@ -181,13 +183,7 @@ class Shelf:
         """A rectangle of one tensor, of which only that is read."""
         with self._tensor(number, row, watch) as (t, sources):
             found = region(t, rectangle, sources)
-        finite = sorted(found.cells[found.cells < float("inf")])
-        usual = 2 * float(finite[int(0.9 * (len(finite) - 1))]) if finite else 0.0
-        return {
-            "matrix": found.shape,
-            "cells": survey.shaded(found.cells, usual or float("inf")),  # a few large values leave the others visible
-            "texts": found.texts,
-        }
+        return {"matrix": found.shape, "cells": survey.shaded(found.cells), "texts": found.texts}
 
     @contextmanager
     def _tensor(self, number: int, row: int, watch: Watch) -> Iterator[tuple[Tensor, Sources]]:
@@ -205,7 +201,7 @@ def _row(number: int, o: Offered) -> str:
         return f"<tr><td></td><td></td><td>{name}{why}</td><td></td></tr>\n"
     choose = "".join(
         f'<td><input type="radio" name="{side}" value="{number}" aria-label="{what}: {name}"></td>'
-        for side, what in (("a", "before"), ("b", "after"))
+        for side, what in (("a", "A"), ("b", "B"))
     )
     size = in_bytes(o.size) if o.size else ""
     return f'<tr>{choose}<td><a href="{number}/">{name}</a></td><td class="num">{size}</td></tr>\n'
@@ -228,7 +224,7 @@ ALWAYS = {
 def _number(text: str) -> int:
     if re.fullmatch(r"[0-9]{1,18}", text):
         return int(text)
-    raise UsageError("a number is needed; choose two checkpoints, one before and one after")
+    raise UsageError("a number is needed; choose two checkpoints, A and B")
 
 
 def answer(shelf: Shelf, path: str, query: str, watch: Watch) -> str | dict[str, Any] | None:

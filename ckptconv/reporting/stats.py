@@ -1,6 +1,6 @@
 """Describe values: statistics of a tensor, window by window, in bounded memory.
 
-    min  max  mean  std     of the finite values; the float64 sums of small blocks are added exactly
+    min  max  mean  std     of the finite values, in float64: deviations of values above 1e150 are infinite
     zeros  nan  inf         counts (-0.0 is a zero; inf includes both signs)
 
 Complex numbers are described by their magnitude, booleans as 0 and 1, strings by their length in bytes. Opaque
@@ -34,14 +34,12 @@ class Stats(NamedTuple):
     inf: int
 
 
-UNIT = 1200  # bits behind the point of exact sums: every float64 is a multiple of 2^-1074
-
-
 class Sums:
-    """Running count, sum and sum of squares of the finite values, as integers in units of 2^-1200 and 2^-2400."""
+    """Running count, mean, and sum of squared deviations from the mean, of the finite values, block by block."""
 
     def __init__(self) -> None:
-        self.count = self.zeros = self.nan = self.inf = self.total = self.squares = 0
+        self.count = self.zeros = self.nan = self.inf = 0
+        self.mean = self.squares = 0.0
         self.low: Any = None
         self.high: Any = None
 
@@ -63,53 +61,22 @@ class Sums:
             low, high = block.min().item(), block.max().item()
         self.low = low if self.low is None else min(self.low, low)
         self.high = high if self.high is None else max(self.high, high)
-        self._add(block, max(abs(float(low)), abs(float(high))))
-
-    def _add(self, block: Array, peak: float) -> None:
-        """Add a block's sum, and its squares: those of the deviations from its mean, and those of the mean."""
-        n, shift, whole = block.size, 0, block.dtype.kind in "iu"
-        if whole and block.itemsize == 8:  # so that large neighbours stay distinct
-            wide = (block - block.min()).view(np.uint64).astype(np.float64)
-        else:
-            wide = block.astype(np.float64)
-        if peak > 1e140 or 0 < peak < 1e-140:  # squares would overflow or vanish
-            shift = math.frexp(peak)[1] - 1
-            wide = np.ldexp(wide, -shift)
-        mean = float(wide.mean())
-        wide -= mean
-        np.square(wide, out=wide)  # a dot product would start the threads of BLAS without gain
-        total = exact_sum(block) << UNIT if whole else n * _scaled(mean, UNIT + shift)
-        self.squares += _scaled(float(wide.sum()), 2 * (UNIT + shift)) + total * total // n
-        self.count, self.total = self.count + n, self.total + total
+        base, wide = 0, block
+        if block.dtype.kind in "iu" and block.itemsize == 8:  # so that large neighbours stay distinct
+            base, wide = low, block.view(np.uint64) - np.uint64(low % 2**64)
+        deviations = wide.astype(np.float64)
+        mean = float(deviations.mean())
+        deviations -= mean
+        apart, n, both = base + mean - self.mean, block.size, self.count + block.size
+        np.square(deviations, out=deviations)  # a dot product would start the threads of BLAS without gain
+        self.squares += float(deviations.sum()) + apart * apart * (self.count / both) * n
+        self.mean, self.count = self.mean + apart * (n / both), both
 
     def done(self) -> Stats:
         if not self.count:
             return Stats(None, None, None, None, self.zeros, self.nan, self.inf)
-        spread = math.isqrt(max(0, self.squares * self.count - self.total**2))  # times the count
-        mean, std = (_ratio(x, self.count << UNIT) for x in (self.total, spread))
-        return Stats(self.low, self.high, mean, std, self.zeros, self.nan, self.inf)
-
-
-def _scaled(x: float, bits: int) -> int:
-    """A float times a power of two."""
-    top, bottom = x.as_integer_ratio()
-    move = bits - bottom.bit_length() + 1
-    return top << move if move >= 0 else top >> -move
-
-
-def _ratio(a: int, b: int) -> float:
-    try:
-        return a / b
-    except OverflowError:  # rounded beyond the largest float
-        return math.copysign(math.inf, a)
-
-
-def exact_sum(block: Array) -> int:
-    """The sum of integers without overflow: halves of 32 bits are summed separately."""
-    if block.itemsize < 8:
-        return int(block.sum(dtype=np.int64))
-    low = int((block & 0xFFFFFFFF).sum(dtype=np.uint64))
-    return (int((block >> 32).sum(dtype=np.int64)) << 32) + low
+        std = math.sqrt(self.squares / self.count)
+        return Stats(self.low, self.high, self.mean, std, self.zeros, self.nan, self.inf)
 
 
 # --- elements as numbers ----------------------------------------------------------------------------------------
@@ -128,7 +95,7 @@ def values(t: Tensor, sources: Sources) -> Iterator[Array]:
 def stats(t: Tensor, sources: Sources) -> Stats:
     """Read a tensor once and describe its values."""
     sums = Sums()
-    with np.errstate(invalid="ignore"):
+    with np.errstate(all="ignore"):
         for flat in values(t, sources):
             sums.take(flat)
     return sums.done()

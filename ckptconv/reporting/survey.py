@@ -5,10 +5,10 @@ kind  stack  layer  part                     where a tensor belongs, by its name
 min max mean std zeros nan inf               null if values are not read
 bins                                         32 counts as base64 bytes, the largest is 255
 clip    {row: [low, high, below, above]}     of histograms that do not span all values
-heat    {row: [rows, columns, base64, top]}  for the largest tensors, the largest |x| of each cell: 0..253 is 0..top,
-                                             254 is larger, 255 is not finite
+heat    {row: [rows, columns, base64, top, moved]}  for the largest tensors, the largest |x| of each cell, or if it
+                                             moved |B - A|: 0..253 is 0..top, 254 is larger, 255 is not finite
 was     {row: [bins, min, max, mean, std]}   the values that are compared with; both histograms have the same bins
-findings  [[check, row, text, index]]        what the checks find; checks {name: [severity, title, meaning]}
+findings  [[check, row, text, index, new]]   what the checks find; checks {name: [severity, meaning]}
 
 `compared`, of two:
 rows           [rule, sources, kind, measures] for each tensor of the page; rule -1: none is known
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -36,8 +36,6 @@ import numpy as np
 
 from ..checkpoint import Checkpoint, Move, Tensor
 from ..engine.run import Progress
-from ..formats.own_metadata import OPTIONS
-from ..messages import in_bytes, many
 from ..moves.cast import numbers
 from ..moves.copy import Array
 from ..moves.read import each, windows
@@ -48,7 +46,7 @@ from ..verification.difference import EXACT, PART_KINDS, Difference, places
 from . import checks
 from .inspection import ordered, role
 from .inspection import totals as totals_of
-from .pictures import Picture, draw, scan
+from .pictures import Heat, Picture, draw, matrix, scan
 
 MAX_HISTOGRAMS = 20_000  # for the largest tensors: 44 characters each
 MAX_HEATMAPS = 600  # about 800 characters each
@@ -61,21 +59,27 @@ def survey(
     values: bool,
     workers: int = 1,
     progress: Progress | None = None,
-    before: Mapping[str, Tensor] | None = None,
+    both: Compared | None = None,
 ) -> dict[str, Any]:
     """Describe a checkpoint; with `values` every tensor is read once or twice.
 
-    before: by names of `c`, tensors whose histograms are drawn with the same bins.
+    both: what it is compared with; histograms have the same bins, and heat maps show the change.
     """
     tensors = list(c.tensors.values())
     natural = {t.name: i for i, t in enumerate(ordered(tensors, "name"))}
     belong = places(tensors)
+    values_beside = c.details.get("values", {})
     out: dict[str, Any] = {
         "format": c.format,
         "separator": separator(c.tensors),
         "totals": totals_of(c)._asdict(),
         "metadata": {text(k): text(v[:2000]) for k, v in c.metadata.items()},
-        "notes": [[n.kind, text(n.text), [text(x) for x in n.names[:50]], len(n.names)] for n in c.notes],
+        "beside": {text(k): text(str(v)[:2000]) for k, v in values_beside.items()},
+        "notes": [
+            [n.kind, text(n.text), [text(x) for x in n.names[:50]], len(n.names)]
+            for n in c.notes
+            if not n.names or not values_beside.keys() >= {*n.names}  # those are on the page
+        ],
         "ties": [[text(n) for n in group] for group in c.ties],
         "names": [text(t.name) for t in tensors],
         "natural": [natural[t.name] for t in tensors],
@@ -96,10 +100,15 @@ def survey(
         out[key + "s"], out[key] = _coded(column)
     if not values:
         return out
-    pairs = _pictures(tensors, before or {}, workers, progress)
-    pictures = [after for after, _ in pairs]
-    found = checks.findings(c, pictures, belong, checks.limits(), workers=workers)
-    return out | _values(pairs) | _found(found, tensors)
+    pairs = _pictures(tensors, both.changed() if both else {}, workers, progress)
+    kinds = [both.kind(t.name) if both else "" for t in tensors]
+    now = [p.now for p, kind in zip(pairs, kinds, strict=True) if kind != "only_a"]
+    found = checks.findings(both.b if both else c, now, checks.limits(), workers=workers)
+    if not both:
+        return out | _values(pairs) | _found(found, tensors)
+    was = [p.was or p.now for p, kind in zip(pairs, kinds, strict=True) if kind != "only_b"]
+    known = checks.findings(both.a, was, checks.limits(), workers=workers)
+    return out | _values(pairs) | _found(found, tensors, {(f.check, f.tensor) for f in known})
 
 
 def text(name: str) -> str:
@@ -117,7 +126,13 @@ def _coded(column: list[Any]) -> tuple[list[Any], list[int]]:
 
 # --- values -----------------------------------------------------------------------------------------------------
 
-Pair = tuple[Picture, Picture | None]
+
+class Pair(NamedTuple):
+    """Pictures of a tensor and of what it is compared with, and the largest |B - A| of each cell."""
+
+    now: Picture
+    was: Picture | None = None
+    moved: Array | None = None
 
 
 def _pictures(
@@ -131,31 +146,44 @@ def _pictures(
     def look(i: int, sources: Sources) -> Pair:
         nonlocal done
         t = tensors[i]
-        other = before.get(t.name) if i in drawn else None
-        scans = [scan(t, sources, heat=i in mapped), *([scan(other, sources, heat=False)] if other else [])]
+        other = before.get(t.name)
+        moved = _moved(other, t, sources) if other and i in mapped else None
+        scans = [scan(t, sources, heat=i in mapped and moved is None)]
+        scans += [scan(other, sources, heat=False)] if other else []
         spans = [s.span for s in scans if s.span] if other else []
         span = (min(s[0] for s in spans), max(s[1] for s in spans)) if spans else None
-        after, *old = (draw(s, sources, span, bars=i in drawn) for s in scans)
+        pictures = [draw(s, sources, span, bars=i in drawn) for s in scans]
         done += t.nbytes
         if progress:
             progress(done, total)
-        return after, old[0] if old else None
+        return Pair(pictures[0], pictures[1] if other else None, moved)
 
     return each(range(len(tensors)), look, workers)
 
 
+def _moved(a: Tensor, b: Tensor, sources: Sources) -> Array | None:
+    if a.shape != b.shape or len(b.shape) < 2 or not b.count or not {a.dtype.kind, b.dtype.kind} <= {*NUMERIC}:
+        return None
+    heat, at = Heat(*matrix(b.shape)), 0
+    with np.errstate(all="ignore"):
+        for both in _side_by_side({0: a, 1: b}, sources):
+            heat.take(both[1] - both[0], at)
+            at += both[0].size
+    return heat.cells
+
+
 def _values(pairs: Sequence[Pair]) -> dict[str, Any]:
-    out: dict[str, Any] = {m: [number(getattr(p.scan.stats, m)) for p, _ in pairs] for m in MEASURES}
+    out: dict[str, Any] = {m: [number(getattr(p.now.scan.stats, m)) for p in pairs] for m in MEASURES}
     out |= {"bins": [], "clip": {}, "heat": {}, "was": {}}
-    for i, (p, old) in enumerate(pairs):
-        s, bars, cells = p.scan.stats, p.bars, p.scan.cells
+    for i, (p, old, moved) in enumerate(pairs):
+        s, bars, cells = p.scan.stats, p.bars, p.scan.cells if moved is None else moved
         peak = max([0, *(bars.counts if bars else ()), *(old.bars.counts if old and old.bars else ())])
         out["bins"].append(_bars(p, peak))
         if bars and (bars.low, bars.high) != (s.min, s.max):
             out["clip"][i] = [number(bars.low), number(bars.high), bars.below, bars.above]
-        if cells is not None:  # colours span what a clipped histogram spans, so that an outlier makes nothing else pale
-            out["heat"][i] = shaded(cells, max(map(abs, p.scan.span)) if p.outliers.count and p.scan.span else math.inf)
-        if old:
+        if cells is not None:
+            out["heat"][i] = [*shaded(cells), moved is not None]
+        if old and old.bars:
             out["was"][i] = [_bars(old, peak), *(number(getattr(old.scan.stats, m)) for m in MEASURES[:4])]
     return out
 
@@ -171,10 +199,12 @@ def number(value: float | int | None) -> float | int | str | None:
     return float(f"{value:.6g}") if math.isfinite(value) else str(float(value))
 
 
-def shaded(cells: Array, most: float) -> list[Any]:
-    """Rows, columns, a byte for each cell, and what the shade 253 stands for: at most `most`."""
+def shaded(cells: Array) -> list[Any]:
+    """Rows, columns, a byte for each cell, and what the shade 253 stands for; a few large values make no other pale."""
     finite = np.isfinite(cells)
-    top = min(float(cells[finite].max()) if finite.any() else 0.0, most)
+    known = np.sort(cells[finite])
+    top = float(known[-1]) if known.size else 0.0
+    top = min(top, 2 * float(known[9 * (len(known) - 1) // 10]) or top) if top else top
     part = np.minimum(np.where(finite, cells, 0), top) / (top or 1.0)  # first: 253 times a cell may overflow
     shade = np.where(cells > top, 254, np.rint(253 * part))
     coded = np.where(finite, shade, 255).astype(np.uint8)
@@ -184,33 +214,36 @@ def shaded(cells: Array, most: float) -> list[Any]:
 def one(t: Tensor, sources: Sources) -> dict[str, Any]:
     """The columns of a single tensor, whose row is 0, with what the checks find in it alone."""
     picture = draw(scan(t, sources, heat=False), sources)
-    found = checks.findings(Checkpoint({t.name: t}), [picture], places([t]), checks.limits())
-    return _values([(picture, None)]) | _found(found, [t])
+    found = checks.findings(Checkpoint({t.name: t}), [picture], checks.limits())
+    return _values([Pair(picture)]) | _found(found, [t])
 
 
-def _found(found: Sequence[checks.Finding], tensors: Sequence[Tensor]) -> dict[str, Any]:
+def _found(
+    found: Sequence[checks.Finding], tensors: Sequence[Tensor], known: Container[tuple[str, str]] = ()
+) -> dict[str, Any]:
+    """known: the checks and tensors of what the checkpoint that it is compared with has as well."""
     row = {t.name: i for i, t in enumerate(tensors)}
-    used = {f.check for f in found}
     return {
-        "findings": [[f.check, row[f.tensor], text(f.text), list(f.index or ())] for f in found if f.tensor in row],
-        "checks": {
-            name: [
-                check.severity,
-                check.title,
-                check.meaning.replace("LIMIT", f"{check.limit:g}" if check.limit else ""),
+        "findings": [
+            [
+                f.check,
+                row[f.tensor],
+                text(f.text),
+                f.index or (),
+                (f.check, f.tensor) not in known,
             ]
+            for f in found
+            if f.tensor in row
+        ],
+        "checks": {
+            name: [check.severity, check.meaning.replace("LIMIT", f"{check.limit or 0:g}")]
             for name, check in checks.CHECKS.items()
-            if name in used
+            if any(name == f.check for f in found)
         },
     }
 
 
 # --- two checkpoints --------------------------------------------------------------------------------------------
-
-MEASURED = {  # by keys of the page, the fields of `Values`
-    "differing": "differing", "elements": "elements", "unpaired": "unpaired", "abs": "max_abs", "relative": "max_rel",
-    "ulp": "max_ulp", "change": "change", "norm": "norm", "apart": "apart",
-}  # fmt: skip
 
 
 class Compared:
@@ -224,8 +257,12 @@ class Compared:
         self.both = replace(b, tensors={**b.tensors, **only})
 
     def changed(self) -> dict[str, Tensor]:
-        """By names of `b`, the tensors of `a` whose values differ and can be laid over each other."""
-        return {name: p.a for name, p in self.pairs.items() if p.kind in ("values", "dtype") and p.a and p.values}
+        """By names of `b`, the tensors of `a` that differ."""
+        return {name: p.a for name, p in self.pairs.items() if p.kind in ("values", "dtype", "shape") and p.a}
+
+    def kind(self, name: str) -> str:
+        """How a tensor of `both` differs."""
+        return self.pairs[name].kind if name in self.pairs else "equal"
 
     def comparison(self) -> dict[str, Any]:
         """The rows of `both`."""
@@ -261,9 +298,8 @@ class Compared:
         return self.a.moved.get(name) or (Move("", (name,)) if name in before else None)
 
     def _row(self, name: str, rule: int, sources: Iterable[str], tensors: Mapping[str, Tensor]) -> list[Any]:
-        pair = self.pairs.get(name)
         found = [_described(tensors[n]) for n in sources if n in tensors]
-        return [rule, found, pair.kind if pair else "equal", _measures(pair)]
+        return [rule, found, self.kind(name), _measures(self.pairs.get(name))]
 
 
 def _described(t: Tensor) -> list[Any]:
@@ -271,21 +307,11 @@ def _described(t: Tensor) -> list[Any]:
 
 
 def _measures(pair: Difference | None) -> dict[str, Any] | None:
-    v = pair.values if pair else None
-    if v is None:
+    if pair is None or pair.values is None:
         return None
-    out = {key: number(getattr(v, name)) for key, name in MEASURED.items()}
-    return out | {"first": list(v.first), "cosine": None if v.cosine is None else round(v.cosine, 12)}
-
-
-def provenance(source: str, before: Checkpoint, target: str, after: Checkpoint) -> list[list[str]]:
-    """What is known of how the second was made: formats, sizes, and what the file itself records."""
-    out = [
-        [title, text(f"{name}: {c.format}, {many(len(c), 'tensor')}, {in_bytes(sum(t.nbytes for t in c.values()))}")]
-        for title, name, c in (("Before", source, before), ("After", target, after))
-    ]
-    options = after.hashes.get(OPTIONS)
-    return [*out, ["Recorded", text(f"options {options:.2000}")]] if options else out
+    v = pair.values._asdict()
+    cosine, first = v.pop("cosine"), v.pop("first")
+    return {key: number(x) for key, x in v.items()} | {"first": first, "cosine": cosine and round(cosine, 12)}
 
 
 # --- a series -------------------------------------------------------------------------------------------------

@@ -152,12 +152,26 @@ def test_comparison_measures_and_keeps_both_sides() -> None:
     }  # fmt: skip
     assert rows["name"][1][0][0] == "old"
     assert rows["moved"][3]["change"] == pytest.approx(0.5)
-    data = survey.survey(both.both, values=True, before=both.changed())
+    data = survey.survey(both.both, values=True, both=both)
     place = {n: i for i, n in enumerate(data["names"])}
     assert set(data["was"]) == {place["moved"], place["cast"]}
     old = data["was"][place["moved"]]
     assert old[1:3] == [survey.number(float(NORMAL.min())), survey.number(float(NORMAL.max()))]
     assert data["clip"].get(place["moved"]) is None, "bars span the wider of both"
+    assert [data["heat"][place[n]][4] for n in ("moved", "same")] == [True, False], "the change, if there is one"
+
+
+def test_faults_that_only_the_second_has_are_new() -> None:
+    layers = {f"l.{i}.w": NORMAL + i / 100 for i in range(5)} | {"old": changed((0, 1), np.nan)}
+    a = checkpoint(layers | {"gone": NORMAL[0] * np.inf, "first": changed((0, 0), np.inf)})
+    b = checkpoint(layers | {"l.2.w": NORMAL * 0, "l.3.w": changed((3, 4), np.nan), "renamed": changed((0, 0), np.inf),
+                             "new": changed((0, 1), np.inf)})  # fmt: skip
+    both = survey.Compared(a, b, values=True)
+    data = survey.survey(both.both, values=True, both=both)
+    assert [(f[0], data["names"][f[1]], f[4]) for f in data["findings"]] == [
+        ("nan", "l.3.w", True), ("nan", "old", False), ("inf", "renamed", False),
+        ("inf", "new", True), ("stuck", "l.2.w", True),
+    ]  # fmt: skip
 
 
 def test_a_page_is_a_conversion_only_if_it_is_told_how(tmp_path: Path) -> None:
@@ -251,7 +265,7 @@ def series(count: int, times: float, at: int = 1, more: Any = ()) -> dict[str, A
         (series(4, 10.1), (), ["l.1.w"]),
         (series(3, 99), (), []),
         (series(5, 3), ("spike=2.9",), ["l.1.w"]),
-        (series(4, 0), (), []),  # zeros have a check of their own
+        (series(4, 0), (), []),  # the check stuck says it
         ({f"l.{i}.b": NORMAL[0] * (99 if i == 2 else 1) for i in range(5)}, (), []),  # one axis
     ],
 )

@@ -160,16 +160,6 @@ def test_conversion_knows_rules_drops_and_strangers(tmp_path: Path) -> None:
     assert data["compared"]["missing"] == ["lost.weight"]
 
 
-def test_command_line(cli: Run, tmp_path: Path) -> None:
-    ckptconv.save({"w": np.ones((2, 2), "f4")}, tmp_path / "a.npz")
-    assert cli("report", "a.npz", "-o", "r.html").returncode == 0
-    again = cli("report", "a.npz", "-o", "r.html")
-    assert again.returncode == 9
-    assert "--force" in again.stderr
-    assert cli("report", "a.npz", "-o", "r.html", "--force", "--no-values").returncode == 0
-    assert '"values":false' in (tmp_path / "r.html").read_text()
-
-
 @pytest.mark.parametrize(
     ("source", "name"),
     [
@@ -184,14 +174,17 @@ def test_default_name(source: str, name: str) -> None:
     assert default_name(source) == name
 
 
-def test_open_shows_the_page_that_was_written(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     monkeypatch.setattr("webbrowser.open", shown.append)
-    ckptconv.save({"w": np.ones(2, "f4")}, tmp_path / "a b.npz")
+    ckptconv.save({"module.w": np.ones(2, "f4")}, tmp_path / "a b.npz")
     assert cli("report", "a b.npz").returncode == 0
-    assert shown == []
-    assert cli("report", "a b.npz", "--open", "--force").returncode == 0
+    assert "--strip-prefix module. removes" in (tmp_path / "a b.report.html").read_text(), "in words of who made it"
+    again = cli("report", "a b.npz", "--open")
+    assert (again.returncode, "--force" in again.stderr, shown) == (9, True, [])
+    assert cli("report", "a b.npz", "--open", "--force", "--no-values").returncode == 0
     assert shown == [(tmp_path / "a b.report.html").as_uri()]
+    assert '"values":false' in (tmp_path / "a b.report.html").read_text()
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------
@@ -286,7 +279,7 @@ def test_keyboard_alone(chromium: Browser, model: str, tmp_path: Path) -> None:
     assert (found["searching"], found["focus"], found["active"]) == ("search", "scroll", "row-1")
     assert (found["opened"], found["name"]) == (True, "net/layer_7/kernel")
     assert (found["pictures"], found["canvas"]) == (32, 1)
-    assert found["warned"] == "NaN 1 of 600 NaN, first at [3, 4]"
+    assert found["warned"] == "nan 1 of 600 NaN, first at [3, 4]"
     assert found["back"] == "scroll"
 
 
@@ -317,7 +310,7 @@ def test_findings_lead_to_the_tensors(chromium: Browser, model: str, tmp_path: P
         document.querySelector('#findings .error button').click(); await wait(20);
         return { told, name: $('detail-name').textContent };"""
     found = inside(chromium, model, driver, tmp_path)
-    assert found["told"] == "NaN error · net/layer_7/kernel 1 of 600 NaN, first at [3, 4]"
+    assert found["told"] == "nan error · net/layer_7/kernel 1 of 600 NaN, first at [3, 4]"
     assert found["name"] == "net/layer_7/kernel"
 
 

@@ -43,12 +43,13 @@ const bytes = (n) => {
   return `${i ? n.toFixed(1) : n} ${units[i]}`;
 };
 const count = (n) => Number(n).toLocaleString("en");
-const many = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
+const s = (n) => (n === 1 ? "" : "s");
+const many = (n, noun) => `${count(n)} ${noun}${s(n)}`;
 const brief = (n) => (n >= 1e12 ? `${(n / 1e12).toFixed(1)} T` : n >= 1e9 ? `${(n / 1e9).toFixed(1)} B` : n >= 1e6 ? `${(n / 1e6).toFixed(1)} M` : n >= 1e4 ? `${(n / 1e3).toFixed(0)} k` : count(n));
 const number = (n) => (n === null || n === undefined ? "–" : typeof n !== "number" || (Number.isInteger(n) && Math.abs(n) < 1e9) ? String(n)
   : Math.abs(n) < 1e-3 || Math.abs(n) >= 1e9 ? n.toExponential(2) : String(Number(n.toPrecision(4))));
 const percent = (x) => (x >= 0.9995 ? "100 %" : x >= 0.0995 ? `${(100 * x).toFixed(0)} %` : x >= 0.0005 ? `${(100 * x).toFixed(1)} %` : x > 0 ? "< 0.1 %" : "0 %");
-const change_text = (x) => (x === null ? "" : x >= 10 ? `× ${number(x)}` : x >= 0.0005 || x === 0 ? percent(x).replace("100 %", `${(100 * x).toFixed(0)} %`) : `${number(100 * x)} %`);
+const change_text = (x) => (x === null ? "" : x >= 1e7 ? "> 1,000,000,000 %" : x >= 0.9995 ? `${count(Number((100 * x).toPrecision(3)))} %` : x >= 0.0005 || x === 0 ? percent(x) : `${number(100 * x)} %`);
 const shape = (dims) => dims.join(" × ") || "scalar";
 const shapes = data.shapes.map(shape), roles = data.roles.map((r) => r || "weight");
 const value = (column, i) => (data.values ? data[column][i] : null);
@@ -60,7 +61,7 @@ const flags = new Map();
 for (const finding of findings) put(flags, finding[1], finding);
 const severe = (i) => (flags.get(i) || []).filter((f) => checks[f[0]][0] !== "note");
 const STATUS = comparing
-  ? { equal: "equal", values: "changed", dtype: "other dtype", shape: "other shape", only_a: "only before", only_b: "only after", renamed: "renamed" }
+  ? { equal: "equal", values: "changed", dtype: "other dtype", shape: "other shape", only_a: "only in A", only_b: "only in B", renamed: "renamed" }
   : { equal: "as converted", values: "differs", dtype: "other dtype", shape: "other shape", only_b: "no source", renamed: "renamed" };
 const kind_of_change = (i) => (compared ? compared.rows[i][2] : "");
 const status = (i) => STATUS[kind_of_change(i)] || "";
@@ -71,7 +72,7 @@ const here = (i) => !comparing || kind_of_change(i) !== "only_a"; // in the chec
 const rank = (i) => {
   const kind = kind_of_change(i);
   if (measure("unpaired", i) > 0) return 1e300;
-  const change = measure("change", i) ?? (measure("abs", i) > 0 ? 1e100 : null);
+  const change = measure("change", i) ?? (measure("max_abs", i) > 0 ? 1e100 : null);
   return change !== null ? change : { shape: -1, dtype: -2, only_b: -3, only_a: -4, values: 1e200, renamed: -5 }[kind] ?? -6;
 };
 const layer_of = (i) => (data.layer[i] < 0 ? "" : data.stacks[data.stack[i]].replace("*", data.layer[i]));

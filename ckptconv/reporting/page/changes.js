@@ -22,7 +22,7 @@ const draw_conversion = () => { // what was done and what was lost, in a few lin
   $("only").replaceChildren(...data.names.map((_, i) => i).filter(changed).slice(0, 8).map((i) => {
     const name = button("", () => open_tensor(i), { className: "link" });
     name.append(...breakable(told_name(i)));
-    return make("p", { className: "badge warning" }, make("b", {}, status(i)), " · ", name, measure("abs", i) === null ? "" : ` max |d| ${number(measure("abs", i))}`);
+    return make("p", { className: "badge warning" }, make("b", {}, status(i)), " · ", name, measure("max_abs", i) === null ? "" : ` max |d| ${number(measure("max_abs", i))}`);
   }));
   $("changes").hidden = false;
 };
@@ -41,13 +41,13 @@ const sums_of = (by) => { // as if all tensors of a group were one; in the order
     g.rows.push(i);
     g.changed += measure("differing", i) > 0 ? 1 : 0;
     g.norm += norm_of(i) ** 2; g.apart += (measure("apart", i) ?? 0) ** 2;
-    g.abs = Math.max(g.abs, measure("abs", i) ?? 0); g.unwell += measure("unpaired", i) ?? 0;
+    g.abs = Math.max(g.abs, measure("max_abs", i) ?? 0); g.unwell += measure("unpaired", i) ?? 0;
   }
   const list = [...groups.values()].map((g) => ({ ...g, norm: Math.sqrt(g.norm), apart: Math.sqrt(g.apart), change: g.norm ? Math.sqrt(g.apart / g.norm) : g.apart ? Infinity : 0 }));
   return list.sort((a, b) => Boolean(b.unwell) - Boolean(a.unwell) || b.change - a.change || 0);
 };
 const ranked_tensors = () => data.names.map((_, i) => i).filter((i) => changed(i) && rank(i) > 0).sort((a, b) => rank(b) - rank(a)).map((i) => (
-  { name: told_name(i), change: measure("change", i) ?? (measure("norm", i) === 0 && measure("apart", i) ? Infinity : 0), unwell: measure("unpaired", i), abs: measure("abs", i), more: measure("cosine", i) !== null && measure("change", i) ? `cosine ${number(measure("cosine", i))}` : "", go: () => open_tensor(i) }));
+  { name: told_name(i), change: measure("change", i) ?? (measure("norm", i) === 0 && measure("apart", i) ? Infinity : 0), unwell: measure("unpaired", i), abs: measure("max_abs", i), more: measure("cosine", i) !== null && measure("change", i) ? `cosine ${number(measure("cosine", i))}` : "", go: () => open_tensor(i) }));
 const ranked_sums = (by) => sums_of(by).filter((g) => g.changed).map((g) => ({ ...g, more: `${count(g.changed)} of ${many(g.rows.length, "tensor")}`, go: () => {
   const kind = by === "kind" || data.layer[g.rows[0]] < 0;
   Object.assign(state, { q: kind ? "" : g.name, show: "changed", scope: "", kind: kind ? data.kind[g.rows[0]] : -1 });
@@ -60,10 +60,10 @@ const draw_ranking = () => {
   const long = (x) => (!(x > 0) ? 0 : x === Infinity ? 1 : logs ? 0.06 + (0.94 * Math.log(x / least)) / Math.log(most / least) : x / most);
   $("rankings").replaceChildren(...(data.values && all.length ? Object.entries(RANKINGS) : []).map(([id, title]) => button(title, () => { state.by = id; unfolded = false; draw_ranking(); write(); }, { "aria-pressed": state.by === id })));
   $("ranked").replaceChildren(...list.map((r) => {
-    const told = [r.unwell ? `${many(r.unwell, "value")} finite on one side only` : "", r.change === Infinity ? "was all zero" : r.change ? change_text(r.change) : "", r.abs ? `max |d| ${number(r.abs)}` : "", r.more];
+    const told = [r.unwell ? `${many(r.unwell, "value")} finite on one side only` : "", r.change === Infinity ? "all zero in A" : r.change ? change_text(r.change) : "", r.abs ? `max |d| ${number(r.abs)}` : "", r.more];
     return bar(r.name, r.unwell ? 1 : long(r.change), 1, r.unwell ? "var(--warn)" : "", told.filter(Boolean).join(" · "), r.go, false);
   }), make("p", { className: "soft small" }, ...(logs ? ["Bars are logarithmic. "] : []),
-    ...(all.length > list.length && !unfolded ? [button(`Show all ${count(all.length)}`, () => { unfolded = true; draw_ranking(); }, { className: "link" }), " · "] : []),
+    ...(all.length > list.length && !unfolded ? [button(`Show all ${count(all.length)}`, () => { unfolded = true; draw_ranking(); }, { className: "link" }), " "] : []),
     ...(state.by === "tensor" ? [] : [button("CSV", () => take(new Blob([in_csv([[state.by, "tensors", "changed", "change", "norm", "apart", "max_abs", "unpaired"], ...sums_of(state.by).map((g) => [g.name, g.rows.length, g.changed, g.change, g.norm, g.apart, g.abs, g.unwell])])], { type: "text/csv" }), "changes.csv"), { className: "link", "aria-label": `Save as CSV: changes by ${state.by}` })])));
   return all.length;
 };

@@ -1,10 +1,10 @@
 // --- files to take along: the table as CSV or JSON, a picture as PNG ---
 const exported = () => { // what is listed, with all columns; the tree lists everything
-  const values = data.values ? ["min", "max", "mean", "std", "zeros", "nan", "inf"] : [], measures = compared ? ["change", "norm", "apart", "abs", "relative", "ulp", "cosine", "differing"] : [];
+  const values = data.values ? ["min", "max", "mean", "std", "zeros", "nan", "inf"] : [], measures = compared ? ["change", "norm", "apart", "max_abs", "max_rel", "cosine", "differing"] : [];
   const head = ["name", "dtype", "shape", "parameters", "bytes", "role", "kind", "layer", ...values, ...(data.values ? ["found"] : []), ...(compared ? ["from", "status", ...measures] : []), ...(along ? ["norms", "steps", "drifts"] : [])];
   const list = order.every((i) => typeof i === "number") ? order : data.names.map((_, i) => i);
   const lines = list.map((i) => [data.names[i], data.dtypes[data.dtype[i]], data.shapes[data.shape[i]], data.count[i], data.bytes[i], roles[data.role[i]], data.kinds[data.kind[i]], layer_of(i),
-    ...values.map((m) => data[m][i]), ...(data.values ? [(flags.get(i) || []).map(([check, , text, index]) => ({ check, text, index }))] : []), ...(compared ? [origin(i), status(i), ...measures.map((m) => measure(m, i))] : []), ...(along ? [along.norm[i] || [], along.step[i] || [], along.drift[i] || []] : [])]);
+    ...values.map((m) => data[m][i]), ...(data.values ? [(flags.get(i) || []).map(([check, , text, index, fresh]) => ({ check, text, index, ...(comparing && { new: fresh }) }))] : []), ...(compared ? [origin(i), status(i), ...measures.map((m) => measure(m, i))] : []), ...(along ? [along.norm[i] || [], along.step[i] || [], along.drift[i] || []] : [])]);
   return { head, lines };
 };
 const in_csv = (lines) => { // a cell that a spreadsheet would take for a formula begins with an apostrophe
@@ -13,7 +13,7 @@ const in_csv = (lines) => { // a cell that a spreadsheet would take for a formul
 };
 const csv = () => {
   const { head, lines } = exported(), shape_at = head.indexOf("shape"), found_at = head.indexOf("found");
-  const flat = (x, k) => (k === shape_at ? x.join("x") : k === found_at ? x.map((f) => checks[f.check][1]).join(", ") : Array.isArray(x) ? x.join(" ") : x);
+  const flat = (x, k) => (k === shape_at ? x.join("x") : k === found_at ? x.map((f) => f.check).join(", ") : Array.isArray(x) ? x.join(" ") : x);
   return in_csv([head, ...lines.map((line) => line.map(flat))]);
 };
 const json = () => {

@@ -24,7 +24,7 @@ const read_values = (i) => {
       const got = await ask(`tensor/${i}`);
       for (const m of ["min", "max", "mean", "std", "zeros", "nan", "inf", "bins"]) data[m][i] = got[m][0];
       if (got.clip[0]) data.clip[i] = got.clip[0];
-      data.one[i] = got.findings.map(([check, , text, index]) => [...got.checks[check].slice(0, 2), text, index]);
+      data.one[i] = got.findings.map(([check, , text, index]) => [got.checks[check][0], check, text, index]);
       show();
     } catch (error) { told(box, error); }
   };

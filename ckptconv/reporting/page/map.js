@@ -117,7 +117,7 @@ const draw_map = () => {
   const at = node_of(state.scope), box = $("map"), words = split(state.scope).slice(0, -1), total = size(at) || 1;
   $("crumbs").replaceChildren(button("all", () => zoom("")), ...words.flatMap((word, k) => [
     make("span", {}, data.separator), button(word || "(empty)", () => zoom(words.slice(0, k + 1).join(data.separator) + data.separator))]),
-  make("span", { className: "soft" }, ` ${amount(size(at))}${state.unit === "bytes" ? "" : size(at) === 1 ? " parameter" : " parameters"}`));
+  make("span", { className: "soft" }, ` ${amount(size(at))}${state.unit === "bytes" ? "" : ` parameter${s(size(at))}`}`));
   const nodes = tiles(joined({ ...at, name: "" }).node, [0, 0, box.clientWidth, box.clientHeight]).map(({ item, at: [x, y, w, h], open, depth }) => {
     const short = item.name.split(data.separator)[0], title = [item.name, short].find((n) => n && fits(n, w));
     const { lines, upright } = open ? { lines: title ? [title] : [], upright: false } : label_of([item.name, short], w, h), name = lines.join("");
@@ -198,6 +198,6 @@ const draw_layers = (column) => { // columns of a stack, each kind a part of the
         box.lastChild.style.fill = `var(--k${kind})`;
       }
     });
-    return [make("h3", {}, "By layer: ", make("code", {}, data.stacks[s])), box, make("p", { className: "soft small" }, `${label} · `, as_png(box, data.stacks[s], label))];
+    return [make("h3", {}, "By layer: ", make("code", {}, data.stacks[s])), box, make("p", { className: "soft small" }, label)];
   }));
 };

@@ -1,24 +1,25 @@
 // --- the summary ---
 const card = (n, text, cls = "") => make("div", { className: cls }, make("b", {}, n), text);
 const draw_cards = () => {
-  const total = data.totals, kinds = new Map(), list = [];
+  const total = data.totals, kinds = new Map(), list = [], sum = (take) => data.names.reduce((n, _, i) => n + take(i), 0);
   for (let i = 0; i < rows; i++) kinds.set(kind_of_change(i), (kinds.get(kind_of_change(i)) || 0) + 1);
   const only = (kinds.get("only_a") || 0) + (kinds.get("only_b") || 0), differing = data.names.filter((_, i) => changed(i)).length;
   if (comparing) {
-    list.push(rows === only ? card("0", "tensors in common", "warned") : card(`${count(differing - only)} of ${count(rows - only)}`, "common tensors changed"), card(count(kinds.get("equal") || 0), "equal"));
-    list.push(card(`${count(kinds.get("only_a") || 0)} / ${count(kinds.get("only_b") || 0)}`, "only before / only after"));
+    list.push(rows === only ? card("0", "tensors in common", "warned") : card(`${count(differing - only)} of ${count(rows - only)}`, "common tensors changed"));
+    if (data.values) list.push(card(`${brief(sum((i) => measure("differing", i) || 0))} of ${brief(sum((i) => (/only|shape/.test(kind_of_change(i)) ? 0 : data.count[i])))}`, "values in them changed"));
+    list.push(card(`${count(kinds.get("only_a") || 0)} / ${count(kinds.get("only_b") || 0)}`, "only in A / only in B"));
     const ranks = data.values ? ranked_tensors() : [], unwell = ranks.filter((r) => r.unwell).length, fresh = ranks.filter((r) => r.change === Infinity).length;
-    if (unwell) list.push(card(count(unwell), unwell === 1 ? "tensor with NaN or Inf on one side only" : "tensors with NaN or Inf on one side only", "warned"));
-    else if (data.values) list.push(fresh ? card(count(fresh), fresh === 1 ? "tensor was all zero before" : "tensors were all zero before") : card(change_text(largest(ranks.map((r) => r.change))), "largest change of a tensor"));
+    if (unwell) list.push(card(count(unwell), `tensor${s(unwell)} with NaN or Inf on one side only`, "warned"));
+    else if (data.values) list.push(fresh ? card(count(fresh), `tensor${s(fresh)}, all zero in A`) : card(change_text(largest(ranks.map((r) => r.change))), "largest change of a tensor"));
   } else if (along) {
     const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), last = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0);
     list.push(card(count(along.urls.length), "checkpoints"), card(count(moves.filter((m) => m.some((x) => x > 0)).length), "tensors that moved"), card(change_text(largest(last)), "largest change from first to last"));
-  } else if (converted) list.push(differing ? card(count(differing), differing === 1 ? "tensor is not what the conversion gives" : "tensors are not what the conversion gives", "warned") : card("exact", data.values ? "bit for bit what the conversion gives" : "names, shapes and dtypes are as converted"));
-  if (!comparing && !along) list.push(card(count(total.tensors), total.tensors === 1 ? "tensor" : "tensors"), card(bytes(total.bytes), "in all"), card(count(total.parameters), "parameters"));
+  } else if (converted) list.push(differing ? card(count(differing), `tensor${s(differing)}, not what the conversion gives`, "warned") : card("exact", data.values ? "bit for bit what the conversion gives" : "names, shapes and dtypes are as converted"));
+  if (!comparing && !along) list.push(card(count(total.tensors), `tensor${s(total.tensors)}`), card(bytes(total.bytes), "in all"), card(count(total.parameters), "parameters"));
   if (!compared && !along && total.all !== total.parameters) list.push(card(count(total.all), "with optimizer slots and state"));
-  if (data.values && !compared) {
-    const bad = findings.filter((f) => checks[f[0]][0] !== "note").length;
-    list.push(card(count(bad), bad === 1 ? "finding to look at" : "findings to look at", bad ? "warned" : ""));
+  if (data.values && !converted) {
+    const bad = findings.filter((f) => checks[f[0]][0] !== "note" && (f[4] || !comparing)).length;
+    list.push(card(count(bad), `finding${s(bad)} ${comparing ? "new in B" : "to look at"}`, bad ? "warned" : ""));
   }
   $("cards").replaceChildren(...list);
 };
@@ -38,26 +39,28 @@ const draw_findings = () => {
   const by = new Map();
   for (const f of findings) put(by, f[0], f);
   $("findings").replaceChildren(...[...by].map(([id, list]) => {
-    const [severity, title, meaning] = checks[id], some = list.slice(0, 8);
+    const [severity, meaning] = checks[id], fresh = (f) => (comparing ? (f[4] ? " new in B ·" : " also in A ·") : ""), fresh_ones = list.filter((f) => f[4]).length;
+    const some = list.sort((a, b) => b[4] - a[4]).slice(0, 8);
     const named = (i) => {
       const link = button("", () => open_tensor(i), { className: "link name", title: meaning });
       link.append(...breakable(told_name(i)));
       return link;
     };
-    if (list.length === 1) return make("p", { className: `badge ${severity}` }, make("b", {}, title), ` ${severity} · `, named(list[0][1]), ` ${list[0][2]}`);
-    const item = ([, i, text]) => make("li", {}, named(i), ` ${text}`);
+    if (list.length === 1) return make("p", { className: `badge ${severity}` }, make("b", {}, id), ` ${severity} ·${fresh(list[0])} `, named(list[0][1]), ` ${list[0][2]}`);
+    const item = (f) => make("li", {}, named(f[1]), `${fresh(f)} ${f[2]}`);
     const more = list.length > some.length ? [make("li", {}, button(`All ${count(list.length)} in the table`, () => { state.show = id; restart(); $("scroll").focus(); }, { className: "link" }))] : [];
     return make("details", { open: severity !== "note" && list.length <= 8, className: `badge ${severity}` },
-      make("summary", {}, make("b", {}, title), ` ${severity} · ${many(list.length, "tensor")}`), make("p", { className: "small" }, meaning), make("ul", {}, ...some.map(item), ...more));
+      make("summary", {}, make("b", {}, id), ` ${severity} · ${many(list.length, "tensor")}${comparing ? `, ${count(fresh_ones)} new in B` : ""}`), make("p", { className: "small" }, meaning), make("ul", {}, ...some.map(item), ...more));
   }));
 };
 const draw_notes = () => {
   const item = (kind, text, ...inner) => make("details", {}, make("summary", {}, make("b", {}, kind), text), ...inner);
   const listed = (names) => make("ul", {}, ...names.map((n) => make("li", {}, n)));
-  const metadata = Object.entries(data.metadata);
   const items = data.notes.map(([kind, text, names, n]) => item(kind, `: ${text}${n > 1 ? ` (${count(n)})` : ""}`, listed(n > names.length ? [...names, "…"] : names)));
   if (data.ties.length) items.push(item("tied", `: names of one tensor (${count(data.ties.length)})`, listed(data.ties.slice(0, 200).map((g) => g.join(" = ")))));
-  if (metadata.length) items.push(item("metadata", ` (${metadata.length})`, make("dl", {}, ...metadata.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, v)]))));
+  for (const [title, texts] of [["values beside the tensors", Object.entries(data.beside)], ["metadata", Object.entries(data.metadata)]]) {
+    if (texts.length) items.push(item(title, ` (${count(texts.length)})`, make("dl", {}, ...texts.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, v)]))));
+  }
   $("more").hidden = !items.length;
   $("made").replaceChildren(...(data.made || []).flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, make("code", {}, v))]));
   $("notes").replaceChildren(...items);

@@ -1,6 +1,6 @@
 // --- the table: a tree of scopes, or a list that is searched and sorted; only the rows in sight exist ---
 const narrow = matchMedia("(max-width: 700px)");
-const titles = (i) => (flags.get(i) || []).map((f) => checks[f[0]][1]).join(", ");
+const titles = (i) => (flags.get(i) || []).map((f) => f[0]).join(", ");
 const small = (x) => (x === null || x === undefined ? "" : number(x));
 const low_first = (x) => (x === null || x === undefined ? -Infinity : Number(x));
 const columns = [
@@ -10,8 +10,8 @@ const columns = [
     { id: "status", title: "Values", text: status, key: rank, down: true, width: "100px", cls: "" },
     ...(data.values ? [
       { id: "change", title: "Change", text: (i) => (measure("unpaired", i) ? "NaN or Inf" : change_text(measure("change", i))), key: rank, down: true, width: "84px", cls: "num" },
-      { id: "abs", title: "max |d|", text: (i) => small(measure("abs", i)), key: (i) => low_first(measure("abs", i)), down: true, width: "84px", cls: "num" },
-      { id: "relative", title: "Relative", text: (i) => small(measure("relative", i)), key: (i) => low_first(measure("relative", i)), down: true, width: "76px", cls: "num wide" },
+      { id: "abs", title: "max |d|", text: (i) => small(measure("max_abs", i)), key: (i) => low_first(measure("max_abs", i)), down: true, width: "84px", cls: "num" },
+      { id: "relative", title: "Relative", text: (i) => small(measure("max_rel", i)), key: (i) => low_first(measure("max_rel", i)), down: true, width: "76px", cls: "num wide" },
       { id: "cosine", title: "Cosine", text: (i) => small(measure("cosine", i)), key: (i) => -low_first(measure("cosine", i)), down: true, width: "76px", cls: "num" }] : []),
   ] : along && data.values ? [
     { id: "last", title: "Last step", text: (i) => change_text(along.step[i]?.at(-1) ?? null), key: (i) => low_first(along.step[i]?.at(-1)), down: true, width: "84px", cls: "num" },
@@ -28,9 +28,9 @@ const columns = [
 ];
 const filters = {
   all: ["All", () => true], found: ["Found", (i) => flags.has(i)], changed: ["Changed", changed], equal: [STATUS.equal, (i) => kind_of_change(i) === "equal"],
-  only_a: ["Only before", (i) => kind_of_change(i) === "only_a"], renamed: ["Renamed", (i) => kind_of_change(i) === "renamed"], shape: ["Other shape", (i) => kind_of_change(i) === "shape"], only_b: [STATUS.only_b, (i) => kind_of_change(i) === "only_b"],
+  only_a: [STATUS.only_a, (i) => kind_of_change(i) === "only_a"], renamed: ["Renamed", (i) => kind_of_change(i) === "renamed"], shape: ["Other shape", (i) => kind_of_change(i) === "shape"], only_b: [STATUS.only_b, (i) => kind_of_change(i) === "only_b"],
   weight: ["Weights", (i) => !data.roles[data.role[i]]], other: ["Buffers, slots and state", (i) => Boolean(data.roles[data.role[i]])],
-  ...Object.fromEntries(Object.entries(checks).map(([id, check]) => [id, [check[1], (i) => (flags.get(i) || []).some((f) => f[0] === id)]])),
+  ...Object.fromEntries(Object.keys(checks).map((id) => [id, [id, (i) => (flags.get(i) || []).some((f) => f[0] === id)]])),
 };
 const read = () => {
   const given = new URLSearchParams(location.hash.slice(1));
@@ -143,21 +143,24 @@ const draw_chips = () => {
   const useful = Object.entries(filters).filter(([id, [, keep]]) => id === "all" || id === state.show || (!Object.hasOwn(checks, id) && data.names.some((_, i) => keep(i)) && data.names.some((_, i) => !keep(i))));
   $("chips").replaceChildren(...(useful.length > 1 ? useful : []).map(([id, [title]]) => button(title, () => { state.show = id; restart(); }, { "aria-pressed": state.show === id })));
 };
-let shown = "";
+let shown = "", most = 0;
 const draw_table = (force) => {
-  const height = tall(), scroll = $("scroll"), first = Math.max(0, Math.floor(scroll.scrollTop / height) - 8);
+  const height = tall(), scroll = $("scroll");
+  $("space").style.height = `${order.length * height}px`;
+  most = Math.max(most, order.length); // rows that are found are fewer: what follows stays in its place
+  $("space").style.minHeight = `min(72vh - 2 * var(--row), ${most * height}px)`;
+  const first = Math.max(0, Math.floor(scroll.scrollTop / height) - 8);
   const last = Math.min(order.length, first + Math.ceil(scroll.clientHeight / height) + 16);
   const mark = `${first} ${last} ${active}`;
   if (!force && mark === shown) return;
   shown = mark;
-  $("space").style.height = `${order.length * height}px`;
   const out = [];
   for (let k = first; k < last; k++) out.push(row(k, height));
   $("space").replaceChildren(...out);
   if (order.length) scroll.setAttribute("aria-activedescendant", `row-${active}`); else scroll.removeAttribute("aria-activedescendant");
 };
 const about = (i) => (compared // the second line of a narrow row
-  ? [status(i), measure("unpaired", i) ? "NaN or Inf" : "", measure("change", i) ? change_text(measure("change", i)) : "", measure("abs", i) ? `max |d| ${number(measure("abs", i))}` : "", shapes[data.shape[i]]]
+  ? [status(i), measure("unpaired", i) ? "NaN or Inf" : "", measure("change", i) ? change_text(measure("change", i)) : "", measure("max_abs", i) ? `max |d| ${number(measure("max_abs", i))}` : "", shapes[data.shape[i]]]
   : [titles(i), data.dtypes[data.dtype[i]], shapes[data.shape[i]], bytes(data.bytes[i]), data.values && data.std[i] !== null ? `std ${number(data.std[i])}` : ""]).filter(Boolean).join(" · ");
 const cells = (k) => {
   const item = order[k], tensor = typeof item === "number", name = !tensor ? labels[k] : as_tree() && labels[k]?.trim() ? labels[k] : told_name(item);

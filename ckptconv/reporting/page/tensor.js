@@ -1,5 +1,6 @@
 // --- one tensor ---
 const facts = (pairs) => make("dl", { className: "facts" }, ...pairs.map(([k, v]) => make("div", {}, make("dt", {}, k), make("dd", {}, String(v)))));
+const sides = comparing ? ["A", "B"] : ["as converted", "this file"];
 const histogram = (i) => {
   const bins = decode(data.bins[i]), old = data.was[i] ? decode(data.was[i][0]) : [], clip = data.clip[i];
   const [low, high] = clip || [data.min[i], data.max[i]];
@@ -8,7 +9,7 @@ const histogram = (i) => {
   const box = svg("svg", { viewBox: `0 0 ${bins.length * 10} 100`, preserveAspectRatio: "none", role: "img", "aria-label": `Histogram: ${label}.${out}` });
   bins.forEach((n, k) => box.append(svg("rect", { x: k * 10 + 1, width: 8, y: 100 - n / 2.6, height: n / 2.6 })));
   if (old.length) box.append(svg("polyline", { class: "was", points: [...old].flatMap((n, k) => [`${k * 10},${(100 - n / 2.6).toFixed(1)}`, `${k * 10 + 10},${(100 - n / 2.6).toFixed(1)}`]).join(" ") }));
-  return make("figure", {}, box, make("figcaption", {}, `Histogram, ${label}.${old.length ? " Bars: now; line: before." : ""}${out} `, as_png(box, data.names[i], `Histogram, ${label}.${out}`)));
+  return make("figure", {}, box, make("figcaption", {}, `Histogram, ${label}.${old.length ? ` Bars: ${sides[1]}; line: ${sides[0]}.` : ""}${out} `, as_png(box, data.names[i], `Histogram, ${label}.${out}`)));
 };
 const palette = () => {
   const style = getComputedStyle(document.documentElement);
@@ -23,9 +24,9 @@ const shades = ([high, wide, text], label) => {
   return canvas;
 };
 const heatmap = (i) => {
-  const [high, wide, text, top] = data.heat[i], cells = decode(text);
+  const [high, wide, text, top, moved] = data.heat[i], cells = decode(text);
   const over = cells.includes(254), unwell = cells.includes(255);
-  const label = `the largest |x| of each of ${high} × ${wide} cells, 0 to ${number(top)}${over ? "; orange is larger" : ""}${unwell ? "; red is NaN or infinite" : ""}`;
+  const label = `the largest ${!moved ? "|x|" : comparing ? "|B − A|" : "difference"} of each of ${high} × ${wide} cells, 0 to ${number(top)}${over ? "; orange is larger" : ""}${unwell ? "; red is NaN or infinite" : ""}`;
   const canvas = shades(data.heat[i], `Heat map: ${label}`);
   return make("figure", {}, canvas, make("figcaption", {}, `Heat map, ${label}. `, as_png(canvas, data.names[i], `Heat map, ${label}.`)));
 };
@@ -34,11 +35,11 @@ const beside = (i) => {
   const side = (title, lines) => make("div", {}, make("h3", {}, title), ...lines.map((l) => make("div", { className: "name" }, l)));
   const left = sources.length ? sources.map(([n, d, s]) => `${n}  ${d} ${shape(s)}`) : [comparing ? "not there" : "no source: only in the target"];
   const right = here(i) ? [`${data.names[i]}  ${data.dtypes[data.dtype[i]]} ${shapes[data.shape[i]]}`] : ["not there"];
-  const out = [make("div", { className: "pair" }, side(comparing ? "Before" : "Source", left), side(comparing ? "After" : "Target", right))];
+  const out = [make("div", { className: "pair" }, side(comparing ? "A" : "Source", left), side(comparing ? "B" : "Target", right))];
   if (rule >= 0) out.push(make("p", {}, "Rule: ", make("code", {}, compared.rules[rule] || "the name is kept")));
   if (kind === "equal") out.push(make("p", {}, comparing ? "Equal, bit for bit." : "Bit for bit what the conversion gives."));
   else if (kind) out.push(make("p", { className: changed(i) && !comparing ? "bad" : "" }, comparing ? `${status(i)}.` : `Not what the conversion gives: ${status(i)}.`));
-  if (found) out.push(facts([["change |d|/|a|", change_text(found.change) || "–"], ["max |d|", number(found.abs)], ["cosine", number(found.cosine)], ["relative", number(found.relative)], ["ULP", found.ulp === null ? "–" : count(found.ulp)], ["differing", `${count(found.differing)} of ${count(found.elements)}`], ["first at", `[${found.first.join(", ")}]`]]));
+  if (found) out.push(facts([["change |d|/|a|", change_text(found.change) || "–"], ["max |d|", number(found.max_abs)], ["cosine", number(found.cosine)], ["relative", number(found.max_rel)], ["differing", `${count(found.differing)} of ${count(found.elements)}`], ["first at", `[${found.first.join(", ")}]`]]));
   if (found?.unpaired) out.push(make("p", { className: "bad" }, `${many(found.unpaired, "value")} finite on one side only.`));
   return out;
 };
@@ -54,11 +55,11 @@ const open_tensor = (i) => {
     make("p", { className: "tools" }, copying, step(-1, "← Previous"), step(1, "Next →")),
     facts([["dtype", data.dtypes[data.dtype[i]]], ["shape", shapes[data.shape[i]]], ["parameters", count(data.count[i])], ["size", bytes(data.bytes[i])], ["role", roles[data.role[i]]], ["kind", data.kinds[data.kind[i]]]]),
   ];
-  for (const [check, , text, index] of flags.get(i) || []) body.push(make("p", { className: `badge ${checks[check][0]}` }, make("b", {}, checks[check][1]), ` ${text}`, ...(data.live && index.length ? [" ", show_place(index)] : [])));
+  for (const [check, , text, index] of flags.get(i) || []) body.push(make("p", { className: `badge ${checks[check][0]}` }, make("b", {}, check), ` ${text}`, ...(data.live && index.length ? [" ", show_place(index)] : [])));
   if (compared) body.push(...beside(i));
   if (along?.norm[i]) body.push(make("h3", {}, `Over ${many(along.urls.length, "checkpoint")}`), course(i));
   if (data.values) {
-    const old = data.was[i], both = (m, k) => (old ? `${number(data[m][i])} (before: ${number(old[k])})` : number(data[m][i]));
+    const old = data.was[i], both = (m, k) => (old ? `${number(data[m][i])} (${sides[0]}: ${number(old[k])})` : number(data[m][i]));
     body.push(make("h3", {}, "Values"), facts([...["min", "max", "mean", "std"].map((m, k) => [m, both(m, k + 1)]), ...["zeros", "nan", "inf"].map((m) => [m, count(data[m][i])])]));
     const pictures = [data.bins[i] ? histogram(i) : null, data.heat[i] && !data.live ? heatmap(i) : null].filter(Boolean);
     body.push(make("div", { className: "pictures" }, ...pictures));
