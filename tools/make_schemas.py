@@ -295,6 +295,8 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
                     fill=mapping(of("array"), "Tensors of the target that get a constant."),
                     may_pad=of("object", additionalProperties=True),
                     may_crop=of("object", additionalProperties=True),
+                    may_flip=text("Axes that are reversed."),
+                    may_op=text("What is done before."),
                 )
             ),
             ties=many(TEXTS),

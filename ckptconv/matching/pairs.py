@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..checkpoint import Checkpoint, Tensor
+from ..checkpoint.details import LayerInput
 from .orders.axes import Order
 
 
@@ -43,6 +44,7 @@ class Proposal:
                 "candidates": list(p.rivals), "fill": {n: list(v) for n, v in p.fills},
                 **({p.length.word: p.length._asdict()} if p.length else {}),
                 **({"flip": p.order.flip} if p.order.flip else {}),
+                **({"op": "sum"} if p.adds else {}),
             }
             for p in self.pairs
         ]  # fmt: skip
@@ -81,7 +83,8 @@ class Pair(NamedTuple):
     `axis` is the capture of a stack: one tensor on the one side, one for each index on the other.
     `fills` are targets that the source has no tensor for, with the numbers that they must hold, one for each of equal
     blocks. `length` is an axis of the target that is cropped or padded. `each` is how many names one template of a
-    side stands for, if pieces are stacked and fused at once: 1 of the sources and 12 of the targets.
+    side stands for, if pieces are stacked and fused at once: 1 of the sources and 12 of the targets. `adds`: the
+    sources are added first, and the order is that of their sum.
     """
 
     sources: tuple[str, ...]
@@ -96,6 +99,16 @@ class Pair(NamedTuple):
     fills: tuple[tuple[str, tuple[float, ...]], ...] = ()
     length: Length | None = None
     each: tuple[int, int] | None = None
+    adds: bool = False
+
+    @property
+    def inverse(self) -> Pair:
+        """The pair in the other direction; constants that were filled in become terms of a sum."""
+        targets = (*self.targets, *(n for n, _ in self.fills))
+        each = self.each and self.each[::-1]
+        return self._replace(
+            sources=targets, targets=self.sources, order=self.order.inverse, each=each, fills=(), adds=bool(self.fills)
+        )
 
 
 class Alternative(NamedTuple):
@@ -154,16 +167,15 @@ class Side:
     """Weights by name, in the order of the checkpoint.
 
     `kinds` gives the class of the layer that a tensor belongs to, where the file or the module says so (snake case);
-    `flattened` are those whose layers take, or may take, a flattened image, as the config of a Keras model tells;
-    `prints` the fingerprints of the contents, where these may be compared; `bundles` what a name
-    stands for that is not in the checkpoint (see bundles.py).
+    `inputs` what these layers take, as the config of a Keras model tells; `prints` the fingerprints of the contents,
+    where these may be compared; `bundles` what a name stands for that is not in the checkpoint (see bundles.py).
     """
 
     tensors: Mapping[str, Tensor]
     kinds: Mapping[str, str] = field(default_factory=dict)
     prints: Mapping[str, Print] = field(default_factory=dict)
     bundles: Mapping[str, Bundle] = field(default_factory=dict)
-    flattened: frozenset[str] = frozenset()
+    inputs: Mapping[str, LayerInput] = field(default_factory=dict)
     single: bool = False  # each tensor is a module of its own: what is left over of modules
 
     def without(self, names: Iterable[str]) -> Side:
@@ -182,9 +194,10 @@ def weights(checkpoint: Checkpoint) -> Side:
     """The side of a checkpoint: without optimizer slots and the like, and with one name of each tie."""
     again = {n for group in checkpoint.ties for n in group[1:]}
     tensors = {n: t for n, t in checkpoint.items() if not t.role and n not in again}
-    inputs = checkpoint.details.get("inputs", {})
-    flattened = frozenset(n for n, taken in inputs.items() if taken.follows_flatten)
-    return Side(tensors, checkpoint.details.get("kinds", {}), flattened=flattened)
+    kinds, inputs = checkpoint.details.get("kinds", {}), checkpoint.details.get("inputs", {})
+    if not inputs and any("flat" in n for n in checkpoint.details.get("names", {}).values()):
+        inputs = {n: LayerInput("unknown") for n in kinds}  # a .weights.h5 has a Flatten, but not where
+    return Side(tensors, kinds, inputs=inputs)
 
 
 Sides = tuple[Side, Side]

@@ -42,7 +42,7 @@ from .likeness import in_segments
 from .modules.match import by_length, by_modules
 from .modules.units import units
 from .orders.choose import Judge, in_front, vectors, voted
-from .pairs import Pair, Proposal, Side, Sides, left, weights
+from .pairs import Pair, Proposal, Side, Sides, leaf, left, weights
 from .rules import toml
 from .values import Found, find
 
@@ -259,7 +259,8 @@ def propose(
     if found.trained:
         sides = replace(sides[0], prints=found.prints[0]), replace(sides[1], prints=found.prints[1])
     before = in_front(sides[0].tensors, sides[1].tensors, sides[1].kinds)
-    judge = Judge(sides[0], before, module=bool(sides[1].kinds), target=Judge(sides[1], {}))
+    back = Judge(sides[1], in_front(sides[1].tensors, sides[0].tensors, sides[0].kinds), module=True)
+    judge = Judge(sides[0], before, module=bool(sides[1].kinds), target=back)
     pairs = list(found.pairs)
     done = set(found.copies), {n for t in found.ties for n in t}
     pairs += by_modules(left(sides, pairs, done), judge, pairs, sides)
@@ -277,7 +278,8 @@ def propose(
     again = _tied(source.ties, {n for p in pairs for n in p.sources}, set())
     copies = found.copies | {n: first for first, *rest in again for n in rest}
     settled = done[0] | set(copies), done[1] | {n for t in ties for n in t}
-    pairs = _unfilled(pairs, sides[1], left(sides, pairs, settled)[0])
+    rest = left(sides, pairs, settled)
+    pairs = [*_halved(_unfilled(pairs, sides[1], rest[0]), sides[0], rest[0])]
     rest = left(sides, pairs, settled)
     paired = sum(len(p.targets) for p in pairs)
     hopeful = paired >= HOPE * max(1, min(len(side.tensors) for side in sides))
@@ -307,6 +309,19 @@ def _unfilled(pairs: Iterable[Pair], target: Side, free: Side) -> list[Pair]:
         return p if kept == p.fills else p._replace(fills=kept, sure=False, real=True, why=(*p.why, LEFT_OVER))
 
     return [one(p) for p in pairs]
+
+
+def _halved(pairs: Iterable[Pair], source: Side, free: Side) -> Iterator[Pair]:
+    """The pairs, in doubt where a tensor of the same module is left over in the source."""
+    homes = {t.name: u.home for u in units(source) for t in u.members.values()}
+    gone = {homes[n]: n for n, t in free.tensors.items() if t.shape and t.dtype.kind == "f"}
+    for p in pairs:
+        beside = gone.get(homes[p.sources[0]]) if p.evidence == "names" else None
+        yield (
+            p._replace(sure=False, real=True, why=(*p.why, f"{leaf(beside)} of the same module is left over"))
+            if beside
+            else p
+        )
 
 
 def _respelled(found: Proposal, source: Mapping[str, str], target: Mapping[str, str]) -> Proposal:

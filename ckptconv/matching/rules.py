@@ -25,6 +25,7 @@ from ..errors import UsageError
 from ..messages import fold, is_visible, printable
 from ..rules.templates import Domain, domain, template
 from .modules.units import natural
+from .orders.choose import FLAT, without_image
 from .pairs import LISTED, Pair, Proposal, folded
 
 EVIDENCE = {
@@ -64,7 +65,7 @@ def _tables(rows: Iterable[Row]) -> list[list[Row]]:
     for row in rows:
         p = row.pair
         alone = () if _alone(row) else row.sources
-        out[p.order, p.length, row.where, p.evidence, p.sure, p.real, p.why, alone].append(row)
+        out[p.order, p.length, p.adds, row.where, p.evidence, p.sure, p.real, p.why, alone].append(row)
     return [*out.values()]
 
 
@@ -120,6 +121,11 @@ def _table(many: Sequence[Row], comment: str) -> Iterator[str]:
         yield f"sizes = {{ {', '.join(f'{k} = {n}' for k, n in pair.order.sizes)} }}"
     if pair.order.flip:
         yield f"flip = {written(pair.order.flip)}"
+    if FLAT in pair.why:
+        plain = without_image(pair.order, ()).text
+        yield f"# or, if the feature map is permuted first: {f'layout = {written(plain)}' if plain else 'no layout'}"
+    if pair.adds:
+        yield 'op = "sum"'
     if pair.length:
         yield pair.length.text
     if where:

@@ -1,6 +1,7 @@
 """Data that is computed from tensors whenever it is read, in bounded memory.
 
 compared([a, b])             a's bytes; copies that differ are an error (ConversionError)
+summed([a, b])               a + b, rounded as their dtype rounds
 without(kept, rest, 0.0)     kept's bytes; padding that is not this value, bit for bit, is an error
 dense("w", ...)              the dense form of a sparse or quantised tensor
 derived(data)                the operation and its sources again
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +46,8 @@ class Derived:
         """A few words for people."""
         if self.op == "compared":
             return f"compare {len(self.sources)} copies"
+        if self.op == "summed":
+            return f"add {len(self.sources)}"
         if self.op == "without":
             return "compare a constant" if self.params[-1] else "cut padding off"
         return "make dense"
@@ -108,6 +112,22 @@ def _index(place: int, shape: tuple[int, ...]) -> list[int]:
     import numpy as np
 
     return [int(i) for i in np.unravel_index(place, shape)]
+
+
+# --- sums ---------------------------------------------------------------------------------------------------------
+
+
+def summed(terms: Sequence[Stored]) -> Data:
+    """The sum of tensors of one shape and one dtype of floats, added from left to right, in C order."""
+    return _now_or_later("summed", terms)
+
+
+def _summed(terms: Sequence[Stored], sources: Sources) -> Iterator[Array]:
+    import numpy as np
+
+    for views in zip(*(windows(t, sources, CHUNK) for t in terms), strict=True):
+        with np.errstate(all="ignore"):
+            yield reduce(np.add, [v.view(terms[0].dtype.dtype) for v in views]).view("u1")
 
 
 # --- padding ------------------------------------------------------------------------------------------------------
@@ -318,6 +338,7 @@ def _expanded(held: Mapping[str, Array]) -> Array:
 
 OPERATIONS: dict[str, Callable[..., Iterator[Array]]] = {
     "compared": _compared,
+    "summed": _summed,
     "without": _without,
     "dense": _dense,
 }

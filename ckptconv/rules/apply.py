@@ -98,7 +98,7 @@ def _build(sizes: Sizes, group: Group, taken: Collection[str]) -> None:
         made[0], group.resized = _resized(sizes, group, rule.resize, values, known, made[0])
     if rule.ops:
         sources = [checkpoint[n] for n in group.names]
-        ops = tuple(operations.resolved(op, sources, lengths) for op in rule.ops)
+        ops = tuple(operations.resolved(op, sources, lengths) for op in rule.ops[rule.adds :])
         made = [replace(t, parts=tuple(p._replace(ops=(*p.ops, *ops)) for p in t.parts)) for t in made]
     first = checkpoint[group.names[0]]
     group.targets = [
@@ -125,8 +125,8 @@ def _sources(checkpoint: Checkpoint, group: Group) -> list[Tensor]:
     for t, members in zip(rule.sources, group.members, strict=True):
         tensors = {place: checkpoint[n] for place, n in members.items()}
         out.append(operations.stacked(tensors) if t.stacks else tensors[()])
-    if rule.same and not rule.backward:
-        return [operations.copied(out)]
+    if rule.merges and not rule.backward:
+        return [operations.summed(out) if rule.adds else operations.copied(out)]
     if len(kinds := {t.dtype.name for t in out}) > 1:
         raise LayoutError(f"tensors of {' and '.join(sorted(kinds))} cannot be joined")
     return out
@@ -235,11 +235,13 @@ def _notes(sizes: Sizes, found: Assignment, twins: Mapping[str, list[str]]) -> I
             yield Note("skipped", f"{many(len(names), 'tensor')} with the role {role} (not weights)", names)
     dropped = tuple(n for g in groups if not g.targets for n in g.names if n not in emptied)
     copies = tuple(n for names in twins.values() for n in names)
+    added = tuple(n for g in groups if g.rule.adds for n in g.names)
     compared = tuple(n for g in groups if g.rule.same and not converter.forward for n in g.names[1:])
     kinds: list[tuple[NoteKind, str, tuple[str, ...]]] = [
         ("skipped", f"{len(dropped)} tensors have no place in the target and were left out", dropped),
         ("tied", f"{len(copies)} tensors are copies of others and were taken once", copies),
         ("tied", "copies that must be equal, compared when they are read", compared),
+        ("lossy", "added, which rounds and cannot be undone", added),
         ("hint", "must hold what `fill` adds, which is checked when they are read, and are left out", tuple(emptied)),
     ]
     resized: dict[tuple[NoteKind, str], list[str]] = {}

@@ -132,12 +132,22 @@ class Rule:
     refuse: str = ""  # why tensors with these names cannot be converted
     backward: bool = False  # an inverse: conditions and sizes refer to its targets
 
+    @property
+    def adds(self) -> bool:
+        """Whether the sources are added before anything else is done."""
+        return self.ops[:1] == ("sum",) and not self.same
+
+    @property
+    def merges(self) -> bool:
+        """Whether several sources are one tensor for the layout."""
+        return self.same or self.adds
+
     @cached_property
     def label(self) -> str:
         left = ", ".join(t.text for t in self.sources)
         label = f"{left} -> {', '.join(t.text for t in self.targets) or '(dropped)'}"
         flip = f"flip {' '.join(sorted(self.flip))}" if self.flip else ""
-        how = ", ".join(filter(None, (self.layout, flip, str(self.resize or ""))))
+        how = ", ".join(filter(None, (self.layout, flip, str(self.resize or ""), "sum" * self.adds)))
         return printable(f"{label} ({how})" if how else label)
 
     @cached_property
@@ -160,7 +170,9 @@ class Rule:
             axis = min(before | after, default="")
             sides = (text or (f"... -> {axis} ..." if before else f"{axis} ... -> ...")).split("->")
             for i, templates in enumerate((self.sources, self.targets)):
-                pairs = zip(templates[:1] if self.same else templates, sides[i].split(","), strict=True)
+                pairs = zip(
+                    templates[:1] if self.same or (self.adds and not i) else templates, sides[i].split(","), strict=True
+                )
                 sides[i] = ", ".join(f"{' '.join(t.stacks)} {s.strip()}".strip() for t, s in pairs)
             text = " -> ".join(sides)
         return replace(layouts.parse(text), flips=self.flip) if self.flip else layouts.parse(text)
@@ -202,14 +214,16 @@ class Rule:
     def wanted(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that each source may have (empty: any): those given, or that of the layout."""
         first = self.when.ranks or self._rank(0)
-        return tuple(first if self.same or k == 0 else self._rank(0, k) for k in range(len(self.sources)))
+        return tuple(first if self.merges or k == 0 else self._rank(0, k) for k in range(len(self.sources)))
 
     def check(self, layout: str) -> None:
         """Refuse names that copies, another size, or a layout do not fit, and operations that do not exist."""
         stacked = any(t.stacks for t in (*self.sources, *self.targets))
-        counts = 1 if self.same else len(self.sources), len(self.targets)
-        if self.same and (stacked or not 1 < len(self.sources) <= MAX_COPIES or len(self.targets) != 1):
-            raise UsageError(f"`same` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name")
+        counts = 1 if self.merges else len(self.sources), len(self.targets)
+        one = len(self.targets) == 1 or (self.adds and self.targets)
+        if self.merges and (stacked or not 1 < len(self.sources) <= MAX_COPIES or not one):
+            word = "sum" if self.adds else "same"
+            raise UsageError(f"`{word}` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name")
         if how := self.resize:
             scaled = not self.ops or (not how.value and all(map(operations.scales, self.ops)))
             if stacked or counts != (1, 1) or not scaled:
@@ -222,7 +236,7 @@ class Rule:
         axes = self.pattern.names if self.pattern else set()
         if self.targets and (odd := self.flip - axes - ({"..."} if "..." in layout else set())):
             raise UsageError(f"`flip` refers to {min(odd)}, which is not an axis of the layout")
-        for op in self.ops:
+        for op in self.ops[self.adds :]:
             operations.check(op, axes)
 
     @cached_property

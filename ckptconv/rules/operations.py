@@ -1,5 +1,6 @@
 """The operations of a rule: which there are, what undoes each, and what they are once sizes are known. Pure.
 
+    sum                                  adds the sources, which rounds: nothing undoes it
     neg  conj  swap                      the inverse is the operation itself
     add:X  mul:X                         undone by add:-X, and by mul:1/X if X is a power of two
     mul:sqrt(k)  mul:rsqrt(k)            times the root of an axis of the layout, or of a product of axes: sqrt(h k)
@@ -143,7 +144,7 @@ def constant(x: float, kind: DType, what: str) -> Any:
         raise LayoutError(f"{e.message} of {what}") from e
 
 
-# --- Several tensors as one: stacked along an axis, copies that must be equal. Pure ---
+# --- Several tensors as one: stacked along an axis, copies that must be equal, sums. Pure ---
 
 
 def stacked(tensors: Mapping[tuple[int, ...], Tensor]) -> Tensor:
@@ -175,6 +176,14 @@ def copied(tensors: Sequence[Tensor]) -> Tensor:
     if not first.count or all(origin(t) == origin(first) for t in tensors):
         return first
     return contiguous(first.name, first.dtype, first.shape, derived.compared(tensors), role=first.role)
+
+
+def summed(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors, computed when it is read."""
+    first = _first_of_alike(tensors)
+    if first.dtype.kind != "f" or first.dtype.name == SATURATES:
+        raise LayoutError(f"`sum` adds floating-point numbers, not {first.dtype}")
+    return contiguous(first.name, first.dtype, first.shape, derived.summed(tensors)) if first.count else first
 
 
 def filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:

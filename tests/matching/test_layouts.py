@@ -54,7 +54,8 @@ def test_flax_and_torch_both_ways(back: bool) -> None:
     up, conv, dense = (rng.normal(size=s).astype("f4") for s in ((3, 3, 5, 4), (3, 2, 4, 6), (54, 7)))
     flax = {"ConvTranspose_0/kernel": up, "Conv_0/kernel": conv, "Dense_0/kernel": dense, "Dense_0/bias": dense[0]}
     torch = {"0.weight": up[::-1, ::-1].transpose(2, 3, 0, 1), "1.weight": conv.transpose(3, 2, 0, 1)}
-    torch |= {"4.weight": dense.T, "4.bias": dense[0]}
+    flat = dense.reshape(9, 6, 7).swapaxes(0, 1).reshape(54, 7) if back else dense  # to a file of torch as it is
+    torch |= {"4.weight": flat.T, "4.bias": dense[0]}
     a, b = (
         {n: np.ascontiguousarray(x) for n, x in side.items()} for side in ((torch, flax) if back else (flax, torch))
     )

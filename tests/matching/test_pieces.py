@@ -24,7 +24,7 @@ FLAT_GATES = GRU.replace("i (h", "(s c) (h").replace(") i", ") (c s)")
 
 
 def judge(a: Any, *, module: bool = False) -> Judge:
-    return Judge(Side(a, flattened=frozenset()), {}, module=module)
+    return Judge(Side(a), {}, module=module)
 
 
 def tensor(name: str, shape: Shape, kind: str = "f4") -> Tensor:

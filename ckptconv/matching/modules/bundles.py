@@ -41,7 +41,7 @@ Made = dict[str, tuple[Tensor, Bundle]]  # by the name of the bundle: what it wo
 
 def bundled(a: Side, b: Side) -> Sides:
     """Both sides with pieces replaced by bundles, where that brings the sides closer."""
-    sides = gated(a), b
+    sides = gated(a), gated(b)
     for _ in range(MAX_STEPS):
         steps = [
             (with_bundles(sides[0], made), sides[1]) if k == 0 else (sides[0], with_bundles(sides[1], made))

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from ...checkpoint import Tensor
 from ..likeness import MAX_CLASS, likeness, words
-from ..orders.choose import Judge, cell_pairs
+from ..orders.choose import Judge, cell_pairs, is_torch
 from ..orders.cuts import BundleOrder, bundle_order
-from ..pairs import Length, Pair, Side, Sides, leaf, left
+from ..pairs import Length, Pair, Sides, leaf, left
 from .bundles import bundled, parted
 from .solve import Match, matched
 from .units import Unit, units
@@ -42,7 +42,7 @@ def _tensors(found: Sequence[Match], sides: Sides, judge: Judge) -> list[Pair]:
     out: list[Pair] = []
     for m in found:
         if "joint" in m.a.members or m.a.kind == m.b.kind == "cell":
-            out += [_of_cell(m, p, sides[0]) for p in cell_pairs(m.a, m.b, judge)]
+            out += _of_cells(m, sides, judge)
             continue
         both = [(t, m.b.members[role]) for role, t in m.a.members.items() if role in m.b.members]
         if not both and len(m.a.members) == len(m.b.members) == 1:
@@ -57,12 +57,15 @@ def _tensors(found: Sequence[Match], sides: Sides, judge: Judge) -> list[Pair]:
     return out
 
 
-def _of_cell(m: Match, p: Pair, source: Side) -> Pair:
-    bundle = source.bundles.get(p.sources[0])
-    return p._replace(
-        sources=tuple(source.named(p.sources)), order=parted(p.order, bundle) if bundle else p.order,
-        why=(*m.why, *p.why), rivals=_rivals(m, p.targets[0]), real=m.real or p.real,
-    )  # fmt: skip
+def _of_cells(m: Match, sides: Sides, judge: Judge) -> Iterator[Pair]:
+    """The pairs of two cells, of which one is torch's."""
+    back = is_torch(m.a) and not is_torch(m.b) and judge.target is not None
+    side = sides[back]
+    for p in cell_pairs(m.b, m.a, judge.target) if back and judge.target else cell_pairs(m.a, m.b, judge):
+        bundle = side.bundles.get(p.sources[0])
+        p = p._replace(sources=tuple(side.named(p.sources)), order=parted(p.order, bundle) if bundle else p.order)
+        p = p.inverse if back else p
+        yield p._replace(why=(*m.why, *p.why), rivals=_rivals(m, p.targets[0]), real=m.real or p.real)
 
 
 def _of_role(m: Match, a: Tensor, b: Tensor, sides: Sides, judge: Judge) -> Pair | None:

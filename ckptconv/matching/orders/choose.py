@@ -37,11 +37,11 @@ EVERY = ("", "")  # whatever the leaves
 VOTED = "the order of axes is that of the other matrices"
 
 
-FLAT = "behind a flattened image: taken to be flattened as h w c there and as c h w here"
-FLAT_NOT = "behind a flattened image the inputs may be in another order, (h w c) -> (c h w)"
+FLAT = "after a flattened feature map: taken to be flattened as h w c by TensorFlow and as c h w by torch"
+FLAT_NOT = "after a flattened feature map the inputs may be in another order, (h w c) -> (c h w)"
 FLIPPED = "Flax's ConvTranspose holds torch's kernel reversed in space, unless the layer transposes its kernel"
-SHAPED_IMAGE = "in front of an image: taken to be shaped as h w c there and as c h w here"
-IMAGE_NOT = "in front of an image the outputs may be in another order, (h w c) -> (c h w)"
+SHAPED_IMAGE = "before a feature map: taken to be shaped as h w c by TensorFlow and as c h w by torch"
+IMAGE_NOT = "before a feature map the outputs may be in another order, (h w c) -> (c h w)"
 ATTENTION = {"attention", "query", "key", "value"}  # their kernels have three axes, but are not convolutions
 OF_IMAGES = ("2d", "3d")  # classes of torch whose inputs have channels of their own: they are not flattened yet
 
@@ -64,7 +64,7 @@ class Judge:
     def __init__(
         self, source: Side, in_front: Mapping[int, int], *, module: bool = False, target: Judge | None = None
     ) -> None:  # fmt: skip
-        self.flattened, self.in_front, self.module, self.target = source.flattened, in_front, module, target
+        self.inputs, self.in_front, self.module, self.target = source.inputs, in_front, module, target
         a = source.tensors.items()
         convolved = [t for n, t in a if len(t.shape) in (3, 4, 5) and not ATTENTION & {*words(n)}]
         each = {prod(t.shape[-2:]) if "depthwise" in t.name.lower() else t.shape[-1] for t in convolved}
@@ -93,9 +93,13 @@ class Judge:
         unturned = len(a.shape) > 1 and is_kernel(leaves[0]) != is_kernel(leaves[1])  # which no convention explains
         if usual is None and (a.shape != b.shape or unturned):
             return Judged(order, SHAPED)
-        if self.target and not is_kernel(leaves[0]) and self.target.after_image(b, order.inverse):
-            return Judged(order, FLAT_NOT, True)
-        return self.before_image(a, order) or self.after_image(a, order) or Judged(order, CHOSEN if several else "")
+        if self.target and (found := self.target.beside_image(b, order.inverse)):
+            return found._replace(order=found.order.inverse)
+        return self.beside_image(a, order) or Judged(order, CHOSEN if several else "")
+
+    def beside_image(self, a: Tensor, order: Order) -> Judged | None:
+        """The order of a tensor that may stand in front of an image or behind one."""
+        return self.before_image(a, order) or self.after_image(a, order)
 
     def before_image(self, a: Tensor, order: Order) -> Judged | None:
         """The order of a dense layer, its bias and its normalisation that stand before an image; None elsewhere."""
@@ -109,17 +113,20 @@ class Judge:
     def after_image(self, a: Tensor, order: Order) -> Judged | None:
         """The order of a dense layer or a cell that may stand after a flattened image.
 
-        The file of a port is taken unchanged, because many ports permute the image before they flatten it. Inputs may
-        be another layer's outputs, where only Keras says that there is a Flatten, perhaps of those.
+        Keras says what its layers take, if the file has the config. Else inputs may be another layer's outputs, and the
+        file of a port is taken unchanged, because many ports permute the image before they flatten it.
         """
-        if len(a.shape) != 2 or not is_kernel(leaf(a.name)):
+        taken = self.inputs.get(a.name)
+        if len(a.shape) != 2 or not is_kernel(leaf(a.name)) or (taken and not taken.follows_flatten):
             return None
         n = a.shape[0]
+        if area := taken.height * taken.width if taken else 0:
+            return Judged(with_image(order, 2, 0, n // area), FLAT) if 1 < area < n and n % area == 0 else None
         channels = max((c for c in self.channels if n % c == 0), default=0)
         others = self.widths[n] - (a.shape[1] == n) - (n in self.in_front)  # layers with as many outputs: not its own
-        if (others > 0 and a.name not in self.flattened) or not channels:
+        if (others > 0 or not channels) and not (taken and (channels or others <= 0)):
             return None
-        if self.module and order.text.endswith(" i") and others <= 0:
+        if self.module and order.text.endswith(" i") and others <= 0 and channels:
             return Judged(with_image(order, 2, 0, channels), FLAT, True)
         return Judged(order, FLAT_NOT, True)
 
@@ -131,7 +138,7 @@ def with_image(order: Order, rank: int, axis: int, channels: int) -> Order:
 
 def without_image(order: Order, shape: Shape) -> Order:
     """The order of the same tensor where that axis is none."""
-    name = "i" if order.text.startswith("(s c)") else "o"
+    name = "i" if order.text.startswith("(s c)") or "-> (s c)" in order.text else "o"
     left, _, right = order.text.replace("(s c)", name).replace("(c s)", name).partition(" -> ")
     return Order() if left == right else Order(f"{left} -> {right}")
 
@@ -171,6 +178,14 @@ def _right_before(side: Mapping[str, Tensor], kinds: Mapping[str, str], *, torch
 
 
 def vectors(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
+    """The pairs, vectors after a flattened feature map of either side turned."""
+    pairs = _vectors(pairs, sides)
+    back = [p.inverse for p in pairs]
+    turned = zip(pairs, back, _vectors(back, sides[::-1]), strict=True)
+    return [p if new == old else new.inverse for p, old, new in turned]
+
+
+def _vectors(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
     """The pairs, vectors between a flattened image and a dense layer turned and marked as the kernel of that layer.
 
     No shape and no name shows a normalisation, a PReLU or a scale there. They are as long as that kernel's inputs, and
@@ -199,9 +214,10 @@ def vectors(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
         if alone and n in kernels and not kind.endswith(OF_IMAGES) and parent(first.name) not in owners[n]:
             channels = dict(kernels[n].order.sizes).get("c", 1)
             turned = with_image(p.order, len(first.shape), first.shape.index(n), channels)
-            known = FLAT in kernels[n].why and (not owners[n] or first.name in sides[0].flattened)
+            taken = sides[0].inputs.get(first.name)
+            known = FLAT in kernels[n].why and (not owners[n] or (taken and taken.follows_flatten))
             order, why = (turned, FLAT) if known else (p.order, FLAT_NOT)
-            p = p._replace(order=order, sure=False, real=True, why=(*p.why, why))
+            p = p._replace(order=order, sure=False, real=kernels[n].real or not known, why=(*p.why, why))
         out.append(p)
     return out
 
@@ -257,13 +273,18 @@ def _swaps(order: Order, shape: Shape) -> bool:
 
 
 GRU = 3  # gates
-SUMMED = "the bias is the sum of torch's two: one of them is filled with zeros"
-FORGET = "TensorFlow 1 adds a forget_bias when it runs, 1.0 unless the code says otherwise: it is filled in"
-RESET = "torch's GRU resets after the matrix; an original without reset_after computes something else"
+SUMMED = "the bias is the sum of torch's two"
+FORGET = "TensorFlow 1 adds a forget_bias when it runs, 1.0 unless the code says otherwise: torch's biases hold it"
+RESET = "torch's GRU resets after the matrix; one without reset_after computes something else"
 
 
 ZRN = "(h.z + h.r + h.n) -> (h.r + h.z + h.n)"
 IJFO = "(h.i + h.j + h.f + h.o)", "(h.i + h.f + h.j + h.o)"
+
+
+def is_torch(u: Unit) -> bool:
+    """Whether a cell has torch's names."""
+    return "weight_hh" in u.members and leaf(u.members["weight_hh"].name).startswith("weight_")
 
 
 def cell_pairs(a: Unit, b: Unit, judge: Judge) -> list[Pair]:
@@ -289,13 +310,13 @@ def _matrices(a: Unit, b: Unit, judge: Judge, gates: int) -> Iterator[Pair]:
     for role, t in zip(("weight_ih", "weight_hh"), ours, strict=True):
         theirs = a.members.get(role)
         found = judge.order(theirs, t) if theirs else None
-        turned = gates == GRU and theirs is not None and not leaf(theirs.name).startswith("weight_")
+        turned = gates == GRU and theirs is not None and not is_torch(a)
         if theirs is None or not (found or turned):
             continue
         order = Order(GATES) if turned or not found else found.order
         pair = _pair(theirs.name, [t.name], "", KEPT_GATES)._replace(order=order)
         flat = judge.after_image(theirs, order) if role == "weight_ih" else None
-        yield pair._replace(order=flat.order, real=True, why=(KEPT_GATES, flat.doubt)) if flat else pair
+        yield pair._replace(order=flat.order, real=flat.real, why=(KEPT_GATES, flat.doubt)) if flat else pair
 
 
 def _biases(a: Unit, b: Unit, gates: int, state: int) -> list[Pair]:
