@@ -3,6 +3,7 @@
     model-00001-of-00003.safetensors                    one of three files, which together are the model
     model_world_size_4_rank_0.pt  x_rank_0_of_4.pt      what one of four ranks wrote
     mp_rank_00_model_states.pt  consolidated.00.pth     one of those that differ in this number only
+    layer_01-model_00-model_states.pt                   the same, of a pipeline of DeepSpeed
     "fc.weight": shape [0]                              a placeholder, whose values another file has
 
 Files that an index names are looked for by its reader. Sources: torch.distributed (fsdp), deepspeed/runtime/engine.py
@@ -19,13 +20,14 @@ from ..messages import many, shortened
 from ..storage.files import join, names, split
 
 COUNTED = (  # the number of a file, and of how many
-    re.compile(r"(?P<before>.*-)(?P<part>\d{5,})(?P<after>-of-(?P<all>\d{5,})\.\w+)"),
+    re.compile(r"(?P<before>.*[-_])(?P<part>\d{5,})(?P<after>-of-(?P<all>\d{5,})[.\w]+)"),
     re.compile(r"(?P<before>.*_rank_)(?P<part>\d+)(?P<after>_of_(?P<all>\d+)\.\w+)"),
     re.compile(r"(?P<before>.*world_size_(?P<all>\d+)_rank_)(?P<part>\d+)(?P<after>\.\w+)"),
 )
-RANK = re.compile(r"(?:^rank_?|^consolidated\.|[cdempt]p_rank_)(\d+)")
+RANK = re.compile(r"(?:^rank_?|^consolidated\.|^layer_(?=\d+-model_)|[cdempt]p_rank_)(\d+)")
 STEP = re.compile(r"global_step(\d+)")  # a folder of DeepSpeed
 OWN = ("tf", "tf-v1", "keras3")  # whose readers know the files of a set
+PART = "is what one rank of a parallel run wrote; the others have the rest: "
 MOST = 10_000  # files of a set that are named
 FILLED = re.compile(r"(.*[./])?weight")  # what no module of torch leaves without any element
 
@@ -42,7 +44,7 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> str:
             return f"is only a part of a model; these files beside it have the rest: {_some(others)}"
         for path in (url.rstrip("/"), folder):
             if others := _ranks(*split(path)):
-                return f"is what one rank of a parallel run wrote; the others have the rest: {_some(others)}"
+                return PART + _some(others)
     empty = [n for n, t in found.items() if t.shape == (0,) and not t.role]
     if any(FILLED.fullmatch(n) for n in empty):
         what = "the values are in the files of other ranks; save the gathered model"
@@ -57,6 +59,8 @@ def pieces(url: str, files: Sequence[str]) -> str:
         found = pieces(join(url, last), names(join(url, last)))
         found = found or "has its weights in mp_rank_00_model_states.pt, which is not there"
         return f"is a DeepSpeed checkpoint, whose {last} {found}"
+    if others := _ranks(*split(url)):
+        return PART + _some(others)
     every, present = next(filter(None, map(_counted, files)), []), set(files)
     if lacking := [n for n in every if n not in present]:
         count = len(every) - len(lacking)
@@ -64,10 +68,10 @@ def pieces(url: str, files: Sequence[str]) -> str:
     if every and COUNTED[0].fullmatch(every[0]):
         return f"holds the files of a model without their index; give all of them as sources: {_some(every)}"
     ranks = every or [n for n in files if RANK.search(n)]
-    states = [n for n in ranks if n.endswith("_model_states.pt")]
+    states = [n for n in ranks if n.endswith("model_states.pt")]
     if len(states) == 1:
         return f"has its weights in {states[0]}"
-    joined = "what its zero_to_fp32.py writes" if states else "the gathered model"
+    joined = "what its zero_to_fp32.py writes" if states and not states[0].startswith("layer") else "the gathered model"
     return f"holds what the ranks of a parallel run wrote, and no model; take {joined}: {_some(ranks)}" if ranks else ""
 
 

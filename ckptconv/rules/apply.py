@@ -216,7 +216,7 @@ def _refuse_unmatched(converter: Converter, checkpoint: Checkpoint, found: Assig
     advice = "drop them with exclude=, or add rules"
     if 2 * sum(1 for n in found.unmatched if n not in found.reasons) > weights:  # then it is another model's
         made = f" (it is for {converter.source})" if converter.source else ""
-        advice = f"it may be the wrong converter{made}: converter='auto' finds one that takes all; or add rules"
+        advice = f"it may be the wrong converter{made}; `ckptconv match` proposes rules; or add them"
     raise UnmatchedTensors(
         f"no rule of {converter.name} takes {len(found.unmatched)} of {len(checkpoint)} tensors; "
         f"{advice}:\n{listing(lines, 200)}",

@@ -137,7 +137,12 @@ def change(
         rules = auto(checkpoint) if converter == "auto" else load(converter)
         if not inverse and not resembles(rules, checkpoint):
             raise _stranger(rules, checkpoint)
-        checkpoint = apply(rules.inverse if inverse else rules, checkpoint, params)
+        try:
+            checkpoint = apply(rules.inverse if inverse else rules, checkpoint, params)
+        except UnmatchedTensors as e:
+            if fit := suggestion(checkpoint, conventions=True):
+                raise UnmatchedTensors(f"converter={fit!r} takes every tensor; {e.message}", url=e.url) from None
+            raise
     elif inverse or params:
         raise UsageError("inverse= and param= apply to a converter; choose one with converter=")
     if not renames:
@@ -150,8 +155,8 @@ def change(
 def _stranger(rules: Converter, checkpoint: Checkpoint) -> UnmatchedTensors:
     """The error for a converter that may take some names by chance, but is of another family."""
     known = ", ".join(t.text for t, _ in rules.present)
-    fits = [c.name for c in _fitting(checkpoint)]
-    better = f"converter={fits[0]!r} takes every tensor" if len(fits) == 1 else "`ckptconv match` proposes rules"
+    fit = suggestion(checkpoint, conventions=True)
+    better = f"converter={fit!r} takes every tensor" if fit else "`ckptconv match` proposes rules"
     return UnmatchedTensors(
         f"none of the names that identify {rules.name} is here ({known}); {better}",
         url=checkpoint.urls[0] if checkpoint.urls else None,

@@ -62,6 +62,14 @@ ARCHIVES = {
 }  # fmt: skip
 
 
+def test_an_archive_whose_only_member_is_a_file_of_torch(files: Files, tmp_path: Path) -> None:
+    """The end of the archive shows the directory of its member, too."""
+    packed(zipfile.ZIP_STORED)(tmp_path / "a.zip", {"run/w.ckpt": files["./weights.ckpt"]})
+    with pytest.raises(UnknownFormat, match="is an archive"):
+        ckptconv.open(tmp_path / "a.zip")
+    np.testing.assert_array_equal(ckptconv.open(tmp_path / "a.zip/run/w.ckpt")["w"].numpy(), W)
+
+
 @pytest.mark.parametrize("kind", ARCHIVES)
 def test_each_member_that_is_a_checkpoint_is_read_by_the_path_that_is_printed(
     kind: str, files: Files, tmp_path: Path

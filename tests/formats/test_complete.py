@@ -21,6 +21,9 @@ PARTS = {  # a file: those beside it, and what the error says
     "model-00000-of-00002.safetensors": ([], "model-00001-of-00002"),
     "model_world_size_2_rank_0.pt": ([], "model_world_size_2_rank_1.pt"),
     "w_rank_1_of_2.pt": ([], "w_rank_0_of_2.pt"),
+    "vae-00001-of-00002.fp16.safetensors": ([], "vae-00002-of-00002.fp16.safetensors"),
+    "model_00002-of-00002.safetensors": ([], "model_00001-of-00002.safetensors"),
+    "layer_01-model_00-model_states.pt": (["layer_02-model_00-model_states.pt"], "layer_02-model_00"),
     "mp_rank_00_model_states.pt": (["mp_rank_01_model_states.pt"], "one rank"),
     "mp_rank_01_model_states.pt": ([], "mp_rank_00_model_states.pt"),
     "zero_pp_rank_0_mp_rank_00_model_states.pt": (["zero_pp_rank_1_mp_rank_00_model_states.pt"], "one rank"),
@@ -107,6 +110,11 @@ def test_all_parts_together_are_the_model(tmp_path: Path) -> None:
     assert ckptconv.torch.load_into(module, sources).loaded == ("w0", "w1", "w2")
 
 
+def test_a_folder_of_a_rank_is_named(tmp_path: Path, cli: Run) -> None:
+    laid(tmp_path, [f"tp_rank_0{i}/model.pt" for i in (0, 1)])
+    assert "is what one rank of a parallel run wrote" in cli("inspect", tmp_path / "tp_rank_01").stderr
+
+
 @pytest.mark.parametrize(
     ("files", "said"),
     [
@@ -114,6 +122,7 @@ def test_all_parts_together_are_the_model(tmp_path: Path) -> None:
         (SHARDS[1:], "2 of the 3 files of a model; these are missing: model-00001"),
         (["model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"], "take the gathered model"),
         ([f"zero_pp_rank_{i}_mp_rank_00_model_states.pt" for i in (0, 1)], "zero_to_fp32"),
+        (["layer_01-model_00-model_states.pt", "mp_rank_00_model_states.pt"], "take the gathered model"),
         (["mp_rank_00_model_states.pt"], "has its weights in mp_rank_00_model_states.pt"),
     ],
 )

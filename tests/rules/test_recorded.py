@@ -254,8 +254,8 @@ to = "{x}.bias"
         (["enc/a/kern"], 2, "takes 1 of 2 tensors; drop them with exclude=, or add rules:\n"
          "  enc/a/kern [3] - nearest rule: enc/{x}/kernel"),
         (["decoder/a/biases"], 2, "  decoder/a/biases [3] - nearest rule: decoder/{x}/bias"),
-        (["z1", "z2"], 3, "takes 2 of 3 tensors; it may be the wrong converter (it is for bert): converter='auto' "
-         "finds one that takes all; or add rules:\n"),
+        (["z1", "z2"], 3, "takes 2 of 3 tensors; it may be the wrong converter (it is for bert); `ckptconv match` "
+         "proposes rules; or add them:\n"),
         (["z1", "z2"], 4, "takes 2 of 4 tensors; drop them with exclude=, or add rules:\n"),
     ],
 )  # fmt: skip

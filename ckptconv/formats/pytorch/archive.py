@@ -66,7 +66,8 @@ def claim(seen: Seen, *, script: bool) -> int:
     if PICKLE in ends:
         return 3 if ("constants.pkl" in ends) is script else 0
     broken = PICKLE.encode() in seen.head + seen.tail  # or tampered with: let `open` say how
-    return 2 if broken and (b"/constants.pkl" in seen.tail) is script else 0
+    inside = any(m.endswith((*SUFFIXES, ".ckpt")) for m in seen.members)  # whose own directory is what was seen
+    return 2 if broken and not inside and (b"/constants.pkl" in seen.tail) is script else 0
 
 
 def open(url: str, how: Reading) -> Checkpoint:

@@ -157,9 +157,10 @@ def _in_folder(folder: str, given: str) -> tuple[str, tuple[Note, ...]]:
         base = re.split(r"[/\\]", path)[-1]  # empty if the files are called .index and so on
         if path and base in present:
             return sibling(join(folder, "."), base + ".index"), ()
+        if base and not present and (v1 := [n for n in files if n.startswith(base.partition("?")[0])]):
+            what = f"the state file names a V1 checkpoint, which is opened by its own name, not by its folder: {v1[0]}"
+            raise StorageError(what, url=state)
         what = f"the state file names {brief(base)!r}, which is missing"
-        if base and not present and any(n.startswith(base.partition("?")[0]) for n in files):
-            raise StorageError(f"{what}; a V1 checkpoint is opened by its own name, not by its folder", url=state)
         if len(present) != 1:
             what = f"{what}; the folder holds {many(len(present), 'checkpoint')}:\n{listing(present)}"
             raise StorageError(what, url=state)

@@ -344,6 +344,13 @@ def test_an_object_has_one_state() -> None:
     assert (thing.path, thing.args, thing.state) == ("x.Y", (1,), {"a": 2})
 
 
+@pytest.mark.parametrize("opaque", [False, True])
+def test_tensors_that_torch_did_not_save(opaque: bool) -> None:
+    """pickle.dump of a state dict, and the networks of StyleGAN2-ada: no option reads them, so none is named."""
+    with refused("torch.save was not used"):
+        read([Call(Global("x.Y")), tensor(Call(Global("torch.storage._load_from_bytes"), (b"x",)))], opaque=opaque)
+
+
 def test_only_the_packages_named_may_stay() -> None:
     two = [Call(Global("x.Y")), Call(Global("xy.Z"))]
     with refused(r"names 1 unknown class or function(.|\n)*xy\.Z"):

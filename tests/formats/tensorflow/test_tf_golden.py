@@ -148,7 +148,7 @@ def test_what_a_state_file_names_lies_beside_it(files, path, count, tmp_path):
 def test_a_state_file_of_v1_checkpoints_says_how_they_are_opened(files, path, tmp_path):
     folder = copied(files, tmp_path / "run")
     (folder / "checkpoint").write_text(f'model_checkpoint_path: "{path}"\n')
-    with pytest.raises(StorageError, match="a V1 checkpoint is opened by its own name"):
+    with pytest.raises(StorageError, match="a V1 checkpoint, which is opened by its own name"):
         ckptconv.open(folder)
 
 
