@@ -112,16 +112,11 @@ def _tensor(name: str, value: Any) -> Tensor:
 
 def _valueless(value: Any) -> str:
     """Why a torch tensor is not one array of values, and what is; '' if it is one. Torch names its own internals."""
-    if value.is_meta:
-        return "it is on the meta device, where tensors have no values; load some, then save it"
-    if hasattr(value, "materialize"):
-        return "it has no shape yet; run its module once, then save it"
-    if value.is_nested:
-        return "it is nested, tensors of different shapes; save its unbind(), or its to_padded_tensor(0)"
-    if (layout := str(value.layout).removeprefix("torch.")) != "strided":
-        return f"its layout is {layout.removeprefix('_')}; save its to_dense(), or its parts under names of their own"
-    if value.is_quantized:
-        return "it is quantised; save its dequantize(), or its int_repr() and its scale under names of their own"
+    if value.is_meta or hasattr(value, "materialize"):
+        return "it has no values yet: load some, or run its module once, then save it"
+    if value.is_nested or value.is_quantized or (layout := str(value.layout).removeprefix("torch.")) != "strided":
+        kind = "nested" if value.is_nested else "quantised" if value.is_quantized else layout.removeprefix("_")
+        return f"it is {kind}; save a dense tensor of it (to_padded_tensor, dequantize, to_dense), or its parts by name"
     return ""
 
 

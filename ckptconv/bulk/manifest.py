@@ -70,6 +70,8 @@ def read(url: str, default: Options) -> Iterator[Row]:
                     break
                 continue
             yield row._replace(settings=shared.setdefault(repr(row.settings), row.settings))
+    except UsageError:
+        raise
     except (ValueError, csv.Error, RecursionError) as e:
         raise UsageError(f"is not a manifest: {e}", url=url) from None
     if bad:

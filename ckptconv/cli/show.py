@@ -16,7 +16,7 @@ from math import isfinite
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
-from ..messages import brief, indented, is_visible, paragraph, printable, redacted, scrubbed, widths_of
+from ..messages import brief, indented, paragraph, printable, redacted, scrubbed, widths_of
 from ..messages import table as lines_of
 from .options import spelled
 
@@ -50,19 +50,12 @@ def _items(rows: Sequence[Any], indent: str) -> str:
     return "[\n" + ",\n".join(f"{pad}  {_compact(row)}" for row in rows) + f"\n{pad}]" if rows else "[]"
 
 
-_AS_IT_IS, _ESCAPED = (
-    json.JSONEncoder(ensure_ascii=escape, default=str, allow_nan=False).encode for escape in (False, True)
-)
-
-
 def _compact(value: Any) -> str:
-    """One line of JSON, with letters as they are if the output is UTF-8; what could drive a terminal is escaped."""
-    encoded = _AS_IT_IS if (sys.stdout.encoding or "utf-8").lower() == "utf-8" else _ESCAPED
+    """One line of JSON, in ASCII: nothing in it drives a terminal, and every encoding has it."""
     try:
-        text = encoded(value)
+        return json.dumps(value, default=str, allow_nan=False)
     except ValueError:
-        text = encoded(_finite(value))
-    return text if is_visible(text) else "".join(c if is_visible(c) else _ESCAPED(c)[1:-1] for c in text)
+        return json.dumps(_finite(value), default=str)
 
 
 def _finite(value: Any) -> Any:
@@ -112,7 +105,7 @@ def failure(e: CkptError, kind: str, *, machine: bool) -> None:
             "url": redacted(e.url or "") or None,
             "tensor": e.tensor,
         }
-        print(_ESCAPED({"error": {**what, "exit": e.exit_code}}))
+        print(_compact({"error": {**what, "exit": e.exit_code}}))
     print(paragraph(f"error: {spelled(scrubbed(str(e)))}"), file=sys.stderr)
 
 

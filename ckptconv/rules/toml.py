@@ -286,6 +286,8 @@ def read(path: Path) -> str:
         why = (e.strerror or str(e)).lower()
     except UnicodeDecodeError:
         why = "not UTF-8 text"
+    except UsageError:
+        raise
     except ValueError:  # a NUL or half a surrogate pair in its name
         why = "no file has such a name"
     raise UsageError(f"converter {printable(str(path))}: {why}")

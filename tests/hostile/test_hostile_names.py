@@ -50,11 +50,11 @@ TARGETS: dict[str, dict[str, object]] = {
     "m.safetensors": {},
     "m.pt": {},
     "m.npz": {},
-    "npy": {"format": "npy"},
-    "m.ckpt": {"format": "tf"},
+    "npy": {"to": "npy"},
+    "m.ckpt": {"to": "tf"},
     "m.msgpack": {},
-    "m.hdf5": {"format": "hdf5"},
-    "m.h5": {"format": "keras"},
+    "m.hdf5": {"to": "hdf5"},
+    "m.h5": {"to": "keras"},
 }
 
 # What a target cannot hold, by words of its reason ("": a long name leaves no room for it); everything else is held.
