@@ -166,7 +166,7 @@ def _prepared(
         hint = "this is plain HDF5, which Keras' load_weights does not take"
         made = replace(made, notes=(*made.notes, Note("hint", hint)))
     if others := passes.in_roles(Counter(t.role for t in made.values())):
-        hint = f"{others} come along; weights_only=True leaves them out"
+        hint = f"includes {others}; weights_only=True leaves them out"
         made = replace(made, notes=(*made.notes, Note("hint", hint)))
     if row.name != "hf" and (behind := _companions(sources)):
         made = replace(made, notes=(*made.notes, Note("hint", "not copied; to='hf' into a folder copies them", behind)))
@@ -334,5 +334,5 @@ def foretold(plan: Plan, read: Iterable[str]) -> Plan:
 
 def replaced(outcome: Outcome) -> list[Note]:
     """What was at the destination, and what became of it."""
-    notes = [Note("hint", "left by a killed run and cleared away", outcome.cleared)] if outcome.cleared else []
+    notes = [Note("hint", "left by a killed run, now removed", outcome.cleared)] if outcome.cleared else []
     return notes + ([Note("hint", OLDER.format("removed"), outcome.removed)] if outcome.removed else [])

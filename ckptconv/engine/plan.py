@@ -245,7 +245,7 @@ def shared_notes(placement: Placement, folder: str) -> tuple[Note, ...]:
     """
     there = {f.name: url for f in placement.files if f.shared and exists(url := join(folder, f.name))}
     same = {p.file for p in placement.patches if p.file in there and _holds(there[p.file], p.data)}
-    text = "a state file is there already and stays as it is; open this checkpoint by its own name, not by its folder"
+    text = "the folder's state file stays unchanged; open this checkpoint by its own name, not by its folder"
     return (Note("hint", text, tuple(other)),) if (other := sorted(there.keys() - same)) else ()
 
 

@@ -351,8 +351,8 @@ def along(url: str, source: str, max_shard_size: int | None = None) -> FolderWri
             copied[name] = Companion(path, f.size, f.stamp)
     text = "not copied: a link that leads out of the folder or nowhere, not a regular file, or too large"
     notes = (
-        Note("hint", "copied beside the weights as they are", tuple(copied)),
-        Note("hint", "there already, and not replaced", tuple(sorted(there))),
+        Note("hint", "copied unchanged", tuple(copied)),
+        Note("hint", "already there, not replaced", tuple(sorted(there))),
         Note("skipped", text, tuple(left)),
     )
     return replace(writer(url, max_shard_size), beside=copied, notes=tuple(note for note in notes if note.names))

@@ -201,7 +201,7 @@ def _cut_wholes(found: Found, bits: Bits, sides: tuple[Tensors, Tensors], side: 
             with bits.decoded(sides[side][name], *(sides[1 - side][n] for n in names)) as (whole, *pieces):
                 layout = _layout(bits, whole, pieces, [p.total for p in many])
             if layout is None:
-                text = f"{', '.join(names)} together hold what {name} does, in an order that was not found"
+                text = f"{', '.join(names)} together have the elements of {name}, in an unknown order"
                 found.notes.append(text)
                 continue
             order, at, axis = layout

@@ -319,7 +319,7 @@ def _untied(converter: Converter, checkpoint: Checkpoint) -> tuple[Checkpoint, l
             gone |= dict.fromkeys(left)
     if not gone:
         return checkpoint, []
-    note = Note("tied", "must be equal to what they are tied to, and are left out", tuple(gone))
+    note = Note("tied", "equal to the tensors that they are tied to, and left out", tuple(gone))
     return checkpoint.with_tensors({n: t for n, t in kept.items() if n not in gone}), [note]
 
 

@@ -272,7 +272,7 @@ def _merged(several: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[
     ]  # fmt: skip
     notes = []
     if odd := tuple(k for k in differing if k not in records):
-        notes.append(Note("lossy", "the sources' metadata differs here; that of the first is kept", odd))
+        notes.append(Note("lossy", "the sources' metadata differ; those of the first are kept", odd))
     if records:  # what one converter remembers is not for the tensors of another source
         text = "what converters recorded is dropped by a merge; undo one at a time, with include= and param="
         notes.append(Note("lossy", text, tuple(records)))

@@ -46,7 +46,7 @@ def test_items_of_the_newest_step_stand_side_by_side() -> None:
     want = expected(GOLDEN / "expected.npz")
     opt = {f"train_state/{n}": v for n, v in want.items() if n.startswith("opt_state")}
     assert_equal(found, {n: v for n, v in want.items() if n.startswith("params/")} | opt)
-    assert any("newest, 3," in note.text for note in found.notes)
+    assert any("newest step, 3," in note.text for note in found.notes)
     one = ckptconv.open(GOLDEN / "several" / "3" / "params")
     assert_equal(one, {n.removeprefix("params/"): v for n, v in want.items() if n.startswith("params/")})
 
@@ -103,7 +103,7 @@ def test_a_newer_step_that_is_not_finished_is_passed_over(
         broken(tmp_path / step)
     texts = {n.text: n.names for n in ckptconv.open(tmp_path).notes}
     assert texts["newer steps, which are not finished"] == ("11", "10")
-    assert "of the steps in the folder the newest, 9, is read" in texts
+    assert "the newest step, 9, is read" in texts
     with refused(words):
         ckptconv.open(tmp_path / "11")
 
@@ -127,9 +127,9 @@ def test_in_a_store_the_last_file_of_a_step_tells_that_it_is_finished(marked: tu
     store = fsspec.filesystem("memory")
     store.put(str(tmp_path), f"/{tmp_path.name}-{len(marked)}", recursive=True)
     (note,) = (n for n in ckptconv.open(f"memory://{tmp_path.name}-{len(marked)}").notes if "newest" in n.text)
-    assert f"newest, {'9' if marked == ('9',) else '10'}," in note.text
+    assert f"newest step, {'9' if marked == ('9',) else '10'}," in note.text
     (local,) = (n for n in ckptconv.open(tmp_path).notes if "newest" in n.text)
-    assert "newest, 10," in local.text
+    assert "newest step, 10," in local.text
 
 
 def test_folders_that_nothing_calls_a_step_are_named(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_the_state_file_of_a_training_run_stays(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text(state)
     plan = ckptconv.dry_run(tmp_path / "model.ckpt-9000", tmp_path / "export", to="tf")
     (said,) = [n for n in plan.notes if n.names == ("checkpoint",)]
-    assert "stays as it is" in said.text
+    assert "stays unchanged" in said.text
     for options in ({}, {"force": True}, {"force": True, "resume": True}):
         report = api.convert(tmp_path / "model.ckpt-9000", tmp_path / "export", to="tf", **options)
         assert said in report.notes
@@ -243,8 +243,9 @@ def test_whatever_way_it_went_it_stays_private(way: str, name: str, tmp_path: Pa
         ckptconv.save({"w": np.ones(2, "f4")}, tmp_path / name)
         for allowed in (0o600, 0o644):
             (tmp_path / name).chmod(allowed)
-            WAYS[way](tmp_path / name, tmp_path / f"{allowed}.safetensors")
-            assert mode(tmp_path / f"{allowed}.safetensors") == allowed
+            out = tmp_path / f"{allowed}.{'toml' if way == 'a proposal' else 'safetensors'}"
+            WAYS[way](tmp_path / name, out)
+            assert mode(out) == allowed
     finally:
         os.umask(before)
 

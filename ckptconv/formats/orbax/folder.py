@@ -60,7 +60,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     for folder in place.items.values():
         _refuse_incomplete(folder)
     step, loose = printable(brief(place.step)), tuple(place.items) if place.loose else ()
-    notes = [Note("assumed", f"of the steps in the folder the newest, {step}, is read")] if step else []
+    notes = [Note("assumed", f"the newest step, {step}, is read")] if step else []
     others = (
         Note("unread", "newer steps, which are not finished", place.passed, tensors=False),
         Note("assumed", "the folders are read as items of one checkpoint", loose),
