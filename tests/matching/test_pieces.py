@@ -72,7 +72,9 @@ BIASES = {
 def test_the_bias_of_a_cell(case: str) -> None:
     gates, shape, want = BIASES[case]
     a, b = keras_cell(gates, shape), torch_cell(gates)
-    *_, last = cells.cell_pairs(a, b, judge(a.members))
+    *matrices, last = cells.cell_pairs(a, b, judge(a.members))
+    doubt = cells.CUDNN if case.startswith("CuDNN") else KEPT_GATES
+    assert {(p.why, p.real) for p in matrices} == {((doubt,), doubt != KEPT_GATES)}
     if want is None:
         assert last.targets == ("t.weight_hh",)
         return

@@ -267,7 +267,8 @@ def _swaps(order: Order, shape: Shape) -> bool:
 #
 # torch       weight_ih [4h, x], weight_hh [4h, h], bias_ih [4h], bias_hh [4h]     LSTM: i f g o     GRU: r z n
 # Keras       kernel [x, 4h], recurrent_kernel [h, 4h], bias [4h]                  LSTM: i f c o     GRU: z r h
-#             GRU with reset_after: bias [2, 3h]; CuDNN: bias [8h] or [6h]
+#             GRU with reset_after: bias [2, 3h]
+#             CuDNN: bias [8h] or [6h]; the elements of each gate's [x, h] are those of [h, x], row by row
 # Flax        the gates as matrices (modules/bundles.py); of the state of a GRU only the candidate has a bias, [h]
 # TF1         kernel [x + h, 4h], bias [4h], forget_bias added when it runs        LSTM: i j f o
 
@@ -275,6 +276,7 @@ def _swaps(order: Order, shape: Shape) -> bool:
 GRU = 3  # gates
 SUMMED = "the bias is the sum of torch's two"
 FORGET = "TensorFlow 1 adds a forget_bias when it runs, 1.0 unless the code says otherwise: torch's biases hold it"
+CUDNN = "CuDNN's kernels have another order, in which no rule takes them: load it with LSTM or GRU in tf_keras, and save it"
 RESET = "torch's GRU resets after the matrix; one without reset_after computes something else"
 
 
@@ -307,6 +309,8 @@ def _matrices(a: Unit, b: Unit, judge: Judge, gates: int) -> Iterator[Pair]:
         pair = _pair(a.members["joint"].name, [t.name for t in ours], text, KEPT_GATES)
         yield pair._replace(order=Order(text, (("x", ours[0].shape[1]),)))
         return
+    bias = a.members.get("bias_ih")
+    cudnn = bias is not None and bias.shape == (2 * ours[0].shape[0],) and not is_torch(a)
     for role, t in zip(("weight_ih", "weight_hh"), ours, strict=True):
         theirs = a.members.get(role)
         found = judge.order(theirs, t) if theirs else None
@@ -314,9 +318,9 @@ def _matrices(a: Unit, b: Unit, judge: Judge, gates: int) -> Iterator[Pair]:
         if theirs is None or not (found or turned):
             continue
         order = Order(GATES) if turned or not found else found.order
-        pair = _pair(theirs.name, [t.name], "", KEPT_GATES)._replace(order=order)
+        pair = _pair(theirs.name, [t.name], "", CUDNN if cudnn else KEPT_GATES, real=cudnn)._replace(order=order)
         flat = judge.after_image(theirs, order) if role == "weight_ih" else None
-        yield pair._replace(order=flat.order, real=flat.real, why=(KEPT_GATES, flat.doubt)) if flat else pair
+        yield pair._replace(order=flat.order, real=cudnn or flat.real, why=(*pair.why, flat.doubt)) if flat else pair
 
 
 def _biases(a: Unit, b: Unit, gates: int, state: int) -> list[Pair]:
