@@ -72,7 +72,9 @@ def pieces(url: str, files: Sequence[str]) -> str:
     if len(states) == 1:
         return f"has its weights in {states[0]}"
     joined = "what its zero_to_fp32.py writes" if states and not states[0].startswith("layer") else "the gathered model"
-    return f"holds what the ranks of a parallel run wrote ({_some(ranks)}), and no model; take {joined}" if ranks else ""
+    return (
+        f"holds what the ranks of a parallel run wrote ({_some(ranks)}), and no model; take {joined}" if ranks else ""
+    )
 
 
 def _some(files: Sequence[str]) -> str:

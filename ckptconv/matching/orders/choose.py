@@ -276,7 +276,9 @@ def _swaps(order: Order, shape: Shape) -> bool:
 GRU = 3  # gates
 SUMMED = "the bias is the sum of torch's two"
 FORGET = "TensorFlow 1 adds a forget_bias when it runs, 1.0 unless the code says otherwise: torch's biases hold it"
-CUDNN = "CuDNN's kernels have another order, in which no rule takes them: load it with LSTM or GRU in tf_keras, and save it"
+CUDNN = (
+    "CuDNN's kernels have another order, in which no rule takes them: load it with LSTM or GRU in tf_keras, and save it"
+)
 RESET = "torch's GRU resets after the matrix; one without reset_after computes something else"
 
 
