@@ -280,7 +280,11 @@ class Options:
         metavar="TEMPLATE",
     )  # fmt: skip
     dtype: str | None = option(
-        None, "Cast floating-point tensors to this dtype.", clean=kind, metavar="DTYPE", offers="dtypes"
+        None,
+        "Cast floating-point tensors to this dtype, such as bfloat16.",
+        clean=kind,
+        metavar="DTYPE",
+        offers="dtypes",
     )
 
     # what to write, and how it is checked
@@ -294,7 +298,7 @@ class Options:
     force: bool = option(False, "Replace an existing output.", flags=("--force", "-f"))
     verify: bool | None = option(
         None,
-        "Read back all of the output and compare it, or nothing (default: its headers).",
+        "After writing, compare all bytes of the output, or nothing (default: only its headers).",
         flags=("--verify/--no-verify",),
     )
     sync: bool = option(True, "Wait until the output is on the disk.")
@@ -306,7 +310,7 @@ class Options:
         None, "Copy config, tokenizer and similar files as well (default: between hf folders).",
         flags=("--copy-files/--no-copy-files",),
     )  # fmt: skip
-    resume: bool = option(False, "Continue a run that was killed; keep what this one did if it is killed.")
+    resume: bool = option(False, "Record what is done, and continue a killed run that did so.")
 
     # memory in bytes, threads or a cluster
     max_memory: int = option(MEMORY, "Limit of the memory for buffers (default: 512MB).", clean=size, metavar="SIZE")

@@ -25,12 +25,12 @@ HELP = """Convert checkpoints between TensorFlow, Keras, safetensors, PyTorch an
 The verb `convert` may be omitted:
 
 \b
-  ckptconv model.ckpt -o model.safetensors            only the format changes
+  ckptconv model.ckpt -o model.safetensors                only the format changes
   ckptconv model.ckpt -o part.npz --include 'encoder/*'   a subset
-  ckptconv a.ckpt b.ckpt -o ab.ckpt --scope a --scope b
-  ckptconv inspect model.ckpt --tree                  what is inside
-  ckptconv diff model.ckpt model.safetensors          whether they are the same
-  ckptconv report model.ckpt -o report.html           a page for a browser
+  ckptconv a.ckpt b.ckpt -o ab.ckpt --scope a --scope b   a merge
+  ckptconv inspect model.ckpt --tree                      what is inside
+  ckptconv diff model.ckpt model.safetensors              whether they are the same
+  ckptconv report model.ckpt -o report.html               a page for a browser
 """
 EXIT_CODES = {  # docs/exit-codes.md says what 0, 1 and 7 mean for a verb
     0: "success",

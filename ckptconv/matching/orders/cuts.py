@@ -95,8 +95,8 @@ def within(order: Order, rank: int, name: str, axis: int) -> Order:
     return order._replace(text=f"{' '.join([*words[:axis], name, *words[axis:]])} -> {right.strip()}".strip())
 
 
-FUSED = "query, key and value are taken to lie behind each other in this order"
-PARTS = "the parts of a tensor are taken to lie behind each other in this order"
+FUSED = "query, key and value are taken to follow each other in this order"
+PARTS = "the parts of a tensor are taken to follow each other in this order"
 QKV = 3
 
 
