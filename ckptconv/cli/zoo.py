@@ -118,13 +118,12 @@ def _about(words: list[str], output: str, as_json: bool, quiet: bool, force: boo
 def _page(folder: str, output: str, as_json: bool, quiet: bool, force: bool) -> None:
     from ..bulk.summary import ledgers, zoo_status
     from ..reporting import html
-    from ..reporting.progress import default_name, page
 
     data = zoo_status(folder).to_json()
     for cause in data["causes"]:
         cause["message"] = spelled(cause["message"])
-    text = page(folder, data).encode(errors="backslashreplace")
-    made = html.written(output or default_name(folder), text, ledgers(folder), force=force)
+    text = html.zoo_page(folder, data).encode(errors="backslashreplace")
+    made = html.written(output or html.zoo_name(folder), text, ledgers(folder), force=force)
     if as_json:
         show.as_json(made.to_json())
     elif not quiet:

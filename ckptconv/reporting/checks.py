@@ -23,13 +23,11 @@ import numpy as np
 
 from ..checkpoint import Checkpoint, Tensor
 from ..errors import UsageError
-from ..messages import did_you_mean, in_digits, many, shortened
-from ..moves.copy import Array
+from ..messages import did_you_mean, many, shortened
 from ..moves.read import each, hash_tensor
 from ..moves.sources import Sources
 from ..verification.difference import places
-from .pictures import Picture, draw, scan
-from .stats import OUTLIER, stats
+from .pictures import OUTLIER, Picture, draw, scan, stats
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 
@@ -70,7 +68,6 @@ CHECKS = {
 }  # fmt: skip
 LEAST = 64  # elements of tensors that are equal by more than chance
 SERIES = 4  # layers that can have a spike
-MAX_STEPS = 1000  # step counters that are compared
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,7 @@ def findings(
 def _odd(p: Picture, limit: Limits) -> Iterator[Finding]:
     t, odd, weights = p.scan.tensor, p.scan.odd, p.scan.tensor.dtype.kind == "f" and not p.scan.tensor.role
     low, top = p.scan.fences or (0.0, 0.0)
-    usual = f"{in_digits(_short(low))} to {in_digits(_short(top))}" if math.isfinite(low) else f"up to {_short(top)}"
+    usual = f"{low:.3g} to {top:.3g}" if math.isfinite(low) else f"up to {top:.3g}"
     for name, found, what, most in (
         ("nan", odd.get("nan"), "NaN", 0.0),
         ("inf", odd.get("inf"), "infinite", 0.0),
@@ -157,20 +154,16 @@ def _odd(p: Picture, limit: Limits) -> Iterator[Finding]:
     ):
         wanted = t.dtype.itemsize > 1 if name == "saturated" else weights or name in ("nan", "inf")
         if found and found.count > most and wanted:
-            index = tuple(int(i) for i in np.unravel_index(found.first, t.shape)) if t.shape else ()
+            index = tuple(map(int, np.unravel_index(found.first, t.shape)))
             first = f", first at {list(index)}" if index else ""
             yield Finding(name, t.name, f"{found.count:,} of {t.count:,} {what}{first}", index)
     if not weights:  # slots are zero and uneven from the start
         return
     s, far = p.scan.stats, limit.get("exploding")
     both = (s.min or 0) < 0 < (s.max or 0)  # variances, which are of one sign, may be large
-    if far is not None and len(t.shape) > 1 and both and (s.std or 0) > far and not p.outliers.count:
-        yield Finding("exploding", t.name, f"standard deviation {_short(s.std or 0.0):g}")
+    if far is not None and len(t.shape) > 1 and both and s.std and s.std > far and not p.outliers.count:
+        yield Finding("exploding", t.name, f"standard deviation {s.std:.3g}")
     yield from _flat(p)
-
-
-def _short(x: float) -> float:
-    return float(f"{x:.3g}")
 
 
 def _flat(p: Picture) -> Iterator[Finding]:
@@ -180,19 +173,13 @@ def _flat(p: Picture) -> Iterator[Finding]:
         if s.min == 0 and len(t.shape) > 1:
             yield Finding("zero", t.name, f"all {t.count:,} values are zero")
         else:
-            yield Finding("constant", t.name, f"all {t.count:,} values are {in_digits(_short(s.min))}")
+            yield Finding("constant", t.name, f"all {t.count:,} values are {s.min:.3g}")
         return
-    for what, dead, axis in (("row", p.scan.rows, 0), ("column", p.scan.columns, -1)):
-        if dead is not None and len(dead):
+    for what, dead, axis in zip(("row", "column"), p.scan.dead, (0, -1), strict=False):
+        if len(dead):
+            first = ", ".join(map(str, dead[:4])) + " and more" * (len(dead) > 4)
             count = f"{len(dead):,} of {many(t.shape[axis], what)}"
-            yield Finding("dead", t.name, f"{count} {'is' if len(dead) == 1 else 'are'} zero: {_ranges(dead)}")
-
-
-def _ranges(places: Array) -> str:
-    """0, 5..9, 12 and so on."""
-    runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
-    texts = [f"{r[0]}..{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs[:4]]
-    return ", ".join(texts) + (" and more" if len(runs) > len(texts) else "")
+            yield Finding("dead", t.name, f"{count} {'is' if len(dead) == 1 else 'are'} zero: {first}")
 
 
 # --- several tensors --------------------------------------------------------------------------------------------
@@ -209,16 +196,15 @@ def _spikes(pictures: Sequence[Picture], times: float | None) -> Iterator[Findin
         still = [p.scan for p in alike if p.scan.stats.std == 0]
         if len(alike) >= SERIES and 3 * len(still) < len(varied):
             for scanned in still:
-                value = in_digits(_short(scanned.stats.min or 0))
-                text = f"all values are {value}, which is so in few of {len(alike)} layers"
+                text = f"all values are {scanned.stats.min:.3g}, which is so in few of {len(alike)} layers"
                 yield Finding("stuck", scanned.tensor.name, text)
         if times is None or len(varied) < SERIES:
             continue
         usual = median(std for _, std in varied)
         for t, std in varied:
             if len(t.shape) > 1 and (std > times * usual or std * times < usual):
-                text = f"the median of {len(varied)} layers is {_short(usual):g}"
-                yield Finding("spike", t.name, f"standard deviation {_short(std):g}, where {text}")
+                text = f"the median of {len(varied)} layers is {usual:.3g}"
+                yield Finding("spike", t.name, f"standard deviation {std:.3g}, where {text}")
 
 
 def _duplicates(c: Checkpoint, pictures: Sequence[Picture], workers: int) -> Iterator[Finding]:
@@ -246,30 +232,25 @@ def _regressions(
 ) -> Iterator[Finding]:
     """Compare names, shapes, steps and standard deviations; the values of `c` have been read."""
     now = {p.scan.tensor.name: p.scan.stats for p in pictures}
-    weights, steps = list[Tensor](), list[Tensor]()
+    alike = list[Tensor]()
     for name, old in reference.items():
         t = c.get(name)
         if t is None:
             yield Finding("missing", name, f"the reference has it: {_form(old)}")
         elif t.shape != old.shape or t.dtype.kind != old.dtype.kind:
             yield Finding("shape", name, f"{_form(t)}, in the reference {_form(old)}")
-        elif t.role == "step" and t.count == 1 and t.dtype.kind in "iu":
-            steps.append(old)
-        elif t.dtype.kind == "f" and not t.role and t.count > 1 and not old.role:
-            weights.append(old)
-    yield from (
-        Finding("new", n, f"the reference does not have it: {_form(t)}") for n, t in c.items() if n not in reference
-    )
-    for old in steps[:MAX_STEPS]:
-        step, before = (int(x.numpy().reshape(-1)[0]) for x in (c[old.name], old))
-        if step <= before:
-            yield Finding("step", old.name, f"{step:,}, in the reference {before:,}")
+        elif t.role == "step" or (t.dtype.kind == "f" and not t.role and not old.role):
+            alike.append(old)
+    for name, t in c.items():
+        if name not in reference:
+            yield Finding("new", name, f"the reference does not have it: {_form(t)}")
     times = limit.get("grown")
-    if times is None:
-        return
-    for old, was in zip(weights, each(weights, stats, workers), strict=True):
-        std = now[old.name].std
-        if std and was.std and std > times * was.std:
+    for old, was in zip(alike, each(alike, stats, workers), strict=True):
+        step, std = now[old.name].min, now[old.name].std
+        if c[old.name].role == "step":
+            if step is not None and was.min is not None and step <= was.min:
+                yield Finding("step", old.name, f"{step:,}, in the reference {was.min:,}")
+        elif times is not None and std and was.std and std > times * was.std:
             grown = f"standard deviation {std:.3g}, {std / was.std:.3g} times the reference's {was.std:.3g}"
             yield Finding("grown", old.name, grown)
 

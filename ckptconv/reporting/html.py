@@ -4,6 +4,7 @@
     report([A, B])                how B differs from A
     report([A, B], change=...)    the conversion of A to B: rules, values, omitted tensors
     report([A, B, C ...])         a series: how each layer moved from one to the next
+    zoo_page(FOLDER, STATUS)      the progress of a zoo
 
 survey.py collects the data, page/ has the layout and the scripts that draw. Names are not trusted: the
 slots of the page are escaped, data is JSON in which a tag cannot be closed, the script writes text only, and the page's
@@ -17,6 +18,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -29,13 +31,13 @@ from ..api.options import CHANGE, SELECT, Source, takes
 from ..api.reading import list_of, url_of
 from ..errors import UsageError
 from ..formats.own_metadata import OPTIONS
-from ..messages import in_bytes, printable, redacted, version
+from ..messages import brief, in_bytes, many, printable, redacted, version
 from ..output import own
 from ..output.destination import OutputFile
 from ..output.staging import Output
 from ..storage import files
 from ..storage.paths import refuse_remote
-from . import inspection, survey
+from . import survey
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -69,8 +71,8 @@ class Page:
         """The page in a frame of its own, which can reach neither the notebook nor a network."""
         if self.bytes > SHOWN:
             return f"<p>{escape(repr(self))} is too large for a notebook; open it in a browser.</p>"
-        with open(self.path, encoding="utf-8") as file:
-            page = escape(file.read())
+        with open(self.path, encoding="utf-8") as f:
+            page = escape(f.read())
         style = "width:100%;height:720px;border:1px solid #8888;border-radius:8px"
         return f'<iframe sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{page}"></iframe>'
 
@@ -145,10 +147,12 @@ def _pair(source: Source, target: Source, how: Options, reading: dict[str, Any])
     """The data of a conversion if the options ask for one, otherwise of a comparison."""
     converted = how.changes
     before = prepare([source], how.without(*CHANGE, *["strip_prefix"] * (not converted)))
-    expected = prepare([source], how) if converted else before
-    after = prepare([target], Options() if converted else how.without("from_", "at", "strip_prefix"))
-    if not converted:
-        before, after = stripped(before, after, how.strip_prefix)
+    if converted:
+        expected, after = prepare([source], how), prepare([target], Options())
+    else:
+        before, after = stripped(
+            before, prepare([target], how.without("from_", "at", "strip_prefix")), how.strip_prefix
+        )
         expected = before
     both = survey.Compared(expected, after, values=reading["values"], workers=reading["workers"])
     data = survey.survey(after if converted else both.both, both=both, **reading)
@@ -156,9 +160,8 @@ def _pair(source: Source, target: Source, how: Options, reading: dict[str, Any])
     named, converter = _named(source), str(getattr(how.converter, "name", how.converter or ""))
     recorded = after.hashes.get(OPTIONS)
     return data | {
-        "totals": inspection.totals(after)._asdict(),
-        "compared": compared | {"source": named, "converter": converter},
-        "made": [["Recorded", survey.text(f"options {recorded:.2000}")]] if recorded else [],
+        "compared": compared,
+        "made": [["Recorded", f"options {recorded:.2000}"]] if recorded else [],
         "mode": compared["mode"],
         "from": f"{'from' if converted else 'this is B, compared with A:'} {named} ({before.format})"
         + f" by the converter {converter}" * bool(converter),
@@ -183,7 +186,7 @@ def render(data: dict[str, Any], spell: Spell = str) -> str:
     data = data | {"notes": [[kind, spell(words), *names] for kind, words, *names in data["notes"]]}
     live, mode, name = bool(data.get("live")), data.get("mode", "checkpoint"), _last(data["url"])
     scripts = [f"{name}.js" for name in (*SCRIPTS[:-1], *["live"] * live, SCRIPTS[-1])]
-    style, parts = stylesheet(), "\n".join(map(_file, scripts))
+    style, parts = file("page.css"), "\n".join(map(file, scripts))
     script = f'"use strict";\n(() => {{\n{parts}}})();\n'
     words = {
         "title": data["url"],
@@ -194,9 +197,6 @@ def render(data: dict[str, Any], spell: Spell = str) -> str:
         "version": version(),
         "policy": f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; base-uri 'none'"
         + ("; connect-src 'self'" if live else ""),
-        "how": "Values are read when they are asked for."
-        if live
-        else "This file holds everything it shows and asks no network.",
     }
     slots = {k: escape(printable(v)) for k, v in words.items()} | {
         "script": script,
@@ -208,15 +208,11 @@ def render(data: dict[str, Any], spell: Spell = str) -> str:
 
 def filled(template: str, slots: Mapping[str, str]) -> str:
     """A template of page/ with its slots filled, each of which is HTML."""
-    return re.sub(r"\{\{ (\w+) \}\}", lambda slot: slots[slot[1]], _file(template))
+    return re.sub(r"\{\{ (\w+) \}\}", lambda slot: slots[slot[1]], file(template))
 
 
-def stylesheet() -> str:
-    """The style of all pages."""
-    return _file("page.css")
-
-
-def _file(name: str) -> str:
+def file(name: str) -> str:
+    """A file of page/."""
     return (resources.files(__package__) / "page" / name).read_text(encoding="utf-8")
 
 
@@ -229,3 +225,95 @@ def _quoted(data: Any) -> str:
     """JSON that is safe in a script element: ASCII, without the characters of tags and entities."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+# --- the page of a zoo --------------------------------------------------------------------------------------------
+#
+# What is done, what failed and why, how fast it goes, and what is left. It has no scripts, and its content security
+# policy allows nothing but the style.
+
+CAUSES, EXAMPLES = 1000, 20  # causes on a page, and checkpoints of each
+RUNNING = 600  # seconds without an entry after which a run seems to have ended
+
+Data = Mapping[str, Any]
+
+
+def zoo_name(output: str) -> str:
+    """The name of a page that was not named: out.zoo.html for the folder out."""
+    return f"{os.path.basename(os.path.abspath(redacted(output)))}.zoo.html"
+
+
+def zoo_page(url: str, data: Data) -> str:
+    """The page of a zoo. url: of its output folder. data: its status, as JSON."""
+    style = file("page.css")
+    done, failed, planned, quiet = (data[k] for k in ("done", "failed", "planned", "seconds_since_last_entry"))
+    total = done + failed + planned
+    words = {
+        "policy": f"default-src 'none'; style-src {digest(style)}; base-uri 'none'",
+        "percent": f"{100 * (done + failed) // max(1, total)} %",
+        "url": _shown(url),
+        "when": f"{time.strftime('%Y-%m-%d %H:%M')}, the last entry is {_span(quiet)} old",
+        "headline": f"{done:,} of {many(total, 'checkpoint')} converted",
+        "version": version(),
+    }
+    causes = [(len(c["sources"]), c["error"], c["message"], c["sources"]) for c in data["causes"]]
+    remarks = [(c["checkpoints"], c["kind"], c["text"], c["examples"]) for c in data["remarks"]]
+    formats = [f"{n:,} {name or 'unknown'}" for name, n in sorted(data["formats"].items(), key=lambda i: (-i[1], i[0]))]
+    slots = {k: escape(v) for k, v in words.items()} | {
+        "style": style,
+        "bar": f'<progress max="{max(1, total)}" value="{done + failed}"></progress>',
+        "cards": _cards(data),
+        "sections": _causes("Failures by cause", causes)
+        + _causes("Left out or changed, by cause", remarks)
+        + (f"<h2>By format of the source</h2><p>{_text(', '.join(formats))}</p>" if formats else ""),
+    }
+    return filled("zoo.html", slots)
+
+
+def _cards(data: Data) -> str:
+    rate, planned = data["per_second"], data["planned"]
+    running = data["seconds_since_last_entry"] <= RUNNING
+    speed = f"{rate:.1f} per second" if rate >= 1 else f"{60 * rate:.1f} per minute"
+    cards = [
+        ("failed", f"{data['failed']:,}"),
+        *[("damaged", f"{data['damaged']:,}")] * bool(data["damaged"]),
+        ("to come" if running or not planned else "to come; no run seems to be at work", f"{planned:,}"),
+        ("written", in_bytes(data["bytes"])),
+        ("lately", speed if rate else "not known"),
+        ("left at this rate", _span(planned / rate) if rate and planned and running else "-"),
+    ]
+    warned = {"damaged", "failed" if data["failed"] else ""}
+    return "".join(
+        f"<div{' class=warned' if what in warned else ''}><b>{escape(value)}</b>{escape(what)}</div>"
+        for what, value in cards
+    )
+
+
+def _causes(title: str, causes: Sequence[tuple[int, str, str, list[str]]]) -> str:
+    items = "".join(
+        f"<details><summary><b>{count:,}</b> {_text(message)} <span class=soft>{_text(error)}</span></summary><ul>"
+        + "".join(f"<li>{_text(s)}</li>" for s in sources[:EXAMPLES])
+        + f"<li>and {count - len(sources[:EXAMPLES]):,} more, which the ledger names</li>"
+        * (count > len(sources[:EXAMPLES]))
+        + "</ul></details>"
+        for count, error, message, sources in causes[:CAUSES]
+    )
+    more = f"<p>{many(len(causes) - CAUSES, 'more cause')}</p>" if len(causes) > CAUSES else ""
+    return f"<h2>{escape(title)}</h2>{items}{more}\n" if causes else ""
+
+
+def _text(text: str) -> str:
+    """What came from a file or a ledger, as HTML."""
+    return escape(_shown(text))
+
+
+def _shown(text: str) -> str:
+    return printable(brief(redacted(text)))
+
+
+def _span(seconds: float) -> str:
+    """A time in words: 40 s, 12 min, 3.5 h, 2.1 days."""
+    for unit, size in (("days", 86400), ("h", 3600)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

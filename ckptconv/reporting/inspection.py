@@ -155,7 +155,7 @@ def _extra(tensors: list[Tensor], stats: bool, hashes: bool, workers: int) -> di
     """The columns that need the values, by tensor name."""
     if not stats and not hashes:
         return {}
-    from .stats import stats as measured
+    from .pictures import stats as measured
 
     rows = [row._asdict() for row in each(tensors, measured, workers)] if stats else [{} for _ in tensors]
     if hashes:
@@ -438,14 +438,10 @@ def _configured(checkpoint: Checkpoint) -> GraphVariables | None:
 def _layers(config: Any, path: str = "") -> Iterator[tuple[str, bool]]:
     """The paths of the layers of a Keras configuration, and whether each is trainable."""
 
-    def below(value: Any, key: str) -> Any:
-        return value.get(key) if isinstance(value, dict) else None
-
-    inner = below(config, "config")
-    rows = below(inner, "layers") if isinstance(inner, dict) else inner
-    for row in rows if isinstance(rows, list) else ():
-        layer = below(row, "config")
-        name = below(layer, "name")
-        if isinstance(name, str):
-            yield path + name, below(layer, "trainable") is not False
-            yield from _layers(row, f"{path}{name}/")
+    match config:
+        case {"config": {"layers": [*rows]} | [*rows]}:
+            for row in rows:
+                match row:
+                    case {"config": {"name": str(name)} as layer}:
+                        yield path + name, layer.get("trainable") is not False
+                        yield from _layers(row, f"{path}{name}/")

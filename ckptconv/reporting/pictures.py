@@ -1,5 +1,12 @@
-"""What a tensor looks like: a histogram, a heat map, and what is odd about its values and where.
+"""What a tensor looks like: statistics, a histogram, a heat map, and what is odd about its values and where.
 
+    min  max  mean  std     of the finite values, in float64: deviations of values above 1e150 are infinite
+    zeros  nan  inf         counts (-0.0 is a zero; inf includes both signs)
+
+Complex numbers are described by their magnitude, booleans as 0 and 1, strings by their length in bytes. Opaque
+elements (two 4-bit floats in a byte) are not described. All is done window by window, in bounded memory.
+
+stats(t, sources)          reads it once: statistics
 scan(t, sources)           reads it once: statistics, odd values, dead rows, the largest |x| of each cell
 draw(scanned, sources)     reads it again if need be: the histogram, and outliers with their places
 """
@@ -10,7 +17,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,14 +25,141 @@ from ..checkpoint import Tensor
 from ..errors import UsageError
 from ..moves.cast import BLOCK, finfo, numbers
 from ..moves.copy import Array
-from ..moves.read import stretches
+from ..moves.read import read_strings, stretches, windows
 from ..moves.sources import Sources
-from .stats import BINS, OUTLIER, Stats, Sums, counted, span_of, spread, values
 
 SIDE = 24  # cells of a heat map
 KEPT = 4 * 2**20  # bytes of a tensor that is kept between the two readings
 SAMPLE = 2**16  # evenly spaced values, for quartiles
 LINES = 2**22  # a tensor with more rows or columns is not searched for dead ones
+
+
+class Stats(NamedTuple):
+    """Statistics of a tensor's values; min, max, mean and std are None if no value is finite."""
+
+    min: float | int | None
+    max: float | int | None
+    mean: float | None
+    std: float | None
+    zeros: int
+    nan: int
+    inf: int
+
+
+class Sums:
+    """Running count, mean, and sum of squared deviations from the mean, of the finite values, block by block."""
+
+    def __init__(self) -> None:
+        self.count = self.zeros = self.nan = self.inf = 0
+        self.mean = self.squares = 0.0
+        self.low: Any = math.inf
+        self.high: Any = -math.inf
+
+    def take(self, flat: Array) -> None:
+        """Add real numbers."""
+        for at in range(0, flat.size, BLOCK):
+            self._block(flat[at : at + BLOCK])
+
+    def _block(self, block: Array) -> None:
+        self.zeros += block.size - int(np.count_nonzero(block))
+        if not (finite := np.isfinite(block)).all():
+            nan = int(np.count_nonzero(np.isnan(block)))
+            self.nan, self.inf = self.nan + nan, self.inf + int(np.count_nonzero(~finite)) - nan
+            block = block[finite]
+            if not block.size:
+                return
+        low, high = block.min().item(), block.max().item()
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        deviations = block.astype(np.float64)
+        mean = float(deviations.mean())
+        deviations -= mean
+        apart, n, both = mean - self.mean, block.size, self.count + block.size
+        np.square(deviations, out=deviations)  # a dot product would start the threads of BLAS without gain
+        self.squares += float(deviations.sum()) + apart * apart * (self.count / both) * n
+        self.mean, self.count = self.mean + apart * (n / both), both
+
+    def done(self) -> Stats:
+        if not self.count:
+            return Stats(None, None, None, None, self.zeros, self.nan, self.inf)
+        std = math.sqrt(self.squares / self.count)
+        return Stats(self.low, self.high, self.mean, std, self.zeros, self.nan, self.inf)
+
+
+# --- elements as numbers ----------------------------------------------------------------------------------------
+
+
+def values(t: Tensor, sources: Sources) -> Iterator[Array]:
+    """The tensor's elements as real numbers, flat and in order, window by window."""
+    if t.dtype.kind == "s":
+        lengths = [len(s) for s in read_strings(t).reshape(-1)]
+        yield np.array(lengths, np.int64)
+        return
+    for raw in windows(t, sources):
+        yield numbers(raw, t.dtype)
+
+
+def stats(t: Tensor, sources: Sources) -> Stats:
+    """Read a tensor once and describe its values."""
+    sums = Sums()
+    with np.errstate(all="ignore"):
+        for flat in values(t, sources):
+            sums.take(flat)
+    return sums.done()
+
+
+# --- What most values of a tensor span: quartiles, fences for outliers, and the bins of a histogram ---
+#
+# A histogram of a few outliers would be one bar and a void. Its bars span what most values span, and what lies below
+# and above is counted. Outliers are measured by the middle half of the values, which they cannot move.
+
+
+BINS = 32  # of a histogram
+OUTLIER = 15.0  # times the interquartile range: about 20 standard deviations of a normal distribution
+FEW = 16  # values that have no outliers
+
+
+def spread(sample: Array, reach: float) -> tuple[float, float] | None:
+    """The quartiles of the values that are not zero, with `reach` times their distance on both sides.
+
+    Values of one sign are taken by their logarithms, and low ones are not outside: variances span decades.
+    """
+    quartiles = _quartiles(sample)
+    if quartiles is None:
+        return None
+    low, high = quartiles
+    if sample[0] >= 0:
+        return -math.inf, math.exp(min(700.0, math.log(high) + reach * math.log(high / low)))
+    return low - reach * (high - low), high + reach * (high - low)
+
+
+def _quartiles(ordered: Array) -> tuple[float, float] | None:
+    """The quartiles of sorted values without zeros; None if they are few, or equal."""
+    known = ordered[ordered != 0]
+    low, high = map(float, np.quantile(known, (0.25, 0.75), method="lower")) if len(known) >= FEW else (0.0, 0.0)
+    return (low, high) if low < high else None
+
+
+def span_of(measured: Stats, sample: Array) -> tuple[float, float] | None:
+    """From where to where a histogram goes: all values, or four times as far as the middle half on each side."""
+    if measured.min is None or measured.max is None:
+        return None
+    low, high = float(measured.min), float(measured.max)
+    if quartiles := _quartiles(sample):
+        reach = 4 * (quartiles[1] - quartiles[0])
+        low, high = max(low, quartiles[0] - reach), min(high, quartiles[1] + reach)
+    return low, high
+
+
+def counted(block: Array, low: float, high: float) -> Array:
+    """How many finite values are below, in each bin, and above."""
+    block = block[np.isfinite(block)]
+    share = (block / 2 - low / 2) / (high / 2 - low / 2 or 1.0)  # of halves: a difference may overflow
+    place = np.clip(np.floor(share * BINS), -1, BINS).astype(np.int64)
+    place[block == high] = BINS - 1
+    return np.bincount(place + 1, minlength=BINS + 2)
+
+
+# --- pictures -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -50,7 +184,7 @@ class Bars(NamedTuple):
 class Scan:
     """What the first reading found. odd: nan, inf, denormal and saturated. cells: of the heat map, rows x columns.
 
-    rows, columns: indices of the dead ones, all zero; None where they were not searched. fences: what lies outside is
+    dead: indices of the rows and of the columns that are all zero, if they were searched. fences: what lies outside is
     an outlier. span: from where to where the histogram goes. kept: the values, if they are few.
     """
 
@@ -58,8 +192,7 @@ class Scan:
     stats: Stats
     odd: Mapping[str, Odd]
     cells: Array | None
-    rows: Array | None
-    columns: Array | None
+    dead: Sequence[Array]
     fences: tuple[float, float] | None
     span: tuple[float, float] | None
     kept: Sequence[Array] | None
@@ -80,15 +213,14 @@ def scan(t: Tensor, sources: Sources, *, heat: bool = True, outlier: float = OUT
     """Read a tensor once. outlier: how many interquartile ranges from the quartiles a value is an outlier."""
     sums, odd, at, sample = Sums(), dict[str, Odd](), 0, list[Array]()
     kept: list[Array] | None = [] if t.nbytes <= KEPT else None
-    cells, lines = _heat(t) if heat else None, _lines(t)
+    cells, lines = heat_of(t) if heat else None, _lines(t)
     takers = [taker for taker in (cells, lines) if taker]
     step = max(1, t.count // SAMPLE)
     with np.errstate(all="ignore"):
         for flat in values(t, sources):
-            zeros, nan, inf = sums.zeros, sums.nan, sums.inf
             sums.take(flat)
             if t.dtype.kind == "f":
-                _oddities(odd, flat, at, t, (sums.zeros - zeros, sums.nan - nan, sums.inf - inf))
+                _oddities(odd, flat, at, t)
             sample.append(flat[-at % step :: step].astype(np.float64))
             for taker in takers:
                 taker.take(flat, at)
@@ -98,26 +230,21 @@ def scan(t: Tensor, sources: Sources, *, heat: bool = True, outlier: float = OUT
     measured, together = sums.done(), np.sort(np.concatenate([np.empty(0), *sample]))
     together = together[np.isfinite(together)] if sums.nan or sums.inf else together
     fences = spread(together, outlier) if t.dtype.kind == "f" else None
-    dead = [np.flatnonzero(~alive) for alive in (lines.rows, lines.columns)] if lines else [None, None]
+    dead = [np.flatnonzero(~alive) for alive in (lines.rows, lines.columns)] if lines else []
     return Scan(
-        t, measured, odd, cells.cells if cells else None, dead[0], dead[1], fences,
+        t, measured, odd, cells.cells if cells else None, dead, fences,
         span_of(measured, together), kept,
     )  # fmt: skip
 
 
-def _oddities(odd: dict[str, Odd], flat: Array, at: int, t: Tensor, seen: tuple[int, int, int]) -> None:
-    """Count what is odd about a window. seen: how many of its values are zero, NaN and infinite."""
-    size, (zeros, nan, inf), info = np.abs(flat), seen, finfo(t.dtype.dtype)
-    most, low = float(info.max), size < float(info.smallest_normal)
-    masks = {
-        "nan": np.isnan(flat) if nan else None,
-        "inf": np.isinf(flat) if inf else None,
-        "denormal": low & (size > 0) if np.count_nonzero(low) > zeros else None,
-        "saturated": size == most if size.max() >= most or nan else None,
-    }
+def _oddities(odd: dict[str, Odd], flat: Array, at: int, t: Tensor) -> None:
+    """Count what is odd about a window."""
+    size, info = np.abs(flat), finfo(t.dtype.dtype)
+    masks = {"denormal": (size < float(info.smallest_normal)) & (size > 0)}
+    if not size.max() < float(info.max):
+        masks |= {"nan": np.isnan(flat), "inf": np.isinf(flat), "saturated": size == float(info.max)}
     for kind, mask in masks.items():
-        if mask is not None:
-            odd[kind] = _more(odd.get(kind, Odd()), mask, at)
+        odd[kind] = _more(odd.get(kind, Odd()), mask, at)
 
 
 def _more(known: Odd, mask: Array, at: int) -> Odd:
@@ -170,11 +297,14 @@ class Heat:
         size = np.abs(flat, dtype=np.float64 if flat.itemsize == 8 else np.float32)
         rows = np.arange(at // self.wide, -(-(at + flat.size) // self.wide))
         pieces, begin = _pieces(np.add.outer(rows * self.wide, self.starts).reshape(-1), at, flat.size)
-        row, column = (x.reshape(-1)[pieces] for x in np.broadcast_arrays(rows[:, None], np.arange(len(self.starts))))
-        np.maximum.at(self.cells, (row * len(self.cells) // self.high, column), np.maximum.reduceat(size, begin))
+        row, column = np.divmod(np.arange(pieces.start, pieces.stop), len(self.starts))
+        np.maximum.at(
+            self.cells, ((rows[0] + row) * len(self.cells) // self.high, column), np.maximum.reduceat(size, begin)
+        )
 
 
-def _heat(t: Tensor) -> Heat | None:
+def heat_of(t: Tensor) -> Heat | None:
+    """An empty heat map; None for a tensor that has none."""
     return Heat(*matrix(t.shape)) if len(t.shape) > 1 and t.count and t.dtype.kind not in "sx" else None
 
 
@@ -210,7 +340,6 @@ def draw(scanned: Scan, sources: Sources, span: tuple[float, float] | None = Non
 CELLS = 64  # the side of a picture
 WINDOW = 2**22  # bytes that are read at once, at most
 AT_ONCE = 4096  # pieces of rows
-NEAR = 4  # a row is read whole if it is at most this many times longer than what is wanted of it
 
 
 class Region(NamedTuple):
@@ -250,16 +379,11 @@ def region(t: Tensor, rectangle: Sequence[int], sources: Sources) -> Region:
 
 def _rows(t: Tensor, rows: range, left: int, right: int, sources: Sources) -> Iterator[Array]:
     """The bytes of the rectangle, row by row, some at a time."""
-    item, wide, width = t.dtype.itemsize, right - left, matrix(t.shape)[1]
-    most = max(1, WINDOW // item)
-    if wide * NEAR >= width <= most:  # the gaps are read as well, and cut out
-        step = most // width
-        bands = ([(row * width, min(row + step, rows.stop) * width)] for row in rows[::step])
-        for raw in stretches(t, bands, sources):
-            yield raw.reshape(-1, width * item)[:, left * item : right * item].reshape(-1)
-        return
+    width, most = matrix(t.shape)[1], max(1, WINDOW // t.dtype.itemsize)
+    if right - left == width:  # rows that follow each other are one piece
+        rows, left, right, width = range(1), rows.start * width, rows.stop * width, 0
     pieces = (
         (row * width + lo, row * width + min(lo + most, right)) for row in rows for lo in range(left, right, most)
     )
-    some = max(1, min(most // wide, AT_ONCE))
+    some = max(1, min(most // (right - left), AT_ONCE))
     yield from stretches(t, iter(lambda: list(islice(pieces, some)), []), sources)

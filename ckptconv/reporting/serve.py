@@ -27,12 +27,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 from ..api import Options, prepare
 from ..checkpoint import Checkpoint, Tensor
-from ..dtypes import DTYPES
 from ..errors import CkptError, StorageError, UsageError
 from ..messages import in_bytes, many, printable, redacted, version
 from ..moves.sources import Sources
@@ -40,9 +39,6 @@ from ..storage import files
 from . import html, survey
 from .inspection import natural
 from .pictures import region
-
-if TYPE_CHECKING:
-    from ..storage.files import Reader, Stamp, Stat
 
 FEW = 64 * 2**20  # bytes of a checkpoint whose values are read at once
 MOST = 256 * 2**20  # bytes of a tensor that is read without being asked for
@@ -60,7 +56,7 @@ class Offered(NamedTuple):
     name: str
     size: int
     problem: str = ""
-    files: tuple[tuple[str, Stat], ...] = ()
+    files: tuple[tuple[str, files.Stat], ...] = ()
 
     @property
     def changed(self) -> bool:
@@ -71,11 +67,11 @@ class Offered(NamedTuple):
 class Watched(Sources):
     """Open files; before each read it is asked whether somebody still waits."""
 
-    def __init__(self, stamps: dict[str, Stamp], watch: Watch) -> None:
+    def __init__(self, stamps: dict[str, files.Stamp], watch: Watch) -> None:
         super().__init__(stamps=stamps)
         self.watch = watch
 
-    def reader(self, url: str) -> Reader:
+    def reader(self, url: str) -> files.Reader:
         self.watch()
         return super().reader(url)
 
@@ -90,7 +86,7 @@ class Shelf:
         self.find, self.how, self.spell = find, how, spell
         self._offered: dict[int, Offered] = {}
         self._numbers: dict[str, int] = {}
-        self._open: dict[int, tuple[Checkpoint, dict[str, Stamp]]] = {}
+        self._open: dict[int, tuple[Checkpoint, dict[str, files.Stamp]]] = {}
         self._lock, self._reading = threading.Lock(), threading.Semaphore(READERS)  # what is in memory is bounded
         self.refresh()
 
@@ -120,7 +116,7 @@ class Shelf:
             raise StorageError(found.problem or "changes at the moment; try again later", url=found.source)
         return found.source
 
-    def opened(self, number: int, *, anew: bool = False) -> tuple[Checkpoint, dict[str, Stamp]]:
+    def opened(self, number: int, *, anew: bool = False) -> tuple[Checkpoint, dict[str, files.Stamp]]:
         """A checkpoint, and the stamps of its files when its headers were read; the last few stay open."""
         with self._lock:
             kept = self._open.pop(number, None)
@@ -139,7 +135,7 @@ class Shelf:
         """The page that lists the checkpoints."""
         offered = self.refresh()
         rows = "".join(_row(number, o) for number, o in offered.items())
-        style = html.stylesheet()
+        style = html.file("page.css")
         policy = f"default-src 'none'; style-src {html.digest(style)}; form-action 'self'; base-uri 'none'"
         words = {"policy": policy, "count": many(len(offered), "checkpoint"), "version": version()}
         return html.filled("list.html", {k: escape(v) for k, v in words.items()} | {"style": style, "rows": rows})
@@ -153,7 +149,6 @@ class Shelf:
             data = survey.survey(c, values=values, workers=self.how.workers, progress=lambda *_: watch())
         links = [] if len(self._offered) == 1 else [["All checkpoints", "../"]]
         links += [] if values else [[f"Read all values: {in_bytes(size)}", "all"]]
-        data["numeric"] = [DTYPES[name].kind not in "sx" for name in data["dtypes"]]
         data |= {"url": redacted(self.source(number)), "live": {"most": MOST, "links": links}}
         return html.render(data, self.spell)
 

@@ -19,8 +19,6 @@ urls                 of the checkpoints, in order
 norm                 {row: one for each checkpoint}        its Euclidean norm
 step, drift          {row: one for each but the first}     |x - before| / |before| and |x - first| / |first|,
                      without the values that are not finite
-came, gone           [[checkpoint, name]]                  tensors that the one before did not have, or alone still had
-reshaped             [[checkpoint, name, from, to]]
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ import base64
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,9 +41,9 @@ from ..rules.passes import separator
 from ..verification.compare import diff
 from ..verification.difference import EXACT, PART_KINDS, Difference, places
 from . import checks
-from .inspection import ordered, role
+from .inspection import role
 from .inspection import totals as totals_of
-from .pictures import Heat, Picture, draw, matrix, scan
+from .pictures import Picture, draw, heat_of, scan
 
 MAX_HISTOGRAMS = 20_000  # for the largest tensors: 44 characters each
 MAX_HEATMAPS = 600  # about 800 characters each
@@ -66,23 +63,21 @@ def survey(
     both: what it is compared with; histograms have the same bins, and heat maps show the change.
     """
     tensors = list(c.tensors.values())
-    natural = {t.name: i for i, t in enumerate(ordered(tensors, "name"))}
     belong = places(tensors)
-    values_beside = c.details.get("values", {})
+    about, values_beside = both.b if both else c, c.details.get("values", {})
     out: dict[str, Any] = {
         "format": c.format,
         "separator": separator(c.tensors),
-        "totals": totals_of(c)._asdict(),
-        "metadata": {text(k): text(v[:2000]) for k, v in c.metadata.items()},
-        "beside": {text(k): text(str(v)[:2000]) for k, v in values_beside.items()},
+        "totals": totals_of(about)._asdict(),
+        "metadata": {k: v[:2000] for k, v in c.metadata.items()},
+        "beside": {k: str(v)[:2000] for k, v in values_beside.items()},
         "notes": [
-            [n.kind, text(n.text), [text(x) for x in n.names[:50]], len(n.names)]
+            [n.kind, n.text, n.names[:50], len(n.names)]
             for n in c.notes
             if not n.names or not values_beside.keys() >= {*n.names}  # those are on the page
         ],
-        "ties": [[text(n) for n in group] for group in c.ties],
-        "names": [text(t.name) for t in tensors],
-        "natural": [natural[t.name] for t in tensors],
+        "ties": c.ties,
+        "names": [t.name for t in tensors],
         "bytes": [t.nbytes for t in tensors],
         "count": [t.count for t in tensors],
         "values": values,
@@ -94,8 +89,8 @@ def survey(
         ("dtype", [t.dtype.name for t in tensors]),
         ("shape", [list(t.shape) for t in tensors]),
         ("role", [role(t) for t in tensors]),
-        ("stack", [text(p.stack) for p in belong]),
-        ("part", [text(p.part) if p.stack else "" for p in belong]),
+        ("stack", [p.stack for p in belong]),
+        ("part", [p.part if p.stack else "" for p in belong]),
     ):
         out[key + "s"], out[key] = _coded(column)
     if not values:
@@ -103,17 +98,12 @@ def survey(
     pairs = _pictures(tensors, both.changed() if both else {}, workers, progress)
     kinds = [both.kind(t.name) if both else "" for t in tensors]
     now = [p.now for p, kind in zip(pairs, kinds, strict=True) if kind != "only_a"]
-    found = checks.findings(both.b if both else c, now, checks.limits(), workers=workers)
+    found = checks.findings(about, now, checks.limits(), workers=workers)
     if not both:
         return out | _values(pairs) | _found(found, tensors)
     was = [p.was or p.now for p, kind in zip(pairs, kinds, strict=True) if kind != "only_b"]
     known = checks.findings(both.a, was, checks.limits(), workers=workers)
     return out | _values(pairs) | _found(found, tensors, {(f.check, f.tensor) for f in known})
-
-
-def text(name: str) -> str:
-    """A name in UTF-8; a lone surrogate is escaped."""
-    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _coded(column: list[Any]) -> tuple[list[Any], list[int]]:
@@ -150,8 +140,8 @@ def _pictures(
         moved = _moved(other, t, sources) if other and i in mapped else None
         scans = [scan(t, sources, heat=i in mapped and moved is None)]
         scans += [scan(other, sources, heat=False)] if other else []
-        spans = [s.span for s in scans if s.span] if other else []
-        span = (min(s[0] for s in spans), max(s[1] for s in spans)) if spans else None
+        spans = [s.span for s in scans if s.span]
+        span = (min(low for low, _ in spans), max(high for _, high in spans)) if spans else None
         pictures = [draw(s, sources, span, bars=i in drawn) for s in scans]
         done += t.nbytes
         if progress:
@@ -162,9 +152,9 @@ def _pictures(
 
 
 def _moved(a: Tensor, b: Tensor, sources: Sources) -> Array | None:
-    if a.shape != b.shape or len(b.shape) < 2 or not b.count or not {a.dtype.kind, b.dtype.kind} <= {*NUMERIC}:
+    heat, at = heat_of(b), 0
+    if heat is None or a.shape != b.shape or not {a.dtype.kind, b.dtype.kind} <= {*NUMERIC}:
         return None
-    heat, at = Heat(*matrix(b.shape)), 0
     with np.errstate(all="ignore"):
         for both in _side_by_side({0: a, 1: b}, sources):
             heat.take(both[1] - both[0], at)
@@ -177,7 +167,7 @@ def _values(pairs: Sequence[Pair]) -> dict[str, Any]:
     out |= {"bins": [], "clip": {}, "heat": {}, "was": {}}
     for i, (p, old, moved) in enumerate(pairs):
         s, bars, cells = p.scan.stats, p.bars, p.scan.cells if moved is None else moved
-        peak = max([0, *(bars.counts if bars else ()), *(old.bars.counts if old and old.bars else ())])
+        peak = max((n for x in (p, old) if x and x.bars for n in x.bars.counts), default=0)
         out["bins"].append(_bars(p, peak))
         if bars and (bars.low, bars.high) != (s.min, s.max):
             out["clip"][i] = [number(bars.low), number(bars.high), bars.below, bars.above]
@@ -202,9 +192,8 @@ def number(value: float | int | None) -> float | int | str | None:
 def shaded(cells: Array) -> list[Any]:
     """Rows, columns, a byte for each cell, and what the shade 253 stands for; a few large values make no other pale."""
     finite = np.isfinite(cells)
-    known = np.sort(cells[finite])
-    top = float(known[-1]) if known.size else 0.0
-    top = min(top, 2 * float(known[9 * (len(known) - 1) // 10]) or top) if top else top
+    known = np.sort(cells[finite], axis=None)
+    top = min(float(known[-1]), 2 * float(known[9 * (known.size - 1) // 10]) or math.inf) if known.size else 0.0
     part = np.minimum(np.where(finite, cells, 0), top) / (top or 1.0)  # first: 253 times a cell may overflow
     shade = np.where(cells > top, 254, np.rint(253 * part))
     coded = np.where(finite, shade, 255).astype(np.uint8)
@@ -228,7 +217,7 @@ def _found(
             [
                 f.check,
                 row[f.tensor],
-                text(f.text),
+                f.text,
                 f.index or (),
                 (f.check, f.tensor) not in known,
             ]
@@ -283,10 +272,10 @@ class Compared:
         left = {n: t for n, t in before.items() if used.isdisjoint(before.sources(n))}
         return {
             "mode": "conversion",
-            "rules": [text(r) for r in rules],
+            "rules": rules,
             "rows": rows,
             "left": [[*_described(t), whys.get(n, "")] for n, t in left.items()],
-            "missing": [text(p.name) for p in self.pairs.values() if p.kind == "only_a" and p.name in self.a.moved],
+            "missing": [p.name for p in self.pairs.values() if p.kind == "only_a" and p.name in self.a.moved],
         }
 
     def _origin(self, name: str) -> str:
@@ -303,7 +292,7 @@ class Compared:
 
 
 def _described(t: Tensor) -> list[Any]:
-    return [text(t.name), str(t.dtype), list(t.shape)]
+    return [t.name, str(t.dtype), list(t.shape)]
 
 
 def _measures(pair: Difference | None) -> dict[str, Any] | None:
@@ -321,7 +310,6 @@ def _measures(pair: Difference | None) -> dict[str, Any] | None:
 
 ELEMENTS = 2**21  # of a tensor of all checkpoints together, in memory
 NUMERIC = "fiub"  # kinds of dtypes that have a norm
-LISTED = 1000  # names that came, went or were reshaped
 
 
 class Moved(NamedTuple):
@@ -351,10 +339,12 @@ def series(
 
     measured = {i: row for i, row in enumerate(each(last, look, workers) if values else ()) if row}
     data = survey(last, values=values, workers=workers, progress=lambda size, _: tell(apart + size, whole))
+    shapes = [{(n, t.shape) for n, t in c.items()} for c in checkpoints]
+    if odd := sorted({n for n, _ in shapes[0].union(*shapes) - shapes[0].intersection(*shapes)}):
+        data["notes"].append(["skipped", "not in every checkpoint, or with another shape", odd[:50], len(odd)])
     data["series"] = {
-        "urls": [text(u) for u in urls],
+        "urls": urls,
         **{key: {i: getattr(row, key) for i, row in measured.items()} for key in Moved._fields},
-        **_told(checkpoints),
     }
     return data
 
@@ -390,21 +380,9 @@ def _side_by_side(tensors: Mapping[int, Tensor], sources: Sources) -> Iterator[d
 
 def _square(x: Array) -> float:
     """The sum of the squares of what is finite."""
-    found = float(np.square(x).sum())
-    return found if math.isfinite(found) else float(np.square(x[np.isfinite(x)]).sum())
+    return float(np.square(np.where(np.isfinite(x), x, 0)).sum())
 
 
 def _root(a: float, b: float = 1.0) -> float | None:
     """The root of a / b; None if it cannot be measured."""
     return float(f"{math.sqrt(a / b):.4g}") if b and math.isfinite(a) and math.isfinite(b) else None
-
-
-def _told(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
-    """Which tensors came, went, and changed their shape on the way."""
-    out: dict[str, list[Any]] = {"came": [], "gone": [], "reshaped": []}
-    for k, (before, after) in enumerate(pairwise(checkpoints), 1):
-        out["came"] += [[k, text(n)] for n in after if n not in before]
-        out["gone"] += [[k, text(n)] for n in before if n not in after]
-        both = [(n, list(before[n].shape), list(t.shape)) for n, t in after.items() if n in before]
-        out["reshaped"] += [[k, text(n), old, new] for n, old, new in both if old != new]
-    return {key: rows[:LISTED] for key, rows in out.items()}

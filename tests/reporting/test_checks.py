@@ -43,7 +43,7 @@ def found(arrays: dict[str, Any], *limits: str, **more: Any) -> list[checks.Find
 def test_outliers_leave_the_histogram_and_are_counted(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the tensor is cut into windows."""
     real = read.windows
-    monkeypatch.setattr("ckptconv.reporting.stats.windows", lambda t, sources: real(t, sources, 52))
+    monkeypatch.setattr("ckptconv.reporting.pictures.windows", lambda t, sources: real(t, sources, 52))
     monkeypatch.setattr(pictures, "KEPT", kept)
     array = NORMAL.copy()
     array[11], array[12, 3] = 1e4, -1e4
@@ -64,13 +64,13 @@ def test_cells_rows_and_columns_are_those_of_a_brute_force(
 ) -> None:
     """However the tensor is cut into windows."""
     real = read.windows
-    monkeypatch.setattr("ckptconv.reporting.stats.windows", lambda t, sources: real(t, sources, window))
+    monkeypatch.setattr("ckptconv.reporting.pictures.windows", lambda t, sources: real(t, sources, window))
     array = np.random.default_rng(1).integers(-9, 10, shape).astype("f4")
     array[shape[0] // 2] = 0
     array[..., shape[-1] // 2] = 0
     scan = pictured(array).scan
     dead = [[i for i in range(shape[k]) if not np.take(array, i, axis=k).any()] for k in (0, -1)]
-    assert [None if x is None else x.tolist() for x in (scan.rows, scan.columns)] == dead
+    assert [x.tolist() for x in scan.dead] == dead
     matrix = np.abs(array.reshape(pictures.matrix(shape)))
     want = np.zeros([min(24, n) for n in matrix.shape])
     places = np.ix_(*(np.arange(n) * m // n for n, m in zip(matrix.shape, want.shape, strict=True)))
@@ -200,8 +200,7 @@ def with_zeros(rows: Any, columns: Any = ()) -> np.ndarray:
     ("array", "texts"),
     [
         (with_zeros([3]), ["1 of 40 rows is zero: 3"]),
-        (with_zeros([1, 2, 4, 6, 8]), ["5 of 40 rows are zero: 1..2, 4, 6, 8"]),
-        (with_zeros([1, 3, 5, 7, 9]), ["5 of 40 rows are zero: 1, 3, 5, 7 and more"]),
+        (with_zeros([1, 2, 4, 6, 8]), ["5 of 40 rows are zero: 1, 2, 4, 6 and more"]),
         (with_zeros([5], [7]), ["1 of 40 rows is zero: 5", "1 of 30 columns is zero: 7"]),
         (NORMAL, []),
     ],

@@ -78,13 +78,11 @@ def test_what_has_no_norm_has_no_row(last: Any) -> None:
     assert moved([last, last]) is None
 
 
-def test_came_gone_and_reshaped() -> None:
-    steps = [{"a": FIRST, "b": FIRST}, {"a": FIRST, "c": FIRST}, {"a": FIRST[:3], "c": FIRST}]
+def test_what_is_not_in_all_is_noted() -> None:
+    steps = [{"a": FIRST, "b": FIRST, "d": FIRST}, {"a": FIRST[:3], "c": FIRST, "d": FIRST}]
     made = [Checkpoint({n: held(n, x) for n, x in step.items()}) for step in steps]
-    found = survey.series(made, ["x", "y", "z"], values=False, workers=1, progress=None)["series"]
-    assert (found["came"], found["gone"]) == ([[1, "c"]], [[1, "b"]])
-    assert found["reshaped"] == [[2, "a", [30, 20], [3, 20]]]
-    assert found["step"] == {}
+    found = survey.series(made, ["x", "y"], values=False, workers=1, progress=None)
+    assert found["notes"] == [["skipped", "not in every checkpoint, or with another shape", ["a", "b", "c"], 3]]
 
 
 def test_progress_reaches_its_end_once() -> None:

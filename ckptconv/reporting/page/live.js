@@ -104,10 +104,11 @@ const look_into = (i) => {
     go([...within(row, LAST[0], high), ...within(column, LAST[1], wide)]);
     box.scrollIntoView({ block: "nearest" });
   };
-  if (data.count[i] && data.numeric[data.dtype[i]]) go(at); else box.hidden = true;
+  if (data.count[i]) go(at); else box.hidden = true;
   return box;
 };
 const show_place = (index) => button("Show the place", () => looking(index), { className: "link" });
 $("detail").addEventListener("close", () => waiting.abort());
 
 if (served.links.length) document.querySelector("header").append(make("p", { className: "tools" }, ...served.links.map(([text, href]) => make("a", { className: "plain", href }, text))));
+$("how").textContent = "Values are read when they are asked for.";

@@ -47,10 +47,7 @@ const draw_series = () => {
   });
   const head = make("tr", {}, make("th", { scope: "col" }, "layer"), ...short_urls.slice(1).map((name) => make("th", { scope: "col", title: name }, make("span", {}, name))));
   $("moved").replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
-  const told = (k, name) => `${name} (${short_urls[k]})`, lists = [["Came on the way", along.came.map(([k, n]) => told(k, n))], ["Went on the way", along.gone.map(([k, n]) => told(k, n))],
-    ["Changed shape", along.reshaped.map(([k, n, a, b]) => `${told(k, n)}: ${shape(a)} → ${shape(b)}`)]].filter(([, l]) => l.length);
-  $("arrivals").replaceChildren(make("p", { className: "soft small" }, `|d| / |x| of the weights of a layer together; ${most ? `colours are logarithmic, ${change_text(least)} to ${change_text(most)}` : "nothing moved that could be measured"}.`),
-    ...lists.map(([title, l]) => make("details", {}, make("summary", {}, `${title} (${count(l.length)})`), make("ul", {}, ...l.slice(0, 200).map((t) => make("li", {}, t))))));
+  $("arrivals").replaceChildren(make("p", { className: "soft small" }, `|d| / |x| of the weights of a layer together; ${most ? `colours are logarithmic, ${change_text(least)} to ${change_text(most)}` : "nothing moved that could be measured"}.`));
 };
 const course = (i) => { // of one tensor: lines over the checkpoints
   const chart = (title, ys) => {

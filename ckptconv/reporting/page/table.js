@@ -2,9 +2,12 @@
 const narrow = matchMedia("(max-width: 700px)");
 const titles = (i) => (flags.get(i) || []).map((f) => f[0]).join(", ");
 const small = (x) => (x === null || x === undefined ? "" : number(x));
+const collator = new Intl.Collator("en", { numeric: true });
 const low_first = (x) => (x === null || x === undefined ? -Infinity : Number(x));
+const natural = [];
+data.names.map((_, i) => i).sort((a, b) => collator.compare(data.names[a], data.names[b])).forEach((i, place) => { natural[i] = place; });
 const columns = [
-  { id: "name", title: "Name", text: (i) => data.names[i], key: (i) => data.natural[i], width: "minmax(200px, 4fr)", cls: "name" },
+  { id: "name", title: "Name", text: (i) => data.names[i], key: (i) => natural[i], width: "minmax(200px, 4fr)", cls: "name" },
   ...(compared ? [
     ...(converted || data.names.some((n, i) => origin(i) && origin(i) !== n) ? [{ id: "from", title: "From", text: (i) => (origin(i) === data.names[i] ? "" : origin(i)), key: origin, width: "minmax(120px, 2fr)", cls: "name wide" }] : []),
     { id: "status", title: "Values", text: status, key: rank, down: true, width: "100px", cls: "" },
