@@ -176,6 +176,7 @@ class Side:
     prints: Mapping[str, Print] = field(default_factory=dict)
     bundles: Mapping[str, Bundle] = field(default_factory=dict)
     inputs: Mapping[str, LayerInput] = field(default_factory=dict)
+    flattens: bool = False  # somewhere, as a file without config tells
     single: bool = False  # each tensor is a module of its own: what is left over of modules
 
     def without(self, names: Iterable[str]) -> Side:
@@ -194,10 +195,11 @@ def weights(checkpoint: Checkpoint) -> Side:
     """The side of a checkpoint: without optimizer slots and the like, and with one name of each tie."""
     again = {n for group in checkpoint.ties for n in group[1:]}
     tensors = {n: t for n, t in checkpoint.items() if not t.role and n not in again}
-    kinds, inputs = checkpoint.details.get("kinds", {}), checkpoint.details.get("inputs", {})
-    if not inputs and any("flat" in n for n in checkpoint.details.get("names", {}).values()):
-        inputs = {n: LayerInput("unknown") for n in kinds}  # a .weights.h5 has a Flatten, but not where
-    return Side(tensors, kinds, inputs=inputs)
+    known = checkpoint.details
+    layers = [*known.get("names", {}).values(), *(str(row[0]) for row in known.get("layers", ()))]
+    inputs = known.get("inputs", {})
+    flattens = not inputs and any("flat" in layer.lower() for layer in layers)
+    return Side(tensors, known.get("kinds", {}), inputs=inputs, flattens=flattens)
 
 
 Sides = tuple[Side, Side]

@@ -53,6 +53,9 @@ IMAGE = {"c.weight": drawn(4, 3, 3, 3), "c.bias": drawn(4), "n.weight": drawn(36
 IMAGE |= {"d.weight": drawn(8, 36), "d.bias": drawn(8)}
 
 
+WIDE = {"c.weight": IMAGE["c.weight"], "d.weight": drawn(9, 36), "e.weight": drawn(36, 9), "f.weight": drawn(7, 36)}
+
+
 def plain(t: Arrays) -> Arrays:
     made = {"c/kernel": t["c.weight"].transpose(2, 3, 1, 0), "c/bias": t["c.bias"]}
     return made | {"n/gamma": t["n.weight"], "n/beta": t["n.bias"], "d/kernel": t["d.weight"].T, "d/bias": t["d.bias"]}
@@ -78,6 +81,8 @@ CASES: dict[str, tuple[Arrays, Arrays, dict[str, Any], set[str]]] = {
     "a Flatten in the config": (IMAGE, turned(IMAGE), taken("flattened", 3, 3), set()),
     "no Flatten there": (IMAGE, plain(IMAGE), taken("plain"), set()),
     "shapes alone": (IMAGE, turned(IMAGE), {}, {"d/kernel", "n/gamma", "n/beta"}),
+    "a later layer has as many outputs": (WIDE, {f"{n[0]}/kernel": a.T if a.ndim == 2 else a.transpose(2, 3, 1, 0)
+                                                 for n, a in reversed(WIDE.items())}, {}, {"d/kernel"}),
     "a bias is left over": (IMAGE, {n: a for n, a in plain(IMAGE).items() if n != "c/bias"}, taken("plain"),
                             {"c/kernel"}),
 }  # fmt: skip

@@ -99,6 +99,8 @@ THERE: dict[str, tuple[str, Arrays, Arrays | str]] = {
      r"of a/w that the rule asks for:\n  c/w, first at \[1, 2\]$"),
     "after a layout": (TURNED, three(W, changed((1, 2), 99)), r"c/w, first at \[1, 2\]$"),
     "other shapes": (SAME, three(W, W.T.copy()), r"c/w is \[4, 3\] float32, but a/w is \[3, 4\] float32"),
+    "a sum": (OP.replace("'a'", "['a', 'b']") % "sum", {"a": f(0.5, 1), "b": f(0.25, 3e38)}, {"c": f(0.75, 3e38)}),
+    "a sum of integers": (OP.replace("'a'", "['a', 'b']") % "sum", dict.fromkeys("ab", W.astype("i4")), "not int32"),
     "a missing copy": (SAME, {"a/w": W, "c/w": W}, "lacks b/w"),
     "a power of two": (OP % "mul:0.5", {"a": f(1, 3, np.inf, -0.0)}, {"c": f(0.5, 1.5, np.inf, -0.0)}),
     "too small": (OP % "mul:0.5", {"a": f(1, 1e-45, 3e-45)}, "mul:0.5 is not exact for 1 of 3 elements"),

@@ -72,6 +72,8 @@ class Judge:
         # [1, n] is a scale or a bias, unless it is called a kernel
         matrices = [t for n, t in a if len(t.shape) == 2 and (t.shape[0] > 1 or is_kernel(leaf(n)))]
         self.widths = Counter(t.shape[-1] for t in matrices) + Counter(self.channels)
+        self.asks = False  # about all that may follow a Flatten, if nothing obviously does
+        self.asks = source.flattens and not any(self.after_image(t, Order()) for t in matrices)
 
     def order(self, a: Tensor, b: Tensor) -> Judged | None:
         """The order that names and shapes give; None if there is none."""
@@ -124,7 +126,7 @@ class Judge:
             return Judged(with_image(order, 2, 0, n // area), FLAT) if 1 < area < n and n % area == 0 else None
         channels = max((c for c in self.channels if n % c == 0), default=0)
         others = self.widths[n] - (a.shape[1] == n) - (n in self.in_front)  # layers with as many outputs: not its own
-        if (others > 0 or not channels) and not (taken and (channels or others <= 0)):
+        if (others > 0 or not channels) and not ((taken or self.asks) and (channels or others <= 0)):
             return None
         if self.module and order.text.endswith(" i") and others <= 0 and channels:
             return Judged(with_image(order, 2, 0, channels), FLAT, True)
@@ -179,10 +181,27 @@ def _right_before(side: Mapping[str, Tensor], kinds: Mapping[str, str], *, torch
 
 def vectors(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
     """The pairs, vectors after a flattened feature map of either side turned."""
-    pairs = _vectors(pairs, sides)
+    pairs = _vectors([*_unfed(pairs, sides)], sides)
     back = [p.inverse for p in pairs]
     turned = zip(pairs, back, _vectors(back, sides[::-1]), strict=True)
     return [p if new == old else new.inverse for p, old, new in turned]
+
+
+def _unfed(pairs: Sequence[Pair], sides: Sides) -> Iterator[Pair]:
+    """The pairs, in doubt where no layer that torch defines before has the outputs that this one takes."""
+    kernels = {p.sources[0] for p in pairs if is_kernel(leaf(p.targets[0]))}
+    fed, channels, unfed = set[int](), set[int](), set[str]()
+    for name, t in sides[0].tensors.items():
+        if len(t.shape) == 2 and name in kernels:
+            n = t.shape[1]
+            unfed |= {name} if n not in fed and any(c < n and n % c == 0 for c in channels - {1}) else set()
+        channels |= {*t.shape[:2]} if len(t.shape) > 2 else set()
+        fed |= {*t.shape[: 1 + (name not in kernels or len(t.shape) > 2)]} if len(t.shape) > 1 else set()
+    for p in pairs:
+        taken = sides[1].inputs.get(p.targets[0])
+        known = {FLAT, FLAT_NOT} & {*p.why} or (taken and not taken.follows_flatten) or p.evidence != "names"
+        asked = p.sources[0] in unfed and not known and p.order.text == "o i -> i o"
+        yield p._replace(sure=False, real=True, why=(*p.why, FLAT_NOT)) if asked else p
 
 
 def _vectors(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
