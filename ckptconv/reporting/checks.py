@@ -4,7 +4,7 @@
     spike  stuck                                                   of one among its layers
     duplicate                                                      of two tensors
     missing  shape  step  grown  new                               against a reference
-    constant  dead  denormal  tied                                 notes: usual in some models, telling in others
+    constant  dead  denormal                                       notes: usual in some models, telling in others
 
 Errors and warnings are what a check of a training run should stop for; notes are only told.
 """
@@ -63,7 +63,6 @@ CHECKS = {
     "constant": Check(NOTE, "Weights with one value throughout, as norms and biases have before training."),
     "denormal": Check(NOTE, "Too small for the full precision of the dtype: more than LIMIT of the values.",
                       0.001),
-    "tied": Check(NOTE, "Names of one tensor."),
     "new": Check(NOTE, "Tensors that the reference does not have."),
 }  # fmt: skip
 LEAST = 64  # elements of tensors that are equal by more than chance
@@ -131,7 +130,6 @@ def findings(
     if reference is not None:
         found += _regressions(c, reference, pictures, limit, workers)
     found += _duplicates(c, pictures, workers) if "duplicate" in limit else []
-    found += [Finding("tied", g[0], f"also called {shortened(g[1:], 3)}") for g in c.ties]
     order = {name: i for i, name in enumerate(CHECKS)}
     place = {name: i for i, name in enumerate(c)}
     return sorted((f for f in found if f.check in limit), key=lambda f: (order[f.check], place.get(f.tensor, 0)))

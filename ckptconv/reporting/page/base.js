@@ -55,6 +55,8 @@ const shapes = data.shapes.map(shape), roles = data.roles.map((r) => r || "weigh
 const value = (column, i) => (data.values ? data[column][i] : null);
 const decode = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 
+const LINK = { className: "link" };
+const STATS = ["min", "max", "mean", "std", "zeros", "nan", "inf"];
 // --- what was found, and what changed ---
 const findings = data.findings || [], checks = data.checks || {};
 const flags = new Map();

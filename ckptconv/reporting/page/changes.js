@@ -16,11 +16,11 @@ const draw_conversion = () => { // what was done and what was lost, in a few lin
   lines.push(["Axes", [...turned].sort((a, b) => b[1] - a[1]).map(([what, n]) => `${what}: ${many(n, "tensor")}`).join("; ") || "all kept"]);
   lines.push(["Casts", [...casts].map(([what, n]) => `${what}: ${many(n, "tensor")}`).join("; ") || "none: every dtype is kept"]);
   lines.push(["Left out", [...reasons].map(([why, n]) => `${many(n, "tensor")}: ${why}`).join("; ") || "nothing"]);
-  for (const [title, text] of data.made || []) if (title === "This page" || title === "Recorded") lines.push([title, text]);
+  lines.push(...(data.made || []));
   $("changes-title").textContent = "What the conversion did";
   $("ranked").replaceChildren(make("dl", { className: "did" }, ...lines.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, v)])));
   $("only").replaceChildren(...data.names.map((_, i) => i).filter(changed).slice(0, 8).map((i) => {
-    const name = button("", () => open_tensor(i), { className: "link" });
+    const name = button("", () => open_tensor(i), LINK);
     name.append(...breakable(told_name(i)));
     return make("p", { className: "badge warning" }, make("b", {}, status(i)), " · ", name, measure("max_abs", i) === null ? "" : ` max |d| ${number(measure("max_abs", i))}`);
   }));
@@ -50,8 +50,7 @@ const ranked_tensors = () => data.names.map((_, i) => i).filter((i) => changed(i
   { name: told_name(i), change: measure("change", i) ?? (measure("norm", i) === 0 && measure("apart", i) ? Infinity : 0), unwell: measure("unpaired", i), abs: measure("max_abs", i), more: measure("cosine", i) !== null && measure("change", i) ? `cosine ${number(measure("cosine", i))}` : "", go: () => open_tensor(i) }));
 const ranked_sums = (by) => sums_of(by).filter((g) => g.changed).map((g) => ({ ...g, more: `${count(g.changed)} of ${many(g.rows.length, "tensor")}`, go: () => {
   const kind = by === "kind" || data.layer[g.rows[0]] < 0;
-  Object.assign(state, { q: kind ? "" : g.name, show: "changed", scope: "", kind: kind ? data.kind[g.rows[0]] : -1 });
-  $("search").value = state.q; restart(); draw_sums(); $("tensors").scrollIntoView();
+  look_at({ q: kind ? "" : g.name, show: "changed", kind: kind ? data.kind[g.rows[0]] : -1 });
 } }));
 let unfolded = false;
 const draw_ranking = () => {
@@ -63,7 +62,7 @@ const draw_ranking = () => {
     const told = [r.unwell ? `${many(r.unwell, "value")} finite on one side only` : "", r.change === Infinity ? "all zero in A" : r.change ? change_text(r.change) : "", r.abs ? `max |d| ${number(r.abs)}` : "", r.more];
     return bar(r.name, r.unwell ? 1 : long(r.change), 1, r.unwell ? "var(--warn)" : "", told.filter(Boolean).join(" · "), r.go, false);
   }), make("p", { className: "soft small" }, ...(logs ? ["Bars are logarithmic. "] : []),
-    ...(all.length > list.length && !unfolded ? [button(`Show all ${count(all.length)}`, () => { unfolded = true; draw_ranking(); }, { className: "link" }), " "] : []),
+    ...(all.length > list.length && !unfolded ? [button(`Show all ${count(all.length)}`, () => { unfolded = true; draw_ranking(); }, LINK), " "] : []),
     ...(state.by === "tensor" ? [] : [button("CSV", () => take(new Blob([in_csv([[state.by, "tensors", "changed", "change", "norm", "apart", "max_abs", "unpaired"], ...sums_of(state.by).map((g) => [g.name, g.rows.length, g.changed, g.change, g.norm, g.apart, g.abs, g.unwell])])], { type: "text/csv" }), "changes.csv"), { className: "link", "aria-label": `Save as CSV: changes by ${state.by}` })])));
   return all.length;
 };
@@ -72,9 +71,9 @@ const draw_changes = () => {
   if (!comparing) return;
   const some = draw_ranking();
   const others = ["shape", "only_a", "only_b", "renamed"].map((kind) => [kind, data.names.map((_, i) => i).filter((i) => kind_of_change(i) === kind)]).filter(([, all]) => all.length);
-  const link = (i) => { const name = button("", () => open_tensor(i), { className: "link" }); name.append(...(kind_of_change(i) === "renamed" ? [`${origin(i)} → `] : []), ...breakable(told_name(i))); return make("span", {}, name); };
+  const link = (i) => { const name = button("", () => open_tensor(i), LINK); name.append(...(kind_of_change(i) === "renamed" ? [`${origin(i)} → `] : []), ...breakable(told_name(i))); return make("span", {}, name); };
   $("only").replaceChildren(...others.map(([kind, all]) => {
-    const title = STATUS[kind][0].toUpperCase() + STATUS[kind].slice(1), more = all.length > 4 ? [", ", button(`and ${count(all.length - 4)} more`, () => { state.show = filters[kind] ? kind : "all"; restart(); $("tensors").scrollIntoView(); }, { className: "link" })] : [];
+    const title = STATUS[kind][0].toUpperCase() + STATUS[kind].slice(1), more = all.length > 4 ? [", ", button(`and ${count(all.length - 4)} more`, () => { state.show = filters[kind] ? kind : "all"; restart(); $("tensors").scrollIntoView(); }, LINK)] : [];
     return make("p", { className: "small" }, make("b", {}, `${title} (${count(all.length)}): `), ...all.slice(0, 4).flatMap((i, k) => [k ? ", " : "", link(i)]), ...more);
   }));
   $("changes").hidden = !(some + others.length);

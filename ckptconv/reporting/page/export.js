@@ -1,6 +1,6 @@
 // --- files to take along: the table as CSV or JSON, a picture as PNG ---
 const exported = () => { // what is listed, with all columns; the tree lists everything
-  const values = data.values ? ["min", "max", "mean", "std", "zeros", "nan", "inf"] : [], measures = compared ? ["change", "norm", "apart", "max_abs", "max_rel", "cosine", "differing"] : [];
+  const values = data.values ? STATS : [], measures = compared ? ["change", "norm", "apart", "max_abs", "max_rel", "cosine", "differing"] : [];
   const head = ["name", "dtype", "shape", "parameters", "bytes", "role", "kind", "layer", ...values, ...(data.values ? ["found"] : []), ...(compared ? ["from", "status", ...measures] : []), ...(along ? ["norms", "steps", "drifts"] : [])];
   const list = order.every((i) => typeof i === "number") ? order : data.names.map((_, i) => i);
   const lines = list.map((i) => [data.names[i], data.dtypes[data.dtype[i]], data.shapes[data.shape[i]], data.count[i], data.bytes[i], roles[data.role[i]], data.kinds[data.kind[i]], layer_of(i),

@@ -1,6 +1,6 @@
 // --- a page that is served: what is not on it is read when it is asked for ---
 const served = data.live;
-for (const column of ["min", "max", "mean", "std", "zeros", "nan", "inf", "bins", "clip", "heat", "was"]) data[column] ||= {};
+for (const column of [...STATS, "bins", "clip", "heat", "was"]) data[column] ||= {};
 let waiting = new AbortController(); // of the tensor in sight: when it is left, the server stops reading
 const ask = async (path) => {
   const got = await fetch(path, { signal: waiting.signal, headers: { Accept: "application/json" } });
@@ -12,7 +12,7 @@ const told = (box, error) => { if (error.name !== "AbortError") box.replaceChild
 const busy = (box, text) => box.replaceChildren(make("p", { className: "soft" }, text));
 
 const statistics = (i) => [
-  facts(["min", "max", "mean", "std", "zeros", "nan", "inf"].map((m) => [m, /zeros|nan|inf/.test(m) ? count(data[m][i]) : number(data[m][i])])),
+  facts(STATS.map((m) => [m, /zeros|nan|inf/.test(m) ? count(data[m][i]) : number(data[m][i])])),
   ...(data.bins[i] ? [make("div", { className: "pictures" }, histogram(i))] : []),
 ];
 const read_values = (i) => {
@@ -22,7 +22,7 @@ const read_values = (i) => {
     busy(box, `Reading ${bytes(data.bytes[i])} …`);
     try {
       const got = await ask(`tensor/${i}`);
-      for (const m of ["min", "max", "mean", "std", "zeros", "nan", "inf", "bins"]) data[m][i] = got[m][0];
+      for (const m of [...STATS, "bins"]) data[m][i] = got[m][0];
       if (got.clip[0]) data.clip[i] = got.clip[0];
       data.one[i] = got.findings.map(([check, , text, index]) => [got.checks[check][0], check, text, index]);
       show();
@@ -92,7 +92,7 @@ const look_into = (i) => {
     picture.replaceChildren(few ? make("div", { className: "numbers", tabIndex: 0, role: "region", "aria-label": "Values; scrolls" }, table_of()) : canvas_of());
     const whole = rows === high && columns === wide;
     press.replaceChildren(...[["Zoom in", () => zoom((at[0] + at[1]) / 2, (at[2] + at[3]) / 2), few], ["Zoom out", out, whole], ["←", () => pan(0, -1), at[2] === 0, "Left"], ["→", () => pan(0, 1), at[3] === wide, "Right"], ["↑", () => pan(-1, 0), at[0] === 0, "Up"], ["↓", () => pan(1, 0), at[1] === high, "Down"]]
-      .map(([text, run, disabled, label]) => button(text, (e) => { const name = e.target.textContent; run(); press.dataset.last = name; }, { className: "plain", disabled, "aria-label": label || text })), ...(drawn.texts ? [button("CSV", () => take(new Blob([in_csv([["", ...drawn.texts[0].map((_, c) => at[2] + c)], ...drawn.texts.map((line, r) => [at[0] + r, ...line])])], { type: "text/csv" }), "values.csv"), { className: "link" })] : []), ...(few ? [] : [as_png(picture.firstChild, data.names[i], said.textContent)]));
+      .map(([text, run, disabled, label]) => button(text, (e) => { const name = e.target.textContent; run(); press.dataset.last = name; }, { className: "plain", disabled, "aria-label": label || text })), ...(drawn.texts ? [button("CSV", () => take(new Blob([in_csv([["", ...drawn.texts[0].map((_, c) => at[2] + c)], ...drawn.texts.map((line, r) => [at[0] + r, ...line])])], { type: "text/csv" }), "values.csv"), LINK)] : []), ...(few ? [] : [as_png(picture.firstChild, data.names[i], said.textContent)]));
     [...press.children].find((b) => b.textContent === press.dataset.last && !b.disabled)?.focus({ preventScroll: true });
     delete press.dataset.last;
   };
@@ -107,7 +107,7 @@ const look_into = (i) => {
   if (data.count[i]) go(at); else box.hidden = true;
   return box;
 };
-const show_place = (index) => button("Show the place", () => looking(index), { className: "link" });
+const show_place = (index) => button("Show the place", () => looking(index), LINK);
 $("detail").addEventListener("close", () => waiting.abort());
 
 if (served.links.length) document.querySelector("header").append(make("p", { className: "tools" }, ...served.links.map(([text, href]) => make("a", { className: "plain", href }, text))));

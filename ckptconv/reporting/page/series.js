@@ -41,7 +41,7 @@ const draw_series = () => {
     return box;
   };
   const body = list.slice(0, 400).map((g) => {
-    const go = button("", () => { Object.assign(state, { q: g.name, show: "all", scope: "", kind: -1 }); $("search").value = state.q; restart(); $("tensors").scrollIntoView(); }, { className: "link" });
+    const go = button("", () => { look_at({ q: g.name }); }, LINK);
     go.append(...breakable(g.name));
     return make("tr", {}, make("th", { scope: "row" }, go), ...g.moves.map((x, k) => cell(x, g, k)));
   });

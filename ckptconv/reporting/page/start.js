@@ -10,7 +10,7 @@ const draw_cards = () => {
     list.push(card(`${count(kinds.get("only_a") || 0)} / ${count(kinds.get("only_b") || 0)}`, "only in A / only in B"));
     const ranks = data.values ? ranked_tensors() : [], unwell = ranks.filter((r) => r.unwell).length, fresh = ranks.filter((r) => r.change === Infinity).length;
     if (unwell) list.push(card(count(unwell), `tensor${s(unwell)} with NaN or Inf on one side only`, "warned"));
-    else if (data.values) list.push(fresh ? card(count(fresh), `tensor${s(fresh)}, all zero in A`) : card(change_text(largest(ranks.map((r) => r.change))), "largest change of a tensor"));
+    else if (data.values) list.push(fresh ? card(count(fresh), `tensor${s(fresh)} all zero in A`) : card(change_text(largest(ranks.map((r) => r.change))), "largest change of a tensor"));
   } else if (along) {
     const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), last = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0);
     list.push(card(count(along.urls.length), "checkpoints"), card(count(moves.filter((m) => m.some((x) => x > 0)).length), "tensors that moved"), card(change_text(largest(last)), "largest change from first to last"));
@@ -39,7 +39,7 @@ const draw_findings = () => {
   const by = new Map();
   for (const f of findings) put(by, f[0], f);
   $("findings").replaceChildren(...[...by].map(([id, list]) => {
-    const [severity, meaning] = checks[id], fresh = (f) => (comparing ? (f[4] ? " new in B ·" : " also in A ·") : ""), fresh_ones = list.filter((f) => f[4]).length;
+    const [severity, meaning] = checks[id], fresh = (f) => (comparing ? (f[4] ? " new in B ·" : " also in A ·") : ""), recent = list.filter((f) => f[4]).length;
     const some = list.sort((a, b) => b[4] - a[4]).slice(0, 8);
     const named = (i) => {
       const link = button("", () => open_tensor(i), { className: "link name", title: meaning });
@@ -48,9 +48,9 @@ const draw_findings = () => {
     };
     if (list.length === 1) return make("p", { className: `badge ${severity}` }, make("b", {}, id), ` ${severity} ·${fresh(list[0])} `, named(list[0][1]), ` ${list[0][2]}`);
     const item = (f) => make("li", {}, named(f[1]), `${fresh(f)} ${f[2]}`);
-    const more = list.length > some.length ? [make("li", {}, button(`All ${count(list.length)} in the table`, () => { state.show = id; restart(); $("scroll").focus(); }, { className: "link" }))] : [];
+    const more = list.length > some.length ? [make("li", {}, button(`All ${count(list.length)} in the table`, () => { state.show = id; restart(); $("scroll").focus(); }, LINK))] : [];
     return make("details", { open: severity !== "note" && list.length <= 8, className: `badge ${severity}` },
-      make("summary", {}, make("b", {}, id), ` ${severity} · ${many(list.length, "tensor")}${comparing ? `, ${count(fresh_ones)} new in B` : ""}`), make("p", { className: "small" }, meaning), make("ul", {}, ...some.map(item), ...more));
+      make("summary", {}, make("b", {}, id), ` ${severity} · ${many(list.length, "tensor")}${comparing ? `, ${count(recent)} new in B` : ""}`), make("p", { className: "small" }, meaning), make("ul", {}, ...some.map(item), ...more));
   }));
 };
 const draw_notes = () => {

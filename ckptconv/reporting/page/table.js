@@ -111,10 +111,11 @@ const select = () => {
   active = Math.min(active, Math.max(0, order.length - 1));
   const within = [state.scope ? `in ${state.scope}` : "", state.kind >= 0 ? data.kinds[state.kind] : ""].filter(Boolean).join(", ");
   $("found").replaceChildren(tensors === rows ? many(rows, "tensor") : `${count(tensors)} of ${many(rows, "tensor")}, ${bytes(size)}${within ? `: ${within}` : ""} `,
-    ...(tensors === rows ? [] : [button("Show all", () => { Object.assign(state, { q: "", show: "all", kind: -1, scope: "" }); $("search").value = ""; restart(); draw_map(); draw_sums(); }, { className: "link" })]));
+    ...(tensors === rows ? [] : [button("Show all", () => { look_at({}); }, LINK)]));
   $("scroll").setAttribute("aria-rowcount", order.length + 1);
   write(); draw_head(); draw_chips(); draw_table(true);
 };
+const look_at = (what) => { Object.assign(state, { q: "", show: "all", scope: "", kind: -1 }, what); $("search").value = state.q; restart(); draw_map(); draw_sums(); $("tensors").scrollIntoView(); };
 const restart = () => { active = 0; $("scroll").scrollTop = 0; select(); };
 const toggle = (node, open) => { if (open ?? !expanded.has(node)) expanded.add(node); else expanded.delete(node); select(); };
 
