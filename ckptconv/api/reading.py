@@ -145,7 +145,7 @@ def merged(sources: Sequence[Source], how: Options, *, guard: bool = False) -> C
     if how.scope:
         found = [passes.scope(c, name) for c, name in zip(found, how.scope, strict=True)]
     made = passes.merge(found)
-    if not made.tensors and made.notes:  # a file of settings, for example
+    if urls and not made.tensors and made.notes:  # a file of settings, for example
         raise UsageError(f"no tensor was found:\n{listing(map(str, made.notes))}", url=url_of(sources[0]))
     return made
 

@@ -288,25 +288,32 @@ def samples(template: Template, where: Mapping[str, Domain], most: int = MAX_SAM
     return [template.render(dict(zip(template.captures, pick, strict=True))) for pick in picks]
 
 
-def _taker(converter: Converter, name: str, ranks: Collection[int]) -> tuple[int, dict[str, str]] | None:
-    """The first rule that takes a name with any rank, or one of these, whatever else is there; and its captures."""
-    for m in converter.matcher.matches(name):
-        i = converter.origins[m.number][0]
-        rule, wanted = converter.rules[i], converter.rules[i].wanted[0]
-        alone = len(rule.sources) == 1 and rule.when._replace(ranks=()) == NONE
-        if alone and (not wanted or any(r in ranks for r in wanted)):
-            return i, m.values
-    return None
+class _Unconditional:
+    """The rules that take a name whatever else is there."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        alone = [i for i, r in enumerate(rules) if len(r.sources) == 1 and r.when._replace(ranks=()) == NONE]
+        self._kept = [(i, rules[i].wanted[0]) for i in alone]
+        self._matcher = Matcher([(rules[i].sources[0], rules[i].where) for i in alone])
+
+    def first(self, name: str, ranks: Collection[int]) -> tuple[int, dict[str, str]] | None:
+        """The index of the first rule for any rank, or one of these, that takes a name; and its captures."""
+        for m in self._matcher.matches(name):
+            i, wanted = self._kept[m.number]
+            if not wanted or any(r in ranks for r in wanted):
+                return i, m.values
+        return None
 
 
 def _shadowed(converter: Converter, most: int) -> Iterator[str]:
     """Rules that can never match because earlier ones take all their names."""
+    takers = _Unconditional(converter.rules)
     for i, rule in enumerate(converter.rules):
         for t, wanted in zip(rule.sources, rule.wanted, strict=True):
             each = [[r] for r in wanted] or [[]]
-            takers = [_taker(converter, name, ranks) for name in samples(t, rule.where, most) for ranks in each]
-            if takers and all(m and m[0] < i for m in takers):
-                first = min(converter.rules[m[0]].label for m in takers if m)
+            found = [takers.first(name, ranks) for name in samples(t, rule.where, most) for ranks in each]
+            if found and all(m and m[0] < i for m in found):
+                first = min(converter.rules[m[0]].label for m in found if m)
                 yield f"rule {rule.label}: never matches, {first} takes all its names"
 
 
@@ -317,6 +324,7 @@ def _way_back(converter: Converter, most: int) -> Iterator[str]:
     except UsageError as e:
         yield e.message
         return
+    takers = _Unconditional(back.rules)
     for rule in converter.rules:
         simple = rule.alone and len(rule.targets) == 1 and not rule.targets[0].stacks
         if not simple or rule.when.having or rule.when.lacking or _bound(rule.sources) != _bound(rule.targets):
@@ -327,7 +335,7 @@ def _way_back(converter: Converter, most: int) -> Iterator[str]:
             values = translated(rule, m.values, converter.separators) if m else None
             if values is None:
                 continue
-            taken = _taker(back, rule.targets[0].render(values), rule.inverse.wanted[0] or range(MAX_NAME))
+            taken = takers.first(rule.targets[0].render(values), rule.inverse.wanted[0] or range(MAX_NAME))
             if taken and (wrong := _restored(back, *taken)) not in ("", name):
                 yield f"rule {rule.label}: {name} would come back as {wrong}; add a rank or a where, or declare one_way"
                 break

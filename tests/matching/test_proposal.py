@@ -43,8 +43,10 @@ def test_the_rules_are_written_and_named_after_both(sides: tuple[Path, Path], tm
 def test_no_proposal_over_its_source(sides: tuple[Path, Path]) -> None:
     for side in sides:
         before = side.read_bytes()
+        link = side.with_suffix(".toml")
+        link.symlink_to(side)
         with pytest.raises(UsageError, match="is read here, and would be replaced by what is said of it; give another"):
-            ckptconv.match(*sides, side, force=True)
+            ckptconv.match(*sides, link, force=True)
         assert side.read_bytes() == before
 
 

@@ -36,6 +36,7 @@ class Truncated(CorruptCheckpoint):
     """The pickle continues after the bytes that were given."""
 
 
+NESTED = "torch.storage._load_from_bytes"  # makes a tensor of a file of torch within the pickle
 MAX_LISTED = 500  # unknown globals that an error names
 MAX_NAME = 1000  # bytes of a global's module or name
 MAX_KEY = 64  # scalars within one dictionary key: a tuple that shares itself hashes for ever
@@ -72,11 +73,10 @@ class Machine:
         """Name every global that is not allowed, if there is one."""
         if self.unknown:
             what = many(len(self.unknown), "unknown class or function", "unknown classes or functions")
-            raise UnsafeCheckpoint(
-                f"the pickle names {what} (a whole module was saved?); nothing was imported or run; "
-                "opaque=True reads the tensors without them:\n"
-                f"{listing(self.unknown, MAX_LISTED)}"
-            )
+            way = "(a whole module was saved?); nothing was imported or run; opaque=True reads the tensors without them"
+            if NESTED in self.unknown:
+                way = "and torch.save was not used; load it where it was made, and give torch.save the state dict"
+            raise UnsafeCheckpoint(f"the pickle names {what} {way}:\n{listing(self.unknown, MAX_LISTED)}")
 
     def short(self, need: int) -> CorruptCheckpoint:
         return self.ending(f"the pickle ends early: {need} bytes are needed at {self.at}")
@@ -133,14 +133,8 @@ class Machine:
         if found is not self:
             return found
         path = f"{module}.{name}"
-        if path == "torch.storage._load_from_bytes":
-            self.unknown.clear()  # opaque=True would not read it either
-            raise UnsafeCheckpoint(
-                "its tensors are files of torch inside of a pickle: torch.save was not used; load it where "
-                "it was made, and give torch.save the state dict"
-            )
         stays = self.opaque if type(self.opaque) is bool else module.partition(".")[0] in self.opaque
-        if not stays and not PARTS.fullmatch(path):
+        if path == NESTED or (not stays and not PARTS.fullmatch(path)):  # which is read with no option
             self.unknown[path] = None
         return Inert(path)
 

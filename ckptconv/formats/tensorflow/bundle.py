@@ -157,7 +157,8 @@ def _in_folder(folder: str, given: str) -> tuple[str, tuple[Note, ...]]:
         base = re.split(r"[/\\]", path)[-1]  # empty if the files are called .index and so on
         if path and base in present:
             return sibling(join(folder, "."), base + ".index"), ()
-        if base and not present and (v1 := [n for n in files if n.startswith(base.partition("?")[0])]):
+        stem = base.partition("?")[0]
+        if stem and not present and (v1 := [n for n in files if n.startswith(stem) and n != STATE_FILE]):
             what = f"the state file names a V1 checkpoint, which is opened by its own name, not by its folder: {v1[0]}"
             raise StorageError(what, url=state)
         what = f"the state file names {brief(base)!r}, which is missing"
