@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.raw_unicode_escape  # noqa: F401 - Python imports a codec when it is first used
 import pickletools
 import re
 import sys
