@@ -21,7 +21,7 @@ PYTEST = -m pytest -q -n $(shell $(PYTHON) -c 'import os; print(2 * os.cpu_count
 # What is imported is compiled once (pip leaves that out, see below), and not by each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quick store format lint schemas test check cover docs fixtures proto fuzz mutants bench build lock ray audit demo clean
+.PHONY: help quick store format lint schemas test check cover docs fixtures proto fuzz mutants bench build lock audit demo clean
 
 help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -61,14 +61,12 @@ schemas:
 SCHEMA = $(BIN)/check-jsonschema -q --builtin-schema
 
 test: $(VENV)/test.done $(VENV)/lint.done ## make lint, and beside it all tests, with TensorFlow and PyTorch
-	$(MAKE) -j3 lint check ray
+	$(MAKE) -j2 lint check
 
+# Ray by itself, and twice if need be: a fault in its driver ends the process that it is in, now and then, without a
+# summary of the tests. A test that fails does so both times.
 check:
 	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python $(PYTEST) --ignore tests/engine/test_ray.py
-
-# Ray in a process of its own, and twice if need be: a fault in its driver ends the process that it is in, now and then,
-# without a summary of the tests. A test that fails does so both times.
-ray:
 	$(RAY) || $(RAY)
 RAY = $(BIN)/python -m pytest -q tests/engine/test_ray.py
 
