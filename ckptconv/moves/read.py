@@ -266,7 +266,7 @@ def fetched(pieces: Sequence[Piece], sources: Sources) -> Iterator[None]:
         yield
     finally:
         for file, _ in far.values():
-            file.release()
+            file.hold(())
 
 
 def is_fetched_whole(piece: Piece) -> bool:

@@ -6,7 +6,7 @@
     x.npy.gz/x.npy               the only file in a packed one that is not a tar
 
 What is unpacked goes to a temporary file without a name, once for each archive as it is, and at most `RATIO` times the
-packed size and `ROOM` bytes. `zipfile` and `tarfile` read headers from a `Bounded` file, since they take any memory.
+packed size and `ROOM` bytes. What `zipfile` and `tarfile` may read of headers is bounded, since they take any memory.
 Specifications: APPNOTE.TXT 6.3.10 (zip), POSIX pax (ustar and its extended headers), RFC 1952 (gzip).
 """
 
@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple, cast
 from ..errors import CorruptCheckpoint, UnsafeCheckpoint
 from ..messages import printable
 from .paths import local
-from .ranges import Bounded, FileObject, Spool, zipped
+from .ranges import FileObject, Spool, zipped
 
 RATIO, ROOM = 100, 2**28
 PIECE = 2**16  # bytes of packed data at a time
@@ -202,7 +202,7 @@ def _tar(file: Spool) -> Iterator[tuple[str, Where]]:
     import tarfile
 
     with _damaged(file.url):
-        source = Bounded(file, MAX_HEADER)
+        source = FileObject(file, MAX_HEADER)
         tar = tarfile.TarFile(fileobj=cast(IO[bytes], source))
         while info := tar.next():
             if not info.isdir():

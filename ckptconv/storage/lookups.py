@@ -33,7 +33,7 @@ from zlib import crc32
 from ..errors import CkptError, MissingExtra, StorageError, UnsafeCheckpoint, UsageError
 from ..messages import brief, did_you_mean, printable
 from . import archives, web
-from .faults import STATUS, asking, refused
+from .faults import MissingFile, asking, refused
 from .paths import is_http, is_remote, join, local
 
 STORES = ("s3://", "s3a://", "gs://", "gcs://")  # listings of these can be asked for a prefix
@@ -84,10 +84,6 @@ class Lookups:
         self.infos |= {join(folder, name): found for name, found in children.items()}
         if whole:
             self.folders[folder.rstrip("/")] = frozenset(children)
-
-    def forget(self) -> None:
-        for kept in (self.infos, self.folders, self.ends, self.emptied):
-            kept.clear()
 
 
 @dataclass(frozen=True)
@@ -150,7 +146,9 @@ def known() -> Lookups:
 
 def forget() -> None:
     """Something remote was written or removed: ask anew."""
-    known().forget()
+    run = known()
+    for looked_up in (run.infos, run.folders, run.ends, run.emptied):
+        looked_up.clear()
 
 
 # --- asking -----------------------------------------------------------------------------------------------------
@@ -197,18 +195,12 @@ def info(url: str) -> Stat | None:
 
 
 def _info(url: str) -> Stat | None:
-    if is_http(url):
-        with asking(url):
-            said = web.info(url)
-            return said and versioned(*said)
-    fs, path = filesystem(url)
-    try:
-        with asking(url):
-            return stat_of(fs.info(path))
-    except StorageError as e:
-        if isinstance(e.__cause__, FileNotFoundError) and e.message == STATUS[404]:
-            return None
-        raise
+    with suppress(MissingFile), asking(url):
+        if is_http(url):
+            return stat_of(web.info(url))
+        fs, path = filesystem(url)
+        return stat_of(fs.info(path))
+    return None
 
 
 def exists(url: str) -> bool:
@@ -301,17 +293,13 @@ def status_of(status: os.stat_result) -> Stat:
 
 
 def stat_of(found: Info) -> Stat:
-    """What an answer or a listing says of a file or folder."""
+    """What an answer or a listing says of a file or folder; only if there is no tag, a time tells the version."""
     if found.get("type") == "directory":
         return FOLDER
     tag = str(found.get("ETag") or found.get("etag") or found.get("blob_id") or "")  # the last: the Hub's hash
     when = found.get("mtime") or found.get("created") or ""
-    return versioned(found.get("size") or 0, tag, str(when.timestamp() if hasattr(when, "timestamp") else when))
-
-
-def versioned(size: int, tag: str, when: str = "") -> Stat:
-    """A remote file whose version is told by a tag, or else by a time: those of listings and answers may differ."""
-    return Stat(int(size), crc32((tag or when).encode()), tag)
+    version = tag or str(when.timestamp() if hasattr(when, "timestamp") else when)
+    return Stat(int(found.get("size") or 0), crc32(version.encode()), tag)
 
 
 def expect(files: Mapping[str, Stat]) -> None:

@@ -4,7 +4,7 @@ Ranges                        the protocol; storage.files.Reader is the usual on
 Slice(ranges, start, size)    a range of another, as if it were a file: a member of an archive
 InMemory(url, data)           bytes that were decoded, or built
 Spool()                       a temporary file without a name
-FileObject(ranges)            any of them for a library that needs a seekable file object
+FileObject(ranges, left)      any of them for a library that needs a seekable file object
 zipped(ranges)                any of them as a zip, for its names and deflated members
 """
 
@@ -111,10 +111,14 @@ class Spool:
 
 
 class FileObject(io.RawIOBase):
-    """Ranges as a read-only, seekable file object."""
+    """Ranges as a read-only, seekable file object.
 
-    def __init__(self, ranges: Ranges) -> None:
-        self._ranges, self._at = ranges, 0
+    left: the bytes that may still be read; beyond them, ValueError: parsers of the standard library take as many at
+    once as a header says.
+    """
+
+    def __init__(self, ranges: Ranges, left: int = sys.maxsize) -> None:
+        self._ranges, self._at, self.left = ranges, 0, left
 
     def readable(self) -> bool:
         return True
@@ -133,22 +137,9 @@ class FileObject(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        want = max(0, min(len(view), self._ranges.size - self._at))
-        view[:want] = self._ranges.read(self._at, want)
-        self._at += want
-        return want
-
-
-class Bounded(FileObject):
-    """Ranges for a parser of the standard library, which takes as many bytes at once as a header says.
-
-    left: the bytes that it may still read; beyond them, ValueError.
-    """
-
-    def __init__(self, ranges: Ranges, left: int) -> None:
-        super().__init__(ranges)
-        self.left = left
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def read(self, size: int = -1) -> bytes:
         rest = max(0, self._ranges.size - self._at)
@@ -165,7 +156,7 @@ def zipped(f: Ranges) -> ZipFile:
     """A zip whose directory is read, if it has a sensible size."""
     from zipfile import ZipFile
 
-    source = Bounded(f, MAX_DIRECTORY + 2**18)
+    source = FileObject(f, MAX_DIRECTORY + 2**18)
     z = ZipFile(cast(IO[bytes], source))
     source.left = sys.maxsize  # members are read in pieces
     return z

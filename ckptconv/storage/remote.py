@@ -86,13 +86,10 @@ class RemoteFile:
             view[at - start : at - start + len(data)] = data
 
     def hold(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Fetch ranges and serve this thread's reads from them until `release`."""
+        """Fetch ranges and serve this thread's reads from them until it is called again."""
         self._mine.held = []
         inside = [(a, n) for a, n in merged(ranges) if n and a >= 0 and a + n <= self.size]
         self._mine.held = list(self._get([one for one in inside if not self._piece(*one)]))
-
-    def release(self) -> None:
-        self._mine.held = []
 
     def spool(self, start: int, size: int) -> None:
         """Copy a range to a local file without a name, once for all threads."""

@@ -1,6 +1,6 @@
 """Files of web servers and of the Hugging Face Hub, over urllib3: bounded in time and bytes, one rule of redirects.
 
-    info(url)                       size and version of a file; None if there is none
+    info(url)                       size and version of a file
     part(url, 0, 9, said)           bytes of it; said: its size, and its version once it is known
     whole(url, said, file)          a copy of it, from a server that sends no ranges
 
@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import IO, Any, TypeVar
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -37,7 +37,6 @@ TRIES, TIMES = 6, 3  # tries of a request, and how many times the limit of one t
 FIRST, LONGEST = 0.25, 8.0  # seconds of a pause
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 VERSIONS = ("ETag", "Last-Modified")  # an answer must have the first of these that an earlier one had
-GONE = 404, 410
 AT_ONCE = 8  # ranges that are requested together
 PIECE = 2**20  # bytes read at once
 MAX_REDIRECTS = 10
@@ -62,23 +61,21 @@ class Answered(OSError):
         self.status, self.headers = status, headers
 
 
-def info(url: str) -> tuple[int, str] | None:
-    """Size and version of a file, as the answer to a request for its first byte tells them; None if there is none."""
-    status, headers = _again(url, 0, partial(_first, url))
-    if status in GONE:
-        return None
+def info(url: str) -> dict[str, Any]:
+    """Size and version of a file, called as file systems do: what the answer to a request for its first byte says."""
+
+    def first() -> tuple[int, Mapping[str, str]]:
+        with _asked(url, {"Range": "bytes=0-0"}, 416) as answer:  # 416 of an empty file
+            if answer.status == 206:
+                answer.read1(PIECE)  # so that the connection serves again
+            return answer.status, answer.headers
+
+    status, headers = _again(url, 0, first)
     total = re.search(r"/(\d+)$", headers.get("Content-Range", ""))
     length = total[1] if total else headers.get("Content-Length", "") if status == 200 else ""
     if not length.isdecimal():
         raise StorageError("the server does not say how large the file is", url=url)
-    return int(length), next((headers[k] for k in VERSIONS if k in headers), "")
-
-
-def _first(url: str) -> tuple[int, Mapping[str, str]]:
-    with _asked(url, {"Range": "bytes=0-0"}, *GONE, 416) as answer:  # 416 of an empty file
-        if answer.status == 206:
-            answer.read1(PIECE)  # so that the connection serves again
-        return answer.status, answer.headers
+    return {"size": length, "ETag": next((headers[k] for k in VERSIONS if k in headers), "")}
 
 
 def part(url: str, start: int, size: int, said: dict[str, Any]) -> bytes:
@@ -149,14 +146,14 @@ def _refuse_changed(url: str, said: dict[str, Any], now: Mapping[str, str], size
 
 
 @contextmanager
-def _asked(url: str, headers: Mapping[str, str], *usual: int) -> Iterator[Any]:
+def _asked(url: str, headers: Mapping[str, str], usual: int = 0) -> Iterator[Any]:
     """Send a request and follow its redirects; the answer's content is still to be read.
 
-    usual: statuses that are no error here.
+    usual: a status that is no error here.
     """
     (answer,) = together([lambda: _followed(url, headers)], seconds(0))
     try:
-        if answer.status >= 300 and answer.status not in usual:
+        if answer.status >= 300 and answer.status != usual:
             raise Answered(answer.status, answer.headers)
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise StorageError("the server sends it packed, although that was not requested", url=url)
