@@ -64,6 +64,10 @@ class FoundCheckpoint(NamedTuple):
     problem: CkptError | None = None
 
     @property
+    def urls(self) -> list[str]:
+        return [url for url, _ in self.files]
+
+    @property
     def size(self) -> int:
         return sum(status.size for _, status in self.files)
 
@@ -124,7 +128,7 @@ def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoin
         beside = takewhile(lambda n: n.startswith(stem), here[start:])
         near = {n: there for n in beside if (there := stat(join(folder, n)))}
         for found in sets(folder, near, "", here):
-            if split(found.source)[1] == base or source in {url for url, _ in found.files}:
+            if split(found.source)[1] == base or source in found.urls:
                 return found
     if status is None:
         raise MissingFile("no such file, folder or checkpoint prefix", url=source)
@@ -176,7 +180,7 @@ def _search(
                 folders.clear()
                 continue
             seen.add(number)
-            if _covers(parts, at.split("/")[:-1]) and _is_whole(folder, folders, files):
+            if _covers(parts, tuple(at.split("/")[:-1])) and _is_whole(folder, folders, files):
                 folders.clear()  # what is below belongs to it
                 yield _whole(
                     folder, at.rstrip("/") or _called(root if is_remote(root) else os.path.abspath(local(root)))
@@ -196,12 +200,11 @@ def _search(
             for name, why in wrong.items():
                 files.pop(name, None)
                 known = name.lower().endswith((*suffixes(), *INDEXES)) or SHARD.fullmatch(name)
-                if name in linked or (known and _covers(parts, (at + name).split("/"))):
+                if name in linked or (known and _covers(parts, tuple((at + name).split("/")))):
                     problems.append(_problem(join(folder, name), at + name, why))
-            chosen = {n for n in files if _covers(parts, (at + n).split("/"))} if parts else files.keys()
-            yield from (
-                f for f in group(folder, files, at) if not chosen.isdisjoint(split(url)[1] for url, _ in f.files)
-            )
+            for f in group(folder, files, at):
+                if any(_covers(parts, tuple((at + split(url)[1]).split("/"))) for url in f.urls):
+                    yield f
     yield from problems
 
 
@@ -214,19 +217,13 @@ def _number(folder: str) -> object:
     return folder
 
 
-def _covers(parts: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether a pattern matches a path or a folder above it, in time linear in the path."""
-    at = {0}  # numbers of the parts that the next name may match
-    for name in (*names, None):
-        for k, part in enumerate(parts):
-            if part == "**" and k in at:  # it may stand for nothing
-                at.add(k + 1)
-        if len(parts) in at:
-            return True
-        if name is not None:
-            stay = {k for k in at if parts[k] == "**" and not name.startswith(".")}
-            at = stay | {k + 1 for k in at if parts[k] != "**" and _fits(name, parts[k])}
-    return False
+@lru_cache(2**12)  # else the time is exponential in the number of `**`
+def _covers(parts: tuple[str, ...], names: tuple[str, ...]) -> bool:
+    """Whether a pattern matches a path or a folder above it."""
+    if not parts or (parts[0] == "**" and _covers(parts[1:], names)):
+        return True
+    rest = parts if parts[0] == "**" else parts[1:]
+    return bool(names) and _fits(names[0], parts[0]) and _covers(rest, names[1:])
 
 
 def _plain(at: str, parts: Sequence[str]) -> str:

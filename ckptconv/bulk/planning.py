@@ -193,12 +193,6 @@ def _refuse_inside(sources: Sequence[str], folder: str) -> None:
             raise UsageError(text, url=folder)
 
 
-def _above(path: str) -> Iterator[str]:
-    """The folders above a relative path, the nearest first."""
-    while path := path.rpartition("/")[0]:
-        yield path
-
-
 def _newest(items: Sequence[Conversion]) -> list[Conversion]:
     """The highest readable step of each training series, unreadable ones above it, and what is not a step."""
     steps = [i.found.step or ("", -1) for i in items]
@@ -247,7 +241,8 @@ def _check_destinations(items: Sequence[Conversion], folder: str) -> None:
         if not stays(os.path.dirname(i.destination)):
             i.fail(UnsafeCheckpoint(LEAVES, url=files.join(folder, i.destination)))
     for name, here in owners.items():
-        meeting = [*here, *(i for above in _above(name) for i in owners.get(above, ()))]
+        above = [name[:end] for end, c in enumerate(name) if c == "/"]
+        meeting = [*here, *(i for folder_name in above for i in owners.get(folder_name, ()))]
         if len(meeting) > 1:
             shown = ", ".join(sorted(f"{redacted(i.found.source)} to {i.destination}" for i in meeting[:SHOWN]))
             for i in meeting:
@@ -282,8 +277,8 @@ def _is_current(item: Conversion, old: LedgerEntry, folder: str, by_content: boo
         old.options == item.options
         and old.source == redacted(item.found.source)
         and all((s := files.stat(files.join(folder, n))) and s.size == size for n, size, _ in old.written)
-        and (old.hash == content_hash(item.found) if by_content else old.files == identity(item.found))
-        and (not item.settings.verify or old.proof == hash_of(folder, (n for n, _, _ in old.written)))
+        and (old.hash == content_hash(item.found.urls) if by_content else old.files == identity(item.found))
+        and (not item.settings.verify or old.proof == content_hash(files.join(folder, n) for n, _, _ in old.written))
     )
 
 
@@ -296,17 +291,8 @@ def _number(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=7).digest(), "little")
 
 
-def content_hash(found: FoundCheckpoint) -> str:
+def content_hash(urls: Iterable[str]) -> str:
     """A hash of all bytes of all files of a checkpoint."""
-    return _hash(url for url, _ in found.files)
-
-
-def hash_of(folder: str, names: Iterable[str]) -> str:
-    """A hash of all bytes of the files of an output."""
-    return _hash(files.join(folder, name) for name in names)
-
-
-def _hash(urls: Iterable[str]) -> str:
     h = blake2b(digest_size=16)
     for url in urls:
         with files.Reader(url) as f:

@@ -31,7 +31,7 @@ from ..storage.paths import refuse_remote
 from . import pool
 from .discover import FoundCheckpoint
 from .ledger import LEDGERS, EntryState, Ledger, LedgerEntry
-from .planning import Conversion, ZooOptions, content_hash, hash_of, identity, ledger_name, plan, read_ledger
+from .planning import Conversion, ZooOptions, content_hash, identity, ledger_name, plan, read_ledger
 from .summary import Summary, counted, remarks_of
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def zoo(
     matches nothing), StorageError (the output folder, an existing ledger without `resume`), CorruptCheckpoint (a
     damaged ledger).
     """
-    which = {"pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content}
-    options = _options(which | {"follow_links": follow_links, "ledger": ledger, "shard": shard, "to": to} | given)
+    own = {"pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content, "shard": shard, "to": to}
+    options = _options({**own, "follow_links": follow_links, "ledger": ledger, **given})
     return convert(sources, os.fspath(destination), options, each)
 
 
@@ -249,9 +249,9 @@ def work(
         report = _converted(item, output, folder, how)
         names = [path.removeprefix(redacted(files.join(folder, ""))) for path in report.files]
         sizes = [(n, s.size, s.mtime) for n in names if (s := files.stat(files.join(folder, n)))]
-        digest = content_hash(item.found) if config.hashed else ""
+        digest = content_hash(item.found.urls) if config.hashed else ""
         digest = "" if digest and _changed(item, engine) else digest  # of other bytes than were converted
-        proof = hash_of(folder, names) if how.verify else ""
+        proof = content_hash(files.join(folder, n) for n in names) if how.verify else ""
     return {
         "format": report.source_format, "tensors": report.tensors, "size": report.bytes, "written": tuple(sizes),
         "seconds": time.monotonic() - began, "hash": digest, "proof": proof, "remarks": remarks_of(report),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -188,46 +188,39 @@ class FormatTests:
     # hostile input
 
     def test_truncated(self, subject: Subject, small: Path) -> None:
-        for file, whole in self._files(small):
-            step = max(1, len(whole) // max(1, subject.tries))
-            for size in range(0, len(whole), step):
-                file.write_bytes(whole[:size])
-                survives(small, subject.name)
-            file.write_bytes(whole)
+        self._survives(subject, small, lambda whole, rng, share: whole[: int(share * len(whole))])
 
     def test_flipped(self, subject: Subject, small: Path) -> None:
-        rng = random.Random(SEED)
-        for file, whole in self._files(small):
-            for _ in range(subject.tries):
-                raw = bytearray(whole)
-                for _ in range(rng.choice([1, 1, 1, 2, 8])):
-                    raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
-                file.write_bytes(raw)
-                survives(small, subject.name)
-            file.write_bytes(whole)
+        def flipped(whole: bytes, rng: random.Random, _: float) -> bytes:
+            raw = bytearray(whole)
+            for _bit in range(rng.choice([1, 1, 1, 2, 8])):
+                raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+            return bytes(raw)
+
+        self._survives(subject, small, flipped)
 
     def test_spliced(self, subject: Subject, small: Path) -> None:
         """Pieces are cut out, doubled, or overwritten with extreme numbers."""
-        rng = random.Random(SEED)
         extreme = [b"\xff" * 8, b"\x00" * 8, b"\xff" * 4, b"\x00\x00\x00\x80", b"\x7f" + b"\xff" * 7, b"9" * 30, b"-1"]
-        for file, whole in self._files(small):
-            for _ in range(subject.tries):
-                a, b = sorted(rng.randrange(len(whole) + 1) for _ in range(2))
-                file.write_bytes(whole[:a] + rng.choice([b"", whole[a:b] * 2, *extreme]) + whole[b:])
-                survives(small, subject.name)
-            file.write_bytes(whole)
+
+        def spliced(whole: bytes, rng: random.Random, _: float) -> bytes:
+            a, b = sorted(rng.randrange(len(whole) + 1) for _end in range(2))
+            return whole[:a] + rng.choice([b"", whole[a:b] * 2, *extreme]) + whole[b:]
+
+        self._survives(subject, small, spliced)
 
     def test_random_bytes(self, subject: Subject, small: Path) -> None:
-        rng = random.Random(SEED)
-        for file, whole in self._files(small):
-            for _ in range(subject.tries):
-                start = rng.choice([0, 0, 4, 8, 16, 64])
-                file.write_bytes(whole[:start] + rng.randbytes(rng.choice([0, 1, 7, 100, 5000])))
-                survives(small, subject.name)
-            file.write_bytes(whole)
+        def scribbled(whole: bytes, rng: random.Random, _: float) -> bytes:
+            return whole[: rng.choice([0, 0, 4, 8, 16, 64])] + rng.randbytes(rng.choice([0, 1, 7, 100, 5000]))
+
+        self._survives(subject, small, scribbled)
 
     @staticmethod
-    def _files(path: Path) -> Iterator[tuple[Path, bytes]]:
-        for name, raw in files_of(path).items():
-            if raw:
-                yield path.parent / name, raw
+    def _survives(subject: Subject, path: Path, change: Callable[[bytes, random.Random, float], bytes]) -> None:
+        """Change one file at a time, in as many ways as the subject says; `change` is told how many are done, of 1."""
+        rng = random.Random(SEED)
+        for name, whole in files_of(path).items():
+            for k in range(subject.tries if whole else 0):
+                (path.parent / name).write_bytes(change(whole, rng, k / subject.tries))
+                survives(path, subject.name)
+            (path.parent / name).write_bytes(whole)

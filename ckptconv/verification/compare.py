@@ -70,8 +70,7 @@ def compare(a: Tensor, b: Tensor, tolerance: Tolerance, sources: Sources) -> Val
     if kinds & {"s", "c"} and len(kinds) > 1:
         return Values(a.count, a.count, (0,) * len(a.shape))
     if kinds == {"s"}:
-        ((_, x, y),) = side_by_side(a, b, sources, BLOCK)
-        bad = np.flatnonzero(x != y)
+        bad = np.flatnonzero(read_strings(a) != read_strings(b))
         return Values(len(bad), a.count, _index(int(bad[0]), a.shape))
     with np.errstate(all="ignore"):
         blocks = [
@@ -230,7 +229,7 @@ def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -
         text = f"differs from what the conversion gives in {many(len(wrong), 'tensor')}:\n{listed(wrong)}"
         raise VerifyError(text, url=url)
     pairs = [(t, got[n]) for n, t in expected.items()]
-    differences = each(pairs, lambda pair, s: first_difference(pair[0], pair[1], s), workers)
+    differences = each(pairs, lambda pair, s: first_difference(*pair, s), workers)
     bad = [(t.name, index) for (t, _), index in zip(pairs, differences, strict=True) if index is not None]
     if bad:
         name, index = bad[0]

@@ -216,9 +216,9 @@ def test_a_source_that_changes_after_its_conversion_is_not_up_to_date(
     """Its content is hashed later than it is converted."""
     source, real = save(tmp_path / "in" / "m.npz"), run.content_hash
 
-    def changed(found: Any) -> str:
+    def changed(urls: Any) -> str:
         save(source, 2.0)
-        return real(found)
+        return real(urls)
 
     monkeypatch.setattr(run, "content_hash", changed)
     for made in (1, 1, 0):
@@ -386,7 +386,7 @@ def test_a_ledger_from_elsewhere_is_not_believed(first: str, tmp_path: Path) -> 
     ckptconv.save({"w": np.full(4, 666.0)}, made := theirs / "out" / "m.safetensors", force=True)
     entry = read_ledger(str(theirs / "out"))["m.safetensors"]
     entry = entry._replace(
-        source=str(here / "in" / "m.npz"), proof=planning.hash_of(str(theirs / "out"), ["m.safetensors"]),
+        source=str(here / "in" / "m.npz"), proof=planning.content_hash([str(theirs / "out" / "m.safetensors")]),
         written=(("m.safetensors", made.stat().st_size, made.stat().st_mtime_ns),),
     )  # fmt: skip
     path = theirs / "out" / NAME
