@@ -28,7 +28,7 @@ from ..storage.paths import beginning, beside
 from ..storage.remote import peek
 from . import safetensors, shard_index
 from .detect import detect, open_checkpoint
-from .placement import Patch, Placement, Slot
+from .placement import Patch, Placement
 from .safetensors import SafetensorsWriter, prove
 from .table import Reading
 from .tiling import joined
@@ -295,40 +295,34 @@ class Companion(NamedTuple):
 
 
 def writer(url: str, max_shard_size: int | None = None) -> FolderWriter:
-    return FolderWriter(url, SafetensorsWriter("model" + safetensors.SUFFIX, max_shard_size or SHARD_SIZE))
+    at = split(url.rstrip("/"))[1] + "/"
+    return FolderWriter(at, SafetensorsWriter(f"{at}model{safetensors.SUFFIX}", max_shard_size or SHARD_SIZE))
 
 
 @dataclass(frozen=True)
 class FolderWriter:
-    """A folder with model.safetensors, or with shards and their index, and what is copied beside them."""
+    """The folder `at` with model.safetensors, or with shards and their index, and what is copied beside them."""
 
-    url: str
+    at: str
     inside: SafetensorsWriter
     beside: Mapping[str, Companion] = field(default_factory=dict)
     notes: Sequence[Note] = ()
-
-    @property
-    def at(self) -> str:
-        return split(self.url.rstrip("/"))[1] + "/"
 
     def cannot_hold(self, tensor: Tensor) -> str:
         return self.inside.cannot_hold(tensor)
 
     def place(self, checkpoint: Checkpoint) -> Placement:
-        placed, at = self.inside.place(checkpoint), self.at
-        copies = [OutputFile(at + name, c.size, shared=True) for name, c in self.beside.items()]
+        placed = self.inside.place(checkpoint)
+        copies = [OutputFile(self.at + name, c.size, shared=True) for name, c in self.beside.items()]
         return placed._replace(
-            files=[*copies, *(OutputFile(at + f.name, f.size) for f in placed.files)],
-            slots={name: Slot(at + s.file, s.start, s.size) for name, s in placed.slots.items()},
-            patches=[Patch(at + p.file, p.start, p.data) for p in placed.patches],
-            stale=re.escape(at) + f"({placed.stale})",
+            files=[*copies, *placed.files],
             notes=(*placed.notes, *self.notes),
             copied=[c.url for c in self.beside.values()],
         )
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         copies = [Patch(self.at + name, 0, c.content()) for name, c in self.beside.items()]
-        return [*copies, *(p._replace(file=self.at + p.file) for p in self.inside.seal(checks, metadata))]
+        return [*copies, *self.inside.seal(checks, metadata)]
 
 
 def along(url: str, source: str, max_shard_size: int | None = None) -> FolderWriter:

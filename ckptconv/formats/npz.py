@@ -22,14 +22,22 @@ from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint
 from ..messages import listing, shortened
 from ..moves.part import Coded, Data, Span
-from ..output.destination import OutputFile
 from ..storage.checksum import combine, crc
 from ..storage.files import Reader, Seen, split
 from . import Located, own_metadata
 from .npy import MAX_HEAD, OBJECTS, SUFFIX, Head, collect, head_bytes, head_size, parse_head, strings, unheld, unpickled
-from .placement import Patch, Placement, Slot, refuse_shards, refuse_unheld
+from .placement import Patch, Placement, refuse_shards, refuse_unheld
 from .table import Reading
-from .zip import STORED, Member, PlacedMember, contents, directory, fields, known, lay_out, local_header, members
+from .zip import (
+    STORED,
+    Content,
+    Member,
+    StoredZip,
+    contents,
+    fields,
+    known,
+    members,
+)
 
 OURS = 0x4B43  # "CK": the extra field of the first member, and of the next where it is long
 LONGEST = 65_000
@@ -127,9 +135,6 @@ class NpzWriter:
     def __init__(self, url: str, max_shard_size: int | None = None) -> None:
         self.file = split(url)[1]
         self.limit = max_shard_size
-        self.entries: dict[str, PlacedMember] = {}
-        self.heads: dict[str, bytes] = {}
-        self.end = 0
 
     def cannot_hold(self, tensor: Tensor) -> str:
         if "\0" in tensor.name:
@@ -146,29 +151,17 @@ class NpzWriter:
         twins = [name for name in checkpoint if name.endswith(SUFFIX) and name.removesuffix(SUFFIX) in checkpoint]
         if twins:
             raise Unrepresentable(f"NumPy reads {twins[0]!r} under the name without {SUFFIX}, which is also a tensor")
-        self.heads = {name: head_bytes(t) for name, t in checkpoint.tensors.items()}
-        sizes = [(name + SUFFIX, len(self.heads[name]) + t.nbytes) for name, t in checkpoint.tensors.items()]
-        entries, self.end = lay_out(sizes)
         ours = own_metadata.pack(checkpoint.metadata)
         pieces = [ours[at : at + LONGEST] for at in range(0, len(ours), LONGEST)]
-        fits = len(pieces) <= len(entries)
-        notes = own_metadata.lost(checkpoint.metadata, "npz", ours=fits)
-        for i, piece in enumerate(pieces if fits else ()):
-            entries[i] = entries[i]._replace(extra=struct.pack("<2H", OURS, len(piece)) + piece)
-        self.entries = dict(zip(checkpoint, entries, strict=True))
-        slots = {
-            name: Slot(self.file, e.start + len(self.heads[name]), e.size - len(self.heads[name]))
-            for name, e in self.entries.items()
+        fits = len(pieces) <= len(checkpoint)
+        extras = [struct.pack("<2H", OURS, len(piece)) + piece for piece in (pieces if fits else ())]
+        extras += [b""] * (len(checkpoint) - len(extras))
+        inside = {
+            name + SUFFIX: Content(head_bytes(t), name, t.nbytes, extra)
+            for (name, t), extra in zip(checkpoint.items(), extras, strict=True)
         }
-        patches = [Patch(self.file, e.start, self.heads[name]) for name, e in self.entries.items()]
-        size = self.end + len(directory(entries, {}, self.end))
-        return Placement([OutputFile(self.file, size)], slots, patches, check="crc32", notes=notes)
+        self.zip = StoredZip(self.file, inside)
+        return self.zip.placement()._replace(notes=own_metadata.lost(checkpoint.metadata, "npz", ours=fits))
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        """The local headers and the directory, which contain the checksums."""
-        crcs, patches = {}, []
-        for name, e in self.entries.items():
-            head = self.heads[name]
-            crcs[e.name] = combine("crc32", crc("crc32", head), checks[name], e.size - len(head))
-            patches.append(Patch(self.file, e.at, local_header(e, crcs[e.name])))
-        return [*patches, Patch(self.file, self.end, directory(list(self.entries.values()), crcs, self.end))]
+        return self.zip.headers(checks)

@@ -35,7 +35,6 @@ from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, is_remote, local, split
 from ..storage.json import parse_json, unique
 from . import Located, shard_index
-from .own_metadata import unhashed
 from .placement import Patch, Placement, Slot, is_text, refuse_unheld
 from .table import Reading
 
@@ -204,7 +203,7 @@ def part_starts(metadata: Mapping[str, str], url: str) -> dict[str, Start]:
 
 
 def writer(url: str, max_shard_size: int | None = None) -> SafetensorsWriter:
-    return SafetensorsWriter(url, max_shard_size)
+    return SafetensorsWriter(split(url)[1], max_shard_size)
 
 
 @dataclass
@@ -213,9 +212,11 @@ class SafetensorsWriter:
 
     Metadata is kept; if the source has no `format`, it is set to "pt", because transformers refuses files without it.
     Tied names are all written in full, because the format has no aliases.
+
+    base: the name of a single file, relative to the folder of the destination.
     """
 
-    url: str
+    base: str
     max_shard_size: int | None = None
     placed: Placement | None = None
 
@@ -230,40 +231,22 @@ class SafetensorsWriter:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "safetensors")
-        metadata = {"format": "pt"} | checkpoint.metadata
-        shards, base = self._cut(checkpoint.tensors.values()), split(self.url)[1]
-        names = shard_index.shard_names(base, SUFFIX, len(shards))
-        metadata = metadata if len(shards) == 1 else unhashed(metadata)  # the index has the hashes
-        placed = [_lay_out(name, shard, metadata) for name, shard in zip(names, shards, strict=True)]
-        self.placed = shard_index.joined(base, SUFFIX, placed, checkpoint)
+        self.placed = shard_index.place(self.base, SUFFIX, checkpoint, self.max_shard_size, _lay_out)
         return self.placed
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         """The given metadata, if there is any: in the header of the only file, or in the index."""
         if not metadata or self.placed is None:
             return ()
-        _, base = split(self.url)
         if len(self.placed.files) > 1:
-            return [shard_index.index(base, self.placed.slots, metadata)]
-        return [Patch(base, 8, _beginning({"format": "pt", **metadata}).encode())]
-
-    def _cut(self, tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-        """Divide in order into shards of at most `max_shard_size`."""
-        shards: list[list[Tensor]] = [[]]
-        size = 0
-        for t in tensors:
-            if shards[-1] and self.max_shard_size is not None and size + t.nbytes > self.max_shard_size:
-                shards.append([])
-                size = 0
-            shards[-1].append(t)
-            size += t.nbytes
-        return shards
+            return [shard_index.index(self.base, self.placed.slots, metadata)]
+        return [Patch(self.base, 8, _beginning(metadata).encode())]
 
 
-def _lay_out(file: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> Placement:
+def _lay_out(file: str, checkpoint: Checkpoint) -> Placement:
     """The header and slots of one file."""
-    ranges, entries, at = list[tuple[str, int, int]](), [_beginning(metadata)], 0
-    for t in sorted(tensors, key=lambda t: (-RANK[t.dtype.safetensors], t.name)):
+    ranges, entries, at = list[tuple[str, int, int]](), [_beginning(checkpoint.metadata)], 0
+    for t in sorted(checkpoint.values(), key=lambda t: (-RANK[t.dtype.safetensors], t.name)):
         name, spelling, size = t.name, t.dtype.safetensors, t.nbytes
         shape = (*t.shape[:-1], t.shape[-1] * 2) if spelling == "F4" else t.shape
         sizes = ",".join(map(str, shape))
@@ -284,7 +267,7 @@ def _lay_out(file: str, tensors: Sequence[Tensor], metadata: Mapping[str, str]) 
 
 def _beginning(metadata: Mapping[str, str]) -> str:
     """The header up to its first tensor."""
-    return '{"__metadata__":' + json.dumps(metadata, ensure_ascii=False, separators=(",", ":"))
+    return '{"__metadata__":' + json.dumps({"format": "pt", **metadata}, ensure_ascii=False, separators=(",", ":"))
 
 
 MAX_PROVED = 50_000_000  # bytes of headers up to which the reference implementation parses them as well

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, Tensor
 from ..errors import CorruptCheckpoint
 from ..output.destination import OutputFile
 from ..storage.files import read_all
 from ..storage.json import parse_json
-from .own_metadata import hashes_of
+from .own_metadata import hashes_of, unhashed
 from .placement import Patch, Placement, Slot
 
 SUFFIX = ".index.json"
@@ -43,28 +44,51 @@ def read(url: str) -> tuple[dict[str, str], dict[str, str]]:
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
-def shard_names(whole: str, suffix: str, count: int) -> list[str]:
-    """The names of `count` shards of a file; a single shard has the name of the file."""
-    stem = whole.removesuffix(suffix)
-    return [whole] if count == 1 else [f"{stem}-{i:05d}-of-{count:05d}{suffix}" for i in range(1, count + 1)]
+def place(
+    whole: str,
+    suffix: str,
+    checkpoint: Checkpoint,
+    limit: int | None,
+    lay_out: Callable[[str, Checkpoint], Placement],
+    owners: Mapping[str, str] = {},
+) -> Placement:
+    """Place a checkpoint in order in files of at most `limit` bytes of tensors, with an index if there are several.
 
-
-def joined(whole: str, suffix: str, shards: Sequence[Placement], checkpoint: Checkpoint) -> Placement:
-    """One placement of all shards, with slots in the order of the names, and the index if there are several."""
-    files = [f for p in shards for f in p.files]
-    slots = {name: slot for p in shards for name, slot in p.slots.items()}
-    patches = [patch for p in shards for patch in p.patches]
-    if len(shards) > 1:
+    whole: the name of a single file. lay_out: places one file. owners: the first of names that stay in one file and
+    count once.
+    """
+    shards = _cut(checkpoint, limit, owners)
+    stem, count = whole.removesuffix(suffix), len(shards)
+    names = [f"{stem}-{i:05d}-of-{count:05d}{suffix}" for i in range(1, count + 1)] if count > 1 else [whole]
+    placed = [lay_out(name, shard) for name, shard in zip(names, shards, strict=True)]
+    files = [f for p in placed for f in p.files]
+    slots = {name: slot for p in placed for name, slot in p.slots.items()}
+    patches = [patch for p in placed for patch in p.patches]
+    if count > 1:
         patches.append(index(whole, slots, checkpoint.metadata))
         files.append(OutputFile(whole + SUFFIX, len(patches[-1].data)))
-    stem = re.escape(whole.removesuffix(suffix))
-    stale = rf"{re.escape(whole)}({re.escape(SUFFIX)})?|{stem}-\d{{5}}-of-\d{{5}}{re.escape(suffix)}"
-    return Placement(files, {name: slots[name] for name in checkpoint}, patches, shards[0].check, stale)
+    stale = rf"{re.escape(whole)}({re.escape(SUFFIX)})?|{re.escape(stem)}-\d{{5}}-of-\d{{5}}{re.escape(suffix)}"
+    return Placement(files, {name: slots[name] for name in checkpoint}, patches, placed[0].check, stale)
+
+
+def _cut(checkpoint: Checkpoint, limit: int | None, owners: Mapping[str, str]) -> list[Checkpoint]:
+    groups, homes, size = [dict[str, Tensor]()], dict[str, dict[str, Tensor]](), 0
+    for name, t in checkpoint.items():
+        owner = owners.get(name, name)
+        if owner not in homes:
+            if groups[-1] and limit is not None and size + t.nbytes > limit:
+                groups.append({})
+                size = 0
+            homes[owner] = groups[-1]
+            size += t.nbytes
+        homes[owner][name] = t
+    metadata = unhashed(checkpoint.metadata) if len(groups) > 1 else checkpoint.metadata  # the index has the hashes
+    return [replace(checkpoint, metadata=metadata).with_tensors(group) for group in groups]
 
 
 def index(whole: str, slots: Mapping[str, Slot], metadata: Mapping[str, str]) -> Patch:
     """The index, JSON as transformers writes it, with the hashes among the metadata; tied tensors count once."""
     total = sum(size for _, _, size in {(s.file, s.start, s.size) for s in slots.values()})
-    files = {name: slots[name].file for name in sorted(slots)}
+    files = {name: slots[name].file.rpartition("/")[2] for name in sorted(slots)}
     made = {"metadata": {"total_size": total, **hashes_of(metadata)}, "weight_map": files}
     return Patch(whole + SUFFIX, 0, (json.dumps(made, indent=2) + "\n").encode())

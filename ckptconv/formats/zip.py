@@ -21,9 +21,11 @@ from typing import NamedTuple
 
 from ..errors import CorruptCheckpoint, UnsafeCheckpoint
 from ..messages import listing, printable
-from ..storage.checksum import crc
+from ..output.destination import OutputFile
+from ..storage.checksum import combine, crc
 from ..storage.files import Reader, ahead
 from ..storage.ranges import MAX_DIRECTORY, Ranges
+from .placement import Patch, Placement, Slot
 
 STORED, DEFLATED = 0, 8
 RATIO = 1032  # what deflate can reach at most
@@ -327,6 +329,41 @@ class PlacedMember(NamedTuple):
     start: int
     size: int
     extra: bytes = b""  # extra fields of its entry in the directory
+
+
+class Content(NamedTuple):
+    """What a member holds: a head, and after it the elements of a tensor, which has a name, or nothing."""
+
+    head: bytes
+    tensor: str | None = None
+    size: int = 0  # bytes of the tensor
+    extra: bytes = b""  # extra fields of its entry in the directory
+
+
+class StoredZip:
+    """The layout of a zip whose members are called `contents`."""
+
+    def __init__(self, file: str, contents: Mapping[str, Content]) -> None:
+        self.file, self.contents = file, [*contents.values()]
+        entries, self.end = lay_out((name, len(c.head) + c.size) for name, c in contents.items())
+        self.entries = [e._replace(extra=c.extra) for e, c in zip(entries, self.contents, strict=True)]
+
+    def placement(self) -> Placement:
+        """Everything but the headers, which need the checksums."""
+        places = [(e.start, *c) for e, c in zip(self.entries, self.contents, strict=True)]
+        slots = {name: Slot(self.file, at + len(head), size) for at, head, name, size, _ in places if name is not None}
+        patches = [Patch(self.file, at, head) for at, head, *_ in places if head]
+        size = self.end + len(directory(self.entries, {}, self.end))
+        return Placement([OutputFile(self.file, size)], slots, patches, check="crc32")
+
+    def headers(self, checks: Mapping[str, int]) -> list[Patch]:
+        """The local headers and the directory, now that the checksum of every tensor is known."""
+        crcs, patches = {}, []
+        for e, (head, tensor, size, _) in zip(self.entries, self.contents, strict=True):
+            check = 0 if tensor is None else checks.get(tensor, 0)
+            crcs[e.name] = combine("crc32", crc("crc32", head), check, size)
+            patches.append(Patch(self.file, e.at, local_header(e, crcs[e.name])))
+        return [*patches, Patch(self.file, self.end, directory(self.entries, crcs, self.end))]
 
 
 def lay_out(sizes: Iterable[tuple[str, int]], align: int = 64) -> tuple[list[PlacedMember], int]:

@@ -13,35 +13,22 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...checkpoint import Checkpoint, Note, Tensor
 from ...dtypes import DType
 from ...errors import CorruptCheckpoint, UnknownFormat, UnsafeCheckpoint
 from ...messages import brief, printable
 from ...moves.part import Coded, Data, Span, c_strides
-from ...output.destination import OutputFile
 from ...storage.files import Reader, Seen, split
 from ...storage.ranges import Ranges
 from .. import shard_index
 from ..detect import packed
-from ..own_metadata import unhashed
-from ..placement import Patch, Placement, Slot, refuse_unheld
+from ..placement import Patch, Placement, refuse_unheld
 from ..table import Reading
-from ..zip import (
-    STORED,
-    Member,
-    PlacedMember,
-    contents,
-    directory,
-    known,
-    lay_out,
-    local_header,
-    members,
-)
+from ..zip import STORED, Content, Member, StoredZip, contents, known, members
 from .flatten import METADATA, checkpoint
 from .pickle import load
 from .tensors import TORCH, Storage, StorageType, storage_id
@@ -199,30 +186,13 @@ def writer(url: str, max_shard_size: int | None = None) -> TorchWriter:
     return TorchWriter(url, max_shard_size)
 
 
-class _Archive(NamedTuple):
-    """A file to write: its members, where they end, the bytes of some, and the first tensor stored in each other."""
-
-    file: str
-    entries: list[PlacedMember]
-    end: int
-    fixed: dict[str, bytes]
-    owners: dict[str, str]
-
-    def headers(self, checks: Mapping[str, int]) -> Iterator[Patch]:
-        """What stands before and after the members, now that the CRC of every tensor is known."""
-        crcs = {member.encode(): zlib.crc32(raw) for member, raw in self.fixed.items()}
-        crcs |= {member.encode(): checks.get(name, 0) for member, name in self.owners.items()}
-        yield from (Patch(self.file, e.at, local_header(e, crcs[e.name])) for e in self.entries)
-        yield Patch(self.file, self.end, directory(self.entries, crcs, self.end))
-
-
 @dataclass
 class TorchWriter:
     """Lay archives out, each of at most `limit` bytes of tensors. `place` remembers what `seal` needs."""
 
     url: str
     limit: int | None = None
-    archives: list[_Archive] = field(default_factory=list)
+    archives: list[StoredZip] = field(default_factory=list)
     placed: Checkpoint | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
@@ -230,13 +200,19 @@ class TorchWriter:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "torch")
-        base = split(self.url)[1]
-        suffix = os.path.splitext(base)[1]
-        parts = [checkpoint] if self.limit is None else _cut(checkpoint, self.limit)
-        names = shard_index.shard_names(base, suffix, len(parts))
-        made = [_lay_out(name, part) for name, part in zip(names, parts, strict=True)]
-        self.archives, self.placed = [archive for archive, _ in made], checkpoint
-        return shard_index.joined(base, suffix, [placement for _, placement in made], checkpoint)
+        self.archives, self.placed = [], checkpoint
+        base, ties = split(self.url)[1], checkpoint.owners()
+        return shard_index.place(base, os.path.splitext(base)[1], checkpoint, self.limit, self._lay_out, ties)
+
+    def _lay_out(self, file: str, checkpoint: Checkpoint) -> Placement:
+        owner = {n: first if checkpoint[n].count else n for n, first in checkpoint.owners().items()}
+        keys = {name: str(i) for i, name in enumerate(n for n in checkpoint if owner[n] == n)}
+        body = pickled(checkpoint, {name: keys[owner[name]] for name in checkpoint}) + attributes(checkpoint.metadata)
+        inside = {ROOT + PICKLE: Content(body), ROOT + "byteorder": Content(b"little")}
+        inside |= {f"{ROOT}data/{key}": Content(b"", name, checkpoint[name].nbytes) for name, key in keys.items()}
+        self.archives.append(StoredZip(file, inside | {ROOT + "version": Content(b"3\n")}))
+        placed = self.archives[-1].placement()
+        return placed._replace(slots={name: placed.slots[owner[name]] for name in checkpoint})
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         """All headers; and the pickles and the index again, if there is metadata."""
@@ -244,22 +220,6 @@ class TorchWriter:
         if metadata and self.placed is not None:
             again = self.place(replace(self.placed, metadata=dict(metadata))).patches
         return [*again, *(patch for archive in self.archives for patch in archive.headers(checks))]
-
-
-def _lay_out(file: str, checkpoint: Checkpoint) -> tuple[_Archive, Placement]:
-    owner = {n: first if checkpoint[n].count else n for n, first in checkpoint.owners().items()}
-    keys = {name: str(i) for i, name in enumerate(n for n in checkpoint if owner[n] == n)}
-    body = pickled(checkpoint, {name: keys[owner[name]] for name in checkpoint}) + attributes(checkpoint.metadata)
-    first, last = {ROOT + PICKLE: body, ROOT + "byteorder": b"little"}, {ROOT + "version": b"3\n"}
-    fixed, owners = first | last, {f"{ROOT}data/{key}": name for name, key in keys.items()}
-    sizes = ((m, len(fixed[m]) if m in fixed else checkpoint[owners[m]].nbytes) for m in (*first, *owners, *last))
-    entries, end = lay_out(sizes)
-    places = {owners.get(e.name.decode()): e for e in entries}
-    slots = {n: Slot(file, places[owner[n]].start, places[owner[n]].size) for n in checkpoint}
-    patches = [Patch(file, e.start, fixed[name]) for e in entries if (name := e.name.decode()) in fixed]
-    size = end + len(directory(entries, {}, end))
-    placement = Placement([OutputFile(file, size)], slots, patches, check="crc32")
-    return _Archive(file, entries, end, fixed, owners), placement
 
 
 ORDERED = b"ccollections\nOrderedDict\n"
@@ -332,23 +292,3 @@ def _int(value: int) -> bytes:
         return b"J" + value.to_bytes(4, "little")
     size = value.bit_length() // 8 + 1
     return b"\x8a%c" % size + value.to_bytes(size, "little")
-
-
-def _cut(checkpoint: Checkpoint, limit: int) -> list[Checkpoint]:
-    """Split in order; a tie group goes where its first name goes, and counts once."""
-    first = {name: group[0] for group in checkpoint.ties for name in group}
-    groups: list[dict[str, Tensor]] = [{}]
-    homes: dict[str, dict[str, Tensor]] = {}
-    size = 0
-    for name, t in checkpoint.items():
-        owner = first.get(name, name)
-        if owner not in homes:
-            if size and size + t.nbytes > limit:
-                groups.append({})
-                size = 0
-            homes[owner] = groups[-1]
-            size += t.nbytes
-        homes[owner][name] = t
-    metadata = unhashed(checkpoint.metadata) if len(groups) > 1 else checkpoint.metadata  # the index has the hashes
-    whole = replace(checkpoint, notes=(), metadata=metadata)
-    return [whole.with_tensors(group) for group in groups]
