@@ -61,7 +61,7 @@ class Wrapper:
 
 
 JOBLIB: dict[tuple[str, str], Any] = {
-    ("joblib.numpy_pickle", "NumpyArrayWrapper"): Known("NumpyArrayWrapper", None, Wrapper),
+    ("joblib.numpy_pickle", "NumpyArrayWrapper"): Known("NumpyArrayWrapper", Wrapper, "empty"),
 }
 
 

@@ -53,38 +53,23 @@ ALONE = ("generator", "encoder", "backbone", "teacher", "checkpoint", "model_dic
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
 ABSENT = {META: "on the meta device, without data", PART: "of which this file holds the part of one process"}
 SHOWN = 6  # entries that a note names
-MAX_VALUES = 1000
+MAX_VALUES, MAX_ITEMS = 1000, 50  # in all, and of one list
 MAX_LISTED = 2**24  # bytes of lists of numbers that become tensors
 PLAIN = Reading()
 
 
 def checkpoint(
-    root: Any,
-    size: int,
-    how: Reading = PLAIN,
-    *,
-    url: str,
-    format: str,
-    notes: Iterable[Note] = (),
-    quiet: bool = False,
-    constants: Any = None,
-    classes: Mapping[str, Any] = {},
+    root: Any, size: int, how: Reading = PLAIN, *, url: str, format: str, notes: Iterable[Note] = ()
 ) -> Checkpoint:
     """Make a checkpoint of a pickle's value.
 
-    size: bytes of the pickle. quiet: values are not worth a note. constants, classes: of TorchScript; the constants
-    have this name.
+    size: bytes of the pickle.
     """
-    walked = Walk(size, classes)
+    walked = Walk(size, {})
     leaves = list(walked.leaves(root))
-    state = root.state if type(root) is Ordered else {}
+    metadata = _metadata(root.state.get(METADATA)) if type(root) is Ordered else {}
     whole = is_module(root)  # whose attribute may be called `model` as well
-    if constants is not None:
-        leaves += walked.leaves({"constants": constants})
-    return gather(
-        leaves, walked, how, (url,), format, notes,
-        quiet=quiet, whole=whole, metadata=_metadata(state.get(METADATA)),
-    )  # fmt: skip
+    return gather(leaves, walked, how, (url,), format, notes, whole=whole, metadata=metadata)
 
 
 def _metadata(found: Any) -> dict[str, str]:
@@ -105,7 +90,7 @@ def gather(
     whole: bool = False,
     metadata: Mapping[str, str] = {},
 ) -> Checkpoint:
-    """Make a checkpoint of leaves. whole: no entry is to be taken out of it."""
+    """Make a checkpoint of leaves. quiet: values are not worth a note. whole: no entry is to be taken out of it."""
     leaves, unwrapped, details = (leaves, [], Details()) if whole else unwrap(leaves)
     read = [leaf.value for leaf in leaves if not leaf.role]
     made = Made(how)
@@ -369,7 +354,7 @@ class Made:
             yield Note("skipped", text, tuple(self.values), tensors=False)
 
 
-def jsonable(value: Any, room: int = 50) -> Any:
+def jsonable(value: Any) -> Any:
     """A value as JSON, truncated if it is long."""
     kind = type(value)
     if kind is float and not isfinite(value):
@@ -377,7 +362,7 @@ def jsonable(value: Any, room: int = 50) -> Any:
     if kind in (str, int, bool, float) or value is None:
         return value if kind is not str or len(value) < 1000 else value[:1000] + "..."
     if kind in (list, tuple, set, frozenset):
-        return [jsonable(v, room) for v in list(value)[:room]]
+        return [jsonable(v) for v in list(value)[:MAX_ITEMS]]
     if kind in (Known, Inert):
         return str(value.path)
     if kind in (TorchType, StorageType):

@@ -26,7 +26,7 @@ from ...storage.files import Reader, Seen
 from ..table import Reading
 from .flatten import checkpoint
 from .pickle import Truncated, load_some
-from .tensors import TORCH, Storage, StorageType, storage_id
+from .tensors import TORCH, Storage, storage_id
 from .values import shown
 
 MAGIC = re.compile(rb"\x80[\x02-\x05](?:\x95.{8})?\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\.", re.DOTALL)
@@ -59,24 +59,20 @@ class _Stream:
 
     def __init__(self, f: Reader, opaque: bool) -> None:
         self.f, self.at, self.opaque = f, 0, opaque
-        self.first, self.window = 0, b""
 
     def pickle(self, persistent: Any = None) -> Any:
-        """Interpret the next pickle. How long it is shows only at its end: the window grows until it suffices."""
-        size = FIRST
+        """Interpret the next pickle. How long it is shows only at its end: what is read grows until it suffices."""
+        size, left = FIRST, self.f.size - self.at
         while True:
-            if not self.first <= self.at < self.first + len(self.window):
-                self.first, self.window = self.at, self.f.read(self.at, min(size, self.f.size - self.at))
-            partial = self.first + len(self.window) < self.f.size
+            raw = self.f.read(self.at, min(size, left))
             try:
                 value, end = load_some(
-                    self.window, self.at - self.first, allowed=TORCH, persistent_load=persistent,
-                    opaque=self.opaque, window=partial,
-                )  # fmt: skip
+                    raw, allowed=TORCH, persistent_load=persistent, opaque=self.opaque, window=size < left
+                )
             except Truncated:
-                size, self.window = max(size, 4 * len(self.window)), b""
+                size *= 4
                 continue
-            self.at = self.first + end
+            self.at += end
             return value
 
 
@@ -84,18 +80,21 @@ class Storages:
     """The storages that the object names by persistent ids. Where they lie is known when it has been read."""
 
     def __init__(self) -> None:
-        # with (class, count), or for a part of another storage (its key, offset, count)
-        self.known: dict[str, tuple[Storage, tuple[Any, ...]]] = {}
+        self.known: dict[str, Storage] = {}
 
     def __call__(self, pid: Any) -> Any:
         if type(pid) is tuple and len(pid) == 4 and pid[0] == "module":
             return pid[1]
         kind, key, count = storage_id(pid, 6)
-        new = Storage(kind, key, None, kind.nbytes(count))
-        whole, described = self.known.setdefault(key, (new, (kind, count)))
-        if described != (kind, count):
+        whole = self._known(key, Storage(kind, key, None, kind.nbytes(count)))
+        if whole is None:
             raise CorruptCheckpoint(f"the storage {printable(key)} is described in two ways")
         return whole if pid[5] is None else self._part(whole, count, pid[5])
+
+    def _known(self, key: str, new: Storage) -> Storage | None:
+        """The storage of this key, which is `new` if there is none yet; None if it is another."""
+        old = self.known.setdefault(key, new)
+        return old if all(getattr(old, f) == getattr(new, f) for f in ("type", "key", "size", "start")) else None
 
     def _part(self, whole: Storage, count: int, view: Any) -> Storage:
         """A view of a storage: elements offset to offset + size of it."""
@@ -104,23 +103,24 @@ class Storages:
         own, offset, size = view
         if offset < 0 or size < 0 or offset + size > count:
             raise CorruptCheckpoint(f"a part of a storage is elements {offset} to {offset + size} of {count}")
-        own, place = str(own) if type(own) is int else own, (whole.key, offset, size)
+        own = str(own) if type(own) is int else own
         new = replace(whole, size=whole.type.nbytes(size), start=offset)
-        if type(own) is not str or self.known.setdefault(own, (new, place))[1] != place:
+        part = self._known(own, new) if type(own) is str else None
+        if part is None:
             raise UnsafeCheckpoint(f"the part {shown(own)} of a storage is described in two ways")
-        return self.known[own][0]
+        return part
 
     def place(self, f: Reader, at: int, keys: list[str], *, salvage: bool = False) -> int:
         """Walk over the storages that follow the pickles; return where they end. What follows torch does not read.
 
         With `salvage`, storages behind the end of the file are not an error here but when one of them is read.
         """
-        wholes = {key: s for key, (s, described) in self.known.items() if type(described[0]) is StorageType}
+        wholes = {key: s for key, s in self.known.items() if s.key == key}
         for key in keys:
             storage = wholes.get(key)
             if storage is None or storage.data is not None:
                 raise CorruptCheckpoint(f"the storage {printable(key)} is listed, but not once used")
-            count, end = self.known[key][1][1], at + 8 + storage.size
+            count, end = storage.size * 8 // storage.type.bits, at + 8 + storage.size
             stated = int.from_bytes(f.read(at, 8), "little", signed=True) if at + 8 <= f.size or not salvage else count
             if stated != count:
                 raise CorruptCheckpoint(f"the storage {printable(key)} has {stated} elements where {count} are due")
@@ -131,6 +131,6 @@ class Storages:
             at = end
         if missing := [key for key, storage in wholes.items() if storage.data is None]:
             raise CorruptCheckpoint(f"{len(missing)} storages are used but not there, {missing[0]!r} first")
-        for storage, _ in self.known.values():
+        for storage in self.known.values():
             storage.data = wholes[storage.key].data
         return at

@@ -54,10 +54,10 @@ class Machine:
     """The state of one interpretation: the bytes, the stack, the stacks below the open marks, the memo."""
 
     def __init__(
-        self, data: bytes, start: int, allowed: Table, persistent: Callable[[Any], Any] | None,
+        self, data: bytes, allowed: Table, persistent: Callable[[Any], Any] | None,
         opaque: bool | tuple[str, ...], packed: int | None, window: bool,
     ) -> None:  # fmt: skip
-        self.data, self.at = data, start
+        self.data, self.at = data, 0
         self.ending = Truncated if window else CorruptCheckpoint
         self.allowed, self.persistent, self.opaque = allowed, persistent, opaque
         self.stack: list[Any] = []
@@ -144,12 +144,13 @@ class Machine:
             raise CorruptCheckpoint(f"a call at byte {self.at} has no tuple of arguments")
         self.contain()
         if type(what) is Known:
-            run = what.new if new else what.call
-            if run is None or named:
+            if what.call is None or named or (new and not what.new):
                 how = " by NEWOBJ" if new and what.call else ""
                 raise UnsafeCheckpoint(f"{what.path} is called{how} at byte {self.at}; it is only a name here")
+            if new and args and what.new == "empty":
+                raise UnsafeCheckpoint("a container is made by NEWOBJ with arguments, which Python ignores")
             self.charge(args)
-            return run(*args)
+            return what.call(*args)
         if type(what) is Inert:
             args = args if what.args is None else (what, *args)
             return Inert(what.path, (args, named) if named else args)
@@ -410,7 +411,6 @@ def load(data: bytes, **options: Any) -> Any:
 
 def load_some(
     data: bytes,
-    start: int = 0,
     *,
     allowed: Table = PLAIN,
     persistent_load: Callable[[Any], Any] | None = None,
@@ -418,7 +418,7 @@ def load_some(
     window: bool = False,
     packed: int | None = None,
 ) -> tuple[Any, int]:
-    """Interpret the pickle at `start`; return its value and where it ends.
+    """Interpret the pickle at the beginning of `data`; return its value and where it ends.
 
     allowed: (module, name) -> `Known` or a constant.
     persistent_load: what a persistent id stands for.
@@ -427,7 +427,7 @@ def load_some(
     window: `data` is only the beginning of something longer: raise `Truncated` where it does not suffice.
     Raises UnsafeCheckpoint with all globals that are not allowed, and CorruptCheckpoint.
     """
-    machine = Machine(data, start, allowed, persistent_load, opaque, packed, window)
+    machine = Machine(data, allowed, persistent_load, opaque, packed, window)
     try:
         value = _run(machine)
     except Truncated:

@@ -37,7 +37,7 @@ class TorchType(NamedTuple):
 
 
 class StorageType(NamedTuple):
-    """torch.FloatStorage and the like, of elements of `bits`. `row`: None if no neutral dtype fits, as for UNTYPED."""
+    """torch.FloatStorage and the like, of elements of `bits`. `row`: None if no neutral dtype fits."""
 
     name: str
     row: DType | None
@@ -133,9 +133,8 @@ class Hollow:
         """(storage, offset, shape, strides), or (data, gradient, hooks, requires_grad, volatile) of a Variable."""
         first, made = state[0] if type(state) is tuple and state else None, None
         if type(first) is Storage and len(state) == 4 and self.kind in (None, first.type) and self.value is None:
-            row = first.type.row
-            if row is not None and not first.type.quantised:
-                made = look(first, TorchType(row.torch_name, row), *state[1:])
+            if first.type.row is not None and first.type != UNTYPED:
+                made = rebuild(first, *state[1:])
         elif type(first) is View and len(state) == 5 and self.kind is None and self.value is None:
             made = first
         if made is None:
@@ -144,9 +143,8 @@ class Hollow:
 
 
 MAX_STORAGE_KEY = 200  # characters; torch counts from "0" on
-UNTYPED = StorageType("UntypedStorage", None, 8)
 META, PART = "meta", "part"  # in the place of a dtype
-BYTE = DTYPES["uint8"]
+UNTYPED = StorageType("UntypedStorage", DTYPES["uint8"], 8)
 
 
 def ints(value: Any, what: str) -> tuple[int, ...]:
@@ -190,7 +188,7 @@ def _order(storage: Storage, row: DType) -> tuple[str, ...]:
     """The byte order: torch swaps a big-endian file by the storage's type, and does not swap an untyped storage."""
     if not storage.swapped:
         return ()
-    kind = storage.type.row or (BYTE if storage.type == UNTYPED else None)
+    kind = storage.type.row
     if kind is None or kind.word != row.word:
         raise UnsafeCheckpoint(
             f"a tensor of {row} lies big-endian in {storage.type.name}, by which torch cannot restore its order"
@@ -205,8 +203,6 @@ def typed(storage: Any, *, quantised: bool = False) -> TorchType:
     kind = storage.type
     if kind.quantised and not quantised:
         raise UnsafeCheckpoint(f"a tensor without a quantiser lies in {kind.name}")
-    if kind == UNTYPED:
-        return TorchType("uint8", BYTE)
     return TorchType(kind.row.torch_name if kind.row else kind.name, kind.row)
 
 
@@ -524,7 +520,7 @@ _FROM_TYPE: dict[str, Callable[..., Any]] = {"_rebuild_from_type_v2": from_type,
 
 def _tensor(name: str, kind: StorageType | None) -> Known:
     make = constructor(kind)
-    return Known(name, make, make)
+    return Known(name, make, "same")
 
 
 _PARAMETERS = (
@@ -547,11 +543,11 @@ TORCH: dict[tuple[str, str], Any] = {
     **{("torch", name): Known(name) for name in _SCHEMES},
     **{("torch._utils", name): Known(name, call) for name, call in _UTILS.items()},
     **{(m, name): Known(name, call) for m in ("torch._tensor", "torch.tensor") for name, call in _FROM_TYPE.items()},
-    **{(module, name): Known(name, parameter, parameter) for module, name in _PARAMETERS},
+    **{(module, name): Known(name, parameter, "same") for module, name in _PARAMETERS},
     ("torch", "Tensor"): _tensor("Tensor", None),
     ("torch._tensor", "Tensor"): _tensor("Tensor", None),
-    ("torch", "Size"): Known("Size", _size, _size),
-    ("torch", "device"): Known("device", _text, _text),
+    ("torch", "Size"): Known("Size", _size, "same"),
+    ("torch", "device"): Known("device", _text, "same"),
     ("__builtin__", "getattr"): Known("getattr", encoded),
     ("torch.serialization", "_get_layout"): Known("_get_layout", layout),
     **{

@@ -24,16 +24,18 @@ Specification: torch/csrc/jit/serialization/python_print.cpp, import_source.cpp.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ...checkpoint import Checkpoint, Note
 from ...storage.files import Reader, Seen
 from ..table import Reading
 from ..zip import contents
 from .archive import PICKLE, Archive, claim, enter
-from .flatten import checkpoint
-from .walk import Classes, Names
+from .flatten import gather
+from .walk import Classes, Names, Walk
 
 MAX_CODE = 2**23  # bytes of all classes that are looked at; those of a large traced model have some MB
 _CLASS = re.compile(r"^class (\w+)\(Module\):\n  __parameters__ = (\[.*\])\n  __buffers__ = (\[.*\])$", re.MULTILINE)
@@ -57,13 +59,10 @@ def open(url: str, how: Reading) -> Checkpoint:
         if CONSTANTS in archive.members:
             constants = archive.load(CONSTANTS, "constants", foreign)
             size += archive.members[CONSTANTS].packed
-    read = partial(
-        checkpoint, root, size, how, url=url, format="torchscript", notes=archive.notes(), quiet=True,
-        constants=constants,
-    )  # fmt: skip
-    made = read(classes=classes)
+    read = partial(_gathered, root, constants, size, how, url, archive.notes())
+    made = read(classes)
     if empty := bool(classes) and all(name.startswith(UNNAMED) for name in made):
-        made = read()
+        made = read({})
     unnamed = tuple(name for name in made if name.startswith(UNNAMED))
     plain = tuple(name for name in made if empty and not name.startswith(UNNAMED))
     more = (
@@ -71,6 +70,14 @@ def open(url: str, how: Reading) -> Checkpoint:
         Note("assumed", "unnamed constants of the code; in a frozen module these are the weights", unnamed),
     )
     return replace(made, notes=(*(note for note in more if note.names), *made.notes))
+
+
+def _gathered(
+    root: Any, constants: Any, size: int, how: Reading, url: str, notes: Sequence[Note], classes: Classes
+) -> Checkpoint:
+    walked = Walk(size, classes)
+    leaves = [*walked.leaves(root), *walked.leaves({"constants": constants} if constants is not None else {})]
+    return gather(leaves, walked, how, (url,), "torchscript", notes, quiet=True, whole=True)
 
 
 def listed(archive: Archive) -> Classes:
@@ -82,7 +89,7 @@ def listed(archive: Archive) -> Classes:
         if name.startswith(CODE) and name.endswith(".py") and left >= 0:
             text = b"".join(contents(archive.f, m)).decode("utf-8", "replace")
             found[name[len(CODE) : -3].replace("/", ".")] = {
-                own: Names(*(frozenset(re.findall('"(.*?)"', items)) for items in lists))
+                own: {name: i for i, items in enumerate(lists) for name in re.findall('"(.*?)"', items)}
                 for own, *lists in _CLASS.findall(text)
             }
     return found

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ...dtypes import DTYPES
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
@@ -28,14 +28,15 @@ SCALARS = frozenset({str, bytes, int, float, bool, complex, type(None)})
 
 
 class Known(NamedTuple):
-    """An allowed global: REDUCE runs `call`, NEWOBJ runs `new`; each is our own function, None where it is refused.
+    """An allowed global: REDUCE runs `call`, our own function; None where it is refused.
 
-    The two differ: `list(x)` is x's items, but `list.__new__(list, x)` is empty.
+    new: what NEWOBJ does: "" is refused, "same" is what REDUCE does, "empty" makes a container that is filled later,
+    because `list(x)` is x's items, but `list.__new__(list, x)` is empty.
     """
 
     path: str
     call: Callable[..., Any] | None = None
-    new: Callable[..., Any] | None = None
+    new: Literal["", "same", "empty"] = ""
 
 
 class Inert:
@@ -123,17 +124,6 @@ def _default(factory: Any = None, *items: Any) -> Ordered:
     return _mapping(*items)
 
 
-def _empty(make: Callable[[], Any]) -> Callable[..., Any]:
-    """What NEWOBJ makes of a container that is filled by __init__: nothing yet, whatever its arguments."""
-
-    def new(*args: Any) -> Any:
-        if args:
-            raise UnsafeCheckpoint("a container is made by NEWOBJ with arguments, which Python ignores")
-        return make()
-
-    return new
-
-
 def _members(*args: Any) -> list[Any]:
     """The argument of list(), tuple(), set(): a container that is already there."""
     if args and type(args[0]) not in (list, tuple, set, frozenset):
@@ -161,8 +151,9 @@ def _complex(real: float = 0.0, imag: float = 0.0) -> complex:
 
 def _reconstructor(kind: Any, base: Any, value: Any) -> Inert:
     """An object of protocols 0 and 1, and what it holds as one of a built-in type: recorded."""
-    made = kind.new() if type(kind) is Known and kind.new else Inert(kind.path, ()) if type(kind) is Inert else None
-    if type(made) is not Inert or (type(kind) is Inert and kind.args is not None):
+    recorded = type(kind) is Inert and kind.args is None
+    made = Inert(kind.path, ()) if recorded else kind.call() if type(kind) is Known and kind.call and kind.new else None
+    if type(made) is not Inert:
         raise UnsafeCheckpoint(f"an object of {shown(kind)} is made by copy_reg, which is not known to write it")
     if type(value) in (dict, Ordered):
         made.pairs.update(value)
@@ -177,30 +168,25 @@ def _set(*args: Any) -> set[Any]:
     return {_plain_key(i) for i in _members(*args)}
 
 
-def _both(path: str, call: Callable[..., Any]) -> Known:
-    """An immutable type, which is made in __new__: REDUCE and NEWOBJ do the same."""
-    return Known(path, call, call)
-
-
 _BUILTINS = (
-    Known("set", _set, _empty(set)),
-    _both("frozenset", lambda *a: frozenset(_set(*a))),
-    Known("list", _members, _empty(list)),
-    _both("tuple", lambda *a: tuple(_members(*a))),
-    Known("dict", _mapping, _empty(Ordered)),
-    _both("bytes", _bytes),
+    Known("set", _set, "empty"),
+    Known("frozenset", lambda *a: frozenset(_set(*a)), "same"),
+    Known("list", _members, "empty"),
+    Known("tuple", lambda *a: tuple(_members(*a)), "same"),
+    Known("dict", _mapping, "empty"),
+    Known("bytes", _bytes, "same"),
     Known("bytearray", _bytes),
-    _both("complex", _complex),
-    _both("slice", lambda *a: a),
+    Known("complex", _complex, "same"),
+    Known("slice", lambda *a: a, "same"),
 )
 _NAMES = ("long", "unicode", "int", "float", "bool", "str", "object", "NoneType")
 
 PLAIN: dict[tuple[str, str], Any] = {
     **{(m, known.path): known for m in ("builtins", "__builtin__") for known in _BUILTINS},
     **{(m, n): Known(n) for m in ("builtins", "__builtin__") for n in _NAMES},
-    ("collections", "OrderedDict"): Known("OrderedDict", _mapping, _empty(Ordered)),
-    ("collections", "Counter"): Known("Counter", _counter, _empty(Ordered)),
-    ("collections", "defaultdict"): Known("defaultdict", _default, _empty(Ordered)),
+    ("collections", "OrderedDict"): Known("OrderedDict", _mapping, "empty"),
+    ("collections", "Counter"): Known("Counter", _counter, "empty"),
+    ("collections", "defaultdict"): Known("defaultdict", _default, "empty"),
     ("_codecs", "encode"): Known("encode", _encode),
     **{(m, "_reconstructor"): Known("_reconstructor", _reconstructor) for m in ("copy_reg", "copyreg")},
 }
@@ -237,7 +223,7 @@ def record(path: str, name: str = "") -> dict[tuple[str, str], Known]:
         return Inert(name or path, args)
 
     module, _, own = path.rpartition(".")
-    return {(module, own): Known(name or path, made, made)}
+    return {(module, own): Known(name or path, made, "same")}
 
 
 def _path(*parts: Any) -> str:
@@ -266,7 +252,7 @@ def _named_tuple(path: str, fields: list[str]) -> Known:
         out.state[SLOTS] = True
         return out
 
-    return Known(path, made, made)
+    return Known(path, made, "same")
 
 
 # Dictionaries of other packages, made of a dictionary; and the states of optax by their fields, where its versions
@@ -319,7 +305,7 @@ VALUES: dict[tuple[str, str], Any] = {
     **{pair: Known(pair[1], _mapping) for pair in _MAPPINGS},
     **{(p.rpartition(".")[0], p.rpartition(".")[2]): _named_tuple(p, fields) for p, fields in _STATES.items()},
     **{key: known for path in HARMLESS for key, known in record(path).items()},
-    **{(module, name): Known(name, _path, _path) for module in ("pathlib", "pathlib._local") for name in _PATHS},
+    **{(module, name): Known(name, _path, "same") for module in ("pathlib", "pathlib._local") for name in _PATHS},
     **{("typing", name): Known(f"typing.{name}") for name in _TYPING},
     **{(module, "getitem"): Known("getitem", _subscript) for module in ("operator", "_operator")},
 }
@@ -333,7 +319,7 @@ _SPELLING = re.compile(r"[<>=|]?([biufcSUV][0-9]{1,9}|[?bBhHiIlLqQefdgFDGO]|O8|O
 class ArrayType:
     """A numpy dtype: how numpy spells it, or the name of one of ml_dtypes; its state says the byte order."""
 
-    __slots__ = ("copied", "order", "spelling", "used")
+    __slots__ = ("order", "settled", "spelling")
 
     def __init__(self, spelling: object, align: object = False, copy: object = False) -> None:
         if type(spelling) is bytes:
@@ -341,9 +327,8 @@ class ArrayType:
         if type(spelling) is not Known and (type(spelling) is not str or not _SPELLING.match(spelling)):
             raise CorruptCheckpoint(f"a pickled numpy dtype is spelled {shown(spelling)}")
         self.spelling = spelling.path if type(spelling) is Known else str(spelling)
-        self.copied = bool(copy)  # else it is one of NumPy's own, whose state cannot be set
+        self.settled = not copy  # it is one of NumPy's own, has a state, or arrays use it
         self.order = ""
-        self.used = False
 
     def build(self, state: Any) -> None:
         """(version, byte order, subarray, names, fields, size, alignment, flags): only the order is taken."""
@@ -351,12 +336,12 @@ class ArrayType:
             raise CorruptCheckpoint(f"the state of a pickled numpy dtype is {shown(state)}")
         if any(part is not None for part in state[2:5]):
             raise CorruptCheckpoint("a structured numpy dtype is not a tensor's dtype")
-        if self.used or self.order or not self.copied:
+        if self.settled:
             raise UnsafeCheckpoint("a pickled numpy dtype is given a state where NumPy ignores it or arrays use it")
         sizes = (-1, 0, self.numpy().itemsize)
         if self.numpy().char in "SUV" and state[5] not in sizes:
             raise UnsafeCheckpoint(f"a pickled numpy dtype {self.spelling} is given the size {shown(state[5])}")
-        self.order = state[1]
+        self.order, self.settled = state[1], True
 
     def numpy(self) -> Any:
         import numpy as np
@@ -409,7 +394,7 @@ class PickledArray:
             size, have = checked_count(shape) * int(kind.numpy().itemsize), len(items) if type(items) is bytes else -1
         if size != have or (kind.spelling[:1] == "O") != (type(items) is list):
             raise CorruptCheckpoint(f"a pickled numpy array of shape {list(shape)} holds {have} instead of {size}")
-        kind.used = True
+        kind.settled = True
         self.shape, self.kind, self.fortran, self.items = shape, kind, bool(fortran), items
 
     def numpy(self) -> Any:
@@ -478,7 +463,7 @@ _ML_DTYPES = {row.numpy_name for row in DTYPES.values()} - {*_SCALARS, "object"}
 
 NUMPY: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): Known("ndarray"),
-    ("numpy", "dtype"): Known("dtype", ArrayType, ArrayType),
+    ("numpy", "dtype"): Known("dtype", ArrayType, "same"),
     **{(f"{core}.multiarray", "_reconstruct"): Known("_reconstruct", _reconstruct) for core in _CORES},
     **{(f"{core}.multiarray", "scalar"): Known("scalar", _scalar) for core in _CORES},
     **{(f"{core}.numeric", "_frombuffer"): Known("_frombuffer", _frombuffer) for core in _CORES},

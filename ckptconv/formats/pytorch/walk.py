@@ -83,8 +83,8 @@ def contents(thing: Inert, classes: Classes) -> Iterator[tuple[str, Any, WalkRol
     Of a module first what is in its state_dict(), in its order.
     """
     names = names_of(thing, classes)
-    rest: WalkRole = ATTRIBUTE if names or has_parameters(thing) else ""
-    for part in (grouped(p, names, classes) if names else p for p in states(thing)):
+    rest: WalkRole = ATTRIBUTE if names is not None or has_parameters(thing) else ""
+    for part in states(thing):
         groups = {g: part[g] for g in GROUPS if rest and type(part.get(g)) in (dict, Ordered)}
         transient = part.get("_non_persistent_buffers_set")
         left: Any = transient if type(transient) in (set, frozenset) else ()
@@ -92,37 +92,32 @@ def contents(thing: Inert, classes: Classes) -> Iterator[tuple[str, Any, WalkRol
             for key, value in inside.items():
                 if value is not None:
                     yield segment(key), value, ATTRIBUTE if group == "_buffers" and key in left else ""
-        yield from ((segment(k), v, rest) for k, v in part.items() if k not in groups and segment(k) not in _NOISE)
+        order = {k: _place(k, v, names, classes) for k, v in part.items()}
+        for key in sorted(order, key=order.__getitem__):
+            if key not in groups and segment(key) not in _NOISE:
+                yield segment(key), part[key], "" if order[key] < OTHER else rest
     yield from ((name, value, rest) for name, value in _items(thing))
 
 
-class Names(NamedTuple):
-    """The lists of a TorchScript module: what its state_dict() holds of its attributes."""
-
-    parameters: frozenset[str]
-    buffers: frozenset[str]
-
-
+Names = Mapping[str, int]  # the parameters (0) and buffers (1) that the class of a TorchScript module lists
 Classes = Mapping[str, Mapping[str, Names]]  # by the modules of Python that define them, and their own names
+MODULE, OTHER = 2, 3
 
 
 def names_of(thing: Inert, classes: Classes) -> Names | None:
-    """The lists of an object's class, if it is known to be a module."""
+    """The names that an object's class lists, if it is known to be a module."""
     module, _, name = thing.path.rpartition(".")
     return classes.get(module, {}).get(name)
 
 
-def grouped(state: dict[Any, Any], names: Names, classes: Classes) -> dict[Any, Any]:
-    """The attributes of a TorchScript module in the groups that modules of Python have."""
-    if any(group in state for group in GROUPS):
-        return state
-    groups: dict[Any, Any] = {group: {} for group in GROUPS}
-    for key, value in state.items():
-        known = type(value) is not Inert or value.path.rpartition(".")[0] in classes
-        module = type(value) is Inert and value.args is not None and (not known or names_of(value, classes))
-        lists = zip(GROUPS, (key in names.parameters, key in names.buffers, module), strict=True)
-        groups.get(next((group for group, inside in lists if inside), None), groups)[key] = value
-    return groups
+def _place(key: Any, value: Any, names: Names | None, classes: Classes) -> int:
+    """The place of an attribute in the state_dict() of a TorchScript module; `OTHER` for what is not in it."""
+    if names is None or key in names:
+        return names[key] if names else OTHER
+    if type(value) is not Inert or value.args is None:
+        return OTHER
+    known = value.path.rpartition(".")[0] in classes
+    return OTHER if known and names_of(value, classes) is None else MODULE
 
 
 def _items(thing: Inert) -> Iterator[tuple[str, Any]]:
