@@ -29,7 +29,7 @@ from ..moves.part import Coded, Data, Span, c_strides, checked_count, is_vast
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, is_dir, join, names, read_all, sibling, split
 from . import Located, own_metadata
-from .placement import Patch, Placement, Slot, refuse_unheld
+from .placement import Patch, Placement, Slot, is_text, refuse_unheld
 from .table import NPY, Reading
 
 SUFFIX = ".npy"
@@ -283,11 +283,9 @@ class NpyWriter:
     url: str
 
     def cannot_hold(self, tensor: Tensor) -> str:
-        try:
-            long = len(quote(tensor.name, safe=_SAFE)) > 250
-        except UnicodeEncodeError:
+        if not is_text(tensor.name):
             return "the name is not valid Unicode"
-        return "the name is too long for a file name" if long else unheld(tensor)
+        return "the name is too long for a file name" if len(quote(tensor.name, safe=_SAFE)) > 250 else unheld(tensor)
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "a folder of .npy")

@@ -26,7 +26,7 @@ from ..storage.checksum import combine, crc
 from ..storage.files import Reader, Seen, split
 from . import Located, own_metadata
 from .npy import MAX_HEAD, OBJECTS, SUFFIX, Head, collect, head_bytes, head_size, parse_head, strings, unheld, unpickled
-from .placement import Patch, Placement, refuse_shards, refuse_unheld
+from .placement import Patch, Placement, is_text, refuse_shards, refuse_unheld
 from .table import Reading
 from .zip import (
     STORED,
@@ -125,10 +125,6 @@ def decode(coded: Coded) -> Iterator[bytes]:
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
-def writer(url: str, max_shard_size: int | None = None) -> NpzWriter:
-    return NpzWriter(url, max_shard_size)
-
-
 class NpzWriter:
     """A stored zip in the order of the checkpoint, the elements of every array aligned to 64 bytes."""
 
@@ -139,11 +135,9 @@ class NpzWriter:
     def cannot_hold(self, tensor: Tensor) -> str:
         if "\0" in tensor.name:
             return "zip readers truncate names at a NUL"
-        try:
-            long = len(tensor.name.encode()) > 65000
-        except UnicodeEncodeError:
+        if not is_text(tensor.name):
             return "the name is not valid Unicode"
-        return "the name is too long" if long else unheld(tensor)
+        return "the name is too long" if len(tensor.name.encode()) > 65000 else unheld(tensor)
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "npz")
@@ -165,3 +159,6 @@ class NpzWriter:
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return self.zip.headers(checks)
+
+
+writer = NpzWriter

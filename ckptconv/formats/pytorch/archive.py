@@ -182,16 +182,12 @@ ROOT = "archive/"
 BATCH = 1000  # items per SETITEMS, as pickle does
 
 
-def writer(url: str, max_shard_size: int | None = None) -> TorchWriter:
-    return TorchWriter(url, max_shard_size)
-
-
 @dataclass
 class TorchWriter:
-    """Lay archives out, each of at most `limit` bytes of tensors. `place` remembers what `seal` needs."""
+    """Lay archives out, each of at most `max_shard_size` bytes of tensors. `place` remembers what `seal` needs."""
 
     url: str
-    limit: int | None = None
+    max_shard_size: int | None = None
     archives: list[StoredZip] = field(default_factory=list)
     placed: Checkpoint | None = None
 
@@ -202,7 +198,7 @@ class TorchWriter:
         refuse_unheld(self, checkpoint, "torch")
         self.archives, self.placed = [], checkpoint
         base, ties = split(self.url)[1], checkpoint.owners()
-        return shard_index.place(base, os.path.splitext(base)[1], checkpoint, self.limit, self._lay_out, ties)
+        return shard_index.place(base, os.path.splitext(base)[1], checkpoint, self.max_shard_size, self._lay_out, ties)
 
     def _lay_out(self, file: str, checkpoint: Checkpoint) -> Placement:
         owner = {n: first if checkpoint[n].count else n for n, first in checkpoint.owners().items()}
@@ -221,6 +217,8 @@ class TorchWriter:
             again = self.place(replace(self.placed, metadata=dict(metadata))).patches
         return [*again, *(patch for archive in self.archives for patch in archive.headers(checks))]
 
+
+writer = TorchWriter
 
 ORDERED = b"ccollections\nOrderedDict\n"
 

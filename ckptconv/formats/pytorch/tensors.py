@@ -133,7 +133,7 @@ class Hollow:
         """(storage, offset, shape, strides), or (data, gradient, hooks, requires_grad, volatile) of a Variable."""
         first, made = state[0] if type(state) is tuple and state else None, None
         if type(first) is Storage and len(state) == 4 and self.kind in (None, first.type) and self.value is None:
-            if first.type.row is not None and first.type != UNTYPED:
+            if first.type.row is not None and not first.type.quantised and first.type != UNTYPED:
                 made = rebuild(first, *state[1:])
         elif type(first) is View and len(state) == 5 and self.kind is None and self.value is None:
             made = first
@@ -320,22 +320,6 @@ def device_tensor(value: Any, kind: Any, device: Any, grad: Any) -> Any:
     return inner
 
 
-def constructor(kind: StorageType | None) -> Callable[..., Any]:
-    """torch.FloatTensor() and torch.FloatTensor(storage); a list, a size or a tensor would make other tensors."""
-
-    def make(*args: Any) -> Any:
-        if not args:
-            return Hollow(kind)
-        storage = args[0]
-        if len(args) > 1 or type(storage) is not Storage or storage.type != kind or kind.row is None:
-            what = ", ".join(shown(a) for a in args)
-            raise UnsafeCheckpoint(f"a tensor is made by {kind.name[:-7] if kind else ''}Tensor({what})")
-        count = storage.size // kind.row.itemsize
-        return rebuild(storage, 0, (count,), (1,))
-
-    return make
-
-
 # --- with attributes, and of subclasses -------------------------------------------------------------------------
 
 
@@ -519,7 +503,16 @@ _FROM_TYPE: dict[str, Callable[..., Any]] = {"_rebuild_from_type_v2": from_type,
 
 
 def _tensor(name: str, kind: StorageType | None) -> Known:
-    make = constructor(kind)
+    """torch.FloatTensor() and torch.FloatTensor(storage); a list, a size or a tensor would make other tensors."""
+
+    def make(*args: Any) -> Any:
+        if not args:
+            return Hollow(kind)
+        storage = args[0]
+        if len(args) > 1 or type(storage) is not Storage or storage.type != kind or kind.row is None:
+            raise UnsafeCheckpoint(f"a tensor is made by {name}({', '.join(map(shown, args))})")
+        return rebuild(storage, 0, (storage.size // kind.row.itemsize,), (1,))
+
     return Known(name, make, "same")
 
 
@@ -533,7 +526,11 @@ TORCH: dict[tuple[str, str], Any] = {
     **VALUES,
     **NUMPY,
     **{(m, name + "Storage"): kind for m in ("torch", "torch.cuda") for name, kind in _STORAGES.items()},
-    **{(m, name + "Tensor"): _tensor(name, kind) for m in ("torch", "torch.cuda") for name, kind in _STORAGES.items()},
+    **{
+        (m, name + "Tensor"): _tensor(f"{name}Tensor", kind)
+        for m in ("torch", "torch.cuda")
+        for name, kind in _STORAGES.items()
+    },
     ("torch.storage", "UntypedStorage"): UNTYPED,
     ("torch", "UntypedStorage"): UNTYPED,
     ("torch.storage", "TypedStorage"): Known("TypedStorage"),
