@@ -23,68 +23,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import Report as Report
-    from .api import Verified as Verified
-    from .api import convert, diff, dry_run, open, save, verify
+    from .api import Report as Report, Verified as Verified, convert, diff, dry_run, open, save, verify
     from .bulk.run import zoo
     from .bulk.summary import Summary as Summary
-    from .checkpoint import Checkpoint as Checkpoint
-    from .checkpoint import Note as Note
-    from .checkpoint import Tensor as Tensor
+    from .checkpoint import Checkpoint as Checkpoint, Note as Note, Tensor as Tensor
     from .dtypes import DType as DType
     from .engine.plan import Plan as Plan
     from .errors import (
         AmbiguousFormat as AmbiguousFormat,
-    )
-    from .errors import (
         CkptError as CkptError,
-    )
-    from .errors import (
         ConversionError as ConversionError,
-    )
-    from .errors import (
         CorruptCheckpoint as CorruptCheckpoint,
-    )
-    from .errors import (
         FormatError as FormatError,
-    )
-    from .errors import (
         LayoutError as LayoutError,
-    )
-    from .errors import (
         MissingExtra as MissingExtra,
-    )
-    from .errors import (
         NameCollision as NameCollision,
-    )
-    from .errors import (
         StorageError as StorageError,
-    )
-    from .errors import (
         UnknownFormat as UnknownFormat,
-    )
-    from .errors import (
         UnmatchedTensors as UnmatchedTensors,
-    )
-    from .errors import (
         Unrepresentable as Unrepresentable,
-    )
-    from .errors import (
         UnsafeCheckpoint as UnsafeCheckpoint,
-    )
-    from .errors import (
         UsageError as UsageError,
-    )
-    from .errors import (
         VerifyError as VerifyError,
     )
-    from .matching.proposal import Match as Match
-    from .matching.proposal import match
-    from .reporting.html import Page as Page
-    from .reporting.html import report
-    from .reporting.inspection import Checked as Checked
-    from .reporting.inspection import Inspection as Inspection
-    from .reporting.inspection import check, inspect
+    from .matching.proposal import Match as Match, match
+    from .reporting.html import Page as Page, report
+    from .reporting.inspection import Checked as Checked, Inspection as Inspection, check, inspect
     from .verification.difference import Diff as Diff
 
 __version__ = "0.1.0"

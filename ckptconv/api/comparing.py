@@ -14,8 +14,7 @@ from ..formats.keras import order
 from ..formats.own_metadata import OPTIONS
 from ..messages import brief, listing, printable
 from ..rules import names, passes
-from .options import CHANGE, SELECT, Options, Path, Source, departing, parse_options, takes
-from .options import path as text
+from .options import CHANGE, SELECT, Options, Path, Source, departing, parse_options, path as text, takes
 from .reading import changed, list_of, merged, opened, prepare, selected, whole
 from .result import Verified
 from .writing import MADE_WITH, holdable

@@ -20,8 +20,7 @@ from ..rules import names, passes
 from ..rules.sizes import PART
 from ..storage import files
 from .memory import gathered
-from .options import SELECT, Options, Path, Source, parse_options, takes
-from .options import path as text
+from .options import SELECT, Options, Path, Source, parse_options, path as text, takes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

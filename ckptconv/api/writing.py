@@ -30,8 +30,19 @@ from ..storage import files
 from ..storage.lookups import once, session
 from ..verification.readback import confirm, unwatched
 from .memory import gathered
-from .options import CHANGE, RESOURCES, SELECT, TARGET, Options, Path, Source, departing, parse_options, takes
-from .options import path as text
+from .options import (
+    CHANGE,
+    RESOURCES,
+    SELECT,
+    TARGET,
+    Options,
+    Path,
+    Source,
+    departing,
+    parse_options,
+    path as text,
+    takes,
+)
 from .reading import dated, list_of, refuse_nameless, url_of
 from .result import Report
 

@@ -36,8 +36,7 @@ from ..storage.lookups import kept, once
 from ..storage.paths import file_name, inside
 from .discover import FoundCheckpoint, discover
 from .ledger import NAME, STRANGE, LedgerEntry, read
-from .manifest import FORMAT, Row, is_manifest
-from .manifest import read as read_manifest
+from .manifest import FORMAT, Row, is_manifest, read as read_manifest
 
 State = Literal["convert", "retry", "changed", "done", "problem"]
 ASKING = 16  # threads that look for remote rows of a manifest

@@ -16,8 +16,7 @@ from math import isfinite
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
-from ..messages import brief, indented, paragraph, printable, redacted, scrubbed, widths_of
-from ..messages import table as lines_of
+from ..messages import brief, indented, paragraph, printable, redacted, scrubbed, table as lines_of, widths_of
 from .options import spelled
 
 if TYPE_CHECKING:

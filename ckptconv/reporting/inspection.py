@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import api
 from ..api.options import SELECT, Source, limits, takes
 from ..api.reading import url_of
-from ..checkpoint import Checkpoint, Tensor, counted, in_known, uncollected
-from ..checkpoint import in_size as in_size
+from ..checkpoint import Checkpoint, Tensor, counted, in_known, in_size as in_size, uncollected
 from ..errors import UsageError
 from ..messages import brief, did_you_mean, fold, in_digits, in_shape, many, printable, redacted, table
 from ..moves.read import each, hash_tensor

@@ -41,8 +41,7 @@ from ..rules.passes import separator
 from ..verification.compare import diff
 from ..verification.difference import EXACT, PART_KINDS, Difference, places
 from . import checks
-from .inspection import role
-from .inspection import totals as totals_of
+from .inspection import role, totals as totals_of
 from .pictures import Picture, draw, heat_of, scan
 
 MAX_HISTOGRAMS = 20_000  # for the largest tensors: 44 characters each

@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from ..errors import UsageError
 from ..messages import listing, printable
-from . import layout as layouts
-from . import operations
+from . import layout as layouts, operations
 from .operations import Of, Resize
 from .templates import Domain, Matcher, Template
 

@@ -39,8 +39,7 @@ def table(kind: str) -> Way:
 
 def bundle(graph: bytes, named: Sequence[Record], path: Path) -> None:
     """Write a sound bundle of float32 vectors and an object graph."""
-    from ckptconv.formats.tensorflow import elements
-    from ckptconv.formats.tensorflow import messages_pb2 as pb
+    from ckptconv.formats.tensorflow import elements, messages_pb2 as pb
     from ckptconv.formats.tensorflow.bundle import OBJECT_GRAPH
     from ckptconv.formats.tensorflow.table import build
     from ckptconv.storage.checksum import crc, mask

@@ -13,8 +13,7 @@ from kit import Run
 import ckptconv
 from ckptconv.bulk.ledger import NAME, Ledger, LedgerEntry
 from ckptconv.bulk.summary import zoo_status
-from ckptconv.reporting.html import zoo_name as default_name
-from ckptconv.reporting.html import zoo_page as page
+from ckptconv.reporting.html import zoo_name as default_name, zoo_page as page
 
 
 def entry(at: str, state: Any, **more: Any) -> LedgerEntry:

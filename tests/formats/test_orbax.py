@@ -18,8 +18,7 @@ from orbax_golden import assert_equal, expected
 import ckptconv
 from ckptconv.bulk.discover import discover
 from ckptconv.checkpoint import Checkpoint, held
-from ckptconv.formats.orbax import items, write
-from ckptconv.formats.orbax import zarr as chunks
+from ckptconv.formats.orbax import items, write, zarr as chunks
 from ckptconv.storage.ranges import InMemory
 
 GOLDEN = FIXTURES / "orbax"  # made by fixtures/make/by_orbax.py and by_tensorstore.py

@@ -18,8 +18,7 @@ from kit import refused
 
 import ckptconv
 from ckptconv.errors import AmbiguousFormat, MissingExtra, NameCollision, UsageError
-from ckptconv.formats import detect, npy, table
-from ckptconv.formats import npy as pickles
+from ckptconv.formats import detect, npy, npy as pickles, table
 from ckptconv.storage.files import Seen
 
 # --- NumPy --------------------------------------------------------------------------------------------------------

@@ -19,8 +19,7 @@ import pytest
 import tf_tables
 
 from ckptconv.formats.table import TABLE
-from ckptconv.formats.tensorflow import messages_pb2 as pb
-from ckptconv.formats.tensorflow import table
+from ckptconv.formats.tensorflow import messages_pb2 as pb, table
 from ckptconv.storage.checksum import mask
 
 pytestmark = pytest.mark.slow

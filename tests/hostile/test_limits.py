@@ -18,8 +18,7 @@ from kit import refused
 from pickles import Raw, pickled
 
 import ckptconv
-from ckptconv.formats import flax as walker
-from ckptconv.formats import npy, safetensors
+from ckptconv.formats import flax as walker, npy, safetensors
 from ckptconv.formats.hdf5 import file as hdf5
 from ckptconv.formats.pytorch import pickle, walk
 from ckptconv.rules import axes, layout, library, templates, toml

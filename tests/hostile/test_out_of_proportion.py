@@ -20,8 +20,7 @@ from kit import refused
 import ckptconv
 from ckptconv.formats.orbax import write as btree
 from ckptconv.formats.table import TF_TABLE
-from ckptconv.formats.tensorflow import elements, objects, table
-from ckptconv.formats.tensorflow import messages_pb2 as pb
+from ckptconv.formats.tensorflow import elements, messages_pb2 as pb, objects, table
 from ckptconv.storage.checksum import mask
 
 SECONDS = 4.0  # of processor time; without their bounds these take from ten up to all there are

@@ -13,8 +13,7 @@ from ckptconv.checkpoint import Tensor, held
 from ckptconv.matching.modules.units import Unit
 from ckptconv.matching.orders import choose as cells
 from ckptconv.matching.orders.axes import Order
-from ckptconv.matching.orders.choose import FLAT, KEPT_GATES, Judge
-from ckptconv.matching.orders.choose import GATES as GRU
+from ckptconv.matching.orders.choose import FLAT, GATES as GRU, KEPT_GATES, Judge
 from ckptconv.matching.pairs import Length, Pair, Proposal, Side
 from ckptconv.matching.rules import summary, toml
 

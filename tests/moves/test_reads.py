@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from kit import examples
 from xxhash import xxh3_128_digest
 
@@ -19,8 +18,7 @@ from ckptconv.engine.plan import Budget
 from ckptconv.errors import ConversionError, CorruptCheckpoint
 from ckptconv.moves.cast import transform
 from ckptconv.moves.log import CHUNK, Log, Loss, Record
-from ckptconv.moves.part import Held, Part, Piece, Span, Stored, c_strides, checked_count, is_vast
-from ckptconv.moves.part import sliced as box
+from ckptconv.moves.part import Held, Part, Piece, Span, Stored, c_strides, checked_count, is_vast, sliced as box
 from ckptconv.moves.read import check_reads, fill, hash_check, hash_tensor, read_strings
 from ckptconv.moves.sources import Pool
 from ckptconv.storage import checksum

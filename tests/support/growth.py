@@ -104,8 +104,7 @@ def layers(folder: Path, n: int) -> Path:
 
 def v1_slices(folder: Path, n: int, each: int = 200) -> Path:
     """Every tensor in slices of three tables, read in turn."""
-    from ckptconv.formats.tensorflow import elements, table
-    from ckptconv.formats.tensorflow import messages_pb2 as pb
+    from ckptconv.formats.tensorflow import elements, messages_pb2 as pb, table
 
     count = each * n
     for k in range(3):

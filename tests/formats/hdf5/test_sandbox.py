@@ -15,8 +15,7 @@ import pytest
 
 import ckptconv
 from ckptconv.errors import CkptError, CorruptCheckpoint, MissingExtra, UnsafeCheckpoint
-from ckptconv.formats.hdf5 import file as hdf5
-from ckptconv.formats.hdf5 import sandbox
+from ckptconv.formats.hdf5 import file as hdf5, sandbox
 
 h5py = pytest.importorskip("h5py")
 SCRIPT = """

@@ -13,8 +13,7 @@ from kit import refused, same
 import ckptconv
 from ckptconv.dtypes import DTYPES, dtype
 from ckptconv.errors import Unrepresentable
-from ckptconv.formats.tensorflow import messages_pb2 as pb
-from ckptconv.formats.tensorflow import table
+from ckptconv.formats.tensorflow import messages_pb2 as pb, table
 from ckptconv.storage.checksum import mask
 from ckptconv.storage.files import Reader
 

@@ -9,8 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from kit import FIXTURES, examples, read_all, sound_or_refused
 
 import ckptconv

@@ -13,8 +13,7 @@ from kit import refused
 
 import ckptconv
 from ckptconv.errors import UsageError
-from ckptconv.formats.tensorflow import elements, objects, table
-from ckptconv.formats.tensorflow import messages_pb2 as pb
+from ckptconv.formats.tensorflow import elements, messages_pb2 as pb, objects, table
 from ckptconv.storage.checksum import mask
 
 FLOAT, STRING, RESOURCE, VARIANT, QINT8 = 1, 7, 20, 21, 11

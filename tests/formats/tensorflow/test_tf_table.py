@@ -14,8 +14,7 @@ from kit import refused
 import ckptconv
 from ckptconv.errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ckptconv.formats import tiling
-from ckptconv.formats.tensorflow import elements, table
-from ckptconv.formats.tensorflow import messages_pb2 as pb
+from ckptconv.formats.tensorflow import elements, messages_pb2 as pb, table
 from ckptconv.storage.files import Reader
 
 # tensor `a` = float32 [1, 2], written by TensorFlow
