@@ -49,7 +49,7 @@ from .messages import indented
 from .moves.read import refuse_changed
 from .moves.sources import Sources
 from .moves.torch import fill, kind_of, memory, place, refuse_overlaps, state
-from .rules import library, passes
+from .rules import passes
 from .storage.files import Stamp
 from .verification.compare import Comparison, Step
 from .verification.readback import unwatched
@@ -180,6 +180,8 @@ def load_into(
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
     if strict and (report.unexpected or report.mismatched or report.computed or parameters & set(report.missing)):
         why = indented(report.described("would fit"))
+        from .rules import library
+
         name = "" if given.get("converter") else library.suggestion(found, conventions=True)
         hint = f"; converter={name!r} takes all of its tensors" if name else ""
         raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded{hint}\n{why}")

@@ -6,7 +6,6 @@ tensors of any dtype, and what has `__dlpack__`. Nothing is copied that is conti
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any
 from ..checkpoint import Checkpoint, Tensor, contiguous, held
 from ..errors import UsageError
 from ..messages import listing
+from .options import is_path
 
 MAX_DEPTH = 100  # of mappings in mappings
 
@@ -66,7 +66,7 @@ def _state_dict(owner: Any) -> Mapping[str, Any]:
     give = getattr(owner, "state_dict", None)
     if not callable(give):
         hint = "; give it a name: {'NAME': array}" if hasattr(owner, "__array__") else ""
-        hint = "; convert takes paths" if isinstance(owner, (str, os.PathLike)) else hint
+        hint = "; convert takes paths" if is_path(owner) else hint
         raise UsageError(f"a path, a mapping of arrays or a module is needed, not {type(owner).__name__}{hint}")
     found: Mapping[str, Any] = give()
     return found

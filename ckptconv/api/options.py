@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard, TypeVar, cast
 
 from ..errors import UsageError
 from ..messages import brief, did_you_mean
@@ -63,7 +63,7 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # by how the type of a 
     "int": ("a number", lambda v: isinstance(v, int)),
     "Sequence[Pair]": ("'old=new', several of them, or a dict {old: new}", lambda v: all(map(_is_pair, v))),
     "Sequence[str]": ("a text or several", lambda v: all(isinstance(one, str) for one in v)),
-    "Source": ("a path, an open checkpoint or a dict of arrays", lambda v: isinstance(v, (str, os.PathLike, Mapping))),
+    "Source": ("a path, an open checkpoint or a dict of arrays", lambda v: is_path(v) or isinstance(v, Mapping)),
     "Mapping": ("a mapping of names, or texts 'NAME=VALUE'", lambda v: all(isinstance(k, str) for k in v)),
     "Map": ("a function", callable),
     "": ("another kind of value", lambda v: True),
@@ -89,9 +89,14 @@ def size(value: int | float | str) -> int:
     return count
 
 
+def is_path(value: Any) -> TypeGuard[Path]:
+    """Whether it names a file or folder: text, or what has a path."""
+    return isinstance(value, (str, os.PathLike))
+
+
 def path(value: Any) -> str:
     """A path or URL as text; UsageError for anything else, such as an open checkpoint."""
-    if isinstance(value, (str, os.PathLike)) and isinstance(found := os.fspath(value), str):
+    if is_path(value) and isinstance(found := os.fspath(value), str):
         return found
     hint = "; give the path of the file instead of the open file" if hasattr(value, "read") else ""
     raise UsageError(f"a path is needed, not {type(value).__name__}{hint}")
@@ -202,7 +207,7 @@ def option(default: Any, help: str, **how: Any) -> Any:
 def _made(known: Known, value: Any) -> Any:
     """The value of an option, normalised; UsageError if it is not of the type that its field declares."""
     what, of_kind = next(test for kind, test in KINDS.items() if known.kind.startswith(kind))
-    value = os.fspath(value) if known.kind.startswith("str") and isinstance(value, os.PathLike) else value
+    value = os.fspath(value) if known.kind.startswith("str") and is_path(value) else value
     try:
         made = known.clean(value) if known.clean else value
         right = of_kind(made)
@@ -380,11 +385,7 @@ def departing(how: Options, *keywords: str) -> dict[str, Any]:
         if not value or value == KNOWN[keyword].default:
             continue
         if keyword in ("converter", "like"):
-            value = (
-                os.path.basename(value)
-                if isinstance(value, (str, os.PathLike))
-                else getattr(value, "name", "in memory")
-            )
+            value = os.path.basename(value) if is_path(value) else getattr(value, "name", "in memory")
         out[keyword] = list(value) if isinstance(value, (tuple, list)) else value
     return out
 

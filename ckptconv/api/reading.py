@@ -17,10 +17,9 @@ from ..formats.table import Reading
 from ..messages import listing, printable
 from ..moves.read import Opened, stamps_of
 from ..rules import names, passes
-from ..rules.sizes import PART
 from ..storage import files
 from .memory import gathered
-from .options import SELECT, Options, Path, Source, parse_options, path as text, takes
+from .options import SELECT, Options, Path, Source, is_path, parse_options, path as text, takes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -64,7 +63,7 @@ def opened(source: Source, how: Options, *, guard: bool = False, given: Collecti
 
     An open checkpoint stays as it is open: options that are about the file do nothing to it. given: as in `whole`.
     """
-    path = isinstance(source, (str, os.PathLike))
+    path = is_path(source)
     found = whole(text(source), how, given) if path else gathered(source)
     if how.from_ and not path:
         raise UsageError("from_= is the format of a file, and this checkpoint is open already")
@@ -86,7 +85,7 @@ def whole(url: str, how: Options, given: Collection[str] = ()) -> Checkpoint:
     if lacks := complete.missing(found, url, given):
         if not how.partial:
             raise CorruptCheckpoint(f"{lacks}; partial=True goes on without", url=url)
-        found = replace(found, notes=(*found.notes, Note("skipped", f"{PART}: it {lacks}")))
+        found = replace(found, notes=(*found.notes, Note("skipped", f"{passes.PART}: it {lacks}")))
     return found
 
 
@@ -139,7 +138,7 @@ def merged(sources: Sequence[Source], how: Options, *, guard: bool = False) -> C
     if how.scope and len(how.scope) != len(sources):
         count = len(sources)
         raise UsageError(f"{count} sources need {count} scope=NAME, one for each; given are {len(how.scope)}")
-    urls = [text(s) for s in sources if isinstance(s, (str, os.PathLike))]
+    urls = [text(s) for s in sources if is_path(s)]
     found = [opened(s, how, guard=guard, given=urls) for s in sources]
     if how.scope:
         found = [passes.scope(c, name) for c, name in zip(found, how.scope, strict=True)]
@@ -167,7 +166,7 @@ def dated(sources: Sequence[Source], how: Options, *, guard: bool = False) -> tu
 
     CorruptCheckpoint if one was opened before and after it was changed.
     """
-    sources = [s if isinstance(s, (str, os.PathLike)) else gathered(s) for s in sources]
+    sources = [s if is_path(s) else gathered(s) for s in sources]
     with files.record_stamps() as stamps:
         found = prepare(sources, how, guard=guard)
     known = (t.opened for s in sources if isinstance(s, Checkpoint) for t in s.values() if t.opened)
@@ -176,7 +175,7 @@ def dated(sources: Sequence[Source], how: Options, *, guard: bool = False) -> tu
 
 def url_of(source: Source) -> str:
     """The path of a source; of an open checkpoint the first file, or '' if it is in memory."""
-    return text(source) if isinstance(source, (str, os.PathLike)) else "".join(getattr(source, "urls", ())[:1])
+    return text(source) if is_path(source) else "".join(getattr(source, "urls", ())[:1])
 
 
 def list_of(sources: Source | Sequence[Source]) -> list[Source]:

@@ -39,6 +39,7 @@ from .options import (
     Path,
     Source,
     departing,
+    is_path,
     parse_options,
     path as text,
     takes,
@@ -152,7 +153,7 @@ def convert(sources: Source | Sequence[Source], destination: Path, **given: Unpa
     if how.engine != "local":
         from ..engine import ray
 
-        many = [ray.absolute(os.fspath(s)) if isinstance(s, (str, os.PathLike)) else s for s in many]
+        many = [ray.absolute(os.fspath(s)) if is_path(s) else s for s in many]
         destination = ray.absolute(os.fspath(destination))
     checkpoint, stamps, how = _prepared(many, destination, how)
     return write(checkpoint, destination, how, many, began, stamps)
@@ -226,7 +227,7 @@ def write(
         confirm=confirmed if how.verify is not False else None,
         ahead=not how.verify,  # which reads every byte before anything is published
     )
-    with session(spared={*map(place, read)}):
+    with session(spared={*map(place, read)} if how.force else ()):
         outcome = execute(made, writer, run)
     if how.verify is not False and (files.is_remote(url) or not outcome.confirmed):  # sent, or renamed by a resumed run
         try:

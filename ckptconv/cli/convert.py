@@ -103,7 +103,8 @@ def _matched(sources: list[str], options: dict[str, Any]) -> Match:
     taken = {k: v for k, v in options.items() if k in READING}
     found = match(sources[0], options["like"], values=False, **taken)
     made = found.proposal
-    left = [n for n, t in opened(sources[0], **taken).items() if n in made.source_only and not role(t)]
+    known = opened(sources[0], **taken).values() if made.source_only else ()
+    left = [t for t in known if t.name in made.source_only and not role(t)]
     doubts = {"to look at": made.doubtful, "missing in the source": made.target_only, "left over in it": left}
     counts = ", ".join(f"{many(len(some), 'tensor')} {what}" for what, some in doubts.items() if some)
     if counts or found.doubt:

@@ -21,7 +21,7 @@ EXAMPLES = """Examples:
   ckptconv inspect model.ckpt --tree             folded: layer_{0..11}
   ckptconv inspect model.ckpt --include '*/kernel' --sort -size
   ckptconv inspect model.ckpt --stats            min, max, mean, std, NaN, Inf
-  ckptconv inspect model.ckpt --check            NaN, outliers, dead tensors ...; exits with 1 if it finds any
+  ckptconv inspect model.ckpt --check            NaN, outliers, equal tensors ...; exits with 1 if it finds any
   ckptconv inspect step-200.pt --reference step-100.pt   also what got worse since
   ckptconv inspect model.ckpt --json --hash | jq .tensors
 """
@@ -59,8 +59,8 @@ def inspect(
 ) -> None:  # fmt: skip
     """List the tensors of a checkpoint.
 
-    Shows names, dtypes, shapes, sizes and roles. Only headers are read, unless an option needs values. With
-    --check it exits with 1 if there are errors or warnings; notes do not count. Tensors that --keep-going left out do.
+    Shows names, dtypes, shapes, sizes and roles. Only headers are read, unless an option needs values. What --check,
+    --limit and --reference find is an error, a warning or a note; with notes alone the exit code is 0.
     """
     from ..reporting import inspection
 

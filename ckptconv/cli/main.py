@@ -47,16 +47,16 @@ EXIT_CODES = {  # docs/exit-codes.md says what 0, 1 and 7 mean for a verb
 }
 
 
-def exits(one: str = "") -> str:
-    """The part of a help text on exit codes; `one` says what 1 means for a verb."""
-    known = {c: one if c == 1 and one else what for c, what in EXIT_CODES.items()}
+def exits(one: str) -> str:
+    """The part of a help text on exit codes; `one` says what 1 means for a verb, '' if it never ends with that."""
+    known = {code: what for code, what in (EXIT_CODES | {1: one}).items() if what}
     return "\n".join(["Exit codes:", "", "\b", *(f"  {code:<3}{what}" for code, what in known.items())])
 
 
 app = typer.Typer(
     name="ckptconv",
     help=HELP,
-    epilog=f"{exits()}\n\n`ckptconv VERB --help` has the options of a verb and examples.",
+    epilog=f"{exits(EXIT_CODES[1])}\n\n`ckptconv VERB --help` has the options of a verb and examples.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -91,10 +91,10 @@ for verb, examples, one in (
     (diff.diff, diff.EXAMPLES, "the two differ, or some tensors cannot be read"),
     (verify.verify, verify.EXAMPLES, LOST),
     (match.match, match.EXAMPLES, "a proposal was made, but the two may not be the same model, or outputs differ"),
-    (report.report, report.EXAMPLES, LOST),
-    (report.serve, report.SERVE_EXAMPLES, LOST),
+    (report.report, report.EXAMPLES, ""),
+    (report.serve, report.SERVE_EXAMPLES, ""),
     (zoo.zoo, zoo.EXAMPLES, "some conversions failed or left out damaged tensors, or no checkpoint was found"),
-    (formats.formats, formats.EXAMPLES, LOST),
+    (formats.formats, formats.EXAMPLES, ""),
 ):
     app.command(cls=options.Grouped, epilog=f"{examples}\n{exits(one)}")(verb)
 app.add_typer(formats.converters_app, epilog=f"{formats.CONVERTERS_EXAMPLES}\n{exits('lint: there are problems')}")

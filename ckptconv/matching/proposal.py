@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import api
-from ..api.options import SELECT, Source, names_code, takes
+from ..api.options import SELECT, Source, is_path, names_code, takes
 from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
 from ..errors import ConversionError, StorageError, UnsafeCheckpoint, UsageError
@@ -195,7 +195,7 @@ def _arrays(given: Arrays, original: Original) -> tuple[Mapping[str, Any], Mappi
 
 def _read(given: Any) -> Any:
     """Arrays by name, read if they are a file, which may be a stranger's: what it holds packed is bounded."""
-    if not isinstance(given, str | os.PathLike):
+    if not is_path(given):
         return given
     found = api.open(given)
     size, packed = found.nbytes, sum(s.size for u in found.urls if (s := files.stat(u)))
@@ -221,11 +221,11 @@ def _opened(target: Any, how: api.Options) -> Checkpoint:
 
 
 def _is_path(target: Any) -> bool:
-    return isinstance(target, str | os.PathLike) and not names_code(os.fspath(target))
+    return is_path(target) and not names_code(os.fspath(target))
 
 
 def _name(side: Any) -> str:
-    path = redacted(os.fspath(side)) if isinstance(side, str | os.PathLike) else type(side).__name__
+    path = redacted(os.fspath(side)) if is_path(side) else type(side).__name__
     return os.path.basename(path.rstrip("/")) or path
 
 

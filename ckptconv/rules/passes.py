@@ -25,6 +25,7 @@ from ..dtypes import DType
 from ..errors import ConversionError, CorruptCheckpoint, NameCollision, UsageError
 from ..messages import did_you_mean, fold, in_shape, listing, many
 
+PART = "not all of the model"  # a note that begins so says what is missing, as a person knows
 AVERAGE = re.compile(r"(?P<base>.+)/ExponentialMovingAverage(?:_\d+)?")
 # What optimizers append to a variable's name: tf.train and contrib slots, BERT's and LAMB's adam_m, Mesh's _slot_vr.
 SLOT = re.compile(

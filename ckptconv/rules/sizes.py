@@ -26,6 +26,7 @@ from ..storage.json import parse_json
 from ..storage.paths import sibling, split
 from . import operations, provenance
 from .assign import Group, Names, Shape
+from .passes import PART
 from .templates import MAX_NAME, Matcher
 
 if TYPE_CHECKING:
@@ -277,7 +278,6 @@ def _solved(rule: Rule, pattern: Layout, shapes: Sequence[Shape], known: Mapping
 
 
 MAX_SHOWN = 8  # numbers that a message lists
-PART = "not all of the model"  # a note that begins so says what is missing, as a person knows
 
 
 def check_model(sizes: Sizes) -> None:
