@@ -214,7 +214,6 @@ def scan(t: Tensor, sources: Sources, *, heat: bool = True, outlier: float = OUT
     sums, odd, at, sample = Sums(), dict[str, Odd](), 0, list[Array]()
     kept: list[Array] | None = [] if t.nbytes <= KEPT else None
     cells, lines = heat_of(t) if heat else None, _lines(t)
-    takers = [taker for taker in (cells, lines) if taker]
     step = max(1, t.count // SAMPLE)
     with np.errstate(all="ignore"):
         for flat in values(t, sources):
@@ -222,7 +221,7 @@ def scan(t: Tensor, sources: Sources, *, heat: bool = True, outlier: float = OUT
             if t.dtype.kind == "f":
                 _oddities(odd, flat, at, t)
             sample.append(flat[-at % step :: step].astype(np.float64))
-            for taker in takers:
+            for taker in filter(None, [cells, *(line for line in lines if not line.cells.all())]):
                 taker.take(flat, at)
             if kept is not None:
                 kept.append(flat.copy())
@@ -230,7 +229,7 @@ def scan(t: Tensor, sources: Sources, *, heat: bool = True, outlier: float = OUT
     measured, together = sums.done(), np.sort(np.concatenate([np.empty(0), *sample]))
     together = together[np.isfinite(together)] if sums.nan or sums.inf else together
     fences = spread(together, outlier) if t.dtype.kind == "f" else None
-    dead = [np.flatnonzero(~alive) for alive in (lines.rows, lines.columns)] if lines else []
+    dead = [np.flatnonzero(line.cells == 0) for line in lines]
     return Scan(
         t, measured, odd, cells.cells if cells else None, dead, fences,
         span_of(measured, together), kept,
@@ -253,30 +252,17 @@ def _more(known: Odd, mask: Array, at: int) -> Odd:
     return Odd(known.count + count, first)
 
 
-class _Lines:
-    """Which rows (indices of the first axis) and columns (of the last) have a value that is not zero."""
-
-    def __init__(self, t: Tensor) -> None:
-        self.rows, self.columns = np.zeros(t.shape[0], bool), np.zeros(t.shape[-1], bool)
-        self.starts = np.arange(t.shape[0]) * (t.count // t.shape[0])
-
-    def take(self, flat: Array, at: int) -> None:
-        alive = flat != 0
-        rows, begin = _pieces(self.starts, at, flat.size)
-        self.rows[rows] |= np.logical_or.reduceat(alive, begin)
-        if not self.columns.all():
-            self.columns[(np.flatnonzero(alive) + at) % len(self.columns)] = True
-
-
 def _pieces(starts: Array, at: int, size: int) -> tuple[slice, Array]:
     """Which of the pieces that begin at `starts` a window of `size` elements from `at` touches, and where in it."""
     first, last = np.searchsorted(starts, [at + 1, at + size]) - [1, 0]
     return slice(first, last), np.maximum(starts[first:last], at) - at
 
 
-def _lines(t: Tensor) -> _Lines | None:
-    searched = len(t.shape) > 1 and t.count and t.dtype.kind == "f" and max(t.shape[0], t.shape[-1]) <= LINES
-    return _Lines(t) if searched else None
+def _lines(t: Tensor) -> list[Heat]:
+    """The largest |x| of each row (index of the first axis), and of each column (of the last)."""
+    if len(t.shape) < 2 or not t.count or t.dtype.kind != "f" or max(ends := (t.shape[0], t.shape[-1])) > LINES:
+        return []
+    return [Heat(ends[0], t.count // ends[0], (LINES, 1)), Heat(t.count // ends[1], ends[1], (1, LINES))]
 
 
 def matrix(shape: Sequence[int]) -> tuple[int, int]:
@@ -288,19 +274,26 @@ def matrix(shape: Sequence[int]) -> tuple[int, int]:
 class Heat:
     """The largest |x| of each cell of a matrix, whose elements come window by window."""
 
-    def __init__(self, high: int, wide: int, side: int = SIDE) -> None:
+    def __init__(self, high: int, wide: int, sides: tuple[int, int] = (SIDE, SIDE)) -> None:
         self.high, self.wide = high, wide
-        self.cells = np.zeros((min(side, self.high), min(side, self.wide)), np.float64)
-        self.starts = -(-np.arange(self.cells.shape[1]) * self.wide // self.cells.shape[1])
+        self.cells = np.zeros((min(sides[0], high), min(sides[1], wide)), np.float64)
+        self.starts = [-(-np.arange(n) * size // n) for n, size in zip(self.cells.shape, (high, wide), strict=True)]
 
     def take(self, flat: Array, at: int) -> None:
         size = np.abs(flat, dtype=np.float64 if flat.itemsize == 8 else np.float32)
-        rows = np.arange(at // self.wide, -(-(at + flat.size) // self.wide))
-        pieces, begin = _pieces(np.add.outer(rows * self.wide, self.starts).reshape(-1), at, flat.size)
-        row, column = np.divmod(np.arange(pieces.start, pieces.stop), len(self.starts))
-        np.maximum.at(
-            self.cells, ((rows[0] + row) * len(self.cells) // self.high, column), np.maximum.reduceat(size, begin)
-        )
+        while size.size:  # whole rows, or a part of one
+            row, left = divmod(at, self.wide)
+            some = (
+                min(self.wide - left, size.size)
+                if left or size.size < self.wide
+                else size.size // self.wide * self.wide
+            )
+            block = size[:some].reshape(-1, min(some, self.wide))
+            rows, top = _pieces(self.starts[0], row, block.shape[0])
+            columns, begin = _pieces(self.starts[1], left, block.shape[1])
+            cells = self.cells[rows, columns]
+            np.maximum(cells, np.maximum.reduceat(np.maximum.reduceat(block, begin, axis=1), top), out=cells)
+            size, at = size[some:], at + some
 
 
 def heat_of(t: Tensor) -> Heat | None:
@@ -363,7 +356,7 @@ def region(t: Tensor, rectangle: Sequence[int], sources: Sources) -> Region:
     top, bottom, left, right = rectangle
     if not (0 <= top < bottom <= shape[0] and 0 <= left < right <= shape[1]):
         raise UsageError(f"no rectangle {list(rectangle)} is in {shape[0]} rows and {shape[1]} columns", tensor=t.name)
-    heat, texts = Heat(bottom - top, right - left, CELLS), list[str]()
+    heat, texts = Heat(bottom - top, right - left, (CELLS, CELLS)), list[str]()
     single = heat.cells.shape == (heat.high, heat.wide)
     at = 0
     with np.errstate(all="ignore"):
