@@ -23,7 +23,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import Report as Report, Verified as Verified, convert, diff, dry_run, open, save, verify
+    from .api.comparing import diff, verify
+    from .api.reading import open
+    from .api.result import Report as Report, Verified as Verified
+    from .api.writing import convert, dry_run, save
     from .bulk.run import zoo
     from .bulk.summary import Summary as Summary
     from .checkpoint import Checkpoint as Checkpoint, Note as Note, Tensor as Tensor
@@ -55,7 +58,10 @@ __version__ = "0.1.0"
 __all__ = ["check", "convert", "diff", "dry_run", "inspect", "match", "open", "report", "save", "verify", "zoo"]
 
 _HOME = {
-    "api": {"Report", "Verified", "convert", "diff", "dry_run", "open", "save", "verify"},
+    "api.comparing": {"diff", "verify"},
+    "api.reading": {"open"},
+    "api.result": {"Report", "Verified"},
+    "api.writing": {"convert", "dry_run", "save"},
     "bulk.run": {"zoo"},
     "bulk.summary": {"Summary"},
     "checkpoint": {"Checkpoint", "Note", "Tensor"},

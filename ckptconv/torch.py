@@ -26,9 +26,8 @@ except ImportError as e:
 
 from torch.overrides import TorchFunctionMode
 
-from .api import dated, parse_options
-from .api.options import CHANGE, SELECT, Source, takes
-from .api.reading import list_of
+from .api.options import CHANGE, SELECT, Source, parse_options, takes
+from .api.reading import dated, list_of
 from .api.result import Loaded
 from .checkpoint import Checkpoint, Tensor
 from .checkpoint.torch import (

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ckptconv import api
+from ckptconv.api import writing
+from ckptconv.api.options import Options
 from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import CkptError
@@ -51,7 +52,7 @@ def tiny(row: Format, **said: object) -> tuple[Checkpoint, Checkpoint, int]:
         with tempfile.TemporaryDirectory() as folder:
             path = path_for(row, folder)
             try:
-                api.write(whole, path, api.Options(to=row.name, verify=False, sync=False))
+                writing.write(whole, path, Options(to=row.name, verify=False, sync=False))
             except CkptError:
                 continue
             size = sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file())

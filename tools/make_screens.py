@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import ckptconv
-from ckptconv.api import Options
+from ckptconv.api.options import Options
 from ckptconv.reporting import serve
 
 ROOT = Path(__file__).parents[1]

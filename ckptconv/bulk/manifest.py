@@ -19,8 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..api import Options
-from ..api.options import CHANGE, KNOWN, SELECT
+from ..api.options import CHANGE, KNOWN, SELECT, Options
 from ..api.reading import refuse_nameless
 from ..errors import CorruptCheckpoint, MissingExtra, UsageError
 from ..messages import did_you_mean, listing, many

@@ -22,8 +22,7 @@ from hashlib import blake2b
 from typing import Literal
 from zlib import crc32
 
-from ..api import Options, Path
-from ..api.options import path as text
+from ..api.options import Options, Path, path as text
 from ..api.reading import list_of
 from ..errors import CkptError, StorageError, UnsafeCheckpoint, UsageError
 from ..formats import table

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from ..errors import CkptError
 
 Task = TypeVar("Task")
-PRELOAD = ["ckptconv.api", "ckptconv.formats.detect", "ckptconv.bulk.run"]
+PRELOAD = ["ckptconv.formats.detect", "ckptconv.bulk.run"]
 
 
 class WorkerDied(CkptError):

@@ -16,10 +16,10 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import api
-from ..api import Options, Path, Report, parse_options
+from ..api import comparing, reading, writing
 from ..api.comparing import VERIFY
-from ..api.options import CHANGE, RESOURCES, SELECT, takes
+from ..api.options import CHANGE, RESOURCES, SELECT, Options, Path, parse_options, takes
+from ..api.result import Report
 from ..engine import ray as ray_engine
 from ..errors import CkptError, CorruptCheckpoint, StorageError, UsageError
 from ..formats import table
@@ -273,7 +273,7 @@ def _changed(item: Conversion, engine: str) -> str:
 def _converted(item: Conversion, output: str, folder: str, how: Options) -> Report:
     """Convert it, replacing what an earlier run wrote as it wrote it, and nothing else unless that is forced."""
     given = {k: v for k, v in vars(how).items() if v is not None}
-    convert = partial(api.convert, item.found.source)
+    convert = partial(writing.convert, item.found.source)
     if how.force:
         return convert(output, **given)
     try:
@@ -282,9 +282,9 @@ def _converted(item: Conversion, output: str, folder: str, how: Options) -> Repo
     except Taken as e:
         if item.ours and item.state in ("convert", "retry"):
             with suppress(CkptError):  # a killed run may have published it without a record: then it holds the same
-                api.verify(item.found.source, output, **{k: v for k, v in given.items() if k in VERIFY})
+                comparing.verify(item.found.source, output, **{k: v for k, v in given.items() if k in VERIFY})
                 target = table.get(how.to).name if how.to else min(table.by_suffix(output), default="")
-                if api.opened(output, Options()).format == target:  # and is no file of another output
+                if reading.opened(output, Options()).format == target:  # and is no file of another output
                     return convert(output, **given | {"force": True})
         raise StorageError(e.message, url=e.url) from None
 

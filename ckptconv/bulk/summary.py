@@ -17,7 +17,7 @@ from ..storage import files
 from .ledger import KINDS, LEDGERS, LONGEST, MOST, STATES, LedgerEntry, Remark, read
 
 if TYPE_CHECKING:
-    from ..api import Report
+    from ..api.result import Report
 
 MAX_CAUSES = 20  # causes that are shown; the ledger has all
 EXAMPLES = 20  # checkpoints of each cause in JSON and on a page

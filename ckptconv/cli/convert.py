@@ -29,7 +29,7 @@ COST = ("max_memory", "jobs", "engine")
 
 if TYPE_CHECKING:
     from .. import Checkpoint, Match, Plan
-    from ..api import Report
+    from ..api.result import Report
 
 
 @takes(*READING, *CHANGING, *HOW, *COST)
@@ -61,7 +61,7 @@ def convert(
 
     Without other options only the format changes: names, values and layouts stay the same.
     """
-    from .. import api
+    from ..api import writing
 
     suggestions.refuse_fleeting(output)
     if "like" in options and not options.keys() & {"converter", "rename", "rename_regex"}:
@@ -70,13 +70,13 @@ def convert(
         if into:
             _show_fit(into, sources, options, as_json)
         else:
-            _show_plan(api.dry_run(sources, output, **options), as_json, no_fold)
+            _show_plan(writing.dry_run(sources, output, **options), as_json, no_fold)
         return
     with show.progress(quiet or as_json) as progress:
         if into:
             done = _write_state(into, sources, output, options | {"progress": progress}, quiet)
         else:
-            done = api.convert(sources, output, progress=progress, **options)
+            done = writing.convert(sources, output, progress=progress, **options)
     if as_json:
         show.as_json(done.to_json())
     elif not quiet or done.damaged:
@@ -116,7 +116,9 @@ def _matched(sources: list[str], options: dict[str, Any]) -> Match:
 
 def _write_state(into: str, sources: list[str], output: str, options: dict[str, Any], quiet: bool) -> Report:
     """Load into the module that `--into` names and write its state; the report is of both."""
-    from .. import Note, api
+    from .. import Note
+    from ..api.options import parse_options
+    from ..api.writing import write
     from ..torch import load_into, snapshot
 
     found, module, stamps = _both(into, sources, options)
@@ -130,7 +132,7 @@ def _write_state(into: str, sources: list[str], output: str, options: dict[str, 
     )
     state = replace(snapshot(module), notes=(*found.notes, *(n for n in made if n.names)))
     casts = Counter(f"{found[n].dtype} to {state[n].dtype}" for n in loaded.cast)
-    done = api.write(state, output, api.parse_options(options), sources, stamps=stamps)
+    done = write(state, output, parse_options(options), sources, stamps=stamps)
     return replace(done, loss=loaded.loss, casts=casts)
 
 
@@ -158,26 +160,27 @@ def _both(
     into: str, sources: list[str], options: dict[str, Any], *, meta: bool = False
 ) -> tuple[Checkpoint, Any, Mapping[str, tuple[int, ...]]]:
     """The checkpoint, the module that `--into` names, with `meta` without memory, and the stamps of the sources."""
-    from .. import api
-    from ..api.options import names_code
+    from ..api.options import names_code, parse_options
+    from ..api.reading import dated
     from ..errors import UsageError
     from ..torch import build
 
     if not names_code(into):
         raise UsageError(f"--into takes package.module:callable, not {into!r}")
-    how = api.parse_options(options)
+    how = parse_options(options)
     if how.dtype:
         raise UsageError("--into writes the dtypes that the module has; convert what it writes with dtype=")
-    found, stamps = api.dated(sources, how, guard=how.verify is not False)
+    found, stamps = dated(sources, how, guard=how.verify is not False)
     return replace(found, hashes={}), build(into, meta=meta), stamps  # compared, or not to be compared
 
 
 def _suggest(sources: list[str], options: dict[str, Any]) -> None:
     """Print a hint if a converter that was not requested would take every tensor."""
-    from .. import api
+    from ..api.options import parse_options
+    from ..api.reading import prepare
     from ..rules import library
 
-    if name := library.suggestion(api.prepare(sources, api.parse_options(options))):
+    if name := library.suggestion(prepare(sources, parse_options(options))):
         show.talk(
             f"hint: these are {name}'s names; -c {name} converts them, `ckptconv converters show {name}` says how"
         )

@@ -50,11 +50,11 @@ def diff(
     Tensors that differ only in name are recognised by their content. Converter, renames, --dtype, --ema, --at and
     --from apply to A, --strip-prefix to the side that has the prefix.
     """
-    from .. import api
+    from ..api import comparing
 
     if by and by not in (known := ("layer", "part", "kind")):
         raise UsageError(f"changes are summed by layer, part or kind, not by {by!r}{did_you_mean(by, known)}")
-    found = api.diff(a, b, rtol=rtol, atol=atol, **options)
+    found = comparing.diff(a, b, rtol=rtol, atol=atol, **options)
     if as_json:
         show.as_json(found.to_json(cast(Any, by)))
     else:

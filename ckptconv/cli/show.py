@@ -21,7 +21,7 @@ from .options import spelled
 
 if TYPE_CHECKING:
     from .. import Note
-    from ..api import Report
+    from ..api.result import Report
     from ..errors import CkptError
 
 

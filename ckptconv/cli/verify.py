@@ -31,10 +31,10 @@ def verify(
     Give the options of the conversion. Exits with 7, naming the first tensor and index, if anything differs. A single
     path is read completely and compared with the checksums and hashes that it carries.
     """
-    from .. import api
+    from ..api import comparing
 
     alone = len(paths) == 1
-    found = api.verify(paths[:1] if alone else paths[:-1], None if alone else paths[-1], **options)
+    found = comparing.verify(paths[:1] if alone else paths[:-1], None if alone else paths[-1], **options)
     lost = any(n.kind == "damaged" for n in found.notes)
     if as_json:
         show.as_json(found.to_json())

@@ -23,8 +23,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .. import api
-from ..api.options import SELECT, Source, is_path, names_code, takes
+from ..api import reading
+from ..api.options import SELECT, Options, Path, Source, is_path, names_code, parse_options, takes
 from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
 from ..errors import ConversionError, StorageError, UnsafeCheckpoint, UsageError
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ..api.options import MatchOptions
 
 
-Arrays = api.Path | Mapping[str, Any]
+Arrays = Path | Mapping[str, Any]
 Original = Arrays | Callable[..., Any]
 MATCH = (*SELECT, "force", "jobs")
 HOPE = 0.5  # of the smaller side must find a partner
@@ -121,7 +121,7 @@ class Match:
 def match(
     source: Source,
     target: Any,
-    destination: api.Path | None = None,
+    destination: Path | None = None,
     *,
     values: bool = True,
     check: tuple[Arrays, Original] | None = None,
@@ -141,7 +141,7 @@ def match(
     proposed, UsageError if a name leads to no module, StorageError if `destination` exists and `force` is not given,
     MissingExtra for a package that the search needs, and what `open` raises.
     """
-    how = api.parse_options(given, *MATCH)
+    how = parse_options(given, *MATCH)
     path = os.fspath(destination or "")
     refuse_remote(path, "a rule file")
     if path and not path.endswith(".toml"):
@@ -153,7 +153,7 @@ def match(
     if check:
         target = _built(target)
     with files.record_stamps() as stamps:
-        a = api.prepare([source], every)
+        a = reading.prepare([source], every)
         b = _opened(target, every.without("from_", "at", "strip_prefix", "ema"))
 
     def proposed(order: Iterable[str]) -> Proposal:
@@ -197,7 +197,7 @@ def _read(given: Any) -> Any:
     """Arrays by name, read if they are a file, which may be a stranger's: what it holds packed is bounded."""
     if not is_path(given):
         return given
-    found = api.open(given)
+    found = reading.open(given)
     size, packed = found.nbytes, sum(s.size for u in found.urls if (s := files.stat(u)))
     if size > max(UNPACKED * packed, SMALL):
         text = f"its {packed:,} bytes hold arrays of {size:,}, more than {UNPACKED} times as much"
@@ -205,12 +205,12 @@ def _read(given: Any) -> Any:
     return {n: t.numpy() for n, t in found.items()}
 
 
-def _opened(target: Any, how: api.Options) -> Checkpoint:
+def _opened(target: Any, how: Options) -> Checkpoint:
     """A checkpoint, or the names and shapes of a module; options that are about the source alone are left out."""
     if isinstance(target, Checkpoint):
         return target
     if _is_path(target) or isinstance(target, Mapping):
-        return api.opened(target, how)
+        return reading.opened(target, how)
     if not isinstance(target, str) and not callable(getattr(target, "state_dict", None)):
         raise UsageError(
             f"target is a path, an open checkpoint, a dict of arrays or a torch module, not {type(target).__name__}"

@@ -25,10 +25,9 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from ..api import Options, Path, parse_options, prepare
 from ..api.comparing import stripped
-from ..api.options import CHANGE, SELECT, Source, takes
-from ..api.reading import list_of, url_of
+from ..api.options import CHANGE, SELECT, Options, Path, Source, parse_options, takes
+from ..api.reading import list_of, prepare, url_of
 from ..errors import UsageError
 from ..formats.own_metadata import OPTIONS
 from ..messages import brief, in_bytes, many, printable, redacted, version

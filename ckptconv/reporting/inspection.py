@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import api
-from ..api.options import SELECT, Source, limits, takes
+from ..api import reading
+from ..api.options import SELECT, Source, limits, parse_options, takes
 from ..api.reading import url_of
 from ..checkpoint import Checkpoint, Tensor, counted, in_known, in_size as in_size, uncollected
 from ..errors import UsageError
@@ -135,8 +135,8 @@ def inspect(
 
     Returns an Inspection. Raises UsageError for an unknown `sort`, and what `open` raises.
     """
-    how = api.parse_options(given, *SELECT, "jobs")
-    checkpoint = api.opened(path, how)
+    how = parse_options(given, *SELECT, "jobs")
+    checkpoint = reading.opened(path, how)
     tensors = ordered(checkpoint.tensors.values(), sort) if sort else list(checkpoint.tensors.values())
     extra = _extra(tensors, stats, hash, how.workers)
     variables = graph_variables(checkpoint) if graph else None
@@ -145,7 +145,7 @@ def inspect(
 
 def _reference(path: Source, how: Options) -> Checkpoint:
     """The selected tensors of the reference, which may lack all of them."""
-    whole = api.opened(path, how.without("from_", "at", "include", "exclude"))
+    whole = reading.opened(path, how.without("from_", "at", "include", "exclude"))
     wanted = passes.wanted(how.include, how.exclude)
     return replace(whole, tensors={n: t for n, t in whole.items() if wanted(n)})
 
@@ -228,8 +228,8 @@ def check(
     """
     from . import checks
 
-    how = api.parse_options(given, *SELECT, "jobs")
-    checkpoint = api.opened(path, how)
+    how = parse_options(given, *SELECT, "jobs")
+    checkpoint = reading.opened(path, how)
     other = _reference(reference, how) if reference is not None else None
     found = checks.check(checkpoint, checks.limits(limits(limit)), workers=how.workers, reference=other)
     return Checked(checkpoint, tuple(found))

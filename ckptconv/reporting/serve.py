@@ -30,7 +30,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
-from ..api import Options, prepare
+from ..api.options import Options
+from ..api.reading import prepare
 from ..checkpoint import Checkpoint, Tensor
 from ..errors import CkptError, StorageError, UsageError
 from ..messages import in_bytes, many, printable, redacted, version

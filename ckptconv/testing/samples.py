@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import api
+from ..api.options import Options
+from ..api.writing import write as write_as_it_is
 from ..checkpoint import Checkpoint, contiguous, held, view
 from ..dtypes import DTYPES, DType
 from ..errors import CkptError
@@ -87,7 +88,7 @@ def write(checkpoint: Checkpoint, path: Path, name: str, **options: Any) -> None
     options: further options of the output, such as `max_shard_size` in bytes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    api.write(checkpoint, path, api.Options(to=name, verify=False, sync=False, force=True, **options))
+    write_as_it_is(checkpoint, path, Options(to=name, verify=False, sync=False, force=True, **options))
 
 
 def read(path: Path, name: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def read(path: Path, format: str | None, how: Reading) -> int:
     from ckptconv.formats.detect import open_checkpoint
 
     if format == "manifest":
-        from ckptconv.api import Options
+        from ckptconv.api.options import Options
 
         return sum(1 for _ in manifest.read(str(path), Options()))
     count = 0

@@ -15,7 +15,7 @@ from kit import Run
 
 import ckptconv
 from ckptconv import zoo
-from ckptconv.api import Options
+from ckptconv.api.options import Options
 from ckptconv.bulk import manifest
 from ckptconv.bulk.run import zoo_plan
 from ckptconv.errors import CkptError, CorruptCheckpoint, MissingExtra, UsageError

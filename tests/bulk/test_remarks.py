@@ -11,7 +11,7 @@ import pytest
 from kit import Run
 
 import ckptconv
-from ckptconv import api
+from ckptconv.api import result
 from ckptconv.bulk import summary
 from ckptconv.bulk.ledger import LONGEST, MOST, LedgerEntry
 from ckptconv.checkpoint import Note
@@ -59,7 +59,7 @@ def test_what_is_left_out_or_changed_is_said(what: str, cli: Run, tmp_path: Path
 def test_remarks_are_few_and_brief() -> None:
     notes = [Note("damaged", f"{'why ' * 200} {n}", (f"{'n' * 999}{n}",)) for n in range(99)]  # type: ignore[arg-type]
     notes += [Note("skipped", chr(97 + n) * 3, ("x",)) for n in range(20)] + [Note("hint", "no", ("y",))]
-    report = api.Report(("a",), "b", "npz", "npz", 1, 1, 1.0, (), tuple(notes), {"x": (1, 2)}, 0, "none")
+    report = result.Report(("a",), "b", "npz", "npz", 1, 1, 1.0, (), tuple(notes), {"x": (1, 2)}, 0, "none")
     found = summary.remarks_of(report)
     assert [r.kind for r in found] == ["damaged", "lossy", *["skipped"] * (MOST - 2)]
     assert max(len(text) for r in found for text in r) <= LONGEST

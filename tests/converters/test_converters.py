@@ -23,7 +23,7 @@ import pytest
 from kit import ROOT, SHARED
 
 import ckptconv
-from ckptconv import api
+from ckptconv.api import writing
 from ckptconv.checkpoint import Checkpoint, contiguous
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import UsageError
@@ -119,7 +119,7 @@ def test_samples(kind: str, folder: Path, tmp_path: Path) -> None:
     """From the framework's file to safetensors and back, as a user does it."""
     source = folder / {"tf": "tf_model.h5", "flax": "flax_model.msgpack"}[kind]
     made = tmp_path / "model.safetensors"
-    api.convert(source, made, converter=f"hf-{kind}")
+    writing.convert(source, made, converter=f"hf-{kind}")
     got, want = ckptconv.open(made), ckptconv.open(folder / "expected.safetensors")
     info = folder / "loading_info.json"
     unloaded = set(json.loads(info.read_text())["missing_keys"]) if info.exists() else set()

@@ -12,7 +12,8 @@ import pytest
 from kit import FIXTURES, same
 
 import ckptconv
-from ckptconv import api
+from ckptconv.api import reading
+from ckptconv.api.options import Options
 from ckptconv.checkpoint import Checkpoint, contiguous
 from ckptconv.dtypes import DTYPES
 from ckptconv.moves.part import Held, Span
@@ -56,8 +57,8 @@ def test_the_way_back_restores_every_tensor(family: str, tmp_path: Path) -> None
     select, there = selected(family), tmp_path / "there.safetensors"
     ckptconv.convert(prefix(family), there, **select, **change(family))
     ckptconv.convert(there, tmp_path / "back.ckpt", **change(family, inverse=True))
-    got, whole = ckptconv.open(tmp_path / "back.ckpt"), api.prepare([prefix(family)], api.Options(**select))
-    taken = api.prepare([prefix(family)], api.Options(**select, **change(family))).moved.values()
+    got, whole = ckptconv.open(tmp_path / "back.ckpt"), reading.prepare([prefix(family)], Options(**select))
+    taken = reading.prepare([prefix(family)], Options(**select, **change(family))).moved.values()
     want = {name for move in taken for name in move.sources}
     assert set(got) == want
     assert [n for n in want if not same(got[n].numpy(), whole[n].numpy())] == []

@@ -74,7 +74,7 @@ def test_too_little_memory_is_refused() -> None:
 
 PEAK = """
 import sys, ckptconv
-from ckptconv import api
+from ckptconv.api import options
 ckptconv.convert(sys.argv[1], sys.argv[2], max_memory=16 * 2**20,
     **({"rename": ["w=v"]} if len(sys.argv) < 4 else {"converter": sys.argv[3]}))
 print("numpy" in sys.modules)

@@ -14,7 +14,7 @@ from webserver import served
 
 import ckptconv
 from ckptconv import zoo
-from ckptconv.api import Options
+from ckptconv.api.options import Options
 from ckptconv.bulk import run
 from ckptconv.checkpoint import held as held_tensor
 from ckptconv.engine import ray as ray_engine

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv import api
+from ckptconv.api import result, writing
 from ckptconv.engine import journal, run
 from ckptconv.engine.plan import Job
 from ckptconv.errors import StorageError, UsageError, VerifyError
@@ -74,8 +74,8 @@ def counting(seen: list[Job]) -> run.Map:
     return every
 
 
-def convert(source: Path, dst: Path, use: run.Map | None = None, **target: object) -> api.Report:
-    return api.convert(source, dst, dtype="float32", map=use, **target, **SMALL)
+def convert(source: Path, dst: Path, use: run.Map | None = None, **target: object) -> result.Report:
+    return writing.convert(source, dst, dtype="float32", map=use, **target, **SMALL)
 
 
 @pytest.fixture(autouse=True)
@@ -202,7 +202,7 @@ def test_a_journal_that_came_with_the_source_gives_no_values(tmp_path: Path, mon
         with monkeypatch.context() as m:
             m.setattr(Output, "publish", stop)
             with pytest.raises(Stop):
-                api.convert("m.msgpack", "m.safetensors", resume=True, verify=True)
+                writing.convert("m.msgpack", "m.safetensors", resume=True, verify=True)
         os.chdir(tmp_path)
     names = [".m.safetensors.resume.journal", ".m.safetensors.resume.part/m.safetensors"]
     lines = [Path(folder, names[0]).read_bytes().splitlines(keepends=True) for folder in ("mine", "his")]
@@ -210,7 +210,7 @@ def test_a_journal_that_came_with_the_source_gives_no_values(tmp_path: Path, mon
     shutil.copyfile(Path("his", names[1]), Path("mine", names[1]))
     shutil.copytree("mine", "victims")
     os.chdir("victims")
-    api.convert("m.msgpack", "m.safetensors", resume=True, verify=True)
+    writing.convert("m.msgpack", "m.safetensors", resume=True, verify=True)
     assert ckptconv.open("m.safetensors")["lr"].numpy() == 0.5
 
 
@@ -292,8 +292,8 @@ def test_another_plan_is_begun_anew(
         monkeypatch.setattr(ckptconv, "__version__", changed["version"])
         changed = {}
     how = {"dtype": "float32", **SMALL, **changed}
-    api.convert(source, tmp_path / "want.npz", map=counting(every), **how)
-    api.convert(source, tmp_path / "m.npz", map=counting(again), resume=True, **how)
+    writing.convert(source, tmp_path / "want.npz", map=counting(every), **how)
+    writing.convert(source, tmp_path / "m.npz", map=counting(again), resume=True, **how)
     assert [j.start for j in again] == [j.start for j in every]
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from kit import examples, same
 
 import ckptconv
-from ckptconv import api
+from ckptconv.api import writing
 from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held, tiled, view
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine.plan import Budget, Plan, compile_plan
@@ -136,7 +136,7 @@ def test_what_is_decoded_into_the_output_is_hashed_on_the_way(tmp_path: Path) ->
     """A tensor that is a job by itself, in many blocks."""
     array = np.arange(3 * CHUNK // 4 - 5, dtype="f4") // 1000
     np.savez_compressed(tmp_path / "a.npz", w=array)
-    api.convert(tmp_path / "a.npz", tmp_path / "b.safetensors")
+    writing.convert(tmp_path / "a.npz", tmp_path / "b.safetensors")
     assert "by 1 hash" in str(ckptconv.verify(tmp_path / "b.safetensors"))
     assert same(ckptconv.open(tmp_path / "b.safetensors")["w"].numpy(), array)
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv import api
+from ckptconv.api import result, writing
 from ckptconv.errors import CkptError, StorageError
 from ckptconv.output import destination, staging
 
@@ -51,9 +51,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [home / "0.npz", home / "1.npz"]
 
 
-def write(source: Path, folder: Path, kind: str, force: bool = False, **more: object) -> api.Report:
+def write(source: Path, folder: Path, kind: str, force: bool = False, **more: object) -> result.Report:
     name, options = TARGETS[kind]
-    return api.convert(source, folder / name, force=force, verify=False, **options, **more)
+    return writing.convert(source, folder / name, force=force, verify=False, **options, **more)
 
 
 def snapshot(folder: Path) -> Names:
@@ -204,10 +204,10 @@ def test_any_step_of_the_publication_may_fail(
 @pytest.mark.parametrize("name", ["n" * 243 + ".safetensors", "\N{CJK UNIFIED IDEOGRAPH-540D}" * 81 + ".safetensors"])
 def test_names_as_long_as_they_may_be(name: str, sources: list[Path], tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="too long"):
-        api.convert(sources[0], tmp_path / ("n" + name), verify=False)
+        writing.convert(sources[0], tmp_path / ("n" + name), verify=False)
     assert os.listdir(tmp_path) == []
     for resume in (False, True):
-        api.convert(sources[0], tmp_path / name, force=resume, resume=resume)
+        writing.convert(sources[0], tmp_path / name, force=resume, resume=resume)
         assert os.listdir(tmp_path) == [name]
 
 
@@ -334,7 +334,7 @@ def test_what_can_be_no_destination(
     before = sorted(tmp_path.rglob("*"))
     for force in (False, True):
         with pytest.raises(StorageError, match=says):
-            api.convert(sources[0], to, force=force, **options)
+            writing.convert(sources[0], to, force=force, **options)
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "file").read_bytes() == b"mine"
 
@@ -460,7 +460,7 @@ def test_a_source_that_changes_meanwhile(
     name, options = TARGETS[kind]
     small = {"max_memory": 16 << 20, "jobs": 1, "map": disturbed}  # type: ignore[arg-type]
     with pytest.raises(CkptError, match=r"changed|shrank|no such file|truncated"):
-        api.convert(source, home / name, force=True, **options, **small)
+        writing.convert(source, home / name, force=True, **options, **small)
     assert snapshot(home) == before
 
 

@@ -15,7 +15,8 @@ import pytest
 from kit import Run
 
 import ckptconv
-from ckptconv import api
+from ckptconv.api import reading, writing
+from ckptconv.api.options import Options
 from ckptconv.errors import CkptError, StorageError
 from ckptconv.output import own, staging
 from ckptconv.output.destination import OutputFile
@@ -100,7 +101,7 @@ def test_nothing_is_followed(name: str, lay: str, tmp_path: Path) -> None:
     before = seen(home)
     for options in ({}, {"resume": True}, {"force": True}, {"force": True, "resume": True}):
         with suppress(CkptError):
-            api.convert(repo / "src.npz", repo / "out.safetensors", **options)
+            writing.convert(repo / "src.npz", repo / "out.safetensors", **options)
         assert seen(home) == before, options
     for again in (False, True) if name.endswith(".jsonl") else ():
         with suppress(CkptError):
@@ -130,7 +131,7 @@ def test_only_a_regular_file_is_replaced(lay: str, to: str, tmp_path: Path) -> N
     ckptconv.save({"w": np.ones(3)}, repo / "one.npz")
     for resume in (False, True):
         with pytest.raises(StorageError, match="only a regular file is replaced"):
-            api.convert(repo / "one.npz", repo / base, to=to, force=True, resume=resume)
+            writing.convert(repo / "one.npz", repo / base, to=to, force=True, resume=resume)
     assert seen(home) == before
     assert len(os.listdir(repo)) == 3
 
@@ -175,7 +176,7 @@ def test_the_state_file_of_a_training_run_stays(tmp_path: Path) -> None:
     (said,) = [n for n in plan.notes if n.names == ("checkpoint",)]
     assert "stays unchanged" in said.text
     for options in ({}, {"force": True}, {"force": True, "resume": True}):
-        report = api.convert(tmp_path / "model.ckpt-9000", tmp_path / "export", to="tf", **options)
+        report = writing.convert(tmp_path / "model.ckpt-9000", tmp_path / "export", to="tf", **options)
         assert said in report.notes
         assert (tmp_path / "checkpoint").read_text() == state
     assert len(ckptconv.open(tmp_path / "export")) == 2
@@ -191,7 +192,7 @@ def test_a_folder_that_is_a_link_is_not_written_into(to: str, force: bool, tmp_p
     (tmp_path / "repo").mkdir()
     (tmp_path / "repo" / "out").symlink_to("../victim")
     with pytest.raises(StorageError, match="out: is a link out of its folder"):
-        api.convert(tmp_path / "src.npz", tmp_path / "repo" / "out", to=to, force=force)
+        writing.convert(tmp_path / "src.npz", tmp_path / "repo" / "out", to=to, force=force)
     assert os.listdir(tmp_path / "victim") == ["model-00001-of-00003.safetensors"]
 
 
@@ -216,7 +217,7 @@ def test_what_is_private_stays_private(
             for path in out.rglob("*"):
                 path.chmod(replaced) if path.is_file() else None
         source.chmod(private)
-        api.convert(source, out / name, to=to, force=True, resume=resume)
+        writing.convert(source, out / name, to=to, force=True, resume=resume)
     finally:
         os.umask(before)
     made = [p for p in out.rglob("*") if p.is_file() and p.name != "checkpoint"]
@@ -228,8 +229,8 @@ WAYS: dict[str, Callable[[Path, Path], object]] = {  # from a checkpoint to anot
     "opened": lambda src, out: ckptconv.save(ckptconv.open(src), out),
     "its tensors": lambda src, out: ckptconv.save(dict(ckptconv.open(src)), out),
     "without hashes": lambda src, out: ckptconv.save(ckptconv.open(src), out, verify=False),
-    "prepared": lambda src, out: ckptconv.save(api.prepare([src], api.Options()), out),
-    "written": lambda src, out: api.write(api.prepare([src], api.Options()), out),
+    "prepared": lambda src, out: ckptconv.save(reading.prepare([src], Options()), out),
+    "written": lambda src, out: writing.write(reading.prepare([src], Options()), out),
     "a report": lambda src, out: ckptconv.report(src, destination=out),
     "a proposal": lambda src, out: ckptconv.match(src, src, destination=out),
 }

@@ -24,7 +24,7 @@ from browser import CHROMIUM, Browser
 from kit import Run
 
 import ckptconv
-from ckptconv.api import Options
+from ckptconv.api.options import Options
 from ckptconv.cli.report import found
 from ckptconv.moves.sources import Sources
 from ckptconv.reporting import serve

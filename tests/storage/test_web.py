@@ -18,7 +18,7 @@ from kit import Run
 from webserver import Fault, Serve, Web
 
 import ckptconv
-from ckptconv.api import Options
+from ckptconv.api.options import Options
 from ckptconv.bulk import discover
 from ckptconv.bulk.planning import read_ledger
 from ckptconv.errors import CkptError, CorruptCheckpoint, StorageError, UnsafeCheckpoint

@@ -158,7 +158,7 @@ def _served(source: str) -> None:
     import http.client
     import threading
 
-    from ckptconv.api import Options
+    from ckptconv.api.options import Options
     from ckptconv.reporting import serve
 
     made = serve.Server(serve.Shelf(lambda: [serve.Offered(source, "x", 1, "")], Options()))

@@ -16,7 +16,8 @@ import pytest
 from kit import Run, refused, same
 
 import ckptconv
-from ckptconv import api
+from ckptconv.api import comparing, writing
+from ckptconv.api.options import Options
 from ckptconv.errors import CkptError, Unrepresentable, VerifyError
 from ckptconv.formats.own_metadata import GROUP, HASHES, OPTIONS
 
@@ -49,7 +50,7 @@ def values() -> dict[str, np.ndarray]:
 def test_hashes_travel_along_and_tell(name: str, tmp_path: Path) -> None:
     want = values()
     ckptconv.save(want, tmp_path / name, hash=True, **CARRY[name])
-    found = api.verify(tmp_path / name)
+    found = comparing.verify(tmp_path / name)
     assert found.tensors == found.hashed == len(ckptconv.open(tmp_path / name))
     got = ckptconv.open(tmp_path / name)
     assert sorted(a.tobytes() for a in want.values()) == sorted(t.numpy().tobytes() for t in got.values())
@@ -62,7 +63,7 @@ def test_hashes_travel_along_and_tell(name: str, tmp_path: Path) -> None:
             flipped += 1
     assert flipped == 1
     with pytest.raises(VerifyError, match="layer3"):
-        api.verify(tmp_path / name)
+        comparing.verify(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -86,18 +87,18 @@ def test_frameworks_still_load_what_carries_hashes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_more_hashes_than_one_entry_holds(tmp_path: Path) -> None:
     ckptconv.save({f"t{i}": np.float32(i) for i in range(GROUP + 3)}, tmp_path / "m.safetensors", hash=True)
-    assert api.verify(tmp_path / "m.safetensors").hashed == GROUP + 3
+    assert comparing.verify(tmp_path / "m.safetensors").hashed == GROUP + 3
     ckptconv.save({f"t{i}": np.float32(i) for i in range(GROUP + 3)}, tmp_path / "m.hdf5", hash=True, to="hdf5")
-    assert api.verify(tmp_path / "m.hdf5").hashed == GROUP + 3
+    assert comparing.verify(tmp_path / "m.hdf5").hashed == GROUP + 3
 
 
 def test_hashes_are_not_handed_on(tmp_path: Path) -> None:
     """They would be of other tensors."""
     ckptconv.save(values(), tmp_path / "a.safetensors", hash=True, metadata={"kept": "yes"})
-    api.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", exclude=["scalar.x"])
+    writing.convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", exclude=["scalar.x"])
     assert set(ckptconv.open(tmp_path / "b.safetensors").metadata) == {"kept", "format"}
-    api.convert(tmp_path / "a.safetensors", tmp_path / "c.pt", hash=True)
-    assert api.verify(tmp_path / "c.pt").hashed == len(values())
+    writing.convert(tmp_path / "a.safetensors", tmp_path / "c.pt", hash=True)
+    assert comparing.verify(tmp_path / "c.pt").hashed == len(values())
     assert ckptconv.open(tmp_path / "c.pt").metadata["kept"] == "yes"
 
 
@@ -109,16 +110,16 @@ def test_a_shard_alone_is_not_what_the_hashes_are_of(
     ckptconv.save(values(), tmp_path / name, hash=True, max_shard_size=limit, to=kind)
     shards = sorted(tmp_path.glob("*-of-*"))
     assert len(shards) == count
-    assert {api.verify(shard, from_=kind, partial=True).hashed for shard in shards} == {0}
-    assert api.verify(shards[0]).hashed == len(values())  # its index makes it a whole
+    assert {comparing.verify(shard, from_=kind, partial=True).hashed for shard in shards} == {0}
+    assert comparing.verify(shards[0]).hashed == len(values())  # its index makes it a whole
 
 
 @pytest.mark.parametrize("name", [n for n in CARRY if not n.endswith((".pt", ".bin"))])
 def test_formats_without_checksums_carry_hashes_unless_told_otherwise(name: str, tmp_path: Path) -> None:
     ckptconv.save(values(), tmp_path / "a" / name, **CARRY[name])
-    assert api.verify(tmp_path / "a" / name).hashed == len(ckptconv.open(tmp_path / "a" / name))
+    assert comparing.verify(tmp_path / "a" / name).hashed == len(ckptconv.open(tmp_path / "a" / name))
     ckptconv.save(values(), tmp_path / "b" / name, hash=False, **CARRY[name])
-    assert api.verify(tmp_path / "b" / name).hashed == 0
+    assert comparing.verify(tmp_path / "b" / name).hashed == 0
     assert not any(HASHES.encode() in p.read_bytes() for p in (tmp_path / "b").rglob("*") if p.is_file())
 
 
@@ -135,7 +136,7 @@ def test_a_tensor_that_was_added_by_something_else(tmp_path: Path) -> None:
     kept = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
     save_file({n: np.asarray(a) for n, a in values().items()} | {"new": np.ones(3)}, tmp_path / "n.safetensors", kept)
     with pytest.raises(VerifyError, match="its hashes are of 11 tensors, but it holds 12"):
-        api.verify(tmp_path / "n.safetensors")
+        comparing.verify(tmp_path / "n.safetensors")
 
 
 # --- salvage ----------------------------------------------------------------------------------------------------
@@ -161,8 +162,8 @@ def test_keep_going_without_a_shard(kind: str, what: str, tmp_path: Path) -> Non
         flip(shard, 70 if kind == "tf" else 3)
     source = tmp_path / (name if kind == "tf" else f"{name}.index.json")
     with refused():
-        api.convert(source, tmp_path / "out.npz")
-    report = api.convert(source, tmp_path / "out.npz", keep_going=True)
+        writing.convert(source, tmp_path / "out.npz")
+    report = writing.convert(source, tmp_path / "out.npz", keep_going=True)
     got, want = ckptconv.open(tmp_path / "out.npz"), values()
     assert report.damaged
     assert set(got) | set(report.damaged) == set(want)
@@ -257,7 +258,7 @@ def test_keep_going_with_all_wrong(tmp_path: Path) -> None:
     ckptconv.save({"a": np.ones(9)}, tmp_path / "m.ckpt", to="tf")
     flip(next(tmp_path.glob("*.data*")), 5)
     with pytest.raises(CkptError, match="every tensor is damaged"):
-        api.convert(tmp_path / "m.ckpt", tmp_path / "m.npz", keep_going=True)
+        writing.convert(tmp_path / "m.ckpt", tmp_path / "m.npz", keep_going=True)
 
 
 # --- single bits ------------------------------------------------------------------------------------------------
@@ -276,9 +277,9 @@ def test_every_flipped_bit_is_found(name: str, tmp_path: Path) -> None:
         data[at] ^= 1 << choose.randrange(8)
         path.write_bytes(data)
         with refused():
-            api.verify(tmp_path / name)
+            comparing.verify(tmp_path / name)
         path.write_bytes(files[path])
-    api.verify(tmp_path / name)
+    comparing.verify(tmp_path / name)
 
 
 def checked(name: str, path: Path, data: bytes) -> list[tuple[int, int]]:
@@ -309,7 +310,7 @@ def test_same_input_and_options_same_bytes(name: str, tmp_path: Path) -> None:
     made = []
     for n, resources in enumerate(({"jobs": 1}, {"max_memory": 16 << 20, "jobs": 3})):
         ckptconv.save(values(), tmp_path / source, force=True, to={"in.h5": "keras"}.get(source))
-        api.convert(tmp_path / source, tmp_path / str(n) / name, **options, **resources)
+        writing.convert(tmp_path / source, tmp_path / str(n) / name, **options, **resources)
         home = tmp_path / str(n)
         made.append({str(p.relative_to(home)): p.read_bytes() for p in home.rglob("*") if p.is_file()})
     assert made[0] == made[1]
@@ -330,7 +331,7 @@ def test_a_renamed_tensor_is_found(old: str, new: str, cli: Run, tmp_path: Path)
     ckptconv.save(values(), tmp_path / "m.safetensors")
     renamed(tmp_path / "m.safetensors", old, new)
     with pytest.raises(VerifyError, match="with other names"):
-        api.verify(tmp_path / "m.safetensors")
+        comparing.verify(tmp_path / "m.safetensors")
     done = cli("m.safetensors", "-o", "n.npz")
     assert (done.returncode, (tmp_path / "n.npz").exists()) == (7, False)
     assert cli("m.safetensors", "-o", "n.npz", "--dry-run").returncode == 7
@@ -347,7 +348,7 @@ def test_damaged_hashes_are_found(digit: bytes, tmp_path: Path) -> None:
     for swap in (b"9", b"\x00", b"z"):
         (tmp_path / "m.safetensors").write_bytes(raw[:at] + swap + raw[at + 1 :])
         with refused():
-            api.verify(tmp_path / "m.safetensors")
+            comparing.verify(tmp_path / "m.safetensors")
 
 
 SOURCES = ["m.safetensors", "s.safetensors", "m.hdf5", "k.h5", "m.pt"]
@@ -368,7 +369,7 @@ def test_damage_is_never_blessed(name: str, change: dict[str, object], target: s
     want = values() | {"big.w": np.arange(3 << 20, dtype="f4").reshape(3, 1 << 20)}  # more than a chunk of hashes
     ckptconv.save(want, tmp_path / "in" / name, hash=True, **CARRY[name])
     options = {**change, "to": target, "jobs": 2}
-    assert api.convert(tmp_path / "in" / name, tmp_path / "good", **options).verified_bytes > 12_000_000
+    assert writing.convert(tmp_path / "in" / name, tmp_path / "good", **options).verified_bytes > 12_000_000
     for tensor, at in (("layer3.w", 9), ("big.w", 11_000_002)):
         path, where = next(
             (p, p.read_bytes().find(want[tensor].tobytes()))
@@ -377,7 +378,7 @@ def test_damage_is_never_blessed(name: str, change: dict[str, object], target: s
         )
         flip(path, where + at)
         with pytest.raises(CkptError, match="1 damaged tensor, by the file's own hashes"):
-            api.convert(tmp_path / "in" / name, tmp_path / "out" / "x", **options)
+            writing.convert(tmp_path / "in" / name, tmp_path / "out" / "x", **options)
         assert not list((tmp_path / "out").glob("*"))
         flip(path, where + at)
 
@@ -387,9 +388,9 @@ def test_what_was_not_compared_gets_no_new_hashes(tmp_path: Path) -> None:
     ckptconv.save(values(), tmp_path / "m.safetensors")
     flip(tmp_path / "m.safetensors", -3)
     with pytest.raises(CkptError, match="verify=False"):
-        api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors")
-    api.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", verify=False)
-    assert api.verify(tmp_path / "n.safetensors").hashed == 0
+        writing.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors")
+    writing.convert(tmp_path / "m.safetensors", tmp_path / "n.safetensors", verify=False)
+    assert comparing.verify(tmp_path / "n.safetensors").hashed == 0
 
 
 OPENED: dict[str, Callable[[ckptconv.Checkpoint], Any]] = {
@@ -413,7 +414,7 @@ def test_what_was_opened_is_compared_when_it_is_saved(how: str, name: str, tmp_p
     with pytest.raises(CkptError, match="verify=False"):
         ckptconv.save(OPENED[how](found), tmp_path / "a.safetensors")
     ckptconv.save(OPENED[how](found), tmp_path / "b.safetensors", verify=False)
-    assert api.verify(tmp_path / "b.safetensors").hashed == 0
+    assert comparing.verify(tmp_path / "b.safetensors").hashed == 0
 
 
 # --- how it was made --------------------------------------------------------------------------------------------
@@ -425,13 +426,13 @@ def test_verify_says_with_which_options_it_was_made(name: str, fixtures: Path, t
     source, made = fixtures / "g2p_en", {"converter": "tf-torch", "dtype": "float16"}
     to = CARRY.get(name, {})
     try:
-        api.convert(source, tmp_path / name, verify=False, **made, **to)
+        writing.convert(source, tmp_path / name, verify=False, **made, **to)
     except Unrepresentable:
         pytest.skip("it takes other names")
     with pytest.raises(VerifyError, match=r'options: \{"converter": "tf-torch", "dtype": "float16"\}'):
-        api.verify(source, tmp_path / name)
-    assert api.verify(source, tmp_path / name, **made).tensors == 15
-    api.convert(tmp_path / name, tmp_path / "plain.safetensors")
+        comparing.verify(source, tmp_path / name)
+    assert comparing.verify(source, tmp_path / name, **made).tensors == 15
+    writing.convert(tmp_path / name, tmp_path / "plain.safetensors")
     assert not ckptconv.open(tmp_path / "plain.safetensors").hashes.keys() & {OPTIONS}
 
 
@@ -439,26 +440,26 @@ def test_the_options_of_a_file_drive_no_terminal(tmp_path: Path) -> None:
     """They come from a stranger: they are shown on one line, escaped and cut."""
     ckptconv.save({"a": np.ones(2, "f4"), "b": np.ones(2, "f4")}, tmp_path / "a.npz")
     for said in ("\x1b[2J", "[1]\nerror: none", "[" * 9000):
-        api.write(
+        writing.write(
             replace(ckptconv.open(tmp_path / "a.npz", include="a"), metadata={OPTIONS: said}),
-            tmp_path / "m.safetensors", api.Options(force=True, hash=False),
+            tmp_path / "m.safetensors", Options(force=True, hash=False),
         )  # fmt: skip
         with pytest.raises(VerifyError) as e:
-            api.verify(tmp_path / "a.npz", tmp_path / "m.safetensors")
+            comparing.verify(tmp_path / "a.npz", tmp_path / "m.safetensors")
         shown = str(e.value).splitlines()[-1]
         assert shown.startswith("  its metadata says that it was made with these options: ")
         assert shown.isprintable()
         assert len(shown) < 500
-        assert api.verify(tmp_path / "m.safetensors").hashed == 0
+        assert comparing.verify(tmp_path / "m.safetensors").hashed == 0
 
 
 def test_only_the_name_of_a_rule_file_is_told(tmp_path: Path) -> None:
     ckptconv.save({"a": np.ones(2, "f4")}, tmp_path / "a.npz")
     (tmp_path / "mine.toml").write_text('[[rule]]\nfrom = "a"\nto = "b"\n')
-    api.convert(tmp_path / "a.npz", tmp_path / "m.safetensors", converter=str(tmp_path / "mine.toml"))
+    writing.convert(tmp_path / "a.npz", tmp_path / "m.safetensors", converter=str(tmp_path / "mine.toml"))
     assert str(tmp_path) not in (tmp_path / "m.safetensors").read_bytes().decode("latin-1")
     with pytest.raises(VerifyError, match=r'options: {"converter": "mine\.toml"}'):
-        api.verify(tmp_path / "a.npz", tmp_path / "m.safetensors")
+        comparing.verify(tmp_path / "a.npz", tmp_path / "m.safetensors")
 
 
 def test_what_is_not_one_span_is_compared_as_well(tmp_path: Path) -> None:
