@@ -184,8 +184,8 @@ class Known(NamedTuple):
     """One option as functions and the command line know it.
 
     keyword: its name. kind: its type, as declared. help: what it is for. clean: normalises its value. metavar: what a
-    value looks like on the command line. flags: its spellings there, if they are not simply --keyword. offers: the
-    function of cli/options.py that completes it.
+    value looks like on the command line. flags: its spellings there, if they are not simply --keyword. offers: what
+    cli/options.py completes it with.
     """
 
     keyword: str
@@ -357,10 +357,6 @@ class Options:
 KNOWN = {
     f.name: Known(f.name, str(f.type), {} if f.default is MISSING else f.default, **f.metadata) for f in fields(Options)
 }
-_NAMES = tuple(KNOWN)
-_CUTS = [_NAMES.index(first) for first in ("converter", "to", "max_memory")]
-SELECT, CHANGE = _NAMES[: _CUTS[0]], _NAMES[_CUTS[0] : _CUTS[1]]
-TARGET, RESOURCES = _NAMES[_CUTS[1] : _CUTS[2]], _NAMES[_CUTS[2] :]
 
 
 def parse_options(given: Mapping[str, Any], *allowed: str) -> Options:
@@ -444,6 +440,11 @@ class ResourcesOptions(TypedDict, total=False):
     map: Map | None
     progress: Progress | bool | None
     engine: str
+
+
+SELECT, CHANGE, TARGET, RESOURCES = (
+    tuple(group.__annotations__) for group in (SelectOptions, ChangeOptions, TargetOptions, ResourcesOptions)
+)
 
 
 class ReadOptions(SelectOptions, ChangeOptions, ResourcesOptions, total=False):

@@ -170,21 +170,22 @@ def _prepared(
     row = _row(made, text(destination), how)
     if (given := departing(how, *MADE_WITH)) and _hashed(how, row):
         made = replace(made, metadata={**made.metadata, OPTIONS: json.dumps(given)})
+    hints = dict[str, tuple[str, ...]]()  # and the names that each concerns
     unconverted = not (how.converter or how.rename or how.rename_regex) and made.format in FOREIGN
-    if unconverted and row.name in ("torch", "hf") and (name := _converter(made)):
-        hint = f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"
-        made = replace(made, notes=(*made.notes, Note("hint", hint)))
+    if unconverted and row.name in ("torch", "hf"):
+        from ..rules import library  # imported only where it is needed: it takes longer than converting a small file
+
+        if name := library.suggestion(made, conventions=True):
+            hints[f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"] = ()
     if row.name == "hdf5" and made.format != "hdf5" and os.fspath(destination).endswith(".h5"):
-        hint = "this is plain HDF5, which Keras' load_weights does not take"
-        made = replace(made, notes=(*made.notes, Note("hint", hint)))
+        hints["this is plain HDF5, which Keras' load_weights does not take"] = ()
     if others := passes.in_roles(Counter(t.role for t in made.values())):
-        hint = f"includes {others}; weights_only=True leaves them out"
-        made = replace(made, notes=(*made.notes, Note("hint", hint)))
+        hints[f"includes {others}; weights_only=True leaves them out"] = ()
     if row.name != "hf" and (behind := _companions(sources)):
-        made = replace(made, notes=(*made.notes, Note("hint", "not copied; to='hf' into a folder copies them", behind)))
-    if hint := table.of_another(os.fspath(destination), row.name):
-        made = replace(made, notes=(*made.notes, Note("hint", hint)))
-    return made, stamps, how
+        hints["not copied; to='hf' into a folder copies them"] = behind
+    hints[table.of_another(os.fspath(destination), row.name)] = ()
+    notes = (Note("hint", hint, names) for hint, names in hints.items() if hint)
+    return replace(made, notes=(*made.notes, *notes)), stamps, how
 
 
 def _companions(sources: list[Source]) -> tuple[str, ...]:
@@ -239,13 +240,6 @@ def write(
     done = _report(made, outcome, row.name, how.verify, named, url, checkpoint.format, began)
     _log(done)
     return done
-
-
-def _converter(made: Checkpoint) -> str:
-    """The converter that would give these tensors the names of PyTorch, or ''."""
-    from ..rules import library  # imported only where it is needed: it takes longer than converting a small file
-
-    return library.suggestion(made, conventions=True)
 
 
 def _report(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..api.options import names_code, parse_options
 from . import show, suggestions
 from .options import CHANGING, READING, Json, Quiet, command, takes
 
@@ -87,7 +88,9 @@ def convert(
     asked = options.keys() & {"converter", "rename", "rename_regex"} or into
     if not (asked or quiet or as_json or hinted) and show.is_watched():
         with suppress(KeyboardInterrupt):  # the output is there
-            _suggest(sources, options)
+            from ..api.reading import prepare
+
+            show.converter(prepare(sources, parse_options(options)))
 
 
 def _matched(sources: list[str], options: dict[str, Any]) -> Match:
@@ -117,7 +120,6 @@ def _matched(sources: list[str], options: dict[str, Any]) -> Match:
 def _write_state(into: str, sources: list[str], output: str, options: dict[str, Any], quiet: bool) -> Report:
     """Load into the module that `--into` names and write its state; the report is of both."""
     from .. import Note
-    from ..api.options import parse_options
     from ..api.writing import write
     from ..torch import load_into, snapshot
 
@@ -160,7 +162,6 @@ def _both(
     into: str, sources: list[str], options: dict[str, Any], *, meta: bool = False
 ) -> tuple[Checkpoint, Any, Mapping[str, tuple[int, ...]]]:
     """The checkpoint, the module that `--into` names, with `meta` without memory, and the stamps of the sources."""
-    from ..api.options import names_code, parse_options
     from ..api.reading import dated
     from ..errors import UsageError
     from ..torch import build
@@ -172,18 +173,6 @@ def _both(
         raise UsageError("--into writes the dtypes that the module has; convert what it writes with dtype=")
     found, stamps = dated(sources, how, guard=how.verify is not False)
     return replace(found, hashes={}), build(into, meta=meta), stamps  # compared, or not to be compared
-
-
-def _suggest(sources: list[str], options: dict[str, Any]) -> None:
-    """Print a hint if a converter that was not requested would take every tensor."""
-    from ..api.options import parse_options
-    from ..api.reading import prepare
-    from ..rules import library
-
-    if name := library.suggestion(prepare(sources, parse_options(options))):
-        show.talk(
-            f"hint: these are {name}'s names; -c {name} converts them, `ckptconv converters show {name}` says how"
-        )
 
 
 def _show_plan(plan: Plan, as_json: bool, no_fold: bool) -> None:

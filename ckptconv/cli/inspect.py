@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..messages import brief, in_digits, in_shape, many, printable, redacted
+from ..messages import brief, in_digits, in_shape, many, printable
 from . import show
-from .options import READING, Json, command, spelled, takes
+from .options import READING, Json, spelled, takes
 
 if TYPE_CHECKING:
     from .. import Checkpoint, Inspection
@@ -82,7 +82,7 @@ def inspect(
         show.talk(*map(spelled, made.beside()))
         show.tell(made.sum())
         if show.is_watched() and made.totals.tensors < 20_000:
-            _suggest(source, made.checkpoint)
+            show.converter(made.checkpoint)
         if graph:
             _graph(made.graph, made.checkpoint)
     if (found and not found.sound) or any(n.kind == "damaged" for n in made.checkpoint.notes):
@@ -111,15 +111,6 @@ def _tree(root: Node, made: Inspection) -> None:
 
     walk(root, 0)
     show.table((name, "many", *others), rows, "lr" + made.sides[1:])
-
-
-def _suggest(source: str, found: Checkpoint) -> None:
-    """Say which converter knows these names."""
-    from ..rules import library
-
-    if name := library.suggestion(found):
-        line = command("convert", [redacted(source), "-o", "DST", "-c", name], {})
-        show.talk(f"hint: these are {name}'s names; `{line}` converts them")
 
 
 def _graph(made: GraphVariables | None, found: Checkpoint) -> None:

@@ -85,7 +85,7 @@ def _parameter(known: Known) -> inspect.Parameter:
         *(known.flags or (_flag(known.keyword),)),
         help=known.help + " Repeatable." * (value == list[str] | None),
         metavar=known.metavar,
-        autocompletion=globals()[known.offers] if known.offers else None,
+        autocompletion=offers(known.offers) if known.offers else None,
         min=1 if known.keyword == "jobs" else None,
     )
     default = False if value is bool else None
@@ -133,32 +133,23 @@ def spelled(text: str) -> str:
 # --- what the shell offers on TAB -------------------------------------------------------------------------------------
 
 
-def readable(incomplete: str) -> list[str]:
-    """Formats for --from."""
-    from ..formats.table import table
+def offers(what: str) -> Callable[[str], list[str]]:
+    """A function of a word that was begun: the readable or writable formats, converters or dtypes that begin so."""
 
-    return [f.name for f in table().values() if f.reads and f.name.startswith(incomplete)]
+    def offered(incomplete: str) -> list[str]:
+        from ..dtypes import DTYPES
+        from ..formats.table import table
+        from ..rules.library import names
 
+        every = {
+            "readable": lambda: [f.name for f in table().values() if f.reads],
+            "writable": lambda: [f.name for f in table().values() if f.writes],
+            "converters": lambda: ["auto", *names()],
+            "dtypes": lambda: [d.name for d in DTYPES.values() if d.kind == "f"],
+        }
+        return [name for name in every[what]() if name.startswith(incomplete)]
 
-def writable(incomplete: str) -> list[str]:
-    """Formats for --to."""
-    from ..formats.table import table
-
-    return [f.name for f in table().values() if f.writes and f.name.startswith(incomplete)]
-
-
-def converters(incomplete: str) -> list[str]:
-    """Converters for -c."""
-    from ..rules.library import names
-
-    return [name for name in ("auto", *names()) if name.startswith(incomplete)]
-
-
-def dtypes(incomplete: str) -> list[str]:
-    """Floating-point dtypes for --dtype."""
-    from ..dtypes import DTYPES
-
-    return [d.name for d in DTYPES.values() if d.kind == "f" and d.name.startswith(incomplete)]
+    return offered
 
 
 def with_verb(environ: Mapping[str, str], verbs: Iterable[str]) -> dict[str, str]:

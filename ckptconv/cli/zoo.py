@@ -10,7 +10,7 @@ import typer
 
 from ..messages import in_bytes, printable, redacted
 from . import show, suggestions
-from .options import CHANGING, READING, Json, Quiet, spelled, takes, writable
+from .options import CHANGING, READING, Json, Quiet, offers, spelled, takes
 
 if TYPE_CHECKING:
     from ..bulk.planning import Conversion
@@ -40,7 +40,7 @@ def zoo(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, a tree like that of the sources.")
     ] = "",
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=FORMAT, autocompletion=writable)] = "",
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=FORMAT, autocompletion=offers("writable"))] = "",
     pattern: Annotated[
         str, typer.Option("--pattern", metavar="GLOB", help="Only checkpoints whose path or name matches.")
     ] = "",

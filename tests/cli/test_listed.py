@@ -48,11 +48,11 @@ def test_lint_says_what_is_wrong(cli: Run, tmp_path: Path) -> None:
 
 
 def test_words_that_complete() -> None:
-    assert options.converters("r") == [n for n in library.names() if n.startswith("r")]
-    assert "auto" in options.converters("")
-    assert options.dtypes("b") == ["bfloat16"]
-    assert "tf-v1" in options.readable("tf")
-    assert "tf-v1" not in options.writable("tf")
+    assert options.offers("converters")("r") == [n for n in library.names() if n.startswith("r")]
+    assert "auto" in options.offers("converters")("")
+    assert options.offers("dtypes")("b") == ["bfloat16"]
+    assert "tf-v1" in options.offers("readable")("tf")
+    assert "tf-v1" not in options.offers("writable")("tf")
 
 
 # --- Python -------------------------------------------------------------------------------------------------------
