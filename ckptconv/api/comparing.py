@@ -74,16 +74,19 @@ def diff(
 
 def stripped(a: Checkpoint, b: Checkpoint, prefixes: Sequence[str]) -> tuple[Checkpoint, Checkpoint]:
     """Two checkpoints without these prefixes, which one of them may lack; UsageError if both do."""
-    made, wrong = list[Checkpoint](), list[UsageError]()
-    for side in (a, b) if prefixes else ():
+    wrong = list[UsageError]()
+
+    def strip(side: Checkpoint) -> Checkpoint:
         try:
-            made.append(names.strip(side, prefixes))
+            return names.strip(side, prefixes) if prefixes else side
         except UsageError as e:
             wrong.append(e)
-            made.append(side)
+            return side
+
+    made = strip(a), strip(b)
     if len(wrong) == 2:
         raise wrong[0]
-    return (made[0], made[1]) if made else (a, b)
+    return made
 
 
 @takes(*VERIFY, listed=False)

@@ -22,9 +22,10 @@ import secrets
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ KEPT = 4  # open checkpoints
 LONGEST = 100  # checkpoints of a series, which are open together
 READERS = 2  # requests that read values at a time
 
+Look = Callable[[Tensor, Sources], dict[str, Any]]
 Watch = Callable[[], None]  # raises an exception when nobody waits for the answer any more
 
 
@@ -170,24 +172,19 @@ class Shelf:
 
     # --- values ---
 
-    def tensor(self, number: int, row: int, watch: Watch) -> dict[str, Any]:
-        """Statistics, histogram and findings of one tensor, which is read."""
-        with self._tensor(number, row, watch) as (t, sources):
-            return survey.one(t, sources)
-
-    def region(self, number: int, row: int, rectangle: Sequence[int], watch: Watch) -> dict[str, Any]:
-        """A rectangle of one tensor, of which only that is read."""
-        with self._tensor(number, row, watch) as (t, sources):
-            found = region(t, rectangle, sources)
-        return {"matrix": found.shape, "cells": survey.shaded(found.cells), "texts": found.texts}
-
-    @contextmanager
-    def _tensor(self, number: int, row: int, watch: Watch) -> Iterator[tuple[Tensor, Sources]]:
-        c, stamps = self.opened(number)
-        if row >= len(c):
+    def seen(self, number: str, row: str, watch: Watch, look: Look) -> dict[str, Any]:
+        """What `look` sees in one tensor."""
+        (c, stamps), place = self.opened(_number(number)), _number(row)
+        if place >= len(c):
             raise StorageError("there is no such tensor here, or no longer: reload the page")
         with self._reading, Watched(stamps, watch) as sources:
-            yield list(c.values())[row], sources
+            return look(list(c.values())[place], sources)
+
+
+def _rectangle(text: str, t: Tensor, sources: Sources) -> dict[str, Any]:
+    """A rectangle of a tensor, of which only that is read."""
+    found = region(t, [_number(word) for word in text.split(",")], sources)
+    return {"matrix": found.shape, "cells": survey.shaded(found.cells), "texts": found.texts}
 
 
 def _row(number: int, o: Offered) -> str:
@@ -232,10 +229,9 @@ def answer(shelf: Shelf, path: str, query: str, watch: Watch) -> str | dict[str,
         case [number, "" | "all" as what]:
             return shelf.page(_number(number), watch, whole=what == "all")
         case [number, "tensor", row]:
-            return shelf.tensor(_number(number), _number(row), watch)
+            return shelf.seen(number, row, watch, survey.one)
         case [number, "region", row]:
-            rectangle = [_number(word) for word in words.get("at", "").split(",")]
-            return shelf.region(_number(number), _number(row), rectangle, watch)
+            return shelf.seen(number, row, watch, partial(_rectangle, words.get("at", "")))
     return None
 
 
