@@ -31,7 +31,7 @@ from ..output.destination import place
 from ..output.staging import TEMPORARY
 from ..rules.library import texts
 from ..storage import files
-from ..storage.lookups import kept, once
+from ..storage.lookups import current, once
 from ..storage.paths import file_name, inside
 from .discover import FoundCheckpoint, discover
 from .ledger import NAME, STRANGE, LedgerEntry, read
@@ -114,7 +114,7 @@ def plan(
     if files.is_remote(folder) and known and files.is_dir(folder):
         list(files.walk(folder, lambda *_: None))  # a store says of all at once what would be asked of each
     names = lru_cache(FOLDERS)(files.names) if files.is_dir(folder) else lambda _: list[str]()
-    run = kept()
+    run = current().lookups
 
     def decide(item: Conversion) -> None:
         try:
@@ -165,7 +165,7 @@ def _conversions(sources: Sequence[str], folder: str, options: ZooOptions) -> It
 
 def _looked_up(rows: Sequence[Row]) -> Iterator[FoundCheckpoint]:
     """The checkpoints of rows, of which many are asked for at a time."""
-    names, run = lru_cache(FOLDERS)(files.names), kept()
+    names, run = lru_cache(FOLDERS)(files.names), current().lookups
 
     def look(row: Row) -> FoundCheckpoint:
         try:

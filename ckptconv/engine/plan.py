@@ -227,8 +227,7 @@ def sources(t: Stored) -> list[str]:
 def compile_plan(checkpoint: Checkpoint, placement: Placement, folder: str, memory: Budget) -> Plan:
     """Cut the placed tensors into jobs."""
     tensors = checkpoint.tensors
-    _check_casts(tensors)
-    _check_chunks(tensors, memory.limit)
+    _check(tensors, memory.limit)
     placed: dict[tuple[str, int], tuple[str, int]] = {}
     for name, slot in placement.slots.items():
         if slot.payload is None and slot.size:
@@ -256,7 +255,10 @@ def _holds(url: str, data: bytes) -> bool:
         return False
 
 
-def _check_casts(tensors: Mapping[str, Tensor]) -> None:
+def _check(tensors: Mapping[str, Tensor], limit: int) -> None:
+    """ConversionError for casts that cannot be; UsageError if a compressed chunk, which is decoded at once, is larger
+    than the limit of the memory.
+    """
     bad = [
         f"{t.name} ({p.dtype} to {t.dtype})"
         for t in tensors.values()
@@ -265,10 +267,6 @@ def _check_casts(tensors: Mapping[str, Tensor]) -> None:
     ]
     if bad:
         raise ConversionError(f"{len(bad)} tensors cannot be cast:\n{listing(bad)}")
-
-
-def _check_chunks(tensors: Mapping[str, Tensor], limit: int) -> None:
-    """UsageError if a compressed chunk, which is decoded at once, is larger than the limit of the memory."""
     coded = [(t.name, p.data.chunk) for t in tensors.values() for p in t.parts if isinstance(p.data, Coded)]
     if large := {name: size for name, size in sorted(coded, key=itemgetter(1)) if size > limit}:
         text = "a compressed chunk is decoded at once, and those of these tensors do not fit in max_memory=; give"

@@ -199,9 +199,12 @@ def _destination(plan: Plan, how: How, *, kept: bool, renaming: bool) -> Destina
     if is_remote(plan.folder):
         tensors = _tensors(plan) if how.ahead and how.map is None else {}
         return Upload(plan.folder, files, force=how.force, stale=stale, unit=unit, tensors=tensors)
+    spans = (p.data for t in plan.tensors.values() for p in t.parts)
+    urls = {*(how.stamps or ()), *plan.placement.copied, *(data.url for data in spans if not isinstance(data, Held))}
+    # permissions that all local sources have: what only its owner may read stays so, as with `cp`
     return Output(
         plan.folder, files, force=how.force, keep=how.resume, kept=kept, renaming=renaming, stale=stale, unit=unit,
-        mode=_permissions(plan, how),
+        mode=own.permissions(urls),
     )  # fmt: skip
 
 
@@ -225,13 +228,6 @@ def _tensors(plan: Plan) -> dict[str, list[tuple[int, int]]]:
         if slot.payload is None:
             ranges.setdefault(slot.file, []).append((slot.start, slot.start + slot.size))
     return ranges
-
-
-def _permissions(plan: Plan, how: How) -> int:
-    """The permissions that all local sources have: what only its owner may read stays so, as with `cp`."""
-    spans = (p.data for t in plan.tensors.values() for p in t.parts)
-    urls = {*(how.stamps or ()), *plan.placement.copied}
-    return own.permissions(urls | {data.url for data in spans if not isinstance(data, Held)})
 
 
 def _run_jobs(plan: Plan, sources: Sources, out: Destination, journal: Journal | None, how: How) -> Sequence[Receipt]:

@@ -51,7 +51,7 @@ class Sources:
         self._mine = threading.local()
         self._pools: list[Pool] = []
         self.spool = spool
-        self._run = lookups.kept()  # what this run has read of headers already; jobs run on other threads
+        self._run = lookups.current().lookups  # what this run has read of headers already; jobs run on other threads
 
     def reader(self, url: str) -> Reader:
         """The open file; CorruptCheckpoint if it was replaced since it was first opened."""
@@ -108,7 +108,7 @@ class Sources:
 
     def refuse_changed(self) -> None:
         """CorruptCheckpoint if a file has changed since it was first read."""
-        with lookups.fresh():
+        with lookups.session(lookups=None):
             for url, stamp in self._stamps.items():
                 with Reader(url) as now:
                     if now.stamp != stamp:

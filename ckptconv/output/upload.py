@@ -108,7 +108,7 @@ class Upload:
         """Send all files in order, then remove those of an older checkpoint that are not replaced."""
         self._out.publish(sync=False)
         if time.monotonic() - self._looked > RECENT:
-            with lookups.fresh():
+            with lookups.session(lookups=None):
                 self._look()
         sent = {url: os.path.join(self._stage, name) for url, name in self._new.items()}
         if is_repository(self.folder):
@@ -144,7 +144,7 @@ Destination = Output | Upload
 def _present(folder: str, files: Sequence[str], unit: bool) -> set[str]:
     """What is there now of this output, or of an older one of its name: names that begin as those of its files do."""
     begins = {join(folder, above).rstrip("/"): begin for above, begin in beginnings(files, unit=unit).items()}
-    with lookups.fresh():
+    with lookups.session(lookups=None):
         return {join(at, n) for at, begin in begins.items() for n in names(at, begin)}
 
 

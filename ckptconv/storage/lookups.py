@@ -6,7 +6,7 @@
 
     with once(): ...      inside, what a file system said is kept: of a file whether it exists, its size and its ETag,
                           of a folder its names, and of a file that was opened its first and last bytes
-    fresh()               inside, nothing is kept: to see whether a file has changed
+    a session without lookups               nothing is kept: to see whether a file has changed
 
 Formats and plug-ins open files at any depth, so that the session is not an argument of theirs but the one context
 variable of the package. A thread that is to share what was looked up enters `once(run)`.
@@ -21,7 +21,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -129,19 +129,9 @@ def once(run: Lookups | None = None) -> Iterator[None]:
         yield
 
 
-def fresh() -> AbstractContextManager[Session]:
-    """Ask anew in here."""
-    return session(lookups=None)
-
-
-def kept() -> Lookups | None:
-    """What is kept in this run, for its threads."""
-    return current().lookups
-
-
 def known() -> Lookups:
-    """What is kept in this run; outside of one nothing is, beyond what is asked now."""
-    return kept() or Lookups()
+    """What is kept in this run, for its threads, too; outside of one nothing is, beyond what is asked now."""
+    return current().lookups or Lookups()
 
 
 def forget() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import CkptError, CorruptCheckpoint, StorageError
 from . import web
 from .faults import asking, refused
-from .lookups import FOLDER, filesystem, info, kept, known, once
+from .lookups import FOLDER, current, filesystem, info, known, once
 from .paths import is_http, is_remote, is_repository
 from .ranges import Spool
 
@@ -156,7 +156,7 @@ def peek(urls: Sequence[str]) -> None:
     Where something is missing or refused nothing is said: who opens it says it.
     """
     far = [url for url in urls if is_remote(url)]
-    if len(far) < 2 or (run := kept()) is None:
+    if len(far) < 2 or (run := current().lookups) is None:
         return
 
     def fetch(url: str) -> None:

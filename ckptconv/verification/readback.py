@@ -166,7 +166,15 @@ def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool, 
         got = detect.open_checkpoint(at or url, format=row.name)
         if row.proves:
             row.load().prove(got)
-        wrong = _wrong(made, outcome, got, full=full)
+        got = made.placement.named(got)
+        wrong = unlike(made.tensors, got)
+        slots, digests = made.placement.slots, outcome.digests if full and not wrong else {}
+        owner = {slots[n]: n for n in digests if slots[n].size}  # tied tensors are written once
+        with Sources() as sources:
+            for name, slot in slots.items() if digests else ():
+                digest = digests.get(name) or digests.get(owner.get(slot, name))
+                if digest and hash_tensor(got.tensors[name], sources) != digest:
+                    wrong[name] = "its bytes differ from those that were written"
     except (FormatError, StorageError) as e:
         # what the system refuses is no fault of the output; a name in it that leads nowhere is
         kind = StorageError if isinstance(e.__cause__, OSError) else VerifyError
@@ -174,17 +182,3 @@ def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool, 
     if wrong:
         text = f"does not read back as written in {many(len(wrong), 'tensor')}{state}:\n{listed(wrong)}"
         raise VerifyError(text, url=url)
-
-
-def _wrong(made: Plan, outcome: Outcome, got: Checkpoint, *, full: bool) -> dict[str, str]:
-    got = made.placement.named(got)
-    wrong = unlike(made.tensors, got)
-    if not wrong and full:
-        slots = made.placement.slots
-        owner = {slots[n]: n for n in outcome.digests if slots[n].size}  # tied tensors are written once
-        with Sources() as sources:
-            for name, slot in slots.items():
-                digest = outcome.digests.get(name) or outcome.digests.get(owner.get(slot, name))
-                if digest and hash_tensor(got.tensors[name], sources) != digest:
-                    wrong[name] = "its bytes differ from those that were written"
-    return wrong
