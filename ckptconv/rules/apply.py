@@ -89,13 +89,13 @@ def _build(sizes: Sizes, group: Group, taken: Collection[str]) -> None:
             group.emptied.append(name)
     known = sizes.axes(group, values)
     if rule.resize and rule.backward:
-        made[0], group.resized = _resized(sizes, group, rule.resize, values, known, made[0])
+        made[0], group.resized = _resized(sizes, group, rule.resize, values, made[0])
     shapes = [t.shape for t in made]
     if rule.pattern:
         made = [Tensor("", made[0].dtype, s, parts) for s, parts in rule.pattern.apply(made, known)]
     lengths = sizes.solved(group, known, shapes)
     if rule.resize and not rule.backward:
-        made[0], group.resized = _resized(sizes, group, rule.resize, values, known, made[0])
+        made[0], group.resized = _resized(sizes, group, rule.resize, values, made[0])
     if rule.ops:
         sources = [checkpoint[n] for n in group.names]
         ops = tuple(operations.resolved(op, sources, lengths) for op in rule.ops[rule.adds :])
@@ -144,17 +144,17 @@ def _unstacked(rule: Rule, template: Template, t: Tensor, values: Mapping[str, s
 
 
 def _resized(
-    sizes: Sizes, group: Group, how: Resize, values: Mapping[str, str], known: Mapping[str, int], t: Tensor
+    sizes: Sizes, group: Group, how: Resize, values: Mapping[str, str], t: Tensor
 ) -> tuple[Tensor, tuple[NoteKind, str] | None]:
     """A tensor of which one axis is cropped or padded, or, in an inverse, as long again as it was; and a note."""
-    rule = group.rule
-    captures = values if rule.backward else group.values
+    captures, key = values if group.rule.backward else group.values, str(how)
     to, before = (None if n is None else sizes.one(n, captures) for n in (how.to, how.before))
-    if not rule.backward:
-        return operations.resized(how, t, to, before, backward=False)
-    if before is None and (shapes := sizes.before(group, values)):
-        shape = rule.pattern.inverse.bound(shapes, known).targets[0] if rule.pattern else shapes[0]
-        before = dict(enumerate(shape)).get(how.axis)
+    if not group.rule.backward:
+        made = operations.resized(how, t, to, before, backward=False)
+        group.recorded |= {key: t.shape[how.axis]} if before is None else {}
+        return made
+    if before is None:
+        before = group.recorded.get(key)
         operations.bounded(how, t, before)
     return operations.resized(how, t, before, to, backward=True)
 

@@ -39,6 +39,7 @@ class Group:
     filled: list[Tensor] = field(default_factory=list)  # constants beside the targets
     emptied: list[str] = field(default_factory=list)  # constants of an inverse, which are left out
     resized: tuple[NoteKind, str] | None = None
+    recorded: dict[str, int] = field(default_factory=dict)  # sizes, for the inverse or by the forward conversion
 
     @property
     def names(self) -> list[str]:

@@ -2,10 +2,9 @@
 
     metadata["ckptconv.moved"] = {"converter": NAME, "rules": [label, ...], "names": {target: [rule, [from], [copy]]}}
 
-Every converter records sizes: of parameters, and the shapes of sources that those of the targets do not determine:
+Every converter records sizes: of parameters, and of axes that the shapes of targets do not determine, by first target:
 
-    metadata["ckptconv.params"] = {"converter": NAME, "params": {name: number}, "shapes": {from: shape},
-                                   "sizes": {from: {name: number}}}       parameters that are another's for one tensor
+    metadata["ckptconv.params"] = {"converter": NAME, "params": {name: number}, "sizes": {target: {axis: number}}}
 
 An inverse reads this from a file, which may be forged: what is not as above is taken for absent.
 """
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..checkpoint import Checkpoint
 from ..errors import UsageError
-from .assign import Assignment, Group, Names, Shape, assign
+from .assign import Assignment, Group, Names, assign
 from .templates import Matcher
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ KEY = "ckptconv.moved"
 TIED = "ckptconv.tied"  # [name, ...]: added by the converter; in other files they may be tensors of their own
 PARAMS = "ckptconv.params"  # sizes known only from the source's shapes
 OWN = (KEY, TIED, PARAMS)
+MAX_SIZE = 2**63  # of an axis
 
 
 def remember(
@@ -64,11 +64,10 @@ def _read(checkpoint: Checkpoint, key: str) -> Any:
 
 
 class Recorded(NamedTuple):
-    """What an inverse knows besides names and shapes: parameters, and by source the parameters and the shape."""
+    """What an inverse knows besides names and shapes: parameters, and by name the sizes of axes."""
 
     params: dict[str, int]
     sizes: dict[str, dict[str, int]]
-    shapes: dict[str, Shape]
 
 
 def recorded(inverse: Converter, checkpoint: Checkpoint) -> Recorded:
@@ -79,11 +78,9 @@ def recorded(inverse: Converter, checkpoint: Checkpoint) -> Recorded:
     signed = {n for r in inverse.rules for _, blocks in r.fills for n in blocks}  # numbers; all others are sizes
     params = {k: v for k, v in tables.get("params", {}).items() if type(v) is int and (v > 0 or k in signed)}
     sizes = {n: own for n, own in tables.get("sizes", {}).items() if type(own) is dict}
-    shapes = {n: tuple(s) for n, s in tables.get("shapes", {}).items() if type(s) is list}
     return Recorded(
         {k: v for k, v in params.items() if k in inverse.params},
-        {n: {k: v for k, v in own.items() if type(v) is int and v > 0} for n, own in sizes.items()},
-        {n: s for n, s in shapes.items() if all(type(i) is int and i >= 0 for i in s)},
+        {n: {k: v for k, v in own.items() if type(v) is int and 0 <= v < MAX_SIZE} for n, own in sizes.items()},
     )
 
 

@@ -30,9 +30,7 @@ from .passes import PART
 from .templates import MAX_NAME, Matcher
 
 if TYPE_CHECKING:
-    from .axes import Axis
     from .converter import Converter, Count, Fill, Rule, Size
-    from .layout import Layout
 
 CONFIG = "config.json"
 MAX_NUMBER = 2**31 - 1
@@ -54,7 +52,7 @@ class Sizes:
         self.missing: dict[str, str] = {}
         self.configured: list[str] = []
         self._used: set[str] = set()  # the parameters that something needed
-        self._told: dict[str, dict[str, int]] = {}  # what the file told of layers, by the first tensor of each
+        self._told: dict[str, set[int]] = {}  # what the file told of layers, by parameter
         self._lengths: dict[str, dict[int, str]] = {}  # of the axes that are compared, with the first tensor of each
 
     def axes(self, group: Group, values: Mapping[str, str]) -> dict[str, int]:
@@ -62,16 +60,14 @@ class Sizes:
 
         values: the captures as the targets have them.
         """
-        rule, lacking = group.rule, None
+        rule, lacking, first = group.rule, None, group.names[0]
+        group.recorded = own = self._of_file(rule, first)
         if rule.pattern is None:
             return {}
-        captures, out = values if rule.backward else group.values, dict(rule.counts)
-        first = _originals(group, values)[0]
-        told = self._of_file(first)
+        captures, out = values if rule.backward else group.values, rule.counts | own
         for axis, size in rule.sizes.items():
-            if isinstance(size, str) and size in told:
-                out[axis] = told[size]
-                self._told.setdefault(first, {})[size] = told[size]
+            if axis in own:
+                self._told.setdefault(str(size), set()).add(own[axis])
                 continue
             try:
                 out[axis] = self.one(size, captures)
@@ -81,22 +77,16 @@ class Sizes:
                     self.missing[size] += f"; {printable(first)}"
         if lacking:
             raise lacking
-        if shapes := self.before(group, values):
-            return self._asked(rule, _solved(rule, rule.pattern, shapes, out))
         return self._asked(rule, out) if rule.backward and rule.undetermined else out
 
-    def before(self, group: Group, values: Mapping[str, str]) -> list[Shape]:
-        """The shapes that the targets of an inverse had, without stacked axes, if the metadata records them."""
-        names = _originals(group, values) if self._record.shapes and group.rule.backward else []
-        names = names[:1] if group.rule.same else names
-        return [self._record.shapes[n] for n in names] if all(n in self._record.shapes for n in names) else []
-
     def solved(self, group: Group, known: Mapping[str, int], shapes: Sequence[Shape]) -> Mapping[str, int]:
-        """The sizes of all axes of a rule, if scalings or comparisons need them."""
-        rule, compared = group.rule, self.converter.axes
-        if not rule.pattern or not (compared.keys() & rule.pattern.names or any(map(operations.scales, rule.ops))):
+        """The sizes of all axes of a rule, if scalings, comparisons or the inverse need them."""
+        rule, compared, forgotten = group.rule, self.converter.axes, self._forgotten[group.number]
+        scaled = forgotten or any(map(operations.scales, rule.ops))
+        if not rule.pattern or not (scaled or compared.keys() & rule.pattern.names):
             return {}
         lengths = rule.pattern.bound(shapes, known).sizes
+        group.recorded |= {axis: lengths[axis] for axis in forgotten}
         for axis in compared.keys() & lengths.keys():
             first = f"{group.names[0]} {list(self.names.checkpoint[group.names[0]].shape)}"
             self._lengths.setdefault(axis, {}).setdefault(lengths[axis], first)
@@ -143,27 +133,25 @@ class Sizes:
         return [float(self.param(b) if isinstance(b, str) else b) for b in blocks]
 
     def recorded(self, groups: Iterable[Group]) -> dict[str, Any]:
-        """What an inverse needs: parameters, what the file told of single tensors, shapes that targets do not tell."""
-        forgetful = {i for i, rule in enumerate(self.converter.rules) if self._forgets(rule)}
-        shapes = {n: self.names.checkpoint[n].shape for g in groups if g.number in forgetful for n in g.names}
-        known = self.names.known
-        told = {name if self.converter.one_way else known[name]: own for name, own in self._told.items()}
-        return {"params": self.params} | ({"sizes": told} if told else {}) | ({"shapes": shapes} if shapes else {})
+        """What an inverse needs: parameters, and for single tensors what neither they nor shapes tell."""
+        told = {g.targets[0].name: g.recorded for g in groups if g.recorded}
+        return {"params": self.params} | ({"sizes": told} if told else {})
 
-    def _forgets(self, rule: Rule) -> bool:
-        """Whether the shapes of targets do not determine those of the sources, as if heads are merged into one axis."""
-        if rule.resize and rule.resize.before is None:
-            return True
+    @cached_property
+    def _forgotten(self) -> list[tuple[str, ...]]:
+        """For each rule the axes that the shapes of its targets do not determine, as if heads are merged into one."""
         # the inverse of a one-way converter cannot use `sizes`: it knows recorded names only
-        given = () if self.converter.one_way else rule.sizes
-        return bool(rule.pattern and rule.pattern.inverse.undetermined(given))
+        one_way, rules = self.converter.one_way, () if self.converter.forward else self.converter.rules
+        axes = (r.pattern.inverse.undetermined(() if one_way else r.sizes) if r.pattern else () for r in rules)
+        return list(axes) or [()] * len(self.converter.rules)
 
-    def _of_file(self, name: str) -> Mapping[str, int]:
-        """What the file tells of the layer of a tensor, of an inverse of the one that it gives."""
-        if self.converter.forward:
+    def _of_file(self, rule: Rule, name: str) -> dict[str, int]:
+        """What the file tells of a rule's axes by the config of a tensor's layer, or what an inverse finds recorded."""
+        if rule.backward:
             return self._record.sizes.get(name, {})
         taken = self.names.checkpoint.details.get("inputs", {}).get(name)
-        return {"height": taken.height, "width": taken.width} if taken and taken.height else {}
+        told = {"height": taken.height, "width": taken.width} if taken and taken.height else {}
+        return {axis: told[size] for axis, size in rule.sizes.items() if isinstance(size, str) and size in told}
 
     def known(self, name: str) -> int | None:
         """The value of a parameter, if any: given, else of its tensor, else of config.json, else its default."""
@@ -195,7 +183,7 @@ class Sizes:
                 given = ", ".join(f"{k}={n}" for k, n in self.params.items())
                 yield f"{param or axis} would be {shown}, with {given or 'no parameters'}"
         for name, number in self.given.items():
-            numbers = {told[name] for told in self._told.values() if name in told}
+            numbers = self._told.get(name, set())
             if name not in self._used and numbers - {number}:
                 yield f"by the file, {name} is {' or '.join(map(str, sorted(numbers)))}; {number} was given"
 
@@ -246,29 +234,6 @@ def _integers(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
         except (TypeError, ValueError):
             raise UsageError(f"the parameter {printable(name)} must be an integer, not {value!r}") from None
     return out
-
-
-def _originals(group: Group, values: Mapping[str, str]) -> list[str]:
-    """For each name of a rule, on the side that the forward converter takes, the first tensor that it stands for."""
-    rule = group.rule
-    if not rule.backward:
-        return [min(members.items())[1] for members in group.members]
-    if each := len(group.spelled) // len(rule.targets):  # stacked targets are stacked alike
-        return [names[0] for names in group.spelled[::each]]
-    first = {s: rule.where[s].inverse.at(0) if s in rule.where else "0" for t in rule.targets for s in t.stacks}
-    return [t.render({**values, **first}) for t in rule.targets]
-
-
-def _solved(rule: Rule, pattern: Layout, shapes: Sequence[Shape], known: Mapping[str, int]) -> dict[str, int]:
-    """The sizes of an inverse's axes that follow from the shapes that its targets had."""
-    stacks = [len(t.stacks) for t in rule.targets]
-    forward = pattern.inverse.unrolled([(0,) * n + s for n, s in zip(stacks, shapes, strict=False)])
-    pairs: list[tuple[Axis, int]] = []
-    for axes, n, shape in zip(forward.sources, stacks, shapes, strict=False):
-        if len(axes) != n + len(shape):
-            raise forward.fail(f"the metadata records a tensor of {len(shape)} axes")
-        pairs += zip(axes[n:], shape, strict=True)
-    return forward.learn(pairs, known, shapes)
 
 
 # --- what is missing, or of another model ---------------------------------------------------------------------------

@@ -152,8 +152,8 @@ def test_what_a_file_tells_of_each_layer_leads_back() -> None:
     with pytest.raises(LayoutError, match="by the file, height is 2 or 3; 6 was given"):
         apply(rules.inverse, made, {"height": 6, "width": 1})
     record = json.loads(made.metadata[PARAMS])
-    assert record["sizes"]["a/kernel"] == {"height": 2, "width": 3}
-    for odd in ({"a/kernel": 3}, {"a/kernel": {"height": "2", "width": -1}}, [], {}):
+    assert record["sizes"]["a.weight"] == {"h": 2, "w": 3, "c": 2}
+    for odd in ({"a.weight": 3}, {"a.weight": {"h": "2", "w": -1}}, [], {}):
         forged = replace(made, metadata=made.metadata | {PARAMS: json.dumps(record | {"sizes": odd})})
         with pytest.raises(UsageError, match="needs param='height=NUMBER'"):
             apply(rules.inverse, forged)

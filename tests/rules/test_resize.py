@@ -90,7 +90,7 @@ def test_a_recorded_length_is_bounded(recorded: int, fits: bool) -> None:
     """A forged file must not make a tensor of terabytes: 64 MB are added at most, or eight times the tensor."""
     there = rules("crop = { axis = 0, to = 2 }")
     made = apply(there, Checkpoint({"w": held("w", W)}))
-    forged = made.metadata["ckptconv.params"].replace("[4,3]", f"[{recorded},3]")
+    forged = made.metadata["ckptconv.params"].replace('axis 0":4', f'axis 0":{recorded}')
     made = Checkpoint(dict(made), {**made.metadata, "ckptconv.params": forged})
     if fits:
         assert apply(there.inverse, made)["w"].shape == (recorded, 3)
@@ -125,7 +125,7 @@ def test_lengths_are_sizes() -> None:
     ],
 )
 def test_backwards_only_what_the_rule_does(how: str, now: int, before: int, words: str) -> None:
-    record = f'{{"converter": "test", "params": {{}}, "shapes": {{"w": [{before}, 3]}}}}'
+    record = f'{{"converter": "test", "params": {{}}, "sizes": {{"v": {{"{how[:4].strip()} axis 0": {before}}}}}}}'
     made = Checkpoint({"v": held("v", np.zeros((now, 3), "f4"))}, {"ckptconv.params": record})
     if words:
         with pytest.raises(LayoutError, match=words):

@@ -485,10 +485,10 @@ def test_sizes_of_merged_axes_are_asked_for_where_nothing_remembers_them() -> No
         apply(converter, before, {"h": 3})
 
 
-@pytest.mark.parametrize("shapes", ['{"a/w": [2, 3, 5]}', '{"a/w": [2, 0, 4]}'])
-def test_remembered_sizes_that_do_not_fit_are_an_error(shapes: str) -> None:
+@pytest.mark.parametrize("sizes", ['{"a.w": {"h": 3, "d": 5}}', '{"a.w": {"h": 0, "d": 4}}'])
+def test_remembered_sizes_that_do_not_fit_are_an_error(sizes: str) -> None:
     after = apply(parse(MERGED["heads"][0]), checkpoint({"a/w": [2, 3, 4]}))
-    after.metadata["ckptconv.params"] = f'{{"converter": "test", "params": {{}}, "shapes": {shapes}}}'
+    after.metadata["ckptconv.params"] = f'{{"converter": "test", "params": {{}}, "sizes": {sizes}}}'
     with pytest.raises(LayoutError):
         apply(parse(MERGED["heads"][0]).inverse, after)
 
