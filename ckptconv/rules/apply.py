@@ -18,7 +18,7 @@ from ..messages import fold, listing, many, nearest, printable
 from . import doubts, operations, provenance
 from .assign import Assignment, Group, Names, assign, translated
 from .sizes import Sizes, check_model
-from .templates import Matcher, Template
+from .templates import INT, Matcher, Template
 
 if TYPE_CHECKING:
     from .converter import Converter, Rule
@@ -137,7 +137,7 @@ def _unstacked(rule: Rule, template: Template, t: Tensor, values: Mapping[str, s
     if not template.stacks:
         yield template.render(values), t
         return
-    spell = [rule.where[s].inverse.at if s in rule.where else str for s in template.stacks]
+    spell = [rule.where.get(s, INT).inverse.at for s in template.stacks]
     for place, part in operations.unstacked(t, len(spell)):
         spelled = {s: at(i) for s, at, i in zip(template.stacks, spell, place, strict=True)}
         yield template.render({**values, **spelled}), part

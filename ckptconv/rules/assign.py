@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint, NoteKind, Tensor
 from ..errors import LayoutError, UsageError
-from .templates import MAX_NAME, any_taken
+from .templates import INT, MAX_NAME, any_taken
 
 if TYPE_CHECKING:
     from .converter import Converter, Rewrite, Rule
@@ -148,7 +148,7 @@ def assign(names: Names, *, whole: bool = False, only: Mapping[str, int] | None 
                 out.groups.append(Group(i, rule, values, ({(): name},), position[name]))
                 continue
             stacks = rule.sources[k].stacks
-            place = tuple(rule.where[s].place(values[s]) if s in rule.where else int(values[s]) for s in stacks)
+            place = tuple(rule.where.get(s, INT).place(values[s]) for s in stacks)
             rest = {c: v for c, v in values.items() if c not in stacks}
             new = Group(i, rule, rest, tuple({} for _ in rule.sources), position[name])
             group = partial.setdefault((i, *sorted(rest.items())), new)
@@ -260,9 +260,7 @@ def _lacks(rule: Rule, group: Group) -> str:
     for t, members in zip(rule.sources, group.members, strict=True):
         for place in product(*(range(counts[s]) for s in t.stacks)):  # one beyond implies that one is missing
             if place not in members:
-                spelled = {
-                    s: rule.where[s].at(i) if s in rule.where else str(i) for s, i in zip(t.stacks, place, strict=True)
-                }
+                spelled = {s: rule.where.get(s, INT).at(i) for s, i in zip(t.stacks, place, strict=True)}
                 return t.render({**group.values, **spelled})
     return ""
 

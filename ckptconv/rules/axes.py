@@ -8,7 +8,7 @@ An axis is a leaf (a name, or 1), a product of axes, or a sum of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -173,11 +173,13 @@ def blocks(node: Axis, stride: int, sizes: Sizes) -> list[Block]:
     for item in reversed(node.items):
         inner.append(blocks(item, stride, sizes))
         stride *= size_of(item, sizes)
-    picks = product(*inner[::-1])
-    return [
-        Block(sum(b.start for b in p), {k: v for b in p for k, v in b.strides.items()}, Prod(tuple(b.axis for b in p)))
-        for p in picks
-    ]
+    out = []
+    for picks in product(*inner[::-1]):
+        steps = [step for b in picks for step in b.strides.items()]
+        if len(strides := dict(steps)) < len(steps):
+            raise LayoutError("an axis stands twice in one tensor; write h.a and h.b")
+        out.append(Block(sum(b.start for b in picks), strides, Prod(tuple(b.axis for b in picks))))
+    return out
 
 
 def count_blocks(node: Axis) -> int:
@@ -185,16 +187,3 @@ def count_blocks(node: Axis) -> int:
     if isinstance(node, Sum):
         return sum(map(count_blocks, node.terms))
     return prod(map(count_blocks, node.items)) if isinstance(node, Prod) else 1
-
-
-def leaves(axes: Sequence[Axis]) -> list[str]:
-    """All leaves except 1; one that occurs in several terms of a sum counts once (the terms are different blocks)."""
-    out: list[str] = []
-    for a in axes:
-        if isinstance(a, str):
-            out += [a] * (a != ONE)
-        elif isinstance(a, Prod):
-            out += leaves(a.items)
-        elif isinstance(a, Sum):
-            out += set().union(*(set(leaves([t])) for t in a.terms))
-    return out

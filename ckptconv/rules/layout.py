@@ -41,7 +41,6 @@ from .axes import (
     count_blocks,
     failed,
     largest,
-    leaves,
     sides,
     size_of,
     unknown,
@@ -192,9 +191,10 @@ def parse(text: str) -> Layout:
     both, ones = sides(text), defaultdict[str, int](lambda: 1)
     if any(count_blocks(Prod(axes)) > MAX_BLOCKS for side in both for axes in side):
         raise failed(text, f"has more than {MAX_BLOCKS} blocks")
-    if any(len(flat := leaves(axes)) != len(set(flat)) for side in both for axes in side):
-        raise failed(text, "an axis stands twice in one tensor; write h.a and h.b")
-    keys = [[frozenset(b.strides) for axes in side for b in blocks(Prod(axes), 1, ones)] for side in both]
+    try:
+        keys = [[frozenset(b.strides) for axes in side for b in blocks(Prod(axes), 1, ones)] for side in both]
+    except LayoutError as e:
+        raise failed(text, e.message) from None
     if any(len(set(found)) != len(found) for found in keys):
         raise failed(text, "two pieces have the same axes; write h.a and h.b")
     if odd := [" ".join(sorted(map(str, k))) or "1" for k in set(keys[0]) ^ set(keys[1])]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
 from ..errors import UsageError
@@ -63,25 +63,18 @@ def _read(checkpoint: Checkpoint, key: str) -> Any:
         return None
 
 
-class Recorded(NamedTuple):
-    """What an inverse knows besides names and shapes: parameters, and by name the sizes of axes."""
-
-    params: dict[str, int]
-    sizes: dict[str, dict[str, int]]
-
-
-def recorded(inverse: Converter, checkpoint: Checkpoint) -> Recorded:
-    """What the forward conversion recorded besides names; nothing for a converter that is not an inverse."""
+def recorded(inverse: Converter, checkpoint: Checkpoint) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
+    """The parameters that the forward conversion recorded, and by name the sizes of axes; none for other converters."""
     record = _read(checkpoint, PARAMS)
-    known = inverse.forward and isinstance(record, dict) and record.get("converter") == inverse.name
-    tables = {k: v for k, v in record.items() if isinstance(v, dict)} if known else {}
+    ours = inverse.forward and isinstance(record, dict) and record.get("converter") == inverse.name
+    tables = {k: v for k, v in record.items() if isinstance(v, dict)} if ours else {}
     signed = {n for r in inverse.rules for _, blocks in r.fills for n in blocks}  # numbers; all others are sizes
     params = {k: v for k, v in tables.get("params", {}).items() if type(v) is int and (v > 0 or k in signed)}
     sizes = {n: own for n, own in tables.get("sizes", {}).items() if type(own) is dict}
-    return Recorded(
-        {k: v for k, v in params.items() if k in inverse.params},
-        {n: {k: v for k, v in own.items() if type(v) is int and 0 <= v < MAX_SIZE} for n, own in sizes.items()},
-    )
+    known = {k: v for k, v in params.items() if k in inverse.params}
+    return known, {
+        n: {k: v for k, v in own.items() if type(v) is int and 0 <= v < MAX_SIZE} for n, own in sizes.items()
+    }
 
 
 def tied(checkpoint: Checkpoint) -> set[str]:

@@ -47,8 +47,8 @@ class Sizes:
     def __init__(self, converter: Converter, names: Names, given: Mapping[str, Any]) -> None:
         self.converter, self.names = converter, names
         self.given = _integers(converter, given)
-        self._record = provenance.recorded(converter, names.checkpoint)
-        self.params = self._record.params | self.given
+        params, self._record = provenance.recorded(converter, names.checkpoint)
+        self.params = params | self.given
         self.missing: dict[str, str] = {}
         self.configured: list[str] = []
         self._used: set[str] = set()  # the parameters that something needed
@@ -148,7 +148,7 @@ class Sizes:
     def _of_file(self, rule: Rule, name: str) -> dict[str, int]:
         """What the file tells of a rule's axes by the config of a tensor's layer, or what an inverse finds recorded."""
         if rule.backward:
-            return self._record.sizes.get(name, {})
+            return self._record.get(name, {})
         taken = self.names.checkpoint.details.get("inputs", {}).get(name)
         told = {"height": taken.height, "width": taken.width} if taken and taken.height else {}
         return {axis: told[size] for axis, size in rule.sizes.items() if isinstance(size, str) and size in told}

@@ -113,7 +113,7 @@ class Template(NamedTuple):
 
 def _expression(p: Capture, where: Mapping[str, Domain], group: str) -> str:
     if p.kind != "...":
-        return f"{group}{where[p.name].pattern if p.name in where else Domain('int' if p.kind else 'text').pattern})"
+        return f"{group}{where.get(p.name, INT if p.kind else Domain('text')).pattern})"
     if p.before or p.after:
         return f"(?:{re.escape(p.before)}{group}.+){re.escape(p.after)})?"
     return f"{group}.*)"
@@ -251,8 +251,7 @@ class _Row:
 
 def any_taken(template: Template, where: Mapping[str, Domain], names: Collection[str]) -> bool:
     """Whether a template takes one of the names."""
-    taken = re.compile(template.regex(where)[0], re.DOTALL).fullmatch
-    return any(taken(n) for n in names if len(n) <= MAX_NAME)
+    return any(map(Matcher([(template, where)]).first, names))
 
 
 # --- The values of a capture in a template: which it takes, and what they become in the target. Pure ---
@@ -321,6 +320,9 @@ class Domain(NamedTuple):
         if self.kind == "int":
             return [f"{n:0{self.width[0]}}" for n in (7, 12)]
         return {"text": ["q7x", "w"], "any": ["q7x/v", "w"]}[self.kind]
+
+
+INT = Domain("int")
 
 
 def domain(spec: Any) -> Domain:

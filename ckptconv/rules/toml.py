@@ -215,15 +215,12 @@ def _converter(top: dict[str, Any], name: str, folder: Path | None, outer: Let, 
         included=tuple(shared),
     )
     counts = {(c.source, c.target): c for one in (*shared, own) for c in one.counts}
-    return replace(
-        own,
-        params={k: v for one in (*shared, own) for k, v in one.params.items()},
-        rewrites=tuple(r for one in (own, *shared) for r in one.rewrites),
-        ties=tuple(t for one in (own, *shared) for t in one.ties),
-        counts=tuple(counts.values()),
-        axes={k: v for one in (*shared, own) for k, v in one.axes.items()},
-        refusals=tuple(r for one in (own, *shared) for r in one.refusals),
-    )
+    joined: dict[str, Any] = {"counts": tuple(counts.values())}
+    for key in ("rewrites", "ties", "refusals"):
+        joined[key] = tuple(chain.from_iterable(getattr(one, key) for one in (own, *shared)))
+    for key in ("params", "axes"):
+        joined[key] = {k: v for one in (*shared, own) for k, v in getattr(one, key).items()}
+    return replace(own, **joined)
 
 
 def _limited(rules: Iterable[Rule]) -> tuple[Rule, ...]:
