@@ -59,16 +59,9 @@ def open(url: str, how: Reading) -> Checkpoint:
         raise CorruptCheckpoint(what, url=url)
     for folder in place.items.values():
         _refuse_incomplete(folder)
-    step, loose = printable(brief(place.step)), tuple(place.items) if place.loose else ()
-    notes = [Note("assumed", f"the newest step, {step}, is read")] if step else []
-    others = (
-        Note("unread", "newer steps, which are not finished", place.passed, tensors=False),
-        Note("assumed", "the folders are read as items of one checkpoint", loose),
-        Note("unread", "items that hold no arrays", place.others, tensors=False),
-    )
     from . import items  # only now: detection asks about every folder
 
-    return items.read(place.items, how, [*notes, *(n for n in others if n.names)])
+    return items.read(place.items, how, place.notes)
 
 
 def writer(url: str, max_shard_size: int | None = None) -> OrbaxWriter:
@@ -78,25 +71,20 @@ def writer(url: str, max_shard_size: int | None = None) -> OrbaxWriter:
 
 
 class Place(NamedTuple):
-    """The folders that hold arrays, by the names of items ('' for the only one), and what is told of them.
-
-    step: which was chosen. others: items without arrays. passed: newer steps that are not finished. loose: nothing says
-    that the items belong together.
-    """
+    """The folders that hold arrays, by the names of items ('' for the only one), and what is told of them."""
 
     items: dict[str, str]
-    step: str = ""
-    others: tuple[str, ...] = ()
-    passed: tuple[str, ...] = ()
-    loose: bool = False
+    notes: tuple[Note, ...] = ()
 
 
 def find(url: str) -> Place | None:
     """The arrays in a folder: one checkpoint, a step, or the newest finished step; None if it has none."""
     there = names(url)
     if place := _place(url, there):
-        told = STEPPED in there or STEP.fullmatch(split(url.rstrip("/"))[1])
-        return place._replace(loose=len(place.items) > 1 and not told)
+        if len(place.items) > 1 and STEPPED not in there and not STEP.fullmatch(split(url.rstrip("/"))[1]):
+            loose = Note("assumed", "the folders are read as items of one checkpoint", tuple(place.items))
+            return place._replace(notes=(loose, *place.notes))
+        return place
     numbered = [(int(m[1]), n) for n in there if (m := STEP.fullmatch(n))]
     steps = [n for _, n in sorted(numbered, reverse=True)]
     for i, step in enumerate(steps[:PROBES]):
@@ -109,7 +97,11 @@ def find(url: str) -> Place | None:
         late = is_remote(url) and COMMITTED not in inside
         late = late and any(COMMITTED in names(join(url, n)) for n in steps[i + 1 : i + 2])
         if place and not late and not any(map(_incomplete, place.items.values())):
-            return place._replace(step=step, passed=tuple(steps[:i]))
+            notes = (Note("assumed", f"the newest step, {printable(brief(step))}, is read"),)
+            if i:
+                what = "newer steps, which are not finished"
+                notes += (Note("unread", what, tuple(steps[:i]), tensors=False),)
+            return place._replace(notes=notes + place.notes)
     return None
 
 
@@ -126,7 +118,8 @@ def _place(url: str, there: Sequence[str]) -> Place | None:
     if not items:
         return None
     others = tuple(n for n in folders if n not in items)
-    return Place({"": next(iter(items.values()))} if len(items) == 1 else items, others=others)
+    notes = (Note("unread", "items that hold no arrays", others, tensors=False),) if others else ()
+    return Place({"": next(iter(items.values()))} if len(items) == 1 else items, notes)
 
 
 def _has_head(there: Sequence[str]) -> bool:

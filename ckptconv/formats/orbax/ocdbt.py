@@ -54,19 +54,16 @@ class Value(NamedTuple):
         """Read a small value completely; CorruptCheckpoint if it has more than `limit` bytes."""
         if self.size > limit:
             raise CorruptCheckpoint(f"has {self.size} bytes of metadata; at most {limit} are sensible", url=self.url)
-        return self.part(0, self.size)
+        if self.data is not None:
+            return self.data
+        with Reader(self.url) as f:
+            return f.read(self.start, self.size)
 
     def within(self, start: int, size: int) -> Value:
         """The value of some of its bytes."""
         if self.data is not None:
             return self._replace(size=size, data=self.data[start : start + size])
         return self._replace(start=self.start + start, size=size)
-
-    def part(self, start: int, size: int) -> bytes:
-        if self.data is not None:
-            return self.data[start : start + size]
-        with Reader(self.url) as f:
-            return f.read(self.start + start, size)
 
 
 class Room:

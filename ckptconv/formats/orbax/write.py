@@ -159,42 +159,22 @@ class Entry(NamedTuple):
     data: bytes | None = None
 
 
-class Node(NamedTuple):
-    """An encoded node, and the fields that its parent stores for it."""
-
-    first: bytes
-    raw: bytes
-    keys: int
-    tree: int  # bytes of the nodes below, and its own
-    values: int  # bytes in the data file
-
-
 def build(entries: Sequence[Entry], file: str, at: int) -> tuple[bytes, bytes]:
     """The node, which goes to byte `at` of the data file `file`, and the manifest; entries are sorted by key."""
-    root = _leaf(entries, file)
-    if len(entries) > ENTRIES or len(root.raw) > MAX_NODE:
-        raise Unrepresentable(f"{len(entries)} arrays and chunks are more than one node of an Orbax database holds; "
-                              "write two checkpoints")  # fmt: skip
-    return root.raw, _manifest(root, at, 0, file, sha256(root.raw).digest()[:16])
-
-
-def _leaf(entries: Sequence[Entry], file: str) -> Node:
     far = [e for e in entries if e.data is None]
-    body = b"".join((
+    node = _enveloped(NODE_MAGIC, b"".join((
         b"\0", _files(file), varint(len(entries)), *_texts([e.key for e in entries]),
         *(varint(e.size) for e in entries), *(varint(int(e.data is None)) for e in entries),
         bytes(len(far)), *(varint(e.start) for e in far), *(e.data for e in entries if e.data is not None),
-    ))  # fmt: skip
-    raw = _enveloped(NODE_MAGIC, body)
-    return Node(entries[0].key, raw, len(entries), len(raw), sum(e.size for e in far))
-
-
-def _manifest(root: Node, at: int, height: int, file: str, name: bytes) -> bytes:
-    config = name + b"".join(map(varint, (0, MAX_INLINE, MAX_NODE))) + bytes([ARITY, 0])
-    version = [varint(1), varint(1), bytes([height]), varint(0)]  # one version, the first generation, file 0
-    version += map(varint, (at, len(root.raw), root.keys, root.tree, root.values))
+    )))  # fmt: skip
+    if len(entries) > ENTRIES or len(node) > MAX_NODE:
+        raise Unrepresentable(f"{len(entries)} arrays and chunks are more than one node of an Orbax database holds; "
+                              "write two checkpoints")  # fmt: skip
+    config = b"".join((sha256(node).digest()[:16], *map(varint, (0, MAX_INLINE, MAX_NODE)), bytes([ARITY, 0])))
+    # one version: the first generation, the height 0, in file 0; of the nodes below there are none
+    version = map(varint, (1, 1, 0, 0, at, len(node), len(entries), len(node), sum(e.size for e in far)))
     when, older = (1).to_bytes(8, "little"), varint(0)
-    return _enveloped(MANIFEST_MAGIC, b"".join((config, _files(file), *version, when, older)))
+    return node, _enveloped(MANIFEST_MAGIC, b"".join((config, _files(file), *version, when, older)))
 
 
 def _files(file: str) -> bytes:

@@ -160,7 +160,7 @@ def _within(array: Array, shape: Place, value: Value, room: Room) -> dict[Place,
     if size > value.size:
         what = f"a chunk of {value.size} bytes has no room for the index of its {prod(grid)} chunks (truncated?)"
         raise CorruptCheckpoint(what)
-    raw = value.part(value.size - size, size)
+    raw = value.within(value.size - size, size).read(size)
     if array.checked and crc("crc32c", raw[:-4]) != int.from_bytes(raw[-4:], "little"):
         raise CorruptCheckpoint("the checksum of the index of a chunk is wrong: the file is damaged")
     cells, taken, numbers = dict[Place, Value](), dict[str, Value](), iter_unpack("<QQ", raw[: 16 * prod(grid)])
