@@ -19,7 +19,7 @@ from pickles import Raw, pickled
 
 import ckptconv
 from ckptconv.formats import flax as walker, npy, safetensors
-from ckptconv.formats.hdf5 import file as hdf5
+from ckptconv.formats.keras import v3
 from ckptconv.formats.pytorch import pickle, walk
 from ckptconv.rules import axes, layout, library, templates, toml
 
@@ -163,9 +163,9 @@ def test_a_member_that_is_read_whole_is_not_unpacked_without_bound(tmp_path: Pat
     with zipfile.ZipFile(tmp_path / "m.keras", "w", zipfile.ZIP_DEFLATED) as z:
         for name, size in (("config.json", 2**24), ("metadata.json", 2**24 + 2**20)):
             z.writestr(name, b" " * size)
-    assert len(hdf5.read_json(str(tmp_path / "m.keras"), "config.json", 2**28)) == 2**24
+    assert len(v3.read_json(str(tmp_path / "m.keras"), "config.json", 2**28)) == 2**24
     with refused(r"metadata\.json expands from \d+ to 17825792 bytes"):
-        hdf5.read_json(str(tmp_path / "m.keras"), "metadata.json", 2**28)
+        v3.read_json(str(tmp_path / "m.keras"), "metadata.json", 2**28)
 
 
 def test_names_that_are_too_long_match_nothing_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

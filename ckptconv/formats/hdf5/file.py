@@ -266,20 +266,6 @@ def members(url: str) -> dict[str, Member]:
         return zip.members(file)
 
 
-def read_json(url: str, name: str, limit: int) -> bytes:
-    """Read a JSON member of at most `limit` bytes; UnsafeCheckpoint if it would be out of proportion to its size."""
-    member = members(url)[name]
-    if member.size > limit:
-        raise CorruptCheckpoint(f"{name} has {member.size} bytes; at most {limit} are allowed here", url=url)
-    if member.size > 16 * member.packed + 2**24:
-        raise UnsafeCheckpoint(f"{name} expands from {member.packed} to {member.size} bytes", url=url)
-    with Reader(url) as file:
-        raw = b"".join(zip.contents(file, member))
-    if weight(raw) > 64 * member.packed + 2**27:
-        raise UnsafeCheckpoint(f"{name} would take some {weight(raw) >> 20} MB of memory", url=url)
-    return raw
-
-
 def image(url: str, member: str = "") -> FileImage:
     """The bytes that the library can read: of a file, a range of a zip, or a private unpacked copy."""
     with Reader(url) as file:

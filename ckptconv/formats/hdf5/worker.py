@@ -79,12 +79,14 @@ def main() -> NoReturn:
         for line in answer:
             file = file or h5py.File(Piped(out, answer, size), "r", rdcc_nbytes=32 << 20)
             path = json.loads(line)
-            for body in serve(file, path, size):
-                send(out, b"R" if path is None else b"D", body)
+            kind, bodies = (b"R", listing(file)) if path is None else (b"D", elements(file, path, size))
+            for body in bodies:
+                send(out, kind, body)
             send(out, b".", b"x" * (time.process_time() > seconds / 2))
             out.flush()
     except Exception as e:  # a damaged file can raise anything in the library
-        send(out, *failure(e))
+        kind, message = e.args if isinstance(e, Refused) else (b"C", f"is not valid HDF5: {type(e).__name__}: {e}")
+        send(out, kind, cut(message, 500).encode(errors="replace"))
         out.flush()
     os._exit(0)
 
@@ -94,20 +96,15 @@ def send(out: BinaryIO, kind: bytes, body: bytes) -> None:
     out.write(body)
 
 
-def failure(e: Exception) -> tuple[bytes, bytes]:
-    """The frame of an error."""
-    kind, message = e.args if isinstance(e, Refused) else (b"C", f"is not valid HDF5: {type(e).__name__}: {e}")
-    return kind, cut(message, 500).encode(errors="replace")
-
-
 def rehearse() -> None:
     """List and read a small file of our own, so that all imports happen before `seal`."""
     h5py._errors.silence_errors()
     with h5py.File(io.BytesIO(), "w") as f:
         f["texts"], f.attrs["texts"] = ["x"], ["x"]
         f["number"], f.attrs["number"] = 1.0, 1.0
-        for path in (None, *f):
-            list(serve(f, path, 0))
+        list(listing(f))
+        for path in f:
+            list(elements(f, path, 0))
 
 
 def seal(size: int, *, may_stay_open: bool = False) -> int:
@@ -176,16 +173,12 @@ class Piped(io.RawIOBase):
         return data
 
 
-def serve(file: Any, path: str | None, size: int) -> Iterator[bytes]:
-    """List an open file of `size` bytes, or read the dataset at `path`, in bodies of frames."""
-    if path is not None:
-        yield from elements(file, path, size)
-        return
-    for record in records(file):
-        yield json.dumps(record, separators=(",", ":")).encode()
-
-
 # --- listing ----------------------------------------------------------------------------------------------------------
+
+
+def listing(file: Any) -> Iterator[bytes]:
+    """The records of an open file, as bodies of frames."""
+    return (json.dumps(record, separators=(",", ":")).encode() for record in records(file))
 
 
 def records(file: Any) -> Iterator[dict[str, Any]]:
@@ -294,11 +287,12 @@ def attributes(thing: Any) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """The value of an attribute as JSON has it."""
     if isinstance(value, np.ndarray | np.generic):
-        return value.tolist() if value.dtype.kind in "biuf" else plain(value.tolist())
+        value = value.tolist()
     if isinstance(value, list):
         return [plain(v) for v in value]
-    text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
-    return None if isinstance(value, h5py.Empty) else text
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    return None if isinstance(value, h5py.Empty) else value
 
 
 def element(kind: Any) -> tuple[str, bool]:
@@ -390,33 +384,27 @@ NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; arg
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JSET|K, BPF_RET|K
 EXECUTABLE = 4  # PROT_EXEC
 
-# Calls for computing, allocating, reading and writing open files, and exiting: name -> number by architecture.
-MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# Calls for computing, allocating, reading and writing open files, and exiting: name -> number on each machine.
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # its column below, and what the kernel calls it
 FREE = {
-    "x86_64": {
-        "read": 0, "write": 1, "close": 3, "fstat": 5, "lseek": 8, "munmap": 11, "brk": 12, "rt_sigaction": 13,
-        "rt_sigprocmask": 14, "rt_sigreturn": 15, "sched_yield": 24, "mremap": 25, "madvise": 28, "nanosleep": 35,
-        "getpid": 39, "exit": 60, "getrusage": 98, "sigaltstack": 131, "gettid": 186, "futex": 202,
-        "clock_gettime": 228, "clock_nanosleep": 230, "exit_group": 231, "getrandom": 318, "rseq": 334,
-    },
-    "aarch64": {
-        "read": 63, "write": 64, "close": 57, "fstat": 80, "lseek": 62, "munmap": 215, "brk": 214, "rt_sigaction": 134,
-        "rt_sigprocmask": 135, "rt_sigreturn": 139, "sched_yield": 124, "mremap": 216, "madvise": 233,
-        "nanosleep": 101, "getpid": 172, "exit": 93, "getrusage": 165, "sigaltstack": 132, "gettid": 178, "futex": 98,
-        "clock_gettime": 113, "clock_nanosleep": 115, "exit_group": 94, "getrandom": 278, "rseq": 293,
-    },
+    "read": (0, 63), "write": (1, 64), "close": (3, 57), "fstat": (5, 80), "lseek": (8, 62), "munmap": (11, 215),
+    "brk": (12, 214), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139),
+    "sched_yield": (24, 124), "mremap": (25, 216), "madvise": (28, 233), "nanosleep": (35, 101), "getpid": (39, 172),
+    "exit": (60, 93), "getrusage": (98, 165), "sigaltstack": (131, 132), "gettid": (186, 178), "futex": (202, 98),
+    "clock_gettime": (228, 113), "clock_nanosleep": (230, 115), "exit_group": (231, 94), "getrandom": (318, 278),
+    "rseq": (334, 293),
 }  # fmt: skip
-# Allowed only if the third argument is harmless.
-MAPPING = {"x86_64": {"mmap": 9, "mprotect": 10}, "aarch64": {"mmap": 222, "mprotect": 226}}  # third: not executable
+MAPPING = {"mmap": (9, 222), "mprotect": (10, 226)}  # allowed only if the third argument does not say executable
 
 
 def program(machine: str) -> list[tuple[int, int, int, int]]:
     """The filter as (code, jump if true, jump if false, value); a jump is the number of instructions to skip."""
-    out = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, MACHINES[machine]), (RETURN, 0, 0, REFUSE), (LOAD, 0, 0, NUMBER)]
-    for number in FREE[machine].values():
-        out += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
-    for number in MAPPING[machine].values():
-        out += [(EQUAL, 0, 4, number), (LOAD, 0, 0, ARGUMENT + 16), (ANY_BIT, 0, 1, EXECUTABLE)]
+    column, architecture = MACHINES[machine]
+    out = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, REFUSE), (LOAD, 0, 0, NUMBER)]
+    for numbers in FREE.values():
+        out += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, ALLOW)]
+    for numbers in MAPPING.values():
+        out += [(EQUAL, 0, 4, numbers[column]), (LOAD, 0, 0, ARGUMENT + 16), (ANY_BIT, 0, 1, EXECUTABLE)]
         out += [(RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
     return [*out, (RETURN, 0, 0, REFUSE)]
 

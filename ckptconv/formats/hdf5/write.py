@@ -65,7 +65,10 @@ class Skeleton:
                 one.set_link_creation_order(p.CRT_ORDER_TRACKED | p.CRT_ORDER_INDEXED)
         self._link_plan = p.create(p.LINK_CREATE)
         self._link_plan.set_char_encoding(h5py.h5t.CSET_UTF8)
-        with self._opened(plan) as f:
+        access = p.create(p.FILE_ACCESS)
+        access.set_fileobj_driver(h5py.h5fd.fileobj_driver, self.canvas)
+        access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+        with h5py.File(h5py.h5f.create(b"canvas", h5py.h5f.ACC_TRUNC, fcpl=plan, fapl=access)) as f:
             self._groups = {"": f.id}
             for path in (p for p in groups if p not in paths):
                 self._group(path)
@@ -79,16 +82,6 @@ class Skeleton:
                     self.slots[name] = self._dataset(self._group(parent), encode(base), tensors[name])
             for path, attrs in groups.items():
                 write_attributes(f[encode(path)] if path else f, attrs)
-
-    def _opened(self, plan: Any = None) -> Any:
-        import h5py
-
-        access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
-        access.set_fileobj_driver(h5py.h5fd.fileobj_driver, self.canvas)
-        if plan is None:
-            return h5py.File(h5py.h5f.open(b"canvas", h5py.h5f.ACC_RDWR, fapl=access))
-        access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
-        return h5py.File(h5py.h5f.create(b"canvas", h5py.h5f.ACC_TRUNC, fcpl=plan, fapl=access))
 
     def _group(self, path: str) -> Any:
         """The group at a path; it and its parents are created if need be."""
@@ -137,9 +130,10 @@ class Skeleton:
 
     def resealed(self, metadata: Mapping[str, str]) -> Sequence[Patch]:
         """The patches after attributes of the root got other values of the same width."""
-        hashes = hashes_of(metadata)
-        if hashes:
-            with self._opened() as f:
+        if hashes := hashes_of(metadata):
+            import h5py
+
+            with h5py.File(self.canvas, "r+") as f:
                 for key, value in hashes.items():
                     f.attrs.modify(key, fixed_text(value))
         return self.patches() if metadata else ()
@@ -198,26 +192,6 @@ def split_list(key: str, names: list[bytes]) -> list[tuple[str, list[bytes]]]:
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def unheld(tensor: Tensor) -> str:
-    """The reason why HDF5 cannot hold a tensor for its name or, which are read, for its texts; or ''."""
-    name = tensor.name
-    if not name:
-        return "the name is empty"
-    if "\0" in name:
-        return "HDF5 names cannot hold a NUL"
-    if any(part in ("", ".") for part in name.split("/")):
-        return "HDF5 paths cannot have an empty component or '.'"
-    if name.count("/") > MAX_GROUPS:
-        return f"the name is nested more than {MAX_GROUPS} deep"
-    try:
-        encode(name)
-    except UnicodeEncodeError:
-        return "the name is not valid Unicode"
-    if tensor.dtype.kind == "s" and any(b"\0" in v for v in tensor.numpy().reshape(-1).tolist()):
-        return "HDF5 text cannot hold a NUL"
-    return ""
-
-
 def clashes(paths: Iterable[str]) -> list[str]:
     """Names that are both a dataset and a group: 'a' beside 'a/b'."""
     taken = set(paths)
@@ -243,7 +217,23 @@ class FileWriter(Writer):
     skeleton: Skeleton | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
-        return unheld(tensor)
+        """The reason why HDF5 cannot hold a tensor for its name or, which are read, for its texts; or ''."""
+        name = tensor.name
+        if not name:
+            return "the name is empty"
+        if "\0" in name:
+            return "HDF5 names cannot hold a NUL"
+        if any(part in ("", ".") for part in name.split("/")):
+            return "HDF5 paths cannot have an empty component or '.'"
+        if name.count("/") > MAX_GROUPS:
+            return f"the name is nested more than {MAX_GROUPS} deep"
+        try:
+            encode(name)
+        except UnicodeEncodeError:
+            return "the name is not valid Unicode"
+        if tensor.dtype.kind == "s" and any(b"\0" in v for v in tensor.numpy().reshape(-1).tolist()):
+            return "HDF5 text cannot hold a NUL"
+        return ""
 
     def held(self, checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[Note, ...]]:
         """What is written of the checkpoint, and notes on what is not; refuse what cannot be."""
@@ -303,7 +293,7 @@ class Hdf5Writer(FileWriter):
     def cannot_hold(self, tensor: Tensor) -> str:
         if tensor.dtype.kind == "x":
             return f"HDF5 has no dtype {tensor.dtype}, and would return it as plain bytes"
-        return unheld(tensor)
+        return super().cannot_hold(tensor)
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         checkpoint, notes = self.held(checkpoint)

@@ -29,11 +29,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint, UsageError
 from ...messages import listing, printable
-from ...storage.files import Seen, exists, is_dir, join, read_all, sibling
+from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling
 from ...storage.json import fault
 from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
 from ..table import KERAS_WEIGHTS, Reading, is_hdf5
+from ..zip import contents
 from . import legacy, naming, order
 from .naming import Listed
 
@@ -182,11 +183,25 @@ def _archive(url: str) -> Shelf:
         if PICKLED in inside:
             raise UnsafeCheckpoint(f"keeps its weights in {PICKLED}, which are pickles; save it as HDF5", url=url)
         raise CorruptCheckpoint(f"has no {KERAS_WEIGHTS}", url=url)
-    parts = {n: hdf5.read_json(url, n, MAX_JSON) for n in ABOUT if n in inside}
+    parts = {n: read_json(url, n, MAX_JSON) for n in ABOUT if n in inside}
     about = _about(parts, url)
     rest = tuple(n for n in inside if n not in (KERAS_WEIGHTS, *ABOUT) and not n.endswith("/"))
     notes = (Note("skipped", "files in the archive that are not weights", rest, tensors=False),) if rest else ()
     return _shelf([hdf5.look(url, KERAS_WEIGHTS)], notes=notes, **about)
+
+
+def read_json(url: str, name: str, limit: int) -> bytes:
+    """Read a JSON member of at most `limit` bytes; UnsafeCheckpoint if it would be out of proportion to its size."""
+    member = hdf5.members(url)[name]
+    if member.size > limit:
+        raise CorruptCheckpoint(f"{name} has {member.size} bytes; at most {limit} are allowed here", url=url)
+    if member.size > 16 * member.packed + 2**24:
+        raise UnsafeCheckpoint(f"{name} expands from {member.packed} to {member.size} bytes", url=url)
+    with Reader(url) as file:
+        raw = b"".join(contents(file, member))
+    if hdf5.weight(raw) > 64 * member.packed + 2**27:
+        raise UnsafeCheckpoint(f"{name} would take some {hdf5.weight(raw) >> 20} MB of memory", url=url)
+    return raw
 
 
 def _about(parts: Mapping[str, bytes], url: str) -> dict[str, Any]:

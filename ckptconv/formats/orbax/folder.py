@@ -97,7 +97,7 @@ def find(url: str) -> Place | None:
         late = is_remote(url) and COMMITTED not in inside
         late = late and any(COMMITTED in names(join(url, n)) for n in steps[i + 1 : i + 2])
         if place and not late and not any(map(_incomplete, place.items.values())):
-            notes = (Note("assumed", f"the newest step, {printable(brief(step))}, is read"),)
+            notes: tuple[Note, ...] = (Note("assumed", f"the newest step, {printable(brief(step))}, is read"),)
             if i:
                 what = "newer steps, which are not finished"
                 notes += (Note("unread", what, tuple(steps[:i]), tensors=False),)
