@@ -148,8 +148,7 @@ def tensor(name: str, leaf: Any, url: str) -> Tensor:
         return _joined(name, leaf, url)
     import numpy as np
 
-    kind = {bool: "?", int: "u8" if type(leaf) is int and leaf >= 2**63 else "i8", float: "f8", complex: "c16"}
-    array = np.array(leaf, kind[type(leaf)])
+    array = np.array(leaf, "i8" if type(leaf) is int and leaf < 2**63 else None)
     return contiguous(name, DTYPES[array.dtype.name], (), Held(array))
 
 
@@ -298,16 +297,11 @@ class Walker:
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
-def writer(url: str, max_shard_size: int | None = None) -> FlaxWriter:
-    return FlaxWriter(url, max_shard_size)
-
-
-class FlaxWriter:
+class FlaxWriter(NamedTuple):
     """One msgpack of maps nested by '/', groups in the order of their first tensor."""
 
-    def __init__(self, url: str, max_shard_size: int | None = None) -> None:
-        self.file = split(url)[1]
-        self.limit = max_shard_size
+    url: str
+    max_shard_size: int | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
         if tensor.dtype.name not in ROWS:
@@ -324,17 +318,21 @@ class FlaxWriter:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "Flax")
-        refuse_shards(checkpoint, self.limit, "msgpack")
+        refuse_shards(checkpoint, self.max_shard_size, "msgpack")
         out = Packed()
         out.map(nested((t.name.split("/"), t) for t in checkpoint.values()))
         out.flush()
-        slots = {name: Slot(self.file, out.starts[name], t.nbytes) for name, t in checkpoint.items()}
-        patches = [Patch(self.file, start, raw) for start, raw in out.patches]
+        file = split(self.url)[1]
+        slots = {name: Slot(file, out.starts[name], t.nbytes) for name, t in checkpoint.items()}
+        patches = [Patch(file, start, raw) for start, raw in out.patches]
         notes = own_metadata.lost(checkpoint.metadata, "Flax")
-        return Placement([OutputFile(self.file, out.at)], slots, patches, notes=notes)
+        return Placement([OutputFile(file, out.at)], slots, patches, notes=notes)
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return ()
+
+
+writer = FlaxWriter
 
 
 def nested(leaves: Iterable[tuple[Sequence[str], Any]]) -> dict[str, Any]:
@@ -368,7 +366,7 @@ class Packed:
         self.starts: dict[str, int] = {}  # where the elements of each tensor begin
 
     def map(self, node: Mapping[str, Any]) -> None:
-        self.run.append(_map(len(node)))
+        self.run.append(_head(0x80, 15, (0, 0xDE, 0xDF), len(node)))
         for key, item in node.items():
             self.run.append(_text(key))
             if isinstance(item, Tensor):
@@ -402,10 +400,6 @@ def _head(fix: int, most: int, codes: tuple[int, int, int], n: int) -> bytes:
     if n < 2**8 and codes[0]:
         return struct.pack(">BB", codes[0], n)
     return struct.pack(">BH", codes[1], n) if n < 2**16 else struct.pack(">BI", codes[2], n)
-
-
-def _map(n: int) -> bytes:
-    return _head(0x80, 15, (0, 0xDE, 0xDF), n)
 
 
 def _text(text: str) -> bytes:

@@ -2,7 +2,7 @@
 
     0, 512, 1024, ...   89 'HDF' 0d 0a 1a 0a      superblock, after an arbitrary user block
     offset              a contiguous dataset's bytes: a Span, read without the library
-    chunks, compact     read by the library: Coded, key = path, or "member//path" inside a zip
+    chunks, compact     read by the library: Coded, key = "//path", or "member//path" in a zip
 
     PK 03 04 ... name extra | bytes               a file in a zip (.keras); if deflated, a private copy of it is made
 
@@ -110,13 +110,13 @@ def tensor(tree: Tree, stored: Stored, name: str, *, role: Role = "") -> Tensor:
     data: Span | Coded = Span(tree.url, stored.offset, size)
     if stored.offset < 0:
         path = stored.same or stored.path  # tied names have one key
-        data = Coded(__name__, tree.url, f"{tree.member}//{path}" if tree.member else "/" + path, size, stored.chunk)
+        data = Coded(__name__, tree.url, f"{tree.member}//{path}", size, stored.chunk)
     return contiguous(name, kind, stored.shape, data, ops=("swap",) if stored.swap else (), role=role)
 
 
 def decode(coded: Coded) -> Iterator[bytes]:
     """The elements of a dataset: slabs as they are stored, or single texts, as many as its shape says."""
-    member, _, path = ("", "", coded.key[1:]) if coded.key.startswith("/") else coded.key.partition("//")
+    member, _, path = coded.key.partition("//")
     stored = look(coded.url, member).datasets[path]
     texts = stored.dtype == "string"
     left = prod(stored.shape) if texts else coded.size

@@ -75,8 +75,8 @@ def sniff(seen: Seen) -> int:
 
 def layers_group(found: Tree) -> str | None:
     """The path of the group that lists the layers, or None if this is not such a file."""
-    groups = {p: found.groups.get(p, {}) for p in ("model_weights", "")}
-    return next((p for p, attrs in groups.items() if _list_of(attrs, "layer_names") is not None), None)
+    groups = (p for p in ("model_weights", "") if _list_of(found.groups.get(p, {}), "layer_names") is not None)
+    return next(groups, None)
 
 
 def _list_of(attrs: Mapping[str, Any], key: str) -> list[str] | None:

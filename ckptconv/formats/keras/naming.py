@@ -38,8 +38,9 @@ VARIABLES: dict[str, tuple[str, ...]] = {
     "group_normalization": ("gamma", "beta"),
     "rms_normalization": ("scale",),
     "normalization": ("mean", "variance", "count"),
-    **dict.fromkeys(("lstm_cell", "gru_cell", "simple_rnn_cell"), ("kernel", "recurrent_kernel", "bias")),
-    **dict.fromkeys(("conv_lstm_cell",), ("kernel", "recurrent_kernel", "bias")),
+    **dict.fromkeys(
+        ("lstm_cell", "gru_cell", "simple_rnn_cell", "conv_lstm_cell"), ("kernel", "recurrent_kernel", "bias")
+    ),
     "p_re_lu": ("alpha",),
     "seed_generator": ("seed_generator_state",),
 }
@@ -51,11 +52,10 @@ OPTIONAL = {  # variables that a layer's config can switch off
 SCALED = ("dense", "einsum_dense", "embedding")  # classes that int8 and int4 quantise by channels
 FLOAT8 = [f"{of}_{what}" for of in ("inputs", "kernel", "outputs_grad") for what in ("scale", "amax_history")]
 RECURRENT = {"lstm": "lstm_cell", "gru": "gru_cell", "simple_rnn": "simple_rnn_cell"}
-FIXED = {  # variables that are never trained
-    "mean", "variance", "count", "adapt_mean", "adapt_variance", "moving_mean", "moving_variance", "moving_stddev",
-    "renorm_mean", "renorm_stddev", "vector_u", "sn_u", "summary", "seed_generator_state",
-}  # fmt: skip
-NAMES = {"concat_score_weight", "real_kernel", "imag_kernel", *FIXED}.union(*VARIABLES.values()) - {"summary"}
+NAMES = {  # of the variables of all layers, older and others' too
+    "concat_score_weight", "real_kernel", "imag_kernel", "adapt_mean", "adapt_variance", "moving_stddev",
+    "renorm_mean", "renorm_stddev", "vector_u", "sn_u",
+}.union(*VARIABLES.values())  # fmt: skip
 
 
 def join(*parts: str) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...checkpoint import Checkpoint, Details, Note
+from ...checkpoint import Checkpoint, Note
 from ...errors import Unrepresentable, VerifyError
 from ...messages import listing
 from . import naming
@@ -29,11 +29,6 @@ KEY = "ckptconv.keras"
 GIVEN = ("", "memory")  # a caller's dict, in the caller's order
 
 Layers = list[tuple[str, list[tuple[str, str]]]]  # layer, [(tensor's name, weight name)]
-
-
-def detailed(layers: Layers) -> Details:
-    """The order as details of a checkpoint."""
-    return {"layers": [[layer, [list(w) for w in weights]] for layer, weights in layers]}
 
 
 # --- the order that a checkpoint carries --------------------------------------------------------------------------

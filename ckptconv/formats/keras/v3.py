@@ -35,7 +35,7 @@ from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
 from ..table import KERAS_WEIGHTS, Reading, is_hdf5
 from ..zip import contents
-from . import legacy, naming, order
+from . import legacy, naming
 from .naming import Listed
 
 if TYPE_CHECKING:
@@ -94,14 +94,14 @@ def open(url: str, how: Reading) -> Checkpoint:
     details |= _of_config(shelf, labels)
     weights = {path: tensors[name] for path, name in labels.items() if not tensors[name].role}
     if layers := _layers(shelf, weights):
-        details |= order.detailed(layers)
+        details["layers"] = layers
     return Checkpoint(tensors, dict(shelf.metadata), (), "keras3", urls, tuple(notes), details)
 
 
-def _layers(shelf: Shelf, weights: Mapping[str, Tensor]) -> order.Layers | None:
+def _layers(shelf: Shelf, weights: Mapping[str, Tensor]) -> list[Any]:
     """The layers in the order of config.json, with their weights as a legacy file lists them; `weights` by path.
 
-    None if it does not list all objects, or if several in a layer have weights: those that are trained come first, and
+    Empty if it does not list all objects, or if several in a layer have weights: those that are trained come first, and
     which these are stands nowhere.
     """
     owners: dict[str, list[str]] = {}
@@ -111,9 +111,9 @@ def _layers(shelf: Shelf, weights: Mapping[str, Tensor]) -> order.Layers | None:
     rows = {"/".join(owner.split("/")[:2]): names for owner, names in owners.items()}  # layers/NAME
     layers = [(shelf.listed[path].name, rows[path]) for path in shelf.listed if path in rows]
     if not rows or len({name for name, _ in layers}) < len(owners):
-        return None
+        return []
     layers += [(naming.TOP, top)] if top else []
-    return [(layer, [(n, n) for n in names]) for layer, names in layers]
+    return [[layer, [[n, n] for n in names]] for layer, names in layers]
 
 
 def _objects(shelf: Shelf) -> dict[str, None]:

@@ -154,7 +154,6 @@ MAX_HEIGHT = 64
 MAX_TEXT = 65535  # bytes of a key or path; the format's own limit for paths
 CHARACTER = 2  # bytes: in the node, and as text
 NAMES = "names in the database's nodes"
-OPEN = 64  # open files; a database can have those of a thousand processes
 
 
 def _bad(what: str) -> CorruptCheckpoint:
@@ -247,12 +246,8 @@ class Child(NamedTuple):
 def _of_database(root: str, room: Room) -> dict[str, Value]:
     """All keys of the newest version of the database in a folder, in order, with the locations of their values."""
     database = Database(root, room)
-    try:
-        top = database.top()
-        out = dict(database.visit(top)) if top else {}
-    finally:
-        for f in database.files.values():
-            f.close()
+    top = database.top()
+    out = dict(database.visit(top)) if top else {}
     check_apart({f"the node at byte {v.start}": v for v in database.visited.values()})
     return out
 
@@ -262,25 +257,22 @@ class Database:
 
     def __init__(self, root: str, room: Room) -> None:
         self.root, self.room = root, room
-        self.files: dict[bytes, Reader] = {}
-        self.sizes: dict[bytes, tuple[str, int]] = {}  # of each file that was opened, its url and size
+        self.files: dict[bytes, tuple[str, int]] = {}
         self.visited: dict[tuple[str, int], Value] = {}
 
-    def file(self, path: bytes) -> Reader:
-        f = self.files.get(path)
-        if f is None:
-            if len(self.files) >= OPEN:
-                self.files.pop(next(iter(self.files))).close()
-            f = self.files[path] = Reader(inside(self.root, _text(path)))
-            self.sizes[path] = f.url, f.size
-            self.room.give(f.url if f.remote else f.stamp, f.size)  # by its stamp it is one under several names
-        return f
+    def file(self, path: bytes) -> tuple[str, int]:
+        """The url and the size of a file of the database."""
+        if path not in self.files:
+            with Reader(inside(self.root, _text(path))) as f:
+                self.files[path] = f.url, f.size
+                self.room.give(f.url if f.remote else f.stamp, f.size)  # by its stamp it is one under several names
+        return self.files[path]
 
     def top(self) -> Child | None:
         """The root node of the newest version; None if it has no keys."""
-        f = self.file(MANIFEST.encode())
-        with Located(f.url):
-            cursor = self._unpacked(f, MANIFEST_MAGIC, 0, f.size)
+        url, size = self.file(MANIFEST.encode())
+        with Located(url):
+            cursor = self._unpacked(url, MANIFEST_MAGIC, 0, size)
             cursor.take(16)
             kind = cursor.varint()
             cursor.varints(2)
@@ -305,12 +297,12 @@ class Database:
 
     def visit(self, node: Child) -> Iterator[tuple[str, Value]]:
         """The keys below a node, in order, and their values."""
-        f = self.file(node.file.path)
-        with Located(f.url):
-            if (f.url, node.start) in self.visited:
+        url, _ = self.file(node.file.path)
+        with Located(url):
+            if (url, node.start) in self.visited:
                 raise UnsafeCheckpoint(f"the database's node at byte {node.start} is referred to twice")
-            self.visited[f.url, node.start] = Value(f.url, node.start, node.size)
-            cursor = self._unpacked(f, NODE_MAGIC, node.start, node.size)
+            self.visited[url, node.start] = Value(url, node.start, node.size)
+            cursor = self._unpacked(url, NODE_MAGIC, node.start, node.size)
             height = cursor.take(1)[0]
             if height != node.height or height > MAX_HEIGHT:
                 raise _bad(f"at byte {node.start} has the height {height}, not {node.height}")
@@ -323,7 +315,7 @@ class Database:
                 if not after or (node.high is not None and key >= node.high):
                     raise _bad(f"has the key {printable(brief(repr(key)))} out of order, or where none leads to it")
             if not height:
-                yield from self._leaf(f.url, files, keys, cursor)
+                yield from self._leaf(url, files, keys, cursor)
                 return
             ids, starts, sizes, counts = (cursor.varints(n) for _ in range(4))
             cursor.varints(2 * n)
@@ -349,20 +341,19 @@ class Database:
                 yield _text(key), Value(url, 0, size, cursor.take(size))
                 continue
             start, path = next(starts), _at(files, next(ids)).path
-            if path not in self.sizes:
-                self.file(path)
-            where, end = self.sizes[path]
+            where, end = self.file(path)
             if start + size > end:
                 what = f"{printable(brief(repr(key)))} lies at bytes {start} to {start + size} of {end} (truncated?)"
                 raise CorruptCheckpoint(what, url=where)
             yield _text(key), Value(where, start, size)
         cursor.end()
 
-    def _unpacked(self, f: Reader, magic: int, start: int, size: int) -> Cursor:
+    def _unpacked(self, url: str, magic: int, start: int, size: int) -> Cursor:
         """Read an envelope, check its length and CRC, and unpack its body."""
         if size > MAX_NODE:
             raise UnsafeCheckpoint(f"the database's node at byte {start} claims {size} bytes")
-        raw = f.read(start, size)
+        with Reader(url) as f:
+            raw = f.read(start, size)
         if size < 18 or int.from_bytes(raw[:4], "big") != magic or int.from_bytes(raw[4:12], "little") != size:
             raise CorruptCheckpoint(f"no node of a database lies at byte {start} (truncated?)")
         if crc("crc32c", raw[:-4]) != int.from_bytes(raw[-4:], "little"):

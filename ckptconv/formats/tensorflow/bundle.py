@@ -352,14 +352,9 @@ class _Stored:
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
-def writer(url: str, max_shard_size: int | None = None) -> BundleWriter:
-    """Write a checkpoint with the prefix `url`; the path of its .index is accepted as well."""
-    return BundleWriter(url, max_shard_size)
-
-
 @dataclass
 class BundleWriter:
-    """Lay out a checkpoint with the prefix `url`; `place` makes the entries that `seal` completes."""
+    """Lay out a checkpoint with the prefix `url`, or the path of its .index; `place` makes what `seal` completes."""
 
     url: str
     max_shard_size: int | None = None
@@ -440,6 +435,9 @@ class BundleWriter:
                 entry.crc32c = mask(checks[name])
             pairs[key.encode("utf-8", "surrogateescape")] = entry.SerializeToString()
         return [Patch(f"{self.base}.index", 0, build(sorted(pairs.items())))]
+
+
+writer = BundleWriter
 
 
 def _entry(code: int, shape: Sequence[int], shard: int, start: int, size: int, check: int) -> pb.BundleEntryProto:
