@@ -20,6 +20,7 @@ Specification: flax/serialization.py; https://github.com/msgpack/msgpack/blob/ma
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from ..messages import brief, listing
 from ..moves.part import Held, Part, Span, checked_count
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, split
+from ..storage.ranges import FileObject
 from . import own_metadata
 from .placement import Patch, Placement, Slot, is_text, refuse_shards, refuse_unheld
 from .table import Reading
@@ -175,24 +177,26 @@ class Walker:
     """Read msgpack value by value through a small window; long byte strings are skipped."""
 
     def __init__(self, f: Reader) -> None:
-        self.f = f
-        self.at = self.count = self.low = 0
+        self.size, self.file = f.size, io.BufferedReader(FileObject(f), WINDOW)
+        self.at = self.count = 0
         self.most = min(MAX_VALUES, f.size // VALUE + 2**17)
-        self.window = b""
 
     def take(self, size: int) -> bytes:
         """The next few bytes."""
         self.check(size)
-        if self.at + size > self.low + len(self.window):
-            self.low = self.at
-            self.window = self.f.read(self.at, min(max(size, WINDOW), self.f.size - self.at))
-        start = self.at - self.low
         self.at += size
-        return self.window[start : start + size]
+        return self.file.read(size)
+
+    def skip(self, size: int) -> int:
+        """Pass over bytes; return where they begin."""
+        self.check(size)
+        self.at += size
+        self.file.seek(self.at)
+        return self.at - size
 
     def check(self, size: int) -> None:
-        if size > self.f.size - self.at:
-            raise self.corrupt(f"needs {size} bytes, {self.f.size - self.at} remain (truncated?)")
+        if size > self.size - self.at:
+            raise self.corrupt(f"needs {size} bytes, {self.size - self.at} remain (truncated?)")
 
     def corrupt(self, what: str) -> CorruptCheckpoint:
         return CorruptCheckpoint(f"the msgpack at byte {self.at} {what}")
@@ -221,15 +225,15 @@ class Walker:
         kind, n = self.head()
         if kind == "value":
             return Other("None") if n is None else n
+        if kind in ("str", "bin"):
+            self.skip(n)
+            return Other(f"{'text' if kind == 'str' else 'bytes'} of {n} bytes")
         self.check(n)  # every element takes at least one byte
         if kind == "array":
             return [self.value(depth + 1) for _ in range(n)]
         if kind == "map":
             return self.map(n, depth)
-        if kind == "ext":
-            return self.extension(n, depth)
-        self.at += n
-        return Other(f"{'text' if kind == 'str' else 'bytes'} of {n} bytes")
+        return self.extension(n, depth)
 
     def map(self, n: int, depth: int) -> dict[str, Any]:
         out: dict[str, Any] = {}
@@ -265,7 +269,7 @@ class Walker:
                 raise self.corrupt("has a complex number that is not a pair")
             out = complex(*pair)
         else:
-            self.at = end
+            self.skip(n)
             out = Other(f"an extension of type {code}")
         if self.at != end:
             raise self.corrupt(f"should end its extension at byte {end}")
@@ -282,8 +286,7 @@ class Walker:
         kind, size = self.head()
         if kind not in {"bin", "str"}:
             raise self.corrupt("has an array whose elements are not bytes")
-        self.check(size)
-        start, self.at = self.at, self.at + size
+        start = self.skip(size)
         row = ROWS.get(name)
         if row is None:
             if not FOREIGN.fullmatch(name):

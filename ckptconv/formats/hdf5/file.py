@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note, NoteKind, Role, Tensor, contiguous
 from ...dtypes import DTYPES
@@ -36,10 +36,9 @@ from ..table import Reading, is_hdf5
 from ..zip import Member
 from . import NO_DATA, RATIO, SLACK, sandbox
 from .sandbox import FileImage
+from .write import Hdf5Writer
 
-if TYPE_CHECKING:
-    from .write import Hdf5Writer
-
+writer = Hdf5Writer
 GUESSES = {  # by size, for opaque elements of which the file says no dtype
     2: ("bfloat16", "2 opaque bytes per element: assumed to be bfloat16, as Keras writes it"),
     1: ("uint8", "1 opaque byte per element, perhaps a float8 that the file does not name; read as uint8"),
@@ -288,10 +287,3 @@ def _spooled(label: str, url: str, name: str) -> Spool:
         for piece in zip.contents(source, members(url)[name]):
             file.write(piece)
     return spool
-
-
-def writer(url: str, max_shard_size: int | None = None) -> Hdf5Writer:
-    """Write one file; HDF5 has no shards."""
-    from .write import Hdf5Writer
-
-    return Hdf5Writer(url, max_shard_size)

@@ -30,7 +30,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
 from ...checkpoint.details import LayerInput
@@ -43,10 +43,9 @@ from ..hdf5.file import Stored, Tree
 from ..table import KERAS_LISTS, Reading, is_hdf5
 from . import naming
 from .naming import OPTIMIZER, TOP, join
+from .write import LegacyWriter
 
-if TYPE_CHECKING:
-    from .write import LegacyWriter
-
+writer = LegacyWriter
 INDEX = ".h5.index.json"
 MAX_WORDS = 8  # at the end of a weight's name, which may be those of its layer
 THEANO = (
@@ -288,10 +287,3 @@ def _unread(found: Tree, used: set[str]) -> list[Note]:
     left = [p for p in found.datasets if p not in used]
     # Keras does not load them either
     return [Note("unread", "datasets that no layer lists", tuple(left), tensors=False)] if left else []
-
-
-def writer(url: str, max_shard_size: int | None = None) -> LegacyWriter:
-    """Write one file; the format has no shards."""
-    from .write import LegacyWriter
-
-    return LegacyWriter(url, max_shard_size)

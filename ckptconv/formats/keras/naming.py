@@ -125,7 +125,7 @@ def kind_of_row(row: Mapping[str, Any]) -> str:
 
 
 class Listed(NamedTuple):
-    """A layer: its class, name and config, and its row in the list, '' and nothing if no config lists it."""
+    """A layer: its class, name and config, and its row in the list, '' and nothing if no config lists it by name."""
 
     kind: str
     name: str
@@ -139,8 +139,7 @@ class Listed(NamedTuple):
         if not isinstance(row, dict) or not is_name(row.get("class_name")):
             return None
         own = row["config"] if isinstance(row.get("config"), dict) else {}
-        name = own.get("name")
-        return Listed(snake(row["class_name"]), name if is_name(name) else "", own, self.row)
+        return Listed(snake(row["class_name"]), "", own, self.row)
 
 
 def configured(
@@ -176,9 +175,8 @@ def object_at(path: str, name: str, listed: Mapping[str, Listed]) -> Listed:
         return (above.inner if path not in listed else None) or above
     words = path.split("/")
     if words[-1] == "cell" and name.removesuffix("_cell") not in RECURRENT:
-        paths = ["/".join(words[:n]) for n in range(len(words) - 1, 0, -1)]
-        layers = [listed.get(p) or Listed(unnumbered(p.rpartition("/")[2]), "", {}, {}) for p in paths]
-        kinds = [(layer.inner or layer).kind for layer in layers]
+        layers = ((listed.get("/".join(words[:n])), words[n - 1]) for n in range(len(words) - 1, 0, -1))
+        kinds = ((layer.inner or layer).kind if layer else unnumbered(word) for layer, word in layers)
         kind = next((kind for kind in kinds if kind.removesuffix("_cell") in RECURRENT), "")
         return Listed(kind, name, {}, {})
     kind = next((word for word in map(unnumbered, (words[-1], name)) if word in VARIABLES), "")
@@ -371,7 +369,7 @@ def _joined(several: Sequence[Flow], kind: str) -> Flow:
     if len(several) == 1 or (kind != "concatenate" and len(set(several)) == 1):
         return several[0]
     states = {f.state for f in several}
-    if states == {"plain"} or states == {"image"} or (states == {"plain", "image"} and kind in MERGING):
+    if states <= {"plain", "image"} and (len(states) == 1 or kind in MERGING):
         dense = frozenset(islice((i for f in several for i in f.dense), MAX_DENSE))
         return Flow("image" if "image" in states else "plain", dense=dense)
     return UNKNOWN
@@ -379,10 +377,9 @@ def _joined(several: Sequence[Flow], kind: str) -> Flow:
 
 def _entered(own: Mapping[str, Any]) -> Flow:
     """What comes in from outside: an image if it has four axes, or if nobody says."""
-    shape = own.get("batch_shape") or own.get("batch_input_shape")
-    axes = shape[1:] if isinstance(shape, list) and len(shape) <= MAX_AXES else []
-    plain = isinstance(shape, list) and len(shape) <= 3
-    return Flow("plain" if plain else "image", tuple(axes) if _are_lengths(axes) else ())
+    shape = _listed(own.get("batch_shape") or own.get("batch_input_shape"))
+    axes = shape[1:] if len(shape) <= MAX_AXES and _are_lengths(shape[1:]) else []
+    return Flow("plain" if 0 < len(shape) <= 3 else "image", tuple(axes))
 
 
 def is_usual(equation: Any) -> bool:

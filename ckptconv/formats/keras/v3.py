@@ -24,10 +24,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
-from ...errors import CorruptCheckpoint, UnsafeCheckpoint, UsageError
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import listing, printable
 from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling
 from ...storage.json import fault
@@ -37,10 +37,9 @@ from ..table import KERAS_WEIGHTS, Reading, is_hdf5
 from ..zip import contents
 from . import legacy, naming
 from .naming import Listed
+from .write import Keras3Writer
 
-if TYPE_CHECKING:
-    from .write import Keras3Writer
-
+writer = Keras3Writer
 PICKLED = "model.weights.npz"
 INDEX = ".weights.json"
 ABOUT: tuple[str, ...] = ("config.json", "metadata.json")
@@ -315,12 +314,3 @@ def _unique(labels: Mapping[str, str]) -> dict[str, str]:
     if len(set(out.values())) == len(out):
         return out
     return {p: p for p in labels}
-
-
-def writer(url: str, max_shard_size: int | None = None) -> Keras3Writer:
-    """Write `.weights.h5`, or shards when the name ends in `.weights.json`."""
-    from .write import Keras3Writer
-
-    if url.endswith(".keras"):
-        raise UsageError("a .keras archive holds the model's code as well; write .weights.h5", url=url)
-    return Keras3Writer(url, max_shard_size)

@@ -16,20 +16,19 @@ from typing import Any
 from ...checkpoint import Checkpoint, Tensor
 from ...errors import Unrepresentable, UsageError
 from ...messages import listing
-from ..hdf5.write import Attributes, FileWriter, encode
+from ..hdf5.write import NAMED, Attributes, FileWriter, encode
 from ..placement import Placement
 from . import order
 from .naming import OPTIMIZER, TOP, in_list, join
 
 VERSION = {"keras_version": "3.0.0", "backend": "tensorflow"}  # without it, Keras assumes a file of Keras 1
-HELD = {"float64", "float32", "float16", "bfloat16", "bool", "complex64", "complex128", "string"}
 LONGEST = 60_000  # bytes of a name: an attribute in an object header holds 64 KB
 
 
 class _Writer(FileWriter):
     def cannot_hold(self, tensor: Tensor) -> str:
         kind = tensor.dtype
-        if kind.name not in HELD and not re.fullmatch(r"u?int(8|16|32|64)", kind.name):
+        if kind.name not in NAMED and kind.name != "bfloat16":
             return f"Keras reads no dtype {kind} from HDF5"
         why = super().cannot_hold(tensor)
         if not why and len(encode(tensor.name)) > LONGEST:
@@ -74,6 +73,8 @@ class Keras3Writer(_Writer):
     title = "Keras 3"
 
     def place(self, checkpoint: Checkpoint) -> Placement:
+        if self.url.endswith(".keras"):
+            raise UsageError("a .keras archive holds the model's code as well; write .weights.h5", url=self.url)
         if self.url.endswith(".json"):
             raise UsageError("shards of Keras 3 are read but not written; name one file .weights.h5", url=self.url)
         checkpoint, notes = self.held(checkpoint)
