@@ -46,7 +46,8 @@ class Sources:
         self._known = stamps or {}
         self._readers: OrderedDict[str, Reader] = OrderedDict()
         self._stamps: dict[str, Stamp] = {}
-        self._lock, self._making = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._making: dict[Span, threading.Lock] = {}
         self._nameless: dict[str, Reader] = {}
         self._mine = threading.local()
         self._pools: list[Pool] = []
@@ -76,7 +77,7 @@ class Sources:
     def value(self, span: Span, make: Callable[[Reader], str]) -> str:
         """What `make` makes of a span, once while its file is unchanged: thousands of tensors may be views of it."""
         reader = self.reader(span.url)
-        with self._making:
+        with self._making.setdefault(span, threading.Lock()):
             made = [] if _differs(reader) else _made(span, reader.stamp)
             if not made:
                 made.append(make(reader))
