@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..api import reading
@@ -271,25 +272,41 @@ def propose(
         notes.append(UNFOLDED)
         pairs = [p._replace(sure=False, real=True, why=(*p.why, FOLDED)) for p in pairs]
     if not pairs:
-        if empty := [word for word, side in zip(("source", "target"), sides, strict=True) if not side.tensors]:
-            raise UsageError(f"the {' and the '.join(empty)} has no weights: there is nothing to match")
-        raise ConversionError(f"{_unlike(sides, 0)}: nothing can be proposed")
+        raise _hopeless(sides)
     ties = [*found.ties, *_tied(target.ties, {n for p in pairs for n in p.targets}, done[1])]
     again = _tied(source.ties, {n for p in pairs for n in p.sources}, set())
     copies = found.copies | {n: first for first, *rest in again for n in rest}
     settled = done[0] | set(copies), done[1] | {n for t in ties for n in t}
-    rest = left(sides, pairs, settled)
-    pairs = [*_halved(_unfilled(pairs, sides[1], rest[0]), sides[0], rest[0])]
+    pairs = [*_in_doubt(pairs, sides, left(sides, pairs, settled)[0])]
     rest = left(sides, pairs, settled)
     paired = sum(len(p.targets) for p in pairs)
     hopeful = paired >= HOPE * max(1, min(len(side.tensors) for side in sides))
     order = {n: k for k, n in enumerate(sides[0].tensors)}
-    proposal = Proposal(
-        tuple(sorted(pairs, key=lambda p: order[p.sources[0]])), tuple(ties), copies,
-        tuple(rest[0].tensors), tuple(rest[1].tensors), tuple(notes),
-        tuple(n for n, t in source.items() if not t.role), "" if hopeful else _unlike(sides, paired),
+    pairs.sort(key=lambda p: order[p.sources[0]])
+    old = [{new: name for name, new in names.items()} for names in spelled]
+    of = partial(_spelled, old)
+    return Proposal(
+        tuple(_respelled(p, old) for p in pairs),
+        tuple(of(1, names) for names in ties), dict(zip(of(0, copies), of(0, copies.values()), strict=True)),
+        of(0, rest[0].tensors), of(1, rest[1].tensors), tuple(notes),
+        of(0, (n for n, t in source.items() if not t.role)), "" if hopeful else _unlike(sides, paired),
     )  # fmt: skip
-    return _respelled(proposal, *({new: old for old, new in names.items()} for names in spelled))
+
+
+def _hopeless(sides: Sides) -> UsageError | ConversionError:
+    if empty := [word for word, side in zip(("source", "target"), sides, strict=True) if not side.tensors]:
+        return UsageError(f"the {' and the '.join(empty)} has no weights: there is nothing to match")
+    return ConversionError(f"{_unlike(sides, 0)}: nothing can be proposed")
+
+
+def _spelled(old: Sequence[Mapping[str, str]], side: int, names: Iterable[str]) -> tuple[str, ...]:
+    """Names of a side as the checkpoint has them."""
+    return tuple(old[side].get(n, n) for n in names)
+
+
+def _respelled(p: Pair, old: Sequence[Mapping[str, str]]) -> Pair:
+    of, fills = partial(_spelled, old), tuple((old[1].get(n, n), v) for n, v in p.fills)
+    return p._replace(sources=of(0, p.sources), targets=of(1, p.targets), rivals=of(1, p.rivals), fills=fills)
 
 
 def _renamed(checkpoint: Checkpoint, new: Mapping[str, str]) -> Checkpoint:
@@ -300,49 +317,20 @@ def _dims(t: Tensor) -> tuple[int, ...]:
     return tuple(sorted(t.shape))
 
 
-def _unfilled(pairs: Iterable[Pair], target: Side, free: Side) -> list[Pair]:
-    """The pairs without constants where a tensor that is left over in the source could be meant."""
+def _in_doubt(pairs: Iterable[Pair], sides: Sides, free: Side) -> Iterator[Pair]:
+    """The pairs, in doubt where a tensor that is left over in the source could be meant, or is of the same module.
+
+    What could be such a tensor is not filled with constants.
+    """
     shapes = {_dims(t) for t in free.tensors.values()}
-
-    def one(p: Pair) -> Pair:
-        kept = tuple((n, v) for n, v in p.fills if _dims(target.tensors[n]) not in shapes)
-        return p if kept == p.fills else p._replace(fills=kept, sure=False, real=True, why=(*p.why, LEFT_OVER))
-
-    return [one(p) for p in pairs]
-
-
-def _halved(pairs: Iterable[Pair], source: Side, free: Side) -> Iterator[Pair]:
-    """The pairs, in doubt where a tensor of the same module is left over in the source."""
-    homes = {t.name: u.home for u in units(source) for t in u.members.values()}
+    homes = {t.name: u.home for u in units(sides[0]) for t in u.members.values()}
     gone = {homes[n]: n for n, t in free.tensors.items() if t.shape and t.dtype.kind == "f"}
     for p in pairs:
-        beside = gone.get(homes[p.sources[0]]) if p.evidence == "names" else None
-        yield (
-            p._replace(sure=False, real=True, why=(*p.why, f"{leaf(beside)} of the same module is left over"))
-            if beside
-            else p
-        )
-
-
-def _respelled(found: Proposal, source: Mapping[str, str], target: Mapping[str, str]) -> Proposal:
-    """The proposal under the names that the checkpoints have."""
-
-    def of(names: Iterable[str], old: Mapping[str, str]) -> tuple[str, ...]:
-        return tuple(old.get(n, n) for n in names)
-
-    pairs = (
-        p._replace(
-            sources=of(p.sources, source), targets=of(p.targets, target), rivals=of(p.rivals, target),
-            fills=tuple((target.get(n, n), v) for n, v in p.fills),
-        )
-        for p in found.pairs
-    )  # fmt: skip
-    return replace(
-        found, pairs=tuple(pairs), ties=tuple(of(group, target) for group in found.ties),
-        copies={source.get(a, a): source.get(b, b) for a, b in found.copies.items()},
-        source_only=of(found.source_only, source), target_only=of(found.target_only, target),
-        every=of(found.every, source),
-    )  # fmt: skip
+        kept = tuple((n, v) for n, v in p.fills if _dims(sides[1].tensors[n]) not in shapes)
+        why = [LEFT_OVER] * (kept != p.fills)
+        if p.evidence == "names" and (beside := gone.get(homes[p.sources[0]])):
+            why.append(f"{leaf(beside)} of the same module is left over")
+        yield p._replace(fills=kept, sure=False, real=True, why=(*p.why, *why)) if why else p
 
 
 def _of_one_dtype(source: Checkpoint, target: Checkpoint) -> tuple[Checkpoint, list[str]]:

@@ -228,14 +228,14 @@ def _layout(bits: Bits, whole: Tensor, parts: Sequence[Tensor], totals: Sequence
     for axis, heads in ways:
         pieces = _cut(whole, axis, heads, count)
         places = _places(bits, pieces, totals)
+        ordered = [parts[k] for k in places]
         for order in (*simple(pieces[0].shape, shape), *hidden(pieces[0].shape, shape)) if places else ():
-            if not all(bits.proved([piece], [parts[k]], order) for piece, k in zip(pieces, places, strict=True)):
-                continue
-            if not heads:
+            if heads:
+                order = fused(order, len(whole.shape), axis, count, heads)
+                if bits.proved([whole], ordered, order):
+                    return order, places, ""
+            elif all(bits.proved([piece], [part], order) for piece, part in zip(pieces, ordered, strict=True)):
                 return within(order, len(whole.shape) - 1, "e", axis), places, "e"
-            order = fused(order, len(whole.shape), axis, count, heads)
-            if bits.proved([whole], [parts[k] for k in places], order):
-                return order, places, ""
     return None
 
 

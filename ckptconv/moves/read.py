@@ -22,7 +22,7 @@ from ..storage.files import Reader, Stamp, is_remote
 from ..storage.remote import MAX_REQUEST, RemoteFile
 from .log import CHUNK, HASH, Log, Record, chunk_digests
 from .part import Coded, Data, Held, Part, Piece, Span, Stored, c_strides, clip, is_contiguous, is_vast, reach, slabs
-from .sources import Decoded, Sources, decode
+from .sources import Decoded, Sources, decode, is_changed
 
 if TYPE_CHECKING:
     from .copy import Array
@@ -304,22 +304,23 @@ def content_hash(t: Stored, digests: Iterable[bytes]) -> str:
     XXH3 of 128 bits, of: 'ckptconv.tensor.1', NUL, the dtype's name, NUL, the shape as JSON without spaces, NUL, then
     the 16-byte XXH3 of each 4 MiB of the tensor's bytes (C order, little-endian).
     """
-    return _hashed(t.dtype.name, _in_json(t.shape), digests)
+    return _hashed(_described(t), digests)
 
 
-def _in_json(shape: tuple[int, ...]) -> str:
-    return f"[{','.join(map(str, shape))}]"
+def _described(t: Stored) -> str:
+    return f"{t.dtype.name}:[{','.join(map(str, t.shape))}]"
 
 
-def _hashed(kind: str, shape: str, digests: Iterable[bytes]) -> str:
+def _hashed(described: str, digests: Iterable[bytes]) -> str:
     from xxhash import xxh3_128_hexdigest
 
-    return xxh3_128_hexdigest(f"ckptconv.tensor.1\0{kind}\0{shape}\0".encode() + b"".join(digests))
+    head = f"ckptconv.tensor.1:{described}:".replace(":", "\0")
+    return xxh3_128_hexdigest(head.encode() + b"".join(digests))
 
 
 def hash_check(t: Stored, digits: str) -> str:
     """The `check` of a span that holds the complete tensor in C order; `digits` is its content hash."""
-    return f"{HASH}:{digits}:{t.dtype.name}:{_in_json(t.shape)}"
+    return f"{HASH}:{digits}:{_described(t)}"
 
 
 def hash_tensor(t: Stored, sources: Sources) -> str:
@@ -433,13 +434,13 @@ def _tiling(records: list[Record], size: int) -> list[Record]:
 
 def _value(span: Span, tiles: list[Record]) -> str:
     """The hash or the CRC of all of a span, of what was recorded of its parts; '' if that is not enough."""
-    kind, _, *described = span.check.split(":")
+    kind, _, *described = span.check.split(":", 2)
     if kind != HASH:
         crc = checksum.combine_all(kind, ((r.crc, r.size) for r in tiles))
         return f"{crc:08x}" if tiles else ""
     if not tiles or any(r.start % CHUNK or len(r.digests) != -(-r.size // CHUNK) for r in tiles):
         return ""
-    return _hashed(described[0], described[1], (d for r in tiles for d in r.digests))
+    return _hashed(described[0], (d for r in tiles for d in r.digests))
 
 
 def _read_again(span: Span, reader: Reader) -> str:
@@ -488,9 +489,8 @@ def refuse_changed(tensors: Iterable[Stored], stamps: Mapping[str, Stamp]) -> No
     stored = (p.data for t in tensors for p in t.parts)  # a store names its version with each answer
     urls = {d.url for d in stored if isinstance(d, Coded) or (isinstance(d, Span) and not is_remote(d.url))}
     for url in urls & stamps.keys():
-        with Reader(url) as now:
-            if now.stamp[: len(stamps[url])] != stamps[url]:
-                raise CorruptCheckpoint("changed since it was opened", url=url)
+        if is_changed(url, stamps[url]):
+            raise CorruptCheckpoint("changed since it was opened", url=url)
 
 
 def stamps_of(opened: Iterable[Opened]) -> Mapping[str, Stamp]:

@@ -48,7 +48,7 @@ class Sources:
         self._stamps: dict[str, Stamp] = {}
         self._lock = threading.Lock()
         self._making: dict[Span, threading.Lock] = {}
-        self._nameless: dict[str, Reader] = {}
+        self.nameless: dict[str, Reader] = {}  # the files of pools, which have no name any more
         self._mine = threading.local()
         self._pools: list[Pool] = []
         self.spool = spool
@@ -57,8 +57,8 @@ class Sources:
     def reader(self, url: str) -> Reader:
         """The open file; CorruptCheckpoint if it was replaced since it was first opened."""
         with self._lock:
-            if url in self._nameless:
-                return self._nameless[url]
+            if url in self.nameless:
+                return self.nameless[url]
             found = self._readers.get(url)
             if found is not None:
                 self._readers.move_to_end(url)
@@ -97,31 +97,19 @@ class Sources:
         for pool in self._pools:
             pool.close()
 
-    def adopt(self, reader: Reader) -> None:
-        """Keep an open file that has no name any more, until `abandon` is called."""
-        with self._lock:
-            self._nameless[reader.url] = reader
-
-    def abandon(self, reader: Reader) -> None:
-        with self._lock:
-            self._nameless.pop(reader.url, None)
-        reader.close()
-
     def refuse_changed(self) -> None:
         """CorruptCheckpoint if a file has changed since it was first read."""
         with lookups.session(lookups=None):
             for url, stamp in self._stamps.items():
-                with Reader(url) as now:
-                    if now.stamp != stamp:
-                        raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
+                if is_changed(url, stamp):
+                    raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
 
     def close(self) -> None:
         self.let_go()
         with self._lock:
-            for reader in [*self._readers.values(), *self._nameless.values()]:
+            for reader in self._readers.values():
                 reader.close()
             self._readers.clear()
-            self._nameless.clear()
 
     def __enter__(self) -> Sources:
         return self
@@ -130,13 +118,18 @@ class Sources:
         self.close()
 
 
+def is_changed(url: str, stamp: Stamp) -> bool:
+    """Whether the stamp of a file no longer begins so."""
+    with Reader(url) as now:
+        return now.stamp[: len(stamp)] != stamp
+
+
 def _differs(reader: Reader) -> bool:
     """Whether a local file is not what it was when it was opened; a store answers each request with the same object."""
     if reader.remote is not None:
         return False
     try:
-        with Reader(reader.url) as now:
-            return now.stamp != reader.stamp
+        return is_changed(reader.url, reader.stamp)
     except StorageError:
         return True  # it has no name any more
 
@@ -236,7 +229,7 @@ class Pool:
                 self._out, path = tempfile.mkstemp(prefix="ckptconv-")
                 self._file = Reader(path)
                 os.unlink(path)
-                self._sources.adopt(self._file)
+                self._sources.nameless[path] = self._file
             start = at = self._file.size
             for piece in stream(coded):
                 while piece:
@@ -249,7 +242,8 @@ class Pool:
     def close(self) -> None:
         with self._lock:
             if self._file:
-                self._sources.abandon(self._file)
+                del self._sources.nameless[self._file.url]
+                self._file.close()
                 os.close(self._out)
                 self._file = None
             self._held.clear()

@@ -115,7 +115,7 @@ def to_tensor(value: Any) -> Any:
 def _flat(value: Any, name: str = "") -> list[Any]:
     """All tensors in a submodule's output, however nested, as NumPy arrays with memory of their own."""
     try:
-        return [_array(leaf) for _, leaf in _leaves(value)]
+        return [numbers(leaf) for _, leaf in _leaves(value)]
     except UsageError as e:
         raise UsageError(f"an output of {name or 'the whole module'} cannot be compared: {e.message}") from e
 
@@ -135,7 +135,7 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _array(value: Any) -> Any:
+def numbers(value: Any) -> Any:
     """A tensor of any layout, or what is like an array, as an array of NumPy's own numbers; UsageError for others."""
     if not isinstance(value, torch.Tensor):
         array = np.array(value)

@@ -119,7 +119,7 @@ def test_views_of_many_take_the_room_of_one_beyond_that_in_memory(spool: int, ti
         for i in range(40):
             at = i % 4 * 16 * 4096 + i
             assert seen(parts[i % 4], i, sources) == WHOLE.reshape(-1)[at : at + 8].tobytes()
-            assert [f.size for f in sources._nameless.values()] == ([] if spool else [2**18])
+            assert [f.size for f in sources.nameless.values()] == ([] if spool else [2**18])
     assert set(calls.values()) == {times}
 
 

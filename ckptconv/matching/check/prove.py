@@ -180,6 +180,8 @@ def outputs_of(original: Callable[..., Any], inputs: Mapping[str, Array]) -> dic
 
     It returns an array of any framework, several in order, or a mapping from names of modules. UsageError if it raises.
     """
+    from ...verification.torch import blamed
+
     try:
         args, named, _ = arguments(original, inputs)
         found = original(*args, **named)
@@ -190,8 +192,7 @@ def outputs_of(original: Callable[..., Any], inputs: Mapping[str, Array]) -> dic
     except UsageError:
         raise
     except Exception as e:  # the code is the user's, and can raise anything
-        said = str(e).strip().splitlines() or ["no reason given"]
-        raise UsageError(f"the original cannot be run with these inputs: {type(e).__name__}: {said[0]}") from e
+        raise UsageError(f"the original cannot be run with these inputs: {blamed(e)}") from e
 
 
 def bits(outputs: Outputs, tolerance: float) -> float:
@@ -309,7 +310,7 @@ class Search:
         try:
             got = self.runner.outputs()
         except Exception as e:  # with these weights: an index that leads out of a table; too little memory
-            return self._failed(": ".join((type(e).__name__, *str(e).strip().splitlines()[:1])))
+            return self._failed(f"{type(e).__name__}: {e}".splitlines()[0])
         comparison = departure(got, self.wanted, RTOL, ATOL, scaled=True)
         errors = [_error(got[n], self.wanted[n]) for n in self.wanted if n in got]
         departing = sum(not s.same for s in comparison.steps)
@@ -342,28 +343,26 @@ def _error(got: Sequence[Array], want: Sequence[Array]) -> float:
 
 def arrays(given: Any, what: str) -> dict[str, Any]:
     """Arrays of any framework by name, as NumPy's; UsageError for anything else. An input may be None."""
+    from ...verification.torch import numbers
+
     if not isinstance(given, Mapping):
         raise UsageError(f"{what}s are arrays by name, or an .npz file, not {type(given).__name__}")
-    found = {str(n): None if x is None and what == "input" else _array(x) for n, x in given.items()}
-    for name, array in found.items():
-        why = ""
-        if array is not None and array.dtype.kind not in "fiubc":
-            why = f"holds {array.dtype}, not numbers"
-        elif array is not None and (array != array).any():
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        why, array = "", None
+        try:
+            array = found[str(name)] = None if value is None and what == "input" else numbers(value)
+        except UsageError as e:
+            why = f"cannot be used: {e.message}"
+        if array is not None and (array != array).any():
             why = "has NaN: it proves nothing"
         elif array is not None and what == "output" and not array.size:
             why = "has no element: it proves nothing"
         if why:
-            raise UsageError(f"{what} {printable(name)} {why}; give others")
+            raise UsageError(f"{what} {printable(str(name))} {why}; give others")
     if what == "output" and not found:
         raise UsageError("the outputs are empty: there is nothing to compare with")
     return found
-
-
-def _array(value: Any) -> Array:
-    value = value.detach().cpu() if hasattr(value, "detach") else value
-    found: Array = np.asarray(value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value)
-    return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
 
 
 def arguments(function: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], str]:

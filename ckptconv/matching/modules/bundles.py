@@ -25,7 +25,7 @@ from math import prod
 
 from ...checkpoint import Tensor
 from ..likeness import words
-from ..orders.axes import LETTERS, Order, is_kernel, tokens
+from ..orders.axes import Order, is_kernel
 from ..pairs import DIGITS, Bundle, Side, Sides, leaf, parent
 from .units import Unit, units
 
@@ -258,12 +258,10 @@ def parted(order: Order, bundle: Bundle) -> Order:
     rank, count = len(bundle.shape), len(bundle.names)
     if count == 1:
         return order
-    letters = " ".join(LETTERS[:rank])
-    left, _, right = (order.text or f"{letters} -> {letters}").partition("->")
-    *rest, last = tokens(left)
+    (*rest, last), right = order.sides(rank)
     if "+" in last:
         terms = [t.strip() for t in last.strip("()").split("+")]
     else:
         terms = [f"{last}.{k}" for k in range(count)]
         right = re.sub(rf"\b{last}\b", f"({' + '.join(terms)})", right)
-    return Order(f"{', '.join(' '.join([*rest, t]) for t in terms)} -> {right.strip()}", order.sizes)
+    return Order(f"{', '.join(' '.join([*rest, t]) for t in terms)} -> {right}", order.sizes)

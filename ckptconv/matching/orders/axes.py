@@ -35,6 +35,12 @@ class Order(NamedTuple):
         left, arrow, right = self.text.partition("->")
         return self._replace(text=f"{right.strip()} -> {left.strip()}" if arrow else "")
 
+    def sides(self, rank: int) -> tuple[list[str], str]:
+        """The axes of the source and the text of the target; the identity is written out."""
+        letters = " ".join(LETTERS[:rank])
+        left, _, right = (self.text or f"{letters} -> {letters}").partition("->")
+        return tokens(left), right.strip()
+
 
 # What a Keras, TensorFlow or Flax `kernel` becomes as PyTorch's `weight`, by its number of axes.
 KERNELS = {2: "i o -> o i", 3: "k i o -> o i k", 4: "h w i o -> o i h w", 5: "d h w i o -> o i d h w"}
@@ -129,9 +135,7 @@ def tokens(side: str) -> list[str]:
 
 def renamed(order: Order, rank: int, axis: int, before: str, after: str, sizes: tuple[tuple[str, int], ...]) -> Order:
     """The order with other names of one of the source's axes, before and after it: (s c) and (c s) where it was `i`."""
-    letters = " ".join(LETTERS[:rank])
-    left, _, right = (order.text or f"{letters} -> {letters}").partition("->")
-    names = tokens(left)
+    names, right = order.sides(rank)
     moved = [after if name == names[axis] else name for name in tokens(right)]
     names[axis] = before
     return Order(f"{' '.join(names)} -> {' '.join(moved)}", sizes)

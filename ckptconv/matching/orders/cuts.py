@@ -89,10 +89,8 @@ def split(whole: Shape, parts: Sequence[Shape]) -> Iterator[Order]:
 
 def within(order: Order, rank: int, name: str, axis: int) -> Order:
     """The order of slices of `rank` axes as one of the whole, whose axis `axis` is called `name`."""
-    text = order.text or f"{' '.join(LETTERS[:rank])} -> {' '.join(LETTERS[:rank])}"
-    left, _, right = text.partition("->")
-    words = tokens(left)
-    return order._replace(text=f"{' '.join([*words[:axis], name, *words[axis:]])} -> {right.strip()}".strip())
+    words, right = order.sides(rank)
+    return order._replace(text=f"{' '.join([*words[:axis], name, *words[axis:]])} -> {right}".strip())
 
 
 FUSED = "query, key and value are taken to follow each other in this order"
@@ -173,9 +171,7 @@ def fused(order: Order, rank: int, axis: int, count: int, heads: int = 1) -> Ord
     i (q + k + v) -> i q, i k, i v         one behind the other
     i (n (q + k + v)) -> i (n q), ...      with several heads, each of which holds a block of every piece
     """
-    letters = " ".join(LETTERS[:rank])
-    left, _, right = (order.text or f"{letters} -> {letters}").partition("->")
-    names = tokens(left)
+    names, right = order.sides(rank)
     if names[axis] == "1":  # the parts have an axis of their own
         first, *others = tokens(right)
         names[axis], right = "n", " ".join([f"(n {first.strip('()')})", *others])
@@ -186,5 +182,5 @@ def fused(order: Order, rank: int, axis: int, count: int, heads: int = 1) -> Ord
         terms, sizes = f"(x {terms})", (*sizes, ("x", heads))
         right = re.sub(rf"\b{names[axis]}\b", f"(x {names[axis]})", right)
     text = " ".join([*names[:axis], terms, *names[axis + 1 :]])
-    rights = [suffixed(right.strip(), inside, i) for i in range(count)]
+    rights = [suffixed(right, inside, i) for i in range(count)]
     return Order(f"{text} -> {', '.join(rights)}", sizes)
