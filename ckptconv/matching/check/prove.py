@@ -352,8 +352,8 @@ def arrays(given: Any, what: str) -> dict[str, Any]:
         why, array = "", None
         try:
             array = found[str(name)] = None if value is None and what == "input" else numbers(value)
-        except UsageError as e:
-            why = f"cannot be used: {e.message}"
+        except UsageError:
+            why = f"holds {getattr(value, 'dtype', type(value).__name__)}, not numbers"
         if array is not None and (array != array).any():
             why = "has NaN: it proves nothing"
         elif array is not None and what == "output" and not array.size:
