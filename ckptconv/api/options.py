@@ -258,7 +258,7 @@ class Options:
     ema: bool = option(False, "Replace weights with their moving averages.")
     keep_going: bool = option(False, "Leave out damaged tensors and list them.")
     partial: bool = option(False, "Accept a part of a model, such as one shard or the file of one rank.")
-    densify: bool = option(False, "Compute dense tensors from the sparse and quantised ones of PyTorch files.")
+    densify: bool = option(False, "Compute dense tensors from sparse and quantised ones (PyTorch, Keras).")
 
     # what to do to names, layouts and dtypes on the way
     converter: str | Converter | None = option(

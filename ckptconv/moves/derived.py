@@ -184,6 +184,7 @@ def _without(
 # --- dense tensors of sparse and quantised ones ---------------------------------------------------------------------
 #
 # {"": q, "scale": s, "zero_point": z}                  (q - z) * s; along an axis: by channels
+# {"": q, "scale": s}                                   q / s, as Keras does
 # {"indices": i, "values": v}                           0 but for values at indices, which add up
 # {"crow_indices": r, "col_indices": c, "values": v}    the same by rows, or by columns (ccol, row)
 #
@@ -210,6 +211,8 @@ def dense(name: str, shape: tuple[int, ...], kind: DType, pieces: Pieces, axis: 
 def _check(name: str, shape: tuple[int, ...], pieces: Pieces, axis: int | None) -> None:
     """CorruptCheckpoint if the pieces do not fit together."""
     if "" in pieces:
+        if "zero_point" not in pieces:
+            return
         q, scale, zero = (pieces[k] for k in ("", "scale", "zero_point"))
         want = () if axis is None else (q.shape[axis],)
         if {scale.shape, zero.shape} != {want}:
@@ -260,7 +263,7 @@ def _dense(
 def _dequantised(q: Stored, held: Mapping[str, Array], axis: int | None, sources: Sources) -> Iterator[Array]:
     import numpy as np
 
-    scale, zero = (held[part].reshape(-1) for part in ("scale", "zero_point"))
+    scale, zero = (held[part].reshape(-1) for part in ("scale", "zero_point" if len(held) > 1 else "scale"))
     kind = np.float32 if zero.dtype.kind == "f" else np.float64  # as torch subtracts
     wide = np.float32 if axis is None else kind  # beside integers, scales of channels are doubles; one alone is a float
     inner = prod(q.shape[axis + 1 :]) if axis is not None else 1
@@ -269,7 +272,10 @@ def _dequantised(q: Stored, held: Mapping[str, Array], axis: int | None, sources
         values = view.view(q.dtype.dtype)
         channel = np.arange(lo, lo + len(values)) // inner % len(scale)
         with np.errstate(all="ignore"):
-            made = (values.astype(kind) - zero[channel].astype(kind)).astype(wide) * scale[channel].astype(wide)
+            if "zero_point" in held:
+                made = (values.astype(kind) - zero[channel].astype(kind)).astype(wide) * scale[channel].astype(wide)
+            else:
+                made = values.astype(np.float32) / scale[channel].astype(np.float32)
             yield made.astype(np.float32)
         lo += len(values)
 

@@ -325,7 +325,7 @@ def without(checkpoint: Checkpoint, names: Iterable[str], why: str) -> Checkpoin
 
 WHY = (
     "quantised weights and their scales, which would then stand for other numbers. Dequantise them first, with the "
-    "library that quantised them; densify=True does it for PyTorch's own"
+    "library that quantised them; densify=True does it for PyTorch's own and Keras' int8"
 )
 WEIGHT = re.compile(
     r"_?weights?(_(?!mask|i(?:nde)?x|indices|shape|format).+)?"

@@ -27,15 +27,18 @@ Specification: keras/src/legacy/saving/legacy_h5_format.py. `details["layers"]` 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
+from ...checkpoint import Checkpoint, Details, Note, Role, Tensor, contiguous
 from ...checkpoint.details import LayerInput
+from ...dtypes import DTYPES
 from ...errors import CorruptCheckpoint
 from ...messages import listing, printable
+from ...moves import derived
 from ...storage.files import Seen, sibling
 from .. import shard_index
 from ..hdf5 import file as hdf5
@@ -118,7 +121,35 @@ def open(url: str, how: Reading) -> Checkpoint:
         notes.append(Note("hint", THEANO))
     rows = [[layer, [(labels[e.stored.path], e.name) for e in es if e.layer]] for layer, es in layers.items() if layer]
     details = Details(layers=rows) | _of_config(metadata.get("model_config", ""), rows)
-    return Checkpoint(tensors, metadata, (), "keras", (url,), tuple(notes), details)
+    return scaled(Checkpoint(tensors, metadata, (), "keras", (url,), tuple(notes), details), how)
+
+
+ATTENTION = re.compile(r"_?(?:query|key|value|(?:attention_)?output)(?:_dense)?")
+SCALED = "int8 in the source, divided by its scales (Keras may also round to int8 what a layer takes)"
+
+
+def scaled(checkpoint: Checkpoint, how: Reading) -> Checkpoint:
+    """With densify=True, the weights of int8 layers as floats, without their scales.
+
+    The scales belong to the last axes, of an Embedding to the first; of an EinsumDense only if its equation is usual.
+    """
+    tensors, done = dict(checkpoint.tensors), list[str]()
+    for name, kind in checkpoint.details["kinds"].items() if how.densify else ():
+        q, scale = checkpoint[name], checkpoint.get(f"{name}_scale")
+        if kind not in naming.SCALED or q.dtype.name != "int8" or not scale or scale.dtype.kind != "f":
+            continue
+        taken, shape = checkpoint.details["inputs"].get(name), [n for n in scale.shape if n != 1]
+        usual = taken and taken.state != "unknown"
+        if kind == "einsum_dense" and not usual and not ATTENTION.fullmatch(f"/{name}".split("/")[-2]):
+            continue
+        ends = [q.shape[:1]] if kind == "embedding" else [q.shape[i:] for i in range(1, len(q.shape))]
+        if any(shape == [n for n in end if n != 1] for end in ends):
+            axis = 0 if kind == "embedding" else len(q.shape) - 1
+            data = derived.dense(name, q.shape, DTYPES["float32"], {"": q, "scale": scale}, axis)
+            tensors[name] = contiguous(name, DTYPES["float32"], q.shape, data)
+            del tensors[scale.name]
+            done.append(name)
+    return checkpoint.with_tensors(tensors, Note("assumed", SCALED, tuple(done))) if done else checkpoint
 
 
 def _slots(found: Tree) -> dict[str, Listed]:

@@ -94,7 +94,8 @@ def open(url: str, how: Reading) -> Checkpoint:
     weights = {path: tensors[name] for path, name in labels.items() if not tensors[name].role}
     if layers := _layers(shelf, weights):
         details["layers"] = layers
-    return Checkpoint(tensors, dict(shelf.metadata), (), "keras3", urls, tuple(notes), details)
+    made = Checkpoint(tensors, dict(shelf.metadata), (), "keras3", urls, tuple(notes), details)
+    return legacy.scaled(made, how)
 
 
 def _layers(shelf: Shelf, weights: Mapping[str, Tensor]) -> list[Any]:
