@@ -3,6 +3,7 @@
     model-00001-of-00003.safetensors                    one of three files, which together are the model
     model_world_size_4_rank_0.pt  x_rank_0_of_4.pt      what one of four ranks wrote
     mp_rank_00_model_states.pt  consolidated.00.pth     one of those that differ in this number only
+    x.rank0.pt  model_weights_tp_0.ckpt                 the same, if 0 and another are there
     layer_01-model_00-model_states.pt                   the same, of a pipeline of DeepSpeed
     "fc.weight": shape [0]                              a placeholder, whose values another file has
 
@@ -20,11 +21,12 @@ from ..messages import many, shortened
 from ..storage.files import join, names, split
 
 COUNTED = (  # the number of a file, and of how many
-    re.compile(r"(?P<before>.*[-_])(?P<part>\d{5,})(?P<after>-of-(?P<all>\d{5,})[.\w]+)"),
+    re.compile(r"(?P<before>(?!.*(?:epoch|fold|run|seed|step)).*[-_])(?P<part>\d+)(?P<after>-of-(?P<all>\d+)[.\w]*)"),
     re.compile(r"(?P<before>.*_rank_)(?P<part>\d+)(?P<after>_of_(?P<all>\d+)\.\w+)"),
     re.compile(r"(?P<before>.*world_size_(?P<all>\d+)_rank_)(?P<part>\d+)(?P<after>\.\w+)"),
 )
 RANK = re.compile(r"(?:^rank_?|^consolidated\.|^layer_(?=\d+-model_)|[cdempt]p_rank_)(\d+)")
+WEAK = re.compile(r"(?:[._-]rank[_-]?|_[mpt]p_)(\d+)")  # not the rank of a LoRA: only if there is a number 0
 STEP = re.compile(r"global_step(\d+)")  # a folder of DeepSpeed
 OWN = ("tf", "tf-v1", "keras3")  # whose readers know the files of a set
 PART = "is what one rank of a parallel run wrote; the others have the rest: "
@@ -40,7 +42,11 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> str:
     folder, base = split(url.rstrip("/"))
     if found.format not in OWN:
         read = {split(u)[1] for u in (*found.urls, *given)}
-        if others := [n for n in _counted(base) if n not in read]:
+        every: set[str] = set()
+        for name in (base, *read):
+            if name not in every:
+                every.update(_counted(name))
+        if others := every - read:
             return f"is only a part of a model; these files beside it have the rest: {_some(others)}"
         for path in (url.rstrip("/"), folder):
             if others := _ranks(*split(path)):
@@ -77,7 +83,7 @@ def pieces(url: str, files: Sequence[str]) -> str:
     )
 
 
-def _some(files: Sequence[str]) -> str:
+def _some(files: Collection[str]) -> str:
     return shortened(sorted(files))
 
 
@@ -94,10 +100,12 @@ def _counted(base: str) -> list[str]:
 def _ranks(folder: str, base: str) -> list[str]:
     """The names of other ranks' files or folders, if a name tells a rank."""
     others: set[str] = set()
-    for m in RANK.finditer(base):
+    for m in (*RANK.finditer(base), *WEAK.finditer(base)):
         start, end = m.span(1)
-        alike = re.compile(re.escape(base[:start]) + r"\d+" + re.escape(base[end:]))
-        others |= {n for n in names(folder) if n != base and alike.fullmatch(n)}
-        if not others and int(m[1]):
+        alike = re.compile(re.escape(base[:start]) + r"(\d+)" + re.escape(base[end:]))
+        beside = {n: int(found[1]) for n in names(folder) if n != base and (found := alike.fullmatch(n))}
+        if m.re is RANK or 0 in (int(m[1]), *beside.values()):
+            others.update(beside)
+        if m.re is RANK and not others and int(m[1]):
             others.add(f"{base[:start]}{0:0{end - start}d}{base[end:]}")
     return sorted(others)

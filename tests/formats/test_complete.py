@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,9 @@ PARTS = {  # a file: those beside it, and what the error says
     "zero_pp_rank_0_mp_rank_00_model_states.pt": (["zero_pp_rank_1_mp_rank_00_model_states.pt"], "one rank"),
     "consolidated.00.pth": (["consolidated.01.pth"], "one rank"),
     "tp_rank_00/model.pt": (["tp_rank_01/model.pt"], "one rank"),
+    "x.rank0.pt": (["x.rank1.pt"], "the others have the rest: x.rank1.pt"),
+    "model_weights_tp_1.pt": (["model_weights_tp_0.pt"], "one rank"),
+    "model-1-of-2.safetensors": ([], "model-2-of-2"),
 }
 ALL = {  # the same kinds of names, of what lacks nothing
     "model-00001-of-00001.safetensors": [],
@@ -36,6 +40,8 @@ ALL = {  # the same kinds of names, of what lacks nothing
     "consolidated.00.pth": ["consolidated.safetensors"],
     "lora_rank_4.safetensors": ["lora_rank_8.safetensors"],
     "tp_rank_00/model.pt": [],
+    "epoch-3-of-10.pt": [],
+    "x.rank1.pt": ["x.rank2.pt"],
 }
 
 
@@ -108,6 +114,14 @@ def test_all_parts_together_are_the_model(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     module = torch.nn.ParameterDict({f"w{i}": torch.nn.Parameter(torch.zeros(2)) for i in range(3)})
     assert ckptconv.torch.load_into(module, sources).loaded == ("w0", "w1", "w2")
+
+
+def test_an_index_that_leaves_out_a_shard(tmp_path: Path) -> None:
+    laid(tmp_path, SHARDS)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": SHARDS[0]}}))
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="00002,00003"):
+        ckptconv.open(index)
 
 
 def test_a_folder_of_a_rank_is_named(tmp_path: Path, cli: Run) -> None:
