@@ -21,12 +21,14 @@ from ..messages import many, shortened
 from ..storage.files import join, names, split
 
 COUNTED = (  # the number of a file, and of how many
-    re.compile(r"(?P<before>(?!.*(?:epoch|fold|run|seed|step)).*[-_])(?P<part>\d+)(?P<after>-of-(?P<all>\d+)[.\w]*)"),
+    re.compile(r"(?P<before>.*[-_])(?P<part>\d{5,})(?P<after>-of-(?P<all>\d{5,})[.\w]+)"),
+    re.compile(r"(?P<before>.*(?:model|part|shard|weights)[-_]?)(?P<part>\d+)(?P<after>[-_]?of[-_]?(?P<all>\d+)\.\w+)"),
     re.compile(r"(?P<before>.*_rank_)(?P<part>\d+)(?P<after>_of_(?P<all>\d+)\.\w+)"),
     re.compile(r"(?P<before>.*world_size_(?P<all>\d+)_rank_)(?P<part>\d+)(?P<after>\.\w+)"),
 )
 RANK = re.compile(r"(?:^rank_?|^consolidated\.|^layer_(?=\d+-model_)|[cdempt]p_rank_)(\d+)")
-WEAK = re.compile(r"(?:[._-]rank[_-]?|_[mpt]p_)(\d+)")  # not the rank of a LoRA: only if there is a number 0
+WEAK = re.compile(r"(?:(?:^|[._-])(?:rank|shard|model_part)[_-]?|_(?:[mpt]p|fsdp)_)(\d+)")  # if 0 is there: not LoRA's
+KERAS = re.compile(r"_\d{5}(\.weights)\.h5$")  # not the number of an epoch: only if its index is there
 STEP = re.compile(r"global_step(\d+)")  # a folder of DeepSpeed
 OWN = ("tf", "tf-v1", "keras3")  # whose readers know the files of a set
 PART = "is what one rank of a parallel run wrote; the others have the rest: "
@@ -43,7 +45,7 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> str:
     if found.format not in OWN:
         read = {split(u)[1] for u in (*found.urls, *given)}
         every: set[str] = set()
-        for name in (base, *read):
+        for name in sorted({base, *read}):  # 0 first, which tells that numbers begin there
             if name not in every:
                 every.update(_counted(name))
         if others := every - read:
@@ -51,6 +53,8 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> str:
         for path in (url.rstrip("/"), folder):
             if others := _ranks(*split(path)):
                 return PART + _some(others)
+    elif (index := KERAS.sub(r"\1.json", base)) != base and index in names(folder):
+        return f"is only a part of a model; convert {index}, which names all of it"
     empty = [n for n, t in found.items() if t.shape == (0,) and not t.role]
     if any(FILLED.fullmatch(n) for n in empty):
         what = "the values are in the files of other ranks; save the gathered model"
@@ -71,7 +75,7 @@ def pieces(url: str, files: Sequence[str]) -> str:
     if lacking := [n for n in every if n not in present]:
         count = len(every) - len(lacking)
         return f"holds {count} of the {len(every)} files of a model; these are missing: {_some(lacking)}"
-    if every and COUNTED[0].fullmatch(every[0]):
+    if every and any(p.fullmatch(every[0]) for p in COUNTED[:2]):
         return f"holds the files of a model without their index; give all of them as sources: {_some(every)}"
     ranks = every or [n for n in files if RANK.search(n)]
     states = [n for n in ranks if n.endswith("model_states.pt")]
@@ -92,7 +96,7 @@ def _counted(base: str) -> list[str]:
     for pattern in COUNTED:
         if m := pattern.fullmatch(base):
             count, width = min(int(m["all"]), MOST), len(m["part"])
-            first = 1 if pattern is COUNTED[0] and int(m["part"]) else 0
+            first = 1 if pattern in COUNTED[:2] and int(m["part"]) else 0
             return [f"{m['before']}{i:0{width}d}{m['after']}" for i in range(first, first + count)]
     return []
 
@@ -104,7 +108,7 @@ def _ranks(folder: str, base: str) -> list[str]:
         start, end = m.span(1)
         alike = re.compile(re.escape(base[:start]) + r"(\d+)" + re.escape(base[end:]))
         beside = {n: int(found[1]) for n in names(folder) if n != base and (found := alike.fullmatch(n))}
-        if m.re is RANK or 0 in (int(m[1]), *beside.values()):
+        if m.re is RANK or "shard" in m[0] or 0 in (int(m[1]), *beside.values()):
             others.update(beside)
         if m.re is RANK and not others and int(m[1]):
             others.add(f"{base[:start]}{0:0{end - start}d}{base[end:]}")

@@ -140,7 +140,8 @@ def change(
         try:
             checkpoint = apply(rules.inverse if inverse else rules, checkpoint, params)
         except UnmatchedTensors as e:
-            if fit := suggestion(checkpoint, conventions=True):
+            refused = any(r.refuse and r.refuse in e.message for r in rules.rules)  # with a reason that holds for all
+            if not refused and (fit := suggestion(checkpoint, conventions=True)):
                 raise UnmatchedTensors(f"converter={fit!r} takes every tensor; {e.message}", url=e.url) from None
             raise
     elif inverse or params:

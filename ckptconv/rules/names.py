@@ -29,7 +29,7 @@ MAX_ENTRIES = 12  # that an error lists
 WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 NESTED = ("state_dict", "model_state_dict", "model_dict")  # of a model within an entry; no module is called so
 KERAS_NUMBERED = re.compile(r"optimizer/(?:vars|_variables)/\d+")  # the variables of an optimizer, averages among them
-KERAS_AVERAGE = re.compile(r"optimizer_weights/[^/]+/average/(?P<base>.+)")
+KERAS_AVERAGE = re.compile(r"(?:optimizer_weights/)?[^/]+/(?:average/(?P<base>.+)|(?P<flat>.+)_average)")
 EMA = re.compile(r"[_.-]?(?:ema|swa|shadow|averaged?)[_.-]?", re.IGNORECASE)  # in the name of an entry
 
 CHOICES = ("weights are in '", "holds several state dicts")  # beginnings of notes that `at` makes obsolete
@@ -217,8 +217,10 @@ def averages(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda name
 
 def _of_optimizer(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """The averages that an optimizer of Keras keeps under the names of their weights."""
+    flat = {n.replace("/", "_"): n for n, t in tensors.items() if not t.role}  # as Keras 3 spells them
     found = ((n, KERAS_AVERAGE.fullmatch(n)) for n, t in tensors.items() if t.role)
-    return {n: m["base"] for n, m in found if m and m["base"] in tensors}
+    bases = {n: m["base"] or flat.get(m["flat"], "") for n, m in found if m}
+    return {n: base for n, base in bases.items() if base in tensors}
 
 
 def _by_base(bases: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -33,6 +33,10 @@ PARTS = {  # a file: those beside it, and what the error says
     "x.rank0.pt": (["x.rank1.pt"], "the others have the rest: x.rank1.pt"),
     "model_weights_tp_1.pt": (["model_weights_tp_0.pt"], "one rank"),
     "model-1-of-2.safetensors": ([], "model-2-of-2"),
+    "pruned-part2of2.safetensors": ([], "pruned-part1of2.safetensors"),
+    "pruned-00001-of-00002.safetensors": ([], "pruned-00002-of-00002"),
+    "checkpoint-shard2.pt": (["checkpoint-shard1.pt"], "one rank"),
+    "pytorch_model_fsdp_0.bin": (["pytorch_model_fsdp_1.bin"], "one rank"),
 }
 ALL = {  # the same kinds of names, of what lacks nothing
     "model-00001-of-00001.safetensors": [],
@@ -40,7 +44,8 @@ ALL = {  # the same kinds of names, of what lacks nothing
     "consolidated.00.pth": ["consolidated.safetensors"],
     "lora_rank_4.safetensors": ["lora_rank_8.safetensors"],
     "tp_rank_00/model.pt": [],
-    "epoch-3-of-10.pt": [],
+    "split-3-of-10.pt": [],
+    "lora-1-of-2/model.pt": [],
     "x.rank1.pt": ["x.rank2.pt"],
 }
 
@@ -117,11 +122,15 @@ def test_all_parts_together_are_the_model(tmp_path: Path) -> None:
 
 
 def test_an_index_that_leaves_out_a_shard(tmp_path: Path) -> None:
-    laid(tmp_path, SHARDS)
-    index = tmp_path / "model.safetensors.index.json"
+    index = laid(tmp_path, SHARDS).with_name("model.safetensors.index.json")
     index.write_text(json.dumps({"weight_map": {"w": SHARDS[0]}}))
     with pytest.raises(ckptconv.CorruptCheckpoint, match="00002,00003"):
         ckptconv.open(index)
+    from_zero = {f"w{i}": f"a-0000{i}-of-00002.safetensors" for i in (0, 1)}
+    for name, file in from_zero.items():
+        ckptconv.save({name: np.ones(2, "f4")}, tmp_path / file)
+    index.write_text(json.dumps({"weight_map": from_zero}))
+    assert list(ckptconv.open(index)) == [*from_zero]
 
 
 def test_a_folder_of_a_rank_is_named(tmp_path: Path, cli: Run) -> None:

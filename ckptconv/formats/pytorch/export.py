@@ -6,7 +6,7 @@
     R/data/weights/model_weights_config.json       {"config": {"fc.weight": {
         "path_name": "weight_0", "use_pickle": false, "tensor_meta": {"dtype": 7, "sizes": [{"as_int": 3}],
         "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}, "layout": 7}}, ...}}
-    R/data/constants/...                           tensors that are not in the state dict, which are not read
+    R/data/constants/model_constants_config.json   the same, of tensors outside of the state dict, which are not read
 
 Specification: torch/export/pt2_archive/_package.py; ScalarType and Layout of torch/_export/serde/schema.py.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...checkpoint import Checkpoint
+from ...checkpoint import Checkpoint, Note
 from ...dtypes import DTYPES
 from ...errors import CorruptCheckpoint, UnknownFormat
 from ...messages import printable
@@ -29,6 +29,7 @@ from .tensors import Storage, StorageType, TorchType, View, look
 
 FOLDER = "data/weights"
 WEIGHTS = f"{FOLDER}/model_weights_config.json"
+CONSTANTS = "data/constants/model_constants_config.json"
 STRIDED = 7
 _NAMES = {
     1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64",
@@ -50,16 +51,24 @@ def open(url: str, how: Reading) -> Checkpoint:
             raise UnknownFormat(text)
         raw = archive.pickle(WEIGHTS)
         tensors = _tensors(archive, raw)
-    return checkpoint(tensors, len(raw), how, url=url, format="pt2")
+        apart = tuple(_config(archive, archive.pickle(CONSTANTS))) if CONSTANTS in archive.members else ()
+    text = "tensors of the program that are not in its state_dict(), such as buffers that are not persistent"
+    notes = [Note("skipped", text, apart)] if apart else []
+    return checkpoint(tensors, len(raw), how, url=url, format="pt2", notes=notes)
+
+
+def _config(archive: Archive, raw: bytes) -> dict[str, Any]:
+    table = parse_json(raw, archive.f.url)
+    config = table.get("config") if type(table) is dict else None
+    if type(config) is not dict:
+        raise CorruptCheckpoint("its table of weights has no config")
+    return config
 
 
 def _tensors(archive: Archive, raw: bytes) -> dict[str, View]:
     """A view for each name; names of one file share its storage."""
-    out, storages, table = {}, dict[str, Storage](), parse_json(raw, archive.f.url)
-    config = table.get("config") if type(table) is dict else None
-    if type(config) is not dict:
-        raise CorruptCheckpoint("its table of weights has no config")
-    for name, about in config.items():
+    out, storages = {}, dict[str, Storage]()
+    for name, about in _config(archive, raw).items():
         try:
             path, meta = str(about["path_name"]), about["tensor_meta"]
             kind, layout, pickled = meta["dtype"], meta["layout"], about["use_pickle"]

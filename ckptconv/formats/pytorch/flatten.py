@@ -254,7 +254,7 @@ class Made:
     def array(self, name: str, array: PickledArray, role: Role) -> None:
         spelling = array.kind.spelling
         if spelling[:1] in "OSUV":
-            self.skipped["numpy arrays that hold no numbers"].append(name)
+            self.skipped["numpy arrays of strings or objects"].append(name)
             return
         try:
             t = held(name, array.numpy())
@@ -336,7 +336,8 @@ class Made:
         if self.absent:
             what = f"does not hold {many(len(self.absent), 'tensor')} with all values; save the gathered, full model"
             if not self.how.partial:
-                raise CorruptCheckpoint(f"{what}; partial=True goes on without:\n{listing(self.absent.values())}")
+                what += "; partial=True goes on without" * bool(self.tensors)
+                raise CorruptCheckpoint(f"{what}:\n{listing(self.absent.values())}")
             yield Note("skipped", what, tuple(self.absent))
         for why, names in self.skipped.items():
             yield Note("skipped", why, tuple(names))

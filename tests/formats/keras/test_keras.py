@@ -113,6 +113,8 @@ def test_shards_must_hold_what_the_index_says(tmp_path: Path) -> None:
     for file in GOLDEN.glob("shards*"):
         shutil.copy(file, tmp_path)
     (tmp_path / "shards_00001.weights.h5").unlink()
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="convert shards.weights.json"):
+        ckptconv.open(tmp_path / "shards_00000.weights.h5")
     with pytest.raises(ckptconv.errors.CkptError, match="shards_00001"):
         ckptconv.open(tmp_path / "shards.weights.json")
 
@@ -380,7 +382,7 @@ REFUSED = [
 @pytest.mark.parametrize(("layers", "says"), REFUSED, ids=[s[:8] + str(i) for i, (_, s) in enumerate(REFUSED)])
 def test_layers_that_keras_torch_refuses(layers: dict, says: str, tmp_path: Path) -> None:
     legacy(tmp_path / "a.h5", layers)
-    with pytest.raises(ckptconv.ConversionError, match=says):
+    with pytest.raises(ckptconv.ConversionError, match=rf"(?s)^(?!.*tf-torch).*{says}"):  # which takes integers as they are
         ckptconv.convert(tmp_path / "a.h5", tmp_path / "a.npz", converter="keras-torch")
 
 
@@ -390,9 +392,10 @@ def test_a_variable_of_a_layer_of_ones_own_is_no_name_of_keras_1(tmp_path: Path)
         ckptconv.convert(tmp_path / "a.h5", tmp_path / "a.npz", converter="keras-torch")
 
 
-def test_averages_of_an_optimizer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("average", ["Adam/average/a/kernel:0", "adam/a_kernel_average"])
+def test_averages_of_an_optimizer(average: str, tmp_path: Path) -> None:
     legacy(tmp_path / "a.h5", {"a": {"a/kernel:0": np.zeros(3)}})
-    names = {"iteration:0": np.int64(3), "Adam/average/a/kernel:0": np.full(3, 5.0), "Adam/m/a/kernel:0": np.ones(3)}
+    names = {"iteration:0": np.int64(3), average: np.full(3, 5.0), "Adam/m/a/kernel:0": np.ones(3)}
     with h5py.File(tmp_path / "a.h5", "a") as f:
         f.create_group("optimizer_weights").attrs["weight_names"] = [n.encode() for n in names]
         for name, value in names.items():
