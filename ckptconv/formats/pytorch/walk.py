@@ -258,6 +258,8 @@ class Walk:
 
     def children(self, value: Any, name: str) -> Iterable[tuple[str, Any, WalkRole]] | None:
         """The contents of a container: name segment, value, role; None for a leaf."""
+        if type(value) is PickledArray and type(value.items) is list and any(type(v) in TENSORS for v in value.items):
+            value = value.items  # NumPy's way to hold arrays of several shapes
         kind = type(value)
         if kind is dict:
             return ((k if type(k) is str else segment(k), v, "") for k, v in value.items()) if value else None

@@ -113,7 +113,7 @@ def test_shards_must_hold_what_the_index_says(tmp_path: Path) -> None:
     for file in GOLDEN.glob("shards*"):
         shutil.copy(file, tmp_path)
     (tmp_path / "shards_00001.weights.h5").unlink()
-    with pytest.raises(ckptconv.CorruptCheckpoint, match="convert shards.weights.json"):
+    with pytest.raises(ckptconv.CorruptCheckpoint, match=r"convert shards\.weights\.json"):
         ckptconv.open(tmp_path / "shards_00000.weights.h5")
     with pytest.raises(ckptconv.errors.CkptError, match="shards_00001"):
         ckptconv.open(tmp_path / "shards.weights.json")
@@ -382,7 +382,9 @@ REFUSED = [
 @pytest.mark.parametrize(("layers", "says"), REFUSED, ids=[s[:8] + str(i) for i, (_, s) in enumerate(REFUSED)])
 def test_layers_that_keras_torch_refuses(layers: dict, says: str, tmp_path: Path) -> None:
     legacy(tmp_path / "a.h5", layers)
-    with pytest.raises(ckptconv.ConversionError, match=rf"(?s)^(?!.*tf-torch).*{says}"):  # which takes integers as they are
+    with pytest.raises(
+        ckptconv.ConversionError, match=rf"(?s)^(?!.*tf-torch).*{says}"
+    ):  # which takes integers as they are
         ckptconv.convert(tmp_path / "a.h5", tmp_path / "a.npz", converter="keras-torch")
 
 

@@ -206,6 +206,7 @@ ARRAY = Call(
     Global("numpy.core.multiarray._reconstruct"), (Global("numpy.ndarray"), (0,), b"b"),
     ((1, (2,), Call(Global("numpy.dtype"), ("f4", False, True)), False, b"\0\0\x80?" * 2),),
 )  # fmt: skip
+OBJECTS = ARRAY._replace(states=((1, (2,), Call(Global("numpy.dtype"), ("O8", False, True)), False, [ARRAY, ARRAY]),))
 JAX = Call(
     Global("jax._src.array._reconstruct_array"),
     (ARRAY.what, ARRAY.args, *ARRAY.states, {"weak_type": False, "named_shape": {}}),
@@ -226,6 +227,7 @@ PYTHON_2 = (  # an old-style object with an attribute, and a str that is not ASC
     [
         (pickled(JAX), "tensor"),
         (pickled({"a": JAX}), "a"),
+        (pickled({"ws": OBJECTS}), "ws.0 ws.1"),
         (pickled(Call(FROZEN, ({"params": {"l": {"w": JAX}}},))), "l.w"),
         (pickled(Call(FLAT, ({"l": Call(FLAT, ({"w": JAX},))},))), "l.w"),
         (pickled((ADAM, EMPTY)), "0.count:step 0.mu.w:slot 0.nu.w:slot"),

@@ -381,8 +381,10 @@ def test_refused(case: str, tmp_path: Path) -> None:
 
 
 def test_what_a_program_may_hold(tmp_path: Path) -> None:
-    raw = program({"a": weight(), "b": weight(dtype=4, sizes=sizes(*[1] * 63, 2), strides=sizes(*[1] * 64))})
-    got = opened(tmp_path / "a.pt2", raw)
+    table = {"a": weight(), "b": weight(dtype=4, sizes=sizes(*[1] * 63, 2), strides=sizes(*[1] * 64))}
+    apart = json.dumps({"config": {"lifted": weight("tensor_0")}}).encode()
+    got = opened(tmp_path / "a.pt2", program(table, **{"data/constants/model_constants_config.json": apart}))
+    assert [n.names for n in got.notes if n.kind == "skipped"] == [("lifted",)]
     assert [t.dtype.name for t in got.values()] == ["float32", "int32"]
     assert got["b"].shape[-2:] == (1, 2)
 
