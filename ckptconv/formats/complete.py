@@ -27,7 +27,7 @@ COUNTED = (  # the number of a file, and of how many
     re.compile(r"(?P<before>.*world_size_(?P<all>\d+)_rank_)(?P<part>\d+)(?P<after>\.\w+)"),
 )
 RANK = re.compile(r"(?:^rank_?|^consolidated\.|^layer_(?=\d+-model_)|[cdempt]p_rank_)(\d+)")
-WEAK = re.compile(r"(?:(?:^|[._-])(?:rank|shard|model_part)[_-]?|_(?:[mpt]p|fsdp)_)(\d+)")  # if 0 is there: not LoRA's
+WEAK = re.compile(r"(?:(?:^|[._-])(?:rank|shard|model_part)[_-]?|_[mpt]p_)(\d+)")  # if 0 is there: not LoRA's
 KERAS = re.compile(r"_\d{5}(\.weights)\.h5$")  # not the number of an epoch: only if its index is there
 STEP = re.compile(r"global_step(\d+)")  # a folder of DeepSpeed
 OWN = ("tf", "tf-v1", "keras3")  # whose readers know the files of a set

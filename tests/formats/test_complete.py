@@ -36,7 +36,6 @@ PARTS = {  # a file: those beside it, and what the error says
     "pruned-part2of2.safetensors": ([], "pruned-part1of2.safetensors"),
     "pruned-00001-of-00002.safetensors": ([], "pruned-00002-of-00002"),
     "checkpoint-shard2.pt": (["checkpoint-shard1.pt"], "one rank"),
-    "pytorch_model_fsdp_0.bin": (["pytorch_model_fsdp_1.bin"], "one rank"),
 }
 ALL = {  # the same kinds of names, of what lacks nothing
     "model-00001-of-00001.safetensors": [],

@@ -16,7 +16,6 @@ GOLDEN = (  # by the real frameworks, in formats that we only read, or with what
     "tf/v1", "tf/v1s-00000-of-00003", "tf/sliced", "tf/strings", "tf/objects-1", "tf/frozen.pb", "torch/script.pt",
     "torch/stream.pt", "torch/dtypes.pt", "torch/nested.pt", "torch/dcp", "flax/chunked.msgpack", "flax/odd.msgpack",
     "keras/net.keras", "keras/legacy3.h5", "keras/full_tf_keras.h5", "keras/shards.weights.json", "tf/saved",
-    "keras/shards_00001.weights.h5",
 )  # fmt: skip
 
 
