@@ -48,8 +48,8 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> str:
         for name in sorted({base, *read}):  # 0 first, which tells that numbers begin there
             if name not in every:
                 every.update(_counted(name))
-        if others := every - read:
-            return f"is only a part of a model; these files beside it have the rest: {_some(others)}"
+        if lacking := every - read:
+            return f"is only a part of a model; these files beside it have the rest: {_some(lacking)}"
         for path in (url.rstrip("/"), folder):
             if others := _ranks(*split(path)):
                 return PART + _some(others)
