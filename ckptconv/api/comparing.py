@@ -57,8 +57,8 @@ def diff(
     how = parse_options(given, *READ)
     source = merged([a], how.without("strip_prefix"))
     right = opened(b, how.without("from_", "at", "strip_prefix", "include", "exclude", "ema"))
-    source, right = stripped(source, right, how.strip_prefix)
-    left, right = changed(source, how), names.hinted(right)
+    source, right = stripped([source, right], how.strip_prefix)
+    left = changed(source, how)
     if how.include or how.exclude:
         renames = how.converter or how.rename or how.rename_regex or how.strip_prefix
         wanted = (lambda n: n in left) if renames else passes.wanted(how.include, how.exclude)
@@ -72,8 +72,8 @@ def diff(
     return replace(found, damaged=lost, unread=tensors, beside=(*others, *hints * foreign))
 
 
-def stripped(a: Checkpoint, b: Checkpoint, prefixes: Sequence[str]) -> tuple[Checkpoint, Checkpoint]:
-    """Two checkpoints without these prefixes, which one of them may lack; UsageError if both do."""
+def stripped(checkpoints: Sequence[Checkpoint], prefixes: Sequence[str]) -> list[Checkpoint]:
+    """Checkpoints without these prefixes, which some may lack, the last with hints; UsageError if all lack them."""
     wrong = list[UsageError]()
 
     def strip(side: Checkpoint) -> Checkpoint:
@@ -83,10 +83,10 @@ def stripped(a: Checkpoint, b: Checkpoint, prefixes: Sequence[str]) -> tuple[Che
             wrong.append(e)
             return side
 
-    made = strip(a), strip(b)
-    if len(wrong) == 2:
+    made = [*map(strip, checkpoints)]
+    if len(wrong) == len(made):
         raise wrong[0]
-    return made
+    return [*made[:-1], names.hinted(made[-1])]
 
 
 @takes(*VERIFY, listed=False)

@@ -103,7 +103,8 @@ def _tree(root: Node, made: Inspection) -> None:
             first, alone = tensors[0], child.line is not None and len(tensors) == 1
             kinds = (first.dtype.name, in_shape(first.shape), role(first)) if child.line else ("", "", "")
             count = f"x{len(tensors)}" if len(tensors) > 1 else ""
-            sums = f"{sum(t.count for t in tensors):,}", in_size(tensors)
+            total = sum(t.count for t in tensors if child.line or not role(t))  # parameters, as in the last line
+            sums = f"{total:,}" * bool(total or child.line), in_size(tensors)
             extra = map(in_digits, made.extra.get(first.name, {}).values()) if alone else ()
             row = ["  " * depth + child.text, count, *kinds[:2], *sums, kinds[2], *extra]
             rows.append(row + [""] * (len(made.columns) + 1 - len(row)))

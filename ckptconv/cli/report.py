@@ -54,10 +54,11 @@ def report(
     """
     from ..reporting import html as page
 
+    told = {k: v for k, v in {**options, "output": output, "no_values": not values}.items() if v and k != "force"}
     with show.progress(quiet or as_json) as progress:
         made = page.made(
             sources, output, options | {"progress": progress, "values": values},
-            command("report", [*map(redacted, sources)], options), spelled
+            command("report", [*map(redacted, sources)], told), spelled
         )  # fmt: skip
     if as_json:
         show.as_json(made.to_json())

@@ -26,8 +26,8 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ..api.comparing import stripped
-from ..api.options import CHANGE, SELECT, Options, Path, Source, parse_options, takes
-from ..api.reading import list_of, prepare, url_of
+from ..api.options import CHANGE, SELECT, Options, Path, Source, parse_options, path as text, takes
+from ..api.reading import list_of, merged, prepare, url_of
 from ..errors import UsageError
 from ..formats.own_metadata import OPTIONS
 from ..messages import brief, in_bytes, many, printable, redacted, version
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from ..api.options import MatchOptions
 
-SCRIPTS = ["base", "map", "depth", "table", "export", "tensor", "series", "changes", "start"]  # in this order
 Spell = Callable[[str], str]
 SHOWN = 20_000_000  # bytes of a page that a notebook shows
 REPORT = (*SELECT, *CHANGE, "force", "jobs", "progress")
@@ -103,12 +102,14 @@ def made(
     """Write a report. command: the command line that the page shows; spell: how notes name options."""
     values = given.pop("values")
     how = parse_options(given, *REPORT)
-    refuse_remote(os.fspath(destination or ""), "a report")
+    path = text(destination or default_name(_named(sources[-1])))
+    refuse_remote(path, "a report")
+    if not path.lower().endswith((".html", ".htm")):
+        raise UsageError(f"a page is an .html file, not {path}; two checkpoints are a list: report([a, b])")
     with files.record_stamps() as stamps:
         data = collected(sources, how, values=values)
         data["made"] = [*data.get("made", []), *[["This page", command]] * bool(command)]
     page = render(data, spell).encode(errors="backslashreplace")  # a path may hold any bytes
-    path = os.fspath(destination or default_name(_named(sources[-1])))
     return written(path, page, stamps, force=how.force)
 
 
@@ -137,7 +138,8 @@ def collected(sources: Sequence[Source], how: Options, *, values: bool) -> dict[
     else:
         if how.changes:
             raise UsageError("a series is of checkpoints as they are: it takes no options of a conversion")
-        data = survey.series([prepare([source], how) for source in sources], names, **reading)
+        plain = [merged([source], how.without("strip_prefix")) for source in sources]
+        data = survey.series(stripped(plain, how.strip_prefix), names, **reading)
         data |= {"mode": "series", "from": f"the last of {len(names)}, from {names[0]}"}
     return data | {"url": names[-1]}
 
@@ -145,14 +147,12 @@ def collected(sources: Sequence[Source], how: Options, *, values: bool) -> dict[
 def _pair(source: Source, target: Source, how: Options, reading: dict[str, Any]) -> dict[str, Any]:
     """The data of a conversion if the options ask for one, otherwise of a comparison."""
     converted = how.changes
-    before = prepare([source], how.without(*CHANGE, *["strip_prefix"] * (not converted)))
     if converted:
-        expected, after = prepare([source], how), prepare([target], Options())
+        before, after = prepare([source], how.without(*CHANGE)), prepare([target], Options())
     else:
-        before, after = stripped(
-            before, prepare([target], how.without("from_", "at", "strip_prefix")), how.strip_prefix
-        )
-        expected = before
+        one, other = how.without("strip_prefix"), how.without("strip_prefix", "from_", "at")
+        before, after = stripped([merged([source], one), merged([target], other)], how.strip_prefix)
+    expected = prepare([source], how) if converted else before
     both = survey.Compared(expected, after, values=reading["values"], workers=reading["workers"])
     data = survey.survey(after if converted else both.both, both=both, **reading)
     compared = both.conversion(before) if converted else both.comparison()
@@ -184,8 +184,8 @@ def render(data: dict[str, Any], spell: Spell = str) -> str:
     """
     data = data | {"notes": [[kind, spell(words), *names] for kind, words, *names in data["notes"]]}
     live, mode, name = bool(data.get("live")), data.get("mode", "checkpoint"), _last(data["url"])
-    scripts = [f"{name}.js" for name in (*SCRIPTS[:-1], *["live"] * live, SCRIPTS[-1])]
-    style, parts = file("page.css"), "\n".join(map(file, scripts))
+    scripts = f"base map depth table export tensor series changes {'live ' * live}start"  # in this order
+    style, parts = file("page.css"), "\n".join(file(f"{script}.js") for script in scripts.split())
     script = f'"use strict";\n(() => {{\n{parts}}})();\n'
     words = {
         "title": data["url"],
@@ -257,14 +257,11 @@ def zoo_page(url: str, data: Data) -> str:
     }
     causes = [(len(c["sources"]), c["error"], c["message"], c["sources"]) for c in data["causes"]]
     remarks = [(c["checkpoints"], c["kind"], c["text"], c["examples"]) for c in data["remarks"]]
-    formats = [f"{n:,} {name or 'unknown'}" for name, n in sorted(data["formats"].items(), key=lambda i: (-i[1], i[0]))]
     slots = {k: escape(v) for k, v in words.items()} | {
         "style": style,
         "bar": f'<progress max="{max(1, total)}" value="{done + failed}"></progress>',
         "cards": _cards(data),
-        "sections": _causes("Failures by cause", causes)
-        + _causes("Left out or changed, by cause", remarks)
-        + (f"<h2>By format of the source</h2><p>{_text(', '.join(formats))}</p>" if formats else ""),
+        "sections": _causes("Failures by cause", causes) + _causes("Left out or changed, by cause", remarks),
     }
     return filled("zoo.html", slots)
 
@@ -272,13 +269,12 @@ def zoo_page(url: str, data: Data) -> str:
 def _cards(data: Data) -> str:
     rate, planned = data["per_second"], data["planned"]
     running = data["seconds_since_last_entry"] <= RUNNING
-    speed = f"{rate:.1f} per second" if rate >= 1 else f"{60 * rate:.1f} per minute"
     cards = [
         ("failed", f"{data['failed']:,}"),
         *[("damaged", f"{data['damaged']:,}")] * bool(data["damaged"]),
         ("to come" if running or not planned else "to come; no run seems to be at work", f"{planned:,}"),
         ("written", in_bytes(data["bytes"])),
-        ("lately", speed if rate else "not known"),
+        ("lately", f"{60 * rate:,.1f} per minute" if rate else "not known"),
         ("left at this rate", _span(planned / rate) if rate and planned and running else "-"),
     ]
     warned = {"damaged", "failed" if data["failed"] else ""}

@@ -84,7 +84,7 @@ class Inspection:
     def sum(self) -> str:
         """One line: how much there is."""
         total = self.totals
-        others = f", {total.all:,} with {total.others}" if total.all != total.parameters else ""
+        others = f", {total.all:,} with {passes.in_roles(total.roles)}" if total.all != total.parameters else ""
         return f"{self.checkpoint.format}: {total.size}, {total.parameters:,} parameters{others}"
 
     def __str__(self) -> str:
@@ -168,9 +168,10 @@ class Checked:
     """The result of `check`; print() shows it as the command line does.
 
     checkpoint: what was read. findings: what the checks found, the most serious first; each has `severity` (error,
-    warning or note), `check`, `tensor`, `text` and `index`.
+    warning or note), `check`, `tensor`, `text` and `index`. columns: the column titles of `rows`.
     """
 
+    columns = ("severity", "check", "name", "what")
     checkpoint: Checkpoint
     findings: tuple[Finding, ...]
 
@@ -178,11 +179,6 @@ class Checked:
     def sound(self) -> bool:
         """True if the checks found nothing but notes."""
         return all(f.severity == "note" for f in self.findings)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The column titles of `rows`."""
-        return ("severity", "check", "name", "what")
 
     def rows(self) -> list[tuple[str, ...]]:
         """A line for each finding."""
@@ -295,11 +291,6 @@ class Totals(NamedTuple):
     def size(self) -> str:
         """The number of tensors and their size, as far as it is known."""
         return counted(self.tensors, in_known(self.bytes, strings="string" in self.dtypes))
-
-    @property
-    def others(self) -> str:
-        """What is there beside the weights: 74 optimizer slots, 1 step counter."""
-        return passes.in_roles(self.roles)
 
 
 def totals(checkpoint: Checkpoint) -> Totals:

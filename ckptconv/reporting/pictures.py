@@ -335,18 +335,11 @@ WINDOW = 2**22  # bytes that are read at once, at most
 AT_ONCE = 4096  # pieces of rows
 
 
-class Region(NamedTuple):
-    """shape: of the matrix. cells: the largest |x| of each. texts: the values themselves, if each cell is one."""
-
-    shape: tuple[int, int]
-    cells: Array
-    texts: list[list[str]] | None
-
-
-def region(t: Tensor, rectangle: Sequence[int], sources: Sources) -> Region:
+def region(t: Tensor, rectangle: Sequence[int], sources: Sources) -> tuple[Array, list[list[str]] | None]:
     """Look at rows top <= r < bottom and columns left <= c < right of the matrix that a tensor is.
 
-    rectangle: top, bottom, left and right. UsageError if there is none like this.
+    rectangle: top, bottom, left and right. Returns the largest |x| of each cell, and the values themselves if each is
+    one. UsageError if there is none like this.
     """
     shape = matrix(t.shape)
     if t.dtype.kind in "sx" or not t.count:
@@ -367,7 +360,7 @@ def region(t: Tensor, rectangle: Sequence[int], sources: Sources) -> Region:
                 texts += [str(x) for x in raw.view(t.dtype.dtype)]
             at += flat.size
     lines = [texts[k : k + heat.wide] for k in range(0, len(texts), heat.wide)]
-    return Region(shape, heat.cells, lines if single else None)
+    return heat.cells, lines if single else None
 
 
 def _rows(t: Tensor, rows: range, left: int, right: int, sources: Sources) -> Iterator[Array]:

@@ -40,7 +40,7 @@ from ..moves.sources import Sources
 from ..storage import files
 from . import html, survey
 from .inspection import natural
-from .pictures import region
+from .pictures import matrix, region
 
 FEW = 64 * 2**20  # bytes of a checkpoint whose values are read at once
 MOST = 256 * 2**20  # bytes of a tensor that is read without being asked for
@@ -183,8 +183,8 @@ class Shelf:
 
 def _rectangle(text: str, t: Tensor, sources: Sources) -> dict[str, Any]:
     """A rectangle of a tensor, of which only that is read."""
-    found = region(t, [_number(word) for word in text.split(",")], sources)
-    return {"matrix": found.shape, "cells": survey.shaded(found.cells), "texts": found.texts}
+    cells, texts = region(t, [_number(word) for word in text.split(",")], sources)
+    return {"matrix": matrix(t.shape), "cells": survey.shaded(cells), "texts": texts}
 
 
 def _row(number: int, o: Offered) -> str:

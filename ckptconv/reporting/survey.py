@@ -42,11 +42,11 @@ from ..verification.compare import diff
 from ..verification.difference import EXACT, PART_KINDS, Difference, places
 from . import checks
 from .inspection import role, totals as totals_of
-from .pictures import Picture, draw, heat_of, scan
+from .pictures import Picture, Stats, draw, heat_of, scan
 
 MAX_HISTOGRAMS = 20_000  # for the largest tensors: 44 characters each
 MAX_HEATMAPS = 600  # about 800 characters each
-MEASURES = ("min", "max", "mean", "std", "zeros", "nan", "inf")
+MEASURES = Stats._fields
 
 
 def survey(

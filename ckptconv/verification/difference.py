@@ -370,4 +370,5 @@ def _kind(name: str) -> str:
     words = re.findall("[a-z]+", re.sub("([a-z])([A-Z])", r"\1_\2", name[:1000]).lower())
     if "cls" in words and "token" in words:
         return "embeddings"
-    return next((kind for kind, meaning in _MEANINGS.items() if any(map(meaning.fullmatch, words))), OTHER)
+    rest = "heads" if {*words[:1]} & {"out", "output"} else OTHER  # of a model, not of a layer
+    return next((kind for kind, meaning in _MEANINGS.items() if any(map(meaning.fullmatch, words))), rest)

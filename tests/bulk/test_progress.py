@@ -57,7 +57,6 @@ def test_what_a_page_says(tmp_path: Path) -> None:
     words = " ".join(" ".join(shown(out).words).split())
     for text in (
         "3 of 4 checkpoints converted",
-        "By format of the source 3 npz",
         "Failures by cause",
         "bad.npz",
     ):

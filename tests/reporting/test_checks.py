@@ -132,7 +132,7 @@ def test_kinds_are_known_by_names() -> None:
         "encoder.layer.0.attention.output.LayerNorm.weight": "norms", "transformer.h.0.mlp.c_fc.weight": "MLP",
         "model.layers.0.self_attn.k_proj.weight": "attention", "cls.predictions.bias": "heads",
         "layer1.0.conv1.weight": "convolutions", "bidirectional_lstm/forward_lstm/kernel": "recurrent",
-        "temperature": "other",
+        "temperature": "other", "out.weight": "heads",
     }  # fmt: skip
     data = survey.survey(checkpoint(dict.fromkeys(kinds, 1.0)), values=False)
     assert [data["kinds"][k] for k in data["kind"]] == [*kinds.values()]
@@ -223,6 +223,13 @@ def test_dead_rows_and_columns_are_counted(array: np.ndarray, texts: list[str]) 
 def test_values_that_are_all_alike(array: np.ndarray, check: str, text: str) -> None:
     got = [(f.check, f.text) for f in found({"w": array})]
     assert got == ([(check, text)] if check else [])
+
+
+def test_the_constants_of_a_module_are_one_note() -> None:
+    norm = {"a.weight": np.ones(8), "a.bias": np.zeros(8), "w": np.ones(2), "b": np.ones(2)}
+    assert [text for _, text in said(norm, "constant")] == [
+        "all 8 values are 1; constant too: a.bias", *["all 2 values are 1"] * 2
+    ]  # fmt: skip
 
 
 def first(count: int, value: float, dtype: str = "f4") -> dict[str, Any]:

@@ -70,21 +70,6 @@ def test_tree_folds_by_pattern(cli: Run, model: Path) -> None:
     ]
 
 
-def test_a_hint_can_be_pasted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from ckptconv.cli.main import main
-    from ckptconv.rules import library
-
-    monkeypatch.setattr(library, "suggestion", lambda found: "bert")
-    ckptconv.save({"w": np.ones(1, "f4")}, tmp_path / "x$(touch PWNED).npz")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ckptconv.cli.show.is_watched", lambda: True)
-    with pytest.raises(SystemExit):
-        main(["inspect", "x$(touch PWNED).npz"])
-    assert "`ckptconv convert 'x$(touch PWNED).npz' -o DST -c bert` converts" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "name",
     [

@@ -91,10 +91,10 @@ IN_SIGHT = """
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("one", ["MLP", "attention", "embeddings", "%", "3 findings to look at", "NaN", "first at [5, 7]", "outliers",
+        ("one", ["MLP", "attention", "embeddings", "%", "errors and warnings", "NaN", "first at [5, 7]", "outliers",
                  "outside of", "first at [11, 0]"]),
         ("two", ["3 of 120", "common tensors changed", "finite on one side only", "layer. 7", "50 %", "max |d|",
-                 "1 / 1", "only in A / only in B", "values in them changed", "3 findings new in B"]),
+                 "1 / 1", "only in A / only in B", "values in them changed", "errors and warnings new in B"]),
         ("made", ["exact", "float32 → float16: 121 tensors", "the name is kept (121)"]),
         ("series", ["4", "checkpoints", "How the layers moved", "epoch-1", "1.0 %"]),
     ],

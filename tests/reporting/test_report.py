@@ -184,7 +184,11 @@ def test_command_line(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (again.returncode, "--force" in again.stderr, shown) == (9, True, [])
     assert cli("report", "a b.npz", "--open", "--force", "--no-values").returncode == 0
     assert shown == [(tmp_path / "a b.report.html").as_uri()]
-    assert '"values":false' in (tmp_path / "a b.report.html").read_text()
+    assert "\"ckptconv report 'a b.npz' --no-values\"" in (tmp_path / "a b.report.html").read_text(), "no --force"
+    before = (tmp_path / "a b.npz").read_bytes()
+    refused = cli("report", "a b.npz", "-o", "a b.npz.pt", "-f")
+    assert (refused.returncode, "two checkpoints are a list" in refused.stderr) == (2, True)
+    assert (tmp_path / "a b.npz").read_bytes() == before
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------

@@ -105,5 +105,10 @@ def test_the_command_line_takes_a_series(cli: Run, tmp_path: Path) -> None:
     assert found["urls"] == names
     assert found["drift"]["0"] == pytest.approx([0.5, expected(PATH[0], PATH[2]), 0], rel=1e-3)
     assert found["drift"]["1"] == [0, 0, 0]
+    ckptconv.save({"module.net.0.w": FIRST, "module.net.1.w": FIRST}, tmp_path / "ddp.npz")
+    for sources in (("ddp.npz", *names), ("epoch-0.npz", "ddp.npz")):
+        assert cli("report", *sources, "--strip-prefix", "module.", "-o", "s.html", "-f").returncode == 0
+        page = (tmp_path / "s.html").read_text()
+        assert ("prefixes of wrappers" in page, "not in every checkpoint" in page) == (False, False)
     refused = cli("report", *names, "--dtype", "float16", "-o", "x.html")
     assert (refused.returncode, "takes no options of a conversion" in refused.stderr) == (2, True)

@@ -357,13 +357,13 @@ def test_a_rectangle_is_what_numpy_finds(tmp_path: Path, suffix: str, monkeypatc
                 top, bottom, left, right = (
                     int(k) for n in whole.shape for k in sorted(DRAW.choice(n + 1, 2, replace=False))
                 )
-                found = region(checkpoint[name], (top, bottom, left, right), sources)
+                cells, texts = region(checkpoint[name], (top, bottom, left, right), sources)
                 part = whole[top:bottom, left:right]
-                want = np.zeros(found.cells.shape)
+                want = np.zeros(cells.shape)
                 places = np.ix_(*(np.arange(n) * m // n for n, m in zip(part.shape, want.shape, strict=True)))
                 np.maximum.at(want, tuple(np.broadcast_arrays(*places)), np.abs(part.astype("f8")))
-                np.testing.assert_allclose(found.cells, want, rtol=1e-6, err_msg=name)
-                assert found.texts is None or found.texts == [[str(x) for x in row] for row in part]
+                np.testing.assert_allclose(cells, want, rtol=1e-6, err_msg=name)
+                assert texts is None or texts == [[str(x) for x in row] for row in part]
 
 
 @pytest.mark.slow

@@ -48,7 +48,13 @@ const many = (n, noun) => `${count(n)} ${noun}${s(n)}`;
 const brief = (n) => (n >= 1e12 ? `${(n / 1e12).toFixed(1)} T` : n >= 1e9 ? `${(n / 1e9).toFixed(1)} B` : n >= 1e6 ? `${(n / 1e6).toFixed(1)} M` : n >= 1e4 ? `${(n / 1e3).toFixed(0)} k` : count(n));
 const number = (n) => (n === null || n === undefined ? "–" : typeof n !== "number" || (Number.isInteger(n) && Math.abs(n) < 1e9) ? String(n)
   : Math.abs(n) < 1e-3 || Math.abs(n) >= 1e9 ? n.toExponential(2) : String(Number(n.toPrecision(4))));
-const percent = (x) => (x >= 0.9995 ? "100 %" : x >= 0.0995 ? `${(100 * x).toFixed(0)} %` : x >= 0.0005 ? `${(100 * x).toFixed(1)} %` : x > 0 ? "< 0.1 %" : "0 %");
+const percent = (x) => (x >= 1 ? "100 %" : x > 0.9995 ? "> 99.9 %" : x >= 0.0995 && x < 0.995 ? `${(100 * x).toFixed(0)} %` : x >= 0.0005 ? `${(100 * x).toFixed(1)} %` : x > 0 ? "< 0.1 %" : "0 %");
+const shares = (sizes) => { // in tenths of a percent that add up to 100 %, as text
+  const total = sizes.reduce((a, b) => a + b, 0) || 1, exact = sizes.map((n) => (1000 * n) / total), tenths = exact.map(Math.floor);
+  const rest = Math.round(1000 - tenths.reduce((a, b) => a + b, 0)), order = exact.map((_, k) => k).sort((a, b) => exact[b] - tenths[b] - exact[a] + tenths[a]);
+  for (const k of order.slice(0, rest)) tenths[k]++;
+  return sizes.map((n, k) => (n && !tenths[k] ? "< 0.1 %" : tenths[k] === 1000 && n < total ? "> 99.9 %" : `${tenths[k] === 1000 ? 100 : (tenths[k] / 10).toFixed(1)} %`));
+};
 const change_text = (x) => (x === null ? "" : x >= 1e7 ? "> 1,000,000,000 %" : x >= 0.9995 ? `${count(Number((100 * x).toPrecision(3)))} %` : x >= 0.0005 || x === 0 ? percent(x) : `${number(100 * x)} %`);
 const shape = (dims) => dims.join(" × ") || "scalar";
 const shapes = data.shapes.map(shape), roles = data.roles.map((r) => r || "weight");

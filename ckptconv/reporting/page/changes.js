@@ -6,7 +6,7 @@ const draw_conversion = () => { // what was done and what was lost, in a few lin
     if (rule >= 0) uses[rule]++;
     const dtype = data.dtypes[data.dtype[i]], from = sources[0]?.[1];
     if (from && from !== dtype) casts.set(`${from} → ${dtype}`, (casts.get(`${from} → ${dtype}`) || 0) + 1);
-    const axes = (compared.rules[rule]?.match(/\(([^()]*->.*)\)$/) || [])[1] || (sources.length > 1 ? "made of several" : sources.length && shape(sources[0][2]) !== shapes[data.shape[i]] ? "another shape" : "");
+    const axes = (compared.rules[rule]?.match(/ \((.*->.*)\)$/) || [])[1] || (sources.length > 1 ? "made of several" : sources.length && shape(sources[0][2]) !== shapes[data.shape[i]] ? "another shape" : "");
     if (axes) turned.set(axes, (turned.get(axes) || 0) + 1);
   });
   const lines = [], reasons = new Map();

@@ -160,17 +160,15 @@ const bar = (label, n, most, colour, told, go, pressed) => {
 };
 const draw_sums = () => {
   const column = columns_of[state.unit], by = new Map(), dtypes = new Map(), within = (i) => here(i) && data.names[i].startsWith(state.scope);
-  let total = 0;
   for (let i = 0; i < rows; i++) {
     if (!within(i)) continue;
-    total += column[i];
     by.set(data.kind[i], (by.get(data.kind[i]) || 0) + column[i]);
     dtypes.set(data.dtype[i], (dtypes.get(data.dtype[i]) || 0) + column[i]);
   }
-  const told = (n) => `${percent(n / (total || 1))} · ${amount(n)}`, most = (map) => Math.max(1, ...map.values());
+  const told = (list) => { const part = shares(list.map(([, n]) => n)); return list.map(([k, n], at) => [k, n, `${part[at]} · ${amount(n)}`]); }, most = (map) => Math.max(1, ...map.values());
   const sorted = (map) => [...map].filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1]);
-  $("kinds").replaceChildren(...sorted(by).map(([k, n]) => bar(data.kinds[k], n, most(by), `var(--k${k})`, told(n), () => { state.kind = state.kind === k ? -1 : k; restart(); draw_sums(); }, state.kind === k)));
-  $("dtypes").replaceChildren(...sorted(dtypes).map(([d, n]) => bar(data.dtypes[d], n, most(dtypes), "", told(n), () => { $("search").value = state.q = state.q === data.dtypes[d] ? "" : data.dtypes[d]; restart(); }, state.q === data.dtypes[d])));
+  $("kinds").replaceChildren(...told(sorted(by)).map(([k, n, text]) => bar(data.kinds[k], n, most(by), `var(--k${k})`, text, () => { state.kind = state.kind === k ? -1 : k; restart(); draw_sums(); }, state.kind === k)));
+  $("dtypes").replaceChildren(...told(sorted(dtypes)).map(([d, n, text]) => bar(data.dtypes[d], n, most(dtypes), "", text, () => { $("search").value = state.q = state.q === data.dtypes[d] ? "" : data.dtypes[d]; restart(); }, state.q === data.dtypes[d])));
   draw_layers(column);
 };
 const draw_layers = (column) => { // columns of a stack, each kind a part of them

@@ -1,10 +1,12 @@
 // --- the summary ---
+const BESIDE = { buffer: "buffer", slot: "optimizer slot", step: "step counter", average: "moving average", state: "training value" };
 const card = (n, text, cls = "") => make("div", { className: cls }, make("b", {}, n), text);
 const draw_cards = () => {
   const total = data.totals, kinds = new Map(), list = [], sum = (take) => data.names.reduce((n, _, i) => n + take(i), 0);
   for (let i = 0; i < rows; i++) kinds.set(kind_of_change(i), (kinds.get(kind_of_change(i)) || 0) + 1);
   const only = (kinds.get("only_a") || 0) + (kinds.get("only_b") || 0), differing = data.names.filter((_, i) => changed(i)).length;
   if (comparing) {
+    if (kinds.get("renamed") && (kinds.get("renamed") + (kinds.get("equal") || 0)) === rows) list.push(card("the same", `weights, ${count(kinds.get("renamed"))} of them under other names`));
     list.push(rows === only ? card("0", "tensors in common", "warned") : card(`${count(differing - only)} of ${count(rows - only)}`, "common tensors changed"));
     if (data.values) list.push(card(`${brief(sum((i) => measure("differing", i) || 0))} of ${brief(sum((i) => (/only|shape/.test(kind_of_change(i)) ? 0 : data.count[i])))}`, "values in them changed"));
     list.push(card(`${count(kinds.get("only_a") || 0)} / ${count(kinds.get("only_b") || 0)}`, "only in A / only in B"));
@@ -16,21 +18,21 @@ const draw_cards = () => {
     list.push(card(count(along.urls.length), "checkpoints"), card(count(moves.filter((m) => m.some((x) => x > 0)).length), "tensors that moved"), card(change_text(largest(last)), "largest change from first to last"));
   } else if (converted) list.push(differing ? card(count(differing), `tensor${s(differing)}, not what the conversion gives`, "warned") : card("exact", data.values ? "bit for bit what the conversion gives" : "names, shapes and dtypes are as converted"));
   if (!comparing && !along) list.push(card(count(total.tensors), `tensor${s(total.tensors)}`), card(bytes(total.bytes), "in all"), card(count(total.parameters), "parameters"));
-  if (!compared && !along && total.all !== total.parameters) list.push(card(count(total.all), "with optimizer slots and state"));
+  if (!compared && !along && total.all !== total.parameters) list.push(card(count(total.all), `with ${Object.entries(BESIDE).filter(([role]) => total.roles[role]).map(([role, noun]) => many(total.roles[role], noun)).join(", ")}`));
   if (data.values && !converted) {
-    const bad = findings.filter((f) => checks[f[0]][0] !== "note" && (f[4] || !comparing)).length;
-    list.push(card(count(bad), `finding${s(bad)} ${comparing ? "new in B" : "to look at"}`, bad ? "warned" : ""));
+    const told = findings.filter((f) => f[4] || !comparing), bad = told.filter((f) => checks[f[0]][0] !== "note").length, notes = told.length - bad, fresh = comparing ? " new in B" : "";
+    list.push(bad ? card(count(bad), `${bad > 1 ? "errors and warnings" : "error or warning"}${fresh}`, "warned") : card("no", `errors or warnings${fresh}${notes ? `, ${many(notes, "note")}` : ""}`));
   }
   $("cards").replaceChildren(...list);
 };
 const draw_share = () => { // where the parameters are, in one line, for the first screen
-  const column = columns_of.count, by = new Map(), total = tree.count || 1;
+  const column = columns_of.count, by = new Map();
   for (let i = 0; i < rows; i++) if (here(i)) by.set(data.kind[i], (by.get(data.kind[i]) || 0) + column[i]);
   const kinds = [...by].filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1]), colour = (k) => { const i = make("i", { ariaHidden: "true" }); i.style.background = `var(--k${k})`; return i; };
   $("share").hidden = comparing || !kinds.length;
-  const strip = make("div", { className: "strip", ariaHidden: "true" }, ...kinds.map(([k, n]) => { const part = colour(k); part.style.flexGrow = n / total; return part; }));
+  const strip = make("div", { className: "strip", ariaHidden: "true" }, ...kinds.map(([k, n]) => { const part = colour(k); part.style.flexGrow = n / (tree.count || 1); return part; }));
   const only = (k) => { state.kind = state.kind === k ? -1 : k; restart(); draw_sums(); $("tensors").scrollIntoView(); $("scroll").focus({ preventScroll: true }); };
-  const legend = kinds.slice(0, 6).map(([k, n]) => { const entry = button("", () => only(k)); entry.append(colour(k), `${data.kinds[k]} `, make("span", {}, percent(n / total))); return entry; });
+  const parts = shares(kinds.map(([, n]) => n)), legend = kinds.slice(0, 6).map(([k], at) => { const entry = button("", () => only(k)); entry.append(colour(k), `${data.kinds[k]} `, make("span", {}, parts[at])); return entry; });
   $("share").replaceChildren(strip, make("div", { className: "legend" }, ...legend));
 };
 const draw_findings = () => {
@@ -54,7 +56,7 @@ const draw_findings = () => {
   }));
 };
 const draw_notes = () => {
-  const item = (kind, text, ...inner) => make("details", {}, make("summary", {}, make("b", {}, kind), text), ...inner);
+  const item = (kind, text, ...inner) => make("details", {}, make("summary", {}, make("b", {}, `${kind}${text[0] === ":" ? ":" : ""}`), text.replace(/^: /, "")), ...inner);
   const listed = (names) => make("ul", {}, ...names.map((n) => make("li", {}, n)));
   const items = data.notes.map(([kind, text, names, n]) => item(kind, `: ${text}${n > 1 ? ` (${count(n)})` : ""}`, listed(n > names.length ? [...names, "…"] : names)));
   if (data.ties.length) items.push(item("tied", `: names of one tensor (${count(data.ties.length)})`, listed(data.ties.slice(0, 200).map((g) => g.join(" = ")))));

@@ -7,11 +7,11 @@ const low_first = (x) => (x === null || x === undefined ? -Infinity : Number(x))
 const natural = [];
 data.names.map((_, i) => i).sort((a, b) => collator.compare(data.names[a], data.names[b])).forEach((i, place) => { natural[i] = place; });
 const columns = [
-  { id: "name", title: "Name", text: (i) => data.names[i], key: (i) => natural[i], width: "minmax(200px, 4fr)", cls: "name" },
+  { id: "name", title: "Name", text: (i) => data.names[i], key: (i) => natural[i], width: "minmax(160px, 4fr)", cls: "name" },
   ...(compared ? [
     ...(converted || data.names.some((n, i) => origin(i) && origin(i) !== n) ? [{ id: "from", title: "From", text: (i) => (origin(i) === data.names[i] ? "" : origin(i)), key: origin, width: "minmax(120px, 2fr)", cls: "name wide" }] : []),
     { id: "status", title: "Values", text: status, key: rank, down: true, width: "100px", cls: "" },
-    ...(data.values ? [
+    ...(data.values && compared.rows.some((r) => r[3]) ? [
       { id: "change", title: "Change", text: (i) => (measure("unpaired", i) ? "NaN or Inf" : change_text(measure("change", i))), key: rank, down: true, width: "84px", cls: "num" },
       { id: "abs", title: "max |d|", text: (i) => small(measure("max_abs", i)), key: (i) => low_first(measure("max_abs", i)), down: true, width: "84px", cls: "num" },
       { id: "relative", title: "Relative", text: (i) => small(measure("max_rel", i)), key: (i) => low_first(measure("max_rel", i)), down: true, width: "76px", cls: "num wide" },
@@ -20,13 +20,13 @@ const columns = [
     { id: "last", title: "Last step", text: (i) => change_text(along.step[i]?.at(-1) ?? null), key: (i) => low_first(along.step[i]?.at(-1)), down: true, width: "84px", cls: "num" },
     { id: "drift", title: "From first", text: (i) => change_text(along.drift[i]?.at(-1) ?? null), key: (i) => low_first(along.drift[i]?.at(-1)), down: true, width: "84px", cls: "num" },
   ] : findings.length ? [{ id: "flags", title: "Found", text: titles, key: (i) => (flags.get(i) ? severe(i).length + 0.5 : 0), down: true, width: "minmax(80px, 1fr)", cls: "flags" }] : []),
-  { id: "dtype", title: "Dtype", text: (i) => data.dtypes[data.dtype[i]], key: (i) => data.dtypes[data.dtype[i]], width: "84px", cls: "" },
+  { id: "dtype", title: "Dtype", text: (i) => data.dtypes[data.dtype[i]], key: (i) => data.dtypes[data.dtype[i]], width: "76px", cls: "" },
   { id: "shape", title: "Shape", text: (i) => shapes[data.shape[i]], key: (i) => data.count[i], down: true, width: "minmax(96px, 1fr)", cls: "" },
-  ...(compared ? [] : [{ id: "count", title: "Parameters", text: (i) => brief(data.count[i]), key: (i) => data.count[i], down: true, width: "100px", cls: "num wide" }]),
-  { id: "size", title: "Size", text: (i) => bytes(data.bytes[i]), key: (i) => data.bytes[i], down: true, width: "80px", cls: "num" },
+  ...(compared ? [] : [{ id: "count", title: "Parameters", text: (i) => brief(data.count[i]), key: (i) => data.count[i], down: true, width: "92px", cls: "num wide" }]),
+  { id: "size", title: "Size", text: (i) => bytes(data.bytes[i]), key: (i) => data.bytes[i], down: true, width: "76px", cls: "num" },
   ...(data.roles.some(Boolean) ? [{ id: "role", title: "Role", text: (i) => roles[data.role[i]], key: (i) => roles[data.role[i]], width: "64px", cls: "wide" }] : []),
   ...(data.values && !compared ? ["min", "max", "mean", "std"].map((m) => (
-    { id: m, title: m, text: (i) => small(value(m, i)), key: (i) => low_first(value(m, i)), down: true, width: "84px", cls: "num wide" })) : []),
+    { id: m, title: m, text: (i) => small(value(m, i)), key: (i) => low_first(value(m, i)), down: true, width: "72px", cls: "num wide" })) : []),
   ...(data.values && !compared ? [{ id: "zeros", title: "Zeros", text: (i) => (data.zeros[i] ? percent(data.zeros[i] / data.count[i]) : ""), key: (i) => data.zeros[i] / (data.count[i] || 1), down: true, width: "60px", cls: "num wide" }] : []),
 ];
 const filters = {
