@@ -108,7 +108,6 @@ def test_the_command_line_takes_a_series(cli: Run, tmp_path: Path) -> None:
     ckptconv.save({"module.net.0.w": FIRST, "module.net.1.w": FIRST}, tmp_path / "ddp.npz")
     for sources in (("ddp.npz", *names), ("epoch-0.npz", "ddp.npz")):
         assert cli("report", *sources, "--strip-prefix", "module.", "-o", "s.html", "-f").returncode == 0
-        page = (tmp_path / "s.html").read_text()
-        assert ("prefixes of wrappers" in page, "not in every checkpoint" in page) == (False, False)
+        assert "prefixes of wrappers" not in (tmp_path / "s.html").read_text()
     refused = cli("report", *names, "--dtype", "float16", "-o", "x.html")
     assert (refused.returncode, "takes no options of a conversion" in refused.stderr) == (2, True)
