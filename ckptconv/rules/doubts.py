@@ -35,7 +35,7 @@ def _after_images(checkpoint: Checkpoint) -> set[str]:
     made |= {k * s[0] for n, s in shapes.items() if n.endswith("recurrent_kernel") and s for k in (1, 2)}
     out = set()
     for n, s in shapes.items():
-        if len(s) == 2 and n.endswith("kernel"):
+        if len(s) == 2 and n.endswith(("kernel", "_W", "_W_1", "_W_i", "_W_z")):
             if s[0] not in made and any(c > 1 and s[0] % c == 0 for c in channels):
                 out.add(n)
             made.add(s[1])

@@ -55,6 +55,7 @@ THEANO = (
     "written under Theano, where Keras convolves with flipped kernels: -c keras-torch flips them, and so did Keras 2 "
     "when it loaded the file under another backend; all else leaves them as they are"
 )
+KERAS1 = re.compile(r"[^/]+_(?:(?:W|U|b)(?:_[a-z])?|running_std)(?:_\d+)?")
 STEPS = {"iteration", "iterations", "iter"}
 
 
@@ -121,6 +122,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         notes.append(Note("hint", THEANO))
     rows = [[layer, [(labels[e.stored.path], e.name) for e in es if e.layer]] for layer, es in layers.items() if layer]
     details = Details(layers=rows) | _of_config(metadata.get("model_config", ""), rows)
+    _of_keras1(tensors, metadata, details["kinds"], any(e.name.endswith(":0") for e in listed))
     return scaled(Checkpoint(tensors, metadata, (), "keras", (url,), tuple(notes), details), how)
 
 
@@ -150,6 +152,27 @@ def scaled(checkpoint: Checkpoint, how: Reading) -> Checkpoint:
             del tensors[scale.name]
             done.append(name)
     return checkpoint.with_tensors(tensors, Note("assumed", SCALED, tuple(done))) if done else checkpoint
+
+
+def _of_keras1(tensors: Mapping[str, Tensor], metadata: dict[str, str], kinds: dict[str, str], by_tf: bool) -> None:
+    """Put down what rules need to know of a file with the names of Keras 1.
+
+    That is the order of its kernels, by its config or its biases, and which layers are recurrent.
+    """
+    if metadata.get("keras_version", "1")[:1] != "1" or not any(KERAS1.fullmatch(n) for n in tensors):
+        return
+    told = set(re.findall(r'"dim_ordering": "(t[fh])"', metadata.get("model_config", "")))
+    orders = set(told)
+    for name, t in tensors.items():
+        bias = tensors.get("_b".join(name.rsplit("_W", 1)), t)
+        if len(t.shape) in (4, 5) and len(bias.shape) == 1 and t.shape[0] != t.shape[-1] and not told:
+            orders |= {order for order, axis in (("th", 0), ("tf", -1)) if t.shape[axis] == bias.shape[0]}
+        if len(t.shape) == 2 and (m := re.fullmatch(r"(.+)_U(_\d+)?", name)):
+            cell = {1: "simple_rnn", 3: "gru", 4: "lstm"}.get(t.shape[1] // (t.shape[0] or 1), "")
+            kinds |= {f"{m[1]}_{v}{m[2] or ''}": cell for v in "WUb"}
+    if by_tf:  # Theano names a variable without :0
+        metadata.setdefault("backend", "tensorflow")
+    metadata |= {"keras_names": "1", "dim_ordering": orders.pop() if len(orders) == 1 else "unknown"}
 
 
 def _slots(found: Tree) -> dict[str, Listed]:

@@ -373,8 +373,9 @@ REFUSED = [
         {"x": {"x/kernel:0": np.ones((3, 12)), "x/recurrent_kernel:0": np.ones((4, 12)), "x/bias:0": np.ones(24)}},
         "CuDNN",
     ),
-    ({"dense_1": {"dense_1_W": np.ones((3, 4)), "dense_1_b": np.ones(4)}}, "Keras 1 named it"),
-    ({"lstm_1": {f"lstm_1_{a}_{b}": np.ones((3, 3)) for a in "WUb" for b in "icfo"}}, "Keras 1 named it"),
+    ({"c": {"c_W": np.ones((3, 3, 3, 3)), "c_b": np.ones(3)}}, "h w i o .dim_ordering tf. or o i h w"),
+    ({"deconvolution2d_1": {"deconvolution2d_1_W": np.ones((3, 3, 2, 4))}}, "a layer of Keras 1"),
+    ({"words": {"words_W": np.ones((5, 3))}}, "Embedding or of a Dense without bias"),
     ({"q": {"q/kernel:0": np.ones((3, 4), "i1"), "q/bias:0": np.ones(4)}}, "quantised by Keras"),
 ]
 

@@ -284,3 +284,57 @@ def test_variables_are_created_in_the_order_of_the_table() -> None:
     recurrent = [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN]
     cells = {naming.snake(k.__name__): naming.snake(type(k(2).cell).__name__) for k in recurrent}
     assert cells == naming.RECURRENT
+
+
+KERAS1 = {  # layers of TF-Keras that load a file of Keras 1, and the shapes in it
+    "tf": (lambda k: k.Conv2D(4, 3, name="c"), (8, 8, 2), {"c_W": (3, 3, 2, 4), "c_b": (4,)}),
+    "th": (
+        lambda k: k.Conv2D(4, 3, name="c", data_format="channels_first"), (2, 8, 8),
+        {"c_W_1:0": (4, 2, 3, 3), "c_b_1:0": (4,)},
+    ),
+    "1d": (lambda k: k.Conv1D(4, 3, name="convolution1d_1"), (9, 2),
+           {"convolution1d_1_W": (3, 1, 2, 4), "convolution1d_1_b": (4,)}),
+    "bn": (lambda k: k.BatchNormalization(name="b"), (4,),
+           {f"b_{v}": (4,) for v in ("gamma", "beta", "running_mean", "running_std")}),
+    "dense": (lambda k: k.Dense(6, name="d"), (5,), {"d_W": (5, 6), "d_b": (6,)}),
+    "embedding": (lambda k: k.Embedding(9, 6, name="embedding_1"), (5,), {"embedding_1_W": (9, 6)}),
+    "lstm": (lambda k: k.LSTM(6, name="x"), (5, 3),
+             {f"x_{v}_{g}": s for g in "icfo" for v, s in zip("WUb", [(3, 6), (6, 6), (6,)], strict=True)}),
+    "gru": (lambda k: k.GRU(6, name="x", reset_after=False), (5, 3),
+            {f"x_{v}_{g}": s for g in "zrh" for v, s in zip("WUb", [(3, 6), (6, 6), (6,)], strict=True)}),
+    "both": (lambda k: k.Bidirectional(k.LSTM(6, name="x"), name="x"), (5, 3),
+             {f"{d}_x_{v}_{g}": s for d in ("forward", "backward") for g in "icfo"
+              for v, s in zip("WUb", [(3, 6), (6, 6), (6,)], strict=True)}),
+    "joined lstm": (lambda k: k.LSTM(6, name="x"), (5, 3), {"x_W": (3, 24), "x_U": (6, 24), "x_b": (24,)}),
+    "joined gru": (lambda k: k.GRU(6, name="x", reset_after=False), (5, 3),
+                   {"x_W": (3, 18), "x_U": (6, 18), "x_b": (18,)}),
+    "rnn": (lambda k: k.SimpleRNN(6, name="x"), (5, 3), {"x_W": (3, 6), "x_U": (6, 6), "x_b": (6,)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KERAS1)
+def test_a_file_of_keras_1_becomes_what_tf_keras_loads_from_it(kind: str, tmp_path: Path) -> None:
+    layer, shape, stored = KERAS1[kind]
+    model = tf_keras.Sequential([tf_keras.layers.Input(shape), layer(tf_keras.layers)])
+    values = {n: abs(np.random.default_rng(i).normal(size=s)).astype("f4") for i, (n, s) in enumerate(stored.items())}
+    for backend in ("", "theano"):
+        with h5py.File(tmp_path / "a.h5", "w") as f:
+            f.attrs["layer_names"] = [model.layers[0].name.encode()]
+            if backend:
+                f.attrs["backend"] = backend
+            group = f.create_group(model.layers[0].name)
+            group.attrs["weight_names"] = [n.encode() for n in values]
+            for name, value in values.items():
+                group[name] = value
+        model.load_weights(tmp_path / "a.h5")
+        model.save_weights(tmp_path / "b.h5")
+        got, wanted = (read_by_keras_torch(tmp_path / f) for f in ("a.h5", "b.h5"))
+        flips = tuple(range(2, 4 - (kind == "1d"))) if backend and kind in ("tf", "th", "1d") else ()
+        assert {n: same(np.flip(a, flips if a.ndim > 2 else ()), wanted[n]) for n, a in got.items()} == dict.fromkeys(
+            wanted, True
+        )
+
+
+def read_by_keras_torch(path: Path) -> dict[str, np.ndarray]:
+    ckptconv.convert(path, path.with_suffix(".npz"), converter="keras-torch", force=True)
+    return {n: t.numpy() for n, t in ckptconv.open(path.with_suffix(".npz")).items()}
