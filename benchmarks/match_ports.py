@@ -1,6 +1,6 @@
 """How often a port loads: original weights into freshly initialised modules written by another hand.
 
-    python benchmarks/match_ports.py [--only NAME,NAME] [--every]     the table of docs/match.md
+    python benchmarks/match_ports.py [--only NAME,NAME] [--every]     the figures of docs/match.md
 
 Each port is a torch module of our own with weights that stand for trained ones, the same weights as the original's
 framework stores them (its names, orders of axes and of gates, its fused tensors), and a fresh module of the same class.

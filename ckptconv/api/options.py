@@ -242,7 +242,10 @@ class Options:
         None, "Take one entry of a nested checkpoint, such as state_dict_ema or model.diffusion_model.", metavar="ENTRY"
     )
     strip_prefix: Sequence[str] = option(
-        (), "Remove these prefixes from names, such as module.,_orig_mod.", clean=several, metavar="PREFIX[,PREFIX]"
+        (),
+        "Remove prefixes from names: module. or module.,_orig_mod. for example.",
+        clean=several,
+        metavar="PREFIX[,PREFIX]",
     )
     include: Sequence[str] = option(
         (),

@@ -63,7 +63,8 @@ class Grouped(TyperCommand):
         rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": [], **{title: [] for title, _ in GROUPS}}
         for param in self.get_params(ctx):
             name = param.name or ""
-            group = next((t for t, names in GROUPS if name in names and name not in COMMON), "Options")
+            first = name in COMMON or (name == "hash" and ctx.info_name == "inspect")  # which writes nothing
+            group = next((t for t, names in GROUPS if name in names and not first), "Options")
             if record := param.get_help_record(ctx):
                 rows["Arguments" if param.param_type_name == "argument" else group].append(record)
         for title, records in rows.items():

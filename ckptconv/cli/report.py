@@ -37,7 +37,12 @@ def report(
     sources: Annotated[list[str], typer.Argument(metavar="SRC [B ...]", help="Files, prefixes, folders or URLs.")],
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="HTML", help="The page to write (default: SRC.report.html, here)."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="HTML",
+            help="The .html file to write (default: model.report.html, here, after the last SRC).",
+        ),
     ] = None,
     values: Annotated[
         bool, typer.Option("--values/--no-values", help="Read all values, for statistics and heat maps.")
@@ -47,9 +52,9 @@ def report(
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
-    """Write an HTML page that shows a checkpoint, a comparison, a conversion or a series.
+    """Write an HTML page about one checkpoint, or several.
 
-    The page is one file that needs no network. With B it compares both; with the options of the conversion that made B
+    The page is one file that needs no network. It shows a checkpoint, a comparison, a conversion or a series: with B it compares both; with the options of the conversion that made B
     of SRC as well, it shows the rule that moved each tensor. With more, it shows how each layer moved on the way.
     """
     from ..reporting import html as page
@@ -90,9 +95,9 @@ def serve(
     browse: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     **options: Any,
 ) -> None:
-    """Show checkpoints in a browser, with values that are read when they are asked for.
+    """Show checkpoints of any size in a browser.
 
-    The pages are those of `report`. A checkpoint of any size is shown at once, since only headers are read; statistics,
+    The pages are those of `report`; values are read when they are asked for. A checkpoint of any size is shown at once, since only headers are read; statistics,
     histograms and pictures of a tensor follow when it is opened, and zoom from the whole matrix to single values. The
     server answers to this machine only, at an address with a random token, and changes nothing. Ctrl-C ends it.
     """

@@ -65,9 +65,9 @@ def zoo(
     quiet: Quiet = False,
     **options: Any,
 ) -> None:
-    """Convert all checkpoints in folders into a folder tree like that of the sources.
+    """Convert all checkpoints in folders.
 
-    Each result is recorded in a ledger, a file in DIR, from which --resume continues. A checkpoint that fails does not
+    The outputs form a folder tree like that of the sources. Each result is recorded in a ledger, a file in DIR, from which --resume continues. A checkpoint that fails does not
     stop the others. A manifest is a CSV or JSON file that lists sources, each with its destination if you want to name
     it. `zoo status DIR` says what is done and what failed; `zoo report DIR` writes that as a page.
     """
