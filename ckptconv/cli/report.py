@@ -54,8 +54,9 @@ def report(
 ) -> None:
     """Write an HTML page about one checkpoint, or several.
 
-    The page is one file that needs no network. It shows a checkpoint, a comparison, a conversion or a series: with B it compares both; with the options of the conversion that made B
-    of SRC as well, it shows the rule that moved each tensor. With more, it shows how each layer moved on the way.
+    The page is one file that needs no network. It shows a checkpoint, a comparison, a conversion or a series: with B it
+    compares both; with the options of the conversion that made B of SRC as well, it shows the rule that moved each
+    tensor. With more, it shows how each layer moved on the way.
     """
     from ..reporting import html as page
 
@@ -97,9 +98,10 @@ def serve(
 ) -> None:
     """Show checkpoints of any size in a browser.
 
-    The pages are those of `report`; values are read when they are asked for. A checkpoint of any size is shown at once, since only headers are read; statistics,
-    histograms and pictures of a tensor follow when it is opened, and zoom from the whole matrix to single values. The
-    server answers to this machine only, at an address with a random token, and changes nothing. Ctrl-C ends it.
+    The pages are those of `report`; values are read when they are asked for. A checkpoint of any size is shown at once,
+    since only headers are read; statistics, histograms and pictures of a tensor follow when it is opened, and zoom from
+    the whole matrix to single values. The server answers to this machine only, at an address with a random token, and
+    changes nothing. Ctrl-C ends it.
     """
     from ..api.options import SELECT, parse_options
     from ..reporting.serve import Server, Shelf

@@ -67,9 +67,10 @@ def zoo(
 ) -> None:
     """Convert all checkpoints in folders.
 
-    The outputs form a folder tree like that of the sources. Each result is recorded in a ledger, a file in DIR, from which --resume continues. A checkpoint that fails does not
-    stop the others. A manifest is a CSV or JSON file that lists sources, each with its destination if you want to name
-    it. `zoo status DIR` says what is done and what failed; `zoo report DIR` writes that as a page.
+    The outputs form a folder tree like that of the sources. Each result is recorded in a ledger, a file in DIR, from
+    which --resume continues. A checkpoint that fails does not stop the others. A manifest is a CSV or JSON file that
+    lists sources, each with its destination if you want to name it. `zoo status DIR` says what is done and what failed;
+    `zoo report DIR` writes that as a page.
     """
     if _about(sources, output, as_json, quiet, options.get("force", False)):
         return

@@ -15,7 +15,7 @@ const draw_cards = () => {
     else if (data.values) list.push(fresh ? card(count(fresh), `tensor${s(fresh)} all zero in A`) : card(change_text(largest(ranks.map((r) => r.change))), "largest change of a tensor"));
   } else if (along) {
     const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), last = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0);
-    list.push(card(count(along.urls.length), "checkpoints"), card(count(moves.filter((m) => m.some((x) => x > 0)).length), "tensors that moved"), card(change_text(largest(last)), "largest change from first to last"));
+    list.push(card(count(along.urls.length), "checkpoints"), card(`${count(moves.filter((m) => m.some((x) => x > 0)).length)} of ${count(rows)}`, "tensors moved"), card(change_text(largest(last)), "largest change from first to last"));
   } else if (converted) list.push(differing ? card(count(differing), `tensor${s(differing)}, not what the conversion gives`, "warned") : card("exact", data.values ? "bit for bit what the conversion gives" : "names, shapes and dtypes are as converted"));
   if (!comparing && !along) list.push(card(count(total.tensors), `tensor${s(total.tensors)}`), card(bytes(total.bytes), "in all"), card(count(total.parameters), "parameters"));
   if (!compared && !along && total.all !== total.parameters) list.push(card(count(total.all), `with ${Object.entries(BESIDE).filter(([role]) => total.roles[role]).map(([role, noun]) => many(total.roles[role], noun)).join(", ")}`));

@@ -27,7 +27,7 @@ const columns = [
   ...(data.roles.some(Boolean) ? [{ id: "role", title: "Role", text: (i) => roles[data.role[i]], key: (i) => roles[data.role[i]], width: "64px", cls: "wide" }] : []),
   ...(data.values && !compared ? ["min", "max", "mean", "std"].map((m) => (
     { id: m, title: m, text: (i) => small(value(m, i)), key: (i) => low_first(value(m, i)), down: true, width: "72px", cls: "num wide" })) : []),
-  ...(data.values && !compared ? [{ id: "zeros", title: "Zeros", text: (i) => (data.zeros[i] ? percent(data.zeros[i] / data.count[i]) : ""), key: (i) => data.zeros[i] / (data.count[i] || 1), down: true, width: "60px", cls: "num wide" }] : []),
+  ...(data.values && !compared && !along ? [{ id: "zeros", title: "Zeros", text: (i) => (data.zeros[i] ? percent(data.zeros[i] / data.count[i]) : ""), key: (i) => data.zeros[i] / (data.count[i] || 1), down: true, width: "60px", cls: "num wide" }] : []),
 ];
 const filters = {
   all: ["All", () => true], found: ["Found", (i) => flags.has(i)], changed: ["Changed", changed], equal: [STATUS.equal, (i) => kind_of_change(i) === "equal"],
