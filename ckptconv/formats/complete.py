@@ -81,6 +81,8 @@ def pieces(url: str, files: Sequence[str]) -> str:
     states = [n for n in ranks if n.endswith("model_states.pt")]
     if len(states) == 1:
         return f"has its weights in {states[0]}"
+    if len(ranks) == 1:
+        return f"has its weights in {ranks[0]}"
     joined = "what its zero_to_fp32.py writes" if states and not states[0].startswith("layer") else "the gathered model"
     return (
         f"holds what the ranks of a parallel run wrote ({_some(ranks)}), and no model; take {joined}" if ranks else ""

@@ -124,7 +124,10 @@ def _sources(checkpoint: Checkpoint, group: Group) -> list[Tensor]:
     rule, out = group.rule, []
     for t, members in zip(rule.sources, group.members, strict=True):
         tensors = {place: checkpoint[n] for place, n in members.items()}
-        out.append(operations.stacked(tensors) if t.stacks else tensors[()])
+        if rule.same:
+            out += [tensors[place] for place in sorted(tensors)]
+        else:
+            out.append(operations.stacked(tensors) if t.stacks else tensors[()])
     if rule.merges and not rule.backward:
         return [operations.summed(out) if rule.adds else operations.copied(out)]
     if len(kinds := {t.dtype.name for t in out}) > 1:

@@ -156,7 +156,7 @@ class Rule:
         None if nothing moves. It moves one of several copies. If both sides stack, or one name along several axes, the
         layout of the file has these axes already.
         """
-        before, after = ({s for t in side for s in t.stacks} for side in (self.sources, self.targets))
+        before, after = ({s for t in side for s in t.stacks if not self.same} for side in (self.sources, self.targets))
         if not self.targets or not (self.layout or before or after):
             return None
         if both := before & after:
@@ -172,7 +172,8 @@ class Rule:
                 pairs = zip(
                     templates[:1] if self.same or (self.adds and not i) else templates, sides[i].split(","), strict=True
                 )
-                sides[i] = ", ".join(f"{' '.join(t.stacks)} {s.strip()}".strip() for t, s in pairs)
+                stacks = ("" if self.same else " ".join(t.stacks) for t in (self.sources, self.targets)[i])
+                sides[i] = ", ".join(f"{axes} {s.strip()}".strip() for axes, (_, s) in zip(stacks, pairs, strict=False))
             text = " -> ".join(sides)
         return replace(layouts.parse(text), flips=self.flip) if self.flip else layouts.parse(text)
 
@@ -220,9 +221,11 @@ class Rule:
         stacked = any(t.stacks for t in (*self.sources, *self.targets))
         counts = 1 if self.merges else len(self.sources), len(self.targets)
         one = len(self.targets) == 1 or (self.adds and self.targets)
-        if self.merges and (stacked or not 1 < len(self.sources) <= MAX_COPIES or not one):
+        gathers = self.same and len(self.sources) == 1 and self.sources[0].stacks and not self.targets[0].stacks
+        if self.merges and (((stacked or not 1 < len(self.sources) <= MAX_COPIES) and not gathers) or not one):
             word = "sum" if self.adds else "same"
-            raise UsageError(f"`{word}` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name")
+            other = "" if self.adds else "; or one name with {e*}"
+            raise UsageError(f"`{word}` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name{other}")
         if how := self.resize:
             scaled = not self.ops or (not how.value and all(map(operations.scales, self.ops)))
             if stacked or counts != (1, 1) or not scaled:
@@ -242,6 +245,8 @@ class Rule:
     def inverse(self) -> Rule:
         """The rule in the other direction; UsageError if an operation cannot be undone."""
         ranks = self.when.ranks
+        if self.same and self.sources[0].stacks:
+            raise UsageError("nothing tells how many copies there were")
         if ranks and self.pattern:
             before, after = len(self.pattern.sources[0]), len(self.pattern.targets[0])
             more = after - before + len(self.sources[0].stacks) - len(self.targets[0].stacks)

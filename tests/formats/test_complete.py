@@ -142,7 +142,6 @@ def test_a_folder_of_a_rank_is_named(tmp_path: Path, cli: Run) -> None:
     [
         (SHARDS, "give all of them as sources"),
         (SHARDS[1:], "2 of the 3 files of a model; these are missing: model-00001"),
-        (["model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"], "take the gathered model"),
         ([f"zero_pp_rank_{i}_mp_rank_00_model_states.pt" for i in (0, 1)], "zero_to_fp32"),
         (["layer_01-model_00-model_states.pt", "mp_rank_00_model_states.pt"], "take the gathered model"),
         (["mp_rank_00_model_states.pt"], "has its weights in mp_rank_00_model_states.pt"),

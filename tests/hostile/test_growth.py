@@ -269,6 +269,25 @@ def dcp(folder: Path, n: int) -> Path:
     return folder / ".metadata"
 
 
+def ranks(folder: Path, n: int) -> Path:
+    torch = pytest.importorskip("torch")
+    for rank in range(4):
+        torch.save({f"w{i}": torch.ones(1) for i in range(200 * n)}, folder / f"consolidated.{rank:02d}.pth")
+    return folder
+
+
+def zero(folder: Path, n: int) -> Path:
+    """Parameters of which each rank has an element."""
+    torch = pytest.importorskip("torch")
+    world, shapes = 4, {f"w{i}": torch.Size((4,)) for i in range(400 * n)}
+    for rank in range(world):
+        state = {"partition_count": world, "fp32_flat_groups": [torch.ones(len(shapes))]}
+        begin = f"zero_pp_rank_{rank}_mp_rank_00"
+        torch.save({"optimizer_state_dict": state}, folder / f"{begin}_optim_states.pt")
+        torch.save({"module": {}, "param_shapes": [shapes]}, folder / f"{begin}_model_states.pt")
+    return folder
+
+
 def exported(folder: Path, n: int) -> Path:
     """Many names of one storage."""
     tensor = {"dtype": 7, "sizes": [{"as_int": 1}], "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}}
@@ -313,6 +332,8 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "tf-v1: slices": (growth.v1_slices, "tf-v1"),
     "tf-graph: scopes": (file("x.pb", graph_scopes), "tf-graph"),
     "dcp: chunks": (dcp, "dcp"),
+    "ranks: tensors": (ranks, "ranks"),
+    "deepspeed: tensors": (zero, "deepspeed"),
     "flax: maps": (file("x.msgpack", maps), "flax"),
     "torch: tensors": (torch_of(tensors), "torch"),
     "torch: quantised tensors": (torch_of(quantised), "torch"),

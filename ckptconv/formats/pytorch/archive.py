@@ -81,14 +81,20 @@ class Archive:
             raise CorruptCheckpoint(f"has no {printable(brief(name))}")
         return _read(self.f, self.members[name], MAX_PICKLE)
 
-    def load(self, name: str, folder: str = "data", opaque: bool | tuple[str, ...] = False) -> Any:
+    def load(
+        self,
+        name: str,
+        folder: str = "data",
+        opaque: bool | tuple[str, ...] = False,
+        allowed: Mapping[tuple[str, str], Any] = TORCH,
+    ) -> Any:
         """The object of a pickle whose storages are the members of `folder`."""
 
         def find(pid: Any) -> Storage:
             return self._storage(folder, *storage_id(pid, 5))
 
         raw, packed = self.pickle(name), self.members[name].packed
-        return load(raw, allowed=TORCH, persistent_load=find, opaque=opaque, packed=packed)
+        return load(raw, allowed=allowed, persistent_load=find, opaque=opaque, packed=packed)
 
     def _storage(self, folder: str, kind: StorageType, key: str, count: int) -> Storage:
         name, size = f"{folder}/{key}", kind.nbytes(count)

@@ -1,0 +1,228 @@
+"""A folder of files of torch, one of each rank of a parallel run, as one checkpoint.
+
+    model_world_size_2_rank_0.pt   {"fc.weight": DTensor(local rows 0 to 3, mesh (2,), Shard(0)), ...}     FSDP2
+    model_world_size_2_rank_0.pt   {"fc.weight": ShardedTensor(shards at [0, 0] ..., metadata), ...}       FSDP1
+    consolidated.00.pth            {"layers.0.wq.weight": what rank 0 has of it, ...}                      Meta's Llama
+
+Tensors that know which part of the whole they are become one tensor of all their parts. Others are called rank_0.NAME,
+rank_1.NAME: how to join them only the model's code knows, which a converter says: `rank_{r*}.{x}.wq.weight`, laid out
+`r o i -> (r o) i`. Where some tensors know their part, those that do not are the same in all ranks: rank 0's are taken.
+
+Sources: torch/distributed/tensor/placement_types.py (Shard, _StridedShard), device_mesh.py, _shard/sharded_tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ...checkpoint import Checkpoint, Note, Tensor
+from ...errors import CorruptCheckpoint
+from ...messages import many, shortened
+from ...moves.part import c_strides, checked_count
+from ...storage.files import Reader, Seen, join, names
+from ..table import DISTRIBUTED, Reading
+from ..tiling import joined
+from .archive import PICKLE, enter
+from .flatten import gather, stored
+from .tensors import PART, TORCH, UNTYPED, Storage, View, bare, from_type, ints
+from .values import Inert, Known, Ordered, shown
+from .walk import Leaf, Walk
+
+RANKED = re.compile(  # the number of a file's rank, and of how many
+    r"(?P<before>.*world_size_(?P<all>\d+)_rank_)(?P<rank>\d+)(?P<after>\.\w+)"
+    r"|(?P<before2>.*_rank_)(?P<rank2>\d+)(?P<after2>_of_(?P<all2>\d+)\.\w+)"
+    r"|(?P<before3>consolidated\.|mp_rank_)(?P<rank3>\d+)(?P<after3>\.pth?|_model_states\.pt)"
+    r"|(?P<before4>.*[._-]rank[_-]?)(?P<rank4>\d+)(?P<after4>\.\w+)"
+)
+BESIDE = re.compile(r"(optim|extra_state|scheduler|rng)")  # beginnings of sets that are not the model
+WHOLE = ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json", DISTRIBUTED)
+FLAT = ("_flat_param", "flat_param")
+Box = tuple[tuple[int, ...], View]  # the index of the first element, and the elements
+
+
+@dataclass(frozen=True)
+class Set:
+    """The files of a set, by rank, and how many their names say there are, 0 if they do not."""
+
+    before: str
+    count: int
+    files: dict[int, str] = field(default_factory=dict)
+
+
+def _sets(files: Sequence[str]) -> list[Set]:
+    found: dict[tuple[str, str, int], Set] = {}
+    for name in files:
+        if m := RANKED.fullmatch(name):
+            kind = next(k for k in ("", "2", "3", "4") if m["rank" + k])
+            count = 0 if kind in ("3", "4") else int(m["all" + kind])
+            key = m["before" + kind], m["after" + kind], count
+            found.setdefault(key, Set(key[0], count)).files[int(m["rank" + kind])] = name
+    sets = [s for s in found.values() if s.count or len(s.files) > 1]
+    sets = [s for s in sets if s.count or s.before.endswith((".", "mp_rank_")) or 0 in s.files]  # else of a LoRA
+    return [s for s in sets if not BESIDE.match(s.before)] or sets
+
+
+def sniff(seen: Seen) -> int:
+    return 3 if seen.is_dir and not set(WHOLE) & set(seen.files) and len(_sets(seen.files)) == 1 else 0
+
+
+def open(url: str, how: Reading) -> Checkpoint:
+    sets = _sets(names(url))
+    if len(sets) != 1:
+        raise CorruptCheckpoint(f"holds {many(len(sets), 'set')} of files of ranks, not one", url=url)
+    files, count = sets[0].files, sets[0].count or max(sets[0].files) + 1
+    if lacking := [str(r) for r in range(count) if r not in files]:
+        raise CorruptCheckpoint(f"has files of {len(files)} of {count} ranks; missing: {shortened(lacking)}", url=url)
+    urls = [join(url, files[rank]) for rank in range(count)]
+    read = [_read(path, rank, how) for rank, path in enumerate(urls)]
+    parts = {leaf.name for leaf in read[0][0] if _is_part(leaf)}
+    if not parts:
+        leaves = [
+            x._replace(name=f"rank_{r}.{x.name}", top=f"rank_{r}") for r, (of, _, _) in enumerate(read) for x in of
+        ]
+        note = Note("assumed", f"tensors of {many(count, 'rank')}, which a converter joins")
+        return gather(leaves, read[0][1], how, urls, "ranks", [note], whole=True)
+    leaves = list(_joined(read, urls))
+    note = Note("assumed", f"joined from {many(count, 'rank')}; what is not cut is rank 0's")
+    if any(leaf.name.rpartition(".")[2] in FLAT for leaf in leaves):
+        what = "holds flat parameters of FSDP, without their names; save with StateDictType.SHARDED_STATE_DICT"
+        raise CorruptCheckpoint(what, url=url)
+    return gather(leaves, read[0][1], how, urls, "ranks", [note])
+
+
+Boxes = dict[str, list[Box]]
+Read = tuple[list[Leaf], Walk, Boxes]
+
+
+def _read(url: str, rank: int, how: Reading) -> Read:
+    """The leaves of a rank's file, and the boxes of tensors that are parts, by the key of their storage."""
+    boxes: Boxes = {}
+    allowed = {**TORCH, ("torch._tensor", "_rebuild_from_type_v2"): Known("_rebuild", partial(_part, rank, boxes))}
+    with Reader(url) as f:
+        archive = enter(f)
+        root = archive.load(PICKLE, opaque=how.opaque, allowed=allowed)
+        walked = Walk(archive.members[PICKLE].packed, {})
+        return list(walked.leaves(root)), walked, boxes
+
+
+def _is_part(leaf: Leaf) -> bool:
+    return type(leaf.value) is View and leaf.value.torch == PART
+
+
+def _joined(read: list[Read], urls: Sequence[str]) -> Iterator[Leaf]:
+    others = [{leaf.name: leaf for leaf in leaves} for leaves, _, _ in read]
+    for leaf in read[0][0]:
+        if not _is_part(leaf):
+            yield leaf
+            continue
+        pieces, empty, shape = dict[tuple[int, ...], Tensor](), list[Tensor](), leaf.value.shape
+        checked_count(shape, tensor=leaf.name)
+        for url, by_name, (_, _, boxes) in zip(urls, others, read, strict=True):
+            one = by_name.get(leaf.name)
+            if one is None or not _is_part(one) or one.value.shape != shape:
+                raise CorruptCheckpoint("is no part of the same tensor as in rank 0", url=url, tensor=leaf.name)
+            for start, view in boxes[one.value.storage.key]:
+                if (tensor := stored(leaf.name, view)) is None:
+                    raise CorruptCheckpoint(f"a part of it is {shown(view)}", url=url, tensor=leaf.name)
+                if tensor.count:
+                    pieces.setdefault(start, tensor)  # replicas are the same
+                else:
+                    empty.append(tensor)
+        if len({t.dtype for t in pieces.values()}) > 1:
+            raise CorruptCheckpoint("its parts have different dtypes", url=urls[0], tensor=leaf.name)
+        every = [(t, start) for start, t in pieces.items()] or [(t, (0,) * len(shape)) for t in empty[:1]]
+        if not every:
+            raise CorruptCheckpoint("no rank has a part of it", tensor=leaf.name)
+        yield leaf._replace(value=joined(leaf.name, shape, every, urls[0]))
+    if lacking := sorted(set().union(*others) - others[0].keys()):
+        raise CorruptCheckpoint(f"other ranks have {shortened(lacking)}, rank 0 has not", url=urls[0])
+
+
+def _part(rank: int, boxes: Boxes, make: Any, kind: Any, args: Any, state: Any) -> Any:
+    """_rebuild_from_type_v2, which keeps of a part what it is a part of."""
+    value = from_type(make, kind, args, state)
+    if type(value) is not View or value.torch != PART:
+        return value
+    key, halves = str(len(boxes)), state if type(state) is tuple else (state,)
+    shards = halves[0] if halves and type(halves[0]) is list else None
+    attributes: Mapping[Any, Any] = next((half for half in halves if type(half) in (dict, Ordered)), {})
+    if shards is not None:
+        boxes[key] = [_shard(s, value.shape) for s in shards]
+    else:
+        boxes[key] = [_local(rank, value.shape, attributes)]
+    return value._replace(storage=Storage(UNTYPED, key, None, 0))
+
+
+def _of(thing: Any, *path: str) -> Any:
+    """An attribute of an attribute of a record."""
+    for name in path:
+        state: Any = thing.state if type(thing) is Inert else None
+        if type(state) is tuple:  # (None, {slot: value})
+            state = next((s for s in state if type(s) in (dict, Ordered)), None)
+        if type(state) not in (dict, Ordered) or name not in state:
+            raise CorruptCheckpoint(f"a part of a tensor has no {name}: {shown(thing)}")
+        thing = state[name]
+    return thing
+
+
+def _view(value: Any, shape: Sequence[int] | None = None) -> View:
+    view = bare(value)
+    if type(view) is not View or (shape is not None and view.shape != tuple(shape)):
+        raise CorruptCheckpoint(f"a part of a tensor is {shown(value)}, not of shape {shown(shape)}")
+    return view
+
+
+def _shard(shard: Any, shape: tuple[int, ...]) -> Box:
+    """A shard of a ShardedTensor."""
+    start = ints(_of(shard, "metadata", "shard_offsets"), "offsets")
+    size = ints(_of(shard, "metadata", "shard_sizes"), "sizes")
+    if len({len(start), len(size), len(shape)}) > 1 or min((*start, *size), default=0) < 0:
+        raise CorruptCheckpoint(f"a part at {list(start)} of size {list(size)} is not one of {list(shape)}")
+    return start, _view(_of(shard, "tensor"), size)
+
+
+def _local(rank: int, shape: tuple[int, ...], state: Mapping[Any, Any]) -> Box:
+    """What a DTensor's rank has of it, by its mesh and placements, which are applied in order."""
+    mesh, placements = _of(state.get("_spec"), "mesh"), _of(state.get("_spec"), "placements")
+    sizes, strides, ranks = _mesh(mesh)
+    if type(placements) is not tuple or len(placements) != len(sizes) or rank not in ranks:
+        raise CorruptCheckpoint(f"has the placements {shown(placements)} on a mesh of {list(sizes)}")
+    index, start, size = ranks.index(rank), [0] * len(shape), list(shape)
+    order = sorted(range(len(sizes)), key=lambda i: "_StridedShard" in _path(placements[i]))  # these are applied last
+    for i in order:
+        path = _path(placements[i])
+        if path.endswith("Replicate"):
+            continue
+        axis = _of(placements[i], "dim") if path.endswith("Shard") else None
+        if type(axis) is not int or not 0 <= axis < len(shape):
+            raise CorruptCheckpoint(f"is placed as {shown(placements[i])}, which is not read")
+        step = -(-size[axis] // sizes[i])
+        lo = min(size[axis], index // strides[i] % sizes[i] * step)
+        start[axis], size[axis] = start[axis] + lo, min(step, size[axis] - lo)
+    return tuple(start), _view(state.get("_local_tensor"), size)
+
+
+def _path(thing: Any) -> str:
+    return thing.path if type(thing) is Inert else ""
+
+
+def _mesh(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The sizes of a mesh's axes, the steps from one rank to the next along each, and the ranks in order."""
+    state = mesh.state if type(mesh) is Inert and type(mesh.state) in (dict, Ordered) else {}
+    if "_layout" in state:
+        axes = _of(mesh, "_layout", "axes")
+        flat = [(_of(a, "shape"), _of(a, "stride")) for a in axes]
+        if any(len(ints(n, "mesh")) != 1 or len(ints(s, "mesh")) != 1 for n, s in flat):
+            raise CorruptCheckpoint(f"lies on the mesh {shown(mesh)}, which is not read")
+        sizes, strides = tuple(n[0] for n, _ in flat), tuple(s[0] for _, s in flat)
+        ranks = ints(_of(mesh, "_flatten_rank_map"), "mesh")
+    else:
+        sizes = _view(_of(mesh, "mesh")).shape
+        strides, ranks = c_strides(sizes), ints(_of(mesh, "_flatten_mesh_list"), "mesh")
+    if min((*sizes, *strides), default=1) < 1:
+        raise CorruptCheckpoint(f"lies on a mesh of {list(sizes)}")
+    return sizes, strides, ranks

@@ -1,0 +1,245 @@
+"""DeepSpeed's ZeRO: every rank has a piece of each flat group of parameters, in float32, and of their moments.
+
+    latest                                                 text: the folder that was saved last
+    global_step9/mp_rank_00_model_states.pt                {"module": {...}, "buffer_names": [...], "param_shapes":
+                                                           [{"a": (5, 7), ...}, ...], "shared_params": {"alias": "a"},
+                                                           "frozen_param_shapes", "frozen_param_fragments": {...}}
+    global_step9/zero_pp_rank_0_mp_rank_00_optim_states.pt {"optimizer_state_dict": {"partition_count": 3,
+                                                           "single_partition_of_fp32_groups": [flat, ...], ...}}
+
+    stages 1, 2     a group is its parameters, one after the other, cut into one piece for each rank
+    stage 3         each parameter is cut into pieces of ceil(n / ranks), which follow each other in the rank's groups;
+                    "fp32_flat_groups" has them, and each rank a zero_pp_rank_N_mp_rank_00_model_states.pt
+
+The weights are those of the optimizer, as DeepSpeed's own zero_to_fp32.py takes them; no tensor is copied to join them.
+The module's own, rounded to bfloat16 or float16, are in mp_rank_00_model_states.pt, which can be opened by itself.
+Specification: deepspeed/utils/zero_to_fp32.py, runtime/zero/stage_1_and_2.py and stage3.py, runtime/bf16_optimizer.py.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from math import prod
+from typing import Any, NamedTuple
+
+from ...checkpoint import Checkpoint, Note, Role, Tensor, contiguous
+from ...dtypes import DType
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...messages import many, printable, shortened
+from ...moves.part import Held, Part, checked_count, clip
+from ...storage.files import Reader, Seen, is_dir, join, names, read_all
+from .. import Located
+from ..table import Reading
+from .archive import PICKLE, enter
+from .flatten import stored
+from .tensors import View, ints
+from .values import Ordered, shown
+
+LATEST = "latest"
+MODEL, OPTIMIZER = "_model_states.pt", "_optim_states.pt"
+RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)(_(?:model|optim)_states\.pt)")
+FLAT, STATES = {False: "single_partition_of_fp32_groups", True: "fp32_flat_groups"}, "optimizer_state_dict"
+REFUSED = ("layer_", "expp_rank_", "expert_")  # beginnings of files of pipelines and experts
+Shapes = dict[str, tuple[int, ...]]
+OTHER = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors")  # what a trainer gathered beside it
+
+
+def sniff(seen: Seen) -> int:
+    if not seen.is_dir or any(n.startswith(n2.partition(".")[0]) for n in seen.files for n2 in OTHER):
+        return 0
+    folder = _saved(seen.url) if LATEST in seen.files else seen.url
+    inside = names(folder) if folder != seen.url and is_dir(folder) else seen.files
+    return 4 if any(RANK.fullmatch(n) and n.endswith(OPTIMIZER) for n in inside) else 0
+
+
+def _saved(url: str) -> str:
+    """The folder that was saved last."""
+    tag = read_all(join(url, LATEST), 1000).decode("utf-8", "replace").strip()
+    if not tag or "/" in tag or "\\" in tag or tag in (".", ".."):
+        raise UnsafeCheckpoint(f"{LATEST} names {printable(tag)}, which is not a folder beside it", url=url)
+    return join(url, tag)
+
+
+def open(url: str, how: Reading) -> Checkpoint:
+    folder = _saved(url) if LATEST in names(url) else url
+    files = names(folder)
+    if others := [n for n in files if n.startswith(REFUSED) or ((m := RANK.fullmatch(n)) and int(m[2]))]:
+        what = f"its tensors, layers or experts are cut as well, which is not read ({shortened(others)})"
+        raise CorruptCheckpoint(what, url=folder)
+    found = {int(m[1]): n for n in files if (m := RANK.fullmatch(n)) and n.endswith(OPTIMIZER)}
+    ranks = sorted(found)
+    urls = [join(folder, found[rank]) for rank in ranks]
+    parts = [_dict(_load(path), STATES) for path in urls]
+    _all_there(folder, ranks, parts[0].get("partition_count"))
+    stage3 = FLAT[True] in parts[0]
+    models = [join(folder, f"zero_pp_rank_{r}_mp_rank_00{MODEL}") for r in ranks] if stage3 else []
+    models = models or [join(folder, f"mp_rank_00{MODEL}")]
+    roots = [_load(path) for path in models]
+    tensors = dict[str, Tensor]()
+    with Located(folder):
+        for tensor in _tensors(roots, parts, stage3):
+            if tensors.setdefault(tensor.name, tensor) is not tensor:
+                raise CorruptCheckpoint("is described twice", tensor=tensor.name)
+    ties = dict[str, list[str]]()
+    for alias, name in _dict(roots[0], "shared_params").items():
+        if type(alias) is type(name) is str and name in tensors and alias not in tensors:
+            tensors[alias] = tensors[name].renamed(alias)
+            ties.setdefault(name, [name]).append(alias)
+    stage = "3" if stage3 else "1 or 2"
+    note = f"float32 weights of the optimizer, joined from {many(len(ranks), 'rank')} (ZeRO {stage})"
+    groups = tuple(map(tuple, ties.values()))
+    return Checkpoint(tensors, {}, groups, "deepspeed", (*models, *urls), (Note("assumed", note),))
+
+
+def _load(url: str) -> dict[Any, Any]:
+    with Reader(url) as f:
+        root = enter(f).load(PICKLE, opaque=True)  # counters and settings of DeepSpeed's own classes stay inert
+    if type(root) is not dict:
+        raise CorruptCheckpoint(f"holds {shown(root)}, not what DeepSpeed writes", url=url)
+    if root.get("ds_autoep_layers"):
+        raise CorruptCheckpoint("has experts, which only DeepSpeed's ds_to_universal.py joins", url=url)
+    return root
+
+
+def _all_there(folder: str, ranks: list[int], counted: Any) -> None:
+    """Refuse a folder in which files of ranks are missing, or of an earlier run."""
+    counts = counted if type(counted) is list else [counted]  # one for each group
+    if not counts or any(type(n) is not int for n in counts) or not 0 < (count := max(counts)) < 1_000_000:
+        raise CorruptCheckpoint(f"has the partition_count {shown(counted)}", url=folder)
+    if lacking := [f"zero_pp_rank_{r}_mp_rank_00{OPTIMIZER}" for r in range(count) if r not in ranks]:
+        raise CorruptCheckpoint(f"has {len(ranks)} of {many(count, 'rank')}; missing: {shortened(lacking)}", url=folder)
+    if len(ranks) > count:
+        what = f"was saved by {many(count, 'rank')}, but files of {len(ranks)} lie there: some are of an earlier run"
+        raise CorruptCheckpoint(what, url=folder)
+
+
+class Row(NamedTuple):
+    """Flat tensors of one dtype, each of which continues the one before, and where each begins."""
+
+    kind: DType
+    parts: list[Part]
+    starts: list[int]
+    length: int
+
+    def take(self, lo: int, hi: int, start: int = 0) -> Iterator[Part]:
+        """Elements [lo, hi), as parts of a tensor from its element `start` on."""
+        for i in range(max(0, bisect_right(self.starts, lo) - 1), len(self.parts)):
+            if self.starts[i] >= hi:
+                return
+            for part in clip(self.parts[i], lo, hi):
+                yield part._replace(start=part.start - lo + start)
+
+
+def _row(values: Sequence[Any]) -> Row:
+    flat = list[Tensor]()
+    for value in values:
+        tensor = stored("", value) if _is_flat(value) else None
+        if tensor is None or (tensor.count > 1 and value.strides != (1,)):
+            raise CorruptCheckpoint(f"has {shown(value)} where a flat tensor must be")
+        flat.append(tensor)
+    if len({t.dtype for t in flat}) != 1:
+        raise CorruptCheckpoint(f"has {many(len(flat), 'flat tensor')} of different dtypes where one must be")
+    ends = list(accumulate(t.count for t in flat))
+    filled = [(t.parts[0], end - t.count) for t, end in zip(flat, ends, strict=True) if t.count]
+    return Row(flat[0].dtype, [part._replace(start=at) for part, at in filled], [at for _, at in filled], ends[-1])
+
+
+def _is_flat(value: Any) -> bool:
+    return type(value) is View and len(value.shape) == 1
+
+
+def _tensor(name: str, shape: tuple[int, ...], kind: DType, parts: list[Part], role: Role) -> Tensor:
+    if sum(prod(p.shape) for p in parts) != prod(shape):
+        raise CorruptCheckpoint(f"its pieces do not fill its shape {list(shape)}", tensor=name)
+    return (
+        Tensor(name, kind, shape, tuple(parts), role)
+        if parts
+        else contiguous(name, kind, shape, Held.of(b""), role=role)
+    )
+
+
+def _concatenated(groups: list[Shapes], flat: list[list[Any]], prefix: str, role: Role) -> Iterator[Tensor]:
+    """Stages 1 and 2: the parameters of a group lie one after the other in what all ranks have of it."""
+    align = 2 * len(flat)  # to which a group is padded
+    for group, pieces in zip(groups, zip(*flat, strict=True), strict=True):
+        row, at = _row(pieces), 0
+        for name, shape in group.items():
+            yield _tensor(prefix + name, shape, row.kind, list(row.take(at, at + prod(shape))), role)
+            at += prod(shape)
+        if -(-at // align) != -(-row.length // align) and not role:
+            raise CorruptCheckpoint(f"a group has {row.length} elements, its parameters {at}")
+
+
+def _interleaved(groups: list[Shapes], flat: list[list[Any]], prefix: str, role: Role) -> Iterator[Tensor]:
+    """Stage 3: each rank has an equal piece of every parameter, the last ones padded."""
+    rows, at = [_row(pieces) for pieces in flat], 0
+    for name, shape in (item for group in groups for item in group.items()):
+        count = prod(shape)
+        size = -(-count // len(rows))
+        ends = (min(size, max(0, count - i * size)) for i in range(len(rows)))
+        parts = [p for i, (row, n) in enumerate(zip(rows, ends, strict=True)) for p in row.take(at, at + n, i * size)]
+        yield _tensor(prefix + name, shape, rows[0].kind, parts, role)
+        at += size
+    if any(row.length != at or row.kind != rows[0].kind for row in rows):
+        raise CorruptCheckpoint(f"a rank has {rows[0].length} elements, its parameters need {at}")
+
+
+def _tensors(roots: list[dict[Any, Any]], parts: list[dict[Any, Any]], stage3: bool) -> Iterator[Tensor]:
+    """What is not trained as it is stored, the parameters, and the optimizer's moments."""
+    described = roots[0].get("param_shapes")
+    groups = [_shapes(g) for g in (described if type(described) is list else [described])]
+    join, frozen = (_interleaved if stage3 else _concatenated), _shapes(roots[0].get("frozen_param_shapes"))
+    fragments = [_dict(root, "frozen_param_fragments") for root in roots]
+    done = {*frozen, *(name for group in groups for name in group), *_dict(roots[0], "shared_params")}
+    for name, value in _dict(roots[0], "module").items():
+        tensor = stored(name, value) if type(name) is str and name not in done and type(value) is View else None
+        if tensor and (tensor.count or not stage3):  # else a placeholder
+            yield tensor
+    for name, shape in frozen.items():
+        if stage3:
+            yield from join([{name: shape}], [[f.get(name)] for f in fragments], "", "")
+        elif type(value := fragments[0].get(name)) is View and value.shape == shape and (t := stored(name, value)):
+            yield t
+        else:
+            raise CorruptCheckpoint(f"is frozen and is {shown(value)}, not of shape {list(shape)}", tensor=name)
+    yield from join(groups, [_list(p, FLAT[stage3], groups, stage3) for p in parts], "", "")
+    states = [_states(p.get(STATES if stage3 else "base_optimizer_state")) for p in parts]
+    slots = dict.fromkeys(slot for groups_ in states for g in groups_ for slot, v in g.items() if _is_flat(v))
+    for slot in slots:
+        yield from join(groups, [[g.get(slot) for g in of] for of in states], f"optimizer.{slot}.", "slot")
+
+
+def _list(part: dict[Any, Any], key: str, groups: list[Shapes], stage3: bool) -> list[Any]:
+    found = part.get(key)
+    if type(found) is not list or not found or (len(found) != len(groups) and not stage3):
+        raise CorruptCheckpoint(f"has the {key} {shown(found)}, with {many(len(groups), 'group')} of parameters")
+    return found
+
+
+def _dict(root: Mapping[Any, Any], key: str) -> dict[Any, Any]:
+    value = root.get(key)
+    if value is not None and type(value) not in (dict, Ordered):
+        raise CorruptCheckpoint(f"has the {key} {shown(value)}")
+    return value or {}
+
+
+def _shapes(found: Any) -> Shapes:
+    if type(found) not in (dict, Ordered, type(None)):
+        raise CorruptCheckpoint(f"has {shown(found)} where names and shapes must be")
+    out = {}
+    for name, shape in (found or {}).items():
+        if type(name) is not str:
+            raise CorruptCheckpoint(f"has a parameter called {shown(name)}")
+        out[name] = ints(shape, "shape")
+        checked_count(out[name], tensor=name)
+    return out
+
+
+def _states(found: Any) -> list[dict[Any, Any]]:
+    """The states of an optimizer's groups: a list, or torch's {"state": {0: {...}}}."""
+    if type(found) is dict and type(state := found.get("state")) is dict:
+        found = [state[k] for k in sorted(k for k in state if type(k) is int)]
+    return [g for g in found if type(g) is dict] if type(found) is list else []

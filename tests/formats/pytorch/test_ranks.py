@@ -1,0 +1,257 @@
+"""Folders of what the ranks of a parallel run wrote: FSDP, tensor parallelism, DeepSpeed's ZeRO; joined, or refused."""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kit import FIXTURES
+
+import ckptconv
+
+torch = pytest.importorskip("torch")
+RANKS = FIXTURES / "torch" / "ranks"
+JOINED = ("fsdp2", "hsdp", "tensor_parallel", "fsdp1", "fsdp2_and_tensor_parallel")
+
+
+@pytest.mark.parametrize("kind", JOINED)
+def test_parts_are_joined(kind: str, tmp_path: Path) -> None:
+    ckptconv.convert(RANKS / kind, tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as got, np.load(RANKS / f"{kind}.npz") as expected:
+        assert {n: a.tobytes() for n, a in got.items()} == {n: a.tobytes() for n, a in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "without", "said"),
+    [
+        ("fsdp2", "rank_1", "1 of 2 ranks; missing: 1"),
+        ("hsdp", "rank_3", "3 of 4 ranks"),
+        ("fsdp1_flat", "", "flat parameters of FSDP"),
+    ],
+)
+def test_what_is_not_all_of_the_model(kind: str, without: str, said: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(RANKS / kind, tmp_path / "m")
+    for path in list(folder.iterdir()):
+        if without and without in path.name:
+            path.unlink()
+    with pytest.raises(ckptconv.CorruptCheckpoint, match=said):
+        ckptconv.open(folder)
+
+
+def saved(folder: Path, files: dict[str, Any]) -> Path:
+    for name, value in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(value, folder / name)
+    return folder
+
+
+def test_ranks_without_parts_are_named_by_their_number(tmp_path: Path) -> None:
+    files = {f"consolidated.{r:02d}.pth": {"w": torch.full((2,), float(r))} for r in range(3)}
+    found = ckptconv.open(saved(tmp_path / "m", files))
+    assert {n: t.numpy().tolist() for n, t in found.items()} == {f"rank_{r}.w": [r, r] for r in range(3)}
+
+
+@pytest.mark.parametrize("files", [["x.rank1.pt", "x.rank2.pt"], ["lora_rank_4.pt", "lora_rank_8.pt"]])
+def test_other_numbers_are_no_ranks(files: Sequence[str], tmp_path: Path) -> None:
+    with pytest.raises(ckptconv.UnknownFormat):
+        ckptconv.open(saved(tmp_path / "m", {n: {"w": torch.ones(2)} for n in files}))
+
+
+# --- Llama ------------------------------------------------------------------------------------------------------------
+
+HEADS, KV, DIM, ROWS, MLP = 16, 8, 64, 32, 24
+
+
+def llama() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(3)
+    sizes = {
+        "attention.wq": (DIM, DIM), "attention.wk": (DIM // 2, DIM), "attention.wv": (DIM // 2, DIM),
+        "attention.wo": (DIM, DIM), "feed_forward.w1": (MLP, DIM), "feed_forward.w2": (DIM, MLP),
+        "feed_forward.w3": (MLP, DIM), "attention_norm": (DIM,), "ffn_norm": (DIM,),
+    }  # fmt: skip
+    every = {f"layers.{i}.{n}.weight": s for i in range(2) for n, s in sizes.items()}
+    every |= {"tok_embeddings.weight": (ROWS, DIM), "norm.weight": (DIM,), "output.weight": (ROWS, DIM)}
+    return {n: torch.randn(s, generator=generator).bfloat16() for n, s in every.items()}
+
+
+def hugging_face(d: dict[str, Any]) -> dict[str, Any]:
+    """What convert_llama_weights_to_hf.py of transformers makes of it."""
+
+    def permute(w: Any, heads: int) -> Any:
+        return w.view(heads, w.shape[0] // heads // 2, 2, w.shape[1]).transpose(1, 2).reshape(w.shape)
+
+    new = {
+        "attention.wq": "self_attn.q_proj", "attention.wk": "self_attn.k_proj", "attention.wv": "self_attn.v_proj",
+        "attention.wo": "self_attn.o_proj", "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
+        "feed_forward.w3": "mlp.up_proj", "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+        "tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head",
+    }  # fmt: skip
+    out = {}
+    for name, w in d.items():
+        _, _, rest = name.removesuffix(".weight").rpartition("layers.")
+        number, _, part = rest.partition(".") if rest[0].isdigit() else ("", "", rest)
+        w = permute(w, HEADS) if part == "attention.wq" else permute(w, KV) if part == "attention.wk" else w
+        out[(f"model.layers.{number}." if number else "") + new[part] + ".weight"] = w
+    return out
+
+
+@pytest.mark.parametrize(
+    ("converter", "ranks", "embedding"),
+    [("meta-llama", 1, 0), ("meta-llama2", 2, 1), ("meta-llama3", 2, 0), ("meta-llama3", 4, 0), ("meta-llama2", 8, 1)],
+)
+def test_llama_of_any_number_of_ranks(converter: str, ranks: int, embedding: int, tmp_path: Path) -> None:
+    whole, files = llama(), dict[str, dict[str, Any]]()
+    axes = {"wo": 1, "w2": 1, "tok_embeddings": embedding, "norm": None, "attention_norm": None, "ffn_norm": None}
+    for rank in range(ranks):
+        cut = {
+            n: w if (a := axes.get(n.split(".")[-2], 0)) is None else w.chunk(ranks, a)[rank].clone()
+            for n, w in whole.items()
+        }
+        files[f"consolidated.{rank:02d}.pth"] = cut | ({"rope.freqs": torch.ones(2)} if embedding else {})
+    source = saved(tmp_path / "m", files)
+    source = source / "consolidated.00.pth" if ranks == 1 else source
+    param = {} if embedding else {"half": 2}
+    ckptconv.convert(source, tmp_path / "out.pt", converter=converter, param=param)
+    got, expected = torch.load(tmp_path / "out.pt"), hugging_face(whole)
+    assert got.keys() == expected.keys()
+    assert all(torch.equal(got[n], w) for n, w in expected.items())
+    if ranks > 1:  # the embedding along the other axis
+        other = {"meta-llama2": "meta-llama3", "meta-llama3": "meta-llama2"}[converter]
+        with pytest.raises(ckptconv.LayoutError, match="tok_embeddings"):
+            ckptconv.convert(source, tmp_path / "no.pt", converter=other, param={"half": 2})
+
+
+# --- ZeRO -------------------------------------------------------------------------------------------------------------
+
+
+def concatenated(group: dict[str, Any], world: int, padded: bool) -> list[Any]:
+    flat = torch.cat([w.reshape(-1) for w in group.values()])
+    size = math.ceil(len(flat) / (2 * world)) * 2
+    pieces = torch.cat([flat, torch.zeros(size * world - len(flat))]).split(size)
+    return [p.clone() if padded else p[: max(0, len(flat) - r * size)].clone() for r, p in enumerate(pieces)]
+
+
+def interleaved(group: dict[str, Any], world: int, padded: bool = True) -> list[Any]:
+    cut = list[list[Any]]()
+    for w in group.values():
+        size = math.ceil(w.numel() / world)
+        cut.append(list(torch.cat([w.reshape(-1), torch.zeros(size * world - w.numel())]).split(size)) if size else [])
+    return [torch.cat([c[r] for c in cut if c]).clone() for r in range(world)]
+
+
+def zero(folder: Path, stage: int, world: int, seed: int = 0) -> dict[str, Any]:
+    """A checkpoint as DeepSpeed writes it; returns what is in it."""
+    chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+
+    def some(count: int, name: str) -> dict[str, Any]:
+        shapes = [tuple(chance.choices((1, 2, 3, 5), k=chance.randint(0, 3))) for _ in range(count)]
+        return {f"{name}{i}": torch.randn(s, generator=generator) for i, s in enumerate(shapes)}
+
+    groups = [some(chance.randint(1, 4), f"group{g}.") for g in range(chance.randint(1, 3))]
+    moments = [{n: torch.randn(w.shape, generator=generator) for n, w in g.items()} for g in groups]
+    frozen, buffers = some(chance.randint(0, 2), "frozen"), some(chance.randint(0, 2), "buffer")
+    cut, padded = interleaved if stage == 3 else concatenated, chance.random() < 0.5
+    flat, slots = ([cut(g, world, padded) for g in of] for of in (groups, moments))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "latest").write_text("step9")
+    for r in range(world):
+        states = [{"exp_avg": s[r], "step": torch.tensor(9.0)} for s in slots]
+        wrapped = states if stage < 3 and padded else {"state": dict(enumerate(states)), "param_groups": []}
+        about = {"zero_stage": stage, "partition_count": [world] * len(groups) if padded else world}
+        about |= {"fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups": [f[r] for f in flat]}
+        about |= {"optimizer_state_dict" if stage == 3 else "base_optimizer_state": wrapped}
+        half = "bf16_" if stage < 3 and padded else ""
+        name = f"step9/{half}zero_pp_rank_{r}_mp_rank_00_optim_states.pt"
+        saved(folder, {name: {"optimizer_state_dict": about}})
+    every = {n: w for g in groups for n, w in g.items()}
+    for r in range(world if stage == 3 else 1):
+        rounded = {n: torch.empty(0) if stage == 3 else w.bfloat16() for n, w in every.items()}
+        pieces = {n: interleaved({n: w}, world)[r] for n, w in frozen.items()} if stage == 3 else frozen
+        model = {
+            "module": rounded | buffers, "buffer_names": list(buffers), "shared_params": {"tied": "group0.0"},
+            "param_shapes": [{n: w.shape for n, w in g.items()} for g in groups],
+            "frozen_param_shapes": {n: w.shape for n, w in frozen.items()}, "frozen_param_fragments": pieces,
+        }  # fmt: skip
+        saved(folder, {f"step9/{f'zero_pp_rank_{r}_' if stage == 3 else ''}mp_rank_00_model_states.pt": model})
+    slots_by_name = {f"optimizer.exp_avg.{n}": w for g in moments for n, w in g.items()}
+    return every | frozen | buffers | {"tied": every["group0.0"]} | slots_by_name
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_zero(stage: int, world: int, tmp_path: Path) -> None:
+    for seed in range(3):
+        expected = zero(tmp_path / str(seed), stage, world, seed)
+        with ckptconv.open(tmp_path / str(seed)) as found:
+            assert found.keys() == expected.keys()
+            assert all(t.shape == expected[n].shape for n, t in found.items())
+            assert all(t.numpy().tobytes() == expected[n].numpy().tobytes() for n, t in found.items())
+            assert found.ties == (("group0.0", "tied"),)
+            assert {t.role for n, t in found.items() if "exp_avg" in n} == {"slot"}
+
+
+def optimizer(folder: Path, change: Callable[[dict[str, Any]], Any], rank: int = 0) -> None:
+    path = next(folder.glob(f"step9/*zero_pp_rank_{rank}_*optim_states.pt"))
+    held = torch.load(path, weights_only=False)
+    change(held["optimizer_state_dict"])
+    torch.save(held, path)
+
+
+def module(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    path = next(folder.glob("step9/*mp_rank_00_model_states.pt"))
+    held = torch.load(path, weights_only=False)
+    change(held)
+    torch.save(held, path)
+
+
+FLAT = "single_partition_of_fp32_groups"
+HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a rank is missing": (
+        lambda f: next(f.glob("step9/*rank_1_*optim*")).unlink(),
+        "1 of 2 ranks; missing: zero_pp_rank_1",
+    ),
+    "ranks of an earlier run": (
+        lambda f: shutil.copy(
+            next(f.glob("step9/*rank_1_*optim*")), f / "step9/zero_pp_rank_2_mp_rank_00_optim_states.pt"
+        ),
+        "files of 3 lie there",
+    ),
+    "tensor parallel": (
+        lambda f: (f / "step9/zero_pp_rank_0_mp_rank_01_optim_states.pt").write_bytes(b""),
+        "are cut as well",
+    ),
+    "no count": (lambda f: optimizer(f, lambda d: d.update(partition_count="2")), "partition_count '2'"),
+    "a count of nothing": (lambda f: optimizer(f, lambda d: d.update(partition_count=[])), "partition_count"),
+    "another folder": (lambda f: (f / "latest").write_text("../step9"), "not a folder beside it"),
+    "a group too few": (lambda f: optimizer(f, lambda d: d[FLAT].pop()), FLAT),
+    "a short group": (
+        lambda f: optimizer(f, lambda d: d.update({FLAT: [torch.ones(1)] * len(d[FLAT])})),
+        "elements|fill",
+    ),
+    "no flat tensor": (lambda f: optimizer(f, lambda d: d.update({FLAT: [3] * len(d[FLAT])})), "flat tensor"),
+    "another dtype": (
+        lambda f: optimizer(f, lambda d: d.update({FLAT: [t.double() for t in d[FLAT]]})),
+        "different dtypes",
+    ),
+    "a large shape": (lambda f: module(f, lambda d: d["param_shapes"][0].update(x=(2**40, 2**40))), "more than 2\\^63"),
+    "a shape of text": (lambda f: module(f, lambda d: d["param_shapes"][0].update(x="ab")), "shape"),
+    "no names": (lambda f: module(f, lambda d: d.update(param_shapes=[3])), "names and shapes"),
+    "experts": (lambda f: module(f, lambda d: d.update(ds_autoep_layers=[{}])), "experts"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_zero_that_is_refused(case: str, tmp_path: Path) -> None:
+    zero(tmp_path / "m", 2, 2)
+    change, said = HOSTILE[case]
+    change(tmp_path / "m")
+    kind = ckptconv.UnsafeCheckpoint if case == "another folder" else ckptconv.CorruptCheckpoint
+    with pytest.raises(kind, match=said) as e:
+        ckptconv.open(tmp_path / "m")
+    assert str(tmp_path) in str(e.value)
