@@ -58,6 +58,7 @@ Original = Arrays | Callable[..., Any]
 MATCH = (*SELECT, "force", "jobs")
 HOPE = 0.5  # of the smaller side must find a partner
 LEFT_OVER = "tensors of the source are left over that could be its scale or offset, so that no constants are filled in"
+TORN = "tensors of this module go to several modules, into which others go as well"
 FOLDED = "batch normalisation seems to be folded into other layers of the target"
 UNFOLDED = (
     f"{FOLDED}: that rounds and needs its epsilon, so that no rule computes it; "
@@ -317,19 +318,24 @@ def _dims(t: Tensor) -> tuple[int, ...]:
     return tuple(sorted(t.shape))
 
 
-def _in_doubt(pairs: Iterable[Pair], sides: Sides, free: Side) -> Iterator[Pair]:
-    """The pairs, in doubt where a tensor that is left over in the source could be meant, or is of the same module.
+def _in_doubt(pairs: Sequence[Pair], sides: Sides, free: Side) -> Iterator[Pair]:
+    """The pairs, in doubt where a tensor that is left over in the source could be meant, or a module is torn.
 
     What could be such a tensor is not filled with constants.
     """
     shapes = {_dims(t) for t in free.tensors.values()}
-    homes = {t.name: u.home for u in units(sides[0]) for t in u.members.values()}
+    homes, ends = ({t.name: u.home for u in units(side) for t in u.members.values()} for side in sides)
+    ways = {(homes[n], ends[m]) for p in pairs for n in p.sources for m in p.targets}
+    out, into = (Counter(names) for names in zip(*ways, strict=True))
     gone = {homes[n]: n for n, t in free.tensors.items() if t.shape and t.dtype.kind == "f"}
+    torn = {x for x, y in ways if out[x] > 1 and into[y] > 1}
     for p in pairs:
         kept = tuple((n, v) for n, v in p.fills if _dims(sides[1].tensors[n]) not in shapes)
         why = [LEFT_OVER] * (kept != p.fills)
-        if p.evidence == "names" and (beside := gone.get(homes[p.sources[0]])):
+        home = homes[p.sources[0]] if p.evidence == "names" else ""
+        if beside := gone.get(home):
             why.append(f"{leaf(beside)} of the same module is left over")
+        why += [TORN] * (home in torn)
         yield p._replace(fills=kept, sure=False, real=True, why=(*p.why, *why)) if why else p
 
 

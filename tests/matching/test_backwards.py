@@ -56,6 +56,12 @@ IMAGE |= {"d.weight": drawn(8, 36), "d.bias": drawn(8)}
 WIDE = {"c.weight": IMAGE["c.weight"], "d.weight": drawn(9, 36), "e.weight": drawn(36, 9), "f.weight": drawn(7, 36)}
 
 
+CROSSED = {f"b.{i}.{n}": drawn(*shape) for i in "01" for n, shape in {
+    "0.weight": (8, 5), "0.bias": (8,), "1.weight": (5, 8), "1.bias": (5,)}.items()}  # fmt: skip
+BACK = {f"b_{n[2]}/Dense_{1 - int(n[4])}/{'kernel' if t.ndim > 1 else 'bias'}": t.T for n, t in CROSSED.items()}
+BARE, BARE_BACK = ({n: t for n, t in side.items() if t.ndim > 1} for side in (CROSSED, BACK))
+
+
 def plain(t: Arrays) -> Arrays:
     made = {"c/kernel": t["c.weight"].transpose(2, 3, 1, 0), "c/bias": t["c.bias"]}
     return made | {"n/gamma": t["n.weight"], "n/beta": t["n.bias"], "d/kernel": t["d.weight"].T, "d/bias": t["d.bias"]}
@@ -83,6 +89,10 @@ CASES: dict[str, tuple[Arrays, Arrays, dict[str, Any], set[str]]] = {
     "shapes alone": (IMAGE, turned(IMAGE), {}, {"d/kernel", "n/gamma", "n/beta"}),
     "a later layer has as many outputs": (WIDE, {f"{n[0]}/kernel": a.T if a.ndim == 2 else a.transpose(2, 3, 1, 0)
                                                  for n, a in reversed(WIDE.items())}, {}, {"d/kernel"}),
+    "numbers cross": (CROSSED, BACK, {}, set()),
+    "numbers cross, no bias tells": (BARE_BACK, BARE, {}, set()),
+    "biases fit other layers": (IMAGE, plain(IMAGE) | {"c/bias": IMAGE["d.bias"], "d/bias": IMAGE["c.bias"]},
+                                taken("plain"), {"c/kernel", "c/bias", "d/kernel", "d/bias"}),
     "a bias is left over": (IMAGE, {n: a for n, a in plain(IMAGE).items() if n != "c/bias"}, taken("plain"),
                             {"c/kernel"}),
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from ..orders.cuts import BundleOrder, bundle_order
 from ..pairs import Length, Pair, Sides, leaf, left
 from .bundles import bundled, parted
 from .solve import Match, matched
-from .units import Unit, units
+from .units import COUNT, MAIN, Unit, units
 
 CONSTANTS = {"weight": 1.0, "bias": 0.0}
 INVERSE = ("inv_std", "invstd")  # of Lasagne
@@ -214,6 +214,8 @@ def _by_numbers(a: Sequence[Unit], b: Sequence[Unit]) -> list[tuple[Unit, Unit]]
     rows, columns = [u.counted for u in a], [u.counted for u in b]
     if not a or not b:
         return []
+    ours, theirs = (Counter(u.signatures[MAIN] for u in many) for many in (a, b))
+    level = MAIN if ours <= theirs or theirs <= ours else COUNT
     ways = [(rows, columns)]
     fixed = [{c[0] for c in zip(*many, strict=True) if len(set(c)) == 1} for many in (rows, columns)]
     rows, columns = _varying(rows), _varying(columns)
@@ -223,7 +225,8 @@ def _by_numbers(a: Sequence[Unit], b: Sequence[Unit]) -> list[tuple[Unit, Unit]]
         ways += [(rows, columns), (shifted, columns)]
     for rows, columns in ways:
         known = dict(zip(columns, b, strict=True))
-        found = [(u, known[n]) for u, n in zip(a, rows, strict=True) if n in known and u.shape == known[n].shape]
+        both = ((u, known[n]) for u, n in zip(a, rows, strict=True) if n in known and u.fits(known[n]))
+        found = [(u, v) for u, v in both if u.shape == v.shape and u.signatures[level] == v.signatures[level]]
         if len(found) == min(len(a), len(b)) and len({*rows}) == len(a) and len(known) == len(b):
             return found
     return []

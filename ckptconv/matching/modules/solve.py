@@ -134,7 +134,7 @@ class Solver:
 
     def _class(self, a: Sequence[Unit], b: Sequence[Unit], place: Place) -> tuple[float, list[Match]]:
         """Pair modules of one signature by their words, blocks and places, and say how well they agree."""
-        if len(a) == len(b) == 1:
+        if len(a) == len(b) == 1 and a[0].fits(b[0]):
             return 1.0, [Match(a[0], b[0], (ONLY,))]
         import numpy as np
 
@@ -150,7 +150,7 @@ class Solver:
         score = like - ORDER * (_ranks(a, place)[:, None] - columns) ** 2
         score -= TIE * (_ranks(a, lambda u: u.natural)[:, None] - columns) ** 2
         score += self._in_blocks(a, b)
-        chosen = assigned(score + 10)
+        chosen = [(r, c) for r, c in assigned(score + 10) if a[r].fits(b[c])]
         twins: list[Twins] = [defaultdict(list), defaultdict(list)]
         for side, many in zip(twins, (a, b), strict=True):
             for k, u in enumerate(many):

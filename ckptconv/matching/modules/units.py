@@ -68,6 +68,11 @@ class Unit:
         """What another module of the same name must share to be the same."""
         return self.kind, tuple(sorted(_dims(self.members[self.main].shape)))
 
+    def fits(self, other: Unit) -> bool:
+        """Whether tensors that both have hold as many elements: a kernel goes nowhere without its bias."""
+        both = ((t, other.members[role]) for role, t in self.members.items() if role in other.members)
+        return self.kind == "cell" or all(t.count == u.count for t, u in both)
+
     @cached_property
     def signatures(self) -> tuple[Hashable, ...]:
         """What another module must share to be the same, the strictest first."""
@@ -202,5 +207,7 @@ def _count(u: Unit) -> Hashable:
     return _cell(u) or prod(u.members[u.main].shape)
 
 
-MAIN, SORTED, COUNT = 1, 2, 3  # the levels of the main tensor, of all whatever their order of axes, of elements
-SIGNATURES: tuple[Callable[[Unit], Hashable], ...] = (_whole(oriented), _main, _whole(_outputs), _count)
+MAIN, COUNT = 1, 4  # the levels of the main tensor and of its elements; those between are of all, in any order of axes
+SIGNATURES: tuple[Callable[[Unit], Hashable], ...] = (
+    _whole(oriented), _main, _whole(_outputs), _whole(lambda t: (t.count,)), _count
+)  # fmt: skip
