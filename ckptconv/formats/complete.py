@@ -27,7 +27,7 @@ COUNTED = (  # the number of a file, and of how many
     re.compile(r"(?P<before>.*world_size_(?P<all>\d+)_rank_)(?P<part>\d+)(?P<after>\.\w+)"),
 )
 RANK = re.compile(r"(?:^rank_?|^consolidated\.|^layer_(?=\d+-model_)|[cdempt]p_rank_)(\d+)")
-WEAK = re.compile(r"(?:(?:^|[._-])(?:rank|shard|model_part)[_-]?|_[mpt]p_)(\d+)")  # if 0 is there: not LoRA's
+WEAK = re.compile(r"(?:(?:^|[._-])(?:rank|model_part)[_-]?|_[mpt]p_)(\d+)")  # if 0 is there: not LoRA's
 KERAS = re.compile(r"_\d{5}(\.weights)\.h5$")  # not the number of an epoch: only if its index is there
 STEP = re.compile(r"global_step(\d+)")  # a folder of DeepSpeed
 OWN = ("tf", "tf-v1", "keras3")  # whose readers know the files of a set
@@ -44,11 +44,7 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> str:
     folder, base = split(url.rstrip("/"))
     if found.format not in OWN:
         read = {split(u)[1] for u in (*found.urls, *given)}
-        every: set[str] = set()
-        for name in sorted({base, *read}):  # 0 first, which tells that numbers begin there
-            if name not in every:
-                every.update(_counted(name))
-        if lacking := every - read:
+        if lacking := [n for n in _counted(base) if n not in read]:
             return f"is only a part of a model; these files beside it have the rest: {_some(lacking)}"
         for path in (url.rstrip("/"), folder):
             if others := _ranks(*split(path)):
@@ -110,7 +106,7 @@ def _ranks(folder: str, base: str) -> list[str]:
         start, end = m.span(1)
         alike = re.compile(re.escape(base[:start]) + r"(\d+)" + re.escape(base[end:]))
         beside = {n: int(found[1]) for n in names(folder) if n != base and (found := alike.fullmatch(n))}
-        if m.re is RANK or "shard" in m[0] or 0 in (int(m[1]), *beside.values()):
+        if m.re is RANK or 0 in (int(m[1]), *beside.values()):
             others.update(beside)
         if m.re is RANK and not others and int(m[1]):
             others.add(f"{base[:start]}{0:0{end - start}d}{base[end:]}")

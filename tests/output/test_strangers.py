@@ -244,7 +244,7 @@ def test_whatever_way_it_went_it_stays_private(way: str, name: str, tmp_path: Pa
         ckptconv.save({"w": np.ones(2, "f4")}, tmp_path / name)
         for allowed in (0o600, 0o644):
             (tmp_path / name).chmod(allowed)
-            out = tmp_path / f"{allowed}.{'toml' if way == 'a proposal' else 'safetensors'}"
+            out = tmp_path / f"{allowed}.{ {'a proposal': 'toml', 'a report': 'html'}.get(way, 'safetensors') }"
             WAYS[way](tmp_path / name, out)
             assert mode(out) == allowed
     finally:

@@ -274,10 +274,6 @@ def test_dtypes_of_exported_programs() -> None:
             {"latest": b"global_step20", "global_step3/x": b"", "global_step20/y": b""},
             "global_step20 has its weights in mp_rank_00_model_states.pt",
         ),
-        (
-            {"zero_pp_rank_0_mp_rank_00_optim_states.pt": b"", "mp_rank_00_model_states.pt": b""},
-            "mp_rank_00_model_states",
-        ),
     ],
 )
 def test_what_is_not_read_is_named(files: dict[str, bytes], words: str, tmp_path: Path) -> None:
