@@ -195,7 +195,7 @@ def without_child() -> Iterator[None]:
         source = image.source()
         try:
             with h5py.File(io.BytesIO(source.read(0, image.size)), "r") as f:
-                yield from worker.serve(f, path, image.size)
+                yield from worker.listing(f) if path is None else worker.elements(f, path, image.size)
         except worker.Refused as e:
             kind, message = e.args
             raise (UnsafeCheckpoint if kind == b"U" else CorruptCheckpoint)(message, url=image.url) from None

@@ -375,11 +375,12 @@ def without_child() -> Iterator[None]:
         source = image.source()
         try:
             with h5py.File(io.BytesIO(source.read(0, image.size)), "r") as f:
-                yield from worker.serve(f, path, image.size)
+                yield from worker.listing(f) if path is None else worker.elements(f, path, image.size)
         except Exception as e:
-            kind, message = worker.failure(e)
-            error = UnsafeCheckpoint if kind == b"U" else CorruptCheckpoint
-            raise error(message.decode(), url=image.url) from None
+            unsafe = isinstance(e, worker.Refused) and e.args[0] == b"U"
+            message = str(e.args[1] if isinstance(e, worker.Refused) else f"is not valid HDF5: {e}")
+            error = UnsafeCheckpoint if unsafe else CorruptCheckpoint
+            raise error(message, url=image.url) from None
         finally:
             source.close()
 
