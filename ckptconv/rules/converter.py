@@ -172,8 +172,8 @@ class Rule:
                 pairs = zip(
                     templates[:1] if self.same or (self.adds and not i) else templates, sides[i].split(","), strict=True
                 )
-                stacks = ("" if self.same else " ".join(t.stacks) for t in (self.sources, self.targets)[i])
-                sides[i] = ", ".join(f"{axes} {s.strip()}".strip() for axes, (_, s) in zip(stacks, pairs, strict=False))
+                stacked = ((() if self.same else t.stacks, s.strip()) for t, s in pairs)
+                sides[i] = ", ".join(" ".join((*axes, s)).strip() for axes, s in stacked)
             text = " -> ".join(sides)
         return replace(layouts.parse(text), flips=self.flip) if self.flip else layouts.parse(text)
 

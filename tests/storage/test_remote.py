@@ -15,7 +15,7 @@ import pytest
 from kit import same
 from line import Line
 from remotes import WRITABLE, arrays, there_and_back
-from webserver import Fault, Serve
+from webserver import Fault, Serve, Web
 
 import ckptconv
 from ckptconv.bulk import run
@@ -261,8 +261,12 @@ def test_only_ranges_are_fetched_from_the_web(serve: Serve, tmp_path: Path) -> N
     assert line.received < 100_000
 
 
+def sends_all(server: Web) -> None:
+    server.answer(200, server.raw or b"")
+
+
 FAILS: dict[str, Fault] = {
-    "hangs up": lambda server: server.connection.shutdown(socket.SHUT_RDWR),
+    "hangs up": lambda server: server.connection.shutdown(socket.SHUT_RDWR), "sends all": sends_all,
     "sends a page": lambda server: server.answer(200, b"<html>"),
     **{str(n): lambda server, n=n: server.answer(n) for n in (404, 416, 500)},
 }  # fmt: skip

@@ -6,7 +6,7 @@
 
 Tensors that know which part of the whole they are become one tensor of all their parts. Others are called rank_0.NAME,
 rank_1.NAME: how to join them only the model's code knows, which a converter says: `rank_{r*}.{x}.wq.weight`, laid out
-`r o i -> (r o) i`. Where some tensors know their part, those that do not are the same in all ranks: rank 0's are taken.
+`o i -> (r o) i`. Where some tensors know their part, those that do not are the same in all ranks: rank 0's are taken.
 
 Sources: torch/distributed/tensor/placement_types.py (Shard, _StridedShard), device_mesh.py, _shard/sharded_tensor.
 """
@@ -24,6 +24,7 @@ from ...errors import CorruptCheckpoint
 from ...messages import many, shortened
 from ...moves.part import c_strides, checked_count
 from ...storage.files import Reader, Seen, join, names
+from ..complete import COUNTED
 from ..table import DISTRIBUTED, Reading
 from ..tiling import joined
 from .archive import PICKLE, enter
@@ -32,14 +33,14 @@ from .tensors import PART, TORCH, UNTYPED, Storage, View, bare, from_type, ints
 from .values import Inert, Known, Ordered, shown
 from .walk import Leaf, Walk
 
-RANKED = re.compile(  # the number of a file's rank, and of how many
-    r"(?P<before>.*world_size_(?P<all>\d+)_rank_)(?P<rank>\d+)(?P<after>\.\w+)"
-    r"|(?P<before2>.*_rank_)(?P<rank2>\d+)(?P<after2>_of_(?P<all2>\d+)\.\w+)"
-    r"|(?P<before3>consolidated\.|mp_rank_)(?P<rank3>\d+)(?P<after3>\.pth?|_model_states\.pt)"
-    r"|(?P<before4>.*[._-]rank[_-]?)(?P<rank4>\d+)(?P<after4>\.\w+)"
+RANKED = (  # the number of a file's rank, and in the first two of how many
+    *COUNTED[2:],
+    re.compile(r"(?P<before>consolidated\.|mp_rank_)(?P<part>\d+)(?P<after>\.pth?|_model_states\.pt)"),
+    re.compile(r"(?P<before>.*[._-]rank[_-]?)(?P<part>\d+)(?P<after>\.\w+)"),
 )
 BESIDE = re.compile(r"(optim|extra_state|scheduler|rng)")  # beginnings of sets that are not the model
-WHOLE = ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json", DISTRIBUTED)
+# what a trainer wrote of the whole model
+WHOLE = re.compile(r"model\.safetensors(\.index\.json)?|(adapter_model|pytorch_model)\b.*|model-\d+-of-.*")
 FLAT = ("_flat_param", "flat_param")
 Box = tuple[tuple[int, ...], View]  # the index of the first element, and the elements
 
@@ -56,18 +57,24 @@ class Set:
 def _sets(files: Sequence[str]) -> list[Set]:
     found: dict[tuple[str, str, int], Set] = {}
     for name in files:
-        if m := RANKED.fullmatch(name):
-            kind = next(k for k in ("", "2", "3", "4") if m["rank" + k])
-            count = 0 if kind in ("3", "4") else int(m["all" + kind])
-            key = m["before" + kind], m["after" + kind], count
-            found.setdefault(key, Set(key[0], count)).files[int(m["rank" + kind])] = name
+        if m := next(filter(None, (pattern.fullmatch(name) for pattern in RANKED)), None):
+            count = int(m.groupdict().get("all", 0))
+            files_of = found.setdefault((m["before"], m["after"], count), Set(m["before"], count)).files
+            files_of[int(m["part"])] = name
     sets = [s for s in found.values() if s.count or len(s.files) > 1]
     sets = [s for s in sets if s.count or s.before.endswith((".", "mp_rank_")) or 0 in s.files]  # else of a LoRA
     return [s for s in sets if not BESIDE.match(s.before)] or sets
 
 
 def sniff(seen: Seen) -> int:
-    return 3 if seen.is_dir and not set(WHOLE) & set(seen.files) and len(_sets(seen.files)) == 1 else 0
+    if not seen.is_dir or DISTRIBUTED in seen.files or is_gathered(seen.files):
+        return 0
+    return 3 if len(_sets(seen.files)) == 1 else 0
+
+
+def is_gathered(files: Sequence[str]) -> bool:
+    """Whether a trainer wrote the whole model beside what its ranks wrote."""
+    return any(map(WHOLE.fullmatch, files))
 
 
 def open(url: str, how: Reading) -> Checkpoint:

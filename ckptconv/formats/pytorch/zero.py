@@ -35,6 +35,7 @@ from .. import Located
 from ..table import Reading
 from .archive import PICKLE, enter
 from .flatten import stored
+from .ranks import is_gathered
 from .tensors import View, ints
 from .values import Ordered, shown
 
@@ -44,11 +45,10 @@ RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)(_(?:model|optim)_
 FLAT, STATES = {False: "single_partition_of_fp32_groups", True: "fp32_flat_groups"}, "optimizer_state_dict"
 REFUSED = ("layer_", "expp_rank_", "expert_")  # beginnings of files of pipelines and experts
 Shapes = dict[str, tuple[int, ...]]
-OTHER = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors")  # what a trainer gathered beside it
 
 
 def sniff(seen: Seen) -> int:
-    if not seen.is_dir or any(n.startswith(n2.partition(".")[0]) for n in seen.files for n2 in OTHER):
+    if not seen.is_dir or is_gathered(seen.files):
         return 0
     folder = _saved(seen.url) if LATEST in seen.files else seen.url
     inside = names(folder) if folder != seen.url and is_dir(folder) else seen.files
@@ -89,7 +89,7 @@ def open(url: str, how: Reading) -> Checkpoint:
             tensors[alias] = tensors[name].renamed(alias)
             ties.setdefault(name, [name]).append(alias)
     stage = "3" if stage3 else "1 or 2"
-    note = f"float32 weights of the optimizer, joined from {many(len(ranks), 'rank')} (ZeRO {stage})"
+    note = f"float32 weights of the optimizer, joined from {many(len(ranks), 'rank')} (ZeRO {stage}), without its steps"
     groups = tuple(map(tuple, ties.values()))
     return Checkpoint(tensors, {}, groups, "deepspeed", (*models, *urls), (Note("assumed", note),))
 
@@ -195,8 +195,9 @@ def _tensors(roots: list[dict[Any, Any]], parts: list[dict[Any, Any]], stage3: b
     fragments = [_dict(root, "frozen_param_fragments") for root in roots]
     done = {*frozen, *(name for group in groups for name in group), *_dict(roots[0], "shared_params")}
     for name, value in _dict(roots[0], "module").items():
-        tensor = stored(name, value) if type(name) is str and name not in done and type(value) is View else None
-        if tensor and (tensor.count or not stage3):  # else a placeholder
+        if type(name) is str and name not in done and type(value) is View and not (stage3 and 0 in value.shape):
+            if (tensor := stored(name, value)) is None:
+                raise CorruptCheckpoint(f"is {shown(value)}, which is not read", tensor=name)
             yield tensor
     for name, shape in frozen.items():
         if stage3:

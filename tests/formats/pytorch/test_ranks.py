@@ -242,6 +242,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a large shape": (lambda f: module(f, lambda d: d["param_shapes"][0].update(x=(2**40, 2**40))), "more than 2\\^63"),
     "a shape of text": (lambda f: module(f, lambda d: d["param_shapes"][0].update(x="ab")), "shape"),
     "no names": (lambda f: module(f, lambda d: d.update(param_shapes=[3])), "names and shapes"),
+    "an empty file": (lambda f: next(f.glob("step9/*rank_1_*optim*")).write_bytes(b""), "0 bytes, too few"),
     "experts": (lambda f: module(f, lambda d: d.update(ds_autoep_layers=[{}])), "experts"),
 }
 
