@@ -14,6 +14,7 @@ from webserver import served
 
 import ckptconv
 from ckptconv import zoo
+from ckptconv.api import writing
 from ckptconv.api.options import Options
 from ckptconv.bulk import run
 from ckptconv.checkpoint import held as held_tensor
@@ -95,11 +96,11 @@ def test_errors_come_back_as_they_are(source: Path, tmp_path: Path) -> None:
 def test_small_arrays_travel_large_ones_are_refused(tmp_path: Path) -> None:
     small = {"a": np.arange(10)}
     held = ckptconv.Checkpoint({n: held_tensor(n, a) for n, a in small.items()})
-    ckptconv.api.write(held, tmp_path / "m.npz", Options(**CLUSTER))
+    writing.write(held, tmp_path / "m.npz", Options(**CLUSTER))
     assert ckptconv.open(tmp_path / "m.npz")["a"].numpy().tolist() == list(range(10))
     large = ckptconv.Checkpoint({"a": held_tensor("a", np.zeros(10_000_000))})
     with pytest.raises(ckptconv.UsageError, match="in memory would travel"):
-        ckptconv.api.write(large, tmp_path / "l.npz", Options(**CLUSTER))
+        writing.write(large, tmp_path / "l.npz", Options(**CLUSTER))
 
 
 def test_a_run_that_is_stopped_goes_on(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
