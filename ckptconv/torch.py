@@ -198,7 +198,7 @@ def load_into(
             own = memory(module)[0]
         loss = fill(own, apart(taken, sources), sources)
     refuse_changed(taken.values(), stamps)  # while it was read
-    return replace(report, loss=loss)
+    return replace(report, loss=loss, notes=found.notes)
 
 
 def _opened(

@@ -33,11 +33,8 @@ Source = Path | Mapping[str, Any]  # a file, a folder, a URL; an open checkpoint
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "overwrite": ("force",),
     "format": ("to", "from_"),
-    "output_format": ("to",),
-    "input_format": ("from_",),
     "torch_dtype": ("dtype",),
     "filter": ("include",),
-    "ignore": ("exclude",),
     "workers": ("jobs",),
     "key": ("at",),
     "allow_pickle": ("opaque",),
@@ -462,14 +459,6 @@ class MatchOptions(ReadOptions, total=False):
     """The options of verbs that write a page or rules about checkpoints."""
 
     force: bool
-
-
-class ZooOptions(MatchOptions, total=False):
-    """The options of `zoo`."""
-
-    skip_unrepresentable: bool
-    verify: bool | None
-    hash: bool | None
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -65,9 +66,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
         out = asdict(self)
-        out["casts"] = dict(self.casts)  # of a Counter, asdict makes another that counts the items of the first
-        out["notes"] = [{"kind": n.kind, "text": n.text, "names": list(n.names)} for n in self.notes]
-        return out
+        return out | {"casts": dict(self.casts), "notes": [n.to_json() for n in self.notes]}  # asdict breaks a Counter
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,7 +117,7 @@ class Loaded:
     texts with both shapes. cast: loaded tensors whose dtype differs from that of the source. computed: tensors of the
     source that the module's state dict has, too, but computes, with a hook or `get_extra_state`; they are not loaded.
     loss: for each tensor that a cast changed, how many finite values became infinite or NaN, and how many values other
-    than zero became zero.
+    than zero became zero. notes: what the user should know of the source and its conversion, as `convert` says it.
     """
 
     loaded: tuple[str, ...]
@@ -128,6 +127,7 @@ class Loaded:
     cast: tuple[str, ...] = ()
     computed: tuple[str, ...] = ()
     loss: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -137,15 +137,18 @@ class Loaded:
     def __repr__(self) -> str:
         fields = ("loaded", "missing", "unexpected", "mismatched", "cast", "computed")
         counts = [f"{len(names)} {field}" for field in fields if (names := getattr(self, field)) or field == "loaded"]
+        kinds = Counter(n.kind for n in self.notes if n.kind not in ("dropped", "skipped"))
+        counts += [many(n, f"{kind} note") for kind, n in kinds.items()]
         return f"<Loaded: {', '.join(counts)}>"
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
-        return asdict(self)
+        return asdict(self) | {"notes": [n.to_json() for n in self.notes]}
 
     def __str__(self) -> str:
         """The report as text, each list folded by number."""
-        return "\n".join([self.described("loaded"), *(f"  {line}" for line in lossy(self.loss))])
+        lines = [*lossy(self.loss), *(n.short for n in self.notes)]
+        return "\n".join([self.described("loaded"), *map(indented, lines)])
 
     def described(self, done: str) -> str:
         """The report as text, but for the losses; `done` describes the tensors that fit: "loaded" or "would fit"."""

@@ -179,7 +179,7 @@ def _prepared(
             hints[f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"] = ()
     if row.name == "hdf5" and made.format != "hdf5" and os.fspath(destination).endswith(".h5"):
         hints["this is plain HDF5, which Keras' load_weights does not take"] = ()
-    if others := passes.in_roles(Counter(t.role for t in made.values())):
+    if how.like is None and (others := passes.in_roles(Counter(t.role for t in made.values()))):
         hints[f"includes {others}; weights_only=True leaves them out"] = ()
     if row.name != "hf" and (behind := _companions(sources)):
         hints["not copied; to='hf' into a folder copies them"] = behind

@@ -73,7 +73,7 @@ class Note(NamedTuple):
     @property
     def short(self) -> str:
         """The line with the number of names instead of these, unless they are what matters."""
-        if self.kind in ("damaged", "lossy", "hint") or not self.names:
+        if self.kind in ("damaged", "lossy", "assumed", "hint") or not self.names:
             return str(self)
         count = "" if self.text[:1].isdigit() else f" ({len(self.names):,})"
         return paragraph(f"{self.kind}: {self.text}{count}")

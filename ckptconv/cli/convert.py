@@ -111,7 +111,7 @@ def _matched(sources: list[str], options: dict[str, Any]) -> Match:
     doubts = {"to look at": made.doubtful, "missing in the source": made.target_only, "left over in it": left}
     counts = ", ".join(f"{many(len(some), 'tensor')} {what}" for what, some in doubts.items() if some)
     if counts or found.doubt:
-        line = command("match", [redacted(sources[0]), redacted(options["like"])], taken)
+        line = command("match", [redacted(sources[0]), redacted(options["like"])], taken | {"no_values": True})
         what = f"the rules are doubtful: {counts or found.doubt}"
         raise ConversionError(f"{what}; `{line} -o rules.toml` shows them, then give -c rules.toml")
     return found

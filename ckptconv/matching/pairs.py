@@ -36,6 +36,13 @@ class Proposal:
         """The assumed pairs for which another pair or order is likely."""
         return [p for p in self.pairs if p.real and not p.sure]
 
+    def review(self) -> dict[str, list[str]]:
+        """The tensors of the target to look at by the reason, that of most of them first."""
+        whys: dict[str, list[str]] = {}
+        for p in self.doubtful:
+            whys.setdefault("; ".join(p.why), []).extend((*p.targets, *dict(p.fills)))
+        return dict(sorted(whys.items(), key=lambda row: -len(row[1])))
+
     def to_json(self) -> dict[str, Any]:
         rows = [
             {

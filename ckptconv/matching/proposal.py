@@ -29,7 +29,7 @@ from ..api.options import SELECT, Options, Path, Source, is_path, names_code, pa
 from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
 from ..errors import ConversionError, StorageError, UnsafeCheckpoint, UsageError
-from ..messages import fold, listing, many, paragraphs, printable, redacted
+from ..messages import fold, listing, many, paragraphs, printable, redacted, shortened
 from ..output import own
 from ..output.destination import OutputFile
 from ..output.staging import Output
@@ -83,8 +83,8 @@ class Match:
 
     @property
     def converter(self) -> Converter:
-        """The rules as a converter; `converter=` of other functions takes the Match itself."""
-        return parse(self.rules, "match")
+        """The rules as a converter, with notes on what to look at; `converter=` of functions takes the Match itself."""
+        return replace(parse(self.rules, "match"), notes=tuple(self.review()))
 
     @property
     def doubt(self) -> str:
@@ -92,7 +92,11 @@ class Match:
         return self.proposal.doubt
 
     def __str__(self) -> str:
-        return paragraphs(self.lines())
+        return paragraphs([*self.lines(), *self.review()])
+
+    def review(self) -> list[str]:
+        """What to look at, and why."""
+        return [f"look at this: {why} ({shortened(names)})" for why, names in self.proposal.review().items()]
 
     def lines(self) -> Iterator[str]:
         """What the command line prints: what is known, what is assumed, what to look at and what is left."""

@@ -17,7 +17,7 @@ values are listed. A number of the target is one of the source, as it is, shifte
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -78,11 +78,7 @@ def _head(found: Proposal, title: str, source: str, target: str) -> Iterator[str
     yield f"# Proposed by `ckptconv match`: {summary(found)}."
     if found.doubt:
         yield f"# Doubtful as a whole: {printable(found.doubt)}."
-    reasons: Counter[str] = Counter()
-    for p in found.doubtful:
-        reasons["; ".join(p.why)] += _targets([p])
-    for why, count in reasons.most_common():
-        yield f"#   {count} to look at: {printable(why)}"
+    yield from (f"#   {len(names)} to look at: {printable(why)}" for why, names in found.review().items())
     if found.target_only:
         count = len(found.target_only)
         yield f"# Without counterpart in the source ({count} tensor{'s' * (count != 1)} of the target):"

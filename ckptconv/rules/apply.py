@@ -176,7 +176,7 @@ def _check_sizes(sizes: Sizes, broken: Sequence[str]) -> None:
             f"{many(len(broken), 'layout')} {'does' if len(broken) == 1 else 'do'} not fit:\n{listing(broken)}"
         )
     if wrong := list(sizes.wrong()):
-        raise LayoutError(f"the parameters do not fit the shapes:\n{listing(wrong)}")
+        raise LayoutError(f"these parameters do not fit:\n{listing(wrong)}")
 
 
 def _placed(groups: Sequence[Group]) -> tuple[dict[str, Tensor], dict[str, Group], dict[str, list[str]]]:
@@ -241,8 +241,8 @@ def _notes(sizes: Sizes, found: Assignment, twins: Mapping[str, list[str]]) -> I
     added = tuple(n for g in groups if g.rule.adds for n in g.names)
     compared = tuple(n for g in groups if g.rule.same and not converter.forward for n in g.names[1:])
     kinds: list[tuple[NoteKind, str, tuple[str, ...]]] = [
-        ("skipped", f"{len(dropped)} tensors have no place in the target and were left out", dropped),
-        ("tied", f"{len(copies)} tensors are copies of others and were taken once", copies),
+        ("skipped", f"{many(len(dropped), 'tensor')} left out, which the target has no place for", dropped),
+        ("tied", f"{many(len(copies), 'copy', 'copies')} of other tensors, taken once", copies),
         ("tied", "copies that must be equal, compared when they are read", compared),
         ("lossy", "added, which rounds and cannot be undone", added),
         ("hint", "must hold what `fill` adds, which is checked when they are read, and are left out", tuple(emptied)),

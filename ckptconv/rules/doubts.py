@@ -62,9 +62,9 @@ DOUBTS: dict[str, tuple[str, Callable[[Checkpoint, str], bool]]] = {
         lambda c, n: not c.details.get("kinds", {}).get(n) and layer_kind(c, n) not in PLAIN,
     ),
     "flatten": (
-        "whether this layer follows a Flatten of images is not known (a .keras file tells it of Keras' own layers); if "
-        "it does, torch has its inputs in another order, and so has a normalisation between them: a rule with the "
-        "layout '(h w c) o -> o (c h w)'",
+        "whether this layer follows a Flatten of images is not known. If it does, its inputs are now in the wrong "
+        "order for torch, and so are those of a normalisation between them: convert the .keras file of the model, or "
+        "use the rules of `ckptconv match SRC MODULE`",
         lambda c, n: not input_of(c, n) and not n.endswith("recurrent_kernel"),
     ),
     "unknown": (

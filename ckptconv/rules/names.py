@@ -108,8 +108,9 @@ def _stripped(name: str, prefixes: Sequence[str], used: set[str]) -> str:
     while name != before:
         before = name
         for prefix in prefixes:
-            new = name.removeprefix(prefix) or name
-            new = new.replace(f".{prefix}", ".") if prefix.startswith("_") else new
+            rest = name.removeprefix(prefix)
+            new = rest[rest != name and rest[:1] in ("/", ".") :] or name  # a separator that was not given goes as well
+            new = new.replace(f".{prefix}.", ".").replace(f".{prefix}", ".") if prefix.startswith("_") else new
             if new != name:
                 used.add(prefix)
                 name = new

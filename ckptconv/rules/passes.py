@@ -152,8 +152,8 @@ def literal(name: str) -> str:
 
 
 ROLES = {
-    "buffer": "buffer", "slot": "optimizer slot", "step": "step counter", "average": "moving average",
-    "state": "training value",
+    "weight": "weight", "buffer": "buffer", "slot": "optimizer slot", "step": "step counter",
+    "average": "moving average", "state": "training value",
 }  # fmt: skip
 
 
@@ -182,7 +182,11 @@ def like(checkpoint: Checkpoint, template: Checkpoint, *, partial: bool = False)
     wrong += [f"{f}: only the source gives it" for f in fold([n for n in left if not checkpoint[n].role])]
     if wrong:
         raise ConversionError(f"the template wants other tensors:\n{listing(wrong)}")
-    notes = Note("assumed", "as in the template", tuple(kept)), Note("dropped", "not in the template", tuple(left))
+    what = in_roles(Counter(template[n].role or "weight" for n in kept))
+    notes = (
+        Note("assumed", f"the template's own values stay: {what}", tuple(kept)),
+        Note("dropped", "not in the template", tuple(left)),
+    )
     made = {n: replace(t, name=n, role=own.role) if (t := given[n]) else own for n, own in template.items()}
     more = (*checkpoint.notes, *(n for n in notes if n.names))
     return replace(template, tensors=made, hashes={}, notes=more, urls=(*checkpoint.urls, *template.urls))

@@ -96,6 +96,7 @@ class Sizes:
         """The sizes with those that a person gives for axes of an inverse that nothing records."""
         pattern, needed = rule.pattern, list[str]()
         out = known | {axis: self.params[axis] for axis in rule.undetermined if axis in self.params}
+        self._used.update(out)
         while pattern and (more := pattern.undetermined({*out, *needed})):
             needed.append(more[-1])
             self.missing[more[-1]] = f"an axis of {rule.layout} whose size is not recorded"
@@ -116,7 +117,6 @@ class Sizes:
 
     def param(self, name: str) -> int:
         """The value of a parameter; LayoutError if it has none."""
-        self._used.add(name)
         if (found := self.known(name)) is not None:
             return found
         param = self.converter.params.get(name)
@@ -155,6 +155,7 @@ class Sizes:
 
     def known(self, name: str) -> int | None:
         """The value of a parameter, if any: given, else of its tensor, else of config.json, else its default."""
+        self._used.add(name)
         param = self.converter.params.get(name)
         if name in self.params or param is None:
             return self.params.get(name)
@@ -174,7 +175,7 @@ class Sizes:
         """Say which sizes do not fit.
 
         Axes that have several lengths, or another than their parameter says. Sizes that were given although the file
-        tells others of all layers: else they are those of the rest.
+        tells others of all layers, or although no rule needs them: else they are those of the rest.
         """
         for axis, tensors in self._lengths.items():
             wanted = self.known(param) if (param := self.converter.axes[axis]) else None
@@ -183,8 +184,10 @@ class Sizes:
                 given = ", ".join(f"{k}={n}" for k, n in self.params.items())
                 yield f"{param or axis} would be {shown}, with {given or 'no parameters'}"
         for name, number in self.given.items():
-            numbers = self._told.get(name, set())
-            if name not in self._used and numbers - {number}:
+            numbers = self._told.get(name)
+            if name not in self._used and not numbers:
+                yield f"{name}={number} was given, but no rule that takes a tensor here needs it"
+            elif numbers and name not in self._used and numbers - {number}:
                 yield f"by the file, {name} is {' or '.join(map(str, sorted(numbers)))}; {number} was given"
 
     @cached_property

@@ -52,6 +52,12 @@ def test_weights_without_a_config(converter: str, shapes: Shapes, classes: list[
     found = library.change(built(shapes), converter)
     assert doubted(found, "taken for a plain convolution") == classes
     assert doubted(found, "follows a Flatten") == rows
+    assert [n.short.endswith(f"MODULE` ({rows[0]})") for n in found.notes if "Flatten" in n.text] == [True] * len(rows)
+
+
+def test_a_parameter_that_no_rule_needs_is_refused() -> None:
+    with pytest.raises(LayoutError, match="height=6 was given, but no rule that takes a tensor here needs it"):
+        library.change(built(CONV), "keras-torch", params={"height": 6})
 
 
 @pytest.mark.parametrize(("kind", "gates"), [("lstm", 4), ("gru", 3), ("simple_rnn", 1)])

@@ -93,6 +93,18 @@ def test_load_into(tmp_path: Path) -> None:
     assert "3 missing" in str(report)
 
 
+def test_what_to_look_at_is_in_the_report() -> None:
+    """As `convert` says it: of a converter and of a match."""
+    source = {"conv/kernel": np.ones((3, 3, 3, 8), "f4"), "fc/kernel": np.ones((32, 4), "f4")}
+    module = nn.ModuleDict({"conv": nn.Conv2d(3, 8, 3, bias=False), "fc": nn.Linear(32, 4, bias=False)})
+    found = ckptconv.match(source, module, values=False)
+    for rules, says in (("keras-torch", "(fc/kernel)"), (found, "look at this: after a flattened")):
+        report = into.load_into(module, source, converter=rules)
+        assert says in str(report)
+        assert {"1 assumed note", "1 hint note"} & set(repr(report)[:-1].split(", "))
+    assert "look at this: after a flattened" in str(found)
+
+
 ODD = {
     "plain": lambda t: t, "transposed": lambda t: t.t(), "strided": lambda t: t[:, ::2], "wider": lambda t: t.double(),
     "bfloat16": lambda t: t.bfloat16(), "none": lambda t: t[:0],

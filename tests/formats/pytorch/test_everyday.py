@@ -412,6 +412,7 @@ def test_the_model_within_a_wrapper_takes_its_weights(tmp_path: Path) -> None:
         assert ckptconv.torch.load_into(module, source).complete
         assert module.n_averaged == 7, "with 0 the next update would throw the average away"
     found = ckptconv.open(tmp_path / "a.pt", strip_prefix="module.")
+    assert list(found) == list(ckptconv.open(tmp_path / "a.pt", strip_prefix="module"))
     assert not ckptconv.torch.load_into(nn.Linear(1, 1), found).unexpected
 
 
