@@ -461,6 +461,14 @@ class MatchOptions(ReadOptions, total=False):
     force: bool
 
 
+class ZooOptions(MatchOptions, total=False):
+    """The options of `zoo`."""
+
+    skip_unrepresentable: bool
+    verify: bool | None
+    hash: bool | None
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
