@@ -137,9 +137,14 @@ class Loaded:
     def __repr__(self) -> str:
         fields = ("loaded", "missing", "unexpected", "mismatched", "cast", "computed")
         counts = [f"{len(names)} {field}" for field in fields if (names := getattr(self, field)) or field == "loaded"]
-        kinds = Counter(n.kind for n in self.notes if n.kind not in ("dropped", "skipped"))
+        kinds = Counter(n.kind for n in self._told)
         counts += [many(n, f"{kind} note") for kind, n in kinds.items()]
         return f"<Loaded: {', '.join(counts)}>"
+
+    @property
+    def _told(self) -> list[Note]:
+        """The notes, but for those on what was left out, which `unexpected` lists."""
+        return [n for n in self.notes if n.kind not in ("dropped", "skipped")]
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
@@ -147,7 +152,7 @@ class Loaded:
 
     def __str__(self) -> str:
         """The report as text, each list folded by number."""
-        lines = [*lossy(self.loss), *(n.short for n in self.notes)]
+        lines = [*lossy(self.loss), *(n.short for n in self._told)]
         return "\n".join([self.described("loaded"), *map(indented, lines)])
 
     def described(self, done: str) -> str:
