@@ -114,8 +114,8 @@ def _names(inverse: Converter, checkpoint: Checkpoint) -> tuple[dict[str, Any], 
         pass
     raise UsageError(
         f"{inverse.name} has an inverse only for files that ckptconv converted with it, which record the original "
-        f"names, and this one does not ({inverse.one_way}); without converter= and inverse=, `ckptconv SRC "
-        "-o DST --like ORIGINAL` matches names by itself"
+        f"names, and this one does not ({inverse.one_way}); without converter= and inverse=, like= with an original "
+        "file matches the names"
     )
 
 
