@@ -22,8 +22,9 @@ def known_formats() -> str:
 
 def known_converters() -> str:
     found = [library.load(name) for name in library.names()]
-    rows = [[f"`{c.name}`", c.title, c.target] for c in sorted(found, key=lambda c: c.name)]
-    lines = [["converter", "what", "target"], [":--", ":--", ":--"], *rows]
+    found.sort(key=lambda c: c.name)
+    rows = [[f"`{c.name}`", c.title, c.target, "`--like`" if c.one_way else "yes"] for c in found]
+    lines = [["converter", "what", "target", "backwards"], [":--"] * 4, *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 

@@ -151,14 +151,15 @@ def merged(sources: Sequence[Source], how: Options, *, guard: bool = False) -> C
 @checkpoint.uncollected()
 def changed(made: Checkpoint, how: Options) -> Checkpoint:
     """Apply rules, renames and a cast."""
+    like = None if how.like is None else opened(how.like, Options())
     if how.converter or how.rename or how.inverse or how.param:
         from ..rules import library
 
-        made = library.change(made, how.converter, how.rename, inverse=how.inverse, params=how.param)
+        made = library.change(made, how.converter, how.rename, inverse=how.inverse, params=how.param, template=like)
     if how.rename_regex:
         made = names.replaced(made, how.rename_regex)
     made = names.hinted(passes.cast(made, dtype(how.dtype)) if how.dtype else made)
-    return passes.like(made, opened(how.like, Options()), partial=how.partial) if how.like is not None else made
+    return made if like is None else passes.like(made, like, partial=how.partial)
 
 
 def dated(sources: Sequence[Source], how: Options, *, guard: bool = False) -> tuple[Checkpoint, dict[str, files.Stamp]]:

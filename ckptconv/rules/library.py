@@ -18,6 +18,7 @@ from ..errors import UnmatchedTensors, UsageError
 from ..messages import brief, did_you_mean, listing, printable
 from ..storage import plugins
 from ..storage.paths import refuse_remote
+from . import provenance
 from .apply import apply
 from .assign import Names, assign, resembles, takes, translated
 from .converter import NONE, Converter, Rule
@@ -131,12 +132,18 @@ def change(
     *,
     inverse: bool = False,
     params: Mapping[str, Any] | None = None,
+    template: Checkpoint | None = None,
 ) -> Checkpoint:
-    """Apply a converter (a name, a file or 'auto'), then renames `FROM=TO`, which leave other names alone."""
+    """Apply a converter (a name, a file or 'auto'), then renames `FROM=TO`, which leave other names alone.
+
+    template: a checkpoint whose names an inverse restores where those of `checkpoint` do not tell.
+    """
     if converter:
         rules = auto(checkpoint) if converter == "auto" else load(converter)
         if not inverse and not resembles(rules, checkpoint):
             raise _stranger(rules, checkpoint)
+        if inverse and rules.one_way and template is not None:
+            checkpoint = provenance.borrowed(checkpoint, apply(rules, template, params))
         try:
             checkpoint = apply(rules.inverse if inverse else rules, checkpoint, params)
         except UnmatchedTensors as e:

@@ -55,6 +55,13 @@ def remember(
     return replace(checkpoint, metadata=metadata)
 
 
+def borrowed(checkpoint: Checkpoint, made: Checkpoint) -> Checkpoint:
+    """The checkpoint with the records and doubts of what the converter makes of a template, for its inverse."""
+    records = {k: v for k, v in made.metadata.items() if k in (KEY, PARAMS)}
+    doubts = (n for n in made.notes if n.kind == "assumed")
+    return replace(checkpoint, metadata={**checkpoint.metadata, **records}, notes=(*checkpoint.notes, *doubts))
+
+
 def _read(checkpoint: Checkpoint, key: str) -> Any:
     """The JSON that the metadata has under a key; None if there is none."""
     try:
@@ -114,8 +121,7 @@ def _names(inverse: Converter, checkpoint: Checkpoint) -> tuple[dict[str, Any], 
         pass
     raise UsageError(
         f"{inverse.name} has an inverse only for files that ckptconv converted with it, which record the original "
-        f"names, and this one does not ({inverse.one_way}); without converter= and inverse=, like= with an original "
-        "file matches the names"
+        f"names, and this one does not ({inverse.one_way}); give a file of the framework as like=, which has the names"
     )
 
 

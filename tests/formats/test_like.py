@@ -71,6 +71,26 @@ def test_the_command_line_finds_the_rules(cli: Run, tmp_path: Path) -> None:
     )
 
 
+def test_a_template_gives_the_names_that_the_inverse_cannot_know(cli: Run, tmp_path: Path) -> None:
+    """Flax calls weight kernel, scale or embedding; a state dict that was trained in PyTorch has no record of it."""
+    shapes = {"emb/embedding": (5, 4), "norm/scale": (4,), "0/dense/kernel": (4, 3), "0/dense/bias": (3,)}
+    fresh = {f"params/{n}": np.zeros(s, "f4") for n, s in shapes.items()}
+    state = {n.split("/")[-2]: np.random.default_rng(0).normal(size=s).astype("f4") for n, s in shapes.items()}
+    bias, kernel = np.ones(3, "f4"), np.arange(12, dtype="f4").reshape(3, 4)
+    trained = {"emb.weight": state["emb"], "norm.weight": state["norm"], "0.dense.weight": kernel, "0.dense.bias": bias}
+    ckptconv.save(fresh, tmp_path / "fresh.msgpack")
+    ckptconv.save(trained, tmp_path / "m.pt")
+    back = ("m.pt", "-o", "x.msgpack", "-c", "hf-flax", "--inverse")
+    assert "give a file of the framework as --like" in cli(*back).stderr
+    assert cli(*back, "--like", "fresh.msgpack").returncode == 0
+    found = ckptconv.open(tmp_path / "x.msgpack")
+    assert list(found) == list(ckptconv.open(tmp_path / "fresh.msgpack"))
+    want = (state["emb"], state["norm"], kernel.T, bias)
+    assert all(np.array_equal(found[n].numpy(), a) for n, a in zip(fresh, want, strict=True))
+    ckptconv.save(trained | {"more.weight": bias}, tmp_path / "m.pt", force=True)
+    assert "more.weight" in cli(*back, "--like", "fresh.msgpack", "--force").stderr
+
+
 @pytest.mark.parametrize("name", ["conv_batch_norm", "nested_frozen", "bidirectional", "custom_with_a_state"])
 @pytest.mark.parametrize(("framework", "suffix"), [("tf_keras", "h5"), ("keras", "weights.h5")])
 def test_keras_loads_it(name: str, framework: str, suffix: str, tmp_path: Path) -> None:
