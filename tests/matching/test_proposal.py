@@ -103,7 +103,7 @@ def test_what_a_match_says() -> None:
         Pair(("a",), ("A",), evidence="values"),
         Pair(("b",), ("B1", "B2"), evidence="names", fills=(("F", (0.0,)),)),
         Pair(("c",), ("C",), sure=False),
-        Pair(("d",), ("D",), sure=False, real=True),
+        Pair(("d",), ("D",), sure=False, real=True, why=("two could be meant",)),
         Pair(("e",), ("E",), evidence="proved"),
         Pair(("f",), ("G",), sure=False, evidence="shape"),
     ]
@@ -115,6 +115,7 @@ def test_what_a_match_says() -> None:
         "no counterpart in the target:",
         "  s.{0..1} (2)",
         "note: a note",
+        "look at this: two could be meant (D)",
     ]
     assert str(Match(found, "rules")).splitlines() == lines
     assert Match(found, "rules").doubt == "why"
