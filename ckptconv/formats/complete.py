@@ -44,7 +44,7 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> str:
     folder, base = split(url.rstrip("/"))
     if found.format not in OWN:
         read = {split(u)[1] for u in (*found.urls, *given)}
-        if lacking := [n for n in _counted(base) if n not in read]:
+        if lacking := [n for n in counted(base) if n not in read]:
             return f"is only a part of a model; these files beside it have the rest: {_some(lacking)}"
         for path in (url.rstrip("/"), folder):
             if others := _ranks(*split(path)):
@@ -67,7 +67,7 @@ def pieces(url: str, files: Sequence[str]) -> str:
         return f"is a DeepSpeed checkpoint, whose {last} {found}"
     if others := _ranks(*split(url)):
         return PART + _some(others)
-    every, present = next(filter(None, map(_counted, files)), []), set(files)
+    every, present = next(filter(None, map(counted, files)), []), set(files)
     if lacking := [n for n in every if n not in present]:
         count = len(every) - len(lacking)
         return f"holds {count} of the {len(every)} files of a model; these are missing: {_some(lacking)}"
@@ -89,7 +89,7 @@ def _some(files: Collection[str]) -> str:
     return shortened(sorted(files))
 
 
-def _counted(base: str) -> list[str]:
+def counted(base: str) -> list[str]:
     """The names of all files of a set, if the name of one tells its number and how many there are."""
     for pattern in COUNTED:
         if m := pattern.fullmatch(base):

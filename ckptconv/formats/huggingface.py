@@ -27,6 +27,7 @@ from ..storage.files import Reader, Seen, Stamp, exists, is_dir, is_remote, join
 from ..storage.paths import beginning, beside
 from ..storage.remote import peek
 from . import safetensors, shard_index
+from .complete import counted
 from .detect import detect, open_checkpoint
 from .placement import Patch, Placement
 from .safetensors import SafetensorsWriter, prove
@@ -151,6 +152,11 @@ def open_index(url: str, how: Reading) -> Checkpoint:
         raise StorageError(f"{text}:\n{listing(missing)}", url=url)
     present = {file: path for file, path in paths.items() if file not in missing}
     damage = {file: f"the shard {printable(file)} is missing" for file in missing}
+    if unnamed := [n for n in counted(next(iter(paths))) if n not in paths]:
+        if not how.salvage and not how.partial:
+            text = f"does not name {many(len(unnamed), 'shard')} of the model; partial=True goes on without"
+            raise CorruptCheckpoint(f"{text}:\n{listing(unnamed)}", url=url)
+        damage |= {file: f"the index does not name the shard {printable(file)}" for file in unnamed}
     shards: dict[str, Checkpoint] = {}
     for file, path in _peeked(present):
         try:  # `hf` would claim a shard for its index
@@ -161,8 +167,8 @@ def open_index(url: str, how: Reading) -> Checkpoint:
             damage[file] = f"the shard {printable(file)} cannot be opened: {' '.join(e.message.split())}"
     if not shards:
         raise CorruptCheckpoint(f"none of {many(len(paths), 'shard')} can be opened", url=url)
-    skipped = missing if how.partial else []
-    notes = [Note("skipped" if f in skipped else "damaged", why, tuple(wanted[f])) for f, why in damage.items()]
+    skipped = {*missing, *unnamed} if how.partial else set[str]()
+    notes = [Note("skipped" if f in skipped else "damaged", why, tuple(wanted.get(f, ()))) for f, why in damage.items()]
     lost = {file: lost for file in shards if (lost := [n for n in wanted[file] if n not in shards[file]])}
     if lost and not how.salvage:
         rows = [f"{name} (in {file})" for file, names in lost.items() for name in names]
