@@ -62,7 +62,7 @@ def _numbers(url: str, files: Sequence[str]) -> list[Part]:
     while len(numbers) < MAX_FILES and (name := f"params_{len(numbers)}.npy") in files:
         path = sibling(join(url, "."), name)
         head, data = located(path)
-        if isinstance(data, Checkpoint) or head.kind is None or head.kind.kind == "s" or len(head.shape) != 1:
+        if isinstance(data, Checkpoint) or head.kind is None or len(head.shape) != 1:
             raise CorruptCheckpoint(f"holds {head.descr}{list(head.shape)}, not a sequence of numbers", url=path)
         ops = ("swap",) if head.swapped else ()
         numbers.append(Part(data, head.kind, head.shape, 0, (1,), start, (1,), ops))

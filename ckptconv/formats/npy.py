@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -25,7 +24,7 @@ from ..checkpoint import Checkpoint, Note, Tensor, contiguous, view
 from ..dtypes import DTYPES, DType
 from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCheckpoint
 from ..messages import brief, listing
-from ..moves.part import Coded, Data, Span, c_strides, checked_count, is_vast
+from ..moves.part import Data, Span, c_strides, checked_count, is_vast
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, is_dir, join, names, read_all, sibling, split
 from . import Located, own_metadata
@@ -38,7 +37,6 @@ MAX_OURS = 64 << 20
 MAX_HEAD = 12 + 2**16  # bytes; NumPy writes at most 64 KiB as version 1.0, and no plain array needs more
 MAX_LITERAL = 10_000  # characters, as in NumPy, of what is parsed like Python
 MAX_AXES = 64
-MAX_EMPTY = 2**16  # strings without characters
 MAX_DESCR = 200  # characters that are kept of a dtype that is not read
 SPELLING = {
     "b1": "bool", "i1": "int8", "i2": "int16", "i4": "int32", "i8": "int64", "u1": "uint8", "u2": "uint16",
@@ -99,14 +97,7 @@ def located(url: str, opaque: bool = False) -> tuple[Head, Data | Checkpoint]:
             f"{head.descr} of shape {head.shape} needs {head.nbytes} bytes after byte {head.size}, "
             f"the file has {f.size} (truncated?)", url=url,
         )  # fmt: skip
-    return head, Coded(__name__, url, "", size) if head.kind.kind == "s" else Span(url, head.size, size)
-
-
-def decode(coded: Coded) -> Iterator[bytes]:
-    """The elements of an array of strings, one by one."""
-    with Reader(coded.url) as f:
-        head = parse_head(f.read(0, min(f.size, MAX_HEAD)))
-        yield from strings(head, f.read(head.size, head.nbytes))
+    return head, Span(url, head.size, size)
 
 
 Array = tuple[str, Head, Data | Checkpoint]  # name, header and elements; a Checkpoint for an array of objects
@@ -148,7 +139,7 @@ def as_tensor(name: str, head: Head, data: Data) -> Tensor:
     """The tensor that a header describes; Fortran order is a view with reversed strides."""
     kind = head.kind or DTYPES["uint8"]
     ops = ("swap",) if head.swapped else ()
-    if not head.fortran or len(head.shape) < 2 or kind.kind == "s":
+    if not head.fortran or len(head.shape) < 2:
         return contiguous(name, kind, head.shape, data, ops=ops)
     strides = c_strides(head.shape[::-1])[::-1]
     return view(name, kind, head.shape, data, offset=0, strides=strides, ops=ops)
@@ -197,37 +188,16 @@ def parse_head(raw: bytes) -> Head:
         what = "is not a dictionary of descr, fortran_order and shape, or of values of the wrong kind"
         raise CorruptCheckpoint(f"the header {text.strip()[:80]!r} {what}")
     descr, fortran, shape = values
-    kind, width = _dtype(descr)
-    if kind and not width and prod(shape) > MAX_EMPTY:  # no byte of them is stored
-        raise CorruptCheckpoint(f"holds {prod(shape)} strings without characters")
+    kind = _dtype(descr)
     descr = descr if kind else brief(descr, MAX_DESCR)  # of what is not read, deflated 64 KiB would be kept
-    return Head(descr, fortran, shape, size, checked_count(shape) * width, kind)
+    return Head(descr, fortran, shape, size, checked_count(shape) * (kind.itemsize if kind else 0), kind)
 
 
-def _dtype(descr: str) -> tuple[DType | None, int]:
-    """The dtype of a descr and its width in bytes; (None, 0) if it is not a tensor's."""
+def _dtype(descr: str) -> DType | None:
+    """The dtype of a descr; None if it is not a tensor's."""
     order, code = descr[0], descr[1:]
-    if name := SPELLING.get(code) or ASSUMED.get(code):
-        row = DTYPES[name]
-        return (row, row.itemsize) if order in "<>" or (order == "|" and (row.word == 1 or code == "V2")) else (None, 0)
-    if text := re.fullmatch(r"[|<]S(\d{1,9})|[<>]U(\d{1,9})", descr):
-        return DTYPES["string"], int(text[1]) if text[1] else 4 * int(text[2])
-    return None, 0
-
-
-def strings(head: Head, raw: bytes) -> Iterator[bytes]:
-    """The elements of an array of fixed-width strings in C order, as bytes (Unicode as UTF-8)."""
-    import numpy as np
-
-    if not head.nbytes:
-        yield from [b""] * checked_count(head.shape)
-        return
-    from .pytorch.values import check_text
-
-    check_text(raw, np.dtype(head.descr))
-    array = np.frombuffer(raw, head.descr).reshape(head.shape, order="F" if head.fortran else "C")
-    for item in array.ravel():
-        yield item.encode("utf-8", "surrogatepass") if isinstance(item, str) else bytes(item)
+    row = DTYPES.get(SPELLING.get(code) or ASSUMED.get(code, ""))
+    return row if row and (order in "<>" or (order == "|" and (row.word == 1 or code == "V2"))) else None
 
 
 OBJECTS = "|O"

@@ -15,8 +15,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
-from math import prod
 
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint
@@ -25,7 +23,7 @@ from ..moves.part import Coded, Data, Span
 from ..storage.checksum import combine, crc
 from ..storage.files import Reader, Seen, split
 from . import Located, own_metadata
-from .npy import MAX_HEAD, OBJECTS, SUFFIX, Head, collect, head_bytes, head_size, parse_head, strings, unheld, unpickled
+from .npy import MAX_HEAD, OBJECTS, SUFFIX, Head, collect, head_bytes, head_size, parse_head, unheld, unpickled
 from .placement import Patch, Placement, is_text, refuse_shards, refuse_unheld
 from .table import Reading
 from .zip import (
@@ -41,7 +39,6 @@ from .zip import (
 
 OURS = 0x4B43  # "CK": the extra field of the first member, and of the next where it is long
 LONGEST = 65_000
-MAX_STRINGS = 2**16  # in an array of any size
 NEAR = 256  # bytes that are there already over a network, with the head unless its dtype or shape is long
 
 
@@ -86,10 +83,7 @@ def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]
             f"{head.descr} of shape {head.shape} needs {head.nbytes} bytes after byte {head.size}, there are {m.size}",
             tensor=m.name,
         )  # fmt: skip
-    if head.kind.kind == "s" and prod(head.shape) > m.packed // 2 + MAX_STRINGS:  # each becomes an object
-        text = f"{m.packed} bytes expand to {prod(head.shape)} strings; numpy.savez stores them as they are"
-        raise UnsafeCheckpoint(text, tensor=m.name)
-    if m.method != STORED or head.kind.kind == "s":
+    if m.method != STORED:
         return head, coded
     # crc(head + elements) = combine(crc(head), crc(elements)), and combining is an exclusive or
     check = combine("crc32", crc("crc32", start[: head.size]), 0, head.nbytes) ^ m.crc
@@ -114,12 +108,11 @@ def _taken(pieces: Iterator[bytes], size: int) -> bytes:
 
 
 def decode(coded: Coded) -> Iterator[bytes]:
-    """The elements of one array as stored, or single strings; the checksum is verified at the end."""
+    """The elements of one array as stored; the checksum is verified at the end."""
     with Reader(coded.url) as f:
         start, rest = _head(f, known(coded.url, f.stamp, False)[coded.key], strict=True)
-        head = parse_head(start)
-        pieces = chain([start[head.size :]], rest)
-        yield from strings(head, b"".join(pieces)) if head.kind and head.kind.kind == "s" else pieces
+        yield start[parse_head(start).size :]
+        yield from rest
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

@@ -140,10 +140,6 @@ def test_variables_that_several_layers_list(tmp_path: Path) -> None:
             f["a"].create_dataset("s/w:0", data=x, compression="gzip")
             f["b"].create_dataset("s/w:0", data=second, compression="gzip")
         assert list(ckptconv.open(path)) == names
-    texts = [np.array(text, h5py.string_dtype()) for text in (["ab", "c"], ["a", "bc"])]
-    for second, names in ((texts[0], ["s/w"]), (texts[1], ["a/s/w", "b/s/w"])):
-        path = legacy(tmp_path / "c.h5", {"a": {"s/w:0": texts[0]}, "b": {"s/w:0": second}})
-        assert list(ckptconv.open(path)) == names
 
 
 def test_a_file_without_layers(tmp_path: Path) -> None:

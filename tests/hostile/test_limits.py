@@ -18,7 +18,7 @@ from kit import refused
 from pickles import Raw, pickled
 
 import ckptconv
-from ckptconv.formats import flax as walker, npy, safetensors
+from ckptconv.formats import flax as walker, safetensors
 from ckptconv.formats.keras import v3
 from ckptconv.formats.pytorch import pickle, walk
 from ckptconv.rules import axes, layout, library, templates, toml
@@ -35,11 +35,6 @@ def header(folder: Path) -> Path:
     said = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'.ljust(64)
     (folder / "a.safetensors").write_bytes(len(said).to_bytes(8, "little") + said + bytes(4))
     return folder / "a.safetensors"
-
-
-def texts() -> object:
-    said = b"{'descr': '<U0', 'fortran_order': False, 'shape': (3, 5), }".ljust(117) + b"\n"
-    return npy.parse_head(b"\x93NUMPY" + b"\1\0" + len(said).to_bytes(2, "little") + said)
 
 
 def nested(folder: Path) -> Path:
@@ -69,7 +64,6 @@ LIMITS: dict[str, Case] = {
     "the texts of msgpack": (
         walker, "MAX_TEXT", 9, lambda p: ckptconv.open(flax(p, {"a" * 9: ARRAY})), "text of at most 8 bytes is expected"
     ),
-    "texts of no characters": (npy, "MAX_EMPTY", 15, lambda _: texts(), "holds 15 strings without"),
     "the depth of a pickle's value": (
         walk, "MAX_DEPTH", 3, lambda p: ckptconv.open(nested(p)), "its containers are nested or shared without"
     ),

@@ -142,11 +142,6 @@ def v1(**fields: object) -> Callable[[Path], Path]:
 # --- NumPy ----------------------------------------------------------------------------------------------------------
 
 
-def strings_of_nothing(folder: Path) -> Path:
-    np.savez_compressed(folder / "x.npz", s=np.zeros(1_000_000, "S1"))
-    return folder / "x.npz"
-
-
 def shapes_and_files(folder: Path) -> Path:
     files, layers = 900, 5000
     for i in range(files):
@@ -214,7 +209,6 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "tf: a chain of objects": (chain_of_objects, ""),
     "tf-graph: many children of one node": (many_children_of_one_node, ""),
     "tf-v1: numbers beyond the shape": (v1(int64_val=[1] * 100_000), "a slice of 1 elements takes 100015 bytes"),
-    "npz: strings of nothing": (strings_of_nothing, "bytes expand to 1000000 strings"),
     "gpt: shapes and files": (shapes_and_files, ""),
     "pickle: values without a tensor": (pickle_of(b"](" + b")" * 400_000 + b"e"), "values without end"),
     "pickle: sets made by calls": (called("builtins", "set", b"h\0)R"), "containers and objects without end"),

@@ -84,7 +84,7 @@ TARGETS = {
     "m.pt": {"exclude": "texts"},
     "m.ckpt": {"to": "tf"},
     "m.msgpack": {"to": "flax", "exclude": "texts"},
-    "m.h5": {"to": "hdf5"},
+    "m.h5": {"to": "hdf5", "exclude": "texts"},
 }
 
 

@@ -22,7 +22,6 @@ import json
 from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
-from math import prod
 from typing import Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note, NoteKind, Role, Tensor, contiguous
@@ -50,7 +49,6 @@ RECORD: dict[str, Any] = {  # what a record says that does not say otherwise
     "path": "", "group": False, "same": "", "skip": "", "note": "", "attrs": {},
     "dtype": "", "shape": [], "offset": -1, "swap": False, "itemsize": 0, "chunk": 0,
 }  # fmt: skip
-POINTER = 16  # bytes that a text counts for at least, as one of variable length does in the file
 
 
 class Stored(NamedTuple):
@@ -114,13 +112,11 @@ def tensor(tree: Tree, stored: Stored, name: str, *, role: Role = "") -> Tensor:
 
 
 def decode(coded: Coded) -> Iterator[bytes]:
-    """The elements of a dataset: slabs as they are stored, or single texts, as many as its shape says."""
+    """The elements of a dataset as they are stored, as many as its shape says."""
     member, _, path = coded.key.partition("//")
-    stored = look(coded.url, member).datasets[path]
-    texts = stored.dtype == "string"
-    left = prod(stored.shape) if texts else coded.size
+    left = coded.size
     for body in sandbox.ask(image(coded.url, member), path):
-        left -= 1 if texts else len(body)
+        left -= len(body)
         if left < 0:
             break
         yield body
@@ -246,11 +242,10 @@ def _opaque(record: dict[str, Any]) -> str:
 def _checked_size(record: dict[str, Any], file_size: int, url: str) -> int:
     """The bytes that a dataset declares; CorruptCheckpoint if they cannot be in the file."""
     path, offset, kind = record["path"], record["offset"], DTYPES.get(record["dtype"])
-    if kind is None:
+    if kind is None or kind.kind == "s":
         raise CorruptCheckpoint(f"has the dtype {record['dtype']!r}", url=url, tensor=path)
-    count, text = checked_count(record["shape"], url=url, tensor=path), kind.kind == "s"
-    size = count * (max(record["itemsize"], POINTER) if text else kind.itemsize)
-    if offset >= 0 and (text or offset + size > file_size):
+    size = checked_count(record["shape"], url=url, tensor=path) * kind.itemsize
+    if offset >= 0 and offset + size > file_size:
         why = f"needs bytes {offset} to {offset + size}, but the file has {file_size} (truncated?)"
         raise CorruptCheckpoint(why, url=url, tensor=path)
     return size

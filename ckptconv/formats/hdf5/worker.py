@@ -5,7 +5,7 @@
     here -> parent    frames: kind u8, size u32le, body
                       G  start u64le, size u64le: asks for bytes of the file
                       R  one group or dataset, JSON: see file.py
-                      D  elements of a dataset as they are stored, in C order, or one text
+                      D  elements of a dataset as they are stored, in C order
                       U, C  the message of an UnsafeCheckpoint or a CorruptCheckpoint
                       .  the end; with a body: this process has worked enough, start another
 
@@ -36,14 +36,13 @@ import h5py
 import numpy as np
 
 from ...messages import cut
-from . import FRAME, MAX_DATA, NO_DATA, PIECE, RATIO, SLACK
+from . import FRAME, MAX_DATA, NO_DATA, PIECE, RATIO
 
 CPU, CPU_PER_MB = 30, 1  # seconds of processor time, and more for each megabyte of the file
 MIN_MEMORY, MAX_MEMORY = 1 << 30, 4 << 30  # bytes of address space, most of which the libraries' own pages take
 MAX_DEPTH, MAX_OBJECTS = 64, 1_000_000
 MAX_BOX = 128 << 20  # bytes that are read at once where chunks are large
 CHUNK = 6 << 10  # bytes of memory that the library takes for each chunk from which it reads
-TEXT = 8 << 10  # the assumed size of a text, whose length is unknown until it is read
 BLOCK, MAX_BLOCKS = 1 << 16, 256  # the library reads metadata in small parts, which are fetched in blocks
 
 # deflate, shuffle, fletcher32, szip, nbit, scaleoffset and h5py's own lzf: the filters that need no plugin
@@ -79,7 +78,7 @@ def main() -> NoReturn:
         for line in answer:
             file = file or h5py.File(Piped(out, answer, size), "r", rdcc_nbytes=32 << 20)
             path = json.loads(line)
-            kind, bodies = (b"R", listing(file)) if path is None else (b"D", elements(file, path, size))
+            kind, bodies = (b"R", listing(file)) if path is None else (b"D", elements(file, path))
             for body in bodies:
                 send(out, kind, body)
             send(out, b".", b"x" * (time.process_time() > seconds / 2))
@@ -100,11 +99,11 @@ def rehearse() -> None:
     """List and read a small file of our own, so that all imports happen before `seal`."""
     h5py._errors.silence_errors()
     with h5py.File(io.BytesIO(), "w") as f:
-        f["texts"], f.attrs["texts"] = ["x"], ["x"]
+        f.attrs["texts"] = ["x"]
         f["number"], f.attrs["number"] = 1.0, 1.0
         list(listing(f))
         for path in f:
-            list(elements(f, path, 0))
+            list(elements(f, path))
 
 
 def seal(size: int, *, may_stay_open: bool = False) -> int:
@@ -249,11 +248,11 @@ def dataset(thing: Any, path: str) -> dict[str, Any]:
         if group == h5py.h5t.FLOAT and is_damaged(kind):
             raise Refused(b"C", f"{path} has floats whose sign, exponent and mantissa do not fit together: damaged")
         what = CLASSES[group] if group < len(CLASSES) else group
-        return {"skip": f"its elements are of a type that no framework uses (HDF5 class {what})"}
+        return {"skip": f"its elements are of a type that no weights have (HDF5 class {what})"}
     record = {"dtype": dtype, "swap": swap, "shape": space.shape, "itemsize": kind.get_size()}
     if layout == h5py.h5d.CHUNKED and filters:  # others are read in part
         record["chunk"] = prod(plan.get_chunk()) * kind.get_size()
-    if layout == h5py.h5d.CONTIGUOUS and dtype != "string" and thing.get_storage_size() and 0 not in space.shape:
+    if layout == h5py.h5d.CONTIGUOUS and thing.get_storage_size() and 0 not in space.shape:
         record["offset"] = thing.get_offset()  # if something was ever written to it; else, it is the fill value
     return record
 
@@ -297,8 +296,8 @@ def plain(value: Any) -> Any:
 
 def element(kind: Any) -> tuple[str, bool]:
     """Map an HDF5 type to (dtype or '' if it is none, whether its bytes must be swapped)."""
-    if kind.get_class() in (h5py.h5t.STRING, h5py.h5t.OPAQUE):
-        return CLASSES[kind.get_class()], False
+    if kind.get_class() == h5py.h5t.OPAQUE:
+        return "opaque", False
     return next(((name, swap) for known, name, swap in types() if known.equal(kind)), ("", False))
 
 
@@ -324,21 +323,13 @@ def types() -> list[tuple[Any, str, bool]]:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def elements(file: Any, path: str, size: int) -> Iterator[bytes]:
-    """The elements of a dataset as they are stored, in C order and bounded pieces, or its texts, one by one."""
+def elements(file: Any, path: str) -> Iterator[bytes]:
+    """The elements of a dataset as they are stored, in C order and bounded pieces."""
     stored = h5py.Dataset(h5py.h5d.open(file.id, path.encode("utf-8", "surrogateescape")))
-    kind, space, total = stored.id.get_type(), stored.id.get_space(), 0
-    text, itemsize = kind.get_class() == h5py.h5t.STRING, kind.get_size()
+    kind, space = stored.id.get_type(), stored.id.get_space()
+    itemsize = kind.get_size()
     chunk = CHUNK // prod(stored.chunks) if stored.chunks else 0
-    for box in boxes(stored.shape, stored.chunks, max(itemsize, TEXT if text else 0) + chunk):
-        if text:
-            for item in np.asarray(stored[tuple(slice(*side) for side in box)]).reshape(-1).tolist():
-                raw = item if isinstance(item, bytes) else str(item).encode("utf-8", "surrogateescape")
-                total += len(raw)
-                if total > size + SLACK and kind.is_variable_str():  # many elements can point to one long text
-                    raise Refused(b"U", f"{path} unfolds to more than {total} bytes in a file of {size}")
-                yield raw
-            continue
+    for box in boxes(stored.shape, stored.chunks, itemsize + chunk):
         out = np.empty([stop - start for start, stop in box], f"V{itemsize}")
         if box:
             space.select_hyperslab(tuple(start for start, _ in box), out.shape)

@@ -35,7 +35,7 @@ MODELS = {"keras", "hdf5"}  # formats whose files Keras loads as models by these
 
 # the dtypes of HDF5; all others are opaque bytes with an attribute that names the dtype, as in Keras 3
 NAMED = {
-    "float64", "float32", "float16", "bool", "complex64", "complex128", "string",
+    "float64", "float32", "float16", "bool", "complex64", "complex128",
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 }  # fmt: skip
 
@@ -94,26 +94,21 @@ class Skeleton:
         return self._groups[path]
 
     def _dataset(self, parent: Any, name: bytes, tensor: Tensor) -> Slot:
-        """Create a dataset. The slot of texts is empty, because the library writes them itself."""
+        """Create a dataset."""
         import h5py
         import numpy as np
 
-        kind, text = tensor.dtype, tensor.dtype.kind == "s"
+        kind = tensor.dtype
         plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         plan.set_layout(h5py.h5d.CONTIGUOUS)
         plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         plan.set_obj_track_times(False)
-        if not text:  # whose elements are pointers and need a fill value
-            plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        own = kind.dtype.newbyteorder("<") if kind.name in NAMED and not text else np.dtype(f"V{kind.itemsize or 1}")
-        stored = h5py.h5t.py_create(h5py.string_dtype("utf-8") if text else own, logical=True)
+        plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        own = kind.dtype.newbyteorder("<") if kind.name in NAMED else np.dtype(f"V{kind.itemsize}")
+        stored = h5py.h5t.py_create(own, logical=True)
         space = h5py.h5s.create_simple(tensor.shape)
         created = h5py.h5d.create(parent, name, stored, space, dcpl=plan, lcpl=self._link_plan)
         size = created.get_storage_size()
-        if text:
-            if size:
-                h5py.Dataset(created)[...] = np.asarray(tensor.numpy(), object).reshape(tensor.shape)
-            return Slot(self.file, 0, 0, b"")
         if kind.name not in NAMED:
             write_attributes(h5py.Dataset(created), {"dtype": kind.name})
         return Slot(self.file, created.get_offset() if size else 0, size)
@@ -217,7 +212,7 @@ class FileWriter(Writer):
     skeleton: Skeleton | None = None
 
     def cannot_hold(self, tensor: Tensor) -> str:
-        """The reason why HDF5 cannot hold a tensor for its name or, which are read, for its texts; or ''."""
+        """The reason why HDF5 cannot hold a tensor for its name, or ''."""
         name = tensor.name
         if not name:
             return "the name is empty"
@@ -231,8 +226,6 @@ class FileWriter(Writer):
             encode(name)
         except UnicodeEncodeError:
             return "the name is not valid Unicode"
-        if tensor.dtype.kind == "s" and any(b"\0" in v for v in tensor.numpy().reshape(-1).tolist()):
-            return "HDF5 text cannot hold a NUL"
         return ""
 
     def held(self, checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[Note, ...]]:
@@ -293,6 +286,8 @@ class Hdf5Writer(FileWriter):
     def cannot_hold(self, tensor: Tensor) -> str:
         if tensor.dtype.kind == "x":
             return f"HDF5 has no dtype {tensor.dtype}, and would return it as plain bytes"
+        if tensor.dtype.kind == "s":
+            return "text is not written to HDF5"
         return super().cannot_hold(tensor)
 
     def place(self, checkpoint: Checkpoint) -> Placement:

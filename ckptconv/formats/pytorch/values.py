@@ -410,7 +410,9 @@ class PickledArray:
                 out[i] = item
             return out.reshape(self.shape, order=order)
         kind = self.kind.numpy()
-        check_text(self.items, kind)
+        last = kind.kind == "U" and self.items and int(np.frombuffer(self.items, kind.byteorder + "u4").max())
+        if last > sys.maxunicode:  # NumPy would raise a SystemError
+            raise CorruptCheckpoint(f"has text with a character beyond Unicode's last, {sys.maxunicode:#x}")
         array = np.frombuffer(self.items, kind).reshape(self.shape, order=order)
         return array if self.axes is None else array.transpose(self.axes)
 
@@ -471,11 +473,3 @@ NUMPY: dict[tuple[str, str], Any] = {
     **{("ml_dtypes", name): Known(name) for name in _ML_DTYPES},
     **{("numpy", name): Known(name) for name in _SCALARS},
 }
-
-
-def check_text(raw: bytes, kind: Any) -> None:
-    """Refuse numbers beyond Unicode in elements of NumPy's dtype `kind`, which would raise a SystemError."""
-    import numpy as np
-
-    if kind.kind == "U" and raw and int(np.frombuffer(raw, kind.byteorder + "u4").max()) > sys.maxunicode:
-        raise CorruptCheckpoint(f"has text with a character beyond Unicode's last, {sys.maxunicode:#x}")

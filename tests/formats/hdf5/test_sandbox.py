@@ -72,20 +72,19 @@ FRAMES = {
     "a negative shape": (GROUP + 'record(shape=[-1]); send(b".")', "negative"),
     "a shape of 2^80": (GROUP + 'record(shape=[2**80]); send(b".")', "elements"),
     "a shape of a thousand axes": (GROUP + 'record(shape=[1] * 1000); send(b".")', "axes"),
-    "texts at a place": (GROUP + 'record(dtype="string", offset=8); send(b".")', "needs bytes 8"),
     "a dtype of strangers": (GROUP + 'record(dtype="os.system"); send(b".")', "has the dtype"),
+    "text": (GROUP + 'record(dtype="string"); send(b".")', "has the dtype"),
     "an offset behind the file": (GROUP + 'record(offset=10**9); send(b".")', "needs bytes"),
     "bytes that end behind the file": (GROUP + 'record(offset=size - 7); send(b".")', "needs bytes"),
     "bytes that overlap": (GROUP + '[record(path=str(i), offset=0) for i in range(size)]', "overlaps another"),
     "a dataset twice": (GROUP + 'record(); record(shape=[1]); send(b".")', "have one name"),
     "a name of a control character": (GROUP + 'record(path="\\x1b[2J", dtype="x"); send(b".")', "has the dtype"),
     "a terabyte": (GROUP + 'record(shape=[2**38]); send(b".")', "declares 1099511627776 bytes"),
-    "a terabyte of texts": (GROUP + 'record(shape=[2**36], dtype="string"); send(b".")', "declares 109951162777"),
     "a terabyte in parts": (GROUP + '[record(path=str(i), shape=[2**22]) for i in range(9)]', "are declared so far"),
     "memory": (GROUP + 'record(attrs={"a": [[]] * 2 * 10**5})', "much more memory"),
     "its own words": ('send(b"U", b"\\x1b[2Jwhat" + b"x" * 9999)', "what"),
 }  # fmt: skip
-UNSAFE = {"a terabyte", "a terabyte of texts", "a terabyte in parts", "memory", "its own words"}
+UNSAFE = {"a terabyte", "a terabyte in parts", "memory", "its own words"}
 
 
 @pytest.mark.parametrize("name", FRAMES)
@@ -131,17 +130,16 @@ def test_it_cannot_keep_us_waiting(code: str, file: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("code", "dtype"),
+    "code",
     [
-        ('send(b"D", bytes(8) * 10**5); send(b".")', "float32"),
-        ('send(b".")', "float32"), ('while True: send(b"D", bytes(2**20))', "float32"),
-        ('send(b"D", b"abc"); send(b".")', "string"), ('while True: send(b"D", b"a")', "string"),
+        'send(b"D", bytes(8) * 10**5); send(b".")', 'send(b".")', 'send(b"D", b"abc"); send(b".")',
+        'while True: send(b"D", bytes(2**20))', 'while True: send(b"D")',
     ],
 )  # fmt: skip
-def test_forged_elements_are_errors(code: str, dtype: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forged_elements_are_errors(code: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "SLACK", 2**14)
     monkeypatch.setattr(sandbox, "RATIO", 1)  # small frames without end would take half a minute
-    forge(f'{GROUP} record(dtype="{dtype}"); send(b"."); take.readline()\n{code}', monkeypatch)
+    forge(f'{GROUP} record(); send(b"."); take.readline()\n{code}', monkeypatch)
     with pytest.raises(CkptError, match=r"other values|invalid message|unfold without bound"):
         ckptconv.open(file, from_="hdf5")["w"].numpy()
 
@@ -158,19 +156,19 @@ def test_a_process_serves_one_file_and_the_last_ones_are_kept(tmp_path: Path, mo
     monkeypatch.setattr(sandbox, "_idle", {})
     for i in range(4):
         with h5py.File(tmp_path / f"{i}.h5", "w") as f:
-            f["w"] = ["text"]
+            f.create_dataset("w", data=[1.5], chunks=(1,))
         for _ in range(2):
-            assert ckptconv.open(tmp_path / f"{i}.h5")["w"].numpy().tolist() == [b"text"]
+            assert ckptconv.open(tmp_path / f"{i}.h5")["w"].numpy().tolist() == [1.5]
     assert len(served()) <= 4
     assert [w.name for w in served() if str(tmp_path / "3.h5") in w.name]
     (ahead,) = (w for w in served() if not w.name)
     with h5py.File(tmp_path / "5.h5", "w") as f:
-        f["w"] = ["text"]
+        f.create_dataset("w", data=[1.5], chunks=(1,))
     ckptconv.open(tmp_path / "5.h5")
     assert "5.h5" in ahead.name
     ahead.process.kill()  # as a system that is short of memory does
     ahead.process.wait()
-    assert ckptconv.open(tmp_path / "5.h5")["w"].numpy().tolist() == [b"text"]
+    assert ckptconv.open(tmp_path / "5.h5")["w"].numpy().tolist() == [1.5]
 
 
 def test_a_process_that_worked_enough_is_replaced(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ TYPES: dict[str, tuple[Any, tuple[str, bool] | None]] = {  # the dtype, and whet
     "15 bits": (short(15), SKIPPED),
     "bool": (h5py.h5t.py_create(np.dtype(bool), logical=True), ("bool", False)),
     "an enumeration": (H5T.py_create(h5py.enum_dtype({"FALSE": 1, "TRUE": 0}, "i1"), logical=True), SKIPPED),
-    "texts": (H5T.C_S1, ("string", False)),
+    "texts": (H5T.C_S1, SKIPPED),
     "complex64, big-endian": (made((b"r", 0, F4BE), (b"i", 4, F4BE)), ("complex64", True)),
     "complex with a gap": (made((b"r", 0, F4BE), (b"i", 8, F4BE), size=12), SKIPPED),
     "long double": (H5T.py_create(np.dtype("longdouble"), logical=True), SKIPPED),
@@ -138,7 +138,7 @@ def test_elements_come_in_bounded_pieces(shape: list[int], chunks: list[int], co
         m.setattr(worker, "MAX_DATA", 64)
         m.setattr(worker, "MAX_BOX", 128)
         m.setattr(worker, "CHUNK", cost)
-        pieces = list(worker.elements(f, "w", 0))
+        pieces = list(worker.elements(f, "w"))
         boxes = list(worker.boxes(values.shape, tiles, 2))
     assert b"".join(pieces) == values.tobytes()
     assert max(map(len, pieces), default=0) <= 64
