@@ -252,7 +252,7 @@ def _notes(sizes: Sizes, found: Assignment, twins: Mapping[str, list[str]]) -> I
         if g.resized:
             resized.setdefault(g.resized, []).append(g.targets[0].name)
     if sizes.configured:
-        yield Note("hint", f"read from config.json: {', '.join(sizes.configured)}")
+        yield Note("hint", f"read from {' and '.join(sizes.read)}: {', '.join(sizes.configured)}")
     yield from (Note(*row) for row in kinds if row[-1])
     yield from (Note(*how, tuple(names)) for how, names in resized.items())
     used = {g.number for g in groups}

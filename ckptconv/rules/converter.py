@@ -31,12 +31,12 @@ MAX_COPIES = 64  # that are compared: 4 MB of each are in memory
 
 
 class Param(NamedTuple):
-    """A number that names and shapes do not determine: from a tensor, else from the model's config.json, else given."""
+    """A number that names and shapes do not determine: from a tensor, else from the model's settings, else given."""
 
     default: int | None = None
     of: Of | None = None
     help: str = ""
-    config: str = ""  # the key in config.json beside the source, dotted if it is nested
+    config: tuple[str, ...] = ()  # keys of settings, of which the first that is there counts: a.b, dim/n_heads/2
 
 
 class Tie(NamedTuple):

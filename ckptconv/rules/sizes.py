@@ -1,6 +1,7 @@
 """The sizes of axes that the source shapes do not determine: fixed, taken from another tensor, or a parameter.
 
-A parameter is given, or else taken from a tensor, or else read from config.json beside the source, or else its default.
+A parameter is given, or else taken from a tensor, or else a setting of the model, or else its default. Settings are in
+config.json (of Hugging Face) or params.json (of Meta, Mistral) beside the source, or in it, as Megatron's `args`.
 Sizes also tell a source that is not whole, and a model that is another converter's:
 
     [count]
@@ -32,7 +33,8 @@ from .templates import MAX_NAME, Matcher
 if TYPE_CHECKING:
     from .converter import Converter, Count, Fill, Rule, Size
 
-CONFIG = "config.json"
+CONFIGS = ("config.json", "params.json")
+ARGS = "args."  # values of a pickle: what a program was started with
 MAX_NUMBER = 2**31 - 1
 MAX_CONFIG = 2**20  # bytes; a language model of 500 labels has 50 kB
 
@@ -41,7 +43,7 @@ class Sizes:
     """The sizes of axes and the parameters of one conversion.
 
     params: the values in use. missing: parameters that lack a value, with their help. configured: what was read from
-    config.json. given: the parameters that a person gives.
+    the settings in the files `read`. given: the parameters that a person gives.
     """
 
     def __init__(self, converter: Converter, names: Names, given: Mapping[str, Any]) -> None:
@@ -51,6 +53,7 @@ class Sizes:
         self.params = params | self.given
         self.missing: dict[str, str] = {}
         self.configured: list[str] = []
+        self.read: dict[str, None] = {}
         self._used: set[str] = set()  # the parameters that something needed
         self._told: dict[str, set[int]] = {}  # what the file told of layers, by parameter
         self._lengths: dict[str, dict[int, str]] = {}  # of the axes that are compared, with the first tensor of each
@@ -124,7 +127,7 @@ class Sizes:
             raise UsageError(
                 f"the converter {self.converter.name} refers to {name!r}, which is not one of its parameters"
             )
-        where = f"(a config.json beside the source has no {param.config})" if param.config else ""
+        where = f"(a config.json beside the source has no {' or '.join(param.config)})" if param.config else ""
         self.missing.setdefault(name, f"{param.help} {where}".strip())
         raise LayoutError(f"the parameter {printable(name)} is not given")
 
@@ -164,8 +167,9 @@ class Sizes:
             pattern = Matcher([(param.of.name, {})])
             shapes = (shape for known, shape in self.names.shapes.items() if pattern.first(known))
             value = next((n for n in map(param.of.length, shapes) if n is not None), None)
-        if value is None and param.config:
-            value = self._configured(param.config, name)
+        for key in param.config if value is None else ():
+            if (value := self._configured(key, name)) is not None:
+                break
         value = param.default if value is None else value
         if value is not None:
             self.params[name] = value
@@ -191,37 +195,50 @@ class Sizes:
                 yield f"by the file, {name} is {' or '.join(map(str, sorted(numbers)))}; {number} was given"
 
     @cached_property
-    def _configs(self) -> dict[str, Any]:
-        """What each config.json beside the sources says, by its path; read when a number of it is first wanted."""
-        folders = {split(url)[0]: url for url in reversed(self.names.checkpoint.urls)}
-        paths = [sibling(url, CONFIG) for url in reversed(folders.values())]
-        return {path: parse_json(read_all(path, MAX_CONFIG), path) for path in paths if exists(path)}
+    def _settings(self) -> dict[str, Any]:
+        """The model's settings, by where they stand; read when a number of them is first wanted."""
+        checkpoint = self.names.checkpoint
+        folders = {split(url)[0]: url for url in reversed(checkpoint.urls)}
+        paths = [sibling(url, name) for url in reversed(folders.values()) for name in CONFIGS]
+        found = {path: parse_json(read_all(path, MAX_CONFIG), path) for path in paths if exists(path)}
+        values = checkpoint.details.get("values", {})
+        args = {k.removeprefix(ARGS): v for k, v in values.items() if k.startswith(ARGS)}
+        return found | ({checkpoint.urls[0]: args} if args else {})
 
     def _configured(self, key: str, param: str) -> int | None:
-        """The integer of a dotted key of config.json; None if no file has it, or has null there.
+        """The number of a key of the settings, or a quotient; None if one of its keys is nowhere, or null.
 
-        Raises UsageError, which names `param`, if it cannot be a size or two files differ, and
-        CorruptCheckpoint or UnsafeCheckpoint if a file cannot be trusted.
+        Raises UsageError, which names `param`, if it cannot be a size or settings differ, and CorruptCheckpoint or
+        UnsafeCheckpoint if a file cannot be trusted.
         """
         numbers: dict[int, str] = {}
-        for path, value in self._configs.items():
-            for word in key.split("."):
-                value = value.get(word) if isinstance(value, dict) else None
-            if value is None:
+        advice = f"give param='{param}=NUMBER'"
+        for path, settings in self._settings.items():
+            values = [int(word) if word.isdecimal() else _value(settings, word) for word in key.split("/")]
+            if None in values:
                 continue
-            if type(value) is not int or not 0 < value <= MAX_NUMBER:
-                shown = brief(printable(repr(value)), 100)
-                raise UsageError(
-                    f"{key} is {shown}, not an integer from 1 to {MAX_NUMBER}; give param='{param}=NUMBER'", url=path
-                )
-            numbers[value] = path
+            number = 0
+            for i, value in enumerate(values):
+                if type(value) is not int or not 0 < value <= MAX_NUMBER or (i and number % value):
+                    shown = " / ".join(brief(printable(repr(v)), 100) for v in values)
+                    raise UsageError(f"{key} is {shown}, not an integer from 1 to {MAX_NUMBER}; {advice}", url=path)
+                number = number // value if i else value
+            numbers[number] = path
         if len(numbers) > 1:
             shown = ", ".join(f"{n} in {printable(path)}" for n, path in numbers.items())
-            raise UsageError(f"the sources' {CONFIG} differ in {key}: {shown}; give param='{param}=NUMBER'")
-        for number in numbers:
+            raise UsageError(f"the sources' {CONFIGS[0]} differ in {key}: {shown}; {advice}")
+        for number, path in numbers.items():
             self.configured.append(f"{param}={number} ({key})")
+            self.read[split(path)[1]] = None
             return number
         return None
+
+
+def _value(settings: Any, key: str) -> Any:
+    """What stands at a dotted key."""
+    for word in key.split("."):
+        settings = settings.get(word) if isinstance(settings, dict) else None
+    return settings
 
 
 def _integers(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:

@@ -101,7 +101,7 @@ _RULE = {
     "note": TEXT, "doubts": _texts_of(doubts.DOUBTS), "refuse": TEXT,
 }  # fmt: skip
 _OF = {"of": TEXT, "axis": WHOLE._replace(default=0)}
-_PARAM = _OF | {"config": TEXT._replace(default=None), "default": WHOLE, "help": TEXT}
+_PARAM = _OF | {"config": TEXTS, "default": WHOLE, "help": TEXT}
 _RESIZE = {"axis": WHOLE, "to": SIZE, "from": SIZE, "value": NUMBER, "unchecked": FLAG}
 _REWRITE = {"from": TEXT, "to": TEXT, "where": TABLE, "one": TEXT, "if": TEXT}
 _FILL = Kind("a number, a parameter's name, or a list of them", _is(int, float, str), (), True)
@@ -371,13 +371,12 @@ def _resize(table: Mapping[str, Any], let: Let) -> Resize | None:
 
 def _param(name: str, value: Any) -> Param:
     table = fields({"default": value} if type(value) is int else value, _PARAM, f"parameter {name}")
-    config = table["config"]
-    if config is not None and not all(config.split(".")):
-        raise UsageError(
-            f'parameter {printable(name)}: {config!r} is not a key of config.json; write "heads" or "text.heads"'
-        )
+    for key in table["config"]:
+        if not all(re.split("[./]", key)):
+            what = 'is not a key of config.json; write "heads", "text.heads" or "width/heads"'
+            raise UsageError(f"parameter {printable(name)}: {key!r} {what}")
     of = Of(template(table["of"]), table["axis"]) if table["of"] else None
-    return Param(table["default"], of, table["help"], config or "")
+    return Param(table["default"], of, table["help"], table["config"])
 
 
 def _tie(value: Any) -> Tie:

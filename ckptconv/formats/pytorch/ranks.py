@@ -6,7 +6,8 @@
 
 Tensors that know which part of the whole they are become one tensor of all their parts. Others are called rank_0.NAME,
 rank_1.NAME: how to join them only the model's code knows, which a converter says: `rank_{r*}.{x}.wq.weight`, laid out
-`o i -> (r o) i`. Where some tensors know their part, those that do not are the same in all ranks: rank 0's are taken.
+`o i -> (r o) i`. Files of which no two have a name in common, as the first ones of Mixtral, are the model as they are.
+Where some tensors know their part, those that do not are the same in all ranks: rank 0's are taken.
 
 Sources: torch/distributed/tensor/placement_types.py (Shard, _StridedShard), device_mesh.py, _shard/sharded_tensor.
 """
@@ -25,13 +26,14 @@ from ...messages import many, shortened
 from ...moves.part import c_strides, checked_count
 from ...storage.files import Reader, Seen, join, names
 from ..complete import COUNTED
+from ..detect import open_checkpoint
 from ..table import DISTRIBUTED, Reading
 from ..tiling import joined
 from .archive import PICKLE, enter
 from .flatten import gather, stored
 from .tensors import PART, TORCH, UNTYPED, Storage, View, bare, from_type, ints
 from .values import Inert, Known, Ordered, shown
-from .walk import Leaf, Walk
+from .walk import TENSORS, Leaf, Walk
 
 RANKED = (  # the number of a file's rank, and in the first two of how many
     *COUNTED[2:],
@@ -42,6 +44,7 @@ BESIDE = re.compile(r"(optim|extra_state|scheduler|rng)")  # beginnings of sets 
 # what a trainer wrote of the whole model
 WHOLE = re.compile(r"model\.safetensors(\.index\.json)?|(adapter_model|pytorch_model)\b.*|model-\d+-of-.*")
 FLAT = ("_flat_param", "flat_param")
+META = "consolidated."  # of which one file is a model, too
 Box = tuple[tuple[int, ...], View]  # the index of the first element, and the elements
 
 
@@ -61,7 +64,7 @@ def _sets(files: Sequence[str]) -> list[Set]:
             count = int(m.groupdict().get("all", 0))
             files_of = found.setdefault((m["before"], m["after"], count), Set(m["before"], count)).files
             files_of[int(m["part"])] = name
-    sets = [s for s in found.values() if s.count or len(s.files) > 1]
+    sets = [s for s in found.values() if s.count or len(s.files) > 1 or s.before == META]
     sets = [s for s in sets if s.count or s.before.endswith((".", "mp_rank_")) or 0 in s.files]  # else of a LoRA
     return [s for s in sets if not BESIDE.match(s.before)] or sets
 
@@ -85,12 +88,18 @@ def open(url: str, how: Reading) -> Checkpoint:
     if lacking := [str(r) for r in range(count) if r not in files]:
         raise CorruptCheckpoint(f"has files of {len(files)} of {count} ranks; missing: {shortened(lacking)}", url=url)
     urls = [join(url, files[rank]) for rank in range(count)]
+    if count == 1:
+        return open_checkpoint(urls[0], how)
     read = [_read(path, rank, how) for rank, path in enumerate(urls)]
     parts = {leaf.name for leaf in read[0][0] if _is_part(leaf)}
     if not parts:
+        each = [{x.name: x for x in of if r == 0 or type(x.value) in TENSORS} for r, (of, _, _) in enumerate(read)]
         leaves = [
-            x._replace(name=f"rank_{r}.{x.name}", top=f"rank_{r}") for r, (of, _, _) in enumerate(read) for x in of
+            x._replace(name=f"rank_{r}.{x.name}", top=f"rank_{r}") for r, of in enumerate(each) for x in of.values()
         ]
+        if len(leaves) == len(whole := {name: x for of in each for name, x in of.items()}):
+            note = Note("assumed", f"tensors of {many(count, 'file')}, of which no two have a name in common")
+            return gather([*whole.values()], read[0][1], how, urls, "ranks", [note])
         note = Note("assumed", f"tensors of {many(count, 'rank')}, which a converter joins")
         return gather(leaves, read[0][1], how, urls, "ranks", [note], whole=True)
     leaves = list(_joined(read, urls))

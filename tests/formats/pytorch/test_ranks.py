@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import shutil
@@ -80,6 +81,10 @@ def llama() -> dict[str, Any]:
     return {n: torch.randn(s, generator=generator).bfloat16() for n, s in every.items()}
 
 
+def equal(got: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return got.keys() == expected.keys() and all(torch.equal(got[n], w) for n, w in expected.items())
+
+
 def hugging_face(d: dict[str, Any]) -> dict[str, Any]:
     """What convert_llama_weights_to_hf.py of transformers makes of it."""
 
@@ -116,15 +121,43 @@ def test_llama_of_any_number_of_ranks(converter: str, ranks: int, embedding: int
         files[f"consolidated.{rank:02d}.pth"] = cut | ({"rope.freqs": torch.ones(2)} if embedding else {})
     source = saved(tmp_path / "m", files)
     source = source / "consolidated.00.pth" if ranks == 1 else source
-    param = {} if embedding else {"half": 2}
-    ckptconv.convert(source, tmp_path / "out.pt", converter=converter, param=param)
+    if not embedding:
+        settings = {"dim": DIM, "n_heads": HEADS} if ranks > 2 else {"head_dim": DIM // HEADS}
+        (tmp_path / "m/params.json").write_text(json.dumps(settings))
+    ckptconv.convert(source, tmp_path / "out.pt", converter=converter)
     got, expected = torch.load(tmp_path / "out.pt"), hugging_face(whole)
-    assert got.keys() == expected.keys()
-    assert all(torch.equal(got[n], w) for n, w in expected.items())
+    assert equal(got, expected)
     if ranks > 1:  # the embedding along the other axis
         other = {"meta-llama2": "meta-llama3", "meta-llama3": "meta-llama2"}[converter]
         with pytest.raises(ckptconv.LayoutError, match="tok_embeddings"):
             ckptconv.convert(source, tmp_path / "no.pt", converter=other, param={"half": 2})
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_mixtral_as_first_published_and_as_later(files: int, tmp_path: Path) -> None:
+    """The steps of convert_mixtral_weights_to_hf.py; all files of the first have names of their own."""
+    dense = {n: w for n, w in llama().items() if "feed_forward" not in n}
+    expected, stacked, single = hugging_face(dense), dict(dense), dict(dense)
+    for i in range(2):
+        gate = torch.randn(4, DIM)
+        stacked[f"layers.{i}.block_sparse_moe.gate.weight"] = single[f"layers.{i}.feed_forward.gate.weight"] = gate
+        expected[f"model.layers.{i}.block_sparse_moe.gate.weight"] = gate
+        for w in ("w1", "w2", "w3"):
+            stacked[f"layers.{i}.block_sparse_moe.{w}"] = whole = torch.randn(4 * MLP, DIM)
+            for x, one in enumerate(whole.split(MLP)):
+                one = one.T.contiguous() if w == "w2" else one.clone()
+                single[f"layers.{i}.feed_forward.experts.{x}.{w}.weight"] = one
+                expected[f"model.layers.{i}.block_sparse_moe.experts.{x}.{w}.weight"] = one
+    held, converter = (stacked, "meta-mixtral-stacked") if files > 1 else (single, "meta-mixtral")
+    names = list(held)
+    source = saved(
+        tmp_path / "m", {f"consolidated.{k:02d}.pt": {n: held[n] for n in names[k::files]} for k in range(files)}
+    )
+    param = {"half": 2, "experts": 4} if files > 1 else {"half": 2}
+    ckptconv.convert(source, tmp_path / "out.pt", converter=converter, param=param)
+    assert equal(torch.load(tmp_path / "out.pt"), expected)
+    ckptconv.convert(tmp_path / "out.pt", tmp_path / "back.pt", converter=converter, inverse=True)
+    assert equal(torch.load(tmp_path / "back.pt"), held)
 
 
 # --- ZeRO -------------------------------------------------------------------------------------------------------------
