@@ -30,6 +30,7 @@ LEAVES = {
     "moving_mean": "running_mean", "moving_variance": "running_var", "mean": "running_mean", "var": "running_var",
     "avg_mean": "running_mean", "avg_var": "running_var", "rm": "running_mean", "riv": "running_var", "s": "weight",
     "running_std": "running_var", "moving_var": "running_var", "variance": "running_var",  # Keras 1 calls it std
+    "w_0": "weight", "b_0": "bias", "w_1": "running_mean", "w_2": "running_var",  # of Paddle's programs
     "depthwise_kernel": "depthwise_weight", "pointwise_kernel": "pointwise_weight",
     "recurrent_kernel": "weight_hh", "recurrent_bias": "bias_hh",
 }  # fmt: skip
@@ -63,10 +64,10 @@ def in_segments(names: Sequence[str]) -> dict[str, str]:
     bn1_running_mean, bn1RunningMean, bn1runningmean                                  bn1/running_mean
     """
     new = {n: COPY.sub("", n) for n in names}
-    while len(last := {leaf(n) for n in new.values()}) == 1 and _named([parent(n) for n in new.values()]):
-        if last & {*LEAVES, *KINDS}:
-            break
-        new = {n: parent(bare) for n, bare in new.items()}
+    bare = new
+    while len(last := {leaf(n) for n in bare.values()}) == 1 and not last & {*LEAVES, *KINDS} and all(bare.values()):
+        bare = {n: parent(name) for n, name in bare.items()}
+    new = bare if _named(list(bare.values())) else new
     if not any("/" in n or "." in n for n in new.values()):
         new = {n: _variable_apart(bare) for n, bare in new.items()}
         new = new if _named(list(new.values())) else {}

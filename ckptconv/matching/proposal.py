@@ -59,6 +59,7 @@ MATCH = (*SELECT, "force", "jobs")
 HOPE = 0.5  # of the smaller side must find a partner
 LEFT_OVER = "tensors of the source are left over that could be its scale or offset, so that no constants are filled in"
 TORN = "tensors of this module go to several modules, into which others go as well"
+APART = "the names of one side do not say which tensors are of one module"
 FOLDED = "batch normalisation seems to be folded into other layers of the target"
 UNFOLDED = (
     f"{FOLDED}: that rounds and needs its epsilon, so that no rule computes it; "
@@ -333,13 +334,14 @@ def _in_doubt(pairs: Sequence[Pair], sides: Sides, free: Side) -> Iterator[Pair]
     out, into = (Counter(names) for names in zip(*ways, strict=True))
     gone = {homes[n]: n for n, t in free.tensors.items() if t.shape and t.dtype.kind == "f"}
     torn = {x for x, y in ways if out[x] > 1 and into[y] > 1}
+    apart = [len(set(of.values())) == len(of) for of in (homes, ends)]  # no two tensors are of one module
     for p in pairs:
         kept = tuple((n, v) for n, v in p.fills if _dims(sides[1].tensors[n]) not in shapes)
         why = [LEFT_OVER] * (kept != p.fills)
         home = homes[p.sources[0]] if p.evidence == "names" else ""
         if beside := gone.get(home):
             why.append(f"{leaf(beside)} of the same module is left over")
-        why += [TORN] * (home in torn)
+        why += [TORN] * (home in torn) + [APART] * (bool(home) and apart[0] != apart[1])
         yield p._replace(fills=kept, sure=False, real=True, why=(*p.why, *why)) if why else p
 
 

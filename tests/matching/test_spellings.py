@@ -1,4 +1,4 @@
-"""Twelve small networks in eighteen spellings, matched by names and shapes; docs/match.md has the table."""
+"""Twelve small networks in twenty spellings, matched by names and shapes; docs/match.md has the table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.rules import library
 
 TENSORS = 252  # of all networks
-RIGHT = {"Chainer": 233, "Caffe2": 233}  # where it is not all: nothing tells the order of axes of a square W
+RIGHT = {
+    "Chainer": 233,
+    "Caffe2": 233,
+    "Paddle": 233,
+}  # where it is not all: nothing tells the order of axes of a square W
 
 
 def loaded(arrays: dict[str, np.ndarray]) -> Checkpoint:
@@ -42,3 +46,20 @@ def test_each_tensor_meets_its_own(name: str, tmp_path: Path) -> None:
                 t for t in arrays if t.endswith("running_var")
             } <= doubtful  # it stores 1 / sqrt(variance + epsilon)
     assert right == RIGHT.get(name, TENSORS)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (["fc1.weight", "fc2.weight", "out.weight"], [f"Dense_{i}/kernel" for i in range(3)]),
+        (["a.weight", "a.bias", "b.weight", "b.bias"], ["a_0", "a_1", "b_0", "b_1"]),  # blobs of Caffe
+    ],
+)
+def test_names_that_tell_too_little_are_to_look_at(source: list[str], target: list[str]) -> None:
+    both = [
+        loaded({n: np.zeros((4,) if n.endswith(("bias", "_1")) else (4, 4), "f4") for n in names})
+        for names in (source, target)
+    ]
+    for a, b in (both, both[::-1]):
+        found = ckptconv.match(a, b, values=False).proposal
+        assert len(found.doubtful) == len(found.pairs) == len(source)

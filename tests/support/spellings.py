@@ -1,4 +1,4 @@
-"""Twelve small networks, spelled as each of eighteen frameworks and habits names and lays out their tensors.
+"""Twelve small networks, spelled as each of twenty frameworks and habits names and lays out their tensors.
 
 A network is a list of modules: where it stands in the torch module, its kind, and its sizes. `spelled` gives the arrays
 that a convention stores for the arrays of the torch module, and the name there of each tensor of torch's.
@@ -184,6 +184,16 @@ CONVENTIONS: dict[str, Convention] = {
         lambda p, k, i, leaf: f"{p}.{leaf}",
         leaves(conv=W, dense=W, emb={"weight": "W"}, bn={"running_mean": "mean", "running_var": "inv_std"}),
         flipped=False, dense_flipped=True,
+    ),
+    "Paddle": Convention(
+        lambda p, k, i, leaf: f"{k}_{i}.{leaf}",
+        leaves(**{kind: {"weight": "w_0", "bias": "b_0"} for kind in ("conv", "dense", "ln", "emb")},
+               bn={"weight": "w_0", "bias": "b_0", "running_mean": "w_1", "running_var": "w_2"}),
+        {"conv": "conv2d", "dense": "linear", "bn": "batch_norm2d", "ln": "layer_norm", "emb": "embedding"},
+        flipped=False, dense_flipped=True,
+    ),
+    "tf.train.Checkpoint as arrays": Convention(
+        lambda p, k, i, leaf: f"net/{p.replace('.', '/')}/{leaf}/.ATTRIBUTES/VARIABLE_VALUE", LIKE_KERAS
     ),
     "joined by _": Convention(lambda p, k, i, leaf: f"{under(p)}_{leaf}", LIKE_KERAS),
     "torch, joined by _": Convention(lambda p, k, i, leaf: f"{under(p)}_{leaf}", TORCH, flipped=False),

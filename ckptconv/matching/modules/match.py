@@ -152,6 +152,7 @@ def _padded(a: Tensor, b: Tensor) -> bool:
 
 
 OPPOSED = {"pre", "post", "left", "right", "first", "last", "before", "after", "up", "down", "input", "output"}
+CLASSES = {"#", "dense", "conv", "norm"}  # words that say what a module is, not which
 Words = tuple[str, ...]  # of a module, numbers as #
 Numbers = tuple[int, ...]
 Kept = list[tuple[str, frozenset[str]]]  # words that both sides use, each with those that were left out before it
@@ -168,8 +169,10 @@ def same_names(sides: Both, every: Both) -> Iterator[tuple[Unit, Unit]]:
     for end in [e for e in ends[0] if e in ends[1] and len(e) > 1]:  # not the kind alone
         if len(ends[0][end]) == len(ends[1][end]) == 1:
             (s, x), (t, y) = (next(iter(found[end].items())) for found in ends)
-            if len(end) in (len(x), len(y)) and not _contradict(x[-len(end) :], y[-len(end) :]):
-                yield from _by_numbers(members[0][s], members[1][t])
+            a, b = members[0][s], members[1][t]
+            said = len(a) == len(b) or not CLASSES.issuperset(end[:-1])  # not by fc1, fc2 and Dense_0, Dense_1, Dense_2
+            if said and len(end) in (len(x), len(y)) and not _contradict(x[-len(end) :], y[-len(end) :]):
+                yield from _by_numbers(a, b)
 
 
 def _words(u: Unit) -> Words:
