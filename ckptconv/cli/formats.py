@@ -96,7 +96,7 @@ def _row(rule: Any) -> dict[str, Any]:
         "from": [t.text for t in rule.sources],
         "to": [t.text for t in rule.targets],
         "layout": rule.layout,
-        "ops": list(rule.ops),
+        "ops": list(rule.op),
     }
 
 

@@ -8,15 +8,16 @@ All problems of one kind are raised as one error. sizes.py finds the sizes of ax
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, named, onward, origin, uncollected
 from ..errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
 from ..messages import fold, listing, many, nearest, printable
-from . import doubts, operations, provenance
-from .assign import Assignment, Group, Names, assign, translated
+from . import operations
+from .assign import TIED, Assignment, Group, Names, assign, doubtful, recall, remember, tied, translated
 from .sizes import Sizes, check_model
 from .templates import INT, Matcher, Template
 
@@ -38,9 +39,9 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     whole, left_out = _untied(converter, checkpoint)
     names = Names(converter, whole)
     sizes = Sizes(converter, names, params or {})
-    found = provenance.recall(names) if converter.forward and converter.one_way else assign(names)
+    found = recall(names) if converter.forward and converter.one_way else assign(names)
+    check_model(sizes)
     if found.unmatched:
-        check_model(sizes)  # the cause, if a layer is missing of several that are stacked
         _refuse_unmatched(converter, whole, found)
     taken = {n for g in found.groups if g.rule.targets for n in g.names}
     broken = []
@@ -50,7 +51,6 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
         except LayoutError as e:
             shown = ", ".join(f"{n} {list(whole[n].shape)}" for n in group.names[:4])
             broken.append(f"{shown} by {group.rule.label}: {e.message}")
-    check_model(sizes)
     _check_sizes(sizes, broken)
     tensors, origins, twins = _placed(found.groups)
     went = {n: g.targets[0].name if len(g.names) == len(g.targets) == 1 else "" for g in found.groups for n in g.names}
@@ -59,7 +59,7 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     ties = (tuple(dict.fromkeys(went[n] for n in group if n in went)) for group in whole.ties)
     details = named(whole.details, kept, went.__getitem__)
     made = replace(made, ties=tuple(t for t in ties if len(t) > 1 and all(t)), details=details)
-    result = provenance.remember(converter, made, origins, twins, sizes.recorded(origins.values()))
+    result = remember(converter, made, origins, twins, sizes.recorded(origins.values()))
     result, copies = _tied(converter, result, names)
     # a rename passes other names by, with a rule that nobody wrote
     moves = {
@@ -82,7 +82,7 @@ def _build(sizes: Sizes, group: Group, taken: Collection[str]) -> None:
         return
     values = translated(rule, group.values, sizes.converter.separators) or {}
     made = _sources(checkpoint, group)
-    for template, blocks in rule.fills if rule.backward else ():
+    for template, blocks in rule.fill if rule.backward else ():
         name = template.render(group.values)
         if name in checkpoint and name not in taken:
             made[0] = operations.without(made[0], checkpoint[name], sizes.numbers(blocks))
@@ -96,9 +96,9 @@ def _build(sizes: Sizes, group: Group, taken: Collection[str]) -> None:
     lengths = sizes.solved(group, known, shapes)
     if rule.resize and not rule.backward:
         made[0], group.resized = _resized(sizes, group, rule.resize, values, made[0])
-    if rule.ops:
+    if rule.op:
         sources = [checkpoint[n] for n in group.names]
-        ops = tuple(operations.resolved(op, sources, lengths) for op in rule.ops[rule.adds :])
+        ops = tuple(operations.resolved(op, sources, lengths) for op in rule.op[rule.adds :])
         made = [replace(t, parts=tuple(p._replace(ops=(*p.ops, *ops)) for p in t.parts)) for t in made]
     first = checkpoint[group.names[0]]
     group.targets = [
@@ -106,7 +106,7 @@ def _build(sizes: Sizes, group: Group, taken: Collection[str]) -> None:
         for template, t in zip(rule.targets, made * len(rule.targets) if rule.same else made, strict=True)
         for name, t in _unstacked(rule, template, t, values)
     ]
-    for template, blocks in () if rule.backward else rule.fills:
+    for template, blocks in () if rule.backward else rule.fill:
         try:
             parts = operations.filled(group.targets[0], sizes.numbers(blocks))
         except LayoutError as e:
@@ -236,31 +236,33 @@ def _notes(sizes: Sizes, found: Assignment, twins: Mapping[str, list[str]]) -> I
         names = tuple(n for n, t in checkpoint.tensors.items() if t.role == role and n not in gone)
         if names:
             yield Note("skipped", f"{many(len(names), 'tensor')} with the role {role} (not weights)", names)
-    dropped = tuple(n for g in groups if not g.targets for n in g.names if n not in emptied)
-    copies = tuple(n for names in twins.values() for n in names)
-    added = tuple(n for g in groups if g.rule.adds for n in g.names)
-    compared = tuple(n for g in groups if g.rule.same and not converter.forward for n in g.names[1:])
-    kinds: list[tuple[NoteKind, str, tuple[str, ...]]] = [
-        ("skipped", f"{many(len(dropped), 'tensor')} left out, which the target has no place for", dropped),
-        ("tied", f"{many(len(copies), 'copy', 'copies')} of other tensors, taken once", copies),
-        ("tied", "copies that must be equal, compared when they are read", compared),
-        ("lossy", "added, which rounds and cannot be undone", added),
-        ("hint", "must hold what `fill` adds, which is checked when they are read, and are left out", tuple(emptied)),
-    ]
-    resized: dict[tuple[NoteKind, str], list[str]] = {}
-    for g in groups:
-        if g.resized:
-            resized.setdefault(g.resized, []).append(g.targets[0].name)
     if sizes.configured:
         yield Note("hint", f"read from {' and '.join(sizes.read)}: {', '.join(sizes.configured)}")
-    yield from (Note(*row) for row in kinds if row[-1])
-    yield from (Note(*how, tuple(names)) for how, names in resized.items())
+    kinds: list[tuple[NoteKind, str, Iterable[str]]] = [
+        (
+            "skipped", "{tensors} left out, which the target has no place for",
+            (n for g in groups if not g.targets for n in g.names if n not in emptied),
+        ),
+        ("tied", "{copies} of other tensors, taken once", chain.from_iterable(twins.values())),
+        (
+            "tied", "copies that must be equal, compared when they are read",
+            (n for g in groups if g.rule.same and not converter.forward for n in g.names[1:]),
+        ),
+        ("lossy", "added, which rounds and cannot be undone", (n for g in groups if g.rule.adds for n in g.names)),
+        ("hint", "must hold what `fill` adds, which is checked when they are read, and are left out", emptied),
+    ]  # fmt: skip
+    for how in dict.fromkeys(g.resized for g in groups if g.resized):
+        kinds.append((*how, [g.targets[0].name for g in groups if g.resized == how]))
+    for kind, text, concerned in kinds:
+        if names := tuple(concerned):
+            count = {"tensors": many(len(names), "tensor"), "copies": many(len(names), "copy", "copies")}
+            yield Note(kind, text.format(**count), names)
     used = {g.number for g in groups}
     idle = [r.label for i, r in enumerate(converter.rules) if i not in used and not (r.optional or r.refuse)]
     if idle and not converter.optional:
         yield Note("hint", f"{len(idle)} rules of {converter.name} matched no tensor", tuple(idle))
     if not converter.forward:
-        yield from doubts.notes(checkpoint, found)
+        yield from doubtful(checkpoint, found)
         own = (converter.rules[i].note for i in sorted(used))
         yield from (Note("hint", text) for text in dict.fromkeys((*converter.notes, *own)) if text)
 
@@ -299,7 +301,7 @@ def _tied(converter: Converter, checkpoint: Checkpoint, names: Names) -> tuple[C
                 raise LayoutError(f"the ties of {converter.name} add more than {MAX_ADDED} names to this checkpoint")
             ties += [(first, *added)] if added else []
             apart += added if tie.apart else []
-    record = {provenance.TIED: json.dumps(apart, separators=(",", ":"))} if apart else {}
+    record = {TIED: json.dumps(apart, separators=(",", ":"))} if apart else {}
     made = replace(checkpoint, tensors=tensors, ties=tuple(ties), metadata={**checkpoint.metadata, **record})
     return made, copies
 
@@ -310,7 +312,7 @@ def _untied(converter: Converter, checkpoint: Checkpoint) -> tuple[Checkpoint, l
     What is left out must be a copy of the first, which is compared bit for bit whenever that is read.
     """
     kept, gone = dict(checkpoint.tensors), dict[str, None]()
-    remembered = provenance.tied(checkpoint)
+    remembered = tied(checkpoint)
     for tie in converter.ties if converter.forward else ():
         for group in _groups(tie.names, checkpoint):
             there = [n for n in group if n in checkpoint]

@@ -5,16 +5,18 @@ A rule with several sources takes all of them or none: a tensor whose partner is
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint import Checkpoint, NoteKind, Tensor
+from ..checkpoint import Checkpoint, Note, NoteKind, Tensor
 from ..errors import LayoutError, UsageError
-from .templates import INT, MAX_NAME, any_taken
+from .templates import INT, MAX_NAME, Matcher, any_taken
 
 if TYPE_CHECKING:
     from .converter import Converter, Rewrite, Rule
@@ -193,24 +195,24 @@ def _take(
 
 def _refuses(rule: Rule, k: int, values: dict[str, str], names: Names, name: str) -> str:
     """Why a rule that fits the name does not take the tensor, or ''."""
-    rank, when = len(names.checkpoint[name].shape), rule.when
+    rank = len(names.checkpoint[name].shape)
     if rule.wanted[k] and rank not in rule.wanted[k]:
         return f"takes {' or '.join(map(str, rule.wanted[k]))} axes, the tensor has {rank}"
     spelled = translated(rule, values, names.converter.separators)
     if spelled is None:
         return "would give a negative or fractional number"
-    for templates, wanted in ((when.having, True), (when.lacking, False)):
+    for templates, wanted in ((rule.having, True), (rule.lacking, False)):
         for t in templates:
             other = t.render(spelled if rule.backward else values)
             if (other in names.shapes) != wanted:
                 return f"applies only {'with' if wanted else 'without'} {other}"
-    if when.kinds:
-        kind, unwanted = layer_kind(names.checkpoint, name), when.kinds[0].startswith("!")
-        if (kind in [k.removeprefix("!") for k in when.kinds]) == unwanted:
-            return f"is for layers of the kind {' or '.join(when.kinds)}, not {kind!r}"
-    if when.inputs and input_of(names.checkpoint, name) not in when.inputs:
-        return f"is for layers whose inputs are {' or '.join(when.inputs)}"
-    for key, value in when.metadata:
+    if rule.kind:
+        kind, unwanted = layer_kind(names.checkpoint, name), rule.kind[0].startswith("!")
+        if (kind in [k.removeprefix("!") for k in rule.kind]) == unwanted:
+            return f"is for layers of the kind {' or '.join(rule.kind)}, not {kind!r}"
+    if rule.input and input_of(names.checkpoint, name) not in rule.input:
+        return f"is for layers whose inputs are {' or '.join(rule.input)}"
+    for key, value in rule.metadata.items():
         if names.checkpoint.metadata.get(key) != value:
             return f"is for files whose {key} is {value}"
     return ""
@@ -279,4 +281,203 @@ def takes(converter: Converter, checkpoint: Checkpoint) -> bool:
     return not assign(Names(converter, checkpoint), whole=True).unmatched
 
 
-__all__ = ["Assignment", "Group", "Names", "assign", "resembles", "takes", "translated"]
+# --- What a converter records in the metadata so that its inverse can undo it; of names only a one-way converter ---
+#
+#     metadata["ckptconv.moved"] = {"converter": NAME, "rules": [label, ...], "names": {target: [rule, [from], [copy]]}}
+#
+# Every converter records sizes: of parameters, and by first target of axes that the shapes do not determine:
+#
+#     metadata["ckptconv.params"] = {"converter": NAME, "params": {name: number}, "sizes": {target: {axis: number}}}
+#
+# An inverse reads this from a file, which may be forged: what is not as above is taken for absent.
+
+
+KEY = "ckptconv.moved"
+TIED = "ckptconv.tied"  # [name, ...]: added by the converter; in other files they may be tensors of their own
+PARAMS = "ckptconv.params"  # sizes known only from the source's shapes
+OWN = (KEY, TIED, PARAMS)
+MAX_SIZE = 2**63  # of an axis
+
+
+def remember(
+    converter: Converter,
+    checkpoint: Checkpoint,
+    origins: Mapping[str, Group],
+    twins: Mapping[str, list[str]],
+    sizes: Mapping[str, Any],
+) -> Checkpoint:
+    """Record sizes, and every target's origin if names do not determine it; an inverse removes the record.
+
+    twins: the names of copies that were left out, by target.
+    """
+    metadata = {k: v for k, v in checkpoint.metadata.items() if k not in OWN}
+    if converter.forward:
+        return replace(checkpoint, metadata=metadata)
+    records: dict[str, Mapping[str, Any]] = {PARAMS: sizes} if any(sizes.values()) else {}
+    if converter.one_way:
+        names = {name: [g.number, g.names, twins.get(name, [])] for name, g in origins.items()}
+        records[KEY] = {"rules": [r.label for r in converter.rules], "names": names}
+    for key, record in records.items():
+        text = {"converter": converter.name, **record}
+        metadata[key] = json.dumps(text, separators=(",", ":"), ensure_ascii=False)
+    return replace(checkpoint, metadata=metadata)
+
+
+def borrowed(checkpoint: Checkpoint, made: Checkpoint) -> Checkpoint:
+    """The checkpoint with the records and doubts of what the converter makes of a template, for its inverse."""
+    records = {k: v for k, v in made.metadata.items() if k in (KEY, PARAMS)}
+    doubts = (n for n in made.notes if n.kind == "assumed")
+    return replace(checkpoint, metadata={**checkpoint.metadata, **records}, notes=(*checkpoint.notes, *doubts))
+
+
+def _read(checkpoint: Checkpoint, key: str) -> Any:
+    """The JSON that the metadata has under a key; None if there is none."""
+    try:
+        return json.loads(checkpoint.metadata[key])
+    except (KeyError, ValueError, RecursionError):
+        return None
+
+
+def _record(inverse: Converter, checkpoint: Checkpoint, key: str) -> dict[str, Any]:
+    """What the forward conversion recorded under a key; {} if it was another one."""
+    record = _read(checkpoint, key)
+    ours = inverse.forward and isinstance(record, dict) and record.get("converter") == inverse.name
+    return record if ours else {}
+
+
+def recorded(inverse: Converter, checkpoint: Checkpoint) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
+    """The parameters that the forward conversion recorded, and by name the sizes of axes; none for other converters."""
+    record = _record(inverse, checkpoint, PARAMS)
+    params, sizes = (v if type(v := record.get(key)) is dict else {} for key in ("params", "sizes"))
+    signed = {n for r in inverse.rules for _, blocks in r.fill for n in blocks}  # numbers; all others are sizes
+    known = {k: v for k, v in params.items() if type(v) is int and (v > 0 or k in signed) and k in inverse.params}
+    return known, {
+        n: {k: v for k, v in own.items() if type(v) is int and 0 <= v < MAX_SIZE}
+        for n, own in sizes.items() if type(own) is dict
+    }  # fmt: skip
+
+
+def tied(checkpoint: Checkpoint) -> set[str]:
+    """The names that were added for ties, if the metadata records them."""
+    names = _read(checkpoint, TIED)
+    return {n for n in names if isinstance(n, str)} if isinstance(names, list) else set()
+
+
+def recall(names: Names) -> Assignment:
+    """The groups that the inverse of a one-way converter converts, each with the names that the sources had."""
+    inverse, checkpoint = names.converter, names.checkpoint
+    forward = inverse.forward or inverse
+    rows, labels = _names(inverse, checkpoint)
+    kept = [i for i, r in enumerate(forward.rules) if r.targets]  # the rules of the inverse
+    same = {i: number for number, i in enumerate(kept) if labels[i : i + 1] == [forward.rules[i].label]}
+    found = assign(names, only={n: same[row[0]] for n, row in rows.items() if row[0] in same})
+    filled = Matcher([(t, r.where) for r in inverse.rules for t, _ in r.fill])
+    out = Assignment(unmatched=[n for n in found.unmatched if n not in rows or not filled.first(n)])
+    for group in found.groups:
+        origins, copies = rows[group.names[0]][1:]
+        if any(rows[n][1] != origins for n in group.names):
+            out.unmatched += group.names
+            continue
+        group.spelled = tuple((name, *(copies if len(origins) == 1 else ())) for name in origins)
+        out.groups.append(group)
+    return out
+
+
+def _names(inverse: Converter, checkpoint: Checkpoint) -> tuple[dict[str, Any], list[Any]]:
+    """The recorded names, and the labels of the rules that made them; UsageError if there are none."""
+    record = _record(inverse, checkpoint, KEY)
+    with suppress(KeyError, TypeError, ValueError, AttributeError):
+        rules, rows = record["rules"], record["names"]
+        if all(_sound(row, rules) for row in rows.values()):
+            return rows, rules
+    raise UsageError(
+        f"{inverse.name} has an inverse only for files that ckptconv converted with it, which record the original "
+        f"names, and this one does not ({inverse.one_way}); give a file of the framework as like=, which has the names"
+    )
+
+
+def _sound(row: Any, rules: Any) -> bool:
+    """Whether a row is [rule, [from, ...], [copies, ...]]."""
+    rule, origins, copies = row
+    lists = type(rules) is type(origins) is type(copies) is list
+    sound = lists and type(rule) is int and 0 <= rule < len(rules) and origins
+    return bool(sound) and all(isinstance(n, str) for n in (*origins, *copies))
+
+
+# --- What a rule cannot know of the tensors that it takes. A note says so, and only where it applies ---
+#
+# doubts = ["class", "flatten"]          in a [[rule]]; the keys of DOUBTS
+
+
+HEADS = {"einsum", "query", "key", "value", "output", "attention_output"}  # (_dense) with an axis of heads
+PLAIN = {"conv1d", "conv2d", "conv3d", "Conv"}  # default names of layers for which the rules of convolutions are right
+
+
+def doubtful(checkpoint: Checkpoint, found: Assignment) -> Iterator[Note]:
+    """The doubts of rules about tensors that they took."""
+    taken: dict[str, list[str]] = {}
+    for group in found.groups:
+        for doubt in group.rule.doubts:
+            taken.setdefault(doubt, []).extend(group.names)
+    for doubt, names in taken.items():
+        text, applies = DOUBTS[doubt]
+        after = _after_images(checkpoint) if doubt == "flatten" else ()
+        if concerned := tuple(n for n in names if applies(checkpoint, n) and (doubt != "flatten" or n in after)):
+            yield Note("assumed", text, concerned)
+
+
+def _after_images(checkpoint: Checkpoint) -> set[str]:
+    """Matrices whose rows are a multiple of the channels of a convolution, but the output of no layer before them."""
+    shapes = {n: t.shape for n, t in checkpoint.tensors.items() if not t.role}
+    channels = {s[-1] for n, s in shapes.items() if len(s) in (4, 5) or (len(s) == 3 and _is_conv1d(checkpoint, n))}
+    made = channels | {s[-1] for n, s in shapes.items() if n.endswith("embeddings") and s}
+    made |= {k * s[0] for n, s in shapes.items() if n.endswith("recurrent_kernel") and s for k in (1, 2)}
+    out = set()
+    for n, s in shapes.items():
+        if len(s) == 2 and n.endswith(("kernel", "_W", "_W_1", "_W_i", "_W_z")):
+            if s[0] not in made and any(c > 1 and s[0] % c == 0 for c in channels):
+                out.add(n)
+            made.add(s[1])
+    return out
+
+
+def _is_conv1d(checkpoint: Checkpoint, name: str) -> bool:
+    """Of a tensor of three axes: also if no name tells, unless it is attention's or an EinsumDense's."""
+    kind, leaf = layer_kind(checkpoint, name), name.rpartition("/")[2]
+    heads = kind.strip("_").removesuffix("_dense") in HEADS
+    return kind == "conv1d" or (leaf in ("kernel", "pointwise_kernel") and not heads)
+
+
+def _into_image(checkpoint: Checkpoint, name: str) -> bool:
+    taken = checkpoint.details.get("inputs", {}).get(name)
+    return bool(taken and taken.into_image)
+
+
+# The text of a note, and whether it is right for a tensor that a rule takes.
+DOUBTS: dict[str, tuple[str, Callable[[Checkpoint, str], bool]]] = {
+    "class": (
+        "taken for a plain convolution: neither the file nor the layer's name tells whether it is a transposed or a "
+        "depthwise one",
+        lambda c, n: not c.details.get("kinds", {}).get(n) and layer_kind(c, n) not in PLAIN,
+    ),
+    "flatten": (
+        "whether this layer follows a Flatten of images is not known. If it does, its inputs are now in the wrong "
+        "order for torch, and so are those of a normalisation between them: convert the .keras file of the model, or "
+        "use the rules of `ckptconv match SRC MODULE`",
+        lambda c, n: not input_of(c, n) and not n.endswith("recurrent_kernel"),
+    ),
+    "unknown": (
+        "follows an image and a layer whose effect on it is not known; if it takes a flattened image, torch has its "
+        "features in another order: a rule with the layout '(h w c) -> (c h w)'",
+        lambda c, n: input_of(c, n) == "unknown",
+    ),
+    "into_image": (
+        "its outputs are shaped into an image: if the module shapes them into (c, h, w), it needs them in another "
+        "order, and so do a bias and a normalisation between them: a rule with the layout 'i (h w c) -> (c h w) i'",
+        _into_image,
+    ),
+    "equation": (
+        "taken for an EinsumDense of inputs times kernel, abc,cd->abd: the file does not tell its equation",
+        lambda c, n: not input_of(c, n) and layer_kind(c, n).startswith("einsum_dense"),
+    ),
+}

@@ -53,11 +53,6 @@ class Count(NamedTuple):
     source: Template
     target: Template
     param: str
-    where: Mapping[str, Domain]
-
-    @property
-    def inverse(self) -> Count:
-        return Count(self.target, self.source, self.param, {k: d.inverse for k, d in self.where.items()})
 
 
 class Refusal(NamedTuple):
@@ -96,20 +91,6 @@ class Rewrite:
         return re.compile("^" * self.start + text + "$" * self.end), order
 
 
-class Conditions(NamedTuple):
-    """What must hold, besides the name, for a rule to take a tensor."""
-
-    ranks: tuple[int, ...] = ()  # of the first source; empty: any
-    having: tuple[Template, ...] = ()  # other names that the source must contain
-    lacking: tuple[Template, ...] = ()  # names that it must not contain
-    kinds: tuple[str, ...] = ()  # the tensor must belong to a layer of one of these classes, or ("!x") of none of them
-    inputs: tuple[str, ...] = ()  # what its layer must take, by a Keras model's config (LayerInput.state)
-    metadata: tuple[tuple[str, str], ...] = ()  # what the file's must say
-
-
-NONE = Conditions()
-
-
 @dataclass(frozen=True)
 class Rule:
     """How names change (`sources` to `targets`), how axes move (`layout`), and under which conditions."""
@@ -120,11 +101,16 @@ class Rule:
     flip: frozenset[str] = frozenset()  # axes of the layout that run the other way in the targets
     where: Mapping[str, Domain] = field(default_factory=dict)
     sizes: Mapping[str, Size] = field(default_factory=dict)
-    ops: tuple[str, ...] = ()
+    op: tuple[str, ...] = ()
     resize: Resize | None = None  # of the target
     same: bool = False  # the sources are equal copies, of which the first is taken
-    when: Conditions = NONE
-    fills: tuple[tuple[Template, Fill], ...] = ()  # constants beside the first target; an inverse leaves them out
+    rank: tuple[int, ...] = ()  # of the first source; empty: any
+    having: tuple[Template, ...] = ()  # other names that the source must contain
+    lacking: tuple[Template, ...] = ()  # names that it must not contain
+    kind: tuple[str, ...] = ()  # the tensor must belong to a layer of one of these classes, or ("!x") of none of them
+    input: tuple[str, ...] = ()  # what its layer must take, by a Keras model's config (LayerInput.state)
+    metadata: Mapping[str, str] = field(default_factory=dict)  # what the file's must say
+    fill: tuple[tuple[Template, Fill], ...] = ()  # constants beside the first target; an inverse leaves them out
     optional: bool = False  # no note if it never matches
     note: str = ""  # what to know of each conversion in which the rule takes a tensor
     doubts: tuple[str, ...] = ()  # of doubts.py, each a note where it applies
@@ -132,9 +118,15 @@ class Rule:
     backward: bool = False  # an inverse: conditions and sizes refer to its targets
 
     @property
+    def free(self) -> bool:
+        """Whether it takes each tensor of its name and rank, whatever else is there."""
+        given = self.having or self.lacking or self.kind or self.input or self.metadata
+        return len(self.sources) == 1 and not given
+
+    @property
     def adds(self) -> bool:
         """Whether the sources are added before anything else is done."""
-        return self.ops[:1] == ("sum",) and not self.same
+        return self.op[:1] == ("sum",) and not self.same
 
     @property
     def merges(self) -> bool:
@@ -213,7 +205,7 @@ class Rule:
     @cached_property
     def wanted(self) -> tuple[tuple[int, ...], ...]:
         """The ranks that each source may have (empty: any): those given, or that of the layout."""
-        first = self.when.ranks or self._rank(0)
+        first = self.rank or self._rank(0)
         return tuple(first if self.merges or k == 0 else self._rank(0, k) for k in range(len(self.sources)))
 
     def check(self, layout: str) -> None:
@@ -227,7 +219,7 @@ class Rule:
             other = "" if self.adds else "; or one name with {e*}"
             raise UsageError(f"`{word}` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name{other}")
         if how := self.resize:
-            scaled = not self.ops or (not how.value and all(map(operations.scales, self.ops)))
+            scaled = not self.op or (not how.value and all(map(operations.scales, self.op)))
             if stacked or counts != (1, 1) or not scaled:
                 what = "take one name to one name, without {e*}, and an `op` only if it scales and the value is 0"
                 raise UsageError(f"`crop` and `pad` {what}")
@@ -238,13 +230,13 @@ class Rule:
         axes = self.pattern.names if self.pattern else set()
         if self.targets and (odd := self.flip - axes - ({"..."} if "..." in layout else set())):
             raise UsageError(f"`flip` refers to {min(odd)}, which is not an axis of the layout")
-        for op in self.ops[self.adds :]:
+        for op in self.op[self.adds :]:
             operations.check(op, axes)
 
     @cached_property
     def inverse(self) -> Rule:
         """The rule in the other direction; UsageError if an operation cannot be undone."""
-        ranks = self.when.ranks
+        ranks = self.rank
         if self.same and self.sources[0].stacks:
             raise UsageError("nothing tells how many copies there were")
         if ranks and self.pattern:
@@ -258,8 +250,10 @@ class Rule:
             targets=self.sources,
             layout=f"{right.strip()} -> {left.strip()}" if self.layout else "",
             where={k: d.inverse for k, d in self.where.items()},
-            ops=tuple(operations.inverse(op) for op in reversed(self.ops)),
-            when=self.when._replace(ranks=ranks, kinds=(), inputs=()),
+            op=tuple(operations.inverse(op) for op in reversed(self.op)),
+            rank=ranks,
+            kind=(),
+            input=(),
             backward=not self.backward,
         )
 
@@ -301,13 +295,13 @@ class Converter:
                 rules += [rule.inverse] if rule.targets else []
             except UsageError as e:
                 bad.append(f"{rule.label}: {e.message}")
-        filled = {t.text: t for r in self.rules for t, _ in r.fills}
+        filled = {t.text: t for r in self.rules for t, _ in r.fill}
         rules += (Rule((t,), (), optional=True) for t in filled.values())
         if bad:
             raise UsageError(f"the converter {self.name} cannot be inverted:\n{listing(bad)}")
         return replace(
             self, rules=tuple(rules), source=self.target, target=self.source, separators=self.separators[::-1],
-            rewrites=(), counts=tuple(c.inverse for c in self.counts), forward=self,
+            rewrites=(), counts=tuple(Count(c.target, c.source, c.param) for c in self.counts), forward=self,
         )  # fmt: skip
 
     @cached_property

@@ -18,10 +18,9 @@ from ..errors import UnmatchedTensors, UsageError
 from ..messages import brief, did_you_mean, listing, printable
 from ..storage import plugins
 from ..storage.paths import refuse_remote
-from . import provenance
 from .apply import apply
-from .assign import Names, assign, resembles, takes, translated
-from .converter import NONE, Converter, Rule
+from .assign import Names, assign, borrowed, resembles, takes, translated
+from .converter import Converter, Rule
 from .templates import MAX_NAME, Capture, CaptureKind, Domain, DomainKind, Matcher, Template, halves, template
 from .toml import MAX_FILE, parse, read, shipped
 
@@ -143,7 +142,7 @@ def change(
         if not inverse and not resembles(rules, checkpoint):
             raise _stranger(rules, checkpoint)
         if inverse and rules.one_way and template is not None:
-            checkpoint = provenance.borrowed(checkpoint, apply(rules, template, params))
+            checkpoint = borrowed(checkpoint, apply(rules, template, params))
         try:
             checkpoint = apply(rules.inverse if inverse else rules, checkpoint, params)
         except UnmatchedTensors as e:
@@ -242,7 +241,7 @@ def _rule(rule: Rule, converter: Converter) -> Iterator[str]:
     stacked = {s for t in (*rule.sources, *rule.targets) for s in t.stacks}
     if len(stacked) > 1 and not rule.explicit:
         yield "stacks along more than one axis"
-    for t, _ in rule.fills:
+    for t, _ in rule.fill:
         if set(t.captures) - right or t.stacks or not rule.targets:
             yield f"`fill` {t.text} must bind captures of its targets, and stack nothing"
     for name in sorted(set(rule.sizes) - (rule.pattern.names if rule.pattern else set())):
@@ -257,7 +256,7 @@ def _rule(rule: Rule, converter: Converter) -> Iterator[str]:
 
 def _params(rule: Rule) -> list[str]:
     """The parameters to which a rule refers, by sizes of axes and by numbers of `fill`."""
-    lengths: list[Size | float | None] = [*rule.sizes.values(), *(b for _, blocks in rule.fills for b in blocks)]
+    lengths: list[Size | float | None] = [*rule.sizes.values(), *(b for _, blocks in rule.fill for b in blocks)]
     lengths += (rule.resize.to, rule.resize.before) if rule.resize else ()
     return [n for n in lengths if isinstance(n, str)]
 
@@ -296,30 +295,22 @@ def samples(template: Template, where: Mapping[str, Domain], most: int = MAX_SAM
     return [template.render(dict(zip(template.captures, pick, strict=True))) for pick in picks]
 
 
-class _Unconditional:
-    """The rules that take a name whatever else is there."""
-
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        alone = [i for i, r in enumerate(rules) if len(r.sources) == 1 and r.when._replace(ranks=()) == NONE]
-        self._kept = [(i, rules[i].wanted[0]) for i in alone]
-        self._matcher = Matcher([(rules[i].sources[0], rules[i].where) for i in alone])
-
-    def first(self, name: str, ranks: Collection[int]) -> tuple[int, dict[str, str]] | None:
-        """The index of the first rule for any rank, or one of these, that takes a name; and its captures."""
-        for m in self._matcher.matches(name):
-            i, wanted = self._kept[m.number]
-            if not wanted or any(r in ranks for r in wanted):
-                return i, m.values
-        return None
+def _first(converter: Converter, name: str, ranks: Collection[int]) -> tuple[int, dict[str, str]] | None:
+    """The index of the first rule that takes a name of one of these ranks whatever else is there, and its captures."""
+    for m in converter.matcher.matches(name):
+        i, _ = converter.origins[m.number]
+        rule = converter.rules[i]
+        if rule.free and (not rule.wanted[0] or {*rule.wanted[0]} & {*ranks}):
+            return i, m.values
+    return None
 
 
 def _shadowed(converter: Converter, most: int) -> Iterator[str]:
     """Rules that can never match because earlier ones take all their names."""
-    takers = _Unconditional(converter.rules)
     for i, rule in enumerate(converter.rules):
         for t, wanted in zip(rule.sources, rule.wanted, strict=True):
             each = [[r] for r in wanted] or [[]]
-            found = [takers.first(name, ranks) for name in samples(t, rule.where, most) for ranks in each]
+            found = [_first(converter, name, ranks) for name in samples(t, rule.where, most) for ranks in each]
             if found and all(m and m[0] < i for m in found):
                 first = min(converter.rules[m[0]].label for m in found if m)
                 yield f"rule {rule.label}: never matches, {first} takes all its names"
@@ -332,10 +323,9 @@ def _way_back(converter: Converter, most: int) -> Iterator[str]:
     except UsageError as e:
         yield e.message
         return
-    takers = _Unconditional(back.rules)
     for rule in converter.rules:
         simple = rule.alone and len(rule.targets) == 1 and not rule.targets[0].stacks
-        if not simple or rule.when.having or rule.when.lacking or _bound(rule.sources) != _bound(rule.targets):
+        if not simple or rule.having or rule.lacking or _bound(rule.sources) != _bound(rule.targets):
             continue
         own = Matcher([(rule.sources[0], rule.where)])
         for name in samples(rule.sources[0], rule.where, most):
@@ -343,7 +333,7 @@ def _way_back(converter: Converter, most: int) -> Iterator[str]:
             values = translated(rule, m.values, converter.separators) if m else None
             if values is None:
                 continue
-            taken = takers.first(rule.targets[0].render(values), rule.inverse.wanted[0] or range(MAX_NAME))
+            taken = _first(back, rule.targets[0].render(values), rule.inverse.wanted[0] or range(MAX_NAME))
             if taken and (wrong := _restored(back, *taken)) not in ("", name):
                 yield f"rule {rule.label}: {name} would come back as {wrong}; add a rank or a where, or declare one_way"
                 break

@@ -265,7 +265,7 @@ def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
 
 def _merged(several: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[Note]]:
     """The metadata of several checkpoints as one, with notes on what the sources say differently."""
-    from .provenance import OWN  # here: most conversions merge nothing
+    from .assign import OWN  # here: most conversions merge nothing
 
     metadata: dict[str, str] = {}
     for own in several:

@@ -15,9 +15,10 @@ Sizes also tell a source that is not whole, and a model that is another converte
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LayoutError, UnmatchedTensors, UsageError
@@ -25,13 +26,13 @@ from ..messages import brief, did_you_mean, listing, printable
 from ..storage.files import exists, read_all
 from ..storage.json import parse_json
 from ..storage.paths import sibling, split
-from . import operations, provenance
-from .assign import Group, Names, Shape
+from . import operations
+from .assign import Group, Names, Shape, recorded
 from .passes import PART
-from .templates import MAX_NAME, Matcher
+from .templates import INT, Matcher, Template
 
 if TYPE_CHECKING:
-    from .converter import Converter, Count, Fill, Rule, Size
+    from .converter import Converter, Fill, Rule, Size
 
 CONFIGS = ("config.json", "params.json")
 ARGS = "args."  # values of a pickle: what a program was started with
@@ -49,7 +50,7 @@ class Sizes:
     def __init__(self, converter: Converter, names: Names, given: Mapping[str, Any]) -> None:
         self.converter, self.names = converter, names
         self.given = _integers(converter, given)
-        params, self._record = provenance.recorded(converter, names.checkpoint)
+        params, self._record = recorded(converter, names.checkpoint)
         self.params = params | self.given
         self.missing: dict[str, str] = {}
         self.configured: list[str] = []
@@ -76,7 +77,7 @@ class Sizes:
                 out[axis] = self.one(size, captures)
             except LayoutError as e:
                 lacking = e
-                if rule.when.inputs and size in self.missing:  # it is for some layers: say for which
+                if rule.input and size in self.missing:  # it is for some layers: say for which
                     self.missing[size] += f"; {printable(first)}"
         if lacking:
             raise lacking
@@ -85,7 +86,7 @@ class Sizes:
     def solved(self, group: Group, known: Mapping[str, int], shapes: Sequence[Shape]) -> Mapping[str, int]:
         """The sizes of all axes of a rule, if scalings, comparisons or the inverse need them."""
         rule, compared, forgotten = group.rule, self.converter.axes, self._forgotten[group.number]
-        scaled = forgotten or any(map(operations.scales, rule.ops))
+        scaled = forgotten or any(map(operations.scales, rule.op))
         if not rule.pattern or not (scaled or compared.keys() & rule.pattern.names):
             return {}
         lengths = rule.pattern.bound(shapes, known).sizes
@@ -289,12 +290,10 @@ def _missing_layers(sizes: Sizes) -> Iterator[str]:
     for counted in converter.counts:
         if not counted.source.captures:  # stacked in one tensor
             continue
-        domain = counted.where.get(counted.source.captures[-1])
-        first = max(0, -domain.shift) if domain else 0  # it becomes 0 in the target, if any does
         given, wanted = sizes.params.get(counted.param), sizes.known(counted.param)
-        every = _numbers(counted, known.values())
-        for layer in _numbers(counted, (known[n] for n in kept)):
-            numbers = every[layer]
+        every = _numbers(converter, counted.source, known.values())
+        for layer, first in _numbers(converter, counted.source, (known[n] for n in kept)):
+            numbers = every[layer, first]
             end = first + wanted if wanted else max(numbers) + 1
             missing = list(islice((n for n in range(first, end) if n not in numbers), MAX_SHOWN + 1))
             if missing and len(numbers) != given:
@@ -305,13 +304,19 @@ def _missing_layers(sizes: Sizes) -> Iterator[str]:
                 yield f"{printable(layer)}: {shown} {verb} missing{where}; {right}"
 
 
-def _numbers(count: Count, names: Iterable[str]) -> dict[str, set[int]]:
-    """The values of the last capture, by the beginning of the names with the values of the others."""
-    text, order = count.source.regex(count.where)
-    begins = re.compile(f"{text}(?:[^0-9].*)?", re.DOTALL).fullmatch
-    number, out = count.source.captures[-1], dict[str, set[int]]()
-    for m in filter(None, (begins(n) for n in names if len(n) <= MAX_NAME)):
-        values = {name: m[k + 1] or "" for k, name in enumerate(order)}
-        layer = count.source.render({**values, number: f"{{{number}}}"})
-        out.setdefault(layer, set()).add(int(values[number]))
+def _numbers(converter: Converter, head: Template, names: Iterable[str]) -> dict[tuple[str, int], set[int]]:
+    """The values of the last capture of what names begin with, by the beginning with the values of the others.
+
+    With the first number that there must be, which becomes 0 in the target, if any does.
+    """
+    number, out = head.captures[-1], defaultdict[tuple[str, int], set[int]](set)
+    for m in chain.from_iterable(map(converter.matcher.matches, names)):
+        i, k = converter.origins[m.number]
+        rule = converter.rules[i]
+        if not rule.sources[k].text.startswith(head.text):
+            continue
+        domain, value = rule.where.get(number, INT), m.values[number]
+        if re.fullmatch(domain.pattern, value):
+            layer = head.render({**m.values, number: f"{{{number}}}"})
+            out[layer, max(0, -domain.shift)].add(int(value))
     return out

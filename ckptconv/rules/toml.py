@@ -18,19 +18,20 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
 from ..checkpoint.details import State
 from ..errors import LayoutError, UsageError
 from ..messages import brief, did_you_mean, printable
 from ..storage.paths import inside
-from . import doubts
-from .converter import Conditions, Converter, Count, Param, Refusal, Rewrite, Rule, Size, Tie
+from .assign import DOUBTS
+from .converter import Converter, Count, Fill, Param, Refusal, Rewrite, Rule, Size, Tie
 from .operations import Of, Resize
-from .templates import MAX_FREE, Domain, Template, check_free, domain, template
+from .templates import INT, MAX_FREE, Domain, Template, check_free, domain, template
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -59,12 +60,13 @@ Let = Mapping[str, Sequence[str]]
 
 
 class Kind(NamedTuple):
-    """The values that a key may have; those that are `listed` are given as one or as a list."""
+    """The values that a key may have, and what is made of each; those that are `listed` are given as one or a list."""
 
     said: str  # in an error
     fits: Callable[[Any], bool]
     default: Any = None
     listed: bool = False
+    made: Callable[[Any, Let], Any] = lambda value, let: value
 
 
 def _is(*types: type) -> Callable[[Any], bool]:
@@ -80,31 +82,81 @@ def _texts_of(words: Iterable[str]) -> Kind:
     return Kind(f"some of {', '.join(known)}", known.__contains__, (), listed=True)
 
 
+def _each(kind: Kind, what: str, table: dict[str, Any], let: Let) -> dict[str, Any]:
+    """A table whose keys are free, with values of one kind."""
+    return fields(table, dict.fromkeys(table, kind), what, let)
+
+
+def expand(text: Any, let: Let, which: int = 0) -> Any:
+    """Replace <name> in a text by that of `let`: the first of two in sources, the second in targets."""
+    for name, texts in let.items() if isinstance(text, str) else ():
+        text = text.replace(f"<{name}>", texts[min(which, len(texts) - 1)])
+        if len(text) > MAX_TEMPLATE:
+            raise UsageError(f"template {text[:40]!r}...: grows beyond {MAX_TEMPLATE} characters")
+    return text
+
+
+def _template(which: int, text: str, let: Let) -> Template:
+    return template(expand(text, let, which))
+
+
+def _size(value: Any, let: Let) -> Size:
+    if not isinstance(value, dict):
+        return value if isinstance(value, int) else str(expand(value, let))
+    return Of(*fields(value, _OF, "sizes", let).values())
+
+
+def _fills(table: dict[str, Any], let: Let) -> tuple[tuple[Template, Fill], ...]:
+    for name, blocks in (out := _each(_FILL, "fill", table, let)).items():
+        if not 0 < len(blocks) <= MAX_FILL:
+            raise UsageError(f"fill: {printable(name)} is neither a number nor a list of up to {MAX_FILL}")
+    return tuple((_template(1, name, let), blocks) for name, blocks in out.items())
+
+
+def _resize(word: str, table: dict[str, Any], let: Let) -> Resize | None:
+    """`crop` or `pad` of a rule; an empty table is none."""
+    how = fields(table, _RESIZE, f"`{word}`", let)
+    if table and (how["to"] is None or how["axis"] is None or how["axis"] < 0):
+        raise UsageError(ONE_OF.format(word))
+    return Resize(word == "pad", *how.values()) if table else None
+
+
+ONE_OF = "give one of `crop` and `pad`, as {} = {{ axis = 0, to = 100, value = 0 }}"
 TEXT, FLAG = Kind("a text", _is(str), ""), Kind("true or false", _is(bool), False)
 TEXTS = Kind("a text or a list of texts", _is(str), (), listed=True)
-WHOLE, NUMBER = Kind("a whole number", _is(int)), Kind("a number", _is(int, float), 0)
+NAMES, TARGETS = (TEXTS._replace(made=partial(_template, k)) for k in (0, 1))
+WHOLE, NUMBER = Kind("a whole number", _is(int)), Kind("a number", _is(int, float), 0.0, made=lambda v, let: float(v))
 NUMBERS = Kind("a whole number or a list of them", _is(int), (), listed=True)
 TABLE, LIST = Kind("a table", _is(dict), {}), Kind("a list", _is(list), [])
 TEXT_TABLE = Kind("a table of texts", _table_of(_is(str)), {})
-SIZE = Kind("a number, a parameter's name, or { of = NAME, axis = 0 }", _is(int, str, dict))
+WHERE = TABLE._replace(made=lambda table, let: {k: domain(expand(v, let)) for k, v in table.items()})
+SIZE = Kind("a number, a parameter's name, or { of = NAME, axis = 0 }", _is(int, str, dict), made=_size)
 
 _TOP = {
-    "title": TEXT, "source": TEXT, "target": TEXT, "separators": TEXTS, "include": TEXTS, "let": TABLE, "where": TABLE,
-    "params": TABLE, "rewrite": LIST, "tie": LIST,
+    "title": TEXT, "source": TEXT, "target": TEXT, "separators": TEXTS, "include": TEXTS, "where": TABLE,
+    "let": TABLE._replace(made=partial(_each, TEXTS, "let")), "params": TABLE, "rewrite": LIST, "tie": LIST,
     "rule": LIST, "detect": TABLE, "optional": FLAG, "one_way": TEXT, "notes": TEXTS,
     "count": TEXT_TABLE, "axes": TEXT_TABLE, "refuse": LIST,
 }  # fmt: skip
-_RULE = {
-    "from": TEXTS, "to": TEXTS, "names": TABLE, "layout": TEXT, "where": TABLE, "sizes": TABLE,
-    "op": TEXTS, "rank": NUMBERS, "if": TEXTS, "unless": TEXTS, "kind": TEXTS, "input": _texts_of(get_args(State)),
-    "fill": TABLE, "crop": TABLE, "pad": TABLE, "flip": TEXT, "metadata": TEXT_TABLE, "same": FLAG, "optional": FLAG,
-    "note": TEXT, "doubts": _texts_of(doubts.DOUBTS), "refuse": TEXT,
+_PAIR = {"from": NAMES, "to": TARGETS}
+_RULE = _PAIR | {
+    "names": TABLE, "layout": TEXT._replace(made=lambda text, let: " ".join(expand(text, let).split())),
+    "where": WHERE, "sizes": TABLE._replace(made=partial(_each, SIZE, "sizes")), "op": TEXTS, "rank": NUMBERS,
+    "if": NAMES, "unless": NAMES, "kind": TEXTS, "input": _texts_of(get_args(State)),
+    "fill": TABLE._replace(default=(), made=_fills),
+    **{word: TABLE._replace(default=None, made=partial(_resize, word)) for word in ("crop", "pad")},
+    "flip": TEXT._replace(default=frozenset(), made=lambda text, let: frozenset(text.split())),
+    "metadata": TEXT_TABLE, "same": FLAG, "optional": FLAG, "note": TEXT, "doubts": _texts_of(DOUBTS), "refuse": TEXT,
 }  # fmt: skip
-_OF = {"of": TEXT, "axis": WHOLE._replace(default=0)}
+_FIELDS = {"if": "having", "unless": "lacking"}  # of a rule; others are called as their keys
+_OF = {"of": TEXT._replace(made=NAMES.made), "axis": WHOLE._replace(default=0)}
 _PARAM = _OF | {"config": TEXTS, "default": WHOLE, "help": TEXT}
 _RESIZE = {"axis": WHOLE, "to": SIZE, "from": SIZE, "value": NUMBER, "unchecked": FLAG}
-_REWRITE = {"from": TEXT, "to": TEXT, "where": TABLE, "one": TEXT, "if": TEXT}
-_FILL = Kind("a number, a parameter's name, or a list of them", _is(int, float, str), (), True)
+_REWRITE = {"from": TEXT, "to": TEXT, "where": WHERE, "one": TEXT, "if": TEXT}
+_FILL = Kind(
+    "a number, a parameter's name, or a list of them", _is(int, float, str), (), True,
+    lambda v, let: v if isinstance(v, str) else float(v),
+)  # fmt: skip
 _REFUSE = {"equal": Kind("a list of two parameters or numbers", _is(int, str), (), listed=True), "why": TEXT}
 
 
@@ -117,8 +169,8 @@ def _most(key: str) -> int:
     return MAX_ENTRIES if key in ("params", "rewrite", "axes") else MAX_LISTED
 
 
-def fields(table: Any, schema: Mapping[str, Kind], what: str) -> dict[str, Any]:
-    """The values of all keys of a schema, of those that are not in the table the default; lists become tuples.
+def fields(table: Any, schema: Mapping[str, Kind], what: str, let: Let = MappingProxyType({})) -> dict[str, Any]:
+    """What is made of all keys of a schema, of those that are not in the table the default; lists become tuples.
 
     UsageError if a key is unknown, or a value is of another kind or has too many entries.
     """
@@ -134,25 +186,9 @@ def fields(table: Any, schema: Mapping[str, Kind], what: str) -> dict[str, Any]:
         values = value if kind.listed and isinstance(value, list) else [value]
         if not all(map(kind.fits, values)):
             raise UsageError(f"{printable(what)}: {key} = {value!r}: give {kind.said}")
-        out[key] = tuple(values) if kind.listed else value
+        made = tuple(kind.made(v, let) for v in values)
+        out[key] = made if kind.listed else made[0]
     return out
-
-
-def expand(text: Any, let: Let, which: int = 0) -> Any:
-    """Replace <name> in a text by that of `let`: the first of two in sources, the second in targets."""
-    for name, texts in let.items() if isinstance(text, str) else ():
-        text = text.replace(f"<{name}>", texts[min(which, len(texts) - 1)])
-        if len(text) > MAX_TEMPLATE:
-            raise UsageError(f"template {text[:40]!r}...: grows beyond {MAX_TEMPLATE} characters")
-    return text
-
-
-def _templates(texts: Iterable[str], let: Let, which: int = 0) -> tuple[Template, ...]:
-    return tuple(template(expand(t, let, which)) for t in texts)
-
-
-def _domains(where: Mapping[str, Any], let: Let) -> dict[str, Domain]:
-    return {k: domain(expand(v, let)) for k, v in where.items()}
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
@@ -176,7 +212,7 @@ def parse(
         why = "is nested too deeply"
     except (UsageError, LayoutError) as e:
         why = e.message
-    except ValueError as e:  # a number with more digits than are read
+    except (ValueError, OverflowError) as e:  # a number with more digits than are read
         why = f"not a rule file: {e}"
     raise UsageError(brief(why if why.startswith("converter ") else f"converter {printable(name)}: {why}", MAX_MESSAGE))
 
@@ -184,13 +220,13 @@ def parse(
 def _converter(top: dict[str, Any], name: str, folder: Path | None, outer: Let, files: list[str]) -> Converter:
     """The converter of a file's table: its own rules, then those of the files that it includes."""
     table = fields(top, _TOP, "the file")
-    let: Let = {k: fields({k: v}, {k: TEXTS}, "let")[k] for k, v in table["let"].items()} | dict(outer)
+    let: Let = table["let"] | dict(outer)
     if any(not 0 < len(texts) <= 2 for texts in let.values()):
         raise UsageError("an entry of `let` is one text, or two: that of the source and that of the target")
     shared = [_included(i, folder, let, files) for i in table["include"]]
-    common = _domains(table["where"], let)
-    detect = fields(table["detect"], {"all": TEXTS, "none": TEXTS, "where": TABLE}, "detect")
-    spoken = common | _domains(detect["where"], {})
+    common = WHERE.made(table["where"], let)
+    detect = fields(table["detect"], {"all": NAMES, "none": NAMES, "where": WHERE}, "detect")
+    spoken = common | detect["where"]
     separators = table["separators"] or (shared[0].separators if shared else ("/", "."))
     if len(separators) != 2:
         raise UsageError("separators must be two strings: that of the source and that of the target")
@@ -207,8 +243,8 @@ def _converter(top: dict[str, Any], name: str, folder: Path | None, outer: Let, 
         counts=tuple(_count(k, v, common, let) for k, v in table["count"].items()),
         axes=table["axes"],
         refusals=tuple(map(_refusal, table["refuse"])),
-        present=tuple((t, spoken) for t in _templates(detect["all"], {})),
-        absent=tuple((t, spoken) for t in _templates(detect["none"], {})),
+        present=tuple((t, spoken) for t in detect["all"]),
+        absent=tuple((t, spoken) for t in detect["none"]),
         optional=top.get("optional", any(s.optional for s in shared)),
         one_way=table["one_way"],
         notes=table["notes"],
@@ -295,75 +331,33 @@ def read(path: Path) -> str:
 
 def _rules(given: Any, let: Let, common: Mapping[str, Domain]) -> Iterator[Rule]:
     """The rules of one [[rule]]: one, or one for each pair of `names`. common: the file's `where`."""
-    table = fields(given, _RULE, "rule")
-    pairs = [given] * ("from" in given) + [{"from": a, "to": b} for a, b in table["names"].items()]
-    if not pairs or any("to" not in p for p in pairs):
+    table = fields(given, _RULE, "rule", let)
+    pairs = [table] * ("from" in given) + [
+        fields({"from": a, "to": b}, _PAIR, "names", let) for a, b in table["names"].items()
+    ]
+    if not pairs or ("from" in given and "to" not in given):
         raise UsageError(f"rule {given!r} needs `from` and `to`, or `names`")
-    nameless, layout = _nameless(table, let), " ".join(expand(table["layout"], let).split())
-    where, unused = {**common, **nameless.where}, set(nameless.where)
-    for pair in pairs:
-        names = fields(pair, _RULE, "names")
-        sources, targets = (_templates(names[key], let, which) for which, key in enumerate(("from", "to")))
+    if table["crop"] and table["pad"]:
+        raise UsageError(ONE_OF.format("crop"))
+    rest = {_FIELDS.get(k, k): v for k, v in table.items() if k not in (*_PAIR, "names", "crop", "pad")}
+    where, unused = {**common, **table["where"]}, set(table["where"])
+    for sources, targets in ((pair["from"], pair["to"]) for pair in pairs):
         if not sources:
             raise UsageError("a rule has no name in `from`")
         bound = {c for t in (*sources, *targets) for c in t.captures}
         unused -= bound
-        rule = replace(
-            nameless, sources=sources, targets=targets, layout=layout if targets else "",
-            where={k: d for k, d in where.items() if k in bound},
-        )  # fmt: skip
+        here = {
+            "where": {k: d for k, d in where.items() if k in bound}, "layout": table["layout"] if targets else "",
+            "resize": table["crop"] or table["pad"],
+        }  # fmt: skip
+        rule = Rule(sources, targets, **{**rest, **here})
         try:
-            rule.check(layout)
+            rule.check(table["layout"])
         except (UsageError, LayoutError) as e:
             raise UsageError(f"rule {rule.label}: {e.message}") from e
         yield rule
     if unused:
         raise UsageError(f"rule {rule.label}: `where` refers to {{{min(unused)}}}, which is in no name")
-
-
-def _nameless(table: dict[str, Any], let: Let) -> Rule:
-    """What a [[rule]] says of all its names."""
-    sizes = fields(table["sizes"], dict.fromkeys(table["sizes"], SIZE), "sizes")
-    return Rule(
-        (), (),
-        flip=frozenset(table["flip"].split()),
-        where=_domains(table["where"], let),
-        sizes={k: _size(v, let) for k, v in sizes.items()},
-        ops=table["op"],
-        resize=_resize(table, let),
-        same=table["same"],
-        when=Conditions(
-            table["rank"], _templates(table["if"], let), _templates(table["unless"], let), table["kind"],
-            table["input"], tuple(table["metadata"].items()),
-        ),
-        fills=tuple((template(expand(k, let, 1)), _fill(k, v)) for k, v in table["fill"].items()),
-        optional=table["optional"], note=table["note"], doubts=table["doubts"], refuse=table["refuse"],
-    )  # fmt: skip
-
-
-def _fill(name: str, value: Any) -> tuple[float | str, ...]:
-    blocks = fields({name: value}, {name: _FILL}, "fill")[name]
-    if not 0 < len(blocks) <= MAX_FILL:
-        raise UsageError(f"fill: {printable(name)} is neither a number nor a list of up to {MAX_FILL}")
-    return tuple(v if isinstance(v, str) else float(v) for v in blocks)
-
-
-def _size(value: Any, let: Let) -> Size:
-    if not isinstance(value, dict):
-        return value if isinstance(value, int) else str(expand(value, let))
-    of = fields(value, _OF, "sizes")
-    return Of(template(expand(of["of"], let)), of["axis"])
-
-
-def _resize(table: Mapping[str, Any], let: Let) -> Resize | None:
-    """`crop` or `pad` of a rule."""
-    given = [(word, fields(table[word], _RESIZE, f"`{word}`")) for word in ("crop", "pad") if table[word]]
-    for word, how in given:
-        if len(given) > 1 or how["to"] is None or how["axis"] is None or how["axis"] < 0:
-            raise UsageError(f"give one of `crop` and `pad`, as {word} = {{ axis = 0, to = 100, value = 0 }}")
-        before = None if how["from"] is None else _size(how["from"], let)
-        return Resize(word == "pad", how["axis"], _size(how["to"], let), before, float(how["value"]), how["unchecked"])
-    return None
 
 
 # --- what a file has beside its rules -------------------------------------------------------------------------------
@@ -375,23 +369,21 @@ def _param(name: str, value: Any) -> Param:
         if not all(re.split("[./]", key)):
             what = 'is not a key of config.json; write "heads", "text.heads" or "width/heads"'
             raise UsageError(f"parameter {printable(name)}: {key!r} {what}")
-    of = Of(template(table["of"]), table["axis"]) if table["of"] else None
+    of = Of(table["of"], table["axis"]) if table["of"] else None
     return Param(table["default"], of, table["help"], table["config"])
 
 
 def _tie(value: Any) -> Tie:
-    table = fields(value, {"names": TEXTS, "apart": FLAG, "if": TEXTS}, "tie")
-    return Tie(_templates(table["names"], {}), table["apart"], table["if"])
+    table = fields(value, {"names": NAMES, "apart": FLAG, "if": TEXTS}, "tie")
+    return Tie(*table.values())
 
 
 def _count(head: str, param: str, common: Mapping[str, Domain], let: Let) -> Count:
-    source, target = (template(expand(head, let, which)) for which in (0, 1))
-    where = {k: d for k, d in common.items() if k in (*source.captures, *target.captures)}
-    last = [t.parts[-1] for t in (source, target) if t.captures]
-    for p in last or [""]:
-        if isinstance(p, str) or p.kind == "..." or where.setdefault(p.name, Domain("int")).kind != "int":
+    source, target = (_template(which, head, let) for which in (0, 1))
+    for p in [t.parts[-1] for t in (source, target) if t.captures] or [""]:
+        if isinstance(p, str) or p.kind == "..." or common.get(p.name, INT).kind != "int":
             raise UsageError(f"count {head!r}: it must end with a capture that is a number")
-    return Count(source, target, str(expand(param, let)), where)
+    return Count(source, target, str(expand(param, let)))
 
 
 def _refusal(value: Any) -> Refusal:
@@ -416,4 +408,4 @@ def _rewrite(value: Any) -> Rewrite:
     if odd := ({*target.captures, one} - {"", *parsed.captures}):
         raise UsageError(f"rewrite {source!r}: {{{min(odd)}}} is not in it")
     given = template(table["if"]) if table["if"] else None
-    return Rewrite(parsed, target, start, end, _domains(table["where"], {}), one, given)
+    return Rewrite(parsed, target, start, end, table["where"], one, given)

@@ -16,7 +16,7 @@ from ckptconv.checkpoint.details import LayerInput, State
 from ckptconv.errors import LayoutError, UnmatchedTensors, UsageError
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
-from ckptconv.rules.provenance import PARAMS
+from ckptconv.rules.assign import PARAMS
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -21,7 +21,7 @@ import ckptconv
 from ckptconv.formats import flax as walker, safetensors
 from ckptconv.formats.keras import v3
 from ckptconv.formats.pytorch import pickle, walk
-from ckptconv.rules import axes, layout, library, templates, toml
+from ckptconv.rules import layout, library, templates, toml
 
 ARRAY = msgpack.ExtType(1, msgpack.packb(((2,), "float32", np.ones(2, "<f4").tobytes())))
 
@@ -77,10 +77,10 @@ LIMITS: dict[str, Case] = {
         pickle, "MAX_STEPS", 5, lambda _: pickle.load(b"\x80\2]K\1a."), "the pickle has more than 4 steps"
     ),
     "the length of a layout": (
-        axes, "MAX_PATTERN", 10, lambda _: axes.sides("i o -> o i"), r"layout 'i o -> o i'\.\.\. is longer than 9"
+        layout, "MAX_PATTERN", 10, lambda _: layout.sides("i o -> o i"), r"layout 'i o -> o i'\.\.\. is longer than 9"
     ),
     "the parentheses of a layout": (
-        axes, "MAX_DEPTH", 2, lambda _: axes.sides("((i o)) -> o i"), "has more than 1 nested parentheses"
+        layout, "MAX_DEPTH", 2, lambda _: layout.sides("((i o)) -> o i"), "has more than 1 nested parentheses"
     ),
     "the blocks of a layout": (
         layout, "MAX_BLOCKS", 3, lambda _: layout.parse.__wrapped__("(a + b + c) -> (c + b + a)"), "more than 2 blocks"

@@ -28,7 +28,7 @@ AT_MOST = {
     "benchmarks": 45.1,
     "fixtures": 42.8,
     "matching": 39.4,
-    "rules": 35.9,
+    "rules": 35.5,
     "fuzz": 24.3,
     "reporting": 17.3,
     "moves": 16.7,
@@ -50,7 +50,7 @@ AT_MOST = {
     "plugin.py": 0.2,
     "__main__.py": 0.1,
 }
-MODULES, MODULES_AIM = 173, 170
+MODULES, MODULES_AIM = 170, 170
 BESIDE = ("tests", "benchmarks", "fixtures", "fuzz", "tools")
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
 DOCUMENTED = (ast.Module, ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)

@@ -15,7 +15,7 @@ from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.errors import CkptError, LayoutError, NameCollision, UnmatchedTensors, UsageError
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
-from ckptconv.rules.provenance import KEY, PARAMS, TIED
+from ckptconv.rules.assign import KEY, PARAMS, TIED
 
 
 def parse(text: str) -> library.Converter:
