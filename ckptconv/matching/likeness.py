@@ -51,6 +51,7 @@ PLURAL = 4  # of a word that may be a plural, at least
 KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_ih", "bias_ih", "bias_hh"}
 RECURRENT = re.compile(r"((?:weight|bias)_(?:ih|hh))(?:_l[0-9]+)?(_reverse)?")  # of torch
 VARIABLES = sorted({*LEAVES, *KINDS}, key=lambda v: -len(v))
+IN_FRONT = re.compile(r"(?i)([wb])(?:_(?=.)|(?=[0-9]))", re.S)  # of what a variable belongs to: W_conv1, b2
 APART = 4  # letters of a variable that may follow a word directly: conv1bias, headbias
 MAX_CLASS = 500  # tensors or modules on a side that are compared each with each
 SAME_NUMBERS, IN_ORDER = 0.3, 0.1  # weights of the numbers in a name and of its place, against its words (0 to 1)
@@ -62,14 +63,16 @@ def in_segments(names: Sequence[str]) -> dict[str, str]:
 
     conv1/kernel/value, conv1/bias/value      a last segment that all share is none:  conv1/kernel, conv1/bias
     bn1_running_mean, bn1RunningMean, bn1runningmean                                  bn1/running_mean
+    net/W_fc1, net/b_fc1, net/w2, net/b2                                              net/fc1/w, net/2/b
     """
     new = {n: COPY.sub("", n) for n in names}
     bare = new
     while len(last := {leaf(n) for n in bare.values()}) == 1 and not last & {*LEAVES, *KINDS} and all(bare.values()):
         bare = {n: parent(name) for n, name in bare.items()}
     new = bare if _named(list(bare.values())) else new
-    if not any("/" in n or "." in n for n in new.values()):
-        new = {n: _variable_apart(bare) for n, bare in new.items()}
+    if len(homes := {parent(n) for n in new.values()}) == 1:
+        cut = len(min(homes) and f"{min(homes)}/")
+        new = {n: name[:cut] + _variable_apart(name[cut:]) for n, name in new.items()}
         new = new if _named(list(new.values())) else {}
     return new if len({*new.values()}) == len(names) else {n: n for n in names}
 
@@ -80,15 +83,16 @@ def _named(names: Sequence[str]) -> bool:
 
 
 def _variable_apart(name: str) -> str:
-    """A name without segments, with what its variable is called as one: the longest that it ends in."""
-    for variable in VARIABLES:
+    """A name without segments, with what its variable is called as one: the longest that it ends in, or W_, b_."""
+    for variable in VARIABLES if name.lower() not in VARIABLES else ():
         for end in {variable, variable.replace("_", "")}:
             cut = len(name) - len(end)
             if cut > 0 and name.lower().endswith(end):
                 before = name[cut - 1]
                 if before in "_-" or before.isdigit() or name[cut].isupper() or len(end) >= APART:
                     return f"{name[:cut].rstrip('_-')}/{variable}"
-    return name
+    m = IN_FRONT.match(name)
+    return f"{name[m.end() :]}/{m[1]}" if m else name
 
 
 @lru_cache(maxsize=2**16)

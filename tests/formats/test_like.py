@@ -129,3 +129,25 @@ def test_tensorflow_restores_its_objects(tmp_path: Path) -> None:
     tf.train.Checkpoint(m=now).restore(str(tmp_path / "c")).assert_consumed()
     assert now.many[1].numpy().tolist() == [[1.0]]
     assert now.named["a/b"].numpy().tolist() == [2.0]
+
+
+def test_a_graph_restores_what_was_matched(cli: Run, tmp_path: Path) -> None:
+    """By a Saver of TensorFlow 1 with its Adam slots; names of variables as the tutorials have them."""
+    v1 = pytest.importorskip("tensorflow").compat.v1
+    pytest.importorskip("scipy", reason="`match` needs it")
+    rng = np.random.default_rng(0)
+    state = {f"fc{k}.{n}": rng.normal(size=s[: 2 - (n == "bias")]).astype("f4") for n in ("weight", "bias")
+             for k, s in ((1, (5, 4)), (2, (3, 5)))}  # fmt: skip
+    ckptconv.save(state, tmp_path / "m.pt")
+    with v1.Graph().as_default(), v1.Session() as session:
+        of = {n: v1.get_variable(n, s) for n, s in {"w1": (4, 5), "b1": 5, "w2": (5, 3), "b2": 3}.items()}
+        x = rng.normal(size=(2, 4)).astype("f4")
+        y = (x @ of["w1"] + of["b1"]) @ of["w2"] + of["b2"]
+        v1.train.AdamOptimizer().minimize(y, v1.train.get_or_create_global_step())
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver().save(session, str(tmp_path / "fresh"))
+        done = cli("m.pt", "-o", "out", "--to", "tf", "--like", "fresh")
+        assert done.returncode == 0, done.stderr
+        v1.train.Saver().restore(session, str(tmp_path / "out"))
+        want = (x @ state["fc1.weight"].T + state["fc1.bias"]) @ state["fc2.weight"].T + state["fc2.bias"]
+        assert np.allclose(session.run(y), want, atol=1e-5)
