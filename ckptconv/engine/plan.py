@@ -9,7 +9,7 @@ Checksums and content digests are computed per piece, so pieces of a large tenso
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -233,8 +233,16 @@ def compile_plan(checkpoint: Checkpoint, placement: Placement, folder: str, memo
         if slot.payload is None and slot.size:
             placed.setdefault((slot.file, slot.start), (name, slot.size))  # ties share a slot and are written once
     jobs = tuple(_cut(placed, tensors, memory))
-    notes = (*checkpoint.notes, *placement.notes)
+    notes = (*_left_out(checkpoint.notes, {*placement.values}), *placement.notes)
     return Plan(folder, placement, jobs, tensors, memory, notes, checkpoint.moved, checkpoint.metadata)
+
+
+def _left_out(notes: Iterable[Note], values: Collection[str]) -> Iterator[Note]:
+    """The notes, which do not say that these values are left out."""
+    for note in notes:
+        names = tuple(n for n in note.names if note.tensors or n not in values)
+        if names or not note.names:
+            yield note._replace(names=names)
 
 
 def shared_notes(placement: Placement, folder: str) -> tuple[Note, ...]:

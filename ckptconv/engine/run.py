@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -254,7 +254,7 @@ def _seal(plan: Plan, writer: Writer, outcome: Outcome, sources: Sources, out: D
     """Write everything that is not a tensor: headers, indexes, checksums, hashes."""
     final, slots = how.metadata(outcome, sources) if how.metadata else {}, dict.fromkeys(plan.placement.slots.values())
     payloads = (Patch(slot.file, slot.start, slot.payload) for slot in slots if slot.payload is not None)
-    for patch in (*payloads, *plan.placement.patches, *writer.seal(outcome.checks, final)):
+    for patch in chain(payloads, plan.placement.patches, writer.seal(outcome.checks, final)):
         out.write(patch.file, patch.start, patch.data)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ..checkpoint import Checkpoint, Note, Tensor
@@ -48,7 +48,8 @@ class Placement(NamedTuple):
     unit: the output is a folder without an index, which is replaced as a whole.
     renamed: what a tensor will be called when it is read, where the format does not keep its name.
     notes: what the user should know about this layout, such as an order that was guessed.
-    copied: the urls of other files that are copied into it.
+    copied: the urls of other files that are copied into it. values: the names of values that are not tensors and are
+    written as well.
     """
 
     files: Sequence[OutputFile]
@@ -60,6 +61,7 @@ class Placement(NamedTuple):
     renamed: Mapping[str, str] = {}
     notes: Sequence[Note] = ()
     copied: Sequence[str] = ()
+    values: Sequence[str] = ()
 
     def named(self, found: Checkpoint) -> Checkpoint:
         """The checkpoint that was read back, under the names that its tensors had when they were placed."""
@@ -73,7 +75,7 @@ class Writer(Protocol):
     def place(self, checkpoint: Checkpoint) -> Placement:
         """Choose files and offsets for all tensors; Unrepresentable lists all tensors that the format cannot hold."""
 
-    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Iterable[Patch]:
         """The patches that depend on the data, after it is written. Files can grow by them.
 
         checks: the checksum of each slot, by tensor name, if the placement has a `check`.

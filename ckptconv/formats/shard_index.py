@@ -57,7 +57,7 @@ def place(
     whole: the name of a single file. lay_out: places one file. owners: the first of names that stay in one file and
     count once.
     """
-    shards = _cut(checkpoint, limit, owners)
+    shards = cut(checkpoint, limit, owners)
     stem, count = whole.removesuffix(suffix), len(shards)
     names = [f"{stem}-{i:05d}-of-{count:05d}{suffix}" for i in range(1, count + 1)] if count > 1 else [whole]
     placed = [lay_out(name, shard) for name, shard in zip(names, shards, strict=True)]
@@ -71,7 +71,8 @@ def place(
     return Placement(files, {name: slots[name] for name in checkpoint}, patches, placed[0].check, stale)
 
 
-def _cut(checkpoint: Checkpoint, limit: int | None, owners: Mapping[str, str]) -> list[Checkpoint]:
+def cut(checkpoint: Checkpoint, limit: int | None, owners: Mapping[str, str]) -> list[Checkpoint]:
+    """The checkpoint in order, as several of at most `limit` bytes of tensors."""
     groups, homes, size = [dict[str, Tensor]()], dict[str, dict[str, Tensor]](), 0
     for name, t in checkpoint.items():
         owner = owners.get(name, name)

@@ -97,7 +97,7 @@ TABLE: tuple[Format, ...] = (
     Format("torch-legacy", "PyTorch before 1.6", _HERE + "pytorch.legacy", (), True, False),
     Format("pickle", "pickled dict of arrays", _HERE + "pytorch.bare", (), True, False),
     Format("orbax", "Orbax or zarr folder of JAX", _HERE + "orbax.folder", (".orbax",), True, True, "always"),
-    Format("dcp", "PyTorch distributed checkpoint", _HERE + "pytorch.dcp", (), True, False),
+    Format("dcp", "PyTorch distributed checkpoint", _HERE + "pytorch.dcp", (), True, True, "asked"),
     Format("ranks", "PyTorch files of parallel ranks", _HERE + "pytorch.ranks", (), True, False),
     Format("deepspeed", "DeepSpeed ZeRO checkpoint", _HERE + "pytorch.zero", (), True, False),
     Format("pt2", "torch.export", _HERE + "pytorch.export", (), True, False),

@@ -341,19 +341,19 @@ class Content(NamedTuple):
 
 
 class StoredZip:
-    """The layout of a zip whose members are called `contents`."""
+    """The layout of a zip whose members are called `contents`, and which begins at byte `start` of a file."""
 
-    def __init__(self, file: str, contents: Mapping[str, Content]) -> None:
-        self.file, self.contents = file, [*contents.values()]
+    def __init__(self, file: str, contents: Mapping[str, Content], start: int = 0) -> None:
+        self.file, self.contents, self.start = file, [*contents.values()], start
         entries, self.end = lay_out((name, len(c.head) + c.size) for name, c in contents.items())
         self.entries = [e._replace(extra=c.extra) for e, c in zip(entries, self.contents, strict=True)]
 
     def placement(self) -> Placement:
         """Everything but the headers, which need the checksums."""
-        places = [(e.start, *c) for e, c in zip(self.entries, self.contents, strict=True)]
+        places = [(self.start + e.start, *c) for e, c in zip(self.entries, self.contents, strict=True)]
         slots = {name: Slot(self.file, at + len(head), size) for at, head, name, size, _ in places if name is not None}
         patches = [Patch(self.file, at, head) for at, head, *_ in places if head]
-        size = self.end + len(directory(self.entries, {}, self.end))
+        size = self.start + self.end + len(directory(self.entries, {}, self.end))
         return Placement([OutputFile(self.file, size)], slots, patches, check="crc32")
 
     def headers(self, checks: Mapping[str, int]) -> list[Patch]:
@@ -362,8 +362,8 @@ class StoredZip:
         for e, (head, tensor, size, _) in zip(self.entries, self.contents, strict=True):
             check = 0 if tensor is None else checks.get(tensor, 0)
             crcs[e.name] = combine("crc32", crc("crc32", head), check, size)
-            patches.append(Patch(self.file, e.at, local_header(e, crcs[e.name])))
-        return [*patches, Patch(self.file, self.end, directory(self.entries, crcs, self.end))]
+            patches.append(Patch(self.file, self.start + e.at, local_header(e, crcs[e.name])))
+        return [*patches, Patch(self.file, self.start + self.end, directory(self.entries, crcs, self.end))]
 
 
 def lay_out(sizes: Iterable[tuple[str, int]], align: int = 64) -> tuple[list[PlacedMember], int]:

@@ -193,14 +193,17 @@ def like(checkpoint: Checkpoint, template: Checkpoint, *, partial: bool = False)
 
 
 def weights_only(checkpoint: Checkpoint) -> Checkpoint:
-    """Drop optimizer slots, steps, averages and other training state."""
+    """Drop optimizer slots, steps, averages and other training state, also values that are not tensors."""
     keep = {n: t for n, t in checkpoint.tensors.items() if not t.role}
     left = tuple(n for n in checkpoint.tensors if n not in keep)
     others = in_roles(Counter(checkpoint[n].role for n in left))
     if left and not keep:
         hint = "; ema=True takes averages for weights" if any(t.role == "average" for t in checkpoint.values()) else ""
         raise UsageError(f"weights_only=True leaves nothing of {others}{hint}")
-    return checkpoint.with_tensors(keep, *([Note("dropped", others, left)] if left else []))
+    details = checkpoint.details.copy()
+    details.pop("values", None)
+    notes = [Note("dropped", others, left)] if left else []
+    return replace(checkpoint, details=details).with_tensors(keep, *notes)
 
 
 def scope(checkpoint: Checkpoint, name: str) -> Checkpoint:

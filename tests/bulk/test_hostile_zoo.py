@@ -292,7 +292,7 @@ def test_a_sweep_removes_what_is_proved_to_be_ours(tmp_path: Path) -> None:
         ([{"source": "t"}], "a row is one checkpoint, and 2 checkpoints are there"),
         ([{"source": "m.jsonl"}], "is a text that begins with"),
         ([{"to": "nosuch"}], "unknown format 'nosuch'"),
-        ([{"to": "dcp"}], "can be read but not written"),
+        ([{"to": "pt2"}], "can be read but not written"),
         ([{"converter": "large.toml"}], "is larger than"),
         ([{"converter": "text.toml"}], "not UTF-8 text"),
         ([{"converter": "up.toml"}], "must be the bare name"),

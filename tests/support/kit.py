@@ -35,6 +35,7 @@ SUBJECTS = [s._replace(tries=int(s.tries * EFFORT)) for s in (
     Subject("npy", "folder", order=False, metadata=False),
     Subject("orbax", "checkpoint.orbax", tries=100),
     Subject("torch", "model.pt", ties=True),
+    Subject("dcp", "folder", tries=50),
     Subject("tf", "model.ckpt", order=False, metadata=False),
     Subject("hdf5", "weights.hdf5", ties=True, tries=8),
     Subject("keras", "weights.h5", tries=8),

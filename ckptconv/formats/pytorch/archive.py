@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -210,9 +210,7 @@ class TorchWriter:
         owner = {n: first if checkpoint[n].count else n for n, first in checkpoint.owners().items()}
         keys = {name: str(i) for i, name in enumerate(n for n in checkpoint if owner[n] == n)}
         body = pickled(checkpoint, {name: keys[owner[name]] for name in checkpoint}) + attributes(checkpoint.metadata)
-        inside = {ROOT + PICKLE: Content(body), ROOT + "byteorder": Content(b"little")}
-        inside |= {f"{ROOT}data/{key}": Content(b"", name, checkpoint[name].nbytes) for name, key in keys.items()}
-        self.archives.append(StoredZip(file, inside | {ROOT + "version": Content(b"3\n")}))
+        self.archives.append(archived(file, body, {name: checkpoint[name].nbytes for name in keys}))
         placed = self.archives[-1].placement()
         return placed._replace(slots={name: placed.slots[owner[name]] for name in checkpoint})
 
@@ -226,39 +224,50 @@ class TorchWriter:
 
 writer = TorchWriter
 
+
+def archived(file: str, body: bytes, sizes: Mapping[str, int], start: int = 0) -> StoredZip:
+    """The layout of an archive at byte `start` of a file: its pickle, and the storages "0", "1" ... of tensors."""
+    inside = {ROOT + PICKLE: Content(body), ROOT + "byteorder": Content(b"little")}
+    inside |= {f"{ROOT}data/{i}": Content(b"", name, size) for i, (name, size) in enumerate(sizes.items())}
+    return StoredZip(file, inside | {ROOT + "version": Content(b"3\n")}, start)
+
+
 ORDERED = b"ccollections\nOrderedDict\n"
 
 
 def pickled(checkpoint: Checkpoint, keys: Mapping[str, str]) -> bytes:
     """data.pkl but for its end: an OrderedDict from names to tensors, each at the start of the storage in `keys`."""
-    memo = _Memo()
+    memo = Memo()
     out = [b"\x80\x02", memo.once(ORDERED), b")R"]
-    heads: dict[DType, tuple[bytes, bytes, int]] = {}
+    frames: Frames = {}
     for i, (name, t) in enumerate(checkpoint.items()):
         if i % BATCH == 0:
             out.append(b"u(" if i else b"(")
-        head, tail, units = heads.get(t.dtype) or _frame(t.dtype, memo)
-        shape, strides = b"".join(map(_int, t.shape)), b"".join(map(_int, c_strides(t.shape)))
-        out += (
-            _text(name), head, _text(keys[name]), memo.once(_text("cpu")), _int(t.count * units),
-            b"tQK\0(", shape, b"t(", strides, b"t\x89", memo.once(ORDERED), tail,
-        )  # fmt: skip
-        if t.dtype not in heads:
-            heads[t.dtype] = _frame(t.dtype, memo)  # now all references
+        out += (text(name), rebuilt(t, keys[name], memo, frames))
     if checkpoint:
         out.append(b"u")
     return b"".join(out)
+
+
+def rebuilt(t: Tensor, key: str, memo: Memo, frames: Frames) -> bytes:
+    """The call that makes a tensor at the start of a storage."""
+    head, tail, units = frames.get(t.dtype) or _frame(t.dtype, memo)
+    cpu, end = memo.once(text("cpu")), memo.once(ORDERED)
+    if t.dtype not in frames:
+        frames[t.dtype] = _frame(t.dtype, memo)  # now all references
+    sizes, strides = numbers(t.shape), numbers(c_strides(t.shape))
+    return b"".join((head, text(key), cpu, integer(t.count * units), b"tQK\0", sizes, strides, b"\x89", end, tail))
 
 
 def attributes(metadata: Mapping[str, str]) -> bytes:
     """The end of data.pkl: the metadata as an attribute of the OrderedDict, the first thing that was memorised."""
     if not metadata:
         return b"."
-    pairs = b"".join(_text(k) + _text(v) for k, v in metadata.items())
-    return b"".join([b"}(", _text("_metadata"), b"h\0)R", _text(METADATA), b"}(", pairs, b"uub."])
+    pairs = b"".join(text(k) + text(v) for k, v in metadata.items())
+    return b"".join([b"}(", text("_metadata"), b"h\0)R", text(METADATA), b"}(", pairs, b"uub."])
 
 
-class _Memo(dict[bytes, bytes]):
+class Memo(dict[bytes, bytes]):
     """Pieces of pickle that were memorised."""
 
     def once(self, piece: bytes) -> bytes:
@@ -271,7 +280,10 @@ class _Memo(dict[bytes, bytes]):
         return piece + b"q" + index
 
 
-def _frame(kind: DType, memo: _Memo) -> tuple[bytes, bytes, int]:
+Frames = dict[DType, tuple[bytes, bytes, int]]
+
+
+def _frame(kind: DType, memo: Memo) -> tuple[bytes, bytes, int]:
     """What stands before a tensor's storage key, what ends the tensor, and storage units per element."""
     if kind.storage:
         make, storage, typed, units = "_rebuild_tensor_v2", f"ctorch\n{kind.storage}Storage\n", b"", 1
@@ -279,20 +291,25 @@ def _frame(kind: DType, memo: _Memo) -> tuple[bytes, bytes, int]:
         make, storage, units = "_rebuild_tensor_v3", "ctorch.storage\nUntypedStorage\n", kind.itemsize
         typed = memo.once(f"ctorch\n{kind.torch_name}\n".encode())
     call = memo.once(f"ctorch._utils\n{make}\n".encode())
-    return call + b"((" + memo.once(_text("storage")) + memo.once(storage.encode()), b")R" + typed + b"tR", units
+    return call + b"((" + memo.once(text("storage")) + memo.once(storage.encode()), b")R" + typed + b"tR", units
 
 
-def _text(value: str) -> bytes:
+def text(value: str) -> bytes:
     raw = value.encode("utf-8", "surrogatepass")
     return b"X" + struct.pack("<I", len(raw)) + raw
 
 
-def _int(value: int) -> bytes:
-    if value < 0x100:
+def numbers(values: Iterable[int]) -> bytes:
+    """A tuple of them."""
+    return b"(" + b"".join(map(integer, values)) + b"t"
+
+
+def integer(value: int) -> bytes:
+    if 0 <= value < 0x100:
         return b"K%c" % value
-    if value < 0x10000:
+    if 0 <= value < 0x10000:
         return b"M" + value.to_bytes(2, "little")
-    if value < 0x80000000:
-        return b"J" + value.to_bytes(4, "little")
+    if -0x80000000 <= value < 0x80000000:
+        return b"J" + value.to_bytes(4, "little", signed=True)
     size = value.bit_length() // 8 + 1
-    return b"\x8a%c" % size + value.to_bytes(size, "little")
+    return b"\x8a%c" % size + value.to_bytes(size, "little", signed=True)

@@ -3,7 +3,7 @@
     .metadata       pickle of Metadata(state_dict_metadata = {"model.w": TensorStorageMetadata(size, chunks), ...},
                     storage_data = {MetadataIndex("model.w", (0, 0)): _StorageInfo("__0_0.distcp", 0, 1577), ...},
                     planner_data = {"model.w": ("model", "w"), ...})
-    __0_0.distcp    bytes 0 to 1577: a zip as archive.py reads it, whose object is one chunk of one tensor; and so on
+    __0_0.distcp    bytes 0 to 1577: a zip as archive.py has it, whose object is one chunk of one tensor; and so on
 
 A tensor's chunks must tile it. What is no tensor is stored as an object, also a tuple of tensors, which are called
 as in other pickles: pair.0, pair.1. Specification: torch/distributed/checkpoint/metadata.py, filesystem.py.
@@ -12,20 +12,26 @@ as in other pickles: pair.0, pair.1. Specification: torch/distributed/checkpoint
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Set
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Role, Tensor
-from ...errors import CorruptCheckpoint
+from ...errors import CorruptCheckpoint, UsageError
 from ...messages import brief, printable
 from ...moves.part import MAX_AXES, checked_count
-from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling
+from ...output.destination import OutputFile
+from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling, split
 from ...storage.ranges import Slice
+from .. import shard_index
+from ..placement import Patch, Placement, Slot, refuse_unheld
 from ..table import DISTRIBUTED, Reading
 from ..tiling import joined
-from .archive import PICKLE, enter
-from .flatten import gather, stored
+from ..zip import StoredZip
+from .archive import BATCH, PICKLE, Memo, archived, enter, integer, numbers, rebuilt, text
+from .flatten import MAX_VALUES, METADATA, attached, gather, jsonable, stored
 from .pickle import load
 from .tensors import TORCH, TorchType, View
 from .values import SCALARS, Inert, record, shown
@@ -72,7 +78,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     objects = {place for (_, offset), place in places.items() if not offset}
     size = len(raw) + sum(place.length for place in objects)
     walked, scout = Walk(size, {}), Walk(size, {})
-    tree, flat = dict[str, Any](), dict[str, Role]()
+    tree, flat, lists = dict[str, Any](), dict[str, Role](), dict[str, list[Any]]()
 
     def stored_at(name: str, offset: tuple[int, ...] = ()) -> Any:
         if (name, offset) not in places:
@@ -89,10 +95,15 @@ def open(url: str, how: Reading) -> Checkpoint:
             value = stored_at(name)
             held = [] if is_plain(value) else scout.leaves(value, name, depth=1)
             if type(value) not in SCALARS and not any(type(leaf.value) in TENSORS for leaf in held):
+                if type(value) in (list, tuple) and all(type(x) in SCALARS and jsonable(x) == x for x in value):
+                    lists[name] = list(value)
                 value = type(value).__name__
         _put(tree, keys if ".".join(keys) == name else (name,), name, value)
     leaves = [leaf._replace(role=leaf.role or flat.get(leaf.top, "")) for leaf in walked.leaves(tree)]
-    return gather(leaves, walked, how, urls, "dcp")
+    found = gather(leaves, walked, how, urls, "dcp", metadata=attached(root))
+    values = found.details.get("values", {})
+    values |= {n: value for n, value in lists.items() if n in values}
+    return found
 
 
 def _keys(name: Any, planned: Mapping[Any, Any], described: Mapping[Any, Any]) -> tuple[str, ...]:
@@ -217,3 +228,143 @@ def _tensor(name: str, about: Inert, stored_at: Callable[[str, tuple[int, ...]],
     if not pieces:
         raise CorruptCheckpoint("has no chunks", tensor=name)
     return joined(name, shape, pieces, url)
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+#
+# Each tensor is one chunk: an archive of its own, as torch.save writes it. So is each number of a training state, and
+# each list if it was read from such a folder. Positions are known before any data is. `.metadata` has what torch puts
+# there, but for what changes from run to run, and as one more attribute the checkpoint's metadata.
+
+Number = int | float | bool | None
+
+
+@dataclass
+class DcpWriter:
+    """Lay out a folder. Only the places of archives are kept: `seal` makes again what surrounds the tensors."""
+
+    url: str
+    max_shard_size: int | None = None
+    placed: Checkpoint = field(default_factory=lambda: Checkpoint({}))
+    places: dict[str, Place] = field(default_factory=dict)
+
+    @property
+    def base(self) -> str:
+        return split(self.url.rstrip("/"))[1]
+
+    def cannot_hold(self, tensor: Tensor) -> str:
+        return "" if tensor.dtype.torch_name else f"torch has no dtype {tensor.dtype}"
+
+    def place(self, checkpoint: Checkpoint) -> Placement:
+        if self.base in ("", ".", ".."):
+            raise UsageError("a distributed checkpoint is a folder, which needs a name", url=self.url)
+        refuse_unheld(self, checkpoint, "a distributed checkpoint")
+        self.placed, self.places = checkpoint, {}
+        owner = {n: first if checkpoint[n].count else n for n, first in checkpoint.owners().items()}
+        shards = [list(shard) for shard in shard_index.cut(checkpoint, self.max_shard_size, owner)]
+        values, slots, files = _values(checkpoint), dict[str, Slot](), list[OutputFile]()
+        for i, names in enumerate(shards):
+            file, end = f"__0_{i}{SUFFIX}", 0
+            for name in (*names, *values) if names is shards[-1] else names:
+                if (first := owner.get(name, name)) == name:
+                    placed = self._archive(name, Place(file, end, 0)).placement()
+                    start, end = end, placed.files[0].size
+                    self.places[name] = Place(file, start, end - start)
+                    slots |= placed.slots
+                else:
+                    self.places[name], slots[name] = self.places[first], slots[first]
+            files.append(OutputFile(f"{self.base}/{file}", end))
+        about = self._about(checkpoint.metadata)
+        files.append(OutputFile(about.file, len(about.data)))
+        slots = {name: slots[name] for name in checkpoint}
+        return Placement(files, slots, [about], "crc32", unit=True, values=tuple(values))
+
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Iterator[Patch]:
+        """What surrounds each tensor; and `.metadata` again, if there is metadata."""
+        if metadata:
+            yield self._about(metadata)
+        done = set[Place]()
+        for name, place in self.places.items():
+            if place not in done:
+                archive = self._archive(name, place)
+                yield from (*archive.placement().patches, *archive.headers(checks))
+            done.add(place)
+
+    def _archive(self, name: str, place: Place) -> StoredZip:
+        t, file = self.placed.get(name), f"{self.base}/{place.relative_path}"
+        body = _value(self.placed.details["values"][name]) if t is None else rebuilt(t, "0", Memo(), {})
+        return archived(file, b"\x80\2" + body + b".", {} if t is None else {name: t.nbytes}, place.offset)
+
+    def _about(self, metadata: Mapping[str, str]) -> Patch:
+        """`.metadata`, whose size does not depend on the values of hashes."""
+        memo, tensors = Memo(), self.placed.tensors
+        described = [text(n) + _described(memo, tensors.get(n)) for n in self.places]
+        planned = [text(n) + b"(" + text(n) + b"t" for n in self.places]
+        stored = [_index(memo, n, tensors.get(n)) + _placed(memo, place) for n, place in self.places.items()]
+        texts = [text(k) + text(v) for k, v in metadata.items()]
+        body = _record(
+            memo, "metadata.Metadata", state_dict_metadata=_dict(described), planner_data=_dict(planned),
+            storage_data=_dict(stored), version=text("1.0.0"), **({METADATA: _dict(texts)} if texts else {}),
+        )  # fmt: skip
+        return Patch(f"{self.base}/{DISTRIBUTED}", 0, b"\x80\2" + body + b".")
+
+
+writer = DcpWriter
+
+
+def _values(checkpoint: Checkpoint) -> list[str]:
+    """The values that are written: no texts, which may stand for objects, and none of more than are kept."""
+    found, own = checkpoint.details.get("values", {}), checkpoint.format == "dcp"
+    if not own and not any(t.role for t in checkpoint.values()):
+        return []
+    kinds = (Number, list) if own else Number  # elsewhere a list may be cut
+    return [n for n, v in found.items() if isinstance(v, kinds) and n not in checkpoint and len(found) < MAX_VALUES]
+
+
+def _value(value: Number | str | list[Any]) -> bytes:
+    if isinstance(value, list):
+        return b"](" + b"".join(map(_value, value)) + b"e"
+    if isinstance(value, str):
+        return text(value)
+    if value is None or isinstance(value, bool):
+        return {None: b"N", True: b"\x88", False: b"\x89"}[value]
+    return b"G" + struct.pack(">d", value) if isinstance(value, float) else integer(value)
+
+
+def _dict(pairs: Sequence[bytes]) -> bytes:
+    batches = (pairs[i : i + BATCH] for i in range(0, len(pairs), BATCH))
+    return b"}" + b"".join(b"(" + b"".join(batch) + b"u" for batch in batches)
+
+
+def _record(memo: Memo, path: str, **state: bytes) -> bytes:
+    """An object of torch.distributed.checkpoint with these attributes."""
+    module, _, name = path.rpartition(".")
+    made = memo.once(f"ctorch.distributed.checkpoint.{module}\n{name}\n".encode()) + b")\x81"
+    return made + _dict([memo.once(text(key)) + value for key, value in state.items()]) + b"b"
+
+
+def _size(memo: Memo, values: Sequence[int]) -> bytes:
+    return memo.once(b"ctorch\nSize\n") + numbers(values) + b"\x85R"
+
+
+def _described(memo: Memo, t: Tensor | None) -> bytes:
+    """A tensor's dtype, shape and only chunk; of a number nothing."""
+    if t is None:
+        return _record(memo, "metadata.BytesStorageMetadata")
+    properties = memo.once(b"ctorch.distributed.checkpoint.metadata\nTensorProperties\n") + b")\x81("
+    properties += memo.once(f"ctorch\n{t.dtype.torch_name}\n".encode())
+    properties += memo.once(b"ctorch.serialization\n_get_layout\n" + text("torch.strided") + b"\x85R") + b"\x89"
+    properties += memo.once(b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\nK\0\x85R") + b"\x89tb"
+    size, zeros = _size(memo, t.shape), _size(memo, [0] * len(t.shape))  # in the order in which they stand
+    chunk = _record(memo, "metadata.ChunkStorageMetadata", offsets=zeros, sizes=_size(memo, t.shape))
+    return _record(memo, "metadata.TensorStorageMetadata", properties=properties, size=size, chunks=b"]" + chunk + b"a")
+
+
+def _index(memo: Memo, name: str, t: Tensor | None) -> bytes:
+    offset = {} if t is None else {"index": b"K\0", "offset": _size(memo, [0] * len(t.shape))}
+    return _record(memo, "metadata.MetadataIndex", fqn=text(name), **offset)
+
+
+def _placed(memo: Memo, place: Place) -> bytes:
+    about = {"relative_path": text(place.relative_path), "offset": integer(place.offset)}
+    return _record(memo, "filesystem._StorageInfo", **about, length=integer(place.length))

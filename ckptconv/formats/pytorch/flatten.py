@@ -53,7 +53,7 @@ ALONE = ("generator", "encoder", "backbone", "teacher", "checkpoint", "model_dic
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
 ABSENT = {META: "on the meta device, without data", PART: "of which this file holds the part of one process"}
 SHOWN = 6  # entries that a note names
-MAX_VALUES, MAX_ITEMS = 1000, 50  # in all, and of one list
+MAX_VALUES, MAX_ITEMS = 10_000, 50  # in all, and of one list
 MAX_LISTED = 2**24  # bytes of lists of numbers that become tensors
 PLAIN = Reading()
 
@@ -67,12 +67,14 @@ def checkpoint(
     """
     walked = Walk(size, {})
     leaves = list(walked.leaves(root))
-    metadata = _metadata(root.state.get(METADATA)) if type(root) is Ordered else {}
+    metadata = attached(root) if type(root) is Ordered else {}
     whole = is_module(root)  # whose attribute may be called `model` as well
     return gather(leaves, walked, how, (url,), format, notes, whole=whole, metadata=metadata)
 
 
-def _metadata(found: Any) -> dict[str, str]:
+def attached(root: Any) -> dict[str, str]:
+    """The metadata that our writer keeps as an attribute."""
+    found = root.state.get(METADATA)
     if type(found) not in (dict, Ordered) or any(type(x) is not str for pair in found.items() for x in pair):
         return {}
     return dict(found)
