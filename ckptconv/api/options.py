@@ -269,6 +269,9 @@ class Options:
     param: Mapping[str, Any] = option(
         {}, "A parameter of the converter, such as heads=12.", clean=params, metavar="K=V"
     )
+    ranks: int | None = option(
+        None, "Write the files of this many parallel ranks (with inverse).", clean=int, metavar="N"
+    )
     rename: Sequence[Pair] = option(
         (), "Rename a name, a=b, a prefix, old/=new/, or a template, 'enc/{x...}/w=dec/{x...}/w'.",
         clean=renames, metavar="FROM=TO",
@@ -411,6 +414,7 @@ class ChangeOptions(TypedDict, total=False):
     converter: str | Converter | None
     inverse: bool
     param: Mapping[str, Any] | str | Sequence[str]
+    ranks: int | None
     rename: Mapping[str, str] | str | Sequence[str]
     rename_regex: Mapping[str, str] | str | Sequence[str]
     scope: str | Sequence[str]

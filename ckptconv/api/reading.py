@@ -152,10 +152,11 @@ def merged(sources: Sequence[Source], how: Options, *, guard: bool = False) -> C
 def changed(made: Checkpoint, how: Options) -> Checkpoint:
     """Apply rules, renames and a cast."""
     like = None if how.like is None else opened(how.like, Options())
-    if how.converter or how.rename or how.inverse or how.param:
+    params = {**how.param, **({"ranks": how.ranks} if how.ranks else {})}
+    if how.converter or how.rename or how.inverse or params:
         from ..rules import library
 
-        made = library.change(made, how.converter, how.rename, inverse=how.inverse, params=how.param, template=like)
+        made = library.change(made, how.converter, how.rename, inverse=how.inverse, params=params, template=like)
     if how.rename_regex:
         made = names.replaced(made, how.rename_regex)
     made = names.hinted(passes.cast(made, dtype(how.dtype)) if how.dtype else made)

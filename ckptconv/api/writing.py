@@ -115,6 +115,8 @@ def _beside(row: Format, how: Options, sources: Sequence[Source]) -> str:
 
 def _row(checkpoint: Checkpoint, url: str, how: Options) -> Format:
     refuse_nameless(url)
+    if how.ranks and not how.to:  # a format that is not written by its name, since a converter makes the names
+        return table.get("ranks")
     row = table.target(url, how.to, "keras" if order.is_keras(checkpoint) else checkpoint.format)
     if row.name == "hdf5" and not how.to and url.endswith(".h5") and order.may_be_keras(checkpoint):
         raise UsageError(

@@ -89,6 +89,7 @@ class Details(TypedDict, total=False):
     layers: list[Any]  # Keras: [layer, [[tensor, weight], ...]] in the order in which it loads
     paths: dict[str, str]  # Keras 3: the path in the file, by tensor
     keys: dict[str, list[list[Any]]]  # JAX: paths in the tree that names do not determine: [key, kind of node]
+    ranks: str  # the name of the file of rank 0, where the tensors of several ranks are in one checkpoint
     names: dict[str, str]  # Keras 3: the name of a layer, by its path
 
 

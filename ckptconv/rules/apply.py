@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, named, onward, origin, uncollected
@@ -58,6 +58,8 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     made = whole.with_tensors(tensors, *left_out, *_notes(sizes, found, twins))
     ties = (tuple(dict.fromkeys(went[n] for n in group if n in went)) for group in whole.ties)
     details = named(whole.details, kept, went.__getitem__)
+    if converter.forward and converter.ranks:
+        details["ranks"] = converter.ranks
     made = replace(made, ties=tuple(t for t in ties if len(t) > 1 and all(t)), details=details)
     result = remember(converter, made, origins, twins, sizes.recorded(origins.values()))
     result, copies = _tied(converter, result, names)
@@ -104,7 +106,7 @@ def _build(sizes: Sizes, group: Group, taken: Collection[str]) -> None:
     group.targets = [
         Tensor(name, first.dtype, t.shape, t.parts, first.role)
         for template, t in zip(rule.targets, made * len(rule.targets) if rule.same else made, strict=True)
-        for name, t in _unstacked(rule, template, t, values)
+        for name, t in _unstacked(rule, template, t, values, known)
     ]
     for template, blocks in () if rule.backward else rule.fill:
         try:
@@ -135,13 +137,16 @@ def _sources(checkpoint: Checkpoint, group: Group) -> list[Tensor]:
     return out
 
 
-def _unstacked(rule: Rule, template: Template, t: Tensor, values: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """A target, or those into which it is split along its stacked axes, with their names."""
+def _unstacked(
+    rule: Rule, template: Template, t: Tensor, values: Mapping[str, str], known: Mapping[str, int]
+) -> Iterator[tuple[str, Tensor]]:
+    """A target, or those into which it is split along its stacked axes, or copied, with their names."""
     if not template.stacks:
         yield template.render(values), t
         return
     spell = [rule.where.get(s, INT).inverse.at for s in template.stacks]
-    for place, part in operations.unstacked(t, len(spell)):
+    copies = ((place, t) for place in product(*(range(known[s]) for s in template.stacks if rule.same)))
+    for place, part in copies if rule.same else operations.unstacked(t, len(spell)):
         spelled = {s: at(i) for s, at, i in zip(template.stacks, spell, place, strict=True)}
         yield template.render({**values, **spelled}), part
 

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -184,7 +184,12 @@ class Rule:
     @cached_property
     def undetermined(self) -> tuple[str, ...]:
         """Axes whose sizes nothing gives: no shape of a source, no `sizes`, no table of stacked names."""
-        return self.pattern.undetermined({*self.sizes, *self.counts}) if self.pattern else ()
+        return self.unsolved({*self.sizes, *self.counts})
+
+    def unsolved(self, known: Collection[str]) -> tuple[str, ...]:
+        """The axes whose sizes neither shapes nor `known` give, such as the number of copies of an inverse."""
+        copies = tuple(s for t in self.targets for s in t.stacks if self.same and s not in known)
+        return (*copies, *(self.pattern.undetermined(known) if self.pattern else ()))
 
     @cached_property
     def alone(self) -> bool:
@@ -237,8 +242,6 @@ class Rule:
     def inverse(self) -> Rule:
         """The rule in the other direction; UsageError if an operation cannot be undone."""
         ranks = self.rank
-        if self.same and self.sources[0].stacks:
-            raise UsageError("nothing tells how many copies there were")
         if ranks and self.pattern:
             before, after = len(self.pattern.sources[0]), len(self.pattern.targets[0])
             more = after - before + len(self.sources[0].stacks) - len(self.targets[0].stacks)
@@ -278,6 +281,7 @@ class Converter:
     absent: tuple[Pattern, ...] = ()  # detect: none matches any name
     optional: bool = False  # no note on rules that never match: conventions rather than a family
     every: bool = False  # tensors of every role, not only weights: renames
+    ranks: str = ""  # the file of rank 0, if an inverse makes those of several
     one_way: str = ""  # why names alone do not determine the inverse
     notes: tuple[str, ...] = ()
     forward: Converter | None = None  # of an inverse: the converter that it undoes

@@ -151,7 +151,7 @@ def change(
                 raise UnmatchedTensors(f"converter={fit!r} takes every tensor; {e.message}", url=e.url) from None
             raise
     elif inverse or params:
-        raise UsageError("inverse= and param= apply to a converter; choose one with converter=")
+        raise UsageError("inverse=, param= and ranks= apply to a converter; choose one with converter=")
     if not renames:
         return checkpoint
     made = renaming(renames)

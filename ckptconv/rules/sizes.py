@@ -65,8 +65,11 @@ class Sizes:
         values: the captures as the targets have them.
         """
         rule, lacking, first = group.rule, None, group.names[0]
-        group.recorded = own = self._of_file(rule, first)
-        if rule.pattern is None:
+        own = self._of_file(rule, first)
+        if any(axis in own and self.given.get(axis, own[axis]) != own[axis] for axis in rule.undetermined):
+            own = {}  # which belongs to another number of ranks
+        group.recorded = own
+        if rule.pattern is None and not rule.undetermined:
             return {}
         captures, out = values if rule.backward else group.values, rule.counts | own
         for axis, size in rule.sizes.items():
@@ -98,12 +101,15 @@ class Sizes:
 
     def _asked(self, rule: Rule, known: dict[str, int]) -> dict[str, int]:
         """The sizes with those that a person gives for axes of an inverse that nothing records."""
-        pattern, needed = rule.pattern, list[str]()
+        needed = list[str]()
         out = known | {axis: self.params[axis] for axis in rule.undetermined if axis in self.params}
         self._used.update(out)
-        while pattern and (more := pattern.undetermined({*out, *needed})):
+        while more := rule.unsolved({*out, *needed}):
             needed.append(more[-1])
-            self.missing[more[-1]] = f"an axis of {rule.layout} whose size is not recorded"
+            if more[-1] in _ranked(self.converter):
+                self.missing["ranks"] = "how many files of ranks to write"
+            else:
+                self.missing[more[-1]] = f"an axis of {rule.layout} whose size is not recorded"
         if needed:
             raise LayoutError(f"the size of {needed[0]} is not given")
         return out
@@ -244,17 +250,26 @@ def _value(settings: Any, key: str) -> Any:
 
 def _integers(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
     """The given parameters as numbers; UsageError for one that the converter does not have."""
-    out = {}
+    out = dict[str, int]()
     axes = {axis for rule in converter.rules if rule.backward for axis in rule.undetermined}
+    sets = {name: {name} for name in (*converter.params, *axes)}
+    if ranked := _ranked(converter):
+        sets["ranks"] = ranked
     for name, value in given.items():
-        if name not in converter.params and name not in axes:
+        if name not in sets:
             hint = did_you_mean(name, converter.params, "parameters")
             raise UsageError(f"the converter {converter.name} has no parameter {name!r}{hint}")
         try:
-            out[name] = int(value)
+            out |= dict.fromkeys(sets[name], int(value))
         except (TypeError, ValueError):
             raise UsageError(f"the parameter {printable(name)} must be an integer, not {value!r}") from None
     return out
+
+
+def _ranked(converter: Converter) -> set[str]:
+    """The axes of ranks of an inverse that makes the tensors of several, called rank_{r*}.NAME."""
+    names = (t for rule in converter.rules if rule.backward for t in rule.targets)
+    return {s for t in names for s in t.stacks if f"rank_{{{s}*}}." in t.text}
 
 
 # --- what is missing, or of another model ---------------------------------------------------------------------------

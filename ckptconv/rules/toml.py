@@ -135,7 +135,7 @@ SIZE = Kind("a number, a parameter's name, or { of = NAME, axis = 0 }", _is(int,
 _TOP = {
     "title": TEXT, "source": TEXT, "target": TEXT, "separators": TEXTS, "include": TEXTS, "where": TABLE,
     "let": TABLE._replace(made=partial(_each, TEXTS, "let")), "params": TABLE, "rewrite": LIST, "tie": LIST,
-    "rule": LIST, "detect": TABLE, "optional": FLAG, "one_way": TEXT, "notes": TEXTS,
+    "rule": LIST, "detect": TABLE, "optional": FLAG, "one_way": TEXT, "ranks": TEXT, "notes": TEXTS,
     "count": TEXT_TABLE, "axes": TEXT_TABLE, "refuse": LIST,
 }  # fmt: skip
 _PAIR = {"from": NAMES, "to": TARGETS}
@@ -246,6 +246,7 @@ def _converter(top: dict[str, Any], name: str, folder: Path | None, outer: Let, 
         present=tuple((t, spoken) for t in detect["all"]),
         absent=tuple((t, spoken) for t in detect["none"]),
         optional=top.get("optional", any(s.optional for s in shared)),
+        ranks=next(filter(None, (table["ranks"], *(s.ranks for s in shared))), ""),
         one_way=table["one_way"],
         notes=table["notes"],
         included=tuple(shared),

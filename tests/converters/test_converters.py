@@ -68,18 +68,11 @@ def digest(tensor: Any) -> str:
     return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()[:12]
 
 
-RANKS = ("meta-llama2", "meta-llama3")  # nothing tells how many there were
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_lint(path: Path) -> None:
     converter = library.load(path)
     assert converter.title
     assert converter.name in library.names()
-    if path.stem in RANKS:
-        (found,) = lint(converter)
-        assert found.count("\n") == found.count("nothing tells how many copies there were") == 2
-        return
     assert lint(converter) == []
     assert converter.inverse.inverse is converter
 

@@ -204,12 +204,15 @@ class TorchWriter:
         refuse_unheld(self, checkpoint, "torch")
         self.archives, self.placed = [], checkpoint
         base, ties = split(self.url)[1], checkpoint.owners()
-        return shard_index.place(base, os.path.splitext(base)[1], checkpoint, self.max_shard_size, self._lay_out, ties)
+        return shard_index.place(base, os.path.splitext(base)[1], checkpoint, self.max_shard_size, self.lay_out, ties)
 
-    def _lay_out(self, file: str, checkpoint: Checkpoint) -> Placement:
+    def lay_out(self, file: str, checkpoint: Checkpoint, skip: int = 0) -> Placement:
+        """Place one file. skip: characters at the beginning of all names that it does not have."""
         owner = {n: first if checkpoint[n].count else n for n, first in checkpoint.owners().items()}
         keys = {name: str(i) for i, name in enumerate(n for n in checkpoint if owner[n] == n)}
-        body = pickled(checkpoint, {name: keys[owner[name]] for name in checkpoint}) + attributes(checkpoint.metadata)
+        body = pickled(checkpoint, {name: keys[owner[name]] for name in checkpoint}, skip) + attributes(
+            checkpoint.metadata
+        )
         self.archives.append(archived(file, body, {name: checkpoint[name].nbytes for name in keys}))
         placed = self.archives[-1].placement()
         return placed._replace(slots={name: placed.slots[owner[name]] for name in checkpoint})
@@ -235,7 +238,7 @@ def archived(file: str, body: bytes, sizes: Mapping[str, int], start: int = 0) -
 ORDERED = b"ccollections\nOrderedDict\n"
 
 
-def pickled(checkpoint: Checkpoint, keys: Mapping[str, str]) -> bytes:
+def pickled(checkpoint: Checkpoint, keys: Mapping[str, str], skip: int = 0) -> bytes:
     """data.pkl but for its end: an OrderedDict from names to tensors, each at the start of the storage in `keys`."""
     memo = Memo()
     out = [b"\x80\x02", memo.once(ORDERED), b")R"]
@@ -243,7 +246,7 @@ def pickled(checkpoint: Checkpoint, keys: Mapping[str, str]) -> bytes:
     for i, (name, t) in enumerate(checkpoint.items()):
         if i % BATCH == 0:
             out.append(b"u(" if i else b"(")
-        out += (text(name), rebuilt(t, keys[name], memo, frames))
+        out += (text(name[skip:]), rebuilt(t, keys[name], memo, frames))
     if checkpoint:
         out.append(b"u")
     return b"".join(out)

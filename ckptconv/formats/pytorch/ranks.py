@@ -15,21 +15,23 @@ Sources: torch/distributed/tensor/placement_types.py (Shard, _StridedShard), dev
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from ...checkpoint import Checkpoint, Note, Tensor
-from ...errors import CorruptCheckpoint
+from ...errors import CorruptCheckpoint, Unrepresentable, UsageError
 from ...messages import many, shortened
 from ...moves.part import c_strides, checked_count
-from ...storage.files import Reader, Seen, join, names
+from ...storage.files import Reader, Seen, join, names, split
 from ..complete import COUNTED
 from ..detect import open_checkpoint
+from ..own_metadata import lost
+from ..placement import Patch, Placement, refuse_shards, refuse_unheld
 from ..table import DISTRIBUTED, Reading
 from ..tiling import joined
-from .archive import PICKLE, enter
+from .archive import PICKLE, TorchWriter, enter
 from .flatten import gather, stored
 from .tensors import PART, TORCH, UNTYPED, Storage, View, bare, from_type, ints
 from .values import Inert, Known, Ordered, shown
@@ -38,7 +40,7 @@ from .walk import TENSORS, Leaf, Walk
 RANKED = (  # the number of a file's rank, and in the first two of how many
     *COUNTED[2:],
     re.compile(r"(?P<before>consolidated\.|mp_rank_)(?P<part>\d+)(?P<after>\.pth?|_model_states\.pt)"),
-    re.compile(r"(?P<before>.*[._-]rank[_-]?)(?P<part>\d+)(?P<after>\.\w+)"),
+    re.compile(r"(?P<before>(?:.*[._-])?rank[_-]?)(?P<part>\d+)(?P<after>\.\w+)"),
 )
 BESIDE = re.compile(r"(optim|extra_state|scheduler|rng)")  # beginnings of sets that are not the model
 # what a trainer wrote of the whole model
@@ -242,3 +244,58 @@ def _mesh(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     if min((*sizes, *strides), default=1) < 1:
         raise CorruptCheckpoint(f"lies on a mesh of {list(sizes)}")
     return sizes, strides, ranks
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+#
+# rank_0.NAME, rank_1.NAME ... go to a file of each rank, there called NAME. The inverse of a converter says how the
+# files are called, by that of rank 0: consolidated.00.pth; else they are rank_0.pt, rank_1.pt ...
+
+NAMED = re.compile(r"rank_(0|[1-9]\d{0,3})\..+", re.DOTALL)
+FIRST = re.compile(r"([\w-]*?[._-]?)(0+)([A-Za-z_.-]+)")
+
+
+@dataclass
+class RanksWriter:
+    """Lay out a folder with an archive for each rank."""
+
+    url: str
+    max_shard_size: int | None = None
+    inside: TorchWriter = field(default_factory=lambda: TorchWriter(""))
+
+    def cannot_hold(self, tensor: Tensor) -> str:
+        odd = "" if NAMED.fullmatch(tensor.name) else "its name does not begin with a rank, such as rank_0."
+        return odd or self.inside.cannot_hold(tensor)
+
+    def place(self, checkpoint: Checkpoint) -> Placement:
+        base, first = split(self.url.rstrip("/"))[1], checkpoint.details.get("ranks", "rank_0.pt")
+        form = FIRST.fullmatch(first)
+        if base in ("", ".", "..") or not form:
+            raise UsageError(
+                f"files of ranks go to a folder, which needs a name; {first!r} is the first's", url=self.url
+            )
+        refuse_unheld(self, checkpoint, "a set of files of ranks")
+        refuse_shards(checkpoint, self.max_shard_size, "what a rank has")
+        ranks = dict[int, dict[str, Tensor]]()
+        for name, t in checkpoint.items():
+            if m := NAMED.fullmatch(name):
+                ranks.setdefault(int(m[1]), {})[name] = t
+        if lacking := sorted({*range(max(2, *(r + 1 for r in ranks)))} - ranks.keys()):
+            raise Unrepresentable(f"no tensor is of {shortened([f'rank {r}' for r in lacking])}; two are the fewest")
+        self.inside.archives, bare = [], replace(checkpoint, metadata={})
+        placed = [
+            self.inside.lay_out(
+                f"{base}/{form[1]}{rank:0{len(form[2])}}{form[3]}", bare.with_tensors(tensors), len(f"rank_{rank}.")
+            )
+            for rank, tensors in sorted(ranks.items())
+        ]
+        slots = {name: slot for p in placed for name, slot in p.slots.items()}
+        patches = [patch for p in placed for patch in p.patches]
+        notes = lost(checkpoint.metadata, "a set of files of ranks")
+        return Placement([f for p in placed for f in p.files], slots, patches, "crc32", unit=True, notes=notes)
+
+    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Iterable[Patch]:
+        return self.inside.seal(checks, {})
+
+
+writer = RanksWriter

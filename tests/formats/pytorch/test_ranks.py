@@ -127,10 +127,19 @@ def test_llama_of_any_number_of_ranks(converter: str, ranks: int, embedding: int
     ckptconv.convert(source, tmp_path / "out.pt", converter=converter)
     got, expected = torch.load(tmp_path / "out.pt"), hugging_face(whole)
     assert equal(got, expected)
-    if ranks > 1:  # the embedding along the other axis
-        other = {"meta-llama2": "meta-llama3", "meta-llama3": "meta-llama2"}[converter]
-        with pytest.raises(ckptconv.LayoutError, match="tok_embeddings"):
-            ckptconv.convert(source, tmp_path / "no.pt", converter=other, param={"half": 2})
+    if ranks == 1:
+        return
+    back = {"converter": converter, "inverse": True, "param": {"half": 2}}
+    with pytest.raises(ckptconv.UsageError, match="needs param='ranks=NUMBER'"):
+        ckptconv.convert(tmp_path / "out.pt", tmp_path / "no.pt", **back)
+    ckptconv.convert(tmp_path / "out.pt", tmp_path / "ranks", ranks=ranks, **back)
+    assert sorted(p.name for p in (tmp_path / "ranks").iterdir()) == sorted(files)
+    for name, held in files.items():
+        assert equal(torch.load(tmp_path / "ranks" / name), {n: w for n, w in held.items() if n != "rope.freqs"})
+    # the embedding along the other axis
+    other = {"meta-llama2": "meta-llama3", "meta-llama3": "meta-llama2"}[converter]
+    with pytest.raises(ckptconv.LayoutError, match="tok_embeddings"):
+        ckptconv.convert(source, tmp_path / "no.pt", converter=other, param={"half": 2})
 
 
 @pytest.mark.parametrize("files", [1, 3])
