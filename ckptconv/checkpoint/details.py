@@ -82,8 +82,7 @@ class Details(TypedDict, total=False):
     object_graph: int  # nodes of a TensorFlow object graph
     graph: ObjectGraph
     tags: list[str]  # of a SavedModel
-    collections: dict[str, list[str]]  # TensorFlow 1: the variables in each
-    trainable: list[str]
+    trainable: list[str]  # of a SavedModel
     kinds: dict[str, str]  # the class of the layer that a tensor belongs to, in snake case
     inputs: dict[str, LayerInput]  # Keras: what the layer of a tensor takes, if the model's config tells it
     layers: list[Any]  # Keras: [layer, [[tensor, weight], ...]] in the order in which it loads

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..messages import brief, in_digits, in_shape, many, printable
+from ..messages import brief, in_digits, in_shape, printable
 from . import show
 from .options import READING, Json, spelled, takes
 
@@ -121,11 +121,7 @@ def _graph(made: GraphVariables | None, found: Checkpoint) -> None:
         show.talk("no graph or configuration that lists variables was found beside the tensors")
         return
     for name, count in made.collections.items():
-        show.talk(
-            "layers: " + str(count)
-            if name == "layers"
-            else f"collection {printable(brief(name))}: {many(count, 'variable')}"
-        )
+        show.talk(f"{name}: {count}")
     show.talk(f"trainable: {len(made.trained)}; not trainable: {len(made.fixed)}")
     for what, names in (
         ("in the graph, not in the checkpoint", made.missing),

@@ -383,23 +383,19 @@ class GraphVariables(NamedTuple):
 
 
 def graph_variables(checkpoint: Checkpoint) -> GraphVariables | None:
-    """Compare the tensors with the variables of a graph (`details["collections"]`, `details["trainable"]`) or of a
-    Keras configuration; None if there is neither."""
-    listed: Mapping[str, Sequence[str]] = checkpoint.details.get("collections", {})
+    """Compare the tensors with the variables of a SavedModel (`details["trainable"]`) or of a Keras configuration; None
+    if there is neither."""
     trained = tuple(checkpoint.details.get("trainable", ()))
-    if not listed and not trained:
+    if not trained:
         return _configured(checkpoint)
-    tensors = checkpoint.tensors
-    variables = tuple(dict.fromkeys([n for names in listed.values() for n in names] + list(trained)))
-    present = [n for n in variables if n in tensors] if listed else list(tensors)
-    known, trainable = set(variables), set(trained)
+    tensors, known = checkpoint.tensors, set(trained)
     return GraphVariables(
-        variables,
-        missing=tuple(n for n in variables if n not in tensors),
-        unknown=tuple(n for n in tensors if n not in known) if "variables" in listed else (),
+        trained,
+        missing=tuple(n for n in trained if n not in tensors),
+        unknown=(),
         trained=trained,
-        fixed=tuple(n for n in present if not tensors[n].role and n not in trainable),
-        collections={name: len(names) for name, names in listed.items()},
+        fixed=tuple(n for n, t in tensors.items() if not t.role and n not in known),
+        collections={},
     )
 
 

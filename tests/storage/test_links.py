@@ -15,7 +15,6 @@ from kit import FIXTURES, Run
 
 import ckptconv
 from ckptconv.errors import CkptError, UnsafeCheckpoint
-from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.storage import files, paths
 
 ARRAYS = {"a": np.arange(6, dtype="f4").reshape(2, 3), "b": np.ones(5, "i8")}
@@ -75,11 +74,8 @@ def saved(name: str, **how: object) -> Callable[[Path], None]:
 
 
 def bundle(home: Path) -> None:
-    """With a graph and a state file."""
+    """With a state file."""
     copied("tf/sharded.*[0-9x]")(home)
-    graph, variable = pb.MetaGraphDef(), pb.VariableDef(variable_name="v:0", snapshot_name="v/read:0")
-    graph.collection_def["trainable_variables"].bytes_list.value.append(variable.SerializeToString())
-    (home / "sharded.meta").write_bytes(graph.SerializeToString())
     (home / "checkpoint").write_text('model_checkpoint_path: "sharded"\n')
 
 

@@ -6,7 +6,7 @@
         name                   ... of a partitioned variable: dtype, full shape, slices
         slice key (elements.py)  BundleEntryProto of one slice
     P.data-00000-of-00002 ...  raw elements in C order, packed without alignment, in any order; ranges may be shared
-    P.meta                     a training graph (objects.py reads its collections)
+    P.meta                     a training graph, which is not read
     checkpoint                 the state file: text that says which of several prefixes is the newest
 
 A path may be the prefix P, one of its files, a folder, or the state file, whose paths are often absolute and from
@@ -41,7 +41,7 @@ from ...messages import brief, listing, many
 from ...moves.part import Coded, Data, Span, checked_count
 from ...output.destination import OutputFile
 from ...storage.checksum import mask, unmask
-from ...storage.files import Reader, Seen, exists, is_dir, is_remote, join, names, read_all, sibling, split
+from ...storage.files import Reader, Seen, exists, is_dir, join, names, read_all, sibling, split
 from ...storage.paths import beside, spelled
 from .. import Located, own_metadata
 from ..placement import Patch, Placement, Slot, refuse_unheld
@@ -92,11 +92,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     """
     index, chosen = find(url)
     checkpoint = objects.named(*read(index, salvage=how.salvage))
-    meta = index.removesuffix(".index") + ".meta"
-    found: Details = {}
-    if not is_remote(meta) and exists(meta):
-        found = objects.meta_details(beside(url, meta))
-    return replace(checkpoint, notes=(*chosen, *checkpoint.notes), details={**checkpoint.details, **found})
+    return replace(checkpoint, notes=(*chosen, *checkpoint.notes))
 
 
 # --- which files are meant -----------------------------------------------------------------------------------------

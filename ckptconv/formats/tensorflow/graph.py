@@ -1,6 +1,6 @@
 """SavedModels, .meta files and frozen graphs.
 
-    folder/saved_model.pb         SavedModel { schema version, meta_graphs { info, graph_def, collections, objects } }
+    folder/saved_model.pb         SavedModel { schema version, meta_graphs { info, graph_def, objects } }
     folder/variables/variables.*  a V2 checkpoint (bundle.py); none if all weights are constants
     P.meta                        MetaGraphDef: a training graph, which is refused without the V2 checkpoint P
     graph.pb                      GraphDef: frozen, weights are Const nodes
@@ -41,7 +41,6 @@ from .. import Located
 from ..table import SAVED_MODEL, Reading
 from . import bundle, elements, objects
 from .elements import fields, messages, parse, text
-from .objects import collections, description
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
@@ -53,7 +52,7 @@ NODE = re.compile(rb"\n" + _SIZE + rb"\n" + _SIZE + rb"[!-~]+\x12[\1-\x7f][A-Za-
 LIBRARY = b"\x12"
 MAX_AXES = 8  # a vector of at most this many integers is a shape, a list of axes or a permutation
 MIN_SPAN = 64  # bytes; larger values are read from the file on demand, smaller ones are held in memory
-MAX_STRINGS = 1 << 20  # repeated strings held in memory, in total
+MAX_OBJECTS = 1 << 28  # bytes of an object graph, which is parsed in memory
 MAX_SCOPE = 1000  # bytes of a function's name, which prefixes the names of its nodes
 SCOPE_RATIO = 16  # characters of functions' names, counted for each node they prefix, per byte of the graph
 Range = tuple[int, int]  # the first byte of a message, and the one after its last
@@ -122,17 +121,16 @@ class Graph:
     """The constants of a graph and its functions, and who reads them.
 
     uses: for each node its readers: name, op, and whether the input controls the computation. What may still come:
-    `strings` that repeat the last one stored, characters (`scopes`) of functions' names before the names of nodes,
-    bytes (`filled`) of repeated last values.
+    characters (`scopes`) of functions' names before the names of nodes, bytes (`filled`) of repeated last values.
     """
 
     f: Ranges
     scopes: int
     filled: int
-    strings: int = MAX_STRINGS
     constants: dict[str, Tensor] = field(default_factory=dict)
     uses: dict[str, list[tuple[str, str, bool]]] = field(default_factory=dict)
     quantised: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
 
     def read(self, start: int, end: int) -> bool:
         """Read the GraphDef at [start, end), one node at a time; return whether it has anything after its nodes."""
@@ -159,7 +157,7 @@ class Graph:
             return True
         if not t.shape or (uses and all(control for _, _, control in uses)):
             return False
-        return t.dtype.kind in "fcs" or not uses or t.count > MAX_AXES or len(t.shape) > 1
+        return t.dtype.kind in "fc" or not uses or t.count > MAX_AXES or len(t.shape) > 1
 
     def _node(self, start: int, end: int, scope: str) -> None:
         from . import messages_pb2 as pb
@@ -187,6 +185,9 @@ class Graph:
         import numpy as np
 
         code, kind = elements.numbered(proto.dtype)
+        if kind and kind.kind == "s":
+            self.texts.append(name)
+            return None
         if code in elements.OPAQUE:
             return None
         if kind is None or proto.tensor_shape.unknown_rank:
@@ -195,14 +196,6 @@ class Graph:
             self.quantised.append(name)
         shape = tuple([d.size for d in proto.tensor_shape.dim])
         count = checked_count(shape)
-        if kind.kind == "s":
-            items = elements.strings(proto, count)
-            self.strings -= count - len(items)
-            if self.strings < 0:
-                raise UnsafeCheckpoint(f"{len(items)} strings claim to be {count}")
-            array = np.empty(count, object)
-            array[:] = [*items, *((items or [b""])[-1:] * (count - len(items)))]
-            return contiguous(name, kind, shape, Held(array.reshape(shape)))
         data = elements.stored(proto, kind, count, "the constant")
         if len(data) >= MIN_SPAN and proto.tensor_content:
             # equal bytes earlier in the node are just as good
@@ -231,6 +224,8 @@ def _constants(f: Ranges, where: Range, opaque: bool, alone: bool = False) -> Ch
     if others := tuple(n for n in graph.constants if n not in tensors):
         what = f"{many(len(others), 'constant')}: shapes, axes or scalars, not weights; opaque=True reads them"
         notes.append(Note("skipped", what, others, tensors=False))  # looked at
+    if graph.texts:
+        notes.append(Note("skipped", "constants of text", tuple(graph.texts), tensors=False))
     if quantised := tuple(n for n in graph.quantised if n in tensors):
         notes.append(Note("assumed", elements.SCALED, quantised))
     return Checkpoint(tensors, format=FORMAT, urls=(f.url,), notes=tuple(notes))
@@ -246,7 +241,7 @@ def _served_model(f: Ranges, opaque: bool) -> Checkpoint:
         raise CorruptCheckpoint("the SavedModel holds no graph")
     tags, meta = next((pair for pair in tagged if "serve" in pair[0]), tagged[0])
     frozen = _constants(f, next(messages(f, *meta, 2), (0, 0)), opaque)
-    details: Details = {"tags": tags, **collections(f, *meta)}
+    details: Details = {"tags": tags}
     folder = split(f.url)[0]
     below = join(folder, "variables")
     if not is_remote(below) and not inside(below, folder):
@@ -268,9 +263,7 @@ def _served_model(f: Ranges, opaque: bool) -> Checkpoint:
     elif frozen.tensors:
         what = "constants of a graph that also has variables; opaque=True reads them"
         notes.append(Note("unread", what, tuple(frozen.tensors)))
-    # the flags of the object graph or, if it has none, those of the collection
-    trainable = checkpoint.details.get("trainable") or details.get("trainable") or []
-    details = {**checkpoint.details, **details, "trainable": trainable}
+    details = {"trainable": [], **checkpoint.details, **details}
     urls = (f.url, *checkpoint.urls)
     return replace(checkpoint, tensors=tensors, format=FORMAT, urls=urls, notes=tuple(notes), details=details)
 
@@ -283,7 +276,10 @@ def _tags(f: Ranges, meta: Range) -> list[str]:
 def _object_graph(f: Ranges, meta: Range) -> pb.SavedObjectGraph:
     from . import messages_pb2 as pb
 
-    raw = b"".join(description(f, a, b) for a, b in messages(f, *meta, 7))
+    parts = [*messages(f, *meta, 7)]
+    if (size := sum(b - a for a, b in parts)) > MAX_OBJECTS:
+        raise CorruptCheckpoint(f"a message of {size} bytes is not a description of objects")
+    raw = b"".join(f.read(a, b - a) for a, b in parts)
     return parse(pb.SavedObjectGraph, raw, "the object graph")  # the parts of a message are merged
 
 

@@ -1,4 +1,4 @@
-"""What describes the variables: the object graph of a checkpoint, and the collections of a training graph.
+"""What describes the variables: the object graph of a checkpoint.
 
 Keys become names; the object graph separates the optimizer's variables from the model's.
 
@@ -20,12 +20,9 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...checkpoint import Checkpoint, Details, Note, Role
-from ...errors import CkptError, CorruptCheckpoint
-from ...storage.files import Reader
-from ...storage.ranges import Ranges
+from ...checkpoint import Checkpoint, Note, Role
+from ...errors import CorruptCheckpoint
 from . import elements
-from .table import varint
 
 if TYPE_CHECKING:
     from . import messages_pb2 as pb
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 CONFIG = "/.ATTRIBUTES/OBJECT_CONFIG_JSON"
 TRAINED = "_trainable_variables"
-MAX_MESSAGE = 1 << 28  # bytes of a message that is parsed in memory
 METRICS = "keras_api/metrics/"  # the running sums of Keras 2
 # an optimizer's variables that are not slots, without the underscore of Keras 3
 STEPS = ("iterations", "iter", "step", "global_step")
@@ -172,53 +168,3 @@ def reach(graph: pb.TrackableObjectGraph, start: Iterable[int], closed: Containe
             seen.add(i)
             todo += [c.node_id for c in graph.nodes[i].children]
     return seen
-
-
-# --- collections ------------------------------------------------------------------------------------------------
-
-
-def description(f: Ranges, start: int, end: int) -> bytes:
-    """Read a message that is parsed in memory; CorruptCheckpoint if it is too large for one without weights."""
-    if end - start > MAX_MESSAGE:
-        raise CorruptCheckpoint(f"a message of {end - start} bytes is not a description (at byte {start})")
-    return f.read(start, end - start)
-
-
-def collections(f: Ranges, start: int, end: int) -> Details:
-    """The collections of a MetaGraphDef that list variables, by checkpoint keys, and which of them are trained."""
-    from . import messages_pb2 as pb
-
-    out: dict[str, list[str]] = {}
-    for a, b in elements.messages(f, start, end, 4):
-        raw = b"\x22" + varint(b - a) + description(f, a, b)
-        for name, collection in elements.parse(pb.MetaGraphDef, raw, "a collection").collection_def.items():
-            if name.endswith("variables") or name == "global_step":
-                out[name] = _keys(collection.bytes_list.value)
-    return {"collections": out, "trainable": out["trainable_variables"]} if "trainable_variables" in out else {}
-
-
-def _keys(values: Iterable[bytes]) -> list[str]:
-    """Checkpoint keys of the variables in a collection; none if it holds something else."""
-    from google.protobuf.message import DecodeError
-
-    from . import messages_pb2 as pb
-
-    keys: dict[str, None] = {}
-    for value in values:
-        try:
-            variable = pb.VariableDef.FromString(value)
-        except DecodeError:
-            return []
-        if not variable.snapshot_name and not variable.initializer_name:
-            return []
-        keys[variable.save_slice_info_def.full_name or variable.variable_name.removesuffix(":0")] = None
-    return list(keys)
-
-
-def meta_details(url: str) -> Details:
-    """The collections in the .meta file at `url` that list variables; {} if it cannot be read."""
-    try:
-        with Reader(url) as f:
-            return collections(f, 0, f.size)
-    except CkptError:
-        return {}

@@ -103,11 +103,9 @@ def test_a_frozen_graph_tells_weights_from_shapes():
     assert every["epsilon"].shape == ()
 
 
-def test_the_meta_file_opens_its_checkpoint_and_says_what_is_trained():
+def test_the_meta_file_opens_its_checkpoint():
     found = ckptconv.open(TF / "tf1" / "model-1.meta")
     assert found.format == "tf"
-    assert found.details["trainable"] == ["a", "split"]
-    assert found.details["collections"]["global_step"] == ["global_step"]
     assert found["split"].shape == (5, 2)
     assert len(found["split"].parts) == 2
 
