@@ -3,6 +3,7 @@
     model.safetensors.index.json       the shard of each tensor (shard_index.py)
     model-00001-of-00002.safetensors   a complete checkpoint of its own (also .bin, .msgpack)
     model-00002-of-00002.safetensors
+    tf_model.h5.index.json             "bert_model/bert/w:0" is the dataset bert/w:0, or of the full name, in its shard
 
 The model is read from the index, from any of its shards, or from the folder; a folder can also hold one file instead,
 or the shards of a distributed run of torch, which have no index.
@@ -45,6 +46,7 @@ MODELS = (
 )  # fmt: skip
 OTHERS = (".pt", ".pth", ".h5", ".npz", ".keras", ".index")  # files that can be checkpoints of their own
 STATE = re.compile(r"optimizer|scheduler|scaler|rng_state|random_states|training_args\.bin$")
+KERAS = ".h5.index.json"
 WEIGHTS = re.compile(r".+\.(safetensors|bin|msgpack)(\.index\.json)?")
 
 
@@ -126,9 +128,7 @@ def _open_folder(url: str, how: Reading) -> Checkpoint:
     else:
         first = candidates[0]
         path = sibling(join(url, "."), first)
-        # the Keras format handles its own spelling of names in shards
-        ours = path.endswith(shard_index.SUFFIX) and not path.endswith(".h5" + shard_index.SUFFIX)
-        whole = open_index(path, how) if ours else open_checkpoint(path, how)
+        whole = open_index(path, how) if path.endswith(shard_index.SUFFIX) else open_checkpoint(path, how)
     known = {first, *parts, *(split(u)[1] for u in whole.urls)}
     more = [n for n in (*others, *safetensors.shards(files)[:1]) if n not in known]  # one stands for all shards
     return _noted(whole, f"{first} is read; give another file to read that one", more)
@@ -140,6 +140,8 @@ def open_index(url: str, how: Reading) -> Checkpoint:
     With `how.salvage`, tensors in missing or unreadable shards are listed in notes of the kind `damaged`.
     """
     weight_map, metadata = shard_index.read(url)
+    if keras := url.endswith(KERAS):
+        weight_map = {name.removesuffix(":0"): file for name, file in weight_map.items()}
     wanted: dict[str, list[str]] = {}
     for name, file in weight_map.items():
         wanted.setdefault(file, []).append(name)
@@ -160,7 +162,8 @@ def open_index(url: str, how: Reading) -> Checkpoint:
     shards: dict[str, Checkpoint] = {}
     for file, path in _peeked(present):
         try:  # `hf` would claim a shard for its index
-            shards[file] = open_checkpoint(path, how, format=detect(path, but="hf").name)
+            shard = open_checkpoint(path, how, format=detect(path, but="hf").name)
+            shards[file] = _with_model(shard, wanted[file]) if keras else shard
         except CkptError as e:
             if not how.salvage:
                 raise
@@ -187,6 +190,12 @@ def _peeked(paths: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         if i % PEEKED == 0:
             peek([*paths.values()][i : i + PEEKED])
         yield file, path
+
+
+def _with_model(shard: Checkpoint, names_: Sequence[str]) -> Checkpoint:
+    """A shard of Keras under the names of its index, which begin with that of the model."""
+    names_of = {name if name in shard else name.partition("/")[2]: name for name in names_}
+    return shard.with_tensors({new: t.renamed(new) for n, t in shard.items() for new in [names_of.get(n, n)]})
 
 
 def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkpoint]) -> Checkpoint:

@@ -19,7 +19,7 @@ A tensor is named, here and in rule files, by its weight name without a final ":
 - Otherwise two layers hold different variables with the same name (two inner models built alike); each is then named
   layer/weight name, unless its name already begins with the layer: enc_a/inner/kernel, enc_b/inner/kernel.
 - Optimizer weights come last, under optimizer_weights/, with the role slot, step or state.
-- Shards of a Hugging Face model list datasets instead of layers; tf_model.h5.index.json has the complete names.
+- Shards of a Hugging Face model list datasets instead of layers; huggingface.py reads their index.
 
 Specification: keras/src/legacy/saving/legacy_h5_format.py. `details["layers"]` keeps the lists for writing.
 """
@@ -39,8 +39,7 @@ from ...dtypes import DTYPES
 from ...errors import CorruptCheckpoint
 from ...messages import listing, printable
 from ...moves import derived
-from ...storage.files import Seen, sibling
-from .. import shard_index
+from ...storage.files import Seen
 from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
 from ..table import KERAS_LISTS, Reading, is_hdf5
@@ -49,7 +48,6 @@ from .naming import OPTIMIZER, TOP, join
 from .write import LegacyWriter
 
 writer = LegacyWriter
-INDEX = ".h5.index.json"
 MAX_WORDS = 8  # at the end of a weight's name, which may be those of its layer
 THEANO = (
     "written under Theano, where Keras convolves with flipped kernels: -c keras-torch flips them, and so did Keras 2 "
@@ -68,8 +66,6 @@ class Listed(NamedTuple):
 
 
 def sniff(seen: Seen) -> int:
-    if seen.base.endswith(INDEX) and b'"weight_map"' in seen.head:
-        return 4  # of the Hugging Face indexes, the one of Keras files
     if not is_hdf5(seen):
         return 0
     found = hdf5.try_look(seen.url)
@@ -98,15 +94,13 @@ def _list_of(attrs: Mapping[str, Any], key: str) -> list[str] | None:
 
 def open(url: str, how: Reading) -> Checkpoint:
     """Open a file: the listed weights in their order, then those of the optimizer."""
-    if url.endswith(INDEX):
-        return _open_index(url)
     found = hdf5.look(url)
     base = layers_group(found)
     if base is None:
         raise CorruptCheckpoint("no group has the attribute layer_names: this is not a legacy Keras file", url=url)
     layers = _weights(found, base)
     listed = [e for entries in layers.values() for e in entries]
-    _refuse_twice("layers list", (e.stored.path for e in listed), url)
+    _refuse_twice((e.stored.path for e in listed), url)
     labels, tied = _label_all(found, listed)
     slots = _slots(found)
     tensors: dict[str, Tensor] = {}
@@ -244,28 +238,6 @@ def _weights(found: Tree, base: str) -> dict[str, list[Listed]]:
     return out | ({TOP: top} if top else {})
 
 
-def _open_index(url: str) -> Checkpoint:
-    """Open all shards of an index; names in a shard lack the model's name."""
-    places, _ = shard_index.read(url)
-    trees = {file: hdf5.look(sibling(url, file)) for file in dict.fromkeys(places.values())}
-    tensors: dict[str, Tensor] = {}
-    used: dict[str, list[str]] = {file: [] for file in trees}
-    for weight, file in places.items():
-        tree, label = trees[file], _bare(weight)
-        path = next((p for p in (join(weight), join(weight.partition("/")[2])) if p in tree.datasets), None)
-        if path is None:
-            raise CorruptCheckpoint(
-                f"{printable(weight)} is not in {printable(file)}, where the index says it is", url=url
-            )
-        used[file].append(path)
-        label = weight if label in tensors else label
-        tensors[label] = hdf5.tensor(tree, tree.datasets[path], label)
-    for file, paths in used.items():
-        _refuse_twice(f"of {printable(file)}, the index lists", paths, url)
-    notes = [n for f, t in trees.items() for n in (*t.notes, *_unread(t, {*used[f]}))]
-    return Checkpoint(tensors, {}, (), "keras", (url, *(t.url for t in trees.values())), tuple(notes))
-
-
 def _entries(found: Tree, path: str, layer: str) -> list[Listed]:
     """The entries of one group's weight_names."""
     listed = dict.fromkeys(_list_of(found.groups.get(path, {}), "weight_names") or ())
@@ -277,10 +249,10 @@ def _entries(found: Tree, path: str, layer: str) -> list[Listed]:
     return [Listed(layer, n, found.datasets[join(path, n)]) for n in listed]
 
 
-def _refuse_twice(what: str, paths: Iterable[str], url: str) -> None:
+def _refuse_twice(paths: Iterable[str], url: str) -> None:
     """Refuse datasets that are listed under several names or spellings, because each would be read for all of them."""
     if twice := [path for path, n in Counter(paths).items() if n > 1]:
-        raise CorruptCheckpoint(f"{what} datasets more than once:\n{listing(twice)}", url=url)
+        raise CorruptCheckpoint(f"layers list datasets more than once:\n{listing(twice)}", url=url)
 
 
 def _bare(weight: str) -> str:
