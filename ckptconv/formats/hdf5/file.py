@@ -4,7 +4,7 @@
     offset              a contiguous dataset's bytes: a Span, read without the library
     chunks, compact     read by the library: Coded, key = "//path", or "member//path" in a zip
 
-    PK 03 04 ... name extra | bytes               a file in a zip (.keras); if deflated, a private copy of it is made
+    PK 03 04 ... name extra | bytes               a stored file in a zip (.keras)
 
 The library's process sends one record for each group, dataset, and further name of a dataset:
 
@@ -29,7 +29,7 @@ from ...dtypes import DTYPES
 from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import Coded, Span, checked_count
 from ...storage.files import Reader, Seen, is_remote
-from ...storage.ranges import Slice, Spool
+from ...storage.ranges import Slice
 from .. import zip
 from ..table import Reading, is_hdf5
 from ..zip import Member
@@ -157,16 +157,14 @@ def _look(name: str, url: str, member: str) -> Tree | CkptError:
 def _check_sum(url: str, name: str) -> None:
     """Compare a stored member of a zip with its CRC-32, as unpacking does: HDF5 has no sum of its own."""
     with Reader(url) as file:
-        member = zip.members(file)[name]
-        if member.method == zip.STORED:
-            deque(zip.contents(file, member), maxlen=0)
+        deque(zip.contents(file, zip.members(file)[name]), maxlen=0)
 
 
 def _tree(file: FileImage, url: str, member: str) -> Tree:
     datasets: dict[str, Stored] = {}
     groups: dict[str, dict[str, Any]] = {}
     notes: dict[tuple[NoteKind, str], list[str]] = {}
-    memory = MEMORY * file.packed + MORE_MEMORY
+    memory = MEMORY * file.size + MORE_MEMORY
     declared = placed = 0  # bytes of all datasets, and of the contiguous ones
     for body in sandbox.ask(file):
         memory -= weight(body)
@@ -195,7 +193,7 @@ def _tree(file: FileImage, url: str, member: str) -> Tree:
                 raise UnsafeCheckpoint(text, url=url, tensor=path)
             if placed > file.size:
                 raise CorruptCheckpoint("overlaps another dataset", url=url, tensor=path)
-            offset = offset + file.start if offset >= 0 and file.start >= 0 else -1
+            offset += file.start if offset >= 0 else 0
             shape = tuple(record["shape"])
             datasets[path] = Stored(path, record["dtype"], shape, offset, record["swap"], attrs, "", record["chunk"])
     if "" not in groups:
@@ -234,6 +232,7 @@ def _opaque(record: dict[str, Any]) -> str:
     size, named = record["itemsize"], DTYPES.get(str(record["attrs"].get("dtype", "")))
     if record["dtype"] == "opaque" and named and named.itemsize == size and named.kind in "fiu":
         record["dtype"] = named.name
+        del record["attrs"]["dtype"]
     elif record["dtype"] == "opaque":
         record["dtype"], record["note"] = GUESSES.get(size, ("", f"{size} opaque bytes per element"))
     return "" if record["dtype"] else record["note"]
@@ -261,24 +260,13 @@ def members(url: str) -> dict[str, Member]:
 
 
 def image(url: str, member: str = "") -> FileImage:
-    """The bytes that the library can read: of a file, a range of a zip, or a private unpacked copy."""
+    """The bytes that the library can read: of a file, or of a stored member of a zip."""
     with Reader(url) as file:
         label, size = f"{url} {file.stamp} {member}", file.size
     if not member:
-        return FileImage(label, url, size, lambda: Reader(url), size, 0)
-    packed = members(url)[member]
-    start, size = packed.start, packed.size
-    if packed.method == zip.STORED:
-        return FileImage(label, url, size, lambda: Slice(Reader(url), start, size), size, start)
-    spool = _spooled(label, url, member)
-    return FileImage(label, url, size, lambda: spool, packed.packed, -1)
-
-
-@lru_cache(maxsize=2)
-def _spooled(label: str, url: str, name: str) -> Spool:
-    """Unpack a member into a temporary file; its size is already known and bounded."""
-    spool = Spool(url)
-    with Reader(url) as source, spool.filled() as file:
-        for piece in zip.contents(source, members(url)[name]):
-            file.write(piece)
-    return spool
+        return FileImage(label, url, size, lambda: Reader(url), 0)
+    found = members(url)[member]
+    if found.method != zip.STORED:
+        text = f"has a packed {member}, which Keras never writes; unzip it into a folder, which is read as well"
+        raise CorruptCheckpoint(text, url=url)
+    return FileImage(label, url, found.size, lambda: Slice(Reader(url), found.start, found.size), found.start)

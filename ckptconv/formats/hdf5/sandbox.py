@@ -44,8 +44,7 @@ class FileImage(NamedTuple):
     url: str
     size: int
     source: Callable[[], Ranges]
-    packed: int  # bytes that it takes in the archive, or size
-    start: int  # where it begins in the file at `url`, or -1 if it is packed
+    start: int  # where it begins in the file at `url`
 
 
 class Worker:

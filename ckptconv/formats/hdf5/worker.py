@@ -54,11 +54,6 @@ CLASSES = (  # by number
     "variable-length", "array", "complex",
 )  # fmt: skip
 ATTRIBUTES = {h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING, h5py.h5t.BITFIELD, h5py.h5t.ENUM}
-SMALL_FLOATS = {  # bytes; positions and sizes of sign, exponent and mantissa as in H5Tset_fields; bias
-    "bfloat16": (2, (15, 7, 8, 0, 7), 127),
-    "float8_e4m3fn": (1, (7, 3, 4, 0, 3), 7),
-    "float8_e5m2": (1, (7, 2, 5, 0, 2), 15),
-}
 NUMBERS = "float32 float64 float16 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool complex64 complex128"
 
 
@@ -248,7 +243,7 @@ def dataset(thing: Any, path: str) -> dict[str, Any]:
         if group == h5py.h5t.FLOAT and is_damaged(kind):
             raise Refused(b"C", f"{path} has floats whose sign, exponent and mantissa do not fit together: damaged")
         what = CLASSES[group] if group < len(CLASSES) else group
-        return {"skip": f"its elements are of a type that no weights have (HDF5 class {what})"}
+        return {"skip": f"its elements are of a type that frameworks do not write (HDF5 class {what})"}
     record = {"dtype": dtype, "swap": swap, "shape": space.shape, "itemsize": kind.get_size()}
     if layout == h5py.h5d.CHUNKED and filters:  # others are read in part
         record["chunk"] = prod(plan.get_chunk()) * kind.get_size()
@@ -306,17 +301,10 @@ def types() -> list[tuple[Any, str, bool]]:
     """The HDF5 types that have a dtype: the type, the dtype, and whether its bytes must be swapped."""
     t = h5py.h5t
     out = [(t.STD_I8BE, "int8", False), (t.STD_U8BE, "uint8", False)]
-    for order, big in ((t.ORDER_LE, False), (t.ORDER_BE, True)):
+    for big in (False, True):
         for name in NUMBERS.split():
             own = np.dtype(name).newbyteorder(">" if big else "<")
             out.append((t.py_create(own, logical=True), name, big))
-        for name, (size, fields, bias) in SMALL_FLOATS.items():
-            kind = t.IEEE_F16LE.copy()
-            kind.set_fields(*fields)
-            kind.set_size(size)
-            kind.set_ebias(bias)
-            kind.set_order(order)
-            out.append((kind, name, big and size > 1))
     return out
 
 

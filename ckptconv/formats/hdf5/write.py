@@ -272,11 +272,12 @@ def plain(checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[Note, ...]]:
     own = checkpoint.format in MODELS and len(checkpoint.urls) <= 1  # of several files, any may have brought it
     model = set() if own else MODEL & checkpoint.metadata.keys()
     kept = {k: v for k, v in checkpoint.metadata.items() if k not in model and not KERAS_LISTS.fullmatch(k)}
-    attributes = {"": checkpoint.metadata} | checkpoint.details.get("attributes", {})
-    lists = {f"{p}@{k}" if p else k for p, attrs in attributes.items() for k in attrs if KERAS_LISTS.fullmatch(k)}
+    lists = {k for k in checkpoint.metadata if KERAS_LISTS.fullmatch(k)}
+    inner = checkpoint.details.get("attributes", {})
     load = "metadata by which Keras would load the file as a model, and may run code; its source holds weights only"
     detect = "metadata by which the file would be taken for a legacy Keras file, and misread"
-    notes = [Note("dropped", text, tuple(sorted(names))) for text, names in ((load, model), (detect, lists)) if names]
+    left = ((load, model), (detect, lists), ("attributes of groups and datasets", inner))
+    notes = [Note("dropped", text, tuple(sorted(names))) for text, names in left if names]
     return replace(checkpoint, metadata=kept), tuple(notes)
 
 
@@ -293,16 +294,5 @@ class Hdf5Writer(FileWriter):
     def place(self, checkpoint: Checkpoint) -> Placement:
         checkpoint, notes = self.held(checkpoint)
         paths = dict(sorted(checkpoint.owners().items(), key=lambda one: one[0] != one[1]))  # links after all datasets
-        made = self.laid_out(checkpoint, paths, self._attributes(checkpoint), ordered=True)
+        made = self.laid_out(checkpoint, paths, {"": checkpoint.metadata}, ordered=True)
         return made._replace(slots={name: made.slots[paths[name]] for name in checkpoint}, notes=notes)
-
-    def _attributes(self, checkpoint: Checkpoint) -> dict[str, Attributes]:
-        """Metadata on the root; from an HDF5 source also the attributes of the groups and datasets that remain."""
-        out: dict[str, Attributes] = {"": checkpoint.metadata}
-        paths = {p for name in checkpoint for p in (*parents(name), name)}
-        original = checkpoint.details.get("attributes", {}) if checkpoint.format == "hdf5" else {}
-        for path, attrs in original.items():
-            if path in paths:
-                own = {"dtype"} if path in checkpoint else set()
-                out[path] = {k: v for k, v in attrs.items() if k not in own and not KERAS_LISTS.fullmatch(k)}
-        return out

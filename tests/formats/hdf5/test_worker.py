@@ -86,10 +86,9 @@ def short(precision: int) -> Any:
 F4BE, BF16, E4M3 = H5T.IEEE_F32BE, (15, 7, 8, 0, 7), (7, 3, 4, 0, 3)
 SKIPPED, DAMAGED = ("", False), None
 TYPES: dict[str, tuple[Any, tuple[str, bool] | None]] = {  # the dtype, and whether it is swapped
-    "bfloat16": (floating(2, *BF16, bias=127), ("bfloat16", False)),
-    "bfloat16, big-endian": (floating(2, *BF16, bias=127, order=H5T.ORDER_BE), ("bfloat16", True)),
-    "float8_e4m3fn": (floating(1, *E4M3, bias=7), ("float8_e4m3fn", False)),
-    "a byte with another bias": (floating(1, *E4M3, bias=8), SKIPPED),
+    "bfloat16": (floating(2, *BF16, bias=127), SKIPPED),
+    "bfloat16, big-endian": (floating(2, *BF16, bias=127, order=H5T.ORDER_BE), SKIPPED),
+    "float8_e4m3fn": (floating(1, *E4M3, bias=7), SKIPPED),
     "other fields": (floating(2, 15, 9, 6, 0, 9, bias=31), SKIPPED),
     "15 bits": (short(15), SKIPPED),
     "bool": (h5py.h5t.py_create(np.dtype(bool), logical=True), ("bool", False)),
