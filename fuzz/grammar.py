@@ -113,7 +113,7 @@ class Grammar:
         said = [text("storage"), named(name), text(str(key)), text("cpu"), integer(shown)]
         if self.legacy:
             view = b"N"
-            if self.odd(0.2):
+            if self.odd(0.01):  # which is refused
                 start = self.rng.randrange(count)
                 size = self.rng.randint(0, count - start)
                 other = self.rng.choice((900 + key, 950 + self.rng.randrange(20), key))

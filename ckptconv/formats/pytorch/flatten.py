@@ -273,7 +273,7 @@ class Made:
             return
         details = {k: jsonable(v) for k, v in p.details.items()}
         self.pieces[name] = {"kind": p.kind, "shape": list(p.shape), "parts": list(p.parts), **details}
-        if self.how.densify and p.kind != "nested":
+        if self.how.densify:
             try:
                 self.put(self.dense(name, p, pieces, role))
                 self.computed.append(name)
@@ -308,8 +308,6 @@ class Made:
 
     def numbers(self, p: Pieces) -> dict[str, Tensor]:
         """The numbers of pieces, by the names that tensors in their place have; of the dtypes that torch makes."""
-        if p.kind == "nested":  # its pieces hold all there is
-            return {}
         if p.kind != "quantised":
             return {"shape": self.number(p.shape, "int64")}
         listed = "float32" if p.details["scheme"].endswith("float_qparams") else ""
@@ -344,12 +342,10 @@ class Made:
         for why, names in self.skipped.items():
             yield Note("skipped", why, tuple(names))
         yield from self.damaged
-        dense = self.how.densify
-        if apart := {n: p["kind"] for n, p in self.pieces.items() if not dense or p["kind"] == "nested"}:
-            kinds = {*apart.values()}
-            hint = "" if kinds == {"nested"} else "; densify=True computes them"
-            text = f"{', '.join(sorted(kinds))} tensors are given as their pieces{hint}"
-            yield Note("assumed", text, tuple(apart))
+        if self.pieces and not self.how.densify:
+            kinds = ", ".join(sorted({p["kind"] for p in self.pieces.values()}))
+            text = f"{kinds} tensors are given as their pieces; densify=True computes them"
+            yield Note("assumed", text, tuple(self.pieces))
         if self.computed:
             yield Note("assumed", "sparse or quantised in the source, computed in full here", tuple(self.computed))
         if self.values and not quiet:

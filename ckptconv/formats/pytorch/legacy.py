@@ -7,19 +7,18 @@
     pickle ["140234", ...]             the storages' keys, in the order in which they follow
     i64 numel, numel x itemsize bytes  each, without padding
 
-A view is None or (key, offset, numel): a part of the storage, from which the tensor's offset counts. Big-endian
-machines wrote little-endian as well, and only noted what they are.
+A view is None. Before 0.4 it could be a part of the storage, which only a program that cuts storages itself has; that
+is refused. Big-endian machines wrote little-endian as well, and only noted what they are.
 Specification: torch/serialization.py (_legacy_save, _legacy_load).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 from ...checkpoint import Checkpoint, Note
-from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...errors import CorruptCheckpoint
 from ...messages import printable
 from ...moves.part import Span
 from ...storage.files import Reader, Seen
@@ -86,38 +85,20 @@ class Storages:
         if type(pid) is tuple and len(pid) == 4 and pid[0] == "module":
             return pid[1]
         kind, key, count = storage_id(pid, 6)
-        whole = self._known(key, Storage(kind, key, None, kind.nbytes(count)))
-        if whole is None:
+        if pid[5] is not None:
+            raise CorruptCheckpoint("has a part of a storage, as PyTorch before 0.4 could; load and save it there")
+        found = self.known.setdefault(key, Storage(kind, key, None, kind.nbytes(count)))
+        if (found.type, found.size) != (kind, kind.nbytes(count)):
             raise CorruptCheckpoint(f"the storage {printable(key)} is described in two ways")
-        return whole if pid[5] is None else self._part(whole, count, pid[5])
-
-    def _known(self, key: str, new: Storage) -> Storage | None:
-        """The storage of this key, which is `new` if there is none yet; None if it is another."""
-        old = self.known.setdefault(key, new)
-        return old if all(getattr(old, f) == getattr(new, f) for f in ("type", "key", "size", "start")) else None
-
-    def _part(self, whole: Storage, count: int, view: Any) -> Storage:
-        """A view of a storage: elements offset to offset + size of it."""
-        if type(view) is not tuple or len(view) != 3 or type(view[1]) is not int or type(view[2]) is not int:
-            raise CorruptCheckpoint(f"a part of a storage is described by {shown(view)}")
-        own, offset, size = view
-        if offset < 0 or size < 0 or offset + size > count:
-            raise CorruptCheckpoint(f"a part of a storage is elements {offset} to {offset + size} of {count}")
-        own = str(own) if type(own) is int else own
-        new = replace(whole, size=whole.type.nbytes(size), start=offset)
-        part = self._known(own, new) if type(own) is str else None
-        if part is None:
-            raise UnsafeCheckpoint(f"the part {shown(own)} of a storage is described in two ways")
-        return part
+        return found
 
     def place(self, f: Reader, at: int, keys: list[str], *, salvage: bool = False) -> int:
         """Walk over the storages that follow the pickles; return where they end. What follows torch does not read.
 
         With `salvage`, storages behind the end of the file are not an error here but when one of them is read.
         """
-        wholes = {key: s for key, s in self.known.items() if s.key == key}
         for key in keys:
-            storage = wholes.get(key)
+            storage = self.known.get(key)
             if storage is None or storage.data is not None:
                 raise CorruptCheckpoint(f"the storage {printable(key)} is listed, but not once used")
             count, end = storage.size * 8 // storage.type.bits, at + 8 + storage.size
@@ -129,8 +110,6 @@ class Storages:
                 raise CorruptCheckpoint(text)
             storage.data = Span(f.url, at + 8, storage.size)
             at = end
-        if missing := [key for key, storage in wholes.items() if storage.data is None]:
+        if missing := [key for key, storage in self.known.items() if storage.data is None]:
             raise CorruptCheckpoint(f"{len(missing)} storages are used but not there, {missing[0]!r} first")
-        for storage in self.known.values():
-            storage.data = wholes[storage.key].data
         return at

@@ -3,7 +3,7 @@
 Storage   the bytes of one member or stretch of the file, of one type
 View      dtype, offset, shape, strides in one storage; offsets and strides count elements of the view's dtype
 Tagged    a tensor with attributes that Python code hung on it, or of a subclass, which may have no data but theirs
-Pieces    a tensor made of tensors: sparse, quantised, nested
+Pieces    a tensor made of tensors: sparse, quantised
 Hollow    torch.FloatTensor() before its state arrives
 
 The functions by which torch rebuilds tensors; each returns exactly torch's tensor or refuses.
@@ -54,13 +54,12 @@ class StorageType(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Storage:
-    """One piece of stored data: `size` bytes of elements of `type` from element `start` on (old views of storages)."""
+    """One piece of stored data: `size` bytes of elements of `type`."""
 
     type: StorageType
     key: str
     data: Data | None
     size: int  # bytes
-    start: int = 0
     swapped: bool = False
 
 
@@ -178,10 +177,7 @@ def look(storage: Any, kind: TorchType, offset: Any, shape: Any, strides: Any) -
         )
     if total * size > have and total * size > MAX_FILL + have:
         raise UnsafeCheckpoint(f"a tensor of shape {list(shape)} expands {have} stored bytes to {total * size}")
-    start = offset + storage.start * storage.type.bits // 8 // size
-    if storage.start * storage.type.bits % (8 * size):
-        raise UnsafeCheckpoint(f"a part of the storage {storage.key!r} begins within an element of {kind.name}")
-    return View(storage, row, kind.name, start, shape, strides, _order(storage, row))
+    return View(storage, row, kind.name, offset, shape, strides, _order(storage, row))
 
 
 def _order(storage: Storage, row: DType) -> tuple[str, ...]:
@@ -435,10 +431,6 @@ def _check_channels(shape: tuple[int, ...], parts: dict[str, Any], details: dict
         raise CorruptCheckpoint("a tensor of quantised channels has a list and a tensor of scales and zero points")
 
 
-def nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> Pieces:
-    return _pieces("nested", (), {"buffer": buffer, "sizes": sizes, "strides": strides, "offsets": offsets})
-
-
 # --- the globals that a torch file may name, by module and name; every other is unknown ----------------------------
 #
 # Specification: torch/_weights_only_unpickler.py; torch/_utils.py; older names from torch/storage.py and its history.
@@ -492,7 +484,6 @@ _UTILS: dict[str, Callable[..., Any]] = {
     "_rebuild_parameter_with_state": parameter_with_state,
     "_rebuild_sparse_tensor": sparse,
     "_rebuild_qtensor": quantised,
-    "_rebuild_nested_tensor": nested,
     "_rebuild_meta_tensor_no_storage": meta,
     "_rebuild_device_tensor_from_numpy": device_tensor,
     "_rebuild_xla_tensor": device_tensor,
