@@ -176,11 +176,11 @@ def keras_shards() -> Iterator[Sequence[bytes]]:
 
 
 def keras_indexes() -> Iterator[Sequence[bytes]]:
-    shard = (FIXTURES / "keras" / "pair_tf_keras.h5").read_bytes()
-    from ckptconv.formats.hdf5.file import look
+    import ckptconv
 
-    names = look(str(FIXTURES / "keras" / "pair_tf_keras.h5")).datasets
-    yield [json.dumps({"weight_map": dict.fromkeys(names, "a.h5")}).encode(), shard]
+    path = FIXTURES / "keras" / "pair_tf_keras.h5"
+    names = [f"model/{name}:0" for name in ckptconv.open(path)]
+    yield [json.dumps({"weight_map": dict.fromkeys(names, "a.h5")}).encode(), path.read_bytes()]
 
 
 @contextmanager
@@ -195,7 +195,7 @@ def without_child() -> Iterator[None]:
         source = image.source()
         try:
             with h5py.File(io.BytesIO(source.read(0, image.size)), "r") as f:
-                yield from worker.listing(f) if path is None else worker.elements(f, path, image.size)
+                yield from worker.listing(f) if path is None else worker.elements(f, path)
         except worker.Refused as e:
             kind, message = e.args
             raise (UnsafeCheckpoint if kind == b"U" else CorruptCheckpoint)(message, url=image.url) from None
@@ -220,7 +220,7 @@ WAYS = (
     built("x.weights.h5", "keras3", "keras/*weights.h5"),
     Way(keras_folder, keras_folders, packed=True, around=without_child),
     several(["shards.weights.json", *SHARDS], "shards.weights.json", "keras3", keras_shards),
-    several(["tf_model.h5.index.json", "a.h5"], "tf_model.h5.index.json", "keras", keras_indexes),
+    several(["tf_model.h5.index.json", "a.h5"], "tf_model.h5.index.json", "hf", keras_indexes),
 )  # fmt: skip
 CONSTANTS = (
     "table.HDF5",

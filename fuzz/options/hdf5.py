@@ -371,7 +371,7 @@ def without_child() -> Iterator[None]:
         source = image.source()
         try:
             with h5py.File(io.BytesIO(source.read(0, image.size)), "r") as f:
-                yield from worker.listing(f) if path is None else worker.elements(f, path, image.size)
+                yield from worker.listing(f) if path is None else worker.elements(f, path)
         except Exception as e:
             unsafe = isinstance(e, worker.Refused) and e.args[0] == b"U"
             message = str(e.args[1] if isinstance(e, worker.Refused) else f"is not valid HDF5: {e}")
