@@ -17,14 +17,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from ..checkpoint import Checkpoint, Details, Note, Tensor
 from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, StorageError, UnknownFormat
 from ..messages import listing, many, printable
 from ..moves.part import checked_count
 from ..output.destination import OutputFile
-from ..storage.files import Reader, Seen, Stamp, exists, is_dir, is_remote, join, local, names, sibling, split, stat
+from ..storage.files import Seen, exists, is_dir, is_remote, join, local, names, read_all, sibling, split
 from ..storage.paths import beginning, beside
 from ..storage.remote import peek
 from . import safetensors, shard_index
@@ -285,7 +284,7 @@ def _whole(name: str, pieces: list[tuple[Tensor, safetensors.Start]], url: str) 
 # Existing files are not replaced. Links out of the source's folder, files that are not regular, and files larger than
 # `MAX_SIZE` are left out with a note.
 
-MAX_SIZE = 64 * 2**20  # bytes of a file; the largest known tokenizer.json has 35 MB
+MAX_SIZE = 64 * 2**20  # bytes of a file, which is held in memory; the largest known tokenizer.json has 35 MB
 KNOWN = frozenset({
     "config.json", "generation_config.json", "adapter_config.json", "preprocessor_config.json", "processor_config.json",
     "image_processor_config.json", "video_preprocessor_config.json", "feature_extractor_config.json",
@@ -293,20 +292,6 @@ KNOWN = frozenset({
     "vocab.json", "vocab.txt", "merges.txt", "normalizer.json", "tokenizer.model", "spiece.model", "spm.model",
     "sentencepiece.bpe.model", "chat_template.json", "chat_template.jinja",
 })  # fmt: skip
-
-
-class Companion(NamedTuple):
-    """A small file to copy, as it was when it was checked."""
-
-    url: str
-    size: int  # in bytes
-    stamp: Stamp
-
-    def content(self) -> bytes:
-        with Reader(self.url) as f:
-            if f.stamp != self.stamp:  # also where a link took the place of the file
-                raise CorruptCheckpoint("changed while it was read; nothing was written", url=self.url)
-            return f.read(0, self.size)
 
 
 def writer(url: str, max_shard_size: int | None = None) -> FolderWriter:
@@ -320,7 +305,8 @@ class FolderWriter:
 
     at: str
     inside: SafetensorsWriter
-    beside: Mapping[str, Companion] = field(default_factory=dict)
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+    copied: Sequence[str] = ()  # their urls
     notes: Sequence[Note] = ()
 
     def cannot_hold(self, tensor: Tensor) -> str:
@@ -328,43 +314,39 @@ class FolderWriter:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         placed = self.inside.place(checkpoint)
-        copies = [OutputFile(self.at + name, c.size, shared=True) for name, c in self.beside.items()]
-        return placed._replace(
-            files=[*copies, *placed.files],
-            notes=(*placed.notes, *self.notes),
-            copied=[c.url for c in self.beside.values()],
-        )
+        copies = [OutputFile(self.at + name, len(raw), shared=True) for name, raw in self.beside.items()]
+        notes = (*placed.notes, *self.notes)
+        return placed._replace(files=[*copies, *placed.files], notes=notes, copied=self.copied)
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        copies = [Patch(self.at + name, 0, c.content()) for name, c in self.beside.items()]
+        copies = [Patch(self.at + name, 0, raw) for name, raw in self.beside.items()]
         return [*copies, *self.inside.seal(checks, metadata)]
 
 
 def along(url: str, source: str, max_shard_size: int | None = None) -> FolderWriter:
     """The writer of the folder `url` that also copies the small files of the folder `source`."""
-    copied: dict[str, Companion] = {}
+    copied, urls = dict[str, bytes](), list[str]()
     wanted = {name for name in names(source) if name in KNOWN}
     there = wanted & set(names(url)) if wanted else set[str]()
     left: list[str] = []
     for name in sorted(wanted - there):
         try:
             path = sibling(join(source, "."), name)
-            status = stat(path)
-            regular = is_remote(path) or os.path.isfile(local(path))
+            if is_remote(path) or os.path.isfile(local(path)):
+                copied[name] = read_all(path, MAX_SIZE)
+                urls.append(path)
         except CkptError:
-            status, regular = None, False
-        if status is None or not regular or status.size > MAX_SIZE:
+            pass  # it is named in the note
+        if name not in copied:
             left.append(name)
-            continue
-        with Reader(path) as f:
-            copied[name] = Companion(path, f.size, f.stamp)
     text = "not copied: a link that leads out of the folder or nowhere, not a regular file, or too large"
-    notes = (
+    every = (
         Note("hint", "copied unchanged", tuple(copied)),
         Note("hint", "already there, not replaced", tuple(sorted(there))),
         Note("skipped", text, tuple(left)),
     )
-    return replace(writer(url, max_shard_size), beside=copied, notes=tuple(note for note in notes if note.names))
+    notes = tuple(note for note in every if note.names)
+    return replace(writer(url, max_shard_size), beside=copied, copied=urls, notes=notes)
 
 
 __all__ = ["along", "open", "open_index", "pieces", "prove", "sniff", "writer"]
