@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ...checkpoint import Checkpoint, Role, Tensor
 from ...errors import CorruptCheckpoint, UsageError
 from ...messages import brief, printable
-from ...moves.part import MAX_AXES, checked_count
+from ...moves.part import checked_count
 from ...output.destination import OutputFile
 from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling, split
 from ...storage.ranges import Slice
@@ -33,7 +33,7 @@ from ..zip import StoredZip
 from .archive import BATCH, PICKLE, Memo, archived, enter, integer, numbers, rebuilt, text
 from .flatten import MAX_VALUES, METADATA, attached, gather, jsonable, stored
 from .pickle import load
-from .tensors import TORCH, TorchType, View
+from .tensors import TORCH, TorchType, View, ints
 from .values import SCALARS, Inert, record, shown
 from .walk import OPTIMIZER, TENSORS, Walk, is_plain
 
@@ -148,14 +148,6 @@ def _get(thing: Any, name: str, kind: type) -> Any:
     return value
 
 
-def _numbers(thing: Any, name: str) -> tuple[int, ...]:
-    """An attribute that must be a tuple of whole numbers."""
-    value: tuple[int, ...] = _get(thing, name, tuple)
-    if len(value) > MAX_AXES or any(type(n) is not int for n in value):
-        raise CorruptCheckpoint(f"{shown(thing)} has the {name} {shown(value)}, not whole numbers")
-    return value
-
-
 def _kind(about: Inert) -> str:
     """The dtype to which torch casts a tensor's chunks; '' if it is not said."""
     properties = about.state.get("properties")
@@ -182,7 +174,7 @@ def _places(stored: dict[Any, Any]) -> Places:
     out = {}
     for index, info in stored.items():
         name = _get(index, "fqn", str)
-        offset = () if index.state.get("offset") is None else _numbers(index, "offset")
+        offset = () if index.state.get("offset") is None else ints(_get(index, "offset", tuple), "offset")
         out[name, offset] = Place(
             _get(info, "relative_path", str), _get(info, "offset", int), _get(info, "length", int)
         )
@@ -212,10 +204,10 @@ def _load(url: str, places: Set[Place], opaque: bool) -> tuple[list[str], dict[P
 
 def _tensor(name: str, about: Inert, stored_at: Callable[[str, tuple[int, ...]], Any], url: str) -> Tensor:
     """A tensor, of which each chunk is a part."""
-    shape, kind, pieces = _numbers(about, "size"), _kind(about), list[tuple[Tensor, tuple[int, ...]]]()
+    shape, kind, pieces = ints(_get(about, "size", tuple), "size"), _kind(about), list[tuple[Tensor, tuple[int, ...]]]()
     checked_count(shape, tensor=name)
     for chunk in _get(about, "chunks", list):
-        at, size = _numbers(chunk, "offsets"), _numbers(chunk, "sizes")
+        at, size = (ints(_get(chunk, key, tuple), key) for key in ("offsets", "sizes"))
         if {len(at), len(size)} != {len(shape)} or min(at, default=0) < 0:
             raise CorruptCheckpoint(f"a chunk at {list(at)} of size {list(size)} is not part of it", tensor=name)
         view = stored_at(name, at)

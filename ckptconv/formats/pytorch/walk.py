@@ -186,7 +186,7 @@ class Walk:
         self.cyclic: list[str] = []
         self.inert: dict[str, None] = {}
         self.attributes: list[tuple[str, Any]] = []  # of modules, tensors
-        self.hung: list[str] = []  # on tensors and dictionaries
+        self.hung: list[str] = []  # on dictionaries
         self.refused: list[str] = []
 
     def leaves(self, value: Any, name: str = "", role: WalkRole = "", top: str = "", depth: int = 0) -> Iterator[Leaf]:
@@ -194,8 +194,9 @@ class Walk:
         if type(value) is Tagged:
             if value.path:
                 self.inert[value.path] = None
-            if value.value is not None:
-                yield from self.tags(value, name or "tensor", role, top, depth)
+            own = name or "tensor"
+            for key, attribute in value.attributes.items() if value.value is not None else ():
+                yield from self.leaves(attribute, f"{own}.{key}", role or "state", top or own, depth + 1)
             value = value.attributes if value.value is None else value.value
         if id(value) in self.open:  # asked first, since to list a container takes as long as it is large
             self.cyclic.append(name)
@@ -246,15 +247,6 @@ class Walk:
             self.attributes.append((name, value))
         else:
             yield Leaf(name, value, _plain(role), top)
-
-    def tags(self, tensor: Tagged, name: str, role: WalkRole, top: str, depth: int) -> Iterator[Leaf]:
-        """Tensors among the attributes of a tensor, under its name; other attributes are only noted."""
-        for key, value in tensor.attributes.items():
-            for leaf in self.leaves(value, f"{name}.{key}", role or "state", top or name, depth + 1):
-                if type(leaf.value) in TENSORS:
-                    yield leaf
-                else:
-                    self.hung.append(leaf.name)
 
     def children(self, value: Any, name: str) -> Iterable[tuple[str, Any, WalkRole]] | None:
         """The contents of a container: name segment, value, role; None for a leaf."""
@@ -308,7 +300,7 @@ class Walk:
             if again := tuple(name for name, value in self.attributes if identity(value) in weights):
                 yield Note("skipped", text, again, tensors=False)
         if self.hung:
-            text = "attributes that Python code hung on tensors and dictionaries"
+            text = "attributes that Python code hung on dictionaries"
             yield Note("skipped", text, tuple(self.hung), tensors=False)
 
 
