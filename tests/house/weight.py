@@ -23,14 +23,14 @@ AIM = {  # thousand tokens
     "__main__.py": 0.1, "tests": 330.0, "benchmarks": 45.0, "fixtures": 45.0, "fuzz": 25.0, "tools": 8.0,
 }  # fmt: skip
 AT_MOST = {
-    "tests": 337.7,
-    "formats": 105.7,
+    "tests": 336.9,
+    "formats": 104.0,
     "benchmarks": 45.1,
     "fixtures": 42.8,
     "matching": 39.4,
     "rules": 35.8,
     "fuzz": 24.3,
-    "reporting": 17.3,
+    "reporting": 17.2,
     "moves": 16.7,
     "bulk": 14.0,
     "storage": 13.5,
