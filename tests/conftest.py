@@ -29,9 +29,13 @@ settings.load_profile("unhurried")  # a busy machine is no failure
 FEW = 4  # cases of a table that are run with less effort
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With less effort, run a share of the cases of a test that is marked `many`, and a few of each other table:
-    evenly spread, the first among them."""
+    evenly spread, the first among them. A worker runs whole modules; one runs those that import TensorFlow."""
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     if EFFORT >= 1:
         return
     cases = Counter(item.nodeid.partition("[")[0] for item in items)

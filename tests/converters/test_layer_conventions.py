@@ -11,21 +11,18 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from kit import same
+from kit import Later, same
+
+import ckptconv
+from ckptconv.errors import CkptError
+from ckptconv.rules import library
+from ckptconv.rules.apply import apply
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-keras = pytest.importorskip("keras", reason="Keras 3 is not installed")
-tf_keras = pytest.importorskip("tf_keras", reason="TF-Keras is not installed")
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+keras, tf_keras, tf, v1 = (Later(n) for n in ("keras", "tf_keras", "tensorflow", "tensorflow.compat.v1"))
 torch = pytest.importorskip("torch", reason="torch is not installed")
-
-import ckptconv  # noqa: E402
-from ckptconv.errors import CkptError  # noqa: E402
-from ckptconv.rules import library  # noqa: E402
-from ckptconv.rules.apply import apply  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore")
-nn, v1 = torch.nn, tf.compat.v1
+nn = torch.nn
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("tensorflow")]
 SHAPES = {"image": (6, 7, 4), "line": (6, 4), "volume": (4, 5, 6, 2), "words": (5,), "row": (4,)}
 KERAS = {"keras": keras, "tf_keras": tf_keras}
 FILES = ["up.keras", "up.h5"]

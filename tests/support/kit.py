@@ -6,7 +6,10 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +48,22 @@ SUBJECTS = [s._replace(tries=int(s.tries * EFFORT)) for s in (
     ),
     Subject("flax", "model.msgpack", order=False, metadata=False),
 )]  # fmt: skip
+
+
+class Later:
+    """A framework that is imported when a test first uses it: each worker collects all modules, few need all of them.
+    Where it is not installed, the module is skipped."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        if find_spec(name.partition(".")[0]) is None:
+            pytest.skip(f"{name} is not installed", allow_module_level=True)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest asks whatever it finds in a module
+            raise AttributeError(name)
+        return getattr(import_module(self.name), name)
+
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

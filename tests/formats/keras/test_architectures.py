@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from keras_trips import ASKED, trips
+from kit import Later
 
-keras = pytest.importorskip("keras", reason="Keras 3 is not installed")
-tf_keras = pytest.importorskip("tf_keras", reason="TF-Keras is not installed")
-
-from keras_trips import ASKED, trips  # noqa: E402
-
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
+keras, tf_keras = Later("keras"), Later("tf_keras")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mark.xdist_group("tensorflow")]
 WEIGHTS = {"`.weights.h5` to `.h5`"}
 SEVERAL = {*WEIGHTS, "`.keras` to `.h5`"}  # objects in a layer have weights
 QUICK = {  # the columns in which the order of the model is not recorded

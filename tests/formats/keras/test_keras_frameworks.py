@@ -10,16 +10,14 @@ from zlib import crc32
 import h5py
 import numpy as np
 import pytest
-from kit import same
+from kit import Later, same
+
+import ckptconv
+from ckptconv.formats.keras import naming
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-keras = pytest.importorskip("keras", reason="Keras 3 is not installed")
-tf_keras = pytest.importorskip("tf_keras", reason="TF-Keras is not installed")
-
-import ckptconv  # noqa: E402
-from ckptconv.formats.keras import naming  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore")
+keras, tf_keras = Later("keras"), Later("tf_keras")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("tensorflow")]
 
 
 def fill(model: Any) -> list[np.ndarray]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from crc32c import crc32c
 from google.protobuf import text_format
-from kit import refused, same
+from kit import Later, refused, same
 
 import ckptconv
 from ckptconv.dtypes import DTYPES, dtype
@@ -17,7 +18,8 @@ from ckptconv.formats.tensorflow import messages_pb2 as pb, table
 from ckptconv.storage.checksum import mask
 from ckptconv.storage.files import Reader
 
-tf = pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.xdist_group("tensorflow")
+tf = Later("tensorflow")
 
 KINDS = [k for k, d in DTYPES.items() if d.tf and d.kind != "s"]
 LOW = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}
@@ -245,19 +247,19 @@ def matrix() -> dict[str, np.ndarray]:
     return arrays | strings | {"s2": np.zeros(0, object)}
 
 
-@pytest.mark.parametrize(
-    "arrays",
-    [
-        matrix(),
-        {"b": np.arange(3), "a": np.arange(2)},
-        {f"scope_{i % 13}/variable_{i}": np.full(i % 3, i, "i4") for i in range(9000)},
-        {"k" * 300_000 + str(i): np.ones(1, "f4") for i in range(4)},
-        {chr(255) * 3 + str(i) + "x" * 600_000: np.ones(1, "u1") for i in range(2)},
-        {},
-    ],
-    ids=["matrix", "order", "9000", "long keys", "longest keys", "empty"],
-)
-def test_files_are_tensorflows_own_byte_for_byte(tmp_path, arrays):
+ARRAYS: dict[str, Callable[[], dict[str, np.ndarray]]] = {
+    "matrix": matrix,
+    "order": lambda: {"b": np.arange(3), "a": np.arange(2)},
+    "9000": lambda: {f"scope_{i % 13}/variable_{i}": np.full(i % 3, i, "i4") for i in range(9000)},
+    "long keys": lambda: {"k" * 300_000 + str(i): np.ones(1, "f4") for i in range(4)},
+    "longest keys": lambda: {chr(255) * 3 + str(i) + "x" * 600_000: np.ones(1, "u1") for i in range(2)},
+    "empty": dict,
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_files_are_tensorflows_own_byte_for_byte(tmp_path, kind):
+    arrays = ARRAYS[kind]()
     if arrays:
         (tmp_path / "theirs").mkdir()
         save(tmp_path / "theirs" / "m", arrays)

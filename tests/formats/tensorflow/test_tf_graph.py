@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from kit import same
+from kit import Later, same
 
 import ckptconv
 from ckptconv.dtypes import dtype
@@ -14,7 +16,8 @@ from ckptconv.errors import StorageError
 from ckptconv.formats.tensorflow import messages_pb2 as pb
 from ckptconv.formats.tensorflow.graph import _CONTROL
 
-tf = pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.xdist_group("tensorflow")
+tf = Later("tensorflow")
 
 
 def run(graph: bytes, names: list[str]) -> dict[str, np.ndarray]:
@@ -82,28 +85,29 @@ def test_low_bits_of_contents_are_all_that_counts(tmp_path):
 # --- SavedModels ------------------------------------------------------------------------------------------------
 
 
-class Layer(tf.Module):
-    def __init__(self, size):
-        super().__init__()
-        self.kernel = tf.Variable(np.random.default_rng(size).random((size, 2), "f4"), name="kernel")
-        self.bias = tf.Variable(tf.zeros(2), name="bias", trainable=False)
+def layer(size: int) -> Any:
+    made = tf.Module()
+    made.kernel = tf.Variable(np.random.default_rng(size).random((size, 2), "f4"), name="kernel")
+    made.bias = tf.Variable(tf.zeros(2), name="bias", trainable=False)
+    return made
 
 
-class Model(tf.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = Layer(3), Layer(4)
-        self.once = tf.Variable([1, 2, 3], name="scope/once")
-        self.layers = [self.first, self.second]
+def served(made: Any, call: Callable[[Any], Any]) -> Any:
+    """The module with this function of rows of three numbers."""
+    made.serve = tf.function(call, input_signature=[tf.TensorSpec((None, 3))])
+    return made
 
-    @tf.function(input_signature=[tf.TensorSpec((None, 3))])
-    def __call__(self, x):
-        return x @ self.first.kernel + np.arange(2, dtype="f4")
+
+def model() -> Any:
+    made = tf.Module()
+    made.first, made.second = layer(3), layer(4)
+    made.once = tf.Variable([1, 2, 3], name="scope/once")
+    made.layers = [made.first, made.second]
+    return served(made, lambda x: x @ made.first.kernel + np.arange(2, dtype="f4"))
 
 
 def test_names_of_variables_when_they_are_unique(tmp_path):
-    model = Model()
-    tf.saved_model.save(model, str(tmp_path / "m"))
+    tf.saved_model.save(saved := model(), str(tmp_path / "m"))
     for url in (tmp_path / "m", tmp_path / "m" / "saved_model.pb"):
         found = ckptconv.open(url)
         assert {k: t.shape for k, t in found.items()} == {
@@ -115,23 +119,19 @@ def test_names_of_variables_when_they_are_unique(tmp_path):
         }
         assert sorted(found.details["trainable"]) == ["first/kernel", "scope/once", "second/kernel"]
         assert [n.kind for n in found.notes if n.names and "first/kernel" in n.names] == ["hint"]
-        assert same(found["second/kernel"].numpy(), model.second.kernel.numpy())
+        assert same(found["second/kernel"].numpy(), saved.second.kernel.numpy())
 
 
 def test_a_model_without_variables_has_constants(tmp_path):
-    class Frozen(tf.Module):
-        @tf.function(input_signature=[tf.TensorSpec((None, 3))])
-        def __call__(self, x):
-            return x @ tf.constant(np.arange(6, dtype="f4").reshape(3, 2), name="weights")
-
-    tf.saved_model.save(Frozen(), str(tmp_path / "m"))
+    frozen = served(tf.Module(), lambda x: x @ tf.constant(np.arange(6, dtype="f4").reshape(3, 2), name="weights"))
+    tf.saved_model.save(frozen, str(tmp_path / "m"))
     found = ckptconv.open(tmp_path / "m")
     (name,) = [n for n in found if n.endswith("/weights")]
     assert same(found[name].numpy(), np.arange(6, dtype="f4").reshape(3, 2))
 
 
 def test_a_model_whose_variables_are_missing(tmp_path):
-    tf.saved_model.save(Model(), str(tmp_path / "m"))
+    tf.saved_model.save(model(), str(tmp_path / "m"))
     (tmp_path / "m" / "variables" / "variables.index").unlink()
     with pytest.raises(StorageError, match=r"variables\.index is missing"):
         ckptconv.open(tmp_path / "m")
@@ -197,11 +197,11 @@ def test_tf_keras_models(tmp_path):
 def test_a_graph_frozen_by_tensorflow_2(tmp_path):
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-    model = Model()
-    frozen = convert_variables_to_constants_v2(model.__call__.get_concrete_function()).graph.as_graph_def()
+    made = model()
+    frozen = convert_variables_to_constants_v2(made.serve.get_concrete_function()).graph.as_graph_def()
     (tmp_path / "g.pb").write_bytes(frozen.SerializeToString())
     arrays = [t.numpy() for t in ckptconv.open(tmp_path / "g.pb").values()]
-    assert any(same(a, model.first.kernel.numpy()) for a in arrays)
+    assert any(same(a, made.first.kernel.numpy()) for a in arrays)
 
 
 def test_a_graph_frozen_by_tensorflow_1(tmp_path):
