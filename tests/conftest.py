@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, settings
-from kit import EFFORT, FIXTURES, SHARED, Run, examples
+from kit import EFFORT, FIXTURES, Run, examples
 
 from ckptconv.checkpoint import Checkpoint, NoteKind
 from ckptconv.cli.main import main
@@ -76,14 +76,6 @@ def _no_disk_is_waited_for() -> Iterator[None]:
 @pytest.fixture
 def fixtures() -> Path:
     return FIXTURES
-
-
-@pytest.fixture
-def shared() -> Path:
-    """Checkpoints too large to ship; absent outside the developers' workplace."""
-    if not SHARED.is_dir():
-        pytest.skip("the shared folder of real checkpoints is not here")
-    return SHARED
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import Run
 
 import ckptconv
 from ckptconv import zoo
@@ -431,21 +430,6 @@ def test_every_verb_opens_a_ledger_as_ours(kind: str, given: bool, tmp_path: Pat
         with pytest.raises(StorageError):
             verb()
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("url", ["s3://b/l.html", "https://h/l.html", "memory://l.html"])
-def test_a_url_is_no_path_of_this_machine(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Run) -> None:
-    monkeypatch.chdir(tmp_path)
-    save(tmp_path / "in" / "a.npz")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / NAME).touch()
-    for words in (
-        ["in", "-o", "new", "--ledger", url], ["in", "-o", "new", "--ledger", url, "-n"], ["report", "out", "-o", url],
-    ):  # fmt: skip
-        done = cli("zoo", *words)
-        assert done.returncode == 2, done.stderr
-        assert "is a file on this machine" in done.stderr
-    assert sorted(os.listdir(tmp_path)) == ["in", "out"]
 
 
 @pytest.mark.parametrize("begin", [b"", b'{"at":"a'])

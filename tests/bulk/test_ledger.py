@@ -74,21 +74,6 @@ def test_a_damaged_ledger_is_refused_and_let_go(raw: bytes, words: str, tmp_path
     Ledger(str(path), resume=False).close()  # nobody holds the lock
 
 
-@pytest.mark.parametrize(
-    ("was", "is_"),
-    [
-        (b"files", b"fuels"),
-        (b'["a",3,4]', b'["a",3]'),
-        (b'"}', b""),
-    ],
-)
-def test_a_damaged_line_is_refused(was: bytes, is_: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "ledger"
-    path.write_bytes(ENTRY._replace(at="c").line() * 50 + ENTRY.line().replace(was, is_) + ENTRY.line())
-    with pytest.raises(CorruptCheckpoint, match="line 51 of the ledger is damaged"):
-        read(str(path))
-
-
 @pytest.mark.parametrize("at", ["a", "\u00e9/\udcff", 'quo"te', "back\\slash", "line\nbreak", "x" * 10**5])
 def test_every_name_has_its_line(at: str, tmp_path: Path) -> None:
     entry = ENTRY._replace(at=at, source=at * 3)

@@ -184,12 +184,6 @@ def test_outputs_that_would_meet_keep_their_suffix(tmp_path: Path) -> None:
     assert planned(tmp_path) == ["m.npz.safetensors", "m.safetensors.safetensors", "other.safetensors"]
 
 
-def test_several_folders_keep_their_names(tmp_path: Path) -> None:
-    save(tmp_path / "a" / "m.npz")
-    save(tmp_path / "b" / "m.npz")
-    assert planned(tmp_path / "a", tmp_path / "b") == ["a/m.safetensors", "b/m.safetensors"]
-
-
 # --- converting -------------------------------------------------------------------------------------------------
 
 
@@ -306,15 +300,6 @@ def test_what_a_converter_includes_and_our_own_version_count(tmp_path: Path, mon
     assert states(source, out, **options) == {"done"}
     monkeypatch.setattr(ckptconv, "__version__", "99.0")
     assert states(source, out, **options) == {"changed"}
-
-
-def test_dry_run_says_and_does_nothing(tmp_path: Path, cli: Run) -> None:
-    make(tmp_path / "in", 2)
-    rows = json.loads(cli("zoo", "in", "-o", "out", "--dry-run", "--json").stdout)
-    assert [(r["what"], r["destination"]) for r in rows] == [
-        ("convert", "run0/m0.safetensors"), ("convert", "run1/m1.safetensors")
-    ]  # fmt: skip
-    assert not (tmp_path / "out").exists()
 
 
 def test_two_runs_cannot_share_a_ledger(tmp_path: Path) -> None:

@@ -161,33 +161,42 @@ def agrees(call: Callable[[torch.Tensor], torch.Tensor], x: np.ndarray, want: An
     return bool(np.abs(got - want).max() < 1e-5 * max(1, np.abs(want).max()))
 
 
-def load(module: Any, path: Path, prefix: str = "", converter: str = "keras-torch", **params: int) -> Any:
-    """Convert and load, strictly; the way back restores every byte."""
+def converted(path: Path, converter: str = "keras-torch", **params: int) -> dict[str, torch.Tensor]:
+    """What a converter makes; the way back restores every byte."""
     before, there = ckptconv.open(path), library.load(converter)
     after = apply(there, before, params)
     back = apply(there.inverse, after)
     kept = [n for n in before if not before[n].role]
     assert sorted(back) == sorted(kept)
     assert [n for n in kept if not same(back[n].numpy(), before[n].numpy())] == []
-    state = {n.removeprefix("sequential.").removeprefix(prefix): t.numpy().copy() for n, t in after.items()}
-    module.load_state_dict({n: torch.from_numpy(a) for n, a in state.items()})
+    return {n.removeprefix("sequential."): torch.from_numpy(t.numpy().copy()) for n, t in after.items()}
+
+
+def filled(module: Any, state: dict[str, torch.Tensor], prefix: str = "") -> Any:
+    """Loaded strictly, with what has this prefix."""
+    module.load_state_dict({n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)})
     return module.eval()
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_layer(k: Any, layer: str, tmp_path: Path) -> None:
-    made, shape, module, how = LAYERS[layer]
-    model = k.Sequential([k.Input(SHAPES[shape]), eval(made, {n: getattr(k.layers, n) for n in dir(k.layers)})])
+@pytest.mark.parametrize("shape", sorted({row[1] for row in LAYERS.values()}))
+def test_layers(k: Any, shape: str, tmp_path: Path) -> None:
+    """Side by side in one model."""
+    names, x = {n: getattr(k.layers, n) for n in dir(k.layers)}, k.Input(SHAPES[shape])
+    rows = {f"up{i}": (what, *row) for i, (what, row) in enumerate(LAYERS.items()) if row[1] == shape}
+    model = k.Model(x, {up: eval(row[1].replace('"up"', f'"{up}"'), names)(x) for up, row in rows.items()})
     fill(model)
-    x = inputs(SHAPES[shape])
-    want = model(x)
+    wanted = model(inputs(SHAPES[shape]))
     for file in FILES:
         model.save(str(tmp_path / file))
-        prefix = "up."
-        if layer == "TimeDistributed" and (k, file) != (tf_keras, "up.h5"):
-            prefix = "up.layer." if k is tf_keras else "up.dense."
-        loaded = load(eval(module, NAMED), tmp_path / file, prefix)
-        assert agrees(lambda x, m=loaded: CALLS[how](m, x), x, want)
+        state, wrong = converted(tmp_path / file), []
+        for up, (what, _, _, module, how) in rows.items():
+            prefix = f"{up}."
+            if what == "TimeDistributed" and (k, file) != (tf_keras, "up.h5"):
+                prefix += "layer." if k is tf_keras else "dense."
+            loaded = filled(eval(module, NAMED), state, prefix)
+            if not agrees(lambda x, m=loaded, how=how: CALLS[how](m, x), inputs(SHAPES[shape]), wanted[up]):
+                wrong.append(what)
+        assert wrong == []
 
 
 def test_attention(k: Any, tmp_path: Path) -> None:
@@ -196,7 +205,7 @@ def test_attention(k: Any, tmp_path: Path) -> None:
     fill(model)
     for file in FILES:
         model.save(str(tmp_path / file))
-        module = load(nn.MultiheadAttention(6, 2, batch_first=True), tmp_path / file, "att.")
+        module = filled(nn.MultiheadAttention(6, 2, batch_first=True), converted(tmp_path / file), "att.")
         assert agrees(lambda x, m=module: CALLS["attention"](m, x), inputs((5, 6)), model(inputs((5, 6))))
 
 
@@ -211,7 +220,7 @@ def test_flatten_then_dense(k: Any, tmp_path: Path) -> None:
         with pytest.raises(CkptError, match="by the file, height is 3; 4 was"):
             apply(library.load("keras-torch"), ckptconv.open(tmp_path / file), {"height": 4})
         parts = [nn.Conv2d(3, 3, 2), nn.Flatten(), nn.BatchNorm1d(36, eps=1e-3), nn.Linear(36, 36), nn.Linear(36, 36)]
-        module = load(nn.Sequential(*parts), tmp_path / file)
+        module = filled(nn.Sequential(*parts), converted(tmp_path / file))
         assert agrees(lambda x, m=module: m(first(x)), inputs((4, 5, 3)), model(inputs((4, 5, 3))))
 
 
@@ -222,7 +231,7 @@ def test_what_torch_cannot_hold_is_refused(tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((6, 4)), layers.GRU(4, reset_after=False, name="up")])
     model.save(str(tmp_path / "gru.keras"))
     with pytest.raises(RuntimeError, match=r"Missing key.*bias_hh_l0"):
-        load(nn.GRU(4, 4), tmp_path / "gru.keras", "up.")
+        filled(nn.GRU(4, 4), converted(tmp_path / "gru.keras"), "up.")
     for shape, equation, kernel, words in (
         ((5, 2, 3), "abcd,cde->abe", (None, 4), r"up/kernel.*(lacks up/bias|EinsumDense)"),
         ((5, 6), "abc,dc->abd", (None, 6), "up/kernel.*what its EinsumDense sums over"),
@@ -363,7 +372,7 @@ def test_tensorflow_layer(layer: str, tmp_path: Path) -> None:
         v1.train.Saver().save(session, str(tmp_path / "model.ckpt"), write_meta_graph=False)
     params = {"forget_bias": 0} if layer == "LSTMCell without forget bias" else {}
     prefix = "conv2d_transpose." if layer == "conv2d_transpose" else "up."
-    loaded = load(eval(module, NAMED), tmp_path / "model.ckpt", prefix, "tf-torch", **params)
+    loaded = filled(eval(module, NAMED), converted(tmp_path / "model.ckpt", "tf-torch", **params), prefix)
     assert agrees(lambda x: CALLS[how](loaded, x), x, want)
 
 

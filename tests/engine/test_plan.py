@@ -107,16 +107,6 @@ def test_a_copy_imports_no_numpy(tmp_path: Path, suffix: str) -> None:
     assert np.array_equal(ckptconv.open(tmp_path / f"b.{suffix}")["n"].numpy(), np.arange(3))
 
 
-def test_the_command_line_starts_without_numpy() -> None:
-    code = "import sys; from ckptconv.cli import main\n"
-    for words in (["--version"], ["--help"], ["convert", "--help"]):
-        code += f"try: main({words!r})\nexcept SystemExit: pass\n"
-    code += "print('numpy' in sys.modules, 'ckptconv.api.writing' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "Usage" in done.stdout
-    assert done.stdout.split()[-2:] == ["False", "False"]
-
-
 def test_local_files_are_inspected_without_what_remote_ones_need(tmp_path: Path) -> None:
     ckptconv.save({"w": np.arange(6, dtype="f4")}, tmp_path / "a.safetensors")
     code = f"import sys; from ckptconv.cli import main\ntry: main(['inspect', {str(tmp_path / 'a.safetensors')!r}])\n" \

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -354,26 +353,6 @@ def test_one_run_at_a_time(source: Path, tmp_path: Path) -> None:
 
     convert(source, tmp_path / "m.npz", meanwhile, resume=True)
     assert (tmp_path / "m.npz").exists()
-
-
-@pytest.mark.parametrize("where", [".m.npz.resume.part", ".m.npz.resume.part/m.npz"])
-def test_a_link_in_the_place_of_a_part_is_not_followed(where: str, source: Path, tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "m.npz").write_text("mine")
-    link = tmp_path / "out" / where
-    link.parent.mkdir(parents=True)
-    link.symlink_to(home if link.name.endswith(".part") else home / "m.npz")
-    with nullcontext() if link.name == "m.npz" else pytest.raises(StorageError):
-        convert(source, tmp_path / "out" / "m.npz", resume=True)
-    assert (home / "m.npz").read_text() == "mine"
-
-
-def test_without_it_nothing_is_left(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out" / "m.npz"
-    with pytest.raises(Stop):
-        convert(source, out, stopping(4))
-    assert not out.parent.exists()
 
 
 def test_refusals(source: Path, tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ from kit import refused, same
 import ckptconv
 from ckptconv.checkpoint import Tensor, contiguous, held, view
 from ckptconv.dtypes import DTYPES, dtype, of_numpy
-from ckptconv.engine.plan import how, sources
+from ckptconv.engine.plan import how
 from ckptconv.errors import ConversionError, CorruptCheckpoint, MissingExtra, UsageError
-from ckptconv.moves import sources as handles
 from ckptconv.moves.part import Coded, Part, Span, c_strides
 from ckptconv.moves.read import each, hash_check, hash_tensor, read_array
 from ckptconv.moves.sources import Pool, Sources, stream
@@ -74,27 +73,6 @@ def test_views_past_their_storage(far: Any, offset: int, shape: Any, strides: An
         return
     with refused("a view reaches past its storage"):
         t.numpy()
-
-
-def test_handles_are_closed_when_there_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handles, "MAX_HANDLES", 2)
-    for name in "abc":
-        (tmp_path / name).write_bytes(name.encode())
-    with Sources() as s:
-        for name in "abcab":
-            assert s.reader(str(tmp_path / name)).read(0, 1) == name.encode()
-        assert len(s._readers) == 2
-        s.refuse_changed()
-        (tmp_path / "b").write_bytes(b"other")
-        with refused("changed while it was read; nothing was written"):
-            s.refuse_changed()
-    with Sources() as s:
-        s.reader(str(tmp_path / "a"))
-        s.reader(str(tmp_path / "b"))
-        (tmp_path / "a").write_bytes(b"changed")
-        s.reader(str(tmp_path / "c"))
-        with refused("changed while it was read"):
-            s.reader(str(tmp_path / "a"))
 
 
 @pytest.mark.parametrize("kind", ["crc32c", "xxh3"])
@@ -167,14 +145,6 @@ def test_decoded_data(decoder: str, spool: int) -> None:
     assert contiguous("t", DTYPES["uint8"], (6,), coded).numpy().tobytes() == b"abcdef"
 
 
-def test_the_room_for_decoded_data_is_shared(decoder: str) -> None:
-    one, two = Coded(decoder, "x", "abcdef", 6), Coded(decoder, "x", "ghijkl", 6)
-    with Sources(spool=11) as s:
-        pool = Pool(s)
-        assert [isinstance(pool.hold(c), Span) for c in (one, two)] == [False, True]
-        pool.close()
-
-
 @pytest.mark.parametrize(("size", "words"), [(5, "abcdef decodes to more than 5"), (7, "abcdef decodes to fewer than")])
 def test_decoded_data_of_another_size(decoder: str, size: int, words: str) -> None:
     with refused(words):
@@ -211,12 +181,6 @@ def made(*parts: Part, shape: tuple[int, ...] = (2, 3), kind: str = "float32") -
 )
 def test_how_tensors_come_about(tensor: Tensor, words: str) -> None:
     assert how(tensor) == words
-
-
-def test_where_tensors_come_from() -> None:
-    three = made(part((1, 3), (3, 1)), part((1, 3), (3, 1)), part((1, 3), (3, 1), Coded("m", "y", "k", 24)))
-    assert sources(three) == ["x@8+96", "y#k"]
-    assert sources(held("t", np.ones(2))) == ["memory"]
 
 
 # --- dtypes -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from xxhash import xxh3_128_digest
 
 from ckptconv.checkpoint import held
 from ckptconv.dtypes import DTYPES
-from ckptconv.engine.plan import Budget
 from ckptconv.errors import ConversionError, CorruptCheckpoint
 from ckptconv.moves.cast import transform
 from ckptconv.moves.log import CHUNK, Log, Loss, Record
@@ -57,20 +56,6 @@ def test_how_many_elements_a_shape_has(shape: Sequence[int], count: int | str) -
 def test_a_shape_that_numpy_cannot_have_may_be_asked_for_by_others() -> None:
     assert checked_count((0, 2**59), arrays=False) == 0
     assert [is_vast(s) for s in ((2**59 - 1,), (2**59,), (0, 2**59 - 1), (0, 2**59))] == [False, True, False, True]
-
-
-@pytest.mark.parametrize(
-    ("limit", "workers", "want"),
-    [
-        (16_000_000, 9, (1, 4 * MB, 4 * MB)),
-        (24 * MB, 9, (2, 4 * MB, 4 * MB)),
-        (100 * MB, 1, (1, 8 * MB, 32 * MB)),
-        (72 * MB, 2, (2, 8 * MB, 12 * MB)),
-        (2**40, 1, (1, 8 * MB, 32 * MB)),
-    ],
-)
-def test_how_memory_is_divided(limit: int, workers: int, want: tuple[int, int, int]) -> None:
-    assert Budget.of(limit, workers) == Budget(limit, *want)
 
 
 # --- boxes --------------------------------------------------------------------------------------------------------
@@ -203,18 +188,6 @@ def test_what_is_read_to_fill_a_buffer(case: int) -> None:
     assert bytes(target) == bytes(want)
     assert [(r.start, r.size) for r in log.read] == logged
     assert sources.calls == calls
-
-
-@pytest.mark.parametrize("to", ["uint8", "int16"])
-def test_rows_are_transposed_together_also_where_they_are_cast(to: str) -> None:
-    kind = DTYPES[to]
-    piece = Piece("t", kind, 0, MB, 0, (Part(Span("x", 0, MB), U8, (1024, 1024), 0, (1024, 1), 0, (1, 1024)),))
-    sources, target = Recorded(RAW), memoryview(bytearray(MB * kind.itemsize))
-    fill((piece,), sources, target, 0, 8 * MB, Log())  # type: ignore[arg-type]
-    assert sources.calls == [(0, MB)]
-    assert (
-        np.frombuffer(target, kind.dtype).reshape(1024, 1024) == np.frombuffer(RAW, "u1").reshape(1024, 1024).T
-    ).all()
 
 
 @pytest.mark.parametrize(("offset", "stride"), [(0, 1), (1, 1), (0, 2)])
@@ -378,17 +351,6 @@ def test_numbers_that_the_dtype_does_not_hold(op: str, kind: str, given: list[An
     dt = DTYPES[kind]
     with pytest.raises(ConversionError, match=words):
         transform(np.array(given, dt.dtype).view(dt.carrier), dt, (op,), dt)
-
-
-@pytest.mark.parametrize(
-    ("kind", "want"),
-    [
-        ("int4", [0x08 - 16, 7, -1, 0]), ("uint4", [8, 7, 15, 0]), ("int2", [0, -1, -1, 0]), ("uint2", [0, 3, 3, 0]),
-    ],
-)  # fmt: skip
-def test_the_low_bits_of_a_byte(kind: str, want: list[int]) -> None:
-    out, _ = transform(np.array([0x08, 0x17, 0xFF, 0xF0], "u1"), DTYPES[kind], (), DTYPES["int8"])
-    assert out.view("i1").tolist() == want
 
 
 # --- decoded data -------------------------------------------------------------------------------------------------

@@ -298,16 +298,6 @@ def test_address_keeps_the_view(chromium: Browser, model: str, tmp_path: Path) -
 
 
 @browser
-@pytest.mark.parametrize("width", [400, 1280])
-def test_nothing_is_wider_than_the_screen(chromium: Browser, hostile: str, tmp_path: Path, width: int) -> None:
-    driver = """
-        const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
-        $('row-17').click();
-        return { wide, dialog: $('detail').scrollWidth - $('detail').clientWidth };"""
-    assert inside(chromium, hostile, driver, tmp_path, "#view=list", width=width) == {"wide": 0, "dialog": 0}
-
-
-@browser
 def test_findings_lead_to_the_tensors(chromium: Browser, model: str, tmp_path: Path) -> None:
     driver = """
         const told = document.querySelector('#findings .error').textContent;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 from kit import same
 from line import Line
 from remotes import WRITABLE, arrays, there_and_back
-from webserver import Fault, Serve, Web
+from webserver import Serve
 
 import ckptconv
 from ckptconv.bulk import run
@@ -261,31 +260,6 @@ def test_only_ranges_are_fetched_from_the_web(serve: Serve, tmp_path: Path) -> N
     assert line.received < 100_000
 
 
-def sends_all(server: Web) -> None:
-    server.answer(200, server.raw or b"")
-
-
-FAILS: dict[str, Fault] = {
-    "hangs up": lambda server: server.connection.shutdown(socket.SHUT_RDWR), "sends all": sends_all,
-    "sends a page": lambda server: server.answer(200, b"<html>"),
-    **{str(n): lambda server, n=n: server.answer(n) for n in (404, 416, 500)},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("how", FAILS)
-def test_a_web_server_that_fails_half_way(serve: Serve, how: str, tmp_path: Path) -> None:
-    ckptconv.save({f"w{i}": np.full((600, 600), i, "f4") for i in range(8)}, tmp_path / "in.safetensors")
-    ckptconv.save(arrays(), tmp_path / "out.npz")
-    old = (tmp_path / "out.npz").read_bytes()
-    host, server = serve(FAILS[how], after=5, files=tmp_path)
-    resources = {"max_memory": 16 * 2**20, "jobs": 1}
-    with pytest.raises((StorageError, ckptconv.CorruptCheckpoint)):
-        ckptconv.convert(f"http://{host}/in.safetensors", tmp_path / "out.npz", force=True, **resources)
-    assert len(server.seen) > 5
-    assert (tmp_path / "out.npz").read_bytes() == old
-    assert sorted(os.listdir(tmp_path)) == ["in.safetensors", "out.npz"]
-
-
 def test_the_web_says_no(serve: Serve) -> None:
     base = f"http://{serve()[0]}"
     with pytest.raises(StorageError, match="no such file"):
@@ -327,15 +301,6 @@ def test_what_opening_costs(s3: Line, name: str, most: int) -> None:
     s3.reset()
     assert len(ckptconv.open(url)) == 6
     assert 0 < s3.requests <= most
-
-
-@pytest.mark.parametrize("index", ["", "/model.safetensors.index.json"])
-def test_a_folder_of_four_shards_costs_twelve_requests(s3: Line, index: str) -> None:
-    values = {f"w{i}": np.zeros((256, 256), "f4") for i in range(4)}
-    ckptconv.save(values, "s3://zoo/four/model.safetensors", max_shard_size=2**18, force=True)
-    s3.reset()
-    assert len(ckptconv.open(f"s3://zoo/four{index}")) == 4
-    assert 0 < s3.requests <= 12
 
 
 def test_a_small_checkpoint_of_a_zoo_costs_six_requests(s3: Line, tmp_path: Path) -> None:

@@ -315,7 +315,7 @@ def test_a_file_of_keras_1_becomes_what_tf_keras_loads_from_it(kind: str, tmp_pa
     layer, shape, stored = KERAS1[kind]
     model = tf_keras.Sequential([tf_keras.layers.Input(shape), layer(tf_keras.layers)])
     values = {n: abs(np.random.default_rng(i).normal(size=s)).astype("f4") for i, (n, s) in enumerate(stored.items())}
-    for backend in ("", "theano"):
+    for backend in ("", "theano") if kind in ("tf", "th", "1d", "dense") else ("",):
         with h5py.File(tmp_path / "a.h5", "w") as f:
             f.attrs["layer_names"] = [model.layers[0].name.encode()]
             if backend:
@@ -327,7 +327,7 @@ def test_a_file_of_keras_1_becomes_what_tf_keras_loads_from_it(kind: str, tmp_pa
         model.load_weights(tmp_path / "a.h5")
         model.save_weights(tmp_path / "b.h5")
         got, wanted = (read_by_keras_torch(tmp_path / f) for f in ("a.h5", "b.h5"))
-        flips = tuple(range(2, 4 - (kind == "1d"))) if backend and kind in ("tf", "th", "1d") else ()
+        flips = tuple(range(2, 4 - (kind == "1d"))) if backend and kind != "dense" else ()
         assert {n: same(np.flip(a, flips if a.ndim > 2 else ()), wanted[n]) for n, a in got.items()} == dict.fromkeys(
             wanted, True
         )
