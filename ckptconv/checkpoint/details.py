@@ -75,6 +75,7 @@ class Details(TypedDict, total=False):
 
     attributes: dict[str, dict[str, Any]]  # HDF5: by the path of a group or dataset
     values: dict[str, Any]  # pickles and .npy of objects: values that are not tensors, by dotted path
+    settings: dict[str, Any]  # Megatron: what the program was started with
     entry: Entry
     pieces: dict[str, Any]  # PyTorch: of sparse and quantised tensors, by name
     shards: int | dict[str, int]  # how many files; for an index, how many tensors each file has

@@ -71,7 +71,7 @@ SIGNATURES: tuple[tuple[Callable[[Seen], bool], tuple[str, ...]], ...] = (
 FOLDERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((".index", "checkpoint"), ("tf", "tf-v1")),
     ((SAVED_MODEL,), ("tf-graph",)),
-    ((DISTRIBUTED,), ("dcp",)),
+    ((DISTRIBUTED,), ("dcp", "megatron")),
     ((".npy",), ("npy", "gpt")),
     ((KERAS_WEIGHTS,), ("keras3",)),
     (("",), ("orbax",)),

@@ -99,6 +99,7 @@ TABLE: tuple[Format, ...] = (
     Format("orbax", "Orbax or zarr folder of JAX", _HERE + "orbax.folder", (".orbax",), True, True, "always"),
     Format("dcp", "PyTorch distributed checkpoint", _HERE + "pytorch.dcp", (), True, True, "asked"),
     Format("ranks", "PyTorch files of parallel ranks", _HERE + "pytorch.ranks", (), True, False),
+    Format("megatron", "Megatron-LM checkpoint", _HERE + "pytorch.megatron", (), True, False),
     Format("deepspeed", "DeepSpeed ZeRO checkpoint", _HERE + "pytorch.zero", (), True, False),
     Format("pt2", "torch.export", _HERE + "pytorch.export", (), True, False),
     Format("torchscript", "TorchScript", _HERE + "pytorch.torchscript", (), True, False),

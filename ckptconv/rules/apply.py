@@ -157,6 +157,8 @@ def _resized(
     """A tensor of which one axis is cropped or padded, or, in an inverse, as long again as it was; and a note."""
     captures, key = values if group.rule.backward else group.values, str(how)
     to, before = (None if n is None else sizes.one(n, captures) for n in (how.to, how.before))
+    if to == 0 and isinstance(how.to, str):  # the default of a parameter: the length stays
+        return t, None
     if not group.rule.backward:
         made = operations.resized(how, t, to, before, backward=False)
         group.recorded |= {key: t.shape[how.axis]} if before is None else {}

@@ -225,8 +225,8 @@ class Rule:
             raise UsageError(f"`{word}` takes a list of 2 to {MAX_COPIES} names, without {{e*}}, to one name{other}")
         if how := self.resize:
             scaled = not self.op or (not how.value and all(map(operations.scales, self.op)))
-            if stacked or counts != (1, 1) or not scaled:
-                what = "take one name to one name, without {e*}, and an `op` only if it scales and the value is 0"
+            if any(t.stacks for t in self.targets) or counts != (1, 1) or not scaled:
+                what = "take one name to one name, {e*} only in the first, and an `op` only if it scales and value is 0"
                 raise UsageError(f"`crop` and `pad` {what}")
         if layout and tuple(len(side.split(",")) for side in layout.split("->")) != counts:
             raise UsageError(f"layout {layout!r} does not list one tensor for each name")

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from .converter import Converter, Fill, Rule, Size
 
 CONFIGS = ("config.json", "params.json")
-ARGS = "args."  # values of a pickle: what a program was started with
 MAX_NUMBER = 2**31 - 1
 MAX_CONFIG = 2**20  # bytes; a language model of 500 labels has 50 kB
 
@@ -208,12 +207,11 @@ class Sizes:
         folders = {split(url)[0]: url for url in reversed(checkpoint.urls)}
         paths = [sibling(url, name) for url in reversed(folders.values()) for name in CONFIGS]
         found = {path: parse_json(read_all(path, MAX_CONFIG), path) for path in paths if exists(path)}
-        values = checkpoint.details.get("values", {})
-        args = {k.removeprefix(ARGS): v for k, v in values.items() if k.startswith(ARGS)}
-        return found | ({checkpoint.urls[0]: args} if args else {})
+        own = checkpoint.details.get("settings")
+        return found | ({checkpoint.urls[-1]: own} if own else {})
 
     def _configured(self, key: str, param: str) -> int | None:
-        """The number of a key of the settings, or a quotient; None if one of its keys is nowhere, or null.
+        """The number of a key of the settings, or a quotient; None if a key is nowhere, or null.
 
         Raises UsageError, which names `param`, if it cannot be a size or settings differ, and CorruptCheckpoint or
         UnsafeCheckpoint if a file cannot be trusted.

@@ -276,6 +276,15 @@ def ranks(folder: Path, n: int) -> Path:
     return folder
 
 
+def megatron(folder: Path, n: int) -> Path:
+    torch = pytest.importorskip("torch")
+    for name in ("00_000", "00_001", "01_000", "01_001"):
+        (folder / f"mp_rank_{name}").mkdir()
+        held = {f"layers.{i}.w": torch.ones(1) for i in range(200 * n)}
+        torch.save({"model": held}, folder / f"mp_rank_{name}/model_optim_rng.pt")
+    return folder
+
+
 def zero(folder: Path, n: int) -> Path:
     """Parameters of which each rank has an element."""
     torch = pytest.importorskip("torch")
@@ -333,6 +342,7 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "tf-graph: scopes": (file("x.pb", graph_scopes), "tf-graph"),
     "dcp: chunks": (dcp, "dcp"),
     "ranks: tensors": (ranks, "ranks"),
+    "megatron: tensors": (megatron, "megatron"),
     "deepspeed: tensors": (zero, "deepspeed"),
     "flax: maps": (file("x.msgpack", maps), "flax"),
     "torch: tensors": (torch_of(tensors), "torch"),

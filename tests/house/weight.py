@@ -23,8 +23,8 @@ AIM = {  # thousand tokens
     "__main__.py": 0.1, "tests": 330.0, "benchmarks": 45.0, "fixtures": 45.0, "fuzz": 25.0, "tools": 8.0,
 }  # fmt: skip
 AT_MOST = {
-    "tests": 332.0,
-    "formats": 104.0,
+    "tests": 333.6,
+    "formats": 105.6,
     "benchmarks": 45.1,
     "fixtures": 42.8,
     "matching": 39.4,
@@ -50,7 +50,7 @@ AT_MOST = {
     "plugin.py": 0.2,
     "__main__.py": 0.1,
 }
-MODULES, MODULES_AIM = 170, 170
+MODULES, MODULES_AIM = 171, 170
 BESIDE = ("tests", "benchmarks", "fixtures", "fuzz", "tools")
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
 DOCUMENTED = (ast.Module, ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)

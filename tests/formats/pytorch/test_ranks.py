@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import shutil
@@ -62,111 +61,6 @@ def test_ranks_without_parts_are_named_by_their_number(tmp_path: Path) -> None:
 def test_other_numbers_are_no_ranks(files: Sequence[str], tmp_path: Path) -> None:
     with pytest.raises(ckptconv.UnknownFormat):
         ckptconv.open(saved(tmp_path / "m", {n: {"w": torch.ones(2)} for n in files}))
-
-
-# --- Llama ------------------------------------------------------------------------------------------------------------
-
-HEADS, KV, DIM, ROWS, MLP = 16, 8, 64, 32, 24
-
-
-def llama() -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(3)
-    sizes = {
-        "attention.wq": (DIM, DIM), "attention.wk": (DIM // 2, DIM), "attention.wv": (DIM // 2, DIM),
-        "attention.wo": (DIM, DIM), "feed_forward.w1": (MLP, DIM), "feed_forward.w2": (DIM, MLP),
-        "feed_forward.w3": (MLP, DIM), "attention_norm": (DIM,), "ffn_norm": (DIM,),
-    }  # fmt: skip
-    every = {f"layers.{i}.{n}.weight": s for i in range(2) for n, s in sizes.items()}
-    every |= {"tok_embeddings.weight": (ROWS, DIM), "norm.weight": (DIM,), "output.weight": (ROWS, DIM)}
-    return {n: torch.randn(s, generator=generator).bfloat16() for n, s in every.items()}
-
-
-def equal(got: dict[str, Any], expected: dict[str, Any]) -> bool:
-    return got.keys() == expected.keys() and all(torch.equal(got[n], w) for n, w in expected.items())
-
-
-def hugging_face(d: dict[str, Any]) -> dict[str, Any]:
-    """What convert_llama_weights_to_hf.py of transformers makes of it."""
-
-    def permute(w: Any, heads: int) -> Any:
-        return w.view(heads, w.shape[0] // heads // 2, 2, w.shape[1]).transpose(1, 2).reshape(w.shape)
-
-    new = {
-        "attention.wq": "self_attn.q_proj", "attention.wk": "self_attn.k_proj", "attention.wv": "self_attn.v_proj",
-        "attention.wo": "self_attn.o_proj", "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
-        "feed_forward.w3": "mlp.up_proj", "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-        "tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head",
-    }  # fmt: skip
-    out = {}
-    for name, w in d.items():
-        _, _, rest = name.removesuffix(".weight").rpartition("layers.")
-        number, _, part = rest.partition(".") if rest[0].isdigit() else ("", "", rest)
-        w = permute(w, HEADS) if part == "attention.wq" else permute(w, KV) if part == "attention.wk" else w
-        out[(f"model.layers.{number}." if number else "") + new[part] + ".weight"] = w
-    return out
-
-
-@pytest.mark.parametrize(
-    ("converter", "ranks", "embedding"),
-    [("meta-llama", 1, 0), ("meta-llama2", 2, 1), ("meta-llama3", 2, 0), ("meta-llama3", 4, 0), ("meta-llama2", 8, 1)],
-)
-def test_llama_of_any_number_of_ranks(converter: str, ranks: int, embedding: int, tmp_path: Path) -> None:
-    whole, files = llama(), dict[str, dict[str, Any]]()
-    axes = {"wo": 1, "w2": 1, "tok_embeddings": embedding, "norm": None, "attention_norm": None, "ffn_norm": None}
-    for rank in range(ranks):
-        cut = {
-            n: w if (a := axes.get(n.split(".")[-2], 0)) is None else w.chunk(ranks, a)[rank].clone()
-            for n, w in whole.items()
-        }
-        files[f"consolidated.{rank:02d}.pth"] = cut | ({"rope.freqs": torch.ones(2)} if embedding else {})
-    source = saved(tmp_path / "m", files)
-    source = source / "consolidated.00.pth" if ranks == 1 else source
-    if not embedding:
-        settings = {"dim": DIM, "n_heads": HEADS} if ranks > 2 else {"head_dim": DIM // HEADS}
-        (tmp_path / "m/params.json").write_text(json.dumps(settings))
-    ckptconv.convert(source, tmp_path / "out.pt", converter=converter)
-    got, expected = torch.load(tmp_path / "out.pt"), hugging_face(whole)
-    assert equal(got, expected)
-    if ranks == 1:
-        return
-    back = {"converter": converter, "inverse": True, "param": {"half": 2}}
-    with pytest.raises(ckptconv.UsageError, match="needs param='ranks=NUMBER'"):
-        ckptconv.convert(tmp_path / "out.pt", tmp_path / "no.pt", **back)
-    ckptconv.convert(tmp_path / "out.pt", tmp_path / "ranks", ranks=ranks, **back)
-    assert sorted(p.name for p in (tmp_path / "ranks").iterdir()) == sorted(files)
-    for name, held in files.items():
-        assert equal(torch.load(tmp_path / "ranks" / name), {n: w for n, w in held.items() if n != "rope.freqs"})
-    # the embedding along the other axis
-    other = {"meta-llama2": "meta-llama3", "meta-llama3": "meta-llama2"}[converter]
-    with pytest.raises(ckptconv.LayoutError, match="tok_embeddings"):
-        ckptconv.convert(source, tmp_path / "no.pt", converter=other, param={"half": 2})
-
-
-@pytest.mark.parametrize("files", [1, 3])
-def test_mixtral_as_first_published_and_as_later(files: int, tmp_path: Path) -> None:
-    """The steps of convert_mixtral_weights_to_hf.py; all files of the first have names of their own."""
-    dense = {n: w for n, w in llama().items() if "feed_forward" not in n}
-    expected, stacked, single = hugging_face(dense), dict(dense), dict(dense)
-    for i in range(2):
-        gate = torch.randn(4, DIM)
-        stacked[f"layers.{i}.block_sparse_moe.gate.weight"] = single[f"layers.{i}.feed_forward.gate.weight"] = gate
-        expected[f"model.layers.{i}.block_sparse_moe.gate.weight"] = gate
-        for w in ("w1", "w2", "w3"):
-            stacked[f"layers.{i}.block_sparse_moe.{w}"] = whole = torch.randn(4 * MLP, DIM)
-            for x, one in enumerate(whole.split(MLP)):
-                one = one.T.contiguous() if w == "w2" else one.clone()
-                single[f"layers.{i}.feed_forward.experts.{x}.{w}.weight"] = one
-                expected[f"model.layers.{i}.block_sparse_moe.experts.{x}.{w}.weight"] = one
-    held, converter = (stacked, "meta-mixtral-stacked") if files > 1 else (single, "meta-mixtral")
-    names = list(held)
-    source = saved(
-        tmp_path / "m", {f"consolidated.{k:02d}.pt": {n: held[n] for n in names[k::files]} for k in range(files)}
-    )
-    param = {"half": 2, "experts": 4} if files > 1 else {"half": 2}
-    ckptconv.convert(source, tmp_path / "out.pt", converter=converter, param=param)
-    assert equal(torch.load(tmp_path / "out.pt"), expected)
-    ckptconv.convert(tmp_path / "out.pt", tmp_path / "back.pt", converter=converter, inverse=True)
-    assert equal(torch.load(tmp_path / "back.pt"), held)
 
 
 # --- ZeRO -------------------------------------------------------------------------------------------------------------
