@@ -65,7 +65,7 @@ SAID: dict[str, tuple[str, int, str]] = {
     "constants of a graph": ("diff saved resaved", 1, "unread: in A and B: constants of a graph"),
     "constants, read": ("diff saved resaved --opaque", 0, "the same"),
     "constants in one": ("diff saved saved.ckpt", 1, "unread: in A: constants of a graph"),
-    "axes of a graph": ("diff frozen.pb frozen.ckpt", 0, "in A: 5 constants: shapes, axes or scalars, not weights"),
+    "axes of a graph": ("diff frozen.pb frozen.ckpt", 0, "in A: 14 constants: shapes, axes, tables or scalars"),
     "verify": ("verify day.npz plain.npz", 0, f"skipped: {DAY}\nverified: 1 tensor, 24 B"),
     "verify a file": ("verify day.npz", 0, f"skipped: {DAY}\nverified: 1 tensor"),
     "inspect --check": ("inspect day.npz --check", 0, f"skipped: {DAY}\n1 tensor checked"),

@@ -17,8 +17,8 @@ is not unique is replaced by the object path.
     GraphDef.node { name: "conv/kernel"  op: "Const"  attr { key: "value"  value { tensor { TensorProto } } } }
 
 Freezing turns a variable into a Const that the Identity `name/read` reads (TF1) or whose name ends in
-`ReadVariableOp/resource` (TF2). Any other Const is judged by its readers: a Const that is used only as a shape, an axis
-or a permutation is not a weight, and neither is a scalar.
+`ReadVariableOp/resource` (TF2). Any other Const is a weight if it is an array of floats or of quantised numbers: whole
+numbers that the program never varied are shapes, axes, permutations and tables.
 Specification: tensorflow/core/protobuf/{saved_model,meta_graph,saved_object_graph}.proto.
 """
 
@@ -50,7 +50,6 @@ _COPY = re.compile(r"_(all|trainable|non_trainable)_variables/\d+/")
 _SIZE = rb"[\x80-\xff]{0,9}[\0-\x7f]"
 NODE = re.compile(rb"\n" + _SIZE + rb"\n" + _SIZE + rb"[!-~]+\x12[\1-\x7f][A-Za-z_]")  # { name, op ... }
 LIBRARY = b"\x12"
-MAX_AXES = 8  # a vector of at most this many integers is a shape, a list of axes or a permutation
 MIN_SPAN = 64  # bytes; larger values are read from the file on demand, smaller ones are held in memory
 MAX_OBJECTS = 1 << 28  # bytes of an object graph, which is parsed in memory
 MAX_SCOPE = 1000  # bytes of a function's name, which prefixes the names of its nodes
@@ -86,50 +85,21 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 # --- constants --------------------------------------------------------------------------------------------------
 
-# the operations by their inputs that control the computation rather than provide values; -1 is the last one
-_BY_INPUTS: dict[tuple[int, ...], str] = {
-    (-1,): "ConcatV2",
-    (0,): """
-        AsString Concat Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput Fill
-        InvertPermutation RandomStandardNormal RandomUniform RandomUniformInt Split TensorArrayV3
-        TruncatedNormal
-    """,
-    (1,): """
-        All Any ArgMax ArgMin BroadcastTo ConjugateTranspose Conv2DBackpropFilter Cumprod Cumsum
-        EuclideanNorm ExpandDims Max Mean Min MirrorPad OneHot Pad PadV2 Prod Reshape ResizeBicubic
-        ResizeBilinear ResizeNearestNeighbor Reverse ReverseV2 Sum Tile TopKV2 Transpose
-    """,
-    (2,): "GatherV2 ScatterNd",
-    (3,): "CropAndResize",
-    (0, 1): """
-        BroadcastArgs MergeV2Checkpoints StatelessRandomNormal StatelessRandomUniform
-        StatelessTruncatedNormal
-    """,
-    (1, 2): "BatchToSpaceND Roll Slice SpaceToBatchND SplitV",
-    (0, 1, 2): "LinSpace Range RestoreV2 SaveV2 ShardedFilename",
-    (1, 2, 3): "StridedSlice",
-    (0, 1, 2, 3): "StridedSliceGrad",
-    (0, 1, 2, 3, 4, 5): "Assert",
-    tuple(range(16)): "StringJoin",
-    tuple(range(1, 64)): "ParseExample",
-}
-_CONTROL = {op: inputs for inputs, ops in _BY_INPUTS.items() for op in ops.split()}
-
 
 @dataclass
 class Graph:
-    """The constants of a graph and its functions, and who reads them.
+    """The constants of a graph and its functions.
 
-    uses: for each node its readers: name, op, and whether the input controls the computation. What may still come:
-    characters (`scopes`) of functions' names before the names of nodes, bytes (`filled`) of repeated last values.
+    frozen: the nodes that an Identity reads as freezing calls it. What may still come: characters (`scopes`) of
+    functions' names before the names of nodes, bytes (`filled`) of repeated last values.
     """
 
     f: Ranges
     scopes: int
     filled: int
     constants: dict[str, Tensor] = field(default_factory=dict)
-    uses: dict[str, list[tuple[str, str, bool]]] = field(default_factory=dict)
-    quantised: list[str] = field(default_factory=list)
+    frozen: set[str] = field(default_factory=set)
+    quantised: dict[str, None] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
 
     def read(self, start: int, end: int) -> bool:
@@ -150,28 +120,22 @@ class Graph:
         return complete
 
     def is_weight(self, t: Tensor) -> bool:
-        """Judge a constant by its name and its readers."""
-        uses = self.uses.get(t.name, [])
-        frozen = any(op == "Identity" and name == t.name + "/read" for name, op, _ in uses)
-        if frozen or t.name.endswith("ReadVariableOp/resource"):
+        """Judge a constant by its name and its dtype."""
+        if t.name in self.frozen or t.name.endswith("ReadVariableOp/resource"):
             return True
-        if not t.shape or (uses and all(control for _, _, control in uses)):
-            return False
-        return t.dtype.kind in "fc" or not uses or t.count > MAX_AXES or len(t.shape) > 1
+        return t.shape != () and (t.dtype.kind in "fc" or t.name in self.quantised)
 
     def _node(self, start: int, end: int, scope: str) -> None:
         from . import messages_pb2 as pb
 
         raw = self.f.read(start, end - start)
         node = parse(pb.NodeDef, raw, f"the node at byte {start}")
-        inputs = [i for i in node.input if not i.startswith("^")]
-        self.scopes -= len(scope) * (1 + len(inputs))
+        self.scopes -= 2 * len(scope)
         if self.scopes < 0:
             raise UnsafeCheckpoint("the names of its functions are repeated without bound")
-        name, control = scope + node.name, _CONTROL.get(node.op, ())
-        for i, source in enumerate(inputs):
-            use = name, node.op, i in control or i - len(inputs) in control
-            self.uses.setdefault(scope + source.split(":")[0], []).append(use)
+        name = scope + node.name
+        if node.op == "Identity" and [source.split(":")[0] + "/read" for source in node.input] == [node.name]:
+            self.frozen.add(name.removesuffix("/read"))
         if node.op == "Const" and "value" in node.attr:
             if name in self.constants:
                 raise CorruptCheckpoint("two nodes have this name", tensor=name)
@@ -193,7 +157,7 @@ class Graph:
         if kind is None or proto.tensor_shape.unknown_rank:
             raise CorruptCheckpoint(f"the constant has the unknown dtype {code} or no rank")
         if code in elements.QUANTISED:
-            self.quantised.append(name)
+            self.quantised[name] = None
         shape = tuple([d.size for d in proto.tensor_shape.dim])
         count = checked_count(shape)
         data = elements.stored(proto, kind, count, "the constant")
@@ -222,7 +186,7 @@ def _constants(f: Ranges, where: Range, opaque: bool, alone: bool = False) -> Ch
         what = "the graph ends with a node, not a version; if the file is truncated, weights are missing"
         notes.append(Note("assumed", what))
     if others := tuple(n for n in graph.constants if n not in tensors):
-        what = f"{many(len(others), 'constant')}: shapes, axes or scalars, not weights; opaque=True reads them"
+        what = f"{many(len(others), 'constant')}: shapes, axes, tables or scalars, not weights; opaque=True reads them"
         notes.append(Note("skipped", what, others, tensors=False))  # looked at
     if graph.texts:
         notes.append(Note("skipped", "constants of text", tuple(graph.texts), tensors=False))
