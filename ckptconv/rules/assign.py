@@ -98,14 +98,13 @@ def _before(inverse: Converter, name: str, shape: Shape) -> Iterator[tuple[str, 
     """The names and shapes that a tensor may have had, as far as its name, rank and shape determine them."""
     for m in inverse.matcher.matches(name):
         rule = inverse.rules[inverse.origins[m.number][0]]
-        values = translated(rule, m.values, inverse.separators)
-        alone = len(rule.sources) == len(rule.targets) == 1 and not rule.targets[0].stacks
-        if values is None or not alone or (rule.wanted[0] and len(shape) not in rule.wanted[0]):
+        old = led(rule, m.values, inverse.separators)
+        if not old or len(rule.sources) > 1 or (rule.wanted[0] and len(shape) not in rule.wanted[0]):
             continue
         if rule.resize:  # the length before is not known here; a later rule would give another answer
             return
         try:
-            yield rule.targets[0].render(values), rule.pattern.bound([shape], {}).targets[0] if rule.pattern else shape
+            yield old, rule.pattern.bound([shape], {}).targets[0] if rule.pattern else shape
         except LayoutError:  # only further sizes would determine it
             return
 
@@ -123,6 +122,15 @@ def translated(rule: Rule, values: Mapping[str, str], separators: tuple[str, str
             return None
         out[name] = new
     return out
+
+
+def led(rule: Rule, values: Mapping[str, str], separators: tuple[str, str]) -> str:
+    """The one name to which a rule leads, or '' if it leads to several or that depends on more than a name."""
+    new = translated(rule, values, separators)
+    if new is not None and len(rule.targets) == 1 and not rule.targets[0].stacks:
+        with suppress(LayoutError):
+            return rule.targets[0].render(new)
+    return ""
 
 
 def assign(names: Names, *, whole: bool = False, only: Mapping[str, int] | None = None) -> Assignment:

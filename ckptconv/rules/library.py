@@ -19,7 +19,7 @@ from ..messages import brief, did_you_mean, listing, printable
 from ..storage import plugins
 from ..storage.paths import refuse_remote
 from .apply import apply
-from .assign import Names, assign, borrowed, resembles, takes, translated
+from .assign import Names, assign, borrowed, led, resembles, takes
 from .converter import Converter, Rule
 from .templates import MAX_NAME, Capture, CaptureKind, Domain, DomainKind, Matcher, Template, halves, template
 from .toml import MAX_FILE, parse, read, shipped
@@ -324,28 +324,16 @@ def _way_back(converter: Converter, most: int) -> Iterator[str]:
         yield e.message
         return
     for rule in converter.rules:
-        simple = rule.alone and len(rule.targets) == 1 and not rule.targets[0].stacks
-        if not simple or rule.having or rule.lacking or _bound(rule.sources) != _bound(rule.targets):
+        if not rule.alone or rule.having or rule.lacking:
             continue
         own = Matcher([(rule.sources[0], rule.where)])
         for name in samples(rule.sources[0], rule.where, most):
             m = own.first(name)
-            values = translated(rule, m.values, converter.separators) if m else None
-            if values is None:
-                continue
-            taken = _first(back, rule.targets[0].render(values), rule.inverse.wanted[0] or range(MAX_NAME))
-            if taken and (wrong := _restored(back, *taken)) not in ("", name):
+            new = led(rule, m.values, converter.separators) if m else ""
+            taken = _first(back, new, rule.inverse.wanted[0] or range(MAX_NAME)) if new else None
+            if taken and (wrong := led(back.rules[taken[0]], taken[1], back.separators)) not in ("", name):
                 yield f"rule {rule.label}: {name} would come back as {wrong}; add a rank or a where, or declare one_way"
                 break
-
-
-def _restored(back: Converter, index: int, captures: Mapping[str, str]) -> str:
-    """The name to which a rule of the inverse leads, or '' if it depends on more than a name."""
-    taker = back.rules[index]
-    values = translated(taker, captures, back.separators)
-    if values is None or len(taker.targets) != 1 or not set(taker.targets[0].captures) <= set(values):
-        return ""
-    return taker.targets[0].render(values)
 
 
 __all__ = ["MAX_FILE", "Converter", "auto", "change", "lint", "load", "names", "parse", "renaming", "shipped", "texts"]

@@ -28,7 +28,6 @@ from ..errors import LayoutError, UsageError
 MAX_NAME = 500  # characters; a longer name matches no template with several captures, whose time is not linear
 MAX_ANY = 2  # {x...} per template
 MAX_STACKS = 2  # {x*} per template
-BLOCK = 64  # templates that one regular expression tries
 MAX_FREE = 3  # {x...} and {x} in one segment: each may begin at any character, so the cost grows with their power
 _SEPARATORS = "/."
 
