@@ -119,10 +119,7 @@ class Tensor(Stored):
         if keys is None or self.dtype.kind == "s":
             return self.numpy()[index]
         bounds = [(k, k + 1) if isinstance(k, int) else _bounds(k, n) for k, n in zip(keys, self.shape, strict=True)]
-        parts = sliced(self, bounds)
-        if parts is None:
-            return self.numpy()[index]
-        read = replace(self, shape=tuple(hi - lo for lo, hi in bounds), parts=parts).numpy()
+        read = replace(self, shape=tuple(hi - lo for lo, hi in bounds), parts=sliced(self, bounds)).numpy()
         return read[tuple(0 if isinstance(k, int) else slice(None, None, k.step) for k in keys)]
 
     def __bool__(self) -> bool:

@@ -9,20 +9,21 @@
     is_contiguous(part)            whether source and destination are each one contiguous run
     slabs(part, limit)             the part in pieces of at most `limit` bytes, in the order of the source
     sliced(tensor, ranges)         the parts of a slice: `tensor[2:4, :, 0]` reads only what it needs
+    moved(part, places)            a part as parts of other tensors, to which its elements go
 
 All offsets and strides of a part count *elements* of `Part.dtype`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dtypes import LOOSE, DType
-from ..errors import CorruptCheckpoint
+from ..errors import CorruptCheckpoint, LayoutError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -267,40 +268,170 @@ def slabs(part: Part, limit: int) -> Iterator[Part]:
 Range = tuple[int, int]
 
 
-def sliced(t: Stored, ranges: Sequence[Range]) -> tuple[Part, ...] | None:
-    """The parts that fill the box [lo, hi) of each axis; None if a part's axes are not those of the tensor.
+def sliced(t: Stored, ranges: Sequence[Range]) -> tuple[Part, ...]:
+    """The parts that fill the box [lo, hi) of each axis.
 
     Spans lose their checksums, which cover all bytes, because only some bytes are read.
     """
-    if not prod(hi - lo for lo, hi in ranges):
-        return ()
-    parts = [_within(p, t.shape, ranges) for p in t.parts if prod(p.shape)]
-    return None if None in parts else tuple(p for found in parts if found is not None for p in found)
+    sizes = [hi - lo for lo, hi in ranges]
+    rows = zip(ranges, c_strides(t.shape), sizes, c_strides(sizes), strict=True)
+    digits = tuple(Digit(lo * stride, stride, size, step) for (lo, _), stride, size, step in rows)
+    found = (p for part in t.parts if prod(part.shape) and prod(sizes) for _, p in moved(part, ((0, 0, digits),)))
+    return tuple(p._replace(data=p.data._replace(check="")) if isinstance(p.data, Span) else p for p in found)
 
 
-def _within(part: Part, shape: tuple[int, ...], ranges: Sequence[Range]) -> list[Part] | None:
-    """The intersection of a part with the box: [] if it is empty, None if the part's axes are not the tensor's."""
-    strides = c_strides(shape)
-    first = [part.start // s % n for s, n in zip(strides, shape, strict=True)]
-    extent = [1] * len(shape)
-    axes = {}  # axis of the part -> axis of the tensor
-    for i, (n, step) in enumerate(zip(part.shape, part.steps, strict=True)):
-        if n > 1:
-            axis = next((k for k, s in enumerate(strides) if s == step and shape[k] > 1), None)
-            if axis is None or extent[axis] > 1 or first[axis] + n > shape[axis]:
-                return None
-            axes[i], extent[axis] = axis, n
-    low = [max(lo, a) for (lo, _), a in zip(ranges, first, strict=True)]
-    high = [min(hi, a + n) for (_, hi), a, n in zip(ranges, first, extent, strict=True)]
-    if any(a >= b for a, b in zip(low, high, strict=True)):
+# --- parts of one tensor as parts of another ------------------------------------------------------------------------
+
+
+MAX_PIECES = 2**16  # of one part; only steps that do not divide one another need more, and no sensible layout has them
+Shape = tuple[int, ...]
+
+
+class Digit(NamedTuple):
+    """A digit of a flat index: what is left of it after `offset`, in units of `stride`, below `size`.
+
+    Each unit is `step` elements in another tensor; what is left of the index then makes the next digit.
+    """
+
+    offset: int
+    stride: int
+    size: int
+    step: int
+
+
+class Affine(NamedTuple):
+    """start + sum(index[k] * steps[k]) over the axes of a region."""
+
+    start: int
+    steps: Shape
+
+
+class Region(NamedTuple):
+    """Elements of one part, whose positions are all affine.
+
+    source: in the stored data. target: in the other tensor, as far as it is known. rest: what is left of the flat index
+    for the digits from number `level` on.
+    """
+
+    counts: Shape
+    source: Affine
+    target: Affine
+    rest: Affine
+    level: int
+
+
+Place = tuple[int, int, tuple[Digit, ...]]  # a tensor, and the element there whose digits are all 0
+
+
+def moved(part: Part, places: tuple[Place, ...]) -> Iterator[tuple[int, Part]]:
+    """The elements of a part whose flat indices have some digits, as parts of other tensors, each with its tensor.
+
+    LayoutError if they are too many.
+    """
+    for tensor, at, shape, strides, start, steps in _moved(part.shape, part.strides, part.start, part.steps, places):
+        yield tensor, Part(part.data, part.dtype, shape, part.offset + at, strides, start, steps, part.ops)
+
+
+@lru_cache(maxsize=4096)
+def _moved(
+    shape: Shape, strides: Shape, start: int, steps: Shape, places: tuple[Place, ...]
+) -> tuple[tuple[int, int, Shape, Shape, int, Shape], ...]:
+    """Cut a box into boxes that make constant steps in a target: it, source offset, shape, strides, start and steps.
+
+    A box is any affine set of flat C-order indices of its tensor: a partition, a view, or what another layout made.
+
+    Example: `(h w c) o -> o (c h w)` with h=2, w=2, c=3 moves [12, 5] to [5, 12], where h, w, c, o make steps of 2, 1,
+    4, 12. The source lies in C order: one box, and the flat index of its element [i, j] is 5i + j. Its digits count
+    units of 30, 15, 5 and 1; k and l are indices that cuts add:
+
+        counts          rest            target
+        [12, 5]         5i + j          0
+        [6, 5, 2]       5i + j + 30k    0                   a unit of h is 30 and 5i + j reaches 59: it carries, so i
+                                                            is cut into rows of 6, counted by k
+        [6, 5, 2]       5i + j          2k                  h
+        [3, 5, 2, 2]    5i + j + 15l    2k                  a unit of w is 15 and 5i + j reaches 29: cut again
+        [3, 5, 2, 2]    5i + j          2k + l              w
+        [3, 5, 2, 2]    j               4i + 2k + l         c
+        [3, 5, 2, 2]    0               4i + 12j + 2k + l   o
+
+    The result is one box with steps [4, 12, 2, 1] in the target; `_tidy` puts the widest first.
+    """
+    out = []
+    for tensor, first, digits in places:
+        regions = [Region(shape, Affine(0, strides), Affine(first, (0,) * len(shape)), Affine(start, steps), 0)]
+        while regions:
+            region = regions.pop()
+            if region.level < len(digits):
+                regions += reversed(_resolve(region, digits[region.level]))
+            elif (k := _backward(region)) is not None:
+                regions += _split(region, k, region.counts[k] // 2)  # in the end, each index is a region
+            else:
+                out.append((tensor, *_tidy(region)))
+            if len(out) + len(regions) > MAX_PIECES:
+                raise LayoutError(f"needs more than {MAX_PIECES} pieces for one part; convert in two steps")
+    return tuple(out)
+
+
+def _backward(region: Region) -> int | None:
+    """An axis that runs backward in the target, as the kernel of moves cannot; None if there is none."""
+    return next((k for k, n in enumerate(region.counts) if n > 1 and region.target.steps[k] < 0), None)
+
+
+def _tidy(region: Region) -> tuple[int, Shape, Shape, int, Shape]:
+    """Drop axes of one element; put the axis with the widest step in the target first."""
+    order = sorted((k for k, n in enumerate(region.counts) if n != 1), key=lambda k: -region.target.steps[k])
+    axes = (region.counts, region.source.steps, region.target.steps)
+    counts, strides, steps = (tuple(a[k] for k in order) for a in axes)
+    return region.source.start, counts, strides, region.target.start, steps
+
+
+def _resolve(region: Region, digit: Digit) -> list[Region]:
+    """Resolve one digit; several regions if some carry or have others, none if all have others."""
+    value, high = region.rest._replace(start=region.rest.start - digit.offset), digit.size * digit.stride
+    last = value.start + _reach(region.counts, value)
+    if last < 0 or value.start >= high:
         return []
-    for i, axis in axes.items():
-        part = cut(part, i, low[axis] - first[axis], high[axis] - first[axis])
-    steps = c_strides([hi - lo for lo, hi in ranges])
-    start = sum((a - lo) * s for a, (lo, _), s in zip(low, ranges, steps, strict=True))
-    data = part.data._replace(check="") if isinstance(part.data, Span) else part.data
+    if value.start < 0 or last >= high:
+        return _split(region, *_crossing(region.counts, value, 0 if value.start < 0 else high))
+    rest = Affine(value.start % digit.stride, tuple(s % digit.stride for s in value.steps))
+    if rest.start + _reach(region.counts, rest) < digit.stride:
+        steps = tuple(a + s // digit.stride * digit.step for a, s in zip(region.target.steps, value.steps, strict=True))
+        target = Affine(region.target.start + value.start // digit.stride * digit.step, steps)
+        return [region._replace(target=target, rest=rest, level=region.level + 1)]
+    k, first = _crossing(region.counts, rest, digit.stride)
+    step = rest.steps[k]
+    return _split(region, k, first, digit.stride // step if digit.stride % step == 0 and rest.start < step else 0)
+
+
+def _reach(counts: Shape, value: Affine) -> int:
+    """The largest value of a coordinate above its start."""
+    return sum((n - 1) * s for n, s in zip(counts, value.steps, strict=True))
+
+
+def _crossing(counts: Shape, value: Affine, bound: int) -> tuple[int, int]:
+    """The axis along which a coordinate crosses a bound, and the first index that is beyond it."""
+    order = sorted((k for k, n in enumerate(counts) if n > 1 and value.steps[k]), key=lambda k: -value.steps[k])
+    for k in order:
+        first = -(-(bound - value.start) // value.steps[k])
+        if 0 < first < counts[k]:
+            return k, first
+    return order[0], counts[order[0]] // 2  # no axis crosses by itself
+
+
+def _split(region: Region, k: int, first: int, period: int = 0) -> list[Region]:
+    """Split axis k before index `first`; if it carries every `period` indices, fold it into rows of that length."""
+    n, counts = region.counts[k], region.counts
+    if period and n % period == 0:
+        rows = (*counts[:k], period, *counts[k + 1 :], n // period)
+        return [_reindexed(region, rows, lambda v: Affine(v.start, (*v.steps, v.steps[k] * period)))]
+    first = n // period * period if period else first
+    beyond = (*counts[:k], n - first, *counts[k + 1 :])
     return [
-        part._replace(
-            data=data, start=start, steps=tuple(steps[axes[i]] if i in axes else 1 for i in range(len(part.steps)))
-        )
+        region._replace(counts=(*counts[:k], first, *counts[k + 1 :])),
+        _reindexed(region, beyond, lambda v: Affine(v.start + v.steps[k] * first, v.steps)),
     ]
+
+
+def _reindexed(region: Region, counts: Shape, change: Callable[[Affine], Affine]) -> Region:
+    """The region with new axes: `change` rewrites every position in terms of them."""
+    return Region(counts, change(region.source), change(region.target), change(region.rest), region.level)

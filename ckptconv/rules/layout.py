@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import chain, product
 from math import prod
 from typing import NamedTuple
 
 from ..checkpoint import Tensor
 from ..errors import LayoutError
 from ..messages import printable
-from ..moves.part import Part, c_strides, checked_count
+from ..moves.part import Digit, Part, Place, Shape, c_strides, checked_count, moved
 
 MAX_PATTERN = 1000  # characters
 MAX_DEPTH = 8  # of parentheses
@@ -41,15 +41,7 @@ class Sum(NamedTuple):
     terms: tuple[Axis, ...]
 
 
-class Term(NamedTuple):
-    """One term of a sum whose sizes are known: it begins at `start`, and all terms are `total` long."""
-
-    start: int
-    axis: Axis
-    total: int
-
-
-Axis = str | Prod | Sum | Term
+Axis = str | Prod | Sum
 Axes = tuple[Axis, ...]
 Sizes = Mapping[str, int]
 REST = "rest"  # a name whose size is what the others leave over
@@ -124,15 +116,13 @@ def bases(node: Axis) -> set[str]:
     """The names whose sizes an axis depends on."""
     if isinstance(node, str):
         return {base_of(node)} - {ONE}
-    return set() if isinstance(node, Term) else set().union(*map(bases, node[0]))
+    return set().union(*map(bases, node[0]))
 
 
 def size_of(node: Axis, sizes: Sizes) -> int:
     """The length of an axis whose sizes are all known."""
     if isinstance(node, str):
         return 1 if node == ONE else sizes[base_of(node)]
-    if isinstance(node, Term):
-        return node.total
     if isinstance(node, Prod):
         return prod(size_of(n, sizes) for n in node.items)
     return sum(size_of(n, sizes) for n in node.terms)
@@ -159,40 +149,44 @@ def largest(node: Axis, name: str, value: int, sizes: Sizes) -> int | None:
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
-Strides = dict[str, int]
+
+class Leaf(NamedTuple):
+    """An axis of a block: after `offset` elements, its own are `stride` apart."""
+
+    name: str
+    offset: int
+    stride: int
 
 
-class Block(NamedTuple):
-    """One choice of a term in every sum of an axis: its first element, the strides of its leaves, and the axis."""
-
-    start: int
-    strides: Strides
-    axis: Axis
+Block = tuple[Leaf, ...]  # one choice of a term in every sum of an axis; outer leaves first
 
 
 def blocks(node: Axis, stride: int, sizes: Sizes) -> list[Block]:
     """All blocks of an axis whose elements are `stride` apart."""
+    if isinstance(node, str):
+        return [(Leaf(node, 0, stride),)]
+    out, at = list[Block](), 0
     if isinstance(node, Sum):
-        out, at, total = [], 0, size_of(node, sizes)
         for term in node.terms:
-            out += [
-                Block(at * stride + b.start, b.strides, Term(at, b.axis, total)) for b in blocks(term, stride, sizes)
-            ]
+            for first, *rest in blocks(term, stride, sizes):
+                out.append((first._replace(offset=first.offset + at * stride), *rest))
             at += size_of(term, sizes)
         return out
-    if not isinstance(node, Prod):
-        return [Block(0, {} if node == ONE or isinstance(node, Term) else {node: stride}, node)]
     inner = []
-    for item in reversed(node.items):
+    for item in reversed(node.items or (ONE,)):
         inner.append(blocks(item, stride, sizes))
         stride *= size_of(item, sizes)
-    out = []
     for picks in product(*inner[::-1]):
-        steps = [step for b in picks for step in b.strides.items()]
-        if len(strides := dict(steps)) < len(steps):
+        block = tuple(chain(*picks))
+        if len(names(block)) < sum(leaf.name != ONE for leaf in block):
             raise LayoutError("an axis stands twice in one tensor; write h.a and h.b")
-        out.append(Block(sum(b.start for b in picks), strides, Prod(tuple(b.axis for b in picks))))
+        out.append(block)
     return out
+
+
+def names(block: Block) -> frozenset[str]:
+    """The axes of a block, by which it is known."""
+    return frozenset(leaf.name for leaf in block) - {ONE}
 
 
 def count_blocks(node: Axis) -> int:
@@ -307,27 +301,25 @@ class Layout:
             return [(t.shape, t.parts) for t in tensors]
         bound = self.bound([t.shape for t in tensors], given or {})
         parts: list[list[Part]] = [[] for _ in bound.targets]
-        for k, tensor in enumerate(tensors):
-            for p in tensor.parts:
-                if 0 in p.shape:
-                    continue
-                for t, at, shape, strides, start, steps in pieces(bound, k, p.shape, p.strides, p.start, p.steps):
-                    parts[t].append(Part(p.data, p.dtype, shape, p.offset + at, strides, start, steps, p.ops))
+        try:
+            for tensor, source in zip(tensors, bound.sources, strict=True):
+                for p in (p for p in tensor.parts if 0 not in p.shape):
+                    for k, made in moved(p, source):
+                        parts[k].append(made)
+        except LayoutError as e:
+            raise self.fail(e.message) from None
         return [(s, tuple(p) if prod(s) else _empty(s, tensors)) for s, p in zip(bound.targets, parts, strict=True)]
 
 
-@dataclass(frozen=True, eq=False)
-class Bound:
+class Bound(NamedTuple):
     """A layout whose sizes are known: the shapes of its targets, and for each source its blocks.
 
-    A block is its axis in the source, its target, and the block there.
+    A block is its target, and where the elements of the source lie there: see moves.part.
     """
 
-    layout: Layout
     sizes: dict[str, int]
     targets: tuple[Shape, ...]
-    sources: list[list[tuple[Axis, int, Block]]]
-    flips: frozenset[str]
+    sources: list[tuple[Place, ...]]
 
 
 @lru_cache(maxsize=4096)
@@ -338,9 +330,19 @@ def _bind(layout: Layout, shapes: tuple[Shape, ...], given: tuple[tuple[str, int
     for shape in targets:
         checked_count(shape)
     both = [[blocks(Prod(axes), 1, sizes) for axes in side] for side in (unrolled.sources, unrolled.targets)]
-    places = {frozenset(b.strides): (t, b) for t, side in enumerate(both[1]) for b in side}
-    sources = [[(b.axis, *places[frozenset(b.strides)]) for b in side] for side in both[0]]
-    return Bound(layout, sizes, targets, sources, unrolled.flips)
+    places = {names(b): (t, b) for t, side in enumerate(both[1]) for b in side}
+
+    def placed(block: Block) -> Place:
+        target, there = places[names(block)]
+        start, steps, digits = sum(leaf.offset for leaf in there), {leaf.name: leaf.stride for leaf in there}, []
+        for name, offset, stride in block:
+            count, step = size_of(name, sizes), steps.get(name, 0)  # the literal 1 has none
+            if base_of(name) in unrolled.flips:
+                start, step = start + (count - 1) * step, -step
+            digits.append(Digit(offset, stride, count, step))
+        return target, start, tuple(digits)
+
+    return Bound(sizes, targets, [tuple(map(placed, side)) for side in both[0]])
 
 
 @lru_cache(maxsize=4096)
@@ -350,7 +352,7 @@ def parse(text: str) -> Layout:
     if any(count_blocks(Prod(axes)) > MAX_BLOCKS for side in both for axes in side):
         raise failed(text, f"has more than {MAX_BLOCKS} blocks")
     try:
-        keys = [[frozenset(b.strides) for axes in side for b in blocks(Prod(axes), 1, ones)] for side in both]
+        keys = [[names(b) for axes in side for b in blocks(Prod(axes), 1, ones)] for side in both]
     except LayoutError as e:
         raise failed(text, e.message) from None
     if any(len(set(found)) != len(found) for found in keys):
@@ -377,162 +379,3 @@ def _empty(shape: Shape, tensors: Sequence[Tensor]) -> tuple[Part, ...]:
     steps = c_strides(shape)
     first = tensors[0].parts[:1]
     return tuple(p._replace(shape=shape, offset=0, strides=steps, start=0, steps=steps) for p in first)
-
-
-# --- Divide boxes of a source into boxes that make constant steps in the targets: the arithmetic of layou ---
-
-
-MAX_PIECES = 2**16  # of one part; only steps that do not divide one another need more, and no sensible layout has them
-
-Shape = tuple[int, ...]
-
-
-class Affine(NamedTuple):
-    """start + sum(index[k] * steps[k]) over the axes of a region."""
-
-    start: int
-    steps: Shape
-
-
-class Region(NamedTuple):
-    """Elements of one part that go to one block of a target; all of their positions are affine.
-
-    `source` is their position in the stored data, `target` the share of their position in the target that is known so
-    far, and `unresolved` holds the coordinates that are still to be turned into one, each with the axis that it runs
-    over: at first the flat C-order index of the source, with the whole block.
-    """
-
-    counts: Shape
-    source: Affine
-    target: Affine
-    unresolved: tuple[tuple[Affine, Axis], ...]
-
-
-Placed = tuple[int, int, Shape, Shape, int, Shape]  # target, source offset, shape, strides, start, steps
-
-
-@lru_cache(maxsize=4096)
-def pieces(bound: Bound, k: int, shape: Shape, strides: Shape, start: int, steps: Shape) -> tuple[Placed, ...]:
-    """Cut one box of source `k` into boxes that make constant steps in the targets.
-
-    A box is any affine set of flat C-order indices of its tensor: a partition, a view, or what another layout made.
-
-    Example: `(h w c) o -> o (c h w)` with h=2, w=2, c=3 moves [12, 5] to [5, 12], where h, w, c, o make steps of 2, 1,
-    4, 12. The source lies in C order: one box, and the flat index of its element [i, j] is 5i + j. The last of the
-    unresolved coordinates goes first; k and l are indices that cuts add:
-
-        counts          unresolved                     target
-        [12, 5]         5i + j  over (h w c) o         0
-        [12, 5]         j over o,  i over h w c        0                   o is 5 long: 5i + j = 5 x i + j
-        [6, 5, 2]       j over o,  i + 6k over h w c   0                   w c is 6 long and i reaches 11: it carries,
-                                                                           so i is cut into rows of 6, counted by k
-        [6, 5, 2]       j over o,  i over w c          2k                  k over h
-        [3, 5, 2, 2]    j over o,  i + 3l over w c     2k                  c is 3 long and i reaches 5: cut again
-        [3, 5, 2, 2]    j over o,  i over c            2k + l              l over w
-        [3, 5, 2, 2]    j over o                       4i + 2k + l         i over c
-        [3, 5, 2, 2]                                   4i + 12j + 2k + l   j over o
-
-    The result is one box with steps [4, 12, 2, 1] in the target; `_tidy` puts the widest first.
-    """
-    out: list[Placed] = []
-    for axis, target, block in bound.sources[k]:
-        first = Affine(block.start, (0,) * len(shape))
-        regions = [Region(shape, Affine(0, strides), first, ((Affine(start, steps), axis),))]
-        while regions:
-            region = regions.pop()
-            if region.unresolved:
-                regions += reversed(_resolve(region, bound, block.strides))
-            elif (reverse := _backward(region)) is not None:
-                regions += _halved(region, reverse)
-            else:
-                out.append((target, *_tidy(region)))
-            if len(out) + len(regions) > MAX_PIECES:
-                raise bound.layout.fail(f"needs more than {MAX_PIECES} pieces for one part; convert in two steps")
-    return tuple(out)
-
-
-def _tidy(region: Region) -> tuple[int, Shape, Shape, int, Shape]:
-    """Drop axes of one element; put the axis with the widest step in the target first."""
-    order = sorted((k for k, n in enumerate(region.counts) if n != 1), key=lambda k: -region.target.steps[k])
-    axes = (region.counts, region.source.steps, region.target.steps)
-    counts, strides, steps = (tuple(a[k] for k in order) for a in axes)
-    return region.source.start, counts, strides, region.target.start, steps
-
-
-def _backward(region: Region) -> int | None:
-    """An axis that runs backward in the target, as the kernel of moves cannot; None if there is none."""
-    return next((k for k, n in enumerate(region.counts) if n > 1 and region.target.steps[k] < 0), None)
-
-
-def _halved(region: Region, k: int) -> list[Region]:
-    """Both halves of axis k: in the end each of its indices is a region."""
-    return _split_at_carry(region, k, region.counts[k] // 2, 0)
-
-
-def _resolve(region: Region, bound: Bound, at: Strides) -> list[Region]:
-    """Resolve the last coordinate by one level; several regions if it must be cut, none if it is outside the block."""
-    *before, (value, node) = region.unresolved
-    sizes = bound.sizes
-    if isinstance(node, str):
-        stride = at.get(node, 0)  # the literal 1 has none
-        if base_of(node) in bound.flips:
-            value = Affine(value.start - size_of(node, sizes) + 1, value.steps)
-            stride = -stride
-        steps = tuple(a + b * stride for a, b in zip(region.target.steps, value.steps, strict=True))
-        made = Affine(region.target.start + value.start * stride, steps)
-        return [region._replace(target=made, unresolved=tuple(before))]
-    if isinstance(node, Term):
-        low, high = node.start, node.start + size_of(node.axis, sizes)
-        last = value.start + _reach(region.counts, value)
-        if last < low or value.start >= high:
-            return []
-        if low <= value.start and last < high:
-            return [region._replace(unresolved=(*before, (Affine(value.start - low, value.steps), node.axis)))]
-        return _split_at_carry(region, *_crossing(region.counts, value, low if value.start < low else high), 0)
-    if not isinstance(node, Prod) or not node.items:
-        return [region._replace(unresolved=tuple(before))]
-    below = Prod(node.items[1:])
-    weight = size_of(below, sizes)
-    rest = Affine(value.start % weight, tuple(s % weight for s in value.steps))
-    if rest.start + _reach(region.counts, rest) < weight:
-        top = Affine(value.start // weight, tuple(s // weight for s in value.steps))
-        return [region._replace(unresolved=(*before, (rest, below), (top, node.items[0])))]
-    axis, first = _crossing(region.counts, rest, weight)
-    step = rest.steps[axis]
-    period = weight // step if weight % step == 0 and rest.start < step else 0
-    return _split_at_carry(region, axis, first, period)
-
-
-def _reach(counts: Shape, value: Affine) -> int:
-    """The largest value of a coordinate above its start."""
-    return sum((n - 1) * s for n, s in zip(counts, value.steps, strict=True))
-
-
-def _crossing(counts: Shape, value: Affine, bound: int) -> tuple[int, int]:
-    """The axis along which a coordinate crosses a bound, and the first index that is beyond it."""
-    order = sorted((k for k, n in enumerate(counts) if n > 1 and value.steps[k]), key=lambda k: -value.steps[k])
-    for k in order:
-        first = -(-(bound - value.start) // value.steps[k])
-        if 0 < first < counts[k]:
-            return k, first
-    return order[0], counts[order[0]] // 2  # no axis crosses by itself
-
-
-def _split_at_carry(region: Region, k: int, first: int, period: int) -> list[Region]:
-    """Split axis k before index `first`; if it carries every `period` indices, fold it into rows of that length."""
-    n, counts = region.counts[k], region.counts
-    if period and n % period == 0:
-        rows = (*counts[:k], period, *counts[k + 1 :], n // period)
-        return [_reindexed(region, rows, lambda v: Affine(v.start, (*v.steps, v.steps[k] * period)))]
-    first = n // period * period if period else first
-    beyond = (*counts[:k], n - first, *counts[k + 1 :])
-    return [
-        region._replace(counts=(*counts[:k], first, *counts[k + 1 :])),
-        _reindexed(region, beyond, lambda v: Affine(v.start + v.steps[k] * first, v.steps)),
-    ]
-
-
-def _reindexed(region: Region, counts: Shape, change: Callable[[Affine], Affine]) -> Region:
-    """The region with new axes: `change` rewrites every position in terms of them."""
-    unresolved = tuple((change(v), n) for v, n in region.unresolved)
-    return Region(counts, change(region.source), change(region.target), unresolved)

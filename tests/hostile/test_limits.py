@@ -21,6 +21,7 @@ import ckptconv
 from ckptconv.formats import flax as walker, safetensors
 from ckptconv.formats.keras import v3
 from ckptconv.formats.pytorch import pickle, walk
+from ckptconv.moves import part
 from ckptconv.rules import layout, library, templates, toml
 
 ARRAY = msgpack.ExtType(1, msgpack.packb(((2,), "float32", np.ones(2, "<f4").tobytes())))
@@ -175,9 +176,9 @@ def test_names_that_are_too_long_match_nothing_that_takes_long(monkeypatch: pyte
 def test_pieces_of_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     made = layout.parse("(a + b + c) -> (c + b + a)")
     before = ckptconv.Checkpoint({"t": ckptconv.checkpoint.held("t", np.arange(6.0))})["t"]
-    monkeypatch.setattr(layout, "MAX_PIECES", 4)
+    monkeypatch.setattr(part, "MAX_PIECES", 4)
     (after,) = made.apply([before], {"a": 1, "b": 2})
     assert after[0] == (6,)
-    monkeypatch.setattr(layout, "MAX_PIECES", 3)
+    monkeypatch.setattr(part, "MAX_PIECES", 3)
     with pytest.raises(ckptconv.LayoutError, match="needs more than 3 pieces for one part; convert in two steps"):
         made.apply([before], {"a": 2, "b": 1})

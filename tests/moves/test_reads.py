@@ -100,20 +100,28 @@ def test_a_box_of_tiles_is_that_of_numpy(given: tuple[Stored, list[tuple[int, in
     whole = np.array(places(t.parts, t.count)).reshape(t.shape)
     want = whole[tuple(slice(*r) for r in ranges)]
     found = box(t, ranges)
-    assert found is not None
     assert places(found, want.size) == want.ravel().tolist()
     assert all(isinstance(p.data, Span) and not p.data.check for p in found)
 
 
-def test_parts_across_axes_have_no_box() -> None:
-    flat = Part(Held(None), F32, (12,), 0, (1,), 0, (1,))
-    diagonal = Part(Held(None), F32, (3,), 0, (1,), 0, (4,))
-    late = Part(Held(None), F32, (2, 3), 0, (3, 1), 2, (3, 1))  # begins in the last column
-    for part in (flat, diagonal, late):
-        assert box(Stored("t", F32, (4, 3), (part,)), [(0, 2), (0, 3)]) is None
-    assert box(Stored("t", F32, (4, 3), (flat,)), [(0, 2), (3, 3)]) == ()
-    empty = flat._replace(shape=(0,))
-    assert box(Stored("t", F32, (4, 3), (empty,)), [(0, 2), (0, 3)]) == ()
+FLAT = Part(Held(None), F32, (12,), 0, (1,), 0, (1,))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        FLAT,
+        FLAT._replace(shape=(3,), steps=(4,)),  # a diagonal
+        FLAT._replace(shape=(2, 3), strides=(3, 1), start=2, steps=(3, 1)),  # begins in the last column
+        FLAT._replace(shape=(0,)),
+    ],
+)
+def test_parts_across_axes(part: Part) -> None:
+    whole = np.array(places([part], 12)).reshape(4, 3)
+    for rows, columns in (((0, 2), (0, 3)), ((1, 4), (1, 2)), ((0, 2), (3, 3))):
+        want = whole[slice(*rows), slice(*columns)]
+        found = box(Stored("t", F32, (4, 3), (part,)), [rows, columns])
+        assert places(found, want.size) == want.ravel().tolist()
 
 
 # --- requests -----------------------------------------------------------------------------------------------------
