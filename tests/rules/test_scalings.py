@@ -77,7 +77,7 @@ def test_a_crop_may_scale_but_not_add() -> None:
     made = apply(parse(text.format("div:sqrt(k)", 0), "test"), held(a=NUMBERS))
     assert same(made["b"].numpy(), NUMBERS[:3] / ROOT)
     for op, value in (("add:1", 0), ("div:sqrt(k)", 2)):
-        with pytest.raises(UsageError, match="an `op` only if it scales and the value is 0"):
+        with pytest.raises(UsageError, match="an `op` only if it scales and value is 0"):
             parse(text.format(op, value), "test")
 
 
