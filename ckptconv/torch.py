@@ -9,10 +9,6 @@ another, directly into the memory of the parameters if possible.
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -24,8 +20,7 @@ except ImportError as e:
 
     raise MissingExtra("this needs torch; pip install 'ckptconv[torch]'") from e
 
-from torch.overrides import TorchFunctionMode
-
+from .api.memory import blamed, built, imported
 from .api.options import CHANGE, SELECT, Source, parse_options, takes
 from .api.reading import dated, list_of
 from .api.result import Loaded
@@ -52,7 +47,7 @@ from .rules import passes
 from .storage.files import Stamp
 from .verification.compare import Comparison, Step
 from .verification.readback import unwatched
-from .verification.torch import blamed, compare, outputs, raised_in
+from .verification.torch import compare, outputs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -72,77 +67,10 @@ def build(name: str, *, meta: bool = False) -> torch.nn.Module:
     and run; what is not installed is sought in the working directory. UsageError if the name is malformed,
     the code raises, it needs arguments, or the result is not a torch.nn.Module.
     """
-    made = imported(name)
-    _callable_as_it_is(name, made)
-    try:
-        module = _called(made, meta) if callable(made) else made
-    except (Exception, SystemExit) as e:
-        raise _blamed(name, e) from e
+    module = built(name, meta=meta)
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"{name} returns {type(module).__name__}, not a torch.nn.Module")
     return module
-
-
-def imported(name: str) -> Any:
-    """What `package.module:callable` names; UsageError if it cannot be imported. What is installed goes first."""
-    where, _, attribute = name.partition(":")
-    where = where.removesuffix(".py")
-    try:
-        top = where.partition(".")[0]  # of one that is installed, no module is sought in a folder of strangers
-        if top not in sys.modules and not importlib.util.find_spec(top) and os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())
-        made: Any = importlib.import_module(where)
-        for word in attribute.split("."):
-            made = getattr(made, word)
-    except (ImportError, AttributeError) as e:
-        if raised_in(e):
-            raise _blamed(name, e) from e
-        raise UsageError(f"{name}: {e}") from e
-    except (Exception, SystemExit) as e:  # importing can run any code
-        raise _blamed(name, e) from e
-    return made
-
-
-def _blamed(name: str, e: BaseException) -> UsageError:
-    return UsageError(f"{name} raised {blamed(e)}")
-
-
-def _callable_as_it_is(name: str, made: Any) -> None:
-    """Refuse a callable that requires arguments, before any of its code runs."""
-    if not callable(made) or isinstance(made, torch.nn.Module):
-        return
-    try:
-        inspect.signature(made).bind()
-    except TypeError as e:
-        raise UsageError(f"{name} is called without arguments: {e}; name a function that needs none") from e
-    except ValueError:  # written in C, it has no signature
-        return
-
-
-class Undrawn(TorchFunctionMode):
-    """Draws no values for tensors without memory: torch imports its compiler for that, which takes seconds."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        drawn = args[0] if args else (kwargs or {}).get("tensor")
-        if (
-            getattr(func, "__name__", "") in ("normal_", "uniform_")
-            and isinstance(drawn, torch.Tensor)
-            and drawn.is_meta
-        ):
-            return drawn
-        return func(*args, **(kwargs or {}))
-
-
-def _called(made: Any, meta: bool) -> Any:
-    if isinstance(made, torch.nn.Module):
-        return made
-    if not meta:
-        return made()
-    try:
-        with torch.device("meta"), Undrawn():
-            return made()
-    except (RuntimeError, NotImplementedError):  # its constructor computes with values
-        return made()
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
@@ -253,6 +181,6 @@ def _shapes(name: str, here: Tensor, there: torch.Tensor) -> str:
 
 
 __all__ = [
-    "Comparison", "Loaded", "Step", "blamed", "build", "check", "compare", "load_into", "outline", "outputs",
-    "snapshot", "state", "ties",
+    "Comparison", "Loaded", "Step", "blamed", "build", "check", "compare", "imported", "load_into", "outline",
+    "outputs", "snapshot", "state", "ties",
 ]  # fmt: skip

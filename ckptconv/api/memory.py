@@ -1,12 +1,19 @@
 """What Python has in memory, as a checkpoint: arrays of any framework, state dicts with ties, modules.
 
 Mappings may be nested, as JAX's parameters are: names are joined by '/'. An array is what `numpy.asarray` takes, torch
-tensors of any dtype, and what has `__dlpack__`. Nothing is copied that is contiguous and on the CPU.
+tensors of any dtype, and what has `__dlpack__`. Nothing is copied that is contiguous and on the CPU. A Keras model is
+what it saves itself.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
+import os
 import sys
+import tempfile
+import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,15 +21,18 @@ from typing import Any
 from ..checkpoint import Checkpoint, Tensor, contiguous, held
 from ..errors import UsageError
 from ..messages import listing
-from .options import is_path
+from .options import is_path, names_code
 
 MAX_DEPTH = 100  # of mappings in mappings
+FRAMEWORKS = ("torch", "tensorflow", "keras", "tf_keras", "jax", "flax")
 
 
 def gathered(tensors: Any) -> Checkpoint:
-    """A mapping of arrays or tensors, or a module that has a state dict; UsageError names all that is neither."""
+    """A mapping of arrays or tensors, or a module or model of them; UsageError names all that is neither."""
     if isinstance(tensors, Checkpoint):
         return tensors
+    if callable(getattr(tensors, "save_weights", None)):
+        return _of_keras(tensors)
     found = list(_leaves(tensors if isinstance(tensors, Mapping) else _state_dict(tensors)))
     made: dict[str, Tensor] = {}
     bad: dict[str, str] = {}
@@ -63,6 +73,10 @@ def _leaves(found: Mapping[Any, Any], around: tuple[int, ...] = ()) -> Iterator[
 
 
 def _state_dict(owner: Any) -> Mapping[str, Any]:
+    nnx = sys.modules.get("flax.nnx")
+    if nnx and isinstance(owner, nnx.Module):
+        flat = nnx.to_flat_state(nnx.state(owner, nnx.Not(nnx.RngState)))
+        return {"/".join(map(str, path)): variable.get_value() for path, variable in flat}
     give = getattr(owner, "state_dict", None)
     if not callable(give):
         hint = "; give it a name: {'NAME': array}" if hasattr(owner, "__array__") else ""
@@ -70,6 +84,30 @@ def _state_dict(owner: Any) -> Mapping[str, Any]:
         raise UsageError(f"a path, a mapping of arrays or a module is needed, not {type(owner).__name__}{hint}")
     found: Mapping[str, Any] = give()
     return found
+
+
+def _of_keras(model: Any) -> Checkpoint:
+    """What a Keras model saves, read into memory: with its config, if it can save that."""
+    from ..formats import detect
+    from ..formats.table import Reading
+
+    old = any(".engine." in kind.__module__ for kind in type(model).__mro__)  # Keras 2
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that .h5 is old
+        path = os.path.join(folder, "model.h5" if old else "model.keras")
+        try:
+            try:
+                model.save(path)
+            except Exception:  # its code may not allow that
+                path = os.path.join(folder, "weights.h5" if old else "model.weights.h5")
+                model.save_weights(path)
+        except Exception as e:
+            raise UsageError(f"the Keras model does not save its weights: {blamed(e)}") from e
+        found = detect.open_checkpoint(path, Reading())
+        if not found.tensors:
+            raise UsageError("the Keras model has no weights yet: build it, or call it once")
+        read = {n: replace(held(n, t.numpy()), role=t.role) for n, t in found.items()}
+        return replace(found, tensors=read, urls=(), hashes={})
 
 
 def _is_torch(value: Any) -> bool:
@@ -140,3 +178,77 @@ def _array(value: Any) -> Any:
         except UnicodeEncodeError:
             raise ValueError("a text in it holds half a surrogate pair, which UTF-8 cannot hold") from None
     return array
+
+
+# --- code that makes it -----------------------------------------------------------------------------------------------
+
+
+def live(value: Any, *, meta: bool = False) -> Any:
+    """What package.module:callable makes, if a value is such a name; else the value."""
+    return built(os.fspath(value), meta=meta) if is_path(value) and names_code(os.fspath(value)) else value
+
+
+def built(name: str, *, meta: bool = False) -> Any:
+    """Import `package.module:callable`, and call it without arguments; `meta` makes torch modules without memory.
+
+    UsageError if the name is malformed, the code raises, or it needs arguments.
+    """
+    made = imported(name)
+    if not callable(made) or (hasattr(made, "state_dict") and not isinstance(made, type)):
+        return made
+    try:
+        inspect.signature(made).bind()
+    except TypeError as e:
+        raise UsageError(f"{name} is called without arguments: {e}; name a function that needs none") from e
+    except ValueError:  # written in C, it has no signature
+        pass
+    try:
+        bare = None
+        if meta and "torch" in sys.modules and not {"keras", "tf_keras"} & sys.modules.keys():  # which count models
+            from ..checkpoint.torch import bodiless
+
+            bare = bodiless(made)
+        return made() if bare is None else bare
+    except (Exception, SystemExit) as e:
+        raise _blamed(name, e) from e
+
+
+def imported(name: str) -> Any:
+    """What `package.module:callable` names; UsageError if it cannot be imported. What is installed goes first."""
+    where, _, attribute = name.partition(":")
+    where = where.removesuffix(".py")
+    try:
+        top = where.partition(".")[0]  # of one that is installed, no module is sought in a folder of strangers
+        if top not in sys.modules and not importlib.util.find_spec(top) and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        made: Any = importlib.import_module(where)
+        for word in attribute.split("."):
+            made = getattr(made, word)
+    except (ImportError, AttributeError) as e:
+        if raised_in(e):
+            raise _blamed(name, e) from e
+        raise UsageError(f"{name}: {e}") from e
+    except (Exception, SystemExit) as e:  # importing can run any code
+        raise _blamed(name, e) from e
+    return made
+
+
+def _blamed(name: str, e: BaseException) -> UsageError:
+    return UsageError(f"{name} raised {blamed(e)}")
+
+
+def blamed(e: BaseException) -> str:
+    """An exception of the user's code as one line, with the place in that code."""
+    message, where = str(e.msg if isinstance(e, SyntaxError) else e).strip().split("\n")[0], raised_in(e)
+    return f"{type(e).__name__}: {message}" + (f" ({where})" if where else "")
+
+
+def raised_in(e: BaseException) -> str:
+    """The file and line that raised; '' if that is our code or the import system's."""
+    if isinstance(e, SyntaxError):
+        return f"{os.path.relpath(e.filename or '?')}:{e.lineno}"
+    frames = [f for f in traceback.extract_tb(e.__traceback__) if not f.filename.startswith("<frozen")]
+    frameworks = (vars(m)["__file__"] for n in FRAMEWORKS if (m := sys.modules.get(n)))
+    others = tuple(os.path.dirname(file) for file in (os.path.dirname(__file__), os.__file__, *frameworks))
+    own = [f for f in frames if not f.filename.startswith(others)]
+    return f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}" if own else ""

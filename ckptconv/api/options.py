@@ -60,7 +60,6 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # by how the type of a 
     "int": ("a number", lambda v: isinstance(v, int)),
     "Sequence[Pair]": ("'old=new', several of them, or a dict {old: new}", lambda v: all(map(_is_pair, v))),
     "Sequence[str]": ("a text or several", lambda v: all(isinstance(one, str) for one in v)),
-    "Source": ("a path, an open checkpoint or a dict of arrays", lambda v: is_path(v) or isinstance(v, Mapping)),
     "Mapping": ("a mapping of names, or texts 'NAME=VALUE'", lambda v: all(isinstance(k, str) for k in v)),
     "Map": ("a function", callable),
     "": ("another kind of value", lambda v: True),
@@ -283,8 +282,10 @@ class Options:
     scope: Sequence[str] = option(
         (), "Prefix the names of a source with NAME/; one for each source.", clean=several, metavar="NAME"
     )
-    like: Source | None = option(
-        None, "Write the names, order and metadata of this file, a fresh one of the target's framework.",
+    like: Any = option(
+        None,
+        "Write the names, order and metadata of this file, a fresh one of the target's framework, or of the model that "
+        "package.module:callable builds.",
         metavar="TEMPLATE",
     )  # fmt: skip
     dtype: str | None = option(
@@ -418,7 +419,7 @@ class ChangeOptions(TypedDict, total=False):
     rename: Mapping[str, str] | str | Sequence[str]
     rename_regex: Mapping[str, str] | str | Sequence[str]
     scope: str | Sequence[str]
-    like: Source | None
+    like: Any
     dtype: str | None
 
 

@@ -18,7 +18,7 @@ from ..messages import listing, printable
 from ..moves.read import Opened, stamps_of
 from ..rules import names, passes
 from ..storage import files
-from .memory import gathered
+from .memory import gathered, live
 from .options import SELECT, Options, Path, Source, is_path, parse_options, path as text, takes
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def merged(sources: Sequence[Source], how: Options, *, guard: bool = False) -> C
 @checkpoint.uncollected()
 def changed(made: Checkpoint, how: Options) -> Checkpoint:
     """Apply rules, renames and a cast."""
-    like = None if how.like is None else opened(how.like, Options())
+    like = None if how.like is None else opened(live(how.like), Options())
     params = {**how.param, **({"ranks": how.ranks} if how.ranks else {})}
     if how.converter or how.rename or how.inverse or params:
         from ..rules import library

@@ -6,11 +6,12 @@ refuse_...         before any value is changed      apart              sources t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ..dtypes import DTYPES, castable
 from ..errors import ConversionError, UsageError
@@ -37,6 +38,30 @@ def tied(found: Mapping[str, torch.Tensor]) -> tuple[tuple[str, ...], ...]:
     for name, tensor in found.items():
         groups.setdefault(spot(tensor), []).append(name)
     return tuple(tuple(g) for g in groups.values() if len(g) > 1)
+
+
+class Undrawn(TorchFunctionMode):
+    """Draws no values for tensors without memory: torch imports its compiler for that, which takes seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        drawn = args[0] if args else (kwargs or {}).get("tensor")
+        if (
+            getattr(func, "__name__", "") in ("normal_", "uniform_")
+            and isinstance(drawn, torch.Tensor)
+            and drawn.is_meta
+        ):
+            return drawn
+        return func(*args, **(kwargs or {}))
+
+
+def bodiless(make: Callable[[], Any]) -> Any:
+    """What a function makes, on torch's meta device; None if it needs values, or makes nothing of torch alone."""
+    try:
+        with torch.device("meta"), Undrawn():
+            made = make()
+    except (RuntimeError, NotImplementedError):  # its constructor computes with values
+        return None
+    return made if isinstance(made, torch.nn.Module) and not hasattr(made, "save_weights") else None
 
 
 def outline(module: torch.nn.Module) -> Checkpoint:

@@ -65,8 +65,13 @@ def convert(
     from ..api import writing
 
     suggestions.refuse_fleeting(output)
-    if "like" in options and not options.keys() & {"converter", "rename", "rename_regex"}:
-        options["converter"] = _matched(sources, options)
+    if "like" in options:
+        from ..api.memory import live
+        from ..messages import redacted
+
+        shown, options["like"] = redacted(options["like"]), live(options["like"])  # built once
+        if not options.keys() & {"converter", "rename", "rename_regex"}:
+            options["converter"] = _matched(sources, options, shown)
     if dry_run:
         if into:
             _show_fit(into, sources, options, as_json)
@@ -93,7 +98,7 @@ def convert(
             show.converter(prepare(sources, parse_options(options)))
 
 
-def _matched(sources: list[str], options: dict[str, Any]) -> Match:
+def _matched(sources: list[str], options: dict[str, Any], shown: str) -> Match:
     """The rules that lead from the source to the template; an error names the command that shows doubtful ones."""
     from .. import open as opened
     from ..errors import ConversionError, UsageError
@@ -111,7 +116,7 @@ def _matched(sources: list[str], options: dict[str, Any]) -> Match:
     doubts = {"to look at": made.doubtful, "missing in the source": made.target_only, "left over in it": left}
     counts = ", ".join(f"{many(len(some), 'tensor')} {what}" for what, some in doubts.items() if some)
     if counts or found.doubt:
-        line = command("match", [redacted(sources[0]), redacted(options["like"])], taken | {"no_values": True})
+        line = command("match", [redacted(sources[0]), shown], taken | {"no_values": True})
         what = f"the rules are doubtful: {counts or found.doubt}"
         raise ConversionError(f"{what}; `{line} -o rules.toml` shows them, then give -c rules.toml")
     return found

@@ -25,7 +25,7 @@ def match(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A file, prefix, folder or URL.")],
     target: Annotated[
         str,
-        typer.Argument(metavar="TARGET", help="A checkpoint, or package.module:callable that builds a torch module."),
+        typer.Argument(metavar="TARGET", help="A checkpoint, or package.module:callable that builds a model."),
     ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="TOML", help="Write the rules to this file.")] = "",
     values: Annotated[

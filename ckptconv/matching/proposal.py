@@ -25,6 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..api import reading
+from ..api.memory import imported, live
 from ..api.options import SELECT, Options, Path, Source, is_path, names_code, parse_options, takes
 from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
@@ -136,13 +137,13 @@ def match(
 ) -> Match:
     """Propose a converter from a source to a target: rules with evidence, for review, and then for `converter=`.
 
-    source: a path or URL, an open checkpoint or a dict of arrays. target: the same, a torch module, or the name
-    package.module:callable of a function that builds one. If both hold the same values, these decide, bit for bit;
-    otherwise names, shapes and the order of modules decide, and what they leave open is marked. `include` and `exclude`
-    apply to both. destination: a .toml file to write the rules to. values: whether to compare values, or only names and
-    shapes. check: the inputs of the module and the outputs of the original for them, each as arrays by name or an .npz
-    file, or as outputs the original itself, a function or its name package.module:callable; the module is run, and what
-    is marked is tried until it computes the same (`Match.proof`).
+    source: a path or URL, an open checkpoint or a dict of arrays. target: the same, a model of torch, Keras or Flax
+    (nnx), or the name package.module:callable of a function that builds one, or its parameters. If both hold the same
+    values, these decide, bit for bit; otherwise names, shapes and the order of modules decide, and what they leave open
+    is marked. `include` and `exclude` apply to both. destination: a .toml file to write the rules to. values: whether
+    to compare values, or only names and shapes. check: the inputs of the module and the outputs of the original for
+    them, each as arrays by name or an .npz file, or as outputs the original itself, a function or its name
+    package.module:callable; the module is run, and what is marked is tried until it computes the same (`Match.proof`).
 
     Returns a Match; `Match.doubt` says why the two may not be the same model. Raises ConversionError if nothing can be
     proposed, UsageError if a name leads to no module, StorageError if `destination` exists and `force` is not given,
@@ -194,8 +195,6 @@ def _arrays(given: Arrays, original: Original) -> tuple[Mapping[str, Any], Mappi
     """The inputs of a check, and the outputs, for which an original is run."""
     inputs = arrays(_read(given), "input")
     if isinstance(original, str) and names_code(original):
-        from ..torch import imported
-
         original = imported(original)
     return inputs, outputs_of(original, inputs) if callable(original) else _read(original)
 
@@ -216,15 +215,12 @@ def _opened(target: Any, how: Options) -> Checkpoint:
     """A checkpoint, or the names and shapes of a module; options that are about the source alone are left out."""
     if isinstance(target, Checkpoint):
         return target
-    if _is_path(target) or isinstance(target, Mapping):
+    target = live(target, meta=True)
+    if not callable(getattr(target, "state_dict", None)) or hasattr(target, "save_weights"):
         return reading.opened(target, how)
-    if not isinstance(target, str) and not callable(getattr(target, "state_dict", None)):
-        raise UsageError(
-            f"target is a path, an open checkpoint, a dict of arrays or a torch module, not {type(target).__name__}"
-        )
-    from ..torch import build, outline
+    from ..torch import outline
 
-    return outline(build(target, meta=True) if isinstance(target, str) else target)
+    return outline(target)
 
 
 def _is_path(target: Any) -> bool:

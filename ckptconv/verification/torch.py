@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -154,19 +152,3 @@ def numbers(value: Any) -> Any:
         return array if array.dtype.kind in "fiubc" else array.astype("f8")
     except (TypeError, ValueError) as e:
         raise UsageError(f"it is an array of {array.dtype}") from e
-
-
-def blamed(e: BaseException) -> str:
-    """An exception of the user's code as one line, with the place in that code."""
-    message, where = str(e.msg if isinstance(e, SyntaxError) else e).strip().split("\n")[0], raised_in(e)
-    return f"{type(e).__name__}: {message}" + (f" ({where})" if where else "")
-
-
-def raised_in(e: BaseException) -> str:
-    """The file and line that raised; '' if that is our code or the import system's."""
-    if isinstance(e, SyntaxError):
-        return f"{os.path.relpath(e.filename or '?')}:{e.lineno}"
-    frames = [f for f in traceback.extract_tb(e.__traceback__) if not f.filename.startswith("<frozen")]
-    others = tuple(os.path.dirname(file) for file in (os.path.dirname(__file__), os.__file__, torch.__file__))
-    own = [f for f in frames if not f.filename.startswith(others)]
-    return f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}" if own else ""

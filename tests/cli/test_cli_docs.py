@@ -33,6 +33,7 @@ import ckptconv
 
 FENCE = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.M | re.S)
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/how-to/*.md"), *ROOT.glob("tests/cli/*.md")]
+INTO_KERAS = ROOT / "docs/how-to/into-keras.md"
 LONG = {"zoo", "mistakes", "tasks", "match", "help"}  # more than a second each
 DOCUMENTS = [d for d in sorted(PAGES) if FENCE.search(d.read_text("utf-8"))]
 
@@ -134,6 +135,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(FIXTURES / "orbax" / "several", home / "run")
     (block,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs/jax.md").read_text("utf-8"), re.M | re.S)
     (home / "jax.toml").write_text(block)
+    (block,) = re.findall(r"^```python\n(import keras\n.*?)^```$", INTO_KERAS.read_text("utf-8"), re.M | re.S)
+    (home / "keras_net.py").write_text(block)
+    cnn = {"0.weight": ramp(8, 3, 3, 3), "0.bias": ramp(8), "2.weight": ramp(4, 800), "2.bias": ramp(4)}
+    ckptconv.save(cnn, home / "cnn.pt")
+    fresh = {"Conv_0/kernel": (3, 3, 3, 8), "Conv_0/bias": (8,), "Dense_0/kernel": (800, 4), "Dense_0/bias": (4,)}
+    ckptconv.save({f"params/{n}": np.zeros(s, "f4") for n, s in fresh.items()}, home / "fresh.msgpack")
     ckptconv.save({f"transformer/{n}": ramp(*s) for n, s in GEMMA.items()}, home / "gemma", to="orbax")
     (home / "checkpoint").unlink()
     (home / "fixtures").symlink_to(FIXTURES)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from kit import Run
 
 import ckptconv
-from ckptconv.errors import ConversionError
+from ckptconv.errors import ConversionError, UsageError
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -151,3 +153,77 @@ def test_a_graph_restores_what_was_matched(cli: Run, tmp_path: Path) -> None:
         v1.train.Saver().restore(session, str(tmp_path / "out"))
         want = (x @ state["fc1.weight"].T + state["fc1.bias"]) @ state["fc2.weight"].T + state["fc2.bias"]
         assert np.allclose(session.run(y), want, atol=1e-5)
+
+
+MODELS = """
+def torch():
+    from torch import nn
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(36, 2))
+
+def keras(k):
+    layers = k.layers
+    return k.Sequential([k.Input((5, 5, 3)), layers.Conv2D(4, 3), layers.Flatten(), layers.Dense(2)])
+
+def keras3():
+    import keras as k
+    return keras(k)
+
+def keras2():
+    import tf_keras as k
+    return keras(k)
+
+def parameters():
+    import numpy as np
+    dense = {"kernel": np.zeros((36, 2), "f4"), "bias": np.zeros(2, "f4")}
+    conv = {"kernel": np.zeros((3, 3, 3, 4), "f4"), "bias": np.zeros(4, "f4")}
+    return {"params": {"Conv_0": conv, "Dense_0": dense}}
+"""
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [("keras3", "weights.h5"), ("keras2", "h5"), ("torch", "pt")])
+def test_a_model_is_a_template(
+    kind: str, suffix: str, cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own config says where a feature map is flattened, so that nothing is in doubt."""
+    pytest.importorskip("scipy", reason="`match` needs it")
+    torch = pytest.importorskip("torch")
+    if kind != "torch":
+        pytest.importorskip({"keras3": "keras", "keras2": "tf_keras"}[kind])
+    (tmp_path / "models.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    models = importlib.import_module("models")
+    own, x = models.torch(), np.random.default_rng(0).normal(size=(2, 5, 5, 3)).astype("f4")
+    want = own(torch.tensor(x).permute(0, 3, 1, 2)).detach().numpy()
+    ckptconv.save(own, tmp_path / "m.pt")
+    done = cli("m.pt", "-o", f"cli.{suffix}", "--like", f"models:{kind}")
+    assert done.returncode == 0, done.stderr
+    model = getattr(models, kind)()
+    found = ckptconv.match(tmp_path / "m.pt", model)
+    ckptconv.convert(tmp_path / "m.pt", tmp_path / f"py.{suffix}", converter=found, like=model)
+    for name in "cli", "py":
+        if kind == "torch":
+            model.load_state_dict(torch.load(tmp_path / f"{name}.pt"))
+            assert np.array_equal(model(torch.tensor(x).permute(0, 3, 1, 2)).detach().numpy(), want)
+        else:
+            model.load_weights(str(tmp_path / f"{name}.{suffix}"))
+            assert np.allclose(np.asarray(model(x)), want, atol=1e-5)
+
+
+def test_parameters_in_memory_are_a_template(cli: Run, tmp_path: Path) -> None:
+    pytest.importorskip("scipy", reason="`match` needs it")
+    (tmp_path / "models.py").write_text(MODELS)
+    given = {"conv.weight": (4, 3, 3, 3), "conv.bias": (4,), "fc.weight": (2, 36), "fc.bias": (2,)}
+    ckptconv.save({n: np.ones(s, "f4") for n, s in given.items()}, tmp_path / "m.pt")
+    refused = cli("m.pt", "-o", "x.msgpack", "--like", "models:parameters")
+    assert "`ckptconv match m.pt models:parameters --no-values -o rules.toml` shows them" in refused.stderr
+    assert cli("match", "m.pt", "models:parameters", "-o", "rules.toml").returncode == 0
+    assert cli("m.pt", "-o", "x.msgpack", "-c", "rules.toml", "--like", "models:parameters").returncode == 0
+    assert [t.shape for t in ckptconv.open(tmp_path / "x.msgpack").values()] == [(3, 3, 3, 4), (4,), (36, 2), (2,)]
+    assert "models:no: module 'models' has no attribute 'no'" in cli("m.pt", "-o", "y.pt", "--like", "models:no").stderr
+
+
+def test_a_model_without_weights_says_so(tmp_path: Path) -> None:
+    k = pytest.importorskip("keras")
+    with pytest.raises(UsageError, match="the Keras model has no weights yet: build it, or call it once"):
+        ckptconv.convert(GIVEN, tmp_path / "x.weights.h5", like=k.Sequential([k.layers.Dense(2)]))

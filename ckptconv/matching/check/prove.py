@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ...api.memory import blamed
 from ...checkpoint import Checkpoint
 from ...errors import CkptError, UsageError
 from ...messages import many, paragraphs, printable
@@ -124,7 +125,6 @@ def prove(
 
     Raises UsageError if the module cannot be run with the inputs, if it is random, and for outputs of other shapes.
     """
-    from ...verification.torch import blamed
     from .torch import Runner
 
     inputs, wanted = arrays(inputs, "input"), arrays(wanted, "output")
@@ -180,7 +180,6 @@ def outputs_of(original: Callable[..., Any], inputs: Mapping[str, Array]) -> dic
 
     It returns an array of any framework, several in order, or a mapping from names of modules. UsageError if it raises.
     """
-    from ...verification.torch import blamed
 
     try:
         args, named, _ = arguments(original, inputs)
