@@ -66,12 +66,7 @@ def convert(
 
     suggestions.refuse_fleeting(output)
     if "like" in options:
-        from ..api.memory import live
-        from ..messages import redacted
-
-        shown, options["like"] = redacted(options["like"]), live(options["like"])  # built once
-        if not options.keys() & {"converter", "rename", "rename_regex"}:
-            options["converter"] = _matched(sources, options, shown)
+        _like(sources, options)
     if dry_run:
         if into:
             _show_fit(into, sources, options, as_json)
@@ -96,6 +91,16 @@ def convert(
             from ..api.reading import prepare
 
             show.converter(prepare(sources, parse_options(options)))
+
+
+def _like(sources: list[str], options: dict[str, Any]) -> None:
+    """Build the model that the template may be, once, and find the rules that lead to it, if none are given."""
+    from ..api.memory import live
+    from ..messages import redacted
+
+    shown, options["like"] = redacted(options["like"]), live(options["like"])
+    if not options.keys() & {"converter", "rename", "rename_regex"}:
+        options["converter"] = _matched(sources, options, shown)
 
 
 def _matched(sources: list[str], options: dict[str, Any], shown: str) -> Match:
