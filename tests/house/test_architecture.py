@@ -43,8 +43,8 @@ ABOVE = {  # public names of other rooms
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
 # What the command line may know beside the public names: what it shows, and where errors and messages are made.
 SHOWN = {
-    "api.comparing", "api.memory", "api.options", "api.reading", "api.result", "api.writing", "bulk", "errors", "formats",
-    "matching", "messages", "reporting", "rules.library", "torch", "dtypes",
+    "api.comparing", "api.memory", "api.options", "api.reading", "api.result", "api.writing", "bulk", "errors",
+    "formats", "matching", "messages", "reporting", "rules.library", "torch", "dtypes",
 }  # fmt: skip
 FORBIDDEN = {"tensorflow", "tf_keras", "keras", "torch", "jax", "flax"}
 
