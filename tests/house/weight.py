@@ -23,8 +23,8 @@ AIM = {  # thousand tokens
     "__main__.py": 0.1, "tests": 330.0, "benchmarks": 45.0, "fixtures": 45.0, "fuzz": 25.0, "tools": 8.0,
 }  # fmt: skip
 AT_MOST = {
-    "tests": 334.3,
-    "formats": 105.3,
+    "tests": 334.8,
+    "formats": 106.0,
     "benchmarks": 45.1,
     "fixtures": 42.8,
     "matching": 39.4,

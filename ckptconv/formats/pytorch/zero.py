@@ -13,14 +13,23 @@
 
 The weights are those of the optimizer, as DeepSpeed's own zero_to_fp32.py takes them; no tensor is copied to join them.
 The module's own, rounded to bfloat16 or float16, are in mp_rank_00_model_states.pt, which can be opened by itself.
-Specification: deepspeed/utils/zero_to_fp32.py, runtime/zero/stage_1_and_2.py and stage3.py, runtime/bf16_optimizer.py.
+
+A universal checkpoint has each parameter, and each of its moments, in a file; the model's files lie beside them.
+
+    latest_universal                                       text: the folder; `latest` goes first
+    global_step9_universal/zero/fc.weight/fp32.pt          {"param": (5, 7), "cat_dim": 0}; of stage 3 a flat tensor
+    global_step9_universal/zero/fc.weight/exp_avg.pt       the same
+
+Specification: deepspeed/utils/zero_to_fp32.py, runtime/zero/stage_1_and_2.py and stage3.py, runtime/bf16_optimizer.py,
+checkpoint/ds_to_universal.py.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
@@ -29,7 +38,7 @@ from ...checkpoint import Checkpoint, Note, Role, Tensor, contiguous
 from ...dtypes import DType
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import many, printable, shortened
-from ...moves.part import Held, Part, checked_count, clip
+from ...moves.part import Held, Part, c_strides, checked_count, clip
 from ...storage.files import Reader, Seen, is_dir, join, names, read_all
 from .. import Located
 from ..table import Reading
@@ -39,10 +48,12 @@ from .ranks import is_gathered
 from .tensors import View, ints
 from .values import Ordered, shown
 
-LATEST = "latest"
+LATEST = ("latest", "latest_universal")
+UNIVERSAL = "zero"  # the folder of a universal checkpoint's parameters
 MODEL, OPTIMIZER = "_model_states.pt", "_optim_states.pt"
 RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)(_(?:model|optim)_states\.pt)")
 FLAT, STATES = {False: "single_partition_of_fp32_groups", True: "fp32_flat_groups"}, "optimizer_state_dict"
+MP = re.compile(r"mp_rank_(\d+)_model_states")
 REFUSED = ("layer_", "expp_rank_", "expert_")  # beginnings of files of pipelines and experts
 Shapes = dict[str, tuple[int, ...]]
 
@@ -50,22 +61,34 @@ Shapes = dict[str, tuple[int, ...]]
 def sniff(seen: Seen) -> int:
     if not seen.is_dir or is_gathered(seen.files):
         return 0
-    folder = _saved(seen.url) if LATEST in seen.files else seen.url
+    folder = _saved(seen.url, seen.files)
     inside = names(folder) if folder != seen.url and is_dir(folder) else seen.files
+    if UNIVERSAL in inside and any(n.endswith(MODEL) for n in inside):
+        return 4
     return 4 if any(RANK.fullmatch(n) and n.endswith(OPTIMIZER) for n in inside) else 0
 
 
-def _saved(url: str) -> str:
-    """The folder that was saved last."""
-    tag = read_all(join(url, LATEST), 1000).decode("utf-8", "replace").strip()
+def _saved(url: str, files: Sequence[str]) -> str:
+    """The folder that was saved last; the folder itself if nothing in it names one."""
+    latest = next((n for n in LATEST if n in files), "")
+    if not latest:
+        return url
+    tag = read_all(join(url, latest), 1000).decode("utf-8", "replace").strip()
     if not tag or "/" in tag or "\\" in tag or tag in (".", ".."):
-        raise UnsafeCheckpoint(f"{LATEST} names {printable(tag)}, which is not a folder beside it", url=url)
+        raise UnsafeCheckpoint(f"{latest} names {printable(tag)}, which is not a folder beside it", url=url)
     return join(url, tag)
 
 
 def open(url: str, how: Reading) -> Checkpoint:
-    folder = _saved(url) if LATEST in names(url) else url
+    folder = _saved(url, names(url))
     files = names(folder)
+    if UNIVERSAL in files:
+        models = [join(folder, n) for n in files if n.endswith(MODEL) and not n.startswith(REFUSED)]
+        urls, roots = list[str](), [_load(path) for path in models]
+        note = "float32 weights of the optimizer, of a universal checkpoint, without its steps"
+        if not roots:
+            raise CorruptCheckpoint(f"has no file that ends with {MODEL}", url=folder)
+        return _made(folder, _universal(folder, files, roots, urls), roots[0], [*models, *urls], note)
     if others := [n for n in files if n.startswith(REFUSED) or ((m := RANK.fullmatch(n)) and int(m[2]))]:
         what = f"its tensors, layers or experts are cut as well, which is not read ({shortened(others)})"
         raise CorruptCheckpoint(what, url=folder)
@@ -78,25 +101,34 @@ def open(url: str, how: Reading) -> Checkpoint:
     models = [join(folder, f"zero_pp_rank_{r}_mp_rank_00{MODEL}") for r in ranks] if stage3 else []
     models = models or [join(folder, f"mp_rank_00{MODEL}")]
     roots = [_load(path) for path in models]
+    stage = "3" if stage3 else "1 or 2; the module's own are in mp_rank_00_model_states.pt"
+    note = f"float32 weights of the optimizer, joined from {many(len(ranks), 'rank')}, without its steps (ZeRO {stage})"
+    return _made(folder, _tensors(roots, parts, stage3), roots[0], [*models, *urls], note)
+
+
+def _made(folder: str, found: Iterable[Tensor], root: dict[Any, Any], urls: list[str], note: str) -> Checkpoint:
+    """The checkpoint of these tensors, with the names that the model shares."""
     tensors = dict[str, Tensor]()
     with Located(folder):
-        for tensor in _tensors(roots, parts, stage3):
+        for tensor in found:
             if tensors.setdefault(tensor.name, tensor) is not tensor:
                 raise CorruptCheckpoint("is described twice", tensor=tensor.name)
     ties = dict[str, list[str]]()
-    for alias, name in _dict(roots[0], "shared_params").items():
+    for alias, name in _dict(root, "shared_params").items():
         if type(alias) is type(name) is str and name in tensors and alias not in tensors:
             tensors[alias] = tensors[name].renamed(alias)
             ties.setdefault(name, [name]).append(alias)
-    stage = "3" if stage3 else "1 or 2"
-    note = f"float32 weights of the optimizer, joined from {many(len(ranks), 'rank')} (ZeRO {stage}), without its steps"
     groups = tuple(map(tuple, ties.values()))
-    return Checkpoint(tensors, {}, groups, "deepspeed", (*models, *urls), (Note("assumed", note),))
+    return Checkpoint(tensors, {}, groups, "deepspeed", tuple(urls), (Note("assumed", note),))
+
+
+def _object(url: str) -> Any:
+    with Reader(url) as f:
+        return enter(f).load(PICKLE, opaque=True)  # counters and settings of DeepSpeed's own classes stay inert
 
 
 def _load(url: str) -> dict[Any, Any]:
-    with Reader(url) as f:
-        root = enter(f).load(PICKLE, opaque=True)  # counters and settings of DeepSpeed's own classes stay inert
+    root = _object(url)
     if type(root) is not dict:
         raise CorruptCheckpoint(f"holds {shown(root)}, not what DeepSpeed writes", url=url)
     if root.get("ds_autoep_layers"):
@@ -187,10 +219,14 @@ def _interleaved(groups: list[Shapes], flat: list[list[Any]], prefix: str, role:
         raise CorruptCheckpoint(f"a rank has {rows[0].length} elements, its parameters need {at}")
 
 
-def _tensors(roots: list[dict[Any, Any]], parts: list[dict[Any, Any]], stage3: bool) -> Iterator[Tensor]:
-    """What is not trained as it is stored, the parameters, and the optimizer's moments."""
-    described = roots[0].get("param_shapes")
-    groups = [_shapes(g) for g in (described if type(described) is list else [described])]
+def _groups(root: dict[Any, Any]) -> list[Shapes]:
+    described = root.get("param_shapes")
+    return [_shapes(g) for g in (described if type(described) is list else [described])]
+
+
+def _untrained(roots: list[dict[Any, Any]], stage3: bool) -> Iterator[Tensor]:
+    """What is not trained, as it is stored."""
+    groups = _groups(roots[0])
     join, frozen = (_interleaved if stage3 else _concatenated), _shapes(roots[0].get("frozen_param_shapes"))
     fragments = [_dict(root, "frozen_param_fragments") for root in roots]
     done = {*frozen, *(name for group in groups for name in group), *_dict(roots[0], "shared_params")}
@@ -206,11 +242,45 @@ def _tensors(roots: list[dict[Any, Any]], parts: list[dict[Any, Any]], stage3: b
             yield t
         else:
             raise CorruptCheckpoint(f"is frozen and is {shown(value)}, not of shape {list(shape)}", tensor=name)
+
+
+def _tensors(roots: list[dict[Any, Any]], parts: list[dict[Any, Any]], stage3: bool) -> Iterator[Tensor]:
+    """What is not trained, the parameters, and the optimizer's moments."""
+    yield from _untrained(roots, stage3)
+    groups, join = _groups(roots[0]), _interleaved if stage3 else _concatenated
     yield from join(groups, [_list(p, FLAT[stage3], groups, stage3) for p in parts], "", "")
     states = [_states(p.get(STATES if stage3 else "base_optimizer_state")) for p in parts]
     slots = dict.fromkeys(slot for groups_ in states for g in groups_ for slot, v in g.items() if _is_flat(v))
     for slot in slots:
         yield from join(groups, [[g.get(slot) for g in of] for of in states], f"optimizer.{slot}.", "slot")
+
+
+def _universal(folder: str, files: Sequence[str], roots: list[dict[Any, Any]], urls: list[str]) -> Iterator[Tensor]:
+    """The tensors of a universal checkpoint; `urls` gets the files of its parameters."""
+    yield from (beside := list(_untrained(roots, any(map(RANK.fullmatch, files)))))
+    if beside and any(int(m[1]) for n in files if (m := MP.search(n))):
+        raise CorruptCheckpoint("is not trained, and may be cut by tensor parallelism", tensor=beside[0].name)
+    shapes = {name: shape for root in roots for group in _groups(root) for name, shape in group.items()}
+    zero = join(folder, UNIVERSAL)
+    inside = {name: names(join(zero, name)) for name in names(zero) if is_dir(join(zero, name))}
+    if lacking := [n for n in {**shapes, **inside} if "fp32.pt" not in inside.get(n, ())]:
+        raise CorruptCheckpoint(f"has no fp32.pt of {shortened(lacking)}")
+    for name, home in inside.items():
+        for slot in [n.removesuffix(".pt") for n in home if n.endswith(".pt") and n != "step.pt"]:
+            urls.append(join(zero, name, f"{slot}.pt"))
+            kept, shape = _object(urls[-1]), shapes.get(name)
+            value = kept.get("param") if type(kept) is dict else _unflattened(kept, shape)
+            if type(value) is not View or (t := stored(name, value)) is None:
+                what = f"is {shown(kept)}, not a tensor, or a flat one of the shape {shape}"
+                raise CorruptCheckpoint(what, url=urls[-1], tensor=name)
+            yield t if slot == "fp32" else replace(t, name=f"optimizer.{slot}.{name}", role="slot")
+
+
+def _unflattened(value: Any, shape: tuple[int, ...] | None) -> Any:
+    """A flat tensor of stage 3 in its shape, if the model's file says it."""
+    if shape is None or not _is_flat(value) or value.shape != (prod(shape),) or value.strides != (1,):
+        return None
+    return value._replace(shape=shape, strides=c_strides(shape))
 
 
 def _list(part: dict[Any, Any], key: str, groups: list[Shapes], stage3: bool) -> list[Any]:

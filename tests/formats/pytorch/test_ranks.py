@@ -119,11 +119,28 @@ def zero(folder: Path, stage: int, world: int, seed: int = 0) -> dict[str, Any]:
     return every | frozen | buffers | {"tied": every["group0.0"]} | slots_by_name
 
 
+def universal(folder: Path, stage: int, world: int, seed: int = 0) -> dict[str, Any]:
+    """The same, as ds_to_universal.py makes it."""
+    expected = zero(folder, stage, world, seed)
+    for path in folder.glob("step9/*_optim_states.pt"):
+        path.unlink()
+    (folder / "latest").rename(folder / "latest_universal")
+    for name, w in expected.items():
+        before, at, group = name.rpartition("group")
+        if at:
+            slot = before.split(".")[1] if before else "fp32"
+            value = w.reshape(-1).clone() if stage == 3 else {"param": w, "cat_dim": 0}
+            saved(folder / "step9/zero" / f"group{group}", {f"{slot}.pt": value, "step.pt": torch.tensor(9.0)})
+    saved(folder / "step9/zero", {"optimizer_state.pt": {}})
+    return expected
+
+
+@pytest.mark.parametrize("made", [zero, universal])
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("stage", [1, 3])
-def test_zero(stage: int, world: int, tmp_path: Path) -> None:
+def test_zero(stage: int, world: int, made: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     for seed in range(3):
-        expected = zero(tmp_path / str(seed), stage, world, seed)
+        expected = made(tmp_path / str(seed), stage, world, seed)
         with ckptconv.open(tmp_path / str(seed)) as found:
             assert found.keys() == expected.keys()
             assert all(t.shape == expected[n].shape for n, t in found.items())
@@ -181,6 +198,30 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "an empty file": (lambda f: next(f.glob("step9/*rank_1_*optim*")).write_bytes(b""), "0 bytes, too few"),
     "experts": (lambda f: module(f, lambda d: d.update(ds_autoep_layers=[{}])), "experts"),
 }
+
+
+UNIVERSAL: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a parameter is missing": (lambda f: (f / "step9/zero/group0.0/fp32.pt").unlink(), "no fp32.pt of group0.0"),
+    "no model": (lambda f: [p.unlink() for p in f.glob("step9/*model_states.pt")], "has no file that ends with"),
+    "a flat tensor of another size": (
+        lambda f: torch.save(torch.ones(1000), f / "step9/zero/group0.0/fp32.pt"),
+        "not a tensor, or a flat one of the shape",
+    ),
+    "an object": (lambda f: torch.save({"param": 3}, f / "step9/zero/group0.0/exp_avg.pt"), "not a tensor, or"),
+    "tensor parallel": (
+        lambda f: shutil.copy(f / "step9/mp_rank_00_model_states.pt", f / "step9/mp_rank_01_model_states.pt"),
+        "cut by tensor parallelism",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNIVERSAL)
+def test_a_universal_checkpoint_that_is_refused(case: str, tmp_path: Path) -> None:
+    universal(tmp_path / "m", 2, 2, 1)
+    change, said = UNIVERSAL[case]
+    change(tmp_path / "m")
+    with pytest.raises(ckptconv.CkptError, match=said):
+        ckptconv.open(tmp_path / "m", from_="deepspeed")
 
 
 @pytest.mark.parametrize("case", HOSTILE)
