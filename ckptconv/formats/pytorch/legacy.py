@@ -18,19 +18,19 @@ import re
 from typing import Any
 
 from ...checkpoint import Checkpoint, Note
-from ...errors import CorruptCheckpoint
+from ...errors import CkptError, CorruptCheckpoint
 from ...messages import printable
 from ...moves.part import Span
 from ...storage.files import Reader, Seen
 from ..table import Reading
 from .flatten import checkpoint
-from .pickle import Truncated, load_some
+from .pickle import load_some
 from .tensors import TORCH, Storage, storage_id
 from .values import shown
 
 MAGIC = re.compile(rb"\x80[\x02-\x05](?:\x95.{8})?\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\.", re.DOTALL)
 PROTOCOL = 1001
-FIRST = 2**20  # bytes read at first for a pickle; four times as much each time it does not suffice
+FIRST, MAX_PICKLE = 2**20, 2**26  # bytes read at first for a pickle, and if it does not end within
 
 
 def sniff(seen: Seen) -> int:
@@ -60,19 +60,19 @@ class _Stream:
         self.f, self.at, self.opaque = f, 0, opaque
 
     def pickle(self, persistent: Any = None) -> Any:
-        """Interpret the next pickle. How long it is shows only at its end: what is read grows until it suffices."""
-        size, left = FIRST, self.f.size - self.at
-        while True:
-            raw = self.f.read(self.at, min(size, left))
+        """Interpret the next pickle. How long it is shows only at its end: more is read if a small window fails."""
+        left = self.f.size - self.at
+        sizes = sorted({min(left, FIRST), min(left, MAX_PICKLE)})
+        for size in sizes:
+            raw = self.f.read(self.at, size)
             try:
-                value, end = load_some(
-                    raw, allowed=TORCH, persistent_load=persistent, opaque=self.opaque, window=size < left
-                )
-            except Truncated:
-                size *= 4
-                continue
-            self.at += end
-            return value
+                value, end = load_some(raw, allowed=TORCH, persistent_load=persistent, opaque=self.opaque)
+                break
+            except CkptError:
+                if size == sizes[-1]:
+                    raise
+        self.at += end
+        return value
 
 
 class Storages:

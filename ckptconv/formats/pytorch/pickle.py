@@ -32,10 +32,6 @@ MAX_LONG = 64  # bytes of an integer
 MAX_DIGITS = 160  # of one as text
 
 
-class Truncated(CorruptCheckpoint):
-    """The pickle continues after the bytes that were given."""
-
-
 NESTED = "torch.storage._load_from_bytes"  # makes a tensor of a file of torch within the pickle
 MAX_LISTED = 500  # unknown globals that an error names
 MAX_NAME = 1000  # bytes of a global's module or name
@@ -55,10 +51,9 @@ class Machine:
 
     def __init__(
         self, data: bytes, allowed: Table, persistent: Callable[[Any], Any] | None,
-        opaque: bool | tuple[str, ...], packed: int | None, window: bool,
+        opaque: bool | tuple[str, ...], packed: int | None,
     ) -> None:  # fmt: skip
         self.data, self.at = data, 0
-        self.ending = Truncated if window else CorruptCheckpoint
         self.allowed, self.persistent, self.opaque = allowed, persistent, opaque
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []
@@ -79,7 +74,7 @@ class Machine:
             raise UnsafeCheckpoint(f"the pickle names {what} {way}:\n{listing(self.unknown, MAX_LISTED)}")
 
     def short(self, need: int) -> CorruptCheckpoint:
-        return self.ending(f"the pickle ends early: {need} bytes are needed at {self.at}")
+        return CorruptCheckpoint(f"the pickle ends early: {need} bytes are needed at {self.at}")
 
     def take(self, size: int) -> bytes:
         """The next `size` bytes."""
@@ -415,7 +410,6 @@ def load_some(
     allowed: Table = PLAIN,
     persistent_load: Callable[[Any], Any] | None = None,
     opaque: bool | tuple[str, ...] = False,
-    window: bool = False,
     packed: int | None = None,
 ) -> tuple[Any, int]:
     """Interpret the pickle at the beginning of `data`; return its value and where it ends.
@@ -424,20 +418,15 @@ def load_some(
     persistent_load: what a persistent id stands for.
     opaque: True, every unknown global may stay an `Inert`; a tuple of names, only those of these packages.
     packed: how many bytes of a file these are, if they were compressed: what is made is in proportion to that.
-    window: `data` is only the beginning of something longer: raise `Truncated` where it does not suffice.
     Raises UnsafeCheckpoint with all globals that are not allowed, and CorruptCheckpoint.
     """
-    machine = Machine(data, allowed, persistent_load, opaque, packed, window)
+    machine = Machine(data, allowed, persistent_load, opaque, packed)
     try:
         value = _run(machine)
-    except Truncated:
-        raise
     except CkptError:
         machine.complain()
         raise
     except (TypeError, ValueError, AttributeError, LookupError, OverflowError, struct.error) as e:
-        if window and machine.at >= len(data):
-            raise machine.short(1) from e
         machine.complain()
         why = shown(e.args[0]) if isinstance(e, KeyError) and e.args else e
         raise CorruptCheckpoint(f"the pickle is damaged before byte {machine.at}: {why}") from e
