@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from ckptconv.cli.main import VERBS
-from ckptconv.formats.table import TABLE
 
 pytestmark = pytest.mark.slow
 COUNT = 300  # tensors of the smallest case
@@ -149,14 +148,10 @@ def conditional(i: int) -> str:
     return f'[[rule]]\nfrom = "{{x}}/{{y}}"\nto = "{{x}}/{{y}}/q{i}"\nwhere = {{ x = ["a", "b"] }}\nif = ["g{i % 7}"]\n'
 
 
-SOURCES = {  # where other names or orders are refused, or each tensor is a file
-    "keras3": named("layers/d{}/vars/0"), "keras": growth.layers, "npy": named("layer.{}.weight", 200),
-}  # fmt: skip
 CASES: dict[str, tuple[growth.Make, growth.Work]] = {
     "inspect": (flat, ("inspect", "{p}")),
     "inspect --tree, deep": (deep, ("inspect", "{p}", "--tree")),
     "inspect --stats": (flat, ("inspect", "{p}", "--stats")),
-    "inspect --hash": (flat, ("inspect", "{p}", "--hash")),
     "inspect, a glob that fits nothing": (alike, ("inspect", "{p}", "--include", "b" * 40)),
     "inspect --keep-going": (cut, ("inspect", "{p}", "--keep-going")),
     "inspect, a packed tar": (packed_tar, ("inspect", "{p}")),
@@ -173,14 +168,6 @@ CASES: dict[str, tuple[growth.Make, growth.Work]] = {
     "verify, views": (views, ("verify", "{p}")),
     "convert, deflated views": (deflated_views, ("convert", "{p}", "-o", "{o}.safetensors", "--max-memory", "16MB")),
     "convert, ties": (tied, ("convert", "{p}", "-o", "{o}.pt")),
-    **{
-        f"convert --to {f.name}": (
-            SOURCES.get(f.name, named("layer.{}.weight")),
-            ("convert", "{p}", "-o", "{o}" + ("" if f.name == "npy" else "".join(f.suffixes[:1])), "--to", f.name),
-        )
-        for f in TABLE
-        if f.writes
-    },
     "converters lint, rules for the same names": (rules_of(conditional, 250), ("converters", "lint", "{p}")),
     "report": (flat, ("report", "{p}", "-o", "{o}.html")),
     "serve": (flat, ("serve",)),

@@ -355,10 +355,10 @@ SOURCES = ["m.safetensors", "s.safetensors", "m.hdf5", "k.h5", "m.pt"]
 CHANGES = [{}, {"dtype": "float16"}, {"rename": ["layer{i}.w=l{i}.v : a b -> b a"]}]
 
 
-# Each source with each target, and either with each change.
+# Each source, target and change, in half of the pairs.
 BLESSED = [
     (name, target, CHANGES[(i + j) % 3])
-    for i, name in enumerate(SOURCES) for j, target in enumerate(("safetensors", "npz", "tf"))
+    for i, name in enumerate(SOURCES) for j, target in enumerate(("safetensors", "npz", "tf")) if (i + j) % 2 == 0
 ]  # fmt: skip
 
 
@@ -366,11 +366,11 @@ BLESSED = [
 @pytest.mark.parametrize(("name", "target", "change"), BLESSED)
 def test_damage_is_never_blessed(name: str, change: dict[str, object], target: str, tmp_path: Path) -> None:
     """Whatever a conversion does with the bytes, it compares those that it reads with the hashes of the source."""
-    want = values() | {"big.w": np.arange(3 << 20, dtype="f4").reshape(3, 1 << 20)}  # more than a chunk of hashes
+    want = values() | {"big.w": np.arange(5 << 18, dtype="f4").reshape(5, 1 << 18)}  # more than a chunk of hashes
     ckptconv.save(want, tmp_path / "in" / name, hash=True, **CARRY[name])
     options = {**change, "to": target, "jobs": 2}
-    assert writing.convert(tmp_path / "in" / name, tmp_path / "good", **options).verified_bytes > 12_000_000
-    for tensor, at in (("layer3.w", 9), ("big.w", 11_000_002)):
+    assert writing.convert(tmp_path / "in" / name, tmp_path / "good", **options).verified_bytes > 5_000_000
+    for tensor, at in (("layer3.w", 9), ("big.w", 4_500_002)):
         path, where = next(
             (p, p.read_bytes().find(want[tensor].tobytes()))
             for p in sorted((tmp_path / "in").iterdir())
