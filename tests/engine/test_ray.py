@@ -45,7 +45,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "in" / "m.ckpt"
 
 
-@pytest.mark.parametrize("target", ["m.safetensors", "m.npz", "m.ckpt"])
+@pytest.mark.parametrize("target", ["m.npz", "m.ckpt"])
 def test_the_bytes_are_those_of_the_local_engine(source: Path, tmp_path: Path, target: str) -> None:
     change = {"dtype": "float16"}
     seen: list[tuple[int, int]] = []
@@ -81,16 +81,6 @@ def test_a_killed_worker_loses_nothing(source: Path, tmp_path: Path, monkeypatch
     ckptconv.convert(source, tmp_path / "here.npz")
     assert mark.exists()
     assert (tmp_path / "ray.npz").read_bytes() == (tmp_path / "here.npz").read_bytes()
-
-
-def test_errors_come_back_as_they_are(source: Path, tmp_path: Path) -> None:
-    shard = source.parent / "m.ckpt.data-00000-of-00001"
-    raw = bytearray(shard.read_bytes())
-    raw[1000] ^= 1
-    shard.write_bytes(raw)
-    with pytest.raises(ckptconv.CorruptCheckpoint, match="damaged"):
-        ckptconv.convert(source, tmp_path / "out" / "m.npz", **CLUSTER)
-    assert not (tmp_path / "out").exists()
 
 
 def test_small_arrays_travel_large_ones_are_refused(tmp_path: Path) -> None:

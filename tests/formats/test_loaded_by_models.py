@@ -151,18 +151,3 @@ def test_torch_loads_strictly(torch: Any, via: str, tmp_path: Path) -> None:
         ckptconv.convert(tmp_path / via, tmp_path / "b.pt")
     now.load_state_dict(torch.load(tmp_path / "b.pt", weights_only=True), strict=True)
     assert all(torch.equal(a, b) for a, b in zip(was.state_dict().values(), now.state_dict().values(), strict=True))
-
-
-def test_transformers_loads_a_pretrained_model(torch: Any, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    config = transformers.BertConfig(
-        vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
-    )
-    was = transformers.BertModel(config)
-    torch.save(was.state_dict(), tmp_path / "a.pt")
-    config.save_pretrained(tmp_path / "model")
-    ckptconv.convert(tmp_path / "a.pt", tmp_path / "model" / "model.safetensors")
-    now, about = transformers.BertModel.from_pretrained(tmp_path / "model", output_loading_info=True)
-    assert not about["missing_keys"]
-    assert not about["unexpected_keys"]
-    assert all(torch.equal(a, b) for a, b in zip(was.state_dict().values(), now.state_dict().values(), strict=True))

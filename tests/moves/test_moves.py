@@ -20,7 +20,7 @@ from ckptconv.dtypes import DTYPES, DType
 from ckptconv.moves.cast import cast
 from ckptconv.moves.copy import copy, packed, strided
 from ckptconv.moves.log import Loss
-from ckptconv.moves.part import Held, Part, c_strides, clip, fuse, is_contiguous, is_run, slabs
+from ckptconv.moves.part import Held, Part, c_strides, clip, slabs
 
 F32 = DTYPES["float32"]
 
@@ -65,17 +65,6 @@ def test_slabs_are_small_and_lose_nothing(part: Part, limit: int) -> None:
     cut = list(slabs(part, limit))
     assert sorted(pair for p in cut for pair in pairs(p)) == sorted(pairs(part))
     assert all(prod(p.shape) * 4 <= limit for p in cut)
-
-
-@examples(200)
-@given(parts())
-def test_a_part_is_plain_when_source_and_target_run_along_together(part: Part) -> None:
-    moves = pairs(part)
-    together = all(
-        b[0] - a[0] == 1 and b[1] - a[1] == 1 for a, b in zip(sorted(moves), sorted(moves)[1:], strict=False)
-    )
-    if 0 not in part.shape:
-        assert is_contiguous(part) == together == is_run(fuse(part.shape, part.strides, part.steps))
 
 
 @examples(200)

@@ -169,36 +169,6 @@ def test_a_link_that_is_typed_is_followed(name: str, tmp_path: Path) -> None:
 
 # --- paths as texts ---------------------------------------------------------------------------------------------------
 
-PARTS = {  # folder, base name, and the name of the file itself
-    "a": (".", "a", "a"),
-    "/b/a": ("/b", "a", "a"),
-    "b/a": ("b", "a", "a"),
-    "b/a?x#y": ("b", "a?x#y", "a?x#y"),
-    "file:///b/a": ("/b", "a", "a"),
-    "file://localhost/b/a": ("/b", "a", "a"),
-    "file://LOCALHOST/a%20b?x#y": ("/", "a%20b?x#y", "a%20b?x#y"),
-    "./file:a": (".", "file:a", "file:a"),
-    "b/file://a": ("b/file://", "a", "a"),
-    "s3://k/b/a": ("s3://k/b", "a", "a"),
-    "s3://k/b/a?x": ("s3://k/b", "a?x", "a?x"),
-    "s3://k/a": ("s3://k", "a", "a"),
-    "memory://a": ("memory://", "a", "a"),
-    "https://h/b/a?sig=1/2#z": ("https://h/b", "a?sig=1/2#z", "a"),
-    "https://h/b/a#z?y/": ("https://h/b", "a#z?y/", "a"),
-    "http://h/a?q": ("http://h", "a?q", "a"),
-    "http://[::1]:8/b/a?q::r/s": ("http://[::1]:8/b", "a?q::r/s", "a"),
-}
-
-
-@pytest.mark.parametrize("url", PARTS)
-def test_paths_are_split_and_joined(url: str) -> None:
-    folder, base, name = PARTS[url]
-    assert paths.split(url) == (folder, base)
-    assert paths.join(folder, base) in (url, paths.local(url), f"./{url}")
-    assert paths.file_name(url) == name
-    assert paths.is_remote(url) is ("://" in url and not url.startswith("file:"))
-    assert paths.is_http(url) is url.startswith("http")
-
 
 @pytest.mark.parametrize("url", ["file://c.npz", "file://host/c.npz", "file://./c.npz", "file://"])
 def test_urls_of_files_elsewhere(url: str, cli: Run, tmp_path: Path) -> None:
