@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from documents import Step, fits, run, session, steps
+from documents import fits, run, session, steps
 from kit import FIXTURES, ROOT
 from pickles import Call, Global, Id, archive
 
@@ -244,10 +244,6 @@ def test_the_format_that_is_shown_keeps_its_contract(tmp_path: Path) -> None:
 )
 def test_matching(expected: str, shown: str, good: bool) -> None:
     assert fits(expected, shown) == good
-
-
-def test_commands_are_found_with_their_continuations() -> None:
-    assert list(steps("$ one \\\n> two\nout\n$ three\n")) == [Step("one \\\ntwo", "out\n"), Step("three", "")]
 
 
 def test_a_session_that_lies_is_found() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from kit import refused
+from kit import legacy, refused
 
 import ckptconv
 from ckptconv.errors import AmbiguousFormat, MissingExtra, NameCollision, UsageError
@@ -110,18 +110,6 @@ def test_shards_none_of_which_opens(tmp_path: Path) -> None:
 
 
 # --- Keras --------------------------------------------------------------------------------------------------------
-
-
-def legacy(path: Path, layers: dict[str, dict[str, Any]], listed: list[str] | None = None) -> Path:
-    with h5py.File(path, "w") as f:
-        f.attrs["layer_names"] = [n.encode() for n in (layers if listed is None else listed)]
-        for layer, weights in layers.items():
-            group = f.create_group(layer)
-            group.attrs["weight_names"] = [n.encode() for n in weights]
-            for name, value in weights.items():
-                if value is not None:
-                    group[name] = value
-    return path
 
 
 def test_variables_that_several_layers_list(tmp_path: Path) -> None:

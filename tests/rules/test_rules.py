@@ -175,11 +175,6 @@ def test_slots_are_no_weights() -> None:
     assert {n.kind for n in left.notes} >= {"skipped"}
 
 
-def test_every_target_says_where_it_came_from() -> None:
-    after = apply(parse(rule(from_="{x}/k", to="{x}.w")), checkpoint({"a/k": [1]}))
-    assert after.moved == {"a.w": ("{x}/k -> {x}.w", ("a/k",))}
-
-
 KEEP = rule(from_="{x...}", to="{x...}")
 SLASHES = 'separators = ["/", "/"]\n'
 SWAP = parse(SLASHES + rule(from_="{l}/k", to="{l}/k", where={"l": {"a": "b", "b": "a"}}) + KEEP)

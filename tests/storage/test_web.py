@@ -334,18 +334,6 @@ def test_no_message_of_a_library_shows_a_part_of_a_login(said: str) -> None:
     assert "hush" not in "".join(traceback.format_exception_only(type(e), e)) + str(e.__cause__)
 
 
-def test_a_cause_keeps_its_kind() -> None:
-    url = "http://u:hush@h/x y?a=hush b"
-    for e in (
-        FileNotFoundError(url), PermissionError(13, f"no {url}"), KeyError(url), ValueError(url),
-        UnicodeDecodeError("utf-8", b"x", 0, 1, url), ckptconv.StorageError(url, url=url),
-    ):  # fmt: skip
-        out = faults.told(e, url)
-        assert type(out) in (FileNotFoundError, OSError, RuntimeError)
-        assert "hush" not in repr(out) + str(out)
-        assert "http://h/x y?..." in str(out)
-
-
 @pytest.mark.slow
 def test_secrets_reach_no_output(
     serve: Serve, npz: bytes, tmp_path: Path, cli: Run, caplog: pytest.LogCaptureFixture

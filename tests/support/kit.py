@@ -96,8 +96,8 @@ def _is_worded(e: CkptError) -> None:
     assert e.__cause__ is None or not e.message.startswith("cannot be read as"), repr(e.__cause__)
 
 
-def legacy(path: Path, layers: dict[str, dict[str, np.ndarray]], **attrs: object) -> None:
-    """A legacy file of Keras: layers and their weights, listed in this order."""
+def legacy(path: Path, layers: dict[str, dict[str, Any]], **attrs: object) -> Path:
+    """A legacy file of Keras: layers and their weights, listed in this order; those that are None are not there."""
     import h5py
 
     with h5py.File(path, "w") as f:
@@ -106,7 +106,9 @@ def legacy(path: Path, layers: dict[str, dict[str, np.ndarray]], **attrs: object
         for layer, weights in layers.items():
             f.create_group(layer).attrs["weight_names"] = [n.encode() for n in weights]
             for name, value in weights.items():
-                f[layer][name] = value
+                if value is not None:
+                    f[layer][name] = value
+    return path
 
 
 def read_all(found: Checkpoint, largest: int = 1 << 20) -> None:

@@ -157,9 +157,8 @@ def wrapped() -> nn.Module:
 
 
 COMMON: dict[str, Callable[[], nn.Module]] = {
-    "linear": lambda: nn.Linear(3, 2), "batch norm": lambda: nn.BatchNorm2d(3),
+    "batch norm": lambda: nn.BatchNorm2d(3),
     "attention": lambda: nn.MultiheadAttention(4, 2), "bidirectional": lambda: nn.LSTM(3, 4, 2, bidirectional=True),
-    "transformer": lambda: nn.TransformerEncoderLayer(4, 2, 8),
     "weight norm": lambda: torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), "old norm": old_norm,
     "pruned": pruned,
     "tied": TiedLate, "wrapped": wrapped,

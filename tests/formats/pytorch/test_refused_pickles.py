@@ -129,7 +129,6 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "quantised in a way unknown": (
         quantised((Global("torch.per_tensor_symmetric"), 0.1, 3)), "scheme per_tensor_symmetric with 2 numbers"
     ),
-    "quantised by text for a scale": (quantised((AFFINE, "0.1", 3)), r"has the numbers \('0.1', 3\)"),
     "along the third axis of two": (quantised((CHANNELS, [1.0, 1.0], [0, 0], 2)), "quantised along the axis 2"),
     "along the axis before": (quantised((CHANNELS, [1.0, 1.0], [0, 0], -1)), "quantised along the axis -1"),
     "too few scales": (quantised((CHANNELS, [1.0], [0, 0], 0)), "a tensor of 2 quantised channels has the scale"),
@@ -141,9 +140,6 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "an empty tensor filled by nothing": (Call(Global("torch.FloatTensor"), (), (3,)), "an empty tensor is given .* 3"),
     "an empty tensor filled by another type": (
         Call(Global("torch.FloatTensor"), (), ((Id("long"), 0, (2,), (1,)),)), "an empty tensor is given the state"
-    ),
-    "an empty tensor filled by quantised elements": (
-        Call(Global("torch.Tensor"), (), ((Id("quantised"), 0, (2,), (1,)),)), "an empty tensor is given the state"
     ),
     "a shape of text": (tensor(shape="2", strides=(1,)), "the shape of a tensor is '2', not at most 64 whole numbers"),
     "no storage": (tensor(storage=3), "a tensor has the storage 3"),
