@@ -85,6 +85,8 @@ def test_what_tensorflow_saves_beside_is_no_checkpoint(tmp_path: Path, fixtures:
 
 def test_a_folder_that_is_a_checkpoint_is_one_even_if_named(tmp_path: Path, fixtures: Path) -> None:
     assert [f.name for f in discover([str(fixtures / "torch" / "dcp")])] == ["dcp"]
+    (found,) = discover([str(fixtures / "torch" / "ranks" / "hsdp")])
+    assert (found.name, len(found.files)) == ("hsdp", 4)
     save(tmp_path / "arrays", to="npy")
     assert planned(tmp_path / "arrays") == ["arrays.safetensors"]
 

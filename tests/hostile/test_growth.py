@@ -297,6 +297,15 @@ def zero(folder: Path, n: int) -> Path:
     return folder
 
 
+def universal(folder: Path, n: int) -> Path:
+    torch = pytest.importorskip("torch")
+    torch.save({"param_shapes": []}, folder / "mp_rank_00_model_states.pt")
+    for i in range(50 * n):
+        (folder / "zero" / f"w{i}").mkdir(parents=True)
+        torch.save({"param": torch.ones(1)}, folder / "zero" / f"w{i}" / "fp32.pt")
+    return folder
+
+
 def exported(folder: Path, n: int) -> Path:
     """Many names of one storage."""
     tensor = {"dtype": 7, "sizes": [{"as_int": 1}], "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}}
@@ -344,6 +353,7 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "ranks: tensors": (ranks, "ranks"),
     "megatron: tensors": (megatron, "megatron"),
     "deepspeed: tensors": (zero, "deepspeed"),
+    "deepspeed: files": (universal, "deepspeed"),
     "flax: maps": (file("x.msgpack", maps), "flax"),
     "torch: tensors": (torch_of(tensors), "torch"),
     "torch: quantised tensors": (torch_of(quantised), "torch"),
