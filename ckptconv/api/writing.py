@@ -82,6 +82,8 @@ def plan_for(
         from ..formats.huggingface import along
 
         writer = along(url, folder, how.max_shard_size)
+    if row.name == "hf" and how.copy_files is not False and "config" in checkpoint.details:
+        writer = row.load().configured(writer, url, checkpoint.details)
     if how.skip_unrepresentable:
         checkpoint = holdable(checkpoint, writer)
     if _hashed(how, row):

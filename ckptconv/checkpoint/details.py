@@ -75,6 +75,8 @@ class Details(TypedDict, total=False):
 
     attributes: dict[str, dict[str, Any]]  # HDF5: by the path of a group or dataset
     values: dict[str, Any]  # pickles and .npy of objects: values that are not tensors, by dotted path
+    config: dict[str, Any]  # the config.json that a converter makes for its target,
+    lacking: list[str]  # and what is not known of it
     settings: dict[str, Any]  # Megatron: what the program was started with
     entry: Entry
     pieces: dict[str, Any]  # PyTorch: of sparse and quantised tensors, by name

@@ -13,6 +13,7 @@ Specification: transformers, modeling_utils.py (load_sharded_checkpoint); huggin
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -285,6 +286,7 @@ def _whole(name: str, pieces: list[tuple[Tensor, safetensors.Start]], url: str) 
 # `MAX_SIZE` are left out with a note.
 
 MAX_SIZE = 64 * 2**20  # bytes of a file, which is held in memory; the largest known tokenizer.json has 35 MB
+CONFIG = "config.json"
 KNOWN = frozenset({
     "config.json", "generation_config.json", "adapter_config.json", "preprocessor_config.json", "processor_config.json",
     "image_processor_config.json", "video_preprocessor_config.json", "feature_extractor_config.json",
@@ -349,4 +351,18 @@ def along(url: str, source: str, max_shard_size: int | None = None) -> FolderWri
     return replace(writer(url, max_shard_size), beside=copied, copied=urls, notes=notes)
 
 
-__all__ = ["along", "open", "open_index", "pieces", "prove", "sniff", "writer"]
+def configured(made: FolderWriter, url: str, details: Details) -> FolderWriter:
+    """The writer that also writes the config.json that a converter made, unless one is copied, or there already."""
+    if CONFIG in made.beside:
+        return made
+    raw = json.dumps(details["config"], indent=2).encode() + b"\n"
+    written, note = {CONFIG: raw}, Note("hint", "written as far as the converter knows; check it", (CONFIG,))
+    if exists(join(url, CONFIG)):
+        written, note = {}, Note("hint", "already there, not replaced", (CONFIG,))
+    elif lacking := details["lacking"]:
+        text = f"{CONFIG} is not written, because this is not known: {', '.join(lacking)}"
+        written, note = {}, Note("hint", text)
+    return replace(made, beside={**made.beside, **written}, notes=(*made.notes, note))
+
+
+__all__ = ["along", "configured", "open", "open_index", "pieces", "prove", "sniff", "writer"]

@@ -18,6 +18,7 @@ from ..errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
 from ..messages import fold, listing, many, nearest, printable
 from . import operations
 from .assign import TIED, Assignment, Group, Names, assign, doubtful, recall, remember, tied, translated
+from .config import filled
 from .sizes import Sizes, check_model
 from .templates import INT, Matcher, Template
 
@@ -58,6 +59,10 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     made = whole.with_tensors(tensors, *left_out, *_notes(sizes, found, twins))
     ties = (tuple(dict.fromkeys(went[n] for n in group if n in went)) for group in whole.ties)
     details = named(whole.details, kept, went.__getitem__)
+    if converter.config and not converter.forward:
+        lacking = list[str]()
+        details["config"] = filled(converter.config, sizes, tensors, lacking)
+        details["lacking"] = lacking
     if converter.forward and converter.ranks:
         details["ranks"] = converter.ranks
     made = replace(made, ties=tuple(t for t in ties if len(t) > 1 and all(t)), details=details)

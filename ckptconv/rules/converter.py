@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import UsageError
 from ..messages import listing, printable
@@ -281,6 +281,7 @@ class Converter:
     absent: tuple[Pattern, ...] = ()  # detect: none matches any name
     optional: bool = False  # no note on rules that never match: conventions rather than a family
     every: bool = False  # tensors of every role, not only weights: renames
+    config: Mapping[str, Any] = field(default_factory=dict)  # the template of config.json; see config.py
     ranks: str = ""  # the file of rank 0, if an inverse makes those of several
     one_way: str = ""  # why names alone do not determine the inverse
     notes: tuple[str, ...] = ()

@@ -200,6 +200,11 @@ class Sizes:
             elif numbers and name not in self._used and numbers - {number}:
                 yield f"by the file, {name} is {' or '.join(map(str, sorted(numbers)))}; {number} was given"
 
+    def setting(self, key: str) -> Any:
+        """The number or text at a dotted key of the model's settings, in the first that have it."""
+        found = (_value(settings, key) for settings in self._settings.values())
+        return next((v for v in found if isinstance(v, bool | int | float | str)), None)
+
     @cached_property
     def _settings(self) -> dict[str, Any]:
         """The model's settings, by where they stand; read when a number of them is first wanted."""

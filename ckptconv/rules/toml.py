@@ -29,6 +29,7 @@ from ..errors import LayoutError, UsageError
 from ..messages import brief, did_you_mean, printable
 from ..storage.paths import inside
 from .assign import DOUBTS
+from .config import KINDS
 from .converter import Converter, Count, Fill, Param, Refusal, Rewrite, Rule, Size, Tie
 from .operations import Of, Resize
 from .templates import INT, MAX_FREE, Domain, Template, check_free, domain, template
@@ -136,7 +137,7 @@ _TOP = {
     "title": TEXT, "source": TEXT, "target": TEXT, "separators": TEXTS, "include": TEXTS, "where": TABLE,
     "let": TABLE._replace(made=partial(_each, TEXTS, "let")), "params": TABLE, "rewrite": LIST, "tie": LIST,
     "rule": LIST, "detect": TABLE, "optional": FLAG, "one_way": TEXT, "ranks": TEXT, "notes": TEXTS,
-    "count": TEXT_TABLE, "axes": TEXT_TABLE, "refuse": LIST,
+    "count": TEXT_TABLE, "axes": TEXT_TABLE, "refuse": LIST, "config": TABLE,
 }  # fmt: skip
 _PAIR = {"from": NAMES, "to": TARGETS}
 _RULE = _PAIR | {
@@ -157,6 +158,9 @@ _FILL = Kind(
     "a number, a parameter's name, or a list of them", _is(int, float, str), (), True,
     lambda v, let: v if isinstance(v, str) else float(v),
 )  # fmt: skip
+_ANY = Kind("a value", lambda value: True)
+_VALUE = dict.fromkeys(("is", "then", "else", "default"), _ANY)
+_VALUE |= {"of": TEXT, "axis": WHOLE._replace(default=0), "lacks": TEXT, "setting": TEXTS, "if": TEXT}
 _REFUSE = {"equal": Kind("a list of two parameters or numbers", _is(int, str), (), listed=True), "why": TEXT}
 
 
@@ -246,6 +250,7 @@ def _converter(top: dict[str, Any], name: str, folder: Path | None, outer: Let, 
         present=tuple((t, spoken) for t in detect["all"]),
         absent=tuple((t, spoken) for t in detect["none"]),
         optional=top.get("optional", any(s.optional for s in shared)),
+        config=_config(table["config"]) or next((s.config for s in shared if s.config), {}),
         ranks=next(filter(None, (table["ranks"], *(s.ranks for s in shared))), ""),
         one_way=table["one_way"],
         notes=table["notes"],
@@ -372,6 +377,16 @@ def _param(name: str, value: Any) -> Param:
             raise UsageError(f"parameter {printable(name)}: {key!r} {what}")
     of = Of(table["of"], table["axis"]) if table["of"] else None
     return Param(table["default"], of, table["help"], table["config"])
+
+
+def _config(value: Any) -> Any:
+    """A template of config.json, or a value of it, whose tables have all of their keys."""
+    if isinstance(value, list):
+        return list(map(_config, value))
+    if not isinstance(value, dict):
+        return value
+    table = fields(value, _VALUE, "config") if any(kind in value for kind in KINDS) else value
+    return {k: v if k == "setting" else _config(v) for k, v in table.items()}
 
 
 def _tie(value: Any) -> Tie:

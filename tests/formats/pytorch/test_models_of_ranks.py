@@ -24,12 +24,12 @@ embedding.word_embeddings.weight 0 model.embed_tokens.weight:40x64
 output_layer.weight 0 lm_head.weight:40x64
 decoder.layers.#.self_attention.linear_qkv.weight 0 model.layers.#.self_attn.q_proj.weight:64x64 \
 model.layers.#.self_attn.k_proj.weight:16x64 model.layers.#.self_attn.v_proj.weight:16x64
-decoder.layers.#.self_attention.linear_qkv.bias 0 model.layers.#.self_attn.q_proj.bias:64 \
-model.layers.#.self_attn.k_proj.bias:16 model.layers.#.self_attn.v_proj.bias:16
 decoder.layers.#.self_attention.linear_proj.weight 1 model.layers.#.self_attn.o_proj.weight:64x64
 decoder.layers.#.self_attention.linear_qkv.layer_norm_weight - model.layers.#.input_layernorm.weight:64
 decoder.final_layernorm.weight - model.norm.weight:64"""
 LLAMA = """
+decoder.layers.#.self_attention.linear_qkv.bias 0 model.layers.#.self_attn.q_proj.bias:64 \
+model.layers.#.self_attn.k_proj.bias:16 model.layers.#.self_attn.v_proj.bias:16
 decoder.layers.#.mlp.linear_fc1.weight 0 model.layers.#.mlp.gate_proj.weight:48x64 \
 model.layers.#.mlp.up_proj.weight:48x64
 decoder.layers.#.mlp.linear_fc2.weight 1 model.layers.#.mlp.down_proj.weight:64x48
@@ -170,11 +170,31 @@ def test_llama_of_meta(converter: str, ranks: int, axis: int, tmp_path: Path) ->
     ckptconv.convert(tmp_path / "out.pt", tmp_path / "ranks", ranks=ranks, **back)
     for rank in range(ranks):
         assert equal(tmp_path / f"ranks/consolidated.{rank:02d}.pth", of_rank(rank, ranks))
-    other = {"meta-llama2": "meta-llama3", "meta-llama3": "meta-llama2"}[
-        converter
-    ]  # the embedding along the other axis
+    # the embedding along the other axis
+    other = {"meta-llama2": "meta-llama3", "meta-llama3": "meta-llama2"}[converter]
     with pytest.raises(ckptconv.LayoutError, match="tok_embeddings"):
         ckptconv.convert(tmp_path, tmp_path / "no.pt", converter=other, param={"half": 2})
+
+
+def test_config_of_llama(tmp_path: Path) -> None:
+    torch.save(made(META + META_MLP)[1](0, 1), tmp_path / "consolidated.00.pth")
+    settings = {"dim": 64, "n_heads": 16, "n_kv_heads": 8, "n_layers": 4, "use_scaled_rope": True, "norm_eps": 1e-5}
+    for n, given in enumerate((settings, {"dim": 64, "n_heads": 16})):
+        (tmp_path / "params.json").write_text(json.dumps(given))
+        report = ckptconv.convert(tmp_path, tmp_path / f"hf{n}", to="hf", converter="meta-llama")
+    assert "config.json is not written, because this is not known: n_layers" in "".join(map(str, report.notes))
+    assert not (tmp_path / "hf1/config.json").exists()
+    config = json.loads((tmp_path / "hf0/config.json").read_text())
+    expected = {
+        "model_type": "llama",
+        "vocab_size": 40,
+        "intermediate_size": 48,
+        "num_key_value_heads": 8,
+        "head_dim": None,
+    }
+    assert config | expected == config
+    assert config["rope_scaling"]["factor"] == 8.0
+    assert config["architectures"] == ["LlamaForCausalLM"]
 
 
 @pytest.mark.parametrize("files", [1, 3])
