@@ -290,12 +290,10 @@ def _extents(piece: Piece) -> Iterator[tuple[str, int, int, bool]]:
 # --- the content hash -------------------------------------------------------------------------------------------
 
 
-def spans_of(tensors: Mapping[str, Stored]) -> Iterator[Span]:
-    """Every span with a checksum that the tensors use."""
-    for t in tensors.values():
-        for part in t.parts:
-            if isinstance(part.data, Span) and part.data.check:
-                yield part.data
+def spans_of(tensors: Mapping[str, Stored]) -> dict[Span, str]:
+    """Every span with a checksum that the tensors use, with the name of one that does."""
+    parts = ((p.data, name) for name, t in tensors.items() for p in t.parts)
+    return {span: name for span, name in parts if isinstance(span, Span) and span.check}
 
 
 def content_hash(t: Stored, digests: Iterable[bytes]) -> str:
@@ -396,8 +394,11 @@ def fill_array(t: Stored, target: Array, sources: Sources) -> None:
 # --- checks -----------------------------------------------------------------------------------------------------
 
 
-def check_reads(reads: Iterable[Record], sources: Sources, spans: Iterable[Span]) -> int:
-    """Verify every checked span and return the number of bytes; CorruptCheckpoint lists all damaged spans."""
+def check_reads(reads: Iterable[Record], sources: Sources, spans: Mapping[Span, str]) -> int:
+    """Verify every checked span and return the number of bytes; CorruptCheckpoint lists all damaged spans.
+
+    spans: those to verify, also where nothing of them was read, with the names of their tensors.
+    """
     verified, bad = 0, dict[Span, str]()
     pieces: dict[Span, list[Record]] = {span: [] for span in spans}
     for r in reads:
@@ -409,7 +410,10 @@ def check_reads(reads: Iterable[Record], sources: Sources, spans: Iterable[Span]
         if value != want:
             bad[span] = f"bytes {span.start} to {span.start + span.size}: {kind} is {value}, should be {want}"
     if bad:
-        raise CorruptCheckpoint(_damage(bad), url=next(iter(bad)).url)
+        first, *more = dict.fromkeys(spans.get(span) for span in bad)
+        if more:  # one name stands before the message
+            bad = {span: f"{spans.get(span)}: {what}" for span, what in bad.items()}
+        raise CorruptCheckpoint(_damage(bad), url=next(iter(bad)).url, tensor=None if more else first)
     return verified
 
 

@@ -42,8 +42,7 @@ def check(checkpoint: Checkpoint, hashes: Mapping[str, str], *, workers: int = 1
     if bad := _damaged(checkpoint, hashes, workers):
         url = checkpoint.urls[0] if checkpoint.urls else None
         raise VerifyError(f"damage in {len(bad)} of {many(len(checkpoint), 'tensor')}:\n{listed(bad)}", url=url)
-    spans = set(spans_of(checkpoint.tensors))
-    return len(hashes), sum(s.size for s in spans)
+    return len(hashes), sum(s.size for s in spans_of(checkpoint.tensors))
 
 
 def _damaged(checkpoint: Checkpoint, hashes: Mapping[str, str], workers: int) -> dict[str, str]:

@@ -285,11 +285,11 @@ def test_checksums_of_ranges_are_combined(kind: str, ranges: list[tuple[int, int
         spoiled = [r._replace(crc=r.crc ^ 1, digests=tuple(d[::-1] for d in r.digests)) for r in reads(span, *ranges)]
         found = spoiled if damage else reads(span, *ranges)
         if not damage:
-            assert check_reads(found, sources, [span]) == 1000  # type: ignore[arg-type]
+            assert check_reads(found, sources, {span: "t"}) == 1000  # type: ignore[arg-type]
         else:
             words = rf"1 damaged tensor, by the file's own .*\n.*bytes 300 to 1300: {kind} is .*, should be "
             with pytest.raises(CorruptCheckpoint, match=words):
-                check_reads(found, sources, [span])  # type: ignore[arg-type]
+                check_reads(found, sources, {span: "t"})  # type: ignore[arg-type]
         assert sources.calls == ([(300, 1000)] if again else [])
 
 
@@ -299,12 +299,13 @@ def test_all_that_is_damaged_is_listed(urls: tuple[str, str]) -> None:
     spans = [Span(url, 8 * i, 8, f"crc32:{i:08x}") for i, url in enumerate(urls)]
     sound = Span(urls[0], 16, 8, f"crc32:{checksum.crc('crc32', RAW[16:24]):08x}")
     with pytest.raises(CorruptCheckpoint) as caught:
-        check_reads([], Recorded(RAW), [*spans, sound])  # type: ignore[arg-type]
+        check_reads([], Recorded(RAW), dict(zip([*spans, sound], "abc", strict=True)))  # type: ignore[arg-type]
     first, *lines = caught.value.message.splitlines()
     assert first == "2 damaged tensors, by the file's own checksums:"
     files = ["", ""] if urls[0] == urls[1] else [r"https://h/\x1bx?... ", r"y\ntensor 'z' "]
     assert [line.partition(": crc32 is ")[0].strip() for line in lines] == [
-        f"{file}bytes {span.start} to {span.start + 8}" for file, span in zip(files, spans, strict=True)
+        f"{file}{name}: bytes {span.start} to {span.start + 8}"
+        for name, file, span in zip("ab", files, spans, strict=True)
     ]
 
 
