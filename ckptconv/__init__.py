@@ -86,8 +86,9 @@ def __getattr__(name: str) -> Any:
     if not home:
         from .messages import did_you_mean
 
-        hint = "" if name.startswith("_") else did_you_mean(name, __dir__())
-        hint = "; open(path) opens a checkpoint, and its torch() is a state dict" if name.startswith("load") else hint
+        hint = "" if name.startswith("_") else did_you_mean(name, [*__dir__(), "torch"])
+        if name.startswith("load"):
+            hint = "; open(path) opens a checkpoint, torch.load_into(module, path) loads it into a torch module"
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     return getattr(import_module(f"{__name__}.{home}"), name)
 

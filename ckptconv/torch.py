@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
     from .api.options import ReadOptions
 
-LOAD = (*SELECT, *CHANGE)
-
 
 # --- modules ----------------------------------------------------------------------------------------------------------
 
@@ -76,7 +74,7 @@ def build(name: str, *, meta: bool = False) -> torch.nn.Module:
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
-@takes(*LOAD)
+@takes(*SELECT, *CHANGE)
 def load_into(
     module: torch.nn.Module,
     source: Source | Sequence[Source],
@@ -103,15 +101,7 @@ def load_into(
     VerifyError for hashes of other tensors; damage leaves the module partly loaded.
     """
     found, stamps = _opened(source, memory(module)[0], given, verify=verify)
-    report = check(module, found)
-    parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
-    if strict and (report.unexpected or report.mismatched or report.computed or parameters & set(report.missing)):
-        why = indented(report.described("would fit"))
-        from .rules import library
-
-        name = "" if given.get("converter") else library.suggestion(found, conventions=True)
-        hint = f"; converter={name!r} takes all of its tensors" if name else ""
-        raise ConversionError(f"the checkpoint does not fit the module; nothing was loaded{hint}\n{why}")
+    report = fitted(module, found) if strict else check(module, found)
     taken = {n: found[n] for n in report.loaded}
     own = memory(module)[0]  # last: a module may have its tensors placed anew each time it is asked for them
     refuse_changed(taken.values(), stamps)
@@ -136,12 +126,27 @@ def _opened(
 
     own: the tensors of the module.
     """
-    how, several = parse_options({"weights_only": True} | given, *LOAD), list_of(source)
+    how, several = parse_options({"weights_only": True} | given), list_of(source)
     kept = counters([own]) or any(map(passes.COUNTED.fullmatch, own))
     if not given and len(several) == 1 and kept:
         how = how.without("weights_only")  # `check` takes weights, and counters of the module itself
     found, stamps = dated(several, how, guard=verify)
     return found if verify else unwatched(found)[0], stamps
+
+
+def fitted(module: torch.nn.Module, found: Checkpoint) -> Loaded:
+    """Report what `load_into` would load; ConversionError if that is not what `strict` wants."""
+    report = check(module, found)
+    parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
+    if report.unexpected or report.mismatched or report.computed or parameters & {*report.missing}:
+        from .rules import library
+
+        name = "" if found.moved else library.suggestion(found, conventions=True)
+        hints = [f"converter={name!r} takes all tensors of the checkpoint"] * bool(name)
+        hints += [n.text for n in found.notes if n.kind == "hint"]
+        why = indented("\n".join([*hints, report.described("would fit")]))
+        raise ConversionError(f"the checkpoint does not fit the module; nothing is loaded:\n{why}")
+    return report
 
 
 def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
@@ -159,7 +164,11 @@ def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
         tuple(fitting),
         (*(n for n in own if n not in filled), *(n for n in computed if n not in given)),
         tuple(n for n in given if n not in own and n not in set(computed)),
-        tuple(_shapes(n, given[n], own[n]) for n in own if n in mismatched),
+        tuple(
+            f"{n}: {list(given[n].shape)} in the source, {list(own[n].shape)} in the module"
+            for n in own
+            if n in mismatched
+        ),
         tuple(n for n in fitting if given[n].dtype != kind_of(own[n])),
         tuple(n for n in computed if n in given),
     )
@@ -174,10 +183,6 @@ def _is_own(t: Tensor, buffer: torch.Tensor | None, found: Checkpoint) -> bool:
     if buffer is None or isinstance(buffer, torch.nn.Parameter) or not is_shaped(buffer):
         return False
     return t.shape == tuple(buffer.shape)
-
-
-def _shapes(name: str, here: Tensor, there: torch.Tensor) -> str:
-    return f"{name}: {list(here.shape)} in the source, {list(there.shape)} in the module"
 
 
 __all__ = [

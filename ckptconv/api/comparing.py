@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,7 @@ def diff(
     """
     from ..verification import compare, difference
 
-    how = parse_options(given, *READ)
+    how = parse_options(given)
     source = merged([a], how.without("strip_prefix"))
     right = opened(b, how.without("from_", "at", "strip_prefix", "include", "exclude", "ema"))
     source, right = stripped([source, right], how.strip_prefix)
@@ -66,10 +66,22 @@ def diff(
         right = replace(right, notes=notes).with_tensors({n: t for n, t in right.items() if wanted(n)})
     found = compare.diff(left, right, difference.Tolerance(rtol, atol), workers=how.workers)
     told = [n._replace(text=f"in {side}: {n.text}") for side, c in (("A", left), ("B", right)) for n in c.notes]
-    lost, hints = (tuple(n for n in told if n.kind == kind) for kind in ("damaged", "hint"))
+    lost = tuple(n for n in told if n.kind == "damaged")
     tensors, others = compare.told(source, right)
-    foreign = {p.kind for p in found.pairs} >= {"only_a", "only_b"}
-    return replace(found, damaged=lost, unread=tensors, beside=(*others, *hints * foreign))
+    foreign = {p.kind for p in found.pairs} & {"only_a", "only_b", "renamed"}
+    hints = tuple(n for n in told if n.kind == "hint" and foreign)
+    return replace(found, damaged=lost, unread=tensors, beside=(*others, *(hints or _advice(found, how))))
+
+
+def _advice(found: Diff, how: Options) -> Iterator[Note]:
+    """What tells more of the differences."""
+    kinds = {p.kind for p in found.pairs}
+    if kinds == {"renamed"}:
+        yield Note("hint", "only names differ; `match` proposes the rules that lead from A to B")
+    if kinds >= {"only_a", "only_b"} and not how.converter and not found.equal:
+        yield Note("hint", "if these are other names, converter='auto' compares across; `match` proposes rules")
+    if kinds and kinds <= {"dtype", "values"} and found.tolerance.exact:
+        yield Note("hint", "rtol= and atol= compare as numbers, whatever the dtype")
 
 
 def stripped(checkpoints: Sequence[Checkpoint], prefixes: Sequence[str]) -> list[Checkpoint]:
@@ -102,7 +114,7 @@ def verify(
     lists the tensors that differ, and the first index. UsageError for options of a conversion without a destination,
     and what reading raises.
     """
-    how, many = parse_options(given, *VERIFY), list_of(sources)
+    how, many = parse_options(given), list_of(sources)
     if destination is not None:
         return _derived(many, text(destination), how)
     unused = [k for k in given if k in CHANGE or k == "skip_unrepresentable"]

@@ -12,8 +12,10 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import wraps
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard, TypeVar, cast
 
@@ -38,6 +40,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "workers": ("jobs",),
     "key": ("at",),
     "allow_pickle": ("opaque",),
+    "tolerance": ("rtol",),
 }
 
 
@@ -222,6 +225,15 @@ def synonym(word: str, allowed: Iterable[str]) -> str:
     return next((k for k in SYNONYMS.get(word, ()) if k in allowed), "")
 
 
+def _meant(word: str, allowed: Iterable[str]) -> str:
+    """The end of a message about a keyword that a function does not have."""
+    if meant := synonym(word, allowed):
+        return f"; {meant}= does that"
+    if word in KNOWN:
+        return "; convert and save take it"
+    return f"; ckptconv.{word} does that" if word in dir(sys.modules["ckptconv"]) else did_you_mean(word, allowed)
+
+
 @dataclass(frozen=True)
 class Options:
     """All options of one call, normalised. None is the default of each; an empty text, as of an unset variable, is not.
@@ -363,17 +375,8 @@ KNOWN = {
 }
 
 
-def parse_options(given: Mapping[str, Any], *allowed: str) -> Options:
-    """The options that a function was given as keywords.
-
-    allowed: the keywords of the function; all, if none is given. Raises UsageError for any other, and suggests similar
-    ones.
-    """
-    allowed = allowed or tuple(KNOWN)
-    for name in given.keys() - set(allowed):
-        meant = synonym(name, allowed)
-        hint = f"; {meant}= does that" if meant else did_you_mean(name, allowed, count=3)
-        raise UsageError(f"there is no option {name!r}{hint}")
+def parse_options(given: Mapping[str, Any]) -> Options:
+    """The options that a function was given as keywords, which `takes` has compared with those that it has."""
     return Options(**given)
 
 
@@ -478,7 +481,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def takes(*keywords: str, listed: bool = True) -> Callable[[F], F]:
-    """Show the flat keywords of a function in its signature, and if `listed` what they mean in its docstring."""
+    """Show the flat keywords of a function in its signature, and if `listed` what they mean in its docstring.
+
+    UsageError for a keyword that is neither one of these nor the function's own.
+    """
 
     def shown(function: F) -> F:
         own = inspect.signature(function)
@@ -487,10 +493,18 @@ def takes(*keywords: str, listed: bool = True) -> Callable[[F], F]:
             inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=KNOWN[k].default, annotation=KNOWN[k].kind)
             for k in keywords
         ]
-        function.__signature__ = own.replace(parameters=[*kept, *more])  # type: ignore[attr-defined]
+        made = own.replace(parameters=[*kept, *more])
+
+        @wraps(function)
+        def called(*args: Any, **given: Any) -> Any:
+            for word in given.keys() - made.parameters.keys():
+                raise UsageError(f"there is no option {word!r}{_meant(word, made.parameters)}")
+            return function(*args, **given)
+
+        called.__signature__ = made  # type: ignore[attr-defined]
         if listed:
             lines = "\n".join(f"    {k:<22}{KNOWN[k].help}" for k in keywords)
-            function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{lines}\n"
-        return function
+            called.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{lines}\n"
+        return cast("F", called)
 
     return shown

@@ -37,7 +37,7 @@ def open(path: Path, **select: Unpack[SelectOptions]) -> Checkpoint:
     Raises StorageError (nothing is there, or it cannot be read), UnknownFormat, AmbiguousFormat, CorruptCheckpoint,
     UnsafeCheckpoint, MissingExtra (the format needs an optional package) and UsageError (options).
     """
-    how = parse_options(select, *SELECT)
+    how = parse_options(select)
     with files.record_stamps() as stamps:
         found = whole(text(path), how)
     if found.hashes:

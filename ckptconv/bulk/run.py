@@ -103,7 +103,7 @@ def zoo_plan(sources: Path | Sequence[Path], destination: Path, **given: Any) ->
 def _options(given: dict[str, Any]) -> ZooOptions:
     which = {f.name: given.pop(f.name) for f in fields(ZooOptions) if f.name in given}
     refuse_remote(ledger := os.fspath(which.pop("ledger", "")), "a ledger")
-    how = parse_options(given, *ZOO, "to")
+    how = parse_options(given)
     return ZooOptions(how.without(*RESOURCES), how, ledger=ledger, **which)
 
 

@@ -150,16 +150,10 @@ def _write_state(into: str, sources: list[str], output: str, options: dict[str, 
 
 def _show_fit(into: str, sources: list[str], options: dict[str, Any], as_json: bool) -> None:
     """What would be loaded, by names and shapes; an error if it is one of the run itself."""
-    from ..errors import ConversionError
-    from ..messages import indented
-    from ..torch import check
+    from ..torch import fitted
 
     found, module, _ = _both(into, sources, options, meta=True)
-    fit = check(module, found)
-    parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
-    if not replace(fit, missing=tuple(n for n in fit.missing if n in parameters)).complete:  # buffers may be missing
-        why = indented(fit.described("would fit"))
-        raise ConversionError(f"the checkpoint does not fit the module; nothing would be written\n{why}")
+    fit = fitted(module, found)
     if as_json:
         notes = [n.to_json() for n in found.notes]
         show.as_json({"loaded": fit.loaded, "missing": fit.missing, "cast": fit.cast, "notes": notes})

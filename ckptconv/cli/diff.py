@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 
 from ..errors import UsageError
-from ..messages import did_you_mean, redacted
+from ..messages import did_you_mean
 from . import show
-from .options import CHANGING, READING, Json, Quiet, command, takes
-
-if TYPE_CHECKING:
-    from .. import Diff
+from .options import CHANGING, READING, Json, Quiet, takes
 
 EXAMPLES = """Examples:
 
@@ -57,9 +54,7 @@ def diff(
     found = comparing.diff(a, b, rtol=rtol, atol=atol, **options)
     if as_json:
         show.as_json(found.to_json(cast(Any, by)))
-    else:
-        show.notes([*found.damaged, *found.unread, *(() if quiet else found.beside)])
-    if not (as_json or quiet):
+    elif not quiet:
         show.tell(found.sum())
         rows = found.rows(folded=not no_fold)
         if by:
@@ -70,7 +65,8 @@ def diff(
             )
         elif rows:
             show.table(found.columns, rows, "llrllrrrrrl", [COLOURS.get(row[0], "yellow") for row in rows])
-        _say(found, a, b, "converter" in options)
+    if not as_json:
+        show.notes([*found.damaged, *found.unread, *(() if quiet else found.beside)])
     if not found.same:
         raise typer.Exit(1)
 
@@ -78,14 +74,3 @@ def diff(
 def _line(g: Any) -> tuple[str, ...]:
     change = "NaN or Inf" if g.unpaired else "-" if g.change is None else f"{g.change:.3g}"
     return g.name, f"{g.changed:,} of {g.tensors:,}", change, f"{g.apart:.3g}", f"{g.max_abs:.3g}"
-
-
-def _say(found: Diff, a: str, b: str, converted: bool) -> None:
-    kinds = {p.kind for p in found.pairs}
-    if kinds >= {"only_a", "only_b"} and not converted and not found.equal:
-        show.talk("if B is A under other names, -c auto (or -c NAME) compares across; `ckptconv match A B` finds rules")
-    elif kinds == {"renamed"}:
-        line = command("match", [redacted(a), redacted(b)], {})
-        show.talk(f"only names differ; `{line} -o rules.toml` writes the rules that lead from A to B")
-    elif kinds and kinds <= {"dtype", "values"} and found.tolerance.exact:
-        show.talk("--rtol and --atol compare as numbers, whatever the dtype")

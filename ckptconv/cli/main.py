@@ -47,16 +47,18 @@ EXIT_CODES = {  # docs/exit-codes.md says what 0, 1 and 7 mean for a verb
 }
 
 
+CODES = "\n".join(["Exit codes:", "", "\b", *(f"  {code:<3}{what}" for code, what in EXIT_CODES.items())])
+
+
 def exits(one: str) -> str:
-    """The part of a help text on exit codes; `one` says what 1 means for a verb, '' if it never ends with that."""
-    known = {code: what for code, what in (EXIT_CODES | {1: one}).items() if what}
-    return "\n".join(["Exit codes:", "", "\b", *(f"  {code:<3}{what}" for code, what in known.items())])
+    """The end of a help text; `one` says what the exit code 1 means for a verb, '' if it never ends with that."""
+    return f"Exit code 1: {one}. " * bool(one) + "`ckptconv --help` lists all exit codes."
 
 
 app = typer.Typer(
     name="ckptconv",
     help=HELP,
-    epilog=f"{exits(EXIT_CODES[1])}\n\n`ckptconv VERB --help` has the options of a verb and examples.",
+    epilog=f"{CODES}\n\n`ckptconv VERB --help` has the options of a verb and examples.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -108,6 +110,8 @@ def with_verb(argv: list[str]) -> list[str]:
         return argv
     if argv[0].startswith(("--install-completion", "--show-completion")):
         return argv
+    if argv[0] in suggestions.QUESTIONS and not suggestions.exists(argv[0]):
+        return [*argv[1:], suggestions.QUESTIONS[argv[0]]]
     if wrong := suggestions.unknown_verb(argv, VERBS):
         raise UsageError(wrong)
     return ["convert", *argv]

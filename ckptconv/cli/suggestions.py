@@ -35,7 +35,7 @@ def unknown_verb(argv: Sequence[str], verbs: Iterable[str]) -> str:
     if glob(f"{escape(word)}*"):
         return ""
     if near := nearest(word, [*verbs, *QUESTIONS]):
-        return f"no verb is called {word!r}; did you mean `ckptconv {QUESTIONS.get(near[0], near[0])}`?"
+        return f"no verb is called {word!r}; did you mean `ckptconv {near[0]}`?"
     if {"-h", "--help"} & {*argv}:  # of what is neither a verb nor a file
         return f"no verb is called {word!r}; there are {', '.join(sorted(verbs))}"
     return ""

@@ -149,7 +149,7 @@ def match(
     proposed, UsageError if a name leads to no module, StorageError if `destination` exists and `force` is not given,
     MissingExtra for a package that the search needs, and what `open` raises.
     """
-    how = parse_options(given, *MATCH)
+    how = parse_options(given)
     path = os.fspath(destination or "")
     refuse_remote(path, "a rule file")
     if path and not path.endswith(".toml"):

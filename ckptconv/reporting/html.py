@@ -101,7 +101,7 @@ def made(
 ) -> Page:
     """Write a report. command: the command line that the page shows; spell: how notes name options."""
     values = given.pop("values")
-    how = parse_options(given, *REPORT)
+    how = parse_options(given)
     path = text(destination or default_name(_named(sources[-1])))
     refuse_remote(path, "a report")
     if not path.lower().endswith((".html", ".htm")):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..api import reading
 from ..api.options import SELECT, Source, limits, parse_options, takes
 from ..api.reading import url_of
-from ..checkpoint import Checkpoint, Tensor, counted, in_known, in_size as in_size, uncollected
+from ..checkpoint import Checkpoint, Note, Tensor, counted, in_known, in_size as in_size, uncollected
 from ..errors import UsageError
 from ..messages import brief, did_you_mean, fold, in_digits, in_shape, many, printable, redacted, table
 from ..moves.read import each, hash_tensor
@@ -71,15 +71,18 @@ class Inspection:
         ]  # fmt: skip
 
     def beside(self) -> list[str]:
-        """A line for each of what the file holds beside tensors (metadata, values, ties), and the notes."""
+        """A line for each of what the file holds beside tensors (metadata, values, ties), and the notes.
+
+        Values are listed if nothing was left out by a selection, of which only tensors are.
+        """
         found = self.checkpoint
-        values = found.details.get("values", {})
+        notes = [n for n in untold(found) if n.kind != "dropped"]  # the user knows what was not selected
+        values = found.details.get("values", {}) if all(n.kind != "dropped" for n in found.notes) else {}
         lines = [_short(f"metadata: {k} = {v}") for k, v in found.metadata.items()]
         lines += [_short(f"value: {k} = {v}") for k, v in values.items()]
         lines += [_short(f"tied: {' = '.join(names)}") for names in found.ties]
         more = [f"{len(lines) - BESIDE:,} more; JSON has all"] * (len(lines) > BESIDE)
-        notes = [str(n) for n in found.notes if n.kind != "dropped"]  # the user knows what was not selected
-        return [*lines[:BESIDE], *more, *notes]
+        return [*lines[:BESIDE], *more, *map(str, notes)]
 
     def sum(self) -> str:
         """One line: how much there is."""
@@ -110,6 +113,12 @@ class Inspection:
         }  # fmt: skip
 
 
+def untold(c: Checkpoint) -> list[Note]:
+    """The notes but for those on values, which `inspect` and pages list."""
+    values = c.details.get("values", {}).keys()
+    return [n for n in c.notes if not n.names or not values >= {*n.names}]
+
+
 def _short(text: str) -> str:
     return printable(brief(text, 200))
 
@@ -135,7 +144,7 @@ def inspect(
 
     Returns an Inspection. Raises UsageError for an unknown `sort`, and what `open` raises.
     """
-    how = parse_options(given, *SELECT, "jobs")
+    how = parse_options(given)
     checkpoint = reading.opened(path, how)
     tensors = ordered(checkpoint.tensors.values(), sort) if sort else list(checkpoint.tensors.values())
     extra = _extra(tensors, stats, hash, how.workers)
@@ -224,7 +233,7 @@ def check(
     """
     from . import checks
 
-    how = parse_options(given, *SELECT, "jobs")
+    how = parse_options(given)
     checkpoint = reading.opened(path, how)
     other = _reference(reference, how) if reference is not None else None
     found = checks.check(checkpoint, checks.limits(limits(limit)), workers=how.workers, reference=other)

@@ -41,7 +41,7 @@ from ..rules.passes import separator
 from ..verification.compare import diff
 from ..verification.difference import EXACT, PART_KINDS, Difference, places
 from . import checks
-from .inspection import role, totals as totals_of
+from .inspection import role, totals as totals_of, untold
 from .pictures import Picture, Stats, draw, heat_of, scan
 
 MAX_HISTOGRAMS = 20_000  # for the largest tensors: 44 characters each
@@ -63,18 +63,14 @@ def survey(
     """
     tensors = list(c.tensors.values())
     belong = places(tensors)
-    about, values_beside = both.b if both else c, c.details.get("values", {})
+    about = both.b if both else c
     out: dict[str, Any] = {
         "format": c.format,
         "separator": separator(c.tensors),
         "totals": totals_of(about)._asdict(),
         "metadata": {k: v[:2000] for k, v in c.metadata.items()},
-        "beside": {k: str(v)[:2000] for k, v in values_beside.items()},
-        "notes": [
-            [n.kind, n.text, n.names[:50], len(n.names)]
-            for n in c.notes
-            if not n.names or not values_beside.keys() >= {*n.names}  # those are on the page
-        ],
+        "beside": {k: str(v)[:2000] for k, v in c.details.get("values", {}).items()},
+        "notes": [[n.kind, n.text, n.names[:50], len(n.names)] for n in untold(c)],
         "ties": c.ties,
         "names": [t.name for t in tensors],
         "bytes": [t.nbytes for t in tensors],

@@ -44,7 +44,11 @@ LOGIN = re.compile(r"://([^/@:]*:[^/@]+)@")
 
 
 class MissingFile(StorageError, FileNotFoundError):
-    """Nothing is there."""
+    """Nothing is there; `errno` and `filename` are those of a FileNotFoundError."""
+
+    def __init__(self, message: str, **where: str | None) -> None:
+        super().__init__(message, **where)
+        self.errno, self.filename = errno.ENOENT, self.url
 
 
 class Unreachable(StorageError):
@@ -53,8 +57,7 @@ class Unreachable(StorageError):
 
 def refused(e: Exception, url: str) -> CkptError:
     """Describe in one sentence what a file system or a server refused."""
-    reason = NUMBERS.get(e.errno or 0, "") if isinstance(e, OSError) else ""
-    reason = reason or failure(e).words
+    reason = (isinstance(e, OSError) and NUMBERS.get(e.errno or 0)) or failure(e).words
     if reason in (HOST, REFUSED, SILENT):
         return Unreachable(reason, url=url)
     if not reason and isinstance(e, FileNotFoundError):

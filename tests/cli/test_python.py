@@ -375,7 +375,12 @@ def test_habits_of_numpy_h5py_and_safetensors(path: Path, tmp_path: Path) -> Non
         (lambda: bool(ckptconv.diff(path, path)), TypeError, r"use diff\(a, b\)\.same"),
         (lambda: ckptconv.save(c, tmp_path / "a.safetensor"), ckptconv.UsageError, "did you mean .safetensors"),
         (lambda: ckptconv.convert(path, out, overwrite=True), ckptconv.UsageError, "'overwrite'; force= does that"),
+        (lambda: ckptconv.convert(path, out, dtyp="f2"), ckptconv.UsageError, r"'dtyp'; did you mean dtype\?"),
+        (lambda: ckptconv.convert(path, out, dry_run=1), ckptconv.UsageError, "'dry_run'; ckptconv.dry_run does that"),
+        (lambda: ckptconv.inspect(path, stat=True), ckptconv.UsageError, r"'stat'; did you mean stats\?"),
+        (lambda: ckptconv.diff(path, path, tolerance=1), ckptconv.UsageError, "'tolerance'; rtol= does that"),
         (lambda: ckptconv.open(path, from_=None, filter="a"), ckptconv.UsageError, "'filter'; include= does that"),
+        (lambda: ckptconv.open(path, dtype="f2"), ckptconv.UsageError, "'dtype'; convert and save take it"),
         (lambda: ckptconv.save(path, out), ckptconv.UsageError, "not PosixPath; convert takes paths"),
         (lambda: ckptconv.save(np.ones(2), out), ckptconv.UsageError, "give it a name: {'NAME': array}"),
         (lambda: ckptconv.open(path.open("rb")), ckptconv.UsageError, "the path of the file instead of the open file"),
@@ -384,6 +389,12 @@ def test_habits_of_numpy_h5py_and_safetensors(path: Path, tmp_path: Path) -> Non
             call()
     assert str(ckptconv.verify(path)) == "verified: 30 tensors, by 30 hashes"
     assert not out.exists()
+
+
+def test_a_missing_file_is_that_of_python() -> None:
+    with pytest.raises(FileNotFoundError) as e:
+        ckptconv.open("none.pt")
+    assert (e.value.errno, e.value.filename) == (2, "none.pt")
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,11 @@ COMPUTED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
 }
 
 
+def test_an_error_names_the_option_that_makes_it_fit() -> None:
+    with pytest.raises(ConversionError, match=r"fit the module.*\n.*; strip_prefix='module\.' removes them\n"):
+        into.load_into(nn.Linear(2, 1), given({"module.weight": ONE, "module.bias": [1.0]}))
+
+
 @pytest.mark.parametrize("case", COMPUTED)
 def test_what_the_state_dict_computes_is_not_said_to_be_loaded(case: str, tmp_path: Path) -> None:
     make, names = COMPUTED[case]
