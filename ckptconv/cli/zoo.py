@@ -120,10 +120,11 @@ def _page(folder: str, output: str, as_json: bool, quiet: bool, force: bool) -> 
     from ..bulk.summary import ledgers, zoo_status
     from ..reporting import html
 
-    data = zoo_status(folder).to_json()
+    found = zoo_status(folder)
+    data = found.to_json()
     for cause in data["causes"]:
         cause["message"] = spelled(cause["message"])
-    text = html.zoo_page(folder, data).encode(errors="backslashreplace")
+    text = html.zoo_page(folder, found.lines()[-2:], data).encode(errors="backslashreplace")
     made = html.written(output or html.zoo_name(folder), text, ledgers(folder), force=force)
     if as_json:
         show.as_json(made.to_json())

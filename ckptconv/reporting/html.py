@@ -232,9 +232,6 @@ def _quoted(data: Any) -> str:
 # policy allows nothing but the style.
 
 CAUSES, EXAMPLES = 1000, 20  # causes on a page, and checkpoints of each
-RUNNING = 600  # seconds without an entry after which a run seems to have ended
-
-Data = Mapping[str, Any]
 
 
 def zoo_name(output: str) -> str:
@@ -242,46 +239,26 @@ def zoo_name(output: str) -> str:
     return f"{os.path.basename(os.path.abspath(redacted(output)))}.zoo.html"
 
 
-def zoo_page(url: str, data: Data) -> str:
-    """The page of a zoo. url: of its output folder. data: its status, as JSON."""
+def zoo_page(url: str, lines: Sequence[str], data: Mapping[str, Any]) -> str:
+    """The page of a zoo. url: of its folder. lines: what the command line says of its status; data: the same as JSON."""
     style = file("page.css")
-    done, failed, planned, quiet = (data[k] for k in ("done", "failed", "planned", "seconds_since_last_entry"))
-    total = done + failed + planned
-    words = {
-        "policy": f"default-src 'none'; style-src {digest(style)}; base-uri 'none'",
-        "percent": f"{100 * (done + failed) // max(1, total)} %",
-        "url": _shown(url),
-        "when": f"{time.strftime('%Y-%m-%d %H:%M')}, the last entry is {_span(quiet)} old",
-        "headline": f"{done:,} of {many(total, 'checkpoint')} converted",
-        "version": version(),
-    }
+    made, total = data["done"] + data["failed"], data["done"] + data["failed"] + data["planned"]
+    first, rest = map(_text, lines)
     causes = [(len(c["sources"]), c["error"], c["message"], c["sources"]) for c in data["causes"]]
     remarks = [(c["checkpoints"], c["kind"], c["text"], c["examples"]) for c in data["remarks"]]
-    slots = {k: escape(v) for k, v in words.items()} | {
+    slots = {
+        "policy": escape(f"default-src 'none'; style-src {digest(style)}; base-uri 'none'"),
+        "percent": f"{100 * made // max(1, total)} %",
+        "url": _text(url),
+        "when": time.strftime("%Y-%m-%d %H:%M"),
+        "headline": first,
+        "rest": rest,
+        "version": version(),
         "style": style,
-        "bar": f'<progress max="{max(1, total)}" value="{done + failed}"></progress>',
-        "cards": _cards(data),
+        "bar": f'<progress max="{max(1, total)}" value="{made}"></progress>',
         "sections": _causes("Failures by cause", causes) + _causes("Left out or changed, by cause", remarks),
     }
     return filled("zoo.html", slots)
-
-
-def _cards(data: Data) -> str:
-    rate, planned = data["per_second"], data["planned"]
-    running = data["seconds_since_last_entry"] <= RUNNING
-    cards = [
-        ("failed", f"{data['failed']:,}"),
-        *[("damaged", f"{data['damaged']:,}")] * bool(data["damaged"]),
-        ("to come" if running or not planned else "to come; no run seems to be at work", f"{planned:,}"),
-        ("written", in_bytes(data["bytes"])),
-        ("lately", f"{60 * rate:,.1f} per minute" if rate else "not known"),
-        ("left at this rate", _span(planned / rate) if rate and planned and running else "-"),
-    ]
-    warned = {"damaged", "failed" if data["failed"] else ""}
-    return "".join(
-        f"<div{' class=warned' if what in warned else ''}><b>{escape(value)}</b>{escape(what)}</div>"
-        for what, value in cards
-    )
 
 
 def _causes(title: str, causes: Sequence[tuple[int, str, str, list[str]]]) -> str:
@@ -299,16 +276,4 @@ def _causes(title: str, causes: Sequence[tuple[int, str, str, list[str]]]) -> st
 
 def _text(text: str) -> str:
     """What came from a file or a ledger, as HTML."""
-    return escape(_shown(text))
-
-
-def _shown(text: str) -> str:
-    return printable(brief(redacted(text)))
-
-
-def _span(seconds: float) -> str:
-    """A time in words: 40 s, 12 min, 3.5 h, 2.1 days."""
-    for unit, size in (("days", 86400), ("h", 3600)):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+    return escape(printable(brief(redacted(text))))

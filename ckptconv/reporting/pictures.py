@@ -152,9 +152,13 @@ def span_of(measured: Stats, sample: Array) -> tuple[float, float] | None:
 
 def counted(block: Array, low: float, high: float) -> Array:
     """How many finite values are below, in each bin, and above."""
-    block = block[np.isfinite(block)]
-    share = (block / 2 - low / 2) / (high / 2 - low / 2 or 1.0)  # of halves: a difference may overflow
-    place = np.clip(np.floor(share * BINS), -1, BINS).astype(np.int64)
+    if not (finite := np.isfinite(block)).all():
+        block = block[finite]
+    share = block / 2  # of halves: a difference may overflow
+    share -= low / 2
+    share /= high / 2 - low / 2 or 1.0
+    share *= BINS
+    place = np.clip(np.floor(share, out=share), -1, BINS, out=share).astype(np.int64)
     place[block == high] = BINS - 1
     return np.bincount(place + 1, minlength=BINS + 2)
 
