@@ -52,7 +52,7 @@ from .verification.torch import compare, outputs
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .api.options import ReadOptions
+    from .api.keywords import ReadOptions
 
 
 # --- modules ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Fill the tables of options in docs/: every verb has a page, and every option a row with its keyword in Python.
 
-`make docs` runs this; a test fails if a page is stale.
+Also ckptconv/api/keywords.pyi, from which editors and type checkers know the keywords. `make docs` runs this; a test
+fails if a file is stale.
 """
 
 from __future__ import annotations
@@ -13,10 +14,34 @@ from typing import Any
 import typer
 
 import ckptconv
+from ckptconv.api import options
 from ckptconv.api.options import KNOWN
 from ckptconv.cli.main import app
 
 DOCS = Path(__file__).parent.parent / "docs"
+STUB = Path(options.__file__).with_name("keywords.pyi")
+ACCEPTED = {  # what people may give for a value that is normalised
+    "Sequence[str]": "str | Sequence[str]", "Sequence[Pair]": "Mapping[str, str] | str | Sequence[str]",
+    "Mapping[str, Any]": "Mapping[str, Any] | str | Sequence[str]", "Progress | None": "Progress | bool | None",
+}  # fmt: skip
+HEAD = """\
+# Made by tools/make_options.py from options.py.
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from ..engine.run import Map, Progress
+from ..rules.converter import Converter
+from .options import Source
+"""
+GROUPS = {  # the keywords of functions
+    "SelectOptions(TypedDict": options.SELECT,
+    "InspectOptions(SelectOptions": ["jobs"],
+    "ReadOptions(SelectOptions": [*options.CHANGE, *options.RESOURCES],
+    "ConvertOptions(ReadOptions": options.TARGET,
+    "MatchOptions(ReadOptions": ["force"],
+    "ZooOptions(MatchOptions": ["skip_unrepresentable", "verify", "hash"],
+}
 PLAIN = ("formats", "converters")  # verbs with no other options than --json and --inverse
 
 
@@ -51,9 +76,20 @@ def tables(verb: str, command: Any) -> str:
     return text
 
 
+def stub() -> str:
+    """The classes of keywords."""
+    text = HEAD
+    for head, keywords in GROUPS.items():
+        text += f"\nclass {head}, total=False):\n"
+        for known in map(KNOWN.__getitem__, keywords):
+            kind = known.kind.replace("int", "int | str") if known.clean is options.size else known.kind
+            text += f"    {known.keyword}: {ACCEPTED.get(kind, kind)}\n"
+    return text
+
+
 def pages() -> dict[Path, str]:
-    """Every page with its tables made anew."""
-    made: dict[Path, str] = {}
+    """Every page with its tables made anew, and the stub."""
+    made = {STUB: stub()}
     for verb, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         if verb in PLAIN:
             continue

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..verification.difference import Diff
-    from .options import ConvertOptions, ReadOptions
+    from .keywords import ConvertOptions, ReadOptions
 
 READ = (*SELECT, *CHANGE, "jobs")
 VERIFY = (*MADE_WITH, "jobs")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import wraps
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar, cast
 
 from ..errors import UsageError
 from ..messages import brief, did_you_mean
@@ -235,13 +235,9 @@ def _meant(word: str, allowed: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Options:
-    """All options of one call, normalised. None is the default of each; an empty text, as of an unset variable, is not.
+class Select:
+    """What to read of a source; the same for every verb that reads."""
 
-    Raises UsageError for a value that is none of its option.
-    """
-
-    # what to read of a source; the same for every verb that reads
     from_: str | None = option(
         None, "The format of the source, such as tf, if several fit.",
         metavar="FORMAT", flags=("--from",), offers="readable",
@@ -271,7 +267,11 @@ class Options:
     partial: bool = option(False, "Accept a part of a model, such as one shard or the file of one rank.")
     densify: bool = option(False, "Compute dense tensors from sparse and quantised ones (PyTorch, Keras).")
 
-    # what to do to names, layouts and dtypes on the way
+
+@dataclass(frozen=True)
+class Change:
+    """What to do to names, layouts and dtypes on the way."""
+
     converter: str | Converter | None = option(
         None, "Rename and rearrange with a converter: its name, a .toml file, or auto.", clean=converter,
         metavar="NAME|FILE|auto", flags=("--converter", "-c"), offers="converters",
@@ -308,7 +308,11 @@ class Options:
         offers="dtypes",
     )
 
-    # what to write, and how it is checked
+
+@dataclass(frozen=True)
+class Target:
+    """What to write, and how it is checked."""
+
     to: str | None = option(
         None, "The format of the output (default: by its suffix).", metavar="FORMAT", offers="writable"
     )
@@ -333,7 +337,11 @@ class Options:
     )  # fmt: skip
     resume: bool = option(False, "Record what is done, and continue a killed run that did so.")
 
-    # memory in bytes, threads or a cluster
+
+@dataclass(frozen=True)
+class Resources:
+    """What it may cost: memory in bytes, threads or a cluster."""
+
     max_memory: int = option(MEMORY, "Limit of the memory for buffers (default: 512MB).", clean=size, metavar="SIZE")
     jobs: int | None = option(
         None, "Number of threads (default: one per processor, at most 8).",
@@ -346,6 +354,14 @@ class Options:
     engine: str = option(
         "local", "Where jobs run: on this machine, or on a Ray cluster.", metavar="local|ray|ray://HOST:PORT"
     )
+
+
+@dataclass(frozen=True)
+class Options(Resources, Target, Change, Select):
+    """All options of one call, normalised. None is the default of each; an empty text, as of an unset variable, is not.
+
+    Raises UsageError for a value that is none of its option.
+    """
 
     def __post_init__(self) -> None:
         for known in KNOWN.values():
@@ -370,6 +386,9 @@ class Options:
         return replace(self, **{k: KNOWN[k].default for k in keywords})
 
 
+SELECT, CHANGE, TARGET, RESOURCES = (
+    tuple(f.name for f in fields(group)) for group in (Select, Change, Target, Resources)
+)
 KNOWN = {
     f.name: Known(f.name, str(f.type), {} if f.default is MISSING else f.default, **f.metadata) for f in fields(Options)
 }
@@ -393,88 +412,7 @@ def departing(how: Options, *keywords: str) -> dict[str, Any]:
     return out
 
 
-# --- for a type checker, and for help() -------------------------------------------------------------------------------
-
-
-class SelectOptions(TypedDict, total=False):
-    """What to read of a source."""
-
-    from_: str | None
-    at: str | None
-    strip_prefix: str | Sequence[str]
-    include: str | Sequence[str]
-    exclude: str | Sequence[str]
-    opaque: bool
-    weights_only: bool
-    ema: bool
-    keep_going: bool
-    partial: bool
-    densify: bool
-
-
-class ChangeOptions(TypedDict, total=False):
-    """What to do to names, layouts and dtypes."""
-
-    converter: str | Converter | None
-    inverse: bool
-    param: Mapping[str, Any] | str | Sequence[str]
-    ranks: int | None
-    rename: Mapping[str, str] | str | Sequence[str]
-    rename_regex: Mapping[str, str] | str | Sequence[str]
-    scope: str | Sequence[str]
-    like: Any
-    dtype: str | None
-
-
-class TargetOptions(TypedDict, total=False):
-    """What to write."""
-
-    to: str | None
-    max_shard_size: int | str | None
-    skip_unrepresentable: bool
-    force: bool
-    verify: bool | None
-    sync: bool
-    hash: bool | None
-    copy_files: bool | None
-    resume: bool
-
-
-class ResourcesOptions(TypedDict, total=False):
-    """What it may cost."""
-
-    max_memory: int | str
-    jobs: int | None
-    map: Map | None
-    progress: Progress | bool | None
-    engine: str
-
-
-SELECT, CHANGE, TARGET, RESOURCES = (
-    tuple(group.__annotations__) for group in (SelectOptions, ChangeOptions, TargetOptions, ResourcesOptions)
-)
-
-
-class ReadOptions(SelectOptions, ChangeOptions, ResourcesOptions, total=False):
-    """The options of verbs that compare."""
-
-
-class ConvertOptions(ReadOptions, TargetOptions, total=False):
-    """The options of `convert`."""
-
-
-class MatchOptions(ReadOptions, total=False):
-    """The options of verbs that write a page or rules about checkpoints."""
-
-    force: bool
-
-
-class ZooOptions(MatchOptions, total=False):
-    """The options of `zoo`."""
-
-    skip_unrepresentable: bool
-    verify: bool | None
-    hash: bool | None
+# --- functions that take them -----------------------------------------------------------------------------------------
 
 
 F = TypeVar("F", bound=Callable[..., Any])

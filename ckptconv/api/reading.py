@@ -24,7 +24,7 @@ from .options import SELECT, Options, Path, Source, is_path, parse_options, path
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .options import SelectOptions
+    from .keywords import SelectOptions
 
 
 @takes(*SELECT)

@@ -50,7 +50,7 @@ from .result import Report
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .options import ConvertOptions
+    from .keywords import ConvertOptions
 
 LOG = logging.getLogger("ckptconv")  # what was done, and what a person should know of it
 LOG.addHandler(logging.NullHandler())

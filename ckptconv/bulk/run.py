@@ -37,7 +37,7 @@ from .summary import Summary, counted, remarks_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..api.options import ZooOptions as ConversionOptions
+    from ..api.keywords import ZooOptions as ConversionOptions
 
 ZOO = (
     *SELECT, *(k for k in CHANGE if k != "scope"), "skip_unrepresentable", "force", "verify", "hash", *RESOURCES,

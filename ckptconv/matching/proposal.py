@@ -51,7 +51,7 @@ from .values import Found, find
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..api.options import MatchOptions
+    from ..api.keywords import MatchOptions
 
 
 Arrays = Path | Mapping[str, Any]

@@ -41,7 +41,7 @@ from . import survey
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..api.options import MatchOptions
+    from ..api.keywords import MatchOptions
 
 Spell = Callable[[str], str]
 SHOWN = 20_000_000  # bytes of a page that a notebook shows
@@ -240,7 +240,7 @@ def zoo_name(output: str) -> str:
 
 
 def zoo_page(url: str, lines: Sequence[str], data: Mapping[str, Any]) -> str:
-    """The page of a zoo. url: of its folder. lines: what the command line says of its status; data: the same as JSON."""
+    """The page of a zoo. url: of its folder. lines: what the command line says of its status, which data is as JSON."""
     style = file("page.css")
     made, total = data["done"] + data["failed"], data["done"] + data["failed"] + data["planned"]
     first, rest = map(_text, lines)

@@ -31,7 +31,8 @@ from ..storage.lookups import once
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..api.options import Options, ReadOptions
+    from ..api.keywords import InspectOptions
+    from ..api.options import Options
     from .checks import Finding
 
 
@@ -133,7 +134,7 @@ def inspect(
     hash: bool = False,
     graph: bool = False,
     sort: str | None = None,
-    **given: Unpack[ReadOptions],
+    **given: Unpack[InspectOptions],
 ) -> Inspection:
     """List the tensors of a checkpoint: names, dtypes, shapes, sizes in bytes and roles. Only headers are read.
 
@@ -221,7 +222,7 @@ def check(
     *,
     limit: Mapping[str, Any] | str | Sequence[str] = (),
     reference: Source | None = None,
-    **given: Unpack[ReadOptions],
+    **given: Unpack[InspectOptions],
 ) -> Checked:
     """Read all values and look for NaN, outliers, dead and equal tensors and the like (docs/inspect.md lists them).
 
