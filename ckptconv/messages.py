@@ -130,6 +130,24 @@ def paragraphs(texts: Iterable[str]) -> str:
     return "\n".join(map(paragraph, texts))
 
 
+class Told:
+    """What a verb returns: one line in the REPL; print() shows it as the command line does."""
+
+    def sum(self) -> str:
+        """One line: how much, and what came of it."""
+        raise NotImplementedError
+
+    def lines(self) -> list[str]:
+        """What the command line prints."""
+        return [self.sum()]
+
+    def __str__(self) -> str:
+        return paragraphs(self.lines())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {paragraph(self.sum())}>"
+
+
 def indented(text: str) -> str:
     """The lines of a text as a part of a message that has begun."""
     return "\n".join(f"  {line}" for line in text.split("\n"))

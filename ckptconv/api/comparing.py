@@ -55,6 +55,18 @@ def diff(
     from ..verification import compare, difference
 
     how = parse_options(given)
+    source, left, right = sides(a, b, how)
+    found = compare.diff(left, right, difference.Tolerance(rtol, atol), workers=how.workers)
+    told = [n._replace(text=f"in {side}: {n.text}") for side, c in (("A", left), ("B", right)) for n in c.notes]
+    lost = tuple(n for n in told if n.kind == "damaged")
+    tensors, others = compare.told(source, right)
+    foreign = {p.kind for p in found.pairs} & {"only_a", "only_b", "renamed"}
+    hints = tuple(n for n in told if n.kind == "hint" and foreign)
+    return replace(found, damaged=lost, unread=tensors, beside=(*others, *(hints or _advice(found, how))))
+
+
+def sides(a: Source, b: Source, how: Options) -> tuple[Checkpoint, Checkpoint, Checkpoint]:
+    """What `a` holds, what the options make of it, and what of `b` is compared with that."""
     source = merged([a], how.without("strip_prefix"))
     right = opened(b, how.without("from_", "at", "strip_prefix", "include", "exclude", "ema"))
     source, right = stripped([source, right], how.strip_prefix)
@@ -64,13 +76,7 @@ def diff(
         wanted = (lambda n: n in left) if renames else passes.wanted(how.include, how.exclude)
         notes = passes.unseen(right.notes, lambda n: n * wanted(n), some=bool(how.include))
         right = replace(right, notes=notes).with_tensors({n: t for n, t in right.items() if wanted(n)})
-    found = compare.diff(left, right, difference.Tolerance(rtol, atol), workers=how.workers)
-    told = [n._replace(text=f"in {side}: {n.text}") for side, c in (("A", left), ("B", right)) for n in c.notes]
-    lost = tuple(n for n in told if n.kind == "damaged")
-    tensors, others = compare.told(source, right)
-    foreign = {p.kind for p in found.pairs} & {"only_a", "only_b", "renamed"}
-    hints = tuple(n for n in told if n.kind == "hint" and foreign)
-    return replace(found, damaged=lost, unread=tensors, beside=(*others, *(hints or _advice(found, how))))
+    return source, left, right
 
 
 def _advice(found: Diff, how: Options) -> Iterator[Note]:

@@ -110,11 +110,6 @@ def _of_keras(model: Any) -> Checkpoint:
         return replace(found, tensors=read, urls=(), hashes={})
 
 
-def _is_torch(value: Any) -> bool:
-    torch = sys.modules.get("torch")  # a torch tensor exists only where torch was imported
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
 def _storage(value: Any) -> object:
     """What two torch tensors have in common that are views of the same elements, read alike; None for all else.
 
@@ -133,7 +128,8 @@ def _tensor(name: str, value: Any) -> Tensor:
     """A value as a tensor of its own dtype, which of torch's NumPy does not always have."""
     if isinstance(value, Tensor):
         return replace(value, name=name)
-    if not _is_torch(value):
+    torch = sys.modules.get("torch")  # a torch tensor exists only where torch was imported
+    if torch is None or not isinstance(value, torch.Tensor):
         return held(name, _array(value))
     from ..moves.part import Held
     from ..moves.torch import kind_of, to_array

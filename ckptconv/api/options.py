@@ -121,11 +121,6 @@ def converter(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else getattr(value, "converter", value)
 
 
-def limits(value: str | Iterable[str] | Mapping[str, Any]) -> tuple[str, ...]:
-    """One or several 'CHECK=NUMBER', or a mapping, as texts."""
-    return tuple(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else several(value)
-
-
 def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:
     """A mapping, or 'NAME=VALUE' texts, in which integers become numbers."""
     if isinstance(value, Mapping):

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..checkpoint import Note
-from ..messages import fold, in_bytes, indented, listing, many, paragraph, paragraphs, printable, shortened
+from ..messages import Told, fold, in_bytes, indented, listing, many, printable, shortened
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
-    """The result of `convert` and `save`; print() shows it as the command line does.
+class Report(Told):
+    """The result of `convert` and `save`.
 
     sources, destination: the paths. source_format, target_format: the names of their formats. tensors, bytes: the
     number of tensors that were written, and their size. seconds: wall time. files: the paths that were written. notes:
@@ -45,8 +45,10 @@ class Report:
 
     def lines(self) -> list[str]:
         """What the command line prints at the end: notes, what a cast lost, and the totals."""
-        lines = [n.short for n in self.notes]
-        lines += lossy(self.loss)
+        return [*(n.short for n in self.notes), *lossy(self.loss), self.sum()]
+
+    def sum(self) -> str:
+        """One line: how much was written, and where."""
         large = self.seconds > 1 and self.bytes > 10**7  # of less the time is that of starting
         speed = f" ({in_bytes(int(self.bytes / self.seconds))}/s)" if large else ""
         cast = ", ".join(f"{n:,} cast from {kinds}" for kinds, n in self.casts.items())
@@ -55,13 +57,7 @@ class Report:
         if there not in self.files and not any(f.startswith(f"{there}/") for f in self.files):
             index = (f for f in self.files if f.endswith((".index", ".index.json")))
             there = f"{next(index, there)} ({many(len(self.files), 'file')})"
-        return [*lines, f"{size} in {self.seconds:.2f} s{speed} -> {printable(there)}"]
-
-    def __str__(self) -> str:
-        return paragraphs(self.lines())
-
-    def __repr__(self) -> str:
-        return f"<Report: {paragraph(self.lines()[-1])}>"
+        return f"{size} in {self.seconds:.2f} s{speed} -> {printable(there)}"
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
@@ -70,8 +66,8 @@ class Report:
 
 
 @dataclass(frozen=True, repr=False)
-class Verified:
-    """The result of `verify`; print() shows it as the command line does.
+class Verified(Told):
+    """The result of `verify`.
 
     tensors, bytes: how much was compared. notes: on what was not: damaged, skipped or read by no reader. hashed,
     checked: of a checkpoint by itself, how many tensors have a hash, and how many bytes a checksum; else None.
@@ -87,17 +83,15 @@ class Verified:
         """One line: what was compared, and with what."""
         if self.hashed is None:
             size = f"{many(self.tensors, 'tensor')}, {in_bytes(self.bytes)}"
-            return f"verified: {size}, bit for bit what the conversion gives"
+            return f"{size}, bit for bit what the conversion gives"
         proof = [many(self.hashed, "hash")] if self.hashed else []
         proof += [f"checksums of {in_bytes(self.checked)}"] if self.checked else []
         by = " and ".join(proof) or "no hash or checksum of its own, so only that it can be read"
-        return f"verified: {many(self.tensors, 'tensor')}, by {by}"
+        return f"{many(self.tensors, 'tensor')}, by {by}"
 
-    def __str__(self) -> str:
-        return paragraphs([*map(str, self.notes), self.sum()])
-
-    def __repr__(self) -> str:
-        return f"<Verified: {self.sum().partition(' ')[2]}>"
+    def lines(self) -> list[str]:
+        """What the command line prints: notes on what was left out, and what was compared."""
+        return [*map(str, self.notes), f"verified: {self.sum()}"]
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""
@@ -109,8 +103,8 @@ class Verified:
 
 
 @dataclass(frozen=True, repr=False)
-class Loaded:
-    """The report of `load_into`; print() shows it as text.
+class Loaded(Told):
+    """The report of `load_into`.
 
     loaded: the tensors that were loaded. missing: parameters and persistent buffers that the source lacks, which keep
     their values. unexpected: tensors of the source that the module lacks. mismatched: tensors with different shapes, as
@@ -134,12 +128,13 @@ class Loaded:
         """Whether the module and the source have the same tensors with the same shapes."""
         return not (self.missing or self.unexpected or self.mismatched or self.computed)
 
-    def __repr__(self) -> str:
+    def sum(self) -> str:
+        """One line: how many tensors were loaded or were not, and the kinds of notes."""
         fields = ("loaded", "missing", "unexpected", "mismatched", "cast", "computed")
         counts = [f"{len(names)} {field}" for field in fields if (names := getattr(self, field)) or field == "loaded"]
         kinds = Counter(n.kind for n in self._told)
         counts += [many(n, f"{kind} note") for kind, n in kinds.items()]
-        return f"<Loaded: {', '.join(counts)}>"
+        return ", ".join(counts)
 
     @property
     def _told(self) -> list[Note]:
@@ -150,10 +145,10 @@ class Loaded:
         """The report as JSON values."""
         return asdict(self) | {"notes": [n.to_json() for n in self.notes]}
 
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
         """The report as text, each list folded by number."""
         lines = [*lossy(self.loss), *(n.short for n in self._told)]
-        return "\n".join([self.described("loaded"), *map(indented, lines)])
+        return [self.described("loaded"), *map(indented, lines)]
 
     def described(self, done: str) -> str:
         """The report as text, but for the losses; `done` describes the tensors that fit: "loaded" or "would fit"."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import StorageError
 from ..formats import table
-from ..messages import cut, in_bytes, listing, many, paragraphs, printable, scrubbed, shortened
+from ..messages import Told, cut, in_bytes, listing, many, printable, scrubbed, shortened
 from ..storage import files
 from .ledger import KINDS, LEDGERS, LONGEST, MOST, STATES, LedgerEntry, Remark, read
 
@@ -96,8 +96,8 @@ def counted(entries: Sequence[LedgerEntry]) -> tuple[int, tuple[Cause, ...]]:
 
 
 @dataclass(frozen=True, repr=False)
-class Summary:
-    """The result of `zoo`, or how far one is; print() shows it as the command line does.
+class Summary(Told):
+    """The result of `zoo`, or how far one is.
 
     done: the number of checkpoints that were converted. skipped: the number of those that were up to date. failed: the
     ledger entries of failures, with `source`, `error` (the class) and `message`. bytes, seconds: size of the output of
@@ -147,11 +147,9 @@ class Summary:
             f"{self.planned} to come{left}, {failed}; the last entry is {self.seconds:.0f} s old",
         ]
 
-    def __str__(self) -> str:
-        return paragraphs(self.lines())
-
-    def __repr__(self) -> str:
-        return f"<Summary: {self.lines()[-1]}>"
+    def sum(self) -> str:
+        """The last line."""
+        return self.lines()[-1]
 
     def to_json(self) -> dict[str, Any]:
         """The summary as JSON values."""

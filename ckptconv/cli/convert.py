@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..api.options import names_code, parse_options
+from ..api.options import CHANGE, RESOURCES, SELECT, TARGET, names_code, parse_options
 from . import show, suggestions
-from .options import CHANGING, READING, Json, Quiet, command, takes
+from .options import Json, Quiet, command, takes
 
 EXAMPLES = """Examples:
 
@@ -25,15 +24,13 @@ EXAMPLES = """Examples:
   ckptconv a.ckpt b.ckpt -o ab.ckpt --scope a --scope b
   ckptconv model.ckpt -o out.npz --dry-run       what would happen, tensor by tensor
 """
-HOW = ("to", "max_shard_size", "skip_unrepresentable", "force", "verify", "hash", "copy_files", "resume")
-COST = ("max_memory", "jobs", "engine")
 
 if TYPE_CHECKING:
     from .. import Checkpoint, Match, Plan
     from ..api.result import Report
 
 
-@takes(*READING, *CHANGING, *HOW, *COST)
+@takes(*SELECT, *CHANGE, *TARGET, *RESOURCES)
 def convert(
     sources: Annotated[
         list[str], typer.Argument(metavar="SRC...", help="A file, prefix, folder or URL; several are merged.")
@@ -84,13 +81,6 @@ def convert(
         show.report(done, verbose)
     if done.damaged:
         raise typer.Exit(1)
-    hinted = any("converter=" in note.text for note in done.notes)
-    asked = options.keys() & {"converter", "rename", "rename_regex"} or into
-    if not (asked or quiet or as_json or hinted) and show.is_watched():
-        with suppress(KeyboardInterrupt):  # the output is there
-            from ..api.reading import prepare
-
-            show.converter(prepare(sources, parse_options(options)))
 
 
 def _like(sources: list[str], options: dict[str, Any]) -> None:
@@ -105,20 +95,20 @@ def _like(sources: list[str], options: dict[str, Any]) -> None:
 
 def _matched(sources: list[str], options: dict[str, Any], shown: str) -> Match:
     """The rules that lead from the source to the template; an error names the command that shows doubtful ones."""
-    from .. import open as opened
     from ..errors import ConversionError, UsageError
     from ..matching.proposal import match
     from ..messages import many, redacted
-    from ..reporting.inspection import role
 
     if len(sources) != 1:
         raise UsageError("--like proposes rules for one source; give -c with several")
-    taken = {k: v for k, v in options.items() if k in READING}
+    taken = {k: v for k, v in options.items() if k in SELECT} | {"weights_only": True}
     found = match(sources[0], options["like"], values=False, **taken)
     made = found.proposal
-    known = opened(sources[0], **taken).values() if made.source_only else ()
-    left = [t for t in known if t.name in made.source_only and not role(t)]
-    doubts = {"to look at": made.doubtful, "missing in the source": made.target_only, "left over in it": left}
+    doubts = {
+        "to look at": made.doubtful,
+        "missing in the source": made.target_only,
+        "left over in it": made.source_only,
+    }
     counts = ", ".join(f"{many(len(some), 'tensor')} {what}" for what, some in doubts.items() if some)
     if counts or found.doubt:
         line = command("match", [redacted(sources[0]), shown], taken | {"no_values": True})

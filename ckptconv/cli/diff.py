@@ -6,10 +6,11 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from ..api.options import CHANGE, SELECT
 from ..errors import UsageError
 from ..messages import did_you_mean
 from . import show
-from .options import CHANGING, READING, Json, Quiet, takes
+from .options import Json, Quiet, takes
 
 EXAMPLES = """Examples:
 
@@ -23,7 +24,7 @@ EXAMPLES = """Examples:
 COLOURS = {"only in A": "red", "only in B": "green"}
 
 
-@takes(*READING, *(k for k in CHANGING if k != "scope"), "jobs")
+@takes(*SELECT, *CHANGE, "jobs")
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The other checkpoint, in any format.")],

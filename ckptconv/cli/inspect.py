@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..api.options import SELECT
 from ..messages import brief, in_digits, in_shape, printable
 from . import show
-from .options import READING, Json, spelled, takes
+from .options import Json, spelled, takes
 
 if TYPE_CHECKING:
     from .. import Checkpoint, Inspection
@@ -28,7 +29,7 @@ EXAMPLES = """Examples:
 COLOURS = {"error": "red", "warning": "yellow", "note": ""}
 
 
-@takes(*READING, "jobs")
+@takes(*SELECT, "jobs")
 def inspect(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A file, prefix, folder or URL.")],
     tree: Annotated[
@@ -82,7 +83,10 @@ def inspect(
         show.talk(*map(spelled, made.beside()))
         show.tell(made.sum())
         if show.is_watched() and made.totals.tensors < 20_000:
-            show.converter(made.checkpoint)
+            from ..rules import library
+
+            if name := library.suggestion(made.checkpoint):
+                show.talk(f"hint: -c {name} converts these names, `ckptconv converters show {name}` says how")
         if graph:
             _graph(made.graph, made.checkpoint)
     if (found and not found.sound) or any(n.kind == "damaged" for n in made.checkpoint.notes):

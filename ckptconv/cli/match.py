@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ..api.options import SELECT
 from ..messages import printable
 from . import show
-from .options import READING, Json, Quiet, spelled, takes
+from .options import Json, Quiet, spelled, takes
 
 EXAMPLES = """Examples:
 
@@ -20,7 +21,7 @@ EXAMPLES = """Examples:
 """
 
 
-@takes(*READING, "force", "jobs")
+@takes(*SELECT, "force", "jobs")
 def match(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A file, prefix, folder or URL.")],
     target: Annotated[

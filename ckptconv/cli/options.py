@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 from ..api.options import CHANGE, KNOWN, RESOURCES, SELECT, TARGET, Known
 from ..messages import printable
 
-READING, CHANGING = SELECT, CHANGE
+PYTHON = ("sync", "map", "progress")  # keywords that the command line does not have
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing on success.")]
 
@@ -30,7 +30,7 @@ def takes(*keywords: str) -> Callable[[Callable[..., None]], Callable[..., None]
     def flattened(verb: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(verb, eval_str=True)
         kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        shared = [_parameter(KNOWN[k]) for k in keywords]
+        shared = [_parameter(KNOWN[k]) for k in keywords if k not in PYTHON]
         defaults: dict[str, tuple[Any, ...]] = {p.name: (p.default, []) for p in shared}
 
         @functools.wraps(verb)
@@ -87,7 +87,6 @@ def _parameter(known: Known) -> inspect.Parameter:
         help=known.help + " Repeatable." * (value == list[str] | None),
         metavar=known.metavar,
         autocompletion=offers(known.offers) if known.offers else None,
-        min=1 if known.keyword == "jobs" else None,
     )
     default = False if value is bool else None
     annotation = Annotated[value, option]

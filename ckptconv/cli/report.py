@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..api.options import CHANGE, SELECT
 from ..errors import StorageError
-from ..messages import in_bytes, printable, redacted
+from ..messages import redacted
 from . import show
-from .options import CHANGING, READING, Json, Quiet, command, spelled, takes
+from .options import Json, Quiet, command, spelled, takes
 
 if TYPE_CHECKING:
     from ..reporting.serve import Offered
@@ -32,7 +33,7 @@ EXAMPLES = """Examples:
 """
 
 
-@takes(*READING, *(k for k in CHANGING if k != "scope"), "force", "jobs")
+@takes(*SELECT, *CHANGE, "force", "jobs")
 def report(
     sources: Annotated[list[str], typer.Argument(metavar="SRC [B ...]", help="Files, prefixes, folders or URLs.")],
     output: Annotated[
@@ -69,9 +70,7 @@ def report(
     if as_json:
         show.as_json(made.to_json())
     elif not quiet:
-        show.talk(
-            f"{printable(made.path)}: {in_bytes(made.bytes)}" + "; open it in a browser, or use --open" * (not browse)
-        )
+        show.talk(made.sum() + ", or use --open" * (not browse))
     if browse:
         import webbrowser
 
@@ -89,7 +88,7 @@ SERVE_EXAMPLES = """Examples:
 """
 
 
-@takes(*READING, "jobs")
+@takes(*SELECT, "jobs")
 def serve(
     sources: Annotated[list[str], typer.Argument(metavar="SRC...", help="Files, prefixes, folders, globs or URLs.")],
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0: any that is free.")] = 0,

@@ -20,7 +20,7 @@ from ..messages import brief, indented, paragraph, printable, redacted, scrubbed
 from .options import spelled
 
 if TYPE_CHECKING:
-    from .. import Checkpoint, Note
+    from .. import Note
     from ..api.result import Report
     from ..errors import CkptError
 
@@ -183,14 +183,6 @@ def report(done: Report, verbose: bool = False) -> None:
         for name, (infinite, zero) in done.loss.items():
             talk(f"lossy: {brief(printable(name))}: {infinite:,} values became infinite or NaN, {zero:,} became zero")
     talk(*map(spelled, done.lines()[-1:] if verbose else done.lines()))
-
-
-def converter(found: Checkpoint) -> None:
-    """Print a hint if a converter that was not asked for would take every tensor."""
-    from ..rules import library
-
-    if name := library.suggestion(found):
-        talk(f"hint: these are {name}'s names; -c {name} converts them, `ckptconv converters show {name}` says how")
 
 
 def is_watched() -> bool:

@@ -20,8 +20,6 @@ VERBS = {  # of other programs: what does the same here
     "split": "SRC -o DIR --to hf --max-shard-size 5GB",
 }
 QUESTIONS = {"help": "--help", "version": "--version"}
-# for which an empty value would be none at all; those of other options are refused where they are normalised
-NOT_EMPTY = ("--to", "--pattern", "--ledger", "--shard", "--into", "--sort", "--output", "-o")
 FLEETING = ("memory://",)  # what is written there ends with the process, which is the command
 
 
@@ -59,10 +57,10 @@ def option(name: str, known: Sequence[str]) -> str:
 
 
 def refuse_empty(argv: Sequence[str]) -> None:
-    """UsageError for one of these options with an empty value, as an unset variable of a shell gives: it means none."""
+    """UsageError for an option with an empty value, as an unset variable of a shell gives: it would mean none."""
     for before, word in pairwise(("", *argv)):
         option = before if not word else word[:-1] if word.endswith("=") else ""
-        if option in NOT_EMPTY:
+        if option.startswith("-") and "=" not in option:
             raise UsageError(f"{printable(option)} is empty: give a value, or leave it out")
 
 

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from ..api.options import CHANGE, SELECT
 from . import show
-from .options import CHANGING, READING, Json, Quiet, takes
+from .options import Json, Quiet, takes
 
 EXAMPLES = """Examples:
 
@@ -19,7 +20,7 @@ EXAMPLES = """Examples:
 """
 
 
-@takes(*READING, *CHANGING, "skip_unrepresentable", "jobs")
+@takes(*SELECT, *CHANGE, "skip_unrepresentable", "jobs")
 def verify(
     paths: Annotated[list[str], typer.Argument(metavar="[SRC] DST", help="What was converted, then the result.")],
     as_json: Json = False,
@@ -41,6 +42,6 @@ def verify(
         show.as_json(found.to_json())
     else:
         show.notes([n for n in found.notes if n.kind == "damaged" or not quiet])
-        show.talk(*[found.sum()] * (not quiet))
+        show.talk(*found.lines()[-1:] * (not quiet))
     if lost:
         raise typer.Exit(1)

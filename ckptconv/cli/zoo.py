@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..messages import in_bytes, printable, redacted
+from ..api.options import CHANGE, SELECT
+from ..messages import in_bytes, redacted
 from . import show, suggestions
-from .options import CHANGING, READING, Json, Quiet, offers, spelled, takes
+from .options import Json, Quiet, offers, spelled, takes
 
 if TYPE_CHECKING:
     from ..bulk.planning import Conversion
@@ -32,7 +33,7 @@ FORMAT = "Format of all outputs (default: safetensors; in a manifest, that of a 
 
 
 @takes(
-    *READING, *(k for k in CHANGING if k != "scope"), "skip_unrepresentable", "force", "verify", "hash", "max_memory",
+    *SELECT, *(k for k in CHANGE if k != "scope"), "skip_unrepresentable", "force", "verify", "hash", "max_memory",
     "jobs", "engine",
 )  # fmt: skip
 def zoo(
@@ -117,19 +118,20 @@ def _about(words: list[str], output: str, as_json: bool, quiet: bool, force: boo
 
 
 def _page(folder: str, output: str, as_json: bool, quiet: bool, force: bool) -> None:
-    from ..bulk.summary import ledgers, zoo_status
+    from ..bulk.summary import failures, ledgers, zoo_status
     from ..reporting import html
 
     found = zoo_status(folder)
-    data = found.to_json()
-    for cause in data["causes"]:
-        cause["message"] = spelled(cause["message"])
-    text = html.zoo_page(folder, found.lines()[-2:], data).encode(errors="backslashreplace")
-    made = html.written(output or html.zoo_name(folder), text, ledgers(folder), force=force)
+    over = found.done + len(found.failed)
+    failed = [c._replace(text=spelled(c.text)) for c in failures(found.failed)]
+    causes = {"Failures by cause": failed, "Left out or changed, by cause": found.remarks}
+    text = html.zoo_page(folder, over / ((over + found.planned) or 1), found.lines()[-2:], causes)
+    page = text.encode(errors="backslashreplace")
+    made = html.written(output or html.zoo_name(folder), page, ledgers(folder), force=force)
     if as_json:
         show.as_json(made.to_json())
     elif not quiet:
-        show.talk(f"{printable(made.path)}: {in_bytes(made.bytes)}; open it in a browser")
+        show.talk(made.sum())
 
 
 def _report(done: Summary, as_json: bool, quiet: bool) -> None:

@@ -17,10 +17,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..api.options import several
 from ..checkpoint import Checkpoint, Tensor
 from ..errors import UsageError
 from ..messages import did_you_mean, many, shortened
@@ -87,11 +88,11 @@ class Finding:
 Limits = Mapping[str, float | None]
 
 
-def limits(given: Iterable[str] = ()) -> dict[str, float | None]:
+def limits(given: Mapping[str, Any] | str | Iterable[str] = ()) -> dict[str, float | None]:
     """Limits of the checks by name: `outliers=20` sets one, `spike=off` leaves the check out. Else UsageError."""
     out = {name: check.limit for name, check in CHECKS.items()}
-    for text in given:
-        name, _, value = str(text).partition("=")
+    pairs = given.items() if isinstance(given, Mapping) else (text.partition("=")[::2] for text in several(given))
+    for name, value in ((name, str(value)) for name, value in pairs):
         if name not in CHECKS:
             raise UsageError(f"there is no check {name!r}{did_you_mean(name, CHECKS, 'checks')}")
         if value == "off":

@@ -25,12 +25,12 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from ..api.comparing import stripped
+from ..api.comparing import sides, stripped
 from ..api.options import CHANGE, SELECT, Options, Path, Source, parse_options, path as text, takes
 from ..api.reading import list_of, merged, prepare, url_of
 from ..errors import UsageError
 from ..formats.own_metadata import OPTIONS
-from ..messages import brief, in_bytes, many, printable, redacted, version
+from ..messages import Told, brief, in_bytes, many, printable, redacted, version
 from ..output import own
 from ..output.destination import OutputFile
 from ..output.staging import Output
@@ -49,7 +49,7 @@ REPORT = (*SELECT, *CHANGE, "force", "jobs", "progress")
 
 
 @dataclass(frozen=True, repr=False)
-class Page:
+class Page(Told):
     """The result of `report`. A notebook shows the page itself.
 
     path: the file that was written. bytes: its size.
@@ -62,13 +62,14 @@ class Page:
         """The result as JSON values."""
         return {"output": self.path, "bytes": self.bytes}
 
-    def __repr__(self) -> str:
-        return f"<Page {printable(self.path)!r}: {in_bytes(self.bytes)}>"
+    def sum(self) -> str:
+        """One line: what was written."""
+        return f"{printable(self.path)}: {in_bytes(self.bytes)}; open it in a browser"
 
     def _repr_html_(self) -> str:
         """The page in a frame of its own, which can reach neither the notebook nor a network."""
         if self.bytes > SHOWN:
-            return f"<p>{escape(repr(self))} is too large for a notebook; open it in a browser.</p>"
+            return f"<p>{escape(self.sum())}: it is too large for a notebook</p>"
         with open(self.path, encoding="utf-8") as f:
             page = escape(f.read())
         style = "width:100%;height:720px;border:1px solid #8888;border-radius:8px"
@@ -147,12 +148,7 @@ def collected(sources: Sequence[Source], how: Options, *, values: bool) -> dict[
 def _pair(source: Source, target: Source, how: Options, reading: dict[str, Any]) -> dict[str, Any]:
     """The data of a conversion if the options ask for one, otherwise of a comparison."""
     converted = how.changes
-    if converted:
-        before, after = prepare([source], how.without(*CHANGE)), prepare([target], Options())
-    else:
-        one, other = how.without("strip_prefix"), how.without("strip_prefix", "from_", "at")
-        before, after = stripped([merged([source], one), merged([target], other)], how.strip_prefix)
-    expected = prepare([source], how) if converted else before
+    before, expected, after = sides(source, target, how)
     both = survey.Compared(expected, after, values=reading["values"], workers=reading["workers"])
     data = survey.survey(after if converted else both.both, both=both, **reading)
     compared = both.conversion(before) if converted else both.comparison()
@@ -239,39 +235,39 @@ def zoo_name(output: str) -> str:
     return f"{os.path.basename(os.path.abspath(redacted(output)))}.zoo.html"
 
 
-def zoo_page(url: str, lines: Sequence[str], data: Mapping[str, Any]) -> str:
-    """The page of a zoo. url: of its folder. lines: what the command line says of its status, which data is as JSON."""
+def zoo_page(url: str, share: float, lines: Sequence[str], causes: Mapping[str, Sequence[Any]]) -> str:
+    """The page of a zoo.
+
+    url: of its output folder. share: how much is done. lines: what the command line says of that. causes: a title for
+    those of each sort, which have `kind`, `text`, `checkpoints` (how many) and `examples`.
+    """
     style = file("page.css")
-    made, total = data["done"] + data["failed"], data["done"] + data["failed"] + data["planned"]
     first, rest = map(_text, lines)
-    causes = [(len(c["sources"]), c["error"], c["message"], c["sources"]) for c in data["causes"]]
-    remarks = [(c["checkpoints"], c["kind"], c["text"], c["examples"]) for c in data["remarks"]]
     slots = {
         "policy": escape(f"default-src 'none'; style-src {digest(style)}; base-uri 'none'"),
-        "percent": f"{100 * made // max(1, total)} %",
+        "percent": f"{100 * share:.0f} %",
         "url": _text(url),
         "when": time.strftime("%Y-%m-%d %H:%M"),
         "headline": first,
         "rest": rest,
         "version": version(),
         "style": style,
-        "bar": f'<progress max="{max(1, total)}" value="{made}"></progress>',
-        "sections": _causes("Failures by cause", causes) + _causes("Left out or changed, by cause", remarks),
+        "bar": f'<progress value="{share}"></progress>',
+        "sections": "".join(_causes(title, some) for title, some in causes.items() if some),
     }
     return filled("zoo.html", slots)
 
 
-def _causes(title: str, causes: Sequence[tuple[int, str, str, list[str]]]) -> str:
+def _causes(title: str, causes: Sequence[Any]) -> str:
     items = "".join(
-        f"<details><summary><b>{count:,}</b> {_text(message)} <span class=soft>{_text(error)}</span></summary><ul>"
-        + "".join(f"<li>{_text(s)}</li>" for s in sources[:EXAMPLES])
-        + f"<li>and {count - len(sources[:EXAMPLES]):,} more, which the ledger names</li>"
-        * (count > len(sources[:EXAMPLES]))
+        f"<details><summary><b>{c.checkpoints:,}</b> {_text(c.text)} <span class=soft>{_text(c.kind)}</span></summary>"
+        f"<ul>{''.join(f'<li>{_text(example)}</li>' for example in c.examples[:EXAMPLES])}"
+        + f"<li>and {c.checkpoints - EXAMPLES:,} more, which the ledger names</li>" * (c.checkpoints > EXAMPLES)
         + "</ul></details>"
-        for count, error, message, sources in causes[:CAUSES]
+        for c in causes[:CAUSES]
     )
     more = f"<p>{many(len(causes) - CAUSES, 'more cause')}</p>" if len(causes) > CAUSES else ""
-    return f"<h2>{escape(title)}</h2>{items}{more}\n" if causes else ""
+    return f"<h2>{escape(title)}</h2>{items}{more}\n"
 
 
 def _text(text: str) -> str:

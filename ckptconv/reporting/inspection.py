@@ -18,11 +18,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..api import reading
-from ..api.options import SELECT, Source, limits, parse_options, takes
+from ..api.options import SELECT, Source, parse_options, takes
 from ..api.reading import url_of
 from ..checkpoint import Checkpoint, Note, Tensor, counted, in_known, in_size as in_size, uncollected
 from ..errors import UsageError
-from ..messages import brief, did_you_mean, fold, in_digits, in_shape, many, printable, redacted, table
+from ..messages import Told, brief, did_you_mean, fold, in_digits, in_shape, many, printable, redacted, table
 from ..moves.read import each, hash_tensor
 from ..rules import passes
 from ..rules.passes import separator
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class Inspection:
-    """The result of `inspect`; print() shows it as the command line does.
+class Inspection(Told):
+    """The result of `inspect`.
 
     url: the path. checkpoint: what was opened. tensors: in the requested order. totals: `tensors`, `bytes`,
     `parameters` (elements of weights), `all` (elements of all tensors), `roles` (tensors by role) and `dtypes` (bytes
@@ -91,11 +91,9 @@ class Inspection:
         others = f", {total.all:,} with {passes.in_roles(total.roles)}" if total.all != total.parameters else ""
         return f"{self.checkpoint.format}: {total.size}, {total.parameters:,} parameters{others}"
 
-    def __str__(self) -> str:
-        return "\n".join([*table(self.columns, self.rows(), self.sides), *self.beside(), self.sum()])
-
-    def __repr__(self) -> str:
-        return f"<Inspection {self.sum()}>"
+    def lines(self) -> list[str]:
+        """A table, a line for each of what is beside it, and the totals."""
+        return [*table(self.columns, self.rows(), self.sides), *self.beside(), self.sum()]
 
     def to_json(self) -> dict[str, Any]:
         """The inspection as JSON values."""
@@ -174,8 +172,8 @@ def _extra(tensors: list[Tensor], stats: bool, hashes: bool, workers: int) -> di
 
 
 @dataclass(frozen=True, repr=False)
-class Checked:
-    """The result of `check`; print() shows it as the command line does.
+class Checked(Told):
+    """The result of `check`.
 
     checkpoint: what was read. findings: what the checks found, the most serious first; each has `severity` (error,
     warning or note), `check`, `tensor`, `text` and `index`. columns: the column titles of `rows`.
@@ -204,12 +202,9 @@ class Checked:
         counts = ", ".join(many(n, kind) for kind, n in kinds.items()) or "nothing found"
         return f"{many(len(self.checkpoint), 'tensor')} checked: {counts}"
 
-    def __str__(self) -> str:
-        lines = table(self.columns, self.rows(), "llll") if self.findings else ()
-        return "\n".join([*lines, *self.beside(), self.sum()])
-
-    def __repr__(self) -> str:
-        return f"<Checked: {self.sum()}>"
+    def lines(self) -> list[str]:
+        """A table of the findings, the notes, and how many there are."""
+        return [*(table(self.columns, self.rows(), "llll") if self.findings else ()), *self.beside(), self.sum()]
 
     def to_json(self) -> dict[str, Any]:
         """The findings as JSON values."""
@@ -237,7 +232,7 @@ def check(
     how = parse_options(given)
     checkpoint = reading.opened(path, how)
     other = _reference(reference, how) if reference is not None else None
-    found = checks.check(checkpoint, checks.limits(limits(limit)), workers=how.workers, reference=other)
+    found = checks.check(checkpoint, checks.limits(limit), workers=how.workers, reference=other)
     return Checked(checkpoint, tuple(found))
 
 

@@ -12,7 +12,7 @@ from kit import Run
 
 import ckptconv
 from ckptconv.bulk.ledger import NAME, Ledger, LedgerEntry
-from ckptconv.bulk.summary import zoo_status
+from ckptconv.bulk.summary import failures, zoo_status
 from ckptconv.reporting.html import zoo_name as default_name, zoo_page as page
 
 
@@ -47,7 +47,7 @@ def shown(folder: str) -> Elements:
 
 def made(folder: str) -> str:
     found = zoo_status(folder)
-    return page(folder, found.lines()[-2:], found.to_json())
+    return page(folder, 0.5, found.lines()[-2:], {"Failures by cause": failures(found.failed)})
 
 
 def test_what_a_page_says(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -95,13 +94,10 @@ def test_a_hint_on_a_terminal_only(cli: Run, monkeypatch: pytest.MonkeyPatch, mo
     from ckptconv.rules import library
 
     monkeypatch.setattr(library, "suggestion", lambda found: "bert-tf" if "dense/bias" in found else "")
-    hint = "hint: these are bert-tf's names"
     for watched in (False, True):
         monkeypatch.setattr(show, "is_watched", lambda watched=watched: watched)
-        monkeypatch.setattr(show, "progress", lambda quiet: nullcontext())
-        ends = ([], ["-q"], ["--json"], ["--rename", "dense/{x}=d/{x}"])
-        said = [cli(model, "-o", f"{watched}{i}.npz", *more).stderr for i, more in enumerate(ends)]
-        assert [hint in text for text in said] == [watched, False, False, False]
+        said = [cli("inspect", model, *more).stderr for more in ([], ["--json"], ["--include", "*kernel"])]
+        assert ["hint: -c bert-tf converts these names" in text for text in said] == [watched, False, False]
 
 
 # --- what a report says ---------------------------------------------------------------------------------------------
