@@ -119,11 +119,12 @@ DTYPES: dict[str, DType] = {
 
 
 def dtype(name: str) -> DType:
-    """Look up a dtype by its name here or in other programs; UsageError suggests a similar name or lists all."""
+    """Look up a dtype by its name here or in other programs; UsageError suggests or lists those of floats."""
     word = name.lower().rpartition(".")[2]
     if row := DTYPES.get(word) or DTYPES.get(_long(word)):
         return row
-    raise UsageError(f"unknown dtype {name!r}{did_you_mean(word, DTYPES, 'dtypes', count=3)}")
+    floats = [row.name for row in DTYPES.values() if row.kind == "f"]  # which a cast can make
+    raise UsageError(f"unknown dtype {name!r}{did_you_mean(word, floats, 'floating-point dtypes', count=3)}")
 
 
 _SHORT = {"half": "float16", "float": "float32", "single": "float32", "double": "float64", "bf": "bfloat", "f": "float",

@@ -32,7 +32,6 @@ from typing import Any, TypedDict
 
 from ..engine.run import Map, Progress
 from ..rules.converter import Converter
-from .options import Source
 """
 GROUPS = {  # the keywords of functions
     "SelectOptions(TypedDict": options.SELECT,

@@ -120,6 +120,9 @@ def verify(
     lists the tensors that differ, and the first index. UsageError for options of a conversion without a destination,
     and what reading raises.
     """
+    from ..formats import own_metadata
+    from ..verification import readback
+
     how, many = parse_options(given), list_of(sources)
     if destination is not None:
         return _derived(many, text(destination), how)
@@ -128,19 +131,9 @@ def verify(
         raise UsageError(f"only a conversion has {', '.join(f'{k}=' for k in unused)}; give its source and its result")
     if len(many) != 1:
         raise UsageError("several sources are verified with the result of their conversion: verify(sources, result)")
-    return check_itself(text(many[0]), how)
-
-
-def check_itself(source: str, how: Options) -> Verified:
-    """Read a checkpoint whole and compare it with its own checksums and hashes; VerifyError names what is damaged.
-
-    Nothing is left out for that with `keep_going`, which only opens what is cut.
-    """
-    from ..formats import own_metadata
-    from ..verification import readback
-
+    source = text(many[0])
     found = whole(source, how)
-    chosen = selected(found, how.without("keep_going"))
+    chosen = selected(found, how.without("keep_going"))  # which only opens what is cut: nothing is left out here
     lost = [n for n in chosen.notes if n.kind == "damaged"]
     try:
         counts = readback.check(chosen, own_metadata.stated(found), workers=how.workers)

@@ -5,7 +5,6 @@ from typing import Any, TypedDict
 
 from ..engine.run import Map, Progress
 from ..rules.converter import Converter
-from .options import Source
 
 class SelectOptions(TypedDict, total=False):
     from_: str | None

@@ -46,16 +46,11 @@ def open(path: Path, **select: Unpack[SelectOptions]) -> Checkpoint:
         with suppress(VerifyError):  # hashes of other tensors: whoever verifies or converts the file is told
             found = watched(found)
     taken = selected(found, how)
-    _since(taken, stamps)
-    return names.hinted(taken if taken.keys() == found.keys() else replace(taken, hashes={}))
-
-
-def _since(found: Checkpoint, stamps: Mapping[str, files.Stamp]) -> None:
-    """Say to each tensor, which was just made, how the stamps of the files begin that were opened for it."""
     lasting = {url: stamp[: files.LASTING] for url, stamp in stamps.items()}
     plain = Opened(lasting)
-    for t in found.values():
+    for t in taken.values():  # each was just made
         t.since(replace(t.opened, stamps=lasting) if t.opened else plain)
+    return names.hinted(taken if taken.keys() == found.keys() else replace(taken, hashes={}))
 
 
 def opened(source: Source, how: Options, *, guard: bool = False, given: Collection[str] = ()) -> Checkpoint:

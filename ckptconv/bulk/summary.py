@@ -137,14 +137,14 @@ class Summary(Told):
             spent = f"{in_bytes(self.bytes)} in {self.seconds:.1f} s ({rate:.0f} per second)"
             return [*lines, f"{self.done} converted, {self.skipped} up to date, {failed}; {spent}"]
         minutes = self.planned / self.rate / 60 if self.rate else 0
-        left = f", about {minutes:,.0f} min at {60 * self.rate:,.1f} per minute" * bool(minutes)
+        left = f"; about {minutes:,.0f} min left at {60 * self.rate:,.1f} per minute" * (minutes > 1)
         shares = f" in {many(self.ledgers, 'share')}" if self.ledgers > 1 else ""
         formats = ", ".join(f"{n} {name}" for name, n in sorted(self.formats.items(), key=lambda i: (-i[1], i[0])))
         return [
             *lines,
             f"{self.done} of {many(total, 'checkpoint')} converted{shares}: {in_bytes(self.bytes)}"
             + f" ({formats})" * bool(formats),
-            f"{self.planned} to come{left}, {failed}; the last entry is {self.seconds:.0f} s old",
+            f"{self.planned} to come, {failed}; the last entry is {self.seconds:.0f} s old{left}",
         ]
 
     def sum(self) -> str:

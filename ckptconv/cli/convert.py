@@ -41,7 +41,6 @@ def convert(
     into: Annotated[
         str,
         typer.Option(
-            "--into",
             metavar="MODULE:CALLABLE",
             help="Load into the torch module that this builds, and write its state.",
         ),

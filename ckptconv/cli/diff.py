@@ -21,7 +21,6 @@ EXAMPLES = """Examples:
   ckptconv diff base.pt tuned.pt --by layer      which layers changed most
   ckptconv diff bert.ckpt bert.safetensors -c auto   after converting A
 """
-COLOURS = {"only in A": "red", "only in B": "green"}
 
 
 @takes(*SELECT, *CHANGE, "jobs")
@@ -29,15 +28,13 @@ def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The other checkpoint, in any format.")],
     rtol: Annotated[
-        float | None, typer.Option("--rtol", help="Allowed difference relative to |B|; dtypes may then differ.")
+        float | None, typer.Option(help="Allowed difference relative to |B|; dtypes may then differ.")
     ] = None,
-    atol: Annotated[
-        float | None, typer.Option("--atol", help="Allowed absolute difference; dtypes may then differ.")
-    ] = None,
+    atol: Annotated[float | None, typer.Option(help="Allowed absolute difference; dtypes may then differ.")] = None,
     no_fold: Annotated[bool, typer.Option("--no-fold", help="Print a line for each tensor.")] = False,
     by: Annotated[
         str | None,
-        typer.Option("--by", metavar="layer|part|kind", help="Sum the changes, and rank the sums."),
+        typer.Option(metavar="layer|part|kind", help="Sum the changes, and rank the sums."),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -65,7 +62,7 @@ def diff(
                 "lrrrr",
             )
         elif rows:
-            show.table(found.columns, rows, "llrllrrrrrl", [COLOURS.get(row[0], "yellow") for row in rows])
+            show.table(found.columns, rows, "llrllrrrrrl")
     if not as_json:
         show.notes([*found.damaged, *found.unread, *(() if quiet else found.beside)])
     if not found.same:

@@ -80,7 +80,15 @@ def show_one(
 
     found = library.load(name)
     found = found.inverse if inverse else found
-    rows = [_row(rule) for rule in found.rules]
+    rows: list[dict[str, Any]] = [
+        {
+            "from": [t.text for t in rule.sources],
+            "to": [t.text for t in rule.targets],
+            "layout": rule.layout,
+            "ops": list(rule.op),
+        }
+        for rule in found.rules
+    ]
     if as_json:
         show.as_json({"name": found.name, "title": found.title, "rules": rows, "notes": list(found.notes)})
         return
@@ -89,15 +97,6 @@ def show_one(
     show.table(("from", "to", "layout"), [[", ".join(r["from"]), ", ".join(r["to"]) or "-", r["layout"]] for r in rows])
     for note in found.notes:
         show.talk(f"note: {printable(note)}")
-
-
-def _row(rule: Any) -> dict[str, Any]:
-    return {
-        "from": [t.text for t in rule.sources],
-        "to": [t.text for t in rule.targets],
-        "layout": rule.layout,
-        "ops": list(rule.op),
-    }
 
 
 @converters_app.command("lint")

@@ -9,7 +9,7 @@ import typer
 from ..api.options import SELECT
 from ..messages import brief, in_digits, in_shape, printable
 from . import show
-from .options import Json, spelled, takes
+from .options import Json, takes
 
 if TYPE_CHECKING:
     from .. import Checkpoint, Inspection
@@ -26,7 +26,6 @@ EXAMPLES = """Examples:
   ckptconv inspect step-200.pt --reference step-100.pt   also what got worse since
   ckptconv inspect model.ckpt --json --hash | jq .tensors
 """
-COLOURS = {"error": "red", "warning": "yellow", "note": ""}
 
 
 @takes(*SELECT, "jobs")
@@ -43,16 +42,16 @@ def inspect(
     ] = False,
     limit: Annotated[
         list[str] | None,
-        typer.Option("--limit", metavar="CHECK=NUMBER|off", help="The limit of a check; off leaves it out."),
+        typer.Option(metavar="CHECK=NUMBER|off", help="The limit of a check; off leaves it out."),
     ] = None,
     reference: Annotated[
         str | None,
-        typer.Option("--reference", metavar="CKPT", help="Check also for what is worse than in this checkpoint."),
+        typer.Option(metavar="CKPT", help="Check also for what is worse than in this checkpoint."),
     ] = None,
     sort: Annotated[
         str | None,
         typer.Option(
-            "--sort", metavar="COLUMN", help="name, size, parameters, dtype, shape or role; -size: the largest first.",
+            metavar="COLUMN", help="name, size, parameters, dtype, shape or role; -size: the largest first.",
         ),
     ] = None,
     as_json: Json = False,
@@ -73,14 +72,14 @@ def inspect(
         show.as_json(made.to_json() | (found.to_json() if found else {}) | (drawn if graph else {}))
     elif found:
         if found.findings:
-            show.table(found.columns, found.rows(), "llll", [COLOURS[f.severity] for f in found.findings])
-        show.talk(*map(spelled, found.beside()), found.sum())
+            show.table(found.columns, found.rows(), "llll")
+        show.talk(*found.beside(), found.sum())
     else:
         if tree:
             _tree(inspection.tree(made.tensors), made)
         else:
             show.table(made.columns, made.rows(), made.sides)
-        show.talk(*map(spelled, made.beside()))
+        show.talk(*made.beside())
         show.tell(made.sum())
         if show.is_watched() and made.totals.tensors < 20_000:
             from ..rules import library

@@ -137,7 +137,7 @@ def main(argv: list[str] | None = None) -> None:
         error = StorageError(f"cannot write the output of this command: {e.strerror or e}")
         code = error.exit_code
         try:
-            show.failure(error, StorageError.__name__, machine=False)
+            show.failure(error, machine=False)
         except OSError:  # nor what is wrong
             _drop(sys.stderr)
     sys.exit(code)
@@ -151,7 +151,7 @@ def _code(argv: list[str]) -> int:
     except typer.Exit as e:
         return e.exit_code
     except CkptError as e:
-        return fail(e, as_json=as_json)
+        return show.failure(e, machine=as_json)
     except KeyboardInterrupt as e:
         written = getattr(e, "written", "")
         what = f"{printable(written)} was written, and not checked to the end" if written else "nothing was written"
@@ -159,7 +159,7 @@ def _code(argv: list[str]) -> int:
         return e.args[0] if e.args else 130
     except MemoryError:
         why = "there is not enough memory; --max-memory bounds what a conversion takes, and fewer --jobs take less"
-        return fail(StorageError(why), as_json=as_json)
+        return show.failure(StorageError(why), machine=as_json)
     except OSError:
         raise
     except Exception:  # a defect of ours
@@ -231,10 +231,3 @@ def _run(argv: list[str]) -> None:
 def _typed(option: str, argv: Sequence[str]) -> str:
     """An option as it was typed: of `-dash.pt` the parser names `-d`."""
     return next((a for a in argv if a.startswith(option)), option)
-
-
-def fail(e: CkptError, *, as_json: bool) -> int:
-    """Print one error; return its exit code."""
-    public = next(c.__name__ for c in type(e).__mro__ if c.__module__ == CkptError.__module__)
-    show.failure(e, public, machine=as_json)
-    return e.exit_code

@@ -9,7 +9,7 @@ import typer
 from ..api.options import SELECT
 from ..messages import printable
 from . import show
-from .options import Json, Quiet, spelled, takes
+from .options import Json, Quiet, takes
 
 EXAMPLES = """Examples:
 
@@ -35,7 +35,6 @@ def match(
     check: Annotated[
         tuple[str, str],
         typer.Option(
-            "--check",
             metavar="INPUTS OUTPUTS",
             help="Run the module on INPUTS (.npz) and vary the marked rules until it computes OUTPUTS (.npz, or "
             "package.module:callable that runs the original).",
@@ -61,7 +60,7 @@ def match(
     elif not output:
         show.document(found.rules)
     if not quiet:
-        show.talk(*map(spelled, found.lines()))
+        show.talk(*found.lines())
         if output:
             show.talk(f"{printable(output)}: review what is marked, then convert with -c {printable(output)}")
     if found.doubt:

@@ -6,23 +6,22 @@ Names, paths, urls and messages may be a stranger's: whatever it is, it is escap
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
 from itertools import islice
 from math import isfinite
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
+from ..errors import CkptError
 from ..messages import brief, indented, paragraph, printable, redacted, scrubbed, table as lines_of, widths_of
 from .options import spelled
 
 if TYPE_CHECKING:
     from .. import Note
     from ..api.result import Report
-    from ..errors import CkptError
 
 
 def folded(names: Sequence[str], limit: int = 20) -> str:
@@ -73,16 +72,15 @@ def escape_unwritable() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def tell(*texts: str, file: TextIO | None = None) -> None:
+    """Print what the user asked for, in terms of the command line; of each text only one line begins at the margin."""
+    for text in texts:
+        print(paragraph(scrubbed(spelled(text))), file=file)
+
+
 def talk(*texts: str) -> None:
-    """Print to stderr; of each text only the first line begins at the margin."""
-    for text in texts:
-        print(paragraph(scrubbed(text)), file=sys.stderr)
-
-
-def tell(*texts: str) -> None:
-    """Print to stdout, as `talk` does to stderr: what the user asked for."""
-    for text in texts:
-        print(paragraph(scrubbed(text)))
+    """Print to stderr, as `tell` does to stdout, what the user should know."""
+    tell(*texts, file=sys.stderr)
 
 
 def document(text: str) -> None:
@@ -95,17 +93,18 @@ def address(url: str) -> None:
     print(printable(url), flush=True)
 
 
-def failure(e: CkptError, kind: str, *, machine: bool) -> None:
-    """Print an error to stderr, and for `--json` as one line of JSON to stdout; kind: its class."""
+def failure(e: CkptError, *, machine: bool) -> int:
+    """Print an error to stderr, and for `--json` as one line of JSON to stdout; return its exit code."""
     if machine:
         what = {
-            "kind": kind,
+            "kind": next(c.__name__ for c in type(e).__mro__ if c.__module__ == CkptError.__module__),  # a public one
             "message": spelled(scrubbed(e.message)),
             "url": redacted(e.url or "") or None,
             "tensor": e.tensor,
         }
         print(_compact({"error": {**what, "exit": e.exit_code}}))
-    print(paragraph(f"error: {spelled(scrubbed(str(e)))}"), file=sys.stderr)
+    talk(f"error: {e}")
+    return e.exit_code
 
 
 def warnings() -> None:
@@ -127,12 +126,9 @@ def crash() -> None:
     print(indented("\n".join(map(printable, scrubbed(traceback.format_exc()).split("\n")))), file=sys.stderr)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "", colours: Sequence[str] = ()) -> None:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
     """Print aligned columns; columns whose letter in `right` is 'r' are right-aligned."""
-    lines: Iterable[str] = lines_of(head, _fitted(head, rows), right)
-    if colours:
-        lines = (paint(text, how) for text, how in zip(lines, ("bold", *colours), strict=True))
-    lines = iter(lines)
+    lines = iter(lines_of(head, _fitted(head, rows), right))
     while some := list(islice(lines, 1000)):  # a call for each takes a quarter of the time to list a million tensors
         print("\n".join(some))
 
@@ -157,32 +153,22 @@ def _cut(text: str, width: int) -> str:
     return f"{text[:left]}…{text[len(text) - (width - 1 - left) :]}"
 
 
-PAINT = {"red": 31, "green": 32, "yellow": 33, "bold": 1, "faint": 2}
-
-
-def paint(text: str, how: str) -> str:
-    """Colour on a terminal that wants it (https://no-color.org): nothing in a pipe, with NO_COLOR or a dumb TERM."""
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return text
-    return f"\x1b[{PAINT[how]}m{text}\x1b[0m"
-
-
 def notes(found: Sequence[Note]) -> None:
     """Print notes to stderr, each with a few of the names that it concerns."""
     for note in found:
-        talk(spelled(str(note)))
+        talk(str(note))
 
 
 def report(done: Report, verbose: bool = False) -> None:
     """Print to stderr what a conversion did; with `verbose`, all names that a note concerns."""
     if verbose:
         for note in done.notes:
-            talk(spelled(f"{note.kind}: {note.text}"))
+            talk(f"{note.kind}: {note.text}")
             if note.names:
                 print(folded(note.names, len(note.names)), file=sys.stderr)
         for name, (infinite, zero) in done.loss.items():
             talk(f"lossy: {brief(printable(name))}: {infinite:,} values became infinite or NaN, {zero:,} became zero")
-    talk(*map(spelled, done.lines()[-1:] if verbose else done.lines()))
+    talk(*done.lines()[-1:] if verbose else done.lines())
 
 
 def is_watched() -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,10 +40,8 @@ def zoo(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, a tree like that of the sources.")
     ] = "",
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=FORMAT, autocompletion=offers("writable"))] = "",
-    pattern: Annotated[
-        str, typer.Option("--pattern", metavar="GLOB", help="Only checkpoints whose path or name matches.")
-    ] = "",
+    to: Annotated[str, typer.Option(metavar="FORMAT", help=FORMAT, autocompletion=offers("writable"))] = "",
+    pattern: Annotated[str, typer.Option(metavar="GLOB", help="Only checkpoints whose path or name matches.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Convert only what is not done or has changed.")] = False,
     latest: Annotated[
         bool, typer.Option("--latest/--all-steps", help="Only the newest checkpoint of each training series.")
@@ -55,12 +52,8 @@ def zoo(
     follow_links: Annotated[
         bool, typer.Option("--follow-links", help="Read files that links outside the folders lead to.")
     ] = False,
-    ledger: Annotated[
-        str, typer.Option("--ledger", metavar="FILE", help="Keep the ledger in this file, not in DIR.")
-    ] = "",
-    shard: Annotated[
-        str, typer.Option("--shard", metavar="I/N", help="Only the I-th of N shares, for N machines.")
-    ] = "",
+    ledger: Annotated[str, typer.Option(metavar="FILE", help="Keep the ledger in this file, not in DIR.")] = "",
+    shard: Annotated[str, typer.Option(metavar="I/N", help="Only the I-th of N shares, for N machines.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print what would happen; write nothing.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -83,19 +76,13 @@ def zoo(
     if dry_run:
         _show_items(run.zoo_plan(sources, output, **options), as_json)
         return
-    with _interruptible(), show.progress(quiet or as_json) as progress:
-        done = run.zoo(sources, output, progress=progress, **options)
-    _report(done, as_json, quiet)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C says how to go on, and ends with the status of the signal."""
     try:
-        yield
-    except KeyboardInterrupt as e:
+        with show.progress(quiet or as_json) as progress:
+            done = run.zoo(sources, output, progress=progress, **options)
+    except KeyboardInterrupt as e:  # with the status of the signal
         show.talk("interrupted; what is done is in the ledger; --resume continues with the rest")
         raise typer.Exit(e.args[0] if e.args else 130) from None
+    _report(done, as_json, quiet)
 
 
 def _about(words: list[str], output: str, as_json: bool, quiet: bool, force: bool) -> bool:
@@ -113,7 +100,7 @@ def _about(words: list[str], output: str, as_json: bool, quiet: bool, force: boo
     if as_json:
         show.as_json(found.to_json())
     else:
-        show.talk(*map(spelled, found.lines()))
+        show.talk(*found.lines())
     return True
 
 
@@ -139,7 +126,7 @@ def _report(done: Summary, as_json: bool, quiet: bool) -> None:
         show.as_json(done.to_json())
     else:
         if done.failed or done.damaged or not quiet or not done.done + done.skipped:
-            show.talk(*map(spelled, done.lines()))
+            show.talk(*done.lines())
     if done.failed or done.damaged or not done.done + done.skipped:
         raise typer.Exit(1)
 

@@ -130,27 +130,26 @@ def _named(source: Source) -> str:
 
 def collected(sources: Sequence[Source], how: Options, *, values: bool) -> dict[str, Any]:
     """The data of a page: of one checkpoint, of two, or of a series. mode says which, from what it is compared with."""
-    reading: dict[str, Any] = {"values": values, "workers": how.workers, "progress": how.progress}
     names = [*map(_named, sources)]
     if len(sources) == 1:
-        data = survey.survey(prepare(sources, how.without(*CHANGE)), **reading)
+        data = survey.survey(prepare(sources, how.without(*CHANGE)), how, values=values)
     elif len(sources) == 2:
-        data = _pair(sources[0], sources[1], how, reading)
+        data = _pair(sources[0], sources[1], how, values=values)
     else:
         if how.changes:
             raise UsageError("a series is of checkpoints as they are: it takes no options of a conversion")
         plain = [merged([source], how.without("strip_prefix")) for source in sources]
-        data = survey.series(stripped(plain, how.strip_prefix), names, **reading)
+        data = survey.series(stripped(plain, how.strip_prefix), names, how, values=values)
         data |= {"mode": "series", "from": f"the last of {len(names)}, from {names[0]}"}
     return data | {"url": names[-1]}
 
 
-def _pair(source: Source, target: Source, how: Options, reading: dict[str, Any]) -> dict[str, Any]:
+def _pair(source: Source, target: Source, how: Options, *, values: bool) -> dict[str, Any]:
     """The data of a conversion if the options ask for one, otherwise of a comparison."""
     converted = how.changes
     before, expected, after = sides(source, target, how)
-    both = survey.Compared(expected, after, values=reading["values"], workers=reading["workers"])
-    data = survey.survey(after if converted else both.both, both=both, **reading)
+    both = survey.Compared(expected, after, values=values, workers=how.workers)
+    data = survey.survey(after if converted else both.both, how, values=values, both=both)
     compared = both.conversion(before) if converted else both.comparison()
     named, converter = _named(source), str(getattr(how.converter, "name", how.converter or ""))
     recorded = after.hashes.get(OPTIONS)

@@ -13,11 +13,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..api import reading
+from ..api.comparing import sides
 from ..api.options import SELECT, Source, parse_options, takes
 from ..api.reading import url_of
 from ..checkpoint import Checkpoint, Note, Tensor, counted, in_known, in_size as in_size, uncollected
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..api.keywords import InspectOptions
-    from ..api.options import Options
     from .checks import Finding
 
 
@@ -151,13 +151,6 @@ def inspect(
     return Inspection(url_of(path), checkpoint, tuple(tensors), totals(checkpoint), extra, variables)
 
 
-def _reference(path: Source, how: Options) -> Checkpoint:
-    """The selected tensors of the reference, which may lack all of them."""
-    whole = reading.opened(path, how.without("from_", "at", "include", "exclude"))
-    wanted = passes.wanted(how.include, how.exclude)
-    return replace(whole, tensors={n: t for n, t in whole.items() if wanted(n)})
-
-
 def _extra(tensors: list[Tensor], stats: bool, hashes: bool, workers: int) -> dict[str, dict[str, Any]]:
     """The columns that need the values, by tensor name."""
     if not stats and not hashes:
@@ -230,8 +223,7 @@ def check(
     from . import checks
 
     how = parse_options(given)
-    checkpoint = reading.opened(path, how)
-    other = _reference(reference, how) if reference is not None else None
+    checkpoint, other = (reading.opened(path, how), None) if reference is None else sides(path, reference, how)[1:]
     found = checks.check(checkpoint, checks.limits(limit), workers=how.workers, reference=other)
     return Checked(checkpoint, tuple(found))
 

@@ -149,7 +149,7 @@ class Shelf:
         size = sum(t.nbytes for t in c.values())
         values = whole or size <= FEW
         with self._reading if values else nullcontext():
-            data = survey.survey(c, values=values, workers=self.how.workers, progress=lambda *_: watch())
+            data = survey.survey(c, replace(self.how, progress=lambda *_: watch()), values=values)
         links = [] if len(self._offered) == 1 else [["All checkpoints", "../"]]
         links += [] if values else [[f"Read all values: {in_bytes(size)}", "all"]]
         data |= {"url": redacted(self.source(number)), "live": {"most": MOST, "links": links}}

@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..api.options import Options
 from ..checkpoint import Checkpoint, Move, Tensor
-from ..engine.run import Progress
 from ..moves.cast import numbers
 from ..moves.copy import Array
 from ..moves.read import each, windows
@@ -51,15 +51,15 @@ MEASURES = Stats._fields
 
 def survey(
     c: Checkpoint,
+    how: Options = Options(),  # noqa: B008 - frozen
     *,
     values: bool,
-    workers: int = 1,
-    progress: Progress | None = None,
     both: Compared | None = None,
 ) -> dict[str, Any]:
     """Describe a checkpoint; with `values` every tensor is read once or twice.
 
-    both: what it is compared with; histograms have the same bins, and heat maps show the change.
+    how: threads and progress. both: what it is compared with; histograms have the same bins, and heat maps show the
+    change.
     """
     tensors = list(c.tensors.values())
     belong = places(tensors)
@@ -90,14 +90,14 @@ def survey(
         out[key + "s"], out[key] = _coded(column)
     if not values:
         return out
-    pairs = _pictures(tensors, both.changed() if both else {}, workers, progress)
+    pairs = _pictures(tensors, both.changed() if both else {}, how)
     kinds = [both.kind(t.name) if both else "" for t in tensors]
     now = [p.now for p, kind in zip(pairs, kinds, strict=True) if kind != "only_a"]
-    found = checks.findings(about, now, checks.limits(), workers=workers)
+    found = checks.findings(about, now, checks.limits(), workers=how.workers)
     if not both:
         return out | _values(pairs) | _found(found, tensors)
     was = [p.was or p.now for p, kind in zip(pairs, kinds, strict=True) if kind != "only_b"]
-    known = checks.findings(both.a, was, checks.limits(), workers=workers)
+    known = checks.findings(both.a, was, checks.limits(), workers=how.workers)
     return out | _values(pairs) | _found(found, tensors, {(f.check, f.tensor) for f in known})
 
 
@@ -120,9 +120,7 @@ class Pair(NamedTuple):
     moved: Array | None = None
 
 
-def _pictures(
-    tensors: list[Tensor], before: Mapping[str, Tensor], workers: int, progress: Progress | None
-) -> list[Pair]:
+def _pictures(tensors: list[Tensor], before: Mapping[str, Tensor], how: Options) -> list[Pair]:
     """The picture of each tensor, without the values that it kept, and of what it is compared with."""
     largest = sorted(range(len(tensors)), key=lambda i: -tensors[i].nbytes)
     mapped, drawn = set(largest[:MAX_HEATMAPS]), set(largest[:MAX_HISTOGRAMS])
@@ -139,11 +137,11 @@ def _pictures(
         span = (min(low for low, _ in spans), max(high for _, high in spans)) if spans else None
         pictures = [draw(s, sources, span, bars=i in drawn) for s in scans]
         done += t.nbytes
-        if progress:
-            progress(done, total)
+        if how.progress:
+            how.progress(done, total)
         return Pair(pictures[0], pictures[1] if other else None, moved)
 
-    return each(range(len(tensors)), look, workers)
+    return each(range(len(tensors)), look, how.workers)
 
 
 def _moved(a: Tensor, b: Tensor, sources: Sources) -> Array | None:
@@ -315,13 +313,11 @@ class Moved(NamedTuple):
     drift: list[float | None]
 
 
-def series(
-    checkpoints: Sequence[Checkpoint], urls: Sequence[str], *, values: bool, workers: int, progress: Progress | None
-) -> dict[str, Any]:
+def series(checkpoints: Sequence[Checkpoint], urls: Sequence[str], how: Options, *, values: bool) -> dict[str, Any]:
     """The data of a page about the last checkpoint, with the way that led to it."""
     last = checkpoints[-1]
     apart = sum(t.nbytes for c in checkpoints for t in c.values()) if values else 0
-    done, tell = 0, progress or (lambda *_: None)
+    done, tell = 0, how.progress or (lambda *_: None)
     whole = apart + sum(t.nbytes for t in last.values())
 
     def look(name: str, sources: Sources) -> Moved | None:
@@ -332,8 +328,8 @@ def series(
         tell(done, whole)
         return found
 
-    measured = {i: row for i, row in enumerate(each(last, look, workers) if values else ()) if row}
-    data = survey(last, values=values, workers=workers, progress=lambda size, _: tell(apart + size, whole))
+    measured = {i: row for i, row in enumerate(each(last, look, how.workers) if values else ()) if row}
+    data = survey(last, replace(how, progress=lambda size, _: tell(apart + size, whole)), values=values)
     shapes = [{(n, t.shape) for n, t in c.items()} for c in checkpoints]
     if odd := sorted({n for n, _ in shapes[0].union(*shapes) - shapes[0].intersection(*shapes)}):
         data["notes"].append(["skipped", "not in every checkpoint, or with another shape", odd[:50], len(odd)])

@@ -17,7 +17,8 @@ import pytest
 from kit import Run
 
 import ckptconv
-from ckptconv.cli.main import fail, main
+from ckptconv.cli import show
+from ckptconv.cli.main import main
 from ckptconv.errors import StorageError
 from ckptconv.storage.faults import Unreachable
 
@@ -210,7 +211,7 @@ def test_misuse_is_json_too(cli: Run) -> None:
 
 def test_an_error_is_named_by_its_public_class(capsys: pytest.CaptureFixture[str]) -> None:
     for e in (StorageError("no", url="u"), Unreachable("no", url="u")):
-        assert fail(e, as_json=True) == 9
+        assert show.failure(e, machine=True) == 9
         assert json.loads(capsys.readouterr().out)["error"]["kind"] == "StorageError"
 
 

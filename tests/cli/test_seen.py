@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -57,26 +56,6 @@ def test_long_names_are_cut_to_fit(monkeypatch: pytest.MonkeyPatch, columns: int
     assert first == f"{shown}  123456"
     assert (head.split(), second.split()) == (["name", "size"], ["b", "1"])
     assert len(first) <= max(columns, 24)
-
-
-@pytest.mark.parametrize(
-    ("stream", "environment", "painted"),
-    [
-        (Terminal(), {}, "\x1b[31mx\x1b[0m"), (io.StringIO(), {}, "x"), (Terminal(), {"NO_COLOR": "1"}, "x"),
-        (Terminal(), {"TERM": "dumb"}, "x"), (Terminal(), {"NO_COLOR": "", "TERM": "xterm"}, "\x1b[31mx\x1b[0m"),
-    ],
-)  # fmt: skip
-def test_colours(monkeypatch: pytest.MonkeyPatch, stream: Any, environment: Any, painted: str) -> None:
-    monkeypatch.setattr(sys, "stdout", stream)
-    for name in ("NO_COLOR", "TERM"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert show.paint("x", "red") == painted
-    assert {how: show.paint("", how).removesuffix("\x1b[0m") for how in show.PAINT} == (
-        {"red": "\x1b[31m", "green": "\x1b[32m", "yellow": "\x1b[33m", "bold": "\x1b[1m", "faint": "\x1b[2m"}
-        if painted != "x" else dict.fromkeys(show.PAINT, "")
-    )  # fmt: skip
 
 
 def test_a_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 from kit import ROOT, Run
 
 import ckptconv
+from ckptconv.api.options import Options
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.moves import read
 from ckptconv.moves.read import hash_tensor
@@ -83,7 +84,7 @@ def test_every_format_is_described_compared_and_reported(name: str, fixtures: Pa
     assert len(found)
     lines = [line for node in inspection.tree(list(found.values())).inner.values() for line in node.lines()]
     assert sum(len(line.tensors) for line in lines) == len(found)
-    assert len(survey.survey(found, values=True, workers=2)["names"]) == len(found)
+    assert len(survey.survey(found, Options(jobs=2), values=True)["names"]) == len(found)
     for t, said in zip(found.values(), read.each(found.values(), pictures.stats), strict=True):
         if t.dtype.kind in "iub" and t.count:
             numbers = [int(x) for x in t.numpy().reshape(-1)]

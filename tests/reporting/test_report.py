@@ -15,6 +15,7 @@ from browser import CHROMIUM, Browser
 from kit import Run
 
 import ckptconv
+from ckptconv.api.options import Options
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.messages import printable
 from ckptconv.reporting import survey
@@ -121,7 +122,7 @@ def test_nothing_is_fetched(hostile: str) -> None:
 
 def test_equal_input_gives_equal_pages(hostile: str) -> None:
     arrays = {name: np.arange(i + 1, dtype="f4") for i, name in enumerate(HOSTILE)}
-    again = survey.survey(checkpoint(arrays, metadata={n: n for n in HOSTILE}), values=True, workers=3)
+    again = survey.survey(checkpoint(arrays, metadata={n: n for n in HOSTILE}), Options(jobs=3), values=True)
     assert render(again | {"url": HOSTILE[1]}) == hostile
 
 

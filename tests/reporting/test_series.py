@@ -13,6 +13,7 @@ import pytest
 from kit import Run
 
 import ckptconv
+from ckptconv.api.options import Options
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.moves.sources import Sources
 from ckptconv.reporting import survey
@@ -81,14 +82,14 @@ def test_what_has_no_norm_has_no_row(last: Any) -> None:
 def test_what_is_not_in_all_is_noted() -> None:
     steps = [{"a": FIRST, "b": FIRST, "d": FIRST}, {"a": FIRST[:3], "c": FIRST, "d": FIRST}]
     made = [Checkpoint({n: held(n, x) for n, x in step.items()}) for step in steps]
-    found = survey.series(made, ["x", "y"], values=False, workers=1, progress=None)
+    found = survey.series(made, ["x", "y"], Options(), values=False)
     assert found["notes"] == [["skipped", "not in every checkpoint, or with another shape", ["a", "b", "c"], 3]]
 
 
 def test_progress_reaches_its_end_once() -> None:
     made = [Checkpoint({"a": held("a", x), "b": held("b", x[:3])}) for x in PATH]
     seen: list[tuple[int, int]] = []
-    survey.series(made, list("wxyz"), values=True, workers=1, progress=lambda n, whole: seen.append((n, whole)))
+    survey.series(made, list("wxyz"), Options(jobs=1, progress=lambda *n: seen.append(n)), values=True)
     assert seen == sorted(seen)
     assert [n == whole for n, whole in seen].count(True) == 1
     assert seen[-1][0] == seen[-1][1]
