@@ -82,14 +82,18 @@ def inspect(
         show.talk(*made.beside())
         show.tell(made.sum())
         if show.is_watched() and made.totals.tensors < 20_000:
-            from ..rules import library
-
-            if name := library.suggestion(made.checkpoint):
-                show.talk(f"hint: -c {name} converts these names, `ckptconv converters show {name}` says how")
+            _suggest(made.checkpoint)
         if graph:
             _graph(made.graph, made.checkpoint)
     if (found and not found.sound) or any(n.kind == "damaged" for n in made.checkpoint.notes):
         raise typer.Exit(1)
+
+
+def _suggest(found: Checkpoint) -> None:
+    from ..rules import library
+
+    if name := library.suggestion(found):
+        show.talk(f"hint: -c {name} converts these names, `ckptconv converters show {name}` says how")
 
 
 def _tree(root: Node, made: Inspection) -> None:

@@ -140,7 +140,7 @@ def _refuse_idle(globs: Sequence[str], names: Collection[str], where: str) -> No
     """UsageError for a glob that matches no name."""
     for glob in globs:
         if not any(map(_matches(glob), names)):
-            others = (g for g in (glob.translate(SWAPPED), f"*{glob}") if any(map(_matches(g), names)))
+            others = (g for g in (glob.translate(SWAPPED), f"{glob}*", f"*{glob}") if any(map(_matches(g), names)))
             hint = "".join(f"; did you mean {g!r}?" for g in islice(others, 1))
             hint = hint or did_you_mean(glob, map(literal, names), count=3)
             raise UsageError(f"no tensor{where} matches {glob!r}{hint or '.'} `inspect` lists the names")

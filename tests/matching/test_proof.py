@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch", reason="--check runs a module of torch")
 pytest.importorskip("scipy", reason="matching by names is an extra")
 
 
-@pytest.mark.parametrize("eps", [1e-5, 1e-3])
-def test_settings_that_no_weight_holds_are_advised_where_outputs_depart(eps: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("eps", [1e-5, 1.1e-5, 1e-3])
+def test_settings_that_no_weight_holds_are_advised_where_outputs_are_not_equal(eps: float, tmp_path: Path) -> None:
     made = [torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3, eps=e)) for e in (eps, 1e-5)]
     original, module = (m.eval() for m in made)
     with torch.no_grad():
@@ -24,6 +24,6 @@ def test_settings_that_no_weight_holds_are_advised_where_outputs_depart(eps: flo
     y = original(torch.from_numpy(x)).detach().numpy()
     proof = ckptconv.match(tmp_path / "a.npz", module, check=({"x": x}, {"y": y})).proof
     assert proof is not None
-    assert proof.agrees is (eps == 1e-5)
+    assert proof.agrees is (eps < 1e-4)
     assert [hint.split(":")[0] for hint in proof.hints] == ["batch normalisation"] * (eps != 1e-5)
     assert module[1].eps == 1e-5

@@ -158,7 +158,7 @@ def prove(
     notes = (*([note] if note else ()), *changed, *placed.notes, *([FEW] if few else []))
     return Proof(
         replace(proposal, pairs=pairs), search.comparison, search.tried, tuple(search.kept), undecided,
-        search.why, notes, () if search.comparison.same else advice(module),
+        search.why, notes, advice(module) if search.distance[1] > ROUNDING**2 else (),
     )  # fmt: skip
 
 
