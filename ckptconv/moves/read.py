@@ -420,10 +420,11 @@ def check_reads(reads: Iterable[Record], sources: Sources, spans: Mapping[Span, 
 def _damage(bad: Mapping[Span, str]) -> str:
     urls = {span.url for span in bad}
     where = [what if len(urls) == 1 else f"{printable(redacted(span.url))} {what}" for span, what in bad.items()]
-    count = many(len(bad), "damaged tensor")
     hashes = any(span.check.startswith(HASH) for span in bad)
-    hint = "; or a program changed them and kept the old hashes, which verify=False accepts" if hashes else ""
-    return f"{count}, by the file's own {'hashes' if hashes else 'checksums'}{hint}:\n{listing(where)}"
+    by = "checksums"
+    if hashes:
+        by = "hashes; or a program changed them and kept the old hashes, which verify=False accepts"
+    return f"{many(len(bad), 'damaged tensor')}, by the file's own {by}:\n{listing(where)}"
 
 
 def _tiling(records: list[Record], size: int) -> list[Record]:
