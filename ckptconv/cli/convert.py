@@ -94,20 +94,20 @@ def _like(sources: list[str], options: dict[str, Any]) -> None:
 
 def _matched(sources: list[str], options: dict[str, Any], shown: str) -> Match:
     """The rules that lead from the source to the template; an error names the command that shows doubtful ones."""
+    from .. import open as opened
     from ..errors import ConversionError, UsageError
     from ..matching.proposal import match
     from ..messages import many, redacted
+    from ..reporting.inspection import role
 
     if len(sources) != 1:
         raise UsageError("--like proposes rules for one source; give -c with several")
-    taken = {k: v for k, v in options.items() if k in SELECT} | {"weights_only": True}
+    taken = {k: v for k, v in options.items() if k in SELECT}
     found = match(sources[0], options["like"], values=False, **taken)
     made = found.proposal
-    doubts = {
-        "to look at": made.doubtful,
-        "missing in the source": made.target_only,
-        "left over in it": made.source_only,
-    }
+    known = opened(sources[0], **taken).values() if made.source_only else ()
+    left = [t for t in known if t.name in made.source_only and not role(t)]
+    doubts = {"to look at": made.doubtful, "missing in the source": made.target_only, "left over in it": left}
     counts = ", ".join(f"{many(len(some), 'tensor')} {what}" for what, some in doubts.items() if some)
     if counts or found.doubt:
         line = command("match", [redacted(sources[0]), shown], taken | {"no_values": True})
