@@ -32,6 +32,7 @@ def test_sizes_and_kinds_are_those_of_numpy(row: DType) -> None:
         assert row.kind == row.dtype.kind
 
 
+@pytest.mark.xdist_group("tensorflow")
 def test_numbers_are_those_of_tensorflow() -> None:
     tf = pytest.importorskip("tensorflow")
     for row in DTYPES.values():

@@ -75,6 +75,7 @@ def test_every_result_is_good() -> None:
     assert "failed" not in table
 
 
+@pytest.mark.xdist_group("tensorflow")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model", ["MobileNetV3Small", "EfficientNetB0"])
 def test_as_keras_2_spells_it(model: str, tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ def test_what_berts_scripts_fine_tuned(scope: str, head: str) -> None:
 # --- TensorFlow ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.xdist_group("tensorflow")
 @pytest.mark.parametrize("family", ["t5--gated", "imagegpt", "canine", "bert"])
 def test_tensorflow_loads_what_the_way_back_restores(family: str, tmp_path: Path) -> None:
     tf = pytest.importorskip("tensorflow")

@@ -16,7 +16,7 @@ import ckptconv
 from ckptconv.errors import ConversionError, UsageError
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("tensorflow")]
 TEMPLATE = {"b": np.zeros(2, "f4"), "a": np.zeros((2, 3), "f4"), "global_step": np.array(7)}
 GIVEN = {"a": np.arange(6, dtype="f4").reshape(2, 3), "b": np.ones(2, "f4")}
 
@@ -93,8 +93,13 @@ def test_a_template_gives_the_names_that_the_inverse_cannot_know(cli: Run, tmp_p
     assert "more.weight" in cli(*back, "--like", "fresh.msgpack", "--force").stderr
 
 
-@pytest.mark.parametrize("name", ["conv_batch_norm", "nested_frozen", "bidirectional", "custom_with_a_state"])
-@pytest.mark.parametrize(("framework", "suffix"), [("tf_keras", "h5"), ("keras", "weights.h5")])
+@pytest.mark.parametrize(
+    ("name", "framework", "suffix"),
+    [
+        ("conv_batch_norm", "tf_keras", "h5"), ("nested_frozen", "keras", "weights.h5"),
+        ("bidirectional", "tf_keras", "h5"), ("custom_with_a_state", "keras", "weights.h5"),
+    ],
+)  # fmt: skip
 def test_keras_loads_it(name: str, framework: str, suffix: str, tmp_path: Path) -> None:
     """Values from a file that keeps no order, into one as Keras wrote it."""
     k = pytest.importorskip(framework)

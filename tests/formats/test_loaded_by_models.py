@@ -12,7 +12,7 @@ import pytest
 import ckptconv
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("tensorflow")]
 
 
 def values(seed: int, shape: tuple[int, ...]) -> np.ndarray:

@@ -12,6 +12,7 @@ import pytest
 from kit import EFFORT, ROOT
 
 
+@pytest.mark.xdist_group("tensorflow")
 @pytest.mark.parametrize(("family", "cases"), [("hdf5", 10), pytest.param("tf", 12, marks=pytest.mark.slow)])
 def test_a_framework_reads_what_we_read(family: str, cases: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip({"hdf5": "h5py", "tf": "tensorflow"}[family])

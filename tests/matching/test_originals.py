@@ -57,6 +57,7 @@ def functions() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.xdist_group("tensorflow")
 @pytest.mark.parametrize("name", ["keras_model", "saved_model"])
 def test_the_original_is_run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)

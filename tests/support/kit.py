@@ -40,10 +40,10 @@ SUBJECTS = [s._replace(tries=int(s.tries * EFFORT)) for s in (
     Subject("torch", "model.pt", ties=True),
     Subject("dcp", "folder", tries=50),
     Subject("tf", "model.ckpt", order=False, metadata=False),
-    Subject("hdf5", "weights.hdf5", ties=True, tries=8),
-    Subject("keras", "weights.h5", tries=8),
+    Subject("hdf5", "weights.hdf5", ties=True, tries=4),
+    Subject("keras", "weights.h5", tries=4),
     Subject(
-        "keras3", "model.weights.h5", order=False, tries=8,
+        "keras3", "model.weights.h5", order=False, tries=4,
         spell=lambda n: f"layers/{n.replace('/', '_')}/vars/0",
     ),
     Subject("flax", "model.msgpack", order=False, metadata=False),

@@ -308,6 +308,7 @@ def test_interrupted_saving_is_named(left: str, tmp_path: Path) -> None:
         ckptconv.open(tmp_path / "m.ckpt", from_="tf")
 
 
+@pytest.mark.xdist_group("tensorflow")
 def test_quantised_numbers_are_those_of_tensorflow() -> None:
     tf = pytest.importorskip("tensorflow")
     for code, name in elements.QUANTISED.items():
