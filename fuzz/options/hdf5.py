@@ -35,6 +35,7 @@ REFUSED = {
     "named datatype": "a named datatype",
     "HDF5 text cannot hold a NUL": "text with a NUL",
     "text is not written to HDF5": "text",
+    "another name of what is skipped": "a second name of text and the like",
     "cannot hold a tensor and a group": "a name that is a tensor and a group",
     "datasets store .* they overlap": "overlapping datasets",
 }

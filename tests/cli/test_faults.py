@@ -26,14 +26,10 @@ DATA = "model_epoch_14_gs_27956.data-00000-of-00001"
 INDEX = "model_epoch_14_gs_27956.index"
 
 
-def overwrite(path: Path, at: int, data: bytes) -> None:
-    with path.open("r+b") as f:
-        f.seek(at)
-        f.write(data)
-
-
 def flip(path: Path, at: int) -> None:
-    overwrite(path, at, bytes([path.read_bytes()[at] ^ 1]))
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
 
 
 # What is done to a copy of the bundle, the exit code, and what the message must say.
@@ -186,6 +182,7 @@ def test_a_zip_of_something_else_says_what_is_in_it(cli: Run, tmp_path: Path) ->
         (["inpsect", "a.npz"], 2, "did you mean `ckptconv inspect`?"),
         (["a.npz", "-o", "x.npz", "--inclde", "w"], 2, "--include"),
         (["inspect", "a.npz", "b.npz"], 2, "see `ckptconv inspect --help`"),
+        (["diff", "a.npz", "b.npz", "--by", "layers"], 2, "not by 'layers'; did you mean layer?"),
     ],
 )
 def test_usage(args: list[str], code: int, says: str, cli: Run, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from kit import refused, same
 import ckptconv
 from ckptconv.checkpoint import Tensor, contiguous, held, view
 from ckptconv.dtypes import DTYPES, dtype, of_numpy
-from ckptconv.engine.plan import how
 from ckptconv.errors import ConversionError, CorruptCheckpoint, MissingExtra, UsageError
 from ckptconv.moves.part import Coded, Part, Span, c_strides
 from ckptconv.moves.read import each, hash_check, hash_tensor, read_array
@@ -157,30 +156,6 @@ def test_a_decoder_that_is_not_installed() -> None:
 
 
 # --- words for what happens ---------------------------------------------------------------------------------------
-
-
-def part(shape: tuple[int, ...], strides: tuple[int, ...], data: Any = None, **more: Any) -> Part:
-    data = data or Span("x", 8, 4 * 24)
-    return Part(data, FLOAT, shape, 0, strides, more.pop("start", 0), more.pop("steps", c_strides(shape)), **more)
-
-
-def made(*parts: Part, shape: tuple[int, ...] = (2, 3), kind: str = "float32") -> Tensor:
-    return Tensor("t", DTYPES[kind], shape, parts)
-
-
-@pytest.mark.parametrize(
-    ("tensor", "words"),
-    [
-        (made(part((2, 3), (3, 1))), "copy"),
-        (made(part((2, 3), (1, 2))), "transpose"),
-        (made(part((2, 3), (6, 2))), "rearrange"),
-        (made(part((2, 3), (3, 1), ops=("swap",))), "swap"),
-        (made(part((2, 3), (3, 1)), kind="float16"), "cast float32"),
-        (made(part((2, 3), (3, 1), Coded("m", "x", "k", 24))), "decode"),
-    ],
-)
-def test_how_tensors_come_about(tensor: Tensor, words: str) -> None:
-    assert how(tensor) == words
 
 
 # --- dtypes -------------------------------------------------------------------------------------------------------

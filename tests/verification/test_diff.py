@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -161,24 +160,6 @@ def test_changes_are_summed_as_if_a_group_were_one_tensor() -> None:
             assert got[name].change == pytest.approx(apart / norm, rel=1e-6)
             assert got[name].tensors == len(of)
             assert got[name].changed == sum(not np.array_equal(a[n], b[n]) for n in of)
-
-
-def test_diff_by_layer_on_the_command_line(cli: Run, tmp_path: Path) -> None:
-    ckptconv.save(layered({}), tmp_path / "a.npz")
-    ckptconv.save(layered({"enc.layer.1.attn.query.weight": 1.5}), tmp_path / "b.npz")
-    done = cli("diff", "a.npz", "b.npz", "--by", "layer")
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[1].startswith("layer        changed  change  |b - a|  max abs")
-    assert done.stdout.splitlines()[2].split()[:4] == ["enc.layer.1", "1", "of", "2"]
-    assert len(done.stdout.splitlines()) == 3
-    printed = json.loads(cli("diff", "a.npz", "b.npz", "--by", "part", "--json").stdout)
-    assert (printed["by"], printed["groups"][0]["name"], printed["groups"][0]["changed"]) == (
-        "part",
-        "attn.query.weight",
-        1,
-    )
-    refused = cli("diff", "a.npz", "b.npz", "--by", "layers")
-    assert (refused.returncode, "not by 'layers'; did you mean layer?" in refused.stderr) == (2, True)
 
 
 def test_every_kind_of_difference() -> None:
