@@ -27,6 +27,7 @@ COUNTED = (  # the number of a file, and of how many
     re.compile(r"(?P<before>.*world_size_(?P<all>\d+)_rank_)(?P<part>\d+)(?P<after>\.\w+)"),
 )
 RANK = re.compile(r"(?:^rank_?|^consolidated\.|^layer_(?=\d+-model_)|[cdempt]p_rank_)(\d+)")
+STAGE = re.compile(r"mp_rank_\d+_(\d{3,})$")  # of a pipeline of Megatron-LM
 WEAK = re.compile(r"(?:(?:^|[._-])(?:rank|model_part)[_-]?|_[mpt]p_)(\d+)")  # if 0 is there: not LoRA's
 KERAS = re.compile(r"_\d{5}(\.weights)\.h5$")  # not the number of an epoch: only if its index is there
 STEP = re.compile(r"global_step(\d+)")  # a folder of DeepSpeed
@@ -102,12 +103,12 @@ def counted(base: str) -> list[str]:
 def _ranks(folder: str, base: str) -> list[str]:
     """The names of other ranks' files or folders, if a name tells a rank."""
     others: set[str] = set()
-    for m in (*RANK.finditer(base), *WEAK.finditer(base)):
+    for m in (*RANK.finditer(base), *STAGE.finditer(base), *WEAK.finditer(base)):
         start, end = m.span(1)
         alike = re.compile(re.escape(base[:start]) + r"(\d+)" + re.escape(base[end:]))
         beside = {n: int(found[1]) for n in names(folder) if n != base and (found := alike.fullmatch(n))}
-        if m.re is RANK or 0 in (int(m[1]), *beside.values()):
+        if m.re is not WEAK or 0 in (int(m[1]), *beside.values()):
             others.update(beside)
-        if m.re is RANK and not others and int(m[1]):
+        if m.re is not WEAK and not others and int(m[1]):
             others.add(f"{base[:start]}{0:0{end - start}d}{base[end:]}")
     return sorted(others)

@@ -36,6 +36,7 @@ from .tensors import TORCH
 
 TRACKER, COMMON = "latest_checkpointed_iteration.txt", "common.pt"
 MODELS = ("model_optim_rng.pt", "model_rng.pt")
+SAVED = re.compile(r"iter_\d+|release")
 RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(_\d{3,})?")
 LAYER = re.compile(r"(?:model(\d+)\.)?((?:.*?\.)?layers\.)(\d+)(\..*)")
 PIECE = re.compile(r"model\d+\.")
@@ -49,7 +50,8 @@ def sniff(seen: Seen) -> int:
         return 0
     if DISTRIBUTED in seen.files:
         return 4 if COMMON in seen.files else 0
-    return 4 if TRACKER in seen.files or any(_file(seen.url, n) for n in seen.files if RANK.fullmatch(n)) else 0
+    found = TRACKER in seen.files and any(map(SAVED.fullmatch, seen.files))  # else it is DeepSpeed's
+    return 4 if found or any(_file(seen.url, n) for n in seen.files if RANK.fullmatch(n)) else 0
 
 
 def _file(url: str, name: str) -> str:
@@ -62,7 +64,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     if TRACKER in files:
         saved = read_all(join(url, TRACKER), 100).decode("utf-8", "replace").strip()
         folder = f"iter_{int(saved):07d}" if re.fullmatch(r"\d{1,9}", saved) else saved
-        if folder not in files or not re.fullmatch(r"iter_\d+|release", folder):
+        if folder not in files or not SAVED.fullmatch(folder):
             raise CorruptCheckpoint(f"{TRACKER} names {printable(saved)}, which is not there", url=url)
         url, files = join(url, folder), names(join(url, folder))
     if DISTRIBUTED in files:

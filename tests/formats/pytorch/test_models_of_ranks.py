@@ -229,6 +229,14 @@ def test_ranks(kind: str, ranks: int, stages: int, pieces: int, words: str, tmp_
     converter, words_of = f"megatron-{kind}" + "-ranks" * (ranks > 1), {n for n, w in whole.items() if len(w) == PADDED}
     ckptconv.convert(tmp_path / "m", tmp_path / "cut.pt", converter=converter, param={"vocabulary": 37})
     assert equal(tmp_path / "cut.pt", {n: w[:37] if n in words_of else w for n, w in whole.items()})
+    if stages > 1:
+        with pytest.raises(ckptconv.CkptError, match="the others have the rest: mp_rank_"):
+            ckptconv.convert(tmp_path / "m" / FIRST, tmp_path / "no.pt")
+    if ranks > 1:
+        ckptconv.convert(tmp_path / "out.pt", tmp_path / "back", converter=converter, inverse=True, ranks=2)
+        param = {"head_size": SIZE} | ({"queries": 4} if kind != "gpt2" else {})
+        ckptconv.convert(tmp_path / "back", tmp_path / "again.pt", converter=converter, param=param)
+        assert equal(tmp_path / "again.pt", whole)
     if kind != "gpt2":
         with pytest.raises(ckptconv.LayoutError, match=r"g would be|do not fit"):
             ckptconv.convert(tmp_path / "m", tmp_path / "no.pt", converter=converter, param={"queries": 2})
