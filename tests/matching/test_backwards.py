@@ -48,7 +48,13 @@ def flax(t: Arrays) -> Arrays:
     return out
 
 
-LSTM, GRU = cell(4), cell(3)
+def summed(t: Arrays, inputs: str, state: str, bias: str) -> Arrays:
+    x, h, one, other = t.values()
+    return {f"cell/{inputs}/kernel": x.T, f"cell/{state}/kernel": h.T, f"cell/{bias}/bias": one + other}
+
+
+LSTM, GRU, RNN = cell(4), cell(3), cell(1)
+SHAPED = {"d.weight": drawn(24, 5), "d.bias": drawn(24), "t.weight": drawn(6, 4, 2, 2)}  # an image of six channels
 IMAGE = {"c.weight": drawn(4, 3, 3, 3), "c.bias": drawn(4), "n.weight": drawn(36), "n.bias": drawn(36)}
 IMAGE |= {"d.weight": drawn(8, 36), "d.bias": drawn(8)}
 
@@ -84,6 +90,12 @@ CASES: dict[str, tuple[Arrays, Arrays, dict[str, Any], set[str]]] = {
     "GRU": (GRU, keras(GRU, np.stack([zrh(GRU[f"rnn.bias_{x}_l0"]) for x in ("ih", "hh")]), zrh), {}, set()),
     "GRU, reset before": (GRU, keras(GRU, zrh(GRU["rnn.bias_ih_l0"] + GRU["rnn.bias_hh_l0"]), zrh), {}, {"rnn/bias"}),
     "Flax": (LSTM, flax(LSTM), {}, set()),
+    "SimpleCell": (RNN, summed(RNN, "i", "h", "i"), {}, set()),
+    "NNX": (LSTM, summed(LSTM, "dense_i", "dense_h", "dense_h"), {}, set()),
+    "a decoder": (SHAPED, {"dense/kernel": SHAPED["d.weight"].reshape(6, 4, 5).swapaxes(0, 1).reshape(24, 5).T,
+                           "dense/bias": SHAPED["d.bias"].reshape(6, 4).T.reshape(-1),
+                           "conv2d_transpose/kernel": SHAPED["t.weight"].transpose(2, 3, 1, 0)},
+                  {}, {"dense/kernel", "dense/bias"}),
     "a Flatten in the config": (IMAGE, turned(IMAGE), taken("flattened", 3, 3), set()),
     "no Flatten there": (IMAGE, plain(IMAGE), taken("plain"), set()),
     "shapes alone": (IMAGE, turned(IMAGE), {}, {"d/kernel", "n/gamma", "n/beta"}),

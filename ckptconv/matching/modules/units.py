@@ -100,9 +100,27 @@ def _units(side: Side) -> list[Unit]:
         if role in made.get(home, {}):  # two tensors in one place: each is by itself
             home, role = name, "weight"
         made.setdefault(home, {})[role] = t
-    made = {home: _joint(home, m) for home, m in _from_zero(made).items()}
+    made = {home: _joint(home, m) for home, m in _from_zero(_of_two(made)).items()}
     order = {home: k for k, home in enumerate(sorted(made, key=natural))}
     return [Unit(n, m, words(f"{n}/weight")[:-1], order[n], at) for at, (n, m) in enumerate(made.items())]
+
+
+def _of_two(made: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """Cells that Flax holds as two dense layers, SimpleCell's i and h, and dense_i and dense_h of NNX, as cells."""
+    out = dict(made)
+    for home, state in made.items():
+        stem = home.removesuffix("h")
+        inputs = made.get(f"{stem}i", {})
+        shapes = [m["weight"].shape for m in (inputs, state) if "weight" in m]
+        if not stem.endswith(("/", "dense_")) or [len(shape) for shape in shapes] != [2, 2]:
+            continue
+        (_, wide), (rows, last) = shapes
+        if last == wide and wide in (rows, GATES * rows):  # of a GRU NNX has no bias like torch's
+            biases = [m["bias"] for m in (inputs, state) if "bias" in m]
+            matrices = {"weight_ih": inputs["weight"], "weight_hh": state["weight"]}
+            out[parent(stem)] = matrices | dict(zip(("bias_ih", "bias_hh"), biases, strict=False))
+            del out[home], out[f"{stem}i"]
+    return out
 
 
 def _from_zero(made: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:

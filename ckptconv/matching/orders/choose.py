@@ -156,7 +156,7 @@ def in_front(a: Mapping[str, Tensor], b: Mapping[str, Tensor], kinds: Mapping[st
     ours = _right_before(b, kinds, torch=True)
     theirs = _right_before(a, {}, torch=False)
     out = {}
-    for own, channels in (theirs | ours).items():
+    for own, channels in (theirs | ours if kinds else ours | theirs).items():  # a state dict does not say: transposed
         taken = any(shape[0] == own[1] for shape in dense if shape != own)
         if own in dense and own[1] not in convolved and (not taken or (own in ours and own in theirs)):
             out[own[1]] = channels
