@@ -200,7 +200,7 @@ def built(name: str, *, meta: bool = False) -> Any:
         pass
     try:
         bare = None
-        if meta and "torch" in sys.modules and not {"keras", "tf_keras"} & sys.modules.keys():  # which count models
+        if meta and "torch" in sys.modules:
             from ..checkpoint.torch import bodiless
 
             bare = bodiless(made)

@@ -55,13 +55,14 @@ class Undrawn(TorchFunctionMode):
 
 
 def bodiless(make: Callable[[], Any]) -> Any:
-    """What a function makes, on torch's meta device; None if it needs values, or makes nothing of torch alone."""
+    """What a function makes, on torch's meta device; None if it needs values, or what it makes does."""
     try:
         with torch.device("meta"), Undrawn():
             made = make()
     except (RuntimeError, NotImplementedError):  # its constructor computes with values
         return None
-    return made if isinstance(made, torch.nn.Module) and not hasattr(made, "save_weights") else None
+    of_keras = isinstance(made, torch.nn.Module) and hasattr(made, "save_weights")  # which saves values
+    return None if of_keras or isinstance(made, Mapping) else made
 
 
 def outline(module: torch.nn.Module) -> Checkpoint:

@@ -23,11 +23,11 @@ AIM = {  # thousand tokens
     "__main__.py": 0.1, "tests": 330.0, "benchmarks": 45.0, "fixtures": 45.0, "fuzz": 25.0, "tools": 8.0,
 }  # fmt: skip
 AT_MOST = {
-    "tests": 331.9,
+    "tests": 332.2,
     "formats": 106.2,
     "benchmarks": 45.1,
     "fixtures": 42.8,
-    "matching": 39.4,
+    "matching": 39.7,
     "rules": 35.0,
     "fuzz": 24.3,
     "reporting": 16.8,
