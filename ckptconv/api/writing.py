@@ -242,7 +242,9 @@ def write(
             raise
     named = tuple(filter(None, map(url_of, sources)))
     done = _report(made, outcome, row.name, how.verify, named, url, checkpoint.format, began)
-    _log(done)
+    for note in done.notes:
+        LOG.log(logging.WARNING if note.kind in ("damaged", "lossy") else logging.INFO, "%s", note)
+    LOG.info("%s", done.sum())
     return done
 
 
@@ -284,12 +286,6 @@ def _engine(name: str) -> Map | None:
     from ..engine import ray
 
     return ray.engine(name)
-
-
-def _log(done: Report) -> None:
-    for note in done.notes:
-        LOG.log(logging.WARNING if note.kind in ("damaged", "lossy") else logging.INFO, "%s", note)
-    LOG.info("%s", done)
 
 
 def _hashed(how: Options, row: Format) -> bool:

@@ -26,7 +26,7 @@ EXAMPLES = """Examples:
 """
 
 if TYPE_CHECKING:
-    from .. import Checkpoint, Match, Plan
+    from .. import Checkpoint, Match
     from ..api.result import Report
 
 
@@ -66,8 +66,14 @@ def convert(
     if dry_run:
         if into:
             _show_fit(into, sources, options, as_json)
-        else:
-            _show_plan(writing.dry_run(sources, output, **options), as_json, no_fold)
+            return
+        plan = writing.dry_run(sources, output, **options)
+        if as_json:
+            show.as_json(plan.to_json())
+            return
+        show.table(plan.columns, plan.rows(folded=not no_fold), "lrllr")
+        show.notes(plan.notes)
+        show.talk(plan.cost())
         return
     with show.progress(quiet or as_json) as progress:
         if into:
@@ -166,12 +172,3 @@ def _both(
         raise UsageError("--into writes the dtypes that the module has; convert what it writes with dtype=")
     found, stamps = dated(sources, how, guard=how.verify is not False)
     return replace(found, hashes={}), build(into, meta=meta), stamps  # compared, or not to be compared
-
-
-def _show_plan(plan: Plan, as_json: bool, no_fold: bool) -> None:
-    if as_json:
-        show.as_json(plan.to_json())
-        return
-    show.table(plan.columns, plan.rows(folded=not no_fold), "lrllr")
-    show.notes(plan.notes)
-    show.talk(plan.cost())

@@ -58,7 +58,17 @@ def diff(
         if by:
             show.table(
                 (by, "changed", "change", "|b - a|", "max abs"),
-                [_line(g) for g in found.by(cast(Any, by)) if g.changed],
+                [
+                    (
+                        g.name,
+                        f"{g.changed:,} of {g.tensors:,}",
+                        "NaN or Inf" if g.unpaired else "-" if g.change is None else f"{g.change:.3g}",
+                        f"{g.apart:.3g}",
+                        f"{g.max_abs:.3g}",
+                    )
+                    for g in found.by(cast(Any, by))
+                    if g.changed
+                ],
                 "lrrrr",
             )
         elif rows:
@@ -67,8 +77,3 @@ def diff(
         show.notes([*found.damaged, *found.unread, *(() if quiet else found.beside)])
     if not found.same:
         raise typer.Exit(1)
-
-
-def _line(g: Any) -> tuple[str, ...]:
-    change = "NaN or Inf" if g.unpaired else "-" if g.change is None else f"{g.change:.3g}"
-    return g.name, f"{g.changed:,} of {g.tensors:,}", change, f"{g.apart:.3g}", f"{g.max_abs:.3g}"

@@ -142,12 +142,12 @@ def offers(what: str) -> Callable[[str], list[str]]:
         from ..rules.library import names
 
         every = {
-            "readable": lambda: [f.name for f in table().values() if f.reads],
-            "writable": lambda: [f.name for f in table().values() if f.writes],
-            "converters": lambda: ["auto", *names()],
-            "dtypes": lambda: [d.name for d in DTYPES.values() if d.kind == "f"],
+            "readable": [f.name for f in table().values() if f.reads],
+            "writable": [f.name for f in table().values() if f.writes],
+            "converters": ["auto", *names()],
+            "dtypes": [d.name for d in DTYPES.values() if d.kind == "f"],
         }
-        return [name for name in every[what]() if name.startswith(incomplete)]
+        return [name for name in every[what] if name.startswith(incomplete)]
 
     return offered
 

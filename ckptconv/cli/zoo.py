@@ -14,7 +14,6 @@ from .options import Json, Quiet, offers, spelled, takes
 
 if TYPE_CHECKING:
     from ..bulk.planning import Conversion
-    from ..bulk.summary import Summary
 
 
 EXAMPLES = """Examples:
@@ -82,7 +81,13 @@ def zoo(
     except KeyboardInterrupt as e:  # with the status of the signal
         show.talk("interrupted; what is done is in the ledger; --resume continues with the rest")
         raise typer.Exit(e.args[0] if e.args else 130) from None
-    _report(done, as_json, quiet)
+    wrong = done.failed or done.damaged or not done.done + done.skipped
+    if as_json:
+        show.as_json(done.to_json())
+    elif wrong or not quiet:
+        show.talk(*done.lines())
+    if wrong:
+        raise typer.Exit(1)
 
 
 def _about(words: list[str], output: str, as_json: bool, quiet: bool, force: bool) -> bool:
@@ -119,16 +124,6 @@ def _page(folder: str, output: str, as_json: bool, quiet: bool, force: bool) -> 
         show.as_json(made.to_json())
     elif not quiet:
         show.talk(made.sum())
-
-
-def _report(done: Summary, as_json: bool, quiet: bool) -> None:
-    if as_json:
-        show.as_json(done.to_json())
-    else:
-        if done.failed or done.damaged or not quiet or not done.done + done.skipped:
-            show.talk(*done.lines())
-    if done.failed or done.damaged or not done.done + done.skipped:
-        raise typer.Exit(1)
 
 
 def _show_items(items: Sequence[Conversion], as_json: bool) -> None:

@@ -89,7 +89,8 @@ class Inspection(Told):
         """One line: how much there is."""
         total = self.totals
         others = f", {total.all:,} with {passes.in_roles(total.roles)}" if total.all != total.parameters else ""
-        return f"{self.checkpoint.format}: {total.size}, {total.parameters:,} parameters{others}"
+        size = counted(total.tensors, in_known(total.bytes, strings="string" in total.dtypes))
+        return f"{self.checkpoint.format}: {size}, {total.parameters:,} parameters{others}"
 
     def lines(self) -> list[str]:
         """A table, a line for each of what is beside it, and the totals."""
@@ -283,11 +284,6 @@ class Totals(NamedTuple):
     all: int  # of weights, slots and the rest
     roles: dict[str, int]  # tensors by role
     dtypes: dict[str, int]  # bytes by dtype
-
-    @property
-    def size(self) -> str:
-        """The number of tensors and their size, as far as it is known."""
-        return counted(self.tensors, in_known(self.bytes, strings="string" in self.dtypes))
 
 
 def totals(checkpoint: Checkpoint) -> Totals:

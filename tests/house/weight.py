@@ -34,7 +34,7 @@ AT_MOST = {
     "moves": 17.6,
     "bulk": 14.1,
     "storage": 13.5,
-    "cli": 10.7,
+    "cli": 10.6,
     "api": 11.7,
     "engine": 9.7,
     "verification": 9.1,
