@@ -159,13 +159,12 @@ class Rule:
             raise UsageError("stacks on both sides, or along two axes: give a layout that begins with these axes")
         if not self.explicit:
             axis = min(before | after, default="")
-            sides = (text or (f"... -> {axis} ..." if before else f"{axis} ... -> ...")).split("->")
-            for i, templates in enumerate((self.sources, self.targets)):
-                pairs = zip(
-                    templates[:1] if self.same or (self.adds and not i) else templates, sides[i].split(","), strict=True
-                )
-                stacked = ((() if self.same else t.stacks, s.strip()) for t, s in pairs)
-                sides[i] = ", ".join(" ".join((*axes, s)).strip() for axes, s in stacked)
+            text = text or (f"... -> {axis} ..." if before else f"{axis} ... -> ...")
+            sides = []
+            for side, templates in zip(text.split("->"), (self.sources, self.targets), strict=False):
+                stacks = [() if self.same else t.stacks for t in templates]  # one layout may be that of all sources
+                pairs = zip(stacks, side.split(","), strict=False)
+                sides.append(", ".join(" ".join((*stack, axes.strip())).strip() for stack, axes in pairs))
             text = " -> ".join(sides)
         return replace(layouts.parse(text), flips=self.flip) if self.flip else layouts.parse(text)
 

@@ -176,6 +176,8 @@ def blocks(node: Axis, stride: int, sizes: Sizes) -> list[Block]:
     for item in reversed(node.items or (ONE,)):
         inner.append(blocks(item, stride, sizes))
         stride *= size_of(item, sizes)
+    if prod(map(len, inner)) > MAX_BLOCKS:
+        raise LayoutError(f"has more than {MAX_BLOCKS} blocks")
     for picks in product(*inner[::-1]):
         block = tuple(chain(*picks))
         if len(names(block)) < sum(leaf.name != ONE for leaf in block):
@@ -187,13 +189,6 @@ def blocks(node: Axis, stride: int, sizes: Sizes) -> list[Block]:
 def names(block: Block) -> frozenset[str]:
     """The axes of a block, by which it is known."""
     return frozenset(leaf.name for leaf in block) - {ONE}
-
-
-def count_blocks(node: Axis) -> int:
-    """The number of blocks of an axis."""
-    if isinstance(node, Sum):
-        return sum(map(count_blocks, node.terms))
-    return prod(map(count_blocks, node.items)) if isinstance(node, Prod) else 1
 
 
 # --- layouts ----------------------------------------------------------------------------------------------------------
@@ -349,8 +344,6 @@ def _bind(layout: Layout, shapes: tuple[Shape, ...], given: tuple[tuple[str, int
 def parse(text: str) -> Layout:
     """Parse a pattern; LayoutError unless both sides have the same blocks, each once."""
     both, ones = sides(text), defaultdict[str, int](lambda: 1)
-    if any(count_blocks(Prod(axes)) > MAX_BLOCKS for side in both for axes in side):
-        raise failed(text, f"has more than {MAX_BLOCKS} blocks")
     try:
         keys = [[names(b) for axes in side for b in blocks(Prod(axes), 1, ones)] for side in both]
     except LayoutError as e:

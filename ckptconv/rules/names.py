@@ -16,10 +16,10 @@ from dataclasses import replace
 from itertools import repeat
 
 from ..checkpoint import Checkpoint, Entry, Move, Note, Tensor, named, onward, origin
-from ..errors import CorruptCheckpoint, UsageError
+from ..errors import UsageError
 from ..messages import did_you_mean, listing
 from ..storage.paths import beginning
-from .passes import AVERAGE, lost, renamed, unread, unseen
+from .passes import AVERAGE, chosen, lost, renamed, unread, unseen
 from .templates import halves
 
 MAX_ENTRIES = 12  # that an error lists
@@ -41,23 +41,18 @@ def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
     about = checkpoint.details.get("entry", {})
     names = [*checkpoint.tensors, *lost(checkpoint), *unread(checkpoint)]
     new = _inside(names, entry) or _inside_main(names, entry, about)
-    kept = {n: t for n, t in checkpoint.tensors.items() if n in new}
-    if not kept and (damaged := [n for n in lost(checkpoint) if n in new]):
-        raise CorruptCheckpoint(f"all of the entry {entry!r} is damaged:\n{listing(damaged)}")
-    if not kept:
+    notes = tuple(n for n in checkpoint.notes if not n.text.startswith(CHOICES))
+    kept = chosen(replace(checkpoint, notes=notes), lambda n: new.get(n, ""), f"in the entry {entry!r}")
+    if not kept.tensors:
         known = [about["name"], *about["beside"]] if about.get("name") else []
         first = (n.replace("/", ".").partition(".")[0] for n in checkpoint.tensors)
         entries = list(dict.fromkeys([*known, *first]))
         hint = did_you_mean(entry, entries[:MAX_ENTRIES], "entries" if known else "beginnings of names")
         raise UsageError(f"there is no entry {entry!r}{hint}", url="".join(checkpoint.urls[:1]) or None)
-    left = tuple(n for n in checkpoint.tensors if n not in new)
     cleared = {n: replace(t, role="") if t.role in ("average", "state") else t for n, t in kept.items()}
     details = checkpoint.details.copy()
     details.pop("entry", None)
-    notes = unseen((n for n in checkpoint.notes if not n.text.startswith(CHOICES)), lambda n: new.get(n, ""))
-    only = replace(checkpoint, details=details, notes=notes).with_tensors(cleared)
-    made = renamed(only, new.__getitem__, f"at={entry}")
-    return replace(made, notes=(*made.notes, Note("dropped", f"not in the entry {entry!r}", left))) if left else made
+    return renamed(replace(kept, details=details).with_tensors(cleared), new.__getitem__, f"at={entry}")
 
 
 def _inside(names: Sequence[str], entry: str) -> dict[str, str]:

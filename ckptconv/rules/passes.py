@@ -84,22 +84,30 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     """
     if not include and not exclude:
         return checkpoint
-    gone = lost(checkpoint)
-    names = [*checkpoint.tensors, *gone, *unread(checkpoint)]  # a glob may mean what diff cannot compare
+    names = [*checkpoint.tensors, *lost(checkpoint), *unread(checkpoint)]  # a glob may mean what diff cannot compare
     _refuse_idle((*include, *exclude), names, "")
     test = wanted(include, exclude)
     taken = dict.fromkeys(filter(test, names))
-    keep = {n: t for n, t in checkpoint.tensors.items() if n in taken}
-    notes = unseen(checkpoint.notes, lambda n: n * (n in taken), some=bool(include))
-    if checkpoint.tensors and not keep:
-        if damaged := [n for n in gone if n in taken]:
-            raise CorruptCheckpoint(f"all that is selected is damaged:\n{listing(damaged)}")
-        if skipped := [str(n) for n in notes if n.unread]:
+    made = chosen(checkpoint, lambda n: n * (n in taken), "selected", some=bool(include))
+    if checkpoint.tensors and not made.tensors:
+        if skipped := [str(n) for n in made.notes if n.unread]:
             raise UsageError(f"all that is selected is left out when the file is read:\n{listing(skipped)}")
         raise UsageError(f"include= and exclude= leave none of {len(checkpoint.tensors)} tensors")
-    left = tuple(n for n in (*checkpoint.tensors, *gone) if n not in taken)
-    made = replace(checkpoint, notes=notes)
-    return made.with_tensors(keep, *([Note("dropped", "not selected", left)] if left else []))
+    return made
+
+
+def chosen(checkpoint: Checkpoint, new: Callable[[str], str], what: str, *, some: bool = False) -> Checkpoint:
+    """Keep what has a new name, and rename it in notes alone; CorruptCheckpoint if all of that is damaged.
+
+    some: see `unseen`.
+    """
+    gone = lost(checkpoint)
+    keep = {n: t for n, t in checkpoint.tensors.items() if new(n)}
+    if not keep and (damaged := list(filter(new, gone))):
+        raise CorruptCheckpoint(f"all that is {what} is damaged:\n{listing(damaged)}")
+    left = tuple(n for n in (*checkpoint.tensors, *gone) if not new(n))
+    made = replace(checkpoint, notes=unseen(checkpoint.notes, new, some=some))
+    return made.with_tensors(keep, *([Note("dropped", f"not {what}", left)] if left else []))
 
 
 def select_either(
