@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple, cast
 from ..errors import CorruptCheckpoint, UnsafeCheckpoint
 from ..messages import printable
 from .paths import local
-from .ranges import FileObject, Spool, zipped
+from .ranges import FileObject, Spool, Stamp, stamp_of, zipped
 
 RATIO, ROOM = 100, 2**28
 PIECE = 2**16  # bytes of packed data at a time
@@ -34,7 +34,6 @@ HEADER = struct.Struct("<26x2H")  # of a member of a zip: how long its name and 
 BLOCK = 512  # bytes of a header of a tar
 PACKED = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0"
 Where = tuple[int, int, Any]  # start and bytes of a member, and what opens a packed one; bytes < 0: it is not read
-Stamp = tuple[int, ...]
 
 
 class Place(NamedTuple):
@@ -79,11 +78,6 @@ def names(folder: str) -> list[str]:
     path, below = _split(folder) or ("", "")
     root = posixpath.normpath(below) + "/" if below else ""
     return sorted({n.removeprefix(root).partition("/")[0] for n in listed(path) if n.startswith(root)})
-
-
-def stamp_of(status: os.stat_result) -> Stamp:
-    """How a file is told from another state of it; ctime, the last one, cannot be set back."""
-    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
 
 
 def _split(url: str) -> tuple[str, str] | None:

@@ -22,9 +22,9 @@ from typing import IO
 from ..errors import CorruptCheckpoint
 from . import archives
 from .faults import refused
-from .lookups import Stamp, Stat, current, exists, filesystem, is_dir, names, session, stat, walk
+from .lookups import Stat, current, exists, filesystem, is_dir, names, session, stat, walk
 from .paths import is_remote, join, local, sibling, split
-from .ranges import FileObject, Ranges, zipped
+from .ranges import FileObject, Ranges, Stamp, stamp_of, zipped
 from .remote import MAX_GAP, RemoteFile
 
 PEEK = 4096  # bytes of a file's head and tail that detection sees
@@ -129,7 +129,7 @@ class Reader:
             if not S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "is a pipe or a device, a file is needed", url)
             self.size = status.st_size
-            self.stamp = archives.stamp_of(status)
+            self.stamp = stamp_of(status)
         except OSError as e:
             self.close()
             raise refused(e, url) from e

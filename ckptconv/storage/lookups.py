@@ -35,6 +35,7 @@ from ..messages import brief, did_you_mean, printable
 from . import archives, web
 from .faults import MissingFile, asking, refused
 from .paths import is_http, is_remote, join, local
+from .ranges import Stamp
 
 STORES = ("s3://", "s3a://", "gs://", "gcs://")  # listings of these can be asked for a prefix
 EXACT = (*STORES, "memory://", "hf://")
@@ -47,7 +48,6 @@ MAX_LOCAL_DEPTH = 400  # folders
 _MORE = re.compile(r"\0|\?versionId=")  # in a url: a version of S3
 _GENERATION = re.compile(r"#\d+$")  # a version of Google's store
 Failed = Callable[[str, str, CkptError], None]
-Stamp = tuple[int, ...]  # equal as long as a file is the same one and unchanged
 
 
 class Stat(NamedTuple):

@@ -24,6 +24,7 @@ from .faults import spooling
 if TYPE_CHECKING:
     from zipfile import ZipFile
 
+Stamp = tuple[int, ...]  # equal as long as a file is the same one and unchanged
 MAX_DIRECTORY = 2**26  # bytes of the directory of a zip, which is read at once: half a million members
 
 
@@ -39,6 +40,11 @@ class Ranges(Protocol):
     def read(self, start: int, size: int, /) -> bytes: ...
 
     def close(self) -> None: ...
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """How a file is told from another state of it; ctime, the last one, cannot be set back."""
+    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
 
 
 class Slice(NamedTuple):

@@ -28,7 +28,7 @@ AT_MOST = {
     "benchmarks": 45.1,
     "fixtures": 42.8,
     "matching": 39.7,
-    "rules": 35.0,
+    "rules": 34.9,
     "fuzz": 24.3,
     "reporting": 16.8,
     "moves": 17.6,
