@@ -166,8 +166,7 @@ def _apart(a: Array, b: Array) -> Array:
 def _rank(bits: Array) -> Array:
     """The rank of each float among all floats of its dtype; -0.0 and 0.0 have the same rank."""
     half = bits.dtype.type(1 << (8 * bits.itemsize - 1))
-    size = bits & ~half
-    rank: Array = np.where(bits & half, half - size, half + size)
+    rank: Array = np.where(bits >= half, -bits, bits + half)  # negative floats descend
     return rank
 
 

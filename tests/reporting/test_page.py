@@ -233,7 +233,7 @@ def test_a_notebook_shows_the_page(chromium: Browser, pages: Path, tmp_path: Pat
     """In a sandboxed frame, where the address cannot be changed."""
     made = ckptconv.report(pages / "bad.safetensors", destination=tmp_path / "r.html")
     assert made.bytes == (tmp_path / "r.html").stat().st_size
-    assert repr(made).startswith("<Page ")
+    assert repr(made).startswith("<Page: ")
     (tmp_path / "n.html").write_text(f"<!doctype html><title>n</title><body>{made._repr_html_()}", encoding="utf-8")
     page = chromium.page("about:blank", until="document.body")
     page.ask("Target.setAutoAttach", autoAttach=True, waitForDebuggerOnStart=False, flatten=True)
