@@ -200,7 +200,8 @@ def built(name: str, *, meta: bool = False) -> Any:
         pass
     try:
         bare = None
-        if meta and "torch" in sys.modules:
+        keras: Any = sys.modules.get("keras")  # whose models on torch need values, and are counted in their names
+        if meta and "torch" in sys.modules and not (keras and keras.backend.backend() == "torch"):
             from ..checkpoint.torch import bodiless
 
             bare = bodiless(made)
