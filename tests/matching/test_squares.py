@@ -106,8 +106,7 @@ PORTS: dict[str, tuple[Any, str, bool]] = {  # how it is built, where fc stands,
         f"{name}, behind {'a permuted' if permuted else 'an'} image": (
             partial(Behind, permuted, partial(kind, N**3)), "" if permuted else "behind", False,
         )
-        for name, kind in (("a batch norm", nn.BatchNorm1d), ("a layer norm", nn.LayerNorm))
-        for permuted in (False, True)
+        for name, kind, permuted in (("a batch norm", nn.BatchNorm1d, True), ("a layer norm", nn.LayerNorm, False))
     },
     "between two norms": (
         partial(Behind, False, partial(nn.BatchNorm1d, N**3), partial(nn.LayerNorm, N**3)), "behind", False,
