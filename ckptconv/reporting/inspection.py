@@ -18,7 +18,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..api import reading
-from ..api.comparing import sides
 from ..api.options import SELECT, Source, parse_options, takes
 from ..api.reading import url_of
 from ..checkpoint import Checkpoint, Note, Tensor, counted, in_known, in_size as in_size, uncollected
@@ -221,6 +220,7 @@ def check(
 
     Returns a Checked. Raises UsageError for an unknown `limit`, and what `open` raises.
     """
+    from ..api.comparing import sides
     from . import checks
 
     how = parse_options(given)

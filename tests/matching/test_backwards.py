@@ -55,6 +55,8 @@ def summed(t: Arrays, inputs: str, state: str, bias: str) -> Arrays:
 
 LSTM, GRU, RNN = cell(4), cell(3), cell(1)
 SHAPED = {"d.weight": drawn(24, 5), "d.bias": drawn(24), "t.weight": drawn(6, 4, 2, 2)}  # an image of six channels
+MEAN = {"m.weight": drawn(5, 24)}
+LISTED = {"mean/kernel": "m.weight", "dense/kernel": "d.weight", "dense/bias": "d.bias"}
 IMAGE = {"c.weight": drawn(4, 3, 3, 3), "c.bias": drawn(4), "n.weight": drawn(36), "n.bias": drawn(36)}
 IMAGE |= {"d.weight": drawn(8, 36), "d.bias": drawn(8)}
 
@@ -96,6 +98,10 @@ CASES: dict[str, tuple[Arrays, Arrays, dict[str, Any], set[str]]] = {
                            "dense/bias": SHAPED["d.bias"].reshape(6, 4).T.reshape(-1),
                            "conv2d_transpose/kernel": SHAPED["t.weight"].transpose(2, 3, 1, 0)},
                   {}, {"dense/kernel", "dense/bias"}),
+    "a decoder, listed last": (SHAPED | MEAN,
+                               {"conv2d_transpose/kernel": SHAPED["t.weight"].transpose(2, 3, 1, 0)}
+                               | {n: (SHAPED | MEAN)[m].T for n, m in LISTED.items()},
+                               {}, {"dense/kernel", "dense/bias"}),
     "a Flatten in the config": (IMAGE, turned(IMAGE), taken("flattened", 3, 3), set()),
     "no Flatten there": (IMAGE, plain(IMAGE), taken("plain"), set()),
     "shapes alone": (IMAGE, turned(IMAGE), {}, {"d/kernel", "n/gamma", "n/beta"}),

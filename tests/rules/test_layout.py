@@ -15,6 +15,7 @@ from kit import examples
 from ckptconv.checkpoint import Tensor, contiguous, held, tiled, view
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import LayoutError
+from ckptconv.moves import part
 from ckptconv.moves.part import Held, Part, c_strides
 from ckptconv.rules import layout
 
@@ -184,7 +185,7 @@ def test_nothing_moves() -> None:
 
 @pytest.mark.slow
 def test_steps_that_never_divide_end_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "MAX_PIECES", 2**12)
+    monkeypatch.setattr(part, "MAX_PIECES", 2**12)
     box = Part(Held(None), DTYPES["float32"], (2**30,), 0, (1,), 0, (3,))
     odd = Tensor("t", DTYPES["float32"], (3 * 2**30,), (box,))
     with pytest.raises(LayoutError, match="pieces"):

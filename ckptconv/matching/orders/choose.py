@@ -105,10 +105,10 @@ class Judge:
 
     def before_image(self, a: Tensor, order: Order) -> Judged | None:
         """The order of a dense layer, its bias and its normalisation that stand before an image; None elsewhere."""
-        channels = self.in_front.get(a.shape[-1], 0) if a.shape else 0
-        if not channels or order.text not in ("", KERNELS[2]) or len(a.shape) != 1 + bool(order.text):
+        channels = self.in_front.get(a.shape[-1]) if a.shape else None
+        if channels is None or order.text not in ("", KERNELS[2]) or len(a.shape) != 1 + bool(order.text):
             return None
-        if not self.module:
+        if not self.module or not channels:
             return Judged(order, IMAGE_NOT, True)
         return Judged(with_image(order, len(a.shape), len(a.shape) - 1, channels), SHAPED_IMAGE, True)
 
@@ -125,7 +125,9 @@ class Judge:
         if area := taken.height * taken.width if taken else 0:
             return Judged(with_image(order, 2, 0, n // area), FLAT) if 1 < area < n and n % area == 0 else None
         channels = max((c for c in self.channels if n % c == 0), default=0)
-        others = self.widths[n] - (a.shape[1] == n) - (n in self.in_front)  # layers with as many outputs: not its own
+        others = (
+            self.widths[n] - (a.shape[1] == n) - bool(self.in_front.get(n))
+        )  # layers with as many outputs: not its own
         if (others > 0 or not channels) and not ((taken or self.asks) and (channels or others <= 0)):
             return None
         if self.module and order.text.endswith(" i") and others <= 0 and channels:
@@ -149,7 +151,7 @@ def in_front(a: Mapping[str, Tensor], b: Mapping[str, Tensor], kinds: Mapping[st
     """The widths of dense layers right before a convolution that takes part of them as channels, and how many.
 
     Not as many as a convolution's own channels; and where another matrix takes as many inputs, which then may stand
-    after an image, only if both sides have that order. `kinds` are the target's classes.
+    after an image, only if both sides have that order: 0 if torch's alone has it. `kinds` are the target's classes.
     """
     dense = [t.shape for n, t in a.items() if len(t.shape) == 2 and is_kernel(leaf(n))]
     convolved = {n for t in a.values() if len(t.shape) > 2 for n in t.shape[-2:]}
@@ -158,8 +160,8 @@ def in_front(a: Mapping[str, Tensor], b: Mapping[str, Tensor], kinds: Mapping[st
     out = {}
     for own, channels in (theirs | ours if kinds else ours | theirs).items():  # a state dict does not say: transposed
         taken = any(shape[0] == own[1] for shape in dense if shape != own)
-        if own in dense and own[1] not in convolved and (not taken or (own in ours and own in theirs)):
-            out[own[1]] = channels
+        if own in dense and own[1] not in convolved and (not taken or own in ours):
+            out[own[1]] = channels if not taken or own in theirs else 0
     return out
 
 
