@@ -17,6 +17,7 @@ import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -145,6 +146,7 @@ def as_tensor(name: str, head: Head, data: Data) -> Tensor:
     return view(name, kind, head.shape, data, offset=0, strides=strides, ops=ops)
 
 
+@lru_cache(maxsize=256)  # models have many arrays of one shape
 def literal(text: str) -> tuple[str, bool, tuple[int, ...]] | None:
     """The descr, fortran_order and shape of a header; None if it is not a dictionary of these, of the right kinds."""
     text = re.sub(r"(?<=\d)L(?=[,)])", "", text.strip())  # Python 2 wrote 3L
