@@ -11,19 +11,18 @@ Reading only. Source: openai/finetune-transformer-lm, model/ and train.py.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
-from operator import attrgetter
 
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import CorruptCheckpoint
-from ..moves.part import Part, Span, c_strides, checked_count, clip
+from ..moves.part import Part, Span, c_strides, checked_count
 from ..storage.files import Seen, join, names, read_all, sibling
 from ..storage.json import parse_json
 from .npy import located
 from .table import Reading
+from .tiling import cut
 
 SHAPES = "params_shapes.json"
 MAX_JSON = 2**20  # bytes of a list of shapes or names; the release has 2,000
@@ -46,10 +45,10 @@ def open(url: str, how: Reading) -> Checkpoint:
         raise CorruptCheckpoint(f"{SHAPES} needs {starts[-1]} numbers, but params_*.npy hold {stored}")
     known = [f"model/h{i}/{part}" for i in range((len(shapes) - 2) // len(LAYER)) for part in LAYER]
     (positions, width), (words, _) = shapes[:2]
-    table = [*_parts(numbers, starts[1], words * width, 0), *_parts(numbers, 0, positions * width, words * width)]
+    table = [*cut(numbers, starts[1], starts[2]), *cut(numbers, 0, starts[1], words * width)]
     tensors = [_tensor("model/we", (words + positions, width), table, numbers[0])]
     for name, shape, start in zip(known, shapes[2:], starts[2:], strict=False):
-        tensors.append(_tensor(name, shape, list(_parts(numbers, start, prod(shape), 0)), numbers[0]))
+        tensors.append(_tensor(name, shape, list(cut(numbers, start, start + prod(shape))), numbers[0]))
     others = tuple(n for n in files if not n.startswith(("params_", "parameters_")))
     notes = (Note("unread", "files that hold no weights", others, tensors=False),) if others else ()
     urls = tuple(p.data.url for p in numbers if isinstance(p.data, Span))
@@ -72,14 +71,6 @@ def _numbers(url: str, files: Sequence[str]) -> list[Part]:
     if not numbers:
         raise CorruptCheckpoint("has no params_0.npy beside the shapes")
     return numbers
-
-
-def _parts(numbers: Sequence[Part], start: int, count: int, at: int) -> Iterator[Part]:
-    """The `count` numbers from `start` on, as the parts of a tensor from its element `at` on."""
-    for i in range(max(0, bisect_right(numbers, start, key=attrgetter("start")) - 1), len(numbers)):
-        if numbers[i].start >= start + count:
-            return
-        yield from (p._replace(start=p.start - start + at) for p in clip(numbers[i], start, start + count))
 
 
 def _tensor(name: str, shape: tuple[int, ...], parts: Sequence[Part], one: Part) -> Tensor:

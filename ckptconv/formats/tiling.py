@@ -1,14 +1,16 @@
-"""Tiles of a tensor: the slices of a partitioned variable, the chunks of a distributed tensor."""
+"""Pieces of tensors: tiles of one, such as the chunks of a distributed tensor, and sequences that hold several."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
+from operator import attrgetter
 from typing import NamedTuple
 
 from ..checkpoint import Tensor, contiguous
 from ..errors import CorruptCheckpoint, UnsafeCheckpoint
-from ..moves.part import c_strides
+from ..moves.part import Part, c_strides, clip
 
 COMPARISONS = 256  # of a tile with others, on average; a grid of 150 by 150 needs fewer
 
@@ -71,3 +73,11 @@ def joined(name: str, shape: tuple[int, ...], pieces: Sequence[tuple[Tensor, tup
         if t.count
     )
     return Tensor(name, first.dtype, shape, tuple(parts))
+
+
+def cut(sequence: Sequence[Part], lo: int, hi: int, at: int = 0) -> Iterator[Part]:
+    """Elements [lo, hi) of parts of which each continues the one before, as parts of a tensor from element `at` on."""
+    for i in range(max(0, bisect_right(sequence, lo, key=attrgetter("start")) - 1), len(sequence)):
+        if sequence[i].start >= hi:
+            return
+        yield from (part._replace(start=part.start - lo + at) for part in clip(sequence[i], lo, hi))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate, islice
 from math import prod
@@ -84,7 +84,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     text = f"tensors of {many(len(ranks), 'rank')}; the optimizer's and other states are left out"
     notes = (*(n for n in first.notes if n.kind != "skipped"), Note("assumed", text))
     details: Details = {"values": first.details.get("values", {}), "settings": settings}
-    return Checkpoint(dict(_joined(read, ranks)), {}, (), "megatron", tuple(ranks.values()), notes, details)
+    return Checkpoint(_joined(read, ranks), {}, (), "megatron", tuple(ranks.values()), notes, details)
 
 
 def _ranks(url: str, files: list[str]) -> Ranks:
@@ -138,7 +138,7 @@ def _all_there(url: str, ranks: Ranks, settings: Mapping[str, Any]) -> None:
         raise CorruptCheckpoint(f"has files of {len(ranks)} of {prod(counts)} ranks; {text}", url=url)
 
 
-def _joined(read: Mapping[tuple[int, int], Checkpoint], ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
+def _joined(read: Mapping[tuple[int, int], Checkpoint], ranks: Ranks) -> dict[str, Tensor]:
     """The tensors of all ranks under their names in the whole model, with the layers of all stages counted."""
     stages = sorted({p for _, p in read})
     weights = {rank: [n for n, t in found.items() if not t.role] for rank, found in read.items()}
@@ -165,4 +165,4 @@ def _joined(read: Mapping[tuple[int, int], Checkpoint], ranks: Ranks) -> Iterato
             if whole in made:
                 raise CorruptCheckpoint("two stages of the pipeline have it", url=ranks[t, p], tensor=whole)
             made[whole] = read[t, p][name].renamed(whole)
-    yield from made.items()
+    return made

@@ -27,7 +27,6 @@ checkpoint/ds_to_universal.py.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -38,10 +37,11 @@ from ...checkpoint import Checkpoint, Note, Role, Tensor, contiguous
 from ...dtypes import DType
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import many, printable, shortened
-from ...moves.part import Held, Part, c_strides, checked_count, clip
+from ...moves.part import Held, Part, c_strides, checked_count
 from ...storage.files import Reader, Seen, is_dir, join, names, read_all
 from .. import Located
 from ..table import Reading
+from ..tiling import cut
 from .archive import PICKLE, enter
 from .flatten import stored
 from .ranks import is_gathered
@@ -149,20 +149,11 @@ def _all_there(folder: str, ranks: list[int], counted: Any) -> None:
 
 
 class Row(NamedTuple):
-    """Flat tensors of one dtype, each of which continues the one before, and where each begins."""
+    """Flat tensors of one dtype, each of which continues the one before."""
 
     kind: DType
     parts: list[Part]
-    starts: list[int]
     length: int
-
-    def take(self, lo: int, hi: int, start: int = 0) -> Iterator[Part]:
-        """Elements [lo, hi), as parts of a tensor from its element `start` on."""
-        for i in range(max(0, bisect_right(self.starts, lo) - 1), len(self.parts)):
-            if self.starts[i] >= hi:
-                return
-            for part in clip(self.parts[i], lo, hi):
-                yield part._replace(start=part.start - lo + start)
 
 
 def _row(values: Sequence[Any]) -> Row:
@@ -175,8 +166,8 @@ def _row(values: Sequence[Any]) -> Row:
     if len({t.dtype for t in flat}) != 1:
         raise CorruptCheckpoint(f"has {many(len(flat), 'flat tensor')} of different dtypes where one must be")
     ends = list(accumulate(t.count for t in flat))
-    filled = [(t.parts[0], end - t.count) for t, end in zip(flat, ends, strict=True) if t.count]
-    return Row(flat[0].dtype, [part._replace(start=at) for part, at in filled], [at for _, at in filled], ends[-1])
+    parts = [t.parts[0]._replace(start=end - t.count) for t, end in zip(flat, ends, strict=True) if t.count]
+    return Row(flat[0].dtype, parts, ends[-1])
 
 
 def _is_flat(value: Any) -> bool:
@@ -199,7 +190,7 @@ def _concatenated(groups: list[Shapes], flat: list[list[Any]], prefix: str, role
     for group, pieces in zip(groups, zip(*flat, strict=True), strict=True):
         row, at = _row(pieces), 0
         for name, shape in group.items():
-            yield _tensor(prefix + name, shape, row.kind, list(row.take(at, at + prod(shape))), role)
+            yield _tensor(prefix + name, shape, row.kind, list(cut(row.parts, at, at + prod(shape))), role)
             at += prod(shape)
         if -(-at // align) != -(-row.length // align) and not role:
             raise CorruptCheckpoint(f"a group has {row.length} elements, its parameters {at}")
@@ -211,8 +202,10 @@ def _interleaved(groups: list[Shapes], flat: list[list[Any]], prefix: str, role:
     for name, shape in (item for group in groups for item in group.items()):
         count = prod(shape)
         size = -(-count // len(rows))
-        ends = (min(size, max(0, count - i * size)) for i in range(len(rows)))
-        parts = [p for i, (row, n) in enumerate(zip(rows, ends, strict=True)) for p in row.take(at, at + n, i * size)]
+        parts = [
+            p for i, row in enumerate(rows)
+            for p in cut(row.parts, at, at + min(size, max(0, count - i * size)), i * size)
+        ]  # fmt: skip
         yield _tensor(prefix + name, shape, rows[0].kind, parts, role)
         at += size
     if any(row.length != at or row.kind != rows[0].kind for row in rows):
