@@ -10,6 +10,7 @@ from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import Unrepresentable, UsageError
 from ..messages import listing, many
 from ..output.destination import OutputFile
+from ..storage.files import split
 
 HALF = re.compile("[\\ud800-\\udfff]")  # of a surrogate pair
 
@@ -107,3 +108,11 @@ def refuse_shards(checkpoint: Checkpoint, limit: int | None, title: str) -> None
     """Raise UsageError if the checkpoint is larger than `limit` bytes; for formats without shards."""
     if limit is not None and checkpoint.nbytes > limit:
         raise UsageError(f"{title} is one file; max_shard_size= needs a format with shards")
+
+
+def folder_name(url: str, title: str) -> str:
+    """The name of an output that is a folder; UsageError if the path ends in none."""
+    base = split(url.rstrip("/"))[1]
+    if base in ("", ".", ".."):
+        raise UsageError(f"{title} is a folder, which needs a name", url=url)
+    return base

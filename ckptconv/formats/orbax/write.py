@@ -18,15 +18,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ...checkpoint import Checkpoint, Tensor
-from ...errors import NameCollision, Unrepresentable, UsageError
+from ...errors import NameCollision, Unrepresentable
 from ...messages import listing
 from ...moves.part import is_vast
 from ...output.destination import OutputFile
 from ...storage.checksum import crc
-from ...storage.files import split
 from ..flax import Packed, nested
 from ..npy import DESCR
-from ..placement import Patch, Placement, Slot, is_text, refuse_shards, refuse_unheld
+from ..placement import Patch, Placement, Slot, folder_name, is_text, refuse_shards, refuse_unheld
 from ..tensorflow.table import common_prefix, varint
 from .items import DICT, MAX_PATH
 from .ocdbt import COMMITTED, MANIFEST, MANIFEST_MAGIC, MAX_TEXT, METADATA, MSGPACK, NODE_MAGIC
@@ -48,10 +47,7 @@ class OrbaxWriter:
     url: str
     limit: int | None = None
     _paths: dict[str, list[tuple[str, int]]] = field(default_factory=dict)  # of each tensor: keys and their kinds
-
-    @property
-    def base(self) -> str:
-        return split(self.url.rstrip("/"))[1]
+    base: str = ""
 
     def cannot_hold(self, tensor: Tensor) -> str:
         if tensor.dtype.name not in DESCR and tensor.dtype.name not in EXTRA:
@@ -68,8 +64,7 @@ class OrbaxWriter:
         return "the name is too long" if long else ""
 
     def place(self, checkpoint: Checkpoint) -> Placement:
-        if not self.base or self.base in (".", ".."):
-            raise UsageError("an Orbax checkpoint is a folder, which needs a name", url=self.url)
+        self.base = folder_name(self.url, "an Orbax checkpoint")
         refuse_unheld(self, checkpoint, "an Orbax checkpoint")
         refuse_shards(checkpoint, self.limit, "the data of an Orbax checkpoint")
         if not checkpoint:

@@ -19,14 +19,14 @@ from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Role, Tensor
-from ...errors import CorruptCheckpoint, UsageError
+from ...errors import CorruptCheckpoint
 from ...messages import brief, printable
 from ...moves.part import checked_count
 from ...output.destination import OutputFile
-from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling, split
+from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling
 from ...storage.ranges import Slice
 from .. import shard_index
-from ..placement import Patch, Placement, Slot, refuse_unheld
+from ..placement import Patch, Placement, Slot, folder_name, refuse_unheld
 from ..table import DISTRIBUTED, Reading
 from ..tiling import joined
 from ..zip import StoredZip
@@ -239,17 +239,13 @@ class DcpWriter:
     max_shard_size: int | None = None
     placed: Checkpoint = field(default_factory=lambda: Checkpoint({}))
     places: dict[str, Place] = field(default_factory=dict)
-
-    @property
-    def base(self) -> str:
-        return split(self.url.rstrip("/"))[1]
+    base: str = ""
 
     def cannot_hold(self, tensor: Tensor) -> str:
         return "" if tensor.dtype.torch_name else f"torch has no dtype {tensor.dtype}"
 
     def place(self, checkpoint: Checkpoint) -> Placement:
-        if self.base in ("", ".", ".."):
-            raise UsageError("a distributed checkpoint is a folder, which needs a name", url=self.url)
+        self.base = folder_name(self.url, "a distributed checkpoint")
         refuse_unheld(self, checkpoint, "a distributed checkpoint")
         self.placed, self.places = checkpoint, {}
         owner = {n: first if checkpoint[n].count else n for n, first in checkpoint.owners().items()}

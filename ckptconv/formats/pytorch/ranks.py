@@ -24,11 +24,11 @@ from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import CorruptCheckpoint, Unrepresentable, UsageError
 from ...messages import many, shortened
 from ...moves.part import c_strides, checked_count
-from ...storage.files import Reader, Seen, join, names, split
+from ...storage.files import Reader, Seen, join, names
 from ..complete import COUNTED
 from ..detect import open_checkpoint
 from ..own_metadata import lost
-from ..placement import Patch, Placement, refuse_shards, refuse_unheld
+from ..placement import Patch, Placement, folder_name, refuse_shards, refuse_unheld
 from ..table import DISTRIBUTED, Reading
 from ..tiling import joined
 from .archive import PICKLE, TorchWriter, enter
@@ -268,12 +268,10 @@ class RanksWriter:
         return odd or self.inside.cannot_hold(tensor)
 
     def place(self, checkpoint: Checkpoint) -> Placement:
-        base, first = split(self.url.rstrip("/"))[1], checkpoint.details.get("ranks", "rank_0.pt")
+        base, first = folder_name(self.url, "a set of files of ranks"), checkpoint.details.get("ranks", "rank_0.pt")
         form = FIRST.fullmatch(first)
-        if base in ("", ".", "..") or not form:
-            raise UsageError(
-                f"files of ranks go to a folder, which needs a name; {first!r} is the first's", url=self.url
-            )
+        if not form:
+            raise UsageError(f"the file of rank 0 has no 0 in its name ({first!r})", url=self.url)
         refuse_unheld(self, checkpoint, "a set of files of ranks")
         refuse_shards(checkpoint, self.max_shard_size, "what a rank has")
         ranks = dict[int, dict[str, Tensor]]()
