@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import itemgetter
@@ -130,12 +131,12 @@ def paragraphs(texts: Iterable[str]) -> str:
     return "\n".join(map(paragraph, texts))
 
 
-class Told:
+class Told(ABC):
     """What a verb returns: one line in the REPL; print() shows it as the command line does."""
 
+    @abstractmethod
     def sum(self) -> str:
         """One line: how much, and what came of it."""
-        raise NotImplementedError
 
     def lines(self) -> list[str]:
         """What the command line prints."""

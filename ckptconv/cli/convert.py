@@ -73,7 +73,7 @@ def convert(
             return
         show.table(plan.columns, plan.rows(folded=not no_fold), "lrllr")
         show.notes(plan.notes)
-        show.talk(plan.cost())
+        show.talk(plan.sum())
         return
     with show.progress(quiet or as_json) as progress:
         if into:

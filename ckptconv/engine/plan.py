@@ -18,7 +18,7 @@ from ..checkpoint import Checkpoint, Move, Note, Tensor
 from ..dtypes import castable
 from ..errors import CkptError, ConversionError, UsageError
 from ..formats.placement import Placement
-from ..messages import Fold, fold, in_bytes, in_shape, listing, many, printable, redacted, table
+from ..messages import Fold, Told, fold, in_bytes, in_shape, listing, many, printable, redacted, table
 from ..moves.derived import derived, is_constant
 from ..moves.log import CHUNK, Loss, Record
 from ..moves.part import Coded, Data, Piece, Span, Stored, c_strides, is_contiguous, reach
@@ -70,8 +70,8 @@ class Receipt(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Plan:
-    """What a conversion will do, as pure data, decided before any tensor is read; str(plan) is what a dry run shows.
+class Plan(Told):
+    """What a conversion will do, as pure data, decided before any tensor is read.
 
     folder: the destination's. placement: the files and slots of the output. jobs: what is read and written, each one
     range of one file. tensors: the output's. memory: the buffers in bytes. notes: what the user should know.
@@ -116,15 +116,11 @@ class Plan:
                 rows.append((line.text, count, dtype, shape, size, way, *rest))
         return rows
 
-    def __str__(self) -> str:
-        """What a dry run shows."""
-        lines = table(self.columns, self.rows(), "lrllr")
-        return "\n".join([*lines, *map(str, self.notes), self.cost()])
+    def lines(self) -> list[str]:
+        """What a dry run shows: a table, the notes, and what it takes."""
+        return [*table(self.columns, self.rows(), "lrllr"), *map(str, self.notes), self.sum()]
 
-    def __repr__(self) -> str:
-        return f"<Plan: {self.cost()}>"
-
-    def cost(self) -> str:
+    def sum(self) -> str:
         """One line: how much goes where, and what it takes."""
         made = self.summary()
         changed = f"; {in_bytes(made['bytes_changed'])} cast, moved or decoded" if made["bytes_changed"] else ""

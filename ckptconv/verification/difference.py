@@ -19,7 +19,7 @@ import numpy as np
 
 from ..checkpoint import Note, Tensor
 from ..errors import UsageError
-from ..messages import Fold, fold, in_digits, in_shape, many, shortened, table
+from ..messages import Fold, Told, fold, in_digits, in_shape, many, shortened, table
 from ..moves.cast import numbers
 from ..moves.read import each, windows
 from ..moves.sources import Sources
@@ -113,8 +113,8 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Diff:
-    """The result of `diff`; print() shows it as the command line does.
+class Diff(Told):
+    """The result of `diff`.
 
     kept: the tensors of A that are equal in B; `equal` is their number. pairs: all differences, in the order of A, then
     of B; each has `kind` (only_a, only_b, renamed, shape, dtype or values), `name`, the tensors `a` and `b`, and
@@ -219,12 +219,10 @@ class Diff:
             **{key: [n.to_json() for n in getattr(self, key)] for key in ("damaged", "unread", "beside")},
         }  # fmt: skip
 
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
+        """What the command line prints: how much is equal, a table of the differences, and the notes."""
         rows = table(self.columns, self.rows(), SIDES) if self.pairs else ()
-        return "\n".join([self.sum(), *rows, *map(str, (*self.damaged, *self.unread, *self.beside))])
-
-    def __repr__(self) -> str:
-        return f"<Diff: {self.sum()}>"
+        return [self.sum(), *rows, *map(str, (*self.damaged, *self.unread, *self.beside))]
 
     def sum(self) -> str:
         """One line: whether the checkpoints are the same, and how many tensors are equal or differ in each way."""
