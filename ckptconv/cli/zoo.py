@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..api.options import CHANGE, SELECT
+from ..api.options import CHANGE, RESOURCES, SELECT
 from ..messages import in_bytes, redacted
 from . import show, suggestions
 from .options import Json, Quiet, offers, spelled, takes
@@ -31,8 +31,7 @@ FORMAT = "Format of all outputs (default: safetensors; in a manifest, that of a 
 
 
 @takes(
-    *SELECT, *(k for k in CHANGE if k != "scope"), "skip_unrepresentable", "force", "verify", "hash", "max_memory",
-    "jobs", "engine",
+    *SELECT, *(k for k in CHANGE if k != "scope"), "skip_unrepresentable", "force", "verify", "hash", *RESOURCES,
 )  # fmt: skip
 def zoo(
     sources: Annotated[list[str], typer.Argument(metavar="SRC...", help="Folders, globs, files or manifests.")],
