@@ -430,8 +430,9 @@ def takes(*keywords: str, listed: bool = True) -> Callable[[F], F]:
 
         @wraps(function)
         def called(*args: Any, **given: Any) -> Any:
-            for word in given.keys() - made.parameters.keys():
-                raise UsageError(f"there is no option {word!r}{_meant(word, made.parameters)}")
+            for word in given:
+                if word not in made.parameters:
+                    raise UsageError(f"there is no option {word!r}{_meant(word, made.parameters)}")
             return function(*args, **given)
 
         called.__signature__ = made  # type: ignore[attr-defined]
