@@ -11,7 +11,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -88,6 +87,8 @@ def _state_dict(owner: Any) -> Mapping[str, Any]:
 
 def _of_keras(model: Any) -> Checkpoint:
     """What a Keras model saves, read into memory: with its config, if it can save that."""
+    import tempfile
+
     from ..formats import detect
     from ..formats.table import Reading
 
