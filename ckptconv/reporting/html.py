@@ -244,7 +244,7 @@ def zoo_page(url: str, share: float, lines: Sequence[str], causes: Mapping[str, 
     first, rest = map(_text, lines)
     slots = {
         "policy": escape(f"default-src 'none'; style-src {digest(style)}; base-uri 'none'"),
-        "percent": f"{100 * share:.0f} %",
+        "percent": f"{int(100 * share)} %",
         "url": _text(url),
         "when": time.strftime("%Y-%m-%d %H:%M"),
         "headline": first,

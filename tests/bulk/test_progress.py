@@ -74,6 +74,7 @@ def test_shares_and_what_is_left(tmp_path: Path) -> None:
     words = " ".join(shown(str(tmp_path)).words)
     assert "1 of 100 checkpoints converted" in words
     assert "1.0 per minute" in words
+    assert "<title>99 % of out<" in page("out", 0.999, ["", ""], {}), "not all"
 
 
 EVIL = "</style><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u202e\x1b[31m\ud800 {{ url }}"
