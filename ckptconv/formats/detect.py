@@ -57,6 +57,7 @@ from .table import (
     table,
 )
 
+PICKLED = re.compile(rb"\x80[\2-\5]|\([dl]p\d")  # protocols 2 to 5, and 0 as it is of a dict or list
 # Formats with the signature of a file are asked first, because importing all others takes longer than converting a
 # small file. An entry too many costs time; a missing entry does no harm, because the other formats are asked next.
 SIGNATURES: tuple[tuple[Callable[[Seen], bool], tuple[str, ...]], ...] = (
@@ -66,6 +67,7 @@ SIGNATURES: tuple[tuple[Callable[[Seen], bool], tuple[str, ...]], ...] = (
     (lambda seen: seen.head[4:8] == bytes(4) and seen.head[8:9] == b"{", ("safetensors",)),  # a header below 4 GiB
     (lambda seen: seen.head.startswith(NPY), ("npy",)),
     (lambda seen: seen.tail.endswith(TF_TABLE), ("tf", "tf-v1")),
+    (lambda seen: PICKLED.match(seen.head) is not None, ("torch-legacy", "pickle", "dcp")),
 )
 # The same for folders, by the ends of names in them. Each can be Orbax's as well, whose arrays lie in folders below.
 FOLDERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
@@ -271,10 +273,9 @@ def _refuse_other(seen: Seen) -> None:
 
 def _refuse_unclaimed(seen: Seen) -> None:
     """Raise CorruptCheckpoint for a truncated checkpoint, else UnknownFormat; no format claims it, not even by name."""
-    begins_as_pickle = re.match(rb"\x80[\2-\5]|\([dl]p\d", seen.head)
     if seen.head.startswith(b"PK\3\4") and not seen.members:
         raise CorruptCheckpoint("begins as a zip but has no directory at its end (truncated?)", url=seen.url)
-    if begins_as_pickle:
+    if PICKLED.match(seen.head):
         raise CorruptCheckpoint("begins as a pickle but does not end as one (truncated?)", url=seen.url)
     if seen.size < 8 and seen.base.lower().endswith(_suffixes()):
         raise CorruptCheckpoint(f"has {seen.size} bytes, too few for a checkpoint (truncated?)", url=seen.url)
