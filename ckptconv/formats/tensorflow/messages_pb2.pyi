@@ -333,56 +333,8 @@ class GraphDef(_message.Message):
     versions: VersionDef
     def __init__(self, node: _Optional[_Iterable[_Union[NodeDef, _Mapping]]] = ..., library: _Optional[_Union[FunctionDefLibrary, _Mapping]] = ..., versions: _Optional[_Union[VersionDef, _Mapping]] = ...) -> None: ...
 
-class SaveSliceInfoDef(_message.Message):
-    __slots__ = ("full_name", "full_shape", "var_offset", "var_shape")
-    FULL_NAME_FIELD_NUMBER: _ClassVar[int]
-    FULL_SHAPE_FIELD_NUMBER: _ClassVar[int]
-    VAR_OFFSET_FIELD_NUMBER: _ClassVar[int]
-    VAR_SHAPE_FIELD_NUMBER: _ClassVar[int]
-    full_name: str
-    full_shape: _containers.RepeatedScalarFieldContainer[int]
-    var_offset: _containers.RepeatedScalarFieldContainer[int]
-    var_shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, full_name: _Optional[str] = ..., full_shape: _Optional[_Iterable[int]] = ..., var_offset: _Optional[_Iterable[int]] = ..., var_shape: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class VariableDef(_message.Message):
-    __slots__ = ("variable_name", "initializer_name", "snapshot_name", "save_slice_info_def", "is_resource", "initial_value_name", "trainable")
-    VARIABLE_NAME_FIELD_NUMBER: _ClassVar[int]
-    INITIALIZER_NAME_FIELD_NUMBER: _ClassVar[int]
-    SNAPSHOT_NAME_FIELD_NUMBER: _ClassVar[int]
-    SAVE_SLICE_INFO_DEF_FIELD_NUMBER: _ClassVar[int]
-    IS_RESOURCE_FIELD_NUMBER: _ClassVar[int]
-    INITIAL_VALUE_NAME_FIELD_NUMBER: _ClassVar[int]
-    TRAINABLE_FIELD_NUMBER: _ClassVar[int]
-    variable_name: str
-    initializer_name: str
-    snapshot_name: str
-    save_slice_info_def: SaveSliceInfoDef
-    is_resource: bool
-    initial_value_name: str
-    trainable: bool
-    def __init__(self, variable_name: _Optional[str] = ..., initializer_name: _Optional[str] = ..., snapshot_name: _Optional[str] = ..., save_slice_info_def: _Optional[_Union[SaveSliceInfoDef, _Mapping]] = ..., is_resource: bool = ..., initial_value_name: _Optional[str] = ..., trainable: bool = ...) -> None: ...
-
-class CollectionDef(_message.Message):
-    __slots__ = ("node_list", "bytes_list")
-    class NodeList(_message.Message):
-        __slots__ = ("value",)
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        value: _containers.RepeatedScalarFieldContainer[str]
-        def __init__(self, value: _Optional[_Iterable[str]] = ...) -> None: ...
-    class BytesList(_message.Message):
-        __slots__ = ("value",)
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        value: _containers.RepeatedScalarFieldContainer[bytes]
-        def __init__(self, value: _Optional[_Iterable[bytes]] = ...) -> None: ...
-    NODE_LIST_FIELD_NUMBER: _ClassVar[int]
-    BYTES_LIST_FIELD_NUMBER: _ClassVar[int]
-    node_list: CollectionDef.NodeList
-    bytes_list: CollectionDef.BytesList
-    def __init__(self, node_list: _Optional[_Union[CollectionDef.NodeList, _Mapping]] = ..., bytes_list: _Optional[_Union[CollectionDef.BytesList, _Mapping]] = ...) -> None: ...
-
 class MetaGraphDef(_message.Message):
-    __slots__ = ("meta_info_def", "graph_def", "collection_def", "object_graph_def")
+    __slots__ = ("meta_info_def", "graph_def", "object_graph_def")
     class MetaInfoDef(_message.Message):
         __slots__ = ("tags", "tensorflow_version")
         TAGS_FIELD_NUMBER: _ClassVar[int]
@@ -390,22 +342,13 @@ class MetaGraphDef(_message.Message):
         tags: _containers.RepeatedScalarFieldContainer[str]
         tensorflow_version: str
         def __init__(self, tags: _Optional[_Iterable[str]] = ..., tensorflow_version: _Optional[str] = ...) -> None: ...
-    class CollectionDefEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: CollectionDef
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[CollectionDef, _Mapping]] = ...) -> None: ...
     META_INFO_DEF_FIELD_NUMBER: _ClassVar[int]
     GRAPH_DEF_FIELD_NUMBER: _ClassVar[int]
-    COLLECTION_DEF_FIELD_NUMBER: _ClassVar[int]
     OBJECT_GRAPH_DEF_FIELD_NUMBER: _ClassVar[int]
     meta_info_def: MetaGraphDef.MetaInfoDef
     graph_def: GraphDef
-    collection_def: _containers.MessageMap[str, CollectionDef]
     object_graph_def: SavedObjectGraph
-    def __init__(self, meta_info_def: _Optional[_Union[MetaGraphDef.MetaInfoDef, _Mapping]] = ..., graph_def: _Optional[_Union[GraphDef, _Mapping]] = ..., collection_def: _Optional[_Mapping[str, CollectionDef]] = ..., object_graph_def: _Optional[_Union[SavedObjectGraph, _Mapping]] = ...) -> None: ...
+    def __init__(self, meta_info_def: _Optional[_Union[MetaGraphDef.MetaInfoDef, _Mapping]] = ..., graph_def: _Optional[_Union[GraphDef, _Mapping]] = ..., object_graph_def: _Optional[_Union[SavedObjectGraph, _Mapping]] = ...) -> None: ...
 
 class SavedModel(_message.Message):
     __slots__ = ("saved_model_schema_version", "meta_graphs")
