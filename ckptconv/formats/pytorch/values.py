@@ -410,8 +410,8 @@ class PickledArray:
                 out[i] = item
             return out.reshape(self.shape, order=order)
         kind = self.kind.numpy()
-        last = kind.kind == "U" and self.items and int(np.frombuffer(self.items, kind.byteorder + "u4").max())
-        if last > sys.maxunicode:  # NumPy would raise a SystemError
+        letters = self.items if kind.kind == "U" else b""
+        if letters and np.frombuffer(letters, kind.byteorder + "u4").max() > sys.maxunicode:  # a SystemError of NumPy
             raise CorruptCheckpoint(f"has text with a character beyond Unicode's last, {sys.maxunicode:#x}")
         array = np.frombuffer(self.items, kind).reshape(self.shape, order=order)
         return array if self.axes is None else array.transpose(self.axes)
@@ -436,6 +436,8 @@ def _scalar(kind: Any, raw: Any = None) -> Any:
     """A numpy scalar as Python's number, or as it is spelled where Python has none."""
     array = PickledArray()
     array.fill((), kind, False, raw)
+    if not raw:  # "" or b"", of which NumPy makes no array
+        return kind.numpy().type().item()
     value = array.numpy()[()]
     return value.item() if hasattr(value, "item") else value
 
