@@ -40,7 +40,7 @@ def tied(found: Mapping[str, torch.Tensor]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(g) for g in groups.values() if len(g) > 1)
 
 
-class Undrawn(TorchFunctionMode):
+class Undrawn(TorchFunctionMode):  # type: ignore[misc,unused-ignore]
     """Draws no values for tensors without memory: torch imports its compiler for that, which takes seconds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

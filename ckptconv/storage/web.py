@@ -200,7 +200,7 @@ def _address(url: str) -> tuple[str, dict[str, str]]:
     fs = huggingface_hub.HfFileSystem()
     there: Any = fs.resolve_path(url)
     kind = {"repo_type": there.repo_type, "revision": there.revision, "endpoint": fs.endpoint}
-    headers: dict[str, str] = huggingface_hub.utils.build_hf_headers(token=fs.token)  # type: ignore[attr-defined]
+    headers: dict[str, str] = huggingface_hub.utils.build_hf_headers(token=fs.token)  # type: ignore[attr-defined,unused-ignore]
     return huggingface_hub.hf_hub_url(there.repo_id, there.path_in_repo, **kind), headers
 
 
