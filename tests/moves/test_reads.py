@@ -356,6 +356,3 @@ def test_numbers_that_the_dtype_does_not_hold(op: str, kind: str, given: list[An
     dt = DTYPES[kind]
     with pytest.raises(ConversionError, match=words):
         transform(np.array(given, dt.dtype).view(dt.carrier), dt, (op,), dt)
-
-
-# --- decoded data -------------------------------------------------------------------------------------------------

@@ -78,30 +78,6 @@ def _judged(took: Sequence[Took]) -> str:
     return ""
 
 
-def legacy(folder: Path, count: int, weight: Callable[[Any, int], str]) -> Path:
-    """A legacy file of Keras. weight: lays the only weight into the group of a layer, and gives its name there."""
-    import h5py
-    import numpy as np
-
-    with h5py.File(folder / "x.h5", "w") as f:
-        f.attrs["backend"], f.attrs["keras_version"] = b"tensorflow", b"2.15.0"
-        f.attrs["layer_names"] = np.array([b"d%d" % i for i in range(count)])
-        for i in range(count):
-            group = f.create_group(f"d{i}")
-            group.attrs["weight_names"] = np.array([weight(group, i).encode()])
-    return folder / "x.h5"
-
-
-def layers(folder: Path, n: int) -> Path:
-    """Layers of a legacy file of Keras, a weight in each."""
-
-    def weight(group: Any, i: int) -> str:
-        group.create_dataset(name := f"d{i}/kernel:0", (0,), "f4")
-        return name
-
-    return legacy(folder, 100 * n, weight)
-
-
 def v1_slices(folder: Path, n: int, each: int = 200) -> Path:
     """Every tensor in slices of three tables, read in turn."""
     from ckptconv.formats.tensorflow import elements, messages_pb2 as pb, table

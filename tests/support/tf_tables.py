@@ -25,9 +25,8 @@ class Block:
     """Entries with prefixes shared between restart points."""
 
     def __init__(self, entries: list[Entry], interval: int) -> None:
-        self.data, self.restarts, self.starts, last = b"", list[int](), list[int](), b""
+        self.data, self.restarts, last = b"", list[int](), b""
         for i, (key, value) in enumerate(entries):
-            self.starts.append(len(self.data))
             if i % interval == 0:
                 self.restarts.append(len(self.data))
             self.data += encoded(key, value, common(last, key) if i % interval else 0)

@@ -279,9 +279,6 @@ def test_variable_names(kind: str, shapes: list[tuple[int, ...]], dtypes: str, n
     assert naming.variables(kind, shapes, dtypes.split(), {})[0] == names
 
 
-# --- real files ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("file", ["net.keras", "net.weights.h5"])
 def test_classes_come_from_the_config_or_from_default_names(file: str) -> None:
     kinds = Counter(ckptconv.open(FIXTURES / "keras" / file).details["kinds"].values())

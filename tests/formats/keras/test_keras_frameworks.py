@@ -10,7 +10,7 @@ from zlib import crc32
 import h5py
 import numpy as np
 import pytest
-from kit import Later, same
+from kit import Later, legacy, same
 
 import ckptconv
 from ckptconv.formats.keras import naming
@@ -316,14 +316,7 @@ def test_a_file_of_keras_1_becomes_what_tf_keras_loads_from_it(kind: str, tmp_pa
     model = tf_keras.Sequential([tf_keras.layers.Input(shape), layer(tf_keras.layers)])
     values = {n: abs(np.random.default_rng(i).normal(size=s)).astype("f4") for i, (n, s) in enumerate(stored.items())}
     for backend in ("", "theano") if kind in ("tf", "th", "1d", "dense") else ("",):
-        with h5py.File(tmp_path / "a.h5", "w") as f:
-            f.attrs["layer_names"] = [model.layers[0].name.encode()]
-            if backend:
-                f.attrs["backend"] = backend
-            group = f.create_group(model.layers[0].name)
-            group.attrs["weight_names"] = [n.encode() for n in values]
-            for name, value in values.items():
-                group[name] = value
+        legacy(tmp_path / "a.h5", {model.layers[0].name: values}, **({"backend": backend} if backend else {}))
         model.load_weights(tmp_path / "a.h5")
         model.save_weights(tmp_path / "b.h5")
         got, wanted = (read_by_keras_torch(tmp_path / f) for f in ("a.h5", "b.h5"))

@@ -149,18 +149,15 @@ def test_zero(stage: int, world: int, made: Callable[..., dict[str, Any]], tmp_p
             assert {t.role for n, t in found.items() if "exp_avg" in n} == {"slot"}
 
 
-def optimizer(folder: Path, change: Callable[[dict[str, Any]], Any], rank: int = 0) -> None:
-    path = next(folder.glob(f"step9/*zero_pp_rank_{rank}_*optim_states.pt"))
-    held = torch.load(path, weights_only=False)
-    change(held["optimizer_state_dict"])
-    torch.save(held, path)
-
-
-def module(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    path = next(folder.glob("step9/*mp_rank_00_model_states.pt"))
+def module(folder: Path, change: Callable[[dict[str, Any]], Any], file: str = "*mp_rank_00_model_states.pt") -> None:
+    path = next(folder.glob(f"step9/{file}"))
     held = torch.load(path, weights_only=False)
     change(held)
     torch.save(held, path)
+
+
+def optimizer(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    module(folder, lambda held: change(held["optimizer_state_dict"]), "*zero_pp_rank_0_*optim_states.pt")
 
 
 FLAT = "single_partition_of_fp32_groups"

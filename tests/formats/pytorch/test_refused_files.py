@@ -240,7 +240,6 @@ def folder(at: Path, about: Any, places: Any = PLACES, data: bytes = CHUNK * 2, 
     return at
 
 
-ONE = ((index(), info()),)
 FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
     "a tensor called 3": ({"about": described([TOP, BOTTOM], name=3)}, "describes a tensor called 3, which is not"),
     "no descriptions": ({"about": [1]}, "<metadata.Metadata> has no proper state_dict_metadata"),
