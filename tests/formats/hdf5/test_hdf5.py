@@ -154,6 +154,8 @@ def test_text_is_refused_or_left_out_on_request_and_never_cut(tmp_path: Path) ->
     made = {"t": np.array([b"ab"], object), "w": np.ones(1)}
     with pytest.raises(Unrepresentable, match="t: text is not written to HDF5"):
         ckptconv.save(made, tmp_path / "a.h5")
+    ckptconv.save(made, tmp_path / "b.h5", skip_unrepresentable=True)
+    assert list(ckptconv.open(tmp_path / "b.h5")) == ["w"]
     with pytest.raises(Unrepresentable, match="NUL"):
         ckptconv.save({"t": np.ones(1)}, tmp_path / "a.h5", metadata={"k": "a\0b"})
 
