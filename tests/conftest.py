@@ -1,4 +1,4 @@
-"""What tests share: where fixtures lie, how to run the command line, and the skip for what only developers have."""
+"""What tests share: where fixtures lie, how to run the command line, and which cases are tried."""
 
 from __future__ import annotations
 
