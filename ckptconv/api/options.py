@@ -390,7 +390,10 @@ KNOWN = {
 
 
 def parse_options(given: Mapping[str, Any]) -> Options:
-    """The options that a function was given as keywords, which `takes` has compared with those that it has."""
+    """The options that a function was given as keywords: `takes` has compared them with those that it has.
+
+    For a type checker a function takes what people write (keywords.pyi), and `Options` what that becomes.
+    """
     return Options(**given)
 
 

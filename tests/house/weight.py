@@ -37,7 +37,7 @@ AT_MOST = {
     "cli": 10.6,
     "api": 11.7,
     "engine": 9.7,
-    "verification": 9.1,
+    "verification": 9.0,
     "output": 8.0,
     "checkpoint": 6.4,
     "tools": 6.1,
