@@ -41,7 +41,9 @@ def test_what_help_says_of_exit_codes_is_what_the_page_says() -> None:
 
 def test_the_menu_of_the_site_has_each_page() -> None:
     """What `mkdocs build --strict` refuses, without mkdocs: pages outside the menu, and entries without a page."""
-    menu = set(re.findall(r"([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M))
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert re.findall(r"^( *)- [^:\n]+:\n(?!\1 )", text, re.M) == []  # a section of nothing
+    menu = set(re.findall(r"([\w./-]+\.md)$", text, re.M))
     outside = re.findall(r'"([\w/]+\.md)": "(\w+\.md)"', (ROOT / "tools/site_pages.py").read_text(encoding="utf-8"))
     assert all((ROOT / source).exists() for source, _ in outside)
     docs = {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")}
