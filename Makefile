@@ -66,8 +66,10 @@ test: $(VENV)/test.done $(VENV)/lint.done ## make lint, and beside it all tests,
 # Ray by itself, and twice if need be: a fault in its driver ends the process that it is in, now and then, without a
 # summary of the tests. A test that fails does so both times.
 check:
+	$(BIN)/python -c "import importlib.util as u; assert all(map(u.find_spec, '$(FRAMEWORKS)'.split()))"  # or they would be skipped
 	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python $(PYTEST) --ignore tests/engine/test_ray.py
 	$(RAY) || $(RAY)
+FRAMEWORKS = keras tensorflow tf_keras torch
 RAY = $(BIN)/python -m pytest -q tests/engine/test_ray.py
 
 cover: $(VENV)/test.done ## branch coverage, and which test reaches which line, in .coverage
