@@ -113,13 +113,21 @@ def decode(piece: Coded) -> Iterator[bytes]:
 def unpack(data: bytes, count: int, check: int, order: Order = "little") -> list[bytes]:
     if not count and not data:
         return []
-    lengths, body, items = _split(data, count, 4)
+    if count > len(data):
+        raise CorruptCheckpoint(f"{count} strings do not fit in {len(data)} bytes")
+    try:
+        lengths, body = read_varints(data, count)
+    except IndexError:
+        raise CorruptCheckpoint(f"the lengths of {count} strings exceed their data") from None
+    if (end := body + 4 + sum(lengths)) != len(data):
+        raise CorruptCheckpoint(f"{count} strings take {end} bytes, {len(data)} are stored")
     running = _crc_of(lengths, order)
     if running != unmask(int.from_bytes(data[body : body + 4], order)):
         raise CorruptCheckpoint("the checksum of the strings' lengths is wrong: the file is damaged")
     if crc("crc32c", memoryview(data)[body:], running) != check:
         raise CorruptCheckpoint("the checksum of the strings is wrong: the file is damaged")
-    return items
+    starts = accumulate(lengths, initial=body + 4)
+    return [data[start : start + n] for start, n in zip(starts, lengths, strict=False)]
 
 
 def pack(items: Sequence[bytes]) -> tuple[bytes, int]:
@@ -128,20 +136,6 @@ def pack(items: Sequence[bytes]) -> tuple[bytes, int]:
     running = _crc_of(lengths, "little")
     tail = mask(running).to_bytes(4, "little") + b"".join(items)
     return b"".join(varint(n) for n in lengths) + tail, crc("crc32c", tail, running)
-
-
-def _split(data: bytes, count: int, between: int) -> tuple[list[int], int, list[bytes]]:
-    """The lengths of `count` strings, where these end, and the strings, `between` bytes later."""
-    if count > len(data):
-        raise CorruptCheckpoint(f"{count} strings do not fit in {len(data)} bytes")
-    try:
-        lengths, body = read_varints(data, count)
-    except IndexError:
-        raise CorruptCheckpoint(f"the lengths of {count} strings exceed their data") from None
-    if (end := body + between + sum(lengths)) != len(data):
-        raise CorruptCheckpoint(f"{count} strings take {end} bytes, {len(data)} are stored")
-    starts = accumulate(lengths, initial=body + between)
-    return lengths, body, [data[start : start + n] for start, n in zip(starts, lengths, strict=False)]
 
 
 def _crc_of(lengths: Sequence[int], order: Order) -> int:
@@ -181,11 +175,6 @@ def stored(proto: pb.TensorProto, kind: DType, count: int, where: str) -> bytes:
     values = islice(getattr(proto, NUMBERS.get(kind.name, "int_val")), count)
     numbers = np.fromiter(values, "u8" if kind.kind == "u" and kind.itemsize == 8 else "i8")
     return numbers.astype(kind.carrier).tobytes()
-
-
-def strings(proto: pb.TensorProto, count: int) -> list[bytes]:
-    """The stored strings: `count` of them, or fewer, of which the last one is to be repeated."""
-    return _split(proto.tensor_content, count, 0)[2] if proto.tensor_content else list(proto.string_val[:count])
 
 
 def _packed(proto: pb.TensorProto, field: str) -> bytes:

@@ -140,7 +140,7 @@ def decode(coded: Coded) -> Iterator[bytes]:
     if proto.tensor_content:
         raise CorruptCheckpoint("a slice has its elements where TensorFlow does not look for them")
     if kind.kind == "s":  # one more than there should be is asked for, since TensorFlow refuses it
-        items = elements.strings(proto, count + 1)
+        items = list(proto.string_val[: count + 1])
         stored = len(items)
     else:
         items = [elements.stored(proto, kind, count + 1, "a slice")]
