@@ -374,13 +374,6 @@ LAYOUTS = {
 }
 
 
-def _pieces(kind: str, shape: tuple[int, ...], parts: dict[str, Any]) -> Pieces:
-    views = {name: bare(p) for name, p in parts.items()}
-    if any(type(v) is not View for v in views.values()):
-        raise CorruptCheckpoint(f"the pieces of a {kind} tensor are not tensors")
-    return Pieces(kind, shape, views, {})
-
-
 def sparse(how: Any, data: Any) -> Pieces:
     """COO: indices, values, size[, coalesced]; compressed: compressed and plain indices, values, size."""
     names = LAYOUTS.get(how.path) if type(how) is Known else None
@@ -388,7 +381,10 @@ def sparse(how: Any, data: Any) -> Pieces:
         raise CorruptCheckpoint(f"a sparse tensor of the layout {shown(how)} is not understood")
     shape = ints(data[len(names)], "shape")
     checked_count(shape)
-    return _pieces(how.path.removeprefix("torch."), shape, dict(zip(names, data, strict=False)))
+    kind, views = how.path.removeprefix("torch."), {n: bare(piece) for n, piece in zip(names, data, strict=False)}
+    if any(type(v) is not View for v in views.values()):
+        raise CorruptCheckpoint(f"the pieces of a {kind} tensor are not tensors")
+    return Pieces(kind, shape, views, {})
 
 
 SCHEMES = {"per_tensor_affine": 2, "per_channel_affine": 3, "per_channel_affine_float_qparams": 3}
