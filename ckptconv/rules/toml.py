@@ -250,7 +250,7 @@ def _converter(top: dict[str, Any], name: str, folder: Path | None, outer: Let, 
         present=tuple((t, spoken) for t in detect["all"]),
         absent=tuple((t, spoken) for t in detect["none"]),
         optional=top.get("optional", any(s.optional for s in shared)),
-        config=_config(table["config"]) or next((s.config for s in shared if s.config), {}),
+        config=_config(table["config"]),
         ranks=next(filter(None, (table["ranks"], *(s.ranks for s in shared))), ""),
         one_way=table["one_way"],
         notes=table["notes"],
@@ -260,7 +260,7 @@ def _converter(top: dict[str, Any], name: str, folder: Path | None, outer: Let, 
     joined: dict[str, Any] = {"counts": tuple(counts.values())}
     for key in ("rewrites", "ties", "refusals"):
         joined[key] = tuple(chain.from_iterable(getattr(one, key) for one in (own, *shared)))
-    for key in ("params", "axes"):
+    for key in ("params", "axes", "config"):
         joined[key] = {k: v for one in (*shared, own) for k, v in getattr(one, key).items()}
     return replace(own, **joined)
 
