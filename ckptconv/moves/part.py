@@ -28,6 +28,8 @@ from ..errors import CorruptCheckpoint, LayoutError
 if TYPE_CHECKING:
     import numpy as np
 
+Shape = tuple[int, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -38,7 +40,7 @@ class Stored:
 
     name: str
     dtype: DType
-    shape: tuple[int, ...]
+    shape: Shape
     parts: tuple[Part, ...]
 
     @property
@@ -126,11 +128,11 @@ class Part(NamedTuple):
 
     data: Data
     dtype: DType
-    shape: tuple[int, ...]
+    shape: Shape
     offset: int
-    strides: tuple[int, ...]
+    strides: Shape
     start: int
-    steps: tuple[int, ...]
+    steps: Shape
     ops: tuple[str, ...] = ()
 
     def changes(self, to: DType) -> bool:
@@ -138,13 +140,13 @@ class Part(NamedTuple):
         return bool(self.ops) or self.dtype != to or self.dtype.name in LOOSE
 
 
-def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
+def c_strides(shape: Sequence[int]) -> Shape:
     """The strides of a C-contiguous array of this shape, in elements."""
     return _c_strides(tuple(shape))
 
 
 @lru_cache(maxsize=4096)  # a model has a few dozen shapes for its thousands of tensors, which share their strides
-def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _c_strides(shape: Shape) -> Shape:
     out = [1] * len(shape)
     for i in range(len(shape) - 1, 0, -1):
         out[i - 1] = out[i] * shape[i]
@@ -219,9 +221,9 @@ def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
 class Box(NamedTuple):
     """Fused axes: sizes, source strides and destination steps, by descending destination step."""
 
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    steps: tuple[int, ...]
+    shape: Shape
+    strides: Shape
+    steps: Shape
 
 
 def fuse(shape: Sequence[int], strides: Sequence[int], steps: Sequence[int]) -> Box:
@@ -242,7 +244,7 @@ def is_run(box: Box) -> bool:
 
 
 @lru_cache(maxsize=4096)  # a model has a few dozen shapes for its thousands of tensors
-def _geometry(shape: tuple[int, ...], strides: tuple[int, ...], steps: tuple[int, ...]) -> tuple[bool, int, int]:
+def _geometry(shape: Shape, strides: Shape, steps: Shape) -> tuple[bool, int, int]:
     """Whether a box is one run on both sides, the number of its elements, and its reach in the tensor."""
     return is_run(fuse(shape, strides, steps)), prod(shape), 0 if 0 in shape else reach(shape, steps)
 
@@ -265,18 +267,17 @@ def slabs(part: Part, limit: int) -> Iterator[Part]:
         yield from slabs(cut(part, axis, a, min(count, a + step)), limit)
 
 
-Range = tuple[int, int]
-
-
-def sliced(t: Stored, ranges: Sequence[Range]) -> tuple[Part, ...]:
+def sliced(t: Stored, ranges: Sequence[tuple[int, int]]) -> tuple[Part, ...]:
     """The parts that fill the box [lo, hi) of each axis.
 
     Spans lose their checksums, which cover all bytes, because only some bytes are read.
     """
     sizes = [hi - lo for lo, hi in ranges]
-    rows = zip(ranges, c_strides(t.shape), sizes, c_strides(sizes), strict=True)
-    digits = tuple(Digit(lo * stride, stride, size, step) for (lo, _), stride, size, step in rows)
-    found = (p for part in t.parts if prod(part.shape) and prod(sizes) for _, p in moved(part, ((0, 0, digits),)))
+    axes = zip(ranges, c_strides(t.shape), sizes, c_strides(sizes), strict=True)
+    digits = tuple(Digit(lo * stride, stride, size, step) for (lo, _), stride, size, step in axes)
+    first, rows, n, _ = digits[0] if digits else (0, 1, 1, 1)  # most of a part is out of reach of a few rows
+    near = (p for part in t.parts for p in clip(part, first, first + rows * n))
+    found = (p for part in near for _, p in moved(part, ((0, 0, digits),)))
     return tuple(p._replace(data=p.data._replace(check="")) if isinstance(p.data, Span) else p for p in found)
 
 
@@ -284,7 +285,6 @@ def sliced(t: Stored, ranges: Sequence[Range]) -> tuple[Part, ...]:
 
 
 MAX_PIECES = 2**16  # of one part; only steps that do not divide one another need more, and no sensible layout has them
-Shape = tuple[int, ...]
 
 
 class Digit(NamedTuple):
@@ -387,7 +387,7 @@ def _tidy(region: Region) -> tuple[int, Shape, Shape, int, Shape]:
 
 def _resolve(region: Region, digit: Digit) -> list[Region]:
     """Resolve one digit; several regions if some carry or have others, none if all have others."""
-    value, high = region.rest._replace(start=region.rest.start - digit.offset), digit.size * digit.stride
+    value, high = Affine(region.rest.start - digit.offset, region.rest.steps), digit.size * digit.stride
     last = value.start + _reach(region.counts, value)
     if last < 0 or value.start >= high:
         return []
@@ -397,7 +397,7 @@ def _resolve(region: Region, digit: Digit) -> list[Region]:
     if rest.start + _reach(region.counts, rest) < digit.stride:
         steps = tuple(a + s // digit.stride * digit.step for a, s in zip(region.target.steps, value.steps, strict=True))
         target = Affine(region.target.start + value.start // digit.stride * digit.step, steps)
-        return [region._replace(target=target, rest=rest, level=region.level + 1)]
+        return [Region(region.counts, region.source, target, rest, region.level + 1)]
     k, first = _crossing(region.counts, rest, digit.stride)
     step = rest.steps[k]
     return _split(region, k, first, digit.stride // step if digit.stride % step == 0 and rest.start < step else 0)
