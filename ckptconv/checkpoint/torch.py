@@ -59,7 +59,7 @@ def bodiless(make: Callable[[], Any]) -> Any:
     try:
         with torch.device("meta"), Undrawn():
             made = make()
-    except (RuntimeError, NotImplementedError):  # its constructor computes with values
+    except RuntimeError:  # its constructor computes with values
         return None
     of_keras = isinstance(made, torch.nn.Module) and hasattr(made, "save_weights")  # which saves values
     return None if of_keras or isinstance(made, Mapping) else made

@@ -334,10 +334,10 @@ def _in_doubt(pairs: Sequence[Pair], sides: Sides, free: Side) -> Iterator[Pair]
     for p in pairs:
         kept = tuple((n, v) for n, v in p.fills if _dims(sides[1].tensors[n]) not in shapes)
         why = [LEFT_OVER] * (kept != p.fills)
-        home = homes[p.sources[0]] if (named := p.evidence == "names") else ""
-        if beside := gone.get(home):
-            why.append(f"{leaf(beside)} of the same module is left over")
-        why += [TORN] * (home in torn) + [APART] * (named and apart[0] != apart[1])
+        if p.evidence == "names":
+            home = homes[p.sources[0]]
+            why += [f"{leaf(gone[home])} of the same module is left over"] if home in gone else []
+            why += [TORN] * (home in torn) + [APART] * (apart[0] != apart[1])
         yield p._replace(fills=kept, sure=False, real=True, why=(*p.why, *why)) if why else p
 
 

@@ -113,7 +113,7 @@ class Rule:
     fill: tuple[tuple[Template, Fill], ...] = ()  # constants beside the first target; an inverse leaves them out
     optional: bool = False  # no note if it never matches
     note: str = ""  # what to know of each conversion in which the rule takes a tensor
-    doubts: tuple[str, ...] = ()  # of doubts.py, each a note where it applies
+    doubts: tuple[str, ...] = ()  # keys of assign.DOUBTS, each a note where it applies
     refuse: str = ""  # why tensors with these names cannot be converted
     backward: bool = False  # an inverse: conditions and sizes refer to its targets
 

@@ -180,7 +180,6 @@ def outputs_of(original: Callable[..., Any], inputs: Mapping[str, Array]) -> dic
 
     It returns an array of any framework, several in order, or a mapping from names of modules. UsageError if it raises.
     """
-
     try:
         args, named, _ = arguments(original, inputs)
         found = original(*args, **named)

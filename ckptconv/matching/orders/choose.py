@@ -57,8 +57,8 @@ class Judged(NamedTuple):
 class Judge:
     """What the source shows as a whole, its images above all; and whether the target is a module.
 
-    `in_front` has the channels of the images that dense layers of so many outputs become. `target` judges the other
-    way round, where the target has TensorFlow's kernels.
+    `in_front` has the channels of the images that dense layers of so many outputs become, 0 for perhaps.
+    `target` judges the other way round, where the target has TensorFlow's kernels.
     """
 
     def __init__(
@@ -125,9 +125,8 @@ class Judge:
         if area := taken.height * taken.width if taken else 0:
             return Judged(with_image(order, 2, 0, n // area), FLAT) if 1 < area < n and n % area == 0 else None
         channels = max((c for c in self.channels if n % c == 0), default=0)
-        others = (
-            self.widths[n] - (a.shape[1] == n) - bool(self.in_front.get(n))
-        )  # layers with as many outputs: not its own
+        # other layers with as many outputs
+        others = self.widths[n] - (a.shape[1] == n) - bool(self.in_front.get(n))
         if (others > 0 or not channels) and not ((taken or self.asks) and (channels or others <= 0)):
             return None
         if self.module and order.text.endswith(" i") and others <= 0 and channels:
