@@ -25,6 +25,11 @@ def sides(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "a.npz", tmp_path / "b.safetensors"
 
 
+def test_a_tensor_without_a_module_that_is_left_over_is_of_no_other_module() -> None:
+    found = ckptconv.match({"d/kernel": W, "bias": W[0] + 9}, {"d.weight": W.T.copy()})
+    assert not found.proposal.doubtful
+
+
 def test_the_rules_are_written_and_named_after_both(sides: tuple[Path, Path], tmp_path: Path) -> None:
     found = ckptconv.match(*sides, tmp_path / "r.toml")
     text = (tmp_path / "r.toml").read_text()
