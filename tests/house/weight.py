@@ -23,7 +23,7 @@ AIM = {  # thousand tokens
     "__main__.py": 0.1, "tests": 330.0, "benchmarks": 45.0, "fixtures": 45.0, "fuzz": 25.0, "tools": 8.0,
 }  # fmt: skip
 AT_MOST = {
-    "tests": 332.1,
+    "tests": 331.9,
     "formats": 106.0,
     "benchmarks": 45.1,
     "fixtures": 42.8,

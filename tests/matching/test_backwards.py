@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import in_memory
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.checkpoint.details import LayerInput
 from ckptconv.errors import UsageError
 from ckptconv.rules.apply import apply
@@ -122,8 +122,7 @@ CASES: dict[str, tuple[Arrays, Arrays, dict[str, Any], set[str]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_right_or_asked_about(case: str) -> None:
     have, want, details, doubtful = CASES[case]
-    source = Checkpoint({n: held(n, a) for n, a in have.items()})
-    target = Checkpoint({n: held(n, drawn(*a.shape)) for n, a in want.items()}, details=details)  # type: ignore[arg-type]
+    source, target = in_memory(have), in_memory({n: drawn(*a.shape) for n, a in want.items()}, details=details)
     found = ckptconv.match(source, target, values=False)
     made = {n: t.numpy() for n, t in apply(found.converter, source).items()}
     assert {n: a.tobytes() for n, a in made.items()} == {n: a.tobytes() for n, a in want.items()}
@@ -137,6 +136,6 @@ def test_right_or_asked_about(case: str) -> None:
 def test_a_file_of_weights_does_not_say_where_its_flatten_is() -> None:
     have, want = ({n: a for n, a in side.items() if n[0] == "d"} for side in (IMAGE, plain(IMAGE)))
     details: Any = {"names": {"layers/flatten": "flatten"}, "kinds": dict.fromkeys(want, "dense")}
-    target = Checkpoint({n: held(n, drawn(*a.shape)) for n, a in want.items()}, details=details)
+    target = in_memory({n: drawn(*a.shape) for n, a in want.items()}, details=details)
     found = ckptconv.match(have, target, values=False)
     assert [p.targets for p in found.proposal.doubtful] == [("d/kernel",)]

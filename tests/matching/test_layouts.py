@@ -6,16 +6,12 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
+from kit import in_memory
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.matching.orders.axes import Order, Shape, convention
 from ckptconv.rules.apply import apply
 from ckptconv.rules.toml import parse
-
-
-def checkpoint(arrays: dict[str, np.ndarray]) -> Checkpoint:
-    return Checkpoint({n: held(n, x) for n, x in arrays.items()})
 
 
 def said(found: Iterable[Order]) -> list[str]:
@@ -59,8 +55,8 @@ def test_flax_and_torch_both_ways(back: bool) -> None:
     a, b = (
         {n: np.ascontiguousarray(x) for n, x in side.items()} for side in ((torch, flax) if back else (flax, torch))
     )
-    found = ckptconv.match(checkpoint(a), checkpoint(b), values=False)
-    made = apply(parse(found.rules, "test"), checkpoint(a))
+    found = ckptconv.match(in_memory(a), in_memory(b), values=False)
+    made = apply(parse(found.rules, "test"), in_memory(a))
     assert {n: t.numpy().tobytes() for n, t in made.items()} == {n: x.tobytes() for n, x in b.items()}
     doubtful = {t for p in found.proposal.doubtful for t in p.targets}
     assert doubtful == ({"ConvTranspose_0/kernel", "Dense_0/kernel"} if back else {"0.weight", "4.weight"})

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit import in_memory
 from spellings import CONVENTIONS, NETWORKS, spelled, state
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.rules import library
 
 TENSORS = 252  # of all networks
@@ -20,17 +20,13 @@ RIGHT = {
 }  # where it is not all: nothing tells the order of axes of a square W
 
 
-def loaded(arrays: dict[str, np.ndarray]) -> Checkpoint:
-    return Checkpoint({n: held(n, a) for n, a in arrays.items()})
-
-
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_each_tensor_meets_its_own(name: str, tmp_path: Path) -> None:
     right = 0
     for network in NETWORKS.values():
         arrays = state(network)
         stored, names = spelled(network, arrays, CONVENTIONS[name])
-        source, target = loaded(stored), loaded(state(network, seed=1))
+        source, target = in_memory(stored), in_memory(state(network, seed=1))
         found = ckptconv.match(source, target, values=False)
         assert {t: p.sources for p in found.proposal.pairs for t in p.targets} == {t: (s,) for t, s in names.items()}
         assert not any(p.fills for p in found.proposal.pairs)
@@ -57,7 +53,7 @@ def test_each_tensor_meets_its_own(name: str, tmp_path: Path) -> None:
 )
 def test_names_that_tell_too_little_are_to_look_at(source: list[str], target: list[str]) -> None:
     both = [
-        loaded({n: np.zeros((4,) if n.endswith(("bias", "_1")) else (4, 4), "f4") for n in names})
+        in_memory({n: np.zeros((4,) if n.endswith(("bias", "_1")) else (4, 4), "f4") for n in names})
         for names in (source, target)
     ]
     for a, b in (both, both[::-1]):

@@ -13,11 +13,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from kit import ROOT, Run
+from kit import ROOT, Run, in_memory
 
 import ckptconv
 from ckptconv.api.options import Options
-from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.checkpoint import held
 from ckptconv.moves import read
 from ckptconv.moves.read import hash_tensor
 from ckptconv.moves.sources import Sources
@@ -36,10 +36,6 @@ MODEL = {
 def model(tmp_path: Path) -> Path:
     ckptconv.save(MODEL, tmp_path / "model.ckpt")
     return tmp_path / "model.ckpt"
-
-
-def checkpoint(arrays: dict[str, np.ndarray], **more: object) -> Checkpoint:
-    return Checkpoint({n: held(n, a) for n, a in arrays.items()}, **more)  # type: ignore[arg-type]
 
 
 def described(array: np.ndarray) -> pictures.Stats:
@@ -105,7 +101,7 @@ def test_graph_of_a_configuration(cli: Run, fixtures: Path) -> None:
 
 @pytest.mark.parametrize("config", ["{", "[" * 100_000, "[]", '{"config": {"layers": [1, {"config": []}]}}', "NaN"])
 def test_a_configuration_that_makes_no_sense(config: str) -> None:
-    assert inspection.graph_variables(checkpoint({"w": np.zeros(1)}, metadata={"config": config})) is None
+    assert inspection.graph_variables(in_memory({"w": np.zeros(1)}, metadata={"config": config})) is None
 
 
 # --- statistics -------------------------------------------------------------------------------------------------
@@ -256,7 +252,7 @@ def test_totals_by_role_and_dtype() -> None:
 )  # fmt: skip
 def test_each_column_sorts(key: str, order: list[str]) -> None:
     arrays = {"a10": np.zeros(5, "f4"), "b": np.zeros((3, 1), "f8"), "a2": np.zeros(2, "u2"), "b1x": np.float32(0)}
-    assert [t.name for t in inspection.ordered(checkpoint(arrays).values(), key)] == order
+    assert [t.name for t in inspection.ordered(in_memory(arrays).values(), key)] == order
 
 
 @pytest.mark.parametrize(

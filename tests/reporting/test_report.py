@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
-from kit import Run
+from kit import Run, in_memory
 
 import ckptconv
 from ckptconv.api.options import Options
-from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.checkpoint import Checkpoint
 from ckptconv.messages import printable
 from ckptconv.reporting import survey
 from ckptconv.reporting.html import default_name, render, report
@@ -60,14 +60,10 @@ def browser(test: Any) -> Any:
     return pytest.mark.slow(pytest.mark.skipif(CHROMIUM is None, reason=reason)(test))
 
 
-def checkpoint(arrays: dict[str, np.ndarray], **more: Any) -> Checkpoint:
-    return Checkpoint({n: held(n, a) for n, a in arrays.items()}, **more)
-
-
 @pytest.fixture(scope="module")
 def hostile() -> str:
     arrays = {name: np.arange(i + 1, dtype="f4") for i, name in enumerate(HOSTILE)}
-    data = survey.survey(checkpoint(arrays, metadata={n: n for n in HOSTILE}), values=True)
+    data = survey.survey(in_memory(arrays, metadata={n: n for n in HOSTILE}), values=True)
     return render(data | {"url": HOSTILE[1]})
 
 
@@ -122,7 +118,7 @@ def test_nothing_is_fetched(hostile: str) -> None:
 
 def test_equal_input_gives_equal_pages(hostile: str) -> None:
     arrays = {name: np.arange(i + 1, dtype="f4") for i, name in enumerate(HOSTILE)}
-    again = survey.survey(checkpoint(arrays, metadata={n: n for n in HOSTILE}), Options(jobs=3), values=True)
+    again = survey.survey(in_memory(arrays, metadata={n: n for n in HOSTILE}), Options(jobs=3), values=True)
     assert render(again | {"url": HOSTILE[1]}) == hostile
 
 
@@ -133,7 +129,7 @@ def test_page_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
     most, heats = survey.MAX_HISTOGRAMS // 10, survey.MAX_HEATMAPS // 10
     monkeypatch.setattr(survey, "MAX_HISTOGRAMS", most)
     monkeypatch.setattr(survey, "MAX_HEATMAPS", heats)
-    data = survey.survey(checkpoint({f"w{i}": np.eye(2, dtype="f4") for i in range(4_000)}), values=True)
+    data = survey.survey(in_memory({f"w{i}": np.eye(2, dtype="f4") for i in range(4_000)}), values=True)
     assert sum(map(bool, data["bins"])) == most == 2_000
     assert len(data["heat"]) == heats
     assert len(render(data | {"url": "x"})) < 600_000
@@ -225,7 +221,7 @@ def test_ten_thousand_rows(chromium: Browser, tmp_path: Path) -> None:
     one = np.zeros((2, 3), "f4")
     arrays = {f"model/layer_{i // 100}/block_{i % 100}/kernel": one for i in range(10_000)}
     arrays["model/needle"] = np.zeros((1000, 3), "f4")
-    page = render(survey.survey(checkpoint(arrays), values=False) | {"url": "many"})
+    page = render(survey.survey(in_memory(arrays), values=False) | {"url": "many"})
     driver = """
         const rows = () => document.querySelectorAll('#space .row').length, first = rows();
         $('search').value = 'needle'; $('search').dispatchEvent(new Event('input')); await until(() => rows() === 1);
@@ -256,7 +252,7 @@ def model() -> str:
     arrays = {f"net/layer_{i}/kernel": np.random.default_rng(i).normal(size=(20, 30)).astype("f4") for i in range(12)}
     arrays["net/layer_7/kernel"][3, 4] = np.nan
     arrays["net/layer_7/kernel/Adam"] = np.zeros((20, 30), "f4")
-    made = checkpoint(arrays)
+    made = in_memory(arrays)
     return render(survey.survey(passes.roles(made), values=True) | {"url": "model.ckpt"})
 
 
@@ -316,7 +312,7 @@ def deep() -> Checkpoint:
     shapes = {"attention.self.query.weight": (24, 24), "intermediate.dense.weight": (48, 24), "norm.weight": (24,)}
     a = {f"encoder.layer.{i}.{part}": draw(size=s).astype("f4") for i in range(13) for part, s in shapes.items()}
     a["embeddings.word.weight"] = draw(size=(500, 24)).astype("f4")
-    return checkpoint(a)
+    return in_memory(a)
 
 
 @browser

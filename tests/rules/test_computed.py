@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from kit import examples
+from kit import examples, in_memory
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
@@ -24,10 +24,6 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 def parse(text: str) -> library.Converter:
     return library.parse(text, "test")
-
-
-def in_memory(arrays: Arrays) -> Checkpoint:
-    return Checkpoint({n: held(n, a) for n, a in arrays.items()})
 
 
 def read(checkpoint: Checkpoint) -> Arrays:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 from ckptconv import Checkpoint, CkptError
+from ckptconv.checkpoint import held
 from ckptconv.testing import Subject
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +95,11 @@ def sound_or_refused() -> Iterator[None]:
 
 def _is_worded(e: CkptError) -> None:
     assert e.__cause__ is None or not e.message.startswith("cannot be read as"), repr(e.__cause__)
+
+
+def in_memory(arrays: Mapping[str, np.ndarray], **more: Any) -> Checkpoint:
+    """A checkpoint of these arrays, as they are."""
+    return Checkpoint({n: held(n, a) for n, a in arrays.items()}, **more)
 
 
 def legacy(path: Path, layers: dict[str, dict[str, Any]], **attrs: object) -> Path:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import in_memory
 
 import ckptconv
-from ckptconv.checkpoint import held
 from ckptconv.errors import CkptError, ConversionError, UsageError
 
 torch = pytest.importorskip("torch")
@@ -23,7 +23,7 @@ from ckptconv.moves.torch import to_array  # noqa: E402
 def given(values: Mapping[str, Any]) -> ckptconv.Checkpoint:
     """A source that shares no memory with the module."""
     arrays = {n: np.array(v, "f4") if isinstance(v, list | float) else v for n, v in values.items()}
-    return ckptconv.Checkpoint({n: held(n, a) for n, a in arrays.items()})
+    return in_memory(arrays)
 
 
 def values(module: nn.Module) -> dict[str, np.ndarray]:
