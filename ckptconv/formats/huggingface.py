@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..checkpoint import Checkpoint, Details, Note, Tensor
-from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, StorageError, UnknownFormat
+from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, StorageError, UnknownFormat, UnsafeCheckpoint
 from ..messages import listing, many, printable
 from ..moves.part import checked_count
 from ..output.destination import OutputFile
@@ -337,8 +337,8 @@ def along(url: str, source: str, max_shard_size: int | None = None) -> FolderWri
             if is_remote(path) or os.path.isfile(local(path)):
                 copied[name] = read_all(path, MAX_SIZE)
                 urls.append(path)
-        except CkptError:
-            pass  # it is named in the note
+        except (UnsafeCheckpoint, CorruptCheckpoint):
+            pass  # a link out of the folder, or too large; it is named in the note
         if name not in copied:
             left.append(name)
     text = "not copied: a link that leads out of the folder or nowhere, not a regular file, or too large"

@@ -102,5 +102,8 @@ def test_links_pipes_and_large_files_are_left_out(model: Path, tmp_path: Path, m
     done = ckptconv.convert(model, tmp_path / "out", to="hf")
     assert there(tmp_path / "out") == {"config.json": "{}", "generation_config.json": ""}
     (note,) = [n for n in done.notes if n.kind == "skipped"]
-    left = {"added_tokens.json", "merges.txt", "spiece.model", "tokenizer.json", "vocab.json", "vocab.txt"}
-    assert note.names == tuple(sorted(left))
+    left = ("added_tokens.json", "merges.txt", "spiece.model", "tokenizer.json", "vocab.json", "vocab.txt")
+    assert note.names == left
+    monkeypatch.setattr(companions, "read_all", lambda *_: ckptconv.open("none"))
+    with pytest.raises(ckptconv.StorageError, match="none"):  # which is no reason to go on without it
+        ckptconv.convert(model, tmp_path / "other", to="hf")
