@@ -20,9 +20,12 @@ from ..checkpoint import Checkpoint
 from ..messages import many, shortened
 from ..storage.files import join, names, split
 
-COUNTED = (  # the number of a file, and of how many
+# The number of a file, and of how many: of a model in several files, and of the ranks of a run.
+SHARDED = (
     re.compile(r"(?P<before>.*[-_])(?P<part>\d{5,})(?P<after>-of-(?P<all>\d{5,})[.\w]+)"),
     re.compile(r"(?P<before>.*(?:model|part|shard|weights)[-_]?)(?P<part>\d+)(?P<after>[-_]?of[-_]?(?P<all>\d+)\.\w+)"),
+)
+RANKED = (
     re.compile(r"(?P<before>.*_rank_)(?P<part>\d+)(?P<after>_of_(?P<all>\d+)\.\w+)"),
     re.compile(r"(?P<before>.*world_size_(?P<all>\d+)_rank_)(?P<part>\d+)(?P<after>\.\w+)"),
 )
@@ -72,7 +75,7 @@ def pieces(url: str, files: Sequence[str]) -> str:
     if lacking := [n for n in every if n not in present]:
         count = len(every) - len(lacking)
         return f"holds {count} of the {len(every)} files of a model; these are missing: {_some(lacking)}"
-    if every and any(p.fullmatch(every[0]) for p in COUNTED[:2]):
+    if every and any(p.fullmatch(every[0]) for p in SHARDED):
         return f"holds the files of a model without their index; give all of them as sources: {_some(every)}"
     ranks = every or [n for n in files if RANK.search(n)]
     states = [n for n in ranks if n.endswith("model_states.pt")]
@@ -92,10 +95,10 @@ def _some(files: Collection[str]) -> str:
 
 def counted(base: str) -> list[str]:
     """The names of all files of a set, if the name of one tells its number and how many there are."""
-    for pattern in COUNTED:
+    for pattern in (*SHARDED, *RANKED):
         if m := pattern.fullmatch(base):
             count, width = min(int(m["all"]), MOST), len(m["part"])
-            first = 1 if pattern in COUNTED[:2] and int(m["part"]) else 0
+            first = 1 if pattern in SHARDED and int(m["part"]) else 0
             return [f"{m['before']}{i:0{width}d}{m['after']}" for i in range(first, first + count)]
     return []
 

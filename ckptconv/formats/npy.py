@@ -146,12 +146,14 @@ def as_tensor(name: str, head: Head, data: Data) -> Tensor:
     return view(name, kind, head.shape, data, offset=0, strides=strides, ops=ops)
 
 
-@lru_cache(maxsize=256)  # models have many arrays of one shape
 def literal(text: str) -> tuple[str, bool, tuple[int, ...]] | None:
     """The descr, fortran_order and shape of a header; None if it is not a dictionary of these, of the right kinds."""
     text = re.sub(r"(?<=\d)L(?=[,)])", "", text.strip())  # Python 2 wrote 3L
-    if len(text) > MAX_LITERAL or "\\" in text:
-        return None
+    return None if len(text) > MAX_LITERAL or "\\" in text else _evaluated(text)
+
+
+@lru_cache(maxsize=256)  # models have many arrays of one shape
+def _evaluated(text: str) -> tuple[str, bool, tuple[int, ...]] | None:
     try:
         values = ast.literal_eval(text)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

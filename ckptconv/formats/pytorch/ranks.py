@@ -25,7 +25,7 @@ from ...errors import CorruptCheckpoint, Unrepresentable, UsageError
 from ...messages import many, shortened
 from ...moves.part import c_strides, checked_count
 from ...storage.files import Reader, Seen, join, names
-from ..complete import COUNTED
+from ..complete import RANKED
 from ..detect import open_checkpoint
 from ..own_metadata import lost
 from ..placement import Patch, Placement, folder_name, refuse_shards, refuse_unheld
@@ -37,8 +37,8 @@ from .tensors import PART, TORCH, UNTYPED, Storage, View, bare, from_type, ints
 from .values import Inert, Known, Ordered, shown
 from .walk import TENSORS, Leaf, Walk
 
-RANKED = (  # the number of a file's rank, and in the first two of how many
-    *COUNTED[2:],
+FILES = (  # the number of a file's rank, and in the first two of how many
+    *RANKED,
     re.compile(r"(?P<before>consolidated\.|mp_rank_)(?P<part>\d+)(?P<after>\.pth?|_model_states\.pt)"),
     re.compile(r"(?P<before>(?:.*[._-])?rank[_-]?)(?P<part>\d+)(?P<after>\.\w+)"),
 )
@@ -62,7 +62,7 @@ class Set:
 def _sets(files: Sequence[str]) -> list[Set]:
     found: dict[tuple[str, str, int], Set] = {}
     for name in files:
-        if m := next(filter(None, (pattern.fullmatch(name) for pattern in RANKED)), None):
+        if m := next(filter(None, (pattern.fullmatch(name) for pattern in FILES)), None):
             count = int(m.groupdict().get("all", 0))
             files_of = found.setdefault((m["before"], m["after"], count), Set(m["before"], count)).files
             files_of[int(m["part"])] = name
