@@ -147,6 +147,7 @@ def merged(sources: Sequence[Source], how: Options, *, guard: bool = False) -> C
 def changed(made: Checkpoint, how: Options) -> Checkpoint:
     """Apply rules, renames and a cast."""
     like = None if how.like is None else opened(live(how.like), Options())
+    made = passes.unflattened(made, like)
     params = {**how.param, **({"ranks": how.ranks} if how.ranks else {})}
     if how.converter or how.rename or how.inverse or params:
         from ..rules import library

@@ -75,6 +75,7 @@ FOLDERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((SAVED_MODEL,), ("tf-graph",)),
     ((DISTRIBUTED,), ("dcp", "megatron")),
     ((".npy",), ("npy", "gpt")),
+    ((".bin",), ("ranks",)),  # as accelerate calls them; else the claim of `hf` would do
     ((KERAS_WEIGHTS,), ("keras3",)),
     (("",), ("orbax",)),
 )

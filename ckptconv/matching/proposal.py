@@ -161,8 +161,8 @@ def match(
     if check:
         target = _built(target)
     with files.record_stamps() as stamps:
-        a = reading.prepare([source], every)
         b = _opened(target, every.without("from_", "at", "strip_prefix", "ema"))
+        a = passes.unflattened(reading.merged([source], every), b)
 
     def proposed(order: Iterable[str]) -> Proposal:
         side = b.with_tensors({n: b[n] for n in order if n in b})

@@ -23,7 +23,8 @@ from itertools import islice
 from ..checkpoint import Checkpoint, Move, Note, Role, Tensor, joined, named, onward, training
 from ..dtypes import DType
 from ..errors import ConversionError, CorruptCheckpoint, NameCollision, UsageError
-from ..messages import did_you_mean, fold, in_shape, listing, many
+from ..messages import did_you_mean, fold, in_shape, listing, many, shortened
+from ..moves.part import sliced
 
 PART = "not all of the model"  # a note that begins so says what is missing, as a person knows
 AVERAGE = re.compile(r"(?P<base>.+)/ExponentialMovingAverage(?:_\d+)?")
@@ -38,6 +39,7 @@ SLOT = re.compile(
 STEP = re.compile(
     r"(?:.*/)?(?:global_step|save_counter|beta[12]_power(?:_\d+)?|_?iterations|train_steps?|current_step)"
 )
+FLAT = re.compile(r"(.*\.)?_?flat_param", re.DOTALL)
 SCOPES = 64  # before a slot's variable, at most: a hostile name has as many as it has characters
 STATE = re.compile(r"(?:.*/)?(?:_?learning_rate|loss_scale|current_loss_scale|good_steps)")
 COUNTED = re.compile(rf"{STEP.pattern}|{STATE.pattern}")  # what a module may call a buffer of its own
@@ -198,6 +200,40 @@ def like(checkpoint: Checkpoint, template: Checkpoint, *, partial: bool = False)
     made = {n: replace(t, name=n, role=own.role) if (t := given[n]) else own for n, own in template.items()}
     more = (*checkpoint.notes, *(n for n in notes if n.names))
     return replace(template, tensors=made, hashes={}, notes=more, urls=(*checkpoint.urls, *template.urls))
+
+
+def unflattened(checkpoint: Checkpoint, template: Checkpoint | None) -> Checkpoint:
+    """Cut FSDP's flat parameters into the parameters that they hold, whose names, shapes and order a template gives.
+
+    `layers.0._flat_param` holds all parameters below `layers.0` that are in no other one, in the order of the module,
+    tied ones once. ConversionError without a template, or if the sizes do not add up.
+    """
+    flat = {m[1] or "": n for n, t in checkpoint.items() if len(t.shape) == 1 and (m := FLAT.fullmatch(n))}
+    if not flat:
+        return checkpoint
+    shown = shortened(list(flat.values()))
+    if template is None or template.format not in ("torch", "torch module", "memory"):
+        raise ConversionError(
+            f"{shown}: the names, shapes and order of flat parameters of FSDP only the model knows: like= takes the "
+            "module, or a .pt file of its whole state_dict; or save with StateDictType.SHARDED_STATE_DICT"
+        )
+    owners, inside = template.owners(), {unit: list[Tensor]() for unit in flat}
+    for n, own in template.items():
+        above = (n[:i] for i in range(len(n), -1, -1) if n[:i][-1:] in ("", "."))
+        unit = next((prefix for prefix in above if prefix in flat), None)
+        if unit is not None and n not in checkpoint and owners[n] == n and not own.role:
+            inside[unit].append(own)
+    made = {**checkpoint}
+    for unit, some in inside.items():
+        t, at, wanted = made.pop(flat[unit]), 0, sum(own.count for own in some)
+        if wanted != t.count:
+            raise ConversionError(f"has {t.count:,} elements, its parameters in the template {wanted:,}", tensor=t.name)
+        for own in some:
+            parts = sliced(t, [(at, at + own.count)])
+            made[own.name], at = replace(t, name=own.name, shape=own.shape, parts=parts), at + own.count
+    names = tuple(own.name for some in inside.values() for own in some)
+    note = Note("assumed", f"cut from {shown} in the order of the template", names)
+    return replace(checkpoint, notes=(*checkpoint.notes, note)).with_tensors(made)
 
 
 def weights_only(checkpoint: Checkpoint) -> Checkpoint:

@@ -23,12 +23,12 @@ AIM = {  # thousand tokens
     "__main__.py": 0.1, "tests": 330.0, "benchmarks": 45.0, "fixtures": 45.0, "fuzz": 25.0, "tools": 8.0,
 }  # fmt: skip
 AT_MOST = {
-    "tests": 331.9,
+    "tests": 332.3,
     "formats": 105.9,
     "benchmarks": 45.1,
     "fixtures": 42.8,
     "matching": 39.7,
-    "rules": 34.9,
+    "rules": 35.4,
     "fuzz": 24.2,
     "reporting": 16.8,
     "moves": 17.6,

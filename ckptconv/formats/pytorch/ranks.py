@@ -45,7 +45,6 @@ FILES = (  # the number of a file's rank, and in the first two of how many
 BESIDE = re.compile(r"(optim|extra_state|scheduler|rng)")  # beginnings of sets that are not the model
 # what a trainer wrote of the whole model
 WHOLE = re.compile(r"model\.safetensors(\.index\.json)?|(adapter_model|pytorch_model)\b.*|model-\d+-of-.*")
-FLAT = ("_flat_param", "flat_param")
 META = "consolidated."  # of which one file is a model, too
 Box = tuple[tuple[int, ...], View]  # the index of the first element, and the elements
 
@@ -106,9 +105,6 @@ def open(url: str, how: Reading) -> Checkpoint:
         return gather(leaves, read[0][1], how, urls, "ranks", [note], whole=True)
     leaves = list(_joined(read, urls))
     note = Note("assumed", f"joined from {many(count, 'rank')}; what is not cut is rank 0's")
-    if any(leaf.name.rpartition(".")[2] in FLAT for leaf in leaves):
-        what = "holds flat parameters of FSDP, without their names; save with StateDictType.SHARDED_STATE_DICT"
-        raise CorruptCheckpoint(what, url=url)
     return gather(leaves, read[0][1], how, urls, "ranks", [note])
 
 

@@ -32,16 +32,48 @@ def test_parts_are_joined(kind: str, tmp_path: Path) -> None:
     [
         ("fsdp2", "rank_1", "1 of 2 ranks; missing: 1"),
         ("hsdp", "rank_3", "3 of 4 ranks"),
-        ("fsdp1_flat", "", "flat parameters of FSDP"),
     ],
 )
 def test_what_is_not_all_of_the_model(kind: str, without: str, said: str, tmp_path: Path) -> None:
     folder = shutil.copytree(RANKS / kind, tmp_path / "m")
     for path in list(folder.iterdir()):
-        if without and without in path.name:
+        if without in path.name:
             path.unlink()
     with pytest.raises(ckptconv.CorruptCheckpoint, match=said):
         ckptconv.open(folder)
+
+
+def stack() -> Any:
+    nn = torch.nn
+    return nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3, bias=False), nn.LayerNorm(3))
+
+
+@pytest.mark.parametrize("inside", ["", "block."])
+def test_flat_parameters_are_cut_in_the_order_of_a_template(inside: str, tmp_path: Path) -> None:
+    source, expected = ckptconv.open(RANKS / "fsdp1_flat"), np.load(RANKS / "fsdp1.npz")
+    given = {f"{inside}{n}": t for n, t in source.items()}
+    like = torch.nn.ModuleDict({"block": stack()}) if inside else stack()
+    torch.save(like.state_dict(), tmp_path / "like.pt")
+    for template in (like, tmp_path / "like.pt"):
+        report = ckptconv.convert(given, tmp_path / "out.npz", like=template, force=True)
+        assert any("in the order of the template" in n.text for n in report.notes)
+        with np.load(tmp_path / "out.npz") as got:
+            assert {n: a.tobytes() for n, a in got.items()} == {
+                f"{inside}{n}": a.tobytes() for n, a in expected.items()
+            }
+
+
+@pytest.mark.parametrize(
+    ("like", "said"),
+    [
+        (None, "only the model knows"),
+        (RANKS / "fsdp1.npz", "only the model knows"),  # arrays in any order
+        (torch.nn.LayerNorm(3), "has 61 elements, its parameters in the template 6"),
+    ],
+)
+def test_flat_parameters_that_no_module_explains(like: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ckptconv.ConversionError, match=said):
+        ckptconv.convert(RANKS / "fsdp1_flat", tmp_path / "out.npz", like=like)
 
 
 def saved(folder: Path, files: dict[str, Any]) -> Path:
