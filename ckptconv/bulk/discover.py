@@ -3,7 +3,6 @@
     model.ckpt-100.index + .data-00000-of-00002 + .meta     one: model.ckpt-100
     model.ckpt-00000-of-00003 ... (version 1)               one: its first file
     x.safetensors.index.json + x-00001-of-00003.safetensors one: the index, which names its shards
-    shard-00001-model-00001-of-00001.safetensors, shard-... one: the first of these, which hold parts of tensors
     export/saved_model.pb + variables/                      one: the folder
     arrays/*.npy and nothing else                           one: the folder
     run/3/params/manifest.ocdbt, step_1/target.w/.zarray    one: run/3/params, step_1
@@ -30,7 +29,7 @@ from stat import S_ISDIR
 from typing import NamedTuple
 
 from ..errors import AmbiguousFormat, CkptError, UnsafeCheckpoint, UsageError
-from ..formats import detect, huggingface, safetensors, shard_index, table
+from ..formats import detect, huggingface, shard_index, table
 from ..formats.orbax import ocdbt as orbax
 from ..formats.table import DISTRIBUTED, SAVED_MODEL
 from ..formats.tensorflow.bundle import STATE_FILE, is_state
@@ -123,13 +122,13 @@ def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoin
     """The checkpoint of a single source: a file, or a prefix with all its files."""
     folder, base = split(source)[0], file_name(source)
     status = stat(source)
-    stem = "shard-" if safetensors.SHARD.fullmatch(base) else ENDS.split(base)[0]
+    stem = ENDS.split(base)[0]
     if status is None or stem != base:
         here = listed(folder)
         start = bisect_left(here, stem)
         beside = takewhile(lambda n: n.startswith(stem), here[start:])
         near = {n: there for n in beside if (there := stat(join(folder, n)))}
-        for found in sets(folder, near, "", here):
+        for found in sets(folder, near, ""):
             if split(found.source)[1] == base or source in found.urls:
                 return found
     if status is None:
@@ -281,7 +280,7 @@ def _whole(folder: str, name: str) -> FoundCheckpoint:
 def group(folder: str, files: Mapping[str, Stat], under: str) -> Iterator[FoundCheckpoint]:
     """Group the files of one folder into checkpoints."""
     left = {n: s for n, s in files.items() if not n.startswith(".")}
-    yield from sets(folder, left, under, files)
+    yield from sets(folder, left, under)
     for n, status in left.items():
         url = join(folder, n)
         if _is_checkpoint(url, n, status):
@@ -289,8 +288,8 @@ def group(folder: str, files: Mapping[str, Stat], under: str) -> Iterator[FoundC
             yield FoundCheckpoint(url, under + stem, suffix, ((url, status),))
 
 
-def sets(folder: str, left: dict[str, Stat], under: str, names: Iterable[str]) -> Iterator[FoundCheckpoint]:
-    """Checkpoints of several files; their files are removed from `left`. `names`: of all files of the folder."""
+def sets(folder: str, left: dict[str, Stat], under: str) -> Iterator[FoundCheckpoint]:
+    """Checkpoints of several files; their files are removed from `left`."""
 
     def take(base: str, stem: str, suffix: str, members: Iterable[str]) -> FoundCheckpoint:
         mine = [n for n in dict.fromkeys(members) if n in left]
@@ -312,18 +311,6 @@ def sets(folder: str, left: dict[str, Stat], under: str, names: Iterable[str]) -
         pieces = _pieces(join(folder, n)) if n in left else None
         if pieces is not None:
             yield take(n, *split_suffix(n), [n, *pieces])
-    parts = safetensors.shards(left)
-    if parts and _are_joined(join(folder, parts[0])):
-        model = huggingface.pieces(list(names))  # unless another is: the two would have one name
-        yield take(parts[0], "model" if model else "shards", ".safetensors", parts)
-
-
-def _are_joined(url: str) -> bool:
-    """Whether the shards of a distributed run are one checkpoint: only if the first says so, or cannot be read."""
-    try:
-        return detect.detect(url).name == detect.INDEX
-    except CkptError:
-        return True
 
 
 def _pieces(url: str) -> list[str] | None:

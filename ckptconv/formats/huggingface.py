@@ -5,8 +5,7 @@
     model-00002-of-00002.safetensors
     tf_model.h5.index.json             "bert_model/bert/w:0" is the dataset bert/w:0, or of the full name, in its shard
 
-The model is read from the index, from any of its shards, or from the folder; a folder can also hold one file instead,
-or the shards of a distributed run of torch, which have no index.
+The model is read from the index, from any of its shards, or from the folder; a folder can also hold one file instead.
 Tensors in the weight map must be present; tensors that are not in it are left out with a note.
 Specification: transformers, modeling_utils.py (load_sharded_checkpoint); huggingface_hub, serialization.
 """
@@ -22,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from ..checkpoint import Checkpoint, Details, Note, Tensor
 from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, StorageError, UnknownFormat, UnsafeCheckpoint
 from ..messages import listing, many, printable
-from ..moves.part import checked_count
 from ..output.destination import OutputFile
 from ..storage.files import Seen, exists, is_dir, is_remote, join, local, names, read_all, sibling, split
 from ..storage.paths import beginning, beside
@@ -33,7 +31,6 @@ from .detect import detect, open_checkpoint
 from .placement import Patch, Placement
 from .safetensors import SafetensorsWriter, prove
 from .table import Reading
-from .tiling import joined
 
 PEEKED = 32  # remote shards whose headers are fetched before the first of them is opened
 SHARD_SIZE = 5_000_000_000  # bytes, by default, of the shards in a new folder
@@ -52,23 +49,12 @@ WEIGHTS = re.compile(r".+\.(safetensors|bin|msgpack)(\.index\.json)?")
 
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
-        return 3 if set(MODELS) & set(seen.files) else 2 if _candidates(seen.files) or pieces(seen.files) else 0
+        return 3 if set(MODELS) & set(seen.files) else 2 if _candidates(seen.files) else 0
     if seen.size < 0 and seen.base + shard_index.SUFFIX in seen.files:
         return 3  # the name under which the shards were written
     if seen.base.endswith(shard_index.SUFFIX) and seen.head.lstrip()[:1] == b"{":
         return 3
-    return 4 if seen.size >= 0 and (index_of(seen.url) or _is_piece(seen)) else 0
-
-
-def pieces(files: Sequence[str]) -> list[str]:
-    """The shards of a distributed run, which torch writes without an index, if nothing else is the folder's model."""
-    found = [] if set(MODELS) & set(files) else safetensors.shards(files)
-    return [n for n in found if not (m := SHARD.fullmatch(n)) or f"{m[1]}{m[2]}{shard_index.SUFFIX}" not in files]
-
-
-def _is_piece(seen: Seen) -> bool:
-    """Whether a file is one of them."""
-    return safetensors.SHARD.fullmatch(seen.base) is not None and safetensors.INFO.encode() in seen.head
+    return 4 if seen.size >= 0 and index_of(seen.url) else 0
 
 
 def index_of(url: str) -> str:
@@ -82,19 +68,13 @@ def index_of(url: str) -> str:
 def open(url: str, how: Reading) -> Checkpoint:
     if is_dir(url):
         return _open_folder(url, how)
-    folder, base = split(url)
     if index := index_of(url):
+        base = split(url)[1]
         if base not in shard_index.read(beside(url, index))[0].values():
             text = "is not a shard of the index beside it; from_='safetensors' with partial=True reads it alone"
             raise CorruptCheckpoint(text, url=url)
         text = "a shard was given, and its whole index is read; from_= with partial=True reads the shard alone"
         return _noted(open_index(index, how), text, (base,))
-    if safetensors.SHARD.fullmatch(base) and exists(url):
-        shards = safetensors.shards(names(folder))
-        if base not in shards:  # a web server lists nothing
-            text = "is one shard of those that a distributed run saved, and the others cannot be listed there"
-            raise StorageError(f"{text}; copy all of them into a folder here, and give that", url=url)
-        return _noted(_open_run(folder, shards, how), "a shard was given, and all of its folder are read", (base,))
     return open_index(url if exists(url) else beside(url, url + shard_index.SUFFIX), how)
 
 
@@ -117,20 +97,17 @@ def _others(files: Sequence[str]) -> list[str]:
 def _open_folder(url: str, how: Reading) -> Checkpoint:
     files = names(url)
     candidates, others = _candidates(files), _others(files)
-    if parts := pieces(files):
-        whole, first = _open_run(url, parts, how), parts[0]
-    elif not candidates:
+    if not candidates:
         shards = [n for n in files if SHARD.fullmatch(n)]
         what = f"holds shards ({shards[0]}, ...) but not their index" if shards else "holds no known model"
         raise UnknownFormat(f"{what}; give a file", url=url)
-    elif candidates[0] not in MODELS and len(several := [n for n in others if not STATE.match(n)]) > 1:
+    if candidates[0] not in MODELS and len(several := [n for n in others if not STATE.match(n)]) > 1:
         raise AmbiguousFormat(f"holds several models; give one of them:\n{listing(several)}", url=url)
-    else:
-        first = candidates[0]
-        path = sibling(join(url, "."), first)
-        whole = open_index(path, how) if path.endswith(shard_index.SUFFIX) else open_checkpoint(path, how)
-    known = {first, *parts, *(split(u)[1] for u in whole.urls)}
-    more = [n for n in (*others, *safetensors.shards(files)[:1]) if n not in known]  # one stands for all shards
+    first = candidates[0]
+    path = sibling(join(url, "."), first)
+    whole = open_index(path, how) if path.endswith(shard_index.SUFFIX) else open_checkpoint(path, how)
+    known = {first, *(split(u)[1] for u in whole.urls)}
+    more = [n for n in others if n not in known]
     return _noted(whole, f"{first} is read; give another file to read that one", more)
 
 
@@ -225,57 +202,6 @@ def _joined(url: str, weight_map: Mapping[str, str], shards: Mapping[str, Checkp
     return Checkpoint(tensors, metadata, tuple(ties), first.format, tuple(urls), tuple(notes), details)
 
 
-# --- a distributed run ----------------------------------------------------------------------------------------------
-#
-#     shard-00001-model-00001-of-00001.safetensors     a.w: 2x3, from [0, 0] on
-#     shard-00002-model-00001-of-00001.safetensors     a.w: 2x3, from [2, 0] on          ->  a.w: 4x3
-#
-# Each process saved its parts of tensors; those of a tensor must tile it. No file says how large it is: it reaches as
-# far as its parts do, as for torch, so a shard that is missing at the end is not noticed unless another tensor has a
-# hole; a note says so. Processes without a part write no file, so numbers may be missing.
-# Specification: torch/distributed/checkpoint/hf_storage.py (HuggingFaceStorageReader) and
-# _consolidate_hf_safetensors.py.
-
-
-def _open_run(folder: str, files: Sequence[str], how: Reading) -> Checkpoint:
-    """Open all shards of a folder, and join the parts of each tensor, which must make it up."""
-    if len({m[1] for file in files if (m := safetensors.SHARD.fullmatch(file))}) > 1:
-        raise CorruptCheckpoint("holds shards of several checkpoints: their names end in other numbers", url=folder)
-    pieces: dict[str, list[tuple[Tensor, safetensors.Start]]] = {}
-    metadata, notes, counts = dict[str, str](), dict[Note, None](), dict[str, int]()
-    paths = {file: sibling(join(folder, "."), file) for file in files}
-    for file, path in _peeked(paths):
-        shard = safetensors.read(path, how)
-        starts = safetensors.part_starts(shard.metadata, path)
-        for name, t in shard.items():
-            if name not in starts or len(starts[name]) != len(t.shape):
-                raise CorruptCheckpoint(f"its {safetensors.INFO} does not say where this begins", url=path, tensor=name)
-            pieces.setdefault(name, []).append((t, starts[name]))
-        counts[file] = len(shard)
-        metadata = shard.metadata | metadata
-        notes |= dict.fromkeys(shard.notes)
-    for name in [name for note in notes if note.kind == "skipped" for name in note.names]:
-        pieces.pop(name, None)  # the part in another shard may be of a shape that is read
-    tensors = {name: _whole(name, parts, folder) for name, parts in pieces.items()}
-    text = (
-        f"joined from {many(len(counts), 'shard')} of a distributed run; tensors reach as far as their parts, so a "
-        "shard that is missing at the end would not be noticed"
-    )
-    metadata = {k: v for k, v in metadata.items() if k not in safetensors.KEYS}
-    notes = {Note("assumed", text): None} | notes
-    return Checkpoint(tensors, metadata, (), "safetensors", tuple(paths.values()), tuple(notes), {"shards": counts})
-
-
-def _whole(name: str, pieces: list[tuple[Tensor, safetensors.Start]], url: str) -> Tensor:
-    """One tensor of parts that begin at different places."""
-    if len({(t.dtype, len(t.shape)) for t, _ in pieces}) > 1:
-        raise CorruptCheckpoint("its parts have different dtypes or numbers of axes", tensor=name)
-    ends = ([a + n for a, n in zip(start, t.shape, strict=True)] for t, start in pieces)
-    shape = tuple(map(max, zip(*ends, strict=True)))
-    checked_count(shape, tensor=name)
-    return joined(name, shape, pieces, url)
-
-
 # --- writing ----------------------------------------------------------------------------------------------------
 #
 # The small files beside a model's weights in a folder of Hugging Face are copied, so that the result can be loaded:
@@ -365,4 +291,4 @@ def configured(made: FolderWriter, url: str, details: Details) -> FolderWriter:
     return replace(made, beside={**made.beside, **written}, notes=(*made.notes, note))
 
 
-__all__ = ["along", "configured", "open", "open_index", "pieces", "prove", "sniff", "writer"]
+__all__ = ["along", "configured", "open", "open_index", "prove", "sniff", "writer"]

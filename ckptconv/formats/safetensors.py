@@ -6,12 +6,11 @@
     8+N  the buffer: offsets count from here; the ranges tile it without holes and overlaps
 
 Several files form one checkpoint with `model.safetensors.index.json` (shard_index.py), which huggingface.py reads.
-A distributed run of torch saves the parts of tensors that each process holds, without an index:
+A distributed run of torch saves the parts of tensors that each process holds; such a file is refused:
 
-    shard-00002-model-00001-of-00001.safetensors       what the second process holds; huggingface.py joins
+    shard-00002-model-00001-of-00001.safetensors       what the second process holds
     __metadata__: {"DCP_SHARDING_INFO": '{"a.w": {"saved_offsets": [2, 0]}}', "DCP_VERSION": "1.0"}
 
-The shape in the header is that of the part; no file has that of the whole.
 Specification: https://github.com/huggingface/safetensors#format, and the checks of its reader, src/tensor.rs; torch's
 HuggingFaceStorageWriter, in torch/distributed/checkpoint/hf_storage.py.
 """
@@ -20,16 +19,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any
 
 from ..checkpoint import Checkpoint, Note, Tensor, contiguous
 from ..dtypes import DTYPES, DType
 from ..errors import CkptError, CorruptCheckpoint, Unrepresentable
-from ..messages import brief, listing
+from ..messages import brief
 from ..moves.part import MAX_ELEMENTS, Span, checked_count
 from ..output.destination import OutputFile
 from ..storage.files import Reader, Seen, is_remote, local, split
@@ -52,16 +51,17 @@ UNSUPPORTED = "6-bit floats, or 4-bit floats whose rows end in half a byte: vali
 
 INFO = "DCP_SHARDING_INFO"
 KEYS = (INFO, "DCP_VERSION")
-SHARD = re.compile(r"shard-\d{5,}-model-\d{5,}-of-(\d{5,})\.safetensors")
-
-# The first shard says the same as a file that holds whole tensors.
+SHARD = re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors")
+PARTS = (
+    "holds parts of tensors, one file of those that torch's HuggingFaceStorageWriter saved for each process; join all "
+    "of them by torch's consolidate_safetensors_files"
+)
+# The first shard says the same as a file that holds whole tensors, if it was given another name.
 ALONE = Note(
     "assumed",
     f"read as whole tensors; its {INFO} does not say that they are, and the first shard of a distributed run "
     "holds only the first part of each",
 )
-
-Start = tuple[int, ...]
 
 
 def sniff(seen: Seen) -> int:
@@ -72,20 +72,7 @@ def sniff(seen: Seen) -> int:
 
 
 def open(url: str, how: Reading) -> Checkpoint:
-    """Open a file by itself; CorruptCheckpoint if it holds parts of tensors, with a note if it may."""
-    found = read(url, how)
-    starts = dict[str, Start]()
-    with suppress(CkptError):  # another program's metadata
-        starts = part_starts(found.metadata, url)
-    if parts := [f"{n}, from {list(start)} on" for n, start in starts.items() if any(start) and n in found]:
-        text = "holds only parts of tensors, one shard of those that a distributed run saved; give the folder with all"
-        name = "" if SHARD.fullmatch(split(url)[1]) else ", under the names that torch gave them"
-        raise CorruptCheckpoint(f"{text}{name}:\n{listing(parts)}", url=url)
-    return replace(found, notes=(*found.notes, ALONE)) if any(starts.values()) else found
-
-
-def read(url: str, how: Reading) -> Checkpoint:
-    """Open a file, also one that holds parts of tensors."""
+    """Open a file; CorruptCheckpoint if it holds parts of tensors, with a note if it may."""
     tensors, skipped, ranges = dict[str, Tensor](), list[str](), list[tuple[int, int, str]]()
     with Reader(url) as f:
         header, start = _header(f)
@@ -104,12 +91,18 @@ def read(url: str, how: Reading) -> Checkpoint:
             else:
                 tensors[name] = contiguous(name, row, shape, Span(url, start + begin, end - begin))
         _check_tiling(ranges, f.size - start, how)
+    starts = list[Any]()
+    with suppress(CkptError, AttributeError, KeyError, TypeError):  # another program's metadata
+        info = parse_json(metadata[INFO].encode(errors="replace"), url)
+        starts = [s for name, part in info.items() if name in tensors and (s := [*part["saved_offsets"]])]
+    if INFO in metadata and (SHARD.fullmatch(split(url)[1]) or any(map(any, starts))):
+        raise CorruptCheckpoint(PARTS, url=url)
     shared = tuple(f"{a} = {b}" for a, b in metadata.items() if b in tensors and a not in tensors)
     notes = [
         Note("skipped", UNSUPPORTED, tuple(skipped)),
         Note("hint", "its metadata says that these share a tensor; the first name is not read", shared),
     ]
-    notes = [note for note in notes if note.names]
+    notes = [note for note in notes if note.names] + [ALONE] * bool(starts)
     return Checkpoint(tensors, metadata, format="safetensors", urls=(url,), notes=tuple(notes))
 
 
@@ -177,26 +170,6 @@ def _check_tiling(ranges: list[tuple[int, int, str]], size: int, how: Reading) -
     if at < size or (at > size and not how.salvage):
         why = "truncated?" if at > size else "trailing bytes"
         raise CorruptCheckpoint(f"the tensors end at byte {at} of the buffer, which has {size} ({why})")
-
-
-# --- shards of a distributed run -------------------------------------------------------------------------------------
-
-
-def shards(files: Iterable[str]) -> list[str]:
-    """Those names in a folder that such files have."""
-    return sorted(n for n in files if SHARD.fullmatch(n))
-
-
-def part_starts(metadata: Mapping[str, str], url: str) -> dict[str, Start]:
-    """The index of the first element of each part; {} if the file says nothing of parts."""
-    found = parse_json(metadata[INFO].encode(errors="replace"), url) if INFO in metadata else {}
-    try:
-        starts = {name: tuple(part["saved_offsets"]) for name, part in found.items()}
-        if all(type(n) is int and 0 <= n <= MAX_ELEMENTS for start in starts.values() for n in start):
-            return starts
-    except (AttributeError, KeyError, TypeError):
-        pass
-    raise CorruptCheckpoint(f"its {INFO} does not say where the parts of tensors begin", url=url)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

@@ -45,40 +45,15 @@ def indexes() -> Iterator[bytes]:
     )
 
 
-def parts(data: bytes, folder: Path) -> Laid:
-    """Each a is the header of a shard of a distributed run, b its payload."""
-    for k, (head, body) in enumerate(records(data)[:4] or [(b"", b"")], 1):
-        name = f"shard-{k:05d}-model-00001-of-00001.safetensors"
-        (folder / name).write_bytes(struct.pack("<Q", len(head)) + head + body)
-    return folder, None
-
-
-def parted() -> Iterator[bytes]:
-    def shard(start: tuple[int, ...], shape: tuple[int, ...]) -> tuple[bytes, bytes]:
-        size = 4
-        for n in shape:
-            size *= n
-        info = {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": start}}), "DCP_VERSION": "1.0"}
-        header = {"__metadata__": info, "w": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}}
-        return json.dumps(header).encode(), bytes(size)
-
-    yield packed([shard((0, 0), (2, 3)), shard((2, 0), (2, 3))])
-    yield packed([shard((0, 0), (1, 2)), shard((0, 2), (1, 1)), shard((1, 0), (1, 3))])
-    yield packed([shard((0,), (0,))])
-
-
 WAYS = (
     raw("x.safetensors", None, "hostile/safetensors/*.safetensors", "t5x/*.safetensors"),
     Way(safetensors_header, safetensors_headers, packed=True),
     Way(index, indexes, packed=True),
     folder("hf", "hostile/sharded/*"),
-    Way(parts, parted, packed=True),
 )
 CONSTANTS = (
     "safetensors.ORDER",
     "safetensors.SUFFIX",
     "huggingface.MODELS",
-    "safetensors.KEYS",
 )
-SPELLED = JSON + b" saved_offsets"
-FAMILY = of_ways(WAYS, SPELLED, CONSTANTS)
+FAMILY = of_ways(WAYS, JSON + b" DCP_SHARDING_INFO saved_offsets", CONSTANTS)

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 from kit import Run
-from safetensors.numpy import save_file
 
 import ckptconv
 from ckptconv import zoo
@@ -89,39 +88,6 @@ def test_a_folder_that_is_a_checkpoint_is_one_even_if_named(tmp_path: Path, fixt
     assert (found.name, len(found.files)) == ("hsdp", 4)
     save(tmp_path / "arrays", to="npy")
     assert planned(tmp_path / "arrays") == ["arrays.safetensors"]
-
-
-def test_shards_of_a_distributed_run_are_one(tmp_path: Path) -> None:
-    """Each holds parts of tensors; files of that name which do not are several."""
-    for start in (0, 2):
-        info = json.dumps({"w": {"saved_offsets": [start]}})
-        file = tmp_path / "run" / f"shard-{start:05d}-model-00001-of-00001.safetensors"
-        file.parent.mkdir(exist_ok=True)
-        save_file({"w": np.arange(start, start + 2)}, file, {"DCP_SHARDING_INFO": info})
-        save(tmp_path / "other" / file.name)
-    shards = [f"shard-{i:05d}-model-00001-of-00001.safetensors" for i in (0, 2)]
-    assert names(tmp_path) == [*(f"other/{n}" for n in shards), f"run/{shards[0]}"]
-    assert planned(tmp_path / "run") == planned(tmp_path / "run" / shards[1]) == ["model.safetensors"]
-    ckptconv.zoo([tmp_path / "run"], tmp_path / "out", to="npz")
-    assert ckptconv.open(tmp_path / "out" / "model.npz")["w"].numpy().tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("indexed", [False, True])
-def test_shards_of_a_distributed_run_beside_a_model(indexed: bool, tmp_path: Path) -> None:
-    """Opened as a folder it is the model, with a hint; each of the two has a name of its own."""
-    shards = [f"shard-{i:05d}-model-00001-of-00001.safetensors" for i in (0, 2)]
-    size = 8 if indexed else None
-    ckptconv.save({"a": np.ones(1), "b": np.ones(1)}, tmp_path / "in/model.safetensors", max_shard_size=size)
-    for start, file in zip((0, 2), shards, strict=True):
-        info = json.dumps({"w": {"saved_offsets": [start]}})
-        save_file({"w": np.arange(start, start + 2)}, tmp_path / "in" / file, {"DCP_SHARDING_INFO": info})
-    found = ckptconv.open(tmp_path / "in")
-    assert set(found) == {"a", "b"}
-    assert [n.names for n in found.notes if n.kind == "hint"] == [(shards[0],)]
-    assert sorted(planned(tmp_path / "in")) == ["model.safetensors", "shards.safetensors"]
-    assert planned(tmp_path / "in" / shards[1]) == ["shards.safetensors"]
-    assert ckptconv.zoo([tmp_path / "in"], tmp_path / "out").done == 2
-    assert ckptconv.open(tmp_path / "out/shards.safetensors")["w"].numpy().tolist() == [0, 1, 2, 3]
 
 
 def test_steps_of_a_series(tmp_path: Path) -> None:

@@ -128,6 +128,51 @@ def test_unaligned_payload_is_read(tmp_path: Path) -> None:
     assert ckptconv.open(path)["w"].numpy().tobytes() == np.array([1.5, -0.0]).tobytes()
 
 
+PARTS = (  # the name of a file, its DCP_SHARDING_INFO, and "refused", "doubtful" or "" for what is read as it is
+    ("shard-00001-model-00001-of-00001.safetensors", '{"w": {"saved_offsets": [0, 0]}}', "refused"),
+    ("shard-00002-model-00001-of-00001.safetensors", "{", "refused"),
+    ("x.safetensors", '{"w": {"saved_offsets": [2, 0]}}', "refused"),
+    ("x.safetensors", '{"w": {"saved_offsets": [0, 0]}}', "doubtful"),
+    ("x.safetensors", '{"w": {"saved_offsets": []}}', ""),
+    ("x.safetensors", '{"x": {"saved_offsets": [2]}}', ""),
+    ("x.safetensors", '{"w": {"saved_offsets": 2}}', ""),
+    ("x.safetensors", '{"w": 2}', ""),
+    ("x.safetensors", "{", ""),
+    ("x.safetensors", "3", ""),
+)
+
+
+@pytest.mark.parametrize(("name", "info", "what"), PARTS)
+def test_parts_that_a_distributed_run_saved(name: str, info: str, what: str, tmp_path: Path) -> None:
+    """They are never taken for tensors; the first one under another name says what a whole tensor says."""
+    about = json.dumps({"DCP_SHARDING_INFO": info})
+    header = f'{{"__metadata__":{about},"w":{{"dtype":"I8","shape":[2,3],"data_offsets":[0,6]}}}}'.encode()
+    (tmp_path / name).write_bytes(len(header).to_bytes(8, "little") + header + bytes(6))
+    if what == "refused":
+        with pytest.raises(errors.CorruptCheckpoint, match="holds parts of tensors"):
+            ckptconv.open(tmp_path / name)
+        return
+    found = ckptconv.open(tmp_path / name)
+    assert ["read as whole tensors" in n.text for n in found.notes] == [True] * (what == "doubtful")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
+    assert not ckptconv.open(tmp_path / "model.safetensors").notes  # an index leaves no doubt
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_distributed_run_of_torch_saves(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    consolidate = pytest.importorskip("torch.distributed.checkpoint._consolidate_hf_safetensors")
+    writer = checkpoint.HuggingFaceStorageWriter(str(tmp_path / "m"), save_distributed=True)
+    checkpoint.save({"w": torch.arange(12.0).reshape(4, 3)}, storage_writer=writer)
+    with pytest.raises(errors.CorruptCheckpoint, match="holds parts of tensors"):
+        ckptconv.open(next((tmp_path / "m").glob("*.safetensors")))
+    (tmp_path / "whole").mkdir()
+    consolidate.consolidate_safetensors_files(str(tmp_path / "m"), str(tmp_path / "whole"), {"w": 1})
+    found = ckptconv.open(tmp_path / "whole")
+    assert (found["w"].numpy().tolist(), found.notes) == (np.arange(12.0).reshape(4, 3).tolist(), ())
+
+
 def test_sharded(tmp_path: Path) -> None:
     arrays = {f"w{i}": np.full((10, 10), i, "f4") for i in (3, 1, 2, 0)} | {"big": np.zeros(500, "f4")}
     report = ckptconv.save(arrays, tmp_path / "model.safetensors", max_shard_size=900)

@@ -23,13 +23,13 @@ AIM = {  # thousand tokens
     "__main__.py": 0.1, "tests": 330.0, "benchmarks": 45.0, "fixtures": 45.0, "fuzz": 25.0, "tools": 8.0,
 }  # fmt: skip
 AT_MOST = {
-    "tests": 332.3,
-    "formats": 105.9,
+    "tests": 329.6,
+    "formats": 105.0,
     "benchmarks": 45.1,
     "fixtures": 42.8,
     "matching": 39.7,
     "rules": 35.4,
-    "fuzz": 24.2,
+    "fuzz": 23.9,
     "reporting": 16.8,
     "moves": 17.6,
     "bulk": 14.1,

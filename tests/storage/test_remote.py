@@ -242,17 +242,6 @@ def test_reading_from_the_web(serve: Serve, tmp_path: Path, name: str, ranged: b
     assert {n: t.numpy().tobytes() for n, t in found.items()} == {n: a.tobytes() for n, a in arrays().items()}
 
 
-def test_the_shards_of_a_distributed_run_are_not_listed_on_the_web(serve: Serve, tmp_path: Path) -> None:
-    """So none of them stands for the rest; it was read as a checkpoint of no tensors."""
-    name = "shard-00001-model-00001-of-00001.safetensors"
-    about = {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [0]}}'}
-    ckptconv.save({"w": np.ones(3)}, tmp_path / name, metadata=about)
-    url = f"http://{serve(files=tmp_path)[0]}/{name}"
-    with pytest.raises(StorageError, match="the others cannot be listed there; copy all of them into a folder here"):
-        ckptconv.open(url)
-    assert ckptconv.open(url, from_="safetensors")["w"].shape == (3,)
-
-
 def test_only_ranges_are_fetched_from_the_web(serve: Serve, tmp_path: Path) -> None:
     ckptconv.save({"big": np.zeros((1000, 1000)), "small": np.ones(3)}, tmp_path / "m.safetensors")
     line = Line(int(serve(files=tmp_path)[0].rpartition(":")[2]))
