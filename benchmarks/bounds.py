@@ -2,7 +2,7 @@
 
     bounds.py [SIZE, default 1GB] [--max-memory, default 64MB]
 
-The promise is --max-memory plus BASE_MEMORY (moves/budget.py) for the interpreter and libraries. Exits with 1 if it is
+The promise is --max-memory plus BASE_MEMORY (engine/plan.py) for the interpreter and libraries. Exits with 1 if it is
 broken.
 """
 

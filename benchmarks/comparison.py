@@ -249,10 +249,6 @@ JOBS = (
     Job("PyTorch distributed checkpoint to safetensors", gives("dcp"), (
         Way("ckptconv", "{f}/dcp -o out.safetensors"),
         Way("torch dcp + safetensors", "dcp_safetensors {f}/dcp out.safetensors"))),
-    Job("two tensor-parallel ranks to one file", gives("ranks/whole.safetensors"), (
-        Way("ckptconv", "{f}/ranks/rank0.safetensors {f}/ranks/rank1.safetensors --scope r0 --scope r1 "
-            "-c {f}/ranks.toml -o out.safetensors"),
-        Way("torch + safetensors", "ranks {f}/ranks out.safetensors"))),
     Job("into shards of 300 MB", gives("base/model.safetensors"), (
         Way("ckptconv", "{f}/base/model.safetensors -o out/model.safetensors --max-shard-size 300MB"),
         Way("torch + safetensors", "shards {f}/base/model.safetensors out"))),
@@ -404,7 +400,7 @@ def prepare(files: Path) -> None:
         f"{STEM}.h5": [sys.executable, str(HERE / "make_files.py"), str(files), STEM],
         "dcp": [sys.executable, making, "dcp", str(files), STEM],
         "tuned": [sys.executable, making, "variants", str(files), STEM],
-        "ranks.toml": [sys.executable, making, "odd", str(files), STEM],
+        "average.yml": [sys.executable, making, "odd", str(files), STEM],
         "orbax": [str(files / "tools/orbaxport/bin/python"), making, "orbax", str(files), STEM],
         "model.gguf": [str(files / "tools/gguf/bin/python"), making, "gguf", str(files), STEM],
     }.items():

@@ -2,7 +2,8 @@
 
     python benchmarks/make_files.py DIR [GB ...]
 
-Needs tensorflow, torch, safetensors and h5py. For each size: N.ckpt (TensorFlow bundle), N.pt, N.safetensors, N.h5.
+Needs tensorflow, torch, safetensors and h5py. For each size: N.ckpt (TensorFlow bundle), N.pt, N.safetensors, N.h5, and
+N-zero2 and N-zero3, which are what four ranks of DeepSpeed's ZeRO leave.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import sys
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -56,6 +58,32 @@ def write(folder: Path, gigabytes: float) -> None:
     with h5py.File(f"{stem}.h5", "w") as f:
         for n, a in arrays.items():
             f[n] = a
+    for stage in (2, 3):
+        write_zero(Path(f"{stem}-zero{stage}"), tensors, stage)
+
+
+def write_zero(folder: Path, tensors: dict[str, Any], stage: int, world: int = 4) -> None:
+    """Write the optimizer's weights in partitions: of all tensors end to end, in stage 3 of each tensor."""
+    import torch
+    from torch.nn.functional import pad
+
+    flat = [t.reshape(-1) for t in tensors.values()]
+    whole = flat if stage == 3 else [torch.cat(flat)]
+    cut = [pad(f, (0, -len(f) % (2 * world))).chunk(world) for f in whole]
+    key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
+    model = {
+        "module": {},
+        "buffer_names": [],
+        "shared_params": {},
+        "param_shapes": [{n: t.shape for n, t in tensors.items()}],
+    }
+    (folder / "global_step1").mkdir(parents=True, exist_ok=True)
+    (folder / "latest").write_text("global_step1")
+    for rank in range(world):
+        state = {"zero_stage": stage, "partition_count": world, key: [torch.cat([c[rank] for c in cut])]}
+        name = f"{folder}/global_step1/zero_pp_rank_{rank}_mp_rank_00"
+        torch.save({"optimizer_state_dict": state}, f"{name}_optim_states.pt")
+        torch.save(model, f"{name if stage == 3 else name.replace(f'zero_pp_rank_{rank}_', '')}_model_states.pt")
 
 
 if __name__ == "__main__":

@@ -214,13 +214,11 @@ def pt_loader(source: str, target: str) -> None:
     PtCheckpoint.load(source, strict_contiguous=False).export(Path(target).name, dir=Path(target).parent)
 
 
-def ranks(source: str, target: str) -> None:
-    """safetensors + torch: concatenate what two ranks hold of each tensor."""
-    import torch
-    from safetensors.torch import load_file, save_file
+def zero_to_fp32(source: str, target: str) -> None:
+    """DeepSpeed's own script."""
+    from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_fp32_state_dict
 
-    one, other = load_file(f"{source}/rank0.safetensors"), load_file(f"{source}/rank1.safetensors")
-    save_file({name: torch.cat([t, other[name]]) for name, t in one.items()}, target)
+    convert_zero_checkpoint_to_fp32_state_dict(source, target, safe_serialization=True)
 
 
 def nan_torch(source: str, target: str) -> None:
@@ -290,14 +288,6 @@ def make_million(path: Path) -> None:
 # --- what the jobs of comparison.py read, beside the files of make_files.py ------------------------------------------
 
 NAN, ZERO = "bert/encoder/layer_2/output/dense/kernel", "bert/encoder/layer_1/attention/self/key/bias"
-RANKS = """title = "Two ranks"
-separators = ["/", "/"]
-[[rule]]
-from = ["r0/{x...}", "r1/{x...}"]
-to = "{x...}"
-layout = "a ..., b ... -> (a + b) ..."
-rank = [1, 2]
-"""
 TUNED = tuple(f"bert/encoder/layer_{i}/attention/self/query/kernel" for i in (1, 3))
 
 
@@ -309,7 +299,7 @@ def make_dcp(folder: Path, stem: str) -> None:
 
 
 def make_variants(folder: Path, stem: str) -> None:
-    """One that was tuned, the average of both, one with a NaN and zeros, one in two ranks; as folders of the Hub."""
+    """One that was tuned, the average of both, one with a NaN and zeros; as folders of the Hub."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -326,12 +316,6 @@ def make_variants(folder: Path, stem: str) -> None:
         (folder / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
     torch.save(good, folder / "base" / "model.pt")
     torch.save(tuned, folder / "tuned" / "model.pt")
-    even = {name: t for name, t in good.items() if len(t) % 2 == 0}
-    (folder / "ranks").mkdir(exist_ok=True)
-    save_file(even, folder / "ranks" / "whole.safetensors")
-    for rank in (0, 1):
-        half = {name: t.chunk(2)[rank].contiguous() for name, t in even.items()}
-        save_file(half, folder / "ranks" / f"rank{rank}.safetensors")
 
 
 def make_orbax(folder: Path, stem: str) -> None:
@@ -361,7 +345,7 @@ def make_gguf(folder: Path, stem: str) -> None:
 
 
 def make_odd(folder: Path, stem: str) -> None:
-    """A million names; a payload, a torn file, a flipped bit; rules that join two ranks; a recipe of mergekit."""
+    """A million names; a payload, a torn file, a flipped bit; a recipe of mergekit."""
     make_million(folder / "million.safetensors")
     whole = (folder / f"{stem}.safetensors").read_bytes()
     (folder / "torn.safetensors").write_bytes(whole[: len(whole) // 2])
@@ -377,7 +361,6 @@ def make_odd(folder: Path, stem: str) -> None:
         for name in ("base", "tuned")
     )
     (folder / "average.yml").write_text(f"merge_method: linear\nmodels:\n{models}", encoding="utf-8")
-    (folder / "ranks.toml").write_text(RANKS, encoding="utf-8")
 
 
 WAYS = {name: f for name, f in vars().items() if isfunction(f) and f.__module__ == __name__ and name[0] != "_"}

@@ -1,7 +1,7 @@
 """ckptconv, cp and the frameworks on the same files, in turn; prints markdown tables.
 
     python benchmarks/make_files.py /tmp/bench 0.4 1.3 5
-    python benchmarks/run.py --files /tmp/bench [--sizes 1.3] [--only TEXT] [--runs 7] [--cold] [--python PEERS_PYTHON]
+    python benchmarks/run.py --files /tmp/bench [--sizes 1.3] [--only TEXT] [--runs 7] [--python PEERS_PYTHON]
                              [--save FILE] [--last FILE]
 
 At the end, one table has the ratios of ckptconv beside their targets and those of the last run (--last); --save writes
@@ -59,6 +59,8 @@ TASKS = (
     Task("safetensors into shards of 300 MB", "{}.safetensors", "out/model.safetensors", ("--max-shard-size", "300MB"),
          ("shards",)),
     Task("shards into one safetensors", "{}-shards/model.safetensors.index.json", "out.safetensors", (), ("joined",)),
+    *(Task(f"ZeRO-{stage}, four ranks, to safetensors", f"{{}}-zero{stage}", "out.safetensors", ("--weights-only",),
+           ("zero_to_fp32",), 1.3) for stage in (2, 3)),
     Task("safetensors cast to bfloat16", "{}.safetensors", "out.safetensors", ("--dtype", "bfloat16"), ("bfloat16",),
          1.2),
     Task("safetensors cast to float16", "{}.safetensors", "out.safetensors", ("--dtype", "float16"), ("float16",), 1.2),
@@ -100,15 +102,6 @@ def run(command: Sequence[str], *, quiet: bool = True) -> Cost | None:
     return None if status else Cost(wall, usage.ru_utime + usage.ru_stime, peak / 1e6)
 
 
-def forget(paths: Sequence[Path]) -> None:
-    """Drop files from the page cache."""
-    for path in paths:
-        fd = os.open(path, os.O_RDONLY)
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
-
-
 def in_turn(
     contenders: Mapping[str, Sequence[str]], runs: int, between: Callable[[], object] = lambda: None
 ) -> dict[str, list[Cost]]:
@@ -148,6 +141,8 @@ def sources_of(path: Path) -> list[Path]:
     """The files that hold a checkpoint's bytes."""
     if path.name.endswith(".index.json"):
         return sorted(path.parent.glob("*.safetensors"))
+    if path.is_dir():
+        return sorted(path.rglob("*_optim_states.pt"))
     return [path] if path.exists() else sorted(path.parent.glob(path.name + ".data-*"))
 
 
@@ -159,8 +154,6 @@ def convert(task: Task, size: str, args: argparse.Namespace, scratch: Path) -> N
         for path in scratch.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         copies.mkdir()
-        if args.cold:
-            forget(files)
 
     copy = ["cp", *map(str, files), str(copies)]
     contenders = {
@@ -171,7 +164,7 @@ def convert(task: Task, size: str, args: argparse.Namespace, scratch: Path) -> N
     for way in () if args.no_peers else task.peers:
         contenders[way] = [args.python, str(PEERS), way, str(source), str(scratch / Path(task.target).parts[0])]
     total = sum(f.stat().st_size for f in files)
-    title = f"{task.title}, {size} GB, {'cold' if args.cold else 'warm'}"
+    title = f"{task.title}, {size} GB"
     table(title, in_turn(contenders, args.runs, clean), total, {"ckptconv": ("cp + sync", task.goal)})
 
 
@@ -298,7 +291,6 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", default=["1.3"], metavar="GB")
     parser.add_argument("--only", default="", help="tasks whose title contains this")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--cold", action="store_true", help="drop the sources from the page cache before every run")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--python", default=sys.executable, help="the peers' interpreter")
     parser.add_argument("--ours", default=sys.executable, help="ckptconv's interpreter")

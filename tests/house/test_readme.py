@@ -28,7 +28,7 @@ def test_the_measured_comparison_is_of_the_jobs_of_the_benchmark(monkeypatch: py
     assert [row[:2] for row in measured] == expected, (
         "run python benchmarks/comparison.py FOLDER --write docs/comparison.md"
     )
-    assert len(jobs) == 20
+    assert len(jobs) == 19
 
 
 def test_what_help_says_of_exit_codes_is_what_the_page_says() -> None:
