@@ -1,7 +1,4 @@
-"""HDF5 by h5py: layouts, filters, fill values, dtypes, links, versions of the format, user blocks and orders.
-
-Without szip after scaleoffset, with which a run ended in the library with damaged memory (and which we refuse).
-"""
+"""HDF5 by h5py: layouts, filters, fill values, dtypes, links, versions of the format, user blocks and orders."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ ODD = (
 )  # fmt: skip
 
 REFUSED = {
-    "is a soft link|is an external link|user-defined link": "a soft or external link",
+    "is a soft link": "a soft or external link",
     "is a virtual dataset": "a virtual dataset",
     "keeps its bytes in an external file": "external storage",
     "links go in circles": "a group with two names",
@@ -138,16 +135,10 @@ def storage(choose: random.Random, kind: Any, shape: tuple[int, ...]) -> dict[st
             max(c, n) if choose.random() < 0.7 else None for c, n in zip(given["chunks"], shape, strict=True)
         )
     given["compression"], given["compression_opts"] = choose.choice((
-        (None, None), (None, None), ("gzip", choose.randint(0, 9)), ("gzip", None), ("lzf", None), ("szip", ("nn", 2)),
+        (None, None), (None, None), ("gzip", choose.randint(0, 9)), ("gzip", None), ("lzf", None),
     ))  # fmt: skip
     given["shuffle"] = choose.random() < 0.3 and not kind.hasobject
     given["fletcher32"] = choose.random() < 0.2 and not kind.hasobject
-    if given["compression"] == "szip":
-        return given
-    if kind.kind in "iu" and choose.random() < 0.1:
-        given["scaleoffset"], given["fletcher32"] = choose.choice((0, 3, 8)), False
-    if kind.kind == "f" and kind.itemsize > 2 and choose.random() < 0.05:
-        given["scaleoffset"], given["fletcher32"] = 3, False
     return given
 
 

@@ -7,6 +7,7 @@ import pickle
 import zipfile
 from pathlib import Path
 
+import h5py
 import hostile
 import pytest
 from kit import FIXTURES
@@ -62,6 +63,12 @@ def zipped(*names: str) -> bytes:
     return raw.getvalue()
 
 
+def hdf5() -> bytes:
+    raw = io.BytesIO()
+    h5py.File(raw, "w").close()
+    return raw.getvalue()
+
+
 # A file's name and bytes, or a folder's name and the names in it; and which formats claim it, and how certainly.
 SEEN: dict[str, tuple[str, bytes | tuple[str, ...], str]] = {
     "safetensors by another name": ("a", header(b" {}"), "safetensors 3"),
@@ -73,7 +80,7 @@ SEEN: dict[str, tuple[str, bytes | tuple[str, ...], str]] = {
     "an exported program": ("a.pt2", zipped("a/archive_format", "a/data/weights/model_weights_config.json"), "pt2 3"),
     "legacy torch": ("a.pt", pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2), "torch-legacy 3"),
     "a pickle by another name": ("a", pickle.dumps({"a": 1}, 4), "pickle 2"),
-    "hdf5 by another name": ("a", b"\x89HDF\r\n\x1a\n" + bytes(100), "hdf5 2"),
+    "hdf5 by another name": ("a", hdf5(), "hdf5 2"),
     "a model of Keras": ("a.keras", zipped("metadata.json", "config.json", "model.weights.h5"), "keras3 3"),
     "a model of Keras without weights": ("a.keras", zipped("metadata.json", "config.json"), ""),
     "an unpacked model of Keras": ("f", ("config.json", "model.weights.h5"), "keras3 3"),

@@ -156,11 +156,11 @@ def test_what_a_pickle_makes_is_bounded_by_its_packed_size(
 
 def test_a_member_that_is_read_whole_is_not_unpacked_without_bound(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "m.keras", "w", zipfile.ZIP_DEFLATED) as z:
-        for name, size in (("config.json", 2**24), ("metadata.json", 2**24 + 2**20)):
+        for name, size in (("config.json", 2**24), ("metadata.json", 2**26)):
             z.writestr(name, b" " * size)
-    assert len(v3.read_json(str(tmp_path / "m.keras"), "config.json", 2**28)) == 2**24
-    with refused(r"metadata\.json expands from \d+ to 17825792 bytes"):
-        v3.read_json(str(tmp_path / "m.keras"), "metadata.json", 2**28)
+    assert len(v3.read_json(str(tmp_path / "m.keras"), "config.json")) == 2**24
+    with refused(r"metadata\.json would take some 256 MB of memory"):
+        v3.read_json(str(tmp_path / "m.keras"), "metadata.json")
 
 
 def test_names_that_are_too_long_match_nothing_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

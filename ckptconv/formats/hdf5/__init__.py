@@ -7,5 +7,4 @@ MAX_FRAME = 64 << 20
 MAX_DATA = 8 << 20  # bytes of elements in a message, and about those that are read at once
 PIECE = 1 << 20  # bytes of the file that may be asked for at once
 RATIO = 1100  # deflate reaches 1032:1
-SLACK = 64 << 20  # bytes that can be declared beyond that: datasets that were never written consist of their fill value
 NO_DATA = "without data"  # how the reason ends for which something is left out that no tensor could be made of

@@ -26,14 +26,14 @@ from typing import Any, NamedTuple
 
 from ...checkpoint import Checkpoint, Details, Note, NoteKind, Role, Tensor, contiguous
 from ...dtypes import DTYPES
-from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
+from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import Coded, Span, checked_count
 from ...storage.files import Reader, Seen, is_remote
 from ...storage.ranges import Slice
 from .. import zip
 from ..table import Reading, is_hdf5
 from ..zip import Member
-from . import NO_DATA, RATIO, SLACK, sandbox
+from . import NO_DATA, RATIO, sandbox
 from .sandbox import FileImage
 from .write import Hdf5Writer
 
@@ -43,7 +43,8 @@ GUESSES = {  # by size, for opaque elements of which the file says no dtype
     1: ("uint8", "1 opaque byte per element, perhaps a float8 that the file does not name; read as uint8"),
 }
 ODD_ATTRIBUTES = "attributes that are neither numbers nor text"
-MEMORY, MORE_MEMORY = 64, 128 << 20  # bytes that all records may take, per byte that is stored and in addition
+MEMORY, MORE_MEMORY = 64, 32 << 20  # bytes that all records may take, per byte that is stored and in addition
+SLACK = 64 << 20  # bytes that can be declared beyond `RATIO`: datasets that were never written are their fill value
 WEIGHTS = {b"{": 240, b"[": 90, b",": 40}  # bytes of memory that a parsed value takes, by the byte that begins it
 RECORD: dict[str, Any] = {  # what a record says that does not say otherwise
     "path": "", "group": False, "same": "", "skip": "", "note": "", "attrs": {},
@@ -129,29 +130,14 @@ def decode(coded: Coded) -> Iterator[bytes]:
 
 def look(url: str, member: str = "") -> Tree:
     """Read the directory of an HDF5 file, or of a member of a zip; the last few are cached while unchanged."""
-    result = _look(image(url, member).name, url, member)
-    if isinstance(result, CkptError):
-        raise result.with_traceback(None)
-    return result
-
-
-def try_look(url: str, member: str = "") -> Tree | None:
-    """Like `look`, for detection: None instead of an error, which opening reports."""
-    try:
-        return look(url, member)
-    except CkptError:
-        return None
+    return _look(image(url, member).name, url, member)
 
 
 @lru_cache(maxsize=4)
-def _look(name: str, url: str, member: str) -> Tree | CkptError:
-    """Detection needs the directory several times, so errors are cached as well."""
-    try:
-        if member and not is_remote(url):
-            _check_sum(url, member)
-        return _tree(image(url, member), url, member)
-    except CkptError as e:
-        return e
+def _look(name: str, url: str, member: str) -> Tree:
+    if member and not is_remote(url):
+        _check_sum(url, member)
+    return _tree(image(url, member), url, member)
 
 
 def _check_sum(url: str, name: str) -> None:

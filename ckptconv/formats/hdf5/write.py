@@ -11,8 +11,6 @@ the suffix `.h5` produces a Keras file again (formats.table.target); `to="hdf5"`
 from __future__ import annotations
 
 import io
-import json
-import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +22,7 @@ from ...messages import listing
 from ...output.destination import OutputFile
 from ...storage.files import split
 from ..own_metadata import hashes_of
-from ..placement import Patch, Placement, Slot, Writer, refuse_shards, refuse_unheld
+from ..placement import Patch, Placement, Slot, Writer, is_text, refuse_shards, refuse_unheld
 from ..table import KERAS_LISTS
 from . import sandbox
 
@@ -146,34 +144,27 @@ def fixed_text(value: str) -> Any:
 
 
 def write_attributes(thing: Any, attrs: Attributes) -> None:
-    """Write attributes: text, numbers, lists of either; a list of bytes is split if it is too long."""
+    """Write attributes: text, and lists of names, which are split if they are too long."""
     import numpy as np
 
     for key, value in attrs.items():
-        if isinstance(value, list) and all(isinstance(v, bytes) for v in value):
+        if isinstance(value, list):
             for name, part in split_list(key, value):
                 thing.attrs.create(name, np.array(part) if part else np.zeros(0))
-        elif isinstance(value, str) and hashes_of({key: value}):
-            thing.attrs[_storable(key)] = fixed_text(value)
-        elif value is not None:
-            array = np.asarray(value) if isinstance(value, list) else None
-            if array is not None and array.dtype.kind in "fiub" and array.nbytes <= MAX_ATTRIBUTE:
-                value = array
-            elif not isinstance(value, str | bytes | int | float):
-                value = json.dumps(value)
-            thing.attrs[_storable(key)] = _storable(value)
+        else:
+            thing.attrs[_storable(key)] = fixed_text(value) if hashes_of({key: value}) else _storable(value)
 
 
-def _storable(value: Any) -> Any:
-    """The value; of text that is not valid Unicode, the bytes that it was."""
+def _storable(text: str) -> Any:
+    """The text; if it is not valid Unicode, the bytes that it was."""
     import numpy as np
 
-    if not isinstance(value, str) or not re.search("[\ud800-\udfff]", value):
-        return value
+    if is_text(text):
+        return text
     try:
-        return np.bytes_(encode(value))
+        return np.bytes_(encode(text))
     except UnicodeEncodeError:
-        return np.bytes_(value.encode(errors="surrogatepass"))
+        return np.bytes_(text.encode(errors="surrogatepass"))
 
 
 def split_list(key: str, names: list[bytes]) -> list[tuple[str, list[bytes]]]:

@@ -66,10 +66,7 @@ class Listed(NamedTuple):
 
 
 def sniff(seen: Seen) -> int:
-    if not is_hdf5(seen):
-        return 0
-    found = hdf5.try_look(seen.url)
-    return 3 if found and layers_group(found) is not None else 0
+    return 3 if is_hdf5(seen) and layers_group(hdf5.look(seen.url)) is not None else 0
 
 
 def layers_group(found: Tree) -> str | None:

@@ -65,8 +65,8 @@ def sniff(seen: Seen) -> int:
     if seen.base.endswith(INDEX):
         return 3 if b'"weight_map"' in seen.head or b"weights.h5" in seen.head else 0
     if is_hdf5(seen):
-        found = hdf5.try_look(seen.url)
-        return 3 if found and legacy.layers_group(found) is None and any(map(is_vars, found.groups)) else 0
+        found = hdf5.look(seen.url)
+        return 3 if legacy.layers_group(found) is None and any(map(is_vars, found.groups)) else 0
     return 3 if "config.json" in seen.members and {KERAS_WEIGHTS, PICKLED} & set(seen.members) else 0
 
 
@@ -183,20 +183,18 @@ def _archive(url: str) -> Shelf:
         if PICKLED in inside:
             raise UnsafeCheckpoint(f"keeps its weights in {PICKLED}, which are pickles; save it as HDF5", url=url)
         raise CorruptCheckpoint(f"has no {KERAS_WEIGHTS}", url=url)
-    parts = {n: read_json(url, n, MAX_JSON) for n in ABOUT if n in inside}
+    parts = {n: read_json(url, n) for n in ABOUT if n in inside}
     about = _about(parts, url)
     rest = tuple(n for n in inside if n not in (KERAS_WEIGHTS, *ABOUT) and not n.endswith("/"))
     notes = (Note("skipped", "files in the archive that are not weights", rest, tensors=False),) if rest else ()
     return _shelf([hdf5.look(url, KERAS_WEIGHTS)], notes=notes, **about)
 
 
-def read_json(url: str, name: str, limit: int) -> bytes:
-    """Read a JSON member of at most `limit` bytes; UnsafeCheckpoint if it would be out of proportion to its size."""
+def read_json(url: str, name: str) -> bytes:
+    """Read a JSON member; UnsafeCheckpoint if what it says would be out of proportion to its size."""
     member = hdf5.members(url)[name]
-    if member.size > limit:
-        raise CorruptCheckpoint(f"{name} has {member.size} bytes; at most {limit} are allowed here", url=url)
-    if member.size > 16 * member.packed + 2**24:
-        raise UnsafeCheckpoint(f"{name} expands from {member.packed} to {member.size} bytes", url=url)
+    if member.size > MAX_JSON:
+        raise CorruptCheckpoint(f"{name} has {member.size} bytes; at most {MAX_JSON} are allowed here", url=url)
     with Reader(url) as file:
         raw = b"".join(contents(file, member))
     if hdf5.weight(raw) > 64 * member.packed + 2**27:

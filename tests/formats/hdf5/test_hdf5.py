@@ -102,7 +102,7 @@ def test_what_is_no_tensor_is_noted(tmp_path: Path) -> None:
     assert [n.names for n in got.notes if "attributes" in n.text] == [("@raw", "@where", "@z")]
     texts = {name: note.text for note in got.notes for name in note.names if "@" not in name}
     assert texts.keys() == {"table", "void", "opaque", "named", "ragged", "choice", "text", "fixed"}
-    assert "frameworks do not write (HDF5 class enumeration)" in texts["choice"]
+    assert "frameworks do not write" in texts["choice"]
 
 
 def test_hard_links_are_ties(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_texts_that_are_shared_do_not_unfold(tmp_path: Path) -> None:
     at = next(m.start() for m in re.finditer(struct.pack("<I", 2**17), raw) if raw[m.start() + 16] == 6)
     raw[at : at + 16000] = raw[at : at + 16] * 1000
     (tmp_path / "a.h5").write_bytes(raw)
-    with pytest.raises((UnsafeCheckpoint, CorruptCheckpoint), match=r"unfold|MemoryError"):
+    with pytest.raises((UnsafeCheckpoint, CorruptCheckpoint), match=r"much more memory|invalid message|MemoryError"):
         ckptconv.open(tmp_path / "a.h5")
 
 

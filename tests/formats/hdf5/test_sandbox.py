@@ -51,11 +51,11 @@ def forge(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 INVALID, RECORD, LOST = "an invalid message", "an invalid record", "crashed, or took too much"
-ENDLESS, ABSENT = "unfold without bound", "bytes that are not there"
+MEMORY, ABSENT = "much more memory", "bytes that are not there"
 FRAMES = {
-    "a frame that is larger than the file can say": ('send(b"R", size=2**26)', ENDLESS),
+    "a frame that is larger than the file can say": ('send(b"R", size=2**26)', LOST),
     "a frame of gigabytes": ('os.dup2(1, 7); send(b"G", size=2**32 - 1)', INVALID),
-    "records without end": ('[record(path=f"{i:09999}") for i in range(10**4)]', ENDLESS),
+    "records without end": ('[record(path=f"{i:09999}") for i in range(10**4)]', MEMORY),
     "elements, which were not asked for": ('send(b"D", b"{}")', INVALID),
     "less than it says": ('send(b"R", b"{}", 100)', LOST),
     "a request of 3 bytes": ('send(b"G", b"abc")', LOST),
@@ -63,7 +63,7 @@ FRAMES = {
     "bytes behind the file": ("want(size - 1, 2)", ABSENT),
     "bytes up to 2^64": ("want(2**64 - 1, 2**64 - 1)", ABSENT),
     "nested without end": ('send(b"R", b"[" * 10**5)', RECORD),
-    "an error of nothing": ('send(b"C")', "m.h5"),
+    "an error of nothing": ('send(b"C")', INVALID),
     "a missing package, after bytes of the file": ("want(0, 8); take.read(8); os._exit(1)", LOST),
     "nothing": ('send(b".")', "no root group"),
     "a number as group": ('record(path="", group=1); send(b".")', RECORD),
@@ -81,10 +81,10 @@ FRAMES = {
     "a name of a control character": (GROUP + 'record(path="\\x1b[2J", dtype="x"); send(b".")', "has the dtype"),
     "a terabyte": (GROUP + 'record(shape=[2**38]); send(b".")', "declares 1099511627776 bytes"),
     "a terabyte in parts": (GROUP + '[record(path=str(i), shape=[2**22]) for i in range(9)]', "are declared so far"),
-    "memory": (GROUP + 'record(attrs={"a": [[]] * 2 * 10**5})', "much more memory"),
+    "memory": (GROUP + 'record(attrs={"a": [[]] * 2 * 10**5})', MEMORY),
     "its own words": ('send(b"U", b"\\x1b[2Jwhat" + b"x" * 9999)', "what"),
 }  # fmt: skip
-UNSAFE = {"a terabyte", "a terabyte in parts", "memory", "its own words"}
+UNSAFE = {"records without end", "a terabyte", "a terabyte in parts", "memory", "its own words"}
 
 
 @pytest.mark.parametrize("name", FRAMES)
@@ -94,7 +94,7 @@ def test_a_forged_frame_is_an_error(name: str, file: Path, monkeypatch: pytest.M
     monkeypatch.setattr(hdf5, "MORE_MEMORY", 20 << 20)
     with pytest.raises(CkptError, match=says) as refused:
         ckptconv.open(file, from_="hdf5")["w"].numpy()
-    assert type(refused.value) is (UnsafeCheckpoint if name in UNSAFE or says == ENDLESS else CorruptCheckpoint)
+    assert type(refused.value) is (UnsafeCheckpoint if name in UNSAFE else CorruptCheckpoint)
     assert "\x1b" not in str(refused.value)
     assert len(str(refused.value)) < 6000
 
@@ -137,10 +137,8 @@ def test_it_cannot_keep_us_waiting(code: str, file: Path, monkeypatch: pytest.Mo
     ],
 )  # fmt: skip
 def test_forged_elements_are_errors(code: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "SLACK", 2**14)
-    monkeypatch.setattr(sandbox, "RATIO", 1)  # small frames without end would take half a minute
     forge(f'{GROUP} record(); send(b"."); take.readline()\n{code}', monkeypatch)
-    with pytest.raises(CkptError, match=r"other values|invalid message|unfold without bound"):
+    with pytest.raises(CorruptCheckpoint, match=r"other values|invalid message"):
         ckptconv.open(file, from_="hdf5")["w"].numpy()
 
 
