@@ -144,8 +144,7 @@ def begins_state(head: bytes) -> bool:
 
 def _in_folder(folder: str, given: str) -> tuple[str, tuple[Note, ...]]:
     """The newest checkpoint according to the state file, or the only checkpoint in the folder."""
-    files = names(folder)
-    present = sorted(n.removesuffix(".index") for n in files if n.endswith(".index"))
+    present = sorted(n.removesuffix(".index") for n in names(folder) if n.endswith(".index"))
     state = join(folder, STATE_FILE)
     note: tuple[Note, ...] = ()
     if is_state(state, given):
@@ -153,11 +152,7 @@ def _in_folder(folder: str, given: str) -> tuple[str, tuple[Note, ...]]:
         base = re.split(r"[/\\]", path)[-1]  # empty if the files are called .index and so on
         if path and base in present:
             return sibling(join(folder, "."), base + ".index"), ()
-        stem = base.partition("?")[0]
-        if stem and not present and (v1 := [n for n in files if n.startswith(stem) and n != STATE_FILE]):
-            what = f"the state file names a V1 checkpoint, which is opened by its own name, not by its folder: {v1[0]}"
-            raise StorageError(what, url=state)
-        what = f"the state file names {brief(base)!r}, which is missing"
+        what = f"the state file names {brief(base)!r}, which has no .index here (a V1 checkpoint is given by its name)"
         if len(present) != 1:
             what = f"{what}; the folder holds {many(len(present), 'checkpoint')}:\n{listing(present)}"
             raise StorageError(what, url=state)
@@ -209,7 +204,7 @@ def read(index: str, *, salvage: bool = False) -> tuple[Checkpoint, bytes | None
         pairs = iter(Table(f))
         header = _header(next(pairs, None))
         stored = _Stored(index, header, _entries(pairs))
-        tensors, notes = elements.assembled(stored.rows(), swap=stored.order == "big")
+        tensors, notes = elements.assembled(stored.rows())
         if not salvage:
             stored.check()
         graph: bytes | None = b""
@@ -222,7 +217,7 @@ def read(index: str, *, salvage: bool = False) -> tuple[Checkpoint, bytes | None
                 why = " ".join(e.message.split())
                 what = f"names are those of the keys alone, and which tensors are the optimizer's is not known: {why}"
                 graph, notes = None, (*notes, Note("damaged", what, (OBJECT_GRAPH,)))
-    details: Details = {"shards": header.num_shards, "endianness": stored.order}
+    details: Details = {"shards": header.num_shards, "endianness": "little"}
     urls = (index, *(stored.urls[shard] for shard in sorted(stored.urls)))
     metadata = own_metadata.unpack(header.ours) if header.ours else {}
     return Checkpoint(tensors, metadata, (), FORMAT, urls, notes, details), graph
@@ -242,8 +237,8 @@ def _header(first: tuple[bytes, bytes] | None) -> pb.BundleHeaderProto:
         raise CorruptCheckpoint("has no header entry")
     header = parse(pb.BundleHeaderProto, first[1], "the header")
     elements.check_version(header.version)
-    if header.num_shards < 0 or header.endianness not in (0, 1):
-        raise CorruptCheckpoint("the header's shard count or endianness is out of range")
+    if header.num_shards < 0 or header.endianness:
+        raise CorruptCheckpoint("a big-endian machine wrote it, which is not read, or its header is damaged")
     return header
 
 
@@ -271,7 +266,6 @@ class _Stored:
 
     def __init__(self, index: str, header: pb.BundleHeaderProto, entries: dict[bytes, Entry]) -> None:
         self.index, self.entries, self.count = index, entries, header.num_shards
-        self.order: elements.Order = "big" if header.endianness else "little"
         self.base = spelled(index).removesuffix(".index")
         self.urls: dict[int, str] = {}  # of the shards that hold tensors
         self.reach: dict[int, int] = {}  # the bytes that are needed of each
@@ -307,7 +301,7 @@ class _Stored:
             self.urls[shard] = sibling(self.index, f"{self.base}.data-{shard:05d}-of-{self.count:05d}")
         self.reach[shard] = max(offset + size, self.reach.get(shard, 0))
         if kind.kind == "s":
-            return elements.coded(self.urls[shard], offset, size, count, check, self.order)
+            return elements.coded(self.urls[shard], offset, size, count, check)
         return Span(self.urls[shard], offset, size, f"crc32c:{check:08x}")
 
     def tiles(self, key: bytes, entry: Entry, kind: DType) -> list[tuple[Tile, Data]]:
@@ -318,7 +312,7 @@ class _Stored:
             # TensorFlow takes a whole tensor from its own entry, whatever is stored under the key of the slice
             whole = not any(extent.HasField("length") for extent in piece.extent)
             part = entry if whole else self.entries.get(elements.slice_key(key, piece))
-            what = f"the slice {elements.spell(tile)} is"
+            what = f"the slice at {list(tile.start)} of size {list(tile.shape)} is"
             if part is None:
                 raise CorruptCheckpoint(f"{what} listed but not stored")
             if (part.dtype, part.shape) != (entry.dtype, tile.shape):

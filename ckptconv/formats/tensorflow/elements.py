@@ -4,8 +4,8 @@ Strings of a bundle:
 
     varint length ...   u32 masked CRC-32C of the lengths, each as u32   bytes ...
 
-The entry's CRC continues the CRC of the lengths: over the four bytes of that checksum, then over the strings. The
-fixed-width integers have the file's endianness. Specification: WriteStringTensor in tensor_bundle.cc.
+The entry's CRC continues the CRC of the lengths: over the four bytes of that checksum, then over the strings. All
+integers are little-endian. Specification: WriteStringTensor in tensor_bundle.cc.
 
 TensorProto (graph constants, V1 slices):
 
@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from math import prod
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...checkpoint import Note, Tensor, contiguous, tiled
 from ...dtypes import DTYPES, DType
@@ -43,7 +43,7 @@ from ...storage.checksum import crc, mask, unmask
 from ...storage.files import Reader
 from ...storage.ranges import Ranges
 from .. import Located
-from ..tiling import Tile, overlap
+from ..tiling import Tile, check_tiling
 from .table import read_varint, read_varints, varint
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
     M = TypeVar("M", bound=Message)
 
-Order = Literal["little", "big"]
 # a tensor: its name, the number of its dtype, its shape, and what gives its data or tiles
 Row = tuple[str, int, tuple[int, ...], Callable[[DType], Data | list[tuple[Tile, Data]]]]
 
@@ -97,20 +96,20 @@ def numbered(code: int) -> tuple[int, DType | None]:
 # --- strings of a bundle ----------------------------------------------------------------------------------------
 
 
-def coded(url: str, start: int, size: int, count: int, check: int, order: Order) -> Coded:
+def coded(url: str, start: int, size: int, count: int, check: int) -> Coded:
     """Refer to `count` strings; `check` is the entry's CRC, unmasked."""
-    return Coded(__name__, url, f"{start}:{count}:{check:08x}:{order}", size)
+    return Coded(__name__, url, f"{start}:{count}:{check:08x}", size)
 
 
 def decode(piece: Coded) -> Iterator[bytes]:
     """Yield the strings; CorruptCheckpoint if a length or checksum is wrong."""
-    start, count, check, order = piece.key.split(":")
+    start, count, check = piece.key.split(":")
     with Reader(piece.url) as f:
         data = f.read(int(start), piece.size)
-    return iter(unpack(data, int(count), int(check, 16), "big" if order == "big" else "little"))
+    return iter(unpack(data, int(count), int(check, 16)))
 
 
-def unpack(data: bytes, count: int, check: int, order: Order = "little") -> list[bytes]:
+def unpack(data: bytes, count: int, check: int) -> list[bytes]:
     if not count and not data:
         return []
     if count > len(data):
@@ -121,8 +120,8 @@ def unpack(data: bytes, count: int, check: int, order: Order = "little") -> list
         raise CorruptCheckpoint(f"the lengths of {count} strings exceed their data") from None
     if (end := body + 4 + sum(lengths)) != len(data):
         raise CorruptCheckpoint(f"{count} strings take {end} bytes, {len(data)} are stored")
-    running = _crc_of(lengths, order)
-    if running != unmask(int.from_bytes(data[body : body + 4], order)):
+    running = _crc_of(lengths)
+    if running != unmask(int.from_bytes(data[body : body + 4], "little")):
         raise CorruptCheckpoint("the checksum of the strings' lengths is wrong: the file is damaged")
     if crc("crc32c", memoryview(data)[body:], running) != check:
         raise CorruptCheckpoint("the checksum of the strings is wrong: the file is damaged")
@@ -131,20 +130,20 @@ def unpack(data: bytes, count: int, check: int, order: Order = "little") -> list
 
 
 def pack(items: Sequence[bytes]) -> tuple[bytes, int]:
-    """Encode strings, little-endian; return the bytes and the entry's CRC, unmasked."""
+    """Encode strings; return the bytes and the entry's CRC, unmasked."""
     lengths = [len(i) for i in items]
-    running = _crc_of(lengths, "little")
+    running = _crc_of(lengths)
     tail = mask(running).to_bytes(4, "little") + b"".join(items)
     return b"".join(varint(n) for n in lengths) + tail, crc("crc32c", tail, running)
 
 
-def _crc_of(lengths: Sequence[int], order: Order) -> int:
+def _crc_of(lengths: Sequence[int]) -> int:
     """CRC of the lengths as integers of four bytes."""
     import numpy as np
 
     if max(lengths, default=0) >= 1 << 32:
         raise CorruptCheckpoint("a string of 4 GiB or more")
-    return crc("crc32c", np.array(lengths, "<u4" if order == "little" else ">u4").tobytes())
+    return crc("crc32c", np.array(lengths, "<u4").tobytes())
 
 
 # --- tensors inside messages ------------------------------------------------------------------------------------
@@ -227,16 +226,10 @@ def tile_of(piece: pb.TensorSliceProto, shape: Sequence[int]) -> Tile:
     return Tile(tuple(start for start, _ in pairs), tuple(size for _, size in pairs))
 
 
-def spell(piece: Tile) -> str:
-    """A tile as NumPy spells it: [0:3, 2:4]."""
-    spans = (f"{start}:{start + size}" for start, size in zip(piece.start, piece.shape, strict=True))
-    return f"[{', '.join(spans)}]"
-
-
-def assembled(rows: Iterable[Row], *, swap: bool = False) -> tuple[dict[str, Tensor], tuple[Note, ...]]:
+def assembled(rows: Iterable[Row]) -> tuple[dict[str, Tensor], tuple[Note, ...]]:
     """The tensors of a checkpoint, and notes on those that are left out or mean something else.
 
-    swap: whether the bytes of the elements are swapped. CorruptCheckpoint if a dtype is not known.
+    CorruptCheckpoint if a dtype is not known.
     """
     tensors: dict[str, Tensor] = {}
     opaque, quantised, unknown, partial = (list[str]() for _ in range(4))
@@ -248,10 +241,10 @@ def assembled(rows: Iterable[Row], *, swap: bool = False) -> tuple[dict[str, Ten
         if code in QUANTISED:
             quantised.append(name)
         with Located(tensor=name):
-            ops, stored = ("swap",) if swap and kind.word > 1 else (), data(kind)
+            stored = data(kind)
             if not isinstance(stored, list):
-                tensors[name] = contiguous(name, kind, shape, stored, ops=ops)
-            elif tensor := _joined(name, kind, shape, stored, ops):
+                tensors[name] = contiguous(name, kind, shape, stored)
+            elif tensor := _joined(name, kind, shape, stored):
                 tensors[name] = tensor
             else:
                 partial.append(name)
@@ -267,16 +260,13 @@ def assembled(rows: Iterable[Row], *, swap: bool = False) -> tuple[dict[str, Ten
     return tensors, tuple(note for note in notes if note.names)
 
 
-def _joined(
-    name: str, kind: DType, shape: tuple[int, ...], tiles: Sequence[tuple[Tile, Data]], ops: tuple[str, ...]
-) -> Tensor | None:
-    """The tensor of some tiles; None if they do not cover it; CorruptCheckpoint if two different ones overlap."""
-    unique = list(dict.fromkeys(tiles))
-    if not unique or sum(prod(b.shape) for b, _ in unique) < prod(shape):
+def _joined(name: str, kind: DType, shape: tuple[int, ...], slices: Sequence[tuple[Tile, Data]]) -> Tensor | None:
+    """The tensor of some slices; None if they do not cover it; CorruptCheckpoint if two different ones overlap."""
+    unique = dict.fromkeys(slices)
+    if not unique or sum(prod(tile.shape) for tile, _ in unique) < prod(shape):
         return None
-    if twice := overlap([b for b, _ in unique]):
-        raise CorruptCheckpoint(f"the slices {spell(twice[0])} and {spell(twice[1])} overlap")
-    return tiled(name, kind, shape, [(*tile, data) for tile, data in unique], ops=ops)
+    check_tiling(name, shape, [tile for tile, _ in unique], "")
+    return tiled(name, kind, shape, [(*tile, data) for tile, data in unique])
 
 
 # --- walk a message in a file without reading its contents: a graph of gigabytes takes one read per node ------------

@@ -248,7 +248,7 @@ def test_what_a_table_may_hold(tmp_path: Path) -> None:
         ("w 99 2\nv 98 2", "2 tensors with an unknown dtype:\n *w"),
         ("w 1 2 -=1,2\nw 3 2", r"is \[2\] of dtype 3 here, \[2\]"),
         ("w 1 2 -=1,2\nw 1 3", r"is \[3\] of dtype 1 here, \[2\] of"),
-        ("w 1 2 0,1=1 -=1,2", r"the slices \[0:1\] and \[0:2\] overlap"),
+        ("w 1 2 0,1=1 -=1,2", r"its chunk at \[0\] overlaps another"),
         ("w 1 2 1,2=1,2", r"a slice is outside \[2\]"),
         ("w 1 2 -x-=1", r"a slice is outside \[2\]"),
         ("w 1 2 1,-1=", r"a slice is outside \[2\]"),
@@ -346,11 +346,11 @@ def partitioned(folder: Path, listed: str, stored: str) -> Path:
 @pytest.mark.parametrize(
     ("listed", "stored", "words"),
     [
-        ("0,2 2,2", "0,2:1:2", r"the slice \[2:4\] is listed but not stored"),
+        ("0,2 2,2", "0,2:1:2", r"the slice at \[2\] of size \[2\] is listed but not stored"),
         ("0,2 2,3", "0,2:1:2 2,2:1:2", r"a slice is outside \[4\]"),
-        ("0,2 2,2", "0,2:1:2 2,2:3:2", r"\[2:4\] is stored with dtype 3 and shape \[2\]"),
-        ("0,2 2,2", "0,2:1:2 2,2:1:1", r"\[2:4\] is stored with dtype 1 and shape \[1\]"),
-        ("0,2 2,2", "0,2:1:2 2,2:1:2,1", r"\[2:4\] is stored with dtype 1 and shape \[2, 1\]"),
+        ("0,2 2,2", "0,2:1:2 2,2:3:2", r"at \[2\] of size \[2\] is stored with dtype 3 and shape \[2\]"),
+        ("0,2 2,2", "0,2:1:2 2,2:1:1", r"at \[2\] of size \[2\] is stored with dtype 1 and shape \[1\]"),
+        ("0,2 2,2", "0,2:1:2 2,2:1:2,1", r"at \[2\] of size \[2\] is stored with dtype 1 and shape \[2, 1\]"),
     ],
 )
 def test_slices_that_do_not_fit(listed: str, stored: str, words: str, tmp_path: Path) -> None:
