@@ -362,7 +362,7 @@ class Options(Resources, Target, Change, Select):
         for known in KNOWN.values():
             value = getattr(self, known.keyword)
             value = known.default if value is None else value
-            if "" in (value if isinstance(value, (list, tuple)) else [value]):
+            if "" in (value if isinstance(value, (list, tuple)) and "Pair" not in known.kind else [value]):
                 raise UsageError(f"{known.keyword}='' is empty: give a value, or leave it out")
             object.__setattr__(self, known.keyword, None if value is None else _made(known, value))
 
