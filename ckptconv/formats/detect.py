@@ -80,7 +80,7 @@ FOLDERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("",), ("orbax",)),
 )
 PLAIN = Reading()
-TRIED, MAX_ARCHIVE = 32, 2**30  # members of an archive that are opened to name them in an error; bytes of the archive
+TRIED, MAX_ARCHIVE = 32, 2**30  # members of an archive or folder that are looked at for an error; bytes of the archive
 INDEX = "hf"  # the format that reads shards under the name of the whole, whatever their own format is
 
 
@@ -345,9 +345,16 @@ def _folder(url: str, files: Sequence[str]) -> str:
         return PACKAGE
     if pieces := complete.pieces(url, files):
         return pieces
-    if checkpoints := [n for n in files if n.lower().endswith(_suffixes())]:
+    if checkpoints := [n for n in files[:TRIED] if _is_claimed(join(url, n))]:
         return f"is not a checkpoint itself; give one in it ({_some(checkpoints)}), or convert all with `ckptconv zoo`"
-    return f"holds no checkpoint itself; name one of what it holds ({_some(files)}), or find all with `ckptconv zoo`"
+    return f"holds no checkpoint itself, only {_some(files)}; `ckptconv zoo` looks into all folders"
+
+
+def _is_claimed(url: str) -> bool:
+    """Whether a format knows what is at a path by its content."""
+    with suppress(CkptError):
+        return max(_claims(TABLE, Seen(url), "").values()) > 1
+    return False
 
 
 def packed(members: Sequence[str]) -> str:
