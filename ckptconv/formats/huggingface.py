@@ -16,19 +16,17 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ..checkpoint import Checkpoint, Details, Note, Tensor
 from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, StorageError, UnknownFormat, UnsafeCheckpoint
 from ..messages import listing, many, printable
-from ..output.destination import OutputFile
 from ..storage.files import Seen, exists, is_dir, is_remote, join, local, names, read_all, sibling, split
 from ..storage.paths import beginning, beside
 from ..storage.remote import peek
 from . import safetensors, shard_index
 from .complete import counted
 from .detect import detect, open_checkpoint
-from .placement import Patch, Placement
 from .safetensors import SafetensorsWriter, prove
 from .table import Reading
 
@@ -222,36 +220,12 @@ KNOWN = frozenset({
 })  # fmt: skip
 
 
-def writer(url: str, max_shard_size: int | None = None) -> FolderWriter:
-    at = split(url.rstrip("/"))[1] + "/"
-    return FolderWriter(at, SafetensorsWriter(f"{at}model{safetensors.SUFFIX}", max_shard_size or SHARD_SIZE))
+def writer(url: str, max_shard_size: int | None = None) -> SafetensorsWriter:
+    base = f"{split(url.rstrip('/'))[1]}/model{safetensors.SUFFIX}"
+    return SafetensorsWriter(base, max_shard_size or SHARD_SIZE)
 
 
-@dataclass(frozen=True)
-class FolderWriter:
-    """The folder `at` with model.safetensors, or with shards and their index, and what is copied beside them."""
-
-    at: str
-    inside: SafetensorsWriter
-    beside: Mapping[str, bytes] = field(default_factory=dict)
-    copied: Sequence[str] = ()  # their urls
-    notes: Sequence[Note] = ()
-
-    def cannot_hold(self, tensor: Tensor) -> str:
-        return self.inside.cannot_hold(tensor)
-
-    def place(self, checkpoint: Checkpoint) -> Placement:
-        placed = self.inside.place(checkpoint)
-        copies = [OutputFile(self.at + name, len(raw), shared=True) for name, raw in self.beside.items()]
-        notes = (*placed.notes, *self.notes)
-        return placed._replace(files=[*copies, *placed.files], notes=notes, copied=self.copied)
-
-    def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        copies = [Patch(self.at + name, 0, raw) for name, raw in self.beside.items()]
-        return [*copies, *self.inside.seal(checks, metadata)]
-
-
-def along(url: str, source: str, max_shard_size: int | None = None) -> FolderWriter:
+def along(url: str, source: str, max_shard_size: int | None = None) -> SafetensorsWriter:
     """The writer of the folder `url` that also copies the small files of the folder `source`."""
     copied, urls = dict[str, bytes](), list[str]()
     wanted = {name for name in names(source) if name in KNOWN}
@@ -277,7 +251,7 @@ def along(url: str, source: str, max_shard_size: int | None = None) -> FolderWri
     return replace(writer(url, max_shard_size), beside=copied, copied=urls, notes=notes)
 
 
-def configured(made: FolderWriter, url: str, details: Details) -> FolderWriter:
+def configured(made: SafetensorsWriter, url: str, details: Details) -> SafetensorsWriter:
     """The writer that also writes the config.json that a converter made, unless one is copied, or there already."""
     if CONFIG in made.beside:
         return made

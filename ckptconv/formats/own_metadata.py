@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from json.encoder import encode_basestring_ascii
 
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import Unrepresentable, VerifyError
@@ -55,14 +53,8 @@ def seal(tensors: Mapping[str, Tensor], hashes: Mapping[str, str]) -> str:
     """XXH3 of [[name, dtype, shape, hash], ...] as JSON without spaces, in ASCII, the tensors sorted by name."""
     from xxhash import xxh3_128_hexdigest
 
-    text = encode_basestring_ascii
-    rows = [f"[{text(n)},{_described(t.dtype.name, t.shape)},{text(hashes[n])}]" for n, t in sorted(tensors.items())]
-    return xxh3_128_hexdigest(f"[{','.join(rows)}]".encode())
-
-
-@lru_cache(maxsize=4096)
-def _described(kind: str, shape: tuple[int, ...]) -> str:
-    return json.dumps([kind, shape], separators=(",", ":"))[1:-1]
+    rows = [(n, t.dtype.name, t.shape, hashes[n]) for n, t in sorted(tensors.items())]
+    return xxh3_128_hexdigest(json.dumps(rows, separators=(",", ":")).encode())
 
 
 def refuse_hashes(row: Format, placement: Placement) -> None:

@@ -21,7 +21,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -186,12 +186,16 @@ class SafetensorsWriter:
     Metadata is kept; if the source has no `format`, it is set to "pt", because transformers refuses files without it.
     Tied names are all written in full, because the format has no aliases.
 
-    base: the name of a single file, relative to the folder of the destination.
+    base: the name of a single file, relative to the folder of the destination. beside: small files in the same folder,
+    by name, of which `copied` are the urls.
     """
 
     base: str
     max_shard_size: int | None = None
     placed: Placement | None = None
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+    copied: Sequence[str] = ()
+    notes: Sequence[Note] = ()
 
     def cannot_hold(self, tensor: Tensor) -> str:
         if tensor.dtype.safetensors not in RANK:
@@ -204,16 +208,21 @@ class SafetensorsWriter:
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "safetensors")
-        self.placed = shard_index.place(self.base, SUFFIX, checkpoint, self.max_shard_size, _lay_out)
-        return self.placed
+        placed = self.placed = shard_index.place(self.base, SUFFIX, checkpoint, self.max_shard_size, _lay_out)
+        files = [*(OutputFile(p.file, len(p.data), shared=True) for p in self._beside()), *placed.files]
+        return placed._replace(files=files, notes=self.notes, copied=self.copied)
+
+    def _beside(self) -> list[Patch]:
+        folder = self.base.rpartition("/")[0]
+        return [Patch(f"{folder}/{name}", 0, raw) for name, raw in self.beside.items()]
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        """The given metadata, if there is any: in the header of the only file, or in the index."""
+        """What lies beside; and the metadata, if there is any: in the header of the only file, or in the index."""
         if not metadata or self.placed is None:
-            return ()
+            return self._beside()
         if len(self.placed.files) > 1:
-            return [shard_index.index(self.base, self.placed.slots, metadata)]
-        return [Patch(self.base, 8, _beginning(metadata).encode())]
+            return [*self._beside(), shard_index.index(self.base, self.placed.slots, metadata)]
+        return [*self._beside(), Patch(self.base, 8, _beginning(metadata).encode())]
 
 
 def _lay_out(file: str, checkpoint: Checkpoint) -> Placement:

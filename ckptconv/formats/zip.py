@@ -15,7 +15,7 @@ Specification: APPNOTE.TXT 6.3.10.
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -319,16 +319,7 @@ def inflated(f: Ranges, start: int, size: int, piece: int, form: int = -15) -> G
 
 
 _DATE = 0x21  # 1980-01-01: output does not depend on the clock
-
-
-class PlacedMember(NamedTuple):
-    """A stored member to write: its local header at `at`, its `size` bytes at `start`."""
-
-    name: bytes
-    at: int
-    start: int
-    size: int
-    extra: bytes = b""  # extra fields of its entry in the directory
+ALIGN = 64  # of the bytes of members
 
 
 class Content(NamedTuple):
@@ -340,79 +331,83 @@ class Content(NamedTuple):
     extra: bytes = b""  # extra fields of its entry in the directory
 
 
+class PlacedMember(NamedTuple):
+    """A stored member to write: its local header at `at`, its `size` bytes at `start`."""
+
+    name: bytes
+    at: int
+    start: int
+    size: int
+    content: Content
+
+
 class StoredZip:
     """The layout of a zip whose members are called `contents`, and which begins at byte `start` of a file."""
 
     def __init__(self, file: str, contents: Mapping[str, Content], start: int = 0) -> None:
-        self.file, self.contents, self.start = file, [*contents.values()], start
-        entries, self.end = lay_out((name, len(c.head) + c.size) for name, c in contents.items())
-        self.entries = [e._replace(extra=c.extra) for e, c in zip(entries, self.contents, strict=True)]
+        self.file, self.start, self.end = file, start, 0
+        self.members: list[PlacedMember] = []
+        for text, content in contents.items():
+            name, size = text.encode(), len(content.head) + content.size
+            begin = self.end + LOCAL.size + len(name) + (20 if size >= MAX32 else 0) + 4  # of the padding's own header
+            begin += -begin % ALIGN
+            self.members.append(PlacedMember(name, self.end, begin, size, content))
+            self.end = begin + size
 
     def placement(self) -> Placement:
         """Everything but the headers, which need the checksums."""
-        places = [(self.start + e.start, *c) for e, c in zip(self.entries, self.contents, strict=True)]
+        places = [(self.start + m.start, *m.content) for m in self.members]
         slots = {name: Slot(self.file, at + len(head), size) for at, head, name, size, _ in places if name is not None}
         patches = [Patch(self.file, at, head) for at, head, *_ in places if head]
-        size = self.start + self.end + len(directory(self.entries, {}, self.end))
+        size = self.start + self.end + len(self._directory([0] * len(places)))
         return Placement([OutputFile(self.file, size)], slots, patches, check="crc32")
 
     def headers(self, checks: Mapping[str, int]) -> list[Patch]:
         """The local headers and the directory, now that the checksum of every tensor is known."""
-        crcs, patches = {}, []
-        for e, (head, tensor, size, _) in zip(self.entries, self.contents, strict=True):
-            check = 0 if tensor is None else checks.get(tensor, 0)
-            crcs[e.name] = combine("crc32", crc("crc32", head), check, size)
-            patches.append(Patch(self.file, self.start + e.at, local_header(e, crcs[e.name])))
-        return [*patches, Patch(self.file, self.start + self.end, directory(self.entries, crcs, self.end))]
+        crcs = [
+            combine("crc32", crc("crc32", head), 0 if name is None else checks.get(name, 0), size)
+            for *_, (head, name, size, _) in self.members
+        ]
+        patches = [
+            Patch(self.file, self.start + m.at, _local_header(m, check))
+            for m, check in zip(self.members, crcs, strict=True)
+        ]
+        return [*patches, Patch(self.file, self.start + self.end, self._directory(crcs))]
+
+    def _directory(self, crcs: Sequence[int]) -> bytes:
+        """The directory with its end records; its size does not depend on the checksums."""
+        raw = b"".join(map(_directory_entry, self.members, crcs))
+        at, count, size = self.end, len(self.members), len(raw)
+        if count >= MAX16 or at >= MAX32 or size >= MAX32:
+            raw += END64.pack(b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, at)
+            raw += LOCATOR.pack(b"PK\6\7", 0, at + size, 1)
+            count, size, at = min(count, MAX16), min(size, MAX32), min(at, MAX32)
+        return raw + END.pack(b"PK\5\6", 0, 0, count, count, size, at, 0)
 
 
-def lay_out(sizes: Iterable[tuple[str, int]], align: int = 64) -> tuple[list[PlacedMember], int]:
-    """Place members one after the other with aligned bytes; return them and the offset of the directory."""
-    out, at = [], 0
-    for text, size in sizes:
-        name = text.encode()
-        bare = at + LOCAL.size + len(name) + (20 if size >= MAX32 else 0)
-        start = bare + 4
-        start += -start % align  # at least four bytes: an extra field has a header
-        out.append(PlacedMember(name, at, start, size))
-        at = start + size
-    return out, at
-
-
-def local_header(e: PlacedMember, crc: int) -> bytes:
-    """All bytes from `e.at` to `e.start`."""
-    big = e.size >= MAX32
-    size = MAX32 if big else e.size
-    extra = struct.pack("<2H2Q", 1, 16, e.size, e.size) if big else b""
-    pad = e.start - e.at - LOCAL.size - len(e.name) - len(extra) - 4
+def _local_header(m: PlacedMember, crc: int) -> bytes:
+    """All bytes from `m.at` to `m.start`."""
+    big = m.size >= MAX32
+    size = MAX32 if big else m.size
+    extra = struct.pack("<2H2Q", 1, 16, m.size, m.size) if big else b""
+    pad = m.start - m.at - LOCAL.size - len(m.name) - len(extra) - 4
     extra += struct.pack("<2H", 0x4246, pad) + bytes(pad)  # "FB", as torch pads
     head = LOCAL.pack(
-        b"PK\3\4", 45 if big else 20, _flags(e.name), STORED, 0, _DATE, crc, size, size, len(e.name), len(extra)
+        b"PK\3\4", 45 if big else 20, _flags(m.name), STORED, 0, _DATE, crc, size, size, len(m.name), len(extra)
     )
-    return head + e.name + extra
+    return head + m.name + extra
 
 
-def directory(entries: Sequence[PlacedMember], crcs: Mapping[bytes, int], at: int) -> bytes:
-    """The directory that begins at byte `at`, with its end records; its size does not depend on the checksums."""
-    raw = b"".join(_directory_entry(e, crcs.get(e.name, 0)) for e in entries)
-    count, size, end = len(entries), len(raw), at + len(raw)
-    if count >= MAX16 or at >= MAX32 or size >= MAX32:
-        raw += END64.pack(b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, at)
-        raw += LOCATOR.pack(b"PK\6\7", 0, end, 1)
-        count, size, at = min(count, MAX16), min(size, MAX32), min(at, MAX32)
-    return raw + END.pack(b"PK\5\6", 0, 0, count, count, size, at, 0)
-
-
-def _directory_entry(e: PlacedMember, crc: int) -> bytes:
-    wide = [n for n in (e.size, e.size, e.at) if n >= MAX32]
-    extra = (struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b"") + e.extra
-    size, at = min(e.size, MAX32), min(e.at, MAX32)
+def _directory_entry(m: PlacedMember, crc: int) -> bytes:
+    wide = [n for n in (m.size, m.size, m.at) if n >= MAX32]
+    extra = (struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b"") + m.content.extra
+    size, at = min(m.size, MAX32), min(m.at, MAX32)
     version = 45 if wide else 20
     head = ENTRY.pack(
-        b"PK\1\2", version, version, _flags(e.name), STORED, 0, _DATE, crc, size, size, len(e.name), len(extra),
+        b"PK\1\2", version, version, _flags(m.name), STORED, 0, _DATE, crc, size, size, len(m.name), len(extra),
         0, 0, 0, 0, at,
     )  # fmt: skip
-    return head + e.name + extra
+    return head + m.name + extra
 
 
 def _flags(name: bytes) -> int:

@@ -25,7 +25,7 @@ from ...storage.json import parse_json
 from ..table import Reading
 from .archive import Archive, enter
 from .flatten import checkpoint
-from .tensors import Storage, StorageType, TorchType, View, look
+from .tensors import UNTYPED, Storage, TorchType, View, look
 
 FOLDER = "data/weights"
 WEIGHTS = f"{FOLDER}/model_weights_config.json"
@@ -85,11 +85,8 @@ def _tensors(archive: Archive, raw: bytes) -> dict[str, View]:
         if member not in archive.members:
             raise CorruptCheckpoint(f"its data {printable(path)} is missing", tensor=name)
         if path not in storages:
-            type_ = StorageType(row.name, row, row.itemsize * 8)
             data, size = archive.member(member), archive.members[member].size
-            storages[path] = Storage(type_, path, data, size, swapped=archive.swapped)
-        if archive.swapped and storages[path].type.row != row:
-            raise CorruptCheckpoint("shares big-endian data with a tensor of another dtype", tensor=name)
+            storages[path] = Storage(UNTYPED, path, data, size, swapped=archive.swapped)
         out[name] = look(storages[path], TorchType(row.torch_name or row.name, row), offset, sizes, strides)
     return out
 

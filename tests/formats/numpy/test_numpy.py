@@ -154,28 +154,28 @@ def test_twins_for_numpy_are_refused(tmp_path: Path) -> None:
 def test_headers_fill_the_room_before_aligned_bytes(size: int) -> None:
     """However long a name is, and with sizes that take a field of their own."""
     for length in range(1, 70):
-        (e,), end = zip.lay_out([("n" * length, size)])
-        assert len(zip.local_header(e, 0)) == e.start
-        assert (e.start % 64, end) == (0, e.start + size)
+        laid = zip.StoredZip("x", {"n" * length: zip.Content(b"", "w", size)})
+        header, (slot,) = laid.headers({})[0], laid.placement().slots.values()
+        assert (header.start, len(header.data)) == (0, slot.start)
+        assert (slot.start % 64, laid.end) == (0, slot.start + size)
 
 
 def test_zip64_offsets(tmp_path: Path) -> None:
     """A sparse file of 9 GiB: Python's zipfile and ours agree with what was laid out."""
-    entries, end = zip.lay_out([("a.npy", 2**32 + 5), ("b.npy", 3), ("c.npy", 2**32), ("d.npy", 7)])
-    crcs = {e.name: zlib.crc32(b"abc") for e in entries}
+    sizes = {"a.npy": 2**32 + 5, "b.npy": 3, "c.npy": 2**32, "d.npy": 7}
+    laid = zip.StoredZip("x.zip", {n: zip.Content(b"", n, size) for n, size in sizes.items()})
+    slots = laid.placement().slots
     with (tmp_path / "x.zip").open("wb") as out:
-        for e in entries:
-            out.seek(e.at)
-            out.write(zip.local_header(e, crcs[e.name]))
-        out.seek(entries[1].start)
+        for _, at, raw in laid.headers({"b.npy": zlib.crc32(b"abc")}):
+            out.seek(at)
+            out.write(raw)
+        out.seek(slots["b.npy"].start)
         out.write(b"abc")
-        out.seek(end)
-        out.write(zip.directory(entries, crcs, end))
     with zipfile.ZipFile(tmp_path / "x.zip") as z:
         assert z.read("b.npy") == b"abc"
-        assert [info.file_size for info in z.infolist()] == [e.size for e in entries]
+        assert {info.filename: info.file_size for info in z.infolist()} == sizes
     with Reader(str(tmp_path / "x.zip")) as f:
-        assert [(m.start, m.size) for m in zip.members(f).values()] == [(e.start, e.size) for e in entries]
+        assert {n: m[1] for n, m in zip.members(f).items()} == {n: slot.start for n, slot in slots.items()}
 
 
 def test_a_zip_of_something_else_is_not_an_empty_checkpoint(tmp_path: Path) -> None:
