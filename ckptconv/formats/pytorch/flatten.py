@@ -54,7 +54,6 @@ METADATA = "__metadata__"  # the attribute of a state dict in which our writer k
 ABSENT = {META: "on the meta device, without data", PART: "of which this file holds the part of one process"}
 SHOWN = 6  # entries that a note names
 MAX_VALUES, MAX_ITEMS = 10_000, 50  # in all, and of one list
-MAX_LISTED = 2**24  # bytes of lists of numbers that become tensors
 PLAIN = Reading()
 
 
@@ -200,7 +199,6 @@ class Made:
     def __init__(self, how: Reading) -> None:
         self.how = how
         self.room = MAX_FILL  # bytes that all tensors may have beyond what is stored, as a shape costs nothing to claim
-        self.listed = MAX_LISTED
         self.storages: set[int] = set()  # those that count for dense tensors
         self.tensors: dict[str, Tensor] = {}
         self.values: dict[str, Any] = {}
@@ -310,22 +308,17 @@ class Made:
         """The numbers of pieces, by the names that tensors in their place have; of the dtypes that torch makes."""
         if p.kind != "quantised":
             return {"shape": self.number(p.shape, "int64")}
-        listed = "float32" if p.details["scheme"].endswith("float_qparams") else ""
-        kinds = {"scale": listed or "float64", "zero_point": listed or "int64", "axis": "int64"}
+        kinds = {"scale": "float64", "zero_point": "int64", "axis": "int64"}
         return {part: self.number(p.details[part], kind) for part, kind in kinds.items() if part in p.details}
 
     def number(self, value: Any, kind: str) -> Tensor:
-        """A number or a list of them as an array in memory; one list may belong to any number of tensors."""
+        """A number, or a shape, as an array in memory."""
         import numpy as np
 
         try:
-            array = np.array(value, kind)
+            return held("", np.array(value, kind))
         except OverflowError as e:
             raise CorruptCheckpoint(f"a number of a quantised tensor does not fit {kind}") from e
-        self.listed -= array.nbytes
-        if self.listed < 0:
-            raise UnsafeCheckpoint(f"the numbers of its tensors are lists of more than {MAX_LISTED} bytes")
-        return held("", array)
 
     def notes(self, quiet: bool) -> Iterator[Note]:
         if self.clashes:

@@ -412,19 +412,14 @@ def quantised(storage: Any, offset: Any, shape: Any, strides: Any, quantiser: An
 
 
 def _check_channels(shape: tuple[int, ...], parts: dict[str, Any], details: dict[str, Any]) -> None:
-    """A scale and a zero point for each channel, both in tensors or both in lists, of which torch makes tensors."""
+    """A scale and a zero point for each channel, in tensors; torch takes lists as well, but writes none."""
     axis = details.get("axis")
     if type(axis) is not int or not 0 <= axis < len(shape):
         raise CorruptCheckpoint(f"a tensor of shape {list(shape)} is quantised along the axis {shown(axis)}")
-    whole = details["scheme"] == "per_channel_affine"  # of which the zero points of a list become integers
-    for name, kinds in (("scale", {int, float}), ("zero_point", {int} if whole else {int, float})):
-        numbers = details.get(name)
-        count = checked_count(parts[name].shape) if name in parts else len(numbers) if type(numbers) is list else -1
-        if count != shape[axis] or (type(numbers) is list and {*map(type, numbers)} - kinds):
-            what = f"{count} of {name}" if numbers is None else f"the {name} {shown(numbers)}"
-            raise CorruptCheckpoint(f"a tensor of {shape[axis]} quantised channels has {what}")
-    if len({"scale", "zero_point"} & parts.keys()) == 1:
-        raise CorruptCheckpoint("a tensor of quantised channels has a list and a tensor of scales and zero points")
+    for name in ("scale", "zero_point"):
+        if name not in parts or checked_count(parts[name].shape) != shape[axis]:
+            what = parts[name].shape if name in parts else details.get(name)
+            raise CorruptCheckpoint(f"{shape[axis]} quantised channels have the {name} {shown(what)}")
 
 
 # --- the globals that a torch file may name, by module and name; every other is unknown ----------------------------

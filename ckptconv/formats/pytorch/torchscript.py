@@ -89,7 +89,6 @@ def listed(archive: Archive) -> Classes:
         if name.startswith(CODE) and name.endswith(".py") and left >= 0:
             text = b"".join(contents(archive.f, m)).decode("utf-8", "replace")
             found[name[len(CODE) : -3].replace("/", ".")] = {
-                own: {name: i for i, items in enumerate(lists) for name in re.findall('"(.*?)"', items)}
-                for own, *lists in _CLASS.findall(text)
+                own: {*re.findall('"(.*?)"', parameters + buffers)} for own, parameters, buffers in _CLASS.findall(text)
             }
     return found

@@ -12,7 +12,7 @@ bound, are met and do not trap.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from typing import Any, Final, Literal, NamedTuple
 
 from ...checkpoint import Note, Role, Tensor
@@ -80,7 +80,7 @@ def has_parameters(thing: Inert) -> bool:
 def contents(thing: Inert, classes: Classes) -> Iterator[tuple[str, Any, WalkRole]]:
     """The attributes of an object, its items, and its arguments other than scalars.
 
-    Of a module first what is in its state_dict(), in its order.
+    Of a module first its groups.
     """
     names = names_of(thing, classes)
     rest: WalkRole = ATTRIBUTE if names is not None or has_parameters(thing) else ""
@@ -92,16 +92,14 @@ def contents(thing: Inert, classes: Classes) -> Iterator[tuple[str, Any, WalkRol
             for key, value in inside.items():
                 if value is not None:
                     yield segment(key), value, ATTRIBUTE if group == "_buffers" and key in left else ""
-        order = {k: _place(k, v, names, classes) for k, v in part.items()}
-        for key in sorted(order, key=order.__getitem__):
+        for key, value in part.items():
             if key not in groups and segment(key) not in _NOISE:
-                yield segment(key), part[key], "" if order[key] < OTHER else rest
+                yield segment(key), value, "" if _is_listed(key, value, names, classes) else rest
     yield from ((name, value, rest) for name, value in _items(thing))
 
 
-Names = Mapping[str, int]  # the parameters (0) and buffers (1) that the class of a TorchScript module lists
+Names = Set[str]  # the parameters and buffers that the class of a TorchScript module lists
 Classes = Mapping[str, Mapping[str, Names]]  # by the modules of Python that define them, and their own names
-MODULE, OTHER = 2, 3
 
 
 def names_of(thing: Inert, classes: Classes) -> Names | None:
@@ -110,14 +108,11 @@ def names_of(thing: Inert, classes: Classes) -> Names | None:
     return classes.get(module, {}).get(name)
 
 
-def _place(key: Any, value: Any, names: Names | None, classes: Classes) -> int:
-    """The place of an attribute in the state_dict() of a TorchScript module; `OTHER` for what is not in it."""
-    if names is None or key in names:
-        return names[key] if names else OTHER
-    if type(value) is not Inert or value.args is None:
-        return OTHER
-    known = value.path.rpartition(".")[0] in classes
-    return OTHER if known and names_of(value, classes) is None else MODULE
+def _is_listed(key: Any, value: Any, names: Names | None, classes: Classes) -> bool:
+    """Whether an attribute of a TorchScript module is in its state_dict(), or a module that may be."""
+    if names is None or key in names or type(value) is not Inert or value.args is None:
+        return names is not None and key in names
+    return value.path.rpartition(".")[0] not in classes or names_of(value, classes) is not None
 
 
 def _items(thing: Inert) -> Iterator[tuple[str, Any]]:

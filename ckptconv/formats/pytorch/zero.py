@@ -184,21 +184,9 @@ def _tensor(name: str, shape: tuple[int, ...], kind: DType, parts: list[Part], r
     )
 
 
-def _concatenated(groups: list[Shapes], flat: list[list[Any]], prefix: str, role: Role) -> Iterator[Tensor]:
-    """Stages 1 and 2: the parameters of a group lie one after the other in what all ranks have of it."""
-    align = 2 * len(flat)  # to which a group is padded
-    for group, pieces in zip(groups, zip(*flat, strict=True), strict=True):
-        row, at = _row(pieces), 0
-        for name, shape in group.items():
-            yield _tensor(prefix + name, shape, row.kind, list(cut(row.parts, at, at + prod(shape))), role)
-            at += prod(shape)
-        if -(-at // align) != -(-row.length // align) and not role:
-            raise CorruptCheckpoint(f"a group has {row.length} elements, its parameters {at}")
-
-
-def _interleaved(groups: list[Shapes], flat: list[list[Any]], prefix: str, role: Role) -> Iterator[Tensor]:
-    """Stage 3: each rank has an equal piece of every parameter, the last ones padded."""
-    rows, at = [_row(pieces) for pieces in flat], 0
+def _spread(groups: Iterable[Shapes], rows: list[Row], prefix: str, role: Role, align: int = 1) -> Iterator[Tensor]:
+    """Each row has an equal piece of every parameter, the last ones padded, as it is padded itself to `align`."""
+    at = 0
     for name, shape in (item for group in groups for item in group.items()):
         count = prod(shape)
         size = -(-count // len(rows))
@@ -208,8 +196,23 @@ def _interleaved(groups: list[Shapes], flat: list[list[Any]], prefix: str, role:
         ]  # fmt: skip
         yield _tensor(prefix + name, shape, rows[0].kind, parts, role)
         at += size
-    if any(row.length != at or row.kind != rows[0].kind for row in rows):
+    if any(-(-row.length // align) != -(-at // align) or row.kind != rows[0].kind for row in rows):
         raise CorruptCheckpoint(f"a rank has {rows[0].length} elements, its parameters need {at}")
+
+
+def _joined(
+    groups: list[Shapes], flat: list[list[Any]], stage3: bool, prefix: str = "", role: Role = ""
+) -> Iterator[Tensor]:
+    """The parameters of groups. flat: what each rank has of them, by group.
+
+    Stages 1 and 2 have the parameters of a group one after the other in what all ranks have of it, stage 3 a piece of
+    each in every rank.
+    """
+    if stage3:
+        yield from _spread(groups, [_row(pieces) for pieces in flat], prefix, role)
+        return
+    for group, pieces in zip(groups, zip(*flat, strict=True), strict=True):
+        yield from _spread([group], [_row(pieces)], prefix, role, 2 * len(flat))
 
 
 def _groups(root: dict[Any, Any]) -> list[Shapes]:
@@ -220,7 +223,7 @@ def _groups(root: dict[Any, Any]) -> list[Shapes]:
 def _untrained(roots: list[dict[Any, Any]], stage3: bool) -> Iterator[Tensor]:
     """What is not trained, as it is stored."""
     groups = _groups(roots[0])
-    join, frozen = (_interleaved if stage3 else _concatenated), _shapes(roots[0].get("frozen_param_shapes"))
+    frozen = _shapes(roots[0].get("frozen_param_shapes"))
     fragments = [_dict(root, "frozen_param_fragments") for root in roots]
     done = {*frozen, *(name for group in groups for name in group), *_dict(roots[0], "shared_params")}
     for name, value in _dict(roots[0], "module").items():
@@ -230,7 +233,7 @@ def _untrained(roots: list[dict[Any, Any]], stage3: bool) -> Iterator[Tensor]:
             yield tensor
     for name, shape in frozen.items():
         if stage3:
-            yield from join([{name: shape}], [[f.get(name)] for f in fragments], "", "")
+            yield from _joined([{name: shape}], [[f.get(name)] for f in fragments], stage3)
         elif type(value := fragments[0].get(name)) is View and value.shape == shape and (t := stored(name, value)):
             yield t
         else:
@@ -240,12 +243,13 @@ def _untrained(roots: list[dict[Any, Any]], stage3: bool) -> Iterator[Tensor]:
 def _tensors(roots: list[dict[Any, Any]], parts: list[dict[Any, Any]], stage3: bool) -> Iterator[Tensor]:
     """What is not trained, the parameters, and the optimizer's moments."""
     yield from _untrained(roots, stage3)
-    groups, join = _groups(roots[0]), _interleaved if stage3 else _concatenated
-    yield from join(groups, [_list(p, FLAT[stage3], groups, stage3) for p in parts], "", "")
+    groups = _groups(roots[0])
+    yield from _joined(groups, [_list(p, FLAT[stage3], groups, stage3) for p in parts], stage3)
     states = [_states(p.get(STATES if stage3 else "base_optimizer_state")) for p in parts]
     slots = dict.fromkeys(slot for groups_ in states for g in groups_ for slot, v in g.items() if _is_flat(v))
     for slot in slots:
-        yield from join(groups, [[g.get(slot) for g in of] for of in states], f"optimizer.{slot}.", "slot")
+        flat = [[g.get(slot) for g in of] for of in states]
+        yield from _joined(groups, flat, stage3, f"optimizer.{slot}.", "slot")
 
 
 def _universal(folder: str, files: Sequence[str], roots: list[dict[Any, Any]], urls: list[str]) -> Iterator[Tensor]:
