@@ -79,14 +79,9 @@ def pieces(url: str, files: Sequence[str]) -> str:
         return f"holds the files of a model without their index; give all of them as sources: {_some(every)}"
     ranks = every or [n for n in files if RANK.search(n)]
     states = [n for n in ranks if n.endswith("model_states.pt")]
-    if len(states) == 1:
-        return f"has its weights in {states[0]}"
-    if len(ranks) == 1:
-        return f"has its weights in {ranks[0]}"
-    joined = "what its zero_to_fp32.py writes" if states and not states[0].startswith("layer") else "the gathered model"
-    return (
-        f"holds what the ranks of a parallel run wrote ({_some(ranks)}), and no model; take {joined}" if ranks else ""
-    )
+    if len(alone := states if len(states) == 1 else ranks) == 1:
+        return f"has its weights in {alone[0]}"
+    return f"holds what the ranks of a parallel run wrote ({_some(ranks)}); take the gathered model" if ranks else ""
 
 
 def _some(files: Collection[str]) -> str:

@@ -128,7 +128,7 @@ def test_a_folder_of_a_rank_is_named(tmp_path: Path, cli: Run) -> None:
     [
         (SHARDS, "give all of them as sources"),
         (SHARDS[1:], "2 of the 3 files of a model; these are missing: model-00001"),
-        ([f"zero_pp_rank_{i}_mp_rank_00_model_states.pt" for i in (0, 1)], "zero_to_fp32"),
+        ([f"zero_pp_rank_{i}_mp_rank_00_model_states.pt" for i in (0, 1)], "take the gathered model"),
         (["layer_01-model_00-model_states.pt", "mp_rank_00_model_states.pt"], "take the gathered model"),
         (["mp_rank_00_model_states.pt"], "has its weights in mp_rank_00_model_states.pt"),
     ],

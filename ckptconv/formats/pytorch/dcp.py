@@ -34,7 +34,7 @@ from .archive import BATCH, PICKLE, Memo, archived, enter, integer, numbers, reb
 from .flatten import MAX_VALUES, METADATA, attached, gather, jsonable, stored
 from .pickle import load
 from .tensors import TORCH, TorchType, View, ints
-from .values import SCALARS, Inert, record, shown
+from .values import SCALARS, Inert, attribute, record, shown
 from .walk import OPTIMIZER, TENSORS, Walk, is_plain
 
 SUFFIX = ".distcp"
@@ -71,7 +71,10 @@ def open(url: str, how: Reading) -> Checkpoint:
     path = sibling(inside, DISTRIBUTED) if inside else url
     raw = read_all(path, MAX_METADATA)
     root = load(raw, allowed=ALLOWED, opaque=how.opaque)
-    described, places = _get(root, "state_dict_metadata", dict), _places(_get(root, "storage_data", dict))
+    described, places = (
+        attribute(root, "state_dict_metadata", kind=dict),
+        _places(attribute(root, "storage_data", kind=dict)),
+    )
     noted = root.state.get("planner_data")
     planned = noted if type(noted) is dict else {}
     urls, loaded = _load(path, {place for (name, _), place in places.items() if name in described}, how.opaque)
@@ -139,15 +142,6 @@ def _role(name: str, keys: tuple[str, ...]) -> Role:
     return "step" if name.endswith(".step") else "slot"
 
 
-def _get(thing: Any, name: str, kind: type) -> Any:
-    """An attribute of a record, which must be of one type."""
-    state = thing.state if type(thing) is Inert else None
-    value = state.get(name) if type(state) is dict else None
-    if type(value) is not kind:
-        raise CorruptCheckpoint(f"{shown(thing)} has no proper {name}")
-    return value
-
-
 def _kind(about: Inert) -> str:
     """The dtype to which torch casts a tensor's chunks; '' if it is not said."""
     properties = about.state.get("properties")
@@ -173,10 +167,12 @@ def _places(stored: dict[Any, Any]) -> Places:
     """Where each chunk lies, by name and offset in the tensor (an object: no offset)."""
     out = {}
     for index, info in stored.items():
-        name = _get(index, "fqn", str)
-        offset = () if index.state.get("offset") is None else ints(_get(index, "offset", tuple), "offset")
+        name = attribute(index, "fqn", kind=str)
+        offset = () if index.state.get("offset") is None else ints(attribute(index, "offset"), "offset")
         out[name, offset] = Place(
-            _get(info, "relative_path", str), _get(info, "offset", int), _get(info, "length", int)
+            attribute(info, "relative_path", kind=str),
+            attribute(info, "offset", kind=int),
+            attribute(info, "length", kind=int),
         )
         if info.state.get("transform_descriptors"):
             raise CorruptCheckpoint("is stored through a transform (compressed?), which is not read", tensor=name)
@@ -204,10 +200,14 @@ def _load(url: str, places: Set[Place], opaque: bool) -> tuple[list[str], dict[P
 
 def _tensor(name: str, about: Inert, stored_at: Callable[[str, tuple[int, ...]], Any], url: str) -> Tensor:
     """A tensor, of which each chunk is a part."""
-    shape, kind, pieces = ints(_get(about, "size", tuple), "size"), _kind(about), list[tuple[Tensor, tuple[int, ...]]]()
+    shape, kind, pieces = (
+        ints(attribute(about, "size"), "size"),
+        _kind(about),
+        list[tuple[Tensor, tuple[int, ...]]](),
+    )
     checked_count(shape, tensor=name)
-    for chunk in _get(about, "chunks", list):
-        at, size = (ints(_get(chunk, key, tuple), key) for key in ("offsets", "sizes"))
+    for chunk in attribute(about, "chunks", kind=list):
+        at, size = (ints(attribute(chunk, key), key) for key in ("offsets", "sizes"))
         if {len(at), len(size)} != {len(shape)} or min(at, default=0) < 0:
             raise CorruptCheckpoint(f"a chunk at {list(at)} of size {list(size)} is not part of it", tensor=name)
         view = stored_at(name, at)

@@ -19,7 +19,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -32,6 +32,7 @@ from ..table import DISTRIBUTED, Reading
 from . import dcp
 from .archive import PICKLE, enter
 from .flatten import checkpoint
+from .ranks import refuse_incomplete
 from .tensors import TORCH
 
 TRACKER, COMMON = "latest_checkpointed_iteration.txt", "common.pt"
@@ -41,7 +42,6 @@ RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(_\d{3,})?")
 LAYER = re.compile(r"(?:model(\d+)\.)?((?:.*?\.)?layers\.)(\d+)(\..*)")
 PIECE = re.compile(r"model\d+\.")
 ARGS = "args."
-SHOWN = 20  # missing ranks that are named
 Ranks = dict[tuple[int, int], str]  # files by tensor rank and stage
 
 
@@ -126,16 +126,9 @@ def _all_there(url: str, ranks: Ranks, settings: Mapping[str, Any]) -> None:
             "its experts are cut in another way than the rest, which is not read; save it with ckpt_format torch_dist"
         )
         raise CorruptCheckpoint(text, url=url)
-    spelled = (
-        f"mp_rank_{t:02d}" + f"_{p:03d}" * (counts[1] > 1)
-        for t in range(counts[0])
-        for p in range(counts[1])
-        if (t, p) not in ranks
-    )
-    lacking, more = list(islice(spelled, SHOWN)), any(t >= counts[0] or p >= counts[1] for t, p in ranks)
-    if lacking or more:
-        text = f"missing: {shortened(lacking)}" if lacking else "files of another run lie there"
-        raise CorruptCheckpoint(f"has files of {len(ranks)} of {prod(counts)} ranks; {text}", url=url)
+    pairs = ((t, p) for t in range(counts[0]) for p in range(counts[1]))
+    wanted = ((pair, "mp_rank_{:02d}_{:03d}".format(*pair)[: None if counts[1] > 1 else -4]) for pair in pairs)
+    refuse_incomplete(url, ranks, prod(counts), wanted)
 
 
 def _joined(read: Mapping[tuple[int, int], Checkpoint], ranks: Ranks) -> dict[str, Tensor]:

@@ -15,9 +15,10 @@ Sources: torch/distributed/tensor/placement_types.py (Shard, _StridedShard), dev
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from ...checkpoint import Checkpoint, Note, Tensor
@@ -34,7 +35,7 @@ from ..tiling import joined
 from .archive import PICKLE, TorchWriter, enter
 from .flatten import gather, stored
 from .tensors import PART, TORCH, UNTYPED, Storage, View, bare, from_type, ints
-from .values import Inert, Known, Ordered, shown
+from .values import Inert, Known, Ordered, attribute, shown
 from .walk import TENSORS, Leaf, Walk
 
 FILES = (  # the number of a file's rank, and in the first two of how many
@@ -46,6 +47,7 @@ BESIDE = re.compile(r"(optim|extra_state|scheduler|rng)")  # beginnings of sets 
 # what a trainer wrote of the whole model
 WHOLE = re.compile(r"model\.safetensors(\.index\.json)?|(adapter_model|pytorch_model)\b.*|model-\d+-of-.*")
 META = "consolidated."  # of which one file is a model, too
+SHOWN = 20  # missing ranks that are looked for
 Box = tuple[tuple[int, ...], View]  # the index of the first element, and the elements
 
 
@@ -86,8 +88,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     if len(sets) != 1:
         raise CorruptCheckpoint(f"holds {many(len(sets), 'set')} of files of ranks, not one", url=url)
     files, count = sets[0].files, sets[0].count or max(sets[0].files) + 1
-    if lacking := [str(r) for r in range(count) if r not in files]:
-        raise CorruptCheckpoint(f"has files of {len(files)} of {count} ranks; missing: {shortened(lacking)}", url=url)
+    refuse_incomplete(url, files, count, ((r, str(r)) for r in range(count)))
     urls = [join(url, files[rank]) for rank in range(count)]
     if count == 1:
         return open_checkpoint(urls[0], how)
@@ -106,6 +107,14 @@ def open(url: str, how: Reading) -> Checkpoint:
     leaves = list(_joined(read, urls))
     note = Note("assumed", f"joined from {many(count, 'rank')}; what is not cut is rank 0's")
     return gather(leaves, read[0][1], how, urls, "ranks", [note])
+
+
+def refuse_incomplete(url: str, files: Collection[Any], count: int, wanted: Iterable[tuple[Any, str]]) -> None:
+    """CorruptCheckpoint if files of ranks are missing, or of an earlier run. files, wanted: by rank."""
+    lacking = list(islice((name for rank, name in wanted if rank not in files), SHOWN))
+    if lacking or len(files) > count:
+        text = f"missing: {shortened(lacking)}" if lacking else "some are of another run"
+        raise CorruptCheckpoint(f"has files of {len(files)} of {many(count, 'rank')}; {text}", url=url)
 
 
 Boxes = dict[str, list[Box]]
@@ -171,18 +180,6 @@ def _part(rank: int, boxes: Boxes, make: Any, kind: Any, args: Any, state: Any) 
     return value._replace(storage=Storage(UNTYPED, key, None, 0))
 
 
-def _of(thing: Any, *path: str) -> Any:
-    """An attribute of an attribute of a record."""
-    for name in path:
-        state: Any = thing.state if type(thing) is Inert else None
-        if type(state) is tuple:  # (None, {slot: value})
-            state = next((s for s in state if type(s) in (dict, Ordered)), None)
-        if type(state) not in (dict, Ordered) or name not in state:
-            raise CorruptCheckpoint(f"a part of a tensor has no {name}: {shown(thing)}")
-        thing = state[name]
-    return thing
-
-
 def _view(value: Any, shape: Sequence[int] | None = None) -> View:
     view = bare(value)
     if type(view) is not View or (shape is not None and view.shape != tuple(shape)):
@@ -192,16 +189,16 @@ def _view(value: Any, shape: Sequence[int] | None = None) -> View:
 
 def _shard(shard: Any, shape: tuple[int, ...]) -> Box:
     """A shard of a ShardedTensor."""
-    start = ints(_of(shard, "metadata", "shard_offsets"), "offsets")
-    size = ints(_of(shard, "metadata", "shard_sizes"), "sizes")
+    start = ints(attribute(shard, "metadata", "shard_offsets"), "offsets")
+    size = ints(attribute(shard, "metadata", "shard_sizes"), "sizes")
     if len({len(start), len(size), len(shape)}) > 1 or min((*start, *size), default=0) < 0:
         raise CorruptCheckpoint(f"a part at {list(start)} of size {list(size)} is not one of {list(shape)}")
-    return start, _view(_of(shard, "tensor"), size)
+    return start, _view(attribute(shard, "tensor"), size)
 
 
 def _local(rank: int, shape: tuple[int, ...], state: Mapping[Any, Any]) -> Box:
     """What a DTensor's rank has of it, by its mesh and placements, which are applied in order."""
-    mesh, placements = _of(state.get("_spec"), "mesh"), _of(state.get("_spec"), "placements")
+    mesh, placements = attribute(state.get("_spec"), "mesh"), attribute(state.get("_spec"), "placements")
     sizes, strides, ranks = _mesh(mesh)
     if type(placements) is not tuple or len(placements) != len(sizes) or rank not in ranks:
         raise CorruptCheckpoint(f"has the placements {shown(placements)} on a mesh of {list(sizes)}")
@@ -211,7 +208,7 @@ def _local(rank: int, shape: tuple[int, ...], state: Mapping[Any, Any]) -> Box:
         path = _path(placements[i])
         if path.endswith("Replicate"):
             continue
-        axis = _of(placements[i], "dim") if path.endswith("Shard") else None
+        axis = attribute(placements[i], "dim") if path.endswith("Shard") else None
         if type(axis) is not int or not 0 <= axis < len(shape):
             raise CorruptCheckpoint(f"is placed as {shown(placements[i])}, which is not read")
         step = -(-size[axis] // sizes[i])
@@ -228,15 +225,15 @@ def _mesh(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
     """The sizes of a mesh's axes, the steps from one rank to the next along each, and the ranks in order."""
     state = mesh.state if type(mesh) is Inert and type(mesh.state) in (dict, Ordered) else {}
     if "_layout" in state:
-        axes = _of(mesh, "_layout", "axes")
-        flat = [(_of(a, "shape"), _of(a, "stride")) for a in axes]
+        axes = attribute(mesh, "_layout", "axes")
+        flat = [(attribute(a, "shape"), attribute(a, "stride")) for a in axes]
         if any(len(ints(n, "mesh")) != 1 or len(ints(s, "mesh")) != 1 for n, s in flat):
             raise CorruptCheckpoint(f"lies on the mesh {shown(mesh)}, which is not read")
         sizes, strides = tuple(n[0] for n, _ in flat), tuple(s[0] for _, s in flat)
-        ranks = ints(_of(mesh, "_flatten_rank_map"), "mesh")
+        ranks = ints(attribute(mesh, "_flatten_rank_map"), "mesh")
     else:
-        sizes = _view(_of(mesh, "mesh")).shape
-        strides, ranks = c_strides(sizes), ints(_of(mesh, "_flatten_mesh_list"), "mesh")
+        sizes = _view(attribute(mesh, "mesh")).shape
+        strides, ranks = c_strides(sizes), ints(attribute(mesh, "_flatten_mesh_list"), "mesh")
     if min((*sizes, *strides), default=1) < 1:
         raise CorruptCheckpoint(f"lies on a mesh of {list(sizes)}")
     return sizes, strides, ranks

@@ -77,6 +77,20 @@ def shown(value: Any, depth: int = 3) -> str:
     return f"a {type(value).__name__}"
 
 
+def attribute(thing: Any, *path: str, kind: type = object) -> Any:
+    """An attribute of an attribute of a record, which must be of one type."""
+    for name in path:
+        state: Any = thing.state if type(thing) is Inert else None
+        if type(state) is tuple:  # (None, {slot: value})
+            state = next((s for s in state if type(s) in (dict, Ordered)), None)
+        if type(state) not in (dict, Ordered) or name not in state:
+            raise CorruptCheckpoint(f"{shown(thing)} has no {name}")
+        thing = state[name]
+    if type(thing) is not kind is not object:
+        raise CorruptCheckpoint(f"a record has no proper {path[-1]}: {shown(thing)}")
+    return thing
+
+
 class Ordered(dict[Any, Any]):
     """A collections.OrderedDict; `state` holds its attributes, such as the `_metadata` of a state dict."""
 

@@ -44,7 +44,7 @@ from ..table import Reading
 from ..tiling import cut
 from .archive import PICKLE, enter
 from .flatten import stored
-from .ranks import is_gathered
+from .ranks import is_gathered, refuse_incomplete
 from .tensors import View, ints
 from .values import Ordered, shown
 
@@ -141,11 +141,7 @@ def _all_there(folder: str, ranks: list[int], counted: Any) -> None:
     counts = counted if type(counted) is list else [counted]  # one for each group
     if not counts or any(type(n) is not int for n in counts) or not 0 < (count := max(counts)) < 1_000_000:
         raise CorruptCheckpoint(f"has the partition_count {shown(counted)}", url=folder)
-    if lacking := [f"zero_pp_rank_{r}_mp_rank_00{OPTIMIZER}" for r in range(count) if r not in ranks]:
-        raise CorruptCheckpoint(f"has {len(ranks)} of {many(count, 'rank')}; missing: {shortened(lacking)}", url=folder)
-    if len(ranks) > count:
-        what = f"was saved by {many(count, 'rank')}, but files of {len(ranks)} lie there: some are of an earlier run"
-        raise CorruptCheckpoint(what, url=folder)
+    refuse_incomplete(folder, ranks, count, ((r, f"zero_pp_rank_{r}_mp_rank_00{OPTIMIZER}") for r in range(count)))
 
 
 class Row(NamedTuple):

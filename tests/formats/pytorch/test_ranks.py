@@ -202,7 +202,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: shutil.copy(
             next(f.glob("step9/*rank_1_*optim*")), f / "step9/zero_pp_rank_2_mp_rank_00_optim_states.pt"
         ),
-        "files of 3 lie there",
+        "has files of 3 of 2 ranks; some are of another run",
     ),
     "tensor parallel": (
         lambda f: (f / "step9/zero_pp_rank_0_mp_rank_01_optim_states.pt").write_bytes(b""),

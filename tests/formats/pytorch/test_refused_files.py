@@ -242,7 +242,7 @@ def folder(at: Path, about: Any, places: Any = PLACES, data: bytes = CHUNK * 2, 
 
 FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
     "a tensor called 3": ({"about": described([TOP, BOTTOM], name=3)}, "describes a tensor called 3, which is not"),
-    "no descriptions": ({"about": [1]}, "<metadata.Metadata> has no proper state_dict_metadata"),
+    "no descriptions": ({"about": [1]}, "has no proper state_dict_metadata"),
     "a size of fractions": ({"about": described([TOP], (1.0, 2))}, r"the size of a tensor is \(1.0, 2\), not at most"),
     "chunks in a tuple": ({"about": described((TOP, BOTTOM))}, "has no proper chunks"),
     "a chunk of one offset": ({"about": described([chunk((0,), (1, 2))])}, r"a chunk at \[0\] of size \[1, 2\] is not"),
