@@ -204,7 +204,7 @@ def read(index: str, *, salvage: bool = False) -> tuple[Checkpoint, bytes | None
         pairs = iter(Table(f))
         header = _header(next(pairs, None))
         stored = _Stored(index, header, _entries(pairs))
-        tensors, notes = elements.assembled(stored.rows())
+        tensors, notes = elements.assembled(stored.rows(), swap=stored.order == "big")
         if not salvage:
             stored.check()
         graph: bytes | None = b""
@@ -217,7 +217,7 @@ def read(index: str, *, salvage: bool = False) -> tuple[Checkpoint, bytes | None
                 why = " ".join(e.message.split())
                 what = f"names are those of the keys alone, and which tensors are the optimizer's is not known: {why}"
                 graph, notes = None, (*notes, Note("damaged", what, (OBJECT_GRAPH,)))
-    details: Details = {"shards": header.num_shards, "endianness": "little"}
+    details: Details = {"shards": header.num_shards, "endianness": stored.order}
     urls = (index, *(stored.urls[shard] for shard in sorted(stored.urls)))
     metadata = own_metadata.unpack(header.ours) if header.ours else {}
     return Checkpoint(tensors, metadata, (), FORMAT, urls, notes, details), graph
@@ -237,8 +237,8 @@ def _header(first: tuple[bytes, bytes] | None) -> pb.BundleHeaderProto:
         raise CorruptCheckpoint("has no header entry")
     header = parse(pb.BundleHeaderProto, first[1], "the header")
     elements.check_version(header.version)
-    if header.num_shards < 0 or header.endianness:
-        raise CorruptCheckpoint("a big-endian machine wrote it, which is not read, or its header is damaged")
+    if header.num_shards < 0 or header.endianness not in (0, 1):
+        raise CorruptCheckpoint("the header's shard count or endianness is out of range")
     return header
 
 
@@ -266,6 +266,7 @@ class _Stored:
 
     def __init__(self, index: str, header: pb.BundleHeaderProto, entries: dict[bytes, Entry]) -> None:
         self.index, self.entries, self.count = index, entries, header.num_shards
+        self.order: elements.Order = "big" if header.endianness else "little"
         self.base = spelled(index).removesuffix(".index")
         self.urls: dict[int, str] = {}  # of the shards that hold tensors
         self.reach: dict[int, int] = {}  # the bytes that are needed of each
@@ -301,7 +302,7 @@ class _Stored:
             self.urls[shard] = sibling(self.index, f"{self.base}.data-{shard:05d}-of-{self.count:05d}")
         self.reach[shard] = max(offset + size, self.reach.get(shard, 0))
         if kind.kind == "s":
-            return elements.coded(self.urls[shard], offset, size, count, check)
+            return elements.coded(self.urls[shard], offset, size, count, check, self.order)
         return Span(self.urls[shard], offset, size, f"crc32c:{check:08x}")
 
     def tiles(self, key: bytes, entry: Entry, kind: DType) -> list[tuple[Tile, Data]]:

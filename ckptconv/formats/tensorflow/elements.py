@@ -4,8 +4,8 @@ Strings of a bundle:
 
     varint length ...   u32 masked CRC-32C of the lengths, each as u32   bytes ...
 
-The entry's CRC continues the CRC of the lengths: over the four bytes of that checksum, then over the strings. All
-integers are little-endian. Specification: WriteStringTensor in tensor_bundle.cc.
+The entry's CRC continues the CRC of the lengths: over the four bytes of that checksum, then over the strings. The
+fixed-width integers have the file's endianness. Specification: WriteStringTensor in tensor_bundle.cc.
 
 TensorProto (graph constants, V1 slices):
 
@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from math import prod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ...checkpoint import Note, Tensor, contiguous, tiled
 from ...dtypes import DTYPES, DType
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     M = TypeVar("M", bound=Message)
 
+Order = Literal["little", "big"]
 # a tensor: its name, the number of its dtype, its shape, and what gives its data or tiles
 Row = tuple[str, int, tuple[int, ...], Callable[[DType], Data | list[tuple[Tile, Data]]]]
 
@@ -96,20 +97,20 @@ def numbered(code: int) -> tuple[int, DType | None]:
 # --- strings of a bundle ----------------------------------------------------------------------------------------
 
 
-def coded(url: str, start: int, size: int, count: int, check: int) -> Coded:
+def coded(url: str, start: int, size: int, count: int, check: int, order: Order) -> Coded:
     """Refer to `count` strings; `check` is the entry's CRC, unmasked."""
-    return Coded(__name__, url, f"{start}:{count}:{check:08x}", size)
+    return Coded(__name__, url, f"{start}:{count}:{check:08x}:{order}", size)
 
 
 def decode(piece: Coded) -> Iterator[bytes]:
     """Yield the strings; CorruptCheckpoint if a length or checksum is wrong."""
-    start, count, check = piece.key.split(":")
+    start, count, check, order = piece.key.split(":")
     with Reader(piece.url) as f:
         data = f.read(int(start), piece.size)
-    return iter(unpack(data, int(count), int(check, 16)))
+    return iter(unpack(data, int(count), int(check, 16), "big" if order == "big" else "little"))
 
 
-def unpack(data: bytes, count: int, check: int) -> list[bytes]:
+def unpack(data: bytes, count: int, check: int, order: Order = "little") -> list[bytes]:
     if not count and not data:
         return []
     if count > len(data):
@@ -120,8 +121,8 @@ def unpack(data: bytes, count: int, check: int) -> list[bytes]:
         raise CorruptCheckpoint(f"the lengths of {count} strings exceed their data") from None
     if (end := body + 4 + sum(lengths)) != len(data):
         raise CorruptCheckpoint(f"{count} strings take {end} bytes, {len(data)} are stored")
-    running = _crc_of(lengths)
-    if running != unmask(int.from_bytes(data[body : body + 4], "little")):
+    running = _crc_of(lengths, order)
+    if running != unmask(int.from_bytes(data[body : body + 4], order)):
         raise CorruptCheckpoint("the checksum of the strings' lengths is wrong: the file is damaged")
     if crc("crc32c", memoryview(data)[body:], running) != check:
         raise CorruptCheckpoint("the checksum of the strings is wrong: the file is damaged")
@@ -130,20 +131,20 @@ def unpack(data: bytes, count: int, check: int) -> list[bytes]:
 
 
 def pack(items: Sequence[bytes]) -> tuple[bytes, int]:
-    """Encode strings; return the bytes and the entry's CRC, unmasked."""
+    """Encode strings, little-endian; return the bytes and the entry's CRC, unmasked."""
     lengths = [len(i) for i in items]
-    running = _crc_of(lengths)
+    running = _crc_of(lengths, "little")
     tail = mask(running).to_bytes(4, "little") + b"".join(items)
     return b"".join(varint(n) for n in lengths) + tail, crc("crc32c", tail, running)
 
 
-def _crc_of(lengths: Sequence[int]) -> int:
+def _crc_of(lengths: Sequence[int], order: Order) -> int:
     """CRC of the lengths as integers of four bytes."""
     import numpy as np
 
     if max(lengths, default=0) >= 1 << 32:
         raise CorruptCheckpoint("a string of 4 GiB or more")
-    return crc("crc32c", np.array(lengths, "<u4").tobytes())
+    return crc("crc32c", np.array(lengths, "<u4" if order == "little" else ">u4").tobytes())
 
 
 # --- tensors inside messages ------------------------------------------------------------------------------------
@@ -226,10 +227,10 @@ def tile_of(piece: pb.TensorSliceProto, shape: Sequence[int]) -> Tile:
     return Tile(tuple(start for start, _ in pairs), tuple(size for _, size in pairs))
 
 
-def assembled(rows: Iterable[Row]) -> tuple[dict[str, Tensor], tuple[Note, ...]]:
+def assembled(rows: Iterable[Row], *, swap: bool = False) -> tuple[dict[str, Tensor], tuple[Note, ...]]:
     """The tensors of a checkpoint, and notes on those that are left out or mean something else.
 
-    CorruptCheckpoint if a dtype is not known.
+    swap: whether the bytes of the elements are swapped. CorruptCheckpoint if a dtype is not known.
     """
     tensors: dict[str, Tensor] = {}
     opaque, quantised, unknown, partial = (list[str]() for _ in range(4))
@@ -241,10 +242,10 @@ def assembled(rows: Iterable[Row]) -> tuple[dict[str, Tensor], tuple[Note, ...]]
         if code in QUANTISED:
             quantised.append(name)
         with Located(tensor=name):
-            stored = data(kind)
+            ops, stored = ("swap",) if swap and kind.word > 1 else (), data(kind)
             if not isinstance(stored, list):
-                tensors[name] = contiguous(name, kind, shape, stored)
-            elif tensor := _joined(name, kind, shape, stored):
+                tensors[name] = contiguous(name, kind, shape, stored, ops=ops)
+            elif tensor := _joined(name, kind, shape, stored, ops):
                 tensors[name] = tensor
             else:
                 partial.append(name)
@@ -260,13 +261,15 @@ def assembled(rows: Iterable[Row]) -> tuple[dict[str, Tensor], tuple[Note, ...]]
     return tensors, tuple(note for note in notes if note.names)
 
 
-def _joined(name: str, kind: DType, shape: tuple[int, ...], slices: Sequence[tuple[Tile, Data]]) -> Tensor | None:
+def _joined(
+    name: str, kind: DType, shape: tuple[int, ...], slices: Sequence[tuple[Tile, Data]], ops: tuple[str, ...]
+) -> Tensor | None:
     """The tensor of some slices; None if they do not cover it; CorruptCheckpoint if two different ones overlap."""
     unique = dict.fromkeys(slices)
     if not unique or sum(prod(tile.shape) for tile, _ in unique) < prod(shape):
         return None
     check_tiling(name, shape, [tile for tile, _ in unique], "")
-    return tiled(name, kind, shape, [(*tile, data) for tile, data in unique])
+    return tiled(name, kind, shape, [(*tile, data) for tile, data in unique], ops=ops)
 
 
 # --- walk a message in a file without reading its contents: a graph of gigabytes takes one read per node ------------

@@ -25,6 +25,7 @@ Specification: tensorflow/core/protobuf/{saved_model,meta_graph,saved_object_gra
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from . import messages_pb2 as pb
 
 FORMAT = "tf-graph"
-_COPY = re.compile(r"_(?:all|trainable|non_trainable)_variables/\d+/")
+_COPY = re.compile(r"_(all|trainable|non_trainable)_variables/\d+/")
 _SIZE = rb"[\x80-\xff]{0,9}[\0-\x7f]"
 NODE = re.compile(rb"\n" + _SIZE + rb"\n" + _SIZE + rb"[!-~]+\x12[\1-\x7f][A-Za-z_]")  # { name, op ... }
 LIBRARY = b"\x12"
@@ -272,7 +273,8 @@ def _named(keyed: Checkpoint, proto: bytes, f: Ranges, meta: Range) -> Checkpoin
 def _copies(tensors: Mapping[str, Tensor], names: dict[str, str]) -> tuple[str, ...]:
     """Keys of the copies that Keras' export keeps: their names and checksums are those of a variable elsewhere.
 
-    The bytes are not compared: opening would read all of the model, twice.
+    Names need not be unique, so each variable has one copy in a list. The bytes are not compared: opening would read
+    all of the model, twice.
     """
 
     def identity(key: str) -> tuple[object, ...] | None:
@@ -281,5 +283,12 @@ def _copies(tensors: Mapping[str, Tensor], names: dict[str, str]) -> tuple[str, 
         alone = len(t.parts) == 1
         return (names[key], t.dtype, t.shape, data.size, data.check) if alone and isinstance(data, Span) else None
 
-    variables = {identity(k) for k in names if not _COPY.match(k)} - {None}
-    return tuple(k for k in names if _COPY.match(k) and identity(k) in variables)
+    variables = Counter(identity(k) for k in names if not _COPY.match(k))
+    copies: list[str] = []
+    used: Counter[object] = Counter()
+    for key in names:
+        if (match := _COPY.match(key)) and (same := identity(key)):
+            if used[match[1], same] < variables[same]:
+                copies.append(key)
+            used[match[1], same] += 1
+    return tuple(copies)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 from google.protobuf import text_format
 from kit import Later, refused, same
 
@@ -14,6 +15,7 @@ import ckptconv
 from ckptconv.dtypes import DTYPES, dtype
 from ckptconv.errors import Unrepresentable
 from ckptconv.formats.tensorflow import messages_pb2 as pb, table
+from ckptconv.storage.checksum import mask
 from ckptconv.storage.files import Reader
 
 pytestmark = pytest.mark.xdist_group("tensorflow")
@@ -144,6 +146,40 @@ def rewrite(prefix: Path, change, header=None) -> None:
     Path(f"{prefix}.index").write_bytes(table.build(pairs.items()))
 
 
+def test_big_endian(tmp_path):
+    kinds = ["float32", "int64", "complex64", "complex128", "uint16", "uint8", "bool", "float16", "bfloat16"]
+    arrays = {k: random(k, (3, 2)) for k in kinds}
+    save(tmp_path / "m", arrays)
+    words = [b"x" * 300, b"", b"yz"]
+    file = Path(f"{tmp_path}/m.data-00000-of-00001")
+    data = bytearray(file.read_bytes())
+
+    def swap(key, entry):
+        row = dtype(key.decode())
+        part = slice(entry.offset, entry.offset + entry.size)
+        swapped = np.frombuffer(data[part], f"u{min(row.word, 8)}").byteswap().tobytes()
+        data[part] = swapped
+        entry.crc32c = mask(crc32c(swapped))
+
+    rewrite(tmp_path / "m", swap, pb.BundleHeaderProto(num_shards=1, endianness=1))
+    lengths = crc32c(b"".join(len(w).to_bytes(4, "big") for w in words))
+    tail = mask(lengths).to_bytes(4, "big") + b"".join(words)
+    entry = pb.BundleEntryProto(dtype=7, offset=len(data), crc32c=mask(crc32c(tail, lengths)))
+    entry.shape.dim.add(size=3)
+    data += b"\xac\x02\x00\x02" + tail
+    entry.size = len(data) - entry.offset
+    file.write_bytes(data)
+    pairs = pairs_of(tmp_path / "m") | {b"words": entry.SerializeToString()}
+    (tmp_path / "m.index").write_bytes(table.build(sorted(pairs.items())))
+    reader = tf.train.load_checkpoint(str(tmp_path / "m"))
+    found = ckptconv.open(tmp_path / "m")
+    assert found.details["endianness"] == "big"
+    assert found["words"].numpy().tolist() == words == reader.get_tensor("words").tolist()
+    for name, array in arrays.items():
+        assert same(found[name].numpy(), array), name
+    assert same(found["float32"].numpy(), reader.get_tensor("float32"))
+
+
 def test_unaligned_padded_and_shared_ranges(tmp_path):
     save(tmp_path / "m", {n: np.arange(i, i + 3, dtype="f8") for n, i in {"a": 0, "b": 3, "c": 0}.items()})
     file = Path(f"{tmp_path}/m.data-00000-of-00001")
@@ -189,8 +225,8 @@ def test_entries_that_lie(tmp_path, entry, said):
     [
         ("num_shards: 1 version { min_consumer: 2 }", "a reader of version"),
         ("num_shards: 1 version { bad_consumers: 1 }", "a reader of version"),
-        ("num_shards: -1", "or its header is damaged"),
-        ("num_shards: 1 endianness: BIG", "a big-endian machine wrote it, which is not read"),
+        ("num_shards: -1", "shard count or endianness is out of range"),
+        ("endianness: BIG", "is in shard 0, but the number of shards is 0"),
     ],
 )
 def test_headers_that_cannot_be(tmp_path, header, said):
