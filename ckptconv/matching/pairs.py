@@ -87,10 +87,9 @@ class Pair(NamedTuple):
 
     `evidence` is values (bit for bit), equal (values that others have too, so names decide), names, or shape.
     `real` says that another pair or order is likely: what a person should look at, and what a check tries.
-    `axis` is the capture of a stack: one tensor on the one side, one for each index on the other.
     `fills` are targets that the source has no tensor for, with the numbers that they must hold, one for each of equal
     blocks. `length` is an axis of the target that is cropped or padded. `each` is how many names one template of a
-    side stands for, if pieces are stacked and fused at once: 1 of the sources and 12 of the targets. `adds`: the
+    side stands for in a stack: 1 of the sources and 12 of the targets, and the axis `e` counts these. `adds`: the
     sources are added first, and the order is that of their sum.
     """
 
@@ -101,7 +100,6 @@ class Pair(NamedTuple):
     sure: bool = True
     why: tuple[str, ...] = ()
     rivals: tuple[str, ...] = ()
-    axis: str = ""
     real: bool = False
     fills: tuple[tuple[str, tuple[float, ...]], ...] = ()
     length: Length | None = None

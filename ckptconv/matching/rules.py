@@ -184,18 +184,17 @@ def compact(pairs: Iterable[Pair], every: Iterable[str]) -> list[Row]:
             known[1][folded(name)[0]].add(name)
         left, right = (tuple(n for name in side for n in folded(name)[1]) for side in (sources, targets))
         texts = tuple(tuple(folded(name)[0] for name in side) for side in (sources, targets))
-        same = pair._replace(sources=(), targets=(), rivals=(), fills=tuple(("", v) for _, v in pair.fills))
+        same = pair._replace(sources=(), targets=(), rivals=(), each=None, fills=tuple(("", v) for _, v in pair.fills))
         groups[texts, axis, same].append(Member(pair, (sources, targets), (left, right)))
     return [row for (texts, axis, _), members in groups.items() for row in _Rows(texts, axis, known).of(members)]
 
 
 def _marked(pair: Pair) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """The names, those of a stack as one with a mark, and the TOML of what stands there ('' if numbers from 0)."""
-    if not pair.axis:
+    if not pair.each:
         return pair.sources, (*pair.targets, *(n for n, _ in pair.fills)), ""
-    each = pair.each or ((len(pair.sources), 1) if len(pair.sources) > 1 else (1, len(pair.targets)))
     sides, spec = [pair.sources, pair.targets], ""
-    for side, n in enumerate(each):
+    for side, n in enumerate(pair.each):
         if n > 1:
             found = [_one(sides[side][k : k + n]) for k in range(0, len(sides[side]), n)]
             sides[side], spec = tuple(name for name, _ in found), found[0][1]

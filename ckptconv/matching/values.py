@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import combinations, islice, permutations
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from ..rules import layout as layouts
 from ..verification.compare import first_difference, side_by_side
 from .likeness import alike
 from .orders.axes import LETTERS, Order, convention, simple
-from .orders.cuts import divisors, fused, hidden, split, within
+from .orders.cuts import divisors, fused, hidden, uneven, within
 from .pairs import LISTED, Pair, Print, folded, leaf, parent
 
 Array = np.ndarray[Any, Any]
@@ -177,7 +177,6 @@ MAX_SIBLINGS = 16  # unmatched tensors of one module whose sums are tried
 MAX_PIECES = 4  # of a tensor that was cut without an index
 MAX_HEADS = 16  # divisors that are tried as the number of heads
 Tensors = Mapping[str, Tensor]
-Layout = tuple[Order, Sequence[int], str]  # of a whole; the order of the parts in it; the axis that stacks them
 
 
 def _cut_wholes(found: Found, bits: Bits, sides: tuple[Tensors, Tensors], side: int) -> None:
@@ -199,71 +198,69 @@ def _cut_wholes(found: Found, bits: Bits, sides: tuple[Tensors, Tensors], side: 
             if name in used:
                 continue
             with bits.decoded(sides[side][name], *(sides[1 - side][n] for n in names)) as (whole, *pieces):
-                layout = _layout(bits, whole, pieces, [p.total for p in many])
-            if layout is None:
+                pair = _layout(bits, whole, pieces, [p.total for p in many])
+            if pair is None:
                 text = f"{', '.join(names)} together have the elements of {name}, in an unknown order"
                 found.notes.append(text)
                 continue
-            order, at, axis = layout
-            ordered = tuple(names[k] for k in at)
-            pair = Pair((name,), ordered, order, "values", axis=axis)
-            found.pairs.append(pair._replace(sources=ordered, targets=(name,), order=order.inverse) if side else pair)
+            found.pairs.append(pair.inverse if side else pair)
             used |= {name, *names}
             break
 
 
-def _layout(bits: Bits, whole: Tensor, parts: Sequence[Tensor], totals: Sequence[int]) -> Layout | None:
-    """How the parts lie in the whole: on an axis of their own, behind each other, head by head, or of several sizes."""
-    count, shape = len(parts), parts[0].shape
-    if len({t.shape for t in parts}) > 1:
-        for at in permutations(range(count)) if count <= MAX_PIECES else [range(count)]:
-            ordered = [parts[k] for k in at]
-            for order in split(whole.shape, [t.shape for t in ordered]):
-                if bits.proved([whole], ordered, order):
-                    return order, at, ""
-        return None
-    sizes = list(enumerate(whole.shape))
-    ways = [(axis, 0) for axis, n in sizes if n == count]  # 0: an axis of their own
-    ways += [(axis, h) for axis, n in sizes if n % count == 0 for h in (1, *divisors(n // count)[:MAX_HEADS])]
-    for axis, heads in ways:
-        pieces = _cut(whole, axis, heads, count)
-        places = _places(bits, pieces, totals)
-        ordered = [parts[k] for k in places]
-        for order in (*simple(pieces[0].shape, shape), *hidden(pieces[0].shape, shape)) if places else ():
-            if heads:
-                order = fused(order, len(whole.shape), axis, count, heads)
-                if bits.proved([whole], ordered, order):
-                    return order, places, ""
-            elif all(bits.proved([piece], [part], order) for piece, part in zip(pieces, ordered, strict=True)):
-                return within(order, len(whole.shape) - 1, "e", axis), places, "e"
+def _layout(bits: Bits, whole: Tensor, parts: Sequence[Tensor], totals: Sequence[int]) -> Pair | None:
+    """How the parts lie in the whole: on an axis of their own, behind each other, or head by head."""
+    count, rank, alike = len(parts), len(whole.shape), len({t.shape for t in parts}) == 1
+    for axis, n in enumerate(whole.shape):
+        sizes = [n * t.count // whole.count for t in parts]
+        ways = [*[0] * (n == count), 1, *divisors(n // count)[:MAX_HEADS]] if alike else [1]  # 0: its own axis
+        for heads in ways if sum(sizes) == n else ():
+            pieces = _pieces(bits, whole, axis, heads, sizes, totals)
+            ordered = [parts[k] for k in pieces]
+            names = tuple(t.name for t in ordered)
+            first = max(pieces, key=lambda k: sizes[k], default=0)  # one that has all axes
+            shapes = [t.shape for t in (pieces[first], parts[first])] if pieces else []
+            for order in (*simple(*shapes), *hidden(*shapes)) if pieces else ():
+                if heads:
+                    rows = [sizes[k] * (len(parts[k].shape) == len(shapes[1])) for k in pieces]
+                    order = fused(order, rank, axis, count, heads) if alike else uneven(order, rank, axis, rows)
+                    if bits.proved([whole], ordered, order):
+                        return Pair((whole.name,), names, order, "values")
+                elif all(bits.proved([piece], [parts[k]], order) for k, piece in pieces.items()):
+                    return Pair((whole.name,), names, within(order, rank - 1, axis), "values", each=(1, count))
     return None
 
 
-def _cut(whole: Tensor, axis: int, heads: int, count: int) -> list[Tensor]:
-    """The slices of a tensor along an axis; with heads, the k-th block of every head is slice k. Not empty."""
+def _pieces(
+    bits: Bits, whole: Tensor, axis: int, heads: int, sizes: Sequence[int], totals: Sequence[int]
+) -> dict[int, Tensor]:
+    """The slices of a tensor along an axis by the parts that they are, in order; none if others lie there."""
+    left: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for k, both in enumerate(zip(sizes, totals, strict=True)):
+        left[both].append(k)
+    found: dict[int, Tensor] = {}
+    while len(found) < len(sizes):
+        for size in {size for (size, _), some in left.items() if some}:
+            piece = _cut(whole, axis, heads, sum(sizes[k] for k in found), size)
+            held = fingerprint(piece, bits.sources)
+            if held and left.get((size, held.total)):
+                found[left[size, held.total].pop(0)] = piece
+                break
+        else:
+            return {}
+    return found
+
+
+def _cut(whole: Tensor, axis: int, heads: int, at: int, size: int) -> Tensor:
+    """A slice of an axis, with the axis or (no heads) without; with several heads, as much of each."""
     ends = LETTERS[:axis], LETTERS[axis + 1 : len(whole.shape)]
     inside = ("(before + 1 + after)", "before", "", "after")
     if heads:
-        inside = ("(heads (before + 1 + after) rest)", "(heads before rest)", "(heads rest)", "(heads after rest)")
-    left, *rights = (" ".join([*ends[0], axis, *ends[1]]) for axis in inside)
-    layout = layouts.parse(f"{left} -> {', '.join(rights)}")
-    sizes = {"heads": heads, "rest": whole.shape[axis] // count // heads} if heads else {}
-    made = (layout.apply([whole], sizes | {"before": k})[1] for k in range(count))
-    return [Tensor(whole.name, whole.dtype, shape, parts) for shape, parts in made]
-
-
-def _places(bits: Bits, pieces: Sequence[Tensor], totals: Sequence[int]) -> list[int]:
-    """Which part each piece is; none if they are not the parts."""
-    places: dict[int, list[int]] = defaultdict(list)
-    for k, total in enumerate(totals):
-        places[total].append(k)
-    out: list[int] = []
-    for piece in pieces:
-        found = fingerprint(piece, bits.sources)
-        if found is None or not places[found.total]:
-            return []
-        out.append(places[found.total].pop(0))
-    return out
+        inside = ("(heads (before + size + after))", "(heads before)", "(heads size)", "(heads after)")
+    left, *rights = (" ".join([*ends[0], words, *ends[1]]) for words in inside)
+    known = {"before": at // heads, "heads": heads, "size": size // heads} if heads else {"before": at}
+    shape, parts = layouts.parse(f"{left} -> {', '.join(rights)}").apply([whole], known)[1]
+    return Tensor(whole.name, whole.dtype, shape, parts)
 
 
 def _stacked_names(parts: Mapping[str, Print]) -> Iterator[tuple[str, ...]]:

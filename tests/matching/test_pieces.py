@@ -56,13 +56,13 @@ GRU = "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"
 BOTH = ("t.bias_ih", "t.bias_hh")
 BIASES = {
     # gates, the bias of the source: what it becomes
-    "LSTM": (4, (12,), ("", BOTH[:1], cells.SUMMED, "", False, (("t.bias_hh", (0.0,)),))),
-    "CuDNN LSTM": (4, (24,), ("(a.0 + a.1) -> a.0, a.1", BOTH, KEPT_GATES, "", False, ())),
-    "GRU": (3, (9,), ("(h.z + h.r + h.n) -> (h.r + h.z + h.n)", BOTH[:1], cells.RESET, "", True,
+    "LSTM": (4, (12,), ("", BOTH[:1], cells.SUMMED, None, False, (("t.bias_hh", (0.0,)),))),
+    "CuDNN LSTM": (4, (24,), ("(a.0 + a.1) -> a.0, a.1", BOTH, KEPT_GATES, None, False, ())),
+    "GRU": (3, (9,), ("(h.z + h.r + h.n) -> (h.r + h.z + h.n)", BOTH[:1], cells.RESET, None, True,
                       (("t.bias_hh", (0.0,)),))),
     "CuDNN GRU": (3, (18,), ("(h.a + h.b + h.c + h.d + h.e + h.f) -> (h.b + h.a + h.c), (h.e + h.d + h.f)", BOTH,
-                             KEPT_GATES, "", False, ())),
-    "GRU, reset after": (3, (2, 9), ("e (h.z + h.r + h.n) -> (h.r + h.z + h.n)", BOTH, KEPT_GATES, "e", False, ())),
+                             KEPT_GATES, None, False, ())),
+    "GRU, reset after": (3, (2, 9), ("e (h.z + h.r + h.n) -> (h.r + h.z + h.n)", BOTH, KEPT_GATES, (1, 2), False, ())),
     "another length": (3, (10,), None),
 }  # fmt: skip
 
@@ -77,8 +77,8 @@ def test_the_bias_of_a_cell(case: str) -> None:
     if want is None:
         assert last.targets == ("t.weight_hh",)
         return
-    text, targets, why, axis, real, fills = want
-    assert last == Pair(("k/bias",), targets, Order(text), "names", False, (why,), (), axis, real, fills)
+    text, targets, why, each, real, fills = want
+    assert last == Pair(("k/bias",), targets, Order(text), "names", False, (why,), (), real, fills, None, each)
 
 
 @pytest.mark.parametrize(("gates", "text"), [(4, FLATTENED), (3, FLAT_GATES)])

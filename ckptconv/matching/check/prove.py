@@ -298,7 +298,7 @@ class Search:
         """Load pairs; what was once made of the same tensors in the same way is kept."""
         for p in pairs:
             names = (*p.targets, *(n for n, _ in p.fills))
-            key = (p.sources, p.order, p.length, p.axis, p.each, len(p.targets), tuple(f for _, f in p.fills))
+            key = (p.sources, p.order, p.length, p.each, len(p.targets), tuple(f for _, f in p.fills))
             if key not in self.arrays:
                 made = _made(p, self.source)
                 self.arrays[key] = [made[n] for n in names]

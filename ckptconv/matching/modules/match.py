@@ -9,7 +9,7 @@ from dataclasses import replace
 from ...checkpoint import Tensor
 from ..likeness import MAX_CLASS, likeness, words
 from ..orders.choose import Judge, cell_pairs, is_torch
-from ..orders.cuts import BundleOrder, bundle_order
+from ..orders.cuts import bundle_order
 from ..pairs import Length, Pair, Sides, leaf, left
 from .bundles import bundled, parted
 from .solve import Match, matched
@@ -72,21 +72,18 @@ def _of_role(m: Match, a: Tensor, b: Tensor, sides: Sides, judge: Judge) -> Pair
     prints = [side.prints.get(t.name) for side, t in zip(sides, (a, b), strict=True)]
     if a.dtype.kind != b.dtype.kind or prints[0] != prints[1]:
         return None
-    if a.name in sides[0].bundles or b.name in sides[1].bundles:
-        found = bundle_order(a, b, sides, judge)
-    else:
-        judged = judge.order(a, b)
-        found = BundleOrder(judged) if judged else None
+    pieces = a.name in sides[0].bundles or b.name in sides[1].bundles
+    found = bundle_order(a, b, sides, judge) if pieces else judge.order(a, b)
     if found is None:
         return None
-    (order, doubt, real), axis, each = found
+    order, doubt, real, each = found
     constant = prints[0] is not None and prints[0].constant
     kinds = f"{a.dtype} is to be {b.dtype}" if a.dtype != b.dtype else ""
     inverse = INVERSE_TEXT if (leaf(a.name) in INVERSE) != (leaf(b.name) in INVERSE) else ""
     why = tuple(w for w in (*m.why, "" if constant else doubt, kinds, inverse) if w)
     return Pair(
         tuple(sides[0].named([a.name])), tuple(sides[1].named([b.name])), order, "equal" if prints[0] else "names",
-        not why, why, _rivals(m, b.name), axis, m.real or bool(inverse) or (real and not constant), each=each,
+        not why, why, _rivals(m, b.name), m.real or bool(inverse) or (real and not constant), each=each,
     )  # fmt: skip
 
 

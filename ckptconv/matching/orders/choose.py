@@ -47,11 +47,12 @@ OF_IMAGES = ("2d", "3d")  # classes of torch whose inputs have channels of their
 
 
 class Judged(NamedTuple):
-    """An order of axes; what is doubtful about it ('' if nothing is); whether another one is likely."""
+    """An order of axes; what is doubtful about it ('' if nothing is); whether another one is likely; `Pair.each`."""
 
     order: Order
     doubt: str = ""
     real: bool = False
+    each: tuple[int, int] | None = None
 
 
 class Judge:
@@ -364,5 +365,5 @@ def _biases(a: Unit, b: Unit, gates: int, state: int) -> list[Pair]:
         six = "(h.a + h.b + h.c + h.d + h.e + h.f) -> (h.b + h.a + h.c), (h.e + h.d + h.f)"
         return [_pair(bias.name, ours, six if gru else "(a.0 + a.1) -> a.0, a.1", KEPT_GATES)]
     if bias.shape == (2, wide):
-        return [_pair(bias.name, ours, f"e {ZRN}" if gru else "e a -> a", KEPT_GATES, axis="e")]
+        return [_pair(bias.name, ours, f"e {ZRN}" if gru else "e a -> a", KEPT_GATES, each=(1, 2))]
     return []

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
-from typing import NamedTuple
 
 from ...checkpoint import Tensor
 from ..pairs import Bundle, Side, Sides
@@ -59,38 +58,10 @@ def divisors(n: int) -> list[int]:
     return sorted({*found, *(n // d for d in found)})[:MAX_DIVISORS]
 
 
-def split(whole: Shape, parts: Sequence[Shape]) -> Iterator[Order]:
-    """Layouts that cut one tensor into several as they follow each other; gates inside may be reordered.
-
-    One part may have an axis less: it is one row of the axis that is cut.
-    """
-    rank = len(whole)
-    lone = [len(p) == rank - 1 for p in parts]
-    if rank > 3 or sum(lone) > 1 or any(len(p) + row != rank for p, row in zip(parts, lone, strict=True)):
-        return
-    names = LETTERS[:rank]
-    for turn in permutations(range(rank)):
-        for axis in range(rank):
-            at = turn.index(axis)
-            full = [(*p[:at], 1, *p[at:]) if row else p for p, row in zip(parts, lone, strict=True)]
-            rest = {(*p[:at], *p[at + 1 :]) for p in full}
-            if sum(p[at] for p in full) != whole[axis] or rest != {tuple(whole[k] for k in turn if k != axis)}:
-                continue
-            sizes = [0 if row else p[at] for p, row in zip(full, lone, strict=True)]
-            terms = [f"n{i}" if n else "1" for i, n in enumerate(sizes)]
-            known = tuple((f"n{i}", n) for i, n in enumerate(sizes) if n)[: len(sizes) - 1 - (0 in sizes)]
-            inside = ({k: pair} for k, n in enumerate(whole) if k != axis for pair in _gates(names[k], n))
-            for gates in ({}, *inside):
-                cut = f"({' + '.join(terms)})"
-                both = (_turned(names, turn, {**gates, axis: (cut, t.removeprefix("1"))}) for t in terms)
-                lefts, rights = zip(*(order.text.split(" -> ") for order in both), strict=True)
-                yield Order(f"{lefts[0]} -> {', '.join(' '.join(right.split()) for right in rights)}", known)
-
-
-def within(order: Order, rank: int, name: str, axis: int) -> Order:
-    """The order of slices of `rank` axes as one of the whole, whose axis `axis` is called `name`."""
+def within(order: Order, rank: int, axis: int) -> Order:
+    """The order of slices of `rank` axes as one of a stack, whose axis `axis` counts them."""
     words, right = order.sides(rank)
-    return order._replace(text=f"{' '.join([*words[:axis], name, *words[axis:]])} -> {right}".strip())
+    return order._replace(text=f"{' '.join([*words[:axis], 'e', *words[axis:]])} -> {right}".strip())
 
 
 FUSED = "query, key and value are taken to follow each other in this order"
@@ -98,15 +69,7 @@ PARTS = "the parts of a tensor are taken to follow each other in this order"
 QKV = 3
 
 
-class BundleOrder(NamedTuple):
-    """The layout that cuts or joins a bundle, the capture of a stack ('' for a fusion), and `Pair.each`."""
-
-    judged: Judged
-    axis: str = ""
-    each: tuple[int, int] | None = None
-
-
-def bundle_order(a: Tensor, b: Tensor, sides: Sides, judge: Judge) -> BundleOrder | None:
+def bundle_order(a: Tensor, b: Tensor, sides: Sides, judge: Judge) -> Judged | None:
     """How the axes of two tensors go, one of which is a bundle, or both; None if there is no way.
 
     `a` is a tensor of the source and `b` one of the target.
@@ -117,11 +80,10 @@ def bundle_order(a: Tensor, b: Tensor, sides: Sides, judge: Judge) -> BundleOrde
     back = x and _cut_bundle(b, replace(a, shape=x.shape), x, Judge(Side({}), {}), y)
     if not back:
         return None
-    judged, axis, each = back
-    return BundleOrder(judged._replace(order=judged.order.inverse), axis, each and (each[1], each[0]))
+    return back._replace(order=back.order.inverse, each=back.each and back.each[::-1])
 
 
-def _cut_bundle(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge, stack: Bundle | None) -> BundleOrder | None:
+def _cut_bundle(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge, stack: Bundle | None) -> Judged | None:
     """How one tensor becomes the pieces; it can be a stack of its own."""
     if stack or bundle.layers > 1:
         return _layered(whole, piece, bundle, judge, stack)
@@ -130,16 +92,16 @@ def _cut_bundle(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge, stac
         if bundle.kind == "stacked" and n == count:
             rest = _without_axis(whole, axis)
             if found := judge.order(rest, piece):
-                return BundleOrder(found._replace(order=within(found.order, len(rest.shape), "e", axis)), "e")
+                return found._replace(order=within(found.order, len(rest.shape), axis), each=(1, count))
         if bundle.kind == "fused" and n % count == 0:
             part = replace(whole, shape=(*whole.shape[:axis], n // count, *whole.shape[axis + 1 :]))
             if found := judge.order(part, piece):
                 why = FUSED if count == QKV and n > count else "" if bundle.counted else PARTS
-                return BundleOrder(Judged(fused(found.order, len(part.shape), axis, count), why, bool(why)))
+                return Judged(fused(found.order, len(part.shape), axis, count), why, bool(why))
     return None
 
 
-def _layered(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge, stack: Bundle | None) -> BundleOrder | None:
+def _layered(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge, stack: Bundle | None) -> Judged | None:
     """How one tensor for all layers becomes pieces in each layer; or one in each layer pieces for all layers."""
     if bundle.kind != "fused" or (stack and (stack.kind != "stacked" or bundle.layers > 1)):
         return None
@@ -152,12 +114,11 @@ def _layered(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge, stack: 
         one = (whole, _without_axis(piece, axis)) if stack else (_without_axis(whole, axis), piece)
         single = bundle._replace(names=bundle.names[:: bundle.layers], shape=one[1].shape, layers=1)
         if found := _cut_bundle(*one, single, judge, None):
-            ends = [end.split(",") for end in found.judged.order.text.split("->")]
+            ends = [end.split(",") for end in found.order.text.split("->")]
             some = [tokens(t) for t in ends[bool(stack)]]
             ends[bool(stack)] = [" ".join([*w[:axis], "e", *w[axis:]]) for w in some]
             text = " -> ".join(", ".join(t.strip() for t in end) for end in ends)
-            judged = found.judged._replace(order=Order(text, found.judged.order.sizes))
-            return BundleOrder(judged, "e", (layers, 1) if stack else (1, layers))
+            return found._replace(order=Order(text, found.order.sizes), each=(layers, 1) if stack else (1, layers))
     return None
 
 
@@ -184,3 +145,16 @@ def fused(order: Order, rank: int, axis: int, count: int, heads: int = 1) -> Ord
     text = " ".join([*names[:axis], terms, *names[axis + 1 :]])
     rights = [suffixed(right, inside, i) for i in range(count)]
     return Order(f"{text} -> {', '.join(rights)}", sizes)
+
+
+def uneven(order: Order, rank: int, axis: int, sizes: Sequence[int]) -> Order:
+    """The same with pieces of several sizes; 0 is one row, without that axis.
+
+    a b -> b a         (n0 + 1 + n2) b -> b n0, b, b n2
+    """
+    names, right = order.sides(rank)
+    terms = [f"n{i}" if n else "1" for i, n in enumerate(sizes)]
+    rights = [re.sub(rf"\b{names[axis]}\b", t.removeprefix("1"), right) for t in terms]
+    text = " ".join([*names[:axis], f"({' + '.join(terms)})", *names[axis + 1 :]])
+    known = [(t, n) for t, n in zip(terms, sizes, strict=True) if n][: len(sizes) - 1 - (0 in sizes)]
+    return Order(f"{text} -> {', '.join(' '.join(r.split()) for r in rights)}", tuple(known))
