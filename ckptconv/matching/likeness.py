@@ -12,16 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
+
+import numpy as np
 
 from ..errors import MissingExtra
+from ..moves.copy import Array
 from .pairs import COPY, WORDS, folded, leaf, parent
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
-
 
 # Variables by what they are called in one place and the other. The last word decides what a tensor is.
 LEAVES = {
@@ -140,7 +137,6 @@ def likeness(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> Array:
     Features are words, pairs of neighbours, and the last word as such.
     """
     try:
-        import numpy as np
         from scipy import sparse
     except ImportError:
         raise MissingExtra("matching by names needs scipy; pip install 'ckptconv[match]'") from None
@@ -171,8 +167,6 @@ def alike(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
     """Pair tensors that only their names tell apart: by words, then by numbers, then in order."""
     if len(a) == len(b) == 1:
         return [(a[0], b[0])]
-    import numpy as np
-
     out = []
     for x, y in slices(a, b):
         gain = 1 + likeness([words(n) for n in x], [words(n) for n in y])

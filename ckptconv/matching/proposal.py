@@ -30,7 +30,7 @@ from ..api.options import SELECT, Options, Path, Source, is_path, names_code, pa
 from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
 from ..errors import ConversionError, StorageError, UnsafeCheckpoint, UsageError
-from ..messages import fold, listing, many, paragraphs, printable, redacted, shortened
+from ..messages import fold, listing, paragraphs, printable, redacted, shortened
 from ..output import own
 from ..output.destination import OutputFile
 from ..output.staging import Output
@@ -45,7 +45,7 @@ from .modules.match import by_length, by_modules
 from .modules.units import units
 from .orders.choose import Judge, in_front, vectors, voted
 from .pairs import Pair, Proposal, Side, Sides, leaf, left, weights
-from .rules import toml
+from .rules import summary, toml
 from .values import Found, find
 
 if TYPE_CHECKING:
@@ -103,13 +103,7 @@ class Match:
     def lines(self) -> Iterator[str]:
         """What the command line prints: what is known, what is assumed, what to look at and what is left."""
         found = self.proposal
-        kinds: Counter[str] = Counter()
-        for p in found.pairs:
-            evidence = "proved" if p.evidence == "proved" else f"by {p.evidence}"
-            kind = evidence if p.sure else "to look at" if p.real else "assumed"
-            kinds[kind] += len(p.targets) + len(p.fills)
-        found_by = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
-        yield f"{many(sum(kinds.values()), 'tensor')} of the target found: {found_by}"
+        yield summary(found)
         for names, where in ((found.target_only, "source"), (found.source_only, "target")):
             if names:
                 yield f"no counterpart in the {where}:\n{listing([str(f) for f in fold(names)])}"
@@ -368,9 +362,5 @@ def _tied(groups: Iterable[Sequence[str]], paired: set[str], known: set[str]) ->
 
 
 def _unlike(sides: Sides, paired: int) -> str:
-    shapes = [Counter(tuple(sorted(t.shape)) for t in side.tensors.values()) for side in sides]
-    common = (shapes[0] & shapes[1]).total()
-    return (
-        f"these do not look like the same model: of {len(sides[0].tensors)} tensors in the source and "
-        f"{len(sides[1].tensors)} in the target {common} have a shape in common and {paired} could be paired"
-    )
+    counts = " and ".join(f"{len(side.tensors)} tensors" for side in sides)
+    return f"these do not look like the same model: they have {counts}, of which {paired} could be paired"

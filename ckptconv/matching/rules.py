@@ -16,13 +16,14 @@ values are listed. A number of the target is one of the source, as it is, shifte
 
 from __future__ import annotations
 
+import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import UsageError
-from ..messages import fold, is_visible, printable
+from ..messages import fold, is_visible, many, printable
 from ..rules.templates import Domain, domain, template
 from .modules.units import natural
 from .orders.choose import FLAT, without_image
@@ -47,15 +48,15 @@ def toml(found: Proposal, title: str = "", source: str = "", target: str = "") -
             raise UsageError(f"the {side} has control characters in its names; no rule file is proposed")
     out = [*_head(found, title, source, target)]
     rows = sorted(compact(found.pairs, found.every), key=lambda r: natural(r.pair.sources[0]))
-    for many in sorted(_tables(rows), key=lambda many: 2 if many[0].pair.sure else 1 - many[0].pair.real):
-        p = many[0].pair
+    for some in sorted(_tables(rows), key=lambda some: 2 if some[0].pair.sure else 1 - some[0].pair.real):
+        p = some[0].pair
         doubt = f"{'look at this' if p.real else f'assumed, by {EVIDENCE[p.evidence]}'}: {'; '.join(p.why)}"
-        out += _table(many, EVIDENCE[p.evidence] if p.sure else doubt)
+        out += _table(some, EVIDENCE[p.evidence] if p.sure else doubt)
     for group in found.ties:
         out += ["", "[[tie]]  # one tensor under several names", f"names = {written(list(group))}"]
     for gone, why in ((found.source_only, GONE), (found.copies, "hold what another tensor holds, which is taken")):
-        for many in _tables(compact([Pair((n,), (n,)) for n in gone], found.every)):
-            out += _table([row._replace(targets=()) for row in many], why)
+        for some in _tables(compact([Pair((n,), (n,)) for n in gone], found.every)):
+            out += _table([row._replace(targets=()) for row in some], why)
     return "\n".join(out) + "\n"
 
 
@@ -92,17 +93,17 @@ def _head(found: Proposal, title: str, source: str, target: str) -> Iterator[str
 
 
 def summary(found: Proposal) -> str:
-    """How many tensors of the target are found, how many of them are assumed, and how many are real doubts."""
-    total, assumed, real = (_targets(many) for many in (found.pairs, found.assumed, found.doubtful))
-    return f"{total} tensors of the target found, {assumed} of them assumed, {real} to look at"
+    """How many tensors of the target are found, and how."""
+    kinds: Counter[str] = Counter()
+    for p in found.pairs:
+        evidence = "proved" if p.evidence == "proved" else f"by {p.evidence}"
+        kinds[evidence if p.sure else "to look at" if p.real else "assumed"] += len(p.targets) + len(p.fills)
+    how = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+    return f"{many(sum(kinds.values()), 'tensor')} of the target found: {how}"
 
 
-def _targets(pairs: Sequence[Pair]) -> int:
-    return sum(len(p.targets) + len(p.fills) for p in pairs)
-
-
-def _table(many: Sequence[Row], comment: str) -> Iterator[str]:
-    first = many[0]
+def _table(some: Sequence[Row], comment: str) -> Iterator[str]:
+    first = some[0]
     pair, where, alone = first.pair, [f"{k} = {v}" for k, v in first.where], _alone(first)
     yield from ("", "[[rule]]", f"# {comment}")
     if not alone:
@@ -131,7 +132,7 @@ def _table(many: Sequence[Row], comment: str) -> Iterator[str]:
         yield f"fill = {{ {', '.join(f'{written(n)} = {v}' for n, v in values)} }}"
     if alone:
         yield "[rule.names]"
-        for row in many:
+        for row in some:
             if rivals := list(dict.fromkeys(r for p in row.pairs for r in p.rivals)):
                 more = ", ..." if len(rivals) > LISTED else ""
                 yield f"# could also be {', '.join(map(printable, rivals[:LISTED]))}{more}"
@@ -201,23 +202,18 @@ def _marked(pair: Pair) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     return sides[0], sides[1], spec
 
 
-def _one(many: Sequence[str]) -> tuple[str, str]:
+def _one(some: Sequence[str]) -> tuple[str, str]:
     """Several names as one with a mark where they differ."""
-    first = many[0]
-    head, tail = _shared(many), _shared([n[::-1] for n in many])
+    first = some[0]
+    head, tail = (len(os.path.commonprefix([n[::step] for n in some])) for step in (1, -1))  # noqa: RUF071 - of letters
     while head and first[head - 1].isalnum():
         head -= 1
     while tail and first[len(first) - tail].isalnum():
         tail -= 1
-    tail = min(tail, min(map(len, many)) - head)
-    words = [n[head : len(n) - tail] for n in many]
+    tail = min(tail, min(map(len, some)) - head)
+    words = [n[head : len(n) - tail] for n in some]
     spec = "" if words == [str(i) for i in range(len(words))] else written(words)
     return f"{first[:head]}{MARK}{first[len(first) - tail :] if tail else ''}", spec
-
-
-def _shared(many: Sequence[str]) -> int:
-    """How many letters several texts have in common at the beginning."""
-    return next((k for k, letters in enumerate(zip(*many, strict=False)) if len({*letters}) > 1), min(map(len, many)))
 
 
 class _Rows:

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
-from typing import Any
 
 import numpy as np
 
 from ..checkpoint import Tensor
 from ..errors import LayoutError
+from ..moves.copy import Array
 from ..moves.read import each, windows
 from ..moves.sources import Pool, Sources, whole
 from ..rules import layout as layouts
@@ -31,7 +31,6 @@ from .orders.axes import LETTERS, Order, convention, simple
 from .orders.cuts import divisors, fused, hidden, uneven, within
 from .pairs import LISTED, Pair, Print, folded, leaf, parent
 
-Array = np.ndarray[Any, Any]
 WORD = 2**64
 COMMON = {"0.0", "1.0", "nan"}  # single numbers with which many tensors begin their training
 

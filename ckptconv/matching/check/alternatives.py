@@ -18,7 +18,6 @@ from ..orders.axes import Order, Shape, essence, is_kernel, simple, tokens
 from ..orders.choose import (
     FLAT,
     FLAT_NOT,
-    FORGET,
     GATES,
     IMAGE_NOT,
     KEPT_GATES,
@@ -44,7 +43,6 @@ def alternatives(
     for why in ((FLAT, FLAT_NOT), (SHAPED_IMAGE, IMAGE_NOT)):
         yield from _beside_images({k: p for k, p in unsure.items() if {*why} & {*p.why}}, source, why)
     yield from _turned(unsure, source, target)
-    yield from _unforgotten(unsure)
     yield from _reordered(unsure)
     yield from _crossed(unsure, target)
     others = {k: p for k, p in unsure.items() if not IMAGES & {*p.why}}
@@ -112,14 +110,6 @@ def _turned(
             yield Alternative(f"every {x} to {y} {text or 'as it is'}", found)
     for (_, _, text), found in likely:
         yield from (Alternative(f"{p.targets[0]} {text or 'as it is'}", {k: p}) for k, p in found.items())
-
-
-def _unforgotten(unsure: Unsure) -> Iterator[Alternative]:
-    """No forget bias."""
-    filled = {k: p for k, p in unsure.items() if FORGET in p.why and p.fills}
-    if filled:
-        zeros = {k: p._replace(fills=tuple((n, (0.0,)) for n, _ in p.fills)) for k, p in filled.items()}
-        yield Alternative("no forget_bias", zeros)
 
 
 def _reordered(unsure: Unsure) -> Iterator[Alternative]:

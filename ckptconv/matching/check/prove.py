@@ -64,6 +64,7 @@ SETTINGS = {  # by a word in the name of a class: what other frameworks have tha
     "RMSNorm": "RMS normalisation: epsilon is 1e-6 in T5, Llama and Flax; torch takes that of the dtype",
     "Conv": "convolutions with strides: 'SAME' of TensorFlow and JAX pads one more at the end than at the beginning",
     "Pool": "pooling: 'SAME' of TensorFlow pads one more at the end; its averages leave padding out",
+    "LSTM": "LSTM: TensorFlow 1 adds a forget_bias when it runs: 1.0, as `fill` has it, unless its code says otherwise",
     "GELU": "GELU: by tanh in Flax and GPT-2, exact in torch and Keras",
     "LeakyReLU": "leaky ReLU: the slope is 0.01 in torch and Flax, 0.3 in Keras, 0.2 in TensorFlow",
     "Upsample": "resizing: align_corners; TensorFlow 1 has no half pixels",
@@ -219,12 +220,11 @@ class Search:
         self.pairs, self.source, self.runner, self.wanted = list(proposal.pairs), source, runner, wanted
         self.tried, self.until, self.why = 0, until, ""
         self.kept: list[str] = []
-        self.arrays: dict[object, list[Array]] = {}
         self._load(range(len(self.pairs)))
 
     def _load(self, places: Iterable[int]) -> None:
         """Load these pairs and see what the outputs are."""
-        self._write(self.pairs[k] for k in places)
+        self._write([self.pairs[k] for k in places])
         self.comparison, self.distance = self._run()
 
     def improve(self) -> None:
@@ -287,22 +287,19 @@ class Search:
         """What the outputs would be; the weights are put back."""
         self.tried += 1
         try:
-            self._write(option.pairs.values())
+            self._write([*option.pairs.values()])
             return self._run()
         except CkptError as e:  # a layout that does not fit after all
             return self._failed(e.message)
         finally:
-            self._write(self.pairs[k] for k in option.pairs)
+            self._write([self.pairs[k] for k in option.pairs])
 
-    def _write(self, pairs: Iterable[Pair]) -> None:
-        """Load pairs; what was once made of the same tensors in the same way is kept."""
-        for p in pairs:
-            names = (*p.targets, *(n for n, _ in p.fills))
-            key = (p.sources, p.order, p.length, p.each, len(p.targets), tuple(f for _, f in p.fills))
-            if key not in self.arrays:
-                made = _made(p, self.source)
-                self.arrays[key] = [made[n] for n in names]
-            self.runner.load(dict(zip(names, self.arrays[key], strict=True)))
+    def _write(self, pairs: Sequence[Pair]) -> None:
+        """Load what the rules of these pairs make of the source."""
+        names = tuple(n for p in pairs for n in p.sources)
+        converter = rules.parse(toml(Proposal(tuple(pairs), every=names)), "proposed")
+        part = replace(self.source.with_tensors({n: self.source[n] for n in names}), ties=())
+        self.runner.load({n: t.numpy() for n, t in apply(converter, part).items()})
 
     def _run(self) -> tuple[Comparison, Distance]:
         try:
@@ -319,20 +316,12 @@ class Search:
         return Comparison((step,)), (len(self.wanted) + 1, float("inf"))
 
 
-def _made(p: Pair, source: Checkpoint) -> dict[str, Array]:
-    """The arrays that a pair makes of the source, by the target's names: its rule is written and applied."""
-    converter = rules.parse(toml(Proposal((p,), every=p.sources)), "proposed")
-    part = source.with_tensors({n: source[n] for n in p.sources})
-    return {n: t.numpy() for n, t in apply(converter, replace(part, ties=())).items()}
-
-
 def _error(got: Sequence[Array], want: Sequence[Array]) -> float:
     """The relative distance of outputs; infinite for other shapes or what is not finite."""
     if [x.shape for x in got] != [x.shape for x in want]:
         return float("inf")
-    above = sum(float(np.sum(np.abs(x.astype("f8") - y.astype("f8")) ** 2)) for x, y in zip(got, want, strict=True))
-    below = sum(float(np.sum(np.abs(y.astype("f8")) ** 2)) for y in want)
-    error = above / max(below, 1e-30)
+    x, y = (np.concatenate([a.reshape(-1).astype("f8") for a in side]) for side in (got, want))
+    error = float(np.sum((x - y) ** 2) / max(np.sum(y**2), 1e-30))
     return error if error == error else float("inf")
 
 
@@ -364,24 +353,16 @@ def arrays(given: Any, what: str) -> dict[str, Any]:
 
 
 def arguments(function: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], str]:
-    """The inputs as arguments in order and by name, and a note: by the names of the parameters, or else in order.
-
-    UsageError if some names are those of parameters and others are not, or if there are too many or too few.
-    """
+    """The inputs as arguments in order and by name, and a note: by names if one is a parameter's, or else in order."""
     try:
-        signature = inspect.signature(function)
+        parameters = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):  # of a function in C
-        return tuple(inputs.values()), {}, ""
-    parameters = signature.parameters
-    named = any(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for n in inputs if (p := parameters.get(n)))
-    try:
-        found = signature.bind(**inputs) if named else signature.bind(*inputs.values())
-    except TypeError as e:
-        takes = f"{getattr(function, '__name__', 'the function')}({', '.join(parameters)})"
-        raise UsageError(f"inputs {', '.join(map(printable, inputs)) or '(none)'} do not fit {takes}: {e}") from e
-    order = [n for n, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        parameters = []
+    if any(p.name in inputs and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters):
+        return (), dict(inputs), ""
+    order = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     taken = ", ".join(f"{printable(n)} as {p}" for n, p in zip(inputs, order, strict=False))
-    return found.args, dict(found.kwargs), "" if named or not taken else f"inputs in order: {taken}"
+    return tuple(inputs.values()), {}, f"inputs in order: {taken}" if taken else ""
 
 
 class Placed(NamedTuple):
@@ -400,12 +381,12 @@ def places(proposal: Proposal, got: Outputs, labels: Sequence[str], wanted: Mapp
     fit, they are taken for layers without counterpart (an activation, a flattened image): the last array is then the
     output and the others are left out. Arrays whose channels come last are turned where only that fits.
 
-    UsageError, with all shapes, if nothing is left, or if only outputs of the whole are given and these do not fit.
+    UsageError, with all shapes, if nothing is left.
     """
     homes = {parent(p.sources[0]): parent(p.targets[0]) for p in proposal.pairs}
     out, odd, rest = Placed({}, {}, ()), list[str](), list[str]()
     for n, array in wanted.items():
-        place = "" if not n or n in labels else n if n in got else homes.get(n, "")
+        place = "" if n in labels else n if n in got else homes.get(n, "")
         at = len(out.picked.get(place, []))
         if not place or place not in got:
             rest.append(n)
@@ -414,26 +395,20 @@ def places(proposal: Proposal, got: Outputs, labels: Sequence[str], wanted: Mapp
         else:
             gives = f"{printable(place)} gives {_shapes(got[place])}"
             odd.append(f"output {printable(n)} is left out: its shape is {_shapes([array])}, but {gives}")
-    whole, layers = got.get("", []), len(rest) < len(wanted)
-    ways: list[tuple[list[str], list[int]]] = [(rest, [labels.index(n) for n in rest if n and n in labels])]
-    ways.append((rest, [*range(len(rest))]))
-    if layers and len(whole) == 1:
-        ways += [([n], [0]) for n in [*wanted][-1:] if n in rest]
-    fit = (way for way in ways if _fits([wanted[n] for n in way[0]], [whole[k] for k in way[1] if k < len(whole)]))
-    names, numbers = next(fit, ([], []))
-    if left := [printable(n) for n in rest if n not in names]:
-        odd.append(f"outputs left out, as no module is called so: {', '.join(left)}")
-    for n, k in zip(names, numbers, strict=True):
+    whole, names = got.get("", []), rest
+    numbers = [labels.index(n) if n and {*rest} <= {*labels} else k for k, n in enumerate(rest)]
+    if not _fits([wanted[n] for n in rest], [whole[k] for k in numbers if k < len(whole)]):
+        last = [n for n in [*wanted][-1:] if n in rest and len(rest) < len(wanted)]
+        names, numbers = last if _fits([wanted[n] for n in last], whole) else [], [0]
+    if left := [f"{printable(n)} {_shapes([wanted[n]])}" for n in rest if n not in names]:
+        odd.append(f"outputs left out, as no module gives them: {', '.join(left)}")
+    for n, k in zip(names, numbers, strict=False):
         _put(out, "", k, wanted[n], got)
         if len(whole) > 1 and labels[k] != n:
             label = f", {printable(labels[k])}" if labels[k] else ""
             odd.append(f"output {printable(n)} is taken for number {k + 1} of the module's {len(whole)}{label}")
-    if not out.wanted and layers:
-        raise UsageError("\n  ".join(odd))
     if not out.wanted:
-        have = ", ".join(f"{printable(n)} {_shapes([wanted[n]])}" for n in rest)
-        gives = ", ".join(f"{printable(n)} {_shapes([x])}".strip() for n, x in zip(labels, whole, strict=True))
-        raise UsageError(f"the outputs have other shapes than the module's: {have}; it gives {gives or 'no tensor'}")
+        raise UsageError("\n  ".join([*odd, f"the whole module gives {_shapes(whole)}"]))
     return out._replace(notes=tuple(odd))
 
 

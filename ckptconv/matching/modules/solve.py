@@ -15,18 +15,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from ...moves.copy import Array
 from ..likeness import assigned, likeness, slices, words
 from ..orders.choose import TABLES
 from ..pairs import LISTED, Pair, Side, Sides
 from .bundles import with_bundles
 from .units import COUNT, MAIN, SIGNATURES, Unit, natural, units
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
 
 ORDER = 0.3  # weight of the place in the class, against the likeness of words (0 to 1)
 TIE = 0.03  # weight of alphabetical order, where nothing else decides
@@ -136,8 +134,6 @@ class Solver:
         """Pair modules of one signature by their words, blocks and places, and say how well they agree."""
         if len(a) == len(b) == 1 and a[0].fits(b[0]):
             return 1.0, [Match(a[0], b[0], (ONLY,))]
-        import numpy as np
-
         like = likeness([u.words for u in a], [u.words for u in b])
         claims = [[_claims(u, side) for u in many] for many, side in zip((a, b), self.sides, strict=True)]
         for word, of in {claim for some in claims[0] for claim in some}:
@@ -159,8 +155,6 @@ class Solver:
 
     def _in_blocks(self, a: Sequence[Unit], b: Sequence[Unit]) -> Array:
         """What the blocks say: -1 to 1 for the share of blocks that go together, and the names inside them."""
-        import numpy as np
-
         blocks, inside, _ = self.blocks
         ours, theirs = ([{p for p in holding(u.home) if p in own} for u in many]
                         for many, own in ((a, blocks), (b, self.back)))  # fmt: skip
@@ -198,8 +192,6 @@ def _short(a: Sequence[Unit], b: Sequence[Unit]) -> Iterator[tuple[list[int], li
 
 def _ranks(many: Sequence[Unit], place: Place) -> Array:
     """The place of each module among all, 0 to 1; those of one place share it."""
-    import numpy as np
-
     keys = [place(u) for u in many]
     order = sorted(keys)
     return np.array([bisect_left(order, k) + bisect_right(order, k) - 1 for k in keys]) / 2 / max(1, len(many) - 1)
@@ -207,8 +199,6 @@ def _ranks(many: Sequence[Unit], place: Place) -> Array:
 
 def _judged(a: Sequence[Unit], b: Sequence[Unit], like: Array, twins: Sequence[Twins], r: int, c: int) -> Match:
     """A pair with what is doubtful about it; `twins` are the modules of both sides by their words."""
-    import numpy as np
-
     u, v = a[r], b[c]
     rows, cols = twins[0][u.words], twins[1][v.words]
     others = max(np.delete(like[r], cols).max(initial=0), np.delete(like[:, c], rows).max(initial=0))

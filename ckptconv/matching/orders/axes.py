@@ -133,14 +133,6 @@ def tokens(side: str) -> list[str]:
     return re.findall(r"\((?:[^()]|\([^()]*\))*\)|[^\s()]+", side)
 
 
-def renamed(order: Order, rank: int, axis: int, before: str, after: str, sizes: tuple[tuple[str, int], ...]) -> Order:
-    """The order with other names of one of the source's axes, before and after it: (s c) and (c s) where it was `i`."""
-    names, right = order.sides(rank)
-    moved = [after if name == names[axis] else name for name in tokens(right)]
-    names[axis] = before
-    return Order(f"{' '.join(names)} -> {' '.join(moved)}", sizes)
-
-
 def suffixed(text: str, letters: Sequence[str], i: int) -> str:
     """The letters with an index: h d becomes h.0 d.0."""
     return re.sub("[a-z]", lambda m: f"{m[0]}.{i}" if m[0] in letters else m[0], text)

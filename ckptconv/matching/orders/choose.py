@@ -24,7 +24,7 @@ from ...checkpoint import Tensor
 from ..likeness import words
 from ..modules.units import Unit
 from ..pairs import Pair, Side, Sides, leaf, parent
-from .axes import KERNELS, Order, Shape, convention, essence, is_kernel, renamed, simple, transposed
+from .axes import KERNELS, Order, Shape, convention, essence, is_kernel, simple, tokens, transposed
 
 GATES = "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"  # of a GRU: Keras has z, r, h, torch r, z, n
 RECURRENT = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -137,7 +137,10 @@ class Judge:
 
 def with_image(order: Order, rank: int, axis: int, channels: int) -> Order:
     """The order of a tensor whose axis is an image of so many channels."""
-    return renamed(order, rank, axis, "(s c)", "(c s)", (("c", channels),))
+    names, right = order.sides(rank)
+    moved = ["(c s)" if name == names[axis] else name for name in tokens(right)]
+    names[axis] = "(s c)"
+    return Order(f"{' '.join(names)} -> {' '.join(moved)}", (("c", channels),))
 
 
 def without_image(order: Order, shape: Shape) -> Order:
