@@ -256,7 +256,7 @@ def _is_whole(folder: str, folders: Sequence[str], files: Mapping[str, Stat]) ->
     npys = bool(files) and all(n.endswith(".npy") for n in files)
     arrays = bool(folders) and any(stat(join(folder, folders[0], n)) for n in ARRAYS)
     models = [n for n in files if n.lower().endswith((".pt", ".pth", ".bin", ".safetensors"))]
-    ranks = bool(models) and all("rank" in n or n.startswith("consolidated.") for n in models)
+    ranks = bool(models) and all("rank" in n or n.startswith(("consolidated.", "shard-")) for n in models)
     if not npys and not arrays and not ranks and not WHOLE & files.keys():
         return False
     try:

@@ -6,7 +6,7 @@
     8+N  the buffer: offsets count from here; the ranges tile it without holes and overlaps
 
 Several files form one checkpoint with `model.safetensors.index.json` (shard_index.py), which huggingface.py reads.
-A distributed run of torch saves the parts of tensors that each process holds; such a file is refused:
+A distributed run of torch saves the parts of tensors that each process holds, which pytorch/ranks.py joins:
 
     shard-00002-model-00001-of-00001.safetensors       what the second process holds
     __metadata__: {"DCP_SHARDING_INFO": '{"a.w": {"saved_offsets": [2, 0]}}', "DCP_VERSION": "1.0"}
@@ -21,7 +21,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -52,10 +52,7 @@ UNSUPPORTED = "6-bit floats, or 4-bit floats whose rows end in half a byte: vali
 INFO = "DCP_SHARDING_INFO"
 KEYS = (INFO, "DCP_VERSION")
 SHARD = re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors")
-PARTS = (
-    "holds parts of tensors, one file of those that torch's HuggingFaceStorageWriter saved for each process; join all "
-    "of them by torch's consolidate_safetensors_files"
-)
+PARTS = "holds parts of tensors, one file of those that each process of a distributed run saved; give their folder"
 # The first shard says the same as a file that holds whole tensors, if it was given another name.
 ALONE = Note(
     "assumed",
@@ -72,7 +69,17 @@ def sniff(seen: Seen) -> int:
 
 
 def open(url: str, how: Reading) -> Checkpoint:
-    """Open a file; CorruptCheckpoint if it holds parts of tensors, with a note if it may."""
+    """Open a file; CorruptCheckpoint if it holds parts of tensors, unless `partial` is set; with a note if it may."""
+    found, starts = read(url, how)
+    parts = INFO in found.metadata and (SHARD.fullmatch(split(url)[1]) or any(map(any, starts.values())))
+    if parts and not how.partial:
+        raise CorruptCheckpoint(PARTS, url=url)
+    notes = [Note("skipped", PARTS)] if parts else [ALONE] * any(starts.values())
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def read(url: str, how: Reading) -> tuple[Checkpoint, dict[str, tuple[int, ...]]]:
+    """Open a file, also one that holds parts of tensors; return also the index at which each begins, if it says so."""
     tensors, skipped, ranges = dict[str, Tensor](), list[str](), list[tuple[int, int, str]]()
     with Reader(url) as f:
         header, start = _header(f)
@@ -91,19 +98,17 @@ def open(url: str, how: Reading) -> Checkpoint:
             else:
                 tensors[name] = contiguous(name, row, shape, Span(url, start + begin, end - begin))
         _check_tiling(ranges, f.size - start, how)
-    starts = list[Any]()
+    starts = dict[str, tuple[int, ...]]()
     with suppress(CkptError, AttributeError, KeyError, TypeError):  # another program's metadata
         info = parse_json(metadata[INFO].encode(errors="replace"), url)
-        starts = [s for name, part in info.items() if name in tensors and (s := [*part["saved_offsets"]])]
-    if INFO in metadata and (SHARD.fullmatch(split(url)[1]) or any(map(any, starts))):
-        raise CorruptCheckpoint(PARTS, url=url)
+        starts = {name: (*part["saved_offsets"],) for name, part in info.items() if name in tensors}
     shared = tuple(f"{a} = {b}" for a, b in metadata.items() if b in tensors and a not in tensors)
     notes = [
         Note("skipped", UNSUPPORTED, tuple(skipped)),
         Note("hint", "its metadata says that these share a tensor; the first name is not read", shared),
     ]
-    notes = [note for note in notes if note.names] + [ALONE] * bool(starts)
-    return Checkpoint(tensors, metadata, format="safetensors", urls=(url,), notes=tuple(notes))
+    notes = [note for note in notes if note.names]
+    return Checkpoint(tensors, metadata, format="safetensors", urls=(url,), notes=tuple(notes)), starts
 
 
 def _header(f: Reader) -> tuple[dict[str, Any], int]:

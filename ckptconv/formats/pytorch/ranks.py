@@ -3,6 +3,7 @@
     model_world_size_2_rank_0.pt   {"fc.weight": DTensor(local rows 0 to 3, mesh (2,), Shard(0)), ...}     FSDP2
     model_world_size_2_rank_0.pt   {"fc.weight": ShardedTensor(shards at [0, 0] ..., metadata), ...}       FSDP1
     consolidated.00.pth            {"layers.0.wq.weight": what rank 0 has of it, ...}                      Meta's Llama
+    shard-00001-model-00001-of-00001.safetensors    "DCP_SHARDING_INFO" says where each part begins
 
 Tensors that know which part of the whole they are become one tensor of all their parts. Others are called rank_0.NAME,
 rank_1.NAME: how to join them only the model's code knows, which a converter says: `rank_{r*}.{x}.wq.weight`, laid out
@@ -25,7 +26,8 @@ from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import CorruptCheckpoint, Unrepresentable, UsageError
 from ...messages import many, shortened
 from ...moves.part import c_strides, checked_count
-from ...storage.files import Reader, Seen, join, names
+from ...storage.files import Reader, Seen, join, names, sibling
+from .. import safetensors
 from ..complete import RANKED
 from ..detect import open_checkpoint
 from ..own_metadata import lost
@@ -75,7 +77,7 @@ def _sets(files: Sequence[str]) -> list[Set]:
 def sniff(seen: Seen) -> int:
     if not seen.is_dir or DISTRIBUTED in seen.files or is_gathered(seen.files):
         return 0
-    return 3 if len(_sets(seen.files)) == 1 else 0
+    return 3 if len(_sets(seen.files)) == 1 or any(map(safetensors.SHARD.fullmatch, seen.files)) else 0
 
 
 def is_gathered(files: Sequence[str]) -> bool:
@@ -84,7 +86,10 @@ def is_gathered(files: Sequence[str]) -> bool:
 
 
 def open(url: str, how: Reading) -> Checkpoint:
-    sets = _sets(names(url))
+    inside = names(url)
+    if shards := [n for n in inside if safetensors.SHARD.fullmatch(n)]:
+        return _of_shards(url, shards, how)
+    sets = _sets(inside)
     if len(sets) != 1:
         raise CorruptCheckpoint(f"holds {many(len(sets), 'set')} of files of ranks, not one", url=url)
     files, count = sets[0].files, sets[0].count or max(sets[0].files) + 1
@@ -107,6 +112,40 @@ def open(url: str, how: Reading) -> Checkpoint:
     leaves = list(_joined(read, urls))
     note = Note("assumed", f"joined from {many(count, 'rank')}; what is not cut is rank 0's")
     return gather(leaves, read[0][1], how, urls, "ranks", [note])
+
+
+def _of_shards(url: str, shards: Sequence[str], how: Reading) -> Checkpoint:
+    """What torch's HuggingFaceStorageWriter saved with `save_distributed`: a file of parts for each process.
+
+    No file says how large a tensor is: it reaches as far as its parts, which must tile it, as for torch. Processes
+    without a part write no file, so numbers may be missing. Source: torch/distributed/checkpoint/hf_storage.py.
+    """
+    if len({n.rpartition("-of-")[2] for n in shards}) > 1:
+        raise CorruptCheckpoint("holds shards of several checkpoints: their names end in other numbers", url=url)
+    pieces: dict[str, list[tuple[Tensor, tuple[int, ...]]]] = {}
+    urls, metadata, notes = [sibling(join(url, "."), n) for n in shards], dict[str, str](), dict[Note, None]()
+    for path in urls:
+        found, starts = safetensors.read(path, how)
+        for name, t in found.items():
+            start = starts.get(name)
+            if start is None or len(start) != len(t.shape) or any(type(n) is not int or n < 0 for n in start):
+                what = f"its {safetensors.INFO} does not say where this begins"
+                raise CorruptCheckpoint(what, url=path, tensor=name)
+            pieces.setdefault(name, []).append((t, start))
+        metadata |= {k: v for k, v in found.metadata.items() if k not in (*metadata, *safetensors.KEYS)}
+        notes |= dict.fromkeys(found.notes)
+    for name in (name for note in notes if note.kind == "skipped" for name in note.names):
+        pieces.pop(name, None)  # the part in another shard may be of a shape that is read
+    tensors = dict[str, Tensor]()
+    for name, parts in pieces.items():
+        if len({(t.dtype, len(t.shape)) for t, _ in parts}) > 1:
+            raise CorruptCheckpoint("its parts have different dtypes or numbers of axes", url=url, tensor=name)
+        ends = ([a + n for a, n in zip(start, t.shape, strict=True)] for t, start in parts)
+        shape = tuple(map(max, zip(*ends, strict=True)))
+        checked_count(shape, url=url, tensor=name)
+        tensors[name] = joined(name, shape, parts, url)
+    text = f"joined from {many(len(urls), 'shard')} of a distributed run; one that is missing at the end shows nowhere"
+    return Checkpoint(tensors, metadata, (), "safetensors", tuple(urls), (Note("assumed", text), *notes))
 
 
 def refuse_incomplete(url: str, files: Collection[Any], count: int, wanted: Iterable[tuple[Any, str]]) -> None:

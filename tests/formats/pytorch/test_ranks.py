@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kit import FIXTURES
+from safetensors.numpy import save_file
 
 import ckptconv
 
@@ -93,6 +95,56 @@ def test_ranks_without_parts_are_named_by_their_number(tmp_path: Path) -> None:
 def test_other_numbers_are_no_ranks(files: Sequence[str], tmp_path: Path) -> None:
     with pytest.raises(ckptconv.UnknownFormat):
         ckptconv.open(saved(tmp_path / "m", {n: {"w": torch.ones(2)} for n in files}))
+
+
+# --- safetensors of a distributed run -------------------------------------------------------------------------------
+
+WHOLE = np.arange(24, dtype="f4").reshape(4, 6)
+Shards = list[dict[str, tuple[Any, Any]]]  # by name, what a process holds, and the index of its first element
+
+
+def shards(folder: Path, held: Shards, *, of: Sequence[int] = ()) -> Path:
+    """A folder as torch's HuggingFaceStorageWriter writes it."""
+    folder.mkdir()
+    for i, parts in enumerate(held, 1):
+        info = json.dumps({n: {"saved_offsets": start} for n, (_, start) in parts.items() if start is not None})
+        file = folder / f"shard-{i:05}-model-00001-of-{(of or [1] * i)[i - 1]:05}.safetensors"
+        arrays = {n: np.array(a, order="C") for n, (a, _) in parts.items()}
+        save_file(arrays, file, {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": info})
+    return folder
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (4, 1), (1, 2), (2, 3)])
+def test_shards_are_joined(rows: int, columns: int, tmp_path: Path) -> None:
+    h, w = 4 // rows, 6 // columns
+    held: Shards = [{"w": (WHOLE[i : i + h, j : j + w], [i, j])} for i in range(0, 4, h) for j in range(0, 6, w)]
+    held[0] |= {"one": (np.float32(3), []), "none": (np.zeros((0, 3), "f4"), [0, 0])}
+    found = ckptconv.open(shards(tmp_path / "m", held))
+    assert {n: t.shape for n, t in found.items()} == {"w": (4, 6), "one": (), "none": (0, 3)}
+    assert (found["w"].numpy().tolist(), found.metadata) == (WHOLE.tolist(), {"format": "pt"})
+    assert [n.kind for n in found.notes] == ["assumed"]
+    ckptconv.zoo(tmp_path / "m", tmp_path / "out", to="npz")
+    assert [p.name for p in (tmp_path / "out").glob("*.npz")] == ["m.npz"]
+
+
+@pytest.mark.parametrize(
+    ("second", "of", "said"),
+    [
+        ((WHOLE[3:], [3, 0]), (1, 1), r"do not fill its shape \[4, 6\]"),
+        ((WHOLE[1:], [1, 0]), (1, 1), r"its chunk at \[1, 0\] overlaps"),
+        ((WHOLE[2:].astype("f2"), [2, 0]), (1, 1), "different dtypes"),
+        ((np.ones(3, "f4"), [3]), (1, 1), "numbers of axes"),
+        ((WHOLE[2:], [2]), (1, 1), "does not say where this begins"),
+        ((WHOLE[2:], [2, -1]), (1, 1), "does not say where this begins"),
+        ((WHOLE[2:], [2.0, 0]), (1, 1), "does not say where this begins"),
+        ((WHOLE[2:], None), (1, 1), "does not say where this begins"),
+        ((WHOLE[2:], [2**62, 0]), (1, 1), "elements"),
+        ((WHOLE[2:], [2, 0]), (1, 2), "shards of several checkpoints"),
+    ],
+)
+def test_shards_that_do_not_fit(second: tuple[Any, Any], of: Sequence[int], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ckptconv.CorruptCheckpoint, match=said):
+        ckptconv.open(shards(tmp_path / "m", [{"w": (WHOLE[:2], [0, 0])}, {"w": second}], of=of))
 
 
 # --- ZeRO -------------------------------------------------------------------------------------------------------------
