@@ -90,7 +90,7 @@ WAYS = (
     several(["x.bin.index.json", "a.bin", "b.bin"], "x.bin.index.json", "hf", torch_shards),
 )  # fmt: skip
 CONSTANTS = (
-    "pytorch.dcp.ALLOWED",
+    "pytorch.tensors.TORCH",
     "pytorch.values.NUMPY",
     "table.DISTRIBUTED",
 )

@@ -34,7 +34,7 @@ from .archive import BATCH, PICKLE, Memo, archived, enter, integer, numbers, reb
 from .flatten import MAX_VALUES, METADATA, attached, gather, jsonable, stored
 from .pickle import load
 from .tensors import TORCH, TorchType, View, ints
-from .values import SCALARS, Inert, attribute, record, shown
+from .values import SCALARS, Inert, attribute, shown
 from .walk import OPTIMIZER, TENSORS, Walk, is_plain
 
 SUFFIX = ".distcp"
@@ -44,18 +44,6 @@ FLAT_SLOT = re.compile(
     rf"(?:{OPTIMIZER.pattern})[^.]*\.(?:(?:state|param_groups|fp(?:16|32)_\w+)(?:\.|$)"
     r"|(?:.*\.)?(?:(?:max_)?exp_avg(?:_sq)?|momentum_buffer)(?:\.|$))"
 )
-
-# Of torch.distributed; the last two by earlier versions of torch.
-_RECORDS = (
-    "checkpoint.metadata.Metadata", "checkpoint.metadata.TensorStorageMetadata",
-    "checkpoint.metadata.TensorProperties", "checkpoint.metadata._MEM_FORMAT_ENCODING",
-    "checkpoint.metadata.ChunkStorageMetadata", "checkpoint.metadata.BytesStorageMetadata",
-    "checkpoint.metadata.MetadataIndex", "checkpoint.metadata.StorageMeta", "checkpoint.filesystem._StorageInfo",
-    "_shard.sharded_tensor.metadata.TensorProperties", "_shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
-)  # fmt: skip
-ALLOWED = dict(TORCH)
-for _path in _RECORDS:
-    ALLOWED |= record(f"torch.distributed.{_path}", ".".join(_path.split(".")[-2:]))
 
 
 def sniff(seen: Seen) -> int:
@@ -70,7 +58,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     inside = join(url, ".") if is_dir(url) else url if url.endswith(SUFFIX) else ""
     path = sibling(inside, DISTRIBUTED) if inside else url
     raw = read_all(path, MAX_METADATA)
-    root = load(raw, allowed=ALLOWED, opaque=how.opaque)
+    root = load(raw, allowed=TORCH, opaque=how.opaque)
     described, places = (
         attribute(root, "state_dict_metadata", kind=dict),
         _places(attribute(root, "storage_data", kind=dict)),

@@ -25,7 +25,7 @@ from typing import Any
 
 from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import brief, listing, many, printable
-from .values import PARTS, PLAIN, SCALARS, Inert, Known, Ordered, shown
+from .values import HARMLESS, PARTS, PLAIN, SCALARS, Inert, Known, Ordered, shown
 
 MAX_STACK = 2**22  # values on the stack or in the memo at once; pickle itself batches by 1000
 MAX_LONG = 64  # bytes of an integer
@@ -129,7 +129,7 @@ class Machine:
             return found
         path = f"{module}.{name}"
         stays = self.opaque if type(self.opaque) is bool else module.partition(".")[0] in self.opaque
-        if path == NESTED or (not stays and not PARTS.fullmatch(path)):  # which is read with no option
+        if path == NESTED or not (stays or path in HARMLESS or PARTS.fullmatch(path)):  # the first is never read
             self.unknown[path] = None
         return Inert(path)
 

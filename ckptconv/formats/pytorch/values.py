@@ -55,10 +55,10 @@ class Inert:
         return f"<{self.path}>"
 
 
-# What parts of tensors are pickled and described with, which is always a placeholder.
+# What parts of tensors, and distributed checkpoints, are pickled and described with, which is always a placeholder.
 PARTS = re.compile(
     r"torch\._utils\._rebuild_wrapper_subclass"
-    r"|torch\.distributed\.(?:_?tensor|_shard|device_mesh|_mesh_layout|remote_device)\b.*"
+    r"|torch\.distributed\.(?:_?tensor|_shard|device_mesh|_mesh_layout|remote_device|checkpoint)\b.*"
     r"|megatron[\w.]*\.MCoreMetadata"
 )
 
@@ -230,16 +230,6 @@ _TYPING = ("Any", "Union", "Optional", "Dict", "List", "Tuple", "Set", "Sequence
 _PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path", "PurePath")
 
 
-def record(path: str, name: str = "") -> dict[tuple[str, str], Known]:
-    """The entry of a class whose instances are only looked at, and called `name` in messages."""
-
-    def made(*args: Any) -> Inert:
-        return Inert(name or path, args)
-
-    module, _, own = path.rpartition(".")
-    return {(module, own): Known(name or path, made, "same")}
-
-
 def _path(*parts: Any) -> str:
     if any(type(part) is not str for part in parts):
         raise TypeError(f"a path is made of {shown(parts)}")
@@ -318,7 +308,6 @@ _STATES = {"optax." + path: fields for path, *fields in map(str.split, _OPTAX.st
 VALUES: dict[tuple[str, str], Any] = {
     **{pair: Known(pair[1], _mapping) for pair in _MAPPINGS},
     **{(p.rpartition(".")[0], p.rpartition(".")[2]): _named_tuple(p, fields) for p, fields in _STATES.items()},
-    **{key: known for path in HARMLESS for key, known in record(path).items()},
     **{(module, name): Known(name, _path, "same") for module in ("pathlib", "pathlib._local") for name in _PATHS},
     **{("typing", name): Known(f"typing.{name}") for name in _TYPING},
     **{(module, "getitem"): Known("getitem", _subscript) for module in ("operator", "_operator")},
