@@ -89,7 +89,7 @@ def plan_for(
     if _hashed(how, row):
         from ..formats import own_metadata
 
-        kept = checkpoint.metadata | own_metadata.blank(checkpoint.tensors)
+        kept = checkpoint.metadata | own_metadata.entries(checkpoint.tensors)
         placement = writer.place(replace(checkpoint, metadata=kept))
         own_metadata.refuse_hashes(row, placement)
     else:

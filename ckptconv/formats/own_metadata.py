@@ -17,7 +17,7 @@ Flax has no place. What has no place, as all metadata of others, is named in a n
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import Unrepresentable, VerifyError
@@ -32,20 +32,12 @@ WIDTH = 32
 BLANK = "0" * WIDTH
 
 
-def entries(tensors: Mapping[str, Tensor], hashes: Mapping[str, str]) -> dict[str, str]:
-    """The metadata entries for these tensors and hashes."""
-    return _entries([hashes[name] for name in sorted(tensors)], seal(tensors, hashes))
-
-
-def blank(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Metadata of the same width as `entries`, with zeros for hashes, to lay out a file."""
-    return _entries([BLANK] * len(tensors), BLANK)
-
-
-def _entries(hashes: Sequence[str], sealed: str) -> dict[str, str]:
-    groups = range(0, len(hashes), GROUP)
-    return {HASHES: f"{VERSION} {len(hashes)} {sealed}"} | {
-        f"{HASHES}.{i}": "".join(hashes[at : at + GROUP]) for i, at in enumerate(groups)
+def entries(tensors: Mapping[str, Tensor], hashes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The metadata entries for these tensors and hashes; without hashes zeros of the same width, to lay out a file."""
+    listed = [BLANK if hashes is None else hashes[name] for name in sorted(tensors)]
+    sealed = BLANK if hashes is None else seal(tensors, hashes)
+    return {HASHES: f"{VERSION} {len(listed)} {sealed}"} | {
+        f"{HASHES}.{at // GROUP}": "".join(listed[at : at + GROUP]) for at in range(0, len(listed), GROUP)
     }
 
 

@@ -35,7 +35,7 @@ from .flatten import MAX_VALUES, METADATA, attached, gather, jsonable, stored
 from .pickle import load
 from .tensors import TORCH, TorchType, View, ints
 from .values import SCALARS, Inert, attribute, shown
-from .walk import OPTIMIZER, TENSORS, Walk, is_plain
+from .walk import OPTIMIZER, Walk, holds_tensors
 
 SUFFIX = ".distcp"
 MAX_METADATA = 2**31 - 1
@@ -68,7 +68,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     urls, loaded = _load(path, {place for (name, _), place in places.items() if name in described}, how.opaque)
     objects = {place for (_, offset), place in places.items() if not offset}
     size = len(raw) + sum(place.length for place in objects)
-    walked, scout = Walk(size, {}), Walk(size, {})
+    walked = Walk(size, {})
     tree, flat, lists = dict[str, Any](), dict[str, Role](), dict[str, list[Any]]()
 
     def stored_at(name: str, offset: tuple[int, ...] = ()) -> Any:
@@ -84,8 +84,7 @@ def open(url: str, how: Reading) -> Checkpoint:
             value: Any = _tensor(name, about, stored_at, path)
         else:
             value = stored_at(name)
-            held = [] if is_plain(value) else scout.leaves(value, name, depth=1)
-            if type(value) not in SCALARS and not any(type(leaf.value) in TENSORS for leaf in held):
+            if type(value) not in SCALARS and not holds_tensors(value):
                 if type(value) in (list, tuple) and all(type(x) in SCALARS and jsonable(x) == x for x in value):
                     lists[name] = list(value)
                 value = type(value).__name__

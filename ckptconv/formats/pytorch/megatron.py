@@ -19,7 +19,6 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -135,15 +134,11 @@ def _joined(read: Mapping[tuple[int, int], Checkpoint], ranks: Ranks) -> dict[st
     """The tensors of all ranks under their names in the whole model, with the layers of all stages counted."""
     stages = sorted({p for _, p in read})
     weights = {rank: [n for n, t in found.items() if not t.role] for rank, found in read.items()}
-    begins: dict[tuple[str, int, int], int] = {}  # the first layer of a piece of a stage
     counts = defaultdict[str, dict[tuple[int, int], int]](dict)  # by what stands before their numbers, and by piece
     for p in stages:
         for one in filter(None, map(LAYER.fullmatch, weights[0, p])):
             own, place = counts[one[2]], (int(one[1] or 0), p)
             own[place] = max(own.get(place, 0), int(one[3]) + 1)
-    for before, places in counts.items():
-        firsts = accumulate((places[place] for place in sorted(places)), initial=0)
-        begins |= {(before, *place): first for place, first in zip(sorted(places), firsts, strict=False)}
     for (t, p), there in weights.items():
         if odd := set(there) ^ set(weights[0, p]):
             text = f"it and rank 0 do not have the same tensors: {shortened(sorted(odd))}"
@@ -153,7 +148,8 @@ def _joined(read: Mapping[tuple[int, int], Checkpoint], ranks: Ranks) -> dict[st
         for name in there:
             whole = PIECE.sub("", name, count=1)
             if m := LAYER.fullmatch(name):
-                whole = f"{m[2]}{begins[m[2], int(m[1] or 0), p] + int(m[3])}{m[4]}"
+                before = sum(n for place, n in counts[m[2]].items() if place < (int(m[1] or 0), p))
+                whole = f"{m[2]}{before + int(m[3])}{m[4]}"
             whole = f"rank_{t}.{whole}" if max(ranks)[0] else whole
             if whole in made:
                 raise CorruptCheckpoint("two stages of the pipeline have it", url=ranks[t, p], tensor=whole)

@@ -305,18 +305,18 @@ def paired(values: Collection[Any]) -> bool:
     return pairs and any(type(v) in TENSORS for _, v in values) and len({segment(k) for k, _ in values}) == len(values)
 
 
-def is_plain(value: Any) -> bool:
-    """Whether there is nothing in it but Python's own containers and scalars; each container is looked into once."""
+def holds_tensors(value: Any) -> bool:
+    """Whether there is a tensor in it, at any depth; each container is looked into once."""
     seen, left = set[int](), [value]
     while left:
         one = left.pop()
-        if type(one) not in (dict, list, tuple, set, frozenset):
-            if type(one) not in SCALARS:
-                return False
-        elif id(one) not in seen:
+        if type(one) in (*TENSORS, Tagged, Hollow):
+            return True
+        if type(one) in CONTAINERS and id(one) not in seen:
             seen.add(id(one))
-            left += one.values() if type(one) is dict else one
-    return True
+            keyed = type(one) in (dict, Ordered)
+            left += one.values() if keyed else (v for _, v, _ in contents(one, {})) if type(one) is Inert else one
+    return False
 
 
 # --- roles --------------------------------------------------------------------------------------------------------
