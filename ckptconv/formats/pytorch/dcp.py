@@ -88,7 +88,7 @@ def open(url: str, how: Reading) -> Checkpoint:
                 if type(value) in (list, tuple) and all(type(x) in SCALARS and jsonable(x) == x for x in value):
                     lists[name] = list(value)
                 value = type(value).__name__
-        _put(tree, keys if ".".join(keys) == name else (name,), name, value)
+        _put(tree, keys, name, value)
     leaves = [leaf._replace(role=leaf.role or flat.get(leaf.top, "")) for leaf in walked.leaves(tree)]
     found = gather(leaves, walked, how, urls, "dcp", metadata=attached(root))
     values = found.details.get("values", {})
@@ -97,18 +97,16 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 
 def _keys(name: Any, planned: Mapping[Any, Any], described: Mapping[Any, Any]) -> tuple[str, ...]:
-    """The keys that lead to a value in what was saved, which are its name if the planner did not note them."""
+    """The keys that lead to a value in what was saved: those that the planner noted, if they make its name."""
     if type(name) is not str:
         raise CorruptCheckpoint(f"describes a tensor called {shown(name)}, which is not text")
     noted = planned.get(name)
-    if type(noted) is not tuple or not noted:
+    if type(noted) is not tuple or not noted or any(type(key) not in (str, int) for key in noted):
         return (name,)
-    if any(type(key) not in (str, int) for key in noted):
-        raise CorruptCheckpoint(f"is found by {shown(noted)}, not by text and numbers", tensor=name)
     keys = tuple(map(str, noted))
     if (to := ".".join(keys)) != name and to in described:
         raise CorruptCheckpoint(f"was saved as {printable(brief(to))}, which is another's name", tensor=name)
-    return keys
+    return keys if to == name else (name,)
 
 
 def _put(tree: dict[str, Any], keys: tuple[str, ...], name: str, value: Any) -> None:

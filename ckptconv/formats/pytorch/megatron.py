@@ -25,14 +25,11 @@ from typing import Any
 from ...checkpoint import Checkpoint, Details, Note, Tensor
 from ...errors import CorruptCheckpoint
 from ...messages import many, printable, shortened
-from ...storage.files import Reader, Seen, exists, join, names, read_all
+from ...storage.files import Seen, exists, join, names, read_all
 from ..detect import open_checkpoint
 from ..table import DISTRIBUTED, Reading
-from . import dcp
-from .archive import PICKLE, enter
-from .flatten import checkpoint
+from . import archive, dcp
 from .ranks import refuse_incomplete
-from .tensors import TORCH
 
 TRACKER, COMMON = "latest_checkpointed_iteration.txt", "common.pt"
 MODELS = ("model_optim_rng.pt", "model_rng.pt")
@@ -68,10 +65,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         url, files = join(url, folder), names(join(url, folder))
     if DISTRIBUTED in files:
         found = dcp.open(url, how)
-        with Reader(join(url, COMMON)) as f:
-            archive = enter(f)
-            root = archive.load(PICKLE, opaque=how.opaque, allowed=TORCH)
-            common = checkpoint(root, archive.members[PICKLE].packed, how, url=f.url, format="torch")
+        common = archive.open(join(url, COMMON), how)
         return replace(
             found, urls=(*found.urls, *common.urls), details={**found.details, "settings": _settings(common)}
         )

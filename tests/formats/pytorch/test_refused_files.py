@@ -264,10 +264,6 @@ FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
         {"about": described([TOP, BOTTOM]) | described([TOP], (1, 2), "m.w"), "planned": {"w": ("m", "w")}},
         "w: was saved as m.w, which is another's name",
     ),
-    "keys nested without end": (
-        {"about": described([TOP, BOTTOM]), "planned": {"w": (Raw(b")" + b"\x85" * 9000),)}},
-        r"w: is found by \(\(\(\.\.\.,\),\),\), not by text and numbers",
-    ),
     "properties of no dtype": (
         {"about": described([TOP, BOTTOM], properties=properties(3))}, "has no proper properties"
     ),
