@@ -123,30 +123,29 @@ def open_index(url: str, how: Reading) -> Checkpoint:
     paths = {file: sibling(url, file) for file in sorted(wanted)}
     if len(paths) > 1:
         names(split(url)[0], beginning(list(paths)))  # all sizes in one request, not one for each
-    missing = [file for file in paths if not exists(paths[file])]
-    if missing and not how.salvage and not how.partial:
-        text = f"{len(missing)} of {many(len(paths), 'shard')} missing; partial=True goes on without"
-        raise StorageError(f"{text}:\n{listing(missing)}", url=url)
-    present = {file: path for file, path in paths.items() if file not in missing}
-    damage = {file: f"the shard {printable(file)} is missing" for file in missing}
-    if unnamed := [n for n in counted(next(iter(paths))) if n not in paths]:
-        if not how.salvage and not how.partial:
-            text = f"does not name {many(len(unnamed), 'shard')} of the model; partial=True goes on without"
-            raise CorruptCheckpoint(f"{text}:\n{listing(unnamed)}", url=url)
-        damage |= {file: f"the index does not name the shard {printable(file)}" for file in unnamed}
+    every = dict.fromkeys((*paths, *counted(next(iter(paths)))))
+    lacking = {file: f"{printable(file)} is missing" for file in paths if not exists(paths[file])}
+    lacking |= {file: f"{printable(file)} is not named by the index" for file in every if file not in paths}
+    if lacking and not how.salvage and not how.partial:
+        kind = StorageError if lacking.keys() & paths else CorruptCheckpoint
+        text = f"{len(lacking)} of {many(len(every), 'shard')} cannot be read; partial=True goes on without"
+        raise kind(f"{text}:\n{listing(lacking.values())}", url=url)
+    notes = [
+        Note("skipped" if how.partial else "damaged", f"the shard {why}", tuple(wanted.get(file, ())))
+        for file, why in lacking.items()
+    ]
     shards: dict[str, Checkpoint] = {}
-    for file, path in _peeked(present):
+    for file, path in _peeked({file: path for file, path in paths.items() if file not in lacking}):
         try:  # `hf` would claim a shard for its index
             shard = open_checkpoint(path, how, format=detect(path, but="hf").name)
             shards[file] = _with_model(shard, wanted[file]) if keras else shard
         except CkptError as e:
             if not how.salvage:
                 raise
-            damage[file] = f"the shard {printable(file)} cannot be opened: {' '.join(e.message.split())}"
+            why = f"the shard {printable(file)} cannot be opened: {' '.join(e.message.split())}"
+            notes.append(Note("damaged", why, tuple(wanted[file])))
     if not shards:
         raise CorruptCheckpoint(f"none of {many(len(paths), 'shard')} can be opened", url=url)
-    skipped = {*missing, *unnamed} if how.partial else set[str]()
-    notes = [Note("skipped" if f in skipped else "damaged", why, tuple(wanted.get(f, ()))) for f, why in damage.items()]
     lost = {file: lost for file in shards if (lost := [n for n in wanted[file] if n not in shards[file]])}
     if lost and not how.salvage:
         rows = [f"{name} (in {file})" for file, names in lost.items() for name in names]
