@@ -80,7 +80,7 @@ FOLDERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("",), ("orbax",)),
 )
 PLAIN = Reading()
-TRIED, MAX_ARCHIVE = 32, 2**30  # members of an archive or folder that are looked at for an error; bytes of the archive
+TRIED, MAX_ARCHIVE = 32, 2**30  # files of a folder or an archive that are looked at for an error; bytes of the archive
 INDEX = "hf"  # the format that reads shards under the name of the whole, whatever their own format is
 
 
@@ -151,7 +151,7 @@ def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None
     try:
         return _opened(url, how, format)
     except UnknownFormat as e:
-        if is_remote(url) or not (members := _members(url, how)):
+        if is_remote(url) or not (members := _members(url)):
             raise
         if len(members) == 1 and members[0] == join(url, os.path.splitext(split(url)[1])[0]):
             return _opened(members[0], how, None)
@@ -159,18 +159,13 @@ def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None
         raise UnknownFormat(text, url=url) from e
 
 
-def _members(url: str, how: Reading) -> list[str]:
-    """The paths of the members of an archive that can be opened, of at most `TRIED`; one for each checkpoint."""
-    files, found, read = list[str](), list[str](), set[str]()
+def _members(url: str) -> list[str]:
+    """The paths of the members of an archive that a format knows by their content."""
     with suppress(CkptError):
         files = archives.listed(url) if (status := stat(url)) and status.size <= MAX_ARCHIVE else []
-    files.sort(key=lambda n: not n.lower().endswith(_suffixes()))
-    for path in [join(url, n) for n in files if n == printable(cut(n))][:TRIED]:
-        with suppress(CkptError):
-            if path not in read and (opened := _opened(path, how, None)).tensors:
-                found.append(path)
-                read.update(opened.urls)
-    return found
+        paths = [join(url, n) for n in files if n == printable(cut(n))][:TRIED]
+        return [path for path in paths if _is_claimed(path)]
+    return []
 
 
 def _opened(url: str, how: Reading, format: str | None) -> Checkpoint:
@@ -217,8 +212,6 @@ def _apart(checkpoint: Checkpoint) -> Checkpoint:
 MAX_NAMES = 8  # names of files in a message
 LISTED = "`ckptconv formats` lists the formats that can be read"
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+|[a-z0-9]+(-[a-z0-9]+)+")  # google/bert, bert-base-uncased
-CLASS = re.compile(r"([a-z_]\w*(?:\.[a-z_]\w*)*)\.([A-Z]\w*)")  # digits.Digits
-PACKED = "is compressed with {}; unpack it first"
 ORIGINAL = "which is not read; take the checkpoint that it was made from"
 NAMED = {  # by the ends of names, where the content tells less: what it is, and what reads it
     ".onnx": f"an ONNX model by its name, {ORIGINAL}",
@@ -231,31 +224,23 @@ NAMED = {  # by the ends of names, where the content tells less: what it is, and
     ".pdiparams": "a file of Paddle by its name, which is not read; paddle.save writes a layer's state_dict, which is",
     ".sbs": f"a file of gemma.cpp by its name, {ORIGINAL}",
     ".mnn": f"an MNN model by its name, {ORIGINAL}",
-    ".engine": f"a TensorRT engine by its name, {ORIGINAL}",
     ".pbtxt": "a graph as text, which is not read; write it as .pb (google.protobuf.text_format parses it)",
+    ".py": "a Python file; `ckptconv match` takes a class or function of it as FILE:NAME, without .py",
     ".json": "JSON that lists no tensors; give the file of the weights, or the folder",
 }
-BEGINNINGS: tuple[tuple[int, bytes, str], ...] = (
-    (0, b"version https://git-lfs", "is a git-lfs pointer, not the file itself; run `git lfs pull` in its repository"),
-    (0, b"GGUF", "is a GGUF file, which is not read; take the safetensors that it was made from"),
-    *((0, magic, f"is a file of old ggml, {ORIGINAL}") for magic in (b"lmgg", b"fmgg", b"tjgg", b"24ka")),
-    (4, b"ET12", f"is an ExecuTorch program (.pte), {ORIGINAL}"),
-    (4, b"TFL3", "is a TensorFlow Lite model, which is not read; take the SavedModel that it was made from"),
-    (0, b"ptrt", f"is a TensorRT engine, {ORIGINAL}"),
-    (0, b"MATLAB 5.0", "is a MATLAB file, which is not read; numpy.savez writes what scipy.io.loadmat reads"),
-    (0, b"\x12\1\0\0\0\0\0\0", "is a file of MXNet, which is not read; numpy.savez writes what mxnet.nd.load reads"),
-    (0, b"\x1f\x8b", PACKED.format("gzip")),
-    (0, b"\x28\xb5\x2f\xfd", PACKED.format("zstd")),
-    (0, b"\xfd7zXZ\0", PACKED.format("xz")),
-    (0, b"\x04\x22\x4d\x18", PACKED.format("lz4")),
-    *((0, bytes([0x78, level]), PACKED.format("zlib (by joblib?)")) for level in (0x01, 0x5E, 0x9C, 0xDA)),
-    (0, b"BZh", PACKED.format("bzip2")),
-    (257, b"ustar", "is a tar; unpack it first, or load and save it with torch if PyTorch before 0.1.10 wrote it"),
-)
-PACKAGE = (
-    "is a torch.package archive, which holds code and is not read; load it with torch.package.PackageImporter if you "
-    "trust it, and save the model's state_dict"
-)
+BEGINNINGS = {  # of files, as regular expressions: what they are
+    rb"version https://git-lfs": "a git-lfs pointer, not the file itself; run `git lfs pull` in its repository",
+    rb"(?i)\s*<(!doctype )?html": "an HTML page, not a checkpoint; the download failed (a login or error page?)",
+    rb"GGUF": "a GGUF file, which is not read; take the safetensors that it was made from",
+    rb".{4}ET12": f"an ExecuTorch program (.pte), {ORIGINAL}",
+    rb".{4}TFL3": "a TensorFlow Lite model, which is not read; take the SavedModel that it was made from",
+    rb"MATLAB 5\.0": "a MATLAB file, which is not read; numpy.savez writes what scipy.io.loadmat reads",
+    rb"\x12\x01\0{6}": "a file of MXNet, which is not read; numpy.savez writes what mxnet.nd.load reads",
+    rb"\x1f\x8b|\x28\xb5\x2f\xfd|\xfd7zXZ\0|\x04\x22\x4d\x18|\x78[\x01\x5e\x9c\xda]|BZh": (
+        "compressed with gzip, zstd, xz, lz4, zlib (by joblib?) or bzip2; unpack it first"
+    ),
+    rb".{257}ustar": "a tar; unpack it first, or load and save it with torch if PyTorch before 0.1.10 wrote it",
+}
 
 
 def _refuse_other(seen: Seen) -> None:
@@ -295,19 +280,11 @@ def _suffixes() -> tuple[str, ...]:
 
 def _missing_hint(seen: Seen) -> str:
     """A suggestion for a path that does not exist, as the end of a message."""
-    url, module = seen.url, seen.url.rstrip(":")
+    url = seen.url
     if any(c in url for c in "*?["):
         return "; `ckptconv zoo` takes globs, other verbs take paths"
-    if url.startswith("~"):
-        return f"; ~ stands for itself here, did you mean {os.path.expanduser(url)}?"
-    if "\\" in url:
-        return "; folders are separated by /"
     if is_remote(url) and re.search(r"\.(zip|tar|tgz|nemo|gz|bz2|xz)/", url):
         return "; members are read of archives on this machine: copy the archive here"
-    if m := CLASS.fullmatch(url):
-        return f"; `ckptconv match` takes a class of Python as {m[1]}:{m[2]}"
-    if url and os.path.isfile(f"{module}.py"):
-        return f"; `ckptconv match` takes {_callable(os.path.basename(module))}"
     if REPOSITORY.fullmatch(url):
         return f"; a repository of the Hugging Face Hub is hf://{url}"
     if not url:
@@ -319,30 +296,17 @@ def _missing_hint(seen: Seen) -> str:
     return did_you_mean(seen.base, visible, "similar names" if seen.files else "", count=3)
 
 
-def _callable(module: str) -> str:
-    name = printable(module)
-    return f"a class or function of {name}.py as {name}:NAME"
-
-
 def _other(seen: Seen) -> str:
     """A description of a file that is not a checkpoint, whatever its name, or ''."""
-    for at, magic, what in BEGINNINGS:
-        if seen.head.startswith(magic, at):
-            return what
-    start, base = seen.head[:512].lstrip(), seen.base.lower()
-    if start[:15].lower().startswith((b"<!doctype html", b"<html")):
-        return "is an HTML page, not a checkpoint; the download failed (a login or error page?)"
-    if base.endswith(".py"):
-        return f"is a Python file; `ckptconv match` takes {_callable(seen.base[:-3])}"
-    return next((f"is {what}" for end, what in NAMED.items() if base.endswith(end)), "")
+    begun = (what for beginning, what in BEGINNINGS.items() if re.match(beginning, seen.head, re.DOTALL))
+    named = (what for end, what in NAMED.items() if seen.base.lower().endswith(end))
+    return next((f"is {what}" for what in (*begun, *named)), "")
 
 
 def _folder(url: str, files: Sequence[str]) -> str:
     """A description of a folder that is not a checkpoint itself, with what to give instead."""
     if not files:
         return "holds no checkpoint: it is empty"
-    if ".data" in files:
-        return PACKAGE
     if pieces := complete.pieces(url, files):
         return pieces
     if checkpoints := [n for n in files[:TRIED] if _is_claimed(join(url, n))]:
@@ -359,8 +323,6 @@ def _is_claimed(url: str) -> bool:
 
 def packed(members: Sequence[str]) -> str:
     """A description of a zip that is not a checkpoint itself."""
-    if any(name.endswith("/.data/extern_modules") for name in members):
-        return PACKAGE
     return f"is a zip of other files: {_some(members)}"
 
 

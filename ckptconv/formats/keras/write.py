@@ -73,10 +73,9 @@ class Keras3Writer(_Writer):
     title = "Keras 3"
 
     def place(self, checkpoint: Checkpoint) -> Placement:
-        if self.url.endswith(".keras"):
-            raise UsageError("a .keras archive holds the model's code as well; write .weights.h5", url=self.url)
-        if self.url.endswith(".json"):
-            raise UsageError("shards of Keras 3 are read but not written; name one file .weights.h5", url=self.url)
+        if self.url.endswith((".keras", ".json")):
+            what = "a .keras archive holds the model's code as well, and shards of Keras 3 are read but not written"
+            raise UsageError(f"{what}; write .weights.h5", url=self.url)
         checkpoint, notes = self.held(checkpoint)
         paths = by_path(checkpoint)
         names = order.recorded(checkpoint).get("names", {})
