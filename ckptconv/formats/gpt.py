@@ -17,7 +17,7 @@ from math import prod
 
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import CorruptCheckpoint
-from ..moves.part import Part, Span, c_strides, checked_count
+from ..moves.part import Part, Span, checked_count
 from ..storage.files import Seen, join, names, read_all, sibling
 from ..storage.json import parse_json
 from .npy import located
@@ -45,10 +45,10 @@ def open(url: str, how: Reading) -> Checkpoint:
         raise CorruptCheckpoint(f"{SHAPES} needs {starts[-1]} numbers, but params_*.npy hold {stored}")
     known = [f"model/h{i}/{part}" for i in range((len(shapes) - 2) // len(LAYER)) for part in LAYER]
     (positions, width), (words, _) = shapes[:2]
-    table = [*cut(numbers, starts[1], starts[2]), *cut(numbers, 0, starts[1], words * width)]
-    tensors = [_tensor("model/we", (words + positions, width), table, numbers[0])]
+    kind, table = numbers[0].dtype, (*cut(numbers, starts[1], starts[2]), *cut(numbers, 0, starts[1], words * width))
+    tensors = [Tensor("model/we", kind, (words + positions, width), table)]
     for name, shape, start in zip(known, shapes[2:], starts[2:], strict=False):
-        tensors.append(_tensor(name, shape, list(cut(numbers, start, start + prod(shape))), numbers[0]))
+        tensors.append(Tensor(name, kind, shape, tuple(cut(numbers, start, start + prod(shape)))))
     others = tuple(n for n in files if not n.startswith(("params_", "parameters_")))
     notes = (Note("unread", "files that hold no weights", others, tensors=False),) if others else ()
     urls = tuple(p.data.url for p in numbers if isinstance(p.data, Span))
@@ -73,19 +73,13 @@ def _numbers(url: str, files: Sequence[str]) -> list[Part]:
     return numbers
 
 
-def _tensor(name: str, shape: tuple[int, ...], parts: Sequence[Part], one: Part) -> Tensor:
-    """A tensor of these parts; an empty one still has a part, of the dtype and in the file of `one`."""
-    steps = c_strides(shape)
-    return Tensor(name, one.dtype, shape, tuple(parts) or (one._replace(shape=shape, strides=steps, steps=steps),))
-
-
 def _shapes(url: str) -> list[tuple[int, ...]]:
     path = sibling(join(url, "."), SHAPES)
     rows = parse_json(read_all(path, MAX_JSON), path)
     if not isinstance(rows, list):
         raise CorruptCheckpoint("is not a list", url=path)
     for row in rows:
-        if not isinstance(row, list) or not all(type(n) is int and n >= 0 for n in row):
+        if not isinstance(row, list) or not all(type(n) is int and n > 0 for n in row):
             raise CorruptCheckpoint(f"{SHAPES} has the shape {str(row)[:80]}")
         checked_count(row)
     shapes = [tuple(row) for row in rows]

@@ -97,7 +97,7 @@ def graph_scopes(n: int) -> bytes:
     nodes = [{"name": "abcdefgh"[i % 8], "op": "N", "input": ["a"]} for i in range(1000)]
     graph = pb.GraphDef(node=[{"name": "a", "op": "NoOp"}])
     for i in range(30 * n):
-        graph.library.function.add(signature={"name": f"{i:04d}" + "f" * 900}, node_def=nodes)
+        graph.library.function.add(signature={"name": f"{i:04d}" + "f" * 290}, node_def=nodes)
     return graph.SerializeToString()
 
 

@@ -29,7 +29,6 @@ from ...dtypes import DTYPES
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...moves.part import Coded, Span, checked_count
 from ...storage.files import Reader, Seen, is_remote
-from ...storage.ranges import Slice
 from .. import zip
 from ..table import Reading, is_hdf5
 from ..zip import Member
@@ -130,14 +129,14 @@ def decode(coded: Coded) -> Iterator[bytes]:
 
 def look(url: str, member: str = "") -> Tree:
     """Read the directory of an HDF5 file, or of a member of a zip; the last few are cached while unchanged."""
-    return _look(image(url, member).name, url, member)
+    return _look(image(url, member), member)
 
 
 @lru_cache(maxsize=4)
-def _look(name: str, url: str, member: str) -> Tree:
-    if member and not is_remote(url):
-        _check_sum(url, member)
-    return _tree(image(url, member), url, member)
+def _look(file: FileImage, member: str) -> Tree:
+    if member and not is_remote(file.url):
+        _check_sum(file.url, member)
+    return _tree(file, file.url, member)
 
 
 def _check_sum(url: str, name: str) -> None:
@@ -250,9 +249,9 @@ def image(url: str, member: str = "") -> FileImage:
     with Reader(url) as file:
         label, size = f"{url} {file.stamp} {member}", file.size
     if not member:
-        return FileImage(label, url, size, lambda: Reader(url), 0)
+        return FileImage(label, url, 0, size)
     found = members(url)[member]
     if found.method != zip.STORED:
         text = f"has a packed {member}, which Keras never writes; unzip it into a folder, which is read as well"
         raise CorruptCheckpoint(text, url=url)
-    return FileImage(label, url, found.size, lambda: Slice(Reader(url), found.start, found.size), found.start)
+    return FileImage(label, url, found.start, found.size)

@@ -18,14 +18,15 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import CorruptCheckpoint, MissingExtra, UnsafeCheckpoint
 from ...messages import printable
-from ...storage.ranges import Ranges
+from ...storage.files import Reader
+from ...storage.ranges import Slice
 from . import FRAME, MAX_FRAME, PIECE
 
 SECONDS, SECONDS_PER_MB = 600, 20  # for an answer: a server may send the file, and a disk take the output, so slowly
@@ -41,9 +42,11 @@ class FileImage(NamedTuple):
 
     name: str  # identifies the content: url, member, and the file's stamp
     url: str
-    size: int
-    source: Callable[[], Ranges]
     start: int  # where it begins in the file at `url`
+    size: int
+
+    def source(self) -> Slice:
+        return Slice(Reader(self.url), self.start, self.size)
 
 
 class Worker:
@@ -52,7 +55,7 @@ class Worker:
     def __init__(self) -> None:
         self.name = ""  # of the file that it serves
         self.spent = False
-        self._source: Ranges | None = None
+        self._source: Slice | None = None
         self.process = _start()
 
     def ask(self, image: FileImage, path: str | None) -> Iterator[bytes]:

@@ -165,7 +165,7 @@ class Piped(io.RawIOBase):
 
 def listing(file: Any) -> Iterator[bytes]:
     """The records of an open file, as bodies of frames."""
-    return (json.dumps(record, separators=(",", ":")).encode() for record in records(file))
+    return (json.dumps(record, separators=(",", ":"), default=plain).encode() for record in records(file))
 
 
 def records(file: Any) -> Iterator[dict[str, Any]]:
@@ -238,7 +238,7 @@ def dataset(thing: Any, path: str) -> dict[str, Any]:
 
 
 def attributes(thing: Any) -> dict[str, Any]:
-    """All attributes of an object as JSON values; of others (references), an entry '?name' remains."""
+    """All attributes of an object; of those that are neither numbers nor text, an entry '?name' remains."""
     names: list[bytes] = []
     out: dict[str, Any] = {}
     if h5py.h5a.get_num_attrs(thing):
@@ -246,21 +246,17 @@ def attributes(thing: Any) -> dict[str, Any]:
     for name in sorted(names):
         text = name.decode("utf-8", "surrogateescape")
         if h5py.h5a.open(thing, name).get_type().get_class() in ATTRIBUTES:
-            out[text] = plain(h5py.AttributeManager(SimpleNamespace(id=thing))[name])
+            out[text] = h5py.AttributeManager(SimpleNamespace(id=thing))[name]
         else:
             out["?" + text] = None
     return out
 
 
 def plain(value: Any) -> Any:
-    """The value of an attribute as JSON has it."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, list):
-        return [plain(v) for v in value]
+    """What JSON does not know of the value of an attribute, as values that it knows."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
-    return None if isinstance(value, h5py.Empty) else value
+    return None if isinstance(value, h5py.Empty) else value.tolist()
 
 
 def element(kind: Any) -> tuple[str, bool]:

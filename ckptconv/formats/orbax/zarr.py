@@ -20,6 +20,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from itertools import product
 from math import prod
 from struct import iter_unpack
@@ -186,20 +187,14 @@ def _data(array: Array, shape: Place, value: Value) -> Data:
             return Span(value.url, value.start, size) if value.data is None else Held.of(value.data)
         if size > RATIOS[array.codec] * value.size + 64:
             raise UnsafeCheckpoint(f"a chunk of {list(shape)} claims {size} bytes, packed into {value.size}")
-    where = f"={value.data.hex()}" if value.data is not None else f"{value.start}+{value.size}"
-    return Coded(__name__, value.url, f"{array.codec}:{where}", size)
+    return Coded(__name__, value.url, (array.codec, value.start, value.size, value.data), size)
 
 
 def decode(coded: Coded) -> Iterator[bytes]:
     """The elements of a chunk."""
-    codec, _, where = coded.key.partition(":")
-    if where.startswith("="):
-        data = bytes.fromhex(where[1:])
-        yield from unpack(codec, InMemory(coded.url, data), 0, len(data), coded.size)
-        return
-    start, _, size = where.partition("+")
-    with Reader(coded.url) as f:
-        yield from unpack(codec, f, int(start), int(size), coded.size)
+    codec, start, size, data = coded.key
+    with closing(Reader(coded.url) if data is None else InMemory(coded.url, data)) as f:
+        yield from unpack(codec, f, start, size, coded.size)
 
 
 def unpack(codec: str, f: Ranges, start: int, size: int, announced: int) -> Iterator[bytes]:

@@ -121,12 +121,9 @@ def find(url: str) -> tuple[str, tuple[Note, ...]]:
         return beside(url, prefix + ".index"), ()
     base = split(prefix)[1]
     present = names(folder)
-    near = [n for n in present if n.startswith(base)]
-    if any(".tempstate" in n or "_temp" in n for n in near):
-        what = "is incomplete: saving was interrupted, and there is no index, only parts: "
-    else:
-        what = f"there is no index {base}.index; the folder holds: "
-    raise StorageError(what + ", ".join((near or present)[:8]), url=prefix)
+    near = [n for n in present if n.startswith(base)] or present
+    what = f"there is no index {base}.index (was saving interrupted?); the folder holds: {', '.join(near[:8])}"
+    raise StorageError(what, url=prefix)
 
 
 def is_state(url: str, given: str = "") -> bool:
@@ -302,7 +299,7 @@ class _Stored:
             self.urls[shard] = sibling(self.index, f"{self.base}.data-{shard:05d}-of-{self.count:05d}")
         self.reach[shard] = max(offset + size, self.reach.get(shard, 0))
         if kind.kind == "s":
-            return elements.coded(self.urls[shard], offset, size, count, check, self.order)
+            return Coded(elements.__name__, self.urls[shard], (offset, count, check, self.order), size)
         return Span(self.urls[shard], offset, size, f"crc32c:{check:08x}")
 
     def tiles(self, key: bytes, entry: Entry, kind: DType) -> list[tuple[Tile, Data]]:
@@ -376,27 +373,25 @@ class BundleWriter:
         graph, keys = objects.kept(checkpoint)
         self._ours = own_metadata.pack(checkpoint.metadata)
         owners = checkpoint.owners()  # tied names share their bytes
-        self._entries, sizes = {}, [0]
-        ranges: dict[str, tuple[int, int, int, int]] = {}  # of each owner: shard, start, size, checksum
+        made: dict[str, pb.BundleEntryProto] = {}  # by owner
+        sizes = [0]
         payloads: dict[str, bytes] = {}  # of strings
-        for name, owner in owners.items():
-            t = checkpoint[name]
-            if owner not in ranges:
-                size, crc = t.nbytes, 0
-                if t.dtype.kind == "s":
-                    items = [i.encode() if isinstance(i, str) else bytes(i) for i in t.numpy().ravel()]
-                    payloads[owner], crc = elements.pack(items)
-                    size = len(payloads[owner])
-                if self.max_shard_size is not None and sizes[-1] and sizes[-1] + size > self.max_shard_size:
-                    sizes.append(0)
-                ranges[owner] = len(sizes) - 1, sizes[-1], size, crc
-                sizes[-1] += size
-            self._entries[name] = keys.get(name, name), _entry(t.dtype.tf, t.shape, *ranges[owner])
+        for owner in dict.fromkeys(owners.values()):
+            t = checkpoint[owner]
+            size, crc = t.nbytes, 0
+            if t.dtype.kind == "s":
+                items = [i.encode() if isinstance(i, str) else bytes(i) for i in t.numpy().ravel()]
+                payloads[owner], crc = elements.pack(items)
+                size = len(payloads[owner])
+            if self.max_shard_size is not None and sizes[-1] and sizes[-1] + size > self.max_shard_size:
+                sizes.append(0)
+            made[owner] = _entry(t.dtype.tf, t.shape, len(sizes) - 1, sizes[-1], size, crc)
+            sizes[-1] += size
+        self._entries = {name: (keys.get(name, name), made[owner]) for name, owner in owners.items()}
         files = [f"{self.base}.data-{i:05d}-of-{len(sizes):05d}" for i in range(len(sizes))]
         slots = {
-            name: Slot(files[shard], start, size, payloads.get(owners[name]))
-            for name in checkpoint
-            for shard, start, size, _ in [ranges[owners[name]]]
+            name: Slot(files[e.shard_id], e.offset, e.size, payloads.get(owners[name]))
+            for name, (_, e) in self._entries.items()
         }
         patches, notes = [], [*own_metadata.lost(checkpoint.metadata, "a TensorFlow checkpoint", ours=True)]
         if graph:

@@ -34,7 +34,7 @@ from itertools import accumulate, islice
 from math import prod
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from ...checkpoint import Note, Tensor, contiguous, tiled
+from ...checkpoint import Note, Tensor, contiguous
 from ...dtypes import DTYPES, DType
 from ...errors import CorruptCheckpoint
 from ...messages import listing, many
@@ -43,7 +43,7 @@ from ...storage.checksum import crc, mask, unmask
 from ...storage.files import Reader
 from ...storage.ranges import Ranges
 from .. import Located
-from ..tiling import Tile, check_tiling
+from ..tiling import Tile, joined
 from .table import read_varint, read_varints, varint
 
 if TYPE_CHECKING:
@@ -97,17 +97,15 @@ def numbered(code: int) -> tuple[int, DType | None]:
 # --- strings of a bundle ----------------------------------------------------------------------------------------
 
 
-def coded(url: str, start: int, size: int, count: int, check: int, order: Order) -> Coded:
-    """Refer to `count` strings; `check` is the entry's CRC, unmasked."""
-    return Coded(__name__, url, f"{start}:{count}:{check:08x}:{order}", size)
-
-
 def decode(piece: Coded) -> Iterator[bytes]:
-    """Yield the strings; CorruptCheckpoint if a length or checksum is wrong."""
-    start, count, check, order = piece.key.split(":")
+    """Yield the strings; CorruptCheckpoint if a length or checksum is wrong.
+
+    piece: its key says where they begin, how many they are, the entry's CRC, unmasked, and the order of bytes.
+    """
+    start, count, check, order = piece.key
     with Reader(piece.url) as f:
-        data = f.read(int(start), piece.size)
-    return iter(unpack(data, int(count), int(check, 16), "big" if order == "big" else "little"))
+        data = f.read(start, piece.size)
+    return iter(unpack(data, count, check, order))
 
 
 def unpack(data: bytes, count: int, check: int, order: Order = "little") -> list[bytes]:
@@ -268,8 +266,9 @@ def _joined(
     unique = dict.fromkeys(slices)
     if not unique or sum(prod(tile.shape) for tile, _ in unique) < prod(shape):
         return None
-    check_tiling(name, shape, [tile for tile, _ in unique], "")
-    return tiled(name, kind, shape, [(*tile, data) for tile, data in unique], ops=ops)
+    return joined(
+        name, shape, [(contiguous(name, kind, tile.shape, data, ops=ops), tile.start) for tile, data in unique], ""
+    )
 
 
 # --- walk a message in a file without reading its contents: a graph of gigabytes takes one read per node ------------

@@ -52,8 +52,7 @@ NODE = re.compile(rb"\n" + _SIZE + rb"\n" + _SIZE + rb"[!-~]+\x12[\1-\x7f][A-Za-
 LIBRARY = b"\x12"
 MIN_SPAN = 64  # bytes; larger values are read from the file on demand, smaller ones are held in memory
 MAX_OBJECTS = 1 << 28  # bytes of an object graph, which is parsed in memory
-MAX_SCOPE = 1000  # bytes of a function's name, which prefixes the names of its nodes
-SCOPE_RATIO = 16  # characters of functions' names, counted for each node they prefix, per byte of the graph
+MAX_SCOPE = 300  # bytes of a function's name, which prefixes the names of its nodes, of 25 bytes at least
 Range = tuple[int, int]  # the first byte of a message, and the one after its last
 
 
@@ -90,12 +89,10 @@ def open(url: str, how: Reading) -> Checkpoint:
 class Graph:
     """The constants of a graph and its functions.
 
-    frozen: the nodes that an Identity reads as freezing calls it. What may still come: characters (`scopes`) of
-    functions' names before the names of nodes, bytes (`filled`) of repeated last values.
+    frozen: the nodes that an Identity reads as freezing calls it. filled: bytes of repeated last values that may come.
     """
 
     f: Ranges
-    scopes: int
     filled: int
     constants: dict[str, Tensor] = field(default_factory=dict)
     frozen: set[str] = field(default_factory=set)
@@ -130,9 +127,6 @@ class Graph:
 
         raw = self.f.read(start, end - start)
         node = parse(pb.NodeDef, raw, f"the node at byte {start}")
-        self.scopes -= 2 * len(scope)
-        if self.scopes < 0:
-            raise UnsafeCheckpoint("the names of its functions are repeated without bound")
         name = scope + node.name
         if node.op == "Identity" and [source.split(":")[0] + "/read" for source in node.input] == [node.name]:
             self.frozen.add(name.removesuffix("/read"))
@@ -178,7 +172,7 @@ class Graph:
 def _constants(f: Ranges, where: Range, opaque: bool, alone: bool = False) -> Checkpoint:
     """The constants of the graph at `where` that are weights. alone: whether the graph is the file."""
     size = where[1] - where[0]
-    graph = Graph(f, SCOPE_RATIO * size + 2**20, FILL_RATIO * size + MAX_FILL)
+    graph = Graph(f, FILL_RATIO * size + MAX_FILL)
     complete = graph.read(*where)
     tensors = {name: t for name, t in graph.constants.items() if opaque or graph.is_weight(t)}
     notes = []

@@ -114,7 +114,7 @@ def _describe(url: str, found: dict[str, Described], room: int) -> int:
                     raise UnsafeCheckpoint("lists more slices than its files can hold")
                 tile = elements.tile_of(piece, shape)
                 count = checked_count(tile.shape)
-                key = f"{elements.slice_key(item.name, piece).hex()}:{code}:{count}"
+                key = elements.slice_key(item.name, piece), code, count
                 there.tiles.append((tile, Coded(__name__, url, key, count * kind.itemsize if kind else 0)))
     return room
 
@@ -130,11 +130,11 @@ def decode(coded: Coded) -> Iterator[bytes]:
     """The elements of one slice."""
     from . import messages_pb2 as pb
 
-    key, code, n = coded.key.split(":")
-    kind, count = elements.BY_CODE[int(code)], int(n)
+    key, code, count = coded.key
+    kind = elements.BY_CODE[code]
     with Reader(coded.url) as f:
-        raw = _table(coded.url, f.stamp).get(bytes.fromhex(key), f)
-    if kind.kind != "s" and len(raw) > WIDEST * count + len(key) + 2**12:  # TensorFlow writes each element once
+        raw = _table(coded.url, f.stamp).get(key, f)
+    if kind.kind != "s" and len(raw) > WIDEST * count + 2 * len(key) + 2**12:  # TensorFlow writes each element once
         raise CorruptCheckpoint(f"a slice of {count} elements takes {len(raw)} bytes")
     proto = parse(pb.SavedTensorSlices, raw, "a slice").data.data
     if proto.tensor_content:
