@@ -151,17 +151,18 @@ def _together(found: Iterable[Finding]) -> list[Finding]:
 
 
 def _odd(p: Picture, limit: Limits) -> Iterator[Finding]:
-    t, odd, weights = p.scan.tensor, p.scan.odd, p.scan.tensor.dtype.kind == "f" and not p.scan.tensor.role
-    low, top = p.scan.fences or (0.0, 0.0)
+    t, weights = p.tensor, p.tensor.dtype.kind == "f" and not p.tensor.role
+    low, top = p.fences or (0.0, 0.0)
     usual = f"{low:.3g} to {top:.3g}" if math.isfinite(low) else f"up to {top:.3g}"
-    for name, found, what, most in (
-        ("nan", odd.get("nan"), "NaN", 0.0),
-        ("inf", odd.get("inf"), "infinite", 0.0),
+    for name, what, most in (
+        ("nan", "NaN", 0.0),
+        ("inf", "infinite", 0.0),
         # scales make the largest of 8 bits usual
-        ("saturated", odd.get("saturated"), f"at the largest {t.dtype}", limit.get("saturated") or 0),
-        ("outliers", p.outliers, f"outside of {usual}", 0.0),
-        ("denormal", odd.get("denormal"), "denormal", (limit.get("denormal") or 0) * t.count),
+        ("saturated", f"at the largest {t.dtype}", limit.get("saturated") or 0),
+        ("outliers", f"outside of {usual}", 0.0),
+        ("denormal", "denormal", (limit.get("denormal") or 0) * t.count),
     ):
+        found = p.odd.get(name)
         wanted = t.dtype.itemsize > 1 if name == "saturated" else weights or name in ("nan", "inf")
         if found and found.count > most and wanted:
             index = tuple(map(int, np.unravel_index(found.first, t.shape)))
@@ -169,23 +170,23 @@ def _odd(p: Picture, limit: Limits) -> Iterator[Finding]:
             yield Finding(name, t.name, f"{found.count:,} of {t.count:,} {what}{first}", index)
     if not weights:  # slots are zero and uneven from the start
         return
-    s, far = p.scan.stats, limit.get("exploding")
+    s, far = p.stats, limit.get("exploding")
     both = (s.min or 0) < 0 < (s.max or 0)  # variances, which are of one sign, may be large
-    if far is not None and len(t.shape) > 1 and both and s.std and s.std > far and not p.outliers.count:
+    if far is not None and len(t.shape) > 1 and both and s.std and s.std > far and not p.odd["outliers"].count:
         yield Finding("exploding", t.name, f"standard deviation {s.std:.3g}")
     yield from _flat(p)
 
 
 def _flat(p: Picture) -> Iterator[Finding]:
     """All zero, constant, or with dead rows and columns."""
-    t, s = p.scan.tensor, p.scan.stats
+    t, s = p.tensor, p.stats
     if t.count > 1 and s.min is not None and s.min == s.max and not s.nan + s.inf:
         if s.min == 0 and len(t.shape) > 1:
             yield Finding("zero", t.name, f"all {t.count:,} values are zero")
         else:
             yield Finding("constant", t.name, f"all {t.count:,} values are {s.min:.3g}")
         return
-    for what, dead, axis in zip(("row", "column"), p.scan.dead, (0, -1), strict=False):
+    for what, dead, axis in zip(("row", "column"), p.dead, (0, -1), strict=False):
         if len(dead):
             first = ", ".join(map(str, dead[:4])) + " and more" * (len(dead) > 4)
             count = f"{len(dead):,} of {many(t.shape[axis], what)}"
@@ -197,17 +198,17 @@ def _flat(p: Picture) -> Iterator[Finding]:
 
 def _spikes(pictures: Sequence[Picture], times: float | None) -> Iterator[Finding]:
     series = defaultdict[tuple[str, str], list[Picture]](list)
-    for p, place in zip(pictures, places([p.scan.tensor for p in pictures]), strict=True):
-        t = p.scan.tensor
+    for p, place in zip(pictures, places([p.tensor for p in pictures]), strict=True):
+        t = p.tensor
         if place.stack and not t.role and t.dtype.kind == "f" and t.count > 1:
             series[place.stack, place.part].append(p)
     for alike in series.values():
-        varied = [(p.scan.tensor, p.scan.stats.std) for p in alike if p.scan.stats.std]
-        still = [p.scan for p in alike if p.scan.stats.std == 0]
+        varied = [(p.tensor, p.stats.std) for p in alike if p.stats.std]
+        still = [p for p in alike if p.stats.std == 0]
         if len(alike) >= SERIES and 3 * len(still) < len(varied):
-            for scanned in still:
-                text = f"all values are {scanned.stats.min:.3g}, which is so in few of {len(alike)} layers"
-                yield Finding("stuck", scanned.tensor.name, text)
+            for p in still:
+                text = f"all values are {p.stats.min:.3g}, which is so in few of {len(alike)} layers"
+                yield Finding("stuck", p.tensor.name, text)
         if times is None or len(varied) < SERIES:
             continue
         usual = median(std for _, std in varied)
@@ -222,7 +223,7 @@ def _duplicates(c: Checkpoint, pictures: Sequence[Picture], workers: int) -> Ite
     tied = {n for group in c.ties for n in group[1:]}
     alike = defaultdict[tuple[object, ...], list[Tensor]](list)
     for p in pictures:
-        t, s = p.scan.tensor, p.scan.stats
+        t, s = p.tensor, p.stats
         if t.count >= LEAST and not t.role and t.name not in tied and s.min != s.max:
             alike[(t.dtype, t.shape, *s[:6])].append(t)
     doubtful = [t for group in alike.values() if len(group) > 1 for t in group]
@@ -241,7 +242,7 @@ def _regressions(
     c: Checkpoint, reference: Checkpoint, pictures: Sequence[Picture], limit: Limits, workers: int
 ) -> Iterator[Finding]:
     """Compare names, shapes, steps and standard deviations; the values of `c` have been read."""
-    now = {p.scan.tensor.name: p.scan.stats for p in pictures}
+    now = {p.tensor.name: p.stats for p in pictures}
     alike = list[Tensor]()
     for name, old in reference.items():
         t = c.get(name)

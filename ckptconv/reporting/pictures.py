@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -184,12 +184,12 @@ class Bars(NamedTuple):
     above: int = 0
 
 
-@dataclass(frozen=True)
-class Scan:
-    """What the first reading found. odd: nan, inf, denormal and saturated. cells: of the heat map, rows x columns.
+class Picture(NamedTuple):
+    """What there is to see of a tensor. odd: nan, inf, denormal, saturated and, from the second reading, outliers.
 
-    dead: indices of the rows and of the columns that are all zero, if they were searched. fences: what lies outside is
-    an outlier. span: from where to where the histogram goes. kept: the values, if they are few.
+    cells: of the heat map, rows x columns. dead: indices of the rows and of the columns that are all zero, if they were
+    searched. fences: what lies outside is an outlier. span: from where to where the histogram goes. kept: the values
+    between the two readings, if they are few. bars: None if no value is finite, or none were wanted.
     """
 
     tensor: Tensor
@@ -199,21 +199,14 @@ class Scan:
     dead: Sequence[Array]
     fences: tuple[float, float] | None
     span: tuple[float, float] | None
-    kept: Sequence[Array] | None
-
-
-class Picture(NamedTuple):
-    """What there is to see of a tensor."""
-
-    scan: Scan
-    bars: Bars | None  # None if no value is finite, or none were wanted
-    outliers: Odd
+    kept: Sequence[Array] | None = None
+    bars: Bars | None = None
 
 
 # --- the first reading ------------------------------------------------------------------------------------------
 
 
-def scan(t: Tensor, sources: Sources, *, heat: bool = True, outlier: float = OUTLIER) -> Scan:
+def scan(t: Tensor, sources: Sources, *, heat: bool = True, outlier: float = OUTLIER) -> Picture:
     """Read a tensor once. outlier: how many interquartile ranges from the quartiles a value is an outlier."""
     sums, odd, at, sample = Sums(), dict[str, Odd](), 0, list[Array]()
     kept: list[Array] | None = [] if t.nbytes <= KEPT else None
@@ -234,7 +227,7 @@ def scan(t: Tensor, sources: Sources, *, heat: bool = True, outlier: float = OUT
     together = together[np.isfinite(together)] if sums.nan or sums.inf else together
     fences = spread(together, outlier) if t.dtype.kind == "f" else None
     dead = [np.flatnonzero(line.cells == 0) for line in lines]
-    return Scan(
+    return Picture(
         t, measured, odd, cells.cells if cells else None, dead, fences,
         span_of(measured, together), kept,
     )  # fmt: skip
@@ -308,7 +301,7 @@ def heat_of(t: Tensor) -> Heat | None:
 # --- the second reading -----------------------------------------------------------------------------------------
 
 
-def draw(scanned: Scan, sources: Sources, span: tuple[float, float] | None = None, *, bars: bool = True) -> Picture:
+def draw(scanned: Picture, sources: Sources, span: tuple[float, float] | None = None, *, bars: bool = True) -> Picture:
     """Find the outliers; with `bars` make the histogram, from span[0] to span[1] if it is given."""
     t, fences, span = scanned.tensor, scanned.fences, (span or scanned.span) if bars else None
     counts, beyond, at = np.zeros(BINS + 2, np.int64), Odd(), 0
@@ -325,7 +318,8 @@ def draw(scanned: Scan, sources: Sources, span: tuple[float, float] | None = Non
                     counts += counted(block, *span)
             at += flat.size
     made = Bars(*span, tuple(counts[1:-1].tolist()), int(counts[0]), int(counts[-1])) if span else None
-    return Picture(replace(scanned, kept=None), made, beyond)  # those of all tensors would be many
+    odd = {**scanned.odd, "outliers": beyond}
+    return scanned._replace(kept=None, bars=made, odd=odd)  # what was kept of all tensors would be much
 
 
 # --- a rectangle of a tensor, seen as a matrix ------------------------------------------------------------------

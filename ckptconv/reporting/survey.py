@@ -156,10 +156,10 @@ def _moved(a: Tensor, b: Tensor, sources: Sources) -> Array | None:
 
 
 def _values(pairs: Sequence[Pair]) -> dict[str, Any]:
-    out: dict[str, Any] = {m: [number(getattr(p.now.scan.stats, m)) for p in pairs] for m in MEASURES}
+    out: dict[str, Any] = {m: [number(getattr(p.now.stats, m)) for p in pairs] for m in MEASURES}
     out |= {"bins": [], "clip": {}, "heat": {}, "was": {}}
     for i, (p, old, moved) in enumerate(pairs):
-        s, bars, cells = p.scan.stats, p.bars, p.scan.cells if moved is None else moved
+        s, bars, cells = p.stats, p.bars, p.cells if moved is None else moved
         peak = max((n for x in (p, old) if x and x.bars for n in x.bars.counts), default=0)
         out["bins"].append(_bars(p, peak))
         if bars and (bars.low, bars.high) != (s.min, s.max):
@@ -167,7 +167,7 @@ def _values(pairs: Sequence[Pair]) -> dict[str, Any]:
         if cells is not None:
             out["heat"][i] = [*shaded(cells), moved is not None]
         if old and old.bars:
-            out["was"][i] = [_bars(old, peak), *(number(getattr(old.scan.stats, m)) for m in MEASURES[:4])]
+            out["was"][i] = [_bars(old, peak), *(number(getattr(old.stats, m)) for m in MEASURES[:4])]
     return out
 
 

@@ -48,7 +48,7 @@ def test_outliers_leave_the_histogram_and_are_counted(kept: int, monkeypatch: py
     array = NORMAL.copy()
     array[11], array[12, 3] = 1e4, -1e4
     drawn = pictured(array)
-    assert drawn.outliers == pictures.Odd(31, 11 * 30)
+    assert drawn.odd["outliers"] == pictures.Odd(31, 11 * 30)
     assert drawn.bars is not None
     assert (drawn.bars.below, drawn.bars.above) == (1, 30)
     assert sum(drawn.bars.counts) == array.size - 31
@@ -68,7 +68,7 @@ def test_cells_rows_and_columns_are_those_of_a_brute_force(
     array = np.random.default_rng(1).integers(-9, 10, shape).astype("f4")
     array[shape[0] // 2] = 0
     array[..., shape[-1] // 2] = 0
-    scan = pictured(array).scan
+    scan = pictured(array)
     dead = [[i for i in range(shape[k]) if not np.take(array, i, axis=k).any()] for k in (0, -1)]
     assert [x.tolist() for x in scan.dead] == dead
     matrix = np.abs(array.reshape(pictures.matrix(shape)))

@@ -132,7 +132,7 @@ def test_statistics_of_many_windows(tmp_path: Path) -> None:
     with Sources() as sources:
         found = pictures.stats(ckptconv.open(tmp_path / "x.npz")["x"], sources)
         drawn = pictures.draw(pictures.scan(ckptconv.open(tmp_path / "x.npz")["x"], sources), sources)
-    assert found == drawn.scan.stats
+    assert found == drawn.stats
     assert drawn.bars is not None
     finite = array[:-1].astype("f8")
     assert found.mean == pytest.approx(finite.mean(), rel=1e-12)
