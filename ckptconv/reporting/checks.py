@@ -15,7 +15,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -114,7 +114,7 @@ def check(c: Checkpoint, limit: Limits, *, workers: int = 1, reference: Checkpoi
     def look(t: Tensor, sources: Sources) -> Picture:
         return draw(scan(t, sources, heat=False, outlier=OUTLIER if far is None else far), sources, bars=False)
 
-    return _together(findings(c, each(tensors, look, workers), limit, workers=workers, reference=reference))
+    return findings(c, each(tensors, look, workers), limit, workers=workers, reference=reference)
 
 
 def findings(
@@ -134,17 +134,6 @@ def findings(
     order = {name: i for i, name in enumerate(CHECKS)}
     place = {name: i for i, name in enumerate(c)}
     return sorted((f for f in found if f.check in limit), key=lambda f: (order[f.check], place.get(f.tensor, 0)))
-
-
-def _together(found: Iterable[Finding]) -> list[Finding]:
-    """One finding for the constants of a module, such as a fresh norm."""
-    modules = defaultdict[object, list[Finding]](list)
-    for f in found:
-        modules[(f.check == "constant" and re.sub("[^./]+$", "", f.tensor)) or f].append(f)
-    return [
-        replace(first, text=f"{first.text}; constant too: {shortened([f.tensor for f in rest], 3)}") if rest else first
-        for first, *rest in modules.values()
-    ]
 
 
 # --- one tensor -------------------------------------------------------------------------------------------------

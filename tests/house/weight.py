@@ -30,7 +30,7 @@ AT_MOST = {
     "matching": 38.7,
     "rules": 35.4,
     "fuzz": 23.9,
-    "reporting": 16.8,
+    "reporting": 16.6,
     "moves": 17.6,
     "bulk": 14.1,
     "storage": 13.5,

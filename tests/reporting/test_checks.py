@@ -225,13 +225,6 @@ def test_values_that_are_all_alike(array: np.ndarray, check: str, text: str) -> 
     assert got == ([(check, text)] if check else [])
 
 
-def test_the_constants_of_a_module_are_one_note() -> None:
-    norm = {"a.weight": np.ones(8), "a.bias": np.zeros(8), "w": np.ones(2), "b": np.ones(2)}
-    assert [text for _, text in said(norm, "constant")] == [
-        "all 8 values are 1; constant too: a.bias", *["all 2 values are 1"] * 2
-    ]  # fmt: skip
-
-
 def first(count: int, value: float, dtype: str = "f4") -> dict[str, Any]:
     """Every second of the first values is this one."""
     array = NORMAL.astype(dtype)
