@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..api import reading
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
 Arrays = Path | Mapping[str, Any]
 Original = Arrays | Callable[..., Any]
 MATCH = (*SELECT, "force", "jobs")
+UNEQUAL = "no tensor values are equal: the two were probably trained separately, so pairs rest on names and shapes"
 HOPE = 0.5  # of the smaller side must find a partner
 LEFT_OVER = "tensors of the source are left over that could be its scale or offset, so that no constants are filled in"
 TORN = "tensors of this module go to several modules, into which others go as well"
@@ -251,13 +251,13 @@ def propose(
     source, target = (_renamed(c, new) for c, new in zip((source, target), spelled, strict=True))
     source_cast, notes = _of_one_dtype(source, target)
     sides = weights(source_cast), weights(target)
-    found = _by_values(sides, workers) if values else Found()
-    notes += found.notes
+    read = values and all(any(t.parts for t in side.tensors.values()) for side in sides)
+    found = find(sides[0].tensors, sides[1].tensors, workers) if read else Found()
+    notes += found.notes + [UNEQUAL] * (read and not found.trained and not found.pairs)
     if found.trained:
         sides = replace(sides[0], prints=found.prints[0]), replace(sides[1], prints=found.prints[1])
-    before = in_front(sides[0].tensors, sides[1].tensors, sides[1].kinds)
-    back = Judge(sides[1], in_front(sides[1].tensors, sides[0].tensors, sides[0].kinds), module=True)
-    judge = Judge(sides[0], before, module=bool(sides[1].kinds), target=back)
+    back = Judge(sides[1], in_front(*sides[::-1]), module=True)
+    judge = Judge(sides[0], in_front(*sides), module=bool(sides[1].kinds), target=back)
     pairs = list(found.pairs)
     done = set(found.copies), {n for t in found.ties for n in t}
     pairs += by_modules(left(sides, pairs, done), judge, pairs, sides)
@@ -275,17 +275,19 @@ def propose(
     settled = done[0] | set(copies), done[1] | {n for t in ties for n in t}
     pairs = [*_in_doubt(pairs, sides, left(sides, pairs, settled)[0])]
     rest = left(sides, pairs, settled)
-    paired = sum(len(p.targets) for p in pairs)
-    hopeful = paired >= HOPE * max(1, min(len(side.tensors) for side in sides))
     order = {n: k for k, n in enumerate(sides[0].tensors)}
     pairs.sort(key=lambda p: order[p.sources[0]])
     old = [{new: name for name, new in names.items()} for names in spelled]
-    of = partial(_spelled, old)
+
+    def of(side: int, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(old[side].get(n, n) for n in names)
+
     return Proposal(
-        tuple(_respelled(p, old) for p in pairs),
+        tuple(p._replace(sources=of(0, p.sources), targets=of(1, p.targets), rivals=of(1, p.rivals),
+                         fills=tuple((old[1].get(n, n), v) for n, v in p.fills)) for p in pairs),
         tuple(of(1, names) for names in ties), dict(zip(of(0, copies), of(0, copies.values()), strict=True)),
         of(0, rest[0].tensors), of(1, rest[1].tensors), tuple(notes),
-        of(0, (n for n, t in source.items() if not t.role)), "" if hopeful else _unlike(sides, paired),
+        of(0, (n for n, t in source.items() if not t.role)), _unlike(sides, sum(len(p.targets) for p in pairs)),
     )  # fmt: skip
 
 
@@ -293,16 +295,6 @@ def _hopeless(sides: Sides) -> UsageError | ConversionError:
     if empty := [word for word, side in zip(("source", "target"), sides, strict=True) if not side.tensors]:
         return UsageError(f"the {' and the '.join(empty)} has no weights: there is nothing to match")
     return ConversionError(f"{_unlike(sides, 0)}: nothing can be proposed")
-
-
-def _spelled(old: Sequence[Mapping[str, str]], side: int, names: Iterable[str]) -> tuple[str, ...]:
-    """Names of a side as the checkpoint has them."""
-    return tuple(old[side].get(n, n) for n in names)
-
-
-def _respelled(p: Pair, old: Sequence[Mapping[str, str]]) -> Pair:
-    of, fills = partial(_spelled, old), tuple((old[1].get(n, n), v) for n, v in p.fills)
-    return p._replace(sources=of(0, p.sources), targets=of(1, p.targets), rivals=of(1, p.rivals), fills=fills)
 
 
 def _renamed(checkpoint: Checkpoint, new: Mapping[str, str]) -> Checkpoint:
@@ -345,16 +337,6 @@ def _of_one_dtype(source: Checkpoint, target: Checkpoint) -> tuple[Checkpoint, l
     return source, []
 
 
-def _by_values(sides: Sides, workers: int) -> Found:
-    if not all(any(t.parts for t in side.tensors.values()) for side in sides):
-        return Found()
-    found = find(sides[0].tensors, sides[1].tensors, workers)
-    if not found.trained and not found.pairs:
-        text = "no tensor values are equal: the two were probably trained separately, so pairs rest on names and shapes"
-        found.notes.append(text)
-    return found
-
-
 def _tied(groups: Iterable[Sequence[str]], paired: set[str], known: set[str]) -> list[tuple[str, ...]]:
     """Names that share a tensor: one that is paired, then those that are neither paired nor known."""
     both = [([n for n in g if n in paired], [n for n in g if n not in paired | known]) for g in groups]
@@ -362,5 +344,8 @@ def _tied(groups: Iterable[Sequence[str]], paired: set[str], known: set[str]) ->
 
 
 def _unlike(sides: Sides, paired: int) -> str:
+    """Why the two may not be one model; '' if enough tensors are paired."""
+    if paired >= HOPE * max(1, min(len(side.tensors) for side in sides)):
+        return ""
     counts = " and ".join(f"{len(side.tensors)} tensors" for side in sides)
     return f"these do not look like the same model: they have {counts}, of which {paired} could be paired"

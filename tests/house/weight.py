@@ -23,11 +23,11 @@ AIM = {  # thousand tokens
     "__main__.py": 0.1, "tests": 330.0, "benchmarks": 45.0, "fixtures": 45.0, "fuzz": 25.0, "tools": 8.0,
 }  # fmt: skip
 AT_MOST = {
-    "tests": 329.3,
+    "tests": 329.2,
     "formats": 103.3,
     "benchmarks": 45.1,
     "fixtures": 42.8,
-    "matching": 38.7,
+    "matching": 38.6,
     "rules": 35.4,
     "fuzz": 23.9,
     "reporting": 16.6,

@@ -150,18 +150,18 @@ def without_image(order: Order, shape: Shape) -> Order:
     return Order() if left == right else Order(f"{left} -> {right}")
 
 
-def in_front(a: Mapping[str, Tensor], b: Mapping[str, Tensor], kinds: Mapping[str, str]) -> dict[int, int]:
+def in_front(a: Side, b: Side) -> dict[int, int]:
     """The widths of dense layers right before a convolution that takes part of them as channels, and how many.
 
     Not as many as a convolution's own channels; and where another matrix takes as many inputs, which then may stand
-    after an image, only if both sides have that order: 0 if torch's alone has it. `kinds` are the target's classes.
+    after an image, only if both sides have that order: 0 if torch's alone has it.
     """
-    dense = [t.shape for n, t in a.items() if len(t.shape) == 2 and is_kernel(leaf(n))]
-    convolved = {n for t in a.values() if len(t.shape) > 2 for n in t.shape[-2:]}
-    ours = _right_before(b, kinds, torch=True)
-    theirs = _right_before(a, {}, torch=False)
+    dense = [t.shape for n, t in a.tensors.items() if len(t.shape) == 2 and is_kernel(leaf(n))]
+    convolved = {n for t in a.tensors.values() if len(t.shape) > 2 for n in t.shape[-2:]}
+    ours = _right_before(b.tensors, b.kinds, torch=True)
+    theirs = _right_before(a.tensors, {}, torch=False)
     out = {}
-    for own, channels in (theirs | ours if kinds else ours | theirs).items():  # a state dict does not say: transposed
+    for own, channels in (theirs | ours if b.kinds else ours | theirs).items():  # a state dict does not say: transposed
         taken = any(shape[0] == own[1] for shape in dense if shape != own)
         if own in dense and own[1] not in convolved and (not taken or own in ours):
             out[own[1]] = channels if not taken or own in theirs else 0
