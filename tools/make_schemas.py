@@ -147,16 +147,6 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
             notes=NOTES,
         ),
     ),
-    "dry-run-into": (
-        "ckptconv convert ... --into MODULE --dry-run --json",
-        record(
-            "What would be loaded into the module; if it does not fit, there is an error.",
-            loaded=many(text(), "The tensors that would be loaded."),
-            missing=many(text(), "Buffers that the source lacks, as the module makes them."),
-            cast=many(text(), "The tensors that would be cast to the module's dtype."),
-            notes=NOTES,
-        ),
-    ),
     "inspect": (
         "ckptconv inspect ... --json",
         record(

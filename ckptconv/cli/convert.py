@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..api.options import CHANGE, RESOURCES, SELECT, TARGET, names_code, parse_options
+from ..api.options import CHANGE, RESOURCES, SELECT, TARGET
 from . import show, suggestions
 from .options import Json, Quiet, command, takes
 
@@ -20,14 +17,13 @@ EXAMPLES = """Examples:
   ckptconv model.ckpt -o out.npz --weights-only --dtype float16
   ckptconv model.ckpt -o out.npz --include 'encoder/*' --exclude '*/bias'
   ckptconv bert.ckpt -o bert.pt -c auto              names and layouts of the other framework
-  ckptconv model.ckpt -o model.pt -c rules.toml --into mypackage.model:build
+  ckptconv model.ckpt -o model.pt -c rules.toml --like mypackage.model:build
   ckptconv a.ckpt b.ckpt -o ab.ckpt --scope a --scope b
   ckptconv model.ckpt -o out.npz --dry-run       what would happen, tensor by tensor
 """
 
 if TYPE_CHECKING:
-    from .. import Checkpoint, Match
-    from ..api.result import Report
+    from .. import Match
 
 
 @takes(*SELECT, *CHANGE, *TARGET, *RESOURCES)
@@ -38,13 +34,6 @@ def convert(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="DST", help="The file, prefix, folder or URL to write.")
     ],
-    into: Annotated[
-        str,
-        typer.Option(
-            metavar="MODULE:CALLABLE",
-            help="Load into the torch module that this builds, and write its state.",
-        ),
-    ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Print what would happen to each tensor; write nothing.")
     ] = False,
@@ -64,9 +53,6 @@ def convert(
     if "like" in options:
         _like(sources, options)
     if dry_run:
-        if into:
-            _show_fit(into, sources, options, as_json)
-            return
         plan = writing.dry_run(sources, output, **options)
         if as_json:
             show.as_json(plan.to_json())
@@ -76,10 +62,7 @@ def convert(
         show.talk(plan.sum())
         return
     with show.progress(quiet or as_json) as progress:
-        if into:
-            done = _write_state(into, sources, output, options | {"progress": progress}, quiet)
-        else:
-            done = writing.convert(sources, output, progress=progress, **options)
+        done = writing.convert(sources, output, progress=progress, **options)
     if as_json:
         show.as_json(done.to_json())
     elif not quiet or done.damaged:
@@ -113,62 +96,12 @@ def _matched(sources: list[str], options: dict[str, Any], shown: str) -> Match:
     made = found.proposal
     known = opened(sources[0], **taken).values() if made.source_only else ()
     left = [t for t in known if t.name in made.source_only and not role(t)]
-    doubts = {"to look at": made.doubtful, "missing in the source": made.target_only, "left over in it": left}
-    counts = ", ".join(f"{many(len(some), 'tensor')} {what}" for what, some in doubts.items() if some)
-    if counts or found.doubt:
+    own = "num_batches_tracked"  # which torch counts itself, so that `like` keeps it
+    lacking = [n for n in made.target_only if not (n.endswith(own) or options.get("partial"))]
+    counts = {"to look at": len(made.doubtful), "missing in the source": len(lacking), "left over in it": len(left)}
+    doubts = ", ".join(f"{many(n, 'tensor')} {what}" for what, n in counts.items() if n)
+    if doubts or found.doubt:
         line = command("match", [redacted(sources[0]), shown], taken | {"no_values": True})
-        what = f"the rules are doubtful: {counts or found.doubt}"
+        what = f"the rules are doubtful: {doubts or found.doubt}"
         raise ConversionError(f"{what}; `{line} -o rules.toml` shows them, then give -c rules.toml")
     return found
-
-
-def _write_state(into: str, sources: list[str], output: str, options: dict[str, Any], quiet: bool) -> Report:
-    """Load into the module that `--into` names and write its state; the report is of both."""
-    from .. import Note
-    from ..api.writing import write
-    from ..torch import load_into, snapshot
-
-    found, module, stamps = _both(into, sources, options)
-    loaded = load_into(module, found)
-    if not quiet:
-        show.talk(f"{into}: {loaded.described('loaded')}")
-    beside = tuple(n for n, t in found.items() if t.role and n not in loaded.loaded)
-    made = (
-        Note("assumed", "not in the source: as the module makes them", loaded.missing),
-        Note("dropped", "training state, which a module does not hold", beside),
-    )
-    state = replace(snapshot(module), notes=(*found.notes, *(n for n in made if n.names)))
-    casts = Counter(f"{found[n].dtype} to {state[n].dtype}" for n in loaded.cast)
-    done = write(state, output, parse_options(options), sources, stamps=stamps)
-    return replace(done, loss=loaded.loss, casts=casts)
-
-
-def _show_fit(into: str, sources: list[str], options: dict[str, Any], as_json: bool) -> None:
-    """What would be loaded, by names and shapes; an error if it is one of the run itself."""
-    from ..torch import fitted
-
-    found, module, _ = _both(into, sources, options, meta=True)
-    fit = fitted(module, found)
-    if as_json:
-        notes = [n.to_json() for n in found.notes]
-        show.as_json({"loaded": fit.loaded, "missing": fit.missing, "cast": fit.cast, "notes": notes})
-        return
-    show.talk(f"{into}: {fit.described('would fit')}")
-    show.notes(found.notes)
-
-
-def _both(
-    into: str, sources: list[str], options: dict[str, Any], *, meta: bool = False
-) -> tuple[Checkpoint, Any, Mapping[str, tuple[int, ...]]]:
-    """The checkpoint, the module that `--into` names, with `meta` without memory, and the stamps of the sources."""
-    from ..api.reading import dated
-    from ..errors import UsageError
-    from ..torch import build
-
-    if not names_code(into):
-        raise UsageError(f"--into takes package.module:callable, not {into!r}")
-    how = parse_options(options)
-    if how.dtype:
-        raise UsageError("--into writes the dtypes that the module has; convert what it writes with dtype=")
-    found, stamps = dated(sources, how, guard=how.verify is not False)
-    return replace(found, hashes={}), build(into, meta=meta), stamps  # compared, or not to be compared

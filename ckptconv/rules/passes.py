@@ -39,6 +39,7 @@ SLOT = re.compile(
 STEP = re.compile(
     r"(?:.*/)?(?:global_step|save_counter|beta[12]_power(?:_\d+)?|_?iterations|train_steps?|current_step)"
 )
+TRACKED = "num_batches_tracked"  # which torch alone counts
 FLAT = re.compile(r"(.*\.)?_?flat_param", re.DOTALL)
 SCOPES = 64  # before a slot's variable, at most: a hostile name has as many as it has characters
 STATE = re.compile(r"(?:.*/)?(?:_?learning_rate|loss_scale|current_loss_scale|good_steps)")
@@ -175,9 +176,9 @@ def in_roles(counts: Mapping[str, int]) -> str:
 def like(checkpoint: Checkpoint, template: Checkpoint, *, partial: bool = False) -> Checkpoint:
     """What a checkpoint gives under the names, order, ties and metadata of a template.
 
-    The template keeps its own training state (slots, counters), and with `partial` also weights that the checkpoint
-    does not have; the notes say so. ConversionError lists weights that only one of them has, or that differ in dtype
-    or shape.
+    The template keeps its own training state (slots, counters, torch's count of batches), and with `partial` also
+    weights that the checkpoint does not have; the notes say so. ConversionError lists weights that only one of them
+    has, or that differ in dtype or shape.
     """
     owners = template.owners()
     given = {n: checkpoint.get(n) or checkpoint.get(owners[n]) for n in template}
@@ -186,13 +187,13 @@ def like(checkpoint: Checkpoint, template: Checkpoint, *, partial: bool = False)
         for n, own in template.items() if (t := given[n]) and (t.dtype, t.shape) != (own.dtype, own.shape)
     ]  # fmt: skip
     kept = [n for n, own in template.items() if not given[n]]
-    lost = [n for n in kept if not template[n].role and not partial]
+    lost = [n for n in kept if not (template[n].role or n.endswith(TRACKED) or partial)]
     wrong += [f"{f}: only the template has it" for f in fold(lost)]
     left = [n for n, t in checkpoint.items() if n not in given]
     wrong += [f"{f}: only the source gives it" for f in fold([n for n in left if not checkpoint[n].role])]
     if wrong:
         raise ConversionError(f"the template wants other tensors:\n{listing(wrong)}")
-    what = in_roles(Counter(template[n].role or "weight" for n in kept))
+    what = in_roles(Counter(template[n].role or ("step" if n.endswith(TRACKED) else "weight") for n in kept))
     notes = (
         Note("assumed", f"the template's own values stay: {what}", tuple(kept)),
         Note("dropped", "not in the template", tuple(left)),

@@ -86,7 +86,7 @@ WORDS = (
     ("inspect", "m.pt", "--include", "{}x"), ("inspect", "m.pt", "--at", "{}"),
     ("m.pt", "-o", "x.npz", "--dtype", "{}"),
     ("m.pt", "-o", "{}/y.npz", "--force"), ("m.pt", "-o", "{}.npz", "--to", "{}"), ("m.pt", "-o", "x.npz", "-c", "{}"),
-    ("m.pt", "-o", "x.npz", "--engine", "{}"), ("m.pt", "-o", "x.npz", "--into", "{}:{}"), ("converters", "show", "{}"),
+    ("m.pt", "-o", "x.npz", "--engine", "{}"), ("m.pt", "-o", "x.npz", "--like", "{}:{}"), ("converters", "show", "{}"),
     ("report", "m.pt", "-o", "{}/r.html", "--force"), ("zoo", "{}", "nothing{}", "-o", "out"), ("zoo", "status", "out"),
     ("zoo", "o.pt", "meta.safetensors", "cut.safetensors", "-o", "out", "--resume", "-c", "7.toml"),
     ("zoo", "status", "{}"),

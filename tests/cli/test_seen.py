@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -89,101 +87,6 @@ def test_losses_and_all_names_with_verbose(cli: Run, model: Path) -> None:
     assert "lossy: dense/kernel" not in done.stderr
     short = cli(model, "-o", "o.npz", "--dtype", "float16").stderr
     assert "lossy: of 1 tensor, 3 values became infinite or NaN: dense/bias\n" in short
-
-
-MODULE = """
-import torch
-def net():
-    made = torch.nn.Module()
-    made.w = torch.nn.Parameter(torch.zeros(2, 3))
-    return made
-"""
-
-
-def test_a_module_is_checked_before_it_is_written(cli: Run, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    (tmp_path / "into_net.py").write_text(MODULE)
-    ckptconv.save({"w": np.ones((2, 3), "f4")}, tmp_path / "w.npz")
-    dry = cli("w.npz", "-o", "w.pt", "--into", "into_net:net", "--dry-run")
-    assert (dry.returncode, dry.stdout) == (0, "")
-    assert dry.stderr == "into_net:net: 1 tensor would fit\n"
-    assert not (tmp_path / "w.pt").exists()
-    wrong = cli("w.npz", "-o", "w.pt", "--into", "net")
-    assert (wrong.returncode, wrong.stderr) == (2, "error: --into takes package.module:callable, not 'net'\n")
-    for options, said in ((["-q"], False), ([], True)):
-        done = cli("w.npz", "-o", "w.pt", "--force", "--into", "into_net:net", *options)
-        assert (done.returncode, "into_net:net: " in done.stderr) == (0, said)
-    assert (ckptconv.open(tmp_path / "w.pt")["w"].numpy() == 1).all()
-
-
-def test_what_the_casts_of_a_module_lost_is_said(cli: Run, tmp_path: Path) -> None:
-    """And a dtype that the module does not have is refused: it would be cast to, and back."""
-    pytest.importorskip("torch")
-    (tmp_path / "narrow_net.py").write_text(MODULE)
-    ckptconv.save({"w": np.array([[1e300, 1e-300, 0], [1, np.inf, -1e-99]])}, tmp_path / "w.npz")
-    line = ("w.npz", "-o", "w.pt", "--into", "narrow_net:net", "--force")
-    told = json.loads(cli(*line, "--json").stdout)
-    assert (told["loss"], told["casts"]) == ({"w": [1, 2]}, {"float64 to float32": 1})
-    shown = cli(*line).stderr
-    assert shown.count("lossy: of 1 tensor, 1 values became infinite or NaN and 2 became zero: w\n") == 1
-    assert "1 tensor (1 cast from float64 to float32)" in shown
-    for options in ([], ["-n"]):
-        done = cli(*line, "--dtype", "float16", *options)
-        assert (done.returncode, done.stderr) == (
-            2, "error: --into writes the dtypes that the module has; convert what it writes with --dtype\n",
-        )  # fmt: skip
-
-
-MISFITS = {  # beside the weight: tensors of the source, and what is wrong with them
-    "unexpected": ({"other": np.zeros(2)}, "1 not in the module:"),
-    "a shape": ({"w": np.ones((3, 2), "f4")}, "1 with another shape:"),
-    "missing": ({"w": None, "b": np.zeros(2, "f4")}, "1 missing in the source"),
-}
-
-
-@pytest.mark.parametrize("what", MISFITS)
-def test_a_dry_run_into_a_module_fails_where_the_run_does(what: str, cli: Run, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    (tmp_path / "misfit_net.py").write_text(MODULE)
-    more, said = MISFITS[what]
-    tensors = {"w": np.ones((2, 3), "f4")} | more
-    ckptconv.save({n: v for n, v in tensors.items() if v is not None}, tmp_path / "w.npz")
-    line = ("w.npz", "-o", "w.pt", "--into", "misfit_net:net")
-    done = [cli(*line, *options) for options in ([], ["-n"], ["-n", "--json"])]
-    assert [d.returncode for d in done] == [6, 6, 6]
-    assert all(said in d.stderr for d in done)
-    assert json.loads(done[2].stdout)["error"]["exit"] == 6
-
-
-BUFFER = """
-import torch
-def net():
-    made = torch.nn.Module()
-    made.w = torch.nn.Parameter(torch.zeros(2, 3))
-    made.register_buffer("mean", torch.zeros(50))
-    return made
-"""
-
-
-@pytest.mark.parametrize("options", [[], ["-q"], ["--json"]])
-def test_what_a_module_was_not_given_is_said(options: list[str], cli: Run, tmp_path: Path) -> None:
-    """A damaged buffer keeps the value that the module made: the notes on the source go with the output."""
-    pytest.importorskip("torch")
-    (tmp_path / "buffer_net.py").write_text(BUFFER)
-    mean = np.full(50, 3.5, "f4")
-    ckptconv.save({"w": np.ones((2, 3), "f4"), "mean": mean}, tmp_path / "w.npz")
-    raw = bytearray((tmp_path / "w.npz").read_bytes())
-    raw[raw.find(mean.tobytes()) + 5] ^= 0xFF
-    (tmp_path / "w.npz").write_bytes(raw)
-    done = cli("w.npz", "-o", "w.pt", "--into", "buffer_net:net", "--keep-going", *options)
-    assert done.returncode == 1
-    if options == ["--json"]:
-        told = json.loads(done.stdout)
-        assert list(told["damaged"]) == ["mean"]
-        assert [(n["kind"], n["names"]) for n in told["notes"]] == [("damaged", ["mean"]), ("assumed", ["mean"])]
-    else:
-        assert re.search(r"^damaged: .*\(mean\)$", done.stderr, re.M)
-        assert "assumed: not in the source: as the module makes them (mean)\n" in done.stderr
 
 
 # --- the end ------------------------------------------------------------------------------------------------------

@@ -48,6 +48,11 @@ def test_what_does_not_fit_is_an_error_that_lists_it(given: dict[str, Any], says
     assert not list(tmp_path.iterdir())
 
 
+def test_a_template_of_torch_counts_its_batches_itself(tmp_path: Path) -> None:
+    ckptconv.convert(GIVEN, tmp_path / "x.npz", like=TEMPLATE | {"bn.num_batches_tracked": np.array(0)})
+    assert ckptconv.open(tmp_path / "x.npz")["bn.num_batches_tracked"].numpy() == 0
+
+
 def test_the_template_keeps_what_a_part_lacks(tmp_path: Path) -> None:
     done = ckptconv.convert(
         {"a": GIVEN["a"], "a/Adam": np.ones((2, 3))}, tmp_path / "x.npz", like=TEMPLATE, partial=True

@@ -51,11 +51,11 @@ def test_nothing_is_imported_from_it(command: str, home: Path) -> None:
 
 def test_code_that_is_named_brings_nothing_else_from_there(home: Path, tmp_path: Path) -> None:
     """Of a package that is installed nothing is sought in the working folder, and nothing later either."""
-    pytest.importorskip("torch", reason="--into builds a module of torch")
+    pytest.importorskip("torch", reason="--like builds a module of torch")
     (tmp_path / "trusted_net.py").write_text("import torch\ndef build():\n    return torch.nn.Linear(3, 2)\n")
     ckptconv.save({"weight": np.ones((2, 3), "f4"), "bias": np.ones(2, "f4")}, home / "in" / "net.npz")
     (home / "trusted_net.py").write_text('open(__file__ + ".ran", "w").close()\n')
-    command = [str(BINARY), "convert", "in/net.npz", "--into", "trusted_net:build", "-o", "net.safetensors"]
+    command = [str(BINARY), "convert", "in/net.npz", "--like", "trusted_net:build", "-o", "net.safetensors"]
     paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(tmp_path))))
     env = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run(command, cwd=home, env=env, capture_output=True, text=True, timeout=120, check=False)

@@ -16,7 +16,6 @@ from kit import ROOT
 
 import ckptconv
 from ckptconv.api.memory import gathered
-from ckptconv.cli.main import main
 from ckptconv.errors import ConversionError, UsageError
 from ckptconv.verification.compare import Step, departure, step
 
@@ -389,46 +388,6 @@ def test_a_layer_without_shapes_that_is_not_loaded() -> None:
     ):
         with pytest.raises(UsageError, match=r"run the module once(.|\n)*head\."):
             refused()
-
-
-# --- the command line -------------------------------------------------------------------------------------------------
-
-
-def command(*argv: str) -> int:
-    with pytest.raises(SystemExit) as e:
-        main([*argv])
-    return int(e.value.code or 0)
-
-
-MODULE = """
-from torch import nn
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 2)
-def other():
-    return nn.Conv2d(3, 9, 3)
-"""
-
-
-def test_what_a_module_does_not_hold_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """So that no source is replaced of which it is left out."""
-    (tmp_path / "my_net.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    weights = {
-        f"{n}.{w}": np.ones(s, "f4")
-        for n, s in (("a", (5, 4)), ("b", (2, 5)))
-        for w, s in (("weight", s), ("bias", s[:1]))
-    }
-    ckptconv.save(weights | {"a.weight/Adam": np.ones((5, 4), "f4")}, tmp_path / "m.safetensors", max_shard_size=90)
-    source, out = str(tmp_path / "m.safetensors.index.json"), str(tmp_path / "m.safetensors")
-    assert command(source, "--into", "my_net:Net", "-o", str(tmp_path / "n.pt")) == 0
-    assert "training state, which a module does not hold (1)" in capsys.readouterr().err
-    assert command(source, "--into", "my_net:Net", "-o", out, "--force") == 9
-    assert "would replace or remove its own source" in capsys.readouterr().err
-    assert "a.weight/Adam" in ckptconv.open(source)
 
 
 # --- the tutorials ----------------------------------------------------------------------------------------------------
