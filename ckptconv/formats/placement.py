@@ -70,6 +70,13 @@ class Placement(NamedTuple):
         return found.with_tensors({before.get(n, n): t for n, t in found.tensors.items()}) if before else found
 
 
+def together(placed: Sequence[Placement]) -> Placement:
+    """The layout of several files, each of which was laid out by itself."""
+    slots = {name: slot for p in placed for name, slot in p.slots.items()}
+    patches = [patch for p in placed for patch in p.patches]
+    return Placement([f for p in placed for f in p.files], slots, patches, placed[0].check)
+
+
 class Writer(Protocol):
     """Lay out an output. All methods are pure; the engine does all writing."""
 

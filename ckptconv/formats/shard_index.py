@@ -21,7 +21,7 @@ from ..output.destination import OutputFile
 from ..storage.files import read_all
 from ..storage.json import parse_json
 from .own_metadata import hashes_of, unhashed
-from .placement import Patch, Placement, Slot
+from .placement import Patch, Placement, Slot, together
 
 SUFFIX = ".index.json"
 MAX_SIZE = 200_000_000  # bytes
@@ -60,15 +60,12 @@ def place(
     shards = cut(checkpoint, limit, owners)
     stem, count = whole.removesuffix(suffix), len(shards)
     names = [f"{stem}-{i:05d}-of-{count:05d}{suffix}" for i in range(1, count + 1)] if count > 1 else [whole]
-    placed = [lay_out(name, shard) for name, shard in zip(names, shards, strict=True)]
-    files = [f for p in placed for f in p.files]
-    slots = {name: slot for p in placed for name, slot in p.slots.items()}
-    patches = [patch for p in placed for patch in p.patches]
+    files, slots, patches, check, *_ = together([lay_out(*each) for each in zip(names, shards, strict=True)])
     if count > 1:
-        patches.append(index(whole, slots, checkpoint.metadata))
-        files.append(OutputFile(whole + SUFFIX, len(patches[-1].data)))
+        patches = [*patches, index(whole, slots, checkpoint.metadata)]
+        files = [*files, OutputFile(whole + SUFFIX, len(patches[-1].data))]
     stale = rf"{re.escape(whole)}({re.escape(SUFFIX)})?|{re.escape(stem)}-\d{{5}}-of-\d{{5}}{re.escape(suffix)}"
-    return Placement(files, {name: slots[name] for name in checkpoint}, patches, placed[0].check, stale)
+    return Placement(files, {name: slots[name] for name in checkpoint}, patches, check, stale)
 
 
 def cut(checkpoint: Checkpoint, limit: int | None, owners: Mapping[str, str]) -> list[Checkpoint]:

@@ -62,6 +62,10 @@ def check_tiling(name: str, shape: tuple[int, ...], tiles: Sequence[Tile], url: 
 
 def joined(name: str, shape: tuple[int, ...], pieces: Sequence[tuple[Tensor, tuple[int, ...]]], url: str) -> Tensor:
     """One tensor of pieces of a dtype, each with the index of its first element; they must tile it."""
+    for t, start in pieces:
+        if {len(start), len(t.shape)} != {len(shape)} or min(start, default=0) < 0:
+            what = f"a chunk at {list(start)} of size {list(t.shape)} is not part of it"
+            raise CorruptCheckpoint(what, url=url, tensor=name)
     check_tiling(name, shape, [Tile(start, t.shape) for t, start in pieces], url)
     steps, first = c_strides(shape), pieces[0][0]
     if not prod(shape):

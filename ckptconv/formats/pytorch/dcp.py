@@ -193,8 +193,6 @@ def _tensor(name: str, about: Inert, stored_at: Callable[[str, tuple[int, ...]],
     checked_count(shape, tensor=name)
     for chunk in attribute(about, "chunks", kind=list):
         at, size = (ints(attribute(chunk, key), key) for key in ("offsets", "sizes"))
-        if {len(at), len(size)} != {len(shape)} or min(at, default=0) < 0:
-            raise CorruptCheckpoint(f"a chunk at {list(at)} of size {list(size)} is not part of it", tensor=name)
         view = stored_at(name, at)
         if type(view) is not View or (piece := stored(name, view)) is None:
             raise CorruptCheckpoint("a chunk of it is not a plain tensor", tensor=name)

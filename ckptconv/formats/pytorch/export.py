@@ -49,26 +49,25 @@ def open(url: str, how: Reading) -> Checkpoint:
         if WEIGHTS not in archive.members:
             text = "is a PyTorch package without a table of weights (AOTInductor); take the checkpoint it was made from"
             raise UnknownFormat(text)
-        raw = archive.pickle(WEIGHTS)
-        tensors = _tensors(archive, raw)
-        apart = tuple(_config(archive, archive.pickle(CONSTANTS))) if CONSTANTS in archive.members else ()
+        tensors, size = _tensors(archive), archive.members[WEIGHTS].size
+        apart = tuple(_config(archive, CONSTANTS)) if CONSTANTS in archive.members else ()
     text = "tensors of the program that are not in its state_dict(), such as buffers that are not persistent"
     notes = [Note("skipped", text, apart)] if apart else []
-    return checkpoint(tensors, len(raw), how, url=url, format="pt2", notes=notes)
+    return checkpoint(tensors, size, how, url=url, format="pt2", notes=notes)
 
 
-def _config(archive: Archive, raw: bytes) -> dict[str, Any]:
-    table = parse_json(raw, archive.f.url)
+def _config(archive: Archive, name: str) -> dict[str, Any]:
+    table = parse_json(archive.pickle(name), archive.f.url)
     config = table.get("config") if type(table) is dict else None
     if type(config) is not dict:
         raise CorruptCheckpoint("its table of weights has no config")
     return config
 
 
-def _tensors(archive: Archive, raw: bytes) -> dict[str, View]:
+def _tensors(archive: Archive) -> dict[str, View]:
     """A view for each name; names of one file share its storage."""
     out, storages = {}, dict[str, Storage]()
-    for name, about in _config(archive, raw).items():
+    for name, about in _config(archive, WEIGHTS).items():
         try:
             path, meta = str(about["path_name"]), about["tensor_meta"]
             kind, layout, pickled = meta["dtype"], meta["layout"], about["use_pickle"]

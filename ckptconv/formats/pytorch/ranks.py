@@ -31,7 +31,7 @@ from .. import safetensors
 from ..complete import RANKED
 from ..detect import open_checkpoint
 from ..own_metadata import lost
-from ..placement import Patch, Placement, folder_name, refuse_shards, refuse_unheld
+from ..placement import Patch, Placement, folder_name, refuse_shards, refuse_unheld, together
 from ..table import DISTRIBUTED, Reading
 from ..tiling import joined
 from .archive import PICKLE, TorchWriter, enter
@@ -213,7 +213,7 @@ def _part(rank: int, boxes: Boxes, make: Any, kind: Any, args: Any, state: Any) 
     shards = halves[0] if halves and type(halves[0]) is list else None
     attributes: Mapping[Any, Any] = next((half for half in halves if type(half) in (dict, Ordered)), {})
     if shards is not None:
-        boxes[key] = [_shard(s, value.shape) for s in shards]
+        boxes[key] = [_shard(s) for s in shards]
     else:
         boxes[key] = [_local(rank, value.shape, attributes)]
     return value._replace(storage=Storage(UNTYPED, key, None, 0))
@@ -226,13 +226,10 @@ def _view(value: Any, shape: Sequence[int] | None = None) -> View:
     return view
 
 
-def _shard(shard: Any, shape: tuple[int, ...]) -> Box:
+def _shard(shard: Any) -> Box:
     """A shard of a ShardedTensor."""
     start = ints(attribute(shard, "metadata", "shard_offsets"), "offsets")
-    size = ints(attribute(shard, "metadata", "shard_sizes"), "sizes")
-    if len({len(start), len(size), len(shape)}) > 1 or min((*start, *size), default=0) < 0:
-        raise CorruptCheckpoint(f"a part at {list(start)} of size {list(size)} is not one of {list(shape)}")
-    return start, _view(attribute(shard, "tensor"), size)
+    return start, _view(attribute(shard, "tensor"), ints(attribute(shard, "metadata", "shard_sizes"), "sizes"))
 
 
 def _local(rank: int, shape: tuple[int, ...], state: Mapping[Any, Any]) -> Box:
@@ -319,10 +316,7 @@ class RanksWriter:
             )
             for rank, tensors in sorted(ranks.items())
         ]
-        slots = {name: slot for p in placed for name, slot in p.slots.items()}
-        patches = [patch for p in placed for patch in p.patches]
-        notes = lost(checkpoint.metadata, "a set of files of ranks")
-        return Placement([f for p in placed for f in p.files], slots, patches, "crc32", unit=True, notes=notes)
+        return together(placed)._replace(unit=True, notes=lost(checkpoint.metadata, "a set of files of ranks"))
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Iterable[Patch]:
         return self.inside.seal(checks, {})

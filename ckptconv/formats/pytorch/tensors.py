@@ -225,7 +225,7 @@ def rebuild(storage: Any, offset: Any, shape: Any, strides: Any) -> View:
 def rebuild_v2(
     storage: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, metadata: Any = None
 ) -> View:
-    return _bits(rebuild(storage, offset, shape, strides), grad, metadata)
+    return _bits(rebuild(storage, offset, shape, strides), metadata)
 
 
 def rebuild_v3(
@@ -233,12 +233,11 @@ def rebuild_v3(
 ) -> View:
     if type(kind) is not TorchType:
         raise CorruptCheckpoint(f"a tensor has the dtype {shown(kind)}")
-    return _bits(look(storage, kind, offset, shape, strides), grad, metadata)
+    return _bits(look(storage, kind, offset, shape, strides), metadata)
 
 
-def _bits(view: View, grad: Any, metadata: Any) -> View:
+def _bits(view: View, metadata: Any) -> View:
     """Apply the conj and neg bits that torch stores beside a tensor."""
-    _check_grad(view, grad)
     if not metadata:
         return view
     if type(metadata) not in (dict, Ordered) or not set(metadata) <= {"conj", "neg"}:
@@ -248,15 +247,6 @@ def _bits(view: View, grad: Any, metadata: Any) -> View:
     if any(v is not True for v in metadata.values()) or (bits and (not view.row or view.row.kind not in kinds)):
         raise UnsafeCheckpoint(f"a tensor of {view.torch} is stored conjugated or negated")
     return view._replace(ops=view.ops + bits)
-
-
-def _check_grad(value: Any, grad: Any) -> None:
-    """Refuse what torch refuses: requires_grad is a boolean, and only floating-point and complex tensors have it."""
-    if type(grad) is not bool:
-        raise CorruptCheckpoint(f"whether a tensor has a gradient is {shown(grad)}")
-    row = value.row if type(value) is View else None
-    if grad and row is not None and row.kind not in "fc":
-        raise CorruptCheckpoint(f"a tensor of {row} has a gradient")
 
 
 def bare(value: Any) -> Any:
@@ -276,7 +266,6 @@ def parameter(value: Any = None, grad: Any = True) -> Any:
 
 
 def rebuild_parameter(value: Any, grad: Any, hooks: Any) -> Any:
-    _check_grad(bare(value), grad)
     return parameter(bare(value))
 
 
@@ -312,7 +301,6 @@ def device_tensor(value: Any, kind: Any, device: Any, grad: Any) -> Any:
     if kind is not None and (type(kind) is not TorchType or kind.name != have):
         to = kind.name if type(kind) is TorchType else shown(kind)
         raise UnsafeCheckpoint(f"a tensor of another device is stored as {have} and is to become {to}")
-    _check_grad(inner, grad)
     return inner
 
 

@@ -24,10 +24,7 @@ Specification: torch/csrc/jit/serialization/python_print.cpp, import_source.cpp.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 from ...checkpoint import Checkpoint, Note
 from ...storage.files import Reader, Seen
@@ -59,7 +56,13 @@ def open(url: str, how: Reading) -> Checkpoint:
         if CONSTANTS in archive.members:
             constants = archive.load(CONSTANTS, "constants", foreign)
             size += archive.members[CONSTANTS].packed
-    read = partial(_gathered, root, constants, size, how, url, archive.notes())
+    unread = archive.notes()
+
+    def read(classes: Classes) -> Checkpoint:
+        walked = Walk(size, classes)
+        leaves = [*walked.leaves(root), *walked.leaves({"constants": constants} if constants is not None else {})]
+        return gather(leaves, walked, how, (url,), "torchscript", unread, quiet=True, whole=True)
+
     made = read(classes)
     if empty := bool(classes) and all(name.startswith(UNNAMED) for name in made):
         made = read({})
@@ -70,14 +73,6 @@ def open(url: str, how: Reading) -> Checkpoint:
         Note("assumed", "unnamed constants of the code; in a frozen module these are the weights", unnamed),
     )
     return replace(made, notes=(*(note for note in more if note.names), *made.notes))
-
-
-def _gathered(
-    root: Any, constants: Any, size: int, how: Reading, url: str, notes: Sequence[Note], classes: Classes
-) -> Checkpoint:
-    walked = Walk(size, classes)
-    leaves = [*walked.leaves(root), *walked.leaves({"constants": constants} if constants is not None else {})]
-    return gather(leaves, walked, how, (url,), "torchscript", notes, quiet=True, whole=True)
 
 
 def listed(archive: Archive) -> Classes:

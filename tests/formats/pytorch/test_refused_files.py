@@ -245,8 +245,14 @@ FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
     "no descriptions": ({"about": [1]}, "has no proper state_dict_metadata"),
     "a size of fractions": ({"about": described([TOP], (1.0, 2))}, r"the size of a tensor is \(1.0, 2\), not at most"),
     "chunks in a tuple": ({"about": described((TOP, BOTTOM))}, "has no proper chunks"),
-    "a chunk of one offset": ({"about": described([chunk((0,), (1, 2))])}, r"a chunk at \[0\] of size \[1, 2\] is not"),
-    "a chunk before": ({"about": described([chunk((-1, 0), (1, 2))])}, r"a chunk at \[-1, 0\] of size .* is not part"),
+    "a chunk of one offset": (
+        {"about": described([chunk((0,), (1, 2))]), "places": ((index((0,)), info()),)},
+        r"a chunk at \[0\] of size \[1, 2\] is not",
+    ),
+    "a chunk before": (
+        {"about": described([chunk((-1, 0), (1, 2))]), "places": ((index((-1, 0)), info()),)},
+        r"a chunk at \[-1, 0\] of size .* is not part",
+    ),
     "a chunk of another shape": (
         {"about": described([chunk((0, 0), (2, 2))])}, r"its chunk at \[0, 0\] is float32\[1, 2\], not as described"
     ),

@@ -87,8 +87,6 @@ TENSORS: dict[str, tuple[Any, str]] = {
     "a dtype of text": (typed("float32"), "a tensor has the dtype 'float32'"),
     "unknown metadata": (tensor("float", 0, (2, 3), (3, 1), False, {"perm": True}), "the metadata .'perm'.; conj and"),
     "neg of whole numbers": (tensor("long", 0, (2, 3), (3, 1), False, {"neg": True}), "of int64 is stored conjugated"),
-    "a gradient that is a number": (tensor("float", 0, (2, 3), (3, 1), 1), "whether a tensor has a gradient is 1"),
-    "a gradient of whole numbers": (tensor("long", 0, (2, 3), (3, 1), True), "a tensor of int64 has a gradient"),
     "a parameter of a number": (Call(PARAMETER, (3,)), "a parameter is made of 3"),
     "meta with a dtype of text": (utils("_rebuild_meta_tensor_no_storage", "f", (2,), (1,), False), "the dtype 'f'"),
     "another device, of a number": (
