@@ -274,7 +274,7 @@ class _Rows:
         for side, domains in enumerate((where, {k: d.inverse for k, d in where.items()})):
             for k, (text, written_) in enumerate(zip(self.texts[side], made[side], strict=True)):
                 try:
-                    pattern, _ = template(written_).regex(domains)
+                    pattern = template(written_).regex(domains)
                 except UsageError:  # more captures in one segment than the language allows
                     return False
                 own = {m.names[side][k] for m in members}

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from heapq import merge
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import LayoutError, UsageError
 
@@ -29,23 +29,24 @@ MAX_NAME = 500  # characters; a longer name matches no template with several cap
 MAX_ANY = 2  # {x...} per template
 MAX_STACKS = 2  # {x*} per template
 MAX_FREE = 3  # {x...} and {x} in one segment: each may begin at any character, so the cost grows with their power
-_SEPARATORS = "/."
 
 
 # --- templates --------------------------------------------------------------------------------------------------
 
 
-CaptureKind = Literal["", "...", "*"]
-
-
 class Capture(NamedTuple):
     name: str
-    kind: CaptureKind
+    kind: str  # "", "..." or "*"
     before: str = ""  # of a {x...} that stands for whole segments: the separator that is omitted if it is empty,
     after: str = ""  # the one before it at the end of a name, else the one after it
 
 
-_PIECE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.|\*)?\}|[^{}]+|.", re.DOTALL)
+_NAME = "[A-Za-z_][A-Za-z0-9_]*"
+_PIECE = re.compile(
+    rf"\{{\{{|\}}\}}|(?<![^/.])\{{(?P<whole>{_NAME})\.\.\.\}}(?P<after>[/.])"  # whole segments, and at the end
+    rf"|(?P<before>[/.])\{{(?P<last>{_NAME})\.\.\.\}}\Z|\{{(?P<name>{_NAME})(?P<kind>\.\.\.|\*)?\}}|[^{{}}/.]+|.",
+    re.DOTALL,
+)
 
 
 class Template(NamedTuple):
@@ -71,30 +72,23 @@ class Template(NamedTuple):
     @property
     def last(self) -> str:
         """The last segment if it is plain text, else ''."""
-        tail = self.parts[-1] if self.parts else ""
-        if not isinstance(tail, str):
-            return ""
-        cut = max(tail.rfind(s) for s in _SEPARATORS)
-        before = self.parts[-2] if len(self.parts) > 1 else None
-        alone = before is None or (isinstance(before, Capture) and before.after != "")
-        return tail[cut + 1 :] if cut >= 0 or alone else ""
+        text = "".join(p if isinstance(p, str) else f"\0{p.after}" for p in self.parts)
+        end = re.split("[/.]", text)[-1]
+        return "" if "\0" in end else end
 
-    def regex(self, where: Mapping[str, Domain], first: int = 1) -> tuple[str, list[str]]:
-        """The regular expression, and the captures in the order of its groups, which are numbered from `first`."""
+    def regex(self, where: Mapping[str, Domain]) -> str:
+        """The regular expression, with a group for each capture."""
         out = ""
-        order: list[str] = []
-        names = [p.name for p in self.parts if not isinstance(p, str)]
+        seen = set[str]()
         for p in self.parts:
             if isinstance(p, str):
                 out += re.escape(p)
-            elif p.name in order:
-                group = f"g{first + order.index(p.name)}"  # a name: \100 is a character, @
-                out += f"(?({group}){re.escape(p.before)}(?P={group}){re.escape(p.after)})"
+            elif p.name in seen:
+                out += f"(?({p.name}){re.escape(p.before)}(?P={p.name}){re.escape(p.after)})"
             else:
-                order.append(p.name)
-                repeated = names.count(p.name) > 1
-                out += _expression(p, where, f"(?P<g{first + len(order) - 1}>" if repeated else "(")
-        return out, order
+                seen.add(p.name)
+                out += _expression(p, where)
+        return out
 
     def render(self, values: Mapping[str, str]) -> str:
         """Fill in the captures; an empty {x...} omits its separator. LayoutError if a capture has no value."""
@@ -110,9 +104,10 @@ class Template(NamedTuple):
         return out
 
 
-def _expression(p: Capture, where: Mapping[str, Domain], group: str) -> str:
+def _expression(p: Capture, where: Mapping[str, Domain]) -> str:
+    group = f"(?P<{p.name}>"
     if p.kind != "...":
-        return f"{group}{where.get(p.name, INT if p.kind else Domain('text')).pattern})"
+        return f"{group}{where.get(p.name, INT if p.kind else TEXT).pattern})"
     if p.before or p.after:
         return f"(?:{re.escape(p.before)}{group}.+){re.escape(p.after)})?"
     return f"{group}.*)"
@@ -124,9 +119,9 @@ def template(text: Any) -> Template:
         raise UsageError(f"{text!r} is not a name template")
     parts: list[str | Capture] = []
     for m in _PIECE.finditer(text):
-        if m[1]:
-            kind: CaptureKind = "..." if m[2] == "..." else "*" if m[2] else ""
-            parts.append(Capture(m[1], kind))
+        if name := m["whole"] or m["last"] or m["name"]:
+            kind = m["kind"] or "" if m["name"] else "..."
+            parts.append(Capture(name, kind, m["before"] or "", m["after"] or ""))
         elif m[0] in "{}":
             raise UsageError(f"template {text!r}: {m[0]!r} opens or closes nothing; write {m[0] * 2} for a brace")
         else:
@@ -136,7 +131,7 @@ def template(text: Any) -> Template:
             else:
                 parts.append(word)
     _check(text, parts)
-    return Template(text, tuple(_whole(parts)))
+    return Template(text, tuple(parts))
 
 
 def halves(pair: str) -> tuple[str, str, str]:
@@ -145,29 +140,11 @@ def halves(pair: str) -> tuple[str, str, str]:
     return (m[1], m[2], m[3]) if m else (pair, "", "")
 
 
-def _whole(parts: list[str | Capture]) -> list[str | Capture]:
-    """Give each {x...} that stands for whole segments the separator that is omitted if it is empty."""
-    out = list(parts)
-    for i, p in enumerate(parts):
-        if isinstance(p, str) or p.kind != "...":
-            continue
-        before = parts[i - 1] if i else "/"
-        after = parts[i + 1] if i + 1 < len(parts) else "/"
-        if not (isinstance(before, str) and isinstance(after, str)):
-            continue
-        if before[-1] not in _SEPARATORS or after[0] not in _SEPARATORS:
-            continue
-        if i + 1 < len(parts):
-            out[i], out[i + 1] = p._replace(after=after[0]), after[1:]
-        elif i:
-            out[i], out[i - 1] = p._replace(before=before[-1]), str(out[i - 1])[:-1]
-    return [p for p in out if p != ""]
-
-
 def _check(text: str, parts: Sequence[str | Capture]) -> None:
     """Refuse a template that would match in several ways, or slowly."""
     found = [p for p in parts if isinstance(p, Capture)]
-    if any(isinstance(a, Capture) and isinstance(b, Capture) for a, b in pairwise(parts)):
+    pairs = ((a, b) for a, b in pairwise(parts) if isinstance(a, Capture) and isinstance(b, Capture))
+    if not all(a.after or b.before for a, b in pairs):
         raise UsageError(f"template {text!r}: text must stand between two captures")
     anys = sum(p.kind == "..." for p in found)
     if anys > MAX_ANY:
@@ -179,16 +156,11 @@ def _check(text: str, parts: Sequence[str | Capture]) -> None:
     check_free(text, parts, MAX_FREE - max(anys, 1))
 
 
-def check_free(text: str, parts: Sequence[str | Capture], most: int, separators: str = _SEPARATORS) -> None:
+def check_free(text: str, parts: Sequence[str | Capture], most: int, separators: str = "/.") -> None:
     """Refuse more than `most` captures {x} in one segment."""
-    free = 0
-    for p in parts:
-        if isinstance(p, str):
-            free = 0 if any(s in p for s in separators) else free
-        else:
-            free += p.kind == ""
-            if free > most:
-                raise UsageError(f"template {text!r}: has more captures in one segment than {most}")
+    free = "".join(p if isinstance(p, str) else "\0" * (p.kind == "") for p in parts)
+    if max(segment.count("\0") for segment in re.split(f"[{separators}]", free)) > most:
+        raise UsageError(f"template {text!r}: has more captures in one segment than {most}")
 
 
 # --- many templates at once -------------------------------------------------------------------------------------
@@ -229,7 +201,7 @@ class Matcher:
                 and (len(name) <= MAX_NAME or row.template.simple)
                 and (m := row.regex.fullmatch(name))
             ):
-                yield Match(row.number, {c: m[k + 1] or "" for k, c in enumerate(row.order)})
+                yield Match(row.number, m.groupdict(""))
 
     def first(self, name: str) -> Match | None:
         """The first template that takes the name."""
@@ -244,8 +216,7 @@ class _Row:
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
-        text, self.order = self.template.regex(self.where)
-        return re.compile(text, re.DOTALL)
+        return re.compile(self.template.regex(self.where), re.DOTALL)
 
 
 def any_taken(template: Template, where: Mapping[str, Domain], names: Collection[str]) -> bool:
@@ -262,13 +233,11 @@ def any_taken(template: Template, where: Mapping[str, Domain], names: Collection
 
 MAX_COUNTED = 1000  # numbers of `int in`
 
-DomainKind = Literal["text", "int", "table", "any"]
-
 
 class Domain(NamedTuple):
     """The values of a capture: `pattern` matches them in the source, `table` or `shift` gives them in the target."""
 
-    kind: DomainKind
+    kind: str  # "text", "int" or "table"
     table: tuple[tuple[str, str], ...] = ()
     shift: int = 0
     times: tuple[int, int] = (1, 1)  # an int becomes (value * times[0] + shift) / times[1], if that is an integer
@@ -281,7 +250,7 @@ class Domain(NamedTuple):
             return "|".join(map(re.escape, words))
         if width := self.width[0]:  # of nine digits there are no more
             return f"[0-9]{{{width}}}" + f"|[1-9][0-9]{{{width},8}}" * (width < 9)
-        return {"int": "0|[1-9][0-9]{0,8}", "text": "[^/.]+", "any": ".+"}[self.kind]
+        return "0|[1-9][0-9]{0,8}" if self.kind == "int" else "[^/.]+"
 
     def forward(self, value: str) -> str | None:
         """The value in the target; None if it would be negative or not an integer."""
@@ -316,12 +285,10 @@ class Domain(NamedTuple):
         """A few values that the capture takes, for lint."""
         if self.kind == "table":
             return [a for a, _ in self.table]
-        if self.kind == "int":
-            return [f"{n:0{self.width[0]}}" for n in (7, 12)]
-        return {"text": ["q7x", "w"], "any": ["q7x/v", "w"]}[self.kind]
+        return [f"{n:0{self.width[0]}}" for n in (7, 12)] if self.kind == "int" else ["q7x", "w"]
 
 
-INT = Domain("int")
+INT, TEXT = Domain("int"), Domain("text")
 
 
 def domain(spec: Any) -> Domain:
