@@ -37,7 +37,6 @@ STRANGE = (
     "everything again"
 )
 BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
-COUNT = 2**63  # no number of a ledger is as large
 KINDS = ("damaged", "lossy", "skipped", "unread", "dropped", "hint")  # of remarks, the most serious first
 MOST, LONGEST = 10, 300  # remarks on one conversion, and characters of each of their texts
 
@@ -88,10 +87,9 @@ class LedgerEntry(NamedTuple):
         made = cls(**values)
         if not all(isinstance(v, t) and isinstance(v, bool) == (t is bool) for v, t in zip(made, TYPES, strict=True)):
             raise TypeError("a value of another type")
-        numbers = (made.tensors, made.size, made.seconds, made.ended, *(s for _, s, *_ in (*made.files, *made.written)))
-        sound = made.state in STATES and all(0 <= n < COUNT for n in numbers) and len(made.remarks) <= MOST
-        sound = sound and all(r.kind in KINDS for r in made.remarks)
-        if not sound or not all(is_below(name) for name in (made.at, *(n for n, _, _ in made.written))):
+        paths = (made.at, *(n for n, _, _ in made.written))
+        kinds = (r.kind for r in made.remarks)
+        if made.state not in STATES or not all(map(is_below, paths)) or not all(map(KINDS.__contains__, kinds)):
             raise ValueError("a value that no run writes")
         return made
 

@@ -29,7 +29,7 @@ from ..formats import table
 from ..messages import many, printable, redacted, version
 from ..output.destination import place
 from ..output.staging import TEMPORARY
-from ..rules.library import texts
+from ..rules.library import load
 from ..storage import files
 from ..storage.lookups import current, once
 from ..storage.paths import file_name, inside
@@ -303,7 +303,7 @@ def content_hash(urls: Iterable[str]) -> str:
 def options_hash(settings: Options) -> str:
     """A hash of what an output depends on besides its source: options, the converter's text, ckptconv's version."""
     name = settings.converter
-    rules = texts(name) if name and name != "auto" else ()
+    rules = load(name).texts if name and name != "auto" else ()
     key = repr((version(), settings.without("force", "sync", "verify"), rules))
     return blake2b(key.encode(), digest_size=8).hexdigest()
 

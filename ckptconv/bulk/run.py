@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import fields, replace
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +29,7 @@ from ..storage.lookups import session
 from ..storage.paths import refuse_remote
 from . import pool
 from .discover import FoundCheckpoint
-from .ledger import LEDGERS, EntryState, Ledger, LedgerEntry
+from .ledger import EntryState, Ledger, LedgerEntry
 from .planning import Conversion, ZooOptions, content_hash, identity, ledger_name, plan, read_ledger
 from .summary import Summary, counted, remarks_of
 
@@ -120,7 +119,7 @@ def convert(
         todo = sorted((i for i in items if i.state not in ("done", "problem")), key=lambda i: -i.found.size)
         current = [book.entries[i.destination] for i in items if i.state == "done"]
         book.append(_entry(i, "planned", ours=i.ours, written=i.written) for i in todo)
-        new_folders = _make_folders(folder, todo)
+        _make_folders(folder, todo)
         for entries in _batches(items, _results(todo, folder, options, book.path), options):
             made += entries
             if any(e.state == "done" for e in entries) and not files.is_remote(folder) and hasattr(os, "sync"):
@@ -129,9 +128,6 @@ def convert(
             if each:
                 for entry in entries:
                     each(entry)
-        for path in new_folders:
-            with suppress(OSError):  # it is not empty
-                os.rmdir(path)
     done, failed = [e for e in made if e.state == "done"], tuple(e for e in made if e.state == "failed")
     # of what was up to date only damage is said again
     again = [e._replace(remarks=tuple(r for r in e.remarks if r.kind == "damaged")) for e in current]
@@ -141,19 +137,12 @@ def convert(
 
 def _ledger_path(folder: str, options: ZooOptions) -> str:
     """The path of the ledger; an error if the outputs cannot go to this folder, or the ledger not there as well."""
-    name, remote = ledger_name(options.shard), files.is_remote(folder)
+    remote = files.is_remote(folder)
     if remote and not options.ledger:
         raise UsageError("a remote output folder needs ledger=FILE on this machine: object stores cannot append")
     if not remote and files.exists(folder) and not files.is_dir(folder):
         raise StorageError("is not a folder; the outputs of a zoo go into one", url=folder)
-    if options.ledger:
-        return options.ledger
-    for other in files.names(folder):
-        status = files.stat(files.join(folder, other)) if fnmatchcase(other, LEDGERS) else None
-        if status and status.size and other.rpartition("-of-")[2] != name.rpartition("-of-")[2]:
-            what = f"{other} there is of another division into shares, whose outputs this run would not know"
-            raise UsageError(f"{what}; divide as before with shard=, or choose another folder", url=folder)
-    return files.join(folder, name)
+    return options.ledger or files.join(folder, ledger_name(options.shard))
 
 
 def _entry(item: Conversion, state: EntryState, **more: Any) -> LedgerEntry:
@@ -201,19 +190,12 @@ def _batches(items: Sequence[Conversion], results: Results, options: ZooOptions)
     yield batch
 
 
-def _make_folders(folder: str, todo: Sequence[Conversion]) -> list[str]:
-    """Create all folders beforehand, so that no worker removes one that another is about to use; return the new ones.
-
-    The deepest come first, the order in which empty ones are removed again.
-    """
-    if files.is_remote(folder):
-        return []
-    wanted = {os.path.dirname(files.join(folder, i.destination)) for i in todo}
-    missing = {path for path in wanted if not os.path.isdir(path)}
-    for path in missing:
-        with suppress(OSError, RecursionError):  # the conversion fails there, and says why
-            os.makedirs(path, exist_ok=True)
-    return sorted(missing, key=len, reverse=True)
+def _make_folders(folder: str, todo: Sequence[Conversion]) -> None:
+    """Create all folders beforehand, so that no worker removes one that another is about to use."""
+    if not files.is_remote(folder):
+        for path in {os.path.dirname(files.join(folder, i.destination)) for i in todo}:
+            with suppress(OSError, RecursionError):  # the conversion fails there, and says why
+                os.makedirs(path, exist_ok=True)
 
 
 # --- one checkpoint, in a worker or in tasks of an engine ---

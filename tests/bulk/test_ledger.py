@@ -14,7 +14,6 @@ from ckptconv import zoo
 from ckptconv.bulk import run, summary
 from ckptconv.bulk.discover import discover
 from ckptconv.bulk.ledger import Ledger, LedgerEntry, read
-from ckptconv.bulk.run import zoo_plan
 from ckptconv.errors import CorruptCheckpoint, UsageError
 
 
@@ -113,11 +112,6 @@ def test_workers_share_the_memory(
 def test_a_remote_folder_needs_a_ledger_here(remote: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs ledger=FILE on this machine: object stores cannot append"):
         zoo([str(tmp_path)], remote)
-
-
-def test_no_source() -> None:
-    with pytest.raises(UsageError, match="no source was given"):
-        zoo_plan([], "/out")
 
 
 @pytest.mark.parametrize(

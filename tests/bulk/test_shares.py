@@ -54,21 +54,6 @@ def test_a_share_leaves_the_outputs_of_others_alone(many: Path, tmp_path: Path) 
     assert {name: data for name, data in tree(out).items() if name in before} == before
 
 
-@pytest.mark.parametrize(("first", "then"), [("1/3", "1/4"), ("1/3", ""), ("", "2/3")])
-def test_a_folder_keeps_its_division(first: str, then: str, many: Path, tmp_path: Path) -> None:
-    """What another division converted would be somebody else's, and fail one by one."""
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / ".ckptconv-zoo.7-of-9.jsonl").touch()  # of a run that ended before it began
-    ckptconv.zoo(many, out, shard=first, jobs=1)
-    before = tree(out)
-    for resume in (False, True):
-        with pytest.raises(UsageError, match=r"is of another division into shares, .* divide as before with shard="):
-            ckptconv.zoo(many, out, shard=then, resume=resume, jobs=1)
-    assert tree(out) == before
-    assert ckptconv.zoo(many, out, shard=first, resume=True, jobs=1).done == 0
-
-
 @pytest.mark.parametrize("shard", ["2", "0/2", "3/2", "a/b", "1/0", "-1/2", "1/2/3", "١/2", " 1/2"])
 def test_what_is_no_share(many: Path, tmp_path: Path, shard: str) -> None:
     with pytest.raises(UsageError, match="shard="):
