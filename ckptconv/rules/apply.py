@@ -18,8 +18,7 @@ from ..errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
 from ..messages import fold, listing, many, nearest, printable
 from . import operations
 from .assign import TIED, Assignment, Group, Names, assign, doubtful, recall, remember, tied, translated
-from .config import filled
-from .sizes import Sizes, check_model
+from .sizes import Sizes, check_model, filled
 from .templates import INT, Matcher, Template
 
 if TYPE_CHECKING:
@@ -242,20 +241,18 @@ def _refuse_unmatched(converter: Converter, checkpoint: Checkpoint, found: Assig
 def _notes(sizes: Sizes, found: Assignment, twins: Mapping[str, list[str]]) -> Iterator[Note]:
     """Note what was left out, what was taken once, and which rules matched nothing."""
     converter, checkpoint, groups = sizes.converter, sizes.names.checkpoint, found.groups
-    gone = {n for g in groups for n in g.names}
     emptied = dict.fromkeys(n for g in groups for n in g.emptied)
-    for role in sorted({t.role for t in checkpoint.values() if t.role}):
-        names = tuple(n for n, t in checkpoint.tensors.items() if t.role == role and n not in gone)
-        if names:
-            yield Note("skipped", f"{many(len(names), 'tensor')} with the role {role} (not weights)", names)
+    for role in sorted({t.role for t in checkpoint.values() if t.role and not converter.every}):
+        names = tuple(n for n, t in checkpoint.tensors.items() if t.role == role)
+        yield Note("skipped", f"{many(len(names), 'tensor')} with the role {role} (not weights)", names)
     if sizes.configured:
         yield Note("hint", f"read from {' and '.join(sizes.read)}: {', '.join(sizes.configured)}")
     kinds: list[tuple[NoteKind, str, Iterable[str]]] = [
         (
-            "skipped", "{tensors} left out, which the target has no place for",
+            "skipped", "the target has no place for them",
             (n for g in groups if not g.targets for n in g.names if n not in emptied),
         ),
-        ("tied", "{copies} of other tensors, taken once", chain.from_iterable(twins.values())),
+        ("tied", "copies of other tensors, taken once", chain.from_iterable(twins.values())),
         (
             "tied", "copies that must be equal, compared when they are read",
             (n for g in groups if g.rule.same and not converter.forward for n in g.names[1:]),
@@ -265,10 +262,8 @@ def _notes(sizes: Sizes, found: Assignment, twins: Mapping[str, list[str]]) -> I
     ]  # fmt: skip
     for how in dict.fromkeys(g.resized for g in groups if g.resized):
         kinds.append((*how, [g.targets[0].name for g in groups if g.resized == how]))
-    for kind, text, concerned in kinds:
-        if names := tuple(concerned):
-            count = {"tensors": many(len(names), "tensor"), "copies": many(len(names), "copy", "copies")}
-            yield Note(kind, text.format(**count), names)
+    notes = (Note(kind, text, tuple(concerned)) for kind, text, concerned in kinds)
+    yield from (note for note in notes if note.names)
     used = {g.number for g in groups}
     idle = [r.label for i, r in enumerate(converter.rules) if i not in used and not (r.optional or r.refuse)]
     if idle and not converter.optional:

@@ -15,6 +15,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint, Note, NoteKind, Tensor
+from ..checkpoint.details import LayerInput
 from ..errors import LayoutError, UsageError
 from .templates import INT, MAX_NAME, Matcher, any_taken
 
@@ -77,15 +78,12 @@ def _rewrite(step: Rewrite, known: dict[str, str]) -> None:
     """Make one replacement everywhere in all names, repeatedly until nothing changes."""
     if step.given and not any_taken(step.given, {}, known.values()):
         return
-    pattern, order = step.compiled
     texts = {name: text for name, text in known.items() if step.literal in text and len(text) <= MAX_NAME}
-    if step.one:
-        group = order.index(step.one) + 1
-        if len({m[group] for text in texts.values() for m in pattern.finditer(text)}) != 1:
-            return
+    if step.one and len({m[step.one] for text in texts.values() for m in step.compiled.finditer(text)}) != 1:
+        return
     for name, text in texts.items():
         for _ in range(1 if step.anchored else MAX_AGAIN):
-            new = pattern.sub(lambda m: step.target.render({c: m[i + 1] for i, c in enumerate(order)}), text)
+            new = step.compiled.sub(lambda m: step.target.render(m.groupdict()), text)
             if new == text:
                 break
             if len(new) > MAX_NAME:
@@ -218,7 +216,7 @@ def _refuses(rule: Rule, k: int, values: dict[str, str], names: Names, name: str
         kind, unwanted = layer_kind(names.checkpoint, name), rule.kind[0].startswith("!")
         if (kind in [k.removeprefix("!") for k in rule.kind]) == unwanted:
             return f"is for layers of the kind {' or '.join(rule.kind)}, not {kind!r}"
-    if rule.input and input_of(names.checkpoint, name) not in rule.input:
+    if rule.input and input_state(names.checkpoint, name) not in rule.input:
         return f"is for layers whose inputs are {' or '.join(rule.input)}"
     for key, value in rule.metadata.items():
         if names.checkpoint.metadata.get(key) != value:
@@ -254,9 +252,13 @@ def _stored_otherwise(checkpoint: Checkpoint, name: str) -> str:
     return "cudnn" if gates in (3 * units, 4 * units) and bias.shape == (2 * gates,) else ""
 
 
-def input_of(checkpoint: Checkpoint, name: str) -> str:
-    """What the layer of a tensor takes, by the config of a Keras model; '' if there is none that tells it."""
-    taken = checkpoint.details.get("inputs", {}).get(name)
+def input_of(checkpoint: Checkpoint, name: str) -> LayerInput | None:
+    """What the layer of a tensor takes, by the config of a Keras model; None if there is none that tells it."""
+    return checkpoint.details.get("inputs", {}).get(name)
+
+
+def input_state(checkpoint: Checkpoint, name: str) -> str:
+    taken = input_of(checkpoint, name)
     return taken.state if taken else ""
 
 
@@ -357,9 +359,7 @@ def recorded(inverse: Converter, checkpoint: Checkpoint) -> tuple[dict[str, int]
     """The parameters that the forward conversion recorded, and by name the sizes of axes; none for other converters."""
     record = _record(inverse, checkpoint, PARAMS)
     params, sizes = (v if type(v := record.get(key)) is dict else {} for key in ("params", "sizes"))
-    signed = {n for r in inverse.rules for _, blocks in r.fill for n in blocks}  # numbers; all others are sizes
-    known = {k: v for k, v in params.items() if type(v) is int and (v > 0 or k in signed) and k in inverse.params}
-    return known, {
+    return {k: v for k, v in params.items() if type(v) is int and k in inverse.params}, {
         n: {k: v for k, v in own.items() if type(v) is int and 0 <= v < MAX_SIZE}
         for n, own in sizes.items() if type(own) is dict
     }  # fmt: skip
@@ -456,11 +456,6 @@ def _is_conv1d(checkpoint: Checkpoint, name: str) -> bool:
     return kind == "conv1d" or (leaf in ("kernel", "pointwise_kernel") and not heads)
 
 
-def _into_image(checkpoint: Checkpoint, name: str) -> bool:
-    taken = checkpoint.details.get("inputs", {}).get(name)
-    return bool(taken and taken.into_image)
-
-
 # The text of a note, and whether it is right for a tensor that a rule takes.
 DOUBTS: dict[str, tuple[str, Callable[[Checkpoint, str], bool]]] = {
     "class": (
@@ -477,12 +472,12 @@ DOUBTS: dict[str, tuple[str, Callable[[Checkpoint, str], bool]]] = {
     "unknown": (
         "follows an image and a layer whose effect on it is not known; if it takes a flattened image, torch has its "
         "features in another order: a rule with the layout '(h w c) -> (c h w)'",
-        lambda c, n: input_of(c, n) == "unknown",
+        lambda c, n: input_state(c, n) == "unknown",
     ),
     "into_image": (
         "its outputs are shaped into an image: if the module shapes them into (c, h, w), it needs them in another "
         "order, and so do a bias and a normalisation between them: a rule with the layout 'i (h w c) -> (c h w) i'",
-        _into_image,
+        lambda c, n: bool((taken := input_of(c, n)) and taken.into_image),
     ),
     "equation": (
         "taken for an EinsumDense of inputs times kernel, abc,cd->abd: the file does not tell its equation",

@@ -27,6 +27,7 @@ Pattern = tuple[Template, Mapping[str, Domain]]
 Size = int | str | Of  # a number, a parameter's name, or the length of an axis of another tensor
 Fill = tuple[float | str, ...]  # one value, or one for each of equal blocks; each a number or a parameter's name
 
+RANKS = "ranks"  # the parameter that says of how many ranks an inverse makes tensors, called rank_{r*}.NAME
 MAX_COPIES = 64  # that are compared: 4 MB of each are in memory
 
 
@@ -84,11 +85,10 @@ class Rewrite:
         return max((p for p in self.source.parts if isinstance(p, str)), key=len, default="")
 
     @cached_property
-    def compiled(self) -> tuple[re.Pattern[str], list[str]]:
-        """The regular expression, and the captures in the order of its groups; captures match as little as possible."""
-        text, order = self.source.regex(self.where)
-        text = text.replace("([^/.]+)", "([^/]*?)")
-        return re.compile("^" * self.start + text + "$" * self.end), order
+    def compiled(self) -> re.Pattern[str]:
+        """The regular expression; captures match as little as possible."""
+        text = self.source.regex(self.where).replace("[^/.]+)", "[^/]*?)")
+        return re.compile("^" * self.start + text + "$" * self.end)
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,12 @@ class Rule:
             axis = min(both)
             raise UsageError(f"stacks {{{axis}*}} on both sides; write {{{axis}}} for an index that stays as it is")
         text = self.layout
-        if self.explicit and not text:
+        spells = (before and after) or any(len(t.stacks) > 1 for t in (*self.sources, *self.targets))
+        if spells and not text:
             raise UsageError("stacks on both sides, or along two axes: give a layout that begins with these axes")
-        if not self.explicit:
+        if not spells:
+            if len(before | after) > 1:
+                raise UsageError("stacks along more than one axis")
             axis = min(before | after, default="")
             text = text or (f"... -> {axis} ..." if before else f"{axis} ... -> ...")
             sides = []
@@ -162,22 +165,11 @@ class Rule:
             text = " -> ".join(sides)
         return replace(layouts.parse(text), flips=self.flip) if self.flip else layouts.parse(text)
 
-    @property
-    def explicit(self) -> bool:
-        """Whether the layout spells the stacked axes."""
-        both = all(any(t.stacks for t in side) for side in (self.sources, self.targets))
-        return both or any(len(t.stacks) > 1 for t in (*self.sources, *self.targets))
-
     @cached_property
     def counts(self) -> dict[str, int]:
         """The lengths of stacked axes whose names are all known: those with a table in `where`."""
         stacks = [s for t in (*self.sources, *self.targets) for s in t.stacks if s in self.where]
         return {s: len(self.where[s].table) for s in stacks if self.where[s].table}
-
-    @cached_property
-    def undetermined(self) -> tuple[str, ...]:
-        """Axes whose sizes nothing gives: no shape of a source, no `sizes`, no table of stacked names."""
-        return self.unsolved({*self.sizes, *self.counts})
 
     def unsolved(self, known: Collection[str]) -> tuple[str, ...]:
         """The axes whose sizes neither shapes nor `known` give, such as the number of copies of an inverse."""
@@ -188,6 +180,12 @@ class Rule:
     def alone(self) -> bool:
         """True if the rule takes one tensor at a time."""
         return len(self.sources) == 1 and not self.sources[0].stacks
+
+    @cached_property
+    def free(self) -> bool:
+        """Whether it takes each tensor of its names and ranks, whatever else is there."""
+        conditions = self.having or self.lacking or self.kind or self.input or self.metadata
+        return len(self.sources) == 1 and not conditions
 
     @cached_property
     def wide(self) -> frozenset[str]:
@@ -226,8 +224,10 @@ class Rule:
         if not layout and self.targets and counts != (1, 1):
             raise UsageError(f"several {'targets' if counts[1] > 1 else 'sources'} need a layout")
         axes = self.pattern.names if self.pattern else set()
-        if self.targets and (odd := self.flip - axes - ({"..."} if "..." in layout else set())):
-            raise UsageError(f"`flip` refers to {min(odd)}, which is not an axis of the layout")
+        flips = self.flip - {"..."} if "..." in layout else self.flip
+        for word, given in (("flip", flips), ("sizes", self.sizes.keys())):
+            if self.targets and (odd := given - axes):
+                raise UsageError(f"`{word}` refers to {min(odd)}, which is not an axis of the layout")
         for op in self.op[self.adds :]:
             operations.check(op, axes)
 
@@ -240,7 +240,7 @@ class Rule:
             more = after - before + len(self.sources[0].stacks) - len(self.targets[0].stacks)
             ranks = () if self._rank(1) else tuple(r + more for r in ranks)
         left, _, right = self.layout.partition("->")
-        return replace(
+        made = replace(
             self,
             sources=self.targets,
             targets=self.sources,
@@ -252,6 +252,11 @@ class Rule:
             input=(),
             backward=not self.backward,
         )
+        asked = dict[str, Size]()
+        while open_axes := made.unsolved({*made.sizes, *made.counts, *asked}):
+            axis = open_axes[-1]
+            asked[axis] = RANKS if any(f"rank_{{{axis}*}}." in t.text for t in made.targets) else axis
+        return replace(made, sizes={**made.sizes, **asked})
 
 
 @dataclass(frozen=True)
@@ -274,13 +279,12 @@ class Converter:
     absent: tuple[Pattern, ...] = ()  # detect: none matches any name
     optional: bool = False  # no note on rules that never match: conventions rather than a family
     every: bool = False  # tensors of every role, not only weights: renames
-    config: Mapping[str, Any] = field(default_factory=dict)  # the template of config.json; see config.py
+    config: Mapping[str, Any] = field(default_factory=dict)  # the template of config.json; see sizes.py
     ranks: str = ""  # the file of rank 0, if an inverse makes those of several
     one_way: str = ""  # why names alone do not determine the inverse
     notes: tuple[str, ...] = ()
     forward: Converter | None = None  # of an inverse: the converter that it undoes
-    text: str = ""  # of its file
-    included: tuple[Converter, ...] = ()  # by its file
+    texts: tuple[str, ...] = ()  # of its file and of all that it includes: everything that its rules depend on
 
     @cached_property
     def inverse(self) -> Converter:
@@ -293,28 +297,25 @@ class Converter:
                 rules += [rule.inverse] if rule.targets else []
             except UsageError as e:
                 bad.append(f"{rule.label}: {e.message}")
+        helps = {RANKS: "how many files of ranks to write"}
+        asked = {
+            size: Param(help=helps.get(size, f"an axis of {rule.layout} whose size is not recorded"))
+            for rule in rules for size in rule.sizes.values() if isinstance(size, str)
+        }  # fmt: skip
         filled = {t.text: t for r in self.rules for t, _ in r.fill}
         rules += (Rule((t,), (), optional=True) for t in filled.values())
         if bad:
             raise UsageError(f"the converter {self.name} cannot be inverted:\n{listing(bad)}")
         return replace(
             self, rules=tuple(rules), source=self.target, target=self.source, separators=self.separators[::-1],
-            rewrites=(), counts=tuple(Count(c.target, c.source, c.param) for c in self.counts), forward=self,
+            params={**asked, **self.params}, rewrites=(),
+            counts=tuple(Count(c.target, c.source, c.param) for c in self.counts), forward=self,
         )  # fmt: skip
 
     @cached_property
     def matcher(self) -> Matcher:
         """All source templates of all rules, in order."""
         return Matcher([(t, r.where) for r in self.rules for t in r.sources])
-
-    @cached_property
-    def free(self) -> tuple[list[int], Matcher]:
-        """The rules that take each tensor of their names and ranks, whatever else is there, and their sources."""
-        rules = [
-            i for i, r in enumerate(self.rules)
-            if len(r.sources) == 1 and not (r.having or r.lacking or r.kind or r.input or r.metadata)
-        ]  # fmt: skip
-        return rules, Matcher([(self.rules[i].sources[0], self.rules[i].where) for i in rules])
 
     @cached_property
     def origins(self) -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@ same sets. A move is a part of a source (moves.part.Part) each of whose axes mak
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,42 +67,30 @@ def sides(text: str) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
     return left, right
 
 
-def failed(text: str, why: str) -> LayoutError:
-    return LayoutError(f"layout {text!r}: {why}")
+def failed(text: str, why: str, given: str = "") -> LayoutError:
+    return LayoutError(f"layout {printable(text)!r}{given}: {why}")
 
 
 def _tensor(text: str, part: str) -> Axes:
-    tokens = [m[0] for m in _TOKEN.finditer(part)][::-1]
-    out = _axes(text, tokens, 0)
-    if tokens:
-        raise failed(text, f"{tokens[-1]!r} is left over")
-    return tuple(out)
+    """The axes of one tensor; what stands in parentheses, the innermost first, is an axis called #0, #1, ..."""
+    groups = dict[str, Axis]()
 
+    def axes(inner: str) -> Axes:
+        return tuple(groups.get(m[0], m[0]) for m in _TOKEN.finditer(inner))
 
-def _axes(text: str, tokens: list[str], depth: int) -> list[Axis]:
-    """Take the axes that stand before the next `)` or `+` off the tokens, of which the last comes first."""
-    out: list[Axis] = []
-    while tokens and tokens[-1] not in (")", "+"):
-        token = tokens.pop()
-        if token == "..." and depth:
+    def group(m: re.Match[str]) -> str:
+        if "..." in m[1]:
             raise failed(text, "`...` must stand outside parentheses")
-        out.append(_group(text, tokens, depth + 1) if token == "(" else token)
-    return out
+        terms = tuple(items[0] if len(items := axes(term)) == 1 else Prod(items) for term in m[1].split("+"))
+        name = f"#{len(groups)}"
+        groups[name] = terms[0] if len(terms) == 1 else Sum(terms)
+        return f" {name} "
 
-
-def _group(text: str, tokens: list[str], depth: int) -> Axis:
-    """Take what stands between parentheses off the tokens."""
-    if depth > MAX_DEPTH:
-        raise failed(text, f"has more than {MAX_DEPTH} nested parentheses")
-    terms: list[Axis] = []
-    last = "+"
-    while last == "+":
-        items = _axes(text, tokens, depth)
-        terms.append(items[0] if len(items) == 1 else Prod(tuple(items)))
-        if not tokens:
-            raise failed(text, "has an open parenthesis")
-        last = tokens.pop()
-    return terms[0] if len(terms) == 1 else Sum(tuple(terms))
+    for _ in range(MAX_DEPTH):
+        part = re.sub(r"\(([^()]*)\)", group, part)
+    if odd := re.search("[()+]", part):
+        raise failed(text, f"{odd[0]!r} is left over")
+    return axes(part)
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
@@ -137,14 +126,8 @@ def largest(node: Axis, name: str, value: int, sizes: Sizes) -> int | None:
     """The largest size of `name` with which `node` is at most `value` long; None if any size will do."""
     if size_of(node, {**sizes, name: 0}) == size_of(node, {**sizes, name: 1}):
         return None
-    low, high = 0, value  # bisection: a length does not decrease with any of its axes
-    while low < high:
-        middle = (low + high + 1) // 2
-        if size_of(node, {**sizes, name: middle}) <= value:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    # a length does not decrease with any of its axes
+    return max(bisect_right(range(value + 1), value, key=lambda n: size_of(node, {**sizes, name: n})) - 1, 0)
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
@@ -193,7 +176,7 @@ def names(block: Block) -> frozenset[str]:
 
 # --- layouts ----------------------------------------------------------------------------------------------------------
 
-PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
+MAX_LEARNT = 20  # axes of a layout of which lint says what is not determined
 
 
 @dataclass(frozen=True)
@@ -220,13 +203,9 @@ class Layout:
         """The names of axes whose sizes may be given."""
         return {b for side in self.sources for axis in side for b in bases(axis) if b != "..."}
 
-    def fail(self, why: str, shapes: Sequence[Shape] = (), sizes: Sizes | None = None) -> LayoutError:
-        text = f"layout {self.text!r}"
-        if shapes:
-            text += f" on {', '.join(str(list(s)) for s in shapes)}"
-        if sizes:
-            text += f" with {', '.join(f'{k}={v}' for k, v in sizes.items() if k[0] != '~')}"
-        return LayoutError(f"{printable(text)}: {why}")
+    def fail(self, why: str, sizes: Sizes | None = None) -> LayoutError:
+        given = ", ".join(f"{k}={v}" for k, v in (sizes or {}).items() if k[0] != "~")
+        return failed(self.text, why, f" with {given}" * bool(given))
 
     def unrolled(self, shapes: Sequence[Shape]) -> Layout:
         """Replace `...` by as many axes as the shapes have."""
@@ -234,57 +213,34 @@ class Layout:
         if not counts:
             return self
         if len(counts) > 1 or min(counts) < 0:
-            raise self.fail("`...` must stand for the same number of axes everywhere", shapes)
+            raise self.fail("`...` must stand for the same number of axes everywhere")
         return _unroll(self, counts.pop())
 
-    def solve(self, shapes: Sequence[Shape], given: Sizes) -> dict[str, int]:
-        """Find the size of every axis from the shapes of the sources (`...` already unrolled)."""
-        if len(shapes) != len(self.sources):
-            raise self.fail(f"takes {len(self.sources)} tensors, not {len(shapes)}", shapes)
-        for axes, shape in zip(self.sources, shapes, strict=True):
-            if len(axes) != len(shape):
-                raise self.fail(f"has {len(axes)} axes, the tensor has {len(shape)}", shapes)
-        pairs = [p for axes, shape in zip(self.sources, shapes, strict=True) for p in zip(axes, shape, strict=True)]
-        sizes = self.learn(pairs, {k: v for k, v in given.items() if k in self.names}, shapes)
-        for axis, n in pairs:
-            if missing := unknown(axis, sizes):
-                why = f"the shapes do not give the size of {', '.join(missing)}; give it in `sizes`"
-                raise self.fail(why, shapes, sizes)
-            if size_of(axis, sizes) != n:
-                raise self.fail(f"an axis of length {n} would have to be {size_of(axis, sizes)} long", shapes, sizes)
-        return sizes
-
     def undetermined(self, given: Collection[str] = ()) -> tuple[str, ...]:
-        """The axes whose sizes the shapes of the sources do not give, nor `given`: tried with sizes that are primes."""
+        """The axes whose sizes the shapes of the sources do not give, nor `given`: tried with sizes of 2."""
         unrolled = _unroll(self, 0)
-        if len(unrolled.names) > len(PRIMES):
+        sizes = {name: 0 if name == REST else 2 for name in sorted(unrolled.names)}
+        if len(sizes) > MAX_LEARNT:
             return ()
-        sizes = dict(zip(sorted(unrolled.names), PRIMES, strict=False))
-        sizes |= {REST: 0} if REST in sizes else {}
         known = {k: n for k, n in sizes.items() if k in given}
         known = unrolled.learn([(axis, size_of(axis, sizes)) for axes in unrolled.sources for axis in axes], known)
         return tuple(name for name in sizes if name not in known)
 
-    def learn(self, pairs: Sequence[tuple[Axis, int]], given: Sizes, shapes: Sequence[Shape] = ()) -> dict[str, int]:
-        """The sizes that follow from axes of known length, and those given."""
-        sizes = dict(given)
-        while any(self._learn(axis, n, sizes, shapes) for axis, n in pairs):
-            pass
+    def learn(self, pairs: Sequence[tuple[Axis, int]], given: Sizes) -> dict[str, int]:
+        """The sizes that follow from axes of known length, each while one name in it is unknown, and those given."""
+        sizes, known = dict(given), -1
+        while known != len(sizes):
+            known = len(sizes)
+            for axis, n in pairs:
+                names = unknown(axis, sizes)
+                if len(names) == 2 and REST in names:
+                    names.remove(REST)
+                    sizes[names[0]] = largest(axis, names[0], n, {**sizes, REST: 0}) or 0
+                elif len(names) == 1 and (size := largest(axis, names[0], n, sizes)) is not None:
+                    if size_of(axis, {**sizes, names[0]: size}) != n:
+                        raise self.fail(f"no size of {names[0]!r} gives an axis of length {n}", sizes)
+                    sizes[names[0]] = size
         return sizes
-
-    def _learn(self, axis: Axis, n: int, sizes: dict[str, int], shapes: Sequence[Shape]) -> bool:
-        """Derive the size of the one unknown name in an axis of length `n`; False unless exactly one is unknown."""
-        names = unknown(axis, sizes)
-        if len(names) == 2 and REST in names:
-            names.remove(REST)
-            sizes[names[0]] = largest(axis, names[0], n, {**sizes, REST: 0}) or 0
-            return True
-        if len(names) != 1 or (size := largest(axis, names[0], n, sizes)) is None:
-            return False
-        if size_of(axis, {**sizes, names[0]: size}) != n:
-            raise self.fail(f"no size of {names[0]!r} gives an axis of length {n}", shapes, sizes)
-        sizes[names[0]] = size
-        return True
 
     def bound(self, shapes: Sequence[Shape], given: Sizes) -> Bound:
         """The layout for shapes: the size of every axis, also of those for which `...` stands, and its targets."""
@@ -319,8 +275,20 @@ class Bound(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _bind(layout: Layout, shapes: tuple[Shape, ...], given: tuple[tuple[str, int], ...]) -> Bound:
+    if len(shapes) != len(layout.sources):
+        raise layout.fail(f"takes {len(layout.sources)} tensors, not {len(shapes)}")
     unrolled = layout.unrolled(shapes)
-    sizes = unrolled.solve(shapes, dict(given))
+    pairs = list[tuple[Axis, int]]()
+    for axes, shape in zip(unrolled.sources, shapes, strict=True):
+        if len(axes) != len(shape):
+            raise layout.fail(f"has {len(axes)} axes, the tensor has {len(shape)}")
+        pairs += zip(axes, shape, strict=True)
+    sizes = unrolled.learn(pairs, {k: v for k, v in given if k in unrolled.names})
+    for axis, n in pairs:
+        if missing := unknown(axis, sizes):
+            raise layout.fail(f"the shapes do not give the size of {', '.join(missing)}; give it in `sizes`", sizes)
+        if size_of(axis, sizes) != n:
+            raise layout.fail(f"an axis of length {n} would have to be {size_of(axis, sizes)} long", sizes)
     targets = tuple(tuple(size_of(a, sizes) for a in axes) for axes in unrolled.targets)
     for shape in targets:
         checked_count(shape)

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from itertools import islice, product
+from itertools import islice, product, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from ..storage.paths import refuse_remote
 from .apply import apply
 from .assign import Names, assign, borrowed, led, resembles, takes
 from .converter import Converter, Rule
-from .templates import MAX_NAME, Capture, CaptureKind, Domain, DomainKind, Matcher, Template, halves, template
+from .templates import INT, MAX_NAME, TEXT, Capture, Domain, Matcher, Template, halves, template
 from .toml import MAX_FILE, parse, read, shipped
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def _checked(name: str, given: Any) -> Path:
     """The path of a package's converter, which can be parsed; whatever is wrong with it is raised."""
     if not isinstance(given, (str, os.PathLike)):
         raise TypeError(f"it gives a {type(given).__name__}, not the path of a converter")
-    path = Path(given)
-    parse(read(path), name, folder=path.parent)
+    _parsed(path := Path(given), name)
     return path
 
 
@@ -64,21 +63,14 @@ def load(name: str | Path | Converter) -> Converter:
         hint = "" if {"/", "."} & {*name} else did_you_mean(name, _installed(), count=3)
         raise UsageError(f"no converter is called {name!r}, and it is not a .toml file{hint}{_plugins().hint()}")
     called = path.stem if name.endswith(".toml") else name
-    return _kept(path) if path.parent == shipped() else parse(read(path), called, folder=path.parent)
+    return (_kept if path.parent == shipped() else _parsed)(path, called)
 
 
-@cache
-def _kept(path: Path) -> Converter:
-    """A converter that we ship, parsed once: the one that fits is searched for among all of them."""
-    return parse(read(path), path.stem, folder=path.parent)
+def _parsed(path: Path, name: str) -> Converter:
+    return parse(read(path), name, folder=path.parent)
 
 
-def texts(name: str | Converter) -> tuple[str, ...]:
-    """The text of a converter's file and of all files that it includes: everything its rules depend on."""
-    files = [load(name)]
-    for one in files:  # which grows
-        files += one.included
-    return tuple(one.text for one in files)
+_kept = cache(_parsed)  # those that we ship: the one that fits is searched for among all of them
 
 
 def auto(checkpoint: Checkpoint) -> Converter:
@@ -139,11 +131,15 @@ def change(
     """
     if converter:
         rules = auto(checkpoint) if converter == "auto" else load(converter)
-        if not inverse and not resembles(rules, checkpoint):
-            raise _stranger(rules, checkpoint)
         if inverse and rules.one_way and template is not None:
             checkpoint = borrowed(checkpoint, apply(rules, template, params))
         try:
+            if not inverse and not resembles(rules, checkpoint):
+                known = ", ".join(t.text for t, _ in rules.present)
+                raise UnmatchedTensors(
+                    f"none of the names that identify {rules.name} is here ({known}); `ckptconv match` proposes rules",
+                    url="".join(checkpoint.urls[:1]) or None,
+                )
             checkpoint = apply(rules.inverse if inverse else rules, checkpoint, params)
         except UnmatchedTensors as e:
             refused = any(r.refuse and r.refuse in e.message for r in rules.rules)  # with a reason that holds for all
@@ -157,17 +153,6 @@ def change(
     made = renaming(renames)
     _check_renames(made, checkpoint)
     return apply(made, checkpoint)
-
-
-def _stranger(rules: Converter, checkpoint: Checkpoint) -> UnmatchedTensors:
-    """The error for a converter that may take some names by chance, but is of another family."""
-    known = ", ".join(t.text for t, _ in rules.present)
-    fit = suggestion(checkpoint, conventions=True)
-    better = f"converter={fit!r} takes every tensor" if fit else "`ckptconv match` proposes rules"
-    return UnmatchedTensors(
-        f"none of the names that identify {rules.name} is here ({known}); {better}",
-        url=checkpoint.urls[0] if checkpoint.urls else None,
-    )
 
 
 def _check_renames(renames: Converter, checkpoint: Checkpoint) -> None:
@@ -238,16 +223,10 @@ def _rule(rule: Rule, converter: Converter) -> Iterator[str]:
     for side in (rule.sources, rule.targets):
         if len({frozenset(_bound([t])) for t in side}) > 1:
             yield "the names of one side bind different captures"
-    stacked = {s for t in (*rule.sources, *rule.targets) for s in t.stacks}
-    if len(stacked) > 1 and not rule.explicit:
-        yield "stacks along more than one axis"
     for t, _ in rule.fill:
         if set(t.captures) - right or t.stacks or not rule.targets:
             yield f"`fill` {t.text} must bind captures of its targets, and stack nothing"
-    for name in sorted(set(rule.sizes) - (rule.pattern.names if rule.pattern else set())):
-        yield f"`sizes` needs a layout, and refers to {name}, which is not an axis of the layout"
-    if rule.undetermined:  # backwards, the metadata records sizes
-        axes = ", ".join(rule.undetermined)
+    if axes := ", ".join(rule.unsolved({*rule.sizes, *rule.counts})):  # backwards, the metadata records sizes
         yield f"layout {rule.layout!r}: the shapes do not determine the size of {axes}; give it in `sizes`"
     for name in _params(rule):
         if name not in converter.params:
@@ -275,33 +254,28 @@ def _unused(converter: Converter) -> Iterator[str]:
         yield f"`count`, `axes` or `refuse` refers to {name}, which is not a parameter"
     for axis in converter.axes.keys() - {a for r in converter.rules if r.pattern for a in r.pattern.names}:
         yield f"`axes` refers to {axis}, which is in no layout"
-    for c in converter.counts:
-        heads = c.source.text, c.target.text
-        sides = [(r.sources, r.targets) for r in converter.rules]
-        if not any(
-            all(any(t.text.startswith(h) for t in s) for s, h in zip(side, heads, strict=True)) for side in sides
-        ):
-            yield f"`count` refers to {c.source.text}, with which no name begins"
-
-
-FREE: dict[CaptureKind, DomainKind] = {"": "text", "...": "any", "*": "int"}
+    names = [t.text for r in converter.rules for t in (*r.sources, *r.targets)]
+    for head in (head.text for c in converter.counts for head in (c.source, c.target)):
+        if not any(map(str.startswith, names, repeat(head))):
+            yield f"`count` refers to {head}, with which no name begins"
 
 
 def samples(template: Template, where: Mapping[str, Domain], most: int = MAX_SAMPLES) -> list[str]:
     """Up to `most` names that a template takes: with the values of its tables, and a few of its free captures."""
-    kinds = {p.name: p.kind for p in reversed(template.parts) if isinstance(p, Capture)}
-    values = [(where.get(name) or Domain(FREE[kinds[name]])).samples() for name in template.captures]
+    kinds = {p.name: p.kind for p in template.parts if isinstance(p, Capture)}
+    free = {"": TEXT.samples(), "...": ["q7x/v", "w"], "*": INT.samples()}
+    values = [where[name].samples() if name in where else free[kinds[name]] for name in template.captures]
     picks = islice(product(*values), most)
     return [template.render(dict(zip(template.captures, pick, strict=True))) for pick in picks]
 
 
 def _first(converter: Converter, name: str, ranks: Collection[int]) -> tuple[int, dict[str, str]] | None:
     """The index of the first rule that takes a name of one of these ranks whatever else is there, and its captures."""
-    rules, matcher = converter.free
-    for m in matcher.matches(name):
-        wanted = converter.rules[rules[m.number]].wanted[0]
-        if not wanted or {*wanted} & {*ranks}:
-            return rules[m.number], m.values
+    for m in converter.matcher.matches(name):
+        i, _ = converter.origins[m.number]
+        wanted = converter.rules[i].wanted[0]
+        if converter.rules[i].free and (not wanted or {*wanted} & {*ranks}):
+            return i, m.values
     return None
 
 
@@ -336,4 +310,4 @@ def _way_back(converter: Converter, most: int) -> Iterator[str]:
                 break
 
 
-__all__ = ["MAX_FILE", "Converter", "auto", "change", "lint", "load", "names", "parse", "renaming", "shipped", "texts"]
+__all__ = ["MAX_FILE", "Converter", "auto", "change", "lint", "load", "names", "parse", "renaming", "shipped"]

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import repeat
 
 from ..checkpoint import Checkpoint, Entry, Move, Note, Tensor, named, onward, origin
@@ -77,16 +78,17 @@ def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
     used: set[str] = set()
     head = _owner([n for n, t in checkpoint.tensors.items() if not t.role], wanted)
 
-    def bare(name: str, used: set[str]) -> str:
+    @cache
+    def bare(name: str) -> str:
         return head * name.startswith(head) + _stripped(name.removeprefix(head), wanted, used)
 
-    new = {name: bare(name, used) for name in (*checkpoint.tensors, *lost(checkpoint))}
-    unused = [p for p in wanted if p not in used]
-    if unused:
-        what = f"no name begins with {', '.join(map(repr, unused))}; `inspect` lists the names"
+    for name in (*checkpoint.tensors, *lost(checkpoint)):
+        bare(name)
+    if unused := ", ".join(repr(p) for p in wanted if p not in used):
+        what = f"no name begins with {unused}; `inspect` lists the names"
         raise UsageError(what, url="".join(checkpoint.urls[:1]) or None)
-    noted = replace(checkpoint, notes=unseen(checkpoint.notes, lambda n: new.get(n) or bare(n, set())))
-    return renamed(noted, new.__getitem__, f"strip_prefix={','.join(wanted)}")
+    noted = replace(checkpoint, notes=unseen(checkpoint.notes, bare))
+    return renamed(noted, bare, f"strip_prefix={','.join(wanted)}")
 
 
 def _owner(names: Sequence[str], prefixes: Sequence[str]) -> str:
@@ -126,16 +128,8 @@ def hinted(checkpoint: Checkpoint) -> Checkpoint:
 
 def _wrappers(names: Sequence[str]) -> list[str]:
     """The wrappers' prefixes that all names have, and those in some names that begin with an underscore."""
-    text = "\n".join(names)
-    here = [p for p in WRAPPERS if p in text]
-    if not here:
-        return here
-    head, counts = _owner(names, here), Counter[str]()
-    for name in names:
-        used = set[str]()
-        _stripped(name.removeprefix(head), here, used)
-        counts.update(used)
-    return [p for p in here if counts[p] == len(names) or (counts[p] and p.startswith("_"))]
+    begin, text = f".{beginning(names or [''])}", "\n".join(f".{n}" for n in names)
+    return [p for p in WRAPPERS if f".{p}" in (text if p.startswith("_") else begin)]
 
 
 # --- regular expressions ----------------------------------------------------------------------------------------

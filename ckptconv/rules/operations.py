@@ -149,23 +149,33 @@ def constant(x: float, kind: DType, what: str) -> Any:
 
 def stacked(tensors: Mapping[tuple[int, ...], Tensor]) -> Tensor:
     """Stack tensors of one shape along new first axes, on which each has its place."""
-    first = _first_of_alike([t for _, t in sorted(tensors.items())])
-    counts = tuple(max(index) + 1 for index in zip(*tensors, strict=True))
-    if prod(counts) != len(tensors):
-        raise LayoutError(f"{len(tensors)} tensors do not fill a grid of {' x '.join(map(str, counts))}")
-    ordered = [t for _, t in sorted(tensors.items())]
+    places, ordered = zip(*sorted(tensors.items()), strict=True)  # which fill a grid: a group is complete
+    first = _first_of_alike(ordered)
+    counts = tuple(max(index) + 1 for index in zip(*places, strict=True))
     parts = [p._replace(start=p.start + i * first.count) for i, t in enumerate(ordered) for p in t.parts]
     return replace(first, shape=(*counts, *first.shape), parts=tuple(parts))
 
 
 def unstacked(tensor: Tensor, axes: int) -> Iterator[tuple[tuple[int, ...], Tensor]]:
     """Split a tensor along its first axes: each tensor with its place; the inverse of `stacked`."""
-    pattern = layouts.parse("(before + 1 + after) ... -> before ..., ..., after ...")
     counts, rest = tensor.shape[:axes], tensor.shape[axes:]
     flat = replace(tensor, shape=(prod(counts), *rest))
     for i, place in enumerate(product(*map(range, counts))):
-        _, (shape, parts), _ = pattern.apply([flat], {"before": i})
-        yield place, replace(tensor, shape=shape, parts=parts)
+        _, one, _ = _split(flat, 0, i, 1, prod(counts) - i - 1)
+        yield place, replace(one, shape=rest)
+
+
+def _joint(axis: int, count: int) -> layouts.Layout:
+    """The layout that splits an axis into `count` pieces n0, n1, ..., and inverted joins them."""
+    before = "".join(f"a{k} " for k in range(axis))
+    targets = ", ".join(f"{before}n{i} ..." for i in range(count))
+    return layouts.parse(f"{before}({' + '.join(f'n{i}' for i in range(count))}) ... -> {targets}")
+
+
+def _split(t: Tensor, axis: int, *lengths: int) -> list[Tensor]:
+    """The pieces of a tensor of which an axis is cut into these lengths."""
+    made = _joint(axis, len(lengths)).apply([t], {f"n{i}": n for i, n in enumerate(lengths)})
+    return [replace(t, shape=shape, parts=parts) for shape, parts in made]
 
 
 def copied(tensors: Sequence[Tensor]) -> Tensor:
@@ -193,7 +203,7 @@ def filled(like: Tensor, numbers: Sequence[float]) -> tuple[Part, ...]:
     size = like.count // len(numbers)
     return tuple(
         p._replace(start=p.start + i * size, ops=(*p.ops, f"fill:{number!r}"))
-        for i, (number, block) in enumerate(zip(numbers, _blocks(like, len(numbers)), strict=True))
+        for i, (number, block) in enumerate(_blocks(like, numbers))
         for p in block.parts
     )
 
@@ -202,7 +212,7 @@ def without(kept: Tensor, constant: Tensor, numbers: Sequence[float]) -> Tensor:
     """A tensor for which another was `filled`; that it holds these numbers is checked when the tensor is read."""
     if constant.shape != kept.shape:
         raise LayoutError(f"{constant.name} is {list(constant.shape)}, but {kept.name} is {list(kept.shape)}")
-    for i, (number, block) in enumerate(zip(numbers, _blocks(constant, len(numbers)), strict=True)):
+    for i, (number, block) in enumerate(_blocks(constant, numbers)):
         fits(f"fill:{number!r}", block.parts)
         start = i * block.shape[0] if i else 0
         data = derived.without(kept, block, number, start=start, filled=True)
@@ -210,13 +220,10 @@ def without(kept: Tensor, constant: Tensor, numbers: Sequence[float]) -> Tensor:
     return kept
 
 
-def _blocks(t: Tensor, count: int) -> list[Tensor]:
-    """Equal blocks along the first axis."""
-    if count == 1:
-        return [t]
-    axes = [f"n.b{i}" for i in range(count)]
-    pattern = layouts.parse(f"({' + '.join(axes)}) ... -> {', '.join(f'{a} ...' for a in axes)}")
-    return [replace(t, shape=shape, parts=parts) for shape, parts in pattern.apply([t])]
+def _blocks(t: Tensor, numbers: Sequence[float]) -> Iterator[tuple[float, Tensor]]:
+    """The numbers, each with one of equal blocks along the first axis."""
+    count = len(numbers)
+    return zip(numbers, [t] if count == 1 else _split(t, 0, *[prod(t.shape[:1]) // count] * count), strict=True)
 
 
 def _first_of_alike(tensors: Sequence[Tensor]) -> Tensor:
@@ -260,10 +267,15 @@ def resized(
         raise LayoutError(f"axis {how.axis} is {length} long: to {'pad' if pads else 'crop'} it to {to} is impossible")
     text = f"axis {how.axis} is {'padded' if pads else 'cropped'} from {length} to {to}"
     if pads:
-        lost = ": what the crop cut off is lost" if backward else ""
-        return _padded(t, how, to), ("lossy" if lost else "hint", f"{text} with {how.value:g}{lost}")
-    x, both, y = (_names(how.axis, len(t.shape), along) for along in ("x", "(x + y)", "y"))
-    kept, rest = (replace(t, shape=s, parts=p) for s, p in layouts.parse(f"{both} -> {x}, {y}").apply([t], {"x": to}))
+        if t.dtype.kind in "sx":
+            raise LayoutError(f"{t.dtype} is not padded: its elements are not numbers")
+        shape = (*t.shape[: how.axis], to - t.shape[how.axis], *t.shape[how.axis + 1 :])
+        end = replace(t, shape=shape, parts=(derived.constant(constant(how.value, t.dtype, "`pad`"), t.dtype, shape),))
+        ((whole, parts),) = _joint(how.axis, 2).inverse.apply([t, end])
+        note: NoteKind = "lossy" if backward else "hint"
+        lost = ": what the crop cut off is lost" * backward
+        return replace(t, shape=whole, parts=parts), (note, f"{text} with {how.value:g}{lost}")
+    kept, rest = _split(t, how.axis, to, length - to)
     if not backward or how.unchecked:
         return kept, ("lossy", f"{text}: what is beyond is lost")
     if rest.count:
@@ -280,19 +292,3 @@ def bounded(how: Resize, t: Tensor, recorded: int | None) -> None:
             f"axis {how.axis} was {recorded} long, as the metadata records: more than is taken from there; give it as "
             "`from` if that is right"
         )
-
-
-def _names(axis: int, count: int, along: str) -> str:
-    """The axes of a tensor in a layout, `along` for the one that changes."""
-    return " ".join(along if k == axis else f"a{k}" for k in range(count))
-
-
-def _padded(t: Tensor, how: Resize, to: int) -> Tensor:
-    """The tensor with one value at the end of an axis."""
-    if t.dtype.kind in "sx":
-        raise LayoutError(f"{t.dtype} is not padded: its elements are not numbers")
-    shape = (*t.shape[: how.axis], to - t.shape[how.axis], *t.shape[how.axis + 1 :])
-    end = replace(t, shape=shape, parts=(derived.constant(constant(how.value, t.dtype, "`pad`"), t.dtype, shape),))
-    x, both, y = (_names(how.axis, len(t.shape), along) for along in ("x", "(x + y)", "y"))
-    ((whole, parts),) = layouts.parse(f"{x}, {y} -> {both}").apply([t, end])
-    return replace(t, shape=whole, parts=parts)

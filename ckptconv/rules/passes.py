@@ -93,8 +93,6 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     taken = dict.fromkeys(filter(test, names))
     made = chosen(checkpoint, lambda n: n * (n in taken), "selected", some=bool(include))
     if checkpoint.tensors and not made.tensors:
-        if skipped := [str(n) for n in made.notes if n.unread]:
-            raise UsageError(f"all that is selected is left out when the file is read:\n{listing(skipped)}")
         raise UsageError(f"include= and exclude= leave none of {len(checkpoint.tensors)} tensors")
     return made
 
@@ -297,39 +295,30 @@ def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
         raise NameCollision(
             f"{len(clashes)} names are in more than one source; give each a scope=NAME:\n{listing(clashes)}"
         )
-    metadata, notes = _merged([c.metadata for c in checkpoints])
+    metadata: dict[str, str] = {}
+    for c in checkpoints:
+        metadata |= {k: v for k, v in c.metadata.items() if k not in metadata}
+    odd = [k for k, v in metadata.items() if any(c.metadata.get(k, v) != v for c in checkpoints)]
+    # what one converter remembers is not for the tensors of another source
+    records = [k for k in metadata if k.startswith("ckptconv.") and len({c.metadata.get(k) for c in checkpoints}) > 1]
+    texts = {
+        "the sources' metadata differ; those of the first are kept": [k for k in odd if k not in records],
+        "what converters recorded is dropped by a merge; undo one at a time, with include= and param=": records,
+    }
     return replace(
         first,
         tensors=out,
-        metadata=metadata,
+        metadata={k: v for k, v in metadata.items() if k not in records},
         details=first.details | joined((c, c.details) for c in checkpoints),
         ties=tuple(g for c in checkpoints for g in c.ties),
         urls=tuple(u for c in checkpoints for u in c.urls),
-        notes=(*(n for c in checkpoints for n in c.notes), *notes),
+        notes=(
+            *(n for c in checkpoints for n in c.notes),
+            *(Note("lossy", text, tuple(keys)) for text, keys in texts.items() if keys),
+        ),
         hashes={k: v for c in checkpoints for k, v in c.hashes.items()},
         moved={n: c.moved[n] for c in checkpoints for n in c if n in c.moved},
     )
-
-
-def _merged(several: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[Note]]:
-    """The metadata of several checkpoints as one, with notes on what the sources say differently."""
-    from .assign import OWN  # here: most conversions merge nothing
-
-    metadata: dict[str, str] = {}
-    for own in several:
-        metadata |= {k: v for k, v in own.items() if k not in metadata}
-    differing = [k for k, v in metadata.items() if any(own.get(k, v) != v for own in several)]
-    records = [
-        k for k, v in metadata.items()
-        if (k in differing and k.startswith("ckptconv.")) or (k in OWN and any(own.get(k) != v for own in several))
-    ]  # fmt: skip
-    notes = []
-    if odd := tuple(k for k in differing if k not in records):
-        notes.append(Note("lossy", "the sources' metadata differ; those of the first are kept", odd))
-    if records:  # what one converter remembers is not for the tensors of another source
-        text = "what converters recorded is dropped by a merge; undo one at a time, with include= and param="
-        notes.append(Note("lossy", text, tuple(records)))
-    return {k: v for k, v in metadata.items() if k not in records}, notes
 
 
 def cast(checkpoint: Checkpoint, to: DType) -> Checkpoint:
@@ -350,7 +339,7 @@ def cast(checkpoint: Checkpoint, to: DType) -> Checkpoint:
 def texts(checkpoint: Checkpoint) -> Checkpoint:
     """Escape what is not valid Unicode in metadata (a file's bytes, half a surrogate pair): no format can hold it."""
     made = {_escaped(k): _escaped(v) for k, v in checkpoint.metadata.items()}
-    bad = tuple(_escaped(k) for k, v in checkpoint.metadata.items() if _escaped(k) != k or _escaped(v) != v)
+    bad = tuple(k for k, v in made.items() if checkpoint.metadata.get(k) != v)
     if not bad:
         return checkpoint
     note = Note("lossy", "metadata that is not valid Unicode is escaped", bad)

@@ -19,20 +19,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..checkpoint import Tensor
 from ..errors import LayoutError, UnmatchedTensors, UsageError
 from ..messages import brief, did_you_mean, listing, printable
 from ..storage.files import exists, read_all
 from ..storage.json import parse_json
 from ..storage.paths import sibling, split
 from . import operations
-from .assign import Group, Names, Shape, recorded
+from .assign import Group, Names, Shape, input_of, recorded
+from .converter import RANKS, Converter, Fill, Rule, Size
 from .passes import PART
 from .templates import INT, Matcher, Template
-
-if TYPE_CHECKING:
-    from .converter import Converter, Fill, Rule, Size
 
 CONFIGS = ("config.json", "params.json")
 MAX_NUMBER = 2**31 - 1
@@ -65,10 +64,11 @@ class Sizes:
         """
         rule, lacking, first = group.rule, None, group.names[0]
         own = self._of_file(rule, first)
-        if any(axis in own and self.given.get(axis, own[axis]) != own[axis] for axis in rule.undetermined):
+        ranks = [own.get(axis) for axis, size in rule.sizes.items() if size == RANKS]
+        if ranks and self.given.get(RANKS, ranks[0]) != ranks[0]:
             own = {}  # which belongs to another number of ranks
         group.recorded = own
-        if rule.pattern is None and not rule.undetermined:
+        if rule.pattern is None and not rule.backward:
             return {}
         captures, out = values if rule.backward else group.values, rule.counts | own
         for axis, size in rule.sizes.items():
@@ -83,7 +83,7 @@ class Sizes:
                     self.missing[size] += f"; {printable(first)}"
         if lacking:
             raise lacking
-        return self._asked(rule, out) if rule.backward and rule.undetermined else out
+        return out
 
     def solved(self, group: Group, known: Mapping[str, int], shapes: Sequence[Shape]) -> Mapping[str, int]:
         """The sizes of all axes of a rule, if scalings, comparisons or the inverse need them."""
@@ -97,21 +97,6 @@ class Sizes:
             first = f"{group.names[0]} {list(self.names.checkpoint[group.names[0]].shape)}"
             self._lengths.setdefault(axis, {}).setdefault(lengths[axis], first)
         return lengths
-
-    def _asked(self, rule: Rule, known: dict[str, int]) -> dict[str, int]:
-        """The sizes with those that a person gives for axes of an inverse that nothing records."""
-        needed = list[str]()
-        out = known | {axis: self.params[axis] for axis in rule.undetermined if axis in self.params}
-        self._used.update(out)
-        while more := rule.unsolved({*out, *needed}):
-            needed.append(more[-1])
-            if more[-1] in _ranked(self.converter):
-                self.missing["ranks"] = "how many files of ranks to write"
-            else:
-                self.missing[more[-1]] = f"an axis of {rule.layout} whose size is not recorded"
-        if needed:
-            raise LayoutError(f"the size of {needed[0]} is not given")
-        return out
 
     def one(self, size: Size, captures: Mapping[str, str]) -> int:
         """A size: a number, a parameter's value, or the length of an axis; LayoutError if there is none."""
@@ -158,7 +143,7 @@ class Sizes:
         """What the file tells of a rule's axes by the config of a tensor's layer, or what an inverse finds recorded."""
         if rule.backward:
             return self._record.get(name, {})
-        taken = self.names.checkpoint.details.get("inputs", {}).get(name)
+        taken = input_of(self.names.checkpoint, name)
         told = {"height": taken.height, "width": taken.width} if taken and taken.height else {}
         return {axis: told[size] for axis, size in rule.sizes.items() if isinstance(size, str) and size in told}
 
@@ -254,25 +239,15 @@ def _value(settings: Any, key: str) -> Any:
 def _integers(converter: Converter, given: Mapping[str, Any]) -> dict[str, int]:
     """The given parameters as numbers; UsageError for one that the converter does not have."""
     out = dict[str, int]()
-    axes = {axis for rule in converter.rules if rule.backward for axis in rule.undetermined}
-    sets = {name: {name} for name in (*converter.params, *axes)}
-    if ranked := _ranked(converter):
-        sets["ranks"] = ranked
     for name, value in given.items():
-        if name not in sets:
+        if name not in converter.params:
             hint = did_you_mean(name, converter.params, "parameters")
             raise UsageError(f"the converter {converter.name} has no parameter {name!r}{hint}")
         try:
-            out |= dict.fromkeys(sets[name], int(value))
+            out[name] = int(value)
         except (TypeError, ValueError):
             raise UsageError(f"the parameter {printable(name)} must be an integer, not {value!r}") from None
     return out
-
-
-def _ranked(converter: Converter) -> set[str]:
-    """The axes of ranks of an inverse that makes the tensors of several, called rank_{r*}.NAME."""
-    names = (t for rule in converter.rules if rule.backward for t in rule.targets)
-    return {s for t in names for s in t.stacks if f"rank_{{{s}*}}." in t.text}
 
 
 # --- what is missing, or of another model ---------------------------------------------------------------------------
@@ -309,9 +284,7 @@ def _missing_layers(sizes: Sizes) -> Iterator[str]:
         if not counted.source.captures:  # stacked in one tensor
             continue
         given, wanted = sizes.params.get(counted.param), sizes.known(counted.param)
-        every = _numbers(converter, counted.source, known.values())
-        for layer, first in _numbers(converter, counted.source, (known[n] for n in kept)):
-            numbers = every[layer, first]
+        for (layer, first), numbers in _numbers(converter, counted.source, known.values()).items():
             end = first + wanted if wanted else max(numbers) + 1
             missing = list(islice((n for n in range(first, end) if n not in numbers), MAX_SHOWN + 1))
             if missing and len(numbers) != given:
@@ -338,3 +311,37 @@ def _numbers(converter: Converter, head: Template, names: Iterable[str]) -> dict
             layer = head.render({**m.values, number: f"{{{number}}}"})
             out[layer, max(0, -domain.shift)].add(int(value))
     return out
+
+
+# --- the config.json that a target's library wants beside the weights, of the template in a converter ---
+#
+# [config]
+# model_type = "llama"                                    # as it stands, or:
+# hidden_size = { of = "model.norm.weight" }              # the length of a target's axis; `axis = 1`: another
+# rms_norm_eps = { setting = ["norm_eps", "eps"] }        # of the source's settings, or else `default`
+# sliding_window = { if = "window", then = 3, else = 4 }  # a setting that is true (`is = 2`: 2), or a target
+#
+# Without `else` the value is null. If one value is not known, there is no config.json, and a note says what is lacking.
+
+KINDS = ("of", "setting", "if")  # keys, one of which makes a table a value that follows from the model
+
+
+def filled(value: Any, sizes: Sizes, targets: Mapping[str, Tensor], lacking: list[str]) -> Any:
+    """A template with its values; what is not known is appended to `lacking`."""
+    if isinstance(value, list):
+        return [filled(v, sizes, targets, lacking) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if not any(kind in value for kind in KINDS):
+        return {k: filled(v, sizes, targets, lacking) for k, v in value.items()}
+    if key := value["if"]:
+        found, wanted = key in targets or sizes.setting(key), value["is"]
+        holds = bool(found) if wanted is None else found == wanted
+        return filled(value["then" if holds else "else"], sizes, targets, lacking)
+    if name := value["of"]:
+        known = next(iter(targets[name].shape[value["axis"] :]), None) if name in targets else None
+    else:
+        known = next((v for v in map(sizes.setting, value["setting"]) if v is not None), value["default"])
+    if known is None:
+        lacking.append(name or " or ".join(value["setting"]))
+    return known

@@ -25,13 +25,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
 from ..checkpoint.details import State
-from ..errors import LayoutError, UsageError
+from ..errors import CkptError, LayoutError, UsageError
 from ..messages import brief, did_you_mean, printable
+from ..storage.files import read_all
 from ..storage.paths import inside
 from .assign import DOUBTS
-from .config import KINDS
 from .converter import Converter, Count, Fill, Param, Refusal, Rewrite, Rule, Size, Tie
 from .operations import Of, Resize
+from .sizes import KINDS
 from .templates import INT, MAX_FREE, Domain, Template, check_free, domain, template
 
 if sys.version_info >= (3, 11):
@@ -160,7 +161,7 @@ _FILL = Kind(
 )  # fmt: skip
 _ANY = Kind("a value", lambda value: True)
 _VALUE = dict.fromkeys(("is", "then", "else", "default"), _ANY)
-_VALUE |= {"of": TEXT, "axis": WHOLE._replace(default=0), "lacks": TEXT, "setting": TEXTS, "if": TEXT}
+_VALUE |= {"of": TEXT, "axis": WHOLE._replace(default=0), "setting": TEXTS, "if": TEXT}
 _REFUSE = {"equal": Kind("a list of two parameters or numbers", _is(int, str), (), listed=True), "why": TEXT}
 
 
@@ -209,7 +210,7 @@ def parse(
         if _LONG_KEY.search(_QUOTED.sub("", text)):  # the parser takes time quadratic in the parts of a key
             raise UsageError(f"a key has more than {MAX_PARTS} parts")
         made = _converter(tomllib.loads(text), name, folder, let or {}, [] if files is None else files)
-        return replace(made, text=text)
+        return replace(made, texts=(text, *made.texts))
     except tomllib.TOMLDecodeError as e:
         why = f"not valid TOML: {e}"
     except RecursionError:
@@ -254,7 +255,7 @@ def _converter(top: dict[str, Any], name: str, folder: Path | None, outer: Let, 
         ranks=next(filter(None, (table["ranks"], *(s.ranks for s in shared))), ""),
         one_way=table["one_way"],
         notes=table["notes"],
-        included=tuple(shared),
+        texts=tuple(chain.from_iterable(s.texts for s in shared)),
     )
     counts = {(c.source, c.target): c for one in (*shared, own) for c in one.counts}
     joined: dict[str, Any] = {"counts": tuple(counts.values())}
@@ -314,21 +315,11 @@ def shipped() -> Path:
 def read(path: Path) -> str:
     """The text of a rule file; UsageError if there is none."""
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for, for ever
-            raise UsageError(f"converter {printable(str(path))}: is not a regular file")
-        with path.open("rb") as f:
-            data = f.read(MAX_FILE + 1)
-        if len(data) <= MAX_FILE:
-            return data.decode()
-        why = f"is larger than {MAX_FILE} bytes"
-    except OSError as e:
-        why = (e.strerror or str(e)).lower()
-    except UnicodeDecodeError:
-        why = "not UTF-8 text"
-    except UsageError:
-        raise
-    except ValueError:  # a NUL or half a surrogate pair in its name
-        why = "no file has such a name"
+        return read_all(str(path), MAX_FILE).decode()
+    except CkptError as e:
+        why = e.message
+    except ValueError as e:  # no UTF-8, or a NUL in its name
+        why = str(e)
     raise UsageError(f"converter {printable(str(path))}: {why}")
 
 

@@ -72,13 +72,10 @@ def test_what_cannot_be_scaled() -> None:
     assert none["b"].shape == (0, 2)
 
 
-def test_a_crop_may_scale_but_not_add() -> None:
-    text = "[[rule]]\nfrom = 'a'\nto = 'b'\nlayout = 'v k -> v k'\nop = '{}'\ncrop = {{ axis = 0, to = 3, value = {} }}"
-    made = apply(parse(text.format("div:sqrt(k)", 0), "test"), held(a=NUMBERS))
+def test_a_crop_may_scale() -> None:
+    text = "[[rule]]\nfrom = 'a'\nto = 'b'\nlayout = 'v k -> v k'\nop = 'div:sqrt(k)'\ncrop = { axis = 0, to = 3 }"
+    made = apply(parse(text, "test"), held(a=NUMBERS))
     assert same(made["b"].numpy(), NUMBERS[:3] / ROOT)
-    for op, value in (("add:1", 0), ("div:sqrt(k)", 2)):
-        with pytest.raises(UsageError, match="an `op` only if it scales and value is 0"):
-            parse(text.format(op, value), "test")
 
 
 # --- stacks ----------------------------------------------------------------------------------------------------

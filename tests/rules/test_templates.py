@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-import ckptconv
 from ckptconv.checkpoint import Checkpoint, contiguous
 from ckptconv.dtypes import DTYPES
-from ckptconv.errors import LayoutError
 from ckptconv.moves.part import Held
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
-from ckptconv.rules.templates import domain, template
+from ckptconv.rules.templates import domain
 
 SPECS = ["int", "int+1", "int-4", "2*int", "2*int-1", "3*int+2", "int:3", "int+1:3", "int in 4 4 4", "int in 6 3 3"]
 
@@ -52,12 +50,6 @@ def test_numbers(spec: str, source: str, target: str | None) -> None:
 
 def test_between_two_there_is_nothing() -> None:
     assert domain("2*int-2").inverse.forward("3") is None
-
-
-@pytest.mark.parametrize("spec", ["int:0", "int:12", "0*int", "int in", "int in 4x4", "10*int", "int in 4,4"])
-def test_what_is_no_number_is_refused(spec: str) -> None:
-    with pytest.raises(ckptconv.UsageError, match="is none of"):
-        domain(spec)
 
 
 def held(**arrays: np.ndarray) -> Checkpoint:
@@ -123,10 +115,3 @@ def test_both_ways_take_what_they_should(spec: str, source: str, target: str, ot
     assert not any(re.fullmatch(there.pattern, other) for other in others)
     assert not re.fullmatch(there.inverse.pattern, f"0{target}")
     assert there.inverse.inverse == there
-
-
-def test_a_capture_that_the_other_side_does_not_bind_is_named() -> None:
-    there = template("a/{x}/{y}")
-    assert there.render({"x": "1", "y": "2"}) == "a/1/2"
-    with pytest.raises(LayoutError, match=r"refers to \{y\}, which the other side does not bind"):
-        there.render({"x": "1"})
