@@ -28,11 +28,11 @@ AT_MOST = {
     "benchmarks": 45.1,
     "fixtures": 42.8,
     "matching": 38.6,
-    "rules": 35.4,
+    "rules": 33.9,
     "fuzz": 23.9,
     "reporting": 16.6,
     "moves": 17.6,
-    "bulk": 14.1,
+    "bulk": 13.8,
     "storage": 13.5,
     "cli": 10.1,
     "api": 11.7,
@@ -50,7 +50,7 @@ AT_MOST = {
     "plugin.py": 0.2,
     "__main__.py": 0.1,
 }
-MODULES, MODULES_AIM = 172, 170
+MODULES, MODULES_AIM = 171, 170
 BESIDE = ("tests", "benchmarks", "fixtures", "fuzz", "tools")
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
 DOCUMENTED = (ast.Module, ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
