@@ -182,12 +182,6 @@ class Rule:
         return len(self.sources) == 1 and not self.sources[0].stacks
 
     @cached_property
-    def free(self) -> bool:
-        """Whether it takes each tensor of its names and ranks, whatever else is there."""
-        conditions = self.having or self.lacking or self.kind or self.input or self.metadata
-        return len(self.sources) == 1 and not conditions
-
-    @cached_property
     def wide(self) -> frozenset[str]:
         """The captures {x...}, in which separators change."""
         parts = (p for t in self.sources for p in t.parts)
@@ -316,6 +310,15 @@ class Converter:
     def matcher(self) -> Matcher:
         """All source templates of all rules, in order."""
         return Matcher([(t, r.where) for r in self.rules for t in r.sources])
+
+    @cached_property
+    def free(self) -> tuple[list[int], Matcher]:
+        """The rules that take each tensor of their names and ranks, whatever else is there, and their sources."""
+        rules = [
+            i for i, r in enumerate(self.rules)
+            if len(r.sources) == 1 and not (r.having or r.lacking or r.kind or r.input or r.metadata)
+        ]  # fmt: skip
+        return rules, Matcher([(self.rules[i].sources[0], self.rules[i].where) for i in rules])
 
     @cached_property
     def origins(self) -> list[tuple[int, int]]:

@@ -271,11 +271,11 @@ def samples(template: Template, where: Mapping[str, Domain], most: int = MAX_SAM
 
 def _first(converter: Converter, name: str, ranks: Collection[int]) -> tuple[int, dict[str, str]] | None:
     """The index of the first rule that takes a name of one of these ranks whatever else is there, and its captures."""
-    for m in converter.matcher.matches(name):
-        i, _ = converter.origins[m.number]
-        wanted = converter.rules[i].wanted[0]
-        if converter.rules[i].free and (not wanted or {*wanted} & {*ranks}):
-            return i, m.values
+    rules, matcher = converter.free  # of conditional rules, all may take the same names
+    for m in matcher.matches(name):
+        wanted = converter.rules[rules[m.number]].wanted[0]
+        if not wanted or {*wanted} & {*ranks}:
+            return rules[m.number], m.values
     return None
 
 

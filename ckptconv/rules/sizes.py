@@ -64,7 +64,7 @@ class Sizes:
         """
         rule, lacking, first = group.rule, None, group.names[0]
         own = self._of_file(rule, first)
-        ranks = [own.get(axis) for axis, size in rule.sizes.items() if size == RANKS]
+        ranks = [own[axis] for axis, size in rule.sizes.items() if size == RANKS and axis in own]
         if ranks and self.given.get(RANKS, ranks[0]) != ranks[0]:
             own = {}  # which belongs to another number of ranks
         group.recorded = own
