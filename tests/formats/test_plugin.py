@@ -281,7 +281,7 @@ def test_a_format_whose_module_is_broken_claims_nothing(broken: Any, cli: Run, t
     [
         (ModuleNotFoundError("No module named 'gone'"), "ModuleNotFoundError: No module named 'gone'"),
         (7, "it gives a int, not the path of a converter"),
-        (Path("nothing.toml"), "no such file or directory"),
+        (Path("nothing.toml"), "nothing.toml: no such file"),
         (Path(__file__), "not valid TOML"),
     ],
 )
