@@ -28,7 +28,7 @@ AT_MOST = {
     "benchmarks": 45.1,
     "fixtures": 42.8,
     "matching": 38.6,
-    "rules": 33.9,
+    "rules": 34.0,
     "fuzz": 23.9,
     "reporting": 16.6,
     "moves": 17.6,
