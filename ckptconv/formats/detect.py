@@ -160,12 +160,23 @@ def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None
 
 
 def _members(url: str) -> list[str]:
-    """The paths of the members of an archive that a format knows by their content."""
+    """The paths of the checkpoints in an archive."""
     with suppress(CkptError):
         files = archives.listed(url) if (status := stat(url)) and status.size <= MAX_ARCHIVE else []
-        paths = [join(url, n) for n in files if n == printable(cut(n))][:TRIED]
-        return [path for path in paths if _is_claimed(path)]
+        return _that_open([join(url, n) for n in files if n == printable(cut(n))])
     return []
+
+
+def _that_open(paths: Sequence[str]) -> list[str]:
+    """Those of the first `TRIED` paths that can be opened and hold tensors; one for each checkpoint."""
+    found, read = list[str](), set[str]()
+    for path in paths[:TRIED]:
+        with suppress(CkptError):
+            known = path not in read and max(_claims(TABLE, Seen(path), "").values()) > 1
+            if known and (opened := _opened(path, PLAIN, None)).tensors:
+                found.append(path)
+                read.update(opened.urls)
+    return found
 
 
 def _opened(url: str, how: Reading, format: str | None) -> Checkpoint:
@@ -223,6 +234,7 @@ NAMED = {  # by the ends of names, where the content tells less: what it is, and
     ".pdmodel": "a program of Paddle by its name, without weights; paddle.save writes those of a layer's state_dict",
     ".pdiparams": "a file of Paddle by its name, which is not read; paddle.save writes a layer's state_dict, which is",
     ".sbs": f"a file of gemma.cpp by its name, {ORIGINAL}",
+    ".engine": f"a TensorRT engine by its name, {ORIGINAL}",
     ".mnn": f"an MNN model by its name, {ORIGINAL}",
     ".pbtxt": "a graph as text, which is not read; write it as .pb (google.protobuf.text_format parses it)",
     ".py": "a Python file; `ckptconv match` takes a class or function of it as FILE:NAME, without .py",
@@ -231,6 +243,8 @@ NAMED = {  # by the ends of names, where the content tells less: what it is, and
 BEGINNINGS = {  # of files, as regular expressions: what they are
     rb"version https://git-lfs": "a git-lfs pointer, not the file itself; run `git lfs pull` in its repository",
     rb"(?i)\s*<(!doctype )?html": "an HTML page, not a checkpoint; the download failed (a login or error page?)",
+    rb"lmgg|fmgg|tjgg|24ka": f"a file of old ggml, {ORIGINAL}",
+    rb"ptrt": f"a TensorRT engine, {ORIGINAL}",
     rb"GGUF": "a GGUF file, which is not read; take the safetensors that it was made from",
     rb".{4}ET12": f"an ExecuTorch program (.pte), {ORIGINAL}",
     rb".{4}TFL3": "a TensorFlow Lite model, which is not read; take the SavedModel that it was made from",
@@ -241,6 +255,10 @@ BEGINNINGS = {  # of files, as regular expressions: what they are
     ),
     rb".{257}ustar": "a tar; unpack it first, or load and save it with torch if PyTorch before 0.1.10 wrote it",
 }
+PACKAGE = (
+    "is a torch.package archive, which holds code and is not read; load it with torch.package.PackageImporter if you "
+    "trust it, and save the model's state_dict"
+)
 
 
 def _refuse_other(seen: Seen) -> None:
@@ -307,23 +325,19 @@ def _folder(url: str, files: Sequence[str]) -> str:
     """A description of a folder that is not a checkpoint itself, with what to give instead."""
     if not files:
         return "holds no checkpoint: it is empty"
+    if ".data" in files:
+        return PACKAGE
     if pieces := complete.pieces(url, files):
         return pieces
-    if checkpoints := [n for n in files[:TRIED] if _is_claimed(join(url, n))]:
+    if checkpoints := [split(path)[1] for path in _that_open([join(url, n) for n in files])]:
         return f"is not a checkpoint itself; give one in it ({_some(checkpoints)}), or convert all with `ckptconv zoo`"
     return f"holds no checkpoint itself, only {_some(files)}; `ckptconv zoo` looks into all folders"
 
 
-def _is_claimed(url: str) -> bool:
-    """Whether a format knows what is at a path by its content."""
-    with suppress(CkptError):
-        return max(_claims(TABLE, Seen(url), "").values()) > 1
-    return False
-
-
 def packed(members: Sequence[str]) -> str:
     """A description of a zip that is not a checkpoint itself."""
-    return f"is a zip of other files: {_some(members)}"
+    package = any(name.endswith("/.data/extern_modules") for name in members)
+    return PACKAGE if package else f"is a zip of other files: {_some(members)}"
 
 
 def _some(files: Sequence[str]) -> str:

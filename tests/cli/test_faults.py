@@ -91,6 +91,7 @@ def test_no_checkpoint_at_all(kind: str, name: str, cli: Run, tmp_path: Path) ->
         ("net.t7", b"\4\0\0\0\1\0\0\0\3\0\0\0V 1", 3, "torchfile"),
         ("model-0000.params", b"\x12\1" + bytes(30), 3, "mxnet.nd.load"),
         ("a.mat", b"MATLAB 5.0 MAT-file, Platform: GLNXA64" + bytes(90), 3, "scipy.io.loadmat"),
+        ("m.bin", b"lmgg" + bytes(20), 3, "old ggml"),
         ("vgg.caffemodel", b"\n\3vgg" + bytes(30), 3, "caffe.Net"),
         ("yolo.weights", bytes(40), 3, "darknet"),
     ],
@@ -124,6 +125,7 @@ FOLDERS: dict[str, tuple[list[str], int, str]] = {
         "a.safetensors is read",
     ),
     "state alone": (["optimizer.bin", "m.pt"], 3, "give one in it (m.pt)"),
+    "a package of torch": ([".data/version", "model/model.pkl"], 3, "torch.package.PackageImporter"),
     "likely one": (["model.safetensors", "model.pt"], 0, "model.safetensors is read; give another file"),
 }
 

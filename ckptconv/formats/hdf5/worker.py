@@ -228,13 +228,26 @@ def dataset(thing: Any, path: str) -> dict[str, Any]:
         return {"skip": f"an empty dataspace {NO_DATA}"}
     dtype, swap = element(kind)
     if not dtype:
-        return {"skip": "its elements are of a type that frameworks do not write, or that is damaged"}
+        if kind.get_class() == h5py.h5t.FLOAT and is_damaged(kind):
+            raise Refused(b"C", f"{path} has floats whose sign, exponent and mantissa do not fit together: damaged")
+        return {"skip": "its elements are of a type that frameworks do not write"}
     record = {"dtype": dtype, "swap": swap, "shape": space.shape, "itemsize": kind.get_size()}
     if layout == h5py.h5d.CHUNKED and filters:  # others are read in part
         record["chunk"] = prod(plan.get_chunk()) * kind.get_size()
     if layout == h5py.h5d.CONTIGUOUS and thing.get_storage_size() and 0 not in space.shape:
         record["offset"] = thing.get_offset()  # if something was ever written to it; else, it is the fill value
     return record
+
+
+def is_damaged(kind: Any) -> bool:
+    """Whether the fields of an unknown float of several bytes do not meet, or its bias is not IEEE's, as in all others.
+
+    VAX has biases of its own, as have the floats of one byte.
+    """
+    sign, exponent, width, mantissa, bits = kind.get_fields()
+    fields = mantissa + bits, exponent + width, mantissa, sign + 1 - mantissa, 2 ** (width - 1) - 1
+    regular = exponent, sign, kind.get_offset(), kind.get_precision(), kind.get_ebias()
+    return kind.get_size() > 1 and kind.get_order() != h5py.h5t.ORDER_VAX and fields != regular
 
 
 def attributes(thing: Any) -> dict[str, Any]:

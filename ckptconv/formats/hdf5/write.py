@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -55,6 +56,7 @@ class Skeleton:
         import h5py
 
         p, self.file, self.canvas = h5py.h5p, file, tempfile.TemporaryFile()  # noqa: SIM115
+        weakref.finalize(self, self.canvas.close)
         self.slots: dict[str, Slot] = {}  # by tensor
         plan, self._group_plan = p.create(p.FILE_CREATE), p.create(p.GROUP_CREATE)
         for one in (plan, self._group_plan):

@@ -52,12 +52,14 @@ def test_a_link_whose_name_is_a_path_is_refused(name: bytes) -> None:
 H5T = h5py.h5t
 
 
-def floating(size: int, *fields: int, bias: int, order: int = 0) -> Any:
+def floating(size: int, *fields: int, bias: int, order: int = 0, precision: int = 0) -> Any:
     kind = H5T.IEEE_F16LE.copy()
     kind.set_fields(*fields)
     kind.set_size(size)
     kind.set_ebias(bias)
     kind.set_order(order)
+    if precision:
+        kind.set_precision(precision)
     return kind
 
 
@@ -75,8 +77,8 @@ def short(precision: int) -> Any:
 
 
 F4BE, BF16, E4M3 = H5T.IEEE_F32BE, (15, 7, 8, 0, 7), (7, 3, 4, 0, 3)
-SKIPPED = ("", False)
-TYPES: dict[str, tuple[Any, tuple[str, bool]]] = {  # the dtype, and whether it is swapped
+SKIPPED, DAMAGED = ("", False), None
+TYPES: dict[str, tuple[Any, tuple[str, bool] | None]] = {  # the dtype, and whether it is swapped
     "bfloat16": (floating(2, *BF16, bias=127), SKIPPED),
     "bfloat16, big-endian": (floating(2, *BF16, bias=127, order=H5T.ORDER_BE), SKIPPED),
     "float8_e4m3fn": (floating(1, *E4M3, bias=7), SKIPPED),
@@ -89,17 +91,24 @@ TYPES: dict[str, tuple[Any, tuple[str, bool]]] = {  # the dtype, and whether it 
     "complex with a gap": (made((b"r", 0, F4BE), (b"i", 8, F4BE), size=12), SKIPPED),
     "long double": (H5T.py_create(np.dtype("longdouble"), logical=True), SKIPPED),
     "16 of 32 bits": (floating(4, *BF16, bias=127), SKIPPED),
-    "another bias": (floating(2, *BF16, bias=126), SKIPPED),
+    "another bias": (floating(2, *BF16, bias=126), DAMAGED),
+    "a mantissa that is too short": (floating(2, 15, 7, 8, 0, 6, bias=127), DAMAGED),
+    "bits beyond the sign": (floating(4, *BF16, bias=127, precision=31), DAMAGED),
 }
 
 
 @pytest.mark.parametrize("what", TYPES)
 def test_types_of_elements(what: str) -> None:
+    """A damaged type is an error, and another one a note."""
     kind, expected = TYPES[what]
 
     def build(f: h5py.File) -> None:
         h5py.h5d.create(f.id, b"w", kind, h5py.h5s.create_simple((2,)))
 
+    if expected is DAMAGED:
+        with pytest.raises(worker.Refused, match="w has floats whose sign, exponent and mantissa do not fit"):
+            records(build)
+        return
     record = records(build)["w"]
     assert (record.get("dtype", ""), record.get("swap", False)) == expected
     assert ("skip" in record) == (expected == SKIPPED)
