@@ -284,3 +284,10 @@ def _range(values: set[str]) -> str:
     if order[-1] - order[0] == len(order) - 1:
         return f"{{{order[0]}..{order[-1]}}}"
     return "{" + ",".join(map(str, order)) + "}" if len(order) <= 6 else f"{{{order[0]},{order[1]}..{order[-1]}}}"
+
+
+@lru_cache(maxsize=2**16)
+def natural(name: str) -> tuple[tuple[bool, int, str], ...]:
+    """A key by which layer_2 goes before layer_10."""
+    found = re.findall(r"([0-9]{1,18})|([^0-9]+|[0-9]{19,})", name)
+    return tuple((not digits, int(digits or 0), text) for digits, text in found)

@@ -30,9 +30,7 @@ from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
 from ..errors import ConversionError, StorageError, UnsafeCheckpoint, UsageError
 from ..messages import fold, listing, paragraphs, printable, redacted, shortened
-from ..output import own
-from ..output.destination import OutputFile
-from ..output.staging import Output
+from ..output.staging import write_whole
 from ..rules import passes
 from ..rules.converter import Converter
 from ..rules.toml import parse
@@ -167,12 +165,7 @@ def match(
     text = toml(found, " to ".join(names), source=names[0], target=names[1])
     if path:
         read = {*stamps, *a.urls, *b.urls}  # also of what was open before
-        own.refuse_source(path, read)
-        folder, name = files.split(path)
-        raw = text.encode()
-        with Output(folder, [OutputFile(name, len(raw))], force=how.force, mode=own.permissions(read)) as out:
-            out.write(name, 0, raw)
-            out.publish()
+        write_whole(path, text.encode(), read, force=how.force)
     return Match(found, text, proof)
 
 

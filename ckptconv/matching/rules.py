@@ -23,9 +23,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..errors import UsageError
-from ..messages import fold, is_visible, many, printable
+from ..messages import fold, is_visible, many, natural, printable
 from ..rules.templates import Domain, domain, template
-from .modules.units import natural
 from .orders.choose import FLAT, without_image
 from .pairs import LISTED, Pair, Proposal, folded
 

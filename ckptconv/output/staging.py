@@ -18,7 +18,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from stat import S_ISREG
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from zlib import crc32
 
 from ..errors import StorageError
 from ..storage.faults import refused
-from ..storage.files import local
+from ..storage.files import local, split
 from ..storage.paths import inside, refuse_remote
 from . import own
 from .destination import OutputFile, beginnings, check_replaced, names_in, refuse_foreign
@@ -343,3 +343,12 @@ def _write(fd: int, start: int, data: Buffer) -> None:
     while view:
         written = os.pwrite(fd, view, start)
         view, start = view[written:], start + written
+
+
+def write_whole(path: str, data: bytes, read: Collection[str], *, force: bool) -> None:
+    """Write one small file, over none of those that were read for it and as private as they are."""
+    own.refuse_source(path, read)
+    folder, name = split(path)
+    with Output(folder, [OutputFile(name, len(data))], force=force, mode=own.permissions(read)) as out:
+        out.write(name, 0, data)
+        out.publish()

@@ -31,9 +31,7 @@ from ..api.reading import list_of, merged, prepare, url_of
 from ..errors import UsageError
 from ..formats.own_metadata import OPTIONS
 from ..messages import Told, brief, in_bytes, many, printable, redacted, version
-from ..output import own
-from ..output.destination import OutputFile
-from ..output.staging import Output
+from ..output.staging import write_whole
 from ..storage import files
 from ..storage.paths import refuse_remote
 from . import survey
@@ -116,11 +114,7 @@ def made(
 
 def written(path: str, page: bytes, read: Collection[str], *, force: bool) -> Page:
     """Write a page, whole or not at all, over none of the files that were read for it and as private as they are."""
-    own.refuse_source(path, read)
-    folder, name = files.split(path)
-    with Output(folder, [OutputFile(name, len(page))], force=force, mode=own.permissions(read)) as out:
-        out.write(name, 0, page)
-        out.publish()
+    write_whole(path, page, read, force=force)
     return Page(path, len(page))
 
 

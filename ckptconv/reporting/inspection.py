@@ -22,7 +22,7 @@ from ..api.options import SELECT, Source, parse_options, takes
 from ..api.reading import url_of
 from ..checkpoint import Checkpoint, Note, Tensor, counted, in_known, in_size as in_size, uncollected
 from ..errors import UsageError
-from ..messages import Told, brief, did_you_mean, fold, in_digits, in_shape, many, printable, redacted, table
+from ..messages import Told, brief, did_you_mean, fold, in_digits, in_shape, many, natural, printable, redacted, table
 from ..moves.read import each, hash_tensor
 from ..rules import passes
 from ..rules.passes import separator
@@ -240,13 +240,7 @@ KEYS: dict[str, Callable[[Tensor], Any]] = {
     "role": lambda t: role(t),
 }
 BESIDE = 20  # lines on what is beside tensors
-_NUMBER = re.compile(r"(\d{1,18})")
 MAX_DEPTH = 64  # scopes of the tree; deeper ones are joined in one line
-
-
-def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """layer_2 before layer_10."""
-    return tuple((0, int(w), "") if w.isdecimal() else (1, 0, w) for w in _NUMBER.split(name))
 
 
 def ordered(tensors: Iterable[Tensor], key: str) -> list[Tensor]:

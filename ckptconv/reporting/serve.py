@@ -35,11 +35,10 @@ from ..api.options import Options
 from ..api.reading import prepare
 from ..checkpoint import Checkpoint, Tensor
 from ..errors import CkptError, StorageError, UsageError
-from ..messages import in_bytes, many, printable, redacted, version
+from ..messages import in_bytes, many, natural, printable, redacted, version
 from ..moves.sources import Sources
 from ..storage import files
 from . import html, survey
-from .inspection import natural
 from .pictures import matrix, region
 
 FEW = 64 * 2**20  # bytes of a checkpoint whose values are read at once

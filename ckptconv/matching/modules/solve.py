@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...messages import natural
 from ...moves.copy import Array
 from ..likeness import assigned, likeness, slices, words
 from ..orders.choose import TABLES
 from ..pairs import LISTED, Pair, Side, Sides
 from .bundles import with_bundles
-from .units import COUNT, MAIN, SIGNATURES, Unit, natural, units
+from .units import COUNT, MAIN, SIGNATURES, Unit, units
 
 ORDER = 0.3  # weight of the place in the class, against the likeness of words (0 to 1)
 TIE = 0.03  # weight of alphabetical order, where nothing else decides

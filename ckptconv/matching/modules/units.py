@@ -14,11 +14,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from weakref import WeakKeyDictionary
 
 from ...checkpoint import Tensor
+from ...messages import natural
 from ..likeness import KINDS, LEAVES, RECURRENT, averaged, words
 from ..orders.axes import is_kernel
 from ..pairs import Side, folded, leaf, parent
@@ -143,13 +144,6 @@ def _joint(home: str, members: dict[str, Tensor]) -> dict[str, Tensor]:
         return members
     names = {"weight": "joint", "bias": "bias_ih"}
     return {names.get(role, role): t for role, t in members.items()}
-
-
-@lru_cache(maxsize=2**16)
-def natural(name: str) -> tuple[tuple[bool, int, str], ...]:
-    """A key by which layer_2 goes before layer_10."""
-    found = re.findall(r"([0-9]{1,18})|([^0-9]+|[0-9]{19,})", name)
-    return tuple((not digits, int(digits or 0), text) for digits, text in found)
 
 
 def _place(name: str, beside: set[str]) -> tuple[str, str]:
