@@ -168,9 +168,9 @@ def _members(url: str) -> list[str]:
 
 
 def _that_open(paths: Sequence[str]) -> list[str]:
-    """Those of the first `TRIED` paths that can be opened and hold tensors; one for each checkpoint."""
+    """Those of `TRIED` paths that can be opened and hold tensors; one for each checkpoint. Usual names go first."""
     found, read = list[str](), set[str]()
-    for path in paths[:TRIED]:
+    for path in sorted(paths, key=lambda n: not n.lower().endswith(_suffixes()))[:TRIED]:
         with suppress(CkptError):
             known = path not in read and max(_claims(TABLE, Seen(path), "").values()) > 1
             if known and (opened := _opened(path, PLAIN, None)).tensors:

@@ -25,7 +25,7 @@ Files = dict[str, bytes]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """One file of each kind, under the names that NeMo, SageMaker and Stable-Baselines give them, and two others."""
+    """One file of each kind, under the names that NeMo, SageMaker and Stable-Baselines give them, and many others."""
     home = tmp_path_factory.mktemp("plain")
     named = {"./weights.ckpt": "w.pt", "parameters": "w.npz", "a b/w.h5": "w.h5", "w.safetensors": "w.safetensors"}
     for file in named.values():
@@ -33,7 +33,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     ckptconv.save({"w": W}, home / "model.ckpt", to="tf")
     parts = {p.name: p.read_bytes() for p in home.glob("model.ckpt*")}
     made = {name: (home / file).read_bytes() for name, file in named.items()}
-    return {"data": b'{"a": 1}', **made, **parts}
+    code = {f"code/{i}.py": b"import torch" for i in range(40)}
+    return {"data": b'{"a": 1}', "parameters": made["parameters"], **code, **made, **parts}
 
 
 def tar(mode: str) -> Callable[[Path, Files], None]:
@@ -79,7 +80,7 @@ def test_each_member_that_is_a_checkpoint_is_read_by_the_path_that_is_printed(
         ckptconv.open(tmp_path / kind)
     paths = [line.strip() for line in e.value.message.splitlines()[1:]]
     plain = {name.removeprefix("./") for name in files} - {"data"}
-    assert {p.removeprefix(f"{tmp_path / kind}/") for p in paths} == {n for n in plain if ".data-" not in n}
+    assert {p.removeprefix(f"{tmp_path / kind}/") for p in paths} == {n for n in plain if ".data-" not in n and ".py" not in n}
     for path in (*paths, str(tmp_path / kind / "model.ckpt"), f"{tmp_path / kind}/./weights.ckpt"):
         found = ckptconv.open(path)
         np.testing.assert_array_equal(found["w"].numpy(), W)

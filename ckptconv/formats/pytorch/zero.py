@@ -102,7 +102,8 @@ def open(url: str, how: Reading) -> Checkpoint:
     models = models or [join(folder, f"mp_rank_00{MODEL}")]
     roots = [_load(path) for path in models]
     stage = "3" if stage3 else "1 or 2; the module's own are in mp_rank_00_model_states.pt"
-    note = f"float32 weights of the optimizer, joined from {many(len(ranks), 'rank')}, without its steps (ZeRO {stage})"
+    joined = f"joined from {many(len(ranks), 'rank')}, without its steps and scales"
+    note = f"float32 weights of the optimizer, {joined} (ZeRO {stage})"
     return _made(folder, _tensors(roots, parts, stage3), roots[0], [*models, *urls], note)
 
 
@@ -240,9 +241,13 @@ def _tensors(roots: list[dict[Any, Any]], parts: list[dict[Any, Any]], stage3: b
     """What is not trained, the parameters, and the optimizer's moments."""
     yield from _untrained(roots, stage3)
     groups = _groups(roots[0])
-    yield from _joined(groups, [_list(p, FLAT[stage3], groups, stage3) for p in parts], stage3)
+    weights = [_list(p, FLAT[stage3], groups, stage3) for p in parts]
+    yield from _joined(groups, weights, stage3)
     states = [_states(p.get(STATES if stage3 else "base_optimizer_state")) for p in parts]
-    slots = dict.fromkeys(slot for groups_ in states for g in groups_ for slot, v in g.items() if _is_flat(v))
+    pairs = ((w, g) for each in zip(weights, states, strict=True) for w, g in zip(*each, strict=False))
+    slots = dict.fromkeys(  # others are scales of 8-bit moments
+        slot for w, g in pairs for slot, v in g.items() if _is_flat(v) and v.shape == w.shape
+    )
     for slot in slots:
         flat = [[g.get(slot) for g in of] for of in states]
         yield from _joined(groups, flat, stage3, f"optimizer.{slot}.", "slot")

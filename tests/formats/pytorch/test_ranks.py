@@ -181,7 +181,7 @@ def zero(folder: Path, stage: int, world: int, seed: int = 0) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "latest").write_text("step9")
     for r in range(world):
-        states = [{"exp_avg": s[r], "step": torch.tensor(9.0)} for s in slots]
+        states = [{"exp_avg": s[r], "step": torch.tensor(9.0), "qmap": torch.ones(256)} for s in slots]  # of 8 bits
         wrapped = states if stage < 3 and padded else {"state": dict(enumerate(states)), "param_groups": []}
         about = {"zero_stage": stage, "partition_count": [world] * len(groups) if padded else world}
         about |= {"fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups": [f[r] for f in flat]}
