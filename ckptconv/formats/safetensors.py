@@ -74,8 +74,10 @@ def open(url: str, how: Reading) -> Checkpoint:
     parts = INFO in found.metadata and (SHARD.fullmatch(split(url)[1]) or any(map(any, starts.values())))
     if parts and not how.partial:
         raise CorruptCheckpoint(PARTS, url=url)
-    notes = [Note("skipped", PARTS)] if parts else [ALONE] * any(starts.values())
-    return replace(found, notes=(*found.notes, *notes))
+    if parts:
+        metadata = {k: v for k, v in found.metadata.items() if k not in KEYS}  # of what is written they are not true
+        return replace(found, metadata=metadata, notes=(*found.notes, Note("skipped", PARTS)))
+    return replace(found, notes=(*found.notes, *[ALONE] * any(starts.values())))
 
 
 def read(url: str, how: Reading) -> tuple[Checkpoint, dict[str, tuple[int, ...]]]:

@@ -80,7 +80,9 @@ def test_each_member_that_is_a_checkpoint_is_read_by_the_path_that_is_printed(
         ckptconv.open(tmp_path / kind)
     paths = [line.strip() for line in e.value.message.splitlines()[1:]]
     plain = {name.removeprefix("./") for name in files} - {"data"}
-    assert {p.removeprefix(f"{tmp_path / kind}/") for p in paths} == {n for n in plain if ".data-" not in n and ".py" not in n}
+    assert {p.removeprefix(f"{tmp_path / kind}/") for p in paths} == {
+        n for n in plain if ".data-" not in n and ".py" not in n
+    }
     for path in (*paths, str(tmp_path / kind / "model.ckpt"), f"{tmp_path / kind}/./weights.ckpt"):
         found = ckptconv.open(path)
         np.testing.assert_array_equal(found["w"].numpy(), W)

@@ -23,8 +23,8 @@ AIM = {  # thousand tokens
     "__main__.py": 0.1, "tests": 330.0, "benchmarks": 45.0, "fixtures": 45.0, "fuzz": 25.0, "tools": 8.0,
 }  # fmt: skip
 AT_MOST = {
-    "tests": 327.5,
-    "formats": 103.3,
+    "tests": 327.7,
+    "formats": 103.5,
     "benchmarks": 45.1,
     "fixtures": 42.8,
     "matching": 38.6,

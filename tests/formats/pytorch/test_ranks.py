@@ -125,6 +125,9 @@ def test_shards_are_joined(rows: int, columns: int, tmp_path: Path) -> None:
     assert [n.kind for n in found.notes] == ["assumed"]
     ckptconv.zoo(tmp_path / "m", tmp_path / "out", to="npz")
     assert [p.name for p in (tmp_path / "out").glob("*.npz")] == ["m.npz"]
+    one = tmp_path / "m" / f"shard-{len(held):05}-model-00001-of-00001.safetensors"
+    ckptconv.convert(one, tmp_path / "part.safetensors", partial=True)  # which can be read by itself
+    assert ckptconv.open(tmp_path / "part.safetensors")["w"].numpy().tolist() == WHOLE[-h:, -w:].tolist()
 
 
 @pytest.mark.parametrize(
