@@ -248,8 +248,8 @@ class Rule:
         )
         asked = dict[str, Size]()
         while open_axes := made.unsolved({*made.sizes, *made.counts, *asked}):
-            axis = open_axes[-1]
-            asked[axis] = RANKS if any(f"rank_{{{axis}*}}." in t.text for t in made.targets) else axis
+            many = [axis for axis in open_axes if any(f"rank_{{{axis}*}}." in t.text for t in made.targets)]
+            asked[(*many, *open_axes[::-1])[0]] = RANKS if many else open_axes[-1]
         return replace(made, sizes={**made.sizes, **asked})
 
 

@@ -165,11 +165,13 @@ def test_llama_of_meta(converter: str, ranks: int, axis: int, tmp_path: Path) ->
     if ranks == 1:
         return
     back = {"converter": converter, "inverse": True, "param": {"half": 2}}
-    with pytest.raises(ckptconv.UsageError, match="needs param='ranks=NUMBER'"):
-        ckptconv.convert(tmp_path / "out.pt", tmp_path / "no.pt", **back)
-    ckptconv.convert(tmp_path / "out.pt", tmp_path / "ranks", ranks=ranks, **back)
-    for rank in range(ranks):
-        assert equal(tmp_path / f"ranks/consolidated.{rank:02d}.pth", of_rank(rank, ranks))
+    torch.save(whole, tmp_path / "plain.pt")  # which records no sizes
+    for file in ("out", "plain"):
+        with pytest.raises(ckptconv.UsageError, match=r"needs param='ranks=NUMBER'\n.*$"):
+            ckptconv.convert(tmp_path / f"{file}.pt", tmp_path / "no.pt", **back)
+        ckptconv.convert(tmp_path / f"{file}.pt", tmp_path / file, ranks=ranks, **back)
+        for rank in range(ranks):
+            assert equal(tmp_path / f"{file}/consolidated.{rank:02d}.pth", of_rank(rank, ranks))
     # the embedding along the other axis
     other = {"meta-llama2": "meta-llama3", "meta-llama3": "meta-llama2"}[converter]
     with pytest.raises(ckptconv.LayoutError, match="tok_embeddings"):
