@@ -87,7 +87,7 @@ def _advice(found: Diff, how: Options) -> Iterator[Note]:
     if kinds >= {"only_a", "only_b"} and not how.converter and not found.equal:
         yield Note("hint", "if these are other names, converter='auto' compares across; `match` proposes rules")
     if kinds and kinds <= {"dtype", "values"} and found.tolerance.exact:
-        yield Note("hint", "rtol= and atol= compare as numbers, whatever the dtype")
+        yield Note("hint", "rtol= and atol= allow differences, also of dtype")
 
 
 def stripped(checkpoints: Sequence[Checkpoint], prefixes: Sequence[str]) -> list[Checkpoint]:

@@ -36,6 +36,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "overwrite": ("force",),
     "format": ("to", "from_"),
     "torch_dtype": ("dtype",),
+    "cast": ("dtype",),
     "filter": ("include",),
     "workers": ("jobs",),
     "key": ("at",),
@@ -226,7 +227,7 @@ def _meant(word: str, allowed: Iterable[str]) -> str:
         return f"; {meant}= does that"
     if word in KNOWN:
         return "; convert and save take it"
-    return f"; ckptconv.{word} does that" if word in dir(sys.modules["ckptconv"]) else did_you_mean(word, allowed)
+    return f"; ckptconv.{word} is a function" if word in dir(sys.modules["ckptconv"]) else did_you_mean(word, allowed)
 
 
 @dataclass(frozen=True)

@@ -72,11 +72,11 @@ class Note(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The line with the number of names instead of these, unless they are what matters."""
-        if self.kind in ("damaged", "lossy", "assumed", "hint") or not self.names:
+        """The line with the number of names instead of these, unless they are what matters, or few."""
+        counted = self.text[:1].isdigit()
+        if self.kind in ("damaged", "lossy", "assumed", "hint") or (len(self.names) < 3 and not counted):
             return str(self)
-        count = "" if self.text[:1].isdigit() else f" ({len(self.names):,})"
-        return paragraph(f"{self.kind}: {self.text}{count}")
+        return paragraph(f"{self.kind}: {self.text}" + ("" if counted else f" ({len(self.names):,})"))
 
     @property
     def unread(self) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ..dtypes import DType
 from ..errors import ConversionError, CorruptCheckpoint, UsageError
-from ..messages import listing, many, printable, redacted
+from ..messages import listing, printable, redacted
 from ..storage import checksum
 from ..storage.files import Reader, Stamp, is_remote
 from ..storage.remote import MAX_REQUEST, RemoteFile
@@ -421,10 +421,10 @@ def _damage(bad: Mapping[Span, str]) -> str:
     urls = {span.url for span in bad}
     where = [what if len(urls) == 1 else f"{printable(redacted(span.url))} {what}" for span, what in bad.items()]
     hashes = any(span.check.startswith(HASH) for span in bad)
-    by = "checksums"
+    own = "checksums"
     if hashes:
-        by = "hashes; or a program changed them and kept the old hashes, which verify=False accepts"
-    return f"{many(len(bad), 'damaged tensor')}, by the file's own {by}:\n{listing(where)}"
+        own = "hashes; verify=False accepts it, if a program changed values and kept the old hashes"
+    return f"does not match the file's own {own}:\n{listing(where)}"
 
 
 def _tiling(records: list[Record], size: int) -> list[Record]:

@@ -142,13 +142,13 @@ def findings(
 def _odd(p: Picture, limit: Limits) -> Iterator[Finding]:
     t, weights = p.tensor, p.tensor.dtype.kind == "f" and not p.tensor.role
     low, top = p.fences or (0.0, 0.0)
-    usual = f"{low:.3g} to {top:.3g}" if math.isfinite(low) else f"up to {top:.3g}"
+    beyond = f"outside of {low:.3g} to {top:.3g}" if math.isfinite(low) else f"above {top:.3g}"
     for name, what, most in (
         ("nan", "NaN", 0.0),
         ("inf", "infinite", 0.0),
         # scales make the largest of 8 bits usual
         ("saturated", f"at the largest {t.dtype}", limit.get("saturated") or 0),
-        ("outliers", f"outside of {usual}", 0.0),
+        ("outliers", beyond, 0.0),
         ("denormal", "denormal", (limit.get("denormal") or 0) * t.count),
     ):
         found = p.odd.get(name)

@@ -8,6 +8,7 @@ All problems of one kind are raised as one error. sizes.py finds the sizes of ax
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
@@ -18,6 +19,7 @@ from ..errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
 from ..messages import fold, listing, many, nearest, printable
 from . import operations
 from .assign import TIED, Assignment, Group, Names, assign, doubtful, recall, remember, tied, translated
+from .passes import in_roles
 from .sizes import Sizes, check_model, filled
 from .templates import INT, Matcher, Template
 
@@ -242,9 +244,9 @@ def _notes(sizes: Sizes, found: Assignment, twins: Mapping[str, list[str]]) -> I
     """Note what was left out, what was taken once, and which rules matched nothing."""
     converter, checkpoint, groups = sizes.converter, sizes.names.checkpoint, found.groups
     emptied = dict.fromkeys(n for g in groups for n in g.emptied)
-    for role in sorted({t.role for t in checkpoint.values() if t.role and not converter.every}):
-        names = tuple(n for n, t in checkpoint.tensors.items() if t.role == role)
-        yield Note("skipped", f"{many(len(names), 'tensor')} with the role {role} (not weights)", names)
+    roles = {n: t.role for n, t in checkpoint.tensors.items() if t.role and not converter.every}
+    if roles:
+        yield Note("skipped", in_roles(Counter(roles.values())), tuple(roles))
     if sizes.configured:
         yield Note("hint", f"read from {' and '.join(sizes.read)}: {', '.join(sizes.configured)}")
     kinds: list[tuple[NoteKind, str, Iterable[str]]] = [

@@ -191,7 +191,7 @@ def like(checkpoint: Checkpoint, template: Checkpoint, *, partial: bool = False)
     wrong += [f"{f}: only the source gives it" for f in fold([n for n in left if not checkpoint[n].role])]
     if wrong:
         raise ConversionError(f"the template wants other tensors:\n{listing(wrong)}")
-    what = in_roles(Counter(template[n].role or ("step" if n.endswith(TRACKED) else "weight") for n in kept))
+    what = in_roles(Counter(template[n].role or ("buffer" if n.endswith(TRACKED) else "weight") for n in kept))
     notes = (
         Note("assumed", f"the template's own values stay: {what}", tuple(kept)),
         Note("dropped", "not in the template", tuple(left)),

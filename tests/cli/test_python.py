@@ -376,7 +376,7 @@ def test_habits_of_numpy_h5py_and_safetensors(path: Path, tmp_path: Path) -> Non
         (lambda: ckptconv.save(c, tmp_path / "a.safetensor"), ckptconv.UsageError, "did you mean .safetensors"),
         (lambda: ckptconv.convert(path, out, overwrite=True), ckptconv.UsageError, "'overwrite'; force= does that"),
         (lambda: ckptconv.convert(path, out, dtyp="f2"), ckptconv.UsageError, r"'dtyp'; did you mean dtype\?"),
-        (lambda: ckptconv.convert(path, out, dry_run=1), ckptconv.UsageError, "'dry_run'; ckptconv.dry_run does that"),
+        (lambda: ckptconv.convert(path, out, dry_run=1), ckptconv.UsageError, "; ckptconv.dry_run is a function"),
         (lambda: ckptconv.inspect(path, stat=True), ckptconv.UsageError, r"'stat'; did you mean stats\?"),
         (lambda: ckptconv.diff(path, path, tolerance=1), ckptconv.UsageError, "'tolerance'; rtol= does that"),
         (lambda: ckptconv.open(path, from_=None, filter="a"), ckptconv.UsageError, "'filter'; include= does that"),

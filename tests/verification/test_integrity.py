@@ -198,16 +198,16 @@ def test_keep_going_with_a_cut_file(what: str, left: float, fixtures: Path, tmp_
 
 
 GOING = {  # a verb with --keep-going on damaged.npz, its exit code, and what it says
-    "verify": (["verify", "damaged.npz"], 7, "damage in 1 of 2 tensors:\n  bad: 1 damaged tensor"),
+    "verify": (["verify", "damaged.npz"], 7, "damage in 1 of 2 tensors:\n  bad: does not match the file's own check"),
     "verify, of a cut file": (["verify", "cut.safetensors"], 7, "damage in 1 of 2 tensors"),
     "verify, of a conversion": (["verify", "damaged.npz", "kept.npz"], 1, "(bad)\nverified: 1 tensor"),
     "diff": (["diff", "damaged.npz", "damaged.npz"], 1, "(bad)\ndifferent: 1 tensor equal; 2 damaged"),
-    "diff, left": (["diff", "damaged.npz", "kept.npz"], 1, "damaged: in A: 1 damaged tensor"),
+    "diff, left": (["diff", "damaged.npz", "kept.npz"], 1, "damaged: in A: does not match the file's own checksums"),
     "diff --json": (["diff", "kept.npz", "damaged.npz", "--json"], 1, '"same": false'),
     "diff, of others": (["diff", "damaged.npz", "damaged.npz", "--include", "good"], 0, "the same: 1 tensor equal"),
     "verify, of others": (["verify", "damaged.npz", "--include", "good"], 0, "verified: 1 tensor"),
     "verify, what a cut file has": (["verify", "cut.safetensors", "--include", "good"], 0, "verified: 1 tensor"),
-    "inspect": (["inspect", "damaged.npz"], 1, "damaged: 1 damaged tensor"),
+    "inspect": (["inspect", "damaged.npz"], 1, "damaged: does not match the file's own checksums"),
     "inspect --check": (["inspect", "damaged.npz", "--check"], 1, "1 tensor checked: 1 error"),
     "inspect --json": (["inspect", "damaged.npz", "--check", "--json"], 1, '"check": "damaged", "tensor": "bad"'),
 }  # fmt: skip
@@ -377,7 +377,7 @@ def test_damage_is_never_blessed(name: str, change: dict[str, object], target: s
             if want[tensor].tobytes() in p.read_bytes()
         )
         flip(path, where + at)
-        with pytest.raises(CkptError, match="1 damaged tensor, by the file's own hashes"):
+        with pytest.raises(CkptError, match="does not match the file's own hashes"):
             writing.convert(tmp_path / "in" / name, tmp_path / "out" / "x", **options)
         assert not list((tmp_path / "out").glob("*"))
         flip(path, where + at)

@@ -267,7 +267,7 @@ def plain(checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[Note, ...]]:
     kept = {k: v for k, v in checkpoint.metadata.items() if k not in model and not KERAS_LISTS.fullmatch(k)}
     lists = {k for k in checkpoint.metadata if KERAS_LISTS.fullmatch(k)}
     inner = checkpoint.details.get("attributes", {})
-    load = "metadata by which Keras would load the file as a model, and may run code; its source holds weights only"
+    load = "the description of a model, which load_model would build, and may run code in it; only weights are written"
     detect = "metadata by which the file would be taken for a legacy Keras file, and misread"
     left = ((load, model), (detect, lists), ("attributes of groups and datasets", inner))
     notes = [Note("dropped", text, tuple(sorted(names))) for text, names in left if names]

@@ -51,7 +51,7 @@ MODELS = (
 )  # fmt: skip
 ALONE = ("generator", "encoder", "backbone", "teacher", "checkpoint", "model_dict", "G", "g")
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
-ABSENT = {META: "on the meta device, without data", PART: "of which this file holds the part of one process"}
+ABSENT = {META: "on the meta device, without data", PART: "the part of one process; give the folder of all parts"}
 SHOWN = 6  # entries that a note names
 MAX_VALUES, MAX_ITEMS = 10_000, 50  # in all, and of one list
 PLAIN = Reading()

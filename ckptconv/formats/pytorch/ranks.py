@@ -93,7 +93,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     if len(sets) != 1:
         raise CorruptCheckpoint(f"holds {many(len(sets), 'set')} of files of ranks, not one", url=url)
     files, count = sets[0].files, sets[0].count or max(sets[0].files) + 1
-    refuse_incomplete(url, files, count, ((r, str(r)) for r in range(count)))
+    refuse_incomplete(url, files, count, ((r, f"rank {r}") for r in range(count)))
     urls = [join(url, files[rank]) for rank in range(count)]
     if count == 1:
         return open_checkpoint(urls[0], how)
@@ -107,7 +107,8 @@ def open(url: str, how: Reading) -> Checkpoint:
         if len(leaves) == len(whole := {name: x for of in each for name, x in of.items()}):
             note = Note("assumed", f"tensors of {many(count, 'file')}, of which no two have a name in common")
             return gather([*whole.values()], read[0][1], how, urls, "ranks", [note])
-        note = Note("assumed", f"tensors of {many(count, 'rank')}, which a converter joins")
+        text = f"tensors of {many(count, 'rank')} stay apart, as rank_0.NAME and so on; your own rules can join them"
+        note = Note("assumed", text)
         return gather(leaves, read[0][1], how, urls, "ranks", [note], whole=True)
     leaves = list(_joined(read, urls))
     note = Note("assumed", f"joined from {many(count, 'rank')}; what is not cut is rank 0's")

@@ -32,7 +32,7 @@ def test_parts_are_joined(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "without", "said"),
     [
-        ("fsdp2", "rank_1", "1 of 2 ranks; missing: 1"),
+        ("fsdp2", "rank_1", "1 of 2 ranks; missing: rank 1"),
         ("hsdp", "rank_3", "3 of 4 ranks"),
     ],
 )
@@ -89,6 +89,7 @@ def test_ranks_without_parts_are_named_by_their_number(tmp_path: Path) -> None:
     files = {f"consolidated.{r:02d}.pth": {"w": torch.full((2,), float(r))} for r in range(3)}
     found = ckptconv.open(saved(tmp_path / "m", files))
     assert {n: t.numpy().tolist() for n, t in found.items()} == {f"rank_{r}.w": [r, r] for r in range(3)}
+    assert "3 ranks stay apart" in found.notes[0].text
 
 
 @pytest.mark.parametrize("files", [["x.rank1.pt", "x.rank2.pt"], ["lora_rank_4.pt", "lora_rank_8.pt"]])
