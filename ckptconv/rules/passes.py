@@ -190,7 +190,10 @@ def like(checkpoint: Checkpoint, template: Checkpoint, *, partial: bool = False)
     left = [n for n, t in checkpoint.items() if n not in given]
     wrong += [f"{f}: only the source gives it" for f in fold([n for n in left if not checkpoint[n].role])]
     if wrong:
-        raise ConversionError(f"the template wants other tensors:\n{listing(wrong)}")
+        hint = "; partial=True keeps what only it has" if lost else ""
+        if any(t.dtype != template[n].dtype for n, t in given.items() if t):
+            hint += "; dtype= casts floats"
+        raise ConversionError(f"the template wants other tensors{hint}:\n{listing(wrong)}")
     what = in_roles(Counter(template[n].role or ("buffer" if n.endswith(TRACKED) else "weight") for n in kept))
     notes = (
         Note("assumed", f"the template's own values stay: {what}", tuple(kept)),

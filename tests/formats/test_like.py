@@ -36,10 +36,10 @@ def test_names_order_and_metadata_are_those_of_the_template(name: str, tmp_path:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"a": GIVEN["a"]}, "\n  b: only the template has it"),
+        ({"a": GIVEN["a"]}, "tensors; partial=True keeps what only it has:\n  b: only the template has it"),
         (GIVEN | {"c": np.ones(1)}, "\n  c: only the source gives it"),
-        (GIVEN | {"a": np.ones((3, 2), "f4")}, r"a: the source gives float32 3x2, the template has float32 2x3"),
-        (GIVEN | {"b": np.ones(2, "f2")}, "b: the source gives float16 2, the template has float32 2"),
+        (GIVEN | {"a": np.ones((3, 2), "f4")}, r"other tensors:\n  a: the source gives float32 3x2, the template has float32 2x3"),
+        (GIVEN | {"b": np.ones(2, "f2")}, "; dtype= casts floats:\n  b: the source gives float16 2, the template has"),
     ],
 )
 def test_what_does_not_fit_is_an_error_that_lists_it(given: dict[str, Any], says: str, tmp_path: Path) -> None:

@@ -33,14 +33,14 @@ class Runner:
     def start(self) -> list[str]:
         """Run once, with the inputs as they are or else changed so that it can be run; say what was changed.
 
-        Floats become those of the weights and integers int64; each also with channels that came last in second place.
-        Raises what the module raises with the inputs as they are.
+        Floats become those of the weights and integers int64, then all numbers such floats; each also with channels
+        that came last in second place. Raises what the module raises with the inputs as they are.
         """
         errors = list[Exception]()
         args, named = self.arguments, self.named
         floats = [t.dtype for t in self.state.values() if t.is_floating_point()]
         kind = max(floats, key=floats.count, default=torch.float32)
-        for cast, turned in product((False, True), repeat=2):
+        for cast, turned in product((None, torch.int64, kind), (False, True)):
             changes: dict[str, None] = {}
             self.arguments = tuple(_adapted(a, kind, cast, turned, changes) for a in args)
             self.named = {n: _adapted(a, kind, cast, turned, changes) for n, a in named.items()}
@@ -78,16 +78,16 @@ class Runner:
         return found
 
 
-def _adapted(value: Any, kind: torch.dtype, cast: bool, turned: bool, changes: dict[str, None]) -> Any:
+def _adapted(value: Any, kind: torch.dtype, cast: torch.dtype | None, turned: bool, changes: dict[str, None]) -> Any:
     """An input as a tensor, with what was changed noted.
 
-    cast: floats become `kind` and integers int64. turned: channels that come last are put second.
+    cast: floats become `kind` and integers this. turned: channels that come last are put second.
     """
     before = after = to_tensor(value)
     if not isinstance(before, torch.Tensor):
         return before
     if cast and not before.is_complex() and before.dtype != torch.bool:
-        after = before.to(kind if before.is_floating_point() else torch.int64)
+        after = before.to(kind if before.is_floating_point() else cast)
     if turned and after.dim() > 2:
         after = after.movedim(-1, 1)
         changes["inputs: channels put first"] = None
