@@ -63,7 +63,7 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # by how the type of a 
     "bool": ("True or False", lambda v: v in (True, False)),
     "int": ("a number", lambda v: isinstance(v, int)),
     "Sequence[Pair]": ("'old=new', several of them, or a dict {old: new}", lambda v: all(map(_is_pair, v))),
-    "Sequence[str]": ("a text or several", lambda v: all(isinstance(one, str) for one in v)),
+    "Sequence[str]": ("a text or several", lambda v: all(isinstance(one, str) and one for one in v)),
     "Mapping": ("a mapping of names, or texts 'NAME=VALUE'", lambda v: all(isinstance(k, str) for k in v)),
     "Map": ("a function", callable),
     "": ("another kind of value", lambda v: True),
@@ -363,7 +363,7 @@ class Options(Resources, Target, Change, Select):
         for known in KNOWN.values():
             value = getattr(self, known.keyword)
             value = known.default if value is None else value
-            if "" in (value if isinstance(value, (list, tuple)) and "Pair" not in known.kind else [value]):
+            if "" in (value if isinstance(value, list) else [value]):
                 raise UsageError(f"{known.keyword}='' is empty: give a value, or leave it out")
             object.__setattr__(self, known.keyword, None if value is None else _made(known, value))
 

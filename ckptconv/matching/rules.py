@@ -95,7 +95,7 @@ def summary(found: Proposal) -> str:
     """How many tensors of the target are found, and how."""
     kinds: Counter[str] = Counter()
     for p in found.pairs:
-        evidence = "proved" if p.evidence == "proved" else f"by {p.evidence}"
+        evidence = {"proved": "proved", "equal": "by equal values"}.get(p.evidence, f"by {p.evidence}")
         kinds[evidence if p.sure else "to look at" if p.real else "assumed"] += len(p.targets) + len(p.fills)
     how = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
     return f"{many(sum(kinds.values()), 'tensor')} of the target found: {how}"

@@ -19,7 +19,7 @@ from ..errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
 from ..messages import fold, listing, many, nearest, printable
 from . import operations
 from .assign import TIED, Assignment, Group, Names, assign, doubtful, recall, remember, tied, translated
-from .passes import in_roles
+from .passes import TRACKED, in_roles, literal
 from .sizes import Sizes, check_model, filled
 from .templates import INT, Matcher, Template
 
@@ -43,6 +43,8 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     sizes = Sizes(converter, names, params or {})
     found = recall(names) if converter.forward and converter.one_way else assign(names)
     check_model(sizes)
+    if converter.forward:
+        left_out += _spared(whole, found)
     if found.unmatched:
         _refuse_unmatched(converter, whole, found)
     taken = {n for g in found.groups if g.rule.targets for n in g.names}
@@ -216,7 +218,17 @@ def _placed(groups: Sequence[Group]) -> tuple[dict[str, Tensor], dict[str, Group
     return tensors, origins, twins
 
 
+def _spared(checkpoint: Checkpoint, found: Assignment) -> list[Note]:
+    """Leave out, for an inverse, what only PyTorch has: further names of a weight that is taken, and counters."""
+    owners = checkpoint.owners()
+    taken = {owners[n] for g in found.groups for n in g.names}
+    left = dict.fromkeys(n for n in found.unmatched if owners[n] in taken or n.endswith(TRACKED))
+    found.unmatched = [n for n in found.unmatched if n not in left]
+    return [Note("skipped", "further names of tied weights, or counters of batches", tuple(left))] * bool(left)
+
+
 MAX_NEAR = 20  # folded patterns for which the nearest rule is sought
+FEW = 4  # names that an advice repeats
 
 
 def _refuse_unmatched(converter: Converter, checkpoint: Checkpoint, found: Assignment) -> None:
@@ -229,7 +241,8 @@ def _refuse_unmatched(converter: Converter, checkpoint: Checkpoint, found: Assig
             why = f"nearest rule: {labels[near[0]]}"
         lines.append(f"{f} {list(checkpoint[f.names[0]].shape)}" + f" - {why}" * bool(why))
     weights = sum(1 for t in checkpoint.values() if converter.every or not t.role)
-    advice = "drop them with exclude=, or add rules"
+    few = [f"exclude={literal(n)!r}" for n in found.unmatched if len(found.unmatched) <= FEW]
+    advice = f"drop them with {' '.join(few) or 'exclude='}, or add rules"
     if 2 * sum(1 for n in found.unmatched if n not in found.reasons) > weights:  # then it is another model's
         made = f" (it is for {converter.source})" if converter.source else ""
         advice = f"it may be the wrong converter{made}; `ckptconv match` proposes rules; or add them"

@@ -63,6 +63,13 @@ def test_names_and_shapes(model: str, target: str, name: str) -> None:
     assert {n: t.shape for n, t in back.items()} == {n: t.shape for n, t in before.items()}
 
 
+@pytest.mark.parametrize("model", ["inception-v3", "inception-resnet-v2"])
+def test_a_weights_h5_has_no_name_for_the_only_parameter_of_a_norm(model: str) -> None:
+    named = shapes(NAMES / f"keras-{model.title().replace('-', '').replace('net', 'Net')}.txt")
+    found = checkpoint({n.replace("/beta", "/var_0"): s for n, s in named.items()})
+    assert len(apply(library.load(f"keras-{model}"), found)) > len(named)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "name"), sorted({(m, c) for m, _, c in models()}))
 def test_found_by_its_names(model: str, name: str) -> None:

@@ -23,12 +23,12 @@ AIM = {  # thousand tokens
     "__main__.py": 0.1, "tests": 330.0, "benchmarks": 45.0, "fixtures": 45.0, "fuzz": 25.0, "tools": 8.0,
 }  # fmt: skip
 AT_MOST = {
-    "tests": 327.7,
+    "tests": 327.8,
     "formats": 103.5,
     "benchmarks": 45.1,
     "fixtures": 42.8,
     "matching": 38.6,
-    "rules": 34.0,
+    "rules": 34.2,
     "fuzz": 23.9,
     "reporting": 16.6,
     "moves": 17.6,

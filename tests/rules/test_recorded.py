@@ -251,12 +251,12 @@ to = "{x}.bias"
 @pytest.mark.parametrize(
     ("left", "of", "words"),
     [
-        (["enc/a/kern"], 2, "takes 1 of 2 tensors; drop them with exclude=, or add rules:\n"
+        (["enc/a/kern"], 2, "takes 1 of 2 tensors; drop them with exclude='enc/a/kern', or add rules:\n"
          "  enc/a/kern [3] - nearest rule: enc/{x}/kernel"),
         (["decoder/a/biases"], 2, "  decoder/a/biases [3] - nearest rule: decoder/{x}/bias"),
         (["z1", "z2"], 3, "takes 2 of 3 tensors; it may be the wrong converter (it is for bert); `ckptconv match` "
          "proposes rules; or add them:\n"),
-        (["z1", "z2"], 4, "takes 2 of 4 tensors; drop them with exclude=, or add rules:\n"),
+        (["z1", "z*"], 4, "takes 2 of 4 tensors; drop them with exclude='z1' exclude='z[*]', or add rules:\n"),
     ],
 )  # fmt: skip
 def test_what_no_rule_takes(left: list[str], of: int, words: str) -> None:
@@ -264,3 +264,10 @@ def test_what_no_rule_takes(left: list[str], of: int, words: str) -> None:
     with pytest.raises(UnmatchedTensors) as caught:
         apply(parse(RULES), Checkpoint({n: held(n, np.zeros(3, "f4")) for n in names}))
     assert words in caught.value.message
+
+
+def test_an_inverse_leaves_out_the_further_name_of_a_tied_weight() -> None:
+    emb = held("emb.weight", np.zeros(3, "f4"))
+    both = {t.name: t for t in (emb, emb.renamed("head.weight"))}
+    made = apply(parse("[[rule]]\nnames = { 'emb/t' = 'emb.weight' }").inverse, Checkpoint(both, ties=(tuple(both),)))
+    assert (list(made), made.notes[-1].names) == (["emb/t"], ("head.weight",))

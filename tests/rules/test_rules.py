@@ -307,7 +307,7 @@ def test_any_file_is_a_converter_or_a_usage_error(data: st.DataObject) -> None:
         ),
         ("bert", ["mine"], "`ckptconv match` proposes rules"),
         ("keras-torch", ["encoder/kernel"], ""),  # any names
-        ("keras-torch", ["a/kernel", "odd/one"], "takes 1 of 2 tensors; drop them with exclude=, or add rules"),
+        ("keras-torch", ["a/kernel", "odd/one"], "takes 1 of 2 tensors; drop them with exclude='odd/one', or"),
         ("keras-torch", ["a/kernel", "fc.weight", "fc.bias"], r"wrong converter \(it is for Keras\); `ckptconv match`"),
         ("gpt2", ["a/kernel", "b/kernel"], "converter='tf-torch' takes every"),
     ],
