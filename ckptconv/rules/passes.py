@@ -93,6 +93,8 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     taken = dict.fromkeys(filter(test, names))
     made = chosen(checkpoint, lambda n: n * (n in taken), "selected", some=bool(include))
     if checkpoint.tensors and not made.tensors:
+        if skipped := [str(n) for n in made.notes if n.unread]:
+            raise UsageError(f"all that is selected is left out when the file is read:\n{listing(skipped)}")
         raise UsageError(f"include= and exclude= leave none of {len(checkpoint.tensors)} tensors")
     return made
 

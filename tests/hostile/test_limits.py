@@ -81,7 +81,7 @@ LIMITS: dict[str, Case] = {
         layout, "MAX_PATTERN", 10, lambda _: layout.sides("i o -> o i"), r"layout 'i o -> o i'\.\.\. is longer than 9"
     ),
     "the parentheses of a layout": (
-        layout, "MAX_DEPTH", 2, lambda _: layout.sides("((i o)) -> o i"), "has more than 1 nested parentheses"
+        layout, "MAX_DEPTH", 2, lambda _: layout.sides("((i o)) -> o i"), r"'\(' is left over"
     ),
     "the blocks of a layout": (
         layout, "MAX_BLOCKS", 3, lambda _: layout.parse.__wrapped__("(a + b + c) -> (c + b + a)"), "more than 2 blocks"

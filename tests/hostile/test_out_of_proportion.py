@@ -145,8 +145,8 @@ def v1(**fields: object) -> Callable[[Path], Path]:
 def shapes_and_files(folder: Path) -> Path:
     files, layers = 900, 5000
     for i in range(files):
-        np.save(folder / f"params_{i}.npy", np.zeros(1 + (not i), "f4"))
-    shapes = [[1, 0], [1, 0], *([0] for _ in range(12 * layers - 1)), [files + 1]]
+        np.save(folder / f"params_{i}.npy", np.ones(1 + (12 * layers + 1) * (not i), "f4"))
+    shapes = [[1, 1], [1, 1], *([1] for _ in range(12 * layers - 1)), [files]]
     (folder / "params_shapes.json").write_text(json.dumps(shapes))
     return folder
 
