@@ -42,6 +42,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "key": ("at",),
     "allow_pickle": ("opaque",),
     "tolerance": ("rtol",),
+    "into": ("like",),
 }
 
 

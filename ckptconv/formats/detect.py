@@ -151,7 +151,7 @@ def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None
     try:
         return _opened(url, how, format)
     except UnknownFormat as e:
-        if is_remote(url) or not (members := _members(url)):
+        if is_remote(url) or not (members := _members(url, how)):
             raise
         if len(members) == 1 and members[0] == join(url, os.path.splitext(split(url)[1])[0]):
             return _opened(members[0], how, None)
@@ -159,21 +159,21 @@ def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None
         raise UnknownFormat(text, url=url) from e
 
 
-def _members(url: str) -> list[str]:
+def _members(url: str, how: Reading) -> list[str]:
     """The paths of the checkpoints in an archive."""
     with suppress(CkptError):
         files = archives.listed(url) if (status := stat(url)) and status.size <= MAX_ARCHIVE else []
-        return _that_open([join(url, n) for n in files if n == printable(cut(n))])
+        return _that_open([join(url, n) for n in files if n == printable(cut(n))], how)
     return []
 
 
-def _that_open(paths: Sequence[str]) -> list[str]:
+def _that_open(paths: Sequence[str], how: Reading = PLAIN) -> list[str]:
     """Those of `TRIED` paths that can be opened and hold tensors; one for each checkpoint. Usual names go first."""
     found, read = list[str](), set[str]()
     for path in sorted(paths, key=lambda n: not n.lower().endswith(_suffixes()))[:TRIED]:
         with suppress(CkptError):
             known = path not in read and max(_claims(TABLE, Seen(path), "").values()) > 1
-            if known and (opened := _opened(path, PLAIN, None)).tensors:
+            if known and (opened := _opened(path, how, None)).tensors:
                 found.append(path)
                 read.update(opened.urls)
     return found

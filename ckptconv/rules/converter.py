@@ -250,7 +250,7 @@ class Rule:
         while open_axes := made.unsolved({*made.sizes, *made.counts, *asked}):
             many = [axis for axis in open_axes if any(f"rank_{{{axis}*}}." in t.text for t in made.targets)]
             asked[(*many, *open_axes[::-1])[0]] = RANKS if many else open_axes[-1]
-        return replace(made, sizes={**made.sizes, **asked})
+        return replace(made, sizes={**made.sizes, **asked}) if asked else made
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ...errors import CorruptCheckpoint, UnsafeCheckpoint
+from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import brief, listing, many, printable
 from .values import HARMLESS, PARTS, PLAIN, SCALARS, Inert, Known, Ordered, shown
 
@@ -423,11 +423,14 @@ def load_some(
     machine = Machine(data, allowed, persistent_load, opaque, packed)
     try:
         value = _run(machine)
+    except CkptError:
+        machine.complain()
+        raise
     except (TypeError, ValueError, AttributeError, LookupError, OverflowError, struct.error) as e:
+        machine.complain()
         why = shown(e.args[0]) if isinstance(e, KeyError) and e.args else e
         raise CorruptCheckpoint(f"the pickle is damaged before byte {machine.at}: {why}") from e
-    finally:
-        machine.complain()
+    machine.complain()
     return value, machine.at
 
 
