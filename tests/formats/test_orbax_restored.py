@@ -18,8 +18,7 @@ from kit import FIXTURES, ROOT
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
-from ckptconv.testing import holdable, write
-from ckptconv.testing.samples import zoo
+from ckptconv.testing import holdable, write, zoo
 
 PYTHON = os.environ.get("ORBAX_PYTHON") or (sys.executable if importlib.util.find_spec("orbax") else "")
 pytestmark = [
