@@ -62,22 +62,24 @@ PICKLED = re.compile(rb"\x80[\2-\5]|\([dl]p\d")  # protocols 2 to 5, and 0 as it
 # small file. An entry too many costs time; a missing entry does no harm, because the other formats are asked next.
 SIGNATURES: tuple[tuple[Callable[[Seen], bool], tuple[str, ...]], ...] = (
     (lambda seen: seen.size < 0 and not seen.is_dir and f"{seen.base}.index" in seen.files, ("tf",)),
-    (lambda seen: seen.is_zip, ("torch", "pt2", "torchscript", "dcp", "npz", "keras3")),
+    (lambda seen: seen.is_dir and bool(seen.files), ("orbax",)),  # its arrays lie in folders below
     (is_hdf5, ("hdf5", "keras", "keras3")),
     (lambda seen: seen.head[4:8] == bytes(4) and seen.head[8:9] == b"{", ("safetensors",)),  # a header below 4 GiB
     (lambda seen: seen.head.startswith(NPY), ("npy",)),
     (lambda seen: seen.tail.endswith(TF_TABLE), ("tf", "tf-v1")),
     (lambda seen: PICKLED.match(seen.head) is not None, ("torch-legacy", "pickle", "dcp")),
 )
-# The same for folders, by the ends of names in them. Each can be Orbax's as well, whose arrays lie in folders below.
-FOLDERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+# The same for folders and zips, by the ends of names in them.
+INSIDE: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((".index", "checkpoint"), ("tf", "tf-v1")),
     ((SAVED_MODEL,), ("tf-graph",)),
     ((DISTRIBUTED,), ("dcp", "megatron")),
-    ((".npy",), ("npy", "gpt")),
+    ((".npy",), ("npy", "npz")),
+    (("params_0.npy",), ("gpt",)),
     ((".bin",), ("ranks",)),  # as accelerate calls them; else the claim of `hf` would do
-    ((KERAS_WEIGHTS,), ("keras3",)),
-    (("",), ("orbax",)),
+    (("data.pkl",), ("torch", "torchscript", "dcp")),
+    (("archive_format",), ("pt2",)),
+    ((KERAS_WEIGHTS, "model.weights.npz"), ("keras3",)),
 )
 PLAIN = Reading()
 TRIED, MAX_ARCHIVE = 32, 2**30  # files of a folder or an archive that are looked at for an error; bytes of the archive
@@ -115,8 +117,8 @@ def _likely(seen: Seen) -> Sequence[Format]:
     if TF_DATA.fullmatch(seen.base):  # its first bytes are those of a tensor
         return TABLE
     names = {name for has, known in SIGNATURES for name in known if has(seen)}
-    if seen.is_dir:
-        names |= {name for ends, known in FOLDERS for name in known if any(n.endswith(ends) for n in seen.files)}
+    inside = seen.files if seen.is_dir else seen.members
+    names |= {name for ends, known in INSIDE for name in known if any(n.casefold().endswith(ends) for n in inside)}
     suffixed = [f for f in TABLE if f.name in names or f.name == INDEX or seen.base.lower().endswith(f.suffixes)]
     return suffixed if names else TABLE
 

@@ -35,7 +35,7 @@ def found(path: Path) -> str:
 def test_a_signature_only_saves_time(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     few = {p: found(p) for p in files}
     monkeypatch.setattr(detect, "SIGNATURES", ())
-    monkeypatch.setattr(detect, "FOLDERS", ())
+    monkeypatch.setattr(detect, "INSIDE", ())
     assert {p: found(p) for p in files} == few
 
 
