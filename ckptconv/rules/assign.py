@@ -113,7 +113,7 @@ def translated(rule: Rule, values: Mapping[str, str], separators: tuple[str, str
     for name, value in values.items():
         new: str | None = value
         if name in rule.wide:
-            new = value.replace(*separators) if separators[0] else value
+            new = value.replace(*separators)
         elif name in rule.where:
             new = rule.where[name].forward(value)
         if new is None:

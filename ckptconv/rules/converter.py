@@ -262,7 +262,7 @@ class Converter:
     title: str = ""
     source: str = ""
     target: str = ""
-    separators: tuple[str, str] = ("/", ".")
+    separators: tuple[str, str] = ("/", "/")  # what joins segments on the two sides: captures {x...} are translated
     params: Mapping[str, Param] = field(default_factory=dict)
     rewrites: tuple[Rewrite, ...] = ()
     ties: tuple[Tie, ...] = ()

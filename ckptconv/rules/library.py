@@ -190,7 +190,7 @@ def renaming(renames: Sequence[str | tuple[str, str]]) -> Converter:
             raise UsageError(f"rename= takes 'FROM=TO', or a dict {{from: to}}, not {pair!r}")
         rules.append(Rule((template(a),), (template(b),)))
     keep = Rule((template("{any...}"),), (template("{any...}"),), optional=True)
-    return Converter("rename=", (*rules, keep), separators=("", ""), every=True)
+    return Converter("rename=", (*rules, keep), every=True)
 
 
 # --- Check a converter without weights: each name leads to one target, and the inverse leads back to it ---

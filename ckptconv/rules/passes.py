@@ -194,9 +194,7 @@ def like(checkpoint: Checkpoint, template: Checkpoint, *, partial: bool = False)
     if wrong:
         hint = "; partial=True keeps what only it has" if lost else ""
         if any(t.dtype != template[n].dtype for n, t in given.items() if t):
-            floats = {own.dtype for own in template.values() if own.dtype.kind == "f"}
-            hint += "; dtype= casts floats"
-            hint += " to one dtype, the template has several: ckptconv.torch.load_into casts each" * (len(floats) > 1)
+            hint += "; dtype= casts floats, all to one dtype; ckptconv.torch.load_into casts each to the module's"
         raise ConversionError(f"the template wants other tensors{hint}:\n{listing(wrong)}")
     what = in_roles(Counter(template[n].role or ("buffer" if n.endswith(TRACKED) else "weight") for n in kept))
     notes = (

@@ -135,7 +135,7 @@ WHERE = TABLE._replace(made=lambda table, let: {k: domain(expand(v, let)) for k,
 SIZE = Kind("a number, a parameter's name, or { of = NAME, axis = 0 }", _is(int, str, dict), made=_size)
 
 _TOP = {
-    "title": TEXT, "source": TEXT, "target": TEXT, "separators": TEXTS, "include": TEXTS, "where": TABLE,
+    "title": TEXT, "source": TEXT, "target": TEXT, "include": TEXTS, "where": TABLE,
     "let": TABLE._replace(made=partial(_each, TEXTS, "let")), "params": TABLE, "rewrite": LIST, "tie": LIST,
     "rule": LIST, "detect": TABLE, "optional": FLAG, "one_way": TEXT, "ranks": TEXT, "notes": TEXTS,
     "count": TEXT_TABLE, "axes": TEXT_TABLE, "refuse": LIST, "config": TABLE,
@@ -222,6 +222,13 @@ def parse(
     raise UsageError(brief(why if why.startswith("converter ") else f"converter {printable(name)}: {why}", MAX_MESSAGE))
 
 
+def _separators(rules: Sequence[Rule]) -> tuple[str, str]:
+    """What joins segments in source and target: / or ., as the rules spell it most; where they spell none, on both."""
+    texts = ["".join(t.text for r in rules for t in getattr(r, side)) for side in ("sources", "targets")]
+    a, b = (text.replace("...", "").count for text in texts)
+    return max("/.", key=lambda c: (a(c), b(c))), max("/.", key=lambda c: (b(c), a(c)))
+
+
 def _converter(top: dict[str, Any], name: str, folder: Path | None, outer: Let, files: list[str]) -> Converter:
     """The converter of a file's table: its own rules, then those of the files that it includes."""
     table = fields(top, _TOP, "the file")
@@ -232,34 +239,26 @@ def _converter(top: dict[str, Any], name: str, folder: Path | None, outer: Let, 
     common = WHERE.made(table["where"], let)
     detect = fields(table["detect"], {"all": NAMES, "none": NAMES, "where": WHERE}, "detect")
     spoken = common | detect["where"]
-    separators = table["separators"] or (shared[0].separators if shared else ("/", "."))
-    if len(separators) != 2:
-        raise UsageError("separators must be two strings: that of the source and that of the target")
+    rules = _limited(chain(*(_rules(r, let, common) for r in table["rule"]), *(s.rules for s in shared)))
     own = Converter(
         name=name,
-        rules=_limited(chain(*(_rules(r, let, common) for r in table["rule"]), *(s.rules for s in shared))),
-        title=table["title"],
-        source=table["source"],
-        target=table["target"],
-        separators=separators,
+        rules=rules,
+        separators=_separators(rules),
         params={k: _param(k, v) for k, v in table["params"].items()},
         rewrites=tuple(map(_rewrite, table["rewrite"])),
         ties=tuple(map(_tie, table["tie"])),
         counts=tuple(_count(k, v, common, let) for k, v in table["count"].items()),
-        axes=table["axes"],
         refusals=tuple(map(_refusal, table["refuse"])),
         present=tuple((t, spoken) for t in detect["all"]),
         absent=tuple((t, spoken) for t in detect["none"]),
         optional=top.get("optional", any(s.optional for s in shared)),
         config=_config(table["config"]),
         ranks=next(filter(None, (table["ranks"], *(s.ranks for s in shared))), ""),
-        one_way=table["one_way"],
-        notes=table["notes"],
-        texts=tuple(chain.from_iterable(s.texts for s in shared)),
+        **{key: table[key] for key in ("title", "source", "target", "axes", "one_way", "notes")},
     )
     counts = {(c.source, c.target): c for one in (*shared, own) for c in one.counts}
     joined: dict[str, Any] = {"counts": tuple(counts.values())}
-    for key in ("rewrites", "ties", "refusals"):
+    for key in ("rewrites", "ties", "refusals", "texts"):
         joined[key] = tuple(chain.from_iterable(getattr(one, key) for one in (own, *shared)))
     for key in ("params", "axes", "config"):
         joined[key] = {k: v for one in (*shared, own) for k, v in getattr(one, key).items()}

@@ -90,7 +90,7 @@ def seeds() -> Iterator[bytes]:
 
 SPELLED = (
     b"[[rule]] from to where layout sizes op [[tie]] names if [detect] all any none include [params] {i} "
-    b"{x...} {e*} -> (h+d) + i rewrite let fill rank unless kind shared optional one_way separators "
+    b"{x...} {e*} -> (h+d) + i rewrite let fill rank unless kind shared optional one_way "
     b"[count] [axes] [[refuse]] equal why"
 )
 FAMILY = Family(attempt, seeds, SPELLED)

@@ -166,10 +166,9 @@ def test_slots_are_no_weights() -> None:
 
 
 KEEP = rule(from_="{x...}", to="{x...}")
-SLASHES = 'separators = ["/", "/"]\n'
-SWAP = parse(SLASHES + rule(from_="{l}/k", to="{l}/k", where={"l": {"a": "b", "b": "a"}}) + KEEP)
-SPLIT = parse(SLASHES + rule(from_="a/k", to=["p", "q"], layout="(q + k) -> q, k", sizes={"q": 2}) + KEEP)
-JOIN = parse(SLASHES + rule(from_=["a/k", "b/k"], to="j", layout="q, k -> (q + k)") + KEEP)
+SWAP = parse(rule(from_="{l}/k", to="{l}/k", where={"l": {"a": "b", "b": "a"}}) + KEEP)
+SPLIT = parse(rule(from_="a/k", to=["p", "q"], layout="(q + k) -> q, k", sizes={"q": 2}) + KEEP)
+JOIN = parse(rule(from_=["a/k", "b/k"], to="j", layout="q, k -> (q + k)") + KEEP)
 EMA = "ExponentialMovingAverage"
 
 Step = Callable[[Checkpoint], Checkpoint]
@@ -271,7 +270,7 @@ def test_parameters_are_asked_for() -> None:
 
 
 VALUES = "3 -1 true 1.5 'a' '{x}' '{x...}/k' [] ['a','b'] [['a','b']] {} {a='b'} {from='^{x}/',to=''}"
-TOP = "title separators include params let rewrite rule tie detect optional one_way notes"
+TOP = "title include params let rewrite rule tie detect optional one_way notes"
 INNER = "from to names layout where sizes op rank if unless same optional"
 
 

@@ -90,8 +90,7 @@ def test_optimizer_and_selection_do_not_lose_the_order(tmp_path: Path) -> None:
 
 
 SWAP = ("a/=b/", "b/=a/")
-SWAPPING = """separators = ["/", "/"]
-[[rule]]
+SWAPPING = """[[rule]]
 from = "{l}/kernel"
 to = "{l}/kernel"
 where = { l = { a = "b", b = "a" } }
