@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,7 +24,7 @@ EXAMPLES = """Examples:
 """
 
 if TYPE_CHECKING:
-    from .. import Match
+    from ..rules.converter import Converter
 
 
 @takes(*SELECT, *CHANGE, *TARGET, *RESOURCES)
@@ -81,8 +82,8 @@ def _like(sources: list[str], options: dict[str, Any]) -> None:
         options["converter"] = _matched(sources, options, shown)
 
 
-def _matched(sources: list[str], options: dict[str, Any], shown: str) -> Match:
-    """The rules that lead from the source to the template; an error names the command that shows doubtful ones."""
+def _matched(sources: list[str], options: dict[str, Any], shown: str) -> Converter:
+    """The rules that lead from the source to the template; an error or a note names the command that shows them."""
     from .. import open as opened
     from ..errors import ConversionError, UsageError
     from ..matching.proposal import match
@@ -100,8 +101,9 @@ def _matched(sources: list[str], options: dict[str, Any], shown: str) -> Match:
     lacking = [n for n in made.target_only if not (n.endswith(own) or options.get("partial"))]
     counts = {"to look at": len(made.doubtful), "missing in the source": len(lacking), "left over in it": len(left)}
     doubts = ", ".join(f"{many(n, 'tensor')} {what}" for what, n in counts.items() if n)
+    line = f"`{command('match', [redacted(sources[0]), shown], taken | {'no_values': True})} -o rules.toml`"
     if doubts or found.doubt:
-        line = command("match", [redacted(sources[0]), shown], taken | {"no_values": True})
         what = f"the rules are doubtful: {doubts or found.doubt}"
-        raise ConversionError(f"{what}; `{line} -o rules.toml` shows them, then give -c rules.toml")
-    return found
+        raise ConversionError(f"{what}; {line} shows them, then give -c rules.toml")
+    rules = found.converter
+    return replace(rules, notes=tuple(f"{note}: {line}" for note in rules.notes))

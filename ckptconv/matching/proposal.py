@@ -40,7 +40,7 @@ from .check.prove import Proof, arrays, outputs_of, prove
 from .likeness import in_segments
 from .modules.match import by_length, by_modules
 from .modules.units import units
-from .orders.choose import Judge, in_front, vectors, voted
+from .orders.choose import FLAT, Judge, in_front, vectors, voted
 from .pairs import Pair, Proposal, Side, Sides, leaf, left, weights
 from .rules import summary, toml
 from .values import Found, find
@@ -84,7 +84,9 @@ class Match:
     @property
     def converter(self) -> Converter:
         """The rules as a converter, with notes on what to look at; `converter=` of functions takes the Match itself."""
-        return replace(parse(self.rules, "match"), notes=tuple(self.review()))
+        flat = [n for p in self.proposal.assumed if FLAT in p.why and not p.real for n in p.targets]
+        said = [f"assumed: {FLAT} ({shortened(flat)}); the rules that `match` writes have the other order"] * bool(flat)
+        return replace(parse(self.rules, "match"), notes=(*self.review(), *said))
 
     @property
     def doubt(self) -> str:

@@ -42,7 +42,7 @@ def test_names_order_and_metadata_are_those_of_the_template(name: str, tmp_path:
             GIVEN | {"a": np.ones((3, 2), "f4")},
             r"other tensors:\n  a: the source gives float32 3x2, the template has float32 2x3",
         ),
-        (GIVEN | {"b": np.ones(2, "f2")}, "; dtype= casts floats:\n  b: the source gives float16 2, the template has"),
+        (GIVEN | {"b": np.ones(2, "f2")}, "the module's:\n  b: the source gives float16 2, the template has"),
     ],
 )
 def test_what_does_not_fit_is_an_error_that_lists_it(given: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def parameters():
 def test_a_model_is_a_template(
     kind: str, suffix: str, cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own config says where a feature map is flattened, so that nothing is in doubt."""
+    """Its own config says where a feature map is flattened, so that only the order is assumed, which is said."""
     pytest.importorskip("scipy", reason="`match` needs it")
     torch = pytest.importorskip("torch")
     if kind != "torch":
@@ -212,6 +212,9 @@ def test_a_model_is_a_template(
     ckptconv.save(own, tmp_path / "m.pt")
     done = cli("m.pt", "-o", f"cli.{suffix}", "--like", f"models:{kind}")
     assert done.returncode == 0, done.stderr
+    planned = cli("m.pt", "-o", f"no.{suffix}", "--like", f"models:{kind}", "--dry-run").stderr
+    for said in done.stderr, planned:
+        assert (f"have the other order: `ckptconv match m.pt models:{kind}" in said) == (kind != "torch"), said
     model = getattr(models, kind)()
     found = ckptconv.match(tmp_path / "m.pt", model)
     ckptconv.convert(tmp_path / "m.pt", tmp_path / f"py.{suffix}", converter=found, like=model)
