@@ -24,7 +24,7 @@ EXAMPLES = """Examples:
 """
 
 if TYPE_CHECKING:
-    from ..rules.converter import Converter
+    from .. import Converter
 
 
 @takes(*SELECT, *CHANGE, *TARGET, *RESOURCES)
