@@ -370,8 +370,8 @@ def _side_by_side(tensors: Mapping[int, Tensor], sources: Sources) -> Iterator[d
 
 
 def _square(x: Array) -> float:
-    """The sum of the squares of what is finite."""
-    return float(np.square(np.where(np.isfinite(x), x, 0)).sum())
+    """The sum of the squares; NaN or infinite if a value is."""
+    return float(np.square(x).sum())
 
 
 def _root(a: float, b: float = 1.0) -> float | None:

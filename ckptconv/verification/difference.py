@@ -99,7 +99,8 @@ By = Literal["layer", "part", "kind"]
 class Group(NamedTuple):
     """How tensors that both checkpoints have moved together: measures as of one tensor that holds them all.
 
-    tensors: how many they are; changed: how many of them have other values. The other fields are those of Values.
+    tensors: how many they are; changed: how many of them have other values. The other fields are those of Values;
+    change is None if the norm of A is 0, or values are unpaired.
     """
 
     name: str
@@ -255,10 +256,10 @@ def _together(name: str, values: Sequence[Values]) -> Group:
     norm, apart = (
         math.hypot(*(x or 0.0 for x in column)) for column in zip(*((v.norm, v.apart) for v in values), strict=True)
     )
-    return Group(
-        name, len(values), sum(v.differing > 0 for v in values), apart / norm if norm else None, norm, apart,
-        max(v.max_abs or 0 for v in values), sum(v.unpaired for v in values),
-    )  # fmt: skip
+    unpaired = sum(v.unpaired for v in values)
+    change = apart / norm if norm and not unpaired else None
+    largest = max(v.max_abs or 0 for v in values)
+    return Group(name, len(values), sum(v.differing > 0 for v in values), change, norm, apart, largest, unpaired)
 
 
 def _worst(g: Group) -> tuple[bool, float]:

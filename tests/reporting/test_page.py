@@ -186,10 +186,10 @@ def test_changes_are_ranked_by_layer_part_and_kind(chromium: Browser, pages: Pat
         rows = {cells[0]: cells[1:] for cells in (line.split(",") for line in lines[1:])}
         assert rows.keys() == {g.name for g in expected}
         for g in expected:
-            tensors, changed, change, norm, apart, _, unpaired = map(float, rows[g.name])
+            tensors, changed, change, norm, apart, _, unpaired = (float(x or "nan") for x in rows[g.name])
             assert (tensors, changed, unpaired) == (g.tensors, g.changed, g.unpaired)
             assert (norm, apart) == pytest.approx((g.norm, g.apart), rel=1e-4)
-            assert change == pytest.approx(g.change, rel=1e-4)
+            assert change == pytest.approx(float("nan") if g.change is None else g.change, rel=1e-4, nan_ok=True)
     assert page.run("return document.querySelector('#where').hidden"), "the map is of one checkpoint"
     page.run("document.querySelector('#ranked .bar').click()")
     assert page.run("return document.querySelector('#found').textContent").startswith("2 of 122 tensors")

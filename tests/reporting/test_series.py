@@ -54,7 +54,7 @@ HOLE[3, 4] = np.nan
         ([FIRST, None, FIRST], [None, None], [None, 0.0]),
         ([None, FIRST, FIRST], [None, 0.0], [None, None]),
         ([FIRST[:5], FIRST, 2 * FIRST], [None, 1.0], [None, None]),
-        ([FIRST, HOLE, FIRST], [0.0, 0.0], [0.0, 0.0]),
+        ([FIRST, HOLE, FIRST], [None, None], [None, 0.0]),
         ([0 * FIRST, FIRST, FIRST], [None, 0.0], [None, None]),
         ([FIRST.astype("f4"), FIRST.astype("f4").astype("f8")], [0.0], [0.0]),
         ([np.float32(2), np.float32(3)], [0.5], [0.5]),

@@ -43,7 +43,7 @@ const sums_of = (by) => { // as if all tensors of a group were one; in the order
     g.norm += norm_of(i) ** 2; g.apart += (measure("apart", i) ?? 0) ** 2;
     g.abs = Math.max(g.abs, measure("max_abs", i) ?? 0); g.unwell += measure("unpaired", i) ?? 0;
   }
-  const list = [...groups.values()].map((g) => ({ ...g, norm: Math.sqrt(g.norm), apart: Math.sqrt(g.apart), change: g.norm ? Math.sqrt(g.apart / g.norm) : g.apart ? Infinity : 0 }));
+  const list = [...groups.values()].map((g) => ({ ...g, norm: Math.sqrt(g.norm), apart: Math.sqrt(g.apart), change: g.unwell ? null : g.norm ? Math.sqrt(g.apart / g.norm) : g.apart ? Infinity : 0 }));
   return list.sort((a, b) => Boolean(b.unwell) - Boolean(a.unwell) || b.change - a.change || 0);
 };
 const ranked_tensors = () => data.names.map((_, i) => i).filter((i) => changed(i) && rank(i) > 0).sort((a, b) => rank(b) - rank(a)).map((i) => (
