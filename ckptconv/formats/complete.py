@@ -49,7 +49,7 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> str:
     if found.format not in OWN:
         read = {split(u)[1] for u in (*found.urls, *given)}
         if lacking := [n for n in counted(base) if n not in read]:
-            return f"is only a part of a model; these files beside it have the rest: {_some(lacking)}"
+            return f"is only a part of a model; the rest is in {_some(lacking)}"
         for path in (url.rstrip("/"), folder):
             if others := _ranks(*split(path)):
                 return PART + _some(others)
@@ -57,7 +57,7 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> str:
         return f"is only a part of a model; convert {index}, which names all of it"
     empty = [n for n, t in found.items() if t.shape == (0,) and not t.role]
     if any(FILLED.fullmatch(n) for n in empty):
-        what = "the values are in the files of other ranks; save the gathered model"
+        what = "the values are those of other ranks (FSDP, ZeRO-3), in no tensor here; save the gathered model"
         return f"holds {many(len(empty), 'placeholder')} without any element ({shortened(empty)}): {what}"
     return ""
 
