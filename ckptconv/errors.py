@@ -124,7 +124,7 @@ class MissingExtra(CkptError):
 class StorageError(CkptError):
     """The file system or server refuses: the file exists, the disk is full, permission is denied ...
 
-    That nothing is there is also a FileNotFoundError.
+    That nothing is there is also a FileNotFoundError, that an output exists a FileExistsError.
     """
 
     exit_code = 9

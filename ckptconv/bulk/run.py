@@ -23,7 +23,7 @@ from ..engine import ray as ray_engine
 from ..errors import CkptError, CorruptCheckpoint, StorageError, UsageError
 from ..formats import table
 from ..messages import redacted
-from ..output.destination import Taken, place
+from ..output.destination import OutputExists, place
 from ..storage import files, lookups
 from ..storage.lookups import session
 from ..storage.paths import refuse_remote
@@ -261,7 +261,7 @@ def _converted(item: Conversion, output: str, folder: str, how: Options) -> Repo
     try:
         with session(written={place(files.join(folder, name)): (size, time) for name, size, time in item.written}):
             return convert(output, **given | {"force": bool(item.written)})
-    except Taken as e:
+    except OutputExists as e:
         if item.ours and item.state in ("convert", "retry"):
             with suppress(CkptError):  # a killed run may have published it without a record: then it holds the same
                 comparing.verify(item.found.source, output, **{k: v for k, v in given.items() if k in VERIFY})

@@ -28,8 +28,9 @@ from ..api.memory import imported, live
 from ..api.options import SELECT, Options, Path, Source, is_path, names_code, parse_options, takes
 from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
-from ..errors import ConversionError, StorageError, UnsafeCheckpoint, UsageError
+from ..errors import ConversionError, UnsafeCheckpoint, UsageError
 from ..messages import fold, listing, paragraphs, printable, redacted, shortened
+from ..output.destination import OutputExists
 from ..output.staging import write_whole
 from ..rules import passes
 from ..rules.converter import Converter
@@ -149,7 +150,7 @@ def match(
     if path and not path.endswith(".toml"):
         raise UsageError("rules are written to a .toml file", url=path)
     if path and os.path.lexists(path) and not how.force:
-        raise StorageError("already exists; force=True replaces it", url=path)
+        raise OutputExists("already exists; force=True replaces it", url=path)
     every = how.without("include", "exclude")
     names = [printable(_name(side)) for side in (source, target)]
     if check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from bisect import bisect_left
@@ -30,8 +31,12 @@ class OutputFile(NamedTuple):
     shared: bool = False
 
 
-class Taken(StorageError):
-    """There is something at the destination that may not be replaced: what a zoo catches."""
+class OutputExists(StorageError, FileExistsError):
+    """There is something at the destination that may not be replaced; `errno` and `filename` are as Python's."""
+
+    def __init__(self, message: str, **where: str | None) -> None:
+        super().__init__(message, **where)
+        self.errno, self.filename = errno.EEXIST, self.url
 
 
 def place(url: str) -> str:
@@ -40,16 +45,15 @@ def place(url: str) -> str:
 
 
 def check_replaced(own: Sequence[str], older: Sequence[str], *, force: bool) -> None:
-    """StorageError if one of these files, which exist and would be replaced or removed, may not be.
+    """OutputExists if one of these files, which would be replaced or removed, may not be; StorageError for a source.
 
     own: of the names of the output. older: of an older checkpoint of its name.
     """
     now, written = current(), current().written
-    error = StorageError if written is None else Taken
     if own and not force:
-        raise error("already exists; force=True replaces it", url=own[0])
+        raise OutputExists("already exists; force=True replaces it", url=own[0])
     if older and not force:
-        raise error("belongs to a checkpoint of the same name; force=True replaces it", url=older[0])
+        raise OutputExists("belongs to a checkpoint of the same name; force=True replaces it", url=older[0])
     urls = [*own, *older]
     if lost := [url for url in urls if now.spared and place(url) in now.spared]:
         names = listing(map(redacted, lost))
@@ -59,7 +63,9 @@ def check_replaced(own: Sequence[str], older: Sequence[str], *, force: bool) -> 
     for url in urls:
         status = files.stat(url)
         if status and written.get(place(url)) != (status.size, status.mtime):
-            raise Taken("already exists, and is not what was written here before; force=True replaces it", url=url)
+            raise OutputExists(
+                "already exists, and is not what was written here before; force=True replaces it", url=url
+            )
 
 
 def refuse_foreign(names: Sequence[str], folder: str) -> None:

@@ -249,8 +249,8 @@ class Output:
         """Make all files durable, then bring them under their names, all or none."""
         if sync:
             self.fsync()
+        self._to.check(force=self._force, renaming=self._renaming)  # what came there in the meantime
         try:
-            self._to.check(force=self._force, renaming=self._renaming)  # what came there in the meantime
             self.removed = self._to.older() if self._force else ()
             final = self._to.final
             new = [name for name in self._ready if name in self._to.own or not os.path.lexists(final[name])]

@@ -156,7 +156,7 @@ def test_what_came_there_since_it_was_stopped_is_not_replaced(
         convert(source, tmp_path / "out.npz", resume=True)
     monkeypatch.undo()
     (tmp_path / "out.npz").write_text("mine")
-    with pytest.raises(StorageError, match=r"out\.npz: already exists; force=True replaces it"):
+    with pytest.raises(FileExistsError, match=r"out\.npz: already exists; force=True replaces it"):
         convert(source, tmp_path / "out.npz", resume=True)
     assert (tmp_path / "out.npz").read_text() == "mine"
     (tmp_path / "out.npz").unlink()
@@ -310,7 +310,7 @@ def test_what_is_there_is_replaced_by_force_only(
     out.write_bytes(b"old")
     before = (tmp_path / JOURNAL).read_bytes()
     if kept is None:
-        with pytest.raises(StorageError, match="already exists; force=True replaces it"):
+        with pytest.raises(FileExistsError, match="already exists; force=True replaces it"):
             convert(source, out, resume=True, **how)
         assert ((tmp_path / JOURNAL).read_bytes(), out.read_bytes()) == (before, b"old")
         return

@@ -201,7 +201,7 @@ def test_the_index_is_sent_last(bucket: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_existing_object_is_kept_without_force(bucket: str) -> None:
     ckptconv.save(arrays(3), f"{bucket}/m.safetensors")
-    with pytest.raises(StorageError, match="already exists"):
+    with pytest.raises(FileExistsError, match="already exists"):
         ckptconv.save(arrays(4), f"{bucket}/m.safetensors")
     assert len(ckptconv.open(f"{bucket}/m.safetensors")) == 3
     ckptconv.save(arrays(4), f"{bucket}/m.safetensors", force=True, max_shard_size=1000)
