@@ -63,8 +63,7 @@ def diff(
                         g.name,
                         f"{g.changed:,} of {g.tensors:,}",
                         "NaN or Inf" if g.unpaired else "-" if g.change is None else f"{g.change:.3g}",
-                        f"{g.apart:.3g}",
-                        f"{g.max_abs:.3g}",
+                        *("-" if g.max_abs is None else f"{x:.3g}" for x in (g.apart, g.max_abs)),
                     )
                     for g in found.by(cast(Any, by))
                     if g.changed

@@ -84,11 +84,14 @@ def compare(a: Tensor, b: Tensor, tolerance: Tolerance, sources: Sources) -> Val
     norm = math.sqrt(aa) * math.sqrt(bb)
     cosine = dot / norm if norm else math.nan
     change = math.sqrt(dd / aa) if aa else math.nan
-    return Values(
+    found = Values(
         sum(differing), a.count, _index(next(x for x in firsts if x is not None), a.shape), max_abs, max_rel, max_ulp,
         max(-1.0, min(1.0, cosine)) if math.isfinite(cosine) else None, sum(unpaired),
         *(x if math.isfinite(x) else None for x in (change, math.sqrt(aa), math.sqrt(dd))),
     )  # fmt: skip
+    if not found.unpaired:
+        return found
+    return found._replace(max_abs=None, max_rel=None, max_ulp=None, cosine=None, change=None)
 
 
 class _Measures(NamedTuple):

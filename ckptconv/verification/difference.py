@@ -58,8 +58,8 @@ class Values(NamedTuple):
     """How two tensors of one shape differ. Measures are over pairs of finite numbers; None: there is no such pair.
 
     relative: |a - b| / max(|a|, |b|). ulp: steps between neighbouring floats of their dtype. unpaired: elements where
-    one side is finite and the other is not, or where infinities differ. norm, apart: the Euclidean norms of a and of
-    b - a; change: apart / norm.
+    one side is finite and the other is not, or where infinities differ; with one, the differences, the cosine and the
+    change are None. norm, apart: the Euclidean norms of a and of b - a; change: apart / norm.
     """
 
     differing: int
@@ -100,7 +100,7 @@ class Group(NamedTuple):
     """How tensors that both checkpoints have moved together: measures as of one tensor that holds them all.
 
     tensors: how many they are; changed: how many of them have other values. The other fields are those of Values;
-    change is None if the norm of A is 0, or values are unpaired.
+    change is None if the norm of A is 0, and change and max_abs are None if values are unpaired.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Group(NamedTuple):
     change: float | None
     norm: float
     apart: float
-    max_abs: float
+    max_abs: float | None
     unpaired: int
 
 
@@ -258,7 +258,7 @@ def _together(name: str, values: Sequence[Values]) -> Group:
     )
     unpaired = sum(v.unpaired for v in values)
     change = apart / norm if norm and not unpaired else None
-    largest = max(v.max_abs or 0 for v in values)
+    largest = None if unpaired else max(v.max_abs or 0 for v in values)
     return Group(name, len(values), sum(v.differing > 0 for v in values), change, norm, apart, largest, unpaired)
 
 

@@ -75,11 +75,12 @@ const kind_of_change = (i) => (compared ? compared.rows[i][2] : "");
 const status = (i) => STATUS[kind_of_change(i)] || "";
 const changed = (i) => !["", "equal", "renamed"].includes(kind_of_change(i));
 const measure = (name, i) => (compared && compared.rows[i][3] ? compared.rows[i][3][name] : null);
+const unpaired = (i) => measure("unpaired", i) > 0; // a value is NaN or infinite on one side only: nothing else is measured
 const here = (i) => !comparing || kind_of_change(i) !== "only_a"; // in the checkpoint that the page is about
 // What is compared cannot be compared at all, has become NaN, or has changed by so much: the first are the worst.
 const rank = (i) => {
   const kind = kind_of_change(i);
-  if (measure("unpaired", i) > 0) return 1e300;
+  if (unpaired(i)) return 1e300;
   const change = measure("change", i) ?? (measure("max_abs", i) > 0 ? 1e100 : null);
   return change !== null ? change : { shape: -1, dtype: -2, only_b: -3, only_a: -4, values: 1e200, renamed: -5 }[kind] ?? -6;
 };

@@ -43,11 +43,11 @@ const sums_of = (by) => { // as if all tensors of a group were one; in the order
     g.norm += norm_of(i) ** 2; g.apart += (measure("apart", i) ?? 0) ** 2;
     g.abs = Math.max(g.abs, measure("max_abs", i) ?? 0); g.unwell += measure("unpaired", i) ?? 0;
   }
-  const list = [...groups.values()].map((g) => ({ ...g, norm: Math.sqrt(g.norm), apart: Math.sqrt(g.apart), change: g.unwell ? null : g.norm ? Math.sqrt(g.apart / g.norm) : g.apart ? Infinity : 0 }));
+  const list = [...groups.values()].map((g) => ({ ...g, norm: Math.sqrt(g.norm), apart: Math.sqrt(g.apart), abs: g.unwell ? null : g.abs, change: g.unwell ? null : g.norm ? Math.sqrt(g.apart / g.norm) : g.apart ? Infinity : 0 }));
   return list.sort((a, b) => Boolean(b.unwell) - Boolean(a.unwell) || b.change - a.change || 0);
 };
 const ranked_tensors = () => data.names.map((_, i) => i).filter((i) => changed(i) && rank(i) > 0).sort((a, b) => rank(b) - rank(a)).map((i) => (
-  { name: told_name(i), change: measure("change", i) ?? (measure("norm", i) === 0 && measure("apart", i) ? Infinity : 0), unwell: measure("unpaired", i), abs: measure("max_abs", i), more: measure("cosine", i) !== null && measure("change", i) ? `cosine ${number(measure("cosine", i))}` : "", go: () => open_tensor(i) }));
+  { name: told_name(i), change: unpaired(i) ? null : measure("change", i) ?? (measure("norm", i) === 0 && measure("apart", i) ? Infinity : 0), unwell: measure("unpaired", i), abs: measure("max_abs", i), more: measure("cosine", i) !== null && measure("change", i) ? `cosine ${number(measure("cosine", i))}` : "", go: () => open_tensor(i) }));
 const ranked_sums = (by) => sums_of(by).filter((g) => g.changed).map((g) => ({ ...g, more: `${count(g.changed)} of ${many(g.rows.length, "tensor")}`, go: () => {
   const kind = by === "kind" || data.layer[g.rows[0]] < 0;
   look_at({ q: kind ? "" : g.name, show: "changed", kind: kind ? data.kind[g.rows[0]] : -1 });

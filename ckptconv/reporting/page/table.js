@@ -2,6 +2,7 @@
 const narrow = matchMedia("(max-width: 700px)");
 const titles = (i) => (flags.get(i) || []).map((f) => f[0]).join(", ");
 const small = (x) => (x === null || x === undefined ? "" : number(x));
+const of_pair = (name, i) => (unpaired(i) ? "–" : small(measure(name, i)));
 const collator = new Intl.Collator("en", { numeric: true });
 const low_first = (x) => (x === null || x === undefined ? -Infinity : Number(x));
 const natural = [];
@@ -12,10 +13,10 @@ const columns = [
     ...(converted || data.names.some((n, i) => origin(i) && origin(i) !== n) ? [{ id: "from", title: "From", text: (i) => (origin(i) === data.names[i] ? "" : origin(i)), key: origin, width: "minmax(120px, 2fr)", cls: "name wide" }] : []),
     { id: "status", title: "Values", text: status, key: rank, down: true, width: "100px", cls: "" },
     ...(data.values && compared.rows.some((r) => r[3]) ? [
-      { id: "change", title: "Change", text: (i) => (measure("unpaired", i) ? "NaN or Inf" : change_text(measure("change", i))), key: rank, down: true, width: "84px", cls: "num" },
-      { id: "abs", title: "max |d|", text: (i) => small(measure("max_abs", i)), key: (i) => low_first(measure("max_abs", i)), down: true, width: "84px", cls: "num" },
-      { id: "relative", title: "Relative", text: (i) => small(measure("max_rel", i)), key: (i) => low_first(measure("max_rel", i)), down: true, width: "76px", cls: "num wide" },
-      { id: "cosine", title: "Cosine", text: (i) => small(measure("cosine", i)), key: (i) => -low_first(measure("cosine", i)), down: true, width: "76px", cls: "num" }] : []),
+      { id: "change", title: "Change", text: (i) => (unpaired(i) ? "NaN or Inf" : change_text(measure("change", i))), key: rank, down: true, width: "84px", cls: "num" },
+      { id: "abs", title: "max |d|", text: (i) => of_pair("max_abs", i), key: (i) => (unpaired(i) ? Infinity : low_first(measure("max_abs", i))), down: true, width: "84px", cls: "num" },
+      { id: "relative", title: "Relative", text: (i) => of_pair("max_rel", i), key: (i) => (unpaired(i) ? Infinity : low_first(measure("max_rel", i))), down: true, width: "76px", cls: "num wide" },
+      { id: "cosine", title: "Cosine", text: (i) => of_pair("cosine", i), key: (i) => (unpaired(i) ? Infinity : measure("cosine", i) === null ? -Infinity : -measure("cosine", i)), down: true, width: "76px", cls: "num" }] : []),
   ] : along && data.values ? [
     { id: "last", title: "Last step", text: (i) => change_text(along.step[i]?.at(-1) ?? null), key: (i) => low_first(along.step[i]?.at(-1)), down: true, width: "84px", cls: "num" },
     { id: "drift", title: "From first", text: (i) => change_text(along.drift[i]?.at(-1) ?? null), key: (i) => low_first(along.drift[i]?.at(-1)), down: true, width: "84px", cls: "num" },
@@ -164,11 +165,11 @@ const draw_table = (force) => {
   if (order.length) scroll.setAttribute("aria-activedescendant", `row-${active}`); else scroll.removeAttribute("aria-activedescendant");
 };
 const about = (i) => (compared // the second line of a narrow row
-  ? [status(i), measure("unpaired", i) ? "NaN or Inf" : "", measure("change", i) ? change_text(measure("change", i)) : "", measure("max_abs", i) ? `max |d| ${number(measure("max_abs", i))}` : "", shapes[data.shape[i]]]
+  ? [status(i), unpaired(i) ? "NaN or Inf" : "", measure("change", i) ? change_text(measure("change", i)) : "", measure("max_abs", i) ? `max |d| ${number(measure("max_abs", i))}` : "", shapes[data.shape[i]]]
   : [titles(i), data.dtypes[data.dtype[i]], shapes[data.shape[i]], bytes(data.bytes[i]), data.values && data.std[i] !== null ? `std ${number(data.std[i])}` : ""]).filter(Boolean).join(" · ");
 const cells = (k) => {
   const item = order[k], tensor = typeof item === "number", name = !tensor ? labels[k] : as_tree() && labels[k]?.trim() ? labels[k] : told_name(item);
-  const bad = tensor && (comparing ? measure("unpaired", item) > 0 : converted ? changed(item) : severe(item).length > 0);
+  const bad = tensor && (comparing ? unpaired(item) : converted ? changed(item) : severe(item).length > 0);
   const cell = (cls, text, title) => make("div", { className: `cell ${cls}${bad && /flags|name|status/.test(cls) ? " bad" : ""}`, role: "gridcell", title: title || "" }, text);
   const inner = tensor ? make("span", {}, ...breakable(name)) : make("span", {}, make("i", { className: expanded.has(item) ? "arrow down" : "arrow", ariaHidden: "true" }), name);
   const first = cell("name", inner, tensor ? data.names[item] : item.full);
