@@ -62,7 +62,7 @@ PICKLED = re.compile(rb"\x80[\2-\5]|\([dl]p\d")  # protocols 2 to 5, and 0 as it
 # small file. An entry too many costs time; a missing entry does no harm, because the other formats are asked next.
 SIGNATURES: tuple[tuple[Callable[[Seen], bool], tuple[str, ...]], ...] = (
     (lambda seen: seen.size < 0 and not seen.is_dir and f"{seen.base}.index" in seen.files, ("tf",)),
-    (lambda seen: seen.is_dir and bool(seen.files), ("orbax",)),  # its arrays lie in folders below
+    (lambda seen: seen.is_dir, ("orbax",)),  # its arrays lie in folders below
     (is_hdf5, ("hdf5", "keras", "keras3")),
     (lambda seen: seen.head[4:8] == bytes(4) and seen.head[8:9] == b"{", ("safetensors",)),  # a header below 4 GiB
     (lambda seen: seen.head.startswith(NPY), ("npy",)),

@@ -142,7 +142,9 @@ def scaled(checkpoint: Checkpoint, how: Reading) -> Checkpoint:
             tensors[name] = contiguous(name, DTYPES["float32"], q.shape, data)
             del tensors[scale.name]
             done.append(name)
-    return checkpoint.with_tensors(tensors, Note("assumed", SCALED, tuple(done))) if done else checkpoint
+    left = [n for n in tensors if how.densify and f"{n}_scale" in tensors]
+    notes = Note("assumed", SCALED, tuple(done)), Note("hint", "stay quantised: their layout is unknown", tuple(left))
+    return checkpoint.with_tensors(tensors, *(n for n in notes if n.names))
 
 
 def _of_keras1(tensors: Mapping[str, Tensor], metadata: dict[str, str], kinds: dict[str, str], by_tf: bool) -> None:

@@ -151,8 +151,8 @@ def _in_folder(folder: str, given: str) -> tuple[str, tuple[Note, ...]]:
             return sibling(join(folder, "."), base + ".index"), ()
         what = f"the state file names {brief(base)!r}, which has no .index here (a V1 checkpoint is given by its name)"
         if len(present) != 1:
-            there = f"; the folder holds {many(len(present), 'checkpoint')}:\n{listing(present)}" * bool(present)
-            raise StorageError(what + there, url=state)
+            what += f"; the folder holds {many(len(present), 'checkpoint')}:\n{listing(present)}" * bool(present)
+            raise StorageError(what, url=state)
         note = (Note("assumed", f"{what}; {present[0]!r} is read instead"),)
     if len(present) == 1:
         return sibling(join(folder, "."), present[0] + ".index"), note
