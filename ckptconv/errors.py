@@ -66,13 +66,9 @@ class FormatError(CkptError):
 class UnknownFormat(FormatError):
     """No installed format recognises the source; the message says what it looks like, or what to install."""
 
-    exit_code = 3
-
 
 class AmbiguousFormat(FormatError):
     """Several formats recognise the source; `from_=` selects one."""
-
-    exit_code = 3
 
 
 class CorruptCheckpoint(FormatError):
@@ -128,3 +124,8 @@ class StorageError(CkptError):
     """
 
     exit_code = 9
+    number: int | None = None  # the errno of a kind that is a built-in error, too
+
+    def __init__(self, message: str, **where: str | None) -> None:
+        super().__init__(message, **where)
+        self.errno, self.filename = self.number, self.url

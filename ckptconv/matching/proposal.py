@@ -30,7 +30,7 @@ from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
 from ..errors import ConversionError, UnsafeCheckpoint, UsageError
 from ..messages import fold, listing, paragraphs, printable, redacted, shortened
-from ..output.destination import OutputExists
+from ..output.destination import check_replaced
 from ..output.staging import write_whole
 from ..rules import passes
 from ..rules.converter import Converter
@@ -149,8 +149,8 @@ def match(
     refuse_remote(path, "a rule file")
     if path and not path.endswith(".toml"):
         raise UsageError("rules are written to a .toml file", url=path)
-    if path and os.path.lexists(path) and not how.force:
-        raise OutputExists("already exists; force=True replaces it", url=path)
+    if path and os.path.lexists(path):
+        check_replaced([path], (), force=how.force)
     every = how.without("include", "exclude")
     names = [printable(_name(side)) for side in (source, target)]
     if check:

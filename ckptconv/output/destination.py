@@ -32,11 +32,9 @@ class OutputFile(NamedTuple):
 
 
 class OutputExists(StorageError, FileExistsError):
-    """There is something at the destination that may not be replaced; `errno` and `filename` are as Python's."""
+    """There is something at the destination that may not be replaced."""
 
-    def __init__(self, message: str, **where: str | None) -> None:
-        super().__init__(message, **where)
-        self.errno, self.filename = errno.EEXIST, self.url
+    number = errno.EEXIST
 
 
 def place(url: str) -> str:

@@ -44,11 +44,9 @@ LOGIN = re.compile(r"://([^/@:]*:[^/@]+)@")
 
 
 class MissingFile(StorageError, FileNotFoundError):
-    """Nothing is there; `errno` and `filename` are those of a FileNotFoundError."""
+    """Nothing is there."""
 
-    def __init__(self, message: str, **where: str | None) -> None:
-        super().__init__(message, **where)
-        self.errno, self.filename = errno.ENOENT, self.url
+    number = errno.ENOENT
 
 
 class Unreachable(StorageError):
