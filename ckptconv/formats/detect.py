@@ -117,8 +117,8 @@ def _likely(seen: Seen) -> Sequence[Format]:
     if TF_DATA.fullmatch(seen.base):  # its first bytes are those of a tensor
         return TABLE
     names = {name for has, known in SIGNATURES for name in known if has(seen)}
-    inside = seen.files if seen.is_dir else seen.members
-    names |= {name for ends, known in INSIDE for name in known if any(n.casefold().endswith(ends) for n in inside)}
+    inside = [*map(str.casefold, seen.files if seen.is_dir else seen.members)]
+    names |= {name for ends, known in INSIDE if any(n.endswith(ends) for n in inside) for name in known}
     suffixed = [f for f in TABLE if f.name in names or f.name == INDEX or seen.base.lower().endswith(f.suffixes)]
     return suffixed if names else TABLE
 

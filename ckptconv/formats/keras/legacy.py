@@ -126,8 +126,10 @@ def scaled(checkpoint: Checkpoint, how: Reading) -> Checkpoint:
 
     The scales belong to the last axes, of an Embedding to the first; of an EinsumDense only if its equation is usual.
     """
-    tensors, done = dict(checkpoint.tensors), list[str]()
-    for name, kind in checkpoint.details["kinds"].items() if how.densify else ():
+    if not how.densify:
+        return checkpoint
+    tensors, done = {**checkpoint}, list[str]()
+    for name, kind in checkpoint.details["kinds"].items():
         q, scale = checkpoint[name], checkpoint.get(f"{name}_scale")
         if kind not in naming.SCALED or q.dtype.name != "int8" or not scale or scale.dtype.kind != "f":
             continue
@@ -142,7 +144,7 @@ def scaled(checkpoint: Checkpoint, how: Reading) -> Checkpoint:
             tensors[name] = contiguous(name, DTYPES["float32"], q.shape, data)
             del tensors[scale.name]
             done.append(name)
-    left = [n for n in tensors if how.densify and f"{n}_scale" in tensors]
+    left = [n for n in tensors if f"{n}_scale" in tensors]
     notes = Note("assumed", SCALED, tuple(done)), Note("hint", "stay quantised: their layout is unknown", tuple(left))
     return checkpoint.with_tensors(tensors, *(n for n in notes if n.names))
 

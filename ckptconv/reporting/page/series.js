@@ -15,17 +15,17 @@ const movement = () => { // layers, and what is in none by its kind: squares are
     const norm = along.norm[i], gap = along[key][i];
     if (!norm || data.roles[data.role[i]]) continue;
     const layer = data.layer[i], name = layer_of(i) || data.kinds[data.kind[i]];
-    const group = groups.get(name) || groups.set(name, { name, stack: layer < 0 ? -1 : data.stack[i], layer, gap: gap.map(() => 0), base: gap.map(() => 0), some: gap.map(() => false), lost: gap.map(() => false), rows: [] }).get(name);
+    const group = groups.get(name) || groups.set(name, { name, stack: layer < 0 ? -1 : data.stack[i], layer, gap: gap.map(() => 0), base: gap.map(() => 0), lost: gap.map(() => false), rows: [] }).get(name);
     group.rows.push(i);
     gap.forEach((x, k) => {
       const size = norm[first ? 0 : k];
       if (size === null || norm[k + 1] === null) group.lost[k] = true; // NaN, infinite, or not there
       if (x === null || size === null) return;
-      group.gap[k] += (x * size) ** 2; group.base[k] += size ** 2; group.some[k] = true;
+      group.gap[k] += (x * size) ** 2; group.base[k] += size ** 2;
     });
   }
   const list = [...groups.values()].sort((a, b) => a.stack - b.stack || a.layer - b.layer);
-  return list.map((g) => ({ ...g, moves: g.gap.map((x, k) => (g.some[k] && g.base[k] && !g.lost[k] ? Math.sqrt(x / g.base[k]) : null)) }));
+  return list.map((g) => ({ ...g, moves: g.gap.map((x, k) => (g.base[k] && !g.lost[k] ? Math.sqrt(x / g.base[k]) : null)) }));
 };
 const light = (rgb) => rgb.map((c) => (c / 255 <= 0.04045 ? c / 3294.6 : ((c / 255 + 0.055) / 1.055) ** 2.4)).reduce((s, c, k) => s + c * [0.2126, 0.7152, 0.0722][k], 0);
 const draw_series = () => {
