@@ -57,7 +57,7 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> str:
         return f"is only a part of a model; convert {index}, which names all of it"
     empty = [n for n, t in found.items() if t.shape == (0,) and not t.role]
     if any(FILLED.fullmatch(n) for n in empty):
-        what = "the values are those of other ranks (FSDP, ZeRO-3), in no tensor here; save the gathered model"
+        what = "each rank (FSDP, ZeRO-3) saved only its own piece; save the gathered model"
         return f"holds {many(len(empty), 'placeholder')} without any element ({shortened(empty)}): {what}"
     return ""
 
