@@ -62,8 +62,8 @@ TORN = "tensors of this module go to several modules, into which others go as we
 APART = "the names of one side do not say which tensors are of one module"
 FOLDED = "batch normalisation seems to be folded into other layers of the target"
 UNFOLDED = (
-    f"{FOLDED}: that rounds and needs its epsilon, so that no rule computes it; "
-    "convert into a module that still has it, and torch.nn.utils.fusion.fuse_conv_bn_eval "
+    "the target lacks batch normalisation of the source. If it was folded into other layers, no rule computes that: "
+    "it rounds and needs an epsilon. Convert into a module that has it, and torch.nn.utils.fusion.fuse_conv_bn_eval "
     "folds it: docs/match.md has the steps"
 )
 UNPACKED, SMALL = 64, 2**26  # of arrays to check with: their bytes for each byte of the file, and bytes that are few
@@ -260,16 +260,16 @@ def propose(
     pairs += by_length(left(sides, pairs, done), judge)
     if not found.trained:
         pairs = vectors(voted(pairs, sides), sides)
-    if [any("running_var" in u.members for u in units(side)) for side in sides] == [True, False]:
-        notes.append(UNFOLDED)
-        pairs = [p._replace(sure=False, real=True, why=(*p.why, FOLDED)) for p in pairs]
     if not pairs:
         raise _hopeless(sides)
     ties = [*found.ties, *_tied(target.ties, {n for p in pairs for n in p.targets}, done[1])]
     again = _tied(source.ties, {n for p in pairs for n in p.sources}, set())
     copies = found.copies | {n: first for first, *rest in again for n in rest}
     settled = done[0] | set(copies), done[1] | {n for t in ties for n in t}
-    pairs = [*_in_doubt(pairs, sides, left(sides, pairs, settled)[0])]
+    rest = left(sides, pairs, settled)
+    lacking = bool(rest[1].tensors or not found.trained) and _lacks_norms(pairs, sides)
+    notes += [UNFOLDED] * lacking
+    pairs = [*_in_doubt(pairs, sides, rest[0], lacking)]
     rest = left(sides, pairs, settled)
     order = {n: k for k, n in enumerate(sides[0].tensors)}
     pairs.sort(key=lambda p: order[p.sources[0]])
@@ -301,17 +301,25 @@ def _dims(t: Tensor) -> tuple[int, ...]:
     return tuple(sorted(t.shape))
 
 
-def _in_doubt(pairs: Sequence[Pair], sides: Sides, free: Side) -> Iterator[Pair]:
+def _lacks_norms(pairs: Sequence[Pair], sides: Sides) -> bool:
+    """Whether a batch normalisation of the source has no counterpart in the target."""
+    ours, theirs = ({u.members["running_mean"].name for u in units(side) if u.kind == "batch norm"} for side in sides)
+    return bool(ours - {n for p in pairs if theirs & {*p.targets} for n in p.sources})
+
+
+def _in_doubt(pairs: Sequence[Pair], sides: Sides, free: Side, lacking: bool) -> Iterator[Pair]:
     """The pairs, in doubt where a tensor that is left over in the source could be meant, or a module is torn.
 
-    What could be such a tensor is not filled with constants.
+    What could be such a tensor is not filled with constants. A batch normalisation that the target is lacking seems
+    to be folded if a layer has a bias in the target only.
     """
     shapes = {_dims(t) for t in free.tensors.values()}
-    homes, ends = ({t.name: u.home for u in units(side) for t in u.members.values()} for side in sides)
+    homes, ends = ({t.name: u for u in units(side) for t in u.members.values()} for side in sides)
     ways = {(homes[n], ends[m]) for p in pairs for n in p.sources for m in p.targets}
     out, into = (Counter(names) for names in zip(*ways, strict=True))
     gone = {homes[n]: n for n, t in free.tensors.items() if t.shape and t.dtype.kind == "f"}
     torn = {x for x, y in ways if out[x] > 1 and into[y] > 1}
+    biased = any(x.kind == y.kind == "weight" and "bias" in y.members.keys() - x.members.keys() for x, y in ways)
     apart = [len(set(of.values())) == len(of) for of in (homes, ends)]  # no two tensors are of one module
     for p in pairs:
         kept = tuple((n, v) for n, v in p.fills if _dims(sides[1].tensors[n]) not in shapes)
@@ -319,7 +327,7 @@ def _in_doubt(pairs: Sequence[Pair], sides: Sides, free: Side) -> Iterator[Pair]
         if p.evidence == "names":
             home = homes[p.sources[0]]
             why += [f"{leaf(gone[home])} of the same module is left over"] if home in gone else []
-            why += [TORN] * (home in torn) + [APART] * (apart[0] != apart[1])
+            why += [TORN] * (home in torn) + [APART] * (apart[0] != apart[1]) + [FOLDED] * (lacking and biased)
         yield p._replace(fills=kept, sure=False, real=True, why=(*p.why, *why)) if why else p
 
 

@@ -19,7 +19,7 @@ from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.cli.main import main
 from ckptconv.errors import CkptError
 from ckptconv.matching.pairs import Proposal
-from ckptconv.matching.proposal import propose as match
+from ckptconv.matching.proposal import FOLDED, propose as match
 from ckptconv.matching.rules import toml
 from ckptconv.rules import library, passes
 from ckptconv.rules.apply import apply
@@ -324,27 +324,22 @@ def test_a_batch_norm_without_scale_is_filled_and_marked(
     assert {n: t.numpy().tolist() for n, t in made.items() if n in fills} == {n: list(v * 8) for n, v in fills.items()}
 
 
-def test_folded_batch_norm_is_reported_and_marked() -> None:
-    norm = {f"conv/bn/{v}": (8,) for v in ("gamma", "beta", "moving_mean", "moving_variance")}
-    a = {
-        "conv/kernel": (3, 3, 4, 8),
-        **norm,
-        "fc/kernel": (8, 5),
-        "fc/bias": (5,),
-        "fc2/kernel": (5, 2),
-        "fc2/bias": (2,),
-    }
-    b = {
-        "conv.weight": (8, 4, 3, 3),
-        "conv.bias": (8,),
-        "fc.weight": (5, 8),
-        "fc.bias": (5,),
-        "fc2.weight": (2, 5),
-        "fc2.bias": (2,),
-    }
+KERNEL = {"net.conv.weight": (8, 4, 3, 3)}
+BIASED = {"net.conv.bias": (8,)} | KERNEL
+FOLDS = {  # the source, the target, and whether it is noted and marked
+    "folded": (NORM, BIASED, True, True),
+    "gone": (NORM, KERNEL, True, False),
+    "gone, biases on both sides": (NORM | BIASED, BIASED, True, False),
+    "only the variance is gone": (NORM, {n: s for n, s in NORM.items() if "var" not in n}, False, False),
+    "a bias more": (NORM, NORM | BIASED, False, False),
+}
+
+
+@pytest.mark.parametrize("case", FOLDS)
+def test_folded_batch_norm_is_reported_and_marked(case: str) -> None:
+    a, b, *want = FOLDS[case]
     found = by_name(a, b)
-    assert found.pairs == tuple(found.doubtful)
-    assert any("folded into other layers" in n and "fuse_conv_bn_eval" in n for n in found.notes)
+    assert want == ["fuse_conv_bn" in f"{found.notes}", all(FOLDED in p.why for p in found.pairs)]
 
 
 VOCABULARIES = {  # lengths in the source and in the target, and the rule between them
