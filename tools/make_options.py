@@ -20,10 +20,6 @@ from ckptconv.cli.main import app
 
 DOCS = Path(__file__).parent.parent / "docs"
 STUB = Path(options.__file__).with_name("keywords.pyi")
-ACCEPTED = {  # what people may give for a value that is normalised
-    "Sequence[str]": "str | Sequence[str]", "Sequence[Pair]": "Mapping[str, str] | str | Sequence[str]",
-    "Mapping[str, Any]": "Mapping[str, Any] | str | Sequence[str]", "Progress | None": "Progress | bool | None",
-}  # fmt: skip
 HEAD = """\
 # Made by tools/make_options.py from options.py.
 
@@ -31,7 +27,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from ..engine.run import Map, Progress
+from ..matching.proposal import Match
 from ..rules.converter import Converter
+from .options import Pair, Path
 """
 GROUPS = {  # the keywords of functions
     "SelectOptions(TypedDict": options.SELECT,
@@ -81,8 +79,7 @@ def stub() -> str:
     for head, keywords in GROUPS.items():
         text += f"\nclass {head}, total=False):\n"
         for known in map(KNOWN.__getitem__, keywords):
-            kind = known.kind.replace("int", "int | str") if known.clean is options.size else known.kind
-            text += f"    {known.keyword}: {ACCEPTED.get(kind, kind)}\n"
+            text += f"    {known.keyword}: {options.ACCEPTED.get(known.clean, known.kind)}\n"
     return text
 
 

@@ -138,7 +138,7 @@ def verify(
     try:
         counts = readback.check(chosen, own_metadata.stated(found), workers=how.workers)
     except VerifyError as e:
-        e.message = "\n".join([e.message, *([listing(map(str, lost))] if lost else [])])
+        e.message += "\n" * bool(lost) + listing(map(str, lost))
         raise
     if lost:
         raise VerifyError(f"is damaged:\n{listing(map(str, lost))}", url=source)

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from ..engine.run import Map, Progress
+from ..matching.proposal import Match
 from ..rules.converter import Converter
+from .options import Pair, Path
 
 class SelectOptions(TypedDict, total=False):
     from_: str | None
@@ -23,16 +25,16 @@ class InspectOptions(SelectOptions, total=False):
     jobs: int | None
 
 class ReadOptions(SelectOptions, total=False):
-    converter: str | Converter | None
+    converter: Path | Converter | Match | None
     inverse: bool
     param: Mapping[str, Any] | str | Sequence[str]
     ranks: int | None
-    rename: Mapping[str, str] | str | Sequence[str]
-    rename_regex: Mapping[str, str] | str | Sequence[str]
+    rename: Mapping[str, str] | str | Sequence[Pair]
+    rename_regex: Mapping[str, str] | str | Sequence[Pair]
     scope: str | Sequence[str]
     like: Any
-    dtype: str | None
-    max_memory: int | str
+    dtype: str | Any | None
+    max_memory: int | float | str | None
     jobs: int | None
     map: Map | None
     progress: Progress | bool | None
@@ -40,7 +42,7 @@ class ReadOptions(SelectOptions, total=False):
 
 class ConvertOptions(ReadOptions, total=False):
     to: str | None
-    max_shard_size: int | str | None
+    max_shard_size: int | float | str | None
     skip_unrepresentable: bool
     force: bool
     verify: bool | None

@@ -120,7 +120,7 @@ def renames(value: str | Iterable[str] | Mapping[str, str]) -> tuple[Pair, ...]:
 
 def converter(value: Any) -> Any:
     """A name, a path or a Converter; of a Match, the Converter that it proposes."""
-    return os.fspath(value) if isinstance(value, os.PathLike) else getattr(value, "converter", value)
+    return getattr(value, "converter", value)
 
 
 def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:
@@ -171,6 +171,17 @@ def rich_bar(**how: Any) -> Any:
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), **how)
+
+
+ACCEPTED: dict[Any, str] = {  # by what normalises a value: what people may give, for help() and type checkers
+    converter: "Path | Converter | Match | None",
+    kind: "str | Any | None",  # a dtype of NumPy, torch or ml_dtypes
+    several: "str | Sequence[str]",
+    renames: "Mapping[str, str] | str | Sequence[Pair]",
+    params: "Mapping[str, Any] | str | Sequence[str]",
+    size: "int | float | str | None",
+    bar: "Progress | bool | None",
+}
 
 
 # --- the options ------------------------------------------------------------------------------------------------------
@@ -428,8 +439,10 @@ def takes(*keywords: str, listed: bool = True) -> Callable[[F], F]:
         own = inspect.signature(function)
         kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
         more = [
-            inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=KNOWN[k].default, annotation=KNOWN[k].kind)
-            for k in keywords
+            inspect.Parameter(
+                k.keyword, inspect.Parameter.KEYWORD_ONLY, default=k.default, annotation=ACCEPTED.get(k.clean, k.kind)
+            )
+            for k in map(KNOWN.__getitem__, keywords)
         ]
         made = own.replace(parameters=[*kept, *more])
 

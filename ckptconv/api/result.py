@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -129,12 +128,10 @@ class Loaded(Told):
         return not (self.missing or self.unexpected or self.mismatched or self.computed)
 
     def sum(self) -> str:
-        """One line: how many tensors were loaded or were not, and the kinds of notes."""
+        """One line: how many tensors were loaded or were not, and how many notes there are."""
         fields = ("loaded", "missing", "unexpected", "mismatched", "cast", "computed")
         counts = [f"{len(names)} {field}" for field in fields if (names := getattr(self, field)) or field == "loaded"]
-        kinds = Counter(n.kind for n in self._told)
-        counts += [many(n, f"{kind} note") for kind, n in kinds.items()]
-        return ", ".join(counts)
+        return ", ".join(counts) + f"; {many(len(self._told), 'note')}" * bool(self._told)
 
     @property
     def _told(self) -> list[Note]:

@@ -100,7 +100,7 @@ def test_what_to_look_at_is_in_the_report() -> None:
     for rules, says in (("keras-torch", "(fc/kernel)"), (found, "look at this: after a flattened")):
         report = into.load_into(module, source, converter=rules)
         assert says in str(report)
-        assert {"1 assumed note", "1 hint note"} & set(repr(report)[:-1].split(", "))
+        assert " loaded; " in repr(report)
     assert "look at this: after a flattened" in str(found)
 
 
