@@ -57,9 +57,9 @@ Original = Arrays | Callable[..., Any]
 MATCH = (*SELECT, "force", "jobs")
 UNEQUAL = "no tensor values are equal: the two were probably trained separately, so pairs rest on names and shapes"
 HOPE = 0.5  # of the smaller side must find a partner
-LEFT_OVER = "tensors of the source are left over that could be its scale or offset, so that no constants are filled in"
-TORN = "tensors of this module go to several modules, into which others go as well"
-APART = "the names of one side do not say which tensors are of one module"
+LEFT_OVER = "a tensor that is left over in the source could be its scale or offset, so no constants are filled in"
+TORN = "tensors of this module go to several modules, which take tensors of other modules too"
+APART = "the names of one side do not say which tensors belong to one module"
 FOLDED = "batch normalisation seems to be folded into other layers of the target"
 UNFOLDED = (
     "the target lacks batch normalisation of the source. If it was folded into other layers, no rule computes that: "

@@ -30,7 +30,7 @@ from .pairs import LISTED, Pair, Proposal, folded
 
 EVIDENCE = {
     "values": "values: equal bit for bit",
-    "equal": "values are equal, but not of one tensor only; names decide",
+    "equal": "values and names: several tensors hold these values",
     "proved": "proved: the outputs agree",
     "names": "names and shapes",
 }
@@ -49,11 +49,11 @@ def toml(found: Proposal, title: str = "", source: str = "", target: str = "") -
     rows = sorted(compact(found.pairs, found.every), key=lambda r: natural(r.pair.sources[0]))
     for some in sorted(_tables(rows), key=lambda some: 2 if some[0].pair.sure else 1 - some[0].pair.real):
         p = some[0].pair
-        doubt = f"{'look at this' if p.real else f'assumed, by {EVIDENCE[p.evidence]}'}: {'; '.join(p.why)}"
+        doubt = f"{'look at this' if p.real else 'assumed'}: {'; '.join(p.why)}"
         out += _table(some, EVIDENCE[p.evidence] if p.sure else doubt)
     for group in found.ties:
         out += ["", "[[tie]]  # one tensor under several names", f"names = {written(list(group))}"]
-    for gone, why in ((found.source_only, GONE), (found.copies, "hold what another tensor holds, which is taken")):
+    for gone, why in ((found.source_only, GONE), (found.copies, "copies of another tensor, which is taken: left out")):
         for some in _tables(compact([Pair((n,), (n,)) for n in gone], found.every)):
             out += _table([row._replace(targets=()) for row in some], why)
     return "\n".join(out) + "\n"
@@ -95,7 +95,7 @@ def summary(found: Proposal) -> str:
     """How many tensors of the target are found, and how."""
     kinds: Counter[str] = Counter()
     for p in found.pairs:
-        evidence = {"proved": "proved", "equal": "by equal values"}.get(p.evidence, f"by {p.evidence}")
+        evidence = {"proved": "proved", "equal": "by values and names"}.get(p.evidence, f"by {p.evidence}")
         kinds[evidence if p.sure else "to look at" if p.real else "assumed"] += len(p.targets) + len(p.fills)
     how = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
     return f"{many(sum(kinds.values()), 'tensor')} of the target found: {how}"

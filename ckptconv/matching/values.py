@@ -161,7 +161,7 @@ def _pair(found: Found, bits: Bits, many_a: list[Tensor], many_b: list[Tensor]) 
             found.notes.append(f"{x} and {y} hold the same elements, in an order that no simple layout gives")
             continue
         rivals = tuple(islice((n for n in b if n != y), LISTED + 1)) if len(a) > 1 else ()
-        why = ("several tensors hold these values: names decide which is which",) if rivals else ()
+        why = ("several tensors hold these values: their names tell which is which",) if rivals else ()
         found.pairs.append(Pair((x,), (y,), order, "equal" if rivals else "values", not rivals, why, rivals))
     first_a, first_b = chosen[0]
     taken_a, taken_b = {x for x, _ in chosen}, {y for _, y in chosen}

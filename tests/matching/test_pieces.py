@@ -143,7 +143,7 @@ pad = { axis = 0, from = 7, to = 8, value = 0 }
 "p" = "P"
 
 [[rule]]
-# assumed, by names and shapes: a guess
+# assumed: a guess
 layout = "i o -> o i"
 [rule.names]
 "b.w" = "B.w"
@@ -170,7 +170,7 @@ names = ["D.w", "tied"]
 "left{{" = []
 
 [[rule]]
-# hold what another tensor holds, which is taken
+# copies of another tensor, which is taken: left out
 [rule.names]
 "copy" = []
 """

@@ -56,7 +56,7 @@ RANDOM = (
     "the module computes something else when it runs again: its outputs cannot prove anything; switch off what is "
     "random in evaluation, or give outputs of submodules before that"
 )
-CHANGED = "changed by the check, as the outputs are nearer so"
+CHANGED = "changed by the check: the outputs are nearer this way"
 SETTINGS = {  # by a word in the name of a class: what other frameworks have that no weight holds
     "BatchNorm": "batch normalisation: epsilon is 1e-5 in torch and Flax, 1e-3 in Keras, TensorFlow and TF-Slim",
     "LayerNorm": "layer normalisation: epsilon is 1e-5 in torch, 1e-3 in Keras, 1e-6 in Flax, 1e-12 in BERT",

@@ -78,7 +78,7 @@ def _of_role(m: Match, a: Tensor, b: Tensor, sides: Sides, judge: Judge) -> Pair
         return None
     order, doubt, real, each = found
     constant = prints[0] is not None and prints[0].constant
-    kinds = f"{a.dtype} is to be {b.dtype}" if a.dtype != b.dtype else ""
+    kinds = f"the source has {a.dtype}, the target {b.dtype}" if a.dtype != b.dtype else ""
     inverse = INVERSE_TEXT if (leaf(a.name) in INVERSE) != (leaf(b.name) in INVERSE) else ""
     why = tuple(w for w in (*m.why, "" if constant else doubt, kinds, inverse) if w)
     return Pair(

@@ -42,7 +42,7 @@ ONLY = "the only module of its shape on both sides"
 NAMES = "the names are alike, not the same"
 NUMBERS = "numbers paired in order"
 PLACE = "several modules have this shape, paired in order"
-SOME = "several modules have this shape, not as many on both sides"
+SOME = "several modules have this shape, more of them on one side"
 
 Place = Callable[[Unit], Any]
 Twins = dict[tuple[str, ...], list[int]]

@@ -30,8 +30,8 @@ GATES = "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"  # of a GRU: Keras has z, r
 RECURRENT = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 TABLES = ("emb", "wte", "wpe", "lookup", "vocab")  # words in names of matrices that are not multiplied but looked up
 
-KEPT_GATES = "the order of the gates is that of Keras and torch"
-CHOSEN = "a convention chose among the orders of axes that the shapes allow"
+KEPT_GATES = "the gates are taken to be in the usual order of each framework"
+CHOSEN = "the shapes allow several orders of axes; the usual one is taken"
 SHAPED = "only the shapes decide the order of axes"
 EVERY = ("", "")  # whatever the leaves
 VOTED = "the order of axes is that of the other matrices"
@@ -301,7 +301,7 @@ GRU = 3  # gates
 SUMMED = "the bias is the sum of torch's two"
 FORGET = "TensorFlow 1 adds a forget_bias when it runs, 1.0 unless the code says otherwise: torch's biases hold it"
 CUDNN = (
-    "CuDNN's kernels have another order, in which no rule takes them: load it with LSTM or GRU in tf_keras, and save it"
+    "CuDNN's kernels are in an order that no rule can convert: load the model with LSTM or GRU in tf_keras, and save it"
 )
 RESET = "torch's GRU resets after the matrix; one without reset_after computes something else"
 
