@@ -54,9 +54,6 @@ class DType:
         """Also to its name, and to the dtype of NumPy or torch that is called so."""
         return self is other or self.name == str(getattr(other, "__name__", other)).rpartition(".")[2]
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
     def __hash__(self) -> int:
         return hash(self.name)
 

@@ -259,19 +259,20 @@ class Decoded:
     def __init__(self, parts: Sequence[Part], sources: Sources) -> None:
         self._waiting = sorted((p for p in parts if prod(p.shape)), key=lambda p: p.start, reverse=True)
         self._active: list[tuple[int, Data, Part]] = []  # the part's end, its data, and the part with decoded data
-        self._pool = sources.pool()
+        self._sources = sources
 
     def between(self, lo: int, hi: int) -> tuple[Part, ...]:
         """The parts that overlap the elements [lo, hi); `lo` must not decrease from call to call."""
         for end, data, _ in self._active:
             if end <= lo and isinstance(data, Coded):
-                self._pool.release(data)
+                self._sources.pool().release(data)
         self._active = [one for one in self._active if one[0] > lo]
         while self._waiting and self._waiting[-1].start < hi:
             part = self._waiting.pop()
             end = part.start + reach(part.shape, part.steps)
             if end > lo:
-                (ready,) = whole([part], self._pool)
+                is_coded = isinstance(part.data, Coded)
+                ready = whole([part], self._sources.pool())[0] if is_coded else part
                 self._active.append((end, part.data, ready))
         return tuple(ready for _, _, ready in self._active)
 
