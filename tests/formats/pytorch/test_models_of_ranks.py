@@ -43,6 +43,7 @@ decoder.layers.#.mlp.router.weight - model.layers.#.block_sparse_moe.gate.weight
 decoder.layers.#.pre_mlp_layernorm.weight - model.layers.#.post_attention_layernorm.weight:64"""
 GPT2 = """
 embedding.word_embeddings.weight 0 transformer.wte.weight:40x64
+output_layer.weight 0 lm_head.weight:40x64
 embedding.position_embeddings.weight - transformer.wpe.weight:10x64
 decoder.layers.#.self_attention.linear_qkv.weight 0 transformer.h.#.attn.c_attn.weight:64x192
 decoder.layers.#.self_attention.linear_qkv.bias 0 transformer.h.#.attn.c_attn.bias:192
@@ -271,6 +272,7 @@ def test_distributed(kind: str, numbered: bool, tmp_path: Path) -> None:
     assert equal(tmp_path / "out.pt", whole)
     converter, param = f"megatron-{kind}" + "-dist" * (not numbered), {"head_size": SIZE}
     ckptconv.convert(tmp_path / "out.pt", tmp_path / "back.pt", converter=converter, inverse=True)
+    assert not any("linear_fc1.weight_" in n for n in torch.load(tmp_path / "back.pt"))  # halves by themselves
     param |= {} if kind == "gpt2" else {"queries": 4}
     ckptconv.convert(tmp_path / "back.pt", tmp_path / "again.pt", converter=converter, param=param)
     assert equal(tmp_path / "again.pt", whole)
