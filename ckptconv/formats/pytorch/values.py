@@ -163,10 +163,17 @@ def _complex(real: float = 0.0, imag: float = 0.0) -> complex:
     return complex(real, imag)
 
 
-def _reconstructor(kind: Any, base: Any, value: Any) -> Inert:
-    """An object of protocols 0 and 1, and what it holds as one of a built-in type: recorded."""
+def _reconstructor(kind: Any, base: Any, value: Any) -> Inert | Ordered:
+    """An object of protocols 0 and 1, and what it holds as one of a built-in type: recorded.
+
+    A named tuple is made of its fields.
+    """
     recorded = type(kind) is Inert and kind.args is None
-    made = Inert(kind.path, ()) if recorded else kind.call() if type(kind) is Known and kind.call and kind.new else None
+    fields = value if type(value) is tuple else ()
+    known = type(kind) is Known and kind.call and kind.new
+    made = Inert(kind.path, ()) if recorded else kind.call(*fields) if known else None
+    if type(made) is Ordered and kind.new == "same":
+        return made
     if type(made) is not Inert:
         raise UnsafeCheckpoint(f"an object of {shown(kind)} is made by copy_reg, which is not known to write it")
     if type(value) in (dict, Ordered):
@@ -251,7 +258,7 @@ def _named_tuple(path: str, fields: list[str]) -> Known:
 
     def made(*values: Any) -> Ordered:
         if len(values) != len(fields):
-            raise CorruptCheckpoint(f"a {path} has {len(values)} fields instead of {len(fields)}")
+            raise CorruptCheckpoint(f"{path} has {len(values)} fields instead of {len(fields)}")
         out = Ordered(zip(fields, values, strict=True))
         out.state[SLOTS] = True
         return out

@@ -215,6 +215,7 @@ JAX = Call(
 FROZEN, FLAT = Global("flax.core.frozen_dict.FrozenDict"), Global("haiku._src.data_structures.FlatMapping")
 ADAM = Call(Global("optax._src.transform.ScaleByAdamState"), (JAX, {"w": JAX}, {"w": JAX}), new=True)
 EMPTY = Call(Global("optax._src.base.EmptyState"), (), new=True)
+TUPLE, REBUILT = Global("builtins.tuple"), Global("copyreg._reconstructor")  # of protocols 0 and 1
 PYTHON_2 = (  # an old-style object with an attribute, and a str that is not ASCII
     b"(dp0\nS'net'\np1\n(isome.module\nNet\np2\n(dp3\nS'w\\xe9'\np4\ncnumpy.core.multiarray\n_reconstruct\np5\n"
     b"(cnumpy\nndarray\np6\n(I0\ntp7\nS'b'\np8\ntp9\nRp10\n(I1\n(L2L\ntp11\ncnumpy\ndtype\np12\n(S'f4'\np13\nI0\n"
@@ -232,6 +233,10 @@ PYTHON_2 = (  # an old-style object with an attribute, and a str that is not ASC
         (pickled(Call(FROZEN, ({"params": {"l": {"w": JAX}}},))), "l.w"),
         (pickled(Call(FLAT, ({"l": Call(FLAT, ({"w": JAX},))},))), "l.w"),
         (pickled((ADAM, EMPTY)), "0.count:step 0.mu.w:slot 0.nu.w:slot"),
+        (
+            pickled(tuple(Call(REBUILT, (x.what, TUPLE, x.args)) for x in (ADAM, EMPTY))),
+            "0.count:step 0.mu.w:slot 0.nu.w:slot",
+        ),
         (pickled(({"w": JAX}, (ADAM, EMPTY))), "0.w 1.0.count:step 1.0.mu.w:slot 1.0.nu.w:slot"),
         (pickled([("conv.W", ARRAY), (b"conv.b", ARRAY), ("lod", 0.0)]), "conv.W conv.b"),
         (pickled({"variables": (["g/w", ARRAY], ["g/b", ARRAY])}), "variables.g/w variables.g/b"),
@@ -252,6 +257,7 @@ def test_arrays_in_what_other_packages_write(raw: bytes, names: str, tmp_path: P
     [
         (pickled(JAX._replace(args=(Global("numpy.ndarray"), *JAX.args[1:]))), "jax is asked to make an array by"),
         (pickled(Call(ADAM.what, (JAX,), new=True)), "has 1 fields instead of 3"),
+        (pickled(Call(REBUILT, (Global("collections.OrderedDict"), TUPLE, ([("w", JAX)],)))), "made by copy_reg"),
         (PYTHON_2, "some.module.Net"),
         (b"computers\nare\nfun.", "is a text that begins with"),
         (b"(lp0\nI1", "does not end as one"),
