@@ -77,29 +77,27 @@ def whole(url: str, how: Options, given: Collection[str] = ()) -> Checkpoint:
     """
     refuse_nameless(url)
     found = detect.open_checkpoint(url, Reading(how.opaque, how.keep_going, how.densify, how.partial), format=how.from_)
-    if lacks := complete.missing(found, url, given):
-        if not how.partial:
-            raise CorruptCheckpoint(f"{lacks}; partial=True goes on without", url=url)
-        found = replace(found, notes=(*found.notes, Note("skipped", f"{passes.PART}: it {lacks}")))
-    return found
+    lacks, sure = complete.missing(found, url, given)
+    if sure and not how.partial:
+        raise CorruptCheckpoint(f"{lacks}; partial=True goes on without", url=url)
+    note = Note("skipped", f"{passes.PART}: it {lacks}") if sure else Note("assumed", lacks)
+    return found.with_tensors(found.tensors, note) if lacks else found
 
 
 def refuse_nameless(url: str) -> None:
     """Refuse standard input and output, since a checkpoint is read and written at many places, and impossible names."""
     if url in ("-", "/dev/stdin", "/dev/stdout"):
         raise UsageError(f"{url} is a stream; a checkpoint is read and written at many places, so name a file")
-    try:
-        possible = b"\0" not in os.fsencode(url)
-    except UnicodeEncodeError:
-        possible = False
-    if not possible:
-        raise UsageError(f"{printable(url)} holds a NUL or half a surrogate pair, which the name of no file does")
+    with suppress(UnicodeEncodeError):
+        if b"\0" not in os.fsencode(url):
+            return
+    raise UsageError(f"{printable(url)} holds a NUL or half a surrogate pair, which the name of no file does")
 
 
 def selected(found: Checkpoint, how: Options) -> Checkpoint:
     """Take what was selected."""
     if not found.tensors:
-        found = replace(found, notes=(*found.notes, Note("hint", "this checkpoint holds no tensors")))
+        found = found.with_tensors({}, Note("hint", "this checkpoint holds no tensors"))
     if how.at:
         found = names.at(found, how.at)
     found = passes.roles(found)

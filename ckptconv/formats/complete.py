@@ -3,18 +3,19 @@
     model-00001-of-00003.safetensors                    one of three files, which together are the model
     model_world_size_4_rank_0.pt  x_rank_0_of_4.pt      what one of four ranks wrote
     mp_rank_00_model_states.pt  consolidated.00.pth     one of those that differ in this number only
-    x.rank0.pt  model_weights_tp_0.ckpt                 the same, if 0 and another are there
+    x-model_part-1.pt  x-tp01.pt  x-rank-1-shard1.pt    the same
+    x.rank0.pt  model_weights_tp_0.ckpt                 the same, if 0 and another are there; else in doubt
     layer_01-model_00-model_states.pt                   the same, of a pipeline of DeepSpeed
     "fc.weight": shape [0]                              a placeholder, whose values another file has
 
 Files that an index names are looked for by its reader. Sources: torch.distributed (fsdp), deepspeed/runtime/engine.py
-(_get_ckpt_name, _get_zero_ckpt_name), transformers' modeling_utils.py, Meta's llama.
+(_get_ckpt_name, _get_zero_ckpt_name), transformers' modeling_utils.py, Meta's llama, fairseq/checkpoint_utils.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ..checkpoint import Checkpoint
 from ..messages import many, shortened
@@ -29,37 +30,44 @@ RANKED = (
     re.compile(r"(?P<before>.*_rank_)(?P<part>\d+)(?P<after>_of_(?P<all>\d+)\.\w+)"),
     re.compile(r"(?P<before>.*world_size_(?P<all>\d+)_rank_)(?P<part>\d+)(?P<after>\.\w+)"),
 )
-RANK = re.compile(r"(?:^rank_?|^consolidated\.|^layer_(?=\d+-model_)|[cdempt]p_rank_)(\d+)")
-STAGE = re.compile(r"mp_rank_\d+_(\d{3,})$")  # of a pipeline of Megatron-LM
-WEAK = re.compile(r"(?:(?:^|[._-])(?:rank|model_part)[_-]?|_[mpt]p_)(\d+)")  # if 0 is there: not LoRA's
+RANK = re.compile(  # a number of several; `sure`: that ranks write; `whole`: of which 0 alone can be the model
+    r"(?P<word>(?P<sure>(?P<whole>^consolidated\.|^layer_(?=\d+-model_)|[cdempt]p_rank_)"
+    r"|^rank_?|(?:^|[._-])(?:model_part-|(?:rank|shard|[mpt]p)[_-]?(?=0\d)))"
+    r"|(?:^|[._-])(?:rank|shard|model_?part|[mpt]p)[_-]?)"
+    r"(?!\d+(?:-model-|[-_]?of[-_]?\d))(?P<number>\d+(?:_\d{3,}$)?)"  # also the stage of a pipeline of Megatron-LM
+)
+LORA = re.compile(r"(?i)(?:^|[^a-z])(?:q?lora|dora|adapter|loha|lokr|lycoris|hada|svd|low.?rank)")  # have a rank
 KERAS = re.compile(r"_\d{5}(\.weights)\.h5$")  # not the number of an epoch: only if its index is there
 STEP = re.compile(r"global_step(\d+)")  # a folder of DeepSpeed
 OWN = ("tf", "tf-v1", "keras3")  # whose readers know the files of a set
 PART = "is what one rank of a parallel run wrote; the others have the rest: "
+DOUBT = "the name may be that of one part of several; the source is taken for all of the model"
 MOST = 10_000  # files of a set that are named
 FILLED = re.compile(r"(.*[./])?weight")  # what no module of torch leaves without any element
 
 
-def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> str:
-    """What a source lacks of its model, and which files have it; '' if nothing tells that it lacks anything.
+def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> tuple[str, bool]:
+    """What a source lacks of its model, and which files have it; whether that is sure. '' if nothing tells it.
 
     found: what was opened at `url`. given: the urls of the other sources, which may be the other files of its set.
     """
     folder, base = split(url.rstrip("/"))
+    doubt = False
     if found.format not in OWN:
-        read = {split(u)[1] for u in (*found.urls, *given)}
-        if lacking := [n for n in counted(base) if n not in read]:
-            return f"is only a part of a model; the rest is in {_some(lacking)}"
+        if lacking := {*counted(base)} - {split(u)[1] for u in (*found.urls, *given)}:
+            return f"is only a part of a model; the rest is in {_some(lacking)}", True
         for path in (url.rstrip("/"), folder):
-            if others := _ranks(*split(path)):
-                return PART + _some(others)
+            others, told = _ranks(*split(path), found)
+            if others:
+                return PART + _some(others), True
+            doubt |= told
     elif (index := KERAS.sub(r"\1.json", base)) != base and index in names(folder):
-        return f"is only a part of a model; convert {index}, which names all of it"
+        return f"is only a part of a model; convert {index}, which names all of it", True
     empty = [n for n, t in found.items() if t.shape == (0,) and not t.role]
     if any(FILLED.fullmatch(n) for n in empty):
         what = "each rank (FSDP, ZeRO-3) saved only its own piece; save the gathered model"
-        return f"holds {many(len(empty), 'placeholder')} without any element ({shortened(empty)}): {what}"
-    return ""
+        return f"holds {many(len(empty), 'placeholder')} without any element ({shortened(empty)}): {what}", True
+    return DOUBT * doubt, False
 
 
 def pieces(url: str, files: Sequence[str]) -> str:
@@ -69,15 +77,15 @@ def pieces(url: str, files: Sequence[str]) -> str:
         found = pieces(join(url, last), names(join(url, last)))
         found = found or "has its weights in mp_rank_00_model_states.pt, which is not there"
         return f"is a DeepSpeed checkpoint, whose {last} {found}"
-    if others := _ranks(*split(url)):
+    if others := _ranks(*split(url))[0]:
         return PART + _some(others)
-    every, present = next(filter(None, map(counted, files)), []), set(files)
-    if lacking := [n for n in every if n not in present]:
+    every = next(filter(None, map(counted, files)), [])
+    if lacking := {*every} - {*files}:
         count = len(every) - len(lacking)
         return f"holds {count} of the {len(every)} files of a model; these are missing: {_some(lacking)}"
     if every and any(p.fullmatch(every[0]) for p in SHARDED):
         return f"holds the files of a model without their index; give all of them as sources: {_some(every)}"
-    ranks = every or [n for n in files if RANK.search(n)]
+    ranks = every or [n for n in files if (m := RANK.search(n)) and m["sure"]]
     states = [n for n in ranks if n.endswith("model_states.pt")]
     if len(alone := states if len(states) == 1 else ranks) == 1:
         return f"has its weights in {alone[0]}"
@@ -98,15 +106,15 @@ def counted(base: str) -> list[str]:
     return []
 
 
-def _ranks(folder: str, base: str) -> list[str]:
-    """The names of other ranks' files or folders, if a name tells a rank."""
-    others: set[str] = set()
-    for m in (*RANK.finditer(base), *STAGE.finditer(base), *WEAK.finditer(base)):
-        start, end = m.span(1)
-        alike = re.compile(re.escape(base[:start]) + r"(\d+)" + re.escape(base[end:]))
-        beside = {n: int(found[1]) for n in names(folder) if n != base and (found := alike.fullmatch(n))}
-        if m.re is not WEAK or 0 in (int(m[1]), *beside.values()):
-            others.update(beside)
-        if m.re is not WEAK and not others and int(m[1]):
-            others.add(f"{base[:start]}{0:0{end - start}d}{base[end:]}")
-    return sorted(others)
+def _ranks(folder: str, base: str, found: Iterable[str] = ()) -> tuple[set[str], bool]:
+    """The names of other ranks' files or folders, if a name tells a rank; without any, whether it may tell one.
+
+    found: the names of tensors; those of a LoRA, which has a rank of its own, say that it is none of several.
+    """
+    told = [*RANK.finditer(base)]
+    lora = told and any(map(LORA.search, (base, *found)))
+    first = RANK.sub(lambda m: m["word"] + re.sub(r"\d", "0", m["number"]), base)
+    alike = {n for n in names(folder) if told and RANK.sub(r"\g<word>", n) == RANK.sub(r"\g<word>", base)}
+    if first in alike or (not lora and (len(told) > 1 or any(m["sure"] for m in told))):
+        return (others := alike - {base} or {first} - {base}), not others and not all(m["whole"] for m in told)
+    return set(), bool(told) and not lora

@@ -34,6 +34,20 @@ PARTS = {  # a file: those beside it, and what the error says
     "model-1-of-2.safetensors": ([], "model-2-of-2"),
     "pruned-part2of2.safetensors": ([], "pruned-part1of2.safetensors"),
     "pruned-00001-of-00002.safetensors": ([], "pruned-00002-of-00002"),
+    "model_part-1.pt": ([], "the others have the rest: model_part-0.pt"),
+    "last-rank-1-shard1.pt": ([], "last-rank-0-shard0.pt"),
+    "last-rank-0-shard0.pt": (["last-rank-1-shard1.pt"], "last-rank-1-shard1.pt"),
+    "model-tp01.pt": ([], "model-tp00.pt"),
+    "lora_rank_0.pt": (["lora_rank_1.pt"], "lora_rank_1.pt"),
+}
+DOUBTFUL = {  # names that parts have, and others as well
+    "x.rank1.pt": ["x.rank2.pt"],
+    "rank_0.pt": [],
+    "model_rank_1.pt": [],
+    "reshard-model_part-0.pt": [],
+    "shard_1_3.pt": [],
+    "shard_1/model.pt": [],
+    "model_tp1.safetensors": [],
 }
 ALL = {  # the same kinds of names, of what lacks nothing
     "model-00001-of-00001.safetensors": [],
@@ -43,7 +57,9 @@ ALL = {  # the same kinds of names, of what lacks nothing
     "tp_rank_00/model.pt": [],
     "split-3-of-10.pt": [],
     "lora-1-of-2/model.pt": [],
-    "x.rank1.pt": ["x.rank2.pt"],
+    "lora-rank16.pt": [],
+    "shard-00001-model-00001-of-00001.pt": [],
+    **{f"{name}.pt": [] for name in ("course-part1", "model_v1", "layer-1", "step-1", "franks_1", "temp1", "cp-0001")},
 }
 
 
@@ -75,9 +91,16 @@ def test_a_part_is_an_error_that_names_the_rest(name: str, tmp_path: Path) -> No
     assert any("not all of the model" in n.text for n in found.notes)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ALL | DOUBTFUL)
 def test_what_lacks_nothing_opens(name: str, tmp_path: Path) -> None:
-    assert list(ckptconv.open(laid(tmp_path, [name, *ALL[name]]))) == ["w"]
+    found = ckptconv.open(laid(tmp_path, [name, *(ALL | DOUBTFUL)[name]]))
+    assert list(found) == ["w"]
+    assert any("one part of several" in n.text for n in found.notes) == (name in DOUBTFUL)
+
+
+def test_a_lora_has_a_rank_of_its_own(tmp_path: Path) -> None:
+    ckptconv.save({"q.lora_A.weight": np.ones(2, "f4")}, tmp_path / "rank_16.npz")
+    assert not ckptconv.open(tmp_path / "rank_16.npz").notes
 
 
 def as_npz(out: Path) -> Path:
