@@ -35,7 +35,7 @@ from ..formats.table import DISTRIBUTED, SAVED_MODEL
 from ..formats.tensorflow.bundle import STATE_FILE, is_state
 from ..messages import many, printable, redacted
 from ..storage.faults import MissingFile, refused
-from ..storage.files import Stat, is_dir, is_remote, join, local, names, read_all, sibling, split, stat, walk
+from ..storage.files import Stat, is_dir, is_remote, join, local, names, read_all, split, stat, walk, within
 from ..storage.lookups import EXACT, refuse_unlisted
 from ..storage.paths import file_name, inside
 
@@ -373,7 +373,7 @@ def _links(folder: str, root: str, follow: bool) -> tuple[dict[str, CkptError], 
             if S_ISDIR(os.stat(local(url)).st_mode):
                 folders.append(name)
             if not follow and not inside(url, root):
-                sibling(join(folder, "."), name)
+                within(folder, name)
         except OSError as e:
             bad[name] = refused(e, url)
         except CkptError:

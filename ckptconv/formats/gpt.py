@@ -18,7 +18,7 @@ from math import prod
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import CorruptCheckpoint
 from ..moves.part import Part, Span, checked_count
-from ..storage.files import Seen, join, names, read_all, sibling
+from ..storage.files import Seen, names, read_all, within
 from ..storage.json import parse_json
 from .npy import located
 from .table import Reading
@@ -59,7 +59,7 @@ def _numbers(url: str, files: Sequence[str]) -> list[Part]:
     """The numbers of each file, in order, all with the same dtype; together they fill one sequence."""
     numbers, start = list[Part](), 0
     while len(numbers) < MAX_FILES and (name := f"params_{len(numbers)}.npy") in files:
-        path = sibling(join(url, "."), name)
+        path = within(url, name)
         head, data = located(path)
         if isinstance(data, Checkpoint) or head.kind is None or len(head.shape) != 1:
             raise CorruptCheckpoint(f"holds {head.descr}{list(head.shape)}, not a sequence of numbers", url=path)
@@ -74,7 +74,7 @@ def _numbers(url: str, files: Sequence[str]) -> list[Part]:
 
 
 def _shapes(url: str) -> list[tuple[int, ...]]:
-    path = sibling(join(url, "."), SHAPES)
+    path = within(url, SHAPES)
     rows = parse_json(read_all(path, MAX_JSON), path)
     if not isinstance(rows, list):
         raise CorruptCheckpoint("is not a list", url=path)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from ..checkpoint import Checkpoint, Details, Note, Tensor
 from ..errors import AmbiguousFormat, CkptError, CorruptCheckpoint, StorageError, UnknownFormat, UnsafeCheckpoint
 from ..messages import listing, many, printable
-from ..storage.files import Seen, exists, is_dir, is_remote, join, local, names, read_all, sibling, split
+from ..storage.files import Seen, exists, is_dir, is_remote, join, local, names, read_all, sibling, split, within
 from ..storage.paths import beginning, beside
 from ..storage.remote import peek
 from . import safetensors, shard_index
@@ -102,7 +102,7 @@ def _open_folder(url: str, how: Reading) -> Checkpoint:
     if candidates[0] not in MODELS and len(several := [n for n in others if not STATE.match(n)]) > 1:
         raise AmbiguousFormat(f"holds several models; give one of them:\n{listing(several)}", url=url)
     first = candidates[0]
-    path = sibling(join(url, "."), first)
+    path = within(url, first)
     whole = open_index(path, how) if path.endswith(shard_index.SUFFIX) else open_checkpoint(path, how)
     known = {first, *(split(u)[1] for u in whole.urls)}
     more = [n for n in others if n not in known]
@@ -232,7 +232,7 @@ def along(url: str, source: str, max_shard_size: int | None = None) -> Safetenso
     left: list[str] = []
     for name in sorted(wanted - there):
         try:
-            path = sibling(join(source, "."), name)
+            path = within(source, name)
             if is_remote(path) or os.path.isfile(local(path)):
                 copied[name] = read_all(path, MAX_SIZE)
                 urls.append(path)

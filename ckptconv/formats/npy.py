@@ -27,7 +27,7 @@ from ..errors import CorruptCheckpoint, NameCollision, Unrepresentable, UnsafeCh
 from ..messages import brief, listing
 from ..moves.part import Data, Span, c_strides, checked_count, is_vast
 from ..output.destination import OutputFile
-from ..storage.files import Reader, Seen, is_dir, join, names, read_all, sibling, split
+from ..storage.files import Reader, Seen, is_dir, names, read_all, split, within
 from . import Located, own_metadata
 from .placement import Patch, Placement, Slot, is_text, refuse_unheld
 from .table import NPY, Reading
@@ -76,12 +76,12 @@ def open(url: str, how: Reading) -> Checkpoint:
         return collect([(name, head, data)], (url,), "npy", Note("unread", ""))
     files = [n for n in names(url) if n.endswith(SUFFIX)]
     others = tuple(n for n in names(url) if not n.endswith(SUFFIX) and n != OURS)
-    urls = tuple(sibling(join(url, "."), n) for n in files)
+    urls = tuple(within(url, n) for n in files)
     arrays = [(_name(n), *located(path, how.opaque)) for n, path in zip(files, urls, strict=True)]
     found = collect(arrays, urls, "npy", Note("unread", "files other than .npy", others, tensors=False))
     if OURS not in names(url):
         return found
-    return replace(found, metadata=own_metadata.unpack(read_all(sibling(join(url, "."), OURS), MAX_OURS)))
+    return replace(found, metadata=own_metadata.unpack(read_all(within(url, OURS), MAX_OURS)))
 
 
 def located(url: str, opaque: bool = False) -> tuple[Head, Data | Checkpoint]:

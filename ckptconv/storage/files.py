@@ -23,7 +23,7 @@ from ..errors import CorruptCheckpoint
 from . import archives
 from .faults import refused
 from .lookups import Stat, current, exists, filesystem, is_dir, names, session, stat, walk
-from .paths import is_remote, join, local, sibling, split
+from .paths import is_remote, join, local, sibling, split, within
 from .ranges import FileObject, Ranges, Stamp, stamp_of, zipped
 from .remote import MAX_GAP, RemoteFile
 
@@ -239,4 +239,5 @@ __all__ = [
     "split",
     "stat",
     "walk",
+    "within",
 ]

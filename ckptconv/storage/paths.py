@@ -106,6 +106,11 @@ def sibling(url: str, name: str) -> str:
     return beside(url, join(split(url)[0], _quoted(name, url)))
 
 
+def within(folder: str, name: str) -> str:
+    """The path of the file `name` in a folder, as `sibling` gives it."""
+    return sibling(join(folder, "."), name)
+
+
 def beside(url: str, path: str) -> str:
     """`path`, which is looked for because `url` was given; UnsafeCheckpoint if it is a link out of its folder.
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import listing, printable
-from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling
+from ...storage.files import Reader, Seen, exists, is_dir, read_all, sibling, within
 from ...storage.json import fault
 from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
@@ -172,7 +172,7 @@ def _natural(path: str) -> tuple[Any, ...]:
 
 
 def _folder(url: str) -> Shelf:
-    tree = hdf5.look(sibling(join(url, "config.json"), KERAS_WEIGHTS))
+    tree = hdf5.look(within(url, KERAS_WEIGHTS))
     parts = {n: read_all(sibling(tree.url, n), MAX_JSON) for n in ABOUT if exists(sibling(tree.url, n))}
     return _shelf([tree], **_about(parts, url))
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...checkpoint import Checkpoint, Note
 from ...errors import CorruptCheckpoint
 from ...messages import brief, listing, printable
-from ...storage.files import Seen, is_dir, is_remote, join, names, sibling, split
+from ...storage.files import Seen, is_dir, is_remote, join, names, split, within
 from ..table import Reading
 from .ocdbt import ASIDE, COMMITTED, MANIFEST, METADATA, MSGPACK, STEPPED, V2, V3
 
@@ -88,7 +88,7 @@ def find(url: str) -> Place | None:
     numbered = [(int(m[1]), n) for n in there if (m := STEP.fullmatch(n))]
     steps = [n for _, n in sorted(numbered, reverse=True)]
     for i, step in enumerate(steps[:PROBES]):
-        at = sibling(join(url, "."), step)
+        at = within(url, step)
         inside = names(at)
         place = _place(at, inside)
         if place is None and inside:
@@ -114,7 +114,7 @@ def _place(url: str, there: Sequence[str]) -> Place | None:
         return None
     likely = [n for n in folders if UNFINISHED not in n and not STEP.fullmatch(n)]
     held = [n for n in likely if _has_head(names(join(url, n)))]
-    items = {n: sibling(join(url, "."), n) for n in held}  # only now, so that links in other folders are not refused
+    items = {n: within(url, n) for n in held}  # only now, so that links in other folders are not refused
     if not items:
         return None
     others = tuple(n for n in folders if n not in items)

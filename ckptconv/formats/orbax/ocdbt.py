@@ -24,7 +24,7 @@ from typing import NamedTuple
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import brief, listing, printable
 from ...storage.checksum import crc
-from ...storage.files import Reader, is_remote, join, names, sibling, walk
+from ...storage.files import Reader, is_remote, names, walk, within
 from .. import Located
 from ..tensorflow.table import read_varint
 
@@ -95,7 +95,7 @@ def inside(root: str, path: str) -> str:
         raise UnsafeCheckpoint(f"names a file {len(parts)} folders deep", url=root)
     at = root
     for part in parts:
-        at = sibling(join(at, "."), part)
+        at = within(at, part)
     return at
 
 

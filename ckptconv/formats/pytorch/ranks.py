@@ -26,7 +26,7 @@ from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import CorruptCheckpoint, Unrepresentable, UsageError
 from ...messages import many, shortened
 from ...moves.part import c_strides, checked_count
-from ...storage.files import Reader, Seen, join, names, sibling
+from ...storage.files import Reader, Seen, join, names, within
 from .. import safetensors
 from ..complete import RANKED
 from ..detect import open_checkpoint
@@ -124,7 +124,7 @@ def _of_shards(url: str, shards: Sequence[str], how: Reading) -> Checkpoint:
     if len({n.rpartition("-of-")[2] for n in shards}) > 1:
         raise CorruptCheckpoint("holds shards of several checkpoints: their names end in other numbers", url=url)
     pieces: dict[str, list[tuple[Tensor, tuple[int, ...]]]] = {}
-    urls, metadata, notes = [sibling(join(url, "."), n) for n in shards], dict[str, str](), dict[Note, None]()
+    urls, metadata, notes = [within(url, n) for n in shards], dict[str, str](), dict[Note, None]()
     for path in urls:
         found, starts = safetensors.read(path, how)
         for name, t in found.items():

@@ -41,7 +41,7 @@ from ...messages import brief, listing, many
 from ...moves.part import Coded, Data, Span, checked_count
 from ...output.destination import OutputFile
 from ...storage.checksum import mask, unmask
-from ...storage.files import Reader, Seen, exists, is_dir, join, names, read_all, sibling, split
+from ...storage.files import Reader, Seen, exists, is_dir, join, names, read_all, sibling, split, within
 from ...storage.paths import beside, spelled
 from .. import Located, own_metadata
 from ..placement import Patch, Placement, Slot, refuse_unheld
@@ -148,14 +148,14 @@ def _in_folder(folder: str, given: str) -> tuple[str, tuple[Note, ...]]:
         path = _newest(state)
         base = re.split(r"[/\\]", path)[-1]  # empty if the files are called .index and so on
         if path and base in present:
-            return sibling(join(folder, "."), base + ".index"), ()
+            return within(folder, base + ".index"), ()
         what = f"the state file names {brief(base)!r}, which has no .index here (a V1 checkpoint is given by its name)"
         if len(present) != 1:
             what += f"; the folder holds {many(len(present), 'checkpoint')}:\n{listing(present)}" * bool(present)
             raise StorageError(what, url=state)
         note = (Note("assumed", f"{what}; {present[0]!r} is read instead"),)
     if len(present) == 1:
-        return sibling(join(folder, "."), present[0] + ".index"), note
+        return within(folder, present[0] + ".index"), note
     if present:
         raise AmbiguousFormat(f"holds {len(present)} checkpoints; give one of them:\n{listing(present)}", url=folder)
     if exists(folder.rstrip("/") + ".index"):  # a folder with the name of the prefix beside it

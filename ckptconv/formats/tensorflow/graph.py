@@ -34,7 +34,7 @@ from ...checkpoint import Checkpoint, Details, Note, Tensor, contiguous
 from ...errors import CorruptCheckpoint, StorageError, UnsafeCheckpoint
 from ...messages import many
 from ...moves.part import FILL_RATIO, MAX_FILL, Held, Part, Span, checked_count
-from ...storage.files import Reader, Seen, exists, is_dir, is_remote, join, sibling, split
+from ...storage.files import Reader, Seen, exists, is_dir, is_remote, join, split, within
 from ...storage.paths import inside
 from ...storage.ranges import Ranges
 from .. import Located
@@ -69,7 +69,7 @@ def sniff(seen: Seen) -> int:
 def open(url: str, how: Reading) -> Checkpoint:
     """Open a SavedModel, .meta or GraphDef; `how.opaque` reads every constant, weight or not."""
     if is_dir(url):
-        url = sibling(join(url, "."), SAVED_MODEL)
+        url = within(url, SAVED_MODEL)
     with Located(url), Reader(url) as f:
         head = f.read(0, min(2**16, f.size))
         if split(url)[1] == SAVED_MODEL:
@@ -204,7 +204,7 @@ def _served_model(f: Ranges, opaque: bool) -> Checkpoint:
     below = join(folder, "variables")
     if not is_remote(below) and not inside(below, folder):
         raise UnsafeCheckpoint("the folder `variables` is a symlink that leaves the checkpoint's folder")
-    index = sibling(join(below, "."), "variables.index")
+    index = within(below, "variables.index")
     if not exists(index):
         if any(node.HasField("variable") for node in _object_graph(f, meta).nodes):
             raise StorageError("the model has variables, but variables/variables.index is missing")
