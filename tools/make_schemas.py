@@ -205,10 +205,9 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
                 ["object", "null"],
                 "With --graph: variables of a graph or Keras configuration, compared with the tensors.",
                 properties={
-                    "variables": TEXTS, "missing": TEXTS, "unknown": TEXTS, "trained": TEXTS, "fixed": TEXTS,
-                    "collections": mapping(count()),
+                    "missing": TEXTS, "unknown": TEXTS, "trained": TEXTS, "fixed": TEXTS,
                 },
-                required=["variables", "missing", "unknown", "trained", "fixed", "collections"],
+                required=["missing", "unknown", "trained", "fixed"],
             ),
             may_details=of("object", "With --graph: what else the format knows; its keys differ from format to format.",
                            additionalProperties=True),

@@ -127,8 +127,6 @@ def _graph(made: GraphVariables | None, found: Checkpoint) -> None:
     if made is None:
         show.talk("no graph or configuration that lists variables was found beside the tensors")
         return
-    for name, count in made.collections.items():
-        show.talk(f"{name}: {count}")
     show.talk(f"trainable: {len(made.trained)}; not trainable: {len(made.fixed)}")
     for what, names in (
         ("in the graph, not in the checkpoint", made.missing),

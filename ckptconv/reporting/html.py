@@ -107,7 +107,7 @@ def made(
         raise UsageError(f"a page is an .html file, not {path}; two checkpoints are a list: report([a, b])")
     with files.record_stamps() as stamps:
         data = collected(sources, how, values=values)
-        data["made"] = [*data.get("made", []), *[["This page", command]] * bool(command)]
+        data["made"] = data.get("made", {}) | {"This page": command}
     page = render(data, spell).encode(errors="backslashreplace")  # a path may hold any bytes
     return written(path, page, stamps, force=how.force)
 
@@ -123,7 +123,7 @@ def _named(source: Source) -> str:
 
 
 def collected(sources: Sequence[Source], how: Options, *, values: bool) -> dict[str, Any]:
-    """The data of a page: of one checkpoint, of two, or of a series. mode says which, from what it is compared with."""
+    """The data of a page: of one checkpoint, of two, or of a series. sides: what is compared, and its formats."""
     names = [*map(_named, sources)]
     if len(sources) == 1:
         data = survey.survey(prepare(sources, how.without(*CHANGE)), how, values=values)
@@ -134,7 +134,7 @@ def collected(sources: Sequence[Source], how: Options, *, values: bool) -> dict[
             raise UsageError("a series is of checkpoints as they are: it takes no options of a conversion")
         plain = [merged([source], how.without("strip_prefix")) for source in sources]
         data = survey.series(stripped(plain, how.strip_prefix), names, how, values=values)
-        data |= {"mode": "series", "from": f"the last of {len(names)}, from {names[0]}"}
+        data |= {"sides": [[names[0], plain[0].format], [names[-1], data["format"]]]}
     return data | {"url": names[-1]}
 
 
@@ -145,14 +145,11 @@ def _pair(source: Source, target: Source, how: Options, *, values: bool) -> dict
     both = survey.Compared(expected, after, values=values, workers=how.workers)
     data = survey.survey(after if converted else both.both, how, values=values, both=both)
     compared = both.conversion(before) if converted else both.comparison()
-    named, converter = _named(source), str(getattr(how.converter, "name", how.converter or ""))
-    recorded = after.hashes.get(OPTIONS)
+    recorded, converter = after.hashes.get(OPTIONS, ""), how.converter
     return data | {
         "compared": compared,
-        "made": [["Recorded", f"options {recorded:.2000}"]] if recorded else [],
-        "mode": compared["mode"],
-        "from": f"{'from' if converted else 'this is B, compared with A:'} {named} ({before.format})"
-        + f" by the converter {converter}" * bool(converter),
+        "made": {"Converter": str(getattr(converter, "name", converter or "")), "Options in the file": recorded[:2000]},
+        "sides": [[_named(source), before.format], [_named(target), after.format]],
     }
 
 
@@ -172,16 +169,12 @@ def render(data: dict[str, Any], spell: Spell = str) -> str:
     With data["live"] it is a page that is served, which may ask its server for values. spell: how notes name options.
     """
     data = data | {"notes": [[kind, spell(words), *names] for kind, words, *names in data["notes"]]}
-    live, mode, name = bool(data.get("live")), data.get("mode", "checkpoint"), _last(data["url"])
+    live = bool(data.get("live"))
     scripts = f"base map depth table export tensor series changes {'live ' * live}start"  # in this order
     style, parts = file("page.css"), "\n".join(file(f"{script}.js") for script in scripts.split())
     script = f'"use strict";\n(() => {{\n{parts}}})();\n'
     words = {
         "title": data["url"],
-        "name": name or data["url"],
-        "kind": f"{mode.capitalize()} · {data['format']}",
-        "from": " · ".join(filter(None, (data["url"] if name != data["url"] else "", data.get("from")))),
-        "mode": mode,
         "version": version(),
         "policy": f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; base-uri 'none'"
         + ("; connect-src 'self'" if live else ""),

@@ -361,12 +361,10 @@ def _joined(node: Node, sep: str) -> Node:
 class GraphVariables(NamedTuple):
     """The variables of a graph or configuration, compared with the tensors of the checkpoint."""
 
-    variables: tuple[str, ...]
     missing: tuple[str, ...]  # in the graph, not in the checkpoint
     unknown: tuple[str, ...]  # in the checkpoint, not in the graph
     trained: tuple[str, ...]
     fixed: tuple[str, ...]  # weights that are not trained, according to the graph
-    collections: dict[str, int]
 
 
 def graph_variables(checkpoint: Checkpoint) -> GraphVariables | None:
@@ -377,12 +375,10 @@ def graph_variables(checkpoint: Checkpoint) -> GraphVariables | None:
         return _configured(checkpoint)
     tensors, known = checkpoint.tensors, set(trained)
     return GraphVariables(
-        trained,
         missing=tuple(n for n in trained if n not in tensors),
         unknown=(),
         trained=trained,
         fixed=tuple(n for n, t in tensors.items() if not t.role and n not in known),
-        collections={},
     )
 
 
@@ -400,12 +396,11 @@ def _configured(checkpoint: Checkpoint) -> GraphVariables | None:
         scopes = accumulate(n.split("/")[:-1], "{}/{}".format)
         weights[n] = [layers[s] for s in scopes if s in layers]
     return GraphVariables(
-        (), (),
+        missing=(),
         unknown=tuple(n for n, known in weights.items() if not known),
         trained=tuple(n for n, known in weights.items() if known and all(known)),
         fixed=tuple(n for n, known in weights.items() if not all(known)),
-        collections={"layers": len(layers)},
-    )  # fmt: skip
+    )
 
 
 def _layers(config: Any, path: str = "") -> Iterator[tuple[str, bool]]:

@@ -8,7 +8,8 @@ clip    {row: [low, high, below, above]}     of histograms that do not span all 
 heat    {row: [rows, columns, base64, top, moved]}  for the largest tensors, the largest |x| of each cell, or if it
                                              moved |B - A|: 0..253 is 0..top, 254 is larger, 255 is not finite
 was     {row: [bins, min, max, mean, std]}   the values that are compared with; both histograms have the same bins
-findings  [[check, row, text, index, new]]   what the checks find; checks {name: [severity, meaning]}
+findings  [[check, row, text, index, new]]   what the checks find, by the name of a tensor that is not on the page;
+checks {name: [severity, meaning]}
 
 `compared`, of two:
 rows           [rule, sources, kind, measures] for each tensor of the page; rule -1: none is known
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -33,6 +35,7 @@ import numpy as np
 
 from ..api.options import Options
 from ..checkpoint import Checkpoint, Move, Tensor
+from ..messages import shortened
 from ..moves.cast import numbers
 from ..moves.copy import Array
 from ..moves.read import each, windows
@@ -55,11 +58,12 @@ def survey(
     *,
     values: bool,
     both: Compared | None = None,
+    early: Sequence[tuple[str, checks.Finding]] = (),
 ) -> dict[str, Any]:
     """Describe a checkpoint; with `values` every tensor is read once or twice.
 
     how: threads and progress. both: what it is compared with; histograms have the same bins, and heat maps show the
-    change.
+    change. early: what was found in the checkpoints before it in a series, with its URL.
     """
     tensors = list(c.tensors.values())
     belong = places(tensors)
@@ -70,7 +74,7 @@ def survey(
         "totals": totals_of(about)._asdict(),
         "metadata": {k: v[:2000] for k, v in c.metadata.items()},
         "beside": {k: str(v)[:2000] for k, v in c.details.get("values", {}).items()},
-        "notes": [[n.kind, n.text, n.names[:50], len(n.names)] for n in untold(c)],
+        "notes": [[n.kind, n.text, n.names[:50], len(n.names)] for n in untold(c) if not values or n.kind != "damaged"],
         "ties": c.ties,
         "names": [t.name for t in tensors],
         "bytes": [t.nbytes for t in tensors],
@@ -95,7 +99,7 @@ def survey(
     now = [p.now for p, kind in zip(pairs, kinds, strict=True) if kind != "only_a"]
     found = checks.findings(about, now, checks.limits(), workers=how.workers)
     if not both:
-        return out | _values(pairs) | _found(found, tensors)
+        return out | _values(pairs) | _found([*_of_all(early, found)], tensors)
     was = [p.was or p.now for p, kind in zip(pairs, kinds, strict=True) if kind != "only_b"]
     known = checks.findings(both.a, was, checks.limits(), workers=how.workers)
     return out | _values(pairs) | _found(found, tensors, {(f.check, f.tensor) for f in known})
@@ -207,15 +211,8 @@ def _found(
     row = {t.name: i for i, t in enumerate(tensors)}
     return {
         "findings": [
-            [
-                f.check,
-                row[f.tensor],
-                f.text,
-                f.index or (),
-                (f.check, f.tensor) not in known,
-            ]
+            [f.check, row.get(f.tensor, f.tensor), f.text, f.index or (), (f.check, f.tensor) not in known]
             for f in found
-            if f.tensor in row
         ],
         "checks": {
             name: [check.severity, check.meaning.replace("LIMIT", f"{check.limit or 0:g}")]
@@ -298,8 +295,8 @@ def _measures(pair: Difference | None) -> dict[str, Any] | None:
 
 # --- a series -------------------------------------------------------------------------------------------------
 #
-# All checkpoints are read once, side by side: of each tensor a window of each is in memory, however large it is. What
-# is not finite is not measured.
+# After the checks all checkpoints are read side by side: of each tensor a window of each is in memory, however large it
+# is. What is not finite is not measured.
 
 ELEMENTS = 2**21  # of a tensor of all checkpoints together, in memory
 NUMERIC = "fiub"  # kinds of dtypes that have a norm
@@ -329,15 +326,34 @@ def series(checkpoints: Sequence[Checkpoint], urls: Sequence[str], how: Options,
         return found
 
     measured = {i: row for i, row in enumerate(each(last, look, how.workers) if values else ()) if row}
-    data = survey(last, replace(how, progress=lambda size, _: tell(apart + size, whole)), values=values)
-    shapes = [{(n, t.shape) for n, t in c.items()} for c in checkpoints]
-    if odd := sorted({n for n, _ in shapes[0].union(*shapes) - shapes[0].intersection(*shapes)}):
-        data["notes"].append(["skipped", "not in every checkpoint, or with another shape", odd[:50], len(odd)])
+    early = list[tuple[str, checks.Finding]]()
+    for url, c in zip(urls, checkpoints[:-1] if values else (), strict=False):
+        tell(apart, whole)
+        early += [(url, f) for f in checks.check(c, checks.limits(), workers=how.workers) if f.severity != checks.NOTE]
+    how = replace(how, progress=lambda size, _: tell(apart + size, whole))
+    data = survey(last, how, values=values, early=early)
+    shapes = {n: t.shape for c in checkpoints for n, t in c.items()}
+    for url, c in zip(urls, checkpoints, strict=True):
+        if odd := [n for n, shape in shapes.items() if n not in c or c[n].shape != shape]:
+            data["notes"].append(["skipped", f"not in {url}, or of another shape there", odd[:50], len(odd)])
     data["series"] = {
         "urls": urls,
         **{key: {i: getattr(row, key) for i, row in measured.items()} for key in Moved._fields},
     }
     return data
+
+
+def _of_all(early: Iterable[tuple[str, checks.Finding]], last: Iterable[checks.Finding]) -> Iterator[checks.Finding]:
+    """One finding for each check and tensor: that of the last checkpoint, otherwise of the first that has it."""
+    was = defaultdict[tuple[str, str], dict[str, checks.Finding]](dict)
+    for url, f in early:
+        was[f.check, f.tensor][url] = f
+    for f in last:
+        also = was.pop((f.check, f.tensor), ())
+        yield replace(f, text=f"{f.text}; also in {shortened([*also])}") if also else f
+    for gone in was.values():
+        first = next(iter(gone.values()))
+        yield replace(first, text=f"{first.text}, in {shortened([*gone])}, not in the last")
 
 
 def moved(tensors: Sequence[Tensor | None], sources: Sources) -> Moved | None:

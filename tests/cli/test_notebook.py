@@ -22,7 +22,7 @@ from kit import ROOT
 BOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 NEEDED = {"tensorflow-to-pytorch": ("scipy", "torch")}
 TIMES = re.compile(
-    r"\d+\.\d+ s\b|about [\d.]+ .B|\(\d+ per second\)|(?<=html': )[\d.]+ .B"
+    r"\d+\.\d+ s\b|about [\d.]+ .B|\(\d+ per second\)|(?<=html': )[\d.]+ .B|(?<=html: )[\d.]+ .B"
 )  # which differ from run to run
 LARGE = 20_000  # characters of a page that is shown but not stored
 

@@ -177,9 +177,9 @@ def test_faults_that_only_the_second_has_are_new() -> None:
 def test_a_page_is_a_conversion_only_if_it_is_told_how(tmp_path: Path) -> None:
     ckptconv.save({"a": NORMAL}, tmp_path / "a.npz")
     ckptconv.save({"a": NORMAL + 1}, tmp_path / "b.npz")
-    for change, mode in (({}, "Comparison"), ({"dtype": "float16"}, "Conversion")):
+    for change, mode in (({}, "comparison"), ({"dtype": "float16"}, "conversion")):
         ckptconv.report([tmp_path / "a.npz", tmp_path / "b.npz"], tmp_path / "r.html", force=True, **change)
-        assert f'<p class="soft">{mode} · ' in (tmp_path / "r.html").read_text()
+        assert f'"mode":"{mode}"' in (tmp_path / "r.html").read_text()
 
 
 # --- the limits and words of each check -------------------------------------------------------------------------

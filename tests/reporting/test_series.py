@@ -83,7 +83,10 @@ def test_what_is_not_in_all_is_noted() -> None:
     steps = [{"a": FIRST, "b": FIRST, "d": FIRST}, {"a": FIRST[:3], "c": FIRST, "d": FIRST}]
     made = [Checkpoint({n: held(n, x) for n, x in step.items()}) for step in steps]
     found = survey.series(made, ["x", "y"], Options(), values=False)
-    assert found["notes"] == [["skipped", "not in every checkpoint, or with another shape", ["a", "b", "c"], 3]]
+    assert found["notes"] == [
+        ["skipped", "not in x, or of another shape there", ["a", "c"], 2],
+        ["skipped", "not in y, or of another shape there", ["b"], 1],
+    ]
 
 
 def test_progress_reaches_its_end_once() -> None:
@@ -97,15 +100,22 @@ def test_progress_reaches_its_end_once() -> None:
 
 def test_the_command_line_takes_a_series(cli: Run, tmp_path: Path) -> None:
     for k, x in enumerate(PATH):
-        ckptconv.save({"net.0.w": x, "net.1.w": FIRST}, tmp_path / f"epoch-{k}.npz")
+        more = {"gone": HOLE} if k == 1 else {"kept": FIRST[:1] * np.inf} if k > 1 else {}
+        ckptconv.save({"net.0.w": x, "net.1.w": HOLE if k == 1 else FIRST} | more, tmp_path / f"epoch-{k}.npz")
     names = [f"epoch-{k}.npz" for k in range(4)]
     done = cli("report", *names)
     assert (done.returncode, done.stderr.partition(":")[0]) == (0, "epoch-3.report.html")
     page = (tmp_path / "epoch-3.report.html").read_text()
-    found = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])["series"]  # type: ignore[index]
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    found = data["series"]
+    assert [f[:3] for f in data["findings"] if f[0] in ("nan", "inf")] == [
+        ["inf", 2, "20 of 20 infinite, first at [0, 0]; also in epoch-2.npz"],
+        ["nan", 1, "1 of 600 NaN, first at [3, 4], in epoch-1.npz, not in the last"],
+        ["nan", "gone", "1 of 600 NaN, first at [3, 4], in epoch-1.npz, not in the last"],
+    ]
     assert found["urls"] == names
     assert found["drift"]["0"] == pytest.approx([0.5, expected(PATH[0], PATH[2]), 0], rel=1e-3)
-    assert found["drift"]["1"] == [0, 0, 0]
+    assert found["drift"]["1"] == [None, 0, 0]
     ckptconv.save({"module.net.0.w": FIRST, "module.net.1.w": FIRST}, tmp_path / "ddp.npz")
     for sources in (("ddp.npz", *names), ("epoch-0.npz", "ddp.npz")):
         assert cli("report", *sources, "--strip-prefix", "module.", "-o", "s.html", "-f").returncode == 0

@@ -11,12 +11,13 @@ const draw_conversion = () => { // what was done and what was lost, in a few lin
   });
   const lines = [], reasons = new Map();
   for (const t of compared.left) reasons.set(t[3] || "without a partner", (reasons.get(t[3] || "without a partner") || 0) + 1);
+  if (data.made?.Converter) lines.push(["Converter", data.made.Converter]);
   const top = compared.rules.map((r, k) => [r || "the name is kept", uses[k]]).sort((a, b) => b[1] - a[1]);
   lines.push(["Rules", top.slice(0, 3).map(([r, n]) => `${r} (${count(n)})`).join("; ") + (top.length > 3 ? `; and ${count(top.length - 3)} more, below` : "")]);
   lines.push(["Axes", [...turned].sort((a, b) => b[1] - a[1]).map(([what, n]) => `${what}: ${many(n, "tensor")}`).join("; ") || "all kept"]);
   lines.push(["Casts", [...casts].map(([what, n]) => `${what}: ${many(n, "tensor")}`).join("; ") || "none: every dtype is kept"]);
   lines.push(["Left out", [...reasons].map(([why, n]) => `${many(n, "tensor")}: ${why}`).join("; ") || "nothing"]);
-  lines.push(...(data.made || []));
+  
   $("changes-title").textContent = "What the conversion did";
   $("ranked").replaceChildren(make("dl", { className: "did" }, ...lines.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, v)])));
   $("only").replaceChildren(...data.names.map((_, i) => i).filter(changed).slice(0, 8).map((i) => {

@@ -1,3 +1,12 @@
+// --- what the page is about: one checkpoint, or where from and where to ---
+const draw_title = () => {
+  const ends = data.sides || [[data.url, data.format]], last = (url) => url.split("?")[0].split(/[/\\]/).filter(Boolean).pop() || url, names = ends.map(([url]) => last(url));
+  const title = comparing ? names.join(" and ") : names.join(" → "), words = comparing ? ["A: ", "B: "] : along ? [`the first of ${along.urls.length}: `, "the last: "] : converted ? ["from ", "to "] : [""];
+  $("kind").textContent = `${along ? "Series" : comparing ? "Comparison" : converted ? "Conversion" : "Checkpoint"}${ends.length > 1 ? "" : ` · ${data.format}`}`;
+  $("name").replaceChildren(visible(title));
+  if (ends.length > 1) document.title = visible(title);
+  $("sides").replaceChildren(...(ends.length > 1 || ends[0][0] !== title ? ends : []).map(([url, format], k) => make("p", {}, `${words[k]}${url}${ends.length > 1 ? ` (${format})` : ""}`)));
+};
 // --- the summary ---
 const BESIDE = { buffer: "buffer", slot: "optimizer slot", step: "step counter", average: "moving average", state: "training value" };
 const card = (n, text, cls = "") => make("div", { className: cls }, make("b", {}, n), text);
@@ -40,10 +49,11 @@ const draw_findings = () => {
   if (!findings.length) return $("findings").replaceChildren(make("p", { className: "soft" }, "Nothing: no NaN, infinite or saturated values, no outliers, no dead, constant or duplicate tensors."));
   const by = new Map();
   for (const f of findings) put(by, f[0], f);
-  $("findings").replaceChildren(...[...by].map(([id, list]) => {
-    const [severity, meaning] = checks[id], fresh = (f) => (comparing ? (f[4] ? " new in B ·" : " also in A ·") : ""), recent = list.filter((f) => f[4]).length;
+  $("findings").replaceChildren(...Object.entries(checks).map(([id, [severity, meaning]]) => {
+    const list = by.get(id), fresh = (f) => (comparing ? (f[4] ? " new in B ·" : " also in A ·") : ""), recent = list.filter((f) => f[4]).length;
     const some = list.sort((a, b) => b[4] - a[4]).slice(0, 8);
     const named = (i) => {
+      if (typeof i === "string") return make("b", { className: "name" }, i); // not on this page
       const link = button("", () => open_tensor(i), { className: "link name", title: meaning });
       link.append(...breakable(told_name(i)));
       return link;
@@ -64,7 +74,7 @@ const draw_notes = () => {
     if (texts.length) items.push(item(title, ` (${count(texts.length)})`, make("dl", {}, ...texts.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, v)]))));
   }
   $("more").hidden = !items.length;
-  $("made").replaceChildren(...(data.made || []).flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, make("code", {}, v))]));
+  $("made").replaceChildren(...Object.entries(data.made || {}).filter(([k, v]) => v && k !== "Converter").flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, make("code", {}, v))]));
   $("notes").replaceChildren(...items);
 };
 const draw_remains = () => {
@@ -98,7 +108,7 @@ document.documentElement.style.setProperty("--brief-grid", columns.filter((c) =>
 const start = () => {
   const wanted = read();
   $("search").value = state.q;
-  draw_cards(); draw_share(); draw_changes(); draw_series(); draw_findings(); draw_units(); draw_map(); draw_sums(); draw_depth(); draw_notes(); draw_remains(); select();
+  draw_title(); draw_cards(); draw_share(); draw_changes(); draw_series(); draw_findings(); draw_units(); draw_map(); draw_sums(); draw_depth(); draw_notes(); draw_remains(); select();
   if (wanted >= 0) open_tensor(wanted);
 };
 addEventListener("hashchange", start);
