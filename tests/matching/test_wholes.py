@@ -62,9 +62,30 @@ def twins(rng: np.random.Generator) -> Both:
     return a, b
 
 
+def scanned(rng: np.random.Generator) -> Both:
+    """Flax with scanned layers, each of which has a fused QKV."""
+    qkv, bias, out = (drawn(rng, LAYERS, *n) for n in ((WIDTH, 3 * WIDTH), (3 * WIDTH,), (14, WIDTH)))
+    b = {f"layers.{i}.out.weight": w.T for i, w in enumerate(out)}
+    for i in range(LAYERS):
+        for n, w, v in zip("qkv", np.split(qkv[i], 3, 1), np.split(bias[i], 3), strict=True):
+            b |= {f"layers.{i}.{n}_proj.weight": w.T, f"layers.{i}.{n}_proj.bias": v}
+    return {"layers/qkv/kernel": qkv, "layers/qkv/bias": bias, "layers/out/kernel": out}, b
+
+
+def experts(rng: np.random.Generator) -> Both:
+    """Flax with scanned layers, each of which has experts."""
+    wi, wo, out = (drawn(rng, *n) for n in ((4, LAYERS, WIDTH, 28), (4, LAYERS, 28, WIDTH), (LAYERS, 14, WIDTH)))
+    b = {f"layers.{i}.out.weight": w.T for i, w in enumerate(out)}
+    for n, w in (("wi", wi), ("wo", wo)):
+        b |= {f"layers.{i}.experts.{e}.{n}.weight": w[e, i].T for i in range(LAYERS) for e in range(4)}
+    return {"layers/moe/wi": wi, "layers/moe/wo": wo, "layers/out/kernel": out}, b
+
+
 CASES: dict[str, tuple[Callable[[np.random.Generator], Both], int]] = {  # and how many pairs doubt the order of parts
     "einsums": (einsums, 6),
     "twins": (twins, 6),
+    "scanned": (scanned, 0),
+    "experts": (experts, 0),
 }
 
 
