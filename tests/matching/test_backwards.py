@@ -67,6 +67,8 @@ WIDE = {"c.weight": IMAGE["c.weight"], "d.weight": drawn(9, 36), "e.weight": dra
 CROSSED = {f"b.{i}.{n}": drawn(*shape) for i in "01" for n, shape in {
     "0.weight": (8, 5), "0.bias": (8,), "1.weight": (5, 8), "1.bias": (5,)}.items()}  # fmt: skip
 BACK = {f"b_{n[2]}/Dense_{1 - int(n[4])}/{'kernel' if t.ndim > 1 else 'bias'}": t.T for n, t in CROSSED.items()}
+NORMS = {f"{m}.{n}": drawn(8) for m in ("mlp.0.1", "mlp.1.1", "head.1") for n in ("weight", "bias")}
+NORMED = dict(zip((f"norm{k}/{n}" for k in ("", "_1", "_2") for n in ("gamma", "beta")), NORMS.values(), strict=True))
 BARE, BARE_BACK = ({n: t for n, t in side.items() if t.ndim > 1} for side in (CROSSED, BACK))
 
 
@@ -112,6 +114,7 @@ CASES: dict[str, tuple[Arrays, Arrays, dict[str, Any], set[str]]] = {
                                                  for n, a in reversed(WIDE.items())}, {}, {"d/kernel"}),
     "numbers cross": (CROSSED, BACK, {}, set()),
     "numbers cross, no bias tells": (BARE_BACK, BARE, {}, set()),
+    "words in the order of the file": (NORMS, NORMED, {}, {*NORMED}),
     "biases fit other layers": (IMAGE, plain(IMAGE) | {"c/bias": IMAGE["d.bias"], "d/bias": IMAGE["c.bias"]},
                                 taken("plain"), {"c/kernel", "c/bias", "d/kernel", "d/bias"}),
     "a bias is left over": (IMAGE, {n: a for n, a in plain(IMAGE).items() if n != "c/bias"}, taken("plain"),

@@ -28,7 +28,7 @@ from .bundles import with_bundles
 from .units import COUNT, MAIN, SIGNATURES, Unit, units
 
 ORDER = 0.3  # weight of the place in the class, against the likeness of words (0 to 1)
-TIE = 0.03  # weight of alphabetical order, where nothing else decides
+TIE = 0.03  # weight of the order of words in the file and of numbers in names, where nothing else decides
 SHORT = 0.15  # for a word of one side that begins one of the other
 LETTERS = 3  # of a short word, at most
 CLEAR = 0.1  # how much likelier a pair must be than all others of its class to be taken by its names
@@ -62,7 +62,7 @@ def matched(sides: Sides, pairs: Sequence[Pair], every: Sides) -> list[Match]:
     """Pair the modules that are left; `every` are both sides with what is paired already, in `pairs`."""
     solver = Solver(sides, pairs, every)
     best = solver.solved(lambda u: u.counted)
-    if list(sides[0].tensors) == sorted(sides[0].tensors):  # alphabetical order means nothing
+    if solver.alphabetical:  # which means nothing
         return solver.known + best[1]
     best, second = sorted((best, solver.solved(lambda u: u.at)), key=lambda found: -found[0])
     other = {m.a.home: m.b.home for m in second[1]}
@@ -85,6 +85,7 @@ class Solver:
 
     def __init__(self, sides: Sides, pairs: Sequence[Pair], every: Sides) -> None:
         self.sides = sides
+        self.alphabetical = list(sides[0].tensors) == sorted(sides[0].tensors)
         self.units = _in_order(sides[0], target=False), _in_order(sides[1], target=True)
         whole = [
             with_bundles(both, {n: (t, side.bundles[n]) for n, t in side.tensors.items() if n in side.bundles})
@@ -145,7 +146,8 @@ class Solver:
             like[np.ix_(some, others)] += SHORT
         columns = np.linspace(0, 1, len(b))[None, :]
         score = like - ORDER * (_ranks(a, place)[:, None] - columns) ** 2
-        score -= TIE * (_ranks(a, lambda u: u.natural)[:, None] - columns) ** 2
+        first = {u.words: 0 if self.alphabetical else u.at for u in sorted(a, key=lambda u: -u.at)}
+        score -= TIE * (_ranks(a, lambda u: (first[u.words], u.natural))[:, None] - columns) ** 2
         score += self._in_blocks(a, b)
         chosen = [(r, c) for r, c in assigned(score + 10) if a[r].fits(b[c])]
         twins: list[Twins] = [defaultdict(list), defaultdict(list)]
