@@ -227,15 +227,21 @@ class Diff(Told):
 
     def sum(self) -> str:
         """One line: whether the checkpoints are the same, and how many tensors are equal or differ in each way."""
-        kinds = Counter(p.kind for p in self.pairs)
-        damaged, unread = (sum(len(n.names) or 1 for n in notes) for notes in (self.damaged, self.unread))
-        known = [f"{n} {SUMS.get(k, k)}" for k, n in kinds.items()]
-        unknown = [*[f"{damaged} damaged"] * (damaged > 0), *[f"{unread} unread"] * (unread > 0)]
-        counts = ", ".join([*known, *unknown])
-        word = "the same within the tolerance" if kinds else "the same"
+        exact = self.tolerance.exact
+        cast = [(p.a, p.b) for p in self.pairs if _is_cast(p) and not exact]
+        kinds = Counter[str](p.kind for p in self.pairs if exact or not _is_cast(p))
+        for what in ("damaged", "unread"):
+            kinds[what] += sum(len(n.names) or 1 for n in getattr(self, what))
+        counts = ", ".join(f"{n} {SUMS.get(k, k)}" for k, n in kinds.items() if n)
+        word = "the same"
         if not self.same:
             word = "different" if self.damaged or self._differs else "not known to be the same"
-        return f"{word}: {many(self.equal, 'tensor')} equal" + (f"; {counts}" if counts else "")
+        equal = f"{many(self.equal + len(cast), 'tensor')} equal" + " within the tolerance" * (not exact)
+        if cast:
+            dtypes = {f"{a.dtype} in A and {b.dtype} in B" for a, b in cast if a and b}
+            some = f"{len(cast)} of them " if self.equal else "all " * (len(cast) > 1)
+            equal += f", {some}{dtypes.pop() if len(dtypes) == 1 else 'of another dtype in B'}"
+        return f"{word}: {equal}" + (f"; {counts}" if counts else "")
 
 
 def _norm(t: Tensor, sources: Sources) -> float:
