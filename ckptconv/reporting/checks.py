@@ -186,11 +186,11 @@ def _flat(p: Picture) -> Iterator[Finding]:
 
 
 def _spikes(pictures: Sequence[Picture], times: float | None) -> Iterator[Finding]:
-    series = defaultdict[tuple[str, str], list[Picture]](list)
+    series = defaultdict[Any, list[Picture]](list)  # with as many axes: convolutions and norms may alternate
     for p, place in zip(pictures, places([p.tensor for p in pictures]), strict=True):
         t = p.tensor
-        if place.stack and not t.role and t.dtype.kind == "f" and t.count > 1:
-            series[place.stack, place.part].append(p)
+        if place.layer >= 0 and not t.role and t.dtype.kind == "f" and t.count > 1:
+            series[place.stack, place.part, len(t.shape)].append(p)
     for alike in series.values():
         varied = [(p.tensor, p.stats.std) for p in alike if p.stats.std]
         still = [p for p in alike if p.stats.std == 0]

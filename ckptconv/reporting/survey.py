@@ -1,7 +1,8 @@
 """Collect the data of a report as compact JSON columns: a row is an index into every list.
 
 names  dtype  shape  role  bytes  count      by tensor; dtype, shape and role are indices into tables
-kind  stack  layer  part                     where a tensor belongs, by its name (places.py); layer -1 is in no stack
+kind  stack  layer  part                     where a tensor belongs, by its name; in no stack, the layer is -1, the
+                                             stack its module, and there is no part
 min max mean std zeros nan inf               null if values are not read
 bins                                         32 counts as base64 bytes, the largest is 255
 clip    {row: [low, high, below, above]}     of histograms that do not span all values
@@ -89,7 +90,7 @@ def survey(
         ("shape", [list(t.shape) for t in tensors]),
         ("role", [role(t) for t in tensors]),
         ("stack", [p.stack for p in belong]),
-        ("part", [p.part if p.stack else "" for p in belong]),
+        ("part", [p.part * (p.layer >= 0) for p in belong]),
     ):
         out[key + "s"], out[key] = _coded(column)
     if not values:

@@ -16,14 +16,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from filecmp import cmp
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..dtypes import NO_ZERO, SATURATES
 from ..errors import VerifyError
-from ..messages import fold, listing, many
+from ..messages import many
 from ..moves.cast import BLOCK, numbers
 from ..moves.copy import Array
 from ..moves.read import each, hash_tensor, read_strings, windows
@@ -33,6 +33,7 @@ from .readback import listed, unlike
 
 Outputs = Mapping[str, Sequence[Array]]  # by submodule ('' is the whole), in the order in which they finished
 WINDOW = 2**20  # elements of a window; two tensors are read in parallel
+WORDS = 8  # at the ends of names, which tell equal tensors apart
 NO_SIGN = (NO_ZERO, SATURATES)  # floats whose top bit of a byte is not a sign: their steps are not counted
 
 
@@ -59,7 +60,7 @@ def side_by_side(a: Tensor, b: Tensor, sources: Sources, count: int) -> Iterator
 
 
 def _index(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.unravel_index(flat, shape)) if shape else ()
+    return tuple(map(int, np.unravel_index(flat, shape)))
 
 
 def compare(a: Tensor, b: Tensor, tolerance: Tolerance, sources: Sources) -> Values | None:
@@ -207,17 +208,24 @@ def _pair(a: Tensor, b: Tensor, tolerance: Tolerance | None, sources: Sources) -
 
 
 def _renamed(a: Mapping[str, Tensor], b: Mapping[str, Tensor], workers: int) -> Iterator[tuple[str, str]]:
-    """Pairs of names with equal content; a tensor is read only if the other side has one of its dtype and shape."""
+    """Pairs of names with equal content, those first that end in the same words.
+
+    A tensor is read only if the other side has one of its dtype and shape.
+    """
     kinds = {(t.dtype, t.shape) for t in a.values()} & {(t.dtype, t.shape) for t in b.values()}
-    groups: list[dict[str, list[str]]] = []
+    hashes = list[dict[str, str]]()
     for side in (a, b):
         rows = [t for t in side.values() if (t.dtype, t.shape) in kinds]
-        by_hash = defaultdict(list)
-        for t, digest in zip(rows, each(rows, hash_tensor, workers), strict=True):
-            by_hash[digest].append(t.name)
-        groups.append(by_hash)
-    for digest, names in groups[0].items():
-        yield from zip(names, groups[1].get(digest, ()), strict=False)
+        hashes.append(dict(zip((t.name for t in rows), each(rows, hash_tensor, workers), strict=True)))
+    for words in range(WORDS, -1, -1):
+        ends = [defaultdict[Any, list[str]](list) for _ in hashes]
+        for k, known in enumerate(hashes):
+            for n, digest in known.items():
+                ends[k][(digest, *f".{n}".replace("/", ".").rsplit(".", words)[1:])].append(n)
+        for end, names in ends[0].items():
+            for one, other in zip(names, ends[1][end], strict=False):
+                yield one, other
+                del hashes[0][one], hashes[1][other]
 
 
 # --- the output -------------------------------------------------------------------------------------------------
@@ -227,21 +235,14 @@ def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -
     """Raise VerifyError unless `got` holds the expected tensors, bit for bit, and no others."""
     wrong = unlike(expected.tensors, got)
     wrong |= {n: "not expected" for n in got if n not in expected}
+    pairs = [] if wrong else [(t, got[n]) for n, t in expected.items()]
+    differences = each(pairs, lambda pair, s: first_difference(*pair, s), workers)
+    for (t, _), index in zip(pairs, differences, strict=True):
+        if index is not None:
+            wrong[t.name] = f"its values differ, first at {list(index)}"
     if wrong:
         text = f"differs from what the conversion gives in {many(len(wrong), 'tensor')}:\n{listed(wrong)}"
         raise VerifyError(text, url=url)
-    pairs = [(t, got[n]) for n, t in expected.items()]
-    differences = each(pairs, lambda pair, s: first_difference(*pair, s), workers)
-    bad = [(t.name, index) for (t, _), index in zip(pairs, differences, strict=True) if index is not None]
-    if bad:
-        name, index = bad[0]
-        also = f":\n{listing(map(str, fold(n for n, _ in bad)))}" if len(bad) > 1 else ""
-        first = f"at index {list(index)}" if index else "in its value"
-        raise VerifyError(
-            f"differs from what the conversion gives, {first}; differing: {len(bad)} of "
-            f"{many(len(pairs), 'tensor')}{also}",
-            url=url, tensor=name,
-        )  # fmt: skip
 
 
 # --- What two checkpoints have that a comparison of their tensors does not see ---
@@ -307,8 +308,7 @@ class Comparison:
         """One line: the largest difference, or the first submodule that differs."""
         worst = max((s.difference for s in self.steps), default=0.0)
         if self.first is None:
-            count = f"{len(self.steps)} output{'s' * (len(self.steps) != 1)}"
-            return f"the same: {count}, the largest difference is {worst:.3g}"
+            return f"the same: {many(len(self.steps), 'output')}, the largest difference is {worst:.3g}"
         name = self.first.name or "(the whole module)"
         before = [s for s in self.steps if s.same][-1:]
         after = f"; {before[0].name} before it is the same" if before and before[0].name else ""

@@ -140,7 +140,7 @@ class Diff(Told):
     def by(self, what: By, *, workers: int = 1) -> list[Group]:
         """Sum the changes by layer, by part of the layers (of all layers together), or by kind (attention, norms ...).
 
-        Names tell where a tensor belongs; what is in no layer is summed by its kind, optimizer slots and state by
+        Names tell where a tensor belongs; modules in no layer stand beside the layers, optimizer slots and state by
         themselves. Tensors that only one side has, or that have another shape, are in no sum. Tensors that did not
         change are read for their norms, in `workers` threads. The largest change comes first.
         """
@@ -164,7 +164,7 @@ class Diff(Told):
 
     @property
     def _differs(self) -> bool:
-        return any(p.kind != "dtype" or p.values is not None or self.tolerance.exact for p in self.pairs)
+        return any(self.tolerance.exact or not _is_cast(p) for p in self.pairs)
 
     def __bool__(self) -> bool:
         """Refuse: `assert diff(a, b)` would always hold."""
@@ -228,20 +228,20 @@ class Diff(Told):
     def sum(self) -> str:
         """One line: whether the checkpoints are the same, and how many tensors are equal or differ in each way."""
         exact = self.tolerance.exact
-        cast = [(p.a, p.b) for p in self.pairs if _is_cast(p) and not exact]
-        kinds = Counter[str](p.kind for p in self.pairs if exact or not _is_cast(p))
+        cast = [
+            f"{p.a.dtype} in A and {p.b.dtype} in B" for p in self.pairs if p.a and p.b and _is_cast(p) and not exact
+        ]
+        kinds = Counter[str](p.kind for p in self.pairs)
+        kinds["dtype"] -= len(cast)
         for what in ("damaged", "unread"):
             kinds[what] += sum(len(n.names) or 1 for n in getattr(self, what))
         counts = ", ".join(f"{n} {SUMS.get(k, k)}" for k, n in kinds.items() if n)
-        word = "the same"
-        if not self.same:
-            word = "different" if self.damaged or self._differs else "not known to be the same"
+        unlike = "different" if self.damaged or self._differs else "not known to be the same"
         equal = f"{many(self.equal + len(cast), 'tensor')} equal" + " within the tolerance" * (not exact)
         if cast:
-            dtypes = {f"{a.dtype} in A and {b.dtype} in B" for a, b in cast if a and b}
             some = f"{len(cast)} of them " if self.equal else "all " * (len(cast) > 1)
-            equal += f", {some}{dtypes.pop() if len(dtypes) == 1 else 'of another dtype in B'}"
-        return f"{word}: {equal}" + (f"; {counts}" if counts else "")
+            equal += f", {some}{', '.join(sorted({*cast}))}"
+        return f"{'the same' if self.same else unlike}: {equal}" + (f"; {counts}" if counts else "")
 
 
 def _norm(t: Tensor, sources: Sources) -> float:
@@ -253,7 +253,7 @@ def _norm(t: Tensor, sources: Sources) -> float:
 
 
 def _group(place: Place, what: By) -> str:
-    if place.kind == STATE or what == "kind" or not place.stack:
+    if place.kind == STATE or what == "kind":
         return place.kind
     return place.part if what == "part" else place.stack.replace("*", str(place.layer))
 
@@ -340,7 +340,10 @@ PART_KINDS = (*_MEANINGS, OTHER, STATE)
 
 
 class Place(NamedTuple):
-    """stack: what names of a stack begin with, * for the layer; empty for a tensor that is in no stack (layer -1)."""
+    """stack: what names of a stack begin with, * for the layer.
+
+    Of a tensor that is in no stack, whose layer is -1, it is its module, and the part is its name.
+    """
 
     stack: str
     layer: int
@@ -365,7 +368,7 @@ def places(tensors: Iterable[Tensor]) -> list[Place]:
 def _place(words: Sequence[str], at: int, t: Tensor) -> Place:
     kind = STATE if t.role else _kind("0".join(words[::2]))  # numbers do not tell a kind
     if not at:
-        return Place("", -1, t.name, kind)
+        return Place(re.sub(r"[/.][^/.]*$", "", t.name), -1, t.name, kind)
     return Place("".join(words[:at]) + "*", int(words[at]), "".join(words[at + 1 :]).lstrip(_EDGES) or "value", kind)
 
 

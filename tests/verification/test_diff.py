@@ -143,14 +143,14 @@ def test_changes_are_summed_as_if_a_group_were_one_tensor() -> None:
     b = layered({"enc.layer.1.attn.query.weight": 1.5, "enc.layer.1.norm.weight": 1.1, "embed.weight": 1.01})
     found = compare.diff(checkpoint(**a), checkpoint(**b))
     names = {
-        "layer": {"enc.layer.0": ["enc.layer.0"], "enc.layer.1": ["enc.layer.1"]},
-        "part": {"attn.query.weight": ["attn.query"], "norm.weight": ["norm"]},
-        "kind": {"attention": ["attn"], "norms": ["norm"]},
+        "layer": {"enc.layer.0": ["enc.layer.0"], "enc.layer.1": ["enc.layer.1"], "embed": ["embed"]},
+        "part": {"attn.query.weight": ["attn.query"], "norm.weight": ["norm"], "embed.weight": ["embed"]},
+        "kind": {"attention": ["attn"], "norms": ["norm"], "embeddings": ["embed"]},
     }
     for by, groups in names.items():
         got = {g.name: g for g in found.by(by)}  # type: ignore[arg-type]
         assert next(iter(got)) == {"layer": "enc.layer.1", "part": "attn.query.weight", "kind": "attention"}[by]
-        for name, words in {**groups, "embeddings": ["embed"]}.items():
+        for name, words in groups.items():
             of = [n for n in a if any(w in n for w in words)]
             norm, apart = (
                 math.sqrt(sum(float(np.square(x.astype("f8")).sum()) for x in xs))
@@ -187,6 +187,10 @@ def test_equal_tensors_under_new_names_pair_off_once_each() -> None:
     zero = np.zeros(4)
     found = compare.diff(checkpoint(a=zero, b=zero, c=zero), checkpoint(x=zero, y=zero))
     assert [p.kind for p in found.pairs] == ["renamed", "renamed", "only_a"]
+    names = ("fc1.bias", "fc2.bias", "bn.running_mean", "out.0.bias")
+    wrapped, spare = {f"module.{n}": zero for n in names}, {"aux.bias": zero}
+    found = compare.diff(checkpoint(**spare, **wrapped), checkpoint(**dict.fromkeys(reversed(names), zero)))
+    assert [(p.name, p.b and p.b.name) for p in found.pairs] == [("aux.bias", None), *zip(wrapped, names, strict=True)]
 
 
 def test_dtype_alone_counts_only_without_tolerance() -> None:
@@ -235,8 +239,8 @@ def test_verify_names_the_first_tensor_and_index(cli: Run, tmp_path: Path) -> No
     ckptconv.save(changed, tmp_path / "b.safetensors")
     done = cli("verify", "a.ckpt", "b.safetensors")
     assert done.returncode == 7
-    assert "layer_1/kernel: differs" in done.stderr
-    assert "[1, 2]; differing: 2 of 3" in done.stderr
+    assert "layer_1/kernel: its values differ, first at [1, 2]" in done.stderr
+    assert "layer_2/kernel: its values differ, first at [0, 0]" in done.stderr
     ckptconv.save({**layers(), "more": np.ones(1)}, tmp_path / "c.npz")
     assert "more: not expected" in cli("verify", "a.ckpt", "c.npz").stderr
 

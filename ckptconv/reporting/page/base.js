@@ -84,7 +84,8 @@ const rank = (i) => {
   const change = measure("change", i) ?? (measure("max_abs", i) > 0 ? 1e100 : null);
   return change !== null ? change : { shape: -1, dtype: -2, only_b: -3, only_a: -4, values: 1e200, renamed: -5 }[kind] ?? -6;
 };
-const layer_of = (i) => (data.layer[i] < 0 ? "" : data.stacks[data.stack[i]].replace("*", data.layer[i]));
+const STATE = data.kinds.at(-1);
+const layer_of = (i) => data.stacks[data.stack[i]].replace("*", data.layer[i]); // of what is in no stack, its module
 const origin = (i) => (compared ? compared.rows[i][1].map((s) => s[0]).join(", ") : "");
 
 // --- the tree of scopes ---

@@ -29,7 +29,7 @@ const draw_conversion = () => { // what was done and what was lost, in a few lin
 };
 const RANKED = 8; // before all are asked for
 const RANKINGS = { tensor: "Tensors", layer: "Layers", part: "Parts", kind: "Kinds" };
-const group_of = (i, by) => (by === "kind" || data.layer[i] < 0 || data.roles[data.role[i]] ? data.kinds[data.kind[i]] : by === "part" ? data.parts[data.part[i]] : layer_of(i));
+const group_of = (i, by) => (by === "kind" || data.kinds[data.kind[i]] === STATE ? data.kinds[data.kind[i]] : by === "layer" ? layer_of(i) : data.layer[i] < 0 ? data.names[i] : data.parts[data.part[i]]);
 const norm_of = (i) => { // what did not change has its norm in its statistics
   const squares = (data.count[i] - data.nan[i] - data.inf[i]) * (data.mean[i] ** 2 + data.std[i] ** 2);
   return measure("norm", i) ?? (Number.isFinite(squares) ? Math.sqrt(squares) : 0);
@@ -50,7 +50,7 @@ const sums_of = (by) => { // as if all tensors of a group were one; in the order
 const ranked_tensors = () => data.names.map((_, i) => i).filter((i) => changed(i) && rank(i) > 0).sort((a, b) => rank(b) - rank(a)).map((i) => (
   { name: told_name(i), change: unpaired(i) ? null : measure("change", i) ?? (measure("norm", i) === 0 && measure("apart", i) ? Infinity : 0), unwell: measure("unpaired", i), abs: measure("max_abs", i), more: measure("cosine", i) !== null && measure("change", i) ? `cosine ${number(measure("cosine", i))}` : "", go: () => open_tensor(i) }));
 const ranked_sums = (by) => sums_of(by).filter((g) => g.changed).map((g) => ({ ...g, more: `${count(g.changed)} of ${many(g.rows.length, "tensor")}`, go: () => {
-  const kind = by === "kind" || data.layer[g.rows[0]] < 0;
+  const kind = by === "kind" || data.kinds[data.kind[g.rows[0]]] === STATE;
   look_at({ q: kind ? "" : g.name, show: "changed", kind: kind ? data.kind[g.rows[0]] : -1 });
 } }));
 let unfolded = false;

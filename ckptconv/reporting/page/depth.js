@@ -9,7 +9,7 @@ const series = () => {
   const by = new Map();
   for (let i = 0; i < rows; i++) {
     if (data.layer[i] < 0 || data.roles[data.role[i]] || !here(i)) continue;
-    const key = `${data.stack[i]} ${data.part[i]}`;
+    const key = `${data.stack[i]} ${data.part[i]} ${data.shapes[data.shape[i]].length}`; // convolutions and norms may alternate
     put(by, key, i);
   }
   const size = (list) => list.reduce((s, i) => s + data.count[i], 0);

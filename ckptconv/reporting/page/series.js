@@ -9,12 +9,12 @@ const short_urls = (() => {
   while (k < least && same(k)) k++;
   return cut.map((c) => (c[c.length - k] || c.join("/")).replace(/\.(safetensors|pth?|ckpt|bin|npz|h5|hdf5|keras|index)$/, "")).map((n) => (n.length > 18 ? `…${n.slice(-17)}` : n));
 })();
-const movement = () => { // layers, and what is in none by its kind: squares are summed, as if a layer were one tensor
+const movement = () => { // layers, and modules that are in none: squares are summed, as if a layer were one tensor
   const groups = new Map(), key = state.moves, first = key === "drift";
   for (let i = 0; i < rows; i++) {
     const norm = along.norm[i], gap = along[key][i];
     if (!norm || data.roles[data.role[i]]) continue;
-    const layer = data.layer[i], name = layer_of(i) || data.kinds[data.kind[i]];
+    const layer = data.layer[i], name = layer_of(i);
     const group = groups.get(name) || groups.set(name, { name, stack: layer < 0 ? -1 : data.stack[i], layer, gap: gap.map(() => 0), base: gap.map(() => 0), lost: gap.map(() => false), rows: [] }).get(name);
     group.rows.push(i);
     gap.forEach((x, k) => {
