@@ -61,13 +61,13 @@ def check_tiling(name: str, shape: tuple[int, ...], tiles: Sequence[Tile], url: 
 
 
 def joined(name: str, shape: tuple[int, ...], pieces: Sequence[tuple[Tensor, tuple[int, ...]]], url: str) -> Tensor:
-    """One tensor of pieces of a dtype, each with the index of its first element; they must tile it."""
+    """One tensor of pieces, each with the index of its first element; they must tile it."""
+    steps, first = c_strides(shape), pieces[0][0]
     for t, start in pieces:
-        if {len(start), len(t.shape)} != {len(shape)} or min(start, default=0) < 0:
-            what = f"a chunk at {list(start)} of size {list(t.shape)} is not part of it"
+        if t.dtype != first.dtype or {len(start), len(t.shape)} != {len(shape)} or min(start, default=0) < 0:
+            what = f"its chunk at {list(start)} is {t.dtype}{list(t.shape)}, not a part of {first.dtype}{list(shape)}"
             raise CorruptCheckpoint(what, url=url, tensor=name)
     check_tiling(name, shape, [Tile(start, t.shape) for t, start in pieces], url)
-    steps, first = c_strides(shape), pieces[0][0]
     if not prod(shape):
         return contiguous(name, first.dtype, shape, first.parts[0].data)
     parts = (

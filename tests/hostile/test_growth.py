@@ -17,7 +17,7 @@ import growth
 import numpy as np
 import pytest
 import tf_tables
-from kit import legacy
+from kit import FIXTURES, legacy, process
 
 from ckptconv.formats.table import TABLE
 from ckptconv.formats.tensorflow import messages_pb2 as pb, table
@@ -283,6 +283,21 @@ def ranks(folder: Path, n: int) -> Path:
     return folder
 
 
+def parts(kind: str) -> growth.Make:
+    """What two ranks hold of the tensors of many models."""
+
+    def make(folder: Path, n: int) -> Path:
+        torch = pytest.importorskip("torch")
+        for rank in range(2):
+            name = f"model_world_size_2_rank_{rank}.pt"
+            with process(rank):
+                held = [torch.load(FIXTURES / "torch/ranks" / kind / name, weights_only=False) for _ in range(50 * n)]
+                torch.save(held, folder / name)
+        return folder
+
+    return make
+
+
 def megatron(folder: Path, n: int) -> Path:
     torch = pytest.importorskip("torch")
     for name in ("00_000", "00_001", "01_000", "01_001"):
@@ -358,6 +373,8 @@ CASES: dict[str, tuple[growth.Make, str]] = {
     "tf-graph: scopes": (file("x.pb", graph_scopes), "tf-graph"),
     "dcp: chunks": (dcp, "dcp"),
     "ranks: tensors": (ranks, "ranks"),
+    "ranks: parts of DTensors": (parts("fsdp2"), "ranks"),
+    "ranks: parts of ShardedTensors": (parts("fsdp1"), "ranks"),
     "megatron: tensors": (megatron, "megatron"),
     "deepspeed: tensors": (zero, "deepspeed"),
     "deepspeed: files": (universal, "deepspeed"),

@@ -151,6 +151,8 @@ CASES: dict[str, tuple[growth.Make, growth.Work]] = {
     "convert, slices of three tables": (growth.v1_slices, ("convert", "{p}", "-o", "{o}.npz")),
     "verify, views": (views, ("verify", "{p}")),
     "convert, deflated views": (deflated_views, ("convert", "{p}", "-o", "{o}.safetensors", "--max-memory", "16MB")),
+    "convert --to dcp": (flat, ("convert", "{p}", "-o", "{o}", "--to", "dcp")),
+    "convert --to ranks": (named("rank_{}.w"), ("convert", "{p}", "-o", "{o}", "--to", "ranks")),
     "convert, ties": (tied, ("convert", "{p}", "-o", "{o}.pt")),
     "converters lint, rules for the same names": (rules_of(conditional, 250), ("converters", "lint", "{p}")),
     "report": (flat, ("report", "{p}", "-o", "{o}.html")),

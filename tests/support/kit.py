@@ -77,6 +77,19 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 @contextmanager
+def process(rank: int, world: int = 2) -> Iterator[None]:
+    """Be one process of torch among several; nothing is sent."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
 def refused(words: str = "") -> Iterator[None]:
     """Expect an error whose message the format gives itself: the last net would turn any exception into one."""
     with pytest.raises(CkptError, match=words or None) as caught:

@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from math import prod
 from typing import Any
 
 from ...checkpoint import Checkpoint, Note, Tensor
@@ -98,7 +99,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     if count == 1:
         return open_checkpoint(urls[0], how)
     read = [_read(path, rank, how) for rank, path in enumerate(urls)]
-    parts = {leaf.name for leaf in read[0][0] if _is_part(leaf)}
+    parts = {leaf.name for leaves, _, _ in read for leaf in leaves if _is_part(leaf)}
     if not parts:
         each = [{x.name: x for x in of if r == 0 or type(x.value) in TENSORS} for r, (of, _, _) in enumerate(read)]
         leaves = [
@@ -110,7 +111,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         text = f"tensors of {many(count, 'rank')} stay apart, as rank_0.NAME and so on; your own rules can join them"
         note = Note("assumed", text)
         return gather(leaves, read[0][1], how, urls, "ranks", [note], whole=True)
-    leaves = list(_joined(read, urls))
+    leaves = list(_joined(read, urls, parts))
     note = Note("assumed", f"joined from {many(count, 'rank')}; what is not cut is rank 0's")
     return gather(leaves, read[0][1], how, urls, "ranks", [note])
 
@@ -139,10 +140,8 @@ def _of_shards(url: str, shards: Sequence[str], how: Reading) -> Checkpoint:
         pieces.pop(name, None)  # the part in another shard may be of a shape that is read
     tensors = dict[str, Tensor]()
     for name, parts in pieces.items():
-        if len({(t.dtype, len(t.shape)) for t, _ in parts}) > 1:
-            raise CorruptCheckpoint("its parts have different dtypes or numbers of axes", url=url, tensor=name)
         ends = ([a + n for a, n in zip(start, t.shape, strict=True)] for t, start in parts)
-        shape = tuple(map(max, zip(*ends, strict=True)))
+        shape = tuple(map(max, zip(*ends, strict=False)))  # `joined` refuses other numbers of axes
         checked_count(shape, url=url, tensor=name)
         tensors[name] = joined(name, shape, parts, url)
     text = f"joined from {many(len(urls), 'shard')} of a distributed run; one that is missing at the end shows nowhere"
@@ -176,13 +175,13 @@ def _is_part(leaf: Leaf) -> bool:
     return type(leaf.value) is View and leaf.value.torch == PART
 
 
-def _joined(read: list[Read], urls: Sequence[str]) -> Iterator[Leaf]:
+def _joined(read: list[Read], urls: Sequence[str], parts: Collection[str]) -> Iterator[Leaf]:
     others = [{leaf.name: leaf for leaf in leaves} for leaves, _, _ in read]
     for leaf in read[0][0]:
-        if not _is_part(leaf):
+        if leaf.name not in parts:
             yield leaf
             continue
-        pieces, empty, shape = dict[tuple[int, ...], Tensor](), list[Tensor](), leaf.value.shape
+        pieces, empty, shape = dict[tuple[int, ...], Tensor](), list[Tensor](), getattr(leaf.value, "shape", ())
         checked_count(shape, tensor=leaf.name)
         for url, by_name, (_, _, boxes) in zip(urls, others, read, strict=True):
             one = by_name.get(leaf.name)
@@ -195,8 +194,6 @@ def _joined(read: list[Read], urls: Sequence[str]) -> Iterator[Leaf]:
                     pieces.setdefault(start, tensor)  # replicas are the same
                 else:
                     empty.append(tensor)
-        if len({t.dtype for t in pieces.values()}) > 1:
-            raise CorruptCheckpoint("its parts have different dtypes", url=urls[0], tensor=leaf.name)
         every = [(t, start) for start, t in pieces.items()] or [(t, (0,) * len(shape)) for t in empty[:1]]
         if not every:
             raise CorruptCheckpoint("no rank has a part of it", tensor=leaf.name)
@@ -236,11 +233,12 @@ def _shard(shard: Any) -> Box:
 def _local(rank: int, shape: tuple[int, ...], state: Mapping[Any, Any]) -> Box:
     """What a DTensor's rank has of it, by its mesh and placements, which are applied in order."""
     mesh, placements = attribute(state.get("_spec"), "mesh"), attribute(state.get("_spec"), "placements")
-    sizes, strides, ranks = _mesh(mesh)
-    if type(placements) is not tuple or len(placements) != len(sizes) or rank not in ranks:
-        raise CorruptCheckpoint(f"has the placements {shown(placements)} on a mesh of {list(sizes)}")
+    axes, ranks = _mesh(mesh)
+    sizes = [prod(inner) for inner, _ in axes]
+    if type(placements) is not tuple or len(placements) != len(axes) or rank not in ranks:
+        raise CorruptCheckpoint(f"has the placements {shown(placements)} on a mesh of {sizes}")
     index, start, size = ranks.index(rank), [0] * len(shape), list(shape)
-    order = sorted(range(len(sizes)), key=lambda i: "_StridedShard" in _path(placements[i]))  # these are applied last
+    order = sorted(range(len(axes)), key=lambda i: "_StridedShard" in _path(placements[i]))  # these are applied last
     for i in order:
         path = _path(placements[i])
         if path.endswith("Replicate"):
@@ -248,8 +246,11 @@ def _local(rank: int, shape: tuple[int, ...], state: Mapping[Any, Any]) -> Box:
         axis = attribute(placements[i], "dim") if path.endswith("Shard") else None
         if type(axis) is not int or not 0 <= axis < len(shape):
             raise CorruptCheckpoint(f"is placed as {shown(placements[i])}, which is not read")
+        place = 0
+        for n, stride in zip(*axes[i], strict=True):
+            place = place * n + index // stride % n
         step = -(-size[axis] // sizes[i])
-        lo = min(size[axis], index // strides[i] % sizes[i] * step)
+        lo = min(size[axis], place * step)
         start[axis], size[axis] = start[axis] + lo, min(step, size[axis] - lo)
     return tuple(start), _view(state.get("_local_tensor"), size)
 
@@ -258,22 +259,18 @@ def _path(thing: Any) -> str:
     return thing.path if type(thing) is Inert else ""
 
 
-def _mesh(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The sizes of a mesh's axes, the steps from one rank to the next along each, and the ranks in order."""
+def _mesh(mesh: Any) -> tuple[list[tuple[tuple[int, ...], ...]], tuple[int, ...]]:
+    """Of each axis of a mesh the sizes and strides, several if others were made one, none if it is 1; and the ranks."""
     state = mesh.state if type(mesh) is Inert and type(mesh.state) in (dict, Ordered) else {}
     if "_layout" in state:
-        axes = attribute(mesh, "_layout", "axes")
-        flat = [(attribute(a, "shape"), attribute(a, "stride")) for a in axes]
-        if any(len(ints(n, "mesh")) != 1 or len(ints(s, "mesh")) != 1 for n, s in flat):
-            raise CorruptCheckpoint(f"lies on the mesh {shown(mesh)}, which is not read")
-        sizes, strides = tuple(n[0] for n, _ in flat), tuple(s[0] for _, s in flat)
-        ranks = ints(attribute(mesh, "_flatten_rank_map"), "mesh")
+        layouts, ranks = attribute(mesh, "_layout", "axes"), attribute(mesh, "_flatten_rank_map")
+        axes = [tuple(ints(attribute(layout, key), "mesh") for key in ("shape", "stride")) for layout in layouts]
     else:
-        sizes = _view(attribute(mesh, "mesh")).shape
-        strides, ranks = c_strides(sizes), ints(attribute(mesh, "_flatten_mesh_list"), "mesh")
-    if min((*sizes, *strides), default=1) < 1:
-        raise CorruptCheckpoint(f"lies on a mesh of {list(sizes)}")
-    return sizes, strides, ranks
+        sizes, ranks = _view(attribute(mesh, "mesh")).shape, attribute(mesh, "_flatten_mesh_list")
+        axes = [((n,), (stride,)) for n, stride in zip(sizes, c_strides(sizes), strict=True)]
+    if any(n < 1 for axis in axes for numbers in axis for n in numbers):
+        raise CorruptCheckpoint(f"lies on the mesh {axes}")
+    return axes, ints(ranks, "mesh")
 
 
 # --- writing --------------------------------------------------------------------------------------------------------

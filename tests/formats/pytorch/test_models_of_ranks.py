@@ -284,9 +284,12 @@ class Calls:
 
 
 TRACKER = "latest_checkpointed_iteration.txt"
-FIRST, LAST = (f"iter_0000100/mp_rank_{n}/model_optim_rng.pt" for n in ("00_000", "01_001"))
+FIRST, SECOND, LAST, EXPERT = (
+    f"iter_0000100/mp_rank_{n}/model_optim_rng.pt" for n in ("00_000", "00_001", "01_001", "00_000_001")
+)
 REFUSED: list[tuple[str, str, Any, str]] = [  # what is changed, in which file, and what is said
     ("", LAST, b"", "0 bytes"),
+    ("", EXPERT, b"", r"experts are cut as well, which is not read \(mp_rank_00_000_001\)"),
     ("", TRACKER, b"../x", r"names \.\./x, which is not there"),
     ("", TRACKER, b"200", "names 200, which is not there"),
     ("args", "tensor_model_parallel_size", 4, "files of 4 of 8 ranks; missing: mp_rank_{"),
@@ -300,18 +303,19 @@ REFUSED: list[tuple[str, str, Any, str]] = [  # what is changed, in which file, 
     ("model", "decoder.final_layernorm.weight", torch.ones(64), "not the equal copies"),
     ("model", "output_layer.weight", torch.ones(1, 64), "output_layer"),
     ("model", "embedding.word_embeddings.weight", torch.ones(1, 64), "do not have the same tensors"),
+    ("stage", "embedding.word_embeddings.weight", torch.ones(1, 64), "two stages of the pipeline have it"),
 ]
 
 
 @pytest.mark.parametrize(("entry", "key", "value", "said"), REFUSED)
 def test_refused(entry: str, key: str, value: Any, said: str, tmp_path: Path) -> None:
     save(tmp_path / "m", "llama", 2, 2)
-    path = tmp_path / "m" / ({"args": FIRST, "model": LAST}.get(entry) or key)
-    if entry:
-        held = torch.load(path, weights_only=False)
-        (vars(held["args"]) if entry == "args" else held["model"])[key] = value
-        torch.save(held, path)
-    else:
-        path.write_bytes(value)
+    for file in {"args": [FIRST], "model": [LAST], "stage": [LAST, SECOND]}.get(entry, [key]):
+        path = tmp_path / "m" / file
+        path.parent.mkdir(exist_ok=True)
+        held = torch.load(path, weights_only=False) if entry else value
+        if entry:
+            (vars(held["args"]) if entry == "args" else held["model"])[key] = value
+        torch.save(held, path) if entry else path.write_bytes(value)
     with pytest.raises(ckptconv.CkptError, match=said):
         ckptconv.convert(tmp_path / "m", tmp_path / "out.pt", converter="megatron-llama-ranks")

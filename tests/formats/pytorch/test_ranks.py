@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import FIXTURES
+from kit import FIXTURES, process
 from safetensors.numpy import save_file
 
 import ckptconv
@@ -29,20 +29,61 @@ def test_parts_are_joined(kind: str, tmp_path: Path) -> None:
         assert {n: a.tobytes() for n, a in got.items()} == {n: a.tobytes() for n, a in expected.items()}
 
 
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1, 3), (2, 2, 2)])
+def test_axes_of_a_mesh_that_are_one_or_were_several(shape: Sequence[int], tmp_path: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    whole, world = torch.randn(5, 7), math.prod(shape)
+    for rank in range(world):
+        with process(rank, world):
+            mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp", "cp")[: len(shape)])
+            mesh = mesh["dp", "cp"]._flatten("flat") if min(shape) > 1 else mesh
+            placed = [Shard(0), Replicate(), Shard(1)][: mesh.ndim]
+            (h, w), (i, j) = compute_local_shape_and_global_offset((5, 7), mesh, placed)
+            held = DTensor.from_local(whole[i : i + h, j : j + w].clone(), mesh, placed, shape=(5, 7), stride=(7, 1))
+            torch.save({"w": held}, tmp_path / f"x_rank_{rank}.pt")
+    assert ckptconv.open(tmp_path)["w"].numpy().tolist() == whole.tolist()
+
+
+W, ONES = "0.weight", {"0.weight": torch.ones(5, 7)}
+
+
 @pytest.mark.parametrize(
-    ("kind", "without", "said"),
+    ("kind", "ranks", "change", "said"),
     [
-        ("fsdp2", "rank_1", "1 of 2 ranks; missing: rank 1"),
-        ("hsdp", "rank_3", "3 of 4 ranks"),
+        ("fsdp2", [0], lambda held: vars(held[W]._spec).update(placements=(2,)), "is placed as 2, which is not read"),
+        ("fsdp2", [0], lambda held: vars(held[W]._spec).update(placements=()), "has the placements"),
+        ("fsdp2", [0], lambda held: vars(held[W].device_mesh._layout.axes[0]).update(shape=(0,)), "lies on the mesh"),
+        ("fsdp2", [0], lambda held: setattr(held[W], "_local_tensor", torch.ones(9)), "a part of a tensor is"),
+        ("fsdp2", [0], lambda held: held.update(ONES), "no part of the same tensor"),
+        ("fsdp2", [1], lambda held: held.update(ONES), "no part of the same tensor"),
+        ("fsdp2", [0], lambda held: held.pop(W), "other ranks have 0.weight, rank 0 has not"),
+        ("fsdp1", [0, 1], lambda held: held[W]._local_shards.clear(), "no rank has a part"),
     ],
 )
-def test_what_is_not_all_of_the_model(kind: str, without: str, said: str, tmp_path: Path) -> None:
+def test_parts_that_are_refused(kind: str, ranks: Any, change: Any, said: str, tmp_path: Path) -> None:
     folder = shutil.copytree(RANKS / kind, tmp_path / "m")
-    for path in list(folder.iterdir()):
-        if without in path.name:
-            path.unlink()
+    for rank in ranks:
+        path = folder / f"model_world_size_2_rank_{rank}.pt"
+        with process(rank):
+            held = torch.load(path, weights_only=False)
+            change(held)
+            torch.save(held, path)
     with pytest.raises(ckptconv.CorruptCheckpoint, match=said):
         ckptconv.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("rank", "name", "said"),
+    [(1, "x", "3 of 4 ranks; missing: rank 1"), (0, "x_rank_0_of_1.pt", "holds 2 sets of files")],
+)
+def test_what_is_not_all_of_the_model(rank: int, name: str, said: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(RANKS / "hsdp", tmp_path / "m")
+    (folder / f"model_world_size_4_rank_{rank}.pt").rename(folder / name)
+    with pytest.raises(ckptconv.CorruptCheckpoint, match=said):
+        ckptconv.open(folder, from_="ranks")
 
 
 def stack() -> Any:
@@ -136,8 +177,8 @@ def test_shards_are_joined(rows: int, columns: int, tmp_path: Path) -> None:
     [
         ((WHOLE[3:], [3, 0]), (1, 1), r"do not fill its shape \[4, 6\]"),
         ((WHOLE[1:], [1, 0]), (1, 1), r"its chunk at \[1, 0\] overlaps"),
-        ((WHOLE[2:].astype("f2"), [2, 0]), (1, 1), "different dtypes"),
-        ((np.ones(3, "f4"), [3]), (1, 1), "numbers of axes"),
+        ((WHOLE[2:].astype("f2"), [2, 0]), (1, 1), r"float16\[2, 6\], not a part of float32"),
+        ((np.ones(3, "f4"), [3]), (1, 1), "not a part of float32"),
         ((WHOLE[2:], [2]), (1, 1), "does not say where this begins"),
         ((WHOLE[2:], [2, -1]), (1, 1), "does not say where this begins"),
         ((WHOLE[2:], [2.0, 0]), (1, 1), "does not say where this begins"),
