@@ -32,17 +32,14 @@ def test_parts_are_joined(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(1, 2), (2, 1, 3), (2, 2, 2)])
 def test_axes_of_a_mesh_that_are_one_or_were_several(shape: Sequence[int], tmp_path: Path) -> None:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     whole, world = torch.randn(5, 7), math.prod(shape)
     for rank in range(world):
         with process(rank, world):
             mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp", "cp")[: len(shape)])
             mesh = mesh["dp", "cp"]._flatten("flat") if min(shape) > 1 else mesh
-            placed = [Shard(0), Replicate(), Shard(1)][: mesh.ndim]
-            (h, w), (i, j) = compute_local_shape_and_global_offset((5, 7), mesh, placed)
-            held = DTensor.from_local(whole[i : i + h, j : j + w].clone(), mesh, placed, shape=(5, 7), stride=(7, 1))
+            held = distribute_tensor(whole, mesh, [Shard(0), Replicate(), Shard(1)][: mesh.ndim], src_data_rank=None)
             torch.save({"w": held}, tmp_path / f"x_rank_{rank}.pt")
     assert ckptconv.open(tmp_path)["w"].numpy().tolist() == whole.tolist()
 
@@ -53,21 +50,21 @@ W, ONES = "0.weight", {"0.weight": torch.ones(5, 7)}
 @pytest.mark.parametrize(
     ("kind", "ranks", "change", "said"),
     [
-        ("fsdp2", [0], lambda held: vars(held[W]._spec).update(placements=(2,)), "is placed as 2, which is not read"),
-        ("fsdp2", [0], lambda held: vars(held[W]._spec).update(placements=()), "has the placements"),
-        ("fsdp2", [0], lambda held: vars(held[W].device_mesh._layout.axes[0]).update(shape=(0,)), "lies on the mesh"),
-        ("fsdp2", [0], lambda held: setattr(held[W], "_local_tensor", torch.ones(9)), "a part of a tensor is"),
-        ("fsdp2", [0], lambda held: held.update(ONES), "no part of the same tensor"),
-        ("fsdp2", [1], lambda held: held.update(ONES), "no part of the same tensor"),
-        ("fsdp2", [0], lambda held: held.pop(W), "other ranks have 0.weight, rank 0 has not"),
-        ("fsdp1", [0, 1], lambda held: held[W]._local_shards.clear(), "no rank has a part"),
+        ("fsdp2", "0", lambda held: vars(held[W]._spec).update(placements=(2,)), "is placed as 2, which is not read"),
+        ("fsdp2", "0", lambda held: vars(held[W]._spec).update(placements=()), "has the placements"),
+        ("fsdp2", "0", lambda held: vars(held[W].device_mesh._layout.axes[0]).update(shape=(0,)), "lies on the mesh"),
+        ("fsdp2", "0", lambda held: setattr(held[W], "_local_tensor", torch.ones(9)), "a part of a tensor is"),
+        ("fsdp2", "0", lambda held: held.update(ONES), "no part of the same tensor"),
+        ("fsdp2", "1", lambda held: held.update(ONES), "no part of the same tensor"),
+        ("fsdp2", "0", lambda held: held.pop(W), "other ranks have 0.weight, rank 0 has not"),
+        ("fsdp1", "01", lambda held: held[W]._local_shards.clear(), "no rank has a part"),
     ],
 )
-def test_parts_that_are_refused(kind: str, ranks: Any, change: Any, said: str, tmp_path: Path) -> None:
+def test_parts_that_are_refused(kind: str, ranks: str, change: Any, said: str, tmp_path: Path) -> None:
     folder = shutil.copytree(RANKS / kind, tmp_path / "m")
     for rank in ranks:
         path = folder / f"model_world_size_2_rank_{rank}.pt"
-        with process(rank):
+        with process(int(rank)):
             held = torch.load(path, weights_only=False)
             change(held)
             torch.save(held, path)
@@ -306,7 +303,6 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
         "are cut as well",
     ),
     "no count": (lambda f: optimizer(f, lambda d: d.update(partition_count="2")), "partition_count '2'"),
-    "a count of nothing": (lambda f: optimizer(f, lambda d: d.update(partition_count=[])), "partition_count"),
     "another folder": (lambda f: (f / "latest").write_text("../step9"), "not a folder beside it"),
     "a group too few": (lambda f: optimizer(f, lambda d: d[FLAT].pop()), FLAT),
     "a short group": (
