@@ -29,7 +29,7 @@ def test_parts_are_joined(kind: str, tmp_path: Path) -> None:
         assert {n: a.tobytes() for n, a in got.items()} == {n: a.tobytes() for n, a in expected.items()}
 
 
-@pytest.mark.parametrize("shape", [(1, 2), (2, 1, 3), (2, 2, 2)])
+@pytest.mark.parametrize("shape", [(2, 1, 3), (2, 2, 2)])
 def test_axes_of_a_mesh_that_are_one_or_were_several(shape: Sequence[int], tmp_path: Path) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -37,7 +37,7 @@ def test_axes_of_a_mesh_that_are_one_or_were_several(shape: Sequence[int], tmp_p
     whole, world = torch.randn(5, 7), math.prod(shape)
     for rank in range(world):
         with process(rank, world):
-            mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp", "cp")[: len(shape)])
+            mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp", "cp"))
             mesh = mesh["dp", "cp"]._flatten("flat") if min(shape) > 1 else mesh
             held = distribute_tensor(whole, mesh, [Shard(0), Replicate(), Shard(1)][: mesh.ndim], src_data_rank=None)
             torch.save({"w": held}, tmp_path / f"x_rank_{rank}.pt")
