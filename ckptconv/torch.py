@@ -21,7 +21,7 @@ except ImportError as e:
     raise MissingExtra("this needs torch; pip install 'ckptconv[torch]'") from e
 
 from .api.memory import blamed, built, imported
-from .api.options import CHANGE, SELECT, Source, parse_options, takes
+from .api.options import CHANGE, SELECT, Options, Source, takes
 from .api.reading import dated, list_of
 from .api.result import Loaded
 from .checkpoint import Checkpoint, Tensor
@@ -126,7 +126,7 @@ def _opened(
 
     own: the tensors of the module.
     """
-    how, several = parse_options({"weights_only": True} | given), list_of(source)
+    how, several = Options(**{"weights_only": True, **given}), list_of(source)
     kept = counters([own]) or any(map(passes.COUNTED.fullmatch, own))
     if not given and len(several) == 1 and kept:
         how = how.without("weights_only")  # `check` takes weights, and counters of the module itself

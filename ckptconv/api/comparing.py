@@ -14,7 +14,7 @@ from ..formats.keras import order
 from ..formats.own_metadata import OPTIONS
 from ..messages import brief, listing, printable
 from ..rules import names, passes
-from .options import CHANGE, SELECT, Options, Path, Source, departing, parse_options, path as text, takes
+from .options import CHANGE, SELECT, Options, Path, Source, departing, path as text, takes
 from .reading import changed, list_of, merged, opened, prepare, selected, whole
 from .result import Verified
 from .writing import MADE_WITH, holdable
@@ -54,7 +54,7 @@ def diff(
     """
     from ..verification import compare, difference
 
-    how = parse_options(given)
+    how = Options(**given)
     source, left, right = sides(a, b, how)
     found = compare.diff(left, right, difference.Tolerance(rtol, atol), workers=how.workers)
     told = [n._replace(text=f"in {side}: {n.text}") for side, c in (("A", left), ("B", right)) for n in c.notes]
@@ -123,7 +123,7 @@ def verify(
     from ..formats import own_metadata
     from ..verification import readback
 
-    how, many = parse_options(given), list_of(sources)
+    how, many = Options(**given), list_of(sources)
     if destination is not None:
         return _derived(many, text(destination), how)
     unused = [k for k in given if k in CHANGE or k == "skip_unrepresentable"]

@@ -66,7 +66,8 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # by how the type of a 
     "Sequence[Pair]": ("'old=new', several of them, or a dict {old: new}", lambda v: all(map(_is_pair, v))),
     "Sequence[str]": ("a text or several", lambda v: all(isinstance(one, str) and one for one in v)),
     "Mapping": ("a mapping of names, or texts 'NAME=VALUE'", lambda v: all(isinstance(k, str) for k in v)),
-    "Map": ("a function", callable),
+    "Map |": ("a function", callable),
+    "Progress": ("a function of (done, total), or True", lambda v: v is None or callable(v)),
     "": ("another kind of value", lambda v: True),
 }
 
@@ -79,11 +80,11 @@ def threads(value: Any) -> int:
 
 
 def size(value: int | float | str) -> int:
-    """Bytes of '5GB' (decimal), '512MiB' (binary), '1000', 1000 or 1e3."""
+    """Bytes of '5GB' (decimal), '512MiB' (binary), 1000 or 1e3; a text has a unit."""
     count = 0
     if not isinstance(value, str):
         count = int(value) if isinstance(value, float) and value.is_integer() else index(cast("Any", value))
-    elif m := re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kmgt]i?|)b?\s*", value.lower()):
+    elif m := re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kmgt]i?|(?=b))b?\s*", value.lower()):
         count = int(float(m[1]) * UNITS[m[2]])
     if count < 1 or isinstance(value, bool):
         raise UsageError(f"{value!r} is not a size; write it like 512MB, 5GB or 2GiB")
@@ -143,11 +144,7 @@ def names_code(text: str) -> bool:
 
 def bar(value: Any) -> Callable[[int, int], None] | None:
     """A function of bytes done and bytes in all: as given, or for True one that moves a bar."""
-    if callable(value) or value in (None, False):
-        return value or None
-    if value is True:
-        return _rich()
-    raise UsageError(f"progress is a function of (done, total), or True; not {value!r}")
+    return _rich() if value is True else value or None
 
 
 def _rich() -> Callable[[int, int], None]:
@@ -209,23 +206,6 @@ def option(default: Any, help: str, **how: Any) -> Any:
     """A field of `Options`."""
     known = {"help": help, **how}
     return field(default_factory=dict, metadata=known) if default == {} else field(default=default, metadata=known)
-
-
-def _made(known: Known, value: Any) -> Any:
-    """The value of an option, normalised; UsageError if it is not of the type that its field declares."""
-    what, of_kind = next(test for kind, test in KINDS.items() if known.kind.startswith(kind))
-    value = os.fspath(value) if known.kind.startswith("str") and is_path(value) else value
-    try:
-        made = known.clean(value) if known.clean else value
-        right = of_kind(made)
-    except UsageError:
-        raise
-    except (TypeError, ValueError, AttributeError):  # of what is no text, number or mapping at all
-        right = False
-    if not right:
-        alone = value[0] if isinstance(value, list) and len(value) == 1 else value
-        raise UsageError(f"{known.keyword}= takes {what}, not {brief(repr(alone), 100)}")
-    return bool(made) if known.kind.startswith("bool") else made  # numpy's are not JSON
 
 
 def synonym(word: str, allowed: Iterable[str]) -> str:
@@ -364,20 +344,36 @@ class Resources:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Options(Resources, Target, Change, Select):
     """All options of one call, normalised. None is the default of each; an empty text, as of an unset variable, is not.
 
-    Raises UsageError for a value that is none of its option.
+    Raises UsageError for a value that is not of the type that the field of its option declares. For a type checker a
+    function takes what people write (keywords.pyi), and this what that becomes.
     """
 
-    def __post_init__(self) -> None:
+    def __init__(self, **given: Any) -> None:
         for known in KNOWN.values():
-            value = getattr(self, known.keyword)
-            value = known.default if value is None else value
+            value = given.pop(known.keyword, None)
+            value = made = known.default if value is None else value
             if "" in (value if isinstance(value, list) else [value]):
                 raise UsageError(f"{known.keyword}='' is empty: give a value, or leave it out")
-            object.__setattr__(self, known.keyword, None if value is None else _made(known, value))
+            what, of_kind = next(test for kind, test in KINDS.items() if known.kind.startswith(kind))
+            try:
+                made = os.fspath(made) if known.kind.startswith("str") and is_path(made) else made
+                made = known.clean(made) if known.clean and made is not None else made
+                right = made is None or of_kind(made)
+            except UsageError:
+                raise
+            except (TypeError, ValueError, AttributeError):  # of what is no text, number or mapping at all
+                right = False
+            if not right:
+                alone = value[0] if isinstance(value, list) and len(value) == 1 else value
+                raise UsageError(f"{known.keyword}= takes {what}, not {brief(repr(alone), 100)}")
+            truth = known.kind.startswith("bool") and made is not None  # NumPy's is not JSON
+            vars(self)[known.keyword] = bool(made) if truth else made
+        if given:
+            raise TypeError(f"no options: {given}")
 
     @property
     def workers(self) -> int:
@@ -400,14 +396,6 @@ SELECT, CHANGE, TARGET, RESOURCES = (
 KNOWN = {
     f.name: Known(f.name, str(f.type), {} if f.default is MISSING else f.default, **f.metadata) for f in fields(Options)
 }
-
-
-def parse_options(given: Mapping[str, Any]) -> Options:
-    """The options that a function was given as keywords: `takes` has compared them with those that it has.
-
-    For a type checker a function takes what people write (keywords.pyi), and `Options` what that becomes.
-    """
-    return Options(**given)
 
 
 def departing(how: Options, *keywords: str) -> dict[str, Any]:

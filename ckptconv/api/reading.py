@@ -19,7 +19,7 @@ from ..moves.read import Opened, stamps_of
 from ..rules import names, passes
 from ..storage import files
 from .memory import gathered, live
-from .options import SELECT, Options, Path, Source, is_path, parse_options, path as text, takes
+from .options import SELECT, Options, Path, Source, is_path, path as text, takes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,7 +37,7 @@ def open(path: Path, **select: Unpack[SelectOptions]) -> Checkpoint:
     Raises StorageError (nothing is there, or it cannot be read), UnknownFormat, AmbiguousFormat, CorruptCheckpoint,
     UnsafeCheckpoint, MissingExtra (the format needs an optional package) and UsageError (options).
     """
-    how = parse_options(select)
+    how = Options(**select)
     with files.record_stamps() as stamps:
         found = whole(text(path), how)
     if found.hashes:

@@ -40,7 +40,6 @@ from .options import (
     Source,
     departing,
     is_path,
-    parse_options,
     path as text,
     takes,
 )
@@ -134,7 +133,7 @@ def dry_run(sources: Source | Sequence[Source], destination: Path, **given: Unpa
 
     Returns a Plan; print() shows it.
     """
-    how, many = parse_options(given), list_of(sources)
+    how, many = Options(**given), list_of(sources)
     checkpoint, stamps, how = _prepared(many, destination, how)
     plan = plan_for(checkpoint, destination, how, many)[0]
     return foretold(plan, stamps) if how.force else plan
@@ -153,7 +152,7 @@ def convert(sources: Source | Sequence[Source], destination: Path, **given: Unpa
     layouts, casts, or what the target cannot hold), VerifyError (hashes, reading back), MissingExtra (an optional
     package) and StorageError (the file system; an existing destination without `force`).
     """
-    how, many, began = parse_options(given), list_of(sources), time.monotonic()
+    how, many, began = Options(**given), list_of(sources), time.monotonic()
     if how.engine != "local":
         from ..engine import ray
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..api import comparing, reading, writing
 from ..api.comparing import VERIFY
-from ..api.options import CHANGE, RESOURCES, SELECT, Options, Path, parse_options, takes
+from ..api.options import CHANGE, RESOURCES, SELECT, Options, Path, takes
 from ..api.result import Report
 from ..engine import ray as ray_engine
 from ..errors import CkptError, CorruptCheckpoint, StorageError, UsageError
@@ -102,7 +102,7 @@ def zoo_plan(sources: Path | Sequence[Path], destination: Path, **given: Any) ->
 def _options(given: dict[str, Any]) -> ZooOptions:
     which = {f.name: given.pop(f.name) for f in fields(ZooOptions) if f.name in given}
     refuse_remote(ledger := os.fspath(which.pop("ledger", "")), "a ledger")
-    how = parse_options(given)
+    how = Options(**given)
     return ZooOptions(how.without(*RESOURCES), how, ledger=ledger, **which)
 
 

@@ -102,10 +102,10 @@ def serve(
     the whole matrix to single values. The server answers to this machine only, at an address with a random token, and
     changes nothing. Ctrl-C ends it.
     """
-    from ..api.options import parse_options
+    from ..api.options import Options
     from ..reporting.serve import Server, Shelf
 
-    shelf = Shelf(lambda: found(sources), parse_options(options), spelled)
+    shelf = Shelf(lambda: found(sources), Options(**options), spelled)
     try:
         started = Server(shelf, port)
     except OSError as e:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..api import reading
 from ..api.memory import imported, live
-from ..api.options import SELECT, Options, Path, Source, is_path, names_code, parse_options, takes
+from ..api.options import SELECT, Options, Path, Source, is_path, names_code, takes
 from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
 from ..errors import ConversionError, UnsafeCheckpoint, UsageError
@@ -144,7 +144,7 @@ def match(
     proposed, UsageError if a name leads to no module, StorageError if `destination` exists and `force` is not given,
     MissingExtra for a package that the search needs, and what `open` raises.
     """
-    how = parse_options(given)
+    how = Options(**given)
     path = os.fspath(destination or "")
     refuse_remote(path, "a rule file")
     if path and not path.endswith(".toml"):

@@ -26,7 +26,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ..api.comparing import sides, stripped
-from ..api.options import CHANGE, SELECT, Options, Path, Source, parse_options, path as text, takes
+from ..api.options import CHANGE, SELECT, Options, Path, Source, path as text, takes
 from ..api.reading import list_of, merged, prepare, url_of
 from ..errors import UsageError
 from ..formats.own_metadata import OPTIONS
@@ -100,7 +100,7 @@ def made(
 ) -> Page:
     """Write a report. command: the command line that the page shows; spell: how notes name options."""
     values = given.pop("values")
-    how = parse_options(given)
+    how = Options(**given)
     path = text(destination or default_name(_named(sources[-1])))
     refuse_remote(path, "a report")
     if not path.lower().endswith((".html", ".htm")):

@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..api import reading
-from ..api.options import SELECT, Source, parse_options, takes
+from ..api.options import SELECT, Options, Source, takes
 from ..api.reading import url_of
 from ..checkpoint import Checkpoint, Note, Tensor, counted, in_known, in_size as in_size, uncollected
 from ..errors import UsageError
@@ -143,7 +143,7 @@ def inspect(
 
     Returns an Inspection. Raises UsageError for an unknown `sort`, and what `open` raises.
     """
-    how = parse_options(given)
+    how = Options(**given)
     checkpoint = reading.opened(path, how)
     tensors = ordered(checkpoint.tensors.values(), sort) if sort else list(checkpoint.tensors.values())
     extra = _extra(tensors, stats, hash, how.workers)
@@ -223,7 +223,7 @@ def check(
     from ..api.comparing import sides
     from . import checks
 
-    how = parse_options(given)
+    how = Options(**given)
     checkpoint, other = (reading.opened(path, how), None) if reference is None else sides(path, reference, how)[1:]
     found = checks.check(checkpoint, checks.limits(limit), workers=how.workers, reference=other)
     return Checked(checkpoint, tuple(found))

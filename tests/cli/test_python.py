@@ -69,7 +69,7 @@ def test_progress_is_called_with_bytes(path: Path, tmp_path: Path, capsys: pytes
     assert calls[-1] == (1440, 1440)
     ckptconv.convert(path, tmp_path / "o.npz", progress=True)
     assert "1.4" in capsys.readouterr().err
-    with pytest.raises(ckptconv.UsageError, match="progress is a function"):
+    with pytest.raises(ckptconv.UsageError, match="progress= takes a function"):
         ckptconv.convert(path, tmp_path / "p.npz", progress="loud")
 
 

@@ -57,7 +57,7 @@ def test_torch_loads_a_training_state(flat: bool, tmp_path: Path) -> None:
     """Every tensor and number, and betas as a list: nothing that a strict load asks for is missing."""
     state = trained(flat)
     dcp.save(state, checkpoint_id=tmp_path / "a", no_dist=True)
-    done = ckptconv.convert(tmp_path / "a", tmp_path / "b", to="dcp", max_shard_size="100")
+    done = ckptconv.convert(tmp_path / "a", tmp_path / "b", to="dcp", max_shard_size=100)
     assert not [n for n in done.notes if n.kind == "skipped"]
     assert len(list((tmp_path / "b").glob("__0_*.distcp"))) > 3
     one, other = (ckptconv.open(tmp_path / n) for n in "ab")
