@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
@@ -100,8 +100,7 @@ def listing(names: Iterable[str], limit: int = 20) -> str:
     """Join names for a message, one per indented line; names beyond `limit` are counted."""
     items = list(names)
     lines = [f"  {printable(cut(n))}" for n in items[:limit]]
-    if len(items) > limit:
-        lines.append(f"  ... and {len(items) - limit:,} more")
+    lines += [f"  ... and {len(items) - limit:,} more"] * (len(items) > limit)
     return "\n".join(lines)
 
 
@@ -126,11 +125,6 @@ def paragraph(text: str) -> str:
     return "\n".join([*kept, *more])
 
 
-def paragraphs(texts: Iterable[str]) -> str:
-    """Join messages, each of which is safe to print by itself."""
-    return "\n".join(map(paragraph, texts))
-
-
 class Told(ABC):
     """What a verb returns: one line in the REPL; print() shows it as the command line does."""
 
@@ -143,7 +137,7 @@ class Told(ABC):
         return [self.sum()]
 
     def __str__(self) -> str:
-        return paragraphs(self.lines())
+        return "\n".join(map(paragraph, self.lines()))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {paragraph(self.sum())}>"
@@ -162,12 +156,11 @@ def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
     """
     from difflib import get_close_matches  # only a mistake needs it
 
-    bare, names = _bare(word)[:MAX_WORD], list(known)
-    bare_names = {n: _bare(n)[:MAX_WORD] for n in names}
+    bare, bare_names = _bare(word), {n: _bare(n) for n in known}
     spelt = get_close_matches(bare, dict.fromkeys(bare_names.values()), count, NEAR)
     inside = [p for p in dict.fromkeys(bare_names.values()) if len(bare) > 2 and bare in p]
-    wanted = list(dict.fromkeys([*sorted(inside, key=len), *spelt]))
-    return [n for w in wanted for n in names if bare_names[n] == w][:count]
+    wanted = dict.fromkeys([*sorted(inside, key=len), *spelt])
+    return [n for w in wanted for n in bare_names if bare_names[n] == w][:count]
 
 
 def did_you_mean(word: str, known: Iterable[str], plural: str = "", *, count: int = 1) -> str:
@@ -184,7 +177,7 @@ def did_you_mean(word: str, known: Iterable[str], plural: str = "", *, count: in
 
 
 def _bare(text: str) -> str:
-    return re.sub(r"[*?\[\]{}]", "", text).lower()
+    return re.sub(r"[*?\[\]{}]", "", text).lower()[:MAX_WORD]
 
 
 # --- numbers and tables -----------------------------------------------------------------------------------------
@@ -222,7 +215,12 @@ def in_digits(value: object) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str = "") -> Iterator[str]:
     """Lines of aligned columns; a column whose letter in `sides` is r is aligned right, and long cells are cut."""
-    cells = [row if _is_tame("".join(row)) else [printable(brief(cell, MAX_CELL)) for cell in row] for row in rows]
+    cells = [
+        row
+        if len(text := "".join(row)) <= MAX_CELL and is_visible(text)
+        else [printable(brief(cell, MAX_CELL)) for cell in row]
+        for row in rows
+    ]
     widths = widths_of(head, cells)
     marks = [">" if sides[i : i + 1] == "r" else "<" for i in range(len(head))]
     line = "  ".join(f"{{:{mark}{width}}}" for mark, width in zip(marks, widths, strict=True)).format
@@ -232,10 +230,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str = "") -
 def widths_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
     """The width of each column; without an iterator for each row, which a million rows would notice."""
     return [max(len(title), max(map(len, map(itemgetter(i), rows)), default=0)) for i, title in enumerate(head)]
-
-
-def _is_tame(text: str) -> bool:
-    return len(text) <= MAX_CELL and is_visible(text)
 
 
 # --- folding ----------------------------------------------------------------------------------------------------
@@ -267,6 +261,14 @@ def fold(names: Iterable[str]) -> list[Fold]:
     for name in names:
         groups.setdefault(_NUMBER.sub("\0", name), []).append(name)
     return [Fold(_folded(shape, found), tuple(found)) for shape, found in groups.items()]
+
+
+def reasons(wrong: Mapping[str, str]) -> str:
+    """A listing of names with the reason of each, folded by pattern."""
+    alike: dict[str, list[str]] = {}
+    for name, why in wrong.items():
+        alike.setdefault(" ".join(why.split()), []).append(name)  # a reason may be several lines
+    return listing(f"{line}: {why}" for why, names in alike.items() for line in fold(names))
 
 
 def _folded(shape: str, names: list[str]) -> str:

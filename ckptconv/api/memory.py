@@ -19,7 +19,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, Tensor, contiguous, held
 from ..errors import UsageError
-from ..messages import listing
+from ..messages import reasons
 from .options import is_path, names_code
 
 MAX_DEPTH = 100  # of mappings in mappings
@@ -54,8 +54,8 @@ def gathered(tensors: Any) -> Checkpoint:
         else:
             known[shared] = name
     if bad:
-        lines = listing(f"{name}: {why}" for name, why in bad.items())
-        raise UsageError(f"{len(bad)} of {len(found)} values are not arrays that a checkpoint can hold:\n{lines}")
+        text = f"{len(bad)} of {len(found)} values are not arrays that a checkpoint can hold"
+        raise UsageError(f"{text}:\n{reasons(bad)}")
     return Checkpoint(made, ties=tuple(map(tuple, ties.values())), format="memory")
 
 

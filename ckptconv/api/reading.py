@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .. import checkpoint
 from ..checkpoint import Checkpoint, Note
 from ..dtypes import dtype
-from ..errors import CorruptCheckpoint, UsageError, VerifyError
+from ..errors import CorruptCheckpoint, FormatError, UsageError, VerifyError
 from ..formats import complete, detect
 from ..formats.table import Reading
 from ..messages import listing, printable
@@ -76,7 +76,15 @@ def whole(url: str, how: Options, given: Collection[str] = ()) -> Checkpoint:
     given: the urls of all sources, which together can be the model.
     """
     refuse_nameless(url)
-    found = detect.open_checkpoint(url, Reading(how.opaque, how.keep_going, how.densify, how.partial), format=how.from_)
+    reading = Reading(how.opaque, how.keep_going, how.densify, how.partial)
+    try:
+        found = detect.open_checkpoint(url, reading, format=how.from_)
+    except FormatError as e:
+        with suppress(FormatError):
+            other = detect.detect(url).name
+            if how.from_ not in (None, other):
+                e.message = f"without from_= it is read as {other}; as {how.from_}: {e.message}"
+        raise
     lacks, sure = complete.missing(found, url, given)
     if sure and not how.partial:
         raise CorruptCheckpoint(f"{lacks}; partial=True goes on without", url=url)

@@ -21,7 +21,7 @@ from ..formats.keras import order
 from ..formats.own_metadata import OPTIONS, unhashed
 from ..formats.placement import Writer
 from ..formats.table import Format
-from ..messages import listing, redacted
+from ..messages import listing, reasons, redacted
 from ..moves.read import hash_tensor
 from ..moves.sources import Sources
 from ..output.destination import check_replaced, place
@@ -62,8 +62,7 @@ def holdable(checkpoint: Checkpoint, writer: Writer) -> Checkpoint:
     """Without what the target cannot hold; Unrepresentable if nothing is left."""
     whys = {n: why for n, t in checkpoint.items() if (why := writer.cannot_hold(t))}
     if whys and len(whys) == len(checkpoint):
-        all_of_them = listing(f"{n}: {why}" for n, why in whys.items())
-        raise Unrepresentable(f"skip_unrepresentable=True leaves nothing; take another format:\n{all_of_them}")
+        raise Unrepresentable(f"skip_unrepresentable=True leaves nothing; take another format:\n{reasons(whys)}")
     for why in sorted(set(whys.values())):
         checkpoint = passes.without(checkpoint, [n for n in whys if whys[n] == why], why)
     return checkpoint
@@ -94,7 +93,7 @@ def plan_for(
     else:
         placement = writer.place(checkpoint)
     if names := tuple(f"{old} -> {new}" for old, new in placement.renamed.items() if old != new):
-        note = Note("lossy", f"{row.title} keeps no name: the tensor is called like the file", names)
+        note = Note("lossy", "the file keeps no name: the tensor is called like it", names)
         checkpoint = replace(checkpoint, notes=(*checkpoint.notes, note))
     folder, _ = files.split(url.rstrip("/"))
     checkpoint = replace(checkpoint, notes=(*checkpoint.notes, *shared_notes(placement, folder)))

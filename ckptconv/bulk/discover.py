@@ -89,7 +89,7 @@ def discover(
 ) -> list[FoundCheckpoint]:  # fmt: skip
     """Find the checkpoints in files, folders and globs, sorted by name; StorageError if a source does not exist.
 
-    pattern (UsageError if nothing matches it), follow: as `zoo` describes them. skip: a folder that no glob
+    pattern (UsageError if it matches nothing), follow: as `zoo` describes them. skip: a folder that no glob
     matches. listed: gives the sorted names in a folder; the rows of a manifest share it.
     """
     found: list[FoundCheckpoint] = []
@@ -152,7 +152,7 @@ def _globbed(pattern: str, skip: str, follow: bool) -> list[FoundCheckpoint]:
     if ".." in parts:
         raise UsageError(f"{printable(redacted(pattern))}: a pattern goes down only, `..` comes before its wildcards")
     if not (found := list(_search(root or ".", "", skip, follow, parts))):
-        raise UsageError(f"nothing matches {printable(redacted(pattern))}")
+        raise MissingFile("no checkpoint matches", url=pattern)
     return found
 
 

@@ -31,6 +31,7 @@ from ..output.destination import place
 from ..output.staging import TEMPORARY
 from ..rules.library import load
 from ..storage import files
+from ..storage.faults import MissingFile
 from ..storage.lookups import current, once
 from ..storage.paths import file_name, inside
 from .discover import FoundCheckpoint, discover
@@ -149,8 +150,10 @@ def _conversions(sources: Sequence[str], folder: str, options: ZooOptions) -> It
     conversion(FoundCheckpoint("", "", "", ()), default)  # an error in the options concerns all
     plain = [s for s in sources if not is_manifest(s)]
     found = discover(plain, pattern, skip=folder, follow=options.follow_links) if plain else []
-    yield from (conversion(f, default) for f in found)
     rows = [row for s in sources if is_manifest(s) for row in read_manifest(s, options.settings)]
+    if not found and not rows:
+        raise MissingFile("no checkpoint was found", url=sources[0])
+    yield from (conversion(f, default) for f in found)
     listed = [(row, f) for row, f in zip(rows, _looked_up(rows), strict=True) if not pattern or f.matches(pattern)]
     if rows and not listed and not plain:
         raise UsageError(f"none of {many(len(rows), 'row')} matches pattern={pattern!r}")

@@ -29,7 +29,7 @@ from ..storage.lookups import session
 from ..storage.paths import refuse_remote
 from . import pool
 from .discover import FoundCheckpoint
-from .ledger import EntryState, Ledger, LedgerEntry
+from .ledger import EntryState, Ledger, LedgerEntry, Remark
 from .planning import Conversion, ZooOptions, content_hash, identity, ledger_name, plan, read_ledger
 from .summary import Summary, counted, remarks_of
 
@@ -201,6 +201,9 @@ def _make_folders(folder: str, todo: Sequence[Conversion]) -> None:
 # --- one checkpoint, in a worker or in tasks of an engine ---
 
 
+AGAIN = (Remark("hint", "converted again, since the source, the options or the output had changed", ""),)
+
+
 class WorkerConfig(NamedTuple):
     """The configuration of a worker, the same for all checkpoints; `processors` are for a large one."""
 
@@ -236,7 +239,8 @@ def work(
         proof = content_hash(files.join(folder, n) for n in names) if how.verify else ""
     return {
         "format": report.source_format, "tensors": report.tensors, "size": report.bytes, "written": tuple(sizes),
-        "seconds": time.monotonic() - began, "hash": digest, "proof": proof, "remarks": remarks_of(report),
+        "seconds": time.monotonic() - began, "hash": digest, "proof": proof,
+        "remarks": remarks_of(report) + AGAIN[: item.state == "changed"],
     }  # fmt: skip
 
 

@@ -129,8 +129,6 @@ class Summary(Told):
         if more := sum(len(some[MAX_CAUSES:]) for some in causes):
             lines.append(f"{more} more causes are in the ledger")
         total = self.done + self.skipped + len(self.failed) + self.planned
-        if not total:
-            lines.append("warning: no checkpoint was found")
         failed = f"{len(self.failed)} failed" + f", {self.damaged} damaged" * bool(self.damaged)
         if not self.ledgers:
             rate = self.done / max(self.seconds, 1e-9)

@@ -95,7 +95,7 @@ for verb, examples, one in (
     (match.match, match.EXAMPLES, "a proposal was made, but the two may not be the same model, or outputs differ"),
     (report.report, report.EXAMPLES, ""),
     (report.serve, report.SERVE_EXAMPLES, ""),
-    (zoo.zoo, zoo.EXAMPLES, "some conversions failed or left out damaged tensors, or no checkpoint was found"),
+    (zoo.zoo, zoo.EXAMPLES, "some conversions failed or left out damaged tensors"),
     (formats.formats, formats.EXAMPLES, ""),
 ):
     app.command(cls=options.Grouped, epilog=f"{examples}\n{exits(one)}")(verb)
@@ -224,7 +224,7 @@ def _run(argv: list[str]) -> None:
         if getattr(getattr(e, "param", None), "name", "") == "output" and e.ctx and e.ctx.params.get("sources"):
             raise suggestions.without_destination(e.ctx.params["sources"], e.ctx.info_name or "") from e
         where = e.ctx.command_path if e.ctx else "ckptconv"
-        what = e.format_message().rstrip(".")
+        what = e.format_message().rstrip(".").replace("Got unexpected extra argument(s)", "too many arguments:")
         raise UsageError(f"{what[:1].lower()}{what[1:]}; see `{where} --help`") from e
 
 

@@ -80,7 +80,7 @@ def zoo(
     except KeyboardInterrupt as e:  # with the status of the signal
         show.talk("interrupted; what is done is in the ledger; --resume continues with the rest")
         raise typer.Exit(e.args[0] if e.args else 130) from None
-    wrong = done.failed or done.damaged or not done.done + done.skipped
+    wrong = done.failed or done.damaged
     if as_json:
         show.as_json(done.to_json())
     elif wrong or not quiet:

@@ -302,7 +302,7 @@ def _missing_hint(seen: Seen) -> str:
     """A suggestion for a path that does not exist, as the end of a message."""
     url = seen.url
     if any(c in url for c in "*?["):
-        return "; `ckptconv zoo` takes globs, other verbs take paths"
+        return "; `ckptconv zoo` and `ckptconv serve` take globs, other verbs take paths"
     if is_remote(url) and re.search(r"\.(zip|tar|tgz|nemo|gz|bz2|xz)/", url):
         return "; members are read of archives on this machine: copy the archive here"
     if REPOSITORY.fullmatch(url):

@@ -106,7 +106,7 @@ def _open_folder(url: str, how: Reading) -> Checkpoint:
     whole = open_index(path, how) if path.endswith(shard_index.SUFFIX) else open_checkpoint(path, how)
     known = {first, *(split(u)[1] for u in whole.urls)}
     more = [n for n in others if n not in known]
-    return _noted(whole, f"{first} is read; give another file to read that one", more)
+    return _noted(whole, f"only {first} is read; name another file to read that", more)
 
 
 def open_index(url: str, how: Reading) -> Checkpoint:

@@ -243,6 +243,8 @@ def unheld(t: Tensor) -> str:
         return f"NumPy's files have no dtype {t.dtype}"
     if is_vast(t.shape) and not t.count:
         return "NumPy has no array of this shape, though it is empty"
+    if not is_text(t.name):
+        return "the name is not valid Unicode"
     return "NumPy's arrays have at most 64 axes" if len(t.shape) > MAX_AXES else ""
 
 
@@ -257,9 +259,8 @@ class NpyWriter:
     url: str
 
     def cannot_hold(self, tensor: Tensor) -> str:
-        if not is_text(tensor.name):
-            return "the name is not valid Unicode"
-        return "the name is too long for a file name" if len(quote(tensor.name, safe=_SAFE)) > 250 else unheld(tensor)
+        why = unheld(tensor)
+        return why or "the name is too long for a file name" * (len(quote(tensor.name, safe=_SAFE)) > 250)
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "a folder of .npy")

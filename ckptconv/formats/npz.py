@@ -24,7 +24,7 @@ from ..storage.checksum import combine, crc
 from ..storage.files import Reader, Seen, split
 from . import Located, own_metadata
 from .npy import MAX_HEAD, OBJECTS, SUFFIX, Head, collect, head_bytes, head_size, parse_head, unheld, unpickled
-from .placement import Patch, Placement, is_text, refuse_shards, refuse_unheld
+from .placement import Patch, Placement, refuse_shards, refuse_unheld
 from .table import Reading
 from .zip import (
     STORED,
@@ -128,9 +128,7 @@ class NpzWriter:
     def cannot_hold(self, tensor: Tensor) -> str:
         if "\0" in tensor.name:
             return "zip readers truncate names at a NUL"
-        if not is_text(tensor.name):
-            return "the name is not valid Unicode"
-        return "the name is too long" if len(tensor.name.encode()) > 65000 else unheld(tensor)
+        return unheld(tensor) or "the name is too long" * (len(tensor.name.encode()) > 65000)
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "npz")

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..errors import Unrepresentable, UsageError
-from ..messages import listing, many
+from ..messages import many, reasons
 from ..output.destination import OutputFile
 from ..storage.files import split
 
@@ -102,12 +102,10 @@ def is_text(name: str) -> bool:
 
 def refuse_unheld(writer: Writer, checkpoint: Checkpoint, title: str) -> None:
     """Raise Unrepresentable with every tensor that the format cannot hold, and the reasons."""
-    whys = [(name, writer.cannot_hold(tensor)) for name, tensor in checkpoint.tensors.items()]
-    bad = [f"{name}: {why}" for name, why in whys if why]
-    if bad:
+    if bad := {name: why for name, tensor in checkpoint.items() if (why := writer.cannot_hold(tensor))}:
         raise Unrepresentable(
-            f"{title} cannot hold {len(bad)} of {many(len(checkpoint), 'tensor')}; leave them out, as "
-            f"skip_unrepresentable=True does, or cast them, as dtype= does in a conversion:\n{listing(bad)}"
+            f"{title} cannot hold {len(bad)} of {many(len(checkpoint), 'tensor')}; skip_unrepresentable=True leaves "
+            f"them out, and dtype= casts floats to a dtype that it has:\n{reasons(bad)}"
         )
 
 

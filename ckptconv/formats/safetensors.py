@@ -99,7 +99,7 @@ def read(url: str, how: Reading) -> tuple[Checkpoint, dict[str, tuple[int, ...]]
                 skipped.append(name)
             else:
                 tensors[name] = contiguous(name, row, shape, Span(url, start + begin, end - begin))
-        _check_tiling(ranges, f.size - start, how)
+        _check_tiling(ranges, start, f.size, how)
     starts = dict[str, tuple[int, ...]]()
     with suppress(CkptError, AttributeError, KeyError, TypeError):  # another program's metadata
         info = parse_json(metadata[INFO].encode(errors="replace"), url)
@@ -163,8 +163,8 @@ def _entry(entry: Any) -> tuple[DType | None, tuple[int, ...], int, int]:
     return (row, (*shape[:-1], shape[-1] // 2), begin, end) if paired else (None, shape, begin, end)
 
 
-def _check_tiling(ranges: list[tuple[int, int, str]], size: int, how: Reading) -> None:
-    """Check that the sorted ranges cover the buffer from 0 to the end without holes and overlaps.
+def _check_tiling(ranges: list[tuple[int, int, str]], start: int, size: int, how: Reading) -> None:
+    """Check that the sorted ranges cover the buffer, from `start` to the end, without holes and overlaps.
 
     With `how.salvage`, ranges behind the end of the file are not an error here but when one of them is read.
     """
@@ -174,9 +174,13 @@ def _check_tiling(ranges: list[tuple[int, int, str]], size: int, how: Reading) -
             what = "overlaps the tensor before it" if begin < at else "leaves a hole before it"
             raise CorruptCheckpoint(f"begins at {begin} instead of {at}: it {what}", tensor=name)
         at = end
-    if at < size or (at > size and not how.salvage):
-        why = "truncated?" if at > size else "trailing bytes"
-        raise CorruptCheckpoint(f"the tensors end at byte {at} of the buffer, which has {size} ({why})")
+    end = start + at
+    if end < size:
+        raise CorruptCheckpoint(f"the tensors end at byte {end}, and the file at byte {size} (trailing bytes)")
+    if end > size and not how.salvage:
+        whole = sum(start + last <= size for _, last, _ in ranges)
+        text = f"is cut off at byte {size} of {end}; {whole} of {len(ranges)} tensors are whole"
+        raise CorruptCheckpoint(f"{text}, and keep_going=True takes these")
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

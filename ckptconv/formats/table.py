@@ -14,7 +14,7 @@ from ..storage.files import Seen, is_dir
 
 # Suffixes of files that are read, if at all, but never written, with the reason.
 UNWRITTEN = {
-    ".gguf": "they are of another program", ".ggml": "they are of another program",
+    ".gguf": "llama.cpp's convert_hf_to_gguf.py makes them of a Hugging Face folder",
     **dict.fromkeys(
         (".onnx", ".tflite", ".pte", ".mlmodel", ".mlpackage", ".pb", ".pbtxt"),
         "they hold a program beside the weights",

@@ -29,7 +29,7 @@ from ..api.options import SELECT, Options, Path, Source, is_path, names_code, ta
 from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
 from ..errors import ConversionError, UnsafeCheckpoint, UsageError
-from ..messages import fold, listing, paragraphs, printable, redacted, shortened
+from ..messages import fold, listing, paragraph, printable, redacted, shortened
 from ..output.destination import check_replaced
 from ..output.staging import write_whole
 from ..rules import passes
@@ -95,7 +95,7 @@ class Match:
         return self.proposal.doubt
 
     def __str__(self) -> str:
-        return paragraphs([*self.lines(), *self.review()])
+        return "\n".join(map(paragraph, [*self.lines(), *self.review()]))
 
     def review(self) -> list[str]:
         """What to look at, and why."""

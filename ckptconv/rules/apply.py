@@ -211,7 +211,10 @@ def _placed(groups: Sequence[Group]) -> tuple[dict[str, Tensor], dict[str, Group
             if origin(old) == origin(t):
                 twins.setdefault(t.name, []).extend(group.names)
                 continue
-            one, other = (f"{', '.join(map(printable, g.names))} (by {g.rule.label})" for g in (first, group))
+            one, other = (
+                f"{', '.join(map(printable, g.names))} ({f'by {g.rule.label}' if [*g.names] != [t.name] else 'kept'})"
+                for g in (first, group)
+            )
             clashes.append(f"{printable(t.name)}: from {one} and {other}")
     if clashes:
         raise NameCollision(f"{many(len(clashes), 'name')} would be given twice:\n{listing(clashes)}")

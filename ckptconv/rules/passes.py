@@ -23,7 +23,7 @@ from itertools import islice
 from ..checkpoint import Checkpoint, Move, Note, Role, Tensor, joined, named, onward, training
 from ..dtypes import DType
 from ..errors import ConversionError, CorruptCheckpoint, NameCollision, UsageError
-from ..messages import did_you_mean, fold, in_shape, listing, many, shortened
+from ..messages import did_you_mean, fold, in_shape, listing, many, printable, reasons, shortened
 from ..moves.part import sliced
 
 PART = "not all of the model"  # a note that begins so says what is missing, as a person knows
@@ -272,15 +272,15 @@ def renamed(checkpoint: Checkpoint, new: Callable[[str], str], rule: str) -> Che
     """Rename all tensors by `rule`; NameCollision lists every pair that would get one name."""
     out: dict[str, Tensor] = {}
     moved: dict[str, Move] = {}
-    clashes = []
+    clashes = {}
     for old, t in checkpoint.tensors.items():
         name = new(old)
         if name in out:
-            clashes.append(f"{old} and another tensor both become {name}")
+            clashes[old] = f"becomes {printable(name)}, as another tensor does"
         out[name] = t if name == old else t.renamed(name)
         moved[name] = Move(rule if name != old else "", (old,))
     if clashes:
-        raise NameCollision(f"{len(clashes)} names would collide:\n{listing(clashes)}")
+        raise NameCollision(f"{len(clashes)} names would collide:\n{reasons(clashes)}")
     ties = tuple(tuple(new(n) for n in group) for group in checkpoint.ties)
     details = named(checkpoint.details, checkpoint, new)
     return replace(checkpoint, tensors=out, ties=ties, details=details, moved=onward(checkpoint.moved, moved))

@@ -23,13 +23,13 @@ import numpy as np
 from ..checkpoint import Checkpoint, Note, Tensor
 from ..dtypes import NO_ZERO, SATURATES
 from ..errors import VerifyError
-from ..messages import many
+from ..messages import many, reasons
 from ..moves.cast import BLOCK, numbers
 from ..moves.copy import Array
 from ..moves.read import each, hash_tensor, read_strings, windows
 from ..moves.sources import Sources
 from .difference import EXACT, Diff, Difference, Tolerance, Values
-from .readback import listed, unlike
+from .readback import unlike
 
 Outputs = Mapping[str, Sequence[Array]]  # by submodule ('' is the whole), in the order in which they finished
 WINDOW = 2**20  # elements of a window; two tensors are read in parallel
@@ -241,7 +241,7 @@ def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -
         if index is not None:
             wrong[t.name] = f"its values differ, first at {list(index)}"
     if wrong:
-        text = f"differs from what the conversion gives in {many(len(wrong), 'tensor')}:\n{listed(wrong)}"
+        text = f"differs from what the conversion gives in {many(len(wrong), 'tensor')}:\n{reasons(wrong)}"
         raise VerifyError(text, url=url)
 
 

@@ -15,7 +15,6 @@ them. For shards, the index carries them. Hashes become stale when a tensor chan
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -26,7 +25,7 @@ from ..errors import CkptError, FormatError, StorageError, UsageError, VerifyErr
 from ..formats import detect
 from ..formats.own_metadata import stated
 from ..formats.table import Format
-from ..messages import fold, listing, many
+from ..messages import many, reasons
 from ..moves.log import HASH
 from ..moves.part import Part, Span, c_strides
 from ..moves.read import Opened, each, hash_check, hash_tensor, spans_of
@@ -41,7 +40,7 @@ def check(checkpoint: Checkpoint, hashes: Mapping[str, str], *, workers: int = 1
     hashes = {n: h for n, h in hashes.items() if n in checkpoint}
     if bad := _damaged(checkpoint, hashes, workers):
         url = checkpoint.urls[0] if checkpoint.urls else None
-        raise VerifyError(f"damage in {len(bad)} of {many(len(checkpoint), 'tensor')}:\n{listed(bad)}", url=url)
+        raise VerifyError(f"damage in {len(bad)} of {many(len(checkpoint), 'tensor')}:\n{reasons(bad)}", url=url)
     return len(hashes), sum(s.size for s in spans_of(checkpoint.tensors))
 
 
@@ -145,14 +144,6 @@ def unlike(expected: Mapping[str, Tensor], got: Checkpoint) -> dict[str, str]:
     return wrong
 
 
-def listed(wrong: Mapping[str, str]) -> str:
-    """A listing of tensors with reasons, folded by pattern."""
-    alike = defaultdict(list)
-    for name, why in wrong.items():
-        alike[" ".join(why.split())].append(name)  # a reason may be several lines
-    return listing(f"{line}: {why}" for why, names in alike.items() for line in fold(names))
-
-
 def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool, at: str = "") -> None:
     """Open the output with the format's own reader and check names, dtypes and shapes, and with `full` every byte.
 
@@ -179,5 +170,5 @@ def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool, 
         kind = StorageError if isinstance(e.__cause__, OSError) else VerifyError
         raise kind(f"the output cannot be read back{state}: {e.message}", url=url) from e
     if wrong:
-        text = f"does not read back as written in {many(len(wrong), 'tensor')}{state}:\n{listed(wrong)}"
+        text = f"does not read back as written in {many(len(wrong), 'tensor')}{state}:\n{reasons(wrong)}"
         raise VerifyError(text, url=url)

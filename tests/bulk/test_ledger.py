@@ -14,7 +14,7 @@ from ckptconv import zoo
 from ckptconv.bulk import run, summary
 from ckptconv.bulk.discover import discover
 from ckptconv.bulk.ledger import Ledger, LedgerEntry, read
-from ckptconv.errors import CorruptCheckpoint, UsageError
+from ckptconv.errors import CorruptCheckpoint, StorageError, UsageError
 
 
 def head(number: int) -> bytes:
@@ -136,7 +136,7 @@ def test_globs_are_those_of_a_shell(
     for root in ("", f"{tmp_path}/"):
         try:
             found = discover([root + pattern], follow=follow)
-        except UsageError:
+        except StorageError:
             found = []
         assert sorted(f.source.removeprefix(f"{tmp_path}/").removeprefix("./") for f in found if not f.problem) == want
 

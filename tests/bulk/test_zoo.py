@@ -114,7 +114,7 @@ def test_globs_and_patterns(tmp_path: Path) -> None:
     assert names(tmp_path, "a/*") == ["a/one.npz", "a/two.npz"]
     found = discover([f"{tmp_path}/*/one.npz", f"{tmp_path}/b/model*"])
     assert [f.name for f in found] == ["a/one", "b/one", "model.ckpt-1"]
-    with pytest.raises(UsageError, match="nothing matches"):
+    with pytest.raises(StorageError, match="no checkpoint matches"):
         discover([f"{tmp_path}/*.h5"])
     with pytest.raises(UsageError, match="none of 4 checkpoints matches pattern='two'"):
         names(tmp_path, "two")

@@ -126,7 +126,7 @@ FOLDERS: dict[str, tuple[list[str], int, str]] = {
     ),
     "state alone": (["optimizer.bin", "m.pt"], 3, "give one in it (m.pt)"),
     "a package of torch": ([".data/version", "model/model.pkl"], 3, "torch.package.PackageImporter"),
-    "likely one": (["model.safetensors", "model.pt"], 0, "model.safetensors is read; give another file"),
+    "likely one": (["model.safetensors", "model.pt"], 0, "only model.safetensors is read; name another"),
 }
 
 

@@ -246,9 +246,9 @@ def test_what_a_format_cannot_hold_is_left_out_but_never_all_of_it(
     """HDF5 would cut texts at a NUL, others have none; advice is of what `save` can do, or says that it cannot."""
     text, path = np.array([b"a\0b"], object), tmp_path / name
     given = {"d/vars/1": text, "d/vars/0": np.ones(2, "f4")}
-    with pytest.raises(ckptconv.Unrepresentable, match="leave them out, as skip_unrepresentable=True does") as e:
+    with pytest.raises(ckptconv.Unrepresentable, match="skip_unrepresentable=True leaves them out") as e:
         ckptconv.save(given, path, **options)
-    assert "as dtype= does in a conversion:\n  d/vars/1: " in e.value.message
+    assert "casts floats to a dtype that it has:\n  d/vars/1: " in e.value.message
     done = ckptconv.save(given, path, skip_unrepresentable=True, **options)
     assert [n.names for n in done.notes if n.kind == "dropped"] == [("d/vars/1",)]
     assert list(ckptconv.open(path)) == ["d/vars/0"]

@@ -29,7 +29,7 @@ def tensors(*shapes: tuple[int, ...], **named: Any) -> Checkpoint:
 
 
 def test_names_that_collide() -> None:
-    with pytest.raises(NameCollision, match=r"1 names would collide:\n *b and another tensor both become x"):
+    with pytest.raises(NameCollision, match=r"1 names would collide:\n *b: becomes x, as another tensor does"):
         passes.renamed(tensors((1,), (1,)), lambda n: "x", "all=x")
     with pytest.raises(NameCollision, match=r"1 names are in more than one source(.|\n)*a"):
         passes.merge([tensors((1,)), tensors((1,), (1,))])

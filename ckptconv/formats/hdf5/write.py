@@ -207,8 +207,6 @@ class FileWriter(Writer):
     def cannot_hold(self, tensor: Tensor) -> str:
         """The reason why HDF5 cannot hold a tensor for its name, or ''."""
         name = tensor.name
-        if not name:
-            return "the name is empty"
         if "\0" in name:
             return "HDF5 names cannot hold a NUL"
         if any(part in ("", ".") for part in name.split("/")):

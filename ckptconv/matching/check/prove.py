@@ -23,7 +23,7 @@ import numpy as np
 from ...api.memory import blamed
 from ...checkpoint import Checkpoint
 from ...errors import CkptError, UsageError
-from ...messages import many, paragraphs, printable
+from ...messages import many, paragraph, printable
 from ...moves.copy import Array
 from ...rules import toml as rules
 from ...rules.apply import apply
@@ -93,7 +93,7 @@ class Proof:
         return self.found.same
 
     def __str__(self) -> str:
-        return paragraphs(self.lines())
+        return "\n".join(map(paragraph, self.lines()))
 
     def lines(self) -> list[str]:
         """What was found, what was tried, and what stays open."""
