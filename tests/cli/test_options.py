@@ -90,11 +90,9 @@ def test_help_of_the_package_can_be_read() -> None:
         ("verify", 1, True),
         ("verify", False, False),
         ("verify", None, None),
-        ("max_shard_size", "1GB", 10**9),
         ("dtype", np.float16, "float16"),
         ("dtype", None, None),
         ("from_", "tf", "tf"),
-        ("to", None, None),
     ],
 )
 def test_what_people_write_for_a_value(keyword: str, given: object, kept: object) -> None:
