@@ -193,8 +193,10 @@ def like(checkpoint: Checkpoint, template: Checkpoint, *, partial: bool = False)
     wrong += [f"{f}: only the source gives it" for f in fold([n for n in left if not checkpoint[n].role])]
     if wrong:
         hint = "; partial=True keeps what only it has" if lost else ""
-        if any(t.dtype != template[n].dtype for n, t in given.items() if t):
-            hint += "; dtype= casts floats, all to one dtype; ckptconv.torch.load_into casts each to the module's"
+        every = template.values(), given.values()
+        own, floats = ({t.dtype for t in some if t and t.dtype.kind == "f"} for some in every)
+        if len(own) == 1 and floats - own:
+            hint += f"; dtype='{own.pop()}' casts floats"
         raise ConversionError(f"the template wants other tensors{hint}:\n{listing(wrong)}")
     what = in_roles(Counter(template[n].role or ("buffer" if n.endswith(TRACKED) else "weight") for n in kept))
     notes = (
@@ -242,16 +244,15 @@ def unflattened(checkpoint: Checkpoint, template: Checkpoint | None) -> Checkpoi
 
 def weights_only(checkpoint: Checkpoint) -> Checkpoint:
     """Drop optimizer slots, steps, averages and other training state, also values that are not tensors."""
-    keep = {n: t for n, t in checkpoint.tensors.items() if not t.role}
-    left = tuple(n for n in checkpoint.tensors if n not in keep)
+    left = [n for n, t in checkpoint.items() if t.role]
     others = in_roles(Counter(checkpoint[n].role for n in left))
-    if left and not keep:
+    if left and len(left) == len(checkpoint):
         hint = "; ema=True takes averages for weights" if any(t.role == "average" for t in checkpoint.values()) else ""
         raise UsageError(f"weights_only=True leaves nothing of {others}{hint}")
     details = checkpoint.details.copy()
     details.pop("values", None)
-    notes = [Note("dropped", others, left)] if left else []
-    return replace(checkpoint, details=details).with_tensors(keep, *notes)
+    made = replace(checkpoint, details=details)
+    return without(made, left, others) if left else made
 
 
 def scope(checkpoint: Checkpoint, name: str) -> Checkpoint:
