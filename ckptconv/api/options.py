@@ -272,7 +272,7 @@ class Change:
         None, "Write the files of this many parallel ranks (with inverse).", clean=int, metavar="N"
     )
     rename: Sequence[Pair] = option(
-        (), "Rename a name, a=b, a prefix, old/=new/, or a template, 'enc/{x...}/w=dec/{x...}/w'.",
+        (), "Rename a prefix with its separator, bert.=model. or enc/=dec/; a name, a=b; or a template, h.{i}.w={i}/w.",
         clean=renames, metavar="FROM=TO",
     )  # fmt: skip
     rename_regex: Sequence[Pair] = option(
@@ -284,8 +284,7 @@ class Change:
     )
     like: Any = option(
         None,
-        "Write the names, order and metadata of this file, a fresh one of the target's framework, or of the model that "
-        "package.module:callable builds.",
+        "A fresh file of the target model, or package.module:callable that builds it: take its names, order, metadata.",
         metavar="TEMPLATE",
     )  # fmt: skip
     dtype: str | None = option(

@@ -18,6 +18,7 @@ EXAMPLES = """Examples:
   ckptconv model.ckpt -o out.npz --weights-only --dtype float16
   ckptconv model.ckpt -o out.npz --include 'encoder/*' --exclude '*/bias'
   ckptconv bert.ckpt -o bert.pt -c auto              names and layouts of the other framework
+  ckptconv bert.pt -o model.pt --rename bert.=model.     a prefix, with its dot or slash
   ckptconv model.ckpt -o model.pt -c rules.toml --like mypackage.model:build
   ckptconv a.ckpt b.ckpt -o ab.ckpt --scope a --scope b
   ckptconv model.ckpt -o out.npz --dry-run       what would happen, tensor by tensor
