@@ -73,7 +73,7 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> tuple[s
 def pieces(url: str, files: Sequence[str]) -> str:
     """What a folder holds that is no checkpoint itself but the parts of one, and what to do; '' if it is not so."""
     if steps := {n: int(m[1]) for n in files if (m := STEP.fullmatch(n))}:
-        last = max(steps, key=lambda n: steps[n])
+        last = max(steps, key=steps.__getitem__)
         found = pieces(join(url, last), names(join(url, last)))
         found = found or "has its weights in mp_rank_00_model_states.pt, which is not there"
         return f"is a DeepSpeed checkpoint, whose {last} {found}"
@@ -81,8 +81,7 @@ def pieces(url: str, files: Sequence[str]) -> str:
         return PART + _some(others)
     every = next(filter(None, map(counted, files)), [])
     if lacking := {*every} - {*files}:
-        count = len(every) - len(lacking)
-        return f"holds {count} of the {len(every)} files of a model; these are missing: {_some(lacking)}"
+        return f"holds {len(every) - len(lacking)} of the {len(every)} files of a model; missing are {_some(lacking)}"
     if every and any(p.fullmatch(every[0]) for p in SHARDED):
         return f"holds the files of a model without their index; give all of them as sources: {_some(every)}"
     ranks = every or [n for n in files if (m := RANK.search(n)) and m["sure"]]

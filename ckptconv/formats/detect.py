@@ -267,6 +267,8 @@ def _refuse_other(seen: Seen) -> None:
     """Raise an error that describes what the path is instead of a checkpoint: missing, a pointer, a web page ..."""
     if seen.is_dir:
         what = _folder(seen.url, seen.files)
+    elif seen.size < 0 and (inside := names(seen.url)):
+        what = f"is a folder in an archive, which is not read; give a file in it ({_some(inside)}), or unpack it"
     elif seen.size < 0:
         if not is_remote(seen.url):
             archives.place(seen.url)  # says what is wrong with an archive

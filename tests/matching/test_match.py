@@ -176,6 +176,13 @@ def test_qkv_of_several_layers_is_one_rule() -> None:
     assert toml(found).count("[[rule]]") == 1
 
 
+def test_a_scalar_beside_each_of_query_key_and_value() -> None:
+    """As the alpha of kohya's LoRAs."""
+    leaves = {"down.weight": (2, 4), "alpha": ()}, {"lora_A.weight": (2, 4)}
+    a, b = (checkpoint({f"to_{n}.{k}": noise(*shape) for n in "qkv" for k, shape in side.items()}) for side in leaves)
+    assert len(match(a, b).pairs) == 3
+
+
 def test_constants_are_paired_by_names_and_never_with_another_value() -> None:
     names = {
         "bn{}/gamma": ("norm{}.weight", 1),

@@ -331,7 +331,8 @@ def _layer(row: Mapping[str, Any], before: Flow, inputs: dict[int, LayerInput], 
         return Flow("image" if before.state in ("image", "unknown") else "plain", dense=frozenset([id(row)]))
     if convolves or (SPATIAL.fullmatch(kind) and not doubtful):
         return Flow("image", _axes_after(kind, own, before.axes))
-    if kind in PASSING or kind in MERGING or kind == "concatenate":
+    given = own.get("arguments")  # of a Lambda of multi_gpu_model, which takes a part of the batch
+    if kind in PASSING or kind in MERGING or kind == "concatenate" or (type(given) is dict and "parts" in given):
         return before
     return before._replace(axes=()) if before.state == "plain" else UNKNOWN
 

@@ -23,7 +23,7 @@ from ...errors import CorruptCheckpoint
 from ...messages import brief, printable
 from ...moves.part import checked_count
 from ...output.destination import OutputFile
-from ...storage.files import Reader, Seen, exists, is_dir, join, read_all, sibling
+from ...storage.files import Reader, Seen, exists, is_dir, read_all, sibling, within
 from ...storage.ranges import Slice
 from .. import shard_index
 from ..placement import Patch, Placement, Slot, folder_name, refuse_unheld
@@ -55,14 +55,12 @@ def sniff(seen: Seen) -> int:
 
 
 def open(url: str, how: Reading) -> Checkpoint:
-    inside = join(url, ".") if is_dir(url) else url if url.endswith(SUFFIX) else ""
-    path = sibling(inside, DISTRIBUTED) if inside else url
+    beside = sibling(url, DISTRIBUTED) if url.endswith(SUFFIX) else url
+    path = within(url, DISTRIBUTED) if is_dir(url) else beside
     raw = read_all(path, MAX_METADATA)
     root = load(raw, allowed=TORCH, opaque=how.opaque)
-    described, places = (
-        attribute(root, "state_dict_metadata", kind=dict),
-        _places(attribute(root, "storage_data", kind=dict)),
-    )
+    described = attribute(root, "state_dict_metadata", kind=dict)
+    places = _places(attribute(root, "storage_data", kind=dict))
     noted = root.state.get("planner_data")
     planned = noted if type(noted) is dict else {}
     urls, loaded = _load(path, {place for (name, _), place in places.items() if name in described}, how.opaque)
@@ -185,11 +183,8 @@ def _load(url: str, places: Set[Place], opaque: bool) -> tuple[list[str], dict[P
 
 def _tensor(name: str, about: Inert, stored_at: Callable[[str, tuple[int, ...]], Any], url: str) -> Tensor:
     """A tensor, of which each chunk is a part."""
-    shape, kind, pieces = (
-        ints(attribute(about, "size"), "size"),
-        _kind(about),
-        list[tuple[Tensor, tuple[int, ...]]](),
-    )
+    shape, kind = ints(attribute(about, "size"), "size"), _kind(about)
+    pieces: list[tuple[Tensor, tuple[int, ...]]] = []
     checked_count(shape, tensor=name)
     for chunk in attribute(about, "chunks", kind=list):
         at, size = (ints(attribute(chunk, key), key) for key in ("offsets", "sizes"))

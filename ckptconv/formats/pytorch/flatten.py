@@ -51,7 +51,10 @@ MODELS = (
 )  # fmt: skip
 ALONE = ("generator", "encoder", "backbone", "teacher", "checkpoint", "model_dict", "G", "g")
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
-ABSENT = {META: "on the meta device, without data", PART: "the part of one process; give the folder of all parts"}
+ABSENT = {
+    META: "on the meta device, without data",
+    PART: "the part of one process; give the folder of all parts, called rank_0.pt, rank_1.pt ...",
+}
 SHOWN = 6  # entries that a note names
 MAX_VALUES, MAX_ITEMS = 10_000, 50  # in all, and of one list
 PLAIN = Reading()

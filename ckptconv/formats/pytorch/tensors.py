@@ -431,10 +431,6 @@ def _list(items: Any = ()) -> list[Any]:
     return list(items)
 
 
-def _same(value: Any, *_: Any) -> Any:
-    return value
-
-
 # Storage classes whose elements are packed or have no neutral dtype.
 _QUANTISED = {"QInt8": "int8", "QUInt8": "uint8", "QInt32": "int32"}
 _PACKED = {"QUInt4x2": 8, "QUInt2x4": 8, "ComplexHalf": 32}  # of the first two torch counts bytes
@@ -520,5 +516,5 @@ TORCH: dict[tuple[str, str], Any] = {
     **{
         ("torch.jit._pickle", f"build_{kind}list"): Known("list", _list) for kind in ("int", "double", "bool", "tensor")
     },
-    ("torch.jit._pickle", "restore_type_tag"): Known("restore_type_tag", _same),
+    ("torch.jit._pickle", "restore_type_tag"): Known("restore_type_tag", lambda value, *_: value),
 }

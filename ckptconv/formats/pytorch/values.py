@@ -133,11 +133,6 @@ def _plain_key(value: Any) -> Any:
     return value
 
 
-def _default(factory: Any = None, *items: Any) -> Ordered:
-    """defaultdict(factory), to which items are then added, or defaultdict(factory, items)."""
-    return _mapping(*items)
-
-
 def _members(*args: Any) -> list[Any]:
     """The argument of list(), tuple(), set(): a container that is already there."""
     if args and type(args[0]) not in (list, tuple, set, frozenset):
@@ -207,7 +202,7 @@ PLAIN: dict[tuple[str, str], Any] = {
     **{(m, n): Known(n) for m in ("builtins", "__builtin__") for n in _NAMES},
     ("collections", "OrderedDict"): Known("OrderedDict", _mapping, "empty"),
     ("collections", "Counter"): Known("Counter", _counter, "empty"),
-    ("collections", "defaultdict"): Known("defaultdict", _default, "empty"),
+    ("collections", "defaultdict"): Known("defaultdict", lambda factory=None, *items: _mapping(*items), "empty"),
     ("_codecs", "encode"): Known("encode", _encode),
     **{(m, "_reconstructor"): Known("_reconstructor", _reconstructor) for m in ("copy_reg", "copyreg")},
 }

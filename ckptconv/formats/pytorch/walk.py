@@ -300,9 +300,10 @@ class Walk:
 
 
 def paired(values: Collection[Any]) -> bool:
-    """Whether these are pairs of a name and a value, of which some are tensors, and no name is there twice."""
+    """Whether these are pairs of a name and a value, some of which is or may hold tensors, without a name twice."""
     pairs = all(type(v) in (tuple, list) and len(v) == 2 and type(v[0]) in (str, bytes) for v in values)
-    return pairs and any(type(v) in TENSORS for _, v in values) and len({segment(k) for k, _ in values}) == len(values)
+    held = pairs and any(type(v) in (*TENSORS, *CONTAINERS) for _, v in values)
+    return held and len({segment(k) for k, _ in values}) == len(values)
 
 
 def holds_tensors(value: Any) -> bool:

@@ -91,7 +91,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     With `how.salvage`, missing or truncated shards are not an error here but when one of their tensors is read.
     """
     index, chosen = find(url)
-    checkpoint = objects.named(*read(index, salvage=how.salvage))
+    checkpoint = objects.named(*read(index, how))
     return replace(checkpoint, notes=(*chosen, *checkpoint.notes))
 
 
@@ -192,7 +192,7 @@ class Entry(NamedTuple):
     slices: tuple[pb.TensorSliceProto, ...]
 
 
-def read(index: str, *, salvage: bool = False) -> tuple[Checkpoint, bytes | None]:
+def read(index: str, how: Reading) -> tuple[Checkpoint, bytes | None]:
     """Read an index and check it against its shards; tensors are not read.
 
     Return the tensors by key, and the object graph, which is empty if there is none, and None if it is damaged.
@@ -202,14 +202,14 @@ def read(index: str, *, salvage: bool = False) -> tuple[Checkpoint, bytes | None
         header = _header(next(pairs, None))
         stored = _Stored(index, header, _entries(pairs))
         tensors, notes = elements.assembled(stored.rows(), swap=stored.order == "big")
-        if not salvage:
+        if not how.salvage:
             stored.check()
         graph: bytes | None = b""
         if OBJECT_GRAPH in tensors:
             try:
                 graph = _object_graph(tensors.pop(OBJECT_GRAPH))
             except CkptError as e:
-                if not salvage:
+                if not how.salvage:
                     raise
                 why = " ".join(e.message.split())
                 what = f"names are those of the keys alone, and which tensors are the optimizer's is not known: {why}"
@@ -334,7 +334,9 @@ class _Stored:
                     problems.append(f"the shard {name}: {why}")
                     damaged = True
         if problems:
-            raise (CorruptCheckpoint if damaged else StorageError)(f"is not complete:\n{listing(problems)}")
+            how = "; keep_going=True goes on with the other shards" * (len(problems) < len(self.urls))
+            kind = CorruptCheckpoint if damaged else StorageError
+            raise kind(f"is not complete{how}:\n{listing(problems)}")
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     with Located(url), Reader(url) as f:
         head = f.read(0, min(2**16, f.size))
         if split(url)[1] == SAVED_MODEL:
-            return _served_model(f, how.opaque)
+            return _served_model(f, how)
         if url.endswith(".meta"):
             index = split(url)[1].removesuffix(".meta") + ".index"
             raise StorageError(f"holds a graph but no weights; they are in {index}, which is missing")
@@ -192,13 +192,13 @@ def _constants(f: Ranges, where: Range, opaque: bool, alone: bool = False) -> Ch
 # --- SavedModels ------------------------------------------------------------------------------------------------
 
 
-def _served_model(f: Ranges, opaque: bool) -> Checkpoint:
+def _served_model(f: Ranges, how: Reading) -> Checkpoint:
     """The variables of a SavedModel under the names in its graph; its constants if there are no variables."""
     tagged = [(_tags(f, meta), meta) for meta in messages(f, 0, f.size, 2)]
     if not tagged:
         raise CorruptCheckpoint("the SavedModel holds no graph")
     tags, meta = next((pair for pair in tagged if "serve" in pair[0]), tagged[0])
-    frozen = _constants(f, next(messages(f, *meta, 2), (0, 0)), opaque)
+    frozen = _constants(f, next(messages(f, *meta, 2), (0, 0)), how.opaque)
     details: Details = {"tags": tags}
     folder = split(f.url)[0]
     below = join(folder, "variables")
@@ -209,11 +209,11 @@ def _served_model(f: Ranges, opaque: bool) -> Checkpoint:
         if any(node.HasField("variable") for node in _object_graph(f, meta).nodes):
             raise StorageError("the model has variables, but variables/variables.index is missing")
         return replace(frozen, details=details)
-    keyed, proto = bundle.read(index)
+    keyed, proto = bundle.read(index, how)
     checkpoint = _named(keyed, proto, f, meta) if proto else keyed
     notes = list(checkpoint.notes)
     tensors = dict(checkpoint.tensors)
-    if opaque or not tensors:
+    if how.opaque or not tensors:
         notes += frozen.notes
         if clash := tuple(n for n in frozen.tensors if n in tensors):
             notes.append(Note("skipped", "constants that have the name of a variable", clash))

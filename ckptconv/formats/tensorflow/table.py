@@ -232,7 +232,8 @@ def build(pairs: Iterable[KeyValue]) -> bytes:
     out, table, block = bytearray(), _Block(1), _Block(RESTART_INTERVAL)
     for key, value in pairs:
         big = len(key) + len(value) >= 2 * BLOCK_SIZE
-        if block.count and (block.estimate >= BLOCK_SIZE or big):
+        size = len(block.data) + 4 * len(block.restarts) + 4
+        if block.count and (size >= BLOCK_SIZE or big):
             table.add(_separator(block.last, key), _append(out, block))
             block = _Block(RESTART_INTERVAL)
         block.add(key, value)
@@ -251,10 +252,6 @@ class _Block:
         self.restarts = [0]
         self.count = 0  # entries in all; the restart counter is its remainder
         self.last = b""
-
-    @property
-    def estimate(self) -> int:
-        return len(self.data) + 4 * len(self.restarts) + 4
 
     def add(self, key: bytes, value: bytes) -> None:
         shared = 0

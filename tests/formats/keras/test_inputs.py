@@ -115,6 +115,7 @@ def test_other_layers_with_weights(before: str, wanted: str, kind: str) -> None:
         ("Input:9:8:3 Conv2D", '{"strides": 0}', (0, 0)), ("Input:9:8:3 Conv2D", '{"strides": [1]}', (0, 0)),
         ("Input:9:8:3 Conv2D", '{"filters": [[]]}', (8, 6)), ("Input:9:8:3 DepthwiseConv2D", "{}", (8, 6)),
         ("Input:3:3:3:3:3:3:3:3:3:3", "{}", (0, 0)),
+        ("Input:9:8:3 Lambda Conv2D", '{"arguments": {"i": 0, "parts": 2}}', (8, 6)),  # of multi_gpu_model
     ],
 )  # fmt: skip
 def test_the_size_of_a_flattened_image(before: str, options: str, size: tuple[int, int]) -> None:
