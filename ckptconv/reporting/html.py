@@ -144,10 +144,11 @@ def _pair(source: Source, target: Source, how: Options, *, values: bool) -> dict
     before, expected, after = sides(source, target, how)
     both = survey.Compared(expected, after, values=values, workers=how.workers)
     data = survey.survey(after if converted else both.both, how, values=values, both=both)
-    compared = both.conversion(before) if converted else both.comparison()
+    data["compared"] = both.conversion(before) if converted else both.comparison()
+    if values:
+        survey.mark(data, before, how.workers)
     recorded, converter = after.hashes.get(OPTIONS, ""), how.converter
     return data | {
-        "compared": compared,
         "made": {"Converter": str(getattr(converter, "name", converter or "")), "Options in the file": recorded[:2000]},
         "sides": [[_named(source), before.format], [_named(target), after.format]],
     }

@@ -28,7 +28,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -96,14 +96,9 @@ def survey(
     if not values:
         return out
     pairs = _pictures(tensors, both.changed() if both else {}, how)
-    kinds = [both.kind(t.name) if both else "" for t in tensors]
-    now = [p.now for p, kind in zip(pairs, kinds, strict=True) if kind != "only_a"]
+    now = [p.now for p in pairs if not both or both.kind(p.now.tensor.name) != "only_a"]
     found = checks.findings(about, now, checks.limits(), workers=how.workers)
-    if not both:
-        return out | _values(pairs) | _found([*_of_all(early, found)], tensors)
-    was = [p.was or p.now for p, kind in zip(pairs, kinds, strict=True) if kind != "only_b"]
-    known = checks.findings(both.a, was, checks.limits(), workers=how.workers)
-    return out | _values(pairs) | _found(found, tensors, {(f.check, f.tensor) for f in known})
+    return out | _values(pairs) | _found(_of_all(early, found), tensors)
 
 
 def _coded(column: list[Any]) -> tuple[list[Any], list[int]]:
@@ -205,16 +200,10 @@ def one(t: Tensor, sources: Sources) -> dict[str, Any]:
     return _values([Pair(picture)]) | _found(found, [t])
 
 
-def _found(
-    found: Sequence[checks.Finding], tensors: Sequence[Tensor], known: Container[tuple[str, str]] = ()
-) -> dict[str, Any]:
-    """known: the checks and tensors of what the checkpoint that it is compared with has as well."""
-    row = {t.name: i for i, t in enumerate(tensors)}
+def _found(given: Iterable[checks.Finding], tensors: Sequence[Tensor]) -> dict[str, Any]:
+    row, found = {t.name: i for i, t in enumerate(tensors)}, [*given]
     return {
-        "findings": [
-            [f.check, row.get(f.tensor, f.tensor), f.text, f.index or (), (f.check, f.tensor) not in known]
-            for f in found
-        ],
+        "findings": [[f.check, row.get(f.tensor, f.tensor), f.text, f.index or (), True] for f in found],
         "checks": {
             name: [check.severity, check.meaning.replace("LIMIT", f"{check.limit or 0:g}")]
             for name, check in checks.CHECKS.items()
@@ -224,6 +213,14 @@ def _found(
 
 
 # --- two checkpoints --------------------------------------------------------------------------------------------
+
+
+def mark(data: dict[str, Any], before: Checkpoint, workers: int) -> None:
+    """Mark the findings that sources of a row have as well: they are not new."""
+    known = {(f.check, f.tensor) for f in checks.check(before, checks.limits(), workers=workers)}
+    for f in data["findings"]:
+        if isinstance(f[1], int):
+            f[4] = known.isdisjoint((f[0], source[0]) for source in data["compared"]["rows"][f[1]][1])
 
 
 class Compared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -161,25 +162,18 @@ def test_comparison_measures_and_keeps_both_sides() -> None:
     assert [data["heat"][place[n]][4] for n in ("moved", "same")] == [True, False], "the change, if there is one"
 
 
-def test_faults_that_only_the_second_has_are_new() -> None:
-    layers = {f"l.{i}.w": NORMAL + i / 100 for i in range(5)} | {"old": changed((0, 1), np.nan)}
-    a = checkpoint(layers | {"gone": NORMAL[0] * np.inf, "first": changed((0, 0), np.inf)})
-    b = checkpoint(layers | {"l.2.w": NORMAL * 0, "l.3.w": changed((3, 4), np.nan), "renamed": changed((0, 0), np.inf),
-                             "new": changed((0, 1), np.inf)})  # fmt: skip
-    both = survey.Compared(a, b, values=True)
-    data = survey.survey(both.both, values=True, both=both)
-    assert [(f[0], data["names"][f[1]], f[4]) for f in data["findings"]] == [
-        ("nan", "l.3.w", True), ("nan", "old", False), ("inf", "renamed", False),
-        ("inf", "new", True), ("stuck", "l.2.w", True),
-    ]  # fmt: skip
-
-
 def test_a_page_is_a_conversion_only_if_it_is_told_how(tmp_path: Path) -> None:
-    ckptconv.save({"a": NORMAL}, tmp_path / "a.npz")
-    ckptconv.save({"a": NORMAL + 1}, tmp_path / "b.npz")
-    for change, mode in (({}, "comparison"), ({"dtype": "float16"}, "conversion")):
-        ckptconv.report([tmp_path / "a.npz", tmp_path / "b.npz"], tmp_path / "r.html", force=True, **change)
-        assert f'"mode":"{mode}"' in (tmp_path / "r.html").read_text()
+    """And tells what the source has already from what is new."""
+    ckptconv.save({"a": changed((0, 1), np.nan), "b": changed((0, 1), 1e6)}, tmp_path / "a.npz")
+    change: dict[str, Any] = {"dtype": "float16", "rename": {"a": "c"}}
+    ckptconv.convert(tmp_path / "a.npz", tmp_path / "b.npz", **change)
+    for given, mode, names, known in (({}, "comparison", "cba", False), (change, "conversion", "cb", True)):
+        ckptconv.report([tmp_path / "a.npz", tmp_path / "b.npz"], tmp_path / "r.html", force=True, **given)
+        page = (tmp_path / "r.html").read_text()
+        data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+        assert (data["compared"]["mode"], "".join(data["names"])) == (mode, names)
+        new = [(f[:2], f[4]) for f in data["findings"] if f[0] in ("nan", "inf")]
+        assert new == [(["nan", 0], not known), (["inf", 1], True)]
 
 
 # --- the limits and words of each check -------------------------------------------------------------------------

@@ -106,10 +106,20 @@ def test_the_first_screen_answers(chromium: Browser, pages: Path, name: str, wor
     assert [w for w in words if "".join(w.split()) not in plain] == [], text
 
 
+SECTIONS = {  # each answers a question about what the page is about; what would be empty is not there
+    "one": "cards share look where depth tensors more",
+    "two": "cards changes look depth tensors more",
+    "made": "cards changes look tensors more",
+    "series": "cards series look tensors more",
+}
+
+
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("name", ["one", "two", "made", "series"])
+@pytest.mark.parametrize("name", SECTIONS)
 def test_pages_fit_all_screens(chromium: Browser, pages: Path, name: str, dark: bool) -> None:
     page = opened(chromium, pages, name, 1280, dark=dark)
+    shown = page.run("return [...document.querySelectorAll('main > section:not([hidden])')].map((s) => s.id).join(' ')")
+    assert shown == SECTIONS[name]
     paper = page.run("return getComputedStyle(document.body).backgroundColor")
     assert (sum(json.loads(paper.replace("rgb(", "[").replace(")", "]"))) < 300) == dark
     for width in WIDTHS:

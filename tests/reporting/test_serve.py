@@ -327,6 +327,19 @@ def test_half_a_terabyte_is_looked_at_without_being_read(tmp_path: Path, monkeyp
         assert sum(asked) == 4 * 3 * 2
 
 
+@pytest.mark.parametrize(("few", "path", "read"), [(48, "0/", True), (47, "0/", False), (47, "0/all", True)])
+def test_all_tensors_are_read_if_they_are_few_or_asked_for(
+    few: int, path: str, read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "FEW", few)
+    ckptconv.save({"a": np.arange(4, dtype="f4"), "b": np.arange(8, dtype="f4")}, tmp_path / "x.npz")
+    with serving(tmp_path / "x.npz") as made:
+        page = Got(made, base(made) + path).text
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    assert (data["values"], data.get("max")) == (read, [3, 7] if read else None)
+    assert data["live"]["links"] == ([] if read else [["Read all values: 48 B", "all"]])
+
+
 def test_reading_ends_when_the_browser_has_gone(tmp_path: Path) -> None:
     """All 250 GB would take minutes; the next request gets its turn."""
     sparse(tmp_path / "big.safetensors", 500)

@@ -2,6 +2,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const rows = data.names.length, compared = data.compared;
 const along = data.series;
+const alone = !compared && !along; // the page is about one checkpoint
 const comparing = compared?.mode === "comparison", converted = compared?.mode === "conversion";
 const $ = (id) => document.getElementById(id);
 // Text in which everything can be seen, as in messages.printable: a name could turn what follows it round, or look like another.
@@ -55,7 +56,7 @@ const shares = (sizes) => { // in tenths of a percent that add up to 100 %, as t
   for (const k of order.slice(0, rest)) tenths[k]++;
   return sizes.map((n, k) => (n && !tenths[k] ? "< 0.1 %" : tenths[k] === 1000 && n < total ? "> 99.9 %" : `${tenths[k] === 1000 ? 100 : (tenths[k] / 10).toFixed(1)} %`));
 };
-const change_text = (x) => (x === null ? "" : x >= 1e7 ? "> 1,000,000,000 %" : x >= 0.9995 ? `${count(Number((100 * x).toPrecision(3)))} %` : x >= 0.0005 || x === 0 ? percent(x) : `${number(100 * x)} %`);
+const change_text = (x) => (x === null ? "" : x >= 1e7 ? "> 1,000,000,000 %" : x >= 0.9995 ? `${count(Number((100 * x).toPrecision(3)))} %` : x >= 0.0005 || x === 0 ? percent(x) : `${number(Number((100 * x).toPrecision(2)))} %`);
 const shape = (dims) => dims.join(" × ") || "scalar";
 const shapes = data.shapes.map(shape), roles = data.roles.map((r) => r || "weight");
 const value = (column, i) => (data.values ? data[column][i] : null);
@@ -64,7 +65,9 @@ const decode = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 const LINK = { className: "link" };
 const STATS = ["min", "max", "mean", "std", "zeros", "nan", "inf"];
 // --- what was found, and what changed ---
-const findings = data.findings || [], checks = data.checks || {};
+const checks = data.checks || {};
+const findings = (data.findings || []).filter((f) => f[4] || checks[f[0]][0] !== "note"); // a note that is of the first side as well is no news
+const NEW = comparing ? " new in B" : converted ? " new in the result" : "", KNOWN = comparing ? " also in A" : " also in the source";
 const flags = new Map();
 for (const finding of findings) put(flags, finding[1], finding);
 const severe = (i) => (flags.get(i) || []).filter((f) => checks[f[0]][0] !== "note");

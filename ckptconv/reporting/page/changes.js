@@ -1,4 +1,5 @@
 // --- two checkpoints: what the conversion did, or what changed most: tensors, or sums of them ---
+const TOLD = 3; // rules that are told first
 const draw_conversion = () => { // what was done and what was lost, in a few lines
   const uses = compared.rules.map(() => 0), casts = new Map();
   const turned = new Map();
@@ -13,7 +14,7 @@ const draw_conversion = () => { // what was done and what was lost, in a few lin
   for (const t of compared.left) reasons.set(t[3] || "without a partner", (reasons.get(t[3] || "without a partner") || 0) + 1);
   if (data.made?.Converter) lines.push(["Converter", data.made.Converter]);
   const top = compared.rules.map((r, k) => [r || "the name is kept", uses[k]]).sort((a, b) => b[1] - a[1]);
-  lines.push(["Rules", top.slice(0, 3).map(([r, n]) => `${r} (${count(n)})`).join("; ") + (top.length > 3 ? `; and ${count(top.length - 3)} more, below` : "")]);
+  lines.push(["Rules", top.slice(0, TOLD).map(([r, n]) => `${r} (${count(n)})`).join("; ") + (top.length > TOLD ? `; and ${count(top.length - TOLD)} more, below` : "")]);
   lines.push(["Axes", [...turned].sort((a, b) => b[1] - a[1]).map(([what, n]) => `${what}: ${many(n, "tensor")}`).join("; ") || "all kept"]);
   lines.push(["Casts", [...casts].map(([what, n]) => `${what}: ${many(n, "tensor")}`).join("; ") || "none: every dtype is kept"]);
   lines.push(["Left out", [...reasons].map(([why, n]) => `${many(n, "tensor")}: ${why}`).join("; ") || "nothing"]);
@@ -71,11 +72,12 @@ const draw_changes = () => {
   if (converted) return draw_conversion();
   if (!comparing) return;
   const some = draw_ranking();
-  const others = ["shape", "only_a", "only_b", "renamed"].map((kind) => [kind, data.names.map((_, i) => i).filter((i) => kind_of_change(i) === kind)]).filter(([, all]) => all.length);
+  const others = ["dtype", "shape", "only_a", "only_b", "renamed"].map((kind) => [kind, data.names.map((_, i) => i).filter((i) => kind_of_change(i) === kind)]).filter(([, all]) => all.length);
   const link = (i) => { const name = button("", () => open_tensor(i), LINK); name.append(...(kind_of_change(i) === "renamed" ? [`${origin(i)} → `] : []), ...breakable(told_name(i))); return make("span", {}, name); };
   $("only").replaceChildren(...others.map(([kind, all]) => {
+    const casts = kind === "dtype" ? [...new Set(all.map((i) => `, ${compared.rows[i][1][0][1]} → ${data.dtypes[data.dtype[i]]}`))].join("") : "";
     const title = STATUS[kind][0].toUpperCase() + STATUS[kind].slice(1), more = all.length > 4 ? [", ", button(`and ${count(all.length - 4)} more`, () => { state.show = filters[kind] ? kind : "all"; restart(); $("tensors").scrollIntoView(); }, LINK)] : [];
-    return make("p", { className: "small" }, make("b", {}, `${title} (${count(all.length)}): `), ...all.slice(0, 4).flatMap((i, k) => [k ? ", " : "", link(i)]), ...more);
+    return make("p", { className: "small" }, make("b", {}, `${title} (${count(all.length)}${casts}): `), ...all.slice(0, 4).flatMap((i, k) => [k ? ", " : "", link(i)]), ...more);
   }));
   $("changes").hidden = !(some + others.length);
 };

@@ -1,8 +1,8 @@
 // --- over depth: one small chart for each part of the layers, each with its own scale ---
 const peak = (i) => (data.min[i] === null ? null : Math.max(Math.abs(data.min[i]), Math.abs(data.max[i])));
 const MEASURES = {
-  ...(comparing || converted ? { change: ["Change", (i) => (here(i) ? (kind_of_change(i) === "equal" ? 0 : measure("change", i)) : null)] } : {}),
-  ...(data.values ? { std: ["Std", (i) => value("std", i)], max: ["Max |x|", peak], mean: ["Mean", (i) => value("mean", i)] } : {}),
+  ...(data.values && data.names.some((_, i) => measure("change", i)) ? { change: ["Change", (i) => (here(i) ? (/equal|renamed/.test(kind_of_change(i)) ? 0 : measure("change", i)) : null)] } : {}),
+  ...(data.values && alone ? { std: ["Std", (i) => value("std", i)], max: ["Max |x|", peak], mean: ["Mean", (i) => value("mean", i)] } : {}),
 };
 const DOTS = 120; // layers of a chart, above which only what is odd has a dot
 const series = () => {
@@ -18,6 +18,7 @@ const series = () => {
 const line = (list, take) => {
   const points = list.map((i) => [data.layer[i], take(i), i]).filter((p) => typeof p[1] === "number");
   if (!points.length) return null;
+  if (compared && !points.some((p) => p[1])) return null;
   const ys = points.map((p) => p[1]), low = Math.min(...ys), high = Math.max(...ys), first = data.layer[list[0]], last = data.layer[list[list.length - 1]];
   const positive = ys.filter((y) => y > 0), logs = low >= 0 && positive.length > 1 && high > 30 * Math.min(...positive);
   const floor = logs ? Math.log(Math.min(...positive)) : Math.min(0, low), top = logs ? Math.log(high) : Math.max(0, high);
@@ -34,16 +35,17 @@ const line = (list, take) => {
     const area = box.getBoundingClientRect(), x = (200 * (e.clientX - area.left)) / area.width, far = (p) => Math.abs(at(p)[0] - x);
     open_tensor(points.reduce((best, p) => (far(p) < far(best) ? p : best))[2]);
   });
-  const range = state.depth === "change" ? `${change_text(low)} to ${change_text(high)}` : `${number(low)} to ${number(high)}`;
-  return make("figure", { className: "chart" }, make("figcaption", {}, make("b", { title: names }, data.parts[data.part[list[0]]])), box, make("p", { className: "soft small" }, `${low === high ? number(low) : range}${logs ? ", logarithmic" : ""}`));
+  const text = state.depth === "change" ? change_text : number, range = text(low) === text(high) ? text(low) : `${text(low)} to ${text(high)}`;
+  return make("figure", { className: "chart" }, make("figcaption", {}, make("b", { title: names }, data.parts[data.part[list[0]]])), box, make("p", { className: "soft small" }, `${range}${logs ? ", logarithmic" : ""}`));
 };
 let every = false;
 const draw_depth = () => {
-  const all = Object.keys(MEASURES).length ? series() : [];
+  const names = Object.keys(MEASURES), all = names.length ? series() : [];
   $("depth").hidden = !all.length;
   if (!all.length) return;
-  if (!MEASURES[state.depth]) state.depth = Object.keys(MEASURES)[0];
-  $("measures").replaceChildren(...Object.entries(MEASURES).map(([id, [title]]) => button(title, () => { state.depth = id; draw_depth(); write(); }, { "aria-pressed": state.depth === id })));
+  if (!MEASURES[state.depth]) state.depth = names[0];
+  $("depth-title").textContent = compared ? "Change over depth" : "Over depth";
+  $("measures").replaceChildren(...(names.length > 1 ? Object.entries(MEASURES) : []).map(([id, [title]]) => button(title, () => { state.depth = id; draw_depth(); write(); }, { "aria-pressed": state.depth === id })));
   const stacks = new Map(), some = every ? all : all.slice(0, innerWidth > 700 ? 16 : 8);
   for (const list of some) {
     const figure = line(list, MEASURES[state.depth][1]), stack = data.stacks[data.stack[list[0]]];

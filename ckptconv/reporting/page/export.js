@@ -4,7 +4,7 @@ const exported = () => { // what is listed, with all columns; the tree lists eve
   const head = ["name", "dtype", "shape", "parameters", "bytes", "role", "kind", "layer", ...values, ...(data.values ? ["found"] : []), ...(compared ? ["from", "status", ...measures] : []), ...(along ? ["norms", "steps", "drifts"] : [])];
   const list = order.every((i) => typeof i === "number") ? order : data.names.map((_, i) => i);
   const lines = list.map((i) => [data.names[i], data.dtypes[data.dtype[i]], data.shapes[data.shape[i]], data.count[i], data.bytes[i], roles[data.role[i]], data.kinds[data.kind[i]], layer_of(i),
-    ...values.map((m) => data[m][i]), ...(data.values ? [(flags.get(i) || []).map(([check, , text, index, fresh]) => ({ check, text, index, ...(comparing && { new: fresh }) }))] : []), ...(compared ? [origin(i), status(i), ...measures.map((m) => measure(m, i))] : []), ...(along ? [along.norm[i] || [], along.step[i] || [], along.drift[i] || []] : [])]);
+    ...values.map((m) => data[m][i]), ...(data.values ? [(flags.get(i) || []).map(([check, , text, index, fresh]) => ({ check, text, index, ...(NEW && { new: fresh }) }))] : []), ...(compared ? [origin(i), status(i), ...measures.map((m) => measure(m, i))] : []), ...(along ? [along.norm[i] || [], along.step[i] || [], along.drift[i] || []] : [])]);
   return { head, lines };
 };
 const in_csv = (lines) => { // a cell that a spreadsheet would take for a formula begins with an apostrophe

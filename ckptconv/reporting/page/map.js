@@ -112,8 +112,8 @@ const node_of = (text) => {
 const amount = (n) => (state.unit === "bytes" ? bytes(n) : brief(n));
 const zoom = (text) => { state.scope = text; restart(); draw_map(); };
 const draw_map = () => {
-  $("where").hidden = comparing; // the ranking of changes says where to look
-  if (comparing) return;
+  $("where").hidden = !alone; // of several, the changes say where to look
+  if (!alone) return;
   const at = node_of(state.scope), box = $("map"), words = split(state.scope).slice(0, -1), total = size(at) || 1;
   $("crumbs").replaceChildren(button("all", () => zoom("")), ...words.flatMap((word, k) => [
     make("span", {}, data.separator), button(word || "(empty)", () => zoom(words.slice(0, k + 1).join(data.separator) + data.separator))]),

@@ -5,7 +5,8 @@ const draw_title = () => {
   $("kind").textContent = `${along ? "Series" : comparing ? "Comparison" : converted ? "Conversion" : "Checkpoint"}${ends.length > 1 ? "" : ` · ${data.format}`}`;
   $("name").replaceChildren(visible(title));
   if (ends.length > 1) document.title = visible(title);
-  $("sides").replaceChildren(...(ends.length > 1 || ends[0][0] !== title ? ends : []).map(([url, format], k) => make("p", {}, `${words[k]}${url}${ends.length > 1 ? ` (${format})` : ""}`)));
+  const told = ends.map(([url, format], k) => `${words[k]}${url}${ends.length > 1 ? ` (${format})` : ""}`);
+  $("sides").textContent = visible(told[0] === title ? "" : told.join(" · "));
 };
 // --- the summary ---
 const BESIDE = { buffer: "buffer", slot: "optimizer slot", step: "step counter", average: "moving average", state: "training value" };
@@ -14,23 +15,24 @@ const draw_cards = () => {
   const total = data.totals, kinds = new Map(), list = [], sum = (take) => data.names.reduce((n, _, i) => n + take(i), 0);
   for (let i = 0; i < rows; i++) kinds.set(kind_of_change(i), (kinds.get(kind_of_change(i)) || 0) + 1);
   const only = (kinds.get("only_a") || 0) + (kinds.get("only_b") || 0), differing = data.names.filter((_, i) => changed(i)).length;
-  if (comparing) {
+  if (comparing && (kinds.get("equal") || 0) === rows) list.push(card("the same", data.values ? `all ${many(rows, "tensor")} are equal, bit for bit` : `the ${many(rows, "tensor")} have the same names, shapes and dtypes`));
+  else if (comparing) {
     if (kinds.get("renamed") && (kinds.get("renamed") + (kinds.get("equal") || 0)) === rows) list.push(card("the same", `weights, ${count(kinds.get("renamed"))} of them under other names`));
     list.push(rows === only ? card("0", "tensors in common", "warned") : card(`${count(differing - only)} of ${count(rows - only)}`, "common tensors changed"));
     if (data.values) list.push(card(`${brief(sum((i) => measure("differing", i) || 0))} of ${brief(sum((i) => (/only|shape/.test(kind_of_change(i)) ? 0 : data.count[i])))}`, "values in them changed"));
-    list.push(card(`${count(kinds.get("only_a") || 0)} / ${count(kinds.get("only_b") || 0)}`, "only in A / only in B"));
-    const ranks = data.values ? ranked_tensors() : [], unwell = ranks.filter((r) => r.unwell).length, fresh = ranks.filter((r) => r.change === Infinity).length;
+    if (only) list.push(card(`${count(kinds.get("only_a") || 0)} / ${count(kinds.get("only_b") || 0)}`, "only in A / only in B"));
+    const ranks = data.values ? ranked_tensors() : [], unwell = ranks.filter((r) => r.unwell).length, grown = ranks.filter((r) => r.change === Infinity).length;
     if (unwell) list.push(card(count(unwell), `tensor${s(unwell)} with NaN or Inf on one side only`, "warned"));
-    else if (data.values) list.push(fresh ? card(count(fresh), `tensor${s(fresh)} all zero in A`) : card(change_text(largest(ranks.map((r) => r.change))), "largest change of a tensor"));
+    else if (data.values) list.push(grown ? card(count(grown), `tensor${s(grown)} all zero in A`) : card(change_text(largest(ranks.map((r) => r.change))), "largest change of a tensor"));
   } else if (along) {
     const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), last = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0);
-    list.push(card(count(along.urls.length), "checkpoints"), card(`${count(moves.filter((m) => m.some((x) => x > 0)).length)} of ${count(rows)}`, "tensors moved"), card(change_text(largest(last)), "largest change from first to last"));
+    list.push(card(count(along.urls.length), "checkpoints"), card(`${count(moves.filter((m) => m.some((x) => x > 0)).length)} of ${count(rows)}`, "tensors moved"), card(change_text(largest(last)), "largest change of a tensor, from first to last"));
   } else if (converted) list.push(differing ? card(count(differing), `tensor${s(differing)}, not what the conversion gives`, "warned") : card("exact", data.values ? "bit for bit what the conversion gives" : "names, shapes and dtypes are as converted"));
   if (!comparing && !along) list.push(card(count(total.tensors), `tensor${s(total.tensors)}`), card(bytes(total.bytes), "in all"), card(count(total.parameters), "parameters"));
-  if (!compared && !along && total.all !== total.parameters) list.push(card(count(total.all), `with ${Object.entries(BESIDE).filter(([role]) => total.roles[role]).map(([role, noun]) => many(total.roles[role], noun)).join(", ")}`));
-  if (data.values && !converted) {
-    const told = findings.filter((f) => f[4] || !comparing), bad = told.filter((f) => checks[f[0]][0] !== "note").length, notes = told.length - bad, fresh = comparing ? " new in B" : "";
-    list.push(bad ? card(count(bad), `${bad > 1 ? "errors and warnings" : "error or warning"}${fresh}`, "warned") : card("no", `errors or warnings${fresh}${notes ? `, ${many(notes, "note")}` : ""}`));
+  if (alone && total.all !== total.parameters) list.push(card(count(total.all), `numbers with those of ${Object.entries(BESIDE).filter(([role]) => total.roles[role]).map(([role, noun]) => many(total.roles[role], noun)).join(", ")}`));
+  if (data.values) {
+    const told = findings.filter((f) => f[4]), bad = told.filter((f) => checks[f[0]][0] !== "note").length, notes = told.length - bad;
+    list.push(bad ? card(count(bad), `${bad > 1 ? "errors and warnings" : "error or warning"}${NEW}`, "warned") : card("no", `errors or warnings${NEW}${notes ? `, ${many(notes, "note")}` : ""}`));
   }
   $("cards").replaceChildren(...list);
 };
@@ -38,20 +40,20 @@ const draw_share = () => { // where the parameters are, in one line, for the fir
   const column = columns_of.count, by = new Map();
   for (let i = 0; i < rows; i++) if (here(i)) by.set(data.kind[i], (by.get(data.kind[i]) || 0) + column[i]);
   const kinds = [...by].filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1]), colour = (k) => { const i = make("i", { ariaHidden: "true" }); i.style.background = `var(--k${k})`; return i; };
-  $("share").hidden = comparing || !kinds.length;
+  $("share").hidden = !alone || !kinds.length;
   const strip = make("div", { className: "strip", ariaHidden: "true" }, ...kinds.map(([k, n]) => { const part = colour(k); part.style.flexGrow = n / (tree.count || 1); return part; }));
   const only = (k) => { state.kind = state.kind === k ? -1 : k; restart(); draw_sums(); $("tensors").scrollIntoView(); $("scroll").focus({ preventScroll: true }); };
   const parts = shares(kinds.map(([, n]) => n)), legend = kinds.slice(0, 6).map(([k], at) => { const entry = button("", () => only(k)); entry.append(colour(k), `${data.kinds[k]} `, make("span", {}, parts[at])); return entry; });
   $("share").replaceChildren(strip, make("div", { className: "legend" }, ...legend));
 };
 const draw_findings = () => {
-  $("look").hidden = !data.values;
-  if (!findings.length) return $("findings").replaceChildren(make("p", { className: "soft" }, "Nothing: no NaN, infinite or saturated values, no outliers, no dead, constant or duplicate tensors."));
+  $("look").hidden = !data.values && !data.notes.length;
+  const nothing = findings.length || !data.values ? [] : [make("p", { className: "soft" }, `Nothing${NEW && ` that is${NEW}`}: no NaN, infinite or saturated values, no outliers, no dead, constant or duplicate tensors.`)];
   const by = new Map();
   for (const f of findings) put(by, f[0], f);
-  $("findings").replaceChildren(...Object.entries(checks).map(([id, [severity, meaning]]) => {
-    const list = by.get(id), fresh = (f) => (comparing ? (f[4] ? " new in B ·" : " also in A ·") : ""), recent = list.filter((f) => f[4]).length;
-    const some = list.sort((a, b) => b[4] - a[4]).slice(0, 8);
+  $("findings").replaceChildren(...nothing, ...Object.entries(checks).filter(([id]) => by.has(id)).map(([id, [severity, meaning]]) => {
+    const list = by.get(id).sort((a, b) => b[4] - a[4]), recent = list.filter((f) => f[4]).length, fresh = (f) => (NEW && (list.length === 1 || recent < list.length) ? `${f[4] ? NEW : KNOWN} ·` : "");
+    const absent = list.some((f) => typeof f[1] === "string"), some = list.slice(0, absent ? 50 : 8);
     const named = (i) => {
       if (typeof i === "string") return make("b", { className: "name" }, i); // not on this page
       const link = button("", () => open_tensor(i), { className: "link name", title: meaning });
@@ -60,37 +62,41 @@ const draw_findings = () => {
     };
     if (list.length === 1) return make("p", { className: `badge ${severity}` }, make("b", {}, id), ` ${severity} ·${fresh(list[0])} `, named(list[0][1]), ` ${list[0][2]}`);
     const item = (f) => make("li", {}, named(f[1]), `${fresh(f)} ${f[2]}`);
-    const more = list.length > some.length ? [make("li", {}, button(`All ${count(list.length)} in the table`, () => { state.show = id; restart(); $("scroll").focus(); }, LINK))] : [];
+    const more = list.length > some.length ? [make("li", {}, absent ? `and ${count(list.length - some.length)} more` : button(`All ${count(list.length)} in the table`, () => { state.show = id; restart(); $("scroll").focus(); }, LINK))] : [];
     return make("details", { open: severity !== "note" && list.length <= 8, className: `badge ${severity}` },
-      make("summary", {}, make("b", {}, id), ` ${severity} · ${many(list.length, "tensor")}${comparing ? `, ${count(recent)} new in B` : ""}`), make("p", { className: "small" }, meaning), make("ul", {}, ...some.map(item), ...more));
+      make("summary", {}, make("b", {}, id), ` ${severity} · ${many(list.length, "tensor")}${NEW ? `, ${recent === list.length ? "" : `${count(recent)} `}${NEW.trim()}` : ""}`), make("p", { className: "small" }, meaning), make("ul", {}, ...some.map(item), ...more));
   }));
 };
 const draw_notes = () => {
-  const item = (kind, text, ...inner) => make("details", {}, make("summary", {}, make("b", {}, `${kind}${text[0] === ":" ? ":" : ""}`), text.replace(/^: /, "")), ...inner);
+  const item = (title, ...inner) => make("details", {}, make("summary", {}, ...title), ...inner);
   const listed = (names) => make("ul", {}, ...names.map((n) => make("li", {}, n)));
-  const items = data.notes.map(([kind, text, names, n]) => item(kind, `: ${text}${n > 1 ? ` (${count(n)})` : ""}`, listed(n > names.length ? [...names, "…"] : names)));
-  if (data.ties.length) items.push(item("tied", `: names of one tensor (${count(data.ties.length)})`, listed(data.ties.slice(0, 200).map((g) => g.join(" = ")))));
-  for (const [title, texts] of [["values beside the tensors", Object.entries(data.beside)], ["metadata", Object.entries(data.metadata)]]) {
-    if (texts.length) items.push(item(title, ` (${count(texts.length)})`, make("dl", {}, ...texts.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, v)]))));
+  $("notes").replaceChildren(...data.notes.map(([kind, text, names, n]) => {
+    const title = [make("b", {}, kind), ` ${text}${n > 1 ? ` (${count(n)})` : ""}`];
+    const node = n > 1 ? item(title, listed(n > names.length ? [...names, "…"] : names)) : make("p", {}, ...title, n ? `: ${names[0]}` : "");
+    node.className = "badge";
+    return node;
+  }));
+  const items = data.ties.length ? [item([`Names of one tensor (${count(data.ties.length)})`], listed(data.ties.slice(0, 200).map((g) => g.join(" = "))))] : [];
+  for (const [title, texts] of [["Values beside the tensors", Object.entries(data.beside)], ["Metadata", Object.entries(data.metadata)]]) {
+    if (texts.length) items.push(item([`${title} (${count(texts.length)})`], make("dl", {}, ...texts.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, v)]))));
   }
   $("more").hidden = !items.length;
+  $("beside").replaceChildren(...items);
   $("made").replaceChildren(...Object.entries(data.made || {}).filter(([k, v]) => v && k !== "Converter").flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, make("code", {}, v))]));
-  $("notes").replaceChildren(...items);
 };
 const draw_remains = () => {
-  $("left").hidden = !converted;
-  if (!converted) return;
   const list = (title, items) => (items.length ? [make("details", { open: items.length <= 20 }, make("summary", {}, `${title} (${count(items.length)})`), make("ul", { tabIndex: 0 }, ...items.slice(0, 2000).map((t) => make("li", {}, t))))] : []);
-  const uses = compared.rules.map(() => 0);
-  for (const r of compared.rows) if (r[0] >= 0) uses[r[0]]++;
-  const why = (t) => `${t[0]}  ${t[1]} ${shape(t[2])}${t[3] ? ` – ${t[3]}` : ""}`;
-  $("rules").replaceChildren(
-    ...list("Rules used", compared.rules.map((r, k) => `${r || "no rule: as in the source"}: ${count(uses[k])}`)),
+  const uses = (compared?.rules || []).map(() => 0), why = (t) => `${t[0]}  ${t[1]} ${shape(t[2])}${t[3] ? ` – ${t[3]}` : ""}`;
+  for (const r of converted ? compared.rows : []) if (r[0] >= 0) uses[r[0]]++;
+  const lists = !converted ? [] : [
+    ...list("Rules used", uses.length > TOLD ? compared.rules.map((r, k) => `${r || "no rule: as in the source"}: ${count(uses[k])}`) : []),
     ...list("Source tensors that were left out, with the reason", compared.left.filter((t) => t[3]).map(why)),
     ...list("Source tensors without a partner", compared.left.filter((t) => !t[3]).map(why)),
     ...list("Target tensors without a source", data.names.filter((_, i) => !compared.rows[i][1].length)),
     ...list("Tensors that the conversion gives but the target lacks", compared.missing),
-  );
+  ];
+  $("left").hidden = !lists.length;
+  $("rules").replaceChildren(...lists);
 };
 const draw_units = () => $("units").replaceChildren(...[["count", "Parameters"], ["bytes", "Bytes"]].map(([id, title]) => button(title, () => { state.unit = id; draw_units(); draw_map(); draw_sums(); write(); }, { "aria-pressed": state.unit === id })));
 

@@ -10,17 +10,16 @@ data.names.map((_, i) => i).sort((a, b) => collator.compare(data.names[a], data.
 const columns = [
   { id: "name", title: "Name", text: (i) => data.names[i], key: (i) => natural[i], width: "minmax(160px, 4fr)", cls: "name" },
   ...(compared ? [
-    ...(converted || data.names.some((n, i) => origin(i) && origin(i) !== n) ? [{ id: "from", title: "From", text: (i) => (origin(i) === data.names[i] ? "" : origin(i)), key: origin, width: "minmax(120px, 2fr)", cls: "name wide" }] : []),
+    ...(data.names.some((n, i) => origin(i) && origin(i) !== n) ? [{ id: "from", title: "From", text: (i) => (origin(i) === data.names[i] ? "" : origin(i)), key: origin, width: "minmax(120px, 2fr)", cls: "name wide" }] : []),
     { id: "status", title: "Values", text: status, key: rank, down: true, width: "100px", cls: "" },
     ...(data.values && compared.rows.some((r) => r[3]) ? [
       { id: "change", title: "Change", text: (i) => (unpaired(i) ? "NaN or Inf" : change_text(measure("change", i))), key: rank, down: true, width: "84px", cls: "num" },
       { id: "abs", title: "max |d|", text: (i) => of_pair("max_abs", i), key: (i) => (unpaired(i) ? Infinity : low_first(measure("max_abs", i))), down: true, width: "84px", cls: "num" },
-      { id: "relative", title: "Relative", text: (i) => of_pair("max_rel", i), key: (i) => (unpaired(i) ? Infinity : low_first(measure("max_rel", i))), down: true, width: "76px", cls: "num wide" },
       { id: "cosine", title: "Cosine", text: (i) => of_pair("cosine", i), key: (i) => (unpaired(i) ? Infinity : measure("cosine", i) === null ? -Infinity : -measure("cosine", i)), down: true, width: "76px", cls: "num" }] : []),
   ] : along && data.values ? [
     { id: "last", title: "Last step", text: (i) => change_text(along.step[i]?.at(-1) ?? null), key: (i) => low_first(along.step[i]?.at(-1)), down: true, width: "84px", cls: "num" },
     { id: "drift", title: "From first", text: (i) => change_text(along.drift[i]?.at(-1) ?? null), key: (i) => low_first(along.drift[i]?.at(-1)), down: true, width: "84px", cls: "num" },
-  ] : findings.length ? [{ id: "flags", title: "Found", text: titles, key: (i) => (flags.get(i) ? severe(i).length + 0.5 : 0), down: true, width: "minmax(80px, 1fr)", cls: "flags" }] : []),
+  ] : data.names.some((_, i) => flags.has(i)) ? [{ id: "flags", title: "Findings", text: titles, key: (i) => (flags.get(i) ? severe(i).length + 0.5 : 0), down: true, width: "minmax(80px, 1fr)", cls: "flags" }] : []),
   { id: "dtype", title: "Dtype", text: (i) => data.dtypes[data.dtype[i]], key: (i) => data.dtypes[data.dtype[i]], width: "76px", cls: "" },
   { id: "shape", title: "Shape", text: (i) => shapes[data.shape[i]], key: (i) => data.count[i], down: true, width: "minmax(96px, 1fr)", cls: "" },
   ...(compared ? [] : [{ id: "count", title: "Parameters", text: (i) => brief(data.count[i]), key: (i) => data.count[i], down: true, width: "92px", cls: "num wide" }]),
@@ -31,8 +30,8 @@ const columns = [
   ...(data.values && !compared && !along ? [{ id: "zeros", title: "Zeros", text: (i) => (data.zeros[i] ? percent(data.zeros[i] / data.count[i]) : ""), key: (i) => data.zeros[i] / (data.count[i] || 1), down: true, width: "60px", cls: "num wide" }] : []),
 ];
 const filters = {
-  all: ["All", () => true], found: ["Found", (i) => flags.has(i)], changed: ["Changed", changed], equal: [STATUS.equal, (i) => kind_of_change(i) === "equal"],
-  only_a: [STATUS.only_a, (i) => kind_of_change(i) === "only_a"], renamed: ["Renamed", (i) => kind_of_change(i) === "renamed"], shape: ["Other shape", (i) => kind_of_change(i) === "shape"], only_b: [STATUS.only_b, (i) => kind_of_change(i) === "only_b"],
+  all: ["All", () => true], found: ["With findings", (i) => flags.has(i)], changed: ["Changed", changed], equal: [STATUS.equal, (i) => kind_of_change(i) === "equal"],
+  only_a: [STATUS.only_a, (i) => kind_of_change(i) === "only_a"], renamed: ["Renamed", (i) => kind_of_change(i) === "renamed"], dtype: ["Other dtype", (i) => kind_of_change(i) === "dtype"], shape: ["Other shape", (i) => kind_of_change(i) === "shape"], only_b: [STATUS.only_b, (i) => kind_of_change(i) === "only_b"],
   weight: ["Weights", (i) => !data.roles[data.role[i]]], other: ["Buffers, slots and state", (i) => Boolean(data.roles[data.role[i]])],
   ...Object.fromEntries(Object.keys(checks).map((id) => [id, [id, (i) => (flags.get(i) || []).some((f) => f[0] === id)]])),
 };
@@ -174,7 +173,7 @@ const cells = (k) => {
   const inner = tensor ? make("span", {}, ...breakable(name)) : make("span", {}, make("i", { className: expanded.has(item) ? "arrow down" : "arrow", ariaHidden: "true" }), name);
   const first = cell("name", inner, tensor ? data.names[item] : item.full);
   first.style.paddingLeft = `${as_tree() ? depths[k] * 16 + (tensor ? 16 : 0) : 0}px`;
-  const sums = tensor ? "" : { shape: `${many(item.tensors, "tensor")}`, count: item.count ? brief(item.count) : "", size: bytes(item.bytes), flags: item.bad ? `${count(item.bad)} found` : "" };
+  const sums = tensor ? "" : { shape: `${many(item.tensors, "tensor")}`, count: item.count ? brief(item.count) : "", size: bytes(item.bytes), flags: item.bad ? `in ${count(item.bad)}` : "" };
   if (narrow.matches) return [first, cell("soft about", tensor ? about(item) : [sums.shape, sums.size, sums.flags].filter(Boolean).join(" · "))];
   return [first, ...columns.slice(1).map((c) => cell(`${c.cls}${tensor ? "" : " soft"}${c.id === "status" ? " status" : ""}`, tensor ? c.text(item) : sums[c.id] || "", c.cls.includes("name") && tensor ? c.text(item) : ""))];
 };
