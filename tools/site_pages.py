@@ -16,8 +16,9 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 GITHUB = "https://github.com/ckptconv/ckptconv/blob/main/"
 OUTSIDE = {
-    "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md", "CONTRIBUTING.md": "contributing.md",
-    "RELEASING.md": "releasing.md", "CODE_OF_CONDUCT.md": "conduct.md", "converters/README.md": "rules.md",
+    "README.md": "index.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md",
+    "CONTRIBUTING.md": "contributing.md", "RELEASING.md": "releasing.md", "CODE_OF_CONDUCT.md": "conduct.md",
+    "converters/README.md": "rules.md",
 }  # fmt: skip
 LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)\s]*)?\))")
 

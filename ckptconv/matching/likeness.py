@@ -35,7 +35,7 @@ SAME = {
     "attn": "attention", "att": "attention", "embedding": "embeddings", "emb": "embeddings", "layernorm": "norm",
     "ln": "norm", "bn": "norm", "batchnorm": "norm", "layers": "layer", "blocks": "block", "linear": "dense",
     "fc": "dense", "conv2d": "conv", "conv1d": "conv", "stages": "stage", "groups": "group", "experts": "expert",
-    "convolution": "conv", "normalization": "norm", "batch": "", "self": "self", "crossattention": "cross",
+    "convolution": "conv", "normalization": "norm", "batch": "", "crossattention": "cross",
     "q": "query", "k": "key", "v": "value", "o": "output", "out": "output", "encdec": "encoder",
     "bw": "backward", "bwd": "backward", "reverse": "backward", "fw": "forward", "fwd": "forward",
     "ff": "mlp", "ffn": "mlp", "feedforward": "mlp", "dw": "depthwise", "pw": "pointwise", "sep": "separable",
