@@ -18,6 +18,7 @@ import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.cli.main import main
 from ckptconv.errors import CkptError
+from ckptconv.matching.modules.solve import NUMBERS
 from ckptconv.matching.pairs import Proposal
 from ckptconv.matching.proposal import FOLDED, propose as match
 from ckptconv.matching.rules import toml
@@ -275,9 +276,23 @@ def test_numbers_may_be_shifted() -> None:
     a = {f"enc/layer_{i}/{p}/kernel": (4, n) for i in range(1, 4) for n, p in ((5, "wide"), (6, "wider"))}
     b = {f"enc.layers.{i}.{p}.weight": (n, 4) for i in range(3) for n, p in ((5, "wide"), (6, "wider"))}
     found = by_name(a, b)
-    assert not found.assumed
+    assert {p.why for p in found.pairs} == {(NUMBERS,)}
     assert 'i = "int-1"' in toml(found)
     assert len(proposed(found).rules) == 2
+
+
+FC = {"fc.weight": (3, 8), "fc.bias": (3,)}
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (FC | {"in.bias": (8,)}, FC | {"in.weight": (8, 8), "in_norm.bias": (8,), "in_norm.weight": (8,)}),
+        ({"n.bias": (4,), "n.running_var": (4,)}, {"n.bias": (4,), "n.weight": (4,)}),
+    ],
+)
+def test_what_has_another_role_is_marked(a: dict[str, tuple[int, ...]], b: dict[str, tuple[int, ...]]) -> None:
+    assert all(p.sources == p.targets for p in by_name(a, b).pairs if p.sure)
 
 
 def test_gates_are_assumed() -> None:

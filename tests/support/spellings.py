@@ -155,7 +155,9 @@ CONVENTIONS: dict[str, Convention] = {
                bn=OFFSET | {"running_mean": "~/mean_ema/average", "running_var": "~/var_ema/average"}),
         HAIKU,
     ),
-    "Flax linen": Convention(lambda p, k, i, leaf: f"{k}_{i}.{leaf}", LINEN, FLAX),
+    "Flax linen": Convention(
+        lambda p, k, i, leaf: f"{'batch_stats' if leaf in ('mean', 'var') else 'params'}.{k}_{i}.{leaf}", LINEN, FLAX
+    ),
     "Flax NNX": Convention(lambda p, k, i, leaf: f"{p.replace('.', '/')}/{leaf}/value", LINEN),
     "MXNet": Convention(
         lambda p, k, i, leaf: f"net0_{k}{i}_{leaf}",

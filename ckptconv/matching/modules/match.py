@@ -12,7 +12,7 @@ from ..orders.choose import Judge, cell_pairs, is_torch
 from ..orders.cuts import bundle_order
 from ..pairs import Length, Pair, Sides, leaf, left
 from .bundles import bundled, parted
-from .solve import Match, matched
+from .solve import NUMBERS, Match, matched
 from .units import COUNT, MAIN, Unit, units
 
 CONSTANTS = {"weight": 1.0, "bias": 0.0}
@@ -29,7 +29,7 @@ def by_modules(sides: Sides, judge: Judge, pairs: Sequence[Pair], every: Sides) 
     """
     out: list[Pair] = []
     named = same_names((units(sides[0]), units(sides[1])), (units(every[0]), units(every[1])))
-    out += _tensors([Match(u, v) for u, v in named if "cell" not in (u.kind, v.kind)], sides, judge)
+    out += _tensors([m for m in named if "cell" not in (m.a.kind, m.b.kind)], sides, judge)
     rest = left(sides, out)
     whole = rest if every[0].prints else bundled(*rest)
     out += _tensors(matched(whole, [*pairs, *out], every), whole, judge)
@@ -45,7 +45,7 @@ def _tensors(found: Sequence[Match], sides: Sides, judge: Judge) -> list[Pair]:
             out += _of_cells(m, sides, judge)
             continue
         both = [(t, m.b.members[role]) for role, t in m.a.members.items() if role in m.b.members]
-        if not both and len(m.a.members) == len(m.b.members) == 1:
+        if not both and m.why and len(m.a.members) == len(m.b.members) == 1:
             both = [(m.a.members[m.a.main], m.b.members[m.b.main])]
         made = [p for a, b in both if (p := _of_role(m, a, b, sides, judge))]
         lacking = [r for r in CONSTANTS if r in m.b.members and r not in m.a.members]
@@ -144,11 +144,10 @@ def _padded(a: Tensor, b: Tensor) -> bool:
 #
 # Words that the other side never uses are left out, and a name that repeats itself (conv1/conv1) is read once. What is
 # left must be equal, or one the end of the other, and no third name may end so. Where both leave out words in one
-# place, these may contradict: pre_attention_norm is not post_attention_norm. Only before the first word they are taken
-# for the name of the whole model, unless they are opposites.
+# place, these contradict: pre_attention_norm is not post_attention_norm. Words of most modules, such as the name of the
+# model, tell nothing.
 
 
-OPPOSED = {"pre", "post", "left", "right", "first", "last", "before", "after", "up", "down", "input", "output"}
 CLASSES = {"#", "dense", "conv", "norm"}  # words that say what a module is, not which
 Words = tuple[str, ...]  # of a module, numbers as #
 Numbers = tuple[int, ...]
@@ -156,7 +155,7 @@ Kept = list[tuple[str, frozenset[str]]]  # words that both sides use, each with 
 Both = tuple[Sequence[Unit], Sequence[Unit]]
 
 
-def same_names(sides: Both, every: Both) -> Iterator[tuple[Unit, Unit]]:
+def same_names(sides: Both, every: Both) -> Iterator[Match]:
     """Pairs of the modules of both sides, `every` of which decides what a name says."""
     ends = [_ends(_read(every, side)) for side in (0, 1)]
     members: list[dict[Words, list[Unit]]] = [defaultdict(list), defaultdict(list)]
@@ -168,7 +167,8 @@ def same_names(sides: Both, every: Both) -> Iterator[tuple[Unit, Unit]]:
             (s, x), (t, y) = (next(iter(found[end].items())) for found in ends)
             a, b = members[0][s], members[1][t]
             said = len(a) == len(b) or not CLASSES.issuperset(end[:-1])  # not by fc1, fc2 and Dense_0, Dense_1, Dense_2
-            if said and len(end) in (len(x), len(y)) and not _contradict(x[-len(end) :], y[-len(end) :]):
+            gaps = zip(*(([left_out for _, left_out in kept[-len(end) :]]) for kept in (x, y)), strict=True)
+            if said and len(end) in (len(x), len(y)) and not any(s and t and s != t for s, t in gaps):
                 yield from _by_numbers(a, b)
 
 
@@ -179,12 +179,14 @@ def _words(u: Unit) -> Words:
 def _read(every: Both, side: int) -> Iterator[tuple[Words, Kept]]:
     """The names of a side, numbers aside, and what is kept of each."""
     used = {w for u in every[1 - side] for w in _words(u)} - {"#"}
+    held = Counter(w for u in every[side] for w in {*u.words})
+    whole = {"#", *(w for w, n in held.items() if n > len(every[side]) / 2)}
     for name in dict.fromkeys(map(_words, every[side])):
         out: Kept = []
         gap: set[str] = set()
         for word in name:
             if word not in used:
-                gap |= {word} - {"#"}
+                gap |= {word} - whole
                 continue
             out.append((word, frozenset(gap)))
             gap.clear()
@@ -203,30 +205,24 @@ def _ends(read: Iterator[tuple[Words, Kept]]) -> dict[Words, dict[Words, Kept]]:
     return out
 
 
-def _contradict(x: Kept, y: Kept) -> bool:
-    """Whether the words that were left out are others in one place, but for those of the model's name."""
-    gaps = [(a, b, k) for k, ((_, a), (_, b)) in enumerate(zip(x, y, strict=True)) if a and b and a != b]
-    return any(k or len(gaps) > 1 or (a ^ b) & OPPOSED for a, b, k in gaps)
-
-
-def _by_numbers(a: Sequence[Unit], b: Sequence[Unit]) -> list[tuple[Unit, Unit]]:
+def _by_numbers(a: Sequence[Unit], b: Sequence[Unit]) -> list[Match]:
     """The modules of two names whose numbers are the same, or all shifted by as much; none if others differ."""
     rows, columns = [u.counted for u in a], [u.counted for u in b]
     if not a or not b:
         return []
     ours, theirs = (Counter(u.signatures[MAIN] for u in many) for many in (a, b))
     level = MAIN if ours <= theirs or theirs <= ours else COUNT
-    ways = [(rows, columns)]
+    ways: list[tuple[list[Numbers], list[Numbers], tuple[str, ...]]] = [(rows, columns, ())]
     fixed = [{c[0] for c in zip(*many, strict=True) if len(set(c)) == 1} for many in (rows, columns)]
     rows, columns = _varying(rows), _varying(columns)
     if len(rows[0]) == len(columns[0]) and (fixed[0] <= fixed[1] or fixed[1] <= fixed[0]):
         steps = [min(y) - min(x) for x, y in zip(zip(*rows, strict=True), zip(*columns, strict=True), strict=True)]
         shifted = [tuple(n + step for n, step in zip(row, steps, strict=True)) for row in rows]
-        ways += [(rows, columns), (shifted, columns)]
-    for rows, columns in ways:
+        ways += [(rows, columns, ()), (shifted, columns, (NUMBERS,))]
+    for rows, columns, why in ways:
         known = dict(zip(columns, b, strict=True))
         both = ((u, known[n]) for u, n in zip(a, rows, strict=True) if n in known and u.fits(known[n]))
-        found = [(u, v) for u, v in both if u.shape == v.shape and u.signatures[level] == v.signatures[level]]
+        found = [Match(u, v, why) for u, v in both if u.shape == v.shape and u.signatures[level] == v.signatures[level]]
         if len(found) == min(len(a), len(b)) and len({*rows}) == len(a) and len(known) == len(b):
             return found
     return []

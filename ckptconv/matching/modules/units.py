@@ -29,7 +29,7 @@ Numbers = tuple[int, ...]
 PARAMETRIZED = re.compile(r"(.+)\.parametrizations\.(\w+)\.original([01])")
 NORMED = {"0": "weight_g", "1": "weight_v"}
 SEPARATOR = re.compile("[/.]")
-ROOTS = re.compile(r"^(?:params|batch_stats|state)/")  # JAX keeps what is trained and what is counted apart
+ROOTS = re.compile(r"^(?:params|batch_stats|state)[/.]")  # JAX keeps what is trained and what is counted apart
 CELL = {"kernel": "weight_ih", "recurrent_kernel": "weight_hh", "bias": "bias_ih", "recurrent_bias": "bias_hh"}
 GATES = 4  # of an LSTM
 _FOUND: WeakKeyDictionary[Side, list[Unit]] = WeakKeyDictionary()
@@ -62,6 +62,8 @@ class Unit:
             return "cell"
         if "running_mean" in self.members:
             return "batch norm"
+        if self.main == "bias":
+            return "bias"
         return "norm" if len(_dims(self.members[self.main].shape)) < 2 else "weight"
 
     @property
