@@ -212,6 +212,8 @@ def test_changes_are_ranked_by_layer_part_and_kind(chromium: Browser, pages: Pat
         ({"w": [0, 0]}, {"w": [1, 2]}, ["tensor all zero in A"]),
         ({"w": [1, 2]}, {"w": [1, np.nan]}, ["tensor with NaN or Inf on one side only", "1 value finite"]),
         ({"w": [1, 2]}, {"v": [1, 2, 3]}, ["0 tensors in common", "Only in A (1):"]),
+        ({"w": [1, 2]}, {"w": [1, 2]}, ["the same", "1 tensor, bit for bit"]),
+        ({"w": [1, 2]}, {"w": [1, 3]}, ["not read"]),
     ],
 )
 def test_changes_that_have_no_share_are_told(
@@ -219,7 +221,8 @@ def test_changes_that_have_no_share_are_told(
 ) -> None:
     for name, arrays in (("a", before), ("b", after)):
         ckptconv.save({n: np.array(x) for n, x in arrays.items()}, tmp_path / f"{name}.npz")
-    made = ckptconv.report([tmp_path / "a.npz", tmp_path / "b.npz"], tmp_path / "r.html")
+    both, values = [tmp_path / "a.npz", tmp_path / "b.npz"], words != ["not read"]
+    made = ckptconv.report(both, tmp_path / "r.html", values=values)
     page = chromium.page(Path(made.path).as_uri(), 390, 844)
     text = "".join(page.run(IN_SIGHT).split())
     assert [w for w in words if "".join(w.split()) not in text] == []

@@ -335,9 +335,7 @@ def test_all_tensors_are_read_if_they_are_few_or_asked_for(
     ckptconv.save({"a": np.arange(4, dtype="f4"), "b": np.arange(8, dtype="f4")}, tmp_path / "x.npz")
     with serving(tmp_path / "x.npz") as made:
         page = Got(made, base(made) + path).text
-    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
-    assert (data["values"], data.get("max")) == (read, [3, 7] if read else None)
-    assert data["live"]["links"] == ([] if read else [["Read all values: 48 B", "all"]])
+    assert ('"max":[3.0,7.0]' in page, "Read all values: 48 B" in page) == (read, not read)
 
 
 def test_reading_ends_when_the_browser_has_gone(tmp_path: Path) -> None:

@@ -200,9 +200,8 @@ def test_dtype_alone_counts_only_without_tolerance() -> None:
     assert not compare.diff(a, checkpoint(x=np.array([0.5, 3], "f2")), Tolerance(rtol=0.1)).same
     wide, mixed = checkpoint(x=np.ones(2, "f4"), y=np.ones(2, "f4")), checkpoint(x=np.ones(2, "f2"), y=np.ones(2, "f4"))
     kept = "equal within the tolerance"
-    assert [compare.diff(*both, Tolerance(rtol=0.1)).sum() for both in ((a, b), (a, a), (wide, mixed))] == [
+    assert [compare.diff(*both, Tolerance(rtol=0.1)).sum() for both in ((a, b), (wide, mixed))] == [
         f"the same: 1 tensor {kept}, float32 in A and float16 in B",
-        f"the same: 1 tensor {kept}",
         f"the same: 2 tensors {kept}, 1 of them float32 in A and float16 in B",
     ]
 

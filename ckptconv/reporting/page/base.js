@@ -72,8 +72,8 @@ const flags = new Map();
 for (const finding of findings) put(flags, finding[1], finding);
 const severe = (i) => (flags.get(i) || []).filter((f) => checks[f[0]][0] !== "note");
 const STATUS = comparing
-  ? { equal: "equal", values: "changed", dtype: "other dtype", shape: "other shape", only_a: "only in A", only_b: "only in B", renamed: "renamed" }
-  : { equal: "as converted", values: "differs", dtype: "other dtype", shape: "other shape", only_b: "no source", renamed: "renamed" };
+  ? { equal: data.values ? "equal" : "not read", values: "changed", dtype: "other dtype", shape: "other shape", only_a: "only in A", only_b: "only in B", renamed: "renamed" }
+  : { equal: data.values ? "as converted" : "not read", values: "differs", dtype: "other dtype", shape: "other shape", only_b: "no source", renamed: "renamed" };
 const kind_of_change = (i) => (compared ? compared.rows[i][2] : "");
 const status = (i) => STATUS[kind_of_change(i)] || "";
 const changed = (i) => !["", "equal", "renamed"].includes(kind_of_change(i));

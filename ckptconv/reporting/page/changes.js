@@ -1,5 +1,5 @@
 // --- two checkpoints: what the conversion did, or what changed most: tensors, or sums of them ---
-const TOLD = 3; // rules that are told first
+const TOLD = 3, RANKED = 8; // rules, and changes, before all are asked for
 const draw_conversion = () => { // what was done and what was lost, in a few lines
   const uses = compared.rules.map(() => 0), casts = new Map();
   const turned = new Map();
@@ -21,14 +21,15 @@ const draw_conversion = () => { // what was done and what was lost, in a few lin
   
   $("changes-title").textContent = "What the conversion did";
   $("ranked").replaceChildren(make("dl", { className: "did" }, ...lines.flatMap(([k, v]) => [make("dt", {}, k), make("dd", {}, v)])));
-  $("only").replaceChildren(...data.names.map((_, i) => i).filter(changed).slice(0, 8).map((i) => {
+  const wrong = data.names.map((_, i) => i).filter(changed).sort((a, b) => rank(b) - rank(a)), more = wrong.length - RANKED;
+  $("only").replaceChildren(...wrong.slice(0, RANKED).map((i) => {
     const name = button("", () => open_tensor(i), LINK);
     name.append(...breakable(told_name(i)));
-    return make("p", { className: "badge warning" }, make("b", {}, status(i)), " · ", name, measure("max_abs", i) === null ? "" : ` max |d| ${number(measure("max_abs", i))}`);
-  }));
+    const by = [unpaired(i) ? "NaN or Inf on one side only" : change_text(measure("change", i)), measure("max_abs", i) === null ? "" : `max |d| ${number(measure("max_abs", i))}`].filter(Boolean).join(" · ");
+    return make("p", { className: "badge warning" }, make("b", {}, status(i)), " · ", name, ` ${by}`);
+  }), ...(more > 0 ? [make("p", {}, button(`and ${count(more)} more in the table`, () => { state.show = "changed"; restart(); $("tensors").scrollIntoView(); }, LINK))] : []));
   $("changes").hidden = false;
 };
-const RANKED = 8; // before all are asked for
 const RANKINGS = { tensor: "Tensors", layer: "Layers", part: "Parts", kind: "Kinds" };
 const group_of = (i, by) => (by === "kind" || data.kinds[data.kind[i]] === STATE ? data.kinds[data.kind[i]] : by === "layer" ? layer_of(i) : data.layer[i] < 0 ? data.names[i] : data.parts[data.part[i]]);
 const norm_of = (i) => { // what did not change has its norm in its statistics

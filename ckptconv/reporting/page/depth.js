@@ -44,7 +44,7 @@ const draw_depth = () => {
   $("depth").hidden = !all.length;
   if (!all.length) return;
   if (!MEASURES[state.depth]) state.depth = names[0];
-  $("depth-title").textContent = compared ? "Change over depth" : "Over depth";
+  $("depth-title").textContent = comparing ? "Change over depth" : converted ? "Difference over depth" : "Over depth";
   $("measures").replaceChildren(...(names.length > 1 ? Object.entries(MEASURES) : []).map(([id, [title]]) => button(title, () => { state.depth = id; draw_depth(); write(); }, { "aria-pressed": state.depth === id })));
   const stacks = new Map(), some = every ? all : all.slice(0, innerWidth > 700 ? 16 : 8);
   for (const list of some) {

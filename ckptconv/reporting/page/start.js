@@ -15,10 +15,10 @@ const draw_cards = () => {
   const total = data.totals, kinds = new Map(), list = [], sum = (take) => data.names.reduce((n, _, i) => n + take(i), 0);
   for (let i = 0; i < rows; i++) kinds.set(kind_of_change(i), (kinds.get(kind_of_change(i)) || 0) + 1);
   const only = (kinds.get("only_a") || 0) + (kinds.get("only_b") || 0), differing = data.names.filter((_, i) => changed(i)).length;
-  if (comparing && (kinds.get("equal") || 0) === rows) list.push(card("the same", data.values ? `all ${many(rows, "tensor")} are equal, bit for bit` : `the ${many(rows, "tensor")} have the same names, shapes and dtypes`));
+  if (comparing && (kinds.get("equal") || 0) === rows) list.push(data.values ? card("the same", `${rows > 1 ? "all " : ""}${many(rows, "tensor")}, bit for bit`) : card("not read", "values; names, shapes and dtypes are the same"));
   else if (comparing) {
     if (kinds.get("renamed") && (kinds.get("renamed") + (kinds.get("equal") || 0)) === rows) list.push(card("the same", `weights, ${count(kinds.get("renamed"))} of them under other names`));
-    list.push(rows === only ? card("0", "tensors in common", "warned") : card(`${count(differing - only)} of ${count(rows - only)}`, "common tensors changed"));
+    list.push(rows === only ? card("0", "tensors in common", "warned") : card(`${count(differing - only)} of ${count(rows - only)}`, data.values ? "common tensors changed" : "common tensors of another shape or dtype"));
     if (data.values) list.push(card(`${brief(sum((i) => measure("differing", i) || 0))} of ${brief(sum((i) => (/only|shape/.test(kind_of_change(i)) ? 0 : data.count[i])))}`, "values in them changed"));
     if (only) list.push(card(`${count(kinds.get("only_a") || 0)} / ${count(kinds.get("only_b") || 0)}`, "only in A / only in B"));
     const ranks = data.values ? ranked_tensors() : [], unwell = ranks.filter((r) => r.unwell).length, grown = ranks.filter((r) => r.change === Infinity).length;
@@ -27,7 +27,7 @@ const draw_cards = () => {
   } else if (along) {
     const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), last = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0);
     list.push(card(count(along.urls.length), "checkpoints"), card(`${count(moves.filter((m) => m.some((x) => x > 0)).length)} of ${count(rows)}`, "tensors moved"), card(change_text(largest(last)), "largest change of a tensor, from first to last"));
-  } else if (converted) list.push(differing ? card(count(differing), `tensor${s(differing)}, not what the conversion gives`, "warned") : card("exact", data.values ? "bit for bit what the conversion gives" : "names, shapes and dtypes are as converted"));
+  } else if (converted) list.push(differing ? card(count(differing), `tensor${s(differing)}, not what the conversion gives`, "warned") : data.values ? card("exact", "bit for bit what the conversion gives") : card("not read", "values; names, shapes and dtypes are as converted"));
   if (!comparing && !along) list.push(card(count(total.tensors), `tensor${s(total.tensors)}`), card(bytes(total.bytes), "in all"), card(count(total.parameters), "parameters"));
   if (alone && total.all !== total.parameters) list.push(card(count(total.all), `numbers with those of ${Object.entries(BESIDE).filter(([role]) => total.roles[role]).map(([role, noun]) => many(total.roles[role], noun)).join(", ")}`));
   if (data.values) {

@@ -30,7 +30,7 @@ const columns = [
   ...(data.values && !compared && !along ? [{ id: "zeros", title: "Zeros", text: (i) => (data.zeros[i] ? percent(data.zeros[i] / data.count[i]) : ""), key: (i) => data.zeros[i] / (data.count[i] || 1), down: true, width: "60px", cls: "num wide" }] : []),
 ];
 const filters = {
-  all: ["All", () => true], found: ["With findings", (i) => flags.has(i)], changed: ["Changed", changed], equal: [STATUS.equal, (i) => kind_of_change(i) === "equal"],
+  all: ["All", () => true], found: ["With findings", (i) => flags.has(i)], changed: [converted ? "Not as converted" : "Changed", changed], equal: [STATUS.equal, (i) => kind_of_change(i) === "equal"],
   only_a: [STATUS.only_a, (i) => kind_of_change(i) === "only_a"], renamed: ["Renamed", (i) => kind_of_change(i) === "renamed"], dtype: ["Other dtype", (i) => kind_of_change(i) === "dtype"], shape: ["Other shape", (i) => kind_of_change(i) === "shape"], only_b: [STATUS.only_b, (i) => kind_of_change(i) === "only_b"],
   weight: ["Weights", (i) => !data.roles[data.role[i]]], other: ["Buffers, slots and state", (i) => Boolean(data.roles[data.role[i]])],
   ...Object.fromEntries(Object.keys(checks).map((id) => [id, [id, (i) => (flags.get(i) || []).some((f) => f[0] === id)]])),
