@@ -112,7 +112,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         note = Note("assumed", text)
         return gather(leaves, read[0][1], how, urls, "ranks", [note], whole=True)
     leaves = list(_joined(read, urls, parts))
-    note = Note("assumed", f"joined from {many(count, 'rank')}; what is not cut is rank 0's")
+    note = Note("assumed", f"joined from {many(count, 'rank')}; of what several hold alike, the first one's is taken")
     return gather(leaves, read[0][1], how, urls, "ranks", [note])
 
 
@@ -306,7 +306,8 @@ class RanksWriter:
             if m := NAMED.fullmatch(name):
                 ranks.setdefault(int(m[1]), {})[name] = t
         if lacking := sorted({*range(max(2, *(r + 1 for r in ranks)))} - ranks.keys()):
-            raise Unrepresentable(f"no tensor is of {shortened([f'rank {r}' for r in lacking])}; two are the fewest")
+            text = "two are the fewest: for one, choose a converter of one file, such as meta-llama, without ranks="
+            raise Unrepresentable(f"no tensor is of {shortened([f'rank {r}' for r in lacking])}; {text}")
         self.inside.archives, bare = [], replace(checkpoint, metadata={})
         placed = [
             self.inside.lay_out(
