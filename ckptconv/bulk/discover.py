@@ -7,6 +7,7 @@
     arrays/*.npy and nothing else                           one: the folder
     run/3/params/manifest.ocdbt, step_1/target.w/.zarray    one: run/3/params, step_1
     model_world_size_2_rank_0.pt ... and no other model     one: the folder
+    iter_0000100/mp_rank_00/model_optim_rng.pt ...          one: iter_0000100
     any other file                                          one, if its suffix or its content belongs to a format
 
 Only names and indexes are read, and a few kilobytes of files without a known suffix. Files whose names begin with a dot
@@ -46,7 +47,7 @@ INDEXES = (shard_index.SUFFIX, ".weights.json")
 SIDE = huggingface.KNOWN | {"README.md", "LICENSE", "LICENSE.txt", "NOTICE", "trainer_state.json", "all_results.json"}
 WHOLE = {SAVED_MODEL, DISTRIBUTED, orbax.MANIFEST, orbax.METADATA, orbax.V3, ".zgroup", "_sharding"}
 ARRAYS = (orbax.V2, orbax.V3)  # in folders of a folder of arrays
-RANKS = ("ranks", "deepspeed", "dcp")
+RANKS = ("ranks", "deepspeed", "dcp", "megatron")
 STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
 MAX_INDEX = 2**26  # bytes
 OUTSIDE = "is a link that leads out of the given folder; follow_links=True follows it"
@@ -256,6 +257,7 @@ def _is_whole(folder: str, folders: Sequence[str], files: Mapping[str, Stat]) ->
     npys = bool(files) and all(n.endswith(".npy") for n in files)
     arrays = bool(folders) and any(stat(join(folder, folders[0], n)) for n in ARRAYS)
     models = [n for n in files if n.lower().endswith((".pt", ".pth", ".bin", ".safetensors"))]
+    models += [n for n in folders if n.startswith("mp_rank_")]
     ranks = bool(models) and all("rank" in n or n.startswith(("consolidated.", "shard-")) for n in models)
     if not npys and not arrays and not ranks and not WHOLE & files.keys():
         return False

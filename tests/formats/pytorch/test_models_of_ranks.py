@@ -230,8 +230,8 @@ def test_ranks(kind: str, ranks: int, stages: int, pieces: int, words: str, tmp_
     ckptconv.convert(tmp_path / "m", tmp_path / "out.pt", converter="auto")
     assert equal(tmp_path / "out.pt", whole)
     converter, words_of = f"megatron-{kind}" + "-ranks" * (ranks > 1), {n for n, w in whole.items() if len(w) == PADDED}
-    ckptconv.convert(tmp_path / "m", tmp_path / "cut.pt", converter=converter, param={"vocabulary": 37})
-    assert equal(tmp_path / "cut.pt", {n: w[:37] if n in words_of else w for n, w in whole.items()})
+    ckptconv.zoo(tmp_path / "m", tmp_path / "cut", to="torch", converter=converter, param={"vocabulary": 37})
+    assert equal(tmp_path / "cut/iter_0000100.pt", {n: w[:37] if n in words_of else w for n, w in whole.items()})
     if stages > 1:
         with pytest.raises(ckptconv.CkptError, match="the others have the rest: mp_rank_"):
             ckptconv.convert(tmp_path / "m" / FIRST, tmp_path / "no.pt")
