@@ -245,7 +245,8 @@ NAMED = {  # by the ends of names, where the content tells less: what it is, and
 BEGINNINGS = {  # of files, as regular expressions: what they are
     rb"version https://git-lfs": "a git-lfs pointer, not the file itself; run `git lfs pull` in its repository",
     rb"(?i)\s*<(!doctype )?html": "an HTML page, not a checkpoint; the download failed (a login or error page?)",
-    rb"lmgg|fmgg|tjgg|24ka": f"a file of old ggml, {ORIGINAL}",
+    rb"lmgg|fmgg|tjgg": f"a file of old ggml, {ORIGINAL}",
+    rb"24ka|(?:(?!\0\0)..\0\0){2}(?:[^\0]\0{3}){3}": f"perhaps a model of llama2.c, by its first numbers, {ORIGINAL}",
     rb"ptrt": f"a TensorRT engine, {ORIGINAL}",
     rb"GGUF": "a GGUF file, which is not read; take the safetensors that it was made from",
     rb".{4}ET12": f"an ExecuTorch program (.pte), {ORIGINAL}",

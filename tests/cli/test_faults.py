@@ -92,6 +92,7 @@ def test_no_checkpoint_at_all(kind: str, name: str, cli: Run, tmp_path: Path) ->
         ("model-0000.params", b"\x12\1" + bytes(30), 3, "mxnet.nd.load"),
         ("a.mat", b"MATLAB 5.0 MAT-file, Platform: GLNXA64" + bytes(90), 3, "scipy.io.loadmat"),
         ("m.bin", b"lmgg" + bytes(20), 3, "old ggml"),
+        ("m.bin", b"\x20\1\0\0\0\3" + b"\0\0\6\0" * 4, 3, "llama2.c"),
         ("vgg.caffemodel", b"\n\3vgg" + bytes(30), 3, "caffe.Net"),
         ("yolo.weights", bytes(40), 3, "darknet"),
     ],

@@ -53,7 +53,7 @@ ALONE = ("generator", "encoder", "backbone", "teacher", "checkpoint", "model_dic
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
 ABSENT = {
     META: "on the meta device, without data",
-    PART: "the part of one process; give the folder of all parts, called rank_0.pt, rank_1.pt ...",
+    PART: "the part of one process; give the folder of all, whose names must end in rank_0.pt, rank_1.pt ...",
 }
 SHOWN = 6  # entries that a note names
 MAX_VALUES, MAX_ITEMS = 10_000, 50  # in all, and of one list

@@ -93,7 +93,7 @@ def test_parts_of_tensors_are_refused_by_name(tmp_path: Path) -> None:
         )
     finally:
         torch.distributed.destroy_process_group()
-    part_of = ": the part of one process; give the folder of all parts, called rank_0.pt, rank_1.pt ..."
+    part_of = ": the part of one process; give the folder of all, whose names must end in rank_0.pt, rank_1.pt ..."
     for opaque in (False, True):
         with pytest.raises(ckptconv.CorruptCheckpoint, match="hold 4 tensors with all values") as error:
             ckptconv.open(tmp_path / "a.pt", opaque=opaque)
