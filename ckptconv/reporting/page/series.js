@@ -51,12 +51,12 @@ const draw_series = () => {
   $("arrivals").replaceChildren(make("p", { className: "soft small" }, `|d| / |x| of the weights of a layer together; ${most ? `colours are logarithmic, ${change_text(least)} to ${change_text(most)}` : "nothing moved that could be measured"}.`));
 };
 const course = (i) => { // of one tensor: lines over the checkpoints
-  const chart = (title, ys) => {
+  const chart = (title, ys, text) => {
     const known = ys.map((y, k) => [k, y]).filter(([, y]) => y !== null), high = Math.max(...known.map((p) => p[1])) || 1, low = Math.min(...known.map((p) => p[1]));
     const at = ([k, y]) => `${4 + (192 * k) / Math.max(1, ys.length - 1)},${(56 - (52 * y) / high).toFixed(1)}`;
-    const box = svg("svg", { viewBox: "0 0 200 60", role: "img", "aria-label": `${title}: ${number(low)} to ${number(high)}` }, svg("polyline", { points: known.map(at).join(" ") }));
-    for (const p of known) { const [x, y] = at(p).split(","); box.append(svg("circle", { cx: x, cy: y, r: 2.5 }, svg("title", {}, number(p[1])))); }
-    return make("figure", { className: "chart" }, make("figcaption", {}, make("b", {}, title)), box, make("p", { className: "soft small" }, `${number(low)} to ${number(high)}`));
+    const box = svg("svg", { viewBox: "0 0 200 60", role: "img", "aria-label": `${title}: ${text(low)} to ${text(high)}` }, ...ys.slice(1).flatMap((y, k) => (y === null || ys[k] === null ? [] : [svg("polyline", { points: `${at([k, ys[k]])} ${at([k + 1, y])}` })])));
+    for (const p of known) { const [x, y] = at(p).split(","); box.append(svg("circle", { cx: x, cy: y, r: 2.5 }, svg("title", {}, `${short_urls[p[0] + along.urls.length - ys.length]}: ${text(p[1])}`))); }
+    return make("figure", { className: "chart" }, make("figcaption", {}, make("b", {}, title)), box, make("p", { className: "soft small" }, text(low) === text(high) ? text(low) : `${text(low)} to ${text(high)}`));
   };
-  return make("div", { className: "charts" }, ...[["Change from the one before", along.step[i]], ["Change from the first", along.drift[i]], ["Norm", along.norm[i]]].filter(([, ys]) => ys?.some((y) => y !== null)).map(([t, ys]) => chart(t, ys)));
+  return make("div", { className: "charts" }, ...[["Change from the one before", along.step[i], change_text], ["Change from the first", along.drift[i], change_text], ["Norm", along.norm[i], number]].filter(([, ys]) => ys?.some((y) => y !== null)).map((which) => chart(...which)));
 };

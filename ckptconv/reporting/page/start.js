@@ -31,8 +31,8 @@ const draw_cards = () => {
   if (!comparing && !along) list.push(card(count(total.tensors), `tensor${s(total.tensors)}`), card(bytes(total.bytes), "in all"), card(count(total.parameters), "parameters"));
   if (alone && total.all !== total.parameters) list.push(card(count(total.all), `numbers with those of ${Object.entries(BESIDE).filter(([role]) => total.roles[role]).map(([role, noun]) => many(total.roles[role], noun)).join(", ")}`));
   if (data.values) {
-    const told = findings.filter((f) => f[4]), bad = told.filter((f) => checks[f[0]][0] !== "note").length, notes = told.length - bad;
-    list.push(bad ? card(count(bad), `${bad > 1 ? "errors and warnings" : "error or warning"}${NEW}`, "warned") : card("no", `errors or warnings${NEW}${notes ? `, ${many(notes, "note")}` : ""}`));
+    const told = findings.filter((f) => f[4]), bad = told.filter((f) => checks[f[0]][0] !== "note").length, notes = told.length - bad, where = along ? " in the series" : "";
+    list.push(bad ? card(count(bad), `${bad > 1 ? "errors and warnings" : "error or warning"}${NEW || where}`, "warned") : card("no", `errors or warnings${NEW || where}${notes ? `, ${many(notes, "note")}` : ""}`));
   }
   $("cards").replaceChildren(...list);
 };

@@ -38,7 +38,7 @@ const beside = (i) => {
   const out = [make("div", { className: "pair" }, side(comparing ? "A" : "Source", left), side(comparing ? "B" : "Target", right))];
   if (rule >= 0) out.push(make("p", {}, "Rule: ", make("code", {}, compared.rules[rule] || "the name is kept")));
   if (kind === "equal" && data.values) out.push(make("p", {}, comparing ? "Equal, bit for bit." : "Bit for bit what the conversion gives."));
-  else if (kind && kind !== "equal") out.push(make("p", { className: changed(i) && !comparing ? "bad" : "" }, comparing ? `${status(i)}.` : `Not what the conversion gives: ${status(i)}.`));
+  else if (kind && kind !== "equal") out.push(make("p", { className: changed(i) && !comparing ? "bad" : "" }, comparing ? `${STATUS[kind][0].toUpperCase()}${STATUS[kind].slice(1)}.` : `Not what the conversion gives: ${status(i)}.`));
   if (found) out.push(facts([["change |d|/|a|", change_text(found.change) || "–"], ["max |d|", number(found.max_abs)], ["cosine", number(found.cosine)], ["relative", number(found.max_rel)], ["differing", `${count(found.differing)} of ${count(found.elements)}`], ["first at", `[${found.first.join(", ")}]`]]));
   if (found?.unpaired) out.push(make("p", { className: "bad" }, `${many(found.unpaired, "value")} finite on one side only.`));
   return out;
