@@ -52,7 +52,7 @@ def _tensors(found: Sequence[Match], sides: Sides, judge: Judge) -> list[Pair]:
         fills = tuple((m.b.members[r].name, (CONSTANTS[r],)) for r in lacking if not sides[0].prints)
         for p in made:
             if fills and p.targets[0].endswith("running_mean"):
-                p = p._replace(fills=fills, sure=False, why=(*p.why, CONSTANT))
+                p = p._replace(fills=fills, sure=False, real=p.real or len(fills) > 1, why=(*p.why, CONSTANT))
             out.append(p)
     return out
 
