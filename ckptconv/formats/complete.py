@@ -27,13 +27,13 @@ SHARDED = (
     re.compile(r"(?P<before>.*(?:model|part|shard|weights)[-_]?)(?P<part>\d+)(?P<after>[-_]?of[-_]?(?P<all>\d+)\.\w+)"),
 )
 RANKED = (
-    re.compile(r"(?P<before>.*_rank_)(?P<part>\d+)(?P<after>_of_(?P<all>\d+)\.\w+)"),
+    re.compile(r"(?P<before>(?:.*[._-])?rank[_-]?)(?P<part>\d+)(?P<after>[_-]of[_-](?P<all>\d+)\.\w+)"),
     re.compile(r"(?P<before>.*world_size_(?P<all>\d+)_rank_)(?P<part>\d+)(?P<after>\.\w+)"),
 )
 RANK = re.compile(  # a number of several; `sure`: that ranks write; `whole`: of which 0 alone can be the model
     r"(?P<word>(?P<sure>(?P<whole>^consolidated\.|^layer_(?=\d+-model_)|[cdempt]p_rank_)"
     r"|^rank_?|(?:^|[._-])(?:model_part-|(?:rank|shard|[mpt]p)[_-]?(?=0\d)))"
-    r"|(?:^|[._-])(?:rank|shard|model_?part|[mpt]p)[_-]?)"
+    r"|(?:^|[._-])(?:rank|shard|model[._-]?part|pipeline_stage|[mpt]p)[_-]?)"
     r"(?!\d+(?:-model-|[-_]?of[-_]?\d))(?P<number>\d+(?:_\d{3,}$)?)"  # also the stage of a pipeline of Megatron-LM
 )
 LORA = re.compile(r"(?i)(?:^|[^a-z])(?:q?lora|dora|adapter|loha|lokr|lycoris|hada|svd|low.?rank)")  # have a rank

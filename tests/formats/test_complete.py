@@ -21,6 +21,7 @@ PARTS = {  # a file and those beside it: what the error says
     "model-00000-of-00002.safetensors": "model-00001-of-00002",
     "model_world_size_2_rank_0.pt": "model_world_size_2_rank_1.pt",
     "w_rank_1_of_2.pt": "w_rank_0_of_2.pt",
+    "rank-00-of-02.pt": "rank-01-of-02.pt",
     "vae-00001-of-00002.fp16.safetensors": "vae-00002-of-00002.fp16.safetensors",
     "model_00002-of-00002.safetensors": "model_00001-of-00002.safetensors",
     "layer_01-model_00-model_states.pt layer_02-model_00-model_states.pt": "layer_02-model_00",
@@ -45,6 +46,8 @@ DOUBTFUL = [  # names that parts have, and others as well
     "model_rank_1.pt",
     "reshard-model_part-0.pt",
     "shard_1_3.pt",
+    "pytorch_model.part0.pt",
+    "pipeline_stage_1.pt",
     "shard_1/model.pt",
     "model_tp1.safetensors",
 ]
