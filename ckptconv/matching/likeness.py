@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import TypeVar
@@ -60,23 +60,23 @@ def in_segments(names: Sequence[str]) -> dict[str, str]:
 
     conv1/kernel/value, conv1/bias/value      a last segment that all share is none:  conv1/kernel, conv1/bias
     bn1_running_mean, bn1RunningMean, bn1runningmean                                  bn1/running_mean
-    net/W_fc1, net/b_fc1, net/w2, net/b2                                              net/fc1/w, net/2/b
+    net/W_fc1, net/b_fc1, old/w2, old/b2                                              net/fc1/w, old/2/b
     """
     new = {n: COPY.sub("", n) for n in names}
     bare = new
     while len(last := {leaf(n) for n in bare.values()}) == 1 and not last & {*LEAVES, *KINDS} and all(bare.values()):
         bare = {n: parent(name) for n, name in bare.items()}
-    new = bare if _named(list(bare.values())) else new
-    if len(homes := {parent(n) for n in new.values()}) == 1:
-        cut = len(min(homes) and f"{min(homes)}/")
-        new = {n: name[:cut] + _variable_apart(name[cut:]) for n, name in new.items()}
-        new = new if _named(list(new.values())) else {}
+    new = bare if _named(bare) else new
+    if len({parent(n) for n in new.values()}) == 1 or not _named(new):
+        homes = {n: parent(name) and f"{parent(name)}/" for n, name in new.items()}
+        new = {n: homes[n] + _variable_apart(name[len(homes[n]) :]) for n, name in new.items()}
+        new = new if _named(new) else {}
     return new if len({*new.values()}) == len(names) else {n: n for n in names}
 
 
-def _named(names: Sequence[str]) -> bool:
-    """Whether most names end in what a variable is called."""
-    return sum(leaf(n) in LEAVES or leaf(n) in KINDS for n in names) > len(names) / 2
+def _named(names: Mapping[str, str]) -> bool:
+    """Whether most of the new names end in what a variable is called."""
+    return sum(leaf(n) in LEAVES or leaf(n) in KINDS for n in names.values()) > len(names) / 2
 
 
 def _variable_apart(name: str) -> str:

@@ -108,8 +108,8 @@ CASES: dict[str, tuple[Arrays, Arrays, dict[str, Any], set[str]]] = {
     "no Flatten there": (IMAGE, plain(IMAGE), taken("plain"), set()),
     "shapes alone": (IMAGE, turned(IMAGE), {}, {"d/kernel", "n/gamma", "n/beta"}),
     "as tutorials call them": ({n: IMAGE[n] for n in IMAGE if n[0] != "n"},
-                               {f"net/{'W' if m == 'kernel' else 'b'}_{n}": a for k, a in turned(IMAGE).items()
-                                for n, m in [k.split("/")] if n != "n"}, {}, {"net/W_d"}),
+                               {f"{n}/{'W' if m == 'kernel' else 'b'}_{n}": a for k, a in turned(IMAGE).items()
+                                for n, m in [k.split("/")] if n != "n"}, {}, {"d/W_d"}),
     "a later layer has as many outputs": (WIDE, {f"{n[0]}/kernel": a.T if a.ndim == 2 else a.transpose(2, 3, 1, 0)
                                                  for n, a in reversed(WIDE.items())}, {}, {"d/kernel"}),
     "numbers cross": (CROSSED, BACK, {}, set()),
