@@ -51,7 +51,7 @@ writer = LegacyWriter
 MAX_WORDS = 8  # at the end of a weight's name, which may be those of its layer
 THEANO = (
     "written under Theano, where Keras convolves with flipped kernels: -c keras-torch flips them, and so did Keras 2 "
-    "when it loaded the file under another backend; all else leaves them as they are"
+    "when it loaded the file under another backend, but for depthwise ones; all else leaves them as they are"
 )
 KERAS1 = re.compile(r"[^/]+_(?:(?:W|U|b)(?:_[a-z])?|running_std)(?:_\d+)?")
 STEPS = {"iteration", "iterations", "iter"}
