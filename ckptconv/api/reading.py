@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .. import checkpoint
 from ..checkpoint import Checkpoint, Note
 from ..dtypes import dtype
-from ..errors import CorruptCheckpoint, FormatError, UsageError, VerifyError
+from ..errors import CkptError, CorruptCheckpoint, FormatError, UsageError, VerifyError
 from ..formats import complete, detect
 from ..formats.table import Reading
 from ..messages import listing, printable
@@ -80,9 +80,8 @@ def whole(url: str, how: Options, given: Collection[str] = ()) -> Checkpoint:
     try:
         found = detect.open_checkpoint(url, reading, format=how.from_)
     except FormatError as e:
-        with suppress(FormatError):
-            other = detect.detect(url).name
-            if how.from_ not in (None, other):
+        with suppress(CkptError):
+            if how.from_ and (other := detect.detect(url).name) != how.from_:
                 e.message = f"without from_= it is read as {other}; as {how.from_}: {e.message}"
         raise
     lacks, sure = complete.missing(found, url, given)
