@@ -110,10 +110,11 @@ def _ranks(folder: str, base: str, found: Iterable[str] = ()) -> tuple[set[str],
 
     found: the names of tensors; those of a LoRA, which has a rank of its own, say that it is none of several.
     """
-    told = [*RANK.finditer(base)]
-    lora = told and any(map(LORA.search, (base, *found)))
+    if not (told := [*RANK.finditer(base)]):
+        return set(), False
+    lora = any(map(LORA.search, (base, *found)))
     first = RANK.sub(lambda m: m["word"] + re.sub(r"\d", "0", m["number"]), base)
-    alike = {n for n in (names(folder) if told else ()) if RANK.sub(r"\g<word>", n) == RANK.sub(r"\g<word>", base)}
+    alike = {n for n in names(folder) if RANK.sub(r"\g<word>", n) == RANK.sub(r"\g<word>", base)}
     if first in alike or (not lora and (len(told) > 1 or any(m["sure"] for m in told))):
         return (others := alike - {base} or {first} - {base}), not others and not all(m["whole"] for m in told)
-    return set(), bool(told) and not lora
+    return set(), not lora
