@@ -48,7 +48,7 @@ SIDE = huggingface.KNOWN | {"README.md", "LICENSE", "LICENSE.txt", "NOTICE", "tr
 WHOLE = {SAVED_MODEL, DISTRIBUTED, orbax.MANIFEST, orbax.METADATA, orbax.V3, ".zgroup", "_sharding"}
 ARRAYS = (orbax.V2, orbax.V3)  # in folders of a folder of arrays
 RANKS = ("ranks", "deepspeed", "dcp", "megatron")
-STEP = re.compile(r"(?P<series>.*?)[-_.]?(?P<step>\d+)", re.DOTALL)
+STEP = re.compile(r"(?i)((?:epoch|step|iter|iteration|ckpt|checkpoint)s?[-_.=]?)(\d+)")
 MAX_INDEX = 2**26  # bytes
 OUTSIDE = "is a link that leads out of the given folder; follow_links=True follows it"
 
@@ -78,10 +78,13 @@ class FoundCheckpoint(NamedTuple):
         return fnmatchcase(path, pattern) or fnmatchcase(path.rpartition("/")[2], pattern)
 
     @property
-    def step(self) -> tuple[str, int] | None:
-        """The training series that this is a step of, and the step; None for what has a suffix or no number."""
-        m = None if self.suffix else STEP.fullmatch(self.name)
-        return (f"{split(self.source)[0]}/{m['series']}", int(m["step"])) if m else None
+    def step(self) -> tuple[str, tuple[int, ...]]:
+        """The training series that this is a step of, and its numbers; () if no word in its path says what they count.
+
+        A number at the end of a name without a suffix needs no word.
+        """
+        path = self.source if self.suffix else re.sub(r"[-_.]?(\d+)$", r"step\1", self.source)
+        return STEP.sub(r"\1", path), tuple(int(n) for _, n in STEP.findall(path))
 
 
 def discover(

@@ -196,9 +196,9 @@ def _refuse_inside(sources: Sequence[str], folder: str) -> None:
 
 def _newest(items: Sequence[Conversion]) -> list[Conversion]:
     """The highest readable step of each training series, unreadable ones above it, and what is not a step."""
-    steps = [i.found.step or ("", -1) for i in items]
+    steps = [i.found.step for i in items]
     best = dict(sorted(step for step, i in zip(steps, items, strict=True) if not i.found.problem))
-    return [i for i, (series, step) in zip(items, steps, strict=True) if step >= best.get(series, 0) or step < 0]
+    return [i for i, (series, step) in zip(items, steps, strict=True) if not step or step >= best.get(series, ())]
 
 
 # --- destinations ---

@@ -96,7 +96,13 @@ def test_steps_of_a_series(tmp_path: Path) -> None:
         for file in (tmp_path / f"run{step}").glob("model*"):
             file.rename(tmp_path / file.name)
     assert len(names(tmp_path)) == 3
-    assert [i.destination for i in zoo_plan([str(tmp_path)], "out", latest=True)] == ["model.ckpt-200.safetensors"]
+    for name in ("epoch9.npz", "epoch10.npz", "vgg16.npz", "vgg19.npz", "r/epoch=1-step=9.npz", "r/epoch=2-step=3.npz"):
+        save(tmp_path / name)
+    save(tmp_path / "t" / "checkpoint-9" / "model.npz")
+    save(tmp_path / "t" / "checkpoint-10" / "model.npz")
+    assert [i.found.name for i in zoo_plan([str(tmp_path)], "out", latest=True)] == [
+        "epoch10", "model.ckpt-200", "r/epoch=2-step=3", "t/checkpoint-10/model", "vgg16", "vgg19",
+    ]  # fmt: skip
 
 
 def test_a_cache_is_read_by_its_snapshots(tmp_path: Path) -> None:
