@@ -54,7 +54,11 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> tuple[s
     folder, base = split(url.rstrip("/"))
     doubt = False
     if found.format not in OWN:
-        if lacking := {*counted(base)} - {split(u)[1] for u in (*found.urls, *given)}:
+        read = {split(u)[1] for u in (*found.urls, *given)}
+        values = found.details.get("values", {})  # of DeepSpeed
+        ranks = max((n for key, n in values.items() if key.endswith("mp_world_size") and type(n) is int), default=1)
+        named = [f"mp_rank_{r:02d}_model_states.pt" for r in range(min(ranks, MOST))]
+        if lacking := {*(counted(base) or named * (ranks > 1))} - read:
             return f"is only a part of a model; the rest is in {_some(lacking)}", True
         for path in (url.rstrip("/"), folder):
             others, told = _ranks(*split(path), found)

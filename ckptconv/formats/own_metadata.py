@@ -17,6 +17,7 @@ Flax has no place. What has no place, as all metadata of others, is named in a n
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 
 from ..checkpoint import Checkpoint, Note, Tensor
@@ -30,6 +31,7 @@ VERSION = "2"
 GROUP = 1000  # hashes in one entry: an attribute of HDF5 holds 64 KB
 WIDTH = 32
 BLANK = "0" * WIDTH
+OF_THE_FILE = re.compile(r"(?s)ckptconv\.(options|xxh3(\..*)?)")
 
 
 def entries(tensors: Mapping[str, Tensor], hashes: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -81,16 +83,12 @@ def _stale(checkpoint: Checkpoint, what: str) -> VerifyError:
 
 def hashes_of(metadata: Mapping[str, str]) -> dict[str, str]:
     """The metadata entries that apply to all tensors together, and not to converted ones."""
-    return {k: v for k, v in metadata.items() if _of_the_file(k)}
+    return {k: v for k, v in metadata.items() if OF_THE_FILE.fullmatch(k)}
 
 
 def unhashed(metadata: Mapping[str, str]) -> dict[str, str]:
     """The other metadata entries."""
-    return {k: v for k, v in metadata.items() if not _of_the_file(k)}
-
-
-def _of_the_file(key: str) -> bool:
-    return key in (HASHES, OPTIONS) or key.startswith(HASHES + ".")
+    return {k: v for k, v in metadata.items() if not OF_THE_FILE.fullmatch(k)}
 
 
 # --- in formats without metadata ------------------------------------------------------------------------------------

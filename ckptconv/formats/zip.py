@@ -271,7 +271,8 @@ def contents(f: Ranges, m: Member, piece: int = 2**20, *, strict: bool = False) 
     Raises CorruptCheckpoint if their number or CRC-32 differs from that in the directory.
     """
     left, value = m.size, 0
-    for data in inflated(f, m.start, m.packed, piece) if m.method != STORED else _stored(f, m, piece):
+    stored = (f.read(m.start + at, min(piece, m.size - at)) for at in range(0, m.size, piece))
+    for data in inflated(f, m.start, m.packed, piece) if m.method != STORED else stored:
         left -= len(data)
         if left < 0:
             break
@@ -283,11 +284,6 @@ def contents(f: Ranges, m: Member, piece: int = 2**20, *, strict: bool = False) 
         raise CorruptCheckpoint(text)
     if (m.crc or strict) and value != m.crc:
         raise CorruptCheckpoint(f"the CRC-32 of {printable(m.name)} is wrong: the file is damaged")
-
-
-def _stored(f: Ranges, m: Member, piece: int) -> Iterator[bytes]:
-    for at in range(0, m.size, piece):
-        yield f.read(m.start + at, min(piece, m.size - at))
 
 
 def inflated(f: Ranges, start: int, size: int, piece: int, form: int = -15) -> Generator[bytes, None, int]:

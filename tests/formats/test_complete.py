@@ -71,10 +71,10 @@ ALL = [  # the same kinds of names, of what lacks nothing
 ]
 
 
-def torch_file() -> bytes:
+def torch_file(**values: int) -> bytes:
     storage = Id(("storage", Global("torch.FloatStorage"), "0", "cpu", 2))
     tensor = Call(Global("torch._utils._rebuild_tensor_v2"), (storage, 0, (2,), (1,), False, {}))
-    return archive({"w": tensor}, {"0": W["w"].tobytes()})
+    return archive({"w": tensor, **values}, {"0": W["w"].tobytes()})
 
 
 def laid(folder: Path, names: list[str]) -> Path:
@@ -103,6 +103,13 @@ def test_what_lacks_nothing_opens(names: str, tmp_path: Path) -> None:
     found = ckptconv.open(laid(tmp_path, names.split()))
     assert list(found) == ["w"]
     assert any("one part of several" in n.text for n in found.notes) == (names in DOUBTFUL)
+
+
+def test_deepspeed_says_how_many_ranks_there_are(tmp_path: Path) -> None:
+    first = tmp_path / "mp_rank_00_model_states.pt"
+    first.write_bytes(torch_file(mp_world_size=2))
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="the rest is in mp_rank_01_model_states"):
+        ckptconv.open(first)
 
 
 def test_a_lora_has_a_rank_of_its_own(tmp_path: Path) -> None:
