@@ -247,11 +247,11 @@ FOLDERS: dict[str, tuple[dict[str, Any], str]] = {
     "chunks in a tuple": ({"about": described((TOP, BOTTOM))}, "has no proper chunks"),
     "a chunk of one offset": (
         {"about": described([chunk((0,), (1, 2))]), "places": ((index((0,)), info()),)},
-        r"a chunk at \[0\] of size \[1, 2\] is not",
+        r"its chunk at \[0\] is float32\[1, 2\], not a part",
     ),
     "a chunk before": (
         {"about": described([chunk((-1, 0), (1, 2))]), "places": ((index((-1, 0)), info()),)},
-        r"a chunk at \[-1, 0\] of size .* is not part",
+        r"its chunk at \[-1, 0\] is .* not a part",
     ),
     "a chunk of another shape": (
         {"about": described([chunk((0, 0), (2, 2))])}, r"its chunk at \[0, 0\] is float32\[1, 2\], not as described"
