@@ -86,8 +86,6 @@ def _advice(found: Diff, how: Options) -> Iterator[Note]:
         yield Note("hint", "only names differ; `match` proposes the rules that lead from A to B")
     if kinds >= {"only_a", "only_b"} and not how.converter and not found.equal:
         yield Note("hint", "if these are other names, converter='auto' compares across; `match` proposes rules")
-    if kinds and kinds <= {"dtype", "values"} and found.tolerance.exact:
-        yield Note("hint", "rtol= and atol= allow differences, also of dtype")
 
 
 def stripped(checkpoints: Sequence[Checkpoint], prefixes: Sequence[str]) -> list[Checkpoint]:

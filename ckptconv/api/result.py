@@ -50,7 +50,7 @@ class Report(Told):
         """One line: how much was written, and where."""
         large = self.seconds > 1 and self.bytes > 10**7  # of less the time is that of starting
         speed = f" ({in_bytes(int(self.bytes / self.seconds))}/s)" if large else ""
-        cast = ", ".join(f"{n:,} cast from {kinds}" for kinds, n in self.casts.items())
+        cast = ", ".join(filter(None, [*(f"{n:,} cast from {kinds}" for kinds, n in self.casts.items()), self.lost]))
         size = f"{many(self.tensors, 'tensor')}{f' ({cast})' * bool(cast)}, {in_bytes(self.bytes)}"
         there = self.destination  # a file or a folder, or what all files of a set are called after
         if there not in self.files and not any(f.startswith(f"{there}/") for f in self.files):
@@ -128,10 +128,11 @@ class Loaded(Told):
         return not (self.missing or self.unexpected or self.mismatched or self.computed)
 
     def sum(self) -> str:
-        """One line: how many tensors were loaded or were not, and how many notes there are."""
+        """One line: how many tensors were loaded or were not, and how many notes there are, with that on losses."""
         fields = ("loaded", "missing", "unexpected", "mismatched", "cast", "computed")
         counts = [f"{len(names)} {field}" for field in fields if (names := getattr(self, field)) or field == "loaded"]
-        return ", ".join(counts) + f"; {many(len(self._told), 'note')}" * bool(self._told)
+        told = len(self._told) + bool(self.loss)
+        return ", ".join(counts) + f"; {many(told, 'note')}" * bool(told)
 
     @property
     def _told(self) -> list[Note]:

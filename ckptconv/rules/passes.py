@@ -288,16 +288,16 @@ def renamed(checkpoint: Checkpoint, new: Callable[[str], str], rule: str) -> Che
 
 
 def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
-    """Merge checkpoints into one; NameCollision if two hold the same name, which `scope` settles."""
+    """Merge checkpoints into one; NameCollision if two hold the same name, which `scope` settles.
+
+    Each shard of an index gives all of the model, which is taken once.
+    """
+    checkpoints = [*{(c.urls, *c) if len(c.urls) > 1 else id(c): c for c in checkpoints}.values()]
     first, *rest = checkpoints
     if not rest:
         return first
-    out: dict[str, Tensor] = {}
-    clashes = []
-    for c in checkpoints:
-        clashes += [n for n in c.tensors if n in out]
-        out.update(c.tensors)
-    if clashes:
+    counts = Counter(n for c in checkpoints for n in c)
+    if clashes := [n for n, count in counts.items() if count > 1]:
         raise NameCollision(
             f"{len(clashes)} names are in more than one source; give each a scope=NAME:\n{listing(clashes)}"
         )
@@ -313,7 +313,7 @@ def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     }
     return replace(
         first,
-        tensors=out,
+        tensors={n: t for c in checkpoints for n, t in c.items()},
         metadata={k: v for k, v in metadata.items() if k not in records},
         details=first.details | joined((c, c.details) for c in checkpoints),
         ties=tuple(g for c in checkpoints for g in c.ties),

@@ -108,6 +108,12 @@ def test_one_file_in_a_folder(tmp_path: Path) -> None:
         ckptconv.open(tmp_path / "m")
 
 
+def test_all_shards_beside_their_index_are_one_model(folder: Path) -> None:
+    whole = ckptconv.open(folder)
+    report = ckptconv.convert(sorted(folder.glob("*-of-*")), folder.parent / "one.npz")
+    assert report.tensors == len(whole)
+
+
 def test_shards_without_an_index(folder: Path) -> None:
     (folder / INDEX).unlink()
     with pytest.raises(ckptconv.UnknownFormat):

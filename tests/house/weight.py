@@ -29,7 +29,7 @@ AT_MOST = {
     "benchmarks": 45.1,
     "fixtures": 42.8,
     "matching": 38.6,
-    "rules": 34.2,
+    "rules": 34.3,
     "fuzz": 23.9,
     "reporting": 16.6,
     "moves": 17.6,
