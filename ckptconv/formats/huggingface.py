@@ -71,7 +71,7 @@ def open(url: str, how: Reading) -> Checkpoint:
         if base not in shard_index.read(beside(url, index))[0].values():
             text = "is not a shard of the index beside it; from_='safetensors' with partial=True reads it alone"
             raise CorruptCheckpoint(text, url=url)
-        text = "a shard was given, and its whole index is read; from_= with partial=True reads the shard alone"
+        text = "a shard was given, and its whole index is read; from_=FORMAT and partial=True read it alone"
         return _noted(open_index(index, how), text, (base,))
     return open_index(url if exists(url) else beside(url, url + shard_index.SUFFIX), how)
 
