@@ -217,7 +217,7 @@ def _placed(groups: Sequence[Group]) -> tuple[dict[str, Tensor], dict[str, Group
             )
             clashes.append(f"{printable(t.name)}: from {one} and {other}")
     if clashes:
-        raise NameCollision(f"{many(len(clashes), 'name')} would be given twice:\n{listing(clashes)}")
+        raise NameCollision(f"more than one tensor would have these names:\n{listing(clashes)}")
     return tensors, origins, twins
 
 

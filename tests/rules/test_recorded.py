@@ -223,7 +223,11 @@ TWO = "[params]\nn = { help = 'number of heads' }\nm = {}\n" + "".join(
 @pytest.mark.parametrize(
     ("names", "error", "message"),
     [
-        ("ab", NameCollision, "1 name would be given twice:\n  x: from a (by a -> x (i -> i)) and b (by b -> x"),
+        (
+            "ab",
+            NameCollision,
+            "more than one tensor would have these names:\n  x: from a (by a -> x (i -> i)) and b (by b -> x",
+        ),
         ("abc", LayoutError, "1 layout does not fit:\n  c [5] by c -> z ((k i) -> k i): "),
         ("abcd", LayoutError, "2 layouts do not fit:\n  c [5] by c -> z"),
         ("abcdef", UsageError, "the converter test needs param='n=NUMBER' param='m=NUMBER'\n  n: number of heads\n  m"),

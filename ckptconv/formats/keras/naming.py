@@ -332,7 +332,12 @@ def _layer(row: Mapping[str, Any], before: Flow, inputs: dict[int, LayerInput], 
     if convolves or (SPATIAL.fullmatch(kind) and not doubtful):
         return Flow("image", _axes_after(kind, own, before.axes))
     given = own.get("arguments")  # of a Lambda of multi_gpu_model, which takes a part of the batch
-    if kind in PASSING or kind in MERGING or kind == "concatenate" or (type(given) is dict and "parts" in given):
+    if (
+        kind in PASSING
+        or kind in MERGING
+        or kind == "concatenate"
+        or (type(given) is dict and given.keys() == {"i", "parts"})
+    ):
         return before
     return before._replace(axes=()) if before.state == "plain" else UNKNOWN
 
