@@ -90,7 +90,7 @@ def pieces(url: str, files: Sequence[str]) -> str:
         return f"holds the files of a model without their index; give all of them as sources: {_some(every)}"
     ranks = every or [n for n in files if (m := RANK.search(n)) and m["sure"]]
     states = [n for n in ranks if n.endswith("model_states.pt")]
-    if len(alone := states if len(states) == 1 else ranks) == 1:
+    if len(alone := states if len(states) == 1 else ranks) == 1 and not _ranks(url, alone[0])[0]:
         return f"has its weights in {alone[0]}"
     return f"holds what the ranks of a parallel run wrote ({_some(ranks)}); take the gathered model" if ranks else ""
 

@@ -82,6 +82,7 @@ INSIDE: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     ((KERAS_WEIGHTS, "model.weights.npz"), ("keras3",)),
 )
 PLAIN = Reading()
+SUFFIXES = tuple(s for f in TABLE for s in f.suffixes)
 TRIED, MAX_ARCHIVE = 32, 2**30  # files of a folder or an archive that are looked at for an error; bytes of the archive
 INDEX = "hf"  # the format that reads shards under the name of the whole, whatever their own format is
 
@@ -172,7 +173,7 @@ def _members(url: str, how: Reading) -> list[str]:
 def _that_open(paths: Sequence[str], how: Reading = PLAIN) -> list[str]:
     """Those of `TRIED` paths that can be opened and hold tensors; one for each checkpoint. Usual names go first."""
     found, read = list[str](), set[str]()
-    for path in sorted(paths, key=lambda n: not n.lower().endswith(_suffixes()))[:TRIED]:
+    for path in sorted(paths, key=lambda n: not n.lower().endswith(SUFFIXES))[:TRIED]:
         with suppress(CkptError):
             known = path not in read and max(_claims(TABLE, Seen(path), "").values()) > 1
             if known and (opened := _opened(path, how, None)).tensors:
@@ -223,7 +224,6 @@ def _apart(checkpoint: Checkpoint) -> Checkpoint:
 # Specifications: RFC 1952 (gzip), RFC 8878 (zstd), ggml's docs/gguf.md, TensorFlow Lite's schema.fbs, onnx.proto.
 
 MAX_NAMES = 8  # names of files in a message
-LISTED = "`ckptconv formats` lists the formats that can be read"
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+|[a-z0-9]+(-[a-z0-9]+)+")  # google/bert, bert-base-uncased
 ORIGINAL = "which is not read; take the checkpoint that it was made from"
 NAMED = {  # by the ends of names, where the content tells less: what it is, and what reads it
@@ -275,9 +275,9 @@ def _refuse_other(seen: Seen) -> None:
             archives.place(seen.url)  # says what is wrong with an archive
         raise MissingFile(f"no such file, folder or checkpoint prefix{_missing_hint(seen)}", url=seen.url)
     else:
-        what = "is empty (0 bytes)" if seen.size == 0 else _other(seen)
+        what = _other(seen) if seen.size else "is empty (0 bytes)"
     if what:
-        raise UnknownFormat(f"{what}. {LISTED}", url=seen.url)
+        raise UnknownFormat(what, url=seen.url)
 
 
 def _refuse_unclaimed(seen: Seen) -> None:
@@ -286,19 +286,15 @@ def _refuse_unclaimed(seen: Seen) -> None:
         raise CorruptCheckpoint("begins as a zip but has no directory at its end (truncated?)", url=seen.url)
     if PICKLED.match(seen.head):
         raise CorruptCheckpoint("begins as a pickle but does not end as one (truncated?)", url=seen.url)
-    if seen.size < 8 and seen.base.lower().endswith(_suffixes()):
+    if seen.size < 8 and seen.base.lower().endswith(SUFFIXES):
         raise CorruptCheckpoint(f"has {seen.size} bytes, too few for a checkpoint (truncated?)", url=seen.url)
     if seen.members:
-        what = packed(list(seen.members))
+        what = packed(seen.members)
     elif is_visible(text := seen.head[:40].decode("utf-8", "replace").partition("\n")[0]) and len(text) > 2:
         what = f"is a text that begins with {brief(text)!r}"
     else:
         what = f"has an unknown format; it begins with {seen.head[:16].hex(' ')}"
-    raise UnknownFormat(f"{what}. {LISTED}{missing()}", url=seen.url)
-
-
-def _suffixes() -> tuple[str, ...]:
-    return tuple(s for f in TABLE for s in f.suffixes)
+    raise UnknownFormat(f"{what}. `ckptconv formats` lists the formats that can be read{missing()}", url=seen.url)
 
 
 def _missing_hint(seen: Seen) -> str:
