@@ -80,11 +80,11 @@ def threads(value: Any) -> int:
 
 
 def size(value: int | float | str) -> int:
-    """Bytes of '5GB' (decimal), '512MiB' (binary), 1000 or 1e3; a text has a unit."""
+    """Bytes of '5GB' (decimal), '512MiB' (binary), '1000', 1000 or 1e3; '5' lacks a unit."""
     count = 0
     if not isinstance(value, str):
         count = int(value) if isinstance(value, float) and value.is_integer() else index(cast("Any", value))
-    elif m := re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kmgt]i?|(?=b))b?\s*", value.lower()):
+    elif m := re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kmgt]i?|(?=b)|(?<=\d{4}))b?\s*", value.lower()):
         count = int(float(m[1]) * UNITS[m[2]])
     if count < 1 or isinstance(value, bool):
         raise UsageError(f"{value!r} is not a size; write it like 512MB, 5GB or 2GiB")

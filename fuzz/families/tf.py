@@ -61,9 +61,10 @@ def bundle(graph: bytes, named: Sequence[Record], path: Path) -> None:
 
 def taken_apart(index: Path) -> Iterator[Record]:
     """The object graph of a bundle, and its tensors' keys and bytes."""
+    from ckptconv.formats.table import Reading
     from ckptconv.formats.tensorflow.bundle import read
 
-    found, graph = read(str(index))
+    found, graph = read(str(index), Reading())
     yield b"", graph or b""
     yield from ((k.encode("utf-8", "surrogateescape"), t.numpy().tobytes()) for k, t in found.items()
                 if t.dtype.kind != "s")  # fmt: skip
