@@ -118,7 +118,8 @@ def _ranks(folder: str, base: str, found: Iterable[str] = ()) -> tuple[set[str],
         return set(), False
     lora = any(map(LORA.search, (base, *found)))
     first = RANK.sub(lambda m: m["word"] + re.sub(r"\d", "0", m["number"]), base)
-    alike = {n for n in names(folder) if RANK.sub(r"\g<word>", n) == RANK.sub(r"\g<word>", base)}
+    kind = RANK.sub(r"\g<word>", base)
+    alike = {n for n in names(folder) if RANK.sub(r"\g<word>", n) == kind}
     if first in alike or (not lora and (len(told) > 1 or any(m["sure"] for m in told))):
         return (others := alike - {base} or {first} - {base}), not others and not all(m["whole"] for m in told)
     return set(), not lora

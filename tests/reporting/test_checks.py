@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from kit import Run
+from kit import Run, page_data
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, Tensor, held
@@ -170,7 +169,7 @@ def test_a_page_is_a_conversion_only_if_it_is_told_how(tmp_path: Path) -> None:
     for given, mode, names, known in (({}, "comparison", "cba", False), (change, "conversion", "cb", True)):
         ckptconv.report([tmp_path / "a.npz", tmp_path / "b.npz"], tmp_path / "r.html", force=True, **given)
         page = (tmp_path / "r.html").read_text()
-        data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+        data = page_data(page)
         assert (data["compared"]["mode"], "".join(data["names"])) == (mode, names)
         new = [(f[:2], f[4]) for f in data["findings"] if f[0] in ("nan", "inf")]
         assert new == [(["nan", 0], not known), (["inf", 1], True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
-from kit import Run, in_memory
+from kit import Run, in_memory, page_data
 
 import ckptconv
 from ckptconv.api.options import Options
@@ -147,7 +146,7 @@ def test_conversion_knows_rules_drops_and_strangers(tmp_path: Path) -> None:
     change = {"converter": str(tmp_path / "r.toml")}
     report([tmp_path / "a.npz", tmp_path / "b.safetensors"], tmp_path / "r.html", strip_prefix="m.", **change)
     page = (tmp_path / "r.html").read_text()
-    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    data = page_data(page)
     rows = dict(zip(data["names"], data["compared"]["rows"], strict=True))
     assert rows["a.weight"][1:3] == [[["a/kernel", "float32", [2, 3]]], "equal"]
     assert "{x}/kernel" in data["compared"]["rules"][rows["a.weight"][0]]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from kit import Run
+from kit import Run, page_data
 
 import ckptconv
 from ckptconv.api.options import Options
@@ -96,7 +94,7 @@ def test_the_command_line_takes_a_series(cli: Run, tmp_path: Path) -> None:
     done = cli("report", *names)
     assert (done.returncode, done.stderr.partition(":")[0]) == (0, "epoch-3.report.html")
     page = (tmp_path / "epoch-3.report.html").read_text()
-    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    data = page_data(page)
     found = data["series"]
     assert [f[:3] for f in data["findings"] if f[0] in ("nan", "inf")] == [
         ["inf", 2, "20 of 20 infinite, first at [0, 0]; also in epoch-2.npz"],

@@ -21,7 +21,7 @@ from urllib.request import url2pathname
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
-from kit import Run
+from kit import Run, page_data
 
 import ckptconv
 from ckptconv.api.options import Options
@@ -260,7 +260,7 @@ def test_a_series_follows_what_is_listed_between(run: serve.Server, monkeypatch:
 
     def urls(a: str, b: str) -> list[str]:
         page = Got(run, f"{base(run)}series?a={a}&b={b}").text
-        found = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+        found = page_data(page)
         assert len(found["series"]["step"]["0"]) == len(found["series"]["urls"]) - 1
         return [Path(url).stem for url in found["series"]["urls"]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -137,3 +138,8 @@ def read_all(found: Checkpoint, largest: int = 1 << 20) -> None:
             array = t.numpy()
             assert array.shape == t.shape
             assert array.dtype == object or array.nbytes == t.nbytes
+
+
+def page_data(page: str) -> Any:
+    """The data of a report, which its scripts draw."""
+    return json.loads(page.partition('id="data">')[2].partition("</script>")[0])
