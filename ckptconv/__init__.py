@@ -90,7 +90,7 @@ def __getattr__(name: str) -> Any:
         if name.startswith("load"):
             hint = "; open(path) opens a checkpoint, torch.load_into(module, path) loads it into a torch module"
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return globals().setdefault(name, getattr(import_module(f"{__name__}.{home}"), name))
 
 
 def __dir__() -> list[str]:

@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Any
 from .. import checkpoint
 from ..checkpoint import Checkpoint, Note
 from ..engine.plan import Budget, Plan, compile_plan, shared_notes
-from ..engine.run import How, Map, Metadata, Outcome, execute, older
+from ..engine.run import How, Outcome, execute, older
 from ..errors import Unrepresentable, UsageError
-from ..formats import table
+from ..formats import huggingface, own_metadata, table
 from ..formats.keras import order
-from ..formats.own_metadata import OPTIONS, unhashed
 from ..formats.placement import Writer
 from ..formats.table import Format
 from ..messages import listing, reasons, redacted
-from ..moves.read import hash_tensor
-from ..moves.sources import Sources
 from ..output.destination import check_replaced, place
 from ..rules import passes
 from ..storage import files
@@ -77,16 +74,12 @@ def plan_for(
     checkpoint = passes.texts(order.fitted(checkpoint, row.name))
     writer: Writer = row.load().writer(url, max_shard_size=how.max_shard_size)
     if folder := _beside(row, how, sources):
-        from ..formats.huggingface import along
-
-        writer = along(url, folder, how.max_shard_size)
+        writer = huggingface.along(url, folder, how.max_shard_size)
     if row.name == "hf" and how.copy_files is not False and "config" in checkpoint.details:
         writer = row.load().configured(writer, url, checkpoint.details)
     if how.skip_unrepresentable:
         checkpoint = holdable(checkpoint, writer)
     if _hashed(how, row):
-        from ..formats import own_metadata
-
         kept = checkpoint.metadata | own_metadata.entries(checkpoint.tensors)
         placement = writer.place(replace(checkpoint, metadata=kept))
         own_metadata.refuse_hashes(row, placement)
@@ -117,7 +110,8 @@ def _row(checkpoint: Checkpoint, url: str, how: Options) -> Format:
     refuse_nameless(url)
     if how.ranks and not how.to:  # a format that is not written by its name, since a converter makes the names
         return table.get("ranks")
-    row = table.target(url, how.to, "keras" if order.is_keras(checkpoint) else checkpoint.format)
+    is_keras = checkpoint.format == "keras3" or order.recorded(checkpoint)
+    row = table.target(url, how.to, "keras" if is_keras else checkpoint.format)
     if row.name == "hdf5" and not how.to and url.endswith(".h5") and order.may_be_keras(checkpoint):
         raise UsageError(
             f"{url!r} could be plain HDF5, or for Keras, whose names these are: use to='keras' or to='hdf5'"
@@ -157,6 +151,7 @@ def convert(sources: Source | Sequence[Source], destination: Path, **given: Unpa
 
         many = [ray.absolute(os.fspath(s)) if is_path(s) else s for s in many]
         destination = ray.absolute(os.fspath(destination))
+        how = replace(how, map=how.map or ray.engine(how.engine))
     checkpoint, stamps, how = _prepared(many, destination, how)
     return write(checkpoint, destination, how, many, began, stamps)
 
@@ -171,7 +166,7 @@ def _prepared(
         how = replace(how, hash=False) if hashed and how.hash is None else how
     row = _row(made, text(destination), how)
     if (given := departing(how, *MADE_WITH)) and _hashed(how, row):
-        made = replace(made, metadata={**made.metadata, OPTIONS: json.dumps(given)})
+        made = replace(made, metadata={**made.metadata, own_metadata.OPTIONS: json.dumps(given)})
     hints = dict[str, tuple[str, ...]]()  # and the names that each concerns
     unconverted = not (how.converter or how.rename or how.rename_regex) and made.format in FOREIGN
     if unconverted and row.name in ("torch", "hf"):
@@ -183,19 +178,12 @@ def _prepared(
         hints["this is plain HDF5, which Keras' load_weights does not take"] = ()
     if how.like is None and (others := passes.in_roles(Counter(t.role for t in made.values()))):
         hints[f"includes {others}; weights_only=True leaves them out"] = ()
-    if row.name != "hf" and (behind := _companions(sources)):
-        hints["not copied; to='hf' into a folder copies them"] = behind
+    folders = [url for s in sources if (url := url_of(s)) and files.is_dir(url)] if row.name != "hf" else []
+    if behind := {n for folder in folders for n in files.names(folder)} & huggingface.KNOWN:
+        hints["not copied; to='hf' into a folder copies them"] = tuple(sorted(behind))
     hints[table.of_another(os.fspath(destination), row.name)] = ()
     notes = (Note("hint", hint, names) for hint, names in hints.items() if hint)
     return replace(made, notes=(*made.notes, *notes)), stamps, how
-
-
-def _companions(sources: list[Source]) -> tuple[str, ...]:
-    """The configuration and tokenizer files in the folders of Hugging Face among the sources."""
-    from ..formats.huggingface import KNOWN
-
-    folders = [url for s in sources if (url := url_of(s)) and files.is_dir(url)]
-    return tuple(sorted({n for folder in folders for n in files.names(folder)} & KNOWN))
 
 
 @checkpoint.uncollected()
@@ -223,9 +211,9 @@ def write(
         sync=how.sync,
         resume=how.resume,
         digest=bool(how.verify) or how.resume or _hashed(how, row),
-        map=how.map or _engine(how.engine),
+        map=how.map,
         progress=how.progress,
-        metadata=_stated(made) if _hashed(how, row) else None,
+        hashes=_hashed(how, row),
         stamps=read,  # as private as all of them
         confirm=confirmed if how.verify is not False else None,
         ahead=not how.verify,  # which reads every byte before anything is published
@@ -258,6 +246,10 @@ def _report(
 ) -> Report:
     """What was done, for people: urls without secrets, the plan's notes with those of the run."""
     folder = url.rstrip("/").removesuffix(files.split(url.rstrip("/"))[1])
+    gone = [
+        Note("hint", "left by a killed run, now removed", tuple(outcome.cleared)),
+        Note("hint", OLDER.format("removed"), tuple(outcome.removed)),
+    ]
     kinds = ((t.dtype.name, {p.dtype.name for p in t.parts if p.dtype != t.dtype}) for t in made.tensors.values())
     return Report(
         sources=tuple(map(redacted, sources)),
@@ -268,7 +260,7 @@ def _report(
         bytes=made.nbytes,
         seconds=time.monotonic() - began,
         files=tuple(redacted(folder + f.name) for f in made.placement.files),
-        notes=(*made.notes, *replaced(outcome)),
+        notes=(*made.notes, *(note for note in gone if note.names)),
         loss={n: (loss.overflow, loss.underflow) for n, loss in outcome.loss.items()},
         verified_bytes=outcome.verified,
         verify=verify,
@@ -277,28 +269,8 @@ def _report(
     )
 
 
-def _engine(name: str) -> Map | None:
-    """The `map` of an engine; None for the threads of this process, which is what most runs use."""
-    if name == "local":
-        return None
-    from ..engine import ray
-
-    return ray.engine(name)
-
-
 def _hashed(how: Options, row: Format) -> bool:
     return row.hashes == "always" if how.hash is None else how.hash
-
-
-def _stated(made: Plan) -> Metadata:
-    """The metadata with the hashes, once the jobs are done."""
-    from ..formats import own_metadata
-
-    def metadata(outcome: Outcome, sources: Sources) -> dict[str, str]:
-        found = {n: outcome.digests.get(n) or hash_tensor(t, sources) for n, t in made.tensors.items()}
-        return {**made.metadata, **own_metadata.entries(made.tensors, found)}
-
-    return metadata
 
 
 @takes(*CONVERT, listed=False)
@@ -319,7 +291,7 @@ def save(
         lines = listing(f"{k!r} is {type(v).__name__}" for k, v in odd.items())
         raise UsageError(f"names and values of metadata are str; not so:\n{lines}")
     if metadata is not None:
-        made = replace(made, metadata=unhashed(dict(metadata)))
+        made = replace(made, metadata=own_metadata.unhashed(dict(metadata)))
     return convert(made, destination, **given)
 
 
@@ -334,9 +306,3 @@ def foretold(plan: Plan, read: Iterable[str]) -> Plan:
         check_replaced(own, [files.join(plan.folder, name) for name in gone], force=True)
     note = Note("hint", OLDER.format("removes"), tuple(gone))
     return replace(plan, notes=(*plan.notes, note)) if gone else plan
-
-
-def replaced(outcome: Outcome) -> list[Note]:
-    """What was at the destination, and what became of it."""
-    notes = [Note("hint", "left by a killed run, now removed", outcome.cleared)] if outcome.cleared else []
-    return notes + ([Note("hint", OLDER.format("removed"), outcome.removed)] if outcome.removed else [])

@@ -9,7 +9,7 @@ Checksums and content digests are computed per piece, so pieces of a large tenso
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -229,16 +229,10 @@ def compile_plan(checkpoint: Checkpoint, placement: Placement, folder: str, memo
         if slot.payload is None and slot.size:
             placed.setdefault((slot.file, slot.start), (name, slot.size))  # ties share a slot and are written once
     jobs = tuple(_cut(placed, tensors, memory))
-    notes = (*_left_out(checkpoint.notes, {*placement.values}), *placement.notes)
+    written = {*placement.values}  # which no note says to be left out
+    left = [(n, tuple(name for name in n.names if n.tensors or name not in written)) for n in checkpoint.notes]
+    notes = (*(n._replace(names=names) for n, names in left if names or not n.names), *placement.notes)
     return Plan(folder, placement, jobs, tensors, memory, notes, checkpoint.moved, checkpoint.metadata)
-
-
-def _left_out(notes: Iterable[Note], values: Collection[str]) -> Iterator[Note]:
-    """The notes, which do not say that these values are left out."""
-    for note in notes:
-        names = tuple(n for n in note.names if note.tensors or n not in values)
-        if names or not note.names:
-            yield note._replace(names=names)
 
 
 def shared_notes(placement: Placement, folder: str) -> tuple[Note, ...]:
@@ -289,7 +283,11 @@ def _cut(
     for (name_of_file, at), (name, size) in sorted(placed.items()):
         t = tensors[name]
         item = t.dtype.itemsize
-        whole = _whole(t, memory)
+        decoded = (reach(p.shape, p.steps) for p in t.parts if isinstance(p.data, Coded) and 0 not in p.shape)
+        if coded := max(decoded, default=0):
+            whole = max(memory.window, -(-BANDS * coded * item // CHUNK) * CHUNK)
+        else:
+            whole = memory.window if all(map(is_contiguous, t.parts)) else memory.whole
         if pieces and (name_of_file != file or at + size - start > memory.window or whole > memory.window):
             yield Job(file, start, end - start, tuple(pieces))
             pieces = []
@@ -305,11 +303,3 @@ def _cut(
             yield Job(file, at + lo, hi - lo, (Piece(name, t.dtype, lo // item, hi // item, 0, t.parts),))
     if pieces:
         yield Job(file, start, end - start, tuple(pieces))
-
-
-def _whole(t: Tensor, memory: Budget) -> int:
-    """Bytes of a tensor that one job takes."""
-    decoded = (reach(p.shape, p.steps) for p in t.parts if isinstance(p.data, Coded) and 0 not in p.shape)
-    if coded := max(decoded, default=0):
-        return max(memory.window, -(-BANDS * coded * t.dtype.itemsize // CHUNK) * CHUNK)
-    return memory.window if all(map(is_contiguous, t.parts)) else memory.whole

@@ -17,10 +17,11 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from ..errors import VerifyError
+from ..formats import own_metadata
 from ..formats.placement import Patch, Writer
 from ..moves.log import Log, Loss, Record
 from ..moves.part import Coded, Held, Piece, is_contiguous
-from ..moves.read import buffers, check_reads, content_hash, fetched, fill, sole_run, spans_of
+from ..moves.read import buffers, check_reads, content_hash, fetched, fill, hash_tensor, sole_run, spans_of
 from ..moves.sources import Decoded, Sources, stream
 from ..output import own, upload
 from ..output.staging import Output, OutputNames
@@ -51,7 +52,6 @@ class Outcome:
     resumed: bool = False  # bytes that an earlier run wrote are among it
 
 
-Metadata = Callable[[Outcome, Sources], Mapping[str, str]]
 Confirm = Callable[[Outcome, Callable[[str], str]], None]
 
 
@@ -142,7 +142,7 @@ class How:
     force: replace what is there. digest: hash the content of each tensor. sync: make the output durable.
     resume: a run that fails or is killed keeps what it did, and the next one with the same plan continues.
     map: applies a function to jobs, unordered; the threads of this process by default.
-    metadata: gives the checkpoint's metadata where that depends on what the jobs did (hashes).
+    hashes: store the content hashes of all tensors in the metadata, once the jobs are done.
     confirm: raises VerifyError unless what was written reads back; it is given where names lie till then.
     stamps: of the sources when their headers were read: the data must be those files'.
     ahead: tensors may be sent to a store before all is written; `confirm` then sees a file with holes there.
@@ -154,7 +154,7 @@ class How:
     resume: bool = False
     map: Map | None = None
     progress: Progress | None = None
-    metadata: Metadata | None = None
+    hashes: bool = False
     confirm: Confirm | None = None
     stamps: Mapping[str, Stamp] | None = None
     ahead: bool = False
@@ -252,7 +252,11 @@ def _run_jobs(plan: Plan, sources: Sources, out: Destination, journal: Journal |
 
 def _seal(plan: Plan, writer: Writer, outcome: Outcome, sources: Sources, out: Destination, how: How) -> None:
     """Write everything that is not a tensor: headers, indexes, checksums, hashes."""
-    final, slots = how.metadata(outcome, sources) if how.metadata else {}, dict.fromkeys(plan.placement.slots.values())
+    final: dict[str, str] = {}
+    if how.hashes:
+        hashes = {n: outcome.digests.get(n) or hash_tensor(t, sources) for n, t in plan.tensors.items()}
+        final = {**plan.metadata, **own_metadata.entries(plan.tensors, hashes)}
+    slots = dict.fromkeys(plan.placement.slots.values())
     payloads = (Patch(slot.file, slot.start, slot.payload) for slot in slots if slot.payload is not None)
     for patch in chain(payloads, plan.placement.patches, writer.seal(outcome.checks, final)):
         out.write(patch.file, patch.start, patch.data)
@@ -300,13 +304,16 @@ def _blocks(work: Work, job: Job, log: Log) -> Iterator[tuple[Sequence[Piece], i
     it is checked and written.
     """
     pieces, sources = job.pieces, work.sources
-    if coded := _sole_stream(pieces):
-        at = 0
-        for view in stream(coded):
-            yield pieces, at, view
-            at += len(view)
-        return
     alone = len(pieces) == 1  # else all are small, and decoded one by one
+    if alone and len(pieces[0].parts) == 1:
+        (piece,), (part,) = pieces, pieces[0].parts
+        same = not part.changes(piece.to) and is_contiguous(part) and part.start == piece.lo
+        if isinstance(part.data, Coded) and same and part.data.size == piece.size:  # decoded whole and in order
+            at = 0
+            for view in stream(part.data):
+                yield pieces, at, view
+                at += len(view)
+            return
     with Decoded(pieces[0].parts if alone else (), sources) as decoded:
         for turn in _turns(pieces, work.memory):
             if alone:
@@ -327,15 +334,6 @@ def _blocks(work: Work, job: Job, log: Log) -> Iterator[tuple[Sequence[Piece], i
                 if run.span.check:
                     log.was_read(run.span, run.start - run.span.start + at, view)
                 yield turn, first + at, view
-
-
-def _sole_stream(pieces: Sequence[Piece]) -> Coded | None:
-    """What to decode if that, whole and in order, is the only piece of a job."""
-    if len(pieces) != 1 or len(pieces[0].parts) != 1:
-        return None
-    (piece,), (part,) = pieces, pieces[0].parts
-    same = not part.changes(piece.to) and is_contiguous(part) and part.start == piece.lo
-    return part.data if isinstance(part.data, Coded) and same and part.data.size == piece.size else None
 
 
 def _turns(pieces: Sequence[Piece], memory: Budget) -> Iterator[Sequence[Piece]]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -124,25 +124,24 @@ def _likely(seen: Seen) -> Sequence[Format]:
     return suffixed if names else TABLE
 
 
-def _claims(rows: Iterable[Format], seen: Seen, but: str) -> dict[str, int]:
-    return {f.name: _claim(f, seen) for f in rows if f.reads and f.name != but}
-
-
-def _claim(row: Format, seen: Seen) -> int:
-    """How certain a format is; 0 if it raises an unexpected exception, or is a package's and cannot be loaded."""
-    try:
-        sniff = row.load().sniff
-    except (CkptError, AttributeError) as e:
-        if row in TABLE:
+def _claims(rows: Collection[Format], seen: Seen, but: str) -> dict[str, int]:
+    """How certain each format is; 0 if it raises an unexpected exception, or is a package's and cannot be loaded."""
+    claims = {f.name: 0 for f in rows if f.reads and f.name != but}
+    for row in (f for f in rows if f.name in claims):
+        try:
+            sniff = row.load().sniff
+        except (CkptError, AttributeError) as e:
+            if row in TABLE:
+                raise
+            plugins.leave_out(f"the format {row.name}: {e}")
+            continue
+        try:
+            claims[row.name] = int(sniff(seen))
+        except CkptError:
             raise
-        plugins.leave_out(f"the format {row.name}: {e}")
-        return 0
-    try:
-        return int(sniff(seen))
-    except CkptError:
-        raise
-    except Exception:  # another format can claim the file; otherwise `open` reports the problem
-        return 0
+        except Exception:  # another format can claim the file; otherwise `open` reports the problem
+            continue
+    return claims
 
 
 @once()
@@ -189,7 +188,10 @@ def _opened(url: str, how: Reading, format: str | None) -> Checkpoint:
     module = row.load()
     try:
         with uncollected():
-            return _apart(module.open(url, how))
+            found: Checkpoint = module.open(url, how)
+            # hashes that a file carries do not apply to outputs made from it
+            hashes = hashes_of(found.metadata)
+            return replace(found, metadata=unhashed(found.metadata), hashes=hashes) if hashes else found
     except StorageError:
         if format and format != INDEX and not exists(url) and exists(url + shard_index.SUFFIX):
             return open_checkpoint(url, how, format=INDEX)
@@ -207,12 +209,6 @@ def _opened(url: str, how: Reading, format: str | None) -> Checkpoint:
         raise CorruptCheckpoint(
             f"cannot be read as {row.name}: {type(e).__name__}: {printable(str(e))}", url=url
         ) from e
-
-
-def _apart(checkpoint: Checkpoint) -> Checkpoint:
-    """Move the hashes that a file carries out of its metadata: they do not apply to outputs made from it."""
-    hashes = hashes_of(checkpoint.metadata)
-    return replace(checkpoint, metadata=unhashed(checkpoint.metadata), hashes=hashes) if hashes else checkpoint
 
 
 # --- what is often mistaken for a checkpoint ------------------------------------------------------------------------

@@ -146,16 +146,13 @@ def as_tensor(name: str, head: Head, data: Data) -> Tensor:
     return view(name, kind, head.shape, data, offset=0, strides=strides, ops=ops)
 
 
+@lru_cache(maxsize=256)  # models have many arrays of one shape
 def literal(text: str) -> tuple[str, bool, tuple[int, ...]] | None:
     """The descr, fortran_order and shape of a header; None if it is not a dictionary of these, of the right kinds."""
-    text = re.sub(r"(?<=\d)L(?=[,)])", "", text.strip())  # Python 2 wrote 3L
-    return None if len(text) > MAX_LITERAL or "\\" in text else _evaluated(text)
-
-
-@lru_cache(maxsize=256)  # models have many arrays of one shape
-def _evaluated(text: str) -> tuple[str, bool, tuple[int, ...]] | None:
+    if len(text) > MAX_LITERAL or "\\" in text:
+        return None
     try:
-        values = ast.literal_eval(text)
+        values = ast.literal_eval(re.sub(r"(?<=\d)L(?=[,)])", "", text))  # Python 2 wrote 3L
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
     if not isinstance(values, dict) or set(values) != {"descr", "fortran_order", "shape"}:
@@ -168,40 +165,31 @@ def _evaluated(text: str) -> tuple[str, bool, tuple[int, ...]] | None:
     return str(descr) or " ", fortran, shape
 
 
-def head_size(raw: bytes) -> int:
-    """The size in bytes that the first bytes of an .npy give for its header."""
-    start = _text_at(raw)
-    return start + int.from_bytes(raw[8:start], "little")
-
-
-def _text_at(raw: bytes) -> int:
-    return 12 if raw[6:7] in {b"\2", b"\3"} else 10
+def head_text(raw: bytes) -> tuple[int, int]:
+    """Where the text of an .npy's header begins and ends, by the first bytes of the file."""
+    start = 12 if raw[6:7] in {b"\2", b"\3"} else 10
+    return start, start + int.from_bytes(raw[8:start], "little")
 
 
 def parse_head(raw: bytes) -> Head:
     """Parse the header of an .npy from its first bytes."""
-    start = _text_at(raw)
+    start, size = head_text(raw)
     if not raw.startswith(NPY) or raw[6:8] not in {b"\1\0", b"\2\0", b"\3\0"} or len(raw) < start:
         raise CorruptCheckpoint("does not begin like an .npy of version 1, 2 or 3")
-    size = head_size(raw)
     if size > min(len(raw), MAX_HEAD):
         what = f"claims a header of {size} bytes, of which {len(raw)} are there (at most {MAX_HEAD} are read)"
         raise CorruptCheckpoint(what)
-    text = raw[start:size].decode("latin-1")
+    text = raw[start:size].decode("latin-1").strip()
     if not (values := literal(text)):
         what = "is not a dictionary of descr, fortran_order and shape, or of values of the wrong kind"
-        raise CorruptCheckpoint(f"the header {text.strip()[:80]!r} {what}")
+        raise CorruptCheckpoint(f"the header {text[:80]!r} {what}")
     descr, fortran, shape = values
-    kind = _dtype(descr)
+    order, code = descr[0], descr[1:]
+    kind = DTYPES.get(SPELLING.get(code) or ASSUMED.get(code, ""))
+    if kind and order not in "<>" and (order != "|" or (kind.word > 1 and code != "V2")):
+        kind = None  # not a tensor's
     descr = descr if kind else brief(descr, MAX_DESCR)  # of what is not read, deflated 64 KiB would be kept
     return Head(descr, fortran, shape, size, checked_count(shape) * (kind.itemsize if kind else 0), kind)
-
-
-def _dtype(descr: str) -> DType | None:
-    """The dtype of a descr; None if it is not a tensor's."""
-    order, code = descr[0], descr[1:]
-    row = DTYPES.get(SPELLING.get(code) or ASSUMED.get(code, ""))
-    return row if row and (order in "<>" or (order == "|" and (row.word == 1 or code == "V2"))) else None
 
 
 OBJECTS = "|O"

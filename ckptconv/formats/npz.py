@@ -23,7 +23,7 @@ from ..moves.part import Coded, Data, Span
 from ..storage.checksum import combine, crc
 from ..storage.files import Reader, Seen, split
 from . import Located, own_metadata
-from .npy import MAX_HEAD, OBJECTS, SUFFIX, Head, collect, head_bytes, head_size, parse_head, unheld, unpickled
+from .npy import MAX_HEAD, OBJECTS, SUFFIX, Head, collect, head_bytes, head_text, parse_head, unheld, unpickled
 from .placement import Patch, Placement, refuse_shards, refuse_unheld
 from .table import Reading
 from .zip import (
@@ -96,7 +96,7 @@ def _head(f: Reader, m: Member, **options: bool) -> tuple[bytes, Iterator[bytes]
     """The first pieces of a member, with all of its array's head, and the pieces after them."""
     pieces = contents(f, m, NEAR, **options)
     start = _taken(pieces, min(NEAR, m.size))
-    return start + _taken(pieces, min(head_size(start), MAX_HEAD, m.size) - len(start)), pieces
+    return start + _taken(pieces, min(head_text(start)[1], MAX_HEAD, m.size) - len(start)), pieces
 
 
 def _taken(pieces: Iterator[bytes], size: int) -> bytes:

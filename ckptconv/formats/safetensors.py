@@ -220,20 +220,19 @@ class SafetensorsWriter:
     def place(self, checkpoint: Checkpoint) -> Placement:
         refuse_unheld(self, checkpoint, "safetensors")
         placed = self.placed = shard_index.place(self.base, SUFFIX, checkpoint, self.max_shard_size, _lay_out)
-        files = [*(OutputFile(p.file, len(p.data), shared=True) for p in self._beside()), *placed.files]
-        return placed._replace(files=files, notes=self.notes, copied=self.copied)
-
-    def _beside(self) -> list[Patch]:
         folder = self.base.rpartition("/")[0]
-        return [Patch(f"{folder}/{name}", 0, raw) for name, raw in self.beside.items()]
+        small = [Patch(f"{folder}/{name}", 0, raw) for name, raw in self.beside.items()]
+        files = [*(OutputFile(p.file, len(p.data), shared=True) for p in small), *placed.files]
+        patches = [*small, *placed.patches]
+        return placed._replace(files=files, patches=patches, notes=self.notes, copied=self.copied)
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
-        """What lies beside; and the metadata, if there is any: in the header of the only file, or in the index."""
+        """The metadata, if there is any: in the header of the only file, or in the index."""
         if not metadata or self.placed is None:
-            return self._beside()
+            return ()
         if len(self.placed.files) > 1:
-            return [*self._beside(), shard_index.index(self.base, self.placed.slots, metadata)]
-        return [*self._beside(), Patch(self.base, 8, _beginning(metadata).encode())]
+            return [shard_index.index(self.base, self.placed.slots, metadata)]
+        return [Patch(self.base, 8, _beginning(metadata).encode())]
 
 
 def _lay_out(file: str, checkpoint: Checkpoint) -> Placement:

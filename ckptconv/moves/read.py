@@ -102,15 +102,13 @@ def fill(pieces: Sequence[Piece], sources: Sources, target: memoryview, base: in
                 if run is None:
                     _move(part, piece, sources, target[at - base : end - base], window, log)
                     continue
-                if pending and not _adjoins(pending[-1], run):
-                    _read(pending, sources, target, base, log)
+                if pending:
+                    last = pending[-1]
+                    gap = run.start - last.start - last.size or run.at - last.at - last.size
+                    if gap or run.span.url != last.span.url:
+                        _read(pending, sources, target, base, log)
                 pending.append(run)
     _read(pending, sources, target, base, log)
-
-
-def _adjoins(a: Run, b: Run) -> bool:
-    """Whether b follows a both in the file and in the target."""
-    return a.span.url == b.span.url and b.start - a.start == b.at - a.at == a.size
 
 
 def _read(runs: list[Run], sources: Sources, target: memoryview, base: int, log: Log) -> None:
@@ -405,7 +403,7 @@ def check_reads(reads: Iterable[Record], sources: Sources, spans: Mapping[Span, 
         pieces.setdefault(r.of, []).append(r)
     for span, got in pieces.items():
         kind, want = span.check.split(":")[:2]
-        value = _value(span, _tiling(got, span.size)) or sources.value(span, partial(_read_again, span))
+        value = _value(span, got) or sources.value(span, partial(_read_again, span))
         verified += span.size
         if value != want:
             bad[span] = f"bytes {span.start} to {span.start + span.size}: {kind} is {value}, should be {want}"
@@ -427,18 +425,15 @@ def _damage(bad: Mapping[Span, str]) -> str:
     return f"does not match the file's own {own}:\n{listing(where)}"
 
 
-def _tiling(records: list[Record], size: int) -> list[Record]:
-    """The records in order, each once, if they are all of a span of this size; otherwise []."""
+def _value(span: Span, records: Iterable[Record]) -> str:
+    """The hash or the CRC of all of a span, of what was recorded of its parts; '' if that is not enough."""
     tiles, at = sorted(set(records), key=attrgetter("start", "size")), 0
     for r in tiles:
         if r.start != at:
-            return []
+            return ""
         at += r.size
-    return tiles if at == size else []
-
-
-def _value(span: Span, tiles: list[Record]) -> str:
-    """The hash or the CRC of all of a span, of what was recorded of its parts; '' if that is not enough."""
+    if at != span.size:
+        return ""
     kind, _, *described = span.check.split(":", 2)
     if kind != HASH:
         crc = checksum.combine_all(kind, ((r.crc, r.size) for r in tiles))

@@ -40,12 +40,6 @@ TEMPORARY = r"\..+\.(part|resume\..*)"  # the names of temporary folders and of 
 LEADS_OUT = "is a link out of its folder: name the folder that it leads to, or list that in CKPTCONV_LINKS"
 
 
-def hidden(title: str, kind: str) -> str:
-    """The name of a temporary folder or a journal of the output with this title; a long one is hashed."""
-    raw = os.fsencode(title)
-    return f".{title if len(raw) <= LONGEST else f'{crc32(raw):08x}'}.{kind}"
-
-
 def is_file(path: str) -> bool:
     """Whether it is a regular file, not a link."""
     try:
@@ -75,8 +69,10 @@ class OutputNames:
         self.whole = top if top and not keep and (is_plain or not os.path.lexists(path)) else ""
         self._home = self.folder if self.whole or not top else path
         title = self.whole or os.path.basename(self.own[-1])
-        self.stage = os.path.join(self._home, hidden(title, "resume.part" if keep else "part"))
-        self.journal = os.path.join(self._home, hidden(title, "resume.journal"))
+        raw = os.fsencode(title)
+        hidden = os.path.join(self._home, f".{title if len(raw) <= LONGEST else f'{crc32(raw):08x}'}.")
+        self.stage = hidden + ("resume.part" if keep else "part")
+        self.journal = f"{hidden}resume.journal"
 
     def temporary(self, name: str) -> str:
         """The path by which a reader finds, before it is published, what will be `name` in the folder."""

@@ -120,16 +120,12 @@ def hinted(checkpoint: Checkpoint) -> Checkpoint:
     main = checkpoint.details.get("entry", {}).get("name", "")
     inner = [e for e in dict.fromkeys(n.partition(".")[0] for n in weights) if e in NESTED] if main else []
     texts = [f"the state dict is an entry of {main!r}; at='{main}.{inner[0]}' takes it"] if inner else []
-    if wrappers := ",".join(_wrappers(weights)):
+    # prefixes that all names have, and those in some names that begin with an underscore
+    first, every = f".{beginning(weights or [''])}", "\n".join(f".{n}" for n in weights)
+    if wrappers := ",".join(p for p in WRAPPERS if f".{p}" in (every if p.startswith("_") else first)):
         texts.append(f"names have prefixes of wrappers; strip_prefix='{wrappers}' removes them")
     notes = tuple(Note("hint", text, tuple(weights[:1])) for text in texts)
     return replace(checkpoint, notes=(*checkpoint.notes, *notes)) if notes else checkpoint
-
-
-def _wrappers(names: Sequence[str]) -> list[str]:
-    """The wrappers' prefixes that all names have, and those in some names that begin with an underscore."""
-    begin, text = f".{beginning(names or [''])}", "\n".join(f".{n}" for n in names)
-    return [p for p in WRAPPERS if f".{p}" in (text if p.startswith("_") else begin)]
 
 
 # --- regular expressions ----------------------------------------------------------------------------------------

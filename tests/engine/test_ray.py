@@ -14,10 +14,7 @@ from webserver import served
 
 import ckptconv
 from ckptconv import zoo
-from ckptconv.api import writing
-from ckptconv.api.options import Options
 from ckptconv.bulk import run
-from ckptconv.checkpoint import held as held_tensor
 from ckptconv.engine import ray as ray_engine
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -84,13 +81,10 @@ def test_a_killed_worker_loses_nothing(source: Path, tmp_path: Path, monkeypatch
 
 
 def test_small_arrays_travel_large_ones_are_refused(tmp_path: Path) -> None:
-    small = {"a": np.arange(10)}
-    held = ckptconv.Checkpoint({n: held_tensor(n, a) for n, a in small.items()})
-    writing.write(held, tmp_path / "m.npz", Options(**CLUSTER))
+    ckptconv.save({"a": np.arange(10)}, tmp_path / "m.npz", **CLUSTER)
     assert ckptconv.open(tmp_path / "m.npz")["a"].numpy().tolist() == list(range(10))
-    large = ckptconv.Checkpoint({"a": held_tensor("a", np.zeros(10_000_000))})
     with pytest.raises(ckptconv.UsageError, match="in memory would travel"):
-        writing.write(large, tmp_path / "l.npz", Options(**CLUSTER))
+        ckptconv.save({"a": np.zeros(10_000_000)}, tmp_path / "l.npz", **CLUSTER)
 
 
 def test_a_run_that_is_stopped_goes_on(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

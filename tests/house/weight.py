@@ -36,7 +36,7 @@ AT_MOST = {
     "bulk": 13.8,
     "storage": 13.5,
     "cli": 10.1,
-    "api": 11.7,
+    "api": 11.6,
     "engine": 9.7,
     "verification": 9.0,
     "output": 8.1,

@@ -123,11 +123,6 @@ def refuse_misplaced(expected: Checkpoint, got: Checkpoint, url: str) -> None:
         raise VerifyError(f"{text}:\n{listing(wrong)}", url=url)
 
 
-def is_keras(checkpoint: Checkpoint) -> bool:
-    """Whether the source shows that these are weights of Keras."""
-    return checkpoint.format in ("keras", "keras3") or bool(recorded(checkpoint))
-
-
 def may_be_keras(checkpoint: Checkpoint) -> bool:
     """Whether all names end as those of Keras do, in a checkpoint that does not show its origin."""
     if checkpoint.format in ("", "memory", "hdf5"):
