@@ -353,14 +353,16 @@ class Options(Resources, Target, Change, Select):
 
     def __init__(self, **given: Any) -> None:
         for known in KNOWN.values():
-            value = given.pop(known.keyword, None)
-            value = made = known.default if value is None else value
+            value = made = given.pop(known.keyword, None)
+            if value is None:
+                vars(self)[known.keyword] = known.default
+                continue
             if "" in (value if isinstance(value, list) else [value]):
                 raise UsageError(f"{known.keyword}='' is empty: give a value, or leave it out")
             what, of_kind = next(test for kind, test in KINDS.items() if known.kind.startswith(kind))
             try:
                 made = os.fspath(made) if known.kind.startswith("str") and is_path(made) else made
-                made = known.clean(made) if known.clean and made is not None else made
+                made = known.clean(made) if known.clean else made
                 right = made is None or of_kind(made)
             except UsageError:
                 raise

@@ -82,7 +82,6 @@ def plan_for(
     if _hashed(how, row):
         kept = checkpoint.metadata | own_metadata.entries(checkpoint.tensors)
         placement = writer.place(replace(checkpoint, metadata=kept))
-        own_metadata.refuse_hashes(row, placement)
     else:
         placement = writer.place(checkpoint)
     if names := tuple(f"{old} -> {new}" for old, new in placement.renamed.items() if old != new):
@@ -270,6 +269,10 @@ def _report(
 
 
 def _hashed(how: Options, row: Format) -> bool:
+    """Whether the output carries content hashes; Unrepresentable if they are asked for and it cannot."""
+    if how.hash and row.hashes == "never":
+        why = "it has a checksum for each, or no metadata"
+        raise Unrepresentable(f"{row.title} cannot carry hashes of its tensors: {why}; leave hash= out")
     return row.hashes == "always" if how.hash is None else how.hash
 
 

@@ -80,18 +80,18 @@ class Work:
     detached: bool = False
 
     def __call__(self, job: Job) -> Receipt:
-        return self.each([job])[0]
-
-    def each(self, jobs: Sequence[Job]) -> list[Receipt]:
-        """Run some jobs, one after another, with the same open files."""
         try:
-            return [self._run(job) for job in jobs]
+            return self.run(job)
         finally:
             if self.detached:
-                self.sources.close()
-                self.sink.close()
+                self.close()
 
-    def _run(self, job: Job) -> Receipt:
+    def close(self) -> None:
+        """Close the files that jobs have opened."""
+        self.sources.close()
+        self.sink.close()
+
+    def run(self, job: Job) -> Receipt:
         """Fill the job's range of its file; bytes between pieces stay what they are in a new file, zero.
 
         The receipt has the checksums of what was read and written, so that those of whole spans come from combining.

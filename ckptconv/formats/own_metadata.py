@@ -21,9 +21,7 @@ import re
 from collections.abc import Mapping
 
 from ..checkpoint import Checkpoint, Note, Tensor
-from ..errors import Unrepresentable, VerifyError
-from .placement import Placement
-from .table import Format
+from ..errors import VerifyError
 
 HASHES = "ckptconv.xxh3"
 OPTIONS = "ckptconv.options"
@@ -49,13 +47,6 @@ def seal(tensors: Mapping[str, Tensor], hashes: Mapping[str, str]) -> str:
 
     rows = [(n, t.dtype.name, t.shape, hashes[n]) for n, t in sorted(tensors.items())]
     return xxh3_128_hexdigest(json.dumps(rows, separators=(",", ":")).encode())
-
-
-def refuse_hashes(row: Format, placement: Placement) -> None:
-    """Raise Unrepresentable if a format cannot carry hashes."""
-    if row.hashes == "never":
-        why = "it has a checksum for each" if placement.check else "it has no metadata"
-        raise Unrepresentable(f"{row.title} cannot carry hashes of its tensors: {why}; leave hash= out")
 
 
 def stated(checkpoint: Checkpoint) -> dict[str, str]:
