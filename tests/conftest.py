@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from math import ceil
@@ -15,11 +14,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from forked import Forked
 from hypothesis import HealthCheck, settings
 from kit import EFFORT, FIXTURES, Run, examples
 
 from ckptconv.checkpoint import Checkpoint, NoteKind
 from ckptconv.cli.main import main
+from ckptconv.formats.hdf5 import sandbox
 
 settings.register_profile(
     "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -29,25 +30,23 @@ settings.load_profile("unhurried")  # a busy machine is no failure
 FEW = 4  # cases of a table that are run with less effort
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """With less effort, run a share of the cases of a test that is marked `many`, and a few of each other table:
+    evenly spread, the first among them. An item of each case, to be left out, would cost each worker seconds."""
+    yield
+    cases = metafunc._calls
+    share = EFFORT if [*metafunc.definition.iter_markers("many")] else min(1.0, FEW / max(1, len(cases)))
+    if EFFORT < 1:
+        cases[:] = [case for i, case in enumerate(cases) if ceil((i + 1) * share) != ceil(i * share)]
+
+
 @pytest.hookimpl(tryfirst=True)  # xdist looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With less effort, run a share of the cases of a test that is marked `many`, and a few of each other table:
-    evenly spread, the first among them. A worker runs whole modules; one runs those that import TensorFlow."""
+    """A worker runs whole modules; one runs those that import TensorFlow."""
     for item in items:
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    if EFFORT >= 1:
-        return
-    cases = Counter(item.nodeid.partition("[")[0] for item in items)
-    count: Counter[str] = Counter()
-    kept = []
-    for item in items:
-        name = item.nodeid.partition("[")[0]
-        share = EFFORT if item.get_closest_marker("many") else min(1.0, FEW / cases[name])
-        count[name] += 1
-        if ceil(count[name] * share) != ceil((count[name] - 1) * share):
-            kept.append(item)
-    items[:] = kept
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -70,6 +69,16 @@ def _no_disk_is_waited_for() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as m:
         for name in ("fsync", "sync"):
             m.setattr(os, name, lambda *_: None, raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _hdf5_is_forked() -> Iterator[None]:
+    """A test of what HDF5 holds does not start Python for it. Those of formats/hdf5 do."""
+    with pytest.MonkeyPatch.context() as m:
+        if hasattr(signal, "pidfd_send_signal"):
+            m.setattr(sandbox, "_start", Forked)
+            m.setattr(sandbox, "_idle", {})
         yield
 
 

@@ -8,6 +8,7 @@ import io
 import lzma
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,11 +140,13 @@ def entry(name: str, mode: int = 0, method: int = 0) -> bytes:
 
 
 def endless(form: str) -> bytes:
-    """Some kilobytes of what unpacks to 8 MB of zeros."""
-    return {"xz": lzma.compress, "bz2": bz2.compress, "gz": gzip.compress}[form](bytes(2**23))
+    """Some kilobytes of what unpacks to 2 MB of zeros."""
+    return {"xz": lzma.compress, "bz2": bz2.compress, "gz": gzip.compress}[form](bytes(2**21))
 
 
-LARGE = {"id": lzma.FILTER_LZMA2, "dict_size": 2**30}
+LARGE = bytearray(lzma.compress(b"x"))
+LARGE[16] = 36  # the size of the dictionary: 2**30, which an encoder would allocate
+LARGE[20:24] = zlib.crc32(LARGE[12:20]).to_bytes(4, "little")
 BEYOND = entry("w").replace(bytes(4) + b"w", b"\xff\0\0\0w")
 RECORD = b"30 size=-99999999999999999999\n"
 HOSTILE: dict[str, tuple[str, bytes, str, str]] = {
@@ -171,7 +174,7 @@ HOSTILE: dict[str, tuple[str, bytes, str, str]] = {
     "a bomb of gzip": ("a.tar.gz", endless("gz"), "w", "expands from"),
     "a bomb of bzip2": ("a.tar.bz2", endless("bz2"), "w", "expands from"),
     "a bomb of xz": ("a.tar.xz", endless("xz"), "w", "expands from"),
-    "a dictionary of gigabytes": ("a.xz", lzma.compress(b"x", filters=[LARGE]), "a", "usage limit"),
+    "a dictionary of gigabytes": ("a.xz", bytes(LARGE), "a", "usage limit"),
 }  # fmt: skip
 
 

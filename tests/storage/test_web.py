@@ -189,7 +189,7 @@ PIECE, ENDLESS = 2**16, 2**28  # the latter stands for an answer without end
 
 RANGE, CHUNKED = "Content-Range: bytes {}-/*", "Transfer-Encoding: chunked"
 CHUNK = b"%x\r\n%b\r\n" % (PIECE, bytes(PIECE))
-PACKED = gzip.compress(bytes(2**24))
+PACKED = gzip.compress(bytes(2**24), 1)
 LIARS: dict[str, tuple[int, int, list[str], bytes, int, str]] = {
     # the status and the size that it says, headers, what it sends, how much of it at most, what is said
     "a range without end": (206, 10**6, [RANGE, CHUNKED], CHUNK, ENDLESS, "more came"),
