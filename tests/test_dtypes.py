@@ -64,14 +64,6 @@ def test_spellings_are_those_of_safetensors() -> None:
     assert {row.safetensors for row in DTYPES.values()} <= {*safetensors.ORDER, ""}
 
 
-def test_carriers_and_words() -> None:
-    for row in DTYPES.values():
-        if row.itemsize:
-            assert np.dtype(row.carrier).itemsize == row.itemsize
-            assert np.dtype(row.carrier).kind == ("c" if row.itemsize == 16 else "u")
-        assert row.word == {"complex64": 4, "complex128": 8}.get(row.name, row.itemsize)
-
-
 NAMES = {
     "float32": "f32 fp32 float torch.float32 tf.float32 FLOAT32 F32 jnp.float32 single Single",
     "float16": "half f16 fp16 torch.half np.float16",

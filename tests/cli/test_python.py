@@ -146,7 +146,7 @@ def test_what_is_read_otherwise_is_no_tie(tmp_path: Path) -> None:
     assert ckptconv.open(tmp_path / "m.pt").ties == (("x", "conj.conj"),)
 
 
-@pytest.mark.parametrize("name", ["m.safetensors", "m.npy", "m.npz", "m.hdf5", "m.pt"])
+@pytest.mark.parametrize("name", ["m.safetensors", "m.npy", "m.npz", "m.hdf5", "m.pt", "m.msgpack"])
 def test_what_was_replaced_since_it_was_opened_is_not_read(tmp_path: Path, name: str) -> None:
     """Neither by its arrays and slices nor by what is saved of it."""
     path = tmp_path / name

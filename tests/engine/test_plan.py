@@ -17,7 +17,7 @@ import ckptconv
 from ckptconv import UsageError
 from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, view
 from ckptconv.dtypes import DTYPES, castable
-from ckptconv.engine.plan import BASE_MEMORY, Budget, compile_plan
+from ckptconv.engine.plan import Budget, compile_plan
 from ckptconv.formats import safetensors
 from ckptconv.moves.log import CHUNK
 from ckptconv.moves.part import Coded, Span, c_strides
@@ -72,28 +72,7 @@ def test_too_little_memory_is_refused() -> None:
         Budget.of(8 * 2**20, 2)
 
 
-PEAK = """
-import sys, ckptconv
-from ckptconv.api import options
-ckptconv.convert(sys.argv[1], sys.argv[2], max_memory=16 * 2**20,
-    **({"rename": ["w=v"]} if len(sys.argv) < 4 else {"converter": sys.argv[3]}))
-print("numpy" in sys.modules)
-if sys.platform == "linux":  # ru_maxrss would be that of the process that started this one
-    print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
-"""
-TRANSPOSE = 'title = "t"\nsource = "s"\ntarget = "t"\n[[rule]]\nfrom = "w"\nto = "w"\nlayout = "a b -> b a"\n'
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
-def test_a_large_transpose_stays_within_the_limit_and_the_constant(tmp_path: Path) -> None:
-    array = np.arange(6000 * 6000, dtype="<f4").reshape(6000, 6000)  # 144 MB
-    ckptconv.save({"w": array}, tmp_path / "a.safetensors", sync=False)
-    (tmp_path / "t.toml").write_text(TRANSPOSE)
-    command = [sys.executable, "-c", PEAK, str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")]
-    done = subprocess.run([*command, str(tmp_path / "t.toml")], capture_output=True, text=True, check=True)
-    assert int(done.stdout.split()[1]) * 1024 <= 16 * 2**20 + BASE_MEMORY
-    assert np.array_equal(ckptconv.open(tmp_path / "b.safetensors")["w"].numpy(), array.T)
+COPY = "import sys, ckptconv; ckptconv.convert(*sys.argv[1:], rename=['w=v']); print('numpy' in sys.modules)"
 
 
 @pytest.mark.parametrize("suffix", ["npz", "pt", "ckpt"])
@@ -101,9 +80,9 @@ def test_a_copy_imports_no_numpy(tmp_path: Path, suffix: str) -> None:
     """One to safetensors does: the reference, which opens what was written, imports it."""
     source = tmp_path / "a.safetensors"
     ckptconv.save({"w": np.arange(6, dtype="f4"), "n": np.arange(3)}, source)
-    command = [sys.executable, "-c", PEAK, str(source), str(tmp_path / f"b.{suffix}")]
+    command = [sys.executable, "-c", COPY, str(source), str(tmp_path / f"b.{suffix}")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split()[0] == "False"
+    assert done.stdout == "False\n"
     assert np.array_equal(ckptconv.open(tmp_path / f"b.{suffix}")["n"].numpy(), np.arange(3))
 
 

@@ -478,13 +478,3 @@ def test_refused_before_anything_is_written(
     with pytest.raises(StorageError, match="force=True"):
         write(sources[1], tmp_path, kind)
     assert snapshot(tmp_path) == before
-
-
-def test_an_older_set_of_other_shards_is_refused_at_once(sources: list[Path], tmp_path: Path) -> None:
-    write(sources[0], tmp_path, "shards")
-    before = snapshot(tmp_path)
-    with pytest.raises(StorageError, match="force=True"):
-        write(sources[1], tmp_path, "single")
-    assert snapshot(tmp_path) == before
-    write(sources[1], tmp_path, "single", force=True)
-    assert os.listdir(tmp_path) == ["out.safetensors"]
