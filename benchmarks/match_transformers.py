@@ -1,6 +1,6 @@
 """Classes of Hugging Face transformers, tiny and freshly initialised, from weights as their originals store them.
 
-    python benchmarks/match_transformers.py [CLASS ...]     the table of docs/match.md; needs transformers
+    python benchmarks/match_transformers.py [CLASS ...]     needs transformers
 
 Each class is built from a configuration with random weights, which stand for trained ones; the same weights are written
 with the names and orders of axes of the original release. `match` sees those and a fresh module of the class.

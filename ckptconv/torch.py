@@ -10,6 +10,7 @@ another, directly into the memory of the parameters if possible.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ from .checkpoint.torch import (
     ties,
 )
 from .checkpoint.training import counters
-from .errors import ConversionError, UsageError
+from .errors import CkptError, ConversionError, UsageError
 from .messages import indented
 from .moves.read import refuse_changed
 from .moves.sources import Sources
@@ -142,8 +143,13 @@ def fitted(module: torch.nn.Module, found: Checkpoint) -> Loaded:
         from .rules import library
 
         name = "" if found.moved else library.suggestion(found, conventions=True)
-        hints = [f"converter={name!r} takes all tensors of the checkpoint"] * bool(name)
-        hints += [n.text for n in found.notes if n.kind == "hint"]
+        hints = [n.text for n in found.notes if n.kind == "hint"]
+        with suppress(CkptError):  # such as a parameter that is asked for
+            name = name if check(module, library.change(found, name)).loaded else ""
+        if name:
+            hints.append(f"converter={name!r} takes all tensors of the checkpoint")
+        elif not (report.loaded or hints):
+            hints = ["ckptconv.match(source, module) proposes a converter; give it as converter="]
         why = indented("\n".join([*hints, report.described("would fit")]))
         raise ConversionError(f"the checkpoint does not fit the module; nothing is loaded:\n{why}")
     return report

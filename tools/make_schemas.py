@@ -308,7 +308,8 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
         "ckptconv zoo ... --dry-run --json",
         many(
             record("", source=text(), destination=text("Below the output folder."),
-                   bytes=count("The size of the source."), what=text("What would be done; done means up to date.")),
+                   bytes=count("The size of the source."), what=text("What would be done; done means up to date."),
+                   problem=of(["string", "null"], "Why it cannot be converted.")),
             "One entry for each checkpoint.",
         ),
     ),

@@ -35,14 +35,10 @@ Source = Path | Mapping[str, Any]  # a file, a folder, a URL; an open checkpoint
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "overwrite": ("force",),
     "format": ("to", "from_"),
-    "torch_dtype": ("dtype",),
     "cast": ("dtype",),
     "filter": ("include",),
-    "workers": ("jobs",),
-    "key": ("at",),
     "allow_pickle": ("opaque",),
     "tolerance": ("rtol",),
-    "into": ("like",),
 }
 
 
@@ -100,8 +96,7 @@ def path(value: Any) -> str:
     """A path or URL as text; UsageError for anything else, such as an open checkpoint."""
     if is_path(value) and isinstance(found := os.fspath(value), str):
         return found
-    hint = "; give the path of the file instead of the open file" if hasattr(value, "read") else ""
-    raise UsageError(f"a path is needed, not {type(value).__name__}{hint}")
+    raise UsageError(f"a path is needed, not {type(value).__name__}")
 
 
 def kind(value: Any) -> str:
@@ -188,8 +183,7 @@ class Known(NamedTuple):
     """One option as functions and the command line know it.
 
     keyword: its name. kind: its type, as declared. help: what it is for. clean: normalises its value. metavar: what a
-    value looks like on the command line. flags: its spellings there, if they are not simply --keyword. offers: what
-    cli/options.py completes it with.
+    value looks like on the command line. flags: its spellings there, if they are not simply --keyword.
     """
 
     keyword: str
@@ -199,7 +193,6 @@ class Known(NamedTuple):
     clean: Callable[[Any], Any] | None = None
     metavar: str | None = None
     flags: tuple[str, ...] = ()
-    offers: str = ""
 
 
 def option(default: Any, help: str, **how: Any) -> Any:
@@ -228,7 +221,7 @@ class Select:
 
     from_: str | None = option(
         None, "The format of the source, such as tf, if several fit.",
-        metavar="FORMAT", flags=("--from",), offers="readable",
+        metavar="FORMAT", flags=("--from",),
     )  # fmt: skip
     at: str | None = option(
         None, "Take one entry of a nested checkpoint, such as state_dict_ema or model.diffusion_model.", metavar="ENTRY"
@@ -262,7 +255,7 @@ class Change:
 
     converter: str | Converter | None = option(
         None, "Rename and rearrange with a converter: its name, a .toml file, or auto.", clean=converter,
-        metavar="NAME|FILE|auto", flags=("--converter", "-c"), offers="converters",
+        metavar="NAME|FILE|auto", flags=("--converter", "-c"),
     )  # fmt: skip
     inverse: bool = option(False, "Apply the inverse of the converter.")
     param: Mapping[str, Any] = option(
@@ -288,11 +281,7 @@ class Change:
         metavar="TEMPLATE",
     )  # fmt: skip
     dtype: str | None = option(
-        None,
-        "Cast floating-point tensors to this dtype, such as bfloat16.",
-        clean=kind,
-        metavar="DTYPE",
-        offers="dtypes",
+        None, "Cast floating-point tensors to this dtype, such as bfloat16.", clean=kind, metavar="DTYPE"
     )
 
 
@@ -300,9 +289,7 @@ class Change:
 class Target:
     """What to write, and how it is checked."""
 
-    to: str | None = option(
-        None, "The format of the output (default: by its suffix).", metavar="FORMAT", offers="writable"
-    )
+    to: str | None = option(None, "The format of the output (default: by its suffix).", metavar="FORMAT")
     max_shard_size: int | None = option(
         None, "Split the output into shards of at most this size, such as 5GB.", clean=size, metavar="SIZE"
     )

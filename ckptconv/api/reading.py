@@ -19,7 +19,7 @@ from ..moves.read import Opened, stamps_of
 from ..rules import names, passes
 from ..storage import files
 from .memory import gathered, live
-from .options import SELECT, Options, Path, Source, is_path, path as text, takes
+from .options import SELECT, Options, Source, is_path, path as text, takes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,16 +28,19 @@ if TYPE_CHECKING:
 
 
 @takes(*SELECT)
-def open(path: Path, **select: Unpack[SelectOptions]) -> Checkpoint:
+def open(path: Source, **select: Unpack[SelectOptions]) -> Checkpoint:
     """Open a checkpoint of any known format: a lazy mapping from names to tensors.
 
-    path: a file, a folder, a TensorFlow prefix or a URL. Only headers are read; `checkpoint[name].numpy()` reads a
-    tensor, and compares it with the hash and checksums that the checkpoint carries.
+    path: a file, a folder, a TensorFlow prefix or a URL; or an open checkpoint, from which the options select. Only
+    headers are read; `checkpoint[name].numpy()` reads a tensor, and compares it with the hash and checksums that the
+    checkpoint carries.
 
     Raises StorageError (nothing is there, or it cannot be read), UnknownFormat, AmbiguousFormat, CorruptCheckpoint,
     UnsafeCheckpoint, MissingExtra (the format needs an optional package) and UsageError (options).
     """
     how = Options(**select)
+    if not is_path(path):
+        return opened(path, how)
     with files.record_stamps() as stamps:
         found = whole(text(path), how)
     if found.hashes:

@@ -50,7 +50,8 @@ class Report(Told):
         """One line: how much was written, and where."""
         large = self.seconds > 1 and self.bytes > 10**7  # of less the time is that of starting
         speed = f" ({in_bytes(int(self.bytes / self.seconds))}/s)" if large else ""
-        cast = ", ".join(filter(None, [*(f"{n:,} cast from {kinds}" for kinds, n in self.casts.items()), self.lost]))
+        casts = [f"{n:,} cast from {kinds}" for kinds, n in self.casts.items()]
+        cast = ", ".join(casts + [f"{len(self.loss)} lossy"] * bool(self.loss))
         size = f"{many(self.tensors, 'tensor')}{f' ({cast})' * bool(cast)}, {in_bytes(self.bytes)}"
         there = self.destination  # a file or a folder, or what all files of a set are called after
         if there not in self.files and not any(f.startswith(f"{there}/") for f in self.files):

@@ -20,7 +20,7 @@ from ..formats import huggingface, own_metadata, table
 from ..formats.keras import order
 from ..formats.placement import Writer
 from ..formats.table import Format
-from ..messages import listing, reasons, redacted
+from ..messages import in_bytes, listing, redacted
 from ..output.destination import check_replaced, place
 from ..rules import passes
 from ..storage import files
@@ -56,10 +56,10 @@ FOREIGN = ("tf", "tf-v1", "tf-graph", "keras", "keras3", "flax")  # whose names 
 
 
 def holdable(checkpoint: Checkpoint, writer: Writer) -> Checkpoint:
-    """Without what the target cannot hold; Unrepresentable if nothing is left."""
+    """Without what the target cannot hold; if that is all, unchanged, since the writer says why."""
     whys = {n: why for n, t in checkpoint.items() if (why := writer.cannot_hold(t))}
-    if whys and len(whys) == len(checkpoint):
-        raise Unrepresentable(f"skip_unrepresentable=True leaves nothing; take another format:\n{reasons(whys)}")
+    if len(whys) == len(checkpoint):
+        return checkpoint
     for why in sorted(set(whys.values())):
         checkpoint = passes.without(checkpoint, [n for n in whys if whys[n] == why], why)
     return checkpoint
@@ -84,11 +84,15 @@ def plan_for(
         placement = writer.place(replace(checkpoint, metadata=kept))
     else:
         placement = writer.place(checkpoint)
+    notes = list[Note]()
     if names := tuple(f"{old} -> {new}" for old, new in placement.renamed.items() if old != new):
-        note = Note("lossy", "the file keeps no name: the tensor is called like it", names)
-        checkpoint = replace(checkpoint, notes=(*checkpoint.notes, note))
+        notes.append(Note("lossy", "the file keeps no name: the tensor is called like it", names))
+    slots, owners = placement.slots, checkpoint.owners() if checkpoint.ties else {}
+    if again := tuple(n for n, first in owners.items() if slots[n] != slots[first]):
+        size = in_bytes(sum(checkpoint[n].nbytes for n in again))
+        notes.append(Note("tied", f"{row.name} has no ties: each name gets a copy of its own, {size} more", again))
     folder, _ = files.split(url.rstrip("/"))
-    checkpoint = replace(checkpoint, notes=(*checkpoint.notes, *shared_notes(placement, folder)))
+    checkpoint = replace(checkpoint, notes=(*checkpoint.notes, *notes, *shared_notes(placement, folder)))
     memory = Budget.of(how.max_memory, how.workers)
     return compile_plan(checkpoint, placement, folder, memory), writer, row
 

@@ -37,7 +37,7 @@ STRANGE = (
     "everything again"
 )
 BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
-KINDS = ("damaged", "lossy", "skipped", "unread", "dropped", "hint")  # of remarks, the most serious first
+KINDS = ("damaged", "lossy", "assumed", "skipped", "unread", "dropped", "hint")  # of remarks, the most serious first
 MOST, LONGEST = 10, 300  # remarks on one conversion, and characters of each of their texts
 
 

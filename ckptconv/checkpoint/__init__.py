@@ -57,7 +57,7 @@ class Note(NamedTuple):
     """Something that the user should know, as a text, and the names of the tensors that it concerns.
 
     kind: skipped (left out), dropped (left out on request), damaged, lossy (values changed), assumed (a guess of the
-    reader), unread (not looked at), tied (written once for several names), or hint (what to do). tensors: whether the
+    reader), unread (not looked at), tied (names that share one tensor), or hint (what to do). tensors: whether the
     names of what is skipped or unread are of tensors; False for settings, files and the like.
     """
 

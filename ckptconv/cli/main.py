@@ -223,7 +223,7 @@ def _run(argv: list[str]) -> None:
             raise UsageError(f"no such option: {printable(_typed(option, argv))}{hint}{see}") from e
         if getattr(getattr(e, "param", None), "name", "") == "output" and e.ctx and e.ctx.params.get("sources"):
             raise suggestions.without_destination(e.ctx.params["sources"], e.ctx.info_name or "") from e
-        where = e.ctx.command_path if e.ctx else "ckptconv"
+        where = e.ctx.command_path if e.ctx else f"ckptconv {argv[0]}"
         what = e.format_message().rstrip(".").replace("Got unexpected extra argument(s)", "too many arguments:")
         raise UsageError(f"{what[:1].lower()}{what[1:]}; see `{where} --help`") from e
 

@@ -62,7 +62,8 @@ def match(
     if not quiet:
         show.talk(*found.lines())
         if output:
-            show.talk(f"{printable(output)}: review what is marked, then convert with -c {printable(output)}")
+            review = "review what is marked, then " * bool(found.proposal.assumed)
+            show.talk(f"{printable(output)}: {review}convert with -c {printable(output)}")
     if found.doubt:
         show.talk(f"doubtful as a whole: {found.doubt}")
     departs = found.proof is not None and not found.proof.found.same

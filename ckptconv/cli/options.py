@@ -1,4 +1,4 @@
-"""How verbs get the options that they share, which `api.options` declares, and what the shell offers for them on TAB.
+"""How verbs get the options that they share, which `api.options` declares.
 
 `@takes("include", "force")` gives a verb these options. It receives those that were typed as keywords, and passes them
 to the function of the API.
@@ -86,7 +86,6 @@ def _parameter(known: Known) -> inspect.Parameter:
         *(known.flags or (_flag(known.keyword),)),
         help=known.help + " Repeatable." * (value == list[str] | None),
         metavar=known.metavar,
-        autocompletion=offers(known.offers) if known.offers else None,
     )
     default = False if value is bool else None
     annotation = Annotated[value, option]
@@ -131,25 +130,6 @@ def spelled(text: str) -> str:
 
 
 # --- what the shell offers on TAB -------------------------------------------------------------------------------------
-
-
-def offers(what: str) -> Callable[[str], list[str]]:
-    """A function of a word that was begun: the readable or writable formats, converters or dtypes that begin so."""
-
-    def offered(incomplete: str) -> list[str]:
-        from ..dtypes import DTYPES
-        from ..formats.table import table
-        from ..rules.library import names
-
-        every = {
-            "readable": [f.name for f in table().values() if f.reads],
-            "writable": [f.name for f in table().values() if f.writes],
-            "converters": ["auto", *names()],
-            "dtypes": [d.name for d in DTYPES.values() if d.kind == "f"],
-        }
-        return [name for name in every[what] if name.startswith(incomplete)]
-
-    return offered
 
 
 def with_verb(environ: Mapping[str, str], verbs: Iterable[str]) -> dict[str, str]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..api.options import CHANGE, RESOURCES, SELECT
-from ..messages import in_bytes, redacted
+from ..messages import in_bytes, many, reasons, redacted
 from . import show, suggestions
-from .options import Json, Quiet, offers, spelled, takes
+from .options import Json, Quiet, spelled, takes
 
 if TYPE_CHECKING:
     from ..bulk.planning import Conversion
@@ -38,7 +38,7 @@ def zoo(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, a tree like that of the sources.")
     ] = "",
-    to: Annotated[str, typer.Option(metavar="FORMAT", help=FORMAT, autocompletion=offers("writable"))] = "",
+    to: Annotated[str, typer.Option(metavar="FORMAT", help=FORMAT)] = "",
     pattern: Annotated[str, typer.Option(metavar="GLOB", help="Only checkpoints whose path or name matches.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Convert only what is not done or has changed.")] = False,
     latest: Annotated[
@@ -126,14 +126,16 @@ def _page(folder: str, output: str, as_json: bool, quiet: bool, force: bool) -> 
 
 
 def _show_items(items: Sequence[Conversion], as_json: bool) -> None:
+    wrong = {redacted(i.found.source): spelled(i.found.problem.message) for i in items if i.found.problem}
     if as_json:
         show.as_json(
             [
                 {
-                    "source": redacted(i.found.source),
+                    "source": (source := redacted(i.found.source)),
                     "destination": i.destination,
                     "bytes": i.found.size,
                     "what": i.state,
+                    "problem": wrong.get(source),
                 }
                 for i in items
             ]
@@ -141,5 +143,7 @@ def _show_items(items: Sequence[Conversion], as_json: bool) -> None:
         return
     rows = [[i.state, in_bytes(i.found.size), redacted(i.found.source), i.destination] for i in items]
     show.table(("what", "size", "source", "destination"), rows, "lr")
-    todo = [i for i in items if i.state != "done"]
+    if wrong:
+        show.talk(f"{many(len(wrong), 'problem')}:\n{reasons(wrong)}")
+    todo = [i for i in items if i.state not in ("done", "problem")]
     show.talk(f"{len(todo)} of {len(items)} to convert, {in_bytes(sum(i.found.size for i in todo))}")

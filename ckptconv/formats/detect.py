@@ -327,7 +327,8 @@ def _folder(url: str, files: Sequence[str]) -> str:
     if pieces := complete.pieces(url, files):
         return pieces
     if checkpoints := [split(path)[1] for path in _that_open([join(url, n) for n in files])]:
-        return f"is not a checkpoint itself; give one in it ({_some(checkpoints)}), or convert all with `ckptconv zoo`"
+        what = f"is not a checkpoint itself; give one in it ({_some(checkpoints)})"
+        return f"{what}; `ckptconv zoo` converts all, `serve` shows them"
     return f"holds no checkpoint itself, only {_some(files)}; `ckptconv zoo` looks into all folders"
 
 

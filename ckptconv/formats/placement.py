@@ -104,8 +104,9 @@ def refuse_unheld(writer: Writer, checkpoint: Checkpoint, title: str) -> None:
     """Raise Unrepresentable with every tensor that the format cannot hold, and the reasons."""
     if bad := {name: why for name, tensor in checkpoint.items() if (why := writer.cannot_hold(tensor))}:
         raise Unrepresentable(
-            f"{title} cannot hold {len(bad)} of {many(len(checkpoint), 'tensor')}; skip_unrepresentable=True leaves "
-            f"them out, and dtype= casts floats to a dtype that it has:\n{reasons(bad)}"
+            f"{title} cannot hold {len(bad)} of {many(len(checkpoint), 'tensor')}; "
+            f"{'skip_unrepresentable=True leaves them out, and ' * (len(bad) < len(checkpoint))}dtype='float32' casts "
+            f"floats:\n{reasons(bad)}"
         )
 
 

@@ -87,7 +87,7 @@ class Match:
         """The rules as a converter, with notes on what to look at; `converter=` of functions takes the Match itself."""
         flat = [n for p in self.proposal.assumed if FLAT in p.why and not p.real for n in p.targets]
         said = [f"assumed: {FLAT} ({shortened(flat)}); the rules that `match` writes have the other order"] * bool(flat)
-        return replace(parse(self.rules, "match"), notes=(*self.review(), *said))
+        return replace(parse(self.rules, "match"), notes=(*self.review(), *said), texts=())  # these say the marks
 
     @property
     def doubt(self) -> str:
@@ -174,7 +174,7 @@ def match(
 
 def _built(target: Any) -> Any:
     """The module that a check runs."""
-    if isinstance(target, Mapping) or _is_path(target):
+    if isinstance(target, Mapping) or (is_path(target) and not names_code(os.fspath(target))):
         raise UsageError("check needs a torch module as the target (or package.module:callable), not a file")
     from ..torch import build
 
@@ -211,10 +211,6 @@ def _opened(target: Any, how: Options) -> Checkpoint:
     from ..torch import outline
 
     return outline(target)
-
-
-def _is_path(target: Any) -> bool:
-    return is_path(target) and not names_code(os.fspath(target))
 
 
 def _name(side: Any) -> str:

@@ -104,7 +104,7 @@ def made(
     path = text(destination or default_name(_named(sources[-1])))
     refuse_remote(path, "a report")
     if not path.lower().endswith((".html", ".htm")):
-        raise UsageError(f"a page is an .html file, not {path}; a second checkpoint is one of the sources")
+        raise UsageError(f"a page is an .html file, not {path}")
     with files.record_stamps() as stamps:
         data = collected(sources, how, values=values)
         data["made"] = data.get("made", {}) | {"This page": command}

@@ -8,6 +8,7 @@ All problems of one kind are raised as one error. sizes.py finds the sizes of ax
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, named, onward, origin, uncollected
 from ..errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
-from ..messages import fold, listing, many, nearest, printable
+from ..messages import brief, fold, listing, many, nearest, printable
 from . import operations
 from .assign import TIED, Assignment, Group, Names, assign, doubtful, recall, remember, tied, translated
 from .passes import TRACKED, in_roles, literal
@@ -26,6 +27,8 @@ from .templates import INT, Matcher, Template
 if TYPE_CHECKING:
     from .converter import Converter, Rule
     from .operations import Resize
+
+GUESS = re.compile("(?m)^# look at this: (.*)")  # as `match` marks a rule
 
 
 @uncollected()
@@ -280,12 +283,17 @@ def _notes(sizes: Sizes, found: Assignment, twins: Mapping[str, list[str]]) -> I
     ]  # fmt: skip
     for how in dict.fromkeys(g.resized for g in groups if g.resized):
         kinds.append((*how, [g.targets[0].name for g in groups if g.resized == how]))
-    notes = (Note(kind, text, tuple(concerned)) for kind, text, concerned in kinds)
-    yield from (note for note in notes if note.names)
+    for kind, text, concerned in kinds:
+        if tensors := tuple(concerned):
+            yield Note(kind, text, tensors)
     used = {g.number for g in groups}
     idle = [r.label for i, r in enumerate(converter.rules) if i not in used and not (r.optional or r.refuse)]
     if idle and not converter.optional:
         yield Note("hint", f"{len(idle)} rules of {converter.name} matched no tensor", tuple(idle))
+    if guesses := [why for text in converter.texts for why in GUESS.findall(text)]:
+        whys = brief("; ".join(dict.fromkeys("; ".join(guesses).split("; "))))
+        marked = f"{many(len(guesses), 'rule')} of {converter.name}.toml marked as a guess by `match` ({whys})"
+        yield Note("assumed", f"{marked}; delete each mark when you have checked its rule")
     if not converter.forward:
         yield from doubtful(checkpoint, found)
         own = (converter.rules[i].note for i in sorted(used))

@@ -241,7 +241,8 @@ def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -
         if index is not None:
             wrong[t.name] = f"its values differ, first at {list(index)}"
     if wrong:
-        text = f"differs from what the conversion gives in {many(len(wrong), 'tensor')}:\n{reasons(wrong)}"
+        hints = "".join(f"\n  {n}" for n in expected.notes if n.kind == "hint")
+        text = f"differs from what the conversion gives in {many(len(wrong), 'tensor')}:\n{reasons(wrong)}{hints}"
         raise VerifyError(text, url=url)
 
 

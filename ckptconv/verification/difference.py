@@ -112,6 +112,10 @@ class Group(NamedTuple):
     max_abs: float | None
     unpaired: int
 
+    def __repr__(self) -> str:
+        what = "NaN or Inf on one side" if self.unpaired else f"|b - a| / |a| is {in_digits(self.change)}"
+        return f"<{self.name}: {self.changed} of {many(self.tensors, 'tensor')} changed, {what}>"
+
 
 @dataclass(frozen=True, repr=False)
 class Diff(Told):

@@ -15,6 +15,7 @@ them. For shards, the index carries them. Hashes become stale when a tensor chan
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -123,7 +124,10 @@ def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:
     if not bad:
         return checkpoint
     sound = {n: t for n, t in checkpoint.tensors.items() if n not in bad}
-    notes = [Note("damaged", " ".join(why.split()), (name,)) for name, why in bad.items()]
+    alike = defaultdict[str, list[str]](list)
+    for name, why in bad.items():
+        alike[" ".join(why.partition(":\n")[0].split())].append(name)  # `check` says which bytes
+    notes = [Note("damaged", why, tuple(names)) for why, names in alike.items()]
     if not sound:
         raise UsageError(f"keep_going=True: nothing is left, because every tensor is damaged: {notes[0].text}")
     return checkpoint.with_tensors(sound, *notes)

@@ -16,11 +16,7 @@ from ckptconv.cli.main import VERBS
     ("line", "offered"),
     [
         ("ckptconv ins", ["inspect"]),
-        ("ckptconv model.safetensors --to npz", ["npz"]),
-        ("ckptconv convert model.safetensors --to safet", ["safetensors"]),
-        ("ckptconv inspect x --from keras", ["keras", "keras3"]),
-        ("ckptconv model.safetensors -c alb", ["albert"]),
-        ("ckptconv diff a b --dtype bf", ["bfloat16"]),
+        ("ckptconv model.safetensors --weights", ["--weights-only"]),
     ],
 )
 def test_offers(cli: Run, line: str, offered: list[str]) -> None:

@@ -9,7 +9,6 @@ import pytest
 from kit import Run
 
 from ckptconv.api.options import names_code
-from ckptconv.cli import options
 from ckptconv.formats import table
 from ckptconv.rules import library
 
@@ -45,14 +44,6 @@ def test_lint_says_what_is_wrong(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "good.toml").write_text("[[rule]]\nfrom = '{x}/a'\nto = '{x}.b'\n")
     done = cli("converters", "lint", "good.toml")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "good.toml: sound\n")
-
-
-def test_words_that_complete() -> None:
-    assert options.offers("converters")("r") == [n for n in library.names() if n.startswith("r")]
-    assert "auto" in options.offers("converters")("")
-    assert options.offers("dtypes")("b") == ["bfloat16"]
-    assert "tf-v1" in options.offers("readable")("tf")
-    assert "tf-v1" not in options.offers("writable")("tf")
 
 
 # --- Python -------------------------------------------------------------------------------------------------------

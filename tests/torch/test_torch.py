@@ -92,12 +92,14 @@ def test_load_into(tmp_path: Path) -> None:
     assert "3 missing" in str(report)
 
 
-def test_what_to_look_at_is_in_the_report() -> None:
-    """As `convert` says it: of a converter and of a match."""
+def test_what_to_look_at_is_in_the_report(tmp_path: Path) -> None:
+    """As `convert` says it: of a converter, of a match, and of its file."""
     source = {"conv/kernel": np.ones((3, 3, 3, 8), "f4"), "fc/kernel": np.ones((32, 4), "f4")}
     module = nn.ModuleDict({"conv": nn.Conv2d(3, 8, 3, bias=False), "fc": nn.Linear(32, 4, bias=False)})
     found = ckptconv.match(source, module, values=False)
-    for rules, says in (("keras-torch", "(fc/kernel)"), (found, "look at this: after a flattened")):
+    file, marked = tmp_path / "r.toml", "1 rule of r.toml marked as a guess by `match` (after a flattened"
+    file.write_text(found.rules)
+    for rules, says in (("keras-torch", "(fc/kernel)"), (found, "look at this: after a flattened"), (file, marked)):
         report = into.load_into(module, source, converter=rules)
         assert says in str(report)
         assert " loaded; " in repr(report)

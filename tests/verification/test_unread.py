@@ -43,7 +43,7 @@ def lay(folder: Path) -> None:
 
 DAY = "arrays whose dtype no checkpoint holds: <M8[D] (day)"
 KERAS = "files in the archive that are not weights (assets/layers/lookup/vocabulary.txt)"
-VALUES = "values that are not tensors; `inspect` lists them (opt.lr)"
+VALUES = "values that are not tensors (opt.lr)"
 UNKNOWN, SAME = "not known to be the same: 1 tensor equal; 1 unread", "the same: 1 tensor equal"
 SAID: dict[str, tuple[str, int, str]] = {
     "other bytes": ("diff day.npz other.npz", 1, f"in A and B: {DAY}\n{UNKNOWN}"),

@@ -345,8 +345,7 @@ class Made:
         if self.computed:
             yield Note("assumed", "sparse or quantised in the source, computed in full here", tuple(self.computed))
         if self.values and not quiet:
-            text = "values that are not tensors; `inspect` lists them"
-            yield Note("skipped", text, tuple(self.values), tensors=False)
+            yield Note("skipped", "values that are not tensors", tuple(self.values), tensors=False)
 
 
 def jsonable(value: Any) -> Any:
