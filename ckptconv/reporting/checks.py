@@ -187,10 +187,12 @@ def _flat(p: Picture) -> Iterator[Finding]:
 
 def _spikes(pictures: Sequence[Picture], times: float | None) -> Iterator[Finding]:
     series = defaultdict[Any, list[Picture]](list)  # with as many axes: convolutions and norms may alternate
-    for p, place in zip(pictures, places([p.tensor for p in pictures]), strict=True):
+    rows = [*zip(pictures, places([p.tensor for p in pictures]), strict=True)]
+    solid = {place[:2] for p, place in rows if len(p.tensor.shape) > 1}  # layers of a sequence that are no norms
+    for p, place in rows:
         t = p.tensor
         if place.layer >= 0 and not t.role and t.dtype.kind == "f" and t.count > 1:
-            series[place.stack, place.part, len(t.shape)].append(p)
+            series[place.stack, place.part, len(t.shape), place[:2] in solid].append(p)
     for alike in series.values():
         varied = [(p.tensor, p.stats.std) for p in alike if p.stats.std]
         still = [p for p in alike if p.stats.std == 0]

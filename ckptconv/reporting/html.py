@@ -34,7 +34,7 @@ from ..messages import Told, brief, in_bytes, many, printable, redacted, version
 from ..output.staging import write_whole
 from ..storage import files
 from ..storage.paths import refuse_remote
-from . import survey
+from . import checks, survey
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -104,7 +104,9 @@ def made(
     path = text(destination or default_name(_named(sources[-1])))
     refuse_remote(path, "a report")
     if not path.lower().endswith((".html", ".htm")):
-        raise UsageError(f"a page is an .html file, not {path}")
+        raise UsageError(
+            f"a page is an .html file, not {path}{'; several checkpoints are one list, [a, b]' * files.exists(path)}"
+        )
     with files.record_stamps() as stamps:
         data = collected(sources, how, values=values)
         data["made"] = data.get("made", {}) | {"This page": command}
@@ -145,8 +147,8 @@ def _pair(source: Source, target: Source, how: Options, *, values: bool) -> dict
     both = survey.Compared(expected, after, values=values, workers=how.workers)
     data = survey.survey(after if converted else both.both, how, values=values, both=both)
     data["compared"] = both.conversion(before) if converted else both.comparison()
-    if values:
-        survey.mark(data, before, how.workers)
+    if values and converted:  # what the conversion itself does is new
+        data["before"] = survey.told(checks.check(before, checks.limits(), workers=how.workers))
     recorded, converter = after.hashes.get(OPTIONS, ""), how.converter
     return data | {
         "made": {"Converter": str(getattr(converter, "name", converter or "")), "Options in the file": recorded[:2000]},
@@ -156,12 +158,8 @@ def _pair(source: Source, target: Source, how: Options, *, values: bool) -> dict
 
 def default_name(source: Path) -> str:
     """The name of a page that was not named: model.report.html for model.safetensors, folder/model/ or s3://x/model.pt."""
-    return f"{os.path.splitext(_last(source))[0].lstrip('.') or 'checkpoint'}.report.html"
-
-
-def _last(source: Path) -> str:
-    """The last word of a path or URL."""
-    return re.split(r"[/\\]", redacted(os.fspath(source)).partition("?")[0].rstrip("/\\"))[-1]
+    last = re.split(r"[/\\]", redacted(os.fspath(source)).partition("?")[0].rstrip("/\\"))[-1]
+    return f"{os.path.splitext(last)[0].lstrip('.') or 'checkpoint'}.report.html"
 
 
 def render(data: dict[str, Any], spell: Spell = str) -> str:

@@ -9,7 +9,8 @@ clip    {row: [low, high, below, above]}     of histograms that do not span all 
 heat    {row: [rows, columns, base64, top, moved]}  for the largest tensors, the largest |x| of each cell, or if it
                                              moved |B - A|: 0..253 is 0..top, 254 is larger, 255 is not finite
 was     {row: [bins, min, max, mean, std]}   the values that are compared with; both histograms have the same bins
-findings  [[check, row, text, index, new]]   what the checks find, by the name of a tensor that is not on the page;
+findings  [[check, name, text, index]]       what the checks find
+before    [[check, name, text, index]]       and in what is compared with; of a conversion by the names of its source
 checks {name: [severity, meaning]}
 
 `compared`, of two:
@@ -68,14 +69,17 @@ def survey(
     """
     tensors = list(c.tensors.values())
     belong = places(tensors)
-    about = both.b if both else c
+    about, notes = both.b if both else c, untold(c)
+    if both:
+        side = "in A: " * (c is both.both)
+        notes += [n._replace(text=side + n.text) for n in both.a.notes]
     out: dict[str, Any] = {
         "format": c.format,
         "separator": separator(c.tensors),
         "totals": totals_of(about)._asdict(),
         "metadata": {k: v[:2000] for k, v in c.metadata.items()},
         "beside": {k: str(v)[:2000] for k, v in c.details.get("values", {}).items()},
-        "notes": [[n.kind, n.text, n.names[:50], len(n.names)] for n in untold(c) if not values or n.kind != "damaged"],
+        "notes": [[n.kind, n.text, n.names[:50], len(n.names)] for n in notes if not values or n.kind != "damaged"],
         "ties": c.ties,
         "names": [t.name for t in tensors],
         "bytes": [t.nbytes for t in tensors],
@@ -96,9 +100,13 @@ def survey(
     if not values:
         return out
     pairs = _pictures(tensors, both.changed() if both else {}, how)
-    now = [p.now for p in pairs if not both or both.kind(p.now.tensor.name) != "only_a"]
-    found = checks.findings(about, now, checks.limits(), workers=how.workers)
-    return out | _values(pairs) | _found(_of_all(early, found), tensors)
+    found = checks.findings(
+        about, [p.now for p in pairs if p.now.tensor.name in about], checks.limits(), workers=how.workers
+    )
+    if both and c is both.both:  # no conversion, so that what is equal has been seen
+        was = [p.was or p.now for p in pairs if both.kind(p.now.tensor.name) != "only_b"]
+        out["before"] = told(checks.findings(replace(c, notes=both.a.notes), was, checks.limits(), workers=how.workers))
+    return out | _values(pairs) | _found(_of_all(early, found))
 
 
 def _coded(column: list[Any]) -> tuple[list[Any], list[int]]:
@@ -197,30 +205,25 @@ def one(t: Tensor, sources: Sources) -> dict[str, Any]:
     """The columns of a single tensor, whose row is 0, with what the checks find in it alone."""
     picture = draw(scan(t, sources, heat=False), sources)
     found = checks.findings(Checkpoint({t.name: t}), [picture], checks.limits())
-    return _values([Pair(picture)]) | _found(found, [t])
+    return _values([Pair(picture)]) | _found(found)
 
 
-def _found(given: Iterable[checks.Finding], tensors: Sequence[Tensor]) -> dict[str, Any]:
-    row, found = {t.name: i for i, t in enumerate(tensors)}, [*given]
+def _found(given: Iterable[checks.Finding]) -> dict[str, Any]:
     return {
-        "findings": [[f.check, row.get(f.tensor, f.tensor), f.text, f.index or (), True] for f in found],
+        "findings": told(given),
         "checks": {
             name: [check.severity, check.meaning.replace("LIMIT", f"{check.limit or 0:g}")]
             for name, check in checks.CHECKS.items()
-            if any(name == f.check for f in found)
         },
     }
 
 
+def told(found: Iterable[checks.Finding]) -> list[Any]:
+    """Findings as rows."""
+    return [[f.check, f.tensor, f.text, f.index or ()] for f in found]
+
+
 # --- two checkpoints --------------------------------------------------------------------------------------------
-
-
-def mark(data: dict[str, Any], before: Checkpoint, workers: int) -> None:
-    """Mark the findings that sources of a row have as well: they are not new."""
-    known = {(f.check, f.tensor) for f in checks.check(before, checks.limits(), workers=workers)}
-    for f in data["findings"]:
-        if isinstance(f[1], int):
-            f[4] = known.isdisjoint((f[0], source[0]) for source in data["compared"]["rows"][f[1]][1])
 
 
 class Compared:
@@ -351,7 +354,7 @@ def _of_all(early: Iterable[tuple[str, checks.Finding]], last: Iterable[checks.F
         yield replace(f, text=f"{f.text}; also in {shortened([*also])}") if also else f
     for gone in was.values():
         first = next(iter(gone.values()))
-        yield replace(first, text=f"{first.text}, in {shortened([*gone])}, not in the last")
+        yield replace(first, text=f"{first.text}, only in {shortened([*gone])}")
 
 
 def moved(tensors: Sequence[Tensor | None], sources: Sources) -> Moved | None:

@@ -166,13 +166,13 @@ def test_a_page_is_a_conversion_only_if_it_is_told_how(tmp_path: Path) -> None:
     ckptconv.save({"a": changed((0, 1), np.nan), "b": changed((0, 1), 1e6)}, tmp_path / "a.npz")
     change: dict[str, Any] = {"dtype": "float16", "rename": {"a": "c"}}
     ckptconv.convert(tmp_path / "a.npz", tmp_path / "b.npz", **change)
-    for given, mode, names, known in (({}, "comparison", "cba", False), (change, "conversion", "cb", True)):
+    for given, mode, names in (({}, "comparison", "cba"), (change, "conversion", "cb")):
         ckptconv.report([tmp_path / "a.npz", tmp_path / "b.npz"], tmp_path / "r.html", force=True, **given)
         page = (tmp_path / "r.html").read_text()
         data = page_data(page)
         assert (data["compared"]["mode"], "".join(data["names"])) == (mode, names)
-        new = [(f[:2], f[4]) for f in data["findings"] if f[0] in ("nan", "inf")]
-        assert new == [(["nan", 0], not known), (["inf", 1], True)]
+        odd = [[f[:2] for f in data[side] if f[0] in ("nan", "inf")] for side in ("findings", "before")]
+        assert odd == [[["nan", "c"], ["inf", "b"]], [["nan", "a"]]]
 
 
 # --- the limits and words of each check -------------------------------------------------------------------------
@@ -265,6 +265,13 @@ def test_what_is_unlike_its_layers(arrays: dict[str, Any], limits: tuple[str, ..
     got, usual = said(arrays, "spike", *limits), float(np.concatenate([NORMAL, -NORMAL]).std())
     assert [name for name, _ in got] == names
     assert all(text.endswith(f", where the median of {len(arrays)} layers is {usual:.3g}") for _, text in got)
+
+
+def test_a_fresh_norm_among_convolutions_is_not_stuck() -> None:
+    layers = {f"f.{i}.{name}": x for i in range(9) for name, x in (("weight", NORMAL), ("bias", NORMAL[0]))}
+    for weight, names in ((np.ones(30, "f4"), []), (NORMAL, ["f.9.bias"])):
+        last = {"f.9.weight": weight, "f.9.bias": np.zeros(30, "f4")}
+        assert [n for n, _ in said(layers | last, "stuck")] == names
 
 
 def test_duplicates_are_of_some_size_and_name_the_first() -> None:

@@ -183,7 +183,7 @@ def test_command_line(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "\"ckptconv report 'a b.npz' --no-values\"" in (tmp_path / "a b.report.html").read_text(), "no --force"
     before = (tmp_path / "a b.npz").read_bytes()
     refused = cli("report", "a b.npz", "-o", "a b.npz.pt", "-f")
-    assert (refused.returncode, "a second checkpoint is one of the sources" in refused.stderr) == (2, True)
+    assert (refused.returncode, "a page is an .html file" in refused.stderr) == (2, True)
     assert (tmp_path / "a b.npz").read_bytes() == before
 
 

@@ -97,9 +97,9 @@ def test_the_command_line_takes_a_series(cli: Run, tmp_path: Path) -> None:
     data = page_data(page)
     found = data["series"]
     assert [f[:3] for f in data["findings"] if f[0] in ("nan", "inf")] == [
-        ["inf", 2, "20 of 20 infinite, first at [0, 0]; also in epoch-2.npz"],
-        ["nan", 1, "1 of 600 NaN, first at [3, 4], in epoch-1.npz, not in the last"],
-        ["nan", "gone", "1 of 600 NaN, first at [3, 4], in epoch-1.npz, not in the last"],
+        ["inf", "kept", "20 of 20 infinite, first at [0, 0]; also in epoch-2.npz"],
+        ["nan", "net.1.w", "1 of 600 NaN, first at [3, 4], only in epoch-1.npz"],
+        ["nan", "gone", "1 of 600 NaN, first at [3, 4], only in epoch-1.npz"],
     ]
     odd = [["gone", "kept"], ["kept"], ["gone", "kept"], ["gone"]]
     assert data["notes"] == [

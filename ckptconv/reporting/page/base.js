@@ -66,8 +66,16 @@ const LINK = { className: "link" };
 const STATS = ["min", "max", "mean", "std", "zeros", "nan", "inf"];
 // --- what was found, and what changed ---
 const checks = data.checks || {};
-const findings = (data.findings || []).filter((f) => f[4] || checks[f[0]][0] !== "note"); // a note that is of the first side as well is no news
-const NEW = comparing ? " new in B" : converted ? " new in the result" : "", KNOWN = comparing ? " also in A" : " also in the source";
+const NEW = comparing ? " new in B" : converted ? " new in the result" : "", KNOWN = comparing ? " also in A" : " also in the source", GONE = comparing ? "only in A" : "only in the source";
+const findings = (() => { // of this page, then those that only the first side has: check, row or name, text, index, whether it is new
+  const row = new Map(data.names.map((name, i) => [name, i])), uses = new Map(), key = (f) => `${f[0]} ${f[1]}`;
+  if (converted) compared.rows.forEach(([, sources], i) => { for (const [name] of sources) put(uses, name, i); });
+  const at = (name) => row.get(name) ?? name, now = (data.findings || []).map(([check, name, ...rest]) => [check, at(name), ...rest]);
+  const before = (data.before || []).flatMap(([check, name, ...rest]) => (converted ? uses.get(name) || [name] : [at(name)]).map((i) => [check, i, ...rest]));
+  const known = new Set(before.map(key)), here = new Set(now.map(key));
+  const all = [...now.map((f) => [...f, !known.has(key(f))]), ...before.filter((f) => !here.has(key(f))).map(([check, i, text, index]) => [check, i, `${text}, ${GONE}`, index, false])];
+  return all.filter((f) => f[4] || checks[f[0]][0] !== "note"); // a note that is of the first side as well is no news
+})();
 const flags = new Map();
 for (const finding of findings) put(flags, finding[1], finding);
 const severe = (i) => (flags.get(i) || []).filter((f) => checks[f[0]][0] !== "note");

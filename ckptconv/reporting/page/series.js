@@ -9,6 +9,7 @@ const short_urls = (() => {
   while (k < least && same(k)) k++;
   return cut.map((c) => (c[c.length - k] || c.join("/")).replace(/\.(safetensors|pth?|ckpt|bin|npz|h5|hdf5|keras|index)$/, "")).map((n) => (n.length > 18 ? `…${n.slice(-17)}` : n));
 })();
+const SHOWN_LAYERS = 400;
 const movement = () => { // layers, and modules that are in none: squares are summed, as if a layer were one tensor
   const groups = new Map(), key = state.moves, first = key === "drift";
   for (let i = 0; i < rows; i++) {
@@ -41,14 +42,14 @@ const draw_series = () => {
     box.style.color = light(rgb) > 0.18 ? "#000" : "#fff"; // where black and white have the same contrast
     return box;
   };
-  const body = list.slice(0, 400).map((g) => {
+  const body = list.slice(0, SHOWN_LAYERS).map((g) => {
     const go = button("", () => { look_at({ q: g.name }); }, LINK);
     go.append(...breakable(g.name));
     return make("tr", {}, make("th", { scope: "row" }, go), ...g.moves.map((x, k) => cell(x, g, k)));
   });
   const head = make("tr", {}, make("th", { scope: "col" }, "layer"), ...short_urls.slice(1).map((name) => make("th", { scope: "col", title: name }, make("span", {}, name))));
   $("moved").replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
-  $("arrivals").replaceChildren(make("p", { className: "soft small" }, `|d| / |x| of the weights of a layer together; ${most ? `colours are logarithmic, ${change_text(least)} to ${change_text(most)}` : "nothing moved that could be measured"}.`));
+  $("arrivals").replaceChildren(make("p", { className: "soft small" }, `|d| / |x| of the weights of a layer together; ${most ? `colours are logarithmic, ${change_text(least)} to ${change_text(most)}` : "nothing moved that could be measured"}.${list.some((g) => g.moves.includes(null)) ? " –: a value is NaN or infinite, or a tensor is in one of the two only." : ""}${list.length > SHOWN_LAYERS ? ` ${count(list.length - SHOWN_LAYERS)} more layers are not shown; the table below has their tensors.` : ""}`));
 };
 const course = (i) => { // of one tensor: lines over the checkpoints
   const chart = (title, ys, text) => {

@@ -26,7 +26,7 @@ const draw_cards = () => {
     else if (data.values) list.push(grown ? card(count(grown), `tensor${s(grown)} all zero in A`) : card(change_text(largest(ranks.map((r) => r.change))), "largest change of a tensor"));
   } else if (along) {
     const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), last = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0);
-    list.push(card(count(along.urls.length), "checkpoints"), card(`${count(moves.filter((m) => m.some((x) => x > 0)).length)} of ${count(rows)}`, "tensors moved"), card(change_text(largest(last)), "largest change of a tensor, from first to last"));
+    list.push(card(count(along.urls.length), "checkpoints"), card(`${count(moves.filter((m) => m.some((x) => x > 0)).length)} of ${count(rows)}`, "tensors moved"), card(change_text(largest(last)), `largest change of a tensor from first to last${largest(last) > 0 ? `: ${told_name(last.indexOf(largest(last)))}` : ""}`));
   } else if (converted) list.push(differing ? card(count(differing), `tensor${s(differing)}, not what the conversion gives`, "warned") : data.values ? card("exact", "bit for bit what the conversion gives") : card("not read", "values; names, shapes and dtypes are as converted"));
   if (!comparing && !along) list.push(card(count(total.tensors), `tensor${s(total.tensors)}`), card(bytes(total.bytes), "in all"), card(count(total.parameters), "parameters"));
   if (alone && total.all !== total.parameters) list.push(card(count(total.all), `numbers with those of ${Object.entries(BESIDE).filter(([role]) => total.roles[role]).map(([role, noun]) => many(total.roles[role], noun)).join(", ")}`));
@@ -52,7 +52,7 @@ const draw_findings = () => {
   const by = new Map();
   for (const f of findings) put(by, f[0], f);
   $("findings").replaceChildren(...nothing, ...Object.entries(checks).filter(([id]) => by.has(id)).map(([id, [severity, meaning]]) => {
-    const list = by.get(id).sort((a, b) => b[4] - a[4]), recent = list.filter((f) => f[4]).length, fresh = (f) => (NEW && (list.length === 1 || recent < list.length) ? `${f[4] ? NEW : KNOWN} ·` : "");
+    const list = by.get(id).sort((a, b) => b[4] - a[4]), recent = list.filter((f) => f[4]).length, fresh = (f) => (NEW && !f[2].endsWith(GONE) && (list.length === 1 || recent < list.length) ? `${f[4] ? NEW : KNOWN} ·` : "");
     const absent = list.some((f) => typeof f[1] === "string"), some = list.slice(0, absent ? 50 : 8);
     const named = (i) => {
       if (typeof i === "string") return make("b", { className: "name" }, i); // not on this page
