@@ -59,3 +59,10 @@ def test_names_that_tell_too_little_are_to_look_at(source: list[str], target: li
     for a, b in (both, both[::-1]):
         found = ckptconv.match(a, b, values=False).proposal
         assert len(found.doubtful) == len(found.pairs) == len(source)
+
+
+@pytest.mark.parametrize("rest", [[], ["head.weight"]])
+def test_the_only_norm_of_each_side_is_assumed_where_a_module_is_left(rest: list[str]) -> None:
+    names = ["bn/gamma", "bn/moving_mean"], ["bn1.weight", "bn1.running_mean", *rest]
+    found = ckptconv.match(*(in_memory({n: np.zeros((4,), "f4") for n in some}) for some in names), values=False)
+    assert {p.sure for p in found.proposal.pairs} == {not rest}

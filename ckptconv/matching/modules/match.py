@@ -47,10 +47,9 @@ def _tensors(found: Sequence[Match], sides: Sides, judge: Judge) -> list[Pair]:
         both = [(t, m.b.members[role]) for role, t in m.a.members.items() if role in m.b.members]
         if not both and m.why and len(m.a.members) == len(m.b.members) == 1:
             both = [(m.a.members[m.a.main], m.b.members[m.b.main])]
-        made = [p for a, b in both if (p := _of_role(m, a, b, sides, judge))]
-        lacking = [r for r in CONSTANTS if r in m.b.members and r not in m.a.members]
-        fills = tuple((m.b.members[r].name, (CONSTANTS[r],)) for r in lacking if not sides[0].prints)
-        for p in made:
+        lacking = () if sides[0].prints else m.b.members.keys() - m.a.members
+        fills = tuple((m.b.members[r].name, (c,)) for r, c in CONSTANTS.items() if r in lacking)
+        for p in filter(None, (_of_role(m, *pair, sides, judge) for pair in both)):
             if fills and p.targets[0].endswith("running_mean"):
                 p = p._replace(fills=fills, sure=False, real=p.real or len(fills) > 1, why=(*p.why, CONSTANT))
             out.append(p)
@@ -89,8 +88,8 @@ def _of_role(m: Match, a: Tensor, b: Tensor, sides: Sides, judge: Judge) -> Pair
 
 def _rivals(m: Match, name: str) -> tuple[str, ...]:
     """The same tensor of the modules that it could also be."""
-    tail = name.removeprefix(m.b.home) if name.startswith(m.b.home) else ""
-    return tuple(f"{home}{tail}" for home in m.rivals) if tail else ()
+    home = m.b.home
+    return tuple(name.replace(home, other, 1) for other in m.rivals if name.startswith(home) and name != home)
 
 
 MULTIPLE = 8  # what a padded length is a multiple of
@@ -159,16 +158,18 @@ def same_names(sides: Both, every: Both) -> Iterator[Match]:
     """Pairs of the modules of both sides, `every` of which decides what a name says."""
     ends = [_ends(_read(every, side)) for side in (0, 1)]
     members: list[dict[Words, list[Unit]]] = [defaultdict(list), defaultdict(list)]
-    for found, many in zip(members, sides, strict=True):
+    for k, many in enumerate(sides):
         for u in many:
-            found[_words(u)].append(u)
+            members[k][_words(u)].append(u)
+    level = len(sides[0]) == len(sides[1])  # else bn may be another than bn1, the one that is left of several
     for end in [e for e in ends[0] if e in ends[1] and len(e) > 1]:  # not the kind alone
         if len(ends[0][end]) == len(ends[1][end]) == 1:
             (s, x), (t, y) = (next(iter(found[end].items())) for found in ends)
             a, b = members[0][s], members[1][t]
-            said = len(a) == len(b) or not CLASSES.issuperset(end[:-1])  # not by fc1, fc2 and Dense_0, Dense_1, Dense_2
-            gaps = zip(*(([left_out for _, left_out in kept[-len(end) :]]) for kept in (x, y)), strict=True)
-            if said and len(end) in (len(x), len(y)) and not any(s and t and s != t for s, t in gaps):
+            same = len(a) == len(b) and (level or len(a) != 1 or a[0].counted == b[0].counted)
+            said = same or not CLASSES.issuperset(end[:-1])  # not by fc1, fc2 and Dense_0, Dense_1, Dense_2
+            gaps = zip(x[-len(end) :], y[-len(end) :], strict=True)
+            if said and len(end) in (len(x), len(y)) and not any(v and w and v != w for (_, v), (_, w) in gaps):
                 yield from _by_numbers(a, b)
 
 
@@ -212,7 +213,7 @@ def _by_numbers(a: Sequence[Unit], b: Sequence[Unit]) -> list[Match]:
         return []
     ours, theirs = (Counter(u.signatures[MAIN] for u in many) for many in (a, b))
     level = MAIN if ours <= theirs or theirs <= ours else COUNT
-    ways: list[tuple[list[Numbers], list[Numbers], tuple[str, ...]]] = [(rows, columns, ())]
+    ways = [(rows, columns, tuple[str, ...]())]
     fixed = [{c[0] for c in zip(*many, strict=True) if len(set(c)) == 1} for many in (rows, columns)]
     rows, columns = _varying(rows), _varying(columns)
     if len(rows[0]) == len(columns[0]) and (fixed[0] <= fixed[1] or fixed[1] <= fixed[0]):
