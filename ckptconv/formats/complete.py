@@ -6,6 +6,8 @@
     x-model_part-1.pt  x-tp01.pt  x-rank-1-shard1.pt    the same
     x.rank0.pt  model_weights_tp_0.ckpt                 the same, if 0 and another are there; else in doubt
     layer_01-model_00-model_states.pt                   the same, of a pipeline of DeepSpeed
+    layer_0_expert_1_mp_rank_00_model_states.pt         experts of mp_rank_00_model_states.pt
+    args.tensor_model_parallel_size: 2                  one of two ranks of Megatron-LM
     "fc.weight": shape [0]                              a placeholder, whose values another file has
 
 Files that an index names are looked for by its reader. Sources: torch.distributed (fsdp), deepspeed/runtime/engine.py
@@ -23,7 +25,7 @@ from ..storage.files import join, names, split
 
 # The number of a file, and of how many: of a model in several files, and of the ranks of a run.
 SHARDED = (
-    re.compile(r"(?P<before>.*[-_])(?P<part>\d{5,})(?P<after>-of-(?P<all>\d{5,})[.\w]+)"),
+    re.compile(r"(?P<before>.*[-_](?<!\.data-))(?P<part>\d{5,})(?P<after>-of-(?P<all>\d{5,})[.\w]*)"),
     re.compile(r"(?P<before>.*(?:model|part|shard|weights)[-_]?)(?P<part>\d+)(?P<after>[-_]?of[-_]?(?P<all>\d+)\.\w+)"),
 )
 RANKED = (
@@ -32,12 +34,14 @@ RANKED = (
 )
 RANK = re.compile(  # a number of several; `sure`: that ranks write; `whole`: of which 0 alone can be the model
     r"(?P<word>(?P<sure>(?P<whole>^consolidated\.|^layer_(?=\d+-model_)|[cdempt]p_rank_)"
-    r"|^rank_?|(?:^|[._-])(?:model_part-|(?:rank|shard|[mpt]p)[_-]?(?=0\d)))"
+    r"|^rank_?|^model-rank-(?=\d+-part-)|expert_(?=\d+_mp_rank_)|(?:^|[._-])(?:model_part-|(?:rank|shard|[mpt]p)[_-]?(?=0\d)))"
     r"|(?:^|[._-])(?:rank|shard|model[._-]?part|pipeline_stage|[mpt]p)[_-]?)"
     r"(?!\d+(?:-model-|[-_]?of[-_]?\d))(?P<number>\d+(?:_\d{3,}$)?)"  # also the stage of a pipeline of Megatron-LM
 )
 LORA = re.compile(r"(?i)(?:^|[^a-z])(?:q?lora|dora|adapter|loha|lokr|lycoris|hada|svd|low.?rank)")  # have a rank
 KERAS = re.compile(r"_\d{5}(\.weights)\.h5$")  # not the number of an epoch: only if its index is there
+CUT = ("mp_world_size", "model_parallel_size")  # values of DeepSpeed, and of Megatron-LM and fairseq
+FLAT = re.compile(r"(.*\.)?_?flat_param(_\d+)?")  # of FSDP, where each rank has its own part
 STEP = re.compile(r"global_step(\d+)")  # a folder of DeepSpeed
 OWN = ("tf", "tf-v1", "keras3")  # whose readers know the files of a set
 PART = "is what one rank of a parallel run wrote; the others have the rest: "
@@ -52,19 +56,20 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> tuple[s
     found: what was opened at `url`. given: the urls of the other sources, which may be the other files of its set.
     """
     folder, base = split(url.rstrip("/"))
-    doubt = False
+    doubt, files = False, {*found.urls, *given}
+    if lacking := {*counted(base)} - {base, *(split(u)[1] for u in files)}:
+        return f"is only a part of a model; the rest is in {_some(lacking)}", True
     if found.format not in OWN:
-        read = {split(u)[1] for u in (*found.urls, *given)}
-        values = found.details.get("values", {})  # of DeepSpeed
-        ranks = max((n for key, n in values.items() if key.endswith("mp_world_size") and type(n) is int), default=1)
-        named = [f"mp_rank_{r:02d}_model_states.pt" for r in range(min(ranks, MOST))]
-        if lacking := {*(counted(base) or named * (ranks > 1))} - read:
-            return f"is only a part of a model; the rest is in {_some(lacking)}", True
         for path in (url.rstrip("/"), folder):
             others, told = _ranks(*split(path), found)
             if others:
                 return PART + _some(others), True
             doubt |= told
+        values = found.details.get("values", {}) if found.format.startswith("torch") else {}
+        cut = {key: n for key, n in values.items() if key.endswith(CUT) and type(n) is int and n > len(files)}
+        if cut or (flat := [n for n in found if FLAT.fullmatch(n)] if len(files) == 1 else []):
+            why = f"{shortened([f'{key} = {n}' for key, n in cut.items()] or flat)}"
+            return f"has {why}: it is what one of several ranks wrote; save the gathered model", True
     elif (index := KERAS.sub(r"\1.json", base)) != base and index in names(folder):
         return f"is only a part of a model; convert {index}, which names all of it", True
     empty = [n for n, t in found.items() if t.shape == (0,) and not t.role]
@@ -104,7 +109,7 @@ def counted(base: str) -> list[str]:
     for pattern in (*SHARDED, *RANKED):
         if m := pattern.fullmatch(base):
             count, width = min(int(m["all"]), MOST), len(m["part"])
-            first = 1 if pattern in SHARDED and int(m["part"]) else 0
+            first = 1 if pattern in SHARDED and int(m["part"]) and "." in m["after"] else 0  # TensorFlow's from 0
             return [f"{m['before']}{i:0{width}d}{m['after']}" for i in range(first, first + count)]
     return []
 
@@ -119,7 +124,8 @@ def _ranks(folder: str, base: str, found: Iterable[str] = ()) -> tuple[set[str],
     lora = any(map(LORA.search, (base, *found)))
     first = RANK.sub(lambda m: m["word"] + re.sub(r"\d", "0", m["number"]), base)
     kind = RANK.sub(r"\g<word>", base)
-    alike = {n for n in names(folder) if RANK.sub(r"\g<word>", n) == kind}
+    files = names(folder)
+    alike = {n for n in files if RANK.sub(r"\g<word>", n) == kind or (n.endswith(f"_{base}") and "expert_" in n)}
     if first in alike or (not lora and (len(told) > 1 or any(m["sure"] for m in told))):
         return (others := alike - {base} or {first} - {base}), not others and not all(m["whole"] for m in told)
     return set(), not lora

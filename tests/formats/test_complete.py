@@ -38,6 +38,10 @@ PARTS = {  # a file and those beside it: what the error says
     "last-rank-1-shard1.pt": "last-rank-0-shard0.pt",
     "last-rank-0-shard0.pt last-rank-1-shard1.pt": "last-rank-1-shard1.pt",
     "model-tp01.pt": "model-tp00.pt",
+    "model-rank-1-part-0.safetensors": "model-rank-0-part-0.safetensors",
+    "mp_rank_00_model_states.pt layer_1_expert_0_mp_rank_00_model_states.pt": "layer_1_expert_0",
+    "expert_0_mp_rank_00_model_states.pt expert_1_mp_rank_00_model_states.pt": "expert_1_mp_rank",
+    "part-00001-of-00002": "the rest is in part-00000-of-00002",
     "lora_rank_0.pt lora_rank_1.pt": "lora_rank_1.pt",
 }
 DOUBTFUL = [  # names that parts have, and others as well
@@ -108,7 +112,7 @@ def test_what_lacks_nothing_opens(names: str, tmp_path: Path) -> None:
 def test_deepspeed_says_how_many_ranks_there_are(tmp_path: Path) -> None:
     first = tmp_path / "mp_rank_00_model_states.pt"
     first.write_bytes(torch_file(mp_world_size=2))
-    with pytest.raises(ckptconv.CorruptCheckpoint, match="the rest is in mp_rank_01_model_states"):
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="mp_world_size = 2: it is what one of several"):
         ckptconv.open(first)
 
 
