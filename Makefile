@@ -16,7 +16,7 @@ TESTS ?= tests/test_dtypes.py
 bin = $(1)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 BIN = $(call bin,$(VENV))
 # Two workers for each processor: many tests wait for a process or a server.
-PYTEST = -m pytest -q -n $(shell $(PYTHON) -c 'import os; print(2 * os.cpu_count())') --dist loadgroup --max-worker-restart 0
+PYTEST = -m pytest -q -n $(shell $(PYTHON) -c 'import os; print(2 * os.cpu_count())') --max-worker-restart 0
 
 # What is imported is compiled once (pip leaves that out, see below), and not by each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE

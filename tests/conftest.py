@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from math import ceil
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import typer
 from forked import Forked
 from hypothesis import HealthCheck, settings
 from kit import EFFORT, FIXTURES, Run, examples
@@ -41,12 +43,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
         cases[:] = [case for i, case in enumerate(cases) if ceil((i + 1) * share) != ceil(i * share)]
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist looks for the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A worker runs whole modules; one runs those that import TensorFlow."""
-    for item in items:
-        if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A worker runs whole modules; one runs those that import TensorFlow. pytest-xdist 3.8 does not see groups with
+    pytest 9.2 (pytest-dev/pytest-xdist#1386)."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Modules(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group(config.rootpath / nodeid.partition("::")[0])
+
+    @cache
+    def group(module: Path) -> str:
+        return "tensorflow" if 'xdist_group("tensorflow")' in module.read_text("utf-8") else str(module)
+
+    return Modules(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -64,9 +75,11 @@ def _notes_are_of_the_known_kinds() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_disk_is_waited_for() -> Iterator[None]:
-    """What a test writes need not outlive the machine. What is synced, and when, is what some tests watch."""
+def _no_time_is_wasted() -> Iterator[None]:
+    """What a test writes need not outlive the machine. What is synced, and when, is what some tests watch. Commands of
+    the command line are made once: a process makes them once."""
     with pytest.MonkeyPatch.context() as m:
+        m.setattr(typer.main, "get_command", cache(typer.main.get_command))
         for name in ("fsync", "sync"):
             m.setattr(os, name, lambda *_: None, raising=False)
         yield

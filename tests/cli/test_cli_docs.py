@@ -163,12 +163,9 @@ def folder(made: Path, tmp_path: Path) -> Path:
 # --- reading and running ----------------------------------------------------------------------------------------
 
 
-def marks(document: Path) -> list[pytest.MarkDecorator]:
-    imports_tensorflow = document == INTO_KERAS
-    return [pytest.mark.slow] * (document.stem in LONG) + [pytest.mark.xdist_group("tensorflow")] * imports_tensorflow
-
-
-@pytest.mark.parametrize("document", [pytest.param(d, id=str(d.relative_to(ROOT)), marks=marks(d)) for d in DOCUMENTS])
+@pytest.mark.parametrize("document", [
+    pytest.param(d, id=str(d.relative_to(ROOT)), marks=[pytest.mark.slow] * (d.stem in LONG)) for d in DOCUMENTS
+])  # fmt: skip
 def test_document(document: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = document.read_text(encoding="utf-8")
     for package in re.findall(r"^<!-- needs: (\w+) -->$", text, re.M):

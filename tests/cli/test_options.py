@@ -39,7 +39,7 @@ def test_every_verb_and_every_option_is_on_a_page() -> None:
 
 @pytest.mark.parametrize(
     ("word", "keyword"),
-    [("overwrite", "force"), ("format", "to"), ("torch_dtype", "dtype"), ("workers", "jobs"), ("no such word", "")],
+    [("overwrite", "force"), ("format", "to"), ("cast", "dtype"), ("no such word", "")],
 )
 def test_a_word_of_another_program_leads_to_an_option(word: str, keyword: str) -> None:
     assert {k for keywords in options.SYNONYMS.values() for k in keywords} <= {*options.KNOWN, "rtol"}

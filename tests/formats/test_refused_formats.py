@@ -19,7 +19,6 @@ from kit import legacy, refused
 import ckptconv
 from ckptconv.errors import AmbiguousFormat, MissingExtra, NameCollision, UsageError
 from ckptconv.formats import detect, npy, npy as pickles, table
-from ckptconv.storage.files import Seen
 
 # --- NumPy --------------------------------------------------------------------------------------------------------
 
@@ -221,7 +220,8 @@ def test_what_a_format_raises_unexpectedly(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(ckptconv.CorruptCheckpoint, match=words):
             ckptconv.open(tmp_path / "a.npy")
     monkeypatch.setattr(npy, "sniff", fail)
-    assert detect._claim(table.get("npy"), Seen(str(tmp_path / "a.npy"))) == 0
+    with pytest.raises(ckptconv.UnknownFormat):
+        ckptconv.open(tmp_path / "a.npy")
 
 
 def test_a_missing_package_is_no_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

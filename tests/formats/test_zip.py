@@ -235,6 +235,7 @@ def test_python_reads_what_these_tests_make(tmp_path: Path) -> None:
         assert [z.read(n) for n in z.namelist()] == [b"data", b"data"]
 
 
+@pytest.mark.slow
 def test_more_members_than_two_bytes_count_need_zip64() -> None:
     raw = b"".join(p.data for p in zip.StoredZip("x", {f"t{i}": zip.Content(b"") for i in range(66_000)}).headers({}))
     with zipfile.ZipFile(io.BytesIO(raw)) as z:
