@@ -35,10 +35,14 @@ Source = Path | Mapping[str, Any]  # a file, a folder, a URL; an open checkpoint
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "overwrite": ("force",),
     "format": ("to", "from_"),
+    "torch_dtype": ("dtype",),
     "cast": ("dtype",),
     "filter": ("include",),
+    "workers": ("jobs",),
+    "key": ("at",),
     "allow_pickle": ("opaque",),
     "tolerance": ("rtol",),
+    "into": ("like",),
 }
 
 

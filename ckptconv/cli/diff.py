@@ -42,6 +42,8 @@ def diff(
 ) -> None:
     """Compare two checkpoints: names, shapes, dtypes and values. Exits with 1 if they differ.
 
+    Names, shapes and dtypes that differ come first, then values, those with the largest relative difference first.
+
     Tensors that differ only in name are recognised by their content. Converter, renames, --dtype, --ema, --at and
     --from apply to A, --strip-prefix to the side that has the prefix.
     """

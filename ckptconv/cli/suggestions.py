@@ -14,7 +14,8 @@ from ..messages import did_you_mean, nearest, printable, redacted
 
 VERBS = {  # of other programs: what does the same here
     **dict.fromkeys(("list", "ls", "info", "show"), "inspect SRC"),
-    **dict.fromkeys(("check", "validate"), "verify SRC"),
+    "check": "inspect SRC --check",
+    "validate": "verify SRC",
     "compare": "diff A B",
     **dict.fromkeys(("merge", "copy", "export"), "SRC -o DST"),
     "split": "SRC -o DIR --to hf --max-shard-size 5GB",
