@@ -15,8 +15,8 @@ MODULE ?= ckptconv/dtypes.py
 TESTS ?= tests/test_dtypes.py
 bin = $(1)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 BIN = $(call bin,$(VENV))
-# Two workers for each processor: many tests wait for a process or a server.
-PYTEST = -m pytest -q -n $(shell $(PYTHON) -c 'import os; print(2 * os.cpu_count())') --max-worker-restart 0
+# Three workers for two processors: a test may wait for a process or a server, and each worker collects all tests.
+PYTEST = -m pytest -q -n $(shell $(PYTHON) -c 'import os; print(3 * os.cpu_count() // 2)') --max-worker-restart 0
 
 # What is imported is compiled once (pip leaves that out, see below), and not by each of a thousand processes.
 unexport PYTHONDONTWRITEBYTECODE

@@ -211,6 +211,7 @@ def test_names_as_long_as_they_may_be(name: str, sources: list[Path], tmp_path: 
         assert os.listdir(tmp_path) == [name]
 
 
+@pytest.mark.slow
 def test_few_files_are_open_where_few_may_be(tmp_path: Path) -> None:
     """256 is what macOS allows by itself: written, read back, and read as shards, of which each is a file as well."""
     files = 300

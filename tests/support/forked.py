@@ -1,6 +1,6 @@
 """Processes of the HDF5 library that are forked from one that has imported it: a start takes 5 ms, not 200.
 
-Tests in tests/formats/hdf5, whose subject the process is, start it as users do.
+Tests whose subject the process is start it as users do: formats/hdf5/test_jail.py and test_sandbox.py.
 """
 
 from __future__ import annotations

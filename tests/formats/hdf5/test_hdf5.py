@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import struct
 import subprocess
 import sys
@@ -19,7 +17,7 @@ from kit import same
 import ckptconv
 from ckptconv import errors
 from ckptconv.errors import CorruptCheckpoint, Unrepresentable, UnsafeCheckpoint, UsageError
-from ckptconv.formats.hdf5 import file, sandbox
+from ckptconv.formats.hdf5 import file
 from ckptconv.formats.table import Reading
 from ckptconv.moves.part import Coded, Span
 
@@ -206,34 +204,6 @@ def test_texts_that_are_shared_do_not_unfold(tmp_path: Path) -> None:
     (tmp_path / "a.h5").write_bytes(raw)
     with pytest.raises((UnsafeCheckpoint, CorruptCheckpoint), match=r"much more memory|invalid message|MemoryError"):
         ckptconv.open(tmp_path / "a.h5")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the filter of system calls is Linux's")
-def test_a_process_that_serves_is_in_jail(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as f:
-        f["w"] = np.arange(4.0)
-    ckptconv.open(tmp_path / "a.h5")["w"].numpy()
-    (serving,) = (w for w in sandbox._idle[os.getpid()] if str(tmp_path) in w.name)
-    proc = Path(f"/proc/{serving.process.pid}")
-    status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
-    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
-    assert {int(status[f"Cap{of}"], 16) for of in ("Inh", "Prm", "Eff")} == {0}
-    assert len(list((proc / "fd").iterdir())) == 3  # its pipes, and errors to nowhere
-    limits = (proc / "limits").read_text()
-    for what in ("core file size", "file size", "open files"):
-        assert re.search(rf"^Max {what} +0 +0 ", limits, re.MULTILINE)
-    assert re.search(r"^Max address space +\d+ +\d+ ", limits, re.MULTILINE)
-    assert re.search(r"^Max cpu time +\d+ +\d+ ", limits, re.MULTILINE)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="no such limits there")
-def test_a_process_that_goes_in_circles_is_ended() -> None:
-    code = (
-        "from ckptconv.formats.hdf5 import worker; worker.CPU = 1; worker.rehearse(); worker.seal(0)\nwhile True: pass"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
-    assert done.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import signal
 import struct
 import subprocess
 import sys
@@ -121,6 +123,35 @@ def test_no_file_is_read_where_the_jail_stays_open(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("CKPTCONV_UNJAILED", "1")
     (tmp_path / "a.h5").rename(tmp_path / "b.h5")  # what was found of the other one is remembered
     assert ckptconv.open(tmp_path / "b.h5")["w"].numpy().tolist() == [1.0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the filter of system calls is Linux's")
+def test_a_process_that_serves_is_in_jail(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as f:
+        f["w"] = [1.0]
+    ckptconv.open(tmp_path / "a.h5")
+    (serving,) = (w for w in sandbox._idle[os.getpid()] if str(tmp_path) in w.name)
+    proc = Path(f"/proc/{serving.process.pid}")
+    status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    assert {int(status[f"Cap{of}"], 16) for of in ("Inh", "Prm", "Eff")} == {0}
+    assert len(list((proc / "fd").iterdir())) == 3  # its pipes, and errors to nowhere
+    limits = (proc / "limits").read_text()
+    for what in ("core file size", "file size", "open files"):
+        assert re.search(rf"^Max {what} +0 +0 ", limits, re.MULTILINE)
+    assert re.search(r"^Max address space +\d+ +\d+ ", limits, re.MULTILINE)
+    assert re.search(r"^Max cpu time +\d+ +\d+ ", limits, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limits there")
+def test_a_process_that_goes_in_circles_is_ended() -> None:
+    code = (
+        "from ckptconv.formats.hdf5 import worker; worker.CPU = 1; worker.rehearse(); worker.seal(0)\nwhile True: pass"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert done.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
 
 
 JAILED = """
