@@ -41,7 +41,7 @@ from .options import (
     takes,
 )
 from .reading import dated, list_of, refuse_nameless, url_of
-from .result import Report
+from .result import Report, lossy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -233,6 +233,8 @@ def write(
     done = _report(made, outcome, row.name, how.verify, named, url, checkpoint.format, began)
     for note in done.notes:
         LOG.log(logging.WARNING if note.kind in ("damaged", "lossy") else logging.INFO, "%s", note)
+    for line in lossy(done.loss):
+        LOG.warning("%s", line)
     LOG.info("%s", done.sum())
     return done
 
