@@ -66,10 +66,9 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> tuple[s
                 return PART + _some(others), True
             doubt |= told
         values = found.details.get("values", {}) if found.format.startswith("torch") else {}
-        cut = {key: n for key, n in values.items() if key.endswith(CUT) and type(n) is int and n > len(files)}
-        if cut or (flat := [n for n in found if FLAT.fullmatch(n)] if len(files) == 1 else []):
-            why = f"{shortened([f'{key} = {n}' for key, n in cut.items()] or flat)}"
-            return f"has {why}: it is what one of several ranks wrote; save the gathered model", True
+        cut = [f"{k} = {n}" for k, n in values.items() if k.endswith(CUT) and type(n) is int and n > len(files)]
+        if says := cut or [n for n in found if FLAT.fullmatch(n) and len(files) == 1]:
+            return f"has {shortened(says)}: it is what one of several ranks wrote; save the gathered model", True
     elif (index := KERAS.sub(r"\1.json", base)) != base and index in names(folder):
         return f"is only a part of a model; convert {index}, which names all of it", True
     empty = [n for n, t in found.items() if t.shape == (0,) and not t.role]

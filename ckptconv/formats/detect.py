@@ -34,10 +34,10 @@ from ..errors import (
     UnknownFormat,
     UsageError,
 )
-from ..messages import brief, cut, did_you_mean, is_visible, listing, printable
+from ..messages import brief, cut, did_you_mean, is_visible, listing, printable, shortened
 from ..storage import archives, plugins
 from ..storage.faults import SCARCE, MissingFile, refused
-from ..storage.files import Seen, exists, is_remote, join, names, split, stat
+from ..storage.files import Seen, exists, is_dir, is_remote, join, names, split, stat
 from ..storage.lookups import once
 from . import complete, shard_index
 from .own_metadata import hashes_of, unhashed
@@ -45,6 +45,7 @@ from .table import (
     DISTRIBUTED,
     KERAS_WEIGHTS,
     NPY,
+    OPAQUE,
     SAVED_MODEL,
     TABLE,
     TF_DATA,
@@ -198,6 +199,8 @@ def _opened(url: str, how: Reading, format: str | None) -> Checkpoint:
         raise
     except CkptError as e:
         e.url = e.url or url  # formats name another file only where they read several
+        if OPAQUE in e.message and not _that_open([url], how._replace(opaque=True)):
+            e.message = e.message.replace(OPAQUE, "without them no tensor can be read")
         raise
     except ImportError as e:  # which says nothing of the file
         raise MissingExtra(f"the format {row.name} needs a package that is not installed: {e}", url=url) from e
@@ -219,7 +222,6 @@ def _opened(url: str, how: Reading, format: str | None) -> Checkpoint:
 #
 # Specifications: RFC 1952 (gzip), RFC 8878 (zstd), ggml's docs/gguf.md, TensorFlow Lite's schema.fbs, onnx.proto.
 
-MAX_NAMES = 8  # names of files in a message
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+|[a-z0-9]+(-[a-z0-9]+)+")  # google/bert, bert-base-uncased
 ORIGINAL = "which is not read; take the checkpoint that it was made from"
 NAMED = {  # by the ends of names, where the content tells less: what it is, and what reads it
@@ -236,6 +238,7 @@ NAMED = {  # by the ends of names, where the content tells less: what it is, and
     ".mnn": f"an MNN model by its name, {ORIGINAL}",
     ".pbtxt": "a graph as text, which is not read; write it as .pb (google.protobuf.text_format parses it)",
     ".py": "a Python file; `ckptconv match` takes a class or function of it as FILE:NAME, without .py",
+    ".mat": "a MATLAB file by its name, which is not read; numpy.savez writes what scipy.io.loadmat reads",
     ".json": "JSON that lists no tensors; give the file of the weights, or the folder",
 }
 BEGINNINGS = {  # of files, as regular expressions: what they are
@@ -247,7 +250,7 @@ BEGINNINGS = {  # of files, as regular expressions: what they are
     rb"GGUF": "a GGUF file, which is not read; take the safetensors that it was made from",
     rb".{4}ET12": f"an ExecuTorch program (.pte), {ORIGINAL}",
     rb".{4}TFL3": "a TensorFlow Lite model, which is not read; take the SavedModel that it was made from",
-    rb"MATLAB 5\.0": "a MATLAB file, which is not read; numpy.savez writes what scipy.io.loadmat reads",
+    rb'\{.{,300}"(modelTopology|weightsManifest)"': f"a model of TensorFlow.js, {ORIGINAL}",
     rb"\x12\x01\0{6}": "a file of MXNet, which is not read; numpy.savez writes what mxnet.nd.load reads",
     rb"\x1f\x8b|\x28\xb5\x2f\xfd|\xfd7zXZ\0|\x04\x22\x4d\x18|\x78[\x01\x5e\x9c\xda]|BZh": (
         "compressed with gzip, zstd, xz, lz4, zlib (by joblib?) or bzip2; unpack it first"
@@ -265,7 +268,7 @@ def _refuse_other(seen: Seen) -> None:
     if seen.is_dir:
         what = _folder(seen.url, seen.files)
     elif seen.size < 0 and (inside := names(seen.url)):
-        what = f"is a folder in an archive, which is not read; give a file in it ({_some(inside)}), or unpack it"
+        what = f"is a folder in an archive, which is not read; give a file in it ({shortened(inside)}), or unpack it"
     elif seen.size < 0:
         if not is_remote(seen.url):
             archives.place(seen.url)  # says what is wrong with an archive
@@ -308,6 +311,8 @@ def _missing_hint(seen: Seen) -> str:
     if any(n.startswith(f".{seen.base}") and n.endswith(".part") for n in present):
         return "; a run that writes it is under way, or was killed: then repeat it with force=True"
     visible = seen.files or [n for n in present if seen.base.startswith(".") or not n.startswith(".")]
+    if not is_dir(seen.folder or "."):  # in an archive, whose folders are not read
+        visible = [n for n in visible if not names(join(seen.folder, n))]
     return did_you_mean(seen.base, visible, "similar names" if seen.files else "", count=3)
 
 
@@ -322,21 +327,28 @@ def _folder(url: str, files: Sequence[str]) -> str:
     """A description of a folder that is not a checkpoint itself, with what to give instead."""
     if not files:
         return "holds no checkpoint: it is empty"
+    if "data.pkl" in files:
+        base = split(url)[1]
+        return f"is a file of PyTorch that was unpacked; pack it again, beside it: `zip -r {base}.pt {base}`"
     if ".data" in files:
         return PACKAGE
+    if any(".distcp" in n for n in files):
+        return (
+            f"has no {DISTRIBUTED}, which says what the .distcp files hold; it lies beside them where they were saved"
+        )
     if pieces := complete.pieces(url, files):
         return pieces
     if checkpoints := [split(path)[1] for path in _that_open([join(url, n) for n in files])]:
-        what = f"is not a checkpoint itself; give one in it ({_some(checkpoints)})"
+        what = f"is not a checkpoint itself; give one in it ({shortened(checkpoints)})"
         return f"{what}; `ckptconv zoo` converts all, `serve` shows them"
-    return f"holds no checkpoint itself, only {_some(files)}; `ckptconv zoo` looks into all folders"
+    below = "; `ckptconv zoo` looks into all folders" * any(is_dir(join(url, n)) for n in files)
+    return f"holds no checkpoint itself, only {shortened(files)}{below}"
 
 
 def packed(members: Sequence[str]) -> str:
     """A description of a zip that is not a checkpoint itself."""
-    package = any(name.endswith("/.data/extern_modules") for name in members)
-    return PACKAGE if package else f"is a zip of other files: {_some(members)}"
-
-
-def _some(files: Sequence[str]) -> str:
-    return ", ".join(map(printable, files[:MAX_NAMES])) + (", ..." if len(files) > MAX_NAMES else "")
+    return (
+        PACKAGE
+        if any(n.endswith("/.data/extern_modules") for n in members)
+        else f"is a zip of other files: {shortened(members)}"
+    )

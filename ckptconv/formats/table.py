@@ -31,6 +31,7 @@ SAVED_MODEL = "saved_model.pb"
 DISTRIBUTED = ".metadata"  # of PyTorch's distributed checkpoints
 KERAS_WEIGHTS = "model.weights.h5"
 KERAS_LISTS = re.compile(r"(?:layer|weight)_names\d*")  # attributes of HDF5 that make a file one of Keras
+OPAQUE = "opaque=True reads the tensors without them"  # said where it does
 
 
 def is_hdf5(seen: Seen) -> bool:

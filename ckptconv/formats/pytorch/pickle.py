@@ -25,6 +25,7 @@ from typing import Any
 
 from ...errors import CkptError, CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import brief, listing, many, printable
+from ..table import OPAQUE
 from .values import HARMLESS, PARTS, PLAIN, SCALARS, Inert, Known, Ordered, shown
 
 MAX_STACK = 2**22  # values on the stack or in the memo at once; pickle itself batches by 1000
@@ -68,7 +69,7 @@ class Machine:
         """Name every global that is not allowed, if there is one."""
         if self.unknown:
             what = many(len(self.unknown), "unknown class or function", "unknown classes or functions")
-            way = "(a whole module was saved?); nothing was imported or run; opaque=True reads the tensors without them"
+            way = f"(a whole module was saved?); nothing was imported or run; {OPAQUE}"
             if NESTED in self.unknown:
                 way = "and torch.save was not used; load it where it was made, and give torch.save the state dict"
             raise UnsafeCheckpoint(f"the pickle names {what} {way}:\n{listing(self.unknown, MAX_LISTED)}")
@@ -250,7 +251,7 @@ def _build(m: Machine) -> None:
 
 def _persistent(m: Machine) -> None:
     if m.persistent is None:
-        what = "which nothing here can resolve; the pickles of a torch.package have such, and only it can load them"
+        what = "which nothing here resolves: the pickle was unpacked from a file of PyTorch, or is in a torch.package"
         raise CorruptCheckpoint(f"a persistent id at byte {m.at}, {what}")
     m.stack[-1] = m.persistent(m.stack[-1])
 

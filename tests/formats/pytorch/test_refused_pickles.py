@@ -346,7 +346,7 @@ def test_only_the_packages_named_may_stay() -> None:
 
 
 def test_a_persistent_id_without_a_meaning() -> None:
-    with refused("a persistent id at byte 5, which nothing here can resolve"):
+    with refused("a persistent id at byte 5, which nothing here resolves"):
         load(pickled(Id(1)), allowed=TORCH)
 
 
