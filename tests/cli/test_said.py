@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import struct
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
@@ -17,7 +16,7 @@ from zipfile import ZipFile
 import h5py
 import numpy as np
 import pytest
-from kit import Run
+from kit import Run, safetensors
 
 import ckptconv
 from ckptconv.errors import CorruptCheckpoint, UnsafeCheckpoint, UsageError
@@ -36,19 +35,14 @@ NAME = f"a\n{FORGED}\n  {FORGED}" + "".join(f"a{c}{FORGED}" for c in BREAKS)
 # --- every verb, with every name --------------------------------------------------------------------------------------
 
 
-def safetensors(path: Path, head: dict[str, object]) -> None:
-    raw = json.dumps(head).encode()
-    path.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(8))
-
-
 def lay(folder: Path, name: str) -> None:
     """Checkpoints, rule files and folders that hold this name wherever there is room for one."""
     entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     ckptconv.save({name: np.zeros((2, 3), "f4"), "q": np.full(4, np.nan, "f4")}, folder / "m.pt")
     ckptconv.save({name: np.zeros((2, 4), "f4"), f"z{name}": np.zeros((2, 3), "f4")}, folder / "o.pt")
-    safetensors(folder / "meta.safetensors", {name: entry, "__metadata__": {name: name}})
-    safetensors(folder / "dtype.safetensors", {name: {**entry, "dtype": name}})
-    safetensors(folder / "cut.safetensors", {name: {**entry, "data_offsets": [0, 800]}})
+    safetensors(folder / "meta.safetensors", {name: entry, "__metadata__": {name: name}}, bytes(8))
+    safetensors(folder / "dtype.safetensors", {name: {**entry, "dtype": name}}, bytes(8))
+    safetensors(folder / "cut.safetensors", {name: {**entry, "data_offsets": [0, 800]}}, bytes(8))
     (folder / "hf").mkdir()
     index = {"metadata": {name: name}, "weight_map": {name: f"{name}.safetensors"}}
     (folder / "hf" / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -200,10 +194,7 @@ def test_what_is_said_of_many_and_of_long_names_is_short(cli: Run, tmp_path: Pat
         ("long", {"n" * LONG: where[letters[0]], "m" * LONG: where[letters[1]]}),
         ("noted", {"__metadata__": {f"k{'v' * LONG}" if i == 0 else f"k{i}": "v" * 90 for i in range(9000)}}),
     ):
-        raw = json.dumps(head).encode()
-        (tmp_path / f"{name}.safetensors").write_bytes(
-            struct.pack("<Q", len(raw)) + raw + bytes(4 * len(head) * (name != "noted"))
-        )
+        safetensors(tmp_path / f"{name}.safetensors", head, bytes(4 * len(head) * (name != "noted")))
     (tmp_path / "hf").mkdir()
     index = {"metadata": {}, "weight_map": {n: f"{n}.safetensors" for n in letters}}
     (tmp_path / "hf" / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -76,12 +76,6 @@ def test_found_by_its_names(model: str, name: str) -> None:
     assert library.auto(checkpoint(shapes(NAMES / f"keras-{model}.txt"))).name == name
 
 
-def test_every_result_is_good() -> None:
-    table = TABLE.read_text()
-    assert "differs" not in table
-    assert "failed" not in table
-
-
 @pytest.mark.xdist_group("tensorflow")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model", ["MobileNetV3Small", "EfficientNetB0"])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kit import FIXTURES
+from kit import FIXTURES, in_memory
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, Tensor, held
+from ckptconv.checkpoint import Checkpoint, Tensor
 from ckptconv.dtypes import DTYPES
 from ckptconv.formats import flax as msgpack
 from ckptconv.moves.part import Span
@@ -70,7 +70,7 @@ def test_heads_of_every_length(tmp_path: Path) -> None:
     arrays |= {"k" * n: np.ones(1, "u1") for n in (31, 32, 255, 256, 65535)}
     arrays |= {f"many/{i:03}": np.zeros((1,) * i, "u1") for i in range(18)}
     arrays["wide"] = np.zeros((0, 70_000, 300, 2**33), "u1")
-    write(Checkpoint({n: held(n, a) for n, a in arrays.items()}), tmp_path / "x.msgpack", "flax")
+    write(in_memory(arrays), tmp_path / "x.msgpack", "flax")
     tree = serialization.unpackb((tmp_path / "x.msgpack").read_bytes(), ext_hook=lambda code, raw: (code, raw))
     found = ckptconv.open(tmp_path / "x.msgpack")
     for n, a in arrays.items():

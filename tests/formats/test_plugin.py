@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kit import ROOT, Run
+from kit import ROOT, Run, in_memory
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, Tensor, held
@@ -135,7 +135,7 @@ def judged(what: str, folder: Path, subject: Subject) -> None:
     """Run one test of the contract."""
     path = folder / "out" / "x.mine"
     if what in {*HOSTILE, "it_is_recognised"}:
-        write(Checkpoint({n: held(n, a) for n, a in SMALL.items()}), path, "mine")
+        write(in_memory(SMALL), path, "mine")
     names = {"odd_names_round_trip": [NAMES]}.get(what, [])
     monkeypatch = [pytest.MonkeyPatch()] if what == "output_is_determined" else []
     try:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import safetensors as file
 
 import ckptconv
 from ckptconv import errors
@@ -121,10 +122,9 @@ def test_views_are_written_in_logical_order(order: str, tmp_path: Path) -> None:
 
 def test_unaligned_payload_is_read(tmp_path: Path) -> None:
     """llama.cpp and torch's consolidation write such files."""
-    header = json.dumps({"w": {"dtype": "F64", "shape": [2], "data_offsets": [0, 16]}}).encode()
+    header = b'{"w":{"dtype":"F64","shape":[2],"data_offsets":[0,16]}}'
     header += b" " * ((1 - len(header)) % 8)
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header + np.array([1.5, -0.0]).tobytes())
+    path = file(tmp_path / "x.safetensors", header, np.array([1.5, -0.0]).tobytes())
     assert ckptconv.open(path)["w"].numpy().tobytes() == np.array([1.5, -0.0]).tobytes()
 
 
@@ -145,9 +145,8 @@ PARTS = (  # the name of a file, its DCP_SHARDING_INFO, and "refused", "doubtful
 @pytest.mark.parametrize(("name", "info", "what"), PARTS)
 def test_parts_that_a_distributed_run_saved(name: str, info: str, what: str, tmp_path: Path) -> None:
     """They are never taken for tensors; the first one under another name says what a whole tensor says."""
-    about = json.dumps({"DCP_SHARDING_INFO": info})
-    header = f'{{"__metadata__":{about},"w":{{"dtype":"I8","shape":[2,3],"data_offsets":[0,6]}}}}'.encode()
-    (tmp_path / name).write_bytes(len(header).to_bytes(8, "little") + header + bytes(6))
+    entry = {"dtype": "I8", "shape": [2, 3], "data_offsets": [0, 6]}
+    file(tmp_path / name, {"__metadata__": {"DCP_SHARDING_INFO": info}, "w": entry}, bytes(6))
     if what == "refused":
         with pytest.raises(errors.CorruptCheckpoint, match="holds parts of tensors"):
             ckptconv.open(tmp_path / name)
@@ -209,8 +208,7 @@ def test_header_size_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_empty_tensors_of_vast_shapes(shape: tuple[int, ...], tmp_path: Path) -> None:
     """The reference multiplies in order, and accepts what is 0 before it overflows; NumPy has no such array."""
     safe_open = pytest.importorskip("safetensors").safe_open
-    head = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
-    (tmp_path / "x.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    file(tmp_path / "x.safetensors", {"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}})
     with safe_open(tmp_path / "x.safetensors", "numpy") as f:
         assert tuple(f.get_slice("w").get_shape()) == shape
     found = ckptconv.open(tmp_path / "x.safetensors")
@@ -265,8 +263,7 @@ def test_the_reference_opens_what_is_published(monkeypatch: pytest.MonkeyPatch, 
 def test_floats_of_four_bits(shape: list[int], bytes_: int, held: tuple[int, ...] | None, tmp_path: Path) -> None:
     """Two lie in a byte, within a row; with rows that end in half a byte they are left out."""
     entry = {"dtype": "F4", "shape": shape, "data_offsets": [0, bytes_]}
-    raw = json.dumps({"w": entry}).encode()
-    (tmp_path / "a.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(range(bytes_)))
+    file(tmp_path / "a.safetensors", {"w": entry}, bytes(range(bytes_)))
     if shape == []:
         with pytest.raises(errors.CorruptCheckpoint, match="needs 0 and a fraction"):
             ckptconv.open(tmp_path / "a.safetensors")

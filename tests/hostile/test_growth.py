@@ -17,7 +17,7 @@ import growth
 import numpy as np
 import pytest
 import tf_tables
-from kit import FIXTURES, legacy, process
+from kit import FIXTURES, legacy, process, safetensors
 
 from ckptconv.formats.table import TABLE
 from ckptconv.formats.tensorflow import messages_pb2 as pb, table
@@ -220,9 +220,8 @@ def shards(folder: Path, n: int) -> Path:
     places = {}
     for i in range(150 * n):
         head = {"__metadata__": {f"{i}.{k}": "" for k in range(400)}, f"t{i}": EMPTY}
-        raw = json.dumps(head).encode()
         file = f"model-{i:05d}-of-{150 * n:05d}.safetensors"
-        (folder / file).write_bytes(len(raw).to_bytes(8, "little") + raw)
+        safetensors(folder / file, head)
         places[f"t{i}"] = file
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     return folder / "model.safetensors.index.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import struct
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 import growth
 import numpy as np
 import pytest
+from kit import safetensors
 
 from ckptconv.cli.main import VERBS
 
@@ -23,9 +23,7 @@ COUNT = 300  # tensors of the smallest case
 def file(path: Path, names: list[str], axis: int = 1) -> Path:
     """A safetensors of tensors of one element each."""
     head = {n: {"dtype": "F32", "shape": [axis], "data_offsets": [4 * i, 4 * i + 4]} for i, n in enumerate(names)}
-    raw = json.dumps(head).encode()
-    path.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(4 * len(names)))
-    return path
+    return safetensors(path, head, bytes(4 * len(names)))
 
 
 def flat(folder: Path, n: int, count: int = COUNT) -> Path:

@@ -9,10 +9,10 @@ import json
 import os
 import pickle
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import kit
 import numpy as np
 import pytest
 from kit import Run
@@ -27,12 +27,7 @@ ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
 
 def safetensors(head: dict[str, object]) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        raw = json.dumps(head).encode()
-        (folder / "m.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(4))
-        return folder / "m.safetensors"
-
-    return make
+    return lambda folder: kit.safetensors(folder / "m.safetensors", head, bytes(4))
 
 
 def index(folder: Path) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import kit
 import msgpack
 import numpy as np
 import pytest
@@ -34,8 +35,7 @@ def flax(folder: Path, value: Any) -> Path:
 
 def header(folder: Path) -> Path:
     said = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'.ljust(64)
-    (folder / "a.safetensors").write_bytes(len(said).to_bytes(8, "little") + said + bytes(4))
-    return folder / "a.safetensors"
+    return kit.safetensors(folder / "a.safetensors", said, bytes(4))
 
 
 def nested(folder: Path) -> Path:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import in_memory
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, held
 
 torch = pytest.importorskip("torch")
 
@@ -72,7 +72,7 @@ CELLS: dict[str, tuple[Any, Any, Params]] = {
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_cell_loads_and_leads_back(cell: str, tmp_path: Path) -> None:
     kind, original, params = CELLS[cell]
-    source = Checkpoint({n: held(n, a) for n, a in ((f"params/{cell}/{k}", params[k]) for k in sorted(params))})
+    source = in_memory({f"params/{cell}/{k}": params[k] for k in sorted(params)})
     module = kind(INPUTS, STATES, batch_first=True)
     found = ckptconv.match(source, module)
     by_hand = "hn/bias" in params  # no rule puts zeros before it

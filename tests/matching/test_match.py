@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from kit import ROOT, SHARED, examples
+from kit import ROOT, SHARED, examples, in_memory
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.checkpoint import Checkpoint
 from ckptconv.cli.main import main
 from ckptconv.errors import CkptError
 from ckptconv.matching.modules.solve import NUMBERS
@@ -47,10 +47,6 @@ BENCH = bench()
 def cases() -> list[Any]:
     found = list(BENCH.cases(SHARED / "oracles")) if BENCH else []
     return [pytest.param(c, id=c.name) for c in found]
-
-
-def checkpoint(arrays: dict[str, np.ndarray], ties: tuple[tuple[str, ...], ...] = ()) -> Checkpoint:
-    return Checkpoint({n: held(n, a) for n, a in arrays.items()}, ties=ties)
 
 
 def noise(*shape: int) -> np.ndarray:
@@ -158,7 +154,7 @@ TRAPS["bytes and halves"][1]["y"] = TRAPS["bytes and halves"][0]["h"]
 
 @pytest.mark.parametrize("trap", TRAPS)
 def test_values_decide(trap: str) -> None:
-    a, b = (checkpoint({n: np.ascontiguousarray(x) for n, x in side.items()}) for side in TRAPS[trap])
+    a, b = (in_memory({n: np.ascontiguousarray(x) for n, x in side.items()}) for side in TRAPS[trap])
     found = match(a, b)
     assert not found.assumed
     assert not found.target_only
@@ -172,15 +168,15 @@ def test_qkv_of_several_layers_is_one_rule() -> None:
         for i, x in enumerate(a.values())
         for k, p in enumerate("qkv")
     }
-    found = match(checkpoint(a), checkpoint(b))
-    leads(found, checkpoint(a), checkpoint(b))
+    found = match(in_memory(a), in_memory(b))
+    leads(found, in_memory(a), in_memory(b))
     assert toml(found).count("[[rule]]") == 1
 
 
 def test_a_scalar_beside_each_of_query_key_and_value() -> None:
     """As the alpha of kohya's LoRAs."""
     leaves = {"down.weight": (2, 4), "alpha": ()}, {"lora_A.weight": (2, 4)}
-    a, b = (checkpoint({f"to_{n}.{k}": noise(*shape) for n in "qkv" for k, shape in side.items()}) for side in leaves)
+    a, b = (in_memory({f"to_{n}.{k}": noise(*shape) for n in "qkv" for k, shape in side.items()}) for side in leaves)
     assert len(match(a, b).pairs) == 3
 
 
@@ -195,7 +191,7 @@ def test_constants_are_paired_by_names_and_never_with_another_value() -> None:
         for name, (other, value) in names.items():
             a[name.format(i)] = b[other.format(i)] = np.full(4, value, "f4")
     a["bn0/gamma"], b["norm1.weight"] = noise(4), noise(4)  # what was trained has no partner
-    found = match(checkpoint(a), checkpoint(b))
+    found = match(in_memory(a), in_memory(b))
     pairs = {p.sources[0]: p for p in found.pairs}
     assert set(pairs) == {"d/kernel", "bn0/beta", "bn0/moving_mean", "bn1/beta", "bn1/moving_mean", "bn1/gamma"}
     assert pairs["bn1/gamma"].targets == ("norm0.weight",)
@@ -207,7 +203,7 @@ def test_constants_are_paired_by_names_and_never_with_another_value() -> None:
 def test_equal_tensors_are_told_apart_by_names_and_marked() -> None:
     a = {"enc/q/kernel": X, "enc/k/kernel": X, "head/kernel": noise(6, 3)}
     b = {"enc.k.weight": X.T.copy(), "enc.q.weight": X.T.copy(), "head.weight": a["head/kernel"].T.copy()}
-    found = match(checkpoint(a), checkpoint(b))
+    found = match(in_memory(a), in_memory(b))
     assert {p.sources[0]: (p.targets[0], p.sure) for p in found.pairs} == {
         "enc/q/kernel": ("enc.q.weight", False),
         "enc/k/kernel": ("enc.k.weight", False),
@@ -217,12 +213,12 @@ def test_equal_tensors_are_told_apart_by_names_and_marked() -> None:
 
 
 def test_ties() -> None:
-    a = checkpoint({"emb/embeddings": X, "d/kernel": noise(6, 6)})
+    a = in_memory({"emb/embeddings": X, "d/kernel": noise(6, 6)})
     b = {"emb.weight": X, "head.weight": X, "d.weight": a["d/kernel"].numpy().T.copy()}
-    found = match(a, checkpoint(b))
+    found = match(a, in_memory(b))
     assert found.ties == (("emb.weight", "head.weight"),)
-    assert set(leads(found, a, checkpoint(b))) == set(b)
-    named = match(a, checkpoint(b, ties=(("emb.weight", "head.weight"),)), values=False)
+    assert set(leads(found, a, in_memory(b))) == set(b)
+    named = match(a, in_memory(b, ties=(("emb.weight", "head.weight"),)), values=False)
     assert set(apply(proposed(named), a)) == set(b)
 
 
@@ -231,8 +227,8 @@ def test_heads_that_hold_query_key_and_value_are_found(heads: int) -> None:
     """Megatron and GPT-NeoX store q, k and v of a head beside each other."""
     q, k, v = (noise(6, 8) for _ in range(3))
     fused = np.stack([x.reshape(6, heads, -1) for x in (q, k, v)], axis=2).reshape(6, 24)
-    a = checkpoint({"att/qkv/kernel": fused})
-    b = checkpoint({f"att.{n}.weight": x.T.copy() for n, x in zip("qkv", (q, k, v), strict=True)})
+    a = in_memory({"att/qkv/kernel": fused})
+    b = in_memory({f"att.{n}.weight": x.T.copy() for n, x in zip("qkv", (q, k, v), strict=True)})
     assert not match(a, b).assumed
     leads(match(a, b), a, b)
 
@@ -268,7 +264,7 @@ def test_ports_into_fresh_modules(name: str, tmp_path: Path) -> None:
 
 
 def by_name(a: dict[str, tuple[int, ...]], b: dict[str, tuple[int, ...]]) -> Proposal:
-    sides = (checkpoint({n: np.zeros(s, "f4") for n, s in side.items()}) for side in (a, b))
+    sides = (in_memory({n: np.zeros(s, "f4") for n, s in side.items()}) for side in (a, b))
     return match(*sides, values=False)
 
 
@@ -342,7 +338,7 @@ def test_a_batch_norm_without_scale_is_filled_and_marked(
     assert dict(f for p in found.pairs for f in p.fills) == fills
     assert {(p.sure, p.real) for p in found.pairs if p.fills} == {(False, len(fills) > 1)}
     assert not found.target_only
-    made = apply(proposed(found), checkpoint({n: np.full(s, 3.0, "f4") for n, s in a.items()}))
+    made = apply(proposed(found), in_memory({n: np.full(s, 3.0, "f4") for n, s in a.items()}))
     assert {n: t.numpy().tolist() for n, t in made.items() if n in fills} == {n: list(v * 8) for n, v in fills.items()}
 
 
@@ -382,7 +378,7 @@ def test_a_padded_vocabulary_is_proposed_and_marked(case: str) -> None:
     module["lm_head"] = torch.nn.Linear(16, new)
     a = {"model/wte": noise(old, 16), "model/ln_f/gamma": noise(16), "model/ln_f/beta": noise(16)}
     a |= {"model/lm_head/kernel": noise(16, old), "model/lm_head/bias": noise(old)}
-    found = match(checkpoint(a), outline(module))
+    found = match(in_memory(a), outline(module))
     if not want:
         assert set(found.target_only) == {"wte.weight", "lm_head.weight", "lm_head.bias"}
         return
@@ -391,7 +387,7 @@ def test_a_padded_vocabulary_is_proposed_and_marked(case: str) -> None:
     text = toml(found)
     assert text.count(want) >= 1
     assert f"look at this: the lengths differ, {old} and {new}" in text
-    load_into(module, apply(proposed(found), checkpoint(a)))
+    load_into(module, apply(proposed(found), in_memory(a)))
     kept, got = min(old, new), {n: t.detach().numpy() for n, t in module.state_dict().items()}
     for name, source in (("wte.weight", "wte"), ("lm_head.bias", "lm_head/bias")):
         assert np.array_equal(got[name][:kept], a[f"model/{source}"][:kept])
@@ -417,15 +413,15 @@ def test_any_names_and_orders(data: st.DataObject) -> None:
         order = data.draw(st.permutations(range(len(shape))))
         a[source] = rng.normal(size=shape).astype("f4")
         b[target] = np.ascontiguousarray(a[source].transpose(order))
-    found = match(checkpoint(a), checkpoint(b))
+    found = match(in_memory(a), in_memory(b))
     assert {(p.sources[0], p.targets[0]) for p in found.pairs} == set(names)
-    leads(found, checkpoint(a), checkpoint(b))
+    leads(found, in_memory(a), in_memory(b))
 
 
 def test_a_target_of_another_dtype_is_matched_as_if_cast() -> None:
     a, b = {"a/kernel": noise(6, 6), "b": noise(9)}, {}
     b = {"x": a["a/kernel"].T.astype("f2"), "y": a["b"].astype("f2")}
-    found = match(checkpoint(a), checkpoint(b))
+    found = match(in_memory(a), in_memory(b))
     assert [p.evidence for p in found.pairs] == ["values", "values"]
     assert found.notes == ("the target is float16: convert with dtype='float16'",)
 
@@ -450,8 +446,8 @@ def test_what_is_selected_is_selected_on_both_sides(tmp_path: Path) -> None:
 
 def test_slots_and_steps_are_no_weights() -> None:
     a = {"d/kernel": X, "d/kernel/Adam": noise(5, 6), "d/kernel/Adam_1": noise(5, 6), "global_step": np.array(3)}
-    source = passes.roles(checkpoint(a))
-    found = match(source, checkpoint({"d.weight": X.T.copy()}))
+    source = passes.roles(in_memory(a))
+    found = match(source, in_memory({"d.weight": X.T.copy()}))
     assert found.source_only == ()
     assert set(apply(proposed(found), source)) == {"d.weight"}
 
@@ -583,8 +579,8 @@ def test_files_whose_names_are_no_text(tmp_path: Path) -> None:
 def test_square_matrices_are_turned_as_the_others_of_their_kind() -> None:
     """As the classes of T5 and GPT-2 need; the pair stays marked."""
     shapes = {"wi": (3, 5), "wo": (5, 3), "q": (4, 4)}
-    source = checkpoint({f"enc/b{i}/{n}": noise(*s) for i in range(2) for n, s in shapes.items()})
-    target = checkpoint({f"enc.{i}.{n}.weight": noise(*s[::-1]) for i in range(2) for n, s in shapes.items()})
+    source = in_memory({f"enc/b{i}/{n}": noise(*s) for i in range(2) for n, s in shapes.items()})
+    target = in_memory({f"enc.{i}.{n}.weight": noise(*s[::-1]) for i in range(2) for n, s in shapes.items()})
     found = match(source, target)
     assert toml(found).count('layout = "i o -> o i"') == 2
     square = [p for p in found.pairs if p.sources[0].endswith("/q")]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import in_memory
 
-from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.matching.orders.cuts import PARTS
 from ckptconv.matching.proposal import propose as match
 from ckptconv.matching.rules import toml
@@ -89,21 +89,17 @@ CASES: dict[str, tuple[Callable[[np.random.Generator], Both], int]] = {  # and h
 }
 
 
-def checkpoint(arrays: Arrays) -> Checkpoint:
-    return Checkpoint({n: held(n, np.ascontiguousarray(a)) for n, a in arrays.items()})
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_by_names_alone(case: str) -> None:
     make, parted = CASES[case]
     source, want = make(np.random.default_rng(1))
     _, fresh = make(np.random.default_rng(2))
-    found = match(checkpoint(source), checkpoint(fresh), values=False)
+    found = match(in_memory(source), in_memory(fresh), values=False)
     assert not found.source_only
     assert not found.target_only
     there = library.parse(toml(found), "test")
     assert lint(there) == []
-    after = apply(there, checkpoint(source))
+    after = apply(there, in_memory(source))
     assert {n: t.numpy().tobytes() for n, t in after.items()} == {n: x.tobytes() for n, x in want.items()}
     again = apply(there.inverse, after)
     assert {n: t.numpy().tobytes() for n, t in again.items()} == {n: x.tobytes() for n, x in source.items()}

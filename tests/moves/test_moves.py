@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from kit import examples, same
+from kit import examples, safetensors, same
 
 import ckptconv
 from ckptconv import ConversionError
@@ -261,7 +261,7 @@ def _dirty(kind: str, folder: Path, suffix: str) -> Any:
         torch.save({"w": torch.tensor(DIRTY, dtype=torch.uint8).view(torch.bool)}, path)
     elif suffix == ".safetensors":
         header = b'{"w":{"dtype":"BOOL","shape":[5],"data_offsets":[0,5]}}'
-        path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(DIRTY))
+        safetensors(path, header, bytes(DIRTY))
     elif suffix:
         np.save(path, array) if suffix == ".npy" else np.savez(path, w=array)
     return path if suffix else {"w": array}

@@ -9,10 +9,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from kit import Run, page_data
+from kit import Run, in_memory, page_data
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, Tensor, held
+from ckptconv.checkpoint import Tensor, held
 from ckptconv.errors import UsageError
 from ckptconv.moves import read
 from ckptconv.moves.sources import Sources
@@ -22,10 +22,6 @@ from ckptconv.rules import passes
 NORMAL = np.random.default_rng(0).normal(size=(40, 30)).astype("f4")
 
 
-def checkpoint(arrays: dict[str, Any], **more: Any) -> Checkpoint:
-    return Checkpoint({n: held(n, np.asarray(a)) for n, a in arrays.items()}, **more)
-
-
 def pictured(tensor: np.ndarray | Tensor) -> pictures.Picture:
     t = tensor if isinstance(tensor, Tensor) else held("x", tensor)
     with Sources() as sources:
@@ -33,7 +29,7 @@ def pictured(tensor: np.ndarray | Tensor) -> pictures.Picture:
 
 
 def found(arrays: dict[str, Any], *limits: str, **more: Any) -> list[checks.Finding]:
-    return checks.check(checkpoint(arrays, **more), checks.limits(limits))
+    return checks.check(in_memory(arrays, **more), checks.limits(limits))
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------
@@ -134,7 +130,7 @@ def test_kinds_are_known_by_names() -> None:
         "layer1.0.conv1.weight": "convolutions", "bidirectional_lstm/forward_lstm/kernel": "recurrent",
         "temperature": "other", "out.weight": "heads",
     }  # fmt: skip
-    data = survey.survey(checkpoint(dict.fromkeys(kinds, 1.0)), values=False)
+    data = survey.survey(in_memory(dict.fromkeys(kinds, 1.0)), values=False)
     assert [data["kinds"][k] for k in data["kind"]] == [*kinds.values()]
 
 
@@ -142,8 +138,8 @@ def test_kinds_are_known_by_names() -> None:
 
 
 def test_comparison_measures_and_keeps_both_sides() -> None:
-    a = checkpoint({"same": NORMAL, "moved": NORMAL, "gone": np.ones(3, "f4"), "cast": NORMAL, "old": NORMAL[:9] * 7})
-    b = checkpoint({"same": NORMAL, "moved": NORMAL * 1.5, "new": np.ones(4), "cast": NORMAL.astype("f2"),
+    a = in_memory({"same": NORMAL, "moved": NORMAL, "gone": np.ones(3, "f4"), "cast": NORMAL, "old": NORMAL[:9] * 7})
+    b = in_memory({"same": NORMAL, "moved": NORMAL * 1.5, "new": np.ones(4), "cast": NORMAL.astype("f2"),
                     "name": NORMAL[:9] * 7})  # fmt: skip
     both = survey.Compared(a, b, values=True)
     rows = dict(zip(both.both, both.comparison()["rows"], strict=True))
@@ -319,7 +315,7 @@ def test_limits_that_are_none(given: str, words: str) -> None:
 
 
 def against(now: dict[str, Any], before: dict[str, Any], *limits: str) -> list[tuple[str, str, str]]:
-    both = [passes.roles(checkpoint(x)) for x in (now, before)]
+    both = [passes.roles(in_memory(x)) for x in (now, before)]
     got = checks.check(both[0], checks.limits(limits), reference=both[1])
     return [(f.check, f.tensor, f.text) for f in got]
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import in_memory
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, Note, held
+from ckptconv.checkpoint import Checkpoint, Note
 from ckptconv.errors import CkptError
 from ckptconv.rules import library
 from ckptconv.rules.apply import apply
@@ -52,12 +53,12 @@ BACK = {"q": (8, 8), "k": (4, 8)}
 
 def layers(numbers: Collection[int], **more: Any) -> Checkpoint:
     names = {f"enc/layer_{i}/{n}": shape for i in numbers for n, shape in SHAPES.items()}
-    return Checkpoint({n: held(n, np.ones(shape, "f4")) for n, shape in names.items()}, **more)
+    return in_memory({n: np.ones(shape, "f4") for n, shape in names.items()}, **more)
 
 
 def torch_layers(numbers: Collection[int], **more: Any) -> Checkpoint:
     names = {f"layers.{i}.{n}": shape for i in numbers for n, shape in BACK.items()}
-    return Checkpoint({n: held(n, np.ones(shape, "f4")) for n, shape in names.items()}, **more)
+    return in_memory({n: np.ones(shape, "f4") for n, shape in names.items()}, **more)
 
 
 def left(*numbers: int) -> tuple[Note, ...]:
@@ -74,7 +75,7 @@ RIGHT: dict[str, tuple[str, Checkpoint, dict[str, int]]] = {
     "a part": (RULES, layers((5, 6, 9), notes=(Note("skipped", "not all of the model: it lacks a shard"),)), {}),
     "other names": (
         RULES.replace('"enc/layer_{l}"', '"enc/{l}"').replace('[where]\nl = "int"\n', ""),
-        Checkpoint({n: held(n, np.ones(SHAPES["q"], "f4")) for n in ("enc/0/q", "enc/norm/q")}),
+        in_memory(dict.fromkeys(("enc/0/q", "enc/norm/q"), np.ones(SHAPES["q"], "f4"))),
         {},
     ),
     "back, stacked": (f"inverse {STACKED}", torch_layers(range(3)), BOTH),

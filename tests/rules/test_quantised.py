@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit import in_memory
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held
+from ckptconv.checkpoint import Checkpoint, Tensor, contiguous
 from ckptconv.dtypes import DTYPES, dtype
 from ckptconv.errors import UsageError
 from ckptconv.moves.part import Held
@@ -112,7 +113,7 @@ def test_what_is_stored_scaled_is_known_under_other_names() -> None:
 
 def test_a_number_alone_is_no_weight() -> None:
     before = {"B": np.int8(3), "scale": np.ones(2, "f4"), "net.w": np.ones(2, "f4")}
-    made = passes.cast(Checkpoint({n: held(n, np.asarray(a)) for n, a in before.items()}), dtype("float16"))
+    made = passes.cast(in_memory(before), dtype("float16"))
     assert not made.notes
 
 

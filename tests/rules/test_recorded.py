@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit import in_memory
 
 from ckptconv.checkpoint import Checkpoint, held
 from ckptconv.errors import CkptError, LayoutError, NameCollision, UnmatchedTensors, UsageError
@@ -24,7 +25,7 @@ def parse(text: str) -> library.Converter:
 
 def tensors(**shapes: tuple[int, ...]) -> Checkpoint:
     names = {n.replace("__", "/"): shape for n, shape in shapes.items()}
-    return Checkpoint({n: held(n, np.full(shape, k, "f4")) for k, (n, shape) in enumerate(names.items())})
+    return in_memory({n: np.full(shape, k, "f4") for k, (n, shape) in enumerate(names.items())})
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ FOLD = parse("[params]\nn = { help = 'heads' }\n[[rule]]\nfrom = 'w'\nto = 'w'\n
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["test", "other"])
 def test_recorded_parameters_of_a_stranger(params: str, words: str, name: str) -> None:
-    made = Checkpoint({"w": held("w", np.arange(6.0))}, {PARAMS: f'{{"converter": "{name}", "params": {params}}}'})
+    made = in_memory({"w": np.arange(6.0)}, metadata={PARAMS: f'{{"converter": "{name}", "params": {params}}}'})
     if not words and name == "test":
         assert apply(FOLD.inverse, made)["w"].shape == (2, 3)
         return
@@ -205,7 +206,7 @@ def test_recorded_parameters_of_a_stranger(params: str, words: str, name: str) -
 @pytest.mark.parametrize("record", ["", "[]", "{}", '{"converter": 3}', "[" * 10**5])
 def test_a_broken_record_is_none(record: str) -> None:
     with pytest.raises(UsageError, match="needs param='n=NUMBER'"):
-        apply(FOLD.inverse, Checkpoint({"w": held("w", np.arange(6.0))}, {PARAMS: record}))
+        apply(FOLD.inverse, in_memory({"w": np.arange(6.0)}, metadata={PARAMS: record}))
 
 
 # --- what it cannot do ------------------------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ to = "{x}.bias"
 def test_what_no_rule_takes(left: list[str], of: int, words: str) -> None:
     names = [*left, *(f"enc/{k}/kernel" for k in range(of - len(left)))]
     with pytest.raises(UnmatchedTensors) as caught:
-        apply(parse(RULES), Checkpoint({n: held(n, np.zeros(3, "f4")) for n in names}))
+        apply(parse(RULES), in_memory(dict.fromkeys(names, np.zeros(3, "f4"))))
     assert words in caught.value.message
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from kit import ROOT, examples
+from kit import ROOT, examples, in_memory
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, contiguous, held
@@ -445,9 +445,6 @@ def test_flax_loses_what_an_inverse_needs_and_says_so(tmp_path: Path) -> None:
     assert [n.text for n in done.notes if n.kind == "lossy"] == [
         "Flax has no place for metadata: it lacks sizes that the converter's inverse needs"
     ]
-    back = {"converter": str(tmp_path / "c.toml"), "inverse": True}
-    with pytest.raises(UsageError, match="needs param='h=NUMBER'"):
-        ckptconv.convert(tmp_path / "b.msgpack", tmp_path / "c.npz", **back)
 
 
 def test_sizes_of_merged_axes_are_asked_for_where_nothing_remembers_them() -> None:
@@ -540,7 +537,7 @@ def test_a_rule_has_its_own_note(name: str, notes: list[str]) -> None:
         f'[[rule]]\nfrom = "{a}"\nto = "{a}1"\noptional = true\n' + 'note = "of a and c"\n' * (a != "b") for a in "abc"
     ]
     converter = library.parse('notes = ["always"]\n' + "".join(rows), "noted")
-    source = Checkpoint({name: held(name, np.zeros(1, "u1"))})
+    source = in_memory({name: np.zeros(1, "u1")})
     made = apply(converter, source)
     assert [n.text for n in made.notes if n.kind == "hint"] == notes
     back = apply(converter.inverse, made)
@@ -557,13 +554,11 @@ def test_a_rule_has_its_own_note(name: str, notes: list[str]) -> None:
     ],
 )  # fmt: skip
 def test_roles_are_those_of_the_whole_name(name: str, role: str) -> None:
-    named = {n: held(n, np.ones(1)) for n in ("w", "m.w", name)}
-    assert passes.roles(Checkpoint(named))[name].role == role
+    assert passes.roles(in_memory(dict.fromkeys(("w", "m.w", name), 1)))[name].role == role
 
 
 def test_the_end_of_a_name_and_the_next_name_are_not_a_wrapper() -> None:
-    named = {n: held(n, np.ones(1)) for n in ("a._orig_mod", "b", "c_orig_mod.d")}
-    assert not names.hinted(Checkpoint(named)).notes
+    assert not names.hinted(in_memory(dict.fromkeys(("a._orig_mod", "b", "c_orig_mod.d"), 1))).notes
 
 
 @pytest.mark.parametrize(
@@ -577,7 +572,7 @@ def test_the_end_of_a_name_and_the_next_name_are_not_a_wrapper() -> None:
 def test_metadata_that_is_not_unicode_is_escaped(
     metadata: dict[str, str], escaped: dict[str, str], names: tuple[str, ...]
 ) -> None:
-    before = Checkpoint({"w": held("w", np.ones(1))}, metadata=metadata)
+    before = in_memory({"w": 1}, metadata=metadata)
     found = passes.texts(before)
     assert dict(found.metadata) == escaped
     said = [(n.kind, n.text, n.names) for n in found.notes]
@@ -586,8 +581,8 @@ def test_metadata_that_is_not_unicode_is_escaped(
 
 
 def test_merged_checkpoints_keep_ties_and_urls() -> None:
-    one = Checkpoint({"a": held("a", np.ones(1))}, ties=(("a", "b"),), urls=("u",))
-    two = Checkpoint({"c": held("c", np.ones(1))}, ties=(("c", "d"),), urls=("v",))
+    one = in_memory({"a": 1}, ties=(("a", "b"),), urls=("u",))
+    two = in_memory({"c": 1}, ties=(("c", "d"),), urls=("v",))
     found = passes.merge([one, two])
     assert (list(found), found.ties, found.urls) == (["a", "c"], (("a", "b"), ("c", "d")), ("u", "v"))
     assert passes.merge([one]) is one
@@ -609,7 +604,7 @@ def test_metadata_of_merged_checkpoints(
     sources: list[dict[str, str]], kept: dict[str, str], dropped: tuple[str, ...]
 ) -> None:
     """What converters recorded is dropped unless all say it; of all else the first is kept."""
-    made = [Checkpoint({f"t{i}": held(f"t{i}", np.ones(1))}, metadata) for i, metadata in enumerate(sources)]
+    made = [in_memory({f"t{i}": 1}, metadata=metadata) for i, metadata in enumerate(sources)]
     found = passes.merge(made)
     assert dict(found.metadata) == kept
     assert [(n.kind, n.names) for n in found.notes] == ([("lossy", dropped)] if dropped else [])
@@ -617,8 +612,8 @@ def test_metadata_of_merged_checkpoints(
 
 def test_merged_checkpoints_keep_what_is_known_of_each_tensor() -> None:
     made = [
-        Checkpoint(
-            {n: held(n, np.ones(1))},
+        in_memory(
+            {n: 1},
             details={
                 "kinds": {n: n, "gone": n},
                 "inputs": {n: LayerInput("plain")},
@@ -628,7 +623,7 @@ def test_merged_checkpoints_keep_what_is_known_of_each_tensor() -> None:
         )
         for n in "ab"
     ]
-    found = passes.merge([Checkpoint({"c": held("c", np.ones(1))}), *made])
+    found = passes.merge([in_memory({"c": 1}), *made])
     assert found.details == {
         "kinds": {"a": "a", "b": "b"},
         "inputs": {"a": LayerInput("plain"), "b": LayerInput("plain")},
@@ -651,14 +646,14 @@ RENAMED: dict[str, Callable[[Checkpoint], Checkpoint]] = {
 def test_what_is_known_of_a_tensor_goes_with_it(how: str) -> None:
     """A scope called as a model within gave the layers of both each other's classes."""
     known = {"a/k": "dense", "s/a/k": "conv1d", "gone": "lstm"}
-    whole = Checkpoint({n: held(n, np.ones(len(n))) for n in ("a/k", "s/a/k")}, details={"kinds": known})
+    whole = in_memory({n: np.ones(len(n)) for n in ("a/k", "s/a/k")}, details={"kinds": known})
     made = RENAMED[how](whole)
     assert {made[n].shape: kind for n, kind in made.details["kinds"].items()} == {(3,): "dense", (5,): "conv1d"}
 
 
 def test_only_floats_are_cast() -> None:
     kinds = ("float64", "float16", "bfloat16", "int32", "bool", "complex64")
-    before = Checkpoint({k: held(k, np.ones(1).astype(DTYPES[k].dtype)) for k in kinds})
+    before = in_memory({k: np.ones(1, DTYPES[k].dtype) for k in kinds})
     found = passes.cast(before, DTYPES["float16"])
     assert [t.dtype.name for t in found.values()] == ["float16", "float16", "float16", "int32", "bool", "complex64"]
     for kind in ("int8", "bool", "complex64", "string"):

@@ -111,9 +111,16 @@ def _is_worded(e: CkptError) -> None:
     assert e.__cause__ is None or not e.message.startswith("cannot be read as"), repr(e.__cause__)
 
 
-def in_memory(arrays: Mapping[str, np.ndarray], **more: Any) -> Checkpoint:
+def in_memory(arrays: Mapping[str, Any], **more: Any) -> Checkpoint:
     """A checkpoint of these arrays, as they are."""
-    return Checkpoint({n: held(n, a) for n, a in arrays.items()}, **more)
+    return Checkpoint({n: held(n, np.asarray(a)) for n, a in arrays.items()}, **more)
+
+
+def safetensors(path: Path, head: Any, data: bytes = b"") -> Path:
+    """A file of safetensors whose header is this object, or these bytes."""
+    raw = head if isinstance(head, bytes) else json.dumps(head).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + data)
+    return path
 
 
 def legacy(path: Path, layers: dict[str, dict[str, Any]], **attrs: object) -> Path:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
-from kit import Run
+from kit import Run, in_memory
 
 import ckptconv
 from ckptconv.checkpoint import Checkpoint, held
@@ -24,7 +24,7 @@ OTHER_NAN = np.array([0x7FC00001], "u4").view("f4")[0]
 
 
 def checkpoint(**arrays: np.ndarray) -> Checkpoint:
-    return Checkpoint({n: held(n, a) for n, a in arrays.items()})
+    return in_memory(arrays)
 
 
 def values(a: np.ndarray, b: np.ndarray, rtol: float | None = None, atol: float | None = None) -> Values | None:
