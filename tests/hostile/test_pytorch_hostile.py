@@ -58,6 +58,8 @@ def _warm() -> None:
     table.table()  # which looks for installed formats
     for name in ("hidden_data.pt", "script_opens.pt", "stream_opens.pt"):
         ckptconv.open(HERE / name)  # what is imported on first use is imported now
+    with pytest.raises(ckptconv.UnsafeCheckpoint):  # so is what gives advice
+        ckptconv.open(HERE / "os_system.pt")
 
 
 @pytest.fixture(autouse=True)
