@@ -4,11 +4,12 @@ docs/write-a-format.md shows a complete format, and `ckptconv.testing` has the t
 maps the names of dtypes to rows of the class `DType`.
 """
 
-from .checkpoint import Checkpoint, Note, Tensor, contiguous, held, tiled, view
+from .checkpoint import Checkpoint, Note, Tensor, contiguous, held, view
 from .dtypes import DTYPES, DType, dtype
 from .errors import CorruptCheckpoint, FormatError, Unrepresentable, UnsafeCheckpoint, UsageError
 from .formats.placement import Patch, Placement, Slot, Writer, refuse_shards, refuse_unheld
 from .formats.table import Format, Reading
+from .formats.tiling import joined
 from .moves.part import Coded, Held, Part, Span, c_strides, checked_count
 from .output.destination import OutputFile
 from .storage.files import Reader, Seen, join, read_all, sibling, split
@@ -43,11 +44,11 @@ __all__ = [
     "dtype",
     "held",
     "join",
+    "joined",
     "read_all",
     "refuse_shards",
     "refuse_unheld",
     "sibling",
     "split",
-    "tiled",
     "view",
 ]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..messages import brief, did_you_mean, in_shape, paragraph, printable, redacted, shortened, table
 from .details import Details, Entry, Move, ObjectGraph, joined, named, onward
-from .tensor import Role, Tensor, contiguous, counted, held, in_known, in_size, origin, tiled, view
+from .tensor import Role, Tensor, contiguous, counted, held, in_known, in_size, origin, view
 
 if TYPE_CHECKING:
     import numpy as np
@@ -237,7 +237,6 @@ __all__ = [
     "named",
     "onward",
     "origin",
-    "tiled",
     "uncollected",
     "view",
 ]

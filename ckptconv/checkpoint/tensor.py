@@ -235,23 +235,6 @@ def view(
     return Tensor(name, kind, shape, (Part(data, kind, shape, offset, tuple(strides), 0, c_strides(shape), ops),), role)
 
 
-def tiled(
-    name: str, kind: DType, shape: Sequence[int], tiles: Sequence[tuple[Sequence[int], Sequence[int], Data]], *,
-    ops: tuple[str, ...] = (),
-) -> Tensor:  # fmt: skip
-    """Make a tensor from tiles `(start, shape, data)`, each C-contiguous in its data.
-
-    start: the index of the first element of the tile in the tensor. The tiles must cover the tensor without overlap,
-    which the caller checks. kind, ops: as in `contiguous`.
-    """
-    steps = c_strides(shape)
-    parts = tuple(
-        Part(data, kind, tuple(box), 0, c_strides(box), sum(a * b for a, b in zip(at, steps, strict=True)), steps, ops)
-        for at, box, data in tiles
-    )
-    return Tensor(name, kind, tuple(shape), parts)
-
-
 def held(name: str, array: np.ndarray[Any, Any]) -> Tensor:
     """Wrap a NumPy array of any strides and byte order as a tensor; an object array of bytes becomes a string tensor.
 

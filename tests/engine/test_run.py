@@ -16,11 +16,12 @@ from kit import examples, same
 
 import ckptconv
 from ckptconv.api import writing
-from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held, tiled, view
+from ckptconv.checkpoint import Checkpoint, Tensor, contiguous, held, view
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine.plan import Budget, Plan, compile_plan
 from ckptconv.engine.run import BLOCK, How, execute
 from ckptconv.formats import safetensors
+from ckptconv.formats.tiling import joined
 from ckptconv.moves.log import CHUNK
 from ckptconv.moves.part import Span
 from ckptconv.moves.read import read_array
@@ -87,9 +88,10 @@ def test_tiles_join_to_the_whole(tmp_path_factory: pytest.TempPathFactory, data:
             for c0, c1 in itertools.pairwise(cuts_c):
                 raw = whole[r0:r1, c0:c1].tobytes()
                 f.write(raw)
-                tiles.append(((r0, c0), (r1 - r0, c1 - c0), Span(str(folder / "data"), at, len(raw))))
+                span = Span(str(folder / "data"), at, len(raw))
+                tiles.append((contiguous("w", DTYPES["int32"], (r1 - r0, c1 - c0), span), (r0, c0)))
                 at += len(raw)
-    t = tiled("w", DTYPES["int32"], whole.shape, data.draw(st.permutations(tiles)))
+    t = joined("w", whole.shape, data.draw(st.permutations(tiles)), "")
     assert same(through(Checkpoint({"w": t}), folder / "o.safetensors")["w"].numpy(), whole)
 
 

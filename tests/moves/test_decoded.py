@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.checkpoint import Checkpoint, Tensor, tiled
+from ckptconv.checkpoint import Checkpoint, Tensor, contiguous
 from ckptconv.dtypes import DTYPES
 from ckptconv.engine import plan as planning
 from ckptconv.engine.plan import Budget
 from ckptconv.formats import safetensors
+from ckptconv.formats.tiling import joined
 from ckptconv.moves.part import Coded, Held, Part, Span
 from ckptconv.moves.read import read_array, windows
 from ckptconv.moves.sources import Pool, Sources
@@ -37,8 +38,9 @@ def chunked(rows: int, columns: int) -> ckptconv.Tensor:
     for i in range(0, SHAPE[0], rows):
         for j in range(0, SHAPE[1], columns):
             key = f"{i}:{i + rows},{j}:{j + columns}"
-            tiles.append(((i, j), (rows, columns), Coded(__name__, "", key, rows * columns * 4)))
-    return tiled("w", DTYPES["float32"], SHAPE, tiles)
+            data = Coded(__name__, "", key, rows * columns * 4)
+            tiles.append((contiguous("w", DTYPES["float32"], (rows, columns), data), (i, j)))
+    return joined("w", SHAPE, tiles, "")
 
 
 GRIDS = [(64, 4096), (1, 4096), (64, 64), (8, 512), (32, 1024)]

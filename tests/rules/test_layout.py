@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, strategies as st
 from kit import examples
 
-from ckptconv.checkpoint import Tensor, contiguous, held, tiled, view
+from ckptconv.checkpoint import Tensor, contiguous, held, view
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import LayoutError
+from ckptconv.formats.tiling import joined
 from ckptconv.moves import part
 from ckptconv.moves.part import Held, Part, c_strides
 from ckptconv.rules import layout
@@ -134,10 +135,10 @@ def test_any_permutation_of_any_boxes(case: Any, data: st.DataObject) -> None:
             box = np.ascontiguousarray(whole.take(range(low, high), axis))
             at = [0] * len(shape)
             at[axis] = low
-            boxes.append((at, box.shape, Held(box)))
+            boxes.append((held("t", box), tuple(at)))
     flipped = np.ascontiguousarray(whole.T)
     sources = [
-        tiled("t", DTYPES["int64"], shape, boxes),
+        joined("t", shape, boxes, ""),
         view("t", DTYPES["int64"], shape, Held(flipped), offset=0, strides=c_strides(flipped.shape)[::-1]),
     ]
     want = whole.reshape(dims).transpose(order).reshape(out)
@@ -161,8 +162,8 @@ def test_any_concatenation(terms: list[int], rows: int, inner: int, data: st.Dat
     whole = np.arange(rows * width, dtype=np.int64).reshape(rows, width)
     cut = data.draw(st.integers(0, width))
     ends = [(a, b) for a, b in ((0, cut), (cut, width)) if a < b]
-    boxes = [([0, a], (rows, b - a), Held(np.ascontiguousarray(whole[:, a:b]))) for a, b in ends]
-    source = tiled("t", DTYPES["int64"], whole.shape, boxes)
+    boxes = [(held("t", np.ascontiguousarray(whole[:, a:b])), (0, a)) for a, b in ends]
+    source = joined("t", whole.shape, boxes, "")
     left = "r (" + " + ".join(f"({n} m)" for n in names) + ")"
     right = "(" + " + ".join(f"(m {names[i]})" for i in order) + ") r"
     pieces = np.split(whole, np.cumsum(terms)[:-1] * inner, 1)
