@@ -1,7 +1,7 @@
 """The journal of one conversion: receipts of jobs whose bytes are durable, so that a killed run can be resumed.
 
     .model.safetensors.resume.journal          JSON lines beside the destination
-    {"plan": "9f3c...", "file": [2049, 131]}                 the plan and its sources, by their fingerprint; this file
+    {"plan": "9f3c...", "file": 131}                         the plan and its sources, by their fingerprint; this file
     {"jobs": [[file, start, written, read, lossy], ...]}     done and durable, a batch a line
     {"publish": true}                                        all is written; the files are being renamed
 
@@ -32,7 +32,6 @@ from ..storage.files import is_remote
 from .plan import Job, Plan, Receipt, made_of
 
 BEGIN = b'{"plan":"'  # of every journal
-MAX_HEAD = 1 << 20  # bytes of the first line, at most
 COMMIT = 1.0  # seconds of work that a kill may cost, beside the jobs in flight
 
 
@@ -62,18 +61,18 @@ class Journal:
 
     def _take_up(self, plan: Plan, mark: str, force: bool) -> None:
         """Read what an earlier run of this plan left; clear away what one of another plan did."""
-        first = next(self._lines.read(MAX_HEAD), b"")
+        first = next(self._lines.read(), b"")
         if not first.startswith(BEGIN[: len(first)]):
             raise StorageError("is not a journal of ckptconv, which belongs here; move it away", url=self._lines.path)
         head = next((made for made, _ in _parsed([first])), {})
-        ours = head.get("plan") == mark and head.get("file") == self._lines.identity
+        ours = head.get("plan") == mark and 0 != self._lines.number == head.get("file")
         lines = list(_parsed(self._lines.read())) if ours else []
         there = bool(lines) and self._there(plan)
         self.publishing = not there and any(line.get("publish") for line, _ in lines)
         self._names.check(force=force, renaming=self.publishing)
         if not (there or self.publishing):
             self._lines.cut(0)
-            self._append({"plan": mark, "file": self._lines.identity})
+            self._append({"plan": mark, "file": self._lines.number})
             return
         self._lines.cut(lines[-1][1])
         jobs = {(j.file, j.start): j for j in plan.jobs}
@@ -114,12 +113,6 @@ class Journal:
 
     def close(self) -> None:
         self._lines.close()
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _parsed(raw: Iterable[bytes]) -> Iterator[tuple[dict[str, Any], int]]:

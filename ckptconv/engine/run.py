@@ -14,7 +14,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any, Protocol
 
 from ..errors import VerifyError
 from ..formats import own_metadata
@@ -24,7 +23,7 @@ from ..moves.part import Coded, Held, Piece, is_contiguous
 from ..moves.read import buffers, check_reads, content_hash, fetched, fill, hash_tensor, sole_run, spans_of
 from ..moves.sources import Decoded, Sources, stream
 from ..output import own, upload
-from ..output.staging import Output, OutputNames
+from ..output.staging import Output, OutputNames, Paths
 from ..output.upload import Destination, Upload
 from ..storage import checksum
 from ..storage.files import Stamp, is_remote
@@ -55,14 +54,7 @@ class Outcome:
 Confirm = Callable[[Outcome, Callable[[str], str]], None]
 
 
-class Sink(Protocol):
-    """Where jobs write: `output.Output`, or what an engine's workers use in its place."""
-
-    def write(self, name: str, start: int, data: Any) -> None: ...
-
-    def paths(self) -> dict[str, str]: ...
-
-    def close(self) -> None: ...
+Sink = Destination | Paths  # where jobs write; the latter in another process
 
 
 @dataclass(frozen=True)
@@ -168,7 +160,7 @@ def execute(plan: Plan, writer: Writer, how: How | None = None) -> Outcome:
         journal: Journal | None = None
         earlier, renaming = list[Receipt](), False
         if how.resume:
-            journal = stack.enter_context(Journal(plan, sources, digest=how.digest, force=how.force))
+            journal = stack.enter_context(closing(Journal(plan, sources, digest=how.digest, force=how.force)))
             earlier, renaming = journal.receipts, journal.publishing
         out = stack.enter_context(closing(_destination(plan, how, kept=bool(earlier), renaming=renaming)))
         receipts = _run_jobs(plan, sources, out, journal, how)

@@ -122,11 +122,11 @@ def refuse_source(path: str, urls: Iterable[str]) -> None:
 # --- files of lines -------------------------------------------------------------------------------------------------
 
 
-def lines(file: IO[bytes], path: str, longest: int = LONGEST) -> Iterator[bytes]:
+def lines(file: IO[bytes], path: str) -> Iterator[bytes]:
     """The lines of such a file; a third party's may be a single one of a terabyte that takes no room."""
-    while line := file.readline(longest + 1):
-        if len(line) > longest:
-            raise CorruptCheckpoint(f"has a line of more than {longest} bytes, which ckptconv did not write", url=path)
+    while line := file.readline(LONGEST + 1):
+        if len(line) > LONGEST:
+            raise CorruptCheckpoint(f"has a line of more than {LONGEST} bytes, which ckptconv did not write", url=path)
         yield line
 
 
@@ -163,16 +163,11 @@ class AppendLog:
         """The number of the file (inode), which nobody can predict who sends it; it stays as the file grows."""
         return os.fstat(self._fd).st_ino
 
-    @property
-    def identity(self) -> list[int]:
-        """Its device and its number."""
-        return [os.fstat(self._fd).st_dev, self.number]
-
-    def read(self, longest: int = LONGEST) -> Iterator[bytes]:
+    def read(self) -> Iterator[bytes]:
         """The lines of the file, each with its end but perhaps the last one."""
         with open(self._fd, "rb", closefd=False) as f:
             f.seek(0)
-            yield from lines(f, self.path, longest)
+            yield from lines(f, self.path)
 
     def cut(self, size: int) -> None:
         """Forget what lies behind the first `size` bytes."""
