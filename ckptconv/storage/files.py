@@ -22,7 +22,7 @@ from typing import IO
 from ..errors import CorruptCheckpoint
 from . import archives
 from .faults import refused
-from .lookups import Stat, current, exists, filesystem, is_dir, names, session, stat, walk
+from .lookups import Stat, current, exists, is_dir, names, session, stat, walk
 from .paths import is_remote, join, local, sibling, split, within
 from .ranges import FileObject, Ranges, Stamp, stamp_of, zipped
 from .remote import MAX_GAP, RemoteFile
@@ -226,7 +226,6 @@ __all__ = [
     "ahead",
     "exists",
     "fileobj",
-    "filesystem",
     "is_dir",
     "is_remote",
     "join",
@@ -234,7 +233,6 @@ __all__ = [
     "names",
     "read_all",
     "record_stamps",
-    "refused",
     "sibling",
     "split",
     "stat",

@@ -34,12 +34,7 @@ def parse_json(raw: bytes, url: str, made: Callable[[Pairs], Any] = unique) -> A
     except RecursionError:
         raise CorruptCheckpoint("the JSON is nested too deeply", url=url) from None
     except ValueError as e:  # also UnicodeDecodeError
-        raise CorruptCheckpoint(f"the JSON is not valid: {fault(e)}", url=url) from None
-
-
-def fault(e: Exception) -> str:
-    """What is wrong with JSON; Python's words about an integer of thousands of digits are for programmers."""
-    return "it has an integer of thousands of digits" if "set_int_max_str_digits" in str(e) else str(e)
+        raise CorruptCheckpoint(f"the JSON is not valid: {e}", url=url) from None
 
 
 def _no_constant(name: str) -> Any:

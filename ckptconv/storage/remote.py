@@ -51,7 +51,6 @@ class RemoteFile:
         self._is_known = bool(about.etag)
         # of what answers say of the version the first one decides; the Hub's are those of its store
         self._said = {"size": self.size, **({"version": about.etag} if about.etag and is_http(url) else {})}
-        self._ranged = False  # whether the server is known to send ranges of files
         ends = known().ends
         if len(ends) >= MAX_ENDS:  # readers keep theirs
             ends.clear()
@@ -133,10 +132,7 @@ class RemoteFile:
                 try:
                     part = self._part()
                     pieces = web.together([partial(part, *one) for one in some], limit)
-                    self._ranged = True
-                except web.NoRanges as e:
-                    if self._ranged:
-                        raise StorageError("the server sends ranges of the file no more", url=self.url) from e
+                except web.NoRanges:
                     copied = _whole if self._is_known else _whole.__wrapped__
                     copy = copied(self.url, self.stamp, tuple(self._said.items()))
                     self._spools = [(0, copy)]

@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[Any, type[CkptError], str]] = {
     "thousands of digits": (
         b'{"%b": %b}' % (KEY.encode(), b"9" * 5000),
         CorruptCheckpoint,
-        "integer of thousands",
+        "integer string conversion",
     ),
     "a long text": ({KEY: "x" * 5000}, UsageError, "x{20}.*not an integer"),
     "no JSON": (b"{", CorruptCheckpoint, "the JSON is not valid"),

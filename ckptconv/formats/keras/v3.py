@@ -30,7 +30,6 @@ from ...checkpoint import Checkpoint, Details, Note, Role, Tensor
 from ...errors import CorruptCheckpoint, UnsafeCheckpoint
 from ...messages import listing, printable
 from ...storage.files import Reader, Seen, exists, is_dir, read_all, sibling, within
-from ...storage.json import fault
 from ..hdf5 import file as hdf5
 from ..hdf5.file import Stored, Tree
 from ..table import KERAS_WEIGHTS, Reading, is_hdf5
@@ -216,7 +215,7 @@ def _json(data: bytes, name: str, url: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as e:
-        raise CorruptCheckpoint(f"{name} is not valid JSON: {fault(e)}", url=url) from e
+        raise CorruptCheckpoint(f"{name} is not valid JSON: {e}", url=url) from e
 
 
 def _shards(url: str) -> Shelf:
