@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..messages import brief, did_you_mean, in_shape, paragraph, printable, redacted, shortened, table
-from .details import Details, Entry, Move, ObjectGraph, joined, named, onward
+from .details import Details, Entry, Move, joined, named, onward
 from .tensor import Role, Tensor, contiguous, counted, held, in_known, in_size, origin, view
 
 if TYPE_CHECKING:
@@ -225,7 +225,6 @@ __all__ = [
     "Move",
     "Note",
     "NoteKind",
-    "ObjectGraph",
     "Role",
     "Tensor",
     "contiguous",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from operator import attrgetter
 from typing import NamedTuple
@@ -22,9 +22,11 @@ class Tile(NamedTuple):
     shape: tuple[int, ...]
 
 
-def overlap(tiles: Iterable[Tile]) -> tuple[Tile, Tile] | None:
-    """The first two tiles that share an element, found by sweeping along the axis that separates them best."""
-    tiles = [b for b in tiles if all(b.shape)]
+def overlap(tiles: Sequence[Tile]) -> tuple[Tile, Tile] | None:
+    """The first two tiles that share an element, found by sweeping along the axis that separates them best.
+
+    None of them is empty.
+    """
     if len(tiles) < 2:
         return None
     rank = len(tiles[0].start)

@@ -19,9 +19,9 @@ from ...checkpoint import Checkpoint, Note
 from ...dtypes import DTYPES
 from ...errors import CorruptCheckpoint, UnknownFormat
 from ...messages import printable
-from ...moves.part import MAX_AXES
 from ...storage.files import Reader, Seen
 from ...storage.json import parse_json
+from .. import Located
 from ..table import Reading
 from .archive import Archive, enter
 from .flatten import checkpoint
@@ -71,9 +71,9 @@ def _tensors(archive: Archive) -> dict[str, View]:
         try:
             path, meta = str(about["path_name"]), about["tensor_meta"]
             kind, layout, pickled = meta["dtype"], meta["layout"], about["use_pickle"]
-            sizes, strides = (_numbers(meta[key]) for key in ("sizes", "strides"))
-            (offset,) = _numbers([meta["storage_offset"]])
-        except (KeyError, TypeError, ValueError) as e:
+            sizes, strides = ([item["as_int"] for item in meta[key]] for key in ("sizes", "strides"))
+            offset = meta["storage_offset"]["as_int"]  # symbolic sizes are not sizes of weights
+        except (KeyError, TypeError) as e:
             text = f"its table of weights has no proper entry for it: {type(e).__name__} {e}"
             raise CorruptCheckpoint(text, tensor=name) from None
         row = TYPES.get(kind) if type(kind) is int else None
@@ -86,13 +86,6 @@ def _tensors(archive: Archive) -> dict[str, View]:
         if path not in storages:
             data, size = archive.member(member), archive.members[member].size
             storages[path] = Storage(UNTYPED, path, data, size, swapped=archive.swapped)
-        out[name] = look(storages[path], TorchType(row.torch_name or row.name, row), offset, sizes, strides)
+        with Located(tensor=name):
+            out[name] = look(storages[path], TorchType(row.torch_name or row.name, row), offset, sizes, strides)
     return out
-
-
-def _numbers(values: Any) -> list[int]:
-    """[{"as_int": 3}, ...]; symbolic sizes are not sizes of weights."""
-    found = [item["as_int"] for item in values]
-    if len(found) > MAX_AXES or any(type(n) is not int for n in found):
-        raise ValueError("a size that is not a whole number")
-    return found
