@@ -56,6 +56,8 @@ def test_weights_without_a_config(converter: str, shapes: Shapes, classes: list[
 
 
 def test_a_parameter_that_no_rule_needs_is_refused() -> None:
+    hints = str(library.change(built(CONV), "keras-torch").notes)
+    assert "the weights do not say which convolutions have padding 'same'" in hints
     with pytest.raises(LayoutError, match="height=6 was given, but no rule that takes a tensor here needs it"):
         library.change(built(CONV), "keras-torch", params={"height": 6})
 

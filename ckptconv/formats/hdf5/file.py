@@ -135,14 +135,11 @@ def look(url: str, member: str = "") -> Tree:
 @lru_cache(maxsize=4)
 def _look(file: FileImage, member: str) -> Tree:
     if member and not is_remote(file.url):
-        _check_sum(file.url, member)
+        with Reader(
+            file.url
+        ) as archive:  # reads it to compare its CRC-32, as unpacking does: HDF5 has no sum of its own
+            deque(zip.contents(archive, zip.members(archive)[member]), maxlen=0)
     return _tree(file, file.url, member)
-
-
-def _check_sum(url: str, name: str) -> None:
-    """Compare a stored member of a zip with its CRC-32, as unpacking does: HDF5 has no sum of its own."""
-    with Reader(url) as file:
-        deque(zip.contents(file, zip.members(file)[name]), maxlen=0)
 
 
 def _tree(file: FileImage, url: str, member: str) -> Tree:

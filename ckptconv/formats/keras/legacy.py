@@ -97,7 +97,8 @@ def open(url: str, how: Reading) -> Checkpoint:
         raise CorruptCheckpoint("no group has the attribute layer_names: this is not a legacy Keras file", url=url)
     layers = _weights(found, base)
     listed = [e for entries in layers.values() for e in entries]
-    _refuse_twice((e.stored.path for e in listed), url)
+    if twice := [path for path, n in Counter(e.stored.path for e in listed).items() if n > 1]:
+        raise CorruptCheckpoint(f"layers list datasets more than once:\n{listing(twice)}", url=url)
     labels, tied = _label_all(found, listed)
     slots = _slots(found)
     tensors: dict[str, Tensor] = {}
@@ -105,7 +106,9 @@ def open(url: str, how: Reading) -> Checkpoint:
         if (label := labels[e.stored.path]) not in tensors:
             tensors[label] = hdf5.tensor(found, e.stored, label)
     tensors |= {label: hdf5.tensor(found, e.stored, label, role=_role(e)) for label, e in slots.items()}
-    notes = [*tied, *found.notes, *_unread(found, {e.stored.path for e in (*listed, *slots.values())})]
+    notes, used = [*tied, *found.notes], {e.stored.path for e in (*listed, *slots.values())}
+    if unread := tuple(p for p in found.datasets if p not in used):  # Keras does not load them either
+        notes.append(Note("unread", "datasets that no layer lists", unread, tensors=False))
     attrs = found.groups[""] | found.groups[base]
     metadata = {k: hdf5.text(v) for k, v in attrs.items() if not KERAS_LISTS.fullmatch(k)}
     under_theano = metadata.get("backend") == "theano" and metadata.get("keras_version", "").startswith("2")
@@ -144,7 +147,7 @@ def scaled(checkpoint: Checkpoint, how: Reading) -> Checkpoint:
             tensors[name] = contiguous(name, DTYPES["float32"], q.shape, data)
             del tensors[scale.name]
             done.append(name)
-    left = [n for n in tensors if f"{n}_scale" in tensors]
+    left = [n for n, t in tensors.items() if t.dtype.name in ("int8", "uint8") and not t.role]  # of int4 without names
     notes = Note("assumed", SCALED, tuple(done)), Note("hint", "stay quantised: their layout is unknown", tuple(left))
     return checkpoint.with_tensors(tensors, *(n for n in notes if n.names))
 
@@ -250,12 +253,6 @@ def _entries(found: Tree, path: str, layer: str) -> list[Listed]:
     return [Listed(layer, n, found.datasets[join(path, n)]) for n in listed]
 
 
-def _refuse_twice(paths: Iterable[str], url: str) -> None:
-    """Refuse datasets that are listed under several names or spellings, because each would be read for all of them."""
-    if twice := [path for path, n in Counter(paths).items() if n > 1]:
-        raise CorruptCheckpoint(f"layers list datasets more than once:\n{listing(twice)}", url=url)
-
-
 def _bare(weight: str) -> str:
     return weight.removesuffix(":0")
 
@@ -288,17 +285,15 @@ def _label_all(found: Tree, listed: list[Listed]) -> tuple[dict[str, str], list[
     alone = {layer for layer, entries in again.items() if not all(map(is_first, entries))}
     apart = {_bare(e.name) for layer in alone for e in again[layer]}
     twins = [e.stored.path for es in again.values() for e in es if e.layer not in alone and _bare(e.name) not in apart]
-    labels = {e.stored.path: _full_name(e) if _bare(e.name) in apart else _bare(e.name) for e in listed}
+    labels = {
+        e.stored.path: label if (label := _bare(e.name)) not in apart or label.startswith(e.layer + "/")
+        else f"{e.layer}/{label}" for e in listed
+    }  # fmt: skip
     once = set(twins)
     count = Counter(label for path, label in labels.items() if path not in once)
     labels = {path: path if count[label] > 1 else label for path, label in labels.items()}
     text = "stored again under a layer that shares the variable, bit for bit the same; read once"
     return labels, [Note("tied", text, tuple(twins))] if twins else []
-
-
-def _full_name(entry: Listed) -> str:
-    label = _bare(entry.name)
-    return label if label.startswith(entry.layer + "/") else f"{entry.layer}/{label}"
 
 
 def _digest(found: Tree, path: str) -> str:
@@ -308,9 +303,3 @@ def _digest(found: Tree, path: str) -> str:
 
     with Sources() as sources:
         return hash_tensor(hdf5.tensor(found, found.datasets[path], path), sources)
-
-
-def _unread(found: Tree, used: set[str]) -> list[Note]:
-    left = [p for p in found.datasets if p not in used]
-    # Keras does not load them either
-    return [Note("unread", "datasets that no layer lists", tuple(left), tensors=False)] if left else []

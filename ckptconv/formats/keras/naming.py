@@ -96,7 +96,7 @@ def snake(name: str) -> str:
 def rows_of(config: Any) -> list[dict[str, Any]]:
     """The layers that a model's config lists: each has a name, a class and a config."""
     inner = config.get("config") if isinstance(config, dict) else None
-    layers = inner.get("layers") if isinstance(inner, dict) else None
+    layers = inner.get("layers") if isinstance(inner, dict) else inner  # a list before Keras 2.2.3
     return [row for row in layers if isinstance(row, dict) and kind_of_row(row)] if isinstance(layers, list) else []
 
 

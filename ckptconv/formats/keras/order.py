@@ -137,7 +137,10 @@ def fitted(checkpoint: Checkpoint, target: str) -> Checkpoint:
     """The checkpoint as the format `target` needs it: with the order in its metadata, or without random seeds."""
     found = recorded(checkpoint)
     if target == "keras":
-        return _without_seeds(checkpoint, found)
+        seeds = tuple(n for n in found.get("rest", ()) if n in checkpoint and n.endswith("seed_generator_state"))
+        note = Note("dropped", "states of random number generators; a legacy file keeps none", seeds)
+        rest = {n: t for n, t in checkpoint.items() if n not in seeds}
+        return checkpoint.with_tensors(rest, note) if seeds else checkpoint
     if target == "keras3" or (not found and KEY not in checkpoint.metadata):
         return checkpoint
     if found:
@@ -145,14 +148,6 @@ def fitted(checkpoint: Checkpoint, target: str) -> Checkpoint:
     note = Note("dropped", "the order of Keras layers, in the metadata, because it is of other names")
     metadata = {k: v for k, v in checkpoint.metadata.items() if k != KEY}
     return replace(checkpoint, metadata=metadata, notes=(*checkpoint.notes, note))
-
-
-def _without_seeds(checkpoint: Checkpoint, found: Mapping[str, Any]) -> Checkpoint:
-    seeds = {n for n in found.get("rest", ()) if n in checkpoint and n.endswith("seed_generator_state")}
-    if not seeds:
-        return checkpoint
-    note = Note("dropped", "states of random number generators; a legacy file keeps none", tuple(seeds))
-    return checkpoint.with_tensors({n: t for n, t in checkpoint.items() if n not in seeds}, note)
 
 
 def _packed(found: Mapping[str, Any]) -> str:

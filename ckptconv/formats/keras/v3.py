@@ -88,7 +88,9 @@ def open(url: str, how: Reading) -> Checkpoint:
         notes.append(Note("assumed", "called kernel and bias by their shapes alone", tuple(assumed)))
     urls = tuple(dict.fromkeys([url, *(t.url for t in shelf.trees)]))
     details: Details = {"paths": {name: path for path, name in labels.items()}}
-    details["names"] = shelf.names | {o: "" for o in _objects(shelf) if o not in shelf.names}
+    groups = [p for t in shelf.trees for p in t.groups if is_vars(p)]  # of variables, be they empty
+    owners = (p.rpartition("vars")[0].rstrip("/") for p in groups)
+    details["names"] = shelf.names | {o: "" for o in owners if o not in shelf.names}
     details |= _of_config(shelf, labels)
     weights = {path: tensors[name] for path, name in labels.items() if not tensors[name].role}
     if layers := _layers(shelf, weights):
@@ -113,11 +115,6 @@ def _layers(shelf: Shelf, weights: Mapping[str, Tensor]) -> list[Any]:
         return []
     layers += [(naming.TOP, top)] if top else []
     return [[layer, [[n, n] for n in names]] for layer, names in layers]
-
-
-def _objects(shelf: Shelf) -> dict[str, None]:
-    """The paths of the objects that have a group of variables, be it empty."""
-    return dict.fromkeys(p.rpartition("vars")[0].rstrip("/") for t in shelf.trees for p in t.groups if is_vars(p))
 
 
 def role(path: str, name: str, stored: Stored) -> Role:
@@ -251,7 +248,11 @@ def label(shelf: Shelf) -> tuple[dict[str, str], list[str]]:
     labels: dict[str, str] = {}
     guessed: list[str] = []
     rank = {path: i for i, path in enumerate(shelf.listed)}
-    for owner, held in sorted(owners.items(), key=lambda item: _rank(item[0], rank)):
+
+    def place(item: tuple[str, Any]) -> tuple[Any, ...]:  # by config.json, if that lists the layer or one above it
+        return (*_natural(item[0] + "/")[:1], rank.get(naming.nearest(item[0], rank), -1), _natural(item[0]))
+
+    for owner, held in sorted(owners.items(), key=place):
         if owner.startswith("optimizer") or not all(p.rpartition("vars/")[2].isdigit() for p in held):
             labels |= {p: p for p in held}
             continue
@@ -281,11 +282,6 @@ def _of_config(shelf: Shelf, labels: Mapping[str, str]) -> Details:
         if layer and id(layer.row) in taken:
             details["inputs"][name] = taken[id(layer.row)]
     return details
-
-
-def _rank(owner: str, rank: Mapping[str, int]) -> tuple[Any, ...]:
-    """The sort key of a group: by config.json, if that lists the layer or one above it."""
-    return (*_natural(owner + "/")[:1], rank.get(naming.nearest(owner, rank), -1), _natural(owner))
 
 
 def called_path(owner: str, names: Mapping[str, str]) -> str:

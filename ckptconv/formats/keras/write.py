@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ...checkpoint import Checkpoint, Tensor
+from ...checkpoint import Checkpoint, Note, Tensor
 from ...errors import Unrepresentable, UsageError
 from ...messages import listing
 from ..hdf5.write import NAMED, Attributes, FileWriter, encode
@@ -63,6 +63,13 @@ class LegacyWriter(_Writer):
         there = set(paths.values())
         if lost := [n for n in checkpoint if n not in there]:
             raise Unrepresentable(f"two weights of one layer would have one name in the file:\n{listing(lost)}")
+        inside = [layer for layer, rows in layers if rows]
+        if len(inside) == 1 and any(layer.startswith("lambda") for layer, _ in layers):
+            text = (
+                f"all weights stay in the layer {inside[0]}, as multi_gpu_model nests a model: for a file that the "
+                "model itself loads, give a fresh one that it saved, as like='fresh.h5'"
+            )
+            dropped = (*dropped, Note("hint", text))
         return self.laid_out(checkpoint, paths, groups)._replace(notes=dropped)
 
 

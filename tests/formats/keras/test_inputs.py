@@ -186,6 +186,8 @@ def test_a_class_of_a_user_is_none_of_keras() -> None:
         whole = model("Conv2D", theirs, "Flatten last=Dense", kind=kind)
         assert (taken(whole, "theirs"), state(whole)) == (None, "unknown")
         assert state(model("Flatten", theirs, kind=kind), "theirs") == "unknown"
+    whole["config"] = model("Conv2D Flatten last=Dense")["config"]["layers"]  # as Keras wrote it before 2.2.3
+    assert state(whole) == "flattened"
     average = layer("Average") | {"module": "keras.src.ops.numpy"}  # along an axis, not of several
     assert state(model("Conv2D", average, "Flatten last=Dense")) == "unknown"
 
