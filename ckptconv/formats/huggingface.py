@@ -86,15 +86,10 @@ def _candidates(files: Sequence[str]) -> list[str]:
     return known or [n for n in files if WEIGHTS.fullmatch(n) and not SHARD.fullmatch(n) and not STATE.match(n)]
 
 
-def _others(files: Sequence[str]) -> list[str]:
-    """Files of a folder that can be checkpoints by their names; an index stands for its shards."""
-    ends = [n for n in files if n.lower().endswith(OTHERS) or WEIGHTS.fullmatch(n)]
-    return [n for n in ends if not re.search(rf"{NUMBERED}\.", n)]
-
-
 def _open_folder(url: str, how: Reading) -> Checkpoint:
     files = names(url)
-    candidates, others = _candidates(files), _others(files)
+    candidates, ends = _candidates(files), [n for n in files if n.lower().endswith(OTHERS) or WEIGHTS.fullmatch(n)]
+    others = [n for n in ends if not re.search(rf"{NUMBERED}\.", n)]  # may be checkpoints; an index stands for shards
     if not candidates:
         shards = [n for n in files if SHARD.fullmatch(n)]
         what = f"holds shards ({shards[0]}, ...) but not their index" if shards else "holds no known model"

@@ -98,7 +98,8 @@ def open(url: str, how: Reading) -> Checkpoint:
         if SPLIT in root:
             raise CorruptCheckpoint("arrays of over 1 GiB that Paddle split are not joined; save with protocol 4")
         for name, value in root.items():
-            root[name] = _named(value)
+            if type(value) is tuple and len(value) == 2 and type(value[0]) is str and type(value[1]) is PickledArray:
+                root[name] = value[1]  # Paddle's (name, array)
     found = checkpoint(root, len(raw), how, url=url, format="pickle")
     return _bfloat16(found) if paddle else found
 
@@ -111,9 +112,3 @@ def _bfloat16(found: Checkpoint) -> Checkpoint:
     taken = {n: replace(t, dtype=kind, parts=tuple(p._replace(dtype=kind) for p in t.parts)) for n, t in halves.items()}
     note = Note("assumed", "Paddle stores bfloat16 as uint16; read as bfloat16", tuple(taken))
     return found.with_tensors({**found.tensors, **taken}, note)
-
-
-def _named(value: Any) -> Any:
-    """Paddle's (name, array): the array."""
-    pair = type(value) is tuple and len(value) == 2 and type(value[0]) is str and type(value[1]) is PickledArray
-    return value[1] if pair else value

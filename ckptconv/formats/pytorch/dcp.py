@@ -266,7 +266,7 @@ class DcpWriter:
         memo, tensors = Memo(), self.placed.tensors
         described = [text(n) + _described(memo, tensors.get(n)) for n in self.places]
         planned = [text(n) + b"(" + text(n) + b"t" for n in self.places]
-        stored = [_index(memo, n, tensors.get(n)) + _placed(memo, place) for n, place in self.places.items()]
+        stored = [_placed(memo, n, tensors.get(n), place) for n, place in self.places.items()]
         texts = [text(k) + text(v) for k, v in metadata.items()]
         body = _record(
             memo, "metadata.Metadata", state_dict_metadata=_dict(described), planner_data=_dict(planned),
@@ -326,11 +326,8 @@ def _described(memo: Memo, t: Tensor | None) -> bytes:
     return _record(memo, "metadata.TensorStorageMetadata", properties=properties, size=size, chunks=b"]" + chunk + b"a")
 
 
-def _index(memo: Memo, name: str, t: Tensor | None) -> bytes:
+def _placed(memo: Memo, name: str, t: Tensor | None, place: Place) -> bytes:
     offset = {} if t is None else {"index": b"K\0", "offset": _size(memo, [0] * len(t.shape))}
-    return _record(memo, "metadata.MetadataIndex", fqn=text(name), **offset)
-
-
-def _placed(memo: Memo, place: Place) -> bytes:
     about = {"relative_path": text(place.relative_path), "offset": integer(place.offset)}
-    return _record(memo, "filesystem._StorageInfo", **about, length=integer(place.length))
+    index = _record(memo, "metadata.MetadataIndex", fqn=text(name), **offset)
+    return index + _record(memo, "filesystem._StorageInfo", **about, length=integer(place.length))

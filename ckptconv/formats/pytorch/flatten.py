@@ -131,7 +131,10 @@ def unwrap(leaves: list[Leaf]) -> tuple[list[Leaf], list[Note], Details]:
         return leaves, _choices(models, averages), {"entry": about} if models else {}
     about["average"] = is_average(chosen)
     grouped = {leaf.top for leaf in tensors if "." in leaf.name[len(leaf.top) + 1 :]}
-    halves = _halves(chosen, grouped)
+    # The other half of the model: batch_stats beside params, Haiku's state, a module's buffers. The last two have
+    # tensors in groups; an optimizer's `state` has bare tensors.
+    haiku, buffers = {"state"} & grouped, {"buffers"} - grouped
+    halves = COLLECTIONS | haiku if chosen == "params" else COLLECTIONS - buffers
     size = len(chosen) + 1
     names = {leaf.name[size:] for leaf in leaves if leaf.top == chosen != leaf.name}
     made = []
@@ -159,16 +162,6 @@ def _choose(models: list[str]) -> str:
     if not others and len(models) == 1:
         return models[0]
     return others[0] if len(others) == 1 and others[0] in ALONE else ""
-
-
-def _halves(chosen: str, grouped: set[str]) -> frozenset[str]:
-    """The entries that are the other half of the model: batch_stats beside params, Haiku's state, a module's buffers.
-
-    A module's `buffers` and Haiku's `state` have tensors in groups; an optimizer's `state` has bare tensors.
-    """
-    if chosen == "params":
-        return COLLECTIONS | ({"state"} & grouped)
-    return COLLECTIONS - ({"buffers"} - grouped)
 
 
 def _choices(models: list[str], averages: list[str]) -> list[Note]:

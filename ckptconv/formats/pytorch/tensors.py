@@ -415,15 +415,6 @@ def _check_channels(shape: tuple[int, ...], parts: dict[str, Any], details: dict
 # Specification: torch/_weights_only_unpickler.py; torch/_utils.py; older names from torch/storage.py and its history.
 
 
-def _size(value: Any = ()) -> tuple[int, ...]:
-    return ints(value, "size")
-
-
-def _text(*parts: Any) -> str:
-    """torch.device('cuda', 0): only what it is called."""
-    return ":".join(str(p) for p in parts if type(p) in (str, int))
-
-
 def _list(items: Any = ()) -> list[Any]:
     """torch.jit._pickle.build_intlist([..]): TorchScript's typed lists."""
     if type(items) not in (list, tuple):
@@ -509,8 +500,10 @@ TORCH: dict[tuple[str, str], Any] = {
     **{(module, name): Known(name, parameter, "same") for module, name in _PARAMETERS},
     ("torch", "Tensor"): _tensor("Tensor", None),
     ("torch._tensor", "Tensor"): _tensor("Tensor", None),
-    ("torch", "Size"): Known("Size", _size, "same"),
-    ("torch", "device"): Known("device", _text, "same"),
+    ("torch", "Size"): Known("Size", lambda value=(): ints(value, "size"), "same"),
+    ("torch", "device"): Known(
+        "device", lambda *parts: ":".join(str(p) for p in parts if type(p) in (str, int)), "same"
+    ),
     ("__builtin__", "getattr"): Known("getattr", encoded),
     ("torch.serialization", "_get_layout"): Known("_get_layout", layout),
     **{

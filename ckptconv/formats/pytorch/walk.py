@@ -179,6 +179,7 @@ class Walk:
         self.left, self.room, self.values = 2**14 + SHARING * size, 2**20 + NAMING * size, 2**16 + size // VALUE
         self.open: set[int] = set()
         self.cyclic: list[str] = []
+        self.beside: list[str] = []
         self.inert: dict[str, None] = {}
         self.attributes: list[tuple[str, Any]] = []  # of modules, tensors
         self.hung: list[str] = []  # on dictionaries
@@ -249,6 +250,8 @@ class Walk:
             value = value.items  # NumPy's way to hold arrays of several shapes
         kind = type(value)
         if kind is dict:
+            if beside := self.listed([*value.values()]):
+                return self.children(beside, name)
             return ((k if type(k) is str else segment(k), v, "") for k, v in value.items()) if value else None
         if kind is Ordered:
             self.visit(len(value.state))
@@ -259,11 +262,21 @@ class Walk:
             return self.children(dict(value), name)
         if kind in (list, tuple, set, frozenset):
             self.visit(len(value))
+            value = self.listed(value) or value
             if paired(value):
                 return ((segment(k), v, "") for k, v in value)
             scalars = all(type(v) in SCALARS for v in value)
             return None if scalars else ((str(i), v, "") for i, v in enumerate(value))
         return self.recorded(value) if kind is Inert and value.args is not None else None
+
+    def listed(self, values: Any) -> list[Any]:
+        """Pairs of a name and an array, of a list of names and one of as many arrays; [] of anything else."""
+        if len(values) == 2 and {*map(type, values)} <= {list, tuple} and len({*map(len, values)}) == 1:
+            pairs = [*zip(*values, strict=True)]
+            if paired(pairs) and all(type(v) in TENSORS for _, v in pairs):
+                self.beside += values[0]
+                return pairs
+        return []
 
     def recorded(self, thing: Inert) -> list[tuple[str, Any, WalkRole]] | None:
         """The contents of a recorded object."""
@@ -280,6 +293,10 @@ class Walk:
                 "it holds tensors of kinds that are not read; save them as full, plain tensors:\n"
                 f"{listing(self.refused)}",
             )  # fmt: skip
+        if self.beside:
+            yield Note(
+                "assumed", "the names in a list are those of the arrays in the list beside it", tuple(self.beside)
+            )
         if self.cyclic:
             text = "containers that hold themselves, left out where they repeat"
             yield Note("skipped", text, tuple(self.cyclic), tensors=False)
@@ -340,7 +357,8 @@ def _roles(value: Any, settled: WalkRole, depth: int) -> Callable[[str, Any, Wal
     if named and not settled:
         beside = _groups(value, TELLING)
         parts = _maps(value) if depth < MODELS else []
-        if any(_counts_as_model(key, child, depth) for part in parts for key, child in part.items()):
+        entries = [(k, v) for part in parts for k, v in part.items() if type(v) in (dict, Ordered, Inert)]
+        if any(type(k) is str and is_model(k, _groups(v, INNER), depth) for k, v in entries):
             beside.add(BESIDE)
 
     def by_key(key: str, child: Any) -> WalkRole:
@@ -375,10 +393,6 @@ def _counters(value: Any) -> tuple[str, ...]:
     if is_module(value):
         parts = [part[g] for part in parts for g in ("_buffers", "_modules") if type(part.get(g)) in (dict, Ordered)]
     return counters(parts)
-
-
-def _counts_as_model(key: Any, child: Any, level: int) -> bool:
-    return type(key) is str and type(child) in (dict, Ordered, Inert) and is_model(key, _groups(child, INNER), level)
 
 
 def _plain(role: WalkRole) -> Role:

@@ -242,6 +242,7 @@ PYTHON_2 = (  # an old-style object with an attribute, and a str that is not ASC
         (pickled({"variables": (["g/w", ARRAY], ["g/b", ARRAY])}), "variables.g/w variables.g/b"),
         (pickled([("w", ARRAY), ("w", ARRAY)]), "0.1 1.1"),
         (pickled([("l1", {"w": ARRAY}), ("l2", [ARRAY, ARRAY])]), "l1.w l2.0 l2.1"),
+        (pickled({"names": ["a", "b"], "values": [ARRAY, ARRAY]}), "a b"),
         (PYTHON_2, "w\\xe9"),
     ],
 )
