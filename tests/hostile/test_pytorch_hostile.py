@@ -55,7 +55,8 @@ sys.addaudithook(_hook)
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> None:
     assert pickletools  # imported now, as is what names an opcode that is refused
-    table.table()  # which looks for installed formats
+    for row in table.table().values():
+        row.load()
     for name in ("hidden_data.pt", "script_opens.pt", "stream_opens.pt"):
         ckptconv.open(HERE / name)  # what is imported on first use is imported now
     with pytest.raises(ckptconv.UnsafeCheckpoint):  # so is what gives advice
