@@ -30,7 +30,7 @@ settings.register_profile(
     max_examples=examples(50).max_examples,
 )  # fmt: skip
 settings.load_profile("unhurried")  # a busy machine is no failure
-FEW = 4  # cases of a table that are run with less effort
+FEW = 3  # cases of a table that are run with less effort
 
 
 @pytest.hookimpl(wrapper=True)
