@@ -93,7 +93,10 @@ def open(url: str, how: Reading) -> Checkpoint:
     attributes = {p: a for p, a in tree.groups.items() if p and a}
     attributes |= {s.path: s.attrs for s in tree.datasets.values() if s.attrs}
     details: Details = {"attributes": attributes} if attributes else {}
-    return Checkpoint(tensors, metadata, tuple(map(tuple, ties.values())), "hdf5", (url,), tree.notes, details)
+    notes = tree.notes
+    if any("MATLAB_class" in s.attrs for s in tree.datasets.values()):
+        notes = (*notes, Note("hint", "MATLAB wrote this file: the axes of all tensors are in reverse order"))
+    return Checkpoint(tensors, metadata, tuple(map(tuple, ties.values())), "hdf5", (url,), notes, details)
 
 
 def text(value: Any) -> str:

@@ -265,7 +265,7 @@ def _named_tuple(path: str, fields: list[str]) -> Known:
 # have them.
 _MAPPINGS = (
     ("flax.core.frozen_dict", "FrozenDict"), ("haiku._src.data_structures", "FlatMapping"),
-    ("haiku._src.data_structures", "frozendict"),
+    ("haiku._src.data_structures", "frozendict"), ("frozendict", "frozendict"),
 )  # fmt: skip
 _OPTAX = """
 _src.base.EmptyState
@@ -428,10 +428,10 @@ def _reconstruct(kind: Any, shape: Any, code: Any) -> PickledArray:
     return PickledArray()
 
 
-def _jax(make: Any, args: Any, state: Any, about: Any) -> PickledArray:
-    """A jax.Array: the numpy array that it would be made of."""
+def _jax(make: Any, args: Any, state: Any, about: Any = None) -> PickledArray:
+    """A jax.Array, or an array as dill writes it: the numpy array that it would be made of."""
     if type(make) is not Known or make.path != "_reconstruct" or type(args) is not tuple or len(args) != 3:
-        raise CorruptCheckpoint(f"jax is asked to make an array by {shown(make)}")
+        raise CorruptCheckpoint(f"jax or dill is asked to make an array by {shown(make)}")
     array = _reconstruct(*args)
     array.build(state)
     return array
@@ -466,7 +466,7 @@ _SCALARS = (
 )  # fmt: skip
 _JAX = (
     ("jax._src.array", "_reconstruct_array"), ("jax._src.device_array", "reconstruct_device_array"),
-    ("jax.interpreters.xla", "reconstruct_device_array"),
+    ("jax.interpreters.xla", "reconstruct_device_array"), ("dill._dill", "_create_array"),
 )  # fmt: skip
 _ML_DTYPES = {row.numpy_name for row in DTYPES.values()} - {*_SCALARS, "object"}
 

@@ -115,6 +115,13 @@ def test_hard_links_are_ties(tmp_path: Path) -> None:
         assert f["b"][:].tolist() == [0, 1, 2]
 
 
+def test_files_of_matlab_say_that_axes_are_reversed(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "v73.mat", "w", userblock_size=512) as f:
+        f["w"] = np.ones((2, 3))
+        f["w"].attrs["MATLAB_class"] = b"double"
+    assert "in reverse order" in str(ckptconv.open(tmp_path / "v73.mat").notes)
+
+
 def test_attributes_are_metadata(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as f:
         f["g/w"] = np.ones(2)

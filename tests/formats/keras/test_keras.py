@@ -193,6 +193,14 @@ def test_variables_of_one_name_stay_apart(tmp_path: Path) -> None:
     assert same(got["m2/d/k"].numpy(), two)
 
 
+def test_what_multi_gpu_model_nests_stays_and_is_said(tmp_path: Path) -> None:
+    weights = {"c/kernel:0": np.ones((2, 2)), "d/kernel:0": np.ones((2, 3))}
+    for layers, said in ({"in": {}, "lambda_1": {}, "model": weights, "out": {}}, True), ({"model": weights}, False):
+        legacy(tmp_path / "a.h5", layers)
+        done = ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.h5", force=True)
+        assert any("stay in the layer model" in n.text for n in done.notes) == said
+
+
 def test_names_that_differ_by_the_suffix_alone(tmp_path: Path) -> None:
     legacy(tmp_path / "a.h5", {"l": {"w:0": np.ones(1), "w": np.zeros(1)}})
     got = ckptconv.open(tmp_path / "a.h5")

@@ -242,22 +242,36 @@ PYTHON_2 = (  # an old-style object with an attribute, and a str that is not ASC
         (pickled({"variables": (["g/w", ARRAY], ["g/b", ARRAY])}), "variables.g/w variables.g/b"),
         (pickled([("w", ARRAY), ("w", ARRAY)]), "0.1 1.1"),
         (pickled([("l1", {"w": ARRAY}), ("l2", [ARRAY, ARRAY])]), "l1.w l2.0 l2.1"),
+        (pickled(Call(Global("frozendict.frozendict"), ({"w": JAX},))), "w"),
+        (pickled({"a": Call(Global("dill._dill._create_array"), (ARRAY.what, ARRAY.args, *ARRAY.states))}), "a"),
+        (pickled([["a", "b"], [ARRAY, ARRAY]]), "a b"),
         (pickled({"names": ["a", "b"], "values": [ARRAY, ARRAY]}), "a b"),
         (PYTHON_2, "w\\xe9"),
     ],
 )
 def test_arrays_in_what_other_packages_write(raw: bytes, names: str, tmp_path: Path) -> None:
-    """jax.Array, mappings and named tuples of JAX's packages, pairs of names and arrays, Python 2: by their names."""
+    """jax.Array, mappings and named tuples of JAX's packages, names and arrays, dill, Python 2: by their names."""
     (tmp_path / "m.pkl").write_bytes(raw)
     got = ckptconv.open(tmp_path / "m.pkl", opaque=raw is PYTHON_2)
     assert " ".join(n + f":{t.role}" * bool(t.role) for n, t in got.items()) == names
     assert all(t.numpy().tolist() == [1.0, 1.0] for t in got.values())
 
 
+def test_opaque_is_advised_where_it_reads_tensors(tmp_path: Path) -> None:
+    unknown = Call(Global("x.Y"), (1,))
+    for value, said in (([unknown, ARRAY], "opaque=True reads"), (unknown, "without them no tensor can be read")):
+        (tmp_path / "m.pkl").write_bytes(pickled(value))
+        with pytest.raises(ckptconv.UnsafeCheckpoint, match=said):
+            ckptconv.open(tmp_path / "m.pkl")
+
+
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (pickled(JAX._replace(args=(Global("numpy.ndarray"), *JAX.args[1:]))), "jax is asked to make an array by"),
+        (
+            pickled(JAX._replace(args=(Global("numpy.ndarray"), *JAX.args[1:]))),
+            "jax or dill is asked to make an array by",
+        ),
         (pickled(Call(ADAM.what, (JAX,), new=True)), "has 1 fields instead of 3"),
         (pickled(Call(REBUILT, (Global("collections.OrderedDict"), TUPLE, ([("w", JAX)],)))), "made by copy_reg"),
         (PYTHON_2, "some.module.Net"),
