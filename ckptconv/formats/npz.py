@@ -66,7 +66,7 @@ def open(url: str, how: Reading) -> Checkpoint:
 
 def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]:
     """Parse one array's head; its elements are a span if stored, otherwise `Coded`."""
-    start, _ = _head(f, m)
+    start = _head(f, m)
     with Located(f.url, m.name):
         head = parse_head(start)
     coded = Coded(__name__, f.url, m.name, m.size - head.size)
@@ -92,11 +92,11 @@ def _array(f: Reader, m: Member, opaque: bool) -> tuple[Head, Data | Checkpoint]
     return head, Span(f.url, m.start + head.size, head.nbytes, f"crc32:{check:08x}")
 
 
-def _head(f: Reader, m: Member, **options: bool) -> tuple[bytes, Iterator[bytes]]:
-    """The first pieces of a member, with all of its array's head, and the pieces after them."""
-    pieces = contents(f, m, NEAR, **options)
+def _head(f: Reader, m: Member) -> bytes:
+    """The first bytes of a member, with all of its array's head."""
+    pieces = contents(f, m, NEAR)
     start = _taken(pieces, min(NEAR, m.size))
-    return start + _taken(pieces, min(head_text(start)[1], MAX_HEAD, m.size) - len(start)), pieces
+    return start + _taken(pieces, min(head_text(start)[1], MAX_HEAD, m.size) - len(start))
 
 
 def _taken(pieces: Iterator[bytes], size: int) -> bytes:
@@ -110,9 +110,11 @@ def _taken(pieces: Iterator[bytes], size: int) -> bytes:
 def decode(coded: Coded) -> Iterator[bytes]:
     """The elements of one array as stored; the checksum is verified at the end."""
     with Reader(coded.url) as f:
-        start, rest = _head(f, known(coded.url, f.stamp, False)[coded.key], strict=True)
+        m = known(coded.url, f.stamp, False)[coded.key]
+        pieces = contents(f, m, strict=True)
+        start = _taken(pieces, min(MAX_HEAD, m.size))
         yield start[parse_head(start).size :]
-        yield from rest
+        yield from pieces
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
