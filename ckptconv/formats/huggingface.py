@@ -27,7 +27,7 @@ from ..storage.remote import peek
 from . import safetensors, shard_index
 from .complete import counted
 from .detect import detect, open_checkpoint
-from .safetensors import SafetensorsWriter, prove
+from .safetensors import SafetensorsWriter, prove as prove
 from .table import Reading
 
 PEEKED = 32  # remote shards whose headers are fetched before the first of them is opened
@@ -257,6 +257,3 @@ def configured(made: SafetensorsWriter, url: str, details: Details) -> Safetenso
         text = f"{CONFIG} is not written, because this is not known: {', '.join(lacking)}"
         written, note = {}, Note("hint", text)
     return replace(made, beside={**made.beside, **written}, notes=(*made.notes, note))
-
-
-__all__ = ["along", "configured", "open", "open_index", "prove", "sniff", "writer"]

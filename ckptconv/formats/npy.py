@@ -160,7 +160,7 @@ def literal(text: str) -> tuple[str, bool, tuple[int, ...]] | None:
     descr, fortran, shape = values["descr"], values["fortran_order"], values["shape"]
     if not isinstance(descr, str | list) or not isinstance(fortran, bool) or not isinstance(shape, tuple):
         return None
-    if len(shape) > MAX_AXES or not all(type(n) is int and n >= 0 for n in shape):
+    if not all(type(n) is int for n in shape):
         return None
     return str(descr) or " ", fortran, shape
 

@@ -49,15 +49,9 @@ class MissingFile(StorageError, FileNotFoundError):
     number = errno.ENOENT
 
 
-class Unreachable(StorageError):
-    """The server does not exist, accepts no connection, or does not answer in time."""
-
-
 def refused(e: Exception, url: str) -> CkptError:
     """Describe in one sentence what a file system or a server refused."""
     reason = (isinstance(e, OSError) and NUMBERS.get(e.errno or 0)) or failure(e).words
-    if reason in (HOST, REFUSED, SILENT):
-        return Unreachable(reason, url=url)
     if not reason and isinstance(e, FileNotFoundError):
         reason = "no file can be created in this folder" if os.path.isdir(url) else STATUS[404]  # in /proc
     elif not reason and isinstance(e, OSError):

@@ -102,13 +102,12 @@ class Session:
     spared: Collection[str] = ()
 
 
-_CURRENT: ContextVar[Session] = ContextVar("session")
-NOTHING = Session()  # is kept, and nothing is forbidden
+_CURRENT: ContextVar[Session] = ContextVar("session", default=Session())  # noqa: B039 - it is frozen
 
 
 def current() -> Session:
     """The session of this thread."""
-    return _CURRENT.get(NOTHING)
+    return _CURRENT.get()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import ckptconv
 from ckptconv.cli import show
 from ckptconv.cli.main import main
 from ckptconv.errors import StorageError
-from ckptconv.storage.faults import Unreachable
+from ckptconv.storage.faults import MissingFile
 
 DATA = "model_epoch_14_gs_27956.data-00000-of-00001"
 INDEX = "model_epoch_14_gs_27956.index"
@@ -199,7 +199,7 @@ def test_misuse_is_json_too(cli: Run) -> None:
 
 
 def test_an_error_is_named_by_its_public_class(capsys: pytest.CaptureFixture[str]) -> None:
-    for e in (StorageError("no", url="u"), Unreachable("no", url="u")):
+    for e in (StorageError("no", url="u"), MissingFile("no", url="u")):
         assert show.failure(e, machine=True) == 9
         assert json.loads(capsys.readouterr().out)["error"]["kind"] == "StorageError"
 

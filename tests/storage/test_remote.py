@@ -154,7 +154,7 @@ def test_a_zoo_whose_server_is_killed_goes_on_where_it_was(
     s3.mend()
     monkeypatch.delenv("CKPTCONV_TIMEOUT")  # which a busy machine exceeds
     assert first.failed
-    assert {e.error for e in first.failed} <= {"Unreachable", "StorageError"}  # the latter if a connection breaks
+    assert {e.error for e in first.failed} <= {"StorageError"}
     assert first.done + len(first.failed) == whole.done == 3
     rest = ckptconv.zoo(["s3://zoo/cut"], str(tmp_path / "out"), resume=True)
     assert (rest.done, rest.skipped, rest.failed) == (len(first.failed), first.done, ())

@@ -36,7 +36,7 @@ _NAMES = {
     10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16", 28: "uint16", 29: "float8_e4m3fn",
     30: "float8_e5m2", 31: "float8_e4m3fnuz", 32: "float8_e5m2fnuz", 33: "float8_e8m0fnu", 34: "uint32", 35: "uint64",
 }  # fmt: skip
-TYPES = {number: DTYPES[name] for number, name in _NAMES.items() if name in DTYPES}
+TYPES = {number: DTYPES[name] for number, name in _NAMES.items()}
 
 
 def sniff(seen: Seen) -> int:
