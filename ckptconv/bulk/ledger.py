@@ -67,7 +67,7 @@ class LedgerEntry(NamedTuple):
     tensors: int = 0
     size: int = 0
     seconds: float = 0.0
-    written: tuple[tuple[str, int, int], ...] = ()  # path below the output folder, size, mtime (0: not known)
+    written: tuple[tuple[str, int, int], ...] = ()  # path below the output folder, size, mtime
     proof: str = ""  # a hash of all bytes written, if all of them were verified
     error: str = ""
     message: str = ""
@@ -82,7 +82,7 @@ class LedgerEntry(NamedTuple):
     def of(cls, values: dict[str, Any]) -> LedgerEntry:
         """The entry of a line."""
         values["files"] = tuple([(str(n), int(s), int(t)) for n, s, t in values["files"]])
-        values["written"] = tuple([(str(n), int(s), int(*t)) for n, s, *t in values.get("written", ())])
+        values["written"] = tuple([(str(n), int(s), int(t)) for n, s, t in values.get("written", ())])
         values["remarks"] = tuple([Remark(*map(str, r)) for r in values.get("remarks", ())])
         made = cls(**values)
         if not all(isinstance(v, t) and isinstance(v, bool) == (t is bool) for v, t in zip(made, TYPES, strict=True)):
@@ -108,7 +108,7 @@ class Ledger:
     def __init__(self, path: str, *, resume: bool, force: bool = False) -> None:
         """resume: an earlier run's may be there. force: also one that was not written here; it is begun anew."""
         self.path = path
-        self._lines = AppendLog(path, "another run is using this folder", 0o600)
+        self._lines = AppendLog(path, "another run is using this folder")
         try:
             if self._lines.size and not (resume or force):
                 how = "resume=True continues it, force=True starts over"
@@ -131,12 +131,6 @@ class Ledger:
 
     def close(self) -> None:
         self._lines.close()
-
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def read(path: str) -> tuple[dict[str, LedgerEntry], bool]:

@@ -114,7 +114,7 @@ def convert(
     Failures of single checkpoints are in the summary; errors that concern all of them are raised.
     """
     began, made = time.monotonic(), list[LedgerEntry]()
-    with Ledger(_ledger_path(folder, options), resume=options.resume, force=options.settings.force) as book:
+    with closing(Ledger(_ledger_path(folder, options), resume=options.resume, force=options.settings.force)) as book:
         items = plan(sources, folder, options, book.entries)
         todo = sorted((i for i in items if i.state not in ("done", "problem")), key=lambda i: -i.found.size)
         current = [book.entries[i.destination] for i in items if i.state == "done"]

@@ -52,7 +52,7 @@ class Journal:
         self.publishing = False  # all is written, and files were renamed
         self._pending: list[Receipt] = []
         self._last = time.monotonic()
-        self._lines = AppendLog(path, "another run is writing this destination", 0o600)
+        self._lines = AppendLog(path, "another run is writing this destination")
         try:
             self._take_up(plan, fingerprint(plan, sources, digest), force)
         except BaseException:  # an interrupt, too, lets the lock go
@@ -67,7 +67,8 @@ class Journal:
         head = next((made for made, _ in _parsed([first])), {})
         ours = head.get("plan") == mark and 0 != self._lines.number == head.get("file")
         lines = list(_parsed(self._lines.read())) if ours else []
-        there = bool(lines) and self._there(plan)
+        temporary = [self._names.temporary(f.name) for f in plan.placement.files]
+        there = bool(lines) and all(map(is_file, temporary))  # what an earlier run filled, and none was renamed
         self.publishing = not there and any(line.get("publish") for line, _ in lines)
         self._names.check(force=force, renaming=self.publishing)
         if not (there or self.publishing):
@@ -78,10 +79,6 @@ class Journal:
         jobs = {(j.file, j.start): j for j in plan.jobs}
         for line, _ in lines[1:]:
             self.receipts += [_receipt(row, jobs) for row in line.get("jobs", ())]
-
-    def _there(self, plan: Plan) -> bool:
-        """Whether the temporary files that an earlier run filled are still there, all of them: none was renamed."""
-        return all(is_file(self._names.temporary(f.name)) for f in plan.placement.files)
 
     def add(self, receipt: Receipt, out: Destination) -> None:
         """Record a finished job; from time to time make all recorded ones durable."""

@@ -258,7 +258,7 @@ def _result(ray: Any, reference: Any) -> Any:
 
 def _check_shipped(job: Job) -> None:
     arrays = {id(p.data): p.data for piece in job.pieces for p in piece.parts if isinstance(p.data, Held)}
-    size = sum(getattr(h.array, "nbytes", 0) or len(h.array) for h in arrays.values())
+    size = sum(h.array.nbytes for h in arrays.values())
     if size > SHIPPED:
         raise UsageError(
             f"{size} bytes of arrays in memory would travel to the workers with one job; save them to a file that "

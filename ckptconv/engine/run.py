@@ -152,9 +152,8 @@ class How:
     ahead: bool = False
 
 
-def execute(plan: Plan, writer: Writer, how: How | None = None) -> Outcome:
+def execute(plan: Plan, writer: Writer, how: How) -> Outcome:
     """Write everything that the plan describes; the destination appears whole or not at all."""
-    how = how or How()
     with ExitStack() as stack:
         sources = stack.enter_context(Sources(plan.memory.whole, how.stamps))
         journal: Journal | None = None

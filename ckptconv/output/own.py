@@ -136,11 +136,11 @@ class AppendLog:
     A kill leaves at most one unfinished line. StorageError with the text `busy` if another run has it.
     """
 
-    def __init__(self, path: str, busy: str, mode: int = 0o666) -> None:
+    def __init__(self, path: str, busy: str) -> None:
         self.path = path
         try:
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            self._fd = open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode)
+            self._fd = open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError as e:
             raise refused(e, path) from e
         try:

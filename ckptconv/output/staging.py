@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from stat import S_ISREG
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -304,12 +304,6 @@ class Output:
             os.close(self._lock)
         self._lock = -1
 
-    def __enter__(self) -> Output:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self.close()
-
 
 class Paths:
     """The files of an `Output` of another process, opened by their paths."""
@@ -345,6 +339,6 @@ def write_whole(path: str, data: bytes, read: Collection[str], *, force: bool) -
     """Write one small file, over none of those that were read for it and as private as they are."""
     own.refuse_source(path, read)
     folder, name = split(path)
-    with Output(folder, [OutputFile(name, len(data))], force=force, mode=own.permissions(read)) as out:
+    with closing(Output(folder, [OutputFile(name, len(data))], force=force, mode=own.permissions(read))) as out:
         out.write(name, 0, data)
         out.publish()

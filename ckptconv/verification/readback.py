@@ -115,12 +115,12 @@ def _watched(t: Tensor, digits: str) -> Tensor:
     return replace(t, opened=Opened(hash=digits, of=(t.dtype, t.shape, t.parts)))
 
 
-def salvaged(checkpoint: Checkpoint, *, workers: int = 1) -> Checkpoint:
+def salvaged(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint without tensors that cannot be read or do not match their checksums, each noted with the reason.
 
     Everything is read once for this. UsageError if no tensor is left.
     """
-    bad = _damaged(checkpoint, _hashes(checkpoint), workers)
+    bad = _damaged(checkpoint, _hashes(checkpoint), 1)
     if not bad:
         return checkpoint
     sound = {n: t for n, t in checkpoint.tensors.items() if n not in bad}

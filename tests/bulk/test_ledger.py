@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def test_a_torn_line_is_dropped(cut: int, tmp_path: Path) -> None:
     path.touch()
     first = head(path.stat().st_ino)
     path.write_bytes(first + ENTRY.line() + ENTRY._replace(at="b").line()[:cut])
-    with Ledger(str(path), resume=True) as book:
+    with closing(Ledger(str(path), resume=True)) as book:
         assert book.entries == {ENTRY.at: ENTRY}
         book.append([])
         book.append(iter([ENTRY._replace(at="c"), ENTRY._replace(state="failed")]))
@@ -48,7 +49,7 @@ def test_a_torn_line_is_dropped(cut: int, tmp_path: Path) -> None:
     assert read(str(path))[0] == {ENTRY.at: ENTRY._replace(state="failed"), "c": ENTRY._replace(at="c")}
     for torn in (first[:cut], first + ENTRY.line()[:cut]):
         path.write_bytes(torn)
-        with Ledger(str(path), resume=bool(torn)) as book:
+        with closing(Ledger(str(path), resume=bool(torn))) as book:
             book.append([ENTRY])
         assert path.read_bytes() == first + ENTRY.line()
         assert read(str(path))[1]
@@ -76,7 +77,7 @@ def test_a_damaged_ledger_is_refused_and_let_go(raw: bytes, words: str, tmp_path
 @pytest.mark.parametrize("at", ["a", "\u00e9/\udcff", 'quo"te', "back\\slash", "line\nbreak", "x" * 10**5])
 def test_every_name_has_its_line(at: str, tmp_path: Path) -> None:
     entry = ENTRY._replace(at=at, source=at * 3)
-    with Ledger(str(tmp_path / "ledger"), resume=False) as book:
+    with closing(Ledger(str(tmp_path / "ledger"), resume=False)) as book:
         book.append([ENTRY, entry, ENTRY._replace(state="failed")])
         assert book.entries[at] == entry
         assert "none" not in book.entries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ def entry(at: str, state: Any, **more: Any) -> LedgerEntry:
 
 
 def ledger(folder: Path, *entries: LedgerEntry, name: str = NAME) -> str:
-    with Ledger(str(folder / name), resume=True) as book:
+    with closing(Ledger(str(folder / name), resume=True)) as book:
         book.append(entries)
     return str(folder)
 

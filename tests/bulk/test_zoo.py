@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -279,7 +280,7 @@ def test_what_a_converter_includes_and_our_own_version_count(tmp_path: Path, mon
 def test_two_runs_cannot_share_a_ledger(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     make(tmp_path / "in", 1)
-    with Ledger(str(tmp_path / "out" / NAME), resume=False), pytest.raises(StorageError, match="another run"):
+    with closing(Ledger(str(tmp_path / "out" / NAME), resume=False)), pytest.raises(StorageError, match="another run"):
         zoo([str(tmp_path / "in")], str(tmp_path / "out"), resume=True)
 
 

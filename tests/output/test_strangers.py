@@ -7,7 +7,7 @@ import os
 import signal
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -313,7 +313,7 @@ def test_what_cannot_be_made_durable_is_an_error(tmp_path: Path, monkeypatch: py
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with staging.Output(str(tmp_path), [OutputFile("m.npz", 3)]) as out:
+    with closing(staging.Output(str(tmp_path), [OutputFile("m.npz", 3)])) as out:
         out.write("m.npz", 0, b"abc")
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(StorageError, match="the disk is full"):
