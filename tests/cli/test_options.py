@@ -85,6 +85,7 @@ def test_help_of_the_package_can_be_read() -> None:
         ("param", {"heads": 12}, {"heads": 12}),
         ("param", ["heads=12", "kind=x"], {"heads": 12, "kind": "x"}),
         ("max_memory", "1GiB", 2**30),
+        ("max_memory", "512MiB", options.Options().max_memory),  # the default, as help says
         ("max_shard_size", 1000, 1000),
         ("verify", 1, True),
         ("verify", False, False),
