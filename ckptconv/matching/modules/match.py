@@ -89,7 +89,7 @@ def _of_role(m: Match, a: Tensor, b: Tensor, sides: Sides, judge: Judge) -> Pair
 def _rivals(m: Match, name: str) -> tuple[str, ...]:
     """The same tensor of the modules that it could also be."""
     home = m.b.home
-    return tuple(name.replace(home, other, 1) for other in m.rivals if name.startswith(home) and name != home)
+    return tuple(name.replace(home, other, 1) for other in m.rivals if name.startswith(home))
 
 
 MULTIPLE = 8  # what a padded length is a multiple of

@@ -123,14 +123,15 @@ class Judge:
         if len(a.shape) != 2 or not is_kernel(leaf(a.name)) or (taken and not taken.follows_flatten):
             return None
         n = a.shape[0]
+        torch = order.text.endswith(" i")  # else the other side flattens as this one does
         if area := taken.height * taken.width if taken else 0:
-            return Judged(with_image(order, 2, 0, n // area), FLAT) if 1 < area < n and n % area == 0 else None
+            return Judged(with_image(order, 2, 0, n // area), FLAT) if torch and 1 < area < n and not n % area else None
         channels = max((c for c in self.channels if n % c == 0), default=0)
         # other layers with as many outputs
         others = self.widths[n] - (a.shape[1] == n) - bool(self.in_front.get(n))
         if (others > 0 or not channels) and not ((taken or self.asks) and (channels or others <= 0)):
             return None
-        if self.module and order.text.endswith(" i") and others <= 0 and channels:
+        if self.module and torch and others <= 0 and channels:
             return Judged(with_image(order, 2, 0, channels), FLAT, True)
         return Judged(order, FLAT_NOT, True)
 
