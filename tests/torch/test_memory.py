@@ -248,6 +248,7 @@ def test_values_for_the_same_memory_agree_bit_for_bit(case: str) -> None:
 
 def test_what_shares_memory_is_tied() -> None:
     module = by_data()
+    assert into.ties(nn.Linear(1, 1)) == ()
     assert into.ties(module) == into.outline(module).ties == into.snapshot(module).ties == (("a.weight", "b.weight"),)
     report = into.load_into(module, given({"a.weight": ONE}))  # the other has it, too
     assert (report.loaded, report.missing) == (("a.weight",), ())
