@@ -182,6 +182,7 @@ class Side:
     bundles: Mapping[str, Bundle] = field(default_factory=dict)
     inputs: Mapping[str, LayerInput] = field(default_factory=dict)
     flattens: bool = False  # somewhere, as a file without config tells
+    flax: bool = False  # its kernels have the inputs before the outputs also if they are transposed
     single: bool = False  # each tensor is a module of its own: what is left over of modules
 
     def without(self, names: Iterable[str]) -> Side:
@@ -201,12 +202,19 @@ def weights(checkpoint: Checkpoint) -> Side:
     again = {n for group in checkpoint.ties for n in group[1:]}
     tensors = {n: t for n, t in checkpoint.items() if not t.role and n not in again}
     known = checkpoint.details
-    layers = [*known.get("names", {}).values(), *(str(row[0]) for row in known.get("layers", ()))]
+    names = known.get("names", {})
+    layers = " ".join([*names, *names.values(), *(str(row[0]) for row in known.get("layers", ()))]).lower()
     inputs = known.get("inputs", {})
-    flattens = not inputs and any("flat" in layer.lower() for layer in layers)
-    return Side(tensors, known.get("kinds", {}), inputs=inputs, flattens=flattens)
+    # these name all their layers
+    whole = names.get("") in ("functional", "sequential")
+    if whole and "global" in layers and "flat" not in layers and "reshape" not in layers:
+        inputs = dict.fromkeys(tensors, LayerInput("plain")) | inputs
+    flattens = not inputs and "flat" in layers
+    flax = checkpoint.format in JAX or (checkpoint.format == "memory" and any("/" in n for n in tensors))
+    return Side(tensors, known.get("kinds", {}), inputs=inputs, flattens=flattens, flax=flax)
 
 
+JAX = {"flax", "orbax"}  # formats
 Sides = tuple[Side, Side]
 
 

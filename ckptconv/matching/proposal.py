@@ -39,10 +39,11 @@ from ..storage import files
 from ..storage.paths import refuse_remote
 from .check.prove import Proof, arrays, outputs_of, prove
 from .likeness import in_segments
+from .modules.bundles import parsed
 from .modules.match import by_length, by_modules
-from .modules.units import units
-from .orders.choose import FLAT, Judge, in_front, vectors, voted
-from .pairs import Pair, Proposal, Side, Sides, leaf, left, weights
+from .modules.units import place, units
+from .orders.choose import FLAT, TABLES, Judge, in_front, vectors, voted
+from .pairs import JAX, Pair, Proposal, Side, Sides, leaf, left, weights
 from .rules import summary, toml
 from .values import Found, find
 
@@ -239,7 +240,7 @@ def propose(
     Raises CkptError if not one pair can be proposed. `Proposal.doubt` says when the two may not be one model.
     """
     source, target = passes.select_either(source, target, include, exclude)
-    spelled = [in_segments([n for n, t in c.items() if not t.role]) for c in (source, target)]
+    spelled = [_spelled(c) for c in (source, target)]
     source, target = (_renamed(c, new) for c, new in zip((source, target), spelled, strict=True))
     source_cast, notes = _of_one_dtype(source, target)
     sides = weights(source_cast), weights(target)
@@ -257,7 +258,7 @@ def propose(
     if not found.trained:
         pairs = vectors(voted(pairs, sides), sides)
     if not pairs:
-        raise _hopeless(sides)
+        raise ConversionError(f"{_unlike(sides, 0)}: nothing can be proposed")
     ties = [*found.ties, *_tied(target.ties, {n for p in pairs for n in p.targets}, done[1])]
     again = _tied(source.ties, {n for p in pairs for n in p.sources}, set())
     copies = found.copies | {n: first for first, *rest in again for n in rest}
@@ -283,10 +284,15 @@ def propose(
     )  # fmt: skip
 
 
-def _hopeless(sides: Sides) -> UsageError | ConversionError:
-    if empty := [word for word, side in zip(("source", "target"), sides, strict=True) if not side.tensors]:
-        return UsageError(f"the {' and the '.join(empty)} has no weights: there is nothing to match")
-    return ConversionError(f"{_unlike(sides, 0)}: nothing can be proposed")
+def _spelled(checkpoint: Checkpoint) -> dict[str, str]:
+    """Each name with its module and its variable as segments; what TensorFlow or JAX call by no variable's name, and
+    has several axes, is a kernel."""
+    names = in_segments([n for n, t in checkpoint.items() if not t.role])
+    for n, new in names.items() if checkpoint.format in {"tf", "tf-v1", "tf-graph", *JAX} else ():
+        nameless = place(new, set()) == (new, "weight") and not parsed(new)
+        if nameless and sum(k > 1 for k in checkpoint[n].shape) > 1 and not any(word in new.lower() for word in TABLES):
+            names[n] = f"{new}/kernel"
+    return names
 
 
 def _renamed(checkpoint: Checkpoint, new: Mapping[str, str]) -> Checkpoint:

@@ -147,7 +147,6 @@ CHECKED: dict[str, tuple[str, Any, str]] = {
         X[:, :3].astype("f4"),
         r"mat1 and mat2 shapes cannot be multiplied.*; the inputs are x float32 \[5, 3\]",
     ),
-    "empty": ("empty", X.astype("f4"), "the target has no weights: there is nothing to match"),
 }
 
 

@@ -212,7 +212,7 @@ def gated(side: Side) -> Side:
     """The side with the gates of each cell in one tensor of each kind."""
     cells: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     for name in side.tensors:
-        if found := _parsed(name):
+        if found := parsed(name):
             home, role, gate = found
             cells[home][role, CANDIDATES.get(gate, gate)] = name
     made: Made = {}
@@ -223,7 +223,7 @@ def gated(side: Side) -> Side:
     return with_bundles(side, made)
 
 
-def _parsed(name: str) -> tuple[str, str, str] | None:
+def parsed(name: str) -> tuple[str, str, str] | None:
     """The cell of a tensor, what it is there (x, h: for inputs, state; b, bx, bh: biases), and its gate."""
     if m := DENSE.fullmatch(name):
         role = {"i": "x", "h": "h"}[m[2]]

@@ -35,8 +35,7 @@ CLEAR = 0.1  # how much likelier a pair must be than all others of its class to 
 OPPOSITE = 0.5  # against what contradicts, such as forward and backward: no order of a file outweighs that
 AGAINST = {"table": "matrix", "forward": "backward", "pre": "post"}
 AGAINST |= {b: a for a, b in AGAINST.items()}
-INSIDE = 0.4  # weight of the blocks that hold them: the same, or others
-ROLE = 0.4  # weight of standing in the same blocks
+INSIDE = 0.4  # weight of the blocks that hold them, the same or others; and of standing in the same blocks
 
 ONLY = "the only module of its shape on both sides"
 NAMES = "the names are alike, not the same"
@@ -114,6 +113,8 @@ class Solver:
                 for all_a, all_b in self._classes(done, level):
                     if len(all_a) != len(all_b) and even:
                         continue
+                    if len({tuple(w for w in u.words if w != "#") for u in all_b}) == 1:  # told apart by numbers alone
+                        all_b = sorted(all_b, key=lambda u: u.natural)
                     for a, b in slices(sorted(all_a, key=place), all_b):
                         score, made = self._class(a, b, place)
                         total += score
@@ -171,7 +172,7 @@ class Solver:
         for r, u in enumerate(a):
             for home, near in inside.get(u.home, {}).items():
                 if home in places:
-                    out[r, places[home]] += ROLE * near
+                    out[r, places[home]] += INSIDE * near
         return out
 
 

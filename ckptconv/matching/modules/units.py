@@ -99,7 +99,7 @@ def _units(side: Side) -> list[Unit]:
         beside[parent(name)].add(leaf(name))
     made: dict[str, dict[str, Tensor]] = {}
     for name, t in side.tensors.items():
-        home, role = _place(bare[name], beside[parent(bare[name])])
+        home, role = place(bare[name], beside[parent(bare[name])])
         if role in made.get(home, {}):  # two tensors in one place: each is by itself
             home, role = name, "weight"
         made.setdefault(home, {})[role] = t
@@ -148,7 +148,7 @@ def _joint(home: str, members: dict[str, Tensor]) -> dict[str, Tensor]:
     return {names.get(role, role): t for role, t in members.items()}
 
 
-def _place(name: str, beside: set[str]) -> tuple[str, str]:
+def place(name: str, beside: set[str]) -> tuple[str, str]:
     """The module that a tensor belongs to, and its role there; `beside` are the leaves that stand beside it."""
     home, last = parent(name), leaf(name)
     if m := PARAMETRIZED.fullmatch(name):
@@ -187,8 +187,6 @@ def oriented(t: Tensor) -> Dims:
         return _dims((inputs * each, *space))
     if len(shape) > 1 and is_kernel(last):
         *space, inputs, outputs = shape
-        if "ConvTranspose" in t.name:  # Flax's; torch's weight has the inputs first
-            inputs, outputs = outputs, inputs
         return _dims((outputs, inputs, *(space if "kernel" in last else sorted(space))))
     return _dims(shape)
 

@@ -13,10 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import combinations, permutations
+from itertools import permutations
 from typing import NamedTuple
-
-from ...checkpoint import Tensor
 
 Shape = tuple[int, ...]
 LETTERS = "abcdfghi"  # of axes; e is that of a stack
@@ -47,12 +45,17 @@ KERNELS = {2: "i o -> o i", 3: "k i o -> o i k", 4: "h w i o -> o i h w", 5: "d 
 DEPTHWISE = {3: "k c 1 -> c 1 k", 4: "h w c 1 -> c 1 h w"}
 
 
-def transposed(kernel: Tensor, weight: Shape) -> Order | None:
-    """How a kernel of Flax's ConvTranspose becomes torch's weight; None for anything else."""
-    text = KERNELS.get(len(kernel.shape), "").replace("> o i", "> i o")
-    if "ConvTranspose" not in kernel.name or len(kernel.shape) < 3 or not fits(text, kernel.shape, weight):
+UPWARDS = re.compile(r"(?i)transpose|deconv|(?<![a-z])up")  # in names of transposed convolutions
+
+
+def transposed(a: Shape, b: Shape, *, back: bool) -> Order | None:
+    """How a kernel of Flax's ConvTranspose becomes torch's weight, or (back) the reverse; None if it does not fit."""
+    if len(a) not in (3, 4, 5):
         return None
-    return Order(text, flip=text[: text.index(" i o")])
+    text = KERNELS[len(a)].replace("> o i", "> i o")
+    order = Order(text, flip=text[: text.index(" i o")])
+    order = order.inverse if back else order
+    return order if fits(order.text, a, b) else None
 
 
 def fits(text: str, a: Shape, b: Shape) -> bool:
@@ -154,7 +157,7 @@ def is_kernel(leaf: str) -> bool:
 def convention(a: Shape, b: Shape, leaf_a: str, leaf_b: str) -> Order | None:
     """What the names of two variables say about their axes; None if they say nothing or the shapes contradict."""
     if is_kernel(leaf_a) and not is_kernel(leaf_b):
-        return next((o for o in _usual(a, leaf_a, b) if _leads(o, a, b)), None)
+        return next(_usual(a, leaf_a, b), None)
     if is_kernel(leaf_b) and not is_kernel(leaf_a):
         back = convention(b, a, leaf_b, leaf_a)
         return back.inverse if back else None
@@ -162,38 +165,16 @@ def convention(a: Shape, b: Shape, leaf_a: str, leaf_b: str) -> Order | None:
 
 
 def _usual(a: Shape, leaf_a: str, b: Shape) -> Iterator[Order]:
-    """Orders in which a kernel of TensorFlow becomes a weight of torch, the likeliest first."""
+    """Orders in which a kernel of TensorFlow becomes a weight of torch, the likeliest first.
+
+    Axes of size one come and go: h 1 i o -> o i h, k i o -> o i k 1.
+    """
     depthwise = "depthwise" in leaf_a
-    if depthwise and len(a) == 4 and a[3] > 1:
+    if depthwise and len(a) == 4 and a[3] > 1 and b == (a[2] * a[3], 1, a[0], a[1]):
         yield Order("h w c m -> (c m) 1 h w", (("m", a[3]),))
-    for table in (DEPTHWISE, KERNELS) if depthwise else (KERNELS, DEPTHWISE):
-        if len(a) in table:
-            yield Order(table[len(a)])
-    if len(a) == 4:  # time before frequencies there, behind them here
-        yield Order("h w i o -> o i w h")
-    if len(a) in KERNELS:
-        yield from map(Order, _squeezed(KERNELS[len(a)], a, b))
+    texts = [table[len(a)] for table in (DEPTHWISE, KERNELS)[:: 1 if depthwise else -1] if len(a) in table]
+    for text in (*texts, *["h w i o -> o i w h"] * (len(a) == 4)):  # time before frequencies there, behind them here
+        wanted = essence(Order(text), a)
+        yield from (o for o in simple(a, b) if essence(o, a) == wanted)
     if (len(a), len(b)) == (3, 2):
         yield from (o for text in HEAD_LAYOUTS for o in merged(a, b) if o.text == text)
-
-
-def _leads(order: Order, a: Shape, b: Shape) -> bool:
-    """Whether an order fits two shapes; one that merges axes was made for them, but for depthwise kernels."""
-    if "(c m)" in order.text:
-        return b == (a[2] * a[3], 1, a[0], a[1])
-    return "(" in order.text or fits(order.text, a, b)
-
-
-def _squeezed(text: str, a: Shape, b: Shape) -> Iterator[str]:
-    """A convention with axes of size one left out (h 1 i o -> o i h) or put in (k i o -> o i k 1)."""
-    left, right = (side.split() for side in text.split("->"))
-    space = [k for k, x in enumerate(left) if x not in ("i", "o")]
-    if len(a) > len(b):
-        for gone in combinations([k for k in space if a[k] == 1], len(a) - len(b)):
-            ones = ["1" if k in gone else x for k, x in enumerate(left)]
-            yield f"{' '.join(ones)} -> {' '.join(x for x in right if left.index(x) not in gone)}"
-    elif len(b) > len(a):
-        for at in combinations(range(2, len(b)), len(b) - len(a)):
-            rest = iter(right[2:])
-            words = ["1" if k in at else next(rest) for k in range(2, len(b))]
-            yield f"{' '.join(left)} -> {' '.join([*right[:2], *words])}"

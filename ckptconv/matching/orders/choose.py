@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from ...checkpoint import Tensor
 from ..likeness import words
-from ..modules.units import Unit
+from ..modules.units import Unit, units
 from ..pairs import Pair, Side, Sides, leaf, parent
-from .axes import KERNELS, Order, Shape, convention, essence, is_kernel, simple, tokens, transposed
+from .axes import KERNELS, UPWARDS, Order, Shape, convention, essence, is_kernel, simple, tokens, transposed
 
 GATES = "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"  # of a GRU: Keras has z, r, h, torch r, z, n
 RECURRENT = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -33,7 +33,6 @@ TABLES = ("emb", "wte", "wpe", "lookup", "vocab")  # words in names of matrices 
 KEPT_GATES = "the gates are taken to be in the usual order of each framework"
 CHOSEN = "the shapes allow several orders of axes; the usual one is taken"
 SHAPED = "only the shapes decide the order of axes"
-EVERY = ("", "")  # whatever the leaves
 VOTED = "the order of axes is that of the other matrices"
 
 
@@ -66,6 +65,7 @@ class Judge:
         self, source: Side, in_front: Mapping[int, int], *, module: bool = False, target: Judge | None = None
     ) -> None:  # fmt: skip
         self.inputs, self.in_front, self.module, self.target = source.inputs, in_front, module, target
+        self.flax: bool = source.flax or bool(target and target.flax)
         a = source.tensors.items()
         convolved = [t for n, t in a if len(t.shape) in (3, 4, 5) and not ATTENTION & {*words(n)}]
         each = {prod(t.shape[-2:]) if "depthwise" in t.name.lower() else t.shape[-1] for t in convolved}
@@ -80,10 +80,13 @@ class Judge:
         """The order that names and shapes give; None if there is none."""
         known = simple(a.shape, b.shape)
         leaves = leaf(a.name), leaf(b.name)
-        back = transposed(b, a.shape)
-        if reverse := transposed(a, b.shape) or (back and back.inverse):
-            return Judged(reverse, FLIPPED, True)
         usual = convention(a.shape, b.shape, *leaves)
+        names = f"{a.name} {b.name}"
+        named = UPWARDS.search(names) if self.flax else "ConvTranspose" in names
+        other = usual and not (self.flax and "1" in usual.text)  # Flax has no kernels h w c 1 but those
+        reverse = transposed(a.shape, b.shape, back=is_kernel(leaves[1])) if named or not other else None
+        if reverse and is_kernel(leaves[0]) != is_kernel(leaves[1]):
+            return Judged(reverse, FLIPPED if other else "", bool(other))
         order = usual or (known[0] if known else None)
         if order is None:
             return None
@@ -159,25 +162,27 @@ def in_front(a: Side, b: Side) -> dict[int, int]:
     """
     dense = [t.shape for n, t in a.tensors.items() if len(t.shape) == 2 and is_kernel(leaf(n))]
     convolved = {n for t in a.tensors.values() if len(t.shape) > 2 for n in t.shape[-2:]}
-    ours = _right_before(b.tensors, b.kinds, torch=True)
-    theirs = _right_before(a.tensors, {}, torch=False)
+    ours, theirs = _right_before(b, torch=True), _right_before(a, torch=False)
     out = {}
-    for own, channels in (theirs | ours if b.kinds else ours | theirs).items():  # a state dict does not say: transposed
+    for own, channels in (ours | theirs).items():
         taken = any(shape[0] == own[1] for shape in dense if shape != own)
         if own in dense and own[1] not in convolved and (not taken or own in ours):
             out[own[1]] = channels if not taken or own in theirs else 0
     return out
 
 
-def _right_before(side: Mapping[str, Tensor], kinds: Mapping[str, str], *, torch: bool) -> dict[Shape, int]:
+def _right_before(side: Side, *, torch: bool) -> dict[Shape, int]:
     """The shapes, inputs first, of dense layers right before a convolution, and its channels.
 
-    Files may have the order of the alphabet: there the image must be a square.
+    Files may have the order of the alphabet: there the image must be a square. A convolution is transposed if its bias
+    is not as long as its outputs would be; without bias, its name says so, but Flax's ConvTranspose has inputs first.
     """
     out: dict[Shape, int] = {}
-    for (_, first), (name, conv) in pairwise((n, t.shape) for n, t in side.items() if len(t.shape) > 1):
+    biases = {t.name: u.members["bias"].count for u in units(side) if "bias" in u.members for t in u.members.values()}
+    for (_, first), (name, conv) in pairwise((n, t.shape) for n, t in side.tensors.items() if len(t.shape) > 1):
         own, ends = (first[::-1], conv[:2]) if torch else (first, conv[:-3:-1])
-        c = ends[0 if "transpose" in kinds.get(name, name.lower()) else 1]
+        turned = biases[name] != ends[0] if name in biases else "transpose" in side.kinds.get(name, name)
+        c = ends[not turned]
         if len(own) == 2 < len(conv) and 1 < c < own[1] and own[1] % c == 0:
             size, rank = own[1] // c, len(conv) - 2
             if torch or any(k**rank == size for k in range(2, size)):
@@ -254,38 +259,35 @@ def length(shape: Iterable[int]) -> int:
 
 
 def voted(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
-    """Turn square matrices as most others do whose shapes decide: those of the same two leaves, otherwise all."""
-    votes: dict[tuple[str, str], Counter[bool]] = defaultdict(Counter)
-    square: dict[int, tuple[str, str]] = {}
+    """Turn square matrices as most others are whose shapes decide: those of the same leaves, all if no convention."""
+    votes: dict[tuple[str, ...], Counter[bool]] = defaultdict(Counter)
+    square: dict[int, tuple[str, ...]] = {}
     for k, p in enumerate(pairs):
         names = p.sources + p.targets
-        shapes = [side.tensors[n].shape for side, n in zip(sides, names, strict=False)] if len(names) == 2 else []
-        matrices = bool(shapes) and all(sum(n != 1 for n in shape) == 2 for shape in shapes)
+        wide = [n for n in sides[0].tensors[names[0]].shape if n != 1]
         looked_up = any(word in n.lower() for n in names for word in TABLES)
-        if p.evidence != "names" or looked_up or not matrices or leaf(names[1]) != "weight" or "(" in p.order.text:
+        if p.evidence != "names" or looked_up or len(names) != 2 or len(wide) != 2 or "(" in p.order.text:
             continue
-        leaves = leaf(names[0]), leaf(names[1])
-        if len({n for n in shapes[0] if n != 1}) == 1:
+        leaves = tuple(map(leaf, names))
+        if wide[0] == wide[1]:
             square[k] = leaves
         else:
-            for kind in (leaves, EVERY):
-                votes[kind][_swaps(p.order, shapes[0])] += 1
+            for kind in (leaves, ()):
+                votes[kind][_swaps(p, sides)] += 1
     out = [*pairs]
     for k, leaves in square.items():
-        p, shape = pairs[k], sides[0].tensors[pairs[k].sources[0]].shape
-        count = votes[leaves] or votes[EVERY]
-        unturned = not votes[leaves] and is_kernel(leaves[0]) != is_kernel(leaves[1])
-        swapped = count[True] > count[False]
-        if count[True] != count[False] and not unturned and _swaps(p.order, shape) is not swapped:
-            fitting = simple(shape, sides[1].tensors[p.targets[0]].shape)
-            order = next((o for o in fitting if _swaps(o, shape) is swapped), p.order)
-            out[k] = p._replace(order=order, sure=False, real=True, why=(*(w for w in p.why if w != CHOSEN), VOTED))
+        p, count = pairs[k], votes[leaves] or votes[leaves if any(map(is_kernel, leaves)) else ()]
+        if count[not _swaps(p, sides)] > count[_swaps(p, sides)]:
+            (a,), (b,) = p.sources, p.targets
+            turned = (p._replace(order=o) for o in simple(sides[0].tensors[a].shape, sides[1].tensors[b].shape))
+            p = next((q for q in turned if _swaps(q, sides) is not _swaps(p, sides)), p)
+            out[k] = p._replace(sure=False, real=True, why=(*(w for w in p.why if w != CHOSEN), VOTED))
     return out
 
 
-def _swaps(order: Order, shape: Shape) -> bool:
-    found = essence(order, shape)
-    return isinstance(found, tuple) and len(found) == 2 and found[0] > found[1]
+def _swaps(p: Pair, sides: Sides) -> bool:
+    found = essence(p.order, sides[0].tensors[p.sources[0]].shape)
+    return isinstance(found, tuple) and found[0] > found[1]
 
 
 # --- recurrent cells, whose gates and biases every framework keeps in its own way ---
