@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -241,7 +241,7 @@ def test_what_a_killed_run_left_is_cleared_and_named(
     assert [n.names for n in report.notes if "killed" in n.text] == [(stage,)]
     assert stage not in os.listdir(tmp_path)
     with (
-        staging.Output(str(tmp_path), [destination.OutputFile("out.safetensors.index.json", 10)], force=True),
+        closing(staging.Output(str(tmp_path), [destination.OutputFile("out.safetensors.index.json", 10)], force=True)),
         pytest.raises(StorageError, match="another run is writing this destination"),
     ):
         write(sources[1], tmp_path, "shards", force=True)

@@ -351,8 +351,8 @@ PROGRAMS: dict[str, tuple[bytes, str]] = {
     "sparse": (program({"w": weight(layout=1)}), r"in a way that is not read \(dtype 7, layout 1\)"),
     "pickled": (program({"w": weight(pickled=True)}), r"in a way that is not read \(dtype 7, layout 7, pickled\)"),
     "elsewhere": (program({"w": weight("weight_1")}), "its data weight_1 is missing"),
-    "a size by name": (program({"w": weight(sizes=sizes("s0"))}), "the shape of a tensor is .*, not at most 64 whole numbers"),
-    "65 sizes": (program({"w": weight(sizes=sizes(*[1] * 65))}), "the shape of a tensor is .*, not at most 64 whole numbers"),
+    "a size by name": (program({"w": weight(sizes=sizes("s0"))}), "a tensor is .*, not at most 64 whole numbers"),
+    "65 sizes": (program({"w": weight(sizes=sizes(*[1] * 65))}), "a tensor is .*, not at most 64 whole numbers"),
     "beyond its bytes": (program({"w": weight(sizes=sizes(3))}), "reaches byte 12 of the storage 'weight_0', which"),
     "big-endian": (program({"w": weight()}, byteorder=b"big"), "float32 lies big-endian in UntypedStorage, by which"),
 }  # fmt: skip
