@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Real
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -192,12 +193,9 @@ class Diff(Told):
             shaped = not (folded and _is_cast(p))
             sides = _side(p.a, shaped=shaped), _side(p.b, shaped=shaped)
             groups.setdefault((p.kind, *sides, broken, _magnitude(p)), {})[name] = p
-        ranked = sorted(
-            groups.items(), key=lambda g: (ORDER.index(g[0][0]), not g[0][3], -max(map(_change, g[1].values())))
-        )
-        rows = list[tuple[str, ...]]()
+        rows = list[tuple[tuple[int, bool, float], tuple[str, ...]]]()  # each with its place
         measured = len(self.columns) > len(MEASURES)
-        for (kind, left, right, *_), pairs in ranked:
+        for (kind, left, right, broken, _), pairs in groups.items():
             lines = fold(pairs) if folded else [Fold(n, (n,)) for n in pairs]
             if folded and all(map(_is_cast, pairs.values())):
                 lines = [Fold(shortened(list(pairs), 1), tuple(pairs))]
@@ -205,10 +203,11 @@ class Diff(Told):
                 values = [v for n in line.names if (v := pairs[n].values)]
                 sides = (left, right) if kind != "values" else (left, "")
                 count = f"x{len(line.names)}" if len(line.names) > 1 else ""
-                rows.append((KINDS.get(kind, kind), line.text, count, *sides, *(_measures(values) if measured else ())))
-        return rows
+                cells = KINDS.get(kind, kind), line.text, count, *sides, *(_measures(values) if measured else ())
+                rows.append(((ORDER.index(kind), not broken, -max(_change(pairs[n]) for n in line.names)), cells))
+        return [cells for _, cells in sorted(rows, key=itemgetter(0))]
 
-    def to_json(self, by: By | None = None, *, workers: int = 1) -> dict[str, Any]:
+    def to_json(self, by: By | None = None) -> dict[str, Any]:
         """The comparison as JSON values; `by` adds sums of the changes."""
 
         def side(t: Tensor | None) -> dict[str, Any] | None:
@@ -216,7 +215,7 @@ class Diff(Told):
 
         return {
             "same": self.same, "equal": self.equal,
-            **({"by": by, "groups": [g._asdict() for g in self.by(by, workers=workers)]} if by else {}),
+            **({"by": by, "groups": [g._asdict() for g in self.by(by)]} if by else {}),
             "differences": [
                 {"kind": p.kind, "a": side(p.a), "b": side(p.b), "values": p.values._asdict() if p.values else None}
                 for p in self.pairs

@@ -101,7 +101,7 @@ class Judge:
             return Judged(order, SHAPED)
         if self.target and (found := self.target.beside_image(b, order.inverse)):
             return found._replace(order=found.order.inverse)
-        return self.beside_image(a, order) or Judged(order, CHOSEN if several and a.name != b.name else "")
+        return self.beside_image(a, order) or Judged(order, CHOSEN if several else "")
 
     def beside_image(self, a: Tensor, order: Order) -> Judged | None:
         """The order of a tensor that may stand in front of an image or behind one."""
