@@ -21,13 +21,13 @@ except ImportError as e:
 
     raise MissingExtra("this needs torch; pip install 'ckptconv[torch]'") from e
 
-from .api.memory import blamed, built, imported
+from .api.memory import build_named, describe_error, import_named
 from .api.options import CHANGE, SELECT, Options, Source, takes
-from .api.reading import dated, list_of
+from .api.reading import list_of, prepare_with_stamps
 from .api.result import Loaded
 from .checkpoint import Checkpoint, Tensor
 from .checkpoint.torch import (
-    apart,
+    copy_shared,
     is_shaped,
     outline,
     refuse_conflicts,
@@ -47,7 +47,7 @@ from .moves.torch import fill, kind_of, memory, place, refuse_overlaps, state
 from .rules import passes
 from .storage.files import Stamp
 from .verification.compare import Comparison, Step
-from .verification.readback import unwatched
+from .verification.readback import drop_hashes
 from .verification.torch import compare, outputs
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def build(name: str, *, meta: bool = False) -> torch.nn.Module:
     and run; what is not installed is sought in the working directory. UsageError if the name is malformed,
     the code raises, it needs arguments, or the result is not a torch.nn.Module.
     """
-    module = built(name, meta=meta)
+    module = build_named(name, meta=meta)
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"{name} returns {type(module).__name__}, not a torch.nn.Module")
     return module
@@ -115,7 +115,7 @@ def load_into(
             shared = {n: group for group in ties(module) for n in group}
             place(module, {m for n in taken for m in shared.get(n, (n,))}, device)
             own = memory(module)[0]
-        loss = fill(own, apart(taken, sources), sources)
+        loss = fill(own, copy_shared(taken, sources), sources)
     refuse_changed(taken.values(), stamps)  # while it was read
     return replace(report, loss=loss, notes=found.notes)
 
@@ -131,8 +131,8 @@ def _opened(
     kept = counters([own]) or any(map(passes.COUNTED.fullmatch, own))
     if not given and len(several) == 1 and kept:
         how = how.without("weights_only")  # `check` takes weights, and counters of the module itself
-    found, stamps = dated(several, how, guard=verify)
-    return found if verify else unwatched(found)[0], stamps
+    found, stamps = prepare_with_stamps(several, how, guard=verify)
+    return found if verify else drop_hashes(found)[0], stamps
 
 
 def fitted(module: torch.nn.Module, found: Checkpoint) -> Loaded:
@@ -192,6 +192,18 @@ def _is_own(t: Tensor, buffer: torch.Tensor | None, found: Checkpoint) -> bool:
 
 
 __all__ = [
-    "Comparison", "Loaded", "Step", "blamed", "build", "check", "compare", "imported", "load_into", "outline",
-    "outputs", "snapshot", "state", "ties",
+    "Comparison",
+    "Loaded",
+    "Step",
+    "build",
+    "check",
+    "compare",
+    "describe_error",
+    "import_named",
+    "load_into",
+    "outline",
+    "outputs",
+    "snapshot",
+    "state",
+    "ties",
 ]  # fmt: skip

@@ -14,10 +14,10 @@ from ..formats.keras import order
 from ..formats.own_metadata import OPTIONS
 from ..messages import brief, listing, printable
 from ..rules import names, passes
-from .options import CHANGE, SELECT, Options, Path, Source, departing, path as text, takes
-from .reading import changed, list_of, merged, opened, prepare, selected, whole
+from .options import CHANGE, SELECT, Options, Path, Source, non_default, path as text, takes
+from .reading import apply_changes, apply_selection, list_of, open_merged, open_source, open_whole, prepare
 from .result import Verified
-from .writing import MADE_WITH, holdable
+from .writing import MADE_WITH, without_unheld
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -59,7 +59,7 @@ def diff(
     found = compare.diff(left, right, difference.Tolerance(rtol, atol), workers=how.workers)
     told = [n._replace(text=f"in {side}: {n.text}") for side, c in (("A", left), ("B", right)) for n in c.notes]
     lost = tuple(n for n in told if n.kind == "damaged")
-    tensors, others = compare.told(source, right)
+    tensors, others = compare.unread_notes(source, right)
     foreign = {p.kind for p in found.pairs} & {"only_a", "only_b", "renamed"}
     hints = tuple(n for n in told if n.kind == "hint" and foreign)
     return replace(found, damaged=lost, unread=tensors, beside=(*others, *(hints or _advice(found, how))))
@@ -67,14 +67,14 @@ def diff(
 
 def sides(a: Source, b: Source, how: Options) -> tuple[Checkpoint, Checkpoint, Checkpoint]:
     """What `a` holds, what the options make of it, and what of `b` is compared with that."""
-    source = merged([a], how.without("strip_prefix"))
-    right = opened(b, how.without("from_", "at", "strip_prefix", "include", "exclude", "ema"))
+    source = open_merged([a], how.without("strip_prefix"))
+    right = open_source(b, how.without("from_", "at", "strip_prefix", "include", "exclude", "ema"))
     source, right = stripped([source, right], how.strip_prefix)
-    left = changed(source, how)
+    left = apply_changes(source, how)
     if how.include or how.exclude:
         renames = how.converter or how.rename or how.rename_regex or how.strip_prefix
-        wanted = (lambda n: n in left) if renames else passes.wanted(how.include, how.exclude)
-        notes = passes.unseen(right.notes, lambda n: n * wanted(n), some=bool(how.include))
+        wanted = (lambda n: n in left) if renames else passes.selector(how.include, how.exclude)
+        notes = passes.notes_after_renaming(right.notes, lambda n: n * wanted(n), some=bool(how.include))
         right = replace(right, notes=notes).with_tensors({n: t for n, t in right.items() if wanted(n)})
     return source, left, right
 
@@ -94,7 +94,7 @@ def stripped(checkpoints: Sequence[Checkpoint], prefixes: Sequence[str]) -> list
 
     def strip(side: Checkpoint) -> Checkpoint:
         try:
-            return names.strip(side, prefixes) if prefixes else side
+            return names.strip_prefixes(side, prefixes) if prefixes else side
         except UsageError as e:
             wrong.append(e)
             return side
@@ -102,7 +102,7 @@ def stripped(checkpoints: Sequence[Checkpoint], prefixes: Sequence[str]) -> list
     made = [*map(strip, checkpoints)]
     if len(wrong) == len(made):
         raise wrong[0]
-    return [*made[:-1], names.hinted(made[-1])]
+    return [*made[:-1], names.add_hints(made[-1])]
 
 
 @takes(*VERIFY, listed=False)
@@ -130,11 +130,11 @@ def verify(
     if len(many) != 1:
         raise UsageError("several sources are verified with the result of their conversion: verify(sources, result)")
     source = text(many[0])
-    found = whole(source, how)
-    chosen = selected(found, how.without("keep_going"))  # which only opens what is cut: nothing is left out here
+    found = open_whole(source, how)
+    chosen = apply_selection(found, how.without("keep_going"))  # which only opens what is cut: nothing is left out here
     lost = [n for n in chosen.notes if n.kind == "damaged"]
     try:
-        counts = readback.check(chosen, own_metadata.stated(found), workers=how.workers)
+        counts = readback.check(chosen, own_metadata.verified_hashes(found), workers=how.workers)
     except VerifyError as e:
         e.message += "\n" * bool(lost) + listing(map(str, lost))
         raise
@@ -151,9 +151,9 @@ def _derived(sources: list[Source], url: str, how: Options) -> Verified:
     from ..verification.compare import same
 
     row = table.get(how.to) if how.to else detect.detect(url)
-    expected = order.fitted(prepare(sources, how), row.name)
+    expected = order.fit_to_target(prepare(sources, how), row.name)
     if how.skip_unrepresentable and row.writes:
-        expected = holdable(expected, row.load().writer(url))
+        expected = without_unheld(expected, row.load().writer(url))
     got = detect.open_checkpoint(url, format=row.name)
     if len(expected) == 1 and row.writes:  # alone, it may be called by the file
         got = row.load().writer(url).place(expected).named(got)
@@ -161,7 +161,7 @@ def _derived(sources: list[Source], url: str, how: Options) -> Verified:
         same(expected, got, url, workers=how.workers)
     except VerifyError as e:
         made = got.hashes.get(OPTIONS, "")
-        if made not in ("", json.dumps(departing(how, *MADE_WITH))):
+        if made not in ("", json.dumps(non_default(how, *MADE_WITH))):
             e.message += f"\n  its metadata says that it was made with these options: {printable(brief(made))}"
         raise
     if row.name == "keras":

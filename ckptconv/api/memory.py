@@ -26,7 +26,7 @@ MAX_DEPTH = 100  # of mappings in mappings
 FRAMEWORKS = ("torch", "tensorflow", "keras", "tf_keras", "jax", "flax")
 
 
-def gathered(tensors: Any) -> Checkpoint:
+def to_checkpoint(tensors: Any) -> Checkpoint:
     """A mapping of arrays or tensors, or a module or model of them; UsageError names all that is neither."""
     if isinstance(tensors, Checkpoint):
         return tensors
@@ -103,7 +103,7 @@ def _of_keras(model: Any) -> Checkpoint:
                 path = os.path.join(folder, "weights.h5" if old else "model.weights.h5")
                 model.save_weights(path)
         except Exception as e:
-            raise UsageError(f"the Keras model does not save its weights: {blamed(e)}") from e
+            raise UsageError(f"the Keras model does not save its weights: {describe_error(e)}") from e
         found = detect.open_checkpoint(path, Reading())
         if not found.tensors:
             raise UsageError("the Keras model has no weights yet: build it, or call it once")
@@ -180,17 +180,17 @@ def _array(value: Any) -> Any:
 # --- code that makes it -----------------------------------------------------------------------------------------------
 
 
-def live(value: Any, *, meta: bool = False) -> Any:
+def build_if_named(value: Any, *, meta: bool = False) -> Any:
     """What package.module:callable makes, if a value is such a name; else the value."""
-    return built(os.fspath(value), meta=meta) if is_path(value) and names_code(os.fspath(value)) else value
+    return build_named(os.fspath(value), meta=meta) if is_path(value) and names_code(os.fspath(value)) else value
 
 
-def built(name: str, *, meta: bool = False) -> Any:
+def build_named(name: str, *, meta: bool = False) -> Any:
     """Import `package.module:callable`, and call it without arguments; `meta` makes torch modules without memory.
 
     UsageError if the name is malformed, the code raises, or it needs arguments.
     """
-    made = imported(name)
+    made = import_named(name)
     if not callable(made) or (hasattr(made, "state_dict") and not isinstance(made, type)):
         return made
     try:
@@ -211,7 +211,7 @@ def built(name: str, *, meta: bool = False) -> Any:
         raise _blamed(name, e) from e
 
 
-def imported(name: str) -> Any:
+def import_named(name: str) -> Any:
     """What `package.module:callable` names; UsageError if it cannot be imported. What is installed goes first."""
     where, _, attribute = name.partition(":")
     where = where.removesuffix(".py")
@@ -223,7 +223,7 @@ def imported(name: str) -> Any:
         for word in attribute.split("."):
             made = getattr(made, word)
     except (ImportError, AttributeError) as e:
-        if raised_in(e):
+        if where_raised(e):
             raise _blamed(name, e) from e
         raise UsageError(f"{name}: {e}") from e
     except (Exception, SystemExit) as e:  # importing can run any code
@@ -232,16 +232,16 @@ def imported(name: str) -> Any:
 
 
 def _blamed(name: str, e: BaseException) -> UsageError:
-    return UsageError(f"{name} raised {blamed(e)}")
+    return UsageError(f"{name} raised {describe_error(e)}")
 
 
-def blamed(e: BaseException) -> str:
+def describe_error(e: BaseException) -> str:
     """An exception of the user's code as one line, with the place in that code."""
-    message, where = str(e.msg if isinstance(e, SyntaxError) else e).strip().split("\n")[0], raised_in(e)
+    message, where = str(e.msg if isinstance(e, SyntaxError) else e).strip().split("\n")[0], where_raised(e)
     return f"{type(e).__name__}: {message}" + (f" ({where})" if where else "")
 
 
-def raised_in(e: BaseException) -> str:
+def where_raised(e: BaseException) -> str:
     """The file and line that raised; '' if that is our code or the import system's."""
     if isinstance(e, SyntaxError):
         return f"{os.path.relpath(e.filename or '?')}:{e.lineno}"

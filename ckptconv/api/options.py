@@ -108,14 +108,14 @@ def kind(value: Any) -> str:
     return value if isinstance(value, str) else str(getattr(value, "__name__", value)).rpartition(".")[2]
 
 
-def several(value: str | Iterable[str]) -> tuple[str, ...]:
+def as_tuple(value: str | Iterable[str]) -> tuple[str, ...]:
     """One text or several, as a tuple."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 
 def renames(value: str | Iterable[str] | Mapping[str, str]) -> tuple[Pair, ...]:
     """One or several 'FROM=TO', or the items of a mapping."""
-    return tuple(value.items()) if isinstance(value, Mapping) else several(value)
+    return tuple(value.items()) if isinstance(value, Mapping) else as_tuple(value)
 
 
 def converter(value: Any) -> Any:
@@ -128,7 +128,7 @@ def params(value: Mapping[str, Any] | str | Iterable[str]) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     out: dict[str, Any] = {}
-    for pair in several(value):
+    for pair in as_tuple(value):
         key, equals, text = pair.partition("=")
         if not equals:
             raise UsageError(f"param takes NAME=VALUE, not {pair!r}")
@@ -172,7 +172,7 @@ def rich_bar(**how: Any) -> Any:
 ACCEPTED: dict[Any, str] = {  # by what normalises a value: what people may give, for help() and type checkers
     converter: "Path | Converter | Match | None",
     kind: "str | Any | None",  # a dtype of NumPy, torch or ml_dtypes
-    several: "str | Sequence[str]",
+    as_tuple: "str | Sequence[str]",
     renames: "Mapping[str, str] | str | Sequence[Pair]",
     params: "Mapping[str, Any] | str | Sequence[str]",
     size: "int | float | str | None",
@@ -233,16 +233,16 @@ class Select:
     strip_prefix: Sequence[str] = option(
         (),
         "Remove prefixes from names: module. or module.,_orig_mod. for example.",
-        clean=several,
+        clean=as_tuple,
         metavar="PREFIX[,PREFIX]",
     )
     include: Sequence[str] = option(
         (),
         "Take only tensors whose name matches a glob, such as 'enc/*'; * crosses / and dots.",
-        clean=several,
+        clean=as_tuple,
         metavar="GLOB",
     )
-    exclude: Sequence[str] = option((), "Leave out tensors whose name matches a glob.", clean=several, metavar="GLOB")
+    exclude: Sequence[str] = option((), "Leave out tensors whose name matches a glob.", clean=as_tuple, metavar="GLOB")
     opaque: bool = option(
         False, "Read the tensors of a pickle that names unknown classes, such as a whole module; nothing is run."
     )
@@ -277,7 +277,7 @@ class Change:
         clean=renames, metavar="FROM=TO",
     )  # fmt: skip
     scope: Sequence[str] = option(
-        (), "Prefix the names of a source with NAME/; one for each source.", clean=several, metavar="NAME"
+        (), "Prefix the names of a source with NAME/; one for each source.", clean=as_tuple, metavar="NAME"
     )
     like: Any = option(
         None,
@@ -390,7 +390,7 @@ KNOWN = {
 }
 
 
-def departing(how: Options, *keywords: str) -> dict[str, Any]:
+def non_default(how: Options, *keywords: str) -> dict[str, Any]:
     """The options of these keywords that differ from their defaults, as JSON values; paths without their folders."""
     out: dict[str, Any] = {}
     for keyword in keywords:

@@ -18,7 +18,7 @@ from ..messages import listing, printable
 from ..moves.read import Opened, stamps_of
 from ..rules import names, passes
 from ..storage import files
-from .memory import gathered, live
+from .memory import build_if_named, to_checkpoint
 from .options import SELECT, Options, Source, is_path, path as text, takes
 
 if TYPE_CHECKING:
@@ -40,40 +40,40 @@ def open(path: Source, **select: Unpack[SelectOptions]) -> Checkpoint:
     """
     how = Options(**select)
     if not is_path(path):
-        return opened(path, how)
+        return open_source(path, how)
     with files.record_stamps() as stamps:
-        found = whole(text(path), how)
+        found = open_whole(text(path), how)
     if found.hashes:
-        from ..verification.readback import watched
+        from ..verification.readback import watch_reads
 
         with suppress(VerifyError):  # hashes of other tensors: whoever verifies or converts the file is told
-            found = watched(found)
-    taken = selected(found, how)
+            found = watch_reads(found)
+    taken = apply_selection(found, how)
     lasting = {url: stamp[: files.LASTING] for url, stamp in stamps.items()}
     plain = Opened(lasting)
     for t in taken.values():  # each was just made
         t.since(replace(t.opened, stamps=lasting) if t.opened else plain)
-    return names.hinted(taken if taken.keys() == found.keys() else replace(taken, hashes={}))
+    return names.add_hints(taken if taken.keys() == found.keys() else replace(taken, hashes={}))
 
 
-def opened(source: Source, how: Options, *, guard: bool = False, given: Collection[str] = ()) -> Checkpoint:
+def open_source(source: Source, how: Options, *, guard: bool = False, given: Collection[str] = ()) -> Checkpoint:
     """Open one source and select from it; with `guard`, what is read later is compared with the source's hashes.
 
     An open checkpoint stays as it is open: options that are about the file do nothing to it. given: as in `whole`.
     """
     path = is_path(source)
-    found = whole(text(source), how, given) if path else gathered(source)
+    found = open_whole(text(source), how, given) if path else to_checkpoint(source)
     if how.from_ and not path:
         raise UsageError("from_= is the format of a file, and this checkpoint is open already")
     if guard and (found.hashes or not path):
-        from ..verification.readback import guarded, watched
+        from ..verification.readback import guard_reads, watch_reads
 
         # what differs is an error, or is left out by `selected`, which reads everything then
-        found = replace(watched(found), hashes={}) if how.keep_going else guarded(found)
-    return selected(found, how)
+        found = replace(watch_reads(found), hashes={}) if how.keep_going else guard_reads(found)
+    return apply_selection(found, how)
 
 
-def whole(url: str, how: Options, given: Collection[str] = ()) -> Checkpoint:
+def open_whole(url: str, how: Options, given: Collection[str] = ()) -> Checkpoint:
     """Open one source with all its tensors; CorruptCheckpoint if it is a part of a model, unless `partial` is set.
 
     given: the urls of all sources, which together can be the model.
@@ -104,23 +104,23 @@ def refuse_nameless(url: str) -> None:
     raise UsageError(f"{printable(url)} holds a NUL or half a surrogate pair, which the name of no file does")
 
 
-def selected(found: Checkpoint, how: Options) -> Checkpoint:
+def apply_selection(found: Checkpoint, how: Options) -> Checkpoint:
     """Take what was selected."""
     if not found.tensors:
         found = found.with_tensors({}, Note("hint", "this checkpoint holds no tensors"))
     if how.at:
-        found = names.at(found, how.at)
+        found = names.take_entry(found, how.at)
     found = passes.roles(found)
     if how.ema:
-        found = names.averages(found, passes.wanted(exclude=how.exclude))
+        found = names.take_averages(found, passes.selector(exclude=how.exclude))
     found = passes.select(found, how.include, how.exclude)
     if how.strip_prefix:
-        found = names.strip(found, how.strip_prefix)
+        found = names.strip_prefixes(found, how.strip_prefix)
     found = passes.weights_only(found) if how.weights_only else found
     if how.keep_going:
-        from ..verification.readback import salvaged
+        from ..verification.readback import salvage
 
-        return salvaged(found)
+        return salvage(found)
     return found
 
 
@@ -130,11 +130,11 @@ def prepare(sources: Sequence[Source], how: Options, *, guard: bool = False) -> 
 
     guard: what is read later is compared with the hashes that the sources carry; VerifyError if they are of others.
     """
-    return changed(merged(sources, how, guard=guard), how)
+    return apply_changes(open_merged(sources, how, guard=guard), how)
 
 
 @checkpoint.uncollected()
-def merged(sources: Sequence[Source], how: Options, *, guard: bool = False) -> Checkpoint:
+def open_merged(sources: Sequence[Source], how: Options, *, guard: bool = False) -> Checkpoint:
     """Open the sources, and select from them: one checkpoint of all, before rules and casts."""
     if not sources:
         raise UsageError("no source was given")
@@ -142,7 +142,7 @@ def merged(sources: Sequence[Source], how: Options, *, guard: bool = False) -> C
         count = len(sources)
         raise UsageError(f"{count} sources need {count} scope=NAME, one for each; given are {len(how.scope)}")
     urls = [text(s) for s in sources if is_path(s)]
-    found = [opened(s, how, guard=guard, given=urls) for s in sources]
+    found = [open_source(s, how, guard=guard, given=urls) for s in sources]
     if how.scope:
         found = [passes.scope(c, name) for c, name in zip(found, how.scope, strict=True)]
     made = passes.merge(found)
@@ -152,27 +152,29 @@ def merged(sources: Sequence[Source], how: Options, *, guard: bool = False) -> C
 
 
 @checkpoint.uncollected()
-def changed(made: Checkpoint, how: Options) -> Checkpoint:
+def apply_changes(made: Checkpoint, how: Options) -> Checkpoint:
     """Apply rules, renames and a cast."""
-    like = None if how.like is None else opened(live(how.like), Options())
-    made = passes.unflattened(made, like)
+    like = None if how.like is None else open_source(build_if_named(how.like), Options())
+    made = passes.unflatten(made, like)
     params = {**how.param, **({"ranks": how.ranks} if how.ranks else {})}
     if how.converter or how.rename or how.inverse or params:
         from ..rules import library
 
         made = library.change(made, how.converter, how.rename, inverse=how.inverse, params=params, template=like)
     if how.rename_regex:
-        made = names.replaced(made, how.rename_regex)
-    made = names.hinted(passes.cast(made, dtype(how.dtype)) if how.dtype else made)
-    return made if like is None else passes.like(made, like, partial=how.partial)
+        made = names.rename_by_regex(made, how.rename_regex)
+    made = names.add_hints(passes.cast(made, dtype(how.dtype)) if how.dtype else made)
+    return made if like is None else passes.fill_template(made, like, partial=how.partial)
 
 
-def dated(sources: Sequence[Source], how: Options, *, guard: bool = False) -> tuple[Checkpoint, dict[str, files.Stamp]]:
+def prepare_with_stamps(
+    sources: Sequence[Source], how: Options, *, guard: bool = False
+) -> tuple[Checkpoint, dict[str, files.Stamp]]:
     """The same, and the stamps of all files that were opened for it, now or earlier.
 
     CorruptCheckpoint if one was opened before and after it was changed.
     """
-    sources = [s if is_path(s) else gathered(s) for s in sources]
+    sources = [s if is_path(s) else to_checkpoint(s) for s in sources]
     with files.record_stamps() as stamps:
         found = prepare(sources, how, guard=guard)
     known = (t.opened for s in sources if isinstance(s, Checkpoint) for t in s.values() if t.opened)

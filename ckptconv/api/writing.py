@@ -24,9 +24,9 @@ from ..messages import in_bytes, listing, redacted
 from ..output.destination import check_replaced, place
 from ..rules import passes
 from ..storage import files
-from ..storage.lookups import once, session
-from ..verification.readback import confirm, unwatched
-from .memory import gathered
+from ..storage.lookups import cached_lookups, session
+from ..verification.readback import confirm, drop_hashes
+from .memory import to_checkpoint
 from .options import (
     CHANGE,
     RESOURCES,
@@ -35,12 +35,12 @@ from .options import (
     Options,
     Path,
     Source,
-    departing,
     is_path,
+    non_default,
     path as text,
     takes,
 )
-from .reading import dated, list_of, refuse_nameless, url_of
+from .reading import list_of, prepare_with_stamps, refuse_nameless, url_of
 from .result import Report, lossy
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ MADE_WITH = (*SELECT, *CHANGE, "skip_unrepresentable")  # what decides which ten
 FOREIGN = ("tf", "tf-v1", "tf-graph", "keras", "keras3", "flax")  # whose names and layouts are not those of torch.nn
 
 
-def holdable(checkpoint: Checkpoint, writer: Writer) -> Checkpoint:
+def without_unheld(checkpoint: Checkpoint, writer: Writer) -> Checkpoint:
     """Without what the target cannot hold; if that is all, unchanged, since the writer says why."""
     whys = {n: why for n, t in checkpoint.items() if (why := writer.cannot_hold(t))}
     if len(whys) == len(checkpoint):
@@ -71,14 +71,14 @@ def plan_for(
     """Lay the checkpoint out at the destination, with the small files of the source's folder where they belong."""
     url = text(destination)
     row = _row(checkpoint, url, how)
-    checkpoint = passes.texts(order.fitted(checkpoint, row.name))
+    checkpoint = passes.escape_metadata(order.fit_to_target(checkpoint, row.name))
     writer: Writer = row.load().writer(url, max_shard_size=how.max_shard_size)
     if folder := _beside(row, how, sources):
         writer = huggingface.along(url, folder, how.max_shard_size)
     if row.name == "hf" and how.copy_files is not False and "config" in checkpoint.details:
         writer = row.load().configured(writer, url, checkpoint.details)
     if how.skip_unrepresentable:
-        checkpoint = holdable(checkpoint, writer)
+        checkpoint = without_unheld(checkpoint, writer)
     if _hashed(how, row):
         kept = checkpoint.metadata | own_metadata.entries(checkpoint.tensors)
         placement = writer.place(replace(checkpoint, metadata=kept))
@@ -113,7 +113,7 @@ def _row(checkpoint: Checkpoint, url: str, how: Options) -> Format:
     refuse_nameless(url)
     if how.ranks and not how.to:  # a format that is not written by its name, since a converter makes the names
         return table.get("ranks")
-    is_keras = checkpoint.format == "keras3" or order.recorded(checkpoint)
+    is_keras = checkpoint.format == "keras3" or order.recorded_order(checkpoint)
     row = table.target(url, how.to, "keras" if is_keras else checkpoint.format)
     if row.name == "hdf5" and not how.to and url.endswith(".h5") and order.may_be_keras(checkpoint):
         raise UsageError(
@@ -123,7 +123,7 @@ def _row(checkpoint: Checkpoint, url: str, how: Options) -> Format:
 
 
 @takes(*CONVERT, listed=False)
-@once()
+@cached_lookups()
 def dry_run(sources: Source | Sequence[Source], destination: Path, **given: Unpack[ConvertOptions]) -> Plan:
     """Plan a conversion without running it; arguments, options and errors are those of `convert`.
 
@@ -132,11 +132,11 @@ def dry_run(sources: Source | Sequence[Source], destination: Path, **given: Unpa
     how, many = Options(**given), list_of(sources)
     checkpoint, stamps, how = _prepared(many, destination, how)
     plan = plan_for(checkpoint, destination, how, many)[0]
-    return foretold(plan, stamps) if how.force else plan
+    return preview(plan, stamps) if how.force else plan
 
 
 @takes(*CONVERT)
-@once()
+@cached_lookups()
 def convert(sources: Source | Sequence[Source], destination: Path, **given: Unpack[ConvertOptions]) -> Report:
     """Convert a checkpoint, or several merged into one; the destination appears complete or not at all.
 
@@ -163,12 +163,12 @@ def _prepared(
     sources: list[Source], destination: Path, how: Options
 ) -> tuple[Checkpoint, Mapping[str, files.Stamp], Options]:
     """What the target shall hold, with what its metadata shall say of how it was made; the stamps of its files."""
-    made, stamps = dated(sources, how, guard=how.verify is not False)
+    made, stamps = prepare_with_stamps(sources, how, guard=how.verify is not False)
     if how.verify is False:  # what is not compared with its hashes gets no new ones
-        made, hashed = unwatched(made)
+        made, hashed = drop_hashes(made)
         how = replace(how, hash=False) if hashed and how.hash is None else how
     row = _row(made, text(destination), how)
-    if (given := departing(how, *MADE_WITH)) and _hashed(how, row):
+    if (given := non_default(how, *MADE_WITH)) and _hashed(how, row):
         made = replace(made, metadata={**made.metadata, own_metadata.OPTIONS: json.dumps(given)})
     hints = dict[str, tuple[str, ...]]()  # and the names that each concerns
     unconverted = not (how.converter or how.rename or how.rename_regex) and made.format in FOREIGN
@@ -295,19 +295,19 @@ def save(
 
     Returns a Report. Raises UsageError (lists all values that are not arrays), and what `convert` raises.
     """
-    made = gathered(tensors)
+    made = to_checkpoint(tensors)
     if odd := {k: v for k, v in (metadata or {}).items() if not isinstance(k, str) or not isinstance(v, str)}:
         lines = listing(f"{k!r} is {type(v).__name__}" for k, v in odd.items())
         raise UsageError(f"names and values of metadata are str; not so:\n{lines}")
     if metadata is not None:
-        made = replace(made, metadata=own_metadata.unhashed(dict(metadata)))
+        made = replace(made, metadata=own_metadata.without_hashes(dict(metadata)))
     return convert(made, destination, **given)
 
 
 OLDER = "files of an older checkpoint of this name, which force=True {}"
 
 
-def foretold(plan: Plan, read: Iterable[str]) -> Plan:
+def preview(plan: Plan, read: Iterable[str]) -> Plan:
     """The plan, with a note on what `force` would remove; StorageError if a file that was read is in the way."""
     gone = older(plan)
     own = [files.join(plan.folder, f.name) for f in plan.placement.files if not f.shared]

@@ -32,7 +32,7 @@ from ..output.staging import TEMPORARY
 from ..rules.library import load
 from ..storage import files
 from ..storage.faults import MissingFile
-from ..storage.lookups import current, once
+from ..storage.lookups import cached_lookups, current
 from ..storage.paths import file_name, inside
 from .discover import FoundCheckpoint, discover
 from .ledger import NAME, STRANGE, LedgerEntry, read
@@ -91,7 +91,7 @@ class Conversion:
         self.state = "problem"
 
 
-@once()
+@cached_lookups()
 def plan(
     sources: Path | Sequence[Path], folder: str, options: ZooOptions, known: Mapping[str, LedgerEntry]
 ) -> list[Conversion]:
@@ -119,7 +119,7 @@ def plan(
 
     def decide(item: Conversion) -> None:
         try:
-            with once(run):
+            with cached_lookups(run):
                 _decide(item, known.get(item.destination), folder, options, names)
         except CkptError as e:  # such as a name that is too long
             item.fail(e)
@@ -172,7 +172,7 @@ def _looked_up(rows: Sequence[Row]) -> Iterator[FoundCheckpoint]:
 
     def look(row: Row) -> FoundCheckpoint:
         try:
-            with once(run):
+            with cached_lookups(run):
                 found = discover([row.source], listed=names)
             if len(found) > 1:
                 text = f"a row is one checkpoint, and {many(len(found), 'checkpoint')} are there"

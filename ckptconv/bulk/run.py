@@ -215,7 +215,7 @@ class WorkerConfig(NamedTuple):
     processors: int = 1
 
 
-@lookups.once()
+@lookups.cached_lookups()
 def work(
     config: WorkerConfig, item: Conversion, engine: str = "local", *, listings: dict[str, list[str]] | None = None
 ) -> Done:
@@ -270,7 +270,7 @@ def _converted(item: Conversion, output: str, folder: str, how: Options) -> Repo
             with suppress(CkptError):  # a killed run may have published it without a record: then it holds the same
                 comparing.verify(item.found.source, output, **{k: v for k, v in given.items() if k in VERIFY})
                 target = table.get(how.to).name if how.to else min(table.by_suffix(output), default="")
-                if reading.opened(output, Options()).format == target:  # and is no file of another output
+                if reading.open_source(output, Options()).format == target:  # and is no file of another output
                     return convert(output, **given | {"force": True})
         raise StorageError(e.message, url=e.url) from None
 

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..messages import brief, did_you_mean, in_shape, paragraph, printable, redacted, shortened, table
-from .details import Details, Entry, Move, joined, named, onward
+from .details import Details, Entry, Move, compose_moves, joined, named
 from .tensor import Role, Tensor, contiguous, counted, held, in_known, in_size, origin, view
 
 if TYPE_CHECKING:
@@ -227,6 +227,7 @@ __all__ = [
     "NoteKind",
     "Role",
     "Tensor",
+    "compose_moves",
     "contiguous",
     "counted",
     "held",
@@ -234,7 +235,6 @@ __all__ = [
     "in_size",
     "joined",
     "named",
-    "onward",
     "origin",
     "uncollected",
     "view",

@@ -19,7 +19,7 @@ class Move(NamedTuple):
         return {"rule": self.rule, "from": list(self.sources)}
 
 
-def onward(first: Mapping[str, Move], then: Mapping[str, Move]) -> dict[str, Move]:
+def compose_moves(first: Mapping[str, Move], then: Mapping[str, Move]) -> dict[str, Move]:
     """The moves of one step after another, from the names of the source on. Every step that renames ends with this.
 
     first: the moves so far; a name that is not there is still that of the source. then: those of the new step.

@@ -154,7 +154,7 @@ def refuse_other_values(own: Mapping[str, torch.Tensor], given: Mapping[str, Ten
             raise ConversionError(text, tensor=name)
 
 
-def apart(given: Mapping[str, Tensor], sources: Sources) -> dict[str, Tensor]:
+def copy_shared(given: Mapping[str, Tensor], sources: Sources) -> dict[str, Tensor]:
     """The sources, with copies of arrays in memory: the module may use these as well."""
     in_memory = [n for n, t in given.items() if any(isinstance(p.data, Held) for p in t.parts)]
     copies = {n: contiguous(n, given[n].dtype, given[n].shape, Held(read_array(given[n], sources))) for n in in_memory}

@@ -75,10 +75,10 @@ def convert(
 
 def _like(sources: list[str], options: dict[str, Any]) -> None:
     """Build the model that the template may be, once, and find the rules that lead to it, if none are given."""
-    from ..api.memory import live
+    from ..api.memory import build_if_named
     from ..messages import redacted
 
-    shown, options["like"] = redacted(options["like"]), live(options["like"])
+    shown, options["like"] = redacted(options["like"]), build_if_named(options["like"])
     if not options.keys() & {"converter", "rename", "rename_regex"}:
         options["converter"] = _matched(sources, options, shown)
 

@@ -63,7 +63,7 @@ def report(
 
     told = {k: v for k, v in {**options, "output": output, "no_values": not values}.items() if v and k != "force"}
     with show.progress(quiet or as_json) as progress:
-        made = page.made(
+        made = page.make_page(
             sources, output, options | {"progress": progress, "values": values},
             command("report", [*map(redacted, sources)], told), spelled
         )  # fmt: skip

@@ -118,7 +118,7 @@ def _page(folder: str, output: str, as_json: bool, quiet: bool, force: bool) -> 
     causes = {"Failures by cause": failed, "Left out or changed, by cause": found.remarks}
     text = html.zoo_page(folder, over / ((over + found.planned) or 1), found.lines()[-2:], causes)
     page = text.encode(errors="backslashreplace")
-    made = html.written(output or html.zoo_name(folder), page, ledgers(folder), force=force)
+    made = html.write_page(output or html.zoo_name(folder), page, ledgers(folder), force=force)
     if as_json:
         show.as_json(made.to_json())
     elif not quiet:

@@ -38,9 +38,9 @@ from ..messages import brief, cut, did_you_mean, is_visible, listing, printable,
 from ..storage import archives, plugins
 from ..storage.faults import SCARCE, MissingFile, refused
 from ..storage.files import Seen, exists, is_dir, is_remote, join, names, split, stat
-from ..storage.lookups import once
+from ..storage.lookups import cached_lookups
 from . import complete, shard_index
-from .own_metadata import hashes_of, unhashed
+from .own_metadata import hashes_of, without_hashes
 from .table import (
     DISTRIBUTED,
     KERAS_WEIGHTS,
@@ -88,7 +88,7 @@ TRIED, MAX_ARCHIVE = 32, 2**30  # files of a folder or an archive that are looke
 INDEX = "hf"  # the format that reads shards under the name of the whole, whatever their own format is
 
 
-@once()
+@cached_lookups()
 def detect(url: str, *, but: str = "") -> Format:
     """Find the format of the checkpoint at `url`, by content first and name second, other than the format `but`.
 
@@ -145,7 +145,7 @@ def _claims(rows: Collection[Format], seen: Seen, but: str) -> dict[str, int]:
     return claims
 
 
-@once()
+@cached_lookups()
 def open_checkpoint(url: str, how: Reading = PLAIN, *, format: str | None = None) -> Checkpoint:
     """Open the checkpoint at `url`, as `format` if it is given. Any bytes give a Checkpoint or a CkptError.
 
@@ -192,7 +192,7 @@ def _opened(url: str, how: Reading, format: str | None) -> Checkpoint:
             found: Checkpoint = module.open(url, how)
             # hashes that a file carries do not apply to outputs made from it
             hashes = hashes_of(found.metadata)
-            return replace(found, metadata=unhashed(found.metadata), hashes=hashes) if hashes else found
+            return replace(found, metadata=without_hashes(found.metadata), hashes=hashes) if hashes else found
     except StorageError:
         if format and format != INDEX and not exists(url) and exists(url + shard_index.SUFFIX):
             return open_checkpoint(url, how, format=INDEX)

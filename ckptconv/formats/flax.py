@@ -328,7 +328,7 @@ class FlaxWriter(NamedTuple):
         file = split(self.url)[1]
         slots = {name: Slot(file, out.starts[name], t.nbytes) for name, t in checkpoint.items()}
         patches = [Patch(file, start, raw) for start, raw in out.patches]
-        notes = own_metadata.lost(checkpoint.metadata, "Flax")
+        notes = own_metadata.lost_metadata(checkpoint.metadata, "Flax")
         return Placement([OutputFile(file, out.at)], slots, patches, notes=notes)
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:

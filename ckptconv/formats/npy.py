@@ -265,7 +265,7 @@ class NpyWriter:
             files.append(OutputFile(file, len(head) + t.nbytes))
             patches.append(Patch(file, 0, head))
             slots[name] = Slot(file, len(head), t.nbytes)
-        notes = own_metadata.lost(checkpoint.metadata, "one .npy" if single else ".npy", ours=not single)
+        notes = own_metadata.lost_metadata(checkpoint.metadata, "one .npy" if single else ".npy", ours=not single)
         ours = b"" if single else own_metadata.pack(checkpoint.metadata)
         if ours:
             files.append(OutputFile(f"{base}/{OURS}", len(ours)))

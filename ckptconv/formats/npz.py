@@ -148,7 +148,7 @@ class NpzWriter:
             for (name, t), extra in zip(checkpoint.items(), extras, strict=True)
         }
         self.zip = StoredZip(self.file, inside)
-        return self.zip.placement()._replace(notes=own_metadata.lost(checkpoint.metadata, "npz", ours=fits))
+        return self.zip.placement()._replace(notes=own_metadata.lost_metadata(checkpoint.metadata, "npz", ours=fits))
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Sequence[Patch]:
         return self.zip.headers(checks)

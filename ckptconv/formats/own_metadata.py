@@ -49,7 +49,7 @@ def seal(tensors: Mapping[str, Tensor], hashes: Mapping[str, str]) -> str:
     return xxh3_128_hexdigest(json.dumps(rows, separators=(",", ":")).encode())
 
 
-def stated(checkpoint: Checkpoint) -> dict[str, str]:
+def verified_hashes(checkpoint: Checkpoint) -> dict[str, str]:
     """The hashes that a checkpoint carries, by name; VerifyError unless they belong to its tensors."""
     entries = checkpoint.hashes
     if not entries.keys() - {OPTIONS}:
@@ -77,7 +77,7 @@ def hashes_of(metadata: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in metadata.items() if OF_THE_FILE.fullmatch(k)}
 
 
-def unhashed(metadata: Mapping[str, str]) -> dict[str, str]:
+def without_hashes(metadata: Mapping[str, str]) -> dict[str, str]:
     """The other metadata entries."""
     return {k: v for k, v in metadata.items() if not OF_THE_FILE.fullmatch(k)}
 
@@ -108,7 +108,7 @@ def unpack(raw: bytes) -> dict[str, str]:
         return {}
 
 
-def lost(metadata: Mapping[str, str], title: str, *, ours: bool = False) -> tuple[Note, ...]:
+def lost_metadata(metadata: Mapping[str, str], title: str, *, ours: bool = False) -> tuple[Note, ...]:
     """Notes on the metadata that a format has no place for; with `ours` it has one for our entries."""
     what = [meaning for key, meaning in MEANING.items() if key in metadata and not ours]
     others = tuple(key for key in metadata if key not in MEANING and key not in PLAIN)

@@ -20,7 +20,7 @@ from ..errors import CorruptCheckpoint
 from ..output.destination import OutputFile
 from ..storage.files import read_all
 from ..storage.json import parse_json
-from .own_metadata import hashes_of, unhashed
+from .own_metadata import hashes_of, without_hashes
 from .placement import Patch, Placement, Slot, together
 
 SUFFIX = ".index.json"
@@ -80,7 +80,9 @@ def cut(checkpoint: Checkpoint, limit: int | None, owners: Mapping[str, str]) ->
             homes[owner] = groups[-1]
             size += t.nbytes
         homes[owner][name] = t
-    metadata = unhashed(checkpoint.metadata) if len(groups) > 1 else checkpoint.metadata  # the index has the hashes
+    metadata = checkpoint.metadata
+    if len(groups) > 1:  # the index has the hashes
+        metadata = without_hashes(metadata)
     return [replace(checkpoint, metadata=metadata).with_tensors(group) for group in groups]
 
 

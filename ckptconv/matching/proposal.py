@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..api import reading
-from ..api.memory import imported, live
+from ..api.memory import build_if_named, import_named
 from ..api.options import SELECT, Options, Path, Source, is_path, names_code, takes
 from ..checkpoint import Checkpoint, Tensor
 from ..dtypes import DTYPES
@@ -158,7 +158,7 @@ def match(
         target = _built(target)
     with files.record_stamps() as stamps:
         b = _opened(target, every.without("from_", "at", "strip_prefix", "ema"))
-        a = passes.unflattened(reading.merged([source], every), b)
+        a = passes.unflatten(reading.open_merged([source], every), b)
 
     def proposed(order: Iterable[str]) -> Proposal:
         side = b.with_tensors({n: b[n] for n in order if n in b})
@@ -186,7 +186,7 @@ def _arrays(given: Arrays, original: Original) -> tuple[Mapping[str, Any], Mappi
     """The inputs of a check, and the outputs, for which an original is run."""
     inputs = arrays(_read(given), "input")
     if isinstance(original, str) and names_code(original):
-        original = imported(original)
+        original = import_named(original)
     return inputs, outputs_of(original, inputs) if callable(original) else _read(original)
 
 
@@ -206,9 +206,9 @@ def _opened(target: Any, how: Options) -> Checkpoint:
     """A checkpoint, or the names and shapes of a module; options that are about the source alone are left out."""
     if isinstance(target, Checkpoint):
         return target
-    target = live(target, meta=True)
+    target = build_if_named(target, meta=True)
     if not callable(getattr(target, "state_dict", None)) or hasattr(target, "save_weights"):
-        return reading.opened(target, how)
+        return reading.open_source(target, how)
     from ..torch import outline
 
     return outline(target)

@@ -23,7 +23,7 @@ from ..checkpoint import Tensor
 from ..errors import LayoutError
 from ..moves.copy import Array
 from ..moves.read import each, windows
-from ..moves.sources import Pool, Sources, whole
+from ..moves.sources import Pool, Sources, decode_all
 from ..rules import layout as layouts
 from ..verification.compare import first_difference, side_by_side
 from .likeness import alike
@@ -82,7 +82,7 @@ class Bits:
     def decoded(self, *tensors: Tensor) -> Iterator[list[Tensor]]:
         """The tensors, with what must be decoded (compressed, packed) decoded once."""
         with closing(Pool(self.sources)) as pool:
-            yield [replace(t, parts=whole(t.parts, pool)) for t in tensors]
+            yield [replace(t, parts=decode_all(t.parts, pool)) for t in tensors]
 
     def order(self, a: Tensor, b: Tensor) -> Order | None:
         """The order of axes that turns a into b, proved; conventions are tried first."""

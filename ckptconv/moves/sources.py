@@ -63,7 +63,7 @@ class Sources:
             if found is not None:
                 self._readers.move_to_end(url)
                 return found
-            with lookups.once(self._run):
+            with lookups.cached_lookups(self._run):
                 found = self._readers[url] = Reader(url)
             known = self._known.get(url, ())
             if found.stamp[: len(known)] != known:
@@ -272,7 +272,7 @@ class Decoded:
             end = part.start + reach(part.shape, part.steps)
             if end > lo:
                 is_coded = isinstance(part.data, Coded)
-                ready = whole([part], self._sources.pool())[0] if is_coded else part
+                ready = decode_all([part], self._sources.pool())[0] if is_coded else part
                 self._active.append((end, part.data, ready))
         return tuple(ready for _, _, ready in self._active)
 
@@ -284,6 +284,6 @@ class Decoded:
         self.between(MAX_ELEMENTS + 1, 0)
 
 
-def whole(parts: Sequence[Part], pool: Pool) -> tuple[Part, ...]:
+def decode_all(parts: Sequence[Part], pool: Pool) -> tuple[Part, ...]:
     """All parts, decoded into a pool."""
     return tuple(p._replace(data=pool.hold(p.data)) if isinstance(p.data, Coded) else p for p in parts)

@@ -26,7 +26,7 @@ from uuid import uuid4
 from ..errors import CkptError, StorageError
 from ..messages import many, redacted, version
 from ..storage import lookups
-from ..storage.faults import asking, spooling
+from ..storage.faults import spooling, translate_errors
 from ..storage.files import join, names
 from ..storage.lookups import filesystem
 from ..storage.paths import is_http, is_repository
@@ -163,14 +163,14 @@ def put_file(path: str, url: str) -> None:
     """Send a file; it appears whole or not at all, in parts if it is large (the file system's own multipart)."""
     fs, where = filesystem(url)
     lookups.forget()
-    with asking(url):
+    with translate_errors(url):
         fs.put_file(path, where)
 
 
 def _remove(url: str) -> None:
     fs, where = filesystem(url)
     lookups.forget()
-    with asking(url):
+    with translate_errors(url):
         fs.rm_file(where)
 
 
@@ -184,7 +184,7 @@ def _commit(files: Mapping[str, str], older: Sequence[str]) -> None:
     first = next(iter(files))
     lookups.forget()
     fs, _ = filesystem(first)
-    with asking(first):
+    with translate_errors(first):
         try:
             places = {url: fs.resolve_path(url.removeprefix("hf://")) for url in (*files, *older)}
         except FileNotFoundError as e:
@@ -229,7 +229,7 @@ class S3:
         self._id = str(self._ask("create_multipart_upload")["UploadId"])
 
     def _ask(self, method: str, **given: Any) -> dict[str, Any]:
-        with asking(self._url):
+        with translate_errors(self._url):
             answer: dict[str, Any] = self._call(method, **self._at, **given)
             return answer
 
@@ -260,7 +260,7 @@ class GCS:
     def send(self, number: int, data: bytes | bytearray) -> str:
         where = f"{self._home}/{number:05}"
         self._made.append(where)
-        with asking(self._url):
+        with translate_errors(self._url):
             self._fs.pipe_file(where, bytes(data), consistency="md5")
         return where
 
@@ -276,13 +276,13 @@ class GCS:
     def _composed(self, where: str, some: Sequence[str]) -> str:
         if where != self._path:
             self._made.append(where)
-        with asking(self._url):
+        with translate_errors(self._url):
             self._fs.merge(where, [*some])
         return where
 
     def abort(self) -> None:
         for where in self._made:
-            with suppress(CkptError), asking(self._url):
+            with suppress(CkptError), translate_errors(self._url):
                 self._fs.rm_file(where)
 
 

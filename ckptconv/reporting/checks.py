@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..api.options import several
+from ..api.options import as_tuple
 from ..checkpoint import Checkpoint, Tensor
 from ..errors import UsageError
 from ..messages import did_you_mean, many, shortened
@@ -91,7 +91,7 @@ Limits = Mapping[str, float | None]
 def limits(given: Mapping[str, Any] | str | Iterable[str] = ()) -> dict[str, float | None]:
     """Limits of the checks by name: `outliers=20` sets one, `spike=off` leaves the check out. Else UsageError."""
     out = {name: check.limit for name, check in CHECKS.items()}
-    pairs = given.items() if isinstance(given, Mapping) else (text.partition("=")[::2] for text in several(given))
+    pairs = given.items() if isinstance(given, Mapping) else (text.partition("=")[::2] for text in as_tuple(given))
     for name, value in ((name, str(value)) for name, value in pairs):
         if name not in CHECKS:
             raise UsageError(f"there is no check {name!r}{did_you_mean(name, CHECKS, 'checks')}")

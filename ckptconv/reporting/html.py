@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..api.comparing import sides, stripped
 from ..api.options import CHANGE, SELECT, Options, Path, Source, path as text, takes
-from ..api.reading import list_of, merged, prepare, url_of
+from ..api.reading import list_of, open_merged, prepare, url_of
 from ..errors import UsageError
 from ..formats.own_metadata import OPTIONS
 from ..messages import Told, brief, in_bytes, many, printable, redacted, version
@@ -92,10 +92,10 @@ def report(
 
     Returns a Page: its `path` and its size in `bytes`; a notebook shows the page. Raises any CkptError of reading.
     """
-    return made(list_of(sources), destination, {**given, "values": values})
+    return make_page(list_of(sources), destination, {**given, "values": values})
 
 
-def made(
+def make_page(
     sources: Sequence[Source], destination: Path | None, given: dict[str, Any], command: str = "", spell: Spell = str
 ) -> Page:
     """Write a report. command: the command line that the page shows; spell: how notes name options."""
@@ -108,13 +108,13 @@ def made(
             f"a page is an .html file, not {path}{'; several checkpoints are one list, [a, b]' * files.exists(path)}"
         )
     with files.record_stamps() as stamps:
-        data = collected(sources, how, values=values)
+        data = collect_data(sources, how, values=values)
         data["made"] = data.get("made", {}) | {"This page": command}
     page = render(data, spell).encode(errors="backslashreplace")  # a path may hold any bytes
-    return written(path, page, stamps, force=how.force)
+    return write_page(path, page, stamps, force=how.force)
 
 
-def written(path: str, page: bytes, read: Collection[str], *, force: bool) -> Page:
+def write_page(path: str, page: bytes, read: Collection[str], *, force: bool) -> Page:
     """Write a page, whole or not at all, over none of the files that were read for it and as private as they are."""
     write_whole(path, page, read, force=force)
     return Page(path, len(page))
@@ -124,7 +124,7 @@ def _named(source: Source) -> str:
     return redacted(url_of(source)) or "in memory"
 
 
-def collected(sources: Sequence[Source], how: Options, *, values: bool) -> dict[str, Any]:
+def collect_data(sources: Sequence[Source], how: Options, *, values: bool) -> dict[str, Any]:
     """The data of a page: of one checkpoint, of two, or of a series. sides: what is compared, and its formats."""
     names = [*map(_named, sources)]
     if len(sources) == 1:
@@ -134,7 +134,7 @@ def collected(sources: Sequence[Source], how: Options, *, values: bool) -> dict[
     else:
         if how.changes:
             raise UsageError("a series is of checkpoints as they are: it takes no options of a conversion")
-        plain = [merged([source], how.without("strip_prefix")) for source in sources]
+        plain = [open_merged([source], how.without("strip_prefix")) for source in sources]
         data = survey.series(stripped(plain, how.strip_prefix), names, how, values=values)
         data |= {"sides": [[names[0], plain[0].format], [names[-1], data["format"]]]}
     return data | {"url": names[-1]}
@@ -148,7 +148,7 @@ def _pair(source: Source, target: Source, how: Options, *, values: bool) -> dict
     data = survey.survey(after if converted else both.both, how, values=values, both=both)
     data["compared"] = both.conversion(before) if converted else both.comparison()
     if values and converted:  # what the conversion itself does is new
-        data["before"] = survey.told(checks.check(before, checks.limits(), workers=how.workers))
+        data["before"] = survey.finding_rows(checks.check(before, checks.limits(), workers=how.workers))
     recorded, converter = after.hashes.get(OPTIONS, ""), how.converter
     return data | {
         "made": {"Converter": str(getattr(converter, "name", converter or "")), "Options in the file": recorded[:2000]},
@@ -183,10 +183,10 @@ def render(data: dict[str, Any], spell: Spell = str) -> str:
         "style": style,
         "json": _quoted(data),
     }
-    return filled("page.html", slots)
+    return fill_slots("page.html", slots)
 
 
-def filled(template: str, slots: Mapping[str, str]) -> str:
+def fill_slots(template: str, slots: Mapping[str, str]) -> str:
     """A template of page/ with its slots filled, each of which is HTML."""
     return re.sub(r"\{\{ (\w+) \}\}", lambda slot: slots[slot[1]], file(template))
 
@@ -240,7 +240,7 @@ def zoo_page(url: str, share: float, lines: Sequence[str], causes: Mapping[str, 
         "bar": f'<progress value="{share}"></progress>',
         "sections": "".join(_causes(title, some) for title, some in causes.items() if some),
     }
-    return filled("zoo.html", slots)
+    return fill_slots("zoo.html", slots)
 
 
 def _causes(title: str, causes: Sequence[Any]) -> str:

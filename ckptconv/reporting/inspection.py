@@ -26,7 +26,7 @@ from ..messages import Told, brief, did_you_mean, fold, in_digits, in_shape, man
 from ..moves.read import each, hash_tensor
 from ..rules import passes
 from ..rules.passes import separator
-from ..storage.lookups import once
+from ..storage.lookups import cached_lookups
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -76,7 +76,7 @@ class Inspection(Told):
         Values are listed if nothing was left out by a selection, of which only tensors are.
         """
         found = self.checkpoint
-        notes = [n for n in untold(found) if n.kind != "dropped"]  # the user knows what was not selected
+        notes = [n for n in notes_to_show(found) if n.kind != "dropped"]  # the user knows what was not selected
         values = found.details.get("values", {}) if all(n.kind != "dropped" for n in found.notes) else {}
         lines = [_short(f"metadata: {k} = {v}") for k, v in found.metadata.items()]
         lines += [_short(f"value: {k} = {v}") for k, v in values.items()]
@@ -112,7 +112,7 @@ class Inspection(Told):
         }  # fmt: skip
 
 
-def untold(c: Checkpoint) -> list[Note]:
+def notes_to_show(c: Checkpoint) -> list[Note]:
     """The notes but for those on values, which `inspect` and pages list."""
     values = c.details.get("values", {}).keys()
     return [n for n in c.notes if not n.names or not values >= {*n.names}]
@@ -123,7 +123,7 @@ def _short(text: str) -> str:
 
 
 @takes(*SELECT, "jobs")
-@once()
+@cached_lookups()
 @uncollected()
 def inspect(
     path: Source,
@@ -144,8 +144,8 @@ def inspect(
     Returns an Inspection. Raises UsageError for an unknown `sort`, and what `open` raises.
     """
     how = Options(**given)
-    checkpoint = reading.opened(path, how)
-    tensors = ordered(checkpoint.tensors.values(), sort) if sort else list(checkpoint.tensors.values())
+    checkpoint = reading.open_source(path, how)
+    tensors = sort_tensors(checkpoint.tensors.values(), sort) if sort else list(checkpoint.tensors.values())
     extra = _extra(tensors, stats, hash, how.workers)
     variables = graph_variables(checkpoint) if graph else None
     return Inspection(url_of(path), checkpoint, tuple(tensors), totals(checkpoint), extra, variables)
@@ -224,7 +224,7 @@ def check(
     from . import checks
 
     how = Options(**given)
-    checkpoint, other = (reading.opened(path, how), None) if reference is None else sides(path, reference, how)[1:]
+    checkpoint, other = (reading.open_source(path, how), None) if reference is None else sides(path, reference, how)[1:]
     found = checks.check(checkpoint, checks.limits(limit), workers=how.workers, reference=other)
     return Checked(checkpoint, tuple(found))
 
@@ -243,7 +243,7 @@ BESIDE = 20  # lines on what is beside tensors
 MAX_DEPTH = 64  # scopes of the tree; deeper ones are joined in one line
 
 
-def ordered(tensors: Iterable[Tensor], key: str) -> list[Tensor]:
+def sort_tensors(tensors: Iterable[Tensor], key: str) -> list[Tensor]:
     """Sort by a column in ascending order; by `-key` in descending order. UsageError lists the columns."""
     word = str(key).removeprefix("-")
     if word not in KEYS:

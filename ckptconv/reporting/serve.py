@@ -140,7 +140,7 @@ class Shelf:
         style = html.file("page.css")
         policy = f"default-src 'none'; style-src {html.digest(style)}; form-action 'self'; base-uri 'none'"
         words = {"policy": policy, "count": many(len(offered), "checkpoint"), "version": version()}
-        return html.filled("list.html", {k: escape(v) for k, v in words.items()} | {"style": style, "rows": rows})
+        return html.fill_slots("list.html", {k: escape(v) for k, v in words.items()} | {"style": style, "rows": rows})
 
     def page(self, number: int, watch: Watch, *, whole: bool = False) -> str:
         """The report of one checkpoint."""
@@ -167,7 +167,7 @@ class Shelf:
             urls = [self.source(n) for n in (between if between[0] == a else between[::-1])]
         with self._reading:
             how = replace(self.how, progress=lambda *_: watch())
-            return html.render(html.collected(urls, how, values=True), self.spell)
+            return html.render(html.collect_data(urls, how, values=True), self.spell)
 
     # --- values ---
 
@@ -183,7 +183,7 @@ class Shelf:
 def _rectangle(text: str, t: Tensor, sources: Sources) -> dict[str, Any]:
     """A rectangle of a tensor, of which only that is read."""
     cells, texts = region(t, [_number(word) for word in text.split(",")], sources)
-    return {"matrix": matrix(t.shape), "cells": survey.shaded(cells), "texts": texts}
+    return {"matrix": matrix(t.shape), "cells": survey.shade_cells(cells), "texts": texts}
 
 
 def _row(number: int, o: Offered) -> str:
@@ -228,7 +228,7 @@ def answer(shelf: Shelf, path: str, query: str, watch: Watch) -> str | dict[str,
         case [number, "" | "all" as what]:
             return shelf.page(_number(number), watch, whole=what == "all")
         case [number, "tensor", row]:
-            return shelf.seen(number, row, watch, survey.one)
+            return shelf.seen(number, row, watch, survey.single_tensor)
         case [number, "region", row]:
             return shelf.seen(number, row, watch, partial(_rectangle, words.get("at", "")))
     return None

@@ -46,7 +46,7 @@ from ..rules.passes import separator
 from ..verification.compare import diff
 from ..verification.difference import EXACT, PART_KINDS, Difference, places
 from . import checks
-from .inspection import role, totals as totals_of, untold
+from .inspection import notes_to_show, role, totals as totals_of
 from .pictures import Picture, Stats, draw, heat_of, scan
 
 MAX_HISTOGRAMS = 20_000  # for the largest tensors: 44 characters each
@@ -69,7 +69,7 @@ def survey(
     """
     tensors = list(c.tensors.values())
     belong = places(tensors)
-    about, notes = both.b if both else c, untold(c)
+    about, notes = both.b if both else c, notes_to_show(c)
     if both:
         side = "in A: " * (c is both.both)
         notes += [n._replace(text=side + n.text) for n in both.a.notes]
@@ -105,7 +105,9 @@ def survey(
     )
     if both and c is both.both:  # no conversion, so that what is equal has been seen
         was = [p.was or p.now for p in pairs if both.kind(p.now.tensor.name) != "only_b"]
-        out["before"] = told(checks.findings(replace(c, notes=both.a.notes), was, checks.limits(), workers=how.workers))
+        out["before"] = finding_rows(
+            checks.findings(replace(c, notes=both.a.notes), was, checks.limits(), workers=how.workers)
+        )
     return out | _values(pairs) | _found(_of_all(early, found))
 
 
@@ -173,7 +175,7 @@ def _values(pairs: Sequence[Pair]) -> dict[str, Any]:
         if bars and (bars.low, bars.high) != (s.min, s.max):
             out["clip"][i] = [number(bars.low), number(bars.high), bars.below, bars.above]
         if cells is not None:
-            out["heat"][i] = [*shaded(cells), moved is not None]
+            out["heat"][i] = [*shade_cells(cells), moved is not None]
         if old and old.bars:
             out["was"][i] = [_bars(old, peak), *(number(getattr(old.stats, m)) for m in MEASURES[:4])]
     return out
@@ -190,7 +192,7 @@ def number(value: float | int | None) -> float | int | str | None:
     return float(f"{value:.6g}") if math.isfinite(value) else str(float(value))
 
 
-def shaded(cells: Array) -> list[Any]:
+def shade_cells(cells: Array) -> list[Any]:
     """Rows, columns, a byte for each cell, and what the shade 253 stands for; a few large values make no other pale."""
     finite = np.isfinite(cells)
     known = np.sort(cells[finite], axis=None)
@@ -201,7 +203,7 @@ def shaded(cells: Array) -> list[Any]:
     return [*cells.shape, base64.b64encode(coded.tobytes()).decode(), number(top)]
 
 
-def one(t: Tensor, sources: Sources) -> dict[str, Any]:
+def single_tensor(t: Tensor, sources: Sources) -> dict[str, Any]:
     """The columns of a single tensor, whose row is 0, with what the checks find in it alone."""
     picture = draw(scan(t, sources, heat=False), sources)
     found = checks.findings(Checkpoint({t.name: t}), [picture], checks.limits())
@@ -210,7 +212,7 @@ def one(t: Tensor, sources: Sources) -> dict[str, Any]:
 
 def _found(given: Iterable[checks.Finding]) -> dict[str, Any]:
     return {
-        "findings": told(given),
+        "findings": finding_rows(given),
         "checks": {
             name: [check.severity, check.meaning.replace("LIMIT", f"{check.limit or 0:g}")]
             for name, check in checks.CHECKS.items()
@@ -218,7 +220,7 @@ def _found(given: Iterable[checks.Finding]) -> dict[str, Any]:
     }
 
 
-def told(found: Iterable[checks.Finding]) -> list[Any]:
+def finding_rows(found: Iterable[checks.Finding]) -> list[Any]:
     """Findings as rows."""
     return [[f.check, f.tensor, f.text, f.index or ()] for f in found]
 
@@ -321,7 +323,7 @@ def series(checkpoints: Sequence[Checkpoint], urls: Sequence[str], how: Options,
     def look(name: str, sources: Sources) -> Moved | None:
         nonlocal done
         tensors = [c.tensors.get(name) for c in checkpoints]
-        found = moved(tensors, sources)
+        found = measure_series(tensors, sources)
         done += sum(t.nbytes for t in tensors if t)
         tell(done, whole)
         return found
@@ -357,7 +359,7 @@ def _of_all(early: Iterable[tuple[str, checks.Finding]], last: Iterable[checks.F
         yield replace(first, text=f"{first.text}, only in {shortened([*gone])}")
 
 
-def moved(tensors: Sequence[Tensor | None], sources: Sources) -> Moved | None:
+def measure_series(tensors: Sequence[Tensor | None], sources: Sources) -> Moved | None:
     """Measure one tensor of all checkpoints; None if it has no numbers. Those with another shape are left out."""
     last = tensors[-1]
     if last is None or not last.count or last.dtype.kind not in NUMERIC:

@@ -15,11 +15,22 @@ from dataclasses import replace
 from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, named, onward, origin, uncollected
+from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, compose_moves, named, origin, uncollected
 from ..errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
 from ..messages import brief, fold, listing, many, nearest, printable
 from . import operations
-from .assign import TIED, Assignment, Group, Names, assign, doubtful, recall, remember, tied, translated
+from .assign import (
+    TIED,
+    Assignment,
+    Group,
+    Names,
+    assign,
+    doubtful,
+    recorded_groups,
+    recorded_ties,
+    remember,
+    translate,
+)
 from .passes import TRACKED, in_roles, literal
 from .sizes import Sizes, check_model, filled
 from .templates import INT, Matcher, Template
@@ -44,7 +55,7 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
     whole, left_out = _untied(converter, checkpoint)
     names = Names(converter, whole)
     sizes = Sizes(converter, names, params or {})
-    found = recall(names) if converter.forward and converter.one_way else assign(names)
+    found = recorded_groups(names) if converter.forward and converter.one_way else assign(names)
     check_model(sizes)
     if converter.forward:
         left_out += _spared(whole, found)
@@ -79,7 +90,9 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
         n: Move("" if converter.every and len(g.names) == 1 and n == g.names[0] else g.rule.label, tuple(g.names))
         for n, g in origins.items()
     }
-    return replace(result, moved=onward(checkpoint.moved, moves | {n: moves[first] for n, first in copies.items()}))
+    return replace(
+        result, moved=compose_moves(checkpoint.moved, moves | {n: moves[first] for n, first in copies.items()})
+    )
 
 
 # --- build ----------------------------------------------------------------------------------------------------------
@@ -93,7 +106,7 @@ def _build(sizes: Sizes, group: Group, taken: Collection[str]) -> None:
     rule, checkpoint = group.rule, sizes.names.checkpoint
     if not rule.targets:
         return
-    values = translated(rule, group.values, sizes.converter.separators) or {}
+    values = translate(rule, group.values, sizes.converter.separators) or {}
     made = _sources(checkpoint, group)
     for template, blocks in rule.fill if rule.backward else ():
         name = template.render(group.values)
@@ -345,7 +358,7 @@ def _untied(converter: Converter, checkpoint: Checkpoint) -> tuple[Checkpoint, l
     What is left out must be a copy of the first, which is compared bit for bit whenever that is read.
     """
     kept, gone = dict(checkpoint.tensors), dict[str, None]()
-    remembered = tied(checkpoint)
+    remembered = recorded_ties(checkpoint)
     for tie in converter.ties if converter.forward else ():
         for group in _groups(tie.names, checkpoint):
             there = [n for n in group if n in checkpoint]

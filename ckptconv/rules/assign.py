@@ -96,7 +96,7 @@ def _before(inverse: Converter, name: str, shape: Shape) -> Iterator[tuple[str, 
     """The names and shapes that a tensor may have had, as far as its name, rank and shape determine them."""
     for m in inverse.matcher.matches(name):
         rule = inverse.rules[inverse.origins[m.number][0]]
-        old = led(rule, m.values, inverse.separators)
+        old = sole_target(rule, m.values, inverse.separators)
         if not old or len(rule.sources) > 1 or (rule.wanted[0] and len(shape) not in rule.wanted[0]):
             continue
         if rule.resize:  # the length before is not known here; a later rule would give another answer
@@ -107,7 +107,7 @@ def _before(inverse: Converter, name: str, shape: Shape) -> Iterator[tuple[str, 
             return
 
 
-def translated(rule: Rule, values: Mapping[str, str], separators: tuple[str, str]) -> dict[str, str] | None:
+def translate(rule: Rule, values: Mapping[str, str], separators: tuple[str, str]) -> dict[str, str] | None:
     """Translate the captures to the target; None if one has no value there."""
     out = {}
     for name, value in values.items():
@@ -122,9 +122,9 @@ def translated(rule: Rule, values: Mapping[str, str], separators: tuple[str, str
     return out
 
 
-def led(rule: Rule, values: Mapping[str, str], separators: tuple[str, str]) -> str:
+def sole_target(rule: Rule, values: Mapping[str, str], separators: tuple[str, str]) -> str:
     """The one name to which a rule leads, or '' if it leads to several or that depends on more than a name."""
-    new = translated(rule, values, separators)
+    new = translate(rule, values, separators)
     if new is not None and len(rule.targets) == 1 and not rule.targets[0].stacks:
         with suppress(LayoutError):
             return rule.targets[0].render(new)
@@ -204,7 +204,7 @@ def _refuses(rule: Rule, k: int, values: dict[str, str], names: Names, name: str
     rank = len(names.checkpoint[name].shape)
     if rule.wanted[k] and rank not in rule.wanted[k]:
         return f"takes {' or '.join(map(str, rule.wanted[k]))} axes, the tensor has {rank}"
-    spelled = translated(rule, values, names.converter.separators)
+    spelled = translate(rule, values, names.converter.separators)
     if spelled is None:
         return "would give a negative or fractional number"
     for templates, wanted in ((rule.having, True), (rule.lacking, False)):
@@ -333,7 +333,7 @@ def remember(
     return replace(checkpoint, metadata=metadata)
 
 
-def borrowed(checkpoint: Checkpoint, made: Checkpoint) -> Checkpoint:
+def with_records_of(checkpoint: Checkpoint, made: Checkpoint) -> Checkpoint:
     """The checkpoint with the records and doubts of what the converter makes of a template, for its inverse."""
     records = {k: v for k, v in made.metadata.items() if k in (KEY, PARAMS)}
     doubts = (n for n in made.notes if n.kind == "assumed")
@@ -365,13 +365,13 @@ def recorded(inverse: Converter, checkpoint: Checkpoint) -> tuple[dict[str, int]
     }  # fmt: skip
 
 
-def tied(checkpoint: Checkpoint) -> set[str]:
+def recorded_ties(checkpoint: Checkpoint) -> set[str]:
     """The names that were added for ties, if the metadata records them."""
     names = _read(checkpoint, TIED)
     return {n for n in names if isinstance(n, str)} if isinstance(names, list) else set()
 
 
-def recall(names: Names) -> Assignment:
+def recorded_groups(names: Names) -> Assignment:
     """The groups that the inverse of a one-way converter converts, each with the names that the sources had."""
     inverse, checkpoint = names.converter, names.checkpoint
     forward = inverse.forward or inverse

@@ -19,7 +19,7 @@ from ..messages import brief, did_you_mean, listing, printable
 from ..storage import plugins
 from ..storage.paths import refuse_remote
 from .apply import apply
-from .assign import Names, assign, borrowed, led, resembles, takes
+from .assign import Names, assign, resembles, sole_target, takes, with_records_of
 from .converter import Converter, Rule
 from .templates import INT, MAX_NAME, TEXT, Capture, Domain, Matcher, Template, halves, template
 from .toml import MAX_FILE, parse, read, shipped
@@ -132,7 +132,7 @@ def change(
     if converter:
         rules = auto(checkpoint) if converter == "auto" else load(converter)
         if inverse and rules.one_way and template is not None:
-            checkpoint = borrowed(checkpoint, apply(rules, template, params))
+            checkpoint = with_records_of(checkpoint, apply(rules, template, params))
         try:
             if not inverse and not resembles(rules, checkpoint):
                 known = ", ".join(t.text for t, _ in rules.present)
@@ -303,9 +303,9 @@ def _way_back(converter: Converter, most: int) -> Iterator[str]:
         own = Matcher([(rule.sources[0], rule.where)])
         for name in samples(rule.sources[0], rule.where, most):
             m = own.first(name)
-            new = led(rule, m.values, converter.separators) if m else ""
+            new = sole_target(rule, m.values, converter.separators) if m else ""
             taken = _first(back, new, rule.inverse.wanted[0] or range(MAX_NAME)) if new else None
-            if taken and (wrong := led(back.rules[taken[0]], taken[1], back.separators)) not in ("", name):
+            if taken and (wrong := sole_target(back.rules[taken[0]], taken[1], back.separators)) not in ("", name):
                 yield f"rule {rule.label}: {name} would come back as {wrong}; add a rank or a where, or declare one_way"
                 break
 

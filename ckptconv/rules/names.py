@@ -1,10 +1,10 @@
 """Passes on names: one entry of a nested checkpoint, no prefixes of wrappers, other names, averages as weights.
 
-at              state_dict_ema.fc.weight -> fc.weight; tensors outside the entry are dropped
-strip           module._orig_mod.fc.weight -> fc.weight
-replaced        what a regular expression matches -> something else
-averages        w/ExponentialMovingAverage -> w; ema.fc.weight, of the entry `ema` beside the model's -> fc.weight
-hinted          notes which prefixes wrappers left, and how to remove them
+take_entry       state_dict_ema.fc.weight -> fc.weight; tensors outside the entry are dropped
+strip_prefixes   module._orig_mod.fc.weight -> fc.weight
+rename_by_regex  what a regular expression matches -> something else
+take_averages    w/ExponentialMovingAverage -> w; ema.fc.weight, of the entry `ema` beside the model's -> fc.weight
+add_hints        notes which prefixes wrappers left, and how to remove them
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import replace
 from functools import cache
 from itertools import repeat
 
-from ..checkpoint import Checkpoint, Entry, Move, Note, Tensor, named, onward, origin
+from ..checkpoint import Checkpoint, Entry, Move, Note, Tensor, compose_moves, named, origin
 from ..errors import UsageError
 from ..messages import did_you_mean, listing
 from ..storage.paths import beginning
-from .passes import AVERAGE, chosen, lost, renamed, unread, unseen
+from .passes import AVERAGE, damaged_names, keep_renamed, notes_after_renaming, renamed, unread_names
 from .templates import halves
 
 MAX_ENTRIES = 12  # that an error lists
@@ -36,14 +36,14 @@ EMA = re.compile(r"[_.-]?(?:ema|swa|shadow|averaged?)[_.-]?", re.IGNORECASE)  # 
 CHOICES = ("weights are in '", "holds several state dicts")  # beginnings of notes that `at` makes obsolete
 
 
-def at(checkpoint: Checkpoint, entry: str) -> Checkpoint:
+def take_entry(checkpoint: Checkpoint, entry: str) -> Checkpoint:
     """Keep the tensors of one entry, under names without it; UsageError lists the entries if it does not exist."""
     entry = entry.strip("./")
     about = checkpoint.details.get("entry", {})
-    names = [*checkpoint.tensors, *lost(checkpoint), *unread(checkpoint)]
+    names = [*checkpoint.tensors, *damaged_names(checkpoint), *unread_names(checkpoint)]
     new = _inside(names, entry) or _inside_main(names, entry, about)
     notes = tuple(n for n in checkpoint.notes if not n.text.startswith(CHOICES))
-    kept = chosen(replace(checkpoint, notes=notes), lambda n: new.get(n, ""), f"in the entry {entry!r}")
+    kept = keep_renamed(replace(checkpoint, notes=notes), lambda n: new.get(n, ""), f"in the entry {entry!r}")
     if not kept.tensors:
         known = [about["name"], *about["beside"]] if about.get("name") else []
         first = (n.replace("/", ".").partition(".")[0] for n in checkpoint.tensors)
@@ -70,7 +70,7 @@ def _inside_main(names: Sequence[str], entry: str, about: Entry) -> dict[str, st
     return _inside(names, entry.removeprefix(f"{main}.")) if main and entry.startswith(f"{main}.") else {}
 
 
-def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
+def strip_prefixes(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
     """Remove prefixes from all names, repeatedly and in any order; UsageError for one that no name has."""
     wanted = [p for text in prefixes for p in text.split(",") if p]
     if not wanted:
@@ -82,12 +82,12 @@ def strip(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoint:
     def bare(name: str) -> str:
         return head * name.startswith(head) + _stripped(name.removeprefix(head), wanted, used)
 
-    for name in (*checkpoint.tensors, *lost(checkpoint)):
+    for name in (*checkpoint.tensors, *damaged_names(checkpoint)):
         bare(name)
     if unused := ", ".join(repr(p) for p in wanted if p not in used):
         what = f"no name begins with {unused}; `inspect` lists the names"
         raise UsageError(what, url="".join(checkpoint.urls[:1]) or None)
-    noted = replace(checkpoint, notes=unseen(checkpoint.notes, bare))
+    noted = replace(checkpoint, notes=notes_after_renaming(checkpoint.notes, bare))
     return renamed(noted, bare, f"strip_prefix={','.join(wanted)}")
 
 
@@ -96,7 +96,7 @@ def _owner(names: Sequence[str], prefixes: Sequence[str]) -> str:
     if not names or any(map(str.startswith, names, repeat(tuple(prefixes)))):
         return ""
     common = beginning(names)
-    return next((common[: at + 1] for p in prefixes if (at := common.find("." + p)) >= 0), "")
+    return next((common[: take_entry + 1] for p in prefixes if (take_entry := common.find("." + p)) >= 0), "")
 
 
 def _stripped(name: str, prefixes: Sequence[str], used: set[str]) -> str:
@@ -114,7 +114,7 @@ def _stripped(name: str, prefixes: Sequence[str], used: set[str]) -> str:
     return name
 
 
-def hinted(checkpoint: Checkpoint) -> Checkpoint:
+def add_hints(checkpoint: Checkpoint) -> Checkpoint:
     """Note a state dict that is an entry of the entry, and the wrappers' prefixes of all weights, with the options."""
     weights = [n for n, t in checkpoint.tensors.items() if not t.role]
     main = checkpoint.details.get("entry", {}).get("name", "")
@@ -131,7 +131,7 @@ def hinted(checkpoint: Checkpoint) -> Checkpoint:
 # --- regular expressions ----------------------------------------------------------------------------------------
 
 
-def replaced(checkpoint: Checkpoint, pairs: Sequence[str | tuple[str, str]]) -> Checkpoint:
+def rename_by_regex(checkpoint: Checkpoint, pairs: Sequence[str | tuple[str, str]]) -> Checkpoint:
     """Replace in all names what regular expressions match: 'FROM=TO', one after the other; each must change a name.
 
     They are those of Python's `re`; \\1 in TO is a group.
@@ -159,7 +159,7 @@ def replaced(checkpoint: Checkpoint, pairs: Sequence[str | tuple[str, str]]) -> 
 # --- averages ---------------------------------------------------------------------------------------------------
 
 
-def averages(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda name: True) -> Checkpoint:
+def take_averages(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda name: True) -> Checkpoint:
     """Put each moving average under its weight's name and those that are tied to it; UsageError if there is none.
 
     A weight without an average stays as it is, with a note. wanted: whether a name is not excluded, which decides
@@ -195,7 +195,10 @@ def averages(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda name
         Note("hint" if "stay" in text else "dropped", text, tuple(names)) for text, names in texts.items() if names
     ]
     alone = {b: Move("ema=True", (t.name,)) for b, t in by_base.items() if b not in tensors}
-    moved = {**checkpoint.moved, **onward(checkpoint.moved, alone)}  # one that has a weight is in the weight's place
+    moved = {
+        **checkpoint.moved,
+        **compose_moves(checkpoint.moved, alone),
+    }  # one that has a weight is in the weight's place
     known = [*out, *(move.sources[0] for move in alone.values())]
     details = named(checkpoint.details, known, lambda n: bases.get(n) or n)
     return replace(checkpoint.with_tensors(out, *notes), details=details, moved=moved)

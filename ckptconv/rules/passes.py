@@ -20,7 +20,7 @@ from fnmatch import translate
 from functools import lru_cache
 from itertools import islice
 
-from ..checkpoint import Checkpoint, Move, Note, Role, Tensor, joined, named, onward, training
+from ..checkpoint import Checkpoint, Move, Note, Role, Tensor, compose_moves, joined, named, training
 from ..dtypes import DType
 from ..errors import ConversionError, CorruptCheckpoint, NameCollision, UsageError
 from ..messages import did_you_mean, fold, in_shape, listing, many, printable, reasons, shortened
@@ -87,11 +87,15 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     """
     if not include and not exclude:
         return checkpoint
-    names = [*checkpoint.tensors, *lost(checkpoint), *unread(checkpoint)]  # a glob may mean what diff cannot compare
+    names = [
+        *checkpoint.tensors,
+        *damaged_names(checkpoint),
+        *unread_names(checkpoint),
+    ]  # a glob may mean what diff cannot compare
     _refuse_idle((*include, *exclude), names, "")
-    test = wanted(include, exclude)
+    test = selector(include, exclude)
     taken = dict.fromkeys(filter(test, names))
-    made = chosen(checkpoint, lambda n: n * (n in taken), "selected", some=bool(include))
+    made = keep_renamed(checkpoint, lambda n: n * (n in taken), "selected", some=bool(include))
     if checkpoint.tensors and not made.tensors:
         if skipped := [str(n) for n in made.notes if n.unread]:
             raise UsageError(f"all that is selected is left out when the file is read:\n{listing(skipped)}")
@@ -99,17 +103,17 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     return made
 
 
-def chosen(checkpoint: Checkpoint, new: Callable[[str], str], what: str, *, some: bool = False) -> Checkpoint:
+def keep_renamed(checkpoint: Checkpoint, new: Callable[[str], str], what: str, *, some: bool = False) -> Checkpoint:
     """Keep what has a new name, and rename it in notes alone; CorruptCheckpoint if all of that is damaged.
 
     some: see `unseen`.
     """
-    gone = lost(checkpoint)
+    gone = damaged_names(checkpoint)
     keep = {n: t for n, t in checkpoint.tensors.items() if new(n)}
     if not keep and (damaged := list(filter(new, gone))):
         raise CorruptCheckpoint(f"all that is {what} is damaged:\n{listing(damaged)}")
     left = tuple(n for n in (*checkpoint.tensors, *gone) if not new(n))
-    made = replace(checkpoint, notes=unseen(checkpoint.notes, new, some=some))
+    made = replace(checkpoint, notes=notes_after_renaming(checkpoint.notes, new, some=some))
     return made.with_tensors(keep, *([Note("dropped", f"not {what}", left)] if left else []))
 
 
@@ -130,7 +134,7 @@ def select_either(
     return one(a), one(b)
 
 
-def wanted(include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Callable[[str], bool]:
+def selector(include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Callable[[str], bool]:
     """The test of `select` as a function of a name, for other checkpoints; here a glob may match nothing."""
     yes, no = ([_matches(glob) for glob in globs] for globs in (include, exclude))
     return lambda name: (not yes or any(m(name) for m in yes)) and not any(m(name) for m in no)
@@ -173,7 +177,7 @@ def in_roles(counts: Mapping[str, int]) -> str:
     return ", ".join(many(counts[r], noun) for r, noun in ROLES.items() if counts.get(r))
 
 
-def like(checkpoint: Checkpoint, template: Checkpoint, *, partial: bool = False) -> Checkpoint:
+def fill_template(checkpoint: Checkpoint, template: Checkpoint, *, partial: bool = False) -> Checkpoint:
     """What a checkpoint gives under the names, order, ties and metadata of a template.
 
     The template keeps its own training state (slots, counters, torch's count of batches), and with `partial` also
@@ -208,7 +212,7 @@ def like(checkpoint: Checkpoint, template: Checkpoint, *, partial: bool = False)
     return replace(template, tensors=made, hashes={}, notes=more, urls=(*checkpoint.urls, *template.urls))
 
 
-def unflattened(checkpoint: Checkpoint, template: Checkpoint | None) -> Checkpoint:
+def unflatten(checkpoint: Checkpoint, template: Checkpoint | None) -> Checkpoint:
     """Cut FSDP's flat parameters into the parameters that they hold, whose names, shapes and order a template gives.
 
     `layers.0._flat_param` holds all parameters below `layers.0` that are in no other one, in the order of the module,
@@ -284,7 +288,7 @@ def renamed(checkpoint: Checkpoint, new: Callable[[str], str], rule: str) -> Che
         raise NameCollision(f"{len(clashes)} names would collide:\n{reasons(clashes)}")
     ties = tuple(tuple(new(n) for n in group) for group in checkpoint.ties)
     details = named(checkpoint.details, checkpoint, new)
-    return replace(checkpoint, tensors=out, ties=ties, details=details, moved=onward(checkpoint.moved, moved))
+    return replace(checkpoint, tensors=out, ties=ties, details=details, moved=compose_moves(checkpoint.moved, moved))
 
 
 def merge(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
@@ -342,7 +346,7 @@ def cast(checkpoint: Checkpoint, to: DType) -> Checkpoint:
     return checkpoint.with_tensors({**checkpoint.tensors, **out}, *notes)
 
 
-def texts(checkpoint: Checkpoint) -> Checkpoint:
+def escape_metadata(checkpoint: Checkpoint) -> Checkpoint:
     """Escape what is not valid Unicode in metadata (a file's bytes, half a surrogate pair): no format can hold it."""
     made = {_escaped(k): _escaped(v) for k, v in checkpoint.metadata.items()}
     bad = tuple(k for k, v in made.items() if checkpoint.metadata.get(k) != v)
@@ -423,17 +427,17 @@ def quantised(checkpoint: Checkpoint) -> set[str]:
 # Damaged tensors, and those of which no reader makes one: notes have their names, which passes select and rename.
 
 
-def lost(checkpoint: Checkpoint) -> list[str]:
+def damaged_names(checkpoint: Checkpoint) -> list[str]:
     """The names of what was left out as damaged."""
     return [name for note in checkpoint.notes if note.kind == "damaged" for name in note.names]
 
 
-def unread(checkpoint: Checkpoint) -> list[str]:
+def unread_names(checkpoint: Checkpoint) -> list[str]:
     """The names of tensors that no reader looks at, as no dtype fits, for example."""
     return [name for note in checkpoint.notes if note.unread for name in note.names]
 
 
-def unseen(notes: Iterable[Note], new: Callable[[str], str], *, some: bool = False) -> tuple[Note, ...]:
+def notes_after_renaming(notes: Iterable[Note], new: Callable[[str], str], *, some: bool = False) -> tuple[Note, ...]:
     """The notes, those on damaged and unread tensors with new names of what they concern, '' for what is not taken.
 
     some: tensors were included by name. What is damaged without a name is then none of them, as far as is known.

@@ -113,7 +113,7 @@ def _status(e: BaseException) -> int:
 
 
 @contextmanager
-def asking(url: str) -> Iterator[None]:
+def translate_errors(url: str) -> Iterator[None]:
     """Turn whatever a file system raises into one kind of error; those of cloud libraries have no common base class."""
     try:
         yield
@@ -121,7 +121,7 @@ def asking(url: str) -> Iterator[None]:
         ours = next((c for c in causes(e) if isinstance(c, CkptError)), None)
         if ours is not None:
             raise ours from None
-        raise refused(e, url) from told(e, url)
+        raise refused(e, url) from without_secrets(e, url)
 
 
 def _scrubbed(text: str, url: str) -> str:
@@ -132,7 +132,7 @@ def _scrubbed(text: str, url: str) -> str:
     return scrubbed(text)
 
 
-def told(e: BaseException, url: str) -> BaseException:
+def without_secrets(e: BaseException, url: str) -> BaseException:
     """The same error as a built-in kind, without secrets of urls: what the traceback of ours shows."""
     kind = next((k for k in (FileNotFoundError, NotADirectoryError, OSError) if isinstance(e, k)), RuntimeError)
     return kind(f"{type(e).__module__}.{type(e).__name__}: {_scrubbed(str(e), url)}")

@@ -33,7 +33,7 @@ from zlib import crc32
 from ..errors import CkptError, MissingExtra, StorageError, UnsafeCheckpoint, UsageError
 from ..messages import brief, did_you_mean, printable
 from . import archives, web
-from .faults import MissingFile, asking, refused
+from .faults import MissingFile, refused, translate_errors
 from .paths import is_http, is_remote, join, local
 from .ranges import Stamp
 
@@ -122,20 +122,20 @@ def session(**changes: Any) -> Iterator[Session]:
 
 
 @contextmanager
-def once(run: Lookups | None = None) -> Iterator[None]:
+def cached_lookups(run: Lookups | None = None) -> Iterator[None]:
     """Ask nothing twice in here; inside another `once`, or in a thread that is given what is kept, not twice in all."""
     with session(lookups=run or current().lookups or Lookups()):
         yield
 
 
-def known() -> Lookups:
+def current_lookups() -> Lookups:
     """What is kept in this run, for its threads, too; outside of one nothing is, beyond what is asked now."""
     return current().lookups or Lookups()
 
 
 def forget() -> None:
     """Something remote was written or removed: ask anew."""
-    run = known()
+    run = current_lookups()
     for looked_up in (run.infos, run.folders, run.ends, run.emptied):
         looked_up.clear()
 
@@ -154,13 +154,13 @@ def filesystem(url: str) -> tuple[Any, str]:
         raise StorageError("a web server is read, and nothing else", url=url)
     if SCHEMES[scheme] == "gs":  # otherwise gcsfs asks for the kind of the bucket, which public ones tell nobody
         os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    with asking(url):
+    with translate_errors(url):
         try:
             fs, path = _connected(url)
         except ImportError as e:
             extra = SCHEMES[scheme]
             raise MissingExtra(f"{scheme}:// needs another package: {e}. Try: pip install 'ckptconv[{extra}]'") from e
-    if scheme == "hf" and fs not in (emptied := known().emptied):
+    if scheme == "hf" and fs not in (emptied := current_lookups().emptied):
         fs.invalidate_cache()  # the Hub's file system keeps listings whatever it is told
         emptied.add(fs)
     return fs, str(path)
@@ -175,7 +175,7 @@ def _connected(url: str) -> tuple[Any, Any]:
 
 def info(url: str) -> Stat | None:
     """What a remote file is, `FOLDER` of a folder, or None if there is neither."""
-    run, key = known(), url.rstrip("/")
+    run, key = current_lookups(), url.rstrip("/")
     if key not in run.infos:
         above, _, base = key.rpartition("/")
         is_listed = base in run.folders.get(above, (base,))
@@ -184,7 +184,7 @@ def info(url: str) -> Stat | None:
 
 
 def _info(url: str) -> Stat | None:
-    with suppress(MissingFile), asking(url):
+    with suppress(MissingFile), translate_errors(url):
         if is_http(url):
             return stat_of(web.info(url))
         fs, path = filesystem(url)
@@ -230,7 +230,7 @@ def names(folder: str, prefix: str = "") -> list[str]:
 
 
 def _names(folder: str, prefix: str) -> Collection[str]:
-    run, key, part = known(), folder.rstrip("/"), bool(prefix) and folder.startswith(STORES)
+    run, key, part = current_lookups(), folder.rstrip("/"), bool(prefix) and folder.startswith(STORES)
     if is_http(folder) or (run.infos.get(key) or FOLDER) != FOLDER:
         return ()
     if key not in run.folders:
@@ -244,7 +244,7 @@ def _listed(folder: str, prefix: str) -> dict[str, Stat]:
     """What a listing says of each name; if a file and a folder have one name, of the file, as `info` does."""
     fs, path = filesystem(folder)
     try:
-        with asking(folder):
+        with translate_errors(folder):
             if not prefix:
                 found = sorted(fs.ls(path, detail=True), key=lambda i: i.get("type") != "directory")
                 named = {str(i["name"]).rstrip("/").rpartition("/")[2]: i for i in found}
@@ -293,7 +293,7 @@ def stat_of(found: Info) -> Stat:
 
 def expect(files: Mapping[str, Stat]) -> None:
     """Take what an earlier listing said of objects with an ETag as said: whether it is still true shows at the end."""
-    known().infos |= {url: status for url, status in files.items() if status.etag and url.startswith(STORES)}
+    current_lookups().infos |= {url: status for url, status in files.items() if status.etag and url.startswith(STORES)}
 
 
 def refuse_unlisted(url: str) -> None:
@@ -371,7 +371,7 @@ def _remote(folder: str, failed: Failed | None) -> Iterator[Level]:
     for path, what in sorted(_objects(folder, failed), key=itemgetter(0)):
         above, _, name = path.rpartition("/")
         level(above).files[name] = stat_of(what)
-    todo, run = [""], known()
+    todo, run = [""], current_lookups()
     while todo:
         at = levels.pop(todo.pop())
         at.folders.sort()
@@ -386,7 +386,7 @@ def _objects(folder: str, failed: Failed | None) -> Iterator[tuple[str, Info]]:
     Left out are the empty objects that stand for folders, and what stands for the folder itself, whatever is in it.
     """
     fs, root = filesystem(folder)
-    with asking(folder):
+    with translate_errors(folder):
         listed = fs.find(root, detail=True)
     start = root.strip("/") + "/" if root.strip("/") else ""
     for where, what in listed.items():

@@ -17,8 +17,8 @@ from typing import Any
 
 from ..errors import CkptError, CorruptCheckpoint, StorageError
 from . import web
-from .faults import asking, refused
-from .lookups import FOLDER, current, filesystem, info, known, once
+from .faults import refused, translate_errors
+from .lookups import FOLDER, cached_lookups, current, current_lookups, filesystem, info
 from .paths import is_http, is_remote, is_repository
 from .ranges import Spool
 
@@ -51,7 +51,7 @@ class RemoteFile:
         self._is_known = bool(about.etag)
         # of what answers say of the version the first one decides; the Hub's are those of its store
         self._said = {"size": self.size, **({"version": about.etag} if about.etag and is_http(url) else {})}
-        ends = known().ends
+        ends = current_lookups().ends
         if len(ends) >= MAX_ENDS:  # readers keep theirs
             ends.clear()
         self._ends: list[Piece] = ends.setdefault(url, [])
@@ -128,7 +128,7 @@ class RemoteFile:
         for i in range(0, len(wanted), web.AT_ONCE):
             some = wanted[i : i + web.AT_ONCE]
             limit = web.TIMES * web.seconds(sum(size for _, size in some) * web.AT_ONCE)
-            with asking(self.url):
+            with translate_errors(self.url):
                 try:
                     part = self._part()
                     pieces = web.together([partial(part, *one) for one in some], limit)
@@ -160,7 +160,7 @@ def peek(urls: Sequence[str]) -> None:
         return
 
     def fetch(url: str) -> None:
-        with once(run), suppress(CkptError):
+        with cached_lookups(run), suppress(CkptError):
             RemoteFile(url).read(0, 1)
 
     from concurrent.futures import ThreadPoolExecutor
@@ -187,7 +187,7 @@ def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def _whole(url: str, stamp: tuple[int, ...], said: tuple[tuple[str, Any], ...]) -> Spool:
     """A private copy of a file that can only be read whole; it disappears with the last reference."""
     spool = Spool(url)
-    with spool.filled() as file, asking(url):
+    with spool.filled() as file, translate_errors(url):
         web.whole(url, dict(said), file)
     if spool.size != stamp[0]:
         raise CorruptCheckpoint("came in another length than the server said", url=url)

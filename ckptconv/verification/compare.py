@@ -29,7 +29,7 @@ from ..moves.copy import Array
 from ..moves.read import each, hash_tensor, read_strings, windows
 from ..moves.sources import Sources
 from .difference import EXACT, Diff, Difference, Tolerance, Values
-from .readback import unlike
+from .readback import mismatches
 
 Outputs = Mapping[str, Sequence[Array]]  # by submodule ('' is the whole), in the order in which they finished
 WINDOW = 2**20  # elements of a window; two tensors are read in parallel
@@ -233,7 +233,7 @@ def _renamed(a: Mapping[str, Tensor], b: Mapping[str, Tensor], workers: int) -> 
 
 def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -> None:
     """Raise VerifyError unless `got` holds the expected tensors, bit for bit, and no others."""
-    wrong = unlike(expected.tensors, got)
+    wrong = mismatches(expected.tensors, got)
     wrong |= {n: "not expected" for n in got if n not in expected}
     pairs = [] if wrong else [(t, got[n]) for n, t in expected.items()]
     differences = each(pairs, lambda pair, s: first_difference(*pair, s), workers)
@@ -249,7 +249,7 @@ def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -
 # --- What two checkpoints have that a comparison of their tensors does not see ---
 
 
-def told(a: Checkpoint, b: Checkpoint) -> tuple[tuple[Note, ...], tuple[Note, ...]]:
+def unread_notes(a: Checkpoint, b: Checkpoint) -> tuple[tuple[Note, ...], tuple[Note, ...]]:
     """Notes on tensors of either that were not read, and on what is not a tensor.
 
     Files of the same bytes have the same tensors, read or not: they are told with the rest.
@@ -335,7 +335,7 @@ def step(
     return Step(name, worst, same, why)
 
 
-def departure(got: Outputs, want: Outputs, rtol: float, atol: float, *, scaled: bool = False) -> Comparison:
+def compare_outputs(got: Outputs, want: Outputs, rtol: float, atol: float, *, scaled: bool = False) -> Comparison:
     """Compare the outputs that are wanted, in the order of `got`; then those that it lacks, which differ."""
     both = (step(n, x, want[n], rtol, atol, scaled=scaled) for n, x in got.items() if n in want)
     return Comparison((*both, *(Step(n, float("inf"), False, "it did not run") for n in want if n not in got)))

@@ -1,9 +1,9 @@
 """Read again: compare a checkpoint with the content hashes that it carries, and an output with what was written.
 
     check(checkpoint, hashes)    reads everything and compares
-    watched(checkpoint)          makes later reads compare
-    guarded(checkpoint)          the same for a conversion, which does not read whole arrays
-    salvaged(checkpoint)         leaves out damaged tensors
+    watch_reads(checkpoint)      makes later reads compare
+    guard_reads(checkpoint)      the same for a conversion, which does not read whole arrays
+    salvage(checkpoint)          leaves out damaged tensors
     confirm(plan, outcome, ...)  before publication: the format's own reader sees what the plan says; headers always,
                                  with `full` every byte, by the digests that the jobs computed
 
@@ -24,7 +24,7 @@ from ..engine.plan import Plan
 from ..engine.run import Outcome
 from ..errors import CkptError, FormatError, StorageError, UsageError, VerifyError
 from ..formats import detect
-from ..formats.own_metadata import stated
+from ..formats.own_metadata import verified_hashes
 from ..formats.table import Format
 from ..messages import many, reasons
 from ..moves.log import HASH
@@ -59,29 +59,29 @@ def _damaged(checkpoint: Checkpoint, hashes: Mapping[str, str], workers: int) ->
     return {name: why for name, why in whys if why}
 
 
-def guarded(checkpoint: Checkpoint) -> Checkpoint:
+def guard_reads(checkpoint: Checkpoint) -> Checkpoint:
     """Make every later read of a tensor compare it with the hash that the checkpoint carries.
 
     Tensors that are not one span of a file (strings, compressed data) are read and compared now. VerifyError lists the
     tensors that differ, or reports that the hashes belong to other tensors.
     """
-    checkpoint = replace(watched(checkpoint), hashes={})
+    checkpoint = replace(watch_reads(checkpoint), hashes={})
     if now := _hashes(checkpoint):
         check(checkpoint.with_tensors({n: checkpoint.tensors[n] for n in now}), now)
     return checkpoint
 
 
-def watched(checkpoint: Checkpoint) -> Checkpoint:
+def watch_reads(checkpoint: Checkpoint) -> Checkpoint:
     """Make every later read of a whole tensor, as an array, compare it with the hash that the checkpoint carries.
 
     VerifyError if the hashes belong to other tensors.
     """
-    hashes = stated(checkpoint)
+    hashes = verified_hashes(checkpoint)
     later = {n: _watched(t, hashes[n]) for n, t in checkpoint.tensors.items() if n in hashes}
     return replace(checkpoint, tensors=checkpoint.tensors | later)
 
 
-def unwatched(checkpoint: Checkpoint) -> tuple[Checkpoint, bool]:
+def drop_hashes(checkpoint: Checkpoint) -> tuple[Checkpoint, bool]:
     """Without the hashes, including those that `watched` turned into checks; and whether there were any."""
     bare = dict[str, Tensor]()
     for name, t in checkpoint.tensors.items():
@@ -115,7 +115,7 @@ def _watched(t: Tensor, digits: str) -> Tensor:
     return replace(t, opened=Opened(hash=digits, of=(t.dtype, t.shape, t.parts)))
 
 
-def salvaged(checkpoint: Checkpoint) -> Checkpoint:
+def salvage(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint without tensors that cannot be read or do not match their checksums, each noted with the reason.
 
     Everything is read once for this. UsageError if no tensor is left.
@@ -136,7 +136,7 @@ def salvaged(checkpoint: Checkpoint) -> Checkpoint:
 # --- the output, before it is published ---
 
 
-def unlike(expected: Mapping[str, Tensor], got: Checkpoint) -> dict[str, str]:
+def mismatches(expected: Mapping[str, Tensor], got: Checkpoint) -> dict[str, str]:
     """The tensors whose name, dtype or shape is not as expected, with a description."""
     wrong = {}
     for name, t in expected.items():
@@ -161,7 +161,7 @@ def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool, 
         if row.proves:
             row.load().prove(got)
         got = made.placement.named(got)
-        wrong = unlike(made.tensors, got)
+        wrong = mismatches(made.tensors, got)
         slots, digests = made.placement.slots, outcome.digests if full and not wrong else {}
         owner = {slots[n]: n for n in digests if slots[n].size}  # tied tensors are written once
         with Sources() as sources:

@@ -13,7 +13,7 @@ from ..dtypes import of_numpy
 from ..errors import UsageError
 from ..messages import listing
 from ..moves.torch import kind_of, to_array, to_torch
-from .compare import Comparison, departure
+from .compare import Comparison, compare_outputs
 
 
 def compare(
@@ -52,7 +52,7 @@ def compare(
         what = listing("(the whole module)" if n == "" else n for n in flat if n not in told)
         hint = "let the module return some, or compare outputs of submodules, in a mapping"
         raise UsageError(f"these outputs hold no tensors, so that nothing can be compared; {hint}:\n{what}")
-    return departure(got, told, rtol, atol)
+    return compare_outputs(got, told, rtol, atol)
 
 
 def _wanted(reference: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:

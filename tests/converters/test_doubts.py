@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ckptconv
-from ckptconv.api.memory import gathered
+from ckptconv.api.memory import to_checkpoint
 from ckptconv.checkpoint import Checkpoint
 from ckptconv.checkpoint.details import LayerInput, State
 from ckptconv.errors import LayoutError, UnmatchedTensors, UsageError
@@ -22,7 +22,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def built(shapes: Shapes, format: str = "keras3", **metadata: str) -> Checkpoint:
-    whole = gathered({name: np.zeros(shape, "f4") for name, shape in shapes.items()})
+    whole = to_checkpoint({name: np.zeros(shape, "f4") for name, shape in shapes.items()})
     return replace(whole, format=format, metadata=metadata)
 
 
@@ -136,7 +136,7 @@ IMAGES: dict[str, tuple[dict[str, list[int]], dict[str, int], dict[str, tuple[in
 
 def flattened(told: dict[str, list[int]]) -> Checkpoint:
     """Two dense layers behind images of 6 pixels and 2 channels."""
-    whole = gathered({f"{n}/kernel": np.arange(48, dtype="f4").reshape(12, 4) + i for i, n in enumerate("ab")})
+    whole = to_checkpoint({f"{n}/kernel": np.arange(48, dtype="f4").reshape(12, 4) + i for i, n in enumerate("ab")})
     inputs = {f"{n}/kernel": LayerInput("flattened", *told.get(n, ())) for n in "ab"}
     return replace(whole, details={"kinds": dict.fromkeys(whole, "dense"), "inputs": inputs})
 
@@ -188,9 +188,9 @@ def test_behind_a_flatten_norms_are_what_they_are_elsewhere(kind: str, variables
     h, w, c = 2, 3, 4
     arrays = {f"n/{v}": np.arange(h * w * c, dtype="f4") + i for i, v in enumerate(variables.split())}
     turned = {n: np.moveaxis(a.reshape(h, w, c), -1, 0).reshape(-1) for n, a in arrays.items()}
-    rules, before = library.load("keras-torch"), gathered(arrays)
+    rules, before = library.load("keras-torch"), to_checkpoint(arrays)
     made = apply(rules, told(before, kind, "flattened", height=h, width=w))
-    plain = apply(rules, told(gathered(turned), kind, "plain"))
+    plain = apply(rules, told(to_checkpoint(turned), kind, "plain"))
     assert {n: t.numpy().tolist() for n, t in made.items()} == {n: t.numpy().tolist() for n, t in plain.items()}
     assert made.notes == plain.notes
     back = apply(rules.inverse, made)

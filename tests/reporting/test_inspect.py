@@ -251,7 +251,7 @@ def test_totals_by_role_and_dtype() -> None:
 )  # fmt: skip
 def test_each_column_sorts(key: str, order: list[str]) -> None:
     arrays = {"a10": np.zeros(5, "f4"), "b": np.zeros((3, 1), "f8"), "a2": np.zeros(2, "u2"), "b1x": np.float32(0)}
-    assert [t.name for t in inspection.ordered(in_memory(arrays).values(), key)] == order
+    assert [t.name for t in inspection.sort_tensors(in_memory(arrays).values(), key)] == order
 
 
 @pytest.mark.parametrize(

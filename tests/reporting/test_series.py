@@ -23,7 +23,7 @@ PATH = [FIRST, FIRST * 1.5, FIRST * 1.5 + 1, FIRST]
 
 def moved(arrays: list[Any]) -> survey.Moved | None:
     with Sources() as sources:
-        return survey.moved([None if a is None else held("w", np.asarray(a)) for a in arrays], sources)
+        return survey.measure_series([None if a is None else held("w", np.asarray(a)) for a in arrays], sources)
 
 
 def expected(a: np.ndarray, b: np.ndarray) -> float:

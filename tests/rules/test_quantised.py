@@ -105,7 +105,7 @@ FP8 = "l.weight:f8 l.weight_scale_inv:f32 norm.weight:f32"
 def test_what_is_stored_scaled_is_known_under_other_names() -> None:
     """Of a converter or a rename, and if the scales were left out."""
     renamed = library.change(checkpoint(FP8), None, ["l.weight=a", "l.weight_scale_inv=b", "norm.weight=c"])
-    again = names.replaced(renamed, ["^a$=d"])
+    again = names.rename_by_regex(renamed, ["^a$=d"])
     alone = passes.select(checkpoint(FP8), exclude=["*_scale_inv"])
     for found, kept in (renamed, "ab"), (again, "db"), (alone, ["l.weight"]):
         assert {n for n, t in passes.cast(found, dtype("bfloat16")).items() if t.dtype != "bfloat16"} == set(kept)

@@ -13,7 +13,7 @@ from ckptconv.checkpoint import Checkpoint, contiguous, held
 from ckptconv.dtypes import DTYPES
 from ckptconv.errors import NameCollision, UsageError
 from ckptconv.rules import names, passes
-from ckptconv.rules.names import averages
+from ckptconv.rules.names import take_averages
 
 
 def tensors(*shapes: tuple[int, ...], **named: Any) -> Checkpoint:
@@ -36,10 +36,10 @@ def test_names_that_collide() -> None:
 
 
 def test_what_is_not_in_an_entry_is_noted() -> None:
-    after = names.at(made({}, m__w=(1,), m__b=(1,), o__w=(1,)), "m")
+    after = names.take_entry(made({}, m__w=(1,), m__b=(1,), o__w=(1,)), "m")
     assert list(after) == ["w", "b"]
     assert [(n.kind, n.names) for n in after.notes if n.kind == "dropped"] == [("dropped", ("o.w",))]
-    assert not [n for n in names.at(made({}, m__w=(1,)), "m").notes if n.kind == "dropped"]
+    assert not [n for n in names.take_entry(made({}, m__w=(1,)), "m").notes if n.kind == "dropped"]
 
 
 # --- averages -----------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ TWO_DECAYS = ("w", "w/ExponentialMovingAverage", "w/ExponentialMovingAverage_1")
     ],
 )
 def test_averages(before: Checkpoint, after: dict[str, float]) -> None:
-    assert shown(averages(before)) == after
+    assert shown(take_averages(before)) == after
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_averages(before: Checkpoint, after: dict[str, float]) -> None:
 )
 def test_averages_of_weights_that_are_tied(named: tuple[str, ...], tie: tuple[str, str], after: Any) -> None:
     before = made(ONE, **dict.fromkeys(named, (2,)))
-    assert shown(averages(replace(before, ties=(tie,)))) == after
+    assert shown(take_averages(replace(before, ties=(tie,)))) == after
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_averages_of_weights_that_are_tied(named: tuple[str, ...], tie: tuple[st
 )
 def test_averages_that_have_no_weights(before: Checkpoint, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        averages(before)
+        take_averages(before)
 
 
 @pytest.mark.parametrize(
@@ -136,4 +136,4 @@ def test_averages_that_have_no_weights(before: Checkpoint, words: str) -> None:
 def test_one_of_two_averages_may_be_excluded(exclude: str, after: dict[str, float]) -> None:
     """It stays here, for the pass `select` to leave out."""
     before = made({}, **dict.fromkeys(TWO_DECAYS, (2,)))
-    assert shown(averages(before, passes.wanted(exclude=[exclude]))) == after
+    assert shown(take_averages(before, passes.selector(exclude=[exclude]))) == after

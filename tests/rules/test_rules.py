@@ -25,7 +25,7 @@ from ckptconv.moves.part import Held
 from ckptconv.rules import library, names, passes
 from ckptconv.rules.apply import apply
 from ckptconv.rules.library import lint
-from ckptconv.rules.names import averages
+from ckptconv.rules.names import take_averages
 from ckptconv.rules.passes import select
 from ckptconv.rules.templates import Matcher, template
 
@@ -179,7 +179,7 @@ def renamed(*pairs: str) -> Step:
 
 
 def replaced(*pairs: str) -> Step:
-    return lambda c: names.replaced(c, pairs)
+    return lambda c: names.rename_by_regex(c, pairs)
 
 
 def by(converter: library.Converter) -> Step:
@@ -200,7 +200,7 @@ def scoped(*names: str) -> Step:
         ([by(JOIN), renamed("j=a/k")], {"a/k": "a/k b/k", "c/k": "c/k"}),
         ([scoped("s"), renamed("s/a/=a/")], {"a/k": "a/k", "s/b/k": "b/k", "s/c/k": "c/k"}),
         ([scoped("s", "t"), lambda c: select(c, ["?/a/k"])], {"s/a/k": "a/k", "t/a/k": "a/k"}),
-        ([renamed(f"a/k=b/k/{EMA}", "b/k=a/k"), averages], {"b/k": "a/k", "a/k": "b/k", "c/k": "c/k"}),
+        ([renamed(f"a/k=b/k/{EMA}", "b/k=a/k"), take_averages], {"b/k": "a/k", "a/k": "b/k", "c/k": "c/k"}),
     ],
 )  # fmt: skip
 def test_of_several_steps_the_names_are_those_before_the_first(steps: list[Step], came: dict[str, str]) -> None:
@@ -223,7 +223,7 @@ def test_names_with_an_equals_sign_are_renamed(name: str, pair: str, new: str) -
 
 
 def test_a_regular_expression_finds_an_equals_sign() -> None:
-    assert list(names.replaced(checkpoint({"a=b": [1]}), [r"\=(.)$=.\1=", "[\\=]=/"])) == ["a.b/"]
+    assert list(names.rename_by_regex(checkpoint({"a=b": [1]}), [r"\=(.)$=.\1=", "[\\=]=/"])) == ["a.b/"]
 
 
 LONG = "x" * 100_000
@@ -251,7 +251,7 @@ def test_a_long_name_is_in_the_way_of_no_rename(pair: str, name: str, new: str) 
 
 def test_of_several_steps_the_rules_are_those_that_did_something() -> None:
     swapped = apply(SWAP, checkpoint({"a/k": [1], "b/k": [1]}))
-    after = names.replaced(library.change(swapped, None, ["a/=c/"]), ["^c=d"])
+    after = names.rename_by_regex(library.change(swapped, None, ["a/=c/"]), ["^c=d"])
     one = "{l}/k -> {l}/k"
     assert after.moved == {
         "b/k": (one, ("a/k",)), "d/k": (f"{one}, then a/{{any...}} -> c/{{any...}}, then ^c=d", ("b/k",)),
@@ -558,7 +558,7 @@ def test_roles_are_those_of_the_whole_name(name: str, role: str) -> None:
 
 
 def test_the_end_of_a_name_and_the_next_name_are_not_a_wrapper() -> None:
-    assert not names.hinted(in_memory(dict.fromkeys(("a._orig_mod", "b", "c_orig_mod.d"), 1))).notes
+    assert not names.add_hints(in_memory(dict.fromkeys(("a._orig_mod", "b", "c_orig_mod.d"), 1))).notes
 
 
 @pytest.mark.parametrize(
@@ -573,7 +573,7 @@ def test_metadata_that_is_not_unicode_is_escaped(
     metadata: dict[str, str], escaped: dict[str, str], names: tuple[str, ...]
 ) -> None:
     before = in_memory({"w": 1}, metadata=metadata)
-    found = passes.texts(before)
+    found = passes.escape_metadata(before)
     assert dict(found.metadata) == escaped
     said = [(n.kind, n.text, n.names) for n in found.notes]
     assert said == ([("lossy", "metadata that is not valid Unicode is escaped", names)] if names else [])
@@ -634,9 +634,9 @@ def test_merged_checkpoints_keep_what_is_known_of_each_tensor() -> None:
 
 RENAMED: dict[str, Callable[[Checkpoint], Checkpoint]] = {
     "scope": lambda c: passes.scope(c, "s"),
-    "strip_prefix": lambda c: names.strip(c, ["s/a/"]),
-    "ema": lambda c: averages(passes.roles(passes.renamed(c, lambda n: f"{n}/{EMA}", ""))),
-    "rename_regex": lambda c: names.replaced(c, ["^s/=t/", "^a=s/a"]),
+    "strip_prefix": lambda c: names.strip_prefixes(c, ["s/a/"]),
+    "ema": lambda c: take_averages(passes.roles(passes.renamed(c, lambda n: f"{n}/{EMA}", ""))),
+    "rename_regex": lambda c: names.rename_by_regex(c, ["^s/=t/", "^a=s/a"]),
     "rename": lambda c: library.change(c, None, ["a/k=s/a/k", "s/=t/"]),
     "rules": lambda c: apply(library.parse("[[rule]]\nfrom = '{x...}/k'\nto = 's/{x...}/k'", "test"), c),
 }

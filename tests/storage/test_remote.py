@@ -331,7 +331,7 @@ def test_every_range_is_what_is_there(bucket: str, size: int, monkeypatch: pytes
 
 def test_nothing_is_kept_beyond_a_run(bucket: str) -> None:
     ckptconv.save(arrays(3), f"{bucket}/m.npz")
-    with lookups.once():
+    with lookups.cached_lookups():
         assert (len(ckptconv.open(f"{bucket}/m.npz")), files.exists(f"{bucket}/n.npz")) == (3, False)
         fsspec.filesystem("memory").pipe("/bucket/m.npz", b"")
         assert files.stat(f"{bucket}/m.npz").size > 0
@@ -351,7 +351,7 @@ def test_what_a_listing_lacks_is_not_asked(
     bucket: str, path: str, is_there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ckptconv.save(arrays(), f"{bucket}/a/m.npz")
-    with lookups.once():
+    with lookups.cached_lookups():
         list(files.walk(bucket))
         monkeypatch.setattr(lookups, "_info", lambda url: pytest.fail(f"asked for {url}"))
         assert files.exists(f"{bucket}/{path}") is is_there

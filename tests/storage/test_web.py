@@ -239,7 +239,7 @@ def test_a_file_that_changes_is_an_error(version: str, serve: Serve, tmp_path: P
 
     ckptconv.save({"w": np.zeros(2**20, np.uint8)}, path := tmp_path / "m.safetensors", hash=False)
     host, server = serve(changing, files=tmp_path)
-    with lookups.once(), files.Reader(f"http://{host}/m.safetensors") as f:
+    with lookups.cached_lookups(), files.Reader(f"http://{host}/m.safetensors") as f:
         f.read(2**18, 9)
         server.seen += [("", "")] * 9
         path.write_bytes(path.read_bytes() + b"x" * (version == "length"))
@@ -328,7 +328,7 @@ def test_no_traceback_shows_secrets(serve: Serve) -> None:
 @pytest.mark.parametrize("said", ["got 'me:hush'", "no user hush", "of hf://me:hush@org/x"])
 def test_no_message_of_a_library_shows_a_part_of_a_login(said: str) -> None:
     """The client of the Hub names what it takes for a repository."""
-    with pytest.raises(StorageError) as refused, faults.asking("hf://me:hush@org/x"):
+    with pytest.raises(StorageError) as refused, faults.translate_errors("hf://me:hush@org/x"):
         raise RuntimeError(said)
     e = refused.value
     assert "hush" not in "".join(traceback.format_exception_only(type(e), e)) + str(e.__cause__)

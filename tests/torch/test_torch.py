@@ -15,9 +15,9 @@ import pytest
 from kit import ROOT
 
 import ckptconv
-from ckptconv.api.memory import gathered
+from ckptconv.api.memory import to_checkpoint
 from ckptconv.errors import ConversionError, UsageError
-from ckptconv.verification.compare import Step, departure, step
+from ckptconv.verification.compare import Step, compare_outputs, step
 
 torch = pytest.importorskip("torch")
 from documents import fits, run, steps  # noqa: E402
@@ -152,15 +152,15 @@ def test_nothing_changes_unless_all_fits(tmp_path: Path) -> None:
 def test_a_missing_parameter_is_an_error_and_a_missing_buffer_is_not() -> None:
     module = Net()
     arrays = {n: a for n, a in state(module).items() if "norm" not in n}
-    assert into.load_into(module, gathered(arrays)).missing[0] == "norm.running_mean"
+    assert into.load_into(module, to_checkpoint(arrays)).missing[0] == "norm.running_mean"
     del arrays["b.bias"]
     with pytest.raises(ConversionError, match=r"b\.bias"):
-        into.load_into(module, gathered(arrays))
+        into.load_into(module, to_checkpoint(arrays))
 
 
 def test_what_is_cast_is_said() -> None:
     module = nn.Linear(2, 2).to(torch.bfloat16)
-    report = into.load_into(module, gathered({"weight": np.full((2, 2), 1.5, "f4"), "bias": np.zeros(2, "f4")}))
+    report = into.load_into(module, to_checkpoint({"weight": np.full((2, 2), 1.5, "f4"), "bias": np.zeros(2, "f4")}))
     assert report.cast == ("weight", "bias")
     assert module.weight[0, 0].item() == 1.5
 
@@ -178,7 +178,7 @@ LOST = {  # what is loaded, into what, and how many values became infinite and z
 def test_what_a_cast_loses_is_counted(case: str) -> None:
     given, kind, wanted, loss = LOST[case]
     module = holding(torch.zeros(len(given), dtype=getattr(torch, wanted)))
-    report = into.load_into(module, gathered({"x": np.array(given, kind)}))
+    report = into.load_into(module, to_checkpoint({"x": np.array(given, kind)}))
     assert report.loss == ({} if loss is None else {"x": loss})
     assert ("  lossy: of 1 tensor, " in str(report)) is bool(loss)
 
@@ -198,7 +198,7 @@ OTHER = {  # what torch would load as other values, and how many of them; and wh
 def test_a_cast_that_makes_other_values_is_refused(case: str) -> None:
     given, kind, wanted, odd = OTHER[case]
     module = holding(torch.zeros(len(given), dtype=getattr(torch, wanted)))
-    source = gathered({"x": np.array(given, getattr(ml_dtypes, kind, kind))})
+    source = to_checkpoint({"x": np.array(given, getattr(ml_dtypes, kind, kind))})
     if odd:
         with pytest.raises(ckptconv.ConversionError, match=f"x: {odd} of {len(given)} values are none that {wanted}"):
             into.load_into(module, source)
@@ -382,10 +382,10 @@ def test_what_a_function_computes_in_one_of_two_modules_is_not_compared() -> Non
 def test_a_layer_without_shapes_that_is_not_loaded() -> None:
     module = nn.ModuleDict({"a": nn.Linear(2, 2), "head": nn.LazyLinear(3)})
     given = {"a.weight": np.ones((2, 2), "f4"), "a.bias": np.ones(2, "f4")}
-    found = into.load_into(module, gathered(given), strict=False)
+    found = into.load_into(module, to_checkpoint(given), strict=False)
     assert found.loaded == ("a.weight", "a.bias")
     for refused in (
-        lambda: into.load_into(module, gathered(given | {"head.bias": np.ones(3, "f4")}), strict=False),
+        lambda: into.load_into(module, to_checkpoint(given | {"head.bias": np.ones(3, "f4")}), strict=False),
         lambda: into.outline(module),
     ):
         with pytest.raises(UsageError, match=r"run the module once(.|\n)*head\."):
@@ -441,7 +441,9 @@ def test_what_is_loaded_gets_memory_on_the_device(whole: bool) -> None:
         module = Tied()
         module.register_buffer("shift", torch.zeros(7))
     module.emb.weight.requires_grad_(False)
-    report = into.load_into(module, gathered({"emb.weight": table} | ({"shift": shift} if whole else {})), device="cpu")
+    report = into.load_into(
+        module, to_checkpoint({"emb.weight": table} | ({"shift": shift} if whole else {})), device="cpu"
+    )
     assert module.head.weight is module.emb.weight
     assert isinstance(module.emb.weight, nn.Parameter)
     assert torch.equal(module.emb.weight, torch.from_numpy(table))
@@ -452,7 +454,7 @@ def test_what_is_loaded_gets_memory_on_the_device(whole: bool) -> None:
 
 def test_a_module_without_memory_is_not_filled() -> None:
     with pytest.raises(UsageError, match=r"weight has no memory \(device meta\); give load_into a device="):
-        into.load_into(nn.Linear(2, 2, device="meta"), gathered({"weight": np.ones((2, 2)), "bias": np.ones(2)}))
+        into.load_into(nn.Linear(2, 2, device="meta"), to_checkpoint({"weight": np.ones((2, 2)), "bias": np.ones(2)}))
 
 
 RAISING = {
@@ -470,20 +472,20 @@ def test_code_that_cannot_be_imported_is_blamed(file: str, tmp_path: Path, monke
     monkeypatch.syspath_prepend(tmp_path)
     name = f"blamed_{file.removesuffix('.py')}:net"
     with pytest.raises(UsageError, match=f"^{name} raised {words}".replace("syntax.py", "blamed_syntax.py")):
-        into.imported(name)
+        into.import_named(name)
 
 
 def test_what_is_not_there_is_not_blamed_on_anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "blamed_fine.py").write_text("class A:\n    b = 5\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    assert into.imported("blamed_fine.py:A.b") == 5
+    assert into.import_named("blamed_fine.py:A.b") == 5
     for name, words in (
         ("blamed_fine:c", "module 'blamed_fine' has no attribute 'c'"),
         ("blamed_no:c", "No module named"),
     ):
         with pytest.raises(UsageError, match=f"^{name}: {words}"):
-            into.imported(name)
+            into.import_named(name)
 
 
 # --- what modules compute ---------------------------------------------------------------------------------------
@@ -506,7 +508,7 @@ def test_one_output(case: str) -> None:
     got, want, difference, same, why = STEPS[case]
     found = step("name", got, want, rtol=0.01, atol=0.25)
     assert found == ("name", pytest.approx(difference), same, why)
-    assert departure({"a": got, "only here": got}, {"only there": want, "a": want}, 0.01, 0.25).steps == (
+    assert compare_outputs({"a": got, "only here": got}, {"only there": want, "a": want}, 0.01, 0.25).steps == (
         found._replace(name="a"), Step("only there", np.inf, False, "it did not run"),
     )  # fmt: skip
 

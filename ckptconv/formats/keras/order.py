@@ -34,7 +34,7 @@ Layers = list[tuple[str, list[tuple[str, str]]]]  # layer, [(tensor's name, weig
 # --- the order that a checkpoint carries --------------------------------------------------------------------------
 
 
-def recorded(checkpoint: Checkpoint) -> dict[str, Any]:
+def recorded_order(checkpoint: Checkpoint) -> dict[str, Any]:
     """The order in a checkpoint's metadata or details, under its current names; {} if it lists other tensors."""
     own = {k: v for k, v in checkpoint.details.items() if k in ("layers", "paths", "names")}
     carried = _unpacked(checkpoint.metadata[KEY]) if KEY in checkpoint.metadata else {}
@@ -79,7 +79,7 @@ def layers_to_write(checkpoint: Checkpoint) -> Layers:
 
     Raises Unrepresentable if nothing records an order, or some weights are in no layer.
     """
-    layers: Layers | None = recorded(checkpoint).get("layers")
+    layers: Layers | None = recorded_order(checkpoint).get("layers")
     weights = [n for n in checkpoint if not n.startswith(OPTIMIZER + "/")]
     if layers is None and checkpoint.format in GIVEN:
         words = [n.split("/") for n in weights]
@@ -108,7 +108,7 @@ def refuse_misplaced(expected: Checkpoint, got: Checkpoint, url: str) -> None:
 
     expected: the source of the file; if that records no order, there is nothing to compare with.
     """
-    planned, found = recorded(expected).get("layers"), recorded(got).get("layers")
+    planned, found = recorded_order(expected).get("layers"), recorded_order(got).get("layers")
     if planned is None or found is None:
         return
     due, rows = ([(layer, [n for n, _ in ws]) for layer, ws in layers if ws] for layers in (planned, found))
@@ -133,9 +133,9 @@ def may_be_keras(checkpoint: Checkpoint) -> bool:
 # --- through other formats ----------------------------------------------------------------------------------------
 
 
-def fitted(checkpoint: Checkpoint, target: str) -> Checkpoint:
+def fit_to_target(checkpoint: Checkpoint, target: str) -> Checkpoint:
     """The checkpoint as the format `target` needs it: with the order in its metadata, or without random seeds."""
-    found = recorded(checkpoint)
+    found = recorded_order(checkpoint)
     if target == "keras":
         seeds = tuple(n for n in found.get("rest", ()) if n in checkpoint and n.endswith("seed_generator_state"))
         note = Note("dropped", "states of random number generators; a legacy file keeps none", seeds)

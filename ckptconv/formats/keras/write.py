@@ -85,7 +85,7 @@ class Keras3Writer(_Writer):
             raise UsageError(f"{what}; write .weights.h5", url=self.url)
         checkpoint, notes = self.held(checkpoint)
         paths = by_path(checkpoint)
-        names = order.recorded(checkpoint).get("names", {})
+        names = order.recorded_order(checkpoint).get("names", {})
         groups: dict[str, dict[str, Any]] = {"": {k: v for k, v in checkpoint.metadata.items() if k != order.KEY}}
         # empty groups, too: Keras 2 looks for that of the model and, up to 2.12, for that of each object on the way
         groups |= {join(path, "vars"): {"name": name} if name else {} for path, name in {"": "", **names}.items()}
@@ -98,7 +98,7 @@ class Keras3Writer(_Writer):
 
 def by_path(checkpoint: Checkpoint) -> dict[str, str]:
     """The tensors by the path where Keras looks for them; Unrepresentable lists those that have none."""
-    known = order.recorded(checkpoint).get("paths", {})
+    known = order.recorded_order(checkpoint).get("paths", {})
     paths = {str(known.get(name, name)): name for name in checkpoint}
     lost = [name for path, name in paths.items() if not re.search(r"(^|/)vars/\d+$", path)]
     if lost or len(paths) < len(checkpoint):

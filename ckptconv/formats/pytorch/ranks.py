@@ -31,7 +31,7 @@ from ...storage.files import Reader, Seen, join, names, within
 from .. import safetensors
 from ..complete import RANKED
 from ..detect import open_checkpoint
-from ..own_metadata import lost
+from ..own_metadata import lost_metadata
 from ..placement import Patch, Placement, folder_name, refuse_shards, refuse_unheld, together
 from ..table import DISTRIBUTED, Reading
 from ..tiling import joined
@@ -315,7 +315,7 @@ class RanksWriter:
             )
             for rank, tensors in sorted(ranks.items())
         ]
-        return together(placed)._replace(unit=True, notes=lost(checkpoint.metadata, "a set of files of ranks"))
+        return together(placed)._replace(unit=True, notes=lost_metadata(checkpoint.metadata, "a set of files of ranks"))
 
     def seal(self, checks: Mapping[str, int], metadata: Mapping[str, str]) -> Iterable[Patch]:
         return self.inside.seal(checks, {})

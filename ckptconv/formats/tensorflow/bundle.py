@@ -91,7 +91,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     With `how.salvage`, missing or truncated shards are not an error here but when one of their tensors is read.
     """
     index, chosen = find(url)
-    checkpoint = objects.named(*read(index, how))
+    checkpoint = objects.with_readable_names(*read(index, how))
     return replace(checkpoint, notes=(*chosen, *checkpoint.notes))
 
 
@@ -372,7 +372,7 @@ class BundleWriter:
         if self.base == STATE_FILE:
             raise UsageError("the prefix `checkpoint` is the name of the state file; choose another", url=self.url)
         refuse_unheld(self, checkpoint, "a TensorFlow checkpoint")
-        graph, keys = objects.kept(checkpoint)
+        graph, keys = objects.saved_graph(checkpoint)
         self._ours = own_metadata.pack(checkpoint.metadata)
         owners = checkpoint.owners()  # tied names share their bytes
         made: dict[str, pb.BundleEntryProto] = {}  # by owner
@@ -395,7 +395,7 @@ class BundleWriter:
             name: Slot(files[e.shard_id], e.offset, e.size, payloads.get(owners[name]))
             for name, (_, e) in self._entries.items()
         }
-        patches, notes = [], [*own_metadata.lost(checkpoint.metadata, "a TensorFlow checkpoint", ours=True)]
+        patches, notes = [], [*own_metadata.lost_metadata(checkpoint.metadata, "a TensorFlow checkpoint", ours=True)]
         if graph:
             payload, crc = elements.pack([graph])
             entry = _entry(STRING, (), len(files) - 1, sizes[-1], len(payload), crc)

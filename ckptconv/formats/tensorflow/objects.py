@@ -37,7 +37,7 @@ STATES = ("learning_rate", "decay", "momentum", "beta_1", "beta_2", "rho", "epsi
 _ESCAPE = re.compile(r"\.([.S])")
 
 
-def named(checkpoint: Checkpoint, proto: bytes | None) -> Checkpoint:
+def with_readable_names(checkpoint: Checkpoint, proto: bytes | None) -> Checkpoint:
     """The checkpoint with readable names and roles if it is object-based.
 
     checkpoint, proto: the tensors by key, and the object graph, as bundle.py reads them.
@@ -70,7 +70,7 @@ def renamed(
     return replace(checkpoint, tensors=tensors, notes=notes, details=details)
 
 
-def kept(checkpoint: Checkpoint) -> tuple[bytes, dict[str, str]]:
+def saved_graph(checkpoint: Checkpoint) -> tuple[bytes, dict[str, str]]:
     """The object graph of a checkpoint with the keys of its tensors; nothing where a tensor is not in the graph, or has
     another name than the graph gives it (in a SavedModel those are the names of its functions' variables).
 

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...api.memory import blamed
+from ...api.memory import describe_error
 from ...checkpoint import Checkpoint
 from ...errors import CkptError, UsageError
 from ...messages import many, paragraph, printable
 from ...moves.copy import Array
 from ...rules import toml as rules
 from ...rules.apply import apply
-from ...verification.compare import Comparison, Outputs, Step, departure
+from ...verification.compare import Comparison, Outputs, Step, compare_outputs
 from ..pairs import Alternative, Pair, Proposal, parent
 from ..rules import toml
 from .alternatives import IMAGES, alternatives
@@ -135,7 +135,7 @@ def prove(
         changed = runner.start()
     except Exception as e:  # the code is the user's, and can raise anything
         shapes = (f"{printable(n)} {'None' if x is None else f'{x.dtype} {list(x.shape)}'}" for n, x in inputs.items())
-        text = f"the module cannot be run with these inputs: {blamed(e)}; the inputs are {', '.join(shapes)}"
+        text = f"the module cannot be run with these inputs: {describe_error(e)}; the inputs are {', '.join(shapes)}"
         raise UsageError(text) from e
     got = runner.outputs()
     at = {home: k for k, home in enumerate(got) if home}
@@ -145,7 +145,7 @@ def prove(
         raise UsageError("all outputs are the same number, which proves nothing; give others, or those before them")
     runner.picked = placed.picked
     got = {n: [got[n][k] for k in at] for n, at in placed.picked.items()}
-    if not departure(runner.outputs(), got, ROUNDING, ROUNDING, scaled=True).same:
+    if not compare_outputs(runner.outputs(), got, ROUNDING, ROUNDING, scaled=True).same:
         raise UsageError(RANDOM)
     search = Search(proposal, source, runner, placed.wanted, time.monotonic() + seconds)
     few = bits(placed.wanted, ATOL) < ENOUGH  # no search, which would find something by chance
@@ -191,7 +191,7 @@ def outputs_of(original: Callable[..., Any], inputs: Mapping[str, Array]) -> dic
     except UsageError:
         raise
     except Exception as e:  # the code is the user's, and can raise anything
-        raise UsageError(f"the original cannot be run with these inputs: {blamed(e)}") from e
+        raise UsageError(f"the original cannot be run with these inputs: {describe_error(e)}") from e
 
 
 def bits(outputs: Outputs, tolerance: float) -> float:
@@ -306,7 +306,7 @@ class Search:
             got = self.runner.outputs()
         except Exception as e:  # with these weights: an index that leads out of a table; too little memory
             return self._failed(f"{type(e).__name__}: {e}".splitlines()[0])
-        comparison = departure(got, self.wanted, RTOL, ATOL, scaled=True)
+        comparison = compare_outputs(got, self.wanted, RTOL, ATOL, scaled=True)
         errors = [_error(got[n], self.wanted[n]) for n in self.wanted if n in got]
         departing = sum(not s.same for s in comparison.steps)
         return comparison, (departing, sum(errors) / max(1, len(errors)))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...moves.torch import memory
-from ...verification.compare import departure
+from ...verification.compare import compare_outputs
 from ...verification.torch import run, to_tensor
 
 ROUNDING = 1e-5  # of the largest value: outputs that differ by less may be the same
@@ -73,7 +73,7 @@ class Runner:
                 except Exception:  # an index that leads out of a table
                     after = {}
                 own.copy_(kept)
-            if not departure(after, before, 0, ROUNDING, scaled=True).same:
+            if not compare_outputs(after, before, 0, ROUNDING, scaled=True).same:
                 found.add(name)
         return found
 

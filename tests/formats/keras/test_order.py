@@ -168,7 +168,7 @@ def foreign(tensors: dict[str, np.ndarray], path: Path, text: str) -> None:
 
 
 def test_metadata_of_other_names_is_not_followed(tmp_path: Path) -> None:
-    text = order.fitted(ckptconv.open(GOLDEN / "full_tf_keras.h5"), "npz").metadata[order.KEY]
+    text = order.fit_to_target(ckptconv.open(GOLDEN / "full_tf_keras.h5"), "npz").metadata[order.KEY]
     foreign({"x/kernel": np.ones((2, 3))}, tmp_path / "a.safetensors", text)
     done = ckptconv.convert(tmp_path / "a.safetensors", tmp_path / "b.pt")
     assert [n.text for n in done.notes] == ["the order of Keras layers, in the metadata, because it is of other names"]
