@@ -222,11 +222,9 @@ def import_named(name: str) -> Any:
         made: Any = importlib.import_module(where)
         for word in attribute.split("."):
             made = getattr(made, word)
-    except (ImportError, AttributeError) as e:
-        if where_raised(e):
-            raise _blamed(name, e) from e
-        raise UsageError(f"{name}: {e}") from e
     except (Exception, SystemExit) as e:  # importing can run any code
+        if isinstance(e, (ImportError, AttributeError)) and not where_raised(e):
+            raise UsageError(f"{name}: {e}") from e
         raise _blamed(name, e) from e
     return made
 

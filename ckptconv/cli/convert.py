@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..api.options import CHANGE, RESOURCES, SELECT, TARGET
-from . import show, suggestions
+from . import show
 from .options import Json, Quiet, command, takes
 
 EXAMPLES = """Examples:
@@ -51,7 +51,6 @@ def convert(
     """
     from ..api import writing
 
-    suggestions.refuse_fleeting(output)
     if "like" in options:
         _like(sources, options)
     if dry_run:
