@@ -37,11 +37,6 @@ class Report(Told):
     damaged: Mapping[str, str] = field(default_factory=dict)
     casts: Mapping[str, int] = field(default_factory=dict)
 
-    @property
-    def lost(self) -> str:
-        """How many values casts made infinite, NaN or zero, in words; '' if none."""
-        return _lost(self.loss)
-
     def lines(self) -> list[str]:
         """What the command line prints at the end: notes, what a cast lost, and the totals."""
         return [*(n.short for n in self.notes), *lossy(self.loss), self.sum()]
@@ -169,12 +164,8 @@ class Loaded(Told):
 
 def lossy(loss: Mapping[str, tuple[int, int]]) -> list[str]:
     """A line on what casts lost, if they lost anything."""
-    facts = _lost(loss)
-    return [f"lossy: of {many(len(loss), 'tensor')}, {facts}: {shortened(list(loss))}"] if facts else []
-
-
-def _lost(loss: Mapping[str, tuple[int, int]]) -> str:
     infinite, zero = (sum(pair[i] for pair in loss.values()) for i in (0, 1))
-    facts = [f"{infinite:,} values became infinite or NaN"] * bool(infinite)
-    facts += [f"{zero:,} became zero"] * bool(zero)
-    return " and ".join(facts)
+    facts = [f"{many(infinite, 'value')} became infinite or NaN"] * bool(infinite) + [f"{zero:,} became zero"] * bool(
+        zero
+    )
+    return [f"lossy: in {many(len(loss), 'tensor')}, {' and '.join(facts)}: {shortened(list(loss))}"] if facts else []

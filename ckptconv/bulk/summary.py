@@ -8,16 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from ..api.result import Report, lossy
 from ..errors import StorageError
 from ..formats import table
 from ..messages import Told, cut, in_bytes, listing, many, printable, scrubbed, shortened
 from ..storage import files
 from .ledger import KINDS, LEDGERS, LONGEST, MOST, STATES, LedgerEntry, Remark, read
-
-if TYPE_CHECKING:
-    from ..api.result import Report
 
 MAX_CAUSES = 20  # causes that are shown; the ledger has all
 EXAMPLES = 20  # checkpoints of each cause in JSON and on a page
@@ -55,9 +53,8 @@ def remarks_of(report: Report) -> tuple[Remark, ...]:
         for note in report.notes if note.kind in KINDS and note.kind != "hint" for name in note.names or ("",)
     )  # fmt: skip
     remarks = [(c.kind, c.text, shortened(list(c.examples), 4 if c.kind == "damaged" else 2)) for c in causes(said)]
-    if report.lost:
-        names = shortened(list(report.loss), 2)
-        remarks.append(("lossy", "values did not survive the cast", f"{report.lost}: {names}"))
+    for line in lossy(report.loss):
+        remarks.append(("lossy", "values did not survive the cast", line.removeprefix("lossy: ")))
     if text := table.of_another(report.destination, report.target_format):
         remarks.append(("hint", text, ""))
     remarks.sort(key=lambda r: KINDS.index(r[0]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..api.options import CHANGE, RESOURCES, SELECT, TARGET
-from . import show
+from . import show, suggestions
 from .options import Json, Quiet, command, takes
 
 EXAMPLES = """Examples:
@@ -51,6 +51,7 @@ def convert(
     """
     from ..api import writing
 
+    suggestions.refuse_fleeting(output)
     if "like" in options:
         _like(sources, options)
     if dry_run:

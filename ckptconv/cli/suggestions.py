@@ -21,6 +21,7 @@ VERBS = {  # of other programs: what does the same here
     "split": "SRC -o DIR --to hf --max-shard-size 5GB",
 }
 QUESTIONS = {"help": "--help", "version": "--version"}
+FLEETING = ("memory://",)  # what is written there ends with the process, which is the command
 
 
 def unknown_verb(argv: Sequence[str], verbs: Iterable[str]) -> str:
@@ -62,6 +63,12 @@ def refuse_empty(argv: Sequence[str]) -> None:
         option = before if not word else word[:-1] if word.endswith("=") else ""
         if option.startswith("-") and "=" not in option:
             raise UsageError(f"{printable(option)} is empty: give a value, or leave it out")
+
+
+def refuse_fleeting(output: str) -> None:
+    """UsageError for a destination that nobody could read after the command."""
+    if output.startswith(FLEETING):
+        raise UsageError(f"{printable(output)} is in the memory of this command, and gone when it ends; name a file")
 
 
 def without_destination(sources: Sequence[str], verb: str) -> UsageError:

@@ -66,6 +66,7 @@ def zoo(
     """
     if _about(sources, output, as_json, quiet, options.get("force", False)):
         return
+    suggestions.refuse_fleeting(output)
     from ..bulk import run
 
     options |= {"to": to or None, "pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content}

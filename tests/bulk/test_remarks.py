@@ -19,7 +19,7 @@ from ckptconv.checkpoint import Note
 LEFT_OUT = {  # options, and what is said: kind, cause, what
     "damage": (["--keep-going"], 1, "damaged", "does not match the file's own checksums", "good"),
     "a cast": (["--dtype", "float16"], 0, "lossy", "values did not survive the cast",
-               "1 values became infinite or NaN and 1 became zero: big"),
+               "in 1 tensor, 1 value became infinite or NaN and 1 became zero: big"),
     "strings": (["--to", "safetensors", "--skip-unrepresentable"], 0, "dropped", "", "words"),
 }  # fmt: skip
 

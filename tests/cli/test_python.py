@@ -62,7 +62,7 @@ def test_what_was_done_is_logged(path: Path, tmp_path: Path, caplog: pytest.LogC
         ckptconv.convert(path, tmp_path / "n.npz")
         ckptconv.save({"a": np.full(3, 1e9, "f4")}, tmp_path / "h.npz", dtype="float16")
     assert "30 tensors, 1.4 kB in " in caplog.text
-    assert "lossy: of 1 tensor, 3 values became infinite or NaN: a" in caplog.text
+    assert "lossy: in 1 tensor, 3 values became infinite or NaN: a" in caplog.text
 
 
 def test_progress_is_called_with_bytes(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,7 @@ def test_losses_and_all_names_with_verbose(cli: Run, model: Path) -> None:
     assert "lossy: dense/bias: 3 values became infinite or NaN, 0 became zero\n" in done.stderr
     assert "lossy: dense/kernel" not in done.stderr
     short = cli(model, "-o", "o.npz", "--dtype", "float16").stderr
-    assert "lossy: of 1 tensor, 3 values became infinite or NaN: dense/bias\n" in short
+    assert "lossy: in 1 tensor, 3 values became infinite or NaN: dense/bias\n" in short
 
 
 # --- the end ------------------------------------------------------------------------------------------------------
