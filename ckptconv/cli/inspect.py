@@ -76,7 +76,8 @@ def inspect(
         show.talk(*found.beside(), found.sum())
     else:
         if tree:
-            _tree(inspection.tree(made.tensors), made)
+            each = [inspection.Line(printable(t.name), (t,)) for t in made.tensors]  # each has values of its own
+            _tree(inspection.tree(each if made.extra else inspection.folded(made.tensors)), made)
         else:
             show.table(made.columns, made.rows(), made.sides)
         show.talk(*made.beside())
@@ -107,12 +108,12 @@ def _tree(root: Node, made: Inspection) -> None:
         for child in node.inner.values():
             lines = [child.line] if child.line else child.lines()  # what lies below a tensor is listed below it
             tensors = [t for line in lines for t in line.tensors]
-            first, alone = tensors[0], child.line is not None and len(tensors) == 1
+            first = tensors[0]
             kinds = (first.dtype.name, in_shape(first.shape), role(first)) if child.line else ("", "", "")
             count = f"x{len(tensors)}" if len(tensors) > 1 else ""
             total = sum(t.count for t in tensors if child.line or not role(t))  # parameters, as in the last line
             sums = f"{total:,}" * bool(total or child.line), in_size(tensors)
-            extra = map(in_digits, made.extra.get(first.name, {}).values()) if alone else ()
+            extra = map(in_digits, made.extra.get(first.name, {}).values()) if child.line else ()
             row = ["  " * depth + child.text, count, *kinds[:2], *sums, kinds[2], *extra]
             rows.append(row + [""] * (len(made.columns) + 1 - len(row)))
             walk(child, depth + 1)

@@ -331,12 +331,12 @@ class Node:
             yield from node.lines()
 
 
-def tree(tensors: Sequence[Tensor]) -> Node:
-    """Fold, and arrange the lines in a tree of scopes; a scope with a single child is joined with it."""
-    sep = separator([t.name for t in tensors])
+def tree(lines: Sequence[Line]) -> Node:
+    """Arrange lines in a tree of scopes; a scope with a single child is joined with it."""
+    sep = separator([line.tensors[0].name for line in lines])
     cut = re.compile(re.escape(sep) + r"(?![^{}]*\})")
     root = Node("")
-    for line in folded(tensors):
+    for line in lines:
         at = root
         for word in cut.split(line.text, MAX_DEPTH):
             at = at.inner.setdefault(word, Node(word))

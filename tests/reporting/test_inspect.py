@@ -63,6 +63,8 @@ def test_tree_folds_by_pattern(cli: Run, model: Path) -> None:
         ["layer_3/odd.name", "float16"],
         ["global_step", "int64"],
     ]
+    hashed = cli("inspect", model, "--tree", "--hash").stdout  # each tensor has values of its own
+    assert len(re.findall(r" [0-9a-f]{32}$", hashed, re.M)) == len(MODEL)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,11 @@ def test_every_format_is_described_compared_and_reported(name: str, fixtures: Pa
         pytest.skip(f"{name} is not among the fixtures")
     found = ckptconv.open(fixtures / name, opaque=True)
     assert len(found)
-    lines = [line for node in inspection.tree(list(found.values())).inner.values() for line in node.lines()]
+    lines = [
+        line
+        for node in inspection.tree(inspection.folded(list(found.values()))).inner.values()
+        for line in node.lines()
+    ]
     assert sum(len(line.tensors) for line in lines) == len(found)
     assert len(survey.survey(found, Options(jobs=2), values=True)["names"]) == len(found)
     for t, said in zip(found.values(), read.each(found.values(), pictures.stats), strict=True):
@@ -214,19 +220,21 @@ def shown(node: inspection.Node, depth: int = 0) -> list[str]:
     ],
 )
 def test_the_tree_of_names(names: list[str], rows: list[str]) -> None:
-    assert shown(inspection.tree([held(n, np.zeros(1)) for n in names])) == rows
+    assert shown(inspection.tree(inspection.folded([held(n, np.zeros(1)) for n in names]))) == rows
 
 
 def test_one_name_in_two_shapes_has_two_places_in_the_tree() -> None:
     shapes = [("l/0/w", 1), ("l/1/w", 1), ("l/2/w", 2), ("l/3/w", 2), ("l/4/w", 1)]
-    root = inspection.tree([held(n, np.zeros(k)) for n, k in shapes])
+    root = inspection.tree(inspection.folded([held(n, np.zeros(k)) for n, k in shapes]))
     assert [(line.text, len(line.tensors)) for line in root.lines()] == [("l/{0,1,4}/w", 3), ("l/{2..3}/w", 2)]
 
 
 @pytest.mark.parametrize("depth", [63, 64, 65, 200])
 def test_the_tree_has_a_depth(depth: int) -> None:
     path = "/".join(f"s{chr(97 + k % 26)}" for k in range(depth))
-    root = inspection.tree([held(f"{path}/{end}", np.zeros(1)) for end in ("w", "v")] + [held("x", np.zeros(1))])
+    root = inspection.tree(
+        inspection.folded([held(f"{path}/{end}", np.zeros(1)) for end in ("w", "v")] + [held("x", np.zeros(1))])
+    )
     ends = [line.text for line in root.lines()]
     assert ends == [f"{path}/w", f"{path}/v", "x"]
 
