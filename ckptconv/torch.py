@@ -192,18 +192,6 @@ def _is_own(t: Tensor, buffer: torch.Tensor | None, found: Checkpoint) -> bool:
 
 
 __all__ = [
-    "Comparison",
-    "Loaded",
-    "Step",
-    "build",
-    "check",
-    "compare",
-    "describe_error",
-    "import_named",
-    "load_into",
-    "outline",
-    "outputs",
-    "snapshot",
-    "state",
-    "ties",
+    "Comparison", "Loaded", "Step", "build", "check", "compare", "describe_error", "import_named", "load_into",
+    "outline", "outputs", "snapshot", "state", "ties",
 ]  # fmt: skip

@@ -59,7 +59,7 @@ def open(path: Source, **select: Unpack[SelectOptions]) -> Checkpoint:
 def open_source(source: Source, how: Options, *, guard: bool = False, given: Collection[str] = ()) -> Checkpoint:
     """Open one source and select from it; with `guard`, what is read later is compared with the source's hashes.
 
-    An open checkpoint stays as it is open: options that are about the file do nothing to it. given: as in `whole`.
+    An open checkpoint stays as it is open: options that are about the file do nothing to it. given: as in `open_whole`.
     """
     path = is_path(source)
     found = open_whole(text(source), how, given) if path else to_checkpoint(source)
@@ -68,7 +68,7 @@ def open_source(source: Source, how: Options, *, guard: bool = False, given: Col
     if guard and (found.hashes or not path):
         from ..verification.readback import guard_reads, watch_reads
 
-        # what differs is an error, or is left out by `selected`, which reads everything then
+        # what differs is an error, or is left out by `apply_selection`, which reads everything then
         found = replace(watch_reads(found), hashes={}) if how.keep_going else guard_reads(found)
     return apply_selection(found, how)
 

@@ -165,7 +165,6 @@ class Loaded(Told):
 def lossy(loss: Mapping[str, tuple[int, int]]) -> list[str]:
     """A line on what casts lost, if they lost anything."""
     infinite, zero = (sum(pair[i] for pair in loss.values()) for i in (0, 1))
-    facts = [f"{many(infinite, 'value')} became infinite or NaN"] * bool(infinite) + [f"{zero:,} became zero"] * bool(
-        zero
-    )
+    facts = [f"{many(infinite, 'value')} became infinite or NaN"] * bool(infinite)
+    facts += [f"{zero:,} became zero"] * bool(zero)
     return [f"lossy: in {many(len(loss), 'tensor')}, {' and '.join(facts)}: {shortened(list(loss))}"] if facts else []

@@ -277,8 +277,8 @@ def _report(
 def _hashed(how: Options, row: Format) -> bool:
     """Whether the output carries content hashes; Unrepresentable if they are asked for and it cannot."""
     if how.hash and row.hashes == "never":
-        why = "it has a checksum for each, or no metadata"
-        raise Unrepresentable(f"{row.title} cannot carry hashes of its tensors: {why}; leave hash= out")
+        what = f"{row.title} cannot carry hashes of its tensors"
+        raise Unrepresentable(f"{what}: it has a checksum for each, or no metadata; leave hash= out")
     return row.hashes == "always" if how.hash is None else how.hash
 
 

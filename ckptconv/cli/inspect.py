@@ -76,8 +76,8 @@ def inspect(
         show.talk(*found.beside(), found.sum())
     else:
         if tree:
-            each = [inspection.Line(printable(t.name), (t,)) for t in made.tensors]  # each has values of its own
-            _tree(inspection.tree(each if made.extra else inspection.folded(made.tensors)), made)
+            each = (inspection.Line(printable(t.name), (t,)) for t in made.tensors)  # which has values of its own
+            _tree(inspection.tree([*each] if made.extra else inspection.folded(made.tensors)), made)
         else:
             show.table(made.columns, made.rows(), made.sides)
         show.talk(*made.beside())

@@ -347,8 +347,5 @@ def _folder(url: str, files: Sequence[str]) -> str:
 
 def packed(members: Sequence[str]) -> str:
     """A description of a zip that is not a checkpoint itself."""
-    return (
-        PACKAGE
-        if any(n.endswith("/.data/extern_modules") for n in members)
-        else f"is a zip of other files: {shortened(members)}"
-    )
+    package = any(name.endswith("/.data/extern_modules") for name in members)
+    return PACKAGE if package else f"is a zip of other files: {shortened(members)}"

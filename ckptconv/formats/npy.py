@@ -149,8 +149,6 @@ def as_tensor(name: str, head: Head, data: Data) -> Tensor:
 @lru_cache(maxsize=256)  # models have many arrays of one shape
 def literal(text: str) -> tuple[str, bool, tuple[int, ...]] | None:
     """The descr, fortran_order and shape of a header; None if it is not a dictionary of these, of the right kinds."""
-    if len(text) > MAX_LITERAL or "\\" in text:
-        return None
     try:
         values = ast.literal_eval(re.sub(r"(?<=\d)L(?=[,)])", "", text))  # Python 2 wrote 3L
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -180,7 +178,7 @@ def parse_head(raw: bytes) -> Head:
         what = f"claims a header of {size} bytes, of which {len(raw)} are there (at most {MAX_HEAD} are read)"
         raise CorruptCheckpoint(what)
     text = raw[start:size].decode("latin-1").strip()
-    if not (values := literal(text)):
+    if len(text) > MAX_LITERAL or "\\" in text or not (values := literal(text)):
         what = "is not a dictionary of descr, fortran_order and shape, or of values of the wrong kind"
         raise CorruptCheckpoint(f"the header {text[:80]!r} {what}")
     descr, fortran, shape = values

@@ -33,7 +33,7 @@ from ..messages import fold, listing, paragraph, printable, redacted, shortened
 from ..output.destination import check_replaced
 from ..output.staging import write_whole
 from ..rules import passes
-from ..rules.converter import Converter
+from ..rules.converter import GUESSED, Converter
 from ..rules.toml import parse
 from ..storage import files
 from ..storage.paths import refuse_remote
@@ -42,7 +42,7 @@ from .likeness import in_segments
 from .modules.bundles import parsed
 from .modules.match import by_length, by_modules
 from .modules.units import place, units
-from .orders.choose import FLAT, TABLES, Judge, in_front, vectors, voted
+from .orders.choose import FLAT, TABLE, Judge, in_front, vectors, voted
 from .pairs import JAX, Pair, Proposal, Side, Sides, leaf, left, weights
 from .rules import summary, toml
 from .values import Found, find
@@ -100,7 +100,7 @@ class Match:
 
     def review(self) -> list[str]:
         """What to look at, and why."""
-        return [f"look at this: {why} ({shortened(names)})" for why, names in self.proposal.review().items()]
+        return [f"{GUESSED}: {why} ({shortened(names)})" for why, names in self.proposal.review().items()]
 
     def lines(self) -> Iterator[str]:
         """What the command line prints: what is known, what is assumed, what to look at and what is left."""
@@ -290,7 +290,7 @@ def _spelled(checkpoint: Checkpoint) -> dict[str, str]:
     names = in_segments([n for n, t in checkpoint.items() if not t.role])
     for n, new in names.items() if checkpoint.format in {"tf", "tf-v1", "tf-graph", *JAX} else ():
         nameless = place(new, set()) == (new, "weight") and not parsed(new)
-        if nameless and sum(k > 1 for k in checkpoint[n].shape) > 1 and not any(word in new.lower() for word in TABLES):
+        if nameless and sum(k > 1 for k in checkpoint[n].shape) > 1 and not TABLE.search(new):
             names[n] = f"{new}/kernel"
     return names
 

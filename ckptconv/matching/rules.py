@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from ..errors import UsageError
 from ..messages import fold, is_visible, many, natural, printable
+from ..rules.converter import GUESSED
 from ..rules.templates import Domain, domain, template
 from .orders.choose import FLAT, without_image
 from .pairs import LISTED, Pair, Proposal, folded
@@ -49,7 +50,7 @@ def toml(found: Proposal, title: str = "", source: str = "", target: str = "") -
     rows = sorted(compact(found.pairs, found.every), key=lambda r: natural(r.pair.sources[0]))
     for some in sorted(_tables(rows), key=lambda some: 2 if some[0].pair.sure else 1 - some[0].pair.real):
         p = some[0].pair
-        doubt = f"{'look at this' if p.real else 'assumed'}: {'; '.join(p.why)}"
+        doubt = f"{GUESSED if p.real else 'assumed'}: {'; '.join(p.why)}"
         out += _table(some, EVIDENCE[p.evidence] if p.sure else doubt)
     for group in found.ties:
         out += ["", "[[tie]]  # one tensor under several names", f"names = {written(list(group))}"]

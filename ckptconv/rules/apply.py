@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..checkpoint import Checkpoint, Move, Note, NoteKind, Tensor, compose_moves, named, origin, uncollected
 from ..errors import LayoutError, NameCollision, UnmatchedTensors, UsageError
@@ -31,15 +31,13 @@ from .assign import (
     remember,
     translate,
 )
+from .converter import GUESSED, Converter, Rule
+from .operations import Resize
 from .passes import TRACKED, in_roles, literal
 from .sizes import Sizes, check_model, filled
 from .templates import INT, Matcher, Template
 
-if TYPE_CHECKING:
-    from .converter import Converter, Rule
-    from .operations import Resize
-
-GUESS = re.compile("(?m)^# look at this: (.*)")  # as `match` marks a rule
+GUESS = re.compile(f"(?m)^# {GUESSED}: (.*)")
 
 
 @uncollected()
@@ -90,9 +88,8 @@ def apply(converter: Converter, checkpoint: Checkpoint, params: Mapping[str, Any
         n: Move("" if converter.every and len(g.names) == 1 and n == g.names[0] else g.rule.label, tuple(g.names))
         for n, g in origins.items()
     }
-    return replace(
-        result, moved=compose_moves(checkpoint.moved, moves | {n: moves[first] for n, first in copies.items()})
-    )
+    moves |= {n: moves[first] for n, first in copies.items()}
+    return replace(result, moved=compose_moves(checkpoint.moved, moves))
 
 
 # --- build ----------------------------------------------------------------------------------------------------------

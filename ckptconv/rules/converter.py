@@ -28,6 +28,7 @@ Size = int | str | Of  # a number, a parameter's name, or the length of an axis 
 Fill = tuple[float | str, ...]  # one value, or one for each of equal blocks; each a number or a parameter's name
 
 RANKS = "ranks"  # the parameter that says of how many ranks an inverse makes tensors, called rank_{r*}.NAME
+GUESSED = "look at this"  # how `match` marks a rule, in a comment, whose pairs may be wrong
 MAX_COPIES = 64  # that are compared: 4 MB of each are in memory
 
 

@@ -33,7 +33,7 @@ KERAS_NUMBERED = re.compile(r"optimizer/(?:vars|_variables)/\d+")  # the variabl
 KERAS_AVERAGE = re.compile(r"(?:optimizer_weights/)?[^/]+/(?:average/(?P<base>.+)|(?P<flat>.+)_average)")
 EMA = re.compile(r"[_.-]?(?:ema|swa|shadow|averaged?)[_.-]?", re.IGNORECASE)  # in the name of an entry
 
-CHOICES = ("weights are in '", "holds several state dicts")  # beginnings of notes that `at` makes obsolete
+CHOICES = ("weights are in '", "holds several state dicts")  # beginnings of notes that `take_entry` makes obsolete
 
 
 def take_entry(checkpoint: Checkpoint, entry: str) -> Checkpoint:
@@ -96,7 +96,7 @@ def _owner(names: Sequence[str], prefixes: Sequence[str]) -> str:
     if not names or any(map(str.startswith, names, repeat(tuple(prefixes)))):
         return ""
     common = beginning(names)
-    return next((common[: take_entry + 1] for p in prefixes if (take_entry := common.find("." + p)) >= 0), "")
+    return next((common[: k + 1] for p in prefixes if (k := common.find("." + p)) >= 0), "")
 
 
 def _stripped(name: str, prefixes: Sequence[str], used: set[str]) -> str:
@@ -195,10 +195,8 @@ def take_averages(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda
         Note("hint" if "stay" in text else "dropped", text, tuple(names)) for text, names in texts.items() if names
     ]
     alone = {b: Move("ema=True", (t.name,)) for b, t in by_base.items() if b not in tensors}
-    moved = {
-        **checkpoint.moved,
-        **compose_moves(checkpoint.moved, alone),
-    }  # one that has a weight is in the weight's place
+    # one that has a weight is in the weight's place
+    moved = {**checkpoint.moved, **compose_moves(checkpoint.moved, alone)}
     known = [*out, *(move.sources[0] for move in alone.values())]
     details = named(checkpoint.details, known, lambda n: bases.get(n) or n)
     return replace(checkpoint.with_tensors(out, *notes), details=details, moved=moved)

@@ -87,11 +87,8 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     """
     if not include and not exclude:
         return checkpoint
-    names = [
-        *checkpoint.tensors,
-        *damaged_names(checkpoint),
-        *unread_names(checkpoint),
-    ]  # a glob may mean what diff cannot compare
+    # a glob may mean what diff cannot compare
+    names = [*checkpoint.tensors, *damaged_names(checkpoint), *unread_names(checkpoint)]
     _refuse_idle((*include, *exclude), names, "")
     test = selector(include, exclude)
     taken = dict.fromkeys(filter(test, names))
@@ -106,7 +103,7 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
 def keep_renamed(checkpoint: Checkpoint, new: Callable[[str], str], what: str, *, some: bool = False) -> Checkpoint:
     """Keep what has a new name, and rename it in notes alone; CorruptCheckpoint if all of that is damaged.
 
-    some: see `unseen`.
+    some: see `notes_after_renaming`.
     """
     gone = damaged_names(checkpoint)
     keep = {n: t for n, t in checkpoint.tensors.items() if new(n)}

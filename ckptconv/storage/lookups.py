@@ -4,15 +4,16 @@
     with session(written=...) as now: ...  what one run knows, and what it may replace, changed in here
     current()                              the session of this thread
 
-    with once(): ...      inside, what a file system said is kept: of a file whether it exists, its size and its ETag,
-                          of a folder its names, and of a file that was opened its first and last bytes
+    with cached_lookups(): ...             inside, what a file system said is kept: of a file whether it exists, its
+                                           size and its ETag, of a folder its names, and of a file that was opened its
+                                           first and last bytes
     a session without lookups               nothing is kept: to see whether a file has changed
 
 Formats and plug-ins open files at any depth, so that the session is not an argument of theirs but the one context
-variable of the package. A thread that is to share what was looked up enters `once(run)`.
+variable of the package. A thread that is to share what was looked up enters `cached_lookups(run)`.
 
-Nothing is kept beyond the outermost `once`, and nothing after something was written (`forget`). What a listing says
-of a file is not asked again.
+Nothing is kept beyond the outermost `cached_lookups`, and nothing after something was written (`forget`). What a
+listing says of a file is not asked again.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def session(**changes: Any) -> Iterator[Session]:
 
 @contextmanager
 def cached_lookups(run: Lookups | None = None) -> Iterator[None]:
-    """Ask nothing twice in here; inside another `once`, or in a thread that is given what is kept, not twice in all."""
+    """Ask nothing twice in here; also inside another, or in a thread that is given what is kept."""
     with session(lookups=run or current().lookups or Lookups()):
         yield
 

@@ -193,7 +193,7 @@ class Diff(Told):
             shaped = not (folded and _is_cast(p))
             sides = _side(p.a, shaped=shaped), _side(p.b, shaped=shaped)
             groups.setdefault((p.kind, *sides, broken, _magnitude(p)), {})[name] = p
-        rows = list[tuple[tuple[int, bool, float], tuple[str, ...]]]()  # each with its place
+        rows = list[tuple[Any, tuple[str, ...]]]()  # each with its place
         measured = len(self.columns) > len(MEASURES)
         for (kind, left, right, broken, _), pairs in groups.items():
             lines = fold(pairs) if folded else [Fold(n, (n,)) for n in pairs]

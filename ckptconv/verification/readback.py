@@ -82,7 +82,7 @@ def watch_reads(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def drop_hashes(checkpoint: Checkpoint) -> tuple[Checkpoint, bool]:
-    """Without the hashes, including those that `watched` turned into checks; and whether there were any."""
+    """Without the hashes, including those that `watch_reads` turned into checks; and whether there were any."""
     bare = dict[str, Tensor]()
     for name, t in checkpoint.tensors.items():
         parts = tuple(_unchecked(p) for p in t.parts)

@@ -157,6 +157,26 @@ def test_a_transposed_view_of_a_checked_storage_is_checked_too(tmp_path: Path) -
             assert same(got["w"].numpy(), np.array(array.reshape(100, 100)[:, :50].T, order="C"))
 
 
+@pytest.mark.parametrize("name", ["m.safetensors", "m.pt", "m.npz", "m.h5", "m.msgpack"])
+def test_a_source_that_is_replaced_after_its_headers_were_read_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one of the same size: its data would stand under the other's names."""
+    ckptconv.save({"w": np.zeros(1000)}, tmp_path / name)
+    ckptconv.save({"w": np.ones(1000)}, tmp_path / "other" / name)
+    plan_for = ckptconv.api.writing.plan_for
+
+    def late(*args: Any) -> Any:
+        made = plan_for(*args)
+        (tmp_path / "other" / name).replace(tmp_path / name)
+        return made
+
+    monkeypatch.setattr(ckptconv.api.writing, "plan_for", late)
+    with pytest.raises(ckptconv.CorruptCheckpoint, match="changed since it was opened"):
+        ckptconv.convert(tmp_path / name, tmp_path / "out" / "o.npz")
+    assert not (tmp_path / "out").exists()
+
+
 def test_casts_count_what_they_lose(tmp_path: Path) -> None:
     array = np.array([1, -0.0, 1e30, -1e30, 1e-30, np.inf, np.nan], "<f4")
     ckptconv.save({"w": array, "i": np.arange(3)}, tmp_path / "a.safetensors")

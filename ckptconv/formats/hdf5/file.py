@@ -138,9 +138,7 @@ def look(url: str, member: str = "") -> Tree:
 @lru_cache(maxsize=4)
 def _look(file: FileImage, member: str) -> Tree:
     if member and not is_remote(file.url):
-        with Reader(
-            file.url
-        ) as archive:  # reads it to compare its CRC-32, as unpacking does: HDF5 has no sum of its own
+        with Reader(file.url) as archive:  # all of it, to compare the zip's CRC-32: HDF5 has no sum of its own
             deque(zip.contents(archive, zip.members(archive)[member]), maxlen=0)
     return _tree(file, file.url, member)
 

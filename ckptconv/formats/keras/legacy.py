@@ -285,10 +285,12 @@ def _label_all(found: Tree, listed: list[Listed]) -> tuple[dict[str, str], list[
     alone = {layer for layer, entries in again.items() if not all(map(is_first, entries))}
     apart = {_bare(e.name) for layer in alone for e in again[layer]}
     twins = [e.stored.path for es in again.values() for e in es if e.layer not in alone and _bare(e.name) not in apart]
-    labels = {
-        e.stored.path: label if (label := _bare(e.name)) not in apart or label.startswith(e.layer + "/")
-        else f"{e.layer}/{label}" for e in listed
-    }  # fmt: skip
+    labels = dict[str, str]()
+    for e in listed:
+        label = _bare(e.name)
+        if label in apart and not label.startswith(f"{e.layer}/"):
+            label = f"{e.layer}/{label}"
+        labels[e.stored.path] = label
     once = set(twins)
     count = Counter(label for path, label in labels.items() if path not in once)
     labels = {path: path if count[label] > 1 else label for path, label in labels.items()}

@@ -137,10 +137,14 @@ def fit_to_target(checkpoint: Checkpoint, target: str) -> Checkpoint:
     """The checkpoint as the format `target` needs it: with the order in its metadata, or without random seeds."""
     found = recorded_order(checkpoint)
     if target == "keras":
-        seeds = tuple(n for n in found.get("rest", ()) if n in checkpoint and n.endswith("seed_generator_state"))
-        note = Note("dropped", "states of random number generators; a legacy file keeps none", seeds)
-        rest = {n: t for n, t in checkpoint.items() if n not in seeds}
-        return checkpoint.with_tensors(rest, note) if seeds else checkpoint
+        seeds = [n for n in found.get("rest", ()) if n in checkpoint and n.endswith("seed_generator_state")]
+        if not seeds:
+            return checkpoint
+        note = Note("dropped", "states of random number generators; a legacy file keeps none", tuple(seeds))
+        rest = dict(checkpoint.tensors)
+        for name in seeds:
+            del rest[name]
+        return checkpoint.with_tensors(rest, note)
     if target == "keras3" or (not found and KEY not in checkpoint.metadata):
         return checkpoint
     if found:

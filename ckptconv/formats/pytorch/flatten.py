@@ -14,7 +14,8 @@ Find the entry of a nested checkpoint that is the model's state dict.
     {"generator": {...}, "discriminator": {...}}                    undecidable: all names stay
 
 What lies beside the entry never changes its names, so all checkpoints of a run have the same: one stray tensor does
-not count. The passes `at`, `averages` and `weights_only` take what is to be taken, by names, roles and `details`.
+not count. The passes `take_entry`, `take_averages` and `weights_only` take what is to be taken, by names, roles and
+`details`.
 
 Sparse and quantised tensors: what they are made of beside stored tensors, and on request what they amount to.
 

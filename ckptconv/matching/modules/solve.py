@@ -22,7 +22,7 @@ import numpy as np
 from ...messages import natural
 from ...moves.copy import Array
 from ..likeness import assigned, likeness, slices, words
-from ..orders.choose import TABLES
+from ..orders.choose import TABLE
 from ..pairs import LISTED, Pair, Side, Sides
 from .bundles import with_bundles
 from .units import COUNT, MAIN, SIGNATURES, Unit, units
@@ -180,7 +180,7 @@ def _claims(u: Unit, side: Side) -> set[tuple[str, str]]:
     """What is against others: a matrix that is looked up or multiplied, forward or backward, pre or post something."""
     name = u.members[u.main].name
     kind = side.kinds.get(name, "")
-    table = kind == "embedding" if kind else any(word in name.lower() for word in TABLES)
+    table = kind == "embedding" if kind else bool(TABLE.search(name))
     ways = {(w, "") for w in u.words if w in ("forward", "backward")}
     return {("table" if table else "matrix", ""), *ways, *(p for p in pairwise(u.words) if p[0] in ("pre", "post"))}
 

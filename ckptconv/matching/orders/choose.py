@@ -14,6 +14,7 @@ it stands, so that it is turned, and marked; of an image of which only that is k
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -28,7 +29,7 @@ from .axes import KERNELS, UPWARDS, Order, Shape, convention, essence, is_kernel
 
 GATES = "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"  # of a GRU: Keras has z, r, h, torch r, z, n
 RECURRENT = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-TABLES = ("emb", "wte", "wpe", "lookup", "vocab")  # words in names of matrices that are not multiplied but looked up
+TABLE = re.compile("(?i)emb|wte|wpe|lookup|vocab")  # in names of matrices that are not multiplied but looked up
 
 KEPT_GATES = "the gates are taken to be in the usual order of each framework"
 CHOSEN = "the shapes allow several orders of axes; the usual one is taken"
@@ -265,7 +266,7 @@ def voted(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
     for k, p in enumerate(pairs):
         names = p.sources + p.targets
         wide = [n for n in sides[0].tensors[names[0]].shape if n != 1]
-        looked_up = any(word in n.lower() for n in names for word in TABLES)
+        looked_up = any(map(TABLE.search, names))
         if p.evidence != "names" or looked_up or len(names) != 2 or len(wide) != 2 or "(" in p.order.text:
             continue
         leaves = tuple(map(leaf, names))
