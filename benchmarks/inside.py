@@ -97,7 +97,7 @@ def one(path: str) -> dict[str, float]:
 
 
 def load(path: str) -> dict[str, float]:
-    """All of a file into a module; transformers, where it is installed, into a state dict that is then loaded."""
+    """All of a file into a module."""
     from safetensors.torch import load_file
 
     import ckptconv.torch
@@ -121,12 +121,6 @@ def load(path: str) -> dict[str, float]:
         "ours": lambda: ckptconv.torch.load_into(module, given),
         "safetensors": lambda: loaded(load_file(path)),
     }
-    try:
-        from transformers.modeling_utils import load_state_dict
-
-        ways["transformers"] = lambda: loaded(load_state_dict(path))
-    except ImportError as e:
-        print(f"transformers is left out: {e}", file=sys.stderr)
     return {f"load_into {who}": t for who, t in best(ways).items()}
 
 

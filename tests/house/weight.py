@@ -26,7 +26,7 @@ AIM = {  # thousand tokens
 AT_MOST = {
     "tests": 329.7,
     "formats": 103.5,
-    "benchmarks": 45.1,
+    "benchmarks": 45,
     "fixtures": 42.8,
     "matching": 38.6,
     "rules": 34.3,
