@@ -244,12 +244,14 @@ def unflatten(checkpoint: Checkpoint, template: Checkpoint | None) -> Checkpoint
 
 
 def weights_only(checkpoint: Checkpoint) -> Checkpoint:
-    """Drop optimizer slots, steps, averages and other training state, also values that are not tensors."""
+    """Drop optimizer slots, steps, averages and other known training state, also values that are not tensors."""
     left = [n for n, t in checkpoint.items() if t.role]
     others = in_roles(Counter(checkpoint[n].role for n in left))
     if left and len(left) == len(checkpoint):
-        hint = "; ema=True takes averages for weights" if any(t.role == "average" for t in checkpoint.values()) else ""
+        hint = "; ema=True takes averages for weights" * ("average" in others)
         raise UsageError(f"weights_only=True leaves nothing of {others}{hint}")
+    if state := [n for n in left if checkpoint[n].role == "state"]:
+        others += f": {shortened(state)}"
     details = checkpoint.details.copy()
     details.pop("values", None)
     made = replace(checkpoint, details=details)

@@ -29,13 +29,14 @@ loses them and no comparison overlooks them.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite, prod
 from typing import Any
 
 from ...checkpoint import Checkpoint, Details, Entry, Note, Role, Tensor, contiguous, held, view
-from ...checkpoint.training import COLLECTIONS, is_average
+from ...checkpoint.training import is_average
 from ...dtypes import DTYPES
 from ...errors import CkptError, CorruptCheckpoint, NameCollision, UnsafeCheckpoint
 from ...messages import brief, listing, many, printable
@@ -51,6 +52,12 @@ MODELS = (
     "state_dict", "model_state_dict", "model", "module", "net", "network", "params", "weights", "weight", "student",
 )  # fmt: skip
 ALONE = ("generator", "encoder", "backbone", "teacher", "checkpoint", "model_dict", "G", "g")
+# What training code keeps beside it, as far as names tell: loss_scale, lr_scheduler_state_dict. The rest is the model.
+TRAINING = re.compile(
+    r"(?i)loss(_.+)?|(.+_)?(epochs?|steps?|iter(ation|_num)?s?|updates|lr|opt|loss(es)?|criterion|sched(uler)?s?|scaler"
+    r"|amp|rng|callbacks|metrics|history|hparams|hyper_parameters|message_hub|(extra|random|train(er|ing)?)(?=_state))"
+    r"(_states?)?(_dict)?"
+)
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
 ABSENT = {
     META: "on the meta device, without data",
@@ -132,10 +139,10 @@ def unwrap(leaves: list[Leaf]) -> tuple[list[Leaf], list[Note], Details]:
         return leaves, _choices(models, averages), {"entry": about} if models else {}
     about["average"] = is_average(chosen)
     grouped = {leaf.top for leaf in tensors if "." in leaf.name[len(leaf.top) + 1 :]}
-    # The other half of the model: batch_stats beside params, Haiku's state, a module's buffers. The last two have
-    # tensors in groups; an optimizer's `state` has bare tensors.
-    haiku, buffers = {"state"} & grouped, {"buffers"} - grouped
-    halves = COLLECTIONS | haiku if chosen == "params" else COLLECTIONS - buffers
+    # Haiku's state, a module's buffers and the best model have tensors in groups; those of optimizers, replays and
+    # scores are bare.
+    bare = {n for n in counts if n in ("state", "buffers") or n.startswith("best")} - grouped
+    training = {n for n in counts if n in bare or TRAINING.fullmatch(n)}
     size = len(chosen) + 1
     names = {leaf.name[size:] for leaf in leaves if leaf.top == chosen != leaf.name}
     made = []
@@ -143,9 +150,8 @@ def unwrap(leaves: list[Leaf]) -> tuple[list[Leaf], list[Note], Details]:
         name, role = leaf.name, leaf.role
         if leaf.top == chosen != name:
             name, role = name[size:], "" if role == "average" else role
-        else:  # what is not the model has a role; what is called as a tensor of the model has another name
-            half = leaf.top in halves and leaf.top != name
-            role = role or ("" if half else "average" if leaf.top in averages else "state")
+        else:  # what is of the training has a role; what is called as a tensor of the model has another name
+            role = role or ("average" if leaf.top in averages else "state" if leaf.top in training else "")
             name = f"beside.{name}" if name in names and type(leaf.value) in TENSORS else name
         made.append(leaf._replace(name=name, role=role))
     text = f"weights are in {chosen!r} (prefix removed)"

@@ -384,7 +384,11 @@ A, B, C = (torch.full((1,), float(i)) for i in range(3))
             {"model": {"fc": {"w": A}}, "buffers": {"obs": {"x": B}, "reward": C}},
             ["fc.w", "buffers.obs.x", "buffers.reward"],
         ),
-        ({"model": {"fc.w": A}, "buffers": {"rope.inv_freq": B}}, ["fc.w", "buffers.rope.inv_freq"]),
+        # what nobody knows is a weight
+        (
+            {"weights": {"fc.w": A}, "buffers": {"rope.inv_freq": B}, "biases": {"w": C}, "amp": {"s": C}, "best": C},
+            ["fc.w", "buffers.rope.inv_freq", "biases.w"],
+        ),
         ({"fc.w": A, "ema_net.fc._extra_state": {"x": B}}, ["fc.w", "ema_net.fc._extra_state.x"]),
         (
             {"n": {"w": A, "rng": {"params": {"key": B}}, "ema": {"w": C}}},
