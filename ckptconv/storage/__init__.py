@@ -1,1 +1,1 @@
-"""Files, near and far: names, looking, positioned reads, checksums."""
+"""Local and remote files: paths, listings, positioned reads, checksums."""

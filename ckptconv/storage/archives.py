@@ -1,12 +1,12 @@
-"""Members of local archives, by path, as if they were files: nothing is unpacked under a name.
+"""Open members of local archives by path, as if they were files; none is extracted to a named file.
 
     agent.zip/policy.pth         a stored member is read in place, a deflated one is unpacked
     m.nemo/./weights.ckpt        a tar: a range of it
-    model.tar.gz/weights.th      a range of what the archive is unpacked to (gzip, bzip2, xz)
-    x.npy.gz/x.npy               the only file in a packed one that is not a tar
+    model.tar.gz/weights.th      a range of the unpacked archive (gzip, bzip2, xz)
+    x.npy.gz/x.npy               the only file, if the unpacked data is not a tar
 
-What is unpacked goes to a temporary file without a name, once for each archive as it is, and at most `RATIO` times the
-packed size and `ROOM` bytes. What `zipfile` and `tarfile` may read of headers is bounded, since they take any memory.
+Data is unpacked to an unnamed temporary file, once for each version of the archive; its size is at most `RATIO` times
+the packed size plus `ROOM` bytes. `zipfile` and `tarfile` set no limit on headers, so this module does.
 Specifications: APPNOTE.TXT 6.3.10 (zip), POSIX pax (ustar and its extended headers), RFC 1952 (gzip).
 """
 
@@ -30,14 +30,14 @@ RATIO, ROOM = 100, 2**28
 PIECE = 2**16  # bytes of packed data at a time
 MAX_MEMBERS, MAX_HEADER = 2**16, 2**14  # members of an archive; bytes of all headers of one in a tar
 MAX_LZMA = 2**27  # bytes of memory; `xz -9` needs 65 MiB
-HEADER = struct.Struct("<26x2H")  # of a member of a zip: how long its name and its extra field are
-BLOCK = 512  # bytes of a header of a tar
+HEADER = struct.Struct("<26x2H")  # header of a zip member: the lengths of its name and its extra field
+BLOCK = 512  # bytes of a tar header
 PACKED = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0"
-Where = tuple[int, int, Any]  # start and bytes of a member, and what opens a packed one; bytes < 0: it is not read
+Where = tuple[int, int, Any]  # start and bytes of a member, and what opens a packed one; bytes < 0: refuse it
 
 
 class Place(NamedTuple):
-    """Where a member is: `size` bytes at `start` of an open file. stamp: of the archive at `path`."""
+    """A member: `size` bytes at `start` of an open file. stamp: of the archive at `path`."""
 
     file: Spool
     start: int
@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 
 def place(url: str) -> Place | None:
-    """Find what a path below a regular file names, None if that is not an archive or has no such member."""
+    """Find the archive member that a path names; None if the file is not an archive or has no such member."""
     if not (parts := _split(url)):
         return None
     path, name = parts
@@ -68,20 +68,20 @@ def place(url: str) -> Place | None:
 
 
 def listed(path: str) -> list[str]:
-    """The names of the regular files in the archive at a path, [] if that is not an archive."""
+    """List the regular files in the archive at a path; [] if it is not an archive."""
     members = _contents(path, stamp_of(os.stat(path)))[1] if os.path.isfile(path) else {}
     return [name for name, (_, size, _) in members.items() if size >= 0]
 
 
 def names(folder: str) -> list[str]:
-    """The names directly below an archive, or below a folder in it."""
+    """List the names directly below an archive, or below a folder in it."""
     path, below = _split(folder) or ("", "")
     root = posixpath.normpath(below) + "/" if below else ""
     return sorted({n.removeprefix(root).partition("/")[0] for n in listed(path) if n.startswith(root)})
 
 
 def _split(url: str) -> tuple[str, str] | None:
-    """The regular file that a path begins with, and the rest."""
+    """Split a path into the regular file that it begins with, and the rest."""
     path = above = local(url)
     while above and not os.path.isdir(above):
         if os.path.isfile(above):
@@ -92,7 +92,7 @@ def _split(url: str) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=4)
 def _contents(path: str, stamp: Stamp) -> tuple[Spool, dict[str, Where]]:
-    """The file that holds the members, and where each lies in it."""
+    """Open the file that holds the members, and locate each of them in it."""
     file, members = Spool(path, path), dict[str, Where]()
     head, rows = file.read(0, 6), list[tuple[str, Where]]()
     if magic := next((m for m in PACKED if head.startswith(m)), b""):
@@ -114,7 +114,7 @@ def _contents(path: str, stamp: Stamp) -> tuple[Spool, dict[str, Where]]:
 
 @lru_cache(maxsize=4)
 def _inflated(path: str, stamp: Stamp, opened: Callable[[], IO[bytes]]) -> Spool:
-    """What a deflated member of the archive unpacks to."""
+    """Unpack a deflated member of the archive."""
 
     def pieces() -> Iterator[bytes]:
         with _damaged(path), opened() as f:
@@ -125,7 +125,7 @@ def _inflated(path: str, stamp: Stamp, opened: Callable[[], IO[bytes]]) -> Spool
 
 @contextmanager
 def _damaged(url: str) -> Iterator[None]:
-    """Make errors of the libraries, and of parsing here, an error of ours."""
+    """Turn errors of the libraries and of this module's parsing into CorruptCheckpoint."""
     import lzma
     import tarfile
     import zipfile
@@ -150,7 +150,7 @@ def _spooled(url: str, packed: int, data: Iterator[bytes]) -> Spool:
 
 
 def _unpacked(file: Spool, magic: bytes) -> Iterator[bytes]:
-    """What gzip, bzip2 or xz packed, perhaps in several streams."""
+    """Decompress gzip, bzip2 or xz data, perhaps in several streams."""
     import bz2
     import lzma
     import zlib
@@ -166,7 +166,7 @@ def _unpacked(file: Spool, magic: bytes) -> Iterator[bytes]:
             decoder = start[magic]()
             while not decoder.eof:
                 out = decoder.decompress(data, PIECE)
-                data = getattr(decoder, "unconsumed_tail", b"")  # zlib's; the others keep what is left
+                data = getattr(decoder, "unconsumed_tail", b"")  # of zlib; the others buffer the rest
                 if out:
                     yield out
                 elif not (data or decoder.eof or (data := source.read(PIECE))):
@@ -202,7 +202,7 @@ def _tar(file: Spool) -> Iterator[tuple[str, Where]]:
             if not info.isdir():
                 yield info.name, (info.offset_data, info.size if info.isreg() and not info.issparse() else -1, None)
             source.left = MAX_HEADER
-            tar.members.clear()  # type: ignore[attr-defined]  # of millions, and what global headers say, nothing stays
+            tar.members.clear()  # type: ignore[attr-defined]  # keep neither millions of members nor global headers
             tar.pax_headers.clear()  # type: ignore[attr-defined]
         if file.read(tar.offset, BLOCK).strip(b"\0"):
             raise ValueError(f"no header of a member is at byte {tar.offset}")

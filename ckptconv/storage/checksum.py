@@ -1,10 +1,10 @@
-"""Checksums that combine: of two pieces computed apart, the checksum of the whole.
+"""Checksums that combine: the checksums of two pieces give that of the whole.
 
     crc(kind, data)                      kind 'crc32' (zip, IEEE 802.3) or 'crc32c' (TensorFlow, Castagnoli)
     combine(kind, a, b, len_b)           crc of A+B from crc(A), crc(B) and the length of B
 
 Both CRCs are reflected. Appending n zero bytes to a message multiplies its CRC register by x^(8n) modulo the
-polynomial; that power is computed by squaring and kept for the lengths that recur (every job has the same).
+polynomial; that power is computed by squaring and cached, since most jobs have the same length.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ MASK_DELTA = 0xA282EAD8
 
 
 def crc(kind: str, data: Buffer, value: int = 0) -> int:
-    """Extend the CRC `value` of what came before by `data`."""
+    """Extend `value`, the CRC of the preceding bytes, by `data`."""
     return _function(kind)(data, value)
 
 
 @cache
 def _function(kind: str) -> Callable[[Buffer, int], int]:
     if kind == "crc32":
-        from zlib_ng.zlib_ng import crc32  # more than three times as fast as that of zlib
+        from zlib_ng.zlib_ng import crc32  # more than three times as fast as zlib's
 
         return crc32
     return _castagnoli()
 
 
 def _castagnoli() -> Callable[[Buffer, int], int]:
-    """The extension module of the package crc32c, which itself imports importlib.metadata to know its version."""
+    """Load the extension module of crc32c by itself, since the package imports importlib.metadata for its version."""
     from importlib.machinery import ExtensionFileLoader, PathFinder
     from importlib.util import find_spec, module_from_spec
 
@@ -53,14 +53,14 @@ def _castagnoli() -> Callable[[Buffer, int], int]:
 
 
 def combine(kind: str, a: int, b: int, len_b: int) -> int:
-    """CRC of A+B given the CRCs of A and of B and the length of B in bytes."""
-    if not a or not len_b:  # nothing came before (a CRC of 0 stays 0 under zeros), or nothing follows
+    """Compute the CRC of A+B from the CRCs of A and B and the length of B in bytes."""
+    if not a or not len_b:  # A is empty (a CRC of 0 stays 0 under zeros), or B is
         return a ^ b
     return _multiply(kind, _zeros(kind, len_b), a) ^ b
 
 
 def combine_all(kind: str, pieces: Iterable[tuple[int, int]]) -> int:
-    """CRC of all pieces, given as (crc, length), in order."""
+    """Combine the CRCs of pieces, given in order as (crc, length)."""
     total = 0
     for value, length in pieces:
         total = combine(kind, total, value, length)
@@ -68,7 +68,7 @@ def combine_all(kind: str, pieces: Iterable[tuple[int, int]]) -> int:
 
 
 def mask(value: int) -> int:
-    """TensorFlow stores CRC-32C rotated and shifted, so that a CRC of data holding CRCs stays sound."""
+    """Mask a CRC-32C as TensorFlow does: rotated and shifted, so that a CRC of data with CRCs in it stays sound."""
     return (((value >> 15) | (value << 17)) + MASK_DELTA) & 0xFFFFFFFF
 
 

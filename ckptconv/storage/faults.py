@@ -1,4 +1,4 @@
-"""Turn errors of file systems and servers into ours: the cause in a few words, without secrets of a url."""
+"""Turn errors of file systems and servers into ours: the cause in a few words, without the secrets in a url."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ HOST, REFUSED, SILENT, BROKEN = (
     "the host is unknown", "the server refuses the connection", "timed out: the server did not answer in time",
     "the connection broke",
 )  # fmt: skip
-WAYS = {  # by the names of errors: the classes of libraries are not imported to be compared
+WAYS = {  # by name, so that no library is imported to compare its error classes
     "gaierror": HOST, "ConnectionRefusedError": REFUSED, "TimeoutError": SILENT, "ConnectionError": BROKEN,
     "ServerDisconnectedError": BROKEN, "ClientPayloadError": BROKEN, "IncompleteRead": BROKEN,
     "ProtocolError": BROKEN, "SSLEOFError": BROKEN,
     "SSLCertVerificationError": "the certificate of the server is not trusted",
     "SSLError": "no secure connection to the server, which may know http only, not https",
 }  # fmt: skip
-SCARCE = errno.EMFILE, errno.ENFILE  # no file can be opened, so that no module can be imported either
+SCARCE = errno.EMFILE, errno.ENFILE  # no file can be opened, and no module imported
 NUMBERS = {
     errno.ENOSPC: "the disk is full; nothing was changed",
     errno.EDQUOT: "the disk quota is used up; nothing was changed",
     **dict.fromkeys(SCARCE, "too many files are open at once; allow more of them (ulimit -n 4096)"),
 }
-BUSY = 429, 503  # where a server may say how long it wants to be left alone
+BUSY = 429, 503  # a server may add how long to wait
 
 
 LOGIN = re.compile(r"://([^/@:]*:[^/@]+)@")
 
 
 class MissingFile(StorageError, FileNotFoundError):
-    """Nothing is there."""
+    """There is no file or folder at this path."""
 
     number = errno.ENOENT
 
 
 def refused(e: Exception, url: str) -> CkptError:
-    """Describe in one sentence what a file system or a server refused."""
+    """Make an error of ours that says in one sentence what a file system or a server refused."""
     reason = (isinstance(e, OSError) and NUMBERS.get(e.errno or 0)) or failure(e).words
     if not reason and isinstance(e, FileNotFoundError):
         reason = "no file can be created in this folder" if os.path.isdir(url) else STATUS[404]  # in /proc
@@ -65,9 +65,9 @@ def refused(e: Exception, url: str) -> CkptError:
 
 
 def causes(e: BaseException | None) -> Iterator[BaseException]:
-    """An error and its causes: libraries wrap errors of the network, some of them in `no such file`.
+    """Yield an error and its causes: libraries wrap network errors, some of them in `no such file`.
 
-    An error of ours that was handled when this one was raised is not a cause.
+    An error of ours that was being handled when this one was raised does not count as a cause.
     """
     seen: set[int] = set()
     while e is not None and id(e) not in seen:
@@ -79,7 +79,7 @@ def causes(e: BaseException | None) -> Iterator[BaseException]:
 
 
 class Failure(NamedTuple):
-    """How a server failed. words: '' if it did not; status: of an answer; wait: in s, until it answers again."""
+    """How a server failed. words: '' if it did not; status: HTTP status; wait: seconds before the next request."""
 
     words: str = ""
     status: int = 0
@@ -87,7 +87,7 @@ class Failure(NamedTuple):
 
 
 def failure(e: BaseException) -> Failure:
-    """How the server, or the connection to it, failed; an empty one if neither did."""
+    """Describe how the server or the connection failed; the result is empty if neither did."""
     for cause in causes(e):
         own, *above = type(cause).__mro__
         names = [own.__name__, *(k.__name__ for k in above if k.__module__ in ("builtins", "socket", "ssl"))]
@@ -103,7 +103,7 @@ def failure(e: BaseException) -> Failure:
 
 
 def _status(e: BaseException) -> int:
-    """The HTTP status that an error of ours, aiohttp, requests, httpx or botocore carries, or 0."""
+    """Return the HTTP status in an error of ours, aiohttp, requests, httpx or botocore, or 0."""
     response = getattr(e, "response", None)
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -114,10 +114,10 @@ def _status(e: BaseException) -> int:
 
 @contextmanager
 def translate_errors(url: str) -> Iterator[None]:
-    """Turn whatever a file system raises into one kind of error; those of cloud libraries have no common base class."""
+    """Turn any error of a file system into one of ours; those of cloud libraries have no common base class."""
     try:
         yield
-    except Exception as e:  # the one place where a file system's surprise becomes our error
+    except Exception as e:  # the only place where unexpected errors of file systems are caught
         ours = next((c for c in causes(e) if isinstance(c, CkptError)), None)
         if ours is not None:
             raise ours from None
@@ -125,7 +125,7 @@ def translate_errors(url: str) -> Iterator[None]:
 
 
 def _scrubbed(text: str, url: str) -> str:
-    """A message without what opens doors: it may quote a part of the url, which is no longer known as such."""
+    """Remove secrets from a message, which may quote only a part of the url."""
     text = text.replace(url, redacted(url)) if url else text
     for login in LOGIN.findall(url):
         text = text.replace(login, "...").replace(login.partition(":")[2] or login, "...")
@@ -133,14 +133,14 @@ def _scrubbed(text: str, url: str) -> str:
 
 
 def without_secrets(e: BaseException, url: str) -> BaseException:
-    """The same error as a built-in kind, without secrets of urls: what the traceback of ours shows."""
+    """Copy an error as a built-in class without the secrets in urls; the traceback of our error shows the copy."""
     kind = next((k for k in (FileNotFoundError, NotADirectoryError, OSError) if isinstance(e, k)), RuntimeError)
     return kind(f"{type(e).__module__}.{type(e).__name__}: {_scrubbed(str(e), url)}")
 
 
 @contextmanager
 def spooling() -> Iterator[None]:
-    """Name the temporary folder if that is what is full or missing."""
+    """Name the temporary folder in the error if it is full or missing."""
     try:
         yield
     except OSError as e:

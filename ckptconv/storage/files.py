@@ -1,8 +1,8 @@
-"""Look at files and read them: local ones with positioned reads, others through remote.py. The room `output` writes.
+"""Look at files and read them: local ones with positioned reads, others through remote.py. `output` writes them.
 
-    Seen(url)        what detection needs, looked at once
+    Seen(url)        what detection needs, read once
     Reader(url)      ranges of one file, checked against its size
-    exists, is_dir, stat, names, walk      what there is at a path and below it (lookups.py)
+    exists, is_dir, stat, names, walk      what a path is and what is below it (lookups.py)
     local, split, join, sibling            names (paths.py)
 
 Payload is never mapped into memory: a file that shrinks under a mapping kills the process (SIGBUS).
@@ -28,16 +28,16 @@ from .ranges import FileObject, Ranges, Stamp, stamp_of, zipped
 from .remote import MAX_GAP, RemoteFile
 
 PEEK = 4096  # bytes of a file's head and tail that detection sees
-AHEAD = 2**23  # bytes that are fetched before they are asked for
+AHEAD = 2**23  # bytes that are prefetched
 
 
 class Seen:
-    """What a format may look at to recognise a checkpoint: read once, shared by all formats.
+    """What a format may look at to recognise a checkpoint; read once and shared by all formats.
 
     url, folder, base: the path, and its folder and base name. is_dir: whether it is a folder.
     size: bytes of the file, -1 if there is no file. head, tail: its first and last `PEEK` bytes, b'' if there is none.
-    files: the names in the folder, or if the url is not a folder, the names beside it that begin with its base name.
-    is_zip, members: whether it is an archive, and the names in it.
+    files: the names in the folder; if the url is not a folder, those next to it that begin with its base name.
+    is_zip, members: whether it is a zip, and the names in it.
     """
 
     def __init__(self, url: str) -> None:
@@ -53,19 +53,19 @@ class Seen:
 
     @cached_property
     def files(self) -> list[str]:
-        """Listed only on request, so that a folder of a thousand checkpoints is not listed a thousand times."""
+        """List names only when asked, so that a folder of a thousand checkpoints is not listed a thousand times."""
         if self.is_dir:
             return names(self.url)
         return names(self.folder, self.base)
 
     @property
     def is_zip(self) -> bool:
-        """Whether it begins as a zip, or ends as one, perhaps with other bytes before it or a comment after it."""
+        """Whether it begins or ends like a zip: other bytes may precede a zip, and a comment may follow it."""
         return self.head.startswith(b"PK\3\4") or b"PK\5\6" in self.tail
 
     @cached_property
     def members(self) -> tuple[str, ...]:
-        """Names in the central directory if this is a zip, else ()."""
+        """The names in the central directory, () if this is not a zip."""
         if not self.is_zip:
             return ()
         import zipfile
@@ -80,13 +80,13 @@ class Seen:
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-# numbers of it that stay if a local file gets another link or other permissions, as it may while it is open
+# leading numbers of a stamp that stay when a local file gets another link or other permissions while it is open
 LASTING = 3
 
 
 @contextmanager
 def record_stamps() -> Iterator[dict[str, Stamp]]:
-    """Record the stamp of each file that is opened meanwhile, as it is when it is first opened."""
+    """Record the stamp of each file in this context when it is first opened."""
     stamps: dict[str, Stamp] = {}
     with session(stamps=stamps):
         yield stamps
@@ -145,7 +145,7 @@ class Reader:
             raise refused(e, self.url) from e
         if len(data) == size:
             return data
-        buffer = bytearray(size)  # what is large comes in several pieces
+        buffer = bytearray(size)  # large reads come in several pieces
         self.into(start, memoryview(buffer))
         return bytes(buffer)
 
@@ -188,9 +188,9 @@ class Reader:
 
 
 def ahead(f: Ranges, ranges: Iterator[tuple[int, int]]) -> None:
-    """Fetch ranges (start, size) of a remote file in few requests, for what this thread reads of it next.
+    """Prefetch ranges (start, size) of a remote file in few requests, for the next reads of this thread.
 
-    Up to `AHEAD` bytes of them, and what lies between, are kept while the reader is open; of a local file nothing is.
+    Up to `AHEAD` bytes, gaps included, are kept while the reader is open. A local file is not prefetched.
     """
     if not isinstance(f, Reader) or f.remote is None:
         return
@@ -204,7 +204,7 @@ def ahead(f: Ranges, ranges: Iterator[tuple[int, int]]) -> None:
 
 
 def read_all(url: str, limit: int) -> bytes:
-    """Read a whole small file; CorruptCheckpoint if it is larger than `limit` bytes."""
+    """Read all of a small file; CorruptCheckpoint if it is larger than `limit` bytes."""
     with Reader(url) as f:
         if f.size > limit:
             raise CorruptCheckpoint(f"has {f.size} bytes, at most {limit} are sensible here", url=url)
@@ -213,7 +213,7 @@ def read_all(url: str, limit: int) -> bytes:
 
 @contextmanager
 def fileobj(url: str) -> Iterator[IO[bytes]]:
-    """Open for libraries that want a seekable file object."""
+    """Open a file for libraries that want a seekable file object."""
     with Reader(url) as reader:
         yield io.BufferedReader(FileObject(reader), 2**16)
 

@@ -1,4 +1,4 @@
-"""JSON of files that nobody vouches for."""
+"""Parse JSON from untrusted files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Pairs = list[tuple[str, Any]]
 
 
 def unique(pairs: Pairs) -> dict[str, Any]:
-    """The object with these names and values; ValueError if a name occurs twice."""
+    """Make a dict of these names and values; ValueError if a name occurs twice."""
     made = dict(pairs)
     if len(made) != len(pairs):
         duplicate, _ = Counter(name for name, _ in pairs).most_common(1)[0]
@@ -25,11 +25,11 @@ def unique(pairs: Pairs) -> dict[str, Any]:
 def parse_json(raw: bytes, url: str, made: Callable[[Pairs], Any] = unique) -> Any:
     """Parse JSON as strictly as safetensors' reference: UTF-8, no duplicate names, no NaN, bounded nesting.
 
-    made: what becomes of each object, given its names and values; it must refuse a name that occurs twice.
+    made: builds each object from its names and values; it must refuse a name that occurs twice.
     """
     try:
         text = raw.decode()
-        del raw  # of a million tensors it has 90 MB
+        del raw  # 90 MB for a million tensors
         return json.loads(text, object_pairs_hook=made, parse_constant=_no_constant)
     except RecursionError:
         raise CorruptCheckpoint("the JSON is nested too deeply", url=url) from None

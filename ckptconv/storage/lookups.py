@@ -1,19 +1,19 @@
-"""What there is at a path, and below it, local or remote; what remote file systems say is asked once in a run.
+"""Look up local and remote paths; a run asks a remote file system for each fact once.
 
-    exists, is_dir, stat, names, walk      of any path
-    with session(written=...) as now: ...  what one run knows, and what it may replace, changed in here
+    exists, is_dir, stat, names, walk      take any path
+    with session(written=...) as now: ...  change what the run knows and may replace, within this block
     current()                              the session of this thread
 
-    with cached_lookups(): ...             inside, what a file system said is kept: of a file whether it exists, its
-                                           size and its ETag, of a folder its names, and of a file that was opened its
-                                           first and last bytes
-    a session without lookups               nothing is kept: to see whether a file has changed
+    with cached_lookups(): ...             cache answers of file systems within this block: whether a file exists, its
+                                           size and ETag, the names in a folder, and the first and last bytes of files
+                                           that were opened
+    a session without lookups               caches nothing, to see whether a file has changed
 
-Formats and plug-ins open files at any depth, so that the session is not an argument of theirs but the one context
-variable of the package. A thread that is to share what was looked up enters `cached_lookups(run)`.
+Formats and plug-ins open files at any depth; so the session is not passed to them, but is the only context variable of
+the package. A thread that shares the cache of another enters `cached_lookups(run)`.
 
-Nothing is kept beyond the outermost `cached_lookups`, and nothing after something was written (`forget`). What a
-listing says of a file is not asked again.
+The cache ends with the outermost `cached_lookups`, and is emptied when something is written (`forget`). A file that is
+in a listing is not looked up again.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from .faults import MissingFile, refused, translate_errors
 from .paths import is_http, is_remote, join, local
 from .ranges import Stamp
 
-STORES = ("s3://", "s3a://", "gs://", "gcs://")  # listings of these can be asked for a prefix
+STORES = ("s3://", "s3a://", "gs://", "gcs://")  # these list by prefix
 EXACT = (*STORES, "memory://", "hf://")
-# what is opened, and the extra that it needs: fsspec knows more, some of which wait without end, follow a server to
-# other hosts and send logins there, or lead to local files
+# schemes, and the extra that each needs. fsspec has more, but some of them wait forever, follow a server to other hosts
+# and send logins there, or lead to local files
 SCHEMES = {"s3": "s3", "gs": "gs", "hf": "hf", "http": "http", "https": "http", "memory": "", "s3a": "s3", "gcs": "gs"}
 Info = dict[str, Any]
-MAX_DEPTH = 32  # folders above an object; each takes memory, and a key of 1 kB could name 500
+MAX_DEPTH = 32  # folders above an object; each takes memory, and a key of 1 kB can name 500
 MAX_LOCAL_DEPTH = 400  # folders
-_MORE = re.compile(r"\0|\?versionId=")  # in a url: a version of S3
-_GENERATION = re.compile(r"#\d+$")  # a version of Google's store
+_MORE = re.compile(r"\0|\?versionId=")  # the latter names a version of an S3 object
+_GENERATION = re.compile(r"#\d+$")  # names a version of a Google Cloud Storage object
 Failed = Callable[[str, str, CkptError], None]
 
 
 class Stat(NamedTuple):
     """The size and time of a file, which show whether it has changed; `mtime` in ns, or a checksum of the etag.
 
-    etag: what a server says of its content, and an object store in listings and answers alike; '' for other files.
-    mark: a checksum of the number and the time of change of a local file, which nobody sets back; 0 if not known.
+    etag: version tag from a server, the same in listings and answers of an object store; '' for other files.
+    mark: a checksum of a local file's inode number and ctime, which cannot be set back; 0 if not known.
     """
 
     size: int
@@ -69,10 +69,10 @@ FOLDER = Stat(-1, 0)
 
 @dataclass
 class Lookups:
-    """What was said so far; shared by threads, of which two may ask the same at the same time.
+    """The cached answers, shared by threads; two of them may ask the same question at the same time.
 
-    infos: on files and folders, by url. folders: all names in a folder. ends: ranges (start, bytes) of files; whoever
-    reads a file adds to its list. emptied: file systems that keep listings, whose own were thrown away.
+    infos: about files and folders, by url. folders: all names in a folder. ends: ranges (start, bytes) of files; each
+    reader of a file adds to its list. emptied: file systems whose own cache of listings was emptied.
     """
 
     infos: dict[str, Stat | None] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Lookups:
     emptied: set[Any] = field(default_factory=set)
 
     def learn(self, folder: str, children: Mapping[str, Stat], *, whole: bool = True) -> None:
-        """Note what a listing said; `whole`: it has all names in the folder."""
+        """Cache a listing; `whole`: it has all names in the folder."""
         self.infos |= {join(folder, name): found for name, found in children.items()}
         if whole:
             self.folders[folder.rstrip("/")] = frozenset(children)
@@ -89,11 +89,11 @@ class Lookups:
 
 @dataclass(frozen=True)
 class Session:
-    """Caches and policy of one run; None where nothing is kept.
+    """Caches and policy of one run; None for a cache that is off.
 
-    stamps: of each file, when it was first opened. lookups: what remote file systems said. listings: the names in long
-    local folders, of a worker that writes thousands of outputs into them. written: the size and time of the files, by
-    path, that a batch wrote before; these alone are replaced. spared: the sources, which are not replaced or removed.
+    stamps: of each file, when it was first opened. lookups: answers of remote file systems. listings: the names in long
+    local folders, for a worker that writes thousands of outputs into them. written: size and time by path of the files
+    that a batch wrote before; only these are replaced. spared: the sources, which are not replaced or removed.
     """
 
     stamps: dict[str, Stamp] | None = None
@@ -107,13 +107,13 @@ _CURRENT: ContextVar[Session] = ContextVar("session", default=Session())  # noqa
 
 
 def current() -> Session:
-    """The session of this thread."""
+    """Return the session of this thread."""
     return _CURRENT.get()
 
 
 @contextmanager
 def session(**changes: Any) -> Iterator[Session]:
-    """Change the current session, in here."""
+    """Change the current session within this context."""
     changed = replace(current(), **changes)
     token = _CURRENT.set(changed)
     try:
@@ -124,18 +124,18 @@ def session(**changes: Any) -> Iterator[Session]:
 
 @contextmanager
 def cached_lookups(run: Lookups | None = None) -> Iterator[None]:
-    """Ask nothing twice in here; also inside another, or in a thread that is given what is kept."""
+    """Cache lookups within this context: in the given cache, else the enclosing one, else a new one."""
     with session(lookups=run or current().lookups or Lookups()):
         yield
 
 
 def current_lookups() -> Lookups:
-    """What is kept in this run, for its threads, too; outside of one nothing is, beyond what is asked now."""
+    """Return the cache of this run, or an empty one outside of a run."""
     return current().lookups or Lookups()
 
 
 def forget() -> None:
-    """Something remote was written or removed: ask anew."""
+    """Empty the cache, because something remote was written or removed."""
     run = current_lookups()
     for looked_up in (run.infos, run.folders, run.ends, run.emptied):
         looked_up.clear()
@@ -145,7 +145,7 @@ def forget() -> None:
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a remote url and the path within it; it caches no listings, since files may change."""
+    """Return the fsspec file system of a remote url, without its cache of listings, and the path within it."""
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
         name, shown = printable(brief(scheme, 30)), ", ".join(f"{s}://" for s in SCHEMES if s != "memory")
@@ -153,7 +153,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         raise UsageError(f"{name}:// is not read, only {shown} are{hint}; mount it, or copy the file here", url=url)
     if is_http(url):
         raise StorageError("a web server is read, and nothing else", url=url)
-    if SCHEMES[scheme] == "gs":  # otherwise gcsfs asks for the kind of the bucket, which public ones tell nobody
+    if SCHEMES[scheme] == "gs":  # otherwise gcsfs asks for the kind of bucket, which public buckets do not tell
         os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     with translate_errors(url):
         try:
@@ -162,7 +162,7 @@ def filesystem(url: str) -> tuple[Any, str]:
             extra = SCHEMES[scheme]
             raise MissingExtra(f"{scheme}:// needs another package: {e}. Try: pip install 'ckptconv[{extra}]'") from e
     if scheme == "hf" and fs not in (emptied := current_lookups().emptied):
-        fs.invalidate_cache()  # the Hub's file system keeps listings whatever it is told
+        fs.invalidate_cache()  # the Hub's file system caches listings even if told not to
         emptied.add(fs)
     return fs, str(path)
 
@@ -175,7 +175,7 @@ def _connected(url: str) -> tuple[Any, Any]:
 
 
 def info(url: str) -> Stat | None:
-    """What a remote file is, `FOLDER` of a folder, or None if there is neither."""
+    """Look up a remote path: the `Stat` of a file, `FOLDER` for a folder, None if there is neither."""
     run, key = current_lookups(), url.rstrip("/")
     if key not in run.infos:
         above, _, base = key.rpartition("/")
@@ -200,23 +200,23 @@ def exists(url: str) -> bool:
 
 
 def _member(url: str) -> archives.Place | None:
-    """Where a member of an archive is; None also if the archive is damaged, which whoever reads the member says."""
+    """Locate a member of an archive; None also if the archive is damaged, which reading the member reports."""
     with suppress(CkptError):
         return archives.place(url)
     return None
 
 
 def is_dir(url: str) -> bool:
-    """Whether it is a folder; never on the web, where asking would fetch the whole file to look for links."""
+    """Tell whether it is a folder; never on the web, where fsspec would fetch the file to look for links."""
     if not is_remote(url):
         return os.path.isdir(local(url))
     return not is_http(url) and info(url) == FOLDER
 
 
 def names(folder: str, prefix: str = "") -> list[str]:
-    """Names of the files and folders in a folder, sorted; empty if the folder does not exist.
+    """List the files and folders in a folder, sorted; empty if the folder does not exist.
 
-    With `prefix`, those that begin with it: of many objects in a store only these are listed.
+    prefix: only names that begin with it; an object store lists no others.
     """
     names: Collection[str] = ()
     try:
@@ -242,7 +242,7 @@ def _names(folder: str, prefix: str) -> Collection[str]:
 
 
 def _listed(folder: str, prefix: str) -> dict[str, Stat]:
-    """What a listing says of each name; if a file and a folder have one name, of the file, as `info` does."""
+    """List a folder; if a file and a folder have the same name, the file counts, as in `info`."""
     fs, path = filesystem(folder)
     try:
         with translate_errors(folder):
@@ -264,7 +264,7 @@ def _listed(folder: str, prefix: str) -> dict[str, Stat]:
 
 
 def stat(url: str) -> Stat | None:
-    """Size and time of a file, or None if there is none."""
+    """Return the size and time of a file, or None if there is none."""
     if is_remote(url):
         return None if (found := info(url)) == FOLDER else found
     try:
@@ -276,14 +276,14 @@ def stat(url: str) -> Stat | None:
 
 
 def status_of(status: os.stat_result) -> Stat:
-    """What `stat` says of a local file."""
+    """Convert the `os.stat` result of a local file."""
     known = os.name != "nt" and status.st_ino
     mark = crc32(b"%d %d" % (status.st_ino, status.st_ctime_ns)) if known else 0
     return Stat(status.st_size, status.st_mtime_ns, mark=mark)
 
 
 def stat_of(found: Info) -> Stat:
-    """What an answer or a listing says of a file or folder; only if there is no tag, a time tells the version."""
+    """Convert what fsspec says about a file or folder; the time stands for the version only if there is no tag."""
     if found.get("type") == "directory":
         return FOLDER
     tag = str(found.get("ETag") or found.get("etag") or found.get("blob_id") or "")  # the last: the Hub's hash
@@ -293,12 +293,12 @@ def stat_of(found: Info) -> Stat:
 
 
 def expect(files: Mapping[str, Stat]) -> None:
-    """Take what an earlier listing said of objects with an ETag as said: whether it is still true shows at the end."""
+    """Cache an earlier listing of objects with an ETag; the run checks at its end whether it still holds."""
     current_lookups().infos |= {url: status for url, status in files.items() if status.etag and url.startswith(STORES)}
 
 
 def refuse_unlisted(url: str) -> None:
-    """StorageError for a place on the web, where nothing can be searched."""
+    """Raise StorageError for a web address, since web servers do not list folders."""
     if is_http(url):
         raise StorageError("a web server does not list its files; name each, in a manifest for instance", url=url)
 
@@ -307,7 +307,7 @@ def refuse_unlisted(url: str) -> None:
 
 
 class Level(NamedTuple):
-    """One folder. path: below the one where the walk began, '' for that one; folders: names; files: by their names."""
+    """One folder. path: relative to where the walk began, '' for that folder; folders: names; files: by name."""
 
     url: str
     path: str
@@ -316,10 +316,10 @@ class Level(NamedTuple):
 
 
 def walk(folder: str, failed: Failed | None = None) -> Iterator[Level]:
-    """Yield this folder and each below it; sorted, outer ones first.
+    """Yield this folder and each one below it, sorted, outer folders first.
 
-    Removing a name from the list of folders leaves that folder out. Links to folders are not followed. What vanishes
-    meanwhile is left out. `failed` is given the url and the path of what cannot be looked at, instead of an error.
+    Removing a name from the list of folders skips that folder. Links to folders are not followed. Files that vanish
+    meanwhile are skipped. failed: called with url, path and error for what cannot be looked at, instead of raising.
     """
     if not is_remote(folder):
         return _local(folder, failed)
@@ -331,7 +331,7 @@ def _local(folder: str, failed: Failed | None) -> Iterator[Level]:
     top = local(folder)
 
     def refuse(e: OSError) -> None:
-        """Report what cannot be looked at; what vanished, or is a link to itself, is not there."""
+        """Report what cannot be looked at, but not a file that vanished or a link to itself."""
         url = str(e.filename)
         path = url[len(top) :].strip(os.sep)
         if path and e.errno in (errno.ENOENT, errno.ELOOP):
@@ -359,7 +359,7 @@ def _local(folder: str, failed: Failed | None) -> Iterator[Level]:
 
 
 def _remote(folder: str, failed: Failed | None) -> Iterator[Level]:
-    """One recursive listing, which an object store answers in pages whatever the number of folders."""
+    """Walk by one recursive listing, which an object store answers in pages whatever the number of folders."""
     levels = {"": Level(folder, "", [], {})}
 
     def level(path: str) -> Level:
@@ -382,9 +382,9 @@ def _remote(folder: str, failed: Failed | None) -> Iterator[Level]:
 
 
 def _objects(folder: str, failed: Failed | None) -> Iterator[tuple[str, Info]]:
-    """The paths below a remote folder, and what its file system says of each.
+    """Yield the paths of the objects below a remote folder, with what its file system says about each.
 
-    Left out are the empty objects that stand for folders, and what stands for the folder itself, whatever is in it.
+    Empty objects that stand for folders are skipped, and so is any object that stands for `folder` itself.
     """
     fs, root = filesystem(folder)
     with translate_errors(folder):
@@ -405,9 +405,9 @@ def _objects(folder: str, failed: Failed | None) -> Iterator[tuple[str, Info]]:
 
 
 def check_path(path: str, folder: str) -> None:
-    """UnsafeCheckpoint for what a store may call an object, while no path is called so, or another one is.
+    """Raise UnsafeCheckpoint for an object name that is not valid as a path, or means another path.
 
-    Path and url of such an object would be those of another: `a//b` is read as `a/b`, and `..` as the folder above.
+    For example, `a//b` is read as `a/b`, and `..` as the folder above.
     """
     parts = path.split("/")
     versioned = folder.startswith(("gs://", "gcs://")) and _GENERATION.search(path)

@@ -1,4 +1,4 @@
-"""Paths, local and remote: split them, join them, and keep names inside a checkpoint's folder."""
+"""Split and join local and remote paths, and keep names inside a checkpoint's folder."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def is_remote(url: str) -> bool:
 
 
 def is_http(url: str) -> bool:
-    """Whether it is a web address, where folders cannot be listed."""
+    """Tell whether it is a web address, where folders cannot be listed."""
     return url.startswith(("http://", "https://"))
 
 
 def is_repository(url: str) -> bool:
-    """Whether it is in a repository of the Hub, which has commits; buckets there have none and are read as a store."""
+    """Tell whether it is in a Hub repository, which has commits; a Hub bucket has none and is read like a store."""
     return url.startswith("hf://") and not url.startswith("hf://buckets/")
 
 
 def local(url: str) -> str:
-    """The file-system path of what is not remote: a path as it is, and what is in file:///PATH, as RFC 8089 has it.
+    """Return the file-system path of a local url: a path unchanged, or the PATH in file:///PATH (RFC 8089).
 
-    UsageError for one with a host: a path below the working folder, which fsspec makes of it, is not what anybody
-    meant. Escapes stay as they are, as in fsspec and in all our other urls; without slashes, file:x is a name.
+    UsageError for a file url with a host: fsspec makes a relative path of it, which nobody means. Escapes are not
+    decoded, as in fsspec and in all our other urls; file:x, without slashes, is a name.
     """
     if not url.startswith("file://"):
         return url
@@ -45,9 +45,9 @@ def local(url: str) -> str:
 
 
 def refuse_remote(path: str, what: str) -> None:
-    """UsageError for a url where only a path on this machine can be, also one that lacks a slash.
+    """Raise UsageError for a url where only a local path is allowed, even if it lacks a slash.
 
-    As a path it would be a folder called `s3:` in the working folder. Two letters at least: C: is a drive.
+    As a path it would be a folder called `s3:` in the working folder. A scheme has at least two letters: C: is a drive.
     """
     scheme = _SCHEME.match(path)
     if is_remote(path) or (scheme and not os.path.lexists(scheme[0])):
@@ -60,7 +60,7 @@ _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:(?=/|$)")
 def split(url: str) -> tuple[str, str]:
     """Split a path into folder and base name, the arguments of `join`; the folder of a bare name is '.'.
 
-    Of a web address what its query follows is split.
+    The query of a web address stays with the base name.
     """
     if is_remote(url):
         end = min([i for c in "?#" if (i := url.find(c)) >= 0] or [len(url)]) if is_http(url) else len(url)
@@ -71,13 +71,13 @@ def split(url: str) -> tuple[str, str]:
 
 
 def file_name(url: str) -> str:
-    """The name of a file without what a web address says beside it, a signature for instance."""
+    """Return a file's name without the query and fragment of a web address, such as a signature."""
     base = split(url)[1]
     return base.partition("?")[0].partition("#")[0] if is_http(url) else base
 
 
 def spelled(url: str) -> str:
-    """The name of a file as an index spells it: of a web address without the escapes, which `sibling` adds."""
+    """Return a file's name as an index spells it: without the escapes that `sibling` adds to a web address."""
     name = file_name(url)
     return unquote(name) if is_http(url) else name
 
@@ -90,14 +90,14 @@ def join(folder: str, *names: str) -> str:
 
 
 def beginning(names: Iterable[str]) -> str:
-    """What all names begin with."""
+    """Return the common prefix of names."""
     first, last = min(names := list(names)), max(names)
     same = (i for i, c in enumerate(first) if c != last[i])
     return first[: next(same, len(first))]
 
 
 def sibling(url: str, name: str) -> str:
-    """The path of the file `name`, as a checkpoint's index spells it, in the folder of `url`.
+    """Return the path of the file `name`, spelled as in a checkpoint's index, in the folder of `url`.
 
     UnsafeCheckpoint if the name leaves that folder, or if it is a link that does (see `beside`).
     """
@@ -107,16 +107,16 @@ def sibling(url: str, name: str) -> str:
 
 
 def within(folder: str, name: str) -> str:
-    """The path of the file `name` in a folder, as `sibling` gives it."""
+    """Return the path of the file `name` in a folder, with the checks of `sibling`."""
     return sibling(join(folder, "."), name)
 
 
 def beside(url: str, path: str) -> str:
-    """`path`, which is looked for because `url` was given; UnsafeCheckpoint if it is a link out of its folder.
+    """Return `path`, a file that belongs to `url`; UnsafeCheckpoint if it is a link out of its folder.
 
     A symlink may leave the folder only the way the Hugging Face cache does it: snapshots/REV/name -> ../../blobs/HASH,
-    and snapshots/REV/unet/name one level further up, or into a folder that CKPTCONV_LINKS lists (separated as PATH is).
-    The url itself was typed, and is followed; that it is a link allows nothing of the files beside it.
+    and snapshots/REV/unet/name one level further up, or into a folder that CKPTCONV_LINKS lists (separated as in PATH).
+    A link at `url` itself is followed, since the user typed it; the files next to it get no more rights by that.
     """
     folder, name = split(path)
     if is_remote(path) or not os.path.islink(join(folder, name)) or (folder, name) == split(url):
@@ -132,9 +132,9 @@ def beside(url: str, path: str) -> str:
 
 
 def inside(path: str, folder: str) -> bool:
-    """Whether a local path is in a folder when all links are resolved, or in one that CKPTCONV_LINKS lists.
+    """Tell whether a local path is in a folder when all links are resolved, or in one that CKPTCONV_LINKS lists.
 
-    The latter are the user's own: a cache of DVC, a scratch disk.
+    Users list folders of their own there, such as a DVC cache or a scratch disk.
     """
     target = os.path.realpath(local(path))
     allowed = [r for r in os.environ.get("CKPTCONV_LINKS", "").split(os.pathsep) if os.path.isabs(r)]
@@ -143,7 +143,7 @@ def inside(path: str, folder: str) -> bool:
 
 
 def _quoted(name: str, url: str) -> str:
-    """The name as it stands in a remote url: nothing in it is a query, a fragment, or an escape."""
+    """Escape a name for a remote url, so that no part of it reads as a query, a fragment, or an escape."""
     if is_http(url):
         return quote(name, safe=" !$&'()*+,;=@[]{}^~`|")
     if is_remote(url) and ("?" in name or "#" in name):

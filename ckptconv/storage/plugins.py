@@ -1,10 +1,10 @@
-"""What installed packages bring: the entry points of a group, each loaded by itself.
+"""Load what installed packages contribute: the entry points of a group, each by itself.
 
     [project.entry-points."ckptconv.formats"]     mine = "mine:ROW"
     [project.entry-points."ckptconv.converters"]  mine = "mine:PATH"
 
-A package that is broken (half updated, without one that it needs) takes nothing else with it: what it would bring is
-left out, the logger `ckptconv.plugins` warns of it once, and the error for a name that is unknown says it again.
+A broken package (half updated, or lacking a dependency) does not affect the others: its contribution is left out, the
+logger `ckptconv.plugins` warns once, and the error for an unknown name repeats the warning.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ LOG = logging.getLogger("ckptconv.plugins")
 
 
 class Installed(NamedTuple):
-    """What a group brings, as (name of the entry point, object), and for what cannot be used why."""
+    """The contributions to a group, as (name of the entry point, object), and why the broken ones cannot be used."""
 
     found: tuple[tuple[str, Any], ...]
     broken: tuple[str, ...]
 
     def hint(self) -> str:
-        """The end of the message that a name is unknown: it may be that of something broken."""
+        """End the message for an unknown name by listing what is broken, since the name may belong to that."""
         return f"; of what packages bring this cannot be used:\n{listing(self.broken)}" if self.broken else ""
 
 
 @cache
 def installed(group: str, check: Callable[[str, Any], object]) -> Installed:
-    """Load all entry points of a group; `check` gives what is made of one, or raises what is wrong with it."""
+    """Load all entry points of a group; `check` converts each, or raises an error that says what is wrong with it."""
     from importlib.metadata import entry_points
 
     found, broken = list[tuple[str, Any]](), list[str]()
@@ -43,7 +43,7 @@ def installed(group: str, check: Callable[[str, Any], object]) -> Installed:
     for point in points:
         try:
             found.append((point.name, check(point.name, point.load())))
-        except Exception as e:  # it is code of others: anything can be wrong
+        except Exception as e:  # third-party code may raise anything
             package = f"{point.dist.name} {point.dist.version}: " if point.dist else ""
             broken.append(f"{package}{group}: {point.name} = {point.value}: {_said(e)}")
     for text in broken:
@@ -53,7 +53,7 @@ def installed(group: str, check: Callable[[str, Any], object]) -> Installed:
 
 @cache
 def leave_out(text: str) -> None:
-    """Say once that something broken is left out."""
+    """Warn once that something broken is left out."""
     LOG.warning("left out, since it cannot be used: %s", printable(text))
 
 

@@ -1,8 +1,8 @@
-"""Objects with `read(start, size)`: the one interface by which all parts of the program read stored bytes.
+"""Objects with `read(start, size)`, the only interface through which the program reads stored bytes.
 
 Ranges                        the protocol; storage.files.Reader is the usual one
 Slice(ranges, start, size)    a range of another, as if it were a file: a member of an archive
-InMemory(url, data)           bytes that were decoded, or built
+InMemory(url, data)           bytes that were decoded or built
 Spool()                       a temporary file without a name
 FileObject(ranges, left)      any of them for a library that needs a seekable file object
 zipped(ranges)                any of them as a zip, for its names and deflated members
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zipfile import ZipFile
 
 Stamp = tuple[int, ...]  # equal as long as a file is the same one and unchanged
-MAX_DIRECTORY = 2**26  # bytes of the directory of a zip, which is read at once: half a million members
+MAX_DIRECTORY = 2**26  # bytes of a zip's directory, which is read at once; enough for half a million members
 
 
 class Ranges(Protocol):
@@ -43,7 +43,7 @@ class Ranges(Protocol):
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    """How a file is told from another state of it; ctime, the last one, cannot be set back."""
+    """Return numbers that change when a file changes; ctime, the last one, cannot be set back."""
     return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
 
 
@@ -81,9 +81,9 @@ class InMemory:
 
 
 class Spool:
-    """A private copy of the contents of `url` in a local file without a name, which disappears with this object.
+    """A private copy of the contents of `url` in an unnamed local file, which disappears with this object.
 
-    Filled once; then safe to share between threads. existing: an existing local file to open instead.
+    Once filled, it is safe to share between threads. existing: an existing local file to open instead.
     """
 
     def __init__(self, url: str = "", existing: str = "") -> None:
@@ -119,8 +119,8 @@ class Spool:
 class FileObject(io.RawIOBase):
     """Ranges as a read-only, seekable file object.
 
-    left: the bytes that may still be read; beyond them, ValueError: parsers of the standard library take as many at
-    once as a header says.
+    left: how many bytes may still be read, ValueError beyond: parsers of the standard library read whatever size a
+    header gives, in one piece.
     """
 
     def __init__(self, ranges: Ranges, left: int = sys.maxsize) -> None:
@@ -159,7 +159,7 @@ class FileObject(io.RawIOBase):
 
 
 def zipped(f: Ranges) -> ZipFile:
-    """A zip whose directory is read, if it has a sensible size."""
+    """Open a zip and read its directory, if that has a sensible size."""
     from zipfile import ZipFile
 
     source = FileObject(f, MAX_DIRECTORY + 2**18)

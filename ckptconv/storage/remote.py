@@ -1,9 +1,9 @@
-"""Remote files, read through fsspec's file systems in few requests, with their errors turned into ours.
+"""Read remote files through fsspec's file systems in few requests, and turn their errors into ours.
 
     s3://BUCKET/KEY  gs://BUCKET/KEY  https://HOST/PATH  hf://ORG/REPO/FILE  memory://PATH
 
 `RemoteFile` fetches ranges; small reads near one another share a window, which doubles while it is read in order.
-Credentials are left to the file systems (environment, configuration files); those in a url are never shown: see
+The file systems find credentials (environment, configuration files); those in a url are never shown, see
 messages.redacted.
 """
 
@@ -23,21 +23,21 @@ from .paths import is_http, is_remote, is_repository
 from .ranges import Spool
 
 HEAD, TAIL = 2**16, 2**14  # bytes fetched at once at the beginning and the end, where headers and directories are
-FIRST, LAST = 4096, 2**22  # bytes of a window: at first, and after doubling
+FIRST, LAST = 4096, 2**22  # smallest and largest window in bytes
 MAX_ENDS = 128  # files whose first and last bytes a run keeps
-MAX_GAP = 2**16  # bytes between two ranges that are cheaper to fetch than another request
-MAX_REQUEST = 32 * 2**20  # bytes of ranges that are fetched together; longer runs are read while the job runs
+MAX_GAP = 2**16  # bytes between two ranges; fetching them is cheaper than another request
+MAX_REQUEST = 32 * 2**20  # bytes of ranges that are joined; longer runs are read while the job runs
 PIECE = 2**23  # bytes of one request
 
 
-Piece = tuple[int, bytes | Spool]  # where it begins in the file, and what is there
+Piece = tuple[int, bytes | Spool]  # its start in the file, and its bytes
 
 
 class RemoteFile:
-    """Reads of ranges of one remote file, checked for length; safe to share between threads.
+    """Read ranges of one remote file, checked for length; safe to share between threads.
 
-    Whatever was fetched and is still needed is a piece: of the beginning and the end, which all readers of a run share,
-    of what this thread's job needs, of what was spooled, and a window around the last small read.
+    Fetched data is kept as pieces: the beginning and the end, which all readers of a run share; what this thread's job
+    needs; spooled ranges; and a window around the last small read.
     """
 
     def __init__(self, url: str) -> None:
@@ -49,10 +49,10 @@ class RemoteFile:
             raise StorageError("is a folder, a file is needed", url=url)
         self.size, self.stamp = about.size, about[:2]
         self._is_known = bool(about.etag)
-        # of what answers say of the version the first one decides; the Hub's are those of its store
+        # the first answer decides the version; answers from the Hub carry the ETag of its store
         self._said = {"size": self.size, **({"version": about.etag} if about.etag and is_http(url) else {})}
         ends = current_lookups().ends
-        if len(ends) >= MAX_ENDS:  # readers keep theirs
+        if len(ends) >= MAX_ENDS:  # open readers keep their own
             ends.clear()
         self._ends: list[Piece] = ends.setdefault(url, [])
         self._spools: list[Piece] = []
@@ -62,7 +62,7 @@ class RemoteFile:
         self._lock, self._spooling = threading.Lock(), threading.Lock()
 
     def read(self, start: int, size: int) -> bytes:
-        """The bytes [start, start+size), which the caller has checked to lie in the file."""
+        """Read the bytes [start, start+size); the caller has checked that the file holds them."""
         if not size:
             return b""
         piece = self._piece(start, size)
@@ -76,7 +76,7 @@ class RemoteFile:
         return data.read(at, size) if isinstance(data, Spool) else data[at : at + size]
 
     def into(self, start: int, view: memoryview) -> None:
-        """Fill `view`; what is large comes in several requests at once."""
+        """Fill `view`; a large range takes several requests at once."""
         if len(view) <= PIECE or self._piece(start, len(view)):
             view[:] = self.read(start, len(view))
             return
@@ -91,7 +91,7 @@ class RemoteFile:
         self._mine.held = list(self._get([one for one in inside if not self._piece(*one)]))
 
     def spool(self, start: int, size: int) -> None:
-        """Copy a range to a local file without a name, once for all threads."""
+        """Copy a range to an unnamed local file, once for all threads."""
         with self._spooling:
             if start + size > self.size or self._piece(start, size):
                 return
@@ -102,7 +102,7 @@ class RemoteFile:
             self._spools.append((start, spool))
 
     def _piece(self, start: int, size: int) -> Piece | None:
-        """The piece that has these bytes."""
+        """Find a piece that has these bytes."""
         held: list[Piece] = getattr(self._mine, "held", [])
         for first, data in (*held, *self._ends, *self._spools, self._window):
             length = data.size if isinstance(data, Spool) else len(data)
@@ -111,7 +111,7 @@ class RemoteFile:
         return None
 
     def _near(self, start: int, size: int) -> Piece:
-        """Fetch both ends at once if one has these bytes, or else a window, which doubles while it is read in order."""
+        """Fetch both ends at once if one has these bytes, else a window, which doubles while it is read in order."""
         small = self.size <= HEAD + TAIL
         if not self._ends and (small or start + size <= HEAD or start >= self.size - TAIL):
             self._ends += self._get([(0, self.size)] if small else [(0, HEAD), (self.size - TAIL, TAIL)])
@@ -124,7 +124,7 @@ class RemoteFile:
         return self._window
 
     def _get(self, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-        """Request ranges (start, size), some at once; from a server that sends no ranges, copy the whole file."""
+        """Request ranges (start, size), several at once; if the server sends no ranges, copy the whole file."""
         for i in range(0, len(wanted), web.AT_ONCE):
             some = wanted[i : i + web.AT_ONCE]
             limit = web.TIMES * web.seconds(sum(size for _, size in some) * web.AT_ONCE)
@@ -143,7 +143,7 @@ class RemoteFile:
                 yield start, data
 
     def _part(self) -> Callable[[int, int], bytes]:
-        """What requests one range."""
+        """Return a function that requests one range."""
         if is_http(self.url) or is_repository(self.url):
             return lambda start, size: web.part(self.url, start, size, self._said)
         fs, path = filesystem(self.url)
@@ -153,7 +153,7 @@ class RemoteFile:
 def peek(urls: Sequence[str]) -> None:
     """Fetch the beginnings and ends of remote files, several at a time, for the readers that open them next.
 
-    Where something is missing or refused nothing is said: who opens it says it.
+    Errors are not reported here: opening the file reports them.
     """
     far = [url for url in urls if is_remote(url)]
     if len(far) < 2 or (run := current().lookups) is None:
@@ -185,7 +185,7 @@ def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=4)
 def _whole(url: str, stamp: tuple[int, ...], said: tuple[tuple[str, Any], ...]) -> Spool:
-    """A private copy of a file that can only be read whole; it disappears with the last reference."""
+    """Copy a file whose server sends no ranges; the copy disappears with the last reference."""
     spool = Spool(url)
     with spool.filled() as file, translate_errors(url):
         web.whole(url, dict(said), file)

@@ -1,4 +1,4 @@
-"""Files of web servers and of the Hugging Face Hub, over urllib3: bounded in time and bytes, one rule of redirects.
+"""Read files from web servers and the Hugging Face Hub over urllib3, with limits on time, bytes and redirects.
 
     info(url)                       size and version of a file
     part(url, 0, 9, said)           bytes of it; said: its size, and its version once it is known
@@ -7,9 +7,9 @@
 CKPTCONV_TIMEOUT      seconds that a request may take, plus one for each 64 KiB requested; 60
 CKPTCONV_REDIRECTS    more hosts that redirects may lead to, separated by commas; a leading dot takes a whole domain
 
-A server is a stranger: of what it sends no more is read than was asked for, nothing is unpacked, and it leads only to
-hosts that the user named. What may pass (a busy server, a broken connection, no answer in time) is asked for again,
-after longer and longer pauses, in three times the time of one request; an answer that broke off counts for nothing.
+Servers are untrusted: no more is read than was requested, nothing is decompressed, and redirects lead only to hosts
+that the user named. Transient failures (a busy server, a broken connection, no answer in time) are retried after longer
+and longer pauses, within three times the time of one request; a partial answer is thrown away.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .faults import BROKEN, REFUSED, SILENT, failure, spooling
 from .paths import is_http
 
 LIMIT = 10**7  # seconds of CKPTCONV_TIMEOUT, a quarter of a year
-RATE = 2**16  # bytes a second: what is slower has stalled
-TRIES, TIMES = 6, 3  # tries of a request, and how many times the limit of one they may take together
-FIRST, LONGEST = 0.25, 8.0  # seconds of a pause
+RATE = 2**16  # bytes a second; a slower transfer has stalled
+TRIES, TIMES = 6, 3  # tries of a request; all of them together may take this many times the limit of one
+FIRST, LONGEST = 0.25, 8.0  # pauses in seconds
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-VERSIONS = ("ETag", "Last-Modified")  # an answer must have the first of these that an earlier one had
+VERSIONS = ("ETag", "Last-Modified")  # the first of these in an answer is the version; later answers must have it
 AT_ONCE = 8  # ranges that are requested together
 PIECE = 2**20  # bytes read at once
 MAX_REDIRECTS = 10
@@ -62,12 +62,12 @@ class Answered(OSError):
 
 
 def info(url: str) -> dict[str, Any]:
-    """Size and version of a file, called as file systems do: what the answer to a request for its first byte says."""
+    """Request a file's first byte and return its size and version, under the names that file systems use."""
 
     def first() -> tuple[int, Mapping[str, str]]:
-        with _asked(url, {"Range": "bytes=0-0"}, 416) as answer:  # 416 of an empty file
+        with _asked(url, {"Range": "bytes=0-0"}, 416) as answer:  # 416: the file is empty
             if answer.status == 206:
-                answer.read1(PIECE)  # so that the connection serves again
+                answer.read1(PIECE)  # so that the connection can be reused
             return answer.status, answer.headers
 
     status, headers = _again(url, 0, first)
@@ -79,11 +79,11 @@ def info(url: str) -> dict[str, Any]:
 
 
 def part(url: str, start: int, size: int, said: dict[str, Any]) -> bytes:
-    """Read a range of a file; of what a server sends at most as much as was requested.
+    """Read a range of a file, and no more than was requested.
 
-    NoRanges if the server sends the whole file instead, CorruptCheckpoint if it sends another one than `said` tells of.
+    NoRanges if the server sends the whole file instead, CorruptCheckpoint if its size or version differs from `said`.
     """
-    shared = size * AT_ONCE  # others are on the same line
+    shared = size * AT_ONCE  # other requests share the line
 
     def ask() -> bytes:
         end = time.monotonic() + seconds(shared)
@@ -102,7 +102,7 @@ def part(url: str, start: int, size: int, said: dict[str, Any]) -> bytes:
 def whole(url: str, said: dict[str, Any], file: IO[bytes]) -> None:
     """Copy a file into `file`; CorruptCheckpoint if the server sends more than it said, or another version.
 
-    The time is counted by what came, since the size is what a stranger says.
+    The time limit grows with the bytes received, since the size is an untrusted server's claim.
     """
 
     def copy() -> None:
@@ -120,7 +120,7 @@ def whole(url: str, said: dict[str, Any], file: IO[bytes]) -> None:
 
 
 def _pieces(url: str, answer: Any, size: int, end: Callable[[int], float]) -> Iterator[bytes]:
-    """What comes, in pieces; TimeoutError at the end of the time for what came, CorruptCheckpoint if it is too much."""
+    """Yield an answer in pieces. CorruptCheckpoint after more than `size` bytes, TimeoutError after `end(received)`."""
     came = 0
     while piece := answer.read1(PIECE):
         came += len(piece)
@@ -132,9 +132,9 @@ def _pieces(url: str, answer: Any, size: int, end: Callable[[int], float]) -> It
 
 
 def _refuse_changed(url: str, said: dict[str, Any], now: Mapping[str, str], size: str = "") -> None:
-    """CorruptCheckpoint if an answer is about another version than `said` tells of; one that tells none takes this.
+    """Raise CorruptCheckpoint if an answer has another version than `said`; if `said` has none yet, record it.
 
-    size: of the file, as the answer says it.
+    size: the file's size according to the answer.
     """
     versions = [now[k] for k in VERSIONS if k in now]
     other = versions and said.setdefault("version", versions[0]) not in versions
@@ -147,9 +147,9 @@ def _refuse_changed(url: str, said: dict[str, Any], now: Mapping[str, str], size
 
 @contextmanager
 def _asked(url: str, headers: Mapping[str, str], usual: int = 0) -> Iterator[Any]:
-    """Send a request and follow its redirects; the answer's content is still to be read.
+    """Send a request and follow its redirects; the caller reads the content.
 
-    usual: a status that is no error here.
+    usual: a status that is not an error here.
     """
     (answer,) = together([lambda: _followed(url, headers)], seconds(0))
     try:
@@ -159,7 +159,7 @@ def _asked(url: str, headers: Mapping[str, str], usual: int = 0) -> Iterator[Any
             raise StorageError("the server sends it packed, although that was not requested", url=url)
         yield answer
     finally:
-        if answer.length_remaining != 0:  # None of one without a length
+        if answer.length_remaining != 0:  # None: no length
             answer.close()
         answer.release_conn()
 
@@ -183,7 +183,7 @@ def _followed(url: str, headers: Mapping[str, str]) -> Any:
 
 
 def _address(url: str) -> tuple[str, dict[str, str]]:
-    """The web address of a file, without a login, and the headers that its server alone gets."""
+    """Return the web address of a file without a login, and the headers that only its own server gets."""
     if is_http(url):
         from urllib3.util import make_headers
 
@@ -214,7 +214,7 @@ def _pool(url: str) -> Any:
 
 @lru_cache(maxsize=8)
 def _pools(process: int, proxy: str) -> Any:
-    """The connections of a process: one that was forked does not share those of its parent."""
+    """Return the connection pool of a process, since a forked one must not share its parent's."""
     import urllib3
 
     how: dict[str, Any] = {"maxsize": 16, "num_pools": 16}
@@ -222,16 +222,16 @@ def _pools(process: int, proxy: str) -> Any:
 
 
 def together(calls: Sequence[Callable[[], T]], limit: float) -> list[T]:
-    """Call functions at once, each in a thread that nobody waits for after the limit; TimeoutError then.
+    """Call functions at once, each in its own thread; after the limit raise TimeoutError and stop waiting.
 
-    A server that sends a byte of its headers a minute holds a thread, but not us.
+    A server that sends one byte of its headers per minute holds up its thread only.
     """
-    from concurrent.futures import Future  # local files do without
+    from concurrent.futures import Future  # only needed here
 
     def run(call: Callable[[], T], future: Future[T]) -> None:
         try:
             future.set_result(call())
-        except BaseException as e:  # belongs to whoever waits
+        except BaseException as e:  # raised by `result`
             future.set_exception(e)
 
     futures = [Future[T]() for _ in calls]
@@ -245,21 +245,21 @@ def together(calls: Sequence[Callable[[], T]], limit: float) -> list[T]:
 
 
 def seconds(size: int) -> float:
-    """The time in seconds that a request for `size` bytes may take."""
+    """Return the time in seconds that a request for `size` bytes may take."""
     given = os.environ.get("CKPTCONV_TIMEOUT", "60")
     try:
         limit = float(given)
     except ValueError:
         limit = 0.0
-    if not 0 < limit < LIMIT:  # also of NaN; clocks and sockets take no endless times
+    if not 0 < limit < LIMIT:  # also of NaN; clocks and sockets take no infinity
         raise UsageError(f"CKPTCONV_TIMEOUT is a number of seconds above 0 and below {LIMIT}, not {given!r}")
     return max(1.0, limit) + size / RATE
 
 
 def _again(url: str, size: int, request: Callable[[], T], *, known: bool = False) -> T:
-    """What a request brings that is repeated where its failure may pass; known: the server has answered before.
+    """Send a request, and retry transient failures; known: the server has answered before.
 
-    A server that refuses connections is asked again only if it is known to have accepted some.
+    A server that refuses connections is tried again only if it has answered before.
     """
     end, pause = time.monotonic() + TIMES * seconds(size), FIRST
     passing = (SILENT, BROKEN, REFUSED) if known else (SILENT, BROKEN)
@@ -270,7 +270,7 @@ def _again(url: str, size: int, request: Callable[[], T], *, known: bool = False
             raise
         except Exception as e:
             why = failure(e)
-            wait = max(pause * random.uniform(0.5, 1.0), why.wait)  # not all at once, if many were refused at once
+            wait = max(pause * random.uniform(0.5, 1.0), why.wait)  # jitter: many may be refused at once
             passes = why.words in passing or why.status in PASSING
             if not (left and passes and time.monotonic() + wait <= end):
                 raise
@@ -284,7 +284,7 @@ def _again(url: str, size: int, request: Callable[[], T], *, known: bool = False
 
 
 def _redirected(here: str, location: str) -> str:
-    """Where a redirect leads; StorageError if that is not what the user named."""
+    """Return the target of a redirect; StorageError if it may not lead there."""
     try:
         target = urljoin(here, location)
         there = urlsplit(target)
@@ -309,15 +309,15 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def may_lead(source: str, target: str) -> bool:
-    """Whether a redirect from url to url is followed: to the same host and port, or where it is allowed to lead.
+    """Tell whether a redirect is followed: to the same host and port, or to a host that is allowed.
 
-    Not back from https to http, and not to another service of the host: that could be one that only we can reach.
+    Not from https to http, and not to another port of the host: only we may be able to reach the service there.
     """
     here, there = urlsplit(source), urlsplit(target)
     host, to = here.hostname or "", there.hostname or ""
     if there.scheme not in (here.scheme, "https"):
         return False
-    ports = [0 if url.port in (None, _PORTS.get(url.scheme)) else url.port for url in (here, there)]  # 0: the usual
+    ports = [0 if url.port in (None, _PORTS.get(url.scheme)) else url.port for url in (here, there)]  # 0: default
     allowed = os.environ.get("CKPTCONV_REDIRECTS", "").lower().split(",")
     stores = () if ports[1] else STORES.get(host, ())
     return _listed(to, allowed) or (ports[0] == ports[1] and _listed(to, [host, *stores]))
