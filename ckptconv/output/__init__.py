@@ -1,1 +1,1 @@
-"""Where results go: staged beside the destination, or uploaded, and published whole or not at all."""
+"""Write outputs: stage them next to the destination, or upload them, and publish all files or none."""

@@ -1,4 +1,4 @@
-"""What an output is: its files, what of an older one is at its place, and what may be replaced there."""
+"""The files of an output, the older files at its destination, and which of them may be replaced."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..storage import files
 from ..storage.lookups import current
 from ..storage.paths import beginning
 
-LONG = 500  # names of a folder that a batch does not list again for each of its outputs
+LONG = 500  # names; a batch lists a folder that has more only once
 
 
 class OutputFile(NamedTuple):
     """One file of an output.
 
-    name: relative to the destination's folder. size: its final size in bytes. shared: whether the checkpoints of a
-    folder have it in common; one that exists is then kept.
+    name: relative to the destination's folder. size: its final size in bytes. shared: whether all checkpoints of a
+    folder share it; an existing one is then kept.
     """
 
     name: str
@@ -32,20 +32,20 @@ class OutputFile(NamedTuple):
 
 
 class OutputExists(StorageError, FileExistsError):
-    """There is something at the destination that may not be replaced."""
+    """The destination has a file that may not be replaced."""
 
     number = errno.EEXIST
 
 
 def place(url: str) -> str:
-    """Where a file is, by whatever path it is named."""
+    """Return the real path of a local file, or the url of a remote one."""
     return url.rstrip("/") if files.is_remote(url) else os.path.realpath(files.local(url))
 
 
 def check_replaced(own: Sequence[str], older: Sequence[str], *, force: bool) -> None:
-    """OutputExists if one of these files, which would be replaced or removed, may not be; StorageError for a source.
+    """Raise OutputExists if a file may not be replaced or removed, StorageError if it is a source.
 
-    own: of the names of the output. older: of an older checkpoint of its name.
+    own: existing files with the names of the output. older: files of an older checkpoint with its name.
     """
     now, written = current(), current().written
     if own and not force:
@@ -67,7 +67,7 @@ def check_replaced(own: Sequence[str], older: Sequence[str], *, force: bool) -> 
 
 
 def refuse_foreign(names: Sequence[str], folder: str) -> None:
-    """StorageError if there are other files in a folder that is one checkpoint."""
+    """Raise StorageError if a folder that is one checkpoint has other files."""
     if names:
         raise StorageError(
             f"{many(len(names), 'file')} there would be read as part of the checkpoint, or lost with the one that it "
@@ -77,9 +77,9 @@ def refuse_foreign(names: Sequence[str], folder: str) -> None:
 
 
 def beginnings(names: Iterable[str], *, unit: bool) -> dict[str, str]:
-    """For each folder of an output, '' or with a slash at its end, how the names of older shards of it begin.
+    """Return, for each folder of an output ('' or ending in a slash), how the names of its older shards begin.
 
-    unit: all that is in the folder may belong to it.
+    unit: every file in the folder may belong to the output.
     """
     bases: dict[str, list[str]] = {}
     for name in names:
@@ -89,7 +89,7 @@ def beginnings(names: Iterable[str], *, unit: bool) -> dict[str, str]:
 
 
 def names_in(folder: str, begin: str) -> list[str]:
-    """The names in a folder that begin so. A batch lists a long folder once, since n outputs in it would cost n²."""
+    """List the names in a folder with a prefix. A batch lists a long folder once, since n outputs would cost n²."""
     listings, folder = current().listings, folder.rstrip("/") or folder
     if listings is None:
         return files.names(folder, begin)

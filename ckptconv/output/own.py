@@ -1,9 +1,9 @@
-"""Our own files: opened without following a link, locked while we run, and as private as what they are made from.
+"""Our own files: opened without following links, locked while we run, and as private as their sources.
 
 A checkpoint's folder may come from an attacker, and the names of our journals, ledgers and temporary folders are
-predictable: a link or a pipe may be where ours should be. It is refused.
+predictable: a link or a pipe may be in their place. It is refused.
 
-    claim(path)      make and lock a temporary folder; what a killed run left in it is removed
+    claim(path)      make and lock a temporary folder, and remove what a killed run left in it
     AppendLog        a file of JSON lines, such as the journal of a conversion and the ledger of a zoo
 """
 
@@ -53,7 +53,7 @@ def lock(fd: int) -> bool:
 def claim(path: str, *, kept: bool = False) -> tuple[int, bool]:
     """Make a temporary folder and lock it; return its descriptor, and whether a killed run had left one, now emptied.
 
-    kept: what is in it stays, for a run that is resumed. StorageError if another run has it, or if it is no folder.
+    kept: keep its contents, for a run that resumes. StorageError if another run has it, or if it is not a folder.
     """
     try:
         os.mkdir(path, 0o700)
@@ -86,7 +86,7 @@ def claim(path: str, *, kept: bool = False) -> tuple[int, bool]:
 
 
 def remove(path: str) -> None:
-    """Remove a file, or a folder with all that is in it."""
+    """Remove a file, or a folder with its contents."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
@@ -103,16 +103,16 @@ def sync(folder: str) -> None:
 
 
 def permissions(urls: Iterable[str]) -> int:
-    """The permissions that all local files of these have: those of a file that is made from them."""
+    """Return the permissions that all these local files have, for a file that is made from them."""
     mode = 0o777
     for url in urls:
-        with suppress(OSError):  # it is gone: reading it will say so
+        with suppress(OSError):  # the file is gone, which reading it will report
             mode &= 0o777 if is_remote(url) else os.stat(local(url)).st_mode
     return mode
 
 
 def refuse_source(path: str, urls: Iterable[str]) -> None:
-    """UsageError if `path`, where a page or a proposal is to be written, is one of the files that it is made from."""
+    """Raise UsageError if `path`, where a report or a proposal goes, is one of the files that it is made from."""
     if not is_remote(path) and os.path.realpath(local(path)) in {
         os.path.realpath(local(url)) for url in urls if not is_remote(url)
     }:
@@ -123,7 +123,7 @@ def refuse_source(path: str, urls: Iterable[str]) -> None:
 
 
 def lines(file: IO[bytes], path: str) -> Iterator[bytes]:
-    """The lines of such a file; a third party's may be a single one of a terabyte that takes no room."""
+    """Yield lines of limited length; an untrusted file may be one sparse line of a terabyte."""
     while line := file.readline(LONGEST + 1):
         if len(line) > LONGEST:
             raise CorruptCheckpoint(f"has a line of more than {LONGEST} bytes, which ckptconv did not write", url=path)
@@ -160,21 +160,21 @@ class AppendLog:
 
     @property
     def number(self) -> int:
-        """The number of the file (inode), which nobody can predict who sends it; it stays as the file grows."""
+        """The inode number, which the sender of a file cannot predict; it does not change as the file grows."""
         return os.fstat(self._fd).st_ino
 
     def read(self) -> Iterator[bytes]:
-        """The lines of the file, each with its end but perhaps the last one."""
+        """Yield the lines of the file with their line ends; the last one may lack it."""
         with open(self._fd, "rb", closefd=False) as f:
             f.seek(0)
             yield from lines(f, self.path)
 
     def cut(self, size: int) -> None:
-        """Forget what lies behind the first `size` bytes."""
+        """Truncate the file to `size` bytes."""
         os.ftruncate(self._fd, size)
 
     def append(self, lines: bytes) -> None:
-        """Write lines and make them durable; StorageError if not all can be, and then none is there."""
+        """Write lines and make them durable; on StorageError none of them is written."""
         before = self.size
         try:
             view = memoryview(lines)

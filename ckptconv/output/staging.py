@@ -1,12 +1,12 @@
-"""Write files in a temporary folder beside their destination, with positioned writes; publish all of them or none.
+"""Write files in a temporary folder next to their destination, with positioned writes; publish all of them or none.
 
-    m-00001-of-00002.safetensors   m.safetensors.index.json        where they go
-    .m.safetensors.index.json.part/                                where they are made, under the same names
+    m-00001-of-00002.safetensors   m.safetensors.index.json        the destination
+    .m.safetensors.index.json.part/                                the temporary folder, with the same names in it
 
-So the format's own reader opens what was made before it is published. One file is one rename. Of several, those that
-are replaced are set aside first, the index before all others, and the new index comes last: after a kill in between
-there is no index, which is an error for every reader, and never a mix of old and new. What fails without a kill is
-undone. A folder that is an output by itself is made and renamed as a whole.
+So the format's own reader can open the output before it is published. A single file is published by one rename. If
+there are several, old ones are set aside first, beginning with the index, and the new index comes last: a kill in
+between leaves no index, which is an error for every reader, and never a mix of old and new. A failure without a kill is
+undone. An output that is a folder is made and renamed as one.
 
 Output(folder, files)     makes the files; any number of threads write ranges; publish() or close() ends it
 Paths                     the same files in another process, by their paths
@@ -34,14 +34,14 @@ from .destination import OutputFile, beginnings, check_replaced, names_in, refus
 if TYPE_CHECKING:
     from collections.abc import Buffer
 
-LONGEST = 200  # bytes of a title: the name of a file has at most 255
-OPEN = 64  # files of an output whose descriptors are kept open, at most
-TEMPORARY = r"\..+\.(part|resume\..*)"  # the names of temporary folders and of journals
+LONGEST = 200  # bytes of a title; a file name has at most 255
+OPEN = 64  # an output of more files does not keep them open
+TEMPORARY = r"\..+\.(part|resume\..*)"  # names of temporary folders and journals
 LEADS_OUT = "is a link out of its folder: name the folder that it leads to, or list that in CKPTCONV_LINKS"
 
 
 def is_file(path: str) -> bool:
-    """Whether it is a regular file, not a link."""
+    """Tell whether it is a regular file, not a link."""
     try:
         return S_ISREG(os.lstat(path).st_mode)
     except OSError:
@@ -49,10 +49,10 @@ def is_file(path: str) -> bool:
 
 
 class OutputNames:
-    """The paths of an output in a local folder: where each file goes, and where it is made until then.
+    """The paths of an output in a local folder: the final path of each file, and the temporary one.
 
-    A folder of its own is made whole if it is not there yet, or if it has no index (`unit`). `stale`: a pattern of
-    names that belong to an older checkpoint of this name. keep: a later run finds the temporary folder.
+    An output that is a folder is renamed as one if it does not exist yet, or has no index (`unit`). stale: a pattern
+    for the names of an older checkpoint with this name. keep: a later run finds the temporary folder.
     """
 
     def __init__(
@@ -75,25 +75,25 @@ class OutputNames:
         self.journal = f"{hidden}resume.journal"
 
     def temporary(self, name: str) -> str:
-        """The path by which a reader finds, before it is published, what will be `name` in the folder."""
+        """Return the path of the file `name` until it is published."""
         below = os.path.relpath(os.path.join(self.folder, name), self._home or ".")
         return os.path.normpath(os.path.join(self.stage, below))
 
     def older(self) -> list[str]:
-        """Files, relative to the folder, whose names match the pattern and that are not written now."""
+        """List files, relative to the folder, whose names match `stale` and that are not written now."""
         begins = beginnings(self.own, unit=False) if self._stale else {}
         there = [f"{a}{n}" for a, begin in begins.items() for n in names_in(os.path.join(self.folder, a), begin)]
         there = [old for old in there if old not in self.final and re.fullmatch(self._stale, old)]
         return [old for old in there if is_file(os.path.join(self.folder, old))]
 
     def replaced(self) -> list[str]:
-        """The paths of this output at which something is."""
+        """List the paths of this output that exist."""
         return [self.final[n] for n in self.own if os.path.lexists(self.final[n])]
 
     def check(self, *, force: bool, renaming: bool = False) -> None:
-        """StorageError for what cannot be a destination, or where something is that may not be replaced.
+        """Raise StorageError if a path cannot be a destination, or has a file that may not be replaced.
 
-        renaming: a run that was killed has renamed some files.
+        renaming: a killed run has renamed some of the files.
         """
         for name, path in self.final.items():
             words = name.split("/")
@@ -126,12 +126,12 @@ class OutputNames:
 class Output:
     """The files of one output until they are published. Any number of threads write.
 
-    cleared: names of what killed runs had left here, and this one removed. removed: of what was published here before,
-    and is removed since nothing replaces it.
+    cleared: names of leftovers of killed runs, which this run removed. removed: names of files that were published here
+    earlier, and are removed because no new file replaces them.
 
-    keep: they stay when the run fails, for one that is resumed (journal.py). kept: an earlier run filled them, in part;
-    renaming: it filled them all and began to rename them. mode: the permissions that the files may have at most, beside
-    the owner's; those of what they replace bound them as well. room: the bytes that files with holes take on the disk.
+    keep: the files stay if the run fails, to be resumed (journal.py). kept: an earlier run filled some of them;
+    renaming: it filled all and began to rename them. mode: the most permissions that the files may have besides the
+    owner's; the files that they replace limit them, too. room: the disk space of files with holes, in bytes.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Output:
         self.cleared: Sequence[str] = ()
         self.removed: Sequence[str] = ()
         self._fds: dict[str, int] = {}
-        self._ready: list[str] = []  # files that are there to be written and renamed
+        self._ready: list[str] = []  # files to write and rename
         self._few = len(files) <= OPEN
         self._new_folders: list[str] = []
         self._to.check(force=force, renaming=renaming)
@@ -156,7 +156,7 @@ class Output:
             self._claim(keep, 0 if renaming else sum((room or {}).get(f.name, f.size) for f in files))
             for f in files:
                 self.create(f)
-        except BaseException:  # an interrupt, too, leaves no temporary folder behind
+        except BaseException:  # an interrupt, too, must not leave a temporary folder
             self.close()
             raise
 
@@ -185,7 +185,7 @@ class Output:
         try:
             above = os.path.dirname(path)
             if not os.path.isdir(above):
-                os.makedirs(above, self._mode | 0o700 | (self._mode & 0o044) >> 2)  # who may read them may enter
+                os.makedirs(above, self._mode | 0o700 | (self._mode & 0o044) >> 2)  # who may read may enter
             how = os.O_RDWR | (0 if self._kept else os.O_CREAT | os.O_EXCL)
             fd = own.open_file(path, how, self._mode & 0o666 | 0o600)
             self._fds[f.name] = fd
@@ -207,7 +207,7 @@ class Output:
 
     @contextmanager
     def _open(self, name: str) -> Iterator[int]:
-        """The descriptor of a file; of very many files none is kept open."""
+        """Open a file, or use its open descriptor; an output of very many files keeps none."""
         if name in self._fds:
             yield self._fds[name]
         else:
@@ -215,15 +215,15 @@ class Output:
                 yield file.fileno()
 
     def start_writeback(self, name: str, start: int, size: int) -> None:
-        """Start writing a finished range back to the disk, so that `publish` waits less.
+        """Start writing a finished range to the disk, so that `publish` waits less.
 
-        The advice starts the write-back at once and drops only clean pages: those just written stay in memory.
+        POSIX_FADV_DONTNEED starts the write-back at once; it drops only clean pages, so the new ones stay in memory.
         """
         if name in self._fds and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fds[name], start, size, os.POSIX_FADV_DONTNEED)
 
     def paths(self) -> dict[str, str]:
-        """Where each file is until it is published."""
+        """Return the temporary path of each file."""
         return {name: os.path.abspath(self._to.temporary(name)) for name in self._to.final}
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -242,10 +242,10 @@ class Output:
             raise refused(e, self._to.folder) from e
 
     def publish(self, *, sync: bool = True) -> None:
-        """Make all files durable, then bring them under their names, all or none."""
+        """Make all files durable, then rename all or none to their final names."""
         if sync:
             self.fsync()
-        self._to.check(force=self._force, renaming=self._renaming)  # what came there in the meantime
+        self._to.check(force=self._force, renaming=self._renaming)  # files may have appeared meanwhile
         try:
             self.removed = self._to.older() if self._force else ()
             final = self._to.final
@@ -269,7 +269,7 @@ class Output:
         self.close()
 
     def _rename(self, moves: Sequence[tuple[str, str]], older: Sequence[str]) -> None:
-        """Set aside what is replaced, then rename; undo it if a step fails."""
+        """Set old files aside, then rename the new ones; undo both if a step fails."""
         aside = os.path.join(self._to.stage, ".old")
         there = [path for path in (*reversed([new for _, new in moves]), *older) if os.path.lexists(path)]
         steps = [(path, os.path.join(aside, str(n))) for n, path in enumerate(there)] + list(moves)
@@ -279,8 +279,8 @@ class Output:
             for old, new in steps:
                 done.append((old, new))
                 os.replace(old, new)
-        except BaseException:  # an interrupt, too, leaves what was there
-            stays, self._stays = self._stays, True  # what cannot be put back is not lost
+        except BaseException:  # an interrupt, too, must bring the old files back
+            stays, self._stays = self._stays, True  # a file that cannot be put back stays in the stage
             for old, new in reversed(done):
                 if os.path.lexists(new) and not os.path.lexists(old):
                     os.replace(new, old)
@@ -288,11 +288,11 @@ class Output:
             raise
 
     def abandon(self) -> None:
-        """Leave nothing for a later run: what was written is wrong."""
+        """Keep nothing for a later run, because the written data is wrong."""
         self._stays = False
 
     def close(self) -> None:
-        """Remove what was not published, but what a later run is to find; the destination stays as it was."""
+        """Remove unpublished files unless a later run resumes them; the destination is unchanged."""
         while self._fds:
             os.close(self._fds.popitem()[1])
         if self._lock >= 0 and not self._stays:
@@ -336,7 +336,7 @@ def _write(fd: int, start: int, data: Buffer) -> None:
 
 
 def write_whole(path: str, data: bytes, read: Collection[str], *, force: bool) -> None:
-    """Write one small file, over none of those that were read for it and as private as they are."""
+    """Write one small file, as private as the files that it is made from, and not over one of them."""
     own.refuse_source(path, read)
     folder, name = split(path)
     with closing(Output(folder, [OutputFile(name, len(data))], force=force, mode=own.permissions(read))) as out:

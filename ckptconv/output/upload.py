@@ -1,11 +1,11 @@
-"""Write to a remote folder: every object appears whole or not at all, the index last.
+"""Write to a remote folder: an object never appears in part, and the index comes last.
 
-Object stores cannot write at positions, and a checkpoint's header is known last. Where a store takes parts of an object
-in any order, tensors are sent while they are written, and only what else a file holds is kept in the
-temporary folder (TMPDIR). For other stores the files are built there. If one fails, those already sent are removed.
+Object stores cannot write at positions, and a checkpoint's header is known last. If a store takes parts of an object in
+any order, tensors are sent while they are written, and only the rest of a file is kept in the temporary folder
+(TMPDIR). For other stores the files are built there. If one fails, those already sent are removed.
 
 A repository of the Hub gets all files of an output in one commit. Its client sends the content of large files first,
-and the commit names them; what a run that failed has sent is in no commit, and nobody sees it.
+and the commit names them; files that a failed run has sent are in no commit, so they are invisible.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from .staging import Output
 if TYPE_CHECKING:
     from collections.abc import Buffer
 
-RECENT = 1.0  # seconds for which what a listing said of the destination is believed: another is a request
+RECENT = 1.0  # seconds for which a listing of the destination counts, since another one is a request
 
 
 class Upload:
-    """What `Output` is for a local folder, for a remote one.
+    """The files of one output in a remote folder until they are published, like `Output`.
 
-    tensors: of each file that may be sent before it is complete, the ranges that hold nothing but bytes of tensors.
+    tensors: for each file that may be sent before it is complete, the ranges that hold only bytes of tensors.
     """
 
     cleared: Sequence[str] = ()
@@ -65,13 +65,13 @@ class Upload:
             self._stage = tempfile.mkdtemp(prefix="ckptconv-")
         try:
             self._out = Output(self._stage, files, room={name: parts.local for name, parts in self._parts.items()})
-        except BaseException:  # an interrupt, too, leaves no stage behind
+        except BaseException:  # an interrupt, too, must not leave a stage
             shutil.rmtree(self._stage, ignore_errors=True)
             raise
         self.paths, self.unpublished = self._out.paths, self._out.unpublished
 
     def _look(self) -> None:
-        """Note what is there now, and refuse to replace or remove what may not be."""
+        """List the destination, and refuse to replace or remove files that must stay."""
         names = [f.name for f in self._files]
         self._looked, self._there = time.monotonic(), _present(self.folder, names, self._unit)
         if is_http(self.folder):
@@ -96,16 +96,16 @@ class Upload:
         return self._out.__reduce__()
 
     def start_writeback(self, name: str, start: int, size: int) -> None:
-        """The files here are copies that nobody needs to be durable."""
+        """Do nothing: the local files are copies and need not be durable."""
 
     def fsync(self) -> None:
-        """Nor these."""
+        """Do nothing, for the same reason."""
 
     def abandon(self) -> None:
-        """Nothing stays in any case."""
+        """Do nothing: no file stays for a later run."""
 
     def publish(self, *, sync: bool = True) -> None:
-        """Send all files in order, then remove those of an older checkpoint that are not replaced."""
+        """Send all files in order, then remove those of an older checkpoint that were not replaced."""
         self._out.publish(sync=False)
         if time.monotonic() - self._looked > RECENT:
             with lookups.session(lookups=None):
@@ -121,7 +121,7 @@ class Upload:
                 else:
                     put_file(sent[url], url)
                 os.unlink(sent[url])
-        except BaseException:  # an interrupt, too, leaves no half of a checkpoint behind
+        except BaseException:  # an interrupt, too, must not leave half a checkpoint
             for url, path in sent.items():
                 if url not in self._there and not os.path.lexists(path):
                     with suppress(CkptError):
@@ -131,7 +131,7 @@ class Upload:
             _remove(url)
 
     def close(self) -> None:
-        """Remove what is here, and what was sent of objects that did not appear."""
+        """Remove the local files, and the parts of objects that were not completed."""
         self._out.close()
         for parts in self._parts.values():
             parts.abort()
@@ -142,25 +142,25 @@ Destination = Output | Upload
 
 
 def _present(folder: str, files: Sequence[str], unit: bool) -> set[str]:
-    """What is there now of this output, or of an older one of its name: names that begin as those of its files do."""
+    """List the urls at the destination whose names begin like those of this output: its own, and older ones."""
     begins = {join(folder, above).rstrip("/"): begin for above, begin in beginnings(files, unit=unit).items()}
     with lookups.session(lookups=None):
         return {join(at, n) for at, begin in begins.items() for n in names(at, begin)}
 
 
 def _older(there: Iterable[str], folder: str, files: Sequence[str], stale: str) -> list[str]:
-    """The names of those urls that are of an older output of this name, and that are not written now."""
+    """Return the names of those urls that belong to an older output of this name and are not written now."""
     names = [url[len(folder.rstrip("/")) + 1 :] for url in sorted(there)] if stale else []
     return [name for name in names if name not in files and re.fullmatch(stale, name)]
 
 
 def older(folder: str, files: Sequence[str], stale: str) -> list[str]:
-    """The names of the files in a remote folder that an output of these files would remove."""
+    """List the files in a remote folder that an output of these files would remove."""
     return _older(_present(folder, files, False) if stale else (), folder, files, stale)
 
 
 def put_file(path: str, url: str) -> None:
-    """Send a file; it appears whole or not at all, in parts if it is large (the file system's own multipart)."""
+    """Send a file, a large one in parts (the file system's own multipart); it never appears incomplete."""
     fs, where = filesystem(url)
     lookups.forget()
     with translate_errors(url):
@@ -204,14 +204,14 @@ def _commit(files: Mapping[str, str], older: Sequence[str]) -> None:
 
 # --- objects that are sent in parts -----------------------------------------------------------------------------------
 #
-#   upload = begin(url, size, tensors)      None where the store, or so small an object, is sent as a whole
-#   rest = upload.write(start, data)        what goes into the local file; whole parts are on their way
-#   upload.finish(path)                     send what the local file holds, then put the object together
+#   upload = begin(url, size, tensors)      None if the store takes no parts, or the object is small
+#   rest = upload.write(start, data)        returns the bytes for the local file; full parts are sent
+#   upload.finish(path)                     sends what the local file holds, then completes the object
 #
-# A part that holds nothing but bytes of tensors is sent as soon as it is full, from memory. All others (headers,
-# directories, the end of the file) wait in a local file with holes, since they can change until the output is sealed.
+# A part that holds only bytes of tensors is sent from memory as soon as it is full. All others (headers, directories,
+# the end of the file) wait in a local file with holes, since they can change until the output is sealed.
 
-PART = 5 * 2**20  # bytes, the least that S3 takes: every writer and sender holds one or two in memory
+PART = 5 * 2**20  # bytes, the minimum of S3; every writer and sender holds one or two in memory
 MOST = 9_000  # parts of an object; S3 takes 10,000, and a file may grow when it is sealed
 COMPOSED = 32  # objects that Google's store composes at a time
 SENDERS = 3  # parts of the local file that are sent at once
@@ -220,7 +220,7 @@ Range = tuple[int, int]  # the first byte, and the one after the last
 
 
 class S3:
-    """A multipart upload of S3 and of what speaks its protocol, through s3fs, whose credentials and retries it has."""
+    """A multipart upload to a store with S3's protocol, through s3fs, with its credentials and retries."""
 
     def __init__(self, url: str) -> None:
         fs, path = filesystem(url)
@@ -234,7 +234,7 @@ class S3:
             return answer
 
     def send(self, number: int, data: bytes | bytearray) -> str:
-        """Send a part, counted from 1; what the store calls it."""
+        """Send a part, counted from 1, and return its ETag."""
         return str(self._ask("upload_part", UploadId=self._id, PartNumber=number, Body=data)["ETag"])
 
     def complete(self, tags: Sequence[str]) -> None:
@@ -292,7 +292,7 @@ STORES: dict[str, Callable[[str], Sender]] = {"s3": S3, "s3a": S3, "gs": GCS, "g
 
 @dataclass
 class _Part:
-    """A part that is being filled: its bytes, which of them are there, and how many."""
+    """A part that is being filled: its bytes, and the ranges and number of bytes written so far."""
 
     data: bytearray
     ranges: list[Range] = field(default_factory=list)
@@ -316,11 +316,11 @@ class Multipart:
 
     @property
     def local(self) -> int:
-        """Bytes that the local file takes."""
+        """The bytes that the local file takes."""
         return self._size - len(self._direct) * self._part
 
     def write(self, start: int, data: Buffer) -> Iterator[tuple[int, memoryview]]:
-        """Take bytes at a position; yields what belongs into the local file, with its position."""
+        """Take bytes at a position; yield those that belong in the local file, with their position."""
         view = memoryview(data).cast("B")
         at = 0
         while at < len(view):
@@ -343,7 +343,7 @@ class Multipart:
             part.count += len(piece)
             if part.count < self._part:
                 return
-            if any(hi != lo for (_, hi), (lo, _) in pairwise(sorted(part.ranges))):  # so others were never written
+            if any(hi != lo for (_, hi), (lo, _) in pairwise(sorted(part.ranges))):  # so others are missing
                 raise StorageError("some bytes were written twice", url=self._url)
             del self._open[number]
         self._send(number, part.data)
@@ -357,7 +357,7 @@ class Multipart:
             self._tags[number] = tag
 
     def finish(self, path: str) -> None:
-        """Send the parts that only the local file has, then let the object appear."""
+        """Send the parts that only the local file has, then complete the object."""
         if self._open or len(self._tags) < len(self._direct):
             raise StorageError("not all of the tensors' bytes were written", url=self._url)
         size = os.stat(path).st_size
@@ -372,7 +372,7 @@ class Multipart:
             self._upload = None
 
     def abort(self) -> None:
-        """Let the store forget what was sent, unless the object is complete."""
+        """Discard the sent parts, unless the object is complete."""
         if self._upload is not None:
             with suppress(CkptError):
                 self._upload.abort()
@@ -380,13 +380,13 @@ class Multipart:
 
 
 def begin(url: str, size: int, tensors: Iterable[Range]) -> Multipart | None:
-    """A multipart upload of an object that is large enough for one, to a store that is known to have them."""
+    """Begin a multipart upload if the store is known to have them and the object is large enough, else None."""
     store = STORES.get(url.partition("://")[0])
     return Multipart(url, size, tensors, store) if store and size > 2 * PART else None
 
 
 def _inside(ranges: Iterable[Range], part: int, last: int) -> Iterator[int]:
-    """The numbers of the parts that ranges fill; never the last, behind which a file may still grow."""
+    """Yield the numbers of the parts that ranges fill; never the last, since a file may still grow."""
     start = end = 0
     for lo, hi in (*sorted(ranges), (1 << 63, 1 << 63)):
         if lo > end:
@@ -396,7 +396,7 @@ def _inside(ranges: Iterable[Range], part: int, last: int) -> Iterator[int]:
 
 
 def _read(fd: int, start: int, size: int) -> bytes:
-    """The bytes of a range, fewer at the end of the file."""
+    """Read a range; it is shorter at the end of the file."""
     out = bytearray()
     while len(out) < size and (got := os.pread(fd, size - len(out), start + len(out))):
         out += got
