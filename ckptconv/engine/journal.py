@@ -1,14 +1,14 @@
 """The journal of one conversion: receipts of jobs whose bytes are durable, so that a killed run can be resumed.
 
-    .model.safetensors.resume.journal          JSON lines beside the destination
-    {"plan": "9f3c...", "file": 131}                         the plan and its sources, by their fingerprint; this file
-    {"jobs": [[file, start, written, read, lossy], ...]}     done and durable, a batch a line
+    .model.safetensors.resume.journal          JSON lines next to the destination
+    {"plan": "9f3c...", "file": 131}                         fingerprint of the plan and its sources; our own inode
+    {"jobs": [[file, start, written, read, lossy], ...]}     done and durable, one batch per line
     {"publish": true}                                        all is written; the files are being renamed
 
-It belongs to one plan: with other sources, options, memory or number of threads the plan is another one, and the run
-starts over. An incomplete line is ignored. The temporary files of such a run have names that the next run finds. A
-journal may have come with the source, from somebody who can know the plan and its fingerprint: it counts only if it
-names the number that it has here. It names no other file: those are this destination's own.
+A journal belongs to one plan: other sources, options, memory or number of threads make another plan, and the run starts
+over. An incomplete line is ignored. The next run finds the temporary files by their names. A journal may have come with
+the source, from somebody who knows the plan and its fingerprint; so it counts only if it has its own inode number in
+it. It holds no paths: all files are those of this destination.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ..output.upload import Destination
 from ..storage.files import is_remote
 from .plan import Job, Plan, Receipt, made_of
 
-BEGIN = b'{"plan":"'  # of every journal
-COMMIT = 1.0  # seconds of work that a kill may cost, beside the jobs in flight
+BEGIN = b'{"plan":"'  # every journal begins so
+COMMIT = 1.0  # seconds of work that a kill may cost, besides the jobs in flight
 
 
 class Journal:
@@ -55,12 +55,12 @@ class Journal:
         self._lines = AppendLog(path, "another run is writing this destination")
         try:
             self._take_up(plan, fingerprint(plan, sources, digest), force)
-        except BaseException:  # an interrupt, too, lets the lock go
+        except BaseException:  # an interrupt, too, must release the lock
             self.close()
             raise
 
     def _take_up(self, plan: Plan, mark: str, force: bool) -> None:
-        """Read what an earlier run of this plan left; clear away what one of another plan did."""
+        """Read the journal of an earlier run of this plan; empty that of another plan."""
         first = next(self._lines.read(), b"")
         if not first.startswith(BEGIN[: len(first)]):
             raise StorageError("is not a journal of ckptconv, which belongs here; move it away", url=self._lines.path)
@@ -68,7 +68,7 @@ class Journal:
         ours = head.get("plan") == mark and 0 != self._lines.number == head.get("file")
         lines = list(_parsed(self._lines.read())) if ours else []
         temporary = [self._names.temporary(f.name) for f in plan.placement.files]
-        there = bool(lines) and all(map(is_file, temporary))  # what an earlier run filled, and none was renamed
+        there = bool(lines) and all(map(is_file, temporary))  # an earlier run filled them, and renamed none
         self.publishing = not there and any(line.get("publish") for line, _ in lines)
         self._names.check(force=force, renaming=self.publishing)
         if not (there or self.publishing):
@@ -81,7 +81,7 @@ class Journal:
             self.receipts += [_receipt(row, jobs) for row in line.get("jobs", ())]
 
     def add(self, receipt: Receipt, out: Destination) -> None:
-        """Record a finished job; from time to time make all recorded ones durable."""
+        """Record a finished job; make the recorded jobs durable from time to time."""
         self._pending.append(receipt)
         if time.monotonic() - self._last >= COMMIT:
             self.commit(out)
@@ -104,7 +104,7 @@ class Journal:
         self._lines.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def remove(self) -> None:
-        """Remove the journal, once the destination is published; somebody may have done that while the run went on."""
+        """Remove the journal after the destination is published; it may have been removed during the run."""
         with suppress(FileNotFoundError):
             os.unlink(self._lines.path)
 
@@ -113,7 +113,7 @@ class Journal:
 
 
 def _parsed(raw: Iterable[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
-    """The complete lines, each with its end, up to the first damaged one."""
+    """Parse complete lines up to the first damaged one; yield each with the byte at which it ends."""
     at = 0
     for line in raw:
         at += len(line)
@@ -152,12 +152,12 @@ def _receipt(row: list[Any], jobs: dict[tuple[str, int], Job]) -> Receipt:
 
 
 def _spans(job: Job) -> list[Span]:
-    """The spans of a job, each once, in an order that depends on the plan only."""
+    """List the spans of a job, each once, in an order that depends only on the plan."""
     return list(dict.fromkeys(p.data for piece in job.pieces for p in piece.parts if isinstance(p.data, Span)))
 
 
 def fingerprint(plan: Plan, sources: Sources, digest: bool) -> str:
-    """A hash of everything that determines which bytes are written where, and of the sources' sizes and times."""
+    """Hash everything that determines which bytes are written where, and the sources' sizes and times."""
     from hashlib import blake2b  # brings OpenSSL
 
     h, place = blake2b(digest_size=16), plan.placement
@@ -174,7 +174,7 @@ def fingerprint(plan: Plan, sources: Sources, digest: bool) -> str:
         add(job)
         for data in (part.data for piece in job.pieces for part in piece.parts):
             if isinstance(data, Held):
-                arrays[id(data.array)] = data.array  # NumPy shows only the ends of a long one
+                arrays[id(data.array)] = data.array  # the repr of a long array shows only its ends
             else:
                 known[data] = None
     for array in arrays.values():
@@ -192,7 +192,7 @@ def _raw(array: Any) -> Any:
 
 
 def _urls(data: Data) -> Iterator[str]:
-    """The files that data is in: what is made of several tensors can be in several."""
+    """Yield the files that data is in; data made of several tensors can be in several."""
     if not isinstance(data, Held):
         yield data.url
         for tensor in made_of(data):

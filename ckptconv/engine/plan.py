@@ -1,7 +1,7 @@
 """A plan is pure data: the files, and jobs that each own one disjoint range of one file.
 
     Plan(files, jobs, patches, ...)       what a dry run shows, as JSON
-    Job(file, start, size, pieces)        may run anywhere, twice, in any order
+    Job(file, start, size, pieces)        may run anywhere, more than once, in any order
     Piece(tensor, lo, hi, at, parts)      elements [lo, hi) of a tensor go to byte `at` of the job's range
 
 Checksums and content digests are computed per piece, so pieces of a large tensor are cut at multiples of `CHUNK`.
@@ -25,14 +25,14 @@ from ..moves.part import Coded, Data, Piece, Span, Stored, c_strides, is_contigu
 from ..moves.read import WINDOW
 from ..storage.files import exists, join, read_all
 
-BANDS = 8  # what must be decoded and lies across the end of a job is decoded for both: of eight, one at most
-WHOLE = 32 * 2**20  # bytes of a tensor with a layout change that is moved at once
+BANDS = 8  # chunks per job; one that two jobs share is decoded twice, which is at most one of eight
+WHOLE = 32 * 2**20  # bytes moved at once of a tensor whose layout changes
 BASE_MEMORY = 64 * 2**20  # bytes that the interpreter and the libraries need in addition to --max-memory
 
 
 @dataclass(frozen=True)
 class Budget:
-    """`max_memory` in bytes, divided: each worker needs a window for the target and one for the source."""
+    """The division of `max_memory` in bytes: each worker needs a window for the target and one for the source."""
 
     limit: int
     workers: int
@@ -52,7 +52,7 @@ class Budget:
 
 
 class Job(NamedTuple):
-    """One range of one output file and all that goes there; bytes between pieces are zero."""
+    """One range of one output file and the pieces that fill it; bytes between pieces are zero."""
 
     file: str
     start: int
@@ -73,9 +73,9 @@ class Receipt(NamedTuple):
 class Plan(Told):
     """What a conversion will do, as pure data, decided before any tensor is read.
 
-    folder: the destination's. placement: the files and slots of the output. jobs: what is read and written, each one
-    range of one file. tensors: the output's. memory: the buffers in bytes. notes: what the user should know.
-    moved and metadata: the checkpoint's.
+    folder: of the destination. placement: files and slots of the output. jobs: reads and writes, each for one range of
+    one file. tensors: of the output. memory: sizes of buffers. notes: what the user should know. moved, metadata: of
+    the checkpoint.
     """
 
     folder: str
@@ -99,7 +99,7 @@ class Plan(Told):
         return sum(slot.size for slot in self.placement.slots.values())
 
     def rows(self, *, folded: bool = True) -> list[tuple[str, ...]]:
-        """For each tensor, or each pattern of names with one fate: source and target, count, kind, size, and how."""
+        """Return a row for each tensor, or for names that differ only in numbers and are treated alike."""
         alike: dict[tuple[str, ...], dict[str, int]] = {}
         for name, t in self.tensors.items():
             move = self.moved.get(name) or Move("", (name,))
@@ -117,18 +117,18 @@ class Plan(Told):
         return rows
 
     def lines(self) -> list[str]:
-        """What a dry run shows: a table, the notes, and what it takes."""
+        """Return what a dry run shows: a table, the notes, and the totals."""
         return [*table(self.columns, self.rows(), "lrllr"), *map(str, self.notes), self.sum()]
 
     def sum(self) -> str:
-        """One line: how much goes where, and what it takes."""
+        """Sum up the plan in one line: tensors, bytes, files, and how much changes."""
         made = self.summary()
         changed = f"; {in_bytes(made['bytes_changed'])} cast, moved or decoded" if made["bytes_changed"] else ""
         size = f"{many(made['tensors'], 'tensor')}, {in_bytes(made['bytes'])}"
         return f"{size} in {many(len(made['files']), 'file')}{changed}"
 
     def summary(self) -> dict[str, Any]:
-        """Cost in numbers: bytes that are copied as they are, and bytes whose layout or elements change."""
+        """Return the cost in numbers, such as bytes that are copied and bytes whose layout or elements change."""
         copied = sum(t.nbytes for t in self.tensors.values() if is_copy(t))
         return {
             "tensors": len(self.placement.slots),
@@ -142,7 +142,7 @@ class Plan(Told):
         }
 
     def to_json(self) -> dict[str, Any]:
-        """The whole plan as JSON values: what goes where, and how."""
+        """Return the plan as JSON values: what goes where, and how."""
         return {
             **self.summary(),
             "folder": self.folder,
@@ -165,12 +165,12 @@ class Plan(Told):
 
 
 def is_copy(t: Tensor) -> bool:
-    """Whether the bytes of the tensor are copied unchanged."""
+    """Tell whether the bytes of the tensor are copied unchanged."""
     return all(p.dtype == t.dtype and not p.ops and not isinstance(p.data, Coded) and is_contiguous(p) for p in t.parts)
 
 
 def how(t: Tensor) -> str:
-    """A few words for what happens to a tensor: copy, decode, join 2, transpose, axes 3 2 0 1, rearrange, cast."""
+    """Say what happens to a tensor: copy, decode, join 2, transpose, axes 3 2 0 1, rearrange, cast float32."""
     words = []
     if made := next(filter(None, (derived(p.data) for p in t.parts)), None):
         words.append(made.how)
@@ -189,7 +189,7 @@ def how(t: Tensor) -> str:
 
 
 def _axes(t: Tensor) -> str:
-    """How axes move: transpose (of two), axes 3 2 0 1 (those of the source, in the target's order), or rearrange."""
+    """Say how axes move: transpose (two axes), axes 3 2 0 1 (source axes in the target's order), or rearrange."""
     part = t.parts[0]
     if len(t.parts) > 1 or part.shape != t.shape or part.steps != c_strides(t.shape):
         return "rearrange"
@@ -200,13 +200,13 @@ def _axes(t: Tensor) -> str:
 
 
 def made_of(data: Data) -> Sequence[Stored]:
-    """The tensors that data is computed from when it is read; none of what a file or an array has as it is."""
+    """Return the tensors that data is computed from when it is read; () if it is stored."""
     made = derived(data)
     return made.sources if made else ()
 
 
 def sources(t: Stored) -> list[str]:
-    """Where the tensor's bytes come from, for people: 'file@start+size'."""
+    """Say where the tensor's bytes come from: 'file@start+size'."""
     out = []
     for p in t.parts:
         if several := made_of(p.data):
@@ -229,16 +229,16 @@ def compile_plan(checkpoint: Checkpoint, placement: Placement, folder: str, memo
         if slot.payload is None and slot.size:
             placed.setdefault((slot.file, slot.start), (name, slot.size))  # ties share a slot and are written once
     jobs = tuple(_cut(placed, tensors, memory))
-    written = {*placement.values}  # which no note says to be left out
+    written = {*placement.values}  # so notes must not call them left out
     left = [(n, tuple(name for name in n.names if n.tensors or name not in written)) for n in checkpoint.notes]
     notes = (*(n._replace(names=names) for n, names in left if names or not n.names), *placement.notes)
     return Plan(folder, placement, jobs, tensors, memory, notes, checkpoint.moved, checkpoint.metadata)
 
 
 def shared_notes(placement: Placement, folder: str) -> tuple[Note, ...]:
-    """Say which files that the checkpoints of a folder have in common are there already: the output leaves them alone.
+    """Note which shared files of the folder exist already; the output does not change them.
 
-    To replace the state file of a training run would make the checkpoint that is written its newest.
+    Replacing the state file of a training run would make this output its newest checkpoint.
     """
     there = {f.name: url for f in placement.files if f.shared and exists(url := join(folder, f.name))}
     same = {p.file for p in placement.patches if p.file in there and _holds(there[p.file], p.data)}
@@ -254,8 +254,8 @@ def _holds(url: str, data: bytes) -> bool:
 
 
 def _check(tensors: Mapping[str, Tensor], limit: int) -> None:
-    """ConversionError for casts that cannot be; UsageError if a compressed chunk, which is decoded at once, is larger
-    than the limit of the memory.
+    """Raise ConversionError for impossible casts, and UsageError if a compressed chunk, which is decoded at once, is
+    larger than the memory limit.
     """
     bad = [
         f"{t.name} ({p.dtype} to {t.dtype})"
@@ -275,9 +275,9 @@ def _check(tensors: Mapping[str, Tensor], limit: int) -> None:
 def _cut(
     placed: Mapping[tuple[str, int], tuple[str, int]], tensors: Mapping[str, Tensor], memory: Budget
 ) -> Iterator[Job]:
-    """Small neighbours share a job; a large copy becomes many, as does what must be decoded in small pieces.
+    """Cut tensors into jobs: small neighbours share one, a large copy becomes many, and so does a chunked tensor.
 
-    placed: for each (file, byte of it) the tensor whose bytes go there, and how many these are.
+    placed: for each (file, start) the tensor whose bytes go there, and their number.
     """
     file, start, end, pieces = "", 0, 0, list[Piece]()
     for (name_of_file, at), (name, size) in sorted(placed.items()):

@@ -4,10 +4,10 @@
     ray                 the Ray cluster of RAY_ADDRESS
     ray://HOST:PORT     a Ray cluster elsewhere, through its client port
 
-Workers need ckptconv and the same paths, nothing else: a task opens its files by name, writes its ranges, and ends. Any
-range may be written twice, so a lost worker costs only its tasks. A task is as many neighbouring jobs as leave each
-processor some tasks: the caller's work does not grow with the bytes. Before the first task, each node is asked whether
-it reaches the paths. Nothing of ours stays on the cluster.
+Workers need only ckptconv and the same paths: a task opens its files by name, writes its ranges, and ends. Any range
+may be written twice, so a lost worker costs only its tasks. A task groups neighbouring jobs, so that the caller's work
+does not grow with the bytes, and each processor still gets several tasks. Before the first task, each node is asked
+whether it reaches the paths. We leave nothing on the cluster.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from .plan import Job, Receipt
 from .run import Map, Work, light
 
 KNOCK = 10.0  # seconds a cluster may take to accept a connection
-PATIENCE = 120.0  # seconds a worker may take to answer the first question: it may have to be started
+PATIENCE = 120.0  # seconds a worker may take to answer the first question, which may start it
 SHIPPED = 64 * 2**20  # bytes of arrays in memory that may travel with a job
-BESIDE = 128 * 2**20  # memory of a task beside its buffers: the interpreter and numpy
-TASKS = 8  # for each processor: more cost the caller time, fewer leave processors idle at the end
+BESIDE = 128 * 2**20  # memory of a task besides its buffers: the interpreter and numpy
+TASKS = 8  # per processor: more cost the caller time, fewer leave processors idle at the end
 MEANWHILE = 128 * 2**10  # bytes that a worker writes (200 MB/s) while the caller submits a task, in 1/1500 s
 MAX_TASK = 256 * 2**20  # bytes that a task writes, and repeats if its worker is lost
-CENSUS = 5.0  # seconds after which the processors are counted again
+CENSUS = 5.0  # seconds between counts of the processors
 RETRIES = 3
 PAUSE = 0.1  # seconds that the caller waits for packs to end before it submits others
-TOGETHER, SMALL = 8, 64 * 2**20  # tasks of a pack, and bytes of theirs: it may be lost, and is then repeated
+TOGETHER, SMALL = 8, 64 * 2**20  # most tasks and bytes of a pack, which is repeated if it is lost
 Task = TypeVar("Task")
 
 
 def absolute(url: str) -> str:
-    """A path that means the same in another process's folder."""
+    """Make a path absolute, for processes with another working folder."""
     return url if files.is_remote(url) else os.path.abspath(files.local(url))
 
 
 def engine(name: str) -> Map:
-    """The `map` of the Ray cluster of that name: ray, or ray://HOST:PORT."""
+    """Return a `map` that runs jobs on a Ray cluster, `ray` or `ray://HOST:PORT`."""
     if name != "ray" and not name.startswith("ray://"):
         raise UsageError(f"unknown engine {name!r}; the engines are local, ray and ray://HOST:PORT")
 
@@ -84,11 +84,11 @@ def _bytes(jobs: Sequence[Job]) -> int:
 
 
 def batches(jobs: Sequence[Job], workers: int) -> Iterator[Sequence[Job]]:
-    """Divide jobs, which are in the order of the output, into tasks for so many workers.
+    """Group jobs, given in the order of the output, into tasks for `workers` workers.
 
-    The caller takes as long for all tasks as a worker takes for one, if there are that many workers: with more tasks it
-    would be the slower, with fewer they would be. Jobs that read parts of one remote tensor which is fetched whole are
-    one task, so that it is fetched once.
+    With many workers, tasks are sized so that submitting all of them takes the caller as long as one takes a worker:
+    with more tasks the caller would be slower, with fewer the workers. If a remote tensor is fetched as a whole, the
+    jobs that read parts of it form one task, so that it is fetched once.
     """
     whole = _bytes(jobs)
     size = min(MAX_TASK, max(whole // (TASKS * max(1, workers)), isqrt(MEANWHILE * whole)))
@@ -96,7 +96,7 @@ def batches(jobs: Sequence[Job], workers: int) -> Iterator[Sequence[Job]]:
 
 
 def _fetched(job: Job) -> str:
-    """The remote tensor that this job fetches whole, or ''."""
+    """Return the name of the remote tensor that this job fetches as a whole, or ''."""
     return next((p.tensor for p in job.pieces if is_fetched_whole(p)), "")
 
 
@@ -104,7 +104,7 @@ def _groups(
     items: Iterable[Task], size: Callable[[Task], int], limit: int, count: int = 0,
     key: Callable[[Task], str] = lambda _: "",
 ) -> Iterator[list[Task]]:  # fmt: skip
-    """Neighbours together: at most `limit` bytes and, unless it is 0, `count` items; more if they share a key."""
+    """Group neighbours: at most `limit` bytes and, unless it is 0, `count` items; more if they share a key."""
     some, total, before = list[Task](), 0, ""
     for item in items:
         mark = key(item)
@@ -142,9 +142,9 @@ def cluster(name: str) -> Iterator[Any]:
 
 
 def _apart(ray: Any, name: str) -> dict[str, Any]:
-    """Options by which workers look for no module in the working folder of this process: it may be a stranger's.
+    """Return options that keep workers from importing modules from our working folder, which may be untrusted.
 
-    Ray adds it unless a job brings its own. The client's jobs (ray://) do not have it.
+    Ray adds that folder unless a job brings its own. Jobs of the client (ray://) do not have it.
     """
     if name.startswith("ray://"):
         return {}
@@ -161,10 +161,10 @@ def _silent(why: str) -> UsageError:
 
 
 def _address(name: str) -> str:
-    """Where the cluster of that name is; UsageError if the user does not say so.
+    """Return the address of the cluster; UsageError if the user does not give one.
 
-    Ray would also believe a file, or a process, of another user of the machine: it would get our work, and what it
-    answers is unpickled here.
+    Ray would otherwise trust a file or a process of another user of the machine, who would get our work and whose
+    answers are unpickled here.
     """
     address = name if name != "ray" else os.environ.get("RAY_ADDRESS", "")
     if address in ("", "auto"):
@@ -184,7 +184,7 @@ def _knock(address: str) -> None:
 
 
 def processors(ray: Any) -> int:
-    """How many processors the cluster has now; it may grow and shrink while a plan runs."""
+    """Count the processors of the cluster, which may grow and shrink while a plan runs."""
     return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
@@ -197,15 +197,15 @@ def apply(
     *,
     size: Callable[[Task], int],
 ) -> Iterator[tuple[Task, Any]]:
-    """Run function(shared, task) for every task; yields results, and the CkptErrors of tasks, as they come.
+    """Run function(shared, task) for every task; yield results and CkptErrors as they come.
 
-    Small neighbours are one pack, which is submitted as one. Twice as many packs are in flight as there are processors;
-    none starts where `memory` is not to be had. A pack that fails is taken apart, so that a task fails alone.
+    Small neighbours are submitted as one pack. Twice as many packs are in flight as there are processors; none starts
+    on a node without `memory` free bytes. A pack that fails is split into its tasks, so that a task fails alone.
 
     size: bytes that a task moves.
     """
 
-    def run(pack: Sequence[Task]) -> list[Any]:  # what is shared travels with it, once to each worker
+    def run(pack: Sequence[Task]) -> list[Any]:  # `shared` travels with it, once to each worker
         return [function(shared, task) for task in pack]
 
     options = {"max_retries": RETRIES, "retry_exceptions": [StorageError], "enable_task_events": False}
@@ -239,11 +239,11 @@ def apply(
 
 
 class TaskLost(CkptError):
-    """A task ended without a result, whatever it had done till then."""
+    """A task ended without a result; it may have written some of its ranges."""
 
 
 def _result(ray: Any, reference: Any) -> Any:
-    """The results of a pack, or the error with which it ended."""
+    """Return the results of a pack, or the error with which it ended."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as e:
@@ -267,7 +267,7 @@ def _check_shipped(job: Job) -> None:
 
 
 def _sources(jobs: Iterable[Job]) -> dict[str, int]:
-    """All files that the jobs read, with their sizes."""
+    """Return all files that the jobs read, with their sizes."""
     urls = {
         p.data.url: None
         for job in jobs
@@ -279,7 +279,7 @@ def _sources(jobs: Iterable[Job]) -> dict[str, int]:
 
 
 def probe(ray: Any, reads: dict[str, int], writes: Sequence[str]) -> None:
-    """Ask every node whether it has ckptconv and reaches all paths; UsageError lists what does not."""
+    """Ask every node whether it has ckptconv and reaches all paths; UsageError lists the failures."""
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     remote = ray.remote(num_cpus=0, max_retries=1)(reach)
     nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU")]
@@ -305,7 +305,7 @@ def probe(ray: Any, reads: dict[str, int], writes: Sequence[str]) -> None:
 
 
 def reach(reads: dict[str, int], writes: Sequence[str]) -> tuple[str, list[str]]:
-    """On a worker: our version, and the files that it does not see as the caller does."""
+    """Return, on a worker, our version and the files that look different from there."""
     missing = []
     for url, size in reads.items():
         status = files.stat(url)
@@ -318,5 +318,5 @@ def reach(reads: dict[str, int], writes: Sequence[str]) -> tuple[str, list[str]]
 
 
 def first_line(e: object) -> str:
-    """An error as one line."""
+    """Format an error as one line."""
     return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else 'no reason given'}"

@@ -1,4 +1,4 @@
-"""Run a plan: all jobs through a `map`, then check what was read, seal, and publish.
+"""Run a plan: apply a `map` to all jobs, then check the data that was read, seal, and publish.
 
     execute(plan, writer, how) -> Outcome
     Work(sources, sink, ...)(job) -> Receipt            one range of one file, in bounded memory
@@ -30,25 +30,25 @@ from ..storage.files import Stamp, is_remote
 from .journal import Journal
 from .plan import Budget, Job, Plan, Receipt
 
-BLOCK = 256 * 2**10  # through 8 MiB instead, reading, checking and writing take twice the time
-PAGE = 4096  # of the page cache; at multiples of BLOCK the kernel takes larger pages, which may not be at hand
-REMOTE = 8 * 2**20  # of a remote file: a request costs more than a cache miss
+BLOCK = 256 * 2**10  # with 8 MiB instead, reading, checking and writing take twice the time
+PAGE = 4096  # of the page cache; at multiples of BLOCK the kernel takes larger pages, which may not be available
+REMOTE = 8 * 2**20  # block of a remote file, since a request costs more than a cache miss
 Map = Callable[[Callable[[Job], Receipt], Iterable[Job]], Iterator[Receipt]]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run did: `checks` and `digests` by tensor name (digest: hexadecimal content hash), and lossy casts."""
+    """The result of a run: `checks` and `digests` by tensor name (digest: hexadecimal content hash), lossy casts."""
 
     checks: Mapping[str, int]
     digests: Mapping[str, str]
     loss: Mapping[str, Loss]
     verified: int  # bytes of sources whose checksum was verified
-    cleared: tuple[str, ...] = ()  # what killed runs had left at the destination
-    removed: tuple[str, ...] = ()  # files of an older output there
+    cleared: tuple[str, ...] = ()  # leftovers of killed runs that were removed
+    removed: tuple[str, ...] = ()  # files of an older output that were removed
     confirmed: bool = False  # it was read back before it was published
-    resumed: bool = False  # bytes that an earlier run wrote are among it
+    resumed: bool = False  # it contains bytes that an earlier run wrote
 
 
 Confirm = Callable[[Outcome, Callable[[str], str]], None]
@@ -59,7 +59,7 @@ Sink = Destination | Paths  # where jobs write; the latter in another process
 
 @dataclass(frozen=True)
 class Work:
-    """What a `map` applies to jobs: it fills one range of one file, in bounded memory.
+    """The function that a `map` applies to jobs: it fills one range of one file, in bounded memory.
 
     A pickled copy is `detached`: it opens files by path for some jobs, and closes them afterwards.
     """
@@ -84,9 +84,9 @@ class Work:
         self.sink.close()
 
     def run(self, job: Job) -> Receipt:
-        """Fill the job's range of its file; bytes between pieces stay what they are in a new file, zero.
+        """Fill the job's range of its file; bytes between pieces stay zero.
 
-        The receipt has the checksums of what was read and written, so that those of whole spans come from combining.
+        The receipt has checksums of the bytes read and written, which are later combined into those of whole spans.
         """
         log = Log(self.check, self.digest)
         with fetched(job.pieces, self.sources):
@@ -135,8 +135,8 @@ class How:
     resume: a run that fails or is killed keeps what it did, and the next one with the same plan continues.
     map: applies a function to jobs, unordered; the threads of this process by default.
     hashes: store the content hashes of all tensors in the metadata, once the jobs are done.
-    confirm: raises VerifyError unless what was written reads back; it is given where names lie till then.
-    stamps: of the sources when their headers were read: the data must be those files'.
+    confirm: raises VerifyError unless the output reads back; it is given a function from names to temporary paths.
+    stamps: of the sources when their headers were read; a source that has changed since then is refused.
     ahead: tensors may be sent to a store before all is written; `confirm` then sees a file with holes there.
     """
 
@@ -153,7 +153,7 @@ class How:
 
 
 def execute(plan: Plan, writer: Writer, how: How) -> Outcome:
-    """Write everything that the plan describes; the destination appears whole or not at all."""
+    """Write everything that the plan describes; the destination never appears incomplete."""
     with ExitStack() as stack:
         sources = stack.enter_context(Sources(plan.memory.whole, how.stamps))
         journal: Journal | None = None
@@ -171,7 +171,7 @@ def execute(plan: Plan, writer: Writer, how: How) -> Outcome:
             try:
                 if how.confirm:
                     how.confirm(outcome, out.unpublished)
-            except VerifyError:  # no later run resumes what reads back wrong
+            except VerifyError:  # a later run must not resume wrong data
                 out.abandon()
                 if journal:
                     journal.remove()
@@ -192,7 +192,7 @@ def _destination(plan: Plan, how: How, *, kept: bool, renaming: bool) -> Destina
         return Upload(plan.folder, files, force=how.force, stale=stale, unit=unit, tensors=tensors)
     spans = (p.data for t in plan.tensors.values() for p in t.parts)
     urls = {*(how.stamps or ()), *plan.placement.copied, *(data.url for data in spans if not isinstance(data, Held))}
-    # permissions that all local sources have: what only its owner may read stays so, as with `cp`
+    # the permissions that all local sources have: private data stays private, as with `cp`
     return Output(
         plan.folder, files, force=how.force, keep=how.resume, kept=kept, renaming=renaming, stale=stale, unit=unit,
         mode=own.permissions(urls),
@@ -200,9 +200,9 @@ def _destination(plan: Plan, how: How, *, kept: bool, renaming: bool) -> Destina
 
 
 def older(plan: Plan) -> list[str]:
-    """The names of files of an older output at the destination, which `force` removes.
+    """List the files of an older output at the destination, which `force` removes.
 
-    In a folder that is one checkpoint there are none: what is not replaced there is refused.
+    A folder that is one checkpoint has none: files there that are not replaced are refused.
     """
     files, stale = plan.placement.files, plan.placement.stale
     if plan.placement.unit:
@@ -213,7 +213,7 @@ def older(plan: Plan) -> list[str]:
 
 
 def _tensors(plan: Plan) -> dict[str, list[tuple[int, int]]]:
-    """The ranges of each file that hold bytes of tensors, which nothing changes once a job has written them."""
+    """Return the ranges of each file that hold bytes of tensors; only jobs write there."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     for slot in set(plan.placement.slots.values()):
         if slot.payload is None:
@@ -222,7 +222,7 @@ def _tensors(plan: Plan) -> dict[str, list[tuple[int, int]]]:
 
 
 def _run_jobs(plan: Plan, sources: Sources, out: Destination, journal: Journal | None, how: How) -> Sequence[Receipt]:
-    """Run all jobs that an earlier run has not done; return the receipts of all, without the jobs' parts."""
+    """Run the jobs that an earlier run has not done; return the receipts of all jobs, without their pieces."""
     do = Work(sources, out, plan.memory, plan.placement.check, how.digest)
     receipts = [light(r) for r in journal.receipts] if journal else []
     ready = {(r.job.file, r.job.start) for r in receipts}
@@ -254,7 +254,7 @@ def _seal(plan: Plan, writer: Writer, outcome: Outcome, sources: Sources, out: D
 
 
 def light(receipt: Receipt) -> Receipt:
-    """The receipt without the parts of its job, which the caller has."""
+    """Drop the pieces of the job from a receipt, since the caller has them."""
     return receipt._replace(job=receipt.job._replace(pieces=()))
 
 
@@ -289,17 +289,17 @@ def _outcome(plan: Plan, receipts: Iterable[Receipt], digest: bool, verified: in
 
 
 def _blocks(work: Work, job: Job, log: Log) -> Iterator[tuple[Sequence[Piece], int, memoryview]]:
-    """The bytes of a job, in blocks: the pieces that a block is of, where in the job it begins, and the bytes.
+    """Yield the bytes of a job in blocks: the pieces that a block belongs to, its start in the job, and its bytes.
 
-    A copy goes through a buffer of `BLOCK` bytes, which is reused: what was read is still in the core's own cache when
-    it is checked and written.
+    A copy goes through a reused buffer of `BLOCK` bytes, so that data is still in the core's cache when it is checked
+    and written.
     """
     pieces, sources = job.pieces, work.sources
-    alone = len(pieces) == 1  # else all are small, and decoded one by one
+    alone = len(pieces) == 1  # otherwise all are small, and decoded one by one
     if alone and len(pieces[0].parts) == 1:
         (piece,), (part,) = pieces, pieces[0].parts
         same = not part.changes(piece.to) and is_contiguous(part) and part.start == piece.lo
-        if isinstance(part.data, Coded) and same and part.data.size == piece.size:  # decoded whole and in order
+        if isinstance(part.data, Coded) and same and part.data.size == piece.size:  # decoded at once and in order
             at = 0
             for view in stream(part.data):
                 yield pieces, at, view
@@ -328,7 +328,7 @@ def _blocks(work: Work, job: Job, log: Log) -> Iterator[tuple[Sequence[Piece], i
 
 
 def _turns(pieces: Sequence[Piece], memory: Budget) -> Iterator[Sequence[Piece]]:
-    """Divide a job into what one buffer holds: small neighbours together, a large piece alone, perhaps in windows."""
+    """Divide a job into turns that fit a buffer: small neighbours together, a large piece alone, perhaps in windows."""
     block, together = min(BLOCK, memory.window), list[Piece]()
     for piece in pieces:
         size = piece.size
@@ -348,16 +348,16 @@ def _turns(pieces: Sequence[Piece], memory: Budget) -> Iterator[Sequence[Piece]]
 
 
 def _window(piece: Piece, block: int, memory: Budget) -> int:
-    """Bytes of a large piece to process at once: all of them, if sequential reads deliver them in order."""
+    """Return how many bytes of a large piece to process at once: all of them, if they are read in order."""
     if sole_run(piece):
         return piece.size
     return block if all(map(is_contiguous, piece.parts)) else max(memory.window, memory.whole)
 
 
 def _cuts(start: int, size: int, block: int) -> Iterator[tuple[int, int]]:
-    """Cut a range of a file where pages begin; (place in the range, size) of each piece, at most `block` bytes.
+    """Cut a range of a file at page boundaries; yield (offset, size) of pieces of at most `block` bytes.
 
-    A page that two writes share is looked up and locked twice, and such writes take a sixth longer.
+    A page that two writes share is looked up and locked twice, which takes a sixth longer.
     """
     at = 0
     while at < size:
