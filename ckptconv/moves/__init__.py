@@ -1,1 +1,1 @@
-"""Strided moves between stored data and memory: the kernel."""
+"""The kernel: strided moves between stored data and memory."""

@@ -1,4 +1,4 @@
-"""Operations on elements: named operations, then a cast that counts the values it cannot represent.
+"""Apply named operations to elements, then cast them and count the values that the cast loses.
 
     transform(raw, kind, ops, to) -> (elements, Loss)
 
@@ -26,7 +26,7 @@ BLOCK = 2**17  # elements processed together: as float64 they fit in the second-
 
 
 def strict(a: Array, kind: DType) -> Array:
-    """Elements with the one byte that stands for each, see `LOOSE`; an array of other dtypes as it is."""
+    """Bring elements of a `LOOSE` dtype to the one byte that stands for each; return other arrays unchanged."""
     bits = LOOSE.get(kind.name)
     if bits is None:
         return a
@@ -39,15 +39,15 @@ def strict(a: Array, kind: DType) -> Array:
 
 
 def limits(kind: DType) -> tuple[int, int]:
-    """The smallest and the largest integer of a dtype."""
+    """Return the smallest and the largest integer of a dtype."""
     bits = int(kind.name.lstrip("uint"))
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if kind.kind == "i" else (0, (1 << bits) - 1)
 
 
 def element(x: float, kind: DType) -> Array:
-    """A number as an element of a dtype, where floats round it to nearest.
+    """Convert a number to an element of a dtype; floats round to nearest.
 
-    ConversionError if that is another number: a fraction, out of range, or so small that it becomes zero.
+    ConversionError if the dtype cannot hold it: a fraction, out of range, or so small that it becomes zero.
     """
     with np.errstate(all="ignore"):
         made: Array = strict(np.array([x]).astype(kind.dtype), kind).reshape(())
@@ -60,7 +60,7 @@ def element(x: float, kind: DType) -> Array:
 
 
 def _finite(a: Array, out: Array, how: str) -> Array:
-    """What was computed from floats; ConversionError if it is infinite or not a number where they were finite."""
+    """Return a result; ConversionError if it is infinite or NaN where its input `a` is finite."""
     if not np.isfinite(out).all() and (lost := np.count_nonzero(np.isfinite(a)) - np.count_nonzero(np.isfinite(out))):
         raise ConversionError(f"{lost} of {a.size} elements are too large to be {how}")
     return out
@@ -73,10 +73,10 @@ def _added(a: Array, kind: DType, x: float) -> Array:
 
 
 def _scaled(a: Array, kind: DType, x: float) -> Array:
-    """The elements times a number; by a power of two, which an inverse undoes, exactly or not at all.
+    """Multiply the elements by a number; ConversionError if a power of two, which an inverse undoes, is not exact.
 
-    The parts of complex numbers are scaled, and count, by themselves: the imaginary part of `x`, which is 0, times
-    infinity is NaN.
+    The two parts of complex numbers are scaled and counted separately, since a product with `x` as a complex number
+    would make NaN of infinities.
     """
     by = element(x, kind).real
     parts = a.view(by.dtype)
@@ -90,7 +90,7 @@ def _scaled(a: Array, kind: DType, x: float) -> Array:
 
 
 def _rounded(compute: Callable[[Array, Any], Array]) -> Callable[[Array, DType, float], Array]:
-    """An operation with a number of float32, computed in float32 or wider and rounded once to the elements' dtype."""
+    """Make an operation with a number that computes in float32 or wider and rounds once to the elements' dtype."""
 
     def scale(a: Array, kind: DType, x: float) -> Array:
         wide = np.float64 if a.dtype == np.float64 else np.float32
@@ -127,7 +127,7 @@ def transform(raw: Array, kind: DType, ops: Sequence[str], to: DType) -> tuple[A
 
 
 def cast(a: Array, kind: DType, to: DType) -> tuple[Array, Loss]:
-    """Cast with round-to-nearest-even. ConversionError for integers that do not fit; floats that do not are counted."""
+    """Cast with round-to-nearest-even; count floats that do not fit, ConversionError for integers that do not."""
     if not castable(kind, to):
         raise ConversionError(f"{kind} cannot be cast to {to}")
     if to.kind in "iu":
@@ -146,7 +146,7 @@ def cast(a: Array, kind: DType, to: DType) -> tuple[Array, Loss]:
 
 @cache
 def _holds(to: DType, kind: DType) -> bool:
-    """Whether no finite value of `kind` becomes infinite, NaN or, not being zero, zero when it is cast to `to`."""
+    """Tell whether a cast from `kind` to `to` never makes finite values infinite or NaN, or non-zero ones zero."""
     wide = finfo(to.dtype)
     if kind.kind in "iub":
         largest = 1 if kind.kind == "b" else max(map(abs, limits(kind)))
@@ -157,7 +157,7 @@ def _holds(to: DType, kind: DType) -> bool:
 
 
 def lost(a: Array, out: Array, to: DType) -> Loss:
-    """What a cast made infinite, NaN or zero; complex numbers that stay such count by their parts."""
+    """Count the values that a cast made infinite, NaN or zero; both parts of complex numbers count."""
     total, a, out = Loss(), a.reshape(-1), out.reshape(-1)
     with np.errstate(all="ignore"):
         for at in range(0, len(a), BLOCK):
@@ -170,7 +170,7 @@ def _lost(a: Array, out: Array, to: DType) -> Loss:
     """Count by comparing."""
     if out.dtype.kind == "c":
         a, out = (a.view(a.real.dtype), out.view(out.real.dtype)) if a.dtype.kind == "c" else (a, out.real)
-    elif a.dtype.kind not in "fcV" or to.name == SATURATES:  # whole numbers; NumPy calls those of ml_dtypes V
+    elif a.dtype.kind not in "fcV" or to.name == SATURATES:  # integers; those of ml_dtypes have kind V
         a = a.astype(np.float64)
     lost = ~(np.abs(a) < 7) if to.name == SATURATES else np.isfinite(a) & ~np.isfinite(out)
     return Loss(int(np.count_nonzero(lost)), int(np.count_nonzero((out == 0) & (a != 0) & ~lost)))
@@ -180,7 +180,7 @@ HALVES = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits of infinity
 
 
 def _halves_lost(a: Array, out: Array, to: DType) -> Loss:
-    """`_lost` for 16-bit floats, on their bits, which is five times faster. Zeros stay zeros in a cast."""
+    """Do the same as `_lost` on the bits of 16-bit floats, five times faster. Zeros stay zeros in a cast."""
     magnitude = out.view(np.uint16) & np.uint16(0x7FFF)
     if not magnitude.size:
         return Loss()
@@ -191,10 +191,11 @@ def _halves_lost(a: Array, out: Array, to: DType) -> Loss:
 
 
 def _to_half(a: Array) -> Array:
-    """Convert float32 to float16 in passes over all elements; NumPy converts one by one, which takes longer.
+    """Convert float32 to float16 in passes over all elements, which is faster than NumPy's loop.
 
-    Of a value below 2^(e+1), 2^(e+13) + |x| has its 11 significant bits lowest, rounded by the addition; e is at least
-    -14, where subnormals begin. Above them in a half comes e + 14. After M. Dukhan, github.com/Maratyszcza/FP16.
+    For |x| below 2^(e+1), the addition 2^(e+13) + |x| rounds x to 11 significant bits and puts them in the lowest
+    place; e is at least -14, where subnormals begin. A half stores e + 14 above these bits. After M. Dukhan,
+    github.com/Maratyszcza/FP16.
     """
     if a.ndim != 1 or len(a) > BLOCK:
         return a.astype(np.float16)
@@ -205,7 +206,7 @@ def _to_half(a: Array) -> Array:
         return a.astype(np.float16)
     np.bitwise_and(bits, np.uint32(0x7F800000), out=power)
     np.maximum(power, np.uint32(0x38800000), out=power)  # 2^-14
-    power += np.uint32((13 << 23) + 0x800)  # 0x800: what e + 140, shifted by ten, lacks of e + 14 in 16 bits
+    power += np.uint32((13 << 23) + 0x800)  # 0x800: makes e + 14 of e + 140, shifted by ten, in 16 bits
     np.add(out.view(np.float32), power.view(np.float32), out=out.view(np.float32))
     power >>= np.uint32(13)
     out += power
@@ -232,14 +233,14 @@ def _round_to_odd(a: Array) -> Array:
     inexact = np.isfinite(a) & np.isfinite(f) & (f.astype(np.float64) != a)
     away = inexact & (np.abs(f.astype(np.float64)) > np.abs(a))
     bits = np.where(away, bits - 1, bits)  # truncate toward zero ...
-    return np.where(inexact, bits | 1, bits).astype(np.uint32).view(np.float32)  # ... and mark what was cut off
+    return np.where(inexact, bits | 1, bits).astype(np.uint32).view(np.float32)  # ... and mark that bits were cut off
 
 
 # --- elements as numbers ----------------------------------------------------------------------------------------
 
 
 def numbers(raw: Array, kind: DType) -> Array:
-    """A window's bytes as real numbers of a type that NumPy can compute with; empty for opaque elements."""
+    """View a window's bytes as real numbers that NumPy can compute with; empty for opaque elements."""
     if kind.kind == "x":
         return np.empty(0, np.float32)
     flat = raw.view(kind.dtype)

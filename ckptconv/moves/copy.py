@@ -27,18 +27,18 @@ MAX_LINES = 16  # cache lines that stay in the cache even with colliding strides
 
 
 def strided(buffer: Any, carrier: str, offset: int, shape: Sequence[int], strides: Sequence[int]) -> Array:
-    """A view of a buffer; offset and strides count elements. NumPy refuses a view that exceeds the buffer."""
+    """View a buffer; offset and strides count elements. NumPy refuses a view that exceeds the buffer."""
     item = np.dtype(carrier).itemsize
     return np.ndarray(tuple(shape), carrier, buffer, offset * item, tuple(s * item for s in strides))
 
 
 def flat(array: Any) -> Array:
-    """The bytes of an array or buffer in C order."""
+    """View the bytes of an array or buffer in C order."""
     return np.asarray(array).reshape(-1).view("u1")
 
 
 def packed(src: Array) -> Array:
-    """The elements in C order, in one dimension; without a copy if they already are."""
+    """Flatten the elements in C order; without a copy if they already are."""
     if not src.flags.c_contiguous:
         dense = np.empty(src.shape, src.dtype)
         copy(dense, src)
@@ -69,10 +69,10 @@ def copy(dst: Array, src: Array) -> None:
 
 
 def _direct(box: Box, item: int) -> bool:
-    """Whether a copy in the order of the destination finds each source line in the cache when it returns to it.
+    """Tell whether a copy in destination order still has each source cache line when it needs it again.
 
-    It returns after all axes that are faster in the destination than the source's fastest axis. These must touch only a
-    few lines, or a range of memory that fits in the cache, or a stream.
+    It needs a line again after looping over the axes that are faster in the destination than the source's fastest axis.
+    These must touch only a few lines, a range of memory that fits in the cache, or a stream.
     """
     if len(box.shape) < 2:
         return True

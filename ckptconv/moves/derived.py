@@ -1,4 +1,4 @@
-"""Data that is computed from tensors whenever it is read, in bounded memory.
+"""Compute data from tensors whenever it is read, in bounded memory.
 
 compared([a, b])             a's bytes; copies that differ are an error (ConversionError)
 summed([a, b])               a + b, rounded as their dtype rounds
@@ -7,8 +7,8 @@ dense("w", ...)              the dense form of a sparse or quantised tensor
 derived(data)                the operation and its sources again
 constant(0, kind, [6, 4])    the part of a tensor that holds one value everywhere
 
-The key of such data is its `Derived`. Arrays in memory have no name by which another process could read them: what is
-made of them is computed at once, but for the few numbers of a quantised tensor.
+The key of such data is its `Derived`. Another process cannot read arrays in memory, so data made of them is computed at
+once, except the few numbers of a quantised tensor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Derived:
 
     @property
     def how(self) -> str:
-        """A few words for people."""
+        """Describe the operation in a few words."""
         if self.op == "compared":
             return f"compare {len(self.sources)} copies"
         if self.op == "summed":
@@ -54,19 +54,19 @@ class Derived:
 
 
 def derived(data: Data) -> Derived | None:
-    """How data is computed; None if a file or an array has it as it is."""
+    """Return how data is computed; None if it is stored in a file or an array."""
     return data.key if isinstance(data, Coded) and isinstance(data.key, Derived) else None
 
 
 def _later(op: str, tensors: Iterable[Stored], params: tuple[Any, ...], size: int) -> Coded:
-    """Data of `size` bytes that is computed when it is read. The sources are reduced to what any process can use."""
+    """Make data of `size` bytes that is computed when it is read, from plain sources that any process can use."""
     sources = tuple(Stored(t.name, t.dtype, t.shape, t.parts) for t in tensors)
     url = next((p.data.url for t in sources for p in t.parts if not isinstance(p.data, Held)), "")
     return Coded(__name__, url, Derived(op, sources, params), size)
 
 
 def _now_or_later(op: str, tensors: Sequence[Stored], *params: Any) -> Data:
-    """Data as large as the first source: computed when it is read, or at once if a source is in memory."""
+    """Make data as large as the first source: computed when it is read, or at once if a source is in memory."""
     made = _later(op, tensors, params, tensors[0].nbytes)
     if not any(isinstance(p.data, Held) for t in tensors for p in t.parts):
         return made
@@ -74,7 +74,7 @@ def _now_or_later(op: str, tensors: Sequence[Stored], *params: Any) -> Data:
 
 
 def decode(data: Coded) -> Iterator[Array]:
-    """Yield the bytes of data that is computed."""
+    """Yield the bytes of computed data."""
     made: Derived = data.key
     with Sources(SPOOL) as sources:
         yield from OPERATIONS[made.op](made.sources, sources, *made.params)
@@ -85,7 +85,7 @@ def decode(data: Coded) -> Iterator[Array]:
 
 
 def compared(copies: Sequence[Stored]) -> Data:
-    """The bytes of the first of tensors of one shape and dtype, which differ in name, in C order."""
+    """Return the bytes of the first copy, in C order. All have one shape and dtype, and different names."""
     return _now_or_later("compared", copies)
 
 
@@ -118,7 +118,7 @@ def _index(place: int, shape: tuple[int, ...]) -> list[int]:
 
 
 def summed(terms: Sequence[Stored]) -> Data:
-    """The sum of tensors of one shape and one dtype of floats, added from left to right, in C order."""
+    """Add tensors of one shape and one float dtype from left to right; the bytes are in C order."""
     return _now_or_later("summed", terms)
 
 
@@ -134,7 +134,7 @@ def _summed(terms: Sequence[Stored], sources: Sources) -> Iterator[Array]:
 
 
 def constant(element: Any, kind: DType, shape: tuple[int, ...]) -> Part:
-    """A part that is one element of this dtype, read again and again."""
+    """Make a part that repeats one element of this dtype."""
     return Part(Held(element), kind, shape, 0, (0,) * len(shape), 0, c_strides(shape))
 
 
@@ -145,10 +145,10 @@ def is_constant(part: Part) -> bool:
 def without(
     kept: Stored, padding: Stored, value: float, *, axis: int = 0, start: int = 0, filled: bool = False
 ) -> Data:
-    """The bytes of `kept`, in C order; ConversionError when they are read if an element of `padding` is not `value`.
+    """Return the bytes of `kept`, in C order; reading raises ConversionError if `padding` is not `value` everywhere.
 
-    axis, start: along which axis of which tensor it lies, and where it begins. filled: that tensor is not the one that
-    is kept, but one that the rule filled in.
+    axis, start: where the padding begins in its tensor, for the message. filled: it is a tensor of its own that the
+    rule had filled in.
     """
     return _now_or_later("without", (kept, padding), value, axis, start, filled)
 
@@ -183,13 +183,13 @@ def _without(
 
 # --- dense tensors of sparse and quantised ones ---------------------------------------------------------------------
 #
-# {"": q, "scale": s, "zero_point": z}                  (q - z) * s; along an axis: by channels
+# {"": q, "scale": s, "zero_point": z}                  (q - z) * s; per channel if there is an axis
 # {"": q, "scale": s}                                   q / s, as Keras does
-# {"indices": i, "values": v}                           0 but for values at indices, which add up
-# {"crow_indices": r, "col_indices": c, "values": v}    the same by rows, or by columns (ccol, row)
+# {"indices": i, "values": v}                           sums of the values of each index, 0 elsewhere
+# {"crow_indices": r, "col_indices": c, "values": v}    the same, compressed by rows, or by columns (ccol, row)
 #
-# A shape costs nothing to claim, so the dense elements are never held whole. Indices and values are, up to `MOST` of
-# them. Values of one index keep their order, since sums of floats depend on it. All arithmetic is torch's, to the bit.
+# A file can claim any shape, so the dense elements are never all in memory. Indices and values are, up to `MOST` of
+# them. Values of one index keep their order, since sums of floats depend on it. Results equal torch's, bit for bit.
 
 WINDOW = 2**16  # elements that are read at once
 BLOCK = 2**18  # elements that are computed at once
@@ -198,9 +198,9 @@ Pieces = Mapping[str, Stored]
 
 
 def dense(name: str, shape: tuple[int, ...], kind: DType, pieces: Pieces, axis: int | None = None) -> Data:
-    """The elements of a sparse or quantised tensor; CorruptCheckpoint if its pieces do not fit together.
+    """Return the elements of a sparse or quantised tensor; CorruptCheckpoint if its pieces do not fit together.
 
-    axis: of the channels that have scales of their own.
+    axis: the axis of the channels, if each has its own scale.
     """
     _check(name, shape, pieces, axis)
     return _later(
@@ -209,7 +209,7 @@ def dense(name: str, shape: tuple[int, ...], kind: DType, pieces: Pieces, axis: 
 
 
 def _check(name: str, shape: tuple[int, ...], pieces: Pieces, axis: int | None) -> None:
-    """CorruptCheckpoint if the pieces do not fit together."""
+    """Raise CorruptCheckpoint if the pieces do not fit together."""
     if "" in pieces:
         if "zero_point" not in pieces:
             return
@@ -227,7 +227,7 @@ def _check(name: str, shape: tuple[int, ...], pieces: Pieces, axis: int | None) 
 
 
 def _odd_entries(shape: tuple[int, ...], pieces: Pieces) -> str:
-    """What does not fit of (axes, n) indices and (n, ...) values, or ''."""
+    """Say why (axes, n) indices and (n, ...) values do not fit; '' if they do."""
     indices, values = pieces["indices"].shape, pieces["values"].shape
     if len(indices) != 2 or indices[0] > len(shape):
         return f"negative or too many indices {list(indices)}"
@@ -235,7 +235,7 @@ def _odd_entries(shape: tuple[int, ...], pieces: Pieces) -> str:
 
 
 def _odd_blocks(shape: tuple[int, ...], pieces: Pieces) -> str:
-    """What does not fit of indices by rows or columns and n values, or n blocks of values; or ''."""
+    """Say why compressed indices and n values, or n blocks of values, do not fit; '' if they do."""
     outer, inner, values = (t.shape for t in pieces.values())
     if len(outer) != 1 or len(inner) != 1 or len(values) not in (1, 3) or len(shape) != 2:
         return "batches of compressed sparse tensors are not computed"
@@ -265,7 +265,7 @@ def _dequantised(q: Stored, held: Mapping[str, Array], axis: int | None, sources
 
     scale, zero = (held[part].reshape(-1) for part in ("scale", "zero_point" if len(held) > 1 else "scale"))
     kind = np.float32 if zero.dtype.kind == "f" else np.float64  # as torch subtracts
-    wide = np.float32 if axis is None else kind  # beside integers, scales of channels are doubles; one alone is a float
+    wide = np.float32 if axis is None else kind  # with integer zeros, scales of channels are doubles, one is a float
     inner = prod(q.shape[axis + 1 :]) if axis is not None else 1
     lo = 0
     for view in windows(q, sources, WINDOW * q.dtype.itemsize):
@@ -290,7 +290,7 @@ def _summed_up(name: str, shape: tuple[int, ...], held: Mapping[str, Array], val
         at = _places(shape, held)
     except ValueError as e:
         raise CorruptCheckpoint(f"its sparse indices do not fit its shape {list(shape)}: {e}", tensor=name) from None
-    # torch adds up blocks of half floats as float32, but not single ones
+    # torch adds blocks of half floats as float32, but not single values
     blocks = "indices" not in held and len(values.shape) == 3 and values.dtype.name in HALVES
     wide = DTYPES["float32"].dtype if blocks else values.dtype.dtype
     order = np.argsort(at, kind="stable")
@@ -304,9 +304,9 @@ def _summed_up(name: str, shape: tuple[int, ...], held: Mapping[str, Array], val
 
 
 def _places(shape: tuple[int, ...], held: Mapping[str, Array]) -> Array:
-    """The flat index of each value; ValueError says what is out of bounds.
+    """Return the flat index of each value; ValueError says what is out of bounds.
 
-    Each column of indices is the place of one value, or of several: a block, or all along the axes without indices.
+    Each column of indices places one value or several: a block, or all values along the axes without indices.
     """
     import numpy as np
 
@@ -330,7 +330,7 @@ def _places(shape: tuple[int, ...], held: Mapping[str, Array]) -> Array:
 
 
 def _expanded(held: Mapping[str, Array]) -> Array:
-    """Rows and columns, (2, n), of indices that are compressed by rows or by columns."""
+    """Expand indices that are compressed by rows or columns into rows and columns, (2, n)."""
     import numpy as np
 
     by_row = "crow_indices" in held

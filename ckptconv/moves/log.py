@@ -27,7 +27,7 @@ class Loss(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Contiguous bytes that were written or read: whose and which, their checksum, and the digests of their chunks.
+    """A range of bytes that was written or read, its checksum, and the digests of its chunks.
 
     of: the name of the tensor that was written, or the span that was read.
     """
@@ -45,7 +45,7 @@ class Digester:
     _chunk: Any = None
 
     def more(self, digests: tuple[bytes, ...], start: int, view: memoryview) -> tuple[bytes, ...]:
-        """The digests including this view; the digest of an incomplete chunk is replaced when the chunk continues."""
+        """Extend the digests by a view; the digest of an incomplete chunk is replaced when the chunk continues."""
         from xxhash import xxh3_128
 
         at, size = 0, len(view)

@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the kernel needs of a tensor; `checkpoint.Tensor` adds what people do with it.
+    """The fields of a tensor that the kernel needs; `checkpoint.Tensor` adds the methods for users.
 
     name; shape: in elements; parts: where the elements are stored.
     """
@@ -70,7 +70,7 @@ class Piece(NamedTuple):
 
 
 MAX_ELEMENTS = 2**63 - 1
-FILL_RATIO, MAX_FILL = 1100, 2**32  # bytes that one value repeated may fill: per stored byte, and in any file
+FILL_RATIO, MAX_FILL = 1100, 2**32  # bytes that a repeated value may fill: per stored byte, and in any file
 MAX_AXES = 64  # NumPy's limit; the product of millions of sizes would take too long
 
 
@@ -89,9 +89,9 @@ class Span(NamedTuple):
 class Coded(NamedTuple):
     """Bytes that `decode(coded)` of a module yields in C order, little-endian (for strings: one item per element).
 
-    module: its full name, so that any process can import it. url: the path or URL of the file. key: says which data to
+    module: its full name, so that any process can import it. url: path or URL of the file. key: says which data to
     decode; only the module interprets it, and it can be hashed and pickled. size: the number of decoded bytes. chunk:
-    bytes that the library of the format decodes at once, where the file chooses their number.
+    bytes that the format's library decodes at once, if the file determines that.
     """
 
     module: str
@@ -108,7 +108,7 @@ class Held(NamedTuple):
 
     @classmethod
     def of(cls, raw: bytes | bytearray) -> Held:
-        """Bytes in memory, of which no copy is made."""
+        """Wrap bytes in memory without a copy."""
         import numpy as np
 
         return cls(np.frombuffer(raw, np.uint8))
@@ -123,7 +123,7 @@ class Part(NamedTuple):
     data: a Span, Coded or Held. dtype: of the stored elements. shape: of the box. offset, strides: its first element
     and its strides in `data`. start, steps: the same in the tensor, as flat C-order indices. ops: names in
     `moves.cast.OPS`, applied in order to the stored elements (swap bytes, conjugate, negate ...). Elements of dtypes in
-    `dtypes.LOOSE` are first brought to the one byte that stands for each, whatever was stored.
+    `dtypes.LOOSE` are first brought to the one byte that stands for each.
     """
 
     data: Data
@@ -136,7 +136,7 @@ class Part(NamedTuple):
     ops: tuple[str, ...] = ()
 
     def changes(self, to: DType) -> bool:
-        """Whether elements become other bytes on the way to dtype `to`: by a cast, an operation, or as `LOOSE` ones."""
+        """Tell whether the bytes of elements change on the way to dtype `to`: by a cast, an operation, or `LOOSE`."""
         return bool(self.ops) or self.dtype != to or self.dtype.name in LOOSE
 
 
@@ -156,10 +156,10 @@ def _c_strides(shape: Shape) -> Shape:
 def checked_count(
     shape: Sequence[int], *, url: str | None = None, tensor: str | None = None, arrays: bool = True
 ) -> int:
-    """The number of elements of a shape from a file.
+    """Count the elements of a shape from a file.
 
-    CorruptCheckpoint if it has too many axes, a negative size, or more than 2^63 elements. arrays: the shape must also
-    be possible in NumPy, where the product of the sizes other than 0 is bounded as well.
+    CorruptCheckpoint if it has too many axes, a negative size, or more than 2^63 elements. arrays: NumPy must allow the
+    shape, too; it limits the product of the non-zero sizes.
     """
     if len(shape) > MAX_AXES:
         raise CorruptCheckpoint(f"its shape has {len(shape)} axes, more than {MAX_AXES}", url=url, tensor=tensor)
@@ -176,7 +176,7 @@ def checked_count(
 
 
 def is_vast(shape: Sequence[int]) -> bool:
-    """Whether NumPy cannot have an array of this shape, even if it is empty."""
+    """Tell whether NumPy cannot have an array of this shape, even if it is empty."""
     return prod(size for size in shape if size) * 16 > MAX_ELEMENTS
 
 
@@ -186,8 +186,8 @@ def is_vast(shape: Sequence[int]) -> bool:
 def clip(part: Part, lo: int, hi: int) -> list[Part]:
     """Cut a part down to the elements [lo, hi) of the tensor that it fills; exact for any range.
 
-    Of the axis with the largest step in the tensor, indices that are completely inside stay one piece; the at most two
-    that are partly inside are cut further.
+    Along the axis with the largest step in the tensor, indices that are completely inside stay one piece; the one or
+    two that are partly inside are cut further.
     """
     _, count, extent = _geometry(part.shape, part.strides, part.steps)
     if not count or part.start >= hi or part.start + extent <= lo:
@@ -214,7 +214,7 @@ def cut(part: Part, axis: int, a: int, b: int) -> Part:
 
 
 def reach(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """The number of elements from the first to the last one of a box, which must not be empty."""
+    """Count the elements from the first to the last one of a box, which must not be empty."""
     return sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
 
 
@@ -245,7 +245,7 @@ def is_run(box: Box) -> bool:
 
 @lru_cache(maxsize=4096)  # a model has a few dozen shapes for its thousands of tensors
 def _geometry(shape: Shape, strides: Shape, steps: Shape) -> tuple[bool, int, int]:
-    """Whether a box is one run on both sides, the number of its elements, and its reach in the tensor."""
+    """Return whether a box is one run on both sides, its number of elements, and its reach in the tensor."""
     return is_run(fuse(shape, strides, steps)), prod(shape), 0 if 0 in shape else reach(shape, steps)
 
 
@@ -268,14 +268,14 @@ def slabs(part: Part, limit: int) -> Iterator[Part]:
 
 
 def sliced(t: Stored, ranges: Sequence[tuple[int, int]]) -> tuple[Part, ...]:
-    """The parts that fill the box [lo, hi) of each axis.
+    """Return the parts that fill the box [lo, hi) of each axis.
 
     Spans lose their checksums, which cover all bytes, because only some bytes are read.
     """
     sizes = [hi - lo for lo, hi in ranges]
     axes = zip(ranges, c_strides(t.shape), sizes, c_strides(sizes), strict=True)
     digits = tuple(Digit(lo * stride, stride, size, step) for (lo, _), stride, size, step in axes)
-    first, rows, n, _ = digits[0] if digits else (0, 1, 1, 1)  # most of a part is out of reach of a few rows
+    first, rows, n, _ = digits[0] if digits else (0, 1, 1, 1)  # first drop what these rows do not reach
     near = (p for part in t.parts for p in clip(part, first, first + rows * n))
     found = (p for part in near for _, p in moved(part, ((0, 0, digits),)))
     return tuple(p._replace(data=p.data._replace(check="")) if isinstance(p.data, Span) else p for p in found)
@@ -284,13 +284,13 @@ def sliced(t: Stored, ranges: Sequence[tuple[int, int]]) -> tuple[Part, ...]:
 # --- parts of one tensor as parts of another ------------------------------------------------------------------------
 
 
-MAX_PIECES = 2**16  # of one part; only steps that do not divide one another need more, and no sensible layout has them
+MAX_PIECES = 2**16  # of one part; only steps that do not divide one another need more, which no sensible layout has
 
 
 class Digit(NamedTuple):
-    """A digit of a flat index: what is left of it after `offset`, in units of `stride`, below `size`.
+    """One digit of a flat index: (index - offset) // stride, which must be below `size`.
 
-    Each unit is `step` elements in another tensor; what is left of the index then makes the next digit.
+    Each unit is `step` elements in another tensor; the remainder of the division makes the next digit.
     """
 
     offset: int
@@ -309,8 +309,8 @@ class Affine(NamedTuple):
 class Region(NamedTuple):
     """Elements of one part, whose positions are all affine.
 
-    source: in the stored data. target: in the other tensor, as far as it is known. rest: what is left of the flat index
-    for the digits from number `level` on.
+    source: in the stored data. target: in the other tensor, as far as it is known. rest: the remainder of the flat
+    index, for the digits from number `level` on.
     """
 
     counts: Shape
@@ -324,9 +324,9 @@ Place = tuple[int, int, tuple[Digit, ...]]  # a tensor, and the element there wh
 
 
 def moved(part: Part, places: tuple[Place, ...]) -> Iterator[tuple[int, Part]]:
-    """The elements of a part whose flat indices have some digits, as parts of other tensors, each with its tensor.
+    """Yield the elements of a part as parts of other tensors, each with its tensor, by the digits of flat indices.
 
-    LayoutError if they are too many.
+    LayoutError if there are too many parts.
     """
     for tensor, at, shape, strides, start, steps in _moved(part.shape, part.strides, part.start, part.steps, places):
         yield tensor, Part(part.data, part.dtype, shape, part.offset + at, strides, start, steps, part.ops)
@@ -336,9 +336,9 @@ def moved(part: Part, places: tuple[Place, ...]) -> Iterator[tuple[int, Part]]:
 def _moved(
     shape: Shape, strides: Shape, start: int, steps: Shape, places: tuple[Place, ...]
 ) -> tuple[tuple[int, int, Shape, Shape, int, Shape], ...]:
-    """Cut a box into boxes that make constant steps in a target: it, source offset, shape, strides, start and steps.
+    """Cut a box into boxes with constant steps in a target: (target, source offset, shape, strides, start, steps).
 
-    A box is any affine set of flat C-order indices of its tensor: a partition, a view, or what another layout made.
+    A box is any affine set of flat C-order indices of its tensor: a partition, a view, or the result of a layout.
 
     Example: `(h w c) o -> o (c h w)` with h=2, w=2, c=3 moves [12, 5] to [5, 12], where h, w, c, o make steps of 2, 1,
     4, 12. The source lies in C order: one box, and the flat index of its element [i, j] is 5i + j. Its digits count
@@ -373,7 +373,7 @@ def _moved(
 
 
 def _backward(region: Region) -> int | None:
-    """An axis that runs backward in the target, as the kernel of moves cannot; None if there is none."""
+    """Find an axis that runs backward in the target, which the kernel cannot do; None if there is none."""
     return next((k for k, n in enumerate(region.counts) if n > 1 and region.target.steps[k] < 0), None)
 
 
@@ -386,7 +386,7 @@ def _tidy(region: Region) -> tuple[int, Shape, Shape, int, Shape]:
 
 
 def _resolve(region: Region, digit: Digit) -> list[Region]:
-    """Resolve one digit; several regions if some carry or have others, none if all have others."""
+    """Resolve one digit. Return several regions if some elements carry or lie elsewhere, none if all lie elsewhere."""
     value, high = Affine(region.rest.start - digit.offset, region.rest.steps), digit.size * digit.stride
     last = value.start + _reach(region.counts, value)
     if last < 0 or value.start >= high:
@@ -404,12 +404,12 @@ def _resolve(region: Region, digit: Digit) -> list[Region]:
 
 
 def _reach(counts: Shape, value: Affine) -> int:
-    """The largest value of a coordinate above its start."""
+    """Return the largest value of a coordinate above its start."""
     return sum((n - 1) * s for n, s in zip(counts, value.steps, strict=True))
 
 
 def _crossing(counts: Shape, value: Affine, bound: int) -> tuple[int, int]:
-    """The axis along which a coordinate crosses a bound, and the first index that is beyond it."""
+    """Return the axis along which a coordinate crosses a bound, and the first index beyond it."""
     order = sorted((k for k, n in enumerate(counts) if n > 1 and value.steps[k]), key=lambda k: -value.steps[k])
     for k in order:
         first = -(-(bound - value.start) // value.steps[k])
@@ -433,5 +433,5 @@ def _split(region: Region, k: int, first: int, period: int = 0) -> list[Region]:
 
 
 def _reindexed(region: Region, counts: Shape, change: Callable[[Affine], Affine]) -> Region:
-    """The region with new axes: `change` rewrites every position in terms of them."""
+    """Give a region new axes; `change` rewrites every position in terms of them."""
     return Region(counts, change(region.source), change(region.target), change(region.rest), region.level)

@@ -64,13 +64,13 @@ class Run(NamedTuple):
 
 
 def sole_run(piece: Piece) -> Run | None:
-    """The run of a file that fills the piece, if a single run does."""
+    """Return the run of a file that fills the piece, if it is a single one."""
     runs = [_as_run(p, piece) for part in piece.parts for p in clip(part, piece.lo, piece.hi)]
     return runs[0] if len(runs) == 1 else None
 
 
 def _as_run(part: Part, piece: Piece) -> Run | None:
-    """The plain copy that is equivalent to a part, or None if elements move or change."""
+    """Return the plain copy that is equivalent to a part, or None if elements move or change."""
     span = part.data
     if part.changes(piece.to) or not isinstance(span, Span) or not is_contiguous(part):
         return None
@@ -134,7 +134,7 @@ def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, window
         return
     changes = part.changes(piece.to)
     # A transposed slab writes runs of as many elements as it has rows: 512 KiB of 16 KiB rows would give runs of 32.
-    # A change has temporary arrays of several times the slab.
+    # A change needs temporary arrays of several times the slab.
     for slab in slabs(part, window // 4 if changes else window):
         src = _gather(slab, piece.tensor, sources, log)
         if changes:
@@ -143,7 +143,7 @@ def _move(part: Part, piece: Piece, sources: Sources, target: memoryview, window
 
 
 def _changed(src: Array, part: Part, piece: Piece, log: Log) -> Array:
-    """The elements after the part's operations and the cast."""
+    """Apply the part's operations and the cast."""
     from .cast import transform
     from .copy import packed
 
@@ -156,7 +156,7 @@ def _changed(src: Array, part: Part, piece: Piece, log: Log) -> Array:
 
 
 def _gather(part: Part, tensor: str, sources: Sources, log: Log) -> Array:
-    """The box as a view of bytes that are read for it."""
+    """Read the bytes of a box and return a view of its shape."""
     from .copy import flat, strided
 
     item, carrier, data = part.dtype.itemsize, part.dtype.carrier, part.data
@@ -177,14 +177,14 @@ def _gather(part: Part, tensor: str, sources: Sources, log: Log) -> Array:
     raw, size, at = buffers.of("source", count * item), item, 0
     while order and (part.shape[order[-1]] == 1 or part.strides[order[-1]] * item == size):
         size *= part.shape[order.pop()]
-    for start in _starts(part, order):  # often a million, which are not held
+    for start in _starts(part, order):  # often a million, so not a list
         reader.into(data.start + start * item, raw[at : at + size])
         at += size
     return strided(raw, carrier, 0, part.shape, [packed[i] for i in range(len(packed))])
 
 
 def _starts(part: Part, axes: Sequence[int]) -> Iterator[int]:
-    """Where each run begins in the source: one for each index of some axes, the last of which changes first."""
+    """Yield where each run begins in the source: one for each index of some axes, in C order."""
     if not axes:
         yield part.offset
         return
@@ -217,14 +217,14 @@ def read_strings(t: Stored) -> Array:
 
 
 def _box(texts: Array, offset: int, shape: Sequence[int], strides: Sequence[int]) -> Array:
-    """A view of an object array, which must reach as far; `strided` is for buffers of numbers."""
+    """View an object array, which must be large enough; `strided` is for buffers of numbers."""
     from numpy.lib.stride_tricks import as_strided
 
     return as_strided(texts[offset:], shape, [s * texts.itemsize for s in strides])
 
 
 def _texts(data: Data) -> Array:
-    """All texts of some data, since a decoder compares checksums and numbers at the end."""
+    """Decode all texts of some data, since a decoder compares checksums and counts at the end."""
     import numpy as np
 
     if isinstance(data, Held):
@@ -268,12 +268,12 @@ def fetched(pieces: Sequence[Piece], sources: Sources) -> Iterator[None]:
 
 
 def is_fetched_whole(piece: Piece) -> bool:
-    """Whether a piece of a tensor reads all of a remote one."""
+    """Tell whether a piece reads the whole stored data of a remote tensor."""
     return any(is_spread for _, _, _, is_spread in _extents(piece))
 
 
 def _extents(piece: Piece) -> Iterator[tuple[str, int, int, bool]]:
-    """(url, start, size, whether it is spread out) for each box of remote tensors: its extent, or the whole tensor."""
+    """Yield (url, start, size, is_spread) for each box of remote tensors: its extent, or the tensor if it is spread."""
     for whole in piece.parts:
         span, item = whole.data, whole.dtype.itemsize
         if not isinstance(span, Span) or not is_remote(span.url):
@@ -289,13 +289,13 @@ def _extents(piece: Piece) -> Iterator[tuple[str, int, int, bool]]:
 
 
 def spans_of(tensors: Mapping[str, Stored]) -> dict[Span, str]:
-    """Every span with a checksum that the tensors use, with the name of one that does."""
+    """Map every span with a checksum to the name of a tensor that uses it."""
     parts = ((p.data, name) for name, t in tensors.items() for p in t.parts)
     return {span: name for span, name in parts if isinstance(span, Span) and span.check}
 
 
 def content_hash(t: Stored, digests: Iterable[bytes]) -> str:
-    """The hash of dtype, shape and logical bytes: the same for equal tensors in any format.
+    """Return the hash of dtype, shape and logical bytes: the same for equal tensors in any format.
 
     XXH3 of 128 bits, of: 'ckptconv.tensor.1', NUL, the dtype's name, NUL, the shape as JSON without spaces, NUL, then
     the 16-byte XXH3 of each 4 MiB of the tensor's bytes (C order, little-endian).
@@ -315,7 +315,7 @@ def _hashed(described: str, digests: Iterable[bytes]) -> str:
 
 
 def hash_check(t: Stored, digits: str) -> str:
-    """The `check` of a span that holds the complete tensor in C order; `digits` is its content hash."""
+    """Return the `check` of a span that holds the complete tensor in C order; `digits` is its content hash."""
     return f"{HASH}:{digits}:{_described(t)}"
 
 
@@ -330,14 +330,14 @@ def hash_array(t: Stored, array: Array) -> str:
     """Hash a tensor that was read; a string tensor hashes each element's length and bytes."""
     if t.dtype.kind != "s":
         return content_hash(t, chunk_digests(memoryview(array.reshape(-1).view("u1"))))
-    packed = bytearray()  # joined at once, each would be an object of its own first
+    packed = bytearray()  # a join would first make an object of each
     for s in array.reshape(-1):
         packed += len(s).to_bytes(8, "little") + s
     return content_hash(t, chunk_digests(memoryview(packed)))
 
 
 def windows(t: Stored, sources: Sources, size: int = 2 * CHUNK) -> Iterator[Array]:
-    """The tensor's bytes in order, `size` at a time, in one buffer that is reused; checksums are verified."""
+    """Yield the tensor's bytes in order, `size` at a time, in one reused buffer; verify checksums."""
     step, reads = size // max(1, t.dtype.itemsize), list[Record]()
     yield from stretches(t, ([(lo, min(t.count, lo + step))] for lo in range(0, t.count, step)), sources, reads)
     check_reads(reads, sources, spans_of({t.name: t}))
@@ -346,9 +346,9 @@ def windows(t: Stored, sources: Sources, size: int = 2 * CHUNK) -> Iterator[Arra
 def stretches(
     t: Stored, groups: Iterable[Sequence[tuple[int, int]]], sources: Sources, reads: list[Record] | None = None
 ) -> Iterator[Array]:
-    """The bytes of some elements only: for each group of ranges [lo, hi), which ascend, one array that is reused.
+    """Yield the bytes of some elements: one reused array for each group of ascending ranges [lo, hi).
 
-    Checksums and hashes, which are of all bytes, are not verified; `reads` is given what that needs.
+    Checksums and hashes, which cover all bytes, are not verified; `reads` collects the records that this needs.
     """
     import numpy as np
 
@@ -368,7 +368,7 @@ def stretches(
 
 
 def read_array(t: Stored, sources: Sources | None = None) -> Array:
-    """Read one tensor whole, checksums verified; strings as an object array of bytes."""
+    """Read all of a tensor and verify its checksums; strings become an object array of bytes."""
     if t.dtype.kind == "s":
         return read_strings(t)
     if sources is None:
@@ -384,7 +384,7 @@ def read_array(t: Stored, sources: Sources | None = None) -> Array:
 
 
 def fill_array(t: Stored, target: Array, sources: Sources) -> None:
-    """Read one tensor into bytes that are there, `t.nbytes` of them, checksums verified; damaged bytes stay there."""
+    """Read a tensor into the `t.nbytes` bytes of `target`, then verify checksums; damaged bytes stay there."""
     reads = read_pieces((Piece(t.name, t.dtype, 0, t.count, 0, t.parts),), memoryview(target), sources)
     check_reads(reads, sources, spans_of({t.name: t}))
 
@@ -395,7 +395,7 @@ def fill_array(t: Stored, target: Array, sources: Sources) -> None:
 def check_reads(reads: Iterable[Record], sources: Sources, spans: Mapping[Span, str]) -> int:
     """Verify every checked span and return the number of bytes; CorruptCheckpoint lists all damaged spans.
 
-    spans: those to verify, also where nothing of them was read, with the names of their tensors.
+    spans: those to verify, with the names of their tensors; missing bytes are read for it.
     """
     verified, bad = 0, dict[Span, str]()
     pieces: dict[Span, list[Record]] = {span: [] for span in spans}
@@ -409,7 +409,7 @@ def check_reads(reads: Iterable[Record], sources: Sources, spans: Mapping[Span, 
             bad[span] = f"bytes {span.start} to {span.start + span.size}: {kind} is {value}, should be {want}"
     if bad:
         first, *more = dict.fromkeys(spans.get(span) for span in bad)
-        if more:  # one name stands before the message
+        if more:  # a single name comes before the message
             bad = {span: f"{spans.get(span)}: {what}" for span, what in bad.items()}
         raise CorruptCheckpoint(_damage(bad), url=next(iter(bad)).url, tensor=None if more else first)
     return verified
@@ -426,7 +426,7 @@ def _damage(bad: Mapping[Span, str]) -> str:
 
 
 def _value(span: Span, records: Iterable[Record]) -> str:
-    """The hash or the CRC of all of a span, of what was recorded of its parts; '' if that is not enough."""
+    """Combine the records of a span into its hash or CRC; '' if they do not cover it."""
     tiles, at = sorted(set(records), key=attrgetter("start", "size")), 0
     for r in tiles:
         if r.start != at:
@@ -455,10 +455,10 @@ def _read_again(span: Span, reader: Reader) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a file said when it was opened.
+    """The state of a tensor's files when they were opened.
 
-    stamps: how those of all files begin that were looked at. hash, of: the content hash that the file carries of the
-    tensor of this dtype, this shape and these parts, if its only span does not have it as its check.
+    stamps: the beginnings of the stamps of all files that were read. hash, of: the content hash that the file carries
+    for a tensor of this dtype, shape and parts, if it is not the check of the tensor's only span.
     """
 
     stamps: Mapping[str, Stamp] = field(default_factory=dict)
@@ -466,16 +466,16 @@ class Opened:
     of: tuple[DType, tuple[int, ...], tuple[Part, ...]] | None = None
 
     def __reduce__(self) -> tuple[type[Opened], tuple[object, ...]]:
-        """Without stamps: on another machine the same file has others."""
+        """Pickle without stamps, which differ on another machine."""
         return Opened, ({}, self.hash, self.of)
 
     def hash_of(self, t: Stored) -> str:
-        """The hash that a tensor must have; '' if there is none, or if it was made of the one that was opened."""
+        """Return the hash that a tensor must have; '' if there is none, or if the tensor has been changed."""
         kind, shape, parts = self.of or (None, None, None)
         return self.hash if (t.dtype, t.shape) == (kind, shape) and t.parts is parts else ""
 
     def read(self, t: Stored) -> Array:
-        """Read a tensor whole; CorruptCheckpoint if its file was changed since, or if it does not match its hash."""
+        """Read all of a tensor; CorruptCheckpoint if its file was changed, or if it does not match its hash."""
         with Sources(stamps=self.stamps) as sources:
             array = read_array(t, sources)
         refuse_changed([t], self.stamps)
@@ -485,8 +485,8 @@ class Opened:
 
 
 def refuse_changed(tensors: Iterable[Stored], stamps: Mapping[str, Stamp]) -> None:
-    """CorruptCheckpoint if a file that tensors are in is no longer the one that was opened."""
-    stored = (p.data for t in tensors for p in t.parts)  # a store names its version with each answer
+    """Raise CorruptCheckpoint if a file of the tensors has changed since it was opened."""
+    stored = (p.data for t in tensors for p in t.parts)  # a store sends its version with each answer
     urls = {d.url for d in stored if isinstance(d, Coded) or (isinstance(d, Span) and not is_remote(d.url))}
     for url in urls & stamps.keys():
         if is_changed(url, stamps[url]):
@@ -494,7 +494,7 @@ def refuse_changed(tensors: Iterable[Stored], stamps: Mapping[str, Stamp]) -> No
 
 
 def stamps_of(opened: Iterable[Opened]) -> Mapping[str, Stamp]:
-    """The stamps of all files; CorruptCheckpoint if one was opened before and after it was changed."""
+    """Collect the stamps of all files; CorruptCheckpoint if one was opened both before and after a change."""
     known: dict[str, Stamp] = {}
     for stamps in {id(o.stamps): o.stamps for o in opened}.values():
         for url, stamp in stamps.items():

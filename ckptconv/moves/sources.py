@@ -1,7 +1,7 @@
 """The open files that jobs read from, and data that a format must decode.
 
 Sources().reader(url)        one handle for each file, shared by threads; detects files that change
-Sources().value(span, make)  what is made of a span, such as its checksum, once for all tensors that are views of it
+Sources().value(span, make)  a value computed from a span, such as its checksum, once for all tensors that view it
 stream(coded)                decoded bytes in pieces, counted
 Pool(sources)                decoded data: in memory up to the size of the spool, the rest in one temporary file
 Decoded(parts, sources)      the parts of a tensor that fill a range, for ranges in ascending order
@@ -26,20 +26,20 @@ from ..storage.files import Reader, Stamp
 from .part import MAX_ELEMENTS, Coded, Data, Held, Part, Span, reach
 
 MAX_HANDLES = 64  # open files
-MAX_VALUES = 2**14  # spans of which this process remembers what was made
+MAX_VALUES = 2**14  # spans whose computed values this process remembers
 
 
 @lru_cache(MAX_VALUES)
 def _made(span: Span, stamp: Stamp) -> list[str]:
-    """The value of a span in a file of this stamp, to be filled in; tensors that are read one by one need it, too."""
+    """Cache the value of a span in a file with this stamp: an empty list to fill in, also across `Sources`."""
     return []
 
 
 class Sources:
     """Open files by URL, shared by the threads of one process.
 
-    spool: the number of bytes up to which data is decoded into memory. stamps: the stamps of files that were opened
-    before and must not have changed, or how they begin.
+    spool: the number of bytes up to which data is decoded into memory. stamps: of files that were opened earlier and
+    must not have changed; only the beginnings are compared if they are shorter.
     """
 
     def __init__(self, spool: int = 64 * 2**20, stamps: Mapping[str, Stamp] | None = None) -> None:
@@ -48,14 +48,14 @@ class Sources:
         self._stamps: dict[str, Stamp] = {}
         self._lock = threading.Lock()
         self._making: dict[Span, threading.Lock] = {}
-        self.nameless: dict[str, Reader] = {}  # the files of pools, which have no name any more
+        self.nameless: dict[str, Reader] = {}  # the files of pools, already unlinked
         self._mine = threading.local()
         self._pools: list[Pool] = []
         self.spool = spool
-        self._run = lookups.current().lookups  # what this run has read of headers already; jobs run on other threads
+        self._run = lookups.current().lookups  # the run's cache of headers; jobs run on other threads
 
     def reader(self, url: str) -> Reader:
-        """The open file; CorruptCheckpoint if it was replaced since it was first opened."""
+        """Open a file, or return the open one; CorruptCheckpoint if it was replaced since it was first opened."""
         with self._lock:
             if url in self.nameless:
                 return self.nameless[url]
@@ -75,7 +75,7 @@ class Sources:
             return found
 
     def value(self, span: Span, make: Callable[[Reader], str]) -> str:
-        """What `make` makes of a span, once while its file is unchanged: thousands of tensors may be views of it."""
+        """Compute a value of a span, once while its file is unchanged, since thousands of tensors may view it."""
         reader = self.reader(span.url)
         with self._making.setdefault(span, threading.Lock()):
             made = [] if _differs(reader) else _made(span, reader.stamp)
@@ -84,7 +84,7 @@ class Sources:
             return made[0]
 
     def pool(self) -> Pool:
-        """The decoded data of this thread, which is kept from one tensor to the next, until `let_go`."""
+        """Return this thread's pool of decoded data, which is kept between tensors, until `let_go`."""
         if not hasattr(self._mine, "pool"):
             self._mine.pool = Pool(self)
             with self._lock:
@@ -93,12 +93,12 @@ class Sources:
         return pool
 
     def let_go(self) -> None:
-        """Give up what threads keep, none of which may be at work."""
+        """Drop the decoded data of all threads, none of which may be working."""
         for pool in self._pools:
             pool.close()
 
     def refuse_changed(self) -> None:
-        """CorruptCheckpoint if a file has changed since it was first read."""
+        """Raise CorruptCheckpoint if a file has changed since it was first read."""
         with lookups.session(lookups=None):
             for url, stamp in self._stamps.items():
                 if is_changed(url, stamp):
@@ -119,19 +119,19 @@ class Sources:
 
 
 def is_changed(url: str, stamp: Stamp) -> bool:
-    """Whether the stamp of a file no longer begins so."""
+    """Tell whether a file's stamp no longer begins with this one."""
     with Reader(url) as now:
         return now.stamp[: len(stamp)] != stamp
 
 
 def _differs(reader: Reader) -> bool:
-    """Whether a local file is not what it was when it was opened; a store answers each request with the same object."""
+    """Tell whether a local file has changed since it was opened; a store serves the same object each time."""
     if reader.remote is not None:
         return False
     try:
         return is_changed(reader.url, reader.stamp)
     except StorageError:
-        return True  # it has no name any more
+        return True  # it was removed
 
 
 def decode(coded: Coded) -> Iterator[Any]:
@@ -148,7 +148,7 @@ def decode(coded: Coded) -> Iterator[Any]:
 
 
 def stream(coded: Coded) -> Iterator[memoryview]:
-    """Decoded bytes in pieces; CorruptCheckpoint if there are more or fewer than announced."""
+    """Yield decoded bytes in pieces; CorruptCheckpoint if there are more or fewer than announced."""
     left = coded.size
     for piece in decode(coded):
         view = memoryview(piece).cast("B")
@@ -169,8 +169,8 @@ def stream(coded: Coded) -> Iterator[memoryview]:
 class Pool:
     """Decoded data by its `Coded` source, with reference counts.
 
-    What is not used is kept until its room is needed: the next tensor may be a view of the same data. Beyond the room
-    in memory there is never more than one tensor needs, and what was decoded last.
+    Unused data is kept until its memory is needed, since the next tensor may be a view of it. The file holds no more
+    than one tensor needs, and the data that was decoded last.
     """
 
     def __init__(self, sources: Sources) -> None:
@@ -178,7 +178,7 @@ class Pool:
         self._held: dict[Coded, Held | Span] = {}
         self._uses = Counter[Coded]()
         self._idle = dict[Coded, None]()
-        self._spilled = 0  # of those that are held
+        self._spilled = 0  # how many of `_held` are in the file
         self._file: Reader | None = None
         self._out = -1
         self._lock = threading.Lock()  # another thread closes the pool, and could close a file that is written to
@@ -201,7 +201,7 @@ class Pool:
                 self._idle[coded] = None
 
     def _forget(self) -> None:
-        """Make room: let go of what is not used."""
+        """Drop unused data to make room."""
         for coded in self._idle:
             if isinstance(self._held.pop(coded), Held):
                 self._room += coded.size
@@ -262,7 +262,7 @@ class Decoded:
         self._sources = sources
 
     def between(self, lo: int, hi: int) -> tuple[Part, ...]:
-        """The parts that overlap the elements [lo, hi); `lo` must not decrease from call to call."""
+        """Return the parts that overlap the elements [lo, hi); `lo` must not decrease from call to call."""
         for end, data, _ in self._active:
             if end <= lo and isinstance(data, Coded):
                 self._sources.pool().release(data)
@@ -285,5 +285,5 @@ class Decoded:
 
 
 def decode_all(parts: Sequence[Part], pool: Pool) -> tuple[Part, ...]:
-    """All parts, decoded into a pool."""
+    """Decode all parts into a pool."""
     return tuple(p._replace(data=pool.hold(p.data)) if isinstance(p.data, Coded) else p for p in parts)

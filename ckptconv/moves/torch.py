@@ -1,4 +1,4 @@
-"""Arrays and torch tensors that share memory, and the memory of modules.
+"""Convert between arrays and torch tensors that share memory, and read and fill the memory of modules.
 
 Dtypes that NumPy lacks are passed as integers of the same width.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def to_torch(array: Array, kind: DType, name: str = "") -> torch.Tensor:
-    """The array as a tensor that shares its memory; ConversionError if torch lacks the dtype."""
+    """Make a tensor that shares the array's memory; ConversionError if torch lacks the dtype."""
     wanted = dtype_of(kind, name)
     import torch
 
@@ -33,7 +33,7 @@ def to_torch(array: Array, kind: DType, name: str = "") -> torch.Tensor:
 
 
 def dtype_of(kind: DType, name: str = "") -> torch.dtype:
-    """Torch's dtype; ConversionError, with the tensor's name, if it has none."""
+    """Return torch's dtype; ConversionError, with the tensor's name, if there is none."""
     try:
         import torch
     except ImportError as e:
@@ -45,14 +45,14 @@ def dtype_of(kind: DType, name: str = "") -> torch.dtype:
 
 
 def kind_of(tensor: torch.Tensor) -> DType:
-    """The dtype of a tensor; UsageError if it is one that we lack."""
+    """Return the dtype of a tensor; UsageError if we lack it."""
     if (name := str(tensor.dtype).removeprefix("torch.")) not in DTYPES:
         raise UsageError(f"torch's dtype {name} is not supported")
     return DTYPES[name]
 
 
 def to_array(tensor: torch.Tensor) -> Array:
-    """A tensor as an array, which shares its memory if it is contiguous and on the CPU."""
+    """Convert a tensor to an array, which shares its memory if it is contiguous and on the CPU."""
     import torch
 
     kind = kind_of(tensor)
@@ -76,10 +76,9 @@ def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def memory(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
-    """The tensors of a module's state that are its parameters, its buffers or views of them; the names of all others.
+    """Return the tensors of a module's state that are or view its parameters and buffers, and the names of the others.
 
-    The others are made by hooks, by a state_dict method of its own or by get_extra_state: the module never sees what is
-    written there.
+    Hooks, a state_dict method of the module or get_extra_state make the others; writing to them has no effect.
     """
     found, homes = state(module), {_home(t) for t in chain(module.parameters(), module.buffers())}
     own = {n: t for n, t in found.items() if _home(t) in homes and n.rpartition(".")[2] != "_extra_state"}
@@ -87,7 +86,7 @@ def memory(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], tuple[str,
 
 
 def _home(t: torch.Tensor) -> tuple[str, int]:
-    """The storage that a tensor views; the tensor itself if it has none, as one that is sparse or has no shape yet."""
+    """Identify the storage that a tensor views, or the tensor if it has none: if it is sparse, or lazy."""
     try:
         return "storage", t.untyped_storage()._cdata
     except (RuntimeError, ValueError):
@@ -95,7 +94,7 @@ def _home(t: torch.Tensor) -> tuple[str, int]:
 
 
 def spot(t: torch.Tensor) -> tuple[object, ...]:
-    """The same for tensors that are the same elements of the same memory; else it differs."""
+    """Return a key that is equal for tensors with the same elements in the same memory."""
     extent = _extent(t)
     if extent is None or not t.numel():
         return (id(t),)
@@ -105,7 +104,7 @@ def spot(t: torch.Tensor) -> tuple[object, ...]:
 
 
 def _extent(t: torch.Tensor) -> tuple[str, int, int] | None:
-    """A space of addresses, and the first and last byte of a tensor there; None if its elements have no addresses."""
+    """Return an address space, and a tensor's first and last byte there; None if its elements have no addresses."""
     import torch
 
     try:
@@ -119,7 +118,7 @@ def _extent(t: torch.Tensor) -> tuple[str, int, int] | None:
 
 
 def refuse_overlaps(tensors: Mapping[str, torch.Tensor]) -> None:
-    """UsageError for tensors that share memory without being the same elements: a view of a part, a transposition."""
+    """Raise UsageError for tensors that share memory but not all elements in one order: slices, transposes."""
     last: tuple[str, int, int, str] = ("", 0, 0, "")
     for space, start, end, name in sorted((*extent, n) for n, t in tensors.items() if (extent := _extent(t))):
         if space == last[0] and start < last[2] and spot(tensors[name]) != spot(tensors[last[3]]):
@@ -131,7 +130,7 @@ def refuse_overlaps(tensors: Mapping[str, torch.Tensor]) -> None:
 def place(module: torch.nn.Module, names: Collection[str], device: torch.device | str) -> None:
     """Move a module's tensors to a device; those of the meta device get memory there if they are among `names`.
 
-    Tensors that are the same memory stay that.
+    Tensors that share memory still share it afterwards.
     """
     import torch
 
@@ -157,9 +156,9 @@ def place(module: torch.nn.Module, names: Collection[str], device: torch.device 
 
 
 def fill(own: Mapping[str, torch.Tensor], given: Mapping[str, Stored], sources: Sources) -> dict[str, Loss]:
-    """Read into tensors, by name, and return what casts lost; the same memory is filled once.
+    """Read into tensors, by name, and return the losses of casts; shared memory is filled once.
 
-    No target is one of those that `checkpoint.torch.refuse_unwritable` refuses.
+    The caller has called `checkpoint.torch.refuse_unwritable`.
     """
     import torch
 
@@ -171,7 +170,7 @@ def fill(own: Mapping[str, torch.Tensor], given: Mapping[str, Stored], sources: 
             target = own[name]
             first = done.setdefault(spot(target), name) == name
             if first and _is_plain(target, source):
-                # a change in place, which autograd counts as it counts that of `copy_`
+                # tell autograd about this change in place, as `copy_` does
                 fill_array(source, to_array(target).reshape(-1).view("u1"), sources)
                 torch.autograd.graph.increment_version(target)
                 continue
@@ -179,7 +178,7 @@ def fill(own: Mapping[str, torch.Tensor], given: Mapping[str, Stored], sources: 
                 continue
             array = read_array(source, sources)
             value = to_torch(array, source.dtype, name).to(target.dtype)
-            if kind_of(target) != source.dtype:  # the losses are those of each source, the memory is filled once
+            if kind_of(target) != source.dtype:  # count the losses of each source, also if the memory is filled already
                 losses[name] = lost(array, to_array(value), kind_of(target))
             if first:
                 target.copy_(value)
@@ -187,9 +186,9 @@ def fill(own: Mapping[str, torch.Tensor], given: Mapping[str, Stored], sources: 
 
 
 def _is_plain(target: torch.Tensor, source: Stored) -> bool:
-    """Whether the memory of a module's tensor holds exactly the bytes that a read of the source gives.
+    """Tell whether the source can be read straight into the memory of a module's tensor.
 
-    Not where the source is in memory: it could be the module's own, in another order.
+    Not if the source is in memory, which could be the module's own, in another order.
     """
     import torch
 
