@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     import torch
 
 MUCH = 100_000  # new objects
-ROWS = 20  # tensors that are shown when a checkpoint is printed
+ROWS = 20  # tensors that print() shows
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Pause the cyclic garbage collector, which would scan hundreds of thousands of new tensors repeatedly, in vain.
 
-    It took a quarter of the time to convert 200,000 tensors. If much was made meanwhile, it counts as old afterwards:
-    else the collector would scan it at once.
+    Collections took a quarter of the time to convert 200,000 tensors. Many new objects count as old afterwards, because
+    otherwise the collector would scan them at once.
     """
     was = gc.isenabled()
     gc.disable()
@@ -44,7 +44,7 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         if was:
-            if gc.get_count()[0] > MUCH and not gc.get_freeze_count():  # what somebody froze would thaw
+            if gc.get_count()[0] > MUCH and not gc.get_freeze_count():  # do not unfreeze the caller's objects
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
@@ -58,7 +58,7 @@ class Note(NamedTuple):
 
     kind: skipped (left out), dropped (left out on request), damaged, lossy (values changed), assumed (a guess of the
     reader), unread (not looked at), tied (names that share one tensor), or hint (what to do). tensors: whether the
-    names of what is skipped or unread are of tensors; False for settings, files and the like.
+    names are those of tensors; False for skipped or unread settings, files and the like.
     """
 
     kind: NoteKind
@@ -67,12 +67,12 @@ class Note(NamedTuple):
     tensors: bool = True
 
     def __str__(self) -> str:
-        """The line that the command line prints."""
+        """Format the note as the command line prints it."""
         return paragraph(f"{self.kind}: {self.text}" + (f" ({shortened(self.names)})" if self.names else ""))
 
     @property
     def short(self) -> str:
-        """The line with the number of names instead of these, unless they are what matters, or few."""
+        """The line with a count instead of the names, unless the names matter or are few."""
         counted = self.text[:1].isdigit()
         if self.kind in ("damaged", "lossy", "assumed", "hint") or (len(self.names) < 3 and not counted):
             return str(self)
@@ -80,7 +80,7 @@ class Note(NamedTuple):
 
     @property
     def unread(self) -> bool:
-        """Whether it names tensors that the source has and nothing here has looked at."""
+        """Whether it names tensors of the source that were not read."""
         return self.kind in ("skipped", "unread") and self.tensors and bool(self.names)
 
     def to_json(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return self.tensors.items()
 
     def __dir__(self) -> list[str]:
-        """What a user needs; rooms that make and change checkpoints use more."""
+        """List what users need; packages that make and change checkpoints use more."""
         words = "details format get items keys metadata nbytes notes numpy ties torch urls values"
         return words.split()
 
@@ -198,7 +198,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return f"<pre>{escape(str(self))}</pre>"
 
     def owners(self) -> dict[str, str]:
-        """The first name of each name's tie; tensors that a converter changed in different ways are not tied."""
+        """Map each name to the first one of its tie; tensors that a converter changed differently are not tied."""
         out = {name: name for name in self.tensors}
         for group in self.ties:
             first: dict[tuple[object, ...], str] = {}
@@ -207,7 +207,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return out
 
     def sources(self, name: str) -> tuple[str, ...]:
-        """The names that a tensor had in the source: several if it was made of several."""
+        """Return the names of the source tensors that a tensor was made of."""
         return self.moved[name].sources if name in self.moved else (name,)
 
     def with_tensors(self, tensors: Mapping[str, Tensor], *notes: Note) -> Checkpoint:

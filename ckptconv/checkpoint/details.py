@@ -1,4 +1,4 @@
-"""What a format knows about a checkpoint beyond its tensors: for inspection, for passes, and for its own writer."""
+"""Details that a format knows about a checkpoint besides its tensors: for inspection, passes, and its own writer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Literal, NamedTuple, TypedDict, cast
 
 
 class Move(NamedTuple):
-    """Where a tensor came from: the rule that renamed or made it, '' if none did, and its names in the source.
+    """The origin of a tensor: the rule that renamed or made it, '' if none did, and its names in the source.
 
-    Of several steps, `rule` has those of all, joined by "then"; the names are those before the first.
+    After several steps, `rule` joins all rules by "then"; the names are those before the first step.
     """
 
     rule: str
@@ -20,11 +20,11 @@ class Move(NamedTuple):
 
 
 def compose_moves(first: Mapping[str, Move], then: Mapping[str, Move]) -> dict[str, Move]:
-    """The moves of one step after another, from the names of the source on. Every step that renames ends with this.
+    """Compose the moves of two steps, starting from the names in the source. Every step that renames ends with this.
 
-    first: the moves so far; a name that is not there is still that of the source. then: those of the new step.
+    first: the moves so far; other names are still those of the source. then: the moves of the new step.
     """
-    out, rules = {}, dict[str, str]()  # each label once: many names share one, which may be long
+    out, rules = {}, dict[str, str]()  # one string per label: labels may be long, and many names share one
     for name, move in then.items():
         before = [first.get(n) or Move("", (n,)) for n in move.sources]
         earlier = " and ".join(dict.fromkeys(m.rule for m in before if m.rule))
@@ -37,10 +37,10 @@ State = Literal["plain", "image", "flattened", "unknown"]
 
 
 class LayerInput(NamedTuple):
-    """What the layer of a tensor takes, as the config of a Keras model tells (formats/keras/naming.py).
+    """The input kind of a tensor's layer, from the config of a Keras model (formats/keras/naming.py).
 
-    Torch has the features of what is plain, or an image, in the same order, and those of a flattened image (Keras:
-    h w c) as c h w. height, width: of the image, 0 if they are not known. into_image: the layer's outputs become one.
+    Torch has the features of plain inputs and images in the same order, but those of a flattened image (h w c in Keras)
+    as c h w. height, width: of the image, 0 if not known. into_image: the layer's outputs are reshaped to an image.
     """
 
     state: State
@@ -59,8 +59,8 @@ class Entry(TypedDict, total=False):
 
     name: str
     beside: list[str]  # the other entries
-    averages: list[str]  # those of them that are moving averages
-    average: bool  # whether the chosen one is
+    averages: list[str]  # the other entries that are moving averages
+    average: bool  # whether the chosen entry is one
 
 
 class ObjectGraph(TypedDict):
@@ -76,32 +76,32 @@ class Details(TypedDict, total=False):
     attributes: dict[str, dict[str, Any]]  # HDF5: by the path of a group or dataset
     values: dict[str, Any]  # pickles and .npy of objects: values that are not tensors, by dotted path
     config: dict[str, Any]  # the config.json that a converter makes for its target,
-    lacking: list[str]  # and what is not known of it
-    settings: dict[str, Any]  # Megatron: what the program was started with
+    lacking: list[str]  # and the keys that it could not fill in
+    settings: dict[str, Any]  # Megatron: the program's arguments
     entry: Entry
     pieces: dict[str, Any]  # PyTorch: of sparse and quantised tensors, by name
-    shards: int | dict[str, int]  # how many files; for an index, how many tensors each file has
+    shards: int | dict[str, int]  # the number of files; for an index, the number of tensors by file
     endianness: str  # of a TensorFlow bundle
     object_graph: int  # nodes of a TensorFlow object graph
     graph: ObjectGraph
     tags: list[str]  # of a SavedModel
     trainable: list[str]  # of a SavedModel
     kinds: dict[str, str]  # the class of the layer that a tensor belongs to, in snake case
-    inputs: dict[str, LayerInput]  # Keras: what the layer of a tensor takes, if the model's config tells it
-    layers: list[Any]  # Keras: [layer, [[tensor, weight], ...]] in the order in which it loads
+    inputs: dict[str, LayerInput]  # Keras: the input kind of a tensor's layer, if the model's config tells it
+    layers: list[Any]  # Keras: [layer, [[tensor, weight], ...]] in loading order
     paths: dict[str, str]  # Keras 3: the path in the file, by tensor
-    keys: dict[str, list[list[Any]]]  # JAX: paths in the tree that names do not determine: [key, kind of node]
-    ranks: str  # the name of the file of rank 0, where the tensors of several ranks are in one checkpoint
+    keys: dict[str, list[list[Any]]]  # JAX: tree paths that names do not determine, as [key, kind of node]
+    ranks: str  # the name of the file of rank 0, if the checkpoint joins the tensors of several ranks
     names: dict[str, str]  # Keras 3: the name of a layer, by its path
 
 
-BY_TENSOR = ("kinds", "inputs", "keys")  # what is about single tensors, and goes with them
+BY_TENSOR = ("kinds", "inputs", "keys")  # details by tensor, which follow the tensors
 
 
 def named(details: Details, names: Iterable[str], new: Callable[[str], str]) -> Details:
-    """What is known of the tensors `names`, under their new names. Every step that renames in front of others needs it.
+    """Return the details with those of the tensors `names` under their new names, for steps that rename.
 
-    What is said of names that are no tensors any more is left out: another tensor may come to be called so.
+    Details of other names are left out, since another tensor may get such a name.
     """
     names = list(names)
     made: dict[str, Any] = {}
@@ -113,7 +113,7 @@ def named(details: Details, names: Iterable[str], new: Callable[[str], str]) -> 
 
 
 def joined(several: Iterable[tuple[Container[str], Details]]) -> Details:
-    """What is known of the tensors of several checkpoints whose names differ. several: names and details of each."""
+    """Merge the details by tensor of several checkpoints with different names. several: names and details of each."""
     made: dict[str, dict[str, Any]] = {}
     for names, details in several:
         for key in BY_TENSOR:

@@ -1,4 +1,4 @@
-"""A reference to one tensor of a file, and how it is made of stored pieces."""
+"""References to tensors in files, made of stored parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..moves.read import Opened
 
-Role = Literal["", "slot", "step", "average", "state"]  # '' is a weight; the others: of an optimizer or beside a model
+Role = Literal["", "slot", "step", "average", "state"]  # '' is a weight; the others belong to optimizers or training
 
 
 @dataclass(frozen=True, slots=True, repr=False, init=False)
@@ -27,7 +27,7 @@ class Tensor(Stored):
     dtype: a `DType`; `dtype.name` is its name, such as float32.
     role: '' for a weight; slot, step, average or state for what an optimizer or a training loop keeps beside it.
     parts: where the elements are stored (see `ckptconv.plugin.Part`).
-    opened: what its file said when it was opened, to be compared when it is read; None for what is in memory.
+    opened: the state of its files when they were opened, compared when it is read; None for tensors in memory.
 
     `numpy()`, `torch()` and numpy.asarray(t) read the whole tensor and verify its checksum, if the file has one.
     `t[0:2, ..., 5]` reads a slice, whose checksum cannot be verified.
@@ -35,13 +35,13 @@ class Tensor(Stored):
 
     role: Role = ""
     opened: Opened | None = field(default=None, compare=False)  # set by `api.open`
-    _whole: Data | None = field(init=False, compare=False)  # the data of which all is the only part
+    _whole: Data | None = field(init=False, compare=False)  # all of this data is the only part
 
     def __init__(
         self, name: str, dtype: DType, shape: tuple[int, ...], parts: tuple[Part, ...], role: Role = "",
         opened: Opened | None = None,
     ) -> None:  # fmt: skip
-        _NAME(self, name)  # as a frozen dataclass sets them, in half the time: there may be a million tensors
+        _NAME(self, name)  # twice as fast as a frozen dataclass sets fields: there may be a million tensors
         _DTYPE(self, dtype)
         _SHAPE(self, shape)
         _PARTS(self, parts)
@@ -89,17 +89,17 @@ class Tensor(Stored):
         return self.numpy().__dlpack__(**how)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """The processor."""
+        """Return the DLPack device of the CPU."""
         return 1, 0
 
     def __dir__(self) -> list[str]:
-        """What a user needs; rooms that make and move tensors use more."""
+        """List what users need; packages that make and move tensors use more."""
         return ["dtype", "name", "nbytes", "ndim", "numpy", "role", "shape", "size", "torch"]
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, word: str) -> Any:
-            if word == "parts":  # left open by `contiguous`
+            if word == "parts":  # not set by `contiguous`
                 strides = c_strides(self.shape)
                 _PARTS(self, (Part(self._whole, self.dtype, self.shape, 0, strides, 0, strides),))
                 return self.parts
@@ -112,7 +112,7 @@ class Tensor(Stored):
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
-        """Read a slice as NumPy would return it; integers, slices and `...` read only what lies within their bounds."""
+        """Read a slice as NumPy would return it; integers, slices and `...` read only the range that they need."""
         from ..moves.part import sliced
 
         keys = _per_axis(index, self.shape)
@@ -132,17 +132,17 @@ class Tensor(Stored):
         return f"<Tensor {brief(printable(self.name), 100)!r}: {self.dtype.name} {dims}{size}{role}>"
 
     def since(self, opened: Opened) -> Tensor:
-        """Say what is known of its file since it was opened, to this very tensor, which was just made."""
+        """Set `opened` in place, on a tensor that was just made; return it."""
         _OPENED(self, opened)
         return self
 
     def renamed(self, name: str) -> Tensor:
-        """The same tensor under another name."""
+        """Return the same tensor under another name."""
         return replace(self, name=name)
 
 
 def in_size(tensors: Iterable[Stored]) -> str:
-    """The size of tensors as people write it; '' of strings alone, whose lengths are not known before they are read."""
+    """Format the size of tensors; '' if all are strings, whose lengths are not known before they are read."""
     size, strings = 0, False
     for t in tensors:
         size, strings = size + t.nbytes, strings or t.dtype.kind == "s"
@@ -150,12 +150,12 @@ def in_size(tensors: Iterable[Stored]) -> str:
 
 
 def counted(tensors: int, size: str) -> str:
-    """How many tensors there are, and their size if it is known: 2 tensors, 37.2 kB."""
+    """Format the number of tensors, and their size if it is known: 2 tensors, 37.2 kB."""
     return f"{many(tensors, 'tensor')}, {size}" if size else many(tensors, "tensor")
 
 
 def in_known(size: int, *, strings: bool) -> str:
-    """The bytes of tensors, of which some may be strings that no size is known of."""
+    """Format the size of tensors, some of which may be strings of unknown size."""
     return f"{in_bytes(size)}{' without strings' * strings}" if size or not strings else ""
 
 
@@ -165,7 +165,7 @@ _NAME, _DTYPE, _SHAPE, _PARTS, _ROLE, _OPENED, _WHOLE = (
 
 
 def _per_axis(index: Any, shape: tuple[int, ...]) -> list[int | slice] | None:
-    """An index of integers, slices and one `...` as one key for each axis; None for any other, which NumPy judges."""
+    """Expand an index of integers, slices and one `...` to one key for each axis; None for others, left to NumPy."""
     keys = list(index) if isinstance(index, tuple) else [index]
     if any(type(k) is not int and not isinstance(k, slice) and k is not ... for k in keys):
         return None
@@ -181,13 +181,13 @@ def _per_axis(index: Any, shape: tuple[int, ...]) -> list[int | slice] | None:
 
 
 def _bounds(key: slice, size: int) -> tuple[int, int]:
-    """The first and last index of a slice, as [low, high); the step is applied after reading."""
+    """Return the range [low, high) of a slice; the step is applied after reading."""
     taken = range(*key.indices(size))
     return (min(taken[0], taken[-1]), max(taken[0], taken[-1]) + 1) if taken else (0, 0)
 
 
 def origin(t: Tensor) -> tuple[object, ...]:
-    """An identity of the tensor's content: equal for tensors of the same stored elements, moved and changed alike."""
+    """Return a key that is equal for tensors made of the same stored elements in the same way."""
 
     def place(data: Data) -> object:
         return (data.array.ctypes.data, data.array.nbytes) if isinstance(data, Held) else data
@@ -205,7 +205,7 @@ def contiguous(
     """
     if ops:
         return view(name, kind, shape, data, offset=0, strides=c_strides(shape), ops=ops, role=role)
-    made = Tensor.__new__(Tensor)  # its parts are made when they are asked for: a list of a million needs none
+    made = Tensor.__new__(Tensor)  # makes its parts on demand: listing a million tensors needs none
     _NAME(made, name)
     _DTYPE(made, kind)
     _SHAPE(made, tuple(shape))

@@ -1,7 +1,7 @@
-"""A torch module as a checkpoint, and what of a checkpoint cannot be loaded into it.
+"""View a torch module as a checkpoint, and refuse tensors that cannot be loaded into it.
 
 outline(module)    names, dtypes, shapes            snapshot(module)   the module's memory as tensors
-refuse_...         before any value is changed      apart              sources that would be overwritten
+refuse_...         before any value is changed      copy_shared        sources that would be overwritten
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .tensor import Tensor, contiguous, origin
 
 
 def ties(module: torch.nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Groups of names that share one tensor of the module, or tensors that are the same memory."""
+    """Return groups of names that share a tensor of the module or its memory."""
     return tied(shaped(state(module)))
 
 
 def tied(found: Mapping[str, torch.Tensor]) -> tuple[tuple[str, ...], ...]:
-    """Groups of names of tensors that are the same elements of the same memory."""
+    """Return groups of names of tensors with the same elements in the same memory."""
     groups: dict[object, list[str]] = {}
     for name, tensor in found.items():
         groups.setdefault(spot(tensor), []).append(name)
@@ -41,7 +41,7 @@ def tied(found: Mapping[str, torch.Tensor]) -> tuple[tuple[str, ...], ...]:
 
 
 class Undrawn(TorchFunctionMode):  # type: ignore[misc,unused-ignore]
-    """Draws no values for tensors without memory: torch imports its compiler for that, which takes seconds."""
+    """Skip drawing random values for meta tensors: torch imports its compiler for that, which takes seconds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         drawn = args[0] if args else (kwargs or {}).get("tensor")
@@ -55,25 +55,25 @@ class Undrawn(TorchFunctionMode):  # type: ignore[misc,unused-ignore]
 
 
 def bodiless(make: Callable[[], Any]) -> Any:
-    """What a function makes, on torch's meta device; None if it needs values, or what it makes does."""
+    """Call a function on torch's meta device; None if it needs values, or its result does."""
     try:
         with torch.device("meta"), Undrawn():
             made = make()
     except RuntimeError:  # its constructor computes with values
         return None
-    of_keras = isinstance(made, torch.nn.Module) and hasattr(made, "save_weights")  # which saves values
+    of_keras = isinstance(made, torch.nn.Module) and hasattr(made, "save_weights")  # Keras modules save values
     return None if of_keras or isinstance(made, Mapping) else made
 
 
 def outline(module: torch.nn.Module) -> Checkpoint:
-    """Names, dtypes and shapes of a module, without values."""
+    """Return the names, dtypes and shapes of a module, without values."""
     found = shaped(state(module))
     made = {n: Tensor(n, kind_of(t), tuple(t.shape), ()) for n, t in found.items()}
     return Checkpoint(made, ties=tied(found), format="torch module", details={"kinds": _classes(module)})
 
 
 def shaped(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a module, which all have a shape; UsageError if not."""
+    """Return the tensors; UsageError if one of them has no single shape."""
     if odd := [n for n, t in found.items() if not is_shaped(t)]:
         text = "these tensors have no one shape: run the module once if they are lazy; nested ones are not taken"
         raise UsageError(f"{text}:\n{listing(odd)}")
@@ -81,12 +81,12 @@ def shaped(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def is_shaped(t: torch.Tensor) -> bool:
-    """Whether a tensor has one shape: neither one that a first run gives it, nor several."""
+    """Tell whether a tensor has one shape: it is not lazy and not nested."""
     return not (torch.nn.parameter.is_lazy(t) or t.is_nested)
 
 
 def _classes(module: torch.nn.Module) -> dict[str, str]:
-    """The class of the module that holds each tensor, in small letters; '' for one that is not torch's own."""
+    """Return the class of the module that holds each tensor, in lower case; '' if the class is not torch's own."""
     out = {}
     for home, part in module.named_modules():
         own = type(part).__name__.lower() if type(part).__module__.startswith("torch.nn.modules") else ""
@@ -96,7 +96,7 @@ def _classes(module: torch.nn.Module) -> dict[str, str]:
 
 
 def snapshot(module: torch.nn.Module) -> Checkpoint:
-    """The module's state as a checkpoint that shares its memory, but for what the module's state_dict computes."""
+    """Return the module's state as a checkpoint that shares its memory, except tensors that state_dict computes."""
     made, seen, found = {}, dict[object, Held](), shaped(state(module))
     for name, t in found.items():
         at = spot(t)
@@ -110,9 +110,9 @@ def snapshot(module: torch.nn.Module) -> Checkpoint:
 
 
 def refuse_unwritable(targets: Mapping[str, torch.Tensor], *, placed: bool) -> None:
-    """Refuse tensors into which nothing can be read: UsageError, or ConversionError for expanded ones.
+    """Raise UsageError for tensors into which nothing can be read.
 
-    placed: those of the meta device get memory first.
+    placed: tensors on the meta device get memory before.
     """
     if not placed and (bare := next((n for n, t in targets.items() if t.is_meta), "")):
         raise UsageError(f"{bare} has no memory (device meta); give load_into a device=")
@@ -122,7 +122,7 @@ def refuse_unwritable(targets: Mapping[str, torch.Tensor], *, placed: bool) -> N
 
 
 def _unwritable(t: torch.Tensor) -> str:
-    """Why elements cannot be written into a tensor's memory one by one; '' if they can."""
+    """Say why elements cannot be written into a tensor's memory one by one; '' if they can."""
     if t.layout != torch.strided:
         return f"its layout is {str(t.layout).removeprefix('torch.')}; give the module its to_dense()"
     if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not t.is_meta:
@@ -135,7 +135,7 @@ def _unwritable(t: torch.Tensor) -> str:
 
 
 def refuse_other_values(own: Mapping[str, torch.Tensor], given: Mapping[str, Tensor], sources: Sources) -> None:
-    """ConversionError if torch would cut off fractions or imaginary parts, wrap integers, or take a number for true."""
+    """Raise ConversionError if torch would drop fractions or imaginary parts, wrap integers, or make numbers true."""
     for name, source in given.items():
         kind, to = source.dtype, kind_of(own[name])
         if not castable(kind, to if to.kind != "b" else DTYPES["uint8"]):
@@ -155,16 +155,16 @@ def refuse_other_values(own: Mapping[str, torch.Tensor], given: Mapping[str, Ten
 
 
 def copy_shared(given: Mapping[str, Tensor], sources: Sources) -> dict[str, Tensor]:
-    """The sources, with copies of arrays in memory: the module may use these as well."""
+    """Replace sources in memory by copies, since the module may use the same arrays."""
     in_memory = [n for n, t in given.items() if any(isinstance(p.data, Held) for p in t.parts)]
     copies = {n: contiguous(n, given[n].dtype, given[n].shape, Held(read_array(given[n], sources))) for n in in_memory}
     return {**given, **copies}
 
 
 def refuse_conflicts(own: Mapping[str, torch.Tensor], given: Mapping[str, Tensor], sources: Sources) -> None:
-    """ConversionError for tied tensors with two values in the source, and for dtypes that torch lacks.
+    """Raise ConversionError for tied tensors with two values in the source, and for dtypes that torch lacks.
 
-    Sources of the same stored elements are not read.
+    Sources with the same stored elements are not read.
     """
     for name, source in given.items():
         dtype_of(source.dtype, name)
@@ -178,6 +178,6 @@ def refuse_conflicts(own: Mapping[str, torch.Tensor], given: Mapping[str, Tensor
 
 
 def _stored(source: Tensor, target: torch.Tensor, sources: Sources) -> Any:
-    """The elements that memory has once a tensor there holds the source's values, as bytes."""
+    """Return the bytes that the target's memory would have after loading the source."""
     value = to_torch(read_array(source, sources), source.dtype, source.name).to(target.dtype)
     return to_array(value).reshape(-1).view("u1")

@@ -1,13 +1,14 @@
-"""What a tensor of a training state is for, by the keys that lead to it, as JAX programs call them.
+"""Find the roles of tensors in a training state from their keys, as JAX programs name them.
 
     params/dense/kernel, batch_stats/bn/mean      collections of Flax: the model, whatever the names below
     opt_state/0/mu/..., state/param_states/...    slots of an optimizer; `step` and `count` among them are counters
     optimizer/target/..., optimizer/state/...     flax.optim and T5X: the model, and the slots
-    step, ema_params/...                          a counter and averages, but only beside a model or an optimizer, or
-                                                  beside what is called or holds one: model_params, train_state/params
+    step, ema_params/...                          a counter and averages, but only next to a model, an optimizer, or a
+                                                  group that is named like one or holds one: model_params,
+                                                  train_state/params
 
 The same words decide in every container (Orbax, Flax's msgpack, a pickle), and below any top, as in state/params/w.
-What is not known is a weight: bare parameters have names of all kinds.
+Everything else is a weight, since bare parameters have names of all kinds.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from typing import Any, Final, Literal
 from .tensor import Role
 
 Settled = Literal[Role, "weight"]
-WEIGHT: Final = "weight"  # of what lies below a model: its names decide nothing more
+WEIGHT: Final = "weight"  # the tensor is in a model, so names below decide nothing
 COLLECTIONS = frozenset({"batch_stats", "model_state", "flax_mutables", "buffers", "_overwrite_with_gradient"})
 MODEL = COLLECTIONS | {"params", "target"}
 SLOTS = frozenset({
     "opt_state", "opt_states", "optimizer", "optimizer_state", "optimizer_states", "param_states",
 })  # fmt: skip
-FLAX_STATE = ("param_states", "step")  # what lies in flax.optim's state
+FLAX_STATE = ("param_states", "step")  # the keys of flax.optim's state
 STEPS = frozenset({"step", "count"})
-INNER = SLOTS - {"optimizer"} | {"params"}  # a group that has one of these counts as a model beside others
-BESIDE: Final = "/"  # stands for such a group, among the keys on which something depends; no key holds it
+INNER = SLOTS - {"optimizer"} | {"params"}  # a group that has one of these counts as a model for its neighbours
+BESIDE: Final = "/"  # stands for such a group in a set of keys; no key contains it
 MARKS = SLOTS | {"params", "model", BESIDE}  # a map that has one of these is a training state
-TELLING = MARKS - {BESIDE} | {"target"}  # keys on which something depends that lies beside them or around them
+TELLING = MARKS - {BESIDE} | {"target"}  # keys that decide the role of their neighbours or of the group around them
 FORMATS = frozenset({"flax", "orbax"})  # whose names are such keys, joined by '/'
-MODELS = 2  # levels at which a group counts as a model by its name, or by what it holds
+MODELS = 2  # levels at which a group's name or keys can make it count as a model
 LEVELS = 8  # a training state lies near the top; a hostile name may have thousands of keys
 AVERAGE = re.compile(r"(?:^|[_.-])(?:ema|swa|shadow|averaged?|averages|polyak)(?:[_.-]|\Z)|(?<=[a-z])(?:EMA|Ema)\Z")
 # Counters that wrappers of a module keep in its state dict, by the submodule: torch's AveragedModel, ema-pytorch
@@ -41,12 +42,12 @@ COUNTERS = {"module": ("n_averaged",), "ema_model": ("initted", "step")}
 
 
 def is_average(key: str) -> bool:
-    """Whether an entry is a moving average by its name: ema, model_ema, state_dict_ema, g_ema, shadow_params ..."""
+    """Tell by its name whether an entry is a moving average: ema, model_ema, state_dict_ema, g_ema, shadow_params."""
     return AVERAGE.search(key) is not None or AVERAGE.search(key.casefold()) is not None
 
 
 def counters(parts: Sequence[Mapping[Any, Any]]) -> tuple[str, ...]:
-    """The counters that a wrapper of a module keeps, if these mappings, or their keys up to a dot, are one's state."""
+    """Return the names of a wrapper's counters, if these mappings are the state of a module that is wrapped."""
     for head, names in COUNTERS.items():
         if all(any(n in part for part in parts) for n in names) and any(
             type(key) is str and key.partition(".")[0] == head for part in parts for key in part
@@ -56,9 +57,9 @@ def counters(parts: Sequence[Mapping[Any, Any]]) -> tuple[str, ...]:
 
 
 def is_model(key: str, inside: Container[str], level: int) -> bool:
-    """Whether a group counts as `params` for what lies beside it: by its name, or as it holds a mark.
+    """Tell whether a group counts as `params` for its neighbours, by its name or its keys.
 
-    level: that of the group, 0 for the top. Further below, modules are called and hold so.
+    level: that of the group, 0 for the top. Further below, modules have such names and keys.
     """
     if level >= MODELS:
         return False
@@ -69,16 +70,16 @@ def is_model(key: str, inside: Container[str], level: int) -> bool:
 
 
 def of_group(key: str, inside: Collection[str], beside: Collection[str]) -> Settled:
-    """What all that lies in a group is for, '' if the keys in it decide.
+    """Return the role of everything in a group, '' if the keys in it decide.
 
-    inside: keys of the group. beside: those of `TELLING` that are groups beside it, or itself.
+    inside: keys of the group. beside: those of `TELLING` among the group and its neighbours.
     """
     if key in MODEL:
         return WEIGHT
     if key == "optimizer" and any(k in inside for k in ("target", "model", "params")):
         return ""
     if key in SLOTS or (key == "state" and "target" in beside and any(k in inside for k in FLAX_STATE)):
-        return "slot"  # `state` beside `target` only as in flax.optim: modules are called so, too
+        return "slot"  # modules are called `state`, too, so only as in flax.optim
     if MARKS.isdisjoint(beside):
         return ""
     if key in STEPS:  # flax.nnx: step/value
@@ -87,16 +88,16 @@ def of_group(key: str, inside: Collection[str], beside: Collection[str]) -> Sett
 
 
 def of_leaf(key: str, beside: Collection[str]) -> Role:
-    """What a tensor is for that lies beside such groups."""
+    """Return the role of a tensor from its key and the groups next to it."""
     return "step" if key in STEPS and not MARKS.isdisjoint(beside) else ""
 
 
 def of_names(names: Collection[str]) -> dict[str, Role]:
-    """The roles of tensors whose names are keys joined by '/'; weights are left out.
+    """Return the roles of tensors whose names are keys joined by '/', without weights.
 
-    Only groups on which something depends are held: hostile names may have more groups than a file has bytes.
+    Only groups that decide something are kept: hostile names may have more groups than a file has bytes.
     """
-    homes: defaultdict[str, list[str]] = defaultdict(list)  # names by the groups that they lie in: a/b/ of a/b/c
+    homes: defaultdict[str, list[str]] = defaultdict(list)  # names by group: a/b/ for a/b/c
     for name in names:
         homes[name[: name.rfind("/") + 1]].append(name)
     groups: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
@@ -110,7 +111,7 @@ def of_names(names: Collection[str]) -> dict[str, Role]:
             if is_model(key, keys[i + 1 : i + 2], i):
                 groups[keys[:i]].add(BESIDE)
     found: dict[str, Role] = {}
-    for home, inside in homes.items() if groups else ():  # else all are weights
+    for home, inside in homes.items() if groups else ():  # otherwise all are weights
         keys = _keys(home)
         settled: Settled = ""
         for i, key in enumerate(keys):
@@ -131,5 +132,5 @@ def _keys(home: str) -> tuple[str, ...]:
 
 
 def in_model(checkpoint_format: str, name: str) -> bool:
-    """Whether a tensor lies in what such a format calls the model, where no name decides what it is for."""
+    """Tell whether a tensor is in a group that the format calls the model, so that its name decides nothing."""
     return checkpoint_format in FORMATS and not MODEL.isdisjoint(name.split("/")[:-1])
