@@ -31,17 +31,17 @@ from ..moves.sources import Sources
 from .difference import EXACT, Diff, Difference, Tolerance, Values
 from .readback import mismatches
 
-Outputs = Mapping[str, Sequence[Array]]  # by submodule ('' is the whole), in the order in which they finished
+Outputs = Mapping[str, Sequence[Array]]  # by submodule ('' is the whole module), in the order in which they finished
 WINDOW = 2**20  # elements of a window; two tensors are read in parallel
-WORDS = 8  # at the ends of names, which tell equal tensors apart
-NO_SIGN = (NO_ZERO, SATURATES)  # floats whose top bit of a byte is not a sign: their steps are not counted
+WORDS = 8  # last words of names, by which equal tensors are paired
+NO_SIGN = (NO_ZERO, SATURATES)  # floats whose top bit is not a sign, so that steps between them are not counted
 
 
 # --- one pair of tensors ----------------------------------------------------------------------------------------
 
 
 def first_difference(a: Tensor, b: Tensor, sources: Sources) -> tuple[int, ...] | None:
-    """The index of the first element whose bits differ; None if there is none. Dtypes and shapes must be equal."""
+    """Find the first element whose bits differ; None if there is none. Dtypes and shapes must be equal."""
     for start, x, y in side_by_side(a, b, sources, WINDOW):
         if not np.array_equal(x, y):
             item = 1 if x.dtype == object else a.dtype.itemsize
@@ -50,7 +50,7 @@ def first_difference(a: Tensor, b: Tensor, sources: Sources) -> tuple[int, ...] 
 
 
 def side_by_side(a: Tensor, b: Tensor, sources: Sources, count: int) -> Iterator[tuple[int, Array, Array]]:
-    """Windows of `count` elements with the index of their first: bytes, or objects for string tensors."""
+    """Yield windows of `count` elements with the index of the first: bytes, or objects for string tensors."""
     if a.dtype.kind == "s" or b.dtype.kind == "s":
         yield 0, read_strings(a).reshape(-1), read_strings(b).reshape(-1)
         return
@@ -96,7 +96,7 @@ def compare(a: Tensor, b: Tensor, tolerance: Tolerance, sources: Sources) -> Val
 
 
 class _Measures(NamedTuple):
-    """What a block of elements adds to the measures of a pair: counts, then maxima, then sums of squares."""
+    """The measures of a block of elements of a pair: counts, then maxima, then sums of products."""
 
     differing: int
     first: int | None
@@ -142,7 +142,7 @@ def _measured(start: int, x: Array, y: Array, a: Tensor, b: Tensor, tolerance: T
 
 
 def _far(a: Array, b: Array, wide_a: Array, wide_b: Array, tolerance: Tolerance) -> Array:
-    """Where numbers are not equal within the tolerance."""
+    """Mark the numbers that are not equal within the tolerance."""
     near: Array = (a == b) | (np.isnan(wide_a) & np.isnan(wide_b))
     if not tolerance.exact:
         limit = (tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * np.abs(wide_b)
@@ -151,14 +151,14 @@ def _far(a: Array, b: Array, wide_a: Array, wide_b: Array, tolerance: Tolerance)
 
 
 def _real(raw: Array, t: Tensor) -> Array:
-    """A window as real numbers: complex ones as alternating real and imaginary parts, opaque ones as bytes."""
+    """View a window as real numbers: complex ones as alternating real and imaginary parts, opaque ones as bytes."""
     if t.dtype.kind == "c":
         return raw.view(np.dtype(f"f{t.dtype.itemsize // 2}"))
     return raw if t.dtype.kind == "x" else numbers(raw, t.dtype)
 
 
 def _apart(a: Array, b: Array) -> Array:
-    """|a - b|, exact for integers of one dtype."""
+    """Compute |a - b|, exactly for integers of one dtype."""
     if a.dtype == b.dtype and a.dtype.kind in "iu":
         ua, ub = a.view(f"u{a.itemsize}"), b.view(f"u{b.itemsize}")
         exact: Array = np.where(a > b, ua - ub, ub - ua)
@@ -168,7 +168,7 @@ def _apart(a: Array, b: Array) -> Array:
 
 
 def _rank(bits: Array) -> Array:
-    """The rank of each float among all floats of its dtype; -0.0 and 0.0 have the same rank."""
+    """Rank each float among all floats of its dtype; -0.0 and 0.0 have the same rank."""
     half = bits.dtype.type(1 << (8 * bits.itemsize - 1))
     rank: Array = np.where(bits >= half, -bits, bits + half)  # negative floats descend
     return rank
@@ -208,9 +208,9 @@ def _pair(a: Tensor, b: Tensor, tolerance: Tolerance | None, sources: Sources) -
 
 
 def _renamed(a: Mapping[str, Tensor], b: Mapping[str, Tensor], workers: int) -> Iterator[tuple[str, str]]:
-    """Pairs of names with equal content, those first that end in the same words.
+    """Yield pairs of names with equal content, first those that end in the same words.
 
-    A tensor is read only if the other side has one of its dtype and shape.
+    A tensor is read only if the other side has one with its dtype and shape.
     """
     kinds = {(t.dtype, t.shape) for t in a.values()} & {(t.dtype, t.shape) for t in b.values()}
     hashes = list[dict[str, str]]()
@@ -246,13 +246,13 @@ def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -
         raise VerifyError(text, url=url)
 
 
-# --- What two checkpoints have that a comparison of their tensors does not see ---
+# --- contents of two checkpoints that a comparison of tensors misses ---
 
 
 def unread_notes(a: Checkpoint, b: Checkpoint) -> tuple[tuple[Note, ...], tuple[Note, ...]]:
-    """Notes on tensors of either that were not read, and on what is not a tensor.
+    """Return the notes on unread tensors of either side, and the notes on what is not a tensor.
 
-    Files of the same bytes have the same tensors, read or not: they are told with the rest.
+    Unread tensors in files with the same bytes are equal, so their notes go with the latter.
     """
     sides: dict[Note, list[str]] = {}
     for side, checkpoint in (("A", a), ("B", b)):
@@ -266,7 +266,7 @@ def unread_notes(a: Checkpoint, b: Checkpoint) -> tuple[tuple[Note, ...], tuple[
 
 
 def _same_bytes(a: str, b: str) -> bool:
-    """Whether two local files are the same; of others it is not known."""
+    """Tell whether two local files have the same bytes; False for remote ones."""
     return a == b or (os.path.isfile(a) and os.path.isfile(b) and cmp(a, b, shallow=False))
 
 
@@ -277,7 +277,7 @@ class Step(NamedTuple):
     """The comparison of one submodule's outputs.
 
     name: of the submodule; '' is the whole module. difference: the largest absolute one. same: whether all elements are
-    within the tolerance. why: what differs if it is not the values, such as the shapes.
+    within the tolerance. why: what differs other than the values, such as the shapes.
     """
 
     name: str
@@ -336,6 +336,6 @@ def step(
 
 
 def compare_outputs(got: Outputs, want: Outputs, rtol: float, atol: float, *, scaled: bool = False) -> Comparison:
-    """Compare the outputs that are wanted, in the order of `got`; then those that it lacks, which differ."""
+    """Compare the outputs in `want`, in the order of `got`; those that `got` lacks come last and differ."""
     both = (step(n, x, want[n], rtol, atol, scaled=scaled) for n, x in got.items() if n in want)
     return Comparison((*both, *(Step(n, float("inf"), False, "it did not run") for n in want if n not in got)))

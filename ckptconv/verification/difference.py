@@ -56,7 +56,7 @@ EXACT = Tolerance()
 
 
 class Values(NamedTuple):
-    """How two tensors of one shape differ. Measures are over pairs of finite numbers; None: there is no such pair.
+    """The difference of two tensors of one shape, measured over pairs of finite numbers; None if there is no such pair.
 
     relative: |a - b| / max(|a|, |b|). ulp: steps between neighbouring floats of their dtype. unpaired: elements where
     one side is finite and the other is not, or where infinities differ; with one, the differences, the cosine and the
@@ -80,7 +80,7 @@ PairKind = Literal["only_a", "only_b", "renamed", "shape", "dtype", "values"]
 
 
 class Difference(NamedTuple):
-    """One difference of two checkpoints; `a` or `b` is None where only the other has the tensor."""
+    """One difference of two checkpoints; `a` or `b` is None if only the other has the tensor."""
 
     kind: PairKind
     a: Tensor | None
@@ -98,9 +98,9 @@ By = Literal["layer", "part", "kind"]
 
 
 class Group(NamedTuple):
-    """How tensors that both checkpoints have moved together: measures as of one tensor that holds them all.
+    """The change of several tensors that both checkpoints have, measured as if they were one tensor.
 
-    tensors: how many they are; changed: how many of them have other values. The other fields are those of Values;
+    tensors: their number; changed: the number of those with other values. The other fields are those of Values;
     change is None if the norm of A is 0, and change and max_abs are None if values are unpaired.
     """
 
@@ -124,10 +124,10 @@ class Diff(Told):
 
     kept: the tensors of A that are equal in B; `equal` is their number. pairs: all differences, in the order of A, then
     of B; each has `kind` (only_a, only_b, renamed, shape, dtype or values), `name`, the tensors `a` and `b`, and
-    `values` with measures. tolerance: what was allowed. damaged: notes on tensors of either side that could not be
+    `values` with measures. tolerance: the allowed difference. damaged: notes on tensors of either side that were not
     compared, because `keep_going` left them out; unread: on those that no reader looks at (a dtype that nothing else
-    can hold, constants of a graph). beside: notes on what is not compared because it is not a tensor (settings, files),
-    or is unread in files of the same bytes. `by` sums the changes.
+    can hold, constants of a graph). beside: notes on things that are not compared because they are not tensors
+    (settings, files), or are unread in files with the same bytes. `by` sums the changes.
     """
 
     kept: tuple[Tensor, ...]
@@ -145,9 +145,9 @@ class Diff(Told):
     def by(self, what: By, *, workers: int = 1) -> list[Group]:
         """Sum the changes by layer, by part of the layers (of all layers together), or by kind (attention, norms ...).
 
-        Names tell where a tensor belongs; modules in no layer stand beside the layers, optimizer slots and state by
-        themselves. Tensors that only one side has, or that have another shape, are in no sum. Tensors that did not
-        change are read for their norms, in `workers` threads. The largest change comes first.
+        Tensors are grouped by name; modules outside of layers are groups of their own, and so are optimizer slots and
+        state. Tensors that only one side has, or whose shapes differ, are not counted. Tensors that did not change are
+        read for their norms, in `workers` threads. The largest change comes first.
         """
         if what not in get_args(By):
             raise UsageError(f"changes are summed by layer, part or kind, not by {what!r}")
@@ -182,7 +182,7 @@ class Diff(Told):
         return ("change", "name", "many", "A", "B", *(MEASURES if measured else ()))
 
     def rows(self, *, folded: bool = True) -> list[tuple[str, ...]]:
-        """A line for each difference, or for each pattern of names that changed alike and by as much.
+        """Return a row for each difference, or for names that differ only in numbers and changed alike.
 
         Missing and renamed tensors and other shapes and dtypes come first, then values, the largest change first.
         """
@@ -224,12 +224,12 @@ class Diff(Told):
         }  # fmt: skip
 
     def lines(self) -> list[str]:
-        """What the command line prints: how much is equal, a table of the differences, and the notes."""
+        """Return what the command line prints: a summary, a table of the differences, and the notes."""
         rows = table(self.columns, self.rows(), SIDES) if self.pairs else ()
         return [self.sum(), *rows, *map(str, (*self.damaged, *self.unread, *self.beside))]
 
     def sum(self) -> str:
-        """One line: whether the checkpoints are the same, and how many tensors are equal or differ in each way."""
+        """Say in one line whether the checkpoints are the same, and how many tensors are equal or differ how."""
         exact = self.tolerance.exact
         cast = [
             f"{p.a.dtype} in A and {p.b.dtype} in B" for p in self.pairs if p.a and p.b and _is_cast(p) and not exact
@@ -248,7 +248,7 @@ class Diff(Told):
 
 
 def _norm(t: Tensor, sources: Sources) -> float:
-    """The Euclidean norm of what is finite; 0 for strings."""
+    """Compute the Euclidean norm of the finite elements; 0 for strings."""
     if t.dtype.kind in "sx":
         return 0.0
     wide = (np.abs(numbers(raw, t.dtype)).astype(np.float64) for raw in windows(t, sources))
@@ -280,23 +280,23 @@ def _side(t: Tensor | None, *, shaped: bool = True) -> str:
 
 
 def _is_cast(p: Difference) -> bool:
-    """Whether the dtypes differ and the values do not."""
+    """Tell whether the dtypes differ and the values do not."""
     return p.kind == "dtype" and not p.values
 
 
 def _change(p: Difference) -> float:
-    """How much the values of a pair changed."""
+    """Return how much the values of a pair changed."""
     return float((p.values.max_rel or p.values.max_abs or 0) if p.values else 0)
 
 
 def _magnitude(p: Difference) -> float:
-    """The order of magnitude of a change; changes of different orders are shown on lines of their own."""
+    """Return the order of magnitude of a change; changes of different orders get separate lines."""
     change = _change(p)
     return math.log(min(change, 1e300), SPREAD) // 1 if change else -math.inf
 
 
 def _measures(found: Sequence[Values]) -> tuple[str, ...]:
-    """The worst of each measure over a group."""
+    """Format the worst of each measure over a group."""
     if not found:
         return ("",) * len(MEASURES)
 
@@ -323,7 +323,7 @@ def _measures(found: Sequence[Values]) -> tuple[str, ...]:
 #
 # encoder.layer.3.attention.self.key.weight     stack encoder.layer.*, layer 3, part attention.self.key.weight
 #
-# Names only group what people look at together: nothing is converted by them.
+# Names only group the tensors for display; no conversion depends on them.
 
 
 _NUMBER = re.compile(r"(\d{1,9})")
@@ -343,9 +343,9 @@ PART_KINDS = (*_MEANINGS, OTHER, STATE)
 
 
 class Place(NamedTuple):
-    """stack: what names of a stack begin with, * for the layer.
+    """The place of a tensor. stack: the prefix of the names in a stack, with * for the layer.
 
-    Of a tensor that is in no stack, whose layer is -1, it is its module, and the part is its name.
+    A tensor outside of stacks has layer -1, its module as the stack, and its name as the part.
     """
 
     stack: str
@@ -355,13 +355,13 @@ class Place(NamedTuple):
 
 
 def places(tensors: Iterable[Tensor]) -> list[Place]:
-    """The place of each tensor, in order."""
+    """Return the place of each tensor, in order."""
     rows = [(t, _NUMBER.split(t.name)) for t in tensors]
     seen: dict[tuple[str, ...], dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for _, words in rows:
         for at in range(1, len(words), 2):
             seen[tuple(words[::2])][at].add(words[at])
-    slots = {  # for each pattern of names, which of its numbers counts layers: the first with three values, or with two
+    slots = {  # by pattern of names, the number that counts layers: the first with three values, or with two
         pattern: next((at for least in (3, 2) for at, values in numbers.items() if len(values) >= least), 0)
         for pattern, numbers in seen.items()
     }
@@ -369,7 +369,7 @@ def places(tensors: Iterable[Tensor]) -> list[Place]:
 
 
 def _place(words: Sequence[str], at: int, t: Tensor) -> Place:
-    kind = STATE if t.role else _kind("0".join(words[::2]))  # numbers do not tell a kind
+    kind = STATE if t.role else _kind("0".join(words[::2]))  # without numbers
     if not at:
         return Place(re.sub(r"[/.][^/.]*$", "", t.name), -1, t.name, kind)
     return Place("".join(words[:at]) + "*", int(words[at]), "".join(words[at + 1 :]).lstrip(_EDGES) or "value", kind)
@@ -377,7 +377,7 @@ def _place(words: Sequence[str], at: int, t: Tensor) -> Place:
 
 @lru_cache(maxsize=4096)
 def _kind(name: str) -> str:
-    """What a tensor of this name is probably part of: a kind of PART_KINDS."""
+    """Guess the kind, one of PART_KINDS, from a tensor's name."""
     words = re.findall("[a-z]+", re.sub("([a-z])([A-Z])", r"\1_\2", name[:1000]).lower())
     if "cls" in words and "token" in words:
         return "embeddings"

@@ -1,4 +1,4 @@
-"""Read again: compare a checkpoint with the content hashes that it carries, and an output with what was written.
+"""Compare a checkpoint with the content hashes that it carries, and an output with the data that was written.
 
     check(checkpoint, hashes)    reads everything and compares
     watch_reads(checkpoint)      makes later reads compare
@@ -82,7 +82,7 @@ def watch_reads(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def drop_hashes(checkpoint: Checkpoint) -> tuple[Checkpoint, bool]:
-    """Without the hashes, including those that `watch_reads` turned into checks; and whether there were any."""
+    """Remove the hashes, including those that `watch_reads` turned into checks; return whether there were any, too."""
     bare = dict[str, Tensor]()
     for name, t in checkpoint.tensors.items():
         parts = tuple(_unchecked(p) for p in t.parts)
@@ -100,12 +100,12 @@ def _unchecked(part: Part) -> Part:
 
 
 def _hashes(checkpoint: Checkpoint) -> dict[str, str]:
-    """The hashes of the tensors that are not one span, unless they are other tensors since they were opened."""
+    """Return the hashes of the tensors that are not one span, except tensors that were changed after opening."""
     return {n: known for n, t in checkpoint.items() if t.opened and (known := t.opened.hash_of(t))}
 
 
 def _watched(t: Tensor, digits: str) -> Tensor:
-    """The tensor with its hash: as the check of its span, or beside it if it is not exactly one span."""
+    """Add its hash to a tensor: as the check of its span, or in `opened` if it is not exactly one span."""
     part = t.parts[0] if len(t.parts) == 1 else None
     if part is not None and isinstance(part.data, Span):
         url, start, size, _ = part.data
@@ -116,7 +116,7 @@ def _watched(t: Tensor, digits: str) -> Tensor:
 
 
 def salvage(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint without tensors that cannot be read or do not match their checksums, each noted with the reason.
+    """Leave out tensors that cannot be read or do not match their checksums, and note the reasons.
 
     Everything is read once for this. UsageError if no tensor is left.
     """
@@ -137,7 +137,7 @@ def salvage(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def mismatches(expected: Mapping[str, Tensor], got: Checkpoint) -> dict[str, str]:
-    """The tensors whose name, dtype or shape is not as expected, with a description."""
+    """Return the tensors whose name, dtype or shape is not as expected, with a description."""
     wrong = {}
     for name, t in expected.items():
         back = got.tensors.get(name)
@@ -170,7 +170,7 @@ def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool, 
                 if digest and hash_tensor(got.tensors[name], sources) != digest:
                     wrong[name] = "its bytes differ from those that were written"
     except (FormatError, StorageError) as e:
-        # what the system refuses is no fault of the output; a name in it that leads nowhere is
+        # a refusal of the system is not a fault of the output, but a name in it of a missing file is
         kind = StorageError if isinstance(e.__cause__, OSError) else VerifyError
         raise kind(f"the output cannot be read back{state}: {e.message}", url=url) from e
     if wrong:

@@ -32,8 +32,8 @@ def compare(
     arguments. rtol, atol: outputs are the same if |got - expected| <= atol + rtol |expected| for all elements. A
     submodule that a mapping names and that did not run differs. Tensors are compared, wherever they are in lists,
     mappings and fields of dataclasses; a submodule whose outputs hold none does not count. UsageError if the reference
-    names submodules that the module lacks, or none, if there is no tensor in the output of the module itself, or if one
-    is none that can be compared, such as a nested one.
+    names submodules that the module lacks, or names none, if the output of the module itself holds no tensor, or if a
+    tensor cannot be compared, such as a nested one.
     """
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
     want = _wanted(reference, arguments)
@@ -44,7 +44,7 @@ def compare(
     if odd := set(want) - {n for n, _ in module.named_modules()}:
         raise UsageError(f"the module has no submodules with these names:\n{listing(sorted(odd))}")
     got = run(module, arguments, {}, want)[0]
-    if isinstance(reference, torch.nn.Module):  # what one of them computes with a function, the whole's output tells
+    if isinstance(reference, torch.nn.Module):  # one may use a function instead of a submodule
         want = {n: x for n, x in want.items() if n in got}
     flat = {n: _flat(x, n) for n, x in want.items()}
     told = {n: x for n, x in flat.items() if x or got.get(n, [None])}
@@ -63,9 +63,9 @@ def _wanted(reference: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def outputs(module: torch.nn.Module, arguments: tuple[Any, ...]) -> dict[str, list[Any]]:
-    """The outputs of all submodules that ran, as numpy arrays, in the order in which they finished.
+    """Return the outputs of all submodules that ran, as NumPy arrays, in the order in which they finished.
 
-    The module runs in evaluation mode and without gradients; a submodule that runs twice is listed by its first run.
+    The module runs in evaluation mode and without gradients; if a submodule runs twice, its first run counts.
     """
     return run(module, arguments, {})[0]
 
@@ -73,7 +73,7 @@ def outputs(module: torch.nn.Module, arguments: tuple[Any, ...]) -> dict[str, li
 def run(
     module: torch.nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], only: Collection[str] = ()
 ) -> tuple[dict[str, list[Any]], list[str]]:
-    """The outputs of all submodules, or some, and the names of the whole's own: of a mapping or of fields, else ''."""
+    """Return outputs by submodule (all, or `only` some), and the names in the whole output: keys, fields, or ''."""
     found: dict[str, list[Any]] = {}
 
     def keep(name: str, out: Any) -> None:
@@ -99,7 +99,7 @@ def run(
 
 
 def to_tensor(value: Any) -> Any:
-    """An array as a tensor with memory of its own, whatever its byte order; all else as it is."""
+    """Copy a NumPy array of any byte order into a tensor; return other values unchanged."""
     if type(value).__module__ != "numpy":
         return value
     array = np.array(value)
@@ -111,7 +111,7 @@ def to_tensor(value: Any) -> Any:
 
 
 def _flat(value: Any, name: str = "") -> list[Any]:
-    """All tensors in a submodule's output, however nested, as NumPy arrays with memory of their own."""
+    """Copy all tensors in a submodule's output, however nested, into NumPy arrays."""
     try:
         return [numbers(leaf) for _, leaf in _leaves(value)]
     except UsageError as e:
@@ -119,7 +119,7 @@ def _flat(value: Any, name: str = "") -> list[Any]:
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The tensors and arrays in an output by name: of keys and fields, the innermost; '' for those in order."""
+    """Yield the tensors and arrays in an output by the innermost key or field name; '' for items of lists."""
     if isinstance(value, torch.Tensor):
         yield name, value
     elif is_dataclass(value) or hasattr(value, "_fields"):
@@ -129,12 +129,12 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from (leaf for n, v in value.items() for leaf in _leaves(v, str(n)))
     elif isinstance(value, list | tuple):
         yield from (leaf for v in value for leaf in _leaves(v, name))
-    elif hasattr(value, "__array__"):  # of any framework; caches of keys and values, for one, are no outputs
+    elif hasattr(value, "__array__"):  # of any framework; other objects, such as KV caches, are not outputs
         yield name, value
 
 
 def numbers(value: Any) -> Any:
-    """A tensor of any layout, or what is like an array, as an array of NumPy's own numbers; UsageError for others."""
+    """Copy a tensor of any layout, or an array, into an array of NumPy's own number types; UsageError for others."""
     if not isinstance(value, torch.Tensor):
         array = np.array(value)
     elif value.is_nested:
