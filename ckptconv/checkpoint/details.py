@@ -73,8 +73,8 @@ class ObjectGraph(TypedDict):
 class Details(TypedDict, total=False):
     """JSON values; a format gives the keys that it knows."""
 
-    attributes: dict[str, dict[str, Any]]  # HDF5: by the path of a group or dataset
-    values: dict[str, Any]  # pickles and .npy of objects: values that are not tensors, by dotted path
+    # pickles and .npy of objects: values that are not tensors, by dotted path; HDF5: attributes, by that of their owner
+    values: dict[str, Any]
     config: dict[str, Any]  # the config.json that a converter makes for its target,
     lacking: list[str]  # and the keys that it could not fill in
     settings: dict[str, Any]  # Megatron: the program's arguments

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from ..checkpoint import Checkpoint, Note, Tensor
+from ..dtypes import DTYPES
 from ..errors import Unrepresentable, UsageError
 from ..messages import many, reasons
 from ..output.destination import OutputFile
@@ -103,11 +105,11 @@ def is_text(name: str) -> bool:
 def refuse_unheld(writer: Writer, checkpoint: Checkpoint, title: str) -> None:
     """Raise Unrepresentable with every tensor that the format cannot hold, and the reasons."""
     if bad := {name: why for name, tensor in checkpoint.items() if (why := writer.cannot_hold(tensor))}:
-        raise Unrepresentable(
-            f"{title} cannot hold {len(bad)} of {many(len(checkpoint), 'tensor')}; "
-            f"{'skip_unrepresentable=True leaves them out, and ' * (len(bad) < len(checkpoint))}dtype='float32' casts "
-            f"floats:\n{reasons(bad)}"
-        )
+        hint = "; skip_unrepresentable=True leaves them out" * (len(bad) < len(checkpoint))
+        cast = [replace(t, dtype=DTYPES["float32"]) for n in bad if (t := checkpoint[n]).dtype.kind == "f"]
+        hint += "; dtype='float32' casts floats" * (len(cast) == len(bad) and not any(map(writer.cannot_hold, cast)))
+        what = many(len(checkpoint), "tensor")
+        raise Unrepresentable(f"{title} cannot hold {len(bad)} of {what}{hint}:\n{reasons(bad)}")
 
 
 def refuse_shards(checkpoint: Checkpoint, limit: int | None, title: str) -> None:

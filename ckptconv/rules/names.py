@@ -124,8 +124,7 @@ def add_hints(checkpoint: Checkpoint) -> Checkpoint:
     first, every = f".{beginning(weights or [''])}", "\n".join(f".{n}" for n in weights)
     if wrappers := ",".join(p for p in WRAPPERS if f".{p}" in (every if p.startswith("_") else first)):
         texts.append(f"names have prefixes of wrappers; strip_prefix='{wrappers}' removes them")
-    notes = tuple(Note("hint", text, tuple(weights[:1])) for text in texts)
-    return replace(checkpoint, notes=(*checkpoint.notes, *notes)) if notes else checkpoint
+    return replace(checkpoint, notes=(*checkpoint.notes, *(Note("hint", text, tuple(weights[:1])) for text in texts)))
 
 
 # --- regular expressions ----------------------------------------------------------------------------------------
@@ -146,8 +145,7 @@ def rename_by_regex(checkpoint: Checkpoint, pairs: Sequence[str | tuple[str, str
             regex = re.compile(pattern)
             changed = {old: regex.sub(to, name) for old, name in new.items()}
         except (re.error, IndexError, OverflowError, RecursionError) as e:
-            what = "is no regular expression and its replacement"
-            raise UsageError(f"{shown} {what}: {e}") from e
+            raise UsageError(f"{shown} is no regular expression and its replacement: {e}") from e
         if changed == new:
             raise UsageError(f"{shown} changes no name; `inspect` lists them")
         if "" in changed.values():
@@ -218,8 +216,7 @@ def _by_base(bases: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[st
         if base and origin(out.setdefault(base, tensors[name])) != origin(tensors[name]):
             several.append(f"{out[base].name}, {name}")
     if several:
-        what = "several moving averages claim one weight; name with exclude= those that are not meant"
-        raise UsageError(f"{what}:\n{listing(several)}")
+        raise UsageError(f"several moving averages claim one weight; exclude= leaves one out:\n{listing(several)}")
     if wrong := [b for b, t in out.items() if b in tensors and tensors[b].shape != t.shape]:
         raise UsageError(f"these averages differ from their weights in shape:\n{listing(wrong)}")
     return out
@@ -228,16 +225,16 @@ def _by_base(bases: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[st
 def _of_entry(checkpoint: Checkpoint, about: Entry) -> dict[str, str]:
     """The averages that form an entry of their own: their names, and those of their weights ('' for counters)."""
     entries = about.get("averages", [])
-    if not entries and any(map(KERAS_NUMBERED.match, checkpoint.tensors)):
+    if not entries:
+        if averages := [n for n, t in checkpoint.tensors.items() if t.role == "average"]:
+            raise UsageError(f"averages are not matched with weights here; at= takes them alone:\n{listing(averages)}")
         raise UsageError(
             "no moving average has a name. An optimizer of Keras that has `use_ema` keeps them as numbered variables, "
             "which are not read: in Keras, call model.optimizer.finalize_variable_values(model.trainable_variables), "
             "which puts them into the model, and save that"
-        )
-    if not entries:
-        raise UsageError(
-            "this checkpoint has no moving averages: neither NAME/ExponentialMovingAverage nor an entry such as ema, "
-            "model_ema, state_dict_ema or g_ema"
+            if any(map(KERAS_NUMBERED.match, checkpoint.tensors))
+            else "this checkpoint has no moving averages: neither NAME/ExponentialMovingAverage nor an entry such as "
+            "ema, model_ema, state_dict_ema or g_ema"
         )
     if len(entries) > 1:
         raise UsageError(f"there are several moving averages, {', '.join(entries)}; at={entries[0]!r} takes one")

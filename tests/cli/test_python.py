@@ -250,11 +250,11 @@ def test_what_a_format_cannot_hold_is_left_out_but_never_all_of_it(
     given = {"d/vars/1": text, "d/vars/0": np.ones(2, "f4")}
     with pytest.raises(ckptconv.Unrepresentable, match="skip_unrepresentable=True leaves them out") as e:
         ckptconv.save(given, path, **options)
-    assert "dtype='float32' casts floats:\n  d/vars/1: " in e.value.message
+    assert "leaves them out:\n  d/vars/1: " in e.value.message
     done = ckptconv.save(given, path, skip_unrepresentable=True, **options)
     assert [n.names for n in done.notes if n.kind == "dropped"] == [("d/vars/1",)]
     assert list(ckptconv.open(path)) == ["d/vars/0"]
-    with pytest.raises(ckptconv.Unrepresentable, match=r"cannot hold 1 of 1 tensor; dtype.*\n  d/vars/1: "):
+    with pytest.raises(ckptconv.Unrepresentable, match=r"cannot hold 1 of 1 tensor:\n  d/vars/1: "):
         ckptconv.save({"d/vars/1": text}, path, skip_unrepresentable=True, force=True, **options)
 
 

@@ -103,11 +103,11 @@ def test_averages_of_weights_that_are_tied(named: tuple[str, ...], tie: tuple[st
         (made({}, w=(2,)), "this checkpoint has no moving averages"),
         (
             made({}, **dict.fromkeys(TWO_DECAYS, (2,))),
-            "one weight; name with exclude= those that are not meant:\n *w/Exp\\w*e, w/Exp\\w*_1$",
+            "one weight; exclude= leaves one out:\n *w/Exp\\w*e, w/Exp\\w*_1$",
         ),
         (
             made(ONE, fc__w=(2,), ema__module__fc__w=(2,), ema__fc__w=(2,)),
-            "exclude= those that are not meant:\n *ema.module.fc.w, ema.fc.w$",
+            "exclude= leaves one out:\n *ema.module.fc.w, ema.fc.w$",
         ),
         (made(ONE, w=(2,), ema__w=(3,)), "differ from their weights in shape:\n *w"),
         (made({"name": "m", "averages": ["ema", "swa"]}, w=(2,), ema__w=(2,)), "several moving averages, ema, swa"),

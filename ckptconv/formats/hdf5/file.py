@@ -13,7 +13,7 @@ The library's process sends one record for each group, dataset, and further name
     {"path": "a/v", "same": "a/w"}    {"path": "a/x", "skip": "why"}
 
 Each field is checked, and files that declare far more than they store are refused. Names are paths. Attributes of the
-root are metadata; those of groups and datasets are `details["attributes"]`. Specification: HDF5 File Format 3.0.
+root are metadata; those of groups and datasets are `details["values"]`. Specification: HDF5 File Format 3.0.
 """
 
 from __future__ import annotations
@@ -92,8 +92,10 @@ def open(url: str, how: Reading) -> Checkpoint:
     metadata = {k: text(v) for k, v in tree.groups[""].items()}
     attributes = {p: a for p, a in tree.groups.items() if p and a}
     attributes |= {s.path: s.attrs for s in tree.datasets.values() if s.attrs}
-    details: Details = {"attributes": attributes} if attributes else {}
+    details: Details = {"values": attributes} if attributes else {}
     notes = tree.notes
+    if attributes:
+        notes = (*notes, Note("skipped", "attributes of groups and datasets", tuple(attributes), tensors=False))
     if any("MATLAB_class" in s.attrs for s in tree.datasets.values()):
         notes = (*notes, Note("hint", "MATLAB wrote this file: the axes of all tensors are in reverse order"))
     return Checkpoint(tensors, metadata, tuple(map(tuple, ties.values())), "hdf5", (url,), notes, details)

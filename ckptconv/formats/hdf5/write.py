@@ -262,13 +262,11 @@ def plain(checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[Note, ...]]:
     """
     own = checkpoint.format in MODELS and len(checkpoint.urls) <= 1  # of several files, any may have brought it
     model = set() if own else MODEL & checkpoint.metadata.keys()
-    kept = {k: v for k, v in checkpoint.metadata.items() if k not in model and not KERAS_LISTS.fullmatch(k)}
     lists = {k for k in checkpoint.metadata if KERAS_LISTS.fullmatch(k)}
-    inner = checkpoint.details.get("attributes", {})
+    kept = {k: v for k, v in checkpoint.metadata.items() if k not in model | lists}
     load = "the description of a model, which load_model would build, and may run code in it; only weights are written"
     detect = "metadata by which the file would be taken for a legacy Keras file, and misread"
-    left = ((load, model), (detect, lists), ("attributes of groups and datasets", inner))
-    notes = [Note("dropped", text, tuple(sorted(names))) for text, names in left if names]
+    notes = [Note("dropped", text, tuple(sorted(names))) for text, names in ((load, model), (detect, lists)) if names]
     return replace(checkpoint, metadata=kept), tuple(notes)
 
 

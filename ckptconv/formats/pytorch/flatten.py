@@ -39,7 +39,7 @@ from ...checkpoint import Checkpoint, Details, Entry, Note, Role, Tensor, contig
 from ...checkpoint.training import is_average
 from ...dtypes import DTYPES
 from ...errors import CkptError, CorruptCheckpoint, NameCollision, UnsafeCheckpoint
-from ...messages import brief, listing, many, printable
+from ...messages import brief, listing, many, printable, shortened
 from ...moves import derived
 from ...moves.part import FILL_RATIO, MAX_FILL, c_strides
 from ..table import Reading
@@ -61,7 +61,7 @@ TRAINING = re.compile(
 METADATA = "__metadata__"  # the attribute of a state dict in which our writer keeps a checkpoint's metadata
 ABSENT = {
     META: "on the meta device, without data",
-    PART: "the part of one process; give the folder of all, whose names must end in rank_0.pt, rank_1.pt ...",
+    PART: "a process's part of a DTensor or ShardedTensor; several are read as a folder: x_rank_0.pt ...",
 }
 SHOWN = 6  # entries that a note names
 MAX_VALUES, MAX_ITEMS = 10_000, 50  # in all, and of one list
@@ -174,15 +174,13 @@ def _choose(models: list[str]) -> str:
 def _choices(models: list[str], averages: list[str]) -> list[Note]:
     if len(models) < 2:
         return []
-    shown = ", ".join(printable(brief(name)) for name in models[:SHOWN])
-    average = "; ema=True puts averages in the place of their weights" if averages else ""
-    return [Note("hint", f"holds several state dicts ({shown}); at={brief(models[0])!r} takes one{average}")]
+    more = "; ema=True puts averages in the place of their weights" if averages else ""
+    return [Note("hint", f"holds several state dicts ({shortened(models)}); at={brief(models[0])!r} takes one{more}")]
 
 
 def _listed(names: Sequence[str], counts: Counter[str], loose: set[str]) -> str:
     """optimizer (12 tensors), best_score."""
-    words = [printable(brief(n)) + ("" if n in loose else f" ({many(counts[n], 'tensor')})") for n in names[:SHOWN]]
-    return ", ".join(words) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return shortened([n if n in loose else f"{n} ({many(counts[n], 'tensor')})" for n in names], SHOWN)
 
 
 # --- leaves -----------------------------------------------------------------------------------------------------
@@ -330,7 +328,7 @@ class Made:
                 f"one name:\n{listing(self.clashes)}"
             )
         if self.absent:
-            what = f"does not hold {many(len(self.absent), 'tensor')} with all values; save the gathered, full model"
+            what = f"does not hold {many(len(self.absent), 'tensor')} in full, as far as is read; save it gathered"
             if not self.how.partial:
                 what += "; partial=True goes on without" * bool(self.tensors)
                 raise CorruptCheckpoint(f"{what}:\n{listing(self.absent.values())}")

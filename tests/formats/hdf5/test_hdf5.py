@@ -130,7 +130,7 @@ def test_attributes_are_metadata(tmp_path: Path) -> None:
         f["g/w"].attrs["units"] = "m"
     got = ckptconv.open(tmp_path / "a.h5")
     assert got.metadata == {"text": "ä", "number": "3", "list": '["a", "b"]', "none": "null"}
-    assert got.details["attributes"] == {"g": {"deep": 1.5}, "g/w": {"units": "m"}}
+    assert got.details["values"] == {"g": {"deep": 1.5}, "g/w": {"units": "m"}}
     made = ckptconv.convert(tmp_path / "a.h5", tmp_path / "b.h5")
     with h5py.File(tmp_path / "b.h5") as f:
         assert f.attrs["text"] == "ä"
@@ -271,7 +271,7 @@ def test_opaque_elements(tmp_path: Path) -> None:
             size, named, *_ = row.split()
             f.create_dataset(row, (2,), f"V{size}").attrs.update({"dtype": named} if named != "-" else {})
     got = ckptconv.open(tmp_path / "a.h5")
-    notes = {name: note.text for note in got.notes for name in note.names}
+    notes = {name: note.text for note in got.notes if note.tensors for name in note.names}
     for row in rows:
         _, _, dtype, *words = row.split()
         assert (got[row].dtype.name if row in got else "-") == dtype

@@ -93,9 +93,9 @@ def test_parts_of_tensors_are_refused_by_name(tmp_path: Path) -> None:
         )
     finally:
         torch.distributed.destroy_process_group()
-    part_of = ": the part of one process; give the folder of all, whose names must end in rank_0.pt, rank_1.pt ..."
+    part_of = ": a process's part of a DTensor or ShardedTensor; several are read as a folder: x_rank_0.pt ..."
     for opaque in (False, True):
-        with pytest.raises(ckptconv.CorruptCheckpoint, match="hold 4 tensors with all values") as error:
+        with pytest.raises(ckptconv.CorruptCheckpoint, match="hold 4 tensors in full") as error:
             ckptconv.open(tmp_path / "a.pt", opaque=opaque)
         rows = [line.strip() for line in error.value.message.splitlines()[1:]]
         assert rows == [

@@ -434,7 +434,7 @@ def containers(torch: Any) -> dict[str, tuple[Any, list[str], str]]:
         "bare": (t(3), ["tensor"], ""),
         "bytes_and_none_keys": ({None: t(1), 2.5: t(1), (1, 2): t(1)}, ["None", "2.5", "(1, 2)"], ""),
         "no_tensors": ({"a": 1, "b": "x"}, [], "not tensors"),
-        "meta": ({"m": torch.empty(3, device="meta"), "w": t(1)}, ["w"], "not hold 1 tensor with all values"),
+        "meta": ({"m": torch.empty(3, device="meta"), "w": t(1)}, ["w"], "not hold 1 tensor in full"),
         "half_complex": ({"h": torch.zeros(2, dtype=torch.complex32), "w": t(1)}, ["w"], "complex32"),
     }
 
