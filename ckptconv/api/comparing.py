@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -57,12 +57,10 @@ def diff(
     how = Options(**given)
     source, left, right = sides(a, b, how)
     found = compare.diff(left, right, difference.Tolerance(rtol, atol), workers=how.workers)
-    told = [n._replace(text=f"in {side}: {n.text}") for side, c in (("A", left), ("B", right)) for n in c.notes]
+    told = sided(left.notes, right.notes)
     lost = tuple(n for n in told if n.kind == "damaged")
     tensors, others = compare.unread_notes(source, right)
-    foreign = {p.kind for p in found.pairs} & {"only_a", "only_b", "renamed"}
-    hints = tuple(n for n in told if n.kind == "hint" and foreign)
-    return replace(found, damaged=lost, unread=tensors, beside=(*others, *(hints or _advice(found, how))))
+    return replace(found, damaged=lost, unread=tensors, beside=(*others, *advice(found, told, how)))
 
 
 def sides(a: Source, b: Source, how: Options) -> tuple[Checkpoint, Checkpoint, Checkpoint]:
@@ -79,9 +77,18 @@ def sides(a: Source, b: Source, how: Options) -> tuple[Checkpoint, Checkpoint, C
     return source, left, right
 
 
-def _advice(found: Diff, how: Options) -> Iterator[Note]:
-    """What tells more of the differences."""
+def sided(left: Iterable[Note], right: Iterable[Note]) -> list[Note]:
+    """The notes of both, which say of which they are."""
+    return [n._replace(text=f"in {side}: {n.text}") for side, notes in (("A", left), ("B", right)) for n in notes]
+
+
+def advice(found: Diff, told: Iterable[Note], how: Options) -> Iterator[Note]:
+    """What tells more of names that differ: the hints among the notes on both, or one on how to compare them."""
     kinds = {p.kind for p in found.pairs}
+    hints = [n for n in told if n.kind == "hint" and kinds & {"only_a", "only_b", "renamed"}]
+    yield from hints
+    if hints:
+        return
     if kinds == {"renamed"}:
         yield Note("hint", "only names differ; `match` proposes the rules that lead from A to B")
     if kinds >= {"only_a", "only_b"} and not how.converter and not found.equal:

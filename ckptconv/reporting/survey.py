@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..api.comparing import advice, sided
 from ..api.options import Options
 from ..checkpoint import Checkpoint, Move, Tensor
 from ..messages import shortened
@@ -70,9 +71,12 @@ def survey(
     tensors = list(c.tensors.values())
     belong = places(tensors)
     about, notes = both.b if both else c, notes_to_show(c)
-    if both:
-        side = "in A: " * (c is both.both)
-        notes += [n._replace(text=side + n.text) for n in both.a.notes]
+    if both and c is both.both:
+        told = sided(notes_to_show(both.a), notes_to_show(both.b))
+        hints = [*advice(both.found, told, how)]
+        notes = hints + [n for n in told if n not in hints]
+    elif both:
+        notes += both.a.notes
     out: dict[str, Any] = {
         "format": c.format,
         "separator": separator(c.tensors),
@@ -232,8 +236,8 @@ class Compared:
     """The differences of two checkpoints. `both` has the tensors of the second, then those that only the first has."""
 
     def __init__(self, a: Checkpoint, b: Checkpoint, *, values: bool, workers: int = 1) -> None:
-        pairs = diff(a, b, EXACT, workers=workers, values=values).pairs
-        self.a, self.b = a, b
+        self.found = diff(a, b, EXACT, workers=workers, values=values)
+        self.a, self.b, pairs = a, b, self.found.pairs
         self.pairs = {p.b.name if p.b else p.name: p for p in pairs}
         only = {p.a.name: p.a for p in pairs if p.kind == "only_a" and p.a}
         self.both = replace(b, tensors={**b.tensors, **only})

@@ -66,7 +66,10 @@ const LINK = { className: "link" };
 const STATS = ["min", "max", "mean", "std", "zeros", "nan", "inf"];
 // --- what was found, and what changed ---
 const checks = data.checks || {};
-const NEW = comparing ? " new in B" : converted ? " new in the result" : "", KNOWN = comparing ? " also in A" : " also in the source", GONE = comparing ? "only in A" : "only in the source";
+const SAME_NAME = ["equal", "values", "dtype", "shape"]; // of a tensor that both have
+const apart = comparing && rows > 0 && compared.rows.every((row) => !SAME_NAME.includes(row[2])) && compared.rows.some((row) => row[2] !== "renamed"); // so that nothing can be compared
+const hints = apart ? data.notes.filter(([kind]) => kind === "hint") : []; // what to do about it
+const NEW = apart ? " in B" : comparing ? " new in B" : converted ? " new in the result" : "", KNOWN = comparing ? " also in A" : " also in the source", GONE = comparing ? "only in A" : "only in the source";
 const findings = (() => { // of this page, then those that only the first side has: check, row or name, text, index, whether it is new
   const row = new Map(data.names.map((name, i) => [name, i])), uses = new Map(), key = (f) => `${f[0]} ${f[1]}`;
   if (converted) compared.rows.forEach(([, sources], i) => { for (const [name] of sources) put(uses, name, i); });

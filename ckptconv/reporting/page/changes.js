@@ -73,9 +73,11 @@ const draw_changes = () => {
   if (converted) return draw_conversion();
   if (!comparing) return;
   const some = draw_ranking();
+  $("changes-title").textContent = apart ? "No names in common" : some ? "What changed most" : "What differs";
   const others = ["dtype", "shape", "only_a", "only_b", "renamed"].map((kind) => [kind, data.names.map((_, i) => i).filter((i) => kind_of_change(i) === kind)]).filter(([, all]) => all.length);
   const link = (i) => { const name = button("", () => open_tensor(i), LINK); name.append(...(kind_of_change(i) === "renamed" ? [`${origin(i)} → `] : []), ...breakable(told_name(i))); return make("span", {}, name); };
-  $("only").replaceChildren(...others.map(([kind, all]) => {
+  const loud = !apart ? [] : [make("p", { className: "badge warning" }, make("b", {}, "Nothing is compared:"), " no tensor of A has the name of a tensor of B. ", ...hints.map(([, text]) => `Hint: ${text}`))];
+  $("only").replaceChildren(...loud, ...others.map(([kind, all]) => {
     const casts = kind === "dtype" ? [...new Set(all.map((i) => `, ${compared.rows[i][1][0][1]} → ${data.dtypes[data.dtype[i]]}`))].join("") : "";
     const title = STATUS[kind][0].toUpperCase() + STATUS[kind].slice(1), more = all.length > 4 ? [", ", button(`and ${count(all.length - 4)} more`, () => { state.show = filters[kind] ? kind : "all"; restart(); $("tensors").scrollIntoView(); }, LINK)] : [];
     return make("p", { className: "small" }, make("b", {}, `${title} (${count(all.length)}${casts}): `), ...all.slice(0, 4).flatMap((i, k) => [k ? ", " : "", link(i)]), ...more);

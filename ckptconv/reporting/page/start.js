@@ -18,18 +18,18 @@ const draw_cards = () => {
   if (comparing && (kinds.get("equal") || 0) === rows) list.push(data.values ? card("the same", `${rows > 1 ? "all " : ""}${many(rows, "tensor")}, bit for bit`) : card("not read", "values; names, shapes and dtypes are the same"));
   else if (comparing) {
     if (kinds.get("renamed") && (kinds.get("renamed") + (kinds.get("equal") || 0)) === rows) list.push(card("the same", `weights, ${count(kinds.get("renamed"))} of them under other names`));
-    list.push(rows === only ? card("0", "tensors in common", "warned") : card(`${count(differing - only)} of ${count(rows - only)}`, data.values ? "common tensors changed" : "common tensors of another shape or dtype"));
-    if (data.values) list.push(card(`${brief(sum((i) => measure("differing", i) || 0))} of ${brief(sum((i) => (/only|shape/.test(kind_of_change(i)) ? 0 : data.count[i])))}`, "values in them changed"));
+    list.push(apart ? card("0", "names in common: nothing is compared", "warned") : card(`${count(differing - only)} of ${count(rows - only)}`, data.values ? "common tensors changed" : "common tensors of another shape or dtype"));
+    if (data.values && !apart) list.push(card(`${brief(sum((i) => measure("differing", i) || 0))} of ${brief(sum((i) => (/only|shape/.test(kind_of_change(i)) ? 0 : data.count[i])))}`, "values in them changed"));
     if (only) list.push(card(`${count(kinds.get("only_a") || 0)} / ${count(kinds.get("only_b") || 0)}`, "only in A / only in B"));
     const ranks = data.values ? ranked_tensors() : [], unwell = ranks.filter((r) => r.unwell).length, grown = ranks.filter((r) => r.change === Infinity).length;
     if (unwell) list.push(card(count(unwell), `tensor${s(unwell)} with NaN or Inf on one side only`, "warned"));
-    else if (data.values) list.push(grown ? card(count(grown), `tensor${s(grown)} all zero in A`) : card(change_text(largest(ranks.map((r) => r.change))), "largest change of a tensor"));
+    else if (data.values && !apart) list.push(grown ? card(count(grown), `tensor${s(grown)} that ${grown > 1 ? "were" : "was"} all zero in A`) : card(change_text(largest(ranks.map((r) => r.change))), "largest change of a tensor"));
   } else if (along) {
     const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), last = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0);
     list.push(card(count(along.urls.length), "checkpoints"), card(`${count(moves.filter((m) => m.some((x) => x > 0)).length)} of ${count(rows)}`, "tensors moved"), card(change_text(largest(last)), `largest change of a tensor from first to last${largest(last) > 0 ? `: ${told_name(last.indexOf(largest(last)))}` : ""}`));
   } else if (converted) list.push(differing ? card(count(differing), `tensor${s(differing)}, not what the conversion gives`, "warned") : data.values ? card("exact", "bit for bit what the conversion gives") : card("not read", "values; names, shapes and dtypes are as converted"));
   if (!comparing && !along) list.push(card(count(total.tensors), `tensor${s(total.tensors)}`), card(bytes(total.bytes), "in all"), card(count(total.parameters), "parameters"));
-  if (alone && total.all !== total.parameters) list.push(card(count(total.all), `numbers with those of ${Object.entries(BESIDE).filter(([role]) => total.roles[role]).map(([role, noun]) => many(total.roles[role], noun)).join(", ")}`));
+  if (alone && total.all !== total.parameters) list.push(card(count(total.all), `numbers in all, with ${Object.entries(BESIDE).filter(([role]) => total.roles[role]).map(([role, noun]) => many(total.roles[role], noun)).join(", ")}`));
   if (data.values) {
     const told = findings.filter((f) => f[4]), bad = told.filter((f) => checks[f[0]][0] !== "note").length, notes = told.length - bad, where = along ? " in the series" : "";
     list.push(bad ? card(count(bad), `${bad > 1 ? "errors and warnings" : "error or warning"}${NEW || where}`, "warned") : card("no", `errors or warnings${NEW || where}${notes ? `, ${many(notes, "note")}` : ""}`));
@@ -48,7 +48,7 @@ const draw_share = () => { // where the parameters are, in one line, for the fir
 };
 const draw_findings = () => {
   $("look").hidden = !data.values && !data.notes.length;
-  const nothing = findings.length || !data.values ? [] : [make("p", { className: "soft" }, `Nothing${NEW && ` that is${NEW}`}: no NaN, infinite or saturated values, no outliers, no dead, constant or duplicate tensors.`)];
+  const nothing = findings.length || !data.values ? [] : [make("p", { className: "soft" }, `Nothing${NEW}: no NaN, infinite or saturated values, no outliers, no dead, constant or duplicate tensors.`)];
   const by = new Map();
   for (const f of findings) put(by, f[0], f);
   $("findings").replaceChildren(...nothing, ...Object.entries(checks).filter(([id]) => by.has(id)).map(([id, [severity, meaning]]) => {
@@ -70,7 +70,7 @@ const draw_findings = () => {
 const draw_notes = () => {
   const item = (title, ...inner) => make("details", {}, make("summary", {}, ...title), ...inner);
   const listed = (names) => make("ul", {}, ...names.map((n) => make("li", {}, n)));
-  $("notes").replaceChildren(...data.notes.map(([kind, text, names, n]) => {
+  $("notes").replaceChildren(...data.notes.filter((note) => !hints.includes(note)).map(([kind, text, names, n]) => {
     const title = [make("b", {}, kind), ` ${text}${n > 1 ? ` (${count(n)})` : ""}`];
     const node = n > 1 ? item(title, listed(n > names.length ? [...names, "…"] : names)) : make("p", {}, ...title, n ? `: ${names[0]}` : "");
     node.className = "badge";
