@@ -21,7 +21,7 @@ except ImportError as e:
 
     raise MissingExtra("this needs torch; pip install 'ckptconv[torch]'") from e
 
-from .api.memory import build_named, describe_error, import_named
+from .api.memory import build_named
 from .api.options import CHANGE, SELECT, Options, Source, takes
 from .api.reading import list_of, prepare_with_stamps
 from .api.result import Loaded
@@ -93,16 +93,16 @@ def load_into(
     source's hashes, which an edit may have left as they were; checksums always are compared. device: where the module
     shall be, such as "cuda"; what it has on the meta device gets memory there if it is loaded.
 
-    With `strict`, ConversionError if a tensor is unexpected, has another shape or is one that the module's state dict
-    computes, or if a parameter is missing; else these are reported, as missing buffers (counters, tables) always are.
-    ConversionError also for tied parameters with two values in the source, a dtype that torch lacks, complex numbers
-    for real ones, and values that the module's integers or bools do not have, such as 0.5. UsageError for a module on
-    the meta device, tensors that are sparse, expanded, distributed or share a part of their memory, an unknown
-    converter. No value is changed then. Also raises what reading raises, such as
-    VerifyError for hashes of other tensors; damage leaves the module partly loaded.
+    With `strict`, ConversionError if a tensor is unexpected, has another shape or is one that the module's state
+    dict computes, or if a parameter is missing; else these are reported, as missing buffers (counters, tables)
+    always are, and it is an error if nothing fits. ConversionError also for tied parameters with two values in the
+    source, a dtype that torch lacks, complex numbers for real ones, and values that the module's integers or bools
+    do not have, such as 0.5. UsageError for a module on the meta device, tensors that are sparse, expanded,
+    distributed or share a part of their memory, an unknown converter. No value is changed then. Also raises what
+    reading raises, such as VerifyError for hashes of other tensors; damage leaves the module partly loaded.
     """
     found, stamps = _opened(source, memory(module)[0], given, verify=verify)
-    report = fitted(module, found) if strict else check(module, found)
+    report = fitted(module, found, strict)
     taken = {n: found[n] for n in report.loaded}
     own = memory(module)[0]  # last: a module may have its tensors placed anew each time it is asked for them
     refuse_changed(taken.values(), stamps)
@@ -135,11 +135,12 @@ def _opened(
     return found if verify else drop_hashes(found)[0], stamps
 
 
-def fitted(module: torch.nn.Module, found: Checkpoint) -> Loaded:
-    """Report what `load_into` would load; ConversionError if that is not what `strict` wants."""
+def fitted(module: torch.nn.Module, found: Checkpoint, strict: bool) -> Loaded:
+    """Report what `load_into` would load; ConversionError if that is nothing, or not what `strict` wants."""
     report = check(module, found)
-    parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
-    if report.unexpected or report.mismatched or report.computed or parameters & {*report.missing}:
+    lacking = {n for n, _ in module.named_parameters(remove_duplicate=False)} & {*report.missing}
+    odd = report.unexpected or report.mismatched or report.computed or lacking
+    if odd if strict else not (report.loaded or report.computed):
         from .rules import library
 
         name = "" if found.moved else library.suggestion(found, conventions=True)
@@ -192,6 +193,6 @@ def _is_own(t: Tensor, buffer: torch.Tensor | None, found: Checkpoint) -> bool:
 
 
 __all__ = [
-    "Comparison", "Loaded", "Step", "build", "check", "compare", "describe_error", "import_named", "load_into",
-    "outline", "outputs", "snapshot", "state", "ties",
+    "Comparison", "Loaded", "Step", "build", "check", "compare", "load_into", "outline", "outputs", "snapshot",
+    "state", "ties",
 ]  # fmt: skip

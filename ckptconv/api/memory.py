@@ -1,8 +1,8 @@
 """What Python has in memory, as a checkpoint: arrays of any framework, state dicts with ties, modules.
 
-Mappings may be nested, as JAX's parameters are: names are joined by '/'. An array is what `numpy.asarray` takes, torch
-tensors of any dtype, and what has `__dlpack__`. Nothing is copied that is contiguous and on the CPU. A Keras model is
-what it saves itself.
+Mappings may be nested, as JAX's parameters are: names are joined by '/', those of torch tensors by '.'. An array is
+what `numpy.asarray` takes, torch tensors of any dtype, and what has `__dlpack__`. Nothing is copied that is contiguous
+and on the CPU. A Keras model is what it saves itself.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def _leaves(found: Mapping[Any, Any], around: tuple[int, ...] = ()) -> Iterator[
             yield name, value
             continue
         for inner, leaf in _leaves(value, around):
-            yield f"{name}/{inner}" if isinstance(inner, str) else (name, inner), leaf
+            joint = "." if type(leaf).__module__.startswith("torch") else "/"  # as in a state dict, or as in JAX
+            yield f"{name}{joint}{inner}" if isinstance(inner, str) else (name, inner), leaf
 
 
 def _state_dict(owner: Any) -> Mapping[str, Any]:

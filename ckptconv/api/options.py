@@ -269,7 +269,7 @@ class Change:
         None, "Write the files of this many parallel ranks (with inverse).", clean=int, metavar="N"
     )
     rename: Sequence[Pair] = option(
-        (), "Rename a prefix with its separator, bert.=model. or enc/=dec/; a name, a=b; or a template, h.{i}.w={i}/w.",
+        (), "Rename a prefix with its separator, bert.=model. or h.{i}.=layer/{i}/; or a name, a=b or h.{i}.w={i}/w.",
         clean=renames, metavar="FROM=TO",
     )  # fmt: skip
     rename_regex: Sequence[Pair] = option(

@@ -10,8 +10,16 @@ from ..checkpoint import Note
 from ..messages import Told, fold, in_bytes, indented, listing, many, printable, shortened
 
 
+class Noted(Told):
+    """What has one line, and notes beside it."""
+
+    def __repr__(self) -> str:
+        told = len(self.lines()) - 1
+        return super().__repr__()[:-1] + f"; {many(told, 'note')}" * bool(told) + ">"
+
+
 @dataclass(frozen=True, repr=False)
-class Report(Told):
+class Report(Noted):
     """The result of `convert` and `save`.
 
     sources, destination: the paths. source_format, target_format: the names of their formats. tensors, bytes: the
@@ -52,7 +60,7 @@ class Report(Told):
         if there not in self.files and not any(f.startswith(f"{there}/") for f in self.files):
             index = (f for f in self.files if f.endswith((".index", ".index.json")))
             there = f"{next(index, there)} ({many(len(self.files), 'file')})"
-        return f"{size} in {self.seconds:.2f} s{speed} -> {printable(there)}"
+        return f"{size} in {self.seconds:.2f} s{speed}{', verified' * bool(self.verify)} -> {printable(there)}"
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
@@ -98,7 +106,7 @@ class Verified(Told):
 
 
 @dataclass(frozen=True, repr=False)
-class Loaded(Told):
+class Loaded(Noted):
     """The report of `load_into`.
 
     loaded: the tensors that were loaded. missing: parameters and persistent buffers that the source lacks, which keep
@@ -124,25 +132,19 @@ class Loaded(Told):
         return not (self.missing or self.unexpected or self.mismatched or self.computed)
 
     def sum(self) -> str:
-        """One line: how many tensors were loaded or were not, and how many notes there are, with that on losses."""
+        """One line: how many tensors were loaded or were not."""
         fields = ("loaded", "missing", "unexpected", "mismatched", "cast", "computed")
         counts = [f"{len(names)} {field}" for field in fields if (names := getattr(self, field)) or field == "loaded"]
-        told = len(self._told) + bool(self.loss)
-        return ", ".join(counts) + f"; {many(told, 'note')}" * bool(told)
-
-    @property
-    def _told(self) -> list[Note]:
-        """The notes, but for those on what was left out, which `unexpected` lists."""
-        return [n for n in self.notes if n.kind not in ("dropped", "skipped")]
+        return ", ".join(counts)
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
         return asdict(self) | {"notes": [n.to_json() for n in self.notes]}
 
     def lines(self) -> list[str]:
-        """The report as text, each list folded by number."""
-        lines = [*lossy(self.loss), *(n.short for n in self._told)]
-        return [self.described("loaded"), *map(indented, lines)]
+        """The report as text, each list folded by number, and notes, but not on what `unexpected` lists."""
+        notes = [n.short for n in self.notes if n.kind not in ("dropped", "skipped")]
+        return [self.described("loaded"), *map(indented, [*lossy(self.loss), *notes])]
 
     def described(self, done: str) -> str:
         """The report as text, but for the losses; `done` describes the tensors that fit: "loaded" or "would fit"."""

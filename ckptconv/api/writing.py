@@ -288,10 +288,10 @@ def save(
 ) -> Report:
     """Write tensors to `destination`: `convert` for what is in memory, with its options.
 
-    tensors: NumPy, torch or JAX arrays (or what numpy.asarray makes one of) or tensors of an open checkpoint, by name;
-    a checkpoint, a state dict, or a torch module. Names in nested dicts, such as the parameters of JAX, are joined by
-    '/'. Torch tensors that share memory are tied, if the format supports ties. metadata: texts to store; they replace
-    those of a checkpoint.
+    tensors: NumPy, torch or JAX arrays (or what numpy.asarray makes one of) or tensors of an open checkpoint, by
+    name; a checkpoint, a state dict, or a torch module. Names in nested dicts, such as the parameters of JAX, are
+    joined by '/', those of torch tensors by '.'. Torch tensors that share memory are tied, if the format supports
+    ties. metadata: texts to store; they replace those of a checkpoint.
 
     Returns a Report. Raises UsageError (lists all values that are not arrays), and what `convert` raises.
     """

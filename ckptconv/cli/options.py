@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..api.options import CHANGE, KNOWN, RESOURCES, SELECT, TARGET, Known
+from ..errors import UsageError
 from ..messages import printable
 
 PYTHON = ("sync", "map", "progress")  # keywords that the command line does not have
@@ -57,6 +58,15 @@ GROUPS = (
 
 class Grouped(TyperCommand):
     """A verb whose help lists the options that most jobs need first, and the others by what they are about."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse them; UsageError for a second value of an option that takes one: the first would be lost."""
+        seen = set[Any]()
+        for param in self.make_parser(ctx).parse_args([*args])[2]:
+            if param in seen and not (param.multiple or getattr(param, "is_flag", True) or ctx.resilient_parsing):
+                raise UsageError(f"{param.opts[0]} is given twice; it takes one value")
+            seen.add(param)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options, as click does, in groups."""

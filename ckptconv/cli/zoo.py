@@ -25,7 +25,6 @@ EXAMPLES = """Examples:
   ckptconv zoo list.csv -o out/ --dry-run             what a manifest would do
   ckptconv zoo models/ -o out/ --shard 2/8            the second of eight shares, on one of eight machines
   ckptconv zoo status out/                            what is done, and what failed
-  ckptconv zoo report out/ --force                    the same as a page to look at, out.zoo.html
 """
 FORMAT = "Format of all outputs (default: safetensors; in a manifest, that of a destination's suffix)."
 
@@ -61,10 +60,10 @@ def zoo(
 
     The outputs form a folder tree like that of the sources. Each result is recorded in a ledger, a file in DIR, from
     which --resume continues. A checkpoint that fails does not stop the others. A manifest is a CSV or JSON file that
-    lists sources, each with its destination if you want to name it. `zoo status DIR` says what is done and what failed;
-    `zoo report DIR` writes that as a page.
+    lists sources, each with its destination if you want to name it. `zoo status DIR` says what is done and what failed.
     """
-    if _about(sources, output, as_json, quiet, options.get("force", False)):
+    if not output:
+        _status(sources, as_json)
         return
     suggestions.refuse_fleeting(output)
     from ..bulk import run
@@ -89,13 +88,8 @@ def zoo(
         raise typer.Exit(1)
 
 
-def _about(words: list[str], output: str, as_json: bool, quiet: bool, force: bool) -> bool:
-    """`zoo status DIR` and `zoo report DIR [-o HTML]`; without them, a folder to write is needed."""
-    if len(words) == 2 and words[0] == "report" and (not output or output.endswith(".html")):
-        _page(words[1], output, as_json, quiet, force)
-        return True
-    if output:
-        return False
+def _status(words: list[str], as_json: bool) -> None:
+    """`zoo status DIR`; without it, a folder to write is needed."""
     if words[0] != "status" or len(words) != 2:
         raise suggestions.without_destination(words, "zoo")
     from ..bulk.summary import zoo_status
@@ -105,24 +99,6 @@ def _about(words: list[str], output: str, as_json: bool, quiet: bool, force: boo
         show.as_json(found.to_json())
     else:
         show.talk(*found.lines())
-    return True
-
-
-def _page(folder: str, output: str, as_json: bool, quiet: bool, force: bool) -> None:
-    from ..bulk.summary import failures, ledgers, zoo_status
-    from ..reporting import html
-
-    found = zoo_status(folder)
-    over = found.done + len(found.failed)
-    failed = [c._replace(text=spelled(c.text)) for c in failures(found.failed)]
-    causes = {"Failures by cause": failed, "Left out or changed, by cause": found.remarks}
-    text = html.zoo_page(folder, over / ((over + found.planned) or 1), found.lines()[-2:], causes)
-    page = text.encode(errors="backslashreplace")
-    made = html.write_page(output or html.zoo_name(folder), page, ledgers(folder), force=force)
-    if as_json:
-        show.as_json(made.to_json())
-    elif not quiet:
-        show.talk(made.sum())
 
 
 def _show_items(items: Sequence[Conversion], as_json: bool) -> None:
@@ -146,4 +122,5 @@ def _show_items(items: Sequence[Conversion], as_json: bool) -> None:
     if wrong:
         show.talk(f"{many(len(wrong), 'problem')}:\n{reasons(wrong)}")
     todo = [i for i in items if i.state not in ("done", "problem")]
-    show.talk(f"{len(todo)} of {len(items)} to convert, {in_bytes(sum(i.found.size for i in todo))}")
+    size = in_bytes(sum(i.found.size for i in todo))
+    show.talk(f"{len(todo)} of {len(items)} to convert, {size}; nothing in them was checked")

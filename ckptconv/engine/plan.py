@@ -184,7 +184,7 @@ def how(t: Tensor) -> str:
     words += ["pad"] if len(parts) < len(t.parts) else []
     words += sorted({op for p in t.parts for op in p.ops})
     kinds = sorted({p.dtype.name for p in t.parts if p.dtype != t.dtype})
-    words += [f"cast {k}" for k in kinds]
+    words += [f"cast {k} to {t.dtype.name}" for k in kinds]
     return ", ".join(words) or "copy"
 
 

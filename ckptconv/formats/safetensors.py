@@ -107,7 +107,7 @@ def read(url: str, how: Reading) -> tuple[Checkpoint, dict[str, tuple[int, ...]]
     shared = tuple(f"{a} = {b}" for a, b in metadata.items() if b in tensors and a not in tensors)
     notes = [
         Note("skipped", UNSUPPORTED, tuple(skipped)),
-        Note("hint", "its metadata says that these share a tensor; the first name is not read", shared),
+        Note("hint", "by its metadata these are two names of one tensor; only the second is kept", shared),
     ]
     notes = [note for note in notes if note.names]
     return Checkpoint(tensors, metadata, format="safetensors", urls=(url,), notes=tuple(notes)), starts

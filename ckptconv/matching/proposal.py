@@ -87,7 +87,7 @@ class Match:
     def converter(self) -> Converter:
         """The rules as a converter, with notes on what to look at; `converter=` of functions takes the Match itself."""
         flat = [n for p in self.proposal.assumed if FLAT in p.why and not p.real for n in p.targets]
-        said = [f"assumed: {FLAT} ({shortened(flat)}); the rules that `match` writes have the other order"] * bool(flat)
+        said = [f"assumed: {FLAT} ({shortened(flat)}); the rules of `match` show the other order"] * bool(flat)
         return replace(parse(self.rules, "match"), notes=(*self.review(), *said), texts=())  # these say the marks
 
     @property

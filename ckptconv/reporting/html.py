@@ -4,7 +4,6 @@
     report([A, B])                how B differs from A
     report([A, B], change=...)    the conversion of A to B: rules, values, omitted tensors
     report([A, B, C ...])         a series: how each layer moved from one to the next
-    zoo_page(FOLDER, STATUS)      the progress of a zoo
 
 survey.py collects the data, page/ has the layout and the scripts that draw. Names are not trusted: the
 slots of the page are escaped, data is JSON in which a tag cannot be closed, the script writes text only, and the page's
@@ -18,7 +17,6 @@ import hashlib
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -30,7 +28,7 @@ from ..api.options import CHANGE, SELECT, Options, Path, Source, path as text, t
 from ..api.reading import list_of, open_merged, prepare, url_of
 from ..errors import UsageError
 from ..formats.own_metadata import OPTIONS
-from ..messages import Told, brief, in_bytes, many, printable, redacted, version
+from ..messages import Told, in_bytes, printable, redacted, version
 from ..output.staging import write_whole
 from ..storage import files
 from ..storage.paths import refuse_remote
@@ -205,56 +203,3 @@ def _quoted(data: Any) -> str:
     """JSON that is safe in a script element: ASCII, without the characters of tags and entities."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-# --- the page of a zoo --------------------------------------------------------------------------------------------
-#
-# What is done, what failed and why, how fast it goes, and what is left. It has no scripts, and its content security
-# policy allows nothing but the style.
-
-CAUSES, EXAMPLES = 1000, 20  # causes on a page, and checkpoints of each
-
-
-def zoo_name(output: str) -> str:
-    """The name of a page that was not named: out.zoo.html for the folder out."""
-    return f"{os.path.basename(os.path.abspath(redacted(output)))}.zoo.html"
-
-
-def zoo_page(url: str, share: float, lines: Sequence[str], causes: Mapping[str, Sequence[Any]]) -> str:
-    """The page of a zoo.
-
-    url: of its output folder. share: how much is done. lines: what the command line says of that. causes: a title for
-    those of each sort, which have `kind`, `text`, `checkpoints` (how many) and `examples`.
-    """
-    style = file("page.css")
-    first, rest = map(_text, lines)
-    slots = {
-        "policy": escape(f"default-src 'none'; style-src {digest(style)}; base-uri 'none'"),
-        "percent": f"{int(100 * share)} %",
-        "url": _text(url),
-        "when": time.strftime("%Y-%m-%d %H:%M"),
-        "headline": first,
-        "rest": rest,
-        "version": version(),
-        "style": style,
-        "bar": f'<progress value="{share}"></progress>',
-        "sections": "".join(_causes(title, some) for title, some in causes.items() if some),
-    }
-    return fill_slots("zoo.html", slots)
-
-
-def _causes(title: str, causes: Sequence[Any]) -> str:
-    items = "".join(
-        f"<details><summary><b>{c.checkpoints:,}</b> {_text(c.text)} <span class=soft>{_text(c.kind)}</span></summary>"
-        f"<ul>{''.join(f'<li>{_text(example)}</li>' for example in c.examples[:EXAMPLES])}"
-        + f"<li>and {c.checkpoints - EXAMPLES:,} more, which the ledger names</li>" * (c.checkpoints > EXAMPLES)
-        + "</ul></details>"
-        for c in causes[:CAUSES]
-    )
-    more = f"<p>{many(len(causes) - CAUSES, 'more cause')}</p>" if len(causes) > CAUSES else ""
-    return f"<h2>{escape(title)}</h2>{items}{more}\n"
-
-
-def _text(text: str) -> str:
-    """What came from a file or a ledger, as HTML."""
-    return escape(printable(brief(redacted(text))))

@@ -182,7 +182,7 @@ def renaming(renames: Sequence[str | tuple[str, str]]) -> Converter:
     for pair in renames:
         a, b = pair if isinstance(pair, tuple) else halves(pair)[::2]
         a = a if isinstance(pair, tuple) else re.sub(r"\\([\\=])", r"\1", a)
-        if a[-1:] in ("/", ".") and "{" not in a + b:
+        if a[-1:] in ("/", "."):
             if b and b[-1] not in "/.":
                 raise UsageError(f"rename= {a!r} is a prefix that ends in {a[-1]!r}; {b!r} must, too: {b + a[-1]!r}")
             a, b = a + "{any...}", b + "{any...}"

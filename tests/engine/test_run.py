@@ -203,7 +203,7 @@ def test_a_plan_says_how_each_tensor_moves(tmp_path: Path) -> None:
     plan = ckptconv.dry_run(tmp_path / "a.safetensors", tmp_path / "b.npz", dtype="float16")
     assert isinstance(plan, Plan)
     rows = {row["name"]: row for row in plan.to_json()["plan"]}
-    assert (rows["n"]["how"], rows["w"]["how"]) == ("copy", "cast float32")
+    assert (rows["n"]["how"], rows["w"]["how"]) == ("copy", "cast float32 to float16")
     assert rows["w"]["shape"] == [2, 3]
     assert plan.summary()["bytes_changed"] == 12
 

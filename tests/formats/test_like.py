@@ -214,7 +214,7 @@ def test_a_model_is_a_template(
     assert done.returncode == 0, done.stderr
     planned = cli("m.pt", "-o", f"no.{suffix}", "--like", f"models:{kind}", "--dry-run").stderr
     for said in done.stderr, planned:
-        assert (f"have the other order: `ckptconv match m.pt models:{kind}" in said) == (kind != "torch"), said
+        assert (f"show the other order: `ckptconv match m.pt models:{kind}" in said) == (kind != "torch"), said
     model = getattr(models, kind)()
     found = ckptconv.match(tmp_path / "m.pt", model)
     ckptconv.convert(tmp_path / "m.pt", tmp_path / f"py.{suffix}", converter=found, like=model)

@@ -209,9 +209,10 @@ def test_changes_are_ranked_by_layer_part_and_kind(chromium: Browser, pages: Pat
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ({"w": [0, 0]}, {"w": [1, 2]}, ["tensor all zero in A"]),
+        ({"w": [0, 0]}, {"w": [1, 2]}, ["tensor that was all zero in A"]),
         ({"w": [1, 2]}, {"w": [1, np.nan]}, ["tensor with NaN or Inf on one side only", "1 value finite"]),
-        ({"w": [1, 2]}, {"v": [1, 2, 3]}, ["0 tensors in common", "Only in A (1):"]),
+        ({"w": [1, 2]}, {"v": [1, 2, 3]}, ["0 names in common", "Nothing is compared:", "`match`", "Only in A (1):"]),
+        ({"w": [1, 2]}, {"module.w": [1, 3]}, ["0 names in common", "Hint: in B: names have prefixes of wrappers"]),
         ({"w": [1, 2]}, {"w": [1, 2]}, ["the same", "1 tensor, bit for bit"]),
         ({"w": [1, 2]}, {"w": [1, 3]}, ["not read"]),
     ],

@@ -157,6 +157,21 @@ def test_conversion_knows_rules_drops_and_strangers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("names", "notes"),
+    [
+        (("w", "module.v"), ["in B: names have prefixes of wrappers; strip_prefix='module.' removes them"]),
+        (("w", "v"), ["if these are other names, converter='auto' compares across; `match` proposes rules"]),
+        (("module.w", "module.w"), [f"in {x}: names have prefixes of wrappers; strip_prefix='module.' removes them"
+                                    for x in "AB"]),
+    ],
+)  # fmt: skip
+def test_a_page_of_two_says_what_to_do_about_names(names: tuple[str, str], notes: list[str], tmp_path: Path) -> None:
+    both = [{name: np.full(2, k, "f4")} for k, name in enumerate(names)]
+    report(both, tmp_path / "r.html")
+    assert [text for _, text, *_ in page_data((tmp_path / "r.html").read_text())["notes"]] == notes
+
+
+@pytest.mark.parametrize(
     ("source", "name"),
     [
         ("some/model.safetensors", "model.report.html"),

@@ -15,7 +15,7 @@ import pytest
 from kit import ROOT
 
 import ckptconv
-from ckptconv.api.memory import to_checkpoint
+from ckptconv.api.memory import import_named, to_checkpoint
 from ckptconv.errors import ConversionError, UsageError
 from ckptconv.verification.compare import Step, compare_outputs, step
 
@@ -384,12 +384,23 @@ def test_a_layer_without_shapes_that_is_not_loaded() -> None:
     given = {"a.weight": np.ones((2, 2), "f4"), "a.bias": np.ones(2, "f4")}
     found = into.load_into(module, to_checkpoint(given), strict=False)
     assert found.loaded == ("a.weight", "a.bias")
+    with pytest.raises(ConversionError, match=r"nothing is loaded:\n.*match\(source, module\) proposes"):
+        into.load_into(module, {"b.weight": np.ones((2, 2), "f4")}, strict=False)
     for refused in (
         lambda: into.load_into(module, to_checkpoint(given | {"head.bias": np.ones(3, "f4")}), strict=False),
         lambda: into.outline(module),
     ):
         with pytest.raises(UsageError, match=r"run the module once(.|\n)*head\."):
             refused()
+
+
+def test_names_in_nested_state_dicts_are_joined_as_in_files_of_torch() -> None:
+    given = {
+        "model": {"a.weight": torch.ones(1)},
+        "ema": {"a.weight": nn.Parameter(torch.ones(1))},
+        "p": {"b": np.ones(1)},
+    }
+    assert [*to_checkpoint(given)] == ["model.a.weight", "ema.a.weight", "p/b"]
 
 
 # --- the tutorials ----------------------------------------------------------------------------------------------------
@@ -472,20 +483,20 @@ def test_code_that_cannot_be_imported_is_blamed(file: str, tmp_path: Path, monke
     monkeypatch.syspath_prepend(tmp_path)
     name = f"blamed_{file.removesuffix('.py')}:net"
     with pytest.raises(UsageError, match=f"^{name} raised {words}".replace("syntax.py", "blamed_syntax.py")):
-        into.import_named(name)
+        import_named(name)
 
 
 def test_what_is_not_there_is_not_blamed_on_anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "blamed_fine.py").write_text("class A:\n    b = 5\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    assert into.import_named("blamed_fine.py:A.b") == 5
+    assert import_named("blamed_fine.py:A.b") == 5
     for name, words in (
         ("blamed_fine:c", "module 'blamed_fine' has no attribute 'c'"),
         ("blamed_no:c", "No module named"),
     ):
         with pytest.raises(UsageError, match=f"^{name}: {words}"):
-            into.import_named(name)
+            import_named(name)
 
 
 # --- what modules compute ---------------------------------------------------------------------------------------
