@@ -43,10 +43,10 @@ from ..storage.paths import file_name, inside
 SHARD = re.compile(r"(?P<prefix>.+?)(\.data)?-\d{5}-of-\d{5}", re.DOTALL)  # of TensorFlow, version 2 or 1
 ENDS = re.compile(r"(?:\.data)?-\d{5}-of-|\.index$|\.meta$|\.index\.json$|\.weights\.json$")  # of names of parts
 INDEXES = (shard_index.SUFFIX, ".weights.json")
-# Common files beside models that are not checkpoints: opening each would cost more than everything else.
+# Common files next to models that are not checkpoints: opening each would cost more than everything else.
 SIDE = huggingface.KNOWN | {"README.md", "LICENSE", "LICENSE.txt", "NOTICE", "trainer_state.json", "all_results.json"}
 WHOLE = {SAVED_MODEL, DISTRIBUTED, orbax.MANIFEST, orbax.METADATA, orbax.V3, ".zgroup", "_sharding"}
-ARRAYS = (orbax.V2, orbax.V3)  # in folders of a folder of arrays
+ARRAYS = (orbax.V2, orbax.V3)  # files of each array in a folder of arrays
 RANKS = ("ranks", "deepspeed", "dcp", "megatron")
 STEP = re.compile(r"(?i)((?:epoch|step|iter|iteration|ckpt|checkpoint)s?[-_.=]?)(\d+)")
 MAX_INDEX = 2**26  # bytes
@@ -79,9 +79,9 @@ class FoundCheckpoint(NamedTuple):
 
     @property
     def step(self) -> tuple[str, tuple[int, ...]]:
-        """The training series that this is a step of, and its numbers; () if no word in its path says what they count.
+        """The training series of this step, and its numbers; () if no word in the path, such as `step`, marks them.
 
-        A number at the end of a name without a suffix needs no word.
+        A number at the end of a name without a suffix needs no such word.
         """
         path = self.source if self.suffix else re.sub(r"[-_.]?(\d+)$", r"step\1", self.source)
         return STEP.sub(r"\1", path), tuple(int(n) for _, n in STEP.findall(path))
@@ -93,8 +93,8 @@ def discover(
 ) -> list[FoundCheckpoint]:  # fmt: skip
     """Find the checkpoints in files, folders and globs, sorted by name; StorageError if a source does not exist.
 
-    pattern (UsageError if it matches nothing), follow: as `zoo` describes them. skip: a folder that no glob
-    matches. listed: gives the sorted names in a folder; the rows of a manifest share it.
+    pattern (UsageError if it matches nothing), follow: as in `zoo`. skip: a folder that globs leave out. listed:
+    returns the sorted names in a folder; the rows of a manifest share it.
     """
     found: list[FoundCheckpoint] = []
     for source in sources:
@@ -123,7 +123,7 @@ def is_glob(source: str) -> bool:
 
 
 def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoint:
-    """The checkpoint of a single source: a file, or a prefix with all its files."""
+    """Find the checkpoint of a single source: a file, or a prefix with all its files."""
     folder, base = split(source)[0], file_name(source)
     status = stat(source)
     stem = ENDS.split(base)[0]
@@ -144,7 +144,7 @@ def _file(source: str, listed: Callable[[str], Sequence[str]]) -> FoundCheckpoin
 
 
 def _globbed(pattern: str, skip: str, follow: bool) -> list[FoundCheckpoint]:
-    """The checkpoints that a shell pattern matches (`**`: any depth); output paths start at its first wildcard."""
+    """Find the checkpoints that a shell pattern matches (`**`: any depth); output paths start at its first wildcard."""
     refuse_unlisted(pattern)
     if not is_remote(pattern):
         pattern = re.sub("/+", "/", local(pattern))
@@ -163,10 +163,10 @@ def _globbed(pattern: str, skip: str, follow: bool) -> list[FoundCheckpoint]:
 def _search(
     root: str, under: str, skip: str, follow: bool, parts: tuple[str, ...] = ()
 ) -> Iterator[FoundCheckpoint]:  # fmt: skip
-    """All checkpoints in a folder and below it; `under` is put before their names.
+    """Yield all checkpoints in a folder and below it; `under` is put before their names.
 
     parts: of a pattern, which a file or a folder above it matches. Each folder is searched once. Links to folders are
-    followed where the pattern has a part for them that is not `**`; with `follow` also below `**`.
+    followed if the pattern has a part for them that is not `**`; with `follow` also below `**`.
     """
     problems: list[FoundCheckpoint] = []
     todo, seen = [(root, under)], {_number(skip)} - {_number(root), ""}
@@ -186,7 +186,7 @@ def _search(
                 continue
             seen.add(number)
             if _covers(parts, tuple(at.split("/")[:-1])) and _is_whole(folder, folders, files):
-                folders.clear()  # what is below belongs to it
+                folders.clear()  # the files below belong to it
                 yield _whole(
                     folder, at.rstrip("/") or _called(root if is_remote(root) else os.path.abspath(local(root)))
                 )
@@ -214,7 +214,7 @@ def _search(
 
 
 def _number(folder: str) -> object:
-    """What tells a folder from others, whatever links lead to it."""
+    """Identify a folder, whatever links lead to it."""
     with suppress(OSError):
         if not is_remote(folder):
             status = os.stat(local(folder))
@@ -222,9 +222,9 @@ def _number(folder: str) -> object:
     return folder
 
 
-@lru_cache(2**12)  # else the time is exponential in the number of `**`
+@lru_cache(2**12)  # without a cache the time is exponential in the number of `**`
 def _covers(parts: tuple[str, ...], names: tuple[str, ...]) -> bool:
-    """Whether a pattern matches a path or a folder above it."""
+    """Tell whether a pattern matches a path or a folder above it."""
     if not parts or (parts[0] == "**" and _covers(parts[1:], names)):
         return True
     rest = parts if parts[0] == "**" else parts[1:]
@@ -232,31 +232,31 @@ def _covers(parts: tuple[str, ...], names: tuple[str, ...]) -> bool:
 
 
 def _plain(at: str, parts: Sequence[str]) -> str:
-    """The part of a pattern for names in a folder; '' if they are below a match, or `**` may stand for them."""
+    """Return the part of a pattern for names in a folder; '' below a match, or if `**` may match the names."""
     depth = at.count("/")
     return "" if "**" in parts[: depth + 1] else "".join(parts[depth : depth + 1])
 
 
 def _leads(at: str, name: str, parts: Sequence[str]) -> bool:
-    """Whether what matches may be in a folder, whose parent `at` may hold some, or is above it."""
+    """Tell whether a folder `name` in `at` may contain matches, if `at` may."""
     part = _plain(at, parts)
     return _fits(name, part) if part else not name.startswith(".")
 
 
 def _fits(name: str, part: str) -> bool:
-    """Whether a part of a pattern matches a name; one that begins with a dot only if the part does."""
+    """Tell whether a part of a pattern matches a name; a dot at the beginning must be in both."""
     return fnmatchcase(name, part) and name.startswith(".") <= part.startswith(".")
 
 
 def _problem(url: str, path: str, e: CkptError) -> FoundCheckpoint:
-    """A checkpoint that cannot be converted, with its path below the root."""
+    """Make a checkpoint that cannot be converted, with its path below the root."""
     above, slash, base = path.strip("/").rpartition("/")
     stem, suffix = split_suffix(base)
     return FoundCheckpoint(url, above + slash + stem, suffix, (), e)
 
 
 def _is_whole(folder: str, folders: Sequence[str], files: Mapping[str, Stat]) -> bool:
-    """Whether the folder itself is one checkpoint."""
+    """Tell whether the folder itself is one checkpoint."""
     npys = bool(files) and all(n.endswith(".npy") for n in files)
     arrays = bool(folders) and any(stat(join(folder, folders[0], n)) for n in ARRAYS)
     models = [n for n in files if n.lower().endswith((".pt", ".pth", ".bin", ".safetensors"))]
@@ -271,7 +271,7 @@ def _is_whole(folder: str, folders: Sequence[str], files: Mapping[str, Stat]) ->
 
 
 def _whole(folder: str, name: str) -> FoundCheckpoint:
-    """The checkpoint that a folder is, with all files in it and below it."""
+    """Make the checkpoint of a folder, with all files in it and below it."""
     try:
         inside = tuple((join(at.url, n), status) for at in walk(folder) for n, status in at.files.items())
     except CkptError as e:
@@ -294,7 +294,7 @@ def group(folder: str, files: Mapping[str, Stat], under: str) -> Iterator[FoundC
 
 
 def sets(folder: str, left: dict[str, Stat], under: str) -> Iterator[FoundCheckpoint]:
-    """Checkpoints of several files; their files are removed from `left`."""
+    """Yield checkpoints of several files, and remove their files from `left`."""
 
     def take(base: str, stem: str, suffix: str, members: Iterable[str]) -> FoundCheckpoint:
         mine = [n for n in dict.fromkeys(members) if n in left]
@@ -309,7 +309,7 @@ def sets(folder: str, left: dict[str, Stat], under: str) -> Iterator[FoundCheckp
     for (prefix, data), shards in bundles.items():
         first = prefix if data else shards[0]
         yield take(first, prefix, "", [prefix + ".index", *shards, prefix + ".meta"])
-    for n in list(left):  # the graphs that TensorFlow saves beside a checkpoint
+    for n in list(left):  # the graphs that TensorFlow saves with a checkpoint
         if (n.endswith(".meta") and n[:-5] in left) or (bundles and n == "graph.pbtxt"):
             del left[n]
     for n in [n for n in left if n.endswith(INDEXES)]:
@@ -319,7 +319,7 @@ def sets(folder: str, left: dict[str, Stat], under: str) -> Iterator[FoundCheckp
 
 
 def _pieces(url: str) -> list[str] | None:
-    """The files that the index of a sharded checkpoint names; None if it is not an index."""
+    """List the files that the index of a sharded checkpoint names; None if it is not an index."""
     try:
         names = json.loads(read_all(url, MAX_INDEX))["weight_map"].values()
     except (CkptError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -334,7 +334,7 @@ def suffixes() -> tuple[str, ...]:
 
 
 def _is_checkpoint(url: str, name: str, status: Stat) -> bool:
-    """Whether a file is a checkpoint, by suffix or content. If only the suffix is right, the conversion reports it."""
+    """Tell by suffix or content whether a file is a checkpoint. If only the suffix fits, the conversion reports it."""
     if name.lower().endswith(suffixes()):
         return True
     if status.size < 16 or name in SIDE:
@@ -362,8 +362,8 @@ def split_suffix(name: str) -> tuple[str, str]:
 
 
 def _links(folder: str, root: str, follow: bool) -> tuple[dict[str, CkptError], list[str]]:
-    """The links in a folder that lead nowhere, or out of the tree other than to the blobs of a Hugging Face cache; and
-    those that lead to folders."""
+    """Return the links in a folder that are broken or leave the tree, except to the blobs of a Hugging Face cache; and
+    the links to folders."""
     bad, folders = dict[str, CkptError](), list[str]()
     if is_remote(folder):
         return bad, folders

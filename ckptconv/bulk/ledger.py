@@ -1,16 +1,16 @@
-"""The ledger of a zoo: JSON lines beside the outputs, appended by one process only, each batch in one durable write.
+"""The ledger of a zoo: JSON lines next to the outputs, appended by one process only, each batch in one durable write.
 
     {"at": "a/m.safetensors", "state": "planned", "source": "/in/a/m.h5", "files": [...], "options": "5f..."}
     {"at": "a/m.safetensors", "state": "done", ..., "format": "keras", "tensors": 12, "size": 4096, "seconds": 0.01}
     {"at": "b/x.safetensors", "state": "failed", ..., "error": "CorruptCheckpoint", "message": "..."}
 
-The first line holds the number of the file (inode): {"at":"","file":1234}. Whoever sends a folder with a ledger in it
-does not know which number it gets here, so that a ledger with another one is not believed. The device is not compared:
-network file systems, and some others, have another one after each start and on each machine.
+The first line holds the inode number of the file: {"at":"","file":1234}. The sender of a folder with a ledger in it
+cannot know the number that it gets here, so a ledger with another number is not trusted. The device is not compared,
+since it changes between starts and machines on network file systems and some others.
 
-The last line about an output counts. `planned` is written before the output is touched, so that an output without a
-line was not written by ckptconv and is never replaced; `done` is written when the output is durable. A last line that
-a kill left incomplete is ignored.
+The last line about an output counts. `planned` is written before the output is touched, so an output without a line was
+not written by ckptconv and is never replaced; `done` is written when the output is durable. An incomplete last line,
+after a kill, is ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..storage.files import local
 
 NAME = ".ckptconv-zoo.jsonl"
 LEDGERS = NAME.replace(".jsonl", "*.jsonl")  # of all shares
-BEGIN = b'{"at":"'  # of every line
+BEGIN = b'{"at":"'  # every line begins so
 HEAD = re.compile(rb'\{"at":"","file":(\d{1,20})\}\n')
 STRANGE = (
     "this ledger was not written here: it was copied, moved to another disk or unpacked, an earlier version wrote it, "
@@ -42,7 +42,7 @@ MOST, LONGEST = 10, 300  # remarks on one conversion, and characters of each of 
 
 
 class Remark(NamedTuple):
-    """What a conversion left out or changed: its kind, the cause, and what it concerns, such as a few names."""
+    """Something that a conversion left out or changed: its kind, the cause, and what it concerns, such as names."""
 
     kind: str
     text: str
@@ -80,7 +80,7 @@ class LedgerEntry(NamedTuple):
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> LedgerEntry:
-        """The entry of a line."""
+        """Make the entry of a line."""
         values["files"] = tuple([(str(n), int(s), int(t)) for n, s, t in values["files"]])
         values["written"] = tuple([(str(n), int(s), int(t)) for n, s, t in values.get("written", ())])
         values["remarks"] = tuple([Remark(*map(str, r)) for r in values.get("remarks", ())])
@@ -95,7 +95,7 @@ class LedgerEntry(NamedTuple):
 
 
 def is_below(at: str) -> bool:
-    """Whether a path is one below a folder, as it is spelled."""
+    """Tell by its spelling whether a path stays below a folder."""
     return bool(at) and at[0] != "/" and "\0" not in at and ".." not in at.split("/")
 
 
@@ -106,7 +106,7 @@ class Ledger:
     """The last entry of each output, and the open file to append to; locked, so that two runs cannot share it."""
 
     def __init__(self, path: str, *, resume: bool, force: bool = False) -> None:
-        """resume: an earlier run's may be there. force: also one that was not written here; it is begun anew."""
+        """resume: accept the ledger of an earlier run. force: replace a ledger that was not written here."""
         self.path = path
         self._lines = AppendLog(path, "another run is using this folder")
         try:
@@ -134,7 +134,7 @@ class Ledger:
 
 
 def read(path: str) -> tuple[dict[str, LedgerEntry], bool]:
-    """The last entry of each output, and whether the ledger was written here; nothing is locked or changed."""
+    """Read the last entry of each output, and whether the ledger was written here, without locking it."""
     try:  # a link, a pipe or another user's file is not the ledger of a run of ours
         fd = own.open_file(local(path), os.O_RDONLY)
     except OSError as e:
@@ -145,7 +145,7 @@ def read(path: str) -> tuple[dict[str, LedgerEntry], bool]:
 
 
 def _parsed(raw: Iterable[bytes], path: str, number: int) -> tuple[dict[str, LedgerEntry], bytes, bool]:
-    """The last entry of each output, a last line without its end, and whether the first line has this number."""
+    """Return the last entry of each output, an incomplete last line, and whether the first line has this number."""
     entries: dict[str, LedgerEntry] = {}
     is_ours, k = True, 0
     try:

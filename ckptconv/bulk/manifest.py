@@ -6,8 +6,8 @@
     {"source": "s3://zoo/bert/model.ckpt", "to": "npz", "converter": "hf-bert", "options": {"dtype": "float16"}}
 
 Only `source` is required. Sources are relative to the manifest, destinations to the output folder. The options are
-those of `convert`, given in `options` or in columns of their own; a list in a CSV cell is written as JSON. Where no
-`to` is given, the suffix of a destination says the format.
+those of `convert`, given in `options` or in columns of their own; a list in a CSV cell is written as JSON. Without
+`to`, the suffix of a destination decides the format.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ..storage.json import unique
 from .discover import INDEXES
 from .ledger import is_below
 
-FORMAT = "safetensors"  # that is written where nothing says another
-MISTAKES = 100  # after which a manifest is read no further
+FORMAT = "safetensors"  # the default target
+MISTAKES = 100  # after these, reading a manifest stops
 SUFFIXES = (".csv", ".jsonl", ".ndjson", ".parquet", ".json")
 MAX_SIZE = 2**28  # bytes of a manifest
 
@@ -56,7 +56,7 @@ def is_manifest(source: str) -> bool:
 
 
 def read(url: str, default: Options) -> Iterator[Row]:
-    """Parse a manifest; a row without an option has that of `default`. At its end, UsageError lists all mistakes."""
+    """Yield the rows of a manifest; `default` has the options that a row lacks. At its end, UsageError lists errors."""
     bad = list[str]()
     folder, shared = files.split(url)[0], dict[str, Options]()
     try:
@@ -78,7 +78,7 @@ def read(url: str, default: Options) -> Iterator[Row]:
 
 
 def _row(line: Mapping[str, Any], folder: str, default: Options) -> Row:
-    if None in line:  # so csv calls what has no name
+    if None in line:  # csv's key for cells without a name
         raise ValueError("it has more cells than the header")
     given = {k: v for k, v in line.items() if v not in (None, "")}
     options = given.pop("options", {})
@@ -97,7 +97,7 @@ def _row(line: Mapping[str, Any], folder: str, default: Options) -> Row:
         source = files.join(folder, source)
     for path in (source, destination):
         refuse_nameless(path)
-        files.local(path)  # a url of a file on another host
+        files.local(path)  # refuses a file url with a host
     if not is_below(destination or ".") or "://" in destination:
         raise ValueError(f"the destination {destination!r} is not below the output folder")
     destination = "/".join(p for p in destination.split("/") if p not in ("", "."))
@@ -123,7 +123,7 @@ def _value(key: str, value: Any, declared: str) -> Any:
 
 
 def _lines(url: str) -> Iterator[dict[str, Any]]:
-    """Raises ValueError, csv.Error or RecursionError for what cannot be parsed, and StorageError."""
+    """Parse a manifest; ValueError, csv.Error or RecursionError if that fails, and StorageError."""
     with files.Reader(url) as f:
         if f.size > MAX_SIZE:
             raise CorruptCheckpoint(f"has {f.size} bytes, a manifest at most {MAX_SIZE}; divide it", url=url)
@@ -148,7 +148,7 @@ def _lines(url: str) -> Iterator[dict[str, Any]]:
 
 
 def json_value(text: str) -> Any:
-    """Parse JSON; ValueError also where an object gives one key twice."""
+    """Parse JSON; ValueError also for an object with one key twice."""
     return json.loads(text, object_pairs_hook=unique)
 
 

@@ -1,10 +1,10 @@
-"""Plan the conversion of many checkpoints: where each output goes, and which are already up to date.
+"""Plan the conversion of many checkpoints: the path of each output, and which are already up to date.
 
 plan(sources, folder, options) -> [Conversion]   from folders, globs, files and manifests, and from a ledger
 
 Outputs mirror the tree: IN/a/model.h5 becomes OUT/a/model.safetensors. If two outputs would have the same path, both
-keep their suffix: OUT/a/model.h5.safetensors. A TensorFlow prefix is kept whole: OUT/a/model.ckpt-100.safetensors. An
-output of several files has a folder of its own: OUT/a/model/model.ckpt.
+keep their suffix: OUT/a/model.h5.safetensors. A TensorFlow prefix is not shortened: OUT/a/model.ckpt-100.safetensors.
+An output of several files has a folder of its own: OUT/a/model/model.ckpt.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from .manifest import FORMAT, Row, is_manifest, read as read_manifest
 State = Literal["convert", "retry", "changed", "done", "problem"]
 ASKING = 16  # threads that look for remote rows of a manifest
 HASHING = 4  # threads that look at outputs, and hash files when sources are compared by content
-SHOWN = 5  # outputs that meet
-FOLDERS = 1000  # whose names and real paths are kept
+SHOWN = 5  # conflicting outputs in a message
+FOLDERS = 1000  # folders whose names and real paths are cached
 # formats whose output is a folder; a TensorFlow checkpoint needs one of its own because of its state file
 BARE = {"npy": "", "tf": "/model.ckpt", "hf": ""}
 RESERVED = re.compile(rf"{TEMPORARY}|\.ckptconv.*", re.DOTALL | re.IGNORECASE)
@@ -51,9 +51,9 @@ LEAVES = "a link in the output folder leads out of it; CKPTCONV_LINKS lists fold
 
 @dataclass(frozen=True)
 class ZooOptions:
-    """What `zoo` is asked to do; the fields are described there.
+    """The options of `zoo`, which describes them.
 
-    settings: the options of each conversion, but for `resources`: memory, threads and progress of all together.
+    settings: the options of each conversion, except `resources`: memory, threads and progress of all together.
     """
 
     settings: Options = field(default_factory=Options)
@@ -86,7 +86,7 @@ class Conversion:
     written: tuple[tuple[str, int, int], ...] = ()
 
     def fail(self, problem: CkptError) -> None:
-        """Note why it cannot be converted, unless that is known."""
+        """Record why it cannot be converted, unless that is known."""
         self.found = self.found._replace(problem=self.found.problem or problem)
         self.state = "problem"
 
@@ -97,8 +97,8 @@ def plan(
 ) -> list[Conversion]:
     """Find all checkpoints and decide for each whether it has to be converted. known: the entries of the ledger.
 
-    With `verify=True` in its target, an output counts as done only if its bytes are those that were written. Raises
-    UsageError and StorageError as `discover` does.
+    With `verify=True` in its settings, an output counts as done only if its bytes are still those that were written.
+    Raises UsageError and StorageError as `discover` does.
     """
     given = [*map(text, list_of(sources))]
     if not given:
@@ -109,11 +109,11 @@ def plan(
     items = _newest(distinct) if options.latest else distinct
     _name_outputs(items)
     _check_destinations(items, folder)
-    if options.shard:  # the path of an output decides, so that no machine asks another
+    if options.shard:  # decided by the output's path, so machines need not communicate
         number, count = share_of(options.shard)
         items = [i for i in items if crc32(i.destination.encode("utf-8", "surrogatepass")) % count == number - 1]
     if files.is_remote(folder) and known and files.is_dir(folder):
-        list(files.walk(folder, lambda *_: None))  # a store says of all at once what would be asked of each
+        list(files.walk(folder, lambda *_: None))  # one listing instead of a request for each
     names = lru_cache(FOLDERS)(files.names) if files.is_dir(folder) else lambda _: list[str]()
     run = current().lookups
 
@@ -133,11 +133,11 @@ def plan(
 
 
 def _conversions(sources: Sequence[str], folder: str, options: ZooOptions) -> Iterator[Conversion]:
-    """The checkpoints of all sources, those of manifests last; a destination is '' unless a row says it."""
+    """Yield the checkpoints of all sources, those of manifests last; a destination is '' unless a row gives it."""
     prepared: dict[tuple[int, bool], tuple[Options, Options, str]] = {}
 
     def conversion(found: FoundCheckpoint, row: Row) -> Conversion:
-        """Raises what is wrong with the format or the converter of its settings."""
+        """Make a conversion; raise errors in the format or the converter of its settings."""
         key = id(row.settings), bool(row.destination) and table.is_said(row.destination)
         if key not in prepared:
             named = row.settings.to is not None or key[1]
@@ -167,7 +167,7 @@ def _conversions(sources: Sequence[str], folder: str, options: ZooOptions) -> It
 
 
 def _looked_up(rows: Sequence[Row]) -> Iterator[FoundCheckpoint]:
-    """The checkpoints of rows, of which many are asked for at a time."""
+    """Look up the checkpoints of rows, many at a time."""
     names, run = lru_cache(FOLDERS)(files.names), current().lookups
 
     def look(row: Row) -> FoundCheckpoint:
@@ -187,7 +187,7 @@ def _looked_up(rows: Sequence[Row]) -> Iterator[FoundCheckpoint]:
 
 
 def _refuse_inside(sources: Sequence[str], folder: str) -> None:
-    """UsageError if the output folder lies in a folder that is searched: the next run would convert its outputs."""
+    """Raise UsageError if the output folder is in a searched folder: the next run would convert its outputs."""
     for source in sources:
         if files.is_dir(source) and f"{place(folder)}/".startswith(f"{place(source).rstrip('/')}/"):
             text = f"the output folder lies in the source {printable(source)}; choose one outside"
@@ -195,7 +195,7 @@ def _refuse_inside(sources: Sequence[str], folder: str) -> None:
 
 
 def _newest(items: Sequence[Conversion]) -> list[Conversion]:
-    """The highest readable step of each training series, unreadable ones above it, and what is not a step."""
+    """Keep the highest readable step of each training series, unreadable ones above it, and all that are not steps."""
     steps = [i.found.step for i in items]
     best = dict(sorted(step for step, i in zip(steps, items, strict=True) if not i.found.problem))
     return [i for i, (series, step) in zip(items, steps, strict=True) if not step or step >= best.get(series, ())]
@@ -205,20 +205,20 @@ def _newest(items: Sequence[Conversion]) -> list[Conversion]:
 
 
 def ending(settings: Options) -> str:
-    """What the name of an output ends with."""
+    """Return the suffix of an output."""
     row = table.get(settings.to or FORMAT)
     return BARE.get(row.name, row.suffixes[0] if row.suffixes else "." + row.name)
 
 
 def folded(path: str) -> str:
-    """What two names have in common that are one on some file system: letter case and accents do not count."""
+    """Return a key that is equal for names that some file system takes for one: ignore case and Unicode forms."""
     if path.isascii():
         return path.lower()
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", path).casefold())
 
 
 def _name_outputs(items: Iterable[Conversion]) -> None:
-    """Name the outputs that no row names; where several would have the same path, each keeps its source's suffix."""
+    """Name the outputs that no row names; if several would have the same path, each keeps its source's suffix."""
     unnamed = [i for i in items if not i.destination]
     for i in unnamed:
         i.destination = i.found.name + ending(i.settings)
@@ -229,9 +229,9 @@ def _name_outputs(items: Iterable[Conversion]) -> None:
 
 
 def _check_destinations(items: Sequence[Conversion], folder: str) -> None:
-    """Note outputs that leave the folder, have names of temporary files, or have one path, or one below the other.
+    """Fail outputs that leave the folder, are named like temporary files, or have the same path or one below another.
 
-    Outputs that meet in another way, such as a shard and a file of its name, are found when they are written.
+    Other conflicts, such as a shard and a file with its name, are found when the files are written.
     """
     stays = lru_cache(FOLDERS)(lambda above: files.is_remote(folder) or inside(files.join(folder, above), folder))
     owners: dict[str, list[Conversion]] = {}
@@ -256,7 +256,7 @@ def _check_destinations(items: Sequence[Conversion], folder: str) -> None:
 def _decide(
     item: Conversion, old: LedgerEntry | None, folder: str, options: ZooOptions, names: Callable[[str], Sequence[str]]
 ) -> None:  # fmt: skip
-    """Set the state of a conversion, and whether its output is ours. names: gives the sorted names in a folder."""
+    """Set the state of a conversion, and whether its output is ours. names: returns the sorted names in a folder."""
     if old is None:
         above, base = files.split(files.join(folder, item.destination))
         there = names(above)
@@ -273,7 +273,7 @@ def _decide(
 
 
 def _is_current(item: Conversion, old: LedgerEntry, folder: str, by_content: bool) -> bool:
-    """Whether the output is that of this source with these options."""
+    """Tell whether the output was made from this source with these options."""
     return (
         old.options == item.options
         and old.source == redacted(item.found.source)
@@ -284,7 +284,7 @@ def _is_current(item: Conversion, old: LedgerEntry, folder: str, by_content: boo
 
 
 def identity(found: FoundCheckpoint) -> tuple[tuple[str, int, int], ...]:
-    """The name, the size and the time of each file; in the place of the time a hash of its ETag if it has one."""
+    """Return the name, size and time of each file; a hash of the ETag instead of the time if there is one."""
     return tuple((file_name(url), s.size, _number(s.etag) if s.etag else s.mtime) for url, s in found.files)
 
 
@@ -293,18 +293,18 @@ def _number(text: str) -> int:
 
 
 def content_hash(urls: Iterable[str]) -> str:
-    """A hash of all bytes of all files of a checkpoint."""
+    """Hash all bytes of all files of a checkpoint."""
     h = blake2b(digest_size=16)
     for url in urls:
         with files.Reader(url) as f:
-            h.update(f.size.to_bytes(8, "little"))  # the same bytes in files of other sizes: other content
+            h.update(f.size.to_bytes(8, "little"))  # so that the same bytes, divided differently, differ
             for start in range(0, f.size, 2**22):
                 h.update(f.read(start, min(2**22, f.size - start)))
     return h.hexdigest()
 
 
 def options_hash(settings: Options) -> str:
-    """A hash of what an output depends on besides its source: options, the converter's text, ckptconv's version."""
+    """Hash everything besides the source that decides an output: options, the converter's text, our version."""
     name = settings.converter
     rules = load(name).texts if name and name != "auto" else ()
     key = repr((version(), settings.without("force", "sync", "verify"), rules))
@@ -315,7 +315,7 @@ def options_hash(settings: Options) -> str:
 
 
 def share_of(shard: str) -> tuple[int, int]:
-    """The number of a share, from 1, and of all shares, of "2/8"."""
+    """Parse "2/8" into the number of a share, from 1, and the number of shares."""
     m = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", shard)
     number, count = map(int, m.groups()) if m else (0, 0)
     if not 1 <= number <= count:
@@ -324,14 +324,14 @@ def share_of(shard: str) -> tuple[int, int]:
 
 
 def ledger_name(shard: str) -> str:
-    """The name of the ledger in an output folder; each share has one of its own."""
+    """Return the name of the ledger in an output folder; each share has its own."""
     return NAME.replace(".jsonl", ".{}-of-{}.jsonl".format(*share_of(shard))) if shard else NAME
 
 
 def read_ledger(place: str, shard: str = "", *, force: bool = False) -> Mapping[str, LedgerEntry]:
     """Read the ledger of an output folder, or at its own path, without changing it; {} if there is none.
 
-    StorageError for one that was not written here, which with `force` counts as none.
+    StorageError if it was not written here; with `force` it then counts as missing.
     """
     path = files.join(place, ledger_name(shard)) if files.is_dir(place) else place
     if not files.exists(path):

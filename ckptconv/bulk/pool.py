@@ -33,7 +33,7 @@ class WorkerDied(CkptError):
 
 @contextmanager
 def contained(url: str) -> Iterator[None]:
-    """In a worker: a bug fails the task of this url, and does not stop the others."""
+    """Turn a bug in a worker into an error of this url's task, so that others go on."""
     try:
         yield
     except CkptError:
@@ -82,7 +82,7 @@ def _context() -> Any:
 
 @contextmanager
 def _main_hidden() -> Iterator[None]:
-    """Keep a worker from running the script that started it a second time: all that it needs is ours to import."""
+    """Keep a worker from running the caller's script again: it needs only our own modules."""
     main = sys.modules["__main__"]
     hidden: dict[str, Any] = {n: main.__dict__[n] for n in ("__file__", "__spec__") if n in main.__dict__}
     main.__dict__.pop("__file__", None)
@@ -95,8 +95,8 @@ def _main_hidden() -> Iterator[None]:
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Let what multiprocessing starts, servers and trackers too, look for no module in the working folder: it may be a
-    stranger's. What the parent has in `sys.path` is passed on later. Python 3.10 has -I for that, which omits more."""
+    """Keep the processes of multiprocessing, also servers and trackers, from importing from the working folder, which
+    may be untrusted. The parent's `sys.path` is passed on later. Python 3.10 only has -I, which omits more."""
     util: Any = multiprocessing.util
     flags = util._args_from_interpreter_flags
     util._args_from_interpreter_flags = lambda: [*flags(), "-P" if sys.version_info >= (3, 11) else "-I"]
@@ -128,7 +128,7 @@ class _Worker:
         return True
 
     def result(self) -> Any:
-        """The result of the task; WorkerDied if the process ended during it."""
+        """Receive the result of the task; WorkerDied if the process ended during it."""
         try:
             return self.pipe.recv()
         except (EOFError, OSError):
@@ -155,10 +155,10 @@ class _Worker:
 
 
 def _serve(pipe: Connection, do: Callable[[Any], Any], environment: dict[str, str]) -> None:
-    """The worker's side: receive tasks and send results until the pipe is closed.
+    """Receive tasks and send results, in the worker, until the pipe is closed.
 
-    The server that the worker is forked from keeps the environment in which it started; credentials may have been set
-    since then, so `environment` is passed on.
+    The server that forks workers keeps its first environment; credentials may have been set later, so `environment` is
+    passed on.
     """
     os.environ.clear()
     os.environ.update(environment)
@@ -187,7 +187,7 @@ def _leave(*_: object) -> None:
 
 
 def _watch() -> None:
-    """End when the parent is killed, because nobody would receive the result."""
+    """End this worker when the parent is killed, because nobody would receive the result."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

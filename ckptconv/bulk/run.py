@@ -2,7 +2,7 @@
 
 discover.py   folders, globs and files -> checkpoints     manifest.py   CSV, JSON, Parquet -> checkpoints
 planning.py   the output and the state of each            ledger.py     a durable record of results
-pool.py       the processes                               summary.py   what was done, for people and programs
+pool.py       the processes                               summary.py   the results, for people and programs
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 ZOO = (
     *SELECT, *(k for k in CHANGE if k != "scope"), "skip_unrepresentable", "force", "verify", "hash", *RESOURCES,
 )  # fmt: skip
-LARGE = 2 * 2**30  # bytes of a checkpoint that one thread would still convert when all others are done
+LARGE = 2 * 2**30  # bytes; a larger checkpoint gets several threads, so that it is not the last to finish
 Done = dict[str, Any]
 MAX_PROBES = 1000  # sources whose accessibility is checked on the workers of a cluster beforehand
 MIN_WORKER_MEMORY = 16 * 2**20  # bytes
@@ -68,17 +68,17 @@ def zoo(
     """Convert many checkpoints into an output tree that mirrors the sources, and record each result in a ledger.
 
     sources: one or several folders, globs, files and manifests. destination: the folder to write to. to: the target
-    format (default: safetensors; in a manifest, that of the destination's suffix). pattern: a glob; only checkpoints
-    whose path or name matches. latest: only the newest of each training series. resume: continue after an earlier run;
-    convert only what is not done or has changed. by_content: compare sources by a hash of their bytes, not by time and
-    size. follow_links: read files that links outside the source folders lead to; otherwise those are failures. ledger:
-    the path of the ledger, if not in `destination`. shard: "2/8" converts the second of eight shares, for eight
-    machines that each convert one; each share has a ledger of its own. each: a function that is called with each ledger
-    entry. The other options are those of `convert`, for every checkpoint.
+    format (default: safetensors; in a manifest, that of the destination's suffix). pattern: a glob; convert only
+    checkpoints whose path or name matches. latest: only the newest of each training series. resume: continue after an
+    earlier run; convert only checkpoints that are not done or have changed. by_content: compare sources by a hash of
+    their bytes, not by time and size. follow_links: follow links that lead out of the source folders; otherwise they
+    are failures. ledger: the path of the ledger, if not in `destination`. shard: "2/8" converts the second of eight
+    shares, for eight machines that each convert one; each share has its own ledger. each: a function that is called
+    with each ledger entry. The other options are those of `convert`, for every checkpoint.
 
     Returns a Summary: counts, bytes, seconds, and in `failed` the ledger entries of the failures; one checkpoint that
-    fails does not stop the others. Raises what concerns all of them: UsageError (an option, a manifest, a pattern that
-    matches nothing), StorageError (the output folder, an existing ledger without `resume`), CorruptCheckpoint (a
+    fails does not stop the others. Raises errors that concern all of them: UsageError (an option, a manifest, a pattern
+    that matches nothing), StorageError (the output folder, an existing ledger without `resume`), CorruptCheckpoint (a
     damaged ledger).
     """
     own = {"pattern": pattern, "latest": latest, "resume": resume, "by_content": by_content, "shard": shard, "to": to}
@@ -123,20 +123,20 @@ def convert(
         for entries in _batches(items, _results(todo, folder, options, book.path), options):
             made += entries
             if any(e.state == "done" for e in entries) and not files.is_remote(folder) and hasattr(os, "sync"):
-                os.sync()  # one call for hundreds of files, before the ledger says that they are there
+                os.sync()  # one call for hundreds of files, before the ledger records them
             book.append(entries)
             if each:
                 for entry in entries:
                     each(entry)
     done, failed = [e for e in made if e.state == "done"], tuple(e for e in made if e.state == "failed")
-    # of what was up to date only damage is said again
+    # for checkpoints that were up to date, repeat only damage
     again = [e._replace(remarks=tuple(r for r in e.remarks if r.kind == "damaged")) for e in current]
     seconds = time.monotonic() - began
     return Summary(len(done), len(current), failed, sum(e.size for e in done), seconds, *counted([*done, *again]))
 
 
 def _ledger_path(folder: str, options: ZooOptions) -> str:
-    """The path of the ledger; an error if the outputs cannot go to this folder, or the ledger not there as well."""
+    """Return the path of the ledger; an error if the outputs or the ledger cannot be written there."""
     remote = files.is_remote(folder)
     if remote and not options.ledger:
         raise UsageError("a remote output folder needs ledger=FILE on this machine: object stores cannot append")
@@ -159,7 +159,7 @@ def _outcome(item: Conversion, result: Done | CkptError) -> LedgerEntry:
 
 
 def _results(todo: Sequence[Conversion], folder: str, options: ZooOptions, ledger: str) -> Results:
-    """Run the pool, or the tasks of a cluster; the workers of a pool share the memory."""
+    """Run the conversions in a pool, whose workers share the memory, or on a cluster."""
     how, hashed = options.resources, options.by_content
     if not todo:
         return
@@ -173,7 +173,7 @@ def _results(todo: Sequence[Conversion], folder: str, options: ZooOptions, ledge
 
 
 def _batches(items: Sequence[Conversion], results: Results, options: ZooOptions) -> Iterator[list[LedgerEntry]]:
-    """The problems of the plan, then the results of some seconds each, so that one durable write serves all of them."""
+    """Yield the problems of the plan, then batches of about a second of results for one durable write each."""
     yield [_outcome(i, i.found.problem) for i in items if i.found.problem]
     batch, last, done = list[LedgerEntry](), time.monotonic(), 0
     total = sum(i.found.size for i in items if i.state not in ("done", "problem"))
@@ -194,7 +194,7 @@ def _make_folders(folder: str, todo: Sequence[Conversion]) -> None:
     """Create all folders beforehand, so that no worker removes one that another is about to use."""
     if not files.is_remote(folder):
         for path in {os.path.dirname(files.join(folder, i.destination)) for i in todo}:
-            with suppress(OSError, RecursionError):  # the conversion fails there, and says why
+            with suppress(OSError, RecursionError):  # the conversion will fail and say why
                 os.makedirs(path, exist_ok=True)
 
 
@@ -219,9 +219,9 @@ class WorkerConfig(NamedTuple):
 def work(
     config: WorkerConfig, item: Conversion, engine: str = "local", *, listings: dict[str, list[str]] | None = None
 ) -> Done:
-    """Convert one checkpoint: in a worker, or in tasks of an engine. `listings`: of long folders.
+    """Convert one checkpoint: in a worker, or in tasks of an engine. listings: of long folders.
 
-    Returns fields of the ledger's entry: what was read and written.
+    Returns fields of the ledger entry about the data that was read and written.
     """
     began, folder = time.monotonic(), config.folder
     lookups.expect(dict(item.found.files))
@@ -235,7 +235,7 @@ def work(
         names = [path.removeprefix(redacted(files.join(folder, ""))) for path in report.files]
         sizes = [(n, s.size, s.mtime) for n in names if (s := files.stat(files.join(folder, n)))]
         digest = content_hash(item.found.urls) if config.hashed else ""
-        digest = "" if digest and _changed(item, engine) else digest  # of other bytes than were converted
+        digest = "" if digest and _changed(item, engine) else digest  # other bytes than those converted
         proof = content_hash(files.join(folder, n) for n in names) if how.verify else ""
     return {
         "format": report.source_format, "tensors": report.tensors, "size": report.bytes, "written": tuple(sizes),
@@ -245,19 +245,19 @@ def work(
 
 
 def _changed(item: Conversion, engine: str) -> str:
-    """A local file that is not as it was planned, or ''; remote ones are compared when they have been read."""
+    """Return a local file that has changed since planning, or ''; remote ones are compared after reading."""
     for url, planned in item.found.files:
         if files.is_remote(url):
             continue
         now = files.stat(url)
-        marked = now and now.mark and planned.mark and engine == "local"  # elsewhere files may have other numbers
+        marked = now and now.mark and planned.mark and engine == "local"  # inode numbers may differ on other machines
         if now is None or now[: None if marked else 2] != planned[: None if marked else 2]:
             return url
     return ""
 
 
 def _converted(item: Conversion, output: str, folder: str, how: Options) -> Report:
-    """Convert it, replacing what an earlier run wrote as it wrote it, and nothing else unless that is forced."""
+    """Convert it; replace only unchanged files of an earlier run, unless `force` is given."""
     given = {k: v for k, v in vars(how).items() if v is not None}
     convert = partial(writing.convert, item.found.source)
     if how.force:
@@ -267,10 +267,10 @@ def _converted(item: Conversion, output: str, folder: str, how: Options) -> Repo
             return convert(output, **given | {"force": bool(item.written)})
     except OutputExists as e:
         if item.ours and item.state in ("convert", "retry"):
-            with suppress(CkptError):  # a killed run may have published it without a record: then it holds the same
+            with suppress(CkptError):  # a killed run may have published the same output without a record
                 comparing.verify(item.found.source, output, **{k: v for k, v in given.items() if k in VERIFY})
                 target = table.get(how.to).name if how.to else min(table.by_suffix(output), default="")
-                if reading.open_source(output, Options()).format == target:  # and is no file of another output
+                if reading.open_source(output, Options()).format == target:  # not a file of another output
                     return convert(output, **given | {"force": True})
         raise StorageError(e.message, url=e.url) from None
 
@@ -281,9 +281,9 @@ def _converted(item: Conversion, output: str, folder: str, how: Options) -> Repo
 def on_cluster(
     todo: Sequence[Conversion], config: WorkerConfig, engine: str, ledger: str
 ) -> Iterator[tuple[Conversion, Done | CkptError]]:
-    """Run a task for each checkpoint; afterwards each large one, with a task for each part of its output.
+    """Run a task for each checkpoint; then convert the large ones, with a task for each part of the output.
 
-    Workers that see the same ledger also see the same output folder.
+    The ledger tells whether workers see the same output folder.
     """
     config = config._replace(folder=ray_engine.absolute(config.folder))
     known = {i.destination: i for i in todo}
@@ -302,7 +302,7 @@ def on_cluster(
 
 
 def _one(config: WorkerConfig, item: Conversion, engine: str = "local") -> Done | CkptError:
-    """Convert a checkpoint; its failure is its result, so that it stops and repeats no others."""
+    """Convert a checkpoint; return its failure as the result, so that other tasks are not stopped or repeated."""
     try:
         return work(config, item, engine)
     except CkptError as e:

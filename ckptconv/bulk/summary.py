@@ -1,4 +1,4 @@
-"""What a bulk conversion did, from its entries in the ledger: a summary, and the status."""
+"""Sum up a bulk conversion from its entries in the ledger: a summary, and the status."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .ledger import KINDS, LEDGERS, LONGEST, MOST, STATES, LedgerEntry, Remark, 
 
 MAX_CAUSES = 20  # causes that are shown; the ledger has all
 EXAMPLES = 20  # checkpoints of each cause in JSON and on a page
-SHOWN = 5  # damaged or failed checkpoints that are listed of a cause; of what is less serious one will do
-RECENT = 600  # seconds before the last entry, of which the rate is taken
+SHOWN = 5  # damaged or failed checkpoints listed per cause; less serious causes have one example
+RECENT = 600  # seconds before the last entry, over which the rate is measured
 
 
 # --- what was left out or changed ---
 
 
 class Cause(NamedTuple):
-    """What is said of several checkpoints: how many they are, and each of them with what it concerns there.
+    """A remark or failure that several checkpoints share, with their number and an example from each.
 
     kind: of a remark, or the class of an error.
     """
@@ -47,7 +47,7 @@ class Cause(NamedTuple):
 
 
 def remarks_of(report: Report) -> tuple[Remark, ...]:
-    """The remarks on a conversion, those of one cause together, the most serious first."""
+    """Return the remarks on a conversion, grouped by cause, the most serious first."""
     said = (  # most hints concern whoever looks at one output
         (note.kind, note.text, name)
         for note in report.notes if note.kind in KINDS and note.kind != "hint" for name in note.names or ("",)
@@ -62,14 +62,14 @@ def remarks_of(report: Report) -> tuple[Remark, ...]:
 
 
 def pattern(message: str) -> str:
-    """A message without quoted text and numbers, which differ from file to file; of listed tensors only the reasons."""
+    """Strip a message of quoted text and numbers, which differ from file to file, and of the names in listings."""
     first, *listed = message.split("\n")
     reasons = sorted({line.rpartition(": ")[2] for line in listed if ": " in line})
     return re.sub(r"'[^']*'|\b[0-9a-f]{8,}\b|\d+", "*", "\n".join([first, *reasons]))
 
 
 def causes(said: Iterable[tuple[str, str, str]]) -> list[Cause]:
-    """Group what is said (kind, text, example) by cause, the most frequent first, with all examples."""
+    """Group messages (kind, text, example) by cause, the most frequent first, with all examples."""
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for kind, text, example in said:
         groups.setdefault((kind, pattern(text)), []).append((example, text))
@@ -78,12 +78,12 @@ def causes(said: Iterable[tuple[str, str, str]]) -> list[Cause]:
 
 
 def failures(entries: Iterable[LedgerEntry]) -> list[Cause]:
-    """Failures by cause, the most frequent first, with all sources."""
+    """Group failures by cause, the most frequent first, with all sources."""
     return causes((e.error, e.message, e.source) for e in entries)
 
 
 def counted(entries: Sequence[LedgerEntry]) -> tuple[int, tuple[Cause, ...]]:
-    """How many checkpoints lack damaged tensors, and the remarks by cause, the most serious and most frequent first."""
+    """Count the checkpoints that lack damaged tensors, and group remarks by cause, serious and frequent ones first."""
     damaged = sum(any(r.kind == "damaged" and r.what for r in e.remarks) for e in entries)
     said = ((r.kind, r.text, f"{e.source}: {r.what}" if r.what else e.source) for e in entries for r in e.remarks)
     return damaged, tuple(sorted(causes(said), key=lambda c: KINDS.index(c.kind)))
@@ -94,17 +94,17 @@ def counted(entries: Sequence[LedgerEntry]) -> tuple[int, tuple[Cause, ...]]:
 
 @dataclass(frozen=True, repr=False)
 class Summary(Told):
-    """The result of `zoo`, or how far one is.
+    """The result of `zoo`, or its progress.
 
     done: the number of checkpoints that were converted. skipped: the number of those that were up to date. failed: the
     ledger entries of failures, with `source`, `error` (the class) and `message`. bytes, seconds: size of the output of
-    this run, and wall time. damaged: how many of those converted or up to date lack tensors that were damaged. remarks:
-    what was left out or changed, by cause, with `kind`, `text`, `checkpoints` (how many) and `examples`.
+    this run, and wall time. damaged: how many of those converted or up to date lack damaged tensors. remarks: things
+    that were left out or changed, by cause, with `kind`, `text`, `checkpoints` (how many) and `examples`.
 
-    Of an output folder, as `zoo_status` tells it, it counts what all runs did. ledgers: how many there are, one for
-    each share; 0 for a run. planned: checkpoints that are being converted, wait, or were left by a run that ended
-    early. formats: the number of converted checkpoints by source format. seconds: since the last entry. rate:
-    conversions in each second of the last minutes in which there were any.
+    The result of `zoo_status` counts all runs. ledgers: their number, one for each share; 0 for the result of `zoo`.
+    planned: checkpoints that are being converted, are waiting, or were left by a run that ended early. formats: the
+    number of converted checkpoints by source format. seconds: since the last entry. rate: conversions per second in the
+    last minutes in which there were any.
     """
 
     done: int
@@ -120,7 +120,7 @@ class Summary(Told):
     rate: float = 0.0
 
     def lines(self) -> list[str]:
-        """What the command line prints: what was left out, causes of failures with their checkpoints, and totals."""
+        """Return what the command line prints: remarks, causes of failures with their checkpoints, and totals."""
         causes = self.remarks, failures(self.failed)
         lines = [str(c) for some in causes for c in some[:MAX_CAUSES]]
         if more := sum(len(some[MAX_CAUSES:]) for some in causes):
@@ -143,7 +143,7 @@ class Summary(Told):
         ]
 
     def sum(self) -> str:
-        """The last line."""
+        """Return the last line."""
         return self.lines()[-1]
 
     def to_json(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def zoo_status(output: str) -> Summary:
 
 
 def ledgers(output: str) -> list[str]:
-    """The ledgers in the output folder of a zoo, or the one at this path; StorageError if there is none."""
+    """List the ledgers in the output folder of a zoo, or the one at this path; StorageError if there is none."""
     if not files.is_dir(output):
         return [output]
     paths = [files.join(output, n) for n in files.names(output) if fnmatchcase(n, LEDGERS)]
@@ -189,6 +189,6 @@ def ledgers(output: str) -> list[str]:
 
 
 def _age(path: str) -> float:
-    """Seconds since a ledger was written."""
+    """Return the seconds since a ledger was written."""
     status = files.stat(path)
     return max(0.0, time.time() - (status.mtime if status else 0) / 1e9)
