@@ -1,4 +1,4 @@
-"""The words of names, how alike they are, and the assignment that makes all pairs at once, not greedily.
+"""Split names into words, measure their similarity, and assign all pairs at once, not greedily.
 
 bert/encoder/layer_3/attention/self/query/kernel    bert encoder layer # attention self query weight
 encoder.layer.3.attention.self.query.weight              encoder layer # attention self query weight
@@ -20,14 +20,14 @@ from ..errors import MissingExtra
 from ..moves.copy import Array
 from .pairs import COPY, WORDS, folded, leaf, parent
 
-# Variables by what they are called in one place and the other. The last word decides what a tensor is.
+# Names of variables in different frameworks. The last word decides what a tensor is.
 LEAVES = {
     "kernel": "weight", "gamma": "weight", "scale": "weight", "embeddings": "weight", "embedding": "weight",
     "w": "weight", "weights": "weight", "g": "weight", "beta": "bias", "b": "bias", "biases": "bias", "offset": "bias",
     "moving_mean": "running_mean", "moving_variance": "running_var", "mean": "running_mean", "var": "running_var",
     "avg_mean": "running_mean", "avg_var": "running_var", "rm": "running_mean", "riv": "running_var", "s": "weight",
     "running_std": "running_var", "moving_var": "running_var", "variance": "running_var",  # Keras 1 calls it std
-    "w_0": "weight", "b_0": "bias", "w_1": "running_mean", "w_2": "running_var",  # of Paddle's programs
+    "w_0": "weight", "b_0": "bias", "w_1": "running_mean", "w_2": "running_var",  # in Paddle's programs
     "depthwise_kernel": "depthwise_weight", "pointwise_kernel": "pointwise_weight",
     "recurrent_kernel": "weight_hh", "recurrent_bias": "bias_hh",
 }  # fmt: skip
@@ -44,21 +44,21 @@ SAME = {
 SEPARATORS = re.compile(r"[/.]+")
 AVERAGE = re.compile(r"(?:/~)?/(mean|var)_ema(?:/~)?/average$")
 RANK = re.compile(r"(?i)(conv|pool)[123]d")
-PLURAL = 4  # of a word that may be a plural, at least
+PLURAL = 4  # letters; a longer word may be a plural
 KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_ih", "bias_ih", "bias_hh"}
 RECURRENT = re.compile(r"((?:weight|bias)_(?:ih|hh))(?:_l[0-9]+)?(_reverse)?")  # of torch
 VARIABLES = sorted({*LEAVES, *KINDS}, key=lambda v: -len(v))
-IN_FRONT = re.compile(r"(?i)([wb])(?:_(?=.)|(?=[0-9]))", re.S)  # of what a variable belongs to: W_conv1, b2
+IN_FRONT = re.compile(r"(?i)([wb])(?:_(?=.)|(?=[0-9]))", re.S)  # variable before its module: W_conv1, b2
 APART = 4  # letters of a variable that may follow a word directly: conv1bias, headbias
-MAX_CLASS = 500  # tensors or modules on a side that are compared each with each
-SAME_NUMBERS, IN_ORDER = 0.3, 0.1  # weights of the numbers in a name and of its place, against its words (0 to 1)
+MAX_CLASS = 500  # tensors or modules on a side of which all pairs are compared
+SAME_NUMBERS, IN_ORDER = 0.3, 0.1  # weights of a name's numbers and its position; its words count 0 to 1
 T = TypeVar("T")
 
 
 def in_segments(names: Sequence[str]) -> dict[str, str]:
-    """Each name with its module and its variable as segments, whatever joins them; as it is where nothing tells.
+    """Split the module and the variable of each name into segments; names without a clue are unchanged.
 
-    conv1/kernel/value, conv1/bias/value      a last segment that all share is none:  conv1/kernel, conv1/bias
+    conv1/kernel/value, conv1/bias/value      a last segment that all share is dropped:  conv1/kernel, conv1/bias
     bn1_running_mean, bn1RunningMean, bn1runningmean                                  bn1/running_mean
     net/W_fc1, net/b_fc1, old/w2, old/b2                                              net/fc1/w, old/2/b
     """
@@ -75,12 +75,12 @@ def in_segments(names: Sequence[str]) -> dict[str, str]:
 
 
 def _named(names: Mapping[str, str]) -> bool:
-    """Whether most of the new names end in what a variable is called."""
+    """Tell whether most of the new names end in the name of a variable."""
     return sum(leaf(n) in LEAVES or leaf(n) in KINDS for n in names.values()) > len(names) / 2
 
 
 def _variable_apart(name: str) -> str:
-    """A name without segments, with what its variable is called as one: the longest that it ends in, or W_, b_."""
+    """Split the variable off a name without segments: the longest known one that it ends in, or W_, b_."""
     for variable in VARIABLES if name.lower() not in VARIABLES else ():
         for end in {variable, variable.replace("_", "")}:
             cut = len(name) - len(end)
@@ -94,7 +94,7 @@ def _variable_apart(name: str) -> str:
 
 @lru_cache(maxsize=2**16)
 def words(name: str) -> tuple[str, ...]:
-    """The words of a name in the order they stand, numbers as #, spellings made one."""
+    """Return the words of a name in order, with # for numbers and one spelling for synonyms."""
     name = averaged(COPY.sub("", name))
     *scopes, last = SEPARATORS.split(name)
     out: list[str] = []
@@ -107,7 +107,7 @@ def words(name: str) -> tuple[str, ...]:
 
 
 def averaged(name: str) -> str:
-    """Haiku's norm/~/mean_ema/average as norm/mean, as others call it."""
+    """Rename Haiku's norm/~/mean_ema/average to the usual norm/mean."""
     return AVERAGE.sub(r"/\1", name) if name.endswith("average") else name
 
 
@@ -126,15 +126,15 @@ def _split(segment: str) -> list[str]:
 
 
 def _singular(word: str) -> str:
-    """tokens as token; bias and class stay."""
+    """Make tokens token; keep bias and class."""
     plural = len(word) > PLURAL and word.endswith("s") and not word.endswith(("ss", "us", "is", "as"))
     return word[:-1] if plural and word not in SAME.values() else word
 
 
 def likeness(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> Array:
-    """The likeness of all words of a to all of b: the cosine of their features, rare ones weighing more.
+    """Compute the similarity of all names of a to all of b: the cosine of their features, rare ones weighing more.
 
-    Features are words, pairs of neighbours, and the last word as such.
+    Features are words, pairs of neighbouring words, and the last word.
     """
     try:
         from scipy import sparse
@@ -156,7 +156,7 @@ def likeness(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> Array:
 
 
 def assigned(gain: Array) -> list[tuple[int, int]]:
-    """The pairs with the greatest sum of gains."""
+    """Return the pairs with the greatest sum of gains."""
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(gain, maximize=True)
@@ -164,7 +164,7 @@ def assigned(gain: Array) -> list[tuple[int, int]]:
 
 
 def alike(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
-    """Pair tensors that only their names tell apart: by words, then by numbers, then in order."""
+    """Pair tensors that differ only in their names: by words, then by numbers, then in order."""
     if len(a) == len(b) == 1:
         return [(a[0], b[0])]
     out = []
@@ -177,7 +177,7 @@ def alike(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def slices(a: Sequence[T], b: Sequence[T]) -> Iterator[tuple[Sequence[T], Sequence[T]]]:
-    """Both in slices that are short enough to be compared each with each: all of them, but for huge models."""
+    """Slice both sequences so that all pairs in a slice can be compared; only huge models need several slices."""
     count = -(-max(len(a), len(b)) // MAX_CLASS)
     for k in range(count):
         x, y = (many[len(many) * k // count : len(many) * (k + 1) // count] for many in (a, b))

@@ -1,4 +1,4 @@
-"""The two sides that are matched, and what was found: tensors that belong together, and how one knows."""
+"""The two sides of a match, and its result: pairs of tensors, with the evidence for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .orders.axes import Order
 
 @dataclass(frozen=True)
 class Proposal:
-    """What belongs together, what shares a tensor in the target, and what has no counterpart on either side."""
+    """The result of a match: pairs, ties of the target, and tensors without a counterpart on either side."""
 
     pairs: tuple[Pair, ...]
     ties: tuple[tuple[str, ...], ...] = ()
@@ -23,12 +23,12 @@ class Proposal:
     source_only: tuple[str, ...] = ()
     target_only: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    every: tuple[str, ...] = ()  # all names of the source: no rule may take others than its own
+    every: tuple[str, ...] = ()  # all names of the source; a rule may take only its own
     doubt: str = ""  # why the two may not be one model
 
     @property
     def assumed(self) -> list[Pair]:
-        """Pairs that neither values nor equal names and a convention prove."""
+        """The pairs that are not proved by values, or by equal names and a convention."""
         return [p for p in self.pairs if not p.sure]
 
     @property
@@ -37,7 +37,7 @@ class Proposal:
         return [p for p in self.pairs if p.real and not p.sure]
 
     def review(self) -> dict[str, list[str]]:
-        """The tensors of the target to look at by the reason, that of most of them first."""
+        """Return the target tensors to look at by reason, the most frequent reason first."""
         whys: dict[str, list[str]] = {}
         for p in self.doubtful:
             whys.setdefault("; ".join(p.why), []).extend((*p.targets, *dict(p.fills)))
@@ -62,7 +62,7 @@ class Proposal:
 
 
 class Length(NamedTuple):
-    """An axis of the target that the source has with another length."""
+    """An axis that has another length in the source than in the target."""
 
     axis: int
     before: int
@@ -74,7 +74,7 @@ class Length(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The key of a rule."""
+        """Format it as a key of a rule."""
         value = ", value = 0" if self.word == "pad" else ""
         return f"{self.word} = {{ axis = {self.axis}, from = {self.before}, to = {self.to}{value} }}"
 
@@ -83,14 +83,14 @@ LISTED = 5  # candidates named for an ambiguous tensor
 
 
 class Pair(NamedTuple):
-    """Tensors that become others; `sure` unless something was assumed: `why` says what, `rivals` what else could be.
+    """Source tensors and the target tensors made of them. `why` says what was assumed; if nothing, the pair is `sure`.
 
-    `evidence` is values (bit for bit), equal (values that others have too, so names decide), names, or shape.
-    `real` says that another pair or order is likely: what a person should look at, and what a check tries.
-    `fills` are targets that the source has no tensor for, with the numbers that they must hold, one for each of equal
-    blocks. `length` is an axis of the target that is cropped or padded. `each` is how many names one template of a
-    side stands for in a stack: 1 of the sources and 12 of the targets, and the axis `e` counts these. `adds`: the
-    sources are added first, and the order is that of their sum.
+    `rivals` are other candidates. `evidence` is values (bit for bit), equal (other tensors have the same values, so
+    names decide), names, or shape. `real`: another pair or order is likely, so a person should look and a check tries
+    it. `fills` are targets without a source tensor, with the numbers that they must hold, one for each of equal blocks.
+    `length` is an axis of the target that is cropped or padded. `each` is the number of names per template and side in
+    a stack, such as 1 source and 12 targets, counted by the axis `e`. `adds`: the sources are added first, and the
+    order is that of their sum.
     """
 
     sources: tuple[str, ...]
@@ -108,7 +108,7 @@ class Pair(NamedTuple):
 
     @property
     def inverse(self) -> Pair:
-        """The pair in the other direction; constants that were filled in become terms of a sum."""
+        """Reverse the pair; constants that were filled in become terms of a sum."""
         targets = (*self.targets, *(n for n, _ in self.fills))
         each = self.each and self.each[::-1]
         return self._replace(
@@ -117,7 +117,7 @@ class Pair(NamedTuple):
 
 
 class Alternative(NamedTuple):
-    """What is tried, in words, and the pairs that it replaces by their places in the proposal."""
+    """A change to try: its description, and new pairs by their positions in the proposal."""
 
     text: str
     pairs: Mapping[int, Pair]
@@ -130,26 +130,26 @@ DIGITS = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 
 @lru_cache(maxsize=2**16)
 def leaf(name: str) -> str:
-    """The last segment, without TensorFlow's `:0` and Keras' `_` of private variables."""
+    """Return the last segment, without TensorFlow's `:0` and Keras' `_` of private variables."""
     bare = COPY.sub("", name)
     return bare[max(bare.rfind("/"), bare.rfind(".")) + 1 :].lower().lstrip("_")
 
 
 @lru_cache(maxsize=2**16)
 def parent(name: str) -> str:
-    """All but the last segment."""
+    """Return all but the last segment."""
     cut = max(name.rfind("/"), name.rfind("."))
     return name[: max(cut, 0)]
 
 
 @lru_cache(maxsize=2**16)
 def folded(name: str) -> tuple[str, tuple[int, ...]]:
-    """The name without its integers, and the integers; `007` is text, not a number."""
+    """Split a name into its text and its integers; `007` is text, not a number."""
     return DIGITS.sub("\0", name), tuple(map(int, DIGITS.findall(name)))
 
 
 class Print(NamedTuple):
-    """Content up to the order of elements; a constant (zeros, ones) proves nothing."""
+    """A fingerprint of a tensor's content in any order; a constant (zeros, ones) proves nothing."""
 
     kind: str
     elements: int
@@ -158,12 +158,12 @@ class Print(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """Tensors of one shape that are matched as one: stacked along a new first axis, or fused behind each other."""
+    """Tensors of one shape that are matched as one: stacked along a new first axis, or concatenated."""
 
     names: tuple[str, ...]
     kind: str  # stacked, fused or gates
     shape: tuple[int, ...]  # of each
-    layers: int = 1  # names that one part of a fusion has: query 0, query 1, ..., key 0, ...
+    layers: int = 1  # names per fused part: query 0, query 1, ..., key 0, ...
     counted: bool = False  # the parts of a fusion are numbered: experts.0, experts.1, ...
 
 
@@ -171,9 +171,9 @@ class Bundle(NamedTuple):
 class Side:
     """Weights by name, in the order of the checkpoint.
 
-    `kinds` gives the class of the layer that a tensor belongs to, where the file or the module says so (snake case);
-    `inputs` what these layers take, as the config of a Keras model tells; `prints` the fingerprints of the contents,
-    where these may be compared; `bundles` what a name stands for that is not in the checkpoint (see bundles.py).
+    `kinds` has the class of a tensor's layer in snake case, if the file or the module gives it; `inputs` the input kind
+    of that layer, from the config of a Keras model; `prints` the fingerprints of contents, if these may be compared;
+    `bundles` the tensors of a name that is not in the checkpoint (see bundles.py).
     """
 
     tensors: Mapping[str, Tensor]
@@ -181,31 +181,31 @@ class Side:
     prints: Mapping[str, Print] = field(default_factory=dict)
     bundles: Mapping[str, Bundle] = field(default_factory=dict)
     inputs: Mapping[str, LayerInput] = field(default_factory=dict)
-    flattens: bool = False  # somewhere, as a file without config tells
-    flax: bool = False  # its kernels have the inputs before the outputs also if they are transposed
-    single: bool = False  # each tensor is a module of its own: what is left over of modules
+    flattens: bool = False  # the model flattens an image somewhere; known without a config
+    flax: bool = False  # also its transposed kernels have the inputs before the outputs
+    single: bool = False  # each tensor is a module by itself: leftovers of modules
 
     def without(self, names: Iterable[str]) -> Side:
-        """The side without tensors that are done with."""
+        """Remove tensors from the side."""
         gone = self.tensors.keys() & set(names)
         if not gone:
             return self
         return replace(self, tensors={n: t for n, t in self.tensors.items() if n not in gone})
 
     def named(self, names: Iterable[str]) -> list[str]:
-        """The names of the checkpoint that these names, bundles among them, stand for."""
+        """Replace the names of bundles by those in the checkpoint."""
         return [m for n in names for m in (self.bundles[n].names if n in self.bundles else (n,))]
 
 
 def weights(checkpoint: Checkpoint) -> Side:
-    """The side of a checkpoint: without optimizer slots and the like, and with one name of each tie."""
+    """Make the side of a checkpoint: only weights, and one name of each tie."""
     again = {n for group in checkpoint.ties for n in group[1:]}
     tensors = {n: t for n, t in checkpoint.items() if not t.role and n not in again}
     known = checkpoint.details
     names = known.get("names", {})
     layers = " ".join([*names, *names.values(), *(str(row[0]) for row in known.get("layers", ()))]).lower()
     inputs = known.get("inputs", {})
-    # these name all their layers
+    # configs of these name all layers
     whole = names.get("") in ("functional", "sequential")
     if whole and "global" in layers and "flat" not in layers and "reshape" not in layers:
         inputs = dict.fromkeys(tensors, LayerInput("plain")) | inputs
@@ -219,7 +219,7 @@ Sides = tuple[Side, Side]
 
 
 def left(sides: Sides, pairs: Iterable[Pair], done: tuple[Iterable[str], Iterable[str]] = ((), ())) -> Sides:
-    """What is not in pairs, nor done otherwise."""
+    """Remove tensors that are in pairs or in `done`."""
     used = {n for p in pairs for n in p.sources}
     made = {n for p in pairs for n in (*p.targets, *(f for f, _ in p.fills))}
     return sides[0].without(used.union(done[0])), sides[1].without(made.union(done[1]))

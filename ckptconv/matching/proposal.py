@@ -1,17 +1,17 @@
 """Propose a converter for a source and a target: by values, else by names and modules, with shapes as constraints.
 
-    match(source, target)       two paths, or a path and a torch module -> Match, as a person sees it, and a rule file
-    propose(source, target)     Checkpoint, Checkpoint -> Proposal         pairs.py: what is found
-        values.py               the same elements, in which order of axes: proved bit for bit; pieces add up to a whole
-        modules/match.py        modules whose names say the same, as no others do; their tensors; paddings
+    match(source, target)       two paths, or a path and a torch module -> Match, for people, and a rule file
+    propose(source, target)     Checkpoint, Checkpoint -> Proposal         pairs.py: the result
+        values.py               equal elements and their order of axes, proved bit for bit; pieces that add up
+        modules/match.py        modules whose names mean the same, as no others do; their tensors; paddings
         modules/bundles.py      pieces on one side that are one tensor on the other: stacked layers, fused QKV, gates
         modules/solve.py        modules of one signature, by words, blocks and order
-        orders/choose.py        how axes move, by conventions or shapes; images, cells, and what is doubtful about it
+        orders/choose.py        how axes move, by conventions or shapes; images, cells, and doubts about them
     toml(proposal, ...)         rules.py: rules over indices, with evidence; `-c` takes the file as it is
     prove(module, propose ...)  check/: run the module, compare its outputs, try what is marked
 
-Each stage gets what is left of both sides and returns pairs. Nothing is guessed in silence: what was not proved by
-values or by equal names and a convention is `assumed`, and `real` where another answer is likely.
+Each stage gets the unmatched tensors of both sides and returns pairs. No guess is silent: a pair that is not proved by
+values, or by equal names and a convention, is `assumed`, and it is `real` if another answer is likely.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Arrays = Path | Mapping[str, Any]
 Original = Arrays | Callable[..., Any]
 MATCH = (*SELECT, "force", "jobs")
 UNEQUAL = "no tensor values are equal: the two were probably trained separately, so pairs rest on names and shapes"
-HOPE = 0.5  # of the smaller side must find a partner
+HOPE = 0.5  # share of the smaller side that must be paired
 LEFT_OVER = "a tensor that is left over in the source could be its scale or offset, so no constants are filled in"
 TORN = "tensors of this module go to several modules, which take tensors of other modules too"
 APART = "the names of one side do not say which tensors belong to one module"
@@ -67,16 +67,16 @@ UNFOLDED = (
     "it rounds and needs an epsilon. Convert into a module that has it, and torch.nn.utils.fusion.fuse_conv_bn_eval "
     "folds it: docs/match.md has the steps"
 )
-UNPACKED, SMALL = 64, 2**26  # of arrays to check with: their bytes for each byte of the file, and bytes that are few
+UNPACKED, SMALL = 64, 2**26  # limits for arrays of a check: bytes per byte of the file, and bytes
 
 
 @dataclass(frozen=True, repr=False)
 class Match:
-    """The result of `match`: a proposed converter; print() shows how its pairs were found and what to review.
+    """The result of `match`: a proposed converter; print() shows how its pairs were found and which to review.
 
-    proposal: the pairs with their evidence, and what has no counterpart. rules: the converter as the text of a rule
-    file. proof: whether the module computes the outputs that were given with `check`, and what was changed for that;
-    None without `check`.
+    proposal: the pairs with their evidence, and tensors without a counterpart. rules: the converter as the text of a
+    rule file. proof: whether the module computes the outputs that were given with `check`, and which changes were
+    needed; None without `check`.
     """
 
     proposal: Proposal
@@ -85,25 +85,26 @@ class Match:
 
     @property
     def converter(self) -> Converter:
-        """The rules as a converter, with notes on what to look at; `converter=` of functions takes the Match itself."""
+        """Parse the rules into a converter with notes on what to review; `converter=` also takes the Match itself."""
         flat = [n for p in self.proposal.assumed if FLAT in p.why and not p.real for n in p.targets]
         said = [f"assumed: {FLAT} ({shortened(flat)}); the rules of `match` show the other order"] * bool(flat)
-        return replace(parse(self.rules, "match"), notes=(*self.review(), *said), texts=())  # these say the marks
+        # without the texts: the notes repeat their marks
+        return replace(parse(self.rules, "match"), notes=(*self.review(), *said), texts=())
 
     @property
     def doubt(self) -> str:
-        """Why the two may not be one model; '' if they are."""
+        """Why the two may not be the same model; '' if there is no doubt."""
         return self.proposal.doubt
 
     def __str__(self) -> str:
         return "\n".join(map(paragraph, [*self.lines(), *self.review()]))
 
     def review(self) -> list[str]:
-        """What to look at, and why."""
+        """List the pairs to look at, and why."""
         return [f"{GUESSED}: {why} ({shortened(names)})" for why, names in self.proposal.review().items()]
 
     def lines(self) -> Iterator[str]:
-        """What the command line prints: what is known, what is assumed, what to look at and what is left."""
+        """Yield what the command line prints: a summary, assumptions, pairs to review, and unmatched tensors."""
         found = self.proposal
         yield summary(found)
         for names, where in ((found.target_only, "source"), (found.source_only, "target")):
@@ -135,11 +136,12 @@ def match(
 
     source: a path or URL, an open checkpoint or a dict of arrays. target: the same, a model of torch, Keras or Flax
     (nnx), or the name package.module:callable of a function that builds one, or its parameters. If both hold the same
-    values, these decide, bit for bit; otherwise names, shapes and the order of modules decide, and what they leave open
-    is marked. `include` and `exclude` apply to both. destination: a .toml file to write the rules to. values: whether
-    to compare values, or only names and shapes. check: the inputs of the module and the outputs of the original for
-    them, each as arrays by name or an .npz file, or as outputs the original itself, a function or its name
-    package.module:callable; the module is run, and what is marked is tried until it computes the same (`Match.proof`).
+    values, these decide, bit for bit; otherwise names, shapes and the order of modules decide, and doubts are marked.
+    `include` and `exclude` apply to both. destination: a .toml file to write the rules to. values: whether to compare
+    values, or only names and shapes. check: the inputs of the module and the original's outputs for them, each as
+    arrays by name or an .npz file; instead of outputs, the original itself: a function or its name
+    package.module:callable. The module is run with alternatives to the marked pairs until it computes the same
+    (`Match.proof`).
 
     Returns a Match; `Match.doubt` says why the two may not be the same model. Raises ConversionError if nothing can be
     proposed, UsageError if a name leads to no module, StorageError if `destination` exists and `force` is not given,
@@ -168,13 +170,13 @@ def match(
     found = proof.proposal if proof else proposed(b)
     text = toml(found, " to ".join(names), source=names[0], target=names[1])
     if path:
-        read = {*stamps, *a.urls, *b.urls}  # also of what was open before
+        read = {*stamps, *a.urls, *b.urls}  # also of checkpoints that were already open
         write_whole(path, text.encode(), read, force=how.force)
     return Match(found, text, proof)
 
 
 def _built(target: Any) -> Any:
-    """The module that a check runs."""
+    """Build the module that a check runs."""
     if isinstance(target, Mapping) or (is_path(target) and not names_code(os.fspath(target))):
         raise UsageError("check needs a torch module as the target (or package.module:callable), not a file")
     from ..torch import build
@@ -183,7 +185,7 @@ def _built(target: Any) -> Any:
 
 
 def _arrays(given: Arrays, original: Original) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The inputs of a check, and the outputs, for which an original is run."""
+    """Return the inputs of a check and the expected outputs, if need be by running the original."""
     inputs = arrays(_read(given), "input")
     if isinstance(original, str) and names_code(original):
         original = import_named(original)
@@ -191,7 +193,7 @@ def _arrays(given: Arrays, original: Original) -> tuple[Mapping[str, Any], Mappi
 
 
 def _read(given: Any) -> Any:
-    """Arrays by name, read if they are a file, which may be a stranger's: what it holds packed is bounded."""
+    """Read arrays by name if a file is given; its unpacked size is limited, since it may be untrusted."""
     if not is_path(given):
         return given
     found = reading.open(given)
@@ -203,7 +205,7 @@ def _read(given: Any) -> Any:
 
 
 def _opened(target: Any, how: Options) -> Checkpoint:
-    """A checkpoint, or the names and shapes of a module; options that are about the source alone are left out."""
+    """Open the target, or take the names and shapes of a module; ignore options that concern only the source."""
     if isinstance(target, Checkpoint):
         return target
     target = build_if_named(target, meta=True)
@@ -233,11 +235,11 @@ def propose(
 ) -> Proposal:
     """Propose which tensors of two checkpoints belong together.
 
-    `values` compares contents first; without, or where the target is not trained, names, shapes and the order of
-    modules decide, and every pair that these do not settle is marked. `workers` read in parallel. `include` and
-    `exclude` are globs, each of names in the source or the target.
+    values: compare contents first; otherwise, or if the target is not trained, names, shapes and the order of modules
+    decide, and every pair that these do not settle is marked. workers: threads that read. include, exclude: globs for
+    names in the source or the target.
 
-    Raises CkptError if not one pair can be proposed. `Proposal.doubt` says when the two may not be one model.
+    Raises CkptError if no pair can be proposed. `Proposal.doubt` says why the two may not be the same model.
     """
     source, target = passes.select_either(source, target, include, exclude)
     spelled = [_spelled(c) for c in (source, target)]
@@ -285,8 +287,8 @@ def propose(
 
 
 def _spelled(checkpoint: Checkpoint) -> dict[str, str]:
-    """Each name with its module and its variable as segments; what TensorFlow or JAX call by no variable's name, and
-    has several axes, is a kernel."""
+    """Split the module and variable of each name into segments; in TensorFlow and JAX, a tensor of several axes
+    without a variable's name is a kernel."""
     names = in_segments([n for n, t in checkpoint.items() if not t.role])
     for n, new in names.items() if checkpoint.format in {"tf", "tf-v1", "tf-graph", *JAX} else ():
         nameless = place(new, set()) == (new, "weight") and not parsed(new)
@@ -304,16 +306,16 @@ def _dims(t: Tensor) -> tuple[int, ...]:
 
 
 def _lacks_norms(pairs: Sequence[Pair], sides: Sides) -> bool:
-    """Whether a batch normalisation of the source has no counterpart in the target."""
+    """Tell whether a batch normalisation of the source has no counterpart in the target."""
     ours, theirs = ({u.members["running_mean"].name for u in units(side) if u.kind == "batch norm"} for side in sides)
     return bool(ours - {n for p in pairs if theirs & {*p.targets} for n in p.sources})
 
 
 def _in_doubt(pairs: Sequence[Pair], sides: Sides, free: Side, lacking: bool) -> Iterator[Pair]:
-    """The pairs, in doubt where a tensor that is left over in the source could be meant, or a module is torn.
+    """Mark pairs as doubtful if an unmatched source tensor could be meant instead, or if a module is torn apart.
 
-    What could be such a tensor is not filled with constants. A batch normalisation that the target is lacking seems
-    to be folded if a layer has a bias in the target only.
+    A target that could be such a tensor is not filled with constants. A batch normalisation that the target lacks was
+    probably folded if a layer has a bias only in the target.
     """
     shapes = {_dims(t) for t in free.tensors.values()}
     homes, ends = ({t.name: u for u in units(side) for t in u.members.values()} for side in sides)
@@ -322,7 +324,7 @@ def _in_doubt(pairs: Sequence[Pair], sides: Sides, free: Side, lacking: bool) ->
     gone = {homes[n]: n for n, t in free.tensors.items() if t.shape and t.dtype.kind == "f"}
     torn = {x for x, y in ways if out[x] > 1 and into[y] > 1}
     biased = any(x.kind == y.kind == "weight" and "bias" in y.members.keys() - x.members.keys() for x, y in ways)
-    apart = [len(set(of.values())) == len(of) for of in (homes, ends)]  # no two tensors are of one module
+    apart = [len(set(of.values())) == len(of) for of in (homes, ends)]  # no module has two tensors
     for p in pairs:
         kept = tuple((n, v) for n, v in p.fills if _dims(sides[1].tensors[n]) not in shapes)
         why = [LEFT_OVER] * (kept != p.fills)
@@ -334,23 +336,23 @@ def _in_doubt(pairs: Sequence[Pair], sides: Sides, free: Side, lacking: bool) ->
 
 
 def _of_one_dtype(source: Checkpoint, target: Checkpoint) -> tuple[Checkpoint, list[str]]:
-    """The source as if cast to the target's dtype, where each has one."""
+    """Cast the source to the target's dtype, if each has only one."""
     kinds = [{t.dtype.name for t in c.values() if t.dtype.kind == "f" and not t.role} for c in (source, target)]
     if len(kinds[0]) == len(kinds[1]) == 1 and kinds[0] != kinds[1]:
         (other,) = kinds[1]
-        with suppress(UsageError):  # scales, which are not cast
+        with suppress(UsageError):  # scales are not cast
             return passes.cast(source, DTYPES[other]), [f"the target is {other}: convert with dtype={other!r}"]
     return source, []
 
 
 def _tied(groups: Iterable[Sequence[str]], paired: set[str], known: set[str]) -> list[tuple[str, ...]]:
-    """Names that share a tensor: one that is paired, then those that are neither paired nor known."""
+    """Return ties as one paired name and the names that are neither paired nor known."""
     both = [([n for n in g if n in paired], [n for n in g if n not in paired | known]) for g in groups]
     return [(inside[0], *rest) for inside, rest in both if inside and rest]
 
 
 def _unlike(sides: Sides, paired: int) -> str:
-    """Why the two may not be one model; '' if enough tensors are paired."""
+    """Say why the two may not be the same model; '' if enough tensors are paired."""
     if paired >= HOPE * max(1, min(len(side.tensors) for side in sides)):
         return ""
     counts = " and ".join(f"{len(side.tensors)} tensors" for side in sides)

@@ -1,4 +1,4 @@
-"""The rule file of a proposal: what to look at first, one reason for each group, rules as patterns over layers.
+"""Write the rule file of a proposal: doubts first, one reason for each group, rules as patterns over layers.
 
     bert/layer_0/q/kernel -> layer.0.q.weight     "bert/layer_{i}/q/kernel" = "layer.{i}.q.weight"  # 12 tensors
     bert/layer_1/q/kernel -> layer.1.q.weight
@@ -10,8 +10,8 @@ layout = "h w i o -> o i h w"
 [[rule]]
 # values: equal bit for bit
 
-A rule takes the names that were paired and no other name of the source; where an index alone would take more, its
-values are listed. A number of the target is one of the source, as it is, shifted or by a table; else names are spelled.
+A rule takes exactly the names that were paired; if an index alone would take more, its values are listed. A number in
+the target is one in the source, unchanged, shifted or mapped by a table; otherwise names are written out.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ GONE = "without counterpart in the target: left out"
 
 
 def toml(found: Proposal, title: str = "", source: str = "", target: str = "") -> str:
-    """The proposal as a rule file: real doubts first, then what was assumed, then what is sure, each in natural order.
+    """Write the proposal as a rule file: real doubts, then assumptions, then sure pairs, each in natural order.
 
-    Rules that share all but names are one table. Raises UsageError for names that no rule file can hold.
+    Rules that differ only in names are one table. Raises UsageError for names that no rule file can hold.
     """
     for side, names in (("source", found.every), ("target", [n for p in found.pairs for n in p.targets])):
         if any({"\0", MARK, "\n"} & set(n) for n in names):  # NUL stands for numbers, MARK for the index of a stack
@@ -61,7 +61,7 @@ def toml(found: Proposal, title: str = "", source: str = "", target: str = "") -
 
 
 def _tables(rows: Iterable[Row]) -> list[list[Row]]:
-    """The rules that can be one table, together."""
+    """Group the rules that can share a table."""
     out: dict[Hashable, list[Row]] = defaultdict(list)
     for row in rows:
         p = row.pair
@@ -71,7 +71,7 @@ def _tables(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def _alone(row: Row) -> bool:
-    """Whether a rule is but a name that becomes another, so that it may stand in a table of many."""
+    """Tell whether a rule only renames one tensor, so that it can share a table."""
     return len(row.sources) == 1 >= len(row.targets) and not row.fills
 
 
@@ -93,7 +93,7 @@ def _head(found: Proposal, title: str, source: str, target: str) -> Iterator[str
 
 
 def summary(found: Proposal) -> str:
-    """How many tensors of the target are found, and how."""
+    """Say how many tensors of the target are paired, and how."""
     kinds: Counter[str] = Counter()
     for p in found.pairs:
         evidence = {"proved": "proved", "equal": "by values and names"}.get(p.evidence, f"by {p.evidence}")
@@ -143,16 +143,16 @@ def _count(row: Row) -> str:
     return f"  # {len(row.pairs)} tensors" if len(row.pairs) > 1 else ""
 
 
-MARK = "\1"  # where the index of a stack stands
+MARK = "\1"  # stands for the index of a stack
 CAPTURES = "ijklmnopq"
 Numbers = tuple[int, ...]
-Known = Mapping[str, set[str]]  # by names without their numbers: all names that there are
+Known = Mapping[str, set[str]]  # all names, by their text without numbers
 Texts = tuple[str, ...]  # names without their numbers
 Spec = str | list[str] | dict[str, str]
 
 
 class Row(NamedTuple):
-    """One rule: templates of both sides, what its captures may be, and the pairs it stands for."""
+    """One rule: templates of both sides, the domains of its captures, and the pairs that it covers."""
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
@@ -166,7 +166,7 @@ class Row(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A pair on its way, with its names, a stack as one, and all their numbers: those of the source and the target."""
+    """A pair with the texts of its names, a stack counting as one name, and their numbers, for source and target."""
 
     pair: Pair
     names: tuple[Texts, Texts]
@@ -174,7 +174,7 @@ class Member(NamedTuple):
 
 
 def compact(pairs: Iterable[Pair], every: Iterable[str]) -> list[Row]:
-    """The rules for all pairs, in the order of their first sources."""
+    """Make the rules for all pairs, in the order of their first sources."""
     known: tuple[dict[str, set[str]], dict[str, set[str]]] = (defaultdict(set), defaultdict(set))
     for name in every:
         known[0][folded(name)[0]].add(name)
@@ -191,7 +191,7 @@ def compact(pairs: Iterable[Pair], every: Iterable[str]) -> list[Row]:
 
 
 def _marked(pair: Pair) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """The names, those of a stack as one with a mark, and the TOML of what stands there ('' if numbers from 0)."""
+    """Return the names, those of a stack as one with a mark, and the TOML of the mark ('' for numbers from 0)."""
     if not pair.each:
         return pair.sources, (*pair.targets, *(n for n, _ in pair.fills)), ""
     sides, spec = [pair.sources, pair.targets], ""
@@ -203,7 +203,7 @@ def _marked(pair: Pair) -> tuple[tuple[str, ...], tuple[str, ...], str]:
 
 
 def _one(some: Sequence[str]) -> tuple[str, str]:
-    """Several names as one with a mark where they differ."""
+    """Merge names into one, with a mark where they differ."""
     first = some[0]
     head, tail = (len(os.path.commonprefix([n[::step] for n in some])) for step in (1, -1))  # noqa: RUF071 - of letters
     while head and first[head - 1].isalnum():
@@ -217,13 +217,13 @@ def _one(some: Sequence[str]) -> tuple[str, str]:
 
 
 class _Rows:
-    """The rules of pairs that share everything but numbers."""
+    """Makes the rules of pairs that differ only in numbers."""
 
     def __init__(self, texts: tuple[Texts, ...], axis: str, known: Sequence[Known]) -> None:
         self.texts, self.axis, self.known = texts, axis, known
 
     def of(self, members: Sequence[Member]) -> list[Row]:
-        """One rule if the numbers allow, else one for each value of the number that varies least."""
+        """Make one rule if the numbers allow it, else one for each value of the number that varies least."""
         columns = list(zip(*(m.numbers[0] for m in members), strict=True))
         varying = [k for k, c in enumerate(columns) if len(set(c)) > 1]
         if len(members) == 1 or not varying:
@@ -244,7 +244,7 @@ class _Rows:
         specs: dict[str, Spec] = {}
 
         def capture(c: Numbers) -> str:
-            """The capture that gives a column of the target, as {i}; '' if none does."""
+            """Find the capture that yields a column of the target, as {i}; '' if none does."""
             for source, name in free.items():
                 spec = _bijection(source, c, narrow)
                 if spec and specs.setdefault(name, spec) == spec:
@@ -268,7 +268,7 @@ class _Rows:
         return [Row(made[0], made[1][:count], where, tuple(m.pair for m in members), named)]
 
     def _exact(self, made: Sequence[Texts], where: Mapping[str, Domain], members: Sequence[Member]) -> bool:
-        """Whether the templates take their own names only; they can take only names that fold to one text."""
+        """Tell whether the templates take only their own names; others must have the same text without numbers."""
         if len(members) == 1 and not any(MARK in text for texts in self.texts for text in texts):
             return True
         for side, domains in enumerate((where, {k: d.inverse for k, d in where.items()})):
@@ -285,12 +285,12 @@ class _Rows:
 
 
 def _filled(text: str, numbers: Iterator[object]) -> str:
-    """The text with the next numbers where they were."""
+    """Put the next numbers back into a text."""
     return re.sub("\0", lambda _: str(next(numbers)), text)
 
 
 def _bijection(a: Numbers, b: Numbers, narrow: bool) -> Spec | None:
-    """How numbers become others: "int", "int+1", a list of the values, or a table; None if they do not."""
+    """Describe a mapping of numbers: "int", "int+1", a list of the values, or a table; None if there is none."""
     table = dict(zip(a, b, strict=True))
     if any(table[x] != y for x, y in zip(a, b, strict=True)) or len(set(table.values())) < len(table):
         return None
@@ -304,7 +304,7 @@ def _bijection(a: Numbers, b: Numbers, narrow: bool) -> Spec | None:
 
 
 def written(value: Spec) -> str:
-    """A value as TOML."""
+    """Format a value as TOML."""
     if isinstance(value, str):
         return _quoted(value)
     if isinstance(value, list):
@@ -313,6 +313,6 @@ def written(value: Spec) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A TOML basic string."""
+    """Format a TOML basic string."""
     out = (f"\\{c}" if c in '"\\' else c if is_visible(c) else f"\\U{ord(c):08x}" for c in text)
     return f'"{"".join(out)}"'

@@ -1,12 +1,12 @@
-"""Pairs by content: equal fingerprints propose, the order of axes is proved bit for bit.
+"""Pair tensors by content: equal fingerprints propose pairs, whose order of axes is then proved bit for bit.
 
     sum over all elements of mix(bits), modulo 2^64, and their number            equal for all permutations of a tensor
     attn.qkv [48, 16]      = query [16, 16] + key [16, 16] + value [16, 16]      few tensors of one module
     layers [12, 16, 64]    = layer_0 [16, 64] + ... + layer_11 [16, 64]          names that count from 0
 
-A constant (zeros, ones) is no evidence, and tensors that share their content with others are told apart by names, and
-marked so. The fingerprints of parts add up to that of the whole. Which part lies where in the whole is read off the
-fingerprints of the whole's slices, so that the time is linear in their number. Tensors are streamed.
+A constant (zeros, ones) is not evidence. Tensors with the same content are paired by names, and marked so. The
+fingerprints of parts add up to that of the whole; the fingerprints of the whole's slices show where each part lies, in
+time linear in their number. Tensors are streamed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .orders.cuts import divisors, fused, hidden, uneven, within
 from .pairs import LISTED, Pair, Print, folded, leaf, parent
 
 WORD = 2**64
-COMMON = {"0.0", "1.0", "nan"}  # single numbers with which many tensors begin their training
+COMMON = {"0.0", "1.0", "nan"}  # single numbers that are common initial values
 
 
 def _mixed(x: Array) -> Array:
@@ -52,14 +52,14 @@ def fingerprint(t: Tensor, sources: Sources) -> Print | None:
         wide = np.add.reduce(bits.astype("u8") * np.arange(1, bits.shape[1] + 1, dtype="u8"), axis=1, dtype="u8")
         first = wide[0] if first is None else first
         constant = constant and bool((wide == first).all())
-        if t.count == 1:  # one number is as good as a fingerprint, unless it is one that everything begins with
+        if t.count == 1:  # a single number is evidence, unless it is a common initial value
             constant = str(_number(raw, t)) in COMMON
         total += int(np.add.reduce(_mixed(wide + np.uint64(0x9E3779B97F4A7C15)), dtype="u8"))
     return Print(t.dtype.name, t.count, total % WORD, constant)
 
 
 def fingerprints(tensors: Iterable[Tensor], workers: int) -> dict[str, Print]:
-    """The fingerprints of all tensors that have one."""
+    """Compute the fingerprints of all tensors that have one."""
     rows = [t for t in tensors if t.count]
     found = zip(rows, each(rows, fingerprint, workers), strict=True)
     return {t.name: p for t, p in found if p is not None}
@@ -69,7 +69,7 @@ def _number(raw: Array, t: Tensor) -> float:
     return abs(complex(raw.view(t.dtype.dtype)[0]))
 
 
-PROBE = 256  # elements that are compared before all are
+PROBE = 256  # elements that are compared first
 
 
 class Bits:
@@ -80,12 +80,12 @@ class Bits:
 
     @contextmanager
     def decoded(self, *tensors: Tensor) -> Iterator[list[Tensor]]:
-        """The tensors, with what must be decoded (compressed, packed) decoded once."""
+        """Yield the tensors with compressed or packed data decoded, once."""
         with closing(Pool(self.sources)) as pool:
             yield [replace(t, parts=decode_all(t.parts, pool)) for t in tensors]
 
     def order(self, a: Tensor, b: Tensor) -> Order | None:
-        """The order of axes that turns a into b, proved; conventions are tried first."""
+        """Find the order of axes that turns a into b, bit for bit; try conventions first."""
         usual = convention(a.shape, b.shape, leaf(a.name), leaf(b.name))
         likely = dict.fromkeys([*([usual] if usual else []), *simple(a.shape, b.shape)])
         with self.decoded(a, b) as (left, right):
@@ -93,7 +93,7 @@ class Bits:
             return next((order for order in every if self.proved([left], [right], order)), None)
 
     def proved(self, a: Sequence[Tensor], b: Sequence[Tensor], order: Order) -> bool:
-        """Whether the order gives b, to the last bit."""
+        """Tell whether the order gives b, bit for bit."""
         if not order.text:
             made = [(t.shape, t.parts) for t in a]
         else:
@@ -107,25 +107,25 @@ class Bits:
         )
 
     def same(self, a: Tensor, b: Tensor) -> bool:
-        """Whether two tensors of one shape and dtype hold the same bits."""
+        """Tell whether two tensors of one shape and dtype hold the same bits."""
         first = next(side_by_side(a, b, self.sources, PROBE), None)  # most wrong orders fail there
         return not first or (np.array_equal(*first[1:]) and first_difference(a, b, self.sources) is None)
 
 
-MADE = 0.1  # of the target found by value: it was made from this source, and other values are other tensors
+MADE = 0.1  # share of the target paired by value, above which it was made from this source
 Prints = Mapping[str, Print]
 
 
 @dataclass
 class Found:
-    """Pairs by value; groups of names in the target that hold one content; what is known but not a rule.
+    """Pairs by value; groups of target names with the same content; other findings that make no rule.
 
-    `trained` says that the target was made from this source: other values then are other tensors.
+    trained: the target was made from this source, so that tensors with other values are other tensors.
     """
 
     pairs: list[Pair] = field(default_factory=list)
     ties: list[tuple[str, ...]] = field(default_factory=list)
-    copies: dict[str, str] = field(default_factory=dict)  # a source that holds what another one does
+    copies: dict[str, str] = field(default_factory=dict)  # sources with the content of another one
     notes: list[str] = field(default_factory=list)
     prints: tuple[Prints, Prints] = ({}, {})
     trained: bool = False
@@ -173,7 +173,7 @@ def _pair(found: Found, bits: Bits, many_a: list[Tensor], many_b: list[Tensor]) 
 
 
 MAX_SIBLINGS = 16  # unmatched tensors of one module whose sums are tried
-MAX_PIECES = 4  # of a tensor that was cut without an index
+MAX_PIECES = 4  # of a tensor that was cut into pieces without numbers
 MAX_HEADS = 16  # divisors that are tried as the number of heads
 Tensors = Mapping[str, Tensor]
 
@@ -208,7 +208,7 @@ def _cut_wholes(found: Found, bits: Bits, sides: tuple[Tensors, Tensors], side: 
 
 
 def _layout(bits: Bits, whole: Tensor, parts: Sequence[Tensor], totals: Sequence[int]) -> Pair | None:
-    """How the parts lie in the whole: on an axis of their own, behind each other, or head by head."""
+    """Find how the parts lie in the whole: on a new axis, one after another, or interleaved by heads."""
     count, rank, alike = len(parts), len(whole.shape), len({t.shape for t in parts}) == 1
     for axis, n in enumerate(whole.shape):
         sizes = [n * t.count // whole.count for t in parts]
@@ -217,7 +217,7 @@ def _layout(bits: Bits, whole: Tensor, parts: Sequence[Tensor], totals: Sequence
             pieces = _pieces(bits, whole, axis, heads, sizes, totals)
             ordered = [parts[k] for k in pieces]
             names = tuple(t.name for t in ordered)
-            first = max(pieces, key=lambda k: sizes[k], default=0)  # one that has all axes
+            first = max(pieces, key=lambda k: sizes[k], default=0)  # it has all axes
             shapes = [t.shape for t in (pieces[first], parts[first])] if pieces else []
             for order in (*simple(*shapes), *hidden(*shapes)) if pieces else ():
                 if heads:
@@ -233,7 +233,7 @@ def _layout(bits: Bits, whole: Tensor, parts: Sequence[Tensor], totals: Sequence
 def _pieces(
     bits: Bits, whole: Tensor, axis: int, heads: int, sizes: Sequence[int], totals: Sequence[int]
 ) -> dict[int, Tensor]:
-    """The slices of a tensor along an axis by the parts that they are, in order; none if others lie there."""
+    """Map parts to the slices of a tensor along an axis, in order; empty if a slice is none of the parts."""
     left: dict[tuple[int, int], list[int]] = defaultdict(list)
     for k, both in enumerate(zip(sizes, totals, strict=True)):
         left[both].append(k)
@@ -251,7 +251,7 @@ def _pieces(
 
 
 def _cut(whole: Tensor, axis: int, heads: int, at: int, size: int) -> Tensor:
-    """A slice of an axis, with the axis or (no heads) without; with several heads, as much of each."""
+    """Slice an axis, and drop it if there are no heads; with several heads, take the same slice of each."""
     ends = LETTERS[:axis], LETTERS[axis + 1 : len(whole.shape)]
     inside = ("(before + 1 + after)", "before", "", "after")
     if heads:
@@ -263,7 +263,7 @@ def _cut(whole: Tensor, axis: int, heads: int, at: int, size: int) -> Tensor:
 
 
 def _stacked_names(parts: Mapping[str, Print]) -> Iterator[tuple[str, ...]]:
-    """Names that differ in one number, which counts from 0: slices along an axis."""
+    """Yield groups of names that differ in one number, which counts from 0: slices along an axis."""
     groups: dict[tuple[object, ...], dict[int, str]] = defaultdict(dict)
     for name in parts:
         text, numbers = folded(name)
@@ -275,7 +275,7 @@ def _stacked_names(parts: Mapping[str, Print]) -> Iterator[tuple[str, ...]]:
 
 
 def _siblings(parts: Mapping[str, Print]) -> Iterator[tuple[str, ...]]:
-    """Few tensors of one module, or of the modules in one."""
+    """Yield small groups of tensors of one module, or of the modules in one."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name in parts:
         for home in {parent(name), parent(parent(name))}:
