@@ -1,4 +1,4 @@
-"""Element types: one row each, one column per format's spelling; look-up by name, and the casts that exist."""
+"""The table of element types, with a column for each format's spelling; look-up by name, and the possible casts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Kind = Literal["f", "i", "u", "b", "c", "s", "x"]  # float, int, uint, bool, com
 class DType:
     """One element type: a row of `DTYPES`.
 
-    name: as options spell it. itemsize: bytes per element; types of less than a byte take the low bits of one byte, and
-    0 is for strings. kind: f float, i int, u uint, b bool, c complex, s string, x opaque. numpy_name, tf, safetensors,
-    torch_name, storage: what NumPy or ml_dtypes, TensorFlow (the number in DataType), safetensors, torch, and old
-    storage classes of torch call it; '' or 0 if they lack it. numpy.dtype(d) and numpy.empty(shape, d) take it.
+    name: as options spell it. itemsize: bytes per element; types of less than a byte take the low bits of one byte;
+    strings have 0. kind: f float, i int, u uint, b bool, c complex, s string, x opaque. numpy_name, tf, safetensors,
+    torch_name, storage: its name in NumPy or ml_dtypes, TensorFlow (the number in DataType), safetensors, torch, and
+    old storage classes of torch; '' or 0 if they lack it. numpy.dtype(d) and numpy.empty(shape, d) take it.
     """
 
     name: str
@@ -42,7 +42,7 @@ class DType:
 
     @property
     def carrier(self) -> str:
-        """An unsigned (or, for 16 bytes, complex) NumPy dtype of the same width, with which bits can be copied."""
+        """An unsigned (or, for 16 bytes, complex) NumPy dtype of the same width, to copy bits."""
         return {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}[self.itemsize]
 
     @property
@@ -51,7 +51,7 @@ class DType:
         return self.itemsize // 2 if self.kind == "c" else self.itemsize
 
     def __eq__(self, other: object) -> bool:
-        """Also to its name, and to the dtype of NumPy or torch that is called so."""
+        """Compare equal to its name, and to the NumPy or torch dtype with that name, too."""
         return self is other or self.name == str(getattr(other, "__name__", other)).rpartition(".")[2]
 
     def __hash__(self) -> int:
@@ -116,11 +116,11 @@ DTYPES: dict[str, DType] = {
 
 
 def dtype(name: str) -> DType:
-    """Look up a dtype by its name here or in other programs; UsageError suggests or lists those of floats."""
+    """Look up a dtype by its name here or in other programs; UsageError suggests or lists float dtypes."""
     word = name.lower().rpartition(".")[2]
     if row := DTYPES.get(word) or DTYPES.get(_long(word)):
         return row
-    floats = [row.name for row in DTYPES.values() if row.kind == "f"]  # which a cast can make
+    floats = [row.name for row in DTYPES.values() if row.kind == "f"]  # casts make only these
     raise UsageError(f"unknown dtype {name!r}{did_you_mean(word, floats, 'floating-point dtypes', count=3)}")
 
 
@@ -129,20 +129,20 @@ _SHORT = {"half": "float16", "float": "float32", "single": "float32", "double": 
 
 
 def _long(word: str) -> str:
-    """The name here for another program's: fp16, bf16, f32, half; it need not exist."""
+    """Translate another program's name (fp16, bf16, f32, half) to ours, which need not exist."""
     stem = word.rstrip("0123456789")
     return _SHORT.get(word) or _SHORT.get(stem, stem) + word[len(stem) :]
 
 
-# The low bits that count of dtypes whose elements other programs store as several bytes: for bool, any but 0 is true.
+# The number of low bits that count, for dtypes whose elements have several spellings as a byte: any bool but 0 is true.
 LOOSE = {"bool": 1, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}
 
-SATURATES = "float4_e2m1fn"  # it has neither an infinity nor a NaN: from 7 on, all becomes 6; NaN becomes zero
-NO_ZERO = "float8_e8m0fnu"  # it has no sign, either
+SATURATES = "float4_e2m1fn"  # it has neither infinity nor NaN: numbers from 7 on become 6, NaN becomes zero
+NO_ZERO = "float8_e8m0fnu"  # it does not have a sign, either
 
 
 def castable(kind: DType, to: DType) -> bool:
-    """Whether a cast exists: between numbers, but not from complex to real, nor for strings or opaque bytes."""
+    """Tell whether a cast exists: between numbers, but not from complex to real, nor for strings or opaque bytes."""
     if kind == to:
         return True
     if kind.kind in "sx" or to.kind in "sx" or to.kind == "b":
@@ -151,7 +151,7 @@ def castable(kind: DType, to: DType) -> bool:
 
 
 def of_numpy(kind: np.dtype[Any]) -> DType:
-    """The row for a NumPy dtype, whatever its byte order; UsageError if there is none."""
+    """Return the row for a NumPy dtype of any byte order; UsageError if there is none."""
     row = DTYPES.get(kind.name)
     if row is None or row.kind in "sx":
         raise UsageError(f"a NumPy array of dtype {kind} cannot be stored in a checkpoint")

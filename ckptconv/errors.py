@@ -1,4 +1,4 @@
-"""All errors, as one tree; a message says what is wrong, where, and what to do.
+"""The tree of all errors; a message says what is wrong, where, and what to do.
 
 CkptError
 ├─ UsageError              an option, converter or parameter does not fit; also a ValueError       exit 2
@@ -25,8 +25,8 @@ from .messages import brief, paragraph, printable, redacted, scrubbed
 class CkptError(Exception):
     """The base of all errors that ckptconv raises on purpose.
 
-    message: what is wrong and what to do; it names options as Python spells them (`force=True`). url, tensor: where, or
-    None if that is unknown. exit_code: that of the command line. str(e) is all of this in one text.
+    message: what is wrong and what to do, with options spelled as in Python (`force=True`). url, tensor: where, or None
+    if unknown. exit_code: of the command line. str(e) joins url, tensor and message.
     """
 
     exit_code = 1
@@ -120,11 +120,11 @@ class MissingExtra(CkptError):
 class StorageError(CkptError):
     """The file system or server refuses: the file exists, the disk is full, permission is denied ...
 
-    That nothing is there is also a FileNotFoundError, that an output exists a FileExistsError.
+    The error for a missing file is also a FileNotFoundError, the one for an existing output a FileExistsError.
     """
 
     exit_code = 9
-    number: int | None = None  # the errno of a kind that is a built-in error, too
+    number: int | None = None  # errno of a subclass that is a built-in error, too
 
     def __init__(self, message: str, **where: str | None) -> None:
         super().__init__(message, **where)

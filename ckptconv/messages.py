@@ -1,4 +1,4 @@
-"""Text for people: safe to print, short, folded by number, with near misses named; urls without their secrets."""
+"""Make text for people: safe to print, short, folded by number, with suggestions for near misses; redact urls."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from operator import itemgetter
 from typing import NamedTuple
 
 MAX_CELL = 300  # characters of a name in a table
-MAX_LINE, MAX_TEXT = 5000, 100_000  # characters of a line of a message (a path has up to 4,096), and of all of it
-NEAR = 0.67  # likeness (twice the letters in common, of all letters) from which on a name is a near miss
-MAX_WORD = 200  # letters that are compared: the time is the square of their number
+MAX_LINE, MAX_TEXT = 5000, 100_000  # characters of a line (a path has up to 4,096), and of a whole message
+NEAR = 0.67  # least similarity of a near miss: twice the common letters, divided by all letters
+MAX_WORD = 200  # letters that are compared, in quadratic time
 
 
 def version() -> str:
-    """Our own version, without importing the package, which imports us."""
+    """Return our own version without importing the package, which imports this module."""
     return str(sys.modules["ckptconv"].__version__)
 
 
-_BARE = r"(?:(?i:https?):?)?/{0,3}[^/\s@:'\"`]+:[^/\s@]*@"  # without ://, as after a mistake in the scheme
+_BARE = r"(?:(?i:https?):?)?/{0,3}[^/\s@:'\"`]+:[^/\s@]*@"  # also without ://, after a typing mistake
 _LOGIN = re.compile(_BARE)
 _USER = re.compile(r"/*[^/?#]*@")
 _URL = re.compile(
@@ -30,11 +30,11 @@ _URL = re.compile(
 
 
 def redacted(url: str) -> str:
-    """A url without what opens doors: the login before the host, and what is signed. If in doubt, less is shown."""
+    """Remove secrets from a url: the login before the host, and signed queries. If in doubt, show less."""
     scheme, mark, rest = url.partition("://")
     if not mark:
         return _unsigned(f"...@{url[m.end() :]}", web=True) if (m := _LOGIN.match(url)) else url
-    if scheme in ("file", "memory") and rest.startswith("/"):  # which have neither hosts nor logins
+    if scheme in ("file", "memory") and rest.startswith("/"):  # these have neither hosts nor logins
         return url
     if user := _USER.match(rest):
         rest = rest[user.end() :]
@@ -45,7 +45,7 @@ def redacted(url: str) -> str:
 
 
 def _unsigned(rest: str, *, web: bool) -> str:
-    """What comes before the query; of other schemes than the web's a question mark may belong to a name."""
+    """Return the url before its query; outside the web, a question mark may belong to a name."""
     place, asks, query = rest.partition("?")
     if asks and not web and "=" not in query and "%3D" not in query:
         return rest
@@ -53,7 +53,7 @@ def _unsigned(rest: str, *, web: bool) -> str:
 
 
 def scrubbed(text: str) -> str:
-    """Text of others (a library's error) with each url in it redacted."""
+    """Redact each url in a foreign text, such as a library's error."""
     return _URL.sub(_shown, text) if "://" in text or "@" in text else text
 
 
@@ -63,8 +63,8 @@ def _shown(found: re.Match[str]) -> str:
     return redacted(url) + found[0][len(url) :]
 
 
-# letters and marks that Unicode calls printable and nobody sees: fillers, inherent vowels and variation selectors (the
-# Default_Ignorable_Code_Point of DerivedCoreProperties.txt), and blanks of Braille, Khitan and musical notation
+# characters that Unicode calls printable although they are invisible: fillers, inherent vowels and variation selectors
+# (Default_Ignorable_Code_Point in DerivedCoreProperties.txt), and blanks of Braille, Khitan and musical notation
 INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     "\U00016fe4\U0001d159\U000e0100-\U000e01ef]"
@@ -72,12 +72,12 @@ INVISIBLE = re.compile(
 
 
 def is_visible(text: str) -> bool:
-    """Whether a person sees all of a text, and no character of it drives a terminal."""
+    """Tell whether all characters of a text are visible, and none of them controls a terminal."""
     return text.isprintable() and (text.isascii() or not INVISIBLE.search(text))
 
 
 def printable(text: str) -> str:
-    """Escape what could drive a terminal or hide in it: control, bidi, invisible and undecodable characters."""
+    """Escape characters that could control a terminal or hide: control, bidi, invisible and undecodable ones."""
     if is_visible(text):
         return text
     return "".join(c if is_visible(c) else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
@@ -89,7 +89,7 @@ def brief(text: str, limit: int = 300) -> str:
 
 
 def cut(text: str, limit: int = 300) -> str:
-    """Shorten a text that begins with a name from a file and ends with what is said of it, in the middle."""
+    """Shorten a text in the middle: it begins with a name from a file and ends with a statement about it."""
     if len(text) <= limit:
         return text
     end = limit // 3
@@ -108,10 +108,10 @@ _BREAK = re.compile(r"\n(?=  )")
 
 
 def paragraph(text: str) -> str:
-    """Make a message safe to print, and bounded: only its first line begins at the margin.
+    """Make a message safe to print, and limit its length: only its first line begins at the margin.
 
-    A line break stays where an indented line follows, as in our lists, and is escaped where none does: then it is from
-    a name, which could otherwise begin a line that looks like one of ours.
+    A line break stays if an indented line follows, as in our lists. Otherwise it comes from a name and is escaped, so
+    that the name cannot fake a line of ours.
     """
     if len(text) <= MAX_LINE and is_visible(text):
         return text
@@ -126,14 +126,14 @@ def paragraph(text: str) -> str:
 
 
 class Told(ABC):
-    """What a verb returns: one line in the REPL; print() shows it as the command line does."""
+    """The base of results of verbs: one line in the REPL; print() shows them as the command line does."""
 
     @abstractmethod
     def sum(self) -> str:
-        """One line: how much, and what came of it."""
+        """Sum up the result in one line."""
 
     def lines(self) -> list[str]:
-        """What the command line prints."""
+        """Return the lines that the command line prints."""
         return [self.sum()]
 
     def __str__(self) -> str:
@@ -144,15 +144,15 @@ class Told(ABC):
 
 
 def indented(text: str) -> str:
-    """The lines of a text as a part of a message that has begun."""
+    """Indent the lines of a text, to continue a message."""
     return "\n".join(f"  {line}" for line in text.split("\n"))
 
 
 def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
-    """The known names that a word was probably meant to be, the likest first; [] if none is like it.
+    """Return the known names that were probably meant by a word, the most similar first; [] if none is similar.
 
-    The one place that decides what "near" means. Case and the characters of globs and templates do not count. A name
-    is near if at most a third of the letters differ, or, for a word of three letters and more, if it contains the word.
+    Only this function defines "near". Case and the special characters of globs and templates do not count. A name is
+    near if at most a third of the letters differ, or, for a word of three letters or more, if it contains the word.
     """
     from difflib import get_close_matches  # only a mistake needs it
 
@@ -164,9 +164,9 @@ def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
 
 
 def did_you_mean(word: str, known: Iterable[str], plural: str = "", *, count: int = 1) -> str:
-    """The end of a message about an unknown word: `; did you mean A, B?` with up to `count` names that are like it.
+    """End a message about an unknown word: `; did you mean A, B?` with up to `count` similar names.
 
-    If none is, the message lists all known names, given their plural noun (`; the formats are A, B, C`), or ends.
+    If none is similar, list all known names if there is a plural noun for them (`; the formats are A, B, C`), else ''.
     """
     names = list(known)
     if near := nearest(word, names, count):
@@ -185,7 +185,7 @@ def _bare(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def in_bytes(n: int) -> str:
-    """A size as people write it, in decimal units."""
+    """Format a size in decimal units."""
     value, unit = float(n), "B"
     for bigger in ("kB", "MB", "GB", "TB"):
         if value < 1000:
@@ -196,25 +196,25 @@ def in_bytes(n: int) -> str:
 
 @lru_cache(maxsize=4096)
 def in_shape(dims: tuple[int, ...]) -> str:
-    """2x3, or scalar."""
+    """Format a shape: 2x3, or scalar."""
     return "x".join(map(str, dims)) or "scalar"
 
 
 def many(n: int, noun: str, plural: str = "") -> str:
-    """A count with its noun: 1 tensor, 2,000 tensors, 3 hashes."""
+    """Format a count with its noun: 1 tensor, 2,000 tensors, 3 hashes."""
     plural = plural or noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
     return f"{n:,} {noun if n == 1 else plural}"
 
 
 def in_digits(value: object) -> str:
-    """A number with at most six significant digits; text unchanged."""
+    """Format a number with at most six significant digits; return text unchanged."""
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str = "") -> Iterator[str]:
-    """Lines of aligned columns; a column whose letter in `sides` is r is aligned right, and long cells are cut."""
+    """Yield lines of aligned columns, right-aligned if the letter in `sides` is r; cut long cells."""
     cells = [
         row
         if len(text := "".join(row)) <= MAX_CELL and is_visible(text)
@@ -228,7 +228,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str = "") -
 
 
 def widths_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """The width of each column; without an iterator for each row, which a million rows would notice."""
+    """Return the width of each column; an iterator per row would be slow for a million rows."""
     return [max(len(title), max(map(len, map(itemgetter(i), rows)), default=0)) for i, title in enumerate(head)]
 
 
@@ -236,7 +236,7 @@ def widths_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 class Fold(NamedTuple):
-    """Names that differ in numbers only, as one line: layer_{0..11}/kernel (12)."""
+    """Names that differ only in numbers, as one line: layer_{0..11}/kernel (12)."""
 
     text: str
     names: tuple[str, ...]
@@ -246,7 +246,7 @@ class Fold(NamedTuple):
 
 
 def shortened(names: Sequence[str], limit: int = 4) -> str:
-    """Names folded by pattern in one line, and how many were left out."""
+    """List names folded by pattern in one line, with the number of names left out."""
     folded = fold(names)
     left = sum(len(f.names) for f in folded[limit:])
     return ", ".join(brief(str(f)) for f in folded[:limit]) + (f" and {left:,} more" if left else "")
@@ -264,10 +264,10 @@ def fold(names: Iterable[str]) -> list[Fold]:
 
 
 def reasons(wrong: Mapping[str, str]) -> str:
-    """A listing of names with the reason of each, folded by pattern."""
+    """List names with their reasons, folded by pattern."""
     alike: dict[str, list[str]] = {}
     for name, why in wrong.items():
-        alike.setdefault(" ".join(why.split()), []).append(name)  # a reason may be several lines
+        alike.setdefault(" ".join(why.split()), []).append(name)  # a reason may have several lines
     return listing(f"{line}: {why}" for why, names in alike.items() for line in fold(names))
 
 
@@ -290,6 +290,6 @@ def _range(values: set[str]) -> str:
 
 @lru_cache(maxsize=2**16)
 def natural(name: str) -> tuple[tuple[bool, int, str], ...]:
-    """A key by which layer_2 goes before layer_10."""
+    """Return a sort key that puts layer_2 before layer_10."""
     found = re.findall(r"([0-9]{1,18})|([^0-9]+|[0-9]{19,})", name)
     return tuple((not digits, int(digits or 0), text) for digits, text in found)

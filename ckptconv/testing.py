@@ -41,7 +41,7 @@ SEED = 20
 
 
 def bits(kind: DType, shape: tuple[int, ...], seed: int = SEED) -> np.ndarray[Any, Any]:
-    """An array of random bit patterns valid for `kind`, with NaN payloads, infinities and -0.0; the same for a seed."""
+    """Make an array of random bit patterns valid for `kind`, with NaN payloads, infinities and -0.0, by seed."""
     rng = np.random.default_rng(seed)
     if kind.kind == "s":
         texts = [bytes(rng.integers(0, 256, n, dtype="u1")) for n in rng.integers(0, 9, int(np.prod(shape)))]
@@ -58,7 +58,7 @@ def bits(kind: DType, shape: tuple[int, ...], seed: int = SEED) -> np.ndarray[An
 
 
 def edges(kind: DType) -> np.ndarray[Any, Any]:
-    """Zeros and the smallest subnormals of both signs, NaNs with payloads, and infinities."""
+    """Make zeros and the smallest subnormals of both signs, NaNs with payloads, and infinities."""
     word = kind.itemsize * 8
     top, ones = 1 << (word - 1), (1 << word) - 1
     odd = np.array([0, top, 1, top | 1, ones, ones >> 1, ones - 2], f"u{kind.itemsize}").view(kind.dtype)
@@ -66,7 +66,7 @@ def edges(kind: DType) -> np.ndarray[Any, Any]:
 
 
 def zoo() -> Checkpoint:
-    """Tiny tensors of every dtype and of unusual shapes (scalar, empty, many axes), under ordinary names."""
+    """Make tiny tensors of every dtype and of unusual shapes (scalar, empty, many axes), with ordinary names."""
     tensors = [contiguous(f"dtype/{row.name}", row, (2, 3), Held(bits(row, (2, 3)))) for row in DTYPES.values()]
     for row in DTYPES.values():
         if row.kind == "f" and row.itemsize > 1:
@@ -92,7 +92,7 @@ MORE_NAMES = ("", "..", "file")  # with nested groups, these are groups above ot
 
 
 def odd_names(names: Sequence[str] = NAMES) -> Checkpoint:
-    """One small tensor under each of `names`, by default many that are difficult for some format."""
+    """Make one small tensor for each of `names`, by default many that are difficult for some format."""
     return Checkpoint({n: held(n, np.array([i, -i], "i4")) for i, n in enumerate(names)})
 
 
@@ -117,7 +117,7 @@ def read(path: Path, name: str) -> dict[str, Any]:
 
 
 def holdable(checkpoint: Checkpoint, path: Path, name: str) -> Checkpoint:
-    """The part of a checkpoint that the writer of the format `name` can hold, by `cannot_hold`."""
+    """Keep the tensors that the writer of the format `name` can hold, according to `cannot_hold`."""
     writer = table.get(name).load().writer(str(path))
     return checkpoint.with_tensors({n: t for n, t in checkpoint.items() if not writer.cannot_hold(t)})
 
@@ -137,7 +137,7 @@ def assert_same(checkpoint: Checkpoint, path: Path, name: str) -> Checkpoint:
 
 
 def files_of(path: Path) -> dict[str, bytes]:
-    """The contents of all files at or beside a destination, by path."""
+    """Read all files at or next to a destination, by path."""
     return {str(p.relative_to(path.parent)): p.read_bytes() for p in sorted(path.parent.rglob("*")) if p.is_file()}
 
 
@@ -160,7 +160,7 @@ def survives(path: Path, name: str) -> None:
 
 
 class Subject(NamedTuple):
-    """The format to test, and what it keeps besides names and values.
+    """The format to test, and what it preserves besides names and values.
 
     name: its name in the table. file: the file name of a destination (a folder's name for formats that write folders).
     order, metadata, ties: whether they survive a round trip. tries: the number of hostile variants to read.
@@ -176,7 +176,7 @@ class Subject(NamedTuple):
     spell: Callable[[str], str] | None = None
 
     def named(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The checkpoint with its names mapped by `spell`."""
+        """Map the names of a checkpoint by `spell`."""
         spell = self.spell or str
         tensors = [t.renamed(spell(n)) for n, t in checkpoint.items()]
         return replace(checkpoint, tensors={t.name: t for t in tensors},
@@ -196,7 +196,7 @@ class FormatTests:
 
     @pytest.fixture
     def small(self, subject: Subject, path: Path) -> Path:
-        """A file with three small tensors."""
+        """Write a file with three small tensors."""
         w = np.arange(6, dtype="f4").reshape(2, 3)
         arrays = {"b/w": w, "a/w": np.array(7, "i4"), "c/e": np.zeros((0, 2), "f4")}
         write(subject.named(Checkpoint({n: held(n, a) for n, a in arrays.items()})), path, subject.name)
@@ -305,7 +305,7 @@ class FormatTests:
         again = path.parent.parent / "again" / path.name
         write(kept, again, subject.name)
         assert files_of(again) == first
-        for file in (path, again):  # no other files than those of the placement
+        for file in (path, again):  # only the files of the placement
             placed = table.get(subject.name).load().writer(str(file)).place(kept)
             assert set(files_of(file)) == {f.name for f in placed.files}
 
@@ -324,7 +324,7 @@ class FormatTests:
         self._survives(subject, small, flipped)
 
     def test_spliced(self, subject: Subject, small: Path) -> None:
-        """Pieces are cut out, doubled, or overwritten with extreme numbers."""
+        """Cut pieces out, double them, or overwrite them with extreme numbers."""
         extreme = [b"\xff" * 8, b"\x00" * 8, b"\xff" * 4, b"\x00\x00\x00\x80", b"\x7f" + b"\xff" * 7, b"9" * 30, b"-1"]
 
         def spliced(whole: bytes, rng: random.Random, _: float) -> bytes:
@@ -341,7 +341,7 @@ class FormatTests:
 
     @staticmethod
     def _survives(subject: Subject, path: Path, change: Callable[[bytes, random.Random, float], bytes]) -> None:
-        """Change one file at a time, in as many ways as the subject says; `change` is told how many are done, of 1."""
+        """Change one file at a time, `subject.tries` times each; `change` also gets the share that is done, 0 to 1."""
         rng = random.Random(SEED)
         for name, whole in files_of(path).items():
             for k in range(subject.tries if whole else 0):
