@@ -1,1 +1,1 @@
-"""Run the target with the proposed weights, compare its outputs, and try what is marked until they agree."""
+"""Run the target with the proposed weights, compare its outputs, and try alternatives to marked pairs."""

@@ -1,10 +1,10 @@
-"""What a proposal could be instead, the likeliest first: each alternative replaces some pairs by others.
+"""List alternatives to a proposal, the likeliest first; each replaces some pairs by others.
 
-flattened      (h w c) o -> o (c h w)        behind convolutions
-shaped         i (h w c) -> (c h w) i        in front of convolutions
-turned         i o -> o i, or as it is       square matrices, all of one kind together, then one by one
-parts          v, k, q                       tensors that are joined, in another order
-crossed        a module for another          of one signature, neighbours first
+flattened      (h w c) o -> o (c h w)        after convolutions
+shaped         i (h w c) -> (c h w) i        before convolutions
+turned         i o -> o i, or unchanged      square matrices, all of one kind together, then one by one
+parts          v, k, q                       parts of joined tensors in another order
+crossed        a module for another          with one signature, neighbours first
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..orders.choose import (
 from ..orders.cuts import FUSED, PARTS
 from ..pairs import Alternative, Pair, leaf, parent
 
-MAX_PARTS = 3  # of a tensor, whose other orders are tried
+MAX_PARTS = 3  # of a tensor; the orders of more are not tried
 MAX_CHANNELS = 6
 IMAGES = {FLAT, FLAT_NOT, SHAPED_IMAGE, IMAGE_NOT}
 Unsure = Mapping[int, Pair]
@@ -38,7 +38,7 @@ Unsure = Mapping[int, Pair]
 def alternatives(
     pairs: Sequence[Pair], source: Mapping[str, Tensor], target: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Alternative]:
-    """All alternatives to the pairs that are not sure; `target` holds the shapes of the module's tensors."""
+    """Yield all alternatives to the pairs that are not sure; `target` holds the shapes of the module's tensors."""
     unsure = {k: p for k, p in enumerate(pairs) if not p.sure}
     for why in ((FLAT, FLAT_NOT), (SHAPED_IMAGE, IMAGE_NOT)):
         yield from _beside_images({k: p for k, p in unsure.items() if {*why} & {*p.why}}, source, why)
@@ -53,13 +53,13 @@ def alternatives(
 
 
 def _beside_images(unsure: Unsure, source: Mapping[str, Tensor], why: tuple[str, str]) -> Iterator[Alternative]:
-    """Beside no image or one of so many channels: all tensors of one width, then each by itself."""
+    """Yield alternatives without an image, or with other channels: all tensors of one width, then each by itself."""
     groups: dict[int, dict[int, int]] = defaultdict(dict)
     for k, p in unsure.items():
         shape = source[p.sources[0]].shape
         axis = len(shape) - 1 if why[0] == SHAPED_IMAGE else _inputs(p, shape)
         groups[shape[axis]][k] = axis
-    ends = 2 if why[0] == SHAPED_IMAGE else 1  # a convolution in front has the channels as outputs, one behind either
+    ends = 2 if why[0] == SHAPED_IMAGE else 1  # before it, a convolution has them as outputs; after it, as either
     channels = {n for t in source.values() if len(t.shape) in (3, 4, 5) for n in t.shape[-ends:]}
     widths = [
         (n, part) for n, axes in groups.items() for part in (axes, *({k: axes[k]} for k in axes if len(axes) > 1))
@@ -78,7 +78,7 @@ def _beside_images(unsure: Unsure, source: Mapping[str, Tensor], why: tuple[str,
 
 
 def _inputs(p: Pair, shape: Shape) -> int:
-    """The axis of the inputs of a layer, or that of a vector."""
+    """Return the axis of a layer's inputs, or that of a vector."""
     if length(shape) and not is_kernel(leaf(p.sources[0])):
         return shape.index(length(shape))
     left = tokens(p.order.text.partition("->")[0])
@@ -86,14 +86,14 @@ def _inputs(p: Pair, shape: Shape) -> int:
 
 
 def _because(p: Pair, order: Order, reason: str) -> Pair:
-    """The pair with another order, and a reason that says what it now does."""
+    """Give a pair another order, and the reason for it."""
     return p._replace(order=order, why=(*(w for w in p.why if w not in IMAGES), reason))
 
 
 def _turned(
     unsure: Unsure, source: Mapping[str, Tensor], target: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Alternative]:
-    """Other orders of axes that the shapes allow."""
+    """Yield other orders of axes that the shapes allow."""
     groups: dict[tuple[str, str, str], dict[int, Pair]] = defaultdict(dict)
     for k, p in unsure.items():
         if len(p.sources) != 1 or len(p.targets) != 1 or (IMAGES | {KEPT_GATES}) & {*p.why}:
@@ -113,7 +113,7 @@ def _turned(
 
 
 def _reordered(unsure: Unsure) -> Iterator[Alternative]:
-    """The parts of joined tensors in other orders, of all tensors with as many parts together."""
+    """Yield other orders of the parts of joined tensors, for all tensors with equally many parts together."""
     joined: dict[int, dict[int, Pair]] = defaultdict(dict)
     for k, p in unsure.items():
         if {FUSED, PARTS} & {*p.why}:
@@ -125,7 +125,7 @@ def _reordered(unsure: Unsure) -> Iterator[Alternative]:
 
 
 def _with_parts(p: Pair, order: Sequence[int]) -> Pair:
-    """The pair with its parts in another order; each is one name, or one for every layer."""
+    """Put the parts of a pair in another order; each is one name, or one for every layer."""
     joined = len(p.sources) > len(p.targets)
     names = p.sources if joined else p.targets
     size = len(names) // len(order)
@@ -134,7 +134,7 @@ def _with_parts(p: Pair, order: Sequence[int]) -> Pair:
 
 
 def _crossed(unsure: Unsure, target: Mapping[str, tuple[int, ...]]) -> Iterator[Alternative]:
-    """Two modules of one signature exchanged, the nearest to each other first."""
+    """Yield exchanges of two modules of one signature, nearest neighbours first."""
     modules: dict[str, dict[str, int]] = defaultdict(dict)
     for k, p in unsure.items():
         if p.real and not p.fills and not p.length:

@@ -1,12 +1,12 @@
-"""Prove a proposal by outputs: load it, run it, compare, and try what is marked until the outputs agree.
+"""Prove a proposal by outputs: load it, run it, compare, and try alternatives until the outputs agree.
 
     proof = prove(module, propose, source, inputs, wanted)
 
-An alternative is kept if the outputs then agree, or come nearer. Where the outputs of submodules are known the search
-goes by layers: an alternative counts that lets more of them agree. It is bounded in tries and in time, and says so.
-A mark becomes `proved` only if the outputs depend on the tensor and no other alternative to it gives them too.
-Settings that no weight holds (an epsilon) are not searched: where outputs depart, `advice` says which ones are often
-other ones.
+An alternative is kept if the outputs then agree, or come nearer. If the outputs of submodules are known, the search
+goes by layers: an alternative counts if more of them agree. Tries and time are limited, and the proof says if the limit
+was reached. A marked pair becomes `proved` only if the outputs depend on the tensor and no other alternative gives them
+too. Settings that no weight holds (an epsilon) are not searched: if outputs depart, `advice` lists those that often
+differ.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 
 TRIES = 400
 SECONDS = 300.0
-# Float error of two frameworks over some hundred layers: of each element, or of the largest. Probabilities of a large
-# vocabulary are all less than 1e-4, so that no fixed number would do.
+# Float error of two frameworks over some hundred layers, relative to each element or to the largest. Probabilities of a
+# large vocabulary are all less than 1e-4, so an absolute tolerance would not do.
 RTOL, ATOL = 1e-3, 1e-4
 ROUNDING = 1e-5  # two runs of one module differ by no more
-EXACT = 1e-12  # squared: outputs that are nearer differ by rounding
-BETTER = 1e-4  # squared: an alternative counts that is so much nearer where outputs agree already
-NEARER = 0.999  # of the distance that must be left for an alternative to be kept
+EXACT = 1e-12  # squared; nearer outputs differ only by rounding
+BETTER = 1e-4  # squared; if outputs agree already, an alternative must be nearer by this factor
+NEARER = 0.999  # an alternative is kept if it reduces the distance to less than this share
 FLOAT = 10  # bits of a float that is compared to one in a thousand
-ENOUGH = 25  # bits: those of 400 tries, and 16 more, so that none of them agrees by chance in 60,000 checks
+ENOUGH = 25  # bits: 9 for 400 tries, and 16 more, so that a chance agreement happens in one of 60,000 checks
 
 FEW = (
     "the outputs hold too little to prove weights, as others give them by chance, so that none are tried; give more "
@@ -57,7 +57,7 @@ RANDOM = (
     "random in evaluation, or give outputs of submodules before that"
 )
 CHANGED = "changed by the check: the outputs are nearer this way"
-SETTINGS = {  # by a word in the name of a class: what other frameworks have that no weight holds
+SETTINGS = {  # by a word in the name of a class: settings that no weight holds and that frameworks choose differently
     "BatchNorm": "batch normalisation: epsilon is 1e-5 in torch and Flax, 1e-3 in Keras, TensorFlow and TF-Slim",
     "LayerNorm": "layer normalisation: epsilon is 1e-5 in torch, 1e-3 in Keras, 1e-6 in Flax, 1e-12 in BERT",
     "GroupNorm": "group normalisation: epsilon is 1e-5 in torch, 1e-3 in Keras, 1e-6 in Flax",
@@ -71,12 +71,12 @@ SETTINGS = {  # by a word in the name of a class: what other frameworks have tha
 }
 
 
-Distance = tuple[int, float]  # how far outputs are from what they should be: submodules that depart, relative error
+Distance = tuple[int, float]  # distance from the wanted outputs: number of submodules that depart, relative error
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The proposal as it is after the search, whether the outputs agree, and what was tried."""
+    """The proposal after the search, whether the outputs agree, and the alternatives that were tried."""
 
     proposal: Proposal
     found: Comparison
@@ -84,8 +84,8 @@ class Proof:
     kept: tuple[str, ...] = ()  # alternatives that were taken
     open: tuple[str, ...] = ()  # targets that the outputs do not settle
     why: str = ""  # the search was cut short
-    notes: tuple[str, ...] = ()  # what was assumed about inputs and outputs
-    hints: tuple[str, ...] = ()  # settings of the module that may be other ones
+    notes: tuple[str, ...] = ()  # assumptions about inputs and outputs
+    hints: tuple[str, ...] = ()  # settings of the module that may differ
 
     @property
     def agrees(self) -> bool:
@@ -96,7 +96,7 @@ class Proof:
         return "\n".join(map(paragraph, self.lines()))
 
     def lines(self) -> list[str]:
-        """What was found, what was tried, and what stays open."""
+        """Return the result, the alternatives that were tried, and the open questions."""
         lines = [f"note: {note}" for note in self.notes]
         lines += [f"checked against outputs: {self.found}"]
         lines += [f"{many(self.tried, 'alternative')} tried{self.why}"] if self.tried else []
@@ -117,12 +117,12 @@ def prove(
     *,
     seconds: float = SECONDS,
 ) -> Proof:
-    """Load a proposal of matching, compare the module's outputs, and try what is marked until they agree.
+    """Load a proposal, compare the module's outputs, and try alternatives until they agree.
 
-    `propose` matches the source with the module's tensors, given in the order in which its modules run. `inputs` are
-    the arguments of `forward`, by its names or in order; where it cannot be run with them, they are cast as its weights
-    are, or turned if their channels come last. `wanted` are the outputs (`places` says whose). The search ends after
-    TRIES or so many seconds. The module keeps what is found.
+    propose: matches the source with the module's tensors, given in the order in which its modules run. inputs: the
+    arguments of `forward`, by name or in order; if it cannot be run with them, they are cast to the dtype of the
+    weights, or moved from channels last to first. wanted: the outputs (`places` finds out whose). The search ends after
+    TRIES or `seconds`. The module keeps the weights of the result.
 
     Raises UsageError if the module cannot be run with the inputs, if it is random, and for outputs of other shapes.
     """
@@ -139,7 +139,7 @@ def prove(
         raise UsageError(text) from e
     got = runner.outputs()
     at = {home: k for k, home in enumerate(got) if home}
-    proposal = propose(sorted(runner.state, key=lambda n: at.get(parent(n), len(at))))  # what did not run comes last
+    proposal = propose(sorted(runner.state, key=lambda n: at.get(parent(n), len(at))))  # not run: last
     placed = places(proposal, got, runner.labels, wanted)
     if not bits(placed.wanted, ROUNDING):
         raise UsageError("all outputs are the same number, which proves nothing; give others, or those before them")
@@ -148,7 +148,7 @@ def prove(
     if not compare_outputs(runner.outputs(), got, ROUNDING, ROUNDING, scaled=True).same:
         raise UsageError(RANDOM)
     search = Search(proposal, source, runner, placed.wanted, time.monotonic() + seconds)
-    few = bits(placed.wanted, ATOL) < ENOUGH  # no search, which would find something by chance
+    few = bits(placed.wanted, ATOL) < ENOUGH  # a search would find something by chance
     if not few:
         search.improve()
     settled, undecided = search.settled() if search.comparison.same and not few else (set[int](), ())
@@ -164,20 +164,20 @@ def prove(
 
 
 def _said(p: Pair, before: Pair) -> Pair:
-    """The pair with a reason that says what it does now, if the check changed it."""
+    """Give a pair a new reason if the check changed it."""
     if p[:3] == before[:3] and p.fills == before.fills:
         return p
     return p._replace(why=tuple(w for w in p.why if w in IMAGES) or (CHANGED,))
 
 
 def advice(module: Any) -> tuple[str, ...]:
-    """What is often another setting in other frameworks, for the kinds of submodules that a module has."""
+    """List settings that often differ between frameworks, for the kinds of submodules that a module has."""
     kinds = " ".join(type(m).__name__ for m in module.modules())
     return tuple(text for word, text in SETTINGS.items() if word in kinds)
 
 
 def outputs_of(original: Callable[..., Any], inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """What the original computes for the inputs, given by the names of its parameters or in order, as arrays by name.
+    """Run the original with the inputs, by the names of its parameters or in order, and return its outputs by name.
 
     It returns an array of any framework, several in order, or a mapping from names of modules. UsageError if it raises.
     """
@@ -195,9 +195,9 @@ def outputs_of(original: Callable[..., Any], inputs: Mapping[str, Array]) -> dic
 
 
 def bits(outputs: Outputs, tolerance: float) -> float:
-    """What outputs hold at a tolerance relative to the largest, in bits; none if all are the same number.
+    """Return the information in outputs, in bits, at a tolerance relative to the largest; 0 if all numbers are equal.
 
-    Whole numbers, such as classes and what is 0 or 1, count as one of those that occur; other floats as floats.
+    Whole numbers, such as classes or 0 and 1, count as a choice among those that occur; other floats as floats.
     """
     total = 0.0
     for array in (a for several in outputs.values() for a in several):
@@ -212,7 +212,7 @@ def bits(outputs: Outputs, tolerance: float) -> float:
 
 
 class Search:
-    """The pairs as they are now, and how near their outputs are."""
+    """The current pairs, and the distance of their outputs."""
 
     def __init__(
         self, proposal: Proposal, source: Checkpoint, runner: Runner, wanted: Outputs, until: float
@@ -223,12 +223,12 @@ class Search:
         self._load(range(len(self.pairs)))
 
     def _load(self, places: Iterable[int]) -> None:
-        """Load these pairs and see what the outputs are."""
+        """Load these pairs and compare the outputs."""
         self._write([self.pairs[k] for k in places])
         self.comparison, self.distance = self._run()
 
     def improve(self) -> None:
-        """Keep what agrees, else the alternative that comes nearest, as long as one comes nearer."""
+        """Keep an alternative that agrees, else the nearest one, as long as one comes nearer."""
         while not self.comparison.same:
             nearest, best = self.distance, None
             for option in self._alternatives():
@@ -251,9 +251,9 @@ class Search:
         self._load(option.pairs)
 
     def settled(self) -> tuple[set[int], tuple[str, ...]]:
-        """The places of pairs that the outputs prove, and the targets of those that they do not.
+        """Return the places of pairs that the outputs prove, and the targets of those that they do not.
 
-        An alternative with which they agree much better, by more than rounding, is kept.
+        An alternative that agrees much better, by more than rounding, is kept.
         """
         unsure = {k: p for k, p in enumerate(self.pairs) if not p.sure}
         names = [n for p in unsure.values() for n in (*p.targets, *(f for f, _ in p.fills))]
@@ -274,7 +274,7 @@ class Search:
         shapes = {n: tuple(t.shape) for n, t in self.runner.state.items()}
         options = list(alternatives(self.pairs, self.source.tensors, shapes))
         first = self.comparison.first
-        if first is not None and first.name:  # what stands in the first layer that departs goes first
+        if first is not None and first.name:  # begin with the first layer that departs
             options.sort(key=lambda a: not any(t.startswith(first.name) for p in a.pairs.values() for t in p.targets))
         return options
 
@@ -284,7 +284,7 @@ class Search:
         return bool(self.why)
 
     def _attempt(self, option: Alternative) -> tuple[Comparison, Distance]:
-        """What the outputs would be; the weights are put back."""
+        """Compare the outputs of an alternative; restore the weights."""
         self.tried += 1
         try:
             self._write([*option.pairs.values()])
@@ -295,7 +295,7 @@ class Search:
             self._write([self.pairs[k] for k in option.pairs])
 
     def _write(self, pairs: Sequence[Pair]) -> None:
-        """Load what the rules of these pairs make of the source."""
+        """Convert the source by the rules of these pairs, and load the result."""
         names = tuple(n for p in pairs for n in p.sources)
         converter = rules.parse(toml(Proposal(tuple(pairs), every=names)), "proposed")
         part = replace(self.source.with_tensors({n: self.source[n] for n in names}), ties=())
@@ -317,7 +317,7 @@ class Search:
 
 
 def _error(got: Sequence[Array], want: Sequence[Array]) -> float:
-    """The relative distance of outputs; infinite for other shapes or what is not finite."""
+    """Compute the relative distance of outputs; infinite for other shapes or numbers that are not finite."""
     if [x.shape for x in got] != [x.shape for x in want]:
         return float("inf")
     x, y = (np.concatenate([a.reshape(-1).astype("f8") for a in side]) for side in (got, want))
@@ -329,7 +329,7 @@ def _error(got: Sequence[Array], want: Sequence[Array]) -> float:
 
 
 def arrays(given: Any, what: str) -> dict[str, Any]:
-    """Arrays of any framework by name, as NumPy's; UsageError for anything else. An input may be None."""
+    """Convert arrays of any framework, by name, to NumPy; UsageError for anything else. An input may be None."""
     from ...verification.torch import numbers
 
     if not isinstance(given, Mapping):
@@ -353,10 +353,10 @@ def arrays(given: Any, what: str) -> dict[str, Any]:
 
 
 def arguments(function: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], str]:
-    """The inputs as arguments in order and by name, and a note: by names if one is a parameter's, or else in order."""
+    """Return inputs as positional and named arguments, and a note; by name if one name is a parameter's."""
     try:
         parameters = [*inspect.signature(function).parameters.values()]
-    except (TypeError, ValueError):  # of a function in C
+    except (TypeError, ValueError):  # a function in C
         parameters = []
     if any(p.name in inputs and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters):
         return (), dict(inputs), ""
@@ -366,7 +366,7 @@ def arguments(function: Callable[..., Any], inputs: Mapping[str, Any]) -> tuple[
 
 
 class Placed(NamedTuple):
-    """What each submodule should give ('' is the whole), which of its outputs these are, and what was assumed."""
+    """The wanted outputs of each submodule ('' is the whole), their numbers among its outputs, and assumptions."""
 
     wanted: dict[str, list[Array]]
     picked: dict[str, list[int]]
@@ -376,12 +376,12 @@ class Placed(NamedTuple):
 def places(proposal: Proposal, got: Outputs, labels: Sequence[str], wanted: Mapping[str, Array]) -> Placed:
     """Find out whose outputs the arrays are.
 
-    An array is called as one of the whole's outputs (`labels`, '' for those without a name), as a submodule, or as a
-    module of the source that is paired with one; all others are the outputs of the whole, in order. If these do not
-    fit, they are taken for layers without counterpart (an activation, a flattened image): the last array is then the
-    output and the others are left out. Arrays whose channels come last are turned where only that fits.
+    An array has the name of one of the whole's outputs (`labels`, '' for those without a name), of a submodule, or of a
+    source module that is paired with one; all others are the outputs of the whole, in order. If these do not fit, they
+    are taken for layers without a counterpart (an activation, a flattened image): the last array is then the output and
+    the others are left out. Arrays with channels last are moved to channels first if only that fits.
 
-    UsageError, with all shapes, if nothing is left.
+    UsageError, with all shapes, if no array fits.
     """
     homes = {parent(p.sources[0]): parent(p.targets[0]) for p in proposal.pairs}
     out, odd, rest = Placed({}, {}, ()), list[str](), list[str]()
@@ -413,20 +413,20 @@ def places(proposal: Proposal, got: Outputs, labels: Sequence[str], wanted: Mapp
 
 
 def _put(out: Placed, place: str, at: int, array: Array, got: Outputs) -> None:
-    """Compare the output number `at` of a place with the array, turned if only that fits."""
+    """Want the array as output number `at` of a place, with channels first if only that fits."""
     out.picked.setdefault(place, []).append(at)
     turned = array if array.shape == got[place][at].shape else channels_first(array)
     out.wanted.setdefault(place, []).append(turned)
 
 
 def _fits(arrays: Sequence[Array], outputs: Sequence[Array]) -> bool:
-    """Whether arrays can be these outputs, one by one."""
+    """Tell whether arrays can be these outputs, one by one."""
     both = zip(arrays, outputs, strict=False)
     return len(arrays) == len(outputs) and all(b.shape in (a.shape, channels_first(a).shape) for a, b in both)
 
 
 def channels_first(array: Any) -> Any:
-    """An image or a sequence whose channels came last, as torch has it."""
+    """Move the channels of an image or a sequence from last to first, as torch has them."""
     return array.transpose(0, -1, *range(1, array.ndim - 1)) if getattr(array, "ndim", 0) > 2 else array
 
 

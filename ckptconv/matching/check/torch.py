@@ -1,4 +1,4 @@
-"""A module that is run repeatedly with other weights."""
+"""Run a module repeatedly with different weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDING = 1e-5  # of the largest value: outputs that differ by less may be the 
 
 
 class Runner:
-    """A module with its inputs, and which of its outputs are compared."""
+    """A module with its inputs, and the choice of outputs that are compared."""
 
     def __init__(self, module: torch.nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self.module, self.arguments, self.named = module, arguments, named
@@ -25,16 +25,16 @@ class Runner:
         self.state = memory(module)[0]
 
     def load(self, arrays: Mapping[str, Any]) -> None:
-        """Write arrays into parameters and buffers by name; what the module's state dict computes stays as it is."""
+        """Write arrays into parameters and buffers by name; tensors that the state dict computes are unchanged."""
         with torch.no_grad():
             for name in arrays.keys() & self.state.keys():
                 self.state[name].copy_(to_tensor(arrays[name]).reshape(self.state[name].shape))
 
     def start(self) -> list[str]:
-        """Run once, with the inputs as they are or else changed so that it can be run; say what was changed.
+        """Run once with the inputs, or with changed ones if the module cannot be run; return the changes.
 
-        Floats become those of the weights and integers int64, then all numbers such floats; each also with channels
-        that came last in second place. Raises what the module raises with the inputs as they are.
+        First floats get the dtype of the weights and integers int64, then all numbers the former; each also with
+        channels moved from last to second place. Raises the module's error for the unchanged inputs.
         """
         errors = list[Exception]()
         args, named = self.arguments, self.named
@@ -53,15 +53,15 @@ class Runner:
         raise errors[0]
 
     def outputs(self) -> dict[str, list[Any]]:
-        """The outputs of the whole and of every submodule, or those that are compared, in the order of execution."""
+        """Return the outputs of the whole and of every submodule, or those to compare, in the order of execution."""
         only = {"", *self.picked} if self.picked else ()
         found, self.labels = run(self.module, self.arguments, self.named, only)
         return {n: [x[k] for k in self.picked.get(n, range(len(x)))] for n, x in found.items()}
 
     def used(self, names: Sequence[str]) -> set[str]:
-        """The tensors that the output depends on: it changes when they do, by more than rounding.
+        """Return the tensors that the output depends on: changing them changes it by more than rounding.
 
-        A bias of attention's keys, for one, moves all scores of a row alike: the softmax takes it away.
+        For example, a bias of attention's keys shifts all scores of a row alike, which the softmax cancels.
         """
         before, found = {"": self.outputs()[""]}, set()
         for name in names:
@@ -79,9 +79,9 @@ class Runner:
 
 
 def _adapted(value: Any, kind: torch.dtype, cast: torch.dtype | None, turned: bool, changes: dict[str, None]) -> Any:
-    """An input as a tensor, with what was changed noted.
+    """Convert an input to a tensor, and note changes in `changes`.
 
-    cast: floats become `kind` and integers this. turned: channels that come last are put second.
+    cast: floats become `kind` and integers this. turned: move channels from last to second place.
     """
     before = after = to_tensor(value)
     if not isinstance(before, torch.Tensor):

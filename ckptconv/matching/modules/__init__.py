@@ -1,1 +1,1 @@
-"""Pairs of modules, and tensors that are pieces of others."""
+"""Pair modules, and tensors that are pieces of others."""

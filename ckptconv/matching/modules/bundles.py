@@ -1,4 +1,4 @@
-"""Tensors that one side holds as one and the other in pieces, by names and shapes: a stack of layers, a fused QKV.
+"""Bundle tensors that are one on the other side, by names and shapes: a stack of layers, a fused QKV.
 
     encoderblock/query/kernel [12, 768, 64]     blocks.{0..11}.query.weight [64, 768]
     mlp/experts/wi/kernel [8, 512, 2048]        experts.{0..7}.wi.weight [2048, 512]
@@ -9,9 +9,9 @@
 
     LSTMCell_0/ii/kernel, .../hi/{kernel,bias}  kernel [x, 4h], recurrent_kernel [h, 4h], bias [4h], as Keras has them
 
-The pieces are replaced by what they would be together wherever that makes more tensors of the two sides of one size; a
-bundle is then matched like any other tensor, and orders/cuts.py says how it is cut or joined. The gates of a cell are
-bundles in Keras' order: i f c o, and z r h.
+A bundle replaces its pieces if more tensors of the two sides then have equal sizes. It is matched like any other
+tensor, and orders/cuts.py finds how it is cut or joined. The gates of a cell are bundles in Keras' order: i f c o, and
+z r h.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from ..pairs import DIGITS, Bundle, Side, Sides, leaf, parent
 from .units import Unit, units
 
 MAX_STEPS = 8  # kinds of bundles that are made one after another
-GAIN = 0.02  # by which the share of tensors that find one of their size must rise
+GAIN = 0.02  # least increase of the share of tensors with a counterpart of their size
 QKV = ("query", "key", "value")
-MAX_TWINS = 20  # kinds of modules of one shape that are tried as parts of one
+MAX_TWINS = 20  # kinds of modules of one shape that are tried as parts of one module
 FUSIONS = (QKV, ("gate", "up"), ("key", "value"))
 
 
-Made = dict[str, tuple[Tensor, Bundle]]  # by the name of the bundle: what it would be
+Made = dict[str, tuple[Tensor, Bundle]]  # new tensors by the name of the bundle
 
 
 def bundled(a: Side, b: Side) -> Sides:
-    """Both sides with pieces replaced by bundles, where that brings the sides closer."""
+    """Replace pieces by bundles on both sides, as long as that brings the sides closer."""
     sides = gated(a), gated(b)
     for _ in range(MAX_STEPS):
         steps = [
@@ -56,7 +56,7 @@ def bundled(a: Side, b: Side) -> Sides:
 
 
 def _agreement(a: Side, b: Side) -> float:
-    """The share of tensors that find one of their size on the other side, each piece of a bundle counted."""
+    """Return the share of tensors with one of their size on the other side; each piece of a bundle counts."""
     held: list[dict[int, list[int]]] = [defaultdict(list), defaultdict(list)]
     for side, sizes in zip((a, b), held, strict=True):
         for name, t in side.tensors.items():
@@ -70,14 +70,14 @@ def _agreement(a: Side, b: Side) -> float:
 
 
 def with_bundles(side: Side, found: Made) -> Side:
-    """The side with the pieces of all bundles replaced, each bundle in the place of its first piece."""
+    """Replace the pieces of all bundles, each bundle in the place of its first piece."""
     if not found:
         return side
     first = {bundle.names[0]: t for t, bundle in found.values()}
     gone = {n for _, bundle in found.values() for n in bundle.names}
     made: dict[str, Tensor] = {}
     for name, t in side.tensors.items():
-        at = side.bundles[name].names[0] if name in side.bundles else name  # what is stacked can be fused
+        at = side.bundles[name].names[0] if name in side.bundles else name  # stacks can be fused
         if at in first:
             made[first[at].name] = first[at]
         elif at not in gone:
@@ -91,14 +91,14 @@ def with_bundles(side: Side, found: Made) -> Side:
 
 
 def _stacks(side: Side, *, again: bool = False) -> Iterator[Made]:
-    """For each number that counts modules: everything below it, stacked; `again` of what was stacked by another."""
+    """Yield stacks of everything below a number that counts modules; `again`: stacks of stacks."""
     below: dict[str, dict[str, dict[int, dict[str, str]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(dict)))
     for name in side.tensors:
         if (name in side.bundles) is not again or (again and side.bundles[name].kind != "stacked"):
             continue
         for m in DIGITS.finditer(name):
             stem, tail = name[: m.start()], name[m.end() :]
-            if re.search("[./]", tail):  # else it counts tensors of one module: weight_ih_l0, weight_ih_l1
+            if re.search("[./]", tail):  # otherwise it counts tensors of a module: weight_ih_l0, weight_ih_l1
                 below[DIGITS.sub("#", stem)][stem][int(m[0])][tail] = name
     for stems in below.values():
         found: Made = {}
@@ -132,7 +132,7 @@ def _stack(side: Side, stem: str, members: Mapping[int, Mapping[str, str]], foun
 
 
 def _fusions(side: Side) -> Iterator[Made]:
-    """All queries, keys and values of one module, fused; or gate and up; or what else is alike in one place."""
+    """Yield fusions of query, key and value in each module; of gate and up; and of other equal modules in one place."""
     for parts in FUSIONS:
         beside: dict[tuple[str, str], dict[str, Unit]] = defaultdict(dict)
         for u in units(side):
@@ -154,7 +154,7 @@ def _fusions(side: Side) -> Iterator[Made]:
 
 
 def _twins(side: Side) -> Iterator[Made]:
-    """Two or three modules of one shape that are alone with it in their place, fused, in all places of one name."""
+    """Yield fusions of two or three modules, the only ones of their shape in a place, in all places of one name."""
     places: dict[str, dict[Hashable, list[Unit]]] = defaultdict(lambda: defaultdict(list))
     for u in units(side):
         places[parent(u.home)][u.shape].append(u)
@@ -194,7 +194,7 @@ def _fuse(side: Side, home: str, several: Sequence[Unit], found: Made) -> None:
 
 
 def _with_layers(name: str, shape: tuple[int, ...], counts: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a stack, whose own axes come where those of a convolution's space would: units.oriented."""
+    """Return the shape of a stack; its axes go where the spatial axes of a convolution would: units.oriented."""
     return (*counts, *shape) if is_kernel(leaf(name)) else (*shape, *counts)
 
 
@@ -209,7 +209,7 @@ CANDIDATES = {"g": "c", "n": "h"}  # the candidate has two names
 
 
 def gated(side: Side) -> Side:
-    """The side with the gates of each cell in one tensor of each kind."""
+    """Bundle the gates of each cell into one tensor of each kind."""
     cells: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     for name in side.tensors:
         if found := parsed(name):
@@ -224,7 +224,7 @@ def gated(side: Side) -> Side:
 
 
 def parsed(name: str) -> tuple[str, str, str] | None:
-    """The cell of a tensor, what it is there (x, h: for inputs, state; b, bx, bh: biases), and its gate."""
+    """Return a tensor's cell, its role (x, h: kernel of the inputs, the state; b, bx, bh: biases), and its gate."""
     if m := DENSE.fullmatch(name):
         role = {"i": "x", "h": "h"}[m[2]]
         return m[1], role if m[4] == "kernel" else f"b{role}", m[3]
@@ -235,7 +235,7 @@ def parsed(name: str) -> tuple[str, str, str] | None:
 
 
 def _gate_bundles(home: str, named: Mapping[tuple[str, str], str], side: Side) -> dict[str, Bundle]:
-    """The bundles of one cell; none if its matrices are not complete or not of one shape."""
+    """Make the bundles of one cell; none if matrices are missing or differ in shape."""
     gates = {gate for role, gate in named if role in "xh"}
     order = next((o for o in (LSTM_GATES, GRU_GATES) if set(o) == gates), "")
     out: dict[str, Bundle] = {}
@@ -247,14 +247,14 @@ def _gate_bundles(home: str, named: Mapping[tuple[str, str], str], side: Side) -
             out[new] = Bundle(names, "gates", shapes.pop())
     last = named.get(("bh", "h"), "")
     if order == GRU_GATES and last and f"{home}/bias" in out and f"{home}/recurrent_bias" not in {*out, *side.tensors}:
-        out[f"{home}/recurrent_bias"] = Bundle((last,), "gates", side.tensors[last].shape)  # r and z have none
-    if f"{home}/bias" not in out and f"{home}/recurrent_bias" in out:  # the only bias is that of both
+        out[f"{home}/recurrent_bias"] = Bundle((last,), "gates", side.tensors[last].shape)  # r and z lack one
+    if f"{home}/bias" not in out and f"{home}/recurrent_bias" in out:  # the only bias serves both
         out[f"{home}/bias"] = out.pop(f"{home}/recurrent_bias")
     return out if {f"{home}/kernel", f"{home}/recurrent_kernel"} <= set(out) else {}
 
 
 def parted(order: Order, bundle: Bundle) -> Order:
-    """An order of the whole as one of its gates, which lie behind each other along the last axis."""
+    """Turn an order of the whole into one of its gates, which are concatenated along the last axis."""
     rank, count = len(bundle.shape), len(bundle.names)
     if count == 1:
         return order

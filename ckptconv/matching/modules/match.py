@@ -1,4 +1,4 @@
-"""Pair the tensors of modules that go together, and of what is left."""
+"""Pair the tensors of modules that go together, then the remaining tensors."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ CONSTANT = "the original normalises without scale or offset: ones and zeros are 
 
 
 def by_modules(sides: Sides, judge: Judge, pairs: Sequence[Pair], every: Sides) -> list[Pair]:
-    """Pairs of modules, tensor by tensor; pieces on one side that are one tensor on the other among them.
+    """Pair modules, tensor by tensor, including pieces on one side that are one tensor on the other.
 
-    `sides` are what is left of `every`; modules that share a tensor of `pairs` stay together. In a target that holds
-    the source's values (`prints`) tensors are paired only with what has the same ones.
+    sides: the unmatched tensors of `every`. Modules that share a tensor of `pairs` stay together. If the target holds
+    the source's values (`prints`), only tensors with equal values are paired.
     """
     out: list[Pair] = []
     named = same_names((units(sides[0]), units(sides[1])), (units(every[0]), units(every[1])))
@@ -38,7 +38,7 @@ def by_modules(sides: Sides, judge: Judge, pairs: Sequence[Pair], every: Sides) 
 
 
 def _tensors(found: Sequence[Match], sides: Sides, judge: Judge) -> list[Pair]:
-    """The pairs of tensors of modules that go together; a scale or offset that only the target has is a constant."""
+    """Pair the tensors of matched modules; a scale or offset that only the target has becomes a constant."""
     out: list[Pair] = []
     for m in found:
         if "joint" in m.a.members or m.a.kind == m.b.kind == "cell":
@@ -57,7 +57,7 @@ def _tensors(found: Sequence[Match], sides: Sides, judge: Judge) -> list[Pair]:
 
 
 def _of_cells(m: Match, sides: Sides, judge: Judge) -> Iterator[Pair]:
-    """The pairs of two cells, of which one is torch's."""
+    """Pair the tensors of two cells, one of which is torch's."""
     back = is_torch(m.a) and not is_torch(m.b) and judge.target is not None
     side = sides[back]
     for p in cell_pairs(m.b, m.a, judge.target) if back and judge.target else cell_pairs(m.a, m.b, judge):
@@ -87,18 +87,18 @@ def _of_role(m: Match, a: Tensor, b: Tensor, sides: Sides, judge: Judge) -> Pair
 
 
 def _rivals(m: Match, name: str) -> tuple[str, ...]:
-    """The same tensor of the modules that it could also be."""
+    """Return the same tensor in the rival modules."""
     home = m.b.home
     return tuple(name.replace(home, other, 1) for other in m.rivals if name.startswith(home))
 
 
-MULTIPLE = 8  # what a padded length is a multiple of
-LEAST, SHARE = 64, 8  # elements that padding may add: so many, or that part of the length
+MULTIPLE = 8  # padded lengths are multiples of this
+LEAST, SHARE = 64, 8  # padding may add LEAST elements, or the length divided by SHARE
 PADDED = "the lengths differ, {} and {}: taken to be a vocabulary that was padded"
 
 
 def by_length(sides: Sides, judge: Judge) -> list[Pair]:
-    """Pairs of what is left whose lengths differ by padding: matrices, then vectors that are as long as they.
+    """Pair remaining tensors whose lengths differ by padding: matrices, then vectors of the same lengths.
 
     wte [50257, 768] -> transformer.wte.weight [50304, 768]      pad = { axis = 0, from = 50257, to = 50304 }
     """
@@ -129,39 +129,39 @@ def by_length(sides: Sides, judge: Judge) -> list[Pair]:
 
 
 def _padded(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors differ in the length of one axis, and the longer one can be padded."""
+    """Tell whether two tensors differ in the length of one axis, and the longer one may be padded."""
     (*rest, old), (*other, new) = sorted(a.shape), sorted(b.shape)
     short, long = sorted((old, new))
     fits = short < long <= short + max(LEAST, short // SHARE) and long % MULTIPLE == 0
     return fits and rest == other and new not in rest and a.dtype.kind == b.dtype.kind
 
 
-# --- modules whose names say the same, as no others do; their numbers stay as they are or are all shifted ---
+# --- modules whose names mean the same, as no others do; their numbers are equal or all shifted ---
 #
 # bert/encoder/layer_3/attention/self/query     encoder.layer.3.attention.self.query
 # enc/layer_1, enc/layer_2, enc/layer_3         enc.layers.0, enc.layers.1, enc.layers.2
 #
-# Words that the other side never uses are left out, and a name that repeats itself (conv1/conv1) is read once. What is
-# left must be equal, or one the end of the other, and no third name may end so. Where both leave out words in one
-# place, these contradict: pre_attention_norm is not post_attention_norm. Words of most modules, such as the name of the
-# model, tell nothing.
+# Words that the other side never uses are left out, and a repeated name (conv1/conv1) is read once. The remaining words
+# must be equal, or end with one another, and no third name may end so. If both sides leave out words in one place, they
+# contradict each other: pre_attention_norm is not post_attention_norm. Words that most modules have, such as the name
+# of the model, do not count.
 
 
-CLASSES = {"#", "dense", "conv", "norm"}  # words that say what a module is, not which
-Words = tuple[str, ...]  # of a module, numbers as #
+CLASSES = {"#", "dense", "conv", "norm"}  # words for kinds of modules, not single ones
+Words = tuple[str, ...]  # of a module, with # for numbers
 Numbers = tuple[int, ...]
 Kept = list[tuple[str, frozenset[str]]]  # words that both sides use, each with those that were left out before it
 Both = tuple[Sequence[Unit], Sequence[Unit]]
 
 
 def same_names(sides: Both, every: Both) -> Iterator[Match]:
-    """Pairs of the modules of both sides, `every` of which decides what a name says."""
+    """Pair modules of both sides by names; all modules in `every` decide which words matter."""
     ends = [_ends(_read(every, side)) for side in (0, 1)]
     members: list[dict[Words, list[Unit]]] = [defaultdict(list), defaultdict(list)]
     for k, many in enumerate(sides):
         for u in many:
             members[k][_words(u)].append(u)
-    level = len(sides[0]) == len(sides[1])  # else bn may be another than bn1, the one that is left of several
+    level = len(sides[0]) == len(sides[1])  # otherwise bn may not be bn1, the last of several
     for end in [e for e in ends[0] if e in ends[1] and len(e) > 1]:  # not the kind alone
         if len(ends[0][end]) == len(ends[1][end]) == 1:
             (s, x), (t, y) = (next(iter(found[end].items())) for found in ends)
@@ -178,7 +178,7 @@ def _words(u: Unit) -> Words:
 
 
 def _read(every: Both, side: int) -> Iterator[tuple[Words, Kept]]:
-    """The names of a side, numbers aside, and what is kept of each."""
+    """Yield the names of a side without numbers, and the words kept of each."""
     used = {w for u in every[1 - side] for w in _words(u)} - {"#"}
     held = Counter(w for u in every[side] for w in {*u.words})
     whole = {"#", *(w for w, n in held.items() if n > len(every[side]) / 2)}
@@ -198,7 +198,7 @@ def _read(every: Both, side: int) -> Iterator[tuple[Words, Kept]]:
 
 
 def _ends(read: Iterator[tuple[Words, Kept]]) -> dict[Words, dict[Words, Kept]]:
-    """The names by how they end."""
+    """Group the names by their ends."""
     out: dict[Words, dict[Words, Kept]] = defaultdict(dict)
     for name, kept in read:
         for k in range(len(kept)):
@@ -207,7 +207,7 @@ def _ends(read: Iterator[tuple[Words, Kept]]) -> dict[Words, dict[Words, Kept]]:
 
 
 def _by_numbers(a: Sequence[Unit], b: Sequence[Unit]) -> list[Match]:
-    """The modules of two names whose numbers are the same, or all shifted by as much; none if others differ."""
+    """Pair the modules of two names if their numbers are equal, or all shifted alike; none otherwise."""
     rows, columns = [u.counted for u in a], [u.counted for u in b]
     if not a or not b:
         return []
@@ -230,7 +230,7 @@ def _by_numbers(a: Sequence[Unit], b: Sequence[Unit]) -> list[Match]:
 
 
 def _varying(many: Sequence[Numbers]) -> list[Numbers]:
-    """The numbers of names without those that never vary or repeat another."""
+    """Drop the numbers of names that never vary or repeat another number."""
     kept: list[Numbers] = []
     for c in dict.fromkeys(zip(*many, strict=True)):
         if len(set(c)) > 1 and not any(len(set(zip(c, k, strict=True))) == len(set(c)) == len(set(k)) for k in kept):

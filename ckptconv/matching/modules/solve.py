@@ -1,10 +1,10 @@
-"""Which module goes with which: by names, blocks and order, for all modules of one signature at once.
+"""Pair modules by names, blocks and order, all modules of one signature at once.
 
     conv2d_1, conv2d_2, conv2d_3          stem.conv, blocks.0.conv, blocks.1.conv      k-th with k-th
-    conv2_block1_1_conv                   layer1.0.conv1                               in blocks that go together
+    conv2_block1_1_conv                   layer1.0.conv1                               in matching blocks
 
-The k-th of a class in the order of the source's file, or of the numbers in its names if the file is sorted, goes with
-the k-th in the order in which the target defines its modules, unless names or blocks say otherwise.
+The k-th module of a class in the order of the source's file, or of the numbers in its names if the file is sorted, is
+paired with the k-th in the order of the target's definition, unless names or blocks say otherwise.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ..pairs import LISTED, Pair, Side, Sides
 from .bundles import with_bundles
 from .units import COUNT, MAIN, SIGNATURES, Unit, units
 
-ORDER = 0.3  # weight of the place in the class, against the likeness of words (0 to 1)
-TIE = 0.03  # weight of the order of words in the file and of numbers in names, where nothing else decides
-SHORT = 0.15  # for a word of one side that begins one of the other
-LETTERS = 3  # of a short word, at most
-CLEAR = 0.1  # how much likelier a pair must be than all others of its class to be taken by its names
-OPPOSITE = 0.5  # against what contradicts, such as forward and backward: no order of a file outweighs that
+ORDER = 0.3  # weight of the place in the class, against the similarity of words (0 to 1)
+TIE = 0.03  # weight of the order of words in the file and of numbers in names, to break ties
+SHORT = 0.15  # bonus for a word of one side that begins one of the other
+LETTERS = 3  # longest short word
+CLEAR = 0.1  # names decide if a pair's similarity exceeds that of all others in its class by this
+OPPOSITE = 0.5  # penalty for contradictions, such as forward and backward, which outweighs the order in a file
 AGAINST = {"table": "matrix", "forward": "backward", "pre": "post"}
 AGAINST |= {b: a for a, b in AGAINST.items()}
-INSIDE = 0.4  # weight of the blocks that hold them, the same or others; and of standing in the same blocks
+INSIDE = 0.4  # weight of being in matching blocks or in others, and of matching names inside the blocks
 
 ONLY = "the only module of its shape on both sides"
 NAMES = "the names are alike, not the same"
@@ -48,7 +48,7 @@ Twins = dict[tuple[str, ...], list[int]]
 
 
 class Match(NamedTuple):
-    """Two modules that go together, why that is not certain, whether it is a real doubt, and what else it could be."""
+    """Two modules that go together, the reasons for doubt, whether the doubt is real, and rivals."""
 
     a: Unit
     b: Unit
@@ -58,10 +58,10 @@ class Match(NamedTuple):
 
 
 def matched(sides: Sides, pairs: Sequence[Pair], every: Sides) -> list[Match]:
-    """Pair the modules that are left; `every` are both sides with what is paired already, in `pairs`."""
+    """Pair the remaining modules; `every` has both sides including the tensors already in `pairs`."""
     solver = Solver(sides, pairs, every)
     best = solver.solved(lambda u: u.counted)
-    if solver.alphabetical:  # which means nothing
+    if solver.alphabetical:  # an order without meaning
         return solver.known + best[1]
     best, second = sorted((best, solver.solved(lambda u: u.at)), key=lambda found: -found[0])
     other = {m.a.home: m.b.home for m in second[1]}
@@ -72,7 +72,7 @@ def matched(sides: Sides, pairs: Sequence[Pair], every: Sides) -> list[Match]:
 
 
 def _in_order(side: Side, *, target: bool) -> list[Unit]:
-    """The modules of a side, counters left out; of a target that is a sorted file, which lost their order, sorted."""
+    """Return the modules of a side without counters; sort those of a target whose file lost their order by sorting."""
     found = [u for u in units(side) if any(t.shape or t.dtype.kind == "f" for t in u.members.values())]
     if target and list(side.tensors) == sorted(side.tensors):
         found.sort(key=lambda u: u.natural)
@@ -100,20 +100,20 @@ class Solver:
                 together.setdefault(a.home, Match(a, b, p.why))
         self.known = [*together.values()]
         self.blocks = aligned(*around, lambda u: u.signatures[MAIN])
-        if not self.blocks.blocks:  # where hardly any keeps its axes: modules of as many elements
+        if not self.blocks.blocks:  # if hardly any module keeps its axes, compare numbers of elements
             self.blocks = aligned(*around, lambda u: u.signatures[COUNT])
         self.back = set(self.blocks.blocks.values())
 
     def solved(self, place: Place) -> tuple[float, list[Match]]:
-        """All pairs if the source's modules come in this order, and how well they agree."""
+        """Return how well all pairs agree if the source's modules have this order, and the pairs."""
         total, out = 0.0, list[Match]()
         done = {m.a.home for m in self.known}, {m.b.home for m in self.known}
-        for even in (True, False):  # classes of as many modules on both sides first
+        for even in (True, False):  # first classes with equally many modules on both sides
             for level in range(len(SIGNATURES)):
                 for all_a, all_b in self._classes(done, level):
                     if len(all_a) != len(all_b) and even:
                         continue
-                    if len({tuple(w for w in u.words if w != "#") for u in all_b}) == 1:  # told apart by numbers alone
+                    if len({tuple(w for w in u.words if w != "#") for u in all_b}) == 1:  # only numbers differ
                         all_b = sorted(all_b, key=lambda u: u.natural)
                     for a, b in slices(sorted(all_a, key=place), all_b):
                         score, made = self._class(a, b, place)
@@ -124,7 +124,7 @@ class Solver:
         return total, out
 
     def _classes(self, done: tuple[set[str], set[str]], level: int) -> list[tuple[list[Unit], list[Unit]]]:
-        """Unpaired modules of one signature, and of one content where that is known."""
+        """Group unpaired modules by signature, and by content if that is known."""
         found: dict[Hashable, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
         for k, many in enumerate(self.units):
             for u in many:
@@ -134,7 +134,7 @@ class Solver:
         return [(x, y) for x, y in found.values() if x and y]
 
     def _class(self, a: Sequence[Unit], b: Sequence[Unit], place: Place) -> tuple[float, list[Match]]:
-        """Pair modules of one signature by their words, blocks and places, and say how well they agree."""
+        """Pair modules of one signature by their words, blocks and places; return how well they agree, too."""
         if len(a) == len(b) == 1 and a[0].fits(b[0]):
             return 1.0, [Match(a[0], b[0], (ONLY,))]
         like = likeness([u.words for u in a], [u.words for u in b])
@@ -158,7 +158,7 @@ class Solver:
         return sum(float(score[r, c]) for r, c in chosen), [_judged(a, b, like, twins, r, c) for r, c in chosen]
 
     def _in_blocks(self, a: Sequence[Unit], b: Sequence[Unit]) -> Array:
-        """What the blocks say: -1 to 1 for the share of blocks that go together, and the names inside them."""
+        """Score pairs by their blocks: -1 to 1 for the share of matching blocks, plus the names inside them."""
         blocks, inside, _ = self.blocks
         ours, theirs = ([{p for p in holding(u.home) if p in own} for u in many]
                         for many, own in ((a, blocks), (b, self.back)))  # fmt: skip
@@ -177,7 +177,7 @@ class Solver:
 
 
 def _claims(u: Unit, side: Side) -> set[tuple[str, str]]:
-    """What is against others: a matrix that is looked up or multiplied, forward or backward, pre or post something."""
+    """Return a module's properties that can contradict others: table or matrix, forward or backward, pre or post."""
     name = u.members[u.main].name
     kind = side.kinds.get(name, "")
     table = kind == "embedding" if kind else bool(TABLE.search(name))
@@ -186,7 +186,7 @@ def _claims(u: Unit, side: Side) -> set[tuple[str, str]]:
 
 
 def _short(a: Sequence[Unit], b: Sequence[Unit]) -> Iterator[tuple[list[int], list[int]]]:
-    """Modules of one side with a short word, and those of the other with a word that begins so: in, incoming."""
+    """Yield modules of one side with a short word, and those of the other with a word that begins so: in, incoming."""
     known = {w for u in b for w in u.words}
     for word in {w for u in a for w in u.words if w not in known and len(w) <= LETTERS and w.isalpha()}:
         columns = [k for k, u in enumerate(b) if any(w.startswith(word) for w in u.words)]
@@ -195,14 +195,14 @@ def _short(a: Sequence[Unit], b: Sequence[Unit]) -> Iterator[tuple[list[int], li
 
 
 def _ranks(many: Sequence[Unit], place: Place) -> Array:
-    """The place of each module among all, 0 to 1; those of one place share it."""
+    """Rank each module among all, from 0 to 1; equal places share a rank."""
     keys = [place(u) for u in many]
     order = sorted(keys)
     return np.array([bisect_left(order, k) + bisect_right(order, k) - 1 for k in keys]) / 2 / max(1, len(many) - 1)
 
 
 def _judged(a: Sequence[Unit], b: Sequence[Unit], like: Array, twins: Sequence[Twins], r: int, c: int) -> Match:
-    """A pair with what is doubtful about it; `twins` are the modules of both sides by their words."""
+    """Make a pair with its doubts; `twins` are the modules of both sides by their words."""
     u, v = a[r], b[c]
     rows, cols = twins[0][u.words], twins[1][v.words]
     others = max(np.delete(like[r], cols).max(initial=0), np.delete(like[:, c], rows).max(initial=0))
@@ -212,33 +212,33 @@ def _judged(a: Sequence[Unit], b: Sequence[Unit], like: Array, twins: Sequence[T
     return Match(u, v, (PLACE if len(a) == len(b) else SOME,), True, tuple(b[k].home for k in near))
 
 
-# --- which block of one side goes with which of the other, and how far the names inside them belong together ---
+# --- which blocks of the two sides match, and how well the names inside them do ---
 #
 #     conv2_block1, conv2_block2, conv3_block1     layer1.0, layer1.1, layer2.0
 #     block2a, block2b                             _blocks.1, _blocks.2
 #
-# Blocks whose names differ in numbers only are a family. Two families are aligned in order, by the modules they hold.
+# Blocks whose names differ only in numbers are a family. Two families are aligned in order, by the modules they hold.
 
 
 MAX_CELLS = 40_000  # pairs of blocks of two families that are compared
 MAX_FAMILIES = 60  # of a side that are compared with each other, the largest first
-HELD = 0.75  # of the modules of two families that must find one of their signature
-WORDS_WEIGHT = 0.3  # weight of the words of two families, against what they hold (0 to 1)
+HELD = 0.75  # share of the modules of two families that need a counterpart of their signature
+WORDS_WEIGHT = 0.3  # weight of the words of two families, against their modules (0 to 1)
 NUMBER = re.compile(r"(?i:conv|pool|norm|lstm)[123][dD]|([0-9]+(?:[a-z](?![a-zA-Z0-9]))?)")  # 2a, but not conv2d
-REPEATED = re.compile(r"(?<![^/.])(?![0-9]+[/.])([^/.]+)(?:[/.]\1)+(?![^/.])")  # Keras says the name of a layer twice
+REPEATED = re.compile(r"(?<![^/.])(?![0-9]+[/.])([^/.]+)(?:[/.]\1)+(?![^/.])")  # Keras repeats the name of a layer
 Signature = Callable[[Unit], Hashable]
-Way = tuple[int, Any]  # a sum, and its pairs: the first, and the way after it
+Way = tuple[int, Any]  # a sum, and its pairs as a linked list
 
 
 class Block(NamedTuple):
-    """One block: its name, and its modules by what is left of their names."""
+    """One block: its name, and its modules by the rest of their names."""
 
     name: str
     members: Mapping[str, Unit]
 
 
 class Aligned(NamedTuple):
-    """The block of the target by that of the source; how far two modules belong together (0 to 1), by their homes."""
+    """Target blocks by source blocks; how well two modules match (0 to 1), by their homes."""
 
     blocks: dict[str, str]
     inside: dict[str, dict[str, float]]
@@ -247,14 +247,14 @@ class Aligned(NamedTuple):
 
 @lru_cache(maxsize=2**16)
 def holding(home: str) -> tuple[str, ...]:
-    """The blocks that hold a module: what ends in a number in its name; perhaps all of it: a block's own scale."""
+    """Return the blocks that hold a module: prefixes of its name that end in a number, perhaps the full name."""
     home = REPEATED.sub(r"\1", home)
     found = [home[: m.end()] for m in NUMBER.finditer(home) if m[1] and m.end() < len(home)]
     return (*found, home) if home[-1:].isdigit() else tuple(found)
 
 
 def aligned(a: Sequence[Unit], b: Sequence[Unit], signature: Signature) -> Aligned:
-    """Align the families of two sides, the ones that hold the most of the same first."""
+    """Align the families of two sides, first those that have the most in common."""
     sides = [_families(a), _families(b)]
     out = Aligned({}, {}, {})
     if not sides[0] or not sides[1]:
@@ -281,7 +281,7 @@ def aligned(a: Sequence[Unit], b: Sequence[Unit], signature: Signature) -> Align
 
 
 def _families(many: Sequence[Unit]) -> list[list[Block]]:
-    """Blocks by name, numbers aside: those that repeat and hold more than one module, in natural order."""
+    """Group blocks by name without numbers: those that repeat and hold several modules, in natural order."""
     made: dict[str, dict[str, dict[str, Unit]]] = defaultdict(lambda: defaultdict(dict))
     for u in many:
         bare = REPEATED.sub(r"\1", u.home)
@@ -296,9 +296,9 @@ def _families(many: Sequence[Unit]) -> list[list[Block]]:
 
 
 def in_step(table: Sequence[Sequence[int]]) -> tuple[int, list[tuple[int, int]]]:
-    """The pairs with the greatest sum that follow one another on both sides; the earliest of the same sum."""
+    """Find the pairs with the greatest sum that are in order on both sides; of equal sums, the earliest pairs."""
     columns = len(table[0])
-    below: list[Way] = [(0, None)] * (columns + 1)  # with the last columns: none of them, one, two ...
+    below: list[Way] = [(0, None)] * (columns + 1)  # with the last 0, 1, 2 ... columns
     for i in reversed(range(len(table))):
         row: list[Way] = [(0, None)]
         for k, j in enumerate(reversed(range(columns))):
@@ -315,9 +315,9 @@ def in_step(table: Sequence[Sequence[int]]) -> tuple[int, list[tuple[int, int]]]
 
 
 def _add(out: Aligned, both: Sequence[tuple[Block, Block]], signature: Signature) -> None:
-    """Add two families. Two modules belong together as far as the same blocks have them, with one signature.
+    """Add two families. Two modules match by the share of matching blocks that have both with one signature.
 
-    Of nested blocks, the innermost decide.
+    If blocks are nested, the innermost decide.
     """
     counts = [Counter(n for pair in both for n in pair[side].members) for side in (0, 1)]
     fits: Counter[tuple[str, str]] = Counter()

@@ -1,4 +1,4 @@
-"""Modules as they show in names: tensors that belong together, each with its role.
+"""Find modules by names: tensors that belong together, each with its role.
 
     conv1/kernel, conv1/bias                     conv1        {weight, bias}
     block.0.bn.weight, .bias, .running_mean ...  block.0.bn   {weight, bias, running_mean, running_var}
@@ -29,7 +29,7 @@ Numbers = tuple[int, ...]
 PARAMETRIZED = re.compile(r"(.+)\.parametrizations\.(\w+)\.original([01])")
 NORMED = {"0": "weight_g", "1": "weight_v"}
 SEPARATOR = re.compile("[/.]")
-ROOTS = re.compile(r"^(?:params|batch_stats|state)[/.]")  # JAX keeps what is trained and what is counted apart
+ROOTS = re.compile(r"^(?:params|batch_stats|state)[/.]")  # collections of JAX
 CELL = {"kernel": "weight_ih", "recurrent_kernel": "weight_hh", "bias": "bias_ih", "recurrent_bias": "bias_hh"}
 GATES = 4  # of an LSTM
 _FOUND: WeakKeyDictionary[Side, list[Unit]] = WeakKeyDictionary()
@@ -37,7 +37,7 @@ _FOUND: WeakKeyDictionary[Side, list[Unit]] = WeakKeyDictionary()
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """A module: its name, its tensors by role, and its place in the natural order of all and in the file."""
+    """A module: its name, its tensors by role, and its places in the natural order of all modules and in the file."""
 
     home: str
     members: Mapping[str, Tensor]
@@ -47,7 +47,7 @@ class Unit:
 
     @cached_property
     def counted(self) -> Numbers:
-        """The numbers in its name, which give an order, as letters do not."""
+        """The numbers in its name, which order modules."""
         return folded(re.sub(r"(?i)(conv|pool|norm)[123]d", "", self.home))[1]
 
     @cached_property
@@ -68,22 +68,22 @@ class Unit:
 
     @property
     def shape(self) -> Hashable:
-        """What another module of the same name must share to be the same."""
+        """What a module with the same name must share to match."""
         return self.kind, tuple(sorted(_dims(self.members[self.main].shape)))
 
     def fits(self, other: Unit) -> bool:
-        """Whether tensors that both have hold as many elements: a kernel goes nowhere without its bias."""
+        """Tell whether the tensors that both modules have are equally large: kernel and bias stay together."""
         both = ((t, other.members[role]) for role, t in self.members.items() if role in other.members)
         return self.kind == "cell" or all(t.count == u.count for t, u in both)
 
     @cached_property
     def signatures(self) -> tuple[Hashable, ...]:
-        """What another module must share to be the same, the strictest first."""
+        """What another module must share to match, the strictest signature first."""
         return tuple(signature(self) for signature in SIGNATURES)
 
 
 def units(side: Side) -> list[Unit]:
-    """The modules of a checkpoint, in the order of their first tensors; found once for each side."""
+    """Return the modules of a checkpoint, in the order of their first tensors; cached for each side."""
     if side not in _FOUND:
         _FOUND[side] = _units(side)
     return [*_FOUND[side]]
@@ -100,7 +100,7 @@ def _units(side: Side) -> list[Unit]:
     made: dict[str, dict[str, Tensor]] = {}
     for name, t in side.tensors.items():
         home, role = place(bare[name], beside[parent(bare[name])])
-        if role in made.get(home, {}):  # two tensors in one place: each is by itself
+        if role in made.get(home, {}):  # two tensors with one role: separate modules
             home, role = name, "weight"
         made.setdefault(home, {})[role] = t
     made = {home: _joint(home, m) for home, m in _from_zero(_of_two(made)).items()}
@@ -109,7 +109,7 @@ def _units(side: Side) -> list[Unit]:
 
 
 def _of_two(made: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """Cells that Flax holds as two dense layers, SimpleCell's i and h, and dense_i and dense_h of NNX, as cells."""
+    """Join two dense layers of Flax into a cell: SimpleCell's i and h, or dense_i and dense_h of NNX."""
     out = dict(made)
     for home, state in made.items():
         stem = home.removesuffix("h")
@@ -118,7 +118,7 @@ def _of_two(made: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
         if not stem.endswith(("/", "dense_")) or [len(shape) for shape in shapes] != [2, 2]:
             continue
         (_, wide), (rows, last) = shapes
-        if last == wide and wide in (rows, GATES * rows):  # of a GRU NNX has no bias like torch's
+        if last == wide and wide in (rows, GATES * rows):  # the biases of NNX's GRU differ from torch's
             biases = [m["bias"] for m in (inputs, state) if "bias" in m]
             matrices = {"weight_ih": inputs["weight"], "weight_hh": state["weight"]}
             out[parent(stem)] = matrices | dict(zip(("bias_ih", "bias_hh"), biases, strict=False))
@@ -127,7 +127,7 @@ def _of_two(made: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
 
 
 def _from_zero(made: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """Blocks as Keras counts them, block, block_1, block_2: the first as block_0, so that it is one of them."""
+    """Rename the first block of Keras' block, block_1, block_2 to block_0, so that it counts as one of them."""
     held = Counter(home[: m.start()] for home in made for m in SEPARATOR.finditer(home))
     firsts = {b for b, n in held.items() if n > 1 and f"{b}_1" in held and f"{b}_0" not in held}
     out = {}
@@ -140,7 +140,7 @@ def _from_zero(made: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor
 
 
 def _joint(home: str, members: dict[str, Tensor]) -> dict[str, Tensor]:
-    """An LSTM of TensorFlow 1 holds one kernel for inputs and state, [inputs + state, 4 state]."""
+    """Mark the joint kernel of a TensorFlow 1 LSTM, [inputs + state, 4 state]."""
     shape = members["weight"].shape if "weight" in members else ()
     if "lstm" not in home.lower() or len(shape) != 2 or shape[1] % GATES or shape[0] <= shape[1] // GATES:
         return members
@@ -149,7 +149,7 @@ def _joint(home: str, members: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def place(name: str, beside: set[str]) -> tuple[str, str]:
-    """The module that a tensor belongs to, and its role there; `beside` are the leaves that stand beside it."""
+    """Return the module of a tensor and its role there; `beside` are the leaves next to it."""
     home, last = parent(name), leaf(name)
     if m := PARAMETRIZED.fullmatch(name):
         return m[1], NORMED[m[3]]
@@ -180,7 +180,7 @@ def _dims(shape: Sequence[int]) -> Dims:
 
 
 def oriented(t: Tensor) -> Dims:
-    """The dimensions in torch's order where the name says which they are: outputs, inputs, space."""
+    """Return the dimensions in torch's order (outputs, inputs, space) if the name tells which they are."""
     shape, last = t.shape, leaf(t.name)
     if len(shape) in (3, 4) and "depthwise" in last:
         *space, inputs, each = shape
@@ -192,13 +192,13 @@ def oriented(t: Tensor) -> Dims:
 
 
 def _outputs(t: Tensor) -> Dims:
-    """The outputs in torch's order, and all other dimensions sorted: layers can be stacked along any axis."""
+    """Return the outputs, and all other dimensions sorted, since layers can be stacked along any axis."""
     first, *rest = oriented(t) or (1,)
     return (first, *sorted(rest))
 
 
 def _cell(u: Unit) -> tuple[Dims, Dims] | None:
-    """The dimensions of the matrices of a recurrent cell for its inputs and for its state; None if it is not one."""
+    """Return the dimensions of a recurrent cell's matrices, for inputs and state; None if it is not a cell."""
     if "joint" in u.members:
         rows, columns = u.members["joint"].shape
         return (columns, rows - columns // GATES), (columns, columns // GATES)
@@ -219,7 +219,7 @@ def _count(u: Unit) -> Hashable:
     return _cell(u) or prod(u.members[u.main].shape)
 
 
-MAIN, COUNT = 1, 4  # the levels of the main tensor and of its elements; those between are of all, in any order of axes
+MAIN, COUNT = 1, 4  # levels of the main tensor and its number of elements; those between concern all tensors
 SIGNATURES: tuple[Callable[[Unit], Hashable], ...] = (
     _whole(oriented), _main, _whole(_outputs), _whole(lambda t: (t.count,)), _count
 )  # fmt: skip

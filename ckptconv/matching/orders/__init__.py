@@ -1,1 +1,1 @@
-"""How axes, gates and parts of tensors move."""
+"""Find how axes, gates and parts of tensors move."""

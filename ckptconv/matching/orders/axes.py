@@ -1,4 +1,4 @@
-"""How the axes of one tensor may become those of another: all orders that shapes allow, and what names say of them.
+"""Find how the axes of one tensor may become those of another: the orders that shapes allow, and that names suggest.
 
 w [5, 5] -> w [5, 5]                              nothing, or a b -> b a
 att/kernel [16, 4, 8] -> weight [32, 16]          a b c -> (b c) a
@@ -17,8 +17,8 @@ from itertools import permutations
 from typing import NamedTuple
 
 Shape = tuple[int, ...]
-LETTERS = "abcdfghi"  # of axes; e is that of a stack
-MAX_RANK = 5  # of tensors whose axes are tried in all orders
+LETTERS = "abcdfghi"  # names of axes; e is that of a stack
+MAX_RANK = 5  # axes that are tried in all orders
 
 
 class Order(NamedTuple):
@@ -40,7 +40,7 @@ class Order(NamedTuple):
         return tokens(left), right.strip()
 
 
-# What a Keras, TensorFlow or Flax `kernel` becomes as PyTorch's `weight`, by its number of axes.
+# Layouts from a Keras, TensorFlow or Flax `kernel` to PyTorch's `weight`, by the number of axes.
 KERNELS = {2: "i o -> o i", 3: "k i o -> o i k", 4: "h w i o -> o i h w", 5: "d h w i o -> o i d h w"}
 DEPTHWISE = {3: "k c 1 -> c 1 k", 4: "h w c 1 -> c 1 h w"}
 
@@ -49,7 +49,7 @@ UPWARDS = re.compile(r"(?i)transpose|deconv|(?<![a-z])up")  # in names of transp
 
 
 def transposed(a: Shape, b: Shape, *, back: bool) -> Order | None:
-    """How a kernel of Flax's ConvTranspose becomes torch's weight, or (back) the reverse; None if it does not fit."""
+    """Return the order from a kernel of Flax's ConvTranspose to torch's weight, or (back) the reverse; None if none."""
     if len(a) not in (3, 4, 5):
         return None
     text = KERNELS[len(a)].replace("> o i", "> i o")
@@ -59,7 +59,7 @@ def transposed(a: Shape, b: Shape, *, back: bool) -> Order | None:
 
 
 def fits(text: str, a: Shape, b: Shape) -> bool:
-    """Whether a layout of single axes leads from one shape to another."""
+    """Tell whether a layout of single axes leads from one shape to another."""
     left, right = ([*side.split()] for side in text.split("->"))
     if len(left) != len(a) or len(right) != len(b):
         return False
@@ -69,7 +69,7 @@ def fits(text: str, a: Shape, b: Shape) -> bool:
 
 @lru_cache(maxsize=2**12)
 def simple(a: Shape, b: Shape) -> tuple[Order, ...]:
-    """All orders of axes, axes of size one and merged axes that shapes allow; the identity first."""
+    """Return all orders that shapes allow, also with axes of size one and merged axes; the identity first."""
     found = [Order()] if a == b else []
     if max(len(a), len(b)) > MAX_RANK:
         return tuple(found)
@@ -84,7 +84,7 @@ def simple(a: Shape, b: Shape) -> tuple[Order, ...]:
 
 
 def essence(order: Order, a: Shape) -> object:
-    """What an order does: where the target's axes come from, axes of size one aside; its text if it merges some."""
+    """Return the source of each target axis, without axes of size one; the order's text if it merges axes."""
     if not order.text or "(" in order.text:
         return tuple(k for k, n in enumerate(a) if n != 1) if not order.text else order.text
     left, right = (side.split() for side in order.text.split("->"))
@@ -100,7 +100,7 @@ def _permuted(a: Shape, b: Shape) -> Iterator[Order]:
 
 
 def merged(a: Shape, b: Shape) -> Iterator[Order]:
-    """Axes of one side taken together on the other, and axes of size one that come and go."""
+    """Yield orders that merge axes of one side, and add or drop axes of size one."""
     names = [LETTERS[k] if n != 1 else "1" for k, n in enumerate(a)]
     wide = [k for k, n in enumerate(a) if n != 1]
     for order in permutations(wide):
@@ -118,7 +118,7 @@ def merged(a: Shape, b: Shape) -> Iterator[Order]:
 
 
 def _groups(sizes: Sequence[int], b: Shape) -> list[int] | None:
-    """How many of the sizes each axis of `b` takes, in order; None if they do not fit."""
+    """Return how many of the sizes each axis of `b` takes, in order; None if they do not fit."""
     out, at = [], 0
     for n in b:
         count, product = 0, 1
@@ -132,16 +132,16 @@ def _groups(sizes: Sequence[int], b: Shape) -> list[int] | None:
 
 
 def tokens(side: str) -> list[str]:
-    """The axes of a side, parentheses kept whole."""
+    """Split a side into axes; parentheses are one."""
     return re.findall(r"\((?:[^()]|\([^()]*\))*\)|[^\s()]+", side)
 
 
 def suffixed(text: str, letters: Sequence[str], i: int) -> str:
-    """The letters with an index: h d becomes h.0 d.0."""
+    """Add an index to the letters: h d becomes h.0 d.0."""
     return re.sub("[a-z]", lambda m: f"{m[0]}.{i}" if m[0] in letters else m[0], text)
 
 
-# One matrix for all heads: into them, out of them, and into them where the heads come first.
+# One matrix for all heads: into them, out of them, and into them with the heads first.
 HEAD_LAYOUTS = ("a b c -> (b c) a", "a b c -> c (a b)", "a b c -> (a c) b")
 KERNEL = re.compile(
     r".*kernel.*|(?:depthwise_|pointwise_)?weights|w|wi|wo|wi_[01]|filters?|linear|.*_(?:w|einsum)", re.S
@@ -149,13 +149,13 @@ KERNEL = re.compile(
 
 
 def is_kernel(leaf: str) -> bool:
-    """Whether a variable has TensorFlow's order of axes: inputs before outputs, space before both."""
+    """Tell whether a variable has TensorFlow's order of axes: inputs before outputs, space before both."""
     return KERNEL.fullmatch(leaf) is not None
 
 
 @lru_cache(maxsize=2**12)
 def convention(a: Shape, b: Shape, leaf_a: str, leaf_b: str) -> Order | None:
-    """What the names of two variables say about their axes; None if they say nothing or the shapes contradict."""
+    """Return the order that the names of two variables imply; None if they imply none or the shapes contradict."""
     if is_kernel(leaf_a) and not is_kernel(leaf_b):
         return next(_usual(a, leaf_a, b), None)
     if is_kernel(leaf_b) and not is_kernel(leaf_a):
@@ -165,15 +165,15 @@ def convention(a: Shape, b: Shape, leaf_a: str, leaf_b: str) -> Order | None:
 
 
 def _usual(a: Shape, leaf_a: str, b: Shape) -> Iterator[Order]:
-    """Orders in which a kernel of TensorFlow becomes a weight of torch, the likeliest first.
+    """Yield orders from a TensorFlow kernel to a torch weight, the likeliest first.
 
-    Axes of size one come and go: h 1 i o -> o i h, k i o -> o i k 1.
+    Axes of size one may be added or dropped: h 1 i o -> o i h, k i o -> o i k 1.
     """
     depthwise = "depthwise" in leaf_a
     if depthwise and len(a) == 4 and a[3] > 1 and b == (a[2] * a[3], 1, a[0], a[1]):
         yield Order("h w c m -> (c m) 1 h w", (("m", a[3]),))
     texts = [table[len(a)] for table in (DEPTHWISE, KERNELS)[:: 1 if depthwise else -1] if len(a) in table]
-    for text in (*texts, *["h w i o -> o i w h"] * (len(a) == 4)):  # time before frequencies there, behind them here
+    for text in (*texts, *["h w i o -> o i w h"] * (len(a) == 4)):  # time before frequencies there, after them here
         wanted = essence(Order(text), a)
         yield from (o for o in simple(a, b) if essence(o, a) == wanted)
     if (len(a), len(b)) == (3, 2):

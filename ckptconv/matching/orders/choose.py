@@ -3,13 +3,13 @@
 kernel [6, 6] -> weight [6, 6]          a convention says i o -> o i; shapes would allow the identity too: doubtful
 weight_ih [12, 5], kernel [5, 12]       gates may be in another order: doubtful
 
-Images that are flattened, or made of vectors, have their channels last in TensorFlow and first in torch:
+Feature maps ("images") that are flattened, or made of vectors, have channels last in TensorFlow and first in torch:
 
 conv, flatten, gamma [60], kernel [60, 6]          (s c) -> (c s), (s c) o -> o (c s)       after the image
 kernel [6, 60], bias [60], reshape, conv           i (s c) -> (c s) i, (s c) -> (c s)       before it
 
-An axis is in one of four states: plain; of an image of known channels after which (FLAT) or before which (SHAPED_IMAGE)
-it stands, so that it is turned, and marked; of an image of which only that is known (FLAT_NOT, IMAGE_NOT): a question.
+An axis is in one of these states: plain; after (FLAT) or before (SHAPED_IMAGE) an image with known channels, so that it
+is reordered and marked; after or before an image with unknown channels (FLAT_NOT, IMAGE_NOT), which is a question.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .axes import KERNELS, UPWARDS, Order, Shape, convention, essence, is_kernel
 
 GATES = "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"  # of a GRU: Keras has z, r, h, torch r, z, n
 RECURRENT = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-TABLE = re.compile("(?i)emb|wte|wpe|lookup|vocab")  # in names of matrices that are not multiplied but looked up
+TABLE = re.compile("(?i)emb|wte|wpe|lookup|vocab")  # in names of lookup tables
 
 KEPT_GATES = "the gates are taken to be in the usual order of each framework"
 CHOSEN = "the shapes allow several orders of axes; the usual one is taken"
@@ -43,11 +43,11 @@ FLIPPED = "Flax's ConvTranspose holds torch's kernel reversed in space, unless t
 SHAPED_IMAGE = "before a feature map: taken to be shaped as h w c by TensorFlow and as c h w by torch"
 IMAGE_NOT = "before a feature map the outputs may be in another order, (h w c) -> (c h w)"
 ATTENTION = {"attention", "query", "key", "value"}  # their kernels have three axes, but are not convolutions
-OF_IMAGES = ("2d", "3d")  # classes of torch whose inputs have channels of their own: they are not flattened yet
+OF_IMAGES = ("2d", "3d")  # torch classes whose inputs have channels: they are not flattened yet
 
 
 class Judged(NamedTuple):
-    """An order of axes; what is doubtful about it ('' if nothing is); whether another one is likely; `Pair.each`."""
+    """An order of axes; the doubt about it, or ''; whether another order is likely; `Pair.each`."""
 
     order: Order
     doubt: str = ""
@@ -56,10 +56,10 @@ class Judged(NamedTuple):
 
 
 class Judge:
-    """What the source shows as a whole, its images above all; and whether the target is a module.
+    """Judges orders with what the whole source shows, mainly its images, and whether the target is a module.
 
-    `in_front` has the channels of the images that dense layers of so many outputs become, 0 for perhaps.
-    `target` judges the other way round, where the target has TensorFlow's kernels.
+    in_front: by the number of outputs of dense layers, the channels of the images made of them; 0 if not certain.
+    target: judges the reverse direction, if the target has TensorFlow's kernels.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Judge:
         # [1, n] is a scale or a bias, unless it is called a kernel
         matrices = [t for n, t in a if len(t.shape) == 2 and (t.shape[0] > 1 or is_kernel(leaf(n)))]
         self.widths = Counter(t.shape[-1] for t in matrices) + Counter(self.channels)
-        self.asks = False  # about all that may follow a Flatten, if nothing obviously does
+        self.asks = False  # about every layer that may follow a Flatten, if none obviously does
         self.asks = source.flattens and not any(self.after_image(t, Order()) for t in matrices)
 
     def order(self, a: Tensor, b: Tensor) -> Judged | None:
-        """The order that names and shapes give; None if there is none."""
+        """Return the order that names and shapes give; None if there is none."""
         known = simple(a.shape, b.shape)
         leaves = leaf(a.name), leaf(b.name)
         usual = convention(a.shape, b.shape, *leaves)
@@ -94,10 +94,10 @@ class Judge:
         if leaves[1].startswith(RECURRENT):
             gru = "gru" in a.name.lower() + b.name.lower() and "kernel" in leaves[0] and len(a.shape) == 2
             return Judged(Order(GATES) if gru else order, KEPT_GATES)
-        several = len({essence(o, a.shape) for o in known}) > 1  # axes of size one aside
+        several = len({essence(o, a.shape) for o in known}) > 1  # without axes of size one
         if several and usual is None:
             return Judged(order, f"shapes allow {len(known)} orders of axes and no convention is known", True)
-        unturned = len(a.shape) > 1 and is_kernel(leaves[0]) != is_kernel(leaves[1])  # which no convention explains
+        unturned = len(a.shape) > 1 and is_kernel(leaves[0]) != is_kernel(leaves[1])  # no convention explains that
         if usual is None and (a.shape != b.shape or unturned):
             return Judged(order, SHAPED)
         if self.target and (found := self.target.beside_image(b, order.inverse)):
@@ -105,11 +105,11 @@ class Judge:
         return self.beside_image(a, order) or Judged(order, CHOSEN if several else "")
 
     def beside_image(self, a: Tensor, order: Order) -> Judged | None:
-        """The order of a tensor that may stand in front of an image or behind one."""
+        """Return the order of a tensor that may be before or after an image, else None."""
         return self.before_image(a, order) or self.after_image(a, order)
 
     def before_image(self, a: Tensor, order: Order) -> Judged | None:
-        """The order of a dense layer, its bias and its normalisation that stand before an image; None elsewhere."""
+        """Return the order of a dense layer, its bias or its normalisation before an image; None elsewhere."""
         channels = self.in_front.get(a.shape[-1]) if a.shape else None
         if channels is None or order.text not in ("", KERNELS[2]) or len(a.shape) != 1 + bool(order.text):
             return None
@@ -118,16 +118,16 @@ class Judge:
         return Judged(with_image(order, len(a.shape), len(a.shape) - 1, channels), SHAPED_IMAGE, True)
 
     def after_image(self, a: Tensor, order: Order) -> Judged | None:
-        """The order of a dense layer or a cell that may stand after a flattened image.
+        """Return the order of a dense layer or a cell that may be after a flattened image.
 
-        Keras says what its layers take, if the file has the config. Else inputs may be another layer's outputs, and the
-        file of a port is taken unchanged, because many ports permute the image before they flatten it.
+        The config of a Keras file tells the input kind. Without it, inputs may be another layer's outputs, and the
+        order of a port's file is kept, because many ports permute the image before they flatten it.
         """
         taken = self.inputs.get(a.name)
         if len(a.shape) != 2 or not is_kernel(leaf(a.name)) or (taken and not taken.follows_flatten):
             return None
         n = a.shape[0]
-        torch = order.text.endswith(" i")  # else the other side flattens as this one does
+        torch = order.text.endswith(" i")  # otherwise both sides flatten alike
         if area := taken.height * taken.width if taken else 0:
             return Judged(with_image(order, 2, 0, n // area), FLAT) if torch and 1 < area < n and not n % area else None
         channels = max((c for c in self.channels if n % c == 0), default=0)
@@ -141,7 +141,7 @@ class Judge:
 
 
 def with_image(order: Order, rank: int, axis: int, channels: int) -> Order:
-    """The order of a tensor whose axis is an image of so many channels."""
+    """Return the order of a tensor, one axis of which is an image with this number of channels."""
     names, right = order.sides(rank)
     moved = ["(c s)" if name == names[axis] else name for name in tokens(right)]
     names[axis] = "(s c)"
@@ -149,17 +149,17 @@ def with_image(order: Order, rank: int, axis: int, channels: int) -> Order:
 
 
 def without_image(order: Order, shape: Shape) -> Order:
-    """The order of the same tensor where that axis is none."""
+    """Return the order of the same tensor if that axis is not an image."""
     name = "i" if order.text.startswith("(s c)") or "-> (s c)" in order.text else "o"
     left, _, right = order.text.replace("(s c)", name).replace("(c s)", name).partition(" -> ")
     return Order() if left == right else Order(f"{left} -> {right}")
 
 
 def in_front(a: Side, b: Side) -> dict[int, int]:
-    """The widths of dense layers right before a convolution that takes part of them as channels, and how many.
+    """Return the widths of dense layers right before a convolution, with the number of channels that it takes.
 
-    Not as many as a convolution's own channels; and where another matrix takes as many inputs, which then may stand
-    after an image, only if both sides have that order: 0 if torch's alone has it.
+    Widths equal to a convolution's own channels are left out. If another matrix takes as many inputs, it may come after
+    an image; then both sides must have that order, and it is 0 if only torch's has it.
     """
     dense = [t.shape for n, t in a.tensors.items() if len(t.shape) == 2 and is_kernel(leaf(n))]
     convolved = {n for t in a.tensors.values() if len(t.shape) > 2 for n in t.shape[-2:]}
@@ -173,10 +173,10 @@ def in_front(a: Side, b: Side) -> dict[int, int]:
 
 
 def _right_before(side: Side, *, torch: bool) -> dict[Shape, int]:
-    """The shapes, inputs first, of dense layers right before a convolution, and its channels.
+    """Return the shapes, inputs first, of dense layers right before a convolution, with its channels.
 
-    Files may have the order of the alphabet: there the image must be a square. A convolution is transposed if its bias
-    is not as long as its outputs would be; without bias, its name says so, but Flax's ConvTranspose has inputs first.
+    Files may be sorted by name; then the image must be a square. A convolution is transposed if its bias is not as long
+    as its outputs would be; without bias, its name tells, but Flax's ConvTranspose has inputs first.
     """
     out: dict[Shape, int] = {}
     biases = {t.name: u.members["bias"].count for u in units(side) if "bias" in u.members for t in u.members.values()}
@@ -192,7 +192,7 @@ def _right_before(side: Side, *, torch: bool) -> dict[Shape, int]:
 
 
 def vectors(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
-    """The pairs, vectors after a flattened feature map of either side turned."""
+    """Reorder vectors after a flattened image of either side."""
     pairs = _vectors([*_unfed(pairs, sides)], sides)
     back = [p.inverse for p in pairs]
     turned = zip(pairs, back, _vectors(back, sides[::-1]), strict=True)
@@ -200,7 +200,7 @@ def vectors(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
 
 
 def _unfed(pairs: Sequence[Pair], sides: Sides) -> Iterator[Pair]:
-    """The pairs, in doubt where no layer that torch defines before has the outputs that this one takes."""
+    """Mark pairs as doubtful if no layer that torch defines earlier has as many outputs as this one takes."""
     kernels = {p.sources[0] for p in pairs if is_kernel(leaf(p.targets[0]))}
     fed, channels, unfed = set[int](), set[int](), set[str]()
     for name, t in sides[0].tensors.items():
@@ -217,10 +217,10 @@ def _unfed(pairs: Sequence[Pair], sides: Sides) -> Iterator[Pair]:
 
 
 def _vectors(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
-    """The pairs, vectors between a flattened image and a dense layer turned and marked as the kernel of that layer.
+    """Reorder and mark vectors between a flattened image and a dense layer like the kernel of that layer.
 
-    No shape and no name shows a normalisation, a PReLU or a scale there. They are as long as that kernel's inputs, and
-    neither of a layer with as many outputs nor of an image. It is a question if a layer has as many outputs.
+    Neither shapes nor names show that a normalisation, a PReLU or a scale is there. It is as long as that kernel's
+    inputs, and belongs neither to a layer with as many outputs nor to an image. If a layer has as many outputs, ask.
     """
     a = sides[0].tensors
     kernels: dict[int, Pair] = {}
@@ -232,7 +232,7 @@ def _vectors(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
     owners: dict[int, set[str]] = defaultdict(set)
     for t in a.values() if kernels else ():
         if len(t.shape) > 2:
-            kernels.pop(t.shape[-2], None)  # channels of images that a convolution takes
+            kernels.pop(t.shape[-2], None)  # image channels of a convolution
         if len(t.shape) > 1 and (not length(t.shape) or is_kernel(leaf(t.name))):
             for n in {t.shape[-1], prod(t.shape[-2:]) if len(t.shape) > 2 else 0}:
                 owners[n].add(parent(t.name))
@@ -254,13 +254,13 @@ def _vectors(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
 
 
 def length(shape: Iterable[int]) -> int:
-    """The length of a vector, axes of size one aside; 0 if it is none."""
+    """Return the length of a vector, ignoring axes of size one; 0 if it is not a vector."""
     wide = [n for n in shape if n != 1]
     return wide[0] if len(wide) == 1 else 0
 
 
 def voted(pairs: Sequence[Pair], sides: Sides) -> list[Pair]:
-    """Turn square matrices as most others are whose shapes decide: those of the same leaves, all if no convention."""
+    """Give square matrices the order of most others whose shapes decide: those of the same leaves, else all."""
     votes: dict[tuple[str, ...], Counter[bool]] = defaultdict(Counter)
     square: dict[int, tuple[str, ...]] = {}
     for k, p in enumerate(pairs):
@@ -291,13 +291,13 @@ def _swaps(p: Pair, sides: Sides) -> bool:
     return isinstance(found, tuple) and found[0] > found[1]
 
 
-# --- recurrent cells, whose gates and biases every framework keeps in its own way ---
+# --- recurrent cells: every framework has its own order of gates and kind of biases ---
 #
 # torch       weight_ih [4h, x], weight_hh [4h, h], bias_ih [4h], bias_hh [4h]     LSTM: i f g o     GRU: r z n
 # Keras       kernel [x, 4h], recurrent_kernel [h, 4h], bias [4h]                  LSTM: i f c o     GRU: z r h
 #             GRU with reset_after: bias [2, 3h]
 #             CuDNN: bias [8h] or [6h]; the elements of each gate's [x, h] are those of [h, x], row by row
-# Flax        the gates as matrices (modules/bundles.py); of the state of a GRU only the candidate has a bias, [h]
+# Flax        one matrix per gate (modules/bundles.py); for the state of a GRU only the candidate has a bias, [h]
 # TF1         kernel [x + h, 4h], bias [4h], forget_bias added when it runs        LSTM: i j f o
 
 
@@ -315,12 +315,12 @@ IJFO = "(h.i + h.j + h.f + h.o)", "(h.i + h.f + h.j + h.o)"
 
 
 def is_torch(u: Unit) -> bool:
-    """Whether a cell has torch's names."""
+    """Tell whether a cell has torch's names."""
     return "weight_hh" in u.members and leaf(u.members["weight_hh"].name).startswith("weight_")
 
 
 def cell_pairs(a: Unit, b: Unit, judge: Judge) -> list[Pair]:
-    """The pairs of a cell of the source and one of torch; what has no counterpart is left out."""
+    """Pair the tensors of a source cell and a torch cell; leave out those without a counterpart."""
     if not {"weight_ih", "weight_hh"} <= b.members.keys():
         return []
     state = b.members["weight_hh"].shape[-1]
@@ -359,7 +359,7 @@ def _biases(a: Unit, b: Unit, gates: int, state: int) -> list[Pair]:
         return []
     bias, wide, gru = a.members["bias_ih"], gates * state, gates == GRU
     if second := a.members.get("bias_hh"):
-        if second.shape == (state,):  # only the candidate's gate has one, and no rule puts zeros before it
+        if second.shape == (state,):  # only the candidate's gate has one, and no rule can put zeros before it
             return [_pair(bias.name, ours[:1], ZRN, KEPT_GATES)]
         return [_pair(t.name, [n], "", KEPT_GATES) for t, n in zip((bias, second), ours, strict=True)]
     if "joint" in a.members:

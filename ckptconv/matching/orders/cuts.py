@@ -1,4 +1,4 @@
-"""Layouts of tensors that are cut or joined, and what no shape shows: values prove one of them, or a bundle needs it.
+"""Lay out tensors that are cut or joined, or changed in ways that shapes do not show, for values to prove.
 
 kernel [48, 7] -> weight [7, 48]                         (a b) o -> o (b a)        flattened the other way
 kernel [4, 12] -> weight_ih [12, 4]                      gates in another order
@@ -22,7 +22,7 @@ MAX_DIVISORS = 64
 
 
 def hidden(a: Shape, b: Shape) -> Iterator[Order]:
-    """Gates in another order, axes flattened the other way round: no shape shows them."""
+    """Yield orders that shapes do not show: gates in another order, axes flattened the other way round."""
     if len(a) != len(b) or not a or len(a) > 3:
         return
     names = LETTERS[: len(a)]
@@ -38,13 +38,13 @@ def hidden(a: Shape, b: Shape) -> Iterator[Order]:
 
 
 def _turned(names: str, turn: Sequence[int], other: Mapping[int, tuple[str, str]]) -> Order:
-    """The order of axes of one tensor, some of which have other names before and after it."""
+    """Make an order of axes, some of which have different names before and after."""
     both = [other.get(k, (x, x)) for k, x in enumerate(names)]
     return Order(f"{' '.join(x for x, _ in both)} -> {' '.join(both[k][1] for k in turn)}")
 
 
 def _gates(name: str, n: int) -> Iterator[tuple[str, str]]:
-    """Blocks of one length in all other orders: (h.0 + h.1 + h.2), (h.1 + h.0 + h.2)."""
+    """Yield all other orders of equal blocks: (h.0 + h.1 + h.2), (h.1 + h.0 + h.2)."""
     for count in (4, 3, 2):
         if n % count == 0 and n > count:
             terms = [f"{name}.{i}" for i in range(count)]
@@ -53,13 +53,13 @@ def _gates(name: str, n: int) -> Iterator[tuple[str, str]]:
 
 
 def divisors(n: int) -> list[int]:
-    """The divisors of a number but 1 and itself; few of them if there are many."""
+    """Return the first `MAX_DIVISORS` divisors of a number, without 1 and itself."""
     found = [d for d in range(2, int(n**0.5) + 1) if n % d == 0]
     return sorted({*found, *(n // d for d in found)})[:MAX_DIVISORS]
 
 
 def within(order: Order, rank: int, axis: int) -> Order:
-    """The order of slices of `rank` axes as one of a stack, whose axis `axis` counts them."""
+    """Turn the order of slices with `rank` axes into one of their stack, whose axis `axis` counts them."""
     words, right = order.sides(rank)
     return order._replace(text=f"{' '.join([*words[:axis], 'e', *words[axis:]])} -> {right}".strip())
 
@@ -70,10 +70,7 @@ QKV = 3
 
 
 def bundle_order(a: Tensor, b: Tensor, sides: Sides, judge: Judge) -> Judged | None:
-    """How the axes of two tensors go, one of which is a bundle, or both; None if there is no way.
-
-    `a` is a tensor of the source and `b` one of the target.
-    """
+    """Return the order from a source tensor to a target tensor, of which one or both are bundles; None if none fits."""
     x, y = sides[0].bundles.get(a.name), sides[1].bundles.get(b.name)
     if y is not None and (x is None or y.kind == "fused"):
         return _cut_bundle(a, replace(b, shape=y.shape), y, judge, x)
@@ -84,7 +81,7 @@ def bundle_order(a: Tensor, b: Tensor, sides: Sides, judge: Judge) -> Judged | N
 
 
 def _cut_bundle(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge, stack: Bundle | None) -> Judged | None:
-    """How one tensor becomes the pieces; it can be a stack of its own."""
+    """Return the order from one tensor, which can be a stack itself, to pieces."""
     if stack or bundle.layers > 1:
         return _layered(whole, piece, bundle, judge, stack)
     count = len(bundle.names)
@@ -102,7 +99,7 @@ def _cut_bundle(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge, stac
 
 
 def _layered(whole: Tensor, piece: Tensor, bundle: Bundle, judge: Judge, stack: Bundle | None) -> Judged | None:
-    """How one tensor for all layers becomes pieces in each layer; or one in each layer pieces for all layers."""
+    """Return the order from one tensor for all layers to pieces in each, or from one per layer to pieces for all."""
     if bundle.kind != "fused" or (stack and (stack.kind != "stacked" or bundle.layers > 1)):
         return None
     layers = len(stack.names) if stack else bundle.layers
@@ -127,13 +124,13 @@ def _without_axis(t: Tensor, axis: int) -> Tensor:
 
 
 def fused(order: Order, rank: int, axis: int, count: int, heads: int = 1) -> Order:
-    """The order of one piece as one of the whole, whose axis `axis` holds all pieces.
+    """Turn the order of one piece into one of the whole, whose axis `axis` holds all pieces.
 
-    i (q + k + v) -> i q, i k, i v         one behind the other
+    i (q + k + v) -> i q, i k, i v         one after the other
     i (n (q + k + v)) -> i (n q), ...      with several heads, each of which holds a block of every piece
     """
     names, right = order.sides(rank)
-    if names[axis] == "1":  # the parts have an axis of their own
+    if names[axis] == "1":  # the parts have their own axis
         first, *others = tokens(right)
         names[axis], right = "n", " ".join([f"(n {first.strip('()')})", *others])
     inside = re.findall("[a-z]", names[axis])
@@ -148,7 +145,7 @@ def fused(order: Order, rank: int, axis: int, count: int, heads: int = 1) -> Ord
 
 
 def uneven(order: Order, rank: int, axis: int, sizes: Sequence[int]) -> Order:
-    """The same with pieces of several sizes; 0 is one row, without that axis.
+    """Do the same with pieces of several sizes; 0 is one row, without that axis.
 
     a b -> b a         (n0 + 1 + n2) b -> b n0, b, b n2
     """
