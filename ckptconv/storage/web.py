@@ -175,10 +175,11 @@ def _followed(url: str, headers: Mapping[str, str]) -> Any:
             "GET", here, headers=sent, redirect=False, retries=False, preload_content=False, decode_content=False,
             timeout=Timeout(connect=min(30.0, limit), read=limit),
         )  # fmt: skip
-        if answer.status not in (301, 302, 303, 307, 308):
+        target = answer.get_redirect_location()
+        if target is False:  # not a redirect
             return answer
         answer.close()
-        here = _redirected(here, answer.headers.get("Location", ""))
+        here = _redirected(here, target or "")
     raise StorageError("the server redirects in a circle", url=url)
 
 

@@ -78,7 +78,7 @@ def test_what_an_archive_may_hold(tmp_path: Path) -> None:
         assert [n.names for n in got.notes if n.kind == "unread"] == [("data/3",)]
 
 
-@pytest.mark.parametrize(("kind", "count", "size"), [("QUInt2x4", 3, 3), ("QUInt4x2", 3, 3), ("ComplexHalf", 2, 8)])
+@pytest.mark.parametrize(("kind", "count", "size"), [("QUInt2x4", 3, 3), ("QUInt4x2", 3, 3), ("ComplexHalf", 8, 32)])
 def test_packed_storages(kind: str, count: int, size: int, tmp_path: Path) -> None:
     """Elements of less than a byte fill whole bytes."""
     value = {"s": stored(count=count, kind=Global(f"torch.{kind}Storage"))}
