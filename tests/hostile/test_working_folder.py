@@ -31,6 +31,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     "command",
     [
@@ -74,6 +75,7 @@ WAYS = {  # to put the working folder where Python looks for modules
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("way", WAYS)
 def test_python_m_brings_it_to_no_other_process(way: str, tmp_path: Path) -> None:
     """It looks in the working folder first; the process of the HDF5 library, which has no jail yet, does not."""
