@@ -33,7 +33,7 @@ BEGIN = b'{"at":"'  # every line begins so
 HEAD = re.compile(rb'\{"at":"","file":(\d{1,20})\}\n')
 STRANGE = (
     "this ledger was not written here: it was copied, moved to another disk or unpacked, an earlier version wrote it, "
-    "or the file system has given it another number; it may say anything of the files beside it; force=True converts "
+    "or the file system has given it another number; it may be wrong about the files next to it; force=True converts "
     "everything again"
 )
 BROKEN = (ValueError, TypeError, KeyError, OverflowError, RecursionError)

@@ -86,7 +86,7 @@ def _row(line: Mapping[str, Any], folder: str, default: Options) -> Row:
     if not isinstance(options, dict):
         raise ValueError("options must be an object")
     if twice := sorted(given.keys() & options.keys()):
-        raise ValueError(f"{', '.join(twice)} is given beside its options, and in them")
+        raise ValueError(f"{', '.join(twice)} is given both in its options and outside of them")
     given |= options
     source, destination = given.pop("source", ""), given.pop("destination", "")
     if not source:

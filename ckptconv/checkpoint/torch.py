@@ -75,7 +75,7 @@ def outline(module: torch.nn.Module) -> Checkpoint:
 def shaped(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors; UsageError if one of them has no single shape."""
     if odd := [n for n, t in found.items() if not is_shaped(t)]:
-        text = "these tensors have no one shape: run the module once if they are lazy; nested ones are not taken"
+        text = "these tensors have no single shape: run the module once if they are lazy; nested ones are not supported"
         raise UsageError(f"{text}:\n{listing(odd)}")
     return found
 
@@ -150,7 +150,7 @@ def refuse_other_values(own: Mapping[str, torch.Tensor], given: Mapping[str, Ten
             a = a.astype("f8")
             held = (a >= low) & (a < high + 1) & (a == np.floor(a))
         if odd := np.count_nonzero(~held):
-            text = f"{odd} of {source.count} values are none that {to}, the module's dtype, has; nothing was loaded"
+            text = f"{odd} of {source.count} values do not fit {to}, the module's dtype; nothing was loaded"
             raise ConversionError(text, tensor=name)
 
 

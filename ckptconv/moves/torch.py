@@ -122,7 +122,7 @@ def refuse_overlaps(tensors: Mapping[str, torch.Tensor]) -> None:
     last: tuple[str, int, int, str] = ("", 0, 0, "")
     for space, start, end, name in sorted((*extent, n) for n, t in tensors.items() if (extent := _extent(t))):
         if space == last[0] and start < last[2] and spot(tensors[name]) != spot(tensors[last[3]]):
-            text = "these share memory, each in a way of its own; convert to a .pt file for load_state_dict"
+            text = "these share memory in different ways; convert to a .pt file for load_state_dict"
             raise UsageError(f"{text}, nothing was loaded:\n{listing([last[3], name])}")
         last = max((space, start, end, name), last, key=lambda r: (r[0] == space, r[2]))
 

@@ -116,7 +116,7 @@ def refuse_source(path: str, urls: Iterable[str]) -> None:
     if not is_remote(path) and os.path.realpath(local(path)) in {
         os.path.realpath(local(url)) for url in urls if not is_remote(url)
     }:
-        raise UsageError(f"{path!r} is read here, and would be replaced by what is said of it; give another name")
+        raise UsageError(f"{path!r} is read here, and the result would replace it; give another name")
 
 
 # --- files of lines -------------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ class OutputNames:
             while above and not os.path.lexists(above):
                 above = os.path.dirname(above)
             if above and not os.path.isdir(above):
-                raise StorageError("is not a folder; what is there must be moved away first", url=above)
+                raise StorageError("is not a folder; move it away first", url=above)
         if self._unit:
             folder = os.path.join(self.folder, self.own[0].split("/")[0])
             own_names = {name.split("/")[1] for name in self.own}

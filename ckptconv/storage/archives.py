@@ -59,7 +59,7 @@ def place(url: str) -> Place | None:
     if start < 0:
         return None
     if size < 0:
-        raise UnsafeCheckpoint("is a link, a device, encrypted or packed as no checkpoint is; it is not read", url=url)
+        raise UnsafeCheckpoint("is a link, a device, encrypted or in an unknown compression; it is not read", url=url)
     if packed:
         return Place(_inflated(path, stamp, packed), 0, size, path, stamp)
     if start + size > file.size:

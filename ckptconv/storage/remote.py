@@ -190,5 +190,5 @@ def _whole(url: str, stamp: tuple[int, ...], said: tuple[tuple[str, Any], ...]) 
     with spool.filled() as file, translate_errors(url):
         web.whole(url, dict(said), file)
     if spool.size != stamp[0]:
-        raise CorruptCheckpoint("came in another length than the server said", url=url)
+        raise CorruptCheckpoint("has another length than the server said", url=url)
     return spool

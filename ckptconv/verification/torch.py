@@ -106,7 +106,7 @@ def to_tensor(value: Any) -> Any:
     try:
         kind = of_numpy(array.dtype)
     except UsageError:
-        raise UsageError(f"an input is an array of {array.dtype}, of which torch has no tensors") from None
+        raise UsageError(f"an input is an array of {array.dtype}, a dtype that torch lacks") from None
     return to_torch(np.asarray(array, array.dtype.newbyteorder("="), order="C"), kind)
 
 

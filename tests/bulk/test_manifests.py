@@ -80,7 +80,7 @@ def test_all_kinds_say_the_same(kind: str, tmp_path: Path) -> None:
         (
             "m.csv",
             b'source,dtype,options\na,float16,"{""dtype"": ""float32""}"\n',
-            "row 1: dtype is given beside its options",
+            "row 1: dtype is given both in its options",
         ),
         ("m.csv", b'source,options\na,"{""at"": ""x"", ""at"": ""y""}"\n', "row 1: the name 'at' occurs twice"),
         ("m.parquet", b"PAR1 and no more", "is not a manifest"),

@@ -50,7 +50,7 @@ def test_no_proposal_over_its_source(sides: tuple[Path, Path]) -> None:
         before = side.read_bytes()
         link = side.with_suffix(".toml")
         link.symlink_to(side)
-        with pytest.raises(UsageError, match="is read here, and would be replaced by what is said of it; give another"):
+        with pytest.raises(UsageError, match="is read here, and the result would replace it; give another"):
             ckptconv.match(*sides, link, force=True)
         assert side.read_bytes() == before
 

@@ -183,8 +183,8 @@ def test_urls_of_files_elsewhere(url: str, cli: Run, tmp_path: Path) -> None:
     ):
         done = cli(*call)
         assert (done.returncode, done.stdout) == (2, "")
-        assert "is no file on this machine: that is file:///PATH" in done.stderr
-    assert "is no file on this machine" in cli("zoo", "m.jsonl", "-o", "out").stderr
+        assert "is not a file on this machine: write file:///PATH" in done.stderr
+    assert "is not a file on this machine" in cli("zoo", "m.jsonl", "-o", "out").stderr
     made = {p.name for p in tmp_path.iterdir()} - {"a.npz", "m.jsonl"}
     assert made <= {"o", "out"}  # with the ledgers of the zoos
 
@@ -203,7 +203,7 @@ def test_urls_of_files_here(url: str, cli: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "b/a", "b\\a", "a\0"])
 def test_only_plain_names_are_beside(name: str) -> None:
     for url in ("/b/index", "s3://k/index", "https://h/index"):
-        with pytest.raises(UnsafeCheckpoint, match="which is not a plain name beside it"):
+        with pytest.raises(UnsafeCheckpoint, match="which is not a plain file name"):
             paths.sibling(url, name)
 
 

@@ -274,7 +274,7 @@ def test_memory_that_is_shared_in_part_is_refused(case: str, device: str | None)
     a, b = PARTED[case]()
     module = bare(a=a, b=b, first=nn.Parameter(torch.zeros(1)))
     arrays = {n: np.ones(tuple(t.shape), to_array(t).dtype) for n, t in (("a", a), ("b", b))}
-    with pytest.raises(UsageError, match=r"these share memory, each in a way of its own; convert to a \.pt file"):
+    with pytest.raises(UsageError, match=r"these share memory in different ways; convert to a \.pt file"):
         into.load_into(module, given({"first": [5.0], **arrays}), device=device)
     assert module.first.tolist() == [0]
 
@@ -327,7 +327,7 @@ UNWRITABLE: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     ),
     "made in inference mode": (inferred, "b: it was made in inference mode; load under torch.inference_mode"),
     "in another tensor": (lambda: Wrapped(torch.zeros(3)), "b: a Wrapped is not plain memory"),
-    "nested": (lambda: nested(torch.strided), "have no one shape: .*:\n  b$"),
+    "nested": (lambda: nested(torch.strided), "have no single shape: .*:\n  b$"),
 }
 
 

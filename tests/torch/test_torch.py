@@ -200,7 +200,7 @@ def test_a_cast_that_makes_other_values_is_refused(case: str) -> None:
     module = holding(torch.zeros(len(given), dtype=getattr(torch, wanted)))
     source = to_checkpoint({"x": np.array(given, getattr(ml_dtypes, kind, kind))})
     if odd:
-        with pytest.raises(ckptconv.ConversionError, match=f"x: {odd} of {len(given)} values are none that {wanted}"):
+        with pytest.raises(ckptconv.ConversionError, match=f"x: {odd} of {len(given)} values do not fit {wanted}"):
             into.load_into(module, source)
         assert not module.x.any()
     else:

@@ -53,8 +53,8 @@ FEW = (
     "rows, or what comes before a last argmax or threshold"
 )
 RANDOM = (
-    "the module computes something else when it runs again: its outputs cannot prove anything; switch off what is "
-    "random in evaluation, or give outputs of submodules before that"
+    "the module computes something else when it runs again: its outputs cannot prove anything; switch off "
+    "randomness in evaluation, or give outputs of submodules before that"
 )
 CHANGED = "changed by the check: the outputs are nearer this way"
 SETTINGS = {  # by a word in the name of a class: settings that no weight holds and that frameworks choose differently
