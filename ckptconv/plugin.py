@@ -1,4 +1,4 @@
-"""What a format of your own needs; other packages import from this module only.
+"""The interface for formats in other packages, which import from this module only.
 
 docs/write-a-format.md shows a complete format, and `ckptconv.testing` has the tests that a format must pass. `DTYPES`
 maps the names of dtypes to rows of the class `DType`.

@@ -63,7 +63,7 @@ def build(name: str, *, meta: bool = False) -> torch.nn.Module:
     """Import `package.module:callable`, call it without arguments, and return the torch module that it makes.
 
     meta: build on torch's meta device, which allocates no memory, if the code allows that. The named code is imported
-    and run; what is not installed is sought in the working directory. UsageError if the name is malformed,
+    and run; modules that are not installed are looked up in the working directory. UsageError if the name is malformed,
     the code raises, it needs arguments, or the result is not a torch.nn.Module.
     """
     module = build_named(name, meta=meta)
@@ -89,12 +89,12 @@ def load_into(
 
     source: a path, an open checkpoint or a dict of arrays, or several of these. The options select from it and lead to
     the module's names and layouts, as in `convert`; weights_only is True unless it is given. Values are cast to the
-    module's dtypes by torch's rules; the report says what became infinite, NaN or zero. verify: compare with the
-    source's hashes, which an edit may have left as they were; checksums always are compared. device: where the module
-    shall be, such as "cuda"; what it has on the meta device gets memory there if it is loaded.
+    module's dtypes by torch's rules; the report counts values that became infinite, NaN or zero. verify: compare with
+    the source's hashes, which may be stale after an edit; checksums are always compared. device: where to put the
+    module, such as "cuda"; tensors on the meta device get memory there if they are loaded.
 
     With `strict`, ConversionError if a tensor is unexpected, has another shape or is one that the module's state
-    dict computes, or if a parameter is missing; else these are reported, as missing buffers (counters, tables)
+    dict computes, or if a parameter is missing; otherwise these are reported, as missing buffers (counters, tables)
     always are, and it is an error if nothing fits. ConversionError also for tied parameters with two values in the
     source, a dtype that torch lacks, complex numbers for real ones, and values that the module's integers or bools
     do not have, such as 0.5. UsageError for a module on the meta device, tensors that are sparse, expanded,
@@ -123,7 +123,7 @@ def load_into(
 def _opened(
     source: Source | Sequence[Source], own: Mapping[str, torch.Tensor], given: Any, *, verify: bool
 ) -> tuple[Checkpoint, Mapping[str, Stamp]]:
-    """What shall be loaded, with or without the hashes of its files as checks, and the stamps of these files.
+    """Open the source, with or without the hashes of its files as checks, and return the stamps of these files, too.
 
     own: the tensors of the module.
     """
@@ -136,7 +136,7 @@ def _opened(
 
 
 def fitted(module: torch.nn.Module, found: Checkpoint, strict: bool) -> Loaded:
-    """Report what `load_into` would load; ConversionError if that is nothing, or not what `strict` wants."""
+    """Report what `load_into` would load; ConversionError if that is nothing, or too little for `strict`."""
     report = check(module, found)
     lacking = {n for n, _ in module.named_parameters(remove_duplicate=False)} & {*report.missing}
     odd = report.unexpected or report.mismatched or report.computed or lacking
@@ -182,7 +182,7 @@ def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
 
 
 def _is_own(t: Tensor, buffer: torch.Tensor | None, found: Checkpoint) -> bool:
-    """Whether a counter is a buffer of the module, from its state dict: not that of a training beside such an entry."""
+    """Tell whether a counter is a buffer of the module from its state dict, not one of a training state next to it."""
     if t.role not in ("step", "state") or not passes.COUNTED.fullmatch(t.name):
         return False
     if t.name in found.details.get("entry", {}).get("beside", ()) and f"beside.{t.name}" not in found:

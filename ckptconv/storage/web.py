@@ -227,7 +227,7 @@ def together(calls: Sequence[Callable[[], T]], limit: float) -> list[T]:
 
     A server that sends one byte of its headers per minute holds up its thread only.
     """
-    from concurrent.futures import Future  # only needed here
+    from concurrent.futures import Future  # local files never need it
 
     def run(call: Callable[[], T], future: Future[T]) -> None:
         try:
