@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -152,8 +151,8 @@ def convert(sources: Source | Sequence[Source], destination: Path, **given: Unpa
     if how.engine != "local":
         from ..engine import ray
 
-        many = [ray.absolute(os.fspath(s)) if is_path(s) else s for s in many]
-        destination = ray.absolute(os.fspath(destination))
+        many = [ray.absolute(text(s)) if is_path(s) else s for s in many]
+        destination = ray.absolute(text(destination))
         how = replace(how, map=how.map or ray.engine(how.engine))
     checkpoint, stamps, how = _prepared(many, destination, how)
     return write(checkpoint, destination, how, many, began, stamps)
@@ -167,7 +166,8 @@ def _prepared(
     if how.verify is False:  # what is not compared with its hashes gets no new ones
         made, hashed = drop_hashes(made)
         how = replace(how, hash=False) if hashed and how.hash is None else how
-    row = _row(made, text(destination), how)
+    url = text(destination)
+    row = _row(made, url, how)
     if (given := non_default(how, *MADE_WITH)) and _hashed(how, row):
         made = replace(made, metadata={**made.metadata, own_metadata.OPTIONS: json.dumps(given)})
     hints = dict[str, tuple[str, ...]]()  # and the names that each concerns
@@ -177,14 +177,16 @@ def _prepared(
 
         if name := library.suggestion(made, conventions=True):
             hints[f"names and layouts stay those of the source; converter={name!r} gives those of PyTorch"] = ()
-    if row.name == "hdf5" and made.format != "hdf5" and os.fspath(destination).endswith(".h5"):
+    if row.name == "hdf5" and made.format != "hdf5" and url.endswith(".h5"):
         hints["this is plain HDF5, which Keras' load_weights does not take"] = ()
+    if not how.dtype and (scaled := passes.quantised(made)):
+        hints["quantised weights and their scales stay as they are stored"] = tuple(sorted(scaled))
     if how.like is None and (others := passes.in_roles(Counter(t.role for t in made.values()))):
         hints[f"includes {others}; weights_only=True leaves them out"] = ()
-    folders = [url for s in sources if (url := url_of(s)) and files.is_dir(url)] if row.name != "hf" else []
+    folders = filter(files.is_dir, map(url_of, sources)) if row.name != "hf" else ()
     if behind := {n for folder in folders for n in files.names(folder)} & huggingface.KNOWN:
         hints["not copied; to='hf' into a folder copies them"] = tuple(sorted(behind))
-    hints[table.of_another(os.fspath(destination), row.name)] = ()
+    hints[table.of_another(url, row.name)] = ()
     notes = (Note("hint", hint, names) for hint, names in hints.items() if hint)
     return replace(made, notes=(*made.notes, *notes)), stamps, how
 

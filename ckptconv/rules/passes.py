@@ -398,22 +398,24 @@ def quantised(checkpoint: Checkpoint) -> set[str]:
 
     A scale that was left out, by a selection or a converter, counts for its weight.
     """
-    now = {name: n for n in checkpoint for name in (n, *checkpoint.sources(n))}
     owners: dict[str, list[str]] = {}  # the weights that a scale may be named after, or whose layer it may lie in
-    for name, n in now.items():
-        t, cut = checkpoint[n], max(name.rfind("."), name.rfind("/"))
-        leaf = name[cut + 1 :]
+    for n, t in checkpoint.items():
         small = t.dtype.kind in "iuxf" and (t.dtype.itemsize == 1 or t.dtype.name in ("int16", "uint16"))
-        packed = t.dtype.kind in "iu" and (t.dtype == "uint32" or PACKED.fullmatch(leaf) is not None)
-        if t.shape and (small or packed):
-            m = STEM.fullmatch(name)
-            own = {name, m[1] if m else name}
-            own |= {name[: max(cut, 0)]} if WEIGHT.fullmatch(leaf) or PACKED.fullmatch(leaf) else set()
-            for owner in own:
-                owners.setdefault(owner, []).append(n)
+        for name in (n, *checkpoint.sources(n)) if t.shape and (small or t.dtype.kind in "iu") else ():
+            cut = max(name.rfind("."), name.rfind("/"))
+            leaf = name[cut + 1 :]
+            m, packed = STEM.fullmatch(name), PACKED.fullmatch(leaf)
+            if small or packed or t.dtype == "uint32":
+                own = {name, m[1] if m else name}
+                own |= {name[: max(cut, 0)]} if packed or WEIGHT.fullmatch(leaf) else set()
+                for owner in own:
+                    owners.setdefault(owner, []).append(n)
+    if not owners:
+        return set()
+    now = {name: n for n in checkpoint for name in (n, *checkpoint.sources(n))}
     out, used = set[str](), set[str]()
     left = [n for note in checkpoint.notes if note.kind in ("dropped", "skipped") for n in note.names]
-    for name in (*now, *left) if owners else ():
+    for name in (*now, *left):
         m = SCALE.fullmatch(name[-LONGEST:])
         owner = name[:-LONGEST] + m[1] if m else None
         if owner in owners and owners[owner] != [now.get(name)]:

@@ -60,8 +60,9 @@ class Seen:
 
     @property
     def is_zip(self) -> bool:
-        """Whether it begins or ends like a zip: other bytes may precede a zip, and a comment may follow it."""
-        return self.head.startswith(b"PK\3\4") or b"PK\5\6" in self.tail
+        """Whether it begins or ends like a zip, but not a tar of zips: bytes may precede, a comment may follow it."""
+        ends = b"PK\5\6" in self.tail and self.head[257:262] != b"ustar"
+        return ends or self.head.startswith(b"PK\3\4")
 
     @cached_property
     def members(self) -> tuple[str, ...]:

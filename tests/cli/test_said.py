@@ -247,7 +247,7 @@ SOMEWHERE = (
     [
         (("report", "a.npz", "-o"), "html"), (("zoo", "a.npz", "-o", "new", "--ledger"), "jsonl"),
         (("match", "a.npz", "b.npz", "-o"), "toml"),
-        (("converters", "show"), "toml"), (("converters", "lint"), "toml"), (("zoo", "report", "zoo", "-o"), "html"),
+        (("converters", "show"), "toml"), (("converters", "lint"), "toml"),
         (("a.npz", "-o", "c.npz", "-c"), "toml"), (("a.npz", "-o", "c.npz", "-c"), "x"),
     ],
 )  # fmt: skip

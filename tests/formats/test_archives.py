@@ -67,8 +67,10 @@ ARCHIVES = {
 def test_an_archive_whose_only_member_is_a_file_of_torch(files: Files, tmp_path: Path) -> None:
     """The end of the archive shows the directory of its member, too."""
     packed(zipfile.ZIP_STORED)(tmp_path / "a.zip", {"run/w.ckpt": files["./weights.ckpt"]})
+    tar("")(tmp_path / "a.tar", {"w.ckpt": files["./weights.ckpt"]})
     for path, words in {
         "a.zip": "is an archive",
+        "a.tar": "is an archive",
         "a.zip/run": r"a folder in an archive.* file in it \(w.ckpt\)",
     }.items():
         with pytest.raises(UnknownFormat, match=words):

@@ -124,6 +124,8 @@ def test_dtype_says_what_it_leaves_and_refuses_what_it_cannot_do(tmp_path: Path)
     with pytest.raises(UsageError, match="would cast nothing but quantised weights"):
         ckptconv.convert(source, out, dtype="float16")
     ckptconv.save(tensors | {"norm.weight": np.ones(4, "f4")}, source, force=True)
+    plain = ckptconv.convert(source, tmp_path / "c.npz")
+    assert [n.names for n in plain.notes if "stay as they are" in n.text] == [("l.weight", "l.weight_scale")]
     done = ckptconv.convert(source, out, dtype="float16")
     assert [n.names for n in done.notes if n.kind == "lossy"] == [("l.weight_scale",)]
     assert {n: t.dtype.name for n, t in ckptconv.open(out).items()} == {
