@@ -6,6 +6,7 @@
     x-model_part-1.pt  x-tp01.pt  x-rank-1-shard1.pt    the same
     x.rank0.pt  model_weights_tp_0.ckpt                 the same, if 0 and another are there; else in doubt
     layer_01-model_00-model_states.pt                   the same, of a pipeline of DeepSpeed
+    zero_pp_rank_0_mp_rank_00_optim_states.pt           a piece of the weights, by DeepSpeed's ZeRO
     layer_0_expert_1_mp_rank_00_model_states.pt         experts of mp_rank_00_model_states.pt
     args.tensor_model_parallel_size: 2                  one of two ranks of Megatron-LM
     "fc.weight": shape [0]                              a placeholder, whose values another file has
@@ -21,7 +22,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from ..checkpoint import Checkpoint
 from ..messages import many, shortened
-from ..storage.files import join, names, split
+from ..storage.files import names, split
 
 # The number of a file, and of how many: of a model in several files, and of the ranks of a run.
 SHARDED = (
@@ -33,8 +34,8 @@ RANKED = (
     re.compile(r"(?P<before>.*world_size_(?P<all>\d+)_rank_)(?P<part>\d+)(?P<after>\.\w+)"),
 )
 RANK = re.compile(  # a number of several; `sure`: that ranks write; `whole`: of which 0 alone can be the model
-    r"(?P<word>(?P<sure>(?P<whole>^consolidated\.|^layer_(?=\d+-model_)|[cdempt]p_rank_)"
-    r"|^rank_?|^model-rank-(?=\d+-part-)|expert_(?=\d+_mp_rank_)|(?:^|[._-])(?:model_part-|(?:rank|shard|[mpt]p)[_-]?(?=0\d)))"
+    r"(?P<word>(?P<sure>(?P<whole>^consolidated\.|[cdempt]p_rank_)"
+    r"|^rank_?|^layer_(?=\d+-model_)|-model_(?=\d+-model_states)|^model-rank-(?=\d+-part-)|expert_(?=\d+_mp_rank_)|(?:^|[._-])(?:model_part-|(?:rank|shard|[mpt]p)[_-]?(?=0\d)))"
     r"|(?:^|[._-])(?:rank|shard|model[._-]?part|pipeline_stage|[mpt]p)[_-]?)"
     r"(?!\d+(?:-model-|[-_]?of[-_]?\d))(?P<number>\d+(?:_\d{3,}$)?)"  # also the stage of a pipeline of Megatron-LM
 )
@@ -43,6 +44,7 @@ KERAS = re.compile(r"_\d{5}(\.weights)\.h5$")  # not the number of an epoch: onl
 CUT = ("mp_world_size", "model_parallel_size")  # values of DeepSpeed, and of Megatron-LM and fairseq
 FLAT = re.compile(r"(.*\.)?_?flat_param(_\d+)?")  # of FSDP, where each rank has its own part
 STEP = re.compile(r"global_step(\d+)")  # a folder of DeepSpeed
+SHAPES = re.compile(r"(?:frozen_param_shapes|param_shapes(?:\.\d+)?)\.(.+)")  # values of DeepSpeed: of the whole model
 OWN = ("tf", "tf-v1", "keras3")  # whose readers know the files of a set
 PART = "is what one rank of a parallel run wrote; the others have the rest: "
 DOUBT = "the name may be that of one part of several; the source is taken for all of the model"
@@ -57,22 +59,26 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> tuple[s
     """
     folder, base = split(url.rstrip("/"))
     doubt, files = False, {*found.urls, *given}
+    values = found.details.get("values", {}) if found.format.startswith("torch") else {}
+    if "zero_pp_rank_" in base:
+        return "is what one rank of DeepSpeed's ZeRO wrote, a piece of the weights; give the folder of all ranks", True
     if lacking := {*counted(base)} - {base, *(split(u)[1] for u in files)}:
         return f"is only a part of a model; the rest is in {_some(lacking)}", True
-    if found.format not in OWN:
-        for path in (url.rstrip("/"), folder):
-            others, told = _ranks(*split(path), found)
-            if others:
-                return PART + _some(others), True
-            doubt |= told
-        values = found.details.get("values", {}) if found.format.startswith("torch") else {}
-        cut = [f"{k} = {n}" for k, n in values.items() if k.endswith(CUT) and type(n) is int and n > len(files)]
-        if says := cut or [n for n in found if FLAT.fullmatch(n) and len(files) == 1]:
-            return f"has {shortened(says)}: it is what one of several ranks wrote; save the gathered model", True
-    elif (index := KERAS.sub(r"\1.json", base)) != base and index in names(folder):
-        return f"is only a part of a model; convert {index}, which names all of it", True
+    if found.format in OWN:
+        if (index := KERAS.sub(r"\1.json", base)) != base and index in names(folder):
+            return f"is only a part of a model; convert {index}, which names all of it", True
+        return "", False
+    for path in (url.rstrip("/"), folder):
+        others, told = _ranks(*split(path), found)
+        if others:
+            return PART + _some(others), True
+        doubt |= told
+    cut = [f"{k} = {n}" for k, n in values.items() if k.endswith(CUT) and type(n) is int and n > len(files)]
+    if says := cut or [n for n in found if FLAT.fullmatch(n) and len(files) == 1]:
+        return f"has {shortened(says)}: it is what one of several ranks wrote; save the gathered model", True
     empty = [n for n, t in found.items() if t.shape == (0,) and not t.role]
-    if any(FILLED.fullmatch(n) for n in empty):
+    shapes = {m[1]: shape for key, shape in values.items() if (m := SHAPES.fullmatch(key))}
+    if any(FILLED.fullmatch(n) or shapes.get(n, [0]) != [0] for n in empty):
         what = "each rank (FSDP, ZeRO-3) saved only its own piece; save the gathered model"
         return f"holds {many(len(empty), 'placeholder')} without any element ({shortened(empty)}): {what}", True
     return DOUBT * doubt, False
@@ -81,10 +87,7 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> tuple[s
 def pieces(url: str, files: Sequence[str]) -> str:
     """What a folder holds that is no checkpoint itself but the parts of one, and what to do; '' if it is not so."""
     if steps := {n: int(m[1]) for n in files if (m := STEP.fullmatch(n))}:
-        last = max(steps, key=steps.__getitem__)
-        found = pieces(join(url, last), names(join(url, last)))
-        found = found or "has its weights in mp_rank_00_model_states.pt, which is not there"
-        return f"is a DeepSpeed checkpoint, whose {last} {found}"
+        return f"is a DeepSpeed checkpoint; give its last step, {max(steps, key=steps.__getitem__)}"
     if others := _ranks(*split(url))[0]:
         return PART + _some(others)
     every = next(filter(None, map(counted, files)), [])
@@ -93,9 +96,8 @@ def pieces(url: str, files: Sequence[str]) -> str:
     if every and any(p.fullmatch(every[0]) for p in SHARDED):
         return f"holds the files of a model without their index; give all of them as sources: {_some(every)}"
     ranks = every or [n for n in files if (m := RANK.search(n)) and m["sure"]]
-    states = [n for n in ranks if n.endswith("model_states.pt")]
-    if len(alone := states if len(states) == 1 else ranks) == 1 and not _ranks(url, alone[0])[0]:
-        return f"has its weights in {alone[0]}"
+    if len(ranks) == 1 and not _ranks(url, ranks[0])[0]:
+        return f"has its weights in {ranks[0]}"
     return f"holds what the ranks of a parallel run wrote ({_some(ranks)}); take the gathered model" if ranks else ""
 
 
