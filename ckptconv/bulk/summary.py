@@ -166,7 +166,11 @@ def zoo_status(output: str) -> Summary:
 
     Returns a Summary. Raises StorageError if there is no ledger, CorruptCheckpoint if one is damaged.
     """
-    paths = ledgers(output)
+    paths = [output]
+    if files.is_dir(output):
+        paths = [files.join(output, n) for n in files.names(output) if fnmatchcase(n, LEDGERS)]
+    if not paths:
+        raise StorageError("has no ledger: no zoo was converted into this folder", url=output)
     entries = [e for path in paths for e in read(path)[0].values()]
     done, failed, planned = ([e for e in entries if e.state == state] for state in STATES)
     last = max((e.ended for e in done), default=0)
@@ -176,16 +180,6 @@ def zoo_status(output: str) -> Summary:
         ledgers=len(paths), planned=len(planned), formats=Counter(e.format for e in done),
         rate=len(recent) / max(60, last - min(recent, default=0)),
     )  # fmt: skip
-
-
-def ledgers(output: str) -> list[str]:
-    """List the ledgers in the output folder of a zoo, or the one at this path; StorageError if there is none."""
-    if not files.is_dir(output):
-        return [output]
-    paths = [files.join(output, n) for n in files.names(output) if fnmatchcase(n, LEDGERS)]
-    if not paths:
-        raise StorageError("has no ledger: no zoo was converted into this folder", url=output)
-    return paths
 
 
 def _age(path: str) -> float:

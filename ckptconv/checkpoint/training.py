@@ -22,8 +22,9 @@ from .tensor import Role
 
 Settled = Literal[Role, "weight"]
 WEIGHT: Final = "weight"  # the tensor is in a model, so names below decide nothing
-COLLECTIONS = frozenset({"batch_stats", "model_state", "flax_mutables", "buffers", "_overwrite_with_gradient"})
-MODEL = COLLECTIONS | {"params", "target"}
+MODEL = frozenset({
+    "batch_stats", "model_state", "flax_mutables", "buffers", "_overwrite_with_gradient", "params", "target",
+})  # fmt: skip
 SLOTS = frozenset({
     "opt_state", "opt_states", "optimizer", "optimizer_state", "optimizer_states", "param_states",
 })  # fmt: skip

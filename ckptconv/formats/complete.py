@@ -35,7 +35,8 @@ RANKED = (
 )
 RANK = re.compile(  # a number of several; `sure`: that ranks write; `whole`: of which 0 alone can be the model
     r"(?P<word>(?P<sure>(?P<whole>^consolidated\.|[cdempt]p_rank_)"
-    r"|^rank_?|^layer_(?=\d+-model_)|-model_(?=\d+-model_states)|^model-rank-(?=\d+-part-)|expert_(?=\d+_mp_rank_)|(?:^|[._-])(?:model_part-|(?:rank|shard|[mpt]p)[_-]?(?=0\d)))"
+    r"|^rank_?|^layer_(?=\d+-model_)|-model_(?=\d+-model_states)|^model-rank-(?=\d+-part-)|expert_(?=\d+_mp_rank_)"
+    r"|(?:^|[._-])(?:model_part-|(?:rank|shard|[mpt]p)[_-]?(?=0\d)))"
     r"|(?:^|[._-])(?:rank|shard|model[._-]?part|pipeline_stage|[mpt]p)[_-]?)"
     r"(?!\d+(?:-model-|[-_]?of[-_]?\d))(?P<number>\d+(?:_\d{3,}$)?)"  # also the stage of a pipeline of Megatron-LM
 )

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -109,12 +109,7 @@ def make_page(
         data = collect_data(sources, how, values=values)
         data["made"] = data.get("made", {}) | {"This page": command}
     page = render(data, spell).encode(errors="backslashreplace")  # a path may hold any bytes
-    return write_page(path, page, stamps, force=how.force)
-
-
-def write_page(path: str, page: bytes, read: Collection[str], *, force: bool) -> Page:
-    """Write a page, whole or not at all, over none of the files that were read for it and as private as they are."""
-    write_whole(path, page, read, force=force)
+    write_whole(path, page, stamps, force=how.force)
     return Page(path, len(page))
 
 
