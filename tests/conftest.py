@@ -30,12 +30,12 @@ settings.register_profile(
     max_examples=examples(50).max_examples,
 )  # fmt: skip
 settings.load_profile("unhurried")  # a busy machine is no failure
-FEW = 3  # cases of a table that are run with less effort
+FEW = 2  # cases of a table that are run with less effort
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
-    """With less effort, run a share of the cases of a test that is marked `many`, and a few of each other table: evenly
+    """With less effort, run a share of the cases of a test that is marked `many`, and two of each other table: evenly
     spread, from another one on in each. An item of each case, to be left out, would cost each worker seconds."""
     yield
     cases, first = metafunc._calls, crc32(metafunc.definition.name.encode())
