@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from ..checkpoint import Checkpoint
 from ..messages import many, shortened
-from ..storage.files import names, split
+from ..storage.files import join, names, split
 
 # The number of a file, and of how many: of a model in several files, and of the ranks of a run.
 SHARDED = (
@@ -65,18 +65,17 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> tuple[s
         return "is what one rank of DeepSpeed's ZeRO wrote, a piece of the weights; give the folder of all ranks", True
     if lacking := {*counted(base)} - {base, *(split(u)[1] for u in files)}:
         return f"is only a part of a model; the rest is in {_some(lacking)}", True
-    if found.format in OWN:
-        if (index := KERAS.sub(r"\1.json", base)) != base and index in names(folder):
-            return f"is only a part of a model; convert {index}, which names all of it", True
-        return "", False
-    for path in (url.rstrip("/"), folder):
-        others, told = _ranks(*split(path), found)
-        if others:
-            return PART + _some(others), True
-        doubt |= told
-    cut = [f"{k} = {n}" for k, n in values.items() if k.endswith(CUT) and type(n) is int and n > len(files)]
-    if says := cut or [n for n in found if FLAT.fullmatch(n) and len(files) == 1]:
-        return f"has {shortened(says)}: it is what one of several ranks wrote; save the gathered model", True
+    if found.format not in OWN:
+        for path in (url.rstrip("/"), folder):
+            others, told = _ranks(*split(path), found)
+            if others:
+                return PART + _some(others), True
+            doubt |= told
+        cut = [f"{k} = {n}" for k, n in values.items() if k.endswith(CUT) and type(n) is int and n > len(files)]
+        if says := cut or [n for n in found if FLAT.fullmatch(n) and len(files) == 1]:
+            return f"has {shortened(says)}: it is what one of several ranks wrote; save the gathered model", True
+    elif (index := KERAS.sub(r"\1.json", base)) != base and index in names(folder):
+        return f"is only a part of a model; convert {index}, which names all of it", True
     empty = [n for n, t in found.items() if t.shape == (0,) and not t.role]
     shapes = {m[1]: shape for key, shape in values.items() if (m := SHAPES.fullmatch(key))}
     if any(FILLED.fullmatch(n) or shapes.get(n, [0]) != [0] for n in empty):
@@ -88,7 +87,12 @@ def missing(found: Checkpoint, url: str, given: Collection[str] = ()) -> tuple[s
 def pieces(url: str, files: Sequence[str]) -> str:
     """What a folder holds that is no checkpoint itself but the parts of one, and what to do; '' if it is not so."""
     if steps := {n: int(m[1]) for n in files if (m := STEP.fullmatch(n))}:
-        return f"is a DeepSpeed checkpoint; give its last step, {max(steps, key=steps.__getitem__)}"
+        last = max(steps, key=steps.__getitem__)
+        found = pieces(join(url, last), names(join(url, last)))
+        return (
+            f"is a DeepSpeed checkpoint, whose {last} "
+            f"{found or 'has its weights in mp_rank_00_model_states.pt, which is not there'}"
+        )
     if others := _ranks(*split(url))[0]:
         return PART + _some(others)
     every = next(filter(None, map(counted, files)), [])
@@ -97,8 +101,9 @@ def pieces(url: str, files: Sequence[str]) -> str:
     if every and any(p.fullmatch(every[0]) for p in SHARDED):
         return f"holds the files of a model without their index; give all of them as sources: {_some(every)}"
     ranks = every or [n for n in files if (m := RANK.search(n)) and m["sure"]]
-    if len(ranks) == 1 and not _ranks(url, ranks[0])[0]:
-        return f"has its weights in {ranks[0]}"
+    states = [n for n in ranks if n.endswith("model_states.pt")]
+    if len(alone := states if len(states) == 1 else ranks) == 1 and not _ranks(url, alone[0])[0]:
+        return f"has its weights in {alone[0]}"
     return f"holds what the ranks of a parallel run wrote ({_some(ranks)}); take the gathered model" if ranks else ""
 
 

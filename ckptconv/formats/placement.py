@@ -108,8 +108,9 @@ def refuse_unheld(writer: Writer, checkpoint: Checkpoint, title: str) -> None:
         hint = "; skip_unrepresentable=True leaves them out" * (len(bad) < len(checkpoint))
         cast = [replace(t, dtype=DTYPES["float32"]) for n in bad if (t := checkpoint[n]).dtype.kind == "f"]
         hint += "; dtype='float32' casts floats" * (len(cast) == len(bad) and not any(map(writer.cannot_hold, cast)))
-        what = many(len(checkpoint), "tensor")
-        raise Unrepresentable(f"{title} cannot hold {len(bad)} of {what}{hint}:\n{reasons(bad)}")
+        raise Unrepresentable(
+            f"{title} cannot hold {len(bad)} of {many(len(checkpoint), 'tensor')}{hint}:\n{reasons(bad)}"
+        )
 
 
 def refuse_shards(checkpoint: Checkpoint, limit: int | None, title: str) -> None:

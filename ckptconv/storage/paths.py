@@ -102,7 +102,7 @@ def sibling(url: str, name: str) -> str:
     UnsafeCheckpoint if the name leaves that folder, or if it is a link that does (see `beside`).
     """
     if not name or name in {".", ".."} or any(c in name for c in "/\\\0"):
-        raise UnsafeCheckpoint(f"names the file {printable(name)!r}, which is not a plain name", url=url)
+        raise UnsafeCheckpoint(f"names the file {printable(name)!r}, which is not a plain name beside it", url=url)
     return beside(url, join(split(url)[0], _quoted(name, url)))
 
 

@@ -27,6 +27,8 @@ PARTS = {  # a file and those beside it: what the error says
     "layer_01-model_00-model_states.pt layer_02-model_00-model_states.pt": "layer_02-model_00",
     "mp_rank_00_model_states.pt mp_rank_01_model_states.pt": "one rank",
     "mp_rank_01_model_states.pt": "mp_rank_00_model_states.pt",
+    "zero_pp_rank_0_mp_rank_00_model_states.pt zero_pp_rank_1_mp_rank_00_model_states.pt": "one rank",
+    "consolidated.00.pth consolidated.01.pth": "one rank",
     "tp_rank_00/model.pt tp_rank_01/model.pt": "one rank",
     "x.rank0.pt x.rank1.pt": "the others have the rest: x.rank1.pt",
     "model_weights_tp_1.pt model_weights_tp_0.pt": "one rank",
@@ -180,6 +182,7 @@ def test_a_folder_of_a_rank_is_named(tmp_path: Path, cli: Run) -> None:
         ([f"zero_pp_rank_{i}_mp_rank_00_model_states.pt" for i in (0, 1)], "take the gathered model"),
         (["layer_01-model_00-model_states.pt", "mp_rank_00_model_states.pt"], "take the gathered model"),
         (["mp_rank_00_model_states.pt"], "has its weights in mp_rank_00_model_states.pt"),
+        ([f"global_step2/layer_01-model_0{i}-model_states.pt" for i in (0, 1)], "global_step2 holds what the ranks"),
     ],
 )
 def test_a_folder_of_parts_is_named(files: list[str], said: str, tmp_path: Path, cli: Run) -> None:

@@ -114,6 +114,12 @@ def test_all_shards_beside_their_index_are_one_model(folder: Path) -> None:
     assert report.tensors == len(whole)
 
 
+def test_shards_without_an_index(folder: Path) -> None:
+    (folder / INDEX).unlink()
+    with pytest.raises(ckptconv.UnknownFormat):
+        ckptconv.open(folder)
+
+
 def test_pickled_shards(tmp_path: Path) -> None:
     names = [f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2)]
     ckptconv.save({"a": ARRAYS["bias"]}, tmp_path / names[0], to="torch")

@@ -203,7 +203,7 @@ def test_urls_of_files_here(url: str, cli: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "b/a", "b\\a", "a\0"])
 def test_only_plain_names_are_beside(name: str) -> None:
     for url in ("/b/index", "s3://k/index", "https://h/index"):
-        with pytest.raises(UnsafeCheckpoint, match="which is not a plain name"):
+        with pytest.raises(UnsafeCheckpoint, match="which is not a plain name beside it"):
             paths.sibling(url, name)
 
 

@@ -92,9 +92,10 @@ def open(url: str, how: Reading) -> Checkpoint:
     metadata = {k: text(v) for k, v in tree.groups[""].items()}
     attributes = {p: a for p, a in tree.groups.items() if p and a}
     attributes |= {s.path: s.attrs for s in tree.datasets.values() if s.attrs}
-    details: Details = {"values": attributes} if attributes else {}
+    details = Details()
     notes = tree.notes
     if attributes:
+        details["values"] = attributes
         notes = (*notes, Note("skipped", "attributes of groups and datasets", tuple(attributes), tensors=False))
     if any("MATLAB_class" in s.attrs for s in tree.datasets.values()):
         notes = (*notes, Note("hint", "MATLAB wrote this file: the axes of all tensors are in reverse order"))

@@ -262,8 +262,9 @@ def plain(checkpoint: Checkpoint) -> tuple[Checkpoint, tuple[Note, ...]]:
     """
     own = checkpoint.format in MODELS and len(checkpoint.urls) <= 1  # of several files, any may have brought it
     model = set() if own else MODEL & checkpoint.metadata.keys()
-    lists = {k for k in checkpoint.metadata if KERAS_LISTS.fullmatch(k)}
-    kept = {k: v for k, v in checkpoint.metadata.items() if k not in model | lists}
+    lists = {*filter(KERAS_LISTS.fullmatch, checkpoint.metadata)}
+    gone = model | lists
+    kept = {k: v for k, v in checkpoint.metadata.items() if k not in gone}
     load = "the description of a model, which load_model would build, and may run code in it; only weights are written"
     detect = "metadata by which the file would be taken for a legacy Keras file, and misread"
     notes = [Note("dropped", text, tuple(sorted(names))) for text, names in ((load, model), (detect, lists)) if names]

@@ -132,8 +132,7 @@ def unwrap(leaves: list[Leaf]) -> tuple[list[Leaf], list[Note], Details]:
     inside = (leaf.top for leaf in tensors if leaf.top != leaf.name and leaf.role in ("", "average"))
     models = [] if any("." in name for name in loose) else list(dict.fromkeys(inside))  # or itself a state dict
     chosen = _choose(models)
-    pair = ("student", "teacher")
-    averages = [n for n in models if n != chosen and (is_average(n) or (chosen, n) == pair)]
+    averages = [n for n in models if n != chosen and (is_average(n) or (chosen, n) == ("student", "teacher"))]
     about: Entry = {"name": chosen, "beside": [n for n in counts if n != chosen], "averages": averages}
     if not chosen:
         return leaves, _choices(models, averages), {"entry": about} if models else {}
@@ -142,7 +141,7 @@ def unwrap(leaves: list[Leaf]) -> tuple[list[Leaf], list[Note], Details]:
     # Haiku's state, a module's buffers and the best model have tensors in groups; those of optimizers, replays and
     # scores are bare.
     bare = {n for n in counts if n in ("state", "buffers") or n.startswith("best")} - grouped
-    training = {n for n in counts if n in bare or TRAINING.fullmatch(n)}
+    training = bare | {*filter(TRAINING.fullmatch, counts)}
     size = len(chosen) + 1
     names = {leaf.name[size:] for leaf in leaves if leaf.top == chosen != leaf.name}
     made = []
@@ -156,7 +155,8 @@ def unwrap(leaves: list[Leaf]) -> tuple[list[Leaf], list[Note], Details]:
         made.append(leaf._replace(name=name, role=role))
     text = f"weights are in {chosen!r} (prefix removed)"
     if beside := about["beside"]:
-        text += f"; also present: {_listed(beside, counts, loose)}"
+        words = [n if n in loose else f"{n} ({many(counts[n], 'tensor')})" for n in beside]
+        text += f"; also present: {shortened(words, SHOWN)}"
     return made, [Note("assumed", text)], {"entry": about}
 
 
@@ -176,11 +176,6 @@ def _choices(models: list[str], averages: list[str]) -> list[Note]:
         return []
     more = "; ema=True puts averages in the place of their weights" if averages else ""
     return [Note("hint", f"holds several state dicts ({shortened(models)}); at={brief(models[0])!r} takes one{more}")]
-
-
-def _listed(names: Sequence[str], counts: Counter[str], loose: set[str]) -> str:
-    """optimizer (12 tensors), best_score."""
-    return shortened([n if n in loose else f"{n} ({many(counts[n], 'tensor')})" for n in names], SHOWN)
 
 
 # --- leaves -----------------------------------------------------------------------------------------------------

@@ -148,8 +148,9 @@ def _in_folder(folder: str, given: str) -> tuple[str, tuple[Note, ...]]:
         path = _newest(state)
         base = re.split(r"[/\\]", path)[-1]  # empty if the files are called .index and so on
         if path and base in present:
-            text = f"{brief(base)!r} is read, as the state file says, of {shortened(present)}"
-            return within(folder, base + ".index"), (Note("assumed", text),) * (len(present) > 1)
+            return within(folder, base + ".index"), (
+                Note("assumed", f"{brief(base)!r} is read, as the state file says, of {shortened(present)}"),
+            ) * (len(present) > 1)
         what = f"the state file names {brief(base)!r}, which has no .index here (a V1 checkpoint is given by its name)"
         if len(present) != 1:
             what += f"; the folder holds {many(len(present), 'checkpoint')}:\n{listing(present)}" * bool(present)
@@ -174,7 +175,7 @@ def _newest(state: str) -> str:
         parsed = text_format.Parse(text, pb.CheckpointState(), allow_unknown_field=True)
     except (text_format.ParseError, ValueError, RecursionError) as e:
         raise CorruptCheckpoint(f"the state file is not a text message ({brief(str(e))})", url=state) from e
-    return str(parsed.model_checkpoint_path)
+    return parsed.model_checkpoint_path
 
 
 # --- reading ----------------------------------------------------------------------------------------------------

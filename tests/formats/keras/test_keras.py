@@ -335,7 +335,7 @@ def test_metadata_does_not_make_another_file(key: str, name: str, to: str, tmp_p
 def test_a_keras_file_copied_as_plain_hdf5_is_no_keras_file(file: str, tmp_path: Path) -> None:
     """What listed its layers would be text in the copy, from which no layers can be found."""
     done = ckptconv.convert(GOLDEN / file, tmp_path / "b.h5", from_="hdf5", to="hdf5")
-    assert any(n.text == "attributes of groups and datasets" for n in done.notes)
+    assert any(n.text == "attributes of groups and datasets" for n in done.notes if n.kind == "skipped")
     got = ckptconv.open(tmp_path / "b.h5")
     assert (got.format, list(got)) == ("hdf5", list(ckptconv.open(GOLDEN / file, from_="hdf5")))
 

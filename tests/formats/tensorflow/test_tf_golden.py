@@ -130,6 +130,7 @@ SLICED = {"float16", "float32", "uint16", "uint32"}
         (None, 2),
         ("/home/someone/else/run/model-1", 10),
         (r"C:\\runs\\model-1", 10),
+        ("./model-1", 10),
         ("model-1", 10),
     ],
 )
