@@ -14,6 +14,7 @@ from .options import Json, Quiet, spelled, takes
 
 if TYPE_CHECKING:
     from ..bulk.planning import Conversion
+    from ..bulk.summary import Summary
 
 
 EXAMPLES = """Examples:
@@ -60,10 +61,11 @@ def zoo(
 
     The outputs form a folder tree like that of the sources. Each result is recorded in a ledger, a file in DIR, from
     which --resume continues. A checkpoint that fails does not stop the others. A manifest is a CSV or JSON file that
-    lists sources, each with its destination if you want to name it. `zoo status DIR` says what is done and what failed.
+    lists sources, each with its destination if you want to name it. `zoo status DIR` says what is done and what failed,
+    and ends with the same exit code.
     """
     if not output:
-        _status(sources, as_json)
+        _tell(_status(sources), as_json, quiet)
         return
     suggestions.refuse_fleeting(output)
     from ..bulk import run
@@ -79,6 +81,11 @@ def zoo(
     except KeyboardInterrupt as e:  # with the status of the signal
         show.talk("interrupted; what is done is in the ledger; --resume continues with the rest")
         raise typer.Exit(e.args[0] if e.args else 130) from None
+    _tell(done, as_json, quiet)
+
+
+def _tell(done: Summary, as_json: bool, quiet: bool) -> None:
+    """Print what was done, and exit with 1 if a checkpoint failed or lacks tensors."""
     wrong = done.failed or done.damaged
     if as_json:
         show.as_json(done.to_json())
@@ -88,17 +95,13 @@ def zoo(
         raise typer.Exit(1)
 
 
-def _status(words: list[str], as_json: bool) -> None:
+def _status(words: list[str]) -> Summary:
     """`zoo status DIR`; without it, a folder to write is needed."""
     if words[0] != "status" or len(words) != 2:
         raise suggestions.without_destination(words, "zoo")
     from ..bulk.summary import zoo_status
 
-    found = zoo_status(words[1])
-    if as_json:
-        show.as_json(found.to_json())
-    else:
-        show.talk(*found.lines())
+    return zoo_status(words[1])
 
 
 def _show_items(items: Sequence[Conversion], as_json: bool) -> None:
