@@ -197,6 +197,10 @@ class Checkpoint(Mapping[str, Tensor]):
 
         return f"<pre>{escape(str(self))}</pre>"
 
+    def names_in_notes(self, *kinds: NoteKind) -> list[str]:
+        """The names that notes of these kinds concern."""
+        return [name for note in self.notes if note.kind in kinds for name in note.names]
+
     def owners(self) -> dict[str, str]:
         """Map each name to the first one of its tie; tensors that a converter changed differently are not tied."""
         out = {name: name for name in self.tensors}

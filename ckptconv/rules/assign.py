@@ -279,7 +279,7 @@ def _lacks(rule: Rule, group: Group) -> str:
 
 def resembles(converter: Converter, checkpoint: Checkpoint) -> bool:
     """True if a name that identifies the family is present, was before some were dropped, or none is declared."""
-    names = [*checkpoint, *(n for note in checkpoint.notes if note.kind == "dropped" for n in note.names)]
+    names = [*checkpoint, *checkpoint.names_in_notes("dropped")]
     return not converter.present or any(any_taken(t, where, names) for t, where in converter.present)
 
 

@@ -21,7 +21,7 @@ from ..storage.paths import refuse_remote
 from .apply import apply
 from .assign import Names, assign, resembles, sole_target, takes, with_records_of
 from .converter import Converter, Rule
-from .templates import INT, MAX_NAME, TEXT, Capture, Domain, Matcher, Template, halves, template
+from .templates import INT, MAX_NAME, TEXT, Capture, Domain, Matcher, Template, any_taken, halves, template
 from .toml import MAX_FILE, parse, read, shipped
 
 if TYPE_CHECKING:
@@ -158,11 +158,11 @@ def change(
 def _check_renames(renames: Converter, checkpoint: Checkpoint) -> None:
     """Refuse renames of names that do not exist, which are misspelt, and of names that are too long for them."""
     lost = []
-    for (source,) in (rule.sources for rule in renames.rules if not rule.optional):
+    for (source,), (target,) in ((rule.sources, rule.targets) for rule in renames.rules if not rule.optional):
         text = "".join(p for p in source.parts if isinstance(p, str))
-        if not any(map(Matcher([(source, {})]).first, checkpoint)):
+        if not any_taken(source, {}, checkpoint):
             prefix = next((text + s for n in checkpoint for s in "/." if n.startswith(text + s)), "")
-            hint = f"; a prefix is renamed by '{prefix}=NEW{prefix[-1:]}'" if prefix else ""
+            hint = f"; a prefix is renamed by '{prefix}={target.text}{prefix[-1:]}'" if prefix else ""
             lost.append(source.text + (hint or did_you_mean(text, checkpoint, count=3)))
         first = source.parts[0] if isinstance(source.parts[0], str) else ""
         far = (n for n in checkpoint if len(n) > MAX_NAME and n.startswith(first) and not source.simple)

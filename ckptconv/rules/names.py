@@ -20,10 +20,11 @@ from ..checkpoint import Checkpoint, Entry, Move, Note, Tensor, compose_moves, n
 from ..errors import UsageError
 from ..messages import did_you_mean, listing
 from ..storage.paths import beginning
-from .passes import AVERAGE, damaged_names, keep_renamed, notes_after_renaming, renamed, unread_names
+from .passes import AVERAGE, all_names, keep_renamed, notes_after_renaming, renamed
 from .templates import halves
 
 MAX_ENTRIES = 12  # that an error lists
+BEGINNINGS = "beginnings of names, which at= takes as well,"
 
 # The prefixes of DataParallel, torch.compile, DeepSpeed, Lightning and FSDP. Those that begin with an underscore occur
 # nowhere else, so they are removed in the middle of names as well.
@@ -40,16 +41,16 @@ def take_entry(checkpoint: Checkpoint, entry: str) -> Checkpoint:
     """Keep the tensors of one entry, under names without it; UsageError lists the entries if it does not exist."""
     entry = entry.strip("./")
     about = checkpoint.details.get("entry", {})
-    names = [*checkpoint.tensors, *damaged_names(checkpoint), *unread_names(checkpoint)]
+    names = all_names(checkpoint)
     new = _inside(names, entry) or _inside_main(names, entry, about)
     notes = tuple(n for n in checkpoint.notes if not n.text.startswith(CHOICES))
     kept = keep_renamed(replace(checkpoint, notes=notes), lambda n: new.get(n, ""), f"in the entry {entry!r}")
     if not kept.tensors:
-        known = [about["name"], *about["beside"]] if about.get("name") else []
         first = (n.replace("/", ".").partition(".")[0] for n in checkpoint.tensors)
-        entries = list(dict.fromkeys([*known, *first]))
-        hint = did_you_mean(entry, entries[:MAX_ENTRIES], "entries" if known else "beginnings of names")
-        raise UsageError(f"there is no entry {entry!r}{hint}", url="".join(checkpoint.urls[:1]) or None)
+        entries = dict.fromkeys(filter(None, (about.get("name"), *about.get("beside", ()), *first)))
+        flat = "" if about else ": the checkpoint is flat"
+        hint = did_you_mean(entry, [*entries][:MAX_ENTRIES], BEGINNINGS if flat else "entries")
+        raise UsageError(f"there is no entry {entry!r}{flat}{hint}", url="".join(checkpoint.urls[:1]) or None)
     cleared = {n: replace(t, role="") if t.role in ("average", "state") else t for n, t in kept.items()}
     details = checkpoint.details.copy()
     details.pop("entry", None)
@@ -82,7 +83,7 @@ def strip_prefixes(checkpoint: Checkpoint, prefixes: Sequence[str]) -> Checkpoin
     def bare(name: str) -> str:
         return head * name.startswith(head) + _stripped(name.removeprefix(head), wanted, used)
 
-    for name in (*checkpoint.tensors, *damaged_names(checkpoint)):
+    for name in all_names(checkpoint):
         bare(name)
     if unused := ", ".join(repr(p) for p in wanted if p not in used):
         what = f"no name begins with {unused}; `inspect` lists the names"

@@ -18,12 +18,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import translate
 from functools import lru_cache
-from itertools import islice
+from itertools import chain
 
 from ..checkpoint import Checkpoint, Move, Note, Role, Tensor, compose_moves, joined, named, training
 from ..dtypes import DType
 from ..errors import ConversionError, CorruptCheckpoint, NameCollision, UsageError
-from ..messages import did_you_mean, fold, in_shape, listing, many, printable, reasons, shortened
+from ..messages import did_you_mean, fold, in_shape, listing, many, nearest, printable, reasons, shortened
 from ..moves.part import sliced
 
 PART = "not all of the model"  # a note that begins so says what is missing, as a person knows
@@ -88,7 +88,7 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     if not include and not exclude:
         return checkpoint
     # a glob may mean what diff cannot compare
-    names = [*checkpoint.tensors, *damaged_names(checkpoint), *unread_names(checkpoint)]
+    names = all_names(checkpoint)
     _refuse_idle((*include, *exclude), names, "")
     test = selector(include, exclude)
     taken = dict.fromkeys(filter(test, names))
@@ -105,7 +105,7 @@ def keep_renamed(checkpoint: Checkpoint, new: Callable[[str], str], what: str, *
 
     some: see `notes_after_renaming`.
     """
-    gone = damaged_names(checkpoint)
+    gone = checkpoint.names_in_notes("damaged")
     keep = {n: t for n, t in checkpoint.tensors.items() if new(n)}
     if not keep and (damaged := list(filter(new, gone))):
         raise CorruptCheckpoint(f"all that is {what} is damaged:\n{listing(damaged)}")
@@ -152,10 +152,18 @@ def _refuse_idle(globs: Sequence[str], names: Collection[str], where: str) -> No
     """UsageError for a glob that matches no name."""
     for glob in globs:
         if not any(map(_matches(glob), names)):
-            others = (g for g in (glob.translate(SWAPPED), f"{glob}*", f"*{glob}") if any(map(_matches(g), names)))
-            hint = "".join(f"; did you mean {g!r}?" for g in islice(others, 1))
-            hint = hint or did_you_mean(glob, map(literal, names), count=3)
+            others = (glob.translate(SWAPPED), f"{glob}*", f"*{glob}", *nearest(glob, _scopes(glob, names)))
+            meant = (f"; did you mean {g!r}?" for g in others if any(map(_matches(g), names)))
+            hint = next(meant, "") or did_you_mean(glob, map(literal, names), count=3)
             raise UsageError(f"no tensor{where} matches {glob!r}{hint or '.'} `inspect` lists the names")
+
+
+def _scopes(glob: str, names: Iterable[str]) -> Iterable[str]:
+    """Globs of the scopes that are as deep as a glob of a scope, `encodr/*`, or of one word; none for another glob."""
+    if not re.fullmatch(r"[^./]*|.*[*./]", glob):
+        return ()
+    scope = re.compile(rf"([^./]*[./]){{{len(re.findall('[./]', glob)) or 1}}}")
+    return dict.fromkeys(literal(m[0]) + "*" for m in map(scope.match, names) if m)
 
 
 def literal(name: str) -> str:
@@ -414,8 +422,7 @@ def quantised(checkpoint: Checkpoint) -> set[str]:
         return set()
     now = {name: n for n in checkpoint for name in (n, *checkpoint.sources(n))}
     out, used = set[str](), set[str]()
-    left = [n for note in checkpoint.notes if note.kind in ("dropped", "skipped") for n in note.names]
-    for name in (*now, *left):
+    for name in (*now, *checkpoint.names_in_notes("dropped", "skipped")):
         m = SCALE.fullmatch(name[-LONGEST:])
         owner = name[:-LONGEST] + m[1] if m else None
         if owner in owners and owners[owner] != [now.get(name)]:
@@ -428,14 +435,10 @@ def quantised(checkpoint: Checkpoint) -> set[str]:
 # Damaged tensors, and those of which no reader makes one: notes have their names, which passes select and rename.
 
 
-def damaged_names(checkpoint: Checkpoint) -> list[str]:
-    """The names of what was left out as damaged."""
-    return [name for note in checkpoint.notes if note.kind == "damaged" for name in note.names]
-
-
-def unread_names(checkpoint: Checkpoint) -> list[str]:
-    """The names of tensors that no reader looks at, as no dtype fits, for example."""
-    return [name for note in checkpoint.notes if note.unread for name in note.names]
+def all_names(checkpoint: Checkpoint) -> list[str]:
+    """The names of all tensors, also of damaged ones, and of those that no reader looks at: no dtype fits, say."""
+    left = (note.names for note in checkpoint.notes if note.unread or note.kind == "damaged")
+    return [*checkpoint.tensors, *chain.from_iterable(left)]
 
 
 def notes_after_renaming(notes: Iterable[Note], new: Callable[[str], str], *, some: bool = False) -> tuple[Note, ...]:

@@ -278,7 +278,7 @@ def _missing_layers(sizes: Sizes) -> Iterator[str]:
     if not converter.counts or any(note.text.startswith(PART) for note in checkpoint.notes):
         return
     kept = [n for n, t in checkpoint.tensors.items() if not t.role or converter.every]
-    left_out = [n for note in checkpoint.notes if note.kind in ("dropped", "damaged") for n in note.names]
+    left_out = checkpoint.names_in_notes("dropped", "damaged")
     known = Names(converter, checkpoint, kept + left_out).known
     for counted in converter.counts:
         if not counted.source.captures:  # stacked in one tensor
