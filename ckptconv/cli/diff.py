@@ -42,7 +42,8 @@ def diff(
 ) -> None:
     """Compare two checkpoints: names, shapes, dtypes and values. Exits with 1 if they differ.
 
-    Names, shapes and dtypes that differ come first, then values, those with the largest relative difference first.
+    Names, shapes and dtypes that differ come first, then values: the largest change, |b - a| / |a| of the whole
+    tensor, comes first, and those of an optimizer last.
 
     Tensors that differ only in name are recognised by their content. Converter, renames, --dtype, --ema, --at and
     --from apply to A, --strip-prefix to the side that has the prefix.
@@ -73,7 +74,7 @@ def diff(
                 "lrrrr",
             )
         elif rows:
-            show.table(found.columns, rows, "llrllrrrrrl")
+            show.table(found.columns, rows, "llrllrrrrl")
     if not as_json:
         show.notes([*found.damaged, *found.unread, *(() if quiet else found.beside)])
     if not found.same:

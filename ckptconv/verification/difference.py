@@ -28,10 +28,9 @@ from ..moves.sources import Sources
 KINDS = {"only_a": "only in A", "only_b": "only in B"}  # the other kinds are shown by their own names
 SUMS = KINDS | {"values": "with other values", "dtype": "with another dtype", "shape": "with another shape"}
 ORDER = ("only_a", "only_b", "shape", "dtype", "values", "renamed")
-MEASURES = ("differ", "max abs", "relative", "ulp", "cosine", "first")
-SIDES = "llrllrrrrrl"
+MEASURES = ("differ", "change", "max abs", "cosine", "first")
+SIDES = "llrllrrrrl"
 SPREAD = 100  # changes on one line differ by at most this factor
-MAX_ULP = 1e6  # a larger number of steps between floats means nothing
 
 
 class Tolerance(NamedTuple):
@@ -147,7 +146,7 @@ class Diff(Told):
 
         Tensors are grouped by name; modules outside of layers are groups of their own, and so are optimizer slots and
         state. Tensors that only one side has, or whose shapes differ, are not counted. Tensors that did not change are
-        read for their norms, in `workers` threads. The largest change comes first.
+        read for their norms, in `workers` threads. The largest change comes first, the optimizer's last.
         """
         if what not in get_args(By):
             raise UsageError(f"changes are summed by layer, part or kind, not by {what!r}")
@@ -179,12 +178,13 @@ class Diff(Told):
     def columns(self) -> tuple[str, ...]:
         """The column titles of `rows`."""
         measured = any(p.values for p in self.pairs)
-        return ("change", "name", "many", "A", "B", *(MEASURES if measured else ()))
+        return ("kind", "name", "many", "A", "B", *(MEASURES if measured else ()))
 
     def rows(self, *, folded: bool = True) -> list[tuple[str, ...]]:
         """Return a row for each difference, or for names that differ only in numbers and changed alike.
 
-        Missing and renamed tensors and other shapes and dtypes come first, then values, the largest change first.
+        Missing and renamed tensors and other shapes and dtypes come first, then values, the largest change first, those
+        of the optimizer last.
         """
         groups: dict[tuple[Any, ...], dict[str, Difference]] = {}
         for p in self.pairs:
@@ -192,10 +192,11 @@ class Diff(Told):
             broken = bool(p.values and p.values.unpaired)
             shaped = not (folded and _is_cast(p))
             sides = _side(p.a, shaped=shaped), _side(p.b, shaped=shaped)
-            groups.setdefault((p.kind, *sides, broken, _magnitude(p)), {})[name] = p
+            state = bool(p.a and _is_state(p.a))
+            groups.setdefault((p.kind, *sides, state, broken, _magnitude(p)), {})[name] = p
         rows = list[tuple[Any, tuple[str, ...]]]()  # each with its place
         measured = len(self.columns) > len(MEASURES)
-        for (kind, left, right, broken, _), pairs in groups.items():
+        for (kind, left, right, state, *_), pairs in groups.items():
             lines = fold(pairs) if folded else [Fold(n, (n,)) for n in pairs]
             if folded and all(map(_is_cast, pairs.values())):
                 lines = [Fold(shortened(list(pairs), 1), tuple(pairs))]
@@ -204,7 +205,8 @@ class Diff(Told):
                 sides = (left, right) if kind != "values" else (left, "")
                 count = f"x{len(line.names)}" if len(line.names) > 1 else ""
                 cells = KINDS.get(kind, kind), line.text, count, *sides, *(_measures(values) if measured else ())
-                rows.append(((ORDER.index(kind), not broken, -max(_change(pairs[n]) for n in line.names)), cells))
+                change = max(_change(pairs[n].values) for n in line.names)
+                rows.append(((ORDER.index(kind), state, -change), cells))
         return [cells for _, cells in sorted(rows, key=itemgetter(0))]
 
     def to_json(self, by: By | None = None) -> dict[str, Any]:
@@ -272,7 +274,7 @@ def _together(name: str, values: Sequence[Values]) -> Group:
 
 
 def _worst(g: Group) -> tuple[bool, float]:
-    return not g.unpaired, -(g.change if g.change is not None else math.inf if g.apart else 0.0)
+    return g.name == STATE, -_change(g)
 
 
 def _side(t: Tensor | None, *, shaped: bool = True) -> str:
@@ -284,14 +286,14 @@ def _is_cast(p: Difference) -> bool:
     return p.kind == "dtype" and not p.values
 
 
-def _change(p: Difference) -> float:
-    """Return how much the values of a pair changed."""
-    return float((p.values.max_rel or p.values.max_abs or 0) if p.values else 0)
+def _change(v: Values | Group | None) -> float:
+    """Return |b - a| / |a|; infinite if NaN or Inf is on one side only, or if A was 0."""
+    return 0.0 if v is None else math.inf if v.unpaired or (v.change is None and v.apart) else v.change or 0.0
 
 
 def _magnitude(p: Difference) -> float:
     """Return the order of magnitude of a change; changes of different orders get separate lines."""
-    change = _change(p)
+    change = _change(p.values)
     return math.log(min(change, 1e300), SPREAD) // 1 if change else -math.inf
 
 
@@ -300,20 +302,17 @@ def _measures(found: Sequence[Values]) -> tuple[str, ...]:
     if not found:
         return ("",) * len(MEASURES)
 
-    def most(numbers: Iterable[float | None], limit: float = math.inf) -> str:
+    def most(numbers: Iterable[float | None]) -> str:
         known = [n for n in numbers if n is not None]
-        return (
-            "-" if not known else f">{limit:.0e}".replace("e+0", "e") if max(known) > limit else in_digits(max(known))
-        )
+        return in_digits(max(known)) if known else "-"
 
     cosines = [v.cosine for v in found if v.cosine is not None]
     odd = sum(v.unpaired for v in found)
     return (
         f"{sum(v.differing for v in found):,} of {sum(v.elements for v in found):,}"
         + (f" ({odd:,} NaN or Inf)" if odd else ""),
+        most(v.change for v in found),
         most(v.max_abs for v in found),
-        most(v.max_rel for v in found),
-        most((v.max_ulp for v in found), MAX_ULP),
         f"{min(cosines):.6f}" if cosines else "-",
         str(list(found[0].first)) if len(found) == 1 else "",
     )
@@ -369,10 +368,15 @@ def places(tensors: Iterable[Tensor]) -> list[Place]:
 
 
 def _place(words: Sequence[str], at: int, t: Tensor) -> Place:
-    kind = STATE if t.role else _kind("0".join(words[::2]))  # without numbers
+    kind = STATE if _is_state(t) else _kind("0".join(words[::2]))  # without numbers
     if not at:
         return Place(re.sub(r"[/.][^/.]*$", "", t.name), -1, t.name, kind)
     return Place("".join(words[:at]) + "*", int(words[at]), "".join(words[at + 1 :]).lstrip(_EDGES) or "value", kind)
+
+
+def _is_state(t: Tensor) -> bool:
+    """Tell whether a tensor is no weight: training state, or a counter such as `num_batches_tracked`."""
+    return bool(t.role) or (not t.shape and t.dtype.kind in "iu")
 
 
 @lru_cache(maxsize=4096)

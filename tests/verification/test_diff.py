@@ -254,19 +254,20 @@ def test_verify_of_a_merge_under_scopes(cli: Run, tmp_path: Path) -> None:
 
 
 def test_what_changed_most_comes_first_and_findings_are_not_mixed(cli: Run, tmp_path: Path) -> None:
-    base = {f"layer_{i}/bias": np.ones(4, "f4") for i in range(8)} | {"gone": np.ones(2, "f4")}
+    base = {f"layer_{i}/bias": np.ones(4, "f4") for i in range(8)} | {"gone": np.ones(2, "f4"), "steps": np.int64(1)}
     changed = {n: v.copy() for n, v in base.items() if n != "gone"}
     for i, value in ((1, 1.001), (2, 1.002), (3, np.nan), (5, 9.0), (6, 1.0000001)):
         changed[f"layer_{i}/bias"][0] = value
+    changed["steps"] = np.int64(100)
     ckptconv.save(base, tmp_path / "a.npz")
     ckptconv.save(changed, tmp_path / "b.npz")
     found = ckptconv.diff(tmp_path / "a.npz", tmp_path / "b.npz")
     names = [row[1] for row in found.rows()]
-    assert names == ["gone", "layer_3/bias", "layer_5/bias", "layer_{1..2}/bias", "layer_6/bias"]
-    assert str(found).splitlines()[0] == "different: 3 tensors equal; 5 with other values, 1 only in A"
+    assert names == ["gone", "layer_3/bias", "layer_5/bias", "layer_{1..2}/bias", "layer_6/bias", "steps"]
+    assert str(found).splitlines()[0] == "different: 3 tensors equal; 6 with other values, 1 only in A"
     shown = cli("diff", "a.npz", "b.npz", "--no-fold").stdout
-    assert len(shown.splitlines()) == 8
-    assert "1 of 4 (1 NaN or Inf) - - - - [0]" in " ".join(shown.split())
+    assert len(shown.splitlines()) == 9
+    assert "1 of 4 (1 NaN or Inf) - - - [0]" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(

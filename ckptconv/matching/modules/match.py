@@ -98,14 +98,15 @@ PADDED = "the lengths differ, {} and {}: taken to be a vocabulary that was padde
 
 
 def by_length(sides: Sides, judge: Judge) -> list[Pair]:
-    """Pair remaining tensors whose lengths differ by padding: matrices, then vectors of the same lengths.
+    """Pair remaining tensors, except those of cells, whose lengths differ by padding: matrices, then their vectors.
 
     wte [50257, 768] -> transformer.wte.weight [50304, 768]      pad = { axis = 0, from = 50257, to = 50304 }
     """
     out: list[Pair] = []
-    used: tuple[set[str], set[str]] = set(), set()
+    used = set[tuple[int, str]]()
+    free = [[t for u in units(side) if u.kind != "cell" for t in u.members.values()] for side in sides]
     for rank in (2, 1):
-        ours, theirs = ([t for t in side.tensors.values() if len(t.shape) == rank][:MAX_CLASS] for side in sides)
+        ours, theirs = ([t for t in many if len(t.shape) == rank][:MAX_CLASS] for many in free)
         lengths = {(p.length.before, p.length.to) for p in out if p.length}
         both = [
             (r, c)
@@ -120,11 +121,11 @@ def by_length(sides: Sides, judge: Judge) -> list[Pair]:
             a, b = ours[r], theirs[c]
             old, new = max(a.shape), max(b.shape)
             judged = judge.order(replace(a, shape=tuple(new if n == old else n for n in a.shape)), b)
-            if judged and a.name not in used[0] and b.name not in used[1]:
+            pair = {(0, a.name), (1, b.name)}
+            if judged and not used & pair:
                 why, change = (PADDED.format(old, new),), Length(b.shape.index(new), old, new)
                 out.append(Pair((a.name,), (b.name,), judged.order, sure=False, real=True, why=why, length=change))
-                used[0].add(a.name)
-                used[1].add(b.name)
+                used |= pair
     return out
 
 
