@@ -131,8 +131,7 @@ def verify(
     how, many = Options(**given), list_of(sources)
     if destination is not None:
         return _derived(many, text(destination), how)
-    unused = [k for k in given if k in CHANGE or k == "skip_unrepresentable"]
-    if unused:
+    if unused := [k for k in given if k in CHANGE or k == "skip_unrepresentable"]:
         raise UsageError(f"only a conversion has {', '.join(f'{k}=' for k in unused)}; give its source and its result")
     if len(many) != 1:
         raise UsageError("several sources are verified with the result of their conversion: verify(sources, result)")

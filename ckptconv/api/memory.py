@@ -1,8 +1,8 @@
 """What Python has in memory, as a checkpoint: arrays of any framework, state dicts with ties, modules.
 
-Mappings may be nested, as JAX's parameters are: names are joined by '/', those of torch tensors by '.'. An array is
-what `numpy.asarray` takes, torch tensors of any dtype, and what has `__dlpack__`. Nothing is copied that is contiguous
-and on the CPU. A Keras model is what it saves itself.
+Mappings may be nested, as JAX's parameters are: names are joined by '/', or all by '.' if a value is a torch tensor. An
+array is what `numpy.asarray` takes, torch tensors of any dtype, and what has `__dlpack__`. Nothing is copied that is
+contiguous and on the CPU. A Keras model is what it saves itself.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from ..checkpoint import Checkpoint, Tensor, contiguous, held
@@ -33,14 +34,17 @@ def to_checkpoint(tensors: Any) -> Checkpoint:
     if callable(getattr(tensors, "save_weights", None)):
         return _of_keras(tensors)
     found = list(_leaves(tensors if isinstance(tensors, Mapping) else _state_dict(tensors)))
+    # as in a state dict, or as in JAX
+    separator = "." if any(type(leaf).__module__.startswith("torch") for _, leaf in found) else "/"
     made: dict[str, Tensor] = {}
     bad: dict[str, str] = {}
     known: dict[object, str] = {}
     ties: dict[str, list[str]] = {}
-    for name, value in found:
+    for path, value in found:
+        name = separator.join(map(str, path))
         try:
-            if not isinstance(name, str):
-                raise TypeError("a name is a text")
+            if not all(isinstance(key, str) for key in path):
+                raise TypeError("a key is not a text")
             if name in made:
                 raise ValueError("two values have this name")
             shared = _storage(value)
@@ -50,7 +54,7 @@ def to_checkpoint(tensors: Any) -> Checkpoint:
                 continue
             made[name] = _tensor(name, value)
         except (TypeError, ValueError, RuntimeError, BufferError, UsageError) as e:
-            bad[str(name)] = str(e)
+            bad[name] = str(e)
         else:
             known[shared] = name
     if bad:
@@ -59,17 +63,15 @@ def to_checkpoint(tensors: Any) -> Checkpoint:
     return Checkpoint(made, ties=tuple(map(tuple, ties.values())), format="memory")
 
 
-def _leaves(found: Mapping[Any, Any], around: tuple[int, ...] = ()) -> Iterator[tuple[Any, Any]]:
-    """Names and values of a mapping and of those in it; a mapping that holds itself is left as it is."""
+def _leaves(found: Mapping[Any, Any], around: tuple[int, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Values of a mapping and of those in it, with their keys; a mapping that holds itself is left as it is."""
     around = (*around, id(found))
     for name, value in found.items():
-        mapping = isinstance(value, Mapping) and isinstance(name, str)
-        if not mapping or id(value) in around or len(around) == MAX_DEPTH:
-            yield name, value
+        if not isinstance(value, Mapping) or id(value) in around or len(around) == MAX_DEPTH:
+            yield (name,), value
             continue
         for inner, leaf in _leaves(value, around):
-            joint = "." if type(leaf).__module__.startswith("torch") else "/"  # as in a state dict, or as in JAX
-            yield f"{name}{joint}{inner}" if isinstance(inner, str) else (name, inner), leaf
+            yield (name, *inner), leaf
 
 
 def _state_dict(owner: Any) -> Mapping[str, Any]:
@@ -122,8 +124,8 @@ def _storage(value: Any) -> object:
         return None
     if value.layout != torch.strided or value.is_nested or not value.numel() or not value.data_ptr():
         return None
-    seen = value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride()
-    return *seen, value.is_conj(), value.is_neg()
+    where = value.device, value.data_ptr(), value.stride()
+    return *where, value.dtype, tuple(value.shape), value.is_conj(), value.is_neg()
 
 
 def _tensor(name: str, value: Any) -> Tensor:
@@ -220,9 +222,7 @@ def import_named(name: str) -> Any:
         top = where.partition(".")[0]  # of one that is installed, no module is sought in a folder of strangers
         if top not in sys.modules and not importlib.util.find_spec(top) and os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
-        made: Any = importlib.import_module(where)
-        for word in attribute.split("."):
-            made = getattr(made, word)
+        made: Any = attrgetter(attribute)(importlib.import_module(where))
     except (Exception, SystemExit) as e:  # importing can run any code
         if isinstance(e, (ImportError, AttributeError)) and not where_raised(e):
             raise UsageError(f"{name}: {e}") from e

@@ -362,8 +362,7 @@ class Options(Resources, Target, Change, Select):
             if not right:
                 alone = value[0] if isinstance(value, list) and len(value) == 1 else value
                 raise UsageError(f"{known.keyword}= takes {what}, not {brief(repr(alone), 100)}")
-            truth = known.kind.startswith("bool") and made is not None  # NumPy's is not JSON
-            vars(self)[known.keyword] = bool(made) if truth else made
+            vars(self)[known.keyword] = bool(made) if known.kind.startswith("bool") else made  # NumPy's is not JSON
         if given:
             raise TypeError(f"no options: {given}")
 

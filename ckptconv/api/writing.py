@@ -292,8 +292,8 @@ def save(
 
     tensors: NumPy, torch or JAX arrays (or what numpy.asarray makes one of) or tensors of an open checkpoint, by
     name; a checkpoint, a state dict, or a torch module. Names in nested dicts, such as the parameters of JAX, are
-    joined by '/', those of torch tensors by '.'. Torch tensors that share memory are tied, if the format supports
-    ties. metadata: texts to store; they replace those of a checkpoint.
+    joined by '/', or all by '.' if one of the values is a torch tensor. Torch tensors that share memory are tied, if
+    the format supports ties. metadata: texts to store; they replace those of a checkpoint.
 
     Returns a Report. Raises UsageError (lists all values that are not arrays), and what `convert` raises.
     """

@@ -212,7 +212,7 @@ def test_what_is_not_an_array_is_named_all_at_once(tmp_path: Path) -> None:
         )
     assert str(e.value) == (
         "4 of 5 values are not arrays that a checkpoint can hold:\n"
-        "  ('opt', 1): a name is a text\n  none: it is None\n"
+        "  opt/1: a key is not a text\n  none: it is None\n"
         "  note: it is of type str\n  any: it is an array of Python objects; checkpoints hold numbers and bytes"
     )
     for name in ("m.npz", "m.hdf5", "m.h5", "m.ckpt", "m.pt"):

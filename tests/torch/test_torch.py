@@ -394,13 +394,13 @@ def test_a_layer_without_shapes_that_is_not_loaded() -> None:
             refused()
 
 
-def test_names_in_nested_state_dicts_are_joined_as_in_files_of_torch() -> None:
+def test_names_of_arrays_beside_tensors_of_torch_are_joined_as_in_its_files() -> None:
     given = {
         "model": {"a.weight": torch.ones(1)},
         "ema": {"a.weight": nn.Parameter(torch.ones(1))},
         "p": {"b": np.ones(1)},
     }
-    assert [*to_checkpoint(given)] == ["model.a.weight", "ema.a.weight", "p/b"]
+    assert [*to_checkpoint(given)] == ["model.a.weight", "ema.a.weight", "p.b"]
 
 
 # --- the tutorials ----------------------------------------------------------------------------------------------------
