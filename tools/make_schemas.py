@@ -62,6 +62,14 @@ UNREAD = NOTES | {"description": "Tensors of A or B that no reader looks at; the
 BESIDE = NOTES | {"description": "What A or B has that is not compared, as it is not a tensor; the exit code stays."}
 LOST = NOTES | {"description": "What --keep-going left out; then the exit code is not 0."}
 SHAPE = many(count())
+FINDING = record(
+    "",
+    severity=text("", "error", "warning", "note"),
+    check=text("The name of the check."),
+    tensor=text(),
+    text=text("What was found."),
+    index=of(["array", "null"], "The place of the first.", items=count()),
+)
 SIDE = of(
     ["object", "null"],
     properties={"name": text(), "dtype": text(), "shape": SHAPE},
@@ -190,17 +198,7 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
             ties=many(TEXTS, "Groups of names that share one tensor."),
             notes=NOTES,
             may_sound=yes("With --check: whether it found nothing but notes."),
-            may_findings=many(
-                record(
-                    "",
-                    severity=text("", "error", "warning", "note"),
-                    check=text("The name of the check."),
-                    tensor=text(),
-                    text=text("What was found."),
-                    index=of(["array", "null"], "The place of the first.", items=count()),
-                ),
-                "With --check.",
-            ),
+            may_findings=many(FINDING, "With --check."),
             may_graph=of(
                 ["object", "null"],
                 "With --graph: variables of a graph or Keras configuration, compared with the tensors.",
@@ -297,7 +295,13 @@ SCHEMAS: dict[str, tuple[str, Schema]] = {
     ),
     "report": (
         "ckptconv report ... --json",
-        record("The page that was written.", output=text("Its path."), bytes=count("Its size.")),
+        record(
+            "The page that was written.",
+            output=text("Its path."),
+            bytes=count("Its size."),
+            findings=of(["array", "null"], "What is on the page to look at; null with --no-values.", items=FINDING),
+            before=of(["array", "null"], "The same in the first of two checkpoints; otherwise null.", items=FINDING),
+        ),
     ),
     "zoo": (
         "ckptconv zoo ... --json",

@@ -35,14 +35,21 @@ EXAMPLES = """Examples:
 
 @takes(*SELECT, *CHANGE, "force", "jobs")
 def report(
-    sources: Annotated[list[str], typer.Argument(metavar="SRC [B ...]", help="Files, prefixes, folders or URLs.")],
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SRC [B ...]",
+            help="One checkpoint, two to compare, or more in order: files, prefixes, folders or URLs.",
+        ),
+    ],
     output: Annotated[
         str | None,
         typer.Option(
             "--output",
             "-o",
             metavar="HTML",
-            help="The .html file to write (default: model.report.html, here, after the last SRC).",
+            help="Write the page to this .html file. Default: a file in the working directory, named after the last "
+            "checkpoint: model.report.html for model.pt.",
         ),
     ] = None,
     values: Annotated[
@@ -55,9 +62,10 @@ def report(
 ) -> None:
     """Write an HTML page about one checkpoint, or several.
 
-    The page is one file that needs no network. It shows a checkpoint, a comparison, a conversion or a series: with B it
-    compares both; with the options of the conversion that made B of SRC as well, it shows the rule that moved each
-    tensor. With more, it shows how each layer moved on the way.
+    With SRC alone, the page shows what is in the checkpoint and what may be wrong with it. With a second one, B, it
+    shows what changed from SRC to B. If B was converted from SRC, repeat the options of the conversion: the page then
+    shows the rule behind each tensor, and values that are not as converted. With three or more, it shows how much
+    each layer changed from one to the next. The page is one file and loads nothing from the network.
     """
     from ..reporting import html as page
 

@@ -15,7 +15,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -83,6 +83,10 @@ class Finding:
     def severity(self) -> str:
         """error, warning or note."""
         return CHECKS[self.check].severity
+
+    def to_json(self) -> dict[str, Any]:
+        """The finding as JSON values."""
+        return {"severity": self.severity, **asdict(self)}
 
 
 Limits = Mapping[str, float | None]

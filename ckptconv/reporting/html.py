@@ -41,22 +41,24 @@ if TYPE_CHECKING:
 
 Spell = Callable[[str], str]
 SHOWN = 20_000_000  # bytes of a page that a notebook shows
-REPORT = (*SELECT, *CHANGE, "force", "jobs", "progress")
 
 
 @dataclass(frozen=True, repr=False)
 class Page(Told):
     """The result of `report`. A notebook shows the page itself.
 
-    path: the file that was written. bytes: its size.
+    path: the file that was written. bytes: its size. findings: what the checks find, as JSON values; None if values
+    were not read. before: the same in the first of two checkpoints.
     """
 
     path: str
     bytes: int
+    findings: list[Any] | None = None
+    before: list[Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""
-        return {"output": self.path, "bytes": self.bytes}
+        return {"output": self.path, "bytes": self.bytes, "findings": self.findings, "before": self.before}
 
     def sum(self) -> str:
         """One line: what was written."""
@@ -72,7 +74,7 @@ class Page(Told):
         return f'<iframe sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{page}"></iframe>'
 
 
-@takes(*REPORT)
+@takes(*SELECT, *CHANGE, "force", "jobs", "progress")
 def report(
     sources: Source | Sequence[Source],
     destination: Path | None = None,
@@ -110,7 +112,7 @@ def make_page(
         data["made"] = data.get("made", {}) | {"This page": command}
     page = render(data, spell).encode(errors="backslashreplace")  # a path may hold any bytes
     write_whole(path, page, stamps, force=how.force)
-    return Page(path, len(page))
+    return Page(path, len(page), data.get("findings"), data.get("before"))
 
 
 def _named(source: Source) -> str:
@@ -118,7 +120,7 @@ def _named(source: Source) -> str:
 
 
 def collect_data(sources: Sequence[Source], how: Options, *, values: bool) -> dict[str, Any]:
-    """The data of a page: of one checkpoint, of two, or of a series. sides: what is compared, and its formats."""
+    """The data of a page: of one checkpoint, of two, or of a series."""
     names = [*map(_named, sources)]
     if len(sources) == 1:
         data = survey.survey(prepare(sources, how.without(*CHANGE)), how, values=values)
@@ -129,8 +131,7 @@ def collect_data(sources: Sequence[Source], how: Options, *, values: bool) -> di
             raise UsageError("a series is of checkpoints as they are: it takes no options of a conversion")
         plain = [open_merged([source], how.without("strip_prefix")) for source in sources]
         data = survey.series(stripped(plain, how.strip_prefix), names, how, values=values)
-        data |= {"sides": [[names[0], plain[0].format], [names[-1], data["format"]]]}
-    return data | {"url": names[-1]}
+    return data | {"url": names[-1], "urls": names}
 
 
 def _pair(source: Source, target: Source, how: Options, *, values: bool) -> dict[str, Any]:
@@ -141,11 +142,11 @@ def _pair(source: Source, target: Source, how: Options, *, values: bool) -> dict
     data = survey.survey(after if converted else both.both, how, values=values, both=both)
     data["compared"] = both.conversion(before) if converted else both.comparison()
     if values and converted:  # what the conversion itself does is new
-        data["before"] = survey.finding_rows(checks.check(before, checks.limits(), workers=how.workers))
+        data["before"] = [f.to_json() for f in checks.check(before, checks.limits(), workers=how.workers)]
     recorded, converter = after.hashes.get(OPTIONS, ""), how.converter
     return data | {
         "made": {"Converter": str(getattr(converter, "name", converter or "")), "Options in the file": recorded[:2000]},
-        "sides": [[_named(source), before.format], [_named(target), after.format]],
+        "formats": [before.format, after.format],
     }
 
 
@@ -161,20 +162,26 @@ def render(data: dict[str, Any], spell: Spell = str) -> str:
     With data["live"] it is a page that is served, which may ask its server for values. spell: how notes name options.
     """
     data = data | {"notes": [[kind, spell(words), *names] for kind, words, *names in data["notes"]]}
-    live = bool(data.get("live"))
+    tables = ["\n".join(map(printable, lines)) for lines in data.pop("text")]
+    urls = data.get("urls", [data["url"]])
+    folder = len(os.path.dirname(os.path.commonprefix(urls))) * (len(urls) > 1)  # noqa: RUF071 - names need not be paths
+    ends = [url[folder:].lstrip("/\\") or url for url in urls[:: max(1, len(urls) - 1)]]
+    live = "live" in data
     scripts = f"base map depth table export tensor series changes {'live ' * live}start"  # in this order
     style, parts = file("page.css"), "\n".join(file(f"{script}.js") for script in scripts.split())
     script = f'"use strict";\n(() => {{\n{parts}}})();\n'
     words = {
-        "title": data["url"],
+        "title": (" … " if "moved" in data else " → ").join(ends),
         "version": version(),
         "policy": f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; base-uri 'none'"
         + ("; connect-src 'self'" if live else ""),
     }
+    coded = json.dumps(data, separators=(",", ":"), allow_nan=False)  # ASCII, in which no tag and no entity may be
     slots = {k: escape(printable(v)) for k, v in words.items()} | {
         "script": script,
         "style": style,
-        "json": _quoted(data),
+        "json": coded.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
+        "text": escape(spell("\n\n".join(tables))),
     }
     return fill_slots("page.html", slots)
 
@@ -192,9 +199,3 @@ def file(name: str) -> str:
 def digest(text: str) -> str:
     """The source expression of a content security policy for an inline script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _quoted(data: Any) -> str:
-    """JSON that is safe in a script element: ASCII, without the characters of tags and entities."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -13,7 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -201,7 +201,7 @@ class Checked(Told):
 
     def to_json(self) -> dict[str, Any]:
         """The findings as JSON values."""
-        return {"sound": self.sound, "findings": [{"severity": f.severity, **asdict(f)} for f in self.findings]}
+        return {"sound": self.sound, "findings": [f.to_json() for f in self.findings]}
 
 
 @takes(*SELECT, "jobs")

@@ -189,14 +189,13 @@ def _rectangle(text: str, t: Tensor, sources: Sources) -> dict[str, Any]:
 def _row(number: int, o: Offered) -> str:
     name = escape(printable(redacted(o.name)))
     if o.problem:
-        why = f'<br><span class="soft">{escape(printable(o.problem))}</span>'
-        return f"<tr><td></td><td></td><td>{name}{why}</td><td></td></tr>\n"
-    choose = "".join(
-        f'<td><input type="radio" name="{side}" value="{number}" aria-label="{what}: {name}"></td>'
-        for side, what in (("a", "A"), ("b", "B"))
+        why = f'{name}<br><span class="soft">{escape(printable(o.problem))}</span>'
+        return f"<tr><td></td><td></td><td>{why}</td><td></td></tr>\n"
+    return (
+        f'<tr><td><input type="radio" name="a" value="{number}" aria-label="A: {name}"></td>'
+        f'<td><input type="radio" name="b" value="{number}" aria-label="B: {name}"></td>'
+        f'<td><a href="{number}/">{name}</a></td><td class="num">{in_bytes(o.size) if o.size else ""}</td></tr>\n'
     )
-    size = in_bytes(o.size) if o.size else ""
-    return f'<tr>{choose}<td><a href="{number}/">{name}</a></td><td class="num">{size}</td></tr>\n'
 
 
 # --- the server -----------------------------------------------------------------------------------------------

@@ -9,19 +9,18 @@ clip    {row: [low, high, below, above]}     of histograms that do not span all 
 heat    {row: [rows, columns, base64, top, moved]}  for the largest tensors, the largest |x| of each cell, or if it
                                              moved |B - A|: 0..253 is 0..top, 254 is larger, 255 is not finite
 was     {row: [bins, min, max, mean, std]}   the values that are compared with; both histograms have the same bins
-findings  [[check, name, text, index]]       what the checks find
-before    [[check, name, text, index]]       and in what is compared with; of a conversion by the names of its source
-checks {name: [severity, meaning]}
+findings  [{severity, check, tensor, text, index}]   what the checks find
+before    the same                           in what is compared with; of a conversion by the names of its source
+checks    {name: [severity, meaning, limit]}
+text      [[line]]                           what is shown where no script runs
 
 `compared`, of two:
 rows           [rule, sources, kind, measures] for each tensor of the page; rule -1: none is known
 left, missing  source tensors that no row uses, with the reason; what the conversion gives but the target lacks
 
-`series`, of several, whose rows are those of the last; null is what cannot be measured:
-urls                 of the checkpoints, in order
-norm                 {row: one for each checkpoint}        its Euclidean norm
-step, drift          {row: one for each but the first}     |x - before| / |before| and |x - first| / |first|,
-                     without the values that are not finite
+`moved`, of several, whose rows are those of the last: {row: [norms, steps, drifts]}, the Euclidean norm in each
+checkpoint, and in each but the first |x - before| / |before| and |x - first| / |first|, without the values that are not
+finite; null is what cannot be measured.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ import numpy as np
 from ..api.comparing import advice, sided
 from ..api.options import Options
 from ..checkpoint import Checkpoint, Move, Tensor
-from ..messages import shortened
+from ..messages import in_digits, shortened
 from ..moves.cast import numbers
 from ..moves.copy import Array
 from ..moves.read import each, windows
@@ -47,11 +46,12 @@ from ..rules.passes import separator
 from ..verification.compare import diff
 from ..verification.difference import EXACT, PART_KINDS, Difference, places
 from . import checks
-from .inspection import notes_to_show, role, totals as totals_of
+from .inspection import Checked, Inspection, notes_to_show, role, totals as totals_of
 from .pictures import Picture, Stats, draw, heat_of, scan
 
 MAX_HISTOGRAMS = 20_000  # for the largest tensors: 44 characters each
 MAX_HEATMAPS = 600  # about 800 characters each
+MAX_LINES = 1000  # of each table that is shown where no script runs
 MEASURES = Stats._fields
 
 
@@ -80,10 +80,10 @@ def survey(
     out: dict[str, Any] = {
         "format": c.format,
         "separator": separator(c.tensors),
-        "totals": totals_of(about)._asdict(),
+        "totals": (totals := totals_of(about))._asdict(),
         "metadata": {k: v[:2000] for k, v in c.metadata.items()},
         "beside": {k: str(v)[:2000] for k, v in c.details.get("values", {}).items()},
-        "notes": [[n.kind, n.text, n.names[:50], len(n.names)] for n in notes if not values or n.kind != "damaged"],
+        "notes": [[k, text, shortened(n, 50), len(n)] for k, text, n, _ in notes if not values or k != "damaged"],
         "ties": c.ties,
         "names": [t.name for t in tensors],
         "bytes": [t.nbytes for t in tensors],
@@ -95,32 +95,26 @@ def survey(
     }
     for key, column in (
         ("dtype", [t.dtype.name for t in tensors]),
-        ("shape", [list(t.shape) for t in tensors]),
+        ("shape", [t.shape for t in tensors]),
         ("role", [role(t) for t in tensors]),
         ("stack", [p.stack for p in belong]),
         ("part", [p.part * (p.layer >= 0) for p in belong]),
     ):
-        out[key + "s"], out[key] = _coded(column)
+        table = {value: i for i, value in enumerate(dict.fromkeys(column))}
+        out[key + "s"], out[key] = [*table], [table[value] for value in column]
+    listed = Inspection("", about, (*about.values(),)[:MAX_LINES], totals, {}).lines()
+    text = out["text"] = [both.found.lines()[:MAX_LINES], listed] if both else [listed]
     if not values:
         return out
     pairs = _pictures(tensors, both.changed() if both else {}, how)
-    found = checks.findings(
-        about, [p.now for p in pairs if p.now.tensor.name in about], checks.limits(), workers=how.workers
-    )
+    here = [p.now for p in pairs if p.now.tensor.name in about]
+    found = (*_of_all(early, checks.findings(about, here, checks.limits(), workers=how.workers)),)
+    text.insert(0, Checked(about, found).lines()[:MAX_LINES])
     if both and c is both.both:  # no conversion, so that what is equal has been seen
         was = [p.was or p.now for p in pairs if both.kind(p.now.tensor.name) != "only_b"]
-        out["before"] = finding_rows(
-            checks.findings(replace(c, notes=both.a.notes), was, checks.limits(), workers=how.workers)
-        )
-    return out | _values(pairs) | _found(_of_all(early, found))
-
-
-def _coded(column: list[Any]) -> tuple[list[Any], list[int]]:
-    """A table of the distinct values in the order of their first appearance, and an index into it for each row."""
-    keys = [repr(value) for value in column]
-    table = dict(zip(keys, column, strict=True))
-    places = {key: i for i, key in enumerate(table)}
-    return list(table.values()), [places[key] for key in keys]
+        before = checks.findings(replace(c, notes=both.a.notes), was, checks.limits(), workers=how.workers)
+        out["before"] = [f.to_json() for f in before]
+    return out | _values(pairs) | {"findings": [f.to_json() for f in found], "checks": checks.CHECKS}
 
 
 # --- values -----------------------------------------------------------------------------------------------------
@@ -211,22 +205,7 @@ def single_tensor(t: Tensor, sources: Sources) -> dict[str, Any]:
     """The columns of a single tensor, whose row is 0, with what the checks find in it alone."""
     picture = draw(scan(t, sources, heat=False), sources)
     found = checks.findings(Checkpoint({t.name: t}), [picture], checks.limits())
-    return _values([Pair(picture)]) | _found(found)
-
-
-def _found(given: Iterable[checks.Finding]) -> dict[str, Any]:
-    return {
-        "findings": finding_rows(given),
-        "checks": {
-            name: [check.severity, check.meaning.replace("LIMIT", f"{check.limit or 0:g}")]
-            for name, check in checks.CHECKS.items()
-        },
-    }
-
-
-def finding_rows(found: Iterable[checks.Finding]) -> list[Any]:
-    """Findings as rows."""
-    return [[f.check, f.tensor, f.text, f.index or ()] for f in found]
+    return _values([Pair(picture)]) | {"findings": [f.to_json() for f in found]}
 
 
 # --- two checkpoints --------------------------------------------------------------------------------------------
@@ -253,7 +232,7 @@ class Compared:
     def comparison(self) -> dict[str, Any]:
         """The rows of `both`."""
         rows = [self._row(name, -1, [self._origin(name)], self.a) for name in self.both]
-        return {"mode": "comparison", "rules": [], "rows": rows, "left": [], "missing": []}
+        return {"mode": "comparison", "rows": rows}
 
     def conversion(self, before: Checkpoint) -> dict[str, Any]:
         """The rows of `b`; `a` is what the conversion gives of `before`."""
@@ -295,9 +274,7 @@ def _described(t: Tensor) -> list[Any]:
 def _measures(pair: Difference | None) -> dict[str, Any] | None:
     if pair is None or pair.values is None:
         return None
-    v = pair.values._asdict()
-    cosine, first = v.pop("cosine"), v.pop("first")
-    return {key: number(x) for key, x in v.items()} | {"first": first, "cosine": cosine and round(cosine, 12)}
+    return {key: x if key in ("cosine", "first") else number(x) for key, x in pair.values._asdict().items()}
 
 
 # --- a series -------------------------------------------------------------------------------------------------
@@ -342,11 +319,14 @@ def series(checkpoints: Sequence[Checkpoint], urls: Sequence[str], how: Options,
     shapes = {n: t.shape for c in checkpoints for n, t in c.items()}
     for url, c in zip(urls, checkpoints, strict=True):
         if odd := [n for n, shape in shapes.items() if n not in c or c[n].shape != shape]:
-            data["notes"].append(["skipped", f"not in {url}, or of another shape there", odd[:50], len(odd)])
-    data["series"] = {
-        "urls": urls,
-        **{key: {i: getattr(row, key) for i, row in measured.items()} for key in Moved._fields},
-    }
+            data["notes"].append(["skipped", f"not in {url}, or of another shape there", shortened(odd, 50), len(odd)])
+    data["moved"] = measured
+    lines = [
+        f"{in_digits(row.step[-1]):>9}  {in_digits(row.drift[-1]):>10}  {data['names'][i]}"
+        for i, row in measured.items()
+        if not data["roles"][data["role"][i]]
+    ]
+    data["text"][1:1] = [["last step  from first  |d| / |x| of each weight", *lines[:MAX_LINES]]] * values
     return data
 
 

@@ -167,8 +167,9 @@ def test_a_page_is_a_conversion_only_if_it_is_told_how(tmp_path: Path) -> None:
         page = (tmp_path / "r.html").read_text()
         data = page_data(page)
         assert (data["compared"]["mode"], "".join(data["names"])) == (mode, names)
-        odd = [[f[:2] for f in data[side] if f[0] in ("nan", "inf")] for side in ("findings", "before")]
-        assert odd == [[["nan", "c"], ["inf", "b"]], [["nan", "a"]]]
+        sides = data["findings"], data["before"]
+        odd = [[(f["check"], f["tensor"]) for f in side if f["check"] in ("nan", "inf")] for side in sides]
+        assert odd == [[("nan", "c"), ("inf", "b")], [("nan", "a")]]
 
 
 # --- the limits and words of each check -------------------------------------------------------------------------

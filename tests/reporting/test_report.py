@@ -195,7 +195,12 @@ def test_command_line(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (again.returncode, "--force" in again.stderr, shown) == (9, True, [])
     assert cli("report", "a b.npz", "--open", "--force", "--no-values").returncode == 0
     assert shown == [(tmp_path / "a b.report.html").as_uri()]
-    assert "\"ckptconv report 'a b.npz' --no-values\"" in (tmp_path / "a b.report.html").read_text(), "no --force"
+    page = (tmp_path / "a b.report.html").read_text()
+    assert "\"ckptconv report 'a b.npz' --no-values\"" in page, "no --force"
+    text = page.partition("<pre>")[2].partition("</pre></noscript>")[0]
+    assert re.search(r"module\.w +float32 +2 +2 +8 B\nhint: .* --strip-prefix.*\nnpz: 1 tensor", text), (
+        "without scripts"
+    )
     before = (tmp_path / "a b.npz").read_bytes()
     refused = cli("report", "a b.npz", "-o", "a b.npz.pt", "-f")
     assert (refused.returncode, "a page is an .html file" in refused.stderr) == (2, True)

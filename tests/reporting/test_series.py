@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -91,24 +92,26 @@ def test_the_command_line_takes_a_series(cli: Run, tmp_path: Path) -> None:
         more = {"gone": HOLE} if k == 1 else {"kept": FIRST[: 4 - k] * np.inf} if k > 1 else {}
         ckptconv.save({"net.0.w": x, "net.1.w": HOLE if k == 1 else FIRST} | more, tmp_path / f"epoch-{k}.npz")
     names = [f"epoch-{k}.npz" for k in range(4)]
-    done = cli("report", *names)
-    assert (done.returncode, done.stderr.partition(":")[0]) == (0, "epoch-3.report.html")
+    done = cli("report", *names, "--json")
+    assert done.returncode == 0
+    made = json.loads(done.stdout)
     page = (tmp_path / "epoch-3.report.html").read_text()
     data = page_data(page)
-    found = data["series"]
-    assert [f[:3] for f in data["findings"] if f[0] in ("nan", "inf")] == [
+    assert (made["output"], made["findings"]) == ("epoch-3.report.html", data["findings"])
+    assert "<title>epoch-0.npz … epoch-3.npz</title>" in page
+    assert [[f["check"], f["tensor"], f["text"]] for f in data["findings"] if f["check"] in ("nan", "inf")] == [
         ["inf", "kept", "20 of 20 infinite, first at [0, 0]; also in epoch-2.npz"],
         ["nan", "net.1.w", "1 of 600 NaN, first at [3, 4], only in epoch-1.npz"],
         ["nan", "gone", "1 of 600 NaN, first at [3, 4], only in epoch-1.npz"],
     ]
     odd = [["gone", "kept"], ["kept"], ["gone", "kept"], ["gone"]]
     assert data["notes"] == [
-        ["skipped", f"not in {name}, or of another shape there", which, len(which)]
+        ["skipped", f"not in {name}, or of another shape there", ", ".join(which), len(which)]
         for name, which in zip(names, odd, strict=True)
     ]
-    assert found["urls"] == names
-    assert found["drift"]["0"] == pytest.approx([0.5, expected(PATH[0], PATH[2]), 0], rel=1e-3)
-    assert found["drift"]["1"] == [None, 0, 0]
+    assert data["urls"] == names
+    assert data["moved"]["0"][2] == pytest.approx([0.5, expected(PATH[0], PATH[2]), 0], rel=1e-3)
+    assert data["moved"]["1"][2] == [None, 0, 0]
     ckptconv.save({"module.net.0.w": FIRST, "module.net.1.w": FIRST}, tmp_path / "ddp.npz")
     for sources in (("ddp.npz", *names), ("epoch-0.npz", "ddp.npz")):
         assert cli("report", *sources, "--strip-prefix", "module.", "-o", "s.html", "-f").returncode == 0

@@ -261,8 +261,8 @@ def test_a_series_follows_what_is_listed_between(run: serve.Server, monkeypatch:
     def urls(a: str, b: str) -> list[str]:
         page = Got(run, f"{base(run)}series?a={a}&b={b}").text
         found = page_data(page)
-        assert len(found["series"]["step"]["0"]) == len(found["series"]["urls"]) - 1
-        return [Path(url).stem for url in found["series"]["urls"]]
+        assert len(found["moved"]["0"][1]) == len(found["urls"]) - 1
+        return [Path(url).stem for url in found["urls"]]
 
     between = [f"epoch-{k}" for k in (2, 3, 4, 5, 6, 7, 8, 10)]
     assert urls(ends[0], ends[1]) == between

@@ -1,7 +1,8 @@
 // The data, words and numbers. Everything drawn is text: no name ever becomes markup.
 const data = JSON.parse(document.getElementById("data").textContent);
 const rows = data.names.length, compared = data.compared;
-const along = data.series;
+document.querySelector("main").hidden = false; // it is empty where no script runs
+const along = data.moved && { urls: data.urls, ...Object.fromEntries(["norm", "step", "drift"].map((key, k) => [key, Object.fromEntries(Object.entries(data.moved).map(([i, row]) => [i, row[k]]))])) };
 const alone = !compared && !along; // the page is about one checkpoint
 const comparing = compared?.mode === "comparison", converted = compared?.mode === "conversion";
 const $ = (id) => document.getElementById(id);
@@ -65,7 +66,7 @@ const decode = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 const LINK = { className: "link" };
 const STATS = ["min", "max", "mean", "std", "zeros", "nan", "inf"];
 // --- what was found, and what changed ---
-const checks = data.checks || {};
+const checks = data.checks || {}; // severity, meaning and limit
 const SAME_NAME = ["equal", "values", "dtype", "shape"]; // of a tensor that both have
 const apart = comparing && rows > 0 && compared.rows.every((row) => !SAME_NAME.includes(row[2])) && compared.rows.some((row) => row[2] !== "renamed"); // so that nothing can be compared
 const hints = apart ? data.notes.filter(([kind]) => kind === "hint") : []; // what to do about it
@@ -73,8 +74,8 @@ const NEW = apart ? " in B" : comparing ? " new in B" : converted ? " new in the
 const findings = (() => { // of this page, then those that only the first side has: check, row or name, text, index, whether it is new
   const row = new Map(data.names.map((name, i) => [name, i])), uses = new Map(), key = (f) => `${f[0]} ${f[1]}`;
   if (converted) compared.rows.forEach(([, sources], i) => { for (const [name] of sources) put(uses, name, i); });
-  const at = (name) => row.get(name) ?? name, now = (data.findings || []).map(([check, name, ...rest]) => [check, at(name), ...rest]);
-  const before = (data.before || []).flatMap(([check, name, ...rest]) => (converted ? uses.get(name) || [name] : [at(name)]).map((i) => [check, i, ...rest]));
+  const at = (name) => row.get(name) ?? name, now = (data.findings || []).map((f) => [f.check, at(f.tensor), f.text, f.index]);
+  const before = (data.before || []).flatMap((f) => (converted ? uses.get(f.tensor) || [f.tensor] : [at(f.tensor)]).map((i) => [f.check, i, f.text, f.index]));
   const known = new Set(before.map(key)), here = new Set(now.map(key));
   const all = [...now.map((f) => [...f, !known.has(key(f))]), ...before.filter((f) => !here.has(key(f))).map(([check, i, text, index]) => [check, i, `${text}, ${GONE}`, index, false])];
   return all.filter((f) => f[4] || checks[f[0]][0] !== "note"); // a note that is of the first side as well is no news
@@ -99,6 +100,21 @@ const rank = (i) => {
   return change !== null ? change : { shape: -1, dtype: -2, only_b: -3, only_a: -4, values: 1e200, renamed: -5 }[kind] ?? -6;
 };
 const STATE = data.kinds.at(-1);
+const is_beside = (i) => Boolean(data.roles[data.role[i]]); // a buffer, or state of the optimizer
+// Names that differ only in numbers as one: [layer_{0..11}/kernel, rows]
+const fold = (list) => {
+  const groups = new Map();
+  for (const i of list) put(groups, data.names[i].replace(/\d+/g, "#"), i);
+  return [...groups.values()].map((alike) => {
+    const numbers = alike.map((i) => data.names[i].match(/\d+/g) || []);
+    let k = 0;
+    const text = data.names[alike[0]].replace(/\d+/g, () => {
+      const all = [...new Set(numbers.map((n) => Number(n[k])))].sort((a, b) => a - b), [low, next] = all, high = all.at(-1), own = numbers[0][k++];
+      return all.length < 2 ? own : high - low === all.length - 1 ? `{${low}..${high}}` : all.length < 7 ? `{${all.join(",")}}` : `{${low},${next}..${high}}`;
+    });
+    return [text, alike];
+  });
+};
 const layer_of = (i) => data.stacks[data.stack[i]].replace("*", data.layer[i]); // of what is in no stack, its module
 const origin = (i) => (compared ? compared.rows[i][1].map((s) => s[0]).join(", ") : "");
 

@@ -49,23 +49,23 @@ const sums_of = (by) => { // as if all tensors of a group were one; in the order
   const list = [...groups.values()].map((g) => ({ ...g, norm: Math.sqrt(g.norm), apart: Math.sqrt(g.apart), abs: g.unwell ? null : g.abs, change: g.unwell ? null : g.norm ? Math.sqrt(g.apart / g.norm) : g.apart ? Infinity : 0 }));
   return list.sort((a, b) => Boolean(b.unwell) - Boolean(a.unwell) || b.change - a.change || 0);
 };
-const ranked_tensors = () => data.names.map((_, i) => i).filter((i) => changed(i) && rank(i) > 0).sort((a, b) => rank(b) - rank(a)).map((i) => (
-  { name: told_name(i), change: unpaired(i) ? null : measure("change", i) ?? (measure("norm", i) === 0 && measure("apart", i) ? Infinity : 0), unwell: measure("unpaired", i), abs: measure("max_abs", i), more: measure("cosine", i) !== null && measure("change", i) ? `cosine ${number(measure("cosine", i))}` : "", go: () => open_tensor(i) }));
+const ranked_tensors = () => data.names.map((_, i) => i).filter((i) => changed(i) && rank(i) > 0).sort((a, b) => unpaired(b) - unpaired(a) || is_beside(a) - is_beside(b) || rank(b) - rank(a)).map((i) => ( // weights first: counters and running means change in any training
+  { name: told_name(i), beside: is_beside(i), change: unpaired(i) ? null : measure("change", i) ?? (measure("norm", i) === 0 && measure("apart", i) ? Infinity : 0), unwell: measure("unpaired", i), abs: measure("max_abs", i), more: measure("cosine", i) !== null && measure("change", i) ? `cosine ${number(measure("cosine", i))}` : "", go: () => open_tensor(i) }));
 const ranked_sums = (by) => sums_of(by).filter((g) => g.changed).map((g) => ({ ...g, more: `${count(g.changed)} of ${many(g.rows.length, "tensor")}`, go: () => {
   const kind = by === "kind" || data.kinds[data.kind[g.rows[0]]] === STATE;
   look_at({ q: kind ? "" : g.name, show: "changed", kind: kind ? data.kind[g.rows[0]] : -1 });
 } }));
 let unfolded = false;
 const draw_ranking = () => {
-  const all = state.by === "tensor" ? ranked_tensors() : ranked_sums(state.by), list = unfolded ? all.slice(0, 1000) : all.slice(0, RANKED);
-  const changes = all.map((r) => r.change).filter((x) => x > 0 && x < Infinity), most = largest(changes), least = changes.reduce((a, b) => Math.min(a, b), most), logs = most > 30 * least;
+  const all = state.by === "tensor" ? ranked_tensors() : ranked_sums(state.by), ours = all.filter((r) => !r.beside || r.unwell), list = unfolded ? all.slice(0, 1000) : (ours.length ? ours : all).slice(0, RANKED);
+  const changes = list.map((r) => r.change).filter((x) => x > 0 && x < Infinity), most = largest(changes), least = changes.reduce((a, b) => Math.min(a, b), most), logs = most > 30 * least;
   const long = (x) => (!(x > 0) ? 0 : x === Infinity ? 1 : logs ? 0.06 + (0.94 * Math.log(x / least)) / Math.log(most / least) : x / most);
   $("rankings").replaceChildren(...(data.values && all.length ? Object.entries(RANKINGS) : []).map(([id, title]) => button(title, () => { state.by = id; unfolded = false; draw_ranking(); write(); }, { "aria-pressed": state.by === id })));
   $("ranked").replaceChildren(...list.map((r) => {
     const told = [r.unwell ? `${many(r.unwell, "value")} finite on one side only` : "", r.change === Infinity ? "all zero in A" : r.change ? change_text(r.change) : "", r.abs ? `max |d| ${number(r.abs)}` : "", r.more];
     return bar(r.name, r.unwell ? 1 : long(r.change), 1, r.unwell ? "var(--warn)" : "", told.filter(Boolean).join(" · "), r.go, false);
   }), make("p", { className: "soft small" }, ...(logs ? ["Bars are logarithmic. "] : []),
-    ...(all.length > list.length && !unfolded ? [button(`Show all ${count(all.length)}`, () => { unfolded = true; draw_ranking(); }, LINK), " "] : []),
+    ...(all.length > list.length && !unfolded ? [button(`Show all ${count(all.length)}${ours.length && ours.length < all.length ? ", with buffers and optimizer state" : ""}`, () => { unfolded = true; draw_ranking(); }, LINK), " "] : []),
     ...(state.by === "tensor" ? [] : [button("CSV", () => take(new Blob([in_csv([[state.by, "tensors", "changed", "change", "norm", "apart", "max_abs", "unpaired"], ...sums_of(state.by).map((g) => [g.name, g.rows.length, g.changed, g.change, g.norm, g.apart, g.abs, g.unwell])])], { type: "text/csv" }), "changes.csv"), { className: "link", "aria-label": `Save as CSV: changes by ${state.by}` })])));
   return all.length;
 };
@@ -79,8 +79,10 @@ const draw_changes = () => {
   const loud = !apart ? [] : [make("p", { className: "badge warning" }, make("b", {}, "Nothing is compared:"), " no tensor of A has the name of a tensor of B. ", ...hints.map(([, text]) => `Hint: ${text}`))];
   $("only").replaceChildren(...loud, ...others.map(([kind, all]) => {
     const casts = kind === "dtype" ? [...new Set(all.map((i) => `, ${compared.rows[i][1][0][1]} → ${data.dtypes[data.dtype[i]]}`))].join("") : "";
-    const title = STATUS[kind][0].toUpperCase() + STATUS[kind].slice(1), more = all.length > 4 ? [", ", button(`and ${count(all.length - 4)} more`, () => { state.show = filters[kind] ? kind : "all"; restart(); $("tensors").scrollIntoView(); }, LINK)] : [];
-    return make("p", { className: "small" }, make("b", {}, `${title} (${count(all.length)}${casts}): `), ...all.slice(0, 4).flatMap((i, k) => [k ? ", " : "", link(i)]), ...more);
+    const title = STATUS[kind][0].toUpperCase() + STATUS[kind].slice(1), list = (text) => button(text, () => { state.show = filters[kind] ? kind : "all"; restart(); $("tensors").scrollIntoView(); }, LINK);
+    const groups = kind === "renamed" ? all.map((i) => ["", [i]]) : fold(all), rest = groups.slice(4).reduce((n, [, alike]) => n + alike.length, 0);
+    const shown = groups.slice(0, 4).map(([text, alike]) => (alike.length > 1 ? list(`${text} (${count(alike.length)})`) : link(alike[0])));
+    return make("p", { className: "small" }, make("b", {}, `${title} (${count(all.length)}${casts}): `), ...[...shown, ...(rest ? [list(`and ${count(rest)} more`)] : [])].flatMap((node, k) => [k ? ", " : "", node]));
   }));
   $("changes").hidden = !(some + others.length);
 };

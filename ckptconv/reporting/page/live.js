@@ -17,14 +17,14 @@ const statistics = (i) => [
 ];
 const read_values = (i) => {
   const box = make("div", { role: "status" });
-  const show = () => box.replaceChildren(make("h3", {}, "Values"), ...statistics(i), ...(data.one[i] || []).map(([severity, title, text, index]) => make("p", { className: `badge ${severity}` }, make("b", {}, title), ` ${text} `, ...(index.length ? [show_place(index)] : []))));
+  const show = () => box.replaceChildren(make("h3", {}, "Values"), ...statistics(i), ...(data.one[i] || []).map(([severity, title, text, index]) => make("p", { className: `badge ${severity}` }, make("b", {}, title), ` ${text} `, ...(index?.length ? [show_place(index)] : []))));
   const load = async () => {
     busy(box, `Reading ${bytes(data.bytes[i])} …`);
     try {
       const got = await ask(`tensor/${i}`);
       for (const m of [...STATS, "bins"]) data[m][i] = got[m][0];
       if (got.clip[0]) data.clip[i] = got.clip[0];
-      data.one[i] = got.findings.map(([check, , text, index]) => [got.checks[check][0], check, text, index]);
+      data.one[i] = got.findings.map((f) => [f.severity, f.check, f.text, f.index]);
       show();
     } catch (error) { told(box, error); }
   };

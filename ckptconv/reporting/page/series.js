@@ -25,7 +25,9 @@ const movement = () => { // layers, and modules that are in none: squares are su
       group.gap[k] += (x * size) ** 2; group.base[k] += size ** 2;
     });
   }
-  const list = [...groups.values()].sort((a, b) => a.stack - b.stack || a.layer - b.layer);
+  const list = [...groups.values()], first_of = new Map(); // in the order of the file, and layers in that of their numbers
+  list.forEach((g, k) => { g.place = g.stack < 0 ? k : first_of.get(g.stack) ?? (first_of.set(g.stack, k), k); });
+  list.sort((a, b) => a.place - b.place || a.layer - b.layer);
   return list.map((g) => ({ ...g, moves: g.gap.map((x, k) => (g.base[k] && !g.lost[k] ? Math.sqrt(x / g.base[k]) : null)) }));
 };
 const light = (rgb) => rgb.map((c) => (c / 255 <= 0.04045 ? c / 3294.6 : ((c / 255 + 0.055) / 1.055) ** 2.4)).reduce((s, c, k) => s + c * [0.2126, 0.7152, 0.0722][k], 0);

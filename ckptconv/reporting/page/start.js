@@ -1,12 +1,13 @@
 // --- what the page is about: one checkpoint, or where from and where to ---
 const draw_title = () => {
-  const ends = data.sides || [[data.url, data.format]], last = (url) => url.split("?")[0].split(/[/\\]/).filter(Boolean).pop() || url, names = ends.map(([url]) => last(url));
-  const title = comparing ? names.join(" and ") : names.join(" → "), words = comparing ? ["A: ", "B: "] : along ? [`the first of ${along.urls.length}: `, "the last: "] : converted ? ["from ", "to "] : [""];
-  $("kind").textContent = `${along ? "Series" : comparing ? "Comparison" : converted ? "Conversion" : "Checkpoint"}${ends.length > 1 ? "" : ` · ${data.format}`}`;
-  $("name").replaceChildren(visible(title));
-  if (ends.length > 1) document.title = visible(title);
-  const told = ends.map(([url, format], k) => `${words[k]}${url}${ends.length > 1 ? ` (${format})` : ""}`);
-  $("sides").textContent = visible(told[0] === title ? "" : told.join(" · "));
+  $("kind").textContent = `${along ? `Series of ${many(along.urls.length, "checkpoint")}` : comparing ? "Comparison" : converted ? "Conversion" : "Checkpoint"}${data.formats ? "" : ` · ${data.format}`}`;
+  if (data.formats) $("sides").textContent = visible(data.urls.map((url, k) => `${(comparing ? ["A: ", "B: "] : ["from ", "to "])[k]}${url} (${data.formats[k]})`).join(" · "));
+  else if (along) $("sides").textContent = visible(along.urls.length > 8 ? `from ${along.urls[0]} to ${along.urls.at(-1)}` : along.urls.join(" · "));
+  else {
+    const last = data.url.split("?")[0].split(/[/\\]/).filter(Boolean).pop() || data.url;
+    $("name").textContent = visible(last);
+    $("sides").textContent = visible(last === data.url ? "" : data.url);
+  }
 };
 // --- the summary ---
 const BESIDE = { buffer: "buffer", slot: "optimizer slot", step: "step counter", average: "moving average", state: "training value" };
@@ -23,10 +24,12 @@ const draw_cards = () => {
     if (only) list.push(card(`${count(kinds.get("only_a") || 0)} / ${count(kinds.get("only_b") || 0)}`, "only in A / only in B"));
     const ranks = data.values ? ranked_tensors() : [], unwell = ranks.filter((r) => r.unwell).length, grown = ranks.filter((r) => r.change === Infinity).length;
     if (unwell) list.push(card(count(unwell), `tensor${s(unwell)} with NaN or Inf on one side only`, "warned"));
-    else if (data.values && !apart) list.push(grown ? card(count(grown), `tensor${s(grown)} that ${grown > 1 ? "were" : "was"} all zero in A`) : card(change_text(largest(ranks.map((r) => r.change))), "largest change of a tensor"));
+    else if (data.values && !apart) list.push(grown ? card(count(grown), `tensor${s(grown)} that ${grown > 1 ? "were" : "was"} all zero in A`) : card(change_text(ranks[0]?.change ?? 0), `largest change of a ${ranks[0]?.beside ? "tensor" : "weight"}`));
   } else if (along) {
-    const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), last = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0);
-    list.push(card(count(along.urls.length), "checkpoints"), card(`${count(moves.filter((m) => m.some((x) => x > 0)).length)} of ${count(rows)}`, "tensors moved"), card(change_text(largest(last)), `largest change of a tensor from first to last${largest(last) > 0 ? `: ${told_name(last.indexOf(largest(last)))}` : ""}`));
+    const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), drifts = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0), ours = drifts.map((x, i) => (is_beside(i) ? 0 : x)), last = largest(ours) ? ours : drifts;
+    list.push(card(count(along.urls.length), "checkpoints"));
+    if (!data.values) list.push(card("not read", "values: how the layers moved is not known"));
+    else list.push(card(`${count(moves.filter((m) => m.some((x) => x > 0)).length)} of ${count(rows)}`, "tensors moved"), card(change_text(largest(last)), `largest change of a ${last === ours ? "weight" : "tensor"} from first to last${largest(last) > 0 ? `: ${told_name(last.indexOf(largest(last)))}` : ""}`));
   } else if (converted) list.push(differing ? card(count(differing), `tensor${s(differing)}, not what the conversion gives`, "warned") : data.values ? card("exact", "bit for bit what the conversion gives") : card("not read", "values; names, shapes and dtypes are as converted"));
   if (!comparing && !along) list.push(card(count(total.tensors), `tensor${s(total.tensors)}`), card(bytes(total.bytes), "in all"), card(count(total.parameters), "parameters"));
   if (alone && total.all !== total.parameters) list.push(card(count(total.all), `numbers in all, with ${Object.entries(BESIDE).filter(([role]) => total.roles[role]).map(([role, noun]) => many(total.roles[role], noun)).join(", ")}`));
@@ -51,7 +54,8 @@ const draw_findings = () => {
   const nothing = findings.length || !data.values ? [] : [make("p", { className: "soft" }, `Nothing${NEW}: no NaN, infinite or saturated values, no outliers, no dead, constant or duplicate tensors.`)];
   const by = new Map();
   for (const f of findings) put(by, f[0], f);
-  $("findings").replaceChildren(...nothing, ...Object.entries(checks).filter(([id]) => by.has(id)).map(([id, [severity, meaning]]) => {
+  $("findings").replaceChildren(...nothing, ...Object.entries(checks).filter(([id]) => by.has(id)).map(([id, [severity, words, limit]]) => {
+    const meaning = words.replace("LIMIT", number(limit ?? 0));
     const list = by.get(id).sort((a, b) => b[4] - a[4]), recent = list.filter((f) => f[4]).length, fresh = (f) => (NEW && !f[2].endsWith(GONE) && (list.length === 1 || recent < list.length) ? `${f[4] ? NEW : KNOWN} ·` : "");
     const absent = list.some((f) => typeof f[1] === "string"), some = list.slice(0, absent ? 50 : 8);
     const named = (i) => {
@@ -70,9 +74,10 @@ const draw_findings = () => {
 const draw_notes = () => {
   const item = (title, ...inner) => make("details", {}, make("summary", {}, ...title), ...inner);
   const listed = (names) => make("ul", {}, ...names.map((n) => make("li", {}, n)));
-  $("notes").replaceChildren(...data.notes.filter((note) => !hints.includes(note)).map(([kind, text, names, n]) => {
+  const reasons = new Set((compared?.left || []).map((t) => t[3])); // of what is listed below
+  $("notes").replaceChildren(...data.notes.filter((note) => !hints.includes(note) && !reasons.has(note[1])).map(([kind, text, names, n]) => {
     const title = [make("b", {}, kind), ` ${text}${n > 1 ? ` (${count(n)})` : ""}`];
-    const node = n > 1 ? item(title, listed(n > names.length ? [...names, "…"] : names)) : make("p", {}, ...title, n ? `: ${names[0]}` : "");
+    const node = n > 1 ? item(title, make("p", { className: "small" }, names)) : make("p", {}, ...title, n ? `: ${names}` : "");
     node.className = "badge";
     return node;
   }));

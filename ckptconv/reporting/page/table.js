@@ -11,7 +11,8 @@ const columns = [
   { id: "name", title: "Name", text: (i) => data.names[i], key: (i) => natural[i], width: "minmax(160px, 4fr)", cls: "name" },
   ...(compared ? [
     ...(data.names.some((n, i) => origin(i) && origin(i) !== n) ? [{ id: "from", title: "From", text: (i) => (origin(i) === data.names[i] ? "" : origin(i)), key: origin, width: "minmax(120px, 2fr)", cls: "name wide" }] : []),
-    { id: "status", title: "Values", text: status, key: rank, down: true, width: "100px", cls: "" },
+    { id: "status", title: "Values", text: status, key: (i) => (is_beside(i) && rank(i) > 0 && !unpaired(i) ? rank(i) / (1 + rank(i)) - 1 : rank(i)), down: true, // weights first
+      width: "100px", cls: "" },
     ...(data.values && compared.rows.some((r) => r[3]) ? [
       { id: "change", title: "Change", text: (i) => (unpaired(i) ? "NaN or Inf" : change_text(measure("change", i))), key: rank, down: true, width: "84px", cls: "num" },
       { id: "abs", title: "max |d|", text: (i) => of_pair("max_abs", i), key: (i) => (unpaired(i) ? Infinity : low_first(measure("max_abs", i))), down: true, width: "84px", cls: "num" },
@@ -21,7 +22,7 @@ const columns = [
     { id: "drift", title: "From first", text: (i) => change_text(along.drift[i]?.at(-1) ?? null), key: (i) => low_first(along.drift[i]?.at(-1)), down: true, width: "84px", cls: "num" },
   ] : data.names.some((_, i) => flags.has(i)) ? [{ id: "flags", title: "Findings", text: titles, key: (i) => (flags.get(i) ? severe(i).length + 0.5 : 0), down: true, width: "minmax(80px, 1fr)", cls: "flags" }] : []),
   { id: "dtype", title: "Dtype", text: (i) => data.dtypes[data.dtype[i]], key: (i) => data.dtypes[data.dtype[i]], width: "76px", cls: "" },
-  { id: "shape", title: "Shape", text: (i) => shapes[data.shape[i]], key: (i) => data.count[i], down: true, width: "minmax(96px, 1fr)", cls: "" },
+  { id: "shape", title: "Shape", text: (i) => shapes[data.shape[i]], key: (i) => data.count[i], down: true, width: "minmax(128px, 1fr)", cls: "" },
   ...(compared ? [] : [{ id: "count", title: "Parameters", text: (i) => brief(data.count[i]), key: (i) => data.count[i], down: true, width: "92px", cls: "num wide" }]),
   { id: "size", title: "Size", text: (i) => bytes(data.bytes[i]), key: (i) => data.bytes[i], down: true, width: "76px", cls: "num" },
   ...(data.roles.some(Boolean) ? [{ id: "role", title: "Role", text: (i) => roles[data.role[i]], key: (i) => roles[data.role[i]], width: "64px", cls: "wide" }] : []),

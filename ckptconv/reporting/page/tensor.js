@@ -55,7 +55,7 @@ const open_tensor = (i) => {
     make("p", { className: "tools" }, copying, step(-1, "← Previous"), step(1, "Next →")),
     facts([["dtype", data.dtypes[data.dtype[i]]], ["shape", shapes[data.shape[i]]], ["parameters", count(data.count[i])], ["size", bytes(data.bytes[i])], ["role", roles[data.role[i]]], ["kind", data.kinds[data.kind[i]]]]),
   ];
-  for (const [check, , text, index] of flags.get(i) || []) body.push(make("p", { className: `badge ${checks[check][0]}` }, make("b", {}, check), ` ${text}`, ...(data.live && index.length ? [" ", show_place(index)] : [])));
+  for (const [check, , text, index] of flags.get(i) || []) body.push(make("p", { className: `badge ${checks[check][0]}` }, make("b", {}, check), ` ${text}`, ...(data.live && index?.length ? [" ", show_place(index)] : [])));
   if (compared) body.push(...beside(i));
   if (along?.norm[i]) body.push(make("h3", {}, `Over ${many(along.urls.length, "checkpoint")}`), course(i));
   if (data.values) {
