@@ -26,7 +26,7 @@ from ..errors import CkptError, FormatError, StorageError, UsageError, VerifyErr
 from ..formats import detect
 from ..formats.own_metadata import verified_hashes
 from ..formats.table import Format
-from ..messages import many, reasons
+from ..messages import fold, many, reasons
 from ..moves.log import HASH
 from ..moves.part import Part, Span, c_strides
 from ..moves.read import Opened, each, hash_check, hash_tensor, spans_of
@@ -67,7 +67,7 @@ def guard_reads(checkpoint: Checkpoint) -> Checkpoint:
     """
     checkpoint = replace(watch_reads(checkpoint), hashes={})
     if now := _hashes(checkpoint):
-        check(checkpoint.with_tensors({n: checkpoint.tensors[n] for n in now}), now)
+        check(checkpoint.with_tensors({n: checkpoint[n] for n in now}), now)
     return checkpoint
 
 
@@ -77,14 +77,14 @@ def watch_reads(checkpoint: Checkpoint) -> Checkpoint:
     VerifyError if the hashes belong to other tensors.
     """
     hashes = verified_hashes(checkpoint)
-    later = {n: _watched(t, hashes[n]) for n, t in checkpoint.tensors.items() if n in hashes}
+    later = {n: _watched(t, hashes[n]) for n, t in checkpoint.items() if n in hashes}
     return replace(checkpoint, tensors=checkpoint.tensors | later)
 
 
 def drop_hashes(checkpoint: Checkpoint) -> tuple[Checkpoint, bool]:
     """Remove the hashes, including those that `watch_reads` turned into checks; return whether there were any, too."""
     bare = dict[str, Tensor]()
-    for name, t in checkpoint.tensors.items():
+    for name, t in checkpoint.items():
         parts = tuple(_unchecked(p) for p in t.parts)
         if parts != t.parts:
             bare[name] = replace(t, parts=parts)
@@ -123,11 +123,11 @@ def salvage(checkpoint: Checkpoint) -> Checkpoint:
     bad = _damaged(checkpoint, _hashes(checkpoint), 1)
     if not bad:
         return checkpoint
-    sound = {n: t for n, t in checkpoint.tensors.items() if n not in bad}
+    sound = {n: t for n, t in checkpoint.items() if n not in bad}
     alike = defaultdict[str, list[str]](list)
     for name, why in bad.items():
         alike[" ".join(why.partition(":\n")[0].split())].append(name)  # `check` says which bytes
-    notes = [Note("damaged", why, tuple(names)) for why, names in alike.items()]
+    notes = [Note("damaged", f.text, tuple(n for why in f.names for n in alike[why])) for f in fold(alike)]
     if not sound:
         raise UsageError(f"keep_going=True: nothing is left, because every tensor is damaged: {notes[0].text}")
     return checkpoint.with_tensors(sound, *notes)
@@ -140,8 +140,7 @@ def mismatches(expected: Mapping[str, Tensor], got: Checkpoint) -> dict[str, str
     """Return the tensors whose name, dtype or shape is not as expected, with a description."""
     wrong = {}
     for name, t in expected.items():
-        back = got.tensors.get(name)
-        if back is None:
+        if (back := got.get(name)) is None:
             wrong[name] = "missing"
         elif (back.dtype, back.shape) != (t.dtype, t.shape):
             wrong[name] = f"{back.dtype}{list(back.shape)} instead of {t.dtype}{list(t.shape)}"
@@ -167,7 +166,7 @@ def confirm(made: Plan, outcome: Outcome, url: str, row: Format, *, full: bool, 
         with Sources() as sources:
             for name, slot in slots.items() if digests else ():
                 digest = digests.get(name) or digests.get(owner.get(slot, name))
-                if digest and hash_tensor(got.tensors[name], sources) != digest:
+                if digest and hash_tensor(got[name], sources) != digest:
                     wrong[name] = "its bytes differ from those that were written"
     except (FormatError, StorageError) as e:
         # a refusal of the system is not a fault of the output, but a name in it of a missing file is
