@@ -74,7 +74,7 @@ const NEW = apart ? " in B" : comparing ? " new in B" : converted ? " new in the
 const findings = (() => { // of this page, then those that only the first side has: check, row or name, text, index, whether it is new
   const row = new Map(data.names.map((name, i) => [name, i])), uses = new Map(), key = (f) => `${f[0]} ${f[1]}`;
   if (converted) compared.rows.forEach(([, sources], i) => { for (const [name] of sources) put(uses, name, i); });
-  const at = (name) => row.get(name) ?? name, now = (data.findings || []).map((f) => [f.check, at(f.tensor), f.text, f.index]);
+  const at = (name) => row.get(name) ?? name, last = (f) => (along && f.severity !== "note" && !/[,;] (only|also) in /.test(f.text) ? ", only in the last checkpoint" : ""), now = (data.findings || []).map((f) => [f.check, at(f.tensor), f.text + last(f), f.index]);
   const before = (data.before || []).flatMap((f) => (converted ? uses.get(f.tensor) || [f.tensor] : [at(f.tensor)]).map((i) => [f.check, i, f.text, f.index]));
   const known = new Set(before.map(key)), here = new Set(now.map(key));
   const all = [...now.map((f) => [...f, !known.has(key(f))]), ...before.filter((f) => !here.has(key(f))).map(([check, i, text, index]) => [check, i, `${text}, ${GONE}`, index, false])];

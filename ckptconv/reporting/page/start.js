@@ -75,7 +75,12 @@ const draw_notes = () => {
   const item = (title, ...inner) => make("details", {}, make("summary", {}, ...title), ...inner);
   const listed = (names) => make("ul", {}, ...names.map((n) => make("li", {}, n)));
   const reasons = new Set((compared?.left || []).map((t) => t[3])); // of what is listed below
-  $("notes").replaceChildren(...data.notes.filter((note) => !hints.includes(note) && !reasons.has(note[1])).map(([kind, text, names, n]) => {
+  const [in_a, in_b] = ["in A: ", "in B: "].map((side) => new Set(data.notes.filter(([, text]) => text.startsWith(side)).map(([kind, text, names]) => JSON.stringify([kind, text.slice(6), names]))));
+  const notes = data.notes.filter((note) => !hints.includes(note) && !reasons.has(note[1])).flatMap(([kind, text, names, n]) => { // one that holds for both is told once
+    const key = JSON.stringify([kind, text.slice(6), names]), both = comparing && in_a.has(key) && in_b.has(key);
+    return !both ? [[kind, text, names, n]] : text.startsWith("in A: ") ? [[kind, `in A and B: ${text.slice(6)}`, names, n]] : [];
+  });
+  $("notes").replaceChildren(...notes.map(([kind, text, names, n]) => {
     const title = [make("b", {}, kind), ` ${text}${n > 1 ? ` (${count(n)})` : ""}`];
     const node = n > 1 ? item(title, make("p", { className: "small" }, names)) : make("p", {}, ...title, n ? `: ${names}` : "");
     node.className = "badge";
