@@ -238,7 +238,7 @@ class Select:
     )
     include: Sequence[str] = option(
         (),
-        "Take only tensors whose name matches a glob, such as 'enc/*'; * crosses / and dots.",
+        "Take only tensors whose name matches a glob: 'enc/*', or enc for all below it; * also matches / and dots.",
         clean=as_tuple,
         metavar="GLOB",
     )
@@ -269,7 +269,8 @@ class Change:
         None, "Write the files of this many parallel ranks (with inverse).", clean=int, metavar="N"
     )
     rename: Sequence[Pair] = option(
-        (), "Rename a prefix with its separator, bert.=model. or h.{i}.=layer/{i}/; or a name, a=b or h.{i}.w={i}/w.",
+        (),
+        "Rename a whole name (a=b, h.{i}.w={i}/w) or a prefix with its final . or / (bert.=model., h.{i}.=layer/{i}/).",
         clean=renames, metavar="FROM=TO",
     )  # fmt: skip
     rename_regex: Sequence[Pair] = option(
@@ -281,7 +282,7 @@ class Change:
     )
     like: Any = option(
         None,
-        "A fresh file of the target model, or package.module:callable that builds it: take its names, order, metadata.",
+        "Take names, order and metadata of a fresh file of the target model, or what package.module:callable builds.",
         metavar="TEMPLATE",
     )  # fmt: skip
     dtype: str | None = option(
@@ -301,7 +302,7 @@ class Target:
     force: bool = option(False, "Replace an existing output.", flags=("--force", "-f"))
     verify: bool | None = option(
         None,
-        "After writing, compare all bytes of the output, or nothing (default: only its headers).",
+        "Read the whole output back and compare it, or read nothing back (default: read its headers).",
         flags=("--verify/--no-verify",),
     )
     sync: bool = option(True, "Wait until the output is on the disk.")
@@ -313,7 +314,7 @@ class Target:
         None, "Copy config, tokenizer and similar files as well (default: between hf folders).",
         flags=("--copy-files/--no-copy-files",),
     )  # fmt: skip
-    resume: bool = option(False, "Record what is done, and continue a killed run that did so.")
+    resume: bool = option(False, "Keep a record of what is done, and continue a killed run that kept one.")
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,8 @@ class Verified(Told):
             return f"{size}, bit for bit what the conversion gives"
         proof = [many(self.hashed, "hash")] if self.hashed else []
         proof += [f"checksums of {in_bytes(self.checked)}"] if self.checked else []
-        by = " and ".join(proof) or "no hash or checksum of its own, so only that it can be read"
-        return f"{many(self.tensors, 'tensor')}, by {by}"
+        by = f", by {' and '.join(proof)}" if proof else " can be read; the file has no hash or checksum"
+        return f"{many(self.tensors, 'tensor')}{by}"
 
     def lines(self) -> list[str]:
         """What the command line prints: notes on what was left out, and what was compared."""

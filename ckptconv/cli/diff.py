@@ -45,8 +45,8 @@ def diff(
     Names, shapes and dtypes that differ come first, then values: the largest change, |b - a| / |a| of the whole
     tensor, comes first, and those of an optimizer last.
 
-    Tensors that differ only in name are recognised by their content. Converter, renames, --dtype, --ema, --at and
-    --from apply to A, --strip-prefix to the side that has the prefix.
+    Tensors that differ only in name are recognised by their content. A converter, --rename, --dtype, --ema, --at and
+    --from change only A before it is compared. --strip-prefix changes whichever side has the prefix.
     """
     from ..api import comparing
 

@@ -42,11 +42,11 @@ def inspect(
     ] = False,
     limit: Annotated[
         list[str] | None,
-        typer.Option(metavar="CHECK=NUMBER|off", help="The limit of a check; off leaves it out."),
+        typer.Option(metavar="CHECK=NUMBER|off", help="Change the limit of a check; off skips the check."),
     ] = None,
     reference: Annotated[
         str | None,
-        typer.Option(metavar="CKPT", help="Check also for what is worse than in this checkpoint."),
+        typer.Option(metavar="CKPT", help="Check also what got worse since this checkpoint."),
     ] = None,
     sort: Annotated[
         str | None,

@@ -99,7 +99,7 @@ SERVE_EXAMPLES = """Examples:
 @takes(*SELECT, "jobs")
 def serve(
     sources: Annotated[list[str], typer.Argument(metavar="SRC...", help="Files, prefixes, folders, globs or URLs.")],
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: any that is free.")] = 0,
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="The port; 0 takes any that is free.")] = 0,
     browse: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     **options: Any,
 ) -> None:

@@ -45,10 +45,10 @@ def zoo(
         bool, typer.Option("--latest/--all-steps", help="Only the newest checkpoint of each training series.")
     ] = False,
     by_content: Annotated[
-        bool, typer.Option("--by-content", help="Compare sources by content, not by time and size.")
+        bool, typer.Option("--by-content", help="Tell by content, not by time and size, whether a source has changed.")
     ] = False,
     follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Read files that links outside the folders lead to.")
+        bool, typer.Option("--follow-links", help="Follow links to files outside the folders.")
     ] = False,
     ledger: Annotated[str, typer.Option(metavar="FILE", help="Keep the ledger in this file, not in DIR.")] = "",
     shard: Annotated[str, typer.Option(metavar="I/N", help="Only the I-th of N shares, for N machines.")] = "",

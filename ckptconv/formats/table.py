@@ -107,7 +107,7 @@ TABLE: tuple[Format, ...] = (
     Format("npz", "NumPy .npz", _HERE + "npz", (".npz",), True, True),
     Format("flax", "Flax msgpack", _HERE + "flax", (".msgpack",), True, True),
     Format("gpt", "GPT of 2018: .npy files end to end", _HERE + "gpt", (), True, False),
-    Format("npy", "NumPy .npy, one or a folder of them", _HERE + "npy", (".npy",), True, True),
+    Format("npy", "NumPy .npy file or folder", _HERE + "npy", (".npy",), True, True),
     Format(
         "keras3",
         "Keras 3 (.keras is only read)",
