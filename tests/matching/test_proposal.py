@@ -90,6 +90,7 @@ def test_outputs_come_from_arrays_or_the_original(
         assert note == "note: inputs in order: x as input"
         assert first == "2 tensors of the target found: 2 proved"
         assert second.startswith("checked against outputs: the same: 1 output, the largest difference is ")
+        assert float(second.partition("; relative to the size of the outputs: ")[2]) < 1e-5
     assert 'target = "Sequential"' in ckptconv.match(sides[0], module).rules
 
 

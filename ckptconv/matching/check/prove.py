@@ -86,6 +86,7 @@ class Proof:
     why: str = ""  # the search was cut short
     notes: tuple[str, ...] = ()  # assumptions about inputs and outputs
     hints: tuple[str, ...] = ()  # settings of the module that may differ
+    apart: float = 0.0  # the difference of the outputs relative to their size, as a root mean square
 
     @property
     def agrees(self) -> bool:
@@ -98,7 +99,8 @@ class Proof:
     def lines(self) -> list[str]:
         """Return the result, the alternatives that were tried, and the open questions."""
         lines = [f"note: {note}" for note in self.notes]
-        lines += [f"checked against outputs: {self.found}"]
+        size = f"; relative to the size of the outputs: {self.apart:.3g}"
+        lines += [f"checked against outputs: {self.found}{size if self.apart < float('inf') else ''}"]
         lines += [f"{many(self.tried, 'alternative')} tried{self.why}"] if self.tried else []
         lines += [f"changed: {text}" for text in self.kept]
         if self.hints:
@@ -159,7 +161,7 @@ def prove(
     notes = (*([note] if note else ()), *changed, *placed.notes, *([FEW] if few else []))
     return Proof(
         replace(proposal, pairs=pairs), search.comparison, search.tried, tuple(search.kept), undecided,
-        search.why, notes, advice(module) if search.distance[1] > ROUNDING**2 else (),
+        search.why, notes, advice(module) if search.distance[1] > ROUNDING**2 else (), search.distance[1] ** 0.5,
     )  # fmt: skip
 
 
