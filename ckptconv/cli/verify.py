@@ -30,8 +30,8 @@ def verify(
     """Compare the result of a conversion with its source.
 
     The conversion is repeated without writing anything, and DST is compared with it bit by bit. Give the options of the
-    conversion. Exits with 7, naming the first tensor and index, if anything differs. A single path is read completely
-    and compared with the checksums and hashes that it carries.
+    conversion. Exits with 7, naming the first tensor and index, if anything differs. With one path, that file is read
+    completely and compared with its own checksums and hashes.
     """
     from ..api import comparing
 

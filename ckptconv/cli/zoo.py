@@ -62,7 +62,7 @@ def zoo(
     The outputs form a folder tree like that of the sources. Each result is recorded in a ledger, a file in DIR, from
     which --resume continues. A checkpoint that fails does not stop the others. A manifest is a CSV or JSON file that
     lists sources, each with its destination if you want to name it. `zoo status DIR` says what is done and what failed,
-    and ends with the same exit code.
+    and exits with 1 if something failed.
     """
     if not output:
         _tell(_status(sources), as_json, quiet)
