@@ -197,9 +197,9 @@ class Side:
         return [m for n in names for m in (self.bundles[n].names if n in self.bundles else (n,))]
 
 
-def weights(checkpoint: Checkpoint) -> Side:
-    """Make the side of a checkpoint: only weights, and one name of each tie."""
-    again = {n for group in checkpoint.ties for n in group[1:]}
+def weights(checkpoint: Checkpoint, *, tied: bool = False) -> Side:
+    """Make the side of a checkpoint: only weights, and one name of each tie, or all if `tied`."""
+    again = {n for group in checkpoint.ties for n in group[1:] if not tied}
     tensors = {n: t for n, t in checkpoint.items() if not t.role and n not in again}
     known = checkpoint.details
     names = known.get("names", {})

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from ..api import reading
 from ..api.memory import build_if_named, import_named
 from ..api.options import SELECT, Options, Path, Source, is_path, names_code, takes
-from ..checkpoint import Checkpoint, Tensor
+from ..checkpoint import Checkpoint
 from ..dtypes import DTYPES
 from ..errors import ConversionError, UnsafeCheckpoint, UsageError
 from ..messages import fold, listing, paragraph, printable, redacted, shortened
@@ -40,7 +40,7 @@ from ..storage.paths import refuse_remote
 from .check.prove import Proof, arrays, outputs_of, prove
 from .likeness import in_segments
 from .modules.bundles import parsed
-from .modules.match import by_length, by_modules
+from .modules.match import by_length, by_modules, by_names
 from .modules.units import place, units
 from .orders.choose import FLAT, TABLE, Judge, in_front, vectors, voted
 from .pairs import JAX, Pair, Proposal, Side, Sides, leaf, left, weights
@@ -61,6 +61,7 @@ HOPE = 0.5  # share of the smaller side that must be paired
 LEFT_OVER = "a tensor that is left over in the source could be its scale or offset, so no constants are filled in"
 TORN = "tensors of this module go to several modules, which take tensors of other modules too"
 APART = "the names of one side do not say which tensors belong to one module"
+CHANGED = "the values differ, although those of other tensors are equal"
 FOLDED = "batch normalisation seems to be folded into other layers of the target"
 UNFOLDED = (
     "the target lacks batch normalisation of the source. If it was folded into other layers, no rule computes that: "
@@ -168,7 +169,7 @@ def match(
 
     proof = prove(target, proposed, a, *_arrays(*check)) if check else None
     found = proof.proposal if proof else proposed(b)
-    text = toml(found, " to ".join(names), source=names[0], target=names[1])
+    text = toml(found, *names)
     if path:
         read = {*stamps, *a.urls, *b.urls}  # also of checkpoints that were already open
         write_whole(path, text.encode(), read, force=how.force)
@@ -249,13 +250,19 @@ def propose(
     read = values and all(any(t.parts for t in side.tensors.values()) for side in sides)
     found = find(sides[0].tensors, sides[1].tensors, workers) if read else Found()
     notes += found.notes + [UNEQUAL] * (read and not found.trained and not found.pairs)
+    known = sides
     if found.trained:
-        sides = replace(sides[0], prints=found.prints[0]), replace(sides[1], prints=found.prints[1])
+        known = replace(sides[0], prints=found.prints[0]), replace(sides[1], prints=found.prints[1])
     back = Judge(sides[1], in_front(*sides[::-1]), module=True)
     judge = Judge(sides[0], in_front(*sides), module=bool(sides[1].kinds), target=back)
     pairs = list(found.pairs)
     done = set(found.copies), {n for t in found.ties for n in t}
-    pairs += by_modules(left(sides, pairs, done), judge, pairs, sides)
+    pairs += by_modules(left(known, pairs, done), judge, pairs, known)
+    # what was trained further has other values, and the target may hold each of two tied tensors
+    sides = weights(source_cast, tied=True), sides[1]
+    rest = left(sides, pairs, done)
+    late = by_names(rest, judge, rest)
+    pairs += [p._replace(sure=False, real=True, why=(*p.why, CHANGED)) for p in late] if found.trained else late
     pairs += by_length(left(sides, pairs, done), judge)
     if not found.trained:
         pairs = vectors(voted(pairs, sides), sides)
@@ -266,7 +273,9 @@ def propose(
     copies = found.copies | {n: first for first, *rest in again for n in rest}
     settled = done[0] | set(copies), done[1] | {n for t in ties for n in t}
     rest = left(sides, pairs, settled)
-    lacking = bool(rest[1].tensors or not found.trained) and _lacks_norms(pairs, sides)
+    ours, theirs = ({u.members["running_mean"].name for u in units(side) if u.kind == "batch norm"} for side in sides)
+    unpaired = ours - {n for p in pairs if theirs & {*p.targets} for n in p.sources}
+    lacking = bool(unpaired and (rest[1].tensors or not found.trained))
     notes += [UNFOLDED] * lacking
     pairs = [*_in_doubt(pairs, sides, rest[0], lacking)]
     rest = left(sides, pairs, settled)
@@ -301,23 +310,13 @@ def _renamed(checkpoint: Checkpoint, new: Mapping[str, str]) -> Checkpoint:
     return passes.renamed(checkpoint, lambda name: new.get(name, name), "")
 
 
-def _dims(t: Tensor) -> tuple[int, ...]:
-    return tuple(sorted(t.shape))
-
-
-def _lacks_norms(pairs: Sequence[Pair], sides: Sides) -> bool:
-    """Tell whether a batch normalisation of the source has no counterpart in the target."""
-    ours, theirs = ({u.members["running_mean"].name for u in units(side) if u.kind == "batch norm"} for side in sides)
-    return bool(ours - {n for p in pairs if theirs & {*p.targets} for n in p.sources})
-
-
 def _in_doubt(pairs: Sequence[Pair], sides: Sides, free: Side, lacking: bool) -> Iterator[Pair]:
     """Mark pairs as doubtful if an unmatched source tensor could be meant instead, or if a module is torn apart.
 
     A target that could be such a tensor is not filled with constants. A batch normalisation that the target lacks was
     probably folded if a layer has a bias only in the target.
     """
-    shapes = {_dims(t) for t in free.tensors.values()}
+    shapes = {tuple(sorted(t.shape)) for t in free.tensors.values()}
     homes, ends = ({t.name: u for u in units(side) for t in u.members.values()} for side in sides)
     ways = {(homes[n], ends[m]) for p in pairs for n in p.sources for m in p.targets}
     out, into = (Counter(names) for names in zip(*ways, strict=True))
@@ -326,7 +325,7 @@ def _in_doubt(pairs: Sequence[Pair], sides: Sides, free: Side, lacking: bool) ->
     biased = any(x.kind == y.kind == "weight" and "bias" in y.members.keys() - x.members.keys() for x, y in ways)
     apart = [len(set(of.values())) == len(of) for of in (homes, ends)]  # no module has two tensors
     for p in pairs:
-        kept = tuple((n, v) for n, v in p.fills if _dims(sides[1].tensors[n]) not in shapes)
+        kept = tuple((n, v) for n, v in p.fills if tuple(sorted(sides[1].tensors[n].shape)) not in shapes)
         why = [LEFT_OVER] * (kept != p.fills)
         if p.evidence == "names":
             home = homes[p.sources[0]]

@@ -38,7 +38,7 @@ EVIDENCE = {
 GONE = "without counterpart in the target: left out"
 
 
-def toml(found: Proposal, title: str = "", source: str = "", target: str = "") -> str:
+def toml(found: Proposal, source: str = "", target: str = "") -> str:
     """Write the proposal as a rule file: real doubts, then assumptions, then sure pairs, each in natural order.
 
     Rules that differ only in names are one table. Raises UsageError for names that no rule file can hold.
@@ -46,7 +46,7 @@ def toml(found: Proposal, title: str = "", source: str = "", target: str = "") -
     for side, names in (("source", found.every), ("target", [n for p in found.pairs for n in p.targets])):
         if any({"\0", MARK, "\n"} & set(n) for n in names):  # NUL stands for numbers, MARK for the index of a stack
             raise UsageError(f"the {side} has control characters in its names; no rule file is proposed")
-    out = [*_head(found, title, source, target)]
+    out = [*_head(found, source, target)]
     rows = sorted(compact(found.pairs, found.every), key=lambda r: natural(r.pair.sources[0]))
     for some in sorted(_tables(rows), key=lambda some: 2 if some[0].pair.sure else 1 - some[0].pair.real):
         p = some[0].pair
@@ -75,26 +75,25 @@ def _alone(row: Row) -> bool:
     return len(row.sources) == 1 >= len(row.targets) and not row.fills
 
 
-def _head(found: Proposal, title: str, source: str, target: str) -> Iterator[str]:
+def _head(found: Proposal, source: str, target: str) -> Iterator[str]:
     yield f"# Proposed by `ckptconv match`: {summary(found)}."
     if found.doubt:
         yield f"# Doubtful as a whole: {printable(found.doubt)}."
     yield from (f"#   {len(names)} to look at: {printable(why)}" for why, names in found.review().items())
     if found.target_only:
-        count = len(found.target_only)
-        yield f"# Without counterpart in the source ({count} tensor{'s' * (count != 1)} of the target):"
+        yield f"# Without counterpart in the source ({many(len(found.target_only), 'tensor')} of the target):"
         yield from (f"#   {printable(str(f))}" for f in fold(found.target_only))
     for note in found.notes:
         yield f"# note: {printable(note)}"
-    yield f"title = {written(title or 'proposed by ckptconv match')}"
-    if source or target:
+    yield f"title = {written(f'{source} to {target}' if source else 'proposed by ckptconv match')}"
+    if source:
         yield f"source = {written(source)}"
         yield f"target = {written(target)}"
 
 
 def summary(found: Proposal) -> str:
     """Say how many tensors of the target are paired, and how."""
-    kinds: Counter[str] = Counter()
+    kinds = Counter[str]()
     for p in found.pairs:
         evidence = {"proved": "proved", "equal": "by values and names"}.get(p.evidence, f"by {p.evidence}")
         kinds[evidence if p.sure else "to look at" if p.real else "assumed"] += len(p.targets) + len(p.fills)
@@ -104,14 +103,11 @@ def summary(found: Proposal) -> str:
 
 def _table(some: Sequence[Row], comment: str) -> Iterator[str]:
     first = some[0]
-    pair, where, alone = first.pair, [f"{k} = {v}" for k, v in first.where], _alone(first)
+    pair, alone = first.pair, _alone(first)
     yield from ("", "[[rule]]", f"# {comment}")
     if not alone:
-        source, target = (
-            written(list(names) if len(names) > 1 else names[0]) for names in (first.sources, first.targets)
-        )
-        yield f"from = {source}"
-        yield f"to = {target}{_count(first)}"
+        for key, names in (("from", first.sources), ("to", first.targets)):
+            yield f"{key} = {written(list(names) if len(names) > 1 else names[0])}{_count(first) * (key == 'to')}"
     if pair.order.text:
         yield f"layout = {written(pair.order.text)}"
     if pair.order.sizes:
@@ -125,17 +121,17 @@ def _table(some: Sequence[Row], comment: str) -> Iterator[str]:
         yield 'op = "sum"'
     if pair.length:
         yield pair.length.text
-    if where:
-        yield f"where = {{ {', '.join(where)} }}"
+    if first.where:
+        yield f"where = {{ {', '.join(f'{k} = {v}' for k, v in first.where)} }}"
     if first.fills:
         values = ((n, repr(v[0]) if len(v) == 1 else f"[{', '.join(map(repr, v))}]") for n, v in first.fills)
         yield f"fill = {{ {', '.join(f'{written(n)} = {v}' for n, v in values)} }}"
     if alone:
         yield "[rule.names]"
         for row in some:
-            if rivals := list(dict.fromkeys(r for p in row.pairs for r in p.rivals)):
-                more = ", ..." if len(rivals) > LISTED else ""
-                yield f"# could also be {', '.join(map(printable, rivals[:LISTED]))}{more}"
+            if rivals := fold(dict.fromkeys(r for p in row.pairs for r in p.rivals)):
+                listed = ", ".join(map(str, rivals[:LISTED]))
+                yield f"# could also be {printable(listed)}{', ...' * (len(rivals) > LISTED)}"
             yield f"{written(row.sources[0])} = {written(row.targets[0]) if row.targets else '[]'}{_count(row)}"
 
 

@@ -199,8 +199,7 @@ def _cut_wholes(found: Found, bits: Bits, sides: tuple[Tensors, Tensors], side: 
             with bits.decoded(sides[side][name], *(sides[1 - side][n] for n in names)) as (whole, *pieces):
                 pair = _layout(bits, whole, pieces, [p.total for p in many])
             if pair is None:
-                text = f"{', '.join(names)} together have the elements of {name}, in an unknown order"
-                found.notes.append(text)
+                found.notes.append(f"{', '.join(names)} together have the elements of {name}, in an unknown order")
                 continue
             found.pairs.append(pair.inverse if side else pair)
             used |= {name, *names}

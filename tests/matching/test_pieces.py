@@ -115,7 +115,7 @@ def test_a_rule_file_as_it_is_written() -> None:
     found = Proposal(pairs, (("D.w", "tied"),), {"copy": "d.w"}, ("left{",), ("T1", "T2"), ("a note\x1b",),
                      (*every, "copy", "left{"), "they differ")  # fmt: skip
     assert (
-        toml(found, "a title", "tf", "torch")
+        toml(found, "tf", "torch")
         == """\
 # Proposed by `ckptconv match`: 9 tensors of the target found: 5 by values, 1 assumed, 3 to look at.
 # Doubtful as a whole: they differ.
@@ -124,7 +124,7 @@ def test_a_rule_file_as_it_is_written() -> None:
 # Without counterpart in the source (2 tensors of the target):
 #   T{1..2} (2)
 # note: a note\\x1b
-title = "a title"
+title = "tf to torch"
 source = "tf"
 target = "torch"
 

@@ -24,6 +24,6 @@ def test_settings_that_no_weight_holds_are_advised_where_outputs_are_not_equal(e
     y = original(torch.from_numpy(x)).detach().numpy()
     proof = ckptconv.match(tmp_path / "a.npz", module, check=({"x": x}, {"y": y})).proof
     assert proof is not None
-    assert proof.agrees is (eps < 1e-4)
+    assert proof.found.same is (eps < 1e-4)
     assert [hint.split(":")[0] for hint in proof.hints] == ["batch normalisation"] * (eps != 1e-5)
     assert module[1].eps == 1e-5

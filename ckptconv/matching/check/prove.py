@@ -88,11 +88,6 @@ class Proof:
     hints: tuple[str, ...] = ()  # settings of the module that may differ
     apart: float = 0.0  # the difference of the outputs relative to their size, as a root mean square
 
-    @property
-    def agrees(self) -> bool:
-        """Whether the weights are proved."""
-        return self.found.same
-
     def __str__(self) -> str:
         return "\n".join(map(paragraph, self.lines()))
 
@@ -107,7 +102,7 @@ class Proof:
             head = "hint: no weight holds these settings of the module, which other frameworks have otherwise:"
             lines.append("\n  ".join([head, *self.hints]))
         text = f"{len(self.open)} tensors stay marked, as these outputs do not settle them"
-        return [*lines, text] if self.agrees and self.open else lines
+        return [*lines, text] if self.found.same and self.open else lines
 
 
 def prove(
