@@ -303,12 +303,8 @@ def test_gates_are_assumed() -> None:
     assert all(not p.sure for p in found.pairs)
     kernels = {p.targets[0]: p for p in found.pairs if "kernel" in p.sources[0]}
     assert kernels["rnn.weight_ih_l0"].sources == ("rnn/gru_cell/kernel",)
-    tf1 = by_name(FC | {"gru_cell/candidate/kernel": (5, 9)}, FC | b)  # (12, 5) is no vocabulary that was padded
-    assert set(tf1.target_only) == b.keys()
-    assert kernels["rnn.weight_hh_l0"].order.text == "i (h.z + h.r + h.n) -> (h.r + h.z + h.n) i"
-    (bias,) = (p for p in found.pairs if "bias" in p.sources[0])  # one bias for two: the other is filled with zeros
-    assert (bias.targets, bias.fills, bias.real) == (("rnn.bias_ih_l0",), (("rnn.bias_hh_l0", (0.0,)),), True)
-    assert not found.target_only
+    tf1 = FC | {"gru_cell/candidate/kernel": (5, 9)}  # (12, 5) is no vocabulary that was padded
+    assert {*by_name(tf1, FC | b).target_only} == b.keys()
 
 
 QUICK = {"MobileNetV3Small", "Xception", "InceptionV3", "EfficientNetV2B0", "ConvNeXtTiny"}  # of the benchmark's
