@@ -226,14 +226,9 @@ def _name(side: Any) -> str:
 
 
 def propose(
-    source: Checkpoint,
-    target: Checkpoint,
-    *,
-    values: bool = True,
-    workers: int = 1,
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-) -> Proposal:
+    source: Checkpoint, target: Checkpoint, *, values: bool = True, workers: int = 1,
+    include: Sequence[str] = (), exclude: Sequence[str] = (),
+) -> Proposal:  # fmt: skip
     """Propose which tensors of two checkpoints belong together.
 
     values: compare contents first; otherwise, or if the target is not trained, names, shapes and the order of modules
@@ -250,18 +245,16 @@ def propose(
     read = values and all(any(t.parts for t in side.tensors.values()) for side in sides)
     found = find(sides[0].tensors, sides[1].tensors, workers) if read else Found()
     notes += found.notes + [UNEQUAL] * (read and not found.trained and not found.pairs)
-    known = sides
-    if found.trained:
-        known = replace(sides[0], prints=found.prints[0]), replace(sides[1], prints=found.prints[1])
+    prints = found.prints if found.trained else ({}, {})
+    known = replace(sides[0], prints=prints[0]), replace(sides[1], prints=prints[1])
     back = Judge(sides[1], in_front(*sides[::-1]), module=True)
     judge = Judge(sides[0], in_front(*sides), module=bool(sides[1].kinds), target=back)
     pairs = list(found.pairs)
     done = set(found.copies), {n for t in found.ties for n in t}
     pairs += by_modules(left(known, pairs, done), judge, pairs, known)
-    # what was trained further has other values, and the target may hold each of two tied tensors
-    sides = weights(source_cast, tied=True), sides[1]
+    sides = weights(source_cast, tied=True), sides[1]  # the target may hold each of two tied tensors
     rest = left(sides, pairs, done)
-    late = by_names(rest, judge, rest)
+    late = by_names(rest, judge, rest)  # what was trained further has other values
     pairs += [p._replace(sure=False, real=True, why=(*p.why, CHANGED)) for p in late] if found.trained else late
     pairs += by_length(left(sides, pairs, done), judge)
     if not found.trained:
@@ -276,7 +269,6 @@ def propose(
     ours, theirs = ({u.members["running_mean"].name for u in units(side) if u.kind == "batch norm"} for side in sides)
     unpaired = ours - {n for p in pairs if theirs & {*p.targets} for n in p.sources}
     lacking = bool(unpaired and (rest[1].tensors or not found.trained))
-    notes += [UNFOLDED] * lacking
     pairs = [*_in_doubt(pairs, sides, rest[0], lacking)]
     rest = left(sides, pairs, settled)
     order = {n: k for k, n in enumerate(sides[0].tensors)}
@@ -290,7 +282,7 @@ def propose(
         tuple(p._replace(sources=of(0, p.sources), targets=of(1, p.targets), rivals=of(1, p.rivals),
                          fills=tuple((old[1].get(n, n), v) for n, v in p.fills)) for p in pairs),
         tuple(of(1, names) for names in ties), dict(zip(of(0, copies), of(0, copies.values()), strict=True)),
-        of(0, rest[0].tensors), of(1, rest[1].tensors), tuple(notes),
+        of(0, rest[0].tensors), of(1, rest[1].tensors), (*notes, *[UNFOLDED] * lacking),
         of(0, (n for n, t in source.items() if not t.role)), _unlike(sides, sum(len(p.targets) for p in pairs)),
     )  # fmt: skip
 
