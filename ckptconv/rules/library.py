@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from itertools import islice, product, repeat
+from itertools import accumulate, islice, product, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,8 +102,12 @@ def _native(name: str, checkpoint: Checkpoint) -> bool:
 
 
 def _fitting(checkpoint: Checkpoint) -> list[Converter]:
-    """Converters that take every tensor: those for the family, or else those for conventions."""
-    fits = [c for c in map(load, names()) if takes(c, checkpoint)]
+    """Converters that take every tensor: those for the family, or else those for conventions.
+
+    Flax and Keras both have kernels, but flatten images, and name layers and lists, in different ways.
+    """
+    own = re.match("tf|keras", checkpoint.format)
+    fits = [c for c in map(load, names()) if takes(c, checkpoint) and not (own and "Flax" in c.source)]
     return [c for c in fits if c.present] or [c for c in fits if _native(c.name, checkpoint)] or fits
 
 
@@ -158,17 +162,27 @@ def change(
 def _check_renames(renames: Converter, checkpoint: Checkpoint) -> None:
     """Refuse renames of names that do not exist, which are misspelt, and of names that are too long for them."""
     lost = []
-    for (source,), (target,) in ((rule.sources, rule.targets) for rule in renames.rules if not rule.optional):
-        text = "".join(p for p in source.parts if isinstance(p, str))
+    for rule in renames.rules[:-1]:
+        source, target = *rule.sources, *rule.targets
+        text = re.sub("{.*?}", "", source.text)
         if not any_taken(source, {}, checkpoint):
             prefix = next((text + s for n in checkpoint for s in "/." if n.startswith(text + s)), "")
-            hint = f"; a prefix is renamed by '{prefix}={target.text}{prefix[-1:]}'" if prefix else ""
-            lost.append(source.text + (hint or did_you_mean(text, checkpoint, count=3)))
-        first = source.parts[0] if isinstance(source.parts[0], str) else ""
+            known = dict.fromkeys(p for n in checkpoint for p in accumulate(re.split("(?<=[/.])", n)))
+            lost.append(
+                source.text.removesuffix("{any...}")
+                + (
+                    f"; a prefix is renamed by '{prefix}={target.text}{prefix[-1:]}'"
+                    if prefix
+                    else did_you_mean(text, known, count=3)
+                )
+            )
+        first = source.text.partition("{")[0]
         far = (n for n in checkpoint if len(n) > MAX_NAME and n.startswith(first) and not source.simple)
         for name in far:
-            what = f"rename= {source.text!r} has several captures, which take names of up to {MAX_NAME} characters"
-            raise UsageError(f"{what}; rename_regex= takes any: {brief(printable(name), 80)}")
+            raise UsageError(
+                f"rename= {source.text!r} has several captures, which take names of up to {MAX_NAME} characters; "
+                f"rename_regex= takes any: {brief(printable(name), 80)}"
+            )
     if lost:
         raise UsageError(f"no tensor matches these values of rename=; `inspect` lists the names:\n{listing(lost)}")
 
@@ -183,14 +197,15 @@ def renaming(renames: Sequence[str | tuple[str, str]]) -> Converter:
         a, b = pair if isinstance(pair, tuple) else halves(pair)[::2]
         a = a if isinstance(pair, tuple) else re.sub(r"\\([\\=])", r"\1", a)
         if a[-1:] in ("/", "."):
+            template(a)  # whose errors show what was given
             if b and b[-1] not in "/.":
                 raise UsageError(f"rename= {a!r} is a prefix that ends in {a[-1]!r}; {b!r} must, too: {b + a[-1]!r}")
             a, b = a + "{any...}", b + "{any...}"
         if not (a and b):
             raise UsageError(f"rename= takes 'FROM=TO', or a dict {{from: to}}, not {pair!r}")
         rules.append(Rule((template(a),), (template(b),)))
-    keep = Rule((template("{any...}"),), (template("{any...}"),), optional=True)
-    return Converter("rename=", (*rules, keep), every=True)
+    rest = (template("{any...}"),)
+    return Converter("rename=", (*rules, Rule(rest, rest, optional=True)), every=True)
 
 
 # --- Check a converter without weights: each name leads to one target, and the inverse leads back to it ---
