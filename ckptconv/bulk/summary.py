@@ -61,19 +61,25 @@ def remarks_of(report: Report) -> tuple[Remark, ...]:
     return tuple(Remark(kind, cut(scrubbed(text), LONGEST), cut(what, LONGEST)) for kind, text, what in remarks[:MOST])
 
 
-def pattern(message: str) -> str:
-    """Strip a message of quoted text and numbers, which differ from file to file, and of the names in listings."""
-    first, *listed = message.split("\n")
-    reasons = sorted({line.rpartition(": ")[2] for line in listed if ": " in line})
-    return re.sub(r"'[^']*'|\b[0-9a-f]{8,}\b|\d+", "*", "\n".join([first, *reasons]))
+def pieces(message: str) -> list[str]:
+    """Split a message; every second piece is quoted text, a hash or a number, which differ from file to file."""
+    return re.split(r"('[^']*'|\b[0-9a-f]{8,}\b|\d+)", message)
 
 
 def causes(said: Iterable[tuple[str, str, str]]) -> list[Cause]:
-    """Group messages (kind, text, example) by cause, the most frequent first, with all examples."""
-    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    """Group messages (kind, text, example) by cause, the most frequent first, with all examples.
+
+    Messages that differ only in quoted text and numbers are one cause, whose text has a * where they differ.
+    """
+    groups: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for kind, text, example in said:
-        groups.setdefault((kind, pattern(text)), []).append((example, text))
-    found = [Cause(k, min(g)[1], len(g), tuple(e for e, _ in sorted(g))) for (k, _), g in groups.items()]
+        groups.setdefault((kind, *pieces(text)[::2]), []).append((example, text))
+    found = []
+    for (kind, *_), group in groups.items():
+        examples, texts = zip(*sorted(group), strict=True)
+        columns = zip(*map(pieces, texts), strict=True)
+        text = "".join(c[0] if len({*c}) == 1 else "*" for c in columns)
+        found.append(Cause(kind, text, len(group), examples))
     return sorted(found, key=lambda c: (-c.checkpoints, c.text))
 
 
