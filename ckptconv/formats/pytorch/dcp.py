@@ -48,15 +48,18 @@ FLAT_SLOT = re.compile(
 
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
-        return 3 if DISTRIBUTED in seen.files and any(n.endswith(SUFFIX) for n in seen.files) else 0
+        # by itself, too: `open` says which files are gone
+        known = any(n.endswith(SUFFIX) for n in seen.files) or len(seen.files) == 1
+        return 3 * (known and DISTRIBUTED in seen.files)
     if seen.base.endswith(SUFFIX) and exists(sibling(seen.url, DISTRIBUTED)):
         return 4
     return 3 if seen.base == DISTRIBUTED and b"torch.distributed.checkpoint.metadata" in seen.head else 0
 
 
 def open(url: str, how: Reading) -> Checkpoint:
-    beside = sibling(url, DISTRIBUTED) if url.endswith(SUFFIX) else url
-    path = within(url, DISTRIBUTED) if is_dir(url) else beside
+    if url.endswith(SUFFIX):
+        url = sibling(url, DISTRIBUTED)
+    path = within(url, DISTRIBUTED) if is_dir(url) else url
     raw = read_all(path, MAX_METADATA)
     root = load(raw, allowed=TORCH, opaque=how.opaque)
     described = attribute(root, "state_dict_metadata", kind=dict)
@@ -65,8 +68,7 @@ def open(url: str, how: Reading) -> Checkpoint:
     planned = noted if type(noted) is dict else {}
     urls, loaded = _load(path, {place for (name, _), place in places.items() if name in described}, how.opaque)
     objects = {place for (_, offset), place in places.items() if not offset}
-    size = len(raw) + sum(place.length for place in objects)
-    walked = Walk(size, {})
+    walked = Walk(len(raw) + sum(place.length for place in objects), {})
     tree, flat, lists = dict[str, Any](), dict[str, Role](), dict[str, list[Any]]()
 
     def stored_at(name: str, offset: tuple[int, ...] = ()) -> Any:
@@ -161,8 +163,9 @@ def _places(stored: dict[Any, Any]) -> Places:
             raise CorruptCheckpoint("is stored through a transform (compressed?), which is not read", tensor=name)
     for one, other in pairwise(sorted(set(out.values()))):  # else one file could be read once for each name
         if one.relative_path == other.relative_path and other.offset < one.offset + one.length:
-            what = f"two things are stored at byte {other.offset} of {printable(brief(one.relative_path))}"
-            raise CorruptCheckpoint(what)
+            raise CorruptCheckpoint(
+                f"two things are stored at byte {other.offset} of {printable(brief(one.relative_path))}"
+            )
     return out
 
 
@@ -175,8 +178,9 @@ def _load(url: str, places: Set[Place], opaque: bool) -> tuple[list[str], dict[P
             for place in inside:
                 _, start, size = place
                 if start < 0 or size < 0 or start + size > f.size:
-                    text = f"something in it lies at bytes {start} to {start + size} of {f.size} (truncated?)"
-                    raise CorruptCheckpoint(text, url=f.url)
+                    raise CorruptCheckpoint(
+                        f"something in it lies at bytes {start} to {start + size} of {f.size} (truncated?)", url=f.url
+                    )
                 loaded[place] = enter(Slice(f, start, size), start).load(PICKLE, opaque=opaque)
     return urls, loaded
 
@@ -192,8 +196,9 @@ def _tensor(name: str, about: Inert, stored_at: Callable[[str, tuple[int, ...]],
         if type(view) is not View or (piece := stored(name, view)) is None:
             raise CorruptCheckpoint("a chunk of it is not a plain tensor", tensor=name)
         if view.shape != size or view.torch != (kind := kind or view.torch):
-            what = f"is {view.torch}{list(view.shape)}, not as described"
-            raise CorruptCheckpoint(f"its chunk at {list(at)} {what}", tensor=name)
+            raise CorruptCheckpoint(
+                f"its chunk at {list(at)} is {view.torch}{list(view.shape)}, not as described", tensor=name
+            )
         pieces.append((piece, at))
     if not pieces:
         raise CorruptCheckpoint("has no chunks", tensor=name)
