@@ -278,8 +278,10 @@ class Change:
         clean=renames, metavar="FROM=TO",
     )  # fmt: skip
     scope: Sequence[str] = option(
-        (), "Prefix the names of a source with NAME/; one for each source.", clean=as_tuple, metavar="NAME"
-    )
+        (),
+        "Prefix the names of a source with NAME/ (NAME. if they have dots); one for each source. --rename comes after.",
+        clean=as_tuple, metavar="NAME",
+    )  # fmt: skip
     like: Any = option(
         None,
         "Take names, order and metadata of a fresh file of the target model, or what package.module:callable builds.",

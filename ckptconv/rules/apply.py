@@ -240,7 +240,7 @@ def _spared(checkpoint: Checkpoint, found: Assignment) -> list[Note]:
     taken = {owners[n] for g in found.groups for n in g.names}
     left = dict.fromkeys(n for n in found.unmatched if owners[n] in taken or n.endswith(TRACKED))
     found.unmatched = [n for n in found.unmatched if n not in left]
-    return [Note("skipped", "further names of tied weights, or counters of batches", tuple(left))] * bool(left)
+    return [Note("skipped", "second names of tied weights, and batch counters", tuple(left))] * bool(left)
 
 
 MAX_NEAR = 20  # folded patterns for which the nearest rule is sought

@@ -315,6 +315,8 @@ class Comparison:
         after = f"; {before[0].name} before it is the same" if before and before[0].name else ""
         return f"{name} departs: {self.first.why or f'by {self.first.difference:.3g}'}{after}"
 
+    __repr__ = __str__
+
 
 def step(
     name: str, got: Sequence[Array], want: Sequence[Array], rtol: float, atol: float, *, scaled: bool = False

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..checkpoint import Note, Tensor
 from ..errors import UsageError
-from ..messages import Fold, Told, fold, in_digits, in_shape, many, shortened, table
+from ..messages import Fold, Told, did_you_mean, fold, in_digits, in_shape, many, shortened, table
 from ..moves.cast import numbers
 from ..moves.read import each, windows
 from ..moves.sources import Sources
@@ -149,7 +149,9 @@ class Diff(Told):
         read for their norms, in `workers` threads. The largest change comes first, the optimizer's last.
         """
         if what not in get_args(By):
-            raise UsageError(f"changes are summed by layer, part or kind, not by {what!r}")
+            raise UsageError(
+                f"changes are summed by layer, part or kind, not by {what!r}{did_you_mean(what, get_args(By))}"
+            )
         moved = [(p.a, p.values) for p in self.pairs if p.a and p.values]
         still = [*self.kept, *(p.a for p in self.pairs if p.a and not p.values and p.kind in ("renamed", "dtype"))]
         rows = [

@@ -81,7 +81,7 @@ class Keras3Writer(_Writer):
 
     def place(self, checkpoint: Checkpoint) -> Placement:
         if self.url.endswith((".keras", ".json")):
-            what = "a .keras archive holds the model's code as well, and shards of Keras 3 are read but not written"
+            what = "a .keras archive holds the model's code as well, and Keras 3 files cannot be written in shards"
             raise UsageError(f"{what}; write .weights.h5", url=self.url)
         checkpoint, notes = self.held(checkpoint)
         paths = by_path(checkpoint)
