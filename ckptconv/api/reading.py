@@ -130,7 +130,9 @@ def prepare(sources: Sequence[Source], how: Options, *, guard: bool = False) -> 
 
     guard: what is read later is compared with the hashes that the sources carry; VerifyError if they are of others.
     """
-    return apply_changes(open_merged(sources, how, guard=guard), how)
+    made = apply_changes(open_merged(sources, how, guard=guard), how)
+    # a template records its order and paths by its own names, which must not be looked up as names of the source
+    return made if how.like is None else replace(made, moved={})
 
 
 @checkpoint.uncollected()
@@ -144,7 +146,7 @@ def open_merged(sources: Sequence[Source], how: Options, *, guard: bool = False)
     urls = [text(s) for s in sources if is_path(s)]
     found = [open_source(s, how, guard=guard, given=urls) for s in sources]
     if how.scope:
-        found = [passes.scope(c, name) for c, name in zip(found, how.scope, strict=True)]
+        found = [*map(passes.scope, found, how.scope)]
     made = passes.merge(found)
     if urls and not made.tensors and made.notes:  # a file of settings, for example
         raise UsageError(f"no tensor was found:\n{listing(map(str, made.notes))}", url=url_of(sources[0]))
@@ -188,6 +190,5 @@ def url_of(source: Source) -> str:
 
 def list_of(sources: Source | Sequence[Source]) -> list[Source]:
     """One source, or many."""
-    several = isinstance(sources, Iterable) and not isinstance(sources, (str, bytes, os.PathLike, Mapping))
-    several = several and not hasattr(sources, "state_dict")
-    return list(sources) if several else [sources]  # type: ignore[list-item, arg-type]
+    single = isinstance(sources, (str, bytes, os.PathLike, Mapping)) or hasattr(sources, "state_dict")
+    return list(sources) if isinstance(sources, Iterable) and not single else [sources]  # type: ignore[list-item]

@@ -195,8 +195,10 @@ def fill_template(checkpoint: Checkpoint, template: Checkpoint, *, partial: bool
         f"{n}: the source gives {t.dtype} {in_shape(t.shape)}, the template has {own.dtype} {in_shape(own.shape)}"
         for n, own in template.items() if (t := given[n]) and (t.dtype, t.shape) != (own.dtype, own.shape)
     ]  # fmt: skip
-    kept = [n for n, own in template.items() if not given[n]]
-    lost = [n for n in kept if not (template[n].role or n.endswith(TRACKED) or partial)]
+    kept = {
+        n: own.role or ("buffer" if n.endswith(TRACKED) else "weight") for n, own in template.items() if not given[n]
+    }
+    lost = [n for n, role in kept.items() if role == "weight" and not partial]
     wrong += [f"{f}: only the template has it" for f in fold(lost)]
     left = [n for n, t in checkpoint.items() if n not in given]
     wrong += [f"{f}: only the source gives it" for f in fold([n for n in left if not checkpoint[n].role])]
@@ -207,14 +209,14 @@ def fill_template(checkpoint: Checkpoint, template: Checkpoint, *, partial: bool
         if len(own) == 1 and floats - own:
             hint += f"; dtype='{own.pop()}' casts floats"
         raise ConversionError(f"the template wants other tensors{hint}:\n{listing(wrong)}")
-    what = in_roles(Counter(template[n].role or ("buffer" if n.endswith(TRACKED) else "weight") for n in kept))
     notes = (
-        Note("assumed", f"the template's own values stay: {what}", tuple(kept)),
+        Note("assumed", f"the template's own values stay: {in_roles(Counter(kept.values()))}", tuple(kept)),
         Note("dropped", "not in the template", tuple(left)),
     )
     made = {n: replace(t, name=n, role=own.role) if (t := given[n]) else own for n, own in template.items()}
     more = (*checkpoint.notes, *(n for n in notes if n.names))
-    return replace(template, tensors=made, hashes={}, notes=more, urls=(*checkpoint.urls, *template.urls))
+    moved = compose_moves(checkpoint.moved, {n: Move("", (t.name,)) for n, t in given.items() if t})
+    return replace(template, tensors=made, hashes={}, notes=more, urls=(*checkpoint.urls, *template.urls), moved=moved)
 
 
 def unflatten(checkpoint: Checkpoint, template: Checkpoint | None) -> Checkpoint:

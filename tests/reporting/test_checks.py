@@ -162,11 +162,12 @@ def test_a_page_is_a_conversion_only_if_it_is_told_how(tmp_path: Path) -> None:
     ckptconv.save({"a": changed((0, 1), np.nan), "b": changed((0, 1), 1e6)}, tmp_path / "a.npz")
     change: dict[str, Any] = {"dtype": "float16", "rename": {"a": "c"}}
     ckptconv.convert(tmp_path / "a.npz", tmp_path / "b.npz", **change)
-    for given, mode, names in (({}, "comparison", "cba"), (change, "conversion", "cb")):
+    like = {**change, "like": tmp_path / "b.npz"}
+    for given, mode, names in (({}, "comparison", "cba"), (change, "conversion", "cb"), (like, "conversion", "cb")):
         ckptconv.report([tmp_path / "a.npz", tmp_path / "b.npz"], tmp_path / "r.html", force=True, **given)
-        page = (tmp_path / "r.html").read_text()
-        data = page_data(page)
+        data = page_data((tmp_path / "r.html").read_text())
         assert (data["compared"]["mode"], "".join(data["names"])) == (mode, names)
+        assert not data["compared"].get("left")
         sides = data["findings"], data["before"]
         odd = [[(f["check"], f["tensor"]) for f in side if f["check"] in ("nan", "inf")] for side in sides]
         assert odd == [[("nan", "c"), ("inf", "b")], [("nan", "a")]]
