@@ -112,8 +112,8 @@ def survey(
     text.insert(0, Checked(about, found).lines()[:MAX_LINES])
     if both and c is both.both:  # no conversion, so that what is equal has been seen
         was = [p.was or p.now for p in pairs if both.kind(p.now.tensor.name) != "only_b"]
-        before = checks.findings(replace(c, notes=both.a.notes), was, checks.limits(), workers=how.workers)
-        out["before"] = [f.to_json() for f in before]
+        first = replace(c, notes=both.a.notes, ties=both.a.ties + c.ties)  # tensors that were renamed have names of B
+        out["before"] = [f.to_json() for f in checks.findings(first, was, checks.limits(), workers=how.workers)]
     return out | _values(pairs) | {"findings": [f.to_json() for f in found], "checks": checks.CHECKS}
 
 

@@ -138,7 +138,8 @@ def test_kinds_are_known_by_names() -> None:
 
 
 def test_comparison_measures_and_keeps_both_sides() -> None:
-    a = in_memory({"same": NORMAL, "moved": NORMAL, "gone": np.ones(3, "f4"), "cast": NORMAL, "old": NORMAL[:9] * 7})
+    a = in_memory({"same": NORMAL, "moved": NORMAL, "gone": np.ones(3, "f4"), "cast": NORMAL, "old": NORMAL[:9] * 7},
+                  ties=(("same", "moved", "cast"),))  # fmt: skip
     b = in_memory({"same": NORMAL, "moved": NORMAL * 1.5, "new": np.ones(4), "cast": NORMAL.astype("f2"),
                     "name": NORMAL[:9] * 7})  # fmt: skip
     both = survey.Compared(a, b, values=True)
@@ -149,6 +150,7 @@ def test_comparison_measures_and_keeps_both_sides() -> None:
     assert rows["name"][1][0][0] == "old"
     assert rows["moved"][3]["change"] == pytest.approx(0.5)
     data = survey.survey(both.both, values=True, both=both)
+    assert "duplicate" not in str(data["before"]), "A ties them"
     place = {n: i for i, n in enumerate(data["names"])}
     assert set(data["was"]) == {place["moved"], place["cast"]}
     old = data["was"][place["moved"]]
