@@ -20,7 +20,7 @@ left, missing  source tensors that no row uses, with the reason; what the conver
 
 `moved`, of several, whose rows are those of the last: {row: [norms, steps, drifts]}, the Euclidean norm in each
 checkpoint, and in each but the first |x - before| / |before| and |x - first| / |first|, without the values that are not
-finite; null is what cannot be measured.
+finite; null is what cannot be measured, or has no share because its norm was 0 before.
 """
 
 from __future__ import annotations
@@ -297,9 +297,9 @@ class Moved(NamedTuple):
 def series(checkpoints: Sequence[Checkpoint], urls: Sequence[str], how: Options, *, values: bool) -> dict[str, Any]:
     """The data of a page about the last checkpoint, with the way that led to it."""
     last = checkpoints[-1]
-    apart = sum(t.nbytes for c in checkpoints for t in c.values()) if values else 0
+    apart = sum(c.nbytes for c in checkpoints) if values else 0
     done, tell = 0, how.progress or (lambda *_: None)
-    whole = apart + sum(t.nbytes for t in last.values())
+    whole = apart + last.nbytes
 
     def look(name: str, sources: Sources) -> Moved | None:
         nonlocal done
@@ -326,7 +326,9 @@ def series(checkpoints: Sequence[Checkpoint], urls: Sequence[str], how: Options,
         for i, row in measured.items()
         if not data["roles"][data["role"][i]]
     ]
-    data["text"][1:1] = [["last step  from first  |d| / |x| of each weight", *lines[:MAX_LINES]]] * values
+    data["text"][1:1] = [
+        ["last step  from first  |d| / |x| of each weight; -: x was zero, or cannot be measured", *lines[:MAX_LINES]]
+    ] * values
     return data
 
 

@@ -59,11 +59,15 @@ def browser(test: Any) -> Any:
     return pytest.mark.slow(pytest.mark.skipif(CHROMIUM is None, reason=reason)(test))
 
 
+def hostile_page(jobs: int = 1) -> str:
+    arrays = {name: np.arange(i + 1, dtype="f4") for i, name in enumerate(HOSTILE)}
+    data = survey.survey(in_memory(arrays, metadata={n: n for n in HOSTILE}), Options(jobs=jobs), values=True)
+    return render(data | {"url": HOSTILE[1]})
+
+
 @pytest.fixture(scope="module")
 def hostile() -> str:
-    arrays = {name: np.arange(i + 1, dtype="f4") for i, name in enumerate(HOSTILE)}
-    data = survey.survey(in_memory(arrays, metadata={n: n for n in HOSTILE}), values=True)
-    return render(data | {"url": HOSTILE[1]})
+    return hostile_page()
 
 
 class Tags(HTMLParser):
@@ -116,9 +120,7 @@ def test_nothing_is_fetched(hostile: str) -> None:
 
 
 def test_equal_input_gives_equal_pages(hostile: str) -> None:
-    arrays = {name: np.arange(i + 1, dtype="f4") for i, name in enumerate(HOSTILE)}
-    again = survey.survey(in_memory(arrays, metadata={n: n for n in HOSTILE}), Options(jobs=3), values=True)
-    assert render(again | {"url": HOSTILE[1]}) == hostile
+    assert hostile_page(3) == hostile
 
 
 @pytest.mark.slow
@@ -143,10 +145,13 @@ def test_conversion_knows_rules_drops_and_strangers(tmp_path: Path) -> None:
     ckptconv.save({f"m.{n}": array for n, array in a.items()}, tmp_path / "a.npz")
     b = {"a.weight": a["a/kernel"].T.copy(), "b.weight": np.array([[1, 1], [1, 2]], "f4"), "extra": np.ones(3)}
     ckptconv.save(b, tmp_path / "b.safetensors")
-    change = {"converter": str(tmp_path / "r.toml")}
-    report([tmp_path / "a.npz", tmp_path / "b.safetensors"], tmp_path / "r.html", strip_prefix="m.", **change)
-    page = (tmp_path / "r.html").read_text()
-    data = page_data(page)
+    report(
+        [tmp_path / "a.npz", tmp_path / "b.safetensors"],
+        tmp_path / "r.html",
+        strip_prefix="m.",
+        converter=str(tmp_path / "r.toml"),
+    )
+    data = page_data((tmp_path / "r.html").read_text())
     rows = dict(zip(data["names"], data["compared"]["rows"], strict=True))
     assert rows["a.weight"][1:3] == [[["a/kernel", "float32", [2, 3]]], "equal"]
     assert "{x}/kernel" in data["compared"]["rules"][rows["a.weight"][0]]

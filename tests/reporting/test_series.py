@@ -22,7 +22,7 @@ FIRST = DRAW.normal(size=(30, 20))
 PATH = [FIRST, FIRST * 1.5, FIRST * 1.5 + 1, FIRST]
 
 
-def moved(arrays: list[Any]) -> survey.Moved | None:
+def moved(arrays: list[Any]) -> Any:
     with Sources() as sources:
         return survey.measure_series([None if a is None else held("w", np.asarray(a)) for a in arrays], sources)
 
@@ -37,7 +37,6 @@ def test_steps_and_drift_are_those_of_whole_arrays(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(survey, "ELEMENTS", elements)
     long = [np.abs(np.tile(x * 10, (20, 1))).astype(dtype) for x in PATH]  # more than a window of the small ones
     found = moved(long)
-    assert found is not None
     assert found.norm == pytest.approx([float(np.linalg.norm(x.astype("f8"))) for x in long], rel=1e-3)
     assert found.step == pytest.approx([expected(a, b) for a, b in pairwise(long)], rel=1e-3)
     assert found.drift == pytest.approx([expected(long[0], b) for b in long[1:]], rel=1e-3)
@@ -60,16 +59,13 @@ HOLE[3, 4] = np.nan
     ],
 )
 def test_what_cannot_be_measured_is_left_out(arrays: list[Any], step: list[Any], drift: list[Any]) -> None:
-    found = moved(arrays)
-    assert found is not None
-    assert (found.step, found.drift) == (step, drift)
+    assert moved(arrays)[1:] == (step, drift)
 
 
 @pytest.mark.filterwarnings("error")
 def test_numbers_beyond_measure_are_left_out_without_a_word() -> None:
     wide = np.full((3, 3), 1.7e308)
     found = moved([wide, -wide, 0 * wide])
-    assert found is not None
     assert (found.norm[:2], found.step, found.drift) == ([None, None], [None, None], [None, None])
 
 

@@ -26,10 +26,10 @@ const draw_cards = () => {
     if (unwell) list.push(card(count(unwell), `tensor${s(unwell)} with NaN or Inf on one side only`, "warned"));
     else if (data.values && !apart) list.push(grown ? card(count(grown), `tensor${s(grown)} that ${grown > 1 ? "were" : "was"} all zero in A`) : card(change_text(ranks[0]?.change ?? 0), `largest change of a ${ranks[0]?.beside ? "tensor" : "weight"}`));
   } else if (along) {
-    const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), drifts = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0), ours = drifts.map((x, i) => (is_beside(i) ? 0 : x)), last = largest(ours) ? ours : drifts;
+    const moves = data.names.map((_, i) => (along.step[i] || []).filter((x) => x !== null)), drifts = data.names.map((_, i) => along.drift[i]?.at(-1) ?? 0).map((x) => (x < Infinity ? x : 0)), ours = drifts.map((x, i) => (is_beside(i) ? 0 : x)), last = largest(ours) ? ours : drifts, grown = moves.filter((m) => m.includes(Infinity)).length;
     list.push(card(count(along.urls.length), "checkpoints"));
     if (!data.values) list.push(card("not read", "values: how the layers moved is not known"));
-    else list.push(card(`${count(moves.filter((m) => m.some((x) => x > 0)).length)} of ${count(rows)}`, "tensors moved"), card(change_text(largest(last)), `largest change of a ${last === ours ? "weight" : "tensor"} from first to last${largest(last) > 0 ? `: ${told_name(last.indexOf(largest(last)))}` : ""}`));
+    else list.push(card(`${count(moves.filter((m) => m.some((x) => x > 0)).length)} of ${count(rows)}`, `tensors moved${grown ? `, ${count(grown)} of them from zero` : ""}`), ...(grown && !largest(last) ? [] : [card(change_text(largest(last)), `largest change of a ${last === ours ? "weight" : "tensor"} from first to last${largest(last) > 0 ? `: ${told_name(last.indexOf(largest(last)))}` : ""}`)]));
   } else if (converted) list.push(differing ? card(count(differing), `tensor${s(differing)}, not what the conversion gives`, "warned") : data.values ? card("exact", "bit for bit what the conversion gives") : card("not read", "values; names, shapes and dtypes are as converted"));
   if (!comparing && !along) list.push(card(count(total.tensors), `tensor${s(total.tensors)}`), card(bytes(total.bytes), "in all"), card(count(total.parameters), "parameters"));
   if (alone && total.all !== total.parameters) list.push(card(count(total.all), `numbers in all, with ${Object.entries(BESIDE).filter(([role]) => total.roles[role]).map(([role, noun]) => many(total.roles[role], noun)).join(", ")}`));
