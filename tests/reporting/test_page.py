@@ -94,7 +94,7 @@ IN_SIGHT = """
         ("one", ["MLP", "attention", "embeddings", "%", "errors and warnings", "NaN", "first at [5, 7]", "outliers",
                  "outside of", "first at [11, 0]"]),
         ("two", ["3 of 120", "common tensors changed", "finite on one side only", "layer. 7", "50 %", "max |d|",
-                 "1 / 1", "only in A / only in B", "values in them changed", "errors and warnings new in B"]),
+                 "1 / 1", "only in A / only in B", "values of common tensors changed", "errors and warnings new in B"]),
         ("made", ["exact", "float32 → float16: 121 tensors", "the name is kept (121)"]),
         ("series", ["4", "checkpoints", "How the layers moved", "epoch-1", "1.0 %"]),
     ],
@@ -207,23 +207,24 @@ def test_changes_are_ranked_by_layer_part_and_kind(chromium: Browser, pages: Pat
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "words"),
+    ("sides", "words"),
     [
-        ({"w": [0, 0]}, {"w": [1, 2]}, ["tensor that was all zero in A"]),
-        ({"w": [1, 2]}, {"w": [1, np.nan]}, ["tensor with NaN or Inf on one side only", "1 value finite"]),
-        ({"w": [1, 2]}, {"v": [1, 2, 3]}, ["0 names in common", "Nothing is compared:", "`match`", "Only in A (1):"]),
-        ({"w": [1, 2]}, {"module.w": [1, 3]}, ["0 names in common", "Hint: in B: names have prefixes of wrappers"]),
-        ({"w": [1, 2]}, {"w": [1, 2]}, ["the same", "1 tensor, bit for bit"]),
-        ({"w": [1, 2]}, {"w": [1, 3]}, ["not read"]),
+        ([{"w": [0, 0]}, {"w": [1, 2]}], ["tensor that was all zero in A"]),
+        ([{"w": [1, 2]}, {"w": [1, np.nan]}], ["tensor with NaN or Inf on one side only", "1 value finite"]),
+        ([{"w": [1, 2]}, {"v": [1, 2, 3]}], ["0 names in common", "Nothing is compared:", "`match`", "Only in A (1):"]),
+        ([{"w": [1, 2], "u": [4]}, {"v": [1, 2], "t": [3, 3]}], ["1 equal tensor", "Names differ:", "renamed"]),
+        ([{"w": [1, 2]}, {"module.w": [1, 3]}], ["0 names in common", "Hint: in B: names have prefixes of wrappers"]),
+        ([{"w": [1, 2]}, {"w": [1, 2]}], ["the same", "1 tensor, bit for bit"]),
+        ([{"w": [1, 2]}, {"w": [1, 3]}], ["not read"]),
+        ([{"n.scale": [2.0, 2], "n.bias": [0, k], "w": [k, k]} for k in (0.0, 1.0, 1.0)],
+         ["2 of 3 tensors moved, 2 of them from zero", "35 %", "all zero before"]),
     ],
-)
+)  # fmt: skip
 def test_changes_that_have_no_share_are_told(
-    chromium: Browser, tmp_path: Path, before: dict[str, list[float]], after: dict[str, list[float]], words: list[str]
+    chromium: Browser, tmp_path: Path, sides: list[dict[str, list[float]]], words: list[str]
 ) -> None:
-    for name, arrays in (("a", before), ("b", after)):
-        ckptconv.save({n: np.array(x) for n, x in arrays.items()}, tmp_path / f"{name}.npz")
-    both, values = [tmp_path / "a.npz", tmp_path / "b.npz"], words != ["not read"]
-    made = ckptconv.report(both, tmp_path / "r.html", values=values)
+    arrays = [{n: np.array(x) for n, x in side.items()} for side in sides]
+    made = ckptconv.report(arrays, tmp_path / "r.html", values=words != ["not read"])
     page = chromium.page(Path(made.path).as_uri(), 390, 844)
     text = "".join(page.run(IN_SIGHT).split())
     assert [w for w in words if "".join(w.split()) not in text] == []

@@ -119,12 +119,15 @@ const fold = (list) => {
   });
 };
 const layer_of = (i) => data.stacks[data.stack[i]].replace("*", data.layer[i]); // of what is in no stack, its module
+const stack_name = (stack) => (data.stacks[stack] === "*" ? "the top level" : data.stacks[stack]); // whose layers have numbers alone for names
 const origin = (i) => (compared ? compared.rows[i][1].map((s) => s[0]).join(", ") : "");
 
 // --- the tree of scopes ---
 // Parameters are those of weights: slots of an optimizer would hide them. (If there are only slots, they count.)
-const weights = data.count.map((n, i) => (data.roles[data.role[i]] ? 0 : n));
-const columns_of = { bytes: data.bytes, count: weights.some(Boolean) ? weights : data.count };
+// Of tied tensors the first one counts, as in the totals.
+const twins = new Set(data.ties.flatMap((group) => group.slice(1))), once = (column) => column.map((n, i) => (twins.has(data.names[i]) ? 0 : n));
+const weights = once(data.count).map((n, i) => (is_beside(i) ? 0 : n));
+const columns_of = { bytes: once(data.bytes), count: weights.some(Boolean) ? weights : once(data.count) };
 const scope = (name, full, up) => ({ name, full, up, bytes: 0, count: 0, tensors: 0, kinds: { count: new Map(), bytes: new Map() }, kids: new Map(), leaf: -1, bad: 0 });
 const tree = scope("", "", null);
 for (let i = 0; i < rows; i++) {
@@ -132,7 +135,7 @@ for (let i = 0; i < rows; i++) {
     node.tensors++;
     node.bad += severe(i).length ? 1 : 0;
     if (!here(i)) return;
-    node.bytes += data.bytes[i];
+    node.bytes += columns_of.bytes[i];
     node.count += columns_of.count[i];
     for (const [unit, column] of Object.entries(columns_of)) node.kinds[unit].set(data.kind[i], (node.kinds[unit].get(data.kind[i]) || 0) + column[i]);
   };

@@ -76,7 +76,8 @@ const draw_changes = () => {
   $("changes-title").textContent = apart ? "No names in common" : some ? "What changed most" : "What differs";
   const others = ["dtype", "shape", "only_a", "only_b", "renamed"].map((kind) => [kind, data.names.map((_, i) => i).filter((i) => kind_of_change(i) === kind)]).filter(([, all]) => all.length);
   const link = (i) => { const name = button("", () => open_tensor(i), LINK); name.append(...(kind_of_change(i) === "renamed" ? [`${origin(i)} → `] : []), ...breakable(told_name(i))); return make("span", {}, name); };
-  const loud = !apart ? [] : [make("p", { className: "badge warning" }, make("b", {}, "Nothing is compared:"), " no tensor of A has the name of a tensor of B. ", ...hints.map(([, text]) => `Hint: ${text}`))];
+  const found_again = others.some(([kind]) => kind === "renamed");
+  const loud = !apart ? [] : [make("p", { className: "badge warning" }, make("b", {}, found_again ? "Names differ:" : "Nothing is compared:"), ` no tensor of A has the name of a tensor of B. ${found_again ? "Those with equal values are listed as renamed; the others are not compared. " : ""}`, ...hints.map(([, text]) => `Hint: ${text}`))];
   $("only").replaceChildren(...loud, ...others.map(([kind, all]) => {
     const casts = kind === "dtype" ? [...new Set(all.map((i) => `, ${compared.rows[i][1][0][1]} → ${data.dtypes[data.dtype[i]]}`))].join("") : "";
     const title = STATUS[kind][0].toUpperCase() + STATUS[kind].slice(1), list = (text) => button(text, () => { state.show = filters[kind] ? kind : "all"; restart(); $("tensors").scrollIntoView(); }, LINK);

@@ -23,7 +23,7 @@ const line = (list, take) => {
   const positive = ys.filter((y) => y > 0), logs = low >= 0 && positive.length > 1 && high > 30 * Math.min(...positive);
   const floor = logs ? Math.log(Math.min(...positive)) : Math.min(0, low), top = logs ? Math.log(high) : Math.max(0, high);
   const at = ([x, y]) => [4 + (192 * (x - first)) / Math.max(1, last - first), 56 - (52 * ((logs ? Math.log(Math.max(y, Math.exp(floor))) : y) - floor)) / (top - floor || 1)];
-  const names = `${data.stacks[data.stack[list[0]]]} ${data.parts[data.part[list[0]]]}`;
+  const names = `${stack_name(data.stack[list[0]])} ${data.parts[data.part[list[0]]]}`;
   const box = svg("svg", { viewBox: "0 0 200 60", role: "img", "aria-label": `${MEASURES[state.depth][0]} of ${names} over ${points.length} layers: ${number(low)} to ${number(high)}` });
   box.append(svg("polyline", { points: points.map((p) => at(p).map((n) => n.toFixed(1)).join(",")).join(" ") }));
   for (const p of points.length > DOTS ? points.filter((q) => severe(q[2]).length) : points) {
@@ -48,7 +48,7 @@ const draw_depth = () => {
   $("measures").replaceChildren(...(names.length > 1 ? Object.entries(MEASURES) : []).map(([id, [title]]) => button(title, () => { state.depth = id; draw_depth(); write(); }, { "aria-pressed": state.depth === id })));
   const stacks = new Map(), some = every ? all : all.slice(0, innerWidth > 700 ? 16 : 8);
   for (const list of some) {
-    const figure = line(list, MEASURES[state.depth][1]), stack = data.stacks[data.stack[list[0]]];
+    const figure = line(list, MEASURES[state.depth][1]), stack = stack_name(data.stack[list[0]]);
     if (figure) put(stacks, stack, figure);
   }
   $("charts").replaceChildren(...[...stacks].flatMap(([stack, list]) => [make("h3", {}, make("code", {}, stack)), make("div", { className: "charts" }, ...list)]),

@@ -185,7 +185,7 @@ const draw_layers = (column) => { // columns of a stack, each kind a part of the
     const order = [...layers].sort((a, b) => a[0] - b[0]), sums = order.map(([, kinds]) => [...kinds.values()].reduce((a, b) => a + b, 0));
     const most = Math.max(...sums), few = Math.min(...sums);
     const label = `${amount(few)}${amount(few) === amount(most) ? "" : ` to ${amount(most)}`} in each of ${many(order.length, "layer")}`;
-    const box = svg("svg", { viewBox: `0 0 ${order.length * 10} 100`, preserveAspectRatio: "none", role: "img", "aria-label": `${data.stacks[s]}: ${label}`, class: "layers" });
+    const box = svg("svg", { viewBox: `0 0 ${order.length * 10} 100`, preserveAspectRatio: "none", role: "img", "aria-label": `${stack_name(s)}: ${label}`, class: "layers" });
     order.forEach(([n, kinds], k) => {
       let y = 100;
       for (const kind of data.kinds.keys()) {
@@ -196,6 +196,6 @@ const draw_layers = (column) => { // columns of a stack, each kind a part of the
         box.lastChild.style.fill = `var(--k${kind})`;
       }
     });
-    return [make("h3", {}, "By layer: ", make("code", {}, data.stacks[s])), box, make("p", { className: "soft small" }, label)];
+    return [make("h3", {}, "By layer: ", make("code", {}, stack_name(s))), box, make("p", { className: "soft small" }, label)];
   }));
 };

@@ -19,8 +19,8 @@ const draw_cards = () => {
   if (comparing && (kinds.get("equal") || 0) === rows) list.push(data.values ? card("the same", `${rows > 1 ? "all " : ""}${many(rows, "tensor")}, bit for bit`) : card("not read", "values; names, shapes and dtypes are the same"));
   else if (comparing) {
     if (kinds.get("renamed") && (kinds.get("renamed") + (kinds.get("equal") || 0)) === rows) list.push(card("the same", `weights, ${count(kinds.get("renamed"))} of them under other names`));
-    list.push(apart ? card("0", "names in common: nothing is compared", "warned") : card(`${count(differing - only)} of ${count(rows - only)}`, data.values ? "common tensors changed" : "common tensors of another shape or dtype"));
-    if (data.values && !apart) list.push(card(`${brief(sum((i) => measure("differing", i) || 0))} of ${brief(sum((i) => (/only|shape/.test(kind_of_change(i)) ? 0 : data.count[i])))}`, "values in them changed"));
+    list.push(apart ? card("0", kinds.get("renamed") ? `names in common, but ${many(kinds.get("renamed"), "equal tensor")}` : "names in common: nothing is compared", "warned") : card(`${count(differing - only)} of ${count(rows - only)}`, data.values ? "common tensors changed" : "common tensors of another shape or dtype"));
+    if (data.values && !apart) list.push(card(`${brief(sum((i) => measure("differing", i) || 0))} of ${brief(sum((i) => (/only|shape/.test(kind_of_change(i)) ? 0 : data.count[i])))}`, "values of common tensors changed"));
     if (only) list.push(card(`${count(kinds.get("only_a") || 0)} / ${count(kinds.get("only_b") || 0)}`, "only in A / only in B"));
     const ranks = data.values ? ranked_tensors() : [], unwell = ranks.filter((r) => r.unwell).length, grown = ranks.filter((r) => r.change === Infinity).length;
     if (unwell) list.push(card(count(unwell), `tensor${s(unwell)} with NaN or Inf on one side only`, "warned"));
@@ -35,7 +35,8 @@ const draw_cards = () => {
   if (alone && total.all !== total.parameters) list.push(card(count(total.all), `numbers in all, with ${Object.entries(BESIDE).filter(([role]) => total.roles[role]).map(([role, noun]) => many(total.roles[role], noun)).join(", ")}`));
   if (data.values) {
     const told = findings.filter((f) => f[4]), bad = told.filter((f) => checks[f[0]][0] !== "note").length, notes = told.length - bad, where = along ? " in the series" : "";
-    list.push(bad ? card(count(bad), `${bad > 1 ? "errors and warnings" : "error or warning"}${NEW || where}`, "warned") : card("no", `errors or warnings${NEW || where}${notes ? `, ${many(notes, "note")}` : ""}`));
+    const said = bad > 0 && told.every(([check, i]) => checks[check][0] === "note" || (/^(nan|inf)$/.test(check) && unpaired(i))); // by the card on NaN
+    if (!said) list.push(bad ? card(count(bad), `${bad > 1 ? "errors and warnings" : "error or warning"}${NEW || where}`, "warned") : card("no", `errors or warnings${NEW || where}${notes ? `, ${many(notes, "note")}` : ""}`));
   }
   $("cards").replaceChildren(...list);
 };

@@ -4,6 +4,7 @@ const sides = comparing ? ["A", "B"] : ["as converted", "this file"];
 const histogram = (i) => {
   const bins = decode(data.bins[i]), old = data.was[i] ? decode(data.was[i][0]) : [], clip = data.clip[i];
   const [low, high] = clip || [data.min[i], data.max[i]];
+  if (low === high) return make("p", { className: "soft" }, `All ${data.nan[i] + data.inf[i] ? "finite " : ""}values are ${number(low)}.`);
   const label = `${bins.length} equal bins from ${number(low)} to ${number(high)}`;
   const out = clip && (clip[2] || clip[3]) ? ` Not shown: ${[[clip[2], "below"], [clip[3], "above"]].filter((x) => x[0]).map(([n, side]) => `${count(n)} ${side}`).join(" and ")}; all values are from ${number(data.min[i])} to ${number(data.max[i])}.` : "";
   const box = svg("svg", { viewBox: `0 0 ${bins.length * 10} 100`, preserveAspectRatio: "none", role: "img", "aria-label": `Histogram: ${label}.${out}` });
