@@ -87,6 +87,12 @@ IN_SIGHT = """
 """
 
 
+def unseen(page: Page, words: list[str]) -> list[str]:
+    """Those of the words that the first screen does not have."""
+    text = "".join(page.run(IN_SIGHT).split())
+    return [w for w in words if "".join(w.split()) not in text]
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize(
     ("name", "words"),
@@ -100,10 +106,7 @@ IN_SIGHT = """
     ],
 )  # fmt: skip
 def test_the_first_screen_answers(chromium: Browser, pages: Path, name: str, words: list[str], width: int) -> None:
-    page = opened(chromium, pages, name, width)
-    text = page.run(IN_SIGHT)
-    plain = "".join(text.split())
-    assert [w for w in words if "".join(w.split()) not in plain] == [], text
+    assert unseen(opened(chromium, pages, name, width), words) == []
 
 
 SECTIONS = {  # each answers a question about what the page is about; what would be empty is not there
@@ -225,9 +228,7 @@ def test_changes_that_have_no_share_are_told(
 ) -> None:
     arrays = [{n: np.array(x) for n, x in side.items()} for side in sides]
     made = ckptconv.report(arrays, tmp_path / "r.html", values=words != ["not read"])
-    page = chromium.page(Path(made.path).as_uri(), 390, 844)
-    text = "".join(page.run(IN_SIGHT).split())
-    assert [w for w in words if "".join(w.split()) not in text] == []
+    assert unseen(chromium.page(Path(made.path).as_uri(), 390, 844), words) == []
 
 
 def test_print_has_whole_names(chromium: Browser, pages: Path) -> None:
