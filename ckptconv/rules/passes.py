@@ -91,8 +91,7 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     names = all_names(checkpoint)
     _refuse_idle((*include, *exclude), names, "")
     test = selector(include, exclude)
-    taken = dict.fromkeys(filter(test, names))
-    made = keep_renamed(checkpoint, lambda n: n * (n in taken), "selected", some=bool(include))
+    made = keep_renamed(checkpoint, lambda n: n * test(n), "selected", some=bool(include))
     if checkpoint.tensors and not made.tensors:
         if skipped := [str(n) for n in made.notes if n.unread]:
             raise UsageError(f"all that is selected is left out when the file is read:\n{listing(skipped)}")
@@ -111,7 +110,7 @@ def keep_renamed(checkpoint: Checkpoint, new: Callable[[str], str], what: str, *
         raise CorruptCheckpoint(f"all that is {what} is damaged:\n{listing(damaged)}")
     left = tuple(n for n in (*checkpoint.tensors, *gone) if not new(n))
     made = replace(checkpoint, notes=notes_after_renaming(checkpoint.notes, new, some=some))
-    return made.with_tensors(keep, *([Note("dropped", f"not {what}", left)] if left else []))
+    return made.with_tensors(keep, *[Note("dropped", f"not {what}", left)] * bool(left))
 
 
 def select_either(
@@ -278,8 +277,8 @@ def scope(checkpoint: Checkpoint, name: str) -> Checkpoint:
 
 def separator(names: Collection[str]) -> str:
     """The separator that the names use, '/' or '.'."""
-    dotted = any("." in n for n in names) and not any("/" in n for n in names)
-    return "." if dotted else "/"
+    text = "".join(names)
+    return "." if "." in text and "/" not in text else "/"
 
 
 def renamed(checkpoint: Checkpoint, new: Callable[[str], str], rule: str) -> Checkpoint:
