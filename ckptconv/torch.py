@@ -44,7 +44,7 @@ from .messages import indented
 from .moves.read import refuse_changed
 from .moves.sources import Sources
 from .moves.torch import fill, kind_of, memory, place, refuse_overlaps, state
-from .rules import passes
+from .rules import library, passes
 from .storage.files import Stamp
 from .verification.compare import Comparison, Step
 from .verification.readback import drop_hashes
@@ -141,18 +141,16 @@ def fitted(module: torch.nn.Module, found: Checkpoint, strict: bool) -> Loaded:
     lacking = {n for n, _ in module.named_parameters(remove_duplicate=False)} & {*report.missing}
     odd = report.unexpected or report.mismatched or report.computed or lacking
     if odd if strict else not (report.loaded or report.computed):
-        from .rules import library
-
         name = "" if found.moved else library.suggestion(found, conventions=True)
         hints = [n.text for n in found.notes if n.kind == "hint"]
         with suppress(CkptError):  # such as a parameter that is asked for
             name = name if check(module, library.change(found, name)).loaded else ""
         if name:
             hints.append(f"converter={name!r} takes all tensors of the checkpoint")
-        elif not (report.loaded or hints):
-            hints = ["ckptconv.match(source, module) proposes a converter; give it as converter="]
-        why = indented("\n".join([*hints, report.described("would fit")]))
-        raise ConversionError(f"the checkpoint does not fit the module; nothing is loaded:\n{why}")
+        elif not (report.loaded or (hints and not found.moved)):
+            hints.append("ckptconv.match(source, module) proposes a converter; give it as converter=")
+        why = "\n".join([report.described("would fit"), *hints])
+        raise ConversionError(f"the checkpoint does not fit the module; nothing is loaded:\n{indented(why)}")
     return report
 
 
