@@ -107,7 +107,7 @@ def _fitting(checkpoint: Checkpoint) -> list[Converter]:
     Flax and Keras both have kernels, but flatten images, and name layers and lists, in different ways.
     """
     own = re.match("tf|keras", checkpoint.format)
-    fits = [c for c in map(load, names()) if takes(c, checkpoint) and not (own and "Flax" in c.source)]
+    fits = [c for c in map(load, names()) if not (own and "Flax" in c.source) and takes(c, checkpoint)]
     return [c for c in fits if c.present] or [c for c in fits if _native(c.name, checkpoint)] or fits
 
 
@@ -167,7 +167,7 @@ def _check_renames(renames: Converter, checkpoint: Checkpoint) -> None:
         text = re.sub("{.*?}", "", source.text)
         if not any_taken(source, {}, checkpoint):
             prefix = next((text + s for n in checkpoint for s in "/." if n.startswith(text + s)), "")
-            known = dict.fromkeys(p for n in checkpoint for p in accumulate(re.split("(?<=[/.])", n)))
+            known = dict.fromkeys(p for n in checkpoint for p in accumulate(re.split("(?<=[/.])", n[:MAX_NAME])))
             lost.append(
                 source.text.removesuffix("{any...}")
                 + (
@@ -176,13 +176,12 @@ def _check_renames(renames: Converter, checkpoint: Checkpoint) -> None:
                     else did_you_mean(text, known, count=3)
                 )
             )
-        first = source.text.partition("{")[0]
-        far = (n for n in checkpoint if len(n) > MAX_NAME and n.startswith(first) and not source.simple)
-        for name in far:
-            raise UsageError(
-                f"rename= {source.text!r} has several captures, which take names of up to {MAX_NAME} characters; "
-                f"rename_regex= takes any: {brief(printable(name), 80)}"
-            )
+        for name in checkpoint:
+            if len(name) > MAX_NAME and not source.simple and name.startswith(source.text.partition("{")[0]):
+                raise UsageError(
+                    f"rename= {source.text!r} has several captures, which take names of up to {MAX_NAME} characters; "
+                    f"rename_regex= takes any: {brief(printable(name), 80)}"
+                )
     if lost:
         raise UsageError(f"no tensor matches these values of rename=; `inspect` lists the names:\n{listing(lost)}")
 

@@ -91,7 +91,8 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     names = all_names(checkpoint)
     _refuse_idle((*include, *exclude), names, "")
     test = selector(include, exclude)
-    made = keep_renamed(checkpoint, lambda n: n * test(n), "selected", some=bool(include))
+    taken = {*filter(test, names)}
+    made = keep_renamed(checkpoint, lambda n: n * (n in taken), "selected", some=bool(include))
     if checkpoint.tensors and not made.tensors:
         if skipped := [str(n) for n in made.notes if n.unread]:
             raise UsageError(f"all that is selected is left out when the file is read:\n{listing(skipped)}")
