@@ -40,7 +40,7 @@ from ..storage.paths import refuse_remote
 from .check.prove import Proof, arrays, outputs_of, prove
 from .likeness import in_segments
 from .modules.bundles import parsed
-from .modules.match import by_length, by_modules, by_names
+from .modules.match import by_length, by_modules
 from .modules.units import place, units
 from .orders.choose import FLAT, TABLE, Judge, in_front, vectors, voted
 from .pairs import JAX, Pair, Proposal, Side, Sides, leaf, left, weights
@@ -156,9 +156,13 @@ def match(
     if path and os.path.lexists(path):
         check_replaced([path], (), force=how.force)
     every = how.without("include", "exclude")
-    names = [printable(_name(side)) for side in (source, target)]
+    names = [*map(_name, (source, target))]
     if check:
-        target = _built(target)
+        if isinstance(target, Mapping) or (is_path(target) and not names_code(os.fspath(target))):
+            raise UsageError("check needs a torch module as the target (or package.module:callable), not a file")
+        from ..torch import build
+
+        target = build(target) if isinstance(target, str) else target
     with files.record_stamps() as stamps:
         b = _opened(target, every.without("from_", "at", "strip_prefix", "ema"))
         a = passes.unflatten(reading.open_merged([source], every), b)
@@ -176,15 +180,6 @@ def match(
     return Match(found, text, proof)
 
 
-def _built(target: Any) -> Any:
-    """Build the module that a check runs."""
-    if isinstance(target, Mapping) or (is_path(target) and not names_code(os.fspath(target))):
-        raise UsageError("check needs a torch module as the target (or package.module:callable), not a file")
-    from ..torch import build
-
-    return build(target) if isinstance(target, str) else target
-
-
 def _arrays(given: Arrays, original: Original) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return the inputs of a check and the expected outputs, if need be by running the original."""
     inputs = arrays(_read(given), "input")
@@ -200,8 +195,9 @@ def _read(given: Any) -> Any:
     found = reading.open(given)
     size, packed = found.nbytes, sum(s.size for u in found.urls if (s := files.stat(u)))
     if size > max(UNPACKED * packed, SMALL):
-        text = f"its {packed:,} bytes hold arrays of {size:,}, more than {UNPACKED} times as much"
-        raise UnsafeCheckpoint(text, url=os.fspath(given))
+        raise UnsafeCheckpoint(
+            f"its {packed:,} bytes hold arrays of {size:,}, more than {UNPACKED} times as much", url=os.fspath(given)
+        )
     return {n: t.numpy() for n, t in found.items()}
 
 
@@ -219,7 +215,7 @@ def _opened(target: Any, how: Options) -> Checkpoint:
 
 def _name(side: Any) -> str:
     path = redacted(os.fspath(side)) if is_path(side) else type(side).__name__
-    return os.path.basename(path.rstrip("/")) or path
+    return printable(os.path.basename(path.rstrip("/")) or path)
 
 
 # --- the search -------------------------------------------------------------------------------------------------------
@@ -239,7 +235,7 @@ def propose(
     """
     source, target = passes.select_either(source, target, include, exclude)
     spelled = [_spelled(c) for c in (source, target)]
-    source, target = (_renamed(c, new) for c, new in zip((source, target), spelled, strict=True))
+    source, target = (passes.renamed(c, new.__getitem__, "") for c, new in zip((source, target), spelled, strict=True))
     source_cast, notes = _of_one_dtype(source, target)
     sides = weights(source_cast), weights(target)
     read = values and all(any(t.parts for t in side.tensors.values()) for side in sides)
@@ -249,13 +245,13 @@ def propose(
     known = replace(sides[0], prints=prints[0]), replace(sides[1], prints=prints[1])
     back = Judge(sides[1], in_front(*sides[::-1]), module=True)
     judge = Judge(sides[0], in_front(*sides), module=bool(sides[1].kinds), target=back)
-    pairs = list(found.pairs)
     done = set(found.copies), {n for t in found.ties for n in t}
-    pairs += by_modules(left(known, pairs, done), judge, pairs, known)
+    pairs = [*found.pairs, *by_modules(left(known, found.pairs, done), judge, found.pairs, known)]
     sides = weights(source_cast, tied=True), sides[1]  # the target may hold each of two tied tensors
-    rest = left(sides, pairs, done)
-    late = by_names(rest, judge, rest)  # what was trained further has other values
-    pairs += [p._replace(sure=False, real=True, why=(*p.why, CHANGED)) for p in late] if found.trained else late
+    free = [side.tensors.keys() for side in left(sides, pairs, done)]
+    late = by_modules(sides, judge, (), sides) if all(free) and (found.trained or source.ties) else []
+    late = [p for p in late if not p.real and free[0] >= {*p.sources} and free[1] >= {*p.targets, *dict(p.fills)}]
+    pairs += [p._replace(sure=False, real=True, why=(*p.why, *[CHANGED] * found.trained)) for p in late]
     pairs += by_length(left(sides, pairs, done), judge)
     if not found.trained:
         pairs = vectors(voted(pairs, sides), sides)
@@ -264,15 +260,14 @@ def propose(
     ties = [*found.ties, *_tied(target.ties, {n for p in pairs for n in p.targets}, done[1])]
     again = _tied(source.ties, {n for p in pairs for n in p.sources}, set())
     copies = found.copies | {n: first for first, *rest in again for n in rest}
-    settled = done[0] | set(copies), done[1] | {n for t in ties for n in t}
+    settled = set(copies), {n for t in ties for n in t}
     rest = left(sides, pairs, settled)
     ours, theirs = ({u.members["running_mean"].name for u in units(side) if u.kind == "batch norm"} for side in sides)
     unpaired = ours - {n for p in pairs if theirs & {*p.targets} for n in p.sources}
     lacking = bool(unpaired and (rest[1].tensors or not found.trained))
-    pairs = [*_in_doubt(pairs, sides, rest[0], lacking)]
-    rest = left(sides, pairs, settled)
     order = {n: k for k, n in enumerate(sides[0].tensors)}
-    pairs.sort(key=lambda p: order[p.sources[0]])
+    pairs = sorted(_in_doubt(pairs, sides, rest[0], lacking), key=lambda p: order[p.sources[0]])
+    rest = left(sides, pairs, settled)
     old = [{new: name for name, new in names.items()} for names in spelled]
 
     def of(side: int, names: Iterable[str]) -> tuple[str, ...]:
@@ -290,16 +285,12 @@ def propose(
 def _spelled(checkpoint: Checkpoint) -> dict[str, str]:
     """Split the module and variable of each name into segments; in TensorFlow and JAX, a tensor of several axes
     without a variable's name is a kernel."""
-    names = in_segments([n for n, t in checkpoint.items() if not t.role])
+    names = {n: n for n in checkpoint} | in_segments([n for n, t in checkpoint.items() if not t.role])
     for n, new in names.items() if checkpoint.format in {"tf", "tf-v1", "tf-graph", *JAX} else ():
         nameless = place(new, set()) == (new, "weight") and not parsed(new)
         if nameless and sum(k > 1 for k in checkpoint[n].shape) > 1 and not TABLE.search(new):
             names[n] = f"{new}/kernel"
     return names
-
-
-def _renamed(checkpoint: Checkpoint, new: Mapping[str, str]) -> Checkpoint:
-    return passes.renamed(checkpoint, lambda name: new.get(name, name), "")
 
 
 def _in_doubt(pairs: Sequence[Pair], sides: Sides, free: Side, lacking: bool) -> Iterator[Pair]:

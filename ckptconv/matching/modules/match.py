@@ -27,18 +27,14 @@ def by_modules(sides: Sides, judge: Judge, pairs: Sequence[Pair], every: Sides) 
     sides: the unmatched tensors of `every`. Modules that share a tensor of `pairs` stay together. If the target holds
     the source's values (`prints`), only tensors with equal values are paired.
     """
-    out = by_names(sides, judge, every)
+    out: list[Pair] = []
+    named = same_names((units(sides[0]), units(sides[1])), (units(every[0]), units(every[1])))
+    out += _tensors([m for m in named if "cell" not in (m.a.kind, m.b.kind)], sides, judge)
     rest = left(sides, out)
     whole = rest if every[0].prints else bundled(*rest)
     out += _tensors(matched(whole, [*pairs, *out], every), whole, judge)
     a, b = (replace(side, single=True) for side in left(sides, out))
     return out + _tensors(matched((a, b), (), (a, b)), (a, b), judge)
-
-
-def by_names(sides: Sides, judge: Judge, every: Sides) -> list[Pair]:
-    """Pair modules whose names mean the same, tensor by tensor; sides: the unmatched tensors of `every`."""
-    named = same_names((units(sides[0]), units(sides[1])), (units(every[0]), units(every[1])))
-    return _tensors([m for m in named if "cell" not in (m.a.kind, m.b.kind)], sides, judge)
 
 
 def _tensors(found: Sequence[Match], sides: Sides, judge: Judge) -> list[Pair]:
