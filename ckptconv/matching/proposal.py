@@ -235,7 +235,7 @@ def propose(
     """
     source, target = passes.select_either(source, target, include, exclude)
     spelled = [_spelled(c) for c in (source, target)]
-    source, target = (passes.renamed(c, new.__getitem__, "") for c, new in zip((source, target), spelled, strict=True))
+    source, target = map(lambda c, new: passes.renamed(c, lambda n: new.get(n, n), ""), (source, target), spelled)
     source_cast, notes = _of_one_dtype(source, target)
     sides = weights(source_cast), weights(target)
     read = values and all(any(t.parts for t in side.tensors.values()) for side in sides)
@@ -251,7 +251,7 @@ def propose(
     free = [side.tensors.keys() for side in left(sides, pairs, done)]
     late = by_modules(sides, judge, (), sides) if all(free) and (found.trained or source.ties) else []
     late = [p for p in late if not p.real and free[0] >= {*p.sources} and free[1] >= {*p.targets, *dict(p.fills)}]
-    pairs += [p._replace(sure=False, real=True, why=(*p.why, *[CHANGED] * found.trained)) for p in late]
+    pairs += [p._replace(sure=False, real=True, why=(*p.why, CHANGED)) if found.trained else p for p in late]
     pairs += by_length(left(sides, pairs, done), judge)
     if not found.trained:
         pairs = vectors(voted(pairs, sides), sides)
@@ -285,7 +285,7 @@ def propose(
 def _spelled(checkpoint: Checkpoint) -> dict[str, str]:
     """Split the module and variable of each name into segments; in TensorFlow and JAX, a tensor of several axes
     without a variable's name is a kernel."""
-    names = {n: n for n in checkpoint} | in_segments([n for n, t in checkpoint.items() if not t.role])
+    names = in_segments([n for n, t in checkpoint.items() if not t.role])
     for n, new in names.items() if checkpoint.format in {"tf", "tf-v1", "tf-graph", *JAX} else ():
         nameless = place(new, set()) == (new, "weight") and not parsed(new)
         if nameless and sum(k > 1 for k in checkpoint[n].shape) > 1 and not TABLE.search(new):
