@@ -241,13 +241,14 @@ def propose(
     read = values and all(any(t.parts for t in side.tensors.values()) for side in sides)
     found = find(sides[0].tensors, sides[1].tensors, workers) if read else Found()
     notes += found.notes + [UNEQUAL] * (read and not found.trained and not found.pairs)
-    prints = found.prints if found.trained else ({}, {})
-    known = replace(sides[0], prints=prints[0]), replace(sides[1], prints=prints[1])
+    ours, theirs = found.prints
+    known = (replace(sides[0], prints=ours), replace(sides[1], prints=theirs)) if found.trained else sides
     back = Judge(sides[1], in_front(*sides[::-1]), module=True)
     judge = Judge(sides[0], in_front(*sides), module=bool(sides[1].kinds), target=back)
     done = set(found.copies), {n for t in found.ties for n in t}
     pairs = [*found.pairs, *by_modules(left(known, found.pairs, done), judge, found.pairs, known)]
-    sides = weights(source_cast, tied=True), sides[1]  # the target may hold each of two tied tensors
+    if source.ties:  # the target may hold each of two tied tensors
+        sides = weights(source_cast, tied=True), sides[1]
     free = [side.tensors.keys() for side in left(sides, pairs, done)]
     late = by_modules(sides, judge, (), sides) if all(free) and (found.trained or source.ties) else []
     late = [p for p in late if not p.real and free[0] >= {*p.sources} and free[1] >= {*p.targets, *dict(p.fills)}]
@@ -262,8 +263,8 @@ def propose(
     copies = found.copies | {n: first for first, *rest in again for n in rest}
     settled = set(copies), {n for t in ties for n in t}
     rest = left(sides, pairs, settled)
-    ours, theirs = ({u.members["running_mean"].name for u in units(side) if u.kind == "batch norm"} for side in sides)
-    unpaired = ours - {n for p in pairs if theirs & {*p.targets} for n in p.sources}
+    means = [{u.members["running_mean"].name for u in units(side) if u.kind == "batch norm"} for side in sides]
+    unpaired = means[0] - {n for p in pairs if means[1] & {*p.targets} for n in p.sources}
     lacking = bool(unpaired and (rest[1].tensors or not found.trained))
     order = {n: k for k, n in enumerate(sides[0].tensors)}
     pairs = sorted(_in_doubt(pairs, sides, rest[0], lacking), key=lambda p: order[p.sources[0]])

@@ -16,7 +16,6 @@ the target is one in the source, unchanged, shifted or mapped by a table; otherw
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from ..errors import UsageError
 from ..messages import fold, is_visible, many, natural, printable
 from ..rules.converter import GUESSED
 from ..rules.templates import Domain, domain, template
+from ..storage.paths import beginning
 from .orders.choose import FLAT, without_image
 from .pairs import LISTED, Pair, Proposal, folded
 
@@ -201,7 +201,7 @@ def _marked(pair: Pair) -> tuple[tuple[str, ...], tuple[str, ...], str]:
 def _one(some: Sequence[str]) -> tuple[str, str]:
     """Merge names into one, with a mark where they differ."""
     first = some[0]
-    head, tail = (len(os.path.commonprefix([n[::step] for n in some])) for step in (1, -1))  # noqa: RUF071 - of letters
+    head, tail = (len(beginning(n[::step] for n in some)) for step in (1, -1))
     while head and first[head - 1].isalnum():
         head -= 1
     while tail and first[len(first) - tail].isalnum():

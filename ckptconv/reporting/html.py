@@ -31,7 +31,7 @@ from ..formats.own_metadata import OPTIONS
 from ..messages import Told, in_bytes, printable, redacted, version
 from ..output.staging import write_whole
 from ..storage import files
-from ..storage.paths import refuse_remote
+from ..storage.paths import beginning, refuse_remote
 from . import checks, survey
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def render(data: dict[str, Any], spell: Spell = str) -> str:
     data = data | {"notes": [[kind, spell(words), *names] for kind, words, *names in data["notes"]]}
     tables = ["\n".join(map(printable, lines)) for lines in data.pop("text")]
     urls = data.get("urls", [data["url"]])
-    folder = len(os.path.dirname(os.path.commonprefix(urls))) * (len(urls) > 1)  # noqa: RUF071 - names need not be paths
+    folder = len(os.path.dirname(beginning(urls))) * (len(urls) > 1)
     ends = [url[folder:].lstrip("/\\") or url for url in urls[:: max(1, len(urls) - 1)]]
     live = "live" in data
     scripts = f"base map depth table export tensor series changes {'live ' * live}start"  # in this order
