@@ -61,9 +61,7 @@ def remarks_of(report: Report) -> tuple[Remark, ...]:
     return tuple(Remark(kind, cut(scrubbed(text), LONGEST), cut(what, LONGEST)) for kind, text, what in remarks[:MOST])
 
 
-def pieces(message: str) -> list[str]:
-    """Split a message; every second piece is quoted text, a hash or a number, which differ from file to file."""
-    return re.split(r"('[^']*'|\b[0-9a-f]{8,}\b|\d+)", message)
+VARYING = re.compile(r"('[^']*'|\b[0-9a-f]{8,}\b|\d+)")  # quoted text, a hash or a number
 
 
 def causes(said: Iterable[tuple[str, str, str]]) -> list[Cause]:
@@ -71,14 +69,14 @@ def causes(said: Iterable[tuple[str, str, str]]) -> list[Cause]:
 
     Messages that differ only in quoted text and numbers are one cause, whose text has a * where they differ.
     """
-    groups: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    groups: dict[tuple[str, ...], list[tuple[str, list[str]]]] = {}
     for kind, text, example in said:
-        groups.setdefault((kind, *pieces(text)[::2]), []).append((example, text))
+        pieces = VARYING.split(text)  # every second one varies
+        groups.setdefault((kind, *pieces[::2]), []).append((example, pieces))
     found = []
     for (kind, *_), group in groups.items():
-        examples, texts = zip(*sorted(group), strict=True)
-        columns = zip(*map(pieces, texts), strict=True)
-        text = "".join(c[0] if len({*c}) == 1 else "*" for c in columns)
+        examples, split = zip(*sorted(group), strict=True)
+        text = "".join(column[0] if len({*column}) == 1 else "*" for column in zip(*split, strict=True))
         found.append(Cause(kind, text, len(group), examples))
     return sorted(found, key=lambda c: (-c.checkpoints, c.text))
 
