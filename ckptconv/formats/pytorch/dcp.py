@@ -49,17 +49,15 @@ FLAT_SLOT = re.compile(
 def sniff(seen: Seen) -> int:
     if seen.is_dir:
         # by itself, too: `open` says which files are gone
-        known = any(n.endswith(SUFFIX) for n in seen.files) or len(seen.files) == 1
-        return 3 * (known and DISTRIBUTED in seen.files)
+        return 3 * (DISTRIBUTED in seen.files and (len(seen.files) == 1 or any(n.endswith(SUFFIX) for n in seen.files)))
     if seen.base.endswith(SUFFIX) and exists(sibling(seen.url, DISTRIBUTED)):
         return 4
     return 3 if seen.base == DISTRIBUTED and b"torch.distributed.checkpoint.metadata" in seen.head else 0
 
 
 def open(url: str, how: Reading) -> Checkpoint:
-    if url.endswith(SUFFIX):
-        url = sibling(url, DISTRIBUTED)
-    path = within(url, DISTRIBUTED) if is_dir(url) else url
+    beside = sibling(url, DISTRIBUTED) if url.endswith(SUFFIX) else url
+    path = within(url, DISTRIBUTED) if is_dir(url) else beside
     raw = read_all(path, MAX_METADATA)
     root = load(raw, allowed=TORCH, opaque=how.opaque)
     described = attribute(root, "state_dict_metadata", kind=dict)

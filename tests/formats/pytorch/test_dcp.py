@@ -74,8 +74,8 @@ def test_numbers_of_a_model_alone_are_not_written(tmp_path: Path) -> None:
     done = ckptconv.convert(tmp_path / "a.pt", tmp_path / "b", to="dcp", weights_only=True)
     assert any("epoch" in n.names for n in done.notes if n.kind == "skipped")
     assert "values" not in ckptconv.open(tmp_path / "b").details
-    done = ckptconv.convert(tmp_path / "a.pt", tmp_path / "c", to="dcp")
-    assert ckptconv.open(tmp_path / "c").details["values"]["epoch"] == 3
+    done = ckptconv.convert(tmp_path / "a.pt", tmp_path / "c.distcp", to="dcp")
+    assert ckptconv.open(tmp_path / "c.distcp").details["values"]["epoch"] == 3
     assert not any("epoch" in n.names for n in done.notes if n.kind == "skipped")
 
 
