@@ -19,8 +19,8 @@ rows           [rule, sources, kind, measures] for each tensor of the page; rule
 left, missing  source tensors that no row uses, with the reason; what the conversion gives but the target lacks
 
 `moved`, of several, whose rows are those of the last: {row: [norms, steps, drifts]}, the Euclidean norm in each
-checkpoint, and in each but the first |x - before| / |before| and |x - first| / |first|, without the values that are not
-finite; null is what cannot be measured, or has no share because its norm was 0 before.
+checkpoint, "nan" if a value is not finite, and in each but the first |x - before| / |before| and |x - first| / |first|;
+null is what is absent, cannot be measured, or has no share because its norm was 0 before.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ NUMERIC = "fiub"  # kinds of dtypes that have a norm
 class Moved(NamedTuple):
     """The measures of one tensor; step and drift begin with the second checkpoint."""
 
-    norm: list[float | None]
+    norm: list[float | str | None]
     step: list[float | None]
     drift: list[float | None]
 
@@ -351,18 +351,17 @@ def measure_series(tensors: Sequence[Tensor | None], sources: Sources) -> Moved 
     if last is None or not last.count or last.dtype.kind not in NUMERIC:
         return None
     alike = {k: t for k, t in enumerate(tensors) if t and t.shape == last.shape and t.dtype.kind in NUMERIC}
-    size, step, drift = ([math.nan if k not in alike else 0.0 for k in range(len(tensors))] for _ in range(3))
+    size, step, drift = ([0.0 if k in alike else math.inf for k in range(len(tensors))] for _ in range(3))
     with np.errstate(all="ignore"):
         for blocks in _side_by_side(alike, sources):
             for k, block in blocks.items():
-                size[k] += _square(block)
+                size[k] += _square(block) if np.isfinite(block).all() else math.nan
                 step[k] += _square(block - blocks[k - 1]) if k - 1 in alike else math.nan
                 drift[k] += _square(block - blocks[0]) if 0 in alike else math.nan
-    later = range(1, len(tensors))
     return Moved(
-        [_root(x) for x in size],
-        [_root(step[k], size[k - 1]) for k in later],
-        [_root(drift[k], size[0]) for k in later],
+        ["nan" if math.isnan(x) else _root(x) for x in size],
+        [*map(_root, step[1:], size)],
+        [_root(x, size[0]) for x in drift[1:]],
     )
 
 

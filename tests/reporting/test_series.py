@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from kit import Run, page_data
+from kit import Run, in_memory, page_data
 
 import ckptconv
 from ckptconv.api.options import Options
-from ckptconv.checkpoint import Checkpoint, held
+from ckptconv.checkpoint import held
 from ckptconv.moves.sources import Sources
 from ckptconv.reporting import survey
 
@@ -38,7 +37,7 @@ def test_steps_and_drift_are_those_of_whole_arrays(monkeypatch: pytest.MonkeyPat
     long = [np.abs(np.tile(x * 10, (20, 1))).astype(dtype) for x in PATH]  # more than a window of the small ones
     found = moved(long)
     assert found.norm == pytest.approx([np.linalg.norm(x.astype("f8")) for x in long], rel=1e-3)
-    assert found.step == pytest.approx([expected(a, b) for a, b in pairwise(long)], rel=1e-3)
+    assert found.step == pytest.approx([*map(expected, long, long[1:])], rel=1e-3)
     assert found.drift == pytest.approx([expected(long[0], b) for b in long[1:]], rel=1e-3)
 
 
@@ -75,7 +74,7 @@ def test_what_has_no_norm_has_no_row(last: Any) -> None:
 
 
 def test_progress_reaches_its_end_once() -> None:
-    made = [Checkpoint({"a": held("a", x), "b": held("b", x[:3])}) for x in PATH]
+    made = [in_memory({"a": x, "b": x[:3]}) for x in PATH]
     seen: list[tuple[int, int]] = []
     survey.series(made, list("wxyz"), Options(jobs=1, progress=lambda *n: seen.append(n)), values=True)
     assert seen == sorted(seen)
@@ -105,8 +104,9 @@ def test_the_command_line_takes_a_series(cli: Run, tmp_path: Path) -> None:
         for name, which in zip(names, odd, strict=True)
     ]
     assert data["urls"] == names
-    assert data["moved"]["0"][2] == pytest.approx([0.5, expected(PATH[0], PATH[2]), 0], rel=1e-3)
+    assert data["moved"]["0"][2] == pytest.approx([0.5, expected(FIRST, PATH[2]), 0], rel=1e-3)
     assert data["moved"]["1"][2] == [None, 0, 0]
+    assert data["moved"]["1"][0][1] == "nan"
     ckptconv.save({"module.net.0.w": FIRST, "module.net.1.w": FIRST}, tmp_path / "ddp.npz")
     for sources in (("ddp.npz", *names), ("epoch-0.npz", "ddp.npz")):
         assert cli("report", *sources, "--strip-prefix", "module.", "-o", "s.html", "-f").returncode == 0

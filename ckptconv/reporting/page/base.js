@@ -3,8 +3,9 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const rows = data.names.length, compared = data.compared;
 document.querySelector("main").hidden = false; // it is empty where no script runs
 const along = data.moved && { urls: data.urls, ...Object.fromEntries(["norm", "step", "drift"].map((key, k) => [key, Object.fromEntries(Object.entries(data.moved).map(([i, row]) => [i, row[k]]))])) };
+const UNWELL = "nan"; // of what has a value that is not finite
 for (const [i, norm] of Object.entries(along?.norm || {})) { // of what was zero before there is no share: it stayed so, or grew from zero
-  for (const key of ["step", "drift"]) along[key][i] = along[key][i].map((x, k) => (norm[key === "step" ? k : 0] !== 0 || norm[k + 1] === null ? x : norm[k + 1] ? Infinity : 0));
+  for (const key of ["step", "drift"]) along[key][i] = along[key][i].map((x, k) => { const before = norm[key === "step" ? k : 0], now = norm[k + 1], both = [before, now]; return both.includes(null) ? x : both.includes(UNWELL) ? UNWELL : before ? x : now ? Infinity : 0; });
 }
 const alone = !compared && !along; // the page is about one checkpoint
 const comparing = compared?.mode === "comparison", converted = compared?.mode === "conversion";
@@ -60,7 +61,7 @@ const shares = (sizes) => { // in tenths of a percent that add up to 100 %, as t
   for (const k of order.slice(0, rest)) tenths[k]++;
   return sizes.map((n, k) => (n && !tenths[k] ? "< 0.1 %" : tenths[k] === 1000 && n < total ? "> 99.9 %" : `${tenths[k] === 1000 ? 100 : (tenths[k] / 10).toFixed(1)} %`));
 };
-const change_text = (x) => (x === null ? "" : x === Infinity ? "from zero" : x >= 1e7 ? "> 1,000,000,000 %" : x >= 0.9995 ? `${count(Number((100 * x).toPrecision(3)))} %` : x >= 0.0005 || x === 0 ? percent(x) : `${number(Number((100 * x).toPrecision(2)))} %`);
+const change_text = (x) => (x === null ? "" : x === UNWELL ? "NaN or Inf" : x === Infinity ? "from zero" : x >= 1e7 ? "> 1,000,000,000 %" : x >= 0.9995 ? `${count(Number((100 * x).toPrecision(3)))} %` : x >= 0.0005 || x === 0 ? percent(x) : `${number(Number((100 * x).toPrecision(2)))} %`);
 const shape = (dims) => dims.join(" × ") || "scalar";
 const shapes = data.shapes.map(shape), roles = data.roles.map((r) => r || "weight");
 const value = (column, i) => (data.values ? data[column][i] : null);

@@ -20,14 +20,14 @@ const movement = () => { // layers, and modules that are in none: squares are su
     group.rows.push(i);
     gap.forEach((x, k) => {
       const size = norm[first ? 0 : k];
-      if (x === null) { group.lost[k] = true; return; } // NaN, infinite, or not there
+      if (x === null || x === UNWELL) { group.lost[k] = x || group.lost[k] || "–"; return; }
       group.gap[k] += (size ? x * size : norm[k + 1]) ** 2; group.base[k] += size ** 2;
     });
   }
   const list = [...groups.values()], first_of = new Map(); // in the order of the file, and layers in that of their numbers
   list.forEach((g, k) => { g.place = g.stack < 0 ? k : first_of.get(g.stack) ?? (first_of.set(g.stack, k), k); });
   list.sort((a, b) => a.place - b.place || a.layer - b.layer);
-  return list.map((g) => ({ ...g, moves: g.gap.map((x, k) => (g.lost[k] ? null : x ? Math.sqrt(x / g.base[k]) : 0)) }));
+  return list.map((g) => ({ ...g, moves: g.gap.map((x, k) => (g.lost[k] || (x ? Math.sqrt(x / g.base[k]) : 0))) }));
 };
 const light = (rgb) => rgb.map((c) => (c / 255 <= 0.04045 ? c / 3294.6 : ((c / 255 + 0.055) / 1.055) ** 2.4)).reduce((s, c, k) => s + c * [0.2126, 0.7152, 0.0722][k], 0);
 const draw_series = () => {
@@ -39,7 +39,7 @@ const draw_series = () => {
   const some = (x) => list.some((g) => g.moves.includes(x));
   const cell = (x, g, k) => {
     const shade = x > 0 ? (most > least ? Math.min(1, Math.max(0, Math.log(x / least) / Math.log(most / least))) : 1) : 0, rgb = colour(Math.round(253 * shade));
-    const box = make("td", { title: `${g.name}, ${short_urls[k + 1]}: ${x === null ? "a value is NaN or infinite, or a tensor is in one of them only" : x === Infinity ? "all zero before" : change_text(x)}` }, x === null ? "–" : change_text(x));
+    const box = make("td", { title: `${g.name}, ${short_urls[k + 1]}: ${x === "–" ? "a tensor is in one of them only, or its numbers are beyond measure" : x === UNWELL ? "a value is NaN or infinite" : x === Infinity ? "all zero before" : change_text(x)}` }, x === "–" ? x : change_text(x));
     box.style.background = `rgb(${rgb.map(Math.round).join(" ")})`;
     box.style.color = light(rgb) > 0.18 ? "#000" : "#fff"; // where black and white have the same contrast
     return box;
@@ -51,15 +51,16 @@ const draw_series = () => {
   });
   const head = make("tr", {}, make("th", { scope: "col" }, "layer"), ...short_urls.slice(1).map((name) => make("th", { scope: "col", title: name }, make("span", {}, name))));
   $("moved").replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
-  $("arrivals").replaceChildren(make("p", { className: "soft small" }, `|d| / |x| of the weights of a layer together; ${most ? `colours are logarithmic, ${change_text(least)} to ${change_text(most)}` : some(Infinity) ? "only what was zero moved" : "nothing moved that could be measured"}.${some(Infinity) ? " From zero: the weights of the layer were all zero before, so that the change has no share." : ""}${some(null) ? " –: a value is NaN or infinite, or a tensor is in one of the two only." : ""}${list.length > SHOWN_LAYERS ? ` ${count(list.length - SHOWN_LAYERS)} more layers are not shown; the table below has their tensors.` : ""}`));
+  $("arrivals").replaceChildren(make("p", { className: "soft small" }, `|d| / |x| of the weights of a layer together; ${most ? `colours are logarithmic, ${change_text(least)} to ${change_text(most)}` : some(Infinity) ? "only what was zero moved" : "nothing moved that could be measured"}.${some(Infinity) ? " From zero: the weights of the layer were all zero before, so that the change has no share." : ""}${some("–") ? " –: a tensor is in one of the two only, or its numbers are beyond measure." : ""}${list.length > SHOWN_LAYERS ? ` ${count(list.length - SHOWN_LAYERS)} more layers are not shown; the table below has their tensors.` : ""}`));
 };
 const course = (i) => { // of one tensor: lines over the checkpoints
   const chart = (title, ys, text) => {
-    const sudden = ys.flatMap((y, k) => (y === Infinity ? [short_urls[k + along.urls.length - ys.length]] : [])), zero = sudden.length ? `from zero: ${sudden.join(", ")}` : "";
-    ys = ys.map((y) => (y === Infinity ? null : y));
+    const where = (what, words) => { const urls = ys.flatMap((y, k) => (y === what ? [short_urls[k + along.urls.length - ys.length]] : [])); return urls.length ? [`${words}: ${urls.join(", ")}`] : []; };
+    const odd = [...where(Infinity, "from zero"), ...where(UNWELL, change_text(UNWELL))].join("; ");
+    ys = ys.map((y) => (y === Infinity || y === UNWELL ? null : y));
     const known = ys.map((y, k) => [k, y]).filter(([, y]) => y !== null);
-    if (!known.length) return make("figure", { className: "chart" }, make("figcaption", {}, make("b", {}, title)), make("p", { className: "soft small" }, zero));
-    const high = Math.max(...known.map((p) => p[1])), low = Math.min(...known.map((p) => p[1])), range = [text(low) === text(high) ? text(low) : `${text(low)} to ${text(high)}`, zero].filter(Boolean).join("; ");
+    if (!known.length) return make("figure", { className: "chart" }, make("figcaption", {}, make("b", {}, title)), make("p", { className: "soft small" }, odd));
+    const high = Math.max(...known.map((p) => p[1])), low = Math.min(...known.map((p) => p[1])), range = [text(low) === text(high) ? text(low) : `${text(low)} to ${text(high)}`, odd].filter(Boolean).join("; ");
     const at = ([k, y]) => `${4 + (192 * k) / Math.max(1, ys.length - 1)},${(56 - (52 * y) / (high || 1)).toFixed(1)}`;
     const box = svg("svg", { viewBox: "0 0 200 60", role: "img", "aria-label": `${title}: ${range}` }, ...ys.slice(1).flatMap((y, k) => (y === null || ys[k] === null ? [] : [svg("polyline", { points: `${at([k, ys[k]])} ${at([k + 1, y])}` })])));
     for (const p of known) { const [x, y] = at(p).split(","); box.append(svg("circle", { cx: x, cy: y, r: 2.5 }, svg("title", {}, `${short_urls[p[0] + along.urls.length - ys.length]}: ${text(p[1])}`))); }

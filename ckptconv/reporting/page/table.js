@@ -4,7 +4,7 @@ const titles = (i) => (flags.get(i) || []).map((f) => f[0]).join(", ");
 const small = (x) => (x === null || x === undefined ? "" : number(x));
 const of_pair = (name, i) => (unpaired(i) ? "–" : small(measure(name, i)));
 const collator = new Intl.Collator("en", { numeric: true });
-const low_first = (x) => (x === null || x === undefined ? -Infinity : Number(x));
+const low_first = (x) => (x === null || x === undefined ? -Infinity : Number.isNaN(Number(x)) ? Infinity : Number(x));
 const natural = [];
 data.names.map((_, i) => i).sort((a, b) => collator.compare(data.names[a], data.names[b])).forEach((i, place) => { natural[i] = place; });
 const columns = [
