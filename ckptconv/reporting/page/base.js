@@ -65,6 +65,7 @@ const change_text = (x) => (x === null ? "" : x === UNWELL ? "NaN or Inf" : x ==
 const shape = (dims) => dims.join(" × ") || "scalar";
 const shapes = data.shapes.map(shape), roles = data.roles.map((r) => r || "weight");
 const value = (column, i) => (data.values ? data[column][i] : null);
+const stat = (column, i) => value(column, i) ?? (data.values && data.nan[i] ? "nan" : null); // without a finite value there is none
 const decode = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 
 const LINK = { className: "link" };
@@ -76,7 +77,7 @@ const apart = comparing && rows > 0 && compared.rows.every((row) => !SAME_NAME.i
 const hints = apart ? data.notes.filter(([kind]) => kind === "hint") : []; // what to do about it
 const NEW = apart ? " in B" : comparing ? " new in B" : converted ? " new in the result" : "", KNOWN = comparing ? " also in A" : " also in the source", GONE = comparing ? "only in A" : "only in the source";
 const findings = (() => { // of this page, then those that only the first side has: check, row or name, text, index, whether it is new
-  const row = new Map(data.names.map((name, i) => [name, i])), uses = new Map(), key = (f) => `${f[0]} ${f[1]}`;
+  const row = new Map(data.names.map((name, i) => [name, i])), uses = new Map(), key = (f) => `${f[0]} ${f[1]} ${f[0] === "constant" ? f[2] : ""}`; // another constant is another finding
   if (converted) compared.rows.forEach(([, sources], i) => { for (const [name] of sources) put(uses, name, i); });
   const at = (name) => row.get(name) ?? name, last = (f) => (along && f.severity !== "note" && !/[,;] (only|also) in /.test(f.text) ? ", only in the last checkpoint" : ""), now = (data.findings || []).map((f) => [f.check, at(f.tensor), f.text + last(f), f.index]);
   const before = (data.before || []).flatMap((f) => (converted ? uses.get(f.tensor) || [f.tensor] : [at(f.tensor)]).map((i) => [f.check, i, f.text, f.index]));

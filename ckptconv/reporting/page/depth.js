@@ -17,8 +17,6 @@ const series = () => {
 };
 const line = (list, take) => {
   const points = list.map((i) => [data.layer[i], take(i), i]).filter((p) => typeof p[1] === "number");
-  if (!points.length) return null;
-  if (compared && !points.some((p) => p[1])) return null;
   const ys = points.map((p) => p[1]), low = Math.min(...ys), high = Math.max(...ys), first = data.layer[list[0]], last = data.layer[list[list.length - 1]];
   const positive = ys.filter((y) => y > 0), logs = low >= 0 && positive.length > 1 && high > 30 * Math.min(...positive);
   const floor = logs ? Math.log(Math.min(...positive)) : Math.min(0, low), top = logs ? Math.log(high) : Math.max(0, high);
@@ -40,16 +38,17 @@ const line = (list, take) => {
 };
 let every = false;
 const draw_depth = () => {
-  const names = Object.keys(MEASURES), all = names.length ? series() : [];
+  const names = Object.keys(MEASURES);
+  if (!MEASURES[state.depth]) state.depth = names[0];
+  const told = (i) => { const y = MEASURES[state.depth][1](i); return typeof y === "number" && (!compared || y); };
+  const all = names.length ? series().filter((list) => list.some(told)) : [];
   $("depth").hidden = !all.length;
   if (!all.length) return;
-  if (!MEASURES[state.depth]) state.depth = names[0];
   $("depth-title").textContent = comparing ? "Change over depth" : converted ? "Difference over depth" : "Over depth";
   $("measures").replaceChildren(...(names.length > 1 ? Object.entries(MEASURES) : []).map(([id, [title]]) => button(title, () => { state.depth = id; draw_depth(); write(); }, { "aria-pressed": state.depth === id })));
   const stacks = new Map(), some = every ? all : all.slice(0, innerWidth > 700 ? 16 : 8);
   for (const list of some) {
-    const figure = line(list, MEASURES[state.depth][1]), stack = stack_name(data.stack[list[0]]);
-    if (figure) put(stacks, stack, figure);
+    put(stacks, stack_name(data.stack[list[0]]), line(list, MEASURES[state.depth][1]));
   }
   $("charts").replaceChildren(...[...stacks].flatMap(([stack, list]) => [make("h3", {}, make("code", {}, stack)), make("div", { className: "charts" }, ...list)]),
     ...(some.length < all.length ? [button(`Show all ${count(all.length)} charts`, () => { every = true; draw_depth(); }, { className: "plain" })] : []));

@@ -2,7 +2,7 @@
 const narrow = matchMedia("(max-width: 700px)");
 const titles = (i) => (flags.get(i) || []).map((f) => f[0]).join(", ");
 const small = (x) => (x === null || x === undefined ? "" : number(x));
-const of_pair = (name, i) => (unpaired(i) ? "–" : small(measure(name, i)));
+const of_pair = (name, i, text = small) => (unpaired(i) ? "nan" : text(measure(name, i)));
 const collator = new Intl.Collator("en", { numeric: true });
 const low_first = (x) => (x === null || x === undefined ? -Infinity : Number.isNaN(Number(x)) ? Infinity : Number(x));
 const natural = [];
@@ -27,7 +27,7 @@ const columns = [
   { id: "size", title: "Size", text: (i) => bytes(data.bytes[i]), key: (i) => data.bytes[i], down: true, width: "76px", cls: "num" },
   ...(data.roles.some(Boolean) ? [{ id: "role", title: "Role", text: (i) => roles[data.role[i]], key: (i) => roles[data.role[i]], width: "64px", cls: "wide" }] : []),
   ...(data.values && !compared ? ["min", "max", "mean", "std"].map((m) => (
-    { id: m, title: m, text: (i) => small(value(m, i)), key: (i) => low_first(value(m, i)), down: true, width: "72px", cls: "num wide" })) : []),
+    { id: m, title: m, text: (i) => small(stat(m, i)), key: (i) => low_first(value(m, i)), down: true, width: "72px", cls: "num wide" })) : []),
   ...(data.values && !compared && !along ? [{ id: "zeros", title: "Zeros", text: (i) => (data.zeros[i] ? percent(data.zeros[i] / data.count[i]) : ""), key: (i) => data.zeros[i] / (data.count[i] || 1), down: true, width: "60px", cls: "num wide" }] : []),
 ];
 const filters = {

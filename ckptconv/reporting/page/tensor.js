@@ -40,7 +40,7 @@ const beside = (i) => {
   if (rule >= 0) out.push(make("p", {}, "Rule: ", make("code", {}, compared.rules[rule] || "the name is kept")));
   if (kind === "equal" && data.values) out.push(make("p", {}, comparing ? "Equal, bit for bit." : "Bit for bit what the conversion gives."));
   else if (kind && kind !== "equal") out.push(make("p", { className: changed(i) && !comparing ? "bad" : "" }, comparing ? `${STATUS[kind][0].toUpperCase()}${STATUS[kind].slice(1)}.` : `Not what the conversion gives: ${status(i)}.`));
-  if (found) out.push(facts([["change |d|/|a|", change_text(found.change) || "–"], ["max |d|", number(found.max_abs)], ["cosine", number(found.cosine)], ["relative", number(found.max_rel)], ["differing", `${count(found.differing)} of ${count(found.elements)}`], ["first at", `[${found.first.join(", ")}]`]]));
+  if (found) out.push(facts([["change |d|/|a|", of_pair("change", i, change_text) || "–"], ["max |d|", of_pair("max_abs", i, number)], ["cosine", of_pair("cosine", i, number)], ["relative", of_pair("max_rel", i, number)], ["differing", `${count(found.differing)} of ${count(found.elements)}`], ["first at", `[${found.first.join(", ")}]`]]));
   if (found?.unpaired) out.push(make("p", { className: "bad" }, `${many(found.unpaired, "value")} finite on one side only.`));
   return out;
 };
@@ -60,7 +60,7 @@ const open_tensor = (i) => {
   if (compared) body.push(...beside(i));
   if (along?.norm[i]) body.push(make("h3", {}, `Over ${many(along.urls.length, "checkpoint")}`), course(i));
   if (data.values) {
-    const old = data.was[i], both = (m, k) => (old ? `${number(data[m][i])} (${sides[0]}: ${number(old[k])})` : number(data[m][i]));
+    const old = data.was[i], both = (m, k) => (old ? `${number(stat(m, i))} (${sides[0]}: ${number(old[k])})` : number(stat(m, i)));
     body.push(make("h3", {}, "Values"), facts([...["min", "max", "mean", "std"].map((m, k) => [m, both(m, k + 1)]), ...["zeros", "nan", "inf"].map((m) => [m, count(data[m][i])])]));
     const pictures = [data.bins[i] ? histogram(i) : null, data.heat[i] && !data.live ? heatmap(i) : null].filter(Boolean);
     body.push(make("div", { className: "pictures" }, ...pictures));
