@@ -166,11 +166,13 @@ class Diff(Told):
     @property
     def same(self) -> bool:
         """True if nothing differs, is damaged or unread; with a tolerance, a different dtype alone does not count."""
-        return not (self.damaged or self.unread or self._differs)
+        return not (self.damaged or self.unread or self._counted)
 
     @property
-    def _differs(self) -> bool:
-        return any(self.tolerance.exact or not _is_cast(p) for p in self.pairs)
+    def _counted(self) -> list[str]:
+        """The kinds of the differences that count; with a tolerance, tensors of other dtypes differ by their values."""
+        exact = self.tolerance.exact
+        return [p.kind if exact or not p.values else "values" for p in self.pairs if exact or not _is_cast(p)]
 
     def __bool__(self) -> bool:
         """Refuse: `assert diff(a, b)` would always hold."""
@@ -221,7 +223,7 @@ class Diff(Told):
             "same": self.same, "equal": self.equal,
             **({"by": by, "groups": [g._asdict() for g in self.by(by)]} if by else {}),
             "differences": [
-                {"kind": p.kind, "a": side(p.a), "b": side(p.b), "values": p.values._asdict() if p.values else None}
+                {"kind": p.kind, "a": side(p.a), "b": side(p.b), "values": p.values and p.values._asdict()}
                 for p in self.pairs
             ],
             **{key: [n.to_json() for n in getattr(self, key)] for key in ("damaged", "unread", "beside")},
@@ -238,12 +240,11 @@ class Diff(Told):
         cast = [
             f"{p.a.dtype} in A and {p.b.dtype} in B" for p in self.pairs if p.a and p.b and _is_cast(p) and not exact
         ]
-        kinds = Counter[str](p.kind for p in self.pairs)
-        kinds["dtype"] -= len(cast)
+        kinds = Counter(self._counted)
         for what in ("damaged", "unread"):
             kinds[what] += sum(len(n.names) or 1 for n in getattr(self, what))
         counts = ", ".join(f"{n} {SUMS.get(k, k)}" for k, n in kinds.items() if n)
-        unlike = "different" if self.damaged or self._differs else "not known to be the same"
+        unlike = "different" if self.damaged or self._counted else "not known to be the same"
         equal = f"{many(self.equal + len(cast), 'tensor')} equal" + " within the tolerance" * (not exact)
         if cast:
             some = f"{len(cast)} of them " if self.equal else "all " * (len(cast) > 1)
