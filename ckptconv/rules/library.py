@@ -88,8 +88,10 @@ def auto(checkpoint: Checkpoint) -> Converter:
 def _closest(checkpoint: Checkpoint) -> str:
     """The converter that takes most tensors, if that is more than half of the weights."""
     weights = sum(1 for t in checkpoint.values() if not t.role)
-    known = (c for c in map(load, names()) if resembles(c, checkpoint))
-    left = {c.name: n for c in known if (n := len(assign(Names(c, checkpoint)).unmatched))}
+    left = {
+        c.name: n for c in map(load, names())
+        if resembles(c, checkpoint) and (n := len(assign(Names(c, checkpoint)).unmatched))
+    }  # fmt: skip
     name = min(left, key=lambda n: (left[n], not _native(n, checkpoint)), default="")
     if not name or 2 * left[name] > weights:
         return ""

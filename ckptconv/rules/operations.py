@@ -159,9 +159,10 @@ def stacked(tensors: Mapping[tuple[int, ...], Tensor]) -> Tensor:
 def unstacked(tensor: Tensor, axes: int) -> Iterator[tuple[tuple[int, ...], Tensor]]:
     """Split a tensor along its first axes: each tensor with its place; the inverse of `stacked`."""
     counts, rest = tensor.shape[:axes], tensor.shape[axes:]
-    flat = replace(tensor, shape=(prod(counts), *rest))
+    count = prod(counts)
+    flat = replace(tensor, shape=(count, *rest))
     for i, place in enumerate(product(*map(range, counts))):
-        _, one, _ = _split(flat, 0, i, 1, prod(counts) - i - 1)
+        _, one, _ = _split(flat, 0, i, 1, count - i - 1)
         yield place, replace(one, shape=rest)
 
 
@@ -269,7 +270,7 @@ def resized(
     if pads:
         if t.dtype.kind in "sx":
             raise LayoutError(f"{t.dtype} is not padded: its elements are not numbers")
-        shape = (*t.shape[: how.axis], to - t.shape[how.axis], *t.shape[how.axis + 1 :])
+        shape = (*t.shape[: how.axis], to - length, *t.shape[how.axis + 1 :])
         end = replace(t, shape=shape, parts=(derived.constant(constant(how.value, t.dtype, "`pad`"), t.dtype, shape),))
         ((whole, parts),) = _joint(how.axis, 2).inverse.apply([t, end])
         note: NoteKind = "lossy" if backward else "hint"

@@ -90,8 +90,7 @@ def select(checkpoint: Checkpoint, include: Sequence[str] = (), exclude: Sequenc
     # a glob may mean what diff cannot compare
     names = all_names(checkpoint)
     _refuse_idle((*include, *exclude), names, "")
-    test = selector(include, exclude)
-    taken = {*filter(test, names)}
+    taken = {*filter(selector(include, exclude), names)}
     made = keep_renamed(checkpoint, lambda n: n * (n in taken), "selected", some=bool(include))
     if checkpoint.tensors and not made.tensors:
         if skipped := [str(n) for n in made.notes if n.unread]:
@@ -152,18 +151,20 @@ def _refuse_idle(globs: Sequence[str], names: Collection[str], where: str) -> No
     """UsageError for a glob that matches no name."""
     for glob in globs:
         if not any(map(_matches(glob), names)):
-            others = (glob.translate(SWAPPED), f"{glob}*", f"*{glob}", *nearest(glob, _scopes(glob, names)))
-            meant = (f"; did you mean {g!r}?" for g in others if any(map(_matches(g), names)))
-            hint = next(meant, "") or did_you_mean(glob, map(literal, names), count=3)
+            others = (glob.translate(SWAPPED), f"{glob}*", f"*{glob}", *nearest(glob, _scopes(glob, names), 3))
+            hint = next((f"; did you mean {g!r}?" for g in others if any(map(_matches(g), names))), "") or did_you_mean(
+                glob, map(literal, names), count=3
+            )
             raise UsageError(f"no tensor{where} matches {glob!r}{hint or '.'} `inspect` lists the names")
 
 
 def _scopes(glob: str, names: Iterable[str]) -> Iterable[str]:
-    """Globs of the scopes that are as deep as a glob of a scope, `encodr/*`, or of one word; none for another glob."""
+    """Globs of the scopes that are as deep as a glob that ends with * or a separator, or of one word; else none."""
     if not re.fullmatch(r"[^./]*|.*[*./]", glob):
         return ()
-    scope = re.compile(rf"([^./]*[./]){{{len(re.findall('[./]', glob)) or 1}}}")
-    return dict.fromkeys(literal(m[0]) + "*" for m in map(scope.match, names) if m)
+    *above, end = re.split("[./]", glob)
+    scope = re.compile("[^./]*[./]" * len(above) or "[^./]+(?=[./])")
+    return [literal(m[0]) + e for m in map(scope.match, names) if m for e in ("*", end if above else "*")]
 
 
 def literal(name: str) -> str:
@@ -204,8 +205,7 @@ def fill_template(checkpoint: Checkpoint, template: Checkpoint, *, partial: bool
     wrong += [f"{f}: only the source gives it" for f in fold([n for n in left if not checkpoint[n].role])]
     if wrong:
         hint = "; partial=True keeps what only it has" if lost else ""
-        every = template.values(), given.values()
-        own, floats = ({t.dtype for t in some if t and t.dtype.kind == "f"} for some in every)
+        own, floats = ({t.dtype for t in c.values() if t and t.dtype.kind == "f"} for c in (template, given))
         if len(own) == 1 and floats - own:
             hint += f"; dtype='{own.pop()}' casts floats"
         raise ConversionError(f"the template wants other tensors{hint}:\n{listing(wrong)}")
@@ -248,7 +248,7 @@ def unflatten(checkpoint: Checkpoint, template: Checkpoint | None) -> Checkpoint
         for own in some:
             parts = sliced(t, [(at, at + own.count)])
             made[own.name], at = replace(t, name=own.name, shape=own.shape, parts=parts), at + own.count
-    names = tuple(own.name for some in inside.values() for own in some)
+    names = tuple(n for n in made if n not in checkpoint)
     note = Note("assumed", f"cut from {shown} in the order of the template", names)
     return replace(checkpoint, notes=(*checkpoint.notes, note)).with_tensors(made)
 
