@@ -50,7 +50,8 @@ def match(
     the same values, equal values decide, bit for bit. Otherwise names, shapes and the order of modules decide. A rule
     that could be otherwise is marked `assumed`, or `look at this` if an error is likely; the marks are comments in the
     file, with reasons, and the doubtful rules come first. --opaque, --densify, --weights-only, --include and --exclude
-    apply to both. The best proposal is written even if the exit code is 1.
+    apply to both. If the globs fit one side only, a note says so. The best proposal is written even if the exit code is
+    1.
     """
     from ..matching.proposal import match as proposed
 

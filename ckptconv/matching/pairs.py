@@ -187,7 +187,7 @@ class Side:
 
     def without(self, names: Iterable[str]) -> Side:
         """Remove tensors from the side."""
-        gone = self.tensors.keys() & set(names)
+        gone = self.tensors.keys() & names
         if not gone:
             return self
         return replace(self, tensors={n: t for n, t in self.tensors.items() if n not in gone})

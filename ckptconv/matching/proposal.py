@@ -110,7 +110,7 @@ class Match:
         yield summary(found)
         for names, where in ((found.target_only, "source"), (found.source_only, "target")):
             if names:
-                yield f"no counterpart in the {where}:\n{listing([str(f) for f in fold(names)])}"
+                yield f"no counterpart in the {where}:\n{listing(map(str, fold(names)))}"
         yield from (f"note: {note}" for note in found.notes)
         if self.proof:
             yield from self.proof.lines()
@@ -228,19 +228,20 @@ def propose(
     """Propose which tensors of two checkpoints belong together.
 
     values: compare contents first; otherwise, or if the target is not trained, names, shapes and the order of modules
-    decide, and every pair that these do not settle is marked. workers: threads that read. include, exclude: globs for
-    names in the source or the target.
-
+    decide, and every pair that these do not settle is marked. workers: threads. include, exclude: globs for either.
     Raises CkptError if no pair can be proposed. `Proposal.doubt` says why the two may not be the same model.
     """
-    source, target = passes.select_either(source, target, include, exclude)
-    spelled = [_spelled(c) for c in (source, target)]
-    source, target = map(lambda c, new: passes.renamed(c, lambda n: new.get(n, n), ""), (source, target), spelled)
+    chosen = passes.select_either(source, target, include, exclude)
+    aside = [f"no glob fits a name of the {'source' if chosen[0] is source else 'target'}: all of it is matched"] * (
+        (chosen[0] is source) != (chosen[1] is target)
+    )
+    spelled = [*map(_spelled, chosen)]
+    source, target = map(lambda c, new: passes.renamed(c, lambda n: new.get(n, n), ""), chosen, spelled)
     source_cast, notes = _of_one_dtype(source, target)
     sides = weights(source_cast), weights(target)
     read = values and all(any(t.parts for t in side.tensors.values()) for side in sides)
     found = find(sides[0].tensors, sides[1].tensors, workers) if read else Found()
-    notes += found.notes + [UNEQUAL] * (read and not found.trained and not found.pairs)
+    notes += aside + found.notes + [UNEQUAL] * (read and not found.trained and not found.pairs)
     ours, theirs = found.prints
     known = (replace(sides[0], prints=ours), replace(sides[1], prints=theirs)) if found.trained else sides
     back = Judge(sides[1], in_front(*sides[::-1]), module=True)
@@ -254,8 +255,7 @@ def propose(
     late = [p for p in late if not p.real and free[0] >= {*p.sources} and free[1] >= {*p.targets, *dict(p.fills)}]
     pairs += [p._replace(sure=False, real=True, why=(*p.why, CHANGED)) if found.trained else p for p in late]
     pairs += by_length(left(sides, pairs, done), judge)
-    if not found.trained:
-        pairs = vectors(voted(pairs, sides), sides)
+    pairs = pairs if found.trained else vectors(voted(pairs, sides), sides)
     if not pairs:
         raise ConversionError(f"{_unlike(sides, 0)}: nothing can be proposed")
     ties = [*found.ties, *_tied(target.ties, {n for p in pairs for n in p.targets}, done[1])]

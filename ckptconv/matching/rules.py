@@ -208,7 +208,7 @@ def _one(some: Sequence[str]) -> tuple[str, str]:
         tail -= 1
     tail = min(tail, min(map(len, some)) - head)
     words = [n[head : len(n) - tail] for n in some]
-    spec = "" if words == [str(i) for i in range(len(words))] else written(words)
+    spec = "" if words == [*map(str, range(len(words)))] else written(words)
     return f"{first[:head]}{MARK}{first[len(first) - tail :] if tail else ''}", spec
 
 
@@ -257,7 +257,7 @@ class _Rows:
         ]
         if not self._exact(made, {k: domain(v) for k, v in specs.items()}, members):
             return []
-        where = tuple((k, written(v)) for k, v in specs.items()) + ((("e", self.axis),) if self.axis else ())
+        where = tuple((k, written(v)) for k, v in specs.items()) + (("e", self.axis),) * bool(self.axis)
         fills = members[0].pair.fills
         count = len(made[1]) - len(fills)
         named = tuple(zip(made[1][count:], (v for _, v in fills), strict=True))
@@ -288,7 +288,7 @@ def _filled(text: str, numbers: Iterator[object]) -> str:
 def _bijection(a: Numbers, b: Numbers, narrow: bool) -> Spec | None:
     """Describe a mapping of numbers: "int", "int+1", a list of the values, or a table; None if there is none."""
     table = dict(zip(a, b, strict=True))
-    if any(table[x] != y for x, y in zip(a, b, strict=True)) or len(set(table.values())) < len(table):
+    if len(set(zip(a, b, strict=True))) > len(table) or len(set(table.values())) < len(table):
         return None
     steps = {y - x for x, y in table.items()}
     if narrow or len(steps) > 1:

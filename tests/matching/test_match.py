@@ -438,8 +438,7 @@ class Odd:
 
 
 def test_what_is_selected_is_selected_on_both_sides(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(3, 4)), rng.normal(size=(5,))
+    a, b = noise(3, 4), noise(5)
     np.savez(tmp_path / "a.npz", **{"enc/w": a, "enc/b": b, "extra/x": np.ones(7)})
     held = {"enc.w": a, "enc.b": b, "extra.x": np.zeros(7), "odd": Odd()}
     (tmp_path / "b.pkl").write_bytes(pickle.dumps(held))
@@ -449,6 +448,8 @@ def test_what_is_selected_is_selected_on_both_sides(tmp_path: Path) -> None:
         text = ckptconv.match(tmp_path / "a.npz", tmp_path / "b.pkl", opaque=True, **select).rules
         assert "enc" in text
         assert "extra" not in text
+    text = ckptconv.match(tmp_path / "a.npz", tmp_path / "b.pkl", opaque=True, include="enc/*").rules
+    assert "# note: no glob fits a name of the target: all of it is matched" in text
 
 
 def test_slots_and_steps_are_no_weights() -> None:
