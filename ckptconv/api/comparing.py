@@ -92,7 +92,7 @@ def advice(found: Diff, told: Iterable[Note], how: Options) -> Iterator[Note]:
     if kinds == {"renamed"}:
         yield Note("hint", "only names differ; `match` proposes the rules that lead from A to B")
     if kinds >= {"only_a", "only_b"} and not how.converter and not found.equal:
-        yield Note("hint", "if these are other names, converter='auto' compares across; `match` proposes rules")
+        yield Note("hint", "if these are other names, `match` proposes rules; converter='auto' needs one that fits A")
 
 
 def stripped(checkpoints: Sequence[Checkpoint], prefixes: Sequence[str]) -> list[Checkpoint]:

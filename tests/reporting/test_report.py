@@ -165,7 +165,7 @@ def test_conversion_knows_rules_drops_and_strangers(tmp_path: Path) -> None:
     ("names", "notes"),
     [
         (("w", "module.v"), ["in B: names have prefixes of wrappers; strip_prefix='module.' removes them"]),
-        (("w", "v"), ["if these are other names, converter='auto' compares across; `match` proposes rules"]),
+        (("w", "v"), ["if these are other names, `match` proposes rules; converter='auto' needs one that fits A"]),
         (("module.w", "module.w"), [f"in {x}: names have prefixes of wrappers; strip_prefix='module.' removes them"
                                     for x in "AB"]),
     ],
