@@ -13,6 +13,7 @@ import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from importlib import import_module
 from math import prod
@@ -35,7 +36,7 @@ def _made(span: Span, stamp: Stamp) -> list[str]:
     return []
 
 
-class Sources:
+class Sources(AbstractContextManager["Sources"]):
     """Open files by URL, shared by the threads of one process.
 
     spool: the number of bytes up to which data is decoded into memory. stamps: of files that were opened earlier and
@@ -104,18 +105,14 @@ class Sources:
                 if is_changed(url, stamp):
                     raise CorruptCheckpoint("changed while it was read; nothing was written", url=url)
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         self.let_go()
         with self._lock:
             for reader in self._readers.values():
                 reader.close()
             self._readers.clear()
 
-    def __enter__(self) -> Sources:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    __exit__ = close
 
 
 def is_changed(url: str, stamp: Stamp) -> bool:
@@ -253,7 +250,7 @@ class Pool:
             self._spilled = 0
 
 
-class Decoded:
+class Decoded(AbstractContextManager["Decoded"]):
     """The parts of a tensor by range. Decoded data is released as soon as a range begins after its end."""
 
     def __init__(self, parts: Sequence[Part], sources: Sources) -> None:
@@ -275,9 +272,6 @@ class Decoded:
                 ready = decode_all([part], self._sources.pool())[0] if is_coded else part
                 self._active.append((end, part.data, ready))
         return tuple(ready for _, _, ready in self._active)
-
-    def __enter__(self) -> Decoded:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._waiting = []

@@ -14,7 +14,7 @@ import errno
 import io
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from stat import S_ISDIR, S_ISREG
 from typing import IO
@@ -93,7 +93,7 @@ def record_stamps() -> Iterator[dict[str, Stamp]]:
         yield stamps
 
 
-class Reader:
+class Reader(AbstractContextManager["Reader"]):
     """Positioned reads of one file, checked against its size; safe to share between threads.
 
     url, size: of the file, in bytes. StorageError if it does not exist or cannot be read; use it as a context manager.
@@ -172,20 +172,13 @@ class Reader:
                 f"bytes {start} to {start + size} are needed but the file has {self.size} (truncated?)", url=self.url
             )
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """Close the file; closing twice does no harm."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
-    def __del__(self) -> None:
-        self.close()
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    __del__ = __exit__ = close
 
 
 def ahead(f: Ranges, ranges: Iterator[tuple[int, int]]) -> None:
