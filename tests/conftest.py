@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -79,7 +80,8 @@ def _notes_are_of_the_known_kinds() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def _no_time_is_wasted() -> Iterator[None]:
     """What a test writes need not outlive the machine. What is synced, and when, is what some tests watch. Commands of
-    the command line are made once: a process makes them once."""
+    the command line are made once: a process makes them once. What was imported so far is here to stay."""
+    gc.freeze()
     with pytest.MonkeyPatch.context() as m:
         m.setattr(typer.main, "get_command", cache(typer.main.get_command))
         for name in ("fsync", "sync"):
