@@ -30,6 +30,7 @@ from .checkpoint.torch import (
     copy_shared,
     is_shaped,
     outline,
+    prefix_hint,
     refuse_conflicts,
     refuse_other_values,
     refuse_unwritable,
@@ -128,8 +129,7 @@ def _opened(
     own: the tensors of the module.
     """
     how, several = Options(**{"weights_only": True, **given}), list_of(source)
-    kept = counters([own]) or any(map(passes.COUNTED.fullmatch, own))
-    if not given and len(several) == 1 and kept:
+    if not given and len(several) == 1 and (counters([own]) or any(map(passes.COUNTED.fullmatch, own))):
         how = how.without("weights_only")  # `check` takes weights, and counters of the module itself
     found, stamps = prepare_with_stamps(several, how, guard=verify)
     return found if verify else drop_hashes(found)[0], stamps
@@ -138,11 +138,11 @@ def _opened(
 def fitted(module: torch.nn.Module, found: Checkpoint, strict: bool) -> Loaded:
     """Report what `load_into` would load; ConversionError if that is nothing, or too little for `strict`."""
     report = check(module, found)
-    lacking = {n for n, _ in module.named_parameters(remove_duplicate=False)} & {*report.missing}
+    lacking = dict(module.named_parameters(remove_duplicate=False)).keys() & report.missing
     odd = report.unexpected or report.mismatched or report.computed or lacking
     if odd if strict else not (report.loaded or report.computed):
         name = "" if found.moved else library.suggestion(found, conventions=True)
-        hints = [n.text for n in found.notes if n.kind == "hint"]
+        hints = [n.text for n in found.notes if n.kind == "hint"] or prefix_hint(report.missing, report.unexpected)
         with suppress(CkptError):  # such as a parameter that is asked for
             name = name if check(module, library.change(found, name)).loaded else ""
         if name:
@@ -162,18 +162,19 @@ def check(module: torch.nn.Module, found: Checkpoint) -> Loaded:
     given = {n: found[n] for n in (*(n for n, t in found.items() if not t.role), *taken)}
     known = shaped({n: t for n, t in own.items() if n in given or is_shaped(t)})
     shared = {n: g for g in tied(known) for n in g}
-    mismatched = {n for n, t in given.items() if n in own and t.shape != tuple(own[n].shape)}
-    fitting = [n for n in own if n in given and n not in mismatched]
-    filled = {m for n in given if n in own for m in shared.get(n, (n,))}
+    both = [n for n in own if n in given]
+    mismatched = {
+        n: f"{n}: {list(given[n].shape)} in the source, {list(own[n].shape)} in the module"
+        for n in both
+        if given[n].shape != tuple(own[n].shape)
+    }
+    fitting = [n for n in both if n not in mismatched]
+    filled = {m for n in both for m in shared.get(n, (n,))}
     return Loaded(
         tuple(fitting),
         (*(n for n in own if n not in filled), *(n for n in computed if n not in given)),
-        tuple(n for n in given if n not in own and n not in set(computed)),
-        tuple(
-            f"{n}: {list(given[n].shape)} in the source, {list(own[n].shape)} in the module"
-            for n in own
-            if n in mismatched
-        ),
+        tuple(n for n in given if n not in own and n not in computed),
+        tuple(mismatched.values()),
         tuple(n for n in fitting if given[n].dtype != kind_of(own[n])),
         tuple(n for n in computed if n in given),
     )
@@ -185,9 +186,9 @@ def _is_own(t: Tensor, buffer: torch.Tensor | None, found: Checkpoint) -> bool:
         return False
     if t.name in found.details.get("entry", {}).get("beside", ()) and f"beside.{t.name}" not in found:
         return False
-    if buffer is None or isinstance(buffer, torch.nn.Parameter) or not is_shaped(buffer):
+    if buffer is None or isinstance(buffer, torch.nn.Parameter):
         return False
-    return t.shape == tuple(buffer.shape)
+    return is_shaped(buffer) and t.shape == tuple(buffer.shape)
 
 
 __all__ = [

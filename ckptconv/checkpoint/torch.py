@@ -6,7 +6,7 @@ refuse_...         before any value is changed      copy_shared        sources t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,16 @@ def bodiless(make: Callable[[], Any]) -> Any:
         return None
     of_keras = isinstance(made, torch.nn.Module) and hasattr(made, "save_weights")  # Keras modules save values
     return None if of_keras or isinstance(made, Mapping) else made
+
+
+def prefix_hint(missing: Iterable[str], unexpected: Sequence[str]) -> list[str]:
+    """Name the prefix before a module's names that a module around it leaves, such as a Sequential."""
+    return [
+        f"strip_prefix={u.removesuffix(m)!r} makes {u} the module's {m}"
+        for u in unexpected[:1]
+        for m in missing
+        if u.endswith(f".{m}")
+    ][:1]
 
 
 def outline(module: torch.nn.Module) -> Checkpoint:

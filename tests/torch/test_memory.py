@@ -80,8 +80,10 @@ COMPUTED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
 
 
 def test_an_error_names_the_option_that_makes_it_fit() -> None:
-    with pytest.raises(ConversionError, match=r"(?s)fit the module.*; strip_prefix='module\.' removes them$"):
-        into.load_into(nn.Linear(2, 1), given({"module.weight": ONE, "module.bias": [1.0]}))
+    hint = r"(; strip_prefix='module\.' removes them|strip_prefix='0\.' makes 0\.weight the module's weight)$"
+    for prefix in ("module.", "0."):
+        with pytest.raises(ConversionError, match=f"(?s)fit the module.*{hint}"):
+            into.load_into(nn.Linear(2, 1), given({f"{prefix}weight": ONE, f"{prefix}bias": [1.0]}))
 
 
 @pytest.mark.parametrize("case", COMPUTED)
@@ -97,7 +99,7 @@ def test_what_the_state_dict_computes_is_not_said_to_be_loaded(case: str, tmp_pa
     loose = into.load_into(module, tmp_path / "a.safetensors", strict=False)
     assert loose.computed == names
     assert not loose.complete
-    assert all(bool((module.get_parameter(n) == 7).all()) for n in loose.loaded)
+    assert all((module.get_parameter(n) == 7).all() for n in loose.loaded)
     assert {*loose.loaded, *loose.computed} == {*module.state_dict()}
     loaded = {n: t.torch() for n, t in ckptconv.open(tmp_path / "a.safetensors").items()}
     if "wide" not in names:
