@@ -204,6 +204,9 @@ def _tidy_when_ended() -> None:
 def _run(argv: list[str]) -> None:
     """Run a verb. Not by `app()`, which handles interrupts and closed pipes, and prints usage errors, by itself."""
     suggestions.refuse_empty(argv)
+    if argv[:2] == ["zoo", "status"] and {"-h", "--help"} & {*argv}:
+        show.document(zoo.STATUS)
+        return
     command = typer.main.get_command(app)
     if argv[:1] in (["convert"], ["zoo"]):  # they multiply no matrices, and idle threads of NumPy for that would spin
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

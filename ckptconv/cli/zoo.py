@@ -27,6 +27,19 @@ EXAMPLES = """Examples:
   ckptconv zoo models/ -o out/ --shard 2/8            the second of eight shares, on one of eight machines
   ckptconv zoo status out/                            what is done, and what failed
 """
+STATUS = """Usage: ckptconv zoo status [OPTIONS] DIR
+
+  Say what is done and what failed, also while runs are at work.
+
+Arguments:
+  DIR  The folder that zoo writes, or a ledger.  [required]
+
+Options:
+  --json       Print JSON.
+  -q, --quiet  Print nothing on success.
+
+  Exit code 1: some conversions failed or left out damaged tensors.
+"""
 FORMAT = "Format of all outputs (default: safetensors; in a manifest, that of a destination's suffix)."
 
 
