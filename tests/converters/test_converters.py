@@ -9,7 +9,6 @@ loader computed or lost, and may be absent.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import zlib
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kit import ROOT, SHARED
+from pack_hf import digest
 
 import ckptconv
 from ckptconv.api import writing
@@ -62,10 +62,6 @@ def filled(shapes: dict[str, list[int]]) -> Checkpoint:
         array = ((zlib.crc32(name.encode()) + count * PERIOD) % 2**24).astype(np.float32).reshape(shape)
         out[name] = contiguous(name, DTYPES["float32"], shape, Held(array))
     return Checkpoint(out)
-
-
-def digest(tensor: Any) -> str:
-    return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()[:12]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

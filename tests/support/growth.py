@@ -1,8 +1,8 @@
-"""What it takes to open a file, or to do something with it: worst cases of N and 4N, each in a fork of its own.
+"""What it takes to open a file, or to do something with it: worst cases of N and 4N, each case in a fork.
 
 Peak memory grows by at most `FACTOR` times the bytes that are read and written. Four times the size takes at most
 `GROWTH` times the processor time, which lies between 4 for a linear reader and 16 for a quadratic one. A refusal is an
-answer, too. Each fork first does the same with the case of N, so that what is imported on first use does not count.
+answer, too. Each fork first does the case of N once more, so that what is imported on first use does not count.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _asked(work: Work, made: Sequence[str]) -> list[Any]:
     asked, answers = (stream for stream in (_measuring().stdin, _measuring().stdout) if stream)
     asked.write(json.dumps([work, made]) + "\n")
     asked.flush()
-    rows = [json.loads(answers.readline()) for _ in made]
-    assert all(rows), f"{work} of {made} ended without a word"
+    rows: list[Any] = json.loads(answers.readline())
+    assert rows, f"{work} of {made} ended without a word"
     return rows
 
 
@@ -179,12 +179,11 @@ def _spent() -> float:
     return sum(os.times()[:4])
 
 
-def _measured(work: Work, first: str, source: str) -> Took:
+def _measured(work: Work, source: str) -> Took:
     """Peak bytes above what this process takes anyway, seconds, and how it ended; children are included."""
     import resource
 
     folder, name = os.path.dirname(source), f"{OUTPUT}{os.getpid()}"
-    _done(work, first, os.path.join(folder, OUTPUT + name))
     with open("/proc/self/clear_refs", "w") as f:
         f.write("5")  # the peak starts again from here
     before, began = _kilobytes("VmRSS"), _spent()
@@ -204,12 +203,12 @@ def _measure_all() -> None:
 
     for line in sys.stdin:
         work, made = json.loads(line)
-        for source in made:
-            if not (pid := os.fork()):
-                os.write(1, json.dumps(_measured(work, made[0], source)).encode() + b"\n")
-                os._exit(0)
-            if os.waitpid(pid, 0)[1]:
-                os.write(1, b"null\n")
+        if not (pid := os.fork()):
+            _done(work, made[0], os.path.join(os.path.dirname(made[0]), OUTPUT))
+            os.write(1, json.dumps([_measured(work, source) for source in made]).encode() + b"\n")
+            os._exit(0)
+        if os.waitpid(pid, 0)[1]:
+            os.write(1, b"null\n")
 
 
 if __name__ == "__main__":
