@@ -235,7 +235,7 @@ def same(expected: Checkpoint, got: Checkpoint, url: str, *, workers: int = 1) -
     """Raise VerifyError unless `got` holds the expected tensors, bit for bit, and no others."""
     wrong = mismatches(expected.tensors, got)
     wrong |= {n: "not expected" for n in got if n not in expected}
-    pairs = [] if wrong else [(t, got[n]) for n, t in expected.items()]
+    pairs = [(t, got[n]) for n, t in expected.items() if n not in wrong]
     differences = each(pairs, lambda pair, s: first_difference(*pair, s), workers)
     for (t, _), index in zip(pairs, differences, strict=True):
         if index is not None:
