@@ -144,8 +144,7 @@ def _tensor(name: str, value: Any) -> Tensor:
     try:
         return contiguous(name, kind, tuple(value.shape), Held(to_array(value)))
     except (RuntimeError, TypeError) as e:
-        what = type(value).__name__
-        raise TypeError(f"torch gives no array of this {what}: {str(e).partition(chr(10))[0]}") from e
+        raise TypeError(f"torch gives no array of this {type(value).__name__}: {str(e).partition(chr(10))[0]}") from e
 
 
 def _valueless(value: Any) -> str:
@@ -169,6 +168,8 @@ def _array(value: Any) -> Any:
         return np.from_dlpack(value)
     if np.ma.is_masked(value):
         raise TypeError("it is a masked array, whose mask no checkpoint holds; its filled() is an array")
+    if isinstance(value, (list, tuple)) and any(map(np.ndim, value)):
+        raise TypeError("it is a list of arrays or lists, which have no names: make it a dict, {'0': array, ...}")
     array = np.asarray(value)
     if array.dtype == object and not all(isinstance(item, (bytes, str)) for item in array.flat):
         raise TypeError("it is an array of Python objects; checkpoints hold numbers and bytes")
@@ -211,7 +212,7 @@ def build_named(name: str, *, meta: bool = False) -> Any:
             bare = bodiless(made)
         return made() if bare is None else bare
     except (Exception, SystemExit) as e:
-        raise _blamed(name, e) from e
+        raise UsageError(f"{name} raised {describe_error(e)}") from e
 
 
 def import_named(name: str) -> Any:
@@ -226,12 +227,8 @@ def import_named(name: str) -> Any:
     except (Exception, SystemExit) as e:  # importing can run any code
         if isinstance(e, (ImportError, AttributeError)) and not where_raised(e):
             raise UsageError(f"{name}: {e}") from e
-        raise _blamed(name, e) from e
+        raise UsageError(f"{name} raised {describe_error(e)}") from e
     return made
-
-
-def _blamed(name: str, e: BaseException) -> UsageError:
-    return UsageError(f"{name} raised {describe_error(e)}")
 
 
 def describe_error(e: BaseException) -> str:

@@ -224,13 +224,13 @@ def test_what_is_not_an_array_is_named_all_at_once(tmp_path: Path) -> None:
     inner["self"] = inner["again"] = inner
     for tensors, says in (
         (inner, "again: it is a mapping that holds itself"),
+        ({"a": [np.ones(1)] * 2}, "a: it is a list of arrays or lists"),
         ({"a": {"b": np.ones(1)}, "a/b": np.ones(2)}, "a/b: two values have this name"),
+        (3, "a mapping of arrays or a module is needed, not int"),
         ({"w": np.ma.array([1.0, 2.0], mask=[0, 1]), "x": np.ma.array([1.0])}, "1 of 2 .*\n  w: it is a masked array"),
     ):
         with pytest.raises(ckptconv.UsageError, match=says):
             ckptconv.save(tensors, tmp_path / "m.pt")
-    with pytest.raises(ckptconv.UsageError, match="a mapping of arrays or a module is needed, not int"):
-        ckptconv.save(3, tmp_path / "m.pt")
     assert not (tmp_path / "m.pt").exists()
 
 
