@@ -43,7 +43,7 @@ SAME = {
 }  # fmt: skip
 SEPARATORS = re.compile(r"[/.]+")
 AVERAGE = re.compile(r"(?:/~)?/(mean|var)_ema(?:/~)?/average$")
-RANK = re.compile(r"(?i)(conv|pool)[123]d")
+NOISE = re.compile(r"(?i)(conv|pool)[123]d|(?<![a-z])w(?=[qkvo](?![a-z]))")  # conv2d is conv, wq is q
 PLURAL = 4  # letters; a longer word may be a plural
 KINDS = {"weight", "bias", "running_mean", "running_var", "weight_hh", "weight_ih", "bias_ih", "bias_hh"}
 RECURRENT = re.compile(r"((?:weight|bias)_(?:ih|hh))(?:_l[0-9]+)?(_reverse)?")  # of torch
@@ -119,7 +119,7 @@ def _leaf(last: str) -> list[str]:
 
 @lru_cache(maxsize=2**16)
 def _split(segment: str) -> list[str]:
-    segment = RANK.sub(r"\1", segment)
+    segment = NOISE.sub(r"\1", segment)
     found = ["#" if w.isdigit() else w.lower() for w in WORDS.findall(segment)]
     out = [x for w in found if (x := SAME.get(w, _singular(w)))]
     return [w for k, w in enumerate(out) if w != "layer" or out[k + 1 : k + 2] != ["norm"]]

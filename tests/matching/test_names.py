@@ -15,7 +15,7 @@ pytest.importorskip("scipy", reason="matching by names is an extra")
 
 WORDS = {
     "bert/encoder/layer_3/attention/self/query/kernel": "bert encoder layer # attention self query weight",
-    "encoder.layers.3.attn.self.q.weight": "encoder layer # attention self query weight",
+    "encoder.layers.3.attn.self.wq.weight": "encoder layer # attention self query weight",
     "bn1/gamma:0": "norm # weight",
     "out:12/w": "output # weight",  # a colon and digits end a name of TensorFlow, and nothing else
     "batch_normalization_2/moving_variance": "norm # running_var",
